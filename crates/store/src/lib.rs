@@ -3,15 +3,15 @@
 //! The disk tier: `put_batch / probe / get_batch` over an index and a volume, with leases,
 //! reservations, eviction and durability.
 //!
-//! It has two halves. The [`StoreCore`] is the owner's: it knows which pages exist and where, hands
-//! out space, decides who stays; it answers small questions through [`Catalog`]. The [`Store`] is
-//! everybody's: it moves payload between the caller's memory and the segment files, and asks a
+//! It has two halves. The [`StoreCore`] is the owner's: it knows which pages exist and where they
+//! lie, grants space, evicts, and answers small questions through [`Catalog`]. Every process has a
+//! [`Store`]: it moves payload between the caller's memory and the segment files, and asks a
 //! catalog, its own process's or another's.
 //!
-//! **Promises.** Bytes that come back are those that were put under the key, or a miss with a
-//! reason. No call waits without a deadline. The budget is never exceeded.
+//! **Promises.** A get returns the bytes that were put under the key, or a miss with a reason. No
+//! call waits without a deadline. The budget is never exceeded.
 //!
-//! **May not know** sockets, processes, engines.
+//! **May not know** sockets, processes, inference engines.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! Committing a put: its runs become visible, if what they hang behind is still there.
+//! Committing a put: its runs become visible if the pages they follow still exist.
 
 use super::reservations::{PlannedRun, Reservation};
 use super::{ClientId, State, StoreCore, resident};
@@ -6,8 +6,8 @@ use crate::catalog::{Committed, Refusal};
 use ritornello_format::{Error, ErrorKind, Extent, PageHash, Result, ScopeSlot, UNIT};
 use ritornello_index::{NewRun, RunId};
 
-/// Runs that wait for the page they follow are remembered up to this number; further ones are
-/// linked when somebody puts over both.
+/// Maximum runs remembered that wait for the page they follow; further ones are linked by the next
+/// put over both.
 const WAITING_MAX: usize = 4096;
 
 impl StoreCore {
@@ -43,7 +43,7 @@ impl StoreCore {
             let new = NewRun {
                 scope: scope.slot,
                 chained: scope.chained,
-                // A parent that was there and is gone takes this run with it: the index refuses.
+                // The index refuses a run whose parent existed when it was planned and is gone.
                 parent: run.parent.filter(|_| found.is_some() || run.parent_there),
                 pages,
                 place: &place,
@@ -70,7 +70,7 @@ impl StoreCore {
                     if error.kind() == ErrorKind::Retry {
                         pages_refused += u64::from(run.pages);
                     }
-                    // An index that failed takes nothing any more.
+                    // A failed index accepts no further records.
                     self.rounds.poison_if_fatal(&error);
                     tracing::debug!(%error, "a run was not taken at commit");
                     unused.extend(&run.place.extents);
@@ -88,7 +88,8 @@ impl StoreCore {
         let freed = state.leases.release(lease.0);
         state.add_to_limbo(freed);
         drop(state);
-        // In this order: space that is somebody else's by now must not be withheld for this one.
+        // Logged before the space is freed: a record that came later could withhold space that has
+        // a new user.
         if client != ClientId::LOCAL {
             self.log.lock().note_ended(id);
         }
@@ -106,8 +107,8 @@ impl StoreCore {
         Ok(Committed { stored, refused })
     }
 
-    /// Attaches the runs that came before the pages they follow. Returns whether more is retained
-    /// now.
+    /// Links runs that were committed before the page they follow, if `pages` contains it. Returns
+    /// whether more is retained now.
     fn link_waiting_children(
         &self,
         state: &mut State,
@@ -132,7 +133,11 @@ impl StoreCore {
         retained
     }
 
-    /// Inserts a run unless somebody stored one of its pages meanwhile, or its parent went.
+    /// Inserts a run.
+    ///
+    /// # Errors
+    /// `Invalid` if another put stored one of its pages meanwhile; those of the index, if its
+    /// parent is gone.
     fn insert(&self, new: &NewRun<'_>) -> Result<RunId> {
         if self.index.exists(new.scope, &new.pages).contains(&true) {
             return Err(Error::invalid("stored by somebody else meanwhile"));
@@ -140,7 +145,7 @@ impl StoreCore {
         self.index.insert(new)
     }
 
-    /// Links runs that turn out to follow one another, and counts the leading pages.
+    /// Links runs that follow one another, and counts the leading pages.
     pub(super) fn link_and_count(
         &self,
         slot: ScopeSlot,

@@ -1,11 +1,11 @@
-//! Space that a process which died may still be writing to.
+//! Space that a dead process may still be writing to.
 //!
-//! `io_uring` outlives its process: a killed process frees its file locks while its direct writes
-//! are still queued in the block layer, for as long as the disk takes. Whatever such a process may
-//! have been writing to is withheld here until its segment is drained
-//! ([`Segments::drain`](ritornello_volume::segments::Segments::drain)). That is all free space after
-//! an opening that was not clean, because an owner's own reservations are in no log, and the
-//! reservations of a client that died.
+//! `io_uring` outlives its process: the kernel releases the file locks of a killed process while
+//! its direct writes are still queued in the block layer, for as long as the disk takes. Space that
+//! such a process may have been writing to is withheld until its segment is drained
+//! ([`Segments::drain`](ritornello_volume::segments::Segments::drain)). After an unclean end that
+//! is all free space, because an owner's own reservations are in no log; after the death of a
+//! client it is the client's reservations.
 
 use super::{State, StoreCore};
 use ritornello_format::{Extent, SegmentId};
@@ -15,17 +15,17 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// A drain that failed is tried again after this.
+/// The pause before a failed drain is retried.
 const RETRY_PAUSE: Duration = Duration::from_secs(10);
 
 /// Withheld extents by segment.
 ///
-/// Invariant: none of them is free or named by a run; `units` is their sum.
+/// Invariant: no withheld extent is free or named by a run; `units` is their sum.
 #[derive(Debug, Default)]
 pub(super) struct Draining {
     waiting: BTreeMap<SegmentId, Vec<Extent>>,
-    /// To be drained after the next sync round: part of it may be named by a durable record of a run
-    /// whose removal is not durable yet.
+    /// Extents to drain after the next sync round: a durable record may name a part of them whose
+    /// removal is not durable yet.
     undurable: Vec<Extent>,
     units: u64,
 }
@@ -38,12 +38,13 @@ impl Draining {
         }
     }
 
-    /// What the next sync round covers.
+    /// Takes the extents that the next sync round covers.
     pub(super) fn take_undurable(&mut self) -> Vec<Extent> {
         std::mem::take(&mut self.undurable)
     }
 
-    /// A sync round that took these succeeded or failed.
+    /// Returns extents after their sync round: to the drain queue if `durable`, otherwise to the
+    /// next round.
     pub(super) fn put_back(&mut self, extents: Vec<Extent>, durable: bool) {
         if durable {
             for extent in extents {
@@ -54,7 +55,8 @@ impl Draining {
         }
     }
 
-    /// What was withheld of `segment` when its drain began. More may have been added since.
+    /// Takes the `count` extents of `segment` that were withheld when its drain began. More may
+    /// have been added since, and need another drain.
     fn take(&mut self, segment: SegmentId, count: usize) -> Vec<Extent> {
         let Some(waiting) = self.waiting.get_mut(&segment) else { return Vec::new() };
         let taken: Vec<Extent> = waiting.drain(..count.min(waiting.len())).collect();
@@ -73,13 +75,13 @@ impl Draining {
         self.units == 0
     }
 
-    /// Whether anything of `segment` is withheld.
+    /// Whether any extent of `segment` is withheld.
     pub(super) fn holds(&self, segment: SegmentId) -> bool {
         self.waiting.contains_key(&segment) || self.undurable.iter().any(|e| e.segment == segment)
     }
 }
 
-/// Takes `holes` out of the free space. Returns those that could be taken.
+/// Marks `holes` as in use. Returns those that could be marked.
 pub(super) fn withhold(space: &mut Space, holes: Vec<Extent>) -> Vec<Extent> {
     let withheld = |hole: &Extent| {
         let marked = space.mark(std::slice::from_ref(hole));
@@ -92,7 +94,7 @@ pub(super) fn withhold(space: &mut Space, holes: Vec<Extent>) -> Vec<Extent> {
 }
 
 impl State {
-    /// Withholds all that is free in a segment, until the next sync round and a drain after it.
+    /// Withholds all free space of a segment until the next sync round and a drain after it.
     pub(super) fn withhold_for_drain(&mut self, id: SegmentId) {
         let holes = self.space.holes_in(id);
         let withheld = withhold(&mut self.space, holes);
@@ -102,8 +104,8 @@ impl State {
 }
 
 impl StoreCore {
-    /// Drains what is withheld: in the background, one thread a volume, or at once in a store
-    /// without threads of its own.
+    /// Starts draining withheld space, unless a drain runs: in background threads, one per volume,
+    /// or in the calling thread if the store has no background threads.
     pub(super) fn start_drain(self: &Arc<Self>) {
         if self.state.lock().draining.waiting.is_empty()
             || self.is_draining.swap(true, Ordering::AcqRel)
@@ -119,13 +121,13 @@ impl StoreCore {
             .name("ritornello-drain".to_owned())
             .spawn(move || core.drain_all());
         if let Err(error) = started {
-            // The upkeep thread tries again.
+            // The upkeep thread retries.
             tracing::warn!(%error, "no thread to wait for writes of a dead process");
             self.is_draining.store(false, Ordering::Release);
         }
     }
 
-    /// Drains every segment of which something is withheld, and frees that.
+    /// Drains every segment with withheld extents and frees them.
     fn drain_all(&self) {
         let work: Vec<(SegmentId, usize)> = {
             let state = self.state.lock();
@@ -144,7 +146,7 @@ impl StoreCore {
             }
             last.into_iter().flatten().for_each(|(id, count)| self.drain_one(*id, *count));
         });
-        // Under the lock, so that no caller that has just looked misses the notice.
+        // Notified under the lock, so that a caller between its check and its wait is woken.
         let _state = self.state.lock();
         self.is_draining.store(false, Ordering::Release);
         self.drained.notify_all();
@@ -159,7 +161,7 @@ impl StoreCore {
             Ok(()) => {
                 let mut state = self.state.lock();
                 let extents = state.draining.take(id, count);
-                // Nothing on disk or in the journal names this space: it needs no limbo.
+                // No run and no journal record names this space, so it skips limbo.
                 self.free(&mut state, &extents);
                 drop(state);
                 self.drained.notify_all();
@@ -183,7 +185,7 @@ impl StoreCore {
         }
     }
 
-    /// Drains again what could not be drained, after a pause.
+    /// Retries a failed drain after a pause.
     pub(super) fn retry_drain(self: &Arc<Self>) {
         let paused = self.drain_failed.lock().is_some_and(|at| at.elapsed() < RETRY_PAUSE);
         if !paused {
@@ -191,7 +193,7 @@ impl StoreCore {
         }
     }
 
-    /// Waits until nothing is withheld, or `until`.
+    /// Waits until no space is withheld, at most until `until`.
     pub(super) fn finish_drain(self: &Arc<Self>, until: Instant) {
         self.start_drain();
         while self.await_drain(until) {}

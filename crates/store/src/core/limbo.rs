@@ -1,12 +1,12 @@
-//! Space that was freed by a record which is not durable yet.
+//! Space whose freeing record is not durable yet.
 
 use super::State;
 use ritornello_format::{Extent, SegmentId};
 use std::collections::HashMap;
 
-/// Extents on their way to being free.
+/// Extents that become free with the next sync rounds.
 ///
-/// Invariant: `by_segment` holds what was added and has not landed, by segment, without zeroes;
+/// Invariant: `by_segment` sums the extents added and not removed, by segment, without zeroes;
 /// `units` is its sum.
 #[derive(Debug, Default)]
 pub(super) struct Limbo {
@@ -25,17 +25,17 @@ impl Limbo {
         }
     }
 
-    /// What the next sync round covers. It counts until it has landed.
+    /// Takes the extents that the next sync round covers. They count until [`Limbo::remove`].
     pub(super) fn take(&mut self) -> Vec<Extent> {
         std::mem::take(&mut self.waiting)
     }
 
-    /// A sync round that took these failed.
+    /// Returns extents whose sync round failed.
     pub(super) fn put_back(&mut self, extents: Vec<Extent>) {
         self.waiting.extend(extents);
     }
 
-    /// These are free.
+    /// Removes extents that are free now.
     pub(super) fn remove(&mut self, extents: &[Extent]) {
         for extent in extents {
             let units = u64::from(extent.units);
@@ -49,7 +49,7 @@ impl Limbo {
         }
     }
 
-    /// Units in all.
+    /// Total units.
     pub(super) fn units(&self) -> u64 {
         self.units
     }
@@ -65,18 +65,18 @@ impl Limbo {
 }
 
 impl State {
-    /// Units in limbo that nobody will get: their segments are to go.
+    /// Units in limbo that will not be reused, because their segments are closed.
     pub(super) fn leaving_units(&self) -> u64 {
         let closed = self.space.closed();
         closed.into_iter().map(|segment| self.limbo.units_in(segment)).sum()
     }
 
-    /// Units that a put may count on soon.
+    /// Units that a put may use soon.
     pub(super) fn reclaimable(&self) -> u64 {
         self.space.free_units() + self.limbo.units() - self.leaving_units()
     }
 
-    /// Space that was given up joins the limbo: the record that freed it may be young.
+    /// Adds released space to the limbo, because the record that frees it may not be durable.
     pub(super) fn add_to_limbo(&mut self, extents: Vec<Extent>) {
         self.limbo.add(extents);
     }

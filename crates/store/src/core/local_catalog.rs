@@ -1,4 +1,4 @@
-//! The owner's [`Catalog`], for one client.
+//! The owner's [`Catalog`] for one client.
 
 use super::reclaim::Abandoned;
 use super::{CapacityChange, ClientId, State, StoreCore};
@@ -17,14 +17,14 @@ use ritornello_index::{RunId, Step};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long a read may take between being located and being released.
+/// Lease of a read, from `locate` to `release`.
 const READ_LEASE: Duration = Duration::from_secs(120);
-/// A change of the space is waited for this long; what is left of it goes on in the background.
+/// Maximum wait for a capacity change; the rest of it continues in the background.
 const CAPACITY_CHANGE_TIMEOUT: Duration = Duration::from_secs(240);
-/// A lease lasts at most this long.
+/// Maximum duration of a lease.
 const LEASE_MAX: Duration = Duration::from_secs(3600);
 
-/// What one client sees of an engine.
+/// The catalog of one client, in the owner's process.
 #[derive(Clone, Debug)]
 pub struct LocalCatalog {
     core: Arc<StoreCore>,
@@ -36,8 +36,8 @@ impl LocalCatalog {
         Self { core, client }
     }
 
-    /// Walks the leading pages (in a scope whose keys do not chain, all that are there) and pins
-    /// their runs, in one step as evictions see it.
+    /// Walks the leading pages (in an unchained scope, all pages present) and pins their runs. No
+    /// eviction comes between.
     fn pin(
         &self,
         scope: ScopeRef,
@@ -54,8 +54,7 @@ impl LocalCatalog {
         Ok((self.hold(state, &runs, ttl)?, steps))
     }
 
-    /// Walks the pages of one scope, counts that as a use of them, and adds their runs to `runs` in
-    /// the order of their pages.
+    /// Walks the pages of one scope, records the use, and adds their runs to `runs` in page order.
     fn use_leading(
         &self,
         state: &mut State,
@@ -83,9 +82,9 @@ impl LocalCatalog {
         steps
     }
 
-    /// Leases the leading runs of `found` that are within the client's share, which were found under
-    /// the lock that `state` holds. `pages` leading pages lie in all of them; returns how many lie in
-    /// those that are leased.
+    /// Leases the leading runs of `found` that fit the client's share; they were found under the
+    /// lock that `state` holds, and all of them hold the `pages` leading pages. Returns how many of
+    /// these pages lie in leased runs.
     ///
     /// # Errors
     /// `Retry` if that is none.
@@ -108,7 +107,8 @@ impl LocalCatalog {
             state.leases.grant_leading(&runs, units, capacity, ttl, self.client)?;
         let within = found.get(taken).map_or(pages, |next| pages.min(next.at as usize));
         if within == 0 && pages > 0 {
-            // Of several scopes, only the first ones have their first page leased.
+            // With several scopes, the share was used up before every scope's first page was
+            // leased.
             let freed = state.leases.release(lease);
             state.add_to_limbo(freed);
             return Err(state.leases.share_exceeded(self.client, capacity));
@@ -122,8 +122,9 @@ impl LocalCatalog {
         Ok(Leased { pages: within, lease: LeaseNumber(lease) })
     }
 
-    /// A lease on `runs`, which were found under the lock that `state` holds, that does not count for
-    /// the client's share: it ends with the call that it is for. The null lease if `runs` is empty.
+    /// Leases `runs`, which were found under the lock that `state` holds, without counting them for
+    /// the client's share: the lease ends with the call that it serves. The null lease if `runs` is
+    /// empty.
     fn hold(
         &self,
         mut state: MutexGuard<'_, State>,
@@ -142,15 +143,15 @@ impl LocalCatalog {
     }
 }
 
-/// A run of which pages were asked for. Ordered by its name first.
+/// A run that holds requested pages. Ordered by run id first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct FoundRun {
     run: RunId,
-    /// Position of its first page in the keys asked for.
+    /// Position of its first page in the requested keys.
     at: u32,
 }
 
-/// Pages from the first key on, up to the first that is missing.
+/// Pages from the first key on, up to the first missing one.
 fn leading(steps: &[Step]) -> usize {
     steps.iter().fold(0, |pages, step| {
         if step.at as usize == pages { pages + step.pages as usize } else { pages }
@@ -215,7 +216,7 @@ impl Catalog for LocalCatalog {
             core.counters.pages_probed.add(asked.len() as u64);
             core.counters.pages_hit.add(pages as u64);
             if pages == 0 && number > 0 {
-                // Nothing that all of them have.
+                // No page is present in all scopes.
                 runs.clear();
                 break;
             }
@@ -229,7 +230,7 @@ impl Catalog for LocalCatalog {
 
     fn release(&self, lease: LeaseNumber) -> Result<()> {
         let mut state = self.core.state.lock();
-        // Numbers can be guessed, and a lease that ends early fails reads of its client.
+        // Lease numbers can be guessed, and ending another client's lease would fail its reads.
         if state.leases.holder(lease.0).is_some_and(|holder| holder != self.client) {
             drop(state);
             let foreign = &self.core.counters.foreign_releases;
@@ -258,7 +259,7 @@ impl Catalog for LocalCatalog {
         }
         let mut runs = Vec::with_capacity(steps.len());
         for step in steps {
-            // Deleted or cut between the walk and here: a prefix ends there.
+            // The run was deleted or truncated after the walk: the prefix ends there.
             let place = self.core.index.place(step.run);
             let pages = place.as_ref().map_or(0, |place| place.holds().saturating_sub(step.first));
             let pages = pages.min(step.pages);
@@ -322,7 +323,7 @@ impl Catalog for LocalCatalog {
         let Some((run, page, place)) = core.placed(scope, hash, generation) else {
             return Ok(());
         };
-        // The reporter may have been short of memory or files, or late: the owner looks itself.
+        // The reporter may have lacked memory, files or time, so the owner reads the page itself.
         if !core.is_wrong(&place, page) {
             return Ok(());
         }
@@ -400,7 +401,7 @@ impl Catalog for LocalCatalog {
 }
 
 impl StoreCore {
-    /// A page and its header must lie in one segment.
+    /// Checks that a page and its run header fit into one segment.
     fn check_fits(&self, scope: &Scope) -> Result<()> {
         let page_bytes = scope.resolved_page_bytes()?;
         let most = self.budget().segment_bytes - u64::from(RUN_HEADER_UNITS_MAX) * UNIT;
@@ -431,8 +432,8 @@ impl StoreCore {
         }
     }
 
-    /// Where a page is, if it is in the run of `generation`. If not, what was read there was read
-    /// under a lease that ran out, and what lies there now is another run's.
+    /// Locates a page, if it lies in the run of `generation`. Otherwise the reader's lease had
+    /// expired, and its bytes were another run's.
     fn placed(
         &self,
         scope: ScopeRef,
@@ -444,7 +445,7 @@ impl StoreCore {
         (place.generation == generation).then_some((run, page, place))
     }
 
-    /// Removes a page whose bytes could not be believed and quarantines where it lay.
+    /// Removes a page that failed verification and quarantines its space.
     pub(super) fn remove_corrupt_page(
         &self,
         state: &mut MutexGuard<'_, State>,
@@ -458,13 +459,15 @@ impl StoreCore {
         self.quarantine(state, suspects);
     }
 
-    /// Durable first, then in memory: whoever is told a scope is gone never sees it again.
+    /// Drops scopes durably first, then in memory: a caller that was told of the drop never finds
+    /// the scope again.
     fn drop_scopes(&self, which: impl Fn(ritornello_format::ScopeSlot) -> bool) -> Result<()> {
         let gone = self.scopes.forget(which)?;
-        // A commit that still saw one of them is through with its insertion after this.
+        // A commit that still saw one of the scopes has inserted its runs after this.
         drop(self.state.lock());
         for slot in gone {
-            // From here on the index may not name space that is not filed as given up.
+            // From here on a removal is pending: the index may have dropped runs that `state` still
+            // counts.
             self.state.lock().dropping += 1;
             let removed = self.index.remove_scope(slot);
             let mut state = self.state.lock();

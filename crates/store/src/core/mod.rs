@@ -1,4 +1,5 @@
-//! The owner's half of a store: which pages exist and where, who gets space, who stays.
+//! The owner's half of a store: which pages exist and where they lie, which puts get space, which
+//! pages are evicted.
 
 mod absence;
 mod admit;
@@ -64,29 +65,29 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Who asks: the owner's own process, or a connected one.
+/// Identifies the calling process: the owner itself, or a connected client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ClientId(pub u64);
 
 impl ClientId {
-    /// The owner's own process. Its reservations are not logged: after an unclean end the next owner
-    /// drains all free space.
+    /// The owner's own process. Its reservations are not logged: after an unclean end the next
+    /// owner drains all free space.
     pub const LOCAL: Self = Self(0);
 }
 
-/// Runs that are dealt with under one hold of the owner's lock; whoever else wants it waits for one
-/// such step, however large the store is.
+/// Maximum runs handled under one hold of the owner's lock; a waiting thread is delayed by one such
+/// step, however large the store is.
 const STEP_RUNS: usize = 1024;
 
-/// A close waits this long for a change of the manifest.
+/// Maximum time that closing waits for a change of the manifest.
 const SHAPE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Says whether the client process of that name may still be writing.
+/// Returns whether the client process with this name may still be writing.
 pub type ClientAlive = Arc<dyn Fn(&str) -> bool + Send + Sync>;
 
-/// The owner of a store. The caller holds the directory's lock for as long as this lives.
+/// The core of a store. The caller holds the directory's lock for as long as it lives.
 pub struct StoreCore {
-    /// Dropped before the medium: RocksDB goes by its [`Medium::host_path`] to the end.
+    /// Dropped before the medium: RocksDB uses its [`Medium::host_path`] until it is closed.
     index: Arc<dyn PrefixIndex>,
     directory: Directory,
     options: Options,
@@ -104,15 +105,15 @@ pub struct StoreCore {
     started: Instant,
     state: Mutex<State>,
     log: Mutex<ReservationLog>,
-    /// Held while a segment file is made.
+    /// Held while a segment file is created.
     growing: Mutex<()>,
-    /// Held while a scope gets an order of its own. Taken before `state`.
+    /// Held while a scope's own eviction policy is built. Taken before `state`.
     quotas: Mutex<()>,
-    /// A scope's own order is whole, or gone.
+    /// Notified when a scope's own eviction policy is complete, or removed.
     scope_eviction_built: Condvar,
-    /// A removal is wholly filed in `state`.
+    /// Notified when a removal is completely applied to `state`.
     removals_applied: Condvar,
-    /// Withheld space was freed.
+    /// Notified when withheld space is freed.
     drained: Condvar,
     is_draining: AtomicBool,
     /// When a drain last failed.
@@ -128,7 +129,7 @@ pub struct StoreCore {
     opened: OpenReport,
 }
 
-/// What is decided together: space, eviction order, leases, reservations. Never held across I/O,
+/// State that must change together: space, eviction, leases, reservations. Never locked across I/O,
 /// and not taken by a probe.
 struct State {
     space: Space,
@@ -141,28 +142,28 @@ struct State {
     limbo: Limbo,
     draining: Draining,
     absence: Absence,
-    /// Removals that the index knows of and that are not wholly filed here.
+    /// Removals that the index has made and that are not completely applied here.
     removals_under_way: usize,
-    /// Scopes that the index is removing the runs of.
+    /// Scopes whose runs the index is removing.
     dropping: usize,
-    /// Pages were used since uses were last made durable.
+    /// Whether pages were used since the last durable record of uses.
     touched: bool,
-    /// The first page of a run that came before the page it follows: by that page.
+    /// Runs committed before the page they follow, by that page: the hash of the run's first page.
     waiting_children: HashMap<(ScopeSlot, PageHash), PageHash>,
-    /// Committed since the last sync.
+    /// Segments with commits since the last sync.
     dirty: BTreeSet<SegmentId>,
-    /// Space whose bytes could not be believed; bounded, oldest out first.
+    /// Space whose bytes failed verification. Bounded; the oldest extents leave first.
     quarantine: std::collections::VecDeque<Extent>,
     quarantine_units: u64,
-    /// Volumes whose growth failed, and when to try again.
+    /// Volumes whose growth failed, with the time of the next attempt.
     growth_paused: Vec<(u8, Instant)>,
-    /// The index refused a run for want of memory, and nothing was evicted for it since.
+    /// The index refused a run for want of memory, and no eviction has followed.
     index_full: bool,
-    /// When users were last told.
+    /// When `index_full` was last logged.
     index_full_said: Option<Instant>,
 }
 
-/// A background thread and its alarm clock.
+/// A background thread and its wake-up flag.
 #[derive(Default)]
 struct BackgroundThread {
     wakeup: Parked<WakeState>,
@@ -181,7 +182,8 @@ impl BackgroundThread {
         self.wakeup.wake_one();
     }
 
-    /// Sleeps until somebody rings, or that long. Returns whether to end.
+    /// Sleeps until woken, at most `long`. Returns whether the thread shall end. May wake
+    /// spuriously.
     fn sleep(&self, long: Duration) -> bool {
         let mut wakeup = self.wakeup.lock();
         if !wakeup.woken && !wakeup.stopping {
@@ -191,7 +193,7 @@ impl BackgroundThread {
         wakeup.stopping
     }
 
-    /// Has the thread end, and waits for it.
+    /// Stops the thread and joins it, unless it is the calling thread.
     fn stop(&self) {
         self.wakeup.lock().stopping = true;
         self.wakeup.wake_one();
@@ -199,13 +201,13 @@ impl BackgroundThread {
         if let Some(thread) = thread
             && thread.thread().id() != std::thread::current().id()
         {
-            // A panic in it was reported where it happened.
+            // A panic of that thread was reported where it happened.
             let _ = thread.join();
         }
     }
 }
 
-/// What opening found.
+/// What opening the store found.
 #[derive(Default)]
 struct OpenReport {
     millis: f64,
@@ -219,26 +221,27 @@ impl StoreCore {
         Arc::clone(&self.segments)
     }
 
-    /// What the store is.
+    /// The current manifest.
     #[must_use]
     pub fn manifest(&self) -> Arc<Manifest> {
         Arc::clone(&self.manifest.read())
     }
 
-    /// How the capacity is divided.
+    /// The division of the capacity.
     fn budget(&self) -> Budget {
         *self.budget.read()
     }
 
-    /// A catalog for one client. `name` is the client's lock file; empty for the own process.
+    /// Returns a catalog for one client. `name` is the client's lock file, or empty for the owner's
+    /// process.
     #[must_use]
     pub fn catalog_for(self: &Arc<Self>, client: ClientId, name: &str) -> LocalCatalog {
         self.state.lock().clients.insert(client, name.to_owned());
         LocalCatalog::new(Arc::clone(self), client)
     }
 
-    /// The connection of a client is gone: its leases end; its reservations are withheld until
-    /// the process is proven gone or somebody of its name aborts them.
+    /// Handles the disconnection of a client: its leases end, and its reservations are withheld
+    /// until the process is proven dead or a client with its name aborts them.
     pub fn client_left(&self, client: ClientId) {
         let mut state = self.state.lock();
         let name = state.clients.remove(&client).unwrap_or_default();
@@ -266,7 +269,7 @@ impl StoreCore {
         self.upkeep.wake();
     }
 
-    /// Makes everything durable, stops the upkeep and refuses what comes later.
+    /// Makes everything durable, stops the background threads and rejects later calls.
     ///
     /// # Errors
     /// Those of the last sync.
@@ -276,17 +279,18 @@ impl StoreCore {
             self.upkeep.stop();
         }
         match self.make_durable() {
-            // An earlier close has come to its end.
+            // An earlier close has completed.
             Err(error) if error.kind() == ErrorKind::Closed => self.rounds.check(),
             durable => durable.and_then(|()| self.note_clean()),
         }
     }
 
-    /// Says in the manifest that nothing of this owner is on its way to the disk, if that is so.
+    /// Records a clean end in the manifest, unless a write of this owner may be in flight.
     fn note_clean(&self) -> Result<()> {
         let until = Instant::now() + SHAPE_TIMEOUT;
         let Some(_turn) = self.shape.try_lock_until(until) else { return Ok(()) };
-        // A caller of before the close may still lead a round: if it fails, this end is not clean.
+        // A caller from before the close may still lead a round: if that round fails, this end is
+        // not clean.
         match self.rounds.end(until) {
             Err(error) if error.kind() == ErrorKind::Retry => return Ok(()),
             ended => ended?,
@@ -299,12 +303,12 @@ impl StoreCore {
         self.directory().write_manifest(&manifest)
     }
 
-    /// Whether no write of this owner, or of a dead one, may be in flight. The store is closed: no
-    /// reservation is made any more.
+    /// Returns whether no write of this owner, or of a dead process, may be in flight. The store is
+    /// closed, so no new reservation is made.
     fn is_at_rest(&self) -> bool {
         let state = self.state.lock();
         let own = |open: &reservations::Reservation| open.client == ClientId::LOCAL;
-        // An absent segment was not drained.
+        // An absent segment has not been drained.
         state.draining.is_empty()
             && state.absence.is_empty()
             && !state.reservations.open.values().any(own)
@@ -313,8 +317,8 @@ impl StoreCore {
     /// Replaces the manifest. The caller holds `shape`.
     ///
     /// # Errors
-    /// Those of the file system. If it is `Fatal`, the next owner may find either manifest: the store
-    /// is poisoned, and acknowledges nothing that only one of them keeps.
+    /// Those of the file system. After a `Fatal` one the next owner may find either manifest: the
+    /// store is poisoned, and acknowledges nothing that only one of them keeps.
     fn write_manifest(&self, manifest: &Manifest) -> Result<()> {
         let written = self.directory().write_manifest(manifest);
         written.inspect_err(|error| self.rounds.poison_if_fatal(error))
@@ -339,7 +343,7 @@ impl StoreCore {
         self.options.durability == Durability::Durable
     }
 
-    /// The owner's figures.
+    /// The owner's statistics.
     ///
     /// # Errors
     /// Those of the file system.
@@ -422,8 +426,8 @@ impl StoreCore {
 }
 
 impl StoreCore {
-    /// Does `step` under the owner's lock as long as it says that there is more to do. Whoever waits
-    /// for the lock gets it in between.
+    /// Calls `step` under the owner's lock until it returns false, and passes the lock to waiting
+    /// threads in between.
     fn in_steps(&self, mut step: impl FnMut(&mut State) -> bool) {
         loop {
             let mut state = self.state.lock();
@@ -435,8 +439,8 @@ impl StoreCore {
         }
     }
 
-    /// Files what the index gave up, as [`State::apply_removals`] does, and lets others have the lock in
-    /// between. In the order given, because leaves come first.
+    /// Applies removals from the index, as [`State::apply_removals`] does, and passes the lock on
+    /// between steps of [`STEP_RUNS`]. Keeps the given order, because leaves come first.
     fn apply_removals(
         &self,
         state: &mut MutexGuard<'_, State>,
@@ -474,8 +478,9 @@ impl StoreCore {
 }
 
 impl State {
-    /// Files what the index gave up: at once into limbo, or, while leased, deferred. What lay in
-    /// the run `suspect` is returned instead: its bytes could not be believed.
+    /// Applies removals from the index to eviction, usage and retention. Extents go into limbo, or
+    /// are deferred while leased. Returns the pages removed, and instead of freeing them the
+    /// extents of the run `suspect`, whose bytes failed verification.
     fn apply_removals(
         &mut self,
         removed: Vec<Removed>,
@@ -504,9 +509,9 @@ impl State {
         (pages, suspects)
     }
 
-    /// Refuses to settle what another client reserved. What is withheld may be given back by
-    /// whoever comes back under the name that reserved it, and by the owner, who may have been that
-    /// client when it reserved it.
+    /// Rejects a commit or abort of another client's reservation. A withheld reservation may be
+    /// aborted by a client with the name that made it, and by the owner, which may have been that
+    /// client at the time.
     fn check_reservation_owner(&self, asking: ClientId, id: u64) -> Result<()> {
         let theirs = match self.reservations.open.get(&id) {
             Some(reservation) => reservation.client == asking,
@@ -523,7 +528,7 @@ impl State {
     }
 }
 
-/// The directories that there are.
+/// Statistics of the directories in use.
 fn paths(manifest: &Manifest, state: &State) -> Vec<PathStats> {
     let (segments, used) = (state.space.segments_by_volume(), state.space.used_by_volume());
     let there = (0..=u8::MAX).zip(&manifest.volumes).filter(|(_, volume)| !volume.is_gone());
@@ -541,7 +546,7 @@ fn paths(manifest: &Manifest, state: &State) -> Vec<PathStats> {
         .collect()
 }
 
-/// What the eviction order is told of a run.
+/// Describes a run to an eviction policy.
 fn resident(
     run: RunId,
     parent: Option<(RunId, u32)>,

@@ -1,4 +1,4 @@
-//! Becoming the owner: read what is on disk, believe what adds up, drop the rest.
+//! Opening a store as its owner: reads the files, keeps what passes validation and drops the rest.
 
 use super::absence::Absence;
 use super::capacity::{CapacityChange, share_out};
@@ -38,23 +38,24 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::{Duration, Instant};
 
-/// Scopes without pages are forgotten at open if there are more than this: every epoch is one. Not
-/// sooner, because a lost index leaves all scopes without pages, and salvage needs them.
+/// Scopes without pages are removed at open if there are more than this many scopes; every epoch
+/// creates one. Fewer are kept, because a lost index leaves all scopes without pages and salvage
+/// needs them.
 const EMPTY_SCOPES_MAX: usize = 1024;
-/// A ghost list is as long as the store would be full of pages of this length.
+/// The ghost list holds as many pages as a store full of pages of this length.
 const GHOST_PAGE_BYTES: u64 = 64 << 10;
-/// Part of the space that is kept free, in percent.
+/// Percentage of the space that is kept free.
 const RESERVE_PERCENT: u8 = 5;
 
 impl StoreCore {
-    /// Opens the store in `options.dir`, or makes one. The caller holds the directory's lock.
-    /// `alive` says whether the client process of a name may still be writing.
+    /// Opens the store in `options.dir`, or creates one. The caller holds the directory's lock.
+    /// `alive` returns whether the client process with a name may still be writing.
     ///
     /// # Errors
-    /// `Invalid` for options that do not fit, a directory that is no store, or a file system that
-    /// cannot be trusted; `Fatal` if both copies of the manifest are damaged. Damage to anything else
-    /// is not an error: what cannot be believed is dropped and counted. Volumes and segments that
-    /// cannot be used now are no error either: their pages are misses until they are back.
+    /// `Invalid` for options that do not fit, a directory that holds no store, or a file system
+    /// that cannot be trusted; `Fatal` if both copies of the manifest are damaged. Other damage is
+    /// no error: what fails validation is dropped and counted. Volumes and segments that cannot be
+    /// used now are no error either: their pages are misses until they return.
     pub fn open(
         medium: Arc<dyn Medium>,
         options: &Options,
@@ -65,8 +66,8 @@ impl StoreCore {
         let mut manifest = directory.manifest_to_resize(options)?;
         let budget = Budget::divide(manifest.capacity, manifest.segment_bytes)?;
         if manifest.epoch == 0 {
-            // Before any directory is marked with it, the store's identity is durable: a creation
-            // that is interrupted goes on with the next opening.
+            // The store's identity is durable before any directory is marked with it, so that the
+            // next opening continues an interrupted creation.
             directory.write_manifest(&manifest)?;
         }
         let being_made = manifest.epoch == 0;
@@ -92,7 +93,8 @@ impl StoreCore {
         manifest.clean = false;
         manifest.owner = owner_line();
         directory.write_manifest(&manifest)?;
-        // The index that counts does not depend on it. Not before both manifests name that one.
+        // The index in use does not depend on these files. They are removed only after both
+        // manifests name that index.
         if let Err(error) = tidy(medium.as_ref(), &directory, kind) {
             tracing::warn!(%error, "what a conversion left is still there");
         }
@@ -150,7 +152,7 @@ impl StoreCore {
         let hidden = Hidden::new(&absent, &parents.collect());
         if scopes.len() > EMPTY_SCOPES_MAX {
             let used: HashSet<ScopeSlot> = kept.iter().map(|kept| kept.scope).collect();
-            // Settings of an empty scope must hold when its pages come back.
+            // Settings of an empty scope must apply when its pages return.
             let set = |slot| scopes.settings(slot) != ScopeSettings::default();
             scopes.forget(|slot| !used.contains(&slot) && !set(slot))?;
         }
@@ -164,11 +166,12 @@ impl StoreCore {
             let logged = std::mem::take(&mut held.extents);
             (held.absent, held.extents) =
                 logged.into_iter().partition(|e| absence.covers(e.segment));
-            // One by one: a part that a committed run holds by now is no reason to give up the rest.
+            // Marked one by one: a conflict with a committed run in one extent is no reason to give
+            // up the others.
             held.extents.retain(|extent| space.mark(std::slice::from_ref(extent)).is_ok());
         }
-        // The writes of dead clients, and after an unclean end those of the last owner to any free
-        // space, may not have ended.
+        // Writes of dead clients, and after an unclean end writes of the last owner to any free
+        // space, may still be in flight.
         let mut draining = Draining::default();
         withheld.retain(|_, held| {
             let lives = alive(&held.client);
@@ -177,7 +180,7 @@ impl StoreCore {
             }
             lives
         });
-        // What is emptiest is known now.
+        // The fill of each volume is known only now.
         share_out(&mut space, &absence, &manifest, &budget);
         if !clean {
             let holes: Vec<Extent> = space.holes().collect();
@@ -221,7 +224,7 @@ impl StoreCore {
                 dropping: 0,
                 touched: false,
                 waiting_children: HashMap::new(),
-                // What a former owner wrote last may be on no disk yet.
+                // A former owner's last writes may not be durable.
                 dirty: existing.into_iter().collect(),
                 quarantine: VecDeque::new(),
                 quarantine_units: 0,
@@ -251,7 +254,7 @@ impl StoreCore {
         if options.upkeep {
             core.start_upkeep()?;
         }
-        // Before the caretaker may be at work on what a former owner left.
+        // Before the maintenance thread may move what a former owner left.
         core.apply_capacity()?;
         if options.upkeep {
             core.start_maintenance()?;
@@ -261,11 +264,11 @@ impl StoreCore {
 }
 
 impl StoreCore {
-    /// Resizes the store to what it was opened with. What takes long is done in the background. A
-    /// capacity that cannot be had is logged, and the store keeps the one it has.
+    /// Resizes the store to the capacity it was opened with; long work runs in the background. A
+    /// capacity that cannot be had is logged, and the store keeps its present one.
     ///
     /// # Errors
-    /// Those after which the engine cannot go on.
+    /// Those after which the core cannot go on.
     fn apply_capacity(&self) -> Result<()> {
         let stored = self.budget().capacity;
         let Some(capacity) = self.options.capacity.filter(|given| *given != stored) else {
@@ -299,14 +302,15 @@ fn check_trust(segments: &Segments) -> Result<()> {
     .with("why", report.distrust))
 }
 
-/// Host and boot, for people who find the directory on a shared file system.
+/// Host and boot id, for operators who find the directory on a shared file system.
 fn owner_line() -> String {
     let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     format!("{host} {} pid {}", boot.trim(), std::process::id())
 }
 
-/// Gives the store the index that it is opened with, and removes what is left of others.
+/// Converts the store to the index that it is opened with, unless a volume is away. Returns the
+/// index in use.
 fn resolve_index(
     medium: &Arc<dyn Medium>,
     directory: &Directory,
@@ -340,17 +344,17 @@ fn resolve_index(
     Ok(chosen)
 }
 
-/// A registry that was lost, or the end of it, must not hand out slots that runs in the index still
-/// carry.
+/// Raises the next slot of a registry that was lost, in whole or at its end, above all slots that
+/// runs in the index carry, so that none is reused.
 fn never_reuse_slots(registry: &mut ScopeRegistry, index: &dyn PrefixIndex) {
     index.for_each(&mut |_, run| {
         registry.next = registry.next.max(run.scope.0.saturating_add(1));
     });
 }
 
-/// Marks those volumes of an earlier build's store, of the `candidates`, whose directories are inside
-/// the store's own and empty, and in which the index names no segment. Any other empty directory may
-/// be a mount point. Returns whether there were any.
+/// Marks those `candidates`, volumes of a store from an earlier build, whose directories are empty,
+/// lie inside the store's own directory and hold no segment that the index names. Any other empty
+/// directory may be a mount point. Returns whether there were any.
 fn mark_empty_volumes(
     directory: &Directory,
     manifest: &mut Manifest,

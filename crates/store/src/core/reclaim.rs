@@ -1,8 +1,8 @@
-//! Getting space back: eviction, the limbo of freed space, and the sync that ends it.
+//! Reclaiming space: eviction, the limbo of freed space, and the sync that empties it.
 //!
 //! Space freed by an eviction is not reused before the journal record that frees it is durable.
-//! Otherwise a crash could bring back entries whose place holds somebody else's bytes: the
-//! checksums would catch them, but the engine would have been promised a hit.
+//! Otherwise a crash could revive entries whose place holds another run: the checksums would catch
+//! that, but a probe would have promised a hit.
 
 use super::hidden::Hidden;
 use super::retention::Retention;
@@ -15,22 +15,23 @@ use ritornello_index::{PrefixIndex, RunId};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-/// Evicted under one hold of the owner's lock, in units; whoever else wants it waits for that.
+/// Maximum units evicted under one hold of the owner's lock, which bounds the delay of waiting
+/// threads.
 pub(super) const STEP_UNITS: u64 = (16 << 20) / UNIT;
-/// The upkeep thread looks around at least this often.
+/// Longest pause between two passes of the upkeep thread.
 const UPKEEP_INTERVAL: Duration = Duration::from_millis(500);
-/// A sync waits this long for those before it.
+/// Maximum time that a sync waits for earlier ones.
 const SYNC_TIMEOUT: Duration = Duration::from_secs(300);
-/// Uses of pages become durable at least this often.
+/// Longest time until uses of pages are durable.
 const RECENCY_INTERVAL: Duration = Duration::from_secs(60);
-/// The index is synced when this much of its journal is only in memory.
+/// Unsynced bytes of the index journal that trigger a sync.
 pub(super) const PENDING_BYTES_MAX: u64 = 16 << 20;
 
-/// What the eviction policy may ask.
+/// What an eviction policy may ask about runs.
 pub(super) struct Pins<'a> {
     pub(super) leases: &'a LeaseTable,
     pub(super) retention: &'a Retention,
-    /// Evicting a run that lies in absent space frees none that is here.
+    /// Evicting a run in absent space would free no present space.
     pub(super) hidden: &'a Hidden,
     pub(super) index: &'a dyn PrefixIndex,
 }
@@ -45,8 +46,8 @@ impl Holdings for Pins<'_> {
 }
 
 impl StoreCore {
-    /// Evicts about `units` of what lies in segments that stay, leaves first, and lets others have
-    /// the lock in between. Returns whether anything went.
+    /// Evicts about `units` from segments that are not closed, leaves first, and passes the lock on
+    /// between steps. Returns whether any page was evicted.
     pub(super) fn evict(&self, state: &mut MutexGuard<'_, State>, units: u64) -> bool {
         let (mut left, mut any) = (units, false);
         while left > 0 {
@@ -68,8 +69,8 @@ impl StoreCore {
         any
     }
 
-    /// Cuts the victims that the store's order named, or that of the scope in `slot`. Returns
-    /// whether anything went.
+    /// Removes the victims chosen by the store's eviction policy, or by that of the scope in
+    /// `slot`. Returns whether any page was removed.
     pub(super) fn remove_victims(
         &self,
         state: &mut State,
@@ -98,17 +99,17 @@ impl StoreCore {
         }
     }
 
-    /// Data, then index, then the limbo is free. Requests that arrive while a round runs share
-    /// the next one. Puts go on meanwhile; what they commit once the data is being synced is
-    /// recorded by the next round.
+    /// Syncs the data, then the index, then frees the limbo. Requests that arrive during a round
+    /// share the next one. Puts continue meanwhile; the next round records what they commit after
+    /// the data sync began.
     ///
     /// # Errors
-    /// `Fatal`: the store is poisoned then. `Retry` if nothing could be begun.
+    /// `Fatal`: the store is poisoned. `Retry` if no round could begin.
     pub(super) fn make_durable(&self) -> Result<()> {
         self.make_durable_by(Instant::now() + SYNC_TIMEOUT)
     }
 
-    /// The same, if the rounds before it end by `deadline`.
+    /// Like [`StoreCore::make_durable`], if earlier rounds end by `deadline`.
     ///
     /// # Errors
     /// `Retry` if they do not.
@@ -116,10 +117,11 @@ impl StoreCore {
         self.rounds.join(deadline, || self.sync_all())
     }
 
-    /// A round.
+    /// Runs one sync round.
     fn sync_all(&self) -> Result<()> {
         let started = Instant::now();
-        // Before the index seals its records: those that free this space are among them.
+        // Taken before the index seals its records, so that the records which free this space are
+        // among those sealed.
         let (limbo, returned) = {
             let mut state = self.state.lock();
             (state.limbo.take(), state.draining.take_undurable())
@@ -142,8 +144,8 @@ impl StoreCore {
         Ok(())
     }
 
-    /// Makes the data of all runs that are in the index durable. One at a time: what another one
-    /// took and has not synced yet is not dirty any more.
+    /// Syncs the data of all runs in the index. Only one thread may do this at a time: segments
+    /// that another thread took are no longer dirty, and not durable either.
     fn sync_dirty(&self) -> Result<()> {
         let dirty = std::mem::take(&mut self.state.lock().dirty);
         let segments: Vec<_> = dirty.iter().copied().collect();
@@ -154,7 +156,7 @@ impl StoreCore {
         synced
     }
 
-    /// Makes what was written to `segments` durable, in between two rounds.
+    /// Syncs `segments` between two rounds.
     ///
     /// # Errors
     /// As of [`StoreCore::make_durable`].
@@ -164,8 +166,8 @@ impl StoreCore {
         self.segments.sync(segments).inspect_err(|error| self.rounds.poison(error))
     }
 
-    /// Gives extents back to the allocator. A double free is a bug: the space is leaked rather
-    /// than handed out twice.
+    /// Returns extents to the allocator. A double free is a bug: the space is leaked rather than
+    /// allocated twice.
     pub(super) fn free(&self, state: &mut State, extents: &[Extent]) {
         for extent in extents {
             if let Err(error) = state.space.free(std::slice::from_ref(extent)) {
@@ -174,8 +176,8 @@ impl StoreCore {
         }
     }
 
-    /// Puts aside space whose bytes could not be believed, and lets the oldest go where that
-    /// would be more than a sixteenth of the store.
+    /// Quarantines space whose bytes failed verification. Above one sixteenth of the store, the
+    /// oldest extents go into limbo.
     pub(super) fn quarantine(&self, state: &mut State, extents: Vec<Extent>) {
         let bound = state.space.capacity_units() / 16;
         state.quarantine_units += extents.iter().map(|e| u64::from(e.units)).sum::<u64>();
@@ -187,8 +189,8 @@ impl StoreCore {
         }
     }
 
-    /// Starts the thread that syncs in the background and buries dead clients. It ends when the
-    /// engine is closed or dropped.
+    /// Starts the thread that syncs in the background and drains the space of dead clients. It ends
+    /// when the core is closed or dropped.
     pub(super) fn start_upkeep(self: &Arc<Self>) -> Result<()> {
         let core = Arc::downgrade(self);
         let thread = std::thread::Builder::new()
@@ -199,7 +201,8 @@ impl StoreCore {
         Ok(())
     }
 
-    /// One round of what the upkeep thread does, for a store that was opened without one.
+    /// Runs one pass of upkeep and maintenance, for a store that was opened without background
+    /// threads.
     pub fn run_once(self: &Arc<Self>) {
         self.run_upkeep_once(&mut Instant::now());
         if let Err(error) = self.reattach_absent() {
@@ -245,7 +248,7 @@ impl StoreCore {
         let (pending, most) = (index.pending_bytes, pending_max(index.memory_bytes_max));
         let due = last_sync.elapsed() >= self.options.sync_interval || pending > most;
         if touched || ((busy || pending > 0) && (pressing || due)) {
-            // An error has poisoned the store, and its next writer is told.
+            // An error has poisoned the store, and its next writer receives it.
             let _ = self.make_durable();
             *last_sync = Instant::now();
         }
@@ -255,8 +258,8 @@ impl StoreCore {
         }
     }
 
-    /// Frees the space of a reservation that will not be written any more: at once, or when the
-    /// writes of a client that died have ended.
+    /// Frees the space of a reservation that will not be written: immediately, or after a drain if
+    /// its client died.
     pub(super) fn abandon(&self, id: u64, by: Abandoned) {
         let (extents, logged) = {
             let mut state = self.state.lock();
@@ -272,29 +275,31 @@ impl StoreCore {
                 return;
             }
         };
-        // In this order: space that is somebody else's by now must not be withheld for this one.
+        // Logged before the space is freed: a record that came later could withhold space that has
+        // a new user.
         if logged {
             self.log.lock().note_ended(id);
         }
         let mut state = self.state.lock();
         match by {
-            // Nothing on disk or in the journal ever named this space: it needs no limbo.
+            // No run and no journal record ever named this space, so it skips limbo.
             Abandoned::ByCall => self.free(&mut state, &extents),
             Abandoned::ByDeath => state.draining.add(extents),
         }
     }
 }
 
-/// How a reservation came to be abandoned.
+/// How a reservation was abandoned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Abandoned {
-    /// Its writer says so, and has no write under way.
+    /// Its writer aborted it, and has no write in flight.
     ByCall,
-    /// Its writer died. Its last writes may not have ended.
+    /// Its writer died, and its last writes may be in flight.
     ByDeath,
 }
 
-/// What may wait for a sync where the index has a memory ceiling: a quarter of what it lets wait.
+/// Journal bytes that trigger a sync of an index with a memory ceiling: a quarter of those that it
+/// lets wait.
 fn pending_max(ceiling: u64) -> u64 {
     if ceiling == 0 { PENDING_BYTES_MAX } else { PENDING_BYTES_MAX.min(ceiling / 64) }
 }

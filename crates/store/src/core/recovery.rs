@@ -1,4 +1,4 @@
-//! What the index says, compared with the segments that are there.
+//! Recovery: compares the index with the segments that exist.
 
 use super::absence::Absence;
 use super::quota::Usage;
@@ -12,7 +12,7 @@ use ritornello_volume::segments::Segments;
 use ritornello_volume::space::Space;
 use std::collections::{BTreeMap, HashSet};
 
-/// A run that was kept.
+/// A run that passed validation.
 pub(super) struct RecoveredRun {
     pub(super) scope: ScopeSlot,
     pub(super) resident: Resident,
@@ -23,8 +23,8 @@ pub(super) struct RecoveredRun {
     retain_until: u64,
 }
 
-/// Adds the segments of all volumes that are here to `space`. One that cannot be opened now is
-/// absent: its pages are misses, not lost. Returns the segments that can be used.
+/// Adds the segments of all present volumes to `space`. A segment that cannot be opened now is
+/// absent: its pages are misses, not lost. Returns the usable segments.
 pub(super) fn find_segments(
     segments: &Segments,
     space: &mut Space,
@@ -40,7 +40,7 @@ pub(super) fn find_segments(
         }
         let listed = segments.list_durably(number).map_err(|error| error.to_string());
         let listed = match listed {
-            // Looked for after the list and its sync: an empty mount point lists nothing.
+            // Checked after the list and its sync, because an empty mount point lists no files.
             Ok(_) if !is_here(number) => Err("it went away during the opening".to_owned()),
             listed => listed,
         };
@@ -71,8 +71,8 @@ pub(super) fn find_segments(
     usable
 }
 
-/// Marks the space of every run that adds up, and takes the others out of the index. Also returns
-/// the runs in absent space: the index keeps them, lookups skip them.
+/// Marks the space of every valid run, and removes the others from the index. Also returns the runs
+/// in absent space: the index keeps them, lookups skip them.
 pub(super) fn validate_runs(
     index: &dyn PrefixIndex,
     scopes: &Scopes,
@@ -111,7 +111,7 @@ pub(super) fn validate_runs(
             });
         }
     });
-    // What hangs behind a dropped run goes with it, and its space is free again.
+    // Runs behind a dropped run are dropped with it, and their space is free again.
     let believed: HashSet<RunId> = kept.iter().map(|kept| kept.resident.run).collect();
     let mut gone = HashSet::new();
     for (run, reason) in refused {
@@ -121,7 +121,7 @@ pub(super) fn validate_runs(
         for lost in removed {
             gone.insert(lost.run);
             if believed.contains(&lost.run) {
-                // What is here of it was marked a moment ago, so freeing that cannot fail.
+                // Its present extents were marked above, so freeing them cannot fail.
                 let here = lost.extents.into_iter().filter(|e| !absence.covers(e.segment));
                 let _ = space.free(&here.collect::<Vec<_>>());
             }
@@ -132,7 +132,7 @@ pub(super) fn validate_runs(
     (kept, hidden)
 }
 
-/// Why a run is not believed, if it is not.
+/// Returns why a run is invalid, if it is.
 fn rejection(view: &RunView, scopes: &Scopes, segment_units: u32) -> Option<&'static str> {
     let Some(scope) = scopes.by_slot(view.scope) else { return Some("dropped_scope") };
     let metadata_only = view.place.extents.is_empty();
@@ -141,7 +141,7 @@ fn rejection(view: &RunView, scopes: &Scopes, segment_units: u32) -> Option<&'st
     if metadata_only || adds_up { None } else { Some("place") }
 }
 
-/// Hands the runs that were kept to eviction, quotas and retention.
+/// Adds the recovered runs to eviction, quotas and retention.
 pub(super) fn restore(
     eviction: &mut dyn Eviction,
     usage: &mut Usage,
@@ -153,7 +153,7 @@ pub(super) fn restore(
         eviction.admit(&kept.resident);
         usage.admit(kept.scope, &kept.resident, kept.pages, kept.units);
     }
-    // In the order in which they were put, so roots come before what hangs from them.
+    // In the order of their puts, so that a root precedes the runs behind it.
     let mut retained: Vec<RecoveredRun> =
         kept.into_iter().filter(|kept| kept.retain_until > 0).collect();
     retained.sort_by_key(|kept| kept.generation);

@@ -1,8 +1,8 @@
-//! Space that somebody is writing to.
+//! Space that puts in progress are writing to.
 //!
-//! A reservation of another process is written to the log before its extents are handed out: the
-//! I/O of a dead client may still land, and a new owner must not reuse that space before the process is
-//! gone and the segment is drained. The log needs no sync: power loss ends the clients, too.
+//! A client's reservation is logged before its extents are granted: the I/O of a dead client may
+//! still land, and a new owner must not reuse that space before the process is dead and the segment
+//! is drained. The log needs no sync: a power loss ends the clients, too.
 
 use crate::catalog::{LeaseNumber, ScopeRef};
 use crate::core::ClientId;
@@ -12,47 +12,47 @@ use ritornello_medium::MediumFile;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// The log is written anew when it is longer than this, and mostly of what is settled.
+/// The log is rewritten when it is longer than this and mostly consists of ended reservations.
 const LOG_BYTES_MAX: u64 = 64 << 10;
 
-/// One put on its way.
+/// A put in progress.
 #[derive(Debug)]
 pub(crate) struct Reservation {
     pub(crate) client: ClientId,
     pub(crate) scope: ScopeRef,
     pub(crate) hashes: Vec<PageHash>,
     pub(crate) runs: Vec<PlannedRun>,
-    /// Seconds since 1970 until which the pages are to be kept, or zero.
+    /// Seconds since 1970 until which the pages shall be retained, or zero.
     pub(crate) retain_until: u64,
-    /// Whether the put is flushed when all of it is committed.
+    /// Whether the caller flushes after all parts of the put are committed.
     pub(crate) flushed_later: bool,
-    /// Pins the runs that this put hangs behind.
+    /// Pins the runs that this put follows.
     pub(crate) lease: LeaseNumber,
 }
 
-/// A run with its space.
+/// A planned run with its space.
 #[derive(Debug)]
 pub(crate) struct PlannedRun {
     pub(crate) place: Place,
     pub(crate) at: u32,
     pub(crate) pages: u32,
-    /// The page before its first one, if it is known.
+    /// The page before its first one, if known.
     pub(crate) parent: Option<PageHash>,
-    /// Whether that page was there, or on its way in the same put, when the run was planned: if
-    /// not, the run may come before it.
+    /// Whether that page existed, or was part of the same put, when the run was planned. If not,
+    /// the run may be committed before it.
     pub(crate) parent_there: bool,
 }
 
-/// Extents nobody may have until their writer is proven gone.
+/// Extents withheld until their writer is proven dead.
 #[derive(Clone, Debug)]
 pub(crate) struct Withheld {
     pub(crate) client: String,
     pub(crate) extents: Vec<Extent>,
-    /// Extents in space that is absent: no allocator knows them before it is back.
+    /// Extents in absent segments, which no allocator knows until they return.
     pub(crate) absent: Vec<Extent>,
 }
 
-/// Reservations in flight, and those of former owners' clients.
+/// Reservations in progress, and those withheld for former owners' clients.
 #[derive(Debug)]
 pub(crate) struct Reservations {
     pub(crate) open: HashMap<u64, Reservation>,
@@ -60,8 +60,8 @@ pub(crate) struct Reservations {
 }
 
 impl Reservations {
-    /// Whether `client` may have `more` of `total` units: nobody reserves more than is left for the
-    /// others, because what a process that hangs has reserved, nobody else can have.
+    /// Returns whether `client` may reserve `more` of `total` units: at most as much as is left for
+    /// others, because the space of a hung process is unavailable to them.
     pub(crate) fn allow(&self, client: ClientId, more: u64, total: u64) -> bool {
         let own = self.open.values().filter(|reservation| reservation.client == client);
         let own: u64 = own.flat_map(|r| &r.runs).map(|run| run.place.units()).sum();
@@ -75,7 +75,7 @@ impl Reservations {
     }
 }
 
-/// The log file.
+/// The reservation log file.
 #[derive(Debug)]
 pub(crate) struct ReservationLog {
     directory: Directory,
@@ -85,7 +85,7 @@ pub(crate) struct ReservationLog {
 }
 
 impl ReservationLog {
-    /// Starts a log anew with what is `outstanding`.
+    /// Starts a new log with the reservations in `outstanding`.
     pub(crate) fn restart(
         directory: Directory,
         outstanding: HashMap<u64, Withheld>,
@@ -102,7 +102,7 @@ impl ReservationLog {
         Ok(Self { directory, file, length: records.len() as u64, outstanding })
     }
 
-    /// Writes the log anew, with what is outstanding.
+    /// Rewrites the log with all outstanding reservations.
     pub(crate) fn rewrite(&mut self) -> Result<()> {
         *self = Self::restart(self.directory.clone(), self.outstanding.clone())?;
         Ok(())
@@ -119,7 +119,8 @@ impl ReservationLog {
         Ok(())
     }
 
-    /// Best effort: a record that is missing only withholds space for longer.
+    /// Logs the end of a reservation. Best effort: a missing record only withholds the space for
+    /// longer.
     pub(crate) fn note_ended(&mut self, id: u64) {
         if self.outstanding.remove(&id).is_none() {
             return;
@@ -130,8 +131,8 @@ impl ReservationLog {
         }
     }
 
-    /// A reserved and a settled record are about a hundred bytes, so a long log with few
-    /// outstanding is mostly history.
+    /// Rewrites a log that is mostly history: both records of a reservation take about a hundred
+    /// bytes.
     fn shorten(&mut self) -> Result<()> {
         let live = 512 * self.outstanding.len() as u64;
         if self.length > LOG_BYTES_MAX + 2 * live {
@@ -147,7 +148,7 @@ impl ReservationLog {
         Ok(())
     }
 
-    /// What `log` leaves outstanding.
+    /// Returns the reservations that `log` leaves outstanding.
     pub(crate) fn outstanding(log: &[u8]) -> HashMap<u64, Withheld> {
         let mut open = HashMap::new();
         for record in ReservationRecord::decode_all(log) {

@@ -1,4 +1,4 @@
-//! Reserving space for a put: what is missing, in runs, each with its place.
+//! Reserving space for a put: groups the missing pages into runs and places each of them.
 
 use super::grouping::check_lengths;
 use super::reservations::{PlannedRun, Reservation};
@@ -14,36 +14,36 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// Pages of one put at most.
+/// Maximum pages of one put.
 const PUT_PAGES_MAX: usize = 65_535;
-/// The parents of a put are pinned this long; a put that takes longer finds out at commit.
+/// How long the parents of a put stay pinned; a put that takes longer may fail at commit.
 const PUT_LEASE: Duration = Duration::from_secs(600);
-/// Growth that failed is tried again after this long.
+/// The pause before failed growth is retried.
 const GROWTH_PAUSE: Duration = Duration::from_secs(10);
-/// A put waits this long for space of a dead process before it grows the store or evicts.
+/// Maximum time that a put waits for withheld space before it grows the store or evicts.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
-/// Rounds of evict-and-sync for one run before it is refused.
+/// Maximum evict-and-sync rounds for one run.
 const RECLAIM_ROUNDS: u32 = 16;
 
-/// How long a put waits for its space.
+/// Deadlines of a put for its space.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SpaceDeadline {
-    /// For space of dead processes, all runs of the put together.
+    /// For withheld space, over all runs of the put.
     drain: Instant,
     /// For any space.
     space: Instant,
 }
 
 impl SpaceDeadline {
-    /// Until `room`, and less long for space of dead processes.
+    /// Deadlines of a put that ends at `space`, with a shorter one for withheld space.
     pub(super) fn until(space: Instant) -> Self {
         Self { drain: space.min(Instant::now() + DRAIN_TIMEOUT), space }
     }
 }
 
-/// What stands between a run and its space.
+/// What prevents a run from being placed.
 enum Obstacle {
-    /// Space is withheld until writes of a dead process have ended.
+    /// Space is withheld until a dead process's writes have ended.
     Drain,
     Grow(SegmentId),
     Sync,
@@ -66,7 +66,7 @@ impl StoreCore {
         check_lengths(scope, keys.len(), request)?;
         self.ensure_numbers(deadline)?;
         let until = SpaceDeadline::until(deadline);
-        // Pages that are stored in absent space can be neither answered nor stored again.
+        // Pages in absent space can neither be read nor stored again.
         let parent = parent.map(|key| check_keys(&[key]).map(|()| PageHash::of(&scope.id, key)));
         let parent = parent.transpose()?;
         let behind_hidden = parent.is_some_and(|page| self.is_hidden(scope.slot, page));
@@ -76,7 +76,7 @@ impl StoreCore {
         };
         let unavailable = hidden.map(|_| Refusal::Unavailable);
         if let Some(end) = hidden {
-            // They never reach `count_refused`.
+            // These pages do not reach `count_refused`.
             self.counters.refused_unavailable.add((keys.len() - end) as u64);
             self.counters.pages_refused.add((keys.len() - end) as u64);
             hashes.truncate(end);
@@ -99,7 +99,7 @@ impl StoreCore {
             if request.retain_until > 0 {
                 self.retain(scope.slot, &hashes, request.retain_until);
             }
-            // Another put of it may be visible and on its way to the disk.
+            // Another put of these pages may be visible and not durable yet.
             if self.durable_puts() && !request.flushed_later {
                 self.make_durable()?;
             }
@@ -161,7 +161,7 @@ impl StoreCore {
             self.retain(scope.slot, &hashes, request.retain_until);
         }
         let mut state = self.state.lock();
-        // Under the lock: a close that finds no reservation open says that nothing is in flight.
+        // Checked under the lock: a close that finds no open reservation records a clean end.
         let logged = logged.and_then(|()| self.check_open());
         state.release_promise(scope.slot, promised);
         if runs.is_empty() || logged.is_err() {
@@ -184,14 +184,14 @@ impl StoreCore {
         Ok(reserved)
     }
 
-    /// Whether another process may have so many units more. The owner's own puts are not limited.
+    /// Returns whether a client may reserve `units` more. The owner's own puts are not limited.
     fn is_within_share(&self, client: ClientId, units: u64) -> bool {
         let budget = self.budget();
         let total = u64::from(budget.segments_max) * budget.segment_bytes / UNIT;
         client == ClientId::LOCAL || self.state.lock().reservations.allow(client, units, total)
     }
 
-    /// Tells the eviction policy what has to be put, gap by gap.
+    /// Reports the missing pages to the eviction policy, gap by gap.
     fn report_demand(&self, hashes: &[PageHash], present: &[bool], parent: Option<PageHash>) {
         let mut state = self.state.lock();
         let mut at: usize = 0;
@@ -205,7 +205,7 @@ impl StoreCore {
         }
     }
 
-    /// Before a client hears of its space, the log knows: see [`super::reservations`].
+    /// Logs a reservation before its client learns of the space: see [`super::reservations`].
     fn log_reservation(&self, client: ClientId, id: u64, runs: &[PlannedRun]) -> Result<()> {
         if client == ClientId::LOCAL {
             return Ok(());
@@ -214,7 +214,7 @@ impl StoreCore {
         self.log.lock().reserved(id, &name, runs)
     }
 
-    /// Pins the runs that the missing pages will hang behind, and with them their ancestors.
+    /// Pins the runs that the missing pages follow, and thereby their ancestors.
     fn pin_parents(
         &self,
         client: ClientId,
@@ -241,7 +241,7 @@ impl StoreCore {
         state.leases.grant(&runs, PUT_LEASE, client).map(LeaseNumber)
     }
 
-    /// Extents for a header and pages, by growth, eviction and reclaim, in that order.
+    /// Finds extents for a header and pages: by growth, eviction and reclaim, in that order.
     pub(super) fn find_space(
         &self,
         header_units: u32,
@@ -311,14 +311,13 @@ impl StoreCore {
         if let Some(extents) = place(&mut state, Reserve::Use) {
             return Ok(extents);
         }
-        // There is enough, but in pieces that are too small, or not durably free: each round makes
-        // more room.
+        // Enough space is reclaimable, but fragmented or not durably free: each round evicts more.
         let more = (round > 0 || state.limbo.units() == 0) && self.evict(&mut state, run);
         if more || state.limbo.units() > 0 { Err(Obstacle::Sync) } else { Err(Obstacle::Full) }
     }
 
-    /// Adds a segment file, unless the floor or the file system says no. One at a time: the
-    /// second caller finds that there is room by now.
+    /// Adds a segment file, unless the free-space floor or the file system prevents it. One thread
+    /// at a time: the next one finds the new segment.
     fn grow(&self, segment: SegmentId, deadline: Instant) -> std::result::Result<(), Refusal> {
         let growing = self.growing.try_lock_until(deadline);
         let _growing = growing.ok_or(Refusal::Deadline)?;
@@ -333,7 +332,8 @@ impl StoreCore {
             Ok(room) if room.available < segment_bytes + Budget::floor(room.total) => {
                 Some(format!("the free-space floor is reached ({} bytes left)", room.available))
             }
-            // Memory that the file system would give and the machine does not have kills a process.
+            // The file system may promise memory that the machine does not have, and using it would
+            // kill a process.
             Ok(room) => check_memory(&room, segment_bytes)
                 .and_then(|()| self.create(segment))
                 .err()
@@ -351,7 +351,8 @@ impl StoreCore {
         Ok(())
     }
 
-    /// Creates the file. One that a failed creation left keeps its number until the next opening.
+    /// Creates the file. A file that a failed creation left blocks its number until the next
+    /// opening.
     fn create(&self, segment: SegmentId) -> Result<()> {
         self.segments.create(segment).inspect_err(|_| {
             let mut state = self.state.lock();
@@ -359,14 +360,14 @@ impl StoreCore {
         })
     }
 
-    /// Whether the engine still runs: checked where a loop may be long.
+    /// Whether the core is open; checked in long loops.
     pub(super) fn is_running(self: &Arc<Self>) -> bool {
         !self.closed.load(Ordering::Acquire)
     }
 }
 
 impl super::State {
-    /// Lets volumes grow again whose pause is over.
+    /// Resumes growth of volumes whose pause is over.
     fn resume_growth(&mut self) {
         let now = Instant::now();
         let Self { space, growth_paused, .. } = self;
@@ -379,10 +380,10 @@ impl super::State {
     }
 }
 
-/// The hashes of a batch.
+/// Hashes the keys of a batch.
 ///
 /// # Errors
-/// `Invalid` for keys of a wrong length, too many of them, or one that comes twice.
+/// `Invalid` for keys of a wrong length, too many keys, or duplicates.
 fn hash_batch(scope: ScopeRef, keys: &[&[u8]]) -> Result<Vec<PageHash>> {
     check_keys(keys)?;
     if keys.len() > PUT_PAGES_MAX {

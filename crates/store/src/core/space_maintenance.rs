@@ -1,4 +1,4 @@
-//! The caretaker: a thread that empties segments which are to go, and scrubs.
+//! Space maintenance: a thread that empties closed segments, and scrubs.
 
 use super::absence::ABSENT_INTERVAL;
 use super::scrub::Scrub;
@@ -11,21 +11,22 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-/// It passes around at least this often.
+/// Longest pause between two passes.
 const PASS_INTERVAL: Duration = Duration::from_secs(10);
-/// Segments that cannot be emptied for now, because of a lease say, are looked at again after this.
+/// The pause before segments are retried that cannot be emptied now, because of a lease for
+/// example.
 const RETRY_PAUSE: Duration = Duration::from_millis(200);
-/// Rounds of eviction in which the index must come to fit a smaller share.
+/// Maximum evictions until the index fits a smaller share.
 const INDEX_ROUNDS: u32 = 64;
-/// A removal waits this long for a sync that runs.
+/// Maximum time that a removal waits for a sync.
 const SYNC_TIMEOUT: Duration = Duration::from_secs(300);
 
-/// The thread and its bell.
+/// The maintenance thread and its progress.
 #[derive(Default)]
 pub(super) struct SpaceMaintenance {
     thread: Arc<BackgroundThread>,
     stopped: Arc<AtomicBool>,
-    /// Number of times that it has looked at the store's shape.
+    /// Completed passes.
     passes: Mutex<u64>,
     pass_ended: Condvar,
     pub(super) scrub: Mutex<Scrub>,
@@ -36,14 +37,15 @@ impl SpaceMaintenance {
         self.thread.wake();
     }
 
-    /// Has it end soon, and waits for that.
+    /// Stops the thread and joins it.
     pub(super) fn stop(&self) {
         self.stopped.store(true, Ordering::Release);
         self.thread.stop();
         self.note_pass();
     }
 
-    /// Waits for a look after the `seen`th, until `deadline`; returns the number of passes.
+    /// Waits until a pass after the `seen`th has ended, at most until `deadline`. Returns the
+    /// number of passes.
     pub(super) fn wait(&self, seen: u64, deadline: Instant) -> u64 {
         let mut passes = self.passes.lock();
         while *passes == seen && !self.stopped.load(Ordering::Acquire) {
@@ -59,14 +61,14 @@ impl SpaceMaintenance {
         self.pass_ended.notify_all();
     }
 
-    /// What it does stops when it is to end.
+    /// Cancels transfers of the thread when it shall end.
     pub(super) fn control(&self) -> Control {
         Control { cancelled: Some(Arc::clone(&self.stopped)), ..Control::default() }
     }
 }
 
 impl StoreCore {
-    /// Starts the thread. It ends when the engine is closed or dropped.
+    /// Starts the thread. It ends when the core is closed or dropped.
     pub(super) fn start_maintenance(self: &Arc<Self>) -> Result<()> {
         let (core, thread) = (Arc::downgrade(self), Arc::clone(&self.maintenance.thread));
         let thread = std::thread::Builder::new()
@@ -77,11 +79,11 @@ impl StoreCore {
         Ok(())
     }
 
-    /// Empties the segments that are to go, and removes them. Returns whether some are left that
-    /// cannot go yet: a lease is on them, or somebody is writing there.
+    /// Empties closed segments and removes them. Returns whether some remain because a lease pins
+    /// them or a put writes to them.
     ///
     /// # Errors
-    /// Those of the file system; it may be tried again.
+    /// Those of the file system; the caller may retry.
     pub(super) fn maintain_space(&self, control: &Control) -> Result<bool> {
         self.state.lock().release_quarantined();
         self.drop_empty_segments()?;
@@ -99,11 +101,11 @@ impl StoreCore {
         Ok(left)
     }
 
-    /// Closed segments, the one that holds least first.
+    /// Closed segments, the emptiest first.
     fn closed_segments(&self) -> Vec<SegmentId> {
         let state = self.state.lock();
         let mut closed = state.space.closed();
-        // Nothing can be done about space that is withheld from everybody.
+        // Withheld space can neither be moved nor evicted.
         closed.retain(|id| !state.draining.holds(*id));
         closed.sort_by_key(|id| std::cmp::Reverse(state.space.free_in(*id)));
         closed
@@ -124,7 +126,7 @@ impl StoreCore {
         self.make_durable()
     }
 
-    /// What finds no place elsewhere goes, if nobody holds it.
+    /// Evicts runs for which no other place was found, unless they are pinned.
     fn evict_stuck(&self, runs: &[RunId]) {
         let mut state = self.state.lock();
         for &run in runs {
@@ -139,7 +141,7 @@ impl StoreCore {
         }
     }
 
-    /// Removes the files of closed segments that nothing lies in. Returns which.
+    /// Removes the files of empty closed segments. Returns those segments.
     fn drop_empty_segments(&self) -> Result<Vec<SegmentId>> {
         let until = Instant::now() + SYNC_TIMEOUT;
         let busy = || Error::retry("the disk is still busy with an earlier sync");
@@ -151,7 +153,7 @@ impl StoreCore {
             return Ok(empty);
         }
         self.retire_numbers(&closed)?;
-        // A sync opens the segments that it finds dirty.
+        // A sync would reopen segments that it finds dirty.
         let _round = self.rounds.between(until)?;
         for &id in &empty {
             let mut state = self.state.lock();
@@ -167,8 +169,8 @@ impl StoreCore {
         Ok(empty)
     }
 
-    /// Nobody may take another file for one that he has open: before a segment goes, its number
-    /// is known never to come back.
+    /// Records durably, before a segment is removed, that its number is never reused: a process
+    /// with the old file open must not take another file for it.
     fn retire_numbers(&self, closed: &[SegmentId]) -> Result<()> {
         let mut manifest = Manifest::clone(&self.manifest());
         for id in closed {
@@ -188,7 +190,7 @@ impl StoreCore {
         Ok(())
     }
 
-    /// Evicts until the index's files fit their share, which may have become smaller.
+    /// Evicts until the index's files fit their share, which may have shrunk.
     fn fit_index(&self, control: &Control) -> Result<()> {
         let most = self.budget().index_bytes;
         let mut written = self.index.stats().checkpoints;
@@ -197,7 +199,7 @@ impl StoreCore {
             if before.disk_bytes <= most || control.stop().is_some() {
                 return Ok(());
             }
-            // Both files are written anew before it is known what they take at least.
+            // The least size of the files is known only after both were rewritten.
             if before.checkpoints >= written + 2 {
                 let mut state = self.state.lock();
                 let units = state.space.total_units() / 16;
@@ -207,14 +209,14 @@ impl StoreCore {
             self.make_durable()?;
             self.index.maintain_after(&|| self.make_durable())?;
             if self.index.stats().checkpoints == before.checkpoints {
-                // Another thread is writing one.
+                // Another thread is writing a checkpoint.
                 std::thread::sleep(RETRY_PAUSE);
             }
         }
         Ok(())
     }
 
-    /// Directories that are drained and empty leave the manifest.
+    /// Removes drained and empty directories from the manifest.
     fn retire_volumes(&self) -> Result<()> {
         let Some(_turn) = self.shape.try_lock_until(Instant::now() + SYNC_TIMEOUT) else {
             return Ok(());
@@ -247,7 +249,7 @@ impl StoreCore {
         Ok(())
     }
 
-    /// Whether there is something to be done about the store's shape.
+    /// Returns whether segments, directories or the index exceed their target.
     pub(super) fn needs_maintenance(&self) -> bool {
         !self.state.lock().space.closed().is_empty()
             || self.is_draining_paths()
@@ -273,7 +275,7 @@ fn run(core: &Weak<StoreCore>, thread: &BackgroundThread) {
             match core.maintain_space(&core.maintenance.control()) {
                 Ok(false) => {}
                 Ok(true) => pause = pause.min(RETRY_PAUSE),
-                // Nothing is done until the store is reopened, and its owner says so.
+                // Nothing can be done until the owner reopens the store, which it logs.
                 Err(_) if core.rounds.cause().is_some() => {}
                 Err(error) => {
                     let again =
