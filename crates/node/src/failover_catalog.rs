@@ -158,7 +158,7 @@ impl FailoverCatalog {
                 Membership::Reopening(reopening) => return Err(reopening.error()),
                 Membership::Owner(_) | Membership::Closed => return Err(closed()),
             };
-            let until = *until.get_or_insert_with(|| Instant::now() + patience);
+            let until = *until.get_or_insert_with(|| Instant::now() + timeout);
             let error = match question(&SocketCatalog::new(client, until)) {
                 Ok(answer) => return Ok((answer, whom(&membership))),
                 Err(error) => error,

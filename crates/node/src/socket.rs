@@ -112,9 +112,9 @@ pub(crate) fn sweep(directory: &NodeDirectory) {
 /// Lost if no process listens; `Invalid` for another user.
 pub(crate) fn dial(directory: &NodeDirectory, timeout: Duration) -> Result<Option<UnixStream>> {
     let socket = stream_socket().map_err(owner_lost)?;
-    let patience = patience.max(Duration::from_millis(1));
+    let timeout = timeout.max(Duration::from_millis(1));
     // Connecting blocks while the backlog is full.
-    set_socket_timeout(&socket, Timeout::Send, Some(patience)).map_err(|e| owner_lost(e.into()))?;
+    set_socket_timeout(&socket, Timeout::Send, Some(timeout)).map_err(|e| owner_lost(e.into()))?;
     let address = address(directory, NAME).map_err(owner_lost)?;
     match connect(&socket, &address) {
         Ok(()) => {}

@@ -1,9 +1,9 @@
 //! Volumes and segments that cannot be used now, and the runs that lie there.
 //!
-//! A late mount, a file limit or a failing disk must not cost pages: the index keeps their runs, and
-//! nothing about them is journaled. Until the space is back they are *hidden*, with all that hangs
-//! behind them in chained scopes: lookups miss them, and puts of their pages are refused as
-//! `unavailable`. Eviction passes over runs in absent space, because it would gain nothing by them.
+//! A late mount, a file limit or a failing disk must not cost pages: the index keeps their runs and
+//! journals nothing about them. Until the space returns they are *hidden*, with all runs behind
+//! them in chained scopes: lookups miss them, and puts of their pages are refused as `unavailable`.
+//! Eviction skips runs in absent space, because evicting them would free nothing.
 
 use super::capacity::share_out;
 use super::hidden::{Cause, Hidden};
@@ -16,25 +16,25 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// Absent volumes and segments are looked for this often.
+/// Interval of checks for absent volumes and segments.
 pub(super) const ABSENT_INTERVAL: Duration = Duration::from_secs(2);
-/// Sentences about absent segments in one answer at most.
+/// Maximum reasons listed in one answer.
 const REASONS_MAX: usize = 64;
-/// Taking space back waits this long for a change of the store's shape.
+/// Maximum time that reattaching waits for a capacity change.
 const SHAPE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Space that cannot be used now, with the reasons.
+/// Volumes and segments that cannot be used now, with the reasons.
 #[derive(Debug, Default)]
 pub(super) struct Absence {
     pub(super) volumes: BTreeMap<u8, String>,
-    /// Segments of volumes that are here.
+    /// Absent segments of present volumes.
     pub(super) segments: BTreeMap<SegmentId, String>,
     /// Segments of absent volumes that the index names: the budget counts them.
     pub(super) known: BTreeMap<u8, BTreeSet<SegmentId>>,
 }
 
 impl Absence {
-    /// Volumes of `manifest` that are not in `found`'s directories.
+    /// Volumes of `manifest` that `found` reports as away.
     pub(super) fn of(manifest: &Manifest, found: &[VolumeState]) -> Self {
         let mut absence = Self::default();
         for (number, at) in (0..=u8::MAX).zip(found) {
@@ -60,7 +60,7 @@ impl Absence {
         !self.is_empty() && extents.iter().any(|extent| self.covers(extent.segment))
     }
 
-    /// Notes the segments of a hidden run, so that the budget counts them.
+    /// Records the segments of a hidden run, so that the budget counts them.
     pub(super) fn note(&mut self, extents: &[Extent]) {
         for segment in extents.iter().map(|extent| extent.segment) {
             if self.volumes.contains_key(&segment.volume()) {
@@ -69,21 +69,22 @@ impl Absence {
         }
     }
 
-    /// Absent segments that volume `number` has at least.
+    /// Lower bound of the absent segments of volume `number`.
     pub(super) fn segments_of(&self, number: u8) -> u32 {
         let known = self.known.get(&number).map_or(0, BTreeSet::len);
         let single = self.segments.keys().filter(|id| id.volume() == number).count();
         (known + single) as u32
     }
 
-    /// A volume was given up.
+    /// Removes a volume that was given up.
     pub(super) fn forget(&mut self, number: u8) {
         self.volumes.remove(&number);
         self.known.remove(&number);
         self.segments.retain(|id, _| id.volume() != number);
     }
 
-    /// A volume is here again, with these segments: each is absent until it is restored.
+    /// Replaces an absent volume that has returned by its segments, each absent until it is
+    /// restored.
     fn list(&mut self, number: u8, segments: &[SegmentId]) {
         self.volumes.remove(&number);
         self.known.remove(&number);
@@ -93,7 +94,7 @@ impl Absence {
 }
 
 impl StoreCore {
-    /// What cannot be used now, for `stat`.
+    /// Describes what cannot be used now, for `stat`.
     pub(super) fn unavailable(&self, state: &State) -> Unavailable {
         let manifest = self.manifest();
         let dir = |volume: u8| {
@@ -116,11 +117,11 @@ impl StoreCore {
         !self.state.lock().absence.is_empty()
     }
 
-    /// Looks for absent volumes and segments, and takes back those that are here again: their runs
-    /// are found again, but for those whose space is no longer there.
+    /// Checks absent volumes and segments, and reattaches those that have returned: lookups find
+    /// their runs again, except those whose space is gone.
     ///
     /// # Errors
-    /// Those of the file system: what was not taken back stays absent.
+    /// Those of the file system: what was not reattached stays absent.
     pub(super) fn reattach_absent(&self) -> Result<()> {
         if !self.is_degraded() {
             return Ok(());
@@ -129,7 +130,7 @@ impl StoreCore {
         let Some(_turn) = self.shape.try_lock_until(Instant::now() + SHAPE_TIMEOUT) else {
             return Ok(());
         };
-        // Another caller may have taken one back, or given it up.
+        // Another caller may have reattached one, or given it up.
         volumes.retain(|(number, _)| self.state.lock().absence.volumes.contains_key(number));
         for (number, volume) in (0..=u8::MAX).zip(&self.manifest().volumes) {
             if volume.is_gone() {
@@ -177,16 +178,16 @@ impl StoreCore {
             pages_dropped = dropped,
             "absent space is back"
         );
-        // What is free in the restored segments is reused after this, and after a drain.
+        // Free space in the restored segments is reused after this round and a drain.
         self.make_durable()
     }
 
-    /// Absent volumes that are here again, ready for use, with their segments.
+    /// Attaches absent volumes that have returned. Returns them with their segments.
     fn attach_volumes(&self) -> Vec<(u8, Vec<SegmentId>)> {
         let absent: Vec<u8> = self.state.lock().absence.volumes.keys().copied().collect();
         let manifest = self.manifest();
         let found = self.directory().volume_states(&manifest);
-        // Before a segment of theirs is looked for: without its marker a volume cannot be used.
+        // Before a segment of theirs is opened: without its marker a volume cannot be used.
         self.directory().repair_markers(&mut manifest.as_ref().clone(), &found);
         let mut here = Vec::new();
         for number in absent {
@@ -198,7 +199,7 @@ impl StoreCore {
             match attached {
                 Ok(segments) => here.push((number, segments)),
                 Err(why) => {
-                    // Unless it was given up meanwhile.
+                    // The volume may have been given up meanwhile.
                     if let Some(reason) = self.state.lock().absence.volumes.get_mut(&number) {
                         *reason = why;
                     }
@@ -220,16 +221,16 @@ impl StoreCore {
         }
         self.segments.attach(number, candidate)?;
         let listed = self.segments.list_durably(number)?;
-        // Looked for after the list and its sync: an empty mount point lists nothing.
+        // Checked after the list and its sync, because an empty mount point lists no files.
         if !self.is_volume_here(number) {
             return Err(Error::retry("it went away again"));
         }
         Ok(listed)
     }
 
-    /// Adds segments that returned to the space: what hidden runs and living clients hold of them is
-    /// in use, the rest is withheld until the removals of the time of their absence are durable and
-    /// the segments are drained. Returns the extents that could not be marked.
+    /// Adds returned segments to the space. Extents of hidden runs and of living clients are in
+    /// use; the rest is withheld until the removals made during the absence are durable and the
+    /// segments are drained. Returns the extents that could not be marked.
     fn restore(&self, segments: &[SegmentId]) -> HashSet<Extent> {
         let mut runs: HashMap<SegmentId, Vec<RunId>> = HashMap::new();
         for run in self.hidden.list(Cause::Absent) {
@@ -242,8 +243,9 @@ impl StoreCore {
         }
         let mut unmarked = HashSet::new();
         for &id in segments {
-            // One hold of the lock: no put takes a place in the segment before all is marked. Removals
-            // are filed first, or their extents would be freed beside the hole that they become.
+            // Held until all extents are marked, so that no put is placed in the segment before.
+            // Pending removals are applied first: otherwise their extents would be freed a second
+            // time, because the segment returns with them as free space.
             let mut state = self.state.lock();
             while state.removals_under_way + state.dropping > 0 {
                 self.removals_applied.wait(&mut state);
@@ -267,8 +269,8 @@ impl StoreCore {
         unmarked
     }
 
-    /// Shows the runs all of whose space is back, and drops those whose space is not what the index
-    /// says. Returns how many runs are shown, and how many pages were dropped.
+    /// Unhides the runs whose space has returned completely, and drops those whose space differs
+    /// from the index. Returns the number of runs unhidden and of pages dropped.
     fn unhide_returned(&self, unmarked: &HashSet<Extent>) -> (usize, u64) {
         let mut still = HashSet::new();
         let (mut shown, mut dropped) = (0, 0);
@@ -293,7 +295,7 @@ impl StoreCore {
         (shown, dropped)
     }
 
-    /// Hides these runs and what hangs behind them, and shows all others.
+    /// Hides the `absent` runs and those behind them, and unhides all others.
     fn hide(&self, mut absent: HashSet<RunId>) {
         absent.retain(|run| self.index.place(*run).is_some());
         let behind = self.hidden.list(Cause::Behind);
@@ -302,7 +304,8 @@ impl StoreCore {
         self.hidden.replace(Hidden::new(&absent, &parents));
     }
 
-    /// Takes a run out whose space is not there, with all behind it. Returns the pages that went.
+    /// Removes a run whose space is gone, with all runs behind it. Returns the number of pages
+    /// removed.
     fn drop_unmarked(&self, state: &mut State, run: RunId, unmarked: &HashSet<Extent>) -> u64 {
         let mut removed = self.index.truncate(run, 0);
         for Removed { extents, .. } in &mut removed {
@@ -311,12 +314,12 @@ impl StoreCore {
         state.apply_removals(removed, None).0
     }
 
-    /// Gives an absent volume up: its runs leave the index, durably.
+    /// Gives an absent volume up: removes its runs from the index, durably.
     ///
     /// # Errors
     /// As of [`StoreCore::make_durable`].
     pub(super) fn forget_volume(&self, number: u8) -> Result<()> {
-        // Not beside `reattach_absent`: both replace what is hidden.
+        // Excludes `reattach_absent`, because both replace the hidden runs.
         let _turn = self.shape.lock();
         let lies_there =
             |view: &RunView| view.live_extents().iter().any(|e| e.segment.volume() == number);
@@ -338,7 +341,7 @@ impl StoreCore {
 }
 
 impl State {
-    /// Marks what living clients of former owners hold of a segment that returned.
+    /// Marks the extents that living clients of former owners hold in a returned segment.
     fn restore_withheld(&mut self, id: SegmentId) {
         for withheld in self.reservations.withheld.values_mut() {
             let (back, absent): (Vec<_>, Vec<_>) =
@@ -349,7 +352,7 @@ impl State {
         }
     }
 
-    /// Extents that lie in space which is here: only that is ever free.
+    /// Keeps only extents in present segments: no other space is ever freed.
     pub(super) fn in_present_segments(&self, mut extents: Vec<Extent>) -> Vec<Extent> {
         extents.retain(|extent| self.space.has_segment(extent.segment));
         extents

@@ -1,4 +1,4 @@
-//! Which of a put's missing pages may be written, before any space is looked for.
+//! Decides which missing pages of a put may be written, before any space is allocated.
 
 use super::StoreCore;
 use super::reservations::PlannedRun;
@@ -6,31 +6,31 @@ use crate::admission::AdmissionReject;
 use crate::catalog::{Refusal, ReserveRequest, ScopeRef};
 use ritornello_format::{PageHash, RUN_HEADER_UNITS_MAX, UNIT, units_of};
 
-/// What admission and quota leave of a put.
+/// The part of a put that quota and admission allow.
 pub(super) struct Admitted {
     /// One past the last key that may be placed.
     pub(super) end: usize,
-    /// Why later ones may not, if there are missing ones.
+    /// Why later missing pages may not be placed.
     pub(super) refused: Option<Refusal>,
     /// Missing pages before `end`.
     pages: usize,
-    /// Missing pages behind it.
+    /// Missing pages from `end` on.
     behind: usize,
     /// Units of the longest page.
     page_units: u32,
-    /// Bytes that the write budget was charged for.
+    /// Bytes charged to the write budget.
     charged: u64,
 }
 
 impl Admitted {
-    /// Units that a run of `pages` pages takes at most.
+    /// Maximum units of a run of `pages` pages.
     pub(super) fn run_units(&self, pages: usize) -> u64 {
         u64::from(RUN_HEADER_UNITS_MAX) + u64::from(self.page_units) * pages as u64
     }
 }
 
 impl StoreCore {
-    /// Asks the quota, then admission. Charges the write budget.
+    /// Asks the quota, then admission, and charges the write budget.
     pub(super) fn admit(
         &self,
         scope: ScopeRef,
@@ -65,8 +65,8 @@ impl StoreCore {
         }
     }
 
-    /// Counts by reason what of a put was refused. `last` is why the pages before `end` that were
-    /// not planned were not.
+    /// Counts refused pages by reason. `last` is the reason for pages before `end` that were not
+    /// planned.
     pub(super) fn count_refused(&self, admitted: &Admitted, planned: usize, last: Option<Refusal>) {
         let unplaced = admitted.pages - planned;
         for (reason, pages) in [(admitted.refused, admitted.behind), (last, unplaced)] {
@@ -86,7 +86,7 @@ impl StoreCore {
         }
     }
 
-    /// What was charged and found no place will not be written.
+    /// Refunds the charge for pages that will not be written.
     pub(super) fn give_back(&self, admitted: &Admitted, runs: &[PlannedRun]) {
         let planned: u64 = runs.iter().map(|run| run.place.units() * UNIT).sum();
         self.admission.lock().give_back(admitted.charged.saturating_sub(planned));

@@ -1,9 +1,9 @@
-//! Changing the capacity and the directories of a store that is in use.
+//! Changing the capacity and the directories of a store in use.
 //!
-//! The manifest says what is wanted, durably, before any of it is acted on. A larger capacity is
-//! then there at once. For a smaller one, or a directory that is drained, the segments beyond the
-//! shares are closed; the caretaker empties and removes them. An owner that ends half-way leaves a
-//! manifest that says the same to the next one.
+//! The manifest records the target durably before any action. A larger capacity is available at
+//! once. For a smaller one, or a drained directory, the segments beyond the shares are closed, and
+//! the maintenance thread empties and removes them. If the owner ends half-way, the next one
+//! continues from the manifest.
 
 use super::absence::Absence;
 use super::{State, StoreCore};
@@ -22,27 +22,27 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// What to change about the space of a store.
+/// A change to the space of a store.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum CapacityChange {
-    /// The budget, in bytes.
+    /// Sets the budget, in bytes.
     Capacity(u64),
-    /// One more directory for segments; or one of the store's that is away because its marker was
-    /// lost, which is marked again.
+    /// Adds a directory for segments, or marks a directory of the store again that is away because
+    /// its marker was lost.
     AddPath(String),
-    /// One less: nothing new is placed there, and what is there moves or is evicted.
+    /// Drains a directory: no new run is placed there, and its runs are moved or evicted.
     DrainPath(String),
-    /// Gives up a directory that is away, with the pages that lie there.
+    /// Gives up a directory that is away, and its pages.
     ForgetPath(String),
 }
 
 impl StoreCore {
-    /// Changes capacity or directories. Returns when it is done, or, with `Retry`, when `patience`
-    /// is over: the rest is done in the background then.
+    /// Changes capacity or directories. Returns when the change is complete, or `Retry` after
+    /// `timeout`; the rest then continues in the background.
     ///
     /// # Errors
     /// `Invalid` for a capacity below two segments, or below what is leased, retained and being
-    /// written; for a directory that is known, unknown, another store's, or the last one.
+    /// written; for a directory that is in use already, unknown, another store's, or the last one.
     pub fn change_capacity(&self, change: &CapacityChange, timeout: Duration) -> Result<()> {
         self.check_writable()?;
         let deadline = Instant::now() + timeout;
@@ -51,7 +51,8 @@ impl StoreCore {
             let Some(_turn) = self.shape.try_lock_until(deadline) else {
                 return Err(Error::retry("the store's space is being changed already"));
             };
-            // A segment that is being made is known before shares change, or its file is orphaned.
+            // A segment being created must be registered before shares change, or its file would be
+            // orphaned.
             let Some(_growing) = self.growing.try_lock_until(deadline) else {
                 return Err(Error::retry("a segment is being made"));
             };
@@ -92,7 +93,7 @@ impl StoreCore {
             *self.manifest.write() = Arc::new(manifest);
         }
         if let Some(number) = forgotten {
-            // The manifest says so durably: a next owner drops what is left of its runs.
+            // The change is durable in the manifest: a next owner drops the remaining runs.
             self.forget_volume(number)?;
         }
         if let Some(number) = marked {
@@ -105,10 +106,10 @@ impl StoreCore {
         self.await_maintenance(deadline)
     }
 
-    /// Waits until the store is in its shape.
+    /// Waits until the space has its target size.
     fn await_maintenance(&self, deadline: Instant) -> Result<()> {
         let mut seen = 0;
-        // Once: the caretaker knows when to look again at what a lease holds.
+        // Woken once: the maintenance thread retries leased segments on its own.
         self.maintenance.wake();
         loop {
             if self.is_space_as_wanted() {
@@ -130,14 +131,14 @@ impl StoreCore {
         }
     }
 
-    /// Whether nothing is left to be done about a change of the space.
+    /// Whether no capacity change is pending.
     fn is_space_as_wanted(&self) -> bool {
         let draining = self.is_draining_paths();
         let fits = self.index.stats().disk_bytes <= self.budget().index_bytes;
         !draining && fits && self.state.lock().space.closed().is_empty()
     }
 
-    /// Whether a directory is being drained that is here.
+    /// Whether a present directory is being drained.
     pub(super) fn is_draining_paths(&self) -> bool {
         let manifest = self.manifest();
         let state = self.state.lock();
@@ -150,7 +151,7 @@ impl StoreCore {
         self.directory.clone()
     }
 
-    /// A smaller capacity must hold what cannot be evicted.
+    /// Checks that a smaller capacity holds what cannot be evicted.
     fn check_holds_what_stays(&self, budget: &Budget) -> Result<()> {
         let segment_units = budget.segment_bytes / UNIT;
         let units = u64::from(budget.segments_max) * segment_units;
@@ -177,7 +178,7 @@ impl StoreCore {
         .with("being_written", written * UNIT))
     }
 
-    /// A larger capacity must fit into memory where the store is there.
+    /// Checks that a larger capacity fits into memory, for a store on tmpfs.
     fn check_fits_into_memory(&self, manifest: &Manifest) -> Result<()> {
         if manifest.capacity <= self.budget().capacity {
             return Ok(());
@@ -186,9 +187,9 @@ impl StoreCore {
         self.directory().check_memory(manifest, more)
     }
 
-    /// Marks the directory of a volume whose marker was lost. Returns its number. Every segment that
-    /// the index names must be there: the pages of one that is not would be given up. Where it names
-    /// none, nothing else may be there, as in a new directory.
+    /// Marks the directory of a volume whose marker was lost. Returns the volume's number. Every
+    /// segment that the index names must exist there, because the pages of a missing one would be
+    /// given up. If the index names none, the directory must hold nothing else, like a new one.
     fn mark_again(&self, manifest: &mut Manifest, number: u8) -> Result<u8> {
         let marker = VolumeMarker { store: manifest.uuid, volume: number };
         let volume = &mut manifest.volumes[usize::from(number)];
@@ -254,7 +255,7 @@ impl StoreCore {
                 .with("dir", path.display())
                 .with("found", found.to_string_lossy()));
         }
-        // An owner was killed while it added the directory.
+        // Removes what an owner left that was killed while it added the directory.
         for name in names.iter().filter(|name| name.as_os_str() != LOST_AND_FOUND) {
             self.medium.remove(&path.join(name)).map_err(refused)?;
         }
@@ -273,8 +274,8 @@ impl StoreCore {
         Ok(candidate)
     }
 
-    /// Whether a file in `dir` is neither the file system's own nor left by an owner that was killed
-    /// while it added or marked the directory.
+    /// Whether a file in `dir` belongs neither to the file system nor to an interrupted addition or
+    /// marking of the directory.
     fn is_strange(&self, dir: &Path, name: &OsStr) -> bool {
         let is_own_marker =
             name == VolumeMarker::FILE && self.directory().is_marked_by(dir, self.manifest().uuid);
@@ -282,7 +283,7 @@ impl StoreCore {
         !(name == LOST_AND_FOUND || Segments::is_left_over(name) || is_own_marker || is_new_marker)
     }
 
-    /// The number of the volume in the directory `dir`.
+    /// Returns the number of the volume in the directory `dir`.
     fn volume_in(&self, manifest: &Manifest, dir: &str) -> Result<usize> {
         let directory = self.directory();
         let name = directory.volume_name(Path::new(dir))?;
@@ -312,7 +313,7 @@ impl StoreCore {
         check_not_last(manifest, dir)
     }
 
-    /// Takes an absent volume out of `manifest`. Returns its number.
+    /// Removes an absent volume from `manifest`. Returns its number.
     fn forget_path(&self, manifest: &mut Manifest, dir: &str) -> Result<u8> {
         let found = self.volume_in(manifest, dir)?;
         let number = found as u8;
@@ -328,7 +329,7 @@ impl StoreCore {
         Ok(number)
     }
 
-    /// Takes the marker out of the directory of a volume that is no more.
+    /// Removes the marker from the directory of a volume that is no longer used.
     pub(super) fn remove_marker(&self, number: u8) {
         let marker = VolumeMarker { store: self.manifest().uuid, volume: number };
         if let Ok(dir) = self.segments.dir(number)
@@ -350,7 +351,7 @@ fn check_not_last(manifest: &Manifest, dir: &str) -> Result<()> {
     .with("dir", dir))
 }
 
-/// Gives every volume its share. An absent volume keeps what it has, and does not grow.
+/// Divides the budget between the volumes. An absent volume keeps its segments and does not grow.
 pub(super) fn share_out(
     space: &mut Space,
     absence: &Absence,
@@ -371,7 +372,7 @@ pub(super) fn share_out(
     }
     space.set_shares(&budget.shares(&existing), budget.segments_max.saturating_sub(absent));
     for segment in absence.segments.keys() {
-        // The file is there: its number is taken.
+        // The file exists, so its number is in use.
         space.start_numbers_at(segment.volume(), segment.number() + 1);
     }
     for (at, volume) in (0..=u8::MAX).zip(&manifest.volumes) {
@@ -380,7 +381,7 @@ pub(super) fn share_out(
 }
 
 impl State {
-    /// Quarantined space of segments that go need not be kept from anybody.
+    /// Releases quarantined space of closed segments, which is not reused anyway.
     pub(super) fn release_quarantined(&mut self) {
         let (gone, kept): (Vec<_>, Vec<_>) = std::mem::take(&mut self.quarantine)
             .into_iter()

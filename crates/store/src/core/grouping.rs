@@ -1,4 +1,4 @@
-//! Which missing pages of a put share a run.
+//! Groups the missing pages of a put into runs.
 
 use super::StoreCore;
 use super::reserve::SpaceDeadline;
@@ -6,17 +6,16 @@ use crate::catalog::{Refusal, ReserveRequest, ScopeRef};
 use ritornello_format::{Error, KEY_BYTES_MAX, Place, Result, RunHeader, UNIT, units_of};
 use std::ops::Range;
 
-/// A run holds at most this much payload: what is evicted and read together stays handy.
+/// Maximum payload of a run, which keeps eviction and reads fine-grained.
 const RUN_BYTES_MAX: u64 = 64 << 20;
-/// Pages of different length on disk share a run as long as padding is at most one part in this
-/// many of it,
+/// Pages of different length on disk share a run if padding is at most one part in this many of it,
 const PADDING_SHARE: u64 = 32;
 /// or at most this many units: another run costs a header, and an operation for each reader.
 const PADDING_UNITS: u64 = 8;
 
 impl StoreCore {
-    /// The missing pages as (position, count), cut so that each run's header holds its keys and
-    /// slices, no run is unwieldy, and little is padding where pages differ in length on disk.
+    /// Returns the missing pages as (position, count). Each run's header holds its keys and slices,
+    /// its payload is bounded, and padding is small where pages differ in length on disk.
     pub(super) fn missing_runs(
         &self,
         scope: ScopeRef,
@@ -42,7 +41,7 @@ impl StoreCore {
         runs
     }
 
-    /// Space for one run, by growth, eviction and reclaim, in that order.
+    /// Finds space for one run: by growth, eviction and reclaim, in that order.
     pub(super) fn place_run(
         &self,
         scope: ScopeRef,
@@ -66,14 +65,14 @@ impl StoreCore {
     }
 }
 
-/// Units that page `page` of a put takes on disk.
+/// Units of page `page` on disk.
 fn length_of(scope: ScopeRef, request: &ReserveRequest, page: usize) -> u32 {
     let raw = units_of(scope.page_bytes) as u32;
     request.page_units.get(page).copied().unwrap_or(raw)
 }
 
-/// How many of the leading `pages` share a run of at most `most` units: pages that are stored as they
-/// came, and are read in place, or pages that are shorter, of much the same length.
+/// Returns how many of the leading `pages` share a run of at most `most` units: either pages stored
+/// unencoded, which are read in place, or shorter pages of similar length.
 fn pages_alike(scope: ScopeRef, request: &ReserveRequest, pages: Range<usize>, most: u64) -> usize {
     let raw = units_of(scope.page_bytes);
     let (mut longest, mut sum, mut count) = (0, 0, 0);
@@ -93,10 +92,10 @@ fn pages_alike(scope: ScopeRef, request: &ReserveRequest, pages: Range<usize>, m
     count as usize
 }
 
-/// Whether the lengths that a put wants are such as pages can have.
+/// Checks the page lengths and slices of a request.
 ///
 /// # Errors
-/// `Invalid` for lengths that are not those of pages, or slices that no header has room for.
+/// `Invalid` for impossible lengths, or more slices than a header holds.
 pub(super) fn check_lengths(scope: ScopeRef, pages: usize, request: &ReserveRequest) -> Result<()> {
     let lengths = &request.page_units;
     let raw = units_of(scope.page_bytes);

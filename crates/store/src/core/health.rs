@@ -1,14 +1,14 @@
-//! How the allocator does: what is padding, in how many pieces things lie, what was written.
+//! Statistics of the allocator: padding, fragmentation, bytes written.
 
 use super::StoreCore;
 use crate::stats::{Pieces, SpaceHealth};
 use ritornello_format::{PageHash, UNIT, WHOLE_PAGE_UNITS, units_of};
 use ritornello_index::RunView;
 
-/// Pieces a page, counted up to this.
+/// Highest number of pieces per page that is counted separately.
 const PIECES_MAX: usize = 64;
 
-/// Pages by the number of pieces that they lie in.
+/// Number of pages by the number of pieces they lie in.
 #[derive(Clone, Copy)]
 struct Histogram([u64; PIECES_MAX + 1]);
 
@@ -35,7 +35,7 @@ impl Histogram {
 }
 
 impl StoreCore {
-    /// Looks at every run, one by one; nothing is locked for longer than that.
+    /// Visits every run one by one, without holding a lock for longer than one run.
     pub(super) fn health(&self) -> SpaceHealth {
         let mut health = SpaceHealth::default();
         let (mut runs, mut extents) = (0u64, 0u64);
@@ -63,8 +63,8 @@ impl StoreCore {
         health
     }
 
-    /// What the pages of a run take beyond their length. That of encoded pages is known to their
-    /// header only; it is less than a unit beyond the longest page of the run.
+    /// Padding of a run's pages, in bytes. Zero for encoded pages, whose length only their header
+    /// knows; theirs is less than a unit beyond the longest page of the run.
     fn padding(&self, view: &RunView) -> u64 {
         let Some(scope) = self.scopes.by_slot(view.scope) else { return 0 };
         if u64::from(view.place.page_units) != units_of(scope.page_bytes) {

@@ -1,4 +1,4 @@
-//! Runs that lookups miss, because part of them lies in absent space.
+//! Runs hidden from lookups, because part of them lies in absent space.
 
 use super::StoreCore;
 use parking_lot::RwLock;
@@ -10,13 +10,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// Why a run is hidden.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Cause {
-    /// Part of it lies in absent space.
+    /// Part of the run lies in absent space.
     Absent,
-    /// A run that it hangs behind is hidden.
+    /// A run that it follows is hidden.
     Behind,
 }
 
-/// Runs that lookups miss. Lock order: last. Held for a single lookup.
+/// The runs hidden from lookups. Its lock is the last in the lock order, and is held for a single
+/// lookup.
 #[derive(Debug, Default)]
 pub(super) struct Hidden {
     any: AtomicBool,
@@ -24,8 +25,8 @@ pub(super) struct Hidden {
 }
 
 impl Hidden {
-    /// Hides the `absent` runs, and those of `parents` (run, the run that it hangs behind) that hang
-    /// behind one.
+    /// Hides the `absent` runs, and those keys of `parents` (run, the run that it follows) that
+    /// have an absent ancestor.
     pub(super) fn new(absent: &HashSet<RunId>, parents: &HashMap<RunId, RunId>) -> Self {
         let mut runs: HashMap<RunId, Cause> =
             absent.iter().map(|run| (*run, Cause::Absent)).collect();
@@ -80,8 +81,8 @@ impl Hidden {
 }
 
 impl StoreCore {
-    /// The steps that a reader can follow: none in a hidden run, and in a chained scope none behind
-    /// one.
+    /// Keeps the steps that a reader can follow: none in a hidden run, and in a chained scope none
+    /// behind one.
     pub(super) fn visible(&self, chained: bool, mut steps: Vec<Step>) -> Vec<Step> {
         if self.hidden.is_empty() {
             return steps;

@@ -1,4 +1,4 @@
-//! The memory ceiling of the index: at it puts are skipped, and eviction makes room.
+//! The memory ceiling of the index: at the ceiling puts are refused, and eviction frees memory.
 
 use super::StoreCore;
 use super::reclaim::STEP_UNITS;
@@ -6,13 +6,13 @@ use parking_lot::MutexGuard;
 use ritornello_format::PageHash;
 use std::time::{Duration, Instant};
 
-/// Users are told once, and again after this long.
+/// Shortest interval between log lines.
 const SAID_AGAIN: Duration = Duration::from_secs(3600);
-/// One part in this many of the index goes at once.
+/// One part in this many of the index is evicted at once.
 const EVICTED_SHARE: u64 = 16;
 
 impl StoreCore {
-    /// Whether the index has memory for a run. If not, eviction is on its way.
+    /// Returns whether the index has memory for a run. If not, schedules an eviction.
     pub(super) fn index_takes(&self, pages: &[PageHash]) -> bool {
         if self.index.has_memory_for(pages) {
             return true;
@@ -39,13 +39,13 @@ impl StoreCore {
         false
     }
 
-    /// Evicts a part of the index if it refused something since the last time.
+    /// Evicts a part of the index if it refused a run since the last call.
     pub(super) fn maintain_index_memory(&self) {
         let mut state = self.state.lock();
         if !std::mem::take(&mut state.index_full) {
             return;
         }
-        // Pages and records are what takes memory; the one is a quarter of the other.
+        // Pages and run records take the memory; a page takes a quarter of a record.
         let weight = || {
             let index = self.index.stats();
             index.pages + 4 * index.runs

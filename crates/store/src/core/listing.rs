@@ -1,19 +1,18 @@
-//! What there is, for those who ask: scopes, and the keys of a scope. The index knows pages by their
-//! hashes; the keys themselves are in the run headers.
+//! Lists scopes, and the keys of a scope. The index knows pages by their hashes; the run headers
+//! hold the keys.
 
 use super::StoreCore;
 use crate::catalog::{HeldKeys, HeldScope, ScopeRef};
 use ritornello_format::{PageHash, Scope, ScopeSlot, ScopedKeys, UNIT};
 use ritornello_index::{RunId, Step};
 
-/// Scopes in one answer: their descriptions have to fit a message.
+/// Maximum scopes in one answer: their descriptions must fit a message.
 const SCOPES_AT_ONCE: usize = 256;
-/// Keys in one answer at most, besides those of the run that it ends with.
+/// Maximum keys in one answer, besides those of the run that it ends with.
 const KEYS_AT_ONCE: u32 = 16_384;
 
 impl StoreCore {
-    /// Where `keys` lead: through the leading pages, or, where keys do not chain, through all pages
-    /// that are there.
+    /// Walks `keys`: the leading pages, or, in an unchained scope, all pages present.
     pub(super) fn walk(&self, scope: ScopeRef, keys: &[&[u8]]) -> Vec<Step> {
         let walk = |from: usize| {
             let keys = &keys[from..];
@@ -26,7 +25,7 @@ impl StoreCore {
         let after = |steps: &[Step], from: usize| {
             steps.last().map_or(from, |step| from + (step.at + step.pages) as usize)
         };
-        // Behind the first key that is missing.
+        // Continues behind the first missing key.
         let mut from = after(&steps, 0) + 1;
         while from < keys.len() {
             let further = walk(from);
@@ -73,7 +72,7 @@ impl StoreCore {
         held
     }
 
-    /// The keys of a run's pages, unless it went meanwhile.
+    /// Adds the keys of a run's pages, unless the run was removed meanwhile.
     fn add_keys(&self, scope: ScopeRef, run: RunId, keys: &mut Vec<Vec<u8>>) {
         let Some(view) = self.index.run(run) else { return };
         let Ok(header) = self.segments.read_header(&view.place) else { return };

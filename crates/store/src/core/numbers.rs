@@ -5,11 +5,11 @@ use ritornello_format::{Error, Manifest, Result};
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-/// The upper half of the numbers changes when fewer than this many are left of the lower half. Half
-/// of it is an upper bound on the numbers that concurrent calls take between two checks.
+/// A new upper half is taken when fewer numbers than this are left of the lower half. Half of the
+/// margin bounds the numbers that concurrent calls take between two checks.
 const MARGIN: u64 = 1 << 26;
 
-/// The first number under the upper half `generations`.
+/// The first number with the upper half `generations`.
 pub(super) fn first(generations: u32) -> u64 {
     (u64::from(generations) << 32) | 1
 }
@@ -19,12 +19,12 @@ impl StoreCore {
         self.next_generation.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Takes another upper half, durably, before the lower half would carry into it: the next owner
-    /// begins with the number behind the manifest's.
+    /// Takes the next upper half, durably, before the lower half could carry into it: the next
+    /// owner begins with the number after the manifest's.
     ///
     /// # Errors
-    /// Those of the file system, and `Retry` if the manifest is being changed until `deadline`, when
-    /// few numbers are left.
+    /// Those of the file system, and `Retry` if few numbers are left and the manifest is being
+    /// changed until `deadline`.
     pub(super) fn ensure_numbers(&self, deadline: Instant) -> Result<()> {
         let left = || (1 << 32) - (self.next_generation.load(Ordering::Relaxed) & 0xffff_ffff);
         if left() >= MARGIN {
@@ -72,7 +72,7 @@ mod tests {
         core.next_generation.store((upper << 32) + (1 << 32) - 10, Ordering::Relaxed);
         core.ensure_numbers(Instant::now()).unwrap();
         assert_eq!(core.unique_number(), first(upper as u32 + 1));
-        // Its end is no clean one: what it has taken is in the manifest all the same.
+        // An unclean end: the new upper half is in the manifest nevertheless.
         drop(core);
         let next = open(None);
         assert_eq!(next.unique_number(), first(upper as u32 + 2));

@@ -1,31 +1,34 @@
-//! A store that a failed write or sync has poisoned: it takes nothing any more, still finds and reads,
-//! and is opened again by its owner when the disks take writes.
+//! A store poisoned by a failed write or sync: it rejects changes, still serves lookups and reads,
+//! and its owner reopens it when the disks accept writes.
 
 use super::StoreCore;
 use crate::rounds::OnPoison;
 use ritornello_format::{Error, ErrorKind, Result, VolumeMarker};
 
 impl StoreCore {
-    /// What poisoned the store: the failed write or sync after which it takes nothing any more.
+    /// The failed write or sync that poisoned the store, if any.
     #[must_use]
     pub fn poisoned(&self) -> Option<String> {
         self.rounds.cause().map(str::to_owned)
     }
 
-    /// Has `told` called, instead of a log line, when the store is poisoned; or now if it is. Set once.
+    /// Sets the callback for poisoning, which replaces the log line; calls it immediately if
+    /// already poisoned. Only the first call has an effect.
     pub fn on_poison(&self, told: OnPoison) {
         self.rounds.on_poison(told);
     }
 
-    /// Counts the times that this process has reopened the store.
+    /// Adds to the count of reopenings by this process.
     pub fn note_reopenings(&self, times: u64) {
         self.counters.reopenings.add(times);
     }
 
-    /// Writes the manifest, the markers of the volumes and the reservation log anew, with what they
-    /// hold, and syncs what must be durable: whether the disks of a poisoned store take writes again.
+    /// Checks whether the disks of a poisoned store accept writes: rewrites the manifest, the
+    /// volume markers and the reservation log with their present contents, and syncs what must be
+    /// durable.
     ///
-    /// The next owner reads the log: a copy of it in the page cache may be one whose write failed.
+    /// The log is rewritten because the next owner reads it, and its copy in the page cache may be
+    /// one whose write failed.
     ///
     /// # Errors
     /// Those of the file system; `Retry` while capacity or directories change.
@@ -48,8 +51,8 @@ impl StoreCore {
         self.log.lock().rewrite()
     }
 
-    /// What a session says of an error that has poisoned the store: the same call may succeed when
-    /// the store has been reopened.
+    /// Converts a `Fatal` error of a poisoned store into a retryable one: the same call may succeed
+    /// after the store is reopened.
     pub(super) fn retryable(&self, error: Error) -> Error {
         match self.rounds.cause() {
             Some(cause) if error.kind() == ErrorKind::Fatal => refusal(cause).because(error),

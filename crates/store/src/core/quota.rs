@@ -1,7 +1,8 @@
-//! What each scope holds, and how a scope with a quota makes room within itself.
+//! What each scope holds, and eviction within a scope that has a quota.
 //!
-//! A scope with a quota has an order of its own uses besides the store's: least recently used
-//! first, and leaf first as everywhere. So room within a quota never costs another scope a page.
+//! A scope with a quota has an eviction policy of its own besides the store's: least recently used
+//! first, and leaves first as everywhere. A put within the quota therefore never evicts pages of
+//! another scope.
 
 use super::reclaim::{Pins, STEP_UNITS};
 use super::{STEP_RUNS, State, StoreCore};
@@ -15,7 +16,7 @@ use ritornello_index::{Removed, RunId};
 use std::collections::HashMap;
 use std::time::Instant;
 
-/// What scopes hold.
+/// The holdings of all scopes.
 #[derive(Debug, Default)]
 pub(super) struct Usage {
     scopes: HashMap<ScopeSlot, Holding>,
@@ -25,17 +26,17 @@ pub(super) struct Usage {
 struct Holding {
     units: u64,
     pages: u64,
-    /// Units that a put was told it may have, and that are in no reservation yet.
+    /// Units promised to puts that are in no reservation yet.
     promised: u64,
-    /// The scope's own order of uses, if it has a quota.
+    /// The scope's own policy, if it has a quota.
     eviction: Option<Box<dyn Eviction>>,
-    /// While that is made of what the scope holds: runs that came, were used or were cut
-    /// meanwhile. They join it last, in this order.
+    /// While the policy is being built: runs that were added, used or cut meanwhile. They are
+    /// applied last, in this order.
     pending: Option<Vec<RunId>>,
 }
 
 impl Holding {
-    /// Whether the scope's order takes notice of a run at once. If not, it does so later.
+    /// Returns whether the policy applies an event of `run` now; otherwise records it for later.
     fn applies_now(&mut self, run: RunId) -> bool {
         match &mut self.pending {
             Some(pending) => pending.push(run),
@@ -46,14 +47,14 @@ impl Holding {
 }
 
 impl Usage {
-    /// Nothing yet; the scopes in `limited` have a quota.
+    /// Creates empty holdings; the scopes in `limited` have a quota.
     pub(super) fn new(limited: Vec<ScopeSlot>) -> Self {
         let eviction = || Some(Policy::Lru.build());
         let empty = |slot| (slot, Holding { eviction: eviction(), ..Holding::default() });
         Self { scopes: limited.into_iter().map(empty).collect() }
     }
 
-    /// A run came.
+    /// Adds a run.
     pub(super) fn admit(&mut self, slot: ScopeSlot, resident: &Resident, pages: u64, units: u64) {
         let holding = self.scopes.entry(slot).or_default();
         holding.units += units;
@@ -83,7 +84,7 @@ impl Usage {
         }
     }
 
-    /// Pages went. A run that only moved took as much with it as it left.
+    /// Subtracts removed pages. A run that only moved takes as many units as before.
     pub(super) fn remove(&mut self, gone: &Removed) {
         if gone.pages == 0 && !gone.whole {
             return;
@@ -106,19 +107,19 @@ impl Usage {
         }
     }
 
-    /// A run that the scope's order named is not there.
+    /// Forgets a victim of the scope's policy that the index does not know.
     pub(super) fn forget_run(&mut self, slot: ScopeSlot, run: RunId) {
         if let Some(eviction) = self.eviction(slot) {
             eviction.remove(run);
         }
     }
 
-    /// A scope was dropped.
+    /// Removes a dropped scope.
     pub(super) fn forget(&mut self, slot: ScopeSlot) {
         self.scopes.remove(&slot);
     }
 
-    /// Pages and units that a scope holds.
+    /// Pages and units of a scope.
     pub(super) fn held(&self, slot: ScopeSlot) -> (u64, u64) {
         self.scopes.get(&slot).map_or((0, 0), |holding| (holding.pages, holding.units))
     }
@@ -133,7 +134,7 @@ impl Usage {
         self.scopes.get_mut(&slot)?.eviction.as_mut()
     }
 
-    /// Whether the scope's order knows all that the scope holds.
+    /// Whether the scope's policy knows all runs of the scope.
     fn is_built(&self, slot: ScopeSlot) -> bool {
         self.scopes.get(&slot).is_some_and(|held| held.eviction.is_some() && held.pending.is_none())
     }
@@ -151,7 +152,7 @@ impl State {
         self.usage.units(slot) + writing
     }
 
-    /// A promise of [`StoreCore::make_quota_space`] was kept, or came to nothing.
+    /// Ends a promise of [`StoreCore::make_quota_space`], kept or not.
     pub(super) fn release_promise(&mut self, slot: ScopeSlot, units: u64) {
         if let Some(holding) = self.usage.scopes.get_mut(&slot) {
             holding.promised = holding.promised.saturating_sub(units);
@@ -160,15 +161,15 @@ impl State {
 }
 
 impl StoreCore {
-    /// Leading pages of a put that the scope's quota could hold at all.
+    /// Maximum pages of a put that the scope's quota can hold.
     pub(super) fn pages_within_quota(&self, scope: ScopeRef, page_units: u32) -> usize {
         let Some(quota) = self.scopes.settings(scope.slot).quota_bytes else { return usize::MAX };
         let units = (quota / UNIT).saturating_sub(u64::from(RUN_HEADER_UNITS_MAX));
         usize::try_from(units / u64::from(page_units.max(1))).unwrap_or(usize::MAX)
     }
 
-    /// Promises `units` to a scope, after making room within its quota if it has one, in steps. The
-    /// promise is to be redeemed.
+    /// Promises `units` to a scope, after evicting in steps within its quota, if it has one. The
+    /// caller ends the promise with [`State::release_promise`].
     pub(super) fn make_quota_space(
         &self,
         slot: ScopeSlot,
@@ -177,7 +178,8 @@ impl StoreCore {
     ) -> std::result::Result<(), Refusal> {
         let mut state = self.state.lock();
         loop {
-            // Promised without a quota, too: one that comes now counts what is about to be written.
+            // Promised even without a quota, so that a quota set meanwhile counts what is about to
+            // be written.
             let most =
                 self.scopes.settings(slot).quota_bytes.map_or(u64::MAX, |quota| quota / UNIT);
             let over = (state.units_of_scope(slot) + units).saturating_sub(most);
@@ -195,7 +197,8 @@ impl StoreCore {
         }
     }
 
-    /// Evicts about `units` from a scope with a quota, leaves first. Returns whether anything went.
+    /// Evicts about `units` from a scope with a quota, leaves first. Returns whether any page was
+    /// evicted.
     fn evict_from(&self, state: &mut State, slot: ScopeSlot, units: u64) -> bool {
         let State { usage, leases, retention, .. } = state;
         let Some(eviction) = usage.eviction(slot) else { return false };
@@ -204,14 +207,14 @@ impl StoreCore {
         self.remove_victims(state, &victims, Some(slot))
     }
 
-    /// Gives the scope an order of its own if it has a quota now, takes it if it has none, and
-    /// evicts what is more than the quota.
+    /// Builds the scope's own policy if it has a quota now, drops it if it has none, and evicts
+    /// what exceeds the quota.
     pub(super) fn apply_quota(&self, slot: ScopeSlot) {
         let _turn = self.quotas.lock();
         let Some(quota) = self.scopes.settings(slot).quota_bytes else {
             let eviction =
                 self.state.lock().usage.scopes.get_mut(&slot).and_then(|h| h.eviction.take());
-            // What is long is not thrown away under the lock.
+            // Dropping a large policy takes time, so it happens outside the lock.
             drop(eviction);
             self.scope_eviction_built.notify_all();
             return;
@@ -223,8 +226,8 @@ impl StoreCore {
         });
     }
 
-    /// Makes a scope's own order of uses, unless it has one: of what the index holds, and last of
-    /// what was used or changed meanwhile.
+    /// Builds a scope's own policy, unless it has one: from the index first, then from the events
+    /// recorded meanwhile.
     fn build_scope_eviction(&self, slot: ScopeSlot) {
         {
             let mut state = self.state.lock();
@@ -244,7 +247,7 @@ impl StoreCore {
         runs.sort_unstable();
         let mut runs = runs.into_iter().map(|(_, run)| run);
         self.in_steps(|state| {
-            // Dropped meanwhile, if there is none.
+            // The scope was dropped meanwhile.
             let Some(holding) = state.usage.scopes.get_mut(&slot) else { return false };
             let (Some(eviction), Some(pending)) = (&mut holding.eviction, &mut holding.pending)
             else {
@@ -254,7 +257,7 @@ impl StoreCore {
             if next.is_empty() {
                 next.extend(pending.drain(..pending.len().min(STEP_RUNS)));
             }
-            // What a removal has half filed is not known for what it is yet.
+            // During a pending removal the index and the events recorded disagree.
             let whole = next.is_empty() && state.removals_under_way == 0;
             for run in next {
                 match self.index.run(run) {
@@ -277,7 +280,8 @@ impl StoreCore {
         self.scope_eviction_built.notify_all();
     }
 
-    /// After opening: the capacity may have changed, or a crash undone an eviction.
+    /// Applied after opening: the capacity may have changed, or a crash may have undone an
+    /// eviction.
     pub(super) fn enforce_quotas(&self) {
         for slot in self.scopes.with_quota() {
             self.apply_quota(slot);
@@ -286,7 +290,7 @@ impl StoreCore {
         retaining.into_iter().for_each(|slot| self.trim_retention(slot));
     }
 
-    /// The scopes that hold most.
+    /// The scopes that hold most units.
     pub(super) fn largest_scopes(&self, state: &State) -> Vec<ScopeUsage> {
         let mut scopes: Vec<(&ScopeSlot, &Holding)> = state.usage.scopes.iter().collect();
         let most = |held: &(&ScopeSlot, &Holding)| (std::cmp::Reverse(held.1.units), *held.0);

@@ -1,17 +1,17 @@
-//! Scopes that differ from a registered one in the arrangement of their pages only: likely a wrong
-//! setting, and in any case neither finds the pages of the other.
+//! Scopes that differ from a registered one only in the arrangement of their pages: probably a
+//! wrong setting, and in any case neither finds the pages of the other.
 
 use ritornello_format::{Scope, ScopeSlot};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// Scopes that differ in the arrangement of their pages only, after which new ones are not warned of:
-/// a caller with a size for every object, as LMCache with a serde has, is not told each time.
+/// With this many scopes that differ only in arrangement, new ones cause no warning: a caller with
+/// a different size for every object, such as LMCache with a serde, is not warned each time.
 const REARRANGED_MAX: usize = 8;
-/// Log lines of one owner at most: requests choose salts, and each could cause a line.
+/// Maximum log lines per owner: requests choose salts, and each could cause a line.
 const LINES_MAX: u32 = 64;
 
-/// The registered scopes by what they hold apart from its arrangement.
+/// The registered scopes, by a digest of everything but the arrangement.
 #[derive(Debug, Default)]
 pub(super) struct Arrangements {
     slots: BTreeSet<([u8; 16], ScopeSlot)>,
@@ -27,7 +27,8 @@ impl Arrangements {
         self.slots.remove(&(scope.content_digest(), slot));
     }
 
-    /// Logs a line if `scope`, which is to be registered, is worth one.
+    /// Warns about `scope`, which is to be registered, if it differs from a registered one only in
+    /// arrangement.
     pub(super) fn warn(&mut self, stored: &BTreeMap<ScopeSlot, Arc<Scope>>, scope: &Scope) {
         let Some((other, differences)) = self.newest(stored, scope) else { return };
         if self.lines >= LINES_MAX {
@@ -42,8 +43,8 @@ impl Arrangements {
         );
     }
 
-    /// The newest scope that differs from `scope` in the arrangement of its pages only, and how;
-    /// `None` if there are none, or many.
+    /// The newest scope that differs from `scope` only in the arrangement of its pages, and the
+    /// differences; `None` if there are none or many.
     fn newest(
         &self,
         stored: &BTreeMap<ScopeSlot, Arc<Scope>>,

@@ -1,9 +1,9 @@
-//! Moving runs: the same pages under the same name and generation, in another place.
+//! Moving runs to another place, under the same run id and generation.
 //!
-//! **At any moment a crash is harmless.** The copy is durable before the index hears of it, so
-//! whichever place the journal names after a crash holds the run. The old place goes into limbo with
-//! the journal record that leaves it, or waits for the leases on it; the new one is named by nothing
-//! until then, and is free again if the process ends.
+//! **A crash is harmless at any moment.** The copy is durable before the index names it, so
+//! whichever place the journal names after a crash holds the run. The old place goes into limbo
+//! with the journal record that replaces it, or waits for its leases. No record names the new place
+//! until then; it is free again if the process ends.
 
 use super::reserve::SpaceDeadline;
 use super::verify::Unreadable;
@@ -16,35 +16,35 @@ use ritornello_volume::transfer::Control;
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-/// So much is copied before it is synced, and so many runs at most.
+/// Maximum bytes and runs copied before a sync.
 const BATCH_BYTES: u64 = 32 << 20;
 const BATCH_RUNS: usize = 128;
-/// How long a run waits for its new place.
+/// Maximum time that a run waits for its new place.
 const SPACE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// A run that was copied and is not moved yet.
+/// A copied run that is not switched to the copy yet.
 struct Copied {
     run: RunId,
     view: RunView,
     place: Place,
 }
 
-/// What became of runs that were to be moved.
+/// Result of a relocation.
 #[derive(Debug, Default)]
 pub(super) struct Moving {
     /// Runs moved.
     pub(super) moved: u64,
-    /// Runs that there was no room for, or that cannot be read for now.
+    /// Runs for which no space was found, or that cannot be read now.
     pub(super) stuck: Vec<RunId>,
 }
 
 impl StoreCore {
-    /// Moves runs to wherever there is room; eviction makes some. Runs that are gone are skipped,
-    /// pages that cannot be believed are taken out.
+    /// Moves runs to free space, which eviction provides if needed. Skips runs that are gone, and
+    /// removes pages that fail verification.
     ///
     /// # Errors
-    /// `Retry` if `control` said stop or the file system failed: what was not moved is where it
-    /// was. `Fatal` if a sync failed: the store is poisoned then.
+    /// `Retry` if `control` stopped the work or the file system failed: runs not moved keep their
+    /// place. `Fatal` if a sync failed: the store is poisoned.
     pub(super) fn relocate(&self, runs: &[RunId], control: &Control) -> Result<Moving> {
         let mut moving = Moving::default();
         let mut batch: Vec<Copied> = Vec::new();
@@ -71,7 +71,10 @@ impl StoreCore {
         Ok(moving)
     }
 
-    /// Copies a run; `None` if there is nothing to copy. `Miss` if it must stay where it is.
+    /// Copies a run. Returns `None` if there is nothing to copy.
+    ///
+    /// # Errors
+    /// `Miss` if the run must keep its place.
     fn copy(&self, run: RunId, control: &Control) -> Result<Option<Copied>> {
         let Some(view) = self.index.run(run) else { return Ok(None) };
         if view.place.extents.is_empty() {
@@ -90,7 +93,7 @@ impl StoreCore {
             }
         };
         let mut place = Place { extents, ..view.place.clone() };
-        // Making room may have evicted it, or its tail.
+        // Eviction for the new place may have removed the run, or its tail.
         if !self.is_still(run, &view) {
             self.free(&mut self.state.lock(), &place.extents);
             return self.copy(run, control);
@@ -104,7 +107,7 @@ impl StoreCore {
             Err(error) => {
                 self.free(&mut self.state.lock(), &place.extents);
                 match error.kind() {
-                    // Whatever does not verify goes, and the rest moves.
+                    // Removes pages that fail verification, and moves the rest.
                     ErrorKind::Miss => {
                         let mut report = super::Verification::default();
                         self.verify_run(run, &view, &mut report, Unreadable::Keep, control);
@@ -117,13 +120,13 @@ impl StoreCore {
         }
     }
 
-    /// Whether a run holds the same pages in the same place as when it was looked at.
+    /// Whether a run still holds the same pages in the same place as in `view`.
     fn is_still(&self, run: RunId, view: &RunView) -> bool {
         let now = self.index.run(run);
         now.is_some_and(|now| now.pages == view.pages && now.place == view.place)
     }
 
-    /// Makes copies durable, then moves their runs there. Returns how many.
+    /// Makes copies durable, then switches their runs to them. Returns the number of runs moved.
     fn switch_to_copies(&self, batch: Vec<Copied>) -> Result<u64> {
         if batch.is_empty() {
             return Ok(0);
@@ -151,7 +154,7 @@ impl StoreCore {
         };
         let free = state.leases.defer(*run, gone.extents);
         state.add_to_limbo(free);
-        // Nothing names what stands for removed pages: it is free at once.
+        // Nothing names the space of removed pages, so it is free at once.
         let holes: Vec<Extent> = (0u32..)
             .zip(&view.pages)
             .filter(|(_, page)| **page == PageHash::NONE)
@@ -163,7 +166,7 @@ impl StoreCore {
         true
     }
 
-    /// Gives back space that nothing names.
+    /// Frees copies that the index does not name.
     fn forget_copies(&self, batch: Vec<Copied>) {
         let mut state = self.state.lock();
         for copied in batch {

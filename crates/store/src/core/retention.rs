@@ -1,12 +1,12 @@
-//! Retention: runs that eviction leaves alone until a time that their put named.
+//! Retention: eviction skips a run until the time that its put named.
 //!
-//! A retained run pins all that it hangs from, so its ancestors are retained with it, and everything
-//! pinned is counted. A run ends no earlier than what hangs behind it. Where more is to be retained
-//! than may be, what ends first gives way, of several that end together the last that came: leaves
-//! before what they hang from.
+//! A retained run pins its ancestors, so they are retained with it, and everything pinned is
+//! counted. A run's retention ends no earlier than that of the runs behind it. Above the limit, the
+//! retention that ends first is released; of several that end together, the latest one, so that
+//! leaves precede their ancestors.
 //!
-//! Only eviction is held off. Deleting pages, dropping scopes and removing bytes that cannot be
-//! believed end a retention.
+//! Only eviction is held off. Deleting pages, dropping scopes and removing corrupt pages end a
+//! retention.
 
 use super::reclaim::PENDING_BYTES_MAX;
 use super::{STEP_RUNS, State, StoreCore};
@@ -17,23 +17,23 @@ use std::cmp::Reverse;
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::time::{Duration, Instant};
 
-/// Nothing is retained for longer than this many seconds: a year.
+/// Maximum retention in seconds: a year.
 pub(super) const RETENTION_MAX: u64 = 366 * 86_400;
-/// A scope that was not told retains at most one part in this many of its quota, or of the store.
+/// By default a scope retains at most one part in this many of its quota, or of the store.
 const DEFAULT_SHARE: u64 = 4;
-/// All scopes together retain at most one part in this many of the store, whatever they were told:
-/// so eviction always finds something.
+/// All scopes together retain at most one part in this many of the store, whatever their settings,
+/// so that eviction always finds victims.
 const STORE_SHARE: u64 = 2;
-/// While something is retained, the time is written down this often.
+/// Interval of durable clock records while anything is retained.
 const CLOCK_INTERVAL: Duration = Duration::from_secs(600);
 
-/// The store's clock: seconds since 1970 as the system has them, but never earlier than any time
-/// that was written down before. A system clock that is set back makes it run on, by the time that
-/// really passes; one that is set forward takes it along, and ends retentions early.
+/// The store's clock: the system's seconds since 1970, but never earlier than a time recorded
+/// before. If the system clock is set back, the store's clock continues by elapsed time; if it is
+/// set forward, the store's clock follows and ends retentions early.
 #[derive(Debug)]
 pub(super) struct StoreClock {
     wall: fn() -> u64,
-    /// What the system's clock was behind when the store was opened.
+    /// Seconds that the system clock was behind when the store was opened.
     skew: u64,
     base: u64,
     started: Instant,
@@ -41,7 +41,7 @@ pub(super) struct StoreClock {
 }
 
 impl StoreClock {
-    /// Goes on at `mark`, the latest time that is known.
+    /// Continues at `mark`, the latest recorded time.
     pub(super) fn starting_at(mark: u64, wall: fn() -> u64) -> Self {
         let now = wall();
         let base = now.max(mark);
@@ -56,15 +56,15 @@ impl StoreClock {
         *latest
     }
 
-    /// What the system's clock calls `until`, on this clock. What counts is how far it is away: so
-    /// it is right even where the two differ. `None` if it has passed.
+    /// Converts `until` of the system clock to this clock by its distance from now, so that it is
+    /// right even if the two differ. `None` if it has passed.
     fn end(&self, until: u64) -> Option<u64> {
         let away = until.checked_sub((self.wall)()).filter(|away| *away > 0)?;
         Some(self.now().saturating_add(away.min(RETENTION_MAX)))
     }
 }
 
-/// When a run ends, how late it came, and its name: the first of these gives way first.
+/// End, reversed order of arrival, and run: the least is released first.
 type End = (u64, Reverse<u64>, RunId);
 
 #[derive(Clone, Copy, Debug)]
@@ -81,7 +81,7 @@ impl Retained {
     }
 }
 
-/// What is retained.
+/// The retained runs.
 #[derive(Debug, Default)]
 pub(super) struct Retention {
     runs: HashMap<RunId, Retained>,
@@ -89,7 +89,7 @@ pub(super) struct Retention {
     scopes: HashMap<ScopeSlot, (u64, BTreeSet<End>)>,
     units: u64,
     order: u64,
-    /// When the clock was last written down.
+    /// When the clock was last recorded.
     noted: Option<Instant>,
 }
 
@@ -98,17 +98,17 @@ impl Retention {
         self.runs.contains_key(&run)
     }
 
-    /// Units that are retained, in all.
+    /// Total retained units.
     pub(super) fn units(&self) -> u64 {
         self.units
     }
 
-    /// Units of a scope that are retained.
+    /// Retained units of a scope.
     pub(super) fn units_of(&self, slot: ScopeSlot) -> u64 {
         self.scopes.get(&slot).map_or(0, |(units, _)| *units)
     }
 
-    /// Scopes that retain anything.
+    /// Scopes with retained runs.
     pub(super) fn scopes(&self) -> Vec<ScopeSlot> {
         self.scopes.keys().copied().collect()
     }
@@ -117,7 +117,7 @@ impl Retention {
         self.runs.get(&run).map(|held| held.end)
     }
 
-    /// Retains a run, or gives it another end.
+    /// Retains a run, or changes its end.
     pub(super) fn retain(&mut self, run: RunId, slot: ScopeSlot, units: u64, end: u64) {
         self.release(run);
         self.order += 1;
@@ -130,7 +130,7 @@ impl Retention {
         self.units += units;
     }
 
-    /// A run is ordinary again, or gone.
+    /// Ends the retention of a run.
     pub(super) fn release(&mut self, run: RunId) {
         let Some(held) = self.runs.remove(&run) else { return };
         self.ends.remove(&held.key(run));
@@ -144,7 +144,7 @@ impl Retention {
         }
     }
 
-    /// A run lost its tail.
+    /// Subtracts the tail that a run lost.
     pub(super) fn shrink(&mut self, run: RunId, gone: u64) {
         let Some(held) = self.runs.get_mut(&run) else { return };
         let gone = gone.min(held.units);
@@ -155,7 +155,7 @@ impl Retention {
         }
     }
 
-    /// Releases what has ended by `now`, a step of it.
+    /// Releases runs whose end is not after `now`, at most [`STEP_RUNS`].
     fn expire(&mut self, now: u64) -> Vec<RunId> {
         let ended = self.ends.iter().take_while(|(end, ..)| *end <= now).take(STEP_RUNS);
         let ended: Vec<RunId> = ended.map(|(_, _, run)| *run).collect();
@@ -163,7 +163,7 @@ impl Retention {
         ended
     }
 
-    /// Releases of one scope what is more than `most` units, a step of it.
+    /// Releases runs of one scope above `most` units, at most [`STEP_RUNS`].
     fn trim_scope(&mut self, slot: ScopeSlot, most: u64) -> Vec<RunId> {
         let mut released = Vec::new();
         while released.len() < STEP_RUNS
@@ -177,7 +177,7 @@ impl Retention {
         released
     }
 
-    /// Releases of all scopes what is more than `most` units, a step of it.
+    /// Releases runs of all scopes above `most` units, at most [`STEP_RUNS`].
     fn trim(&mut self, most: u64) -> Vec<RunId> {
         let mut released = Vec::new();
         while released.len() < STEP_RUNS
@@ -192,7 +192,7 @@ impl Retention {
 }
 
 impl StoreCore {
-    /// Units that a scope may retain.
+    /// Maximum units that a scope may retain.
     pub(super) fn retained_units_max(&self, slot: ScopeSlot, state: &State) -> u64 {
         let settings = self.scopes.settings(slot);
         let store = state.space.capacity_units();
@@ -201,8 +201,8 @@ impl StoreCore {
         own.min(store / STORE_SHARE)
     }
 
-    /// Retains the runs of `pages` that are there, and all that they hang from, until the system's
-    /// clock says `until`.
+    /// Retains the runs of the present `pages` and their ancestors until the system clock shows
+    /// `until`.
     pub(super) fn retain(&self, slot: ScopeSlot, pages: &[PageHash], until: u64) {
         let Some(end) = self.time.end(until) else { return };
         let mut state = self.state.lock();
@@ -220,22 +220,22 @@ impl StoreCore {
         self.trim_retention(slot);
     }
 
-    /// Runs were linked: what the child hangs from ends no earlier than it does. Returns whether
-    /// more is retained now, which the caller has trimmed.
+    /// Extends the retention of a newly linked child's ancestors to its own end. Returns whether
+    /// more is retained now; the caller then trims.
     #[must_use]
     pub(super) fn retain_parents(&self, state: &mut State, slot: ScopeSlot, child: RunId) -> bool {
         let Some(held) = state.retention.runs.get(&child).copied() else { return false };
         let parent = self.index.run(child).and_then(|view| view.parent);
         let grew = self.retain_path(state, slot, parent.map(|(parent, _)| parent), held.end);
         if grew {
-            // Behind those it hangs from, which came just now.
+            // Ordered behind its ancestors, which were added just now.
             state.retention.retain(child, slot, held.units, held.end);
         }
         grew
     }
 
-    /// Retains `run` and what it hangs from, as far as that ends earlier now: from the root on, so
-    /// that of runs that end together a leaf came later. Returns whether there was anything.
+    /// Retains `run` and its ancestors as far as their retention ends earlier: from the root on, so
+    /// that of runs that end together a leaf was added later. Returns whether anything changed.
     fn retain_path(
         &self,
         state: &mut State,
@@ -244,7 +244,7 @@ impl StoreCore {
         end: u64,
     ) -> bool {
         let mut path = Vec::new();
-        // Runs may have been linked to a ring.
+        // Links may form a ring.
         let mut seen = HashSet::new();
         let mut next = run;
         while let Some(run) = next.filter(|run| seen.insert(*run))
@@ -268,7 +268,7 @@ impl StoreCore {
         !changes.is_empty()
     }
 
-    /// What is too much gives way.
+    /// Releases what exceeds the limits of the scope and of the store.
     pub(super) fn trim_retention(&self, slot: ScopeSlot) {
         self.in_steps(|state| {
             let most = self.retained_units_max(slot, state);
@@ -282,8 +282,8 @@ impl StoreCore {
         });
     }
 
-    /// Ends what is over, writes the time down now and then, and looks whether the store has become
-    /// too small for what is retained.
+    /// Releases ended retentions, records the clock, and releases what exceeds a store that has
+    /// shrunk.
     pub(super) fn maintain_retention(&self) {
         let now = self.time.now();
         self.in_steps(|state| {
@@ -298,7 +298,8 @@ impl StoreCore {
                 state.retention.noted = Some(Instant::now());
                 self.unretain(&released);
             }
-            // Inserts are refused where the journal that waits is long: the rest comes after a sync.
+            // Inserts are refused while much of the journal is unsynced, so the rest waits for a
+            // sync.
             !released.is_empty() && self.index.stats().pending_bytes < PENDING_BYTES_MAX
         });
     }
@@ -355,7 +356,7 @@ mod tests {
     #[test]
     fn the_clock_never_goes_back_and_measures_ends_by_how_far_they_are_away() {
         let set = |seconds| WALL.store(seconds, Ordering::Relaxed);
-        // Time passes in a test, too.
+        // Real time passes during a test.
         let near = |time: u64, expected: u64| (expected..expected + 100).contains(&time);
         let is_near = |time: Option<u64>, expected| time.is_some_and(|time| near(time, expected));
         set(1000);
@@ -368,7 +369,7 @@ mod tests {
         set(500);
         assert!(near(clock.now(), 2000), "set back");
         assert!(is_near(clock.end(1100), 2600), "and ten minutes are still ten minutes");
-        // A restart with a clock that knows nothing.
+        // A restart with a system clock at zero.
         set(0);
         let clock = StoreClock::starting_at(2000, || WALL.load(Ordering::Relaxed));
         assert!(near(clock.now(), 2000) && is_near(clock.end(600), 2600));

@@ -1,5 +1,5 @@
-//! Room in the scope registry. Requests can make scopes (salts, epochs), so the registry has limits;
-//! at them, scopes that hold nothing are dropped, least recently used first.
+//! Limits of the scope registry. Requests can create scopes (salts, epochs), so the registry is
+//! bounded; at the limit, empty scopes are dropped, least recently used first.
 
 use super::State;
 use super::scopes::{Live, Registry, SCOPES_MAX, Scopes};
@@ -8,10 +8,10 @@ use ritornello_format::{Error, Result, ScopeRegistry, ScopeSettings, ScopeSlot};
 use std::collections::HashSet;
 use std::sync::atomic::Ordering;
 
-/// Scopes that are looked at under one hold of the owner's lock.
+/// Maximum scopes examined under one hold of the owner's lock.
 const STEP_SCOPES: usize = 256;
-/// A full registry drops one part in this many of what it may hold, so that not every registration
-/// has to look for scopes to drop.
+/// A full registry frees one part in this many of its limits, so that not every registration
+/// searches for empty scopes.
 const SLACK: u64 = 64;
 
 /// Limits of the registry.
@@ -31,7 +31,7 @@ impl Limits {
     }
 }
 
-/// Scopes that lookups do not find any more, to be dropped durably.
+/// Scopes already removed from lookups, to be dropped durably.
 #[derive(Debug, Default)]
 struct ChosenScopes {
     slots: Vec<ScopeSlot>,
@@ -40,11 +40,10 @@ struct ChosenScopes {
 }
 
 impl Scopes {
-    /// Drops empty scopes until a record of `added` bytes can be registered, and some more. Returns
-    /// how many.
+    /// Drops empty scopes until a record of `added` bytes fits, with some slack. Returns how many.
     ///
     /// # Errors
-    /// `Miss` if too few scopes are empty; those of the file system. Nothing is dropped then.
+    /// `Miss` if too few scopes are empty; those of the file system. No scope is dropped then.
     pub(super) fn drop_empty_scopes(
         &self,
         registry: &mut Registry,
@@ -91,9 +90,9 @@ impl Scopes {
         dropped.map(|()| chosen.slots.len())
     }
 
-    /// Takes empty scopes out of the lookups, least recently used first, until `is_enough`. Under the
-    /// owner's lock, as a commit asks whether its scope is live: a scope that was empty stays so. Those
-    /// with settings are kept, because an operator named them.
+    /// Removes empty scopes from lookups, least recently used first, until `is_enough`. Runs under
+    /// the owner's lock, under which a commit checks that its scope is live: an empty scope
+    /// therefore stays empty. Scopes with settings are kept, because an operator configured them.
     fn choose_empty(
         &self,
         registry: &Registry,
@@ -125,7 +124,7 @@ impl Scopes {
     }
 }
 
-/// The scopes without settings.
+/// The scopes without settings, least recently used first.
 fn oldest_first(live: &Live) -> Vec<ScopeSlot> {
     let is_set = |slot| live.settings.get(slot).is_some_and(|own| *own != ScopeSettings::default());
     let known = live.by_slot.iter().filter(|(slot, _)| !is_set(slot));

@@ -1,4 +1,4 @@
-//! The scopes of a store: registered durably, looked up without waiting for the disk.
+//! The scopes of a store: registered durably, looked up without disk I/O.
 
 use super::State;
 use super::rearranged::Arrangements;
@@ -16,26 +16,26 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Live scopes at most: epochs and salts make new ones, as many as requests ask for.
+/// Maximum live scopes: epochs and salts create new ones on request.
 pub(super) const SCOPES_MAX: usize = 65_536;
 
-/// The scope table. `registry` is what is on disk, changed under its own lock because changing it
-/// means I/O; `live` is what lookups see.
+/// The scope table. `registry` is the state on disk, changed under its own lock because a change
+/// does I/O; `live` serves lookups.
 #[derive(Debug)]
 pub(crate) struct Scopes {
-    /// Poisoned if a change may be on the disk that failed.
+    /// Poisoned by a failed change that may be on disk.
     rounds: Arc<Rounds>,
-    /// For scopes that have no setting of their own.
+    /// The codec of scopes without a setting of their own.
     codec: Codec,
     registry: Mutex<Registry>,
     live: RwLock<Live>,
-    /// Registrations of this owner: the time by which uses of scopes are ordered.
+    /// Number of registrations by this owner: the clock that orders uses of scopes.
     registrations: AtomicU64,
-    /// Bytes that the live scopes' records may take.
+    /// Maximum bytes of the live scopes' records.
     bytes_max: AtomicU64,
 }
 
-/// What is on disk, and what registrations need besides.
+/// The state on disk, and what registrations need besides.
 #[derive(Debug)]
 pub(super) struct Registry {
     pub(super) table: ScopeRegistry,
@@ -54,7 +54,7 @@ pub(super) struct Live {
 #[derive(Debug)]
 pub(super) struct Known {
     reference: ScopeRef,
-    /// [`Scopes::registrations`] when it was used last.
+    /// Value of [`Scopes::registrations`] at the last use.
     pub(super) used: AtomicU64,
 }
 
@@ -68,8 +68,8 @@ impl Known {
 }
 
 impl Scopes {
-    /// The scopes of `stored`, which is what the directory holds. The live ones' records may take
-    /// `bytes_max`.
+    /// Loads the scopes of `stored`, the contents of the directory. The records of live scopes may
+    /// take `bytes_max`.
     pub(crate) fn new(
         directory: Directory,
         rounds: Arc<Rounds>,
@@ -96,7 +96,7 @@ impl Scopes {
         })
     }
 
-    /// Bytes that the live scopes' records may take.
+    /// Maximum bytes of the live scopes' records.
     pub(super) fn bytes_max(&self) -> u64 {
         self.bytes_max.load(Ordering::Relaxed)
     }
@@ -105,17 +105,17 @@ impl Scopes {
         &self.live
     }
 
-    /// For scopes that have no setting of their own.
+    /// The codec of scopes without a setting of their own.
     pub(super) fn codec(&self) -> Codec {
         self.codec
     }
 
-    /// Sets what the live scopes' records may take.
+    /// Sets the maximum bytes of the live scopes' records.
     pub(crate) fn set_bytes_max(&self, bytes: u64) {
         self.bytes_max.store(bytes, Ordering::Relaxed);
     }
 
-    /// The reference of `scope`, checked against the stored description.
+    /// Returns the reference of `scope`, checked against the stored description.
     pub(crate) fn find(&self, scope: &Scope) -> Result<Option<ScopeRef>> {
         let live = self.live.read();
         let Some((reference, stored)) = live.by_id.get(&scope.id()) else { return Ok(None) };
@@ -126,11 +126,12 @@ impl Scopes {
         Ok(Some(*reference))
     }
 
-    /// Registers `scope` durably unless it is registered. Where the registry is full, drops scopes that
-    /// hold nothing, as `state` has it, least recently used first. Also returns how many.
+    /// Registers `scope` durably unless it is registered. If the registry is full, drops scopes
+    /// that are empty according to `state`, least recently used first. Also returns how many were
+    /// dropped.
     ///
     /// # Errors
-    /// `Miss` if the registry is full and every scope of it is in use; those of the file system.
+    /// `Miss` if the registry is full of scopes in use; those of the file system.
     pub(super) fn register(
         &self,
         scope: &Scope,
@@ -152,7 +153,8 @@ impl Scopes {
         let Registry { table, file, arrangements } = &mut *registry;
         arrangements.warn(&table.scopes, scope);
         let scope = Arc::new(scope.clone());
-        // If the registration fails the slot stays used: the record may be on the disk.
+        // The slot counts as used even if the registration fails, because the record may be on
+        // disk.
         table.next = next;
         table.scopes.insert(slot, Arc::clone(&scope));
         if let Err(error) = file.register(&record, table) {
@@ -168,7 +170,7 @@ impl Scopes {
         Ok((reference, dropped))
     }
 
-    /// Sets what is to hold for a scope, durably.
+    /// Changes the settings of a scope, durably.
     pub(crate) fn configure(&self, scope: ScopeRef, settings: ScopeSettings) -> Result<()> {
         let mut registry = self.registry.lock();
         self.check(scope)?;
@@ -191,7 +193,7 @@ impl Scopes {
         Ok(())
     }
 
-    /// What was set for a scope.
+    /// The settings of a scope.
     pub(crate) fn settings(&self, slot: ScopeSlot) -> ScopeSettings {
         self.live.read().settings.get(&slot).copied().unwrap_or_default()
     }
@@ -203,7 +205,7 @@ impl Scopes {
         limited.map(|(slot, _)| *slot).collect()
     }
 
-    /// The model that the scope of a slot names.
+    /// The model named by the scope in `slot`.
     pub(crate) fn model(&self, slot: ScopeSlot) -> String {
         let live = self.live.read();
         let reference =
@@ -211,7 +213,7 @@ impl Scopes {
         reference.map(|(_, scope)| scope.model.clone()).unwrap_or_default()
     }
 
-    /// Forgets the scopes that `which` names, durably, and returns them.
+    /// Drops the scopes that `which` selects, durably. Returns them.
     pub(crate) fn forget(&self, which: impl Fn(ScopeSlot) -> bool) -> Result<Vec<ScopeSlot>> {
         let mut registry = self.registry.lock();
         let slots = registry.table.scopes.keys().copied();
@@ -224,7 +226,7 @@ impl Scopes {
         Ok(slots)
     }
 
-    /// Takes `slots` out of the registry, durably; `live` is the caller's.
+    /// Removes `slots` from the registry, durably; the caller updates `live`.
     pub(super) fn drop_durably(&self, registry: &mut Registry, slots: &[ScopeSlot]) -> Result<()> {
         let Registry { table, file, arrangements } = registry;
         let mut changed = table.clone();
@@ -244,7 +246,7 @@ impl Scopes {
         Ok(())
     }
 
-    /// Writes the registry without history, for the next owner.
+    /// Rewrites the registry without history, for the next owner.
     pub(super) fn compact(&self) {
         let mut registry = self.registry.lock();
         let Registry { table, file, .. } = &mut *registry;
@@ -253,7 +255,7 @@ impl Scopes {
         }
     }
 
-    /// Refuses a reference whose scope was dropped or configured since it was handed out. Counts as a
+    /// Rejects a reference whose scope was dropped or configured after it was resolved. Counts as a
     /// use of the scope.
     pub(crate) fn check(&self, scope: ScopeRef) -> Result<()> {
         let live = self.live.read();
@@ -270,12 +272,12 @@ impl Scopes {
         self.live.read().by_slot.contains_key(&slot)
     }
 
-    /// The reference behind a slot.
+    /// The reference of the scope in a slot.
     pub(crate) fn by_slot(&self, slot: ScopeSlot) -> Option<ScopeRef> {
         self.live.read().by_slot.get(&slot).map(|known| known.reference)
     }
 
-    /// Scopes from a slot on, at most `most`, in slot order.
+    /// At most `most` scopes from `slot` on, in slot order.
     pub(crate) fn from(&self, slot: ScopeSlot, most: usize) -> Vec<(ScopeSlot, Arc<Scope>)> {
         let registry = self.registry.lock();
         let scopes = registry.table.scopes.range(slot..).take(most);
@@ -324,8 +326,8 @@ fn gone(scope: ScopeRef) -> Error {
     Error::retry("the scope was dropped or configured: resolve it again").with("scope", scope.id)
 }
 
-/// The default for a scope: nobody chose a lossy codec for this one, so where it does not know the
-/// numbers they are stored as they come.
+/// The default codec for a scope. The default was not chosen for this scope, so a lossy codec gives
+/// way to raw where it does not know the numbers.
 fn suited(default: Codec, scope: &Scope) -> Codec {
     if encode::suits(default, scope) { default } else { Codec::Raw }
 }

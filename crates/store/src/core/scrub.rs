@@ -1,4 +1,4 @@
-//! Scrubbing: reading what nobody asks for, so that damage is found while it is small.
+//! Scrubbing: reads stored pages in the background, so that damage is found early.
 
 use super::verify::Unreadable;
 use super::{StoreCore, Verification};
@@ -7,20 +7,20 @@ use ritornello_index::RunId;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// While others use the store, so many times slower.
+/// Slow-down factor while the store is in use.
 const YIELD: u32 = 8;
-/// A store that is empty, or not to be scrubbed, is looked at again after this.
+/// Pause when there is nothing to scrub, or scrubbing is off.
 const NOTHING: Duration = Duration::from_secs(60);
-/// Uses within this time are traffic.
+/// The store counts as in use for this long after a use.
 const QUIET: Duration = Duration::from_secs(1);
 
-/// How far scrubbing has come.
+/// Progress of scrubbing.
 #[derive(Debug)]
 pub(super) struct Scrub {
-    /// Runs of this pass that are still to be read, by generation, the next one last.
+    /// Runs of this pass that are still to be read, by descending generation: the next one is last.
     left: Vec<(u64, RunId)>,
     due: Instant,
-    /// What was seen of the store's use, and when it was last another.
+    /// Last observed use counter of the store, and when it changed.
     seen: (u64, Instant),
 }
 
@@ -32,9 +32,9 @@ impl Default for Scrub {
 }
 
 impl StoreCore {
-    /// Verifies the next run, if it is time. Those that were verified longest ago come first: a
-    /// pass goes through all runs in the order in which they were put, and begins anywhere after a
-    /// restart. Returns how long to wait.
+    /// Verifies the next run, if it is due. A pass goes through all runs in the order of their
+    /// puts, so the run verified longest ago comes first; after a restart it begins anywhere.
+    /// Returns how long to wait.
     pub(super) fn scrub_next(&self) -> Duration {
         let rate = self.options.scrub_rate;
         if rate == 0 || self.rounds.cause().is_some() {
@@ -79,7 +79,7 @@ impl StoreCore {
             self.index.for_each(&mut |run, view| scrub.left.push((view.place.generation, run)));
             scrub.left.sort_unstable_by(|a, b| b.cmp(a));
             if first && !scrub.left.is_empty() {
-                // The epoch is as good as chance: another one after each restart.
+                // The epoch changes with each restart, which makes it a good enough random start.
                 let skip = self.manifest().epoch as usize * 7919 % scrub.left.len();
                 scrub.left.rotate_right(skip);
             }

@@ -1,4 +1,4 @@
-//! Reading everything, for `fsck`; and bringing back runs that the index has lost.
+//! Reading and verifying every page, for `fsck`, and salvaging runs that the index has lost.
 
 use super::{StoreCore, resident};
 use crate::catalog::ScopeRef;
@@ -9,34 +9,34 @@ use serde::Serialize;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Findings listed one by one; further ones are only counted.
+/// Maximum findings listed; further ones are only counted.
 const FINDINGS_MAX: usize = 10_000;
-/// A verification waits this long for writes of dead processes.
+/// Maximum time that a verification waits for writes of dead processes.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// What a verification does with pages that the disk refuses to read.
+/// How a verification treats pages that the disk refuses to read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Unreadable {
-    /// They stay: the fault may pass.
+    /// Keep them: the fault may be temporary.
     Keep,
-    /// They go: an operator asked for it.
+    /// Drop them: an operator asked for it.
     Drop,
 }
 
-/// A page that could not be believed.
+/// A page that failed verification.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Finding {
-    /// Its run.
+    /// Generation of its run.
     pub generation: u64,
     /// Its scope, in hexadecimal digits.
     pub scope: String,
-    /// Its number in the run.
+    /// Its index in the run.
     pub page: u32,
-    /// What was wrong.
+    /// What failed.
     pub reason: String,
 }
 
-/// What a verification found.
+/// The result of a verification.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Verification {
     /// Runs read.
@@ -45,20 +45,20 @@ pub struct Verification {
     pub pages: u64,
     /// Bytes read.
     pub bytes: u64,
-    /// The first of the pages that could not be believed.
+    /// The first pages that failed verification.
     pub findings: Vec<Finding>,
-    /// Pages that were removed, those behind a bad page in a chained scope included.
+    /// Pages removed, including those behind a bad page in a chained scope.
     pub pages_dropped: u64,
-    /// Pages that were brought back.
+    /// Pages salvaged.
     pub pages_salvaged: u64,
-    /// How long it took.
+    /// Duration.
     pub seconds: f64,
 }
 
 impl StoreCore {
-    /// Reads and verifies every page; takes out what cannot be believed. With `salvage`, then
-    /// looks through all segments for runs that the index does not know, and takes in those whose
-    /// scope is live, whose place is free and whose pages verify.
+    /// Reads and verifies every page, and removes those that fail. With `salvage`, then searches
+    /// all segments for runs that the index does not know, and inserts those whose scope is live,
+    /// whose place is free and whose pages verify.
     ///
     /// # Errors
     /// `Closed`; `Fatal` if the result could not be made durable.
@@ -69,7 +69,7 @@ impl StoreCore {
     ) -> Result<Verification> {
         self.check_writable()?;
         let started = Instant::now();
-        // Salvage takes space that no run has, so none of it may be withheld.
+        // Salvage uses space that no run has, so none of it may be withheld.
         self.finish_drain(started + DRAIN_TIMEOUT);
         let mut report = Verification::default();
         let mut runs: Vec<(RunId, RunView)> = Vec::new();
@@ -97,7 +97,7 @@ impl StoreCore {
             }
             progress(used + (at as u64 + 1) * self.budget().segment_bytes, total);
         }
-        // Parents were written before their children, so they come back first and are found.
+        // Parents were written before their children, so they are salvaged first and found.
         lost.sort_by_key(|run: &FoundRun| run.place.generation);
         for run in lost {
             report.pages_salvaged += self.salvage_run(run);
@@ -122,7 +122,8 @@ impl StoreCore {
             let hash = view.pages[page as usize];
             let mut state = self.state.lock();
             let before = self.index.stats().pages;
-            // What was read is where it lay then: it may have gone or moved since.
+            // The page was read at the place of that time: the run may have been removed or moved
+            // since.
             let stays = |now: ritornello_format::Place| now.header() == view.place.header();
             if self.index.locate(scope.slot, hash) != Some((run, page))
                 || !self.index.place(run).is_some_and(stays)
@@ -143,8 +144,8 @@ impl StoreCore {
         report.pages += view.pages.iter().filter(|hash| **hash != PageHash::NONE).count() as u64;
     }
 
-    /// Pages of a run that do not verify, with the reason. Every page if the header does not. What
-    /// could not be read for want of memory, files or time is not among them.
+    /// Returns the pages of a run that fail verification, with the reason; all pages if the header
+    /// fails. Excludes what could not be read for want of memory, files or time.
     fn bad_pages(
         &self,
         scope: ScopeRef,
@@ -183,15 +184,15 @@ impl StoreCore {
                 {
                     Some((page, MissReason::Io.word()))
                 }
-                // It was not read: nothing is known against it.
+                // The page was not read, so nothing is known against it.
                 Some(PageFate::Missed(_)) => None,
                 None => Some((page, "header")),
             })
             .collect()
     }
 
-    /// Whether page `page` of the run in `place` is wrong on the disk, or out of place there. What
-    /// cannot be read now is not: the disk may be back in a moment.
+    /// Whether page `page` of the run in `place` is corrupt on disk, or missing there. A page that
+    /// cannot be read now is not: the disk may recover.
     pub(super) fn is_wrong(&self, place: &Place, page: u32) -> bool {
         match self.segments.verify_run(place, &Control::default()) {
             Ok(run) => match run.pages.get(page as usize) {
@@ -203,7 +204,7 @@ impl StoreCore {
         }
     }
 
-    /// Takes a run back in, as far as its pages verify. Returns how many pages came.
+    /// Inserts a lost run, as far as its pages verify. Returns the number of pages salvaged.
     fn salvage_run(&self, found: FoundRun) -> u64 {
         let FoundRun { mut place, header, .. } = found;
         let Some(scope) = self.scopes.by_slot(header.slot) else { return 0 };
