@@ -1,24 +1,24 @@
-//! What became of a put, whose parts are written two at a time and committed in their order.
+//! Orders the commits of a put's parts, of which two are written at a time.
 
 use crate::outcome::Outcome;
 use parking_lot::{Condvar, Mutex};
 use ritornello_format::{Error, Result};
 
-/// What became of a put, or of a part of it.
+/// The result of a put, or of a part of it.
 #[derive(Default)]
 pub(crate) struct PutProgress {
-    /// Leading pages that are in the store.
+    /// Leading pages that are stored.
     pub(crate) stored: usize,
-    /// Payload bytes written, and bytes that they take on disk.
+    /// Payload bytes written, and their bytes on disk.
     pub(crate) bytes: u64,
     pub(crate) disk_bytes: u64,
     pub(crate) reason: &'static str,
-    /// Whether the put is not done before a flush.
+    /// Whether the put is acknowledged only after a flush.
     pub(crate) unflushed: bool,
 }
 
 impl PutProgress {
-    /// Takes in the part that follows.
+    /// Adds the result of the next part.
     fn add(&mut self, part: &Self) {
         self.stored += part.stored;
         self.bytes += part.bytes;
@@ -27,7 +27,7 @@ impl PutProgress {
         self.unflushed |= part.unflushed;
     }
 
-    /// The leading pages are stored; of those behind a gap nothing is claimed.
+    /// The outcome: the leading pages are stored; pages behind a gap count as not stored.
     pub(crate) fn outcome(&self, asked: usize) -> Outcome {
         let mut ok = vec![false; asked];
         ok[..self.stored].fill(true);
@@ -36,14 +36,14 @@ impl PutProgress {
     }
 }
 
-/// Who commits next: a part hangs behind the one before it.
+/// The commit order of parts: each part follows the pages of the one before it.
 pub(crate) struct CommitOrder {
     state: Mutex<State>,
     changed: Condvar,
 }
 
 struct State {
-    /// The part whose turn it is.
+    /// The next part to commit.
     next: usize,
     /// No part from this one on is committed.
     end: usize,
@@ -51,7 +51,7 @@ struct State {
     error: Option<Error>,
 }
 
-/// The turn of one part. If it is dropped, no part from this one on is committed.
+/// The turn of one part. If it is dropped uncommitted, no part from this one on is committed.
 pub(crate) struct CommitTurn<'a> {
     turns: &'a CommitOrder,
     number: usize,
@@ -63,12 +63,12 @@ impl CommitOrder {
         Self { state: Mutex::new(state), changed: Condvar::new() }
     }
 
-    /// The turn of part `number`; each is to be asked for once.
+    /// Returns the turn of part `number`; called once for each.
     pub(crate) fn turn(&self, number: usize) -> CommitTurn<'_> {
         CommitTurn { turns: self, number }
     }
 
-    /// What became of all parts.
+    /// The result of all parts.
     ///
     /// # Errors
     /// That of the first part that failed.
@@ -79,8 +79,8 @@ impl CommitOrder {
 }
 
 impl CommitTurn<'_> {
-    /// Waits for the parts before this one, of `count` pages, and commits it, unless one of them was
-    /// not stored whole. Returns whether this one was.
+    /// Waits for the parts before this one of `count` pages, and commits it unless one of them was
+    /// not stored completely. Returns whether this part was stored completely.
     pub(crate) fn commit(self, count: usize, commit: impl FnOnce() -> Result<PutProgress>) -> bool {
         let mut state = self.turns.state.lock();
         while state.next < self.number && self.number < state.end {

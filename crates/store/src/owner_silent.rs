@@ -1,14 +1,15 @@
-//! An owner that lives and does not answer for now: it is stopped, frozen, in a debugger, or it
-//! reopens its store after a failed write or sync.
+//! Errors of an owner that lives but does not answer for now: it is stopped, frozen, in a debugger,
+//! or reopens its store after a failed write or sync.
 //!
-//! No other process can be asked, so nothing is found and nothing is taken: an engine computes what
-//! it cannot get, and is not held up. What must not be made up (a flush, a deletion) fails.
+//! No other process can answer, so lookups miss and puts are skipped: an inference engine computes
+//! what it cannot get, and is not delayed. Calls without a truthful default (a flush, a deletion)
+//! fail.
 
 use ritornello_format::Error;
 use std::error::Error as StdError;
 use std::fmt;
 
-/// The reason of a get or put that `error` left unanswered; `None` for other errors.
+/// The miss reason of a get or put that failed with `error`; `None` for other errors.
 pub(crate) fn reason(error: &Error) -> Option<&'static str> {
     if OwnerSilent::caused(error) {
         Some("owner_silent")
@@ -19,7 +20,7 @@ pub(crate) fn reason(error: &Error) -> Option<&'static str> {
     }
 }
 
-/// The cause of an error that says so.
+/// The cause of an error from an owner that does not respond.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OwnerSilent;
 
@@ -32,7 +33,7 @@ impl fmt::Display for OwnerSilent {
 impl StdError for OwnerSilent {}
 
 impl OwnerSilent {
-    /// The error; the owner is process `pid`, or zero where that cannot be seen from here.
+    /// The error; `pid` is the owner's process, or zero if it is in another PID namespace.
     #[must_use]
     pub fn error(pid: i32) -> Error {
         Error::retry(
@@ -43,14 +44,14 @@ impl OwnerSilent {
         .because(Self)
     }
 
-    /// Whether `error` came about that way.
+    /// Whether `error` has this cause.
     #[must_use]
     pub fn caused(error: &Error) -> bool {
         error.source().is_some_and(<dyn StdError>::is::<Self>)
     }
 }
 
-/// The cause of an error that says that the owner reopens the store.
+/// The cause of an error from an owner that reopens the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StoreReopening;
 
@@ -63,7 +64,7 @@ impl fmt::Display for StoreReopening {
 impl StdError for StoreReopening {}
 
 impl StoreReopening {
-    /// The error; `why` is what failed.
+    /// The error; `why` is the failure.
     #[must_use]
     pub fn error(why: &str) -> Error {
         Error::retry(
@@ -74,7 +75,7 @@ impl StoreReopening {
         .because(Self)
     }
 
-    /// Whether `error` came about that way.
+    /// Whether `error` has this cause.
     #[must_use]
     pub fn caused(error: &Error) -> bool {
         error.source().is_some_and(<dyn StdError>::is::<Self>)

@@ -1,7 +1,7 @@
 //! The policy file of a store: permissions that are rarely given.
 //!
-//! A file and no option: a permission belongs to what is stored, holds for every process that opens
-//! the store, and is given by who may write the store's directory.
+//! A file rather than an option, because a permission belongs to the stored data, applies to every
+//! process that opens the store, and is given by users who may write the store's directory.
 
 use crate::directory::Directory;
 use ritornello_format::{Error, Result};
@@ -12,10 +12,10 @@ use std::path::PathBuf;
 /// Its name in the store's directory.
 pub const POLICY_FILE: &str = "policy.toml";
 
-/// Hashes for which nobody can make two inputs with one digest.
+/// Hash algorithms for which no collisions can be made.
 const COLLISION_RESISTANT: [&str; 4] = ["sha256", "sha256_cbor", "sglang-sha256", "blake3"];
 
-/// A call that may be denied to client processes. It takes pages or space from all of them.
+/// A call that may be denied to client processes, because it takes pages or space from all of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ClientCall {
@@ -43,20 +43,20 @@ impl ClientCall {
     }
 }
 
-/// What a store permits. The default, and what an absent file means, gives no permission and denies no
-/// call.
+/// The permissions of a store. The default, also for an absent file, gives no permission and denies
+/// no call.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct StorePolicy {
-    /// Keys may be made by a hash for which collisions can be made. Who can choose prompts can then
-    /// have the pages of one prompt found for another, as long as the store keeps them.
+    /// Keys may come from a hash for which collisions can be made. A user who can choose prompts
+    /// may then have the pages of one prompt found for another, as long as the store keeps them.
     pub allow_weak_hashes: bool,
-    /// Requests may say how long their pages are kept from eviction. Retained pages take up to half of
-    /// the store from all others.
+    /// Requests may set the retention of their pages. Retained pages take up to half of the store
+    /// from all others.
     pub allow_request_retention: bool,
-    /// Calls that the owner refuses to other processes.
+    /// Calls that the owner denies to other processes.
     pub deny_clients: BTreeSet<ClientCall>,
-    /// Where it was read, or would be.
+    /// Path of the file, present or not.
     #[serde(skip)]
     file: PathBuf,
 }
@@ -78,11 +78,11 @@ impl StorePolicy {
         })
     }
 
-    /// Checks that keys which `algorithm` made may be used.
+    /// Checks that keys made by `algorithm` may be used.
     ///
     /// # Errors
-    /// `Invalid` for any but the hashes that are known to resist collisions, unless weak hashes are
-    /// allowed; it names the permission.
+    /// `Invalid` for a hash that is not known to resist collisions, unless weak hashes are allowed;
+    /// the error names the permission.
     pub fn check_hash(&self, algorithm: &str) -> Result<()> {
         if self.allow_weak_hashes || COLLISION_RESISTANT.contains(&algorithm) {
             return Ok(());
@@ -99,7 +99,7 @@ impl StorePolicy {
     /// Checks that a client process may make `call`.
     ///
     /// # Errors
-    /// `Invalid`, which names the file.
+    /// `Invalid`, naming the file.
     pub fn check_client(&self, call: ClientCall) -> Result<()> {
         if !self.deny_clients.contains(&call) {
             return Ok(());
@@ -114,10 +114,10 @@ impl StorePolicy {
 }
 
 impl Directory {
-    /// The policy of the store.
+    /// Reads the policy of the store.
     ///
     /// # Errors
-    /// `Invalid` for a file that is no policy; those of the file system, with advice.
+    /// `Invalid` for a malformed file; those of the file system, with advice.
     pub fn policy(&self) -> Result<StorePolicy> {
         let file = self.path().join(POLICY_FILE);
         let Some(bytes) = self.read(POLICY_FILE)? else {

@@ -1,4 +1,4 @@
-//! Putting: reserve, write, commit; part by part if the pages are encoded.
+//! Puts: reserve, write, commit; in parts if the pages are encoded.
 
 use crate::catalog::{Refusal, ReserveRequest, Reserved, ReservedRun, ScopeRef};
 use crate::commit_order::{CommitOrder, PutProgress};
@@ -16,12 +16,12 @@ use std::time::Instant;
 /// Reason of a put that ends at a page which was evicted after the put began.
 const ABSENT: &str = "absent";
 
-/// The bytes of a put's pages.
+/// The payload of a put.
 #[derive(Clone, Copy)]
 pub(crate) struct PutBytes<'a> {
-    /// One page a key.
+    /// One page per key.
     pub(crate) source: &'a dyn PageSource,
-    /// Leading pages without bytes: they were stored when the put began. The put acknowledges them
+    /// Leading pages without bytes, which were stored when the put began. The put acknowledges them
     /// only if the owner still reports them as present.
     pub(crate) lacking: usize,
 }
@@ -35,7 +35,7 @@ struct Put<'a> {
     lacking: usize,
     options: &'a PutOptions,
     control: &'a Control,
-    /// Whether this put goes in parts, and is made durable when all of them are committed.
+    /// Whether this put is committed in parts, and flushed after the last.
     in_parts: bool,
 }
 
@@ -67,10 +67,11 @@ impl Store {
 }
 
 impl Put<'_> {
-    /// Encodes and writes what is missing: the next part is encoded while the last is written.
+    /// Encodes and writes the missing pages; a part is encoded while the previous one is written.
     fn encode(&self, encoder: &Encoder, source: &dyn PageSource) -> Result<PutProgress> {
         let mut present = self.store.catalog.exists(self.scope, self.keys)?;
-        // There is nothing to encode. The reservation of their part tells whether they are stored.
+        // They have no bytes to encode. The reservation of their part tells whether they are
+        // stored.
         present[..self.lacking].fill(true);
         if !present.contains(&false) {
             return self.write(0, self.keys.len(), source);
@@ -93,7 +94,7 @@ impl Put<'_> {
         } else {
             thread::scope(|threads| {
                 let other = thread::Builder::new().name("ritornello-put".to_owned());
-                // Without the other, one part follows upon the other.
+                // If the helper thread fails to start, the parts are written one after the other.
                 let _ = other.spawn_scoped(threads, || put.write_parts(&parts, &turns));
                 put.write_parts(&parts, &turns);
             });
@@ -101,7 +102,7 @@ impl Put<'_> {
         let mut all = turns.into_written()?;
         if all.unflushed {
             self.store.catalog.flush()?;
-            // What an owner that died meanwhile had committed may be gone.
+            // An owner that died meanwhile may have lost its commits.
             all.stored = all.stored.min(self.store.catalog.probe(self.scope, self.keys)?);
         }
         if all.stored < self.keys.len() && all.reason.is_empty() {
@@ -110,7 +111,7 @@ impl Put<'_> {
         Ok(all)
     }
 
-    /// Encodes and writes parts until there are no more; commits them in their order.
+    /// Encodes and writes parts until none is left, and commits them in order.
     fn write_parts(&self, parts: &Mutex<(usize, Parts<'_>)>, turns: &CommitOrder) {
         loop {
             let (turn, part) = {
@@ -121,7 +122,7 @@ impl Put<'_> {
             };
             let keys = part.keys.len();
             let prepared = self.prepare(part.keys.start, keys, &part.pages, Some(&part));
-            // Nobody waits for his turn, or for a sync, with memory that the next part could use.
+            // Frees the part's memory for the next one before waiting for a turn or a sync.
             drop(part);
             if !turn.commit(keys, || prepared.and_then(|prepared| prepared.commit(self, keys))) {
                 return;
@@ -129,13 +130,13 @@ impl Put<'_> {
         }
     }
 
-    /// Writes those of the `count` pages from `first` on that are missing, and makes them visible.
+    /// Writes the missing ones of the `count` pages from `first` on, and makes them visible.
     fn write(&self, first: usize, count: usize, source: &dyn PageSource) -> Result<PutProgress> {
         self.prepare(first, count, source, None)?.commit(self, count)
     }
 
-    /// Writes those of the `count` pages from `first` on that are missing. `source` has these pages,
-    /// as they come or as `part` says.
+    /// Reserves and writes the missing ones of the `count` pages from `first` on. `source` has
+    /// these pages, unencoded or encoded as `part` says.
     fn prepare(
         &self,
         first: usize,
@@ -166,7 +167,7 @@ impl Put<'_> {
         }
         let lacks = |run: &ReservedRun| first + (run.at as usize) < self.lacking;
         let lost = reserved.runs.iter().any(lacks);
-        // In a chained scope the index takes no run behind a page that is gone.
+        // In a chained scope the index refuses runs behind a missing page.
         let writable = |run: &ReservedRun| !(lacks(run) || lost && self.scope.chained);
         let runs: Vec<&ReservedRun> = reserved.runs.iter().filter(|run| writable(run)).collect();
         let headers: Vec<RunHeader> =
@@ -199,18 +200,18 @@ impl Put<'_> {
 }
 
 /// A reservation that is neither committed nor aborted. If it is dropped (an error, a panic), this
-/// process writes there no more, and whoever owns the store by now is told.
+/// process writes there no more, and the present owner is told.
 struct PreparedPart<'a> {
     store: &'a Store,
-    /// No runs: nothing was missing, or nothing may be put.
+    /// Without runs: no page was missing, or none may be put.
     reserved: Reserved,
-    /// Of each run the checksum of its header, if it is written.
+    /// Header checksum of each run that was written.
     sums: Vec<Option<u64>>,
     reason: &'static str,
 }
 
 impl PreparedPart<'_> {
-    /// Makes the runs visible that are written. The put was of `count` pages.
+    /// Makes the written runs visible. The part has `count` pages.
     fn commit(mut self, put: &Put<'_>, count: usize) -> Result<PutProgress> {
         let reserved = &self.reserved;
         let mut written =
@@ -237,7 +238,7 @@ impl PreparedPart<'_> {
 impl Drop for PreparedPart<'_> {
     fn drop(&mut self) {
         if !self.reserved.runs.is_empty() {
-            // An owner that cannot be told finds out when this process ends.
+            // An owner that cannot be told learns of it when this process ends.
             let _ = self.store.catalog.abort(self.reserved.id);
         }
     }

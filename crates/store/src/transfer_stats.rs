@@ -1,9 +1,9 @@
-//! What this process moved.
+//! Statistics of payload that this process moved.
 
 use crate::stats::{CatalogStats, Counter};
 use serde::Serialize;
 
-/// What this process moved.
+/// Counters of payload that this process moved.
 #[derive(Debug, Default)]
 pub(crate) struct TransferCounters {
     pub(crate) puts: Counter,
@@ -19,48 +19,48 @@ pub(crate) struct TransferCounters {
     pub(crate) unanswered: Counter,
 }
 
-/// The catalog's figures, and what this process moved.
+/// The catalog's statistics and this process's transfers.
 #[derive(Clone, Debug, Serialize)]
 pub struct StoreStats {
-    /// The owner's.
+    /// The owner's statistics.
     #[serde(flatten)]
     pub catalog: CatalogStats,
-    /// This process's.
+    /// This process's transfers.
     pub transfer: TransferStats,
 }
 
-/// What this process moved.
+/// Payload that this process moved.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct TransferStats {
     /// Puts finished.
     pub puts: u64,
     /// Payload bytes written.
     pub put_bytes: u64,
-    /// Bytes that this payload takes on disk: encoded, with headers and padding.
+    /// Bytes of this payload on disk: encoded, with headers and padding.
     pub put_stored_bytes: u64,
-    /// Seconds spent in puts, all threads together.
+    /// Seconds spent in puts, over all threads.
     pub put_seconds: f64,
     /// Gets finished.
     pub gets: u64,
     /// Payload bytes read and verified.
     pub get_bytes: u64,
-    /// Seconds spent in gets, all threads together.
+    /// Seconds spent in gets, over all threads.
     pub get_seconds: f64,
     /// Pages read and verified.
     pub pages_read: u64,
-    /// Pages that were located but could not be had.
+    /// Pages that were located but not delivered.
     pub pages_missed: u64,
-    /// Pages not taken because staging was full.
+    /// Pages not accepted because staging was full.
     pub staging_refusals: u64,
     /// Staging memory in use now, in bytes.
     pub staging_bytes: u64,
-    /// Questions that were answered with a miss, and puts that were skipped, because the process
-    /// that owns the store lived and did not answer, or reopened the store.
+    /// Lookups answered with a miss, and puts skipped, because the owner lived and did not respond,
+    /// or reopened the store.
     pub unanswered: u64,
 }
 
 impl TransferCounters {
-    /// The figures; `staging_bytes` of staging memory are in use.
+    /// Returns the statistics; `staging_bytes` of staging memory are in use.
     pub(crate) fn stats(&self, staging_bytes: u64) -> TransferStats {
         TransferStats {
             puts: self.puts.get(),
