@@ -1,4 +1,4 @@
-//! Changes to a simulated file that no sync has made durable, and what a power loss does to them.
+//! Unsynced changes to a simulated file, and what a power loss does to them.
 
 use crate::sparse::{BLOCK, SECTOR, Sparse};
 use std::sync::Arc;
@@ -20,9 +20,8 @@ impl Change {
         }
     }
 
-    /// Applies what is left of the change after a power loss: each 4 KiB of a write is kept, lost,
-    /// or torn into 512-byte sectors that are kept or lost by themselves; other changes are kept
-    /// or lost.
+    /// Applies what survives a power loss: each 4 KiB of a write is kept, lost, or torn into
+    /// 512-byte sectors that are kept or lost individually; other changes are kept or lost.
     pub(crate) fn survive(&self, file: &mut Sparse, chance: &mut Chance) {
         let Self::Write { offset, bytes } = self else {
             if chance.keep() {
@@ -51,13 +50,13 @@ impl Change {
     }
 }
 
-/// Coins, all from one seed (SplitMix64).
+/// Random decisions from one seed (SplitMix64).
 #[derive(Clone, Debug)]
 pub(crate) struct Chance {
     state: u64,
-    /// Of four unsynced things, about this many survive.
+    /// Of four unsynced changes, about this many survive.
     quarters: u64,
-    /// Whether files fare differently: one may be whole while another is lost.
+    /// Whether the rate differs between files: one may be complete while another is lost.
     moody: bool,
 }
 
@@ -70,7 +69,7 @@ impl Chance {
         chance
     }
 
-    /// The next file's changes are decided from here on.
+    /// Begins the decisions on the next file.
     pub(crate) fn turn(&mut self) {
         if self.moody {
             self.quarters = self.next() % 5;

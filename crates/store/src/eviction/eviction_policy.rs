@@ -1,4 +1,4 @@
-//! What a policy decides: in which order pieces go.
+//! The interface of an eviction policy: the order in which pieces are evicted.
 
 use super::pieces::{Piece, Pieces};
 use std::fmt::Debug;
@@ -6,33 +6,32 @@ use std::fmt::Debug;
 /// How a piece comes to a policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Arrival {
-    /// It was just put. `known`: the policy remembers that it was evicted.
+    /// The piece was just put.
     New {
-        /// By [`EvictionPolicy::recall`].
+        /// The policy remembers its eviction, by [`EvictionPolicy::recall`].
         known: bool,
-        /// It is the only one behind pages that were used: a conversation goes on.
+        /// The piece is the only one behind used pages, as when a conversation continues.
         continues: bool,
     },
-    /// Another policy had it, and it is older than all that came so far.
+    /// The piece comes from another policy, and is older than all inherited so far.
     Inherited,
 }
 
-/// An eviction policy's own part: it lists pieces and says which one is next. What may go, and what
-/// hangs from what, is the tree's business: a candidate that cannot go is taken out and comes back
-/// by [`EvictionPolicy::relist`].
+/// An eviction policy's own part: it lists pieces and chooses the next victim. The tree decides
+/// what may be evicted: a victim that may not is unlinked and returns by
+/// [`EvictionPolicy::relist`].
 ///
-/// Every operation takes constant time, amortised.
+/// Every operation takes amortised constant time.
 pub(super) trait EvictionPolicy: Send + Debug {
     /// The policy's name.
     fn name(&self) -> &'static str;
 
-    /// The store holds about so many units when it is full. What is remembered of evicted pages
-    /// is about so many keys.
+    /// Sets the units of a full store, and the number of evicted keys to remember.
     fn set_capacity(&mut self, units: u64, keys: usize) {
         let _ = (units, keys);
     }
 
-    /// Whether what was evicted under this key is remembered; it is forgotten then.
+    /// Returns whether the eviction of this key is remembered, and forgets it.
     fn recall(&mut self, key: u64, units: u64) -> bool {
         let _ = (key, units);
         false
@@ -41,39 +40,39 @@ pub(super) trait EvictionPolicy: Send + Debug {
     /// Lists a piece.
     fn insert(&mut self, pieces: &mut Pieces, slot: u32, arrival: Arrival);
 
-    /// A piece that is listed was used. Its `uses` counts this use.
+    /// Records a use of a listed piece. Its `uses` counts this use.
     fn touch(&mut self, pieces: &mut Pieces, slot: u32);
 
-    /// Takes out a piece that is listed.
+    /// Removes a listed piece from its list.
     fn unlink(&mut self, pieces: &mut Pieces, slot: u32);
 
-    /// Lists a piece that was taken out as the next of its kind to go. Its `queue` and `stamp` are
-    /// as they were.
+    /// Lists an unlinked piece as the next victim of its kind. Its `queue` and `stamp` are
+    /// unchanged.
     fn relist(&mut self, pieces: &mut Pieces, slot: u32);
 
-    /// Lists a piece next to one that is listed, to go right after it. It has the same `queue` and
-    /// `stamp`.
+    /// Lists a piece next to a listed one, to be evicted right after it. Both have the same `queue`
+    /// and `stamp`.
     fn list_after(&mut self, pieces: &mut Pieces, listed: u32, slot: u32);
 
-    /// A listed piece lost `units`.
+    /// Records that a listed piece lost `units`.
     fn shrunk(&mut self, piece: &Piece, units: u64);
 
-    /// The listed piece that goes next. Always one, unless none is listed.
+    /// Returns the next victim, or `None` if no piece is listed.
     fn victim(&mut self, pieces: &mut Pieces) -> Option<u32>;
 
-    /// Pages of a piece go, the first of which has this key.
+    /// Records the eviction of a piece's pages, the first of which has this key.
     fn evicted(&mut self, pieces: &Pieces, slot: u32, key: u64, units: u64) {
         let _ = (pieces, slot, key, units);
     }
 
-    /// Whether [`EvictionPolicy::evicted`] has a use for keys.
+    /// Whether [`EvictionPolicy::evicted`] uses keys.
     fn remembers(&self) -> bool {
         false
     }
 
-    /// The listed piece that would go last.
+    /// The listed piece that would be evicted last.
     fn warmest(&self) -> Option<u32>;
 
-    /// Memory besides the pieces.
+    /// Memory besides the pieces, in bytes.
     fn memory_bytes(&self) -> usize;
 }

@@ -1,11 +1,11 @@
-//! One order, whatever comes.
+//! Eviction with one fixed policy.
 
 use super::eviction_policy::EvictionPolicy;
 use super::tree::{CHUNK_UNITS, Tree};
 use super::{Eviction, Holdings, Resident, Used, Victim};
 use ritornello_index::RunId;
 
-/// A policy that keeps to one order.
+/// Follows one policy.
 #[derive(Debug)]
 pub(super) struct FixedPolicy {
     name: &'static str,
@@ -17,7 +17,7 @@ impl FixedPolicy {
         Self::with_chunk(policy, CHUNK_UNITS)
     }
 
-    /// Cuts runs in chunks of about `chunk_units` units; what is left smaller than that goes, too.
+    /// Cuts runs in chunks of about `chunk_units` units; a smaller rest is evicted too.
     pub(super) fn with_chunk(policy: Box<dyn EvictionPolicy>, chunk_units: u32) -> Self {
         Self { name: policy.name(), tree: Tree::new(policy, chunk_units) }
     }

@@ -1,4 +1,4 @@
-//! The policy against a plain list, and the promises that hold for every policy.
+//! LRU against a plain list, and the promises of every policy.
 
 use super::adaptive::Adaptive;
 use super::arc::Arc;
@@ -104,14 +104,14 @@ fn a_run_set_aside_goes_right_after_its_last_child() {
 
 #[test]
 fn the_head_that_was_used_outlives_the_tail_that_was_not() {
-    // The queue of 2Q is not changed by uses; `density` has seen too little yet.
+    // Uses do not change the queue of 2Q, and `density` has seen too little yet.
     let those = ["lru", "arc", "s3fifo"];
     for mut policy in policies(4).into_iter().filter(|policy| those.contains(&policy.name())) {
         policy.admit(&resident(1, None, 40));
         policy.admit(&resident(2, None, 40));
         policy.hit(&[used(1, 10)]);
         policy.hit(&[used(1, 10)]);
-        // What is less than both tails: neither is the head, whatever the policy.
+        // Less than both tails: with every policy neither victim is a head.
         let victims = policy.victims(4 * 60, NOBODY);
         let kept: u32 =
             victims.iter().filter(|v| v.run == RunId(1)).map(|v| v.keep_pages).min().unwrap_or(40);
@@ -197,7 +197,7 @@ fn actions(parents: bool) -> impl Strategy<Value = Vec<Action>> {
     prop::collection::vec(action, 1..150)
 }
 
-/// What an index would hold: closed under truncation.
+/// A model of the index: closed under truncation.
 #[derive(Default)]
 struct Index {
     runs: BTreeMap<u64, (Option<(u64, u32)>, u32)>,
@@ -225,14 +225,14 @@ impl Index {
         hang.filter(|(parent, _)| *parent == run).map(|(_, page)| page + 1).max().unwrap_or(0)
     }
 
-    /// The last of the pages first.
+    /// Touches the last page first.
     fn touch(&mut self, run: u64, pages: u32) {
         let pages = pages.min(self.runs[&run].1);
         self.policy.retain(|(other, page)| *other != run || *page >= pages);
         self.policy.extend((0..pages).rev().map(|page| (run, page)));
     }
 
-    /// Truncates as the index does, and reports to the policy.
+    /// Truncates as the index does, and reports it to the policy.
     fn truncate(&mut self, run: u64, keep: u32, policy: &mut dyn Eviction) {
         let Some((_, pages)) = self.runs.get_mut(&run) else { return };
         let gone = pages.saturating_sub(keep);
@@ -359,14 +359,14 @@ proptest! {
         run(&actions, &mut lru(1), true);
     }
 
-    /// Each step of the way, an order takes over from another.
+    /// At every step another policy takes over.
     #[test]
     fn nothing_is_lost_when_another_order_takes_over(actions in actions(true)) {
         run(&actions, &mut Restless { tree: Tree::new(Box::new(Lru::new()), 8), turn: 0 }, false);
     }
 }
 
-/// Follows another order whenever it can.
+/// Switches policies whenever possible.
 #[derive(Debug)]
 struct Restless {
     tree: Tree,

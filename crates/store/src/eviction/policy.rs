@@ -1,4 +1,4 @@
-//! Which policies there are.
+//! The available eviction policies.
 
 use super::Eviction;
 use super::adaptive::Adaptive;
@@ -22,15 +22,15 @@ pub enum Policy {
     TwoQ,
     /// Three queues, first in first out: Yang et al., SOSP '23.
     S3Fifo,
-    /// Least hope of a hit first, as learnt from the intervals between uses.
+    /// Least expected hits first, learnt from the intervals between uses.
     Density,
-    /// Whichever of the others would have done best lately, by shadow caches.
+    /// The policy that would have done best recently, by shadow caches.
     #[default]
     Adaptive,
 }
 
 impl Policy {
-    /// All of them.
+    /// All policies.
     pub const ALL: [Self; 6] =
         [Self::Lru, Self::Arc, Self::TwoQ, Self::S3Fifo, Self::Density, Self::Adaptive];
 
@@ -58,7 +58,7 @@ impl Policy {
         })
     }
 
-    /// The policy, without any runs.
+    /// Creates the policy without runs.
     #[must_use]
     pub fn build(self) -> Box<dyn Eviction> {
         let policy: Box<dyn EvictionPolicy> = match self {

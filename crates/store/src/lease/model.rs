@@ -171,24 +171,24 @@ fn actions() -> impl Strategy<Value = Vec<Action>> {
     prop::collection::vec(action, 1..100)
 }
 
-/// A lease as the model knows it: number, runs, deadline in seconds, client, whether it counts.
+/// A lease in the model: number, runs, deadline in seconds, client, whether it counts.
 type Known = (u64, Vec<u64>, u64, u64, bool);
 
-/// Units of the store that the model's leases are on, and those of a run.
+/// Units of the modelled store.
 const CAPACITY: u64 = 40;
 
 fn units_of(run: u64) -> u64 {
     1 + run % 8
 }
 
-/// Units of the runs that counted leases are on, of one client or of all.
+/// Units of runs with counted leases, of one client or of all.
 fn counted_units(leases: &[Known], client: Option<u64>) -> u64 {
     let counted = leases.iter().filter(|known| known.4 && client.is_none_or(|c| c == known.3));
     let runs: BTreeSet<u64> = counted.flat_map(|known| known.1.iter().copied()).collect();
     runs.into_iter().map(units_of).sum()
 }
 
-/// How many leading runs a counted lease of `client` may be on.
+/// Maximum leading runs of a counted lease of `client`.
 fn within_share(leases: &[Known], runs: &[u64], client: u64) -> usize {
     let fits = |count: &usize| {
         let mut leases = leases.to_vec();

@@ -1,4 +1,4 @@
-//! Directories that are unmounted for a while.
+//! Directories that are unmounted temporarily.
 
 use super::*;
 

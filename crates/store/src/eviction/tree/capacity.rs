@@ -1,15 +1,15 @@
-//! How much there is when the store is full.
+//! Estimates how much a full store holds.
 
-/// What a full store holds: the most of late.
+/// The contents of a full store: the recent maximum.
 ///
-/// Whenever space is wanted the store is full, but for what a put has had evicted and has not
-/// filled yet. That gap must not count: a policy would take the store for smaller by as much as a
-/// request is long.
+/// Whenever an eviction is requested the store is full, except for space evicted for a put and not
+/// filled yet. That gap must not count: policies would underestimate the store by the length of a
+/// request.
 #[derive(Debug, Default)]
 pub(super) struct CapacityEstimate {
-    /// The most in this period, and in that before.
+    /// The maximum of this period, and of the previous one.
     peak: [Peak; 2],
-    /// How often it was looked at in this period.
+    /// Observations in this period.
     observations: u32,
 }
 
@@ -20,13 +20,13 @@ struct Peak {
     pieces: usize,
 }
 
-/// Looks to a period. A store that was made smaller is found out after two at most.
+/// Observations per period. A store that was made smaller is noticed after at most two periods.
 const PERIOD: u32 = 4096;
-/// Units (8 MiB) for each of which a policy remembers a key, even if there are few pieces.
+/// Units (8 MiB) per remembered key, if there are few pieces.
 const UNITS_PER_KEY: u64 = 2048;
 
 impl CapacityEstimate {
-    /// Space is wanted while there is so much.
+    /// Records the contents at an eviction.
     pub(super) fn observe(&mut self, units: u64, pages: u64, pieces: usize) {
         if self.observations == PERIOD {
             (self.peak, self.observations) = ([Peak::default(), self.peak[0]], 0);
@@ -46,7 +46,7 @@ impl CapacityEstimate {
         self.peak[0].pages.max(self.peak[1].pages)
     }
 
-    /// Keys of evicted pages that a policy may remember: one for each piece.
+    /// Number of evicted keys that a policy may remember: one per piece.
     pub(super) fn keys(&self) -> usize {
         let by_size = usize::try_from(self.units() / UNITS_PER_KEY).unwrap_or(usize::MAX);
         self.peak[0].pieces.max(self.peak[1].pieces).max(by_size)

@@ -1,21 +1,22 @@
-//! Pieces that were to go and were pinned.
+//! Victims that were pinned.
 
 use super::super::Holdings;
 use super::super::pieces::Pieces;
 use ritornello_index::RunId;
 use std::collections::VecDeque;
 
-/// Pieces that are in no list because they were pinned when their turn came, behind many others.
+/// Pieces that are in no list because they were pinned when they became victims, behind many
+/// others.
 ///
-/// Nobody says when a pin ends, so some are looked at whenever space is wanted, those that waited
-/// longest first. What is pinned for long is thus passed once, not by every call.
+/// The end of a pin is not reported, so each eviction re-examines some of them, the longest-waiting
+/// first. A piece pinned for long is thus skipped once, not by every call.
 #[derive(Debug, Default)]
 pub(super) struct PinnedPieces {
     queue: VecDeque<(u32, RunId)>,
 }
 
 impl PinnedPieces {
-    /// A piece was taken out of its list because it is pinned.
+    /// Adds a piece that was unlinked because it is pinned.
     pub(super) fn push(&mut self, pieces: &mut Pieces, slot: u32) {
         let piece = &mut pieces[slot];
         if !piece.is_held() {
@@ -24,7 +25,8 @@ impl PinnedPieces {
         }
     }
 
-    /// Of the next `count`, those that are to be listed again, in the order that they came in.
+    /// Examines the next `count` pieces. Returns those to be listed again, in the order in which
+    /// they were added.
     pub(super) fn freed(
         &mut self,
         pieces: &mut Pieces,
@@ -38,7 +40,7 @@ impl PinnedPieces {
             if piece.run != run || !piece.is_held() {
                 continue;
             }
-            // One that was used or lost a child meanwhile is in a list, and is found there.
+            // A piece that was used or lost a child meanwhile is listed already.
             if !piece.is_listed() && holdings.is_pinned(run) {
                 self.queue.push_back((slot, run));
                 continue;

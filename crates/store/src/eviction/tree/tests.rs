@@ -1,4 +1,4 @@
-//! Pieces split and grow together.
+//! Splitting and merging of pieces.
 
 use super::super::lru::Lru;
 use super::super::{Holdings, Victim};
@@ -69,7 +69,7 @@ fn a_parent_that_comes_after_its_child_holds_it() {
     assert!(tree.orphans.is_empty());
 }
 
-/// Whether runs before the first number that counts are pinned, and how often that was asked.
+/// Pins the runs before a number, and counts the queries.
 struct PinnedBefore(Cell<u64>, Cell<u64>);
 
 impl Holdings for PinnedBefore {

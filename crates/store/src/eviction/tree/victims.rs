@@ -1,13 +1,13 @@
-//! Who goes: candidates of the orders that nothing hangs from, cut from their tails.
+//! Chooses victims: pieces without children, cut from their tails.
 
 use super::super::pieces::Piece;
 use super::super::{Holdings, Victim};
 use super::Tree;
 
-/// Pinned pieces that a call passes over and leaves where they are. What else it meets is held back;
-/// so many of those are looked at again with each call.
+/// Maximum pinned pieces that a call skips and lists again. Further ones are held back; as many of
+/// the held ones are re-examined by each call.
 const LOOKED_AT: usize = 64;
-/// So many where nothing else is left.
+/// Held pieces re-examined if nothing else is left.
 const LOOKED_AT_LAST: usize = 4096;
 
 impl Tree {
@@ -44,7 +44,7 @@ impl Tree {
                 victims.push(victim);
             }
         }
-        // These keep their places. (One that lost a child meanwhile was passed twice.)
+        // These return to their positions. (A piece that lost a child meanwhile was skipped twice.)
         for slot in passed.into_iter().rev() {
             self.unlink(slot);
             self.relist(slot);
@@ -52,15 +52,15 @@ impl Tree {
         victims
     }
 
-    /// Lists pieces again that were held back and whose pins ended, as the first to go.
+    /// Lists held pieces whose pins have ended, as the next victims.
     fn list_freed(&mut self, holdings: &dyn Holdings, count: usize) {
         let freed = self.held.freed(&mut self.pieces, holdings, count);
         freed.into_iter().rev().for_each(|slot| self.relist(slot));
     }
 
-    /// Cuts a piece that nothing hangs from, for about `units` units of the `asked`. What would be
-    /// left of it is not less than a chunk, nor than was asked for, or it goes, too: the next call
-    /// would take it, and then it is a hole where no run of that length fits.
+    /// Cuts a piece without children by about `units` units of the `asked`. A rest shorter than a
+    /// chunk, or than `asked`, is cut too: the next call would take it, and would leave a hole too
+    /// short for a run of that length.
     fn cut(&mut self, slot: u32, units: u64, asked: u64, holdings: &dyn Holdings) -> Victim {
         let Piece { run, start, pages, page_units, .. } = self.pieces[slot];
         let (page, chunk) = (u64::from(page_units), u64::from(self.chunk_units));
