@@ -39,6 +39,7 @@ impl StoreCore {
             self.counters.bytes_written.add(run.place.units() * UNIT);
             let mut place = run.place.clone();
             place.header_checksum = checksum;
+            // Eviction needs the owner's lock, so the parent stays until the run is inserted.
             let found = run.parent.and_then(|page| self.index.locate(scope.slot, page));
             let new = NewRun {
                 scope: scope.slot,
@@ -55,6 +56,7 @@ impl StoreCore {
                     state.eviction.admit(&resident);
                     let units = place.units();
                     state.usage.admit(scope.slot, &resident, u64::from(run.pages), units);
+                    // A concurrent put of the pages before this run has not committed yet.
                     if found.is_none()
                         && let Some(parent) = run.parent
                         && state.waiting_children.len() < WAITING_MAX
@@ -82,6 +84,7 @@ impl StoreCore {
         if refused.is_some() {
             self.counters.refused_metadata.add(pages_refused);
             self.counters.pages_refused.add(pages_refused);
+            // The index is full: evicting as much as was refused makes space for the next put.
             let units = runs.iter().map(|run: &PlannedRun| run.place.units()).sum();
             self.evict(&mut state, units);
         }
@@ -159,6 +162,8 @@ impl StoreCore {
                 let first = pair[1].at as usize;
                 if pair[1].first == 0 {
                     let parent_page = pair[0].first + pair[0].pages - 1;
+                    // Index, eviction and usage learn of the link under one lock, or a victim
+                    // could be chosen that has a child.
                     let mut state = self.state.lock();
                     self.index.link(slot, hashes[first - 1], hashes[first]);
                     state.eviction.link(pair[1].run, pair[0].run, parent_page);

@@ -133,6 +133,7 @@ impl StoreCore {
             let state = self.state.lock();
             state.draining.waiting.iter().map(|(id, extents)| (*id, extents.len())).collect()
         };
+        // One thread per volume, because a drain waits for its device.
         std::thread::scope(|scope| {
             let mut volumes: Vec<&[(SegmentId, usize)]> =
                 work.chunk_by(|a, b| a.0.volume() == b.0.volume()).collect();
@@ -153,6 +154,7 @@ impl StoreCore {
     }
 
     fn drain_one(&self, id: SegmentId, count: usize) {
+        // The space stays withheld, so the close records an unclean end.
         if self.closed.load(Ordering::Acquire) {
             return;
         }

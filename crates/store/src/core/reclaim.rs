@@ -63,6 +63,7 @@ impl StoreCore {
                 break;
             }
             any = true;
+            // Space in closed segments does not count, because no put can use it.
             let gone: u64 = victims.iter().map(|victim| victim.units).sum();
             left = left.saturating_sub(gone.saturating_sub(state.leaving_units() - leaving));
         }
@@ -81,6 +82,7 @@ impl StoreCore {
         for victim in victims {
             let removed = self.index.truncate(victim.run, victim.keep_pages);
             if removed.is_empty() {
+                // Unknown to the index: its policy must forget the run, or would choose it again.
                 match slot {
                     Some(slot) => state.usage.forget_run(slot, victim.run),
                     None => state.eviction.remove(victim.run),
@@ -127,6 +129,7 @@ impl StoreCore {
             (state.limbo.take(), state.draining.take_undurable())
         };
         let synced = self.index.sync_after(&|| self.sync_dirty());
+        // The removals of this space are durable now, so it may be drained.
         self.state.lock().draining.put_back(returned, synced.is_ok());
         if let Err(error) = synced {
             self.state.lock().limbo.put_back(limbo);
@@ -230,6 +233,7 @@ impl StoreCore {
         let pressing = state.limbo.units() * 2 > state.space.reserve_units();
         let busy = !state.dirty.is_empty() || state.limbo.has_waiting();
         let touched = state.touched && last_sync.elapsed() >= RECENCY_INTERVAL;
+        // The sync that follows also records the uses.
         state.touched &= !(busy || touched);
         drop(state);
         for (id, name) in names {

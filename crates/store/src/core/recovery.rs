@@ -85,12 +85,14 @@ pub(super) fn validate_runs(
     let mut kept: Vec<RecoveredRun> = Vec::new();
     let mut refused: Vec<(RunId, &'static str)> = Vec::new();
     let segment_units = (manifest.segment_bytes / UNIT) as u32;
+    // Rejected runs are collected, because the index cannot change while it is visited.
     index.for_each(&mut |run, view| match rejection(&view, scopes, segment_units) {
         Some(reason) => refused.push((run, reason)),
         None => {
             let extents: Vec<Extent> = view.live_extents();
             let is_hidden = absence.hides(&extents);
             let here = extents.iter().copied().filter(|e| !absence.covers(e.segment));
+            // Beyond the segments, or claimed by a run visited before.
             if space.mark(&here.collect::<Vec<_>>()).is_err() {
                 refused.push((run, "space"));
                 return;
@@ -148,6 +150,7 @@ pub(super) fn restore(
     now: u64,
     mut kept: Vec<RecoveredRun>,
 ) -> Retention {
+    // Admission counts as a use, so the least recently used run is admitted first.
     kept.sort_by_key(|kept| kept.recency);
     for kept in &kept {
         eviction.admit(&kept.resident);
