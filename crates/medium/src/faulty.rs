@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn the_nth_match_fails_and_only_it() {
+    fn only_the_nth_match_fails() {
         let schedule = Schedule::new();
         let disk = disk(&schedule);
         let (a, b) =
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn from_the_nth_on_until_healed() {
+    fn matches_from_the_nth_on_fail_until_healed() {
         let schedule = Schedule::new();
         let disk = disk(&schedule);
         let file = disk.open(Path::new("/a"), WRITE).unwrap();

@@ -187,7 +187,7 @@ mod tests {
     const WRITE: Access = Access { write: true, create: true, direct: false };
 
     #[test]
-    fn files_are_private_and_come_back() {
+    fn files_are_private_and_readable() {
         let root = tempfile::tempdir().unwrap();
         let dir = root.path().join("a/b");
         Host.create_dir(&dir).unwrap();
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn links_and_files_of_others_are_not_written() {
+    fn links_and_foreign_files_are_rejected() {
         let root = tempfile::tempdir().unwrap();
         let (link, target) = (root.path().join("link"), root.path().join("target"));
         std::os::unix::fs::symlink(&target, &link).unwrap();

@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_long_is_refused_before_memory_is_taken() {
+    fn oversized_message_takes_no_memory() {
         let (mut near, mut far) = pair();
         far.write_all(&u32::MAX.to_le_bytes()).unwrap();
         assert!(near.receive(&mut deny).is_err());
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn an_end_in_the_middle_is_a_loss_and_silence_ends_with_patience() {
+    fn truncated_message_is_lost_and_silence_times_out() {
         let (mut near, mut far) = pair();
         far.write_all(&[9, 0, 0, 0, 1]).unwrap();
         assert!(near.receive(&mut deny).unwrap_err().to_string().contains("no check"));
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn patience_ends_also_while_a_message_comes_or_goes_bit_by_bit() {
+    fn slow_peer_times_out() {
         let (near, far) = UnixStream::pair().unwrap();
         let mut near = Channel::new(Arc::new(near), Duration::from_millis(100)).unwrap();
         let mut reader = far.try_clone().unwrap();
@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_in_a_row_come_one_by_one() {
+    fn pipelined_messages_are_split() {
         let (mut near, mut far) = pair();
         far.write_all(&[1, 0, 0, 0, 7, 2, 0, 0, 0, 8, 9, 1, 0, 0, 0]).unwrap();
         assert_eq!(near.receive(&mut deny).unwrap(), Some(&[7][..]));
@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_word_is_heard_whole_or_its_sender_knows() {
+    fn last_message_arrives_whole_or_fails() {
         let (mut near, mut far) = pair();
         far.write_all(&[2, 0, 0, 0, 1]).unwrap();
         assert!(near.receive(&mut deny).is_err());
@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn a_first_message_takes_no_memory() {
+    fn first_message_is_limited() {
         let (near, mut far) = pair();
         let mut near = near.unauthenticated();
         far.write_all(&(HELLO_BYTES_MAX as u32 + 1).to_le_bytes()).unwrap();
@@ -344,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_message_takes_room_until_the_next_one() {
+    fn long_message_holds_its_grant_until_the_next() {
         let (mut near, mut far) = pair();
         let budget = MemoryBudget::new(2 * BUFFER_KEPT);
         near.authenticate(Grant::of(vec![Arc::clone(&budget)]));

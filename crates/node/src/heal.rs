@@ -281,7 +281,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pauses_grow_and_start_over_after_a_calm() {
+    fn back_off_grows_and_resets() {
         let mut backoff = Backoff::default();
         let mut now = Instant::now();
         let pauses: Vec<Duration> = (0..6)
@@ -297,14 +297,14 @@ mod tests {
     }
 
     #[test]
-    fn log_repeats_itself_once_a_minute() {
+    fn log_repeats_once_a_minute() {
         let (mut throttle, now) = (LogThrottle::default(), Instant::now());
         assert!(throttle.is_due(now) && !throttle.is_due(now + Duration::from_secs(59)));
         assert!(throttle.is_due(now + LOG_PERIOD));
     }
 
     #[test]
-    fn stopping_ends_a_sleep_and_a_ring_does_not() {
+    fn stop_ends_a_sleep_and_notify_does_not() {
         const HOUR: Duration = Duration::from_secs(3600);
         let heal_signal = HealSignal::default();
         assert!(heal_signal.wait(Duration::from_millis(1)), "the period is over");

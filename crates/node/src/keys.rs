@@ -95,7 +95,7 @@ mod tests {
     use crate::channel::decode;
 
     #[test]
-    fn keys_of_one_length_and_of_several_come_back() {
+    fn keys_of_any_lengths_round_trip() {
         let (short, long) = ([1u8; 8], [2u8; 64]);
         for keys in [vec![], vec![&long[..]; 3], vec![&short[..], &long[..], &short[..]]] {
             let flat = Flattened::new(&keys).unwrap();

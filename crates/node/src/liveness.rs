@@ -105,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_knocks_and_an_answer_reassures() {
+    fn one_probe_runs_until_answered() {
         let liveness = OwnerLiveness::default();
         assert!(liveness.begin_probe() && !liveness.begin_probe());
         assert!(liveness.mark_silent() && !liveness.mark_silent() && liveness.is_silent());
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn what_could_not_be_told_is_kept_within_bounds() {
+    fn deferred_calls_are_bounded() {
         let liveness = OwnerLiveness::default();
         assert!(liveness.mark_silent());
         assert!((0..5000).all(|lease| !liveness.defer_release(LeaseNumber(lease))));
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_behind_the_end_of_a_silence_is_told_at_once() {
+    fn call_deferred_after_silence_is_sent_now() {
         let liveness = OwnerLiveness::default();
         assert!(liveness.mark_silent() && liveness.end_probe(true));
         assert!(liveness.take_deferred().reservations.is_empty());

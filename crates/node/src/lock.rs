@@ -113,7 +113,7 @@ mod tests {
     use std::os::fd::AsFd;
 
     #[test]
-    fn a_lock_on_a_file_that_was_removed_is_not_believed() {
+    fn lock_on_a_removed_file_is_retaken() {
         let dir = tempfile::tempdir().unwrap();
         let fd = File::open(dir.path()).unwrap();
         let lock = DirectoryLock::open(fd.as_fd()).unwrap();

@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_taken_comes_back_and_no_more_than_there_is() {
+    fn grants_are_bounded_and_returned() {
         let (all, own) = (MemoryBudget::new(100), MemoryBudget::new(60));
         let left = || (all.0.load(Ordering::Relaxed), own.0.load(Ordering::Relaxed));
         let mut one = Grant::of(vec![Arc::clone(&all), Arc::clone(&own)]);

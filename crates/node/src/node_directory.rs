@@ -178,7 +178,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     #[test]
-    fn a_directory_of_another_user_is_refused_and_left_as_it_is() {
+    fn directory_of_another_user_is_left_unchanged() {
         let dir = tempfile::tempdir().unwrap();
         // Whether or not root runs this test, one of the two directories belongs to another user.
         let path = if rustix::process::geteuid().is_root() {
@@ -195,7 +195,7 @@ mod tests {
 
     /// A Kubernetes volume with `fsGroup`: its owner is another user, its group is one of this process.
     #[test]
-    fn directory_of_the_group_names_a_directory_in_it_instead() {
+    fn group_directory_error_names_a_subdirectory() {
         if !rustix::process::geteuid().is_root() {
             return;
         }

@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_same_owner_or_the_heir_of_one_that_closed_keeps_everything() {
+    fn same_epoch_or_clean_successor_preserves_puts() {
         assert!(epoch(4, false).preserves(4));
         assert!(epoch(5, true).preserves(4));
         assert!(!epoch(5, false).preserves(4));
@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flush_covers_what_came_before_it() {
+    fn flush_covers_earlier_acknowledgements() {
         let unflushed = Unflushed::default();
         assert_eq!(unflushed.mark().owner, None);
         unflushed.note(&OwnerEpoch { durable: true, ..epoch(1, true) });

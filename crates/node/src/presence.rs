@@ -157,7 +157,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_lives_as_long_as_it_is_held_and_leaves_nothing_behind() {
+    fn released_name_leaves_no_file() {
         let dir = tempfile::tempdir().unwrap();
         let directory = Arc::new(NodeDirectory::open(dir.path()).unwrap());
         let presence = Presence::announce(&directory).unwrap();
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_dead_process_left_is_swept_and_what_is_no_name_is_not() {
+    fn sweep_removes_dead_names_only() {
         let dir = tempfile::tempdir().unwrap();
         let directory = Arc::new(NodeDirectory::open(dir.path()).unwrap());
         let stale = dir.path().join(CLIENTS).join("0123456789abcdef0123456789abcdef");

@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn no_cut_and_no_flip_is_anything_but_an_error_or_a_question() {
+    fn damaged_requests_never_panic() {
         let (short, long) = ([1u8; 8], [2u8; 64]);
         let flat = Flattened::new(&[&short, &long]).unwrap();
         let good = encoded(&Request::Reserve {
@@ -276,7 +276,7 @@ mod tests {
 
     /// Messages of a connection between a client and an owner that know only version 7.
     #[test]
-    fn messages_of_version_7_are_laid_out_as_recorded() {
+    fn version_7_messages_match_recordings() {
         let (spoken, peer) = (OLDEST..=NEWEST, "a peer");
         let client = messages(include_bytes!("../tests/recorded/client-7.bin"));
         let owner = messages(include_bytes!("../tests/recorded/owner-7.bin"));
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_keep_their_kind_and_their_words() {
+    fn errors_keep_kind_and_text() {
         let error = Error::fatal("broken").with("disk", 3).because(std::io::Error::other("why"));
         let text = error.to_string();
         let back = Error::from(Fault::from(error));

@@ -82,7 +82,7 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn closing_waits_for_what_is_written_and_for_what_is_coming() {
+    fn close_waits_for_pending_reservations() {
         let reservations = PendingReservations::new();
         let soon = || Instant::now() + Duration::from_millis(20);
         assert!(reservations.begin() && reservations.begin());

@@ -167,7 +167,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_socket_that_never_got_its_name_is_swept_and_nothing_else() {
+    fn sweep_removes_unpublished_sockets_only() {
         let dir = tempfile::tempdir().unwrap();
         let directory = NodeDirectory::open(dir.path()).unwrap();
         let listener = Listener::bind(&directory).unwrap();

@@ -61,7 +61,7 @@ fn mode(path: &Path) -> u32 {
 }
 
 #[test]
-fn of_many_that_open_at_once_one_owns_and_all_share() {
+fn concurrent_opens_share_one_owner() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path().join("store");
     let mut helpers: Vec<Helper> = (0..6).map(|_| Helper::start(&dir)).collect();
@@ -84,7 +84,7 @@ fn of_many_that_open_at_once_one_owns_and_all_share() {
 }
 
 #[test]
-fn a_client_can_do_everything() {
+fn client_supports_every_call() {
     let dir = tempfile::tempdir().unwrap();
     let owner = Helper::opened(dir.path());
     let node = open(&options(dir.path())).unwrap();
@@ -158,7 +158,7 @@ fn policy_file_denies_calls_to_clients() {
 }
 
 #[test]
-fn many_threads_of_a_client_do_not_wait_for_each_other() {
+fn client_threads_run_concurrently() {
     let dir = tempfile::tempdir().unwrap();
     let owner = Helper::opened(dir.path());
     let node = open(&options(dir.path())).unwrap();
@@ -182,7 +182,7 @@ fn many_threads_of_a_client_do_not_wait_for_each_other() {
 }
 
 #[test]
-fn two_opens_in_one_process_share_one_store() {
+fn two_opens_in_a_process_share_a_store() {
     let dir = tempfile::tempdir().unwrap();
     let link = tempfile::tempdir().unwrap();
     let link = link.path().join("link");
@@ -207,7 +207,7 @@ fn two_opens_in_one_process_share_one_store() {
 }
 
 #[test]
-fn opening_and_closing_from_many_threads_never_makes_two_stores() {
+fn concurrent_opens_and_closes_share_a_store() {
     let dir = tempfile::tempdir().unwrap();
     let keep = Helper::opened(dir.path());
     std::thread::scope(|scope| {
@@ -225,7 +225,7 @@ fn opening_and_closing_from_many_threads_never_makes_two_stores() {
 }
 
 #[test]
-fn a_path_that_is_too_long_for_a_socket_is_none_for_a_store() {
+fn path_too_long_for_a_socket_works() {
     let dir = tempfile::tempdir().unwrap();
     let deep = dir.path().join("d".repeat(100)).join("e".repeat(100));
     let owner = Helper::opened(&deep);
@@ -237,7 +237,7 @@ fn a_path_that_is_too_long_for_a_socket_is_none_for_a_store() {
 }
 
 #[test]
-fn nobody_else_can_look_in() {
+fn files_are_closed_to_other_users() {
     let dir = tempfile::tempdir().unwrap();
     let made = dir.path().join("store");
     std::fs::create_dir(&made).unwrap();
@@ -258,7 +258,7 @@ fn nobody_else_can_look_in() {
 }
 
 #[test]
-fn a_client_that_is_killed_while_it_writes_gives_its_space_back() {
+fn killed_writers_space_is_reclaimed() {
     let dir = tempfile::tempdir().unwrap();
     let node = open(&options(dir.path())).unwrap();
     let reserved = || node.store().stats().unwrap().catalog.reserved_bytes;
@@ -297,7 +297,7 @@ fn leases_die_with_their_client() {
 }
 
 #[test]
-fn a_client_that_hoards_leases_leaves_enough_for_the_others() {
+fn hoarding_leases_leaves_space_for_others() {
     let dir = tempfile::tempdir().unwrap();
     let node = open(&options(dir.path())).unwrap();
     assert_eq!(put(node.store(), 1, 10).unwrap().pages, 10);
@@ -315,7 +315,7 @@ fn a_client_that_hoards_leases_leaves_enough_for_the_others() {
 }
 
 #[test]
-fn scopes_arranged_differently_do_not_meet_across_processes() {
+fn arrangements_stay_apart_across_processes() {
     let dir = tempfile::tempdir().unwrap();
     let node = open(&options(dir.path())).unwrap();
     let mut client = Helper::opened(dir.path());

@@ -18,7 +18,7 @@ fn own_command(_: &Arc<Node>, other: &str) -> String {
 }
 
 #[test]
-fn a_store_goes_with_its_directories_and_what_is_not_its_own_stays() {
+fn destroy_removes_only_the_stores_files() {
     let dir = tempfile::tempdir().unwrap();
     let (home, other) = (dir.path().join("home"), dir.path().join("other"));
     std::fs::create_dir(&home).unwrap();
@@ -72,7 +72,7 @@ fn every_process_reads_the_policy() {
 }
 
 #[test]
-fn a_store_in_use_and_what_is_no_store_are_refused() {
+fn destroy_refuses_a_store_in_use() {
     let dir = tempfile::tempdir().unwrap();
     let home = dir.path().join("home");
     std::fs::create_dir(&home).unwrap();
@@ -99,7 +99,7 @@ fn a_store_in_use_and_what_is_no_store_are_refused() {
 }
 
 #[test]
-fn the_index_of_a_store_in_use_is_not_converted_and_nobody_opens_it_meanwhile() {
+fn store_in_use_is_not_converted() {
     let dir = tempfile::tempdir().unwrap();
     let convert = || convert_index(dir.path(), IndexKind::Run, None, &mut |_, _| ());
     let refused = |word: &str| {

@@ -141,7 +141,7 @@ fn own_command(node: &Arc<Node>, command: &str) -> String {
 }
 
 #[test]
-fn a_child_cannot_use_its_parents_handle_but_one_of_its_own() {
+fn child_needs_its_own_handle() {
     let dir = tempfile::tempdir().unwrap();
     let mut parent = Helper::opened(dir.path());
     assert_eq!(parent.ask("put 1 5"), "5");
@@ -160,7 +160,7 @@ fn a_child_cannot_use_its_parents_handle_but_one_of_its_own() {
 }
 
 #[test]
-fn a_fork_in_the_middle_of_puts_and_gets_disturbs_neither_side() {
+fn fork_during_puts_and_gets_is_harmless() {
     let dir = tempfile::tempdir().unwrap();
     let mut owner = Helper::opened(dir.path());
     let mut client = Helper::opened(dir.path());
@@ -174,7 +174,7 @@ fn a_fork_in_the_middle_of_puts_and_gets_disturbs_neither_side() {
 }
 
 #[test]
-fn an_owner_whose_child_lives_on_is_dead_all_the_same() {
+fn dead_owner_with_live_child_is_succeeded() {
     let dir = tempfile::tempdir().unwrap();
     let mut owner = Helper::opened(dir.path());
     let node = open(&options(dir.path())).unwrap();
@@ -189,7 +189,7 @@ fn an_owner_whose_child_lives_on_is_dead_all_the_same() {
 }
 
 #[test]
-fn a_client_whose_child_lives_on_gives_its_leases_back() {
+fn dead_client_with_live_child_loses_leases() {
     let dir = tempfile::tempdir().unwrap();
     let node = open(&options(dir.path())).unwrap();
     assert_eq!(put(node.store(), 1, 5).unwrap().pages, 5);
@@ -201,7 +201,7 @@ fn a_client_whose_child_lives_on_gives_its_leases_back() {
 }
 
 #[test]
-fn a_child_takes_over_from_its_parent_and_keeps_the_lock() {
+fn child_takes_over_and_keeps_the_lock() {
     let dir = tempfile::tempdir().unwrap();
     let mut parent = Helper::opened(dir.path());
     parent.tell("fork-and-take-over");

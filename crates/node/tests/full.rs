@@ -23,7 +23,7 @@ fn own_command(node: &Arc<Node>, command: &str) -> String {
 }
 
 #[test]
-fn a_stopped_client_holds_nothing_beyond_its_leases() {
+fn stopped_client_holds_only_its_leases() {
     let dir = tempfile::tempdir().unwrap();
     let node = open(&options(dir.path())).unwrap();
     let store = node.store();
@@ -46,7 +46,7 @@ fn a_stopped_client_holds_nothing_beyond_its_leases() {
 }
 
 #[test]
-fn client_that_leases_all_it_may_leaves_room_for_puts() {
+fn full_lease_share_leaves_space_for_puts() {
     let dir = tempfile::tempdir().unwrap();
     let mut owner = Helper::opened(dir.path());
     let node = open(&options(dir.path())).unwrap();

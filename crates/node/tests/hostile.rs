@@ -182,7 +182,7 @@ fn answer_to(dir: &Path, bytes: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn nonsense_costs_its_own_connection_and_nothing_else() {
+fn malformed_message_costs_its_connection_only() {
     let dir = tempfile::tempdir().unwrap();
     let node = open(&options(dir.path())).unwrap();
     let mut client = Helper::opened(dir.path());
@@ -209,7 +209,7 @@ fn nonsense_costs_its_own_connection_and_nothing_else() {
 }
 
 #[test]
-fn a_name_without_a_lock_gets_no_space() {
+fn unlocked_name_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let _node = open(&options(dir.path())).unwrap();
     // Greeting, format 0, a name of 32 digits, pid 1, first.
@@ -220,7 +220,7 @@ fn a_name_without_a_lock_gets_no_space() {
 }
 
 #[test]
-fn a_connection_that_says_nothing_holds_nobody_up() {
+fn silent_connection_delays_no_client() {
     let dir = tempfile::tempdir().unwrap();
     let node = open(&options(dir.path())).unwrap();
     let idle: Vec<UnixStream> = (0..50).map(|_| connect(dir.path())).collect();
@@ -236,7 +236,7 @@ fn a_connection_that_says_nothing_holds_nobody_up() {
 }
 
 #[test]
-fn strangers_without_number_do_not_keep_a_client_out() {
+fn unauthenticated_connections_block_no_client() {
     let dir = tempfile::tempdir().unwrap();
     let node = open(&options(dir.path())).unwrap();
     let mut crowd = Helper::opened(dir.path());
@@ -251,7 +251,7 @@ fn strangers_without_number_do_not_keep_a_client_out() {
 }
 
 #[test]
-fn who_takes_too_many_names_or_connections_is_told_so() {
+fn excess_names_and_connections_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let node = open(&options(dir.path())).unwrap();
     let mut greedy = Helper::opened(dir.path());
@@ -274,7 +274,7 @@ fn who_takes_too_many_names_or_connections_is_told_so() {
 }
 
 #[test]
-fn who_does_not_read_or_sends_slowly_takes_neither_time_nor_memory_of_others() {
+fn slow_peer_takes_nothing_from_others() {
     let dir = tempfile::tempdir().unwrap();
     let node = open(&options(dir.path())).unwrap();
     let mut client = Helper::opened(dir.path());
@@ -307,7 +307,7 @@ fn who_does_not_read_or_sends_slowly_takes_neither_time_nor_memory_of_others() {
 }
 
 #[test]
-fn who_never_stops_sending_slowly_is_hung_up_on() {
+fn endless_slow_sender_is_disconnected() {
     let dir = tempfile::tempdir().unwrap();
     let _node = open(&options(dir.path())).unwrap();
     let mut rude = Helper::opened(dir.path());
@@ -316,7 +316,7 @@ fn who_never_stops_sending_slowly_is_hung_up_on() {
 }
 
 #[test]
-fn a_long_message_that_is_none_is_answered_and_ends_the_connection() {
+fn long_malformed_message_ends_the_connection() {
     let dir = tempfile::tempdir().unwrap();
     let _node = open(&options(dir.path())).unwrap();
     let mut client = Helper::opened(dir.path());
@@ -326,7 +326,7 @@ fn a_long_message_that_is_none_is_answered_and_ends_the_connection() {
 }
 
 #[test]
-fn questions_in_a_row_are_answered_in_their_order() {
+fn pipelined_requests_are_answered_in_order() {
     let dir = tempfile::tempdir().unwrap();
     let _node = open(&options(dir.path())).unwrap();
     let mut client = Helper::opened(dir.path());

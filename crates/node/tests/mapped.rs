@@ -43,7 +43,7 @@ fn memory() -> Option<TempDir> {
 }
 
 #[test]
-fn what_one_process_puts_the_others_get_and_it_outlives_them_all() {
+fn mapped_pages_are_shared_and_outlive_processes() {
     let Some(dir) = memory() else { return };
     let mut line: Vec<Helper> = (0..4).map(|_| Helper::opened(dir.path())).collect();
     for (name, helper) in line.iter_mut().enumerate() {
@@ -66,7 +66,7 @@ fn what_one_process_puts_the_others_get_and_it_outlives_them_all() {
 }
 
 #[test]
-fn the_owner_is_killed_while_others_put_and_get() {
+fn owner_kill_loses_no_mapped_page() {
     let Some(dir) = memory() else { return };
     let owner = Helper::opened(dir.path());
     let mut clients: Vec<Helper> = (0..3).map(|_| Helper::opened(dir.path())).collect();
@@ -92,7 +92,7 @@ fn the_owner_is_killed_while_others_put_and_get() {
 }
 
 #[test]
-fn segments_go_while_others_map_them_and_nobody_dies_of_it() {
+fn removing_mapped_segments_kills_no_process() {
     let Some(dir) = memory() else { return };
     let node = open(&options(dir.path())).unwrap();
     let store = node.store();
@@ -125,7 +125,7 @@ fn segments_go_while_others_map_them_and_nobody_dies_of_it() {
 }
 
 #[test]
-fn a_store_in_memory_moves_to_another_directory_in_memory_and_to_no_other() {
+fn mapped_store_moves_within_memory_only() {
     let Some(dir) = memory() else { return };
     let disk = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let node = open(&options(dir.path())).unwrap();
@@ -148,7 +148,7 @@ fn a_store_in_memory_moves_to_another_directory_in_memory_and_to_no_other() {
 }
 
 #[test]
-fn a_capacity_beyond_memory_is_refused_and_told_what_would_do() {
+fn capacity_beyond_memory_is_refused() {
     let Some(dir) = memory() else { return };
     let home = dir.path().join("kv");
     let too_large = Options { capacity: Some(1 << 50), segment_bytes: None, ..options(&home) };
@@ -162,7 +162,7 @@ fn a_capacity_beyond_memory_is_refused_and_told_what_would_do() {
     node.close().unwrap();
 }
 
-/// Run again by [`a_full_file_system_costs_growth_and_no_process`], in a mount namespace of its own.
+/// Run again by [`full_tmpfs_stops_growth_only`], in a mount namespace of its own.
 #[test]
 fn in_a_small_file_system() {
     let Some(dir) = std::env::var_os(SMALL) else { return };
@@ -209,7 +209,7 @@ impl Filler {
 }
 
 #[test]
-fn a_full_file_system_costs_growth_and_no_process() {
+fn full_tmpfs_stops_growth_only() {
     let Some(dir) = memory() else { return };
     let script = "mount -t tmpfs -o size=32m none \"$0\" || exit 77; exec \"$@\"";
     let run = Command::new("unshare")

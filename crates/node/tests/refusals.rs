@@ -26,7 +26,7 @@ fn refused(options: &Options, words: &str) {
 }
 
 #[test]
-fn a_file_is_no_directory() {
+fn file_is_rejected_as_directory() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("file");
     std::fs::write(&file, b"precious").unwrap();
@@ -36,7 +36,7 @@ fn a_file_is_no_directory() {
 }
 
 #[test]
-fn a_directory_with_other_things_is_left_as_it_is() {
+fn foreign_directory_is_left_unchanged() {
     use std::os::unix::fs::PermissionsExt;
     let dir = tempfile::tempdir().unwrap();
     std::fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o755)).unwrap();
@@ -49,7 +49,7 @@ fn a_directory_with_other_things_is_left_as_it_is() {
 }
 
 #[test]
-fn without_a_capacity_nothing_is_made() {
+fn without_capacity_no_store_is_created() {
     let dir = tempfile::tempdir().unwrap();
     refused(&Options::new(dir.path()), "capacity");
     refused(&Options::new(dir.path().join("below")), "capacity");
@@ -57,7 +57,7 @@ fn without_a_capacity_nothing_is_made() {
 }
 
 #[test]
-fn too_small_a_capacity_makes_no_store() {
+fn too_small_capacity_creates_no_store() {
     let dir = tempfile::tempdir().unwrap();
     refused(&Options { capacity: Some(MIB), ..options(dir.path()) }, "capacity");
     open(&options(dir.path())).unwrap();
@@ -68,7 +68,7 @@ fn capacity(node: &Node) -> u64 {
 }
 
 #[test]
-fn an_owner_that_names_another_capacity_resizes_the_store() {
+fn owner_with_another_capacity_resizes() {
     let dir = tempfile::tempdir().unwrap();
     open(&options(dir.path())).unwrap().close().unwrap();
     let node = open(&Options { capacity: Some(2 * CAPACITY), ..options(dir.path()) }).unwrap();
@@ -93,7 +93,7 @@ fn owner_with_an_impossible_capacity_keeps_the_stored_one() {
 }
 
 #[test]
-fn client_with_other_settings_serves_and_takes_over_with_the_stored_ones() {
+fn client_takes_over_with_stored_settings() {
     let dir = tempfile::tempdir().unwrap();
     let owner = Helper::opened(dir.path());
     let others = Options {
@@ -116,7 +116,7 @@ fn client_with_other_settings_serves_and_takes_over_with_the_stored_ones() {
 }
 
 #[test]
-fn what_cannot_be_written_is_refused() {
+fn unwritable_directory_is_refused() {
     // Nobody can make directories there, root included.
     let error = open(&options(Path::new("/proc/ritornello"))).unwrap_err();
     assert!(matches!(error.kind(), ErrorKind::Invalid | ErrorKind::Retry), "{error:?}");
@@ -138,7 +138,7 @@ fn directory_of_another_user_is_not_read() {
 }
 
 #[test]
-fn store_opens_by_either_copy_of_its_manifest() {
+fn store_opens_with_either_manifest_copy() {
     let dir = tempfile::tempdir().unwrap();
     open(&options(dir.path())).unwrap().close().unwrap();
     let copies = [dir.path().join("MANIFEST"), dir.path().join("MANIFEST.copy")];

@@ -107,7 +107,7 @@ fn clients_find_the_reopened_owner() {
 }
 
 #[test]
-fn poisoned_store_finds_and_reads_while_the_disk_is_broken() {
+fn poisoned_store_still_serves_reads() {
     let dir = tempfile::tempdir().unwrap();
     let (schedule, node) = owner(dir.path());
     let mut client = Helper::opened(dir.path());
@@ -136,7 +136,7 @@ fn poisoned_store_finds_and_reads_while_the_disk_is_broken() {
 
 /// Segments that have another inode by the end of the fault: a file system that was mounted anew.
 #[test]
-fn pages_go_to_segments_opened_anew_after_a_reopening() {
+fn reopening_reopens_segment_files() {
     let dir = tempfile::tempdir().unwrap();
     let (schedule, node) = owner(dir.path());
     let mut client = Helper::opened(dir.path());
@@ -169,7 +169,7 @@ fn pages_go_to_segments_opened_anew_after_a_reopening() {
 
 /// The directory is mounted over, or moved away: another store is where this one was.
 #[test]
-fn processes_leave_store_whose_path_leads_to_another() {
+fn processes_leave_a_replaced_store() {
     let root = tempfile::tempdir().unwrap();
     for fails in [true, false] {
         let (dir, away) = (root.path().join("store"), root.path().join("away"));
@@ -204,7 +204,7 @@ fn processes_leave_store_whose_path_leads_to_another() {
 }
 
 #[test]
-fn takeover_on_a_failing_disk_misses_until_it_heals() {
+fn takeover_on_failing_disk_misses_until_healed() {
     let dir = tempfile::tempdir().unwrap();
     let owner = Helper::opened(dir.path());
     let (schedule, medium) = (Schedule::new(), Arc::new(Host));
@@ -229,7 +229,7 @@ fn takeover_on_a_failing_disk_misses_until_it_heals() {
 
 /// The disk takes small files, and fails the index when the engine is closed already.
 #[test]
-fn calls_are_misses_at_once_while_no_engine_opens() {
+fn calls_miss_at_once_while_reopening() {
     if !index_is_on_the_medium() {
         return;
     }
@@ -309,7 +309,7 @@ unsafe impl PageSource for Halted {
 }
 
 #[test]
-fn own_write_in_flight_keeps_its_space() {
+fn reopening_waits_for_own_write() {
     let dir = tempfile::tempdir().unwrap();
     let (schedule, node) = owner(dir.path());
     let store = node.store();
@@ -349,7 +349,7 @@ fn own_write_in_flight_keeps_its_space() {
 }
 
 #[test]
-fn durable_put_that_failed_can_be_put_again() {
+fn failed_durable_put_can_be_repeated() {
     let dir = tempfile::tempdir().unwrap();
     let durable = Options { durability: Durability::Durable, ..options(dir.path()) };
     let (schedule, node) = owner_with(&durable);

@@ -31,7 +31,7 @@ fn unanswered(node: &Node) -> u64 {
 }
 
 #[test]
-fn a_stopped_owner_delays_once_and_is_a_miss_until_it_goes_on() {
+fn stopped_owner_delays_once_then_misses() {
     let dir = tempfile::tempdir().unwrap();
     let owner = Helper::opened(dir.path());
     let node = open(&options(dir.path())).unwrap();
@@ -81,7 +81,7 @@ fn a_stopped_owner_delays_once_and_is_a_miss_until_it_goes_on() {
 }
 
 #[test]
-fn puts_through_an_owner_that_stops_and_goes_on_leave_nothing_behind() {
+fn puts_through_a_stopped_owner_leak_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let owner = Helper::opened(dir.path());
     let node = open(&options(dir.path())).unwrap();
@@ -120,7 +120,7 @@ fn puts_through_an_owner_that_stops_and_goes_on_leave_nothing_behind() {
 }
 
 #[test]
-fn a_stopped_owner_that_is_killed_is_succeeded() {
+fn killed_stopped_owner_is_succeeded() {
     let dir = tempfile::tempdir().unwrap();
     let owner = Helper::opened(dir.path());
     let node = open(&options(dir.path())).unwrap();
@@ -136,7 +136,7 @@ fn a_stopped_owner_that_is_killed_is_succeeded() {
 }
 
 #[test]
-fn a_stopped_owner_does_not_keep_a_client_from_closing() {
+fn client_closes_despite_a_stopped_owner() {
     let dir = tempfile::tempdir().unwrap();
     let owner = Helper::opened(dir.path());
     let node = open(&options(dir.path())).unwrap();
@@ -155,7 +155,7 @@ fn a_stopped_owner_does_not_keep_a_client_from_closing() {
 }
 
 #[test]
-fn a_client_that_was_stopped_itself_has_its_answers() {
+fn resumed_client_gets_its_responses() {
     let dir = tempfile::tempdir().unwrap();
     let node = open(&options(dir.path())).unwrap();
     assert_eq!(put(node.store(), 1, 4).unwrap().pages, 4);
@@ -172,7 +172,7 @@ fn a_client_that_was_stopped_itself_has_its_answers() {
 
 #[test]
 #[ignore = "the patience of a call is half a minute"]
-fn a_next_owner_that_never_listens_delays_once() {
+fn successor_that_never_listens_delays_once() {
     let dir = tempfile::tempdir().unwrap();
     let owner = Helper::opened(dir.path());
     let node = open(&options(dir.path())).unwrap();

@@ -49,7 +49,7 @@ fn churn(node: &Node, first: u64) -> ! {
 }
 
 #[test]
-fn owners_are_killed_one_after_the_other_under_load_and_nothing_flushed_is_lost() {
+fn flushed_pages_survive_owner_kills_under_load() {
     let dir = tempfile::tempdir().unwrap();
     let mut started = 0;
     let mut start = || {
@@ -109,7 +109,7 @@ fn owners_are_killed_one_after_the_other_under_load_and_nothing_flushed_is_lost(
 const WORK: usize = 200;
 
 #[test]
-fn when_the_owner_is_killed_a_client_takes_over_and_what_was_flushed_is_there() {
+fn client_takes_over_from_a_killed_owner() {
     let dir = tempfile::tempdir().unwrap();
     let owner = Helper::opened(dir.path());
     let mut clients: Vec<Helper> = (0..3).map(|_| Helper::opened(dir.path())).collect();
@@ -147,7 +147,7 @@ fn when_the_owner_is_killed_a_client_takes_over_and_what_was_flushed_is_there() 
 }
 
 #[test]
-fn owner_after_owner_is_killed_and_the_last_client_still_has_everything() {
+fn last_client_has_all_pages_after_kills() {
     let dir = tempfile::tempdir().unwrap();
     let mut line: Vec<Helper> = (0..5).map(|_| Helper::opened(dir.path())).collect();
     let node = loop {
@@ -173,7 +173,7 @@ fn owner_after_owner_is_killed_and_the_last_client_still_has_everything() {
 }
 
 #[test]
-fn an_owner_that_closes_hands_over_without_a_failed_call() {
+fn closing_owner_hands_over_without_failures() {
     let dir = tempfile::tempdir().unwrap();
     let owner = Helper::opened(dir.path());
     let node = open(&options(dir.path())).unwrap();
@@ -199,7 +199,7 @@ fn an_owner_that_closes_hands_over_without_a_failed_call() {
 }
 
 #[test]
-fn a_flush_does_not_cover_up_for_an_owner_that_died() {
+fn flush_reports_puts_of_a_dead_owner() {
     let dir = tempfile::tempdir().unwrap();
     let owner = Helper::opened(dir.path());
     let node = open(&options(dir.path())).unwrap();
@@ -314,7 +314,7 @@ fn put_waiting_across_takeover_acknowledges_nothing_lost() {
 }
 
 #[test]
-fn a_flush_after_an_owner_that_closed_has_nothing_to_report() {
+fn flush_after_clean_close_succeeds() {
     let dir = tempfile::tempdir().unwrap();
     let owner = Helper::opened(dir.path());
     let node = open(&options(dir.path())).unwrap();
@@ -330,7 +330,7 @@ fn a_flush_after_an_owner_that_closed_has_nothing_to_report() {
 }
 
 #[test]
-fn a_put_that_loses_its_owner_leaves_no_space_behind() {
+fn put_that_loses_its_owner_leaks_no_space() {
     let dir = tempfile::tempdir().unwrap();
     for round in 0..4 {
         let owner = Helper::opened(dir.path());
@@ -350,7 +350,7 @@ fn a_put_that_loses_its_owner_leaves_no_space_behind() {
 }
 
 #[test]
-fn a_dead_owners_socket_is_no_owner() {
+fn dead_owners_socket_is_ignored() {
     let dir = tempfile::tempdir().unwrap();
     let owner = Helper::opened(dir.path());
     owner.kill();
@@ -361,7 +361,7 @@ fn a_dead_owners_socket_is_no_owner() {
 }
 
 #[test]
-fn a_directory_that_was_replaced_is_not_taken_for_the_old_one() {
+fn replaced_directory_is_recognised() {
     let root = tempfile::tempdir().unwrap();
     let (dir, old) = (root.path().join("store"), root.path().join("old"));
     let owner = Helper::opened(&dir);
@@ -374,7 +374,7 @@ fn a_directory_that_was_replaced_is_not_taken_for_the_old_one() {
 }
 
 #[test]
-fn store_made_anew_in_the_same_directory_can_be_opened_beside_old_handles() {
+fn recreated_store_opens_beside_old_handles() {
     let dir = tempfile::tempdir().unwrap();
     let owner = Helper::opened(dir.path());
     let (first, second) =

@@ -125,7 +125,7 @@ fn recorded_client_of_version_7_is_served() {
 }
 
 #[test]
-fn client_is_served_by_owner_that_only_knows_version_7() {
+fn owner_of_version_7_serves_a_client() {
     let dir = tempfile::tempdir().unwrap();
     let owner = Helper::opened(dir.path());
     let refused = [GREETING_7, REFUSED, b"\x0fanother version"].concat();
@@ -168,7 +168,7 @@ fn owner_answers_an_unknown_version_in_its_newest() {
 }
 
 #[test]
-fn client_without_a_common_version_waits_and_is_served_later() {
+fn client_without_common_version_is_served_later() {
     let dir = tempfile::tempdir().unwrap();
     let owner = Helper::opened(dir.path());
     let future = b"RTRN\x63\0\0\0\x62\0\0\0 something";

@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_budget_everything_is_written_and_nothing_remembered() {
+    fn without_budget_every_page_is_admitted() {
         let mut admission = Admission::new(AdmissionMode::Auto, None, 100);
         let all = admission.decide(pages(0..50), 1 << 20, Duration::ZERO);
         assert_eq!(all, Decision { pages: 50, rejected: None });
@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sequence_that_comes_again_is_taken_as_far_as_it_is_known() {
+    fn second_put_is_admitted_as_far_as_known() {
         let mut admission = Admission::new(AdmissionMode::SecondSight, None, 100);
         let first = Some(AdmissionReject::FirstSight);
         let mut decide = |range| admission.decide(pages(range), 1, Duration::ZERO);
@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_behind_an_unknown_page_waits_for_it() {
+    fn pages_behind_an_unknown_page_are_refused() {
         let mut admission = Admission::new(AdmissionMode::SecondSight, None, 100);
         admission.decide(pages(5..9), 1, Duration::ZERO);
         assert_eq!(admission.decide(pages(4..9), 1, Duration::ZERO).pages, 0);
@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn the_ghost_list_forgets_what_is_out_of_its_reach() {
+    fn ghost_list_forgets_old_pages() {
         let mut admission = Admission::new(AdmissionMode::SecondSight, None, 100);
         for at in 0..1000 {
             admission.decide(pages(at..at + 1), 1, Duration::ZERO);
@@ -345,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn auto_writes_through_while_there_is_plenty_and_then_looks_twice() {
+    fn auto_requires_second_sight_on_low_budget() {
         let budget = WriteBudget::per_day(24 * 1000);
         let mut admission = Admission::new(AdmissionMode::Auto, Some(budget), 10_000);
         assert_eq!(admission.available_bytes(), Some(500), "a restart is no gift of a bucket");
@@ -362,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn a_budget_of_zero_takes_nothing_and_remembers_nothing() {
+    fn zero_budget_admits_and_remembers_nothing() {
         for mode in [AdmissionMode::Auto, AdmissionMode::WriteThrough, AdmissionMode::SecondSight] {
             let mut admission = Admission::new(mode, Some(WriteBudget::per_day(0)), 100);
             for hour in 0..3 {
@@ -374,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn budgets_read_as_they_are_written() {
+    fn budgets_parse() {
         for (text, per_second) in [
             ("86400B/day", 1.0),
             ("2TB/day", 2e12 / 86_400.0),
@@ -412,7 +412,7 @@ mod tests {
     proptest! {
         /// Over any span of time, writes are within the budget plus one bucket and one page.
         #[test]
-        fn the_budget_holds_over_every_stretch(
+        fn budget_holds_over_every_span(
             puts in puts(),
             mode in prop_oneof![
                 Just(AdmissionMode::Auto),
@@ -447,7 +447,7 @@ mod tests {
         /// Second sight is exact while nothing is forgotten: a page is admitted if and only if it
         /// and all pages before it in its put were refused before.
         #[test]
-        fn second_sight_is_what_it_says(puts in puts()) {
+        fn second_sight_is_exact(puts in puts()) {
             let mut admission = Admission::new(AdmissionMode::SecondSight, None, 1 << 16);
             let mut seen = HashSet::new();
             for put in puts {
@@ -463,7 +463,7 @@ mod tests {
 
         /// A clock that goes back adds no budget.
         #[test]
-        fn a_clock_that_goes_back_gives_nothing(times in proptest::collection::vec(0..9u64, 1..40)) {
+        fn clock_going_back_adds_no_budget(times in proptest::collection::vec(0..9u64, 1..40)) {
             let budget = WriteBudget::per_day(24 * 100);
             let mut admission = Admission::new(AdmissionMode::WriteThrough, Some(budget), 8);
             let (mut taken, mut latest) = (0, 0);

@@ -118,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_parts_never_exceed_the_whole() {
+    fn parts_never_exceed_the_capacity() {
         for capacity in [4 << 20, 9 << 20, 1 << 30, 200 << 30, 1 << 50] {
             for segment_bytes in [1 << 20, 16 << 20, 256 << 20] {
                 let Ok(budget) = Budget::divide(capacity, segment_bytes) else { continue };
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn shares_are_as_even_as_what_is_there_lets_them_be() {
+    fn shares_are_as_even_as_possible() {
         let budget = |segments_max| Budget {
             capacity: 0,
             segment_bytes: 1 << 20,
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn too_small_a_capacity_is_told_what_would_do() {
+    fn too_small_capacity_names_the_least() {
         for segment_bytes in [1 << 20, 256 << 20] {
             let error = Budget::divide(2 << 20, segment_bytes).unwrap_err();
             let least =

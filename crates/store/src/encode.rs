@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slice_is_whole_layers_of_at_least_128_kib() {
+    fn slices_are_whole_layers_of_128_kib() {
         // A layer is 64 KiB: 2 x 16 tokens x 8 heads x 128 x 2 bytes.
         assert_eq!(slices(&scope("page_first", 32, 8, None)), 16);
         assert_eq!(slices(&scope("layer_first", 30, 8, None)), 15);
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_that_are_stored_as_they_come_are_cut_in_whole_units_where_they_can_be() {
+    fn raw_slices_are_whole_units_where_possible() {
         let kib = |n: u64| raw_slices(n << 10);
         assert_eq!([4, 128, 255, 256, 2048].map(kib), [1, 1, 1, 2, 16]);
         assert_eq!(kib(61 * 72), 9, "of 122 units each");
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_that_are_not_known_are_stored_as_they_come_or_refused() {
+    fn unknown_numbers_are_stored_raw_or_refused() {
         let of = |scope: &Scope, codec: Codec| Encoder::of(scope, codec.number(), 4096);
         let opaque = Scope::opaque("bytes", 4096, true);
         let layout = scope("engine's own", 1, 1, Some(4096));

@@ -133,7 +133,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_least_source_decides_and_is_named() {
+    fn scarcest_source_decides_and_is_named() {
         let of = |left, what| Source { left, what, advice: "find more" };
         let sources = [of(100 << 20, "the machine"), of(50 << 20, "the group")];
         assert!(judge(&sources, 50 << 20).is_ok());
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn only_memory_is_checked() {
+    fn check_skips_file_systems_on_disk() {
         let disk = Room { kind: 0xef53, ..Room::default() };
         assert!(check_memory(&disk, u64::MAX).is_ok());
         let small = Room { kind: TMPFS, available: 64 << 20, total: 64 << 20 };
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_says_what_is_used_and_what_is_only_cached() {
+    fn control_group_reports_used_and_cached() {
         let root = tempfile::tempdir().unwrap();
         let group = root.path().join("memory");
         fs::create_dir(&group).unwrap();
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn there_is_some_and_no_group_is_no_limit() {
+    fn memory_is_found_without_a_group() {
         assert!(available() > 16 << 20);
         assert_eq!(tightest(Path::new("/nowhere/at/all")), None);
     }

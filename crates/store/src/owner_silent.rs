@@ -87,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_is_told_from_other_errors() {
+    fn causes_are_distinguished_from_other_errors() {
         assert!(OwnerSilent::caused(&OwnerSilent::error(7).with("dir", "d")));
         assert!(!OwnerSilent::caused(&Error::retry("busy")));
         let reopening = StoreReopening::error("EIO");

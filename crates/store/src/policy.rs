@@ -137,7 +137,7 @@ mod tests {
     use ritornello_format::ErrorKind;
 
     #[test]
-    fn the_default_is_strict() {
+    fn default_policy_is_strict() {
         assert_eq!(StorePolicy::parse("").unwrap(), StorePolicy::default());
         assert_eq!(StorePolicy::parse("# nothing\n").unwrap(), StorePolicy::default());
         let strict = StorePolicy::default();
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn a_permission_is_given() {
+    fn permission_is_parsed() {
         let policy = StorePolicy::parse("allow_weak_hashes = true\n").unwrap();
         assert!(policy.check_hash("xxhash").is_ok());
         assert_eq!(
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_are_named_with_their_line() {
+    fn errors_name_the_line() {
         for (text, named) in [
             ("allow_weak_hashs = true", "allow_weak_hashs"),
             ("\nallow_weak_hashes = 1", "line=2"),

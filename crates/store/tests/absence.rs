@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 #[test]
-fn unmounted_volume_is_taken_back_while_open() {
+fn unmounted_volume_is_reattached_while_open() {
     let disk = SimDisk::new(64 * MIB);
     fill(&disk);
     disk.unmount(Path::new("/b")).unwrap();
@@ -102,7 +102,7 @@ fn segment_that_fails_to_open_once_keeps_its_pages() {
 }
 
 #[test]
-fn forgotten_volume_gives_up_its_pages_and_number() {
+fn forgotten_volume_loses_pages_and_number() {
     let disk = SimDisk::new(64 * MIB);
     fill(&disk);
     let forget = |open: &Open, dir: &str| {
@@ -133,7 +133,7 @@ fn forgotten_volume_gives_up_its_pages_and_number() {
 }
 
 #[test]
-fn another_stores_volumes_refuse_this_main_directory() {
+fn main_directory_with_foreign_volumes_is_refused() {
     let disk = SimDisk::new(64 * MIB);
     fill(&disk);
     // The main directory is not mounted: a new store must not take the volumes.
@@ -145,7 +145,7 @@ fn another_stores_volumes_refuse_this_main_directory() {
 }
 
 #[test]
-fn read_failure_takes_no_page_out() {
+fn read_failure_removes_no_page() {
     let disk = SimDisk::new(64 * MIB);
     fill(&disk);
     let schedule = Schedule::new();
@@ -160,7 +160,7 @@ fn read_failure_takes_no_page_out() {
 }
 
 #[test]
-fn scrub_keeps_pages_that_it_cannot_read() {
+fn scrub_keeps_unreadable_pages() {
     let disk = SimDisk::new(64 * MIB);
     fill(&disk);
     let schedule = Schedule::new();

@@ -100,7 +100,7 @@ fn absent_segments_count_for_the_budget() {
 /// A segment that could not be opened, and whose file is gone for good, is given up: its pages
 /// can be put again, and the store is not degraded for ever.
 #[test]
-fn absent_segment_whose_file_is_gone_is_given_up() {
+fn absent_segment_without_file_is_given_up() {
     let disk = SimDisk::new(64 * MIB);
     fill(&disk);
     let schedule = Schedule::new();
@@ -120,7 +120,7 @@ fn absent_segment_whose_file_is_gone_is_given_up() {
 
 /// An absent segment is not gone because its volume's mount point is empty.
 #[test]
-fn absent_segment_of_an_unmounted_volume_is_not_gone() {
+fn absent_segment_of_unmounted_volume_is_kept() {
     let disk = SimDisk::new(64 * MIB);
     fill(&disk);
     let schedule = Schedule::new();
@@ -140,7 +140,7 @@ fn absent_segment_of_an_unmounted_volume_is_not_gone() {
 
 /// A live client's reservation lies in a segment that the next owner cannot open for a moment.
 #[test]
-fn live_clients_space_in_absent_segment_is_not_given_away() {
+fn live_clients_absent_space_stays_withheld() {
     let disk = SimDisk::new(64 * MIB);
     let alive: ClientAlive = Arc::new(|_| true);
     let all = Options { upkeep: false, ..options(Path::new("/store"), 8) };
@@ -181,7 +181,7 @@ fn live_clients_space_in_absent_segment_is_not_given_away() {
 /// Pages are deleted while `reattach_absent` syncs: their space must not be reused before the deletion
 /// is durable.
 #[test]
-fn space_deleted_while_it_returns_is_not_reused_before_that_is_durable() {
+fn space_deleted_while_returning_waits_for_durability() {
     let disk = SimDisk::new(64 * MIB);
     let small = Options { capacity: Some(10 * MIB), ..two_volumes() };
     {
@@ -235,7 +235,7 @@ fn space_deleted_while_it_returns_is_not_reused_before_that_is_durable() {
 /// A volume is unmounted in the middle of an opening: after its marker was read, before its segments
 /// are listed.
 #[test]
-fn volume_that_goes_away_during_the_opening_keeps_its_pages() {
+fn volume_lost_during_opening_keeps_its_pages() {
     let disk = SimDisk::new(64 * MIB);
     fill(&disk);
     let schedule = Schedule::new();
@@ -252,7 +252,7 @@ fn volume_that_goes_away_during_the_opening_keeps_its_pages() {
 
 /// A volume that returned is unmounted again while the store takes it back.
 #[test]
-fn volume_that_goes_away_while_it_is_taken_back_keeps_its_pages() {
+fn volume_lost_while_reattaching_keeps_its_pages() {
     let disk = SimDisk::new(64 * MIB);
     fill(&disk);
     disk.unmount(Path::new("/b")).unwrap();
@@ -272,7 +272,7 @@ fn volume_that_goes_away_while_it_is_taken_back_keeps_its_pages() {
 
 /// A volume is not mounted for the moment of its listing only, in the middle of an opening.
 #[test]
-fn volume_that_is_away_while_it_is_listed_is_not_empty() {
+fn volume_unmounted_while_listed_is_not_empty() {
     let disk = SimDisk::new(64 * MIB);
     fill(&disk);
     let schedule = Schedule::new();
@@ -292,7 +292,7 @@ fn volume_that_is_away_while_it_is_listed_is_not_empty() {
 /// Segments of a volume cannot be opened. While the owner looks for them, the volume is mounted again
 /// between its listing and the look at its marker.
 #[test]
-fn volume_that_returns_between_listing_and_marker_is_not_given_up() {
+fn volume_returning_after_listing_is_kept() {
     let disk = SimDisk::new(64 * MIB);
     fill(&disk);
     let schedule = Schedule::new();
@@ -317,7 +317,7 @@ fn volume_that_returns_between_listing_and_marker_is_not_given_up() {
 /// A store of an earlier build, opened for the first time by this one while a volume is not
 /// mounted.
 #[test]
-fn upgrade_while_a_volume_is_unmounted_loses_nothing() {
+fn upgrade_with_unmounted_volume_keeps_its_pages() {
     let disk = SimDisk::new(64 * MIB);
     fill(&disk);
     let directory = Directory::new(Arc::new(disk.clone()), Path::new("/store"));
@@ -341,7 +341,7 @@ fn upgrade_while_a_volume_is_unmounted_loses_nothing() {
 
 /// A directory of another store whose volumes carry no marker yet is not taken for ours.
 #[test]
-fn unmarked_volume_of_another_store_is_not_taken() {
+fn unmarked_volume_of_another_store_is_rejected() {
     let disk = SimDisk::new(128 * MIB);
     fill(&disk);
     // The other store, of an earlier build, in /b's place.

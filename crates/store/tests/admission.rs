@@ -22,7 +22,7 @@ fn stats(open: &Open) -> CatalogStats {
 }
 
 #[test]
-fn the_second_time_is_believed() {
+fn second_put_is_admitted() {
     let dir = tempfile::tempdir().unwrap();
     let scope = chained(PAGE);
     let open = open_with(dir.path(), AdmissionMode::SecondSight, None);
@@ -50,7 +50,7 @@ fn the_second_time_is_believed() {
 }
 
 #[test]
-fn a_budget_of_zero_writes_nothing_and_reads_on() {
+fn zero_budget_writes_nothing_and_reads() {
     let dir = tempfile::tempdir().unwrap();
     let scope = chained(PAGE);
     let open = open_with(dir.path(), AdmissionMode::Auto, None);
@@ -71,7 +71,7 @@ fn a_budget_of_zero_writes_nothing_and_reads_on() {
 }
 
 #[test]
-fn a_budget_that_runs_short_asks_for_a_second_sight() {
+fn low_budget_requires_second_sight() {
     let dir = tempfile::tempdir().unwrap();
     let scope = chained(PAGE);
     // A bucket of 4 MiB, half full: in the time of this test it gets no page more.
@@ -98,7 +98,7 @@ fn a_budget_that_runs_short_asks_for_a_second_sight() {
 }
 
 #[test]
-fn space_that_was_not_found_is_not_charged() {
+fn unplaced_pages_are_refunded() {
     let dir = tempfile::tempdir().unwrap();
     let scope = chained(PAGE);
     let open = open_with(dir.path(), AdmissionMode::WriteThrough, Some("1TB/day"));

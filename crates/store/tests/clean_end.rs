@@ -20,7 +20,7 @@ fn store_options() -> Options {
 /// A process is killed with writes in flight; the next owner cannot open that segment and ends
 /// cleanly; the one after it must still drain the segment before it gives its space away.
 #[test]
-fn clean_end_with_an_absent_segment_does_not_hide_writes_in_flight() {
+fn absent_segment_makes_the_end_unclean() {
     let disk = SimDisk::new(64 * MIB);
     let dying = process(&disk);
     let open = open_on(Arc::new(dying.clone()), &store_options()).unwrap();
@@ -51,7 +51,7 @@ fn clean_end_with_an_absent_segment_does_not_hide_writes_in_flight() {
 /// A store that was being made smaller is killed and opened again: it goes on with the segments
 /// that are emptiest.
 #[test]
-fn shrinking_goes_on_with_the_emptiest_segments_after_a_kill() {
+fn shrink_resumes_with_emptiest_segments_after_kill() {
     let run = |clean: bool| {
         let disk = SimDisk::new(64 * MIB);
         let one = Options { upkeep: false, ..options(Path::new("/store"), 16) };

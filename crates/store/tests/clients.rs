@@ -24,7 +24,7 @@ fn refused<T: std::fmt::Debug>(result: Result<T>) {
 }
 
 #[test]
-fn what_a_client_reserved_it_alone_settles() {
+fn only_its_client_ends_a_reservation() {
     // Nobody is proven gone: what a client that left had reserved stays withheld.
     let disk = Arc::new(SimDisk::new(64 << 20));
     let core =
@@ -60,7 +60,7 @@ fn what_a_client_reserved_it_alone_settles() {
 }
 
 #[test]
-fn a_client_that_hoards_space_leaves_enough_for_the_others() {
+fn hoarding_client_leaves_space_for_others() {
     let open =
         open_on(Arc::new(SimDisk::new(64 << 20)), &options(Path::new("/store"), 24)).unwrap();
     let hoarder = open.core.catalog_for(ClientId(1), "hoarder");

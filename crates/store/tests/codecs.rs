@@ -106,7 +106,7 @@ fn expect(store: &Store, scope: &Scope, keys: &[Vec<u8>], odd: usize) {
 }
 
 #[test]
-fn lossless_codecs_give_back_every_bit_in_less_room() {
+fn lossless_codecs_return_every_bit() {
     let dir = tempfile::tempdir().unwrap();
     let open = open(dir.path(), 64);
     for (codec, most) in [(Codec::Raw, 1.02), (Codec::Split, 0.78), (Codec::Zstd, 0.80)] {
@@ -126,7 +126,7 @@ fn lossless_codecs_give_back_every_bit_in_less_room() {
 }
 
 #[test]
-fn lossy_codecs_come_near_and_are_refused_where_numbers_are_unknown() {
+fn lossy_codecs_need_known_numbers() {
     let dir = tempfile::tempdir().unwrap();
     let opts = options(dir.path(), 64);
     let open = open_on(Arc::new(Host), &opts).unwrap();
@@ -168,7 +168,7 @@ fn lossy_codecs_come_near_and_are_refused_where_numbers_are_unknown() {
 }
 
 #[test]
-fn a_store_of_all_codecs_is_read_after_a_restart_and_by_whoever_asks() {
+fn all_codecs_are_read_after_restart() {
     let dir = tempfile::tempdir().unwrap();
     let scope = numbers("mixed", "bfloat16", 40);
     let codecs = [Codec::Raw, Codec::Split, Codec::Zstd];
@@ -203,7 +203,7 @@ fn a_store_of_all_codecs_is_read_after_a_restart_and_by_whoever_asks() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
     #[test]
-    fn any_page_comes_back_through_a_layout_of_the_engines_own(
+    fn page_of_unknown_layout_comes_back(
         page_bytes in 1u64..900_000,
         pages in 1usize..12,
         odd in 0usize..4,
@@ -239,7 +239,7 @@ fn flip(dir: &Path) {
 }
 
 #[test]
-fn a_damaged_frame_is_a_miss_and_the_page_is_taken_out() {
+fn damaged_frame_is_a_miss_and_removed() {
     let dir = tempfile::tempdir().unwrap();
     let scope = numbers("damage", "bfloat16", 16);
     let keys = sequence(2, 8);
@@ -267,7 +267,7 @@ fn a_damaged_frame_is_a_miss_and_the_page_is_taken_out() {
 }
 
 #[test]
-fn a_put_in_parts_stops_when_it_is_told_and_can_be_taken_up_again() {
+fn cancelled_put_in_parts_can_be_resumed() {
     let dir = tempfile::tempdir().unwrap();
     let open = open(dir.path(), 128);
     // 40 MiB: several parts.
@@ -297,7 +297,7 @@ fn a_put_in_parts_stops_when_it_is_told_and_can_be_taken_up_again() {
 
 /// Parts of a put are made durable together, and before the put is acknowledged.
 #[test]
-fn a_durable_put_in_parts_is_flushed_once_and_survives() {
+fn durable_put_in_parts_is_flushed_once() {
     let disk = SimDisk::new(256 << 20);
     let options = Options { durability: Durability::Durable, ..options(Path::new("/store"), 128) };
     let open = open_on(Arc::new(disk.clone()), &options).unwrap();
@@ -317,7 +317,7 @@ fn a_durable_put_in_parts_is_flushed_once_and_survives() {
 }
 
 #[test]
-fn without_staging_memory_pages_are_stored_as_they_came() {
+fn without_staging_memory_pages_are_stored_raw() {
     let dir = tempfile::tempdir().unwrap();
     let open = open(dir.path(), 32);
     let scope = numbers("starved", "bfloat16", 64);

@@ -18,7 +18,7 @@ fn with(dir: &Path, index: IndexKind) -> Options {
 }
 
 #[test]
-fn an_index_that_kept_nothing_makes_way_and_is_none_to_go_back_to() {
+fn memory_index_is_converted_from_but_not_to() {
     let dir = tempfile::tempdir().unwrap();
     let open = open_on(Arc::new(Host), &with(dir.path(), IndexKind::Memory)).unwrap();
     assert_eq!(put(&open.store, &chained(PAGE), &sequence(1, 4), None).pages, 4);
@@ -39,7 +39,7 @@ fn an_index_that_kept_nothing_makes_way_and_is_none_to_go_back_to() {
 }
 
 #[test]
-fn what_a_conversion_left_is_removed_and_the_index_that_counts_stays() {
+fn interrupted_conversion_is_cleaned_up() {
     let dir = tempfile::tempdir().unwrap();
     let open = open_on(Arc::new(Host), &with(dir.path(), IndexKind::Run)).unwrap();
     assert_eq!(put(&open.store, &chained(PAGE), &sequence(1, 4), None).pages, 4);
@@ -62,7 +62,7 @@ fn what_a_conversion_left_is_removed_and_the_index_that_counts_stays() {
 
 #[cfg(not(feature = "lsm"))]
 #[test]
-fn an_index_that_is_not_compiled_in_is_named_with_what_to_do() {
+fn missing_index_backend_gives_advice() {
     let dir = tempfile::tempdir().unwrap();
     let open = open_on(Arc::new(Host), &with(dir.path(), IndexKind::Run)).unwrap();
     open.close();
@@ -160,7 +160,7 @@ mod lsm {
     }
 
     #[test]
-    fn there_and_back_again_everything_is_as_it_was() {
+    fn conversion_back_and_forth_keeps_everything() {
         let dir = tempfile::tempdir().unwrap();
         let expected = make(dir.path(), CHAINS);
         let pages: usize = expected
@@ -185,7 +185,7 @@ mod lsm {
     }
 
     #[test]
-    fn a_store_that_is_opened_with_another_index_is_converted() {
+    fn opening_with_another_index_converts() {
         let dir = tempfile::tempdir().unwrap();
         let kinds = [IndexKind::Run, IndexKind::Lsm, IndexKind::Run];
         for (at, kind) in (1u64..).zip(kinds) {
@@ -202,7 +202,7 @@ mod lsm {
     }
 
     #[test]
-    fn a_catalogue_that_is_too_large_for_memory_stays_where_it_is() {
+    fn index_too_large_for_memory_is_kept() {
         let dir = tempfile::tempdir().unwrap();
         let expected = make(dir.path(), CHAINS);
         convert(dir.path(), IndexKind::Lsm);
@@ -221,9 +221,9 @@ mod lsm {
         assert!(!files(dir.path(), Backend::Run), "what was begun is gone");
     }
 
-    /// Not a test by itself: the process that [`a_kill_at_any_moment_leaves_one_index_whole`] kills.
+    /// Not a test by itself: the process that [`kill_at_any_moment_leaves_one_index`] kills.
     #[test]
-    fn child_that_converts() {
+    fn converting_child() {
         let Some(dir) = std::env::var_os("RITORNELLO_TEST_CONVERTED_DIR") else { return };
         let dir = Path::new(&dir);
         let to = if stored(dir) == Backend::Run { IndexKind::Lsm } else { IndexKind::Run };
@@ -243,7 +243,7 @@ mod lsm {
     /// Kills the child so long after it said `word`.
     fn kill_after(dir: &Path, word: &str, pause: Duration) {
         let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "lsm::child_that_converts", "--nocapture"])
+            .args(["--exact", "lsm::converting_child", "--nocapture"])
             .env("RITORNELLO_TEST_CONVERTED_DIR", dir)
             .stdout(Stdio::piped())
             .spawn()
@@ -256,7 +256,7 @@ mod lsm {
     }
 
     #[test]
-    fn a_kill_at_any_moment_leaves_one_index_whole() {
+    fn kill_at_any_moment_leaves_one_index() {
         let dir = tempfile::tempdir().unwrap();
         let expected = make(dir.path(), FEW);
         kill_after(dir.path(), "done", Duration::ZERO);

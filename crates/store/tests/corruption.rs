@@ -62,7 +62,7 @@ fn damage(path: &Path, damage: &Damage) {
 }
 
 #[test]
-fn whatever_is_damaged_nothing_wrong_is_read() {
+fn no_damage_returns_wrong_bytes() {
     let original = tempfile::tempdir().unwrap();
     let scopes = [chained(12_000), unchained(70_000)];
     {

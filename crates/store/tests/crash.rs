@@ -136,7 +136,7 @@ impl Run {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 48, max_shrink_iters: 400, ..ProptestConfig::default() })]
     #[test]
-    fn what_was_flushed_survives_and_what_comes_back_is_right(acts in acts()) {
+    fn flushed_pages_survive_power_loss_intact(acts in acts()) {
         let mut run = Run {
             disk: SimDisk::new(64 << 20),
             open: None,
@@ -155,7 +155,7 @@ proptest! {
 /// Space freed by an eviction is not given away before the eviction is durable: after a crash,
 /// entries that were evicted but are back deliver their own bytes, not a miss.
 #[test]
-fn revived_entries_still_own_their_bytes() {
+fn revived_entries_own_their_bytes() {
     for seed in 0..30 {
         let disk = SimDisk::new(64 << 20);
         let opts = options(Path::new("/store"), 8);
@@ -189,7 +189,7 @@ fn revived_entries_still_own_their_bytes() {
 
 /// In `durable` mode an acknowledged put needs no flush.
 #[test]
-fn durable_puts_survive_by_themselves() {
+fn durable_puts_survive_without_flush() {
     for seed in 0..10 {
         let disk = SimDisk::new(64 << 20);
         let opts = ritornello_store::Options {

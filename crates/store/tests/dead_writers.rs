@@ -56,7 +56,7 @@ fn kill_owner_in_a_put(disk: &SimDisk) {
 }
 
 #[test]
-fn next_owner_reuses_no_space_before_it_is_drained() {
+fn next_owner_drains_space_before_reuse() {
     let disk = SimDisk::new(64 * MIB);
     kill_owner_in_a_put(&disk);
     let open = open_on(Arc::new(process(&disk)), &store_options()).unwrap();
@@ -67,7 +67,7 @@ fn next_owner_reuses_no_space_before_it_is_drained() {
 }
 
 #[test]
-fn owner_reuses_dead_clients_space_after_draining_it() {
+fn owner_drains_dead_clients_space_before_reuse() {
     let disk = SimDisk::new(64 * MIB);
     let lives = Arc::new(AtomicBool::new(true));
     let looked_at = Arc::clone(&lives);
@@ -96,7 +96,7 @@ fn owner_reuses_dead_clients_space_after_draining_it() {
 }
 
 #[test]
-fn space_that_cannot_be_drained_stays_out_of_use() {
+fn undrainable_space_stays_withheld() {
     let disk = SimDisk::new(64 * MIB);
     kill_owner_in_a_put(&disk);
     let schedule = Schedule::new();
@@ -118,7 +118,7 @@ fn space_that_cannot_be_drained_stays_out_of_use() {
 /// The log is written anew when it has become long. Had the owner to open it again by its name, or to
 /// sync its directory, a failure would leave it appending to a file without a name.
 #[test]
-fn reservation_log_is_found_after_it_was_shortened() {
+fn shortened_reservation_log_is_found() {
     let reopened = Rule::nth(2, Fault::NoSystemFiles).on(Op::Open).at("RESERVATIONS");
     let synced = Rule::nth(1, Fault::Io).on(Op::SyncDir).at("/store");
     for rule in [reopened, synced] {

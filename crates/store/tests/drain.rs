@@ -36,7 +36,7 @@ fn text(path: &Path) -> String {
 }
 
 #[test]
-fn a_directory_is_added_and_another_drained() {
+fn directory_is_added_and_another_drained() {
     let dir = tempfile::tempdir().unwrap();
     let (home, second) = (dir.path().join("home"), dir.path().join("second"));
     let open = open(&home, 12);
@@ -71,7 +71,7 @@ fn a_directory_is_added_and_another_drained() {
 }
 
 #[test]
-fn directories_that_cannot_be_are_refused() {
+fn unusable_directories_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let home = dir.path().join("home");
     let open = open(&home, 8);
@@ -103,7 +103,7 @@ fn directories_that_cannot_be_are_refused() {
 
 /// A process that opened the segments before a directory came reads and writes there.
 #[test]
-fn those_who_were_there_before_learn_of_a_new_directory() {
+fn open_clients_find_a_new_directory() {
     let dir = tempfile::tempdir().unwrap();
     let (home, second) = (dir.path().join("home"), dir.path().join("second"));
     let open = open(&home, 8);
@@ -124,7 +124,7 @@ fn those_who_were_there_before_learn_of_a_new_directory() {
 
 /// Power loss while a directory is drained: the next owner goes on with it.
 #[test]
-fn power_loss_while_draining_loses_nothing_that_was_flushed() {
+fn power_loss_while_draining_keeps_flushed_pages() {
     for seed in 0..16u64 {
         let disk = SimDisk::new(64 << 20);
         let paths = vec!["/a".into(), "/b".into()];
@@ -162,7 +162,7 @@ fn power_loss_while_draining_loses_nothing_that_was_flushed() {
 
 /// A segment that is being made while its directory is drained goes with the others.
 #[test]
-fn a_segment_that_is_being_made_is_not_left_in_a_drained_directory() {
+fn drained_directory_gets_no_new_segment() {
     let (schedule, disk) = (Schedule::new(), SimDisk::new(64 << 20));
     let medium = Faulty::new(Arc::new(disk.clone()), schedule.clone());
     let paths = vec!["/a".into(), "/b".into()];

@@ -23,7 +23,7 @@ fn faulty() -> (Schedule, Open) {
 }
 
 #[test]
-fn failed_writes_are_not_stored_and_their_space_comes_back() {
+fn failed_writes_release_their_space() {
     let (schedule, open) = faulty();
     let scope = chained(64 << 10);
     put(&open.store, &scope, &sequence(1, 4), None);
@@ -40,7 +40,7 @@ fn failed_writes_are_not_stored_and_their_space_comes_back() {
 }
 
 #[test]
-fn silently_torn_writes_are_misses_once_and_then_absent() {
+fn torn_writes_miss_once_then_are_absent() {
     let (schedule, open) = faulty();
     let (scope, keys) = (chained(64 << 10), sequence(1, 4));
     schedule.add(Rule::always(Fault::Torn).on(Op::Write).at("seg-"));
@@ -72,7 +72,7 @@ fn failed_and_damaged_reads_are_misses() {
 }
 
 #[test]
-fn a_failed_sync_poisons_and_a_reopened_store_goes_on() {
+fn failed_sync_poisons_until_reopened() {
     for file in ["seg-", "index"] {
         let schedule = Schedule::new();
         let disk = SimDisk::new(64 << 20);
@@ -98,7 +98,7 @@ fn a_failed_sync_poisons_and_a_reopened_store_goes_on() {
 }
 
 #[test]
-fn a_full_disk_stops_growth_not_the_store() {
+fn full_disk_stops_growth_only() {
     let (schedule, open) = faulty();
     let scope = chained(64 << 10);
     put(&open.store, &scope, &sequence(1, 4), None);
@@ -113,7 +113,7 @@ fn a_full_disk_stops_growth_not_the_store() {
 }
 
 #[test]
-fn every_single_fault_during_open_is_an_error_or_harmless() {
+fn any_fault_during_open_is_handled() {
     let disk = SimDisk::new(64 << 20);
     let opts = options(Path::new("/store"), 12);
     let scope = chained(64 << 10);
@@ -134,7 +134,7 @@ fn every_single_fault_during_open_is_an_error_or_harmless() {
 
 /// No room for the index: a flush is refused, nothing is lost, and it goes on when there is room.
 #[test]
-fn a_full_disk_refuses_to_flush_and_recovers() {
+fn full_disk_fails_flush_and_recovers() {
     for op in [Op::Write, Op::Open, Op::SetLen] {
         let (schedule, disk) = (Schedule::new(), SimDisk::new(64 << 20));
         let medium = Arc::new(Faulty::new(Arc::new(disk.clone()), schedule.clone()));
@@ -244,7 +244,7 @@ fn survives(opts: &Options, fault: Fault, nth: u64) -> bool {
 /// nothing lost that was flushed; the store goes on, or says that it must be opened again and then
 /// goes on.
 #[test]
-fn every_single_fault_of_a_small_life_is_survived() {
+fn any_single_fault_is_survived() {
     let opts = Options { upkeep: false, ..options(Path::new("/store"), 6) };
     let count = {
         let (schedule, disk) = (Schedule::new(), Arc::new(SimDisk::new(64 << 20)));
@@ -275,7 +275,7 @@ fn every_single_fault_of_a_small_life_is_survived() {
 }
 
 #[test]
-fn a_slow_disk_is_waited_for_until_the_deadline_and_no_longer() {
+fn slow_disk_is_awaited_until_the_deadline() {
     let (schedule, open) = faulty();
     let (scope, keys) = (chained(64 << 10), sequence(1, 16));
     put(&open.store, &scope, &keys, None);

@@ -20,7 +20,7 @@ fn unpacked(name: &str) -> (tempfile::TempDir, Open) {
 }
 
 #[test]
-fn a_store_of_format_0_opens_and_holds_its_pages() {
+fn format_0_store_opens_with_its_pages() {
     let (_dir, open) = unpacked("v0.tar.gz");
     assert_eq!(get(&open.store, &chained(20_000), &sequence(1, 8)).pages, 8);
     let there = open.store.exists(&unchained(4096), &refs(&sequence(2, 4))).unwrap();
@@ -34,7 +34,7 @@ fn a_store_of_format_0_opens_and_holds_its_pages() {
 /// Ids did not take in how pages are arranged. Under the ids of this build nothing of it verifies, so
 /// its scopes go, and with them its pages: no page is taken for damage, and no space withheld for it.
 #[test]
-fn scopes_of_the_first_identity_are_dropped() {
+fn scopes_with_old_ids_are_dropped() {
     let (_dir, open) = unpacked("v0-identity-0.tar.gz");
     let scope = chained(20_000);
     assert_eq!(get(&open.store, &scope, &sequence(1, 8)).pages, 0);

@@ -16,7 +16,7 @@ use std::time::Duration;
 /// The rename of MANIFEST may be on the disk: pages of the forgotten volume, which is back, must not
 /// be acknowledged.
 #[test]
-fn volume_that_could_not_be_forgotten_takes_no_flush() {
+fn failed_forget_of_a_volume_fails_flush() {
     let disk = SimDisk::new(64 * MIB);
     fill(&disk);
     disk.unmount(Path::new("/b")).unwrap();
@@ -34,7 +34,7 @@ fn volume_that_could_not_be_forgotten_takes_no_flush() {
 }
 
 #[test]
-fn scope_that_could_not_be_dropped_takes_no_put() {
+fn failed_drop_of_a_scope_fails_puts() {
     let disk = SimDisk::new(64 * MIB);
     fill(&disk);
     let schedule = Schedule::new();
@@ -50,7 +50,7 @@ fn scope_that_could_not_be_dropped_takes_no_put() {
 
 /// A change for which there is no room leaves the store as it was.
 #[test]
-fn change_without_room_costs_nothing() {
+fn change_on_full_disk_loses_nothing() {
     for name in ["MANIFEST.copy.new", "/MANIFEST.new", "SCOPES.new"] {
         let disk = SimDisk::new(64 * MIB);
         fill(&disk);
@@ -79,7 +79,7 @@ fn change_without_room_costs_nothing() {
 /// `paths forget` runs out of file handles between MANIFEST.copy and MANIFEST; a later opening does
 /// at MANIFEST. The copy says what never came to be.
 #[test]
-fn manifest_that_cannot_be_opened_is_not_replaced_by_its_copy() {
+fn unopenable_manifest_is_not_replaced_by_copy() {
     let disk = SimDisk::new(64 * MIB);
     fill(&disk);
     disk.unmount(Path::new("/b")).unwrap();
@@ -105,7 +105,7 @@ fn manifest_that_cannot_be_opened_is_not_replaced_by_its_copy() {
 /// A process looks for the store while another makes it: MANIFEST is absent at first, and its copy is
 /// older by the time it is read.
 #[test]
-fn manifest_that_is_made_meanwhile_is_read() {
+fn manifest_created_meanwhile_is_read() {
     let disk = SimDisk::new(64 * MIB);
     fill(&disk);
     let (path, aside) = (Path::new("/store/MANIFEST"), Path::new("/store/MANIFEST.new"));
@@ -126,7 +126,7 @@ fn manifest_that_is_made_meanwhile_is_read() {
 
 /// A close finds no room for the index, and is asked again.
 #[test]
-fn second_close_does_not_say_that_all_is_durable() {
+fn second_close_claims_no_durability() {
     let disk = SimDisk::new(64 * MIB);
     fill(&disk);
     let schedule = Schedule::new();

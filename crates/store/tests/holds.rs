@@ -84,7 +84,7 @@ fn compare(what: &str, mut wait: impl FnMut(u64) -> Duration) {
 }
 
 #[test]
-fn very_many_retentions_end_in_steps() {
+fn retentions_expire_in_steps() {
     static TIME: AtomicU64 = AtomicU64::new(1000);
     let (open, catalog) = open(|| TIME.load(Ordering::Relaxed));
     let mut put = 0;
@@ -101,7 +101,7 @@ fn very_many_retentions_end_in_steps() {
 }
 
 #[test]
-fn a_share_of_retention_shrinks_in_steps() {
+fn retention_share_shrinks_in_steps() {
     let (open, catalog) = open(|| 1000);
     let mut put = 0;
     compare("trim", |runs| {
@@ -117,7 +117,7 @@ fn a_share_of_retention_shrinks_in_steps() {
 }
 
 #[test]
-fn a_scope_gets_a_quota_in_steps() {
+fn quota_is_applied_in_steps() {
     let (open, catalog) = open(|| 1000);
     let mut put = 0;
     let quota = |quota_bytes| ScopeSettings { quota_bytes, ..ScopeSettings::default() };
@@ -144,7 +144,7 @@ fn a_scope_gets_a_quota_in_steps() {
 }
 
 #[test]
-fn a_scope_is_dropped_in_steps() {
+fn scope_is_dropped_in_steps() {
     let (open, catalog) = open(|| 1000);
     compare("drop", |runs| {
         let scope = crowd(&catalog, &unchained(64), 0..runs, 0);
@@ -160,7 +160,7 @@ fn a_scope_is_dropped_in_steps() {
 
 /// Uses, puts and deletions while a scope gets an order of its own are not lost on it.
 #[test]
-fn a_quota_that_comes_under_traffic_holds() {
+fn quota_set_under_traffic_holds() {
     let (open, catalog) = open(|| 1000);
     let tenant = crowd(&catalog, &unchained(64), 0..8000, 0);
     let quota = |quota_bytes| ScopeSettings { quota_bytes, ..ScopeSettings::default() };

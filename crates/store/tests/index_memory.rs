@@ -27,7 +27,7 @@ fn fill(open: &Open, next: &mut u64) -> u64 {
 }
 
 #[test]
-fn at_the_ceiling_puts_are_skipped_and_eviction_or_deletion_lets_them_in_again() {
+fn index_ceiling_refuses_puts_until_eviction() {
     let dir = tempfile::tempdir().unwrap();
     let opts = Options {
         index: Some(IndexKind::Run),
@@ -73,7 +73,7 @@ fn at_the_ceiling_puts_are_skipped_and_eviction_or_deletion_lets_them_in_again()
 }
 
 #[test]
-fn a_put_that_the_index_has_no_room_for_says_so() {
+fn put_beyond_the_index_budget_says_so() {
     let dir = tempfile::tempdir().unwrap();
     // Nothing is synced, so that what the index has yet to write to its files fills up.
     let opts = Options {
@@ -102,7 +102,7 @@ fn a_put_that_the_index_has_no_room_for_says_so() {
 }
 
 #[test]
-fn a_ceiling_is_named_with_the_index() {
+fn memory_ceiling_parses_with_the_index() {
     assert_eq!(parse_index("run").unwrap(), (IndexKind::Run, None));
     assert_eq!(parse_index("run:8GiB").unwrap(), (IndexKind::Run, Some(8 << 30)));
     for word in ["run:", "run:8", "run:1MiB", "memory:8GiB", "tree", "run:8GiB:2"] {

@@ -67,7 +67,7 @@ fn lease_is_released_by_its_client_only() {
 }
 
 #[test]
-fn hoarded_leases_leave_room_for_other_clients_puts() {
+fn hoarded_leases_leave_space_for_puts() {
     let dir = tempfile::tempdir().unwrap();
     let open = open(dir.path(), MIB_ALL);
     let (hoarder, other, scope) = (client(&open, 1), client(&open, 2), chained(PAGE));
@@ -93,7 +93,7 @@ fn hoarded_leases_leave_room_for_other_clients_puts() {
 }
 
 #[test]
-fn reads_and_puts_are_not_bounded_by_the_share() {
+fn reads_and_puts_exceed_the_share() {
     let dir = tempfile::tempdir().unwrap();
     let open = open(dir.path(), MIB_ALL);
     let (hoarder, scope) = (client(&open, 1), chained(PAGE));
@@ -116,7 +116,7 @@ fn reads_and_puts_are_not_bounded_by_the_share() {
 }
 
 #[test]
-fn oversized_prefix_is_leased_as_far_as_it_fits() {
+fn oversized_prefix_is_leased_in_part() {
     let dir = tempfile::tempdir().unwrap();
     let open = open(dir.path(), MIB_ALL);
     let (store, scope) = (client(&open, 1), chained(PAGE));
@@ -139,7 +139,7 @@ fn oversized_prefix_is_leased_as_far_as_it_fits() {
 }
 
 #[test]
-fn shortened_lease_on_several_scopes_covers_the_same_pages() {
+fn shortened_lease_covers_same_pages_per_scope() {
     let dir = tempfile::tempdir().unwrap();
     let open = open(dir.path(), MIB_ALL);
     let store = client(&open, 1);

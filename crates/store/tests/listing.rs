@@ -14,7 +14,7 @@ use std::time::Duration;
 const PAGE: u64 = 8192;
 
 #[test]
-fn unchained_pages_are_had_behind_one_that_is_missing() {
+fn unchained_pages_are_found_behind_a_gap() {
     let dir = tempfile::tempdir().unwrap();
     let open = open(dir.path(), 16);
     let (scope, keys) = (unchained(PAGE), sequence(1, 9));
@@ -34,7 +34,7 @@ fn unchained_pages_are_had_behind_one_that_is_missing() {
 }
 
 #[test]
-fn a_chained_prefix_ends_where_it_ends() {
+fn chained_prefix_ends_at_the_first_gap() {
     let dir = tempfile::tempdir().unwrap();
     let open = open(dir.path(), 16);
     let (scope, keys) = (chained(PAGE), sequence(1, 6));
@@ -47,7 +47,7 @@ fn a_chained_prefix_ends_where_it_ends() {
 }
 
 #[test]
-fn a_lease_of_unchained_pages_keeps_all_that_are_there() {
+fn unchained_lease_covers_all_present_pages() {
     let dir = tempfile::tempdir().unwrap();
     let open = open(dir.path(), 16);
     let (scope, filler, keys) = (unchained(PAGE), unchained(256 << 10), sequence(1, 5));
@@ -66,7 +66,7 @@ fn a_lease_of_unchained_pages_keeps_all_that_are_there() {
 }
 
 #[test]
-fn scopes_and_keys_are_listed_also_after_a_restart() {
+fn scopes_and_keys_are_listed_after_restart() {
     let dir = tempfile::tempdir().unwrap();
     let (one, other) = (unchained(PAGE), chained(PAGE));
     let keys = sequence(1, 20);
@@ -103,7 +103,7 @@ fn scopes_and_keys_are_listed_also_after_a_restart() {
 }
 
 #[test]
-fn many_scopes_take_several_answers() {
+fn many_scopes_are_listed_in_batches() {
     let dir = tempfile::tempdir().unwrap();
     let open = open(dir.path(), 64);
     let scopes: Vec<Scope> = (0..300).map(|part| Scope { part, ..unchained(512) }).collect();
@@ -117,7 +117,7 @@ fn many_scopes_take_several_answers() {
 }
 
 #[test]
-fn one_bell_rings_for_every_ticket_once() {
+fn completion_queue_names_every_ticket_once() {
     let dir = tempfile::tempdir().unwrap();
     let open = open(dir.path(), 16);
     let (scope, queue) = (unchained(PAGE), CompletionQueue::new().unwrap());

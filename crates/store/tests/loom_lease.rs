@@ -144,22 +144,22 @@ fn race(lease: fn(&Owner, ClientId) -> Option<u64>, respectful: bool) {
 }
 
 #[test]
-fn a_match_against_an_eviction() {
+fn match_races_eviction() {
     race(Owner::lease, true);
 }
 
 #[test]
-fn a_match_against_a_deletion() {
+fn match_races_deletion() {
     race(Owner::lease, false);
 }
 
 #[test]
-fn a_match_that_looks_again_against_a_deletion() {
+fn match_with_recheck_races_deletion() {
     race(Owner::lease_and_look_again, false);
 }
 
 #[test]
-fn two_readers_of_one_run_against_a_deletion() {
+fn two_readers_race_deletion() {
     loom::model(|| {
         let owner = Owner::new();
         let reader = {

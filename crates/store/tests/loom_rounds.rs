@@ -109,7 +109,7 @@ fn model(check: impl Fn() + Sync + Send + 'static) {
 }
 
 #[test]
-fn whoever_returns_is_durable_and_rounds_are_shared() {
+fn rounds_are_shared_and_durable() {
     static SHARED: AtomicUsize = AtomicUsize::new(0);
     static ALONE: AtomicUsize = AtomicUsize::new(0);
     model(|| {
@@ -124,7 +124,7 @@ fn whoever_returns_is_durable_and_rounds_are_shared() {
 }
 
 #[test]
-fn a_round_that_failed_for_good_is_the_last() {
+fn no_round_follows_a_fatal_one() {
     model(|| {
         let disk = Disk::new(First::Broken);
         let (fared, rounds) = together(&disk, CALLERS);
@@ -137,7 +137,7 @@ fn a_round_that_failed_for_good_is_the_last() {
 }
 
 #[test]
-fn a_round_that_was_refused_fails_its_leader_only() {
+fn refused_round_fails_its_leader_only() {
     model(|| {
         let disk = Disk::new(First::Refused);
         let (fared, rounds) = together(&disk, CALLERS);
@@ -174,7 +174,7 @@ fn no_round_begins_after_the_end() {
 }
 
 #[test]
-fn whoever_has_no_time_left_does_not_wait() {
+fn expired_caller_does_not_wait() {
     static LATE: AtomicUsize = AtomicUsize::new(0);
     model(|| {
         let disk = Disk::new(First::Well);

@@ -21,7 +21,7 @@ fn warned(open: &Open) -> String {
 }
 
 #[test]
-fn limit_of_open_files_is_raised_to_what_the_store_needs() {
+fn open_file_limit_is_raised_as_needed() {
     let limit = getrlimit(Resource::Nofile);
     let dir = tempfile::tempdir().unwrap();
     set(Rlimit { current: Some(SOFT), ..limit });

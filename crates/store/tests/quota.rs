@@ -28,7 +28,7 @@ fn usage(open: &Open, scope: &Scope) -> ScopeUsage {
 }
 
 #[test]
-fn a_scope_evicts_its_own_leaves_and_nobody_elses() {
+fn scope_over_quota_evicts_its_own_leaves() {
     let dir = tempfile::tempdir().unwrap();
     let mut open = open(dir.path(), 12);
     let (tenant, other) = (chained(PAGE), unchained(PAGE));
@@ -60,7 +60,7 @@ fn a_scope_evicts_its_own_leaves_and_nobody_elses() {
 }
 
 #[test]
-fn what_may_not_be_evicted_makes_it_refuse() {
+fn quota_full_of_pinned_pages_refuses() {
     let dir = tempfile::tempdir().unwrap();
     let open = open(dir.path(), 12);
     let scope = chained(PAGE);
@@ -81,7 +81,7 @@ fn what_may_not_be_evicted_makes_it_refuse() {
 }
 
 #[test]
-fn it_can_be_lowered_lifted_and_zero() {
+fn quota_can_be_lowered_lifted_and_zero() {
     let dir = tempfile::tempdir().unwrap();
     let open = open(dir.path(), 12);
     let scope = unchained(PAGE);
@@ -137,7 +137,7 @@ proptest! {
 
     /// Whatever happens, what is counted is what is there, and quotas hold.
     #[test]
-    fn the_count_is_right_and_quotas_hold(acts in acts()) {
+    fn usage_is_exact_and_quotas_hold(acts in acts()) {
         let mut disk = SimDisk::new(64 * MIB);
         let opts = options(Path::new("/store"), 5);
         let mut open = open_on(Arc::new(disk.clone()), &opts).unwrap();

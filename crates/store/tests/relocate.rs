@@ -25,7 +25,7 @@ fn drain(open: &Open, dir: &Path) -> ritornello_format::Result<()> {
 /// Pages removed from the middle leave holes; a moved run has the same holes, and the space that
 /// stands for them is free.
 #[test]
-fn holes_move_along_and_take_no_space() {
+fn holes_take_no_space_when_moved() {
     let dir = tempfile::tempdir().unwrap();
     let open = open_on(Arc::new(Host), &two_paths(dir.path())).unwrap();
     let scope = unchained(PAGE);
@@ -61,7 +61,7 @@ fn holes_move_along_and_take_no_space() {
 
 /// A page that is damaged is not carried over, and does not keep the rest from moving.
 #[test]
-fn damage_is_left_behind() {
+fn damaged_pages_are_not_moved() {
     let dir = tempfile::tempdir().unwrap();
     let open = open_on(Arc::new(Host), &two_paths(dir.path())).unwrap();
     let scope = chained(PAGE);
@@ -88,7 +88,7 @@ fn damage_is_left_behind() {
 
 /// Nobody reads where removed pages lay: a disk that is drained because it fails gives up the rest.
 #[test]
-fn holes_that_cannot_be_read_do_not_keep_the_rest_from_moving() {
+fn unreadable_holes_do_not_stop_a_move() {
     let dir = tempfile::tempdir().unwrap();
     let open = open_on(Arc::new(Host), &two_paths(dir.path())).unwrap();
     let scope = unchained(PAGE);
@@ -113,7 +113,7 @@ fn holes_that_cannot_be_read_do_not_keep_the_rest_from_moving() {
 
 /// Whoever looked at a place before its run moved knows nothing of what lies there now.
 #[test]
-fn what_moved_while_it_was_verified_is_not_taken_out() {
+fn run_moved_during_verification_is_kept() {
     let dir = tempfile::tempdir().unwrap();
     let open = open_on(Arc::new(Host), &two_paths(dir.path())).unwrap();
     let scope = chained(PAGE);
@@ -136,7 +136,7 @@ fn what_moved_while_it_was_verified_is_not_taken_out() {
 
 /// Writes that fail on the way leave every run where it was, and moving goes on when they do not.
 #[test]
-fn a_copy_that_fails_moves_nothing_and_is_tried_again() {
+fn failed_copy_moves_nothing_and_is_retried() {
     let schedule = Schedule::new();
     let disk = SimDisk::new(64 << 20);
     let medium = Faulty::new(Arc::new(disk.clone()), schedule.clone());

@@ -56,7 +56,7 @@ fn files(dir: &Path) -> u64 {
 }
 
 #[test]
-fn a_store_that_grows_holds_more() {
+fn grown_store_holds_more() {
     let dir = tempfile::tempdir().unwrap();
     let open = open(dir.path(), 8);
     fill(&open, 0, 40);
@@ -77,7 +77,7 @@ fn a_store_that_grows_holds_more() {
 }
 
 #[test]
-fn a_store_that_shrinks_keeps_the_recent_and_gives_its_files_back() {
+fn shrunk_store_keeps_recent_pages() {
     let dir = tempfile::tempdir().unwrap();
     let lru = Options { eviction: Policy::Lru, ..options(dir.path(), 24) };
     let open = open_on(Arc::new(Host), &lru).unwrap();
@@ -106,7 +106,7 @@ fn a_store_that_shrinks_keeps_the_recent_and_gives_its_files_back() {
 
 /// Puts, gets and a shrink at the same time: no wrong byte, no error, and never a block too many.
 #[test]
-fn a_store_shrinks_and_grows_under_traffic() {
+fn store_is_resized_under_traffic() {
     let dir = tempfile::tempdir().unwrap();
     let open = open(dir.path(), 24);
     fill(&open, 0, 50);
@@ -141,7 +141,7 @@ fn a_store_shrinks_and_grows_under_traffic() {
 }
 
 #[test]
-fn a_shrink_below_what_must_stay_is_refused() {
+fn shrink_below_pinned_space_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let open = open(dir.path(), 24);
     let scope = chained(PAGE);
@@ -166,7 +166,7 @@ fn a_shrink_below_what_must_stay_is_refused() {
 }
 
 #[test]
-fn retained_pages_are_never_shrunk_away() {
+fn shrinking_keeps_retained_pages() {
     let dir = tempfile::tempdir().unwrap();
     let open = open(dir.path(), 24);
     let scope = chained(PAGE);
@@ -192,7 +192,7 @@ fn retained_pages_are_never_shrunk_away() {
 
 /// A reader holds on to a run; its segment goes when the reader is done, and not before.
 #[test]
-fn a_leased_run_is_read_where_it_was() {
+fn leased_run_is_read_at_its_old_place() {
     let dir = tempfile::tempdir().unwrap();
     let open = open(dir.path(), 24);
     let scope = chained(PAGE);
@@ -234,7 +234,7 @@ fn another_capacity_at_open_resizes() {
 /// Numbers of segments that went never come back: a client that has one open would write into
 /// a file that is no more.
 #[test]
-fn a_segment_that_went_is_never_made_again() {
+fn removed_segment_number_is_never_reused() {
     let dir = tempfile::tempdir().unwrap();
     let mut open = open(dir.path(), 16);
     let numbers = || -> Vec<String> {
@@ -263,7 +263,7 @@ fn a_segment_that_went_is_never_made_again() {
 /// Power loss at any point of a shrink: what was flushed and not evicted is there, every byte is
 /// right, and the next owner ends what was begun.
 #[test]
-fn power_loss_while_shrinking_loses_nothing_that_was_flushed() {
+fn power_loss_while_shrinking_keeps_flushed_pages() {
     let mut moved = 0;
     for seed in 0..24u64 {
         let disk = SimDisk::new(64 << 20);
@@ -318,7 +318,7 @@ fn whole_by_probe(open: &Open, count: u64) -> Vec<u64> {
 /// An owner that ended before it had begun to shrink leaves it to the next one, which empties the
 /// segments that hold least.
 #[test]
-fn a_shrink_that_goes_on_after_a_restart_closes_the_emptiest_segments() {
+fn resumed_shrink_closes_emptiest_segments() {
     let dir = tempfile::tempdir().unwrap();
     let open = open(dir.path(), 24);
     fill(&open, 0, 40);
@@ -343,7 +343,7 @@ fn a_shrink_that_goes_on_after_a_restart_closes_the_emptiest_segments() {
 
 /// While another thread writes the index's files anew, nobody knows yet what they take.
 #[test]
-fn nothing_is_evicted_for_an_index_that_is_being_written_anew() {
+fn index_rewrite_causes_no_eviction() {
     let schedule = Schedule::new();
     let disk = SimDisk::new(4 << 30);
     let medium = Faulty::new(Arc::new(disk), schedule.clone());
@@ -382,7 +382,7 @@ fn nothing_is_evicted_for_an_index_that_is_being_written_anew() {
 
 /// What is evicted from segments that are to go gives a put no room: it goes on until there is some.
 #[test]
-fn a_put_finds_room_while_most_of_the_store_is_to_go() {
+fn put_finds_space_during_a_large_shrink() {
     let dir = tempfile::tempdir().unwrap();
     let lru = Options { eviction: Policy::Lru, ..options(dir.path(), 96) };
     let open = open_on(Arc::new(Host), &lru).unwrap();

@@ -75,7 +75,7 @@ fn open_at(dir: &Path, wall_clock: fn() -> u64) -> Open {
 
 /// What is put again over runs that are retained already costs no record in the journal.
 #[test]
-fn only_what_is_retained_for_longer_is_written_down() {
+fn only_longer_retention_is_journaled() {
     let dir = tempfile::tempdir().unwrap();
     let open = open_at(dir.path(), || 1000);
     let scope = chained(PAGE);
@@ -94,7 +94,7 @@ fn only_what_is_retained_for_longer_is_written_down() {
 }
 
 #[test]
-fn they_outlive_pressure_and_go_when_their_time_is_over() {
+fn retained_pages_outlive_pressure_until_their_end() {
     let (time, clock) = clock!(TIME, 1000);
     let dir = tempfile::tempdir().unwrap();
     let open = open_at(dir.path(), clock);
@@ -116,7 +116,7 @@ fn they_outlive_pressure_and_go_when_their_time_is_over() {
 }
 
 #[test]
-fn what_they_hang_from_is_retained_and_counted() {
+fn ancestors_are_retained_and_counted() {
     let (_, clock) = clock!(TIME, 1000);
     let dir = tempfile::tempdir().unwrap();
     let open = open_at(dir.path(), clock);
@@ -137,7 +137,7 @@ fn what_they_hang_from_is_retained_and_counted() {
 }
 
 #[test]
-fn an_end_is_only_ever_put_off() {
+fn retention_end_never_moves_earlier() {
     let (time, clock) = clock!(TIME, 1000);
     let dir = tempfile::tempdir().unwrap();
     let open = open_at(dir.path(), clock);
@@ -158,7 +158,7 @@ fn an_end_is_only_ever_put_off() {
 }
 
 #[test]
-fn what_ends_first_gives_way_and_the_store_is_never_pinned_full() {
+fn earliest_retention_is_released_at_the_limit() {
     let (_, clock) = clock!(TIME, 1000);
     let dir = tempfile::tempdir().unwrap();
     let open = open_at(dir.path(), clock);
@@ -191,7 +191,7 @@ fn what_ends_first_gives_way_and_the_store_is_never_pinned_full() {
 }
 
 #[test]
-fn deleting_and_dropping_do_not_wait_for_it() {
+fn deleting_and_dropping_end_retention() {
     let (_, clock) = clock!(TIME, 1000);
     let dir = tempfile::tempdir().unwrap();
     let open = open_at(dir.path(), clock);
@@ -209,7 +209,7 @@ fn deleting_and_dropping_do_not_wait_for_it() {
 }
 
 #[test]
-fn they_are_retained_after_a_restart_even_if_the_clock_forgot_the_time() {
+fn retention_survives_restart_with_a_reset_clock() {
     let (time, clock) = clock!(TIME, 1_000_000);
     let dir = tempfile::tempdir().unwrap();
     let scope = chained(PAGE);
@@ -239,7 +239,7 @@ fn they_are_retained_after_a_restart_even_if_the_clock_forgot_the_time() {
 }
 
 #[test]
-fn what_was_flushed_is_retained_after_power_loss() {
+fn flushed_retention_survives_power_loss() {
     let (_, clock) = clock!(TIME, 1000);
     let scope = chained(PAGE);
     let opts = || options_at(Path::new("/store"), clock);

@@ -144,7 +144,7 @@ fn is_head(disk: &SimDisk) -> bool {
 }
 
 #[test]
-fn registration_writes_its_own_description_only() {
+fn registration_appends_one_description() {
     let medium = Watched::new(&SimDisk::new(64 * MIB), 0..0);
     let open = open_with(medium.clone());
     for salt in 0..1000 {
@@ -183,7 +183,7 @@ fn registry_of_an_earlier_build_is_read() {
 }
 
 #[test]
-fn full_registry_drops_empty_scopes_least_recently_used_first() {
+fn full_registry_drops_least_recently_used_empty_scopes() {
     let disk = SimDisk::new(64 * MIB);
     let open = open_with(disk.clone());
     let (full, used, keys) = (long(1000, 4000), long(1001, 4000), sequence(1, 3));
@@ -257,7 +257,7 @@ fn full_registry_of_used_scopes_refuses_a_put() {
 
 /// A scope with settings is an operator's, and one that is written to is in use.
 #[test]
-fn scope_with_a_quota_or_a_reservation_is_kept() {
+fn scope_with_quota_or_reservation_is_kept() {
     let open = open_with(SimDisk::new(64 * MIB));
     let (limited, written) = (long(1000, 4000), long(1001, 4000));
     let settings = ritornello_format::ScopeSettings {
@@ -282,7 +282,7 @@ fn scope_with_a_quota_or_a_reservation_is_kept() {
 /// At every change of the registry power may go: what was registered before is registered, under its
 /// slot, and its pages are found; no slot is given twice.
 #[test]
-fn crash_at_any_change_keeps_what_was_registered() {
+fn crash_at_any_change_keeps_registrations() {
     let disk = SimDisk::new(64 * MIB);
     let medium = Watched::new(&disk, 0..3);
     let open = open_with(medium.clone());
@@ -325,7 +325,7 @@ fn crash_at_any_change_keeps_what_was_registered() {
 
 /// Pages of a scope whose registration is lost are no other scope's.
 #[test]
-fn lost_tail_gives_no_scope_the_pages_of_another() {
+fn lost_registry_tail_mixes_no_scopes() {
     let disk = SimDisk::new(64 * MIB);
     let open = open_with(disk.clone());
     let keys = sequence(1, 3);
@@ -365,7 +365,7 @@ fn lost_tail_gives_no_scope_the_pages_of_another() {
 /// Any operation on the registry fails once: what was acknowledged holds after a power loss, and the
 /// registry takes further scopes unless the store is poisoned.
 #[test]
-fn failed_change_costs_no_scope_that_was_acknowledged() {
+fn failed_change_keeps_acknowledged_scopes() {
     for fault in [Fault::Io, Fault::NoSpace, Fault::Short] {
         for (op, at) in [(Op::Write, "SCOPES"), (Op::SyncData, "SCOPES"), (Op::SyncDir, "/store")] {
             for nth in 1..8 {

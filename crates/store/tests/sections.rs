@@ -83,7 +83,7 @@ fn directories() -> Vec<tempfile::TempDir> {
 const CODECS: [Codec; 5] = [Codec::Raw, Codec::Split, Codec::Zstd, Codec::Int8, Codec::Int4];
 
 #[test]
-fn sections_make_the_page_that_a_get_of_all_of_it_brings() {
+fn sections_add_up_to_the_whole_page() {
     for dir in directories() {
         let open = open(dir.path(), 64);
         for codec in CODECS {
@@ -100,7 +100,7 @@ fn sections_make_the_page_that_a_get_of_all_of_it_brings() {
 }
 
 #[test]
-fn whatever_bit_is_flipped_what_is_told_is_right() {
+fn flipped_bits_never_reach_a_section() {
     for dir in directories() {
         let open = open(dir.path(), 128);
         for codec in CODECS {
@@ -158,7 +158,7 @@ fn flip(path: &std::path::Path, at: usize) {
 }
 
 #[test]
-fn nothing_is_told_while_a_page_is_missing() {
+fn missing_page_announces_no_section() {
     let dir = tempfile::tempdir().unwrap();
     let open = open(dir.path(), 64);
     let (scope, keys) = (scope("short"), sequence(3, 6));
@@ -171,7 +171,7 @@ fn nothing_is_told_while_a_page_is_missing() {
 }
 
 #[test]
-fn a_ticket_tells_its_sections_and_all_of_them_when_it_is_done() {
+fn ticket_announces_every_section() {
     let dir = tempfile::tempdir().unwrap();
     let open = open(dir.path(), 64);
     let (scope, keys) = (Arc::new(scope("ticket")), sequence(4, 6));

@@ -31,7 +31,7 @@ fn check_crashes(disk: &SimDisk) {
 
 /// Open files can be synced after `umount --lazy`, their directory cannot.
 #[test]
-fn flush_covers_segments_of_a_volume_detached_before_it() {
+fn flush_covers_segments_of_a_detached_volume() {
     let disk = SimDisk::new(64 * MIB);
     let open = open_on(Arc::new(disk.clone()), &two_volumes()).unwrap();
     put_all(&open);
@@ -41,7 +41,7 @@ fn flush_covers_segments_of_a_volume_detached_before_it() {
 }
 
 #[test]
-fn segment_whose_volume_is_detached_while_it_is_made_takes_no_put() {
+fn segment_of_a_detached_volume_takes_no_put() {
     let disk = SimDisk::new(64 * MIB);
     open_on(Arc::new(disk.clone()), &two_volumes()).unwrap().close();
     let schedule = Schedule::new();
@@ -83,7 +83,7 @@ fn failed_segment_costs_no_other_store_a_file() {
 
 /// A failed creation that could not remove its file stops no later one.
 #[test]
-fn volume_grows_again_after_a_segment_that_was_left_behind() {
+fn volume_grows_past_a_leftover_segment() {
     let disk = SimDisk::new(64 * MIB);
     open_on(Arc::new(disk.clone()), &two_volumes()).unwrap().close();
     let schedule = Schedule::new();
@@ -108,7 +108,7 @@ fn volume_grows_again_after_a_segment_that_was_left_behind() {
 /// An owner dies between making a segment and syncing its directory; the next one writes to it, be the
 /// volume here at its opening or back later.
 #[test]
-fn flush_covers_segments_that_a_dead_owner_made() {
+fn flush_covers_a_dead_owners_segments() {
     for back_later in [false, true] {
         cover_segments_of_dead_owner(back_later);
     }

@@ -35,7 +35,7 @@ fn codec_of(open: &Open, scope: &Scope) -> u8 {
 }
 
 #[test]
-fn a_codec_is_seen_by_whoever_resolves_and_old_references_are_stale() {
+fn codec_change_makes_old_references_stale() {
     let dir = tempfile::tempdir().unwrap();
     let open = open(dir.path(), 8);
     let scope = numbers("bfloat16");
@@ -54,7 +54,7 @@ fn a_codec_is_seen_by_whoever_resolves_and_old_references_are_stale() {
 }
 
 #[test]
-fn a_lossy_codec_must_know_its_numbers() {
+fn lossy_codec_needs_known_numbers() {
     let dir = tempfile::tempdir().unwrap();
     let opts = options(dir.path(), 8);
     let open = open_on(Arc::new(Host), &opts).unwrap();
@@ -75,7 +75,7 @@ fn a_lossy_codec_must_know_its_numbers() {
 }
 
 #[test]
-fn the_default_is_for_scopes_without_their_own() {
+fn default_codec_applies_to_unset_scopes() {
     let dir = tempfile::tempdir().unwrap();
     let opts = Options { codec: Codec::Int8, ..options(dir.path(), 8) };
     let open = open_on(Arc::new(Host), &opts).unwrap();
@@ -94,7 +94,7 @@ fn the_default_is_for_scopes_without_their_own() {
 }
 
 #[test]
-fn settings_survive_power_loss_and_go_with_their_scope() {
+fn settings_survive_power_loss_until_the_drop() {
     let opts = options(Path::new("/store"), 8);
     for seed in 0..16 {
         let disk = SimDisk::new(64 * MIB);
@@ -119,7 +119,7 @@ fn settings_survive_power_loss_and_go_with_their_scope() {
 }
 
 #[test]
-fn a_reservation_is_settled_by_whoever_made_it() {
+fn only_the_reserver_ends_a_reservation() {
     let dir = tempfile::tempdir().unwrap();
     // Nobody is proven gone.
     let core =
@@ -147,7 +147,7 @@ fn a_reservation_is_settled_by_whoever_made_it() {
 
 /// Links, dots and slashes make no second directory of one.
 #[test]
-fn a_directory_by_another_name_is_the_same_directory() {
+fn alias_of_a_directory_is_recognised() {
     let dir = tempfile::tempdir().unwrap();
     let (disk, link, store) = (dir.path().join("a"), dir.path().join("b"), dir.path().join("s"));
     std::fs::create_dir(&disk).unwrap();
@@ -173,7 +173,7 @@ fn a_directory_by_another_name_is_the_same_directory() {
 }
 
 #[test]
-fn a_new_store_takes_nobody_elses_segments() {
+fn new_store_rejects_foreign_segments() {
     let dir = tempfile::tempdir().unwrap();
     let disk = dir.path().join("disk");
     let with = |store: &str| ritornello_store::Options {
@@ -194,7 +194,7 @@ fn a_new_store_takes_nobody_elses_segments() {
 
 /// A crash while the reservation log of a new store was written leaves a directory of ours.
 #[test]
-fn a_directory_with_half_a_reservation_log_is_ours() {
+fn half_a_reservation_log_is_accepted() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("RESERVATIONS.new"), b"half").unwrap();
     open(dir.path(), 8).close();

@@ -21,7 +21,7 @@ fn two_volumes(mib: u64) -> Options {
 /// One volume of two cannot be written to: the store opens with the other. On a full disk it is only
 /// new files that cannot be made: the segments that are there are used.
 #[test]
-fn volume_that_cannot_be_written_to_is_away_unless_it_is_full() {
+fn unwritable_volume_is_away_unless_full() {
     let disk = SimDisk::new(64 * MIB);
     let open = open_on(Arc::new(disk.clone()), &two_volumes(16)).unwrap();
     for name in 0..12 {
@@ -124,7 +124,7 @@ fn space_returns_under_load() {
 /// A scope of very many runs is dropped while a volume returns: its space has one who frees it.
 /// Otherwise a put is given what another has flushed.
 #[test]
-fn scope_dropped_while_a_volume_returns_frees_its_space_once() {
+fn scope_dropped_during_return_is_freed_once() {
     const RUNS: u64 = 2048;
     let full = SimDisk::new(256 * MIB);
     let (keep, doomed) = (unchained(4096), Scope::opaque("doomed", 4096, false));

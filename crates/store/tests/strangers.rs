@@ -63,7 +63,7 @@ fn refused(change: ritornello_format::Result<()>, told: &str) {
 }
 
 #[test]
-fn volume_of_another_user_is_away_until_it_is_ours() {
+fn volume_of_another_user_is_away() {
     if !is_root() {
         return;
     }
@@ -84,7 +84,7 @@ fn volume_of_another_user_is_away_until_it_is_ours() {
 }
 
 #[test]
-fn segment_of_another_user_or_a_link_is_absent_until_it_is_ours() {
+fn segment_of_another_user_is_absent() {
     let root = tempfile::tempdir().unwrap();
     filled(root.path());
     let segment = segment_in(&root.path().join("b"));
@@ -115,7 +115,7 @@ fn segment_of_another_user_or_a_link_is_absent_until_it_is_ours() {
 }
 
 #[test]
-fn directory_of_another_user_is_refused_for_new_volumes() {
+fn new_volume_of_another_user_is_refused() {
     if !is_root() {
         return;
     }
@@ -164,7 +164,7 @@ fn volumes_are_closed_to_other_users() {
 }
 
 #[test]
-fn store_is_made_in_the_root_of_a_new_file_system() {
+fn store_is_created_in_a_file_systems_root() {
     let root = tempfile::tempdir().unwrap();
     fs::create_dir(root.path().join("lost+found")).unwrap();
     for _ in 0..2 {

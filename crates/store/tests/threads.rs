@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 #[test]
-fn threads_put_get_lease_and_delete_over_each_other() {
+fn concurrent_threads_read_right_bytes() {
     let dir = tempfile::tempdir().unwrap();
     let open = open(dir.path(), 12);
     let scopes = [chained(32 << 10), unchained(50_000)];
@@ -50,7 +50,7 @@ fn threads_put_get_lease_and_delete_over_each_other() {
 }
 
 #[test]
-fn threads_that_need_a_segment_at_once_all_get_room() {
+fn concurrent_growth_serves_all_threads() {
     for _ in 0..10 {
         let dir = tempfile::tempdir().unwrap();
         let open = open(dir.path(), 64);
@@ -68,7 +68,7 @@ fn threads_that_need_a_segment_at_once_all_get_room() {
 }
 
 #[test]
-fn tickets_finish_and_say_what_came() {
+fn tickets_finish_with_their_outcome() {
     let dir = tempfile::tempdir().unwrap();
     let open = open(dir.path(), 32);
     let scope = Arc::new(chained(64 << 10));
@@ -103,7 +103,7 @@ fn tickets_finish_and_say_what_came() {
 }
 
 #[test]
-fn copied_puts_may_lose_their_source_at_once() {
+fn copied_put_needs_no_source_afterwards() {
     let dir = tempfile::tempdir().unwrap();
     let open = open(dir.path(), 64);
     let scope = Arc::new(chained(64 << 10));
@@ -133,7 +133,7 @@ fn copied_puts_may_lose_their_source_at_once() {
 }
 
 #[test]
-fn a_cancelled_or_late_ticket_is_done_and_leaves_nothing_behind() {
+fn cancelled_or_late_ticket_leaves_nothing_behind() {
     let dir = tempfile::tempdir().unwrap();
     let open = open(dir.path(), 32);
     let scope = Arc::new(chained(64 << 10));
@@ -165,7 +165,7 @@ unsafe impl ritornello_volume::memory::PageSource for Broken {
 }
 
 #[test]
-fn a_panic_in_a_put_ends_its_ticket_and_nothing_else() {
+fn panic_in_a_put_ends_its_ticket_only() {
     let dir = tempfile::tempdir().unwrap();
     let open = open(dir.path(), 32);
     let scope = Arc::new(chained(64 << 10));

@@ -71,7 +71,7 @@ fn upgraded_store_takes_no_other_stores_volume() {
 /// A store of an earlier build that holds no page is opened: its directory without a marker is taken
 /// if it is empty and inside the store's own, and only then.
 #[test]
-fn upgraded_store_takes_an_empty_directory_and_no_other() {
+fn upgraded_store_takes_only_an_empty_directory() {
     for foreign in [None, Some("/old/segments/notes")] {
         let disk = SimDisk::new(128 * MIB);
         let old = Options { dir: "/old".into(), paths: Vec::new(), ..two_volumes() };
@@ -96,7 +96,7 @@ fn upgraded_store_takes_an_empty_directory_and_no_other() {
 /// opening by this build: nothing is written below the mount point. Where it is no mount point,
 /// `paths add` says so.
 #[test]
-fn empty_directory_of_an_upgraded_store_is_marked_on_demand() {
+fn upgraded_empty_directory_is_marked_on_demand() {
     let disk = SimDisk::new(64 * MIB);
     open_on(Arc::new(disk.clone()), &two_volumes()).unwrap().close();
     unmark(&disk, "/store", &["/a", "/b"]);
@@ -129,7 +129,7 @@ fn empty_directory_of_an_upgraded_store_is_marked_on_demand() {
 /// An earlier build once wrote a segment below the mount point of a volume that carries a marker and
 /// is not mounted now.
 #[test]
-fn marked_volume_is_not_found_in_segments_without_its_marker() {
+fn segments_do_not_identify_a_marked_volume() {
     let disk = SimDisk::new(256 * MIB);
     fill(&disk);
     disk.unmount(Path::new("/b")).unwrap();
@@ -152,7 +152,7 @@ fn marked_volume_is_not_found_in_segments_without_its_marker() {
 
 /// The marker of a volume is lost: `paths add` marks the directory again.
 #[test]
-fn lost_marker_is_written_again_on_demand() {
+fn lost_marker_is_rewritten_on_demand() {
     let disk = SimDisk::new(64 * MIB);
     fill(&disk);
     disk.remove(Path::new("/b/VOLUME")).unwrap();
@@ -174,7 +174,7 @@ fn lost_marker_is_written_again_on_demand() {
 /// No segment tells the volume, and something else lies in its directory: maybe its disk is not
 /// mounted.
 #[test]
-fn directory_with_other_files_is_marked_by_its_segments_only() {
+fn foreign_files_forbid_marking_without_segments() {
     let disk = SimDisk::new(64 * MIB);
     let make = |path: &str| {
         let access = Access { write: true, create: true, direct: false };
@@ -209,7 +209,7 @@ fn directory_with_other_files_is_marked_by_its_segments_only() {
 /// While a store is open, another store's disk is mounted over one of its volumes, which is then
 /// drained: no file of the other store is removed.
 #[test]
-fn drained_volume_removes_no_files_of_another_store() {
+fn drain_removes_no_files_of_another_store() {
     let disk = SimDisk::new(256 * MIB);
     fill(&disk);
     let open = reopen(Arc::new(disk.clone()));
@@ -289,7 +289,7 @@ fn refused_creation_can_be_repeated_with_other_paths() {
 
 /// Figures, also while a segment cannot be opened.
 #[test]
-fn figures_are_there_while_a_segment_is_absent() {
+fn stats_work_while_a_segment_is_absent() {
     let disk = SimDisk::new(64 * MIB);
     fill_with(&disk, &two_volumes());
     let schedule = Schedule::new();
@@ -304,7 +304,7 @@ fn figures_are_there_while_a_segment_is_absent() {
 
 /// A store is made smaller while a volume is away.
 #[test]
-fn shrinking_while_a_volume_is_away_keeps_what_fits() {
+fn shrinking_with_an_absent_volume_keeps_pages() {
     let disk = SimDisk::new(64 * MIB);
     fill_with(&disk, &two_volumes());
     disk.unmount(Path::new("/b")).unwrap();

@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_of_much_the_same_length_share_a_run() {
+    fn pages_of_similar_length_share_a_run() {
         assert_eq!(alike(&[75, 74, 76, 75], 1000), 4);
         assert_eq!(alike(&[75, 74, 76, 75], 230), 3, "a run is no longer than it may be");
         assert_eq!(alike(&[75, 10, 10], 1000), 1, "padding is dear");
@@ -142,13 +142,13 @@ mod tests {
     }
 
     #[test]
-    fn pages_that_are_stored_as_they_came_are_on_their_own() {
+    fn raw_pages_share_no_run_with_encoded_ones() {
         assert_eq!(alike(&[100, 100, 99], 1000), 2);
         assert_eq!(alike(&[99, 100], 1000), 1);
     }
 
     #[test]
-    fn lengths_that_no_page_has_are_refused() {
+    fn impossible_lengths_are_refused() {
         let scope = ScopeRef {
             id: ScopeId([1; 16]),
             slot: ScopeSlot(1),

@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn quantiles_are_those_of_the_pages() {
+    fn quantiles_count_pages() {
         let mut histogram = Histogram([0; PIECES_MAX + 1]);
         assert_eq!(histogram.pieces(), Pieces { p50: 0, p99: 0, max: 0 });
         histogram.add(1, 98);

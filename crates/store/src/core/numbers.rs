@@ -56,7 +56,7 @@ mod tests {
     use std::sync::Arc;
 
     #[test]
-    fn numbers_never_carry_into_the_next_owners() {
+    fn numbers_never_reach_the_next_owners() {
         let disk = SimDisk::new(64 << 20);
         let open = |capacity| {
             let options = Options {

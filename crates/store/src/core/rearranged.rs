@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn newest_other_arrangement_is_named_unless_there_are_many() {
+    fn newest_other_arrangement_is_named_unless_many() {
         let stored = registered((1..8).map(|bytes| sized("a", bytes)));
         let mut arrangements = noted(&stored);
         let (other, differences) = arrangements.newest(&stored, &sized("a", 99)).unwrap();
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_have_a_limit() {
+    fn log_lines_are_limited() {
         let names: Vec<String> = (0..2 * LINES_MAX).map(|n| n.to_string()).collect();
         let stored = registered(names.iter().map(|name| sized(name, 1)));
         let mut arrangements = noted(&stored);

@@ -129,7 +129,7 @@ impl StoreCore {
             (state.limbo.take(), state.draining.take_undurable())
         };
         let synced = self.index.sync_after(&|| self.sync_dirty());
-        // The removals of this space are durable now, so it may be drained.
+        // If the removals of this space are durable, it may be drained.
         self.state.lock().draining.put_back(returned, synced.is_ok());
         if let Err(error) = synced {
             self.state.lock().limbo.put_back(limbo);
@@ -233,7 +233,7 @@ impl StoreCore {
         let pressing = state.limbo.units() * 2 > state.space.reserve_units();
         let busy = !state.dirty.is_empty() || state.limbo.has_waiting();
         let touched = state.touched && last_sync.elapsed() >= RECENCY_INTERVAL;
-        // The sync that follows also records the uses.
+        // With other work pending, its sync records the uses, too.
         state.touched &= !(busy || touched);
         drop(state);
         for (id, name) in names {

@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_reserves_more_than_is_left_for_the_others() {
+    fn client_reserves_at_most_what_is_left() {
         let mut all = Reservations { open: HashMap::new(), withheld: HashMap::new() };
         let (one, two) = (ClientId(1), ClientId(2));
         assert!(all.allow(one, 50, 100) && !all.allow(one, 51, 100));

@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn what_ends_first_gives_way_and_leaves_before_what_they_hang_from() {
+    fn earliest_end_is_released_first_leaves_before_roots() {
         let (a, b) = (ScopeSlot(1), ScopeSlot(2));
         let mut retention = Retention::default();
         // A root and two leaves that end together, one that ends later, and another scope.
@@ -341,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn very_many_end_in_steps() {
+    fn expiry_works_in_steps() {
         let mut retention = Retention::default();
         let many = 3 * STEP_RUNS as u64;
         (0..many).for_each(|run| retention.retain(RunId(run), ScopeSlot(1), 1, 50));
@@ -354,7 +354,7 @@ mod tests {
     static WALL: AtomicU64 = AtomicU64::new(0);
 
     #[test]
-    fn the_clock_never_goes_back_and_measures_ends_by_how_far_they_are_away() {
+    fn clock_never_goes_back() {
         let set = |seconds| WALL.store(seconds, Ordering::Relaxed);
         // Real time passes during a test.
         let near = |time: u64, expected: u64| (expected..expected + 100).contains(&time);

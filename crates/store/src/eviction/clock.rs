@@ -31,7 +31,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ticks_go_on_where_they_stopped() {
+    fn ticks_continue_after_restart() {
         assert_eq!(RecencyClock::starting_after(None).tick(), 1);
         let clock = RecencyClock::starting_after(Some(7));
         assert_eq!((clock.tick(), clock.tick(), clock.now()), (8, 9, 9));

@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn bounded_in_units_and_in_number() {
+    fn ghosts_are_bounded_in_units_and_number() {
         let mut ghosts = Ghosts::default();
         (0..10).for_each(|key| remember(&mut ghosts, key, 10, 50, 1000));
         assert_eq!([4, 5, 5].map(|key| ghosts.recall(key)), [None, Some(5), None]);
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_that_comes_again_counts_from_then_on() {
+    fn repeated_key_counts_as_newest() {
         let mut ghosts = Ghosts::default();
         [1, 2, 1, 3].into_iter().for_each(|key| remember(&mut ghosts, key, 1, 2, 1000));
         assert_eq!([1, 2, 3].map(|key| ghosts.recall(key)), [Some(1), None, Some(3)]);

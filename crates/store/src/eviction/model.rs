@@ -75,7 +75,7 @@ fn long_runs_lose_their_tail_in_chunks() {
 }
 
 #[test]
-fn a_prompt_that_others_share_stays_while_its_tail_goes() {
+fn shared_prompt_outlives_its_tails() {
     let mut lru = lru(4);
     lru.admit(&resident(1, None, 10));
     lru.admit(&resident(2, Some((1, 2)), 5));
@@ -89,7 +89,7 @@ fn a_prompt_that_others_share_stays_while_its_tail_goes() {
 }
 
 #[test]
-fn a_run_set_aside_goes_right_after_its_last_child() {
+fn parent_is_evicted_after_its_last_child() {
     let mut lru = lru(4);
     lru.admit(&resident(1, None, 1));
     lru.admit(&resident(2, None, 1));
@@ -103,7 +103,7 @@ fn a_run_set_aside_goes_right_after_its_last_child() {
 }
 
 #[test]
-fn the_head_that_was_used_outlives_the_tail_that_was_not() {
+fn used_head_outlives_unused_tail() {
     // Uses do not change the queue of 2Q, and `density` has seen too little yet.
     let those = ["lru", "arc", "s3fifo"];
     for mut policy in policies(4).into_iter().filter(|policy| those.contains(&policy.name())) {
@@ -146,7 +146,7 @@ fn hits_of_a_loop(policy: &mut dyn Eviction) -> u32 {
 }
 
 #[test]
-fn a_loop_that_does_not_fit_is_kept_in_part() {
+fn oversized_loop_is_kept_in_part() {
     assert_eq!(hits_of_a_loop(&mut lru(1)), 0);
     for policy in [Policy::Density, Policy::Adaptive] {
         let mut policy = policy.build();
@@ -348,20 +348,20 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
 
     #[test]
-    fn leaves_go_first_whatever_happens(actions in actions(true), chunk in 1..40u32) {
+    fn leaves_are_evicted_first(actions in actions(true), chunk in 1..40u32) {
         for mut policy in policies(chunk) {
             run(&actions, policy.as_mut(), false);
         }
     }
 
     #[test]
-    fn pages_go_in_order_of_use(actions in actions(false)) {
+    fn pages_are_evicted_in_order_of_use(actions in actions(false)) {
         run(&actions, &mut lru(1), true);
     }
 
     /// At every step another policy takes over.
     #[test]
-    fn nothing_is_lost_when_another_order_takes_over(actions in actions(true)) {
+    fn switching_policies_loses_no_piece(actions in actions(true)) {
         run(&actions, &mut Restless { tree: Tree::new(Box::new(Lru::new()), 8), turn: 0 }, false);
     }
 }

@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn both_ends_and_the_middle() {
+    fn unlink_works_at_ends_and_middle() {
         let (mut pieces, mut list) = (pieces(6), List::new());
         [3, 1, 2].into_iter().for_each(|slot| list.push_newest(&mut pieces, slot));
         list.push_oldest(&mut pieces, 0);
@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slot_is_used_again_when_nothing_hangs_from_it() {
+    fn slot_without_children_is_reused() {
         let mut pieces = pieces(2);
         pieces[0].children = 1;
         pieces.remove(0);

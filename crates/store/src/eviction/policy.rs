@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_are_read_back() {
+    fn policy_names_parse_back() {
         for policy in Policy::ALL {
             assert_eq!(Policy::parse(policy.word()).unwrap(), policy);
             assert_eq!(policy.build().name(), policy.word());

@@ -33,7 +33,7 @@ const SECOND: Duration = Duration::from_secs(1);
 const ME: ClientId = ClientId(1);
 
 #[test]
-fn extents_come_back_with_the_last_lease() {
+fn last_lease_frees_deferred_extents() {
     let (mut table, _) = table();
     let (a, b) = (RunId(1), RunId(2));
     let first = table.grant(&[a, b], SECOND, ME).unwrap();
@@ -52,7 +52,7 @@ fn extents_come_back_with_the_last_lease() {
 }
 
 #[test]
-fn a_run_that_is_named_twice_is_pinned_twice() {
+fn run_named_twice_is_pinned_twice() {
     let (mut table, _) = table();
     let lease = table.grant(&[RunId(1), RunId(1)], SECOND, ME).unwrap();
     table.defer(RunId(1), vec![extent(0)]);
@@ -61,7 +61,7 @@ fn a_run_that_is_named_twice_is_pinned_twice() {
 }
 
 #[test]
-fn leases_end_when_their_time_is_over() {
+fn leases_expire() {
     let (mut table, clock) = table();
     table.grant(&[RunId(1)], SECOND, ME).unwrap();
     table.grant(&[RunId(2)], 3 * SECOND, ME).unwrap();
@@ -77,7 +77,7 @@ fn leases_end_when_their_time_is_over() {
 }
 
 #[test]
-fn nobody_holds_more_than_is_left_for_the_others() {
+fn client_holds_at_most_what_is_left() {
     let (mut table, _) = table();
     let half = vec![RunId(7); PINS_MAX / 2];
     let all = table.grant(&half, SECOND, ME).unwrap();
@@ -102,7 +102,7 @@ fn nobody_holds_more_than_is_left_for_the_others() {
 }
 
 #[test]
-fn client_leases_at_most_what_is_left() {
+fn counted_leases_are_within_the_share() {
     let (mut table, _) = table();
     let runs: Vec<RunId> = (0..10).map(RunId).collect();
     let (capacity, other) = (100, ClientId(8));
@@ -141,7 +141,7 @@ fn uncounted_leases_pin_beyond_the_share() {
 }
 
 #[test]
-fn the_clock_of_the_machine_goes_on() {
+fn boot_clock_advances() {
     let table = LeaseTable::new();
     assert!(table.next > 1, "numbers differ from those of an earlier owner");
     let now = BootClock.now();
@@ -203,7 +203,7 @@ fn within_share(leases: &[Known], runs: &[u64], client: u64) -> usize {
 
 proptest! {
     #[test]
-    fn nothing_leased_is_free_and_nothing_free_is_kept(actions in actions()) {
+    fn leased_extents_are_deferred_and_others_freed(actions in actions()) {
         let (mut table, clock) = table();
         let mut leases: Vec<Known> = Vec::new();
         let mut held: Vec<(u64, Extent)> = Vec::new();

@@ -71,7 +71,7 @@ fn live(seed: u64, tell: bool) -> u64 {
 }
 
 #[test]
-fn no_moment_of_a_power_loss_costs_what_was_flushed() {
+fn no_moment_of_power_loss_costs_flushed_pages() {
     if let Some(seed) = number("RITORNELLO_CRASH_SEED") {
         println!("life {seed}: {} crash states", live(seed, true));
         return;
@@ -102,7 +102,7 @@ fn no_moment_of_a_power_loss_costs_what_was_flushed() {
 
 /// What a failure's seed is worth: the same life does the same things to its disk.
 #[test]
-fn a_life_repeats_itself() {
+fn life_is_deterministic() {
     let deeds = |seed| {
         let mut life = Life::new(seed, false);
         life.live();

@@ -75,7 +75,7 @@ fn draining_a_file_lands_its_writes() {
 }
 
 #[test]
-fn a_sync_does_not_wait_for_writes_in_flight() {
+fn sync_ignores_writes_in_flight() {
     let (disk, _) = kill_with_two_in_flight();
     let file = disk.open(Path::new("/s/v/a.seg"), WRITE).unwrap();
     file.sync_data().unwrap();

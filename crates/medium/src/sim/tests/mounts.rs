@@ -5,7 +5,7 @@ use super::*;
 const DIR: &str = "/s/v";
 
 #[test]
-fn an_unmounted_directory_is_empty_and_returns_whole() {
+fn unmounted_directory_returns_complete() {
     let disk = disk();
     put(&disk, "/s/v/a", b"contents");
     disk.create_dir(Path::new("/s/v/d")).unwrap();

@@ -89,7 +89,7 @@ fn sequences() -> Vec<Vec<u64>> {
 }
 
 #[test]
-fn a_shadow_of_every_page_chooses_as_the_store_does() {
+fn full_shadow_behaves_like_the_store() {
     let orders: [fn() -> Box<dyn EvictionPolicy>; 5] = [
         || Box::new(Lru::new()),
         || Box::new(Arc::new()),

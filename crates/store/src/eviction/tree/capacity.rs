@@ -58,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn gaps_do_not_count_and_a_smaller_store_is_found_out() {
+    fn estimate_ignores_gaps_and_notices_shrinking() {
         let mut capacity = CapacityEstimate::default();
         capacity.observe(100, 10, 3);
         capacity.observe(70, 7, 2);
