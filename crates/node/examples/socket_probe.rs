@@ -1,4 +1,4 @@
-//! How long a probe of 256 keys of 32 bytes takes through the socket, and in the owner itself.
+//! Measures a probe of 256 keys of 32 bytes through the socket, and in the owner itself.
 //!
 //! ```sh
 //! cargo run --release -p ritornello-node --example socket_probe

@@ -45,7 +45,7 @@ impl DirectoryLock {
             // a lock on a file that no longer has a name.
             *slot = Some(open(dir).map_err(unlockable)?);
         }
-        Err(Error::retry("somebody keeps removing the store's LOCK file"))
+        Err(Error::retry("another process keeps removing the store's LOCK file"))
     }
 
     /// The other process that owns the store, if any.

@@ -93,7 +93,7 @@ impl OpenContext {
             if Instant::now() + pause > until {
                 let owner =
                     self.directory.lock.holder().ok().flatten().map_or(0, |holder| holder.0);
-                tracing::debug!(%error, "nobody listens");
+                tracing::debug!(%error, "no owner listens");
                 return Err(OwnerSilent::error(owner).with("dir", self.directory.path().display()));
             }
             std::thread::sleep(pause);

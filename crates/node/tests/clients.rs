@@ -1,4 +1,4 @@
-//! A store that several processes use.
+//! A store shared by several processes.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
 mod common;
@@ -22,12 +22,12 @@ fn helper() {
 fn own_command(node: &Arc<Node>, command: &str) -> String {
     let words: Vec<&str> = command.split(' ').collect();
     match words[..] {
-        // Holds sequence 1 for a moment.
+        // Leases sequence 1 for some milliseconds.
         ["lease-for", millis] => {
             let ttl = Duration::from_millis(millis.parse().unwrap());
             node.store().lease(&scope(), &refs(&keys(1, 10)), ttl).unwrap().pages.to_string()
         }
-        // Leases sequence 1 until it is refused.
+        // Leases sequence 1 until a lease is refused.
         ["hoard"] => {
             let keys = keys(1, 1);
             let lease = || node.store().lease(&scope(), &refs(&keys), Duration::from_secs(600));
@@ -126,7 +126,7 @@ fn client_supports_every_call() {
     owner.finish();
 }
 
-/// The calls are the owner's alone, whichever process that is.
+/// Denied calls are still allowed to the owner, whichever process that is.
 #[test]
 fn policy_file_denies_calls_to_clients() {
     let dir = tempfile::tempdir().unwrap();
@@ -199,7 +199,7 @@ fn two_opens_in_a_process_share_a_store() {
     drop(second);
     assert_eq!(other.ask("get 1 2"), "2");
     assert_eq!(other.ask("role"), "owner");
-    // Open again, now as a client, in the process that was the owner.
+    // Opens again, now as a client, in the process that was the owner.
     let third = open(&options(dir.path())).unwrap();
     assert_eq!(third.role(), Role::Client);
     assert_eq!(get(third.store(), 1, 2).unwrap(), 2);
@@ -268,7 +268,7 @@ fn killed_writers_space_is_reclaimed() {
         loop {
             eventually("a reservation", || reserved() > 0);
             client.stop();
-            // What it had asked for when it stopped is answered by then.
+            // By then the request that was pending when it was stopped is answered.
             std::thread::sleep(std::time::Duration::from_millis(100));
             if reserved() > 0 {
                 break;

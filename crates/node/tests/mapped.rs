@@ -14,7 +14,7 @@ use std::process::Command;
 use std::sync::Arc;
 use tempfile::TempDir;
 
-/// What this test binary is told when it is to run [`in_a_small_file_system`] for real.
+/// Environment variable that runs [`in_a_small_file_system`] for real.
 const SMALL: &str = "RITORNELLO_TEST_SMALL_TMPFS";
 
 #[test]
@@ -25,7 +25,7 @@ fn helper() {
 fn own_command(node: &Arc<Node>, command: &str) -> String {
     match command {
         "io" => node.store().stats().unwrap().catalog.io.mode,
-        // Segments that this process maps though they were removed.
+        // Removed segments that this process still maps.
         "kept" => maps(std::process::id()).to_string(),
         _ => panic!("what is {command}?"),
     }
@@ -36,7 +36,7 @@ fn maps(process: u32) -> usize {
     maps.lines().filter(|line| line.contains("/seg-") && line.ends_with("(deleted)")).count()
 }
 
-/// A directory in memory; `None` where the machine has no such file system.
+/// A directory in memory; `None` if the machine has no such file system.
 fn memory() -> Option<TempDir> {
     let shm = Path::new("/dev/shm");
     shm.is_dir().then(|| tempfile::tempdir_in(shm).unwrap())
@@ -111,7 +111,7 @@ fn removing_mapped_segments_kills_no_process() {
     }
     assert!(heard.iter().all(|pages| pages.parse::<u64>().unwrap() <= 100), "{heard:?}");
     assert!(store.stats().unwrap().catalog.allocated_bytes <= CAPACITY / 4);
-    // Whoever goes on moving pages lets go of what was removed.
+    // A process that moves pages unmaps removed segments.
     let mut name = 1_000_000;
     for client in &mut clients {
         eventually("the memory is given back", || {
@@ -172,7 +172,7 @@ fn in_a_small_file_system() {
     let store = node.store();
     assert_eq!(store.stats().unwrap().catalog.io.mode, "mapped");
     assert_eq!(put(store, 0, 200).unwrap().pages, 200);
-    // Somebody else takes the rest, but for less than a segment.
+    // Another file takes the rest, except less than a segment.
     let mut filler = Filler(std::fs::File::create(Path::new(&dir).join("filler")).unwrap(), 0);
     filler.leave(Path::new(&dir), MIB * 3 / 4);
     for name in 1..60 {
@@ -184,7 +184,7 @@ fn in_a_small_file_system() {
     assert!(stats.segments < stats.segments_max, "{stats:?}");
     assert_eq!(put(store, 100, 50).unwrap().pages, 50, "it evicts instead of growing");
     assert_eq!(get(store, 100, 50).unwrap(), 50);
-    // And the last of it, so that even the index cannot write.
+    // Takes the last bytes too, so that even the index cannot write.
     filler.leave(Path::new(&dir), 0);
     for name in 100..110 {
         assert!(put(store, name, 50).is_ok_and(|put| put.pages <= 50) || name > 100);
@@ -193,11 +193,11 @@ fn in_a_small_file_system() {
     assert_eq!(get(store, 100, 50).unwrap(), 50, "what is there can be had");
 }
 
-/// A file that others have in the same file system, and its length.
+/// A file of another user in the same file system, and its length.
 struct Filler(std::fs::File, u64);
 
 impl Filler {
-    /// Grows until so many bytes are left to others.
+    /// Grows until `left` bytes remain.
     fn leave(&mut self, dir: &Path, left: u64) {
         while Host.room(dir).unwrap().available > left {
             if self.0.write_all_at(&[1; 4096], self.1).is_err() {
@@ -220,7 +220,7 @@ fn full_tmpfs_stops_growth_only() {
         .env(SMALL, dir.path())
         .output();
     match run {
-        // Namespaces are forbidden here, or there is no such command.
+        // Namespaces are forbidden, or the command does not exist.
         Err(_) => {}
         Ok(run) if matches!(run.status.code(), Some(77 | 1)) && run.stdout.is_empty() => {}
         Ok(run) => {

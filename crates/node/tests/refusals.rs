@@ -1,4 +1,4 @@
-//! What cannot be opened, and what it is told.
+//! Directories and options that cannot be opened, and their errors.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
 mod common;
@@ -76,7 +76,7 @@ fn owner_with_another_capacity_resizes() {
     node.close().unwrap();
     let node = open(&Options { capacity: None, ..options(dir.path()) }).unwrap();
     assert_eq!(capacity(&node), 2 * CAPACITY);
-    // While it is open, another handle of this process decides nothing.
+    // While the store is open, options of another handle of this process have no effect.
     let second = open(&options(dir.path())).unwrap();
     assert_eq!((capacity(&second), second.role()), (2 * CAPACITY, Role::Owner));
     node.store().resize(CAPACITY).unwrap();
@@ -117,13 +117,13 @@ fn client_takes_over_with_stored_settings() {
 
 #[test]
 fn unwritable_directory_is_refused() {
-    // Nobody can make directories there, root included.
+    // No user can create directories there, including root.
     let error = open(&options(Path::new("/proc/ritornello"))).unwrap_err();
     assert!(matches!(error.kind(), ErrorKind::Invalid | ErrorKind::Retry), "{error:?}");
 }
 
-/// Another user's directory is refused before anything in it is read: a pipe in the place of a file
-/// would hold the opening up.
+/// Another user's directory is rejected before anything in it is read: a pipe in the place of a
+/// file would block the open.
 #[test]
 fn directory_of_another_user_is_not_read() {
     if !rustix::process::geteuid().is_root() {
@@ -150,7 +150,7 @@ fn store_opens_with_either_manifest_copy() {
     for copy in &copies {
         damage(copy);
         open(&options(dir.path())).unwrap().close().unwrap();
-        // The owner wrote both anew.
+        // The owner rewrote both copies.
         assert_eq!(std::fs::read(&copies[0]).unwrap(), std::fs::read(&copies[1]).unwrap());
     }
     let good = std::fs::read(&copies[0]).unwrap();

@@ -1,4 +1,4 @@
-//! Owners whose disk fails for a time: the store is reopened by itself, for all its processes.
+//! Owners whose disk fails temporarily: the store is reopened automatically, for all processes.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
 mod common;
@@ -29,7 +29,7 @@ fn own_command(node: &Arc<Node>, command: &str) -> String {
     }
 }
 
-/// An owner in this process, whose disk fails as the schedule says.
+/// An owner in this process, whose disk fails on schedule.
 fn owner(dir: &Path) -> (Schedule, Arc<Node>) {
     owner_with(&options(dir))
 }
@@ -42,7 +42,7 @@ fn owner_with(options: &Options) -> (Schedule, Arc<Node>) {
     (schedule, node)
 }
 
-/// RocksDB writes its files itself: no faults can be injected there.
+/// RocksDB does its own I/O, so no faults can be injected there.
 fn index_is_on_the_medium() -> bool {
     options(Path::new("/")).index != Some(IndexKind::Lsm)
 }
@@ -134,7 +134,7 @@ fn poisoned_store_still_serves_reads() {
     client.finish();
 }
 
-/// Segments that have another inode by the end of the fault: a file system that was mounted anew.
+/// Segments that have another inode by the end of the fault, as after a new mount.
 #[test]
 fn reopening_reopens_segment_files() {
     let dir = tempfile::tempdir().unwrap();
@@ -167,7 +167,7 @@ fn reopening_reopens_segment_files() {
     }
 }
 
-/// The directory is mounted over, or moved away: another store is where this one was.
+/// The directory is mounted over, or moved away: the path leads to another store.
 #[test]
 fn processes_leave_a_replaced_store() {
     let root = tempfile::tempdir().unwrap();
@@ -227,7 +227,7 @@ fn takeover_on_failing_disk_misses_until_healed() {
     assert_eq!((node.role(), node.problem()), (Role::Owner, None));
 }
 
-/// The disk takes small files, and fails the index when the engine is closed already.
+/// The disk accepts small files, and fails the index after the core was closed.
 #[test]
 fn calls_miss_at_once_while_reopening() {
     if !index_is_on_the_medium() {
@@ -282,14 +282,14 @@ fn closing_does_not_wait_for_a_broken_disk() {
         eventually("it tried again", || schedule.injected() > before);
         eventually("the engine is closed", || !closed_engine || node.core().is_none());
         assert_eq!(node.close().unwrap_err().kind(), ErrorKind::Fatal);
-        // The directory is free: another process takes the store over.
+        // The lock is free: another process takes the store over.
         let mut next = Helper::opened(dir.path());
         assert_eq!((next.ask("role"), next.ask("get 1 4")), ("owner".into(), "4".into()));
         next.finish();
     }
 }
 
-/// Says when the first page is wanted, and waits to be told to go on.
+/// Reports the first request for a page, and blocks until it may continue.
 struct Halted {
     pages: OwnedPages,
     reached: Mutex<Sender<()>>,
@@ -328,7 +328,7 @@ fn reopening_waits_for_own_write() {
         });
         is_reached.recv().unwrap();
         poison(&schedule, &node, 2);
-        // No space is given any more, and the engine stays: an attempt waits for the write.
+        // No space is granted any more, and the core stays: reopening waits for the write.
         let refused = |answer: ritornello_format::Result<ritornello_store::Outcome>| {
             answer.is_ok_and(|put| put.reason == "reopening")
         };

@@ -1,4 +1,4 @@
-//! Owners that live and say nothing: stopped, frozen, in a debugger.
+//! Owners that live and do not respond: stopped, frozen, in a debugger.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
 mod common;
@@ -57,7 +57,7 @@ fn stopped_owner_delays_once_then_misses() {
     }
     assert!(started.elapsed() < first, "{:?} after {first:?}", started.elapsed());
     store.release(held.lease).unwrap();
-    // What cannot be made up fails, and says why.
+    // Calls without a truthful default fail with a reason.
     let failed = [
         store.flush(),
         store.delete(&scope(), &refs(&keys)).map(drop),
@@ -72,9 +72,9 @@ fn stopped_owner_delays_once_then_misses() {
     eventually("the owner is heard again", || probe(store, 1, 4).unwrap() == 4);
     assert_eq!((node.role(), get(store, 1, 4).unwrap()), (Role::Client, 4));
     assert_eq!(put(store, 2, 4).unwrap().pages, 4);
-    // Each was counted; it may have been a moment longer until it was heard.
+    // Each call was counted; the owner may respond a moment later.
     assert!(unanswered(&node) > 20 * 6);
-    // The lease that ended meanwhile is told of, and none is left that nobody heard of.
+    // The deferred release is sent, and no lease is left.
     eventually("no lease is left", || store.stats().unwrap().catalog.leases == 0);
     drop(node);
     owner.finish();
@@ -94,7 +94,7 @@ fn puts_through_a_stopped_owner_leak_nothing() {
                         let until = Instant::now() + Duration::from_secs(5);
                         let mut name = 1_000_000 * (worker + 10 * round);
                         while Instant::now() < until {
-                            // Whatever came of it, what is got is right: `get` compares.
+                            // Whatever the result, pages read are right: `get` compares them.
                             let _ = put(store, name, 100);
                             let _ = get(store, name, 100);
                             name += 1;
@@ -179,7 +179,7 @@ fn successor_that_never_listens_delays_once() {
     let store = node.store();
     assert_eq!(put(store, 1, 4).unwrap().pages, 4);
     store.flush().unwrap();
-    // It has the lock, as one that recovers the store has, and is stuck there.
+    // It holds the lock, like an owner that recovers, and is stopped.
     let mut heir = Helper::opened(dir.path());
     assert_eq!(heir.ask("take-the-lock"), "waiting");
     owner.kill();
@@ -194,6 +194,6 @@ fn successor_that_never_listens_delays_once() {
     }
     assert!(started.elapsed() < first / 2, "{:?} after {first:?}", started.elapsed());
     heir.kill();
-    eventually("somebody owns the store", || get(store, 1, 4).unwrap() == 4);
+    eventually("the store has an owner", || get(store, 1, 4).unwrap() == 4);
     assert_eq!(node.role(), Role::Owner);
 }

@@ -1,4 +1,4 @@
-//! Owners that die or leave, and what becomes of their clients.
+//! Owners that die or close, and their clients.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
 mod common;
@@ -26,8 +26,8 @@ fn own_command(node: &Arc<Node>, command: &str) -> String {
     }
 }
 
-/// Puts sequence after sequence and gets those that were flushed again and again. Says after each
-/// flush which one it was, and what this process is. (`get` ends it if bytes are wrong.)
+/// Puts sequence after sequence and repeatedly gets those that were flushed. Prints after each
+/// flush the sequence and this process's role. (`get` panics on wrong bytes.)
 fn churn(node: &Node, first: u64) -> ! {
     let store = node.store();
     let mut flushed = Vec::new();
@@ -66,7 +66,7 @@ fn flushed_pages_survive_owner_kills_under_load() {
         role == "owner"
     };
     for _ in 0..5 {
-        // All go on, whoever was killed; who owns may not have noticed yet.
+        // All others continue; the new owner may not have noticed the death yet.
         let mut owner = None;
         while owner.is_none() {
             for (at, helper) in line.iter_mut().enumerate() {
@@ -89,7 +89,7 @@ fn flushed_pages_survive_owner_kills_under_load() {
     }
     let node = open(&options(dir.path())).unwrap();
     let figures = || node.store().stats().unwrap().catalog;
-    // The free space is withheld until it is drained, in the background.
+    // The free space is withheld until it is drained in the background.
     let until = Instant::now() + Duration::from_secs(30);
     while figures().reserved_bytes > 0 && Instant::now() < until {
         std::thread::sleep(Duration::from_millis(10));
@@ -105,7 +105,7 @@ fn flushed_pages_survive_owner_kills_under_load() {
     assert!(lost.is_empty(), "{lost:?} of {} are gone: {stats:?}", flushed.len());
 }
 
-/// How many sequences each client puts at most: all of them fit, or what was flushed would be evicted.
+/// Maximum sequences per client: all of them fit, because flushed pages must not be evicted.
 const WORK: usize = 200;
 
 #[test]
@@ -124,7 +124,7 @@ fn client_takes_over_from_a_killed_owner() {
     };
     hear(50);
     owner.kill();
-    // They go on, one of them as the owner.
+    // The others continue, one of them as the owner.
     hear(WORK - 100);
     let node = open(&options(dir.path())).unwrap();
     assert_eq!(node.role(), Role::Client);
@@ -137,9 +137,9 @@ fn client_takes_over_from_a_killed_owner() {
     let node = open(&options(dir.path())).unwrap();
     assert_eq!(node.role(), Role::Owner);
     let stats = node.store().stats().unwrap().catalog;
-    // When the owner among the clients is killed first, another may take over before its turn.
+    // If the owner among the clients is killed first, another may take over before its turn.
     assert!((3..=5).contains(&stats.epoch), "{stats:?}");
-    // What the dead may have been writing to is drained in the background.
+    // Space that dead processes may have been writing to is drained in the background.
     eventually("all space is free", || node.store().stats().unwrap().catalog.reserved_bytes == 0);
     let lost: Vec<u64> =
         flushed.iter().copied().filter(|name| get(node.store(), *name, 4).unwrap() != 4).collect();
@@ -231,7 +231,7 @@ fn flush_reports_deletes_that_died_with_the_owner() {
     assert_eq!(probe(store, 1, 4).unwrap(), 0);
 }
 
-/// Puts by copy, as [`put`] does without.
+/// Puts by copy, unlike [`put`].
 fn put_copy(store: &Arc<Store>, name: u64, pages: usize) -> usize {
     let keys = keys(name, pages);
     let bytes: Vec<Vec<u8>> = keys.iter().map(|key| page(key)).collect();
@@ -274,7 +274,7 @@ fn flush_reports_lost_pages_that_copied_put_found_present() {
     flush_after_deduplicated_put(|store| put_copy(store, 1, 8));
 }
 
-/// The pages of sequence 1. The first call for one has `then` done before.
+/// The pages of sequence 1. The first access to one runs `then` before.
 struct Interrupted<F> {
     pages: OwnedPages,
     then: F,
@@ -299,7 +299,7 @@ fn put_waiting_across_takeover_acknowledges_nothing_lost() {
     let node = open(&options(dir.path())).unwrap();
     let store = node.store();
     assert_eq!(third.ask("put 1 8"), "8");
-    // Copying comes between the probe, which the owner answers, and the reservation.
+    // The copy happens between the probe, which the owner answers, and the reservation.
     let owner = Mutex::new(Some(owner));
     let then = || drop(owner.lock().unwrap().take().map(Helper::kill));
     let pages = OwnedPages::new(keys(1, 9).iter().map(|key| page(key)).collect());
@@ -391,7 +391,7 @@ fn recreated_store_opens_beside_old_handles() {
     let error = probe(first.store(), 1, 4).unwrap_err();
     assert!(error.to_string().contains("another store"), "{error}");
     first.close().unwrap();
-    // The other handle is still there, and neither serves nor is in the way.
+    // The other handle still exists, and neither serves nor interferes.
     let anew = open(&options(dir.path())).unwrap();
     assert_eq!((anew.role(), get(anew.store(), 2, 4).unwrap()), (Role::Client, 4));
     assert_eq!(probe(second.store(), 1, 4).unwrap_err().kind(), ErrorKind::Closed);

@@ -1,5 +1,5 @@
-//! Volumes and segments that cannot be used for one opening: nothing is lost, nothing is created
-//! where they should be, and they are taken back.
+//! Volumes and segments that cannot be used for one opening: nothing is lost, nothing is created in
+//! their place, and they are reattached.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -25,7 +25,7 @@ fn unmounted_volume_is_reattached_while_open() {
     assert_eq!(stats.unavailable.reasons.len(), 1, "{:?}", stats.unavailable);
     assert!(stats.unavailable.reasons[0].contains("/b"), "{:?}", stats.unavailable);
     assert!(stats.unavailable.runs > 0);
-    // Lookups agree with each other, and nothing hidden is answered as stored.
+    // Lookups agree with each other, and no hidden page counts as stored.
     for name in 0..SEQUENCES {
         let (scope, keys) = (chained(65_536), sequence(name, 8));
         let pages = get(&open.store, &scope, &keys).pages;
@@ -36,7 +36,7 @@ fn unmounted_volume_is_reattached_while_open() {
         assert_eq!(again.pages, pages);
         assert_eq!(again.reason, if pages < 8 { "unavailable" } else { "" });
     }
-    // The volume that is here takes new pages.
+    // The present volume takes new pages.
     assert_eq!(put(&open.store, &chained(65_536), &sequence(99, 2), None).pages, 2);
     open.core.run_once();
     assert_eq!(found(&open), there);
@@ -63,7 +63,7 @@ fn unmounted_volume_is_whole_at_next_opening() {
     disk.unmount(Path::new("/a")).unwrap();
     let open = reopen(Arc::new(disk.clone()));
     assert!(found(&open) < PAGES);
-    // Deleted while it is away: gone when it is back.
+    // Pages deleted while the volume is away stay deleted after its return.
     assert_eq!(open.store.delete(&chained(65_536), &refs(&sequence(0, 8))).unwrap(), 8);
     open.store.flush().unwrap();
     open.close();
@@ -91,7 +91,7 @@ fn segment_that_fails_to_open_once_keeps_its_pages() {
         schedule.heal();
         open.core.run_once();
         assert_eq!(found(&open), PAGES);
-        // Its number was taken all the time: the store still grows.
+        // Its number was in use all the time: the store still grows.
         for name in 100..108 {
             put(&open.store, &chained(65_536), &sequence(name, 8), None);
         }
@@ -118,7 +118,7 @@ fn forgotten_volume_loses_pages_and_number() {
     forget(&open, "/b").unwrap();
     let stats = open.store.stats().unwrap().catalog;
     assert_eq!((stats.unavailable.runs, stats.paths.len()), (0, 1));
-    // What it held can be stored again.
+    // Its pages can be stored again.
     for name in 0..SEQUENCES {
         assert_eq!(put(&open.store, &chained(65_536), &sequence(name, 8), None).pages, 8);
     }

@@ -1,4 +1,4 @@
-//! Absent space where it meets other features: reservations, budget, drained directories, deletions,
+//! Absent space together with other features: reservations, budget, drained directories, deletions,
 //! stores of an earlier build.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
@@ -23,7 +23,7 @@ fn segments(disk: &SimDisk, dir: &str) -> Vec<String> {
     names.filter(|name| name.starts_with("seg-")).collect()
 }
 
-/// A: `paths drain` of a volume one segment of which cannot be opened now.
+/// `paths drain` of a volume with a segment that cannot be opened now.
 #[test]
 fn drained_volume_waits_for_its_absent_segment() {
     let scope = chained(65_536);
@@ -73,7 +73,7 @@ fn drained_volume_waits_for_its_absent_segment() {
     }
 }
 
-/// Segments that cannot be opened are not counted by the budget.
+/// The budget counts segments that cannot be opened.
 #[test]
 fn absent_segments_count_for_the_budget() {
     let disk = SimDisk::new(256 * MIB);
@@ -97,8 +97,8 @@ fn absent_segments_count_for_the_budget() {
     assert!(files as u64 <= max, "{files} segment files, the budget has {max}");
 }
 
-/// A segment that could not be opened, and whose file is gone for good, is given up: its pages
-/// can be put again, and the store is not degraded for ever.
+/// A segment that could not be opened, and whose file is gone for good, is given up: its pages can
+/// be put again, and the store does not stay degraded.
 #[test]
 fn absent_segment_without_file_is_given_up() {
     let disk = SimDisk::new(64 * MIB);
@@ -118,7 +118,7 @@ fn absent_segment_without_file_is_given_up() {
     }
 }
 
-/// An absent segment is not gone because its volume's mount point is empty.
+/// An absent segment is not given up because its volume's mount point is empty.
 #[test]
 fn absent_segment_of_unmounted_volume_is_kept() {
     let disk = SimDisk::new(64 * MIB);
@@ -138,7 +138,7 @@ fn absent_segment_of_unmounted_volume_is_kept() {
     assert_eq!(found(&open), PAGES);
 }
 
-/// A live client's reservation lies in a segment that the next owner cannot open for a moment.
+/// A live client's reservation lies in a segment that the next owner temporarily cannot open.
 #[test]
 fn live_clients_absent_space_stays_withheld() {
     let disk = SimDisk::new(64 * MIB);
@@ -178,8 +178,8 @@ fn live_clients_absent_space_stays_withheld() {
     }
 }
 
-/// Pages are deleted while `reattach_absent` syncs: their space must not be reused before the deletion
-/// is durable.
+/// Pages are deleted while `reattach_absent` syncs: their space must not be reused before the
+/// deletion is durable.
 #[test]
 fn space_deleted_while_returning_waits_for_durability() {
     let disk = SimDisk::new(64 * MIB);
@@ -197,7 +197,7 @@ fn space_deleted_while_returning_waits_for_durability() {
     let open = reopen(Arc::new(Faulty::new(Arc::new(disk.clone()), schedule.clone())));
     let store = Arc::clone(&open.store);
     let scope = chained(65_536);
-    // Those that are away.
+    // Sequences on the absent volume.
     let away: Vec<u64> = (0..SEQUENCES)
         .filter(|name| store.probe(&scope, &refs(&sequence(*name, 8))).unwrap() == 0)
         .collect();
@@ -214,14 +214,14 @@ fn space_deleted_while_returning_waits_for_durability() {
     disk.mount(Path::new("/b")).unwrap();
     open.core.run_once();
     assert_eq!(schedule.hooks(), 0, "nothing was synced");
-    // No flush: the space of the deleted pages must not be used. And no more than fits, because a put
-    // that finds no space syncs.
+    // No flush: the space of the deleted pages must not be used. No more than fits, because a put
+    // without free space syncs.
     for name in 200..207 {
         assert_eq!(put(&store, &scope, &sequence(name, 8), None).pages, 8);
     }
     std::mem::forget(open);
     let mut broken = 0;
-    // The process is killed: what it wrote is there, and what it did not write out is not.
+    // The process is killed: the disk keeps what it wrote, and loses what it had only in memory.
     let open = reopen(Arc::new(disk));
     for name in &away {
         let keys = sequence(*name, 8);
@@ -232,8 +232,8 @@ fn space_deleted_while_returning_waits_for_durability() {
     assert_eq!(broken, 0, "pages were promised that cannot be delivered");
 }
 
-/// A volume is unmounted in the middle of an opening: after its marker was read, before its segments
-/// are listed.
+/// A volume is unmounted during an opening: after its marker was read, before its segments are
+/// listed.
 #[test]
 fn volume_lost_during_opening_keeps_its_pages() {
     let disk = SimDisk::new(64 * MIB);
@@ -250,7 +250,7 @@ fn volume_lost_during_opening_keeps_its_pages() {
     assert_eq!(found(&reopen(Arc::new(disk))), PAGES);
 }
 
-/// A volume that returned is unmounted again while the store takes it back.
+/// A returned volume is unmounted again while the store reattaches it.
 #[test]
 fn volume_lost_while_reattaching_keeps_its_pages() {
     let disk = SimDisk::new(64 * MIB);
@@ -270,7 +270,7 @@ fn volume_lost_while_reattaching_keeps_its_pages() {
     assert_eq!(found(&open), PAGES);
 }
 
-/// A volume is not mounted for the moment of its listing only, in the middle of an opening.
+/// A volume is unmounted only while an opening lists it.
 #[test]
 fn volume_unmounted_while_listed_is_not_empty() {
     let disk = SimDisk::new(64 * MIB);
@@ -289,8 +289,8 @@ fn volume_unmounted_while_listed_is_not_empty() {
     assert_eq!(found(&reopen(Arc::new(disk))), PAGES);
 }
 
-/// Segments of a volume cannot be opened. While the owner looks for them, the volume is mounted again
-/// between its listing and the look at its marker.
+/// Segments of a volume cannot be opened. While the owner checks for them, the volume is mounted
+/// again between the listing and the check of its marker.
 #[test]
 fn volume_returning_after_listing_is_kept() {
     let disk = SimDisk::new(64 * MIB);
@@ -314,8 +314,7 @@ fn volume_returning_after_listing_is_kept() {
     assert_eq!(found(&reopen(Arc::new(disk))), PAGES);
 }
 
-/// A store of an earlier build, opened for the first time by this one while a volume is not
-/// mounted.
+/// A store of an earlier build is first opened by this one while a volume is not mounted.
 #[test]
 fn upgrade_with_unmounted_volume_keeps_its_pages() {
     let disk = SimDisk::new(64 * MIB);
@@ -339,7 +338,7 @@ fn upgrade_with_unmounted_volume_keeps_its_pages() {
     assert_eq!(found(&open), PAGES);
 }
 
-/// A directory of another store whose volumes carry no marker yet is not taken for ours.
+/// A directory of another store whose volumes carry no marker yet is not taken.
 #[test]
 fn unmarked_volume_of_another_store_is_rejected() {
     let disk = SimDisk::new(128 * MIB);
@@ -359,7 +358,7 @@ fn unmarked_volume_of_another_store_is_rejected() {
     manifest.volumes[0].marked = false;
     directory.write_manifest(&manifest).unwrap();
     disk.remove(Path::new("/b/VOLUME")).unwrap();
-    // Our store opens with the other one's volume where ours should be.
+    // This store opens with the other one's volume in place of its own.
     let open = reopen(Arc::new(disk.clone()));
     for name in 300..330 {
         let _ = try_put(&open.store, &chained(65_536), &sequence(name, 8), None);

@@ -1,4 +1,4 @@
-//! What an end that was clean, and one that was not, leave to the next owner.
+//! What a clean end and an unclean one leave to the next owner.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -17,8 +17,8 @@ fn store_options() -> Options {
     Options { upkeep: false, ..options(Path::new("/store"), 8) }
 }
 
-/// A process is killed with writes in flight; the next owner cannot open that segment and ends
-/// cleanly; the one after it must still drain the segment before it gives its space away.
+/// A process is killed with writes in flight; the next owner cannot open that segment and closes;
+/// the owner after it must still drain the segment before it reuses the space.
 #[test]
 fn absent_segment_makes_the_end_unclean() {
     let disk = SimDisk::new(64 * MIB);
@@ -48,8 +48,7 @@ fn absent_segment_makes_the_end_unclean() {
     }
 }
 
-/// A store that was being made smaller is killed and opened again: it goes on with the segments
-/// that are emptiest.
+/// A store is killed while it shrinks, and opened again: it continues with the emptiest segments.
 #[test]
 fn shrink_resumes_with_emptiest_segments_after_kill() {
     let run = |clean: bool| {

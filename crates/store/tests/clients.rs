@@ -1,4 +1,4 @@
-//! What the owner of a store owes its clients, and what it does not let them do to each other.
+//! What an owner guarantees to its clients, and prevents between them.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -25,7 +25,7 @@ fn refused<T: std::fmt::Debug>(result: Result<T>) {
 
 #[test]
 fn only_its_client_ends_a_reservation() {
-    // Nobody is proven gone: what a client that left had reserved stays withheld.
+    // No client is proven dead: reservations of a disconnected one stay withheld.
     let disk = Arc::new(SimDisk::new(64 << 20));
     let core =
         StoreCore::open(disk, &options(Path::new("/store"), 24), Arc::new(|_| true)).unwrap();
@@ -36,9 +36,9 @@ fn only_its_client_ends_a_reservation() {
     refused(two.abort(reserved.id));
     refused(core.catalog_for(ClientId::LOCAL, "").abort(reserved.id));
     assert_eq!(one.commit(reserved.id, &[Some(7)]).unwrap().stored, 4);
-    // Settled, it is nobody's: what a client lets go of twice is no fault.
+    // An abort of an ended reservation is no error.
     two.abort(reserved.id).unwrap();
-    // Of one that left, whoever comes back under its name gives the space back, or the owner.
+    // A disconnected client's reservation is aborted by a client with its name, or by the owner.
     for name in ["three", "owner"] {
         let three = catalog(3, "three");
         let scope = three.resolve(&chained(4096), true).unwrap().unwrap();

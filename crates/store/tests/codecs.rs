@@ -1,4 +1,5 @@
-//! Encoded pages, end to end: what is put comes back, takes less room, and any codec is read by all.
+//! Encoded pages, end to end: puts come back, take less space, and every codec is read by every
+//! process.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -19,7 +20,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-/// Pages of `layers` pairs of 16 x 64 matrices: 4 KiB a layer.
+/// Pages of `layers` pairs of 16 x 64 matrices: 4 KiB per layer.
 fn numbers(name: &str, dtype: &str, layers: u32) -> Scope {
     Scope {
         dtype: dtype.to_owned(),
@@ -33,8 +34,8 @@ fn numbers(name: &str, dtype: &str, layers: u32) -> Scope {
     }
 }
 
-/// A page of numbers as they are in caches: few exponents, noisy mantissas. Every `odd`th page is
-/// plain noise, which no lossless codec makes shorter.
+/// A page of numbers as in real caches: few exponents, noisy mantissas. Every `odd`th page is
+/// noise, which no lossless codec shortens.
 fn content(scope: &Scope, key: &[u8], odd: usize) -> Vec<u8> {
     let mut bytes = page(scope, key);
     let number = key.iter().map(|byte| usize::from(*byte)).sum::<usize>();
@@ -78,7 +79,7 @@ fn put_all(store: &Store, scope: &Scope, keys: &[Vec<u8>], odd: usize) {
     assert_eq!((done.pages, done.reason), (keys.len(), ""));
 }
 
-/// Gets the pages from `first` on through fragments of some length, and returns what came.
+/// Gets the pages from `first` on through fragments of some length.
 fn get_pages(
     store: &Store,
     scope: &Scope,
@@ -157,7 +158,7 @@ fn lossy_codecs_need_known_numbers() {
         assert!(error.to_string().contains("engine's own"), "{error}");
     }
     open.close();
-    // As the default of a store it is for the scopes that it suits.
+    // As a store's default it applies to the scopes that it suits.
     let lossy = ritornello_store::Options { codec: Codec::Int8, ..opts };
     let open = open_on(Arc::new(Host), &lossy).unwrap();
     let scope = chained(8192);
@@ -188,7 +189,7 @@ fn all_codecs_are_read_after_restart() {
     expect(&open.store, &scope, &keys[5..19], 5);
     let report = open.core.verify(true, &mut |_, _| {}).unwrap();
     assert_eq!((report.pages, report.findings.len()), (24, 0), "{report:?}");
-    // A client has its own eyes, and encodes for itself.
+    // A client reads and encodes by itself.
     let catalog = Arc::new(open.core.catalog_for(ClientId(3), "client"));
     let staging = Staging::new(8 << 20).unwrap();
     let client = Store::new(catalog, open.core.segments(), staging);
@@ -225,7 +226,7 @@ proptest! {
     }
 }
 
-/// Flips a bit in the middle of what a segment file holds.
+/// Flips a bit in the middle of the used part of a segment file.
 fn flip(dir: &Path) {
     let path = fs::read_dir(dir.join("segments")).or_else(|_| fs::read_dir(dir)).unwrap();
     let segment = path
@@ -281,7 +282,7 @@ fn cancelled_put_in_parts_can_be_resumed() {
     let late = Control { deadline: Some(Instant::now()), ..Control::default() };
     let outcome = put_pages(&open.store, &scope, &keys, &pages, &late).unwrap();
     assert_eq!((outcome.pages, outcome.reason), (0, "deadline"));
-    // Whenever the deadline comes, the leading pages that are said to be there are there.
+    // Whenever the deadline passes, the pages reported as stored are stored.
     for micros in [200, 2000, 8000, 20_000] {
         let deadline = Some(Instant::now() + Duration::from_micros(micros));
         let control = Control { deadline, ..Control::default() };
@@ -295,7 +296,7 @@ fn cancelled_put_in_parts_can_be_resumed() {
     open.close();
 }
 
-/// Parts of a put are made durable together, and before the put is acknowledged.
+/// Parts of a put are made durable together, before the put is acknowledged.
 #[test]
 fn durable_put_in_parts_is_flushed_once() {
     let disk = SimDisk::new(256 << 20);
@@ -322,7 +323,7 @@ fn without_staging_memory_pages_are_stored_raw() {
     let open = open(dir.path(), 32);
     let scope = numbers("starved", "bfloat16", 64);
     set(&open.store, &scope, Codec::Split);
-    // Holds all of it, in pages that are hardly any shorter.
+    // Holds the whole put, in pages that are hardly shorter.
     let encoder = Keeper;
     let hog = vec![0u8; 1 << 20];
     let mut held = Vec::new();
@@ -335,7 +336,7 @@ fn without_staging_memory_pages_are_stored_raw() {
             held.push(page);
         }
     }
-    // Aligned: other memory needs staging to be written at all.
+    // Aligned: unaligned memory needs staging to be written at all.
     let keys = sequence(6, 6);
     let bytes = scope.resolved_page_bytes().unwrap() as usize;
     let mut memory = Staging::new(8 << 20).unwrap().try_take(6 * bytes).unwrap();

@@ -1,4 +1,4 @@
-//! A store gets another index: nothing is lost, whatever ends it half-way.
+//! Converting a store to another index loses nothing, even if interrupted.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -30,7 +30,7 @@ fn memory_index_is_converted_from_but_not_to() {
     let refused = open_on(Arc::new(Host), &with(dir.path(), IndexKind::Memory)).err().unwrap();
     assert_eq!(refused.kind(), ErrorKind::Invalid);
     assert!(refused.to_string().contains("new stores"), "{refused}");
-    // Named or not, the index is what the manifest says.
+    // Named or not, the index is the one in the manifest.
     let open =
         open_on(Arc::new(Host), &Options { index: None, ..options(dir.path(), 16) }).unwrap();
     assert_eq!(open.store.stats().unwrap().catalog.index, "run");
@@ -107,7 +107,7 @@ mod lsm {
         };
         for chain in 0..chains {
             let keys: Vec<PageHash> = (0..32).map(|number| page(chain, number)).collect();
-            // The second half comes first, and is linked when the first is there.
+            // The second half is inserted first, and linked to the first half later.
             let late = insert(true, None, &keys[16..24]);
             let first = insert(true, None, &keys[..8]);
             insert(true, Some(keys[7]), &keys[8..16]);
@@ -139,7 +139,7 @@ mod lsm {
         manifest.index.parse().unwrap()
     }
 
-    /// What is in the index that counts.
+    /// The contents of the index in use.
     fn now(dir: &Path) -> (Backend, BTreeMap<u64, Content>, u64) {
         let backend = stored(dir);
         let index =
@@ -240,7 +240,7 @@ mod lsm {
         println!("done");
     }
 
-    /// Kills the child so long after it said `word`.
+    /// Kills the child some time after it printed `word`.
     fn kill_after(dir: &Path, word: &str, pause: Duration) {
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "lsm::converting_child", "--nocapture"])
@@ -267,7 +267,7 @@ mod lsm {
                 0 => ("begun", Duration::from_millis(u64::from(point))),
                 1 => ("copied 1/4", Duration::ZERO),
                 2 => ("copied 3/4", Duration::from_millis(u64::from(point / 9))),
-                // The copy is made durable, the manifest is replaced, the old files go.
+                // Syncs the copy, replaces the manifest, removes the old files.
                 tail => {
                     ("copied 4/4", Duration::from_micros(u64::from(point / 9 * 6 + tail) * 1500))
                 }
@@ -278,7 +278,7 @@ mod lsm {
             assert_eq!(contents, expected, "{before} to {after}, killed at {word} + {pause:?}");
             assert_eq!(clock, 500 + FEW - 3);
             *if before == after { &mut stayed } else { &mut switched } += 1;
-            // The next one cleans up, and can do what was interrupted.
+            // The next run cleans up and can finish the conversion.
             if point % 5 == 4 {
                 let (kind, other) = match after {
                     Backend::Run => (IndexKind::Run, Backend::Lsm),

@@ -34,7 +34,7 @@ fn damage(path: &Path, damage: &Damage) {
     if length == 0 {
         return;
     }
-    // Most of a segment file is empty: aim at what is written.
+    // Most of a segment file is empty, so the change aims at its used part.
     let used = bytes.iter().rposition(|byte| *byte != 0).map_or(length, |at| at as u64 + 1);
     let at = |x: u64| (x % used) as usize;
     match damage {
@@ -126,6 +126,6 @@ fn no_damage_returns_wrong_bytes() {
             Ok(())
         })
         .unwrap();
-    // Damage in one place must not cost everything everywhere.
+    // Damage in one place must not cost the whole store.
     assert!(whole.get() > 20, "{}", whole.get());
 }

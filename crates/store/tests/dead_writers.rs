@@ -1,5 +1,5 @@
-//! Writes of processes that died: they land after the process has lost its locks, and never in space
-//! that another put has been given.
+//! Writes of dead processes: they land after the process has lost its locks, and never in space
+//! that another put was granted.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 const NAME: &str = "0123456789abcdef0123456789abcdef";
 
-/// Segments are written asynchronously, everything else by system calls.
+/// Segments are written asynchronously, other files by system calls.
 fn process(disk: &SimDisk) -> SimProcess {
     disk.process(|path| path.to_string_lossy().contains("seg-"))
 }
@@ -26,7 +26,7 @@ fn store_options() -> Options {
     Options { upkeep: false, ..options(Path::new("/store"), 8) }
 }
 
-/// Puts and flushes sequences until the store is nearly full; returns their number.
+/// Puts and flushes sequences until the store is nearly full. Returns their number.
 fn fill(store: &Store) -> u64 {
     let names = 16;
     for name in 0..names {
@@ -42,7 +42,7 @@ fn check(store: &Store, names: u64) {
     }
 }
 
-/// An owner dies in a put: its segment writes stay in flight.
+/// An owner dies during a put: its segment writes stay in flight.
 fn kill_owner_in_a_put(disk: &SimDisk) {
     let dying = process(disk);
     let open = open_on(Arc::new(dying.clone()), &store_options()).unwrap();
@@ -73,7 +73,7 @@ fn owner_drains_dead_clients_space_before_reuse() {
     let looked_at = Arc::clone(&lives);
     let alive: ClientAlive = Arc::new(move |_| looked_at.load(Ordering::Relaxed));
     let open = open_beside(Arc::new(process(&disk)), &store_options(), alive).unwrap();
-    // A client process with a view of the disk of its own.
+    // A client process with its own view of the disk.
     let dying = process(&disk);
     let segments = {
         let medium: Arc<dyn Medium> = Arc::new(dying.clone());
@@ -115,8 +115,8 @@ fn undrainable_space_stays_withheld() {
     open.close();
 }
 
-/// The log is written anew when it has become long. Had the owner to open it again by its name, or to
-/// sync its directory, a failure would leave it appending to a file without a name.
+/// A long log is rewritten. If the owner had to open it again by its name, or to sync its
+/// directory, a failure would leave it appending to a file without a name.
 #[test]
 fn shortened_reservation_log_is_found() {
     let reopened = Rule::nth(2, Fault::NoSystemFiles).on(Op::Open).at("RESERVATIONS");
@@ -132,7 +132,7 @@ fn shortened_reservation_log_is_found() {
         let keys = sequence(1, 4);
         let reserve =
             || catalog.reserve(scope, &refs(&keys), None, &ReserveRequest::default()).unwrap();
-        // The segment exists: its directory is synced when it is made.
+        // The segment exists already: creating one syncs its directory.
         catalog.abort(reserve().id).unwrap();
         let renamed = schedule.count(Op::Rename);
         schedule.add(rule);
@@ -148,12 +148,12 @@ fn shortened_reservation_log_is_found() {
     }
 }
 
-/// A run was written and never committed. `fsck --salvage` brings it back, and a flush covers it.
+/// A run was written and never committed. `fsck --salvage` restores it, and a flush covers it.
 #[test]
 fn salvaged_pages_are_durable_after_a_flush() {
     let disk = SimDisk::new(64 * MIB);
     let open = open_on(Arc::new(disk.clone()), &store_options()).unwrap();
-    // What was dirty at the opening is synced, and the first segment exists.
+    // Syncs what was dirty at the opening, and creates the first segment.
     put(&open.store, &chained(65_536), &sequence(50, 1), None);
     open.store.flush().unwrap();
     // The bytes of the run come from a put into a copy of the store.

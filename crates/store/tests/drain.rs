@@ -1,4 +1,4 @@
-//! Directories that come and go while the store is in use.
+//! Adding and draining directories while the store is in use.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -61,7 +61,7 @@ fn directory_is_added_and_another_drained() {
     let open = open_on(Arc::new(Host), &again).unwrap();
     assert_eq!(whole(&open.store, 48), left);
     open.close();
-    // Another set of paths is not taken, and costs no service.
+    // Other paths are not adopted, and the store still opens.
     let third = dir.path().join("third");
     let others = Options { paths: vec![third.clone()], ..again };
     let open = open_on(Arc::new(Host), &others).unwrap();
@@ -101,7 +101,7 @@ fn unusable_directories_are_refused() {
     open.close();
 }
 
-/// A process that opened the segments before a directory came reads and writes there.
+/// A process that opened the segments before a directory was added reads and writes there.
 #[test]
 fn open_clients_find_a_new_directory() {
     let dir = tempfile::tempdir().unwrap();
@@ -122,7 +122,7 @@ fn open_clients_find_a_new_directory() {
     open.close();
 }
 
-/// Power loss while a directory is drained: the next owner goes on with it.
+/// Power loss while a directory is drained: the next owner continues.
 #[test]
 fn power_loss_while_draining_keeps_flushed_pages() {
     for seed in 0..16u64 {
@@ -160,7 +160,7 @@ fn power_loss_while_draining_keeps_flushed_pages() {
     }
 }
 
-/// A segment that is being made while its directory is drained goes with the others.
+/// A segment that is created while its directory is drained is removed with the others.
 #[test]
 fn drained_directory_gets_no_new_segment() {
     let (schedule, disk) = (Schedule::new(), SimDisk::new(64 << 20));

@@ -1,4 +1,4 @@
-//! A disk that fails: refused, counted, never wrong, never stuck.
+//! A failing disk: refused, counted, never wrong, never stuck.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -84,7 +84,7 @@ fn failed_sync_poisons_until_reopened() {
         put(&open.store, &scope, &sequence(2, 4), None);
         schedule.add(Rule::nth(1, Fault::Io).on(Op::SyncData).at(file));
         assert_eq!(open.store.flush().unwrap_err().kind(), ErrorKind::Retry, "{file}");
-        // Not retried, though the disk is well again.
+        // Not retried, although the disk works again.
         assert_eq!(open.store.flush().unwrap_err().kind(), ErrorKind::Retry);
         let refused = try_put(&open.store, &scope, &sequence(3, 4), None).unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::Retry);
@@ -132,7 +132,7 @@ fn any_fault_during_open_is_handled() {
     }
 }
 
-/// No room for the index: a flush is refused, nothing is lost, and it goes on when there is room.
+/// No space for the index: a flush fails, nothing is lost, and it succeeds when there is space.
 #[test]
 fn full_disk_fails_flush_and_recovers() {
     for op in [Op::Write, Op::Open, Op::SetLen] {
@@ -153,7 +153,7 @@ fn full_disk_fails_flush_and_recovers() {
         assert_eq!(get(&after.store, &scope, &sequence(1, 4)).pages, 4, "{op:?}");
         after.close();
 
-        // Long enough for a checkpoint, before and while there is no room.
+        // Long enough for a checkpoint, before and while there is no space.
         let work = |names: std::ops::Range<u64>| {
             for name in names {
                 put(&open.store, &other, &sequence(name, 40), None);
@@ -177,7 +177,7 @@ fn full_disk_fails_flush_and_recovers() {
     }
 }
 
-/// What the disk is asked to do in a small life: everything that a store does.
+/// A short workload that uses every operation of a store.
 fn small_life(open: &Open) -> Vec<(u64, usize)> {
     let (scope, other) = (chained(64 << 10), unchained(5000));
     let mut flushed = Vec::new();
@@ -192,7 +192,7 @@ fn small_life(open: &Open) -> Vec<(u64, usize)> {
     let _ = open.store.delete(&other, &refs(&sequence(1, 3)));
     let _ = open.store.drop_scope(&other);
     let _ = open.store.flush();
-    // Now it is full, and evicts.
+    // The store is full now, and evicts.
     for name in 6..14 {
         let _ = try_put(&open.store, &scope, &sequence(name, 16), None);
     }
@@ -200,7 +200,7 @@ fn small_life(open: &Open) -> Vec<(u64, usize)> {
     flushed
 }
 
-/// One small life with one fault. Returns whether the store was poisoned.
+/// Runs the workload with one fault. Returns whether the store was poisoned.
 fn survives(opts: &Options, fault: Fault, nth: u64) -> bool {
     let scope = chained(64 << 10);
     let (schedule, disk) = (Schedule::new(), SimDisk::new(64 << 20));
@@ -209,7 +209,7 @@ fn survives(opts: &Options, fault: Fault, nth: u64) -> bool {
     let Ok(open) = open_on(medium, opts) else { return false };
     let flushed = small_life(&open);
     schedule.heal();
-    // Eviction may have taken it, and a torn write may have damaged it, but nothing else.
+    // Eviction may have removed it, and a torn write may have damaged it; nothing else may.
     let kept: Vec<(u64, usize)> = flushed
         .iter()
         .map(|&(name, pages)| {
@@ -220,7 +220,7 @@ fn survives(opts: &Options, fault: Fault, nth: u64) -> bool {
     if !stopped {
         let outcome = put(&open.store, &scope, &sequence(50, 4), None);
         let stats = open.store.stats().unwrap().catalog;
-        // Growth that failed is tried again after a while, not at once.
+        // Failed growth is retried after a pause.
         let waits = outcome.reason == "no_space" && stats.segments < stats.segments_max;
         assert!(outcome.pages == 4 || waits, "{fault:?} {nth}: {outcome:?}");
         open.store.flush().unwrap();
@@ -240,9 +240,8 @@ fn survives(opts: &Options, fault: Fault, nth: u64) -> bool {
     stopped
 }
 
-/// A fault at every operation of a small life: never a wrong byte, never stuck,
-/// nothing lost that was flushed; the store goes on, or says that it must be opened again and then
-/// goes on.
+/// A fault at every operation of the workload: never a wrong byte, never stuck, no flushed page
+/// lost; the store continues, or asks to be reopened and then continues.
 #[test]
 fn any_single_fault_is_survived() {
     let opts = Options { upkeep: false, ..options(Path::new("/store"), 6) };
@@ -253,7 +252,7 @@ fn any_single_fault_is_survived() {
         schedule.total()
     };
     assert!(count > 200, "{count}");
-    // Every operation fails once; the other faults meet every third one each.
+    // Every operation fails once; each other fault hits every third operation.
     let faults = [Fault::Io, Fault::NoSpace, Fault::Short, Fault::Torn];
     let meets = |(at, nth): &(usize, u64)| *at == 0 || *nth % 3 == *at as u64 % 3;
     let cases = (0..4).flat_map(|at| (1..=count).map(move |nth| (at, nth))).filter(meets);

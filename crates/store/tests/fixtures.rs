@@ -1,4 +1,4 @@
-//! Stores that earlier builds wrote, checked in, still open: `examples/make_fixture.rs` made them.
+//! Checked-in stores of earlier builds still open: `examples/make_fixture.rs` made them.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -31,8 +31,9 @@ fn format_0_store_opens_with_its_pages() {
     open.close();
 }
 
-/// Ids did not take in how pages are arranged. Under the ids of this build nothing of it verifies, so
-/// its scopes go, and with them its pages: no page is taken for damage, and no space withheld for it.
+/// Ids did not cover the arrangement of pages. Under the ids of this build none of their pages
+/// verifies, so their scopes are dropped with all pages: no page counts as damaged, and no space is
+/// withheld.
 #[test]
 fn scopes_with_old_ids_are_dropped() {
     let (_dir, open) = unpacked("v0-identity-0.tar.gz");

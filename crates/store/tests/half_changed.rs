@@ -1,5 +1,5 @@
-//! Changes of the store's own files that fail half-way: what is acknowledged afterwards holds,
-//! whichever of the two states the next owner finds.
+//! Changes of the store's own files that fail half-way: later acknowledgements hold, whichever of
+//! the two states the next owner finds.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -13,8 +13,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The rename of MANIFEST may be on the disk: pages of the forgotten volume, which is back, must not
-/// be acknowledged.
+/// The rename of MANIFEST may be on disk: pages of the forgotten volume, which has returned, must
+/// not be acknowledged.
 #[test]
 fn failed_forget_of_a_volume_fails_flush() {
     let disk = SimDisk::new(64 * MIB);
@@ -76,8 +76,8 @@ fn change_on_full_disk_loses_nothing() {
     }
 }
 
-/// `paths forget` runs out of file handles between MANIFEST.copy and MANIFEST; a later opening does
-/// at MANIFEST. The copy says what never came to be.
+/// `paths forget` runs out of file handles between MANIFEST.copy and MANIFEST, and a later opening
+/// at MANIFEST. The copy holds a change that never took effect.
 #[test]
 fn unopenable_manifest_is_not_replaced_by_copy() {
     let disk = SimDisk::new(64 * MIB);
@@ -87,7 +87,7 @@ fn unopenable_manifest_is_not_replaced_by_copy() {
     let medium: Arc<dyn Medium> = Arc::new(Faulty::new(Arc::new(disk.clone()), schedule.clone()));
     let open = reopen(Arc::clone(&medium));
     schedule.add(Rule::nth(1, Fault::NoSystemFiles).on(Op::Open).at("/store/MANIFEST.new"));
-    // Nor can the copy be put back.
+    // The copy cannot be restored either.
     schedule.add(Rule::nth(2, Fault::NoSystemFiles).on(Op::Open).at("/store/MANIFEST.copy.new"));
     let forgotten =
         open.core.change_capacity(&CapacityChange::ForgetPath("/b".to_owned()), Duration::ZERO);
@@ -102,8 +102,8 @@ fn unopenable_manifest_is_not_replaced_by_copy() {
     assert_eq!(found(&reopen(Arc::new(disk))), PAGES);
 }
 
-/// A process looks for the store while another makes it: MANIFEST is absent at first, and its copy is
-/// older by the time it is read.
+/// A process opens the store while another creates it: MANIFEST is absent at first, and its copy is
+/// outdated by the time it is read.
 #[test]
 fn manifest_created_meanwhile_is_read() {
     let disk = SimDisk::new(64 * MIB);
@@ -124,7 +124,7 @@ fn manifest_created_meanwhile_is_read() {
     assert_eq!(schedule.hooks(), 0);
 }
 
-/// A close finds no room for the index, and is asked again.
+/// A close finds no space for the index, and is repeated.
 #[test]
 fn second_close_claims_no_durability() {
     let disk = SimDisk::new(64 * MIB);

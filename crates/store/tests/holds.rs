@@ -1,4 +1,4 @@
-//! What touches very many runs does so in steps, and comes to the same.
+//! Operations on very many runs work in steps, with the same result.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 const FEW: u64 = 4_000;
 const MANY: u64 = 40_000;
-/// The best of so many counts.
+/// Repetitions; the best one counts.
 const ROUNDS: usize = 3;
 
 fn open(wall_clock: fn() -> u64) -> (Open, LocalCatalog) {
@@ -27,7 +27,7 @@ fn open(wall_clock: fn() -> u64) -> (Open, LocalCatalog) {
     (open, catalog)
 }
 
-/// Commits runs of one page each, whose bytes nobody will look at.
+/// Commits runs of one page each, whose bytes are never read.
 fn crowd(
     catalog: &LocalCatalog,
     scope: &Scope,
@@ -52,7 +52,7 @@ fn crowd(
     scope
 }
 
-/// How long the longest question of somebody else took while `work` ran.
+/// The longest call of another thread while `work` ran.
 fn longest_wait(catalog: &LocalCatalog, work: impl FnOnce()) -> Duration {
     let (started, done) = (AtomicBool::new(false), AtomicBool::new(false));
     std::thread::scope(|scope| {
@@ -75,8 +75,8 @@ fn longest_wait(catalog: &LocalCatalog, work: impl FnOnce()) -> Duration {
     })
 }
 
-/// Does it with few and with many runs, and prints what others waited. No limit is asserted: on a
-/// busy machine that is the scheduler's doing.
+/// Measures with few and with many runs, and prints how long other threads waited. Asserts no
+/// limit, because on a busy machine the scheduler decides.
 fn compare(what: &str, mut wait: impl FnMut(u64) -> Duration) {
     let mut best = |runs| (0..ROUNDS).map(|_| wait(runs)).min().unwrap();
     let (few, many) = (best(FEW), best(MANY));
@@ -132,7 +132,7 @@ fn quota_is_applied_in_steps() {
         catalog.configure(scope, &quota(None)).unwrap();
         wait
     });
-    // The order is the one of use: what was put first goes first.
+    // Evicted in order of use: the first put is evicted first.
     let (tenant, kept) = (tenant.unwrap(), MANY / 2);
     catalog.configure(tenant, &quota(Some(kept * 8192))).unwrap();
     let keys: Vec<[u8; 8]> = (0..MANY).map(u64::to_le_bytes).collect();
@@ -158,7 +158,7 @@ fn scope_is_dropped_in_steps() {
     open.close();
 }
 
-/// Uses, puts and deletions while a scope gets an order of its own are not lost on it.
+/// Uses, puts and deletions while a scope's own policy is built reach that policy.
 #[test]
 fn quota_set_under_traffic_holds() {
     let (open, catalog) = open(|| 1000);

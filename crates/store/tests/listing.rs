@@ -1,4 +1,4 @@
-//! What there is: pages each by itself, scopes, keys; and many tickets on one bell.
+//! Single pages, lists of scopes and keys, and many tickets on one completion queue.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -137,14 +137,14 @@ fn completion_queue_names_every_ticket_once() {
         assert_eq!(ticket.wait(None).unwrap().pages, 2);
     }
     let mut rung = queue.take();
-    // The last ticket rings after its outcome is there.
+    // The last ticket completes after its outcome is set.
     while rung.len() < tickets.len() {
         std::thread::yield_now();
         rung.extend(queue.take());
     }
     rung.sort_unstable();
     assert!(rung.into_iter().eq(0..10));
-    // One that is done rings at once.
+    // A finished ticket is pushed at once.
     tickets[3].notify(&queue, 77);
     assert_eq!(queue.take(), [77]);
     open.close();

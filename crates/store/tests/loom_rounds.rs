@@ -1,10 +1,10 @@
-//! Group commit, in every order: whoever is told that a page is durable finds it so.
+//! Group commit, in every interleaving: a page that was reported as durable is durable.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p ritornello-store --test loom_rounds --release`
 //!
-//! Every caller has a page. It marks the page written and asks for a round; a round makes durable
-//! what is marked when it begins. The marks are relaxed: only the rounds order them. The disk is a
-//! cell that loom watches, so two rounds at a time fail the model.
+//! Every caller has a page. It marks the page written and joins a round; a round makes durable what
+//! is marked when it begins. The marks are relaxed: only the rounds order them. The disk is a cell
+//! that loom watches, so two concurrent rounds fail the model.
 
 #![cfg(loom)]
 
@@ -24,7 +24,7 @@ const CALLERS: usize = 3;
 #[derive(Clone, Copy, Debug)]
 enum First {
     Well,
-    /// It may be tried again.
+    /// May be retried.
     Refused,
     Broken,
 }
@@ -32,7 +32,7 @@ enum First {
 struct Disk {
     rounds: Rounds,
     written: [AtomicBool; CALLERS],
-    /// Nothing that loom knows of: it orders nobody.
+    /// Unknown to loom, so it orders no accesses.
     state: Mutex<State>,
     /// Written by a round, read between two.
     busy: UnsafeCell<()>,
@@ -58,7 +58,7 @@ impl Disk {
     }
 
     fn round(&self) -> Result<()> {
-        // What comes while it runs is too late for it.
+        // Pages written while the round runs are too late for it.
         let written = self.written.each_ref().map(|page| page.load(Ordering::Relaxed));
         self.busy.with_mut(|_| ());
         let mut state = self.state.lock().unwrap();
@@ -88,7 +88,7 @@ fn never() -> Instant {
     Instant::now() + Duration::from_secs(3600)
 }
 
-/// `callers` put at the same time. Returns how each fared, and the number of rounds.
+/// `callers` put at the same time. Returns each result, and the number of rounds.
 fn together(disk: &Arc<Disk>, callers: usize) -> (Vec<Result<()>>, usize) {
     let others: Vec<_> = (1..callers)
         .map(|page| {
@@ -101,7 +101,7 @@ fn together(disk: &Arc<Disk>, callers: usize) -> (Vec<Result<()>>, usize) {
     (fared, disk.state.lock().unwrap().rounds)
 }
 
-/// All orders in which threads are interrupted three times at most, so that it takes seconds.
+/// All interleavings with at most three preemptions, so that it takes seconds.
 fn model(check: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(3);
@@ -190,7 +190,7 @@ fn expired_caller_does_not_wait() {
             }
         }
         other.join().unwrap().unwrap();
-        // Whoever gave up may ask again.
+        // A caller that gave up may try again.
         disk.put(0, never()).unwrap();
     });
     assert!(LATE.load(Plain::Relaxed) > 0, "nobody was ever late");

@@ -1,4 +1,4 @@
-//! The limit of open files. A process of its own, because the limit is the whole process's.
+//! The limit of open files. In a process of its own, because the limit is per process.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -30,7 +30,7 @@ fn open_file_limit_is_raised_as_needed() {
     let raised = getrlimit(Resource::Nofile).current.unwrap();
     assert!(raised > SOFT, "the limit is {raised} at open");
 
-    // A store that grew needs more, here without what was reserved for connections.
+    // A store that grew needs more files, here without those reserved for connections.
     set(Rlimit { current: Some(SOFT), ..limit });
     open.store.change_capacity(&CapacityChange::Capacity(SEGMENTS * MIB)).unwrap();
     for name in 0..SEGMENTS - 16 {
@@ -42,13 +42,13 @@ fn open_file_limit_is_raised_as_needed() {
     assert_eq!(warned(&open).matches("may open").count(), 0, "{}", warned(&open));
     open.close();
 
-    // What is higher stays.
+    // A higher limit is kept.
     set(limit);
     let open = open_on(Arc::new(ritornello_medium::Host), &Options::new(dir.path())).unwrap();
     assert!(getrlimit(Resource::Nofile).current >= limit.current, "the limit was lowered");
     open.close();
 
-    // Last, because only root raises a hard limit again.
+    // Last, because only root can raise a hard limit again.
     set(Rlimit { current: Some(SOFT), maximum: Some(512) });
     let open = open_on(Arc::new(ritornello_medium::Host), &Options::new(dir.path())).unwrap();
     assert_eq!(getrlimit(Resource::Nofile).current, Some(512));

@@ -1,4 +1,4 @@
-//! A full store: the budget holds, the recent stays, leases are respected.
+//! A full store: the budget holds, recent pages stay, leases are respected.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -83,7 +83,7 @@ fn one_lease_covers_several_scopes() {
     assert_eq!(get(&open.store, short, &keys[..5]).pages, 5);
     open.store.release(leased.lease).unwrap();
     assert_eq!(leases(), 0);
-    // A scope that was dropped, by its name, is one without pages.
+    // A dropped scope has no pages.
     open.store.drop_scope(short).unwrap();
     assert_eq!(all(&[long, short]).pages, 0);
     open.close();
@@ -147,7 +147,7 @@ fn put_is_refused_while_all_pages_are_leased() {
     open.close();
 }
 
-/// Pages that are never split, in segments that hold few of them: what is free is in pieces.
+/// Unsplittable pages in segments that hold few of them, so that free space is fragmented.
 #[test]
 fn fragmented_free_space_is_reclaimed() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! Runs that are moved: holes, damage, and faults on the way. `resize` and `drain` move them.
+//! Moving runs: holes, damage, and faults. `resize` and `drain` move them.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -22,8 +22,8 @@ fn drain(open: &Open, dir: &Path) -> ritornello_format::Result<()> {
     open.store.change_capacity(&CapacityChange::DrainPath(dir.to_str().unwrap().to_owned()))
 }
 
-/// Pages removed from the middle leave holes; a moved run has the same holes, and the space that
-/// stands for them is free.
+/// Pages removed from the middle leave holes; a moved run has the same holes, and their space is
+/// free.
 #[test]
 fn holes_take_no_space_when_moved() {
     let dir = tempfile::tempdir().unwrap();
@@ -59,7 +59,7 @@ fn holes_take_no_space_when_moved() {
     open.close();
 }
 
-/// A page that is damaged is not carried over, and does not keep the rest from moving.
+/// A damaged page is not moved, and does not stop the rest.
 #[test]
 fn damaged_pages_are_not_moved() {
     let dir = tempfile::tempdir().unwrap();
@@ -76,7 +76,7 @@ fn damaged_pages_are_not_moved() {
     let stats = open.store.stats().unwrap().catalog;
     assert!(stats.counters["pages_distrusted"] > 0 && stats.counters["runs_moved"] > 0);
     let hit = |name| open.store.probe(&scope, &refs(&sequence(name, 8))).unwrap();
-    // One run lost the page and what is behind it; what is before it moved.
+    // One run lost the page and those behind it; those before it moved.
     let mut hits: Vec<usize> = (0..20).map(hit).collect();
     hits.sort_unstable();
     assert_eq!((hits[0], &hits[1..]), (4, &[8; 19][..]));
@@ -86,7 +86,8 @@ fn damaged_pages_are_not_moved() {
     open.close();
 }
 
-/// Nobody reads where removed pages lay: a disk that is drained because it fails gives up the rest.
+/// The place of removed pages is never read: a disk that is drained because it fails gives up the
+/// rest.
 #[test]
 fn unreadable_holes_do_not_stop_a_move() {
     let dir = tempfile::tempdir().unwrap();
@@ -98,7 +99,7 @@ fn unreadable_holes_do_not_stop_a_move() {
         open.store.delete(&scope, &[&keys[6], &keys[7]]).unwrap();
     }
     open.store.flush().unwrap();
-    // Two runs of 1 + 8 * 15 units lie in each segment: cut off the holes of the second.
+    // Each segment holds two runs of 1 + 8 * 15 units: cuts off the holes of the second.
     for segment in std::fs::read_dir(dir.path().join("a")).unwrap().flatten() {
         let file = std::fs::OpenOptions::new().write(true).open(segment.path()).unwrap();
         file.set_len((121 + 1 + 6 * 15) * 4096).unwrap();
@@ -111,7 +112,7 @@ fn unreadable_holes_do_not_stop_a_move() {
     open.close();
 }
 
-/// Whoever looked at a place before its run moved knows nothing of what lies there now.
+/// A result of reading a place before its run moved says nothing about the place now.
 #[test]
 fn run_moved_during_verification_is_kept() {
     let dir = tempfile::tempdir().unwrap();
@@ -134,7 +135,7 @@ fn run_moved_during_verification_is_kept() {
     open.close();
 }
 
-/// Writes that fail on the way leave every run where it was, and moving goes on when they do not.
+/// Failed writes leave every run in place, and moving succeeds later.
 #[test]
 fn failed_copy_moves_nothing_and_is_retried() {
     let schedule = Schedule::new();

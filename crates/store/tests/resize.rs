@@ -1,4 +1,4 @@
-//! A store that grows and shrinks while it is in use.
+//! Growing and shrinking a store in use.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -24,7 +24,7 @@ fn fill(open: &Open, from: u64, count: u64) {
     }
 }
 
-/// Sequences of `0..count` that are there whole. `get` checks every byte.
+/// Sequences of `0..count` that are complete. `get` checks every byte.
 fn whole(open: &Open, count: u64) -> Vec<u64> {
     let scope = chained(PAGE);
     (0..count)
@@ -49,7 +49,7 @@ fn blocks(dir: &Path) -> u64 {
         .sum()
 }
 
-/// Without those of RocksDB, which has as many as it likes.
+/// Number of files, without those of RocksDB, which has any number.
 fn files(dir: &Path) -> u64 {
     let entries = std::fs::read_dir(dir).unwrap().flatten().filter(|e| e.file_name() != "lsm");
     entries.map(|e| if e.path().is_dir() { files(&e.path()) } else { 1 }).sum()
@@ -68,7 +68,7 @@ fn grown_store_holds_more() {
     assert_eq!(stats(&open).capacity_bytes, 24 * MIB);
     assert!(stats(&open).segments > 8);
     open.close();
-    // The manifest remembers, and a capacity that is not named is what it was.
+    // The manifest keeps the capacity if none is named.
     let options = Options { capacity: None, ..options(dir.path(), 0) };
     let open = open_on(Arc::new(Host), &options).unwrap();
     assert_eq!(stats(&open).capacity_bytes, 24 * MIB);
@@ -84,7 +84,7 @@ fn shrunk_store_keeps_recent_pages() {
     let scope = chained(PAGE);
     fill(&open, 0, 50);
     assert_eq!(whole(&open, 50).len(), 50);
-    // Used last: these are what a smaller store keeps.
+    // Used last: a smaller store keeps these.
     for name in 0..12 {
         assert_eq!(get(&open.store, &scope, &sequence(name, PAGES)).pages, PAGES);
     }
@@ -104,7 +104,8 @@ fn shrunk_store_keeps_recent_pages() {
     open.close();
 }
 
-/// Puts, gets and a shrink at the same time: no wrong byte, no error, and never a block too many.
+/// Puts, gets and a shrink at the same time: no wrong byte, no error, and never a block above the
+/// budget.
 #[test]
 fn store_is_resized_under_traffic() {
     let dir = tempfile::tempdir().unwrap();
@@ -190,7 +191,7 @@ fn shrinking_keeps_retained_pages() {
     open.close();
 }
 
-/// A reader holds on to a run; its segment goes when the reader is done, and not before.
+/// A reader leases a run; its segment is removed when the lease ends, and not before.
 #[test]
 fn leased_run_is_read_at_its_old_place() {
     let dir = tempfile::tempdir().unwrap();
@@ -231,8 +232,8 @@ fn another_capacity_at_open_resizes() {
     open.close();
 }
 
-/// Numbers of segments that went never come back: a client that has one open would write into
-/// a file that is no more.
+/// Numbers of removed segments are never reused: a client with the old file open would write into a
+/// file without a name.
 #[test]
 fn removed_segment_number_is_never_reused() {
     let dir = tempfile::tempdir().unwrap();
@@ -260,8 +261,8 @@ fn removed_segment_number_is_never_reused() {
     open.close();
 }
 
-/// Power loss at any point of a shrink: what was flushed and not evicted is there, every byte is
-/// right, and the next owner ends what was begun.
+/// Power loss at any point of a shrink: flushed pages that were not evicted are present, every byte
+/// is right, and the next owner finishes the shrink.
 #[test]
 fn power_loss_while_shrinking_keeps_flushed_pages() {
     let mut moved = 0;
@@ -280,7 +281,7 @@ fn power_loss_while_shrinking_keeps_flushed_pages() {
                 crashed.store(true, Ordering::Relaxed);
                 done
             });
-            // Somewhere in the middle of it, or at its end: where does not matter.
+            // At any point or at the end of the shrink; the position does not matter.
             let mut at = Vec::new();
             while !crashed.load(Ordering::Relaxed) {
                 at.push((whole_by_probe(&open, 30), disk.crash(seed), whole_by_probe(&open, 30)));
@@ -315,8 +316,8 @@ fn whole_by_probe(open: &Open, count: u64) -> Vec<u64> {
     (0..count).filter(|name| hit(name) == PAGES).collect()
 }
 
-/// An owner that ended before it had begun to shrink leaves it to the next one, which empties the
-/// segments that hold least.
+/// An owner that ended before it began to shrink leaves it to the next one, which empties the
+/// emptiest segments.
 #[test]
 fn resumed_shrink_closes_emptiest_segments() {
     let dir = tempfile::tempdir().unwrap();
@@ -341,7 +342,7 @@ fn resumed_shrink_closes_emptiest_segments() {
     open.close();
 }
 
-/// While another thread writes the index's files anew, nobody knows yet what they take.
+/// While another thread rewrites the index's files, their size is unknown.
 #[test]
 fn index_rewrite_causes_no_eviction() {
     let schedule = Schedule::new();
@@ -380,7 +381,7 @@ fn index_rewrite_causes_no_eviction() {
     open.close();
 }
 
-/// What is evicted from segments that are to go gives a put no room: it goes on until there is some.
+/// Evicting from closed segments gives a put no space, so it continues until there is some.
 #[test]
 fn put_finds_space_during_a_large_shrink() {
     let dir = tempfile::tempdir().unwrap();
@@ -388,7 +389,7 @@ fn put_finds_space_during_a_large_shrink() {
     let open = open_on(Arc::new(Host), &lru).unwrap();
     let scope = chained(PAGE);
     fill(&open, 0, 220);
-    // The emptiest segments go first: those that hold what is coldest.
+    // The emptiest segments are removed first: those with the coldest pages.
     for name in 0..190 {
         open.store.delete(&scope, &refs(&sequence(name, PAGES)[PAGES - 1..])).unwrap();
     }

@@ -1,4 +1,4 @@
-//! Retained pages stay until their time, within their share, through restarts and power loss.
+//! Retained pages stay until their end, within their share, through restarts and power loss.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 const PAGE: u64 = 64 << 10;
 
-/// A clock of its own for one test.
+/// A separate clock for one test.
 macro_rules! clock {
     ($name:ident, $start:expr) => {{
         static $name: AtomicU64 = AtomicU64::new($start);
@@ -36,7 +36,7 @@ fn until(retain_until: u64) -> PutOptions {
     PutOptions { retain_until, ..PutOptions::default() }
 }
 
-/// Puts enough to turn a store of twelve segments over three times.
+/// Puts three times the contents of a store of twelve segments.
 fn press(open: &Open, scope: &Scope, first: u64) {
     for name in first..first + 60 {
         assert_eq!(put(&open.store, scope, &sequence(name, 8), None).pages, 8, "sequence {name}");
@@ -55,7 +55,7 @@ fn retained(open: &Open) -> u64 {
     open.store.stats().unwrap().catalog.retained_bytes
 }
 
-/// Until the upkeep thread has looked at the clock.
+/// Waits until the upkeep thread has read the clock.
 fn wait_for(what: impl Fn() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(60);
     while !what() {
@@ -64,7 +64,7 @@ fn wait_for(what: impl Fn() -> bool) {
     }
 }
 
-/// What is used is no reason to stay here, once what is newer has filled the store.
+/// With first-in, first-out behaviour: uses do not keep pages once newer ones fill the store.
 fn options_at(dir: &Path, wall_clock: fn() -> u64) -> Options {
     Options { wall_clock, eviction: Policy::Lru, ..options(dir, 12) }
 }
@@ -73,7 +73,7 @@ fn open_at(dir: &Path, wall_clock: fn() -> u64) -> Open {
     open_on(Arc::new(Host), &options_at(dir, wall_clock)).unwrap()
 }
 
-/// What is put again over runs that are retained already costs no record in the journal.
+/// Putting over runs that are retained already journals nothing.
 #[test]
 fn only_longer_retention_is_journaled() {
     let dir = tempfile::tempdir().unwrap();
@@ -109,7 +109,7 @@ fn retained_pages_outlive_pressure_until_their_end() {
     assert_eq!(retained(&open), 0);
     press(&open, &scope, 100);
     assert_eq!(there(&open, &scope, 1000), 0);
-    // Too late to be kept, and stored all the same.
+    // Too late to be retained, and stored nevertheless.
     assert_eq!(put_until(&open.store, &scope, &sequence(1002, 8), until(60_000)).pages, 8);
     assert_eq!(retained(&open), 0);
     open.close();
@@ -125,7 +125,7 @@ fn ancestors_are_retained_and_counted() {
     put(&open.store, &scope, &keys[..3], None);
     let behind = PutOptions { parent: Some(keys[2].clone().into()), retain_until: 9000 };
     put_until(&open.store, &scope, &keys[3..6], behind);
-    // And what comes before a page that was there first.
+    // Pages before a page that was stored first are retained, too.
     let other = sequence(1001, 8);
     let behind = PutOptions { parent: Some(other[3].clone().into()), retain_until: 9000 };
     put_until(&open.store, &scope, &other[4..], behind);
@@ -163,14 +163,14 @@ fn earliest_retention_is_released_at_the_limit() {
     let dir = tempfile::tempdir().unwrap();
     let open = open_at(dir.path(), clock);
     let scope = chained(PAGE);
-    // Everything, for ever: the default is a quarter of the store.
+    // Everything, forever: the default limit is a quarter of the store.
     for name in 0..60 {
         let keys = sequence(name, 8);
         assert_eq!(put_until(&open.store, &scope, &keys, until(u64::MAX - name)).pages, 8);
         assert!(retained(&open) <= 12 * MIB / 4);
     }
     assert!(counter(&open, "retentions_displaced") > 0);
-    // Half of the store in all, whatever is asked for.
+    // The limit of half of the store applies to any setting.
     let most = ScopeSettings { retained_bytes: Some(1 << 40), ..ScopeSettings::default() };
     open.store.configure(&scope, &most).unwrap();
     for name in 60..120 {
@@ -178,10 +178,10 @@ fn earliest_retention_is_released_at_the_limit() {
         assert_eq!(put_until(&open.store, &scope, &keys, until(5000 + name)).pages, 8);
         assert!(retained(&open) <= 12 * MIB / 2);
     }
-    // The latest ends are kept: those that were asked for first here.
+    // The latest ends are kept, which were requested first here.
     assert_eq!(there(&open, &scope, 119), 8);
     assert!(retained(&open) > 12 * MIB / 4);
-    // Less is allowed than is retained: what is too much is ordinary at once.
+    // The limit is lowered: the excess is released at once.
     let none = ScopeSettings { retained_bytes: Some(0), ..ScopeSettings::default() };
     open.store.configure(&scope, &none).unwrap();
     assert_eq!(retained(&open), 0);
@@ -218,7 +218,7 @@ fn retention_survives_restart_with_a_reset_clock() {
     put_until(&open.store, &scope, &sequence(1001, 8), until(u64::MAX));
     let before = retained(&open);
     open.close();
-    // A machine that believes it is 1970 retains for as long as was meant, and no longer.
+    // A machine whose clock is at 1970 retains for the intended time.
     time.store(0, Ordering::Relaxed);
     let open = open_at(dir.path(), clock);
     assert_eq!(retained(&open), before);
@@ -229,7 +229,7 @@ fn retention_survives_restart_with_a_reset_clock() {
     press(&open, &scope, 100);
     assert_eq!((there(&open, &scope, 1000), there(&open, &scope, 1001)), (0, 8));
     open.close();
-    // A year is the longest, and the time that was written down counts.
+    // At most a year, and the recorded time counts.
     time.store(3_000_000, Ordering::Relaxed);
     open_at(dir.path(), clock).close();
     time.store(1_000_000 + 367 * 86_400, Ordering::Relaxed);

@@ -1,4 +1,5 @@
-//! The scope registry: what it writes, what it drops when it is full, and what a crash leaves of it.
+//! The scope registry: what it writes, what it drops when it is full, and what a crash leaves of
+//! it.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -17,17 +18,17 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What the registry of a small store may hold of live scopes, and its file in all.
+/// Maximum bytes of live scopes in a small store's registry, and of its file.
 const BYTES_MAX: u64 = 256 << 10;
 const FILE_MAX: u64 = 2 * BYTES_MAX + (64 << 10);
 
-/// A disk that counts the bytes written to the registry, and at each change of it can note how the disk
-/// would come up after a power loss.
+/// A disk that counts the bytes written to the registry, and can record, at each change of it, how
+/// the disk would come up after a power loss.
 #[derive(Clone, Debug)]
 struct Watched {
     disk: SimDisk,
     written: Arc<AtomicU64>,
-    /// States noted for each change, by the seeds that decide them.
+    /// Seeds of the states recorded for each change.
     seeds: std::ops::Range<u64>,
     noted: Arc<parking_lot::Mutex<Vec<SimDisk>>>,
 }
@@ -114,7 +115,7 @@ fn salted(salt: u64) -> Scope {
     Scope::opaque(&format!("salt {salt}"), 300, true)
 }
 
-/// A scope whose description takes `bytes` and a little more.
+/// A scope with a description of slightly more than `bytes`.
 fn long(salt: u64, bytes: usize) -> Scope {
     Scope::opaque(&format!("salt {salt} {}", "x".repeat(bytes)), 300, true)
 }
@@ -208,7 +209,7 @@ fn full_registry_drops_least_recently_used_empty_scopes() {
     open.close();
 }
 
-/// A large store's registry has room for the bytes of more scopes than there may be.
+/// The registry of a large store has space for more than the maximum number of scopes.
 #[test]
 fn number_of_scopes_has_a_limit() {
     const SCOPES_MAX: u64 = 65_536;
@@ -225,7 +226,7 @@ fn number_of_scopes_has_a_limit() {
     open.forget();
 }
 
-/// A put of a further scope is a miss with a reason, until a scope holds nothing any more.
+/// A put of a further scope is a miss with a reason, until a scope is empty.
 #[test]
 fn full_registry_of_used_scopes_refuses_a_put() {
     let open = open_with(SimDisk::new(64 * MIB));
@@ -255,7 +256,7 @@ fn full_registry_of_used_scopes_refuses_a_put() {
     open.close();
 }
 
-/// A scope with settings is an operator's, and one that is written to is in use.
+/// A scope with settings belongs to an operator, and one with a reservation is in use.
 #[test]
 fn scope_with_quota_or_reservation_is_kept() {
     let open = open_with(SimDisk::new(64 * MIB));
@@ -279,8 +280,8 @@ fn scope_with_quota_or_reservation_is_kept() {
     open.close();
 }
 
-/// At every change of the registry power may go: what was registered before is registered, under its
-/// slot, and its pages are found; no slot is given twice.
+/// Power loss at every change of the registry: earlier registrations keep their slots, their pages
+/// are found, and no slot is given twice.
 #[test]
 fn crash_at_any_change_keeps_registrations() {
     let disk = SimDisk::new(64 * MIB);
@@ -323,7 +324,7 @@ fn crash_at_any_change_keeps_registrations() {
     open.close();
 }
 
-/// Pages of a scope whose registration is lost are no other scope's.
+/// Pages of a scope whose registration is lost belong to no other scope.
 #[test]
 fn lost_registry_tail_mixes_no_scopes() {
     let disk = SimDisk::new(64 * MIB);
@@ -362,8 +363,8 @@ fn lost_registry_tail_mixes_no_scopes() {
     open.close();
 }
 
-/// Any operation on the registry fails once: what was acknowledged holds after a power loss, and the
-/// registry takes further scopes unless the store is poisoned.
+/// Any operation on the registry fails once: acknowledged registrations survive a power loss, and
+/// the registry accepts further scopes unless the store is poisoned.
 #[test]
 fn failed_change_keeps_acknowledged_scopes() {
     for fault in [Fault::Io, Fault::NoSpace, Fault::Short] {

@@ -1,4 +1,4 @@
-//! Reading in the background what nobody asks for.
+//! Scrubbing in the background.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -76,7 +76,7 @@ fn zero_rate_scrubs_nothing_and_close_is_prompt() {
     put(&open.store, &chained(PAGE), &sequence(0, 5), None);
     assert_eq!(stats(&open).counters["scrubbed_runs"], 0);
     open.close();
-    // A run a day: the thread sleeps, and is woken to end.
+    // One run per day: the thread sleeps, and is woken to end.
     let open = open_scrubbing(dir.path(), 1);
     let started = Instant::now();
     open.close();

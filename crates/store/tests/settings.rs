@@ -1,4 +1,4 @@
-//! What a user sets for a scope lasts, and who does not know yet asks again.
+//! Scope settings persist, and a process with a stale reference resolves again.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -16,7 +16,7 @@ fn codec(codec: Codec) -> ScopeSettings {
     ScopeSettings { codec: Some(codec.number()), ..ScopeSettings::default() }
 }
 
-/// A scope whose numbers are known.
+/// A scope with known numbers.
 fn numbers(dtype: &str) -> Scope {
     Scope {
         dtype: dtype.to_owned(),
@@ -45,7 +45,7 @@ fn codec_change_makes_old_references_stale() {
     open.store.configure(&scope, &codec(Codec::Int8)).unwrap();
     assert_eq!(catalog.probe(old, &[b"12345678"]).unwrap_err().kind(), ErrorKind::Retry);
     assert_eq!(codec_of(&open, &scope), Codec::Int8.number());
-    // Settings that change no reference leave it good.
+    // Settings that do not change the reference keep it valid.
     let new = catalog.resolve(&scope, false).unwrap().unwrap();
     let quota = ScopeSettings { quota_bytes: Some(1 << 30), ..codec(Codec::Int8) };
     open.store.configure(&scope, &quota).unwrap();
@@ -121,7 +121,7 @@ fn settings_survive_power_loss_until_the_drop() {
 #[test]
 fn only_the_reserver_ends_a_reservation() {
     let dir = tempfile::tempdir().unwrap();
-    // Nobody is proven gone.
+    // No client is proven dead.
     let core =
         StoreCore::open(Arc::new(Host), &options(dir.path(), 8), Arc::new(|_| true)).unwrap();
     let scope = chained(4096);
@@ -135,7 +135,7 @@ fn only_the_reserver_ends_a_reservation() {
     assert_eq!(theirs.abort(reserved.id).unwrap_err().kind(), ErrorKind::Invalid);
     let held = || core.stats().unwrap().reserved_bytes;
     assert!(held() > 0, "still mine");
-    // Withheld when I am gone: mine still, if I come back under my name.
+    // A withheld reservation belongs to the client with its name.
     core.client_left(ClientId(1));
     assert_eq!(theirs.abort(reserved.id).unwrap_err().kind(), ErrorKind::Invalid);
     assert!(held() > 0);
@@ -145,7 +145,7 @@ fn only_the_reserver_ends_a_reservation() {
     core.close().unwrap();
 }
 
-/// Links, dots and slashes make no second directory of one.
+/// Links, dots and slashes do not make another directory.
 #[test]
 fn alias_of_a_directory_is_recognised() {
     let dir = tempfile::tempdir().unwrap();
@@ -165,7 +165,7 @@ fn alias_of_a_directory_is_recognised() {
     for same in [&disk, &link, &dotted] {
         open_on(Arc::new(Host), &with(&[same])).unwrap().close();
     }
-    // Another directory costs no service: the store keeps the one it has.
+    // Other paths are not adopted: the store keeps its own and opens.
     let others = open_on(Arc::new(Host), &with(&[dir.path()])).unwrap();
     let paths = others.core.stats().unwrap().paths;
     assert!(paths.len() == 1 && paths[0].dir.ends_with('a'), "{paths:?}");
@@ -192,7 +192,7 @@ fn new_store_rejects_foreign_segments() {
     ours.close();
 }
 
-/// A crash while the reservation log of a new store was written leaves a directory of ours.
+/// A crash while the reservation log of a new store was written leaves a usable directory.
 #[test]
 fn half_a_reservation_log_is_accepted() {
     let dir = tempfile::tempdir().unwrap();

@@ -18,8 +18,8 @@ fn two_volumes(mib: u64) -> Options {
     Options { paths, upkeep: false, ..options(Path::new("/store"), mib) }
 }
 
-/// One volume of two cannot be written to: the store opens with the other. On a full disk it is only
-/// new files that cannot be made: the segments that are there are used.
+/// One of two volumes cannot be written to: the store opens with the other. On a full disk only new
+/// files cannot be created: existing segments are used.
 #[test]
 fn unwritable_volume_is_away_unless_full() {
     let disk = SimDisk::new(64 * MIB);
@@ -48,7 +48,7 @@ fn unwritable_volume_is_away_unless_full() {
 }
 
 /// Threads put, get, delete and flush while a volume or a segment returns: nothing hangs, no
-/// page that was flushed and neither deleted nor evicted is lost, and no space is lost.
+/// flushed page is lost unless deleted or evicted, and no space is lost.
 #[test]
 fn space_returns_under_load() {
     for round in 0..40u64 {
@@ -121,8 +121,8 @@ fn space_returns_under_load() {
     }
 }
 
-/// A scope of very many runs is dropped while a volume returns: its space has one who frees it.
-/// Otherwise a put is given what another has flushed.
+/// A scope of very many runs is dropped while a volume returns: its space is freed once. A double
+/// free would grant a put the space of flushed pages.
 #[test]
 fn scope_dropped_during_return_is_freed_once() {
     const RUNS: u64 = 2048;
@@ -174,7 +174,7 @@ fn scope_dropped_during_return_is_freed_once() {
         let lost = |name: &&u64| get(&open.store, &keep, &sequence(**name, 1)).pages == 0;
         let flushed = flushed.into_inner();
         let lost = flushed.iter().filter(lost).count() as u64;
-        // Where the threads had much time, the store is full.
+        // With enough time the threads fill the store.
         let evicted = open.store.stats().unwrap().catalog.counters["pages_evicted"];
         assert!(lost <= evicted, "round {round}: {lost} of {} flushed pages", flushed.len());
     }

@@ -1,5 +1,5 @@
 //! A store that has been full for a while, without its bytes: puts are reserved and committed, and
-//! nothing is written. What counts is in how many extents runs lie.
+//! nothing is written. Measures the extents per run.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -16,11 +16,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 const KIB: u64 = 1 << 10;
-/// What is left of a page that is stored as it comes, in percent.
+/// An unencoded page, in percent of its length.
 const RAW: (u64, u64) = (100, 100);
-/// Written to the full store, in capacities.
+/// Volume put into the full store, in capacities.
 const TURNS: u64 = 4;
-/// Uses of a few pages, of each kind, with each put.
+/// Uses of a few pages, of each kind, per put.
 const GLANCES: u64 = 8;
 
 /// Sequences of one length.
@@ -28,9 +28,9 @@ struct Kind {
     scope: ScopeRef,
     page_bytes: u64,
     pages: u64,
-    /// Of a set.
+    /// Per set.
     sequences: u64,
-    /// What is left of a page, in percent: at least, and at most.
+    /// Minimum and maximum of an encoded page, in percent of its length.
     encoded: (u64, u64),
 }
 
@@ -48,8 +48,8 @@ fn mix(mut x: u64) -> u64 {
 }
 
 impl Steady {
-    /// Shapes are bytes a page, most pages a sequence, and what is left of a page when it is
-    /// encoded, in percent: at least, and at most.
+    /// Shapes are bytes per page, maximum pages per sequence, and minimum and maximum length of an
+    /// encoded page in percent.
     fn new(capacity: u64, policy: Policy, shapes: &[(u64, u64, (u64, u64))]) -> Self {
         let options = Options {
             capacity: Some(capacity),
@@ -107,7 +107,7 @@ impl Steady {
         self.catalog.touch(kind.scope, &refs(&Self::keys(kind, set, number))).unwrap();
     }
 
-    /// Uses some pages out of the middle of sequences of the set before.
+    /// Uses some pages in the middle of sequences of the previous set.
     fn glance(&self, set: u64, number: u64) {
         for kind in self.kinds.iter().filter(|_| set > 0) {
             for glance in 0..GLANCES {

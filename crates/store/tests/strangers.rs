@@ -1,5 +1,6 @@
-//! Directories and segments of other users: nothing there is read or written, and they are taken back
-//! once they are this user's again. To change owners takes root; other users run the rest.
+//! Directories and segments of other users: nothing there is read or written, and they are
+//! reattached once they belong to this user again. Changing owners requires root; other users run
+//! the rest.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;

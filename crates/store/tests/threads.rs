@@ -151,7 +151,7 @@ fn cancelled_or_late_ticket_leaves_nothing_behind() {
     open.close();
 }
 
-/// A source that fails in the middle of a put, as a caller's bug might.
+/// A source that panics during a put, as a caller's bug might.
 struct Broken;
 
 // SAFETY: it never hands out memory.

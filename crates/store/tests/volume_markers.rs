@@ -1,4 +1,5 @@
-//! Markers of volumes: interrupted creations, other stores, mount points, shrinking while away.
+//! Markers of volumes: interrupted creations, other stores, mount points, shrinking with an absent
+//! volume.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -14,8 +15,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The creation of a store is interrupted before it has marked a directory, and another store
-/// takes the directory. The first store, opened again, must not take it.
+/// The creation of a store is interrupted before it has marked a directory, and another store takes
+/// the directory. The first store, opened again, must not take it.
 #[test]
 fn interrupted_creation_takes_no_other_stores_volume() {
     let disk = SimDisk::new(128 * MIB);
@@ -26,7 +27,7 @@ fn interrupted_creation_takes_no_other_stores_volume() {
     assert!(open_on(faulty, &first).is_err());
     let paths = vec!["/b".into()];
     fill_with(&disk, &Options { paths, ..two_volumes() });
-    // The first one again.
+    // The first store again.
     match open_on(Arc::new(disk.clone()), &first) {
         Err(error) => assert_eq!(error.kind(), ErrorKind::Invalid, "{error}"),
         Ok(open) => {
@@ -41,7 +42,7 @@ fn interrupted_creation_takes_no_other_stores_volume() {
     assert_eq!(found(&open), PAGES);
 }
 
-/// An unmarked store of an earlier build takes no directory that carries another store's marker.
+/// An unmarked store of an earlier build takes no directory with another store's marker.
 #[test]
 fn upgraded_store_takes_no_other_stores_volume() {
     let disk = SimDisk::new(128 * MIB);
@@ -51,7 +52,7 @@ fn upgraded_store_takes_no_other_stores_volume() {
     let mut manifest = directory.manifest().unwrap().unwrap();
     manifest.volumes[0].marked = false;
     directory.write_manifest(&manifest).unwrap();
-    // Its volume is away; another store's file system is mounted in its place.
+    // Its volume is away, and another store's file system is mounted in its place.
     disk.unmount(Path::new("/b")).unwrap();
     fill_with(&disk, &Options { paths: vec!["/b".into()], ..two_volumes() });
     match open_on(Arc::new(disk.clone()), &at("/old")) {
@@ -68,8 +69,8 @@ fn upgraded_store_takes_no_other_stores_volume() {
     assert_eq!(found(&open), PAGES);
 }
 
-/// A store of an earlier build that holds no page is opened: its directory without a marker is taken
-/// if it is empty and inside the store's own, and only then.
+/// A store of an earlier build without pages is opened: its unmarked directory is taken only if it
+/// is empty and inside the store's own.
 #[test]
 fn upgraded_store_takes_only_an_empty_directory() {
     for foreign in [None, Some("/old/segments/notes")] {
@@ -92,9 +93,9 @@ fn upgraded_store_takes_only_an_empty_directory() {
     }
 }
 
-/// A store of an earlier build, one of whose volumes has no pages and is not mounted at its first
-/// opening by this build: nothing is written below the mount point. Where it is no mount point,
-/// `paths add` says so.
+/// A store of an earlier build has a volume without pages that is not mounted at the first opening
+/// by this build: nothing is written below the mount point. If it is no mount point, `paths add`
+/// marks it.
 #[test]
 fn upgraded_empty_directory_is_marked_on_demand() {
     let disk = SimDisk::new(64 * MIB);
@@ -126,8 +127,8 @@ fn upgraded_empty_directory_is_marked_on_demand() {
     assert_eq!((is_degraded(&open), found(&open)), (false, PAGES));
 }
 
-/// An earlier build once wrote a segment below the mount point of a volume that carries a marker and
-/// is not mounted now.
+/// An earlier build wrote a segment below the mount point of a marked volume that is not mounted
+/// now.
 #[test]
 fn segments_do_not_identify_a_marked_volume() {
     let disk = SimDisk::new(256 * MIB);
@@ -165,13 +166,13 @@ fn lost_marker_is_rewritten_on_demand() {
     let open = reopen(Arc::new(disk.clone()));
     assert_eq!((is_degraded(&open), found(&open)), (false, PAGES));
     assert!(open.core.change_capacity(&add, Duration::ZERO).is_err());
-    // It is lost under an open store.
+    // Lost while the store is open.
     disk.remove(Path::new("/b/VOLUME")).unwrap();
     open.core.change_capacity(&add, Duration::ZERO).unwrap();
     assert!(disk.list(Path::new("/b")).unwrap().contains(&"VOLUME".into()));
 }
 
-/// No segment tells the volume, and something else lies in its directory: maybe its disk is not
+/// No segment identifies the volume, and its directory holds another file: its disk may not be
 /// mounted.
 #[test]
 fn foreign_files_forbid_marking_without_segments() {
@@ -225,8 +226,8 @@ fn drain_removes_no_files_of_another_store() {
     assert_eq!(found(&second), PAGES);
 }
 
-/// A client has found the store's volumes, and has no segment of /b open yet, when another store's
-/// disk is mounted over /b.
+/// A client has found the store's volumes and has no segment of /b open when another store's disk
+/// is mounted over /b.
 #[test]
 fn client_writes_to_no_segment_of_another_store() {
     let disk = SimDisk::new(256 * MIB);
@@ -248,7 +249,7 @@ fn client_writes_to_no_segment_of_another_store() {
     assert_eq!(found(&second), PAGES);
 }
 
-/// Unmounts /b, and makes a store in its place.
+/// Unmounts /b, and creates a store in its place.
 fn mount_another_store(disk: &SimDisk) -> Open {
     disk.unmount(Path::new("/b")).unwrap();
     let other = Options { dir: "/other".into(), paths: vec!["/b".into()], ..two_volumes() };
@@ -256,7 +257,7 @@ fn mount_another_store(disk: &SimDisk) -> Open {
     open_on(Arc::new(disk.clone()), &at("/other")).unwrap()
 }
 
-/// Makes a store look like one of a build that knew no markers.
+/// Makes a store look like one of a build without markers.
 fn unmark(disk: &SimDisk, store: &str, dirs: &[&str]) {
     let directory = Directory::new(Arc::new(disk.clone()), Path::new(store));
     let mut manifest = directory.manifest().unwrap().unwrap();
@@ -274,7 +275,7 @@ fn is_degraded(open: &Open) -> bool {
     !open.store.stats().unwrap().catalog.unavailable.reasons.is_empty()
 }
 
-/// A creation that was refused for its options can be repeated with better ones.
+/// A creation that was refused for its options can be repeated with other ones.
 #[test]
 fn refused_creation_can_be_repeated_with_other_paths() {
     let disk = SimDisk::new(64 * MIB);
@@ -287,7 +288,7 @@ fn refused_creation_can_be_repeated_with_other_paths() {
     assert!(again.is_ok(), "{}", again.unwrap_err());
 }
 
-/// Figures, also while a segment cannot be opened.
+/// Statistics work while a segment cannot be opened.
 #[test]
 fn stats_work_while_a_segment_is_absent() {
     let disk = SimDisk::new(64 * MIB);
@@ -302,7 +303,7 @@ fn stats_work_while_a_segment_is_absent() {
     assert!(larger.is_ok(), "{}", larger.unwrap_err());
 }
 
-/// A store is made smaller while a volume is away.
+/// A store shrinks while a volume is away.
 #[test]
 fn shrinking_with_an_absent_volume_keeps_pages() {
     let disk = SimDisk::new(64 * MIB);
@@ -310,7 +311,7 @@ fn shrinking_with_an_absent_volume_keeps_pages() {
     disk.unmount(Path::new("/b")).unwrap();
     let open = reopen(Arc::new(disk.clone()));
     let before = found(&open);
-    // Without a thread of its own the store may say that it is not done yet.
+    // Without background threads the change may not be complete yet.
     let _ = open.core.change_capacity(&CapacityChange::Capacity(6 * MIB), Duration::ZERO);
     for _ in 0..6 {
         open.core.run_once();
@@ -327,7 +328,7 @@ fn shrinking_with_an_absent_volume_keeps_pages() {
     assert!(after > 0, "everything that was here was evicted");
 }
 
-/// A volume that is unmounted while the store is open takes no new segment in its mount point.
+/// A volume that is unmounted while the store is open gets no new segment in its mount point.
 #[test]
 fn nothing_is_created_in_a_mount_point_while_open() {
     let disk = SimDisk::new(64 * MIB);

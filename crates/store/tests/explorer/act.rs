@@ -8,7 +8,7 @@ use ritornello_format::ScopeSettings;
 
 #[derive(Clone, Debug)]
 pub enum Act {
-    /// Puts the first so many pages of a sequence, retained for so many hours from now on.
+    /// Puts the first pages of a sequence, retained for some hours from now on.
     Put {
         at: usize,
         pages: usize,
@@ -30,7 +30,7 @@ pub enum Act {
     Clear,
     Flush,
     Maintain,
-    /// A flush, or upkeep, and within it a put that was written before is committed.
+    /// A flush or upkeep, during which a put that was written before is committed.
     Beside {
         at: usize,
         pages: usize,
@@ -38,7 +38,7 @@ pub enum Act {
         after: u64,
     },
     Reopen {
-        /// In MiB, if it is to be another capacity.
+        /// The new capacity in MiB, if it changes.
         capacity: Option<u64>,
     },
     Resize {
@@ -47,7 +47,7 @@ pub enum Act {
     AddPath {
         dir: &'static str,
     },
-    /// One of the directories that there are.
+    /// Drains one of the directories.
     DrainPath {
         which: u64,
     },
@@ -55,27 +55,27 @@ pub enum Act {
         kind: usize,
         settings: ScopeSettings,
     },
-    /// Reads and verifies everything, as scrubbing does bit by bit.
+    /// Reads and verifies every page, as scrubbing does over time.
     Scrub,
     Lease {
         at: usize,
     },
     Release,
-    /// So many hours pass.
+    /// Advances the clock by some hours.
     Later {
         hours: u64,
     },
-    /// The process is killed within an act and a flush; the disk keeps its power.
+    /// Kills the process within an act and a flush; the disk keeps its power.
     Kill {
         act: Box<Act>,
         after: u64,
     },
-    /// Power goes, and life goes on with what is left.
+    /// Power loss; the life continues with the surviving state.
     Crash {
         seed: u64,
     },
-    /// The next sync of a file whose path contains `part` fails and drops what was dirty. The owner
-    /// is poisoned and ends; another opens the store, puts and flushes.
+    /// The next sync of a file whose path contains `part` fails and drops dirty pages. The owner is
+    /// poisoned and ends; another opens the store, puts and flushes.
     FailSync {
         part: &'static str,
         at: usize,
@@ -92,11 +92,11 @@ pub enum Act {
         nth: u64,
         reopen: bool,
     },
-    /// The volume is back: for the owner that runs, or for the next one.
+    /// The volume returns: for the running owner, or for the next one.
     Return {
         reopen: bool,
     },
-    /// A client puts, in one go.
+    /// A client puts, without interruption.
     ClientPut {
         who: usize,
         at: usize,
@@ -120,8 +120,8 @@ pub enum Act {
         who: usize,
         commit: bool,
     },
-    /// A client is killed after `after` changes of a put, with writes in flight. The engine hears of
-    /// it, and `tend` begins the reuse of the space.
+    /// A client is killed after `after` changes of a put, with writes in flight. The core learns of
+    /// it, and `run_once` begins the reuse of the space.
     ClientKill {
         who: usize,
         at: usize,
@@ -148,7 +148,7 @@ pub enum End {
 }
 
 impl Act {
-    /// In a plain life nothing of the store's shape and settings changes.
+    /// Picks an act; in a plain life none changes the store's space and settings.
     pub fn pick(dice: &mut Dice, plain: bool) -> Self {
         let sequences = if plain { SEQUENCES - NAMES as usize } else { SEQUENCES };
         let at = dice.below(sequences as u64) as usize;
@@ -198,7 +198,7 @@ impl Act {
         }
     }
 
-    /// In a life of `family`; `away` says whether a volume is.
+    /// Picks an act of a life of `family`; `away` says whether a volume is away.
     pub fn pick_in(dice: &mut Dice, family: &Family, away: bool) -> Self {
         if family.is_simple() {
             let act = Self::pick(dice, family.plain);
@@ -209,7 +209,7 @@ impl Act {
         let pages = 1 + dice.below(keys_of(at).0.pages as u64) as usize;
         let who = dice.below(family.clients.max(1) as u64) as usize;
         let roll = dice.below(100);
-        // Beside clients' acts, those of volumes come where others do.
+        // With clients, the acts of volumes take other numbers.
         let of_volumes = if family.clients > 0 { roll.wrapping_sub(64) } else { roll };
         if family.volumes
             && let Some(act) = Self::of_volumes(dice, of_volumes, away)
@@ -277,7 +277,7 @@ impl End {
     }
 }
 
-/// From the least that a store may have.
+/// A capacity from the minimum on.
 fn mib(dice: &mut Dice) -> u64 {
     4 + dice.below(6)
 }

@@ -16,7 +16,7 @@ use std::sync::Arc;
 pub struct Names(Arc<Mutex<BTreeSet<String>>>);
 
 impl Names {
-    /// What an engine asks.
+    /// The liveness check of a core.
     pub fn alive(&self) -> ClientAlive {
         let names = Arc::clone(&self.0);
         Arc::new(move |name| names.lock().contains(name))
@@ -42,7 +42,7 @@ pub struct Client {
     pub link: Arc<Link>,
     pub segments: Arc<Segments>,
     pub store: Arc<Store>,
-    /// A put on its way.
+    /// A put in progress.
     pub half: Option<Half>,
 }
 

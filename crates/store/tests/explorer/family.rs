@@ -1,15 +1,15 @@
-//! Kinds of lives: what can happen in them besides the acts of every life.
+//! Families of lives: which acts can happen besides those of every life.
 
 use crate::dice::Dice;
 
-/// What a life's seed makes of it.
+/// The family that a seed selects.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Family {
-    /// Nothing of the store's space and settings ever changes.
+    /// The store's space and settings never change.
     pub plain: bool,
     /// A long life with one owner: only then does the journal grow until a checkpoint is due.
     pub steady: bool,
-    /// The store is never full: what is flushed stays until it is deleted or dropped.
+    /// The store is never full: flushed pages stay until they are deleted or dropped.
     pub letter: bool,
     /// Client processes beside the owner.
     pub clients: usize,
@@ -17,9 +17,9 @@ pub struct Family {
     pub volumes: bool,
     /// Syncs may fail.
     pub faults: bool,
-    /// Requests make scopes, more than the registry holds.
+    /// Requests create scopes, more than the registry holds.
     pub salted: bool,
-    /// The store begins with an index that keeps nothing, and is converted.
+    /// The store begins with an index that persists nothing, and is converted.
     pub converted: bool,
 }
 

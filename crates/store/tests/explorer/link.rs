@@ -1,4 +1,4 @@
-//! A client's connection to the owner: ends with the client, and is made anew with each owner.
+//! A client's connection to the owner: ends with the client, and is renewed for each owner.
 
 use crate::watch::Watched;
 use parking_lot::Mutex;
@@ -25,7 +25,7 @@ impl Link {
         *self.owner.lock() = owner;
     }
 
-    /// A dead client asks nothing.
+    /// A dead client makes no calls.
     fn ask(&self) -> Result<LocalCatalog> {
         if self.client.is_dead() {
             return Err(Error::new(ErrorKind::Closed, "this client was killed"));

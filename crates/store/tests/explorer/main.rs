@@ -44,13 +44,13 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-/// Crash states that are looked at if nobody says otherwise.
+/// Default number of crash states.
 const STATES: u64 = 110_000;
-/// Lives that once ended badly:
+/// Seeds of lives that once failed:
 ///
-/// 37: a checkpoint made records durable before the data that they name.
-/// 108: a directory could not be added again after a kill while it was added.
-/// 20066: a put was committed within a flush, and its record went to the disk with those before.
+/// 37: a checkpoint made records durable before the data that they name. 108: a directory could not
+/// be added again after a kill while it was added. 20066: a put was committed within a flush, and
+/// its record reached the disk with earlier ones.
 const REGRESSIONS: &[u64] = &[37, 108, 20066];
 
 fn number(name: &str) -> Option<u64> {
@@ -100,7 +100,7 @@ fn no_moment_of_power_loss_costs_flushed_pages() {
     assert!(states >= wanted);
 }
 
-/// What a failure's seed is worth: the same life does the same things to its disk.
+/// A failure is reproducible from its seed: the same life does the same to its disk.
 #[test]
 fn life_is_deterministic() {
     let deeds = |seed| {

@@ -10,7 +10,7 @@ use ritornello_format::ErrorKind;
 use ritornello_store::ClientId;
 
 impl Life {
-    /// Connects everybody who lives to the owner; clients that are missing are started.
+    /// Connects all live processes to the owner, and starts missing clients.
     pub(super) fn connect(&mut self, open: &Open) {
         self.clients.iter().for_each(|client| client.connect(&open.core));
         if let Some(successor) = &self.successor {
@@ -27,14 +27,14 @@ impl Life {
         Client::new(self.watched.another(), &open.core, self.born, &self.names)
     }
 
-    /// The owner's process is gone, and with it what it had on its way as a client.
+    /// The owner's process is dead, and so are the reservations that it made as a client.
     pub(super) fn bury_owner(&mut self) {
         if let Some(successor) = self.successor.take() {
             self.names.remove(&successor.name);
         }
     }
 
-    /// Power loss: all processes are gone.
+    /// A power loss ends all processes.
     pub(super) fn bury_all(&mut self) {
         self.successor = None;
         self.clients.clear();
@@ -42,14 +42,14 @@ impl Life {
         self.names.clear();
     }
 
-    /// The client `who` is the owner from now on.
+    /// Makes client `who` the owner.
     pub(super) fn take_over(&mut self, who: usize) {
         let client = self.clients.remove(who);
         self.watched = client.watched.clone();
         self.successor = Some(client);
     }
 
-    /// Sooner or later the kernel drops the locks of the dead.
+    /// At some later time the kernel releases the locks of dead processes.
     pub(super) fn drop_locks(&mut self) {
         if !self.lingering.is_empty() && self.fate.one_in(3) {
             let name = self.lingering.remove(0);
@@ -57,7 +57,7 @@ impl Life {
         }
     }
 
-    /// Reservations of dropped scopes come to nothing.
+    /// Marks reservations of dropped scopes as void.
     pub(super) fn void_halves(&mut self, of: impl Fn(usize) -> bool) {
         let clients = self.clients.iter_mut().chain(&mut self.successor);
         for half in clients.filter_map(|client| client.half.as_mut()) {
@@ -98,8 +98,8 @@ impl Life {
         }
     }
 
-    /// A client writes what it reserved. If another owner opened the store since, the space was kept
-    /// for it, and it is told to put again.
+    /// A client writes what it reserved. If another owner opened the store since, the space was
+    /// withheld for it, and its commit fails with `Retry`.
     fn end_half(&mut self, open: &Open, who: usize, commit: bool) {
         let half = match &mut self.successor {
             Some(Client { half: half @ Some(_), .. }) => half.take(),
@@ -126,7 +126,7 @@ impl Life {
         half.abort();
     }
 
-    /// A client dies within its puts. Its connection ends at once, its locks maybe later.
+    /// A client dies within its puts. Its connection ends at once, its locks possibly later.
     fn kill_client(
         &mut self,
         open: &Open,
@@ -144,7 +144,7 @@ impl Life {
         let client = std::mem::replace(&mut self.clients[who], fresh);
         client.watched.kill(after, in_flight);
         if let Some(half) = half {
-            // Dead by then, or not.
+            // The client may be dead by then.
             let _ = half.write().commit();
         }
         let _ = put(&client.store, at, pages, 0);

@@ -1,4 +1,4 @@
-//! How owners end, and what the next one finds.
+//! How owners end, and what the next owner finds.
 
 use super::Life;
 use crate::act::{Act, End};
@@ -10,7 +10,7 @@ use ritornello_store::Options;
 use std::sync::Arc;
 
 impl Life {
-    /// Another owner: leases are over, and what was retained is what was durably so.
+    /// Another owner: leases have ended, and durable retentions hold.
     pub(super) fn succeed(&mut self, open: &Open) {
         self.leased.clear();
         let durable = std::mem::take(&mut self.bounds.retained);
@@ -48,7 +48,7 @@ impl Life {
         }
     }
 
-    /// A sync fails and drops what was dirty. The poisoned owner refuses puts and flushes, and still
+    /// A sync fails and drops dirty pages. The poisoned owner refuses puts and flushes, and still
     /// reads. The next one keeps what was flushed, and what it flushes itself.
     pub(super) fn fail_sync(
         &mut self,
@@ -159,8 +159,8 @@ impl Life {
             if done {
                 self.forget_dropped(act);
             }
-            // What was flushed, and was not evicted, is there. What the dying process evicts because
-            // its disk is gone reaches no disk.
+            // Flushed pages that were not evicted are present. Evictions by the dying process
+            // because its disk is gone do not reach the disk.
             if !self.family.letter {
                 self.spare(&there);
             }
@@ -217,7 +217,7 @@ impl Life {
         open
     }
 
-    /// Nothing came and nothing went, but what a quota may cost.
+    /// No page was added or removed, except by a quota.
     pub(super) fn check_same(&self, open: &Open, expected: &[Pages], what: &str) {
         let evicted = stats(open).counters["pages_evicted"] > 0;
         for (at, (there, expected)) in present(&open.store).iter().zip(expected).enumerate() {
