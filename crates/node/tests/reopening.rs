@@ -6,7 +6,7 @@ mod common;
 use common::*;
 use ritornello_format::ErrorKind;
 use ritornello_medium::{Fault, Faulty, Host, Op, Rule, Schedule};
-use ritornello_node::{Durability, IndexKind, Node, Options, Role, open_on};
+use ritornello_node::{Durability, Node, Options, Role, open_on};
 use ritornello_store::{CatalogStats, PutOptions};
 use ritornello_volume::memory::{Fragment, OwnedPages, PageSource};
 use ritornello_volume::transfer::Control;
@@ -44,7 +44,7 @@ fn owner_with(options: &Options) -> (Schedule, Arc<Node>) {
 
 /// RocksDB does its own I/O, so no faults can be injected there.
 fn index_is_on_the_medium() -> bool {
-    options(Path::new("/")).index != Some(IndexKind::Lsm)
+    options(Path::new("/")).index.is_none_or(|index| index.word() != "lsm")
 }
 
 fn stats(node: &Node) -> CatalogStats {

@@ -48,7 +48,7 @@ fn failed_drop_of_a_scope_fails_puts() {
     assert_eq!(open.store.flush().unwrap_err().kind(), ErrorKind::Retry);
 }
 
-/// A change for which there is no room leaves the store as it was.
+/// A change on a full disk leaves the store as it was.
 #[test]
 fn change_on_full_disk_loses_nothing() {
     for name in ["MANIFEST.copy.new", "/MANIFEST.new", "SCOPES.new"] {

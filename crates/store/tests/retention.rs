@@ -64,7 +64,7 @@ fn wait_for(what: impl Fn() -> bool) {
     }
 }
 
-/// With first-in, first-out behaviour: uses do not keep pages once newer ones fill the store.
+/// Under LRU, a use does not keep a page once newer pages fill the store.
 fn options_at(dir: &Path, wall_clock: fn() -> u64) -> Options {
     Options { wall_clock, eviction: Policy::Lru, ..options(dir, 12) }
 }
