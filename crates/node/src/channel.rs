@@ -210,8 +210,8 @@ impl Channel {
 pub(crate) fn decode<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T> {
     match postcard::take_from_bytes(bytes) {
         Ok((message, [])) => Ok(message),
-        Ok(_) => Err(Error::invalid("a message is longer than what it says")),
-        Err(error) => Err(Error::invalid("a message cannot be understood").because(error)),
+        Ok(_) => Err(Error::invalid("a message has trailing bytes")),
+        Err(error) => Err(Error::invalid("a message is malformed").because(error)),
     }
 }
 
@@ -233,7 +233,7 @@ mod tests {
     }
 
     fn deny(_: bool) -> Result<()> {
-        Err(Error::retry("no check"))
+        Err(Error::retry("timed out"))
     }
 
     #[test]
@@ -269,7 +269,7 @@ mod tests {
     fn truncated_message_is_lost_and_silence_times_out() {
         let (mut near, mut far) = pair();
         far.write_all(&[9, 0, 0, 0, 1]).unwrap();
-        assert!(near.receive(&mut deny).unwrap_err().to_string().contains("no check"));
+        assert!(near.receive(&mut deny).unwrap_err().to_string().contains("timed out"));
         drop(far);
         let (mut near, mut far) = pair();
         far.write_all(&[9, 0, 0]).unwrap();
@@ -294,7 +294,7 @@ mod tests {
             // The rest of the message, so that a missed timeout fails the test.
             let _ = far.write_all(&vec![0; 1 << 20]);
         });
-        assert!(near.receive(&mut deny).unwrap_err().to_string().contains("no check"));
+        assert!(near.receive(&mut deny).unwrap_err().to_string().contains("timed out"));
         near.stage(&vec![0u8; 4 << 20]).unwrap();
         let sip = std::thread::spawn(move || {
             let mut some = vec![0; 64 << 10];
@@ -302,7 +302,7 @@ mod tests {
                 std::thread::sleep(Duration::from_millis(20));
             }
         });
-        assert!(near.send(&mut deny).unwrap_err().to_string().contains("no check"));
+        assert!(near.send(&mut deny).unwrap_err().to_string().contains("timed out"));
         drop(near);
         drip.join().unwrap();
         sip.join().unwrap();

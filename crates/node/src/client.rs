@@ -366,7 +366,7 @@ fn response(bytes: &[u8]) -> Result<Response> {
 }
 
 fn unexpected() -> Error {
-    Error::fatal("the store's owner said what no owner says: report this")
+    Error::fatal("the store's owner sent an invalid response: report this")
 }
 
 /// Connects to the listening owner. Returns the connection and the socket file that led to it.

@@ -117,7 +117,7 @@ impl FailoverCatalog {
         let until = Instant::now() + CLOSE_TIMEOUT;
         let directory = &self.opening.directory;
         let busy = || {
-            Error::retry("calls are still on their way: close again later")
+            Error::retry("calls are still in progress: close again later")
                 .with("dir", directory.path().display())
         };
         self.opening.closing.store(true, Ordering::Release);
@@ -300,7 +300,7 @@ impl FailoverCatalog {
             return Err(self.close_as_replaced());
         }
         let role = if matches!(membership, Membership::Owner(_)) { "owner" } else { "client" };
-        tracing::info!(role, dir = %self.opening.directory.path().display(), "the store's owner is gone");
+        tracing::info!(role, dir = %self.opening.directory.path().display(), "the store's owner has ended");
         self.close_segments();
         let old = std::mem::replace(&mut *self.membership.write(), Arc::new(membership));
         drop(old);

@@ -73,7 +73,7 @@ pub fn open_on(medium: Arc<dyn Medium>, options: &Options) -> Result<Arc<Node>> 
     let policy = Directory::new(Arc::clone(&medium), &path).policy()?;
     let slot = registry::slot(Identity::of(&path).map_err(|error| unusable(&path, error))?)?;
     let Some(mut open) = slot.try_lock_until(until) else {
-        return Err(Error::retry("another thread has been opening or closing this store for long")
+        return Err(Error::retry("another thread has been opening or closing this store for a minute")
             .with("dir", path.display()));
     };
     if let Some(shared) = open.upgrade() {

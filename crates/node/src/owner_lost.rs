@@ -19,7 +19,7 @@ impl StdError for OwnerLost {}
 
 /// The error of a lost owner; `cause` is the failure that showed it.
 pub(crate) fn owner_lost(cause: io::Error) -> Error {
-    Error::retry("the process that owned the store went away").because(OwnerLost(cause))
+    Error::retry("the process that owned the store has ended").because(OwnerLost(cause))
 }
 
 /// Returns whether `error` is the loss of an owner.

@@ -92,7 +92,7 @@ impl Reopening {
         match Server::start(directory, authority, &Arc::default(), *epoch) {
             Ok(server) => *refusing = Some(server),
             Err(error) => {
-                tracing::debug!(%error, "clients are not told that the store is reopened")
+                tracing::debug!(%error, "clients cannot be told that the store is reopened")
             }
         }
     }

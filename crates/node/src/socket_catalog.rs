@@ -50,7 +50,7 @@ impl<'a> SocketCatalog<'a> {
 }
 
 fn out_of_place() -> Error {
-    Error::fatal("the store's owner answered another question: report this")
+    Error::fatal("the store's owner answered another request: report this")
 }
 
 impl Catalog for SocketCatalog<'_> {

@@ -26,7 +26,7 @@ pub struct OwnerSilent;
 
 impl fmt::Display for OwnerSilent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("it greets nobody")
+        f.write_str("it answers no handshake")
     }
 }
 

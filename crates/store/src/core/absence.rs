@@ -223,7 +223,7 @@ impl StoreCore {
         let listed = self.segments.list_durably(number)?;
         // Checked after the list and its sync, because an empty mount point lists no files.
         if !self.is_volume_here(number) {
-            return Err(Error::retry("it went away again"));
+            return Err(Error::retry("it became unavailable again"));
         }
         Ok(listed)
     }

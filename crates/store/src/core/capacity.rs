@@ -124,7 +124,7 @@ impl StoreCore {
             if Instant::now() >= deadline && !self.is_space_as_wanted() {
                 let closed = self.state.lock().space.closed().len();
                 return Err(Error::retry(
-                    "the store is still being emptied, and goes on with it in the background",
+                    "the store is still being emptied, and continues in the background",
                 )
                 .with("segments_to_go", closed));
             }
@@ -230,7 +230,7 @@ impl StoreCore {
         let directory = self.directory();
         if manifest.volumes.len() >= VOLUMES_MAX {
             return Err(Error::invalid(
-                "a store has had 256 directories at most, those that went included: make a new one",
+                "a store has at most 256 directories, including removed ones: make a new store",
             ));
         }
         let path = self.options.dir.join(&name);

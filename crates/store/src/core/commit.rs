@@ -143,7 +143,7 @@ impl StoreCore {
     /// parent is gone.
     fn insert(&self, new: &NewRun<'_>) -> Result<RunId> {
         if self.index.exists(new.scope, &new.pages).contains(&true) {
-            return Err(Error::invalid("stored by somebody else meanwhile"));
+            return Err(Error::invalid("another put stored a page of this run meanwhile"));
         }
         self.index.insert(new)
     }

@@ -41,7 +41,7 @@ pub(super) fn find_segments(
         let listed = segments.list_durably(number).map_err(|error| error.to_string());
         let listed = match listed {
             // Checked after the list and its sync, because an empty mount point lists no files.
-            Ok(_) if !is_here(number) => Err("it went away during the opening".to_owned()),
+            Ok(_) if !is_here(number) => Err("it became unavailable during the opening".to_owned()),
             listed => listed,
         };
         let listed = match listed {
