@@ -7,7 +7,7 @@ use crate::node_directory::NodeDirectory;
 use crate::owner_epoch::OwnerEpoch;
 use crate::owner_lost::{is_owner_lost, owner_lost};
 use crate::presence::Presence;
-use crate::protocol::{Entry, Hello, Request, Response};
+use crate::protocol::{Hello, HelloReply, Request, Response};
 use crate::record_lock::Holder;
 use crate::socket::{self, SocketFile};
 use parking_lot::{Condvar, Mutex};
@@ -72,17 +72,16 @@ impl Client {
         let presence = Presence::announce(directory)?;
         let patient = &mut || Instant::now() < until;
         let mut hello = First { version: NEWEST, body: Hello::new(presence.name(), true) };
-        let mut entered = handshake(directory, dialled, &hello, owner, patient);
+        let mut joined = handshake(directory, dialled, &hello, owner, patient);
         // An owner that speaks only older versions says which.
-        let common = entered.as_ref().err().and_then(OtherVersion::of);
+        let common = joined.as_ref().err().and_then(OtherVersion::of);
         if let Some(older) = common.and_then(OtherVersion::in_common)
             && older != hello.version
         {
             hello.version = older;
-            entered = handshake(directory, dial(directory, owner, until)?, &hello, owner, patient);
+            joined = handshake(directory, dial(directory, owner, until)?, &hello, owner, patient);
         }
-        let (channel, epoch) =
-            entered.inspect_err(|error| directory.mismatch.note(owner, error))?;
+        let (channel, epoch) = joined.inspect_err(|error| directory.mismatch.note(owner, error))?;
         Ok(Arc::new(Self {
             directory: Arc::clone(directory),
             presence,
@@ -409,8 +408,8 @@ fn handshake(
     let answer = channel.receive(&mut patience)?;
     let answer = answer.ok_or_else(|| owner_lost(io::ErrorKind::UnexpectedEof.into()))?;
     match First::read(answer, hello.version..=hello.version, OWNER)?.body {
-        Entry::Granted(epoch) => Ok((channel, epoch)),
-        Entry::Gone => Err(owner_lost(io::ErrorKind::ConnectionReset.into())),
-        Entry::Refused(fault) => Err(fault.refusal()),
+        HelloReply::Granted(epoch) => Ok((channel, epoch)),
+        HelloReply::Gone => Err(owner_lost(io::ErrorKind::ConnectionReset.into())),
+        HelloReply::Refused(fault) => Err(fault.refusal()),
     }
 }

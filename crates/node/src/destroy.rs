@@ -109,12 +109,12 @@ fn remove_where(dir: &Path, which: impl Fn(&str) -> bool) -> io::Result<()> {
 }
 
 fn remove_files(dir: &Path, which: impl Fn(&str) -> bool) -> io::Result<()> {
-    let entries = match fs::read_dir(dir) {
-        Ok(entries) => entries.collect::<result::Result<Vec<_>, _>>()?,
+    let replies = match fs::read_dir(dir) {
+        Ok(replies) => replies.collect::<result::Result<Vec<_>, _>>()?,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         Err(error) => return Err(error),
     };
-    for entry in entries {
+    for entry in replies {
         if entry.file_name().to_str().is_some_and(&which) && !entry.file_type()?.is_dir() {
             remove(&entry.path())?;
         }

@@ -20,8 +20,10 @@ pub(crate) fn with_exclusive_store<T>(
 ) -> Result<T> {
     let slot = registry::slot(Identity::of(path).map_err(|error| unusable(path, error))?)?;
     let Some(open) = slot.try_lock_until(Instant::now() + CALL_TIMEOUT) else {
-        return Err(Error::retry("another thread has been opening or closing this store for a minute")
-            .with("dir", path.display()));
+        return Err(Error::retry(
+            "another thread has been opening or closing this store for a minute",
+        )
+        .with("dir", path.display()));
     };
     if open.upgrade().is_some_and(|shared| !shared.is_closed()) {
         return Err(Error::invalid("this process has the store open: close it first")

@@ -11,8 +11,8 @@ use crate::socket_catalog::SocketCatalog;
 use parking_lot::{Mutex, RwLock};
 use ritornello_format::{Error, Result, Scope, ScopeSettings, ScopeSlot};
 use ritornello_store::{
-    CapacityChange, Catalog, CatalogStats, Committed, HeldKeys, HeldScope, LeaseNumber, Leased,
-    Located, OwnerSilent, ReserveRequest, Reserved, ScopeRef, StoreReopening,
+    CapacityChange, Catalog, CatalogStats, Committed, KeyListing, LeaseNumber, Leased, Located,
+    OwnerSilent, ReserveRequest, Reserved, ScopeListing, ScopeRef, StoreReopening,
 };
 use ritornello_volume::Segments;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -135,11 +135,11 @@ impl FailoverCatalog {
 
     /// Sends `question` to the owner, and to the next owner if that one dies; only for idempotent
     /// questions. Also returns `whom` of the membership that answered.
-    fn ask_whom<T, W>(
+    fn call_on<T, W>(
         &self,
         timeout: Duration,
-        question: impl Fn(&dyn Catalog) -> Result<T>,
-        whom: impl Fn(&Arc<Membership>) -> W,
+        call: impl Fn(&dyn Catalog) -> Result<T>,
+        select: impl Fn(&Arc<Membership>) -> W,
     ) -> Result<(T, W)> {
         self.process.check()?;
         let mut until = None;
@@ -149,7 +149,7 @@ impl FailoverCatalog {
             // The guard is held during a call of the local core, so that closing waits for the
             // call.
             if let Membership::Owner(owner) = &**held {
-                return question(owner.catalog()).map(|answer| (answer, whom(&held)));
+                return call(owner.catalog()).map(|answer| (answer, select(&held)));
             }
             let membership = Arc::clone(&held);
             drop(held);
@@ -159,8 +159,8 @@ impl FailoverCatalog {
                 Membership::Owner(_) | Membership::Closed => return Err(closed()),
             };
             let until = *until.get_or_insert_with(|| Instant::now() + timeout);
-            let error = match question(&SocketCatalog::new(client, until)) {
-                Ok(answer) => return Ok((answer, whom(&membership))),
+            let error = match call(&SocketCatalog::new(client, until)) {
+                Ok(answer) => return Ok((answer, select(&membership))),
                 Err(error) => error,
             };
             if !is_owner_lost(&error) || Instant::now() >= until {
@@ -249,12 +249,12 @@ impl FailoverCatalog {
         self.replaced.load(Ordering::Acquire)
     }
 
-    fn ask<T>(&self, question: impl Fn(&dyn Catalog) -> Result<T>) -> Result<T> {
-        self.ask_whom(CALL_TIMEOUT, question, |_| ()).map(|(answer, ())| answer)
+    fn call_catalog<T>(&self, call: impl Fn(&dyn Catalog) -> Result<T>) -> Result<T> {
+        self.call_on(CALL_TIMEOUT, call, |_| ()).map(|(answer, ())| answer)
     }
 
-    fn ask_disk<T>(&self, question: impl Fn(&dyn Catalog) -> Result<T>) -> Result<T> {
-        self.ask_whom(DISK_CALL_TIMEOUT, question, |_| ()).map(|(answer, ())| answer)
+    fn call_disk<T>(&self, call: impl Fn(&dyn Catalog) -> Result<T>) -> Result<T> {
+        self.call_on(DISK_CALL_TIMEOUT, call, |_| ()).map(|(answer, ())| answer)
     }
 
     /// Replaces the membership `lost`, unless another call has done so.
@@ -314,19 +314,19 @@ impl FailoverCatalog {
 /// a dropped client; the space is freed with the name (see [`crate::client::Client`]).
 impl Catalog for FailoverCatalog {
     fn resolve(&self, scope: &Scope, create: bool) -> Result<Option<ScopeRef>> {
-        self.ask(|catalog| catalog.resolve(scope, create))
+        self.call_catalog(|catalog| catalog.resolve(scope, create))
     }
 
     fn probe(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<usize> {
-        self.ask(|catalog| catalog.probe(scope, keys))
+        self.call_catalog(|catalog| catalog.probe(scope, keys))
     }
 
     fn lease(&self, scopes: &[ScopeRef], keys: &[&[u8]], ttl: Duration) -> Result<Leased> {
-        self.ask(|catalog| catalog.lease(scopes, keys, ttl))
+        self.call_catalog(|catalog| catalog.lease(scopes, keys, ttl))
     }
 
     fn release(&self, lease: LeaseNumber) -> Result<()> {
-        match self.ask(|catalog| catalog.release(lease)) {
+        match self.call_catalog(|catalog| catalog.release(lease)) {
             Err(error) if OwnerSilent::caused(&error) => {
                 if let Membership::Client(client) = &*self.membership() {
                     client.release_later(lease);
@@ -340,11 +340,11 @@ impl Catalog for FailoverCatalog {
     }
 
     fn locate(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<Located> {
-        self.ask(|catalog| catalog.locate(scope, keys))
+        self.call_catalog(|catalog| catalog.locate(scope, keys))
     }
 
     fn exists(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<Vec<bool>> {
-        self.ask(|catalog| catalog.exists(scope, keys))
+        self.call_catalog(|catalog| catalog.exists(scope, keys))
     }
 
     fn reserve(
@@ -358,15 +358,15 @@ impl Catalog for FailoverCatalog {
         if !self.reservations.begin() {
             return Err(self.refusal());
         }
-        let asked = self.ask_whom(
+        let called = self.call_on(
             CALL_TIMEOUT + reserve_request.timeout.min(RESERVE_TIMEOUT_MAX),
             |catalog| catalog.reserve(scope, keys, parent, reserve_request),
             Arc::clone,
         );
-        let given = asked.as_ref().ok().filter(|(reserved, _)| !reserved.runs.is_empty());
+        let granted = called.as_ref().ok().filter(|(reserved, _)| !reserved.runs.is_empty());
         self.reservations
-            .complete(given.map(|(reserved, issuer)| (reserved.id, Arc::clone(issuer))));
-        let (reserved, issuer) = asked?;
+            .complete(granted.map(|(reserved, issuer)| (reserved.id, Arc::clone(issuer))));
+        let (reserved, issuer) = called?;
         // No commit follows: the put is acknowledged with the pages that this owner reports. They
         // may be another client's, and not durable.
         if reserved.runs.is_empty()
@@ -407,7 +407,7 @@ impl Catalog for FailoverCatalog {
     fn abort(&self, reservation: u64) -> Result<()> {
         self.process.check()?;
         let Some(issuer) = self.reservations.remove(reservation) else { return Ok(()) };
-        let aborted = self.ask(|catalog| catalog.abort(reservation));
+        let aborted = self.call_catalog(|catalog| catalog.abort(reservation));
         if aborted.as_ref().is_err_and(OwnerSilent::caused)
             && let Membership::Client(client) = &*issuer
         {
@@ -423,17 +423,17 @@ impl Catalog for FailoverCatalog {
         generation: u64,
         reason: &str,
     ) -> Result<()> {
-        self.ask(|catalog| catalog.report_corruption(scope, key, generation, reason))
+        self.call_catalog(|catalog| catalog.report_corruption(scope, key, generation, reason))
     }
 
     fn touch(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<usize> {
-        self.ask(|catalog| catalog.touch(scope, keys))
+        self.call_catalog(|catalog| catalog.touch(scope, keys))
     }
 
     fn delete(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<usize> {
-        let asked =
-            self.ask_whom(DISK_CALL_TIMEOUT, |catalog| catalog.delete(scope, keys), Arc::clone);
-        let (deleted, issuer) = asked?;
+        let called =
+            self.call_on(DISK_CALL_TIMEOUT, |catalog| catalog.delete(scope, keys), Arc::clone);
+        let (deleted, issuer) = called?;
         if deleted > 0
             && let Some(epoch) = issuer.epoch()
         {
@@ -443,27 +443,27 @@ impl Catalog for FailoverCatalog {
     }
 
     fn drop_scope(&self, scope: ScopeRef) -> Result<()> {
-        self.ask_disk(|catalog| catalog.drop_scope(scope))
+        self.call_disk(|catalog| catalog.drop_scope(scope))
     }
 
     fn configure(&self, scope: ScopeRef, settings: &ScopeSettings) -> Result<()> {
-        self.ask_disk(|catalog| catalog.configure(scope, settings))
+        self.call_disk(|catalog| catalog.configure(scope, settings))
     }
 
-    fn scopes(&self, from: ScopeSlot) -> Result<Vec<HeldScope>> {
-        self.ask(|catalog| catalog.scopes(from))
+    fn scopes(&self, from: ScopeSlot) -> Result<Vec<ScopeListing>> {
+        self.call_catalog(|catalog| catalog.scopes(from))
     }
 
-    fn keys(&self, scope: ScopeRef, after: u64, limit: u32) -> Result<HeldKeys> {
-        self.ask(|catalog| catalog.keys(scope, after, limit))
+    fn keys(&self, scope: ScopeRef, after: u64, limit: u32) -> Result<KeyListing> {
+        self.call_catalog(|catalog| catalog.keys(scope, after, limit))
     }
 
     fn change_capacity(&self, change: &CapacityChange) -> Result<()> {
-        self.ask_disk(|catalog| catalog.change_capacity(change))
+        self.call_disk(|catalog| catalog.change_capacity(change))
     }
 
     fn clear(&self) -> Result<()> {
-        self.ask_disk(|catalog| catalog.clear())
+        self.call_disk(|catalog| catalog.clear())
     }
 
     /// Fails with `Miss`, once, if an owner died, or its core failed and was reopened, after it had
@@ -471,7 +471,7 @@ impl Catalog for FailoverCatalog {
     /// wrote the pages or found them present.
     fn flush(&self) -> Result<()> {
         let mark = self.unflushed.mark();
-        let flushed = self.ask_whom(
+        let flushed = self.call_on(
             DISK_CALL_TIMEOUT,
             |catalog| catalog.flush(),
             |membership| {
@@ -495,6 +495,6 @@ impl Catalog for FailoverCatalog {
         if let Membership::Reopening(reopening) = &*self.membership() {
             return Ok(reopening.stats());
         }
-        self.ask(|catalog| catalog.stats())
+        self.call_catalog(|catalog| catalog.stats())
     }
 }

@@ -11,12 +11,12 @@ use crate::greeting::{First, NEWEST, OLDEST};
 use crate::keys::Flattened;
 use crate::owner_epoch::OwnerEpoch;
 use crate::permissions::ClientPermissions;
-use crate::protocol::{Entry, Hello, Request, Response};
+use crate::protocol::{Hello, HelloReply, Request, Response};
 use ritornello_format::{Error, Extent, Place, Scope, ScopeSettings, ScopeSlot, SegmentId};
 use ritornello_store::{
-    CapacityChange, Catalog, CatalogStats, Committed, HeldKeys, HeldScope, IndexDecision,
-    IndexTuning, LeaseNumber, Leased, Located, LocatedRun, PathStats, Refusal, ReserveRequest,
-    Reserved, ReservedRun, ScopeRef, ScopeUsage,
+    CapacityChange, Catalog, CatalogStats, Committed, IndexDecision, IndexTuning, KeyListing,
+    LeaseNumber, Leased, Located, LocatedRun, PathStats, Refusal, ReserveRequest, Reserved,
+    ReservedRun, ScopeListing, ScopeRef, ScopeUsage,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -65,7 +65,7 @@ pub fn parse(message: &[u8]) -> bool {
     let Some((kind, bytes)) = message.split_first() else { return false };
     match *kind {
         HELLO => is_first::<Hello>(bytes),
-        WELCOME => is_first::<Entry>(bytes),
+        WELCOME => is_first::<HelloReply>(bytes),
         REQUEST => is_message!(Request<'_>, bytes),
         RESPONSE => is_message!(Response, bytes),
         _ => false,
@@ -101,8 +101,8 @@ pub fn messages(scope: &Scope, known: ScopeRef) -> Vec<Vec<u8>> {
     for version in [OLDEST, NEWEST] {
         let hello = First { version, body: Hello::new("0123456789abcdef", true) };
         messages.push(kind(HELLO, written(&hello)));
-        let entries = entries().into_iter().map(|body| First { version, body });
-        messages.extend(entries.map(|first| kind(WELCOME, written(&first))));
+        let replies = replies().into_iter().map(|body| First { version, body });
+        messages.extend(replies.map(|first| kind(WELCOME, written(&first))));
     }
     let (short, long) = ([1u8; 8], [2u8; 64]);
     let same = Flattened::new(&[&[1; 16], &[2; 16], &[3; 16]]).unwrap();
@@ -117,10 +117,10 @@ fn written(message: &impl Serialize) -> Vec<u8> {
     postcard::to_stdvec(message).unwrap()
 }
 
-fn entries() -> [Entry; 3] {
+fn replies() -> [HelloReply; 3] {
     let epoch = OwnerEpoch { store: [7; 16], owner: 3, clean: true, durable: false };
     let error = Error::retry("the client's name is not locked").with("pid", 7);
-    [Entry::Granted(epoch), Entry::Gone, Entry::Refused(error.into())]
+    [HelloReply::Granted(epoch), HelloReply::Gone, HelloReply::Refused(error.into())]
 }
 
 fn questions<'a>(
@@ -197,7 +197,7 @@ fn answers(scope: ScopeRef) -> Vec<Response> {
         durable: true,
     };
     let described = Scope::opaque("a", scope.page_bytes, false);
-    let held = HeldScope { slot: scope.slot, scope: described, pages: 3, bytes: 1 << 20 };
+    let held = ScopeListing { slot: scope.slot, scope: described, pages: 3, bytes: 1 << 20 };
     let mut stats = CatalogStats { open_ms: 0.5, ..CatalogStats::default() };
     stats.paths = vec![PathStats { dir: "/a".to_owned(), ..PathStats::default() }];
     stats.largest_scopes = vec![ScopeUsage::default()];
@@ -213,7 +213,7 @@ fn answers(scope: ScopeRef) -> Vec<Response> {
         Response::Reserved(reserved),
         Response::Committed(Committed { stored: 3, refused: Some(Refusal::Metadata) }),
         Response::Scopes(vec![held]),
-        Response::Keys(HeldKeys { keys: vec![vec![1; 8], vec![2; 64]], last: 1 << 33 }),
+        Response::Keys(KeyListing { keys: vec![vec![1; 8], vec![2; 64]], last: 1 << 33 }),
         Response::Done,
         Response::Stats(Box::new(stats)),
         Response::Failed(Error::miss("gone").into()),

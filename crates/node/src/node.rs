@@ -43,7 +43,7 @@ pub struct Node {
     slot: Slot,
     shared: Arc<Shared>,
     policy: StorePolicy,
-    left: AtomicBool,
+    closed: AtomicBool,
 }
 
 /// Opens the store in `options.dir`: as its owner if it has none, otherwise as a client of the
@@ -73,15 +73,17 @@ pub fn open_on(medium: Arc<dyn Medium>, options: &Options) -> Result<Arc<Node>> 
     let policy = Directory::new(Arc::clone(&medium), &path).policy()?;
     let slot = registry::slot(Identity::of(&path).map_err(|error| unusable(&path, error))?)?;
     let Some(mut open) = slot.try_lock_until(until) else {
-        return Err(Error::retry("another thread has been opening or closing this store for a minute")
-            .with("dir", path.display()));
+        return Err(Error::retry(
+            "another thread has been opening or closing this store for a minute",
+        )
+        .with("dir", path.display()));
     };
     if let Some(shared) = open.upgrade() {
-        if shared.enter(&options)? {
+        if shared.add_handle(&options)? {
             drop(open);
             return Ok(Node::new(slot, shared, policy));
         }
-        shared.finish()?;
+        shared.close_if_unused()?;
     }
     let shared = Shared::open(NodeDirectory::open(&path)?, medium, &options, policy.clone(), until);
     let shared = Arc::new(shared.map_err(|error| error.with("dir", path.display()))?);
@@ -123,8 +125,8 @@ fn prepare(medium: &Arc<dyn Medium>, options: &Options) -> Result<PathBuf> {
 
 impl Node {
     fn new(slot: Slot, shared: Arc<Shared>, policy: StorePolicy) -> Arc<Self> {
-        let left = AtomicBool::new(false);
-        Arc::new(Self { process: Process::current(), slot, shared, policy, left })
+        let closed = AtomicBool::new(false);
+        Arc::new(Self { process: Process::current(), slot, shared, policy, closed })
     }
 
     /// The store's permissions when this handle was opened.
@@ -195,10 +197,10 @@ impl Node {
         }
         // No thread of this process may open the directory before it is free.
         let _slot = self.slot.lock();
-        if !self.left.swap(true, Ordering::AcqRel) {
-            self.shared.leave();
+        if !self.closed.swap(true, Ordering::AcqRel) {
+            self.shared.remove_handle();
         }
-        self.shared.finish()
+        self.shared.close_if_unused()
     }
 }
 
@@ -208,7 +210,7 @@ impl Drop for Node {
             if let Err(error) = self.close() {
                 tracing::error!(%error, "a store was dropped and could not be closed");
             }
-            if !self.shared.unfinished() {
+            if !self.shared.is_closing() {
                 return;
             }
         }

@@ -99,8 +99,8 @@ pub(crate) fn is_alive(directory: &NodeDirectory, name: &str) -> bool {
 
 /// Removes the files of dead processes. Only the owner calls this.
 pub(crate) fn sweep(directory: &NodeDirectory) {
-    let Ok(entries) = std::fs::read_dir(directory.path().join(CLIENTS)) else { return };
-    for entry in entries.flatten() {
+    let Ok(replies) = std::fs::read_dir(directory.path().join(CLIENTS)) else { return };
+    for entry in replies.flatten() {
         let name = entry.file_name();
         let Some(name) = name.to_str().filter(|name| is_name(name)) else { continue };
         if directory.names.lock().contains(name) {

@@ -7,8 +7,8 @@ use crate::keys::{Keys, as_bytes, as_optional_bytes};
 use crate::owner_epoch::OwnerEpoch;
 use ritornello_format::{Error, ErrorKind, FORMAT_VERSION, Scope, ScopeSettings, ScopeSlot};
 use ritornello_store::{
-    CapacityChange, CatalogStats, Committed, HeldKeys, HeldScope, LeaseNumber, Leased, Located,
-    ReserveRequest, Reserved, ScopeRef, StoreReopening,
+    CapacityChange, CatalogStats, Committed, KeyListing, LeaseNumber, Leased, Located,
+    ReserveRequest, Reserved, ScopeListing, ScopeRef, StoreReopening,
 };
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
@@ -40,14 +40,14 @@ impl Hello {
 
 /// The reply to a hello.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum Entry {
+pub(crate) enum HelloReply {
     /// The client is admitted, in this owner's epoch.
     Granted(OwnerEpoch),
     /// The client to join is gone: the process must connect under a new name.
     Gone,
     /// The client is refused. A fault of kind `Miss` says that the owner reopens the store after
     /// the failure in its text.
-    Refused(Fault),
+    Refused(WireError),
 }
 
 /// A request: one for each call of [`ritornello_store::Catalog`].
@@ -156,20 +156,20 @@ pub(crate) enum Response {
     /// To `Commit`.
     Committed(Committed),
     /// To `Scopes`.
-    Scopes(Vec<HeldScope>),
+    Scopes(Vec<ScopeListing>),
     /// To `Keys`.
-    Keys(HeldKeys),
+    Keys(KeyListing),
     /// To requests with no other response.
     Done,
     /// To `Stats`.
     Stats(Box<CatalogStats>),
     /// The call failed.
-    Failed(Fault),
+    Failed(WireError),
 }
 
 /// An error on the wire.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Fault {
+pub(crate) struct WireError {
     kind: Kind,
     text: String,
 }
@@ -184,7 +184,7 @@ enum Kind {
     Closed,
 }
 
-impl Fault {
+impl WireError {
     /// Whether it says that the owner is closing.
     pub(crate) fn is_closed(&self) -> bool {
         self.kind == Kind::Closed
@@ -196,7 +196,7 @@ impl Fault {
     }
 }
 
-impl Fault {
+impl WireError {
     /// The wire form of `error`.
     pub(crate) fn about(error: &Error) -> Self {
         let kind = match error.kind() {
@@ -210,14 +210,14 @@ impl Fault {
     }
 }
 
-impl From<Error> for Fault {
+impl From<Error> for WireError {
     fn from(error: Error) -> Self {
         Self::about(&error)
     }
 }
 
-impl From<Fault> for Error {
-    fn from(fault: Fault) -> Self {
+impl From<WireError> for Error {
+    fn from(fault: WireError) -> Self {
         let kind = match fault.kind {
             Kind::Invalid => ErrorKind::Invalid,
             Kind::Retry => ErrorKind::Retry,
@@ -282,7 +282,7 @@ mod tests {
         let owner = messages(include_bytes!("../tests/recorded/owner-7.bin"));
         let hello = First::<Hello>::read(client[0], spoken.clone(), peer).unwrap();
         assert_eq!((hello.version, encoded(&hello)), (7, client[0].to_vec()));
-        let entry = First::<Entry>::read(owner[0], spoken, peer).unwrap();
+        let entry = First::<HelloReply>::read(owner[0], spoken, peer).unwrap();
         assert_eq!((entry.version, encoded(&entry)), (7, owner[0].to_vec()));
         for message in &client[1..] {
             assert_eq!(encoded(&decode::<Request<'_>>(message).unwrap()), *message);
@@ -307,7 +307,7 @@ mod tests {
     fn errors_keep_kind_and_text() {
         let error = Error::fatal("broken").with("disk", 3).because(std::io::Error::other("why"));
         let text = error.to_string();
-        let back = Error::from(Fault::from(error));
+        let back = Error::from(WireError::from(error));
         assert_eq!((back.kind(), back.to_string()), (ErrorKind::Fatal, text));
     }
 }

@@ -26,9 +26,9 @@ pub(crate) struct Reopening {
 }
 
 /// Refuses every client with the failure. The kind `Miss` distinguishes this from other refusals.
-struct Refusing(String);
+struct RefusingAuthority(String);
 
-impl Authority for Refusing {
+impl Authority for RefusingAuthority {
     fn admit(&self) -> Result<()> {
         Err(Error::miss(self.0.clone()))
     }
@@ -87,7 +87,7 @@ impl Reopening {
     fn refuse(&self, directory: &Arc<NodeDirectory>, epoch: Option<&OwnerEpoch>) {
         let mut refusing = self.refusing.lock();
         let Some(epoch) = epoch.filter(|_| refusing.is_none()) else { return };
-        let authority = Arc::new(Refusing(self.cause.clone()));
+        let authority = Arc::new(RefusingAuthority(self.cause.clone()));
         // Permissions do not matter, because no client is admitted.
         match Server::start(directory, authority, &Arc::default(), *epoch) {
             Ok(server) => *refusing = Some(server),

@@ -12,7 +12,7 @@ use crate::owner_epoch::OwnerEpoch;
 use crate::owner_lost::{is_owner_lost, owner_lost};
 use crate::permissions::ClientPermissions;
 use crate::presence;
-use crate::protocol::{Entry, Fault, Hello, Response};
+use crate::protocol::{Hello, HelloReply, Response, WireError};
 use crate::socket::{self, Listener};
 use ritornello_format::{Error, FORMAT_VERSION, Result};
 use ritornello_store::{Catalog, Leased, Located};
@@ -210,9 +210,9 @@ fn serve_connection(
     let hello = First::read(message, OLDEST..=NEWEST, "a process that uses this store");
     let version = hello.as_ref().map_or(NEWEST, |hello| hello.version);
     let (body, admitted) = match hello.and_then(|hello| admit(directory, guard, pid, hello.body)) {
-        Ok(Some(admitted)) => (Entry::Granted(epoch), Some(admitted)),
-        Ok(None) => (Entry::Gone, None),
-        Err(error) => (Entry::Refused(error.into()), None),
+        Ok(Some(admitted)) => (HelloReply::Granted(epoch), Some(admitted)),
+        Ok(None) => (HelloReply::Gone, None),
+        Err(error) => (HelloReply::Refused(error.into()), None),
     };
     channel.stage(&First { version, body })?;
     channel.send(&mut deadline(HELLO_TIMEOUT))?;
@@ -223,7 +223,7 @@ fn serve_connection(
         && !is_owner_lost(error)
     {
         // The reason why the connection is closed; the peer may not read it.
-        channel.stage(&Response::Failed(Fault::about(error)))?;
+        channel.stage(&Response::Failed(WireError::about(error)))?;
         channel.send(&mut deadline(REJECTION_TIMEOUT))?;
     }
     served

@@ -74,7 +74,7 @@ impl Shared {
     ///
     /// # Errors
     /// `Invalid` if the directory holds no store of this format.
-    pub(crate) fn enter(&self, options: &Options) -> Result<bool> {
+    pub(crate) fn add_handle(&self, options: &Options) -> Result<bool> {
         let mut phase = self.phase.lock();
         let Phase::Open(handles) = &mut *phase else { return Ok(false) };
         if self.is_replaced() {
@@ -85,8 +85,8 @@ impl Shared {
         Ok(true)
     }
 
-    /// Removes a handle. The caller calls [`Shared::finish`] afterwards.
-    pub(crate) fn leave(&self) {
+    /// Removes a handle. The caller calls [`Shared::close_if_unused`] afterwards.
+    pub(crate) fn remove_handle(&self) {
         let mut phase = self.phase.lock();
         *phase = match *phase {
             Phase::Open(handles) if handles > 1 => Phase::Open(handles - 1),
@@ -98,10 +98,10 @@ impl Shared {
     /// Closes the store if no handle is left.
     ///
     /// # Errors
-    /// Those of [`FailoverCatalog::close`]. If [`Shared::unfinished`] holds afterwards, the caller
+    /// Those of [`FailoverCatalog::close`]. If [`Shared::is_closing`] holds afterwards, the caller
     /// calls it again.
-    pub(crate) fn finish(&self) -> Result<()> {
-        if !self.unfinished() {
+    pub(crate) fn close_if_unused(&self) -> Result<()> {
+        if !self.is_closing() {
             return Ok(());
         }
         self.store.close();
@@ -113,7 +113,7 @@ impl Shared {
     }
 
     /// Whether the last handle is closed but the lock is still held.
-    pub(crate) fn unfinished(&self) -> bool {
+    pub(crate) fn is_closing(&self) -> bool {
         *self.phase.lock() == Phase::Closing
     }
 

@@ -92,8 +92,8 @@ impl Listener {
 /// Removes socket files of owners that died before the rename. The caller holds the lock and binds
 /// no socket meanwhile.
 pub(crate) fn sweep(directory: &NodeDirectory) {
-    let Ok(entries) = std::fs::read_dir(directory.path()) else { return };
-    for entry in entries.flatten() {
+    let Ok(replies) = std::fs::read_dir(directory.path()) else { return };
+    for entry in replies.flatten() {
         let name = entry.file_name();
         let suffix = name.to_str().and_then(|name| name.strip_prefix(NAME)?.strip_prefix('.'));
         let is_drawn = |digits: &str| {

@@ -6,8 +6,8 @@ use crate::keys::Flattened;
 use crate::protocol::{Request, Response};
 use ritornello_format::{Error, Result, Scope, ScopeSettings, ScopeSlot};
 use ritornello_store::{
-    CapacityChange, Catalog, CatalogStats, Committed, HeldKeys, HeldScope, LeaseNumber, Leased,
-    Located, ReserveRequest, Reserved, ScopeRef,
+    CapacityChange, Catalog, CatalogStats, Committed, KeyListing, LeaseNumber, Leased, Located,
+    ReserveRequest, Reserved, ScopeListing, ScopeRef,
 };
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -36,16 +36,16 @@ impl<'a> SocketCatalog<'a> {
         Self { client, until }
     }
 
-    fn ask(&self, request: &Request<'_>) -> Result<Response> {
+    fn call(&self, request: &Request<'_>) -> Result<Response> {
         self.client.call(request, self.until)
     }
 
-    fn tell(&self, request: &Request<'_>) -> Result<()> {
-        expect!(self.ask(request)?, Response::Done => ())
+    fn send_for_done(&self, request: &Request<'_>) -> Result<()> {
+        expect!(self.call(request)?, Response::Done => ())
     }
 
     fn count(&self, request: &Request<'_>) -> Result<usize> {
-        expect!(self.ask(request)?, Response::Count(count) => count)
+        expect!(self.call(request)?, Response::Count(count) => count)
     }
 }
 
@@ -56,7 +56,7 @@ fn out_of_place() -> Error {
 impl Catalog for SocketCatalog<'_> {
     fn resolve(&self, scope: &Scope, create: bool) -> Result<Option<ScopeRef>> {
         let request = Request::Resolve { scope: Cow::Borrowed(scope), create };
-        expect!(self.ask(&request)?, Response::Scope(scope) => scope)
+        expect!(self.call(&request)?, Response::Scope(scope) => scope)
     }
 
     fn probe(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<usize> {
@@ -67,7 +67,7 @@ impl Catalog for SocketCatalog<'_> {
     fn lease(&self, scopes: &[ScopeRef], keys: &[&[u8]], ttl: Duration) -> Result<Leased> {
         let keys = Flattened::new(keys)?;
         let request = Request::Lease { scopes: Cow::Borrowed(scopes), keys: keys.as_keys(), ttl };
-        expect!(self.ask(&request)?, Response::Leased(leased) => leased)
+        expect!(self.call(&request)?, Response::Leased(leased) => leased)
     }
 
     fn release(&self, lease: LeaseNumber) -> Result<()> {
@@ -77,14 +77,14 @@ impl Catalog for SocketCatalog<'_> {
     fn locate(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<Located> {
         let keys = Flattened::new(keys)?;
         let request = Request::Locate { scope, keys: keys.as_keys() };
-        expect!(self.ask(&request)?, Response::Located(located) => located)
+        expect!(self.call(&request)?, Response::Located(located) => located)
     }
 
     fn exists(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<Vec<bool>> {
         let asked = keys.len();
         let keys = Flattened::new(keys)?;
         let request = Request::Exists { scope, keys: keys.as_keys() };
-        match self.ask(&request)? {
+        match self.call(&request)? {
             Response::Exists(there) if there.len() == asked => Ok(there),
             _ => Err(out_of_place()),
         }
@@ -100,16 +100,16 @@ impl Catalog for SocketCatalog<'_> {
         let keys = Flattened::new(keys)?;
         let reserve_request = Cow::Borrowed(reserve_request);
         let request = Request::Reserve { scope, keys: keys.as_keys(), parent, reserve_request };
-        expect!(self.ask(&request)?, Response::Reserved(reserved) => reserved)
+        expect!(self.call(&request)?, Response::Reserved(reserved) => reserved)
     }
 
     fn commit(&self, reservation: u64, written: &[Option<u64>]) -> Result<Committed> {
         let request = Request::Commit { reservation, written: Cow::Borrowed(written) };
-        expect!(self.ask(&request)?, Response::Committed(committed) => committed)
+        expect!(self.call(&request)?, Response::Committed(committed) => committed)
     }
 
     fn abort(&self, reservation: u64) -> Result<()> {
-        self.tell(&Request::Abort { reservation })
+        self.send_for_done(&Request::Abort { reservation })
     }
 
     fn report_corruption(
@@ -119,7 +119,7 @@ impl Catalog for SocketCatalog<'_> {
         generation: u64,
         reason: &str,
     ) -> Result<()> {
-        self.tell(&Request::ReportCorruption { scope, key, generation, reason })
+        self.send_for_done(&Request::ReportCorruption { scope, key, generation, reason })
     }
 
     fn touch(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<usize> {
@@ -133,34 +133,34 @@ impl Catalog for SocketCatalog<'_> {
     }
 
     fn drop_scope(&self, scope: ScopeRef) -> Result<()> {
-        self.tell(&Request::DropScope { scope })
+        self.send_for_done(&Request::DropScope { scope })
     }
 
     fn configure(&self, scope: ScopeRef, settings: &ScopeSettings) -> Result<()> {
-        self.tell(&Request::Configure { scope, settings: *settings })
+        self.send_for_done(&Request::Configure { scope, settings: *settings })
     }
 
-    fn scopes(&self, from: ScopeSlot) -> Result<Vec<HeldScope>> {
-        expect!(self.ask(&Request::Scopes { from })?, Response::Scopes(scopes) => scopes)
+    fn scopes(&self, from: ScopeSlot) -> Result<Vec<ScopeListing>> {
+        expect!(self.call(&Request::Scopes { from })?, Response::Scopes(scopes) => scopes)
     }
 
-    fn keys(&self, scope: ScopeRef, after: u64, limit: u32) -> Result<HeldKeys> {
-        expect!(self.ask(&Request::Keys { scope, after, limit })?, Response::Keys(keys) => keys)
+    fn keys(&self, scope: ScopeRef, after: u64, limit: u32) -> Result<KeyListing> {
+        expect!(self.call(&Request::Keys { scope, after, limit })?, Response::Keys(keys) => keys)
     }
 
     fn change_capacity(&self, change: &CapacityChange) -> Result<()> {
-        self.tell(&Request::ChangeCapacity { change: Cow::Borrowed(change) })
+        self.send_for_done(&Request::ChangeCapacity { change: Cow::Borrowed(change) })
     }
 
     fn clear(&self) -> Result<()> {
-        self.tell(&Request::Clear)
+        self.send_for_done(&Request::Clear)
     }
 
     fn flush(&self) -> Result<()> {
-        self.tell(&Request::Flush)
+        self.send_for_done(&Request::Flush)
     }
 
     fn stats(&self) -> Result<CatalogStats> {
-        expect!(self.ask(&Request::Stats)?, Response::Stats(stats) => *stats)
+        expect!(self.call(&Request::Stats)?, Response::Stats(stats) => *stats)
     }
 }

@@ -61,7 +61,7 @@ pub struct Located {
 
 /// A registered scope and its contents.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct HeldScope {
+pub struct ScopeListing {
     /// Its slot: slots are assigned in order of registration.
     pub slot: ScopeSlot,
     /// Its description.
@@ -74,7 +74,7 @@ pub struct HeldScope {
 
 /// Keys of some pages of a scope.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct HeldKeys {
+pub struct KeyListing {
     /// The keys, run by run, oldest run first.
     pub keys: Vec<Vec<u8>>,
     /// Generation of the last run examined; zero if no run follows.
@@ -244,10 +244,10 @@ pub trait Catalog: Send + Sync {
     fn drop_scope(&self, scope: ScopeRef) -> Result<()>;
     /// Lists scopes from a slot on, in slot order, as many as fit one answer; an empty list ends
     /// the listing.
-    fn scopes(&self, from: ScopeSlot) -> Result<Vec<HeldScope>>;
+    fn scopes(&self, from: ScopeSlot) -> Result<Vec<ScopeListing>>;
     /// Lists keys of whole runs with a generation above `after`, until there are `limit` keys.
     /// Reads run headers, and skips those that cannot be read.
-    fn keys(&self, scope: ScopeRef, after: u64, limit: u32) -> Result<HeldKeys>;
+    fn keys(&self, scope: ScopeRef, after: u64, limit: u32) -> Result<KeyListing>;
     /// Changes capacity or directories; see [`StoreCore::change_capacity`](crate::StoreCore::change_capacity).
     fn change_capacity(&self, change: &CapacityChange) -> Result<()>;
     /// Drops all scopes.

@@ -1,13 +1,13 @@
 //! The directory of a store: its files besides segments and index, and how they are replaced.
 //!
 //! ```text
-//! MANIFEST        what the store is          replaced whole at every open and clean close
+//! MANIFEST        the store's description     replaced completely at every open and clean close
 //! MANIFEST.copy   the same, written first
-//! SCOPES          the scope registry         appended, replaced whole when much of it is dead
-//! RESERVATIONS    space clients write to     appended, cut when nothing is outstanding
-//! policy.toml     what is permitted here     written by people only, see `policy`
+//! SCOPES          the scope registry          appended, replaced when much of it is dead
+//! RESERVATIONS    space clients write to      appended, cut when nothing is outstanding
+//! policy.toml     permissions                 written by operators only, see `policy`
 //! index/          the index backend's own
-//! segments/       VOLUME, seg-000000 ...     or in the directories of `paths`, see `volumes`
+//! segments/       VOLUME, seg-000000 ...      or in the directories of `paths`, see `volumes`
 //! ```
 
 use crate::budget::Budget;
@@ -375,7 +375,7 @@ impl Directory {
             && self
                 .read(MANIFEST)
                 .is_ok_and(|old| old.is_some_and(|old| self.replace(MANIFEST_COPY, &old).is_ok()));
-        Err(if restored { error } else { self.unsure(MANIFEST).because(error) })
+        Err(if restored { error } else { self.uncertain_error(MANIFEST).because(error) })
     }
 
     /// Reads the scope registry. An absent one is empty and not whole; a damaged one, or one whose
@@ -463,7 +463,9 @@ impl Directory {
     fn replace(&self, name: &str, bytes: &[u8]) -> Result<Arc<dyn MediumFile>> {
         let replaced = self.rename_over(&self.path, name, bytes);
         let file = replaced.map_err(|error| self.refused(error).with("file", name))?;
-        self.medium.sync_dir(&self.path).map_err(|error| self.unsure(name).because(error))?;
+        self.medium
+            .sync_dir(&self.path)
+            .map_err(|error| self.uncertain_error(name).because(error))?;
         Ok(file)
     }
 
@@ -485,7 +487,7 @@ impl Directory {
     }
 
     /// The error of a failed change that the next opening may find nevertheless.
-    pub(crate) fn unsure(&self, name: &str) -> Error {
+    pub(crate) fn uncertain_error(&self, name: &str) -> Error {
         Error::fatal(
             "a change of the store's directory failed half-way: close the store, check the disk, \
              open it again",

@@ -47,8 +47,8 @@ mod volumes;
 
 pub use budget::Budget;
 pub use catalog::{
-    Catalog, Committed, HeldKeys, HeldScope, LEASE_PAGES_MAX, LeaseNumber, Leased, Located,
-    LocatedRun, Refusal, ReserveRequest, Reserved, ReservedRun, ScopeRef,
+    Catalog, Committed, KeyListing, LEASE_PAGES_MAX, LeaseNumber, Leased, Located, LocatedRun,
+    Refusal, ReserveRequest, Reserved, ReservedRun, ScopeListing, ScopeRef,
 };
 pub use conversion::{Conversion, convert_index};
 pub use core::{

@@ -78,7 +78,7 @@ impl Parts<'_> {
     }
 
     /// Waits briefly for staging memory; a page that gets none is written unencoded.
-    fn pack_patiently(&mut self, page: usize) -> Packing {
+    fn pack_with_wait(&mut self, page: usize) -> Packing {
         if self.starved {
             return Packing::NoMemory;
         }
@@ -107,7 +107,7 @@ impl<'a> Iterator for Parts<'a> {
                 let packing = match self.pack(self.at, None) {
                     // The memory of this part is free again after it is written.
                     Packing::NoMemory if pages.iter().any(Option::is_some) => break,
-                    Packing::NoMemory => self.pack_patiently(self.at),
+                    Packing::NoMemory => self.pack_with_wait(self.at),
                     packing => packing,
                 };
                 bytes += self.scope.page_bytes;

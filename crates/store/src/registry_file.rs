@@ -93,7 +93,7 @@ impl RegistryFile {
             let error = self.directory.refused(error).with("file", SCOPES);
             return match self.replace(former) {
                 Ok(()) => Err(error),
-                Err(_) => Err(self.directory.unsure(SCOPES).because(error)),
+                Err(_) => Err(self.directory.uncertain_error(SCOPES).because(error)),
             };
         }
         self.file = Some(file);

@@ -1,6 +1,6 @@
 //! The payload half of a store, present in every process: it moves bytes, and asks a catalog where.
 
-use crate::catalog::{Catalog, HeldKeys, HeldScope, LeaseNumber, Leased, ScopeRef};
+use crate::catalog::{Catalog, KeyListing, LeaseNumber, Leased, ScopeListing, ScopeRef};
 use crate::core::CapacityChange;
 use crate::outcome::Outcome;
 use crate::owner_silent;
@@ -83,9 +83,9 @@ impl Store {
     ///
     /// # Errors
     /// Those of the connection.
-    pub fn scopes(&self) -> Result<Vec<HeldScope>> {
+    pub fn scopes(&self) -> Result<Vec<ScopeListing>> {
         self.check_process()?;
-        let mut scopes: Vec<HeldScope> = Vec::new();
+        let mut scopes: Vec<ScopeListing> = Vec::new();
         loop {
             let from = scopes.last().map_or(0, |last| last.slot.0 + 1);
             let more = self.catalog.scopes(ScopeSlot(from))?;
@@ -102,8 +102,8 @@ impl Store {
     ///
     /// # Errors
     /// Like `probe`.
-    pub fn keys(&self, scope: &Scope, after: u64, limit: u32) -> Result<HeldKeys> {
-        self.with_scope(scope, HeldKeys::default(), |s| self.catalog.keys(s, after, limit))
+    pub fn keys(&self, scope: &Scope, after: u64, limit: u32) -> Result<KeyListing> {
+        self.with_scope(scope, KeyListing::default(), |s| self.catalog.keys(s, after, limit))
     }
 
     /// Changes capacity or directories of a store in use. Returns when the change is complete.

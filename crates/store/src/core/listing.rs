@@ -2,7 +2,7 @@
 //! hold the keys.
 
 use super::StoreCore;
-use crate::catalog::{HeldKeys, HeldScope, ScopeRef};
+use crate::catalog::{KeyListing, ScopeListing, ScopeRef};
 use ritornello_format::{PageHash, Scope, ScopeSlot, ScopedKeys, UNIT};
 use ritornello_index::{RunId, Step};
 
@@ -37,18 +37,18 @@ impl StoreCore {
         self.visible(false, steps)
     }
 
-    pub(super) fn held_scopes(&self, from: ScopeSlot) -> Vec<HeldScope> {
+    pub(super) fn list_scopes(&self, from: ScopeSlot) -> Vec<ScopeListing> {
         let scopes = self.scopes.from(from, SCOPES_AT_ONCE);
         let state = self.state.lock();
         let held = scopes.into_iter().map(|(slot, scope)| {
             let (pages, units) = state.usage.held(slot);
             let scope = Scope::clone(&scope);
-            HeldScope { slot, scope, pages, bytes: units * UNIT }
+            ScopeListing { slot, scope, pages, bytes: units * UNIT }
         });
         held.collect()
     }
 
-    pub(super) fn held_keys(&self, scope: ScopeRef, after: u64, limit: u32) -> HeldKeys {
+    pub(super) fn list_keys(&self, scope: ScopeRef, after: u64, limit: u32) -> KeyListing {
         let limit = limit.min(KEYS_AT_ONCE) as usize;
         let mut runs: Vec<(u64, RunId)> = Vec::new();
         self.index.for_each(&mut |run, view| {
@@ -57,7 +57,7 @@ impl StoreCore {
             }
         });
         runs.sort_unstable();
-        let mut held = HeldKeys::default();
+        let mut held = KeyListing::default();
         let mut runs = runs.into_iter();
         for (generation, run) in runs.by_ref() {
             self.add_keys(scope, run, &mut held.keys);

@@ -3,8 +3,8 @@
 use super::reclaim::Abandoned;
 use super::{CapacityChange, ClientId, State, StoreCore};
 use crate::catalog::{
-    Catalog, Committed, HeldKeys, HeldScope, LEASE_PAGES_MAX, LeaseNumber, Leased, Located,
-    LocatedRun, ReserveRequest, Reserved, ScopeRef,
+    Catalog, Committed, KeyListing, LEASE_PAGES_MAX, LeaseNumber, Leased, Located, LocatedRun,
+    ReserveRequest, Reserved, ScopeListing, ScopeRef,
 };
 use crate::eviction::{Demand, Used};
 use crate::stats::CatalogStats;
@@ -368,15 +368,15 @@ impl Catalog for LocalCatalog {
         dropped.map_err(|error| self.core.retryable(error))
     }
 
-    fn scopes(&self, from: ScopeSlot) -> Result<Vec<HeldScope>> {
+    fn scopes(&self, from: ScopeSlot) -> Result<Vec<ScopeListing>> {
         self.core.check_open()?;
-        Ok(self.core.held_scopes(from))
+        Ok(self.core.list_scopes(from))
     }
 
-    fn keys(&self, scope: ScopeRef, after: u64, limit: u32) -> Result<HeldKeys> {
+    fn keys(&self, scope: ScopeRef, after: u64, limit: u32) -> Result<KeyListing> {
         self.core.check_open()?;
         self.core.scopes.check(scope)?;
-        Ok(self.core.held_keys(scope, after, limit))
+        Ok(self.core.list_keys(scope, after, limit))
     }
 
     fn change_capacity(&self, change: &CapacityChange) -> Result<()> {

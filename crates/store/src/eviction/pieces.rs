@@ -42,7 +42,7 @@ pub(super) struct Piece {
 const LISTED: u8 = 1;
 /// Set if its key was remembered when it was admitted.
 const KNOWN: u8 = 2;
-/// Set while the piece waits for its pins to end: see `tree::held`.
+/// Set while the piece waits for its pins to end: see `tree::pinned`.
 const HELD: u8 = 4;
 /// The bits from here on hold the turn of its policy: see `tree`.
 const TURN: u8 = 8;

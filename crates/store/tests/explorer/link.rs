@@ -4,8 +4,8 @@ use crate::watch::Watched;
 use parking_lot::Mutex;
 use ritornello_format::{Error, ErrorKind, Result, Scope, ScopeSettings, ScopeSlot};
 use ritornello_store::{
-    CapacityChange, Catalog, CatalogStats, Committed, HeldKeys, HeldScope, LeaseNumber, Leased,
-    LocalCatalog, Located, ReserveRequest, Reserved, ScopeRef,
+    CapacityChange, Catalog, CatalogStats, Committed, KeyListing, LeaseNumber, Leased,
+    LocalCatalog, Located, ReserveRequest, Reserved, ScopeListing, ScopeRef,
 };
 use std::time::Duration;
 
@@ -89,10 +89,10 @@ impl Catalog for Link {
     fn drop_scope(&self, scope: ScopeRef) -> Result<()> {
         self.ask()?.drop_scope(scope)
     }
-    fn scopes(&self, from: ScopeSlot) -> Result<Vec<HeldScope>> {
+    fn scopes(&self, from: ScopeSlot) -> Result<Vec<ScopeListing>> {
         self.ask()?.scopes(from)
     }
-    fn keys(&self, scope: ScopeRef, after: u64, limit: u32) -> Result<HeldKeys> {
+    fn keys(&self, scope: ScopeRef, after: u64, limit: u32) -> Result<KeyListing> {
         self.ask()?.keys(scope, after, limit)
     }
     fn change_capacity(&self, change: &CapacityChange) -> Result<()> {

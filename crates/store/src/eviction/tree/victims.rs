@@ -34,7 +34,7 @@ impl Tree {
                 if passed.len() < LOOKED_AT {
                     passed.push(slot);
                 } else {
-                    self.held.push(&mut self.pieces, slot);
+                    self.pinned.push(&mut self.pieces, slot);
                 }
             } else if self.pieces[slot].children > 0 {
                 self.unlink(slot);
@@ -54,7 +54,7 @@ impl Tree {
 
     /// Lists held pieces whose pins have ended, as the next victims.
     fn list_freed(&mut self, holdings: &dyn Holdings, count: usize) {
-        let freed = self.held.freed(&mut self.pieces, holdings, count);
+        let freed = self.pinned.freed(&mut self.pieces, holdings, count);
         freed.into_iter().rev().for_each(|slot| self.relist(slot));
     }
 
