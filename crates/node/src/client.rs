@@ -203,7 +203,7 @@ impl Client {
         };
         let thread = std::thread::Builder::new().name("ritornello-knock".to_owned());
         if let Err(error) = thread.spawn(move || probe.run()) {
-            tracing::warn!(%error, "no thread to find out whether the store's owner is heard");
+            tracing::warn!(%error, "no thread to probe whether the store's owner responds");
             self.liveness.end_probe(false);
         }
     }

@@ -133,8 +133,8 @@ impl FailoverCatalog {
         closed
     }
 
-    /// Sends `question` to the owner, and to the next owner if that one dies; only for idempotent
-    /// questions. Also returns `whom` of the membership that answered.
+    /// Makes `call` to the owner, and to the next owner if that one dies; only for idempotent
+    /// calls. Also returns `select` of the membership that answered.
     fn call_on<T, W>(
         &self,
         timeout: Duration,
@@ -186,7 +186,7 @@ impl FailoverCatalog {
             Err(error) if is_owner_lost(&error) => {
                 self.change(&membership, Instant::now() + CALL_TIMEOUT)
             }
-            heard => heard,
+            responsive => responsive,
         }
     }
 
@@ -264,7 +264,7 @@ impl FailoverCatalog {
     /// first time, then immediately. [`StoreReopening`], immediately, if the owner reopens the
     /// store.
     fn change(&self, lost: &Arc<Membership>, until: Instant) -> Result<()> {
-        let unheard = || {
+        let silent = || {
             OwnerSilent::error(
                 self.opening.directory.lock.holder().ok().flatten().map_or(0, |h| h.0),
             )
@@ -273,14 +273,14 @@ impl FailoverCatalog {
         let mut failed_search = if self.is_reopening.load(Ordering::Acquire) {
             self.changing.try_lock().ok_or_else(refused)?
         } else {
-            self.changing.try_lock_until(until).ok_or_else(unheard)?
+            self.changing.try_lock_until(until).ok_or_else(silent)?
         };
         if !Arc::ptr_eq(&self.membership.read(), lost) {
             return Ok(());
         }
         let until = match *failed_search {
             Some(FailedSearch { at, pause, reopening }) if at.elapsed() < pause => {
-                return Err(if reopening { refused() } else { unheard() });
+                return Err(if reopening { refused() } else { silent() });
             }
             Some(_) => Instant::now(),
             None => until,
@@ -300,7 +300,8 @@ impl FailoverCatalog {
             return Err(self.close_as_replaced());
         }
         let role = if matches!(membership, Membership::Owner(_)) { "owner" } else { "client" };
-        tracing::info!(role, dir = %self.opening.directory.path().display(), "the store's owner has ended");
+        let dir = self.opening.directory.path().display();
+        tracing::info!(role, %dir, "the store's owner has ended");
         self.close_segments();
         let old = std::mem::replace(&mut *self.membership.write(), Arc::new(membership));
         drop(old);

@@ -59,10 +59,10 @@ impl OwnerLiveness {
     /// [`PROBE_PAUSE`]. The caller ends the probe with [`OwnerLiveness::end_probe`].
     pub(crate) fn begin_probe(&self) -> bool {
         let mut probe = self.probe.lock();
-        let assured = probe.answered.is_some_and(|answered| answered.elapsed() < PROBE_PAUSE);
-        let goes = !probe.running && (!assured || self.is_silent());
-        probe.running |= goes;
-        goes
+        let recent = probe.answered.is_some_and(|answered| answered.elapsed() < PROBE_PAUSE);
+        let begins = !probe.running && (!recent || self.is_silent());
+        probe.running |= begins;
+        begins
     }
 
     /// Ends a probe and marks the owner responsive: it answered, or it is gone. Returns whether it

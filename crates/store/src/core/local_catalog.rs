@@ -330,7 +330,10 @@ impl Catalog for LocalCatalog {
         let mut state = core.state.lock();
         let stays = |now: Place| now.header() == place.header();
         if core.placed(scope, hash, generation).is_some_and(|(_, _, now)| stays(now)) {
-            tracing::warn!(reason, generation, page, scope = %scope.id, "a page failed verification on disk and was removed");
+            tracing::warn!(
+                reason, generation, page, scope = %scope.id,
+                "a page failed verification on disk and was removed"
+            );
             core.remove_corrupt_page(&mut state, scope, run, hash);
         }
         Ok(())
