@@ -25,13 +25,13 @@ pub(crate) struct Owner {
 impl Owner {
     /// Opens the store and listens. The caller holds the directory's lock.
     pub(crate) fn open(opening: &OpenContext) -> Result<Self> {
-        Self::serve(opening, Self::engine_of(opening)?)
+        Self::serve(opening, Self::open_core(opening)?)
     }
 
     /// Like [`Owner::open`], in place of a poisoned core. The new core is used only if it could
     /// sync what it recovered.
     pub(crate) fn reopen(opening: &OpenContext) -> Result<Self> {
-        let core = Self::engine_of(opening)?;
+        let core = Self::open_core(opening)?;
         if let Err(error) = core.catalog_for(ClientId::LOCAL, "").flush() {
             // Closing fails for the same reason.
             let _ = core.close();
@@ -40,7 +40,7 @@ impl Owner {
         Self::serve(opening, core)
     }
 
-    fn engine_of(opening: &OpenContext) -> Result<Arc<StoreCore>> {
+    fn open_core(opening: &OpenContext) -> Result<Arc<StoreCore>> {
         let (looked_at, heal_signal) =
             (Arc::clone(&opening.directory), Arc::clone(&opening.heal_signal));
         let alive: ClientAlive = Arc::new(move |name| presence::is_alive(&looked_at, name));

@@ -242,7 +242,7 @@ fn calls_miss_at_once_while_reopening() {
     schedule.add(Rule::always(Fault::Io).on(Op::SyncData).at("/index/"));
     assert_eq!(put(store, 2, 4).unwrap().pages, 4);
     assert!(store.flush().is_err());
-    eventually("the engine is closed", || node.core().is_none());
+    eventually("the core is closed", || node.core().is_none());
     let began = Instant::now();
     assert_eq!((get(store, 1, 4).unwrap(), probe(store, 1, 4).unwrap()), (0, 0));
     let skipped = put(store, 3, 4).unwrap();
@@ -266,21 +266,21 @@ fn calls_miss_at_once_while_reopening() {
 
 #[test]
 fn closing_does_not_wait_for_a_broken_disk() {
-    for closed_engine in [false, true] {
-        if closed_engine && !index_is_on_the_medium() {
+    for closed_core in [false, true] {
+        if closed_core && !index_is_on_the_medium() {
             continue;
         }
         let dir = tempfile::tempdir().unwrap();
         let (schedule, node) = owner(dir.path());
         assert_eq!(put(node.store(), 1, 4).unwrap().pages, 4);
         node.store().flush().unwrap();
-        let part = if closed_engine { "/index/" } else { "" };
+        let part = if closed_core { "/index/" } else { "" };
         schedule.add(Rule::always(Fault::Io).on(Op::SyncData).at(part));
         assert_eq!(put(node.store(), 2, 4).unwrap().pages, 4);
         assert!(node.store().flush().is_err());
         let before = schedule.injected();
         eventually("it tried again", || schedule.injected() > before);
-        eventually("the engine is closed", || !closed_engine || node.core().is_none());
+        eventually("the core is closed", || !closed_core || node.core().is_none());
         assert_eq!(node.close().unwrap_err().kind(), ErrorKind::Fatal);
         // The lock is free: another process takes the store over.
         let mut next = Helper::opened(dir.path());
