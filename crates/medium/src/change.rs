@@ -57,21 +57,21 @@ pub(crate) struct Chance {
     /// Of four unsynced changes, about this many survive.
     quarters: u64,
     /// Whether the rate differs between files: one may be complete while another is lost.
-    moody: bool,
+    varies_by_file: bool,
 }
 
 impl Chance {
     /// The seed also decides how much survives: from nothing to everything.
     pub(crate) fn new(seed: u64) -> Self {
-        let mut chance = Self { state: seed, quarters: 0, moody: false };
+        let mut chance = Self { state: seed, quarters: 0, varies_by_file: false };
         chance.quarters = chance.next() % 5;
-        chance.moody = chance.one_in(2);
+        chance.varies_by_file = chance.one_in(2);
         chance
     }
 
     /// Begins the decisions on the next file.
     pub(crate) fn turn(&mut self) {
-        if self.moody {
+        if self.varies_by_file {
             self.quarters = self.next() % 5;
         }
     }

@@ -46,19 +46,19 @@ pub(super) struct Registry {
 #[derive(Debug, Default)]
 pub(super) struct Live {
     by_id: HashMap<ScopeId, (ScopeRef, Arc<Scope>)>,
-    pub(super) by_slot: HashMap<ScopeSlot, Known>,
+    pub(super) by_slot: HashMap<ScopeSlot, LiveScope>,
     pub(super) settings: HashMap<ScopeSlot, ScopeSettings>,
 }
 
 /// A live scope.
 #[derive(Debug)]
-pub(super) struct Known {
+pub(super) struct LiveScope {
     reference: ScopeRef,
     /// Value of [`Scopes::registrations`] at the last use.
     pub(super) used: AtomicU64,
 }
 
-impl Known {
+impl LiveScope {
     /// Most uses come between two registrations and write nothing.
     fn note_use(&self, now: u64) {
         if self.used.load(Ordering::Relaxed) != now {
@@ -308,7 +308,7 @@ impl Live {
         };
         self.by_id.insert(reference.id, (reference, Arc::clone(scope)));
         let known = self.by_slot.entry(slot);
-        let known = known.or_insert_with(|| Known { reference, used: AtomicU64::new(0) });
+        let known = known.or_insert_with(|| LiveScope { reference, used: AtomicU64::new(0) });
         known.reference = reference;
         self.settings.insert(slot, settings);
         Ok(reference)

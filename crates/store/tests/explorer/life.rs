@@ -78,7 +78,7 @@ impl Life {
         let mut mib = 4 + dice.below(4);
         let mut roomy = !dice.one_in(8);
         let mut disk_mib = if roomy { 32 } else { 4 };
-        if family.letter {
+        if family.never_full {
             (mib, disk_mib, roomy) = (40, 128, true);
         }
         let durable = dice.one_in(8);
@@ -128,8 +128,8 @@ impl Life {
         }
     }
 
-    pub fn deeds(&self) -> u64 {
-        self.watched.deeds()
+    pub fn changes_digest(&self) -> u64 {
+        self.watched.changes_digest()
     }
 
     pub fn live(&mut self) {
@@ -243,7 +243,7 @@ impl Life {
         let is_durable = match *act {
             Act::Put { at, pages, .. } | Act::ClientPut { at, pages, .. } => {
                 let stored = leading(pages) & !there[at] == 0;
-                assert!(stored || !self.family.letter || self.absent.is_some(), "not stored");
+                assert!(stored || !self.family.never_full || self.absent.is_some(), "not stored");
                 durable && stored
             }
             Act::Delete { at, page } => {
@@ -420,7 +420,7 @@ impl Life {
         }
         assert!(found.allocated_bytes <= self.bounds.ceiling, "{found:?}");
         let evicted = found.counters["pages_evicted"];
-        assert!(evicted == 0 || !self.family.letter, "{evicted} pages evicted for no need");
+        assert!(evicted == 0 || !self.family.never_full, "{evicted} pages evicted for no need");
     }
 
     fn mark_durable(&mut self, there: Vec<Pages>) {

@@ -103,12 +103,12 @@ fn no_moment_of_power_loss_costs_flushed_pages() {
 /// A failure is reproducible from its seed: the same life does the same to its disk.
 #[test]
 fn life_is_deterministic() {
-    let deeds = |seed| {
+    let changes_digest = |seed| {
         let mut life = Life::new(seed, false);
         life.live();
-        (life.states, life.deeds())
+        (life.states, life.changes_digest())
     };
     for seed in 1000..1006 {
-        assert_eq!(deeds(seed), deeds(seed), "life {seed}");
+        assert_eq!(changes_digest(seed), changes_digest(seed), "life {seed}");
     }
 }

@@ -159,7 +159,7 @@ impl MappedLife {
 
     fn live(mut self) {
         let mut open = self.open();
-        let family = Family { plain: true, letter: true, faults: true, ..Family::default() };
+        let family = Family { plain: true, never_full: true, faults: true, ..Family::default() };
         for number in 0..ACTS {
             let act = Act::pick_in(&mut self.dice, &family, false);
             let what = format!("mapped life {}, act {number}, {act:?}", self.seed);

@@ -15,7 +15,7 @@ use std::sync::Arc;
 const MOMENTS: usize = 10;
 
 /// An action to run within an act.
-type Deed = Box<dyn FnOnce() + Send>;
+type Action = Box<dyn FnOnce() + Send>;
 
 #[derive(Clone, Debug)]
 pub struct Watched {
@@ -33,9 +33,9 @@ struct Notes {
     /// Opens of segments until one fails for want of a file handle.
     failing_open: Option<u64>,
     /// Action to run after a number of further changes.
-    meanwhile: Option<(u64, Deed)>,
+    meanwhile: Option<(u64, Action)>,
     /// Digest of all changes to the disk, in order.
-    deeds: DefaultHasher,
+    changes_digest: DefaultHasher,
 }
 
 impl std::fmt::Debug for Notes {
@@ -61,7 +61,7 @@ impl Watched {
             taken: Vec::new(),
             failing_open: None,
             meanwhile: None,
-            deeds: DefaultHasher::new(),
+            changes_digest: DefaultHasher::new(),
         };
         Self { process: disk.process(is_segment), notes: Arc::new(Mutex::new(notes)) }
     }
@@ -124,15 +124,15 @@ impl Watched {
     }
 
     /// Runs `deed` after `after` changes, in the thread that makes the next one.
-    pub fn meanwhile(&self, after: u64, deed: Deed) {
-        self.notes.lock().meanwhile = Some((after, deed));
+    pub fn meanwhile(&self, after: u64, action: Action) {
+        self.notes.lock().meanwhile = Some((after, action));
     }
 
     /// Runs the action now if it is still pending.
     pub fn end_meanwhile(&self) {
         let waiting = self.notes.lock().meanwhile.take();
-        if let Some((_, deed)) = waiting {
-            deed();
+        if let Some((_, action)) = waiting {
+            action();
         }
     }
 
@@ -168,13 +168,13 @@ impl Watched {
         }
     }
 
-    pub fn deeds(&self) -> u64 {
-        self.notes.lock().deeds.finish()
+    pub fn changes_digest(&self) -> u64 {
+        self.notes.lock().changes_digest.finish()
     }
 
-    fn note(&self, deed: impl Hash) {
+    fn note(&self, action: impl Hash) {
         let mut notes = self.notes.lock();
-        deed.hash(&mut notes.deeds);
+        action.hash(&mut notes.changes_digest);
         let rarity = notes.rarity;
         if notes.taken.len() < MOMENTS && notes.dice.one_in(rarity) {
             for _ in 0..=notes.dice.below(3) {

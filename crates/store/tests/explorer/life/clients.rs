@@ -28,14 +28,14 @@ impl Life {
     }
 
     /// The owner's process is dead, and so are the reservations that it made as a client.
-    pub(super) fn bury_owner(&mut self) {
+    pub(super) fn end_owner_process(&mut self) {
         if let Some(successor) = self.successor.take() {
             self.names.remove(&successor.name);
         }
     }
 
     /// A power loss ends all processes.
-    pub(super) fn bury_all(&mut self) {
+    pub(super) fn end_all_processes(&mut self) {
         self.successor = None;
         self.clients.clear();
         self.lingering.clear();

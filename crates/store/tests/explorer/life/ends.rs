@@ -34,14 +34,14 @@ impl Life {
             End::Kill => {
                 self.watched.kill_now();
                 drop(open);
-                self.bury_owner();
+                self.end_owner_process();
                 self.watched = self.watched.another();
                 self.bounds.deleted.fill(0);
             }
             End::Crash(seed) => {
                 let disk = self.watched.disk().crash(seed);
                 drop(open);
-                self.bury_all();
+                self.end_all_processes();
                 self.watched = self.watched.over(&disk);
                 self.bounds.deleted.fill(0);
             }
@@ -121,7 +121,7 @@ impl Life {
         }
         self.look_within(before, &open);
         self.mark_durable(there);
-        if !self.family.letter {
+        if !self.family.never_full {
             self.bounds.least = present(&open.store);
         }
         self.succeed(&open);
@@ -161,13 +161,13 @@ impl Life {
             }
             // Flushed pages that were not evicted are present. Evictions by the dying process
             // because its disk is gone do not reach the disk.
-            if !self.family.letter {
+            if !self.family.never_full {
                 self.spare(&there);
             }
         }
         self.bounds.deleted.fill(0);
         self.watched.kill_now();
-        self.bury_owner();
+        self.end_owner_process();
         match next {
             None => self.watched = self.watched.another(),
             Some(who) => self.take_over(who),
@@ -193,7 +193,7 @@ impl Life {
     fn put_more(&mut self, open: &Open, puts: usize) {
         for _ in 0..puts {
             // Pages that one put evicts another may put again, which the disk does not see.
-            if !self.family.letter {
+            if !self.family.never_full {
                 self.spare(&present(&open.store));
             }
             let at = self.fate.below((SEQUENCES - NAMES as usize) as u64) as usize;
@@ -210,7 +210,7 @@ impl Life {
         self.bounds.judge(&open, seed, self.absent.is_some());
         self.look_within(before, &open);
         self.bounds.mark_durable(there);
-        if !self.family.letter {
+        if !self.family.never_full {
             self.bounds.least = present(&open.store);
         }
         self.succeed(&open);

@@ -19,7 +19,7 @@ impl Life {
             }
             Act::Delete { at, page } => {
                 let left = left_by_delete(at, page);
-                if self.family.letter {
+                if self.family.never_full {
                     self.bounds.least[at] &= left;
                     self.bounds.deleted[at] |= !left;
                 }
@@ -28,7 +28,7 @@ impl Life {
                 self.leased.retain(|leased| leased.1 != at);
             }
             Act::DropScope { .. } | Act::Clear => {
-                if self.family.letter {
+                if self.family.never_full {
                     let kinds = match *act {
                         Act::DropScope { kind } => kind..kind + 1,
                         _ => 0..KINDS,

@@ -12,7 +12,7 @@ impl Life {
     /// Pages removed by an act need not be present after a crash. In a store that is never full
     /// only deletes and drops remove pages.
     pub(super) fn spare(&mut self, there: &[Pages]) {
-        if self.family.letter {
+        if self.family.never_full {
             self.check_least(there, "flushed pages are gone that nothing took");
         } else {
             self.bounds.least.iter_mut().zip(there).for_each(|(least, there)| *least &= there);
