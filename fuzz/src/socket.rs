@@ -3,7 +3,7 @@
 use ritornello_format::Scope;
 use ritornello_medium::SimDisk;
 use ritornello_node::fuzzing;
-use ritornello_store::{Catalog, ClientId, Engine, Options, ScopeRef, Session};
+use ritornello_store::{Catalog, ClientId, LocalCatalog, Options, ScopeRef, StoreCore};
 use std::cell::RefCell;
 use std::path::Path;
 use std::sync::Arc;
@@ -13,11 +13,11 @@ const MIB: u64 = 1 << 20;
 const QUESTIONS: u32 = 2000;
 
 thread_local! {
-    static STORE: RefCell<Option<(u32, Session, ScopeRef)>> = const { RefCell::new(None) };
+    static STORE: RefCell<Option<(u32, LocalCatalog, ScopeRef)>> = const { RefCell::new(None) };
 }
 
 /// A small store in memory, of another process's client, and its only scope.
-fn open() -> (Session, ScopeRef) {
+fn open() -> (LocalCatalog, ScopeRef) {
     let options = Options {
         capacity: Some(8 * MIB),
         segment_bytes: Some(MIB),
@@ -25,10 +25,10 @@ fn open() -> (Session, ScopeRef) {
         ..Options::new(Path::new("/store"))
     };
     let disk = Arc::new(SimDisk::new(64 * MIB));
-    let engine = Engine::open(disk, &options, Arc::new(|_| true)).unwrap();
-    let session = engine.session(ClientId(1), "0123456789abcdef");
-    let known = session.resolve(&scope(), true).unwrap().unwrap();
-    (session, known)
+    let engine = StoreCore::open(disk, &options, Arc::new(|_| true)).unwrap();
+    let catalog = engine.catalog_for(ClientId(1), "0123456789abcdef");
+    let known = catalog.resolve(&scope(), true).unwrap().unwrap();
+    (catalog, known)
 }
 
 fn scope() -> Scope {
@@ -45,14 +45,14 @@ pub fn questions() -> Vec<Vec<u8>> {
 
 pub fn ask(message: &[u8]) -> bool {
     STORE.with_borrow_mut(|store| {
-        let (asked, session, known) = store.get_or_insert_with(|| {
-            let (session, known) = open();
-            (0, session, known)
+        let (asked, catalog, known) = store.get_or_insert_with(|| {
+            let (catalog, known) = open();
+            (0, catalog, known)
         });
-        let is_question = fuzzing::ask(session, message);
+        let is_question = fuzzing::ask(catalog, message);
         *asked += 1;
         // Without the scope that they are about, all questions have the same answer.
-        if *asked == QUESTIONS || session.probe(*known, &[]).is_err() {
+        if *asked == QUESTIONS || catalog.probe(*known, &[]).is_err() {
             *store = None;
         }
         is_question

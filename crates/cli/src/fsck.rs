@@ -32,7 +32,7 @@ struct Answer<'a> {
 /// Where the store is in use, or cannot be opened.
 pub fn run(context: &Context, args: &FsckArgs) -> Result<Status, Failure> {
     let node = open::existing(&args.dir)?;
-    let Some(engine) = node.engine() else {
+    let Some(core) = node.core() else {
         let pid = node.store().stats().map_or(0, |stats| stats.catalog.owner_pid);
         return Err(Failure::unusable(
             format!("process {pid} owns the store in {}", args.dir.display()),
@@ -40,12 +40,12 @@ pub fn run(context: &Context, args: &FsckArgs) -> Result<Status, Failure> {
         ));
     };
     let bar = progress::bar("verifying");
-    let verification = engine.verify(args.salvage, &mut |done, total| {
+    let verification = core.verify(args.salvage, &mut |done, total| {
         bar.set_length(total);
         bar.set_position(done.min(total));
     })?;
     bar.finish_and_clear();
-    let dropped = engine.stats()?.dropped_at_open;
+    let dropped = core.stats()?.dropped_at_open;
     node.close()?;
     let damage = dropped.keys().any(|reason| reason != HARMLESS);
     let clean = verification.findings.is_empty() && verification.pages_dropped == 0 && !damage;

@@ -41,7 +41,7 @@ pub fn run(context: &Context, args: &ServeArgs) -> Result<Status, Failure> {
     let node = open::with(&options(args)?)?;
     let mut said = None;
     loop {
-        let role = match node.attend() {
+        let role = match node.ensure_owner() {
             Ok(role) => role,
             // It goes on waiting; the log says for whom.
             Err(error) if error.kind() == ErrorKind::Retry => Role::Client,

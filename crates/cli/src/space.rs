@@ -6,7 +6,7 @@ use crate::print::{bytes, complain, json, say, table};
 use crate::{Context, open};
 use ritornello_format::{Error, ErrorKind};
 use ritornello_node::Node;
-use ritornello_store::{PathStats, Reshape};
+use ritornello_store::{CapacityChange, PathStats};
 use serde::Serialize;
 use std::io::{IsTerminal, Write};
 use std::path::Path;
@@ -26,7 +26,7 @@ struct Answer<'a> {
 /// # Errors
 /// Where the store cannot be opened, or the capacity cannot be.
 pub fn resize(context: &Context, args: &ResizeArgs) -> Result<Status, Failure> {
-    reshape(context, &args.dir, &Reshape::Capacity(args.capacity))
+    reshape(context, &args.dir, &CapacityChange::Capacity(args.capacity))
 }
 
 /// Lists, adds, drains or gives up directories.
@@ -42,13 +42,13 @@ pub fn paths(context: &Context, args: &PathsArgs) -> Result<Status, Failure> {
             Ok(Status::Fine)
         }
         PathsCommand::Add { dir, path } => {
-            reshape(context, dir, &Reshape::AddPath(absolute(path)?))
+            reshape(context, dir, &CapacityChange::AddPath(absolute(path)?))
         }
         PathsCommand::Drain { dir, path } => {
-            reshape(context, dir, &Reshape::DrainPath(listed(dir, path)?))
+            reshape(context, dir, &CapacityChange::DrainPath(listed(dir, path)?))
         }
         PathsCommand::Forget { dir, path } => {
-            reshape(context, dir, &Reshape::ForgetPath(listed(dir, path)?))
+            reshape(context, dir, &CapacityChange::ForgetPath(listed(dir, path)?))
         }
     }
 }
@@ -99,10 +99,10 @@ fn agreed(dir: &Path) -> Result<bool, Failure> {
     Ok(answer.trim() == "yes")
 }
 
-fn reshape(context: &Context, dir: &Path, change: &Reshape) -> Result<Status, Failure> {
+fn reshape(context: &Context, dir: &Path, change: &CapacityChange) -> Result<Status, Failure> {
     let node = open::existing(dir)?;
     // What takes longer than a call may is asked for again: it has come further by then.
-    while let Err(error) = node.store().reshape(change) {
+    while let Err(error) = node.store().change_capacity(change) {
         if !goes_on(&error) {
             return Err(error.into());
         }

@@ -60,7 +60,7 @@ fn it_owns_until_it_is_told_to_end_and_a_client_takes_over() {
     let closed: Value = serde_json::from_str(&said[0]).unwrap();
     assert_eq!((code, closed["event"].as_str()), (Some(0), Some("closed")));
     assert!(!dir.path().join("owner.sock").exists(), "an owner that closed leaves no socket");
-    assert_eq!(node.attend().unwrap(), Role::Owner);
+    assert_eq!(node.ensure_owner().unwrap(), Role::Owner);
     node.close().unwrap();
     assert_eq!(probe(dir.path()), PAGES);
 }

@@ -1,4 +1,4 @@
-//! A medium that stays in one directory, wherever its path leads later.
+//! A medium that stays in one directory, even if the directory's path leads elsewhere later.
 
 use crate::{Access, Medium, MediumFile, Owner, Room};
 use std::ffi::OsString;
@@ -10,21 +10,22 @@ use std::sync::Arc;
 
 /// Reaches all paths below one directory through that directory's descriptor.
 ///
-/// A file system can be mounted over a directory that is in use, and the directory can be moved. Its
-/// path then leads to another directory, which may hold another store: nothing may be written there.
-/// The descriptor goes on leading to the directory that was opened. Paths elsewhere are not changed.
+/// A file system can be mounted over a directory in use, and the directory can be moved. Its path
+/// then leads to another directory, possibly of another store, where nothing may be written. The
+/// descriptor keeps referring to the directory that was opened. Other paths are unchanged.
 #[derive(Clone, Debug)]
 pub struct Anchored {
     inner: Arc<dyn Medium>,
     path: PathBuf,
-    /// `/proc/self/fd/N` of `dir`, or `path` itself where `/proc` is not mounted.
+    /// `/proc/self/fd/N` of `dir`, or `path` itself if `/proc` is not mounted.
     through: PathBuf,
-    /// Keeps the descriptor's number.
+    /// Keeps the descriptor open.
     _dir: Arc<File>,
 }
 
 impl Anchored {
-    /// `inner`, with everything below `path` reached through `dir`, the open directory at `path`.
+    /// Wraps `inner`: everything below `path` is reached through `dir`, the open directory at
+    /// `path`.
     #[must_use]
     pub fn new(inner: Arc<dyn Medium>, path: &Path, dir: File) -> Self {
         let link = PathBuf::from(format!("/proc/self/fd/{}", dir.as_raw_fd()));

@@ -1,4 +1,4 @@
-//! Changes to a simulated file that no sync has made durable, and what a power loss does to them.
+//! Unsynced changes to a simulated file, and what a power loss does to them.
 
 use crate::sparse::{BLOCK, SECTOR, Sparse};
 use std::sync::Arc;
@@ -20,9 +20,8 @@ impl Change {
         }
     }
 
-    /// Applies what is left of the change after a power loss: each 4 KiB of a write is kept, lost,
-    /// or torn into 512-byte sectors that are kept or lost by themselves; other changes are kept
-    /// or lost.
+    /// Applies what survives a power loss: each 4 KiB of a write is kept, lost, or torn into
+    /// 512-byte sectors that are kept or lost individually; other changes are kept or lost.
     pub(crate) fn survive(&self, file: &mut Sparse, chance: &mut Chance) {
         let Self::Write { offset, bytes } = self else {
             if chance.keep() {
@@ -51,28 +50,28 @@ impl Change {
     }
 }
 
-/// Coins, all from one seed (SplitMix64).
+/// Random decisions from one seed (SplitMix64).
 #[derive(Clone, Debug)]
 pub(crate) struct Chance {
     state: u64,
-    /// Of four unsynced things, about this many survive.
+    /// Of four unsynced changes, about this many survive.
     quarters: u64,
-    /// Whether files fare differently: one may be whole while another is lost.
-    moody: bool,
+    /// Whether the rate differs between files: one may be complete while another is lost.
+    varies_by_file: bool,
 }
 
 impl Chance {
     /// The seed also decides how much survives: from nothing to everything.
     pub(crate) fn new(seed: u64) -> Self {
-        let mut chance = Self { state: seed, quarters: 0, moody: false };
+        let mut chance = Self { state: seed, quarters: 0, varies_by_file: false };
         chance.quarters = chance.next() % 5;
-        chance.moody = chance.one_in(2);
+        chance.varies_by_file = chance.one_in(2);
         chance
     }
 
-    /// The next file's changes are decided from here on.
+    /// Begins the decisions on the next file.
     pub(crate) fn turn(&mut self) {
-        if self.moody {
+        if self.varies_by_file {
             self.quarters = self.next() % 5;
         }
     }

@@ -1,4 +1,4 @@
-//! A medium that fails on schedule.
+//! A medium that injects faults on schedule.
 
 use crate::{Access, Fault, Medium, MediumFile, Op, Owner, Room, Schedule};
 use std::ffi::OsString;
@@ -7,12 +7,12 @@ use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Damage happens in units of the smallest sector that disks have.
+/// Damage has the granularity of the smallest disk sector.
 const SECTOR: usize = 512;
-/// Direct I/O goes in units of this.
+/// The unit of direct I/O.
 const BLOCK: usize = 4096;
 
-/// Wraps any medium and plays a [`Schedule`] of faults over it.
+/// Wraps any medium and injects the faults of a [`Schedule`].
 #[derive(Clone, Debug)]
 pub struct Faulty {
     inner: Arc<dyn Medium>,
@@ -21,14 +21,15 @@ pub struct Faulty {
 }
 
 impl Faulty {
-    /// `inner`, with faults from `schedule` (of which the caller keeps a clone).
+    /// Wraps `inner` with the faults of `schedule` (of which the caller keeps a clone).
     #[must_use]
     pub fn new(inner: Arc<dyn Medium>, schedule: Schedule) -> Self {
         Self { inner, schedule, descriptors: false }
     }
 
-    /// Files show the descriptors of `inner`: transfers through them do not fail, all else does. For
-    /// faults under a process whose I/O is otherwise what it is on the host, `io_uring` included.
+    /// Exposes the descriptors of `inner`'s files: transfers through them never fail, all other
+    /// calls may. For faults under a process that otherwise uses the host's I/O, `io_uring`
+    /// included.
     #[must_use]
     pub fn with_descriptors(mut self) -> Self {
         self.descriptors = true;
@@ -111,7 +112,7 @@ impl FaultyFile {
 
     /// Stores every other sector of `buffer`.
     fn write_torn(&self, buffer: &[u8], offset: u64) -> io::Result<()> {
-        // In one write from aligned memory, so that direct files take it, too.
+        // One write from aligned memory, so that direct files accept it too.
         let (mut memory, start) = aligned(buffer.len());
         let torn = &mut memory[start..start + buffer.len()];
         let had = self.inner.read_at(torn, offset)?;
@@ -197,7 +198,7 @@ impl MediumFile for FaultyFile {
         self.inner.allocated()
     }
 
-    /// None unless asked for: what goes through the descriptor cannot fail on schedule.
+    /// `None` unless enabled: I/O through the descriptor cannot fail on schedule.
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         self.inner.descriptor().filter(|_| self.descriptors)
     }
@@ -215,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn the_nth_match_fails_and_only_it() {
+    fn only_the_nth_match_fails() {
         let schedule = Schedule::new();
         let disk = disk(&schedule);
         let (a, b) =
@@ -231,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn from_the_nth_on_until_healed() {
+    fn matches_from_the_nth_on_fail_until_healed() {
         let schedule = Schedule::new();
         let disk = disk(&schedule);
         let file = disk.open(Path::new("/a"), WRITE).unwrap();

@@ -13,10 +13,10 @@ use std::sync::Arc;
 
 /// Offsets and lengths of direct I/O are multiples of this many bytes.
 const SECTOR: usize = 4096;
-/// `st_blocks` counts in these, whatever the file system's block size is.
+/// The unit of `st_blocks` on every file system.
 const STAT_BLOCK: u64 = 512;
 
-/// The machine's own file system, through system calls and nothing else.
+/// The machine's own file system, through plain system calls.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Host;
 
@@ -26,7 +26,7 @@ impl Medium for Host {
     }
 
     fn open(&self, path: &Path, access: Access) -> io::Result<Arc<dyn MediumFile>> {
-        // A pipe in the place of a file must not hold the opening up.
+        // `NONBLOCK`, so that a pipe in the place of a file does not block the open.
         let mut flags = OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
         flags |= if access.write { OFlags::RDWR | OFlags::NOFOLLOW } else { OFlags::RDONLY };
         if access.create {
@@ -67,7 +67,7 @@ impl Medium for Host {
 
     fn room(&self, dir: &Path) -> io::Result<Room> {
         let stat = retry_on_intr(|| rustix::fs::statfs(dir))?;
-        // Block counts are in fragments; kernels that do not know them leave zero.
+        // Block counts are in fragments; kernels that do not report them leave zero.
         let unit = if stat.f_frsize > 0 { stat.f_frsize } else { stat.f_bsize } as u64;
         Ok(Room {
             available: stat.f_bavail.saturating_mul(unit),
@@ -95,7 +95,8 @@ fn open_dir(dir: &Path) -> io::Result<File> {
     Ok(retry_on_intr(|| rustix::fs::open(dir, flags, Mode::empty()))?.into())
 }
 
-/// Refuses what is no regular file and, to be written, files of other users, who can read and write them.
+/// Rejects anything but regular files, and for writing also files of other users, who could read
+/// and write them.
 fn check(file: &File, write: bool) -> io::Result<()> {
     let found = file.metadata()?;
     if !found.is_file() {
@@ -128,8 +129,8 @@ impl MediumFile for HostFile {
                 Err(error) => return Err(error),
             }
             if self.direct && filled % SECTOR != 0 {
-                // A direct read stops inside a sector only where the file does; going on from
-                // there would be refused as unaligned.
+                // A direct read ends inside a sector only at the end of the file; continuing there
+                // would fail as unaligned.
                 break;
             }
         }
@@ -141,7 +142,7 @@ impl MediumFile for HostFile {
     }
 
     fn sync_data(&self) -> io::Result<()> {
-        // Not retried on any error: after a failed sync the kernel may have dropped the pages.
+        // Never retried: after a failed sync the kernel may have dropped the pages.
         Ok(rustix::fs::fdatasync(&self.file)?)
     }
 
@@ -157,7 +158,7 @@ impl MediumFile for HostFile {
     }
 
     fn drain(&self) -> io::Result<()> {
-        // `fallocate` waits for the inode's direct I/O before it looks at the range
+        // `fallocate` waits for the inode's direct I/O before it examines the range
         // (`inode_dio_wait` in `ext4_fallocate` and `xfs_file_fallocate`). The first block of a
         // segment is allocated already, so nothing changes.
         let flags = FallocateFlags::KEEP_SIZE;
@@ -186,7 +187,7 @@ mod tests {
     const WRITE: Access = Access { write: true, create: true, direct: false };
 
     #[test]
-    fn files_are_private_and_come_back() {
+    fn files_are_private_and_readable() {
         let root = tempfile::tempdir().unwrap();
         let dir = root.path().join("a/b");
         Host.create_dir(&dir).unwrap();
@@ -211,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn links_and_files_of_others_are_not_written() {
+    fn links_and_foreign_files_are_rejected() {
         let root = tempfile::tempdir().unwrap();
         let (link, target) = (root.path().join("link"), root.path().join("target"));
         std::os::unix::fs::symlink(&target, &link).unwrap();
@@ -245,7 +246,7 @@ mod tests {
         assert_eq!(Host.owner(root.path()).unwrap(), Owner::this_user());
         assert!(Host.owner(&root.path().join("absent")).is_err());
         if rustix::process::geteuid().is_root() {
-            // The directory of another user, writable by a group of this one.
+            // A directory of another user, writable by a group of this one.
             std::os::unix::fs::chown(root.path(), Some(12_345), None).unwrap();
             mode(0o2775).unwrap();
             assert!(Host.close_to_others(root.path()).is_err());

@@ -1,13 +1,14 @@
 //! # ritornello-medium
 //!
-//! The seam between Ritornello and the file system: the few operations it uses, behind two small
-//! traits, so that tests can put a faulty or a forgetful disk underneath everything.
+//! The interface between Ritornello and the file system: the few operations it uses, behind two
+//! small traits, so that tests can put a faulty or a forgetful disk underneath everything.
 //!
-//! **Promises.** [`Host`] is the machine's own file system, nothing added. [`Faulty`] fails on
-//! schedule; [`Anchored`] stays in a directory that is moved or mounted over; [`SimDisk`] loses and tears what was not synced when it crashes. A [`SimProcess`] on it can
-//! be killed with writes in flight, and directories of it can be unmounted.
+//! **Promises.** [`Host`] is the machine's own file system, unchanged. [`Faulty`] fails on
+//! schedule; [`Anchored`] stays in a directory that is moved or mounted over; [`SimDisk`] loses and
+//! tears unsynced data when it crashes. A [`SimProcess`] on it can be killed with writes in flight,
+//! and directories of it can be unmounted.
 //!
-//! **May not know** what is stored: this crate sees bytes and paths.
+//! **May not know** what is stored: this crate handles bytes and paths.
 
 #![forbid(unsafe_code)]
 
@@ -38,23 +39,24 @@ pub use sim::{SimDisk, SimProcess};
 /// How to open a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Access {
-    /// Writable, too.
+    /// Opens for writing as well as reading.
     pub write: bool,
-    /// Created if it is not there.
+    /// Creates the file if it does not exist.
     pub create: bool,
-    /// Past the page cache (`O_DIRECT`): offsets, lengths and memory are then multiples of 4 KiB.
+    /// Bypasses the page cache (`O_DIRECT`): offsets, lengths and memory must be multiples of 4
+    /// KiB.
     pub direct: bool,
 }
 
 /// [`Room::kind`] of a file system in memory.
 pub const TMPFS: u64 = 0x0102_1994;
 
-/// Room on the file system that holds a directory.
+/// Space on the file system that holds a directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Room {
-    /// Bytes an unprivileged process can still take.
+    /// Bytes available to an unprivileged process.
     pub available: u64,
-    /// Bytes in all.
+    /// Total bytes.
     pub total: u64,
     /// `f_type` of `statfs(2)`.
     pub kind: u64,
@@ -62,33 +64,33 @@ pub struct Room {
 
 /// A file system.
 pub trait Medium: Send + Sync + Debug {
-    /// Creates `path` and its parents, mode 0700.
+    /// Creates `path` and its parents with mode 0700.
     fn create_dir(&self, path: &Path) -> io::Result<()>;
-    /// Opens a file; mode 0600 if it is created. A file that is opened to be written is a regular file of
-    /// this user: links and files of other users are refused.
+    /// Opens a file; a new file has mode 0600. For writing, the file must be a regular file of this
+    /// user: links and files of other users are rejected.
     fn open(&self, path: &Path, access: Access) -> io::Result<Arc<dyn MediumFile>>;
-    /// Replaces `to` by `from`, atomically.
+    /// Replaces `to` by `from` atomically.
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
     /// Removes a file.
     fn remove(&self, path: &Path) -> io::Result<()>;
-    /// Names in a directory, sorted.
+    /// Lists the names in a directory, sorted.
     fn list(&self, dir: &Path) -> io::Result<Vec<OsString>>;
     /// Makes creations, renames and removals in `dir` durable.
     fn sync_dir(&self, dir: &Path) -> io::Result<()>;
-    /// Room where `dir` is.
+    /// Returns the space of the file system that holds `dir`.
     fn room(&self, dir: &Path) -> io::Result<Room>;
-    /// The owner of the directory `dir`. A simulated disk has one user.
+    /// Returns the owner of the directory `dir`. A simulated disk has one user.
     fn owner(&self, dir: &Path) -> io::Result<Owner> {
         let _ = dir;
         Ok(Owner::this_user())
     }
-    /// Takes all rights to a directory of this user from other users: mode 0700.
+    /// Revokes other users' access to a directory of this user: mode 0700.
     fn close_to_others(&self, dir: &Path) -> io::Result<()> {
         let _ = dir;
         Ok(())
     }
-    /// The path by which a library that opens files beside the medium reaches `path`. It holds for as
-    /// long as the medium lives.
+    /// Returns the path by which a library that opens files beside the medium reaches `path`. Valid
+    /// as long as the medium exists.
     fn host_path(&self, path: &Path) -> PathBuf {
         path.to_owned()
     }
@@ -100,18 +102,18 @@ pub trait MediumFile: Send + Sync + Debug {
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize>;
     /// Writes all of `buffer` at `offset`.
     fn write_at(&self, buffer: &[u8], offset: u64) -> io::Result<()>;
-    /// `fdatasync`: everything written to the file, by any process, is durable.
+    /// `fdatasync`: makes everything written to the file, by any process, durable.
     fn sync_data(&self) -> io::Result<()>;
     /// Allocates blocks for the first `length` bytes and extends the file to them.
     fn allocate(&self, length: u64) -> io::Result<()>;
-    /// Cuts or extends the file.
+    /// Truncates or extends the file.
     fn set_len(&self, length: u64) -> io::Result<()>;
-    /// Waits until every direct write to the file that any process has begun, a dead one included,
-    /// has ended. Writes that begin meanwhile may wait for this call.
+    /// Waits until every direct write to the file has ended that any process has begun, including
+    /// dead processes. Writes that begin meanwhile may wait for this call.
     ///
-    /// `io_uring` outlives its process: a killed process frees its file locks while its writes are
-    /// still queued in the block layer. Space that such a process may have been writing to is safe
-    /// to reuse only after this.
+    /// `io_uring` outlives its process: a killed process releases its file locks while its writes
+    /// are still queued in the block layer. Space that such a process may have been writing to is
+    /// safe to reuse only after this call.
     ///
     /// # Errors
     /// Those of the file system. After an error, writes of the dead process may still be queued.
@@ -120,6 +122,6 @@ pub trait MediumFile: Send + Sync + Debug {
     fn length(&self) -> io::Result<u64>;
     /// Bytes of allocated blocks.
     fn allocated(&self) -> io::Result<u64>;
-    /// The descriptor, for `io_uring`; a simulated file has none and is driven by the calls above.
+    /// The descriptor, for `io_uring`; a simulated file has none and uses the calls above.
     fn descriptor(&self) -> Option<BorrowedFd<'_>>;
 }

@@ -1,31 +1,31 @@
-//! Who owns a directory, and who else may write to it.
+//! Ownership and access rights of a directory.
 
 use rustix::process::{getegid, geteuid, getgroups};
 use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;
 
-/// The owner and the rights of a directory, as this process sees them.
+/// The owner and the rights of a directory, relative to this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Owner {
-    /// The user that the directory belongs to.
+    /// The owning user.
     pub uid: u32,
-    /// Whether that is the user this process runs as.
+    /// Whether this process runs as the owning user.
     pub is_this_user: bool,
-    /// Whether users other than the owner have any rights there.
+    /// Whether users other than the owner have any access.
     pub is_open: bool,
-    /// Whether this process may write there as a member of the directory's group.
+    /// Whether this process may write there only as a member of the directory's group.
     pub by_group: bool,
 }
 
 impl Owner {
-    /// The owner of a directory that only this user can reach.
+    /// The owner of a directory that only this user can access.
     #[must_use]
     pub fn this_user() -> Self {
         let uid = geteuid().as_raw();
         Self { uid, is_this_user: true, is_open: false, by_group: false }
     }
 
-    /// The owner of the directory that `found` describes.
+    /// Reads the owner from the metadata of a directory.
     #[must_use]
     pub fn of(found: &Metadata) -> Self {
         let is_member = || {

@@ -1,4 +1,4 @@
-//! Which operations fail, when, and how: the script that a [`Faulty`](crate::Faulty) medium plays.
+//! The schedule of faults that a [`Faulty`](crate::Faulty) medium injects.
 
 use parking_lot::Mutex;
 use std::fmt;
@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The kinds of operation that are counted and can fail.
+/// Kinds of operation that are counted and can fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Op {
     /// [`Medium::create_dir`](crate::Medium::create_dir).
@@ -43,29 +43,29 @@ pub enum Op {
 /// Number of kinds in [`Op`].
 const OPS: usize = Op::Stat as usize + 1;
 
-/// What happens instead of the operation.
+/// A fault, injected instead of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Fault {
-    /// Nothing is done; `EIO`.
+    /// Does nothing and returns `EIO`.
     Io,
-    /// Nothing is done; `ENOSPC`.
+    /// Does nothing and returns `ENOSPC`.
     NoSpace,
-    /// Nothing is done; `ENFILE`: the machine has no file handles left.
+    /// Does nothing and returns `ENFILE`: the machine has no file handles left.
     NoSystemFiles,
-    /// Nothing is done; `EMFILE`: the process has no file descriptors left.
+    /// Does nothing and returns `EMFILE`: the process has no file descriptors left.
     NoProcessFiles,
-    /// A write stores its first half (whole sectors of it) and reports `EIO`; a read returns its
-    /// first half as if the file ended there. Anything else: as [`Fault::Io`].
+    /// A write stores its first half (in whole sectors) and returns `EIO`; a read returns its first
+    /// half as if the file ended there. Other operations: as [`Fault::Io`].
     Short,
     /// Silent damage: a write stores every other 512-byte sector and reports success; a read
-    /// returns every other sector with its bits flipped. Anything else: as [`Fault::Io`].
+    /// returns every other sector with its bits flipped. Other operations: as [`Fault::Io`].
     Torn,
-    /// It is done, after this time.
+    /// Performs the operation after a delay.
     Slow(Duration),
 }
 
 impl Fault {
-    /// The error a caller sees.
+    /// The error that the caller receives.
     #[must_use]
     pub fn error(self) -> io::Error {
         let code = match self {
@@ -78,49 +78,49 @@ impl Fault {
     }
 }
 
-/// One line of the script: which operations match, and from which match on they fail.
+/// One rule of the schedule: which operations match, and which matches fail.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rule {
-    /// Only this kind; `None`: any.
+    /// Matches only this kind; `None` matches any.
     pub op: Option<Op>,
-    /// Only paths that contain this; empty: any.
+    /// Matches only paths that contain this; empty matches any.
     pub path: String,
     /// Fails at this match, counted from 1 since the rule was added.
     pub nth: u64,
-    /// And at every match after it.
+    /// Also fails at every later match.
     pub onward: bool,
-    /// How.
+    /// The injected fault.
     pub fault: Fault,
 }
 
 impl Rule {
-    /// The `nth` operation (from 1) of any kind on any path fails with `fault`.
+    /// A rule for the `nth` operation (from 1) of any kind on any path.
     #[must_use]
     pub fn nth(nth: u64, fault: Fault) -> Self {
         Self { op: None, path: String::new(), nth, onward: false, fault }
     }
 
-    /// Every operation fails with `fault`.
+    /// A rule for every operation.
     #[must_use]
     pub fn always(fault: Fault) -> Self {
         Self::nth(1, fault).onward()
     }
 
-    /// Only operations of this kind match.
+    /// Restricts the rule to operations of this kind.
     #[must_use]
     pub fn on(mut self, op: Op) -> Self {
         self.op = Some(op);
         self
     }
 
-    /// Only paths that contain `part` match.
+    /// Restricts the rule to paths that contain `part`.
     #[must_use]
     pub fn at(mut self, part: impl Into<String>) -> Self {
         self.path = part.into();
         self
     }
 
-    /// Every match from the `nth` on fails.
+    /// Extends the rule to every match from the `nth` on.
     #[must_use]
     pub fn onward(mut self) -> Self {
         self.onward = true;
@@ -133,15 +133,15 @@ impl Rule {
     }
 }
 
-/// Rules and counters, shared by every handle to a faulty medium and the test that drives it.
+/// Rules and counters, shared by all handles of a faulty medium and the test that drives it.
 #[derive(Clone, Debug, Default)]
 pub struct Schedule(Arc<Mutex<Script>>);
 
 #[derive(Default)]
 struct Script {
-    /// Each with the number of matches seen.
+    /// Each rule with its number of matches.
     rules: Vec<(Rule, u64)>,
-    /// An operation, a part of its path, and what runs once before it.
+    /// An operation, a part of its path, and a function to run once before it.
     hooks: Vec<(Op, String, Hook)>,
     counts: [u64; OPS],
     injected: u64,
@@ -160,55 +160,55 @@ impl fmt::Debug for Script {
 }
 
 impl Schedule {
-    /// No faults.
+    /// A schedule without faults.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Adds a rule; it counts its matches from now on. Of several that fire at once the oldest
-    /// decides.
+    /// Adds a rule, which counts matches from now on. If several rules fire at once, the oldest
+    /// applies.
     pub fn add(&self, rule: Rule) {
         debug_assert!(rule.nth > 0, "matches are counted from 1");
         self.0.lock().rules.push((rule, 0));
     }
 
-    /// Runs `hook` once, before the next operation `op` on a path that contains `part`. It may use
-    /// the medium itself.
+    /// Runs `hook` once, before the next operation `op` on a path that contains `part`. The hook
+    /// may use the medium.
     pub fn before(&self, op: Op, part: impl Into<String>, hook: impl FnOnce() + Send + 'static) {
         self.0.lock().hooks.push((op, part.into(), Box::new(hook)));
     }
 
-    /// Hooks that were not run yet.
+    /// Number of hooks that have not run.
     #[must_use]
     pub fn hooks(&self) -> usize {
         self.0.lock().hooks.len()
     }
 
-    /// Drops all rules: from now on everything works. Counters stay.
+    /// Removes all rules, so that no operation fails. Keeps the counters.
     pub fn heal(&self) {
         self.0.lock().rules.clear();
     }
 
-    /// Operations of one kind so far, failed ones included.
+    /// Number of operations of one kind so far, including failed ones.
     #[must_use]
     pub fn count(&self, op: Op) -> u64 {
         self.0.lock().counts[op as usize]
     }
 
-    /// Operations so far, failed ones included.
+    /// Number of operations so far, including failed ones.
     #[must_use]
     pub fn total(&self) -> u64 {
         self.0.lock().counts.iter().sum()
     }
 
-    /// Operations that a rule made fail so far.
+    /// Number of injected faults so far.
     #[must_use]
     pub fn injected(&self) -> u64 {
         self.0.lock().injected
     }
 
-    /// Counts an operation and says what to do instead of it, after waiting where it is to be slow.
+    /// Counts an operation and returns the fault to inject, after the delay of a slow one.
     pub(crate) fn next(&self, op: Op, path: &Path) -> Option<Fault> {
         let due: Vec<_> = {
             let mut script = self.0.lock();

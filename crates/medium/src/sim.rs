@@ -1,4 +1,4 @@
-//! A disk in memory that forgets what was not synced.
+//! A simulated disk in memory that forgets what was not synced.
 
 mod flight;
 mod mounts;
@@ -20,14 +20,14 @@ use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::sync::Arc;
 
-/// `f_type` of a simulated disk: that of ext4, so that nobody distrusts it.
+/// `f_type` of a simulated disk: ext4's, so that it counts as trusted.
 const KIND: u64 = 0xef53;
 
-/// A file system in memory that knows what is durable and what is not.
+/// A file system in memory that tracks what is durable.
 ///
 /// Contents are durable after [`MediumFile::sync_data`], names after [`Medium::sync_dir`] of their
-/// directory; each alone is not enough, as POSIX has it. Paths are absolute. Direct access is
-/// granted and its alignment checked.
+/// directory; as in POSIX, neither suffices alone. Paths are absolute. Direct access is supported,
+/// with its alignment checked.
 #[derive(Clone, Debug)]
 pub struct SimDisk {
     state: Arc<Mutex<State>>,
@@ -50,7 +50,7 @@ struct FailingSync {
     seed: u64,
 }
 
-/// `now` is `durable` with all of `pending` applied, and what a failed sync dropped; nothing of
+/// `now` is `durable` with all of `pending` applied, plus what a failed sync dropped, without
 /// `in_flight`.
 #[derive(Clone, Debug, Default)]
 struct File {
@@ -78,9 +78,9 @@ impl File {
         self.pending.drain(..).for_each(|change| change.apply(&mut self.durable));
     }
 
-    /// Forgets pending writes as a failed writeback does. Reads still return their bytes; the disk
-    /// has what `seed` decides of them, and no later sync adds to it. Lengths and allocations are
-    /// the file system's own records, which it keeps to write later.
+    /// Drops pending writes like a failed writeback. Reads still return their bytes; `seed` decides
+    /// what the disk has of them, and no later sync adds to it. Lengths and allocations are
+    /// metadata, which the file system keeps and writes later.
     fn drop_dirty(&mut self, seed: u64) {
         let mut chance = Chance::new(seed);
         let Self { durable, pending, .. } = self;
@@ -95,16 +95,16 @@ impl File {
 }
 
 impl SimDisk {
-    /// An empty disk of `capacity` bytes.
+    /// Creates an empty disk of `capacity` bytes.
     #[must_use]
     pub fn new(capacity: u64) -> Self {
         Self { state: Arc::new(Mutex::new(State { capacity, ..State::default() })) }
     }
 
-    /// The disk as it comes up after losing power now. What was synced is there. Of the rest, each
-    /// change of a name survives or not; each 4 KiB of a write survives, is lost, or is torn into
-    /// 512-byte sectors. Writes in flight fare like unsynced ones. The seed decides all of it. This
-    /// disk goes on as if nothing happened.
+    /// Returns the disk as it comes up after losing power now. Synced data is intact. Of the rest,
+    /// each change of a name survives or not; each 4 KiB of a write survives, is lost, or is torn
+    /// into 512-byte sectors. Writes in flight are treated as unsynced. `seed` decides all of it.
+    /// This disk is unaffected.
     #[must_use]
     pub fn crash(&self, seed: u64) -> Self {
         let state = self.state.lock();
@@ -128,19 +128,19 @@ impl SimDisk {
         Self { state: Arc::new(Mutex::new(state)) }
     }
 
-    /// Makes the next [`MediumFile::sync_data`] of a file whose path contains `part` fail with `EIO`
-    /// and drop the file's dirty pages, as Linux does: what was written stays readable, later syncs
-    /// report success, and a crash loses it. `seed` decides which sectors reached the disk all the
-    /// same, from none to all of them.
+    /// Makes the next [`MediumFile::sync_data`] of a file whose path contains `part` fail with
+    /// `EIO` and drop the file's dirty pages, as Linux does: written data stays readable, later
+    /// syncs report success, and a crash loses it. `seed` decides which sectors reached the disk
+    /// nevertheless, from none to all of them.
     ///
-    /// Stricter than Linux in one respect: a later write to a dropped page does not take the rest of
-    /// the page to the disk.
+    /// Stricter than Linux in one respect: a later write to a dropped page does not write the rest
+    /// of the page.
     pub fn fail_next_sync(&self, part: impl Into<String>, seed: u64) {
         self.state.lock().failing_sync = Some(FailingSync { part: part.into(), seed });
     }
 
-    /// Time passes for writes in flight (see [`SimProcess::kill`]): some of them land, whole or in
-    /// part, in any order; the rest stays in flight. The seed decides all of it.
+    /// Advances writes in flight (see [`SimProcess::kill`]): some of them land, completely or in
+    /// part, in any order; the rest stays in flight. `seed` decides all of it.
     pub fn land(&self, seed: u64) {
         let mut chance = Chance::new(seed);
         for file in self.state.lock().files.values_mut() {
@@ -152,7 +152,7 @@ impl SimDisk {
         }
     }
 
-    /// Number of writes in flight; each part that is still to land counts.
+    /// Number of writes in flight; each part that has not landed counts.
     #[must_use]
     pub fn in_flight(&self) -> usize {
         self.state.lock().files.values().map(|file| file.in_flight.len()).sum()
@@ -175,7 +175,7 @@ impl SimDisk {
         Ok(SimFile { state: Arc::clone(&self.state), inode, access })
     }
 
-    /// Changes, of names and contents, that a crash now could undo.
+    /// Number of changes, of names and contents, that a crash now could undo.
     #[must_use]
     pub fn unsynced(&self) -> usize {
         let state = self.state.lock();
@@ -193,7 +193,7 @@ impl State {
         self.files.get_mut(&inode).ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 
-    /// Whether the sync of `inode` that is made now is the one to fail; then the seed of it.
+    /// Returns the seed if the present sync of `inode` is the one to fail.
     fn take_failing_sync(&mut self, inode: Inode) -> Option<u64> {
         let FailingSync { part, seed } = self.failing_sync.as_ref()?;
         let is_due = self.tree.path(inode)?.to_string_lossy().contains(part);
@@ -202,7 +202,7 @@ impl State {
         Some(seed)
     }
 
-    /// Applies `change`, which takes `blocks` more, if there is room.
+    /// Applies `change`, which takes `blocks` more, if the disk has space.
     fn change(&mut self, inode: Inode, blocks: u64, change: Change) -> io::Result<()> {
         if blocks > 0 && self.used().saturating_add(blocks * BLOCK) > self.capacity {
             return Err(io::ErrorKind::StorageFull.into());
@@ -253,7 +253,7 @@ impl Medium for SimDisk {
     }
 }
 
-/// Stays usable after its name is gone, as on any Unix.
+/// Stays usable after its name is removed, as on any Unix.
 #[derive(Debug)]
 struct SimFile {
     state: Arc<Mutex<State>>,
@@ -262,7 +262,7 @@ struct SimFile {
 }
 
 impl SimFile {
-    /// What `O_DIRECT` asks for.
+    /// Checks the alignment that `O_DIRECT` requires.
     fn check_aligned(&self, buffer: &[u8], offset: u64) -> io::Result<()> {
         let aligned = |number: u64| number.is_multiple_of(BLOCK);
         let memory = buffer.as_ptr().addr() as u64;
@@ -306,7 +306,7 @@ impl MediumFile for SimFile {
     }
 
     fn sync_data(&self) -> io::Result<()> {
-        // Writes in flight are not waited for: `fdatasync` covers writes that have ended.
+        // Does not wait for writes in flight: `fdatasync` covers writes that have ended.
         let mut state = self.state.lock();
         if let Some(seed) = state.take_failing_sync(self.inode) {
             state.file(self.inode)?.drop_dirty(seed);
@@ -326,7 +326,7 @@ impl MediumFile for SimFile {
     fn set_len(&self, length: u64) -> io::Result<()> {
         self.check_writable()?;
         let mut state = self.state.lock();
-        // As the kernel's file systems do, which wait for direct writes before they truncate.
+        // Real file systems also wait for direct writes before they truncate.
         state.file(self.inode)?.drain();
         state.change(self.inode, 0, Change::SetLen(length))
     }

@@ -3,15 +3,15 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Contents are kept in blocks of this many bytes.
+/// Bytes per block of contents.
 pub(crate) const BLOCK: u64 = 4096;
-/// What a disk writes whole or not at all.
+/// The unit that a disk writes atomically.
 pub(crate) const SECTOR: u64 = 512;
 
 type Block = Arc<[u8; BLOCK as usize]>;
 
-/// A sparse file: blocks that were never written read as zeroes. Cheap to clone: blocks and their
-/// table are shared until one of the clones is written to.
+/// A sparse file: unwritten blocks read as zeroes. Clones are cheap: blocks and their table are
+/// shared until a clone is written to.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Sparse {
     blocks: Arc<BTreeMap<u64, Block>>,
@@ -82,7 +82,7 @@ impl Sparse {
 
     pub(crate) fn set_len(&mut self, length: u64) {
         if length < self.length {
-            // What is cut off must read as zeroes if the file grows again.
+            // Truncated bytes must read as zeroes if the file grows again.
             let whole = length.div_ceil(BLOCK);
             let blocks = Arc::make_mut(&mut self.blocks);
             blocks.split_off(&whole);

@@ -1,4 +1,4 @@
-//! The directories of a simulated disk: what they hold, and what a power loss may undo.
+//! The directories of a simulated disk, and what a power loss may undo.
 
 use crate::change::Chance;
 use std::collections::BTreeMap;
@@ -6,7 +6,7 @@ use std::ffi::OsString;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Names a file's contents, whatever the file is called.
+/// Identifies a file's contents, independently of its names.
 pub(crate) type Inode = u64;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,19 +15,19 @@ pub(crate) enum Entry {
     File(Inode),
 }
 
-/// A change to a directory, in terms of what is named, so that any subset of changes, in order,
-/// makes sense.
+/// A change to a directory. Refers to what is named, so that any ordered subset of changes is
+/// meaningful.
 #[derive(Clone, Debug)]
 enum Link {
     Dir(PathBuf),
     Create(PathBuf, Inode),
     Remove(PathBuf, Inode),
-    /// Atomic: both names change, or none.
+    /// Atomic: both names change, or neither.
     Rename(PathBuf, PathBuf, Inode),
 }
 
 impl Link {
-    /// The path whose directory has to be synced.
+    /// The path whose directory must be synced.
     fn path(&self) -> &Path {
         match self {
             Self::Dir(path) | Self::Create(path, _) | Self::Remove(path, _) => path,
@@ -62,7 +62,7 @@ impl Link {
 pub(crate) struct Tree {
     now: BTreeMap<PathBuf, Entry>,
     durable: BTreeMap<PathBuf, Entry>,
-    /// In order; not yet in `durable`.
+    /// In order; not applied to `durable` yet.
     pending: Vec<Link>,
 }
 
@@ -85,7 +85,7 @@ impl Tree {
     }
 
     pub(crate) fn is_dir(&self, path: &Path) -> bool {
-        // The root is there without an entry.
+        // The root exists without an entry.
         path.parent().is_none() || self.now.get(path) == Some(&Entry::Dir)
     }
 
@@ -121,7 +121,7 @@ impl Tree {
         Ok(())
     }
 
-    /// `path` is not taken, its directory is there.
+    /// The caller has checked that `path` is free and its directory exists.
     pub(crate) fn create(&mut self, path: &Path, inode: Inode) {
         self.link(Link::Create(path.to_owned(), inode));
     }
@@ -141,20 +141,20 @@ impl Tree {
         Ok(())
     }
 
-    /// Changes in `dir` are durable, and so is the way to it (as on the journaling file systems of
-    /// Linux).
+    /// Makes the changes in `dir` durable, and those on the path to it (as the journaling file
+    /// systems of Linux do).
     pub(crate) fn sync_dir(&mut self, dir: &Path) -> io::Result<()> {
         if !self.is_dir(dir) {
             return Err(io::ErrorKind::NotFound.into());
         }
         let durable = &mut self.durable;
         self.pending.retain(|link| {
-            let way = matches!(link, Link::Dir(path) if dir.starts_with(path));
-            let settled = way || link.path().parent() == Some(dir);
-            if settled {
+            let is_on_path = matches!(link, Link::Dir(path) if dir.starts_with(path));
+            let is_durable = is_on_path || link.path().parent() == Some(dir);
+            if is_durable {
                 link.apply(durable);
             }
-            !settled
+            !is_durable
         });
         Ok(())
     }
@@ -172,7 +172,7 @@ impl Tree {
                 link.apply(&mut names);
             }
         }
-        // What lies in a directory that was lost is lost, too.
+        // The contents of a lost directory are lost, too.
         let dirs: Vec<PathBuf> = names
             .iter()
             .filter(|(_, entry)| **entry == Entry::Dir)
@@ -183,7 +183,7 @@ impl Tree {
         Self { now: names.clone(), durable: names, pending: Vec::new() }
     }
 
-    /// Takes out everything below `dir`; the directory itself stays, empty.
+    /// Removes and returns everything below `dir`; the directory itself stays, empty.
     pub(crate) fn split_below(&mut self, dir: &Path) -> Self {
         let below = |path: &Path| path != dir && path.starts_with(dir);
         let split = |names: &mut BTreeMap<PathBuf, Entry>| {
@@ -198,14 +198,14 @@ impl Tree {
         Self { now: split(&mut self.now), durable: split(&mut self.durable), pending: inside }
     }
 
-    /// Puts back what [`Tree::split_below`] took out of an equal directory.
+    /// Restores what [`Tree::split_below`] removed from an equal directory.
     pub(crate) fn merge(&mut self, other: Self) {
         self.now.extend(other.now);
         self.durable.extend(other.durable);
         self.pending.extend(other.pending);
     }
 
-    /// All changes are durable.
+    /// Makes all changes durable.
     pub(crate) fn sync_all(&mut self) {
         self.pending.clear();
         self.durable.clone_from(&self.now);

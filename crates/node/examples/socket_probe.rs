@@ -1,4 +1,4 @@
-//! How long a probe of 256 keys of 32 bytes takes through the socket, and in the owner itself.
+//! Measures a probe of 256 keys of 32 bytes through the socket, and in the owner itself.
 //!
 //! ```sh
 //! cargo run --release -p ritornello-node --example socket_probe
@@ -6,7 +6,7 @@
 
 use ritornello_format::{Result, Scope};
 use ritornello_node::{Options, Role, open};
-use ritornello_store::{Store, Terms};
+use ritornello_store::{PutOptions, Store};
 use ritornello_volume::memory::BorrowedPages;
 use ritornello_volume::transfer::Control;
 use std::path::PathBuf;
@@ -33,8 +33,13 @@ fn main() -> Result<()> {
     let page = [7u8; 4096];
     let pages = vec![page.as_slice(); keys.len()];
     let source = BorrowedPages::new(&pages);
-    let put =
-        node.store().put_batch(&scope(), &keys, &source, &Terms::default(), &Control::default())?;
+    let put = node.store().put_batch(
+        &scope(),
+        &keys,
+        &source,
+        &PutOptions::default(),
+        &Control::default(),
+    )?;
     assert_eq!(put.pages, keys.len());
     report("in the owner", node.store())?;
     let child = Command::new(std::env::current_exe()?).arg(dir.path()).status()?;

@@ -1,11 +1,12 @@
-//! One question in, one answer out: the owner's side of [`crate::remote`].
+//! One request in, one response out: the owner's side of [`crate::socket_catalog`].
 
 use crate::permissions::ClientPermissions;
-use crate::protocol::{PATIENCE_MAX, Request, Response};
+use crate::protocol::{RESERVE_TIMEOUT_MAX, Request, Response};
 use ritornello_format::Result;
 use ritornello_store::Catalog;
 
-/// Asks `catalog` what `request` says, if `permissions` let a client; `None` for what is not answered.
+/// Calls `catalog` as `request` says, if `permissions` allow it to a client. Returns `None` for
+/// requests without a response.
 pub(crate) fn answer(
     catalog: &dyn Catalog,
     permissions: &ClientPermissions,
@@ -32,17 +33,17 @@ fn ask(catalog: &dyn Catalog, request: Request<'_>) -> Result<Response> {
         Request::Exists { scope, keys } => {
             catalog.exists(scope, &keys.split()?).map(Response::Exists)
         }
-        Request::Reserve { scope, keys, parent, wanted } => {
-            let mut wanted = wanted.into_owned();
-            wanted.patience = wanted.patience.min(PATIENCE_MAX);
-            catalog.reserve(scope, &keys.split()?, parent, &wanted).map(Response::Reserved)
+        Request::Reserve { scope, keys, parent, reserve_request } => {
+            let mut reserve_request = reserve_request.into_owned();
+            reserve_request.timeout = reserve_request.timeout.min(RESERVE_TIMEOUT_MAX);
+            catalog.reserve(scope, &keys.split()?, parent, &reserve_request).map(Response::Reserved)
         }
         Request::Commit { reservation, written } => {
             catalog.commit(reservation, &written).map(Response::Committed)
         }
         Request::Abort { reservation } => catalog.abort(reservation).map(done),
-        Request::Distrust { scope, key, generation, reason } => {
-            catalog.distrust(scope, key, generation, reason).map(done)
+        Request::ReportCorruption { scope, key, generation, reason } => {
+            catalog.report_corruption(scope, key, generation, reason).map(done)
         }
         Request::Touch { scope, keys } => catalog.touch(scope, &keys.split()?).map(Response::Count),
         Request::Delete { scope, keys } => {
@@ -54,7 +55,7 @@ fn ask(catalog: &dyn Catalog, request: Request<'_>) -> Result<Response> {
         Request::Keys { scope, after, limit } => {
             catalog.keys(scope, after, limit).map(Response::Keys)
         }
-        Request::Reshape { change } => catalog.reshape(&change).map(done),
+        Request::ChangeCapacity { change } => catalog.change_capacity(&change).map(done),
         Request::Clear => catalog.clear().map(done),
         Request::Flush => catalog.flush().map(done),
         Request::Stats => catalog.stats().map(Box::new).map(Response::Stats),

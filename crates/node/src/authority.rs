@@ -1,33 +1,33 @@
-//! What a server needs of the engine behind it.
+//! What a server needs of the core behind it.
 
 use ritornello_format::Result;
-use ritornello_store::{Catalog, ClientId, Engine};
+use ritornello_store::{Catalog, ClientId, StoreCore};
 use std::sync::Arc;
 
-/// Who answers the clients: an [`Engine`], or something simpler in a test.
+/// Answers clients: a [`StoreCore`], or a stub in a test.
 pub(crate) trait Authority: Send + Sync {
-    /// Whether clients are let in.
+    /// Whether clients are admitted.
     ///
     /// # Errors
-    /// `Miss`, with what failed, while the store is reopened.
+    /// `Miss`, with the failure, while the store is reopened.
     fn admit(&self) -> Result<()> {
         Ok(())
     }
-    /// A catalog for one client.
+    /// Returns a catalog for one client.
     ///
     /// # Errors
     /// As of [`Authority::admit`].
-    fn session(&self, client: ClientId, name: &str) -> Result<Arc<dyn Catalog>>;
-    /// The last connection of a client is gone.
-    fn left(&self, client: ClientId);
+    fn catalog_for(&self, client: ClientId, name: &str) -> Result<Arc<dyn Catalog>>;
+    /// The last connection of a client is closed.
+    fn client_disconnected(&self, client: ClientId);
 }
 
-impl Authority for Arc<Engine> {
-    fn session(&self, client: ClientId, name: &str) -> Result<Arc<dyn Catalog>> {
-        Ok(Arc::new(Engine::session(self, client, name)))
+impl Authority for Arc<StoreCore> {
+    fn catalog_for(&self, client: ClientId, name: &str) -> Result<Arc<dyn Catalog>> {
+        Ok(Arc::new(StoreCore::catalog_for(self, client, name)))
     }
 
-    fn left(&self, client: ClientId) {
-        self.client_left(client);
+    fn client_disconnected(&self, client: ClientId) {
+        StoreCore::client_left(self, client);
     }
 }

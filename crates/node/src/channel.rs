@@ -1,8 +1,8 @@
-//! Framed messages over a stream socket: a `u32` length, then a message in postcard. One side asks,
-//! the other answers in the same order; questions may come in a row, ahead of their answers.
+//! Framed messages over a stream socket: a `u32` length, then a message in postcard. One side sends
+//! requests, the other responds in the same order; requests may be pipelined.
 
-use crate::lost::lost;
-use crate::room::Taken;
+use crate::memory_budget::Grant;
+use crate::owner_lost::owner_lost;
 use crate::socket::shut_down;
 use ritornello_format::{Error, Result};
 use rustix::io::Errno;
@@ -15,20 +15,20 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// The longest message, both ways. A put of 65,535 pages with 64-byte keys takes 4 MiB.
+/// Maximum message length in both directions. A put of 65,535 pages with 64-byte keys takes 4 MiB.
 pub(crate) const MESSAGE_BYTES_MAX: usize = 16 << 20;
-/// The longest first message: nobody takes memory before it is known who asks.
+/// Maximum length of the first message: before the peer is known, it gets no memory.
 const HELLO_BYTES_MAX: usize = 1 << 10;
-/// Buffers larger than this are not kept between messages: there may be a thousand connections.
+/// Larger buffers are not kept between messages: there may be a thousand connections.
 const BUFFER_KEPT: usize = 64 << 10;
-/// Buffers start with this much: 256 keys of 32 bytes and then some.
+/// Initial buffer length: 256 keys of 32 bytes, with some to spare.
 const BUFFER_START: usize = 16 << 10;
-/// Length of the length.
+/// Bytes of the length field.
 const PREFIX: usize = 4;
 
-/// Asked once a slice of time while a message is not whole, whether it moves or not; its error ends
-/// the wait. It is told whether part of a message is here already.
-pub(crate) type Patience<'a> = &'a mut dyn FnMut(bool) -> Result<()>;
+/// Called once per time slice while a message is incomplete, whether bytes arrive or not; an error
+/// ends the wait. The argument says whether part of the message has arrived.
+pub(crate) type WaitCheck<'a> = &'a mut dyn FnMut(bool) -> Result<()>;
 
 /// One end of a connection.
 #[derive(Debug)]
@@ -36,45 +36,45 @@ pub(crate) struct Channel {
     stream: Arc<UnixStream>,
     slice: Duration,
     input: Vec<u8>,
-    /// Bytes of `input` that have come.
+    /// Bytes received into `input`.
     filled: usize,
-    /// Of them, those of the message that was handed out last.
-    taken: usize,
-    /// The longest message that is received.
-    longest: usize,
-    /// What `input` takes beyond what every connection has.
-    room: Taken,
+    /// Bytes of `input` that the last returned message takes.
+    consumed: usize,
+    /// Maximum length of a received message.
+    bytes_max: usize,
+    /// Memory of `input` beyond what every connection has.
+    grant: Grant,
     output: Vec<u8>,
 }
 
 impl Channel {
-    /// Talks over `stream`, and looks up from waiting once a `slice`.
+    /// Creates a channel over `stream` that calls its wait check once per `slice`.
     pub(crate) fn new(stream: Arc<UnixStream>, slice: Duration) -> Result<Self> {
         for timeout in [Timeout::Recv, Timeout::Send] {
             set_socket_timeout(&stream, timeout, Some(slice))
-                .map_err(|error| lost(error.into()))?;
+                .map_err(|error| owner_lost(error.into()))?;
         }
         let input = vec![0; BUFFER_START];
-        let (longest, room, output) = (MESSAGE_BYTES_MAX, Taken::default(), Vec::new());
-        Ok(Self { stream, slice, input, filled: 0, taken: 0, longest, room, output })
+        let (bytes_max, grant, output) = (MESSAGE_BYTES_MAX, Grant::default(), Vec::new());
+        Ok(Self { stream, slice, input, filled: 0, consumed: 0, bytes_max, grant, output })
     }
 
-    /// For a stranger: what is longer than a hello is not received.
-    pub(crate) fn wary(mut self) -> Self {
-        self.longest = HELLO_BYTES_MAX;
+    /// Limits received messages to the length of a hello, until the peer is known.
+    pub(crate) fn unauthenticated(mut self) -> Self {
+        self.bytes_max = HELLO_BYTES_MAX;
         self
     }
 
-    /// It is known by now who sends: long messages are received as far as there is `room`.
-    pub(crate) fn trust(&mut self, room: Taken) {
-        self.longest = MESSAGE_BYTES_MAX;
-        self.room = room;
+    /// Accepts long messages of a known peer, as far as `grant` allows.
+    pub(crate) fn authenticate(&mut self, grant: Grant) {
+        self.bytes_max = MESSAGE_BYTES_MAX;
+        self.grant = grant;
     }
 
     /// Encodes the message that [`Channel::send`] sends.
     ///
     /// # Errors
-    /// `Invalid` if it is too long; the connection is as good as before.
+    /// `Invalid` if it is too long; the connection remains usable.
     pub(crate) fn stage(&mut self, message: &impl Serialize) -> Result<()> {
         let mut output = std::mem::take(&mut self.output);
         output.clear();
@@ -92,23 +92,24 @@ impl Channel {
         Ok(())
     }
 
-    /// Sends the message that was staged.
+    /// Sends the staged message.
     ///
     /// # Errors
-    /// Lost, or what `patience` said.
-    pub(crate) fn send(&mut self, patience: Patience<'_>) -> Result<()> {
-        self.send_all(&self.output, patience)?;
+    /// Lost, or the error of `check`.
+    pub(crate) fn send(&mut self, check: WaitCheck<'_>) -> Result<()> {
+        self.send_all(&self.output, check)?;
         self.output.clear();
         self.output.shrink_to(BUFFER_KEPT);
         Ok(())
     }
 
-    fn send_all(&self, mut bytes: &[u8], patience: Patience<'_>) -> Result<()> {
-        let mut looked = Instant::now();
+    fn send_all(&self, mut bytes: &[u8], check: WaitCheck<'_>) -> Result<()> {
+        let mut checked = Instant::now();
         while !bytes.is_empty() {
-            // In pieces: while the other side takes some of it in time, one call does not return.
+            // Sent in pieces, so that one call returns in time even while the peer keeps taking
+            // bytes slowly.
             let piece = bytes.get(..BUFFER_KEPT).unwrap_or(bytes);
-            // Not by `write`: a host process may not have ignored SIGPIPE.
+            // Not `write`: the host process may not ignore SIGPIPE.
             let stuck = match send(&self.stream, piece, SendFlags::NOSIGNAL) {
                 Ok(sent) => {
                     bytes = bytes.get(sent..).unwrap_or_default();
@@ -116,90 +117,90 @@ impl Channel {
                 }
                 Err(Errno::AGAIN) => true,
                 Err(Errno::INTR) => false,
-                Err(error) => return Err(lost(error.into())),
+                Err(error) => return Err(owner_lost(error.into())),
             };
-            if !bytes.is_empty() && (stuck || looked.elapsed() >= self.slice) {
-                patience(true)?;
-                looked = Instant::now();
+            if !bytes.is_empty() && (stuck || checked.elapsed() >= self.slice) {
+                check(true)?;
+                checked = Instant::now();
             }
         }
         Ok(())
     }
 
-    /// Receives one message: its bytes, or `None` if the other side is done.
+    /// Receives one message. Returns its bytes, or `None` if the peer has closed the connection.
     ///
     /// # Errors
-    /// `Invalid` if it is too long; lost, or what `patience` said.
-    pub(crate) fn receive(&mut self, patience: Patience<'_>) -> Result<Option<&[u8]>> {
-        self.forget_taken();
-        let (mut looked, mut stuck) = (Instant::now(), false);
+    /// `Invalid` if the message is too long; lost, or the error of `check`.
+    pub(crate) fn receive(&mut self, check: WaitCheck<'_>) -> Result<Option<&[u8]>> {
+        self.discard_consumed();
+        let (mut checked, mut stuck) = (Instant::now(), false);
         loop {
             if let Some(whole) = self.whole_length()? {
                 if whole <= self.filled {
-                    self.taken = whole;
+                    self.consumed = whole;
                     return Ok(Some(&self.input[PREFIX..whole]));
                 }
                 if self.filled == self.input.len() {
-                    // Grows with what has come, not with what was announced.
+                    // Grows with the bytes received, not with the announced length.
                     let length = whole.min(2 * self.filled);
-                    self.room.set(length.saturating_sub(BUFFER_KEPT))?;
+                    self.grant.resize(length.saturating_sub(BUFFER_KEPT))?;
                     self.input.resize(length, 0);
                 }
             }
-            if stuck || looked.elapsed() >= self.slice {
-                patience(self.filled > 0)?;
-                looked = Instant::now();
+            if stuck || checked.elapsed() >= self.slice {
+                check(self.filled > 0)?;
+                checked = Instant::now();
             }
             stuck = false;
             match recv(&self.stream, &mut self.input[self.filled..], RecvFlags::empty()) {
                 Ok((_, 0)) if self.filled == 0 => return Ok(None),
-                Ok((_, 0)) => return Err(lost(io::ErrorKind::UnexpectedEof.into())),
+                Ok((_, 0)) => return Err(owner_lost(io::ErrorKind::UnexpectedEof.into())),
                 Ok((_, count)) => self.filled += count,
                 Err(Errno::AGAIN) => stuck = true,
                 Err(Errno::INTR) => {}
-                Err(error) => return Err(lost(error.into())),
+                Err(error) => return Err(owner_lost(error.into())),
             }
         }
     }
 
-    /// Whether something came behind the message that was handed out last.
+    /// Whether bytes arrived behind the last returned message.
     pub(crate) fn has_more(&self) -> bool {
-        self.filled > self.taken
+        self.filled > self.consumed
     }
 
-    /// Ends the connection for both sides, and returns the message that was due if all of it had
-    /// come by then. If not, the other side fails to send it, and knows that it did not arrive.
-    pub(crate) fn last_word(&mut self) -> Option<&[u8]> {
+    /// Shuts the connection down in both directions and returns the pending message if it has
+    /// arrived completely. Otherwise the peer fails to send it and knows that it did not arrive.
+    pub(crate) fn take_last_message(&mut self) -> Option<&[u8]> {
         shut_down(&self.stream, Shutdown::Both);
-        // What had come can still be read; behind it the connection ends.
+        // Received bytes can still be read; the connection ends behind them.
         self.receive(&mut |_| Ok(())).ok().flatten()
     }
 
-    fn forget_taken(&mut self) {
-        self.input.copy_within(self.taken..self.filled, 0);
-        self.filled -= self.taken;
-        self.taken = 0;
+    fn discard_consumed(&mut self) {
+        self.input.copy_within(self.consumed..self.filled, 0);
+        self.filled -= self.consumed;
+        self.consumed = 0;
         let kept = BUFFER_KEPT.max(self.filled);
         if self.input.len() > kept {
             self.input.truncate(kept);
             self.input.shrink_to_fit();
-            // Less than it has: that is always there.
-            let _ = self.room.set(kept - BUFFER_KEPT);
+            // Shrinking a grant cannot fail.
+            let _ = self.grant.resize(kept - BUFFER_KEPT);
         }
     }
 
-    /// Length of the message that comes next, prefix included, once the prefix is there.
+    /// Length of the next message including its prefix, once the prefix has arrived.
     fn whole_length(&self) -> Result<Option<usize>> {
         let Some(prefix) = self.input[..self.filled].first_chunk::<PREFIX>() else {
             return Ok(None);
         };
         let length = u32::from_le_bytes(*prefix) as usize;
-        if length > self.longest {
+        if length > self.bytes_max {
             return Err(Error::invalid(
                 "this is not Ritornello's protocol, or the message is too long",
             )
             .with("bytes", length)
-            .with("bytes_max", self.longest));
+            .with("bytes_max", self.bytes_max));
         }
         Ok(Some(PREFIX + length))
     }
@@ -209,8 +210,8 @@ impl Channel {
 pub(crate) fn decode<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T> {
     match postcard::take_from_bytes(bytes) {
         Ok((message, [])) => Ok(message),
-        Ok(_) => Err(Error::invalid("a message is longer than what it says")),
-        Err(error) => Err(Error::invalid("a message cannot be understood").because(error)),
+        Ok(_) => Err(Error::invalid("a message has trailing bytes")),
+        Err(error) => Err(Error::invalid("a message is malformed").because(error)),
     }
 }
 
@@ -222,8 +223,8 @@ pub(crate) fn decode_owned<T: DeserializeOwned>(bytes: &[u8]) -> Result<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lost::is_lost;
-    use crate::room::Room;
+    use crate::memory_budget::MemoryBudget;
+    use crate::owner_lost::is_owner_lost;
     use std::io::{Read, Write};
 
     fn pair() -> (Channel, UnixStream) {
@@ -231,8 +232,8 @@ mod tests {
         (Channel::new(Arc::new(near), Duration::from_millis(10)).unwrap(), far)
     }
 
-    fn impatient(_: bool) -> Result<()> {
-        Err(Error::retry("no patience"))
+    fn deny(_: bool) -> Result<()> {
+        Err(Error::retry("timed out"))
     }
 
     #[test]
@@ -254,10 +255,10 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_long_is_refused_before_memory_is_taken() {
+    fn oversized_message_takes_no_memory() {
         let (mut near, mut far) = pair();
         far.write_all(&u32::MAX.to_le_bytes()).unwrap();
-        assert!(near.receive(&mut impatient).is_err());
+        assert!(near.receive(&mut deny).is_err());
         assert!(near.input.len() <= BUFFER_START);
         let (mut near, _far) = pair();
         let error = near.stage(&vec![0u8; MESSAGE_BYTES_MAX + 1]).unwrap_err();
@@ -265,19 +266,19 @@ mod tests {
     }
 
     #[test]
-    fn an_end_in_the_middle_is_a_loss_and_silence_ends_with_patience() {
+    fn truncated_message_is_lost_and_silence_times_out() {
         let (mut near, mut far) = pair();
         far.write_all(&[9, 0, 0, 0, 1]).unwrap();
-        assert!(near.receive(&mut impatient).unwrap_err().to_string().contains("no patience"));
+        assert!(near.receive(&mut deny).unwrap_err().to_string().contains("timed out"));
         drop(far);
         let (mut near, mut far) = pair();
         far.write_all(&[9, 0, 0]).unwrap();
         drop(far);
-        assert!(is_lost(&near.receive(&mut impatient).unwrap_err()));
+        assert!(is_owner_lost(&near.receive(&mut deny).unwrap_err()));
     }
 
     #[test]
-    fn patience_ends_also_while_a_message_comes_or_goes_bit_by_bit() {
+    fn slow_peer_times_out() {
         let (near, far) = UnixStream::pair().unwrap();
         let mut near = Channel::new(Arc::new(near), Duration::from_millis(100)).unwrap();
         let mut reader = far.try_clone().unwrap();
@@ -290,10 +291,10 @@ mod tests {
                     return;
                 }
             }
-            // Enough that it would have been noticed: the rest.
+            // The rest of the message, so that a missed timeout fails the test.
             let _ = far.write_all(&vec![0; 1 << 20]);
         });
-        assert!(near.receive(&mut impatient).unwrap_err().to_string().contains("no patience"));
+        assert!(near.receive(&mut deny).unwrap_err().to_string().contains("timed out"));
         near.stage(&vec![0u8; 4 << 20]).unwrap();
         let sip = std::thread::spawn(move || {
             let mut some = vec![0; 64 << 10];
@@ -301,52 +302,52 @@ mod tests {
                 std::thread::sleep(Duration::from_millis(20));
             }
         });
-        assert!(near.send(&mut impatient).unwrap_err().to_string().contains("no patience"));
+        assert!(near.send(&mut deny).unwrap_err().to_string().contains("timed out"));
         drop(near);
         drip.join().unwrap();
         sip.join().unwrap();
     }
 
     #[test]
-    fn messages_in_a_row_come_one_by_one() {
+    fn pipelined_messages_are_split() {
         let (mut near, mut far) = pair();
         far.write_all(&[1, 0, 0, 0, 7, 2, 0, 0, 0, 8, 9, 1, 0, 0, 0]).unwrap();
-        assert_eq!(near.receive(&mut impatient).unwrap(), Some(&[7][..]));
+        assert_eq!(near.receive(&mut deny).unwrap(), Some(&[7][..]));
         assert!(near.has_more());
-        assert_eq!(near.receive(&mut impatient).unwrap(), Some(&[8, 9][..]));
-        assert!(near.receive(&mut impatient).is_err(), "the third is not whole");
+        assert_eq!(near.receive(&mut deny).unwrap(), Some(&[8, 9][..]));
+        assert!(near.receive(&mut deny).is_err(), "the third is not whole");
         far.write_all(&[5]).unwrap();
-        assert_eq!(near.receive(&mut impatient).unwrap(), Some(&[5][..]));
+        assert_eq!(near.receive(&mut deny).unwrap(), Some(&[5][..]));
         assert!(!near.has_more());
     }
 
     #[test]
-    fn the_last_word_is_heard_whole_or_its_sender_knows() {
+    fn last_message_arrives_whole_or_fails() {
         let (mut near, mut far) = pair();
         far.write_all(&[2, 0, 0, 0, 1]).unwrap();
-        assert!(near.receive(&mut impatient).is_err());
+        assert!(near.receive(&mut deny).is_err());
         far.write_all(&[2]).unwrap();
-        assert_eq!(near.last_word(), Some(&[1, 2][..]));
+        assert_eq!(near.take_last_message(), Some(&[1, 2][..]));
         let (mut near, mut far) = pair();
         far.write_all(&[2, 0, 0, 0, 1]).unwrap();
-        assert_eq!(near.last_word(), None);
+        assert_eq!(near.take_last_message(), None);
         assert!(far.write_all(&[2]).is_err());
     }
 
     #[test]
-    fn a_first_message_takes_no_memory() {
+    fn first_message_is_limited() {
         let (near, mut far) = pair();
-        let mut near = near.wary();
+        let mut near = near.unauthenticated();
         far.write_all(&(HELLO_BYTES_MAX as u32 + 1).to_le_bytes()).unwrap();
-        let error = near.receive(&mut impatient).unwrap_err();
+        let error = near.receive(&mut deny).unwrap_err();
         assert!(error.to_string().contains("too long"), "{error}");
     }
 
     #[test]
-    fn a_long_message_takes_room_until_the_next_one() {
+    fn long_message_holds_its_grant_until_the_next() {
         let (mut near, mut far) = pair();
-        let room = Room::new(2 * BUFFER_KEPT);
-        near.trust(Taken::of(vec![Arc::clone(&room)]));
+        let budget = MemoryBudget::new(2 * BUFFER_KEPT);
+        near.authenticate(Grant::of(vec![Arc::clone(&budget)]));
         let send = |length: usize| {
             let mut far = far.try_clone().unwrap();
             let bytes = [&(length as u32).to_le_bytes()[..], &vec![7; length]].concat();
@@ -356,8 +357,8 @@ mod tests {
             let sender = send(length);
             assert_eq!(near.receive(&mut |_| Ok(())).unwrap().unwrap().len(), length);
             assert!(sender.join().unwrap());
-            let mut other = Taken::of(vec![Arc::clone(&room)]);
-            assert_eq!(other.set(2 * BUFFER_KEPT).is_ok(), length == 5);
+            let mut other = Grant::of(vec![Arc::clone(&budget)]);
+            assert_eq!(other.resize(2 * BUFFER_KEPT).is_ok(), length == 5);
         }
         let _sender = send(4 * BUFFER_KEPT);
         assert!(near.receive(&mut |_| Ok(())).unwrap_err().to_string().contains("fewer keys"));

@@ -1,15 +1,15 @@
 //! A client of one owner: a name, and a small pool of connections.
 
-use crate::channel::{Channel, Patience, decode_owned};
+use crate::channel::{Channel, WaitCheck, decode_owned};
 use crate::greeting::{First, NEWEST, OWNER, OtherVersion};
-use crate::hearing::{HUSH, Hearing};
-use crate::home::Home;
-use crate::lost::{is_lost, lost};
+use crate::liveness::{OwnerLiveness, PROBE_AFTER};
+use crate::node_directory::NodeDirectory;
+use crate::owner_epoch::OwnerEpoch;
+use crate::owner_lost::{is_owner_lost, owner_lost};
 use crate::presence::Presence;
-use crate::protocol::{Entry, Hello, Request, Response};
+use crate::protocol::{Hello, HelloReply, Request, Response};
 use crate::record_lock::Holder;
 use crate::socket::{self, SocketFile};
-use crate::term::Term;
 use parking_lot::{Condvar, Mutex};
 use ritornello_format::{Error, ErrorKind, Result};
 use ritornello_store::{LeaseNumber, OwnerSilent};
@@ -17,33 +17,33 @@ use std::io;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-/// Connections of one process to its owner at most: calls that wait for a disk, mostly.
+/// Maximum connections of one process to its owner; most of them carry calls that wait for a disk.
 pub(crate) const CONNECTIONS_MAX: usize = 16;
-/// An owner that lives answers a hello within this.
-const HANDSHAKE: Duration = Duration::from_secs(2);
-/// How often a waiting call looks whether its owner lives. A closed connection wakes it at once;
-/// this is for those that a forked child of the dead owner keeps open.
-const LOOK: Duration = Duration::from_millis(100);
-/// The pause before knocking again at a door with a queue.
-const QUEUE_PAUSE: Duration = Duration::from_secs(1);
-/// Time for each thing that could not be told in a silence.
-const TELLING: Duration = Duration::from_secs(30);
+/// An owner that is running answers a handshake within this time.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(2);
+/// How often a waiting call checks the owner's lock. A closed connection wakes the call at once;
+/// the check covers connections that a forked child of a dead owner keeps open.
+const LIVENESS_INTERVAL: Duration = Duration::from_millis(100);
+/// The pause before dialling again while the listen queue is full.
+const DIAL_RETRY_PAUSE: Duration = Duration::from_secs(1);
+/// Timeout of each deferred call.
+const DEFERRED_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// This process, as one owner knows it.
+/// This process as a client of one owner.
 ///
-/// A client stands and falls with its owner: after a loss the process comes back as a new client,
-/// under a new name. The old one lives on while it holds reservations (see [`crate::ledger`]), and
-/// when it is dropped its name is free: whatever the former owner had handed out under it, heard
-/// of or not, goes back to the store.
+/// A client lives as long as its owner: after a failover the process connects as a new client under
+/// a new name. The old client remains while it holds reservations (see [`crate::reservations`]).
+/// When it is dropped its name is released, and all space that the former owner had granted under
+/// it, known to the client or not, returns to the store.
 #[derive(Debug)]
 pub(crate) struct Client {
-    home: Arc<Home>,
+    directory: Arc<NodeDirectory>,
     presence: Presence,
     owner: Holder,
-    /// The protocol version that both speak.
+    /// The protocol version of this connection.
     version: u32,
-    term: Term,
-    hearing: Hearing,
+    epoch: OwnerEpoch,
+    liveness: OwnerLiveness,
     pool: Mutex<Pool>,
     returned: Condvar,
 }
@@ -55,63 +55,66 @@ struct Pool {
 }
 
 impl Client {
-    /// Connects to the owner of `home`, if there is one that listens.
+    /// Connects to the owner of `directory`, if one listens.
     ///
     /// # Errors
-    /// Lost if there is none, or it went away; reopening if it reopens the store; `Invalid` if it is
-    /// another user's; `Retry`, for a second without asking again, if it speaks no version of this
-    /// build.
-    pub(crate) fn connect(home: &Arc<Home>, until: Instant) -> Result<Arc<Self>> {
-        // Before connecting: were the owner to change meanwhile, the first look would tell.
-        let owner = home.lock.holder()?.ok_or_else(|| lost(io::ErrorKind::NotFound.into()))?;
-        home.mismatch.check(owner)?;
-        let until = until.min(Instant::now() + HANDSHAKE);
-        let dialled = dial(home, owner, until)?;
-        let presence = Presence::announce(home)?;
+    /// [`OwnerLost`](crate::owner_lost::OwnerLost) if there is no owner, or it died;
+    /// [`StoreReopening`](ritornello_store::StoreReopening) if it reopens the store; `Invalid` if
+    /// another user owns it; `Retry`, cached for a second, if it has no protocol version in common
+    /// with this build.
+    pub(crate) fn connect(directory: &Arc<NodeDirectory>, until: Instant) -> Result<Arc<Self>> {
+        // Read before connecting: if the owner changes meanwhile, the first liveness check notices.
+        let owner =
+            directory.lock.holder()?.ok_or_else(|| owner_lost(io::ErrorKind::NotFound.into()))?;
+        directory.mismatch.check(owner)?;
+        let until = until.min(Instant::now() + HANDSHAKE_TIMEOUT);
+        let dialled = dial(directory, owner, until)?;
+        let presence = Presence::announce(directory)?;
         let patient = &mut || Instant::now() < until;
         let mut hello = First { version: NEWEST, body: Hello::new(presence.name(), true) };
-        let mut entered = enter(home, dialled, &hello, owner, patient);
+        let mut joined = handshake(directory, dialled, &hello, owner, patient);
         // An owner that speaks only older versions says which.
-        let common = entered.as_ref().err().and_then(OtherVersion::of);
+        let common = joined.as_ref().err().and_then(OtherVersion::of);
         if let Some(older) = common.and_then(OtherVersion::in_common)
             && older != hello.version
         {
             hello.version = older;
-            entered = enter(home, dial(home, owner, until)?, &hello, owner, patient);
+            joined = handshake(directory, dial(directory, owner, until)?, &hello, owner, patient);
         }
-        let (channel, term) = entered.inspect_err(|error| home.mismatch.note(owner, error))?;
+        let (channel, epoch) = joined.inspect_err(|error| directory.mismatch.note(owner, error))?;
         Ok(Arc::new(Self {
-            home: Arc::clone(home),
+            directory: Arc::clone(directory),
             presence,
             owner,
             version: hello.version,
-            term,
-            hearing: Hearing::default(),
+            epoch,
+            liveness: OwnerLiveness::default(),
             pool: Mutex::new(Pool { idle: vec![channel], open: 1 }),
             returned: Condvar::new(),
         }))
     }
 
-    /// The owner's.
-    pub(crate) fn term(&self) -> &Term {
-        &self.term
+    /// The owner's epoch.
+    pub(crate) fn epoch(&self) -> &OwnerEpoch {
+        &self.epoch
     }
 
-    /// Asks, and waits for the answer.
+    /// Sends a request and waits for its response.
     ///
     /// # Errors
-    /// What the owner answered; lost if it went away; silent if it is not heard; `Retry` if it did
-    /// not answer in time.
+    /// The error that the owner returned; lost if it died; [`OwnerSilent`] if it does not respond;
+    /// `Retry` if the response did not arrive in time.
     pub(crate) fn call(
         self: &Arc<Self>,
         request: &Request<'_>,
         until: Instant,
     ) -> Result<Response> {
-        let response =
-            self.converse(request, until, |channel, look| match channel.receive(look)? {
-                None => Err(lost(io::ErrorKind::UnexpectedEof.into())),
+        let response = self.exchange(request, until, |channel, check_wait| {
+            match channel.receive(check_wait)? {
+                None => Err(owner_lost(io::ErrorKind::UnexpectedEof.into())),
                 Some(bytes) => Ok(Some(response(bytes)?)),
-            })?;
+            }
+        })?;
         match response {
             Some(Response::Failed(fault)) => Err(fault.into()),
             Some(response) => Ok(response),
@@ -119,19 +122,19 @@ impl Client {
         }
     }
 
-    /// Says what is not answered.
+    /// Sends a request that has no response.
     ///
     /// # Errors
-    /// As those of [`Client::call`].
-    pub(crate) fn tell(self: &Arc<Self>, request: &Request<'_>, until: Instant) -> Result<()> {
-        self.converse(request, until, |_, _| Ok(None)).map(drop)
+    /// As of [`Client::call`].
+    pub(crate) fn notify(self: &Arc<Self>, request: &Request<'_>, until: Instant) -> Result<()> {
+        self.exchange(request, until, |_, _| Ok(None)).map(drop)
     }
 
-    fn converse(
+    fn exchange(
         self: &Arc<Self>,
         request: &Request<'_>,
         until: Instant,
-        listen: impl FnOnce(&mut Channel, Patience<'_>) -> Result<Option<Response>>,
+        read_reply: impl FnOnce(&mut Channel, WaitCheck<'_>) -> Result<Option<Response>>,
     ) -> Result<Option<Response>> {
         let mut channel = self.check_out(until)?;
         if let Err(error) = channel.stage(request) {
@@ -139,18 +142,20 @@ impl Client {
             return Err(error);
         }
         let asked = Instant::now();
-        let mut look = |_| self.look(asked, until);
-        let said = channel.send(&mut look).and_then(|()| listen(&mut channel, &mut look));
-        if said.is_ok() && !channel.has_more() {
+        let mut check_wait = |_| self.check_wait(asked, until);
+        let exchanged =
+            channel.send(&mut check_wait).and_then(|()| read_reply(&mut channel, &mut check_wait));
+        if exchanged.is_ok() && !channel.has_more() {
             self.check_in(channel);
-            return said;
+            return exchanged;
         }
-        // What comes over this connection next would answer the wrong question.
-        let last_word = channel.last_word().map(response);
+        // The next response on this connection would be taken for that of another request.
+        let last = channel.take_last_message().map(response);
         drop(channel);
-        self.forget_one();
-        match (said, last_word) {
-            // It came while somebody gave up, or this process was the one that was stopped.
+        self.close_one();
+        match (exchanged, last) {
+            // The response arrived while the wait was given up, or this process was the one that
+            // was stopped.
             (Err(error), Some(Ok(response))) if error.kind() == ErrorKind::Retry => {
                 Ok(Some(response))
             }
@@ -159,81 +164,82 @@ impl Client {
         }
     }
 
-    /// Whether to wait any longer for what was asked then.
-    fn look(self: &Arc<Self>, asked: Instant, until: Instant) -> Result<()> {
-        self.check_heard()?;
+    /// Checks whether a call made at `asked` may wait longer, and starts a probe if it has waited
+    /// long.
+    fn check_wait(self: &Arc<Self>, asked: Instant, until: Instant) -> Result<()> {
+        self.check_responsive()?;
         let now = Instant::now();
         if now >= until {
             return Err(
                 Error::retry("the store's owner did not answer in time").with("pid", self.owner.0)
             );
         }
-        if now.duration_since(asked) >= HUSH {
-            self.knock();
+        if now.duration_since(asked) >= PROBE_AFTER {
+            self.start_probe();
         }
         Ok(())
     }
 
     /// # Errors
-    /// Lost if the owner went away, silent if it is not heard.
-    pub(crate) fn check_heard(&self) -> Result<()> {
-        if self.home.lock.holder()? != Some(self.owner) {
-            return Err(lost(io::ErrorKind::ConnectionAborted.into()));
+    /// Lost if the owner died, [`OwnerSilent`] if it does not respond.
+    pub(crate) fn check_responsive(&self) -> Result<()> {
+        if self.directory.lock.holder()? != Some(self.owner) {
+            return Err(owner_lost(io::ErrorKind::ConnectionAborted.into()));
         }
-        if self.hearing.is_silent() { Err(OwnerSilent::error(self.owner.0)) } else { Ok(()) }
+        if self.liveness.is_silent() { Err(OwnerSilent::error(self.owner.0)) } else { Ok(()) }
     }
 
-    /// See [`crate::hearing`].
-    fn knock(self: &Arc<Self>) {
-        if !self.hearing.go_knocking() {
+    /// Starts a probe thread unless one runs; see [`crate::liveness`].
+    fn start_probe(self: &Arc<Self>) {
+        if !self.liveness.begin_probe() {
             return;
         }
-        let knocker = Knocker {
+        let probe = OwnerProbe {
             client: Arc::downgrade(self),
-            home: Arc::clone(&self.home),
-            hello: self.hello_again(),
+            directory: Arc::clone(&self.directory),
+            hello: self.joining_hello(),
             owner: self.owner,
-            until: Instant::now() + HANDSHAKE,
+            until: Instant::now() + HANDSHAKE_TIMEOUT,
         };
         let thread = std::thread::Builder::new().name("ritornello-knock".to_owned());
-        if let Err(error) = thread.spawn(move || knocker.run()) {
-            tracing::warn!(%error, "no thread to find out whether the store's owner is heard");
-            self.hearing.leave(false);
+        if let Err(error) = thread.spawn(move || probe.run()) {
+            tracing::warn!(%error, "no thread to probe whether the store's owner responds");
+            self.liveness.end_probe(false);
         }
     }
 
-    fn fall_silent(&self) {
-        if self.hearing.fall_silent() {
+    fn mark_silent(&self) {
+        if self.liveness.mark_silent() {
             let error = OwnerSilent::error(self.owner.0);
-            tracing::warn!(dir = %self.home.path().display(), "{error}");
+            tracing::warn!(dir = %self.directory.path().display(), "{error}");
         }
     }
 
-    /// Tells a silent owner that a lease is over, as soon as it is heard.
+    /// Releases a lease as soon as the silent owner responds.
     pub(crate) fn release_later(self: &Arc<Self>, lease: LeaseNumber) {
-        if self.hearing.note_released(lease) {
-            self.catch_up();
+        if self.liveness.defer_release(lease) {
+            self.send_deferred();
         }
     }
 
-    /// Tells a silent owner that nobody writes to a reservation, as soon as it is heard.
+    /// Aborts a reservation as soon as the silent owner responds.
     pub(crate) fn abort_later(self: &Arc<Self>, reservation: u64) {
-        if self.hearing.note_aborted(reservation) {
-            self.catch_up();
+        if self.liveness.defer_abort(reservation) {
+            self.send_deferred();
         }
     }
 
-    /// What could not be told in a silence.
-    fn catch_up(self: &Arc<Self>) {
-        let untold = self.hearing.take_untold();
-        let leases = untold.leases.into_iter().map(|lease| Request::Release { lease });
+    /// Sends the calls that were deferred during a silence.
+    fn send_deferred(self: &Arc<Self>) {
+        let deferred = self.liveness.take_deferred();
+        let leases = deferred.leases.into_iter().map(|lease| Request::Release { lease });
         for request in leases {
-            // Where it fails, the lease runs out by itself.
-            let _ = self.tell(&request, Instant::now() + TELLING);
+            // If it fails, the lease expires on its own.
+            let _ = self.notify(&request, Instant::now() + DEFERRED_TIMEOUT);
         }
-        for reservation in untold.reservations {
+        for reservation in deferred.reservations {
             let request = Request::Abort { reservation };
-            if let Err(error) = self.call(&request, Instant::now() + TELLING) {
+            if let Err(error) = self.call(&request, Instant::now() + DEFERRED_TIMEOUT) {
                 if OwnerSilent::caused(&error) {
                     self.abort_later(reservation);
                 }
@@ -242,13 +248,13 @@ impl Client {
         }
     }
 
-    /// An idle connection, or a new one, or the next that is returned.
+    /// Returns an idle connection, a new one, or the next that is returned to the pool.
     fn check_out(self: &Arc<Self>, until: Instant) -> Result<Channel> {
         let mut pool = self.pool.lock();
         loop {
-            if self.hearing.is_silent() {
+            if self.liveness.is_silent() {
                 drop(pool);
-                self.check_heard()?;
+                self.check_responsive()?;
                 pool = self.pool.lock();
             }
             // The last one used is the warmest.
@@ -258,7 +264,7 @@ impl Client {
             if pool.open < CONNECTIONS_MAX {
                 pool.open += 1;
                 drop(pool);
-                return self.join(until).inspect_err(|_| self.forget_one());
+                return self.join(until).inspect_err(|_| self.close_one());
             }
             if self.returned.wait_until(&mut pool, until).timed_out() {
                 return Err(Error::retry("all connections to the store's owner are busy")
@@ -267,28 +273,28 @@ impl Client {
         }
     }
 
-    fn hello_again(&self) -> First<Hello> {
+    fn joining_hello(&self) -> First<Hello> {
         First { version: self.version, body: Hello::new(self.presence.name(), false) }
     }
 
-    /// One more connection under the same name.
+    /// Opens one more connection under the same name.
     fn join(self: &Arc<Self>, until: Instant) -> Result<Channel> {
-        let is_owner = self.home.lock.holder()? == Some(self.owner);
-        if !is_owner || self.home.mismatch.check(self.owner).is_err() {
+        let is_owner = self.directory.lock.holder()? == Some(self.owner);
+        if !is_owner || self.directory.mismatch.check(self.owner).is_err() {
             return Err(replaced());
         }
-        let hello = self.hello_again();
-        let until = until.min(Instant::now() + HANDSHAKE);
+        let hello = self.joining_hello();
+        let until = until.min(Instant::now() + HANDSHAKE_TIMEOUT);
         let patient = &mut || Instant::now() < until;
-        let joined = dial(&self.home, self.owner, until)
-            .and_then(|dialled| enter(&self.home, dialled, &hello, self.owner, patient));
+        let joined = dial(&self.directory, self.owner, until)
+            .and_then(|dialled| handshake(&self.directory, dialled, &hello, self.owner, patient));
         if joined.as_ref().is_err_and(OwnerSilent::caused) {
-            self.fall_silent();
-            self.knock();
+            self.mark_silent();
+            self.start_probe();
         }
         match joined {
             Ok((channel, _)) => Ok(channel),
-            // The owner of this client spoke this version.
+            // This client's owner spoke this version, so another process owns the store now.
             Err(error) if OtherVersion::of(&error).is_some() => Err(replaced()),
             Err(error) => Err(error),
         }
@@ -299,59 +305,59 @@ impl Client {
         self.returned.notify_one();
     }
 
-    fn forget_one(&self) {
+    fn close_one(&self) {
         self.pool.lock().open -= 1;
         self.returned.notify_one();
     }
 }
 
-/// Whoever is at the door of a silent owner; see [`crate::hearing`].
-struct Knocker {
-    /// Not kept alive from here: its name is held for as long as it lives.
+/// The probe of a silent owner; see [`crate::liveness`].
+struct OwnerProbe {
+    /// Weak, because a client holds its name for as long as it lives.
     client: Weak<Client>,
-    home: Arc<Home>,
+    directory: Arc<NodeDirectory>,
     hello: First<Hello>,
     owner: Holder,
-    /// An owner that has not answered by then is silent.
+    /// An owner that has not answered by then is marked silent.
     until: Instant,
 }
 
-impl Knocker {
+impl OwnerProbe {
     fn run(&self) {
         let answered = loop {
-            let dialled = dial(&self.home, self.owner, Instant::now() + HANDSHAKE);
+            let dialled = dial(&self.directory, self.owner, Instant::now() + HANDSHAKE_TIMEOUT);
             let greeted = dialled.and_then(|dialled| {
-                enter(&self.home, dialled, &self.hello, self.owner, &mut || self.wait())
+                handshake(&self.directory, dialled, &self.hello, self.owner, &mut || self.wait())
             });
             match greeted {
-                // Others wait at the door as well, or nobody needs to know any more.
+                // The listen queue is full, and the client still exists.
                 Err(error) if OwnerSilent::caused(&error) && self.wait() => {
-                    std::thread::sleep(QUEUE_PAUSE)
+                    std::thread::sleep(DIAL_RETRY_PAUSE)
                 }
-                Err(error) => break !OwnerSilent::caused(&error) && !is_lost(&error),
+                Err(error) => break !OwnerSilent::caused(&error) && !is_owner_lost(&error),
                 Ok(_) => break true,
             }
         };
         let Some(client) = self.client.upgrade() else { return };
-        if client.hearing.leave(answered) && answered {
-            tracing::warn!(dir = %self.home.path().display(), "the store's owner answers again");
-            client.catch_up();
+        if client.liveness.end_probe(answered) && answered {
+            tracing::warn!(dir = %self.directory.path().display(), "the store's owner answers again");
+            client.send_deferred();
         }
     }
 
-    /// Whether anybody still wants to know.
+    /// Returns whether the client still exists; marks the owner silent after the deadline.
     fn wait(&self) -> bool {
         let Some(client) = self.client.upgrade() else { return false };
         if Instant::now() >= self.until {
-            client.fall_silent();
+            client.mark_silent();
         }
         true
     }
 }
 
-/// Another process owns the store by now, or none.
+/// The error if another process, or none, owns the store by now.
 fn replaced() -> Error {
-    lost(io::ErrorKind::ConnectionReset.into())
+    owner_lost(io::ErrorKind::ConnectionReset.into())
 }
 
 fn response(bytes: &[u8]) -> Result<Response> {
@@ -359,47 +365,51 @@ fn response(bytes: &[u8]) -> Result<Response> {
 }
 
 fn unexpected() -> Error {
-    Error::fatal("the store's owner said what no owner says: report this")
+    Error::fatal("the store's owner sent an invalid response: report this")
 }
 
-/// A connection to whoever listens, and the socket file that led there.
+/// Connects to the listening owner. Returns the connection and the socket file that led to it.
 ///
 /// # Errors
-/// Lost if nobody does; silent if `owner` has a socket whose queue stays full.
-fn dial(home: &Home, owner: Holder, until: Instant) -> Result<(Channel, Option<SocketFile>)> {
-    let file = socket::present(home);
-    let patience = until.saturating_duration_since(Instant::now()).min(HANDSHAKE);
-    let stream = socket::dial(home, patience)?.ok_or_else(|| OwnerSilent::error(owner.0))?;
-    Ok((Channel::new(Arc::new(stream), LOOK)?, file))
+/// Lost if no process listens; [`OwnerSilent`] if the listen queue of `owner` stays full.
+fn dial(
+    directory: &NodeDirectory,
+    owner: Holder,
+    until: Instant,
+) -> Result<(Channel, Option<SocketFile>)> {
+    let file = socket::present(directory);
+    let patience = until.saturating_duration_since(Instant::now()).min(HANDSHAKE_TIMEOUT);
+    let stream = socket::dial(directory, patience)?.ok_or_else(|| OwnerSilent::error(owner.0))?;
+    Ok((Channel::new(Arc::new(stream), LIVENESS_INTERVAL)?, file))
 }
 
-/// Says hello, and waits for the answer while `patient` says so. Returns the connection and the
-/// term of the owner behind it.
+/// Sends `hello` and waits for the reply while `patient` returns true. Returns the connection and
+/// the owner's epoch.
 ///
 /// # Errors
-/// Lost if the owner went away, silent if it did not answer; what it answered.
-fn enter(
-    home: &Home,
+/// Lost if the owner died, [`OwnerSilent`] if it did not reply; the error that it returned.
+fn handshake(
+    directory: &NodeDirectory,
     (mut channel, file): (Channel, Option<SocketFile>),
     hello: &First<Hello>,
     owner: Holder,
     patient: &mut dyn FnMut() -> bool,
-) -> Result<(Channel, Term)> {
+) -> Result<(Channel, OwnerEpoch)> {
     let mut patience = |_| {
-        // A socket that a forked child of a dead owner keeps open takes connections and never
-        // answers; the next owner puts its own in that place.
-        if home.lock.holder()? != Some(owner) || socket::present(home) != file {
-            return Err(lost(io::ErrorKind::TimedOut.into()));
+        // A socket that a forked child of a dead owner keeps open accepts connections and never
+        // answers; the next owner puts its own socket file in that place.
+        if directory.lock.holder()? != Some(owner) || socket::present(directory) != file {
+            return Err(owner_lost(io::ErrorKind::TimedOut.into()));
         }
         if patient() { Ok(()) } else { Err(OwnerSilent::error(owner.0)) }
     };
     channel.stage(hello)?;
     channel.send(&mut patience)?;
     let answer = channel.receive(&mut patience)?;
-    let answer = answer.ok_or_else(|| lost(io::ErrorKind::UnexpectedEof.into()))?;
+    let answer = answer.ok_or_else(|| owner_lost(io::ErrorKind::UnexpectedEof.into()))?;
     match First::read(answer, hello.version..=hello.version, OWNER)?.body {
-        Entry::Granted(term) => Ok((channel, term)),
-        Entry::Gone => Err(lost(io::ErrorKind::ConnectionReset.into())),
-        Entry::Refused(fault) => Err(fault.refusal()),
+        HelloReply::Granted(epoch) => Ok((channel, epoch)),
+        HelloReply::Gone => Err(owner_lost(io::ErrorKind::ConnectionReset.into())),
+        HelloReply::Refused(fault) => Err(fault.refusal()),
     }
 }

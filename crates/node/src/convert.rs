@@ -1,7 +1,7 @@
-//! Giving a store another index.
+//! Converting a store to another index.
 
-use crate::alone::alone;
-use crate::home::unusable;
+use crate::exclusive::with_exclusive_store;
+use crate::node_directory::unusable;
 use ritornello_format::Result;
 use ritornello_medium::Host;
 use ritornello_store::{Conversion, Directory, IndexKind};
@@ -9,8 +9,8 @@ use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Gives the store in `path`, which nobody has open, the index `to`. Whatever ends this half-way, the
-/// store has either the old index or the new one, whole.
+/// Gives the store in `path`, which no process has open, the index `to`. If the conversion is
+/// interrupted at any point, the store has either the complete old index or the complete new one.
 ///
 /// # Errors
 /// `Invalid` if a process owns the store; those of [`ritornello_store::convert_index`].
@@ -24,9 +24,9 @@ pub fn convert_index(
     let convert = |path: &Path, progress: &mut dyn FnMut(u64, u64)| {
         ritornello_store::convert_index(Arc::new(Host), path, to, index_memory, progress)
     };
-    // Where there is no store, no lock file is made.
+    // Without a store no lock file is created.
     if Directory::new(Arc::new(Host), &path).manifest()?.is_none() {
         return convert(&path, progress);
     }
-    alone(&path, |path| convert(path, progress))
+    with_exclusive_store(&path, |path| convert(path, progress))
 }

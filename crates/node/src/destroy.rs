@@ -1,7 +1,7 @@
 //! Removing a store: its own files in all its directories, and nothing else.
 
-use crate::alone::alone;
-use crate::home::{CLIENTS, unusable};
+use crate::exclusive::with_exclusive_store;
+use crate::node_directory::{CLIENTS, unusable};
 use crate::presence::is_name;
 use ritornello_format::{Error, Result, VolumeMarker};
 use ritornello_medium::Host;
@@ -11,8 +11,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::{fs, result};
 
-/// Its files beside the manifest and the lock. The policy file is among them, although people write
-/// it: permissions were given to this store, and a next one in its place begins with none.
+/// The store's files beside the manifest and the lock. The policy file is among them, although
+/// operators write it: permissions were given to this store, and the next store in its place begins
+/// with none.
 const FILES: [&str; 7] = [
     "SCOPES",
     "SCOPES.new",
@@ -23,14 +24,14 @@ const FILES: [&str; 7] = [
     POLICY_FILE,
 ];
 
-/// Removes the store in `path`: its files in all its directories, and the directories that are
-/// empty then. Other files stay, and so does every file in a directory that does not carry the
-/// store's marker: its volume is away. The manifest goes last, so that an interrupted removal can be
+/// Removes the store in `path`: its files in all its directories, and directories that are empty
+/// afterwards. Other files stay, and so does every file in a directory without the store's marker,
+/// because its volume is away. The manifest is removed last, so that an interrupted removal can be
 /// repeated.
 ///
 /// # Errors
-/// `Invalid` where there is no store, or a process has it open as its owner; `Fatal` if both copies
-/// of the manifest are damaged, because no other file names the volumes; `Retry` if the file system
+/// `Invalid` if there is no store, or a process has it open as its owner; `Fatal` if both copies of
+/// the manifest are damaged, because no other file names the volumes; `Retry` if the file system
 /// refuses.
 pub fn destroy(path: &Path) -> Result<()> {
     let path = fs::canonicalize(path).map_err(|error| unusable(path, error))?;
@@ -39,13 +40,13 @@ pub fn destroy(path: &Path) -> Result<()> {
         Error::invalid("there is no store here: nothing was removed").with("dir", path.display())
     })?;
     let mut volumes = directory.volumes_here(&manifest);
-    // One that was drained is in the manifest no more.
+    // A drained volume is no longer in the manifest.
     let drained = path.join("segments");
     if !directory.is_foreign(&drained, &manifest) {
         volumes.push(drained);
     }
-    alone(&path, |path| remove_all(path, &volumes))?;
-    // It stays where something else is in it.
+    with_exclusive_store(&path, |path| remove_all(path, &volumes))?;
+    // Keeps the directory if it is not empty.
     let _ = fs::remove_dir(&path);
     Ok(())
 }
@@ -90,7 +91,7 @@ fn is_index(name: &str) -> bool {
         || ["lsm.damaged", "lsm.seal"].contains(&name)
 }
 
-/// RocksDB's own files, whatever version wrote them.
+/// RocksDB's own files, of any version.
 fn is_rocksdb(name: &str) -> bool {
     let numbered = name.split_once('.').is_some_and(|(number, ending)| {
         number.bytes().all(|b| b.is_ascii_digit()) && ["sst", "log", "dbtmp"].contains(&ending)
@@ -100,7 +101,7 @@ fn is_rocksdb(name: &str) -> bool {
         || ["LOG.old.", "MANIFEST-", "OPTIONS-"].iter().any(|start| name.starts_with(start))
 }
 
-/// Removes some files of a directory, and the directory if it is empty then.
+/// Removes the files that `which` selects, and the directory if it is empty afterwards.
 fn remove_where(dir: &Path, which: impl Fn(&str) -> bool) -> io::Result<()> {
     remove_files(dir, which)?;
     let _ = fs::remove_dir(dir);
@@ -108,12 +109,12 @@ fn remove_where(dir: &Path, which: impl Fn(&str) -> bool) -> io::Result<()> {
 }
 
 fn remove_files(dir: &Path, which: impl Fn(&str) -> bool) -> io::Result<()> {
-    let entries = match fs::read_dir(dir) {
-        Ok(entries) => entries.collect::<result::Result<Vec<_>, _>>()?,
+    let replies = match fs::read_dir(dir) {
+        Ok(replies) => replies.collect::<result::Result<Vec<_>, _>>()?,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         Err(error) => return Err(error),
     };
-    for entry in entries {
+    for entry in replies {
         if entry.file_name().to_str().is_some_and(&which) && !entry.file_type()?.is_dir() {
             remove(&entry.path())?;
         }

@@ -1,7 +1,7 @@
-//! Messages of the socket, for a fuzzer. Behind the feature `fuzzing`.
+//! Socket messages for a fuzzer. Behind the feature `fuzzing`.
 //!
-//! A message is preceded by a byte that says as which of the four kinds it is to be read; on the
-//! socket that follows from whose turn it is.
+//! The first byte of an input selects which of the four kinds of message follows; on the socket the
+//! sender's turn decides that.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a fuzzer fails by panicking")]
 
@@ -9,14 +9,14 @@ use crate::answer::answer;
 use crate::channel::decode;
 use crate::greeting::{First, NEWEST, OLDEST};
 use crate::keys::Flattened;
+use crate::owner_epoch::OwnerEpoch;
 use crate::permissions::ClientPermissions;
-use crate::protocol::{Entry, Hello, Request, Response};
-use crate::term::Term;
+use crate::protocol::{Hello, HelloReply, Request, Response};
 use ritornello_format::{Error, Extent, Place, Scope, ScopeSettings, ScopeSlot, SegmentId};
 use ritornello_store::{
-    Catalog, CatalogStats, Committed, HeldKeys, HeldScope, IndexDecision, IndexTuning, LeaseNumber,
-    Leased, Located, LocatedRun, PathStats, Refusal, Reserved, ReservedRun, Reshape, ScopeRef,
-    ScopeUsage, Wanted,
+    CapacityChange, Catalog, CatalogStats, Committed, IndexDecision, IndexTuning, KeyListing,
+    LeaseNumber, Leased, Located, LocatedRun, PathStats, Refusal, ReserveRequest, Reserved,
+    ReservedRun, ScopeListing, ScopeRef, ScopeUsage,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -29,9 +29,9 @@ const WELCOME: u8 = 1;
 const REQUEST: u8 = 2;
 const RESPONSE: u8 = 3;
 
-/// Whether `bytes` are a message of that kind. One that is comes back the same when it is written
-/// and read once more, and is no longer than it came. (The bytes are compared: figures that are no
-/// numbers differ from themselves.)
+/// Returns whether `bytes` decode as this kind of message. If so, asserts that encoding and
+/// decoding again gives the same bytes, no longer than the input. (Bytes are compared, because a
+/// NaN differs from itself.)
 macro_rules! is_message {
     ($kind:ty, $bytes:expr) => {
         decode::<$kind>($bytes).is_ok_and(|message| {
@@ -44,7 +44,7 @@ macro_rules! is_message {
     };
 }
 
-/// The same of a first message.
+/// Like `is_message`, for a first message.
 fn is_first<T: Serialize + DeserializeOwned + Debug>(bytes: &[u8]) -> bool {
     let read = |bytes: &[u8]| First::<T>::read(bytes, OLDEST..=NEWEST, "a peer");
     read(bytes).is_ok_and(|message| {
@@ -56,31 +56,31 @@ fn is_first<T: Serialize + DeserializeOwned + Debug>(bytes: &[u8]) -> bool {
     })
 }
 
-/// Reads `message` as a peer does, and returns whether it is one.
+/// Decodes `message` as a peer does. Returns whether it is valid.
 ///
 /// # Panics
-/// If it is, and does not come back as it was.
+/// If a valid message changes when it is encoded and decoded again.
 #[must_use]
 pub fn parse(message: &[u8]) -> bool {
     let Some((kind, bytes)) = message.split_first() else { return false };
     match *kind {
         HELLO => is_first::<Hello>(bytes),
-        WELCOME => is_first::<Entry>(bytes),
+        WELCOME => is_first::<HelloReply>(bytes),
         REQUEST => is_message!(Request<'_>, bytes),
         RESPONSE => is_message!(Response, bytes),
         _ => false,
     }
 }
 
-/// Asks `catalog` what `message` says, as a server does; returns whether it was a question. A change
-/// of the store's shape is not asked for: it waits for threads.
+/// Handles `message` as a server does. Returns whether it was a request. Skips capacity changes,
+/// because they wait for threads.
 ///
 /// # Panics
-/// If the answer does not come back as it was.
+/// If the response changes when it is encoded and decoded again.
 pub fn ask(catalog: &dyn Catalog, message: &[u8]) -> bool {
     let Some((&REQUEST, bytes)) = message.split_first() else { return false };
     match decode(bytes) {
-        Err(_) | Ok(Request::Reshape { .. }) => false,
+        Err(_) | Ok(Request::ChangeCapacity { .. }) => false,
         Ok(request) => {
             if let Some(response) = answer(catalog, &ClientPermissions::default(), request) {
                 assert!(is_message!(Response, &written(&response)));
@@ -90,10 +90,10 @@ pub fn ask(catalog: &dyn Catalog, message: &[u8]) -> bool {
     }
 }
 
-/// Every kind of message; the questions are about `scope`, whose reference is `known`.
+/// Every kind of message; the requests are about `scope`, whose reference is `known`.
 ///
 /// # Panics
-/// Never: they can all be written.
+/// Never: all of them can be encoded.
 #[must_use]
 pub fn messages(scope: &Scope, known: ScopeRef) -> Vec<Vec<u8>> {
     let kind = |kind: u8, message: Vec<u8>| [vec![kind], message].concat();
@@ -101,8 +101,8 @@ pub fn messages(scope: &Scope, known: ScopeRef) -> Vec<Vec<u8>> {
     for version in [OLDEST, NEWEST] {
         let hello = First { version, body: Hello::new("0123456789abcdef", true) };
         messages.push(kind(HELLO, written(&hello)));
-        let entries = entries().into_iter().map(|body| First { version, body });
-        messages.extend(entries.map(|first| kind(WELCOME, written(&first))));
+        let replies = replies().into_iter().map(|body| First { version, body });
+        messages.extend(replies.map(|first| kind(WELCOME, written(&first))));
     }
     let (short, long) = ([1u8; 8], [2u8; 64]);
     let same = Flattened::new(&[&[1; 16], &[2; 16], &[3; 16]]).unwrap();
@@ -117,10 +117,10 @@ fn written(message: &impl Serialize) -> Vec<u8> {
     postcard::to_stdvec(message).unwrap()
 }
 
-fn entries() -> [Entry; 3] {
-    let term = Term { store: [7; 16], owner: 3, clean: true, durable: false };
+fn replies() -> [HelloReply; 3] {
+    let epoch = OwnerEpoch { store: [7; 16], owner: 3, clean: true, durable: false };
     let error = Error::retry("the client's name is not locked").with("pid", 7);
-    [Entry::Granted(term), Entry::Gone, Entry::Refused(error.into())]
+    [HelloReply::Granted(epoch), HelloReply::Gone, HelloReply::Refused(error.into())]
 }
 
 fn questions<'a>(
@@ -131,14 +131,15 @@ fn questions<'a>(
 ) -> Vec<Request<'a>> {
     let keys = same.as_keys();
     let second = Duration::from_secs(1);
-    let wanted = Wanted { slices_per_page: 2, patience: second, ..Wanted::default() };
-    // Numbers that small changes to small numbers do not lead to.
-    let greedy = Wanted {
+    let reserve_request =
+        ReserveRequest { slices_per_page: 2, timeout: second, ..ReserveRequest::default() };
+    // Values that a fuzzer does not reach by small mutations of small numbers.
+    let greedy = ReserveRequest {
         flushed_later: true,
         page_units: vec![18; 3],
         retain_until: u64::MAX,
-        patience: Duration::MAX,
-        ..wanted.clone()
+        timeout: Duration::MAX,
+        ..reserve_request.clone()
     };
     let settings = ScopeSettings { quota_bytes: Some(1 << 20), ..ScopeSettings::default() };
     let most = ScopeSettings {
@@ -154,16 +155,16 @@ fn questions<'a>(
         Request::Locate { scope, keys },
         Request::Exists { scope, keys: mixed.as_keys() },
         Request::Lease { scopes: Cow::Owned(vec![scope; 3]), keys, ttl: Duration::MAX },
-        Request::Reserve { scope, keys, parent: None, wanted: Cow::Owned(greedy) },
+        Request::Reserve { scope, keys, parent: None, reserve_request: Cow::Owned(greedy) },
         Request::Reserve {
             scope,
             keys: mixed.as_keys(),
             parent: Some(key),
-            wanted: Cow::Owned(wanted),
+            reserve_request: Cow::Owned(reserve_request),
         },
         Request::Commit { reservation: 1, written: Cow::Owned(vec![Some(u64::MAX), None]) },
         Request::Abort { reservation: 1 },
-        Request::Distrust { scope, key, generation: 1, reason: "checksum" },
+        Request::ReportCorruption { scope, key, generation: 1, reason: "checksum" },
         Request::Touch { scope, keys },
         Request::Delete { scope, keys },
         Request::DropScope { scope },
@@ -171,7 +172,7 @@ fn questions<'a>(
         Request::Configure { scope, settings: most },
         Request::Scopes { from: ScopeSlot(0) },
         Request::Keys { scope, after: 0, limit: 2 },
-        Request::Reshape { change: Cow::Owned(Reshape::AddPath("/more".to_owned())) },
+        Request::ChangeCapacity { change: Cow::Owned(CapacityChange::AddPath("/more".to_owned())) },
         Request::Clear,
         Request::Flush,
         Request::Stats,
@@ -196,7 +197,7 @@ fn answers(scope: ScopeRef) -> Vec<Response> {
         durable: true,
     };
     let described = Scope::opaque("a", scope.page_bytes, false);
-    let held = HeldScope { slot: scope.slot, scope: described, pages: 3, bytes: 1 << 20 };
+    let held = ScopeListing { slot: scope.slot, scope: described, pages: 3, bytes: 1 << 20 };
     let mut stats = CatalogStats { open_ms: 0.5, ..CatalogStats::default() };
     stats.paths = vec![PathStats { dir: "/a".to_owned(), ..PathStats::default() }];
     stats.largest_scopes = vec![ScopeUsage::default()];
@@ -212,7 +213,7 @@ fn answers(scope: ScopeRef) -> Vec<Response> {
         Response::Reserved(reserved),
         Response::Committed(Committed { stored: 3, refused: Some(Refusal::Metadata) }),
         Response::Scopes(vec![held]),
-        Response::Keys(HeldKeys { keys: vec![vec![1; 8], vec![2; 64]], last: 1 << 33 }),
+        Response::Keys(KeyListing { keys: vec![vec![1; 8], vec![2; 64]], last: 1 << 33 }),
         Response::Done,
         Response::Stats(Box::new(stats)),
         Response::Failed(Error::miss("gone").into()),

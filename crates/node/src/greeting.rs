@@ -1,14 +1,14 @@
-//! How two processes find a protocol version that both speak.
+//! Negotiates a protocol version that both processes speak.
 //!
 //! ```text
 //! magic "RTRN" │ version, u32 │ oldest, u32 │ body
 //! └─ fixed in all versions ──┘ └ from 8 on ┘ └ laid out as the version says
 //! ```
 //!
-//! A client says hello in the newest version that it speaks. An owner that speaks it answers in it.
-//! An owner that does not answers in its own newest version, and where the client speaks that one it
-//! connects again and says hello in it. So both use the newest version that they have in common,
-//! and builds that only know version 7, which accepts nothing else, are understood on both sides.
+//! A client says hello in its newest version. An owner that speaks this version replies in it. An
+//! owner that does not replies in its own newest version; if the client speaks that version, it
+//! connects again and says hello in it. So both use the newest common version, and builds that know
+//! only version 7, which accepts nothing else, are understood on both sides.
 
 use crate::channel::decode;
 use ritornello_format::{Error, Result};
@@ -18,8 +18,8 @@ use std::error::Error as StdError;
 use std::fmt;
 use std::ops::RangeInclusive;
 
-/// Increases whenever a message changes. A version's messages never change: recorded ones are in
-/// `tests/recorded`.
+/// Increases whenever a message changes. The messages of a version never change: `tests/recorded`
+/// holds recorded ones.
 pub(crate) const NEWEST: u32 = 8;
 /// The oldest version that this build speaks, as owner and as client.
 pub(crate) const OLDEST: u32 = 7;
@@ -32,9 +32,9 @@ pub(crate) const OWNER: &str = "the process that owns this store";
 /// The first message in one direction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct First<T> {
-    /// The version that the body, and all that follows, is in.
+    /// The version of the body and of all later messages.
     pub(crate) version: u32,
-    /// The hello or its answer.
+    /// The hello or its reply.
     pub(crate) body: T,
 }
 
@@ -78,8 +78,7 @@ impl<T: DeserializeOwned> First<T> {
     }
 }
 
-/// The versions that a peer speaks, where this build or this connection uses another one. The cause
-/// of an error.
+/// The versions that a peer speaks, if they do not include the one in use. The cause of an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct OtherVersion {
     oldest: u32,
@@ -87,7 +86,7 @@ pub(crate) struct OtherVersion {
 }
 
 impl OtherVersion {
-    /// The versions that the peer speaks, if that is why `error` came about.
+    /// The versions that the peer speaks, if a mismatch caused `error`.
     pub(crate) fn of(error: &Error) -> Option<Self> {
         error.source().and_then(|cause| cause.downcast_ref()).copied()
     }
@@ -98,7 +97,7 @@ impl OtherVersion {
         (newest >= self.oldest.max(OLDEST)).then_some(newest)
     }
 
-    /// The error where the peer is the owner.
+    /// The error for an owner with these versions.
     pub(crate) fn of_owner(self) -> Error {
         self.error(OWNER)
     }

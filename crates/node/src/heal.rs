@@ -1,24 +1,26 @@
-//! Reopening a poisoned store, in the process that owns it, and leaving one whose path leads to another
-//! place by now.
+//! Reopens a poisoned store in the process that owns it, and closes a store whose path leads to
+//! another directory by now.
 //!
-//! A failed write or sync poisons an engine for good, because the kernel may have dropped what it
-//! could not write, and reports success afterwards. What is certain is on the disk. So the owner
-//! closes the engine and opens another one, which recovers as the next owner would after a kill: past
-//! the page cache, with all free space drained before it is reused. A thread of its own does that,
-//! with a back-off: while the disks take no writes, the poisoned engine goes on finding and reading.
+//! A failed write or sync poisons a core for good, because the kernel may have dropped the pages it
+//! could not write and may report success afterwards. Only the bytes on disk are certain. The owner
+//! therefore closes the core and opens another one, which recovers as the next owner would after a
+//! kill: past the page cache, with all free space drained before it is reused. A dedicated thread
+//! does this with back-off; while the disks reject writes, the poisoned core keeps answering
+//! lookups and reads.
 //!
 //! ```text
-//!   Owner, poisoned ── disks take writes, no own write under way ──▶ Reopening ──▶ Owner, next term
+//!   Owner, poisoned ── disks take writes, no own write under way ──▶ Reopening ──▶ Owner, next epoch
 //!   any ── a disk is mounted over the directory ──▶ Closed
 //! ```
 //!
-//! The second serves a late mount: an engine that starts before its disk is mounted makes a store below the
-//! mount point. Every process leaves it soon after the mount, and its caller opens the path again.
+//! The second transition serves a late mount: an inference engine that starts before its disk is
+//! mounted creates a store below the mount point. Every process leaves that store soon after the
+//! mount, and its caller opens the path again.
 
+use crate::failover_catalog::FailoverCatalog;
+use crate::membership::Membership;
 use crate::owner::Owner;
 use crate::reopening::Reopening;
-use crate::seat::Seat;
-use crate::switch::Switch;
 use ritornello_format::{Error, Result};
 use ritornello_store::CatalogStats;
 use ritornello_volume::Parked;
@@ -26,59 +28,59 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-/// The pause before the first attempt, and the longest between two. Clients look for the owner again
-/// every second: all processes are served again well within 10 seconds of the end of a fault.
+/// First and longest pause between attempts. Clients look for the owner every second, so all
+/// processes are served again within 10 seconds of the end of a fault.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(4));
-/// After this long without an attempt the next failure is a new one.
-const CALM: Duration = Duration::from_secs(60);
-/// An attempt waits this long for writes of this process that are on their way.
-const WRITES_PATIENCE: Duration = Duration::from_secs(5);
-/// And this long for its calls to leave the poisoned engine: later ones wait for that.
-const CALLS_PATIENCE: Duration = Duration::from_millis(200);
-/// The directory's path is looked at this often.
+/// A failure after this long without an attempt starts the back-off anew.
+const BACKOFF_RESET: Duration = Duration::from_secs(60);
+/// Maximum time an attempt waits for this process's writes in progress.
+const WRITES_TIMEOUT: Duration = Duration::from_secs(5);
+/// Maximum time it waits for calls to leave the poisoned core; new calls are blocked meanwhile.
+const CALLS_TIMEOUT: Duration = Duration::from_millis(200);
+/// Interval of checks where the directory's path leads.
 const PATH_PERIOD: Duration = Duration::from_secs(2);
-/// A store that fails, or cannot be reopened, is logged this often at most.
-const SAID_AGAIN: Duration = Duration::from_secs(60);
+/// Shortest interval between log lines about a store that fails or cannot be reopened.
+const LOG_PERIOD: Duration = Duration::from_secs(60);
 
-/// Wakes the thread.
+/// Wakes the heal thread.
 #[derive(Debug, Default)]
-pub(crate) struct Bell(Parked<BellState>);
+pub(crate) struct HealSignal(Parked<HealState>);
 
 #[derive(Debug, Default)]
-struct BellState {
-    rung: bool,
+struct HealState {
+    poisoned: bool,
     stopped: bool,
 }
 
-impl Bell {
-    /// An engine is poisoned. Never waits.
-    pub(crate) fn ring(&self) {
-        self.0.lock().rung = true;
+impl HealSignal {
+    /// Reports a poisoned core. Never waits.
+    pub(crate) fn notify(&self) {
+        self.0.lock().poisoned = true;
         self.0.wake_all();
     }
 
-    /// The store is being closed: the thread ends.
+    /// Ends the thread, because the store is being closed.
     pub(crate) fn stop(&self) {
         self.0.lock().stopped = true;
         self.0.wake_all();
     }
 
-    /// Waits for a ring, `period` at most; `false` if the thread is to end.
+    /// Waits for a notification, at most `period`. Returns `false` if the thread shall end.
     fn wait(&self, period: Duration) -> bool {
         let until = Instant::now() + period;
         let mut state = self.0.lock();
-        while !state.rung && !state.stopped {
+        while !state.poisoned && !state.stopped {
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 break;
             }
             state = self.0.wait_for(state, left);
         }
-        state.rung = false;
+        state.poisoned = false;
         !state.stopped
     }
 
-    /// Sleeps that long, whether it rings or not; `false` if the thread is to end.
+    /// Sleeps for `pause` whether notified or not. Returns `false` if the thread shall end.
     fn sleep(&self, pause: Duration) -> bool {
         let until = Instant::now() + pause;
         let mut state = self.0.lock();
@@ -93,8 +95,8 @@ impl Bell {
     }
 }
 
-/// Pauses between attempts. They do not start over with a store that fails again soon after it was
-/// reopened.
+/// Pauses between attempts. A store that fails again soon after it was reopened continues the
+/// sequence.
 #[derive(Debug, Default)]
 struct Backoff {
     last: Option<(Instant, Duration)>,
@@ -103,7 +105,9 @@ struct Backoff {
 impl Backoff {
     fn next(&mut self, now: Instant) -> Duration {
         let pause = match self.last {
-            Some((at, pause)) if now.duration_since(at) < CALM => (2 * pause).min(PAUSES.1),
+            Some((at, pause)) if now.duration_since(at) < BACKOFF_RESET => {
+                (2 * pause).min(PAUSES.1)
+            }
             _ => PAUSES.0,
         };
         self.last = Some((now, pause));
@@ -111,13 +115,13 @@ impl Backoff {
     }
 }
 
-/// When the log was last written to.
+/// Limits how often a condition is logged: when it was logged last.
 #[derive(Debug, Default)]
-struct Said(Option<Instant>);
+struct LogThrottle(Option<Instant>);
 
-impl Said {
+impl LogThrottle {
     fn is_due(&mut self, now: Instant) -> bool {
-        let due = self.0.is_none_or(|at| now.duration_since(at) >= SAID_AGAIN);
+        let due = self.0.is_none_or(|at| now.duration_since(at) >= LOG_PERIOD);
         if due {
             self.0 = Some(now);
         }
@@ -128,39 +132,40 @@ impl Said {
 /// Starts the thread. It ends when the store is closed or dropped.
 ///
 /// # Errors
-/// `Retry` if there is no thread to be had.
-pub(crate) fn start(switch: &Arc<Switch>) -> Result<()> {
-    let (bell, switch) = (Arc::clone(&switch.opening.bell), Arc::downgrade(switch));
+/// `Retry` if the thread cannot be created.
+pub(crate) fn start(catalog: &Arc<FailoverCatalog>) -> Result<()> {
+    let (heal_signal, catalog) =
+        (Arc::clone(&catalog.opening.heal_signal), Arc::downgrade(catalog));
     std::thread::Builder::new()
         .name("ritornello-heal".to_owned())
-        .spawn(move || run(&switch, &bell))
+        .spawn(move || run(&catalog, &heal_signal))
         .map(drop)
         .map_err(|error| Error::retry("no thread to reopen a failed store").because(error))
 }
 
-fn run(switch: &Weak<Switch>, bell: &Bell) {
+fn run(catalog: &Weak<FailoverCatalog>, heal_signal: &HealSignal) {
     let mut backoff = Backoff::default();
-    let mut said = Said::default();
-    while bell.wait(PATH_PERIOD) {
+    let mut throttle = LogThrottle::default();
+    while heal_signal.wait(PATH_PERIOD) {
         let failed = Instant::now();
-        let Some(owner) = switch.upgrade() else { return };
-        if owner.leave_if_superseded(bell) {
+        let Some(owner) = catalog.upgrade() else { return };
+        if owner.close_if_superseded(heal_signal) {
             return;
         }
-        let (cause, dir) = (owner.failure(), owner.opening.home.path().to_owned());
+        let (cause, dir) = (owner.failure(), owner.opening.directory.path().to_owned());
         drop(owner);
         let Some(cause) = cause else { continue };
         let dir = dir.display();
-        let told = said.is_due(failed);
+        let told = throttle.is_due(failed);
         if told {
             tracing::error!(%dir, cause, "a write or sync failed: the store takes no writes for now");
         }
         loop {
-            if !bell.sleep(backoff.next(Instant::now())) {
+            if !heal_signal.sleep(backoff.next(Instant::now())) {
                 return;
             }
-            let Some(switch) = switch.upgrade() else { return };
-            match switch.reopen() {
+            let Some(catalog) = catalog.upgrade() else { return };
+            match catalog.reopen() {
                 Ok(reopened) => {
                     let seconds = failed.elapsed().as_secs_f64();
                     if reopened && told {
@@ -168,7 +173,7 @@ fn run(switch: &Weak<Switch>, bell: &Bell) {
                     }
                     break;
                 }
-                Err(error) if said.is_due(Instant::now()) => {
+                Err(error) if throttle.is_due(Instant::now()) => {
                     tracing::warn!(%error, %dir, "the failed store cannot be reopened yet");
                 }
                 Err(error) => {
@@ -179,93 +184,93 @@ fn run(switch: &Weak<Switch>, bell: &Bell) {
     }
 }
 
-impl Switch {
-    /// Leaves a store that belongs at the new place of its path (see [`Home::is_superseded`]): it is
-    /// closed where it is, and the process may open the path again. Returns whether it did; if calls are
-    /// on their way, it is to be tried again.
+impl FailoverCatalog {
+    /// Closes a store that belongs at the new target of its path (see
+    /// [`NodeDirectory::is_superseded`]), so that the process may open the path again. Returns
+    /// whether it was closed; if calls are in progress, the caller tries again.
     ///
-    /// [`Home::is_superseded`]: crate::home::Home::is_superseded
-    fn leave_if_superseded(&self, bell: &Bell) -> bool {
-        let home = &self.opening.home;
+    /// [`NodeDirectory::is_superseded`]: crate::node_directory::NodeDirectory::is_superseded
+    fn close_if_superseded(&self, heal_signal: &HealSignal) -> bool {
+        let directory = &self.opening.directory;
         let is_closing = || self.opening.closing.load(Ordering::Acquire);
-        if !home.is_superseded() {
+        if !directory.is_superseded() {
             return false;
         }
-        let Some(_turn) = self.changing.try_lock_until(Instant::now() + WRITES_PATIENCE) else {
+        let Some(_turn) = self.changing.try_lock_until(Instant::now() + WRITES_TIMEOUT) else {
             return false;
         };
-        let quiet = !is_closing() && self.ledger.close(Instant::now() + WRITES_PATIENCE);
-        let seat = quiet.then(|| self.seat.try_write_for(CALLS_PATIENCE)).flatten();
-        let Some(mut seat) = seat else {
-            self.ledger.reopen(&self.opening.closing);
+        let quiet = !is_closing() && self.reservations.close(Instant::now() + WRITES_TIMEOUT);
+        let membership = quiet.then(|| self.membership.try_write_for(CALLS_TIMEOUT)).flatten();
+        let Some(mut membership) = membership else {
+            self.reservations.reopen(&self.opening.closing);
             return false;
         };
-        let dir = home.path().display();
+        let dir = directory.path().display();
         tracing::warn!(%dir, "a disk was mounted over the store, or another store took its place: it is \
             left, and the next call opens what is there now");
-        let left = std::mem::replace(&mut *seat, Arc::new(Seat::Closed));
-        drop(seat);
+        let left = std::mem::replace(&mut *membership, Arc::new(Membership::Closed));
+        drop(membership);
         self.replaced.store(true, Ordering::Release);
-        // The lock is kept until no call is in the engine.
+        // The lock is kept until no call is inside the core.
         while let Err(error) = left.close().map(drop) {
             tracing::debug!(%error, %dir, "the store that is left cannot be closed yet");
-            if !bell.sleep(PAUSES.0) {
+            if !heal_signal.sleep(PAUSES.0) {
                 break;
             }
         }
-        home.lock.close();
+        directory.lock.close();
         true
     }
 
     /// Reopens the store if this process owns it and it is poisoned. Returns whether it did.
     ///
     /// # Errors
-    /// If it cannot be reopened yet: the disks refuse, or a write of this process is on its way. The
-    /// poisoned engine goes on then; or, if it is closed by now, calls are answered with misses.
+    /// If the disks reject writes or a write of this process is in progress. The poisoned core then
+    /// keeps serving; if it is closed already, calls return misses.
     fn reopen(&self) -> Result<bool> {
         let busy = || Error::retry("calls of this process are still in the failed store");
-        let turn = self.changing.try_lock_until(Instant::now() + WRITES_PATIENCE);
+        let turn = self.changing.try_lock_until(Instant::now() + WRITES_TIMEOUT);
         let _turn = turn.ok_or_else(busy)?;
-        let home = &self.opening.home;
+        let directory = &self.opening.directory;
         if self.opening.closing.load(Ordering::Acquire) {
             return Ok(false);
         }
-        if home.is_elsewhere() && self.failure().is_some() {
+        if directory.is_elsewhere() && self.failure().is_some() {
             // The failed store is not the one at the path, which may have another owner.
-            return Err(self.leave_to_another_store());
+            return Err(self.close_as_replaced());
         }
-        if let Seat::Owner(owner) = &*self.seat() {
-            let engine = owner.engine();
-            let Some(cause) = engine.poisoned() else { return Ok(false) };
-            engine.try_disks()?;
-            // From here on no space is reserved, so that none is in use when the next engine decides
+        if let Membership::Owner(owner) = &*self.membership() {
+            let core = owner.core();
+            let Some(cause) = core.poisoned() else { return Ok(false) };
+            core.check_disks_writable()?;
+            // No space is reserved from here on, so that none is in use when the next core decides
             // what is free.
-            if !self.ledger.close(Instant::now() + WRITES_PATIENCE) {
+            if !self.reservations.close(Instant::now() + WRITES_TIMEOUT) {
                 return Err(busy());
             }
-            let stats = engine.stats().unwrap_or_else(|_| CatalogStats::default());
+            let stats = core.stats().unwrap_or_else(|_| CatalogStats::default());
             let stats = CatalogStats { poisoned: Some(cause), ..stats };
-            let reopening = Arc::new(Seat::Reopening(Reopening::new(self.seat(), engine, stats)));
-            *self.seat.try_write_for(CALLS_PATIENCE).ok_or_else(busy)? = reopening;
+            let reopening =
+                Arc::new(Membership::Reopening(Reopening::new(self.membership(), core, stats)));
+            *self.membership.try_write_for(CALLS_TIMEOUT).ok_or_else(busy)? = reopening;
         }
-        let seat = self.seat();
-        let Seat::Reopening(reopening) = &*seat else { return Ok(false) };
-        reopening.end_former(home)?;
-        if !home.try_own()? {
-            return Err(
-                Error::retry("another process owns the store").with("dir", home.path().display())
-            );
+        let membership = self.membership();
+        let Membership::Reopening(reopening) = &*membership else { return Ok(false) };
+        reopening.end_former(directory)?;
+        if !directory.try_own()? {
+            return Err(Error::retry("another process owns the store")
+                .with("dir", directory.path().display()));
         }
         let owner = Owner::reopen(&self.opening)?;
-        if owner.term().store != self.store {
+        if owner.epoch().store != self.store {
             let _ = owner.close();
             reopening.stop_refusing();
-            return Err(self.leave_to_another_store());
+            return Err(self.close_as_replaced());
         }
-        self.let_go_of_segments();
-        owner.engine().note_reopenings(self.reopenings.fetch_add(1, Ordering::AcqRel) + 1);
-        self.ledger.reopen(&self.opening.closing);
-        *self.seat.write() = Arc::new(Seat::Owner(owner));
+        self.close_segments();
+        owner.core().note_reopenings(self.reopenings.fetch_add(1, Ordering::AcqRel) + 1);
+        self.reservations.reopen(&self.opening.closing);
+        *self.membership.write() = Arc::new(Membership::Owner(owner));
         reopening.stop_refusing();
         Ok(true)
     }
@@ -276,7 +281,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pauses_grow_and_start_over_after_a_calm() {
+    fn back_off_grows_and_resets() {
         let mut backoff = Backoff::default();
         let mut now = Instant::now();
         let pauses: Vec<Duration> = (0..6)
@@ -288,30 +293,30 @@ mod tests {
             .collect();
         assert_eq!(pauses[..3], [PAUSES.0, 2 * PAUSES.0, 4 * PAUSES.0]);
         assert_eq!(pauses[5], PAUSES.1);
-        assert_eq!(backoff.next(now + CALM), PAUSES.0);
+        assert_eq!(backoff.next(now + BACKOFF_RESET), PAUSES.0);
     }
 
     #[test]
-    fn log_repeats_itself_once_a_minute() {
-        let (mut said, now) = (Said::default(), Instant::now());
-        assert!(said.is_due(now) && !said.is_due(now + Duration::from_secs(59)));
-        assert!(said.is_due(now + SAID_AGAIN));
+    fn log_repeats_once_a_minute() {
+        let (mut throttle, now) = (LogThrottle::default(), Instant::now());
+        assert!(throttle.is_due(now) && !throttle.is_due(now + Duration::from_secs(59)));
+        assert!(throttle.is_due(now + LOG_PERIOD));
     }
 
     #[test]
-    fn stopping_ends_a_sleep_and_a_ring_does_not() {
+    fn stop_ends_a_sleep_and_notify_does_not() {
         const HOUR: Duration = Duration::from_secs(3600);
-        let bell = Bell::default();
-        assert!(bell.wait(Duration::from_millis(1)), "the period is over");
-        bell.ring();
-        assert!(bell.wait(HOUR) && bell.sleep(Duration::from_millis(1)));
-        bell.ring();
-        assert!(bell.sleep(Duration::from_millis(1)));
+        let heal_signal = HealSignal::default();
+        assert!(heal_signal.wait(Duration::from_millis(1)), "the period is over");
+        heal_signal.notify();
+        assert!(heal_signal.wait(HOUR) && heal_signal.sleep(Duration::from_millis(1)));
+        heal_signal.notify();
+        assert!(heal_signal.sleep(Duration::from_millis(1)));
         std::thread::scope(|scope| {
-            let sleeper = scope.spawn(|| bell.sleep(HOUR));
-            bell.stop();
+            let sleeper = scope.spawn(|| heal_signal.sleep(HOUR));
+            heal_signal.stop();
             assert!(!sleeper.join().unwrap());
         });
-        assert!(!bell.wait(HOUR), "stopped");
+        assert!(!heal_signal.wait(HOUR), "stopped");
     }
 }

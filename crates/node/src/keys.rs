@@ -1,9 +1,9 @@
-//! Keys on the wire: end to end, so that hundreds of them are one piece of memory on both sides.
+//! Keys on the wire, concatenated: hundreds of keys take one allocation on each side.
 
 use ritornello_format::{Error, Result, check_keys};
 use serde::{Deserialize, Serialize, Serializer};
 
-/// The keys of a call, end to end.
+/// The concatenated keys of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Keys<'a> {
     /// Length of every key; zero if they differ.
@@ -15,7 +15,7 @@ pub(crate) struct Keys<'a> {
     bytes: &'a [u8],
 }
 
-/// Writes bytes in one piece; a slice would be written byte by byte.
+/// Serializes bytes in one piece; serde would write a slice byte by byte.
 pub(crate) fn as_bytes<S: Serializer>(
     bytes: &[u8],
     serializer: S,
@@ -23,7 +23,7 @@ pub(crate) fn as_bytes<S: Serializer>(
     serializer.serialize_bytes(bytes)
 }
 
-/// Likewise for bytes that may be absent.
+/// Like [`as_bytes`], for optional bytes.
 pub(crate) fn as_optional_bytes<S: Serializer>(
     bytes: &Option<&[u8]>,
     serializer: S,
@@ -37,7 +37,7 @@ pub(crate) fn as_optional_bytes<S: Serializer>(
     bytes.map(Bytes).serialize(serializer)
 }
 
-/// Keys on their way into a [`Keys`].
+/// Owned keys to be sent as [`Keys`].
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Flattened {
     width: u8,
@@ -46,7 +46,7 @@ pub(crate) struct Flattened {
 }
 
 impl Flattened {
-    /// Lays `keys` end to end.
+    /// Concatenates `keys`.
     ///
     /// # Errors
     /// `Invalid` for keys that are too short or too long.
@@ -56,19 +56,19 @@ impl Flattened {
         let same = keys.iter().all(|key| key.len() == width);
         let mut bytes = Vec::with_capacity(keys.iter().map(|key| key.len()).sum());
         keys.iter().for_each(|key| bytes.extend_from_slice(key));
-        // Keys were found to be at most 64 bytes long.
+        // `check_keys` limits keys to 64 bytes.
         let lengths = if same { Vec::new() } else { keys.iter().map(|k| k.len() as u8).collect() };
         Ok(Self { width: if same { width as u8 } else { 0 }, lengths, bytes })
     }
 
-    /// As they are sent.
+    /// The keys in their wire form.
     pub(crate) fn as_keys(&self) -> Keys<'_> {
         Keys { width: self.width, lengths: &self.lengths, bytes: &self.bytes }
     }
 }
 
 impl<'a> Keys<'a> {
-    /// The keys one by one.
+    /// Splits into single keys.
     ///
     /// # Errors
     /// `Invalid` if lengths and bytes do not agree.
@@ -95,7 +95,7 @@ mod tests {
     use crate::channel::decode;
 
     #[test]
-    fn keys_of_one_length_and_of_several_come_back() {
+    fn keys_of_any_lengths_round_trip() {
         let (short, long) = ([1u8; 8], [2u8; 64]);
         for keys in [vec![], vec![&long[..]; 3], vec![&short[..], &long[..], &short[..]]] {
             let flat = Flattened::new(&keys).unwrap();

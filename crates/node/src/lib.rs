@@ -1,82 +1,84 @@
 //! # ritornello-node
 //!
-//! Many processes, one store, no service: [`open`] makes this process the owner of a directory or
-//! a client of the process that owns it, behind the same [`Node`].
+//! Many processes, one store, no service: [`open`] makes this process the owner of a directory or a
+//! client of the owning process, behind the same [`Node`].
 //!
 //! ```text
-//!   Node ── Store ── Switch ──┬── Session of the engine       this process owns the store
-//!                             └── Remote ─ Client ─╮          another one does
-//!                                                  │ owner.sock
-//!                              Guests ── Server ───╯          in that other one
+//!   Node ── Store ── FailoverCatalog ──┬── LocalCatalog of the core      this process owns the store
+//!                                      └── SocketCatalog ─ Client ─╮     another process owns it
+//!                                                                  │ owner.sock
+//!                                         Connections ── Server ───╯     in the owning process
 //! ```
 //!
-//! **Who owns.** Whoever holds the POSIX record lock on `LOCK` (`record_lock.rs` says why that kind).
-//! The kernel takes it from a process that dies. Direct writes of that process may land after that:
-//! the next owner drains the segments before it reuses their free space.
+//! **Ownership.** The owner is the process that holds the POSIX record lock on `LOCK`
+//! (`record_lock.rs` explains the choice of lock). The kernel releases the lock when the process
+//! dies. Direct writes of that process may land afterwards: the next owner drains the segments
+//! before it reuses their free space.
 //!
-//! **Who may be writing.** A client holds a lock of its own, on `clients/<random name>`. The engine
-//! logs the name with every reservation, so that the next owner can tell a slow client from a dead
-//! one. See `presence.rs`.
+//! **Writers.** A client holds a lock on its own file, `clients/<random name>`. The core logs the
+//! name with every reservation, so that the next owner can tell a slow client from a dead one. See
+//! `presence.rs`.
 //!
-//! **When the owner goes away**, clients notice at their next call (or during it), race for the
-//! lock, and one recovers the store while the others connect to it: callers see a delay. A client
-//! comes back under a *new* name, and lets go of the old one when it has no reservation left under
-//! it; what it was never told of goes back to the store with the name. Leases of a former owner are
-//! void. Everything is asked again by itself except `commit`: that fails with `Retry`, and the
-//! pages may be put again. A `flush` that follows the death of an owner fails, once, if that owner
-//! had acknowledged puts to this process that no flush has covered, also of pages that another
-//! process wrote: they may be gone.
+//! **Owner failure.** Clients notice at their next call (or during it) and race for the lock. One
+//! of them recovers the store, the others connect to it, and callers see a delay. A client
+//! reconnects under a *new* name and releases the old one when no reservation is left under it;
+//! reservations that the client never received return to the store with the name. Leases of a
+//! former owner are void. Every call is retried automatically except `commit`, which fails with
+//! `Retry`; the pages may be put again. The first `flush` after the death of an owner fails if that
+//! owner had acknowledged puts to this process that no flush has covered, including pages that
+//! another process wrote: they may be lost.
 //!
-//! **When a write or sync of the owner fails**, its engine is poisoned, and the owner opens another
-//! one in its place when the disks take writes again (`heal.rs`). To clients that is the death of one
-//! owner and the coming of the next, with misses at once in between.
+//! **Failed writes.** A failed write or sync poisons the owner's core, and the owner opens another
+//! core in its place when the disks accept writes again (`heal.rs`). Clients see the death of one
+//! owner and the start of the next, with immediate misses in between.
 //!
-//! **Fork.** A child gets no locks. Handles of its parent answer `Closed` in it, and leave alone
-//! what it shares with the parent; opening the directory again makes the child a client.
+//! **Fork.** A child inherits no locks. Handles of the parent return `Closed` in the child and
+//! leave shared state alone; opening the directory again makes the child a client.
 //!
-//! **Promises.** Never two owners. No space is reused that a process may still write to. No
-//! call waits without a deadline. A peer that sends nonsense loses its connection and nothing else.
+//! **Promises.** Never two owners. No space is reused while a process may still write to it. No
+//! call waits without a deadline. A peer that sends malformed messages loses its connection and
+//! nothing else.
 //!
-//! **May not know** what pages hold, or where they are kept: that is the store's.
+//! **May not know** page contents or where pages lie; both belong to the store.
 
 #![forbid(unsafe_code)]
 
-mod alone;
 mod answer;
 mod authority;
 mod channel;
 mod client;
+mod connections;
 mod convert;
 mod destroy;
+mod exclusive;
+mod failover_catalog;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
 mod greeting;
-mod guests;
 mod heal;
-mod hearing;
-mod home;
 mod keys;
-mod ledger;
+mod liveness;
 mod lock;
-mod lost;
+mod membership;
+mod memory_budget;
 mod mismatch;
 mod node;
+mod node_directory;
 mod owner;
+mod owner_epoch;
+mod owner_lost;
 mod permissions;
 mod presence;
 mod process;
 mod protocol;
 mod record_lock;
 mod registry;
-mod remote;
 mod reopening;
-mod room;
-mod seat;
+mod reservations;
 mod server;
 mod shared;
 mod socket;
-mod switch;
-mod term;
+mod socket_catalog;
 
 pub use convert::convert_index;
 pub use destroy::destroy;

@@ -1,4 +1,4 @@
-//! The lock of a directory: whoever holds it owns the store.
+//! The lock of a directory: the process that holds it owns the store.
 
 use crate::process::Process;
 use crate::record_lock::{self, Holder};
@@ -12,11 +12,11 @@ use std::os::unix::fs::MetadataExt;
 
 /// The name of the locked file.
 const NAME: &str = "LOCK";
-/// Somebody removes the file under us at most this often in a row.
+/// Maximum times in a row that the file may be removed while it is being locked.
 const REPLACED_MAX: u32 = 8;
 
-/// The `LOCK` file, open. At most one of these is open in a process for one directory (the
-/// registry sees to that), because closing a second one would free the lock.
+/// The open `LOCK` file. A process has at most one of these per directory (the registry ensures
+/// it), because closing a second descriptor would release the lock.
 #[derive(Debug)]
 pub(crate) struct DirectoryLock {
     process: Process,
@@ -30,7 +30,7 @@ impl DirectoryLock {
         Ok(Self { process: Process::current(), file })
     }
 
-    /// Takes the lock if nobody else has it.
+    /// Takes the lock. Returns `false` if another process holds it.
     pub(crate) fn try_acquire(&self, dir: BorrowedFd<'_>) -> Result<bool> {
         let mut slot = self.file.lock();
         for _ in 0..REPLACED_MAX {
@@ -41,20 +41,20 @@ impl DirectoryLock {
             if is_named(dir, file) {
                 return Ok(true);
             }
-            // The file was removed meanwhile, so this lock excludes nobody. Closing it frees a
-            // lock on a file that no longer has a name.
+            // The file was removed meanwhile, so this lock excludes no process. Closing it releases
+            // a lock on a file that no longer has a name.
             *slot = Some(open(dir).map_err(unlockable)?);
         }
-        Err(Error::retry("somebody keeps removing the store's LOCK file"))
+        Err(Error::retry("another process keeps removing the store's LOCK file"))
     }
 
-    /// The other process that owns the store, if one does.
+    /// The other process that owns the store, if any.
     pub(crate) fn holder(&self) -> Result<Option<Holder>> {
         let slot = self.file.lock();
         record_lock::holder(slot.as_ref().ok_or_else(released)?).map_err(unlockable)
     }
 
-    /// Gives the lock back, to try again later.
+    /// Releases the lock; it may be taken again.
     pub(crate) fn release(&self) {
         if let Some(file) = self.file.lock().as_ref()
             && let Err(error) = record_lock::unlock(file)
@@ -63,9 +63,8 @@ impl DirectoryLock {
         }
     }
 
-    /// Closes the file for good. Said explicitly rather than left to `drop`, which may come late,
-    /// when this process has opened the directory again and holds the lock through another
-    /// descriptor.
+    /// Closes the file for good. Explicit rather than in `drop`, which may run late, when this
+    /// process has opened the directory again and holds the lock through another descriptor.
     pub(crate) fn close(&self) {
         if self.process.is_current() {
             self.file.lock().take();
@@ -76,7 +75,7 @@ impl DirectoryLock {
 impl Drop for DirectoryLock {
     fn drop(&mut self) {
         // In a forked child this descriptor is a copy, and the child may hold the lock through one
-        // of its own by now: closing the copy would free it. So it stays open.
+        // of its own: closing the copy would release it. So it stays open.
         if !self.process.is_current()
             && let Some(file) = self.file.get_mut().take()
         {
@@ -114,7 +113,7 @@ mod tests {
     use std::os::fd::AsFd;
 
     #[test]
-    fn a_lock_on_a_file_that_was_removed_is_not_believed() {
+    fn lock_on_a_removed_file_is_retaken() {
         let dir = tempfile::tempdir().unwrap();
         let fd = File::open(dir.path()).unwrap();
         let lock = DirectoryLock::open(fd.as_fd()).unwrap();

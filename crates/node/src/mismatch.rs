@@ -1,4 +1,5 @@
-//! An owner that speaks no version of this build is asked again once a second, and not by every call.
+//! Limits handshakes with an owner that has no protocol version in common with this build to one
+//! per second.
 
 use crate::greeting::OtherVersion;
 use crate::record_lock::Holder;
@@ -9,7 +10,7 @@ use std::time::{Duration, Instant};
 /// The pause between two attempts.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// The owner that was found to speak other versions, and when.
+/// The last owner found to speak other versions, and when.
 #[derive(Debug, Default)]
 pub(crate) struct OwnerMismatch(Mutex<Option<(Holder, Instant, OtherVersion)>>);
 
@@ -25,7 +26,7 @@ impl OwnerMismatch {
         }
     }
 
-    /// Notes why the owner was of no use, if that is its version.
+    /// Records the owner if `error` is a version mismatch.
     pub(crate) fn note(&self, owner: Holder, error: &Error) {
         if let Some(versions) = OtherVersion::of(error) {
             *self.0.lock() = Some((owner, Instant::now(), versions));

@@ -1,27 +1,27 @@
-//! Opening a store, and the handle that comes of it.
+//! Opening a store, and the handle on an open store.
 
-use crate::home::{Home, Identity, unusable};
+use crate::node_directory::{Identity, NodeDirectory, unusable};
 use crate::process::Process;
 use crate::registry::{self, Slot};
 use crate::shared::Shared;
 use ritornello_format::{Error, Result};
 use ritornello_medium::{Host, Medium};
-use ritornello_store::{Directory, Engine, Options, Store, StorePolicy, foreign_directory};
+use ritornello_store::{Directory, Options, Store, StoreCore, StorePolicy, foreign_directory};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use std::{fmt, fs, io};
 
-/// Opening waits this long for an owner that is starting, stopping or recovering.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Maximum time that opening waits for an owner that is starting, stopping or recovering.
+const CALL_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// What this process is to a store. It changes from client to owner when the owner goes away.
+/// What this process is to a store. It changes from client to owner when the owner dies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Role {
-    /// It has the index and answers the others.
+    /// It holds the index and answers the other processes.
     Owner,
-    /// Another process does.
+    /// Another process is the owner.
     Client,
 }
 
@@ -43,47 +43,49 @@ pub struct Node {
     slot: Slot,
     shared: Arc<Shared>,
     policy: StorePolicy,
-    left: AtomicBool,
+    closed: AtomicBool,
 }
 
-/// Opens the store in `options.dir`: as its owner if nobody owns it, otherwise as a client of the
-/// process that does. A second open in one process gives a second handle on the same store.
+/// Opens the store in `options.dir`: as its owner if it has none, otherwise as a client of the
+/// owner. A second open in one process returns a second handle on the same store.
 ///
-/// `durability`, `sync_interval` and `io` are the owner's to choose; a client brings its own to
-/// bear when it becomes the owner. A capacity, an index, paths or a segment size that differ from the
-/// store's are logged by a client; an owner resizes the store, and converts its index.
+/// The owner's `durability`, `sync_interval` and `io` apply; a client's apply when it becomes the
+/// owner. A client logs a capacity, an index, paths or a segment size that differ from the store's;
+/// an owner resizes the store and converts its index.
 ///
 /// # Errors
-/// `Invalid` where the directory, the file system, or the owner's user do not fit, or where a store
-/// cannot be made with the options, and the message says what would do; `Retry` if an owner does not
-/// listen within a minute, or is of a version that this build has nothing in common with.
+/// `Invalid` if the directory, the file system or the owner's user does not fit, or a store cannot
+/// be created with these options; the message says what would. `Retry` if an owner does not listen
+/// within a minute, or has no protocol version in common with this build.
 pub fn open(options: &Options) -> Result<Arc<Node>> {
     open_on(Arc::new(Host), options)
 }
 
-/// As [`open`], over another medium than the host's: one that injects faults into this process's I/O.
-/// Locks and sockets are the host's in any case.
+/// Like [`open`], over another medium than the host's: one that injects faults into this process's
+/// I/O. Locks and sockets are always the host's.
 ///
 /// # Errors
 /// Those of [`open`].
 pub fn open_on(medium: Arc<dyn Medium>, options: &Options) -> Result<Arc<Node>> {
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + CALL_TIMEOUT;
     let path = prepare(&medium, options)?;
     let options = Options { dir: path.clone(), ..options.clone() };
     let policy = Directory::new(Arc::clone(&medium), &path).policy()?;
     let slot = registry::slot(Identity::of(&path).map_err(|error| unusable(&path, error))?)?;
     let Some(mut open) = slot.try_lock_until(until) else {
-        return Err(Error::retry("another thread has been opening or closing this store for long")
-            .with("dir", path.display()));
+        return Err(Error::retry(
+            "another thread has been opening or closing this store for a minute",
+        )
+        .with("dir", path.display()));
     };
     if let Some(shared) = open.upgrade() {
-        if shared.enter(&options)? {
+        if shared.add_handle(&options)? {
             drop(open);
             return Ok(Node::new(slot, shared, policy));
         }
-        shared.finish()?;
+        shared.close_if_unused()?;
     }
-    let shared = Shared::open(Home::open(&path)?, medium, &options, policy.clone(), until);
+    let shared = Shared::open(NodeDirectory::open(&path)?, medium, &options, policy.clone(), until);
     let shared = Arc::new(shared.map_err(|error| error.with("dir", path.display()))?);
     *open = Arc::downgrade(&shared);
     drop(open);
@@ -92,8 +94,8 @@ pub fn open_on(medium: Arc<dyn Medium>, options: &Options) -> Result<Arc<Node>> 
     Ok(node)
 }
 
-/// Makes the directory if a store is to be made, and refuses one that holds something else before
-/// anything in it is touched.
+/// Creates the directory of a new store. Rejects a directory that holds something else before
+/// anything in it is changed.
 fn prepare(medium: &Arc<dyn Medium>, options: &Options) -> Result<PathBuf> {
     let dir = options.dir.as_path();
     let refused = |error| unusable(dir, error);
@@ -104,14 +106,14 @@ fn prepare(medium: &Arc<dyn Medium>, options: &Options) -> Result<PathBuf> {
         }
         found => found.map_err(refused)?,
     };
-    // Before anything in it is read.
+    // Checked before anything in the directory is read.
     let owner = medium.owner(&path).map_err(refused)?;
     if !owner.is_this_user {
         return Err(foreign_directory(&path, owner));
     }
     let manifest = Directory::new(Arc::clone(medium), &path).manifest();
-    // Looked at after the manifest. If it is there, somebody may be making the store just now, and
-    // whoever has the lock judges what else is.
+    // Checked after the manifest. If the file exists, another process may be creating the store,
+    // and the holder of the lock judges the other files.
     if path.join("LOCK").exists() {
         return Ok(path);
     }
@@ -123,11 +125,11 @@ fn prepare(medium: &Arc<dyn Medium>, options: &Options) -> Result<PathBuf> {
 
 impl Node {
     fn new(slot: Slot, shared: Arc<Shared>, policy: StorePolicy) -> Arc<Self> {
-        let left = AtomicBool::new(false);
-        Arc::new(Self { process: Process::current(), slot, shared, policy, left })
+        let closed = AtomicBool::new(false);
+        Arc::new(Self { process: Process::current(), slot, shared, policy, closed })
     }
 
-    /// What the store permitted when this handle was opened.
+    /// The store's permissions when this handle was opened.
     #[must_use]
     pub fn policy(&self) -> &StorePolicy {
         &self.policy
@@ -145,61 +147,60 @@ impl Node {
         self.shared.role()
     }
 
-    /// Takes over if the owner is gone, as any other call would, and says what this process is then.
-    /// For who waits to own and asks nothing.
+    /// Takes over if the owner is gone, as any other call would, and returns the role after that.
+    /// For a process that waits for ownership and makes no other call.
     ///
     /// # Errors
-    /// `Retry` if the owner lives and does not answer, or a next one does not listen.
-    pub fn attend(&self) -> Result<Role> {
-        self.shared.attend()?;
+    /// `Retry` if the owner lives and does not answer, or the next owner does not listen.
+    pub fn ensure_owner(&self) -> Result<Role> {
+        self.shared.ensure_owner()?;
         Ok(self.role())
     }
 
-    /// Whether another store has taken this one's place: every call fails from then on, and opening
-    /// again finds the new one. Costs no more than a load from memory.
+    /// Returns whether another store has replaced this one: every call fails from then on, and
+    /// opening again finds the new store. Costs one load from memory.
     #[must_use]
     pub fn is_replaced(&self) -> bool {
         self.shared.is_replaced()
     }
 
-    /// What keeps the store from being used in full, if something does: its owner's last write or sync
-    /// failed, and it is not reopened yet; or the owner cannot be asked. A client asks its owner.
+    /// What prevents full use of the store, if anything: its owner's last write or sync failed and
+    /// the store is not reopened yet, or the owner cannot be asked. A client asks its owner.
     #[must_use]
     pub fn problem(&self) -> Option<String> {
         self.shared.problem()
     }
 
-    /// The engine, while this process owns the store: what only an owner may do, such as `fsck`.
-    /// It is closed with the store, whoever still holds it. A store that failed is not reopened before
-    /// it is dropped.
+    /// The store's core, while this process owns the store: for operations of the owner only, such
+    /// as `fsck`. It is closed with the store, even while references remain. A failed store is not
+    /// reopened before all references are dropped.
     #[must_use]
-    pub fn engine(&self) -> Option<Arc<Engine>> {
-        self.shared.engine()
+    pub fn core(&self) -> Option<Arc<StoreCore>> {
+        self.shared.core()
     }
 
-    /// The directory, without symbolic links.
+    /// The canonical path of the directory.
     #[must_use]
     pub fn path(&self) -> &Path {
         self.shared.path()
     }
 
-    /// Closes this handle, and with the last one the store: tickets that run finish, an owner
-    /// makes everything durable, and the directory is free. Does nothing in a forked child.
+    /// Closes this handle, and with the last one the store: running tickets finish, an owner makes
+    /// everything durable, and the directory is free. Does nothing in a forked child.
     ///
     /// # Errors
-    /// `Retry` if writes of this process are still on their way after a minute and a half: the
-    /// store is closed to calls but keeps its lock; close again. `Fatal` if the last sync failed:
-    /// it is closed.
+    /// `Retry` if writes of this process are in progress after 90 seconds: the store rejects calls
+    /// but keeps its lock; close again. `Fatal` if the last sync failed; the store is closed.
     pub fn close(&self) -> Result<()> {
         if !self.process.is_current() {
             return Ok(());
         }
-        // Nobody may open the directory in this process before it is free.
+        // No thread of this process may open the directory before it is free.
         let _slot = self.slot.lock();
-        if !self.left.swap(true, Ordering::AcqRel) {
-            self.shared.leave();
+        if !self.closed.swap(true, Ordering::AcqRel) {
+            self.shared.remove_handle();
         }
-        self.shared.finish()
+        self.shared.close_if_unused()
     }
 }
 
@@ -209,12 +210,12 @@ impl Drop for Node {
             if let Err(error) = self.close() {
                 tracing::error!(%error, "a store was dropped and could not be closed");
             }
-            if !self.shared.unfinished() {
+            if !self.shared.is_closing() {
                 return;
             }
         }
-        // A forked child must not close what it shares with its parent; and a lock under which
-        // writes are on their way must outlive them.
+        // A forked child must not close what it shares with its parent; and a lock must outlive the
+        // writes in progress under it.
         std::mem::forget(Arc::clone(&self.shared));
     }
 }

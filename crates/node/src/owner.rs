@@ -1,112 +1,113 @@
 //! What a process holds while it owns a store.
 //!
-//! An owner that closes removes its socket file last, when everything is durable. So a file that
-//! is left behind says that its owner died, and with it the puts of its last seconds.
+//! An owner that closes removes its socket file last, when everything is durable. A leftover socket
+//! file therefore says that its owner died, and that the puts of its last seconds may be lost.
 
 use crate::authority::Authority;
+use crate::membership::OpenContext;
+use crate::owner_epoch::OwnerEpoch;
 use crate::presence;
-use crate::seat::Opening;
 use crate::server::Server;
 use crate::socket;
-use crate::term::Term;
 use parking_lot::Mutex;
 use ritornello_format::{Error, Result};
-use ritornello_store::{Alive, Catalog, ClientId, Durability, Engine, Session};
+use ritornello_store::{Catalog, ClientAlive, ClientId, Durability, LocalCatalog, StoreCore};
 use std::sync::Arc;
 
-/// The engine, this process's session with it, and the server for the others.
+/// The core, this process's catalog on it, and the server for client processes.
 pub(crate) struct Owner {
-    engine: Arc<Engine>,
-    session: Session,
-    term: Term,
+    core: Arc<StoreCore>,
+    catalog: LocalCatalog,
+    epoch: OwnerEpoch,
     server: Mutex<Option<Server>>,
 }
 
 impl Owner {
     /// Opens the store and listens. The caller holds the directory's lock.
-    pub(crate) fn open(opening: &Opening) -> Result<Self> {
-        Self::serve(opening, Self::engine_of(opening)?)
+    pub(crate) fn open(opening: &OpenContext) -> Result<Self> {
+        Self::serve(opening, Self::open_core(opening)?)
     }
 
-    /// The same, in place of an engine that was poisoned: it is only used when it could sync what it
-    /// found.
-    pub(crate) fn reopen(opening: &Opening) -> Result<Self> {
-        let engine = Self::engine_of(opening)?;
-        if let Err(error) = engine.session(ClientId::LOCAL, "").flush() {
-            // It fails for the same reason.
-            let _ = engine.close();
+    /// Like [`Owner::open`], in place of a poisoned core. The new core is used only if it could
+    /// sync what it recovered.
+    pub(crate) fn reopen(opening: &OpenContext) -> Result<Self> {
+        let core = Self::open_core(opening)?;
+        if let Err(error) = core.catalog_for(ClientId::LOCAL, "").flush() {
+            // Closing fails for the same reason.
+            let _ = core.close();
             return Err(error);
         }
-        Self::serve(opening, engine)
+        Self::serve(opening, core)
     }
 
-    fn engine_of(opening: &Opening) -> Result<Arc<Engine>> {
-        let (looked_at, bell) = (Arc::clone(&opening.home), Arc::clone(&opening.bell));
-        let alive: Alive = Arc::new(move |name| presence::is_alive(&looked_at, name));
-        let engine = Engine::open(Arc::clone(&opening.medium), &opening.options, alive)?;
-        engine.on_poison(Box::new(move || bell.ring()));
-        Ok(engine)
+    fn open_core(opening: &OpenContext) -> Result<Arc<StoreCore>> {
+        let (looked_at, heal_signal) =
+            (Arc::clone(&opening.directory), Arc::clone(&opening.heal_signal));
+        let alive: ClientAlive = Arc::new(move |name| presence::is_alive(&looked_at, name));
+        let core = StoreCore::open(Arc::clone(&opening.medium), &opening.options, alive)?;
+        core.on_poison(Box::new(move || heal_signal.notify()));
+        Ok(core)
     }
 
-    fn serve(opening: &Opening, engine: Arc<Engine>) -> Result<Self> {
-        let (home, options) = (&opening.home, &opening.options);
-        let authority: Arc<dyn Authority> = Arc::new(Arc::clone(&engine));
-        let manifest = engine.manifest();
-        let term = Term {
+    fn serve(opening: &OpenContext, core: Arc<StoreCore>) -> Result<Self> {
+        let (directory, options) = (&opening.directory, &opening.options);
+        let authority: Arc<dyn Authority> = Arc::new(Arc::clone(&core));
+        let manifest = core.manifest();
+        let epoch = OwnerEpoch {
             store: manifest.uuid,
             owner: manifest.epoch,
-            clean: socket::present(home).is_none(),
+            clean: socket::present(directory).is_none(),
             durable: options.durability == Durability::Durable,
         };
-        match Server::start(home, authority, &opening.permissions, term) {
+        match Server::start(directory, authority, &opening.permissions, epoch) {
             Ok(server) => Ok(Self {
-                term,
-                session: engine.session(ClientId::LOCAL, ""),
-                engine,
+                epoch,
+                catalog: core.catalog_for(ClientId::LOCAL, ""),
+                core,
                 server: Mutex::new(Some(server)),
             }),
             Err(error) => {
-                // The engine was given nothing to lose.
-                let _ = engine.close();
+                // The core has acknowledged nothing yet.
+                let _ = core.close();
                 Err(error)
             }
         }
     }
 
-    /// The engine.
-    pub(crate) fn engine(&self) -> &Arc<Engine> {
-        &self.engine
+    /// The store's core.
+    pub(crate) fn core(&self) -> &Arc<StoreCore> {
+        &self.core
     }
 
-    /// Its own.
-    pub(crate) fn term(&self) -> &Term {
-        &self.term
+    /// The epoch of this ownership.
+    pub(crate) fn epoch(&self) -> &OwnerEpoch {
+        &self.epoch
     }
 
     /// This process's own catalog.
-    pub(crate) fn session(&self) -> &Session {
-        &self.session
+    pub(crate) fn catalog(&self) -> &LocalCatalog {
+        &self.catalog
     }
 
-    /// Hangs up on the clients, who find the next owner, and closes the engine. What is inside is
-    /// the result of the last sync: the engine is closed whatever that says.
+    /// Closes all client connections, so that clients fail over, and closes the core. The inner
+    /// result is that of the last sync: the core is closed either way.
     ///
     /// # Errors
-    /// `Retry` if a client's call is stuck in the engine, on a disk that does not answer: the
-    /// directory must not be anybody else's before that has ended.
+    /// `Retry` if a client's call is stuck in the core, on a disk that does not answer: no other
+    /// process may own the directory before the call has ended.
     pub(crate) fn close(&self) -> Result<Result<()>> {
         let mut server = self.server.lock();
         if let Some(server) = server.as_mut() {
             server.stop();
         }
-        let closed = self.engine.close();
-        if !server.as_ref().is_none_or(Server::is_deserted) {
+        let closed = self.core.close();
+        if !server.as_ref().is_none_or(Server::wait_until_idle) {
             return Err(Error::retry("a call of another process does not end: close again later"));
         }
         if let Some(server) = server.take()
             && closed.is_ok()
         {
-            server.sign_off();
+            server.unpublish();
         }
         Ok(closed)
     }

@@ -9,16 +9,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 #[derive(Debug, Default)]
 pub(crate) struct ClientPermissions {
     policy: StorePolicy,
-    /// Whether the log says that a call was denied.
-    said: AtomicBool,
+    /// Whether a denied call was logged.
+    logged: AtomicBool,
 }
 
 impl ClientPermissions {
     pub(crate) fn new(policy: StorePolicy) -> Self {
-        Self { policy, said: AtomicBool::new(false) }
+        Self { policy, logged: AtomicBool::new(false) }
     }
 
-    /// Checks that a client may ask `request`.
+    /// Checks that a client may send `request`.
     ///
     /// # Errors
     /// As of [`StorePolicy::check_client`].
@@ -26,12 +26,12 @@ impl ClientPermissions {
         let call = match request {
             Request::Clear => ClientCall::Clear,
             Request::DropScope { .. } => ClientCall::DropScope,
-            Request::Reshape { .. } => ClientCall::Reshape,
+            Request::ChangeCapacity { .. } => ClientCall::ChangeCapacity,
             Request::Configure { .. } => ClientCall::Configure,
             _ => return Ok(()),
         };
         self.policy.check_client(call).inspect_err(|error| {
-            if !self.said.swap(true, Ordering::Relaxed) {
+            if !self.logged.swap(true, Ordering::Relaxed) {
                 tracing::warn!(%error, "a client's call was denied; further ones are not logged");
             }
         })

@@ -1,10 +1,10 @@
-//! How a process shows that it may be writing: a locked file of a random name under `clients/`.
+//! A client's proof that it may be writing: a locked file with a random name under `clients/`.
 //!
-//! An owner writes the name into its reservation log before it hands out space. A later owner, which
-//! never met the client, reuses the space only when the name's lock is free and the segments are
-//! drained: see [`crate::record_lock`] for what a free lock proves.
+//! An owner logs the name before it grants space. A later owner, which never met the client, reuses
+//! the space only when the name's lock is free and the segments are drained; [`crate::record_lock`]
+//! says what a free lock proves.
 
-use crate::home::{CLIENTS, Home};
+use crate::node_directory::{CLIENTS, NodeDirectory};
 use crate::record_lock;
 use ritornello_format::{Error, Result};
 use rustix::fs::{AtFlags, Mode, OFlags};
@@ -15,27 +15,27 @@ use std::os::fd::IntoRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 
-/// Random bytes of a name; it is written in hexadecimal digits.
+/// Random bytes of a name, written as hexadecimal digits.
 const NAME_BYTES: usize = 16;
-/// Names are tried at most this often: a sweep takes one away only between two system calls.
+/// Maximum names tried: a sweep can remove one only between two system calls.
 const ATTEMPTS: u32 = 8;
 
-/// A held name. While it lives, space that was handed out under the name is withheld from others.
+/// A locked name. While it exists, space that was granted under the name is withheld from others.
 #[derive(Debug)]
 pub(crate) struct Presence {
-    home: Arc<Home>,
+    directory: Arc<NodeDirectory>,
     name: String,
     file: Option<File>,
 }
 
 impl Presence {
     /// Draws a name and locks its file.
-    pub(crate) fn announce(home: &Arc<Home>) -> Result<Self> {
+    pub(crate) fn announce(directory: &Arc<NodeDirectory>) -> Result<Self> {
         for _ in 0..ATTEMPTS {
             let name = random_name()?;
-            // Before the file is there: see `sweep`, which leaves this process's names alone.
-            home.names.lock().insert(name.clone());
-            let mut presence = Self { home: Arc::clone(home), name, file: None };
+            // Inserted before the file exists, because `sweep` skips this process's names.
+            directory.names.lock().insert(name.clone());
+            let mut presence = Self { directory: Arc::clone(directory), name, file: None };
             if presence.lock().map_err(unannounced)? {
                 return Ok(presence);
             }
@@ -43,7 +43,7 @@ impl Presence {
         Err(unannounced(io::Error::other("the names were taken away")))
     }
 
-    /// The name, as a server and the reservation log know it.
+    /// The name, as the server and the reservation log know it.
     pub(crate) fn name(&self) -> &str {
         &self.name
     }
@@ -52,11 +52,11 @@ impl Presence {
         let path = path(&self.name);
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         let file: File =
-            rustix::fs::openat(self.home.dir(), &path, flags, Mode::RUSR | Mode::WUSR)?.into();
-        // A sweep takes the lock of what it removes. So either it has the lock now, or it had it
-        // before and the file has lost its name, or it will find the lock taken.
+            rustix::fs::openat(self.directory.dir(), &path, flags, Mode::RUSR | Mode::WUSR)?.into();
+        // A sweep locks a file before it removes it. So the sweep either holds the lock now, or
+        // held it earlier and has unlinked the file, or will find the lock taken.
         let locked = record_lock::try_lock(&file)?;
-        let named = rustix::fs::statat(self.home.dir(), &path, AtFlags::SYMLINK_NOFOLLOW);
+        let named = rustix::fs::statat(self.directory.dir(), &path, AtFlags::SYMLINK_NOFOLLOW);
         let own = file.metadata()?;
         let named = named.is_ok_and(|named| (named.st_dev, named.st_ino) == (own.dev(), own.ino()));
         self.file = Some(file);
@@ -66,64 +66,65 @@ impl Presence {
 
 impl Drop for Presence {
     fn drop(&mut self) {
-        if !self.home.process.is_current() {
-            // A copy in a forked child: the name is the parent's.
+        if !self.directory.process.is_current() {
+            // A copy in a forked child: the name belongs to the parent.
             if let Some(file) = self.file.take() {
                 let _ = file.into_raw_fd();
             }
             return;
         }
-        // A file that stays behind is swept by an owner.
-        let _ = rustix::fs::unlinkat(self.home.dir(), path(&self.name), AtFlags::empty());
-        self.home.names.lock().remove(&self.name);
+        // If the removal fails, an owner sweeps the file later.
+        let _ = rustix::fs::unlinkat(self.directory.dir(), path(&self.name), AtFlags::empty());
+        self.directory.names.lock().remove(&self.name);
     }
 }
 
-/// Whether the process of that name may still be writing.
-pub(crate) fn is_alive(home: &Home, name: &str) -> bool {
+/// Returns whether the process with this name may still be writing.
+pub(crate) fn is_alive(directory: &NodeDirectory, name: &str) -> bool {
     if !is_name(name) {
         return false;
     }
-    // First, because opening and closing the file would free a lock of this process's.
-    if home.names.lock().contains(name) {
+    // Checked first, because opening and closing the file would release this process's own lock.
+    if directory.names.lock().contains(name) {
         return true;
     }
     let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-    match rustix::fs::openat(home.dir(), path(name), flags, Mode::empty()) {
+    match rustix::fs::openat(directory.dir(), path(name), flags, Mode::empty()) {
         Ok(file) => !matches!(record_lock::holder(&file.into()), Ok(None)),
         Err(Errno::NOENT) => false,
-        // Nothing is proven.
+        // The lock's state is unknown, so the process counts as alive.
         Err(_) => true,
     }
 }
 
-/// Removes the files of processes that are gone. Only the owner does this.
-pub(crate) fn sweep(home: &Home) {
-    let Ok(entries) = std::fs::read_dir(home.path().join(CLIENTS)) else { return };
-    for entry in entries.flatten() {
+/// Removes the files of dead processes. Only the owner calls this.
+pub(crate) fn sweep(directory: &NodeDirectory) {
+    let Ok(replies) = std::fs::read_dir(directory.path().join(CLIENTS)) else { return };
+    for entry in replies.flatten() {
         let name = entry.file_name();
         let Some(name) = name.to_str().filter(|name| is_name(name)) else { continue };
-        if home.names.lock().contains(name) {
+        if directory.names.lock().contains(name) {
             continue;
         }
         let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-        let Ok(file) = rustix::fs::openat(home.dir(), path(name), flags, Mode::empty()) else {
+        let Ok(file) = rustix::fs::openat(directory.dir(), path(name), flags, Mode::empty()) else {
             continue;
         };
         let file = File::from(file);
         // Locked before it is removed: see `Presence::lock`.
         if let Ok(true) = record_lock::try_lock(&file) {
-            let _ = rustix::fs::unlinkat(home.dir(), path(name), AtFlags::empty());
+            let _ = rustix::fs::unlinkat(directory.dir(), path(name), AtFlags::empty());
         }
     }
 }
 
-/// Whether `name` is one that [`Presence::announce`] could have drawn, and so no path.
+/// Returns whether [`Presence::announce`] could have drawn `name`, which therefore contains no path
+/// separator.
 pub(crate) fn is_name(name: &str) -> bool {
     name.len() == 2 * NAME_BYTES && name.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
 }
 
-/// Hexadecimal digits that nobody else draws.
+/// Random hexadecimal digits, unique for all practical purposes.
 pub(crate) fn random_name() -> Result<String> {
     let mut bytes = [0; NAME_BYTES];
     let mut filled = 0;
@@ -156,30 +157,30 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_lives_as_long_as_it_is_held_and_leaves_nothing_behind() {
+    fn released_name_leaves_no_file() {
         let dir = tempfile::tempdir().unwrap();
-        let home = Arc::new(Home::open(dir.path()).unwrap());
-        let presence = Presence::announce(&home).unwrap();
+        let directory = Arc::new(NodeDirectory::open(dir.path()).unwrap());
+        let presence = Presence::announce(&directory).unwrap();
         let name = presence.name().to_owned();
-        assert!(is_alive(&home, &name));
-        sweep(&home);
+        assert!(is_alive(&directory, &name));
+        sweep(&directory);
         assert!(dir.path().join(CLIENTS).join(&name).exists());
         drop(presence);
-        assert!(!is_alive(&home, &name));
+        assert!(!is_alive(&directory, &name));
         assert!(!dir.path().join(CLIENTS).join(&name).exists());
     }
 
     #[test]
-    fn what_a_dead_process_left_is_swept_and_what_is_no_name_is_not() {
+    fn sweep_removes_dead_names_only() {
         let dir = tempfile::tempdir().unwrap();
-        let home = Arc::new(Home::open(dir.path()).unwrap());
+        let directory = Arc::new(NodeDirectory::open(dir.path()).unwrap());
         let stale = dir.path().join(CLIENTS).join("0123456789abcdef0123456789abcdef");
         let other = dir.path().join(CLIENTS).join("README");
         std::fs::write(&stale, b"").unwrap();
         std::fs::write(&other, b"").unwrap();
-        assert!(!is_alive(&home, "0123456789abcdef0123456789abcdef"));
-        assert!(!is_alive(&home, "../LOCK"));
-        sweep(&home);
+        assert!(!is_alive(&directory, "0123456789abcdef0123456789abcdef"));
+        assert!(!is_alive(&directory, "../LOCK"));
+        sweep(&directory);
         assert!(!stale.exists() && other.exists());
     }
 }

@@ -1,26 +1,26 @@
-//! Which process a value belongs to. After `fork` the child holds copies of everything its parent
-//! had open, and must use none of it: the threads behind it are not there, locks are not its own,
-//! and the sockets are shared.
+//! The process that a value belongs to. After `fork` the child holds copies of everything its
+//! parent had open, and must use none of it: the threads behind it do not exist, the locks are the
+//! parent's, and the sockets are shared.
 
 use ritornello_format::{Error, ErrorKind, Result};
 
-/// The process that made a value.
+/// The process that created a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Process(u32);
 
 impl Process {
-    /// This one.
+    /// The current process.
     pub(crate) fn current() -> Self {
         Self(ritornello_volume::process_id())
     }
 
-    /// Whether the caller is still the process that made the value.
+    /// Whether the caller is still the process that created the value.
     pub(crate) fn is_current(self) -> bool {
         self == Self::current()
     }
 
-    /// Refuses a handle that came here by `fork`. To be asked before any lock is taken: another
-    /// thread of the parent may have held it, and in the child nobody will ever let go of it.
+    /// Rejects a handle that was inherited by `fork`. Called before any lock is taken: a thread of
+    /// the parent may have held the lock, and in the child it is never released.
     pub(crate) fn check(self) -> Result<()> {
         if self.is_current() {
             return Ok(());

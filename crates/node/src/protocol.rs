@@ -1,56 +1,56 @@
-//! What is said over the socket of a store.
+//! The messages on the socket of a store.
 //!
-//! The first message each way follows a [`crate::greeting`]. All messages are the same in the versions
-//! that this build speaks. Payload never comes this way.
+//! The first message in each direction follows a [`crate::greeting`]. All messages are the same in
+//! the versions that this build speaks. Payload never passes through the socket.
 
 use crate::keys::{Keys, as_bytes, as_optional_bytes};
-use crate::term::Term;
+use crate::owner_epoch::OwnerEpoch;
 use ritornello_format::{Error, ErrorKind, FORMAT_VERSION, Scope, ScopeSettings, ScopeSlot};
 use ritornello_store::{
-    CatalogStats, Committed, HeldKeys, HeldScope, LeaseNumber, Leased, Located, Reserved, Reshape,
-    ScopeRef, StoreReopening, Wanted,
+    CapacityChange, CatalogStats, Committed, KeyListing, LeaseNumber, Leased, Located,
+    ReserveRequest, Reserved, ScopeListing, ScopeRef, StoreReopening,
 };
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 use std::time::Duration;
 
-/// An owner lets nobody wait for space longer than this.
-pub(crate) const PATIENCE_MAX: Duration = Duration::from_secs(600);
+/// Maximum time that an owner lets a request wait for space.
+pub(crate) const RESERVE_TIMEOUT_MAX: Duration = Duration::from_secs(600);
 
-/// What a client says first, behind the greeting.
+/// A client's first message, behind the greeting.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Hello {
-    /// The format of what the client writes.
+    /// The format version that the client writes.
     pub(crate) format: u32,
     /// The client's name, see [`crate::presence`].
     pub(crate) name: String,
-    /// Its process, for people.
+    /// Its process id, for diagnostics.
     pub(crate) pid: u32,
-    /// Whether this is the name's first connection. Later ones join it, and are refused if it is
-    /// gone: its leases and reservations went with it.
+    /// Whether this is the first connection under the name. Later ones join the client, and are
+    /// refused if it is gone, because its leases and reservations went with it.
     pub(crate) first: bool,
 }
 
 impl Hello {
-    /// The hello of a client of that name.
+    /// The hello of a client with this name.
     pub(crate) fn new(name: &str, first: bool) -> Self {
         Self { format: FORMAT_VERSION, name: name.to_owned(), pid: std::process::id(), first }
     }
 }
 
-/// The answer to a hello: whether the client is let in.
+/// The reply to a hello.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum Entry {
-    /// It is, in this owner's term.
-    Granted(Term),
-    /// The name it wants to join is gone: it must come back under a new one.
+pub(crate) enum HelloReply {
+    /// The client is admitted, in this owner's epoch.
+    Granted(OwnerEpoch),
+    /// The client to join is gone: the process must connect under a new name.
     Gone,
-    /// It is not. A fault of the kind `Miss` says that the owner reopens the store after the failure
-    /// that is its text.
-    Refused(Fault),
+    /// The client is refused. A fault of kind `Miss` says that the owner reopens the store after
+    /// the failure in its text.
+    Refused(WireError),
 }
 
-/// A question: one of each call of [`ritornello_store::Catalog`].
+/// A request: one for each call of [`ritornello_store::Catalog`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) enum Request<'a> {
     Resolve {
@@ -68,7 +68,7 @@ pub(crate) enum Request<'a> {
         keys: Keys<'a>,
         ttl: Duration,
     },
-    /// Not answered: whoever lets go of something does not wait for it.
+    /// Has no response: a client does not wait when it releases a lease.
     Release {
         lease: LeaseNumber,
     },
@@ -88,7 +88,7 @@ pub(crate) enum Request<'a> {
         keys: Keys<'a>,
         #[serde(borrow, serialize_with = "as_optional_bytes")]
         parent: Option<&'a [u8]>,
-        wanted: Cow<'a, Wanted>,
+        reserve_request: Cow<'a, ReserveRequest>,
     },
     Commit {
         reservation: u64,
@@ -97,7 +97,7 @@ pub(crate) enum Request<'a> {
     Abort {
         reservation: u64,
     },
-    Distrust {
+    ReportCorruption {
         scope: ScopeRef,
         #[serde(borrow, serialize_with = "as_bytes")]
         key: &'a [u8],
@@ -130,15 +130,15 @@ pub(crate) enum Request<'a> {
         after: u64,
         limit: u32,
     },
-    Reshape {
-        change: Cow<'a, Reshape>,
+    ChangeCapacity {
+        change: Cow<'a, CapacityChange>,
     },
     Clear,
     Flush,
     Stats,
 }
 
-/// An answer.
+/// A response.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) enum Response {
     /// To `Resolve`.
@@ -156,25 +156,25 @@ pub(crate) enum Response {
     /// To `Commit`.
     Committed(Committed),
     /// To `Scopes`.
-    Scopes(Vec<HeldScope>),
+    Scopes(Vec<ScopeListing>),
     /// To `Keys`.
-    Keys(HeldKeys),
-    /// To what has no other answer.
+    Keys(KeyListing),
+    /// To requests with no other response.
     Done,
     /// To `Stats`.
     Stats(Box<CatalogStats>),
     /// The call failed.
-    Failed(Fault),
+    Failed(WireError),
 }
 
-/// An error, as it travels.
+/// An error on the wire.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Fault {
+pub(crate) struct WireError {
     kind: Kind,
     text: String,
 }
 
-/// [`ErrorKind`], as it travels.
+/// [`ErrorKind`] on the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 enum Kind {
     Invalid,
@@ -184,20 +184,20 @@ enum Kind {
     Closed,
 }
 
-impl Fault {
+impl WireError {
     /// Whether it says that the owner is closing.
     pub(crate) fn is_closed(&self) -> bool {
         self.kind == Kind::Closed
     }
 
-    /// The error of a hello that was refused.
+    /// The error of a refused hello.
     pub(crate) fn refusal(self) -> Error {
         if self.kind == Kind::Miss { StoreReopening::error(&self.text) } else { self.into() }
     }
 }
 
-impl Fault {
-    /// What `error` says.
+impl WireError {
+    /// The wire form of `error`.
     pub(crate) fn about(error: &Error) -> Self {
         let kind = match error.kind() {
             ErrorKind::Invalid => Kind::Invalid,
@@ -210,14 +210,14 @@ impl Fault {
     }
 }
 
-impl From<Error> for Fault {
+impl From<Error> for WireError {
     fn from(error: Error) -> Self {
         Self::about(&error)
     }
 }
 
-impl From<Fault> for Error {
-    fn from(fault: Fault) -> Self {
+impl From<WireError> for Error {
+    fn from(fault: WireError) -> Self {
         let kind = match fault.kind {
             Kind::Invalid => ErrorKind::Invalid,
             Kind::Retry => ErrorKind::Retry,
@@ -250,14 +250,17 @@ mod tests {
     }
 
     #[test]
-    fn no_cut_and_no_flip_is_anything_but_an_error_or_a_question() {
+    fn damaged_requests_never_panic() {
         let (short, long) = ([1u8; 8], [2u8; 64]);
         let flat = Flattened::new(&[&short, &long]).unwrap();
         let good = encoded(&Request::Reserve {
             scope: SCOPE,
             keys: flat.as_keys(),
             parent: Some(&long),
-            wanted: Cow::Owned(Wanted { patience: Duration::from_secs(1), ..Wanted::default() }),
+            reserve_request: Cow::Owned(ReserveRequest {
+                timeout: Duration::from_secs(1),
+                ..ReserveRequest::default()
+            }),
         });
         for at in 0..good.len() {
             assert!(decode::<Request<'_>>(&good[..at]).is_err(), "cut at {at}");
@@ -271,15 +274,15 @@ mod tests {
         }
     }
 
-    /// Messages of a connection between a client and an owner that only know version 7.
+    /// Messages of a connection between a client and an owner that know only version 7.
     #[test]
-    fn messages_of_version_7_are_laid_out_as_recorded() {
+    fn version_7_messages_match_recordings() {
         let (spoken, peer) = (OLDEST..=NEWEST, "a peer");
         let client = messages(include_bytes!("../tests/recorded/client-7.bin"));
         let owner = messages(include_bytes!("../tests/recorded/owner-7.bin"));
         let hello = First::<Hello>::read(client[0], spoken.clone(), peer).unwrap();
         assert_eq!((hello.version, encoded(&hello)), (7, client[0].to_vec()));
-        let entry = First::<Entry>::read(owner[0], spoken, peer).unwrap();
+        let entry = First::<HelloReply>::read(owner[0], spoken, peer).unwrap();
         assert_eq!((entry.version, encoded(&entry)), (7, owner[0].to_vec()));
         for message in &client[1..] {
             assert_eq!(encoded(&decode::<Request<'_>>(message).unwrap()), *message);
@@ -301,10 +304,10 @@ mod tests {
     }
 
     #[test]
-    fn errors_keep_their_kind_and_their_words() {
+    fn errors_keep_kind_and_text() {
         let error = Error::fatal("broken").with("disk", 3).because(std::io::Error::other("why"));
         let text = error.to_string();
-        let back = Error::from(Fault::from(error));
+        let back = Error::from(WireError::from(error));
         assert_eq!((back.kind(), back.to_string()), (ErrorKind::Fatal, text));
     }
 }

@@ -1,20 +1,20 @@
 //! POSIX record locks (`fcntl(2)`) on whole files.
 //!
-//! They have the two properties that ownership needs, and two that it must be careful about:
+//! Two of their properties serve ownership, and two need care:
 //!
 //! * A child does not inherit them by `fork`: the lock belongs to the process, not to the
 //!   descriptor. (`flock` and open-file-description locks live as long as any copy of the
 //!   descriptor, so a forked worker would keep a dead owner's lock.)
-//! * The kernel frees them only when the process issues no more writes: the table of open files,
-//!   whose closing frees the locks, is closed by the *last* thread, and a thread inside a direct
+//! * The kernel releases them only when the process issues no more writes: the table of open files,
+//!   whose closing releases the locks, is closed by the *last* thread, and a thread inside a direct
 //!   `pread` or `pwrite` does not end before the device is done with its memory. A free lock does
 //!   *not* prove that every write of its former holder has landed: the kernel tears an `io_uring`
-//!   down after the process, and direct writes that it has queued in the block layer land as late as
-//!   the device allows. The owner drains the segments before it reuses the space
+//!   down after the process, and direct writes queued in the block layer land as late as the device
+//!   allows. The owner drains the segments before it reuses the space
 //!   (`ritornello_medium::MediumFile::drain`, and assumption 5 of `docs/format.md`).
-//! * Closing *any* descriptor of the file frees the process's lock. A locked file is therefore
-//!   opened once a process, see [`crate::lock`] and [`crate::presence`].
-//! * A process's own lock looks free to itself: `F_GETLK` reports conflicts only.
+//! * Closing *any* descriptor of the file releases the process's lock. A locked file is therefore
+//!   opened once per process, see [`crate::lock`] and [`crate::presence`].
+//! * A process's own lock looks free to it: `F_GETLK` reports conflicts only.
 
 use rustix::fs::{FlockOperation, fcntl_lock};
 use rustix::io::Errno;
@@ -22,12 +22,11 @@ use rustix::process::{Flock, FlockType, fcntl_getlk};
 use std::fs::File;
 use std::io;
 
-/// Another process that holds a lock. Its number is zero where it cannot be seen from here (it is
-/// in another PID namespace).
+/// Another process that holds a lock. Its id is zero if it is in another PID namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Holder(pub(crate) i32);
 
-/// Takes the lock if no other process has it.
+/// Takes the lock. Returns `false` if another process holds it.
 pub(crate) fn try_lock(file: &File) -> io::Result<bool> {
     loop {
         return match fcntl_lock(file, FlockOperation::NonBlockingLockExclusive) {
@@ -39,12 +38,12 @@ pub(crate) fn try_lock(file: &File) -> io::Result<bool> {
     }
 }
 
-/// Gives the lock back.
+/// Releases the lock.
 pub(crate) fn unlock(file: &File) -> io::Result<()> {
     Ok(fcntl_lock(file, FlockOperation::NonBlockingUnlock)?)
 }
 
-/// The other process that has the lock, if one has.
+/// The other process that holds the lock, if any.
 pub(crate) fn holder(file: &File) -> io::Result<Option<Holder>> {
     let found = fcntl_getlk(file, &Flock::from(FlockType::WriteLock))?;
     Ok(found.map(|lock| Holder(lock.pid.map_or(0, |pid| pid.as_raw_nonzero().get()))))

@@ -1,51 +1,51 @@
-//! The time between a poisoned engine and the next one of the same process.
+//! The state between a poisoned core and the next one of the same process.
 //!
-//! The process keeps the directory's lock throughout, so that no client takes the store over. Its own
-//! calls are answered at once: with a miss, or `Retry` where that would be made up. Clients are hung
-//! up on, and a client that connects is told why it is refused.
+//! The process keeps the directory's lock throughout, so that no client takes the store over. Its
+//! own calls return immediately: with a miss, or with `Retry` where a miss would be an invented
+//! answer. Connections of clients are closed, and a connecting client is told why it is refused.
 
 use crate::authority::Authority;
-use crate::home::Home;
-use crate::seat::Seat;
+use crate::membership::Membership;
+use crate::node_directory::NodeDirectory;
+use crate::owner_epoch::OwnerEpoch;
 use crate::server::Server;
-use crate::term::Term;
 use parking_lot::Mutex;
 use ritornello_format::{Error, Result};
-use ritornello_store::{Catalog, CatalogStats, ClientId, Engine, StoreReopening};
+use ritornello_store::{Catalog, CatalogStats, ClientId, StoreCore, StoreReopening};
 use std::sync::{Arc, Weak};
 
-/// See the module.
+/// See the module documentation.
 pub(crate) struct Reopening {
     cause: String,
-    /// The figures of the poisoned engine, with the cause among them.
+    /// The last figures of the poisoned core, including the cause.
     stats: Box<CatalogStats>,
-    /// The seat with the poisoned engine, until it is closed.
-    former: Mutex<Option<Arc<Seat>>>,
-    engine: Weak<Engine>,
+    /// The membership with the poisoned core, until it is closed.
+    former: Mutex<Option<Arc<Membership>>>,
+    core: Weak<StoreCore>,
     refusing: Mutex<Option<Server>>,
 }
 
-/// Lets no client in, and says what failed. The kind `Miss` tells this from other refusals.
-struct Refusing(String);
+/// Refuses every client with the failure. The kind `Miss` distinguishes this from other refusals.
+struct RefusingAuthority(String);
 
-impl Authority for Refusing {
+impl Authority for RefusingAuthority {
     fn admit(&self) -> Result<()> {
         Err(Error::miss(self.0.clone()))
     }
 
-    fn session(&self, _: ClientId, _: &str) -> Result<Arc<dyn Catalog>> {
+    fn catalog_for(&self, _: ClientId, _: &str) -> Result<Arc<dyn Catalog>> {
         Err(Error::miss(self.0.clone()))
     }
 
-    fn left(&self, _: ClientId) {}
+    fn client_disconnected(&self, _: ClientId) {}
 }
 
 impl Reopening {
-    /// What follows upon `former`, whose `engine` is poisoned. No reservation of this process is open.
-    pub(crate) fn new(former: Arc<Seat>, engine: &Arc<Engine>, stats: CatalogStats) -> Self {
+    /// Replaces `former`, whose `core` is poisoned. No reservation of this process is pending.
+    pub(crate) fn new(former: Arc<Membership>, core: &Arc<StoreCore>, stats: CatalogStats) -> Self {
         let cause = stats.poisoned.clone().unwrap_or_default();
-        let (former, engine) = (Mutex::new(Some(former)), Arc::downgrade(engine));
-        Self { cause, stats: Box::new(stats), former, engine, refusing: Mutex::new(None) }
+        let (former, core) = (Mutex::new(Some(former)), Arc::downgrade(core));
+        Self { cause, stats: Box::new(stats), former, core, refusing: Mutex::new(None) }
     }
 
     /// What failed.
@@ -53,64 +53,64 @@ impl Reopening {
         &self.cause
     }
 
-    /// What calls are told.
+    /// The error of calls in this state.
     pub(crate) fn error(&self) -> Error {
         StoreReopening::error(&self.cause)
     }
 
-    /// The last figures of the poisoned engine.
+    /// The last figures of the poisoned core.
     pub(crate) fn stats(&self) -> CatalogStats {
         CatalogStats::clone(&self.stats)
     }
 
-    /// Hangs up on the clients and closes the poisoned engine. When this returns, no call is left in
-    /// it, and its index has let go of its files. Again: does nothing.
+    /// Closes all connections and the poisoned core. When this returns, no call is inside the core,
+    /// and its index has closed its files. Idempotent.
     ///
     /// # Errors
     /// `Retry` if a call or a drain does not end.
-    pub(crate) fn end_former(&self, home: &Arc<Home>) -> Result<()> {
+    pub(crate) fn end_former(&self, directory: &Arc<NodeDirectory>) -> Result<()> {
         let mut former = self.former.lock();
-        if let Some(seat) = &*former {
-            self.refuse(home, seat.term());
-            // Inside is the result of the last sync, which is known to have failed.
-            drop(seat.close()?);
+        if let Some(membership) = &*former {
+            self.refuse(directory, membership.epoch());
+            // The inner result is that of the last sync, which is known to have failed.
+            drop(membership.close()?);
         }
         *former = None;
-        if self.engine.strong_count() > 0 {
+        if self.core.strong_count() > 0 {
             return Err(Error::retry("a call or a drain still uses the failed store"));
         }
         Ok(())
     }
 
-    /// Listens in place of the server that is about to stop. Without it clients wait, as for an owner
-    /// that recovers.
-    fn refuse(&self, home: &Arc<Home>, term: Option<&Term>) {
+    /// Listens in place of the server that is about to stop. Without this server clients wait, as
+    /// for an owner that recovers.
+    fn refuse(&self, directory: &Arc<NodeDirectory>, epoch: Option<&OwnerEpoch>) {
         let mut refusing = self.refusing.lock();
-        let Some(term) = term.filter(|_| refusing.is_none()) else { return };
-        let authority = Arc::new(Refusing(self.cause.clone()));
-        // Clients are let in by nobody.
-        match Server::start(home, authority, &Arc::default(), *term) {
+        let Some(epoch) = epoch.filter(|_| refusing.is_none()) else { return };
+        let authority = Arc::new(RefusingAuthority(self.cause.clone()));
+        // Permissions do not matter, because no client is admitted.
+        match Server::start(directory, authority, &Arc::default(), *epoch) {
             Ok(server) => *refusing = Some(server),
             Err(error) => {
-                tracing::debug!(%error, "clients are not told that the store is reopened")
+                tracing::debug!(%error, "clients cannot be told that the store is reopened")
             }
         }
     }
 
-    /// Refuses clients no longer: another server listens, or none will.
+    /// Stops refusing clients: another server listens, or none will.
     pub(crate) fn stop_refusing(&self) {
         if let Some(mut server) = self.refusing.lock().take() {
             server.stop();
         }
     }
 
-    /// Gives up. The store stays as the failure left it, for the next owner.
+    /// Gives up reopening. The store stays as the failure left it, for the next owner.
     ///
     /// # Errors
     /// As of [`Reopening::end_former`]. The inner error is the failure that poisoned the store.
     pub(crate) fn close(&self) -> Result<Result<()>> {
-        if let Some(seat) = &*self.former.lock() {
-            drop(seat.close()?);
+        if let Some(membership) = &*self.former.lock() {
+            drop(membership.close()?);
         }
         self.stop_refusing();
         Ok(Err(Error::fatal(

@@ -1,18 +1,19 @@
-//! The owner's side of the socket: a thread that accepts, and one for each connection.
+//! The owner's side of the socket: a thread that accepts connections, and one thread for each of
+//! them.
 
 use crate::answer::answer;
 use crate::authority::Authority;
 use crate::channel::{Channel, decode};
+use crate::connections::{ConnectionGuard, Connections};
 use crate::greeting::{First, NEWEST, OLDEST};
-use crate::guests::{Guests, Visit};
-use crate::home::Home;
-use crate::lost::{is_lost, lost};
+use crate::memory_budget::Grant;
+use crate::node_directory::NodeDirectory;
+use crate::owner_epoch::OwnerEpoch;
+use crate::owner_lost::{is_owner_lost, owner_lost};
 use crate::permissions::ClientPermissions;
 use crate::presence;
-use crate::protocol::{Entry, Fault, Hello, Response};
-use crate::room::Taken;
+use crate::protocol::{Hello, HelloReply, Response, WireError};
 use crate::socket::{self, Listener};
-use crate::term::Term;
 use ritornello_format::{Error, FORMAT_VERSION, Result};
 use ritornello_store::{Catalog, Leased, Located};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
@@ -24,88 +25,93 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// A peer that says hello slower than this is hung up on.
-const HELLO_TIME: Duration = Duration::from_secs(10);
-/// One that says the rest of a message, or takes an answer, slower than this is, too.
-const MESSAGE_TIME: Duration = Duration::from_secs(30);
-/// And one that takes its dismissal slower than this.
-const DISMISSAL_TIME: Duration = Duration::from_secs(1);
-/// How often a connection's thread looks at the clock.
-const SLICE: Duration = Duration::from_secs(5);
-/// How often clients are looked after that died behind a connection which a forked child of
-/// theirs keeps open.
-const ROUND: Duration = Duration::from_secs(5);
-/// Rounds between two sweeps of what dead clients left under `clients/`.
-const SWEEP_ROUNDS: u32 = 12;
-/// Calls that have come in may take this long to finish when the server stops.
-const FAREWELL: Duration = Duration::from_secs(10);
-/// And this long after the engine was closed under them.
-const LAST_CALLS: Duration = Duration::from_secs(60);
-/// The pause after a connection that could not be accepted (no descriptors, usually).
+/// Maximum time until a peer has sent its hello.
+const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
+/// Maximum time for the rest of a message, and for sending a response.
+const MESSAGE_TIMEOUT: Duration = Duration::from_secs(30);
+/// Maximum time for sending the reason why a connection is closed.
+const REJECTION_TIMEOUT: Duration = Duration::from_secs(1);
+/// How often a connection's thread checks its deadline.
+const WAIT_SLICE: Duration = Duration::from_secs(5);
+/// Interval of checks for dead clients whose connection a forked child keeps open.
+const CHECK_INTERVAL: Duration = Duration::from_secs(5);
+/// Checks between two sweeps of files that dead clients left under `clients/`.
+const SWEEP_CHECKS: u32 = 12;
+/// When the server stops, received calls may run this long.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
+/// They may run this long after the core was closed.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(60);
+/// The pause after a failed accept (usually for want of descriptors).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
 
 /// A listening owner.
 pub(crate) struct Server {
-    home: Arc<Home>,
-    guests: Arc<Guests>,
+    directory: Arc<NodeDirectory>,
+    connections: Arc<Connections>,
     listener: Arc<Listener>,
     stop: Arc<OwnedFd>,
     acceptor: Option<JoinHandle<()>>,
 }
 
 impl Server {
-    /// Listens for the clients of `authority`. The caller holds the lock of `home`.
+    /// Listens for clients of `authority`. The caller holds the lock of `directory`.
     pub(crate) fn start(
-        home: &Arc<Home>,
+        directory: &Arc<NodeDirectory>,
         authority: Arc<dyn Authority>,
         permissions: &Arc<ClientPermissions>,
-        term: Term,
+        epoch: OwnerEpoch,
     ) -> Result<Self> {
-        presence::sweep(home);
-        socket::sweep(home);
-        let guests = Guests::new(authority);
-        let listener = Arc::new(Listener::bind(home)?);
+        presence::sweep(directory);
+        socket::sweep(directory);
+        let connections = Connections::new(authority);
+        let listener = Arc::new(Listener::bind(directory)?);
         let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|error| no_thread(error.into()))?;
         let stop = Arc::new(stop);
         let acceptor = Acceptor {
-            home: Arc::clone(home),
-            guests: Arc::clone(&guests),
+            directory: Arc::clone(directory),
+            connections: Arc::clone(&connections),
             permissions: Arc::clone(permissions),
             listener: Arc::clone(&listener),
             stop: Arc::clone(&stop),
-            term,
+            epoch,
         };
         let acceptor = std::thread::Builder::new()
             .name("ritornello-accept".to_owned())
             .spawn(move || acceptor.run())
             .map_err(no_thread)?;
-        Ok(Self { home: Arc::clone(home), guests, listener, stop, acceptor: Some(acceptor) })
+        Ok(Self {
+            directory: Arc::clone(directory),
+            connections,
+            listener,
+            stop,
+            acceptor: Some(acceptor),
+        })
     }
 
-    /// Stops listening, lets calls finish that have come in, and hangs up.
+    /// Stops listening, lets received calls finish, and closes all connections.
     pub(crate) fn stop(&mut self) {
-        // It can only fail by overflow, and it is written once.
+        // Fails only by overflow, and is written once.
         let _ = rustix::io::write(&*self.stop, &1u64.to_ne_bytes());
         if let Some(acceptor) = self.acceptor.take() {
-            // A panic in it was reported where it happened.
+            // A panic of that thread was reported where it happened.
             let _ = acceptor.join();
         }
         self.listener.shut();
-        self.guests.dismiss(Shutdown::Read);
-        if !self.guests.wait_until_gone(FAREWELL) {
-            self.guests.dismiss(Shutdown::Both);
+        self.connections.shut_down_all(Shutdown::Read);
+        if !self.connections.wait_until_empty(DRAIN_TIMEOUT) {
+            self.connections.shut_down_all(Shutdown::Both);
         }
     }
 
-    /// Says that the engine was closed in order: see [`crate::owner`].
-    pub(crate) fn sign_off(&self) {
-        self.listener.unpublish(&self.home);
+    /// Removes the socket file, which says that the core was closed cleanly: see [`crate::owner`].
+    pub(crate) fn unpublish(&self) {
+        self.listener.unpublish(&self.directory);
     }
 
-    /// After the engine was closed, too: whether no call is left inside it.
-    pub(crate) fn is_deserted(&self) -> bool {
-        self.guests.wait_until_gone(LAST_CALLS)
+    /// Waits after the core was closed. Returns whether no call is left inside it.
+    pub(crate) fn wait_until_idle(&self) -> bool {
+        self.connections.wait_until_empty(CLOSE_TIMEOUT)
     }
 }
 
@@ -114,20 +120,20 @@ fn no_thread(error: std::io::Error) -> Error {
 }
 
 struct Acceptor {
-    home: Arc<Home>,
-    guests: Arc<Guests>,
+    directory: Arc<NodeDirectory>,
+    connections: Arc<Connections>,
     permissions: Arc<ClientPermissions>,
     listener: Arc<Listener>,
     stop: Arc<OwnedFd>,
-    term: Term,
+    epoch: OwnerEpoch,
 }
 
 impl Acceptor {
     fn run(&self) {
-        let mut rounds = 0u32;
-        let mut next_round = Instant::now() + ROUND;
+        let mut checks = 0u32;
+        let mut next_check = Instant::now() + CHECK_INTERVAL;
         loop {
-            let until = next_round.saturating_duration_since(Instant::now());
+            let until = next_check.saturating_duration_since(Instant::now());
             let mut waited = [
                 PollFd::new(&self.listener.socket, PollFlags::IN),
                 PollFd::new(&*self.stop, PollFlags::IN),
@@ -141,10 +147,10 @@ impl Acceptor {
                 let mut stop = [PollFd::new(&*self.stop, PollFlags::IN)];
                 let _ = poll(&mut stop, Timespec::try_from(ACCEPT_PAUSE).ok().as_ref());
             }
-            if Instant::now() >= next_round {
-                next_round = Instant::now() + ROUND;
-                rounds += 1;
-                self.look_after(rounds);
+            if Instant::now() >= next_check {
+                next_check = Instant::now() + CHECK_INTERVAL;
+                checks += 1;
+                self.check_clients(checks);
             }
         }
     }
@@ -157,19 +163,19 @@ impl Acceptor {
                 return false;
             }
         };
-        let Some(visit) = self.guests.arrive(&stream) else {
+        let Some(guard) = self.connections.accept(&stream) else {
             tracing::warn!("too many connections: a client was turned away");
             return false;
         };
-        let (home, term) = (Arc::clone(&self.home), self.term);
+        let (directory, epoch) = (Arc::clone(&self.directory), self.epoch);
         let permissions = Arc::clone(&self.permissions);
-        let reception = move || {
-            if let Err(error) = receive(&home, term, &permissions, &visit, &stream) {
+        let work = move || {
+            if let Err(error) = serve_connection(&directory, epoch, &permissions, &guard, &stream) {
                 tracing::debug!(%error, "a client's connection ended");
             }
         };
         let thread = std::thread::Builder::new().name("ritornello-client".to_owned());
-        match thread.spawn(reception) {
+        match thread.spawn(work) {
             Ok(_) => true,
             Err(error) => {
                 tracing::warn!(%error, "no thread for a client");
@@ -178,57 +184,57 @@ impl Acceptor {
         }
     }
 
-    fn look_after(&self, rounds: u32) {
-        for name in self.guests.names() {
-            if !presence::is_alive(&self.home, &name) {
-                self.guests.disconnect(&name);
+    fn check_clients(&self, checks: u32) {
+        for name in self.connections.names() {
+            if !presence::is_alive(&self.directory, &name) {
+                self.connections.disconnect(&name);
             }
         }
-        if rounds.is_multiple_of(SWEEP_ROUNDS) {
-            presence::sweep(&self.home);
+        if checks.is_multiple_of(SWEEP_CHECKS) {
+            presence::sweep(&self.directory);
         }
     }
 }
 
-/// One connection, from hello to the end.
-fn receive(
-    home: &Home,
-    term: Term,
+/// Serves one connection from its hello to its end.
+fn serve_connection(
+    directory: &NodeDirectory,
+    epoch: OwnerEpoch,
     permissions: &ClientPermissions,
-    visit: &Visit,
+    guard: &ConnectionGuard,
     stream: &Arc<UnixStream>,
 ) -> Result<()> {
     let pid = socket::check_peer(stream)?;
-    let mut channel = Channel::new(Arc::clone(stream), SLICE)?.wary();
-    let Some(message) = channel.receive(&mut within(HELLO_TIME))? else { return Ok(()) };
+    let mut channel = Channel::new(Arc::clone(stream), WAIT_SLICE)?.unauthenticated();
+    let Some(message) = channel.receive(&mut deadline(HELLO_TIMEOUT))? else { return Ok(()) };
     let hello = First::read(message, OLDEST..=NEWEST, "a process that uses this store");
     let version = hello.as_ref().map_or(NEWEST, |hello| hello.version);
-    let (body, admitted) = match hello.and_then(|hello| admit(home, visit, pid, hello.body)) {
-        Ok(Some(admitted)) => (Entry::Granted(term), Some(admitted)),
-        Ok(None) => (Entry::Gone, None),
-        Err(error) => (Entry::Refused(error.into()), None),
+    let (body, admitted) = match hello.and_then(|hello| admit(directory, guard, pid, hello.body)) {
+        Ok(Some(admitted)) => (HelloReply::Granted(epoch), Some(admitted)),
+        Ok(None) => (HelloReply::Gone, None),
+        Err(error) => (HelloReply::Refused(error.into()), None),
     };
     channel.stage(&First { version, body })?;
-    channel.send(&mut within(HELLO_TIME))?;
-    let Some((catalog, room)) = admitted else { return Ok(()) };
-    channel.trust(room);
+    channel.send(&mut deadline(HELLO_TIMEOUT))?;
+    let Some((catalog, grant)) = admitted else { return Ok(()) };
+    channel.authenticate(grant);
     let served = serve(catalog.as_ref(), permissions, &mut channel);
     if let Err(error) = &served
-        && !is_lost(error)
+        && !is_owner_lost(error)
     {
-        // Why it is hung up on; it may not be listening.
-        channel.stage(&Response::Failed(Fault::about(error)))?;
-        channel.send(&mut within(DISMISSAL_TIME))?;
+        // The reason why the connection is closed; the peer may not read it.
+        channel.stage(&Response::Failed(WireError::about(error)))?;
+        channel.send(&mut deadline(REJECTION_TIMEOUT))?;
     }
     served
 }
 
 fn admit(
-    home: &Home,
-    visit: &Visit,
+    directory: &NodeDirectory,
+    guard: &ConnectionGuard,
     pid: i32,
     hello: Hello,
-) -> Result<Option<(Arc<dyn Catalog>, Taken)>> {
+) -> Result<Option<(Arc<dyn Catalog>, Grant)>> {
     if hello.format != FORMAT_VERSION {
         return Err(Error::retry(
             "the store's owner writes another format: restart the process with the lower number \
@@ -237,12 +243,12 @@ fn admit(
         .with("format", FORMAT_VERSION)
         .with("yours", hello.format));
     }
-    // Space is handed out under a name only if its lock will tell when to take it back.
-    if !presence::is_alive(home, &hello.name) {
+    // Space is granted under a name only if the name's lock can prove the death of its process.
+    if !presence::is_alive(directory, &hello.name) {
         return Err(Error::retry("the client's name is not locked").with("pid", hello.pid));
     }
     tracing::debug!(client = %hello.name, pid = hello.pid, first = hello.first, "connected");
-    visit.introduce(&hello.name, pid, hello.first)
+    guard.register(&hello.name, pid, hello.first)
 }
 
 fn serve(
@@ -251,60 +257,61 @@ fn serve(
     channel: &mut Channel,
 ) -> Result<()> {
     loop {
-        let Some(message) = channel.receive(&mut within_a_message())? else { return Ok(()) };
+        let Some(message) = channel.receive(&mut idle_or_deadline())? else { return Ok(()) };
         let Some(response) = answer(catalog, permissions, decode(message)?) else { continue };
         if matches!(&response, Response::Failed(fault) if fault.is_closed()) {
-            // The owner is closing: that is no answer. The client finds the next one.
+            // The owner is closing, so it sends no response. The client fails over to the next
+            // owner.
             return Ok(());
         }
         let sent = match channel.stage(&response) {
-            Ok(()) => channel.send(&mut within(MESSAGE_TIME)),
+            Ok(()) => channel.send(&mut deadline(MESSAGE_TIMEOUT)),
             Err(error) => {
                 channel.stage(&Response::Failed(error.into()))?;
-                channel.send(&mut within(MESSAGE_TIME))?;
-                // Said, but not the whole answer: what it reserved is not known to anybody.
-                forget(catalog, &response);
+                channel.send(&mut deadline(MESSAGE_TIMEOUT))?;
+                // The response was not sent in full: the client does not know what it reserved.
+                undo_unsent(catalog, &response);
                 continue;
             }
         };
         if let Err(error) = sent {
-            forget(catalog, &response);
-            // Part of an answer went out: nothing can follow it.
-            return Err(lost(io::Error::other(error)));
+            undo_unsent(catalog, &response);
+            // Part of a response was sent, so nothing can follow it on this connection.
+            return Err(owner_lost(io::Error::other(error)));
         }
     }
 }
 
-/// Takes back space and leases that the client was not told about.
-fn forget(catalog: &dyn Catalog, response: &Response) {
-    let forgotten = match response {
+/// Returns space and leases that the client was not told about.
+fn undo_unsent(catalog: &dyn Catalog, response: &Response) {
+    let undone = match response {
         Response::Reserved(reserved) if !reserved.runs.is_empty() => catalog.abort(reserved.id),
         Response::Leased(Leased { lease, .. }) | Response::Located(Located { lease, .. }) => {
             catalog.release(*lease)
         }
         _ => return,
     };
-    if let Err(error) = forgotten {
+    if let Err(error) = undone {
         tracing::warn!(%error, "space stays withheld until its client ends, or its lease");
     }
 }
 
-/// Patience for a message that is due.
-fn within(time: Duration) -> impl FnMut(bool) -> Result<()> {
+/// A wait check that fails after `time`.
+fn deadline(time: Duration) -> impl FnMut(bool) -> Result<()> {
     let until = Instant::now() + time;
-    move |_| if Instant::now() < until { Ok(()) } else { Err(too_slow()) }
+    move |_| if Instant::now() < until { Ok(()) } else { Err(timed_out()) }
 }
 
-/// Patience without end between messages, and little within one.
-fn within_a_message() -> impl FnMut(bool) -> Result<()> {
+/// A wait check without a limit between messages, and with [`MESSAGE_TIMEOUT`] within one.
+fn idle_or_deadline() -> impl FnMut(bool) -> Result<()> {
     let mut begun: Option<Instant> = None;
     move |partial| {
         let since = begun.filter(|_| partial).unwrap_or_else(Instant::now);
         begun = partial.then_some(since);
-        if since.elapsed() < MESSAGE_TIME { Ok(()) } else { Err(too_slow()) }
+        if since.elapsed() < MESSAGE_TIMEOUT { Ok(()) } else { Err(timed_out()) }
     }
 }
 
-fn too_slow() -> Error {
+fn timed_out() -> Error {
     Error::retry("the other side stopped in the middle of a message")
 }

@@ -1,92 +1,92 @@
-//! What all handles of one process on one directory share.
+//! The state that all handles of one process on one directory share.
 
+use crate::failover_catalog::FailoverCatalog;
 use crate::heal;
-use crate::home::{Home, unusable};
+use crate::membership::{Membership, OpenContext};
 use crate::node::Role;
+use crate::node_directory::{NodeDirectory, unusable};
 use crate::permissions::ClientPermissions;
-use crate::seat::{Opening, Seat};
-use crate::switch::Switch;
 use parking_lot::Mutex;
 use ritornello_format::{Error, Result};
 use ritornello_medium::Medium;
-use ritornello_store::{Catalog, Directory, Engine, Options, Store, StorePolicy, open_segments};
+use ritornello_store::{Catalog, Directory, Options, Store, StoreCore, StorePolicy, open_segments};
 use ritornello_volume::staging::Staging;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
-/// Memory for copies of pages and unaligned reads, a process. Resident as far as it is used.
+/// Memory per process for copies of pages and unaligned reads, resident as far as it is used.
 const STAGING_BYTES: usize = 256 << 20;
 
-/// A store, open.
+/// An open store.
 pub(crate) struct Shared {
-    home: Arc<Home>,
+    directory: Arc<NodeDirectory>,
     medium: Arc<dyn Medium>,
-    switch: Arc<Switch>,
+    catalog: Arc<FailoverCatalog>,
     store: Arc<Store>,
     phase: Mutex<Phase>,
 }
 
-/// How far the life of a [`Shared`] has come.
+/// Life cycle of a [`Shared`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     /// In use by this many handles.
     Open(usize),
-    /// The last handle was closed. Writes may still be on their way.
+    /// The last handle was closed. Writes may still be in progress.
     Closing,
-    /// Over.
+    /// Closed.
     Closed,
 }
 
 impl Shared {
-    /// Opens the store in `home`, with one handle.
+    /// Opens the store in `directory`, with one handle.
     pub(crate) fn open(
-        home: Home,
+        directory: NodeDirectory,
         medium: Arc<dyn Medium>,
         options: &Options,
         policy: StorePolicy,
         until: Instant,
     ) -> Result<Self> {
-        let anchored = home.anchor(medium);
-        let medium = anchored.map_err(|error| unusable(home.path(), error))?;
-        let home = Arc::new(home);
-        let opening = Opening {
-            home: Arc::clone(&home),
+        let anchored = directory.anchor(medium);
+        let medium = anchored.map_err(|error| unusable(directory.path(), error))?;
+        let directory = Arc::new(directory);
+        let opening = OpenContext {
+            directory: Arc::clone(&directory),
             medium: Arc::clone(&medium),
             options: options.clone(),
             permissions: Arc::new(ClientPermissions::new(policy)),
             closing: AtomicBool::new(false),
-            bell: Arc::default(),
+            heal_signal: Arc::default(),
         };
-        let switch = Arc::new(Switch::open(opening, until)?);
-        if let Err(error) = heal::start(&switch) {
-            let _ = switch.close();
+        let catalog = Arc::new(FailoverCatalog::open(opening, until)?);
+        if let Err(error) = heal::start(&catalog) {
+            let _ = catalog.close();
             return Err(error);
         }
-        let opened = store_over(switch, &medium, options);
-        let (switch, store) = opened?;
-        Ok(Self { home, medium, switch, store, phase: Mutex::new(Phase::Open(1)) })
+        let opened = store_over(catalog, &medium, options);
+        let (catalog, store) = opened?;
+        Ok(Self { directory, medium, catalog, store, phase: Mutex::new(Phase::Open(1)) })
     }
 
-    /// Adds a handle, unless the last one was closed or another store has taken this one's place. What
-    /// `options` say differently is logged.
+    /// Adds a handle. Returns `false` if the last one was closed or another store has replaced this
+    /// one. Differences between `options` and the store are logged.
     ///
     /// # Errors
     /// `Invalid` if the directory holds no store of this format.
-    pub(crate) fn enter(&self, options: &Options) -> Result<bool> {
+    pub(crate) fn add_handle(&self, options: &Options) -> Result<bool> {
         let mut phase = self.phase.lock();
         let Phase::Open(handles) = &mut *phase else { return Ok(false) };
         if self.is_replaced() {
             return Ok(false);
         }
-        Directory::new(Arc::clone(&self.medium), self.home.path()).manifest_for(options)?;
+        Directory::new(Arc::clone(&self.medium), self.directory.path()).manifest_for(options)?;
         *handles += 1;
         Ok(true)
     }
 
-    /// Takes a handle away. [`Shared::finish`] is due afterwards.
-    pub(crate) fn leave(&self) {
+    /// Removes a handle. The caller calls [`Shared::close_if_unused`] afterwards.
+    pub(crate) fn remove_handle(&self) {
         let mut phase = self.phase.lock();
         *phase = match *phase {
             Phase::Open(handles) if handles > 1 => Phase::Open(handles - 1),
@@ -98,25 +98,26 @@ impl Shared {
     /// Closes the store if no handle is left.
     ///
     /// # Errors
-    /// Those of [`Switch::close`]. If it is [`Shared::unfinished`] after that, it is due again.
-    pub(crate) fn finish(&self) -> Result<()> {
-        if !self.unfinished() {
+    /// Those of [`FailoverCatalog::close`]. If [`Shared::is_closing`] holds afterwards, the caller
+    /// calls it again.
+    pub(crate) fn close_if_unused(&self) -> Result<()> {
+        if !self.is_closing() {
             return Ok(());
         }
         self.store.close();
-        let closed = self.switch.close();
-        if matches!(&*self.switch.seat(), Seat::Closed) {
+        let closed = self.catalog.close();
+        if matches!(&*self.catalog.membership(), Membership::Closed) {
             *self.phase.lock() = Phase::Closed;
         }
         closed
     }
 
-    /// Whether the last handle is gone but the lock is not.
-    pub(crate) fn unfinished(&self) -> bool {
+    /// Whether the last handle is closed but the lock is still held.
+    pub(crate) fn is_closing(&self) -> bool {
         *self.phase.lock() == Phase::Closing
     }
 
-    /// Whether it is over.
+    /// Whether the store is closed.
     pub(crate) fn is_closed(&self) -> bool {
         *self.phase.lock() == Phase::Closed
     }
@@ -126,66 +127,66 @@ impl Shared {
     }
 
     pub(crate) fn path(&self) -> &Path {
-        self.home.path()
+        self.directory.path()
     }
 
-    pub(crate) fn engine(&self) -> Option<Arc<Engine>> {
-        match &*self.switch.seat() {
-            Seat::Owner(owner) => Some(Arc::clone(owner.engine())),
-            Seat::Client(_) | Seat::Reopening(_) | Seat::Closed => None,
+    pub(crate) fn core(&self) -> Option<Arc<StoreCore>> {
+        match &*self.catalog.membership() {
+            Membership::Owner(owner) => Some(Arc::clone(owner.core())),
+            Membership::Client(_) | Membership::Reopening(_) | Membership::Closed => None,
         }
     }
 
-    /// See [`Switch::attend`].
-    pub(crate) fn attend(&self) -> Result<()> {
-        self.switch.attend()
+    /// See [`FailoverCatalog::ensure_owner`].
+    pub(crate) fn ensure_owner(&self) -> Result<()> {
+        self.catalog.ensure_owner()
     }
 
-    /// See [`Switch::is_replaced`].
+    /// See [`FailoverCatalog::is_replaced`].
     pub(crate) fn is_replaced(&self) -> bool {
-        self.switch.is_replaced()
+        self.catalog.is_replaced()
     }
 
-    /// See [`Switch::problem`].
+    /// See [`FailoverCatalog::problem`].
     pub(crate) fn problem(&self) -> Option<String> {
-        self.switch.problem()
+        self.catalog.problem()
     }
 
     pub(crate) fn role(&self) -> Role {
-        match &*self.switch.seat() {
-            Seat::Owner(_) | Seat::Reopening(_) => Role::Owner,
-            Seat::Client(_) | Seat::Closed => Role::Client,
+        match &*self.catalog.membership() {
+            Membership::Owner(_) | Membership::Reopening(_) => Role::Owner,
+            Membership::Client(_) | Membership::Closed => Role::Client,
         }
     }
 }
 
-/// Everybody's half of the store over a switch, which is closed again if that fails.
+/// Creates the payload half of the store over a catalog; closes the catalog on failure.
 fn store_over(
-    switch: Arc<Switch>,
+    catalog: Arc<FailoverCatalog>,
     medium: &Arc<dyn Medium>,
     options: &Options,
-) -> Result<(Arc<Switch>, Arc<Store>)> {
+) -> Result<(Arc<FailoverCatalog>, Arc<Store>)> {
     let made = (|| {
-        let segments = match &*switch.seat() {
-            Seat::Owner(owner) => owner.engine().segments(),
-            Seat::Client(_) | Seat::Reopening(_) | Seat::Closed => {
+        let segments = match &*catalog.membership() {
+            Membership::Owner(owner) => owner.core().segments(),
+            Membership::Client(_) | Membership::Reopening(_) | Membership::Closed => {
                 Directory::new(Arc::clone(medium), &options.dir).manifest_for(options)?;
                 let (manifest, segments) =
                     open_segments(Arc::clone(medium), &options.dir, options.io)?;
-                if manifest.uuid != switch.store() {
+                if manifest.uuid != catalog.store() {
                     return Err(Error::retry("the directory was replaced meanwhile: open again"));
                 }
                 segments
             }
         };
-        let _ = switch.segments.set(Arc::downgrade(&segments));
-        let catalog: Arc<dyn Catalog> = Arc::clone(&switch) as _;
+        let _ = catalog.segments.set(Arc::downgrade(&segments));
+        let catalog: Arc<dyn Catalog> = Arc::clone(&catalog) as _;
         Ok(Store::new(catalog, segments, Staging::new(STAGING_BYTES)?))
     })();
     match made {
-        Ok(store) => Ok((switch, store)),
+        Ok(store) => Ok((catalog, store)),
         Err(error) => {
-            let _ = switch.close();
+            let _ = catalog.close();
             Err(error)
         }
     }

@@ -1,7 +1,7 @@
-//! The socket file in a store's directory: how an owner listens and a client finds it.
+//! The socket file in a store's directory, on which an owner listens.
 
-use crate::home::Home;
-use crate::lost::lost;
+use crate::node_directory::NodeDirectory;
+use crate::owner_lost::owner_lost;
 use crate::presence::random_name;
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use ritornello_format::{Error, Result};
@@ -20,23 +20,23 @@ use std::time::Duration;
 
 /// The name that clients connect to.
 pub(crate) const NAME: &str = "owner.sock";
-/// Digits behind it while nobody listens there yet.
+/// Digits behind the name until a process listens on the socket.
 const SUFFIX: usize = 8;
-/// Connections that wait to be accepted at most.
+/// Length of the listen queue.
 const BACKLOG: i32 = 256;
-/// What `sun_path` holds, with the zero at its end.
+/// Bytes that `sun_path` holds, with the terminating zero.
 const PATH_BYTES_MAX: usize = 107;
 
-/// Tells one socket file from the next owner's.
+/// Distinguishes one owner's socket file from the next owner's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SocketFile {
     device: u64,
     inode: u64,
 }
 
-/// The socket file that is there now, if one is.
-pub(crate) fn present(home: &Home) -> Option<SocketFile> {
-    let found = rustix::fs::statat(home.dir(), NAME, AtFlags::SYMLINK_NOFOLLOW).ok()?;
+/// The present socket file, if one exists.
+pub(crate) fn present(directory: &NodeDirectory) -> Option<SocketFile> {
+    let found = rustix::fs::statat(directory.dir(), NAME, AtFlags::SYMLINK_NOFOLLOW).ok()?;
     Some(SocketFile { device: found.st_dev, inode: found.st_ino })
 }
 
@@ -48,89 +48,91 @@ pub(crate) struct Listener {
 }
 
 impl Listener {
-    /// Listens in `home`, in place of whoever did before. The caller holds the lock.
-    pub(crate) fn bind(home: &Home) -> Result<Self> {
+    /// Listens in `directory` and replaces the socket of a former owner. The caller holds the lock.
+    pub(crate) fn bind(directory: &NodeDirectory) -> Result<Self> {
         let failed =
             |error: io::Error| Error::retry("the store's socket cannot be made").because(error);
-        // Bound and listening under another name first, so that a client that finds the socket
-        // finds somebody behind it.
+        // Bound under another name and renamed once it listens, so that a client that finds the
+        // socket can connect.
         let temporary = format!("{NAME}.{}", &random_name()?[..SUFFIX]);
         let socket = stream_socket().map_err(failed)?;
-        let address = address(home, &temporary).map_err(failed)?;
+        let address = address(directory, &temporary).map_err(failed)?;
         bind(&socket, &address).map_err(|error| failed(error.into()))?;
         let published = (|| {
             rustix::fs::chmodat(
-                home.dir(),
+                directory.dir(),
                 temporary.as_str(),
                 Mode::RUSR | Mode::WUSR,
                 AtFlags::empty(),
             )?;
             listen(&socket, BACKLOG)?;
-            rustix::fs::renameat(home.dir(), temporary.as_str(), home.dir(), NAME)
+            rustix::fs::renameat(directory.dir(), temporary.as_str(), directory.dir(), NAME)
         })();
         if let Err(error) = published {
-            let _ = rustix::fs::unlinkat(home.dir(), temporary.as_str(), AtFlags::empty());
+            let _ = rustix::fs::unlinkat(directory.dir(), temporary.as_str(), AtFlags::empty());
             return Err(failed(error.into()));
         }
-        Ok(Self { socket, file: present(home) })
+        Ok(Self { socket, file: present(directory) })
     }
 
-    /// Takes no more connections, from now on and for all who have a copy of this socket.
+    /// Accepts no more connections, in any process that has a copy of this socket.
     pub(crate) fn shut(&self) {
-        // It cannot fail on a listening socket.
+        // Cannot fail on a listening socket.
         let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
     }
 
-    /// Removes the socket file, unless it is another owner's by now.
-    pub(crate) fn unpublish(&self, home: &Home) {
-        if self.file.is_some() && present(home) == self.file {
-            let _ = rustix::fs::unlinkat(home.dir(), NAME, AtFlags::empty());
+    /// Removes the socket file, unless another owner's has replaced it.
+    pub(crate) fn unpublish(&self, directory: &NodeDirectory) {
+        if self.file.is_some() && present(directory) == self.file {
+            let _ = rustix::fs::unlinkat(directory.dir(), NAME, AtFlags::empty());
         }
     }
 }
 
-/// Removes what owners left that died before their socket had its name. The caller holds the lock
-/// and binds none meanwhile.
-pub(crate) fn sweep(home: &Home) {
-    let Ok(entries) = std::fs::read_dir(home.path()) else { return };
-    for entry in entries.flatten() {
+/// Removes socket files of owners that died before the rename. The caller holds the lock and binds
+/// no socket meanwhile.
+pub(crate) fn sweep(directory: &NodeDirectory) {
+    let Ok(replies) = std::fs::read_dir(directory.path()) else { return };
+    for entry in replies.flatten() {
         let name = entry.file_name();
         let suffix = name.to_str().and_then(|name| name.strip_prefix(NAME)?.strip_prefix('.'));
         let is_drawn = |digits: &str| {
             digits.len() == SUFFIX && digits.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
         };
         if suffix.is_some_and(is_drawn) {
-            let _ = rustix::fs::unlinkat(home.dir(), &name, AtFlags::empty());
+            let _ = rustix::fs::unlinkat(directory.dir(), &name, AtFlags::empty());
         }
     }
 }
 
-/// Connects to whoever listens, and makes sure that it is the same user; `None` if the queue before
-/// the door stays full for that long.
+/// Connects to the listening process and checks that it runs as the same user. Returns `None` if
+/// the listen queue stays full for `timeout`.
 ///
 /// # Errors
-/// Lost if nobody listens; `Invalid` for another user.
-pub(crate) fn dial(home: &Home, patience: Duration) -> Result<Option<UnixStream>> {
-    let socket = stream_socket().map_err(lost)?;
-    let patience = patience.max(Duration::from_millis(1));
-    // Connecting waits while the backlog is full.
-    set_socket_timeout(&socket, Timeout::Send, Some(patience)).map_err(|e| lost(e.into()))?;
-    let address = address(home, NAME).map_err(lost)?;
+/// Lost if no process listens; `Invalid` for another user.
+pub(crate) fn dial(directory: &NodeDirectory, timeout: Duration) -> Result<Option<UnixStream>> {
+    let socket = stream_socket().map_err(owner_lost)?;
+    let timeout = timeout.max(Duration::from_millis(1));
+    // Connecting blocks while the backlog is full.
+    set_socket_timeout(&socket, Timeout::Send, Some(timeout)).map_err(|e| owner_lost(e.into()))?;
+    let address = address(directory, NAME).map_err(owner_lost)?;
     match connect(&socket, &address) {
         Ok(()) => {}
         Err(Errno::AGAIN) => return Ok(None),
-        Err(error) => return Err(lost(error.into())),
+        Err(error) => return Err(owner_lost(error.into())),
     }
     check_peer(&socket)?;
     Ok(Some(UnixStream::from(socket)))
 }
 
-/// Refuses a peer of another user. Returns its process, or zero where that cannot be seen from here.
+/// Rejects a peer of another user. Returns the peer's process id, or zero if it is in another PID
+/// namespace.
 ///
 /// # Errors
-/// `Invalid`, saying whose the peer is.
+/// `Invalid`, naming the peer's user.
 pub(crate) fn check_peer(socket: &impl AsFd) -> Result<i32> {
-    let peer = getsockopt(&socket.as_fd(), PeerCredentials).map_err(|error| lost(error.into()))?;
+    let peer =
+        getsockopt(&socket.as_fd(), PeerCredentials).map_err(|error| owner_lost(error.into()))?;
     let own = rustix::process::geteuid().as_raw();
     if peer.uid() == own {
         return Ok(peer.pid());
@@ -144,18 +146,19 @@ fn stream_socket() -> io::Result<OwnedFd> {
     Ok(socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?)
 }
 
-/// The address of `name` in the directory. A long path goes by the directory's descriptor.
-fn address(home: &Home, name: &str) -> io::Result<SocketAddrUnix> {
-    let mut path = home.path().join(name);
+/// The address of `name` in the directory. A path longer than `sun_path` goes through the
+/// directory's descriptor.
+fn address(directory: &NodeDirectory, name: &str) -> io::Result<SocketAddrUnix> {
+    let mut path = directory.path().join(name);
     if path.as_os_str().as_bytes().len() > PATH_BYTES_MAX {
-        path = PathBuf::from(format!("/proc/self/fd/{}/{name}", home.dir().as_raw_fd()));
+        path = PathBuf::from(format!("/proc/self/fd/{}/{name}", directory.dir().as_raw_fd()));
     }
     Ok(SocketAddrUnix::new(&path)?)
 }
 
-/// Ends one or both directions of a connection, for whoever waits on it, too.
+/// Ends one or both directions of a connection, also for threads blocked on it.
 pub(crate) fn shut_down(stream: &UnixStream, how: rustix::net::Shutdown) {
-    // It fails where the other side was faster.
+    // Fails if the peer closed it first.
     let _ = rustix::net::shutdown(stream, how);
 }
 
@@ -164,17 +167,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_socket_that_never_got_its_name_is_swept_and_nothing_else() {
+    fn sweep_removes_unpublished_sockets_only() {
         let dir = tempfile::tempdir().unwrap();
-        let home = Home::open(dir.path()).unwrap();
-        let listener = Listener::bind(&home).unwrap();
+        let directory = NodeDirectory::open(dir.path()).unwrap();
+        let listener = Listener::bind(&directory).unwrap();
         let others = ["owner.sock.backup01", "owner.sock.0123", "owner.socks.01234567"];
         for name in [&others[..], &["owner.sock.01234567"]].concat() {
             std::fs::write(dir.path().join(name), b"").unwrap();
         }
-        sweep(&home);
+        sweep(&directory);
         assert!(!dir.path().join("owner.sock.01234567").exists());
         assert!(others.iter().all(|name| dir.path().join(name).exists()));
-        assert!(present(&home).is_some_and(|file| Some(file) == listener.file));
+        assert!(present(&directory).is_some_and(|file| Some(file) == listener.file));
     }
 }

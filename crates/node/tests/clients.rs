@@ -1,4 +1,4 @@
-//! A store that several processes use.
+//! A store shared by several processes.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
 mod common;
@@ -6,7 +6,7 @@ mod common;
 use common::*;
 use ritornello_format::{ErrorKind, Scope, ScopeSettings};
 use ritornello_node::{Node, Options, Role, open};
-use ritornello_store::{LeaseNumber, Leased, Terms};
+use ritornello_store::{LeaseNumber, Leased, PutOptions};
 use ritornello_volume::memory::BorrowedPages;
 use ritornello_volume::transfer::Control;
 use std::os::unix::fs::PermissionsExt;
@@ -22,12 +22,12 @@ fn helper() {
 fn own_command(node: &Arc<Node>, command: &str) -> String {
     let words: Vec<&str> = command.split(' ').collect();
     match words[..] {
-        // Holds sequence 1 for a moment.
+        // Leases sequence 1 for some milliseconds.
         ["lease-for", millis] => {
             let ttl = Duration::from_millis(millis.parse().unwrap());
             node.store().lease(&scope(), &refs(&keys(1, 10)), ttl).unwrap().pages.to_string()
         }
-        // Leases sequence 1 until it is refused.
+        // Leases sequence 1 until a lease is refused.
         ["hoard"] => {
             let keys = keys(1, 1);
             let lease = || node.store().lease(&scope(), &refs(&keys), Duration::from_secs(600));
@@ -46,7 +46,7 @@ fn own_command(node: &Arc<Node>, command: &str) -> String {
             let bytes = vec![1; 2 * PAGE as usize];
             let pages: [&[u8]; 1] = [&bytes];
             let source = BorrowedPages::new(&pages);
-            let (terms, control) = (Terms::default(), Control::default());
+            let (terms, control) = (PutOptions::default(), Control::default());
             match node.store().put_batch(&wide, &refs(&keys), &source, &terms, &control) {
                 Ok(outcome) => format!("{outcome:?}"),
                 Err(error) => error.to_string(),
@@ -61,7 +61,7 @@ fn mode(path: &Path) -> u32 {
 }
 
 #[test]
-fn of_many_that_open_at_once_one_owns_and_all_share() {
+fn concurrent_opens_share_one_owner() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path().join("store");
     let mut helpers: Vec<Helper> = (0..6).map(|_| Helper::start(&dir)).collect();
@@ -84,7 +84,7 @@ fn of_many_that_open_at_once_one_owns_and_all_share() {
 }
 
 #[test]
-fn a_client_can_do_everything() {
+fn client_supports_every_call() {
     let dir = tempfile::tempdir().unwrap();
     let owner = Helper::opened(dir.path());
     let node = open(&options(dir.path())).unwrap();
@@ -126,7 +126,7 @@ fn a_client_can_do_everything() {
     owner.finish();
 }
 
-/// The calls are the owner's alone, whichever process that is.
+/// Denied calls are still allowed to the owner, whichever process that is.
 #[test]
 fn policy_file_denies_calls_to_clients() {
     let dir = tempfile::tempdir().unwrap();
@@ -151,14 +151,14 @@ fn policy_file_denies_calls_to_clients() {
     assert_eq!(store.stats().unwrap().catalog.capacity_bytes, capacity);
     assert_eq!(get(store, 1, 4).unwrap(), 4);
     owner.finish();
-    assert_eq!(node.attend().unwrap(), Role::Owner);
+    assert_eq!(node.ensure_owner().unwrap(), Role::Owner);
     store.drop_scope(&scope()).unwrap();
     store.clear().unwrap();
     node.close().unwrap();
 }
 
 #[test]
-fn many_threads_of_a_client_do_not_wait_for_each_other() {
+fn client_threads_run_concurrently() {
     let dir = tempfile::tempdir().unwrap();
     let owner = Helper::opened(dir.path());
     let node = open(&options(dir.path())).unwrap();
@@ -182,7 +182,7 @@ fn many_threads_of_a_client_do_not_wait_for_each_other() {
 }
 
 #[test]
-fn two_opens_in_one_process_share_one_store() {
+fn two_opens_in_a_process_share_a_store() {
     let dir = tempfile::tempdir().unwrap();
     let link = tempfile::tempdir().unwrap();
     let link = link.path().join("link");
@@ -199,7 +199,7 @@ fn two_opens_in_one_process_share_one_store() {
     drop(second);
     assert_eq!(other.ask("get 1 2"), "2");
     assert_eq!(other.ask("role"), "owner");
-    // Open again, now as a client, in the process that was the owner.
+    // Opens again, now as a client, in the process that was the owner.
     let third = open(&options(dir.path())).unwrap();
     assert_eq!(third.role(), Role::Client);
     assert_eq!(get(third.store(), 1, 2).unwrap(), 2);
@@ -207,7 +207,7 @@ fn two_opens_in_one_process_share_one_store() {
 }
 
 #[test]
-fn opening_and_closing_from_many_threads_never_makes_two_stores() {
+fn concurrent_opens_and_closes_share_a_store() {
     let dir = tempfile::tempdir().unwrap();
     let keep = Helper::opened(dir.path());
     std::thread::scope(|scope| {
@@ -225,7 +225,7 @@ fn opening_and_closing_from_many_threads_never_makes_two_stores() {
 }
 
 #[test]
-fn a_path_that_is_too_long_for_a_socket_is_none_for_a_store() {
+fn path_too_long_for_a_socket_works() {
     let dir = tempfile::tempdir().unwrap();
     let deep = dir.path().join("d".repeat(100)).join("e".repeat(100));
     let owner = Helper::opened(&deep);
@@ -237,7 +237,7 @@ fn a_path_that_is_too_long_for_a_socket_is_none_for_a_store() {
 }
 
 #[test]
-fn nobody_else_can_look_in() {
+fn files_are_closed_to_other_users() {
     let dir = tempfile::tempdir().unwrap();
     let made = dir.path().join("store");
     std::fs::create_dir(&made).unwrap();
@@ -258,7 +258,7 @@ fn nobody_else_can_look_in() {
 }
 
 #[test]
-fn a_client_that_is_killed_while_it_writes_gives_its_space_back() {
+fn killed_writers_space_is_reclaimed() {
     let dir = tempfile::tempdir().unwrap();
     let node = open(&options(dir.path())).unwrap();
     let reserved = || node.store().stats().unwrap().catalog.reserved_bytes;
@@ -268,7 +268,7 @@ fn a_client_that_is_killed_while_it_writes_gives_its_space_back() {
         loop {
             eventually("a reservation", || reserved() > 0);
             client.stop();
-            // What it had asked for when it stopped is answered by then.
+            // By then the request that was pending when it was stopped is answered.
             std::thread::sleep(std::time::Duration::from_millis(100));
             if reserved() > 0 {
                 break;
@@ -297,7 +297,7 @@ fn leases_die_with_their_client() {
 }
 
 #[test]
-fn a_client_that_hoards_leases_leaves_enough_for_the_others() {
+fn hoarding_leases_leaves_space_for_others() {
     let dir = tempfile::tempdir().unwrap();
     let node = open(&options(dir.path())).unwrap();
     assert_eq!(put(node.store(), 1, 10).unwrap().pages, 10);
@@ -315,7 +315,7 @@ fn a_client_that_hoards_leases_leaves_enough_for_the_others() {
 }
 
 #[test]
-fn scopes_arranged_differently_do_not_meet_across_processes() {
+fn arrangements_stay_apart_across_processes() {
     let dir = tempfile::tempdir().unwrap();
     let node = open(&options(dir.path())).unwrap();
     let mut client = Helper::opened(dir.path());

@@ -1,4 +1,4 @@
-//! Removing a store, or giving it another index, and only one that nobody uses.
+//! Removing or converting a store, which must not be in use.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -18,7 +18,7 @@ fn own_command(_: &Arc<Node>, other: &str) -> String {
 }
 
 #[test]
-fn a_store_goes_with_its_directories_and_what_is_not_its_own_stays() {
+fn destroy_removes_only_the_stores_files() {
     let dir = tempfile::tempdir().unwrap();
     let (home, other) = (dir.path().join("home"), dir.path().join("other"));
     std::fs::create_dir(&home).unwrap();
@@ -32,7 +32,7 @@ fn a_store_goes_with_its_directories_and_what_is_not_its_own_stays() {
         std::fs::read_dir(&other).unwrap().map(|e| e.unwrap().file_name()).collect();
     left.sort();
     assert_eq!(left, ["seg-mine", "thesis.tex"]);
-    // And a new one can be made in its place.
+    // A new store can be created in its place.
     open(&options).unwrap();
 }
 
@@ -42,14 +42,14 @@ fn destroy_removes_the_policy() {
     let home = dir.path().join("home");
     std::fs::create_dir(&home).unwrap();
     let policy = home.join(ritornello_store::POLICY_FILE);
-    // A policy may be written before there is a store.
+    // A policy may be written before the store exists.
     std::fs::write(&policy, "allow_weak_hashes = true").unwrap();
     let node = open(&options(&home)).unwrap();
     assert!(node.policy().allow_weak_hashes);
     node.close().unwrap();
     destroy(&home).unwrap();
     assert!(!home.exists());
-    // A next store in its place begins with none.
+    // The next store in its place begins without a policy.
     let node = open(&options(&home)).unwrap();
     assert!(!node.policy().allow_weak_hashes);
     node.close().unwrap();
@@ -72,7 +72,7 @@ fn every_process_reads_the_policy() {
 }
 
 #[test]
-fn a_store_in_use_and_what_is_no_store_are_refused() {
+fn destroy_refuses_a_store_in_use() {
     let dir = tempfile::tempdir().unwrap();
     let home = dir.path().join("home");
     std::fs::create_dir(&home).unwrap();
@@ -99,7 +99,7 @@ fn a_store_in_use_and_what_is_no_store_are_refused() {
 }
 
 #[test]
-fn the_index_of_a_store_in_use_is_not_converted_and_nobody_opens_it_meanwhile() {
+fn store_in_use_is_not_converted() {
     let dir = tempfile::tempdir().unwrap();
     let convert = || convert_index(dir.path(), IndexKind::Run, None, &mut |_, _| ());
     let refused = |word: &str| {
@@ -115,7 +115,7 @@ fn the_index_of_a_store_in_use_is_not_converted_and_nobody_opens_it_meanwhile() 
     node.close().unwrap();
     let mut owner = Helper::opened(dir.path());
     refused("a process owns");
-    // A client has the owner's index, whatever it names.
+    // A client uses the owner's index, whatever its options name.
     let client = open(&Options { index: Some(IndexKind::Run), ..options(dir.path()) }).unwrap();
     let owned = options(dir.path()).index.unwrap_or(IndexKind::Memory);
     assert_eq!(client.store().stats().unwrap().catalog.index, owned.word());

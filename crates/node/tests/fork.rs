@@ -1,4 +1,4 @@
-//! What a forked child may do with its parent's store: nothing, and open it again.
+//! A forked child may not use its parent's store, and may open it again.
 #![allow(unsafe_code, reason = "fork is")]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
@@ -16,10 +16,10 @@ fn helper() {
     serve_as_helper();
 }
 
-/// Runs `child` in a forked child of this process; its answer is said by the child itself.
+/// Runs `child` in a forked child of this process; the child itself prints the answer.
 fn fork(child: impl FnOnce() -> String) -> i32 {
-    // SAFETY: the helper has one thread that allocates when it forks, the caller's, besides those
-    // of the store, which are asleep; glibc takes its allocator through a fork.
+    // SAFETY: only the calling thread allocates at the fork; the store's threads are asleep, and
+    // glibc makes its allocator usable in the child.
     match unsafe { libc::fork() } {
         0 => {
             let answer = std::panic::catch_unwind(std::panic::AssertUnwindSafe(child));
@@ -59,14 +59,14 @@ fn own_command(node: &Arc<Node>, command: &str) -> String {
             unsafe { libc::waitpid(pid, &mut status, 0) };
             format!("waited {status}")
         }
-        // Forks while other threads put and get. The children that end well are counted.
+        // Forks while other threads put and get. Counts the children that end well.
         "fork-while-busy" => {
             let busy = AtomicBool::new(true);
             let (store, busy) = (node.store(), &busy);
             std::thread::scope(|threads| {
                 for thread in 0..3 {
                     threads.spawn(move || {
-                        // All of them fit: what another thread has evicted would not be there.
+                        // All of them fit, so that no page is evicted.
                         for name in (0..200).cycle().map(|name| 1000 * (thread + 1) + name) {
                             let stored = put(store, name, 20).unwrap();
                             assert_eq!(stored.pages, 20, "{stored:?}");
@@ -80,7 +80,7 @@ fn own_command(node: &Arc<Node>, command: &str) -> String {
                 let mut well = 0;
                 for _ in 0..20 {
                     std::thread::sleep(Duration::from_millis(10));
-                    // SAFETY: the child takes no lock that another thread may have held: it asks
+                    // SAFETY: the child takes no lock that another thread may have held: it checks
                     // whether the handle is its own, and ends.
                     let pid = unsafe { libc::fork() };
                     if pid == 0 {
@@ -99,7 +99,7 @@ fn own_command(node: &Arc<Node>, command: &str) -> String {
                 well.to_string()
             })
         }
-        // The child lives on with copies of all its parent had open.
+        // The child lives on with copies of everything its parent had open.
         "fork-and-stay" => {
             fork(move || {
                 std::thread::sleep(Duration::from_secs(20));
@@ -113,7 +113,7 @@ fn own_command(node: &Arc<Node>, command: &str) -> String {
                 let own = open(&options(&dir)).unwrap();
                 assert_eq!(own.role(), Role::Client);
                 say("child is a client");
-                // SAFETY: the number of the parent, whoever that is.
+                // SAFETY: reads the parent's process id.
                 while unsafe { libc::getppid() } != 1 && own.role() == Role::Client {
                     let _ = own.store().stats();
                     std::thread::sleep(Duration::from_millis(20));
@@ -128,7 +128,7 @@ fn own_command(node: &Arc<Node>, command: &str) -> String {
                 eventually("the child owns", || {
                     own.store().stats().is_ok() && own.role() == Role::Owner
                 });
-                // Its copy of the parent's handle goes, and must not take the lock with it.
+                // Dropping the copy of the parent's handle must not release the lock.
                 drop(handle);
                 say("child is the owner");
                 std::thread::sleep(Duration::from_secs(20));
@@ -141,7 +141,7 @@ fn own_command(node: &Arc<Node>, command: &str) -> String {
 }
 
 #[test]
-fn a_child_cannot_use_its_parents_handle_but_one_of_its_own() {
+fn child_needs_its_own_handle() {
     let dir = tempfile::tempdir().unwrap();
     let mut parent = Helper::opened(dir.path());
     assert_eq!(parent.ask("put 1 5"), "5");
@@ -149,7 +149,7 @@ fn a_child_cannot_use_its_parents_handle_but_one_of_its_own() {
     assert_eq!(parent.listen(), "waited 0");
     assert_eq!(parent.ask("get 2 5"), "5");
     assert_eq!(parent.ask("role"), "owner");
-    // The same where the parent is a client.
+    // The same if the parent is a client.
     let mut other = Helper::opened(dir.path());
     assert_eq!(other.ask("role"), "client");
     assert_eq!(other.ask("fork-and-look"), "child is content");
@@ -160,7 +160,7 @@ fn a_child_cannot_use_its_parents_handle_but_one_of_its_own() {
 }
 
 #[test]
-fn a_fork_in_the_middle_of_puts_and_gets_disturbs_neither_side() {
+fn fork_during_puts_and_gets_is_harmless() {
     let dir = tempfile::tempdir().unwrap();
     let mut owner = Helper::opened(dir.path());
     let mut client = Helper::opened(dir.path());
@@ -174,7 +174,7 @@ fn a_fork_in_the_middle_of_puts_and_gets_disturbs_neither_side() {
 }
 
 #[test]
-fn an_owner_whose_child_lives_on_is_dead_all_the_same() {
+fn dead_owner_with_live_child_is_succeeded() {
     let dir = tempfile::tempdir().unwrap();
     let mut owner = Helper::opened(dir.path());
     let node = open(&options(dir.path())).unwrap();
@@ -189,7 +189,7 @@ fn an_owner_whose_child_lives_on_is_dead_all_the_same() {
 }
 
 #[test]
-fn a_client_whose_child_lives_on_gives_its_leases_back() {
+fn dead_client_with_live_child_loses_leases() {
     let dir = tempfile::tempdir().unwrap();
     let node = open(&options(dir.path())).unwrap();
     assert_eq!(put(node.store(), 1, 5).unwrap().pages, 5);
@@ -201,7 +201,7 @@ fn a_client_whose_child_lives_on_gives_its_leases_back() {
 }
 
 #[test]
-fn a_child_takes_over_from_its_parent_and_keeps_the_lock() {
+fn child_takes_over_and_keeps_the_lock() {
     let dir = tempfile::tempdir().unwrap();
     let mut parent = Helper::opened(dir.path());
     parent.tell("fork-and-take-over");
@@ -211,7 +211,7 @@ fn a_child_takes_over_from_its_parent_and_keeps_the_lock() {
     let said = parent.listen();
     let node = open(&options(dir.path())).unwrap();
     if said == "child cannot use lsm" {
-        // RocksDB's threads did not come along; a process of its own takes over.
+        // RocksDB's threads do not exist in the child, so a new process takes over.
         assert_eq!(node.role(), Role::Owner);
     } else {
         assert_eq!(said, "child is the owner");

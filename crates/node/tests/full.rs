@@ -1,5 +1,5 @@
-//! A small store that is filled, by several processes: what holds space, and what does not. With the
-//! index `run`: the files of `lsm` do not fit so small a store that is full of small pages.
+//! A small store filled by several processes: what holds space, and what does not. With the index
+//! `run`: the files of `lsm` do not fit a small store full of small pages.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -14,7 +14,7 @@ fn helper() {
     serve_as_helper();
 }
 
-/// Holds sequence 1 for so many milliseconds.
+/// Leases sequence 1 for some milliseconds.
 fn own_command(node: &Arc<Node>, command: &str) -> String {
     let millis = command.strip_prefix("lease-for ").unwrap().parse().unwrap();
     let keys = keys(1, 10);
@@ -23,7 +23,7 @@ fn own_command(node: &Arc<Node>, command: &str) -> String {
 }
 
 #[test]
-fn a_stopped_client_holds_nothing_beyond_its_leases() {
+fn stopped_client_holds_only_its_leases() {
     let dir = tempfile::tempdir().unwrap();
     let node = open(&options(dir.path())).unwrap();
     let store = node.store();
@@ -36,7 +36,7 @@ fn a_stopped_client_holds_nothing_beyond_its_leases() {
     assert!(catalog().deferred_bytes > 0, "leased pages stay where they are");
     eventually("the lease runs out", || catalog().leases == 0);
     assert_eq!((catalog().deferred_bytes, catalog().clients), (0, 1));
-    // What it does not hold is given to others: the store is filled twice over.
+    // Space that the client does not hold is reused: the store is filled twice over.
     for name in 2..2 + 2 * CAPACITY / (100 * PAGE) {
         assert_eq!(put(store, name, 100).unwrap().pages, 100);
     }
@@ -46,7 +46,7 @@ fn a_stopped_client_holds_nothing_beyond_its_leases() {
 }
 
 #[test]
-fn client_that_leases_all_it_may_leaves_room_for_puts() {
+fn full_lease_share_leaves_space_for_puts() {
     let dir = tempfile::tempdir().unwrap();
     let mut owner = Helper::opened(dir.path());
     let node = open(&options(dir.path())).unwrap();
@@ -65,7 +65,7 @@ fn client_that_leases_all_it_may_leaves_room_for_puts() {
     assert!(refused.to_string().contains("release those that are not needed"), "{refused}");
     let held = leases.iter().map(|leased| leased.pages as u64 * PAGE).sum::<u64>();
     assert!(held > CAPACITY / 3 && held < CAPACITY / 2, "{held}");
-    // Other pages come and go beside those that are leased.
+    // Other pages are put and evicted beside the leased ones.
     for name in 1000..1000 + 2 * CAPACITY / (100 * PAGE) {
         assert_eq!(put(store, name, 100).unwrap().pages, 100);
     }

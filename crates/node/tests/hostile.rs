@@ -1,4 +1,4 @@
-//! Peers that do not keep to the protocol. (The owner is this process.)
+//! Peers that violate the protocol. (The owner is this process.)
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
 mod common;
@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// How this version's messages begin.
+/// The first bytes of this version's messages.
 const GREETING: &[u8] = b"RTRN\x07\0\0\0";
 
 #[test]
@@ -20,33 +20,33 @@ fn helper() {
     serve_as_helper();
 }
 
-/// The question for figures: the last one that there is.
+/// The request for statistics, which is the last request.
 const STATS: &[u8] = b"\x13";
 
-/// What a client process does that does not keep to the rules. The connections stay.
+/// Behaviour of a misbehaving client process. Its connections stay open.
 fn own_command(node: &Arc<Node>, command: &str) -> String {
     let dir = node.path();
     let (what, count) = command.split_once(' ').unwrap_or((command, "1"));
     let count: usize = count.parse().unwrap();
     let mut kept: Vec<UnixStream> = Vec::new();
     let said = match what {
-        // Connects, and says nothing.
+        // Connects without a hello.
         "strangers" => {
             kept.extend((0..count).map(|_| connect(dir)));
             "here".to_owned()
         }
-        // Becomes a client again and again.
+        // Registers under new names repeatedly.
         "names" => {
             let raw = || std::mem::ManuallyDrop::new(Raw::new(dir));
             refusal((0..count).map(|_| raw().enter(dir, true)), &mut kept)
         }
-        // Opens connection after connection under one name.
+        // Opens connections under one name repeatedly.
         "connections" => {
             let raw = std::mem::ManuallyDrop::new(Raw::new(dir));
             kept.push(raw.enter(dir, true).unwrap());
             refusal((0..count).map(|_| raw.enter(dir, false)), &mut kept)
         }
-        // Asks without end and reads no answer, on so many connections.
+        // Sends requests endlessly on many connections and reads no response.
         "unread" => {
             for _ in 0..count {
                 let raw = Raw::new(dir);
@@ -57,7 +57,7 @@ fn own_command(node: &Arc<Node>, command: &str) -> String {
             }
             "asking".to_owned()
         }
-        // Announces long messages, and sends a byte of each now and then.
+        // Announces long messages, and sends a byte of each from time to time.
         "slow" => {
             for _ in 0..count {
                 let raw = Raw::new(dir);
@@ -72,7 +72,7 @@ fn own_command(node: &Arc<Node>, command: &str) -> String {
             }
             "dripping".to_owned()
         }
-        // The same once, until the owner hangs up; it would take days to be done.
+        // The same on one connection, until the owner closes it; the message would take days.
         "drip" => {
             let raw = Raw::new(dir);
             let mut stream = raw.enter(dir, true).unwrap();
@@ -83,15 +83,15 @@ fn own_command(node: &Arc<Node>, command: &str) -> String {
             });
             hung_up_on.to_string()
         }
-        // Sends a message that is as long as can be, all of it, and is no message.
+        // Sends a malformed message of maximum length.
         "long" => {
             let raw = Raw::new(dir);
             let mut stream = raw.enter(dir, true).unwrap();
             stream.write_all(&framed(&vec![0xFF; 16 << 20])).unwrap();
-            // What numbers an answer may be the end of a line.
+            // A digit of a response may be a newline.
             String::from_utf8_lossy(&read_message(&mut stream)).replace('\n', " ")
         }
-        // Asks three things before it reads the first answer.
+        // Sends three requests before it reads the first response.
         "in-a-row" => {
             let raw = Raw::new(dir);
             let mut stream = raw.enter(dir, true).unwrap();
@@ -104,7 +104,7 @@ fn own_command(node: &Arc<Node>, command: &str) -> String {
     said
 }
 
-/// The number of those that came in, and what the first one was told that did not.
+/// The number of admitted attempts, and the error of the first refused one.
 fn refusal(
     entered: impl Iterator<Item = Result<UnixStream, String>>,
     kept: &mut Vec<UnixStream>,
@@ -118,7 +118,7 @@ fn refusal(
     "no end".to_owned()
 }
 
-/// A client's name and the lock on it, without a client.
+/// A locked client name, without a client.
 struct Raw {
     name: String,
     _lock: std::fs::File,
@@ -135,10 +135,10 @@ impl Raw {
         Self { name, _lock: lock }
     }
 
-    /// Says hello; what it was told if it was not let in.
+    /// Sends a hello. Returns the connection, or the refusal.
     fn enter(&self, dir: &Path, first: bool) -> Result<UnixStream, String> {
         let mut stream = connect(dir);
-        // Greeting, format 0, a name of 32 digits, pid 1, whether it is the first.
+        // Greeting, format 0, a name of 32 digits, pid 1, whether it is the first connection.
         let hello = [GREETING, b"\0\x20", self.name.as_bytes(), &[1, u8::from(first)]].concat();
         stream.write_all(&framed(&hello)).unwrap();
         let answer = read_message(&mut stream);
@@ -170,10 +170,10 @@ fn framed(body: &[u8]) -> Vec<u8> {
     [&(body.len() as u32).to_le_bytes(), body].concat()
 }
 
-/// Sends, and reads until the owner hangs up.
+/// Sends, and reads until the owner closes the connection.
 fn answer_to(dir: &Path, bytes: &[u8]) -> Vec<u8> {
     let mut stream = connect(dir);
-    // The owner may have hung up before it has read everything.
+    // The owner may have closed the connection before it has read everything.
     let _ = stream.write_all(bytes);
     let _ = stream.shutdown(std::net::Shutdown::Write);
     let mut answer = Vec::new();
@@ -182,7 +182,7 @@ fn answer_to(dir: &Path, bytes: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn nonsense_costs_its_own_connection_and_nothing_else() {
+fn malformed_message_costs_its_connection_only() {
     let dir = tempfile::tempdir().unwrap();
     let node = open(&options(dir.path())).unwrap();
     let mut client = Helper::opened(dir.path());
@@ -209,7 +209,7 @@ fn nonsense_costs_its_own_connection_and_nothing_else() {
 }
 
 #[test]
-fn a_name_without_a_lock_gets_no_space() {
+fn unlocked_name_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let _node = open(&options(dir.path())).unwrap();
     // Greeting, format 0, a name of 32 digits, pid 1, first.
@@ -220,7 +220,7 @@ fn a_name_without_a_lock_gets_no_space() {
 }
 
 #[test]
-fn a_connection_that_says_nothing_holds_nobody_up() {
+fn silent_connection_delays_no_client() {
     let dir = tempfile::tempdir().unwrap();
     let node = open(&options(dir.path())).unwrap();
     let idle: Vec<UnixStream> = (0..50).map(|_| connect(dir.path())).collect();
@@ -236,7 +236,7 @@ fn a_connection_that_says_nothing_holds_nobody_up() {
 }
 
 #[test]
-fn strangers_without_number_do_not_keep_a_client_out() {
+fn unauthenticated_connections_block_no_client() {
     let dir = tempfile::tempdir().unwrap();
     let node = open(&options(dir.path())).unwrap();
     let mut crowd = Helper::opened(dir.path());
@@ -251,7 +251,7 @@ fn strangers_without_number_do_not_keep_a_client_out() {
 }
 
 #[test]
-fn who_takes_too_many_names_or_connections_is_told_so() {
+fn excess_names_and_connections_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let node = open(&options(dir.path())).unwrap();
     let mut greedy = Helper::opened(dir.path());
@@ -262,7 +262,7 @@ fn who_takes_too_many_names_or_connections_is_told_so() {
     let said = other.ask("connections 100");
     let admitted: usize = said.split(' ').next().unwrap().parse().unwrap();
     assert!((16..40).contains(&admitted) && said.contains("too many connections"), "{said}");
-    // Neither keeps itself, or anybody else, from working.
+    // Neither peer delays itself or other clients.
     let mut third = Helper::opened(dir.path());
     for (name, helper) in [&mut greedy, &mut other, &mut third].into_iter().enumerate() {
         assert_eq!(helper.ask(&format!("put {name} 5")), "5");
@@ -274,7 +274,7 @@ fn who_takes_too_many_names_or_connections_is_told_so() {
 }
 
 #[test]
-fn who_does_not_read_or_sends_slowly_takes_neither_time_nor_memory_of_others() {
+fn slow_peer_takes_nothing_from_others() {
     let dir = tempfile::tempdir().unwrap();
     let node = open(&options(dir.path())).unwrap();
     let mut client = Helper::opened(dir.path());
@@ -296,7 +296,7 @@ fn who_does_not_read_or_sends_slowly_takes_neither_time_nor_memory_of_others() {
         let grown = after.wrapping_sub(before).cast_signed();
         assert!(grown < 32 << 20, "{grown} bytes more");
     }
-    // One that is stopped outright is no worse.
+    // A stopped peer is no worse.
     crowd[0].stop();
     assert_eq!(client.ask("put 60 5"), "5");
     let started = std::time::Instant::now();
@@ -307,7 +307,7 @@ fn who_does_not_read_or_sends_slowly_takes_neither_time_nor_memory_of_others() {
 }
 
 #[test]
-fn who_never_stops_sending_slowly_is_hung_up_on() {
+fn endless_slow_sender_is_disconnected() {
     let dir = tempfile::tempdir().unwrap();
     let _node = open(&options(dir.path())).unwrap();
     let mut rude = Helper::opened(dir.path());
@@ -316,17 +316,17 @@ fn who_never_stops_sending_slowly_is_hung_up_on() {
 }
 
 #[test]
-fn a_long_message_that_is_none_is_answered_and_ends_the_connection() {
+fn long_malformed_message_ends_the_connection() {
     let dir = tempfile::tempdir().unwrap();
     let _node = open(&options(dir.path())).unwrap();
     let mut client = Helper::opened(dir.path());
-    assert!(client.ask("long").contains("cannot be understood"));
+    assert!(client.ask("long").contains("malformed"));
     assert_eq!(client.ask("put 1 5"), "5");
     client.finish();
 }
 
 #[test]
-fn questions_in_a_row_are_answered_in_their_order() {
+fn pipelined_requests_are_answered_in_order() {
     let dir = tempfile::tempdir().unwrap();
     let _node = open(&options(dir.path())).unwrap();
     let mut client = Helper::opened(dir.path());

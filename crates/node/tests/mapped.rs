@@ -6,7 +6,7 @@ mod common;
 use common::*;
 use ritornello_medium::{Host, Medium};
 use ritornello_node::{Node, Options, Role, open};
-use ritornello_store::Reshape;
+use ritornello_store::CapacityChange;
 use std::collections::BTreeSet;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -14,7 +14,7 @@ use std::process::Command;
 use std::sync::Arc;
 use tempfile::TempDir;
 
-/// What this test binary is told when it is to run [`in_a_small_file_system`] for real.
+/// Environment variable that runs [`in_a_small_file_system`] for real.
 const SMALL: &str = "RITORNELLO_TEST_SMALL_TMPFS";
 
 #[test]
@@ -25,7 +25,7 @@ fn helper() {
 fn own_command(node: &Arc<Node>, command: &str) -> String {
     match command {
         "io" => node.store().stats().unwrap().catalog.io.mode,
-        // Segments that this process maps though they were removed.
+        // Removed segments that this process still maps.
         "kept" => maps(std::process::id()).to_string(),
         _ => panic!("what is {command}?"),
     }
@@ -36,14 +36,14 @@ fn maps(process: u32) -> usize {
     maps.lines().filter(|line| line.contains("/seg-") && line.ends_with("(deleted)")).count()
 }
 
-/// A directory in memory; `None` where the machine has no such file system.
+/// A directory in memory; `None` if the machine has no such file system.
 fn memory() -> Option<TempDir> {
     let shm = Path::new("/dev/shm");
     shm.is_dir().then(|| tempfile::tempdir_in(shm).unwrap())
 }
 
 #[test]
-fn what_one_process_puts_the_others_get_and_it_outlives_them_all() {
+fn mapped_pages_are_shared_and_outlive_processes() {
     let Some(dir) = memory() else { return };
     let mut line: Vec<Helper> = (0..4).map(|_| Helper::opened(dir.path())).collect();
     for (name, helper) in line.iter_mut().enumerate() {
@@ -66,7 +66,7 @@ fn what_one_process_puts_the_others_get_and_it_outlives_them_all() {
 }
 
 #[test]
-fn the_owner_is_killed_while_others_put_and_get() {
+fn owner_kill_loses_no_mapped_page() {
     let Some(dir) = memory() else { return };
     let owner = Helper::opened(dir.path());
     let mut clients: Vec<Helper> = (0..3).map(|_| Helper::opened(dir.path())).collect();
@@ -92,7 +92,7 @@ fn the_owner_is_killed_while_others_put_and_get() {
 }
 
 #[test]
-fn segments_go_while_others_map_them_and_nobody_dies_of_it() {
+fn removing_mapped_segments_kills_no_process() {
     let Some(dir) = memory() else { return };
     let node = open(&options(dir.path())).unwrap();
     let store = node.store();
@@ -104,14 +104,14 @@ fn segments_go_while_others_map_them_and_nobody_dies_of_it() {
     for name in 0..names {
         clients.iter_mut().for_each(|client| client.tell(&format!("get {name} 100")));
     }
-    store.reshape(&Reshape::Capacity(CAPACITY / 4)).unwrap();
+    store.change_capacity(&CapacityChange::Capacity(CAPACITY / 4)).unwrap();
     let mut heard = BTreeSet::new();
     for _ in 0..names {
         heard.extend(clients.iter_mut().map(Helper::listen));
     }
     assert!(heard.iter().all(|pages| pages.parse::<u64>().unwrap() <= 100), "{heard:?}");
     assert!(store.stats().unwrap().catalog.allocated_bytes <= CAPACITY / 4);
-    // Whoever goes on moving pages lets go of what was removed.
+    // A process that moves pages unmaps removed segments.
     let mut name = 1_000_000;
     for client in &mut clients {
         eventually("the memory is given back", || {
@@ -125,7 +125,7 @@ fn segments_go_while_others_map_them_and_nobody_dies_of_it() {
 }
 
 #[test]
-fn a_store_in_memory_moves_to_another_directory_in_memory_and_to_no_other() {
+fn mapped_store_moves_within_memory_only() {
     let Some(dir) = memory() else { return };
     let disk = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let node = open(&options(dir.path())).unwrap();
@@ -134,11 +134,12 @@ fn a_store_in_memory_moves_to_another_directory_in_memory_and_to_no_other() {
         assert_eq!(client.ask(&format!("put {name} 50")), "50");
     }
     let text = |path: &Path| path.to_str().unwrap().to_owned();
-    let refused = node.store().reshape(&Reshape::AddPath(text(&disk.path().join("kv"))));
+    let refused =
+        node.store().change_capacity(&CapacityChange::AddPath(text(&disk.path().join("kv"))));
     assert!(refused.unwrap_err().to_string().contains("in memory"));
     let second = dir.path().join("second");
-    node.store().reshape(&Reshape::AddPath(text(&second))).unwrap();
-    node.store().reshape(&Reshape::DrainPath("segments".to_owned())).unwrap();
+    node.store().change_capacity(&CapacityChange::AddPath(text(&second))).unwrap();
+    node.store().change_capacity(&CapacityChange::DrainPath("segments".to_owned())).unwrap();
     for name in 0..20 {
         assert_eq!(client.ask(&format!("get {name} 50")), "50");
     }
@@ -147,20 +148,21 @@ fn a_store_in_memory_moves_to_another_directory_in_memory_and_to_no_other() {
 }
 
 #[test]
-fn a_capacity_beyond_memory_is_refused_and_told_what_would_do() {
+fn capacity_beyond_memory_is_refused() {
     let Some(dir) = memory() else { return };
     let home = dir.path().join("kv");
     let too_large = Options { capacity: Some(1 << 50), segment_bytes: None, ..options(&home) };
     let error = open(&too_large).unwrap_err().to_string();
     assert!(error.contains("MiB or less"), "{error}");
     let node = open(&options(&home)).unwrap();
-    let grown = node.store().reshape(&Reshape::Capacity(1 << 50)).unwrap_err().to_string();
+    let grown =
+        node.store().change_capacity(&CapacityChange::Capacity(1 << 50)).unwrap_err().to_string();
     assert!(grown.contains("MiB or less"), "{grown}");
     assert_eq!(put(node.store(), 1, 10).unwrap().pages, 10, "it goes on as it was");
     node.close().unwrap();
 }
 
-/// Run again by [`a_full_file_system_costs_growth_and_no_process`], in a mount namespace of its own.
+/// Run again by [`full_tmpfs_stops_growth_only`], in a mount namespace of its own.
 #[test]
 fn in_a_small_file_system() {
     let Some(dir) = std::env::var_os(SMALL) else { return };
@@ -170,7 +172,7 @@ fn in_a_small_file_system() {
     let store = node.store();
     assert_eq!(store.stats().unwrap().catalog.io.mode, "mapped");
     assert_eq!(put(store, 0, 200).unwrap().pages, 200);
-    // Somebody else takes the rest, but for less than a segment.
+    // Another file takes the rest, except less than a segment.
     let mut filler = Filler(std::fs::File::create(Path::new(&dir).join("filler")).unwrap(), 0);
     filler.leave(Path::new(&dir), MIB * 3 / 4);
     for name in 1..60 {
@@ -182,7 +184,7 @@ fn in_a_small_file_system() {
     assert!(stats.segments < stats.segments_max, "{stats:?}");
     assert_eq!(put(store, 100, 50).unwrap().pages, 50, "it evicts instead of growing");
     assert_eq!(get(store, 100, 50).unwrap(), 50);
-    // And the last of it, so that even the index cannot write.
+    // Takes the last bytes too, so that even the index cannot write.
     filler.leave(Path::new(&dir), 0);
     for name in 100..110 {
         assert!(put(store, name, 50).is_ok_and(|put| put.pages <= 50) || name > 100);
@@ -191,11 +193,11 @@ fn in_a_small_file_system() {
     assert_eq!(get(store, 100, 50).unwrap(), 50, "what is there can be had");
 }
 
-/// A file that others have in the same file system, and its length.
+/// A file of another user in the same file system, and its length.
 struct Filler(std::fs::File, u64);
 
 impl Filler {
-    /// Grows until so many bytes are left to others.
+    /// Grows until `left` bytes remain.
     fn leave(&mut self, dir: &Path, left: u64) {
         while Host.room(dir).unwrap().available > left {
             if self.0.write_all_at(&[1; 4096], self.1).is_err() {
@@ -207,7 +209,7 @@ impl Filler {
 }
 
 #[test]
-fn a_full_file_system_costs_growth_and_no_process() {
+fn full_tmpfs_stops_growth_only() {
     let Some(dir) = memory() else { return };
     let script = "mount -t tmpfs -o size=32m none \"$0\" || exit 77; exec \"$@\"";
     let run = Command::new("unshare")
@@ -218,7 +220,7 @@ fn a_full_file_system_costs_growth_and_no_process() {
         .env(SMALL, dir.path())
         .output();
     match run {
-        // Namespaces are forbidden here, or there is no such command.
+        // Namespaces are forbidden, or the command does not exist.
         Err(_) => {}
         Ok(run) if matches!(run.status.code(), Some(77 | 1)) && run.stdout.is_empty() => {}
         Ok(run) => {

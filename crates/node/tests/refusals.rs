@@ -1,4 +1,4 @@
-//! What cannot be opened, and what it is told.
+//! Directories and options that cannot be opened, and their errors.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
 mod common;
@@ -26,7 +26,7 @@ fn refused(options: &Options, words: &str) {
 }
 
 #[test]
-fn a_file_is_no_directory() {
+fn file_is_rejected_as_directory() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("file");
     std::fs::write(&file, b"precious").unwrap();
@@ -36,7 +36,7 @@ fn a_file_is_no_directory() {
 }
 
 #[test]
-fn a_directory_with_other_things_is_left_as_it_is() {
+fn foreign_directory_is_left_unchanged() {
     use std::os::unix::fs::PermissionsExt;
     let dir = tempfile::tempdir().unwrap();
     std::fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o755)).unwrap();
@@ -49,7 +49,7 @@ fn a_directory_with_other_things_is_left_as_it_is() {
 }
 
 #[test]
-fn without_a_capacity_nothing_is_made() {
+fn without_capacity_no_store_is_created() {
     let dir = tempfile::tempdir().unwrap();
     refused(&Options::new(dir.path()), "capacity");
     refused(&Options::new(dir.path().join("below")), "capacity");
@@ -57,7 +57,7 @@ fn without_a_capacity_nothing_is_made() {
 }
 
 #[test]
-fn too_small_a_capacity_makes_no_store() {
+fn too_small_capacity_creates_no_store() {
     let dir = tempfile::tempdir().unwrap();
     refused(&Options { capacity: Some(MIB), ..options(dir.path()) }, "capacity");
     open(&options(dir.path())).unwrap();
@@ -68,7 +68,7 @@ fn capacity(node: &Node) -> u64 {
 }
 
 #[test]
-fn an_owner_that_names_another_capacity_resizes_the_store() {
+fn owner_with_another_capacity_resizes() {
     let dir = tempfile::tempdir().unwrap();
     open(&options(dir.path())).unwrap().close().unwrap();
     let node = open(&Options { capacity: Some(2 * CAPACITY), ..options(dir.path()) }).unwrap();
@@ -76,7 +76,7 @@ fn an_owner_that_names_another_capacity_resizes_the_store() {
     node.close().unwrap();
     let node = open(&Options { capacity: None, ..options(dir.path()) }).unwrap();
     assert_eq!(capacity(&node), 2 * CAPACITY);
-    // While it is open, another handle of this process decides nothing.
+    // While the store is open, options of another handle of this process have no effect.
     let second = open(&options(dir.path())).unwrap();
     assert_eq!((capacity(&second), second.role()), (2 * CAPACITY, Role::Owner));
     node.store().resize(CAPACITY).unwrap();
@@ -93,7 +93,7 @@ fn owner_with_an_impossible_capacity_keeps_the_stored_one() {
 }
 
 #[test]
-fn client_with_other_settings_serves_and_takes_over_with_the_stored_ones() {
+fn client_takes_over_with_stored_settings() {
     let dir = tempfile::tempdir().unwrap();
     let owner = Helper::opened(dir.path());
     let others = Options {
@@ -116,14 +116,14 @@ fn client_with_other_settings_serves_and_takes_over_with_the_stored_ones() {
 }
 
 #[test]
-fn what_cannot_be_written_is_refused() {
-    // Nobody can make directories there, root included.
+fn unwritable_directory_is_refused() {
+    // No user can create directories there, including root.
     let error = open(&options(Path::new("/proc/ritornello"))).unwrap_err();
     assert!(matches!(error.kind(), ErrorKind::Invalid | ErrorKind::Retry), "{error:?}");
 }
 
-/// Another user's directory is refused before anything in it is read: a pipe in the place of a file
-/// would hold the opening up.
+/// Another user's directory is rejected before anything in it is read: a pipe in the place of a
+/// file would block the open.
 #[test]
 fn directory_of_another_user_is_not_read() {
     if !rustix::process::geteuid().is_root() {
@@ -138,7 +138,7 @@ fn directory_of_another_user_is_not_read() {
 }
 
 #[test]
-fn store_opens_by_either_copy_of_its_manifest() {
+fn store_opens_with_either_manifest_copy() {
     let dir = tempfile::tempdir().unwrap();
     open(&options(dir.path())).unwrap().close().unwrap();
     let copies = [dir.path().join("MANIFEST"), dir.path().join("MANIFEST.copy")];
@@ -150,7 +150,7 @@ fn store_opens_by_either_copy_of_its_manifest() {
     for copy in &copies {
         damage(copy);
         open(&options(dir.path())).unwrap().close().unwrap();
-        // The owner wrote both anew.
+        // The owner rewrote both copies.
         assert_eq!(std::fs::read(&copies[0]).unwrap(), std::fs::read(&copies[1]).unwrap());
     }
     let good = std::fs::read(&copies[0]).unwrap();

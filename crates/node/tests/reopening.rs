@@ -1,4 +1,4 @@
-//! Owners whose disk fails for a time: the store is reopened by itself, for all its processes.
+//! Owners whose disk fails temporarily: the store is reopened automatically, for all processes.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
 mod common;
@@ -6,8 +6,8 @@ mod common;
 use common::*;
 use ritornello_format::ErrorKind;
 use ritornello_medium::{Fault, Faulty, Host, Op, Rule, Schedule};
-use ritornello_node::{Durability, IndexKind, Node, Options, Role, open_on};
-use ritornello_store::{CatalogStats, Terms};
+use ritornello_node::{Durability, Node, Options, Role, open_on};
+use ritornello_store::{CatalogStats, PutOptions};
 use ritornello_volume::memory::{Fragment, OwnedPages, PageSource};
 use ritornello_volume::transfer::Control;
 use std::path::Path;
@@ -29,7 +29,7 @@ fn own_command(node: &Arc<Node>, command: &str) -> String {
     }
 }
 
-/// An owner in this process, whose disk fails as the schedule says.
+/// An owner in this process, whose disk fails on schedule.
 fn owner(dir: &Path) -> (Schedule, Arc<Node>) {
     owner_with(&options(dir))
 }
@@ -42,9 +42,9 @@ fn owner_with(options: &Options) -> (Schedule, Arc<Node>) {
     (schedule, node)
 }
 
-/// RocksDB writes its files itself: no faults can be injected there.
+/// RocksDB does its own I/O, so no faults can be injected there.
 fn index_is_on_the_medium() -> bool {
-    options(Path::new("/")).index != Some(IndexKind::Lsm)
+    options(Path::new("/")).index.is_none_or(|index| index.word() != "lsm")
 }
 
 fn stats(node: &Node) -> CatalogStats {
@@ -107,7 +107,7 @@ fn clients_find_the_reopened_owner() {
 }
 
 #[test]
-fn poisoned_store_finds_and_reads_while_the_disk_is_broken() {
+fn poisoned_store_still_serves_reads() {
     let dir = tempfile::tempdir().unwrap();
     let (schedule, node) = owner(dir.path());
     let mut client = Helper::opened(dir.path());
@@ -134,9 +134,9 @@ fn poisoned_store_finds_and_reads_while_the_disk_is_broken() {
     client.finish();
 }
 
-/// Segments that have another inode by the end of the fault: a file system that was mounted anew.
+/// Segments that have another inode by the end of the fault, as after a new mount.
 #[test]
-fn pages_go_to_segments_opened_anew_after_a_reopening() {
+fn reopening_reopens_segment_files() {
     let dir = tempfile::tempdir().unwrap();
     let (schedule, node) = owner(dir.path());
     let mut client = Helper::opened(dir.path());
@@ -167,9 +167,9 @@ fn pages_go_to_segments_opened_anew_after_a_reopening() {
     }
 }
 
-/// The directory is mounted over, or moved away: another store is where this one was.
+/// The directory is mounted over, or moved away: the path leads to another store.
 #[test]
-fn processes_leave_store_whose_path_leads_to_another() {
+fn processes_leave_a_replaced_store() {
     let root = tempfile::tempdir().unwrap();
     for fails in [true, false] {
         let (dir, away) = (root.path().join("store"), root.path().join("away"));
@@ -204,7 +204,7 @@ fn processes_leave_store_whose_path_leads_to_another() {
 }
 
 #[test]
-fn takeover_on_a_failing_disk_misses_until_it_heals() {
+fn takeover_on_failing_disk_misses_until_healed() {
     let dir = tempfile::tempdir().unwrap();
     let owner = Helper::opened(dir.path());
     let (schedule, medium) = (Schedule::new(), Arc::new(Host));
@@ -227,9 +227,9 @@ fn takeover_on_a_failing_disk_misses_until_it_heals() {
     assert_eq!((node.role(), node.problem()), (Role::Owner, None));
 }
 
-/// The disk takes small files, and fails the index when the engine is closed already.
+/// The disk accepts small files, and fails the index after the core was closed.
 #[test]
-fn calls_are_misses_at_once_while_no_engine_opens() {
+fn calls_miss_at_once_while_reopening() {
     if !index_is_on_the_medium() {
         return;
     }
@@ -242,7 +242,7 @@ fn calls_are_misses_at_once_while_no_engine_opens() {
     schedule.add(Rule::always(Fault::Io).on(Op::SyncData).at("/index/"));
     assert_eq!(put(store, 2, 4).unwrap().pages, 4);
     assert!(store.flush().is_err());
-    eventually("the engine is closed", || node.engine().is_none());
+    eventually("the core is closed", || node.core().is_none());
     let began = Instant::now();
     assert_eq!((get(store, 1, 4).unwrap(), probe(store, 1, 4).unwrap()), (0, 0));
     let skipped = put(store, 3, 4).unwrap();
@@ -266,30 +266,30 @@ fn calls_are_misses_at_once_while_no_engine_opens() {
 
 #[test]
 fn closing_does_not_wait_for_a_broken_disk() {
-    for closed_engine in [false, true] {
-        if closed_engine && !index_is_on_the_medium() {
+    for closed_core in [false, true] {
+        if closed_core && !index_is_on_the_medium() {
             continue;
         }
         let dir = tempfile::tempdir().unwrap();
         let (schedule, node) = owner(dir.path());
         assert_eq!(put(node.store(), 1, 4).unwrap().pages, 4);
         node.store().flush().unwrap();
-        let part = if closed_engine { "/index/" } else { "" };
+        let part = if closed_core { "/index/" } else { "" };
         schedule.add(Rule::always(Fault::Io).on(Op::SyncData).at(part));
         assert_eq!(put(node.store(), 2, 4).unwrap().pages, 4);
         assert!(node.store().flush().is_err());
         let before = schedule.injected();
         eventually("it tried again", || schedule.injected() > before);
-        eventually("the engine is closed", || !closed_engine || node.engine().is_none());
+        eventually("the core is closed", || !closed_core || node.core().is_none());
         assert_eq!(node.close().unwrap_err().kind(), ErrorKind::Fatal);
-        // The directory is free: another process takes the store over.
+        // The lock is free: another process takes the store over.
         let mut next = Helper::opened(dir.path());
         assert_eq!((next.ask("role"), next.ask("get 1 4")), ("owner".into(), "4".into()));
         next.finish();
     }
 }
 
-/// Says when the first page is wanted, and waits to be told to go on.
+/// Reports the first request for a page, and blocks until it may continue.
 struct Halted {
     pages: OwnedPages,
     reached: Mutex<Sender<()>>,
@@ -309,7 +309,7 @@ unsafe impl PageSource for Halted {
 }
 
 #[test]
-fn own_write_in_flight_keeps_its_space() {
+fn reopening_waits_for_own_write() {
     let dir = tempfile::tempdir().unwrap();
     let (schedule, node) = owner(dir.path());
     let store = node.store();
@@ -323,12 +323,12 @@ fn own_write_in_flight_keeps_its_space() {
     };
     std::thread::scope(|scope| {
         let put_slowly = scope.spawn(|| {
-            let (terms, control) = (Terms::default(), Control::default());
+            let (terms, control) = (PutOptions::default(), Control::default());
             store.put_batch(&common::scope(), &refs(&keys), &source, &terms, &control)
         });
         is_reached.recv().unwrap();
         poison(&schedule, &node, 2);
-        // No space is given any more, and the engine stays: an attempt waits for the write.
+        // No space is granted any more, and the core stays: reopening waits for the write.
         let refused = |answer: ritornello_format::Result<ritornello_store::Outcome>| {
             answer.is_ok_and(|put| put.reason == "reopening")
         };
@@ -349,7 +349,7 @@ fn own_write_in_flight_keeps_its_space() {
 }
 
 #[test]
-fn durable_put_that_failed_can_be_put_again() {
+fn failed_durable_put_can_be_repeated() {
     let dir = tempfile::tempdir().unwrap();
     let durable = Options { durability: Durability::Durable, ..options(dir.path()) };
     let (schedule, node) = owner_with(&durable);

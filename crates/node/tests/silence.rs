@@ -1,4 +1,4 @@
-//! Owners that live and say nothing: stopped, frozen, in a debugger.
+//! Owners that live and do not respond: stopped, frozen, in a debugger.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
 mod common;
@@ -31,7 +31,7 @@ fn unanswered(node: &Node) -> u64 {
 }
 
 #[test]
-fn a_stopped_owner_delays_once_and_is_a_miss_until_it_goes_on() {
+fn stopped_owner_delays_once_then_misses() {
     let dir = tempfile::tempdir().unwrap();
     let owner = Helper::opened(dir.path());
     let node = open(&options(dir.path())).unwrap();
@@ -57,7 +57,7 @@ fn a_stopped_owner_delays_once_and_is_a_miss_until_it_goes_on() {
     }
     assert!(started.elapsed() < first, "{:?} after {first:?}", started.elapsed());
     store.release(held.lease).unwrap();
-    // What cannot be made up fails, and says why.
+    // Calls without a truthful default fail with a reason.
     let failed = [
         store.flush(),
         store.delete(&scope(), &refs(&keys)).map(drop),
@@ -72,16 +72,16 @@ fn a_stopped_owner_delays_once_and_is_a_miss_until_it_goes_on() {
     eventually("the owner is heard again", || probe(store, 1, 4).unwrap() == 4);
     assert_eq!((node.role(), get(store, 1, 4).unwrap()), (Role::Client, 4));
     assert_eq!(put(store, 2, 4).unwrap().pages, 4);
-    // Each was counted; it may have been a moment longer until it was heard.
+    // Each call was counted; the owner may respond a moment later.
     assert!(unanswered(&node) > 20 * 6);
-    // The lease that ended meanwhile is told of, and none is left that nobody heard of.
+    // The deferred release is sent, and no lease is left.
     eventually("no lease is left", || store.stats().unwrap().catalog.leases == 0);
     drop(node);
     owner.finish();
 }
 
 #[test]
-fn puts_through_an_owner_that_stops_and_goes_on_leave_nothing_behind() {
+fn puts_through_a_stopped_owner_leak_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let owner = Helper::opened(dir.path());
     let node = open(&options(dir.path())).unwrap();
@@ -94,7 +94,7 @@ fn puts_through_an_owner_that_stops_and_goes_on_leave_nothing_behind() {
                         let until = Instant::now() + Duration::from_secs(5);
                         let mut name = 1_000_000 * (worker + 10 * round);
                         while Instant::now() < until {
-                            // Whatever came of it, what is got is right: `get` compares.
+                            // Whatever the result, pages read are right: `get` compares them.
                             let _ = put(store, name, 100);
                             let _ = get(store, name, 100);
                             name += 1;
@@ -120,7 +120,7 @@ fn puts_through_an_owner_that_stops_and_goes_on_leave_nothing_behind() {
 }
 
 #[test]
-fn a_stopped_owner_that_is_killed_is_succeeded() {
+fn killed_stopped_owner_is_succeeded() {
     let dir = tempfile::tempdir().unwrap();
     let owner = Helper::opened(dir.path());
     let node = open(&options(dir.path())).unwrap();
@@ -136,7 +136,7 @@ fn a_stopped_owner_that_is_killed_is_succeeded() {
 }
 
 #[test]
-fn a_stopped_owner_does_not_keep_a_client_from_closing() {
+fn client_closes_despite_a_stopped_owner() {
     let dir = tempfile::tempdir().unwrap();
     let owner = Helper::opened(dir.path());
     let node = open(&options(dir.path())).unwrap();
@@ -155,7 +155,7 @@ fn a_stopped_owner_does_not_keep_a_client_from_closing() {
 }
 
 #[test]
-fn a_client_that_was_stopped_itself_has_its_answers() {
+fn resumed_client_gets_its_responses() {
     let dir = tempfile::tempdir().unwrap();
     let node = open(&options(dir.path())).unwrap();
     assert_eq!(put(node.store(), 1, 4).unwrap().pages, 4);
@@ -172,14 +172,14 @@ fn a_client_that_was_stopped_itself_has_its_answers() {
 
 #[test]
 #[ignore = "the patience of a call is half a minute"]
-fn a_next_owner_that_never_listens_delays_once() {
+fn successor_that_never_listens_delays_once() {
     let dir = tempfile::tempdir().unwrap();
     let owner = Helper::opened(dir.path());
     let node = open(&options(dir.path())).unwrap();
     let store = node.store();
     assert_eq!(put(store, 1, 4).unwrap().pages, 4);
     store.flush().unwrap();
-    // It has the lock, as one that recovers the store has, and is stuck there.
+    // It holds the lock, like an owner that recovers, and is stopped.
     let mut heir = Helper::opened(dir.path());
     assert_eq!(heir.ask("take-the-lock"), "waiting");
     owner.kill();
@@ -194,6 +194,6 @@ fn a_next_owner_that_never_listens_delays_once() {
     }
     assert!(started.elapsed() < first / 2, "{:?} after {first:?}", started.elapsed());
     heir.kill();
-    eventually("somebody owns the store", || get(store, 1, 4).unwrap() == 4);
+    eventually("the store has an owner", || get(store, 1, 4).unwrap() == 4);
     assert_eq!(node.role(), Role::Owner);
 }

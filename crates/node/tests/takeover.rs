@@ -1,4 +1,4 @@
-//! Owners that die or leave, and what becomes of their clients.
+//! Owners that die or close, and their clients.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
 mod common;
@@ -6,7 +6,7 @@ mod common;
 use common::*;
 use ritornello_format::ErrorKind;
 use ritornello_node::{Node, Role, open};
-use ritornello_store::{Store, Terms};
+use ritornello_store::{PutOptions, Store};
 use ritornello_volume::memory::{BorrowedPages, Fragment, OwnedPages, PageSource};
 use ritornello_volume::transfer::Control;
 use std::collections::BTreeSet;
@@ -26,8 +26,8 @@ fn own_command(node: &Arc<Node>, command: &str) -> String {
     }
 }
 
-/// Puts sequence after sequence and gets those that were flushed again and again. Says after each
-/// flush which one it was, and what this process is. (`get` ends it if bytes are wrong.)
+/// Puts sequence after sequence and repeatedly gets those that were flushed. Prints after each
+/// flush the sequence and this process's role. (`get` panics on wrong bytes.)
 fn churn(node: &Node, first: u64) -> ! {
     let store = node.store();
     let mut flushed = Vec::new();
@@ -49,7 +49,7 @@ fn churn(node: &Node, first: u64) -> ! {
 }
 
 #[test]
-fn owners_are_killed_one_after_the_other_under_load_and_nothing_flushed_is_lost() {
+fn flushed_pages_survive_owner_kills_under_load() {
     let dir = tempfile::tempdir().unwrap();
     let mut started = 0;
     let mut start = || {
@@ -66,7 +66,7 @@ fn owners_are_killed_one_after_the_other_under_load_and_nothing_flushed_is_lost(
         role == "owner"
     };
     for _ in 0..5 {
-        // All go on, whoever was killed; who owns may not have noticed yet.
+        // All others continue; the new owner may not have noticed the death yet.
         let mut owner = None;
         while owner.is_none() {
             for (at, helper) in line.iter_mut().enumerate() {
@@ -89,7 +89,7 @@ fn owners_are_killed_one_after_the_other_under_load_and_nothing_flushed_is_lost(
     }
     let node = open(&options(dir.path())).unwrap();
     let figures = || node.store().stats().unwrap().catalog;
-    // The free space is withheld until it is drained, in the background.
+    // The free space is withheld until it is drained in the background.
     let until = Instant::now() + Duration::from_secs(30);
     while figures().reserved_bytes > 0 && Instant::now() < until {
         std::thread::sleep(Duration::from_millis(10));
@@ -105,11 +105,11 @@ fn owners_are_killed_one_after_the_other_under_load_and_nothing_flushed_is_lost(
     assert!(lost.is_empty(), "{lost:?} of {} are gone: {stats:?}", flushed.len());
 }
 
-/// How many sequences each client puts at most: all of them fit, or what was flushed would be evicted.
+/// Maximum sequences per client: all of them fit, because flushed pages must not be evicted.
 const WORK: usize = 200;
 
 #[test]
-fn when_the_owner_is_killed_a_client_takes_over_and_what_was_flushed_is_there() {
+fn client_takes_over_from_a_killed_owner() {
     let dir = tempfile::tempdir().unwrap();
     let owner = Helper::opened(dir.path());
     let mut clients: Vec<Helper> = (0..3).map(|_| Helper::opened(dir.path())).collect();
@@ -124,7 +124,7 @@ fn when_the_owner_is_killed_a_client_takes_over_and_what_was_flushed_is_there() 
     };
     hear(50);
     owner.kill();
-    // They go on, one of them as the owner.
+    // The others continue, one of them as the owner.
     hear(WORK - 100);
     let node = open(&options(dir.path())).unwrap();
     assert_eq!(node.role(), Role::Client);
@@ -137,9 +137,9 @@ fn when_the_owner_is_killed_a_client_takes_over_and_what_was_flushed_is_there() 
     let node = open(&options(dir.path())).unwrap();
     assert_eq!(node.role(), Role::Owner);
     let stats = node.store().stats().unwrap().catalog;
-    // When the owner among the clients is killed first, another may take over before its turn.
+    // If the owner among the clients is killed first, another may take over before its turn.
     assert!((3..=5).contains(&stats.epoch), "{stats:?}");
-    // What the dead may have been writing to is drained in the background.
+    // Space that dead processes may have been writing to is drained in the background.
     eventually("all space is free", || node.store().stats().unwrap().catalog.reserved_bytes == 0);
     let lost: Vec<u64> =
         flushed.iter().copied().filter(|name| get(node.store(), *name, 4).unwrap() != 4).collect();
@@ -147,7 +147,7 @@ fn when_the_owner_is_killed_a_client_takes_over_and_what_was_flushed_is_there() 
 }
 
 #[test]
-fn owner_after_owner_is_killed_and_the_last_client_still_has_everything() {
+fn last_client_has_all_pages_after_kills() {
     let dir = tempfile::tempdir().unwrap();
     let mut line: Vec<Helper> = (0..5).map(|_| Helper::opened(dir.path())).collect();
     let node = loop {
@@ -173,7 +173,7 @@ fn owner_after_owner_is_killed_and_the_last_client_still_has_everything() {
 }
 
 #[test]
-fn an_owner_that_closes_hands_over_without_a_failed_call() {
+fn closing_owner_hands_over_without_failures() {
     let dir = tempfile::tempdir().unwrap();
     let owner = Helper::opened(dir.path());
     let node = open(&options(dir.path())).unwrap();
@@ -199,7 +199,7 @@ fn an_owner_that_closes_hands_over_without_a_failed_call() {
 }
 
 #[test]
-fn a_flush_does_not_cover_up_for_an_owner_that_died() {
+fn flush_reports_puts_of_a_dead_owner() {
     let dir = tempfile::tempdir().unwrap();
     let owner = Helper::opened(dir.path());
     let node = open(&options(dir.path())).unwrap();
@@ -231,14 +231,14 @@ fn flush_reports_deletes_that_died_with_the_owner() {
     assert_eq!(probe(store, 1, 4).unwrap(), 0);
 }
 
-/// Puts by copy, as [`put`] does without.
+/// Puts by copy, unlike [`put`].
 fn put_copy(store: &Arc<Store>, name: u64, pages: usize) -> usize {
     let keys = keys(name, pages);
     let bytes: Vec<Vec<u8>> = keys.iter().map(|key| page(key)).collect();
     let slices: Vec<&[u8]> = bytes.iter().map(Vec::as_slice).collect();
     let boxed = keys.iter().map(|key| key.as_slice().into()).collect();
     let (source, scope) = (BorrowedPages::new(&slices), Arc::new(scope()));
-    let (terms, control) = (Terms::default(), Control::default());
+    let (terms, control) = (PutOptions::default(), Control::default());
     let ticket = store.submit_put_copy(scope, boxed, &source, terms, control).unwrap();
     ticket.wait(Some(Duration::from_secs(30))).unwrap().pages
 }
@@ -274,7 +274,7 @@ fn flush_reports_lost_pages_that_copied_put_found_present() {
     flush_after_deduplicated_put(|store| put_copy(store, 1, 8));
 }
 
-/// The pages of sequence 1. The first call for one has `then` done before.
+/// The pages of sequence 1. The first access to one runs `then` before.
 struct Interrupted<F> {
     pages: OwnedPages,
     then: F,
@@ -299,13 +299,13 @@ fn put_waiting_across_takeover_acknowledges_nothing_lost() {
     let node = open(&options(dir.path())).unwrap();
     let store = node.store();
     assert_eq!(third.ask("put 1 8"), "8");
-    // Copying comes between the probe, which the owner answers, and the reservation.
+    // The copy happens between the probe, which the owner answers, and the reservation.
     let owner = Mutex::new(Some(owner));
     let then = || drop(owner.lock().unwrap().take().map(Helper::kill));
     let pages = OwnedPages::new(keys(1, 9).iter().map(|key| page(key)).collect());
     let source = Interrupted { pages, then };
     let keys = keys(1, 9).iter().map(|key| key.as_slice().into()).collect();
-    let (terms, control, scope) = (Terms::default(), Control::default(), Arc::new(scope()));
+    let (terms, control, scope) = (PutOptions::default(), Control::default(), Arc::new(scope()));
     let ticket = store.submit_put_copy(scope, keys, &source, terms, control).unwrap();
     let outcome = ticket.wait(Some(Duration::from_secs(60))).unwrap();
     assert_eq!(get(store, 1, 9).unwrap(), outcome.pages, "{outcome:?}");
@@ -314,7 +314,7 @@ fn put_waiting_across_takeover_acknowledges_nothing_lost() {
 }
 
 #[test]
-fn a_flush_after_an_owner_that_closed_has_nothing_to_report() {
+fn flush_after_clean_close_succeeds() {
     let dir = tempfile::tempdir().unwrap();
     let owner = Helper::opened(dir.path());
     let node = open(&options(dir.path())).unwrap();
@@ -330,7 +330,7 @@ fn a_flush_after_an_owner_that_closed_has_nothing_to_report() {
 }
 
 #[test]
-fn a_put_that_loses_its_owner_leaves_no_space_behind() {
+fn put_that_loses_its_owner_leaks_no_space() {
     let dir = tempfile::tempdir().unwrap();
     for round in 0..4 {
         let owner = Helper::opened(dir.path());
@@ -350,7 +350,7 @@ fn a_put_that_loses_its_owner_leaves_no_space_behind() {
 }
 
 #[test]
-fn a_dead_owners_socket_is_no_owner() {
+fn dead_owners_socket_is_ignored() {
     let dir = tempfile::tempdir().unwrap();
     let owner = Helper::opened(dir.path());
     owner.kill();
@@ -361,7 +361,7 @@ fn a_dead_owners_socket_is_no_owner() {
 }
 
 #[test]
-fn a_directory_that_was_replaced_is_not_taken_for_the_old_one() {
+fn replaced_directory_is_recognised() {
     let root = tempfile::tempdir().unwrap();
     let (dir, old) = (root.path().join("store"), root.path().join("old"));
     let owner = Helper::opened(&dir);
@@ -374,7 +374,7 @@ fn a_directory_that_was_replaced_is_not_taken_for_the_old_one() {
 }
 
 #[test]
-fn store_made_anew_in_the_same_directory_can_be_opened_beside_old_handles() {
+fn recreated_store_opens_beside_old_handles() {
     let dir = tempfile::tempdir().unwrap();
     let owner = Helper::opened(dir.path());
     let (first, second) =
@@ -391,7 +391,7 @@ fn store_made_anew_in_the_same_directory_can_be_opened_beside_old_handles() {
     let error = probe(first.store(), 1, 4).unwrap_err();
     assert!(error.to_string().contains("another store"), "{error}");
     first.close().unwrap();
-    // The other handle is still there, and neither serves nor is in the way.
+    // The other handle still exists, and neither serves nor interferes.
     let anew = open(&options(dir.path())).unwrap();
     assert_eq!((anew.role(), get(anew.store(), 2, 4).unwrap()), (Role::Client, 4));
     assert_eq!(probe(second.store(), 1, 4).unwrap_err().kind(), ErrorKind::Closed);

@@ -13,15 +13,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-/// What a client and an owner that only know version 7 said to each other.
+/// The recorded messages of a client and an owner that know only version 7.
 const CLIENT_7: &[u8] = include_bytes!("recorded/client-7.bin");
 const OWNER_7: &[u8] = include_bytes!("recorded/owner-7.bin");
-/// How messages of that version begin.
+/// The first bytes of that version's messages.
 const GREETING_7: &[u8] = b"RTRN\x07\0\0\0";
-/// The numbers of an entry that is granted and of one that is refused, for a call that was wrong.
+/// Encodings of a granted hello and of one refused as invalid.
 const GRANTED: u8 = 0;
 const REFUSED: &[u8] = b"\x02\0";
-/// The only question without an answer.
+/// The only request without a response.
 const RELEASE: u8 = 3;
 
 #[test]
@@ -53,7 +53,7 @@ fn connect(socket: &Path) -> UnixStream {
     stream
 }
 
-/// One message, without its length; empty if the other side hung up.
+/// One message without its length; empty if the peer closed the connection.
 fn read_message(stream: &mut UnixStream) -> Vec<u8> {
     let mut length = [0; 4];
     if stream.read_exact(&mut length).is_err() {
@@ -64,8 +64,8 @@ fn read_message(stream: &mut UnixStream) -> Vec<u8> {
     message
 }
 
-/// Listens in the owner's place, and answers each hello as `answer` says: by a message, or, if there is
-/// none, as the owner does. Returns the number of hellos.
+/// Listens in the owner's place and replies to each hello with `answer`, or as the owner would if
+/// that returns none. Returns the number of hellos.
 fn listen_before_owner(
     dir: &Path,
     answer: impl Fn(&[u8]) -> Option<Vec<u8>> + Send + 'static,
@@ -117,7 +117,7 @@ fn recorded_client_of_version_7_is_served() {
     }
     let welcome = &answers[0];
     assert_eq!((&welcome[..8], welcome[8]), (GREETING_7, GRANTED));
-    // Each answer is of the same kind as the one of an owner of that version.
+    // Each response is of the same kind as that of an owner of that version.
     let kinds = |answers: &[Vec<u8>]| answers[1..].iter().map(|body| body[0]).collect::<Vec<u8>>();
     let expected: Vec<_> = recorded.iter().map(|frame| frame[4..].to_vec()).collect();
     assert_eq!(kinds(&answers), kinds(&expected));
@@ -125,7 +125,7 @@ fn recorded_client_of_version_7_is_served() {
 }
 
 #[test]
-fn client_is_served_by_owner_that_only_knows_version_7() {
+fn owner_of_version_7_serves_a_client() {
     let dir = tempfile::tempdir().unwrap();
     let owner = Helper::opened(dir.path());
     let refused = [GREETING_7, REFUSED, b"\x0fanother version"].concat();
@@ -144,7 +144,7 @@ fn client_is_served_by_owner_that_only_knows_version_7() {
             });
         }
     });
-    // Further connections begin with the version that was agreed on.
+    // Further connections begin with the agreed version.
     assert!(hellos.load(Ordering::Relaxed) <= 2 + 3);
     drop(node);
     hear_owner_again(dir.path());
@@ -168,7 +168,7 @@ fn owner_answers_an_unknown_version_in_its_newest() {
 }
 
 #[test]
-fn client_without_a_common_version_waits_and_is_served_later() {
+fn client_without_common_version_is_served_later() {
     let dir = tempfile::tempdir().unwrap();
     let owner = Helper::opened(dir.path());
     let future = b"RTRN\x63\0\0\0\x62\0\0\0 something";
@@ -201,7 +201,7 @@ fn client_survives_a_takeover_by_another_version() {
         assert_eq!(error.kind(), ErrorKind::Retry, "{error}");
         assert!(error.to_string().contains("theirs=6"), "{error}");
     }
-    // At most one attempt a second, whatever the calls.
+    // At most one attempt per second, however many calls.
     let most = 1 + started.elapsed().as_secs() as usize;
     assert!(hellos.load(Ordering::Relaxed) <= most, "{hellos:?}");
     hear_owner_again(dir.path());

@@ -4,7 +4,7 @@ use crate::error::OrRaise;
 use crate::outcome::{Outcome, Ticket, check_process};
 use parking_lot::Mutex;
 use pyo3::prelude::*;
-use ritornello_store::Bell;
+use ritornello_store::CompletionQueue;
 use std::collections::HashMap;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
@@ -12,8 +12,8 @@ use std::sync::Arc;
 /// Where many tickets come together: one eventfd for all of them.
 #[pyclass(frozen, module = "ritornello._core")]
 pub(crate) struct Completions {
-    bell: Arc<Bell>,
-    /// By the number that their bell is rung with.
+    queue: Arc<CompletionQueue>,
+    /// By the number that they push into `queue`.
     awaited: Mutex<Awaited>,
     process: u32,
 }
@@ -28,13 +28,13 @@ struct Awaited {
 impl Completions {
     #[new]
     fn new(py: Python<'_>) -> PyResult<Self> {
-        let bell = Bell::new().or_raise(py)?;
-        Ok(Self { bell, awaited: Mutex::default(), process: std::process::id() })
+        let queue = CompletionQueue::new().or_raise(py)?;
+        Ok(Self { queue, awaited: Mutex::default(), process: std::process::id() })
     }
 
     /// An eventfd, readable when a ticket was done since it was last read. It closes with this.
     fn fileno(&self) -> i32 {
-        self.bell.fd().as_raw_fd()
+        self.queue.fd().as_raw_fd()
     }
 
     /// Waits for a ticket, which `drain` then returns with `tag`. A ticket belongs to one at most.
@@ -45,7 +45,7 @@ impl Completions {
         awaited.next += 1;
         awaited.tickets.insert(name, (ticket.clone().unbind(), tag));
         drop(awaited);
-        ticket.get().ticket.tell(&self.bell, name);
+        ticket.get().ticket.notify(&self.queue, name);
         Ok(())
     }
 
@@ -53,9 +53,10 @@ impl Completions {
     /// eventfd: whoever waits for that reads it before.
     fn drain(&self, py: Python<'_>) -> PyResult<Vec<(Py<PyAny>, Outcome)>> {
         check_process(py, self.process)?;
-        let rung = self.bell.take();
+        let completed = self.queue.take();
         let mut awaited = self.awaited.lock();
-        let done: Vec<_> = rung.iter().filter_map(|name| awaited.tickets.remove(name)).collect();
+        let done: Vec<_> =
+            completed.iter().filter_map(|name| awaited.tickets.remove(name)).collect();
         drop(awaited);
         let outcome = |(ticket, tag): (Py<Ticket>, Py<PyAny>)| {
             ticket.get().outcome(py).map(|outcome| (tag, outcome))

@@ -5,7 +5,7 @@ use crate::keys::Keys;
 use crate::scope::Scope;
 use crate::time::{self, control, seconds_since_1970};
 use pyo3::prelude::*;
-use ritornello_store::Terms;
+use ritornello_store::PutOptions;
 use ritornello_volume::transfer::Control;
 use std::sync::Arc;
 
@@ -52,7 +52,7 @@ impl Submission {
 pub(crate) fn terms(
     parent: Option<&[u8]>,
     retain_until: Option<&Bound<'_, PyAny>>,
-) -> PyResult<Terms> {
+) -> PyResult<PutOptions> {
     let retain_until = retain_until.map(seconds_since_1970).transpose()?.unwrap_or_default();
-    Ok(Terms { retain_until, ..Terms::behind(parent) })
+    Ok(PutOptions { retain_until, ..PutOptions::after(parent) })
 }

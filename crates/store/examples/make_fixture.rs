@@ -1,5 +1,5 @@
 //! Packs a small store of the present format into a `.tar.gz`, for `tests/fixtures.rs` to open for
-//! as long as that format is to be read:
+//! as long as that format is readable:
 //!
 //! ```text
 //! cargo run -p ritornello-store --example make_fixture -- tests/fixtures/v0.tar.gz

@@ -1,23 +1,23 @@
-//! Admission: which pages are worth the wear of being written.
+//! Admission: decides which pages are worth the wear of a write.
 //!
-//! [`Admission`] is a plain state machine, without I/O, locks or a clock of its own, so the owner
-//! of a store and a simulator run the same code. It is asked once for each put, with the pages that
-//! are missing in sequence order, and answers how many *leading* ones may be written: in a chained
-//! scope a page behind a refused one could never be hit.
+//! [`Admission`] is a state machine without I/O, locks or a clock of its own, so that the owner of
+//! a store and a simulator run the same code. It is called once per put, with the missing pages in
+//! sequence order, and returns how many *leading* ones may be written: in a chained scope a page
+//! behind a refused one could never be hit.
 //!
-//! * **Write-through** takes every page.
-//! * **Second sight** takes a page when it is put for the second time within the reach of a ghost
-//!   list: a list of page hashes that were refused lately, without their bytes. On chat traffic most
-//!   pages are never asked for again, and this writes a fifth of what write-through writes for three
-//!   quarters of its hits.
+//! * **Write-through** admits every page.
+//! * **Second sight** admits a page when it is put for the second time within the reach of a ghost
+//!   list: a list of hashes of recently refused pages, without their bytes. On chat traffic most
+//!   pages are never requested again, and second sight writes a fifth of what write-through writes
+//!   for three quarters of its hits.
 //! * A **write budget** is a token bucket: it fills at the budgeted rate and holds an hour's worth.
-//!   A put is charged when it is admitted. An empty bucket admits nothing, so that over any stretch
-//!   of time no more is written than the budget and one bucket.
+//!   An admitted put is charged. An empty bucket admits nothing, so that over any span of time no
+//!   more is written than the budget plus one bucket.
 //! * **Auto** writes through without a budget. With one it writes through while the bucket is more
-//!   than a quarter full, and asks for a second sight below that.
+//!   than a quarter full, and requires a second sight below that.
 //!
-//! Neither the ghost list nor the bucket outlives the process: after a restart the list is empty and
-//! the bucket half full.
+//! Neither the ghost list nor the bucket is persistent: after a restart the list is empty and the
+//! bucket half full.
 
 use ritornello_format::{Error, PageHash, Result, parse_bytes};
 use serde::{Deserialize, Serialize};
@@ -26,22 +26,22 @@ use std::time::Duration;
 
 /// Seconds of the budget that the bucket holds.
 const BURST_SECONDS: f64 = 3600.0;
-/// Part of the bucket that is there at the beginning.
+/// Initial fill of the bucket.
 const FIRST_FILL: f64 = 0.5;
-/// `auto` writes through while more than this part of the bucket is there.
+/// `auto` writes through above this fill of the bucket.
 const PLENTY: f64 = 0.25;
-/// Pages that a ghost list remembers at most: 32 MiB of memory.
+/// Maximum pages in a ghost list: 32 MiB of memory.
 pub const GHOST_PAGES_MAX: usize = 1 << 20;
 
-/// How pages are chosen for writing.
+/// How pages are admitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum AdmissionMode {
-    /// As long as the write budget allows, everything; when it runs short, by second sight.
+    /// Write-through while the write budget is ample, second sight below that.
     #[default]
     Auto,
-    /// Everything, until the budget is used up.
+    /// Every page, until the budget is used up.
     WriteThrough,
-    /// What is put for the second time, until the budget is used up.
+    /// Pages that are put for the second time, until the budget is used up.
     SecondSight,
 }
 
@@ -73,20 +73,20 @@ impl AdmissionMode {
     }
 }
 
-/// Bytes that may be written in a span of time: what a drive's endurance is given in.
+/// Bytes that may be written per span of time, the unit of a drive's endurance.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct WriteBudget {
     bytes_per_second: f64,
 }
 
 impl WriteBudget {
-    /// A budget of `bytes` a day. Zero: nothing is written, and reads go on.
+    /// A budget of `bytes` per day. Zero allows no writes; reads continue.
     #[must_use]
     pub fn per_day(bytes: u64) -> Self {
         Self { bytes_per_second: bytes as f64 / 86_400.0 }
     }
 
-    /// Reads a size and a span: `2TB/day`, `500GiB/hour`, `20MB/s`. A size alone is for a day.
+    /// Parses a size and a span: `2TB/day`, `500GiB/hour`, `20MB/s`. A size alone is per day.
     ///
     /// # Errors
     /// `Invalid`, saying what to write instead.
@@ -105,7 +105,7 @@ impl WriteBudget {
         Ok(Self { bytes_per_second: parse_bytes(size)? as f64 / seconds })
     }
 
-    /// Bytes a second.
+    /// Bytes per second.
     #[must_use]
     pub fn bytes_per_second(&self) -> f64 {
         self.bytes_per_second
@@ -114,24 +114,24 @@ impl WriteBudget {
 
 /// Why pages were not admitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Shut {
-    /// They were not put before, as far as the ghost list reaches.
+pub enum AdmissionReject {
+    /// First put of the pages within the reach of the ghost list.
     FirstSight,
     /// The write budget is used up.
     Budget,
 }
 
-/// What [`Admission::decide`] answers.
+/// The result of [`Admission::decide`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Decision {
     /// Leading pages that may be written.
     pub pages: usize,
-    /// Why the others may not, if there are others.
-    pub shut: Option<Shut>,
+    /// Why the other pages may not be written, if there are any.
+    pub rejected: Option<AdmissionReject>,
 }
 
-/// The state machine. Times are since any moment that the caller likes, and must not go back (if
-/// they do, the bucket does not fill).
+/// The state machine. Times are measured from any fixed moment, and must not decrease (if they do,
+/// the bucket does not fill).
 #[derive(Debug)]
 pub struct Admission {
     mode: AdmissionMode,
@@ -142,8 +142,8 @@ pub struct Admission {
 #[derive(Debug)]
 struct Bucket {
     budget: WriteBudget,
-    /// Bytes that may be written now. Below zero by less than a page, as the last page that is
-    /// admitted may be longer than what is left: so no page is too long for a small budget.
+    /// Bytes that may be written now. Negative by less than a page, because the last admitted page
+    /// may be longer than what is left; this way no page is too long for a small budget.
     level: f64,
     filled: Duration,
 }
@@ -160,8 +160,8 @@ impl Bucket {
     }
 }
 
-/// Two generations of hashes: the older one is forgotten when the younger one is full. So it reaches
-/// back over half to all of the pages that it may hold, and needs no order.
+/// Two generations of hashes: the older one is dropped when the younger one is full. The list
+/// reaches back over half to all of its maximum length, and needs no order.
 #[derive(Debug)]
 struct Ghost {
     young: HashSet<u64>,
@@ -170,7 +170,7 @@ struct Ghost {
 }
 
 impl Ghost {
-    /// Whether `page` was here; it is not any more.
+    /// Removes `page`. Returns whether it was in the list.
     fn take(&mut self, page: u64) -> bool {
         self.young.remove(&page) | self.old.remove(&page)
     }
@@ -188,8 +188,8 @@ impl Ghost {
 }
 
 impl Admission {
-    /// A machine whose ghost list holds `ghost_pages` pages (at most [`GHOST_PAGES_MAX`]): about as
-    /// many as the store does.
+    /// Creates a state machine whose ghost list holds `ghost_pages` pages (at most
+    /// [`GHOST_PAGES_MAX`]), about as many as the store.
     #[must_use]
     pub fn new(mode: AdmissionMode, budget: Option<WriteBudget>, ghost_pages: usize) -> Self {
         let bucket = budget.map(|budget| {
@@ -202,7 +202,7 @@ impl Admission {
     }
 
     /// Decides on a put's missing `pages`, each `page_bytes` long on disk, and charges the budget
-    /// for those it admits.
+    /// for admitted pages.
     pub fn decide(
         &mut self,
         pages: impl ExactSizeIterator<Item = PageHash>,
@@ -214,15 +214,15 @@ impl Admission {
             bucket.fill(now);
         }
         if self.bucket.is_none() && self.policy() == AdmissionMode::WriteThrough {
-            return Decision { pages: asked, shut: None };
+            return Decision { pages: asked, rejected: None };
         }
-        let mut decision = Decision { pages: 0, shut: None };
+        let mut decision = Decision { pages: 0, rejected: None };
         for page in pages {
             let page = page.low();
-            if decision.shut.is_none() {
-                decision.shut = self.refuses(page);
+            if decision.rejected.is_none() {
+                decision.rejected = self.refuses(page);
             }
-            match decision.shut {
+            match decision.rejected {
                 None => {
                     self.ghost.take(page);
                     decision.pages += 1;
@@ -230,7 +230,7 @@ impl Admission {
                         bucket.level -= page_bytes as f64;
                     }
                 }
-                // Seen once, for the next time. Where the budget is zero there is none.
+                // Remembered for a second put. With a budget of zero there is none.
                 Some(_) if !self.is_closed() && !self.ghost.knows(page) => {
                     self.ghost.remember(page)
                 }
@@ -240,14 +240,14 @@ impl Admission {
         decision
     }
 
-    /// Pages that were admitted came to nothing, or were shorter than was said.
+    /// Refunds bytes of admitted pages that were not written, or were shorter than announced.
     pub fn give_back(&mut self, bytes: u64) {
         if let Some(bucket) = &mut self.bucket {
             bucket.level = (bucket.level + bytes as f64).min(bucket.size());
         }
     }
 
-    /// What is in force now: for `auto`, what it has chosen.
+    /// The mode in force now: for `auto`, its present choice.
     #[must_use]
     pub fn policy(&self) -> AdmissionMode {
         match (self.mode, &self.bucket) {
@@ -259,7 +259,7 @@ impl Admission {
         }
     }
 
-    /// Bytes that may be written at once now, where there is a budget.
+    /// Bytes that may be written at once now, if there is a budget.
     #[must_use]
     pub fn available_bytes(&self) -> Option<u64> {
         self.bucket.as_ref().map(|bucket| bucket.level.max(0.0) as u64)
@@ -277,12 +277,12 @@ impl Admission {
         self.ghost.young.len() + self.ghost.old.len()
     }
 
-    fn refuses(&self, page: u64) -> Option<Shut> {
+    fn refuses(&self, page: u64) -> Option<AdmissionReject> {
         if self.bucket.as_ref().is_some_and(|bucket| bucket.level <= 0.0) {
-            return Some(Shut::Budget);
+            return Some(AdmissionReject::Budget);
         }
         let first = self.policy() == AdmissionMode::SecondSight && !self.ghost.knows(page);
-        first.then_some(Shut::FirstSight)
+        first.then_some(AdmissionReject::FirstSight)
     }
 
     fn is_closed(&self) -> bool {
@@ -306,27 +306,27 @@ mod tests {
     }
 
     #[test]
-    fn without_a_budget_everything_is_written_and_nothing_remembered() {
+    fn without_budget_every_page_is_admitted() {
         let mut admission = Admission::new(AdmissionMode::Auto, None, 100);
         let all = admission.decide(pages(0..50), 1 << 20, Duration::ZERO);
-        assert_eq!(all, Decision { pages: 50, shut: None });
+        assert_eq!(all, Decision { pages: 50, rejected: None });
         assert_eq!((admission.ghost_pages(), admission.available_bytes()), (0, None));
     }
 
     #[test]
-    fn a_sequence_that_comes_again_is_taken_as_far_as_it_is_known() {
+    fn second_put_is_admitted_as_far_as_known() {
         let mut admission = Admission::new(AdmissionMode::SecondSight, None, 100);
-        let first = Some(Shut::FirstSight);
+        let first = Some(AdmissionReject::FirstSight);
         let mut decide = |range| admission.decide(pages(range), 1, Duration::ZERO);
-        assert_eq!(decide(0..4), Decision { pages: 0, shut: first });
-        assert_eq!(decide(0..6), Decision { pages: 4, shut: first });
-        assert_eq!(decide(4..6), Decision { pages: 2, shut: None });
-        // What was taken and is evicted again is new again.
-        assert_eq!(decide(0..2), Decision { pages: 0, shut: first });
+        assert_eq!(decide(0..4), Decision { pages: 0, rejected: first });
+        assert_eq!(decide(0..6), Decision { pages: 4, rejected: first });
+        assert_eq!(decide(4..6), Decision { pages: 2, rejected: None });
+        // Pages that were admitted and evicted count as new.
+        assert_eq!(decide(0..2), Decision { pages: 0, rejected: first });
     }
 
     #[test]
-    fn what_is_behind_an_unknown_page_waits_for_it() {
+    fn pages_behind_an_unknown_page_are_refused() {
         let mut admission = Admission::new(AdmissionMode::SecondSight, None, 100);
         admission.decide(pages(5..9), 1, Duration::ZERO);
         assert_eq!(admission.decide(pages(4..9), 1, Duration::ZERO).pages, 0);
@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn the_ghost_list_forgets_what_is_out_of_its_reach() {
+    fn ghost_list_forgets_old_pages() {
         let mut admission = Admission::new(AdmissionMode::SecondSight, None, 100);
         for at in 0..1000 {
             admission.decide(pages(at..at + 1), 1, Duration::ZERO);
@@ -345,36 +345,36 @@ mod tests {
     }
 
     #[test]
-    fn auto_writes_through_while_there_is_plenty_and_then_looks_twice() {
+    fn auto_requires_second_sight_on_low_budget() {
         let budget = WriteBudget::per_day(24 * 1000);
         let mut admission = Admission::new(AdmissionMode::Auto, Some(budget), 10_000);
         assert_eq!(admission.available_bytes(), Some(500), "a restart is no gift of a bucket");
         assert_eq!(admission.policy(), AdmissionMode::WriteThrough);
-        // A bucket of 1000 bytes: what is seen twice may have the last quarter of it.
+        // A bucket of 1000 bytes: only pages seen twice may use its last quarter.
         let once = admission.decide(pages(100..1100), 1, HOUR);
-        assert_eq!(once, Decision { pages: 750, shut: Some(Shut::FirstSight) });
+        assert_eq!(once, Decision { pages: 750, rejected: Some(AdmissionReject::FirstSight) });
         assert_eq!(admission.policy(), AdmissionMode::SecondSight);
         let twice = admission.decide(pages(850..1200), 1, HOUR);
-        assert_eq!(twice, Decision { pages: 250, shut: Some(Shut::Budget) });
+        assert_eq!(twice, Decision { pages: 250, rejected: Some(AdmissionReject::Budget) });
         assert_eq!(admission.available_bytes(), Some(0));
         admission.give_back(7);
         assert_eq!(admission.available_bytes(), Some(7));
     }
 
     #[test]
-    fn a_budget_of_zero_takes_nothing_and_remembers_nothing() {
+    fn zero_budget_admits_and_remembers_nothing() {
         for mode in [AdmissionMode::Auto, AdmissionMode::WriteThrough, AdmissionMode::SecondSight] {
             let mut admission = Admission::new(mode, Some(WriteBudget::per_day(0)), 100);
             for hour in 0..3 {
                 let none = admission.decide(pages(0..5), 1, HOUR * hour);
-                assert_eq!(none, Decision { pages: 0, shut: Some(Shut::Budget) });
+                assert_eq!(none, Decision { pages: 0, rejected: Some(AdmissionReject::Budget) });
             }
             assert_eq!(admission.ghost_pages(), 0);
         }
     }
 
     #[test]
-    fn budgets_read_as_they_are_written() {
+    fn budgets_parse() {
         for (text, per_second) in [
             ("86400B/day", 1.0),
             ("2TB/day", 2e12 / 86_400.0),
@@ -410,9 +410,9 @@ mod tests {
     }
 
     proptest! {
-        /// Over any stretch of time, no more than the budget, one bucket, and a page.
+        /// Over any span of time, writes are within the budget plus one bucket and one page.
         #[test]
-        fn the_budget_holds_over_every_stretch(
+        fn budget_holds_over_every_span(
             puts in puts(),
             mode in prop_oneof![
                 Just(AdmissionMode::Auto),
@@ -429,7 +429,7 @@ mod tests {
                 now += put.wait_seconds;
                 let range = put.first..put.first + put.pages;
                 let decision = admission.decide(pages(range), page_bytes, Duration::from_secs(now));
-                prop_assert_eq!(decision.shut.is_none(), decision.pages as u64 == put.pages);
+                prop_assert_eq!(decision.rejected.is_none(), decision.pages as u64 == put.pages);
                 prop_assert!(admission.ghost_pages() <= 64);
                 written.push((now, decision.pages as u64 * page_bytes));
             }
@@ -444,10 +444,10 @@ mod tests {
             }
         }
 
-        /// Second sight is exact as long as nothing is forgotten: a page is taken if and only if it
-        /// and all before it in its put were refused before.
+        /// Second sight is exact while nothing is forgotten: a page is admitted if and only if it
+        /// and all pages before it in its put were refused before.
         #[test]
-        fn second_sight_is_what_it_says(puts in puts()) {
+        fn second_sight_is_exact(puts in puts()) {
             let mut admission = Admission::new(AdmissionMode::SecondSight, None, 1 << 16);
             let mut seen = HashSet::new();
             for put in puts {
@@ -461,9 +461,9 @@ mod tests {
             }
         }
 
-        /// A clock that goes back fills no bucket and breaks nothing.
+        /// A clock that goes back adds no budget.
         #[test]
-        fn a_clock_that_goes_back_gives_nothing(times in proptest::collection::vec(0..9u64, 1..40)) {
+        fn clock_going_back_adds_no_budget(times in proptest::collection::vec(0..9u64, 1..40)) {
             let budget = WriteBudget::per_day(24 * 100);
             let mut admission = Admission::new(AdmissionMode::WriteThrough, Some(budget), 8);
             let (mut taken, mut latest) = (0, 0);

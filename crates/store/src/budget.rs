@@ -1,38 +1,38 @@
-//! How the capacity is divided: whole segments, and what metadata can grow to at worst.
+//! Division of the capacity between whole segments and the worst case of the metadata.
 
 use crate::options::SEGMENT_BYTES_MIN;
 use crate::registry_file::RegistryFile;
 use ritornello_format::{Error, Result};
 
-/// Manifest, reservation log, lock and client files, and the files of the scope registry as long as its
-/// records take [`REGISTRY_MIN`].
+/// Bytes of the manifest, the reservation log, lock and client files, and the scope registry files
+/// while their records take [`REGISTRY_MIN`].
 const FIXED_METADATA: u64 = 1 << 20;
-/// The records of live scopes may take one part in this many of the capacity, within limits.
+/// The records of live scopes take at most one part in this many of the capacity, within limits.
 const REGISTRY_SHARE: u64 = 4096;
-/// They may always take this much: about a thousand scopes.
+/// Lower limit of their share: about a thousand scopes.
 const REGISTRY_MIN: u64 = 256 << 10;
-/// More is not needed for as many scopes as there may be.
+/// Upper limit of their share, which suffices for the maximum number of scopes.
 const REGISTRY_MAX: u64 = 32 << 20;
-/// The index may take one part in this many of the capacity.
+/// The index takes at most one part in this many of the capacity.
 const INDEX_SHARE: u64 = 32;
-/// The index is given at least this much.
+/// Lower limit of the index's share.
 const INDEX_MIN: u64 = 1 << 20;
-/// Growth stops when the file system would be left with less than this, or a fiftieth of it if
-/// that is less.
+/// Growth stops when the file system would have less than this left, or a fiftieth of it if that is
+/// less.
 const FLOOR: u64 = 1 << 30;
 
 /// The budget of a store, in allocated bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Budget {
-    /// Everything.
+    /// Total capacity.
     pub capacity: u64,
-    /// Bytes a segment.
+    /// Bytes per segment.
     pub segment_bytes: u64,
-    /// Segment files at most.
+    /// Maximum segment files.
     pub segments_max: u32,
-    /// What the index may take on disk.
+    /// Maximum bytes of the index on disk.
     pub index_bytes: u64,
-    /// What the records of live scopes may take in the registry.
+    /// Maximum bytes of the records of live scopes in the registry.
     pub registry_bytes: u64,
 }
 
@@ -40,8 +40,8 @@ impl Budget {
     /// Divides `capacity`.
     ///
     /// # Errors
-    /// `Invalid` if fewer than two segments fit beside the metadata, naming the least capacity,
-    /// or if the segment size is not a power of two from 1 MiB to 256 MiB.
+    /// `Invalid` if fewer than two segments fit beside the metadata, naming the least capacity, or
+    /// if the segment size is not a power of two from 1 MiB to 256 MiB.
     pub fn divide(capacity: u64, segment_bytes: u64) -> Result<Self> {
         if !segment_bytes.is_power_of_two()
             || !(SEGMENT_BYTES_MIN..=crate::options::SEGMENT_BYTES).contains(&segment_bytes)
@@ -66,16 +66,16 @@ impl Budget {
         // The limit is the width of a segment number.
         let segments_max = segments.min((1 << 24) - 1) as u32;
         let registry_bytes = (capacity / REGISTRY_SHARE).clamp(REGISTRY_MIN, REGISTRY_MAX);
-        // A larger registry takes from the index, so that the segments are as many as ever.
+        // A larger registry reduces the share of the index, not the number of segments.
         let index_bytes = index_share
             - (RegistryFile::bytes_max(registry_bytes) - RegistryFile::bytes_max(REGISTRY_MIN));
         Ok(Self { capacity, segment_bytes, segments_max, index_bytes, registry_bytes })
     }
 
-    /// Segments each directory may hold that `existing` names the segments of; `None` is one that
-    /// is to hold none. As even as can be without taking a segment from a directory while there is
-    /// room in the budget: who has fewest gets more, and where there are too many, who has most
-    /// gives some up.
+    /// Maximum segments of each directory. `existing` has their present numbers, or `None` for a
+    /// directory that shall hold none. The division is as even as possible without removing
+    /// segments while there is budget: directories with the fewest get more, and above the budget
+    /// those with the most give some up.
     #[must_use]
     pub fn shares(&self, existing: &[Option<u32>]) -> Vec<u32> {
         let mut shares: Vec<u32> = existing.iter().map(|there| there.unwrap_or(0)).collect();
@@ -86,7 +86,7 @@ impl Budget {
         if active.is_empty() {
             return shares;
         }
-        // Level by level: at most as many steps as there are directories.
+        // One level per step: at most as many steps as there are directories.
         while sum(&shares) != most {
             let total = sum(&shares);
             let grow = total < most;
@@ -118,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_parts_never_exceed_the_whole() {
+    fn parts_never_exceed_the_capacity() {
         for capacity in [4 << 20, 9 << 20, 1 << 30, 200 << 30, 1 << 50] {
             for segment_bytes in [1 << 20, 16 << 20, 256 << 20] {
                 let Ok(budget) = Budget::divide(capacity, segment_bytes) else { continue };
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn shares_are_as_even_as_what_is_there_lets_them_be() {
+    fn shares_are_as_even_as_possible() {
         let budget = |segments_max| Budget {
             capacity: 0,
             segment_bytes: 1 << 20,
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn too_small_a_capacity_is_told_what_would_do() {
+    fn too_small_capacity_names_the_least() {
         for segment_bytes in [1 << 20, 256 << 20] {
             let error = Budget::divide(2 << 20, segment_bytes).unwrap_err();
             let least =

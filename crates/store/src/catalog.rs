@@ -1,40 +1,39 @@
-//! The questions the owner of a store answers. Payload never passes through here.
+//! The calls that the owner of a store answers. Payload never passes through here.
 
-use crate::engine::Reshape;
+use crate::core::CapacityChange;
 use crate::stats::CatalogStats;
 use ritornello_format::{Place, Result, Scope, ScopeId, ScopeSettings, ScopeSlot};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
-/// A registered scope, as short as every call needs it.
+/// A reference to a registered scope, with what every call needs of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ScopeRef {
-    /// Digest of its identity.
+    /// Digest of the scope's identity.
     pub id: ScopeId,
-    /// Its slot: goes stale when the scope is dropped.
+    /// Its slot, which goes stale when the scope is dropped.
     pub slot: ScopeSlot,
-    /// Bytes a page.
+    /// Bytes per page.
     pub page_bytes: u64,
     /// Whether keys commit to all keys before them.
     pub chained: bool,
-    /// How pages that are put are encoded: the number that a slice records.
+    /// Codec of pages that are put: the number recorded with each slice.
     pub codec: u8,
 }
 
-/// A lease's name, in this owner's lifetime. Zero is no lease.
+/// Number of a lease, valid for this owner's lifetime. Zero is the null lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 pub struct LeaseNumber(pub u64);
 
-/// Pages that are leased with one call at most, each scope's counted: nobody else is answered
-/// meanwhile.
-pub const LEASED_AT_ONCE: usize = 1 << 22;
+/// Maximum pages leased by one call, counted in every scope; the call delays all others.
+pub const LEASE_PAGES_MAX: usize = 1 << 22;
 
-/// The longest reusable prefix, readable until its lease is released or runs out.
+/// The longest reusable prefix, readable until its lease is released or expires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Leased {
-    /// Leading pages that are there, as far as they are leased.
+    /// Leading pages that are present and leased.
     pub pages: usize,
-    /// Keeps them readable; zero if there are none.
+    /// Keeps them readable; the null lease if there are none.
     pub lease: LeaseNumber,
 }
 
@@ -43,119 +42,119 @@ pub struct Leased {
 pub struct LocatedRun {
     /// Where the run lies.
     pub place: Place,
-    /// First page, counted in the run.
+    /// First page, as an index into the run.
     pub first: u32,
     /// Number of pages.
     pub pages: u32,
-    /// Position of the first page in the keys asked for.
+    /// Position of the first page in the requested keys.
     pub at: u32,
 }
 
-/// Where the leading pages of some keys lie, under a lease of their own.
+/// Where the leading pages of the requested keys lie, under a lease of their own.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Located {
-    /// To be released when the bytes have been read.
+    /// To be released after the bytes were read.
     pub lease: LeaseNumber,
     /// In key order; in a chained scope without gaps from the first key on.
     pub runs: Vec<LocatedRun>,
 }
 
-/// A scope that the store knows, and what it holds.
+/// A registered scope and its contents.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct HeldScope {
-    /// Its slot: slots are given in the order in which scopes are registered.
+pub struct ScopeListing {
+    /// Its slot: slots are assigned in order of registration.
     pub slot: ScopeSlot,
     /// Its description.
     pub scope: Scope,
-    /// Pages.
+    /// Number of pages.
     pub pages: u64,
-    /// Bytes on disk, headers and padding too.
+    /// Bytes on disk, including headers and padding.
     pub bytes: u64,
 }
 
 /// Keys of some pages of a scope.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct HeldKeys {
+pub struct KeyListing {
     /// The keys, run by run, oldest run first.
     pub keys: Vec<Vec<u8>>,
-    /// Generation of the last run that was looked at; zero if there is none behind it.
+    /// Generation of the last run examined; zero if no run follows.
     pub last: u64,
 }
 
 /// One run of a reservation: the caller writes it, header and pages, and commits.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReservedRun {
-    /// Where to write; `header_checksum` is the caller's to find out.
+    /// Where to write; the caller computes `header_checksum`.
     pub place: Place,
-    /// Position of its first page in the keys given.
+    /// Position of its first page in the given keys.
     pub at: u32,
     /// Number of pages.
     pub pages: u32,
 }
 
-/// What a put asks for its pages besides their keys.
+/// What a put requests besides its keys.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Wanted {
-    /// Units that each page takes on disk, one a key; empty: as many as the scope's pages are long.
-    /// A run's pages all take as many as its longest.
+pub struct ReserveRequest {
+    /// Units of each page on disk, one entry per key; empty for unencoded pages. All pages of a run
+    /// take as many as its longest.
     pub page_units: Vec<u32>,
-    /// Slices a page; zero is one.
+    /// Slices per page; zero means one.
     pub slices_per_page: u16,
-    /// Seconds since 1970 until which the pages, those that are there already included, are not to
-    /// be evicted: see [`crate::Terms::retain_until`]. Zero: they are ordinary.
+    /// Seconds since 1970 until which the pages, including those present, shall not be evicted: see
+    /// [`crate::PutOptions::retain_until`]. Zero for no retention.
     pub retain_until: u64,
-    /// How long the owner may wait for space to be reclaimed.
-    pub patience: Duration,
-    /// Whether the caller flushes when all parts of its put are committed, so that no part need be
-    /// durable by itself.
+    /// Maximum time that the owner waits for space.
+    pub timeout: Duration,
+    /// Whether the caller flushes after all parts of its put are committed, so that a part need not
+    /// be durable by itself.
     pub flushed_later: bool,
 }
 
-/// Space for the pages of a put that are not there yet.
+/// Space for the missing pages of a put.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Reserved {
-    /// The reservation's name, to commit or abort; zero if `runs` is empty.
+    /// Number of the reservation, to commit or abort; zero if `runs` is empty.
     pub id: u64,
     /// The store's identity, for the run headers.
     pub store: [u8; 16],
-    /// In key order. Keys in no run are in the store already, or behind `refused`.
+    /// In key order. Keys in no run are stored already, or follow the point of `refused`.
     pub runs: Vec<ReservedRun>,
     /// Leading pages in the store at the time of the call.
     pub present: usize,
-    /// Why some pages got no space, if so.
+    /// Why some pages got no space, if any.
     pub refused: Option<Refusal>,
-    /// Whether a put is not done in this store before it is durable.
+    /// Whether this store acknowledges a put only when it is durable.
     pub durable: bool,
 }
 
-/// What a put came to.
+/// The result of a commit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Committed {
-    /// Leading pages of it that are now stored.
+    /// Leading pages of the put that are stored now.
     pub stored: usize,
-    /// Why runs that were written are not visible, if the index is to blame. (Otherwise somebody
-    /// stored their pages meanwhile, or what they hang behind is gone.)
+    /// Why written runs are not visible, if the index refused them. (Otherwise another put stored
+    /// their pages meanwhile, or the pages they follow are gone.)
     pub refused: Option<Refusal>,
 }
 
-/// Why a page was not taken.
+/// Why a page was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Refusal {
-    /// Everything is leased or being written, and the budget or the floor is reached.
+    /// All space is leased or being written, and the budget or the free-space floor is reached.
     NoSpace,
     /// The deadline passed while space was being reclaimed.
     Deadline,
     /// The index has reached its share of the budget.
     Metadata,
-    /// The scope's quota is used up, and what is there may not be evicted.
+    /// The scope's quota is used up by pages that may not be evicted.
     Quota,
-    /// They were put for the first time, and admission waits for the second.
+    /// First put of the pages, while admission requires a second.
     Admission,
     /// The write budget is used up.
     WriteBudget,
     /// The index has reached its memory ceiling.
     IndexMemory,
-    /// They are stored in a volume or segment that is away.
+    /// The pages are stored in a volume or segment that is away.
     Unavailable,
 }
 
@@ -176,43 +175,42 @@ impl Refusal {
     }
 }
 
-/// What the owner of a store answers, to its own process or, through a socket, to others.
+/// The owner's calls, made in its own process or through a socket.
 ///
-/// Keys are the engine's block hashes in sequence order. A stale [`ScopeRef`] is answered with
+/// Keys are the inference engine's block hashes in sequence order. A stale [`ScopeRef`] fails with
 /// `Retry`: resolve the scope again.
 pub trait Catalog: Send + Sync {
-    /// The scope's reference; `None` if it is unknown and `create` is false.
+    /// Returns the scope's reference, or `None` if it is unknown and `create` is false.
     ///
     /// # Errors
-    /// `Fatal` if a stored scope has the same digest and is another one; `Miss` if it is to be made,
-    /// and the registry is full of scopes that hold pages.
+    /// `Fatal` if another scope with the same digest is stored; `Miss` if the scope is new and the
+    /// registry is full of scopes that hold pages.
     fn resolve(&self, scope: &Scope, create: bool) -> Result<Option<ScopeRef>>;
-    /// Sets what is to hold for a scope, durably: what is not named goes back to the default. A
-    /// quota below what the scope holds evicts from it at once. References go stale if the codec
-    /// changes.
+    /// Changes the settings of a scope, durably; fields not given return to the default. A quota
+    /// below what the scope holds evicts at once. References go stale if the codec changes.
     ///
     /// # Errors
-    /// `Invalid` for a codec that the scope's numbers do not suit, or more to retain than the quota.
+    /// `Invalid` for a codec that does not suit the scope's numbers, or more retention than quota.
     fn configure(&self, scope: ScopeRef, settings: &ScopeSettings) -> Result<()>;
-    /// Number of leading pages that are there.
+    /// Returns the number of leading pages present.
     fn probe(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<usize>;
-    /// Like `probe`, with a lease for `ttl`; counts as a use of the pages. Of several scopes: the
-    /// leading pages that all of them have. In one scope whose keys do not chain the lease keeps
-    /// every page that is there. Pages that exceed the client's share of the store are left out, from
-    /// the first such page on.
+    /// Like `probe`, with a lease for `ttl`; counts as a use of the pages. With several scopes: the
+    /// leading pages present in all of them. In a single unchained scope the lease covers every
+    /// page present. Pages that exceed the client's share of the store are left out, from the first
+    /// such page on.
     ///
     /// # Errors
-    /// `Retry` if the first page exceeds it, or there are too many leases. `Invalid` for more than [`LEASED_AT_ONCE`] pages, counted in every scope.
+    /// `Retry` if the first page exceeds the share, or there are too many leases. `Invalid` for
+    /// more than [`LEASE_PAGES_MAX`] pages, counted in every scope.
     fn lease(&self, scopes: &[ScopeRef], keys: &[&[u8]], ttl: Duration) -> Result<Leased>;
-    /// Ends a lease; an unknown one (timed out, another owner's) is ended already.
+    /// Ends a lease. Unknown leases (expired, or another owner's) are ignored.
     fn release(&self, lease: LeaseNumber) -> Result<()>;
-    /// Where the leading pages lie, under a short lease that does not count for the client's share;
-    /// in a scope whose keys do not chain, where
-    /// any of them lie.
+    /// Returns where the leading pages lie (in an unchained scope, all pages present), under a
+    /// short lease that does not count for the client's share.
     fn locate(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<Located>;
-    /// Which pages are there, each by itself.
+    /// Returns which pages are present, each by itself.
     fn exists(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<Vec<bool>>;
-    /// Space for the pages that are missing.
+    /// Reserves space for the missing pages.
     ///
     /// # Errors
     /// `Invalid` for malformed or duplicate keys.
@@ -221,34 +219,41 @@ pub trait Catalog: Send + Sync {
         scope: ScopeRef,
         keys: &[&[u8]],
         parent: Option<&[u8]>,
-        wanted: &Wanted,
+        request: &ReserveRequest,
     ) -> Result<Reserved>;
-    /// Makes runs visible: one entry a reserved run, its header checksum, or `None` if it could
-    /// not be written.
+    /// Makes runs visible. `written` has one entry per reserved run: its header checksum, or `None`
+    /// if it could not be written.
     fn commit(&self, reservation: u64, written: &[Option<u64>]) -> Result<Committed>;
-    /// Gives a reservation back unwritten; an unknown one is gone already.
+    /// Releases a reservation unwritten. Unknown reservations are ignored.
     fn abort(&self, reservation: u64) -> Result<()>;
-    /// Says that page `key` of the run of `generation` could not be believed: it is removed and
-    /// its space quarantined.
-    fn distrust(&self, scope: ScopeRef, key: &[u8], generation: u64, reason: &str) -> Result<()>;
-    /// Counts as a use of the leading pages; returns their number.
+    /// Reports that page `key` of the run of `generation` failed verification. If the owner
+    /// confirms it, the page is removed and its space quarantined.
+    fn report_corruption(
+        &self,
+        scope: ScopeRef,
+        key: &[u8],
+        generation: u64,
+        reason: &str,
+    ) -> Result<()>;
+    /// Records a use of the leading pages. Returns their number.
     fn touch(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<usize>;
-    /// Removes pages (in chained scopes with all behind them); returns how many of `keys` were
-    /// there.
+    /// Removes pages (in chained scopes with all pages behind them). Returns how many of `keys`
+    /// were present.
     fn delete(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<usize>;
-    /// Forgets a scope and its pages, durably at once. The bytes stay until overwritten.
+    /// Drops a scope and its pages, durably at once. The bytes stay on disk until overwritten.
     fn drop_scope(&self, scope: ScopeRef) -> Result<()>;
-    /// Scopes from this slot on, in slot order, as many as make one answer; none: there are no more.
-    fn scopes(&self, from: ScopeSlot) -> Result<Vec<HeldScope>>;
-    /// Keys of whole runs whose generation is greater than `after`, until there are `limit` keys.
-    /// It reads run headers: what cannot be read is left out.
-    fn keys(&self, scope: ScopeRef, after: u64, limit: u32) -> Result<HeldKeys>;
-    /// Changes capacity or directories; see [`Engine::reshape`](crate::Engine::reshape).
-    fn reshape(&self, change: &Reshape) -> Result<()>;
-    /// Drops every scope.
+    /// Lists scopes from a slot on, in slot order, as many as fit one answer; an empty list ends
+    /// the listing.
+    fn scopes(&self, from: ScopeSlot) -> Result<Vec<ScopeListing>>;
+    /// Lists keys of whole runs with a generation above `after`, until there are `limit` keys.
+    /// Reads run headers, and skips those that cannot be read.
+    fn keys(&self, scope: ScopeRef, after: u64, limit: u32) -> Result<KeyListing>;
+    /// Changes capacity or directories; see [`StoreCore::change_capacity`](crate::StoreCore::change_capacity).
+    fn change_capacity(&self, change: &CapacityChange) -> Result<()>;
+    /// Drops all scopes.
     fn clear(&self) -> Result<()>;
-    /// Everything committed before survives power loss.
+    /// Makes everything committed before durable.
     fn flush(&self) -> Result<()>;
-    /// Figures.
+    /// Returns the owner's statistics.
     fn stats(&self) -> Result<CatalogStats>;
 }

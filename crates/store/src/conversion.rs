@@ -1,14 +1,14 @@
-//! Which index a store has, and giving it another one.
+//! The index of a store, and its conversion to another backend.
 //!
-//! The manifest names the index that counts. Another one is made beside it, whole and durable; then
-//! the manifest is replaced, which is one rename; then the old one's files go. Whatever ends this
-//! half-way leaves one index that counts and files that do not, which the next owner removes.
+//! The manifest names the index in use. A new index is built beside it, complete and durable; then
+//! the manifest is replaced by one rename, and the old index's files are removed. An interruption
+//! at any point leaves one index in use and unused files, which the next owner removes.
 
 use crate::budget::Budget;
 use crate::directory::Directory;
 use crate::memory;
 use crate::options::IndexKind;
-use crate::volumes::Whereabouts;
+use crate::volumes::VolumeState;
 use ritornello_format::{Error, ErrorKind, Manifest, Result};
 use ritornello_index::{Backend, Copied, MemoryIndex, PrefixIndex, RunIndex, RunOptions, copy};
 use ritornello_medium::Medium;
@@ -19,40 +19,39 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Unless a user says otherwise, the index may have one part in this many of the process's memory.
+/// By default the index may use one part in this many of the process's memory.
 const MEMORY_SHARE: u64 = 4;
 
-/// What [`convert_index`] did.
+/// The result of [`convert_index`].
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Conversion {
-    /// The index that the store had.
+    /// The old index.
     pub from: String,
-    /// The one it has now.
+    /// The new index.
     pub to: String,
-    /// Runs that were copied.
+    /// Runs copied.
     pub runs: u64,
     /// Their pages.
     pub pages: u64,
-    /// Runs that did not add up and were left behind.
+    /// Invalid runs that were not copied.
     pub runs_dropped: u64,
-    /// Files of the old index.
+    /// Bytes of the old index's files.
     pub disk_bytes_before: u64,
-    /// Files of the new one.
+    /// Bytes of the new index's files.
     pub disk_bytes: u64,
-    /// Memory of the new one, as it was made.
+    /// Memory of the new index after the conversion.
     pub memory_bytes: u64,
-    /// How long it took.
+    /// Duration.
     pub seconds: f64,
 }
 
-/// Gives the store in `dir` the index `to`; `index_memory` as in
+/// Converts the store in `dir` to the index `to`; `index_memory` as in
 /// [`Options`](crate::Options::index_memory). The caller holds the directory's lock. `progress`
-/// hears how many runs are copied, and of how many.
+/// receives the number of runs copied and the total.
 ///
 /// # Errors
-/// `Invalid` where there is no store, for an index that is not compiled in or does not outlive its
-/// process, or if the catalogue is too large for the new index; those of the file system. The store
-/// has its old index then.
+/// `Invalid` if there is no store, for an index that is not compiled in or not persistent, or if
+/// the runs do not fit the new index; those of the file system. The store keeps its old index then.
 pub fn convert_index(
     medium: Arc<dyn Medium>,
     dir: &Path,
@@ -67,7 +66,7 @@ pub fn convert_index(
     convert(&medium, &directory, &mut manifest, to, index_memory, progress)
 }
 
-/// The same, where the manifest is known. It is changed.
+/// Like [`convert_index`], with a known manifest, which is updated.
 pub(crate) fn convert(
     medium: &Arc<dyn Medium>,
     directory: &Directory,
@@ -87,7 +86,8 @@ pub(crate) fn convert(
     }
     let (index, budget) =
         (directory.index(), Budget::divide(manifest.capacity, manifest.segment_bytes)?);
-    // Before files go: a conversion that was cut off may have changed one of the two manifests.
+    // Before files are removed: an interrupted conversion may have changed one of the two
+    // manifests.
     directory.write_manifest(manifest)?;
     tidy(medium.as_ref(), directory, from)?;
     let mut done = Conversion {
@@ -98,9 +98,9 @@ pub(crate) fn convert(
     if from == to {
         return Ok(done);
     }
-    // A former owner may have died before its data was durable, and the new index will be.
-    let found = directory.whereabouts(manifest);
-    if let Some(why) = found.iter().find_map(Whereabouts::absence) {
+    // A former owner may have died before its data was durable, and the new index will be durable.
+    let found = directory.volume_states(manifest);
+    if let Some(why) = found.iter().find_map(VolumeState::absence) {
         return Err(Error::invalid(
             "the index cannot be converted while a volume is away: mount it, or give it up with \
              `ritornello paths forget`",
@@ -120,7 +120,7 @@ pub(crate) fn convert(
     })();
     let refused = |error: io::Error| Error::retry("the new index could not be kept").because(error);
     if let Err(error) = made {
-        // What cannot be removed now is removed by the next owner.
+        // Files that cannot be removed now are removed by the next owner.
         let _ = backend(to).remove(medium.as_ref(), &index);
         return Err(error.with("from", from.word()).with("to", to.word()));
     }
@@ -142,7 +142,7 @@ pub(crate) fn convert(
     Ok(done)
 }
 
-/// Copies everything, and checks that it is everything.
+/// Copies all runs, and checks that none is missing.
 fn copy_all(
     old: &dyn PrefixIndex,
     new: &dyn PrefixIndex,
@@ -151,7 +151,7 @@ fn copy_all(
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<()> {
     let before = old.stats();
-    // What was there fitted its budget; the new one may need a moment to fit it.
+    // The old index fits its budget; the new one may exceed it temporarily.
     new.set_budget(u64::MAX);
     progress(0, before.runs);
     let copied = copy(old, new, &|| Ok(()), &mut |runs| progress(runs, before.runs));
@@ -179,7 +179,7 @@ fn copy_all(
     Ok(())
 }
 
-/// Removes the files of every index but `kept`: what a conversion left that did not come to its end.
+/// Removes the files of every index but `kept`, which an interrupted conversion left.
 pub(crate) fn tidy(medium: &dyn Medium, directory: &Directory, kept: IndexKind) -> Result<()> {
     for other in [Backend::Run, Backend::Lsm].into_iter().filter(|other| *other != backend(kept)) {
         let removed = other.remove(medium, &directory.index()).map_err(|error| {
@@ -199,7 +199,7 @@ pub(crate) fn tidy(medium: &dyn Medium, directory: &Directory, kept: IndexKind) 
     Ok(())
 }
 
-/// The index in `dir`. Without `clean` its files may be in the page cache only.
+/// Opens the index in `dir`. Unless `clean`, its files may be in the page cache only.
 pub(crate) fn open_index(
     medium: &Arc<dyn Medium>,
     dir: &Path,
@@ -220,7 +220,7 @@ pub(crate) fn open_index(
             Arc::new(RunIndex::open(Arc::clone(medium), dir, options)?)
         }
         IndexKind::Memory => Arc::new(MemoryIndex::new()),
-        // With RocksDB's own I/O, beside the medium.
+        // RocksDB does its own I/O beside the medium.
         #[cfg(feature = "lsm")]
         IndexKind::Lsm => {
             let options = ritornello_index::LsmOptions::within(budget.index_bytes);

@@ -1,13 +1,13 @@
 //! The directory of a store: its files besides segments and index, and how they are replaced.
 //!
 //! ```text
-//! MANIFEST        what the store is          replaced whole at every open and clean close
+//! MANIFEST        the store's description     replaced completely at every open and clean close
 //! MANIFEST.copy   the same, written first
-//! SCOPES          the scope registry         appended, replaced whole when much of it is dead
-//! RESERVATIONS    space clients write to     appended, cut when nothing is outstanding
-//! policy.toml     what is permitted here     written by people only, see `policy`
+//! SCOPES          the scope registry          appended, replaced when much of it is dead
+//! RESERVATIONS    space clients write to      appended, cut when nothing is outstanding
+//! policy.toml     permissions                 written by operators only, see `policy`
 //! index/          the index backend's own
-//! segments/       VOLUME, seg-000000 ...     or in the directories of `paths`, see `volumes`
+//! segments/       VOLUME, seg-000000 ...      or in the directories of `paths`, see `volumes`
 //! ```
 
 use crate::budget::Budget;
@@ -24,7 +24,7 @@ use std::io;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
-/// Names that may lie in a directory without making it foreign.
+/// Names that may exist in a store's directory.
 const OURS: [&str; 15] = [
     MANIFEST,
     "MANIFEST.new",
@@ -43,12 +43,12 @@ const OURS: [&str; 15] = [
     LOST_AND_FOUND,
 ];
 
-/// Lies in the root of every ext4 file system.
+/// Exists in the root of every ext4 file system.
 pub(crate) const LOST_AND_FOUND: &str = "lost+found";
 
 const MANIFEST: &str = "MANIFEST";
 /// Written before `MANIFEST`, so it is never the older of the two: an owner that opens by the copy
-/// uses no epoch a second time.
+/// does not reuse an epoch.
 const MANIFEST_COPY: &str = "MANIFEST.copy";
 
 pub(crate) const SCOPES: &str = "SCOPES";
@@ -56,7 +56,7 @@ const RESERVATIONS: &str = "RESERVATIONS";
 
 /// The volume of a store without `paths`.
 const SEGMENTS: &str = "segments";
-/// Volumes at most, those that are no more included.
+/// Maximum volumes, including those no longer used.
 pub(crate) const VOLUMES_MAX: usize = 256;
 
 /// The files of one store.
@@ -73,8 +73,8 @@ impl Directory {
         Self { medium, path: path.to_owned() }
     }
 
-    /// The manifest, or its copy if the manifest is damaged or cannot be read; `None` where no
-    /// store was made yet.
+    /// Reads the manifest, or its copy if the manifest is damaged or unreadable; `None` if no store
+    /// exists.
     ///
     /// # Errors
     /// `Invalid` for another format version, and for a directory that holds other things; `Fatal`
@@ -86,8 +86,8 @@ impl Directory {
             decoded.map_err(|error| error.with("file", name))
         };
         let bytes = self.read_in(&self.path, MANIFEST);
-        // Without file handles or memory nothing is known of the manifest, and the copy may say what
-        // never came to be.
+        // Without file handles or memory the state of the manifest is unknown, and the copy may
+        // hold a change that never took effect.
         let is_of_the_disk = |error: &io::Error| error.raw_os_error().is_some_and(is_damage);
         if bytes.as_ref().is_err_and(|error| !is_of_the_disk(error)) {
             return decode(MANIFEST, bytes);
@@ -135,8 +135,8 @@ impl Directory {
         }
     }
 
-    /// What holds where MANIFEST was absent and its copy is there. A process that makes the store
-    /// writes the copy first, and MANIFEST, in epoch 0, before the copy of a later epoch.
+    /// Decides what holds if MANIFEST is absent and its copy exists. A process that creates the
+    /// store writes the copy first, and MANIFEST, in epoch 0, before the copy of a later epoch.
     fn manifest_behind(&self, copy: Manifest) -> Result<Manifest> {
         if let Some(bytes) = self.read(MANIFEST)? {
             let decoded = Manifest::decode(&bytes);
@@ -149,17 +149,17 @@ impl Directory {
         Ok(copy)
     }
 
-    /// Makes the manifest of a new store, or returns the stored one. What `options` say differently is
-    /// logged: the owner of a store decides.
+    /// Creates the manifest of a new store, or returns the stored one. Logs differences between it
+    /// and `options`: the owner of a store decides.
     ///
     /// # Errors
-    /// `Invalid` for another format, and where the options are not enough to make a store.
+    /// `Invalid` for another format, and if the options do not suffice to create a store.
     pub fn manifest_for(&self, options: &Options) -> Result<Manifest> {
         self.manifest_as(options, Self::differences)
     }
 
-    /// Likewise for an owner, which will resize the store to the capacity that `options` name, and
-    /// convert its index.
+    /// Like [`Self::manifest_for`], for an owner that will resize the store to the capacity in
+    /// `options` and convert its index.
     pub(crate) fn manifest_to_resize(&self, options: &Options) -> Result<Manifest> {
         self.manifest_as(options, Self::lasting_differences)
     }
@@ -181,8 +181,8 @@ impl Directory {
         Ok(stored)
     }
 
-    /// What `options` say that does not hold, one sentence each, for a process that does not own the
-    /// store.
+    /// Describes the `options` that do not apply, one sentence each, for a process that does not
+    /// own the store.
     fn differences(&self, options: &Options, stored: &Manifest) -> Result<Vec<String>> {
         let mut differences = self.lasting_differences(options, stored)?;
         if let Some(given) = options.capacity.filter(|given| *given != stored.capacity) {
@@ -203,7 +203,7 @@ impl Directory {
         Ok(differences)
     }
 
-    /// Likewise, for an owner.
+    /// Like [`Self::differences`], for an owner.
     fn lasting_differences(&self, options: &Options, stored: &Manifest) -> Result<Vec<String>> {
         let mut differences = Vec::new();
         if let Some(given) = options.segment_bytes.filter(|given| *given != stored.segment_bytes) {
@@ -227,9 +227,8 @@ impl Directory {
         Ok(differences)
     }
 
-    /// The manifest of a store that is to be made. A creation that did not come to its end begins anew,
-    /// under the same identity, because directories may carry it already; `begun` says what `options`
-    /// leave out.
+    /// The manifest of a new store. An interrupted creation starts anew under the same identity,
+    /// because directories may carry it already; `begun` supplies what `options` leave out.
     fn new_manifest(&self, options: &Options, begun: Option<Manifest>) -> Result<Manifest> {
         let begun = begun.as_ref();
         let capacity = options.capacity.or(begun.map(|begun| begun.capacity)).ok_or_else(|| {
@@ -262,13 +261,13 @@ impl Directory {
         Ok(manifest)
     }
 
-    /// Whether `bytes` more fit into the volumes of a store as far as those are in memory: each has
-    /// its share of them.
+    /// Checks that `bytes` more fit into the volumes of a store that are in memory: each holds its
+    /// share of them.
     pub(crate) fn check_memory(&self, manifest: &Manifest, bytes: u64) -> Result<()> {
         let dirs = manifest.directories(&self.path);
         let share = bytes / (dirs.len() as u64).max(1);
         for dir in dirs {
-            // One that is not made yet will be where its parent is.
+            // A directory that does not exist yet will be on the file system of its parent.
             let room = dir.ancestors().find_map(|dir| self.medium.room(dir).ok());
             let fits = room.map_or(Ok(()), |room| check_memory(&room, share));
             fits.map_err(|error| error.with("dir", dir.display()))?;
@@ -295,7 +294,7 @@ impl Directory {
         .with("paths", format!("{:?}", options.paths)))
     }
 
-    /// Those of a store that is to be made: none may hold segments, which were another store's.
+    /// The volumes of a new store: none may hold segments, which would be another store's.
     fn new_volumes(&self, options: &Options, uuid: [u8; 16]) -> Result<Vec<VolumeRecord>> {
         let volumes = self.volumes(options)?;
         for dir in volumes.iter().map(|volume| self.path.join(&volume.dir)) {
@@ -322,8 +321,8 @@ impl Directory {
         Ok(volumes)
     }
 
-    /// The directory that a volume's name leads to, links and `..` resolved as far as it exists: two
-    /// names of one directory come to the same.
+    /// Resolves the directory of a volume's name, with links and `..` as far as it exists, so that
+    /// two names of one directory compare equal.
     pub(crate) fn real(&self, name: &str) -> PathBuf {
         let path = self.path.join(name);
         let there =
@@ -339,10 +338,10 @@ impl Directory {
         resolved
     }
 
-    /// What the manifest calls the volume in the directory `path`.
+    /// The name in the manifest of the volume in the directory `path`.
     pub(crate) fn volume_name(&self, path: &Path) -> Result<String> {
         let path = std::path::absolute(path).map_err(|e| self.refused(e))?;
-        // Components: without what a trailing slash or a dot adds.
+        // Components drop a trailing slash and dots.
         let path: PathBuf = path.components().collect();
         if path == self.path.join(SEGMENTS) {
             return Ok(SEGMENTS.to_owned());
@@ -352,8 +351,7 @@ impl Directory {
             .ok_or_else(|| Error::invalid("paths must be UTF-8").with("path", path.display()))
     }
 
-    /// Whether the store has the paths that `options` name. Those that are being drained may be named or
-    /// not.
+    /// Whether the store has the paths in `options`. Paths being drained may be named or not.
     fn has_paths(&self, options: &Options, stored: &Manifest) -> Result<bool> {
         let given: BTreeSet<PathBuf> =
             self.volumes(options)?.iter().map(|volume| self.real(&volume.dir)).collect();
@@ -366,22 +364,22 @@ impl Directory {
     /// Replaces both copies of the manifest, durably.
     ///
     /// # Errors
-    /// Those of the file system, with advice: the old manifest holds. `Fatal` if either of the two may
-    /// hold after the next opening.
+    /// Those of the file system, with advice: the old manifest holds. `Fatal` if the next opening
+    /// may find either of the two.
     pub fn write_manifest(&self, manifest: &Manifest) -> Result<()> {
         let bytes = manifest.encode();
         self.replace(MANIFEST_COPY, &bytes)?;
         let Err(error) = self.replace(MANIFEST, &bytes) else { return Ok(()) };
-        // Without room or file handles the copy must not stay ahead.
+        // Without space or file handles the copy must not stay ahead of the manifest.
         let restored = error.kind() != ErrorKind::Fatal
             && self
                 .read(MANIFEST)
                 .is_ok_and(|old| old.is_some_and(|old| self.replace(MANIFEST_COPY, &old).is_ok()));
-        Err(if restored { error } else { self.unsure(MANIFEST).because(error) })
+        Err(if restored { error } else { self.uncertain_error(MANIFEST).because(error) })
     }
 
-    /// The scope registry; an absent one is empty and not whole, one that is damaged or whose scopes
-    /// have ids of another version is `None`.
+    /// Reads the scope registry. An absent one is empty and not whole; a damaged one, or one whose
+    /// scopes have ids of another version, is `None`.
     ///
     /// # Errors
     /// Those of the file system, and `Invalid` for another format.
@@ -402,7 +400,8 @@ impl Directory {
         }
     }
 
-    /// Replaces the scope registry by the file `bytes`, durably. Returns the new file, to append to.
+    /// Replaces the scope registry by the file `bytes`, durably. Returns the new file, to append
+    /// to.
     ///
     /// # Errors
     /// As of [`Directory::write_manifest`].
@@ -410,7 +409,7 @@ impl Directory {
         self.replace(SCOPES, bytes)
     }
 
-    /// The bytes of the reservation log.
+    /// Reads the reservation log.
     ///
     /// # Errors
     /// Those of the file system, with advice.
@@ -418,24 +417,24 @@ impl Directory {
         Ok(self.read(RESERVATIONS)?.unwrap_or_default())
     }
 
-    /// Replaces the reservation log by `records`. Returns the file to append to: the one that was
-    /// renamed, because opening it again by its name could fail and leave the caller with a file
-    /// that no next owner reads. The directory is not synced, for the same reason, and need not be:
-    /// power loss ends the clients too.
+    /// Replaces the reservation log by `records`. Returns the renamed file, to append to: opening
+    /// it again by its name could fail and leave the caller with a file that no next owner reads.
+    /// For the same reason the directory is not synced, which is not needed either: a power loss
+    /// ends the clients too.
     ///
     /// # Errors
-    /// Those of the file system, with advice: the old log is in its place.
+    /// Those of the file system, with advice: the old log remains in place.
     pub fn replace_reservation_log(&self, records: &[u8]) -> Result<Arc<dyn MediumFile>> {
         let replaced = self.rename_over(&self.path, RESERVATIONS, records);
         replaced.map_err(|error| self.refused(error).with("file", RESERVATIONS))
     }
 
-    /// The directory itself.
+    /// The path of the directory.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Where the index keeps its files.
+    /// The directory of the index's files.
     #[must_use]
     pub fn index(&self) -> PathBuf {
         self.path.join("index")
@@ -445,7 +444,7 @@ impl Directory {
         self.read_in(&self.path, name).map_err(|error| self.refused(error).with("file", name))
     }
 
-    /// A file of `dir`, whole; `None` if it is absent.
+    /// Reads a file of `dir` completely; `None` if it is absent.
     pub(crate) fn read_in(&self, dir: &Path, name: &str) -> io::Result<Option<Vec<u8>>> {
         let file = match self.medium.open(&dir.join(name), Access::default()) {
             Ok(file) => file,
@@ -459,21 +458,24 @@ impl Directory {
         Ok(Some(bytes))
     }
 
-    /// New file, its bytes durable, renamed over the old one, the rename durable. Returns it.
+    /// Writes a new file, syncs it, renames it over the old one and syncs the directory. Returns
+    /// the file.
     fn replace(&self, name: &str, bytes: &[u8]) -> Result<Arc<dyn MediumFile>> {
         let replaced = self.rename_over(&self.path, name, bytes);
         let file = replaced.map_err(|error| self.refused(error).with("file", name))?;
-        self.medium.sync_dir(&self.path).map_err(|error| self.unsure(name).because(error))?;
+        self.medium
+            .sync_dir(&self.path)
+            .map_err(|error| self.uncertain_error(name).because(error))?;
         Ok(file)
     }
 
-    /// The same in the directory of a volume.
+    /// Like [`Self::replace`], in the directory of a volume.
     pub(crate) fn replace_in(&self, dir: &Path, name: &str, bytes: &[u8]) -> io::Result<()> {
         self.rename_over(dir, name, bytes)?;
         self.medium.sync_dir(dir)
     }
 
-    /// New file, its bytes durable, renamed over the old one. Returns it.
+    /// Writes a new file, syncs it and renames it over the old one. Returns the file.
     fn rename_over(&self, dir: &Path, name: &str, bytes: &[u8]) -> io::Result<Arc<dyn MediumFile>> {
         let new = dir.join(format!("{name}.new"));
         let file = self.medium.open(&new, Access { write: true, create: true, direct: false })?;
@@ -484,8 +486,8 @@ impl Directory {
         Ok(file)
     }
 
-    /// A change of a file failed, and the next opening may find it all the same.
-    pub(crate) fn unsure(&self, name: &str) -> Error {
+    /// The error of a failed change that the next opening may find nevertheless.
+    pub(crate) fn uncertain_error(&self, name: &str) -> Error {
         Error::fatal(
             "a change of the store's directory failed half-way: close the store, check the disk, \
              open it again",
@@ -517,7 +519,7 @@ impl Directory {
     }
 }
 
-/// Whether an error number says that the disk does not give a file back.
+/// Whether an error number says that the disk cannot return a file's contents.
 fn is_damage(number: i32) -> bool {
     use rustix::io::Errno;
     [Errno::IO, Errno::UCLEAN, Errno::BADMSG].map(Errno::raw_os_error).contains(&number)

@@ -1,11 +1,12 @@
-//! How the pages of a scope are encoded: which parts of a page are slices, and what they hold.
+//! How the pages of a scope are encoded: how a page is divided into slices, and what they hold.
 
 use ritornello_codec::{Codec, Dtype, SliceKind, SliceShape, decode, is_supported};
 use ritornello_format::{Error, Result, Scope, UNIT};
 use ritornello_volume::transfer::{MissReason, Pack, Unpack};
 
-/// A slice is at least this long, unless its page is not: shorter ones compress no worse, but each
-/// takes room in the run header, and longer ones leave the processor's cache between two looks.
+/// Minimum length of a slice, unless its page is shorter: shorter slices compress no worse, but
+/// each takes space in the run header, and longer ones leave the processor's cache between two
+/// passes.
 const SLICE_BYTES_MIN: u64 = 128 << 10;
 
 /// Encodes the pages of one scope.
@@ -15,19 +16,19 @@ pub(crate) struct Encoder {
     slices: u16,
 }
 
-/// The pairs of matrices, keys then values, that a page consists of.
+/// The pairs of matrices, keys then values, in a page.
 struct Pairs {
     count: u32,
     tokens: u32,
     channels: u32,
 }
 
-/// Slices that a page stored as it comes has at most: with more, the header of a run has no room for 64
-/// pages, and long puts become several runs.
+/// Maximum slices of an unencoded page: with more, a run header has no space for 64 pages, and long
+/// puts become several runs.
 const RAW_SLICES_MAX: u64 = 16;
 
-/// Slices of a page that is stored as it comes: at least as long as others, in whole units if that can
-/// be, so that they are read to where they are to be.
+/// Slices of an unencoded page: at least as long as other slices, and in whole units if possible,
+/// so that they can be read directly into place.
 pub(crate) fn raw_slices(page_bytes: u64) -> u16 {
     let most = (page_bytes / SLICE_BYTES_MIN).clamp(1, RAW_SLICES_MAX);
     let whole = (most.div_ceil(2)..=most).rev().find(|n| page_bytes.is_multiple_of(n * UNIT));
@@ -35,12 +36,12 @@ pub(crate) fn raw_slices(page_bytes: u64) -> u16 {
 }
 
 impl Encoder {
-    /// How pages that are put are encoded; `None` if they are stored as they come, because that was
-    /// chosen, or because nothing is known of their numbers, or because the owner is a newer version
-    /// whose codec this one lacks.
+    /// Returns the encoder of a scope, or `None` if its pages are stored unencoded: because raw was
+    /// chosen, the layout of their numbers is unknown, or the owner is a newer version whose codec
+    /// this one lacks.
     ///
     /// # Errors
-    /// `Invalid` if a lossy codec was chosen for numbers of which it does not know what they are.
+    /// `Invalid` if a lossy codec was chosen for numbers of unknown layout.
     pub(crate) fn of(scope: &Scope, codec: u8, page_bytes: u64) -> Result<Option<Self>> {
         let Some(codec) = Codec::from_number(codec).filter(|codec| *codec != Codec::Raw) else {
             return Ok(None);
@@ -70,13 +71,13 @@ impl Encoder {
         Ok(Some(Self { codec, shape: SliceShape { dtype, kind }, slices }))
     }
 
-    /// Slices a page.
+    /// Slices per page.
     pub(crate) fn slices(&self) -> u16 {
         self.slices
     }
 }
 
-/// Says so of a codec that cannot encode the numbers of a scope.
+/// The error for a codec that cannot encode the numbers of a scope.
 pub(crate) fn unsuited(codec: Codec, scope: &Scope) -> Error {
     Error::invalid(
         "a lossy codec must know which numbers are keys and which values: the scope needs the dtype \
@@ -87,7 +88,7 @@ pub(crate) fn unsuited(codec: Codec, scope: &Scope) -> Error {
     .with("layout", format!("{:?}", scope.layout))
 }
 
-/// Whether a codec can encode the numbers of a scope at all.
+/// Whether a codec can encode the numbers of a scope.
 pub(crate) fn suits(codec: Codec, scope: &Scope) -> bool {
     let page_bytes = scope.resolved_page_bytes().unwrap_or(0);
     codec.is_lossless()
@@ -95,7 +96,7 @@ pub(crate) fn suits(codec: Codec, scope: &Scope) -> bool {
 }
 
 impl Pairs {
-    /// Those of a page of two-byte numbers, if the layout is known: see [`Scope::layout`].
+    /// The pairs of a page of two-byte numbers, if the layout is known: see [`Scope::layout`].
     fn of(scope: &Scope, page_bytes: u64) -> Option<Self> {
         let layers = scope.layers.1.checked_sub(scope.layers.0)?;
         let heads = scope.kv_heads.1.checked_sub(scope.kv_heads.0)?;
@@ -119,7 +120,7 @@ impl Pack for Encoder {
     }
 }
 
-/// Decodes whatever this version knows.
+/// Decodes every codec that this version knows.
 pub(crate) struct Decoder;
 
 impl Unpack for Decoder {
@@ -161,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slice_is_whole_layers_of_at_least_128_kib() {
+    fn slices_are_whole_layers_of_128_kib() {
         // A layer is 64 KiB: 2 x 16 tokens x 8 heads x 128 x 2 bytes.
         assert_eq!(slices(&scope("page_first", 32, 8, None)), 16);
         assert_eq!(slices(&scope("layer_first", 30, 8, None)), 15);
@@ -174,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_that_are_stored_as_they_come_are_cut_in_whole_units_where_they_can_be() {
+    fn raw_slices_are_whole_units_where_possible() {
         let kib = |n: u64| raw_slices(n << 10);
         assert_eq!([4, 128, 255, 256, 2048].map(kib), [1, 1, 1, 2, 16]);
         assert_eq!(kib(61 * 72), 9, "of 122 units each");
@@ -185,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_that_are_not_known_are_stored_as_they_come_or_refused() {
+    fn unknown_numbers_are_stored_raw_or_refused() {
         let of = |scope: &Scope, codec: Codec| Encoder::of(scope, codec.number(), 4096);
         let opaque = Scope::opaque("bytes", 4096, true);
         let layout = scope("engine's own", 1, 1, Some(4096));

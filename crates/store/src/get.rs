@@ -1,4 +1,4 @@
-//! Getting: locate under a lease, read, verify, release.
+//! Gets: locate under a lease, read, verify, release.
 
 use crate::catalog::{Located, ScopeRef};
 use crate::encode::Decoder;
@@ -34,12 +34,12 @@ impl Store {
             })
             .collect();
         let covered: u64 = located.runs.iter().map(|run| u64::from(run.pages)).sum();
-        // A section has come when all pages have it; some of them will not.
+        // A section is complete when all pages have it, which cannot happen if some are missing.
         let all = covered == keys.len() as u64;
         let whole = (!all && control.sections.is_some())
             .then(|| Control { sections: None, ..control.clone() });
         let fates = self.segments.read_runs(&reads, whole.as_ref().unwrap_or(control));
-        // What cannot be delivered runs out by itself.
+        // If the release fails, the lease expires on its own.
         let _ = self.catalog.release(located.lease);
         let (mut ok, mut reason) = (vec![false; keys.len()], "");
         for (run, fates) in located.runs.iter().zip(&fates) {
@@ -58,25 +58,26 @@ impl Store {
             reason = "absent";
         }
         let bytes = verified * scope.page_bytes;
-        self.moved.gets.add(1);
-        self.moved.get_bytes.add(bytes);
-        self.moved.get_micros.add(started.elapsed().as_micros() as u64);
-        self.moved.pages_read.add(verified);
-        self.moved.pages_missed.add(covered - verified);
+        self.transfers.gets.add(1);
+        self.transfers.get_bytes.add(bytes);
+        self.transfers.get_micros.add(started.elapsed().as_micros() as u64);
+        self.transfers.pages_read.add(verified);
+        self.transfers.pages_missed.add(covered - verified);
         Ok(Outcome { pages, bytes, seconds: 0.0, reason, ok })
     }
 
-    /// Tells the owner which pages could not be believed: it looks itself, and if it agrees nobody
-    /// is promised them again. One page a run is enough in a chained scope.
+    /// Reports pages that failed verification to the owner, which reads them itself and removes
+    /// them if it agrees. In a chained scope one page per run is enough.
     fn report(&self, scope: ScopeRef, keys: &[&[u8]], located: &Located, fates: &[Vec<PageFate>]) {
         for (run, fates) in located.runs.iter().zip(fates) {
             for (at, fate) in (run.at as usize..).zip(fates) {
                 let PageFate::Missed(reason) = fate else { continue };
                 let on_disk = reason.is_damage() || *reason == MissReason::Io;
                 if on_disk {
-                    // If the owner cannot be told, the next reader will.
+                    // If the report fails, the next reader will report the page.
                     let generation = run.place.generation;
-                    let _ = self.catalog.distrust(scope, keys[at], generation, reason.word());
+                    let _ =
+                        self.catalog.report_corruption(scope, keys[at], generation, reason.word());
                 }
                 if on_disk && scope.chained {
                     break;

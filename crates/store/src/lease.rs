@@ -1,22 +1,23 @@
-//! Leases: what keeps the bytes of a match where they are until they have been read.
+//! Leases: keep the bytes of a prefix in place until they have been read.
 //!
-//! A lease pins runs. The index may forget a pinned run at any time, by a deletion say; its extents
-//! are then deferred here, and come back with the last lease on it. Which runs are found, which are
-//! pinned and which extents are free is decided under one lock, the owner's; that is all that keeps
-//! a leased extent out of the allocator (`tests/loom_lease.rs` tries every order).
+//! A lease pins runs. The index may remove a pinned run at any time, for example by a deletion; its
+//! extents are then deferred here and freed with the last lease on it. One lock, the owner's,
+//! covers the lookup of runs, their pins and the free extents; it alone keeps a leased extent from
+//! being allocated (`tests/loom_lease.rs` checks every interleaving).
 //!
-//! A reader that is slower than its lease reads what somebody else wrote, and finds out by the
-//! checksums: a lease makes hits certain, not bytes right.
+//! A reader that is slower than its lease reads the bytes of another run, and the checksums detect
+//! it: a lease makes hits certain, not bytes right.
 //!
-//! No client holds more leases, or more pins, than are left for the others (the dynamic threshold of
-//! Choudhury and Hahne, 1998): one client alone has half of them, and a later one finds some.
+//! No client holds more leases, or more pins, than are left for the others (the dynamic threshold
+//! of Choudhury and Hahne, 1998): a single client has at most half of them, and a later one finds
+//! some.
 //!
 //! The same threshold bounds the space that a client's counted leases keep from eviction: after a
-//! grant, the client's units are at most those of the store that no counted lease is on. A run counts
+//! grant, the client's units are at most the store's units without counted leases. A run counts
 //! once for each client that leases it, however many leases the client has on it, and once in the
-//! store's total, however many clients lease it. So requests that share a prefix share its units, and
-//! a client can lease what another has leased already. Leases of reads and of puts in progress do not
-//! count: the I/O in flight bounds them, and they end with it.
+//! store's total, however many clients lease it. Requests that share a prefix therefore share its
+//! units, and a client can lease what another has leased already. Leases of reads and of puts in
+//! progress do not count: the I/O in flight bounds them, and they end with it.
 
 use crate::ClientId;
 use ritornello_format::{Error, Extent, Result, UNIT};
@@ -28,20 +29,20 @@ use std::time::Duration;
 #[cfg(test)]
 mod model;
 
-/// Most leases at a time.
+/// Maximum leases.
 pub const LEASES_MAX: usize = 65_536;
-/// Most pins at a time, over all leases: a lease on three runs is three pins.
+/// Maximum pins over all leases: a lease on three runs is three pins.
 pub const PINS_MAX: usize = 1 << 20;
-/// No lease lasts longer.
+/// Maximum duration of a lease.
 pub const LEASE_TTL_MAX: Duration = Duration::from_secs(3600);
 
-/// Time since some fixed moment.
+/// A monotonic clock.
 pub trait Clock: Send + Debug {
-    /// Never goes back.
+    /// Time since a fixed moment. Never decreases.
     fn now(&self) -> Duration;
 }
 
-/// `CLOCK_BOOTTIME`: goes on while the machine sleeps, and nobody sets it.
+/// `CLOCK_BOOTTIME`: continues while the machine sleeps, and cannot be set.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct BootClock;
 
@@ -55,11 +56,11 @@ impl Clock for BootClock {
 
 /// All leases of an owner.
 ///
-/// Invariants: a run is in `pins` as often as leases name it, and not at all otherwise; extents are
+/// Invariants: a run is in `pins` as often as leases name it, and absent otherwise; extents are
 /// deferred only for runs in `pins`; `deferred_units` is their sum; `deadlines` and `clients` name
-/// exactly the leases there are. The holders of a pin are the clients with counted leases on its run;
-/// `leased_units` is the sum of the units of pins with holders, and a client's units are the sum over
-/// the pins that it is a holder of.
+/// exactly the existing leases. The holders of a pin are the clients with counted leases on its
+/// run; `leased_units` is the sum of the units of pins with holders, and a client's units are the
+/// sum over the pins that it holds.
 #[derive(Debug)]
 pub struct LeaseTable {
     clock: Box<dyn Clock>,
@@ -84,7 +85,7 @@ struct Lease {
     counted: bool,
 }
 
-/// What one client holds.
+/// The holdings of one client.
 #[derive(Debug, Default)]
 struct Held {
     leases: BTreeSet<u64>,
@@ -98,9 +99,10 @@ struct Pin {
     leases: u32,
     /// Clients with counted leases on the run, and the number of these leases.
     holders: Vec<(ClientId, u32)>,
-    /// What the run counts for: its units when the first holder came. Zero without holders.
+    /// Units that the run counts for: those it had when the first holder came. Zero without
+    /// holders.
     units: u64,
-    /// What the run held when the index forgot it, or part of it.
+    /// Extents that the index has removed from the run.
     deferred: Vec<Extent>,
 }
 
@@ -111,17 +113,17 @@ impl Default for LeaseTable {
 }
 
 impl LeaseTable {
-    /// Without leases, by the machine's clock.
+    /// Creates an empty table with the machine's clock.
     #[must_use]
     pub fn new() -> Self {
         Self::with_clock(Box::new(BootClock))
     }
 
-    /// Without leases, by another clock.
+    /// Creates an empty table with another clock.
     #[must_use]
     pub fn with_clock(clock: Box<dyn Clock>) -> Self {
-        // Numbers start with the nanoseconds since boot, so that a number an earlier owner gave out
-        // is not given out again: nobody grants a lease a nanosecond. Zero is no lease.
+        // Numbers start at the nanoseconds since boot, so that they differ from those of earlier
+        // owners: no owner grants a lease per nanosecond. Zero is the null lease.
         let next = u64::try_from(clock.now().as_nanos()).unwrap_or(0).max(1);
         Self {
             clock,
@@ -136,11 +138,11 @@ impl LeaseTable {
         }
     }
 
-    /// Pins `runs` for `ttl` (at most [`LEASE_TTL_MAX`]) on behalf of `client`, without counting their
+    /// Pins `runs` for `ttl` (at most [`LEASE_TTL_MAX`]) for `client`, without counting their
     /// units. Returns the lease's number, which is never zero.
     ///
-    /// The caller has found the runs in the index under the lock that this table is behind, or
-    /// looks them up again after this.
+    /// The caller has found the runs in the index under the lock of this table, or looks them up
+    /// again afterwards.
     ///
     /// # Errors
     /// `Retry` if the client would hold more of the [`LEASES_MAX`] leases or [`PINS_MAX`] pins than
@@ -153,13 +155,12 @@ impl LeaseTable {
         Ok(self.enter(runs, ttl, client, false))
     }
 
-    /// Like [`grant`](Self::grant), and counts: pins the leading runs that are within the client's
-    /// share of a store of `capacity` units. `units` tells those of a run. Returns the lease's number
+    /// Like [`grant`](Self::grant), but counted: pins the leading runs that fit the client's share
+    /// of a store of `capacity` units. `units` returns those of a run. Returns the lease's number
     /// and how many runs it pins.
     ///
     /// # Errors
-    /// Those of `grant`, and `Retry` if not even the first run is within the share; nothing is
-    /// changed.
+    /// Those of `grant`, and `Retry` if the first run exceeds the share; nothing is changed.
     pub fn grant_leading(
         &mut self,
         runs: &[RunId],
@@ -203,7 +204,7 @@ impl LeaseTable {
         Ok((number, taken))
     }
 
-    /// Says that no lease on more of the store is granted to `client`.
+    /// The error of a lease that exceeds the share of `client`.
     pub(crate) fn share_exceeded(&self, client: ClientId, capacity: u64) -> Error {
         Error::retry(
             "leases would keep too much of the store from other clients: release those that are not \
@@ -215,7 +216,7 @@ impl LeaseTable {
     }
 
     /// # Errors
-    /// `Retry` if one more lease, on so many runs, is more than the client's share.
+    /// `Retry` if one more lease, on `runs` runs, exceeds the client's share.
     fn check_numbers(&self, runs: usize, client: ClientId) -> Result<()> {
         let own = self.clients.get(&client).map_or((0, 0), |own| (own.leases.len(), own.pins));
         let left = (LEASES_MAX - self.leases.len(), PINS_MAX - self.pinned);
@@ -228,7 +229,7 @@ impl LeaseTable {
         Ok(())
     }
 
-    /// Files a lease whose runs are pinned.
+    /// Records a lease whose runs are pinned.
     fn enter(&mut self, runs: &[RunId], ttl: Duration, client: ClientId, counted: bool) -> u64 {
         let number = self.next;
         self.next += 1;
@@ -244,16 +245,16 @@ impl LeaseTable {
         number
     }
 
-    /// Ends a lease. Returns the extents that nothing holds back any more. A lease that has ended
-    /// already, and zero, are ignored.
+    /// Ends a lease. Returns the extents that no lease defers any more. Ignores ended leases and
+    /// the null lease.
     pub fn release(&mut self, lease: u64) -> Vec<Extent> {
         let mut freed = Vec::new();
         self.end(lease, &mut freed);
         freed
     }
 
-    /// Ends the leases whose time is over. Returns the extents that nothing holds back any more,
-    /// and the number of leases.
+    /// Ends expired leases. Returns the extents that no lease defers any more, and the number of
+    /// leases.
     pub fn expire(&mut self) -> (Vec<Extent>, u64) {
         let now = self.clock.now();
         let (mut freed, mut count) = (Vec::new(), 0);
@@ -267,8 +268,7 @@ impl LeaseTable {
         (freed, count)
     }
 
-    /// Ends all leases of a client that is gone. Returns the extents that nothing holds back any
-    /// more.
+    /// Ends all leases of a disconnected client. Returns the extents that no lease defers any more.
     pub fn drop_client(&mut self, client: ClientId) -> Vec<Extent> {
         let mut freed = Vec::new();
         let leases = self.clients.get(&client).map(|own| own.leases.clone());
@@ -279,7 +279,7 @@ impl LeaseTable {
         freed
     }
 
-    /// The runs that leases are on.
+    /// The leased runs.
     pub fn runs(&self) -> impl Iterator<Item = RunId> + '_ {
         self.pins.keys().copied()
     }
@@ -290,8 +290,8 @@ impl LeaseTable {
         self.pins.contains_key(&run)
     }
 
-    /// Holds back what the index gave up of `run` until no lease is on it. Returns what need not be
-    /// held back: everything, if no lease is on it now.
+    /// Defers the freeing of extents that the index removed from `run` until no lease is on it.
+    /// Returns the extents that can be freed now: all of them if the run is not leased.
     pub fn defer(&mut self, run: RunId, extents: Vec<Extent>) -> Vec<Extent> {
         let Some(pin) = self.pins.get_mut(&run) else { return extents };
         self.deferred_units += units(&extents);
@@ -299,13 +299,13 @@ impl LeaseTable {
         Vec::new()
     }
 
-    /// Whose lease it is, if there is such a lease.
+    /// The client that holds a lease.
     #[must_use]
     pub fn holder(&self, lease: u64) -> Option<ClientId> {
         self.leases.get(&lease).map(|lease| lease.client)
     }
 
-    /// When the next lease ends, by the table's clock.
+    /// When the next lease expires, by the table's clock.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Duration> {
         self.deadlines.first().map(|(deadline, _)| *deadline)
@@ -323,13 +323,13 @@ impl LeaseTable {
         self.leases.is_empty()
     }
 
-    /// Number of runs that leases are on.
+    /// Number of leased runs.
     #[must_use]
     pub fn pinned_runs(&self) -> usize {
         self.pins.len()
     }
 
-    /// Units that leases hold back from being free.
+    /// Units whose freeing is deferred.
     #[must_use]
     pub fn deferred_units(&self) -> u64 {
         self.deferred_units
@@ -371,8 +371,8 @@ impl LeaseTable {
         debug_assert!(!self.pins.is_empty() || sums == (0, 0, 0));
     }
 
-    /// Takes a counted lease out of the holders of its runs. Returns the units that its client does
-    /// not lease any more.
+    /// Removes a counted lease from the holders of its runs. Returns the units that its client no
+    /// longer leases.
     fn uncount(&mut self, lease: &Lease) -> u64 {
         let mut released = 0;
         for run in &lease.runs {

@@ -1,4 +1,4 @@
-//! How much memory this process may have, and whether a store in memory fits into it.
+//! The memory available to this process, and whether a store in memory fits into it.
 
 use crate::budget::Budget;
 use ritornello_format::{Error, Result};
@@ -6,29 +6,30 @@ use ritornello_medium::{Room, TMPFS};
 use std::fs;
 use std::path::Path;
 
-/// Version 1 says that there is no limit with a number near the largest there is.
+/// Version 1 expresses "no limit" as a number near the largest possible.
 const NO_LIMIT: u64 = 1 << 60;
 
-/// Bytes: the machine's, or the limit of the tightest control group above this process where that
-/// is less.
+/// Available bytes: the machine's, or the limit of the tightest control group above this process if
+/// that is less.
 pub(crate) fn available() -> u64 {
     let info = rustix::system::sysinfo();
     let machine = (info.totalram as u64).saturating_mul(u64::from(info.mem_unit));
     control_group().map_or(machine, |group| group.limit.min(machine))
 }
 
-/// What a control group allows.
+/// The memory of a control group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ControlGroup {
-    /// Bytes of memory at most.
+    /// Limit in bytes.
     pub limit: u64,
-    /// Bytes that are used in it.
+    /// Used bytes.
     pub used: u64,
-    /// Bytes of those that are cached files, which go when memory is wanted.
+    /// Used bytes that are cached files, which the kernel reclaims on demand.
     pub cached: u64,
 }
 
-/// The one with the tightest limit above this process (version 2, then 1); none without a limit.
+/// The control group with the tightest limit above this process (version 2, then 1); `None` without
+/// a limit.
 #[must_use]
 pub fn control_group() -> Option<ControlGroup> {
     tightest(Path::new("/sys/fs/cgroup"))
@@ -41,7 +42,7 @@ fn tightest(root: &Path) -> Option<ControlGroup> {
         let stat = fs::read_to_string(dir.join("memory.stat")).unwrap_or_default();
         let of = |line: &str| {
             let (name, bytes) = line.split_once(' ')?;
-            // Files proper: what lies in memory only counts as anonymous.
+            // Regular files only: pages of a file system in memory count as anonymous.
             let is_file = ["active_file", "inactive_file"].contains(&name);
             is_file.then(|| bytes.trim().parse::<u64>().ok())?
         };
@@ -61,7 +62,7 @@ fn tightest(root: &Path) -> Option<ControlGroup> {
         .or_else(|| group(&root.join("memory"), "memory.limit_in_bytes", "memory.usage_in_bytes"))
 }
 
-/// Bytes that can still be had without anybody being killed for it: `MemAvailable` of the machine.
+/// Bytes that can be allocated before the kernel kills a process: the machine's `MemAvailable`.
 #[must_use]
 pub fn memory_left() -> u64 {
     let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
@@ -70,16 +71,16 @@ pub fn memory_left() -> u64 {
     kib.map_or(u64::MAX, |kib| kib.saturating_mul(1024))
 }
 
-/// Something that memory comes from.
+/// A source of memory.
 struct Source {
-    /// Bytes that it still has.
+    /// Bytes left.
     left: u64,
     what: &'static str,
-    /// How to have more.
+    /// How to get more.
     advice: &'static str,
 }
 
-/// What a store in memory on a file system with this room lives on.
+/// The memory sources of a store on a file system in memory with this room.
 fn sources(room: &Room) -> Vec<Source> {
     let group = control_group().map(|group| Source {
         left: group.limit.saturating_sub(group.used.saturating_sub(group.cached)),
@@ -99,8 +100,8 @@ fn sources(room: &Room) -> Vec<Source> {
     group.into_iter().chain([machine, file_system]).collect()
 }
 
-/// Whether `bytes` more can be put into memory where there is this room. Everywhere else they can,
-/// as far as this function is concerned.
+/// Checks that `bytes` more fit into memory, if the file system with this room is in memory; passes
+/// for other file systems.
 ///
 /// # Errors
 /// `Invalid`, naming what is too small, what would fit, and what to do.
@@ -132,7 +133,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_least_source_decides_and_is_named() {
+    fn scarcest_source_decides_and_is_named() {
         let of = |left, what| Source { left, what, advice: "find more" };
         let sources = [of(100 << 20, "the machine"), of(50 << 20, "the group")];
         assert!(judge(&sources, 50 << 20).is_ok());
@@ -143,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn only_memory_is_checked() {
+    fn check_skips_file_systems_on_disk() {
         let disk = Room { kind: 0xef53, ..Room::default() };
         assert!(check_memory(&disk, u64::MAX).is_ok());
         let small = Room { kind: TMPFS, available: 64 << 20, total: 64 << 20 };
@@ -152,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_says_what_is_used_and_what_is_only_cached() {
+    fn control_group_reports_used_and_cached() {
         let root = tempfile::tempdir().unwrap();
         let group = root.path().join("memory");
         fs::create_dir(&group).unwrap();
@@ -165,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn there_is_some_and_no_group_is_no_limit() {
+    fn memory_is_found_without_a_group() {
         assert!(available() > 16 << 20);
         assert_eq!(tightest(Path::new("/nowhere/at/all")), None);
     }

@@ -1,4 +1,4 @@
-//! What a caller may choose when opening a store.
+//! The options of opening a store.
 
 use crate::admission::{AdmissionMode, WriteBudget};
 use crate::eviction::Policy;
@@ -8,15 +8,15 @@ use ritornello_volume::segments::IoChoice;
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
-/// Bytes a segment file, unless the manifest says otherwise.
+/// Default bytes per segment file; the manifest holds the actual value.
 pub const SEGMENT_BYTES: u64 = 256 << 20;
-/// The smallest segment: for tests.
+/// The smallest segment, for tests.
 pub const SEGMENT_BYTES_MIN: u64 = 1 << 20;
 
-/// Bytes a second that are scrubbed if nothing else is said: a terabyte in a day and a half.
+/// Default scrub rate in bytes per second: a terabyte in a day and a half.
 pub const SCRUB_RATE: u64 = 8 << 20;
 
-/// The least memory ceiling of an index that users may choose.
+/// The lowest memory ceiling of an index that users may choose.
 const INDEX_MEMORY_MIN: u64 = 16 << 20;
 
 /// When a put counts as done.
@@ -52,7 +52,7 @@ impl Durability {
     }
 }
 
-/// Which index backend a store has. An owner that names another one has it converted.
+/// The index backend of a store. An owner that names another one converts it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum IndexKind {
     /// Run records in memory, a journal and checkpoints on disk.
@@ -60,13 +60,13 @@ pub enum IndexKind {
     Run,
     /// Plain maps in memory, nothing on disk: for comparison, empty after a restart.
     Memory,
-    /// RocksDB, for catalogues larger than memory. Only where the feature `lsm` is compiled in.
+    /// RocksDB, for indexes larger than memory. Requires the feature `lsm`.
     #[cfg(feature = "lsm")]
     Lsm,
 }
 
-/// Reads what users call an index: its name, and behind a colon the memory that `run` may have
-/// resident, as in `run:8GiB`.
+/// Parses an index: its name, and for `run` optionally a memory ceiling after a colon, as in
+/// `run:8GiB`.
 ///
 /// # Errors
 /// `Invalid`, listing the names.
@@ -85,7 +85,7 @@ pub fn parse_index(word: &str) -> Result<(IndexKind, Option<u64>)> {
 }
 
 impl IndexKind {
-    /// What is compiled in.
+    /// The backends compiled in.
     pub const ALL: &[Self] = &[
         Self::Run,
         Self::Memory,
@@ -104,10 +104,10 @@ impl IndexKind {
         }
     }
 
-    /// Reads what a manifest says.
+    /// Parses the name in a manifest.
     ///
     /// # Errors
-    /// `Invalid` if it is not compiled in, saying what to do about it.
+    /// `Invalid` if the backend is not compiled in, saying what to do about it.
     pub(crate) fn stored(word: &str) -> Result<Self> {
         Self::parse(word).map_err(|error| {
             Error::invalid(format!(
@@ -118,10 +118,10 @@ impl IndexKind {
         })
     }
 
-    /// Reads the name users type.
+    /// Parses the name users type.
     ///
     /// # Errors
-    /// `Invalid`, listing what is compiled in.
+    /// `Invalid`, listing the backends compiled in.
     pub fn parse(word: &str) -> Result<Self> {
         Self::ALL.iter().copied().find(|kind| kind.word() == word).ok_or_else(|| {
             let words: Vec<&str> = Self::ALL.iter().map(|kind| kind.word()).collect();
@@ -141,51 +141,51 @@ impl IndexKind {
 /// How to open a store.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The directory: metadata, the socket, and the segments unless `paths` says otherwise.
+    /// The directory: metadata, the socket, and the segments unless `paths` is set.
     pub dir: PathBuf,
-    /// Budget in bytes. Needed for a new store; an old one is resized to it by its owner.
+    /// Budget in bytes. Required for a new store; the owner resizes an existing one to it.
     pub capacity: Option<u64>,
-    /// Directories of the segments, on several disks perhaps. Those of an old store are changed
-    /// with [`Catalog::reshape`](crate::Catalog::reshape).
+    /// Directories of the segments, possibly on several disks. Those of an existing store are
+    /// changed with [`Catalog::change_capacity`](crate::Catalog::change_capacity).
     pub paths: Vec<PathBuf>,
     /// When a put counts as done.
     pub durability: Durability,
-    /// How bytes move.
+    /// The I/O backend.
     pub io: IoChoice,
     /// Index backend.
     pub index: Option<IndexKind>,
-    /// Bytes of memory that the index `run` may have resident: at this ceiling puts are skipped
-    /// until eviction has made room. `None`: a quarter of the memory that this process may have.
+    /// Maximum resident bytes of the index `run`: at this ceiling puts are skipped until eviction
+    /// has freed memory. `None`: a quarter of the memory available to this process.
     pub index_memory: Option<u64>,
-    /// Bytes a segment file. Fixed when the store is made.
+    /// Bytes per segment file. Fixed when the store is created.
     pub segment_bytes: Option<u64>,
     /// Longest time between a commit and its durability in `cache` mode.
     pub sync_interval: Duration,
-    /// Whether a thread of the store's own syncs and tidies. Without it the caller does, with
-    /// [`Engine::tend`](crate::Engine::tend): for tests that must repeat themselves exactly.
+    /// Whether background threads sync and maintain the store. Without them the caller does, with
+    /// [`StoreCore::run_once`](crate::StoreCore::run_once): for deterministic tests.
     pub upkeep: bool,
-    /// Who goes when space is wanted.
+    /// The eviction policy.
     pub eviction: Policy,
-    /// How pages are encoded in scopes that have no setting of their own. A lossy codec is for the
-    /// scopes whose numbers it knows; pages of others are stored as they come.
+    /// The codec of scopes without a setting of their own. A lossy codec applies to scopes whose
+    /// numbers it knows; pages of other scopes are stored unencoded.
     pub codec: Codec,
-    /// Bytes a second that are read to find damage while nobody uses the store, and an eighth of
-    /// it while somebody does; zero: none.
+    /// Bytes per second that scrubbing reads while the store is idle, and an eighth of it while it
+    /// is in use; zero for no scrubbing.
     pub scrub_rate: u64,
-    /// Which pages are written.
+    /// Which pages are admitted.
     pub admission: AdmissionMode,
-    /// How much is written in the long run; `None`: as much as comes.
+    /// Long-term limit of writes; `None` for no limit.
     pub write_budget: Option<WriteBudget>,
-    /// Seconds since 1970. Tests bring their own.
+    /// Returns seconds since 1970. Tests replace it.
     pub wall_clock: fn() -> u64,
 }
 
-/// Seconds since 1970 as the system has them.
+/// The system's seconds since 1970.
 fn system_clock() -> u64 {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
-/// Reads what users call a codec.
+/// Parses the name of a codec.
 ///
 /// # Errors
 /// `Invalid`, listing the names.
@@ -197,7 +197,7 @@ pub fn parse_codec(word: &str) -> Result<Codec> {
 }
 
 impl Options {
-    /// Opens `dir` with everything at its default.
+    /// Default options for `dir`.
     #[must_use]
     pub fn new(dir: impl Into<PathBuf>) -> Self {
         Self {

@@ -1,24 +1,24 @@
-//! What a put or a get came to.
+//! The result of a put or a get.
 
 use std::time::Duration;
 
-/// What a put or a get came to, page by page.
+/// The result of a put or a get, page by page.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Outcome {
     /// Leading pages stored (put), or filled and verified (get).
     pub pages: usize,
     /// Payload bytes moved.
     pub bytes: u64,
-    /// Time from the call to the end.
+    /// Duration of the call.
     pub seconds: f64,
-    /// Why the first page that did not come did not; empty if all came.
+    /// Why the first failed page failed; empty if all succeeded.
     pub reason: &'static str,
-    /// Page by page.
+    /// Success by page.
     pub ok: Vec<bool>,
 }
 
 impl Outcome {
-    /// Nothing came, for one reason.
+    /// The outcome if no page succeeded, for one reason.
     #[must_use]
     pub fn none(pages: usize, reason: &'static str) -> Self {
         Self { reason, ok: vec![false; pages], ..Self::default() }

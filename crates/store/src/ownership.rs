@@ -1,4 +1,4 @@
-//! Whose directories a store uses: those of this user only.
+//! Restricts a store to directories of this user.
 
 use crate::directory::Directory;
 use ritornello_format::{Error, Result, VolumeMarker};
@@ -27,7 +27,7 @@ pub fn foreign_directory(dir: &Path, owner: Owner) -> Error {
 }
 
 impl Directory {
-    /// Refuses a directory of another user. A directory that does not exist passes.
+    /// Rejects a directory of another user. A directory that does not exist passes.
     ///
     /// # Errors
     /// `Invalid` for another user's; those of the file system.
@@ -40,7 +40,7 @@ impl Directory {
         }
     }
 
-    /// Takes all rights to a directory of this user from other users.
+    /// Revokes other users' access to a directory of this user.
     pub(crate) fn close_to_others(&self, dir: &Path) -> io::Result<()> {
         if self.medium.owner(dir)?.is_open {
             self.medium.close_to_others(dir)?;
@@ -48,7 +48,8 @@ impl Directory {
         Ok(())
     }
 
-    /// The marker in `dir`, `None` if there is none. In a directory of another user nothing is read.
+    /// Reads the marker in `dir`; `None` if there is none. Reads nothing in a directory of another
+    /// user.
     pub(crate) fn marker_in(&self, dir: &Path) -> io::Result<Option<Result<VolumeMarker>>> {
         self.check_owner(dir).map_err(io::Error::other)?;
         let found = self.read_in(dir, VolumeMarker::FILE)?;

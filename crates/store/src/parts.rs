@@ -1,4 +1,4 @@
-//! A put in parts: while one is written, the next is encoded.
+//! Puts in parts: a part is encoded while the previous one is written.
 
 use crate::catalog::ScopeRef;
 use crate::encode::Encoder;
@@ -9,14 +9,14 @@ use ritornello_volume::transfer::{Control, PackedPages, Packing};
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-/// Payload of the first part; nothing is written while that is encoded.
+/// Payload of the first part; nothing is written while it is encoded.
 const FIRST_BYTES: u64 = 8 << 20;
-/// Payload of a later part, each of which becomes a run at least.
+/// Payload of a later part, each of which becomes at least one run.
 const PART_BYTES: u64 = 16 << 20;
-/// How long a put that finds no staging memory waits for some, once.
+/// How long a put waits, once, for staging memory.
 const STARVED: Duration = Duration::from_millis(100);
 
-/// Consecutive pages of a put, encoded where they are missing and encoding makes them shorter.
+/// Consecutive pages of a put, encoded if they are missing and encoding shortens them.
 pub(crate) struct Part<'a> {
     pub(crate) keys: Range<usize>,
     pub(crate) pages: PackedPages<'a>,
@@ -25,14 +25,14 @@ pub(crate) struct Part<'a> {
 }
 
 impl Part<'_> {
-    /// Units that each page takes on disk.
+    /// Units of each page on disk.
     pub(crate) fn units(&self) -> Vec<u32> {
         let raw = units_of(self.page_bytes) as u32;
         let pages = 0..self.keys.len();
         pages.map(|page| self.pages.packed(page).map_or(raw, |packed| packed.units())).collect()
     }
 
-    /// Slices a page.
+    /// Slices per page.
     pub(crate) fn slices_per_page(&self) -> u16 {
         self.slices
     }
@@ -51,23 +51,22 @@ impl Part<'_> {
     }
 }
 
-/// The parts of a put, encoded one after the other as they are asked for. Ends early when the put is
-/// to stop.
+/// The parts of a put, encoded on demand. Ends early if the put is stopped.
 pub(crate) struct Parts<'a> {
     pub(crate) segments: &'a Segments,
     pub(crate) scope: ScopeRef,
     pub(crate) encoder: &'a Encoder,
     pub(crate) source: &'a dyn PageSource,
     pub(crate) control: &'a Control,
-    /// Which pages are in the store already.
+    /// Which pages are stored already.
     pub(crate) present: Vec<bool>,
     pub(crate) at: usize,
-    /// Whether this put waited for staging memory in vain.
+    /// Whether this put has waited for staging memory and got none.
     pub(crate) starved: bool,
 }
 
 impl Parts<'_> {
-    /// Whether all is one part.
+    /// Whether one part holds all missing pages.
     pub(crate) fn is_one(&self) -> bool {
         let missing = self.present.iter().filter(|there| !**there).count() as u64;
         missing.saturating_mul(self.scope.page_bytes) <= FIRST_BYTES
@@ -78,8 +77,8 @@ impl Parts<'_> {
         self.segments.pack_page(self.source, page, bytes, slices, self.encoder, control)
     }
 
-    /// Waits a little for staging memory; a page that gets none is written as it came.
-    fn pack_patiently(&mut self, page: usize) -> Packing {
+    /// Waits briefly for staging memory; a page that gets none is written unencoded.
+    fn pack_with_wait(&mut self, page: usize) -> Packing {
         if self.starved {
             return Packing::NoMemory;
         }
@@ -106,9 +105,9 @@ impl<'a> Iterator for Parts<'a> {
                 break;
             } else {
                 let packing = match self.pack(self.at, None) {
-                    // What this part holds is free again when it is written.
+                    // The memory of this part is free again after it is written.
                     Packing::NoMemory if pages.iter().any(Option::is_some) => break,
-                    Packing::NoMemory => self.pack_patiently(self.at),
+                    Packing::NoMemory => self.pack_with_wait(self.at),
                     packing => packing,
                 };
                 bytes += self.scope.page_bytes;

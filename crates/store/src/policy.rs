@@ -1,7 +1,7 @@
 //! The policy file of a store: permissions that are rarely given.
 //!
-//! A file and no option: a permission belongs to what is stored, holds for every process that opens
-//! the store, and is given by who may write the store's directory.
+//! A file rather than an option, because a permission belongs to the stored data, applies to every
+//! process that opens the store, and is given by users who may write the store's directory.
 
 use crate::directory::Directory;
 use ritornello_format::{Error, Result};
@@ -12,10 +12,10 @@ use std::path::PathBuf;
 /// Its name in the store's directory.
 pub const POLICY_FILE: &str = "policy.toml";
 
-/// Hashes for which nobody can make two inputs with one digest.
+/// Hash algorithms for which no collisions can be made.
 const COLLISION_RESISTANT: [&str; 4] = ["sha256", "sha256_cbor", "sglang-sha256", "blake3"];
 
-/// A call that may be denied to client processes. It takes pages or space from all of them.
+/// A call that may be denied to client processes, because it takes pages or space from all of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ClientCall {
@@ -24,7 +24,8 @@ pub enum ClientCall {
     /// Dropping a scope with its pages.
     DropScope,
     /// Changing the capacity or the directories.
-    Reshape,
+    #[serde(rename = "reshape")]
+    ChangeCapacity,
     /// Setting codec, quota or retention of a scope.
     Configure,
 }
@@ -36,26 +37,26 @@ impl ClientCall {
         match self {
             Self::Clear => "clear",
             Self::DropScope => "drop_scope",
-            Self::Reshape => "reshape",
+            Self::ChangeCapacity => "reshape",
             Self::Configure => "configure",
         }
     }
 }
 
-/// What a store permits. The default, and what an absent file means, gives no permission and denies no
-/// call.
+/// The permissions of a store. The default, also for an absent file, gives no permission and denies
+/// no call.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct StorePolicy {
-    /// Keys may be made by a hash for which collisions can be made. Who can choose prompts can then
-    /// have the pages of one prompt found for another, as long as the store keeps them.
+    /// Keys may come from a hash for which collisions can be made. A user who can choose prompts
+    /// may then have the pages of one prompt found for another, as long as the store keeps them.
     pub allow_weak_hashes: bool,
-    /// Requests may say how long their pages are kept from eviction. Retained pages take up to half of
-    /// the store from all others.
+    /// Requests may set the retention of their pages. Retained pages take up to half of the store
+    /// from all others.
     pub allow_request_retention: bool,
-    /// Calls that the owner refuses to other processes.
+    /// Calls that the owner denies to other processes.
     pub deny_clients: BTreeSet<ClientCall>,
-    /// Where it was read, or would be.
+    /// Path of the file, present or not.
     #[serde(skip)]
     file: PathBuf,
 }
@@ -77,11 +78,11 @@ impl StorePolicy {
         })
     }
 
-    /// Checks that keys which `algorithm` made may be used.
+    /// Checks that keys made by `algorithm` may be used.
     ///
     /// # Errors
-    /// `Invalid` for any but the hashes that are known to resist collisions, unless weak hashes are
-    /// allowed; it names the permission.
+    /// `Invalid` for a hash that is not known to resist collisions, unless weak hashes are allowed;
+    /// the error names the permission.
     pub fn check_hash(&self, algorithm: &str) -> Result<()> {
         if self.allow_weak_hashes || COLLISION_RESISTANT.contains(&algorithm) {
             return Ok(());
@@ -98,7 +99,7 @@ impl StorePolicy {
     /// Checks that a client process may make `call`.
     ///
     /// # Errors
-    /// `Invalid`, which names the file.
+    /// `Invalid`, naming the file.
     pub fn check_client(&self, call: ClientCall) -> Result<()> {
         if !self.deny_clients.contains(&call) {
             return Ok(());
@@ -113,10 +114,10 @@ impl StorePolicy {
 }
 
 impl Directory {
-    /// The policy of the store.
+    /// Reads the policy of the store.
     ///
     /// # Errors
-    /// `Invalid` for a file that is no policy; those of the file system, with advice.
+    /// `Invalid` for a malformed file; those of the file system, with advice.
     pub fn policy(&self) -> Result<StorePolicy> {
         let file = self.path().join(POLICY_FILE);
         let Some(bytes) = self.read(POLICY_FILE)? else {
@@ -136,7 +137,7 @@ mod tests {
     use ritornello_format::ErrorKind;
 
     #[test]
-    fn the_default_is_strict() {
+    fn default_policy_is_strict() {
         assert_eq!(StorePolicy::parse("").unwrap(), StorePolicy::default());
         assert_eq!(StorePolicy::parse("# nothing\n").unwrap(), StorePolicy::default());
         let strict = StorePolicy::default();
@@ -151,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn a_permission_is_given() {
+    fn permission_is_parsed() {
         let policy = StorePolicy::parse("allow_weak_hashes = true\n").unwrap();
         assert!(policy.check_hash("xxhash").is_ok());
         assert_eq!(
@@ -164,7 +165,7 @@ mod tests {
     fn calls_are_denied_by_name() {
         let policy = StorePolicy::parse("deny_clients = [\"clear\", \"reshape\"]\n").unwrap();
         assert!(policy.check_client(ClientCall::DropScope).is_ok());
-        for call in [ClientCall::Clear, ClientCall::Reshape] {
+        for call in [ClientCall::Clear, ClientCall::ChangeCapacity] {
             let error = policy.check_client(call).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Invalid);
             assert!(error.to_string().contains(call.word()), "{error}");
@@ -177,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_are_named_with_their_line() {
+    fn errors_name_the_line() {
         for (text, named) in [
             ("allow_weak_hashs = true", "allow_weak_hashs"),
             ("\nallow_weak_hashes = 1", "line=2"),

@@ -1,11 +1,11 @@
-//! Putting: reserve, write, commit; part by part if the pages are encoded.
+//! Puts: reserve, write, commit; in parts if the pages are encoded.
 
-use crate::catalog::{Refusal, Reserved, ReservedRun, ScopeRef, Wanted};
+use crate::catalog::{Refusal, ReserveRequest, Reserved, ReservedRun, ScopeRef};
+use crate::commit_order::{CommitOrder, PutProgress};
 use crate::encode::{Encoder, raw_slices};
 use crate::outcome::Outcome;
 use crate::parts::{Part, Parts};
-use crate::store::{PATIENCE, Store, Terms};
-use crate::written::{Turns, Written};
+use crate::store::{DEFAULT_TIMEOUT, PutOptions, Store};
 use parking_lot::Mutex;
 use ritornello_format::{Result, RunHeader, Scope, UNIT};
 use ritornello_volume::memory::PageSource;
@@ -16,12 +16,12 @@ use std::time::Instant;
 /// Reason of a put that ends at a page which was evicted after the put began.
 const ABSENT: &str = "absent";
 
-/// The bytes of a put's pages.
+/// The payload of a put.
 #[derive(Clone, Copy)]
 pub(crate) struct PutBytes<'a> {
-    /// One page a key.
+    /// One page per key.
     pub(crate) source: &'a dyn PageSource,
-    /// Leading pages without bytes: they were stored when the put began. The put acknowledges them
+    /// Leading pages without bytes, which were stored when the put began. The put acknowledges them
     /// only if the owner still reports them as present.
     pub(crate) lacking: usize,
 }
@@ -33,9 +33,9 @@ struct Put<'a> {
     keys: &'a [&'a [u8]],
     /// See [`PutBytes::lacking`].
     lacking: usize,
-    terms: &'a Terms,
+    options: &'a PutOptions,
     control: &'a Control,
-    /// Whether this put goes in parts, and is made durable when all of them are committed.
+    /// Whether this put is committed in parts, and flushed after the last.
     in_parts: bool,
 }
 
@@ -46,31 +46,32 @@ impl Store {
         scope: &Scope,
         keys: &[&[u8]],
         PutBytes { source, lacking }: PutBytes<'_>,
-        terms: &Terms,
+        options: &PutOptions,
         control: &Control,
     ) -> Result<Outcome> {
         let started = Instant::now();
         let in_parts = false;
-        let put = Put { store: self, scope: reference, keys, lacking, terms, control, in_parts };
+        let put = Put { store: self, scope: reference, keys, lacking, options, control, in_parts };
         let written = match Encoder::of(scope, reference.codec, reference.page_bytes)? {
             None => put.write(0, keys.len(), source)?,
             Some(encoder) => put.encode(&encoder, source)?,
         };
         if written.bytes > 0 {
-            self.moved.puts.add(1);
-            self.moved.put_bytes.add(written.bytes);
-            self.moved.put_stored_bytes.add(written.disk_bytes);
-            self.moved.put_micros.add(started.elapsed().as_micros() as u64);
+            self.transfers.puts.add(1);
+            self.transfers.put_bytes.add(written.bytes);
+            self.transfers.put_stored_bytes.add(written.disk_bytes);
+            self.transfers.put_micros.add(started.elapsed().as_micros() as u64);
         }
         Ok(written.outcome(keys.len()))
     }
 }
 
 impl Put<'_> {
-    /// Encodes and writes what is missing: the next part is encoded while the last is written.
-    fn encode(&self, encoder: &Encoder, source: &dyn PageSource) -> Result<Written> {
+    /// Encodes and writes the missing pages; a part is encoded while the previous one is written.
+    fn encode(&self, encoder: &Encoder, source: &dyn PageSource) -> Result<PutProgress> {
         let mut present = self.store.catalog.exists(self.scope, self.keys)?;
-        // There is nothing to encode. The reservation of their part tells whether they are stored.
+        // They have no bytes to encode. The reservation of their part tells whether they are
+        // stored.
         present[..self.lacking].fill(true);
         if !present.contains(&false) {
             return self.write(0, self.keys.len(), source);
@@ -87,13 +88,13 @@ impl Put<'_> {
         };
         let in_parts = !parts.is_one();
         let put = Put { in_parts, ..*self };
-        let (parts, turns) = (Mutex::new((0, parts)), Turns::new());
+        let (parts, turns) = (Mutex::new((0, parts)), CommitOrder::new());
         if !in_parts {
             put.write_parts(&parts, &turns);
         } else {
             thread::scope(|threads| {
                 let other = thread::Builder::new().name("ritornello-put".to_owned());
-                // Without the other, one part follows upon the other.
+                // If the helper thread fails to start, the parts are written one after the other.
                 let _ = other.spawn_scoped(threads, || put.write_parts(&parts, &turns));
                 put.write_parts(&parts, &turns);
             });
@@ -101,7 +102,7 @@ impl Put<'_> {
         let mut all = turns.into_written()?;
         if all.unflushed {
             self.store.catalog.flush()?;
-            // What an owner that died meanwhile had committed may be gone.
+            // An owner that died meanwhile may have lost its commits.
             all.stored = all.stored.min(self.store.catalog.probe(self.scope, self.keys)?);
         }
         if all.stored < self.keys.len() && all.reason.is_empty() {
@@ -110,8 +111,8 @@ impl Put<'_> {
         Ok(all)
     }
 
-    /// Encodes and writes parts until there are no more; commits them in their order.
-    fn write_parts(&self, parts: &Mutex<(usize, Parts<'_>)>, turns: &Turns) {
+    /// Encodes and writes parts until none is left, and commits them in order.
+    fn write_parts(&self, parts: &Mutex<(usize, Parts<'_>)>, turns: &CommitOrder) {
         loop {
             let (turn, part) = {
                 let mut parts = parts.lock();
@@ -120,53 +121,53 @@ impl Put<'_> {
                 (turns.turn(parts.0 - 1), part)
             };
             let keys = part.keys.len();
-            let unsettled = self.prepare(part.keys.start, keys, &part.pages, Some(&part));
-            // Nobody waits for his turn, or for a sync, with memory that the next part could use.
+            let prepared = self.prepare(part.keys.start, keys, &part.pages, Some(&part));
+            // Frees the part's memory for the next one before waiting for a turn or a sync.
             drop(part);
-            if !turn.settle(keys, || unsettled.and_then(|unsettled| unsettled.commit(self, keys))) {
+            if !turn.commit(keys, || prepared.and_then(|prepared| prepared.commit(self, keys))) {
                 return;
             }
         }
     }
 
-    /// Writes those of the `count` pages from `first` on that are missing, and makes them visible.
-    fn write(&self, first: usize, count: usize, source: &dyn PageSource) -> Result<Written> {
+    /// Writes the missing ones of the `count` pages from `first` on, and makes them visible.
+    fn write(&self, first: usize, count: usize, source: &dyn PageSource) -> Result<PutProgress> {
         self.prepare(first, count, source, None)?.commit(self, count)
     }
 
-    /// Writes those of the `count` pages from `first` on that are missing. `source` has these pages,
-    /// as they come or as `part` says.
+    /// Reserves and writes the missing ones of the `count` pages from `first` on. `source` has
+    /// these pages, unencoded or encoded as `part` says.
     fn prepare(
         &self,
         first: usize,
         count: usize,
         source: &dyn PageSource,
         part: Option<&Part<'_>>,
-    ) -> Result<Unsettled<'_>> {
+    ) -> Result<PreparedPart<'_>> {
         let keys = &self.keys[first..first + count];
         let before = first.checked_sub(1).map(|before| self.keys[before]);
-        let parent = before.or(self.terms.parent.as_deref());
+        let parent = before.or(self.options.parent.as_deref());
         let (store, control) = (self.store, self.control);
-        let patience = control
+        let timeout = control
             .deadline
-            .map_or(PATIENCE, |deadline| deadline.saturating_duration_since(Instant::now()));
-        let wanted = Wanted {
+            .map_or(DEFAULT_TIMEOUT, |deadline| deadline.saturating_duration_since(Instant::now()));
+        let request = ReserveRequest {
             page_units: part.map_or_else(Vec::new, Part::units),
             slices_per_page: slices_per_page(self.scope, part),
-            retain_until: self.terms.retain_until,
-            patience,
+            retain_until: self.options.retain_until,
+            timeout,
             flushed_later: self.in_parts,
         };
-        let reserved = store.catalog.reserve(self.scope, keys, parent, &wanted)?;
+        let reserved = store.catalog.reserve(self.scope, keys, parent, &request)?;
         let refused = reserved.refused.map_or("", |refusal| refusal.word());
-        let mut unsettled = Unsettled { store, reserved, sums: Vec::new(), reason: refused };
-        let reserved = &unsettled.reserved;
+        let mut prepared = PreparedPart { store, reserved, sums: Vec::new(), reason: refused };
+        let reserved = &prepared.reserved;
         if reserved.runs.is_empty() {
-            return Ok(unsettled);
+            return Ok(prepared);
         }
         let lacks = |run: &ReservedRun| first + (run.at as usize) < self.lacking;
         let lost = reserved.runs.iter().any(lacks);
-        // In a chained scope the index takes no run behind a page that is gone.
+        // In a chained scope the index refuses runs behind a missing page.
         let writable = |run: &ReservedRun| !(lacks(run) || lost && self.scope.chained);
         let runs: Vec<&ReservedRun> = reserved.runs.iter().filter(|run| writable(run)).collect();
         let headers: Vec<RunHeader> =
@@ -192,29 +193,29 @@ impl Put<'_> {
                 })
                 .ok()
         };
-        unsettled.sums = reserved.runs.iter().map(written).collect();
-        unsettled.reason = if lost { ABSENT } else { reason };
-        Ok(unsettled)
+        prepared.sums = reserved.runs.iter().map(written).collect();
+        prepared.reason = if lost { ABSENT } else { reason };
+        Ok(prepared)
     }
 }
 
 /// A reservation that is neither committed nor aborted. If it is dropped (an error, a panic), this
-/// process writes there no more, and whoever owns the store by now is told.
-struct Unsettled<'a> {
+/// process writes there no more, and the present owner is told.
+struct PreparedPart<'a> {
     store: &'a Store,
-    /// No runs: nothing was missing, or nothing may be put.
+    /// Without runs: no page was missing, or none may be put.
     reserved: Reserved,
-    /// Of each run the checksum of its header, if it is written.
+    /// Header checksum of each run that was written.
     sums: Vec<Option<u64>>,
     reason: &'static str,
 }
 
-impl Unsettled<'_> {
-    /// Makes the runs visible that are written. The put was of `count` pages.
-    fn commit(mut self, put: &Put<'_>, count: usize) -> Result<Written> {
+impl PreparedPart<'_> {
+    /// Makes the written runs visible. The part has `count` pages.
+    fn commit(mut self, put: &Put<'_>, count: usize) -> Result<PutProgress> {
         let reserved = &self.reserved;
         let mut written =
-            Written { stored: reserved.present, reason: self.reason, ..Written::default() };
+            PutProgress { stored: reserved.present, reason: self.reason, ..PutProgress::default() };
         written.unflushed = reserved.durable && put.in_parts && written.stored > 0;
         if reserved.runs.is_empty() {
             return Ok(written);
@@ -234,10 +235,10 @@ impl Unsettled<'_> {
     }
 }
 
-impl Drop for Unsettled<'_> {
+impl Drop for PreparedPart<'_> {
     fn drop(&mut self) {
         if !self.reserved.runs.is_empty() {
-            // An owner that cannot be told finds out when this process ends.
+            // An owner that cannot be told learns of it when this process ends.
             let _ = self.store.catalog.abort(self.reserved.id);
         }
     }

@@ -5,26 +5,26 @@ use ritornello_format::{Result, ScopeRegistry, StoredRegistry};
 use ritornello_medium::MediumFile;
 use std::sync::Arc;
 
-/// Dead bytes that the file may hold besides as many as it holds live ones.
+/// Dead bytes that the file may hold beyond the number of its live bytes.
 const DEAD_BYTES: u64 = 64 << 10;
 
-/// The file `SCOPES` of the owner.
+/// The owner's file `SCOPES`.
 #[derive(Debug)]
 pub(crate) struct RegistryFile {
     directory: Directory,
-    /// What records are appended to. `None` until this owner has replaced the file, and after an
-    /// append whose outcome on the disk is not known: the next change then replaces the file.
+    /// The file that records are appended to. `None` until this owner has replaced the file, and
+    /// after an append with unknown result on disk: the next change then replaces the file.
     file: Option<Arc<dyn MediumFile>>,
     length: u64,
-    /// Whether there is a record behind the head.
+    /// Whether any record follows the head.
     appended: bool,
-    /// Bytes of the live scopes, as the head and their records have them.
+    /// Bytes of live scopes in the head and in records.
     live: u64,
 }
 
 impl RegistryFile {
-    /// The file that holds `stored`. If anything was appended to it, it is replaced: what a former
-    /// owner appended may have been read from the page cache without being on the disk.
+    /// Opens the file that holds `stored`. Replaces it if it has appended records, because those of
+    /// a former owner may have been read from the page cache without being on disk.
     ///
     /// # Errors
     /// As of [`Directory::write_registry`].
@@ -37,8 +37,8 @@ impl RegistryFile {
         Ok(opened)
     }
 
-    /// The file's bytes at most while the live scopes take `live`, with the new file of a
-    /// replacement beside it.
+    /// Maximum bytes of the file while live scopes take `live`, including its replacement beside
+    /// it.
     pub(crate) const fn bytes_max(live: u64) -> u64 {
         3 * live + DEAD_BYTES
     }
@@ -48,24 +48,24 @@ impl RegistryFile {
         self.live
     }
 
-    /// Makes a registration durable: appends `record`, or replaces the file by `changed`, the registry
-    /// with the registration.
+    /// Makes a registration durable: appends `record`, or replaces the file by `changed`, the
+    /// registry with the registration.
     ///
     /// # Errors
-    /// Those of the file system, with advice: a next owner may find the registration or not, under a
-    /// slot that no page has. `Fatal` as of [`Directory::write_registry`].
+    /// Those of the file system, with advice: a next owner may find the registration or not, under
+    /// a slot that no page has. `Fatal` as of [`Directory::write_registry`].
     pub(crate) fn register(&mut self, record: &[u8], changed: &ScopeRegistry) -> Result<()> {
         let added = record.len() as u64;
         let Some(file) = self.appendable(added, self.live + added) else {
             return self.replace(changed);
         };
         if let Err(error) = file.write_at(record, self.length) {
-            // Without the part that was written, the next record may follow.
+            // After the partial record is cut off, the next record may follow.
             self.file = file.set_len(self.length).is_ok().then_some(file);
             return Err(self.directory.refused(error).with("file", SCOPES));
         }
-        // A second sync of the same file may succeed without writing what the first one lost: after
-        // an error the file is not appended to again.
+        // A second sync of the same file may succeed without writing what the first one lost, so
+        // the file is not appended to after an error.
         file.sync_data().map_err(|error| self.directory.refused(error).with("file", SCOPES))?;
         self.file = Some(file);
         self.length += added;
@@ -74,12 +74,12 @@ impl RegistryFile {
         Ok(())
     }
 
-    /// Makes a removal of scopes durable, which took `freed` bytes: appends `record`, or replaces the
-    /// file by `changed`, the registry without them. `former` is the registry with them.
+    /// Makes a removal of scopes of `freed` bytes durable: appends `record`, or replaces the file
+    /// by `changed`, the registry without them. `former` is the registry with them.
     ///
     /// # Errors
-    /// Those of the file system, with advice: `former` holds. `Fatal` if either of the two may hold
-    /// after the next opening.
+    /// Those of the file system, with advice: `former` holds. `Fatal` if the next opening may find
+    /// either of the two.
     pub(crate) fn remove(
         &mut self,
         record: &[u8],
@@ -93,7 +93,7 @@ impl RegistryFile {
             let error = self.directory.refused(error).with("file", SCOPES);
             return match self.replace(former) {
                 Ok(()) => Err(error),
-                Err(_) => Err(self.directory.unsure(SCOPES).because(error)),
+                Err(_) => Err(self.directory.uncertain_error(SCOPES).because(error)),
             };
         }
         self.file = Some(file);
@@ -103,11 +103,11 @@ impl RegistryFile {
         Ok(())
     }
 
-    /// Replaces the file by `registry`, which is what it holds, if anything was appended: the next owner
-    /// reads a head alone, which earlier versions read as well.
+    /// Replaces the file by `registry`, its own contents, if any record was appended: the next
+    /// owner then reads a head only, which earlier versions can read too.
     ///
     /// # Errors
-    /// Those of the file system: the file holds the same as before.
+    /// Those of the file system: the contents are unchanged.
     pub(crate) fn compact(&mut self, registry: &ScopeRegistry) -> Result<()> {
         if self.appended { self.replace(registry) } else { Ok(()) }
     }
@@ -118,7 +118,7 @@ impl RegistryFile {
     /// As of [`Directory::write_registry`].
     pub(crate) fn replace(&mut self, registry: &ScopeRegistry) -> Result<()> {
         let bytes = registry.encode();
-        // After an error the old file may be none of the directory's any more.
+        // After an error the old file may no longer be in the directory.
         self.file = None;
         self.file = Some(self.directory.write_registry(&bytes)?);
         self.length = bytes.len() as u64;
@@ -127,8 +127,8 @@ impl RegistryFile {
         Ok(())
     }
 
-    /// Takes the file out, if `added` bytes may be appended to it where `live` bytes of it would be
-    /// live then.
+    /// Takes the file for an append of `added` bytes, or `None` if it must be replaced. `live` is
+    /// the number of its live bytes afterwards.
     fn appendable(&mut self, added: u64, live: u64) -> Option<Arc<dyn MediumFile>> {
         if self.length + added > 2 * live + DEAD_BYTES {
             return None;

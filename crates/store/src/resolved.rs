@@ -1,20 +1,21 @@
-//! Scopes that were resolved lately: what a call on one of them need not ask the catalog.
+//! A cache of recently resolved scopes, so that calls on them skip the catalog.
 
 use crate::catalog::ScopeRef;
 use parking_lot::RwLock;
 use ritornello_format::Scope;
 
-/// Scopes that are remembered: those of a few models, split over heads and stages.
+/// Maximum scopes cached: those of a few models, split over heads and stages.
 const KNOWN: usize = 128;
 
 /// Scopes and their references, newest last. Found by comparing descriptions, which is cheaper than
-/// their digest, and an equal description needs no further check.
+/// hashing them, and an equal description needs no further check.
 #[derive(Debug, Default)]
 pub(crate) struct Resolved(RwLock<Vec<(ScopeRef, Scope)>>);
 
 impl Resolved {
-    /// The references of `scopes`, `None` for one that is not known. Those of one model are resolved
-    /// in the order in which they are asked for: each is looked for first behind the one before.
+    /// Passes the references of `scopes` to `each`, `None` for an unknown one. The scopes of one
+    /// model are usually requested in the order of their resolution, so each search starts behind
+    /// the previous hit.
     pub(crate) fn find(&self, scopes: &[&Scope], mut each: impl FnMut(Option<ScopeRef>)) {
         let known = self.0.read();
         let mut next = 0;
@@ -28,7 +29,7 @@ impl Resolved {
         }
     }
 
-    /// Remembers a scope, in place of the one that came first if there are many.
+    /// Adds a scope; the oldest one makes way if there are too many.
     pub(crate) fn note(&self, reference: ScopeRef, scope: &Scope) {
         let mut known = self.0.write();
         if known.len() >= KNOWN {
@@ -37,12 +38,12 @@ impl Resolved {
         known.push((reference, scope.clone()));
     }
 
-    /// Has the catalog asked again about all.
+    /// Removes all scopes.
     pub(crate) fn clear(&self) {
         self.0.write().clear();
     }
 
-    /// Has the catalog asked again.
+    /// Removes `scopes`.
     pub(crate) fn forget(&self, scopes: &[&Scope]) {
         self.0.write().retain(|(_, known)| !scopes.contains(&known));
     }

@@ -1,10 +1,10 @@
-//! Group commit: callers who want durability share rounds, one at a time.
+//! Group commit: callers that want durability share sync rounds, one at a time.
 //!
-//! A caller is served by any round that began after it asked. So one that finds a round running
-//! waits for the next, which the first of those who wait leads for all of them. A round that failed
-//! for good is the last: after a failed sync the kernel may report success for pages that it
-//! dropped (Rebello et al., "Can Applications Recover from fsync Failures?", ATC '20).
-//! `tests/loom_rounds.rs` tries every order.
+//! A caller is served by any round that began after its request. A caller that finds a round
+//! running waits for the next one, which the first waiting caller leads for all of them. No round
+//! follows one that failed for good: after a failed sync the kernel may report success for pages
+//! that it dropped (Rebello et al., "Can Applications Recover from fsync Failures?", ATC '20).
+//! `tests/loom_rounds.rs` checks every interleaving.
 
 use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering};
 use ritornello_format::{Error, ErrorKind, Result};
@@ -12,14 +12,14 @@ use std::fmt;
 use std::sync::OnceLock;
 use std::time::Instant;
 
-/// Called by the thread that met the failure, under its locks: it must not wait.
+/// Called by the thread that met the failure, with its locks held: it must not block.
 pub type OnPoison = Box<dyn Fn() + Send + Sync>;
 
-/// The rounds of a store.
+/// The sync rounds of a store.
 #[derive(Default)]
 pub struct Rounds {
     /// Number of requests.
-    wanted: AtomicU64,
+    requested: AtomicU64,
     /// Held while a round runs.
     progress: Mutex<Progress>,
     poison: OnceLock<String>,
@@ -34,18 +34,19 @@ struct Progress {
     ended: bool,
 }
 
-/// No round runs while this is held.
+/// Prevents rounds while held.
 #[derive(Debug)]
 pub struct Turn<'a>(#[expect(dead_code, reason = "held, not looked at")] MutexGuard<'a, Progress>);
 
 impl Rounds {
-    /// Returns once a `round` that began after this call has succeeded, this caller's or another's.
+    /// Returns once a `round` that began after this call has succeeded, led by this caller or
+    /// another.
     ///
     /// # Errors
-    /// `Retry` if the rounds before it have not ended by `deadline`. Those of `round`: all but
-    /// `Retry` poison. `Fatal` without a round if it is poisoned; `Closed` after [`Rounds::end`].
+    /// `Retry` if earlier rounds have not ended by `deadline`. Those of `round`: all but `Retry`
+    /// poison. `Fatal` without a round if poisoned; `Closed` after [`Rounds::end`].
     pub fn join(&self, deadline: Instant, round: impl FnOnce() -> Result<()>) -> Result<()> {
-        let request = self.wanted.fetch_add(1, Ordering::AcqRel) + 1;
+        let request = self.requested.fetch_add(1, Ordering::AcqRel) + 1;
         let mut progress = self.progress.try_lock_until(deadline).ok_or_else(busy)?;
         if progress.covered >= request {
             return Ok(());
@@ -54,14 +55,14 @@ impl Rounds {
         if progress.ended {
             return Err(Error::new(ErrorKind::Closed, "the store is closed: open it again"));
         }
-        // Whoever asks from here on may have written too late for this round.
-        let covers = self.wanted.load(Ordering::Acquire);
+        // A later request may have been written too late for this round.
+        let covers = self.requested.load(Ordering::Acquire);
         round().inspect_err(|error| self.poison(error))?;
         progress.covered = covers;
         Ok(())
     }
 
-    /// Waits for the round that runs, and keeps others from beginning.
+    /// Waits for the running round and prevents further ones.
     ///
     /// # Errors
     /// `Retry` if it has not ended by `deadline`.
@@ -69,10 +70,11 @@ impl Rounds {
         self.progress.try_lock_until(deadline).map(Turn).ok_or_else(busy)
     }
 
-    /// Returns once no round runs. None begins afterwards.
+    /// Waits until no round runs, and prevents further ones for good.
     ///
     /// # Errors
-    /// `Retry` if the round that runs has not ended by `deadline`; `Fatal` if one has failed for good.
+    /// `Retry` if the running round has not ended by `deadline`; `Fatal` if a round has failed for
+    /// good.
     pub fn end(&self, deadline: Instant) -> Result<()> {
         let mut progress = self.progress.try_lock_until(deadline).ok_or_else(busy)?;
         self.check()?;
@@ -80,8 +82,8 @@ impl Rounds {
         Ok(())
     }
 
-    /// After a sync that failed with `error`: unless it may be tried again, nothing is synced ever
-    /// after.
+    /// Records a sync that failed with `error`. Unless the error is `Retry`, no round runs
+    /// afterwards.
     pub fn poison(&self, error: &Error) {
         if error.kind() != ErrorKind::Retry && self.poison.set(error.to_string()).is_ok() {
             match self.on_poison.get() {
@@ -91,8 +93,8 @@ impl Rounds {
         }
     }
 
-    /// Has `told` called, instead of a log line, when the store is poisoned; or now if it is. Set
-    /// once.
+    /// Sets the callback for poisoning, which replaces the log line; calls it immediately if
+    /// already poisoned. Only the first call has an effect.
     pub fn on_poison(&self, told: OnPoison) {
         if self.on_poison.set(told).is_ok()
             && self.cause().is_some()
@@ -102,14 +104,14 @@ impl Rounds {
         }
     }
 
-    /// After a change that failed so that nobody knows what is on the disk.
+    /// Records a failed change after which the state of the disk is unknown.
     pub fn poison_if_fatal(&self, error: &Error) {
         if error.kind() == ErrorKind::Fatal {
             self.poison(error);
         }
     }
 
-    /// What poisoned it.
+    /// The failure that poisoned the store.
     #[must_use]
     pub fn cause(&self) -> Option<&str> {
         self.poison.get().map(String::as_str)

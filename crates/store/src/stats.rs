@@ -1,4 +1,4 @@
-//! Figures of a store, as `stat` and the metrics show them.
+//! Statistics of a store, as `stat` and the metrics show them.
 
 use crate::eviction::EvictionStats;
 use ritornello_index::Tuning;
@@ -7,12 +7,12 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The owner's figures.
+/// The owner's statistics.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct CatalogStats {
     /// Identity of the store, as hexadecimal digits.
     pub uuid: String,
-    /// Number of this owner since the store was made.
+    /// Number of this owner since the store was created.
     pub epoch: u32,
     /// Process id of the owner.
     pub owner_pid: u32,
@@ -22,9 +22,9 @@ pub struct CatalogStats {
     pub index: String,
     /// Budget in bytes: segments and metadata.
     pub capacity_bytes: u64,
-    /// Blocks allocated to all files of the store now.
+    /// Blocks allocated to all files of the store.
     pub allocated_bytes: u64,
-    /// Bytes a segment file.
+    /// Bytes per segment file.
     pub segment_bytes: u64,
     /// Segment files that exist.
     pub segments: u64,
@@ -32,119 +32,119 @@ pub struct CatalogStats {
     pub segments_max: u64,
     /// All files of the store.
     pub files: u64,
-    /// Bytes held by runs (headers and padding too).
+    /// Bytes held by runs, including headers and padding.
     pub used_bytes: u64,
-    /// Free bytes in existing segments, ready for use.
+    /// Free bytes in existing segments.
     pub free_bytes: u64,
-    /// Bytes freed but not yet durably so.
+    /// Bytes freed by records that are not durable yet.
     pub limbo_bytes: u64,
     /// Bytes removed while leased.
     pub deferred_bytes: u64,
-    /// Bytes in reservations, those of lost clients included.
+    /// Bytes in reservations, including those of dead clients.
     pub reserved_bytes: u64,
-    /// Bytes withheld because the bytes there could not be believed.
+    /// Bytes withheld because their contents failed verification.
     pub quarantined_bytes: u64,
     /// Free extents by size class: lower bound in bytes, number.
     pub free_extents: BTreeMap<u64, u64>,
-    /// Mean extents of a run placed since open.
+    /// Mean extents of runs placed since open.
     pub extents_per_run: f64,
-    /// Who goes when space is wanted, and how well that would have been chosen otherwise.
+    /// The eviction policy, and how others would have done.
     pub eviction: EvictionStats,
-    /// How the allocator does.
+    /// State of the allocator.
     pub health: SpaceHealth,
     /// The directories of the segments.
     pub paths: Vec<PathStats>,
     /// Live scopes.
     pub scopes: u64,
-    /// The scopes that hold most, largest first, [`SCOPES_SHOWN`] at most.
+    /// The scopes that hold most, largest first, at most [`SCOPES_SHOWN`].
     pub largest_scopes: Vec<ScopeUsage>,
-    /// Bytes that are retained.
+    /// Retained bytes.
     pub retained_bytes: u64,
-    /// Which pages are written.
+    /// Admission of pages.
     pub admission: AdmissionStats,
     /// Runs in the index.
     pub runs: u64,
     /// Pages in the index.
     pub pages: u64,
-    /// Memory of the index.
+    /// Bytes of memory of the index.
     pub index_memory_bytes: u64,
-    /// The ceiling of that, and how much of what it allows is held, in percent: puts are skipped at
-    /// 100. Zero: it has none.
+    /// Memory ceiling of the index, and the part of it in use, in percent: puts are skipped at 100.
+    /// Zero for no ceiling.
     pub index_memory_max_bytes: u64,
-    /// See there.
+    /// See `index_memory_max_bytes`.
     pub index_memory_percent: u32,
-    /// What the index `lsm` would take instead; `None` if it is that.
+    /// What the index `lsm` would take instead; `None` if the index is `lsm`.
     pub index_as_lsm: Option<LsmEstimate>,
-    /// Files of the index.
+    /// Bytes of the index's files.
     pub index_disk_bytes: u64,
-    /// Bytes the index wrote since open.
+    /// Bytes that the index wrote since open.
     pub index_written_bytes: u64,
-    /// How the index is shaped and why, where it shapes itself: `lsm`.
+    /// The tuning of a self-tuning index (`lsm`).
     pub index_tuning: Option<IndexTuning>,
-    /// Leases held.
+    /// Current leases.
     pub leases: u64,
     /// Connected client processes.
     pub clients: u64,
-    /// Connected-to reservations outstanding.
+    /// Reservations in progress.
     pub reservations: u64,
-    /// How bytes move, and why that way.
+    /// The I/O backend, and why it was chosen.
     pub io: IoStats,
-    /// Whether the store refuses to go on, and why.
+    /// What poisoned the store, if it is poisoned.
     pub poisoned: Option<String>,
-    /// Space that cannot be used now: the store is degraded if there is any.
+    /// Space that cannot be used now; if there is any, the store is degraded.
     pub unavailable: Unavailable,
-    /// Counted since open, by name.
+    /// Counters since open, by name.
     pub counters: BTreeMap<String, u64>,
-    /// Milliseconds that opening took.
+    /// Duration of opening in milliseconds.
     pub open_ms: f64,
     /// What recovery dropped, by reason.
     pub dropped_at_open: BTreeMap<String, u64>,
 }
 
-/// Volumes and segments that are away, and what lies there.
+/// Volumes and segments that are away, and their contents.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Unavailable {
-    /// One sentence each, the first 64: directory, and why it cannot be used.
+    /// At most 64 sentences: directory, and why it cannot be used.
     pub reasons: Vec<String>,
-    /// Runs whose pages are misses until their space is back.
+    /// Runs whose pages are misses until their space returns.
     pub runs: u64,
 }
 
-/// What an index of so many runs and pages would take as `lsm`: see [`LsmEstimate::of`].
+/// Estimate of an index `lsm` for a number of runs and pages: see [`LsmEstimate::of`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LsmEstimate {
-    /// Bytes of memory at most, however large it is.
+    /// Maximum bytes of memory, at any size.
     pub memory_bytes: u64,
-    /// Bytes of files, log included. While it rewrites its tables they are there twice.
+    /// Bytes of files including the log. While tables are rewritten they exist twice.
     pub disk_bytes: u64,
 }
 
 /// The shape of an LSM-tree, and the decisions that led to it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct IndexTuning {
-    /// Whether it follows what the index is asked to do.
+    /// Whether the shape adapts to the workload.
     pub adaptive: bool,
-    /// Operations on entries of the tree that were counted since open.
+    /// Operations on entries of the tree since open.
     pub operations: u64,
     /// Size ratio (T) in force.
     pub ratio: u32,
-    /// Most sorted runs a level (K) in force.
+    /// Maximum sorted runs per level (K) in force.
     pub runs: u32,
-    /// Size ratio that it moves to, a step with each flush.
+    /// Size ratio being approached, one step per flush.
     pub target_ratio: u32,
-    /// Runs a level that it moves to.
+    /// Runs per level being approached.
     pub target_runs: u32,
-    /// Levels; none while everything fits the memtable.
+    /// Number of levels; zero while everything fits the memtable.
     pub levels: u32,
-    /// Sorted runs that there are now.
+    /// Present sorted runs.
     pub sorted_runs: u64,
-    /// Bytes that compactions wrote over bytes that flushes wrote, since open.
+    /// Bytes written by compactions over bytes written by flushes, since open.
     pub rewrites: f64,
     /// The latest decisions, oldest first.
     pub decisions: Vec<IndexDecision>,
 }
 
-/// One decision about the shape. Where the setting stays, another one promised too little.
+/// A decision about the shape. If the setting is unchanged, the alternative promised too little.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct IndexDecision {
     /// Operations counted before it.
@@ -153,27 +153,27 @@ pub struct IndexDecision {
     pub reason: String,
     /// Share of writes among the operations of the window.
     pub writes: f64,
-    /// Of point lookups that found their key.
+    /// Share of point lookups that found their key.
     pub hits: f64,
-    /// Of range reads.
+    /// Share of range reads.
     pub ranges: f64,
-    /// Of point lookups that found nothing.
+    /// Share of point lookups that found nothing.
     pub empty: f64,
     /// Bytes of the tree.
     pub tree_bytes: u64,
-    /// Bytes that a flush writes.
+    /// Bytes written per flush.
     pub flush_bytes: u64,
-    /// Size ratio aimed at before.
+    /// Previous target of the size ratio.
     pub ratio_from: u32,
-    /// Runs a level aimed at before.
+    /// Previous target of runs per level.
     pub runs_from: u32,
-    /// Size ratio aimed at since.
+    /// New target of the size ratio.
     pub ratio: u32,
-    /// Runs a level aimed at since.
+    /// New target of runs per level.
     pub runs: u32,
-    /// Nanoseconds an operation that the former were predicted to cost.
+    /// Predicted nanoseconds per operation with the previous targets.
     pub cost_from_ns: f64,
-    /// And the latter.
+    /// Predicted nanoseconds per operation with the new targets.
     pub cost_ns: f64,
 }
 
@@ -215,40 +215,40 @@ impl From<Decision> for IndexDecision {
     }
 }
 
-/// How the allocator does.
+/// State of the allocator.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SpaceHealth {
-    /// Bytes that are kept free, so that there is something to choose from.
+    /// Bytes kept free, so that the allocator has a choice.
     pub reserve_bytes: u64,
-    /// Bytes between the ends of pages and the 4 KiB that they are padded to; those of encoded
-    /// pages, less than a unit beyond the longest of its run, are not known here.
+    /// Bytes of padding between the ends of pages and the next 4 KiB. Excludes encoded pages, whose
+    /// padding is less than a unit beyond the longest page of the run.
     pub padding_bytes: u64,
     /// Bytes of run headers.
     pub header_bytes: u64,
-    /// Mean extents of the runs that are there; one if there are none.
+    /// Mean extents of present runs; one if there are none.
     pub extents_per_run: f64,
-    /// Pieces that pages up to 256 KiB lie in.
+    /// Pieces of pages up to 256 KiB.
     pub small_pages: Pieces,
-    /// Pieces that longer pages lie in.
+    /// Pieces of longer pages.
     pub large_pages: Pieces,
-    /// Bytes written to segments since open: pages, headers, padding, and runs that were moved.
+    /// Bytes written to segments since open: pages, headers, padding, and moved runs.
     pub written_bytes: u64,
     /// Bytes of pages admitted since open.
     pub admitted_bytes: u64,
-    /// The one by the other. What the index writes is in `index_written_bytes`.
+    /// `written_bytes` over `admitted_bytes`. The index's writes are in `index_written_bytes`.
     pub write_amplification: f64,
-    /// Bytes of segments that are to go and do not yet.
+    /// Bytes of closed segments that are not removed yet.
     pub closed_bytes: u64,
 }
 
-/// Pieces a page; zero where there are no pages.
+/// Pieces per page; zero without pages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pieces {
-    /// Of half of the pages at most.
+    /// Median.
     pub p50: u32,
-    /// Of 99 of 100 at most.
+    /// 99th percentile.
     pub p99: u32,
-    /// Of any, 64 standing for more as well.
+    /// Maximum; 64 includes higher numbers.
     pub max: u32,
 }
 
@@ -257,78 +257,79 @@ pub struct Pieces {
 pub struct PathStats {
     /// The directory, relative to the store's or absolute.
     pub dir: String,
-    /// Whether nothing new is placed there, and what is there is on its way out.
+    /// Whether the directory is being drained: no run is placed there, and its runs are moved or
+    /// evicted.
     pub draining: bool,
     /// Segment files.
     pub segments: u64,
-    /// Bytes of them that are in use.
+    /// Used bytes of them.
     pub used_bytes: u64,
     /// Why the directory cannot be used now; `None` if it can.
     pub away: Option<String>,
 }
 
-/// Scopes in [`CatalogStats::largest_scopes`] at most.
+/// Maximum scopes in [`CatalogStats::largest_scopes`].
 pub const SCOPES_SHOWN: usize = 16;
 
-/// What one scope holds, and may hold.
+/// Contents and limits of one scope.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ScopeUsage {
     /// Digest of its identity, as hexadecimal digits.
     pub id: String,
-    /// The model it names.
+    /// The model that the scope names.
     pub model: String,
-    /// How pages that are put are encoded.
+    /// Codec of pages that are put.
     pub codec: String,
-    /// Pages.
+    /// Number of pages.
     pub pages: u64,
-    /// Bytes on disk, headers and padding too.
+    /// Bytes on disk, including headers and padding.
     pub bytes: u64,
-    /// Bytes on disk that it may hold, if it has a quota.
+    /// The scope's quota in bytes on disk, if any.
     pub quota_bytes: Option<u64>,
-    /// Bytes of it that are retained.
+    /// Retained bytes.
     pub retained_bytes: u64,
-    /// Bytes of it that may be retained.
+    /// Maximum retained bytes.
     pub retained_bytes_max: u64,
 }
 
-/// Which pages are written.
+/// Admission of pages.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct AdmissionStats {
-    /// As configured.
+    /// The configured mode.
     pub mode: String,
-    /// What is in force now.
+    /// The mode in force now.
     pub policy: String,
-    /// Bytes that may be written a day, if there is a budget.
+    /// Bytes that may be written per day, if there is a budget.
     pub budget_bytes_per_day: Option<u64>,
     /// Bytes that may be written at once now, if there is a budget.
     pub available_bytes: Option<u64>,
-    /// Pages remembered that were not written.
+    /// Refused pages that are remembered.
     pub ghost_pages: u64,
 }
 
-/// How bytes move in this process.
+/// The I/O of this process.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct IoStats {
     /// `uring`, `pool`, `buffered` or `mapped`.
     pub mode: String,
-    /// Past the page cache.
+    /// Whether I/O bypasses the page cache.
     pub direct: bool,
-    /// Staging memory is in huge pages.
+    /// Whether staging memory is in huge pages.
     pub huge_pages: bool,
     /// The file system.
     pub file_system: String,
-    /// What a user should know.
+    /// Warnings for the user.
     pub warnings: Vec<String>,
 }
 
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
-        /// Monotone counters since open.
+        /// Monotonic counters since open.
         #[derive(Debug, Default)]
         pub struct Counters { $($(#[$doc])* pub $name: Counter,)* }
 
         impl Counters {
-            /// All of them by name.
+            /// All counters by name.
             #[must_use]
             pub fn snapshot(&self) -> BTreeMap<String, u64> {
                 BTreeMap::from([$((stringify!($name).to_owned(), self.$name.get()),)*])
@@ -340,82 +341,81 @@ macro_rules! counters {
 counters! {
     /// Calls of `probe` and `lease`.
     probes,
-    /// Pages asked for by them.
+    /// Pages requested by them.
     pages_probed,
     /// Pages found by them.
     pages_hit,
     /// Pages committed.
     pages_stored,
-    /// Pages of a put that were there already.
+    /// Pages of puts that were present already.
     pages_present,
-    /// Pages refused, for whatever reason.
+    /// Pages refused, for any reason.
     pages_refused,
-    /// Of those: because everything is leased or being written, or because the deadline passed.
+    /// Refused because all space is leased or being written, or because the deadline passed.
     refused_space,
-    /// Of those: because the index has reached its share.
+    /// Refused because the index has reached its share of the budget.
     refused_metadata,
-    /// Of those: because of the scope's quota.
+    /// Refused because of the scope's quota.
     refused_quota,
-    /// Of those: because they were put for the first time.
+    /// Refused because they were put for the first time.
     refused_admission,
-    /// Of those: because the write budget is used up.
+    /// Refused because the write budget is used up.
     refused_write_budget,
-    /// Of those: because the index has reached its memory ceiling.
+    /// Refused because the index has reached its memory ceiling.
     refused_index_memory,
-    /// Pages that are stored in space which is away.
+    /// Refused because they are stored in absent space.
     refused_unavailable,
-    /// New scopes that were refused, because the registry is full and its scopes hold pages.
+    /// New scopes refused because the registry is full of scopes that hold pages.
     refused_scopes,
     /// Empty scopes that a full registry dropped.
     scopes_dropped,
-    /// Releases of leases by clients that do not hold them, which have no effect.
+    /// Releases of leases by clients that do not hold them, without effect.
     foreign_releases,
-    /// Runs that were to be retained and are, or for longer than before.
+    /// Runs retained, or retained for longer than before.
     runs_retained,
-    /// Runs that were to be retained and are not, or not any more: their quota went to runs that
-    /// are to be kept for longer.
+    /// Runs whose retention was refused or ended early in favour of longer ones.
     retentions_displaced,
-    /// Runs whose retention ended with its time.
+    /// Runs whose retention expired.
     retentions_lapsed,
     /// Pages evicted.
     pages_evicted,
-    /// Pages deleted, dropped scopes included.
+    /// Pages deleted, including those of dropped scopes.
     pages_deleted,
-    /// Pages removed because their bytes could not be believed.
+    /// Pages removed because they failed verification.
     pages_distrusted,
-    /// Runs given up at commit: aborted, orphaned, or stored by somebody else meanwhile.
+    /// Runs abandoned at commit: aborted, orphaned, or stored by another put meanwhile.
     runs_abandoned,
-    /// Times data and index were made durable.
+    /// Sync rounds of data and index.
     syncs,
-    /// Microseconds spent in that.
+    /// Microseconds spent in sync rounds.
     sync_micros,
-    /// Bytes of pages that were committed.
+    /// Bytes of committed pages.
     bytes_admitted,
-    /// Bytes written to segments for them, headers, padding and what was given up included.
+    /// Bytes written to segments for them, including headers, padding and abandoned runs.
     bytes_written,
     /// Runs moved to another place.
     runs_moved,
-    /// Bytes written by that.
+    /// Bytes written by moving runs.
     bytes_moved,
     /// Segment files removed.
     segments_removed,
     /// Runs read by the scrubber.
     scrubbed_runs,
-    /// Bytes read by it.
+    /// Bytes read by the scrubber.
     scrubbed_bytes,
-    /// Damaged pages that it found.
+    /// Damaged pages found by the scrubber.
     scrub_damaged_pages,
     /// Times a put had to wait for space to be reclaimed.
     reclaim_waits,
-    /// Leases that ran out before they were released.
+    /// Leases that expired before they were released.
     leases_expired,
-    /// Leases on fewer pages than are stored, because more would exceed the client's share.
+    /// Leases shortened because more pages would exceed the client's share.
     leases_shortened,
     /// Times that this process has reopened the store after a failed write or sync.
     reopenings,
 }
 
-/// One monotone counter.
+/// A monotonic counter.
 #[derive(Debug, Default)]
 pub struct Counter(AtomicU64);
 
@@ -432,12 +432,12 @@ impl Counter {
 }
 
 impl LsmEstimate {
-    /// Bytes on disk of a page and of a run, in tables that are compacted: keys, values, filters.
+    /// Bytes on disk of a page and of a run in compacted tables: keys, values, filters.
     const PAGE: u64 = 72;
     const RUN: u64 = 150;
 
-    /// By the lengths of what is stored, and a log as long as the memtables. `ritornello bench index
-    /// --backends lsm --entries 100000,1000000` measured 90 and 86 percent of it.
+    /// Computed from the lengths of entries, and a log as long as the memtables. `ritornello bench
+    /// index --backends lsm --entries 100000,1000000` measured 90 and 86 percent of it.
     #[must_use]
     pub fn of(runs: u64, pages: u64, index_bytes: u64) -> Self {
         let memtables = (index_bytes / 16).clamp(64 << 10, 64 << 20);

@@ -1,13 +1,13 @@
-//! Everybody's half of a store: payload moves here, questions go to the catalog.
+//! The payload half of a store, present in every process: it moves bytes, and asks a catalog where.
 
-use crate::catalog::{Catalog, HeldKeys, HeldScope, LeaseNumber, Leased, ScopeRef};
-use crate::engine::Reshape;
-use crate::moved::{Moved, StoreStats};
+use crate::catalog::{Catalog, KeyListing, LeaseNumber, Leased, ScopeListing, ScopeRef};
+use crate::core::CapacityChange;
 use crate::outcome::Outcome;
+use crate::owner_silent;
 use crate::put::PutBytes;
 use crate::resolved::Resolved;
-use crate::silence;
 use crate::ticket::Workers;
+use crate::transfer_stats::{StoreStats, TransferCounters};
 use ritornello_format::{Error, ErrorKind, Result, Scope, ScopeSettings, ScopeSlot, check_keys};
 use ritornello_volume::memory::{BorrowedPages, OffsetPages, PageSource, PageTarget};
 use ritornello_volume::process_id;
@@ -18,41 +18,41 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Blocking calls give up after this long if the caller sets no deadline.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+/// Default deadline of blocking calls.
+pub(crate) const DEFAULT_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Times that a call is tried when it could not be answered for now.
+/// Maximum attempts of a call that fails with `Retry`.
 const ATTEMPTS: u32 = 3;
-/// A call is not tried again when this long has passed since it was first refused.
+/// Maximum time from the first failure to the last attempt.
 const RETRY_FOR: Duration = Duration::from_secs(10);
 
-/// What a put says of its pages besides their keys.
+/// Options of a put.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Terms {
-    /// Key of the page before the first, where it is known.
+pub struct PutOptions {
+    /// Key of the page before the first, if known.
     pub parent: Option<Box<[u8]>>,
-    /// Seconds since 1970 until which the pages, and all before them that are known, are not to be
-    /// evicted; zero: they are ordinary. It is a year at most, and holds for whole runs. Within a
-    /// scope (`retained_bytes`, by default a quarter of its quota or of the store) and within half of
-    /// the store in all, what ends first gives way and is ordinary again. An end that is earlier
-    /// than the one already known changes nothing. Deleting and dropping are not held up.
+    /// Seconds since 1970 until which the pages and all known pages before them shall not be
+    /// evicted; zero for no retention. At most a year from now; applies to whole runs. Above the
+    /// scope's limit (`retained_bytes`, by default a quarter of its quota or of the store) or half
+    /// of the store in total, the retention that ends first is released. An earlier end than the
+    /// present one changes nothing. Deleting pages and dropping scopes end retention.
     pub retain_until: u64,
 }
 
-impl Terms {
-    /// Ordinary pages that follow `parent`.
+impl PutOptions {
+    /// No retention; the pages follow `parent`.
     #[must_use]
-    pub fn behind(parent: Option<&[u8]>) -> Self {
+    pub fn after(parent: Option<&[u8]>) -> Self {
         Self { parent: parent.map(Into::into), retain_until: 0 }
     }
 }
 
-/// A store, as callers see it: the same for the owner and for its clients.
+/// A store as callers see it, the same for the owner and its clients.
 pub struct Store {
     pub(crate) catalog: Arc<dyn Catalog>,
     pub(crate) segments: Arc<Segments>,
     pub(crate) staging: Arc<Staging>,
-    pub(crate) moved: Moved,
+    pub(crate) transfers: TransferCounters,
     resolved: Resolved,
     pub(crate) workers: Workers,
     process: u32,
@@ -60,7 +60,7 @@ pub struct Store {
 }
 
 impl Store {
-    /// A store over a catalog. `staging` bounds the memory that copies and unaligned reads take.
+    /// Creates a store over a catalog. `staging` bounds the memory of copies and unaligned reads.
     #[must_use]
     pub fn new(
         catalog: Arc<dyn Catalog>,
@@ -71,7 +71,7 @@ impl Store {
             catalog,
             segments,
             staging,
-            moved: Moved::default(),
+            transfers: TransferCounters::default(),
             resolved: Resolved::default(),
             workers: Workers::new(),
             process: process_id(),
@@ -79,14 +79,13 @@ impl Store {
         })
     }
 
-    /// The scopes that the store knows, in the order in which they were registered, and what each
-    /// holds.
+    /// Lists the scopes in order of registration, with their contents.
     ///
     /// # Errors
     /// Those of the connection.
-    pub fn scopes(&self) -> Result<Vec<HeldScope>> {
+    pub fn scopes(&self) -> Result<Vec<ScopeListing>> {
         self.check_process()?;
-        let mut scopes: Vec<HeldScope> = Vec::new();
+        let mut scopes: Vec<ScopeListing> = Vec::new();
         loop {
             let from = scopes.last().map_or(0, |last| last.slot.0 + 1);
             let more = self.catalog.scopes(ScopeSlot(from))?;
@@ -97,47 +96,47 @@ impl Store {
         }
     }
 
-    /// Keys of a scope, some at a time, oldest run first: whole runs behind `after`, the `last` of
-    /// the answer before or zero, until there are `limit` keys. Pages that come or go meanwhile may
-    /// be in it or not.
+    /// Lists keys of a scope in batches, oldest run first: whole runs behind `after` (zero, or
+    /// `last` of the previous batch) until there are `limit` keys. Pages added or removed meanwhile
+    /// may be included or not.
     ///
     /// # Errors
     /// Like `probe`.
-    pub fn keys(&self, scope: &Scope, after: u64, limit: u32) -> Result<HeldKeys> {
-        self.with_scope(scope, HeldKeys::default(), |s| self.catalog.keys(s, after, limit))
+    pub fn keys(&self, scope: &Scope, after: u64, limit: u32) -> Result<KeyListing> {
+        self.with_scope(scope, KeyListing::default(), |s| self.catalog.keys(s, after, limit))
     }
 
-    /// Changes capacity or directories, of a store that is in use. Returns when it is done.
+    /// Changes capacity or directories of a store in use. Returns when the change is complete.
     ///
     /// # Errors
-    /// `Retry` if that takes longer than some minutes: it is done in the background then. `Invalid`
-    /// for what cannot be.
-    pub fn reshape(&self, change: &Reshape) -> Result<()> {
+    /// `Retry` if it takes longer than some minutes; it then continues in the background. `Invalid`
+    /// for an impossible change.
+    pub fn change_capacity(&self, change: &CapacityChange) -> Result<()> {
         self.check_process()?;
-        self.catalog.reshape(change)
+        self.catalog.change_capacity(change)
     }
 
-    /// Sets the capacity, in bytes: see [`Store::reshape`].
+    /// Sets the capacity in bytes: see [`Store::change_capacity`].
     ///
     /// # Errors
     /// As there.
     pub fn resize(&self, capacity: u64) -> Result<()> {
-        self.reshape(&Reshape::Capacity(capacity))
+        self.change_capacity(&CapacityChange::Capacity(capacity))
     }
 
-    /// Sets what is to hold for a scope, durably, and registers the scope if it is new: what is not
-    /// named in `settings` goes back to the default. Pages that are there keep their encoding; a
-    /// quota below what the scope holds evicts from it at once.
+    /// Changes the settings of a scope, durably, and registers a new scope; fields not given in
+    /// `settings` return to the default. Present pages keep their encoding; a quota below what the
+    /// scope holds evicts at once.
     ///
     /// # Errors
-    /// `Invalid` for a codec that the scope's numbers do not suit, or more to retain than the quota.
+    /// `Invalid` for a codec that does not suit the scope's numbers, or more retention than quota.
     pub fn configure(&self, scope: &Scope, settings: &ScopeSettings) -> Result<()> {
         self.retry_stale(&[scope], || self.catalog.configure(self.registered(scope)?, settings))?;
         self.resolved.forget(&[scope]);
         Ok(())
     }
 
-    /// Number of leading pages that can be had.
+    /// Returns the number of leading pages present.
     ///
     /// # Errors
     /// `Invalid` for malformed keys.
@@ -147,25 +146,26 @@ impl Store {
         self.or_miss(asked, |_| 0)
     }
 
-    /// Like `probe`, with a lease that keeps the pages readable for `ttl` or until released. In a
-    /// scope whose keys do not chain, it keeps every page that is there.
+    /// Like `probe`, with a lease that keeps the pages readable for `ttl` or until released. In an
+    /// unchained scope the lease covers every page present.
     ///
-    /// A client's leases keep at most as much of the store as is left for the others: half of it, if
-    /// no other client has leases. A longer prefix is leased as far as it fits, and the answer counts
-    /// the pages that are leased; `probe` counts all. Reads are not bounded by this.
+    /// A client's leases cover at most as much of the store as is left for other clients: half of
+    /// it if no other client has leases. A longer prefix is leased as far as it fits, and the
+    /// answer counts the leased pages; `probe` counts all. Reads are not bounded by this.
     ///
     /// # Errors
-    /// Like `probe`; `Retry` if there are too many leases, or if the client's share of the store has
-    /// no room for the first page: release leases that are not needed.
+    /// Like `probe`; `Retry` if there are too many leases, or the first page exceeds the client's
+    /// share of the store: release leases that are not needed.
     pub fn lease(&self, scope: &Scope, keys: &[&[u8]], ttl: Duration) -> Result<Leased> {
         self.lease_all(&[scope], keys, ttl)
     }
 
-    /// The leading pages that are in all of `scopes`, under one lease: one question for pages that
-    /// are stored in several objects.
+    /// Leases the leading pages present in all of `scopes`, with one lease and one call, for pages
+    /// that are stored as several objects.
     ///
     /// # Errors
-    /// Like `lease`; `Invalid` for more than [`crate::LEASED_AT_ONCE`] pages, counted in every scope.
+    /// Like `lease`; `Invalid` for more than [`crate::LEASE_PAGES_MAX`] pages, counted in every
+    /// scope.
     pub fn lease_all(&self, scopes: &[&Scope], keys: &[&[u8]], ttl: Duration) -> Result<Leased> {
         check_keys(keys)?;
         let none = Leased { pages: 0, lease: LeaseNumber::default() };
@@ -176,7 +176,7 @@ impl Store {
         self.or_miss(asked, |_| none)
     }
 
-    /// Ends a lease of this process. One of another process is left as it is.
+    /// Ends a lease of this process. Leases of other processes are not affected.
     ///
     /// # Errors
     /// Those of the connection.
@@ -185,7 +185,7 @@ impl Store {
         if lease == LeaseNumber::default() { Ok(()) } else { self.catalog.release(lease) }
     }
 
-    /// Which pages are there, each by itself.
+    /// Returns which pages are present, each by itself.
     ///
     /// # Errors
     /// Like `probe`.
@@ -196,24 +196,25 @@ impl Store {
         self.or_miss(asked, |_| none())
     }
 
-    /// Stores pages; those that are there already are skipped. `source` has one page a key.
+    /// Stores pages, and skips those present. `source` has one page per key.
     ///
     /// # Errors
-    /// `Invalid` for bad keys, sizes or scopes; what cannot be stored otherwise is in the outcome.
+    /// `Invalid` for bad keys, sizes or scopes; other reasons why pages were not stored are in the
+    /// outcome.
     pub fn put_batch(
         &self,
         scope: &Scope,
         keys: &[&[u8]],
         source: &dyn PageSource,
-        terms: &Terms,
+        options: &PutOptions,
         control: &Control,
     ) -> Result<Outcome> {
-        self.put_pages(scope, keys, PutBytes { source, lacking: 0 }, terms, control)
+        self.put_pages(scope, keys, PutBytes { source, lacking: 0 }, options, control)
     }
 
-    /// Acknowledges pages that are stored, as a put of them does, without their bytes: in `durable`
-    /// mode they are durable when this returns, and the next `flush` covers them. Returns the
-    /// number of leading pages that are stored.
+    /// Acknowledges stored pages as a put of them does, without their bytes: in `durable` mode they
+    /// are durable on return, and the next `flush` covers them. Returns the number of leading pages
+    /// stored.
     ///
     /// # Errors
     /// Like `put_batch`.
@@ -221,13 +222,13 @@ impl Store {
         &self,
         scope: &Scope,
         keys: &[&[u8]],
-        terms: &Terms,
+        options: &PutOptions,
         control: &Control,
     ) -> Result<usize> {
         let none = BorrowedPages::new(&[]);
         let source = &OffsetPages::new(&none, keys.len());
         let bytes = PutBytes { source, lacking: keys.len() };
-        Ok(self.put_pages(scope, keys, bytes, terms, control)?.pages)
+        Ok(self.put_pages(scope, keys, bytes, options, control)?.pages)
     }
 
     pub(crate) fn put_pages(
@@ -235,25 +236,25 @@ impl Store {
         scope: &Scope,
         keys: &[&[u8]],
         bytes: PutBytes<'_>,
-        terms: &Terms,
+        options: &PutOptions,
         control: &Control,
     ) -> Result<Outcome> {
         self.check_batch(keys, bytes.source.len())?;
         let started = Instant::now();
         let outcome = self.retry_stale(&[scope], || match self.registered(scope) {
-            // The registry is full: pages of a new scope cannot be put.
+            // The registry is full, so pages of a new scope cannot be put.
             Err(error) if error.kind() == ErrorKind::Miss => {
                 tracing::debug!(%error, "a put of a new scope was refused");
                 Ok(Outcome::none(keys.len(), "scopes"))
             }
-            scope_ref => self.put(scope_ref?, scope, keys, bytes, terms, control),
+            scope_ref => self.put(scope_ref?, scope, keys, bytes, options, control),
         });
         let outcome = self.or_miss(outcome, |reason| Outcome::none(keys.len(), reason))?;
         Ok(outcome.timed(started.elapsed()))
     }
 
-    /// Reads the leading pages into `target`, one page a key; in a scope whose keys do not chain,
-    /// every page that is there. A page counts when it is verified.
+    /// Reads the leading pages (in an unchained scope, every page present) into `target`, one page
+    /// per key. Only verified pages count.
     ///
     /// # Errors
     /// Like `put_batch`.
@@ -274,7 +275,7 @@ impl Store {
         Ok(outcome.timed(started.elapsed()))
     }
 
-    /// Counts as a use of the leading pages; returns their number.
+    /// Records a use of the leading pages. Returns their number.
     ///
     /// # Errors
     /// Like `probe`.
@@ -284,7 +285,8 @@ impl Store {
         self.or_miss(asked, |_| 0)
     }
 
-    /// Removes pages; in chained scopes with all behind them. Returns how many of `keys` went.
+    /// Removes pages; in chained scopes with all pages behind them. Returns how many of `keys` were
+    /// present.
     ///
     /// # Errors
     /// Like `probe`.
@@ -293,7 +295,7 @@ impl Store {
         self.with_scope(scope, 0, |scope| self.catalog.delete(scope, keys))
     }
 
-    /// Forgets a scope and its pages, durably at once. The bytes stay until overwritten.
+    /// Drops a scope and its pages, durably at once. The bytes stay on disk until overwritten.
     ///
     /// # Errors
     /// Like `probe`.
@@ -303,7 +305,7 @@ impl Store {
         Ok(())
     }
 
-    /// Drops every scope.
+    /// Drops all scopes.
     ///
     /// # Errors
     /// `Retry` while the store is poisoned or reopened.
@@ -313,23 +315,23 @@ impl Store {
         self.catalog.clear()
     }
 
-    /// Everything put before survives power loss.
+    /// Makes everything put before durable.
     ///
     /// # Errors
-    /// `Retry` while the store is poisoned or reopened; `Miss`, once, where what was put since the
-    /// last flush may be gone.
+    /// `Retry` while the store is poisoned or reopened; `Miss`, once, if puts since the last flush
+    /// may be lost.
     pub fn flush(&self) -> Result<()> {
         self.check_process()?;
         self.catalog.flush()
     }
 
-    /// Figures.
+    /// Returns statistics.
     ///
     /// # Errors
     /// Those of the connection.
     pub fn stats(&self) -> Result<StoreStats> {
         self.check_process()?;
-        let transfer = self.moved.stats(self.staging.stats().in_use as u64);
+        let transfer = self.transfers.stats(self.staging.stats().in_use as u64);
         Ok(StoreStats { catalog: self.catalog.stats()?, transfer })
     }
 
@@ -339,15 +341,15 @@ impl Store {
         &self.staging
     }
 
-    /// Finishes the tickets that run, answers those that wait, and refuses what comes later.
+    /// Finishes running tickets, ends waiting ones, and rejects later calls.
     pub fn close(&self) {
         if process_id() == self.process && !self.closed.swap(true, Ordering::AcqRel) {
             self.workers.close();
         }
     }
 
-    /// Refuses a closed handle, and one that was opened before a fork: the child has neither the
-    /// threads nor the locks that the handle relies on.
+    /// Rejects a closed handle, and one from before a fork: the child has neither the threads nor
+    /// the locks that the handle relies on.
     fn check_process(&self) -> Result<()> {
         if process_id() != self.process {
             return Err(Error::new(
@@ -372,13 +374,13 @@ impl Store {
             .with("pages", pages))
     }
 
-    /// `miss`, which is told the reason, instead of an error that says that the owner does not
-    /// answer for now.
+    /// Replaces an error that says that the owner does not answer for now by `miss`, which receives
+    /// the reason.
     fn or_miss<T>(&self, asked: Result<T>, miss: impl FnOnce(&'static str) -> T) -> Result<T> {
-        match asked.as_ref().err().and_then(silence::reason) {
+        match asked.as_ref().err().and_then(owner_silent::reason) {
             None => asked,
             Some(reason) => {
-                self.moved.unanswered.add(1);
+                self.transfers.unanswered.add(1);
                 Ok(miss(reason))
             }
         }
@@ -395,17 +397,18 @@ impl Store {
         Ok(known.unwrap_or(unknown))
     }
 
-    /// Resolves scopes and asks, both by `ask`. An answer of `Retry` may mean that another process
-    /// dropped a scope, or that the owner changed in the middle of a put: resolves and asks anew, a
-    /// few times and not for long.
+    /// Calls `ask`, which resolves scopes and makes a call. `Retry` may mean that another process
+    /// dropped a scope, or that the owner changed during a put: forgets the references and retries,
+    /// at most [`ATTEMPTS`] times within [`RETRY_FOR`].
     fn retry_stale<T>(&self, scopes: &[&Scope], mut ask: impl FnMut() -> Result<T>) -> Result<T> {
         self.check_process()?;
-        // Asked for at the first refusal only: a clock costs as much as a probe.
+        // Read at the first failure only: a clock costs as much as a probe.
         let (mut refused, mut attempts) = (None, 0);
         loop {
             match ask() {
                 Err(error)
-                    if error.kind() == ErrorKind::Retry && silence::reason(&error).is_none() =>
+                    if error.kind() == ErrorKind::Retry
+                        && owner_silent::reason(&error).is_none() =>
                 {
                     attempts += 1;
                     let late = refused.get_or_insert_with(Instant::now).elapsed() > RETRY_FOR;
@@ -434,7 +437,7 @@ impl Store {
         self.resolve(scope, true)?.ok_or_else(dropped)
     }
 
-    /// The references of all `scopes`; `None` if one of them is unknown.
+    /// Returns the references of all `scopes`, or `None` if one of them is unknown.
     fn resolve_all(&self, scopes: &[&Scope]) -> Result<Option<Vec<ScopeRef>>> {
         let mut known = Vec::with_capacity(scopes.len());
         self.resolved.find(scopes, |found| known.push(found));
@@ -444,10 +447,10 @@ impl Store {
     }
 }
 
-/// Refuses sections that do not make a page of `scope`.
+/// Checks that the sections of `control` make up a page of `scope`.
 ///
 /// # Errors
-/// `Invalid`.
+/// `Invalid` if they do not.
 pub fn check_sections(scope: &Scope, control: &Control) -> Result<()> {
     let (page, Some(sections)) = (scope.resolved_page_bytes()?, &control.sections) else {
         return Ok(());

@@ -1,8 +1,8 @@
-//! Puts and gets that workers do, each with a ticket.
+//! Puts and gets that run on worker threads, each with a ticket.
 
 use crate::outcome::Outcome;
 use crate::put::PutBytes;
-use crate::store::{Store, Terms, check_sections};
+use crate::store::{PutOptions, Store, check_sections};
 use crate::ticket::{Closing, Lane, Ticket};
 use ritornello_format::{ErrorKind, Result, Scope};
 use ritornello_volume::memory::{OffsetPages, PageSource, PageTarget};
@@ -22,19 +22,19 @@ impl Store {
         scope: Arc<Scope>,
         keys: Vec<Box<[u8]>>,
         source: Arc<dyn PageSource>,
-        terms: Terms,
+        options: PutOptions,
         control: Control,
     ) -> Result<Ticket> {
         let pages = source.len();
         self.submit(Lane::Put, keys, pages, control, move |store, keys, control| {
-            store.put_batch(&scope, keys, source.as_ref(), &terms, control)
+            store.put_batch(&scope, keys, source.as_ref(), &options, control)
         })
     }
 
-    /// Starts a put of bytes that are copied into staging before this returns. What finds no room
-    /// there is skipped, from the first such page on. Leading pages that are stored already are not
-    /// copied: the ticket acknowledges those that the owner still has when the put reaches it. If
-    /// one is gone by then, the ticket ends before it, with reason `absent`.
+    /// Starts a put of bytes that are copied into staging before this returns. If staging is full,
+    /// pages are skipped from the first one without memory on. Leading pages that are stored
+    /// already are not copied: the ticket acknowledges those that the owner still has when the put
+    /// runs. If one is gone by then, the ticket ends before it, with reason `absent`.
     ///
     /// # Errors
     /// Like `submit_put`.
@@ -43,14 +43,14 @@ impl Store {
         scope: Arc<Scope>,
         keys: Vec<Box<[u8]>>,
         source: &dyn PageSource,
-        terms: Terms,
+        options: PutOptions,
         control: Control,
     ) -> Result<Ticket> {
-        self.submit_put_copy_or(scope, keys, source, terms, control, |_, _| {})
+        self.submit_put_copy_or(scope, keys, source, options, control, |_, _| {})
     }
 
-    /// Like `submit_put_copy`; what was copied and could not be stored is handed to `left`, from the
-    /// first such page on, with the number of that page, before the ticket is done.
+    /// Like `submit_put_copy`; passes copied pages that could not be stored to `left`, from the
+    /// first such page on and with its number, before the ticket is done.
     ///
     /// # Errors
     /// Like `submit_put`.
@@ -59,7 +59,7 @@ impl Store {
         scope: Arc<Scope>,
         keys: Vec<Box<[u8]>>,
         source: &dyn PageSource,
-        terms: Terms,
+        options: PutOptions,
         control: Control,
         left: impl FnOnce(usize, StagedPages) + Send + 'static,
     ) -> Result<Ticket> {
@@ -71,7 +71,7 @@ impl Store {
         };
         let mut staged = self.staging.copy_leading(source, first..asked);
         let held = first + staged.len();
-        self.moved.staging_refusals.add((asked - held) as u64);
+        self.transfers.staging_refusals.add((asked - held) as u64);
         if held == 0 {
             let ticket = Ticket::new(None)?;
             ticket.finish(Outcome::none(asked, if asked > 0 { "staging_full" } else { "" }));
@@ -80,7 +80,7 @@ impl Store {
         self.submit(Lane::Put, keys, asked, control, move |store, keys, control| {
             let source = OffsetPages::new(&staged, first);
             let bytes = PutBytes { source: &source, lacking: first };
-            let outcome = store.put_pages(&scope, &keys[..held], bytes, &terms, control);
+            let outcome = store.put_pages(&scope, &keys[..held], bytes, &options, control);
             let stored = |o: &Outcome| o.ok.iter().take_while(|ok| **ok).count();
             let stored = outcome.as_ref().map_or(0, stored).max(first);
             if stored < held {
@@ -96,8 +96,8 @@ impl Store {
         })
     }
 
-    /// Has `work` done as a get of `pages` pages: in the same queue, with the same ticket. It may
-    /// read from other stores, too. Its control says stop when the ticket is cancelled.
+    /// Runs `work` as a get of `pages` pages: in the same queue, with the same ticket. It may also
+    /// read from other stores. Its control stops it when the ticket is cancelled.
     ///
     /// # Errors
     /// Like `submit_put`.
@@ -114,11 +114,12 @@ impl Store {
         })
     }
 
-    /// Starts a get. `target` belongs to the store until the ticket is done. Where `control` names
-    /// sections of the pages, each is told as soon as all pages have it ([`Ticket::wait_section`]).
+    /// Starts a get. `target` belongs to the store until the ticket is done. If `control` names
+    /// sections of the pages, each is announced as soon as all pages have it
+    /// ([`Ticket::wait_section`]).
     ///
     /// # Errors
-    /// Like `submit_put`; `Invalid` if the sections are not those of a page of this scope.
+    /// Like `submit_put`; `Invalid` if the sections do not make up a page of this scope.
     pub fn submit_get(
         self: &Arc<Self>,
         scope: Arc<Scope>,
@@ -161,12 +162,13 @@ impl Store {
     }
 }
 
-/// Runs a ticket's work. The ticket is done whatever the work does, because its owner waits for it.
+/// Runs a ticket's work. The ticket completes even if the work panics, because a caller waits for
+/// it.
 fn attempt(pages: usize, work: impl FnOnce() -> Result<Outcome>) -> Outcome {
     match catch_unwind(AssertUnwindSafe(work)) {
         Ok(Ok(outcome)) => outcome,
         Ok(Err(error)) => {
-            // Being closed is not a fault: the outcome says it.
+            // A closed store is no failure; the outcome says it.
             if error.kind() != ErrorKind::Closed {
                 tracing::warn!(%error, "a ticket failed");
             }

@@ -1,5 +1,5 @@
-//! The lock and the counter of [`crate::rounds`]: `parking_lot`'s and the standard library's, or
-//! `loom`'s when a model is checked (`RUSTFLAGS="--cfg loom"`).
+//! The lock and the counter of [`crate::rounds`]: from `parking_lot` and the standard library, or
+//! from `loom` when a model is checked (`RUSTFLAGS="--cfg loom"`).
 
 pub(crate) use std::sync::atomic::Ordering;
 
@@ -24,7 +24,7 @@ mod model {
     pub(crate) struct Mutex<T>(loom::sync::Mutex<T>);
 
     impl<T> Mutex<T> {
-        /// No time passes in a model: a deadline is over from the start, or never.
+        /// Time does not pass in a model: a deadline has always passed, or never passes.
         pub(crate) fn try_lock_until(&self, deadline: Instant) -> Option<MutexGuard<'_, T>> {
             if deadline <= Instant::now() {
                 return self.0.try_lock().ok();

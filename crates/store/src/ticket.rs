@@ -1,4 +1,4 @@
-//! Tickets: puts and gets that go on while the caller does something else.
+//! Tickets: puts and gets that run in the background.
 
 use crate::outcome::Outcome;
 use parking_lot::Mutex;
@@ -11,61 +11,61 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Threads that work on tickets. Each keeps its own I/O in flight, so few saturate a disk; but a page
-/// may lie in so many objects, and a layer waits for its part of all of them.
+/// Threads that work on tickets. Each keeps its own I/O in flight, so few saturate a disk; but a
+/// page may be stored as several objects, and a layer waits for its part of all of them.
 const WORKERS: usize = 8;
-/// Puts may hold all workers but this many: reads come first.
+/// Workers reserved for gets, because reads come first.
 const WORKERS_FOR_GETS: usize = 5;
-/// Tickets waiting at most.
+/// Maximum waiting tickets.
 const QUEUE_MAX: usize = 4096;
 
-/// A submitted put or get. Its buffers are kept until it is done, also if the ticket is dropped.
+/// A submitted put or get. Its buffers are kept until it is done, even if the ticket is dropped.
 #[derive(Clone, Debug)]
 pub struct Ticket {
-    shared: Arc<Shared>,
+    shared: Arc<TicketState>,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct TicketState {
     outcome: Parked<Option<Arc<Outcome>>>,
     event: OwnedFd,
     cancelled: Arc<AtomicBool>,
-    listener: Mutex<Option<(Arc<Bell>, u64)>>,
+    listener: Mutex<Option<(Arc<CompletionQueue>, u64)>>,
     sections: Option<Arc<Sections>>,
 }
 
-/// Where many tickets say that they are done: one eventfd, and which they were.
+/// Collects the completions of many tickets behind one eventfd.
 #[derive(Debug)]
-pub struct Bell {
+pub struct CompletionQueue {
     event: OwnedFd,
-    rung: Mutex<Vec<u64>>,
+    completed: Mutex<Vec<u64>>,
 }
 
-impl Bell {
-    /// A bell that nobody has rung.
+impl CompletionQueue {
+    /// Creates an empty queue.
     ///
     /// # Errors
-    /// `Retry` if there is no file descriptor left.
+    /// `Retry` if no file descriptor is left.
     pub fn new() -> Result<Arc<Self>> {
-        Ok(Arc::new(Self { event: event()?, rung: Mutex::default() }))
+        Ok(Arc::new(Self { event: event()?, completed: Mutex::default() }))
     }
 
-    /// An eventfd, readable from the moment somebody rings until it is read.
+    /// An eventfd, readable from the first completion until it is read.
     #[must_use]
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.event.as_fd()
     }
 
-    /// Says `name`.
-    pub fn ring(&self, name: u64) {
-        self.rung.lock().push(name);
-        announce(&self.event);
+    /// Adds a completion named `name`.
+    pub fn push(&self, name: u64) {
+        self.completed.lock().push(name);
+        signal(&self.event);
     }
 
-    /// Who rang since the last call. The eventfd is the caller's to read, before this.
+    /// Takes the completions since the last call. The caller reads the eventfd before.
     #[must_use]
     pub fn take(&self) -> Vec<u64> {
-        std::mem::take(&mut *self.rung.lock())
+        std::mem::take(&mut *self.completed.lock())
     }
 }
 
@@ -76,15 +76,15 @@ fn event() -> Result<OwnedFd> {
     })
 }
 
-/// Adds one. It can only fail where the counter is full, and then it is readable anyway.
-fn announce(event: &OwnedFd) {
+/// Adds one. Fails only if the counter is full, and then the eventfd is readable anyway.
+fn signal(event: &OwnedFd) {
     let _ = rustix::io::write(event, &1u64.to_ne_bytes());
 }
 
 impl Ticket {
     pub(crate) fn new(sections: Option<Arc<Sections>>) -> Result<Self> {
         Ok(Self {
-            shared: Arc::new(Shared {
+            shared: Arc::new(TicketState {
                 outcome: Parked::new(None),
                 event: event()?,
                 cancelled: Arc::default(),
@@ -94,31 +94,31 @@ impl Ticket {
         })
     }
 
-    /// An eventfd, readable from the moment the ticket is done.
+    /// An eventfd, readable once the ticket is done.
     #[must_use]
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.shared.event.as_fd()
     }
 
-    /// Whether the outcome is there.
+    /// Whether the ticket is done.
     #[must_use]
     pub fn done(&self) -> bool {
         self.shared.outcome.lock().is_some()
     }
 
-    /// Has the ticket ring `bell` with `name`, once, when it is done: at once if it is. Only the
-    /// latest bell is rung.
-    pub fn tell(&self, bell: &Arc<Bell>, name: u64) {
+    /// Pushes `name` into `queue` once the ticket is done, immediately if it is. Replaces an
+    /// earlier queue.
+    pub fn notify(&self, queue: &Arc<CompletionQueue>, name: u64) {
         let mut listener = self.shared.listener.lock();
         if self.done() {
-            bell.ring(name);
+            queue.push(name);
         } else {
-            *listener = Some((Arc::clone(bell), name));
+            *listener = Some((Arc::clone(queue), name));
         }
     }
 
-    /// Asks to stop: no further I/O is started. The ticket is done when what is in flight has
-    /// landed; pages that were complete by then count.
+    /// Stops the ticket: no further I/O is started. The ticket is done when I/O in flight has
+    /// landed; pages complete by then count.
     pub fn cancel(&self) {
         self.shared.cancelled.store(true, Ordering::Release);
     }
@@ -139,9 +139,9 @@ impl Ticket {
         outcome.clone()
     }
 
-    /// Waits, at most `timeout`, until section `number` of all pages and those before it have come, or
-    /// the ticket is done. Returns whether that came to pass. What has come may be read from then on;
-    /// it stays the ticket's until that is done.
+    /// Waits, at most `timeout`, until section `number` of all pages and those before it have
+    /// arrived, or the ticket is done. Returns `false` on timeout. Arrived sections may be read;
+    /// the buffers remain the ticket's until it is done.
     #[must_use]
     pub fn wait_section(&self, number: usize, timeout: Option<Duration>) -> bool {
         let Some(sections) = &self.shared.sections else { return self.wait(timeout).is_some() };
@@ -158,24 +158,24 @@ impl Ticket {
         if let Some(sections) = &self.shared.sections {
             sections.end();
         }
-        announce(&self.shared.event);
-        // After the outcome is there, so that whoever comes to listen meanwhile sees it.
-        if let Some((bell, name)) = self.shared.listener.lock().take() {
-            bell.ring(name);
+        signal(&self.shared.event);
+        // After the outcome is set, so that a queue registered meanwhile is served by `notify`.
+        if let Some((queue, name)) = self.shared.listener.lock().take() {
+            queue.push(name);
         }
     }
 }
 
 type Job = Box<dyn FnOnce(Closing) + Send>;
 
-/// Whether a job may do its work, or the workers are closing and it should only say so.
+/// Whether a job shall do its work, or only report that the workers are closing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Closing {
     No,
     Yes,
 }
 
-/// Which queue a job waits in.
+/// The queue that a job waits in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Lane {
     Get,
@@ -201,7 +201,7 @@ impl Workers {
         Self { shared: Arc::default(), threads: Mutex::default() }
     }
 
-    /// Queues a job; the first one starts the threads.
+    /// Queues a job. The first one starts the threads.
     pub(crate) fn submit(&self, lane: Lane, job: Job) -> Result<()> {
         self.start()?;
         let mut queues = self.shared.lock();
@@ -232,7 +232,7 @@ impl Workers {
         Ok(())
     }
 
-    /// Finishes what runs, answers what waits, and joins the threads.
+    /// Finishes running jobs, ends waiting ones, and joins the threads.
     pub(crate) fn close(&self) {
         let waiting: Vec<Job> = {
             let mut queues = self.shared.lock();
@@ -245,7 +245,7 @@ impl Workers {
         let threads = std::mem::take(&mut *self.threads.lock());
         let me = std::thread::current().id();
         for thread in threads.into_iter().filter(|thread| thread.thread().id() != me) {
-            // A panic in it was reported where it happened.
+            // A panic of that thread was reported where it happened.
             let _ = thread.join();
         }
     }

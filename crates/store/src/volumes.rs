@@ -1,4 +1,4 @@
-//! Which of a store's volumes are here, told by the marker in each volume's directory.
+//! Determines which volumes of a store are present, by the marker in each volume's directory.
 //!
 //! A directory whose file system is not mounted looks like an empty volume. Nothing is concluded
 //! from it and nothing is created in it: the volume is *away* until its marker can be read.
@@ -11,18 +11,18 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// A run header of the store is looked for in this much of a segment, and in so many segments.
+/// Bytes of a segment, and segments, that are searched for a run header of the store.
 const SEARCH_BYTES: usize = 8 << 20;
 const SEARCH_SEGMENTS: usize = 8;
 
-/// Where a volume of the manifest is.
+/// State of a volume of the manifest.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Whereabouts {
-    /// In this directory.
+pub(crate) enum VolumeState {
+    /// Present in this directory.
     Here(PathBuf),
-    /// In this directory, whose marker is damaged or lost.
+    /// Present in this directory, whose marker is damaged or lost.
     Unmarked(PathBuf),
-    /// It was drained or given up: its number is not used again.
+    /// Drained or given up: its number is not reused.
     Gone,
     /// Its directory cannot be used now, for this reason.
     Away(String),
@@ -30,7 +30,7 @@ pub(crate) enum Whereabouts {
     Foreign(String),
 }
 
-impl Whereabouts {
+impl VolumeState {
     /// The directory to use; empty if there is none.
     pub(crate) fn dir(&self) -> PathBuf {
         match self {
@@ -39,7 +39,7 @@ impl Whereabouts {
         }
     }
 
-    /// Why the volume cannot be used now, if it is not gone.
+    /// Why the volume cannot be used now, unless it is gone.
     pub(crate) fn absence(&self) -> Option<&str> {
         match self {
             Self::Here(_) | Self::Unmarked(_) | Self::Gone => None,
@@ -49,12 +49,12 @@ impl Whereabouts {
 }
 
 impl Directory {
-    /// Where each volume of `manifest` is, by number.
-    pub(crate) fn whereabouts(&self, manifest: &Manifest) -> Vec<Whereabouts> {
+    /// The state of each volume of `manifest`, by number.
+    pub(crate) fn volume_states(&self, manifest: &Manifest) -> Vec<VolumeState> {
         let each = (0..=u8::MAX).zip(&manifest.volumes);
         each.map(|(number, volume)| {
             if volume.is_gone() {
-                return Whereabouts::Gone;
+                return VolumeState::Gone;
             }
             let dir = self.path().join(&volume.dir);
             let marker = VolumeMarker { store: manifest.uuid, volume: number };
@@ -63,14 +63,14 @@ impl Directory {
         .collect()
     }
 
-    /// Writes lost markers again, and notes in the manifest which volumes carry one. Only the owner
-    /// may.
-    pub(crate) fn repair_markers(&self, manifest: &mut Manifest, found: &[Whereabouts]) {
+    /// Rewrites lost markers, and records in the manifest which volumes carry one. Only the owner
+    /// may call this.
+    pub(crate) fn repair_markers(&self, manifest: &mut Manifest, found: &[VolumeState]) {
         let store = manifest.uuid;
         for ((number, volume), at) in (0..=u8::MAX).zip(&mut manifest.volumes).zip(found) {
             let marked = match at {
-                Whereabouts::Here(_) => Ok(()),
-                Whereabouts::Unmarked(dir) => {
+                VolumeState::Here(_) => Ok(()),
+                VolumeState::Unmarked(dir) => {
                     self.write_marker(dir, VolumeMarker { store, volume: number })
                 }
                 _ => continue,
@@ -82,17 +82,17 @@ impl Directory {
         }
     }
 
-    /// Whether `dir` carries the marker of another store than that of `manifest`.
+    /// Whether `dir` carries the marker of another store than `manifest`'s.
     #[must_use]
     pub fn is_foreign(&self, dir: &Path, manifest: &Manifest) -> bool {
         let found = self.marker_in(dir).ok().flatten();
         found.is_some_and(|found| found.is_ok_and(|found| found.store != manifest.uuid))
     }
 
-    /// The directories of the volumes that are here.
+    /// The directories of the volumes that are present.
     #[must_use]
     pub fn volumes_here(&self, manifest: &Manifest) -> Vec<PathBuf> {
-        let dirs = self.whereabouts(manifest).into_iter().map(|at| at.dir());
+        let dirs = self.volume_states(manifest).into_iter().map(|at| at.dir());
         dirs.filter(|dir| !dir.as_os_str().is_empty()).collect()
     }
 
@@ -107,47 +107,47 @@ impl Directory {
         self.find_volume(dir, marker, needs_marker(volume)).absence().is_none()
     }
 
-    /// Whether `dir` holds the volume that `expected` names. One that `needs_marker` is not told by its
-    /// segments.
+    /// Whether `dir` holds the `expected` volume. If `needs_marker`, its segments are not taken as
+    /// evidence.
     pub(crate) fn find_volume(
         &self,
         dir: PathBuf,
         expected: VolumeMarker,
         needs_marker: bool,
-    ) -> Whereabouts {
+    ) -> VolumeState {
         let found = match self.marker_in(&dir) {
             Ok(found) => found,
-            Err(error) => return Whereabouts::Away(error.to_string()),
+            Err(error) => return VolumeState::Away(error.to_string()),
         };
         let at = match found {
-            Some(Ok(found)) if found == expected => Whereabouts::Here(dir),
+            Some(Ok(found)) if found == expected => VolumeState::Here(dir),
             Some(Ok(found)) if found.store == expected.store => {
-                Whereabouts::Foreign(format!("its directory holds volume {}", found.volume))
+                VolumeState::Foreign(format!("its directory holds volume {}", found.volume))
             }
             Some(Ok(_)) => {
-                Whereabouts::Foreign("its directory holds another store's volume".to_owned())
+                VolumeState::Foreign("its directory holds another store's volume".to_owned())
             }
-            None if needs_marker => Whereabouts::Away(
+            None if needs_marker => VolumeState::Away(
                 "its directory has no marker: mount its file system, or, if the marker was lost, \
                  name the directory to `ritornello paths add`"
                     .to_owned(),
             ),
             // The marker is damaged, or this is a store of an earlier build.
             _ => match self.store_of_segments(&dir) {
-                Ok(Some(store)) if store == expected.store => Whereabouts::Unmarked(dir),
+                Ok(Some(store)) if store == expected.store => VolumeState::Unmarked(dir),
                 Ok(Some(_)) => {
-                    Whereabouts::Foreign("its directory holds another store's segments".to_owned())
+                    VolumeState::Foreign("its directory holds another store's segments".to_owned())
                 }
-                Ok(None) => Whereabouts::Away(
+                Ok(None) => VolumeState::Away(
                     "its directory has no marker: is its file system mounted?".to_owned(),
                 ),
-                Err(error) => Whereabouts::Away(error.to_string()),
+                Err(error) => VolumeState::Away(error.to_string()),
             },
         };
         match &at {
-            Whereabouts::Here(dir) | Whereabouts::Unmarked(dir) => {
+            VolumeState::Here(dir) | VolumeState::Unmarked(dir) => {
                 self.close_to_others(dir).map_or_else(
-                    |error| Whereabouts::Away(format!("cannot be closed to other users: {error}")),
+                    |error| VolumeState::Away(format!("cannot be closed to other users: {error}")),
                     |()| at.clone(),
                 )
             }
@@ -155,7 +155,7 @@ impl Directory {
         }
     }
 
-    /// The store whose runs lie in the segments of `dir`, told by the first run header that is found
+    /// The store whose runs lie in the segments of `dir`, according to the first run header found
     /// near the beginning of one; `None` if there is none.
     fn store_of_segments(&self, dir: &Path) -> io::Result<Option<[u8; 16]>> {
         let mut buffer = vec![0; SEARCH_BYTES];
@@ -179,7 +179,7 @@ impl Directory {
         failed.map_or(Ok(None), Err)
     }
 
-    /// Makes and marks the directories of a store that is being made, or that were removed from inside
+    /// Creates and marks the directories of a new store, and those that were removed from inside
     /// the main directory. The caller writes the manifest afterwards.
     ///
     /// # Errors
@@ -192,8 +192,8 @@ impl Directory {
                 continue;
             }
             let dir = path.join(&volume.dir);
-            // A mount point, and a link to one, exists. A directory inside the main one that does not
-            // was removed.
+            // A mount point, and a link to one, exists. A missing directory inside the main one was
+            // removed.
             let named = self.medium.list(&path).is_ok_and(|names| {
                 names.iter().any(|name| name.as_os_str() == volume.dir.as_str())
             });
@@ -205,7 +205,7 @@ impl Directory {
             }
             let marker = VolumeMarker { store, volume: number };
             let own = being_made && self.is_marked_by(&dir, store);
-            if let Whereabouts::Foreign(why) =
+            if let VolumeState::Foreign(why) =
                 self.find_volume(dir.clone(), marker, needs_marker(volume))
                 && !own
             {
@@ -225,14 +225,14 @@ impl Directory {
         Ok(())
     }
 
-    /// Marks `dir`, durably, and closes it to other users.
+    /// Marks `dir`, durably, and revokes other users' access.
     pub(crate) fn write_marker(&self, dir: &Path, marker: VolumeMarker) -> io::Result<()> {
         self.close_to_others(dir)?;
         self.replace_in(dir, VolumeMarker::FILE, &marker.encode())
     }
 
-    /// Whether `dir` carries a marker of this store. In a directory that the manifest does not name, an
-    /// owner that added or removed the directory did not come to the end of it.
+    /// Whether `dir` carries a marker of this store. If the manifest does not name the directory,
+    /// its addition or removal was interrupted.
     pub(crate) fn is_marked_by(&self, dir: &Path, store: [u8; 16]) -> bool {
         let found = self.marker_in(dir).ok().flatten();
         found.is_some_and(|found| found.is_ok_and(|found| found.store == store))
@@ -244,7 +244,7 @@ impl Directory {
         found.is_some_and(|found| found.is_ok_and(|found| found == marker))
     }
 
-    /// Takes the marker of a volume that is no more out of `dir`.
+    /// Removes the marker of a volume that is no longer used from `dir`.
     pub(crate) fn remove_marker(&self, dir: &Path) -> io::Result<()> {
         match self.medium.remove(&dir.join(VolumeMarker::FILE)) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
@@ -252,11 +252,11 @@ impl Directory {
         }
     }
 
-    /// Refuses a directory that is not the main directory of the volumes that it names: none of them
-    /// is its own, and some are other volumes.
-    pub(crate) fn check_expected(&self, manifest: &Manifest, found: &[Whereabouts]) -> Result<()> {
-        let foreign = |at: &Whereabouts| matches!(at, Whereabouts::Foreign(_));
-        let ours = |at: &Whereabouts| matches!(at, Whereabouts::Here(_) | Whereabouts::Unmarked(_));
+    /// Rejects a directory that is not the main directory of the volumes it names: none of them is
+    /// present, and some of their directories hold other volumes.
+    pub(crate) fn check_expected(&self, manifest: &Manifest, found: &[VolumeState]) -> Result<()> {
+        let foreign = |at: &VolumeState| matches!(at, VolumeState::Foreign(_));
+        let ours = |at: &VolumeState| matches!(at, VolumeState::Here(_) | VolumeState::Unmarked(_));
         if !found.iter().any(foreign) || found.iter().any(ours) {
             return Ok(());
         }
@@ -269,19 +269,19 @@ impl Directory {
         .with("volumes", dirs.join(", ")))
     }
 
-    /// The segment files of the store that `manifest` describes, in the volumes that are here.
-    /// Volumes that come later are found when a segment of theirs is asked for.
+    /// Opens the segment files of the store that `manifest` describes, in the volumes present.
+    /// Volumes that return later are found when one of their segments is opened.
     ///
     /// # Errors
     /// Those of [`Segments::open`].
     pub(crate) fn open_segments(
         &self,
         manifest: &Manifest,
-        found: &[Whereabouts],
+        found: &[VolumeState],
         io: IoChoice,
     ) -> Result<Arc<Segments>> {
         let config = SegmentsConfig {
-            dirs: found.iter().map(Whereabouts::dir).collect(),
+            dirs: found.iter().map(VolumeState::dir).collect(),
             segment_bytes: manifest.segment_bytes,
             io,
             in_flight_bytes: SegmentsConfig::IN_FLIGHT_BYTES,
@@ -296,14 +296,14 @@ impl Directory {
         }));
         segments.discover_with(Box::new(move || {
             let Some(manifest) = this.manifest()? else { return Ok(Vec::new()) };
-            Ok(this.whereabouts(&manifest).iter().map(Whereabouts::dir).collect())
+            Ok(this.volume_states(&manifest).iter().map(VolumeState::dir).collect())
         }));
         Ok(Arc::new(segments))
     }
 }
 
-/// Whether a volume that is known to carry a marker is only told by it: a build that knew no markers
-/// may have written segments below the mount point. A directory inside the main one is none.
+/// Whether only its marker identifies a volume that carried one: a build without markers may have
+/// written segments below the mount point. A directory inside the main one is no mount point.
 fn needs_marker(volume: &VolumeRecord) -> bool {
     volume.marked && Path::new(&volume.dir).is_absolute()
 }
@@ -311,7 +311,7 @@ fn needs_marker(volume: &VolumeRecord) -> bool {
 /// Opens the manifest and the segment files of a store that another process owns.
 ///
 /// # Errors
-/// `Retry` where there is no store; those of [`Segments::open`].
+/// `Retry` if there is no store; those of [`Segments::open`].
 pub fn open_segments(
     medium: Arc<dyn Medium>,
     dir: &Path,
@@ -321,6 +321,6 @@ pub fn open_segments(
     let manifest = directory
         .manifest()?
         .ok_or_else(|| Error::retry("there is no store here yet").with("dir", dir.display()))?;
-    let segments = directory.open_segments(&manifest, &directory.whereabouts(&manifest), io)?;
+    let segments = directory.open_segments(&manifest, &directory.volume_states(&manifest), io)?;
     Ok((manifest, segments))
 }

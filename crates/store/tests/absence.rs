@@ -1,5 +1,5 @@
-//! Volumes and segments that cannot be used for one opening: nothing is lost, nothing is created
-//! where they should be, and they are taken back.
+//! Volumes and segments that cannot be used for one opening: nothing is lost, nothing is created in
+//! their place, and they are reattached.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -8,13 +8,13 @@ use common::volumes::*;
 use common::*;
 use ritornello_format::ErrorKind;
 use ritornello_medium::{Fault, Faulty, Op, Rule, Schedule, SimDisk};
-use ritornello_store::{Options, Reshape};
+use ritornello_store::{CapacityChange, Options};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 #[test]
-fn unmounted_volume_is_taken_back_while_open() {
+fn unmounted_volume_is_reattached_while_open() {
     let disk = SimDisk::new(64 * MIB);
     fill(&disk);
     disk.unmount(Path::new("/b")).unwrap();
@@ -25,7 +25,7 @@ fn unmounted_volume_is_taken_back_while_open() {
     assert_eq!(stats.unavailable.reasons.len(), 1, "{:?}", stats.unavailable);
     assert!(stats.unavailable.reasons[0].contains("/b"), "{:?}", stats.unavailable);
     assert!(stats.unavailable.runs > 0);
-    // Lookups agree with each other, and nothing hidden is answered as stored.
+    // Lookups agree with each other, and no hidden page counts as stored.
     for name in 0..SEQUENCES {
         let (scope, keys) = (chained(65_536), sequence(name, 8));
         let pages = get(&open.store, &scope, &keys).pages;
@@ -36,14 +36,14 @@ fn unmounted_volume_is_taken_back_while_open() {
         assert_eq!(again.pages, pages);
         assert_eq!(again.reason, if pages < 8 { "unavailable" } else { "" });
     }
-    // The volume that is here takes new pages.
+    // The present volume takes new pages.
     assert_eq!(put(&open.store, &chained(65_536), &sequence(99, 2), None).pages, 2);
-    open.engine.tend();
+    open.core.run_once();
     assert_eq!(found(&open), there);
     assert!(disk.created_under(Path::new("/b")).is_empty());
 
     disk.mount(Path::new("/b")).unwrap();
-    open.engine.tend();
+    open.core.run_once();
     assert_eq!(found(&open), PAGES);
     let stats = open.store.stats().unwrap().catalog;
     assert_eq!((stats.unavailable.reasons.len(), stats.unavailable.runs), (0, 0));
@@ -63,14 +63,14 @@ fn unmounted_volume_is_whole_at_next_opening() {
     disk.unmount(Path::new("/a")).unwrap();
     let open = reopen(Arc::new(disk.clone()));
     assert!(found(&open) < PAGES);
-    // Deleted while it is away: gone when it is back.
+    // Pages deleted while the volume is away stay deleted after its return.
     assert_eq!(open.store.delete(&chained(65_536), &refs(&sequence(0, 8))).unwrap(), 8);
     open.store.flush().unwrap();
     open.close();
     disk.mount(Path::new("/a")).unwrap();
     let open = reopen(Arc::new(disk));
     assert_eq!(found(&open), 88);
-    assert!(open.engine.verify(false, &mut |_, _| {}).unwrap().findings.is_empty());
+    assert!(open.core.verify(false, &mut |_, _| {}).unwrap().findings.is_empty());
     open.close();
 }
 
@@ -86,12 +86,12 @@ fn segment_that_fails_to_open_once_keeps_its_pages() {
         let there = found(&open);
         assert!((1..PAGES).contains(&there), "{there}");
         open.store.flush().unwrap();
-        open.engine.tend();
+        open.core.run_once();
         assert_eq!(found(&open), there);
         schedule.heal();
-        open.engine.tend();
+        open.core.run_once();
         assert_eq!(found(&open), PAGES);
-        // Its number was taken all the time: the store still grows.
+        // Its number was in use all the time: the store still grows.
         for name in 100..108 {
             put(&open.store, &chained(65_536), &sequence(name, 8), None);
         }
@@ -102,11 +102,11 @@ fn segment_that_fails_to_open_once_keeps_its_pages() {
 }
 
 #[test]
-fn forgotten_volume_gives_up_its_pages_and_number() {
+fn forgotten_volume_loses_pages_and_number() {
     let disk = SimDisk::new(64 * MIB);
     fill(&disk);
     let forget = |open: &Open, dir: &str| {
-        open.engine.reshape(&Reshape::ForgetPath(dir.to_owned()), Duration::ZERO)
+        open.core.change_capacity(&CapacityChange::ForgetPath(dir.to_owned()), Duration::ZERO)
     };
     let open = reopen(Arc::new(disk.clone()));
     let error = forget(&open, "/b").unwrap_err();
@@ -118,7 +118,7 @@ fn forgotten_volume_gives_up_its_pages_and_number() {
     forget(&open, "/b").unwrap();
     let stats = open.store.stats().unwrap().catalog;
     assert_eq!((stats.unavailable.runs, stats.paths.len()), (0, 1));
-    // What it held can be stored again.
+    // Its pages can be stored again.
     for name in 0..SEQUENCES {
         assert_eq!(put(&open.store, &chained(65_536), &sequence(name, 8), None).pages, 8);
     }
@@ -133,7 +133,7 @@ fn forgotten_volume_gives_up_its_pages_and_number() {
 }
 
 #[test]
-fn another_stores_volumes_refuse_this_main_directory() {
+fn main_directory_with_foreign_volumes_is_refused() {
     let disk = SimDisk::new(64 * MIB);
     fill(&disk);
     // The main directory is not mounted: a new store must not take the volumes.
@@ -145,7 +145,7 @@ fn another_stores_volumes_refuse_this_main_directory() {
 }
 
 #[test]
-fn read_failure_takes_no_page_out() {
+fn read_failure_removes_no_page() {
     let disk = SimDisk::new(64 * MIB);
     fill(&disk);
     let schedule = Schedule::new();
@@ -160,7 +160,7 @@ fn read_failure_takes_no_page_out() {
 }
 
 #[test]
-fn scrub_keeps_pages_that_it_cannot_read() {
+fn scrub_keeps_unreadable_pages() {
     let disk = SimDisk::new(64 * MIB);
     fill(&disk);
     let schedule = Schedule::new();

@@ -1,4 +1,4 @@
-//! Absent space where it meets other features: reservations, budget, drained directories, deletions,
+//! Absent space together with other features: reservations, budget, drained directories, deletions,
 //! stores of an earlier build.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
@@ -8,7 +8,9 @@ use common::volumes::*;
 use common::*;
 use ritornello_format::{Extent, Manifest};
 use ritornello_medium::{Fault, Faulty, Medium, Op, Rule, Schedule, SimDisk};
-use ritornello_store::{Alive, Catalog, ClientId, Directory, Options, Reshape, Wanted};
+use ritornello_store::{
+    CapacityChange, Catalog, ClientAlive, ClientId, Directory, Options, ReserveRequest,
+};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,7 +23,7 @@ fn segments(disk: &SimDisk, dir: &str) -> Vec<String> {
     names.filter(|name| name.starts_with("seg-")).collect()
 }
 
-/// A: `paths drain` of a volume one segment of which cannot be opened now.
+/// `paths drain` of a volume with a segment that cannot be opened now.
 #[test]
 fn drained_volume_waits_for_its_absent_segment() {
     let scope = chained(65_536);
@@ -42,14 +44,15 @@ fn drained_volume_waits_for_its_absent_segment() {
         schedule.add(Rule::nth(1, Fault::NoSystemFiles).onward().on(Op::Open).at(path.as_str()));
         let open = reopen(faulty);
         let absent = found(&open);
-        let _ = open.engine.reshape(&Reshape::DrainPath("/b".to_owned()), Duration::ZERO);
+        let _ =
+            open.core.change_capacity(&CapacityChange::DrainPath("/b".to_owned()), Duration::ZERO);
         for _ in 0..4 {
-            open.engine.tend();
+            open.core.run_once();
             open.store.flush().unwrap();
         }
         schedule.heal();
         for _ in 0..4 {
-            open.engine.tend();
+            open.core.run_once();
             open.store.flush().unwrap();
         }
         let stats = open.store.stats().unwrap().catalog;
@@ -70,7 +73,7 @@ fn drained_volume_waits_for_its_absent_segment() {
     }
 }
 
-/// Segments that cannot be opened are not counted by the budget.
+/// The budget counts segments that cannot be opened.
 #[test]
 fn absent_segments_count_for_the_budget() {
     let disk = SimDisk::new(256 * MIB);
@@ -94,10 +97,10 @@ fn absent_segments_count_for_the_budget() {
     assert!(files as u64 <= max, "{files} segment files, the budget has {max}");
 }
 
-/// A segment that could not be opened, and whose file is gone for good, is given up: its pages
-/// can be put again, and the store is not degraded for ever.
+/// A segment that could not be opened, and whose file is gone for good, is given up: its pages can
+/// be put again, and the store does not stay degraded.
 #[test]
-fn absent_segment_whose_file_is_gone_is_given_up() {
+fn absent_segment_without_file_is_given_up() {
     let disk = SimDisk::new(64 * MIB);
     fill(&disk);
     let schedule = Schedule::new();
@@ -107,7 +110,7 @@ fn absent_segment_whose_file_is_gone_is_given_up() {
     schedule.heal();
     disk.remove(Path::new("/b/seg-000000")).unwrap();
     for _ in 0..3 {
-        open.engine.tend();
+        open.core.run_once();
     }
     for name in 0..SEQUENCES {
         let outcome = put(&open.store, &chained(65_536), &sequence(name, 8), None);
@@ -115,9 +118,9 @@ fn absent_segment_whose_file_is_gone_is_given_up() {
     }
 }
 
-/// An absent segment is not gone because its volume's mount point is empty.
+/// An absent segment is not given up because its volume's mount point is empty.
 #[test]
-fn absent_segment_of_an_unmounted_volume_is_not_gone() {
+fn absent_segment_of_unmounted_volume_is_kept() {
     let disk = SimDisk::new(64 * MIB);
     fill(&disk);
     let schedule = Schedule::new();
@@ -126,26 +129,26 @@ fn absent_segment_of_an_unmounted_volume_is_not_gone() {
     let open = reopen(faulty);
     schedule.heal();
     disk.unmount(Path::new("/b")).unwrap();
-    open.engine.tend();
+    open.core.run_once();
     open.store.flush().unwrap();
     disk.mount(Path::new("/b")).unwrap();
-    open.engine.tend();
+    open.core.run_once();
     open.close();
     let open = reopen(Arc::new(disk));
     assert_eq!(found(&open), PAGES);
 }
 
-/// A live client's reservation lies in a segment that the next owner cannot open for a moment.
+/// A live client's reservation lies in a segment that the next owner temporarily cannot open.
 #[test]
-fn live_clients_space_in_absent_segment_is_not_given_away() {
+fn live_clients_absent_space_stays_withheld() {
     let disk = SimDisk::new(64 * MIB);
-    let alive: Alive = Arc::new(|_| true);
+    let alive: ClientAlive = Arc::new(|_| true);
     let all = Options { upkeep: false, ..options(Path::new("/store"), 8) };
     let open = open_beside(Arc::new(disk.clone()), &all, Arc::clone(&alive)).unwrap();
-    let client = open.engine.session(ClientId(1), NAME);
+    let client = open.core.catalog_for(ClientId(1), NAME);
     let scope = client.resolve(&chained(65_536), true).unwrap().unwrap();
     let keys = sequence(77, 4);
-    let wanted = Wanted { patience: Duration::from_secs(1), ..Wanted::default() };
+    let wanted = ReserveRequest { timeout: Duration::from_secs(1), ..ReserveRequest::default() };
     let reserved = client.reserve(scope, &refs(&keys), None, &wanted).unwrap();
     let theirs: Vec<Extent> =
         reserved.runs.iter().flat_map(|run| run.place.extents.clone()).collect();
@@ -156,13 +159,13 @@ fn live_clients_space_in_absent_segment_is_not_given_away() {
     schedule.add(Rule::nth(1, Fault::NoSystemFiles).onward().on(Op::Open).at("seg-000000"));
     let open = open_beside(faulty, &at("/store"), alive).unwrap();
     schedule.heal();
-    open.engine.tend();
-    open.engine.tend();
-    let session = open.engine.session(ClientId::LOCAL, "");
-    let scope = session.resolve(&chained(65_536), true).unwrap().unwrap();
+    open.core.run_once();
+    open.core.run_once();
+    let catalog = open.core.catalog_for(ClientId::LOCAL, "");
+    let scope = catalog.resolve(&chained(65_536), true).unwrap().unwrap();
     for name in 0..20 {
         let keys = sequence(name, 4);
-        let ours = session.reserve(scope, &refs(&keys), None, &wanted).unwrap();
+        let ours = catalog.reserve(scope, &refs(&keys), None, &wanted).unwrap();
         for extent in ours.runs.iter().flat_map(|run| &run.place.extents) {
             let overlaps = |other: &&Extent| {
                 other.segment == extent.segment
@@ -175,10 +178,10 @@ fn live_clients_space_in_absent_segment_is_not_given_away() {
     }
 }
 
-/// Pages are deleted while `take_back` syncs: their space must not be reused before the deletion
-/// is durable.
+/// Pages are deleted while `reattach_absent` syncs: their space must not be reused before the
+/// deletion is durable.
 #[test]
-fn space_deleted_while_it_returns_is_not_reused_before_that_is_durable() {
+fn space_deleted_while_returning_waits_for_durability() {
     let disk = SimDisk::new(64 * MIB);
     let small = Options { capacity: Some(10 * MIB), ..two_volumes() };
     {
@@ -194,7 +197,7 @@ fn space_deleted_while_it_returns_is_not_reused_before_that_is_durable() {
     let open = reopen(Arc::new(Faulty::new(Arc::new(disk.clone()), schedule.clone())));
     let store = Arc::clone(&open.store);
     let scope = chained(65_536);
-    // Those that are away.
+    // Sequences on the absent volume.
     let away: Vec<u64> = (0..SEQUENCES)
         .filter(|name| store.probe(&scope, &refs(&sequence(*name, 8))).unwrap() == 0)
         .collect();
@@ -209,16 +212,16 @@ fn space_deleted_while_it_returns_is_not_reused_before_that_is_durable() {
     };
     schedule.before(Op::SyncData, "seg-", delete);
     disk.mount(Path::new("/b")).unwrap();
-    open.engine.tend();
+    open.core.run_once();
     assert_eq!(schedule.hooks(), 0, "nothing was synced");
-    // No flush: the space of the deleted pages must not be used. And no more than fits, because a put
-    // that finds no space syncs.
+    // No flush: the space of the deleted pages must not be used. No more than fits, because a put
+    // without free space syncs.
     for name in 200..207 {
         assert_eq!(put(&store, &scope, &sequence(name, 8), None).pages, 8);
     }
     std::mem::forget(open);
     let mut broken = 0;
-    // The process is killed: what it wrote is there, and what it did not write out is not.
+    // The process is killed: the disk keeps what it wrote, and loses what it had only in memory.
     let open = reopen(Arc::new(disk));
     for name in &away {
         let keys = sequence(*name, 8);
@@ -229,10 +232,10 @@ fn space_deleted_while_it_returns_is_not_reused_before_that_is_durable() {
     assert_eq!(broken, 0, "pages were promised that cannot be delivered");
 }
 
-/// A volume is unmounted in the middle of an opening: after its marker was read, before its segments
-/// are listed.
+/// A volume is unmounted during an opening: after its marker was read, before its segments are
+/// listed.
 #[test]
-fn volume_that_goes_away_during_the_opening_keeps_its_pages() {
+fn volume_lost_during_opening_keeps_its_pages() {
     let disk = SimDisk::new(64 * MIB);
     fill(&disk);
     let schedule = Schedule::new();
@@ -247,9 +250,9 @@ fn volume_that_goes_away_during_the_opening_keeps_its_pages() {
     assert_eq!(found(&reopen(Arc::new(disk))), PAGES);
 }
 
-/// A volume that returned is unmounted again while the store takes it back.
+/// A returned volume is unmounted again while the store reattaches it.
 #[test]
-fn volume_that_goes_away_while_it_is_taken_back_keeps_its_pages() {
+fn volume_lost_while_reattaching_keeps_its_pages() {
     let disk = SimDisk::new(64 * MIB);
     fill(&disk);
     disk.unmount(Path::new("/b")).unwrap();
@@ -259,17 +262,17 @@ fn volume_that_goes_away_while_it_is_taken_back_keeps_its_pages() {
     disk.mount(Path::new("/b")).unwrap();
     let unmounting = disk.clone();
     schedule.before(Op::List, "/b", move || unmounting.unmount(Path::new("/b")).unwrap());
-    open.engine.tend();
+    open.core.run_once();
     assert_eq!(schedule.hooks(), 0, "the volume was not listed");
     assert_eq!(found(&open), here);
     disk.mount(Path::new("/b")).unwrap();
-    open.engine.tend();
+    open.core.run_once();
     assert_eq!(found(&open), PAGES);
 }
 
-/// A volume is not mounted for the moment of its listing only, in the middle of an opening.
+/// A volume is unmounted only while an opening lists it.
 #[test]
-fn volume_that_is_away_while_it_is_listed_is_not_empty() {
+fn volume_unmounted_while_listed_is_not_empty() {
     let disk = SimDisk::new(64 * MIB);
     fill(&disk);
     let schedule = Schedule::new();
@@ -279,17 +282,17 @@ fn volume_that_is_away_while_it_is_listed_is_not_empty() {
         next.before(Op::Open, "/b/", move || mounts.mount(Path::new("/b")).unwrap());
     });
     let open = reopen(Arc::new(Faulty::new(Arc::new(disk.clone()), schedule.clone())));
-    open.engine.tend();
+    open.core.run_once();
     assert_eq!(schedule.hooks(), 0, "the volume was not listed, or not looked for afterwards");
     assert_eq!(found(&open), PAGES);
     open.close();
     assert_eq!(found(&reopen(Arc::new(disk))), PAGES);
 }
 
-/// Segments of a volume cannot be opened. While the owner looks for them, the volume is mounted again
-/// between its listing and the look at its marker.
+/// Segments of a volume cannot be opened. While the owner checks for them, the volume is mounted
+/// again between the listing and the check of its marker.
 #[test]
-fn volume_that_returns_between_listing_and_marker_is_not_given_up() {
+fn volume_returning_after_listing_is_kept() {
     let disk = SimDisk::new(64 * MIB);
     fill(&disk);
     let schedule = Schedule::new();
@@ -297,13 +300,13 @@ fn volume_that_returns_between_listing_and_marker_is_not_given_up() {
     let open = reopen(Arc::new(Faulty::new(Arc::new(disk.clone()), schedule.clone())));
     schedule.heal();
     disk.unmount(Path::new("/b")).unwrap();
-    open.engine.tend();
+    open.core.run_once();
     let (mounts, next) = (disk.clone(), schedule.clone());
     schedule.before(Op::List, "/b", move || {
         next.before(Op::Open, "/b/", move || mounts.mount(Path::new("/b")).unwrap());
     });
     for _ in 0..4 {
-        open.engine.tend();
+        open.core.run_once();
     }
     assert_eq!(schedule.hooks(), 0, "the volume was not listed, or not looked for afterwards");
     assert_eq!(found(&open), PAGES);
@@ -311,10 +314,9 @@ fn volume_that_returns_between_listing_and_marker_is_not_given_up() {
     assert_eq!(found(&reopen(Arc::new(disk))), PAGES);
 }
 
-/// A store of an earlier build, opened for the first time by this one while a volume is not
-/// mounted.
+/// A store of an earlier build is first opened by this one while a volume is not mounted.
 #[test]
-fn upgrade_while_a_volume_is_unmounted_loses_nothing() {
+fn upgrade_with_unmounted_volume_keeps_its_pages() {
     let disk = SimDisk::new(64 * MIB);
     fill(&disk);
     let directory = Directory::new(Arc::new(disk.clone()), Path::new("/store"));
@@ -336,9 +338,9 @@ fn upgrade_while_a_volume_is_unmounted_loses_nothing() {
     assert_eq!(found(&open), PAGES);
 }
 
-/// A directory of another store whose volumes carry no marker yet is not taken for ours.
+/// A directory of another store whose volumes carry no marker yet is not taken.
 #[test]
-fn unmarked_volume_of_another_store_is_not_taken() {
+fn unmarked_volume_of_another_store_is_rejected() {
     let disk = SimDisk::new(128 * MIB);
     fill(&disk);
     // The other store, of an earlier build, in /b's place.
@@ -356,7 +358,7 @@ fn unmarked_volume_of_another_store_is_not_taken() {
     manifest.volumes[0].marked = false;
     directory.write_manifest(&manifest).unwrap();
     disk.remove(Path::new("/b/VOLUME")).unwrap();
-    // Our store opens with the other one's volume where ours should be.
+    // This store opens with the other one's volume in place of its own.
     let open = reopen(Arc::new(disk.clone()));
     for name in 300..330 {
         let _ = try_put(&open.store, &chained(65_536), &sequence(name, 8), None);

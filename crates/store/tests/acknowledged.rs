@@ -8,7 +8,9 @@ use ritornello_codec::Codec;
 use ritornello_format::{RunHeader, Scope, ScopeSettings};
 use ritornello_medium::SimDisk;
 use ritornello_store::admission::AdmissionMode;
-use ritornello_store::{Catalog, ClientId, Durability, Options, Outcome, Terms, Wanted};
+use ritornello_store::{
+    Catalog, ClientId, Durability, Options, Outcome, PutOptions, ReserveRequest,
+};
 use ritornello_volume::memory::{BorrowedPages, Fragment, PageSource};
 use ritornello_volume::transfer::{Control, RunWrite};
 use std::path::Path;
@@ -19,7 +21,7 @@ use std::time::Duration;
 const PAGE: u64 = 64 << 10;
 const LONG: Duration = Duration::from_secs(30);
 
-/// The way of a put. Each puts 8 pages of which 6 are another put's, or these 6 alone.
+/// A kind of put. Each puts 8 pages, 6 of which another put stored, or only these 6.
 type Way = fn(&Open, &Arc<Scope>, &[Vec<u8>]) -> Outcome;
 
 fn copy(open: &Open, scope: &Arc<Scope>, keys: &[Vec<u8>]) -> Outcome {
@@ -35,7 +37,7 @@ fn submit_copy(
     source: &dyn PageSource,
 ) -> Outcome {
     let boxed = keys.iter().map(|key| key.as_slice().into()).collect();
-    let (terms, control) = (Terms::default(), Control::default());
+    let (terms, control) = (PutOptions::default(), Control::default());
     let ticket = open.store.submit_put_copy(Arc::clone(scope), boxed, source, terms, control);
     ticket.unwrap().wait(Some(LONG)).unwrap().as_ref().clone()
 }
@@ -70,17 +72,17 @@ fn durable(admission: AdmissionMode) -> Options {
     Options { durability, admission, ..options(Path::new("/store"), 32) }
 }
 
-/// Commits the pages of another client, who has not made them durable yet: a part of a put that is
-/// flushed when all of its parts are committed.
+/// Commits the pages of another client without making them durable: a part of a put that is flushed
+/// after its last part.
 fn commit_unsynced(open: &Open, scope: &Scope, keys: &[Vec<u8>]) {
-    let session = open.engine.session(ClientId(7), "other");
-    let reference = session.resolve(scope, true).unwrap().unwrap();
-    let wanted = Wanted { flushed_later: true, patience: LONG, ..Wanted::default() };
+    let catalog = open.core.catalog_for(ClientId(7), "other");
+    let reference = catalog.resolve(scope, true).unwrap().unwrap();
+    let wanted = ReserveRequest { flushed_later: true, timeout: LONG, ..ReserveRequest::default() };
     let keys_of = refs(keys);
-    let reserve = || session.reserve(reference, &keys_of, None, &wanted).unwrap();
+    let reserve = || catalog.reserve(reference, &keys_of, None, &wanted).unwrap();
     let mut reserved = reserve();
     if reserved.runs.is_empty() {
-        // Admission takes what it sees a second time.
+        // Admission admits pages at their second put.
         reserved = reserve();
     }
     let [run] = &reserved.runs[..] else { panic!("{reserved:?}") };
@@ -103,13 +105,13 @@ fn commit_unsynced(open: &Open, scope: &Scope, keys: &[Vec<u8>]) {
     let pages: Vec<&[u8]> = pages.iter().map(Vec::as_slice).collect();
     let source = BorrowedPages::new(&pages);
     let write = RunWrite { place: &run.place, header: &header, source: &source, first: 0 };
-    let sums = open.engine.segments().write_runs(&[write], &Control::default());
+    let sums = open.core.segments().write_runs(&[write], &Control::default());
     let sums: Vec<Option<u64>> = sums.into_iter().map(Result::ok).collect();
-    assert_eq!(session.commit(reserved.id, &sums).unwrap().stored, keys.len());
+    assert_eq!(catalog.commit(reserved.id, &sums).unwrap().stored, keys.len());
 }
 
-/// In `durable` mode, a put of `asked` pages after another client committed six of them, and power
-/// loss after its answer of `expected` pages.
+/// In `durable` mode: a put of `asked` pages after another client committed six of them, and power
+/// loss after it acknowledged `expected` pages.
 fn survive(scope: &Scope, admission: AdmissionMode, way: Way, asked: usize, expected: usize) {
     let scope = Arc::new(scope.clone());
     for seed in 0..12 {
@@ -175,7 +177,7 @@ unsafe impl PageSource for Deleting<'_> {
     }
 }
 
-/// Puts eight pages of which six are stored at first and `gone` is deleted meanwhile.
+/// Puts eight pages, six of which are stored at first; `gone` is deleted meanwhile.
 fn put_while_deleting(scope: &Scope, gone: usize) -> (Outcome, Vec<bool>) {
     let dir = tempfile::tempdir().unwrap();
     let open = open(dir.path(), 32);
@@ -215,7 +217,7 @@ fn unchained_tail_is_put_without_its_head() {
     assert_eq!(there, [true, true, true, false, true, true, true, true]);
 }
 
-/// In `durable` mode a delete is durable too: its pages do not come back.
+/// In `durable` mode a delete is durable: its pages do not return.
 #[test]
 fn durable_deletes_survive_power_loss() {
     let disk = SimDisk::new(64 * MIB);

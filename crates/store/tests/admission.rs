@@ -1,4 +1,4 @@
-//! What is not worth its wear is not written, and said and counted.
+//! Pages that are not worth the wear of a write are refused, reported and counted.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -22,7 +22,7 @@ fn stats(open: &Open) -> CatalogStats {
 }
 
 #[test]
-fn the_second_time_is_believed() {
+fn second_put_is_admitted() {
     let dir = tempfile::tempdir().unwrap();
     let scope = chained(PAGE);
     let open = open_with(dir.path(), AdmissionMode::SecondSight, None);
@@ -30,7 +30,7 @@ fn the_second_time_is_believed() {
     let first = put(&open.store, &scope, &keys[..6], None);
     assert_eq!((first.pages, first.reason), (0, "admission"));
     assert_eq!(stats(&open).admission.ghost_pages, 6);
-    // As far as it is known; what follows is behind a refused page, and known from now on.
+    // Admitted as far as known; the rest follows a refused page, and is known from now on.
     let again = put(&open.store, &scope, &keys, None);
     assert_eq!((again.pages, again.reason), (6, "admission"));
     assert_eq!(put(&open.store, &scope, &keys, None).pages, 8);
@@ -39,7 +39,7 @@ fn the_second_time_is_believed() {
     assert_eq!((seen.counters["refused_admission"], seen.counters["pages_refused"]), (8, 8));
     assert_eq!(seen.admission.policy, "second_sight");
     open.close();
-    // What was refused is forgotten with the process; what was stored is there.
+    // Refused pages are forgotten with the process; stored pages remain.
     let open = open_with(dir.path(), AdmissionMode::SecondSight, None);
     put(&open.store, &scope, &sequence(2, 8), None);
     assert_eq!(put(&open.store, &scope, &keys, None).pages, 8);
@@ -50,7 +50,7 @@ fn the_second_time_is_believed() {
 }
 
 #[test]
-fn a_budget_of_zero_writes_nothing_and_reads_on() {
+fn zero_budget_writes_nothing_and_reads() {
     let dir = tempfile::tempdir().unwrap();
     let scope = chained(PAGE);
     let open = open_with(dir.path(), AdmissionMode::Auto, None);
@@ -71,10 +71,10 @@ fn a_budget_of_zero_writes_nothing_and_reads_on() {
 }
 
 #[test]
-fn a_budget_that_runs_short_asks_for_a_second_sight() {
+fn low_budget_requires_second_sight() {
     let dir = tempfile::tempdir().unwrap();
     let scope = chained(PAGE);
-    // A bucket of 4 MiB, half full: in the time of this test it gets no page more.
+    // A bucket of 4 MiB, half full: during this test it gets no page more.
     let open = open_with(dir.path(), AdmissionMode::Auto, Some("96MiB/day"));
     let mut stored = 0;
     for name in 0..4 {
@@ -86,7 +86,7 @@ fn a_budget_that_runs_short_asks_for_a_second_sight() {
     assert_eq!(seen.counters["refused_admission"], 32 - stored);
     let available = seen.admission.available_bytes.unwrap();
     assert!(available < 5 * MIB / 4, "{available}");
-    // What is asked for again may have the rest, and then there is nothing left.
+    // Pages put again may use the rest of the budget.
     let again = (0..4).map(|name| put(&open.store, &scope, &sequence(name, 8), None).pages);
     assert_eq!(again.sum::<usize>(), 32);
     for name in 4..8 {
@@ -98,7 +98,7 @@ fn a_budget_that_runs_short_asks_for_a_second_sight() {
 }
 
 #[test]
-fn space_that_was_not_found_is_not_charged() {
+fn unplaced_pages_are_refunded() {
     let dir = tempfile::tempdir().unwrap();
     let scope = chained(PAGE);
     let open = open_with(dir.path(), AdmissionMode::WriteThrough, Some("1TB/day"));
@@ -111,7 +111,7 @@ fn space_that_was_not_found_is_not_charged() {
     }
     let after = stats(&open);
     assert!(after.counters["refused_space"] > 500, "{after:?}");
-    // Fifty megabytes were asked for, and at most what was free was written.
+    // Fifty megabytes were put, and only what fitted the free space was written.
     assert!(after.admission.available_bytes.unwrap() + 12 * MIB > before);
     open.close();
 }

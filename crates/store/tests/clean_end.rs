@@ -1,4 +1,4 @@
-//! What an end that was clean, and one that was not, leave to the next owner.
+//! What a clean end and an unclean one leave to the next owner.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -17,10 +17,10 @@ fn store_options() -> Options {
     Options { upkeep: false, ..options(Path::new("/store"), 8) }
 }
 
-/// A process is killed with writes in flight; the next owner cannot open that segment and ends
-/// cleanly; the one after it must still drain the segment before it gives its space away.
+/// A process is killed with writes in flight; the next owner cannot open that segment and closes;
+/// the owner after it must still drain the segment before it reuses the space.
 #[test]
-fn clean_end_with_an_absent_segment_does_not_hide_writes_in_flight() {
+fn absent_segment_makes_the_end_unclean() {
     let disk = SimDisk::new(64 * MIB);
     let dying = process(&disk);
     let open = open_on(Arc::new(dying.clone()), &store_options()).unwrap();
@@ -48,10 +48,9 @@ fn clean_end_with_an_absent_segment_does_not_hide_writes_in_flight() {
     }
 }
 
-/// A store that was being made smaller is killed and opened again: it goes on with the segments
-/// that are emptiest.
+/// A store is killed while it shrinks, and opened again: it continues with the emptiest segments.
 #[test]
-fn shrinking_goes_on_with_the_emptiest_segments_after_a_kill() {
+fn shrink_resumes_with_emptiest_segments_after_kill() {
     let run = |clean: bool| {
         let disk = SimDisk::new(64 * MIB);
         let one = Options { upkeep: false, ..options(Path::new("/store"), 16) };
@@ -72,7 +71,7 @@ fn shrinking_goes_on_with_the_emptiest_segments_after_a_kill() {
         let plain = Options { upkeep: false, ..Options::new(Path::new("/store")) };
         let open = open_on(Arc::new(disk), &plain).unwrap();
         for _ in 0..5 {
-            open.engine.tend();
+            open.core.run_once();
             open.store.flush().unwrap();
         }
         let stats = open.store.stats().unwrap().catalog;

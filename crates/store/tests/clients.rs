@@ -1,4 +1,4 @@
-//! What the owner of a store owes its clients, and what it does not let them do to each other.
+//! What an owner guarantees to its clients, and prevents between them.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -6,64 +6,66 @@ mod common;
 use common::*;
 use ritornello_format::{Error, ErrorKind, Result};
 use ritornello_medium::SimDisk;
-use ritornello_store::{Catalog, ClientId, Engine, Reserved, Session, Wanted};
+use ritornello_store::{Catalog, ClientId, LocalCatalog, ReserveRequest, Reserved, StoreCore};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-fn reserve(session: &Session, pages: usize) -> Result<Reserved> {
-    let scope = session.resolve(&chained(4096), true)?.unwrap();
-    let wanted = Wanted { patience: Duration::from_secs(5), ..Wanted::default() };
-    session.reserve(scope, &refs(&sequence(1, pages)), None, &wanted)
+fn reserve(catalog: &LocalCatalog, pages: usize) -> Result<Reserved> {
+    let scope = catalog.resolve(&chained(4096), true)?.unwrap();
+    let wanted = ReserveRequest { timeout: Duration::from_secs(5), ..ReserveRequest::default() };
+    catalog.reserve(scope, &refs(&sequence(1, pages)), None, &wanted)
 }
 
-fn refused<T: std::fmt::Debug>(settled: Result<T>) {
-    let error: Error = settled.unwrap_err();
+fn refused<T: std::fmt::Debug>(result: Result<T>) {
+    let error: Error = result.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Invalid);
     assert!(error.to_string().contains("another client's"), "{error}");
 }
 
 #[test]
-fn what_a_client_reserved_it_alone_settles() {
-    // Nobody is proven gone: what a client that left had reserved stays withheld.
+fn only_its_client_ends_a_reservation() {
+    // No client is proven dead: reservations of a disconnected one stay withheld.
     let disk = Arc::new(SimDisk::new(64 << 20));
-    let engine = Engine::open(disk, &options(Path::new("/store"), 24), Arc::new(|_| true)).unwrap();
-    let session = |id, name| engine.session(ClientId(id), name);
-    let (one, two) = (session(1, "one"), session(2, "two"));
+    let core =
+        StoreCore::open(disk, &options(Path::new("/store"), 24), Arc::new(|_| true)).unwrap();
+    let catalog = |id, name| core.catalog_for(ClientId(id), name);
+    let (one, two) = (catalog(1, "one"), catalog(2, "two"));
     let reserved = reserve(&one, 4).unwrap();
     refused(two.commit(reserved.id, &[Some(7)]));
     refused(two.abort(reserved.id));
-    refused(engine.session(ClientId::LOCAL, "").abort(reserved.id));
+    refused(core.catalog_for(ClientId::LOCAL, "").abort(reserved.id));
     assert_eq!(one.commit(reserved.id, &[Some(7)]).unwrap().stored, 4);
-    // Settled, it is nobody's: what a client lets go of twice is no fault.
+    // An abort of an ended reservation is no error.
     two.abort(reserved.id).unwrap();
-    // Of one that left, whoever comes back under its name gives the space back, or the owner.
-    for settles in ["three", "owner"] {
-        let three = session(3, "three");
+    // A disconnected client's reservation is aborted by a client with its name, or by the owner.
+    for name in ["three", "owner"] {
+        let three = catalog(3, "three");
         let scope = three.resolve(&chained(4096), true).unwrap().unwrap();
-        let wanted = Wanted { patience: Duration::from_secs(5), ..Wanted::default() };
+        let wanted =
+            ReserveRequest { timeout: Duration::from_secs(5), ..ReserveRequest::default() };
         let keys = sequence(9, 4);
         let reserved = three.reserve(scope, &refs(&keys), None, &wanted).unwrap();
-        engine.client_left(ClientId(3));
+        core.client_left(ClientId(3));
         refused(two.abort(reserved.id));
         assert!(two.commit(reserved.id, &[Some(7)]).is_err());
-        assert!(engine.stats().unwrap().reserved_bytes > 0);
-        match settles {
-            "three" => session(4, "three").abort(reserved.id).unwrap(),
-            _ => engine.session(ClientId::LOCAL, "").abort(reserved.id).unwrap(),
+        assert!(core.stats().unwrap().reserved_bytes > 0);
+        match name {
+            "three" => catalog(4, "three").abort(reserved.id).unwrap(),
+            _ => core.catalog_for(ClientId::LOCAL, "").abort(reserved.id).unwrap(),
         }
-        assert_eq!(engine.stats().unwrap().reserved_bytes, 0);
+        assert_eq!(core.stats().unwrap().reserved_bytes, 0);
     }
-    engine.close().unwrap();
+    core.close().unwrap();
 }
 
 #[test]
-fn a_client_that_hoards_space_leaves_enough_for_the_others() {
+fn hoarding_client_leaves_space_for_others() {
     let open =
         open_on(Arc::new(SimDisk::new(64 << 20)), &options(Path::new("/store"), 24)).unwrap();
-    let hoarder = open.engine.session(ClientId(1), "hoarder");
+    let hoarder = open.core.catalog_for(ClientId(1), "hoarder");
     let scope = hoarder.resolve(&chained(4096), true).unwrap().unwrap();
-    let wanted = Wanted { patience: Duration::from_secs(5), ..Wanted::default() };
+    let wanted = ReserveRequest { timeout: Duration::from_secs(5), ..ReserveRequest::default() };
     let mut refused = None;
     for name in 0..1000 {
         let keys = sequence(name, 64);
@@ -74,7 +76,7 @@ fn a_client_that_hoards_space_leaves_enough_for_the_others() {
         }
     }
     assert_eq!(refused.map(|refusal| refusal.word()), Some("no_space"));
-    let stats = open.engine.stats().unwrap();
+    let stats = open.core.stats().unwrap();
     assert!(stats.reserved_bytes * 2 <= stats.capacity_bytes, "{}", stats.reserved_bytes);
     assert_eq!(try_put(&open.store, &chained(4096), &sequence(5000, 64), None).unwrap().pages, 64);
     open.close();

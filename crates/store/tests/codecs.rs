@@ -1,4 +1,5 @@
-//! Encoded pages, end to end: what is put comes back, takes less room, and any codec is read by all.
+//! Encoded pages, end to end: puts come back, take less space, and every codec is read by every
+//! process.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -8,7 +9,7 @@ use proptest::prelude::*;
 use ritornello_codec::Codec;
 use ritornello_format::{ErrorKind, Result, Scope, ScopeSettings};
 use ritornello_medium::{Host, SimDisk};
-use ritornello_store::{ClientId, Durability, Options, Outcome, Store, Terms};
+use ritornello_store::{ClientId, Durability, Options, Outcome, PutOptions, Store};
 use ritornello_volume::memory::{BorrowedPages, BorrowedPagesMut};
 use ritornello_volume::staging::Staging;
 use ritornello_volume::transfer::{Control, Packing};
@@ -19,7 +20,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-/// Pages of `layers` pairs of 16 x 64 matrices: 4 KiB a layer.
+/// Pages of `layers` pairs of 16 x 64 matrices: 4 KiB per layer.
 fn numbers(name: &str, dtype: &str, layers: u32) -> Scope {
     Scope {
         dtype: dtype.to_owned(),
@@ -33,8 +34,8 @@ fn numbers(name: &str, dtype: &str, layers: u32) -> Scope {
     }
 }
 
-/// A page of numbers as they are in caches: few exponents, noisy mantissas. Every `odd`th page is
-/// plain noise, which no lossless codec makes shorter.
+/// A page of numbers as in real caches: few exponents, noisy mantissas. Every `odd`th page is
+/// noise, which no lossless codec shortens.
 fn content(scope: &Scope, key: &[u8], odd: usize) -> Vec<u8> {
     let mut bytes = page(scope, key);
     let number = key.iter().map(|byte| usize::from(*byte)).sum::<usize>();
@@ -63,7 +64,13 @@ fn put_pages(
     control: &Control,
 ) -> Result<Outcome> {
     let pages: Vec<&[u8]> = pages.iter().map(Vec::as_slice).collect();
-    store.put_batch(scope, &refs(keys), &BorrowedPages::new(&pages), &Terms::default(), control)
+    store.put_batch(
+        scope,
+        &refs(keys),
+        &BorrowedPages::new(&pages),
+        &PutOptions::default(),
+        control,
+    )
 }
 
 fn put_all(store: &Store, scope: &Scope, keys: &[Vec<u8>], odd: usize) {
@@ -72,7 +79,7 @@ fn put_all(store: &Store, scope: &Scope, keys: &[Vec<u8>], odd: usize) {
     assert_eq!((done.pages, done.reason), (keys.len(), ""));
 }
 
-/// Gets the pages from `first` on through fragments of some length, and returns what came.
+/// Gets the pages from `first` on through fragments of some length.
 fn get_pages(
     store: &Store,
     scope: &Scope,
@@ -100,7 +107,7 @@ fn expect(store: &Store, scope: &Scope, keys: &[Vec<u8>], odd: usize) {
 }
 
 #[test]
-fn lossless_codecs_give_back_every_bit_in_less_room() {
+fn lossless_codecs_return_every_bit() {
     let dir = tempfile::tempdir().unwrap();
     let open = open(dir.path(), 64);
     for (codec, most) in [(Codec::Raw, 1.02), (Codec::Split, 0.78), (Codec::Zstd, 0.80)] {
@@ -120,7 +127,7 @@ fn lossless_codecs_give_back_every_bit_in_less_room() {
 }
 
 #[test]
-fn lossy_codecs_come_near_and_are_refused_where_numbers_are_unknown() {
+fn lossy_codecs_need_known_numbers() {
     let dir = tempfile::tempdir().unwrap();
     let opts = options(dir.path(), 64);
     let open = open_on(Arc::new(Host), &opts).unwrap();
@@ -151,7 +158,7 @@ fn lossy_codecs_come_near_and_are_refused_where_numbers_are_unknown() {
         assert!(error.to_string().contains("engine's own"), "{error}");
     }
     open.close();
-    // As the default of a store it is for the scopes that it suits.
+    // As a store's default it applies to the scopes that it suits.
     let lossy = ritornello_store::Options { codec: Codec::Int8, ..opts };
     let open = open_on(Arc::new(Host), &lossy).unwrap();
     let scope = chained(8192);
@@ -162,7 +169,7 @@ fn lossy_codecs_come_near_and_are_refused_where_numbers_are_unknown() {
 }
 
 #[test]
-fn a_store_of_all_codecs_is_read_after_a_restart_and_by_whoever_asks() {
+fn all_codecs_are_read_after_restart() {
     let dir = tempfile::tempdir().unwrap();
     let scope = numbers("mixed", "bfloat16", 40);
     let codecs = [Codec::Raw, Codec::Split, Codec::Zstd];
@@ -180,12 +187,12 @@ fn a_store_of_all_codecs_is_read_after_a_restart_and_by_whoever_asks() {
     let open = open(dir.path(), 64);
     expect(&open.store, &scope, &keys, 5);
     expect(&open.store, &scope, &keys[5..19], 5);
-    let report = open.engine.verify(true, &mut |_, _| {}).unwrap();
+    let report = open.core.verify(true, &mut |_, _| {}).unwrap();
     assert_eq!((report.pages, report.findings.len()), (24, 0), "{report:?}");
-    // A client has its own eyes, and encodes for itself.
-    let session = Arc::new(open.engine.session(ClientId(3), "client"));
+    // A client reads and encodes by itself.
+    let catalog = Arc::new(open.core.catalog_for(ClientId(3), "client"));
     let staging = Staging::new(8 << 20).unwrap();
-    let client = Store::new(session, open.engine.segments(), staging);
+    let client = Store::new(catalog, open.core.segments(), staging);
     expect(&client, &scope, &keys, 5);
     let more = sequence(5, 9);
     put_all(&client, &scope, &more, 5);
@@ -197,7 +204,7 @@ fn a_store_of_all_codecs_is_read_after_a_restart_and_by_whoever_asks() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
     #[test]
-    fn any_page_comes_back_through_a_layout_of_the_engines_own(
+    fn page_of_unknown_layout_comes_back(
         page_bytes in 1u64..900_000,
         pages in 1usize..12,
         odd in 0usize..4,
@@ -219,7 +226,7 @@ proptest! {
     }
 }
 
-/// Flips a bit in the middle of what a segment file holds.
+/// Flips a bit in the middle of the used part of a segment file.
 fn flip(dir: &Path) {
     let path = fs::read_dir(dir.join("segments")).or_else(|_| fs::read_dir(dir)).unwrap();
     let segment = path
@@ -233,7 +240,7 @@ fn flip(dir: &Path) {
 }
 
 #[test]
-fn a_damaged_frame_is_a_miss_and_the_page_is_taken_out() {
+fn damaged_frame_is_a_miss_and_removed() {
     let dir = tempfile::tempdir().unwrap();
     let scope = numbers("damage", "bfloat16", 16);
     let keys = sequence(2, 8);
@@ -261,7 +268,7 @@ fn a_damaged_frame_is_a_miss_and_the_page_is_taken_out() {
 }
 
 #[test]
-fn a_put_in_parts_stops_when_it_is_told_and_can_be_taken_up_again() {
+fn cancelled_put_in_parts_can_be_resumed() {
     let dir = tempfile::tempdir().unwrap();
     let open = open(dir.path(), 128);
     // 40 MiB: several parts.
@@ -275,7 +282,7 @@ fn a_put_in_parts_stops_when_it_is_told_and_can_be_taken_up_again() {
     let late = Control { deadline: Some(Instant::now()), ..Control::default() };
     let outcome = put_pages(&open.store, &scope, &keys, &pages, &late).unwrap();
     assert_eq!((outcome.pages, outcome.reason), (0, "deadline"));
-    // Whenever the deadline comes, the leading pages that are said to be there are there.
+    // Whenever the deadline passes, the pages reported as stored are stored.
     for micros in [200, 2000, 8000, 20_000] {
         let deadline = Some(Instant::now() + Duration::from_micros(micros));
         let control = Control { deadline, ..Control::default() };
@@ -289,9 +296,9 @@ fn a_put_in_parts_stops_when_it_is_told_and_can_be_taken_up_again() {
     open.close();
 }
 
-/// Parts of a put are made durable together, and before the put is acknowledged.
+/// Parts of a put are made durable together, before the put is acknowledged.
 #[test]
-fn a_durable_put_in_parts_is_flushed_once_and_survives() {
+fn durable_put_in_parts_is_flushed_once() {
     let disk = SimDisk::new(256 << 20);
     let options = Options { durability: Durability::Durable, ..options(Path::new("/store"), 128) };
     let open = open_on(Arc::new(disk.clone()), &options).unwrap();
@@ -311,16 +318,16 @@ fn a_durable_put_in_parts_is_flushed_once_and_survives() {
 }
 
 #[test]
-fn without_staging_memory_pages_are_stored_as_they_came() {
+fn without_staging_memory_pages_are_stored_raw() {
     let dir = tempfile::tempdir().unwrap();
     let open = open(dir.path(), 32);
     let scope = numbers("starved", "bfloat16", 64);
     set(&open.store, &scope, Codec::Split);
-    // Holds all of it, in pages that are hardly any shorter.
+    // Holds the whole put, in pages that are hardly shorter.
     let encoder = Keeper;
     let hog = vec![0u8; 1 << 20];
     let mut held = Vec::new();
-    let segments = open.engine.segments();
+    let segments = open.core.segments();
     for length in [1 << 20, 8192] {
         let pages = [&hog[..length]];
         let source = BorrowedPages::new(&pages);
@@ -329,7 +336,7 @@ fn without_staging_memory_pages_are_stored_as_they_came() {
             held.push(page);
         }
     }
-    // Aligned: other memory needs staging to be written at all.
+    // Aligned: unaligned memory needs staging to be written at all.
     let keys = sequence(6, 6);
     let bytes = scope.resolved_page_bytes().unwrap() as usize;
     let mut memory = Staging::new(8 << 20).unwrap().try_take(6 * bytes).unwrap();
@@ -338,7 +345,7 @@ fn without_staging_memory_pages_are_stored_as_they_came() {
     }
     let pages: Vec<&[u8]> = memory.bytes().chunks_exact(bytes).collect();
     let source = BorrowedPages::new(&pages);
-    let (terms, control) = (Terms::default(), Control::default());
+    let (terms, control) = (PutOptions::default(), Control::default());
     let done = open.store.put_batch(&scope, &refs(&keys), &source, &terms, &control).unwrap();
     assert_eq!((done.pages, done.reason), (6, ""));
     drop(held);

@@ -1,4 +1,4 @@
-//! A store gets another index: nothing is lost, whatever ends it half-way.
+//! Converting a store to another index loses nothing, even if interrupted.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -18,7 +18,7 @@ fn with(dir: &Path, index: IndexKind) -> Options {
 }
 
 #[test]
-fn an_index_that_kept_nothing_makes_way_and_is_none_to_go_back_to() {
+fn memory_index_is_converted_from_but_not_to() {
     let dir = tempfile::tempdir().unwrap();
     let open = open_on(Arc::new(Host), &with(dir.path(), IndexKind::Memory)).unwrap();
     assert_eq!(put(&open.store, &chained(PAGE), &sequence(1, 4), None).pages, 4);
@@ -30,7 +30,7 @@ fn an_index_that_kept_nothing_makes_way_and_is_none_to_go_back_to() {
     let refused = open_on(Arc::new(Host), &with(dir.path(), IndexKind::Memory)).err().unwrap();
     assert_eq!(refused.kind(), ErrorKind::Invalid);
     assert!(refused.to_string().contains("new stores"), "{refused}");
-    // Named or not, the index is what the manifest says.
+    // Named or not, the index is the one in the manifest.
     let open =
         open_on(Arc::new(Host), &Options { index: None, ..options(dir.path(), 16) }).unwrap();
     assert_eq!(open.store.stats().unwrap().catalog.index, "run");
@@ -39,7 +39,7 @@ fn an_index_that_kept_nothing_makes_way_and_is_none_to_go_back_to() {
 }
 
 #[test]
-fn what_a_conversion_left_is_removed_and_the_index_that_counts_stays() {
+fn interrupted_conversion_is_cleaned_up() {
     let dir = tempfile::tempdir().unwrap();
     let open = open_on(Arc::new(Host), &with(dir.path(), IndexKind::Run)).unwrap();
     assert_eq!(put(&open.store, &chained(PAGE), &sequence(1, 4), None).pages, 4);
@@ -62,7 +62,7 @@ fn what_a_conversion_left_is_removed_and_the_index_that_counts_stays() {
 
 #[cfg(not(feature = "lsm"))]
 #[test]
-fn an_index_that_is_not_compiled_in_is_named_with_what_to_do() {
+fn missing_index_backend_gives_advice() {
     let dir = tempfile::tempdir().unwrap();
     let open = open_on(Arc::new(Host), &with(dir.path(), IndexKind::Run)).unwrap();
     open.close();
@@ -107,7 +107,7 @@ mod lsm {
         };
         for chain in 0..chains {
             let keys: Vec<PageHash> = (0..32).map(|number| page(chain, number)).collect();
-            // The second half comes first, and is linked when the first is there.
+            // The second half is inserted first, and linked to the first half later.
             let late = insert(true, None, &keys[16..24]);
             let first = insert(true, None, &keys[..8]);
             insert(true, Some(keys[7]), &keys[8..16]);
@@ -139,7 +139,7 @@ mod lsm {
         manifest.index.parse().unwrap()
     }
 
-    /// What is in the index that counts.
+    /// The contents of the index in use.
     fn now(dir: &Path) -> (Backend, BTreeMap<u64, Content>, u64) {
         let backend = stored(dir);
         let index =
@@ -160,7 +160,7 @@ mod lsm {
     }
 
     #[test]
-    fn there_and_back_again_everything_is_as_it_was() {
+    fn conversion_back_and_forth_keeps_everything() {
         let dir = tempfile::tempdir().unwrap();
         let expected = make(dir.path(), CHAINS);
         let pages: usize = expected
@@ -185,7 +185,7 @@ mod lsm {
     }
 
     #[test]
-    fn a_store_that_is_opened_with_another_index_is_converted() {
+    fn opening_with_another_index_converts() {
         let dir = tempfile::tempdir().unwrap();
         let kinds = [IndexKind::Run, IndexKind::Lsm, IndexKind::Run];
         for (at, kind) in (1u64..).zip(kinds) {
@@ -202,7 +202,7 @@ mod lsm {
     }
 
     #[test]
-    fn a_catalogue_that_is_too_large_for_memory_stays_where_it_is() {
+    fn index_too_large_for_memory_is_kept() {
         let dir = tempfile::tempdir().unwrap();
         let expected = make(dir.path(), CHAINS);
         convert(dir.path(), IndexKind::Lsm);
@@ -221,9 +221,9 @@ mod lsm {
         assert!(!files(dir.path(), Backend::Run), "what was begun is gone");
     }
 
-    /// Not a test by itself: the process that [`a_kill_at_any_moment_leaves_one_index_whole`] kills.
+    /// Not a test by itself: the process that [`kill_at_any_moment_leaves_one_index`] kills.
     #[test]
-    fn child_that_converts() {
+    fn converting_child() {
         let Some(dir) = std::env::var_os("RITORNELLO_TEST_CONVERTED_DIR") else { return };
         let dir = Path::new(&dir);
         let to = if stored(dir) == Backend::Run { IndexKind::Lsm } else { IndexKind::Run };
@@ -240,10 +240,10 @@ mod lsm {
         println!("done");
     }
 
-    /// Kills the child so long after it said `word`.
+    /// Kills the child some time after it printed `word`.
     fn kill_after(dir: &Path, word: &str, pause: Duration) {
         let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "lsm::child_that_converts", "--nocapture"])
+            .args(["--exact", "lsm::converting_child", "--nocapture"])
             .env("RITORNELLO_TEST_CONVERTED_DIR", dir)
             .stdout(Stdio::piped())
             .spawn()
@@ -256,7 +256,7 @@ mod lsm {
     }
 
     #[test]
-    fn a_kill_at_any_moment_leaves_one_index_whole() {
+    fn kill_at_any_moment_leaves_one_index() {
         let dir = tempfile::tempdir().unwrap();
         let expected = make(dir.path(), FEW);
         kill_after(dir.path(), "done", Duration::ZERO);
@@ -267,7 +267,7 @@ mod lsm {
                 0 => ("begun", Duration::from_millis(u64::from(point))),
                 1 => ("copied 1/4", Duration::ZERO),
                 2 => ("copied 3/4", Duration::from_millis(u64::from(point / 9))),
-                // The copy is made durable, the manifest is replaced, the old files go.
+                // Syncs the copy, replaces the manifest, removes the old files.
                 tail => {
                     ("copied 4/4", Duration::from_micros(u64::from(point / 9 * 6 + tail) * 1500))
                 }
@@ -278,7 +278,7 @@ mod lsm {
             assert_eq!(contents, expected, "{before} to {after}, killed at {word} + {pause:?}");
             assert_eq!(clock, 500 + FEW - 3);
             *if before == after { &mut stayed } else { &mut switched } += 1;
-            // The next one cleans up, and can do what was interrupted.
+            // The next run cleans up and can finish the conversion.
             if point % 5 == 4 {
                 let (kind, other) = match after {
                     Backend::Run => (IndexKind::Run, Backend::Lsm),

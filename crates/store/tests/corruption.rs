@@ -34,7 +34,7 @@ fn damage(path: &Path, damage: &Damage) {
     if length == 0 {
         return;
     }
-    // Most of a segment file is empty: aim at what is written.
+    // Most of a segment file is empty, so the change aims at its used part.
     let used = bytes.iter().rposition(|byte| *byte != 0).map_or(length, |at| at as u64 + 1);
     let at = |x: u64| (x % used) as usize;
     match damage {
@@ -62,7 +62,7 @@ fn damage(path: &Path, damage: &Damage) {
 }
 
 #[test]
-fn whatever_is_damaged_nothing_wrong_is_read() {
+fn no_damage_returns_wrong_bytes() {
     let original = tempfile::tempdir().unwrap();
     let scopes = [chained(12_000), unchained(70_000)];
     {
@@ -120,12 +120,12 @@ fn whatever_is_damaged_nothing_wrong_is_read() {
             if found > 0 {
                 whole.set(whole.get() + 1);
             }
-            let report = open.engine.verify(true, &mut |_, _| {}).unwrap();
+            let report = open.core.verify(true, &mut |_, _| {}).unwrap();
             assert!(report.findings.is_empty(), "{report:?}");
             open.close();
             Ok(())
         })
         .unwrap();
-    // Damage in one place must not cost everything everywhere.
+    // Damage in one place must not cost the whole store.
     assert!(whole.get() > 20, "{}", whole.get());
 }

@@ -37,7 +37,7 @@ fn acts() -> impl Strategy<Value = Vec<Act>> {
     prop::collection::vec(act, 1..60)
 }
 
-/// What must be there after power loss: flushed, and not deleted, dropped or evicted since.
+/// What must survive a power loss: pages flushed, and not deleted, dropped or evicted since.
 #[derive(Default)]
 struct Oracle {
     durable: BTreeMap<u64, usize>,
@@ -68,7 +68,7 @@ impl Run {
         self.now().store.probe(self.scope(name), &refs(&sequence(name, 10))).unwrap()
     }
 
-    /// Every page that is promised is delivered, and right. `get` itself checks the bytes.
+    /// Every promised page is delivered with the right bytes; `get` itself checks them.
     fn check_promises(&self, exact: bool) {
         for name in 0..40 {
             let promised = self.probe(name);
@@ -109,7 +109,7 @@ impl Run {
                 self.check_promises(true);
             }
             Act::Crash(seed) => {
-                // Evicted since the flush: need not be there.
+                // Pages evicted since the flush need not be present.
                 let still: BTreeMap<u64, usize> = self
                     .oracle
                     .durable
@@ -136,7 +136,7 @@ impl Run {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 48, max_shrink_iters: 400, ..ProptestConfig::default() })]
     #[test]
-    fn what_was_flushed_survives_and_what_comes_back_is_right(acts in acts()) {
+    fn flushed_pages_survive_power_loss_intact(acts in acts()) {
         let mut run = Run {
             disk: SimDisk::new(64 << 20),
             open: None,
@@ -152,10 +152,10 @@ proptest! {
     }
 }
 
-/// Space freed by an eviction is not given away before the eviction is durable: after a crash,
-/// entries that were evicted but are back deliver their own bytes, not a miss.
+/// Space freed by an eviction is not reused before the eviction is durable: after a crash, revived
+/// entries deliver their own bytes, not a miss.
 #[test]
-fn revived_entries_still_own_their_bytes() {
+fn revived_entries_own_their_bytes() {
     for seed in 0..30 {
         let disk = SimDisk::new(64 << 20);
         let opts = options(Path::new("/store"), 8);
@@ -189,7 +189,7 @@ fn revived_entries_still_own_their_bytes() {
 
 /// In `durable` mode an acknowledged put needs no flush.
 #[test]
-fn durable_puts_survive_by_themselves() {
+fn durable_puts_survive_without_flush() {
     for seed in 0..10 {
         let disk = SimDisk::new(64 << 20);
         let opts = ritornello_store::Options {

@@ -1,12 +1,14 @@
-//! Writes of processes that died: they land after the process has lost its locks, and never in space
-//! that another put has been given.
+//! Writes of dead processes: they land after the process has lost its locks, and never in space
+//! that another put was granted.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
 
 use common::*;
 use ritornello_medium::{Access, Fault, Faulty, Medium, Op, Rule, Schedule, SimDisk, SimProcess};
-use ritornello_store::{Alive, Catalog, ClientId, Options, Store, Wanted, open_segments};
+use ritornello_store::{
+    Catalog, ClientAlive, ClientId, Options, ReserveRequest, Store, open_segments,
+};
 use ritornello_volume::segments::IoChoice;
 use ritornello_volume::staging::Staging;
 use std::path::Path;
@@ -15,7 +17,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 const NAME: &str = "0123456789abcdef0123456789abcdef";
 
-/// Segments are written asynchronously, everything else by system calls.
+/// Segments are written asynchronously, other files by system calls.
 fn process(disk: &SimDisk) -> SimProcess {
     disk.process(|path| path.to_string_lossy().contains("seg-"))
 }
@@ -24,7 +26,7 @@ fn store_options() -> Options {
     Options { upkeep: false, ..options(Path::new("/store"), 8) }
 }
 
-/// Puts and flushes sequences until the store is nearly full; returns their number.
+/// Puts and flushes sequences until the store is nearly full. Returns their number.
 fn fill(store: &Store) -> u64 {
     let names = 16;
     for name in 0..names {
@@ -40,7 +42,7 @@ fn check(store: &Store, names: u64) {
     }
 }
 
-/// An owner dies in a put: its segment writes stay in flight.
+/// An owner dies during a put: its segment writes stay in flight.
 fn kill_owner_in_a_put(disk: &SimDisk) {
     let dying = process(disk);
     let open = open_on(Arc::new(dying.clone()), &store_options()).unwrap();
@@ -54,7 +56,7 @@ fn kill_owner_in_a_put(disk: &SimDisk) {
 }
 
 #[test]
-fn next_owner_reuses_no_space_before_it_is_drained() {
+fn next_owner_drains_space_before_reuse() {
     let disk = SimDisk::new(64 * MIB);
     kill_owner_in_a_put(&disk);
     let open = open_on(Arc::new(process(&disk)), &store_options()).unwrap();
@@ -65,28 +67,28 @@ fn next_owner_reuses_no_space_before_it_is_drained() {
 }
 
 #[test]
-fn owner_reuses_dead_clients_space_after_draining_it() {
+fn owner_drains_dead_clients_space_before_reuse() {
     let disk = SimDisk::new(64 * MIB);
     let lives = Arc::new(AtomicBool::new(true));
     let looked_at = Arc::clone(&lives);
-    let alive: Alive = Arc::new(move |_| looked_at.load(Ordering::Relaxed));
+    let alive: ClientAlive = Arc::new(move |_| looked_at.load(Ordering::Relaxed));
     let open = open_beside(Arc::new(process(&disk)), &store_options(), alive).unwrap();
-    // A client process with a view of the disk of its own.
+    // A client process with its own view of the disk.
     let dying = process(&disk);
     let segments = {
         let medium: Arc<dyn Medium> = Arc::new(dying.clone());
         open_segments(medium, Path::new("/store"), IoChoice::Auto).unwrap().1
     };
-    let session = Arc::new(open.engine.session(ClientId(1), NAME));
-    let client = Store::new(session, segments, Staging::new(8 << 20).unwrap());
+    let catalog = Arc::new(open.core.catalog_for(ClientId(1), NAME));
+    let client = Store::new(catalog, segments, Staging::new(8 << 20).unwrap());
     // The first segment exists, so that the client writes into it.
     assert_eq!(put(&open.store, &chained(65_536), &sequence(50, 1), None).pages, 1);
     dying.kill(0, 16);
     let _ = try_put(&client, &chained(65_536), &sequence(77, 8), None);
     assert!(disk.in_flight() > 0);
-    open.engine.client_left(ClientId(1));
+    open.core.client_left(ClientId(1));
     lives.store(false, Ordering::Relaxed);
-    open.engine.tend();
+    open.core.run_once();
     let names = fill(&open.store);
     disk.land(9);
     check(&open.store, names);
@@ -94,7 +96,7 @@ fn owner_reuses_dead_clients_space_after_draining_it() {
 }
 
 #[test]
-fn space_that_cannot_be_drained_stays_out_of_use() {
+fn undrainable_space_stays_withheld() {
     let disk = SimDisk::new(64 * MIB);
     kill_owner_in_a_put(&disk);
     let schedule = Schedule::new();
@@ -108,33 +110,34 @@ fn space_that_cannot_be_drained_stays_out_of_use() {
     disk.land(3);
     assert_eq!(get(&open.store, &chained(65_536), &sequence(1, 4)).pages, 4);
     schedule.heal();
-    open.engine.tend();
+    open.core.run_once();
     assert_eq!(open.store.stats().unwrap().catalog.reserved_bytes, 0);
     open.close();
 }
 
-/// The log is written anew when it has become long. Had the owner to open it again by its name, or to
-/// sync its directory, a failure would leave it appending to a file without a name.
+/// A long log is rewritten. If the owner had to open it again by its name, or to sync its
+/// directory, a failure would leave it appending to a file without a name.
 #[test]
-fn reservation_log_is_found_after_it_was_shortened() {
+fn shortened_reservation_log_is_found() {
     let reopened = Rule::nth(2, Fault::NoSystemFiles).on(Op::Open).at("RESERVATIONS");
     let synced = Rule::nth(1, Fault::Io).on(Op::SyncDir).at("/store");
     for rule in [reopened, synced] {
         let disk = SimDisk::new(64 * MIB);
         let schedule = Schedule::new();
         let medium = Arc::new(Faulty::new(Arc::new(disk.clone()), schedule.clone()));
-        let alive: Alive = Arc::new(|_| true);
+        let alive: ClientAlive = Arc::new(|_| true);
         let open = open_beside(medium, &store_options(), Arc::clone(&alive)).unwrap();
-        let session = open.engine.session(ClientId(1), NAME);
-        let scope = session.resolve(&chained(4096), true).unwrap().unwrap();
+        let catalog = open.core.catalog_for(ClientId(1), NAME);
+        let scope = catalog.resolve(&chained(4096), true).unwrap().unwrap();
         let keys = sequence(1, 4);
-        let reserve = || session.reserve(scope, &refs(&keys), None, &Wanted::default()).unwrap();
-        // The segment exists: its directory is synced when it is made.
-        session.abort(reserve().id).unwrap();
+        let reserve =
+            || catalog.reserve(scope, &refs(&keys), None, &ReserveRequest::default()).unwrap();
+        // The segment exists already: creating one syncs its directory.
+        catalog.abort(reserve().id).unwrap();
         let renamed = schedule.count(Op::Rename);
         schedule.add(rule);
         for _ in 0..1500 {
-            session.abort(reserve().id).unwrap();
+            catalog.abort(reserve().id).unwrap();
         }
         assert!(schedule.count(Op::Rename) > renamed, "the log was not shortened");
         assert!(!reserve().runs.is_empty());
@@ -145,12 +148,12 @@ fn reservation_log_is_found_after_it_was_shortened() {
     }
 }
 
-/// A run was written and never committed. `fsck --salvage` brings it back, and a flush covers it.
+/// A run was written and never committed. `fsck --salvage` restores it, and a flush covers it.
 #[test]
 fn salvaged_pages_are_durable_after_a_flush() {
     let disk = SimDisk::new(64 * MIB);
     let open = open_on(Arc::new(disk.clone()), &store_options()).unwrap();
-    // What was dirty at the opening is synced, and the first segment exists.
+    // Syncs what was dirty at the opening, and creates the first segment.
     put(&open.store, &chained(65_536), &sequence(50, 1), None);
     open.store.flush().unwrap();
     // The bytes of the run come from a put into a copy of the store.
@@ -163,7 +166,7 @@ fn salvaged_pages_are_durable_after_a_flush() {
     let read = copy.open(segment, Access::default()).unwrap().read_at(&mut bytes, 0).unwrap();
     let access = Access { write: true, create: false, direct: false };
     disk.open(segment, access).unwrap().write_at(&bytes[..read], 0).unwrap();
-    assert_eq!(open.engine.verify(true, &mut |_, _| {}).unwrap().pages_salvaged, 6);
+    assert_eq!(open.core.verify(true, &mut |_, _| {}).unwrap().pages_salvaged, 6);
     open.store.flush().unwrap();
     for seed in 0..20 {
         let open = open_on(Arc::new(disk.crash(seed)), &store_options()).unwrap();

@@ -1,4 +1,4 @@
-//! Directories that come and go while the store is in use.
+//! Adding and draining directories while the store is in use.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -6,7 +6,7 @@ mod common;
 use common::*;
 use ritornello_format::ErrorKind;
 use ritornello_medium::{Fault, Faulty, Host, Medium, Op, Rule, Schedule, SimDisk};
-use ritornello_store::{Options, Reshape, Store, open_segments};
+use ritornello_store::{CapacityChange, Options, Store, open_segments};
 use ritornello_volume::segments::IoChoice;
 use ritornello_volume::staging::Staging;
 use std::path::Path;
@@ -36,20 +36,20 @@ fn text(path: &Path) -> String {
 }
 
 #[test]
-fn a_directory_is_added_and_another_drained() {
+fn directory_is_added_and_another_drained() {
     let dir = tempfile::tempdir().unwrap();
     let (home, second) = (dir.path().join("home"), dir.path().join("second"));
     let open = open(&home, 12);
     fill(&open, 0, 24);
     let there = whole(&open.store, 24);
-    open.store.reshape(&Reshape::AddPath(text(&second))).unwrap();
+    open.store.change_capacity(&CapacityChange::AddPath(text(&second))).unwrap();
     open.store.resize(24 * MIB).unwrap();
     fill(&open, 24, 24);
     let (first, other) = (segments_in(&home.join("segments")), segments_in(&second));
     assert!(first > 0 && other > 0, "{first} and {other}");
-    open.store.reshape(&Reshape::DrainPath("segments".to_owned())).unwrap();
+    open.store.change_capacity(&CapacityChange::DrainPath("segments".to_owned())).unwrap();
     assert_eq!(segments_in(&home.join("segments")), 0);
-    assert!(open.engine.manifest().volumes[0].is_gone());
+    assert!(open.core.manifest().volumes[0].is_gone());
     let left = whole(&open.store, 48);
     assert!(there.iter().any(|name| left.contains(name)), "moved, not lost");
     assert!(left.len() > 24, "{}", left.len());
@@ -61,7 +61,7 @@ fn a_directory_is_added_and_another_drained() {
     let open = open_on(Arc::new(Host), &again).unwrap();
     assert_eq!(whole(&open.store, 48), left);
     open.close();
-    // Another set of paths is not taken, and costs no service.
+    // Other paths are not adopted, and the store still opens.
     let third = dir.path().join("third");
     let others = Options { paths: vec![third.clone()], ..again };
     let open = open_on(Arc::new(Host), &others).unwrap();
@@ -71,49 +71,49 @@ fn a_directory_is_added_and_another_drained() {
 }
 
 #[test]
-fn directories_that_cannot_be_are_refused() {
+fn unusable_directories_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let home = dir.path().join("home");
     let open = open(&home, 8);
-    let refused = |change: &Reshape, word: &str| {
-        let error = open.store.reshape(change).unwrap_err();
+    let refused = |change: &CapacityChange, word: &str| {
+        let error = open.store.change_capacity(change).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
         assert!(error.to_string().contains(word), "{error}");
     };
-    refused(&Reshape::DrainPath("segments".to_owned()), "last");
-    refused(&Reshape::DrainPath("elsewhere".to_owned()), "no such");
-    refused(&Reshape::AddPath(text(&home.join("segments"))), "already");
+    refused(&CapacityChange::DrainPath("segments".to_owned()), "last");
+    refused(&CapacityChange::DrainPath("elsewhere".to_owned()), "no such");
+    refused(&CapacityChange::AddPath(text(&home.join("segments"))), "already");
     let full = dir.path().join("full");
     std::fs::create_dir(&full).unwrap();
     std::fs::write(full.join("seg-000000"), "another store's").unwrap();
-    refused(&Reshape::AddPath(text(&full)), "holds something");
+    refused(&CapacityChange::AddPath(text(&full)), "holds something");
     let (empty, alias) = (dir.path().join("empty"), dir.path().join("alias"));
     // The root of a new ext4 file system.
     std::fs::create_dir_all(empty.join("lost+found")).unwrap();
-    open.store.reshape(&Reshape::AddPath(text(&empty))).unwrap();
+    open.store.change_capacity(&CapacityChange::AddPath(text(&empty))).unwrap();
     std::os::unix::fs::symlink(&empty, &alias).unwrap();
-    refused(&Reshape::AddPath(text(&alias)), "already");
+    refused(&CapacityChange::AddPath(text(&alias)), "already");
     let file = dir.path().join("file");
     std::fs::write(&file, "").unwrap();
-    refused(&Reshape::AddPath(text(&file)), "cannot be used");
+    refused(&CapacityChange::AddPath(text(&file)), "cannot be used");
     fill(&open, 0, 3);
     assert_eq!(whole(&open.store, 3).len(), 3, "the store goes on");
     open.close();
 }
 
-/// A process that opened the segments before a directory came reads and writes there.
+/// A process that opened the segments before a directory was added reads and writes there.
 #[test]
-fn those_who_were_there_before_learn_of_a_new_directory() {
+fn open_clients_find_a_new_directory() {
     let dir = tempfile::tempdir().unwrap();
     let (home, second) = (dir.path().join("home"), dir.path().join("second"));
     let open = open(&home, 8);
     fill(&open, 0, 4);
     let (_, segments) = open_segments(Arc::new(Host), &home, IoChoice::Auto).unwrap();
-    let session = open.engine.session(ritornello_store::ClientId(7), "seven");
-    let theirs = Store::new(Arc::new(session), segments, Staging::new(8 * MIB as usize).unwrap());
+    let catalog = open.core.catalog_for(ritornello_store::ClientId(7), "seven");
+    let theirs = Store::new(Arc::new(catalog), segments, Staging::new(8 * MIB as usize).unwrap());
     assert_eq!(whole(&theirs, 4).len(), 4);
-    open.store.reshape(&Reshape::AddPath(text(&second))).unwrap();
-    open.store.reshape(&Reshape::DrainPath("segments".to_owned())).unwrap();
+    open.store.change_capacity(&CapacityChange::AddPath(text(&second))).unwrap();
+    open.store.change_capacity(&CapacityChange::DrainPath("segments".to_owned())).unwrap();
     assert!(segments_in(&second) > 0);
     assert_eq!(whole(&theirs, 4).len(), 4, "moved to where this process has never been");
     put(&theirs, &chained(PAGE), &sequence(9, PAGES), None);
@@ -122,9 +122,9 @@ fn those_who_were_there_before_learn_of_a_new_directory() {
     open.close();
 }
 
-/// Power loss while a directory is drained: the next owner goes on with it.
+/// Power loss while a directory is drained: the next owner continues.
 #[test]
-fn power_loss_while_draining_loses_nothing_that_was_flushed() {
+fn power_loss_while_draining_keeps_flushed_pages() {
     for seed in 0..16u64 {
         let disk = SimDisk::new(64 << 20);
         let paths = vec!["/a".into(), "/b".into()];
@@ -133,9 +133,10 @@ fn power_loss_while_draining_loses_nothing_that_was_flushed() {
         fill(&open, 0, 20);
         open.store.flush().unwrap();
         let (after, done) = std::thread::scope(|scope| {
-            let change = Reshape::DrainPath("/a".to_owned());
-            let engine = Arc::clone(&open.engine);
-            let draining = scope.spawn(move || engine.reshape(&change, Duration::from_secs(60)));
+            let change = CapacityChange::DrainPath("/a".to_owned());
+            let core = Arc::clone(&open.core);
+            let draining =
+                scope.spawn(move || core.change_capacity(&change, Duration::from_secs(60)));
             let mut after = disk.crash(seed);
             for _ in 0..seed * 2 {
                 if draining.is_finished() {
@@ -151,17 +152,17 @@ fn power_loss_while_draining_loses_nothing_that_was_flushed() {
         let again = Options { capacity: None, paths: Vec::new(), ..opts };
         let open = open_on(Arc::new(after), &again).unwrap();
         assert_eq!(whole(&open.store, 20).len(), 20, "seed {seed}");
-        open.engine.tend();
-        let volumes = &open.engine.manifest().volumes;
+        open.core.run_once();
+        let volumes = &open.core.manifest().volumes;
         assert!(volumes[0].is_gone() || volumes[0].is_active(), "{volumes:?}");
         assert_eq!(whole(&open.store, 20).len(), 20, "seed {seed}");
         open.close();
     }
 }
 
-/// A segment that is being made while its directory is drained goes with the others.
+/// A segment that is created while its directory is drained is removed with the others.
 #[test]
-fn a_segment_that_is_being_made_is_not_left_in_a_drained_directory() {
+fn drained_directory_gets_no_new_segment() {
     let (schedule, disk) = (Schedule::new(), SimDisk::new(64 << 20));
     let medium = Faulty::new(Arc::new(disk.clone()), schedule.clone());
     let paths = vec!["/a".into(), "/b".into()];
@@ -174,9 +175,13 @@ fn a_segment_that_is_being_made_is_not_left_in_a_drained_directory() {
         while schedule.count(Op::Allocate) == before {
             std::thread::yield_now();
         }
-        open.engine.reshape(&Reshape::DrainPath("/a".to_owned()), Duration::from_secs(60)).unwrap();
+        open.core
+            .change_capacity(&CapacityChange::DrainPath("/a".to_owned()), Duration::from_secs(60))
+            .unwrap();
     });
     assert_eq!(disk.list(Path::new("/a")).unwrap().len(), 0);
-    open.engine.reshape(&Reshape::Capacity(12 * MIB), Duration::from_secs(60)).unwrap();
+    open.core
+        .change_capacity(&CapacityChange::Capacity(12 * MIB), Duration::from_secs(60))
+        .unwrap();
     open.close();
 }

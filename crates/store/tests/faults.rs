@@ -1,4 +1,4 @@
-//! A disk that fails: refused, counted, never wrong, never stuck.
+//! A failing disk: refused, counted, never wrong, never stuck.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -7,7 +7,7 @@ use common::*;
 use parking_lot::Mutex;
 use ritornello_format::ErrorKind;
 use ritornello_medium::{Fault, Faulty, Op, Rule, Schedule, SimDisk};
-use ritornello_store::{Options, Terms};
+use ritornello_store::{Options, PutOptions};
 use ritornello_volume::memory::{BorrowedPages, BorrowedPagesMut};
 use ritornello_volume::transfer::Control;
 use std::path::Path;
@@ -23,7 +23,7 @@ fn faulty() -> (Schedule, Open) {
 }
 
 #[test]
-fn failed_writes_are_not_stored_and_their_space_comes_back() {
+fn failed_writes_release_their_space() {
     let (schedule, open) = faulty();
     let scope = chained(64 << 10);
     put(&open.store, &scope, &sequence(1, 4), None);
@@ -40,7 +40,7 @@ fn failed_writes_are_not_stored_and_their_space_comes_back() {
 }
 
 #[test]
-fn silently_torn_writes_are_misses_once_and_then_absent() {
+fn torn_writes_miss_once_then_are_absent() {
     let (schedule, open) = faulty();
     let (scope, keys) = (chained(64 << 10), sequence(1, 4));
     schedule.add(Rule::always(Fault::Torn).on(Op::Write).at("seg-"));
@@ -72,7 +72,7 @@ fn failed_and_damaged_reads_are_misses() {
 }
 
 #[test]
-fn a_failed_sync_poisons_and_a_reopened_store_goes_on() {
+fn failed_sync_poisons_until_reopened() {
     for file in ["seg-", "index"] {
         let schedule = Schedule::new();
         let disk = SimDisk::new(64 << 20);
@@ -84,7 +84,7 @@ fn a_failed_sync_poisons_and_a_reopened_store_goes_on() {
         put(&open.store, &scope, &sequence(2, 4), None);
         schedule.add(Rule::nth(1, Fault::Io).on(Op::SyncData).at(file));
         assert_eq!(open.store.flush().unwrap_err().kind(), ErrorKind::Retry, "{file}");
-        // Not retried, though the disk is well again.
+        // Not retried, although the disk works again.
         assert_eq!(open.store.flush().unwrap_err().kind(), ErrorKind::Retry);
         let refused = try_put(&open.store, &scope, &sequence(3, 4), None).unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::Retry);
@@ -98,7 +98,7 @@ fn a_failed_sync_poisons_and_a_reopened_store_goes_on() {
 }
 
 #[test]
-fn a_full_disk_stops_growth_not_the_store() {
+fn full_disk_stops_growth_only() {
     let (schedule, open) = faulty();
     let scope = chained(64 << 10);
     put(&open.store, &scope, &sequence(1, 4), None);
@@ -113,7 +113,7 @@ fn a_full_disk_stops_growth_not_the_store() {
 }
 
 #[test]
-fn every_single_fault_during_open_is_an_error_or_harmless() {
+fn any_fault_during_open_is_handled() {
     let disk = SimDisk::new(64 << 20);
     let opts = options(Path::new("/store"), 12);
     let scope = chained(64 << 10);
@@ -132,9 +132,9 @@ fn every_single_fault_during_open_is_an_error_or_harmless() {
     }
 }
 
-/// No room for the index: a flush is refused, nothing is lost, and it goes on when there is room.
+/// No space for the index: a flush fails, nothing is lost, and it succeeds when there is space.
 #[test]
-fn a_full_disk_refuses_to_flush_and_recovers() {
+fn full_disk_fails_flush_and_recovers() {
     for op in [Op::Write, Op::Open, Op::SetLen] {
         let (schedule, disk) = (Schedule::new(), SimDisk::new(64 << 20));
         let medium = Arc::new(Faulty::new(Arc::new(disk.clone()), schedule.clone()));
@@ -153,12 +153,12 @@ fn a_full_disk_refuses_to_flush_and_recovers() {
         assert_eq!(get(&after.store, &scope, &sequence(1, 4)).pages, 4, "{op:?}");
         after.close();
 
-        // Long enough for a checkpoint, before and while there is no room.
+        // Long enough for a checkpoint, before and while there is no space.
         let work = |names: std::ops::Range<u64>| {
             for name in names {
                 put(&open.store, &other, &sequence(name, 40), None);
                 let _ = open.store.flush();
-                open.engine.tend();
+                open.core.run_once();
             }
         };
         work(0..100);
@@ -177,7 +177,7 @@ fn a_full_disk_refuses_to_flush_and_recovers() {
     }
 }
 
-/// What the disk is asked to do in a small life: everything that a store does.
+/// A short workload that uses every operation of a store.
 fn small_life(open: &Open) -> Vec<(u64, usize)> {
     let (scope, other) = (chained(64 << 10), unchained(5000));
     let mut flushed = Vec::new();
@@ -192,15 +192,15 @@ fn small_life(open: &Open) -> Vec<(u64, usize)> {
     let _ = open.store.delete(&other, &refs(&sequence(1, 3)));
     let _ = open.store.drop_scope(&other);
     let _ = open.store.flush();
-    // Now it is full, and evicts.
+    // The store is full now, and evicts.
     for name in 6..14 {
         let _ = try_put(&open.store, &scope, &sequence(name, 16), None);
     }
-    open.engine.tend();
+    open.core.run_once();
     flushed
 }
 
-/// One small life with one fault. Returns whether the store was poisoned.
+/// Runs the workload with one fault. Returns whether the store was poisoned.
 fn survives(opts: &Options, fault: Fault, nth: u64) -> bool {
     let scope = chained(64 << 10);
     let (schedule, disk) = (Schedule::new(), SimDisk::new(64 << 20));
@@ -209,7 +209,7 @@ fn survives(opts: &Options, fault: Fault, nth: u64) -> bool {
     let Ok(open) = open_on(medium, opts) else { return false };
     let flushed = small_life(&open);
     schedule.heal();
-    // Eviction may have taken it, and a torn write may have damaged it, but nothing else.
+    // Eviction may have removed it, and a torn write may have damaged it; nothing else may.
     let kept: Vec<(u64, usize)> = flushed
         .iter()
         .map(|&(name, pages)| {
@@ -220,7 +220,7 @@ fn survives(opts: &Options, fault: Fault, nth: u64) -> bool {
     if !stopped {
         let outcome = put(&open.store, &scope, &sequence(50, 4), None);
         let stats = open.store.stats().unwrap().catalog;
-        // Growth that failed is tried again after a while, not at once.
+        // Failed growth is retried after a pause.
         let waits = outcome.reason == "no_space" && stats.segments < stats.segments_max;
         assert!(outcome.pages == 4 || waits, "{fault:?} {nth}: {outcome:?}");
         open.store.flush().unwrap();
@@ -240,11 +240,10 @@ fn survives(opts: &Options, fault: Fault, nth: u64) -> bool {
     stopped
 }
 
-/// A fault at every operation of a small life: never a wrong byte, never stuck,
-/// nothing lost that was flushed; the store goes on, or says that it must be opened again and then
-/// goes on.
+/// A fault at every operation of the workload: never a wrong byte, never stuck, no flushed page
+/// lost; the store continues, or asks to be reopened and then continues.
 #[test]
-fn every_single_fault_of_a_small_life_is_survived() {
+fn any_single_fault_is_survived() {
     let opts = Options { upkeep: false, ..options(Path::new("/store"), 6) };
     let count = {
         let (schedule, disk) = (Schedule::new(), Arc::new(SimDisk::new(64 << 20)));
@@ -253,7 +252,7 @@ fn every_single_fault_of_a_small_life_is_survived() {
         schedule.total()
     };
     assert!(count > 200, "{count}");
-    // Every operation fails once; the other faults meet every third one each.
+    // Every operation fails once; each other fault hits every third operation.
     let faults = [Fault::Io, Fault::NoSpace, Fault::Short, Fault::Torn];
     let meets = |(at, nth): &(usize, u64)| *at == 0 || *nth % 3 == *at as u64 % 3;
     let cases = (0..4).flat_map(|at| (1..=count).map(move |nth| (at, nth))).filter(meets);
@@ -275,7 +274,7 @@ fn every_single_fault_of_a_small_life_is_survived() {
 }
 
 #[test]
-fn a_slow_disk_is_waited_for_until_the_deadline_and_no_longer() {
+fn slow_disk_is_awaited_until_the_deadline() {
     let (schedule, open) = faulty();
     let (scope, keys) = (chained(64 << 10), sequence(1, 16));
     put(&open.store, &scope, &keys, None);
@@ -300,7 +299,7 @@ fn a_slow_disk_is_waited_for_until_the_deadline_and_no_longer() {
     let names = sequence(2, 16);
     let outcome = open
         .store
-        .put_batch(&scope, &refs(&names), &source, &Terms::default(), &control(0))
+        .put_batch(&scope, &refs(&names), &source, &PutOptions::default(), &control(0))
         .unwrap();
     assert_eq!((outcome.pages, outcome.reason), (0, "deadline"));
     let catalog = open.store.stats().unwrap().catalog;

@@ -1,4 +1,4 @@
-//! Stores that earlier builds wrote, checked in, still open: `examples/make_fixture.rs` made them.
+//! Checked-in stores of earlier builds still open: `examples/make_fixture.rs` made them.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -20,25 +20,26 @@ fn unpacked(name: &str) -> (tempfile::TempDir, Open) {
 }
 
 #[test]
-fn a_store_of_format_0_opens_and_holds_its_pages() {
+fn format_0_store_opens_with_its_pages() {
     let (_dir, open) = unpacked("v0.tar.gz");
     assert_eq!(get(&open.store, &chained(20_000), &sequence(1, 8)).pages, 8);
     let there = open.store.exists(&unchained(4096), &refs(&sequence(2, 4))).unwrap();
     assert_eq!(there, [true, false, true, true]);
     assert_eq!(get(&open.store, &unchained(4096), &sequence(2, 4)[2..]).pages, 2);
-    let report = open.engine.verify(false, &mut |_, _| {}).unwrap();
+    let report = open.core.verify(false, &mut |_, _| {}).unwrap();
     assert_eq!((report.pages, report.findings.len()), (11, 0));
     open.close();
 }
 
-/// Ids did not take in how pages are arranged. Under the ids of this build nothing of it verifies, so
-/// its scopes go, and with them its pages: no page is taken for damage, and no space withheld for it.
+/// Ids did not cover the arrangement of pages. Under the ids of this build none of their pages
+/// verifies, so their scopes are dropped with all pages: no page counts as damaged, and no space is
+/// withheld.
 #[test]
-fn scopes_of_the_first_identity_are_dropped() {
+fn scopes_with_old_ids_are_dropped() {
     let (_dir, open) = unpacked("v0-identity-0.tar.gz");
     let scope = chained(20_000);
     assert_eq!(get(&open.store, &scope, &sequence(1, 8)).pages, 0);
-    let report = open.engine.verify(false, &mut |_, _| {}).unwrap();
+    let report = open.core.verify(false, &mut |_, _| {}).unwrap();
     assert_eq!((report.pages, report.findings.len()), (0, 0));
     let stats = open.store.stats().unwrap().catalog;
     assert_eq!((stats.scopes, stats.pages, stats.quarantined_bytes), (0, 0, 0));

@@ -1,5 +1,5 @@
-//! Changes of the store's own files that fail half-way: what is acknowledged afterwards holds,
-//! whichever of the two states the next owner finds.
+//! Changes of the store's own files that fail half-way: later acknowledgements hold, whichever of
+//! the two states the next owner finds.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -8,15 +8,15 @@ use common::volumes::*;
 use common::*;
 use ritornello_format::{ErrorKind, Manifest};
 use ritornello_medium::{Access, Fault, Faulty, Medium, Op, Rule, Schedule, SimDisk};
-use ritornello_store::{Directory, Reshape};
+use ritornello_store::{CapacityChange, Directory};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The rename of MANIFEST may be on the disk: pages of the forgotten volume, which is back, must not
-/// be acknowledged.
+/// The rename of MANIFEST may be on disk: pages of the forgotten volume, which has returned, must
+/// not be acknowledged.
 #[test]
-fn volume_that_could_not_be_forgotten_takes_no_flush() {
+fn failed_forget_of_a_volume_fails_flush() {
     let disk = SimDisk::new(64 * MIB);
     fill(&disk);
     disk.unmount(Path::new("/b")).unwrap();
@@ -24,16 +24,17 @@ fn volume_that_could_not_be_forgotten_takes_no_flush() {
     let open = reopen(Arc::new(Faulty::new(Arc::new(disk.clone()), schedule.clone())));
     // The second is that of MANIFEST, the first that of MANIFEST.copy.
     schedule.add(Rule::nth(2, Fault::Io).on(Op::SyncDir).at("/store"));
-    let forgotten = open.engine.reshape(&Reshape::ForgetPath("/b".to_owned()), Duration::ZERO);
+    let forgotten =
+        open.core.change_capacity(&CapacityChange::ForgetPath("/b".to_owned()), Duration::ZERO);
     assert_eq!(forgotten.unwrap_err().kind(), ErrorKind::Fatal);
     disk.mount(Path::new("/b")).unwrap();
-    open.engine.tend();
+    open.core.run_once();
     assert_eq!(open.store.flush().unwrap_err().kind(), ErrorKind::Retry);
     assert!(try_put(&open.store, &chained(65_536), &sequence(500, 8), None).is_err());
 }
 
 #[test]
-fn scope_that_could_not_be_dropped_takes_no_put() {
+fn failed_drop_of_a_scope_fails_puts() {
     let disk = SimDisk::new(64 * MIB);
     fill(&disk);
     let schedule = Schedule::new();
@@ -47,9 +48,9 @@ fn scope_that_could_not_be_dropped_takes_no_put() {
     assert_eq!(open.store.flush().unwrap_err().kind(), ErrorKind::Retry);
 }
 
-/// A change for which there is no room leaves the store as it was.
+/// A change on a full disk leaves the store as it was.
 #[test]
-fn change_without_room_costs_nothing() {
+fn change_on_full_disk_loses_nothing() {
     for name in ["MANIFEST.copy.new", "/MANIFEST.new", "SCOPES.new"] {
         let disk = SimDisk::new(64 * MIB);
         fill(&disk);
@@ -59,8 +60,8 @@ fn change_without_room_costs_nothing() {
         if name == "SCOPES.new" {
             assert!(open.store.drop_scope(&chained(65_536)).is_err());
         } else {
-            let larger = Reshape::Capacity(20 * MIB);
-            assert!(open.engine.reshape(&larger, Duration::ZERO).is_err());
+            let larger = CapacityChange::Capacity(20 * MIB);
+            assert!(open.core.change_capacity(&larger, Duration::ZERO).is_err());
         }
         assert_eq!(put(&open.store, &chained(65_536), &sequence(500, 8), None).pages, 8);
         open.store.flush().unwrap();
@@ -75,10 +76,10 @@ fn change_without_room_costs_nothing() {
     }
 }
 
-/// `paths forget` runs out of file handles between MANIFEST.copy and MANIFEST; a later opening does
-/// at MANIFEST. The copy says what never came to be.
+/// `paths forget` runs out of file handles between MANIFEST.copy and MANIFEST, and a later opening
+/// at MANIFEST. The copy holds a change that never took effect.
 #[test]
-fn manifest_that_cannot_be_opened_is_not_replaced_by_its_copy() {
+fn unopenable_manifest_is_not_replaced_by_copy() {
     let disk = SimDisk::new(64 * MIB);
     fill(&disk);
     disk.unmount(Path::new("/b")).unwrap();
@@ -86,9 +87,10 @@ fn manifest_that_cannot_be_opened_is_not_replaced_by_its_copy() {
     let medium: Arc<dyn Medium> = Arc::new(Faulty::new(Arc::new(disk.clone()), schedule.clone()));
     let open = reopen(Arc::clone(&medium));
     schedule.add(Rule::nth(1, Fault::NoSystemFiles).on(Op::Open).at("/store/MANIFEST.new"));
-    // Nor can the copy be put back.
+    // The copy cannot be restored either.
     schedule.add(Rule::nth(2, Fault::NoSystemFiles).on(Op::Open).at("/store/MANIFEST.copy.new"));
-    let forgotten = open.engine.reshape(&Reshape::ForgetPath("/b".to_owned()), Duration::ZERO);
+    let forgotten =
+        open.core.change_capacity(&CapacityChange::ForgetPath("/b".to_owned()), Duration::ZERO);
     assert_eq!((forgotten.unwrap_err().kind(), schedule.injected()), (ErrorKind::Fatal, 2));
     disk.mount(Path::new("/b")).unwrap();
     std::mem::forget(open);
@@ -100,10 +102,10 @@ fn manifest_that_cannot_be_opened_is_not_replaced_by_its_copy() {
     assert_eq!(found(&reopen(Arc::new(disk))), PAGES);
 }
 
-/// A process looks for the store while another makes it: MANIFEST is absent at first, and its copy is
-/// older by the time it is read.
+/// A process opens the store while another creates it: MANIFEST is absent at first, and its copy is
+/// outdated by the time it is read.
 #[test]
-fn manifest_that_is_made_meanwhile_is_read() {
+fn manifest_created_meanwhile_is_read() {
     let disk = SimDisk::new(64 * MIB);
     fill(&disk);
     let (path, aside) = (Path::new("/store/MANIFEST"), Path::new("/store/MANIFEST.new"));
@@ -122,20 +124,20 @@ fn manifest_that_is_made_meanwhile_is_read() {
     assert_eq!(schedule.hooks(), 0);
 }
 
-/// A close finds no room for the index, and is asked again.
+/// A close finds no space for the index, and is repeated.
 #[test]
-fn second_close_does_not_say_that_all_is_durable() {
+fn second_close_claims_no_durability() {
     let disk = SimDisk::new(64 * MIB);
     fill(&disk);
     let schedule = Schedule::new();
     let open = reopen(Arc::new(Faulty::new(Arc::new(disk.clone()), schedule.clone())));
     assert_eq!(put(&open.store, &chained(65_536), &sequence(77, 6), None).pages, 6);
     schedule.add(Rule::nth(1, Fault::NoSpace).onward().on(Op::Write).at("/index/"));
-    assert!(open.engine.close().is_err());
-    assert!(open.engine.close().is_err());
+    assert!(open.core.close().is_err());
+    assert!(open.core.close().is_err());
     schedule.heal();
-    open.engine.close().unwrap();
-    open.engine.close().unwrap();
+    open.core.close().unwrap();
+    open.core.close().unwrap();
     let open = reopen(Arc::new(disk));
     assert_eq!(get(&open.store, &chained(65_536), &sequence(77, 6)).pages, 6);
 }

@@ -1,4 +1,4 @@
-//! What touches very many runs does so in steps, and comes to the same.
+//! Operations on very many runs work in steps, with the same result.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -6,7 +6,9 @@ mod common;
 use common::*;
 use ritornello_format::{Scope, ScopeSettings};
 use ritornello_medium::SimDisk;
-use ritornello_store::{Catalog, ClientId, LeaseNumber, Options, ScopeRef, Session, Wanted};
+use ritornello_store::{
+    Catalog, ClientId, LeaseNumber, LocalCatalog, Options, ReserveRequest, ScopeRef,
+};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -14,47 +16,51 @@ use std::time::{Duration, Instant};
 
 const FEW: u64 = 4_000;
 const MANY: u64 = 40_000;
-/// The best of so many counts.
+/// Repetitions; the best one counts.
 const ROUNDS: usize = 3;
 
-fn open(wall_clock: fn() -> u64) -> (Open, Session) {
+fn open(wall_clock: fn() -> u64) -> (Open, LocalCatalog) {
     let opts = Options { upkeep: false, wall_clock, ..options(Path::new("/store"), 2048) };
     let opts = Options { segment_bytes: Some(64 * MIB), ..opts };
     let open = open_on(Arc::new(SimDisk::new(8 << 30)), &opts).unwrap();
-    let session = open.engine.session(ClientId::LOCAL, "");
-    (open, session)
+    let catalog = open.core.catalog_for(ClientId::LOCAL, "");
+    (open, catalog)
 }
 
-/// Commits runs of one page each, whose bytes nobody will look at.
+/// Commits runs of one page each, whose bytes are never read.
 fn crowd(
-    session: &Session,
+    catalog: &LocalCatalog,
     scope: &Scope,
     names: std::ops::Range<u64>,
     retain_until: u64,
 ) -> ScopeRef {
-    let scope = session.resolve(scope, true).unwrap().unwrap();
-    let wanted = Wanted { retain_until, patience: Duration::from_secs(60), ..Wanted::default() };
+    let scope = catalog.resolve(scope, true).unwrap().unwrap();
+    let wanted = ReserveRequest {
+        retain_until,
+        timeout: Duration::from_secs(60),
+        ..ReserveRequest::default()
+    };
     for name in names {
         let key = name.to_le_bytes();
-        let reserved = session.reserve(scope, &[&key], None, &wanted).unwrap();
-        assert_eq!(session.commit(reserved.id, &[Some(7)]).unwrap().stored, 1);
+        let reserved = catalog.reserve(scope, &[&key], None, &wanted).unwrap();
+        assert_eq!(catalog.commit(reserved.id, &[Some(7)]).unwrap().stored, 1);
         if name % 10_000 == 0 {
-            session.flush().unwrap();
+            catalog.flush().unwrap();
         }
     }
-    session.flush().unwrap();
+    catalog.flush().unwrap();
     scope
 }
 
-/// How long the longest question of somebody else took while `work` ran.
-fn longest_wait(session: &Session, work: impl FnOnce()) -> Duration {
+/// The longest call of another thread while `work` ran.
+fn longest_wait(catalog: &LocalCatalog, work: impl FnOnce()) -> Duration {
     let (started, done) = (AtomicBool::new(false), AtomicBool::new(false));
     std::thread::scope(|scope| {
         let asking = scope.spawn(|| {
             let mut longest = Duration::ZERO;
             while !done.load(Ordering::Acquire) {
                 let asked = Instant::now();
-                session.release(LeaseNumber::default()).unwrap();
+                catalog.release(LeaseNumber::default()).unwrap();
                 longest = longest.max(asked.elapsed());
                 started.store(true, Ordering::Release);
             }
@@ -69,8 +75,8 @@ fn longest_wait(session: &Session, work: impl FnOnce()) -> Duration {
     })
 }
 
-/// Does it with few and with many runs, and prints what others waited. No limit is asserted: on a
-/// busy machine that is the scheduler's doing.
+/// Measures with few and with many runs, and prints how long other threads waited. Asserts no
+/// limit, because on a busy machine the scheduler decides.
 fn compare(what: &str, mut wait: impl FnMut(u64) -> Duration) {
     let mut best = |runs| (0..ROUNDS).map(|_| wait(runs)).min().unwrap();
     let (few, many) = (best(FEW), best(MANY));
@@ -78,90 +84,90 @@ fn compare(what: &str, mut wait: impl FnMut(u64) -> Duration) {
 }
 
 #[test]
-fn very_many_retentions_end_in_steps() {
+fn retentions_expire_in_steps() {
     static TIME: AtomicU64 = AtomicU64::new(1000);
-    let (open, session) = open(|| TIME.load(Ordering::Relaxed));
+    let (open, catalog) = open(|| TIME.load(Ordering::Relaxed));
     let mut put = 0;
     compare("lapse", |runs| {
         let until = TIME.load(Ordering::Relaxed) + 10_000;
-        crowd(&session, &unchained(64), put..put + runs, until);
+        crowd(&catalog, &unchained(64), put..put + runs, until);
         TIME.fetch_add(20_000, Ordering::Relaxed);
         put += runs;
-        let wait = longest_wait(&session, || open.engine.tend());
-        assert_eq!(session.stats().unwrap().counters["retentions_lapsed"], put);
+        let wait = longest_wait(&catalog, || open.core.run_once());
+        assert_eq!(catalog.stats().unwrap().counters["retentions_lapsed"], put);
         wait
     });
     open.close();
 }
 
 #[test]
-fn a_share_of_retention_shrinks_in_steps() {
-    let (open, session) = open(|| 1000);
+fn retention_share_shrinks_in_steps() {
+    let (open, catalog) = open(|| 1000);
     let mut put = 0;
     compare("trim", |runs| {
-        let scope = crowd(&session, &unchained(64), put..put + runs, 50_000);
+        let scope = crowd(&catalog, &unchained(64), put..put + runs, 50_000);
         put += runs;
         let none = ScopeSettings { retained_bytes: Some(0), ..Default::default() };
-        let wait = longest_wait(&session, || session.configure(scope, &none).unwrap());
-        assert_eq!(session.stats().unwrap().retained_bytes, 0);
-        session.configure(scope, &ScopeSettings::default()).unwrap();
+        let wait = longest_wait(&catalog, || catalog.configure(scope, &none).unwrap());
+        assert_eq!(catalog.stats().unwrap().retained_bytes, 0);
+        catalog.configure(scope, &ScopeSettings::default()).unwrap();
         wait
     });
     open.close();
 }
 
 #[test]
-fn a_scope_gets_a_quota_in_steps() {
-    let (open, session) = open(|| 1000);
+fn quota_is_applied_in_steps() {
+    let (open, catalog) = open(|| 1000);
     let mut put = 0;
     let quota = |quota_bytes| ScopeSettings { quota_bytes, ..ScopeSettings::default() };
     let mut tenant = None;
     compare("quota", |runs| {
-        let scope = crowd(&session, &unchained(64), put..put.max(runs), 0);
+        let scope = crowd(&catalog, &unchained(64), put..put.max(runs), 0);
         put = put.max(runs);
         tenant = Some(scope);
-        let wait = longest_wait(&session, || {
-            session.configure(scope, &quota(Some(1 << 40))).unwrap();
+        let wait = longest_wait(&catalog, || {
+            catalog.configure(scope, &quota(Some(1 << 40))).unwrap();
         });
-        session.configure(scope, &quota(None)).unwrap();
+        catalog.configure(scope, &quota(None)).unwrap();
         wait
     });
-    // The order is the one of use: what was put first goes first.
+    // Evicted in order of use: the first put is evicted first.
     let (tenant, kept) = (tenant.unwrap(), MANY / 2);
-    session.configure(tenant, &quota(Some(kept * 8192))).unwrap();
+    catalog.configure(tenant, &quota(Some(kept * 8192))).unwrap();
     let keys: Vec<[u8; 8]> = (0..MANY).map(u64::to_le_bytes).collect();
     let keys: Vec<&[u8]> = keys.iter().map(|key| &key[..]).collect();
-    let there = session.exists(tenant, &keys).unwrap();
+    let there = catalog.exists(tenant, &keys).unwrap();
     assert_eq!(there.iter().filter(|there| **there).count() as u64, kept);
     assert!(there[(MANY - kept) as usize..].iter().all(|there| *there));
     open.close();
 }
 
 #[test]
-fn a_scope_is_dropped_in_steps() {
-    let (open, session) = open(|| 1000);
+fn scope_is_dropped_in_steps() {
+    let (open, catalog) = open(|| 1000);
     compare("drop", |runs| {
-        let scope = crowd(&session, &unchained(64), 0..runs, 0);
-        let wait = longest_wait(&session, || {
-            session.drop_scope(scope).unwrap();
-            session.flush().unwrap();
+        let scope = crowd(&catalog, &unchained(64), 0..runs, 0);
+        let wait = longest_wait(&catalog, || {
+            catalog.drop_scope(scope).unwrap();
+            catalog.flush().unwrap();
         });
-        assert_eq!(session.stats().unwrap().pages, 0);
+        assert_eq!(catalog.stats().unwrap().pages, 0);
         wait
     });
     open.close();
 }
 
-/// Uses, puts and deletions while a scope gets an order of its own are not lost on it.
+/// Uses, puts and deletions while a scope's own policy is built reach that policy.
 #[test]
-fn a_quota_that_comes_under_traffic_holds() {
-    let (open, session) = open(|| 1000);
-    let tenant = crowd(&session, &unchained(64), 0..8000, 0);
+fn quota_set_under_traffic_holds() {
+    let (open, catalog) = open(|| 1000);
+    let tenant = crowd(&catalog, &unchained(64), 0..8000, 0);
     let quota = |quota_bytes| ScopeSettings { quota_bytes, ..ScopeSettings::default() };
     let loved: Vec<[u8; 8]> = (0..100).map(u64::to_le_bytes).collect();
     let loved: Vec<&[u8]> = loved.iter().map(|key| &key[..]).collect();
     for key in &loved {
-        session.touch(tenant, &[key]).unwrap();
+        catalog.touch(tenant, &[key]).unwrap();
     }
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -171,25 +177,25 @@ fn a_quota_that_comes_under_traffic_holds() {
                     break;
                 }
                 for key in &loved {
-                    session.touch(tenant, &[key]).unwrap();
+                    catalog.touch(tenant, &[key]).unwrap();
                 }
-                crowd(&session, &unchained(64), 1_000_000 + name..1_000_001 + name, 0);
+                crowd(&catalog, &unchained(64), 1_000_000 + name..1_000_001 + name, 0);
                 let gone = (4000 + name % 4000).to_le_bytes();
-                session.delete(tenant, &[&gone]).unwrap();
+                catalog.delete(tenant, &[&gone]).unwrap();
             }
         });
         for _ in 0..20 {
-            session.configure(tenant, &quota(Some(6000 * 8192))).unwrap();
-            session.configure(tenant, &quota(None)).unwrap();
+            catalog.configure(tenant, &quota(Some(6000 * 8192))).unwrap();
+            catalog.configure(tenant, &quota(None)).unwrap();
         }
-        session.configure(tenant, &quota(Some(1000 * 8192))).unwrap();
+        catalog.configure(tenant, &quota(Some(1000 * 8192))).unwrap();
         done.store(true, Ordering::Release);
     });
-    let stats = session.stats().unwrap();
+    let stats = catalog.stats().unwrap();
     assert!(stats.largest_scopes[0].bytes <= 1000 * 8192, "{:?}", stats.largest_scopes);
-    let there = session.exists(tenant, &loved).unwrap();
+    let there = catalog.exists(tenant, &loved).unwrap();
     assert!(there.iter().all(|there| *there), "what is in use stays: {there:?}");
-    session.configure(tenant, &quota(Some(0))).unwrap();
-    assert_eq!(session.stats().unwrap().pages, 0, "the order knows every run");
+    catalog.configure(tenant, &quota(Some(0))).unwrap();
+    assert_eq!(catalog.stats().unwrap().pages, 0, "the order knows every run");
     open.close();
 }

@@ -1,4 +1,4 @@
-//! The memory ceiling of the index, as a store's user meets it.
+//! The memory ceiling of the index, from a user's view.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 const PAGE: u64 = 4096;
 
-/// Puts sequences of one page until one is refused; returns how many were stored.
+/// Puts sequences of one page until one is refused. Returns how many were stored.
 fn fill(open: &Open, next: &mut u64) -> u64 {
     for stored in 0.. {
         let outcome = put(&open.store, &chained(PAGE), &sequence(*next, 1), None);
@@ -27,7 +27,7 @@ fn fill(open: &Open, next: &mut u64) -> u64 {
 }
 
 #[test]
-fn at_the_ceiling_puts_are_skipped_and_eviction_or_deletion_lets_them_in_again() {
+fn index_ceiling_refuses_puts_until_eviction() {
     let dir = tempfile::tempdir().unwrap();
     let opts = Options {
         index: Some(IndexKind::Run),
@@ -47,35 +47,35 @@ fn at_the_ceiling_puts_are_skipped_and_eviction_or_deletion_lets_them_in_again()
     let lsm = stats.index_as_lsm.unwrap();
     assert!(lsm.memory_bytes > 0 && lsm.disk_bytes > 100 * first, "{lsm:?}");
     assert_eq!((stats.counters["refused_index_memory"], stats.counters["pages_evicted"]), (1, 0));
-    // Reading goes on, and so does putting what is there already.
+    // Reads continue, and so do puts of present pages.
     for name in [0, first / 2, first - 1] {
         assert_eq!(open.store.probe(&scope, &refs(&sequence(name, 1))).unwrap(), 1);
         assert_eq!(get(&open.store, &scope, &sequence(name, 1)).pages, 1);
         assert_eq!(put(&open.store, &scope, &sequence(name, 1), None).pages, 1);
     }
-    // Eviction is on its way since the refusal.
-    open.engine.tend();
+    // The refusal has scheduled an eviction.
+    open.core.run_once();
     let evicted = open.store.stats().unwrap().catalog.counters["pages_evicted"];
     assert!((first / 16..first / 2).contains(&evicted), "{evicted} of {first}");
     let again = fill(&open, &mut next);
     assert!(again >= evicted / 2, "{again}");
-    // So does deletion.
+    // Deletion frees memory, too.
     for name in next - 1024..next {
         assert_eq!(open.store.delete(&scope, &refs(&sequence(name, 1))).unwrap(), 1);
     }
     assert!(fill(&open, &mut next) > 0);
-    // Nothing is evicted where nothing was refused.
-    open.engine.tend();
+    // Without a refusal nothing is evicted.
+    open.core.run_once();
     let before = open.store.stats().unwrap().catalog.counters["pages_evicted"];
-    open.engine.tend();
+    open.core.run_once();
     assert_eq!(open.store.stats().unwrap().catalog.counters["pages_evicted"], before);
     open.close();
 }
 
 #[test]
-fn a_put_that_the_index_has_no_room_for_says_so() {
+fn put_beyond_the_index_budget_says_so() {
     let dir = tempfile::tempdir().unwrap();
-    // Nothing is synced, so that what the index has yet to write to its files fills up.
+    // No sync, so that the index's unwritten records accumulate.
     let opts = Options {
         index: Some(IndexKind::Run),
         index_memory: Some(1 << 20),
@@ -102,7 +102,7 @@ fn a_put_that_the_index_has_no_room_for_says_so() {
 }
 
 #[test]
-fn a_ceiling_is_named_with_the_index() {
+fn memory_ceiling_parses_with_the_index() {
     assert_eq!(parse_index("run").unwrap(), (IndexKind::Run, None));
     assert_eq!(parse_index("run:8GiB").unwrap(), (IndexKind::Run, Some(8 << 30)));
     for word in ["run:", "run:8", "run:1MiB", "memory:8GiB", "tree", "run:8GiB:2"] {

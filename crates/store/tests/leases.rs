@@ -1,4 +1,4 @@
-//! How much of a store one client's leases keep from the others.
+//! How much of a store one client's leases keep from others.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -17,11 +17,12 @@ const TTL: Duration = Duration::from_secs(600);
 
 /// The store as another client sees it.
 fn client(open: &Open, number: u64) -> Arc<Store> {
-    let session = Arc::new(open.engine.session(ClientId(number), &format!("client {number}")));
-    Store::new(session, open.engine.segments(), Staging::new(8 * MIB as usize).unwrap())
+    let catalog = Arc::new(open.core.catalog_for(ClientId(number), &format!("client {number}")));
+    Store::new(catalog, open.core.segments(), Staging::new(8 * MIB as usize).unwrap())
 }
 
-/// Fills a store, and has a client lease all that it may. Returns its leases and what ended that.
+/// Fills a store, and has a client lease all that it may. Returns its leases and the error that
+/// ended it.
 fn hoard(open: &Open, hoarder: &Store) -> (Vec<(u64, LeaseNumber)>, Error) {
     let scope = chained(PAGE);
     let names = 0..MIB_ALL * MIB / (PAGE * PAGES as u64);
@@ -47,7 +48,7 @@ fn put_in_runs(store: &Store, scope: &Scope, keys: &[Vec<u8>]) {
     }
 }
 
-/// Numbers of leases can be guessed.
+/// Lease numbers can be guessed.
 #[test]
 fn lease_is_released_by_its_client_only() {
     let dir = tempfile::tempdir().unwrap();
@@ -67,7 +68,7 @@ fn lease_is_released_by_its_client_only() {
 }
 
 #[test]
-fn hoarded_leases_leave_room_for_other_clients_puts() {
+fn hoarded_leases_leave_space_for_puts() {
     let dir = tempfile::tempdir().unwrap();
     let open = open(dir.path(), MIB_ALL);
     let (hoarder, other, scope) = (client(&open, 1), client(&open, 2), chained(PAGE));
@@ -76,7 +77,7 @@ fn hoarded_leases_leave_room_for_other_clients_puts() {
     assert!(refused.to_string().contains("release those that are not needed"), "{refused}");
     let leased = leases.len() as u64 * PAGES as u64 * PAGE;
     assert!(leased > MIB_ALL * MIB / 3 && leased < MIB_ALL * MIB / 2, "{leased}");
-    // Three times what the store holds.
+    // Three times the contents of the store.
     for name in 1000..1000 + 3 * MIB_ALL * MIB / (PAGE * PAGES as u64) {
         let outcome = put(&other, &scope, &sequence(name, PAGES), None);
         assert_eq!((outcome.pages, outcome.reason), (PAGES, ""), "{name}");
@@ -93,7 +94,7 @@ fn hoarded_leases_leave_room_for_other_clients_puts() {
 }
 
 #[test]
-fn reads_and_puts_are_not_bounded_by_the_share() {
+fn reads_and_puts_exceed_the_share() {
     let dir = tempfile::tempdir().unwrap();
     let open = open(dir.path(), MIB_ALL);
     let (hoarder, scope) = (client(&open, 1), chained(PAGE));
@@ -105,7 +106,7 @@ fn reads_and_puts_are_not_bounded_by_the_share() {
     assert_eq!(get(&hoarder, &scope, &keys).pages, 2 * PAGES);
     assert!(hoarder.lease(&scope, &refs(&keys), TTL).is_err());
     assert_eq!(hoarder.touch(&scope, &refs(&keys)).unwrap(), 2 * PAGES);
-    // What it has leased it may lease again, and what it releases is its to lease.
+    // A client may lease again what it has leased or released.
     let again = hoarder.lease(&scope, &refs(&sequence(leases[0].0, PAGES)), TTL).unwrap();
     assert_eq!(again.pages, PAGES);
     for (_, lease) in &leases[leases.len() - 3..] {
@@ -116,7 +117,7 @@ fn reads_and_puts_are_not_bounded_by_the_share() {
 }
 
 #[test]
-fn oversized_prefix_is_leased_as_far_as_it_fits() {
+fn oversized_prefix_is_leased_in_part() {
     let dir = tempfile::tempdir().unwrap();
     let open = open(dir.path(), MIB_ALL);
     let (store, scope) = (client(&open, 1), chained(PAGE));
@@ -128,7 +129,7 @@ fn oversized_prefix_is_leased_as_far_as_it_fits() {
     assert!(leased.pages > 20 * PAGES && leased.pages < 40 * PAGES, "{leased:?}");
     assert_eq!((leased.pages % PAGES, stats().counters["leases_shortened"]), (0, 1));
     assert_eq!(get(&store, &scope, &keys).pages, keys.len());
-    // Its pages stay, whatever else is evicted.
+    // Its pages stay while others are evicted.
     for name in 1000..1100 {
         assert_eq!(put(&open.store, &scope, &sequence(name, PAGES), None).pages, PAGES);
     }
@@ -139,7 +140,7 @@ fn oversized_prefix_is_leased_as_far_as_it_fits() {
 }
 
 #[test]
-fn shortened_lease_on_several_scopes_covers_the_same_pages() {
+fn shortened_lease_covers_same_pages_per_scope() {
     let dir = tempfile::tempdir().unwrap();
     let open = open(dir.path(), MIB_ALL);
     let store = client(&open, 1);
@@ -155,7 +156,7 @@ fn shortened_lease_on_several_scopes_covers_the_same_pages() {
     for scope in &scopes {
         assert!(get(&store, scope, &keys).pages >= leased.pages, "what is leased is there");
     }
-    // Not even one page of both.
+    // No page fits for both scopes.
     let other = client(&open, 2);
     assert_eq!(other.lease_all(&all, &refs(&keys[..PAGES]), TTL).unwrap().pages, PAGES);
     assert!(store.lease(&scopes[0], &refs(&sequence(1099, PAGES)), TTL).is_err());

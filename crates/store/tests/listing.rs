@@ -1,11 +1,11 @@
-//! What there is: pages each by itself, scopes, keys; and many tickets on one bell.
+//! Single pages, lists of scopes and keys, and many tickets on one completion queue.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
 
 use common::*;
 use ritornello_format::Scope;
-use ritornello_store::{Bell, Options, Terms};
+use ritornello_store::{CompletionQueue, Options, PutOptions};
 use ritornello_volume::memory::OwnedPages;
 use ritornello_volume::transfer::Control;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use std::time::Duration;
 const PAGE: u64 = 8192;
 
 #[test]
-fn unchained_pages_are_had_behind_one_that_is_missing() {
+fn unchained_pages_are_found_behind_a_gap() {
     let dir = tempfile::tempdir().unwrap();
     let open = open(dir.path(), 16);
     let (scope, keys) = (unchained(PAGE), sequence(1, 9));
@@ -34,7 +34,7 @@ fn unchained_pages_are_had_behind_one_that_is_missing() {
 }
 
 #[test]
-fn a_chained_prefix_ends_where_it_ends() {
+fn chained_prefix_ends_at_the_first_gap() {
     let dir = tempfile::tempdir().unwrap();
     let open = open(dir.path(), 16);
     let (scope, keys) = (chained(PAGE), sequence(1, 6));
@@ -47,7 +47,7 @@ fn a_chained_prefix_ends_where_it_ends() {
 }
 
 #[test]
-fn a_lease_of_unchained_pages_keeps_all_that_are_there() {
+fn unchained_lease_covers_all_present_pages() {
     let dir = tempfile::tempdir().unwrap();
     let open = open(dir.path(), 16);
     let (scope, filler, keys) = (unchained(PAGE), unchained(256 << 10), sequence(1, 5));
@@ -66,7 +66,7 @@ fn a_lease_of_unchained_pages_keeps_all_that_are_there() {
 }
 
 #[test]
-fn scopes_and_keys_are_listed_also_after_a_restart() {
+fn scopes_and_keys_are_listed_after_restart() {
     let dir = tempfile::tempdir().unwrap();
     let (one, other) = (unchained(PAGE), chained(PAGE));
     let keys = sequence(1, 20);
@@ -103,7 +103,7 @@ fn scopes_and_keys_are_listed_also_after_a_restart() {
 }
 
 #[test]
-fn many_scopes_take_several_answers() {
+fn many_scopes_are_listed_in_batches() {
     let dir = tempfile::tempdir().unwrap();
     let open = open(dir.path(), 64);
     let scopes: Vec<Scope> = (0..300).map(|part| Scope { part, ..unchained(512) }).collect();
@@ -117,35 +117,35 @@ fn many_scopes_take_several_answers() {
 }
 
 #[test]
-fn one_bell_rings_for_every_ticket_once() {
+fn completion_queue_names_every_ticket_once() {
     let dir = tempfile::tempdir().unwrap();
     let open = open(dir.path(), 16);
-    let (scope, bell) = (unchained(PAGE), Bell::new().unwrap());
+    let (scope, queue) = (unchained(PAGE), CompletionQueue::new().unwrap());
     let ticket = |name: u64| {
         let keys = sequence(name, 2);
         let source = Arc::new(OwnedPages::new(keys.iter().map(|key| page(&scope, key)).collect()));
         let keys = keys.into_iter().map(Vec::into_boxed_slice).collect();
         let scope = Arc::new(scope.clone());
-        let (terms, control) = (Terms::default(), Control::default());
+        let (terms, control) = (PutOptions::default(), Control::default());
         open.store.submit_put(scope, keys, source, terms, control).unwrap()
     };
     let tickets: Vec<_> = (0..10).map(ticket).collect();
     for (name, ticket) in tickets.iter().enumerate() {
-        ticket.tell(&bell, name as u64);
+        ticket.notify(&queue, name as u64);
     }
     for ticket in &tickets {
         assert_eq!(ticket.wait(None).unwrap().pages, 2);
     }
-    let mut rung = bell.take();
-    // The last ticket rings after its outcome is there.
+    let mut rung = queue.take();
+    // The last ticket completes after its outcome is set.
     while rung.len() < tickets.len() {
         std::thread::yield_now();
-        rung.extend(bell.take());
+        rung.extend(queue.take());
     }
     rung.sort_unstable();
     assert!(rung.into_iter().eq(0..10));
-    // One that is done rings at once.
-    tickets[3].tell(&bell, 77);
-    assert_eq!(bell.take(), [77]);
+    // A finished ticket is pushed at once.
+    tickets[3].notify(&queue, 77);
+    assert_eq!(queue.take(), [77]);
     open.close();
 }

@@ -1,11 +1,11 @@
-//! Match against eviction, in every order of events: as long as a lease is on a run, its space is
-//! not handed to anybody else.
+//! Match against eviction, in every interleaving: while a lease is on a run, its space is not
+//! allocated to another.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p ritornello-store --test loom_lease --release`
 //!
 //! The bytes of a run are a cell that loom watches: reading it under a lease and writing it as its
 //! next owner must never overlap, though neither holds a lock. As in the store, the lease table,
-//! the free space and the decision who goes are behind one mutex; the index has a lock of its own.
+//! the free space and the choice of victims are behind one mutex; the index has a lock of its own.
 
 #![cfg(loom)]
 
@@ -35,7 +35,7 @@ impl Clock for Still {
 
 struct Owner {
     state: Mutex<State>,
-    /// Where the run lies, if it is there.
+    /// Place of the run, if it exists.
     index: RwLock<Option<Extent>>,
     /// The bytes at [`PLACE`].
     bytes: UnsafeCell<()>,
@@ -56,7 +56,7 @@ impl Owner {
         })
     }
 
-    /// Finds and pins the run in one step as evictions see it.
+    /// Finds and pins the run without an eviction in between.
     fn lease(&self, client: ClientId) -> Option<u64> {
         let mut state = self.state.lock().unwrap();
         self.index.read().unwrap().as_ref()?;
@@ -65,7 +65,7 @@ impl Owner {
         granted.ok().map(|(lease, _)| lease)
     }
 
-    /// The other way that the table allows: found without the lock, looked up again once pinned.
+    /// The other order that the table allows: found without the lock, looked up again once pinned.
     fn lease_and_look_again(&self, client: ClientId) -> Option<u64> {
         self.index.read().unwrap().as_ref()?;
         let lease = self.state.lock().unwrap().leases.grant(&[RUN], Duration::MAX, client).unwrap();
@@ -98,7 +98,7 @@ impl Owner {
         }
     }
 
-    /// Writes to the space, if it is free. Returns whether it was.
+    /// Writes to the space if it is free. Returns whether it was.
     fn reuse(&self) -> bool {
         let taken = self.state.lock().unwrap().free.pop();
         if taken.is_some() {
@@ -108,7 +108,7 @@ impl Owner {
     }
 }
 
-/// When all is over the run is either there or its space was free exactly once.
+/// At the end the run either exists or its space was freed exactly once.
 fn check_end(owner: &Owner, reused: bool) {
     let mut state = owner.state.lock().unwrap();
     let leftover = state.leases.drop_client(ClientId(2));
@@ -144,22 +144,22 @@ fn race(lease: fn(&Owner, ClientId) -> Option<u64>, respectful: bool) {
 }
 
 #[test]
-fn a_match_against_an_eviction() {
+fn match_races_eviction() {
     race(Owner::lease, true);
 }
 
 #[test]
-fn a_match_against_a_deletion() {
+fn match_races_deletion() {
     race(Owner::lease, false);
 }
 
 #[test]
-fn a_match_that_looks_again_against_a_deletion() {
+fn match_with_recheck_races_deletion() {
     race(Owner::lease_and_look_again, false);
 }
 
 #[test]
-fn two_readers_of_one_run_against_a_deletion() {
+fn two_readers_race_deletion() {
     loom::model(|| {
         let owner = Owner::new();
         let reader = {
@@ -178,7 +178,7 @@ fn two_readers_of_one_run_against_a_deletion() {
                 owner.reuse()
             })
         };
-        // This one's process dies instead of releasing.
+        // This client's process dies instead of releasing.
         if owner.lease(ClientId(2)).is_some() {
             owner.read();
             let mut state = owner.state.lock().unwrap();

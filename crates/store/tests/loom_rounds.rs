@@ -1,10 +1,10 @@
-//! Group commit, in every order: whoever is told that a page is durable finds it so.
+//! Group commit, in every interleaving: a page that was reported as durable is durable.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p ritornello-store --test loom_rounds --release`
 //!
-//! Every caller has a page. It marks the page written and asks for a round; a round makes durable
-//! what is marked when it begins. The marks are relaxed: only the rounds order them. The disk is a
-//! cell that loom watches, so two rounds at a time fail the model.
+//! Every caller has a page. It marks the page written and joins a round; a round makes durable what
+//! is marked when it begins. The marks are relaxed: only the rounds order them. The disk is a cell
+//! that loom watches, so two concurrent rounds fail the model.
 
 #![cfg(loom)]
 
@@ -24,7 +24,7 @@ const CALLERS: usize = 3;
 #[derive(Clone, Copy, Debug)]
 enum First {
     Well,
-    /// It may be tried again.
+    /// May be retried.
     Refused,
     Broken,
 }
@@ -32,7 +32,7 @@ enum First {
 struct Disk {
     rounds: Rounds,
     written: [AtomicBool; CALLERS],
-    /// Nothing that loom knows of: it orders nobody.
+    /// Unknown to loom, so it orders no accesses.
     state: Mutex<State>,
     /// Written by a round, read between two.
     busy: UnsafeCell<()>,
@@ -58,7 +58,7 @@ impl Disk {
     }
 
     fn round(&self) -> Result<()> {
-        // What comes while it runs is too late for it.
+        // Pages written while the round runs are too late for it.
         let written = self.written.each_ref().map(|page| page.load(Ordering::Relaxed));
         self.busy.with_mut(|_| ());
         let mut state = self.state.lock().unwrap();
@@ -88,7 +88,7 @@ fn never() -> Instant {
     Instant::now() + Duration::from_secs(3600)
 }
 
-/// `callers` put at the same time. Returns how each fared, and the number of rounds.
+/// `callers` put at the same time. Returns each result, and the number of rounds.
 fn together(disk: &Arc<Disk>, callers: usize) -> (Vec<Result<()>>, usize) {
     let others: Vec<_> = (1..callers)
         .map(|page| {
@@ -101,7 +101,7 @@ fn together(disk: &Arc<Disk>, callers: usize) -> (Vec<Result<()>>, usize) {
     (fared, disk.state.lock().unwrap().rounds)
 }
 
-/// All orders in which threads are interrupted three times at most, so that it takes seconds.
+/// All interleavings with at most three preemptions, so that it takes seconds.
 fn model(check: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(3);
@@ -109,7 +109,7 @@ fn model(check: impl Fn() + Sync + Send + 'static) {
 }
 
 #[test]
-fn whoever_returns_is_durable_and_rounds_are_shared() {
+fn rounds_are_shared_and_durable() {
     static SHARED: AtomicUsize = AtomicUsize::new(0);
     static ALONE: AtomicUsize = AtomicUsize::new(0);
     model(|| {
@@ -124,7 +124,7 @@ fn whoever_returns_is_durable_and_rounds_are_shared() {
 }
 
 #[test]
-fn a_round_that_failed_for_good_is_the_last() {
+fn no_round_follows_a_fatal_one() {
     model(|| {
         let disk = Disk::new(First::Broken);
         let (fared, rounds) = together(&disk, CALLERS);
@@ -137,7 +137,7 @@ fn a_round_that_failed_for_good_is_the_last() {
 }
 
 #[test]
-fn a_round_that_was_refused_fails_its_leader_only() {
+fn refused_round_fails_its_leader_only() {
     model(|| {
         let disk = Disk::new(First::Refused);
         let (fared, rounds) = together(&disk, CALLERS);
@@ -174,7 +174,7 @@ fn no_round_begins_after_the_end() {
 }
 
 #[test]
-fn whoever_has_no_time_left_does_not_wait() {
+fn expired_caller_does_not_wait() {
     static LATE: AtomicUsize = AtomicUsize::new(0);
     model(|| {
         let disk = Disk::new(First::Well);
@@ -190,7 +190,7 @@ fn whoever_has_no_time_left_does_not_wait() {
             }
         }
         other.join().unwrap().unwrap();
-        // Whoever gave up may ask again.
+        // A caller that gave up may try again.
         disk.put(0, never()).unwrap();
     });
     assert!(LATE.load(Plain::Relaxed) > 0, "nobody was ever late");

@@ -1,10 +1,10 @@
-//! The limit of open files. A process of its own, because the limit is the whole process's.
+//! The limit of open files. In a process of its own, because the limit is per process.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
 
 use common::*;
-use ritornello_store::{Options, Reshape};
+use ritornello_store::{CapacityChange, Options};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::sync::Arc;
 
@@ -17,11 +17,11 @@ fn set(limit: Rlimit) {
 }
 
 fn warned(open: &Open) -> String {
-    open.engine.segments().report().warnings.join("\n")
+    open.core.segments().report().warnings.join("\n")
 }
 
 #[test]
-fn limit_of_open_files_is_raised_to_what_the_store_needs() {
+fn open_file_limit_is_raised_as_needed() {
     let limit = getrlimit(Resource::Nofile);
     let dir = tempfile::tempdir().unwrap();
     set(Rlimit { current: Some(SOFT), ..limit });
@@ -30,9 +30,9 @@ fn limit_of_open_files_is_raised_to_what_the_store_needs() {
     let raised = getrlimit(Resource::Nofile).current.unwrap();
     assert!(raised > SOFT, "the limit is {raised} at open");
 
-    // A store that grew needs more, here without what was reserved for connections.
+    // A store that grew needs more files, here without those reserved for connections.
     set(Rlimit { current: Some(SOFT), ..limit });
-    open.store.reshape(&Reshape::Capacity(SEGMENTS * MIB)).unwrap();
+    open.store.change_capacity(&CapacityChange::Capacity(SEGMENTS * MIB)).unwrap();
     for name in 0..SEGMENTS - 16 {
         let outcome = put(&open.store, &chained(65_536), &sequence(name, 15), None);
         assert_eq!(outcome.pages, 15, "put {name}: {outcome:?}");
@@ -42,13 +42,13 @@ fn limit_of_open_files_is_raised_to_what_the_store_needs() {
     assert_eq!(warned(&open).matches("may open").count(), 0, "{}", warned(&open));
     open.close();
 
-    // What is higher stays.
+    // A higher limit is kept.
     set(limit);
     let open = open_on(Arc::new(ritornello_medium::Host), &Options::new(dir.path())).unwrap();
     assert!(getrlimit(Resource::Nofile).current >= limit.current, "the limit was lowered");
     open.close();
 
-    // Last, because only root raises a hard limit again.
+    // Last, because only root can raise a hard limit again.
     set(Rlimit { current: Some(SOFT), maximum: Some(512) });
     let open = open_on(Arc::new(ritornello_medium::Host), &Options::new(dir.path())).unwrap();
     assert_eq!(getrlimit(Resource::Nofile).current, Some(512));

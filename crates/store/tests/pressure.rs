@@ -1,4 +1,4 @@
-//! A full store: the budget holds, the recent stays, leases are respected.
+//! A full store: the budget holds, recent pages stay, leases are respected.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -7,12 +7,12 @@ use common::*;
 use ritornello_format::{ErrorKind, Scope, UNIT};
 use ritornello_medium::Host;
 use ritornello_store::eviction::Policy;
-use ritornello_store::{LEASED_AT_ONCE, Options};
+use ritornello_store::{LEASE_PAGES_MAX, Options};
 use std::sync::Arc;
 use std::time::Duration;
 
 #[test]
-fn the_budget_holds_and_the_recent_stays() {
+fn budget_holds_and_recent_pages_stay() {
     let dir = tempfile::tempdir().unwrap();
     let lru = Options { eviction: Policy::Lru, ..options(dir.path(), 12) };
     let open = open_on(Arc::new(Host), &lru).unwrap();
@@ -34,7 +34,7 @@ fn the_budget_holds_and_the_recent_stays() {
 }
 
 #[test]
-fn a_used_sequence_outlives_unused_ones_and_heads_outlive_tails() {
+fn used_sequences_and_heads_outlive_others() {
     let dir = tempfile::tempdir().unwrap();
     let open = open(dir.path(), 12);
     let scope = chained(64 << 10);
@@ -58,7 +58,7 @@ fn a_used_sequence_outlives_unused_ones_and_heads_outlive_tails() {
 }
 
 #[test]
-fn one_lease_keeps_what_several_scopes_have() {
+fn one_lease_covers_several_scopes() {
     let dir = tempfile::tempdir().unwrap();
     let open = open(dir.path(), 24);
     let scopes = [0, 1, 2].map(|part| Scope { part, ..chained(64 << 10) });
@@ -83,20 +83,20 @@ fn one_lease_keeps_what_several_scopes_have() {
     assert_eq!(get(&open.store, short, &keys[..5]).pages, 5);
     open.store.release(leased.lease).unwrap();
     assert_eq!(leases(), 0);
-    // A scope that was dropped, by its name, is one without pages.
+    // A dropped scope has no pages.
     open.store.drop_scope(short).unwrap();
     assert_eq!(all(&[long, short]).pages, 0);
     open.close();
 }
 
 #[test]
-fn no_question_is_so_large_that_others_wait_for_it() {
+fn oversized_lease_calls_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let open = open(dir.path(), 12);
     let scope = chained(64 << 10);
     let keys = sequence(1, 8);
     put(&open.store, &scope, &keys, None);
-    let many = vec![&scope; LEASED_AT_ONCE / 8 + 1];
+    let many = vec![&scope; LEASE_PAGES_MAX / 8 + 1];
     let error = open.store.lease_all(&many, &refs(&keys), Duration::from_secs(60)).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Invalid);
     assert_eq!(open.store.stats().unwrap().catalog.leases, 0);
@@ -104,7 +104,7 @@ fn no_question_is_so_large_that_others_wait_for_it() {
 }
 
 #[test]
-fn leased_pages_stay_readable_and_their_space_stays_theirs() {
+fn leased_pages_stay_readable() {
     let dir = tempfile::tempdir().unwrap();
     let open = open(dir.path(), 12);
     let scope = chained(64 << 10);
@@ -126,7 +126,7 @@ fn leased_pages_stay_readable_and_their_space_stays_theirs() {
 }
 
 #[test]
-fn put_is_refused_while_all_pages_are_read() {
+fn put_is_refused_while_all_pages_are_leased() {
     let dir = tempfile::tempdir().unwrap();
     let open = open(dir.path(), 8);
     let scope = chained(64 << 10);
@@ -147,9 +147,9 @@ fn put_is_refused_while_all_pages_are_read() {
     open.close();
 }
 
-/// Pages that are never split, in segments that hold few of them: what is free is in pieces.
+/// Unsplittable pages in segments that hold few of them, so that free space is fragmented.
 #[test]
-fn free_space_in_small_pieces_is_not_the_end() {
+fn fragmented_free_space_is_reclaimed() {
     let dir = tempfile::tempdir().unwrap();
     let open = open(dir.path(), 8);
     let part = |part, scope| Scope { part, ..scope };
@@ -167,7 +167,7 @@ fn free_space_in_small_pieces_is_not_the_end() {
 }
 
 #[test]
-fn space_is_conserved_over_a_long_life() {
+fn long_life_leaks_no_space() {
     let dir = tempfile::tempdir().unwrap();
     let open = open(dir.path(), 12);
     let part = |part, scope| Scope { part, ..scope };

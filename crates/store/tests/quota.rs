@@ -1,4 +1,4 @@
-//! A scope with a quota makes room within itself, and only there.
+//! A scope with a quota evicts its own pages, and no others.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -28,7 +28,7 @@ fn usage(open: &Open, scope: &Scope) -> ScopeUsage {
 }
 
 #[test]
-fn a_scope_evicts_its_own_leaves_and_nobody_elses() {
+fn scope_over_quota_evicts_its_own_leaves() {
     let dir = tempfile::tempdir().unwrap();
     let mut open = open(dir.path(), 12);
     let (tenant, other) = (chained(PAGE), unchained(PAGE));
@@ -60,7 +60,7 @@ fn a_scope_evicts_its_own_leaves_and_nobody_elses() {
 }
 
 #[test]
-fn what_may_not_be_evicted_makes_it_refuse() {
+fn quota_full_of_pinned_pages_refuses() {
     let dir = tempfile::tempdir().unwrap();
     let open = open(dir.path(), 12);
     let scope = chained(PAGE);
@@ -74,14 +74,14 @@ fn what_may_not_be_evicted_makes_it_refuse() {
     assert_eq!(stats(&open).counters["pages_refused"], 8);
     open.store.release(lease.lease).unwrap();
     assert_eq!(put(&open.store, &scope, &sequence(2, 8), None).pages, 8);
-    // Longer than the quota: as much of its beginning as fits.
+    // Longer than the quota: stores as much of its beginning as fits.
     let long = put(&open.store, &scope, &sequence(3, 40), None);
     assert!(long.pages >= 14 && long.pages < 16 && long.reason == "quota", "{long:?}");
     open.close();
 }
 
 #[test]
-fn it_can_be_lowered_lifted_and_zero() {
+fn quota_can_be_lowered_lifted_and_zero() {
     let dir = tempfile::tempdir().unwrap();
     let open = open(dir.path(), 12);
     let scope = unchained(PAGE);
@@ -98,7 +98,7 @@ fn it_can_be_lowered_lifted_and_zero() {
     let more = ScopeSettings { retained_bytes: Some(3 * MIB), ..quota(2 * MIB) };
     let error = open.store.configure(&scope, &more).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Invalid);
-    // A scope that comes back is another one.
+    // A scope that is registered again is a new one.
     open.store.configure(&scope, &quota(0)).unwrap();
     open.store.drop_scope(&scope).unwrap();
     assert_eq!(put(&open.store, &scope, &sequence(1, 8), None).pages, 8);
@@ -135,9 +135,9 @@ fn acts() -> impl Strategy<Value = Vec<Act>> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
 
-    /// Whatever happens, what is counted is what is there, and quotas hold.
+    /// At any time the count matches the pages present, and quotas hold.
     #[test]
-    fn the_count_is_right_and_quotas_hold(acts in acts()) {
+    fn usage_is_exact_and_quotas_hold(acts in acts()) {
         let mut disk = SimDisk::new(64 * MIB);
         let opts = options(Path::new("/store"), 5);
         let mut open = open_on(Arc::new(disk.clone()), &opts).unwrap();

@@ -1,11 +1,11 @@
-//! Runs that are moved: holes, damage, and faults on the way. `resize` and `drain` move them.
+//! Moving runs: holes, damage, and faults. `resize` and `drain` move them.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
 
 use common::*;
 use ritornello_medium::{Fault, Faulty, Host, Medium, Op, Rule, Schedule, SimDisk};
-use ritornello_store::{Options, Reshape};
+use ritornello_store::{CapacityChange, Options};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -19,13 +19,13 @@ fn two_paths(dir: &Path) -> Options {
 }
 
 fn drain(open: &Open, dir: &Path) -> ritornello_format::Result<()> {
-    open.store.reshape(&Reshape::DrainPath(dir.to_str().unwrap().to_owned()))
+    open.store.change_capacity(&CapacityChange::DrainPath(dir.to_str().unwrap().to_owned()))
 }
 
-/// Pages removed from the middle leave holes; a moved run has the same holes, and the space that
-/// stands for them is free.
+/// Pages removed from the middle leave holes; a moved run has the same holes, and their space is
+/// free.
 #[test]
-fn holes_move_along_and_take_no_space() {
+fn holes_take_no_space_when_moved() {
     let dir = tempfile::tempdir().unwrap();
     let open = open_on(Arc::new(Host), &two_paths(dir.path())).unwrap();
     let scope = unchained(PAGE);
@@ -59,9 +59,9 @@ fn holes_move_along_and_take_no_space() {
     open.close();
 }
 
-/// A page that is damaged is not carried over, and does not keep the rest from moving.
+/// A damaged page is not moved, and does not stop the rest.
 #[test]
-fn damage_is_left_behind() {
+fn damaged_pages_are_not_moved() {
     let dir = tempfile::tempdir().unwrap();
     let open = open_on(Arc::new(Host), &two_paths(dir.path())).unwrap();
     let scope = chained(PAGE);
@@ -76,7 +76,7 @@ fn damage_is_left_behind() {
     let stats = open.store.stats().unwrap().catalog;
     assert!(stats.counters["pages_distrusted"] > 0 && stats.counters["runs_moved"] > 0);
     let hit = |name| open.store.probe(&scope, &refs(&sequence(name, 8))).unwrap();
-    // One run lost the page and what is behind it; what is before it moved.
+    // One run lost the page and those behind it; those before it moved.
     let mut hits: Vec<usize> = (0..20).map(hit).collect();
     hits.sort_unstable();
     assert_eq!((hits[0], &hits[1..]), (4, &[8; 19][..]));
@@ -86,9 +86,10 @@ fn damage_is_left_behind() {
     open.close();
 }
 
-/// Nobody reads where removed pages lay: a disk that is drained because it fails gives up the rest.
+/// The place of removed pages is never read: a disk that is drained because it fails gives up the
+/// rest.
 #[test]
-fn holes_that_cannot_be_read_do_not_keep_the_rest_from_moving() {
+fn unreadable_holes_do_not_stop_a_move() {
     let dir = tempfile::tempdir().unwrap();
     let open = open_on(Arc::new(Host), &two_paths(dir.path())).unwrap();
     let scope = unchained(PAGE);
@@ -98,7 +99,7 @@ fn holes_that_cannot_be_read_do_not_keep_the_rest_from_moving() {
         open.store.delete(&scope, &[&keys[6], &keys[7]]).unwrap();
     }
     open.store.flush().unwrap();
-    // Two runs of 1 + 8 * 15 units lie in each segment: cut off the holes of the second.
+    // Each segment holds two runs of 1 + 8 * 15 units: cuts off the holes of the second.
     for segment in std::fs::read_dir(dir.path().join("a")).unwrap().flatten() {
         let file = std::fs::OpenOptions::new().write(true).open(segment.path()).unwrap();
         file.set_len((121 + 1 + 6 * 15) * 4096).unwrap();
@@ -111,9 +112,9 @@ fn holes_that_cannot_be_read_do_not_keep_the_rest_from_moving() {
     open.close();
 }
 
-/// Whoever looked at a place before its run moved knows nothing of what lies there now.
+/// A result of reading a place before its run moved says nothing about the place now.
 #[test]
-fn what_moved_while_it_was_verified_is_not_taken_out() {
+fn run_moved_during_verification_is_kept() {
     let dir = tempfile::tempdir().unwrap();
     let open = open_on(Arc::new(Host), &two_paths(dir.path())).unwrap();
     let scope = chained(PAGE);
@@ -122,7 +123,7 @@ fn what_moved_while_it_was_verified_is_not_taken_out() {
     }
     open.store.flush().unwrap();
     let mut drained = false;
-    let report = open.engine.verify(false, &mut |_, _| {
+    let report = open.core.verify(false, &mut |_, _| {
         if !std::mem::replace(&mut drained, true) {
             drain(&open, &dir.path().join("a")).unwrap();
         }
@@ -134,9 +135,9 @@ fn what_moved_while_it_was_verified_is_not_taken_out() {
     open.close();
 }
 
-/// Writes that fail on the way leave every run where it was, and moving goes on when they do not.
+/// Failed writes leave every run in place, and moving succeeds later.
 #[test]
-fn a_copy_that_fails_moves_nothing_and_is_tried_again() {
+fn failed_copy_moves_nothing_and_is_retried() {
     let schedule = Schedule::new();
     let disk = SimDisk::new(64 << 20);
     let medium = Faulty::new(Arc::new(disk.clone()), schedule.clone());
@@ -149,8 +150,8 @@ fn a_copy_that_fails_moves_nothing_and_is_tried_again() {
     }
     open.store.flush().unwrap();
     schedule.add(Rule::always(Fault::Io).on(Op::Write).at("seg-"));
-    let change = Reshape::DrainPath("/a".to_owned());
-    assert!(open.engine.reshape(&change, Duration::from_secs(5)).is_err());
+    let change = CapacityChange::DrainPath("/a".to_owned());
+    assert!(open.core.change_capacity(&change, Duration::from_secs(5)).is_err());
     assert!(schedule.injected() > 0);
     schedule.heal();
     for name in 0..20 {

@@ -1,4 +1,4 @@
-//! A store that grows and shrinks while it is in use.
+//! Growing and shrinking a store in use.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -7,7 +7,7 @@ use common::*;
 use ritornello_format::ErrorKind;
 use ritornello_medium::{Fault, Faulty, Host, Op, Rule, Schedule, SimDisk};
 use ritornello_store::eviction::Policy;
-use ritornello_store::{Directory, Options, Reshape, Terms};
+use ritornello_store::{CapacityChange, Directory, Options, PutOptions};
 use ritornello_volume::memory::BorrowedPages;
 use ritornello_volume::transfer::Control;
 use std::path::Path;
@@ -24,7 +24,7 @@ fn fill(open: &Open, from: u64, count: u64) {
     }
 }
 
-/// Sequences of `0..count` that are there whole. `get` checks every byte.
+/// Sequences of `0..count` that are complete. `get` checks every byte.
 fn whole(open: &Open, count: u64) -> Vec<u64> {
     let scope = chained(PAGE);
     (0..count)
@@ -49,14 +49,14 @@ fn blocks(dir: &Path) -> u64 {
         .sum()
 }
 
-/// Without those of RocksDB, which has as many as it likes.
+/// Number of files, without those of RocksDB, which has any number.
 fn files(dir: &Path) -> u64 {
     let entries = std::fs::read_dir(dir).unwrap().flatten().filter(|e| e.file_name() != "lsm");
     entries.map(|e| if e.path().is_dir() { files(&e.path()) } else { 1 }).sum()
 }
 
 #[test]
-fn a_store_that_grows_holds_more() {
+fn grown_store_holds_more() {
     let dir = tempfile::tempdir().unwrap();
     let open = open(dir.path(), 8);
     fill(&open, 0, 40);
@@ -68,7 +68,7 @@ fn a_store_that_grows_holds_more() {
     assert_eq!(stats(&open).capacity_bytes, 24 * MIB);
     assert!(stats(&open).segments > 8);
     open.close();
-    // The manifest remembers, and a capacity that is not named is what it was.
+    // The manifest keeps the capacity if none is named.
     let options = Options { capacity: None, ..options(dir.path(), 0) };
     let open = open_on(Arc::new(Host), &options).unwrap();
     assert_eq!(stats(&open).capacity_bytes, 24 * MIB);
@@ -77,14 +77,14 @@ fn a_store_that_grows_holds_more() {
 }
 
 #[test]
-fn a_store_that_shrinks_keeps_the_recent_and_gives_its_files_back() {
+fn shrunk_store_keeps_recent_pages() {
     let dir = tempfile::tempdir().unwrap();
     let lru = Options { eviction: Policy::Lru, ..options(dir.path(), 24) };
     let open = open_on(Arc::new(Host), &lru).unwrap();
     let scope = chained(PAGE);
     fill(&open, 0, 50);
     assert_eq!(whole(&open, 50).len(), 50);
-    // Used last: these are what a smaller store keeps.
+    // Used last: a smaller store keeps these.
     for name in 0..12 {
         assert_eq!(get(&open.store, &scope, &sequence(name, PAGES)).pages, PAGES);
     }
@@ -104,9 +104,10 @@ fn a_store_that_shrinks_keeps_the_recent_and_gives_its_files_back() {
     open.close();
 }
 
-/// Puts, gets and a shrink at the same time: no wrong byte, no error, and never a block too many.
+/// Puts, gets and a shrink at the same time: no wrong byte, no error, and never a block above the
+/// budget.
 #[test]
-fn a_store_shrinks_and_grows_under_traffic() {
+fn store_is_resized_under_traffic() {
     let dir = tempfile::tempdir().unwrap();
     let open = open(dir.path(), 24);
     fill(&open, 0, 50);
@@ -141,7 +142,7 @@ fn a_store_shrinks_and_grows_under_traffic() {
 }
 
 #[test]
-fn a_shrink_below_what_must_stay_is_refused() {
+fn shrink_below_pinned_space_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let open = open(dir.path(), 24);
     let scope = chained(PAGE);
@@ -166,7 +167,7 @@ fn a_shrink_below_what_must_stay_is_refused() {
 }
 
 #[test]
-fn retained_pages_are_never_shrunk_away() {
+fn shrinking_keeps_retained_pages() {
     let dir = tempfile::tempdir().unwrap();
     let open = open(dir.path(), 24);
     let scope = chained(PAGE);
@@ -175,7 +176,7 @@ fn retained_pages_are_never_shrunk_away() {
         let keys = sequence(name, PAGES);
         let pages: Vec<Vec<u8>> = keys.iter().map(|key| page(&scope, key)).collect();
         let pages: Vec<&[u8]> = pages.iter().map(Vec::as_slice).collect();
-        let terms = Terms { retain_until: keep, ..Terms::default() };
+        let terms = PutOptions { retain_until: keep, ..PutOptions::default() };
         let source = BorrowedPages::new(&pages);
         open.store.put_batch(&scope, &refs(&keys), &source, &terms, &Control::default()).unwrap();
     }
@@ -190,9 +191,9 @@ fn retained_pages_are_never_shrunk_away() {
     open.close();
 }
 
-/// A reader holds on to a run; its segment goes when the reader is done, and not before.
+/// A reader leases a run; its segment is removed when the lease ends, and not before.
 #[test]
-fn a_leased_run_is_read_where_it_was() {
+fn leased_run_is_read_at_its_old_place() {
     let dir = tempfile::tempdir().unwrap();
     let open = open(dir.path(), 24);
     let scope = chained(PAGE);
@@ -200,7 +201,8 @@ fn a_leased_run_is_read_where_it_was() {
     let keys = sequence(49, PAGES);
     let leased = open.store.lease(&scope, &refs(&keys), Duration::from_secs(60)).unwrap();
     assert_eq!(leased.pages, PAGES);
-    let shrunk = open.engine.reshape(&Reshape::Capacity(8 * MIB), Duration::from_millis(500));
+    let shrunk =
+        open.core.change_capacity(&CapacityChange::Capacity(8 * MIB), Duration::from_millis(500));
     if let Err(error) = &shrunk {
         assert_eq!(error.kind(), ErrorKind::Retry, "{error}");
     }
@@ -230,10 +232,10 @@ fn another_capacity_at_open_resizes() {
     open.close();
 }
 
-/// Numbers of segments that went never come back: a client that has one open would write into
-/// a file that is no more.
+/// Numbers of removed segments are never reused: a client with the old file open would write into a
+/// file without a name.
 #[test]
-fn a_segment_that_went_is_never_made_again() {
+fn removed_segment_number_is_never_reused() {
     let dir = tempfile::tempdir().unwrap();
     let mut open = open(dir.path(), 16);
     let numbers = || -> Vec<String> {
@@ -259,10 +261,10 @@ fn a_segment_that_went_is_never_made_again() {
     open.close();
 }
 
-/// Power loss at any point of a shrink: what was flushed and not evicted is there, every byte is
-/// right, and the next owner ends what was begun.
+/// Power loss at any point of a shrink: flushed pages that were not evicted are present, every byte
+/// is right, and the next owner finishes the shrink.
 #[test]
-fn power_loss_while_shrinking_loses_nothing_that_was_flushed() {
+fn power_loss_while_shrinking_keeps_flushed_pages() {
     let mut moved = 0;
     for seed in 0..24u64 {
         let disk = SimDisk::new(64 << 20);
@@ -273,12 +275,13 @@ fn power_loss_while_shrinking_loses_nothing_that_was_flushed() {
         let crashed = AtomicBool::new(false);
         let after = std::thread::scope(|scope| {
             let shrinking = scope.spawn(|| {
-                let done =
-                    open.engine.reshape(&Reshape::Capacity(6 * MIB), Duration::from_secs(60));
+                let done = open
+                    .core
+                    .change_capacity(&CapacityChange::Capacity(6 * MIB), Duration::from_secs(60));
                 crashed.store(true, Ordering::Relaxed);
                 done
             });
-            // Somewhere in the middle of it, or at its end: where does not matter.
+            // At any point or at the end of the shrink; the position does not matter.
             let mut at = Vec::new();
             while !crashed.load(Ordering::Relaxed) {
                 at.push((whole_by_probe(&open, 30), disk.crash(seed), whole_by_probe(&open, 30)));
@@ -297,7 +300,7 @@ fn power_loss_while_shrinking_loses_nothing_that_was_flushed() {
         for name in before.iter().filter(|name| behind.contains(name)) {
             assert!(there.contains(name), "seed {seed}: sequence {name} is gone");
         }
-        open.engine.tend();
+        open.core.run_once();
         let s = stats(&open);
         assert!(s.segments <= s.segments_max, "{} of {}", s.segments, s.segments_max);
         assert!(s.allocated_bytes <= s.capacity_bytes);
@@ -313,10 +316,10 @@ fn whole_by_probe(open: &Open, count: u64) -> Vec<u64> {
     (0..count).filter(|name| hit(name) == PAGES).collect()
 }
 
-/// An owner that ended before it had begun to shrink leaves it to the next one, which empties the
-/// segments that hold least.
+/// An owner that ended before it began to shrink leaves it to the next one, which empties the
+/// emptiest segments.
 #[test]
-fn a_shrink_that_goes_on_after_a_restart_closes_the_emptiest_segments() {
+fn resumed_shrink_closes_emptiest_segments() {
     let dir = tempfile::tempdir().unwrap();
     let open = open(dir.path(), 24);
     fill(&open, 0, 40);
@@ -332,16 +335,16 @@ fn a_shrink_that_goes_on_after_a_restart_closes_the_emptiest_segments() {
     let again = Options { capacity: None, upkeep: false, ..options(dir.path(), 0) };
     let open = open_on(Arc::new(Host), &again).unwrap();
     assert!(stats(&open).health.closed_bytes > 0);
-    open.engine.tend();
+    open.core.run_once();
     assert_eq!(stats(&open).health.closed_bytes, 0);
     assert_eq!(stats(&open).counters["runs_moved"], 0, "they lie in segments that stay");
     assert_eq!(whole(&open, 4).len(), 4);
     open.close();
 }
 
-/// While another thread writes the index's files anew, nobody knows yet what they take.
+/// While another thread rewrites the index's files, their size is unknown.
 #[test]
-fn nothing_is_evicted_for_an_index_that_is_being_written_anew() {
+fn index_rewrite_causes_no_eviction() {
     let schedule = Schedule::new();
     let disk = SimDisk::new(4 << 30);
     let medium = Faulty::new(Arc::new(disk), schedule.clone());
@@ -364,27 +367,29 @@ fn nothing_is_evicted_for_an_index_that_is_being_written_anew() {
     std::thread::scope(|scope| {
         let writes = schedule.count(Op::Write);
         let resize = scope.spawn(|| {
-            open.engine.reshape(&Reshape::Capacity(40 * MIB), Duration::from_secs(60)).unwrap();
+            open.core
+                .change_capacity(&CapacityChange::Capacity(40 * MIB), Duration::from_secs(60))
+                .unwrap();
         });
         while schedule.count(Op::Write) == writes && !resize.is_finished() {
             std::thread::yield_now();
         }
-        open.engine.tend();
+        open.core.run_once();
     });
     assert!(stats(&open).index_disk_bytes <= 40 * MIB / 32);
     assert_eq!((stats(&open).pages, stats(&open).counters["pages_evicted"]), (before, 0));
     open.close();
 }
 
-/// What is evicted from segments that are to go gives a put no room: it goes on until there is some.
+/// Evicting from closed segments gives a put no space, so it continues until there is some.
 #[test]
-fn a_put_finds_room_while_most_of_the_store_is_to_go() {
+fn put_finds_space_during_a_large_shrink() {
     let dir = tempfile::tempdir().unwrap();
     let lru = Options { eviction: Policy::Lru, ..options(dir.path(), 96) };
     let open = open_on(Arc::new(Host), &lru).unwrap();
     let scope = chained(PAGE);
     fill(&open, 0, 220);
-    // The emptiest segments go first: those that hold what is coldest.
+    // The emptiest segments are removed first: those with the coldest pages.
     for name in 0..190 {
         open.store.delete(&scope, &refs(&sequence(name, PAGES)[PAGES - 1..])).unwrap();
     }

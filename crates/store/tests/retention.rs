@@ -1,4 +1,4 @@
-//! Retained pages stay until their time, within their share, through restarts and power loss.
+//! Retained pages stay until their end, within their share, through restarts and power loss.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -7,7 +7,7 @@ use common::*;
 use ritornello_format::{Scope, ScopeSettings};
 use ritornello_medium::{Host, Medium, SimDisk};
 use ritornello_store::eviction::Policy;
-use ritornello_store::{Options, Outcome, Store, Terms};
+use ritornello_store::{Options, Outcome, PutOptions, Store};
 use ritornello_volume::memory::BorrowedPages;
 use ritornello_volume::transfer::Control;
 use std::path::Path;
@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 const PAGE: u64 = 64 << 10;
 
-/// A clock of its own for one test.
+/// A separate clock for one test.
 macro_rules! clock {
     ($name:ident, $start:expr) => {{
         static $name: AtomicU64 = AtomicU64::new($start);
@@ -25,18 +25,18 @@ macro_rules! clock {
     }};
 }
 
-fn put_until(store: &Store, scope: &Scope, keys: &[Vec<u8>], terms: Terms) -> Outcome {
+fn put_until(store: &Store, scope: &Scope, keys: &[Vec<u8>], terms: PutOptions) -> Outcome {
     let pages: Vec<Vec<u8>> = keys.iter().map(|key| page(scope, key)).collect();
     let pages: Vec<&[u8]> = pages.iter().map(Vec::as_slice).collect();
     let source = BorrowedPages::new(&pages);
     store.put_batch(scope, &refs(keys), &source, &terms, &Control::default()).unwrap()
 }
 
-fn until(retain_until: u64) -> Terms {
-    Terms { retain_until, ..Terms::default() }
+fn until(retain_until: u64) -> PutOptions {
+    PutOptions { retain_until, ..PutOptions::default() }
 }
 
-/// Puts enough to turn a store of twelve segments over three times.
+/// Puts three times the contents of a store of twelve segments.
 fn press(open: &Open, scope: &Scope, first: u64) {
     for name in first..first + 60 {
         assert_eq!(put(&open.store, scope, &sequence(name, 8), None).pages, 8, "sequence {name}");
@@ -55,7 +55,7 @@ fn retained(open: &Open) -> u64 {
     open.store.stats().unwrap().catalog.retained_bytes
 }
 
-/// Until the upkeep thread has looked at the clock.
+/// Waits until the upkeep thread has read the clock.
 fn wait_for(what: impl Fn() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(60);
     while !what() {
@@ -64,7 +64,7 @@ fn wait_for(what: impl Fn() -> bool) {
     }
 }
 
-/// What is used is no reason to stay here, once what is newer has filled the store.
+/// Under LRU, a use does not keep a page once newer pages fill the store.
 fn options_at(dir: &Path, wall_clock: fn() -> u64) -> Options {
     Options { wall_clock, eviction: Policy::Lru, ..options(dir, 12) }
 }
@@ -73,9 +73,9 @@ fn open_at(dir: &Path, wall_clock: fn() -> u64) -> Open {
     open_on(Arc::new(Host), &options_at(dir, wall_clock)).unwrap()
 }
 
-/// What is put again over runs that are retained already costs no record in the journal.
+/// Putting over runs that are retained already journals nothing.
 #[test]
-fn only_what_is_retained_for_longer_is_written_down() {
+fn only_longer_retention_is_journaled() {
     let dir = tempfile::tempdir().unwrap();
     let open = open_at(dir.path(), || 1000);
     let scope = chained(PAGE);
@@ -84,7 +84,7 @@ fn only_what_is_retained_for_longer_is_written_down() {
         put_until(&open.store, &scope, &keys[..end], until(50_000));
     }
     assert_eq!(counter(&open, "runs_retained"), 4);
-    for terms in [Terms::default(), until(50_000), until(40_000)] {
+    for terms in [PutOptions::default(), until(50_000), until(40_000)] {
         assert_eq!(put_until(&open.store, &scope, &keys, terms).pages, 8);
     }
     assert_eq!(counter(&open, "runs_retained"), 4);
@@ -94,7 +94,7 @@ fn only_what_is_retained_for_longer_is_written_down() {
 }
 
 #[test]
-fn they_outlive_pressure_and_go_when_their_time_is_over() {
+fn retained_pages_outlive_pressure_until_their_end() {
     let (time, clock) = clock!(TIME, 1000);
     let dir = tempfile::tempdir().unwrap();
     let open = open_at(dir.path(), clock);
@@ -109,25 +109,25 @@ fn they_outlive_pressure_and_go_when_their_time_is_over() {
     assert_eq!(retained(&open), 0);
     press(&open, &scope, 100);
     assert_eq!(there(&open, &scope, 1000), 0);
-    // Too late to be kept, and stored all the same.
+    // Too late to be retained, and stored nevertheless.
     assert_eq!(put_until(&open.store, &scope, &sequence(1002, 8), until(60_000)).pages, 8);
     assert_eq!(retained(&open), 0);
     open.close();
 }
 
 #[test]
-fn what_they_hang_from_is_retained_and_counted() {
+fn ancestors_are_retained_and_counted() {
     let (_, clock) = clock!(TIME, 1000);
     let dir = tempfile::tempdir().unwrap();
     let open = open_at(dir.path(), clock);
     let scope = chained(PAGE);
     let keys = sequence(1000, 8);
     put(&open.store, &scope, &keys[..3], None);
-    let behind = Terms { parent: Some(keys[2].clone().into()), retain_until: 9000 };
+    let behind = PutOptions { parent: Some(keys[2].clone().into()), retain_until: 9000 };
     put_until(&open.store, &scope, &keys[3..6], behind);
-    // And what comes before a page that was there first.
+    // Pages before a page that was stored first are retained, too.
     let other = sequence(1001, 8);
-    let behind = Terms { parent: Some(other[3].clone().into()), retain_until: 9000 };
+    let behind = PutOptions { parent: Some(other[3].clone().into()), retain_until: 9000 };
     put_until(&open.store, &scope, &other[4..], behind);
     put(&open.store, &scope, &other[..4], None);
     press(&open, &scope, 0);
@@ -137,7 +137,7 @@ fn what_they_hang_from_is_retained_and_counted() {
 }
 
 #[test]
-fn an_end_is_only_ever_put_off() {
+fn retention_end_never_moves_earlier() {
     let (time, clock) = clock!(TIME, 1000);
     let dir = tempfile::tempdir().unwrap();
     let open = open_at(dir.path(), clock);
@@ -158,19 +158,19 @@ fn an_end_is_only_ever_put_off() {
 }
 
 #[test]
-fn what_ends_first_gives_way_and_the_store_is_never_pinned_full() {
+fn earliest_retention_is_released_at_the_limit() {
     let (_, clock) = clock!(TIME, 1000);
     let dir = tempfile::tempdir().unwrap();
     let open = open_at(dir.path(), clock);
     let scope = chained(PAGE);
-    // Everything, for ever: the default is a quarter of the store.
+    // Everything, forever: the default limit is a quarter of the store.
     for name in 0..60 {
         let keys = sequence(name, 8);
         assert_eq!(put_until(&open.store, &scope, &keys, until(u64::MAX - name)).pages, 8);
         assert!(retained(&open) <= 12 * MIB / 4);
     }
     assert!(counter(&open, "retentions_displaced") > 0);
-    // Half of the store in all, whatever is asked for.
+    // The limit of half of the store applies to any setting.
     let most = ScopeSettings { retained_bytes: Some(1 << 40), ..ScopeSettings::default() };
     open.store.configure(&scope, &most).unwrap();
     for name in 60..120 {
@@ -178,10 +178,10 @@ fn what_ends_first_gives_way_and_the_store_is_never_pinned_full() {
         assert_eq!(put_until(&open.store, &scope, &keys, until(5000 + name)).pages, 8);
         assert!(retained(&open) <= 12 * MIB / 2);
     }
-    // The latest ends are kept: those that were asked for first here.
+    // The latest ends are kept, which were requested first here.
     assert_eq!(there(&open, &scope, 119), 8);
     assert!(retained(&open) > 12 * MIB / 4);
-    // Less is allowed than is retained: what is too much is ordinary at once.
+    // The limit is lowered: the excess is released at once.
     let none = ScopeSettings { retained_bytes: Some(0), ..ScopeSettings::default() };
     open.store.configure(&scope, &none).unwrap();
     assert_eq!(retained(&open), 0);
@@ -191,7 +191,7 @@ fn what_ends_first_gives_way_and_the_store_is_never_pinned_full() {
 }
 
 #[test]
-fn deleting_and_dropping_do_not_wait_for_it() {
+fn deleting_and_dropping_end_retention() {
     let (_, clock) = clock!(TIME, 1000);
     let dir = tempfile::tempdir().unwrap();
     let open = open_at(dir.path(), clock);
@@ -209,7 +209,7 @@ fn deleting_and_dropping_do_not_wait_for_it() {
 }
 
 #[test]
-fn they_are_retained_after_a_restart_even_if_the_clock_forgot_the_time() {
+fn retention_survives_restart_with_a_reset_clock() {
     let (time, clock) = clock!(TIME, 1_000_000);
     let dir = tempfile::tempdir().unwrap();
     let scope = chained(PAGE);
@@ -218,7 +218,7 @@ fn they_are_retained_after_a_restart_even_if_the_clock_forgot_the_time() {
     put_until(&open.store, &scope, &sequence(1001, 8), until(u64::MAX));
     let before = retained(&open);
     open.close();
-    // A machine that believes it is 1970 retains for as long as was meant, and no longer.
+    // A machine whose clock is at 1970 retains for the intended time.
     time.store(0, Ordering::Relaxed);
     let open = open_at(dir.path(), clock);
     assert_eq!(retained(&open), before);
@@ -229,7 +229,7 @@ fn they_are_retained_after_a_restart_even_if_the_clock_forgot_the_time() {
     press(&open, &scope, 100);
     assert_eq!((there(&open, &scope, 1000), there(&open, &scope, 1001)), (0, 8));
     open.close();
-    // A year is the longest, and the time that was written down counts.
+    // At most a year, and the recorded time counts.
     time.store(3_000_000, Ordering::Relaxed);
     open_at(dir.path(), clock).close();
     time.store(1_000_000 + 367 * 86_400, Ordering::Relaxed);
@@ -239,7 +239,7 @@ fn they_are_retained_after_a_restart_even_if_the_clock_forgot_the_time() {
 }
 
 #[test]
-fn what_was_flushed_is_retained_after_power_loss() {
+fn flushed_retention_survives_power_loss() {
     let (_, clock) = clock!(TIME, 1000);
     let scope = chained(PAGE);
     let opts = || options_at(Path::new("/store"), clock);

@@ -1,4 +1,4 @@
-//! What goes in comes out, also after a restart.
+//! Puts come back, also after a restart.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -8,7 +8,7 @@ use ritornello_format::{ErrorKind, Scope};
 use ritornello_store::{IndexKind, Options};
 
 #[test]
-fn pages_come_back_now_and_after_a_restart() {
+fn pages_survive_a_restart() {
     let dir = tempfile::tempdir().unwrap();
     let shapes = [4096, 100, 65_536, 196_608, 300_000, 786_432];
     {
@@ -39,7 +39,7 @@ fn pages_come_back_now_and_after_a_restart() {
 }
 
 #[test]
-fn a_put_counts_what_is_there_and_writes_only_what_is_missing() {
+fn put_writes_only_missing_pages() {
     let dir = tempfile::tempdir().unwrap();
     let open = open(dir.path(), 16);
     let (scope, keys) = (chained(8192), sequence(1, 10));
@@ -53,7 +53,7 @@ fn a_put_counts_what_is_there_and_writes_only_what_is_missing() {
 }
 
 #[test]
-fn a_middle_put_without_its_parent_joins_when_the_parent_comes() {
+fn orphan_run_joins_its_late_parent() {
     let dir = tempfile::tempdir().unwrap();
     let open = open(dir.path(), 16);
     let (scope, keys) = (chained(4096), sequence(1, 9));
@@ -63,7 +63,7 @@ fn a_middle_put_without_its_parent_joins_when_the_parent_comes() {
     assert_eq!(open.store.probe(&scope, &refs(&keys[3..])).unwrap(), 6);
     put(&open.store, &scope, &keys[..3], None);
     assert_eq!(get(&open.store, &scope, &keys).pages, 9);
-    // Writing over the seams links the runs: the head then takes the tails with it.
+    // A put over the seams links the runs: deleting the head then deletes the tails.
     put(&open.store, &scope, &keys, None);
     assert_eq!(open.store.delete(&scope, &refs(&keys[2..3])).unwrap(), 1);
     assert_eq!(
@@ -74,7 +74,7 @@ fn a_middle_put_without_its_parent_joins_when_the_parent_comes() {
 }
 
 #[test]
-fn a_tail_that_comes_before_its_head_hangs_behind_it_once_it_comes() {
+fn tail_committed_first_is_linked_to_its_head() {
     let dir = tempfile::tempdir().unwrap();
     let open = open(dir.path(), 16);
     let (scope, keys) = (chained(4096), sequence(1, 6));
@@ -88,7 +88,7 @@ fn a_tail_that_comes_before_its_head_hangs_behind_it_once_it_comes() {
 }
 
 #[test]
-fn unchained_pages_live_and_die_alone() {
+fn unchained_pages_are_independent() {
     let dir = tempfile::tempdir().unwrap();
     let open = open(dir.path(), 16);
     let (scope, keys) = (unchained(5000), sequence(1, 6));
@@ -104,7 +104,7 @@ fn unchained_pages_live_and_die_alone() {
 }
 
 #[test]
-fn a_dropped_scope_is_gone_at_once_and_for_good() {
+fn dropped_scope_is_gone_for_good() {
     let dir = tempfile::tempdir().unwrap();
     let (scope, other, keys) = (chained(4096), unchained(4096), sequence(1, 5));
     let forgotten = {
@@ -119,7 +119,7 @@ fn a_dropped_scope_is_gone_at_once_and_for_good() {
     let open = open(dir.path(), 16);
     assert_eq!(open.store.probe(&scope, &refs(&keys)).unwrap(), 0);
     assert_eq!(get(&open.store, &other, &keys).pages, 5);
-    // What a close made durable is not there to be dropped.
+    // Changes that a close made durable cannot be lost.
     let dropped = forgotten.then_some(&5);
     assert_eq!(open.store.stats().unwrap().catalog.dropped_at_open.get("dropped_scope"), dropped);
     assert_eq!(put(&open.store, &scope, &keys, None).pages, 5);
@@ -130,7 +130,7 @@ fn a_dropped_scope_is_gone_at_once_and_for_good() {
 }
 
 #[test]
-fn bad_calls_say_what_is_wrong_and_change_nothing() {
+fn invalid_calls_explain_and_change_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let open = open(dir.path(), 16);
     let (scope, keys) = (chained(4096), sequence(1, 3));
@@ -150,7 +150,7 @@ fn bad_calls_say_what_is_wrong_and_change_nothing() {
 }
 
 #[test]
-fn pages_arranged_differently_are_other_scopes() {
+fn other_arrangement_is_another_scope() {
     let dir = tempfile::tempdir().unwrap();
     let open = open(dir.path(), 16);
     let (scope, keys) = (chained(4096), sequence(1, 3));
@@ -170,7 +170,7 @@ fn pages_arranged_differently_are_other_scopes() {
 }
 
 #[test]
-fn names_of_the_same_bytes_are_one_scope() {
+fn names_of_the_same_bytes_share_a_scope() {
     let dir = tempfile::tempdir().unwrap();
     let open = open(dir.path(), 16);
     let (scope, keys) = (numbers("page_first", None), sequence(1, 3));
@@ -180,7 +180,7 @@ fn names_of_the_same_bytes_are_one_scope() {
         assert_eq!(get(&open.store, &same, &keys).pages, 3);
     }
     assert_eq!(open.store.stats().unwrap().catalog.scopes, 1);
-    // A call under the other name does not go to the dropped slot.
+    // A call under the other name does not use the dropped slot.
     open.store.drop_scope(&scope).unwrap();
     assert_eq!(open.store.probe(&numbers("layer_first", None), &refs(&keys)).unwrap(), 0);
     assert_eq!(put(&open.store, &numbers("layer_first", None), &keys, None).pages, 3);
@@ -202,7 +202,7 @@ fn numbers(layout: &str, page_bytes: Option<u64>) -> Scope {
 }
 
 #[test]
-fn a_store_is_opened_as_it_was_made() {
+fn store_opens_with_its_stored_options() {
     let dir = tempfile::tempdir().unwrap();
     let host = || std::sync::Arc::new(ritornello_medium::Host);
     let refused = |options: &Options, word: &str| {
@@ -214,14 +214,14 @@ fn a_store_is_opened_as_it_was_made() {
     refused(&Options { capacity: Some(3 << 20), ..options(dir.path(), 3) }, "two segments");
     open(dir.path(), 16).close();
     refused(&Options { index: Some(IndexKind::Memory), ..Options::new(dir.path()) }, "index");
-    // What cannot be changed stays, and costs no service.
+    // Fixed options keep their stored values, and the store still opens.
     let others = Options {
         segment_bytes: Some(2 << 20),
         paths: vec![dir.path().join("elsewhere")],
         ..Options::new(dir.path())
     };
     let kept = open_on(host(), &others).unwrap();
-    let stats = kept.engine.stats().unwrap();
+    let stats = kept.core.stats().unwrap();
     assert_eq!((stats.segment_bytes, stats.paths.len()), (1 << 20, 1));
     assert!(!dir.path().join("elsewhere").exists());
     kept.close();
@@ -234,7 +234,7 @@ fn a_store_is_opened_as_it_was_made() {
 }
 
 #[test]
-fn a_store_spreads_over_its_paths() {
+fn segments_spread_over_all_paths() {
     let dir = tempfile::tempdir().unwrap();
     let disks = [dir.path().join("a"), dir.path().join("b")];
     let opts = Options { paths: disks.to_vec(), ..options(&dir.path().join("store"), 16) };

@@ -1,4 +1,5 @@
-//! The scope registry: what it writes, what it drops when it is full, and what a crash leaves of it.
+//! The scope registry: what it writes, what it drops when it is full, and what a crash leaves of
+//! it.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -17,17 +18,17 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What the registry of a small store may hold of live scopes, and its file in all.
+/// Maximum bytes of live scopes in a small store's registry, and of its file.
 const BYTES_MAX: u64 = 256 << 10;
 const FILE_MAX: u64 = 2 * BYTES_MAX + (64 << 10);
 
-/// A disk that counts the bytes written to the registry, and at each change of it can note how the disk
-/// would come up after a power loss.
+/// A disk that counts the bytes written to the registry, and can record, at each change of it, how
+/// the disk would come up after a power loss.
 #[derive(Clone, Debug)]
 struct Watched {
     disk: SimDisk,
     written: Arc<AtomicU64>,
-    /// States noted for each change, by the seeds that decide them.
+    /// Seeds of the states recorded for each change.
     seeds: std::ops::Range<u64>,
     noted: Arc<parking_lot::Mutex<Vec<SimDisk>>>,
 }
@@ -114,19 +115,19 @@ fn salted(salt: u64) -> Scope {
     Scope::opaque(&format!("salt {salt}"), 300, true)
 }
 
-/// A scope whose description takes `bytes` and a little more.
+/// A scope with a description of slightly more than `bytes`.
 fn long(salt: u64, bytes: usize) -> Scope {
     Scope::opaque(&format!("salt {salt} {}", "x".repeat(bytes)), 300, true)
 }
 
 fn register(open: &Open, scope: &Scope) -> ritornello_format::Result<ScopeSlot> {
-    let session = open.engine.session(ClientId::LOCAL, "");
-    Ok(session.resolve(scope, true)?.unwrap().slot)
+    let catalog = open.core.catalog_for(ClientId::LOCAL, "");
+    Ok(catalog.resolve(scope, true)?.unwrap().slot)
 }
 
 fn known(open: &Open, scope: &Scope) -> Option<ScopeSlot> {
-    let session = open.engine.session(ClientId::LOCAL, "");
-    session.resolve(scope, false).unwrap().map(|found| found.slot)
+    let catalog = open.core.catalog_for(ClientId::LOCAL, "");
+    catalog.resolve(scope, false).unwrap().map(|found| found.slot)
 }
 
 fn counter(open: &Open, name: &str) -> u64 {
@@ -144,7 +145,7 @@ fn is_head(disk: &SimDisk) -> bool {
 }
 
 #[test]
-fn registration_writes_its_own_description_only() {
+fn registration_appends_one_description() {
     let medium = Watched::new(&SimDisk::new(64 * MIB), 0..0);
     let open = open_with(medium.clone());
     for salt in 0..1000 {
@@ -183,7 +184,7 @@ fn registry_of_an_earlier_build_is_read() {
 }
 
 #[test]
-fn full_registry_drops_empty_scopes_least_recently_used_first() {
+fn full_registry_drops_least_recently_used_empty_scopes() {
     let disk = SimDisk::new(64 * MIB);
     let open = open_with(disk.clone());
     let (full, used, keys) = (long(1000, 4000), long(1001, 4000), sequence(1, 3));
@@ -208,7 +209,7 @@ fn full_registry_drops_empty_scopes_least_recently_used_first() {
     open.close();
 }
 
-/// A large store's registry has room for the bytes of more scopes than there may be.
+/// The registry of a large store has space for more than the maximum number of scopes.
 #[test]
 fn number_of_scopes_has_a_limit() {
     const SCOPES_MAX: u64 = 65_536;
@@ -225,7 +226,7 @@ fn number_of_scopes_has_a_limit() {
     open.forget();
 }
 
-/// A put of a further scope is a miss with a reason, until a scope holds nothing any more.
+/// A put of a further scope is a miss with a reason, until a scope is empty.
 #[test]
 fn full_registry_of_used_scopes_refuses_a_put() {
     let open = open_with(SimDisk::new(64 * MIB));
@@ -255,9 +256,9 @@ fn full_registry_of_used_scopes_refuses_a_put() {
     open.close();
 }
 
-/// A scope with settings is an operator's, and one that is written to is in use.
+/// A scope with settings belongs to an operator, and one with a reservation is in use.
 #[test]
-fn scope_with_a_quota_or_a_reservation_is_kept() {
+fn scope_with_quota_or_reservation_is_kept() {
     let open = open_with(SimDisk::new(64 * MIB));
     let (limited, written) = (long(1000, 4000), long(1001, 4000));
     let settings = ritornello_format::ScopeSettings {
@@ -265,24 +266,24 @@ fn scope_with_a_quota_or_a_reservation_is_kept() {
         ..ritornello_format::ScopeSettings::default()
     };
     open.store.configure(&limited, &settings).unwrap();
-    let session = open.engine.session(ClientId::LOCAL, "");
-    let reference = session.resolve(&written, true).unwrap().unwrap();
+    let catalog = open.core.catalog_for(ClientId::LOCAL, "");
+    let reference = catalog.resolve(&written, true).unwrap().unwrap();
     let keys = sequence(1, 1);
-    let wanted = ritornello_store::Wanted::default();
-    let reserved = session.reserve(reference, &refs(&keys), None, &wanted).unwrap();
+    let wanted = ritornello_store::ReserveRequest::default();
+    let reserved = catalog.reserve(reference, &refs(&keys), None, &wanted).unwrap();
     assert_eq!(reserved.runs.len(), 1);
     for salt in 0..200 {
         register(&open, &long(salt, 4000)).unwrap();
     }
     assert!(known(&open, &limited).is_some() && known(&open, &written).is_some());
-    session.abort(reserved.id).unwrap();
+    catalog.abort(reserved.id).unwrap();
     open.close();
 }
 
-/// At every change of the registry power may go: what was registered before is registered, under its
-/// slot, and its pages are found; no slot is given twice.
+/// Power loss at every change of the registry: earlier registrations keep their slots, their pages
+/// are found, and no slot is given twice.
 #[test]
-fn crash_at_any_change_keeps_what_was_registered() {
+fn crash_at_any_change_keeps_registrations() {
     let disk = SimDisk::new(64 * MIB);
     let medium = Watched::new(&disk, 0..3);
     let open = open_with(medium.clone());
@@ -323,9 +324,9 @@ fn crash_at_any_change_keeps_what_was_registered() {
     open.close();
 }
 
-/// Pages of a scope whose registration is lost are no other scope's.
+/// Pages of a scope whose registration is lost belong to no other scope.
 #[test]
-fn lost_tail_gives_no_scope_the_pages_of_another() {
+fn lost_registry_tail_mixes_no_scopes() {
     let disk = SimDisk::new(64 * MIB);
     let open = open_with(disk.clone());
     let keys = sequence(1, 3);
@@ -362,10 +363,10 @@ fn lost_tail_gives_no_scope_the_pages_of_another() {
     open.close();
 }
 
-/// Any operation on the registry fails once: what was acknowledged holds after a power loss, and the
-/// registry takes further scopes unless the store is poisoned.
+/// Any operation on the registry fails once: acknowledged registrations survive a power loss, and
+/// the registry accepts further scopes unless the store is poisoned.
 #[test]
-fn failed_change_costs_no_scope_that_was_acknowledged() {
+fn failed_change_keeps_acknowledged_scopes() {
     for fault in [Fault::Io, Fault::NoSpace, Fault::Short] {
         for (op, at) in [(Op::Write, "SCOPES"), (Op::SyncData, "SCOPES"), (Op::SyncDir, "/store")] {
             for nth in 1..8 {

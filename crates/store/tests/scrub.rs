@@ -1,4 +1,4 @@
-//! Reading in the background what nobody asks for.
+//! Scrubbing in the background.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -33,7 +33,7 @@ fn wait_for(open: &Open, what: impl Fn(&CatalogStats) -> bool) -> CatalogStats {
 }
 
 #[test]
-fn damage_that_nobody_reads_is_found_and_taken_out() {
+fn scrub_removes_damaged_pages() {
     let dir = tempfile::tempdir().unwrap();
     let open = open_scrubbing(dir.path(), 0);
     for name in 0..8 {
@@ -56,7 +56,7 @@ fn damage_that_nobody_reads_is_found_and_taken_out() {
 }
 
 #[test]
-fn every_run_is_read_and_then_again() {
+fn scrub_reads_every_run_repeatedly() {
     let dir = tempfile::tempdir().unwrap();
     let open = open_scrubbing(dir.path(), 1 << 40);
     for name in 0..6 {
@@ -70,13 +70,13 @@ fn every_run_is_read_and_then_again() {
 }
 
 #[test]
-fn a_rate_of_zero_reads_nothing_and_closing_does_not_wait_for_a_slow_one() {
+fn zero_rate_scrubs_nothing_and_close_is_prompt() {
     let dir = tempfile::tempdir().unwrap();
     let open = open_scrubbing(dir.path(), 0);
     put(&open.store, &chained(PAGE), &sequence(0, 5), None);
     assert_eq!(stats(&open).counters["scrubbed_runs"], 0);
     open.close();
-    // A run a day: the thread sleeps, and is woken to end.
+    // One run per day: the thread sleeps, and is woken to end.
     let open = open_scrubbing(dir.path(), 1);
     let started = Instant::now();
     open.close();

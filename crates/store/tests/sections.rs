@@ -1,4 +1,4 @@
-//! Gets in sections, of pages however they are stored: what is told is there, and nothing else.
+//! Gets in sections, for every encoding of pages: announced sections are present, and no others.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -14,7 +14,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Pages of 48 pairs of 16 x 128 matrices: 8 KiB a layer.
+/// Pages of 48 pairs of 16 x 128 matrices: 8 KiB per layer.
 fn scope(name: &str) -> Scope {
     Scope {
         dtype: "bfloat16".to_owned(),
@@ -30,7 +30,7 @@ fn scope(name: &str) -> Scope {
 
 const LAYER: u64 = 8 << 10;
 
-/// Numbers as they are in caches.
+/// Numbers as in real caches.
 fn content(scope: &Scope, key: &[u8]) -> Vec<u8> {
     let mut bytes = page(scope, key);
     for number in bytes.chunks_exact_mut(2) {
@@ -73,7 +73,7 @@ fn groups() -> Arc<Sections> {
     Arc::new(Sections::new((1..=3).map(|group| group * 16 * LAYER).collect()).unwrap())
 }
 
-/// Directories on a disk and, where there is one, in memory.
+/// Directories on a disk and, if possible, in memory.
 fn directories() -> Vec<tempfile::TempDir> {
     let memory = std::path::Path::new("/dev/shm").is_dir().then_some("/dev/shm");
     let all = [Some(env!("CARGO_TARGET_TMPDIR")), memory];
@@ -83,7 +83,7 @@ fn directories() -> Vec<tempfile::TempDir> {
 const CODECS: [Codec; 5] = [Codec::Raw, Codec::Split, Codec::Zstd, Codec::Int8, Codec::Int4];
 
 #[test]
-fn sections_make_the_page_that_a_get_of_all_of_it_brings() {
+fn sections_add_up_to_the_whole_page() {
     for dir in directories() {
         let open = open(dir.path(), 64);
         for codec in CODECS {
@@ -100,7 +100,7 @@ fn sections_make_the_page_that_a_get_of_all_of_it_brings() {
 }
 
 #[test]
-fn whatever_bit_is_flipped_what_is_told_is_right() {
+fn flipped_bits_never_reach_a_section() {
     for dir in directories() {
         let open = open(dir.path(), 128);
         for codec in CODECS {
@@ -138,7 +138,7 @@ fn segments(dir: &std::path::Path) -> Files {
     paths.into_iter().map(|path| (path.clone(), fs::read(path).unwrap())).collect()
 }
 
-/// Where the longest stretch of one file lies that is new.
+/// The longest new part of a file.
 fn changed(before: &Files, after: &Files) -> (std::path::PathBuf, std::ops::Range<usize>) {
     let of = |(path, now): &(std::path::PathBuf, Vec<u8>)| {
         let old = before.iter().find(|(known, _)| known == path).map(|(_, bytes)| bytes.as_slice());
@@ -158,7 +158,7 @@ fn flip(path: &std::path::Path, at: usize) {
 }
 
 #[test]
-fn nothing_is_told_while_a_page_is_missing() {
+fn missing_page_announces_no_section() {
     let dir = tempfile::tempdir().unwrap();
     let open = open(dir.path(), 64);
     let (scope, keys) = (scope("short"), sequence(3, 6));
@@ -171,7 +171,7 @@ fn nothing_is_told_while_a_page_is_missing() {
 }
 
 #[test]
-fn a_ticket_tells_its_sections_and_all_of_them_when_it_is_done() {
+fn ticket_announces_every_section() {
     let dir = tempfile::tempdir().unwrap();
     let open = open(dir.path(), 64);
     let (scope, keys) = (Arc::new(scope("ticket")), sequence(4, 6));

@@ -1,5 +1,5 @@
-//! Names of new segments: a flush covers them wherever their volume is by then, and whatever owner
-//! made them.
+//! Names of new segments: a flush covers them wherever their volume is by then, and whichever owner
+//! created them.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -31,7 +31,7 @@ fn check_crashes(disk: &SimDisk) {
 
 /// Open files can be synced after `umount --lazy`, their directory cannot.
 #[test]
-fn flush_covers_segments_of_a_volume_detached_before_it() {
+fn flush_covers_segments_of_a_detached_volume() {
     let disk = SimDisk::new(64 * MIB);
     let open = open_on(Arc::new(disk.clone()), &two_volumes()).unwrap();
     put_all(&open);
@@ -41,7 +41,7 @@ fn flush_covers_segments_of_a_volume_detached_before_it() {
 }
 
 #[test]
-fn segment_whose_volume_is_detached_while_it_is_made_takes_no_put() {
+fn segment_of_a_detached_volume_takes_no_put() {
     let disk = SimDisk::new(64 * MIB);
     open_on(Arc::new(disk.clone()), &two_volumes()).unwrap().close();
     let schedule = Schedule::new();
@@ -62,7 +62,7 @@ fn segment_whose_volume_is_detached_while_it_is_made_takes_no_put() {
     }
 }
 
-/// Another store's disk is mounted over the volume while a segment of it is made.
+/// Another store's disk is mounted over the volume while one of its segments is created.
 #[test]
 fn failed_segment_costs_no_other_store_a_file() {
     let disk = SimDisk::new(64 * MIB);
@@ -81,9 +81,9 @@ fn failed_segment_costs_no_other_store_a_file() {
     assert_eq!(disk.list(Path::new("/b")).unwrap(), ["seg-000000"]);
 }
 
-/// A failed creation that could not remove its file stops no later one.
+/// A failed creation that could not remove its file prevents no later one.
 #[test]
-fn volume_grows_again_after_a_segment_that_was_left_behind() {
+fn volume_grows_past_a_leftover_segment() {
     let disk = SimDisk::new(64 * MIB);
     open_on(Arc::new(disk.clone()), &two_volumes()).unwrap().close();
     let schedule = Schedule::new();
@@ -105,10 +105,10 @@ fn volume_grows_again_after_a_segment_that_was_left_behind() {
     }
 }
 
-/// An owner dies between making a segment and syncing its directory; the next one writes to it, be the
-/// volume here at its opening or back later.
+/// An owner dies between creating a segment and syncing its directory; the next one writes to it,
+/// with the volume present at its opening or returning later.
 #[test]
-fn flush_covers_segments_that_a_dead_owner_made() {
+fn flush_covers_a_dead_owners_segments() {
     for back_later in [false, true] {
         cover_segments_of_dead_owner(back_later);
     }
@@ -123,7 +123,7 @@ fn cover_segments_of_dead_owner(back_later: bool) {
     schedule.add(Rule::nth(1, Fault::Io).onward().on(Op::Remove).at("/b/seg"));
     put(&open.store, &chained(65_536), &sequence(0, 8), None);
     put(&open.store, &chained(65_536), &sequence(1, 8), None);
-    // It neither flushes nor closes.
+    // The owner neither flushes nor closes.
     std::mem::forget(open);
     let made = disk.list(Path::new("/b")).unwrap();
     assert!(made.iter().any(|name| name.to_string_lossy().starts_with("seg-")), "{made:?}");
@@ -133,13 +133,13 @@ fn cover_segments_of_dead_owner(back_later: bool) {
     let open = reopen(Arc::new(disk.clone()));
     if back_later {
         disk.mount(Path::new("/b")).unwrap();
-        open.engine.tend();
+        open.core.run_once();
     }
     for name in 0..2 {
         assert_eq!(put(&open.store, &chained(65_536), &sequence(name, 8), None).pages, 8);
     }
     open.store.flush().unwrap();
-    // Another segment's making would make this one's name durable.
+    // Creating another segment would make this one's name durable.
     assert_eq!(disk.list(Path::new("/b")).unwrap(), made);
     let paths = open.store.stats().unwrap().catalog.paths;
     assert!(paths[1].used_bytes > 0, "{paths:?}");

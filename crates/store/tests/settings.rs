@@ -1,4 +1,4 @@
-//! What a user sets for a scope lasts, and who does not know yet asks again.
+//! Scope settings persist, and a process with a stale reference resolves again.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -7,7 +7,7 @@ use common::*;
 use ritornello_codec::Codec;
 use ritornello_format::{ErrorKind, Scope, ScopeSettings};
 use ritornello_medium::{Host, SimDisk};
-use ritornello_store::{Catalog, ClientId, Engine, Options, Wanted, parse_codec};
+use ritornello_store::{Catalog, ClientId, Options, ReserveRequest, StoreCore, parse_codec};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +16,7 @@ fn codec(codec: Codec) -> ScopeSettings {
     ScopeSettings { codec: Some(codec.number()), ..ScopeSettings::default() }
 }
 
-/// A scope whose numbers are known.
+/// A scope with known numbers.
 fn numbers(dtype: &str) -> Scope {
     Scope {
         dtype: dtype.to_owned(),
@@ -30,31 +30,31 @@ fn numbers(dtype: &str) -> Scope {
 }
 
 fn codec_of(open: &Open, scope: &Scope) -> u8 {
-    let session = open.engine.session(ClientId::LOCAL, "");
-    session.resolve(scope, false).unwrap().unwrap().codec
+    let catalog = open.core.catalog_for(ClientId::LOCAL, "");
+    catalog.resolve(scope, false).unwrap().unwrap().codec
 }
 
 #[test]
-fn a_codec_is_seen_by_whoever_resolves_and_old_references_are_stale() {
+fn codec_change_makes_old_references_stale() {
     let dir = tempfile::tempdir().unwrap();
     let open = open(dir.path(), 8);
     let scope = numbers("bfloat16");
-    let session = open.engine.session(ClientId(7), "somebody");
-    let old = session.resolve(&scope, true).unwrap().unwrap();
+    let catalog = open.core.catalog_for(ClientId(7), "somebody");
+    let old = catalog.resolve(&scope, true).unwrap().unwrap();
     assert_eq!(old.codec, Codec::Raw.number());
     open.store.configure(&scope, &codec(Codec::Int8)).unwrap();
-    assert_eq!(session.probe(old, &[b"12345678"]).unwrap_err().kind(), ErrorKind::Retry);
+    assert_eq!(catalog.probe(old, &[b"12345678"]).unwrap_err().kind(), ErrorKind::Retry);
     assert_eq!(codec_of(&open, &scope), Codec::Int8.number());
-    // Settings that change no reference leave it good.
-    let new = session.resolve(&scope, false).unwrap().unwrap();
+    // Settings that do not change the reference keep it valid.
+    let new = catalog.resolve(&scope, false).unwrap().unwrap();
     let quota = ScopeSettings { quota_bytes: Some(1 << 30), ..codec(Codec::Int8) };
     open.store.configure(&scope, &quota).unwrap();
-    assert_eq!(session.probe(new, &[b"12345678"]).unwrap(), 0);
+    assert_eq!(catalog.probe(new, &[b"12345678"]).unwrap(), 0);
     open.close();
 }
 
 #[test]
-fn a_lossy_codec_must_know_its_numbers() {
+fn lossy_codec_needs_known_numbers() {
     let dir = tempfile::tempdir().unwrap();
     let opts = options(dir.path(), 8);
     let open = open_on(Arc::new(Host), &opts).unwrap();
@@ -75,7 +75,7 @@ fn a_lossy_codec_must_know_its_numbers() {
 }
 
 #[test]
-fn the_default_is_for_scopes_without_their_own() {
+fn default_codec_applies_to_unset_scopes() {
     let dir = tempfile::tempdir().unwrap();
     let opts = Options { codec: Codec::Int8, ..options(dir.path(), 8) };
     let open = open_on(Arc::new(Host), &opts).unwrap();
@@ -94,7 +94,7 @@ fn the_default_is_for_scopes_without_their_own() {
 }
 
 #[test]
-fn settings_survive_power_loss_and_go_with_their_scope() {
+fn settings_survive_power_loss_until_the_drop() {
     let opts = options(Path::new("/store"), 8);
     for seed in 0..16 {
         let disk = SimDisk::new(64 * MIB);
@@ -112,40 +112,42 @@ fn settings_survive_power_loss_and_go_with_their_scope() {
         let open = open_on(Arc::new(disk), &opts).unwrap();
         assert_eq!(open.store.probe(&scope, &[b"12345678"]).unwrap(), 0);
         open.store.configure(&numbers("float16"), &ScopeSettings::default()).unwrap();
-        let session = open.engine.session(ClientId::LOCAL, "");
-        assert_eq!(session.resolve(&scope, false).unwrap(), None, "dropped at once: seed {seed}");
+        let catalog = open.core.catalog_for(ClientId::LOCAL, "");
+        assert_eq!(catalog.resolve(&scope, false).unwrap(), None, "dropped at once: seed {seed}");
         open.close();
     }
 }
 
 #[test]
-fn a_reservation_is_settled_by_whoever_made_it() {
+fn only_the_reserver_ends_a_reservation() {
     let dir = tempfile::tempdir().unwrap();
-    // Nobody is proven gone.
-    let engine = Engine::open(Arc::new(Host), &options(dir.path(), 8), Arc::new(|_| true)).unwrap();
+    // No client is proven dead.
+    let core =
+        StoreCore::open(Arc::new(Host), &options(dir.path(), 8), Arc::new(|_| true)).unwrap();
     let scope = chained(4096);
-    let (mine, theirs) = (engine.session(ClientId(1), "me"), engine.session(ClientId(2), "them"));
+    let (mine, theirs) =
+        (core.catalog_for(ClientId(1), "me"), core.catalog_for(ClientId(2), "them"));
     let reference = mine.resolve(&scope, true).unwrap().unwrap();
-    let wanted = Wanted { patience: Duration::from_secs(5), ..Wanted::default() };
+    let wanted = ReserveRequest { timeout: Duration::from_secs(5), ..ReserveRequest::default() };
     let reserved = mine.reserve(reference, &[b"12345678"], None, &wanted).unwrap();
     assert_eq!(reserved.runs.len(), 1);
     assert_eq!(theirs.commit(reserved.id, &[None]).unwrap_err().kind(), ErrorKind::Invalid);
     assert_eq!(theirs.abort(reserved.id).unwrap_err().kind(), ErrorKind::Invalid);
-    let held = || engine.stats().unwrap().reserved_bytes;
+    let held = || core.stats().unwrap().reserved_bytes;
     assert!(held() > 0, "still mine");
-    // Withheld when I am gone: mine still, if I come back under my name.
-    engine.client_left(ClientId(1));
+    // A withheld reservation belongs to the client with its name.
+    core.client_left(ClientId(1));
     assert_eq!(theirs.abort(reserved.id).unwrap_err().kind(), ErrorKind::Invalid);
     assert!(held() > 0);
-    engine.session(ClientId(3), "me").abort(reserved.id).unwrap();
+    core.catalog_for(ClientId(3), "me").abort(reserved.id).unwrap();
     assert_eq!(held(), 0);
     theirs.abort(reserved.id).unwrap();
-    engine.close().unwrap();
+    core.close().unwrap();
 }
 
-/// Links, dots and slashes make no second directory of one.
+/// Links, dots and slashes do not make another directory.
 #[test]
-fn a_directory_by_another_name_is_the_same_directory() {
+fn alias_of_a_directory_is_recognised() {
     let dir = tempfile::tempdir().unwrap();
     let (disk, link, store) = (dir.path().join("a"), dir.path().join("b"), dir.path().join("s"));
     std::fs::create_dir(&disk).unwrap();
@@ -163,15 +165,15 @@ fn a_directory_by_another_name_is_the_same_directory() {
     for same in [&disk, &link, &dotted] {
         open_on(Arc::new(Host), &with(&[same])).unwrap().close();
     }
-    // Another directory costs no service: the store keeps the one it has.
+    // Other paths are not adopted: the store keeps its own and opens.
     let others = open_on(Arc::new(Host), &with(&[dir.path()])).unwrap();
-    let paths = others.engine.stats().unwrap().paths;
+    let paths = others.core.stats().unwrap().paths;
     assert!(paths.len() == 1 && paths[0].dir.ends_with('a'), "{paths:?}");
     others.close();
 }
 
 #[test]
-fn a_new_store_takes_nobody_elses_segments() {
+fn new_store_rejects_foreign_segments() {
     let dir = tempfile::tempdir().unwrap();
     let disk = dir.path().join("disk");
     let with = |store: &str| ritornello_store::Options {
@@ -190,9 +192,9 @@ fn a_new_store_takes_nobody_elses_segments() {
     ours.close();
 }
 
-/// A crash while the reservation log of a new store was written leaves a directory of ours.
+/// A crash while the reservation log of a new store was written leaves a usable directory.
 #[test]
-fn a_directory_with_half_a_reservation_log_is_ours() {
+fn half_a_reservation_log_is_accepted() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("RESERVATIONS.new"), b"half").unwrap();
     open(dir.path(), 8).close();

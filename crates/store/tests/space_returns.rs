@@ -18,10 +18,10 @@ fn two_volumes(mib: u64) -> Options {
     Options { paths, upkeep: false, ..options(Path::new("/store"), mib) }
 }
 
-/// One volume of two cannot be written to: the store opens with the other. On a full disk it is only
-/// new files that cannot be made: the segments that are there are used.
+/// One of two volumes cannot be written to: the store opens with the other. On a full disk only new
+/// files cannot be created: existing segments are used.
 #[test]
-fn volume_that_cannot_be_written_to_is_away_unless_it_is_full() {
+fn unwritable_volume_is_away_unless_full() {
     let disk = SimDisk::new(64 * MIB);
     let open = open_on(Arc::new(disk.clone()), &two_volumes(16)).unwrap();
     for name in 0..12 {
@@ -48,7 +48,7 @@ fn volume_that_cannot_be_written_to_is_away_unless_it_is_full() {
 }
 
 /// Threads put, get, delete and flush while a volume or a segment returns: nothing hangs, no
-/// page that was flushed and neither deleted nor evicted is lost, and no space is lost.
+/// flushed page is lost unless deleted or evicted, and no space is lost.
 #[test]
 fn space_returns_under_load() {
     for round in 0..40u64 {
@@ -97,12 +97,12 @@ fn space_returns_under_load() {
             } else {
                 schedule.heal();
             }
-            open.engine.tend();
+            open.core.run_once();
             std::thread::sleep(Duration::from_millis(20));
-            open.engine.tend();
+            open.core.run_once();
             stop.store(true, Ordering::Relaxed);
         });
-        open.engine.tend();
+        open.core.run_once();
         open.store.flush().unwrap();
         open.store.flush().unwrap();
         let stats = open.store.stats().unwrap().catalog;
@@ -116,15 +116,15 @@ fn space_returns_under_load() {
         let open = open_on(Arc::new(disk), &Options { upkeep: false, ..plain }).unwrap();
         let again = open.store.stats().unwrap().catalog.used_bytes;
         assert_eq!(used, again, "round {round}: space was lost");
-        assert!(open.engine.verify(false, &mut |_, _| {}).unwrap().findings.is_empty());
+        assert!(open.core.verify(false, &mut |_, _| {}).unwrap().findings.is_empty());
         open.close();
     }
 }
 
-/// A scope of very many runs is dropped while a volume returns: its space has one who frees it.
-/// Otherwise a put is given what another has flushed.
+/// A scope of very many runs is dropped while a volume returns: its space is freed once. A double
+/// free would grant a put the space of flushed pages.
 #[test]
-fn scope_dropped_while_a_volume_returns_frees_its_space_once() {
+fn scope_dropped_during_return_is_freed_once() {
     const RUNS: u64 = 2048;
     let full = SimDisk::new(256 * MIB);
     let (keep, doomed) = (unchained(4096), Scope::opaque("doomed", 4096, false));
@@ -159,7 +159,7 @@ fn scope_dropped_while_a_volume_returns_frees_its_space_once() {
             }
             threads.spawn(|| {
                 while !stop.load(Ordering::Relaxed) {
-                    open.engine.tend();
+                    open.core.run_once();
                 }
             });
             threads.spawn(|| {
@@ -174,7 +174,7 @@ fn scope_dropped_while_a_volume_returns_frees_its_space_once() {
         let lost = |name: &&u64| get(&open.store, &keep, &sequence(**name, 1)).pages == 0;
         let flushed = flushed.into_inner();
         let lost = flushed.iter().filter(lost).count() as u64;
-        // Where the threads had much time, the store is full.
+        // With enough time the threads fill the store.
         let evicted = open.store.stats().unwrap().catalog.counters["pages_evicted"];
         assert!(lost <= evicted, "round {round}: {lost} of {} flushed pages", flushed.len());
     }

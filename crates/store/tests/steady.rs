@@ -1,5 +1,5 @@
 //! A store that has been full for a while, without its bytes: puts are reserved and committed, and
-//! nothing is written. What counts is in how many extents runs lie.
+//! nothing is written. Measures the extents per run.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -9,18 +9,18 @@ use ritornello_format::Scope;
 use ritornello_medium::SimDisk;
 use ritornello_store::eviction::Policy;
 use ritornello_store::{
-    Catalog, ClientId, Engine, Options, ScopeRef, Session, SpaceHealth, Wanted,
+    Catalog, ClientId, LocalCatalog, Options, ReserveRequest, ScopeRef, SpaceHealth, StoreCore,
 };
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 const KIB: u64 = 1 << 10;
-/// What is left of a page that is stored as it comes, in percent.
+/// An unencoded page, in percent of its length.
 const RAW: (u64, u64) = (100, 100);
-/// Written to the full store, in capacities.
+/// Volume put into the full store, in capacities.
 const TURNS: u64 = 4;
-/// Uses of a few pages, of each kind, with each put.
+/// Uses of a few pages, of each kind, per put.
 const GLANCES: u64 = 8;
 
 /// Sequences of one length.
@@ -28,15 +28,15 @@ struct Kind {
     scope: ScopeRef,
     page_bytes: u64,
     pages: u64,
-    /// Of a set.
+    /// Per set.
     sequences: u64,
-    /// What is left of a page, in percent: at least, and at most.
+    /// Minimum and maximum of an encoded page, in percent of its length.
     encoded: (u64, u64),
 }
 
 struct Steady {
-    engine: Arc<Engine>,
-    session: Session,
+    core: Arc<StoreCore>,
+    catalog: LocalCatalog,
     kinds: Vec<Kind>,
     capacity: u64,
     put: u64,
@@ -48,8 +48,8 @@ fn mix(mut x: u64) -> u64 {
 }
 
 impl Steady {
-    /// Shapes are bytes a page, most pages a sequence, and what is left of a page when it is
-    /// encoded, in percent: at least, and at most.
+    /// Shapes are bytes per page, maximum pages per sequence, and minimum and maximum length of an
+    /// encoded page in percent.
     fn new(capacity: u64, policy: Policy, shapes: &[(u64, u64, (u64, u64))]) -> Self {
         let options = Options {
             capacity: Some(capacity),
@@ -60,19 +60,19 @@ impl Steady {
             ..Options::new(Path::new("/store"))
         };
         let disk = Arc::new(SimDisk::new(2 * capacity));
-        let engine = Engine::open(disk, &options, Arc::new(|_| false)).unwrap();
-        let session = engine.session(ClientId::LOCAL, "");
+        let core = StoreCore::open(disk, &options, Arc::new(|_| false)).unwrap();
+        let catalog = core.catalog_for(ClientId::LOCAL, "");
         let share = capacity / 16 / shapes.len() as u64;
         let longest = share.min(capacity / 64);
         let kind = |&(page_bytes, most, encoded): &(u64, u64, (u64, u64))| {
             let scope = Scope::opaque(&format!("{page_bytes}"), page_bytes, true);
             let pages = most.min(longest / page_bytes).max(1);
             let sequences = (share / (pages * page_bytes)).max(1);
-            let scope = session.resolve(&scope, true).unwrap().unwrap();
+            let scope = catalog.resolve(&scope, true).unwrap().unwrap();
             Kind { scope, page_bytes, pages, sequences, encoded }
         };
         let kinds = shapes.iter().map(kind).collect();
-        Self { engine, session, kinds, capacity, put: 0 }
+        Self { core, catalog, kinds, capacity, put: 0 }
     }
 
     fn keys(kind: &Kind, set: u64, sequence_number: u64) -> Vec<Vec<u8>> {
@@ -90,20 +90,24 @@ impl Steady {
         };
         let page_units =
             if kind.encoded == RAW { Vec::new() } else { (0..kind.pages).map(length).collect() };
-        let wanted = Wanted { page_units, patience: Duration::from_secs(60), ..Wanted::default() };
-        let reserved = self.session.reserve(kind.scope, &refs(&keys), None, &wanted).unwrap();
+        let wanted = ReserveRequest {
+            page_units,
+            timeout: Duration::from_secs(60),
+            ..ReserveRequest::default()
+        };
+        let reserved = self.catalog.reserve(kind.scope, &refs(&keys), None, &wanted).unwrap();
         assert_eq!(reserved.refused, None);
         let written = vec![Some(0); reserved.runs.len()];
-        self.session.commit(reserved.id, &written).unwrap();
+        self.catalog.commit(reserved.id, &written).unwrap();
         self.put += reserved.runs.iter().map(|run| run.place.units() * 4096).sum::<u64>();
-        self.engine.tend();
+        self.core.run_once();
     }
 
     fn touch(&self, kind: &Kind, set: u64, number: u64) {
-        self.session.touch(kind.scope, &refs(&Self::keys(kind, set, number))).unwrap();
+        self.catalog.touch(kind.scope, &refs(&Self::keys(kind, set, number))).unwrap();
     }
 
-    /// Uses some pages out of the middle of sequences of the set before.
+    /// Uses some pages in the middle of sequences of the previous set.
     fn glance(&self, set: u64, number: u64) {
         for kind in self.kinds.iter().filter(|_| set > 0) {
             for glance in 0..GLANCES {
@@ -111,7 +115,7 @@ impl Steady {
                 let keys = Self::keys(kind, set - 1, chance % kind.sequences);
                 let count = 16.min(kind.pages) as usize;
                 let first = ((chance >> 32) % (kind.pages - count as u64 + 1)) as usize;
-                self.session.touch(kind.scope, &refs(&keys)[first..first + count]).unwrap();
+                self.catalog.touch(kind.scope, &refs(&keys)[first..first + count]).unwrap();
             }
         }
     }
@@ -125,7 +129,7 @@ impl Steady {
                     self.put(kind, set, number);
                     self.glance(set, number);
                 }
-                self.session.flush().unwrap();
+                self.catalog.flush().unwrap();
                 for number in 0..self.kinds[kind].sequences {
                     self.touch(&self.kinds[kind], set, number);
                 }
@@ -134,14 +138,14 @@ impl Steady {
             self.kinds.iter().for_each(|kind| self.touch(kind, older, 0));
             set += 1;
         }
-        self.session.stats().unwrap().health
+        self.catalog.stats().unwrap().health
     }
 }
 
 fn check(gib: u64, policy: Policy, shapes: &[(u64, u64, (u64, u64))], free_percent: u64) {
     let mut steady = Steady::new(gib << 30, policy, shapes);
     let health = steady.age();
-    let stats = steady.session.stats().unwrap();
+    let stats = steady.catalog.stats().unwrap();
     let extents = health.extents_per_run;
     println!("{gib} GiB, {}: {extents:.2} extents a run, {health:?}", stats.eviction.policy);
     assert!(stats.counters["pages_evicted"] > 0);

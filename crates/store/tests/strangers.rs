@@ -1,5 +1,6 @@
-//! Directories and segments of other users: nothing there is read or written, and they are taken back
-//! once they are this user's again. To change owners takes root; other users run the rest.
+//! Directories and segments of other users: nothing there is read or written, and they are
+//! reattached once they belong to this user again. Changing owners requires root; other users run
+//! the rest.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -8,7 +9,7 @@ use common::volumes::{PAGES, SEQUENCES, found};
 use common::*;
 use ritornello_format::ErrorKind;
 use ritornello_medium::Host;
-use ritornello_store::{Options, Reshape};
+use ritornello_store::{CapacityChange, Options};
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt, chown, symlink};
 use std::path::{Path, PathBuf};
@@ -63,7 +64,7 @@ fn refused(change: ritornello_format::Result<()>, told: &str) {
 }
 
 #[test]
-fn volume_of_another_user_is_away_until_it_is_ours() {
+fn volume_of_another_user_is_away() {
     if !is_root() {
         return;
     }
@@ -78,13 +79,13 @@ fn volume_of_another_user_is_away_until_it_is_ours() {
     assert_eq!(put(&open.store, &chained(65_536), &sequence(99, 4), None).pages, 4);
     assert_eq!(fs::read_dir(&volume).unwrap().count(), before, "something was written there");
     give_to(&volume, 0);
-    open.engine.tend();
+    open.core.run_once();
     assert_eq!((found(&open), reasons(&open)), (PAGES, String::new()));
     open.close();
 }
 
 #[test]
-fn segment_of_another_user_or_a_link_is_absent_until_it_is_ours() {
+fn segment_of_another_user_is_absent() {
     let root = tempfile::tempdir().unwrap();
     filled(root.path());
     let segment = segment_in(&root.path().join("b"));
@@ -108,14 +109,14 @@ fn segment_of_another_user_or_a_link_is_absent_until_it_is_ours() {
         assert!((1..PAGES).contains(&found(&open)), "{why}");
         assert!(reasons(&open).contains(why), "{}", reasons(&open));
         repair();
-        open.engine.tend();
+        open.core.run_once();
         assert_eq!(found(&open), PAGES, "{why}");
         open.close();
     }
 }
 
 #[test]
-fn directory_of_another_user_is_refused_for_new_volumes() {
+fn new_volume_of_another_user_is_refused() {
     if !is_root() {
         return;
     }
@@ -133,7 +134,9 @@ fn directory_of_another_user_is_refused_for_new_volumes() {
         let _ = fs::remove_dir_all(&home);
     }
     let open = open_on(Arc::new(Host), &with_paths(root.path())).unwrap();
-    let add = |dir: &Path| open.store.reshape(&Reshape::AddPath(dir.to_str().unwrap().into()));
+    let add = |dir: &Path| {
+        open.store.change_capacity(&CapacityChange::AddPath(dir.to_str().unwrap().into()))
+    };
     refused(add(&theirs), "another user");
     refused(add(&group), "group/ritornello instead");
     for dir in [&theirs, &group] {
@@ -153,7 +156,7 @@ fn volumes_are_closed_to_other_users() {
     }
     let open = open_on(Arc::new(Host), &with_paths(root.path())).unwrap();
     assert_eq!(mode(&a), 0o700, "when the store is made");
-    open.store.reshape(&Reshape::AddPath(more.to_str().unwrap().into())).unwrap();
+    open.store.change_capacity(&CapacityChange::AddPath(more.to_str().unwrap().into())).unwrap();
     assert_eq!(mode(&more), 0o700, "when the directory is added");
     open.close();
     fs::set_permissions(&a, Permissions::from_mode(0o755)).unwrap();
@@ -162,7 +165,7 @@ fn volumes_are_closed_to_other_users() {
 }
 
 #[test]
-fn store_is_made_in_the_root_of_a_new_file_system() {
+fn store_is_created_in_a_file_systems_root() {
     let root = tempfile::tempdir().unwrap();
     fs::create_dir(root.path().join("lost+found")).unwrap();
     for _ in 0..2 {

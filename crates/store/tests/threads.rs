@@ -4,14 +4,14 @@
 mod common;
 
 use common::*;
-use ritornello_store::Terms;
+use ritornello_store::PutOptions;
 use ritornello_volume::memory::OwnedPages;
 use ritornello_volume::transfer::Control;
 use std::sync::Arc;
 use std::time::Duration;
 
 #[test]
-fn threads_put_get_lease_and_delete_over_each_other() {
+fn concurrent_threads_read_right_bytes() {
     let dir = tempfile::tempdir().unwrap();
     let open = open(dir.path(), 12);
     let scopes = [chained(32 << 10), unchained(50_000)];
@@ -44,13 +44,13 @@ fn threads_put_get_lease_and_delete_over_each_other() {
     });
     let stats = open.store.stats().unwrap().catalog;
     assert_eq!((stats.leases, stats.reservations, stats.deferred_bytes), (0, 0, 0));
-    let report = open.engine.verify(false, &mut |_, _| {}).unwrap();
+    let report = open.core.verify(false, &mut |_, _| {}).unwrap();
     assert!(report.findings.is_empty(), "{report:?}");
     open.close();
 }
 
 #[test]
-fn threads_that_need_a_segment_at_once_all_get_room() {
+fn concurrent_growth_serves_all_threads() {
     for _ in 0..10 {
         let dir = tempfile::tempdir().unwrap();
         let open = open(dir.path(), 64);
@@ -68,7 +68,7 @@ fn threads_that_need_a_segment_at_once_all_get_room() {
 }
 
 #[test]
-fn tickets_finish_and_say_what_came() {
+fn tickets_finish_with_their_outcome() {
     let dir = tempfile::tempdir().unwrap();
     let open = open(dir.path(), 32);
     let scope = Arc::new(chained(64 << 10));
@@ -81,7 +81,13 @@ fn tickets_finish_and_say_what_came() {
             let source = Arc::new(OwnedPages::new(pages));
             let control = Control::default();
             open.store
-                .submit_put(Arc::clone(&scope), boxed(&keys), source, Terms::default(), control)
+                .submit_put(
+                    Arc::clone(&scope),
+                    boxed(&keys),
+                    source,
+                    PutOptions::default(),
+                    control,
+                )
                 .unwrap()
         })
         .collect();
@@ -97,7 +103,7 @@ fn tickets_finish_and_say_what_came() {
 }
 
 #[test]
-fn copied_puts_may_lose_their_source_at_once() {
+fn copied_put_needs_no_source_afterwards() {
     let dir = tempfile::tempdir().unwrap();
     let open = open(dir.path(), 64);
     let scope = Arc::new(chained(64 << 10));
@@ -112,7 +118,7 @@ fn copied_puts_may_lose_their_source_at_once() {
                 Arc::clone(&scope),
                 boxed,
                 &source,
-                Terms::default(),
+                PutOptions::default(),
                 Control::default(),
             )
             .unwrap()
@@ -127,7 +133,7 @@ fn copied_puts_may_lose_their_source_at_once() {
 }
 
 #[test]
-fn a_cancelled_or_late_ticket_is_done_and_leaves_nothing_behind() {
+fn cancelled_or_late_ticket_leaves_nothing_behind() {
     let dir = tempfile::tempdir().unwrap();
     let open = open(dir.path(), 32);
     let scope = Arc::new(chained(64 << 10));
@@ -135,15 +141,17 @@ fn a_cancelled_or_late_ticket_is_done_and_leaves_nothing_behind() {
     let keys = sequence(1, 4);
     let boxed: Vec<Box<[u8]>> = keys.iter().map(|k| k.clone().into_boxed_slice()).collect();
     let source = Arc::new(OwnedPages::new(keys.iter().map(|key| page(&scope, key)).collect()));
-    let ticket =
-        open.store.submit_put(Arc::clone(&scope), boxed, source, Terms::default(), late).unwrap();
+    let ticket = open
+        .store
+        .submit_put(Arc::clone(&scope), boxed, source, PutOptions::default(), late)
+        .unwrap();
     let outcome = ticket.wait(Some(Duration::from_secs(30))).unwrap();
     assert_eq!((outcome.pages, outcome.reason), (0, "deadline"));
     assert_eq!(open.store.stats().unwrap().catalog.reserved_bytes, 0);
     open.close();
 }
 
-/// A source that fails in the middle of a put, as a caller's bug might.
+/// A source that panics during a put, as a caller's bug might.
 struct Broken;
 
 // SAFETY: it never hands out memory.
@@ -157,7 +165,7 @@ unsafe impl ritornello_volume::memory::PageSource for Broken {
 }
 
 #[test]
-fn a_panic_in_a_put_ends_its_ticket_and_nothing_else() {
+fn panic_in_a_put_ends_its_ticket_only() {
     let dir = tempfile::tempdir().unwrap();
     let open = open(dir.path(), 32);
     let scope = Arc::new(chained(64 << 10));
@@ -166,7 +174,13 @@ fn a_panic_in_a_put_ends_its_ticket_and_nothing_else() {
         let source = Arc::new(Broken);
         let ticket = open
             .store
-            .submit_put(Arc::clone(&scope), boxed, source, Terms::default(), Control::default())
+            .submit_put(
+                Arc::clone(&scope),
+                boxed,
+                source,
+                PutOptions::default(),
+                Control::default(),
+            )
             .unwrap();
         let outcome = ticket.wait(Some(Duration::from_secs(30))).unwrap();
         assert_eq!((outcome.pages, outcome.reason), (0, "panic"));

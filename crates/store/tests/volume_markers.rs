@@ -1,4 +1,5 @@
-//! Markers of volumes: interrupted creations, other stores, mount points, shrinking while away.
+//! Markers of volumes: interrupted creations, other stores, mount points, shrinking with an absent
+//! volume.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -7,15 +8,15 @@ use common::volumes::*;
 use common::*;
 use ritornello_format::ErrorKind;
 use ritornello_medium::{Access, Fault, Faulty, Medium, Op, Rule, Schedule, SimDisk};
-use ritornello_store::{ClientId, Directory, Options, Reshape, Store, open_segments};
+use ritornello_store::{CapacityChange, ClientId, Directory, Options, Store, open_segments};
 use ritornello_volume::segments::IoChoice;
 use ritornello_volume::staging::Staging;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The creation of a store is interrupted before it has marked a directory, and another store
-/// takes the directory. The first store, opened again, must not take it.
+/// The creation of a store is interrupted before it has marked a directory, and another store takes
+/// the directory. The first store, opened again, must not take it.
 #[test]
 fn interrupted_creation_takes_no_other_stores_volume() {
     let disk = SimDisk::new(128 * MIB);
@@ -26,7 +27,7 @@ fn interrupted_creation_takes_no_other_stores_volume() {
     assert!(open_on(faulty, &first).is_err());
     let paths = vec!["/b".into()];
     fill_with(&disk, &Options { paths, ..two_volumes() });
-    // The first one again.
+    // The first store again.
     match open_on(Arc::new(disk.clone()), &first) {
         Err(error) => assert_eq!(error.kind(), ErrorKind::Invalid, "{error}"),
         Ok(open) => {
@@ -41,7 +42,7 @@ fn interrupted_creation_takes_no_other_stores_volume() {
     assert_eq!(found(&open), PAGES);
 }
 
-/// An unmarked store of an earlier build takes no directory that carries another store's marker.
+/// An unmarked store of an earlier build takes no directory with another store's marker.
 #[test]
 fn upgraded_store_takes_no_other_stores_volume() {
     let disk = SimDisk::new(128 * MIB);
@@ -51,7 +52,7 @@ fn upgraded_store_takes_no_other_stores_volume() {
     let mut manifest = directory.manifest().unwrap().unwrap();
     manifest.volumes[0].marked = false;
     directory.write_manifest(&manifest).unwrap();
-    // Its volume is away; another store's file system is mounted in its place.
+    // Its volume is away, and another store's file system is mounted in its place.
     disk.unmount(Path::new("/b")).unwrap();
     fill_with(&disk, &Options { paths: vec!["/b".into()], ..two_volumes() });
     match open_on(Arc::new(disk.clone()), &at("/old")) {
@@ -68,10 +69,10 @@ fn upgraded_store_takes_no_other_stores_volume() {
     assert_eq!(found(&open), PAGES);
 }
 
-/// A store of an earlier build that holds no page is opened: its directory without a marker is taken
-/// if it is empty and inside the store's own, and only then.
+/// A store of an earlier build without pages is opened: its unmarked directory is taken only if it
+/// is empty and inside the store's own.
 #[test]
-fn upgraded_store_takes_an_empty_directory_and_no_other() {
+fn upgraded_store_takes_only_an_empty_directory() {
     for foreign in [None, Some("/old/segments/notes")] {
         let disk = SimDisk::new(128 * MIB);
         let old = Options { dir: "/old".into(), paths: Vec::new(), ..two_volumes() };
@@ -92,11 +93,11 @@ fn upgraded_store_takes_an_empty_directory_and_no_other() {
     }
 }
 
-/// A store of an earlier build, one of whose volumes has no pages and is not mounted at its first
-/// opening by this build: nothing is written below the mount point. Where it is no mount point,
-/// `paths add` says so.
+/// A store of an earlier build has a volume without pages that is not mounted at the first opening
+/// by this build: nothing is written below the mount point. If it is no mount point, `paths add`
+/// marks it.
 #[test]
-fn empty_directory_of_an_upgraded_store_is_marked_on_demand() {
+fn upgraded_empty_directory_is_marked_on_demand() {
     let disk = SimDisk::new(64 * MIB);
     open_on(Arc::new(disk.clone()), &two_volumes()).unwrap().close();
     unmark(&disk, "/store", &["/a", "/b"]);
@@ -109,10 +110,12 @@ fn empty_directory_of_an_upgraded_store_is_marked_on_demand() {
     open.store.flush().unwrap();
     assert!(disk.created_under(Path::new("/b")).is_empty());
     disk.mount(Path::new("/b")).unwrap();
-    open.engine.tend();
+    open.core.run_once();
     assert!(is_degraded(&open), "an empty directory is taken for a volume");
     for dir in ["/a", "/b"] {
-        open.engine.reshape(&Reshape::AddPath(dir.to_owned()), Duration::ZERO).unwrap();
+        open.core
+            .change_capacity(&CapacityChange::AddPath(dir.to_owned()), Duration::ZERO)
+            .unwrap();
     }
     assert!(!is_degraded(&open));
     for name in 0..SEQUENCES {
@@ -124,10 +127,10 @@ fn empty_directory_of_an_upgraded_store_is_marked_on_demand() {
     assert_eq!((is_degraded(&open), found(&open)), (false, PAGES));
 }
 
-/// An earlier build once wrote a segment below the mount point of a volume that carries a marker and
-/// is not mounted now.
+/// An earlier build wrote a segment below the mount point of a marked volume that is not mounted
+/// now.
 #[test]
-fn marked_volume_is_not_found_in_segments_without_its_marker() {
+fn segments_do_not_identify_a_marked_volume() {
     let disk = SimDisk::new(256 * MIB);
     fill(&disk);
     disk.unmount(Path::new("/b")).unwrap();
@@ -139,7 +142,8 @@ fn marked_volume_is_not_found_in_segments_without_its_marker() {
     copy.write_at(&bytes, 0).unwrap();
     let open = reopen(Arc::new(disk.clone()));
     assert!(is_degraded(&open));
-    let marked = open.engine.reshape(&Reshape::AddPath("/b".to_owned()), Duration::ZERO);
+    let marked =
+        open.core.change_capacity(&CapacityChange::AddPath("/b".to_owned()), Duration::ZERO);
     assert_eq!(marked.unwrap_err().kind(), ErrorKind::Invalid, "most segments are not there");
     open.close();
     assert_eq!(disk.list(Path::new("/b")).unwrap(), ["seg-000000"]);
@@ -149,29 +153,29 @@ fn marked_volume_is_not_found_in_segments_without_its_marker() {
 
 /// The marker of a volume is lost: `paths add` marks the directory again.
 #[test]
-fn lost_marker_is_written_again_on_demand() {
+fn lost_marker_is_rewritten_on_demand() {
     let disk = SimDisk::new(64 * MIB);
     fill(&disk);
     disk.remove(Path::new("/b/VOLUME")).unwrap();
     let open = reopen(Arc::new(disk.clone()));
     assert!(is_degraded(&open) && found(&open) < PAGES);
-    let add = Reshape::AddPath("/b".to_owned());
-    open.engine.reshape(&add, Duration::ZERO).unwrap();
+    let add = CapacityChange::AddPath("/b".to_owned());
+    open.core.change_capacity(&add, Duration::ZERO).unwrap();
     assert_eq!((is_degraded(&open), found(&open)), (false, PAGES));
     open.close();
     let open = reopen(Arc::new(disk.clone()));
     assert_eq!((is_degraded(&open), found(&open)), (false, PAGES));
-    assert!(open.engine.reshape(&add, Duration::ZERO).is_err());
-    // It is lost under an open store.
+    assert!(open.core.change_capacity(&add, Duration::ZERO).is_err());
+    // Lost while the store is open.
     disk.remove(Path::new("/b/VOLUME")).unwrap();
-    open.engine.reshape(&add, Duration::ZERO).unwrap();
+    open.core.change_capacity(&add, Duration::ZERO).unwrap();
     assert!(disk.list(Path::new("/b")).unwrap().contains(&"VOLUME".into()));
 }
 
-/// No segment tells the volume, and something else lies in its directory: maybe its disk is not
+/// No segment identifies the volume, and its directory holds another file: its disk may not be
 /// mounted.
 #[test]
-fn directory_with_other_files_is_marked_by_its_segments_only() {
+fn foreign_files_forbid_marking_without_segments() {
     let disk = SimDisk::new(64 * MIB);
     let make = |path: &str| {
         let access = Access { write: true, create: true, direct: false };
@@ -181,7 +185,9 @@ fn directory_with_other_files_is_marked_by_its_segments_only() {
     disk.remove(Path::new("/b/VOLUME")).unwrap();
     make("/b/photos");
     let open = reopen(Arc::new(disk.clone()));
-    let add = |open: &Open| open.engine.reshape(&Reshape::AddPath("/b".to_owned()), Duration::ZERO);
+    let add = |open: &Open| {
+        open.core.change_capacity(&CapacityChange::AddPath("/b".to_owned()), Duration::ZERO)
+    };
     let refused = add(&open).unwrap_err();
     assert!(refused.kind() == ErrorKind::Invalid && refused.to_string().contains("photos"));
     assert!(is_degraded(&open));
@@ -204,24 +210,24 @@ fn directory_with_other_files_is_marked_by_its_segments_only() {
 /// While a store is open, another store's disk is mounted over one of its volumes, which is then
 /// drained: no file of the other store is removed.
 #[test]
-fn drained_volume_removes_no_files_of_another_store() {
+fn drain_removes_no_files_of_another_store() {
     let disk = SimDisk::new(256 * MIB);
     fill(&disk);
     let open = reopen(Arc::new(disk.clone()));
     let second = mount_another_store(&disk);
     let before = disk.list(Path::new("/b")).unwrap();
-    let change = Reshape::DrainPath("/b".to_owned());
-    let _ = open.engine.reshape(&change, Duration::from_millis(200));
+    let change = CapacityChange::DrainPath("/b".to_owned());
+    let _ = open.core.change_capacity(&change, Duration::from_millis(200));
     for _ in 0..5 {
-        open.engine.tend();
+        open.core.run_once();
     }
-    let _ = open.engine.close();
+    let _ = open.core.close();
     assert_eq!(disk.list(Path::new("/b")).unwrap(), before);
     assert_eq!(found(&second), PAGES);
 }
 
-/// A client has found the store's volumes, and has no segment of /b open yet, when another store's
-/// disk is mounted over /b.
+/// A client has found the store's volumes and has no segment of /b open when another store's disk
+/// is mounted over /b.
 #[test]
 fn client_writes_to_no_segment_of_another_store() {
     let disk = SimDisk::new(256 * MIB);
@@ -229,8 +235,8 @@ fn client_writes_to_no_segment_of_another_store() {
     let open = reopen(Arc::new(disk.clone()));
     let (_, segments) =
         open_segments(Arc::new(disk.clone()), Path::new("/store"), IoChoice::Auto).unwrap();
-    let session = Arc::new(open.engine.session(ClientId(1), "0123456789abcdef0123456789abcdef"));
-    let client = Store::new(session, segments, Staging::new(8 << 20).unwrap());
+    let catalog = Arc::new(open.core.catalog_for(ClientId(1), "0123456789abcdef0123456789abcdef"));
+    let client = Store::new(catalog, segments, Staging::new(8 << 20).unwrap());
     let second = mount_another_store(&disk);
     let stored = |name: &u64| {
         let put = try_put(&client, &chained(65_536), &sequence(*name, 1), None);
@@ -243,7 +249,7 @@ fn client_writes_to_no_segment_of_another_store() {
     assert_eq!(found(&second), PAGES);
 }
 
-/// Unmounts /b, and makes a store in its place.
+/// Unmounts /b, and creates a store in its place.
 fn mount_another_store(disk: &SimDisk) -> Open {
     disk.unmount(Path::new("/b")).unwrap();
     let other = Options { dir: "/other".into(), paths: vec!["/b".into()], ..two_volumes() };
@@ -251,7 +257,7 @@ fn mount_another_store(disk: &SimDisk) -> Open {
     open_on(Arc::new(disk.clone()), &at("/other")).unwrap()
 }
 
-/// Makes a store look like one of a build that knew no markers.
+/// Makes a store look like one of a build without markers.
 fn unmark(disk: &SimDisk, store: &str, dirs: &[&str]) {
     let directory = Directory::new(Arc::new(disk.clone()), Path::new(store));
     let mut manifest = directory.manifest().unwrap().unwrap();
@@ -269,7 +275,7 @@ fn is_degraded(open: &Open) -> bool {
     !open.store.stats().unwrap().catalog.unavailable.reasons.is_empty()
 }
 
-/// A creation that was refused for its options can be repeated with better ones.
+/// A creation that was refused for its options can be repeated with other ones.
 #[test]
 fn refused_creation_can_be_repeated_with_other_paths() {
     let disk = SimDisk::new(64 * MIB);
@@ -282,9 +288,9 @@ fn refused_creation_can_be_repeated_with_other_paths() {
     assert!(again.is_ok(), "{}", again.unwrap_err());
 }
 
-/// Figures, also while a segment cannot be opened.
+/// Statistics work while a segment cannot be opened.
 #[test]
-fn figures_are_there_while_a_segment_is_absent() {
+fn stats_work_while_a_segment_is_absent() {
     let disk = SimDisk::new(64 * MIB);
     fill_with(&disk, &two_volumes());
     let schedule = Schedule::new();
@@ -293,22 +299,22 @@ fn figures_are_there_while_a_segment_is_absent() {
     let open = reopen(faulty);
     let stats = open.store.stats();
     assert!(stats.is_ok(), "{}", stats.unwrap_err());
-    let larger = open.engine.reshape(&Reshape::Capacity(20 * MIB), Duration::ZERO);
+    let larger = open.core.change_capacity(&CapacityChange::Capacity(20 * MIB), Duration::ZERO);
     assert!(larger.is_ok(), "{}", larger.unwrap_err());
 }
 
-/// A store is made smaller while a volume is away.
+/// A store shrinks while a volume is away.
 #[test]
-fn shrinking_while_a_volume_is_away_keeps_what_fits() {
+fn shrinking_with_an_absent_volume_keeps_pages() {
     let disk = SimDisk::new(64 * MIB);
     fill_with(&disk, &two_volumes());
     disk.unmount(Path::new("/b")).unwrap();
     let open = reopen(Arc::new(disk.clone()));
     let before = found(&open);
-    // Without a thread of its own the store may say that it is not done yet.
-    let _ = open.engine.reshape(&Reshape::Capacity(6 * MIB), Duration::ZERO);
+    // Without background threads the change may not be complete yet.
+    let _ = open.core.change_capacity(&CapacityChange::Capacity(6 * MIB), Duration::ZERO);
     for _ in 0..6 {
-        open.engine.tend();
+        open.core.run_once();
         open.store.flush().unwrap();
     }
     let after = found(&open);
@@ -316,13 +322,13 @@ fn shrinking_while_a_volume_is_away_keeps_what_fits() {
     put(&open.store, &chained(65_536), &sequence(500, 2), None);
     disk.mount(Path::new("/b")).unwrap();
     for _ in 0..6 {
-        open.engine.tend();
+        open.core.run_once();
         open.store.flush().unwrap();
     }
     assert!(after > 0, "everything that was here was evicted");
 }
 
-/// A volume that is unmounted while the store is open takes no new segment in its mount point.
+/// A volume that is unmounted while the store is open gets no new segment in its mount point.
 #[test]
 fn nothing_is_created_in_a_mount_point_while_open() {
     let disk = SimDisk::new(64 * MIB);

@@ -5,7 +5,7 @@ mod common;
 
 use common::*;
 use ritornello_node::Options;
-use ritornello_store::Terms;
+use ritornello_store::PutOptions;
 use ritornello_tiers::Tier;
 use ritornello_tiers::cache::{Cache, PrefetchPolicy, Settings};
 use ritornello_volume::memory::BorrowedPages;
@@ -194,7 +194,7 @@ fn unchained_pages_are_not_merged_into_a_prompt() {
         let pages: Vec<_> = keys[first..].iter().map(|key| page(&name(*key))).collect();
         let source = BorrowedPages::new(&refs(&pages));
         let keys = keys.iter().map(|key| name(*key).into()).collect();
-        let (scope, terms) = (std::sync::Arc::clone(&apart), Terms::default());
+        let (scope, terms) = (std::sync::Arc::clone(&apart), PutOptions::default());
         cache.submit_put(scope, keys, first, &source, terms, Control::default()).unwrap()
     };
     for ticket in [put(b"abc", 0), put(b"xycd", 3)] {
@@ -241,7 +241,7 @@ fn put_with_parent_reaches_disk_not_remote() {
     put(&cache, &prompt[..5], 0);
     let pages: Vec<Vec<u8>> = prompt[5..].iter().map(|key| page(key)).collect();
     let source = BorrowedPages::new(&refs(&pages));
-    let terms = Terms::behind(Some(&prompt[4]));
+    let terms = PutOptions::after(Some(&prompt[4]));
     let control = Control::default();
     let rest = boxed(&prompt[5..]);
     let ticket = cache.submit_put(scope(), rest, 0, &source, terms, control).unwrap();

@@ -257,7 +257,7 @@ fn unchained_scope_is_read_page_by_page() {
         boxed(&keys[3..]),
         0,
         &source,
-        ritornello_store::Terms::default(),
+        ritornello_store::PutOptions::default(),
         ritornello_volume::transfer::Control::default(),
     );
     assert_eq!(ticket.unwrap().wait(Some(TTL)).unwrap().pages, 3);

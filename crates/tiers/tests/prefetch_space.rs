@@ -6,7 +6,7 @@ mod common;
 
 use common::*;
 use ritornello_format::Scope;
-use ritornello_store::Terms;
+use ritornello_store::PutOptions;
 use ritornello_tiers::cache::{Cache, Found, LookupOptions, PrefetchPolicy, Readiness};
 use ritornello_tiers::gate::LoadMode;
 use ritornello_volume::memory::BorrowedPages;
@@ -35,7 +35,7 @@ fn fill(remote_dir: &Path, scopes: &[Arc<Scope>], prompts: &[Vec<Vec<u8>>]) {
     for (scope, prompt) in scopes.iter().flat_map(|scope| prompts.iter().map(move |p| (scope, p))) {
         let pages: Vec<Vec<u8>> = prompt.iter().map(|key| page(key)).collect();
         let source = BorrowedPages::new(&refs(&pages));
-        let (terms, control) = (Terms::default(), Control::default());
+        let (terms, control) = (PutOptions::default(), Control::default());
         let put = cache.submit_put(Arc::clone(scope), boxed(prompt), 0, &source, terms, control);
         assert_eq!(put.unwrap().wait(Some(TTL)).unwrap().pages, prompt.len());
         cache.flush().unwrap();

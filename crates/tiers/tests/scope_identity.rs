@@ -5,7 +5,7 @@ mod common;
 
 use common::*;
 use ritornello_format::Scope;
-use ritornello_store::Terms;
+use ritornello_store::PutOptions;
 use ritornello_tiers::cache::{Cache, Found, LookupOptions, Readiness};
 use ritornello_volume::memory::BorrowedPages;
 use ritornello_volume::transfer::Control;
@@ -34,8 +34,14 @@ fn put_all(cache: &Cache, scope: &Arc<Scope>, keys: &[Vec<u8>]) {
     let pages: Vec<Vec<u8>> = keys.iter().map(|_| vec![0x5a; bytes]).collect();
     let source = BorrowedPages::new(&refs(&pages));
     let control = Control::default();
-    let ticket =
-        cache.submit_put(Arc::clone(scope), boxed(keys), 0, &source, Terms::default(), control);
+    let ticket = cache.submit_put(
+        Arc::clone(scope),
+        boxed(keys),
+        0,
+        &source,
+        PutOptions::default(),
+        control,
+    );
     let outcome = ticket.unwrap().wait(Some(Duration::from_secs(60))).unwrap();
     assert_eq!(outcome.pages, keys.len());
 }

@@ -3,7 +3,7 @@
 use super::content::{Content, Keys, PageName};
 use super::shape::Shape;
 use crate::exit::Failure;
-use ritornello_store::{Outcome, Store, Terms, memory_left};
+use ritornello_store::{Outcome, PutOptions, Store, memory_left};
 use ritornello_volume::limit::{Rate, copy_threads, cpu_seconds};
 use ritornello_volume::staging::{Backing, Piece, Staging};
 use ritornello_volume::transfer::Control;
@@ -122,7 +122,7 @@ impl Mover {
                         &shape.scope,
                         &keys,
                         &source,
-                        &Terms::default(),
+                        &PutOptions::default(),
                         &control,
                     )?;
                     failure = failure.take().or_else(|| shortfall("put", &done, keys.len()));

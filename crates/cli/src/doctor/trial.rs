@@ -7,7 +7,7 @@ use crate::scratch::Scratch;
 use ritornello_format::Scope;
 use ritornello_medium::{Host, Medium};
 use ritornello_node::{Node, Role};
-use ritornello_store::{CatalogStats, Options, Outcome, Store, Terms};
+use ritornello_store::{CatalogStats, Options, Outcome, PutOptions, Store};
 use ritornello_volume::limit::{Limit, Rate};
 use ritornello_volume::staging::Staging;
 use ritornello_volume::transfer::Control;
@@ -135,7 +135,7 @@ fn try_out(store: &Store, scope: &Scope, pages: usize) -> Result<(Rate, Rate), F
             scope,
             &keys,
             &BorrowedPages::new(&slices),
-            &Terms::default(),
+            &PutOptions::default(),
             &control,
         )?;
         store.flush()

@@ -226,7 +226,7 @@ impl Soak<'_> {
     fn verify(&self) -> Result<usize, Failure> {
         let node: Arc<Node> = open::with(&self.options)?;
         let engine = node
-            .engine()
+            .core()
             .ok_or_else(|| Failure::failed("another process owns the store of this soak", ""))?;
         let found = engine.verify(false, &mut |_, _| {})?;
         node.close()?;

@@ -3,7 +3,7 @@
 use super::work::{NUMBERS, Tally, mix, scopes};
 use ritornello_codec::Codec;
 use ritornello_format::{Error, ErrorKind, Result, ScopeSettings};
-use ritornello_store::{Reshape, Store};
+use ritornello_store::{CapacityChange, Store};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -121,12 +121,14 @@ impl Hand {
         let new = self.dir.join(format!("more-{number}")).to_string_lossy().into_owned();
         if active.len() > 1 && self.below(2) == 0 {
             let which = self.below(active.len() as u64) as usize;
-            return self.store.reshape(&Reshape::DrainPath(active[which].to_owned()));
+            return self
+                .store
+                .change_capacity(&CapacityChange::DrainPath(active[which].to_owned()));
         }
         if paths.iter().any(|path| path.dir == new) {
             return Ok(());
         }
-        match self.store.reshape(&Reshape::AddPath(new)) {
+        match self.store.change_capacity(&CapacityChange::AddPath(new)) {
             // A long soak has used them all.
             Err(error) if error.message().contains("256 directories") => Ok(()),
             // It was added by an owner that was killed before it could say so.

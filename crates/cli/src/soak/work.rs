@@ -1,7 +1,7 @@
 //! What the threads do to the store, and what they count.
 
 use ritornello_format::{ErrorKind, Result, Scope};
-use ritornello_store::{Store, Terms};
+use ritornello_store::{PutOptions, Store};
 use ritornello_volume::transfer::Control;
 use ritornello_volume::{BorrowedPages, BorrowedPagesMut};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -250,7 +250,8 @@ impl Hand {
         }
         let pages: Vec<&[u8]> = self.pages.iter().map(Vec::as_slice).collect();
         let source = BorrowedPages::new(&pages);
-        let (terms, control) = (Terms { retain_until, ..Terms::default() }, Control::default());
+        let (terms, control) =
+            (PutOptions { retain_until, ..PutOptions::default() }, Control::default());
         let answer = self.store.put_batch(&self.scopes[at], keys, &source, &terms, &control);
         if let Some(outcome) = self.tally.settle(answer) {
             Tally::add(&self.tally.bytes, outcome.bytes);

@@ -3,7 +3,7 @@
 
 use ritornello_format::Scope;
 use ritornello_node::Node;
-use ritornello_store::{IndexKind, Options, Terms};
+use ritornello_store::{IndexKind, Options, PutOptions};
 use ritornello_volume::BorrowedPages;
 use ritornello_volume::transfer::Control;
 use serde_json::Value;
@@ -55,7 +55,7 @@ pub fn open_filled(dir: &Path) -> Arc<Node> {
         let source = BorrowedPages::new(&pages);
         let outcome = node
             .store()
-            .put_batch(&scope(), &batch, &source, &Terms::behind(parent), &Control::default())
+            .put_batch(&scope(), &batch, &source, &PutOptions::after(parent), &Control::default())
             .unwrap();
         assert_eq!(outcome.pages, 8, "{outcome:?}");
     }

@@ -23,13 +23,13 @@ impl InFlight {
         self.0.len()
     }
 
-    /// All of them.
+    /// Takes all writes.
     pub(super) fn take(&mut self) -> Vec<Change> {
         std::mem::take(&mut self.0)
     }
 
-    /// Lands some of the writes, in random order, and returns what landed. A write lands whole, not at
-    /// all, or in part; the rest of it stays in flight.
+    /// Lands some of the writes in random order, and returns what landed. A write lands completely,
+    /// not at all, or in part; the rest of it stays in flight.
     pub(super) fn land(&mut self, chance: &mut Chance) -> Vec<Change> {
         let mut waiting = self.take();
         let mut landed = Vec::new();

@@ -7,21 +7,21 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// The unmounted file systems, and what lies under mounted ones.
+/// The unmounted file systems, and what mounted ones hide.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Mounts(BTreeMap<PathBuf, Mount>);
 
 #[derive(Clone, Debug, Default)]
 struct Mount {
     away: bool,
-    /// While it is away, the file system's names; while it is mounted, those that it hides.
+    /// While it is unmounted, the file system's names; while it is mounted, those that it hides.
     unseen: Tree,
-    /// Created under the mount point while the file system was away, removed or not.
+    /// Paths created under the mount point while the file system was unmounted, removed or not.
     created: Vec<PathBuf>,
 }
 
 impl Mounts {
-    /// Notes that a process makes `path`.
+    /// Records that a process creates `path`.
     pub(super) fn note_created(&mut self, path: &Path) {
         let mut away = self.0.iter_mut().filter(|(_, mount)| mount.away);
         if let Some((_, mount)) =
@@ -31,12 +31,12 @@ impl Mounts {
         }
     }
 
-    /// Files that are not seen now.
+    /// Files that are not visible now.
     pub(super) fn files(&self) -> impl Iterator<Item = Inode> {
         self.0.values().flat_map(|mount| mount.unseen.files())
     }
 
-    /// Takes the names below `dir` out of `tree`. Returns them.
+    /// Removes the names below `dir` from `tree`. Returns them.
     fn unmount(&mut self, tree: &mut Tree, dir: &Path) -> io::Result<&mut Tree> {
         if !tree.is_dir(dir) {
             return Err(io::ErrorKind::NotFound.into());
@@ -62,7 +62,7 @@ impl Mounts {
 }
 
 impl SimDisk {
-    /// Unmounts the file system in `dir`, and makes its changes durable, as `umount(2)` does. Files
+    /// Unmounts the file system in `dir` and makes its changes durable, as `umount(2)` does. Files
     /// that a process creates below `dir` afterwards belong to the file system of the mount point.
     /// Open files stay open.
     ///
@@ -77,15 +77,15 @@ impl SimDisk {
             if let Some(file) = state.files.get_mut(&inode) {
                 file.drain();
                 file.sync();
-                // The page cache goes with it, and what a failed sync left only there.
+                // The page cache is dropped, including data that a failed sync left only there.
                 file.now = file.durable.clone();
             }
         }
         Ok(())
     }
 
-    /// Unmounts it as `umount --lazy` does while files are open: nothing becomes durable, and no path
-    /// leads to the file system any more.
+    /// Unmounts the file system as `umount --lazy` does while files are open: nothing becomes
+    /// durable, and no path leads to it any more.
     ///
     /// # Errors
     /// As of [`SimDisk::unmount`].
@@ -95,7 +95,7 @@ impl SimDisk {
         state.mounts.unmount(&mut state.tree, dir).map(drop)
     }
 
-    /// Mounts it again. What was created under the mount point is hidden.
+    /// Mounts the file system again, and hides what was created under the mount point.
     ///
     /// # Errors
     /// `InvalidInput` if it is not unmounted; `NotFound` if the mount point is gone.
@@ -119,8 +119,8 @@ impl SimDisk {
         self.state.lock().mounts.0.get(dir).is_some_and(|mount| mount.away)
     }
 
-    /// Paths that were created below `dir` since it was last unmounted and until it was mounted
-    /// again, removed ones included.
+    /// Paths created below `dir` between its last unmount and the next mount, including removed
+    /// ones.
     #[must_use]
     pub fn created_under(&self, dir: &Path) -> Vec<PathBuf> {
         self.state.lock().mounts.0.get(dir).map_or_else(Vec::new, |mount| mount.created.clone())

@@ -1,4 +1,4 @@
-//! A process on a simulated disk, which can be killed with writes in flight.
+//! A process on a simulated disk that can be killed with writes in flight.
 
 use super::{SimDisk, SimFile};
 use crate::{Access, Medium, MediumFile, Room};
@@ -9,27 +9,28 @@ use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::sync::Arc;
 
-/// A process's view of a [`SimDisk`]. After its death every change that it tries fails with
-/// `BrokenPipe`; it may still read, which changes nothing.
+/// A process's view of a [`SimDisk`]. After its death every change fails with `BrokenPipe`; reads,
+/// which change nothing, still work.
 #[derive(Clone, Debug)]
 pub struct SimProcess {
     disk: SimDisk,
-    /// Whether a file is written to asynchronously (`io_uring`).
+    /// Whether a file is written asynchronously (`io_uring`).
     asynchronous: fn(&Path) -> bool,
     life: Arc<Mutex<Life>>,
 }
 
 #[derive(Debug, Default)]
 struct Life {
-    /// Changes until the process is killed; `None`: it is not to be killed.
+    /// Changes until the process is killed; `None` if no kill is planned.
     changes: Option<u64>,
-    /// Asynchronous writes that may still be begun at the kill.
+    /// Asynchronous writes that may still begin at the kill.
     in_flight: usize,
     dead: bool,
 }
 
 impl SimDisk {
-    /// A new process on this disk. Writes to files for which `asynchronous` holds can outlive it.
+    /// Creates a process on this disk. Writes to files for which `asynchronous` returns true can
+    /// outlive it.
     #[must_use]
     pub fn process(&self, asynchronous: fn(&Path) -> bool) -> SimProcess {
         SimProcess { disk: self.clone(), asynchronous, life: Arc::default() }
@@ -43,10 +44,10 @@ impl SimProcess {
         &self.disk
     }
 
-    /// Kills the process after `changes` more changes. The asynchronous writes that it tries next,
-    /// `in_flight` of them at most and none after any other change, are begun and never waited for:
-    /// the process is told that they were done, no reader sees them, and they land with
-    /// [`SimDisk::land`] or a [`MediumFile::drain`] of their file. A power loss cuts them off.
+    /// Kills the process after `changes` more changes. The asynchronous writes that it attempts
+    /// next, at most `in_flight` and none after any other change, begin and are never waited for:
+    /// they report success, no reader sees them, and they land with [`SimDisk::land`] or a
+    /// [`MediumFile::drain`] of their file. A power loss may tear them.
     pub fn kill(&self, changes: u64, in_flight: usize) {
         *self.life.lock() = Life { changes: Some(changes), in_flight, dead: false };
     }
@@ -76,7 +77,7 @@ impl SimProcess {
         }
     }
 
-    /// Whether an asynchronous write is cut off by the kill.
+    /// Returns whether the kill leaves an asynchronous write in flight.
     fn begins_write(&self) -> bool {
         match &mut *self.life.lock() {
             Life { changes: Some(0), in_flight: more @ 1.., dead } => {

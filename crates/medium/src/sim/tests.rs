@@ -41,7 +41,7 @@ fn what_is_synced_survives_every_crash() {
 }
 
 #[test]
-fn a_name_needs_its_directory_synced_and_contents_their_file() {
+fn names_and_contents_need_separate_syncs() {
     let disk = disk();
     put(&disk, "/s/v/a", b"xx").sync_data().unwrap();
     let seen: BTreeSet<_> = seeds().map(|seed| get(&disk.crash(seed), "/s/v/a")).collect();
@@ -101,7 +101,7 @@ fn unsynced_writes_are_kept_lost_and_torn() {
 }
 
 #[test]
-fn a_removed_file_may_come_back_until_the_directory_is_synced() {
+fn unsynced_removal_may_be_undone() {
     let disk = disk();
     let file = put(&disk, "/s/v/a", b"x");
     file.sync_data().unwrap();
@@ -116,7 +116,7 @@ fn a_removed_file_may_come_back_until_the_directory_is_synced() {
 }
 
 #[test]
-fn room_is_bounded_and_alignment_is_checked() {
+fn space_is_bounded_and_alignment_checked() {
     let disk = disk();
     let file = disk.open(Path::new("/s/v/a"), Access { direct: true, ..WRITE }).unwrap();
     file.allocate(1 << 19).unwrap();
@@ -137,7 +137,7 @@ fn room_is_bounded_and_alignment_is_checked() {
 }
 
 #[test]
-fn a_directory_nobody_synced_takes_its_files_along() {
+fn unsynced_directory_loses_its_files() {
     let disk = SimDisk::new(1 << 20);
     disk.create_dir(Path::new("/s/v")).unwrap();
     put(&disk, "/s/v/a", b"x").sync_data().unwrap();

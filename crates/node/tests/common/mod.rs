@@ -1,9 +1,9 @@
-//! Helper processes: the test binary, started again, does what it is told over its standard input.
+//! Helper processes: the test binary, run again, executes commands from its standard input.
 #![allow(dead_code, reason = "each test file uses its own part")]
 
 use ritornello_format::{Result, Scope};
 use ritornello_node::{Node, Options, open};
-use ritornello_store::{IndexKind, Outcome, Store, Terms};
+use ritornello_store::{IndexKind, Outcome, PutOptions, Store};
 use ritornello_volume::memory::{BorrowedPages, BorrowedPagesMut};
 use ritornello_volume::transfer::Control;
 use std::io::{BufRead, BufReader, Write};
@@ -34,7 +34,7 @@ pub fn scope() -> Scope {
     Scope::opaque("node tests", PAGE, true)
 }
 
-/// The keys of sequence `name`: key `n` stands for everything before it.
+/// The keys of sequence `name`: key `n` stands for all pages before it.
 pub fn keys(name: u64, pages: usize) -> Vec<Vec<u8>> {
     (0..pages as u64)
         .map(|n| [name.to_le_bytes(), n.to_le_bytes(), [7; 8], [9; 8]].concat())
@@ -45,7 +45,7 @@ pub fn refs(keys: &[Vec<u8>]) -> Vec<&[u8]> {
     keys.iter().map(Vec::as_slice).collect()
 }
 
-/// The only bytes that are right for `key`.
+/// The only correct bytes for `key`.
 pub fn page(key: &[u8]) -> Vec<u8> {
     let mut x = key
         .iter()
@@ -62,10 +62,10 @@ pub fn put(store: &Store, name: u64, pages: usize) -> Result<Outcome> {
     let bytes: Vec<Vec<u8>> = keys.iter().map(|key| page(key)).collect();
     let slices: Vec<&[u8]> = bytes.iter().map(Vec::as_slice).collect();
     let source = BorrowedPages::new(&slices);
-    store.put_batch(&scope(), &refs(&keys), &source, &Terms::default(), &Control::default())
+    store.put_batch(&scope(), &refs(&keys), &source, &PutOptions::default(), &Control::default())
 }
 
-/// Number of leading pages that came back; wrong bytes are a panic.
+/// Number of leading pages read; panics on wrong bytes.
 pub fn get(store: &Store, name: u64, pages: usize) -> Result<usize> {
     let keys = keys(name, pages);
     let mut bytes = vec![vec![0xEE; PAGE as usize]; pages];
@@ -83,7 +83,7 @@ pub fn probe(store: &Store, name: u64, pages: usize) -> Result<usize> {
     store.probe(&scope(), &refs(&keys(name, pages)))
 }
 
-/// Waits until `done`, and fails after half a minute.
+/// Waits until `done`; fails after half a minute.
 pub fn eventually(what: &str, mut done: impl FnMut() -> bool) {
     let until = Instant::now() + Duration::from_secs(30);
     while !done() {
@@ -92,7 +92,7 @@ pub fn eventually(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-/// A process that opens a store and does as it is told.
+/// A process that opens a store and executes commands.
 pub struct Helper {
     child: Child,
     input: ChildStdin,
@@ -100,7 +100,7 @@ pub struct Helper {
 }
 
 impl Helper {
-    /// Starts one; the test binary must have a test `helper` that calls [`serve_as_helper`].
+    /// Starts a helper; the test binary must have a test `helper` that calls [`serve_as_helper`].
     pub fn start(dir: &Path) -> Self {
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "helper", "--nocapture", "--test-threads=1"])
@@ -114,7 +114,7 @@ impl Helper {
         Self { child, input, output }
     }
 
-    /// Starts one that has the store open.
+    /// Starts a helper that has the store open.
     pub fn opened(dir: &Path) -> Self {
         let mut helper = Self::start(dir);
         let role = helper.ask("open");
@@ -131,7 +131,7 @@ impl Helper {
         self.input.flush().unwrap();
     }
 
-    /// The next answer; empty if the process is gone.
+    /// The next answer; empty if the process is dead.
     pub fn listen(&mut self) -> String {
         let mut line = String::new();
         while self.output.read_line(&mut line).unwrap_or(0) > 0 {
@@ -156,7 +156,7 @@ impl Helper {
         assert!(status.success());
     }
 
-    /// SIGSTOP, and waits until all its threads have stopped.
+    /// Sends SIGSTOP, and waits until all its threads have stopped.
     pub fn stop(&self) {
         self.signal(libc::SIGSTOP);
         let tasks = format!("/proc/{}/task", self.pid());
@@ -169,7 +169,7 @@ impl Helper {
         });
     }
 
-    /// SIGKILL, and waits until it is dead. Returns what it had said that was not heard.
+    /// Sends SIGKILL, and waits until it is dead. Returns its answers that were not read.
     pub fn kill(mut self) -> Vec<String> {
         self.child.kill().unwrap();
         let said =
@@ -189,7 +189,7 @@ pub fn say(what: impl std::fmt::Display) {
     std::io::stdout().flush().unwrap();
 }
 
-/// The life of a helper process; does nothing in the test process itself.
+/// The main loop of a helper process; does nothing in the test process itself.
 pub fn serve_as_helper() {
     let Some(dir) = std::env::var_os(VARIABLE) else { return };
     let mut node: Option<Arc<Node>> = None;
@@ -229,7 +229,7 @@ pub fn serve_as_helper() {
     }
 }
 
-/// Puts `count` sequences, says after each flush which one it was, and rests.
+/// Puts `count` sequences, prints each after its flush, and then idles.
 fn work(store: &Store, first: u64, pages: usize, count: u64) -> ! {
     for name in first..first + count {
         match put(store, name, pages) {

@@ -1,9 +1,9 @@
-//! Whichever candidate would have done best lately.
+//! Follows the candidate that would have done best recently.
 
 use super::arc::Arc;
 use super::density::Density;
+use super::eviction_policy::EvictionPolicy;
 use super::lru::Lru;
-use super::order::Order;
 use super::s3fifo::S3Fifo;
 use super::shadow::{CANDIDATES_MAX, Sample, Shadow};
 use super::tree::{CHUNK_UNITS, Tree};
@@ -11,10 +11,10 @@ use super::two_q::TwoQ;
 use super::{Demand, Eviction, EvictionStats, Holdings, Resident, Used, Victim};
 use ritornello_index::RunId;
 
-/// Makes a candidate's order.
-type Make = fn() -> Box<dyn Order>;
+/// Creates a candidate's policy.
+type Make = fn() -> Box<dyn EvictionPolicy>;
 
-/// Who is watched; the first is followed until another is better.
+/// The candidates; the first is followed until another is better.
 const CANDIDATES: [Make; 5] = [
     || Box::new(Density::new()),
     || Box::new(S3Fifo::new()),
@@ -24,31 +24,31 @@ const CANDIDATES: [Make; 5] = [
 ];
 const _: () = assert!(CANDIDATES.len() <= CANDIDATES_MAX);
 
-/// Memory of the shadows is at most this part of the index's, with so many bytes a page there...
+/// Memory of the shadows is at most this part of the index's, at [`INDEX_BYTES_PER_PAGE`],
 const MEMORY_PART: u64 = 20;
 const INDEX_BYTES_PER_PAGE: u64 = 34;
-/// ...but may always be so much.
+/// or this many bytes if that is more.
 const MEMORY_FLOOR: u64 = 4 << 20;
-/// Memory of a page in one shadow, ghosts and the slack of growing tables included.
+/// Memory of a page in one shadow, including ghosts and the slack of growing tables.
 const SHADOW_BYTES_PER_PAGE: u64 = 256;
-/// The recent past: demands for so many times the pages that the store holds.
+/// The recent past: demands for this many times the pages that the store holds.
 const WINDOW: f64 = 64.0;
-/// A candidate takes over if its hits exceed those of the one followed by this part of all pages
-/// asked for...
+/// A candidate takes over if its hits exceed those of the followed one by this part of all
+/// requested pages,
 const MARGIN: f64 = 0.005;
-/// ...and by so many standard errors: whole sequences are hit or missed, so what counts is by how
-/// much the two differed demand by demand.
+/// and by this many standard errors. Whole sequences hit or miss together, so the error follows
+/// from the differences between the two, demand by demand.
 const SIGMAS: f64 = 2.0;
 /// Sampled pages between two decisions.
 const DECIDE_EVERY: u64 = 64;
 
-/// Follows, among several candidates, the one whose shadow would have had most hits lately.
+/// Follows, among several candidates, the one whose shadow had most hits recently.
 ///
 /// A shadow is a miniature of the store: it runs a candidate's own code over the pages whose keys
-/// fall into a sample of one in so many, at that part of the capacity. What sampling leaves of a
-/// sequence is a shorter sequence in the same order, so a prefix stays a prefix. Waldspurger et
-/// al., "Cache Modeling and Optimization using Miniature Simulations", ATC '17, and "Efficient MRC
-/// Construction with SHARDS", FAST '15.
+/// fall into a sample, at the same part of the capacity. Sampling turns a sequence into a shorter
+/// sequence in the same order, so a prefix stays a prefix. Waldspurger et al., "Cache Modeling and
+/// Optimization using Miniature Simulations", ATC '17, and "Efficient MRC Construction with
+/// SHARDS", FAST '15.
 #[derive(Debug)]
 pub(super) struct Adaptive {
     tree: Tree,
@@ -56,10 +56,10 @@ pub(super) struct Adaptive {
     sample: Sample,
     followed: usize,
     switches: u64,
-    /// Sampled pages asked for since the last decision.
+    /// Sampled pages requested since the last decision.
     undecided: u64,
-    /// For any two shadows, the sum of squares of how many hits one had more than the other, demand
-    /// by demand. It fades as hits do.
+    /// For any two shadows, the sum over demands of the squared difference of their hits. Decays as
+    /// hits do.
     apart: [[f64; CANDIDATES_MAX]; CANDIDATES_MAX],
 }
 
@@ -68,7 +68,8 @@ impl Adaptive {
         Self::with_chunk(CHUNK_UNITS)
     }
 
-    /// Cuts runs in chunks of about `chunk_units` units; what is left smaller than that goes, too.
+    /// Creates the policy with runs cut in chunks of about `chunk_units` units; a smaller rest is
+    /// evicted too.
     pub(super) fn with_chunk(chunk_units: u32) -> Self {
         Self {
             tree: Tree::new(CANDIDATES[0](), chunk_units),
@@ -81,7 +82,7 @@ impl Adaptive {
         }
     }
 
-    /// Samples less as the shadows grow.
+    /// Lowers the sampling rate as the shadows grow.
     fn bound_memory(&mut self) {
         let most = (self.tree.pages() * INDEX_BYTES_PER_PAGE / MEMORY_PART).max(MEMORY_FLOOR);
         let pages = most / (CANDIDATES.len() as u64 * SHADOW_BYTES_PER_PAGE);
@@ -91,7 +92,7 @@ impl Adaptive {
         }
     }
 
-    /// Goes over to the best candidate, if it is better than the one followed by more than chance.
+    /// Switches to the best candidate if it is significantly better than the followed one.
     fn decide(&mut self) {
         if self.tree.is_moving() {
             return;
@@ -136,7 +137,7 @@ impl Eviction for Adaptive {
         self.sample.take(after, pages);
         let keys = self.sample.keys();
         if keys.is_empty() {
-            self.sample.settle(&[]);
+            self.sample.note_end(&[]);
             return;
         }
         self.undecided += keys.len() as u64;
@@ -155,7 +156,7 @@ impl Eviction for Adaptive {
                 *sum = *sum * kept + (ours - theirs) * (ours - theirs);
             }
         }
-        self.sample.settle(&alive);
+        self.sample.note_end(&alive);
         self.bound_memory();
         if self.undecided >= DECIDE_EVERY {
             self.undecided = 0;

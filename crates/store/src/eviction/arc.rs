@@ -1,21 +1,21 @@
 //! Adaptive replacement.
 
+use super::eviction_policy::{Arrival, EvictionPolicy};
 use super::ghost::Ghosts;
-use super::order::{Arrival, Order};
 use super::pieces::{List, Piece, Pieces};
 
-/// What was used once, and what was used more than once, in two lists; how the space is shared
-/// between them follows what turns out to have been evicted too early.
+/// Two lists, of pages used once and of pages used more often; the space is divided between them
+/// according to which pages turn out to have been evicted too early.
 ///
 /// Megiddo and Modha, "ARC: A Self-Tuning, Low Overhead Replacement Cache", FAST '03; in units
 /// instead of pages.
 #[derive(Debug)]
 pub(super) struct Arc {
-    /// Put, and never used since; then the others.
+    /// Pages not used since they were put; then all others.
     lists: [List; 2],
-    /// What was evicted from either.
+    /// Keys evicted from either list.
     ghosts: [Ghosts; 2],
-    /// Units that the first list should have.
+    /// Target units of the first list.
     target: u64,
     capacity: u64,
     keys: usize,
@@ -40,7 +40,7 @@ impl Arc {
     }
 }
 
-impl Order for Arc {
+impl EvictionPolicy for Arc {
     fn name(&self) -> &'static str {
         "arc"
     }

@@ -2,18 +2,19 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Counts uses. Its ticks are persisted with the runs, so that a restart evicts in the same order.
+/// Counts uses. Ticks are persisted with the runs, so that eviction keeps its order across
+/// restarts.
 #[derive(Debug)]
 pub struct RecencyClock(AtomicU64);
 
 impl RecencyClock {
-    /// A clock whose first tick is later than `last`, the latest that was found in the index.
+    /// Creates a clock whose first tick is later than `last`, the latest in the index.
     #[must_use]
     pub fn starting_after(last: Option<u64>) -> Self {
         Self(AtomicU64::new(last.unwrap_or(0)))
     }
 
-    /// The next tick; no two are equal, and none is zero.
+    /// Returns the next tick. Ticks are unique and never zero.
     pub fn tick(&self) -> u64 {
         self.0.fetch_add(1, Ordering::Relaxed).wrapping_add(1)
     }
@@ -30,7 +31,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ticks_go_on_where_they_stopped() {
+    fn ticks_continue_after_restart() {
         assert_eq!(RecencyClock::starting_after(None).tick(), 1);
         let clock = RecencyClock::starting_after(Some(7));
         assert_eq!((clock.tick(), clock.tick(), clock.now()), (8, 9, 9));

@@ -1,75 +1,75 @@
-//! The least hope of a hit, for the space and time it takes, first.
+//! Evicts the pages with the least expected hits for the space and time they take.
 
+use super::eviction_policy::{Arrival, EvictionPolicy};
 use super::ghost::Ghosts;
-use super::order::{Arrival, Order};
 use super::pieces::{List, Piece, Pieces};
 
-/// Learns, for pages of each kind, how long after a use the next one comes, and evicts those whose
-/// next use is least to be hoped for in the time that waiting for it would take.
+/// Learns, for each kind of page, the time from a use to the next, and evicts the pages whose next
+/// use is least likely in the time that waiting for it would take.
 ///
-/// A page of age `a` is worth the best rate of hits that waiting can bring: over all `t`, the
-/// largest P(used within `t`) / E(time until it is used, `t` at most), both given that it was not
-/// used up to `a`. So what comes round at long intervals is kept in part rather than lost as a
-/// whole, and what has missed its time goes. After Beckmann, Chen and Cidon, "LHD: Improving Cache
-/// Hit Rate by Maximizing Hit Density", NSDI '18, with the stopping time of Gittins' index
-/// ("Bandit Processes and Dynamic Allocation Indices", 1979) in place of what the cache itself did
-/// to its pages, and with ghosts that tell what it evicted too early.
+/// A page of age `a` is worth the best rate of hits that waiting can bring: the maximum over `t` of
+/// P(used within `t`) / E(time until it is used, at most `t`), both given that it was not used up
+/// to `a`. Pages that recur at long intervals are therefore kept in part rather than lost as a
+/// whole, and pages past their expected time are evicted. After Beckmann, Chen and Cidon, "LHD:
+/// Improving Cache Hit Rate by Maximizing Hit Density", NSDI '18, with the stopping time of
+/// Gittins' index ("Bandit Processes and Dynamic Allocation Indices", 1979) in place of the cache's
+/// own evictions, and with ghosts that show which pages were evicted too early.
 ///
-/// Age is counted in steps; in a step a sixteenth of the capacity is used or put. Pages of one kind
-/// and age are in a list by last use.
+/// Age is counted in steps; a step is the use or put of a sixteenth of the capacity. Pages of one
+/// kind and age are in a list by last use.
 #[derive(Debug)]
 pub(super) struct Density {
     kinds: [Kind; KINDS],
     ghosts: Ghosts,
     capacity: u64,
-    /// As many keys as it holds pieces.
+    /// As many keys as the policy holds pieces.
     keys: usize,
-    /// The present step, and the units that were used in it.
+    /// The present step, and the units used in it.
     now: u32,
     used: u64,
-    /// Steps until the worths are computed anew.
+    /// Steps until worths are recomputed.
     due: u32,
-    /// Units that were taken over from another order.
+    /// Units inherited from another policy.
     inherited: u64,
-    /// The list that goes first, by kind and stamp, modulo ([`AGES`]: the oldest), and its worth.
-    /// It stands as long as no list that is worth less gets a piece.
+    /// The list to evict from first, by kind and stamp, modulo ([`AGES`] for the oldest), and its
+    /// worth. Valid until a list of lower worth gets a piece.
     next: Option<(usize, usize, f32)>,
 }
 
-/// Steps that are told apart.
+/// Ages that are distinguished, in steps.
 const AGES: usize = 128;
-/// Steps in which as much is used as the store holds.
+/// Steps in which as many units are used as the store holds.
 const STEPS: u64 = 16;
-/// Steps between computing worths.
+/// Steps between recomputations of worths.
 const REVIEW: u32 = 4;
-/// What is left of a count after each review.
+/// Factor by which counts decay at each review.
 const FADE: f32 = 0.985;
-/// Kinds of pages: just put; just put behind pages that were used, as the only ones there; used
-/// once; used more often; and just put again, soon after they were evicted.
+/// Kinds of pages: just put; just put as the only pages behind used ones; used once; used more
+/// often; and put again soon after an eviction.
 const KINDS: usize = 5;
 const RETURNED: usize = 4;
-/// Bits of a ghost's note that are its kind.
+/// Bits of a ghost's note that hold its kind.
 const KIND_BITS: u32 = 3;
-/// How likely pages of each kind are believed to be used, by age, before anything was seen: so
-/// many times 1 / (4 + age) in a step. It falls as it does where reuse has no scale.
+/// Prior chance of use in a step, by kind, as a multiple of 1 / (4 + age): it falls as it does for
+/// reuse without a time scale.
 const PRIORS: [f32; KINDS] = [0.05, 0.2, 0.8, 0.8, 0.8];
-/// What that belief weighs, as a part of the capacity. Much: sequences are used as a whole, so that
-/// many uses of pages are few things seen.
+/// Weight of the prior, as a part of the capacity. High, because sequences are used as a whole, so
+/// that many uses of pages are few independent observations.
 const EXPECTED: f32 = 0.4;
-/// What was evicted is remembered for so many times the capacity.
+/// Evicted keys are remembered for this many times the capacity.
 const REMEMBERED: u64 = 2;
 
-/// Pages of a kind.
+/// Pages of one kind.
 #[derive(Debug)]
 struct Kind {
     /// By step of last use, modulo.
     ages: Box<[List; AGES]>,
-    /// Which of those may have a piece; the others have none.
+    /// Which of those lists may have a piece; the others are empty.
     filled: u128,
-    /// Older than all those.
+    /// Pieces older than all those.
     old: List,
-    /// Units that came to be of this kind, in all and by step, modulo; and those that were used
-    /// again, by age. All fade.
+    /// Units that entered this kind, in total and by step, modulo; and units that were used again,
+    /// by age. All decay.
     began: f32,
     begins: Box<[f32; AGES]>,
     used: Box<[f32; AGES]>,
@@ -89,25 +89,25 @@ impl Kind {
         }
     }
 
-    /// What was used first of a list by its stamp, modulo; [`AGES`]: of what is older than all.
+    /// The oldest piece of a list by its stamp, modulo; [`AGES`] for the oldest list.
     fn oldest(&self, at: usize) -> Option<u32> {
         self.ages.get(at).unwrap_or(&self.old).oldest()
     }
 
-    /// The list of pieces that were last used at `stamp`, to put one there.
+    /// The list of pieces last used at `stamp`, to insert one.
     fn filling(&mut self, now: u32, stamp: u32) -> &mut List {
         self.filled |= 1 << (stamp as usize % AGES);
         self.list(now, stamp)
     }
 
-    /// The ages at which there may be pieces, as bits; the oldest is always among them.
+    /// The ages that may have pieces, as bits; the oldest is always set.
     fn ages_filled(&self, now: u32) -> u128 {
         // The list of age `a` is `now - a`, modulo.
         let ages = self.filled.reverse_bits().rotate_left((now + 1) % AGES as u32);
         ages | 1 << (AGES - 1)
     }
 
-    /// The list of pieces that were last used at `stamp`.
+    /// The list of pieces last used at `stamp`.
     fn list(&mut self, now: u32, stamp: u32) -> &mut List {
         match now.wrapping_sub(stamp) < AGES as u32 - 1 {
             true => &mut self.ages[stamp as usize % AGES],
@@ -115,15 +115,15 @@ impl Kind {
         }
     }
 
-    /// Computes the worth by age from what was seen and from what is to be expected, of which
-    /// `expected` units stand for the prior belief; then lets what was seen fade.
+    /// Computes the worth by age from the observations and from the prior, which weighs as much as
+    /// `expected` units; then lets the observations decay.
     fn review(&mut self, now: u32, prior: f32, expected: f32) {
-        // The chance to be used at each age, by Kaplan and Meier: what began lately says nothing
-        // about ages that it has not reached.
+        // The chance of use at each age, after Kaplan and Meier: recent entries say nothing about
+        // ages that they have not reached.
         let mut hazards = [0.0; AGES];
         let (mut reached, mut left) = (self.began, 1.0);
         for (age, hazard) in hazards.iter_mut().enumerate().take(AGES - 1) {
-            // Those that began just so many steps ago are half through this age.
+            // Entries of exactly this age are half through it.
             let half = self.begins[(now as usize - age) % AGES] / 2.0;
             let believed = expected * prior / (4 + age) as f32;
             let waited = (reached - half).max(0.0) * left;
@@ -138,8 +138,8 @@ impl Kind {
     }
 }
 
-/// A stretch of waiting, for one page that begins it: the hits and the steps it takes in the mean,
-/// and the chance to wait on.
+/// An interval of waiting, for one page that begins it: its mean hits and steps, and the chance of
+/// waiting on after it.
 #[derive(Clone, Copy, Default)]
 struct Wait {
     hits: f32,
@@ -147,17 +147,17 @@ struct Wait {
     on: f32,
 }
 
-/// The best rate of uses a step that waiting can bring, for every age: `hazards` is the share that
-/// is used in a step of those that reach it.
+/// Computes, for every age, the best rate of uses per step that waiting can bring; `hazards` has
+/// the share used in a step of those that reach it.
 ///
-/// From the last step back: a stretch goes on as long as that raises its rate, so the stretches
-/// that follow each other on the stack have falling rates (as in pooling adjacent violators), and
-/// the work is linear.
+/// From the last step backwards: an interval grows as long as that raises its rate, so the
+/// intervals on the stack have falling rates (as in pooling adjacent violators), and the work is
+/// linear.
 fn assess(hazards: &[f32; AGES], worth: &mut [f32; AGES]) {
     let mut stack = [Wait::default(); AGES];
     let mut depth = 0;
     for (hazard, worth) in hazards.iter().zip(worth).rev() {
-        // Those that are used within this step wait for half of it.
+        // Pages used within this step wait for half of it on average.
         let mut wait = Wait { hits: *hazard, steps: 1.0 - hazard / 2.0, on: 1.0 - hazard };
         while let Some(next) = stack[..depth].last()
             && next.hits * wait.steps > wait.hits * next.steps
@@ -192,7 +192,7 @@ impl Density {
         self.kinds[usize::from(piece.queue) % KINDS].list(self.now, piece.stamp)
     }
 
-    /// A piece of a kind and an age is about to be listed.
+    /// Prepares the listing of a piece of a kind and age.
     fn listing(&mut self, kind: usize, age: u32) {
         let age = (age as usize).min(AGES - 1);
         let worth = self.kinds[kind].worth[age];
@@ -202,14 +202,14 @@ impl Density {
         }
     }
 
-    /// `units` were put or used.
+    /// Advances the age by `units` that were put or used.
     fn pass(&mut self, pieces: &mut Pieces, units: u64) {
         if self.capacity == 0 {
             return;
         }
         self.used += units;
         let step = (self.capacity / STEPS).max(1);
-        // What is larger than the store makes everything old, once.
+        // More units than the store holds make everything old, once.
         self.used = self.used.min(step * 2 * AGES as u64);
         while self.used >= step {
             self.used -= step;
@@ -237,7 +237,7 @@ impl Density {
         self.next = None;
     }
 
-    /// A piece that was just used or put, of a kind, becomes the newest of it.
+    /// Makes a piece of a kind, just used or put, the newest of it.
     fn begin(&mut self, pieces: &mut Pieces, slot: u32, kind: usize) {
         let units = pieces[slot].units();
         let piece = &mut pieces[slot];
@@ -250,7 +250,7 @@ impl Density {
     }
 }
 
-impl Order for Density {
+impl EvictionPolicy for Density {
     fn name(&self) -> &'static str {
         "density"
     }
@@ -306,8 +306,8 @@ impl Order for Density {
 
     fn relist(&mut self, pieces: &mut Pieces, slot: u32) {
         let piece = &mut pieces[slot];
-        // The clock of another order may have been ahead. What is listed must never be ahead of
-        // this one: it would come to belong to another list without being moved.
+        // Another policy's clock may have been ahead. A listed piece must never be ahead of this
+        // clock: it would change lists without being moved.
         if piece.stamp > self.now {
             piece.stamp = self.now - AGES as u32;
         }

@@ -1,11 +1,11 @@
-//! A hasher for numbers that are counted or hashed already.
+//! A hasher for numbers that are consecutive or hashes already.
 
 use std::hash::{BuildHasherDefault, Hasher};
 
 /// Builds [`Fold`].
 pub(super) type Folding = BuildHasherDefault<Fold>;
 
-/// One multiplication, folded: the names of runs are counted, keys are hashes of their own.
+/// One folded multiplication: run ids are consecutive, keys are hashes.
 #[derive(Debug, Default)]
 pub(super) struct Fold(u64);
 
@@ -25,7 +25,7 @@ impl Hasher for Fold {
     }
 }
 
-/// About the memory of a hash table that has room for `entries` of `entry_bytes` each.
+/// Approximate memory of a hash table with capacity for `entries` of `entry_bytes` each.
 pub(super) fn table_bytes(entries: usize, entry_bytes: usize) -> usize {
     entries * 8 / 7 * (entry_bytes + 1)
 }

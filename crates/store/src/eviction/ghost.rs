@@ -1,11 +1,11 @@
-//! What a policy remembers of pages that it evicted: their keys.
+//! Keys of evicted pages that a policy remembers.
 
 use std::collections::{HashMap, VecDeque};
 
-/// Keys of what was evicted, oldest first. Bounded in units and in number.
+/// Keys of evicted pages, oldest first. Bounded in units and in number.
 ///
-/// Invariant: every key in `by_key` is in `queue` with the same number; entries of `queue` whose
-/// number is another were recalled since, and are fewer than the others, but for some. `units` is
+/// Invariant: every key in `by_key` is in `queue` with the same number; entries of `queue` with
+/// another number were recalled since, and are fewer than the others plus [`KEYS_MIN`]. `units` is
 /// the sum over `by_key`.
 #[derive(Debug, Default)]
 pub(super) struct Ghosts {
@@ -22,17 +22,17 @@ struct Ghost {
     note: u32,
 }
 
-/// This many keys are remembered, however few pieces there are.
+/// Minimum number of keys remembered.
 const KEYS_MIN: usize = 64;
 
 impl Ghosts {
-    /// Units of all that is remembered.
+    /// Total units remembered.
     pub(super) fn units(&self) -> u64 {
         self.units
     }
 
-    /// Remembers a key with a note, and forgets the oldest while there are more than `units_max`
-    /// units, or more keys than `keys_max`.
+    /// Remembers a key with a note, and forgets the oldest keys while there are more than
+    /// `units_max` units or `keys_max` keys.
     pub(super) fn remember(
         &mut self,
         key: u64,
@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn bounded_in_units_and_in_number() {
+    fn ghosts_are_bounded_in_units_and_number() {
         let mut ghosts = Ghosts::default();
         (0..10).for_each(|key| remember(&mut ghosts, key, 10, 50, 1000));
         assert_eq!([4, 5, 5].map(|key| ghosts.recall(key)), [None, Some(5), None]);
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_that_comes_again_counts_from_then_on() {
+    fn repeated_key_counts_as_newest() {
         let mut ghosts = Ghosts::default();
         [1, 2, 1, 3].into_iter().for_each(|key| remember(&mut ghosts, key, 1, 2, 1000));
         assert_eq!([1, 2, 3].map(|key| ghosts.recall(key)), [Some(1), None, Some(3)]);

@@ -1,12 +1,12 @@
 //! Least recently used first.
 
-use super::order::{Arrival, Order};
+use super::eviction_policy::{Arrival, EvictionPolicy};
 use super::pieces::{List, Piece, Pieces};
 
-/// Evicts what was used longest ago.
+/// Evicts the least recently used piece.
 ///
-/// A use of a sequence touches its pieces leaf first, so a piece is always listed before those it
-/// hangs from, where it was not put or linked behind their back.
+/// A use of a sequence touches its pieces leaf first, so a piece is listed before its ancestors
+/// unless they were put or linked later.
 #[derive(Debug)]
 pub(super) struct Lru(List);
 
@@ -16,7 +16,7 @@ impl Lru {
     }
 }
 
-impl Order for Lru {
+impl EvictionPolicy for Lru {
     fn name(&self) -> &'static str {
         "lru"
     }

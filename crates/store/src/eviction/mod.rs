@@ -1,21 +1,22 @@
-//! Which runs go when space is wanted: the policy, behind a trait, and the clock that orders uses.
+//! Eviction: the policies behind a trait, and the clock that orders uses.
 //!
-//! Whatever the policy, pages go **leaf first**: a run is cut from its tail, and never before the
-//! page that another run hangs from. So what is left is always a prefix, and can be hit.
+//! With every policy, pages are evicted **leaf first**: a run is cut from its tail, and never
+//! before the page that another run follows. The remaining pages are always a prefix, which can be
+//! hit.
 
 mod adaptive;
 mod arc;
 mod clock;
 mod density;
+mod eviction_policy;
+mod fixed;
 mod fold;
 mod ghost;
 mod lru;
-mod order;
 mod pieces;
 mod policy;
 mod s3fifo;
 mod shadow;
-mod single;
 mod tree;
 mod two_q;
 
@@ -29,15 +30,15 @@ use ritornello_index::RunId;
 use serde::{Deserialize, Serialize};
 use std::fmt::Debug;
 
-/// A run as a policy knows it.
+/// A run as an eviction policy knows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Resident {
-    /// Its name.
+    /// Its id.
     pub run: RunId,
-    /// What lasts when the same pages are evicted and put again, under another name: the low half
-    /// of the first page's hash. Policies that remember what they evicted know it by this.
+    /// Survives eviction and a later put under another id: the low half of the first page's hash.
+    /// Policies that remember evicted pages use it.
     pub key: u64,
-    /// The page it hangs from, where that is known: the run and the page's number there.
+    /// The page that it follows, if known: its run and the index of the page there.
     pub parent: Option<(RunId, u32)>,
     /// Number of pages.
     pub pages: u32,
@@ -47,58 +48,58 @@ pub struct Resident {
     pub header_units: u32,
 }
 
-/// Leading pages of a run that a sequence led through.
+/// Leading pages of a run that a sequence used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Used {
     /// The run.
     pub run: RunId,
-    /// One past the last of its pages that was used; those behind it were not.
+    /// One past the last used page; the pages behind it were not used.
     pub pages: u32,
 }
 
-/// What a sequence of pages was named for.
+/// Why a sequence of pages was requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Demand {
-    /// They were read: the store had them.
+    /// The pages were read, so the store had them.
     Read,
-    /// They were put: the store did not have them, or not any more.
+    /// The pages were put, so the store did not have them.
     Write,
 }
 
-/// What a policy may ask while it chooses victims.
+/// The state of runs that a policy may query while it chooses victims.
 pub trait Holdings {
-    /// Whether a run must stay whole for now: it is leased, being appended to, or retained.
+    /// Whether a run must stay complete for now: it is leased, being appended to, or retained.
     fn is_pinned(&self, run: RunId) -> bool;
-    /// What lasts of page `page` of a run when it is evicted and put again: see
-    /// [`Resident::key`]. Zero where there is no such page.
+    /// The key of page `page` of a run, which survives eviction: see [`Resident::key`]. Zero if
+    /// there is no such page.
     fn page_key(&self, run: RunId, page: u32) -> u64;
 }
 
-/// How an eviction policy and its rivals do.
+/// Results of an eviction policy and of its alternatives.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EvictionStats {
-    /// The policy that is configured.
+    /// The configured policy.
     pub policy: String,
-    /// The candidate that the store follows now; empty if there is no choice.
+    /// The candidate that the store follows now; empty without candidates.
     pub following: String,
-    /// Times the store went over to another candidate.
+    /// Switches to another candidate.
     pub switches: u64,
-    /// Memory of all the shadow caches, in bytes.
+    /// Bytes of all shadow caches.
     pub shadow_bytes: u64,
-    /// One page in so many is sampled; zero if there are no shadows.
+    /// One page in this many is sampled; zero without shadows.
     pub sample_rate: u64,
     /// The candidates.
     pub shadows: Vec<Shadow>,
 }
 
-/// A shadow cache: what a candidate would have hit, by a sample of the pages asked for.
+/// A shadow cache: the hits of a candidate over a sample of the requested pages.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Shadow {
     /// The candidate.
     pub name: String,
-    /// Sampled pages that were asked for.
+    /// Sampled pages requested.
     pub asked: u64,
-    /// Those that it would have had, all pages before them included.
+    /// Pages that it would have hit, including all pages before them.
     pub hits: u64,
     /// Whether the store follows it.
     pub followed: bool,
@@ -109,36 +110,36 @@ pub struct Shadow {
 pub struct Victim {
     /// The run.
     pub run: RunId,
-    /// Pages that stay; with none the whole run goes.
+    /// Pages that stay; with zero the whole run is evicted.
     pub keep_pages: u32,
-    /// Units that become free, if nobody holds them.
+    /// Units that become free unless leased.
     pub units: u64,
 }
 
 /// An eviction policy.
 ///
-/// The store tells it everything that happens to runs; it answers who goes. It is called under the
-/// owner's lock, so every method is fast: no I/O, and no work that grows with the number of runs.
+/// The store reports all events of runs, and the policy chooses victims. It is called under the
+/// owner's lock, so every method is fast: no I/O, and no work proportional to the number of runs.
 ///
 /// **Protocol.** Runs are admitted when they are committed, at open oldest first. Whenever the
-/// index reports that pages are gone, for whatever reason, the store calls [`Eviction::shrink`] or
-/// [`Eviction::remove`]; that includes what [`Eviction::victims`] asked for.
+/// index reports removed pages, for any reason, the store calls [`Eviction::shrink`] or
+/// [`Eviction::remove`]; that includes the victims of [`Eviction::victims`].
 pub trait Eviction: Send + Debug {
-    /// The policy's name, as it is configured.
+    /// The configured name of the policy.
     fn name(&self) -> &'static str;
 
-    /// A run is there; it counts as used now. A run that is known already is replaced.
+    /// Adds a run, used now. Replaces a known run.
     fn admit(&mut self, resident: &Resident);
 
-    /// The parent of a run that was admitted without one has become known.
+    /// Sets the parent of a run that was admitted without one.
     fn link(&mut self, run: RunId, parent: RunId, page: u32);
 
-    /// A sequence was used: the runs it leads through, from the root on. Unknown ones are skipped.
+    /// Records the use of a sequence: its runs from the root on. Skips unknown runs.
     fn hit(&mut self, path: &[Used]);
 
-    /// A sequence was asked for, page by page ([`Resident::key`] of each), behind the page `after`;
-    /// without one it is from the root. For policies that measure themselves; called once for each
-    /// page that was read or had to be put.
+    /// Records the demand for a sequence, page by page ([`Resident::key`] of each), behind the page
+    /// `after`, or from the root without one. For policies that measure themselves; called once for
+    /// each page that was read or had to be put.
     fn demanded(
         &mut self,
         demand: Demand,
@@ -148,28 +149,28 @@ pub trait Eviction: Send + Debug {
         let _ = (demand, after, pages);
     }
 
-    /// What the policy knows of how it and its rivals would do; empty if it does not measure.
+    /// The policy's measurements of itself and its alternatives; empty if it does not measure.
     fn measured(&self) -> EvictionStats {
         EvictionStats { policy: self.name().to_owned(), ..EvictionStats::default() }
     }
 
-    /// `pages` pages of a run are gone.
+    /// Removes the last `pages` pages of a run.
     fn shrink(&mut self, run: RunId, pages: u32);
 
-    /// A run is gone. Unknown ones are ignored.
+    /// Removes a run. Ignores unknown runs.
     fn remove(&mut self, run: RunId);
 
     /// Chooses runs to cut until `units` units become free, or nothing is left to cut. Pinned runs
-    /// are left whole, and so are the pages they hang from.
+    /// stay complete, and so do the pages they follow.
     ///
-    /// Passing over pinned runs when their turn comes is the only work that grows; it is done once,
-    /// not again by the next call.
+    /// The only work that grows is skipping pinned runs when their turn comes; it is not repeated
+    /// by the next call.
     ///
-    /// The store cuts them in the order given. The policy counts on it: a victim is not named
-    /// again. One that the index does not know (it answers with nothing) needs no more.
+    /// The store cuts the victims in the given order, and the policy relies on it: a victim is not
+    /// chosen again. A victim unknown to the index (it removes nothing) needs no further call.
     fn victims(&mut self, units: u64, holdings: &dyn Holdings) -> Vec<Victim>;
 
-    /// Number of runs known.
+    /// Number of known runs.
     fn len(&self) -> usize;
 
     /// Whether no runs are known.

@@ -1,12 +1,12 @@
-//! The policy against a plain list, and the promises that hold for every policy.
+//! LRU against a plain list, and the promises of every policy.
 
 use super::adaptive::Adaptive;
 use super::arc::Arc;
 use super::density::Density;
+use super::eviction_policy::EvictionPolicy;
+use super::fixed::FixedPolicy;
 use super::lru::Lru;
-use super::order::Order;
 use super::s3fifo::S3Fifo;
-use super::single::Single;
 use super::tree::Tree;
 use super::two_q::TwoQ;
 use super::*;
@@ -37,11 +37,11 @@ fn used(run: u64, pages: u32) -> Used {
 
 const NOBODY: &dyn Holdings = &(|_: RunId| false);
 
-fn lru(chunk_units: u32) -> Single {
-    Single::with_chunk(Box::new(Lru::new()), chunk_units)
+fn lru(chunk_units: u32) -> FixedPolicy {
+    FixedPolicy::with_chunk(Box::new(Lru::new()), chunk_units)
 }
 
-fn orders() -> [Box<dyn Order>; 5] {
+fn orders() -> [Box<dyn EvictionPolicy>; 5] {
     [
         Box::new(Lru::new()),
         Box::new(Arc::new()),
@@ -53,7 +53,8 @@ fn orders() -> [Box<dyn Order>; 5] {
 
 /// Every policy, cutting in chunks.
 fn policies(chunk_units: u32) -> Vec<Box<dyn Eviction>> {
-    let single = |order| Box::new(Single::with_chunk(order, chunk_units)) as Box<dyn Eviction>;
+    let single =
+        |policy| Box::new(FixedPolicy::with_chunk(policy, chunk_units)) as Box<dyn Eviction>;
     let adaptive = Box::new(Adaptive::with_chunk(chunk_units)) as Box<dyn Eviction>;
     orders().into_iter().map(single).chain([adaptive]).collect()
 }
@@ -74,7 +75,7 @@ fn long_runs_lose_their_tail_in_chunks() {
 }
 
 #[test]
-fn a_prompt_that_others_share_stays_while_its_tail_goes() {
+fn shared_prompt_outlives_its_tails() {
     let mut lru = lru(4);
     lru.admit(&resident(1, None, 10));
     lru.admit(&resident(2, Some((1, 2)), 5));
@@ -88,7 +89,7 @@ fn a_prompt_that_others_share_stays_while_its_tail_goes() {
 }
 
 #[test]
-fn a_run_set_aside_goes_right_after_its_last_child() {
+fn parent_is_evicted_after_its_last_child() {
     let mut lru = lru(4);
     lru.admit(&resident(1, None, 1));
     lru.admit(&resident(2, None, 1));
@@ -102,15 +103,15 @@ fn a_run_set_aside_goes_right_after_its_last_child() {
 }
 
 #[test]
-fn the_head_that_was_used_outlives_the_tail_that_was_not() {
-    // The queue of 2Q is not changed by uses; `density` has seen too little yet.
+fn used_head_outlives_unused_tail() {
+    // Uses do not change the queue of 2Q, and `density` has seen too little yet.
     let those = ["lru", "arc", "s3fifo"];
     for mut policy in policies(4).into_iter().filter(|policy| those.contains(&policy.name())) {
         policy.admit(&resident(1, None, 40));
         policy.admit(&resident(2, None, 40));
         policy.hit(&[used(1, 10)]);
         policy.hit(&[used(1, 10)]);
-        // What is less than both tails: neither is the head, whatever the policy.
+        // Less than both tails: with every policy neither victim is a head.
         let victims = policy.victims(4 * 60, NOBODY);
         let kept: u32 =
             victims.iter().filter(|v| v.run == RunId(1)).map(|v| v.keep_pages).min().unwrap_or(40);
@@ -145,7 +146,7 @@ fn hits_of_a_loop(policy: &mut dyn Eviction) -> u32 {
 }
 
 #[test]
-fn a_loop_that_does_not_fit_is_kept_in_part() {
+fn oversized_loop_is_kept_in_part() {
     assert_eq!(hits_of_a_loop(&mut lru(1)), 0);
     for policy in [Policy::Density, Policy::Adaptive] {
         let mut policy = policy.build();
@@ -196,12 +197,12 @@ fn actions(parents: bool) -> impl Strategy<Value = Vec<Action>> {
     prop::collection::vec(action, 1..150)
 }
 
-/// What an index would hold: closed under truncation.
+/// A model of the index: closed under truncation.
 #[derive(Default)]
 struct Index {
     runs: BTreeMap<u64, (Option<(u64, u32)>, u32)>,
     /// Pages by last use, oldest first.
-    order: Vec<(u64, u32)>,
+    policy: Vec<(u64, u32)>,
     pinned: BTreeSet<u64>,
     next: u64,
 }
@@ -224,19 +225,19 @@ impl Index {
         hang.filter(|(parent, _)| *parent == run).map(|(_, page)| page + 1).max().unwrap_or(0)
     }
 
-    /// The last of the pages first.
+    /// Touches the last page first.
     fn touch(&mut self, run: u64, pages: u32) {
         let pages = pages.min(self.runs[&run].1);
-        self.order.retain(|(other, page)| *other != run || *page >= pages);
-        self.order.extend((0..pages).rev().map(|page| (run, page)));
+        self.policy.retain(|(other, page)| *other != run || *page >= pages);
+        self.policy.extend((0..pages).rev().map(|page| (run, page)));
     }
 
-    /// Truncates as the index does, and reports to the policy.
+    /// Truncates as the index does, and reports it to the policy.
     fn truncate(&mut self, run: u64, keep: u32, policy: &mut dyn Eviction) {
         let Some((_, pages)) = self.runs.get_mut(&run) else { return };
         let gone = pages.saturating_sub(keep);
         *pages = (*pages).min(keep);
-        self.order.retain(|(other, page)| *other != run || *page < keep);
+        self.policy.retain(|(other, page)| *other != run || *page < keep);
         let behind: Vec<u64> = self
             .runs
             .iter()
@@ -269,7 +270,7 @@ impl Index {
             );
             assert!(freed < units, "no more than it takes");
             if exact {
-                let free = self.order.iter().filter(|(run, _)| !pinned.contains(run));
+                let free = self.policy.iter().filter(|(run, _)| !pinned.contains(run));
                 let oldest: Vec<_> = free.take((pages - keep_pages) as usize).copied().collect();
                 let gone: Vec<_> = (keep_pages..pages).rev().map(|page| (run.0, page)).collect();
                 assert_eq!(gone, oldest, "what was used longest ago goes first");
@@ -347,25 +348,25 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
 
     #[test]
-    fn leaves_go_first_whatever_happens(actions in actions(true), chunk in 1..40u32) {
+    fn leaves_are_evicted_first(actions in actions(true), chunk in 1..40u32) {
         for mut policy in policies(chunk) {
             run(&actions, policy.as_mut(), false);
         }
     }
 
     #[test]
-    fn pages_go_in_order_of_use(actions in actions(false)) {
+    fn pages_are_evicted_in_order_of_use(actions in actions(false)) {
         run(&actions, &mut lru(1), true);
     }
 
-    /// Each step of the way, an order takes over from another.
+    /// At every step another policy takes over.
     #[test]
-    fn nothing_is_lost_when_another_order_takes_over(actions in actions(true)) {
+    fn switching_policies_loses_no_piece(actions in actions(true)) {
         run(&actions, &mut Restless { tree: Tree::new(Box::new(Lru::new()), 8), turn: 0 }, false);
     }
 }
 
-/// Follows another order whenever it can.
+/// Switches policies whenever possible.
 #[derive(Debug)]
 struct Restless {
     tree: Tree,
@@ -376,8 +377,8 @@ impl Restless {
     fn turn(&mut self) {
         if !self.tree.is_moving() {
             self.turn += 1;
-            let order = orders().into_iter().nth(self.turn % 5).unwrap();
-            self.tree.follow(order);
+            let policy = orders().into_iter().nth(self.turn % 5).unwrap();
+            self.tree.follow(policy);
         }
     }
 }

@@ -1,34 +1,34 @@
-//! Pieces of runs, and the lists that policies keep them in.
+//! Pieces of runs, and the lists of policies.
 
 use ritornello_index::RunId;
 
 /// No slot.
 pub(super) const NONE: u32 = u32::MAX;
-/// The run of a piece that is gone while others still hang from it.
+/// The run of a removed piece that other pieces still follow.
 const NO_RUN: RunId = RunId(u64::MAX);
 
-/// Consecutive pages of a run that stand and fall together: they were used alike, and at most the
-/// last of them has others hanging from it.
+/// Consecutive pages of a run that are evicted together: they were used alike, and only the last of
+/// them may have children.
 #[derive(Clone, Debug)]
 pub(super) struct Piece {
     /// The run.
     pub(super) run: RunId,
-    /// The piece it hangs from: the one before it in its run, or where the run hangs.
+    /// The piece that it follows: the previous one in its run, or the run's parent.
     pub(super) up: u32,
-    /// Its first page's number in the run.
+    /// Index of its first page in the run.
     pub(super) start: u32,
-    /// Number of pages; none are left of a piece that is gone.
+    /// Number of pages; zero for a removed piece.
     pub(super) pages: u32,
     /// Length of a page in units.
     pub(super) page_units: u32,
-    /// Pages that were cut off behind it and that the store has yet to report: of a run's last
-    /// piece only.
+    /// Pages cut off behind it whose removal the store has yet to report; only for the last piece
+    /// of a run.
     pub(super) owed: u32,
-    /// Pieces that hang from its last page.
+    /// Pieces that follow its last page.
     pub(super) children: u32,
     older: u32,
     newer: u32,
-    /// When it was used last, in whatever the policy counts.
+    /// Time of last use, on the policy's clock.
     pub(super) stamp: u32,
     /// Length of the run's header in units.
     pub(super) header_units: u8,
@@ -40,11 +40,11 @@ pub(super) struct Piece {
 }
 
 const LISTED: u8 = 1;
-/// Set if it was known, by its key, when it was admitted.
+/// Set if its key was remembered when it was admitted.
 const KNOWN: u8 = 2;
-/// Set while it waits for its pins to end: see `tree::held`.
+/// Set while the piece waits for its pins to end: see `tree::pinned`.
 const HELD: u8 = 4;
-/// From here on, the turn of the order that it belongs to: see `tree`.
+/// The bits from here on hold the turn of its policy: see `tree`.
 const TURN: u8 = 8;
 /// Turns are counted modulo this.
 pub(super) const TURNS: u8 = u8::MAX / TURN + 1;
@@ -99,7 +99,7 @@ impl Piece {
         self.flags = (self.flags & !HELD) | if held { HELD } else { 0 };
     }
 
-    /// The turn of the order that it belongs to, modulo [`TURNS`].
+    /// The turn of its policy, modulo [`TURNS`].
     pub(super) fn turn(&self) -> u8 {
         self.flags / TURN
     }
@@ -108,7 +108,7 @@ impl Piece {
         self.flags = (self.flags % TURN) | (turn * TURN);
     }
 
-    /// Whether it is gone, though others hang from it.
+    /// Whether it is removed and kept only for its children.
     pub(super) fn is_gone(&self) -> bool {
         self.run == NO_RUN
     }
@@ -118,7 +118,7 @@ impl Piece {
 #[derive(Debug)]
 pub(super) struct Pieces {
     slots: Vec<Piece>,
-    /// First of the vacant slots, chained by `up`.
+    /// First vacant slot; the others are chained by `up`.
     vacant: u32,
     used: usize,
 }
@@ -141,7 +141,7 @@ impl Pieces {
         slot
     }
 
-    /// Takes a piece out that is in no list. Its slot is used again once nothing hangs from it.
+    /// Removes an unlisted piece. Its slot is reused once it has no children.
     pub(super) fn remove(&mut self, slot: u32) {
         let vacant = self.vacant;
         let piece = &mut self[slot];
@@ -180,8 +180,8 @@ impl std::ops::IndexMut<u32> for Pieces {
 
 /// Pieces in order of use. Every operation takes constant time.
 ///
-/// Invariant: the pieces in it form one chain from `oldest` to `newest`, in both directions, and
-/// `units` is what they hold together.
+/// Invariant: its pieces form one chain from `oldest` to `newest` in both directions, and `units`
+/// is their sum.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct List {
     oldest: u32,
@@ -206,7 +206,7 @@ impl List {
         self.units
     }
 
-    /// A piece in it lost `units`.
+    /// Records that a piece of the list lost `units`.
     pub(super) fn shrunk(&mut self, units: u64) {
         self.units -= units;
     }
@@ -219,7 +219,7 @@ impl List {
         self.put(pieces, NONE, slot, self.oldest);
     }
 
-    /// Puts `slot` right behind `older`, which is in the list.
+    /// Inserts `slot` directly after `older`, which is in the list.
     pub(super) fn push_after(&mut self, pieces: &mut Pieces, older: u32, slot: u32) {
         let newer = pieces[older].newer;
         self.put(pieces, older, slot, newer);
@@ -235,7 +235,7 @@ impl List {
         self.join(pieces, slot, newer);
     }
 
-    /// Makes two slots neighbours; with [`NONE`], one an end.
+    /// Makes two slots neighbours; with [`NONE`], makes one an end.
     fn join(&mut self, pieces: &mut Pieces, older: u32, newer: u32) {
         match older {
             NONE => self.oldest = newer,
@@ -247,7 +247,7 @@ impl List {
         }
     }
 
-    /// Takes out a piece that is in it.
+    /// Unlinks a piece of the list.
     pub(super) fn unlink(&mut self, pieces: &mut Pieces, slot: u32) {
         let piece = &mut pieces[slot];
         debug_assert!(piece.is_listed());
@@ -257,7 +257,7 @@ impl List {
         self.join(pieces, older, newer);
     }
 
-    /// Appends `other`, all of it newer, and leaves it empty.
+    /// Appends `other`, whose pieces are all newer, and leaves it empty.
     pub(super) fn append(&mut self, pieces: &mut Pieces, other: &mut Self) {
         if other.oldest == NONE {
             return;
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn both_ends_and_the_middle() {
+    fn unlink_works_at_ends_and_middle() {
         let (mut pieces, mut list) = (pieces(6), List::new());
         [3, 1, 2].into_iter().for_each(|slot| list.push_newest(&mut pieces, slot));
         list.push_oldest(&mut pieces, 0);
@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slot_is_used_again_when_nothing_hangs_from_it() {
+    fn slot_without_children_is_reused() {
         let mut pieces = pieces(2);
         pieces[0].children = 1;
         pieces.remove(0);

@@ -1,13 +1,13 @@
-//! Which policies there are.
+//! The available eviction policies.
 
 use super::Eviction;
 use super::adaptive::Adaptive;
 use super::arc::Arc;
 use super::density::Density;
+use super::eviction_policy::EvictionPolicy;
+use super::fixed::FixedPolicy;
 use super::lru::Lru;
-use super::order::Order;
 use super::s3fifo::S3Fifo;
-use super::single::Single;
 use super::two_q::TwoQ;
 use ritornello_format::{Error, Result};
 
@@ -22,15 +22,15 @@ pub enum Policy {
     TwoQ,
     /// Three queues, first in first out: Yang et al., SOSP '23.
     S3Fifo,
-    /// Least hope of a hit first, as learnt from the intervals between uses.
+    /// Least expected hits first, learnt from the intervals between uses.
     Density,
-    /// Whichever of the others would have done best lately, by shadow caches.
+    /// The policy that would have done best recently, by shadow caches.
     #[default]
     Adaptive,
 }
 
 impl Policy {
-    /// All of them.
+    /// All policies.
     pub const ALL: [Self; 6] =
         [Self::Lru, Self::Arc, Self::TwoQ, Self::S3Fifo, Self::Density, Self::Adaptive];
 
@@ -58,10 +58,10 @@ impl Policy {
         })
     }
 
-    /// The policy, without any runs.
+    /// Creates the policy without runs.
     #[must_use]
     pub fn build(self) -> Box<dyn Eviction> {
-        let order: Box<dyn Order> = match self {
+        let policy: Box<dyn EvictionPolicy> = match self {
             Self::Lru => Box::new(Lru::new()),
             Self::Arc => Box::new(Arc::new()),
             Self::TwoQ => Box::new(TwoQ::new()),
@@ -69,7 +69,7 @@ impl Policy {
             Self::Density => Box::new(Density::new()),
             Self::Adaptive => return Box::new(Adaptive::new()),
         };
-        Box::new(Single::new(order))
+        Box::new(FixedPolicy::new(policy))
     }
 }
 
@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_are_read_back() {
+    fn policy_names_parse_back() {
         for policy in Policy::ALL {
             assert_eq!(Policy::parse(policy.word()).unwrap(), policy);
             assert_eq!(policy.build().name(), policy.word());

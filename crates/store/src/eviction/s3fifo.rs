@@ -1,14 +1,14 @@
 //! Three queues, first in first out.
 
+use super::eviction_policy::{Arrival, EvictionPolicy};
 use super::ghost::Ghosts;
-use super::order::{Arrival, Order};
 use super::pieces::{List, Piece, Pieces};
 
-/// New pages go through a small queue, a tenth of the space, and on to the main one only if they were used there; what
-/// the main queue would evict gets another round for each of its last three uses.
+/// New pages enter a small queue, a tenth of the space, and move to the main queue only if they
+/// were used there; the main queue gives a page another round for each of its last three uses.
 ///
-/// Yang et al., "FIFO Queues Are All You Need for Cache Eviction", SOSP '23. One use is enough to
-/// go on: a request that reads pages twice counts twice here.
+/// Yang et al., "FIFO Queues Are All You Need for Cache Eviction", SOSP '23. One use suffices to
+/// move on: a request that reads pages twice counts twice here.
 #[derive(Debug)]
 pub(super) struct S3Fifo {
     /// The small queue, then the main one.
@@ -20,7 +20,7 @@ pub(super) struct S3Fifo {
 
 const SMALL: usize = 0;
 const MAIN: usize = 1;
-/// Uses that count. A piece's `stamp` is the number of those that it has left.
+/// Maximum uses that count. A piece's `stamp` is the number it has left.
 const USES_MAX: u32 = 3;
 
 impl S3Fifo {
@@ -32,13 +32,13 @@ impl S3Fifo {
         &mut self.lists[usize::from(piece.queue != SMALL as u8)]
     }
 
-    /// Units that the small queue should have.
+    /// Target units of the small queue.
     fn small(&self) -> u64 {
         self.capacity / 10
     }
 }
 
-impl Order for S3Fifo {
+impl EvictionPolicy for S3Fifo {
     fn name(&self) -> &'static str {
         "s3fifo"
     }

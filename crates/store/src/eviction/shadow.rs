@@ -1,29 +1,29 @@
 //! A candidate's miniature store, and the sample of pages that all of them see.
 
-use super::order::Order;
+use super::eviction_policy::EvictionPolicy;
 use super::tree::Tree;
 use super::{Holdings, Resident, Used};
 use ritornello_index::RunId;
 
-/// At most so many candidates.
+/// Maximum candidates.
 pub(super) const CANDIDATES_MAX: usize = 8;
-/// Sequences whose ends are remembered, so that what follows them is known to.
+/// Recent sequences whose ends are remembered, so that their continuations are recognised.
 const ENDS: usize = 1024;
 
-/// What came before a page.
+/// The pages before a page.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Prefix {
-    /// The last page of it that is in the sample.
+    /// The last of them in the sample.
     pub(super) last: Option<u64>,
-    /// Which shadows had all of it.
+    /// Which shadows had all of them.
     pub(super) alive: [bool; CANDIDATES_MAX],
 }
 
-/// The sample: pages whose keys fall below a threshold, when hashed.
+/// The sample: pages whose hashed keys fall below a threshold.
 #[derive(Debug)]
 pub(super) struct Sample {
     shift: u32,
-    /// The sampled pages of the sequence at hand, what came before them, and the key at its end.
+    /// The sampled pages of the present sequence, the pages before them, and the key at its end.
     keys: Vec<u64>,
     prefix: Prefix,
     end: Option<u64>,
@@ -36,7 +36,7 @@ impl Sample {
         Self { shift: 0, keys: Vec::new(), prefix: Prefix::default(), end: None, ends: Vec::new() }
     }
 
-    /// One page in so many is taken.
+    /// One page in this many is sampled.
     pub(super) fn rate(&self) -> u64 {
         1 << self.shift
     }
@@ -45,13 +45,13 @@ impl Sample {
         self.shift += 1;
     }
 
-    /// Whether a page is in the sample. Bits of the key that hash tables do not look at first.
+    /// Whether a page is in the sample. Uses bits of the key that hash tables do not use first.
     pub(super) fn has(&self, key: u64) -> bool {
         let mixed = key.wrapping_mul(0xD6E8_FEB8_6659_FD93);
         (mixed ^ (mixed >> 32)) & (self.rate() - 1) == 0
     }
 
-    /// Takes in a sequence.
+    /// Adds a sequence.
     pub(super) fn take(&mut self, after: Option<u64>, pages: &mut dyn Iterator<Item = u64>) {
         self.prefix = match after {
             None => Prefix { last: None, alive: [true; CANDIDATES_MAX] },
@@ -78,9 +78,9 @@ impl Sample {
         self.prefix
     }
 
-    /// Remembers the end of the sequence at hand, and which shadows had all of it. Without any,
+    /// Remembers the end of the present sequence, and which shadows had all of it. Does nothing if
     /// no page of it was sampled.
-    pub(super) fn settle(&mut self, alive: &[bool]) {
+    pub(super) fn note_end(&mut self, alive: &[bool]) {
         let Some(end) = self.end else { return };
         let mut prefix = self.prefix;
         prefix.last = self.keys.last().copied().or(prefix.last);
@@ -94,7 +94,7 @@ impl Sample {
     }
 }
 
-/// What a candidate would hold of the sampled pages. Each page is a run of its own, named by its
+/// A candidate's contents, as far as they are sampled. Each page is a run of its own, named by its
 /// key.
 #[derive(Debug)]
 pub(super) struct Shadow {
@@ -109,10 +109,10 @@ pub(super) struct Shadow {
 }
 
 impl Shadow {
-    pub(super) fn new(order: Box<dyn Order>) -> Self {
+    pub(super) fn new(policy: Box<dyn EvictionPolicy>) -> Self {
         Self {
-            name: order.name(),
-            tree: Tree::new(order, 1),
+            name: policy.name(),
+            tree: Tree::new(policy, 1),
             capacity: u64::MAX,
             asked: 0,
             hits: 0,
@@ -154,8 +154,8 @@ impl Shadow {
         self.tree.memory_bytes() + self.path.capacity() * size_of::<Used>()
     }
 
-    /// Reads what is there of a sequence and puts the rest. `alive`: it had all before. What was
-    /// counted so far fades to `kept`. Returns the number of hits.
+    /// Reads the present pages of a sequence and puts the rest. `alive`: it had all pages before.
+    /// Multiplies earlier counts by `kept`. Returns the number of hits.
     pub(super) fn demand(
         &mut self,
         before: Option<u64>,
@@ -178,17 +178,17 @@ impl Shadow {
         if let (Some(first), Some(before)) = (keys[..there].first(), before) {
             self.tree.link(RunId(*first), RunId(before), 0);
         }
-        let mut wanted = 0;
+        let mut request = 0;
         for key in &keys[there..] {
-            // Left over from when what it hangs from was not known to be before it.
+            // Remains from a time when its parent was not known to precede it.
             self.tree.remove(RunId(*key));
-            wanted += 1;
+            request += 1;
         }
-        let excess = (self.tree.pages() + wanted).saturating_sub(self.capacity);
+        let excess = (self.tree.pages() + request).saturating_sub(self.capacity);
         if excess > 0 {
             self.tree.victims(excess, &Pinned(parent));
         }
-        // What finds no room is refused, as the store does.
+        // Pages that do not fit are refused, as by the store.
         let room = usize::try_from(self.capacity.saturating_sub(self.tree.pages()));
         let fit = (keys.len() - there).min(room.unwrap_or(usize::MAX));
         let mut parent = parent;
@@ -206,7 +206,7 @@ impl Shadow {
         if alive { there } else { 0 }
     }
 
-    /// Forgets what is no longer in the sample.
+    /// Removes pages that are no longer sampled.
     pub(super) fn thin(&mut self, sample: &Sample) {
         let out: Vec<RunId> = self.tree.runs().filter(|run| !sample.has(run.0)).collect();
         out.into_iter().for_each(|run| self.tree.remove(run));
@@ -218,7 +218,7 @@ impl Shadow {
     }
 }
 
-/// The page that others are about to hang from.
+/// The page that others are about to follow.
 struct Pinned(Option<u64>);
 
 impl Holdings for Pinned {

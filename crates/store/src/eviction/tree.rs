@@ -1,78 +1,79 @@
-//! What all policies share: which pages there are, in pieces; what hangs from what; what may go.
+//! The tree of pieces that all policies share: which pages exist, which follow which, and which may
+//! be evicted.
 
+use super::eviction_policy::{Arrival, EvictionPolicy};
 use super::fold::{Folding, table_bytes};
-use super::order::{Arrival, Order};
 use super::pieces::{NONE, Piece, Pieces, TURNS};
 use super::{Resident, Used};
-use full::Full;
-use held::HeldPieces;
+use capacity::CapacityEstimate;
+use pinned::PinnedPieces;
 use ritornello_index::RunId;
 use std::collections::HashMap;
 
-mod full;
-mod held;
+mod capacity;
+mod pinned;
 mod victims;
 
-/// A run is cut in chunks of about this many units (16 MiB): smaller ones leave free space in
-/// more pieces, larger ones lose more than is wanted. At 95 % full, runs of mixed shapes take 1.3
-/// to 1.8 extents with it, 1.5 to 1.9 with a quarter of it (`ritornello_volume::space`, test
+/// Runs are cut in chunks of about this many units (16 MiB): smaller chunks fragment the free
+/// space, larger ones evict more than needed. At 95 % full, runs of mixed shapes take 1.3 to 1.8
+/// extents with it, 1.5 to 1.9 with a quarter of it (`ritornello_volume::space`, test
 /// `runs_stay_whole_at_steady_state`).
 pub(super) const CHUNK_UNITS: u32 = 4096;
-/// Uses split runs into pieces of at least so many chunks. Pieces go one by one, and what a short
-/// one leaves free takes no run whole: where uses end anywhere, runs lie in 2.1 to 2.5 extents with
-/// splits anywhere, in 1.0 to 1.5 with these (test `runs_lie_in_few_extents`). The price is that up
-/// to as much behind the end of a use stays with it.
+/// Uses split runs into pieces of at least this many chunks. Pieces are evicted one by one, and the
+/// space of a short one holds no complete run: with uses that end anywhere, runs lie in 2.1 to 2.5
+/// extents if splits are unrestricted, and in 1.0 to 1.5 with this limit (test
+/// `runs_lie_in_few_extents`). The price is that up to as many pages behind the end of a use are
+/// kept with it.
 const SPLIT_CHUNKS: u32 = 2;
-/// So many runs may be in pieces beyond the one each that every run may have.
+/// Pieces allowed beyond one per run.
 const SPLITS_SPARE: usize = 1024;
-/// Pieces that go over to a new order with each call.
+/// Pieces that move to a new policy per call.
 const MOVED_PER_CALL: usize = 32;
 
-/// Pieces of runs as a tree, with the order in which they go.
+/// Pieces of runs as a tree, with the policy that orders them.
 ///
-/// A run is one piece at first. It is split where another run hangs from its middle, so that
-/// whatever hangs from a piece hangs from its last page and a piece may go when nothing does; and
-/// near where a use ended in its middle, so that the head counts as used and the tail does not.
-/// Pieces that are used together again become one.
+/// A run is one piece at first. It is split where another run follows one of its middle pages, so
+/// that children always follow a piece's last page, and a piece without children may be evicted;
+/// and near the end of a use in its middle, so that the head counts as used and the tail does not.
+/// Pieces that are used together again are merged.
 ///
-/// Another order can take over at any time: [`Tree::follow`]. The pieces change sides a few with
-/// every call, the warmest first, each as the oldest there, while what must go is taken from those
-/// that have not: so the order of use survives, and no call takes long.
+/// Another policy can take over at any time: [`Tree::follow`]. A few pieces move with every call,
+/// the warmest first, each becoming the oldest in the new policy, while victims come from those
+/// that have not moved: the order of use is kept, and no call takes long.
 ///
-/// Invariants: a piece that is not listed (between calls) has others hanging from it; a listed
-/// piece of this turn is listed by `order`, any other listed one by `retiring`; `last` names the
-/// last piece of every run, from which `up` leads to the others.
+/// Invariants: a piece that is not listed (between calls) has children; a listed piece of this turn
+/// is listed by `policy`, any other listed one by `retiring`; `last` names the last piece of every
+/// run, from which `up` leads to the others.
 #[derive(Debug)]
 pub(super) struct Tree {
     pieces: Pieces,
     last: HashMap<RunId, u32, Folding>,
-    /// Runs that came before those they hang from, by those: when a store is opened, the runs
-    /// come by last use.
+    /// Runs admitted before their parents, by parent: at opening, runs are admitted by last use.
     orphans: HashMap<RunId, Vec<(RunId, u32)>, Folding>,
-    order: Box<dyn Order>,
-    retiring: Option<Box<dyn Order>>,
-    /// Orders so far, modulo 64.
+    policy: Box<dyn EvictionPolicy>,
+    retiring: Option<Box<dyn EvictionPolicy>>,
+    /// Number of policies so far, modulo 64.
     turn: u8,
     units: u64,
     pages: u64,
-    full: Full,
-    held: HeldPieces,
+    capacity: CapacityEstimate,
+    pinned: PinnedPieces,
     chunk_units: u32,
 }
 
 impl Tree {
-    pub(super) fn new(order: Box<dyn Order>, chunk_units: u32) -> Self {
+    pub(super) fn new(policy: Box<dyn EvictionPolicy>, chunk_units: u32) -> Self {
         Self {
             pieces: Pieces::new(),
             last: HashMap::default(),
             orphans: HashMap::default(),
-            order,
+            policy,
             retiring: None,
             turn: 0,
             units: 0,
             pages: 0,
-            full: Full::default(),
-            held: HeldPieces::default(),
+            capacity: CapacityEstimate::default(),
+            pinned: PinnedPieces::default(),
             chunk_units: chunk_units.max(1),
         }
     }
@@ -87,9 +88,9 @@ impl Tree {
         self.pages
     }
 
-    /// Number of pages when the store is full.
+    /// Number of pages of a full store.
     pub(super) fn pages_when_full(&self) -> u64 {
-        self.full.pages()
+        self.capacity.pages()
     }
 
     pub(super) fn knows(&self, run: RunId) -> bool {
@@ -100,28 +101,28 @@ impl Tree {
         self.last.keys().copied()
     }
 
-    /// Whether pieces are still going over to a new order.
+    /// Whether pieces are still moving to a new policy.
     pub(super) fn is_moving(&self) -> bool {
         self.retiring.is_some()
     }
 
     pub(super) fn memory_bytes(&self) -> usize {
-        let orders = [Some(&self.order), self.retiring.as_ref()];
+        let orders = [Some(&self.policy), self.retiring.as_ref()];
         self.pieces.memory_bytes()
-            + self.held.memory_bytes()
+            + self.pinned.memory_bytes()
             + table_bytes(self.last.capacity(), size_of::<(RunId, u32)>())
-            + orders.iter().flatten().map(|order| order.memory_bytes()).sum::<usize>()
+            + orders.iter().flatten().map(|policy| policy.memory_bytes()).sum::<usize>()
     }
 
-    /// Lets another order take over, unless one is just doing so.
-    pub(super) fn follow(&mut self, mut order: Box<dyn Order>) {
+    /// Switches to another policy, unless a switch is in progress.
+    pub(super) fn follow(&mut self, mut policy: Box<dyn EvictionPolicy>) {
         debug_assert!(self.retiring.is_none());
-        order.set_capacity(self.full.units(), self.full.keys());
-        self.retiring = Some(std::mem::replace(&mut self.order, order));
+        policy.set_capacity(self.capacity.units(), self.capacity.keys());
+        self.retiring = Some(std::mem::replace(&mut self.policy, policy));
         self.turn = (self.turn + 1) % TURNS;
     }
 
-    /// Takes some pieces over from the order that retires.
+    /// Moves some pieces from the retiring policy.
     fn move_some(&mut self) {
         for _ in 0..MOVED_PER_CALL {
             let Some(retiring) = &mut self.retiring else { return };
@@ -135,10 +136,10 @@ impl Tree {
         }
     }
 
-    /// Lists a piece that another order had.
+    /// Lists a piece of another policy.
     fn inherit(&mut self, slot: u32) {
         self.pieces[slot].set_turn(self.turn);
-        self.order.insert(&mut self.pieces, slot, Arrival::Inherited);
+        self.policy.insert(&mut self.pieces, slot, Arrival::Inherited);
     }
 
     fn unlink(&mut self, slot: u32) {
@@ -146,18 +147,18 @@ impl Tree {
             return;
         }
         if self.pieces[slot].turn() == self.turn {
-            self.order.unlink(&mut self.pieces, slot);
+            self.policy.unlink(&mut self.pieces, slot);
         } else if let Some(retiring) = &mut self.retiring {
             retiring.unlink(&mut self.pieces, slot);
         }
     }
 
-    /// Lists a piece again that was taken out when its turn came.
+    /// Lists a piece again that was unlinked as a victim.
     fn relist(&mut self, slot: u32) {
         let turn = self.pieces[slot].turn();
         let before = (self.turn + TURNS - 1) % TURNS;
         match &mut self.retiring {
-            _ if turn == self.turn => self.order.relist(&mut self.pieces, slot),
+            _ if turn == self.turn => self.policy.relist(&mut self.pieces, slot),
             Some(retiring) if turn == before => retiring.relist(&mut self.pieces, slot),
             _ => self.inherit(slot),
         }
@@ -167,7 +168,7 @@ impl Tree {
         let ours = self.pieces[slot].turn() == self.turn;
         match &mut self.retiring {
             Some(retiring) if !ours => retiring.list_after(&mut self.pieces, listed, slot),
-            _ => self.order.list_after(&mut self.pieces, listed, slot),
+            _ => self.policy.list_after(&mut self.pieces, listed, slot),
         }
     }
 
@@ -178,7 +179,7 @@ impl Tree {
         }
         match &mut self.retiring {
             Some(retiring) if piece.turn() != self.turn => retiring.shrunk(piece, units),
-            _ => self.order.shrunk(piece, units),
+            _ => self.policy.shrunk(piece, units),
         }
     }
 
@@ -194,11 +195,11 @@ impl Tree {
         }
         let mut piece = Piece::new(run, pages, page_units, header_units);
         let units = piece.units();
-        let mut known = self.order.recall(key, units);
+        let mut known = self.policy.recall(key, units);
         let mut continues = false;
         if up != NONE {
             let before = &self.pieces[up];
-            // The runs of a long put: its first page speaks for all.
+            // The runs of a long put: its first page decides for all.
             known |= before.is_known() && before.uses == 0;
             continues = before.uses > 0 && before.children == 1;
         }
@@ -209,7 +210,7 @@ impl Tree {
         self.last.insert(run, slot);
         self.units += units;
         self.pages += u64::from(pages);
-        self.order.insert(&mut self.pieces, slot, Arrival::New { known, continues });
+        self.policy.insert(&mut self.pieces, slot, Arrival::New { known, continues });
         if !self.orphans.is_empty() {
             let orphans = self.orphans.remove(&run).unwrap_or_default();
             orphans.into_iter().for_each(|(child, page)| self.link(child, run, page));
@@ -235,13 +236,13 @@ impl Tree {
         }
     }
 
-    /// The piece before this one in the same run.
+    /// The previous piece in the same run.
     fn before(&self, slot: u32) -> Option<u32> {
         let piece = &self.pieces[slot];
         (piece.start > 0 && piece.up != NONE).then_some(piece.up)
     }
 
-    /// The piece that ends with a page, for one more to hang from it.
+    /// Returns the piece that ends with a page, which gets one more child.
     fn attach(&mut self, (run, page): (RunId, u32)) -> Option<u32> {
         let mut slot = *self.last.get(&run)?;
         while self.pieces[slot].start > page {
@@ -254,7 +255,7 @@ impl Tree {
         Some(slot)
     }
 
-    /// Makes the pages before `at` a piece of their own, and returns it.
+    /// Makes the pages before `at` a piece of their own. Returns it.
     fn split(&mut self, slot: u32, at: u32) -> u32 {
         let tail = &mut self.pieces[slot];
         let units = tail.units();
@@ -276,11 +277,11 @@ impl Tree {
         head
     }
 
-    /// Joins a piece to the one before it in its run, if they have been used alike.
+    /// Merges a piece with the previous one in its run, if they were used alike.
     fn merge(&mut self, slot: u32) -> bool {
         let Some(before) = self.before(slot) else { return false };
         let (head, tail) = (&self.pieces[before], &self.pieces[slot]);
-        // Beyond two, orders do not count.
+        // Policies do not distinguish more than two uses.
         let standing = |piece: &Piece| (piece.queue, piece.stamp, piece.uses.min(2), piece.turn());
         if head.children > 1
             || !head.is_listed()
@@ -304,7 +305,7 @@ impl Tree {
         self.move_some();
         for used in path.iter().rev() {
             let Some(&last) = self.last.get(&used.run) else { continue };
-            // The piece behind, if it was used as well.
+            // The next piece, if it was used as well.
             let (mut slot, mut behind) = (last, None);
             loop {
                 let piece = &self.pieces[slot];
@@ -328,7 +329,7 @@ impl Tree {
     }
 
     /// Where a use that ended before page `pages` of a run splits `piece`: at a multiple of
-    /// [`SPLIT_CHUNKS`], with as much behind it, or not at all.
+    /// [`SPLIT_CHUNKS`] with as much behind it, or not at all.
     fn end_of_use(&self, piece: &Piece, pages: u32) -> u32 {
         let least = (self.chunk_units.saturating_mul(SPLIT_CHUNKS) / piece.page_units).max(1);
         let end = pages.div_ceil(least).saturating_mul(least);
@@ -347,17 +348,17 @@ impl Tree {
             self.unlink(slot);
             self.inherit(slot);
         } else if !listed {
-            self.order.relist(&mut self.pieces, slot);
+            self.policy.relist(&mut self.pieces, slot);
         }
-        self.order.touch(&mut self.pieces, slot);
+        self.policy.touch(&mut self.pieces, slot);
     }
 
     pub(super) fn shrink(&mut self, run: RunId, pages: u32) {
         let Some(&slot) = self.last.get(&run) else { return };
         let owed = &mut self.pieces[slot].owed;
-        let settled = pages.min(*owed);
-        *owed -= settled;
-        let mut left = pages - settled;
+        let repaid = pages.min(*owed);
+        *owed -= repaid;
+        let mut left = pages - repaid;
         while left > 0 {
             let Some(&slot) = self.last.get(&run) else { return };
             let gone = left.min(self.pieces[slot].pages);
@@ -372,7 +373,7 @@ impl Tree {
         }
     }
 
-    /// Takes the last `gone` pages off a run's last piece. Returns the units they had.
+    /// Removes the last `gone` pages of a run's last piece. Returns their units.
     fn take_off(&mut self, slot: u32, gone: u32) -> u64 {
         let piece = &self.pieces[slot];
         let (run, up, owed) = (piece.run, piece.up, piece.owed);
@@ -399,7 +400,7 @@ impl Tree {
         units
     }
 
-    /// One piece less hangs from `up`.
+    /// Removes one child from `up`.
     fn detach(&mut self, up: u32) {
         if up == NONE {
             return;

@@ -1,15 +1,15 @@
 //! Two queues.
 
+use super::eviction_policy::{Arrival, EvictionPolicy};
 use super::ghost::Ghosts;
-use super::order::{Arrival, Order};
 use super::pieces::{List, Piece, Pieces};
 
-/// New pages go through a queue that uses do not change; those that are wanted again after they
-/// left it are kept in a list by last use.
+/// New pages go through a queue that uses do not reorder; pages requested again after they left it
+/// are kept in a list by last use.
 ///
 /// Johnson and Shasha, "2Q: A Low Overhead High Performance Buffer Management Replacement
-/// Algorithm", VLDB '94: the full version, its queue a quarter of the space, its memory of what
-/// left it a half.
+/// Algorithm", VLDB '94: the full version, with a queue of a quarter of the space and a memory of
+/// evicted pages of half of it.
 #[derive(Debug)]
 pub(super) struct TwoQ {
     /// The queue, then the list.
@@ -32,7 +32,7 @@ impl TwoQ {
     }
 }
 
-impl Order for TwoQ {
+impl EvictionPolicy for TwoQ {
     fn name(&self) -> &'static str {
         "2q"
     }

@@ -33,7 +33,7 @@ const SECOND: Duration = Duration::from_secs(1);
 const ME: ClientId = ClientId(1);
 
 #[test]
-fn extents_come_back_with_the_last_lease() {
+fn last_lease_frees_deferred_extents() {
     let (mut table, _) = table();
     let (a, b) = (RunId(1), RunId(2));
     let first = table.grant(&[a, b], SECOND, ME).unwrap();
@@ -52,7 +52,7 @@ fn extents_come_back_with_the_last_lease() {
 }
 
 #[test]
-fn a_run_that_is_named_twice_is_pinned_twice() {
+fn run_named_twice_is_pinned_twice() {
     let (mut table, _) = table();
     let lease = table.grant(&[RunId(1), RunId(1)], SECOND, ME).unwrap();
     table.defer(RunId(1), vec![extent(0)]);
@@ -61,7 +61,7 @@ fn a_run_that_is_named_twice_is_pinned_twice() {
 }
 
 #[test]
-fn leases_end_when_their_time_is_over() {
+fn leases_expire() {
     let (mut table, clock) = table();
     table.grant(&[RunId(1)], SECOND, ME).unwrap();
     table.grant(&[RunId(2)], 3 * SECOND, ME).unwrap();
@@ -77,7 +77,7 @@ fn leases_end_when_their_time_is_over() {
 }
 
 #[test]
-fn nobody_holds_more_than_is_left_for_the_others() {
+fn client_holds_at_most_what_is_left() {
     let (mut table, _) = table();
     let half = vec![RunId(7); PINS_MAX / 2];
     let all = table.grant(&half, SECOND, ME).unwrap();
@@ -102,7 +102,7 @@ fn nobody_holds_more_than_is_left_for_the_others() {
 }
 
 #[test]
-fn client_leases_at_most_what_is_left() {
+fn counted_leases_are_within_the_share() {
     let (mut table, _) = table();
     let runs: Vec<RunId> = (0..10).map(RunId).collect();
     let (capacity, other) = (100, ClientId(8));
@@ -141,7 +141,7 @@ fn uncounted_leases_pin_beyond_the_share() {
 }
 
 #[test]
-fn the_clock_of_the_machine_goes_on() {
+fn boot_clock_advances() {
     let table = LeaseTable::new();
     assert!(table.next > 1, "numbers differ from those of an earlier owner");
     let now = BootClock.now();
@@ -171,24 +171,24 @@ fn actions() -> impl Strategy<Value = Vec<Action>> {
     prop::collection::vec(action, 1..100)
 }
 
-/// A lease as the model knows it: number, runs, deadline in seconds, client, whether it counts.
+/// A lease in the model: number, runs, deadline in seconds, client, whether it counts.
 type Known = (u64, Vec<u64>, u64, u64, bool);
 
-/// Units of the store that the model's leases are on, and those of a run.
+/// Units of the modelled store.
 const CAPACITY: u64 = 40;
 
 fn units_of(run: u64) -> u64 {
     1 + run % 8
 }
 
-/// Units of the runs that counted leases are on, of one client or of all.
+/// Units of runs with counted leases, of one client or of all.
 fn counted_units(leases: &[Known], client: Option<u64>) -> u64 {
     let counted = leases.iter().filter(|known| known.4 && client.is_none_or(|c| c == known.3));
     let runs: BTreeSet<u64> = counted.flat_map(|known| known.1.iter().copied()).collect();
     runs.into_iter().map(units_of).sum()
 }
 
-/// How many leading runs a counted lease of `client` may be on.
+/// Maximum leading runs of a counted lease of `client`.
 fn within_share(leases: &[Known], runs: &[u64], client: u64) -> usize {
     let fits = |count: &usize| {
         let mut leases = leases.to_vec();
@@ -203,7 +203,7 @@ fn within_share(leases: &[Known], runs: &[u64], client: u64) -> usize {
 
 proptest! {
     #[test]
-    fn nothing_leased_is_free_and_nothing_free_is_kept(actions in actions()) {
+    fn leased_extents_are_deferred_and_others_freed(actions in actions()) {
         let (mut table, clock) = table();
         let mut leases: Vec<Known> = Vec::new();
         let mut held: Vec<(u64, Extent)> = Vec::new();

@@ -1,8 +1,8 @@
-//! A small store in a temporary directory or on a simulated disk, and pages whose bytes follow
-//! from their key, so that every byte that comes back can be judged.
+//! A small store in a temporary directory or on a simulated disk, and pages whose bytes follow from
+//! their key, so that every byte read can be checked.
 //!
-//! `RITORNELLO_TEST_INDEX=lsm` names the index of the stores in real directories. Those on a simulated
-//! disk keep `run`: RocksDB does its own I/O, which no simulated disk sees.
+//! `RITORNELLO_TEST_INDEX=lsm` names the index of the stores in real directories. Those on a
+//! simulated disk keep `run`: RocksDB does its own I/O, which no simulated disk sees.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 #![allow(dead_code, reason = "each test file uses its own part")]
 
@@ -11,8 +11,8 @@ pub mod volumes;
 use ritornello_format::{Result, Scope};
 use ritornello_medium::{Host, Medium};
 use ritornello_store::{
-    Alive, Catalog, ClientId, Durability, Engine, IndexKind, LeaseNumber, Options, Outcome, Store,
-    Terms,
+    Catalog, ClientAlive, ClientId, Durability, IndexKind, LeaseNumber, Options, Outcome,
+    PutOptions, Store, StoreCore,
 };
 use ritornello_volume::memory::{BorrowedPages, BorrowedPagesMut};
 use ritornello_volume::segments::IoChoice;
@@ -25,7 +25,7 @@ use std::time::Duration;
 pub const MIB: u64 = 1 << 20;
 
 pub struct Open {
-    pub engine: Arc<Engine>,
+    pub core: Arc<StoreCore>,
     pub store: Arc<Store>,
     tested_index: Option<IndexKind>,
 }
@@ -40,12 +40,11 @@ fn tested_index(dir: &Path) -> Option<IndexKind> {
 impl Open {
     pub fn close(self) {
         self.store.close();
-        self.engine.close().unwrap();
+        self.core.close().unwrap();
     }
 
-    /// Stops without making anything durable, as a killed process does. RocksDB does not open a
-    /// second time in a process that has it open, so with it this is a close. Returns whether
-    /// it was none.
+    /// Stops without making anything durable, like a killed process. RocksDB does not open twice in
+    /// one process, so with it this is a close. Returns whether it was not.
     pub fn forget(self) -> bool {
         if self.tested_index.is_some() {
             self.close();
@@ -57,7 +56,7 @@ impl Open {
     }
 }
 
-/// Segments of 1 MiB; no background sync before an hour is over, so that tests decide.
+/// Segments of 1 MiB; no background sync within an hour, so that tests decide.
 pub fn options(dir: &Path, mib: u64) -> Options {
     Options {
         capacity: Some(mib * MIB),
@@ -75,13 +74,13 @@ pub fn open_on(medium: Arc<dyn Medium>, options: &Options) -> Result<Open> {
     open_beside(medium, options, Arc::new(|_| false))
 }
 
-/// Opens a store that client processes use; `alive` says which of them live.
-pub fn open_beside(medium: Arc<dyn Medium>, options: &Options, alive: Alive) -> Result<Open> {
-    let engine = Engine::open(medium, options, alive)?;
-    let session = Arc::new(engine.session(ClientId::LOCAL, ""));
+/// Opens a store that client processes use; `alive` returns which of them live.
+pub fn open_beside(medium: Arc<dyn Medium>, options: &Options, alive: ClientAlive) -> Result<Open> {
+    let core = StoreCore::open(medium, options, alive)?;
+    let catalog = Arc::new(core.catalog_for(ClientId::LOCAL, ""));
     let staging = Staging::new(8 * MIB as usize)?;
-    let store = Store::new(session, engine.segments(), staging);
-    Ok(Open { engine, store, tested_index: tested_index(&options.dir) })
+    let store = Store::new(catalog, core.segments(), staging);
+    Ok(Open { core, store, tested_index: tested_index(&options.dir) })
 }
 
 pub fn open(dir: &Path, mib: u64) -> Open {
@@ -105,7 +104,7 @@ pub fn refs(keys: &[Vec<u8>]) -> Vec<&[u8]> {
     keys.iter().map(Vec::as_slice).collect()
 }
 
-/// The only bytes that are right for `key` in `scope`.
+/// The only correct bytes for `key` in `scope`.
 pub fn page(scope: &Scope, key: &[u8]) -> Vec<u8> {
     let bytes = scope.resolved_page_bytes().unwrap() as usize;
     let mut seed = scope.id().seed();
@@ -133,17 +132,17 @@ pub fn try_put(
     let pages: Vec<Vec<u8>> = keys.iter().map(|key| page(scope, key)).collect();
     let pages: Vec<&[u8]> = pages.iter().map(Vec::as_slice).collect();
     let source = BorrowedPages::new(&pages);
-    store.put_batch(scope, &refs(keys), &source, &Terms::behind(parent), &Control::default())
+    store.put_batch(scope, &refs(keys), &source, &PutOptions::after(parent), &Control::default())
 }
 
-/// Keeps the leading pages as a read in progress does: without the bound on a client's leases.
+/// Leases the leading pages like a read in progress: without the bound on a client's leases.
 pub fn begin_read(open: &Open, scope: &Scope, keys: &[Vec<u8>]) -> LeaseNumber {
-    let session = open.engine.session(ClientId::LOCAL, "");
-    let reference = session.resolve(scope, false).unwrap().unwrap();
-    session.locate(reference, &refs(keys)).unwrap().lease
+    let catalog = open.core.catalog_for(ClientId::LOCAL, "");
+    let reference = catalog.resolve(scope, false).unwrap().unwrap();
+    catalog.locate(reference, &refs(keys)).unwrap().lease
 }
 
-/// Gets the leading pages and checks every page that is said to have come.
+/// Gets the leading pages and checks every page reported as read.
 pub fn get(store: &Store, scope: &Scope, keys: &[Vec<u8>]) -> Outcome {
     let bytes = scope.resolved_page_bytes().unwrap() as usize;
     let mut pages = vec![vec![0xEE; bytes]; keys.len()];

@@ -12,7 +12,7 @@ pub fn two_volumes() -> Options {
     Options { paths, upkeep: false, ..options(Path::new("/store"), 16) }
 }
 
-/// What opens the store that is in `dir`.
+/// Options for the store in `dir`.
 pub fn at(dir: &str) -> Options {
     Options { upkeep: false, ..Options::new(Path::new(dir)) }
 }
@@ -21,7 +21,7 @@ pub fn reopen(medium: Arc<dyn Medium>) -> Open {
     open_on(medium, &at("/store")).unwrap()
 }
 
-/// Puts, flushes and closes: both volumes hold some of it.
+/// Puts, flushes and closes: both volumes hold pages.
 pub fn fill(disk: &SimDisk) {
     fill_with(disk, &two_volumes());
 }
@@ -37,7 +37,7 @@ pub fn fill_with(disk: &SimDisk, options: &Options) {
     open.close();
 }
 
-/// Pages that come back, of all sequences.
+/// Number of pages found, over all sequences.
 pub fn found(open: &Open) -> usize {
     (0..SEQUENCES).map(|name| get(&open.store, &chained(65_536), &sequence(name, 8)).pages).sum()
 }

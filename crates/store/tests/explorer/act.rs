@@ -8,7 +8,7 @@ use ritornello_format::ScopeSettings;
 
 #[derive(Clone, Debug)]
 pub enum Act {
-    /// Puts the first so many pages of a sequence, retained for so many hours from now on.
+    /// Puts the first pages of a sequence, retained for some hours from now on.
     Put {
         at: usize,
         pages: usize,
@@ -29,16 +29,16 @@ pub enum Act {
     },
     Clear,
     Flush,
-    Tend,
-    /// A flush, or upkeep, and within it a put that was written before is committed.
+    Maintain,
+    /// A flush or upkeep, during which a put that was written before is committed.
     Beside {
         at: usize,
         pages: usize,
-        tend: bool,
+        maintain: bool,
         after: u64,
     },
     Reopen {
-        /// In MiB, if it is to be another capacity.
+        /// The new capacity in MiB, if it changes.
         capacity: Option<u64>,
     },
     Resize {
@@ -47,7 +47,7 @@ pub enum Act {
     AddPath {
         dir: &'static str,
     },
-    /// One of the directories that there are.
+    /// Drains one of the directories.
     DrainPath {
         which: u64,
     },
@@ -55,27 +55,27 @@ pub enum Act {
         kind: usize,
         settings: ScopeSettings,
     },
-    /// Reads and verifies everything, as scrubbing does bit by bit.
+    /// Reads and verifies every page, as scrubbing does over time.
     Scrub,
     Lease {
         at: usize,
     },
     Release,
-    /// So many hours pass.
+    /// Advances the clock by some hours.
     Later {
         hours: u64,
     },
-    /// The process is killed within an act and a flush; the disk keeps its power.
+    /// Kills the process within an act and a flush; the disk keeps its power.
     Kill {
         act: Box<Act>,
         after: u64,
     },
-    /// Power goes, and life goes on with what is left.
+    /// Power loss; the life continues with the surviving state.
     Crash {
         seed: u64,
     },
-    /// The next sync of a file whose path contains `part` fails and drops what was dirty. The owner
-    /// is poisoned and ends; another opens the store, puts and flushes.
+    /// The next sync of a file whose path contains `part` fails and drops dirty pages. The owner is
+    /// poisoned and ends; another opens the store, puts and flushes.
     FailSync {
         part: &'static str,
         at: usize,
@@ -92,11 +92,11 @@ pub enum Act {
         nth: u64,
         reopen: bool,
     },
-    /// The volume is back: for the owner that runs, or for the next one.
+    /// The volume returns: for the running owner, or for the next one.
     Return {
         reopen: bool,
     },
-    /// A client puts, in one go.
+    /// A client puts, without interruption.
     ClientPut {
         who: usize,
         at: usize,
@@ -116,19 +116,19 @@ pub enum Act {
         pages: usize,
     },
     /// A client writes what it reserved, to this owner or a former one, and commits or aborts.
-    ClientSettle {
+    ClientEnd {
         who: usize,
         commit: bool,
     },
-    /// A client is killed after `after` changes of a put, with writes in flight. The engine hears of
-    /// it, and `tend` begins the reuse of the space.
+    /// A client is killed after `after` changes of a put, with writes in flight. The core learns of
+    /// it, and `run_once` begins the reuse of the space.
     ClientKill {
         who: usize,
         at: usize,
         pages: usize,
         after: u64,
         in_flight: usize,
-        tend: bool,
+        maintain: bool,
     },
     /// The owner is killed within a put, and a client becomes the owner.
     Takeover {
@@ -148,7 +148,7 @@ pub enum End {
 }
 
 impl Act {
-    /// In a plain life nothing of the store's shape and settings changes.
+    /// Picks an act; in a plain life none changes the store's space and settings.
     pub fn pick(dice: &mut Dice, plain: bool) -> Self {
         let sequences = if plain { SEQUENCES - NAMES as usize } else { SEQUENCES };
         let at = dice.below(sequences as u64) as usize;
@@ -158,8 +158,8 @@ impl Act {
         match dice.below(if plain { 64 } else { 88 }) {
             0..=31 => put,
             32 | 33 => {
-                let (tend, after) = (dice.one_in(2), dice.below(6));
-                Self::Beside { at, pages: page + 1, tend, after }
+                let (maintain, after) = (dice.one_in(2), dice.below(6));
+                Self::Beside { at, pages: page + 1, maintain, after }
             }
             34..=37 => Self::Get { at },
             38..=41 => Self::Touch { at },
@@ -173,7 +173,7 @@ impl Act {
                 }
             }
             48..=54 => Self::Flush,
-            55..=57 => Self::Tend,
+            55..=57 => Self::Maintain,
             58 | 59 => {
                 let another = !plain && dice.one_in(4);
                 Self::Reopen { capacity: another.then(|| mib(dice)) }
@@ -198,18 +198,18 @@ impl Act {
         }
     }
 
-    /// In a life of `family`; `away` says whether a volume is.
+    /// Picks an act of a life of `family`; `away` says whether a volume is away.
     pub fn pick_in(dice: &mut Dice, family: &Family, away: bool) -> Self {
         if family.is_simple() {
             let act = Self::pick(dice, family.plain);
             let opens = matches!(act, Self::Reopen { .. } | Self::Kill { .. } | Self::Crash { .. });
-            return if family.steady && opens { Self::Tend } else { act };
+            return if family.steady && opens { Self::Maintain } else { act };
         }
         let at = dice.below((SEQUENCES - NAMES as usize) as u64) as usize;
         let pages = 1 + dice.below(keys_of(at).0.pages as u64) as usize;
         let who = dice.below(family.clients.max(1) as u64) as usize;
         let roll = dice.below(100);
-        // Beside clients' acts, those of volumes come where others do.
+        // With clients, the acts of volumes take other numbers.
         let of_volumes = if family.clients > 0 { roll.wrapping_sub(64) } else { roll };
         if family.volumes
             && let Some(act) = Self::of_volumes(dice, of_volumes, away)
@@ -250,10 +250,10 @@ impl Act {
             5 | 6 => Self::ClientGet { who, at },
             7 => Self::ClientFlush { who },
             8..=10 => Self::ClientReserve { who, at, pages },
-            11 | 12 => Self::ClientSettle { who, commit: !dice.one_in(3) },
+            11 | 12 => Self::ClientEnd { who, commit: !dice.one_in(3) },
             _ => {
                 let (after, in_flight) = (dice.below(3), 1 + dice.below(16) as usize);
-                Self::ClientKill { who, at, pages, after, in_flight, tend: dice.one_in(2) }
+                Self::ClientKill { who, at, pages, after, in_flight, maintain: dice.one_in(2) }
             }
         }
     }
@@ -277,7 +277,7 @@ impl End {
     }
 }
 
-/// From the least that a store may have.
+/// A capacity from the minimum on.
 fn mib(dice: &mut Dice) -> u64 {
     4 + dice.below(6)
 }

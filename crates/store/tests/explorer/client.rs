@@ -4,7 +4,7 @@ use crate::half::Half;
 use crate::link::Link;
 use crate::watch::Watched;
 use parking_lot::Mutex;
-use ritornello_store::{Alive, Catalog, ClientId, Engine, Store, open_segments};
+use ritornello_store::{Catalog, ClientAlive, ClientId, Store, StoreCore, open_segments};
 use ritornello_volume::segments::{IoChoice, Segments};
 use ritornello_volume::staging::Staging;
 use std::collections::BTreeSet;
@@ -16,8 +16,8 @@ use std::sync::Arc;
 pub struct Names(Arc<Mutex<BTreeSet<String>>>);
 
 impl Names {
-    /// What an engine asks.
-    pub fn alive(&self) -> Alive {
+    /// The liveness check of a core.
+    pub fn alive(&self) -> ClientAlive {
         let names = Arc::clone(&self.0);
         Arc::new(move |name| names.lock().contains(name))
     }
@@ -42,18 +42,18 @@ pub struct Client {
     pub link: Arc<Link>,
     pub segments: Arc<Segments>,
     pub store: Arc<Store>,
-    /// A put on its way.
+    /// A put in progress.
     pub half: Option<Half>,
 }
 
 impl Client {
     /// The `number`th client of a life, connected to `owner`.
-    pub fn new(watched: Watched, owner: &Arc<Engine>, number: u64, names: &Names) -> Self {
+    pub fn new(watched: Watched, owner: &Arc<StoreCore>, number: u64, names: &Names) -> Self {
         let (id, name) = (ClientId(number), format!("client-{number}"));
         names.add(&name);
         let medium = Arc::new(watched.clone());
         let (_, segments) = open_segments(medium, Path::new("/store"), IoChoice::Auto).unwrap();
-        let link = Arc::new(Link::new(watched.clone(), owner.session(id, &name)));
+        let link = Arc::new(Link::new(watched.clone(), owner.catalog_for(id, &name)));
         let catalog: Arc<dyn Catalog> = Arc::clone(&link) as _;
         let staging = Staging::new(8 << 20).unwrap();
         let store = Store::new(catalog, Arc::clone(&segments), staging);
@@ -61,8 +61,8 @@ impl Client {
     }
 
     /// Connects to the next owner.
-    pub fn connect(&self, owner: &Arc<Engine>) {
-        self.link.connect(owner.session(self.id, &self.name));
+    pub fn connect(&self, owner: &Arc<StoreCore>) {
+        self.link.connect(owner.catalog_for(self.id, &self.name));
     }
 
     pub fn catalog(&self) -> Arc<dyn Catalog> {

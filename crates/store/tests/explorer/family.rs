@@ -1,25 +1,25 @@
-//! Kinds of lives: what can happen in them besides the acts of every life.
+//! Families of lives: which acts can happen besides those of every life.
 
 use crate::dice::Dice;
 
-/// What a life's seed makes of it.
+/// The family that a seed selects.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Family {
-    /// Nothing of the store's space and settings ever changes.
+    /// The store's space and settings never change.
     pub plain: bool,
     /// A long life with one owner: only then does the journal grow until a checkpoint is due.
     pub steady: bool,
-    /// The store is never full: what is flushed stays until it is deleted or dropped.
-    pub letter: bool,
+    /// The store is never full: flushed pages stay until they are deleted or dropped.
+    pub never_full: bool,
     /// Client processes beside the owner.
     pub clients: usize,
     /// The segments lie in two directories, one of which may be away.
     pub volumes: bool,
     /// Syncs may fail.
     pub faults: bool,
-    /// Requests make scopes, more than the registry holds.
+    /// Requests create scopes, more than the registry holds.
     pub salted: bool,
-    /// The store begins with an index that keeps nothing, and is converted.
+    /// The store begins with an index that persists nothing, and is converted.
     pub converted: bool,
 }
 
@@ -30,13 +30,13 @@ impl Family {
             0 | 2 => Self::default(),
             1 => Self { converted: false, steady: seed % 24 == 1, ..plain },
             3 => {
-                let (clients, letter) = (1 + fate.below(2) as usize, fate.one_in(2));
-                Self { clients, letter, faults: fate.one_in(4), ..plain }
+                let (clients, never_full) = (1 + fate.below(2) as usize, fate.one_in(2));
+                Self { clients, never_full, faults: fate.one_in(4), ..plain }
             }
-            4 => Self { letter: true, faults: true, salted: true, ..plain },
+            4 => Self { never_full: true, faults: true, salted: true, ..plain },
             _ => {
                 let (faults, clients) = (fate.one_in(2), usize::from(fate.one_in(3)));
-                Self { letter: true, volumes: true, faults, clients, ..plain }
+                Self { never_full: true, volumes: true, faults, clients, ..plain }
             }
         }
     }

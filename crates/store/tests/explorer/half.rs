@@ -1,15 +1,15 @@
-//! A put in steps, so that other things can happen between them.
+//! A put in steps, so that other acts can happen in between.
 
 use crate::common::refs;
 use crate::kinds::keys_of;
 use ritornello_format::{Result, RunHeader};
-use ritornello_store::{Catalog, Reserved, ReservedRun, ScopeRef, Wanted};
+use ritornello_store::{Catalog, ReserveRequest, Reserved, ReservedRun, ScopeRef};
 use ritornello_volume::memory::BorrowedPages;
 use ritornello_volume::segments::Segments;
 use ritornello_volume::transfer::{Control, RunWrite};
 use std::sync::Arc;
 
-/// A reservation, and the pages that it is for.
+/// A reservation and its pages.
 pub struct Half {
     catalog: Arc<dyn Catalog>,
     segments: Arc<Segments>,
@@ -18,15 +18,15 @@ pub struct Half {
     at: usize,
     count: usize,
     sums: Vec<Option<u64>>,
-    /// Its scope was dropped: what is committed comes to nothing.
+    /// Its scope was dropped, so a commit stores nothing.
     pub void: bool,
-    /// Of the owner that reserved it.
+    /// The epoch of the owner that reserved it.
     pub epoch: u32,
 }
 
 impl Half {
-    /// Reserves space for those of the first `count` pages of sequence `at` that are missing; `None`
-    /// if none is missing or there is no room.
+    /// Reserves space for the missing ones of the first `count` pages of sequence `at`; `None` if
+    /// none is missing or there is no space.
     pub fn reserve(
         catalog: Arc<dyn Catalog>,
         segments: Arc<Segments>,
@@ -36,7 +36,7 @@ impl Half {
         let (kind, keys) = keys_of(at);
         let keys = refs(&keys[..count]);
         let scope = catalog.resolve(&kind.scope, true).unwrap().unwrap();
-        let reserved = catalog.reserve(scope, &keys, None, &Wanted::default()).unwrap();
+        let reserved = catalog.reserve(scope, &keys, None, &ReserveRequest::default()).unwrap();
         let sums = vec![None; reserved.runs.len()];
         let (void, epoch) = (false, 0);
         let half = Self { catalog, segments, scope, reserved, at, count, sums, void, epoch };
@@ -82,7 +82,7 @@ impl Half {
         self.catalog.commit(self.reserved.id, &self.sums).map(drop)
     }
 
-    /// Gives the space back.
+    /// Aborts the reservation.
     pub fn abort(self) {
         self.catalog.abort(self.reserved.id).unwrap();
     }

@@ -1,32 +1,32 @@
-//! What a store that lost power must hold, and what it may hold.
+//! What a store must and may hold after a power loss.
 
 use crate::common::{MIB, Open, get, put, sequence};
 use crate::kinds::{KINDS, NAMES, Pages, SEQUENCES, check_probe, deliver, keys_of, kinds, present};
 use ritornello_store::CatalogStats;
 
-/// What every crash must leave, and all that it may leave.
+/// Lower and upper bounds of what a crash leaves.
 #[derive(Clone)]
 pub struct Bounds {
     pub least: Vec<Pages>,
     pub most: Vec<Pages>,
-    /// While a volume is away: what can be reached without it. Elsewhere: everything.
+    /// While a volume is away: pages reachable without it. Otherwise all pages.
     pub visible: Vec<Pages>,
-    /// Deleted while a volume is away, and not flushed since.
+    /// Deleted while a volume was away, and not flushed since.
     pub deleted: Vec<Pages>,
-    /// Scopes that may have a quota: opening evicts what is above it, and what was used last is
-    /// not known as exactly as before.
+    /// Scopes that may have a quota: opening evicts what exceeds it, and the order of use is less
+    /// exact after opening.
     pub limited: [bool; KINDS],
-    /// Flushed, and not to be evicted by anybody: sequences and their retained pages.
+    /// Flushed and not to be evicted: sequences and their retained pages.
     pub retained: Vec<(usize, Pages)>,
-    /// Bytes that nothing may be above.
+    /// Maximum allocated bytes.
     pub ceiling: u64,
     /// Whether the disk always has room for the store.
     pub roomy: bool,
 }
 
 impl Bounds {
-    /// Everything that is `present` is durable. Nothing else is, but what an absent volume holds.
-    pub fn settle(&mut self, present: Vec<Pages>) {
+    /// Everything `present` is durable, and nothing else except on an absent volume.
+    pub fn mark_durable(&mut self, present: Vec<Pages>) {
         if !self.is_away() {
             self.least.clone_from(&present);
             self.most = present;
@@ -45,13 +45,13 @@ impl Bounds {
         self.visible.iter().any(|visible| *visible != Pages::MAX)
     }
 
-    /// What must be present, of sequence `at`, if the volume is as far `away` as `visible` says.
+    /// Pages of sequence `at` that must be present, if the volume is `away` or not.
     pub fn must(&self, at: usize, away: bool) -> Pages {
         if away { self.least[at] & self.visible[at] } else { self.least[at] }
     }
 
-    /// Judges a store that came up after a crash, with a volume `away` or not; `seed` says which
-    /// sequences are read.
+    /// Judges a store opened after a crash, with a volume `away` or not; `seed` selects the
+    /// sequences to read.
     pub fn judge(&self, open: &Open, seed: u64, away: bool) {
         let there = present(&open.store);
         let found = stats(open);
@@ -70,7 +70,7 @@ impl Bounds {
             if away {
                 check_probe(&open.store, at, pages);
             }
-            // The head of a tail may lie on the volume that is away.
+            // The head of a tail may lie on the absent volume.
             if kind.scope.chained && !away {
                 assert_eq!(pages & (pages + 1), 0, "{at} has a tail without its head: {pages:b}");
             }
@@ -87,7 +87,7 @@ impl Bounds {
             deliver(&open.store, at, there[at]);
         }
         if seed.is_multiple_of(16) && !away {
-            let found = open.engine.verify(false, &mut |_, _| {}).unwrap();
+            let found = open.core.verify(false, &mut |_, _| {}).unwrap();
             assert!(found.findings.is_empty(), "promised and not believed: {:?}", found.findings);
         }
         if seed.is_multiple_of(3) {
@@ -98,9 +98,9 @@ impl Bounds {
         let outcome = put(&open.store, scope, &fresh, None);
         let stored = outcome.pages;
         if stored < 2 {
-            // Segments that are on their way out count until they are gone.
+            // Closed segments count until they are removed.
             let now = stats(open);
-            // An earlier judge's put may lie in the volume that is away.
+            // A put by an earlier judge may lie on the absent volume.
             let away = away && outcome.reason == "unavailable";
             let refused = !self.roomy || !in_shape(&now) || away;
             assert!(refused, "not taken ({}): {now:?}", outcome.reason);
@@ -110,9 +110,9 @@ impl Bounds {
         open.store.delete(scope, &[&fresh[0]]).unwrap();
     }
 
-    /// A store that was being changed when power went ends what was begun.
+    /// A store that was being changed at the power loss completes the change.
     fn go_on(&self, open: &Open) {
-        open.engine.tend();
+        open.core.run_once();
         self.check_retained(open);
         let found = stats(open);
         if in_shape(&found) {
@@ -140,10 +140,10 @@ impl Bounds {
 }
 
 pub fn stats(open: &Open) -> CatalogStats {
-    open.engine.stats().unwrap()
+    open.core.stats().unwrap()
 }
 
-/// Whether nothing is left to be done about a change of the space.
+/// Whether no change of the space is pending.
 pub fn in_shape(found: &CatalogStats) -> bool {
     found.health.closed_bytes == 0
         && found.paths.iter().all(|path| !path.draining)

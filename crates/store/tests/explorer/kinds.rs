@@ -1,8 +1,8 @@
-//! The scopes and sequences of a life, and the only bytes that are right for each page.
+//! The scopes and sequences of a life, and the only correct bytes of each page.
 
 use crate::common::{self, refs, sequence};
 use ritornello_format::{Result, Scope};
-use ritornello_store::{Outcome, Store, Terms};
+use ritornello_store::{Outcome, PutOptions, Store};
 use ritornello_volume::memory::{BorrowedPages, BorrowedPagesMut};
 use ritornello_volume::transfer::Control;
 use std::sync::OnceLock;
@@ -13,17 +13,17 @@ pub const NAMES: u64 = 10;
 pub const KINDS: usize = 4;
 /// Sequences of all scopes.
 pub const SEQUENCES: usize = KINDS * NAMES as usize;
-/// The scope whose pages are numbers, that codecs are for.
+/// The scope with pages of numbers, for codecs.
 pub const NUMBERS: usize = 3;
 
 /// Which pages of a sequence: bit n is page n.
 pub type Pages = u64;
 
-/// A scope of the explorer's, and its longest sequence.
+/// A scope of the explorer, and its longest sequence.
 pub struct Kind {
     pub scope: Scope,
     pub pages: usize,
-    /// By name: the keys.
+    /// The keys by name.
     keys: Vec<Vec<Vec<u8>>>,
 }
 
@@ -32,11 +32,11 @@ impl Kind {
         Self { scope, pages, keys: (0..NAMES).map(|name| sequence(name, pages)).collect() }
     }
 
-    /// The only bytes that are right for `key`.
+    /// The only correct bytes for `key`.
     pub fn page(&self, key: &[u8]) -> Vec<u8> {
         let mut bytes = common::page(&self.scope, key);
         let sum: usize = key.iter().map(|byte| usize::from(*byte)).sum();
-        // Every third page is plain noise, which no codec makes shorter.
+        // Every third page is noise, which no codec shortens.
         if self.scope.dtype == "bfloat16" && !sum.is_multiple_of(3) {
             for number in bytes.chunks_exact_mut(2) {
                 // Between 2^-8 and 2.
@@ -86,7 +86,7 @@ pub fn left_by_delete(at: usize, page: usize) -> Pages {
     if keys_of(at).0.scope.chained { leading(page) } else { !(1 << page) }
 }
 
-/// Of every sequence: what is there.
+/// The present pages of every sequence.
 pub fn present(store: &Store) -> Vec<Pages> {
     (0..SEQUENCES)
         .map(|at| {
@@ -97,24 +97,24 @@ pub fn present(store: &Store) -> Vec<Pages> {
         .collect()
 }
 
-/// A lookup of the whole sequence ends where the first of its `present` pages is missing.
+/// A lookup of the whole sequence ends at its first page that is not `present`.
 pub fn check_probe(store: &Store, at: usize, present: Pages) {
     let (kind, keys) = keys_of(at);
     let probed = store.probe(&kind.scope, &refs(keys)).unwrap();
     assert_eq!(probed, present.trailing_ones() as usize, "probed of {at}, of {present:b}");
 }
 
-/// Puts the first `count` pages of a sequence, to be retained until then.
+/// Puts the first `count` pages of a sequence, retained until a time.
 pub fn put(store: &Store, at: usize, count: usize, retain_until: u64) -> Result<Outcome> {
     let (kind, keys) = keys_of(at);
     let pages: Vec<Vec<u8>> = keys[..count].iter().map(|key| kind.page(key)).collect();
     let pages: Vec<&[u8]> = pages.iter().map(Vec::as_slice).collect();
     let (source, control) = (BorrowedPages::new(&pages), Control::default());
-    let terms = Terms { retain_until, ..Terms::default() };
+    let terms = PutOptions { retain_until, ..PutOptions::default() };
     store.put_batch(&kind.scope, &refs(&keys[..count]), &source, &terms, &control)
 }
 
-/// Every page that is promised comes, with the bytes that are its own.
+/// Every promised page is delivered with its own bytes.
 pub fn deliver(store: &Store, at: usize, pages: Pages) {
     let (kind, keys) = keys_of(at);
     let mut from = 0;

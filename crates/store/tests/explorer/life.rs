@@ -20,24 +20,25 @@ use crate::kinds::{
 use crate::watch::Watched;
 use ritornello_format::Result;
 use ritornello_medium::SimDisk;
-use ritornello_store::{ClientId, Durability, IndexKind, LeaseNumber, Options, Reshape};
+use ritornello_store::{CapacityChange, ClientId, Durability, IndexKind, LeaseNumber, Options};
 use std::cell::Cell;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 const HOUR: u64 = 3600;
-/// Leases held at a time.
+/// Maximum leases at a time.
 const LEASES: usize = 2;
 
 thread_local! {
-    /// A life has a thread, and its own time: seconds since 1970.
+    /// A life runs in one thread with its own clock: seconds since 1970.
     static NOW: Cell<u64> = const { Cell::new(0) };
 }
 
 pub struct Life {
     dice: Dice,
-    /// Decides what was added to lives later, so that older ones stay as they were.
+    /// Decides about acts that were added later, so that the seeds of older lives keep their
+    /// meaning.
     fate: Dice,
     family: Family,
     acts: u64,
@@ -47,24 +48,24 @@ pub struct Life {
     /// Retained pages, flushed or not: sequence, pages, end.
     retained: Vec<(usize, Pages, u64)>,
     leased: Vec<(LeaseNumber, usize, Pages)>,
-    /// Retentions that gave way before their time, as far as this owner counted.
+    /// Retentions released early, as far as this owner counted.
     displaced: u64,
     clients: Vec<Client>,
     names: Names,
-    /// Clients so far.
+    /// Number of clients so far.
     born: u64,
-    /// Clients that are dead and whose locks the kernel has not dropped yet.
+    /// Dead clients whose locks the kernel has not released yet.
     lingering: Vec<String>,
     /// The owner, if it was a client before.
     successor: Option<Client>,
-    /// Scopes that requests made so far.
+    /// Number of scopes that requests created so far.
     salts: u64,
     /// The volume that is away.
     absent: Option<&'static str>,
     tell: bool,
-    /// What it is doing.
+    /// The present act.
     pub now: String,
-    /// Crash states looked at.
+    /// Number of crash states judged.
     pub states: u64,
 }
 
@@ -73,11 +74,11 @@ impl Life {
         NOW.set(1_000_000 * HOUR);
         let (mut dice, mut fate) = (Dice::new(seed), Dice::new(seed ^ 0xfa7e));
         let family = Family::of(seed, &mut fate);
-        // Room on the disk for the store; sometimes not for all of it.
+        // Disk space for the store; sometimes not for all of it.
         let mut mib = 4 + dice.below(4);
         let mut roomy = !dice.one_in(8);
         let mut disk_mib = if roomy { 32 } else { 4 };
-        if family.letter {
+        if family.never_full {
             (mib, disk_mib, roomy) = (40, 128, true);
         }
         let durable = dice.one_in(8);
@@ -127,8 +128,8 @@ impl Life {
         }
     }
 
-    pub fn deeds(&self) -> u64 {
-        self.watched.deeds()
+    pub fn changes_digest(&self) -> u64 {
+        self.watched.changes_digest()
     }
 
     pub fn live(&mut self) {
@@ -137,7 +138,7 @@ impl Life {
         }
         let mut open = self.open();
         self.look();
-        // From now on the manifest says what the store is.
+        // From now on the manifest describes the store.
         self.options.paths.clear();
         self.options.index = None;
         self.options.capacity = self.options.capacity.filter(|_| self.family.plain);
@@ -160,7 +161,7 @@ impl Life {
         open
     }
 
-    /// A store whose index keeps nothing is given one that does. Power may go at any moment of it.
+    /// Converts a store whose index persists nothing. Power may fail at any moment of it.
     fn convert(&mut self) {
         self.options.index = Some(IndexKind::Memory);
         let open = self.open();
@@ -170,7 +171,7 @@ impl Life {
         open.store.flush().unwrap();
         deliver(&open.store, 0, leading(3));
         open.close();
-        // Noted moments are opened with the index that they have.
+        // Recorded states are opened with their own index.
         self.options.index = None;
         self.look();
         self.options.index = Some(IndexKind::Run);
@@ -211,22 +212,22 @@ impl Life {
             }
             Act::Scrub => {
                 let there = present(&open.store);
-                let found = open.engine.verify(false, &mut |_, _| {}).unwrap();
+                let found = open.core.verify(false, &mut |_, _| {}).unwrap();
                 assert!(found.findings.is_empty(), "{:?}", found.findings);
                 assert_eq!(present(&open.store), there, "verified");
             }
             Act::Later { hours } => self.pass(*hours),
-            Act::Beside { at, pages, tend, after } => {
+            Act::Beside { at, pages, maintain, after } => {
                 self.expect_put(*at, *pages);
-                let catalog = Arc::new(open.engine.session(ClientId::LOCAL, ""));
-                let half = Half::reserve(catalog, open.engine.segments(), *at, *pages);
-                self.beside(&open, half.map(Half::write), *tend, *after, &before);
+                let catalog = Arc::new(open.core.catalog_for(ClientId::LOCAL, ""));
+                let half = Half::reserve(catalog, open.core.segments(), *at, *pages);
+                self.beside(&open, half.map(Half::write), *maintain, *after, &before);
             }
             Act::ClientPut { .. }
             | Act::ClientGet { .. }
             | Act::ClientFlush { .. }
             | Act::ClientReserve { .. }
-            | Act::ClientSettle { .. }
+            | Act::ClientEnd { .. }
             | Act::ClientKill { .. } => self.act_of_client(&open, act),
             _ => {
                 self.expect(act);
@@ -239,10 +240,10 @@ impl Life {
         self.forget_dropped(act);
         let there = present(&open.store);
         let durable = self.options.durability == Durability::Durable;
-        let settled = match *act {
+        let is_durable = match *act {
             Act::Put { at, pages, .. } | Act::ClientPut { at, pages, .. } => {
                 let stored = leading(pages) & !there[at] == 0;
-                assert!(stored || !self.family.letter || self.absent.is_some(), "not stored");
+                assert!(stored || !self.family.never_full || self.absent.is_some(), "not stored");
                 durable && stored
             }
             Act::Delete { at, page } => {
@@ -260,20 +261,20 @@ impl Life {
             self.retained.push((at, leading(pages), NOW.get() + hours * HOUR));
         }
         self.check_what_stays(&open, &there);
-        if settled {
-            self.settle(there);
+        if is_durable {
+            self.mark_durable(there);
         }
-        // What holds once the act is over.
+        // The state at the end of the act.
         let seed = self.dice.next();
         let disk = self.watched.disk().crash(seed);
         self.judge(seed, disk);
         open
     }
 
-    /// Does what can fail.
+    /// Performs the acts that can fail.
     fn attempt(&self, open: &Open, act: &Act) -> Result<()> {
-        // Without a thread of its own the store does what it can within the call.
-        let reshape = |change| open.engine.reshape(&change, Duration::ZERO);
+        // Without background threads the store does what it can within the call.
+        let change_capacity = |change| open.core.change_capacity(&change, Duration::ZERO);
         match *act {
             Act::Put { at, pages, hours } => {
                 let until = if hours > 0 { NOW.get() + hours * HOUR } else { 0 };
@@ -290,30 +291,30 @@ impl Life {
             Act::DropScope { kind } => open.store.drop_scope(&kinds()[kind].scope),
             Act::Clear => open.store.clear(),
             Act::Flush => open.store.flush(),
-            Act::Resize { mib } => reshape(Reshape::Capacity(mib * MIB)),
-            Act::AddPath { dir } => reshape(Reshape::AddPath(dir.to_owned())),
+            Act::Resize { mib } => change_capacity(CapacityChange::Capacity(mib * MIB)),
+            Act::AddPath { dir } => change_capacity(CapacityChange::AddPath(dir.to_owned())),
             Act::DrainPath { which } => {
                 let paths = stats(open).paths;
                 let path = &paths[(which % paths.len() as u64) as usize];
-                reshape(Reshape::DrainPath(path.dir.clone()))
+                change_capacity(CapacityChange::DrainPath(path.dir.clone()))
             }
             Act::Configure { kind, ref settings } => {
                 open.store.configure(&kinds()[kind].scope, settings)
             }
             _ => {
-                open.engine.tend();
+                open.core.run_once();
                 Ok(())
             }
         }
     }
 
-    /// What changes the space may be refused, or may take longer; all else works.
+    /// Changes of the space may be refused, or may take longer; all other acts succeed.
     fn check_answer(&self, act: &Act, answer: &Result<()>) {
         let Err(error) = answer else { return };
         let said = error.to_string();
         let known = match act {
             Act::Resize { .. } | Act::AddPath { .. } | Act::DrainPath { .. } => {
-                // What an earlier change left to be done is waited for as well.
+                // Also waits for the rest of an earlier change.
                 said.contains("still being emptied")
                     || said.contains("may not be evicted")
                     || said.contains("has this directory already")
@@ -324,33 +325,40 @@ impl Life {
         assert!(known, "{said}");
     }
 
-    /// A flush, or upkeep, and after so many changes of the disk the other half of a put.
-    fn beside(&mut self, open: &Open, half: Option<Half>, tend: bool, after: u64, before: &Bounds) {
+    /// A flush or upkeep, and after `after` changes of the disk the other half of a put.
+    fn beside(
+        &mut self,
+        open: &Open,
+        half: Option<Half>,
+        maintain: bool,
+        after: u64,
+        before: &Bounds,
+    ) {
         let there = present(&open.store);
         self.check_what_stays(open, &there);
-        // In durable mode it would wait for the sync that it is in.
+        // In durable mode the commit would wait for the sync it is called from.
         let within = self.options.durability == Durability::Cache;
         if let Some(half) = half {
             let after = if within { after } else { u64::MAX };
             self.watched.meanwhile(after, Box::new(move || half.commit().unwrap()));
         }
-        if tend {
-            open.engine.tend();
+        if maintain {
+            open.core.run_once();
         } else {
             open.store.flush().unwrap();
         }
         self.watched.end_meanwhile();
         self.look_within(before, open);
-        if !tend {
+        if !maintain {
             let now = present(&open.store);
             let both = |join: fn((&u64, &u64)) -> u64| there.iter().zip(&now).map(join).collect();
             let (least, most) = (both(|(a, b)| a & b), both(|(a, b)| a | b));
             let visible = self.bounds.visible.clone();
-            self.settle(now);
+            self.mark_durable(now);
             if self.absent.is_none() {
                 self.bounds = Bounds { least, most, ..self.bounds.clone() };
             } else {
-                // What was committed meanwhile may not be durable.
+                // Commits made meanwhile may not be durable.
                 for (at, committed) in most.iter().enumerate() {
                     let unsure = committed & !there[at];
                     self.bounds.least[at] &= !unsure | before.least[at];
@@ -384,8 +392,8 @@ impl Life {
         self.bounds.retained.retain(|(at, _)| !ended.iter().any(|(gone, _)| gone == at));
     }
 
-    /// A store that is too small for what it was to retain lets some of it go. Returns whether it has
-    /// since the last look.
+    /// A store too small for its retained pages releases some. Returns whether it has since the
+    /// last call.
     pub(super) fn note_displaced(&mut self, open: &Open) -> bool {
         let displaced = stats(open).counters["retentions_displaced"];
         let more = displaced != self.displaced;
@@ -397,7 +405,7 @@ impl Life {
         more
     }
 
-    /// While the store is open, nothing that is held goes.
+    /// While the store is open, pinned pages stay.
     fn check_what_stays(&mut self, open: &Open, there: &[Pages]) {
         self.note_displaced(open);
         let found = stats(open);
@@ -412,11 +420,11 @@ impl Life {
         }
         assert!(found.allocated_bytes <= self.bounds.ceiling, "{found:?}");
         let evicted = found.counters["pages_evicted"];
-        assert!(evicted == 0 || !self.family.letter, "{evicted} pages evicted for no need");
+        assert!(evicted == 0 || !self.family.never_full, "{evicted} pages evicted for no need");
     }
 
-    fn settle(&mut self, there: Vec<Pages>) {
-        self.bounds.settle(there);
+    fn mark_durable(&mut self, there: Vec<Pages>) {
+        self.bounds.mark_durable(there);
         self.bounds.retained = self.retained.iter().map(|&(at, pages, _)| (at, pages)).collect();
     }
 }

@@ -1,32 +1,32 @@
-//! A client's connection to the owner: ends with the client, and is made anew with each owner.
+//! A client's connection to the owner: ends with the client, and is renewed for each owner.
 
 use crate::watch::Watched;
 use parking_lot::Mutex;
 use ritornello_format::{Error, ErrorKind, Result, Scope, ScopeSettings, ScopeSlot};
 use ritornello_store::{
-    Catalog, CatalogStats, Committed, HeldKeys, HeldScope, LeaseNumber, Leased, Located, Reserved,
-    Reshape, ScopeRef, Session, Wanted,
+    CapacityChange, Catalog, CatalogStats, Committed, KeyListing, LeaseNumber, Leased,
+    LocalCatalog, Located, ReserveRequest, Reserved, ScopeListing, ScopeRef,
 };
 use std::time::Duration;
 
 /// The catalog of one client process.
 pub struct Link {
     client: Watched,
-    owner: Mutex<Session>,
+    owner: Mutex<LocalCatalog>,
 }
 
 impl Link {
-    pub fn new(client: Watched, owner: Session) -> Self {
+    pub fn new(client: Watched, owner: LocalCatalog) -> Self {
         Self { client, owner: Mutex::new(owner) }
     }
 
     /// Connects to another owner.
-    pub fn connect(&self, owner: Session) {
+    pub fn connect(&self, owner: LocalCatalog) {
         *self.owner.lock() = owner;
     }
 
-    /// A dead client asks nothing.
-    fn ask(&self) -> Result<Session> {
+    /// A dead client makes no calls.
+    fn ask(&self) -> Result<LocalCatalog> {
         if self.client.is_dead() {
             return Err(Error::new(ErrorKind::Closed, "this client was killed"));
         }
@@ -61,7 +61,7 @@ impl Catalog for Link {
         scope: ScopeRef,
         keys: &[&[u8]],
         parent: Option<&[u8]>,
-        wanted: &Wanted,
+        wanted: &ReserveRequest,
     ) -> Result<Reserved> {
         self.ask()?.reserve(scope, keys, parent, wanted)
     }
@@ -71,8 +71,14 @@ impl Catalog for Link {
     fn abort(&self, reservation: u64) -> Result<()> {
         self.ask()?.abort(reservation)
     }
-    fn distrust(&self, scope: ScopeRef, key: &[u8], generation: u64, reason: &str) -> Result<()> {
-        self.ask()?.distrust(scope, key, generation, reason)
+    fn report_corruption(
+        &self,
+        scope: ScopeRef,
+        key: &[u8],
+        generation: u64,
+        reason: &str,
+    ) -> Result<()> {
+        self.ask()?.report_corruption(scope, key, generation, reason)
     }
     fn touch(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<usize> {
         self.ask()?.touch(scope, keys)
@@ -83,14 +89,14 @@ impl Catalog for Link {
     fn drop_scope(&self, scope: ScopeRef) -> Result<()> {
         self.ask()?.drop_scope(scope)
     }
-    fn scopes(&self, from: ScopeSlot) -> Result<Vec<HeldScope>> {
+    fn scopes(&self, from: ScopeSlot) -> Result<Vec<ScopeListing>> {
         self.ask()?.scopes(from)
     }
-    fn keys(&self, scope: ScopeRef, after: u64, limit: u32) -> Result<HeldKeys> {
+    fn keys(&self, scope: ScopeRef, after: u64, limit: u32) -> Result<KeyListing> {
         self.ask()?.keys(scope, after, limit)
     }
-    fn reshape(&self, change: &Reshape) -> Result<()> {
-        self.ask()?.reshape(change)
+    fn change_capacity(&self, change: &CapacityChange) -> Result<()> {
+        self.ask()?.change_capacity(change)
     }
     fn clear(&self) -> Result<()> {
         self.ask()?.clear()

@@ -44,13 +44,13 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-/// Crash states that are looked at if nobody says otherwise.
+/// Default number of crash states.
 const STATES: u64 = 110_000;
-/// Lives that once ended badly:
+/// Seeds of lives that once failed:
 ///
-/// 37: a checkpoint made records durable before the data that they name.
-/// 108: a directory could not be added again after a kill while it was added.
-/// 20066: a put was committed within a flush, and its record went to the disk with those before.
+/// 37: a checkpoint made records durable before the data that they name. 108: a directory could not
+/// be added again after a kill while it was added. 20066: a put was committed within a flush, and
+/// its record reached the disk with earlier ones.
 const REGRESSIONS: &[u64] = &[37, 108, 20066];
 
 fn number(name: &str) -> Option<u64> {
@@ -71,7 +71,7 @@ fn live(seed: u64, tell: bool) -> u64 {
 }
 
 #[test]
-fn no_moment_of_a_power_loss_costs_what_was_flushed() {
+fn no_moment_of_power_loss_costs_flushed_pages() {
     if let Some(seed) = number("RITORNELLO_CRASH_SEED") {
         println!("life {seed}: {} crash states", live(seed, true));
         return;
@@ -100,15 +100,15 @@ fn no_moment_of_a_power_loss_costs_what_was_flushed() {
     assert!(states >= wanted);
 }
 
-/// What a failure's seed is worth: the same life does the same things to its disk.
+/// A failure is reproducible from its seed: the same life does the same to its disk.
 #[test]
-fn a_life_repeats_itself() {
-    let deeds = |seed| {
+fn life_is_deterministic() {
+    let changes_digest = |seed| {
         let mut life = Life::new(seed, false);
         life.live();
-        (life.states, life.deeds())
+        (life.states, life.changes_digest())
     };
     for seed in 1000..1006 {
-        assert_eq!(deeds(seed), deeds(seed), "life {seed}");
+        assert_eq!(changes_digest(seed), changes_digest(seed), "life {seed}");
     }
 }

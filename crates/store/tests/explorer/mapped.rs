@@ -1,9 +1,9 @@
 //! Lives of stores in memory, whose segments are mapped.
 //!
-//! A simulated disk has no descriptors, so nothing of it can be mapped. These lives run on the
-//! machine's own tmpfs instead. There power loss ends the store, and a copy into mapped memory ends
-//! with its thread, so nothing is in flight after a kill: what is left to judge is that kills at any
-//! change of the metadata cost nothing that was flushed.
+//! A simulated disk has no descriptors, so its files cannot be mapped. These lives run on the
+//! machine's own tmpfs instead. There a power loss ends the store, and a copy into mapped memory
+//! ends with its thread, so nothing is in flight after a kill. The remaining promise to check:
+//! kills at any change of the metadata cost no flushed page.
 
 use crate::act::Act;
 use crate::common::{MIB, Open, open_on, options};
@@ -37,10 +37,10 @@ fn kills_of_mapped_stores_keep_flushed_pages() {
     }
 }
 
-/// A process that can be killed, on the machine's own file system.
+/// A process on the machine's own file system that can be killed.
 #[derive(Clone, Debug, Default)]
 struct Process {
-    /// Changes until it is killed; `None`: it is not to be killed.
+    /// Changes until the kill; `None` if none is planned.
     left: Arc<Mutex<Option<u64>>>,
 }
 
@@ -128,7 +128,7 @@ impl MediumFile for ProcessFile {
     }
 }
 
-/// The store is never full, so what is flushed stays until it is deleted or dropped.
+/// The store is never full, so flushed pages stay until they are deleted or dropped.
 struct MappedLife {
     seed: u64,
     dice: Dice,
@@ -159,7 +159,7 @@ impl MappedLife {
 
     fn live(mut self) {
         let mut open = self.open();
-        let family = Family { plain: true, letter: true, faults: true, ..Family::default() };
+        let family = Family { plain: true, never_full: true, faults: true, ..Family::default() };
         for number in 0..ACTS {
             let act = Act::pick_in(&mut self.dice, &family, false);
             let what = format!("mapped life {}, act {number}, {act:?}", self.seed);
@@ -180,8 +180,8 @@ impl MappedLife {
             Act::Put { at, pages, .. } => self.put(&open, at, pages),
             Act::Beside { at, pages, .. } => {
                 self.most[at] |= leading(pages);
-                let catalog = Arc::new(open.engine.session(ClientId::LOCAL, ""));
-                let half = Half::reserve(catalog, open.engine.segments(), at, pages);
+                let catalog = Arc::new(open.core.catalog_for(ClientId::LOCAL, ""));
+                let half = Half::reserve(catalog, open.core.segments(), at, pages);
                 if let Some(half) = half.map(Half::write) {
                     half.commit().unwrap();
                 }
@@ -201,11 +201,11 @@ impl MappedLife {
             }
             Act::Flush => {
                 open.store.flush().unwrap();
-                self.settle(&open);
+                self.mark_durable(&open);
             }
-            Act::Tend => open.engine.tend(),
+            Act::Maintain => open.core.run_once(),
             Act::Reopen { .. } => {
-                self.settle(&open);
+                self.mark_durable(&open);
                 open.close();
                 return self.open();
             }
@@ -222,7 +222,7 @@ impl MappedLife {
         assert_eq!(stored, pages, "not stored");
     }
 
-    /// The owner is killed within puts and a flush.
+    /// Kills the owner within puts and a flush.
     fn kill(&mut self, open: Open) -> Open {
         *self.process.left.lock() = Some(self.dice.below(12));
         for _ in 0..3 {
@@ -239,7 +239,7 @@ impl MappedLife {
         self.open()
     }
 
-    fn settle(&mut self, open: &Open) {
+    fn mark_durable(&mut self, open: &Open) {
         self.least = present(&open.store);
         self.most.clone_from(&self.least);
     }

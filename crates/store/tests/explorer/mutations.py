@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 ROOT = pathlib.Path(__file__).resolve().parents[4]
 INDEX = "crates/index/src/run"
-ENGINE = "crates/store/src/engine"
+CORE = "crates/store/src/core"
 SEGMENTS = "crates/volume/src/segments.rs"
 DIRECTORY = "crates/store/src/directory.rs"
 REGISTRY = "crates/store/src/registry_file.rs"
@@ -37,7 +37,7 @@ class Mutation(NamedTuple):
 MUTATIONS = [
     Mutation(
         "freed space reused before the record that frees it is durable",
-        f"{ENGINE}/limbo.rs",
+        f"{CORE}/limbo.rs",
         "        self.limbo.add(extents);\n",
         "        for extent in &extents {\n"
         "            let _ = self.space.free(std::slice::from_ref(extent));\n"
@@ -103,8 +103,9 @@ MUTATIONS = [
     Mutation(
         "small files renamed without syncing the directory",
         DIRECTORY,
-        "        self.medium.sync_dir(&self.path)"
-        ".map_err(|error| self.unsure(name).because(error))?;\n",
+        "        self.medium\n"
+        "            .sync_dir(&self.path)\n"
+        "            .map_err(|error| self.uncertain_error(name).because(error))?;\n",
         "",
     ),
     Mutation(
@@ -121,19 +122,19 @@ MUTATIONS = [
     ),
     Mutation(
         "a client's reservation not logged",
-        f"{ENGINE}/reserve.rs",
+        f"{CORE}/reserve.rs",
         "        self.log.lock().reserved(id, &name, runs)\n",
         "        let _ = (id, name, runs);\n        Ok(())\n",
     ),
     Mutation(
         "space that a living client reserved not withheld by the next owner",
-        f"{ENGINE}/open.rs",
+        f"{CORE}/open.rs",
         "            let lives = alive(&held.client);\n",
         "            let lives = alive(&held.client) && held.client.is_empty();\n",
     ),
     Mutation(
         "space of a client that left reused while its process lives",
-        f"{ENGINE}/reclaim.rs",
+        f"{CORE}/reclaim.rs",
         "            if !(self.alive)(&name) {\n",
         "            if !(self.alive)(&name) || !name.is_empty() {\n",
     ),
@@ -145,7 +146,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a dropped scope forgotten in memory only",
-        f"{ENGINE}/scopes.rs",
+        f"{CORE}/scopes.rs",
         "            self.drop_durably(&mut registry, &slots)?;\n",
         "",
     ),
@@ -166,7 +167,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a durable put acknowledged before its round",
-        f"{ENGINE}/commit.rs",
+        f"{CORE}/commit.rs",
         "        if self.durable_puts() && !flushed_later {\n"
         "            self.make_durable()?;\n"
         "        }\n",
@@ -174,19 +175,19 @@ MUTATIONS = [
     ),
     Mutation(
         "a deletion not recorded",
-        f"{ENGINE}/session.rs",
-        "        let removed = engine.index.remove(scope.slot, &scoped);\n",
+        f"{CORE}/local_catalog.rs",
+        "        let removed = core.index.remove(scope.slot, &scoped);\n",
         "        let removed = Vec::new();\n        drop(scoped);\n",
     ),
     Mutation(
         "space of a dead owner reused before it is drained",
-        f"{ENGINE}/open.rs",
+        f"{CORE}/open.rs",
         "        if !clean {\n            let holes",
         "        if clean && !clean {\n            let holes",
     ),
     Mutation(
         "space of a dead client reused before it is drained",
-        f"{ENGINE}/reclaim.rs",
+        f"{CORE}/reclaim.rs",
         "            Abandoned::ByDeath => state.draining.add(extents),\n",
         "            Abandoned::ByDeath => self.free(&mut state, &extents),\n",
     ),
@@ -198,26 +199,26 @@ MUTATIONS = [
     ),
     Mutation(
         "runs of an absent volume dropped",
-        f"{ENGINE}/recovery.rs",
+        f"{CORE}/recovery.rs",
         "            let here = extents.iter().copied().filter(|e| !absence.covers(e.segment));\n",
         "            let here = extents.iter().copied();\n",
     ),
     Mutation(
         "runs of a segment that cannot be opened dropped",
-        f"{ENGINE}/recovery.rs",
+        f"{CORE}/recovery.rs",
         "                    absence.segments.insert(id, error.to_string());\n",
         "                    drop(error);\n",
     ),
     Mutation(
         "a mount point taken for a volume",
         "crates/store/src/volumes.rs",
-        "            None if needs_marker => Whereabouts::Away(\n",
-        "            None if needs_marker && dir.is_absolute() => Whereabouts::Unmarked(dir),\n"
-        "            None if needs_marker => Whereabouts::Away(\n",
+        "            None if needs_marker => VolumeState::Away(\n",
+        "            None if needs_marker && dir.is_absolute() => VolumeState::Unmarked(dir),\n"
+        "            None if needs_marker => VolumeState::Away(\n",
     ),
     Mutation(
         "hidden runs found by lookups",
-        f"{ENGINE}/hidden.rs",
+        f"{CORE}/hidden.rs",
         "            steps.truncate(end);\n",
         "            let _ = end;\n",
     ),

@@ -1,5 +1,5 @@
-//! A process's view of a disk that, at random moments, notes the state in which the disk would come up
-//! after a power loss.
+//! A process's view of a disk that records, at random moments, the state in which the disk would
+//! come up after a power loss.
 
 use crate::dice::Dice;
 use parking_lot::Mutex;
@@ -11,11 +11,11 @@ use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Moments noted between two calls of [`Watched::taken`] at most.
+/// Maximum moments recorded between two calls of [`Watched::taken`].
 const MOMENTS: usize = 10;
 
-/// Something that happens within something else.
-type Deed = Box<dyn FnOnce() + Send>;
+/// An action to run within an act.
+type Action = Box<dyn FnOnce() + Send>;
 
 #[derive(Clone, Debug)]
 pub struct Watched {
@@ -25,17 +25,17 @@ pub struct Watched {
 
 struct Notes {
     dice: Dice,
-    /// Decides when writes in flight land: `dice` is left to the moments.
+    /// Decides when writes in flight land; `dice` decides about the moments.
     landing: Dice,
-    /// One operation in this many is noted.
+    /// One operation in this many is recorded.
     rarity: u64,
     taken: Vec<(u64, SimDisk)>,
     /// Opens of segments until one fails for want of a file handle.
     failing_open: Option<u64>,
-    /// Happens after so many changes more.
-    meanwhile: Option<(u64, Deed)>,
-    /// What was done to the disk, in order.
-    deeds: DefaultHasher,
+    /// Action to run after a number of further changes.
+    meanwhile: Option<(u64, Action)>,
+    /// Digest of all changes to the disk, in order.
+    changes_digest: DefaultHasher,
 }
 
 impl std::fmt::Debug for Notes {
@@ -50,7 +50,7 @@ fn is_segment(path: &Path) -> bool {
 }
 
 impl Watched {
-    /// The first process of a life of `acts` acts.
+    /// Creates the first process of a life of `acts` acts.
     pub fn new(disk: &SimDisk, seed: u64, acts: u64) -> Self {
         let (mut dice, landing) = (Dice::new(!seed), Dice::new(seed ^ 0x1a4d));
         let rarity = 1 + dice.below(4) + acts / 40;
@@ -61,17 +61,17 @@ impl Watched {
             taken: Vec::new(),
             failing_open: None,
             meanwhile: None,
-            deeds: DefaultHasher::new(),
+            changes_digest: DefaultHasher::new(),
         };
         Self { process: disk.process(is_segment), notes: Arc::new(Mutex::new(notes)) }
     }
 
-    /// Another process, on `disk`, with the same notes.
+    /// Creates another process, on `disk`, with the same records.
     pub fn over(&self, disk: &SimDisk) -> Self {
         Self { process: disk.process(is_segment), notes: Arc::clone(&self.notes) }
     }
 
-    /// Another process on the same disk.
+    /// Creates another process on the same disk.
     pub fn another(&self) -> Self {
         self.over(self.disk())
     }
@@ -80,7 +80,7 @@ impl Watched {
         self.process.disk()
     }
 
-    /// The disks noted since the last call, with the seeds of their crashes.
+    /// The disks recorded since the last call, with the seeds of their crashes.
     pub fn taken(&self) -> Vec<(u64, SimDisk)> {
         std::mem::take(&mut self.notes.lock().taken)
     }
@@ -123,20 +123,20 @@ impl Watched {
         }
     }
 
-    /// Lets `after` changes happen and then `deed`, in the thread that makes the next one.
-    pub fn meanwhile(&self, after: u64, deed: Deed) {
-        self.notes.lock().meanwhile = Some((after, deed));
+    /// Runs `deed` after `after` changes, in the thread that makes the next one.
+    pub fn meanwhile(&self, after: u64, action: Action) {
+        self.notes.lock().meanwhile = Some((after, action));
     }
 
-    /// If that was too long to wait, it happens now.
+    /// Runs the action now if it is still pending.
     pub fn end_meanwhile(&self) {
         let waiting = self.notes.lock().meanwhile.take();
-        if let Some((_, deed)) = waiting {
-            deed();
+        if let Some((_, action)) = waiting {
+            action();
         }
     }
 
-    /// Before a change.
+    /// Called before a change.
     fn prepare(&self) {
         if self.is_dead() {
             return;
@@ -152,7 +152,7 @@ impl Watched {
         }
     }
 
-    /// Whether this open of a segment is to fail.
+    /// Whether this open of a segment shall fail.
     fn open_fails(&self, path: &Path) -> bool {
         let mut notes = self.notes.lock();
         match &mut notes.failing_open {
@@ -168,13 +168,13 @@ impl Watched {
         }
     }
 
-    pub fn deeds(&self) -> u64 {
-        self.notes.lock().deeds.finish()
+    pub fn changes_digest(&self) -> u64 {
+        self.notes.lock().changes_digest.finish()
     }
 
-    fn note(&self, deed: impl Hash) {
+    fn note(&self, action: impl Hash) {
         let mut notes = self.notes.lock();
-        deed.hash(&mut notes.deeds);
+        action.hash(&mut notes.changes_digest);
         let rarity = notes.rarity;
         if notes.taken.len() < MOMENTS && notes.dice.one_in(rarity) {
             for _ in 0..=notes.dice.below(3) {
@@ -263,7 +263,7 @@ impl MediumFile for WatchedFile {
         Ok(())
     }
     fn drain(&self) -> io::Result<()> {
-        // No change of what is stored, so no moment to note.
+        // Changes nothing that is stored, so no moment is recorded.
         self.file.drain()
     }
     fn length(&self) -> io::Result<u64> {

@@ -12,7 +12,7 @@ use super::write_queue::PendingPut;
 use crate::remote::RemoteTier;
 use ritornello_format::residency::Tier;
 use ritornello_format::{Error, ErrorKind, PageHash, Result, Scope};
-use ritornello_store::{StorePolicy, Terms, Ticket, check_sections};
+use ritornello_store::{PutOptions, StorePolicy, Ticket, check_sections};
 use ritornello_volume::memory::{PageSource, PageTarget};
 use ritornello_volume::process_id;
 use ritornello_volume::transfer::Control;
@@ -160,7 +160,7 @@ impl Cache {
         keys: Vec<Box<[u8]>>,
         first: usize,
         source: &dyn PageSource,
-        terms: Terms,
+        terms: PutOptions,
         control: Control,
     ) -> Result<Ticket> {
         self.check()?;
@@ -172,7 +172,7 @@ impl Cache {
         let (shared, top) = (&self.shared, self.shared.top());
         let pages = Pages::new(Arc::clone(&scope), keys, terms.parent)?;
         let range = first..pages.len();
-        let terms = Terms { parent: pages.before(first).map(Into::into), ..terms };
+        let terms = PutOptions { parent: pages.before(first).map(Into::into), ..terms };
         let asked = pages.keys[range.clone()].to_vec();
         let spilled = Arc::<Spilled>::default();
         let keep = {

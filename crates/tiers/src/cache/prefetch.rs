@@ -15,7 +15,7 @@ use crate::remote::RemoteTier;
 use parking_lot::Mutex;
 use ritornello_format::PageHash;
 use ritornello_format::residency::Tier;
-use ritornello_store::{LeaseNumber, Terms};
+use ritornello_store::{LeaseNumber, PutOptions};
 use ritornello_volume::Parked;
 use ritornello_volume::memory::BorrowedPages;
 use ritornello_volume::transfer::Control;
@@ -423,7 +423,7 @@ impl Shared {
             &pages.scope,
             &keys,
             &BorrowedPages::new(&slices),
-            &Terms::behind(pages.before(range.start)),
+            &PutOptions::after(pages.before(range.start)),
             &Control { deadline: Some(Instant::now() + STORE_TIMEOUT), ..Control::default() },
         );
         let stored = range.start + stored.map_or(0, |outcome| outcome.pages);

@@ -5,7 +5,7 @@ use super::prompt::Pages;
 use super::shared::Shared;
 use ritornello_format::residency::Tier;
 use ritornello_format::{Error, Scope};
-use ritornello_store::{Outcome, Terms};
+use ritornello_store::{Outcome, PutOptions};
 use ritornello_volume::memory::{BorrowedPagesMut, PageTarget, SelectedPages};
 use ritornello_volume::transfer::Control;
 use std::ops::Range;
@@ -79,7 +79,7 @@ impl Shared {
                 Arc::clone(scope),
                 keys,
                 &source,
-                Terms::behind(before),
+                PutOptions::after(before),
                 Control::default(),
             );
             let counts = self.counts_of(top.kind);

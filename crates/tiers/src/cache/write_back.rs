@@ -248,7 +248,7 @@ mod tests {
     use super::super::{Cache, LookupOptions, Settings, TierSpec};
     use super::*;
     use ritornello_format::Error;
-    use ritornello_store::Terms;
+    use ritornello_store::PutOptions;
     use ritornello_volume::memory::BorrowedPages;
     use ritornello_volume::transfer::Control;
     use std::time::Duration;
@@ -329,7 +329,7 @@ mod tests {
             let keys = all.keys[..end].to_vec();
             let bytes = vec![&[7_u8; 10][..]; end - first];
             let source = BorrowedPages::new(&bytes);
-            let (scope, terms) = (Arc::clone(&all.scope), Terms::default());
+            let (scope, terms) = (Arc::clone(&all.scope), PutOptions::default());
             let put = cache.submit_put(scope, keys, first, &source, terms, Control::default());
             assert_eq!(put.unwrap().wait(Some(ttl)).unwrap().pages, end - first);
         };

@@ -10,7 +10,7 @@ use super::shared::{RemoteSlot, Shared, with_prompt};
 use super::spill::Spilled;
 use crate::{Phase, remote::RemoteTier};
 use ritornello_format::residency::Tier;
-use ritornello_store::{Terms, Ticket};
+use ritornello_store::{PutOptions, Ticket};
 use ritornello_volume::Parked;
 use ritornello_volume::memory::BorrowedPages;
 use ritornello_volume::transfer::Control;
@@ -358,7 +358,7 @@ impl Shared {
             let mut present = present.iter().take_while(|present| **present).count();
             if present > 0 && !promotes {
                 // Another process may have written them: this makes the tier's `flush` cover them.
-                let (stored, terms) = (&keys[..present], Terms::behind(pages.before(at)));
+                let (stored, terms) = (&keys[..present], PutOptions::after(pages.before(at)));
                 let stored = tier.store().put_stored(&pages.scope, stored, &terms, &control);
                 present = stored.unwrap_or(0);
             }
@@ -385,7 +385,7 @@ impl Shared {
                 &pages.scope,
                 &keys[present..present + copied],
                 &BorrowedPages::new(&slices),
-                &Terms::behind(pages.before(at)),
+                &PutOptions::after(pages.before(at)),
                 &control,
             );
             let written = match written {

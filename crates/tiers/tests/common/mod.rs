@@ -5,7 +5,7 @@
 
 use ritornello_format::{Result, Scope};
 use ritornello_node::Node;
-use ritornello_store::{Catalog, ClientId, Outcome, Terms};
+use ritornello_store::{Catalog, ClientId, Outcome, PutOptions};
 use ritornello_tiers::Tier;
 use ritornello_tiers::cache::{
     Cache, Found, LookupOptions, PrefetchPolicy, Readiness, Settings, TierSpec, TierStats,
@@ -88,7 +88,7 @@ pub fn put(cache: &Cache, keys: &[Vec<u8>], first: usize) -> usize {
     let pages: Vec<Vec<u8>> = keys[first..].iter().map(|key| page(key)).collect();
     let source = BorrowedPages::new(&refs(&pages));
     let ticket = cache
-        .submit_put(scope(), boxed(keys), first, &source, Terms::default(), Control::default())
+        .submit_put(scope(), boxed(keys), first, &source, PutOptions::default(), Control::default())
         .unwrap();
     ticket.wait(Some(Duration::from_secs(60))).unwrap().pages
 }
@@ -115,9 +115,9 @@ pub fn find(cache: &Cache, keys: &[Vec<u8>]) -> Found {
 /// the limit on a client's leases. The handle must be dropped before the cache closes.
 pub fn begin_read(dir: &Path, keys: &[Vec<u8>]) -> Arc<Node> {
     let node = ritornello_node::open(&ritornello_node::Options::new(dir)).unwrap();
-    let session = node.engine().unwrap().session(ClientId::LOCAL, "");
-    let reference = session.resolve(&scope(), false).unwrap().unwrap();
-    assert!(!session.locate(reference, &refs(keys)).unwrap().runs.is_empty());
+    let catalog = node.core().unwrap().catalog_for(ClientId::LOCAL, "");
+    let reference = catalog.resolve(&scope(), false).unwrap().unwrap();
+    assert!(!catalog.locate(reference, &refs(keys)).unwrap().runs.is_empty());
     node
 }
 

@@ -6,7 +6,7 @@ use crate::exit::Status;
 use ritornello_format::{Error, ErrorKind, Result};
 use ritornello_medium::{Fault, Faulty, Host, Op, Rule, Schedule};
 use ritornello_node::Node;
-use ritornello_store::{Options, Store, Terms};
+use ritornello_store::{Options, PutOptions, Store};
 use ritornello_volume::transfer::Control;
 use ritornello_volume::{BorrowedPages, BorrowedPagesMut};
 use std::collections::VecDeque;
@@ -218,7 +218,7 @@ impl Client {
         let put = self.timed(|| {
             let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
             let retain_until = now.as_secs() + RETAIN;
-            let (terms, control) = (Terms { parent: None, retain_until }, Control::default());
+            let (terms, control) = (PutOptions { parent: None, retain_until }, Control::default());
             let source = BorrowedPages::new(&pages);
             store.put_batch(&scope(), &sequence.keys(), &source, &terms, &control)
         })?;
@@ -311,7 +311,7 @@ impl Client {
             let _ = self.timed(|| {
                 let source_pages = [page.as_slice()];
                 let source = BorrowedPages::new(&source_pages);
-                let (terms, control) = (Terms::default(), Control::default());
+                let (terms, control) = (PutOptions::default(), Control::default());
                 store.put_batch(&salted(salt), &[&key], &source, &terms, &control)
             });
         }

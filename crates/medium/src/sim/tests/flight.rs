@@ -75,12 +75,12 @@ fn draining_a_file_lands_its_writes() {
 }
 
 #[test]
-fn a_sync_does_not_wait_for_writes_in_flight() {
+fn sync_ignores_writes_in_flight() {
     let (disk, _) = kill_with_two_in_flight();
     let file = disk.open(Path::new("/s/v/a.seg"), WRITE).unwrap();
     file.sync_data().unwrap();
     assert_eq!(disk.in_flight(), 2);
-    // They land over what is written and synced meanwhile.
+    // They land over data that is written and synced meanwhile.
     file.write_at(&[9; 4096], 12288).unwrap();
     file.sync_data().unwrap();
     file.drain().unwrap();

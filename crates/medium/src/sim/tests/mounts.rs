@@ -1,11 +1,11 @@
-//! Directories that are unmounted for a while.
+//! Directories that are unmounted temporarily.
 
 use super::*;
 
 const DIR: &str = "/s/v";
 
 #[test]
-fn an_unmounted_directory_is_empty_and_returns_whole() {
+fn unmounted_directory_returns_complete() {
     let disk = disk();
     put(&disk, "/s/v/a", b"contents");
     disk.create_dir(Path::new("/s/v/d")).unwrap();

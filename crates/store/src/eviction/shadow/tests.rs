@@ -1,4 +1,4 @@
-//! A shadow that sees every page does as a store does that follows its policy.
+//! A shadow that samples every page behaves like a store with its policy.
 
 use super::super::arc::Arc;
 use super::super::density::Density;
@@ -8,20 +8,20 @@ use super::super::two_q::TwoQ;
 use super::*;
 use std::collections::HashMap;
 
-/// Pages that fit. All parts of the capacity that the policies count with are whole.
+/// Pages that fit. Divisible by all fractions of the capacity that the policies use.
 const FITS: usize = 240;
 
-/// A store as the engine drives a policy: every page is a run; all space of a put is there before
-/// the first of its runs is.
+/// A store that drives a policy as the core does: every page is a run, and all space of a put is
+/// freed before its first run is admitted.
 struct Store {
     tree: Tree,
     page_units: u32,
-    /// By key, and the keys by run.
+    /// Runs by key, and keys by run.
     runs: HashMap<u64, u64>,
     keys: Vec<u64>,
 }
 
-/// Keys of all runs, and the key that is pinned with all before it.
+/// Keys of all runs, and the pages pinned by the present put.
 struct Held<'a>(&'a [u64], &'a [Used]);
 
 impl Holdings for Held<'_> {
@@ -34,12 +34,12 @@ impl Holdings for Held<'_> {
 }
 
 impl Store {
-    fn new(order: Box<dyn Order>, page_units: u32) -> Self {
-        // A page is as long as the chunks that runs are cut in, at least.
-        Self { tree: Tree::new(order, 1), page_units, runs: HashMap::new(), keys: Vec::new() }
+    fn new(policy: Box<dyn EvictionPolicy>, page_units: u32) -> Self {
+        // The chunk is no longer than a page.
+        Self { tree: Tree::new(policy, 1), page_units, runs: HashMap::new(), keys: Vec::new() }
     }
 
-    /// Reads what is there of a sequence, and puts the rest. Returns how much was there.
+    /// Reads the present pages of a sequence and puts the rest. Returns the number present.
     fn ask(&mut self, sequence: &[u64]) -> usize {
         let there = sequence.iter().map_while(|key| self.runs.get(key));
         let path: Vec<Used> = there.map(|run| Used { run: RunId(*run), pages: 1 }).collect();
@@ -70,7 +70,7 @@ impl Store {
     }
 }
 
-/// Conversations that grow, some of them asked for more often; behind twenty new ones.
+/// Growing conversations, some requested more often, between new ones.
 fn sequences() -> Vec<Vec<u64>> {
     let mut state = 7u64;
     let mut below = |bound: u64| {
@@ -89,8 +89,8 @@ fn sequences() -> Vec<Vec<u64>> {
 }
 
 #[test]
-fn a_shadow_of_every_page_chooses_as_the_store_does() {
-    let orders: [fn() -> Box<dyn Order>; 5] = [
+fn full_shadow_behaves_like_the_store() {
+    let orders: [fn() -> Box<dyn EvictionPolicy>; 5] = [
         || Box::new(Lru::new()),
         || Box::new(Arc::new()),
         || Box::new(TwoQ::new()),
@@ -103,7 +103,7 @@ fn a_shadow_of_every_page_chooses_as_the_store_does() {
         let mut hits = 0;
         for (at, sequence) in sequences().iter().enumerate() {
             let there = store.ask(sequence);
-            // As the engine tells it: what was read, then what was put.
+            // Reported as by the core: first the pages read, then those put.
             let (read, put) = sequence.split_at(there);
             let mut had = shadow.demand(None, true, read, 1.0);
             if !put.is_empty() {

@@ -1,4 +1,4 @@
-//! Pieces split and grow together.
+//! Splitting and merging of pieces.
 
 use super::super::lru::Lru;
 use super::super::{Holdings, Victim};
@@ -6,7 +6,7 @@ use super::*;
 use std::cell::Cell;
 
 #[test]
-fn pieces_that_are_used_together_again_become_one() {
+fn pieces_used_together_are_merged() {
     let mut tree = Tree::new(Box::new(Lru::new()), 1);
     let run = RunId(1);
     let resident =
@@ -21,7 +21,7 @@ fn pieces_that_are_used_together_again_become_one() {
 }
 
 #[test]
-fn a_run_is_split_where_others_hang_from_it_and_only_so_often_where_uses_end() {
+fn runs_split_at_children_and_rarely_at_uses() {
     let mut tree = Tree::new(Box::new(Lru::new()), 1);
     let resident = |run, parent, pages| Resident {
         run: RunId(run),
@@ -45,7 +45,7 @@ fn a_run_is_split_where_others_hang_from_it_and_only_so_often_where_uses_end() {
 }
 
 #[test]
-fn a_parent_that_comes_after_its_child_holds_it() {
+fn late_parent_precedes_its_child() {
     let mut tree = Tree::new(Box::new(Lru::new()), 1);
     let resident = |run, parent| Resident {
         run: RunId(run),
@@ -69,7 +69,7 @@ fn a_parent_that_comes_after_its_child_holds_it() {
     assert!(tree.orphans.is_empty());
 }
 
-/// Whether runs before the first number that counts are pinned, and how often that was asked.
+/// Pins the runs before a number, and counts the queries.
 struct PinnedBefore(Cell<u64>, Cell<u64>);
 
 impl Holdings for PinnedBefore {
@@ -83,7 +83,7 @@ impl Holdings for PinnedBefore {
 }
 
 #[test]
-fn what_is_pinned_for_long_is_passed_once_and_goes_when_it_is_not() {
+fn pinned_pieces_are_skipped_once() {
     const PINNED: u64 = 10_000;
     let mut tree = Tree::new(Box::new(Lru::new()), 1);
     for run in 0..PINNED + 20 {

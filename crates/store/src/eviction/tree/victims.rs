@@ -1,27 +1,27 @@
-//! Who goes: candidates of the orders that nothing hangs from, cut from their tails.
+//! Chooses victims: pieces without children, cut from their tails.
 
 use super::super::pieces::Piece;
 use super::super::{Holdings, Victim};
 use super::Tree;
 
-/// Pinned pieces that a call passes over and leaves where they are. What else it meets is held back;
-/// so many of those are looked at again with each call.
+/// Maximum pinned pieces that a call skips and lists again. Further ones are held back; as many of
+/// the held ones are re-examined by each call.
 const LOOKED_AT: usize = 64;
-/// So many where nothing else is left.
+/// Held pieces re-examined if nothing else is left.
 const LOOKED_AT_LAST: usize = 4096;
 
 impl Tree {
     pub(in super::super) fn victims(&mut self, units: u64, holdings: &dyn Holdings) -> Vec<Victim> {
         self.move_some();
-        self.full.observe(self.units, self.pages, self.pieces.len());
-        self.order.set_capacity(self.full.units(), self.full.keys());
+        self.capacity.observe(self.units, self.pages, self.pieces.len());
+        self.policy.set_capacity(self.capacity.units(), self.capacity.keys());
         let mut victims = Vec::new();
         let mut left = units;
         self.list_freed(holdings, LOOKED_AT);
         let (mut passed, mut last) = (Vec::new(), false);
         while left > 0 {
             let retiring = self.retiring.as_mut().and_then(|old| old.victim(&mut self.pieces));
-            let Some(slot) = retiring.or_else(|| self.order.victim(&mut self.pieces)) else {
+            let Some(slot) = retiring.or_else(|| self.policy.victim(&mut self.pieces)) else {
                 if last {
                     break;
                 }
@@ -34,7 +34,7 @@ impl Tree {
                 if passed.len() < LOOKED_AT {
                     passed.push(slot);
                 } else {
-                    self.held.push(&mut self.pieces, slot);
+                    self.pinned.push(&mut self.pieces, slot);
                 }
             } else if self.pieces[slot].children > 0 {
                 self.unlink(slot);
@@ -44,7 +44,7 @@ impl Tree {
                 victims.push(victim);
             }
         }
-        // These keep their places. (One that lost a child meanwhile was passed twice.)
+        // These return to their positions. (A piece that lost a child meanwhile was skipped twice.)
         for slot in passed.into_iter().rev() {
             self.unlink(slot);
             self.relist(slot);
@@ -52,20 +52,20 @@ impl Tree {
         victims
     }
 
-    /// Lists pieces again that were held back and whose pins ended, as the first to go.
+    /// Lists held pieces whose pins have ended, as the next victims.
     fn list_freed(&mut self, holdings: &dyn Holdings, count: usize) {
-        let freed = self.held.freed(&mut self.pieces, holdings, count);
+        let freed = self.pinned.freed(&mut self.pieces, holdings, count);
         freed.into_iter().rev().for_each(|slot| self.relist(slot));
     }
 
-    /// Cuts a piece that nothing hangs from, for about `units` units of the `asked`. What would be
-    /// left of it is not less than a chunk, nor than was asked for, or it goes, too: the next call
-    /// would take it, and then it is a hole where no run of that length fits.
+    /// Cuts a piece without children by about `units` units of the `asked`. A rest shorter than a
+    /// chunk, or than `asked`, is cut too: the next call would take it, and would leave a hole too
+    /// short for a run of that length.
     fn cut(&mut self, slot: u32, units: u64, asked: u64, holdings: &dyn Holdings) -> Victim {
         let Piece { run, start, pages, page_units, .. } = self.pieces[slot];
         let (page, chunk) = (u64::from(page_units), u64::from(self.chunk_units));
-        let wanted = units.div_ceil(chunk).saturating_mul(chunk).div_ceil(page);
-        let mut keep = u64::from(pages).saturating_sub(wanted);
+        let request = units.div_ceil(chunk).saturating_mul(chunk).div_ceil(page);
+        let mut keep = u64::from(pages).saturating_sub(request);
         if keep * page < chunk.max(asked) {
             keep = 0;
         }
@@ -73,12 +73,12 @@ impl Tree {
         let keep = keep as u32;
         let gone = pages - keep;
         let ours = self.pieces[slot].turn() == self.turn;
-        let order = match &mut self.retiring {
+        let policy = match &mut self.retiring {
             Some(retiring) if !ours => retiring,
-            _ => &mut self.order,
+            _ => &mut self.policy,
         };
-        let key = if order.remembers() { holdings.page_key(run, start + keep) } else { 0 };
-        order.evicted(&self.pieces, slot, key, u64::from(gone) * page);
+        let key = if policy.remembers() { holdings.page_key(run, start + keep) } else { 0 };
+        policy.evicted(&self.pieces, slot, key, u64::from(gone) * page);
         self.pieces[slot].owed += gone;
         let units = self.take_off(slot, gone);
         Victim { run, keep_pages: start + keep, units }

@@ -10,11 +10,11 @@ use ritornello_format::ErrorKind;
 use ritornello_store::ClientId;
 
 impl Life {
-    /// Connects everybody who lives to the owner; clients that are missing are started.
+    /// Connects all live processes to the owner, and starts missing clients.
     pub(super) fn connect(&mut self, open: &Open) {
-        self.clients.iter().for_each(|client| client.connect(&open.engine));
+        self.clients.iter().for_each(|client| client.connect(&open.core));
         if let Some(successor) = &self.successor {
-            successor.link.connect(open.engine.session(ClientId::LOCAL, ""));
+            successor.link.connect(open.core.catalog_for(ClientId::LOCAL, ""));
         }
         while self.clients.len() < self.family.clients {
             let client = self.start_client(open);
@@ -24,32 +24,32 @@ impl Life {
 
     fn start_client(&mut self, open: &Open) -> Client {
         self.born += 1;
-        Client::new(self.watched.another(), &open.engine, self.born, &self.names)
+        Client::new(self.watched.another(), &open.core, self.born, &self.names)
     }
 
-    /// The owner's process is gone, and with it what it had on its way as a client.
-    pub(super) fn bury_owner(&mut self) {
+    /// The owner's process is dead, and so are the reservations that it made as a client.
+    pub(super) fn end_owner_process(&mut self) {
         if let Some(successor) = self.successor.take() {
             self.names.remove(&successor.name);
         }
     }
 
-    /// Power loss: all processes are gone.
-    pub(super) fn bury_all(&mut self) {
+    /// A power loss ends all processes.
+    pub(super) fn end_all_processes(&mut self) {
         self.successor = None;
         self.clients.clear();
         self.lingering.clear();
         self.names.clear();
     }
 
-    /// The client `who` is the owner from now on.
+    /// Makes client `who` the owner.
     pub(super) fn take_over(&mut self, who: usize) {
         let client = self.clients.remove(who);
         self.watched = client.watched.clone();
         self.successor = Some(client);
     }
 
-    /// Sooner or later the kernel drops the locks of the dead.
+    /// At some later time the kernel releases the locks of dead processes.
     pub(super) fn drop_locks(&mut self) {
         if !self.lingering.is_empty() && self.fate.one_in(3) {
             let name = self.lingering.remove(0);
@@ -57,7 +57,7 @@ impl Life {
         }
     }
 
-    /// Reservations of dropped scopes come to nothing.
+    /// Marks reservations of dropped scopes as void.
     pub(super) fn void_halves(&mut self, of: impl Fn(usize) -> bool) {
         let clients = self.clients.iter_mut().chain(&mut self.successor);
         for half in clients.filter_map(|client| client.half.as_mut()) {
@@ -79,7 +79,7 @@ impl Life {
             }
             Act::ClientFlush { who } => self.clients[who].store.flush().unwrap(),
             Act::ClientReserve { who, at, pages } => {
-                let epoch = open.engine.manifest().epoch;
+                let epoch = open.core.manifest().epoch;
                 let client = &mut self.clients[who];
                 if client.half.is_none() {
                     let segments = client.segments.clone();
@@ -87,20 +87,20 @@ impl Life {
                     client.half.iter_mut().for_each(|half| half.epoch = epoch);
                 }
             }
-            Act::ClientSettle { who, commit } => self.settle_half(open, who, commit),
-            Act::ClientKill { who, at, pages, after, in_flight, tend } => {
+            Act::ClientEnd { who, commit } => self.end_half(open, who, commit),
+            Act::ClientKill { who, at, pages, after, in_flight, maintain } => {
                 self.kill_client(open, who, (at, pages), (after, in_flight));
-                if tend {
-                    open.engine.tend();
+                if maintain {
+                    open.core.run_once();
                 }
             }
             _ => {}
         }
     }
 
-    /// A client writes what it reserved. If another owner opened the store since, the space was kept
-    /// for it, and it is told to put again.
-    fn settle_half(&mut self, open: &Open, who: usize, commit: bool) {
+    /// A client writes what it reserved. If another owner opened the store since, the space was
+    /// withheld for it, and its commit fails with `Retry`.
+    fn end_half(&mut self, open: &Open, who: usize, commit: bool) {
         let half = match &mut self.successor {
             Some(Client { half: half @ Some(_), .. }) => half.take(),
             _ => self.clients[who].half.take(),
@@ -114,19 +114,19 @@ impl Life {
             }
             match half.commit() {
                 Ok(()) => {
-                    assert_eq!(half.epoch, open.engine.manifest().epoch, "another owner's");
+                    assert_eq!(half.epoch, open.core.manifest().epoch, "another owner's");
                     return;
                 }
                 Err(error) => {
                     assert_eq!(error.kind(), ErrorKind::Retry, "{error}");
-                    assert_ne!(half.epoch, open.engine.manifest().epoch, "{error}");
+                    assert_ne!(half.epoch, open.core.manifest().epoch, "{error}");
                 }
             }
         }
         half.abort();
     }
 
-    /// A client dies within its puts. Its connection ends at once, its locks maybe later.
+    /// A client dies within its puts. Its connection ends at once, its locks possibly later.
     fn kill_client(
         &mut self,
         open: &Open,
@@ -144,13 +144,13 @@ impl Life {
         let client = std::mem::replace(&mut self.clients[who], fresh);
         client.watched.kill(after, in_flight);
         if let Some(half) = half {
-            // Dead by then, or not.
+            // The client may be dead by then.
             let _ = half.write().commit();
         }
         let _ = put(&client.store, at, pages, 0);
         client.watched.kill_now();
         client.store.close();
-        open.engine.client_left(client.id);
+        open.core.client_left(client.id);
         if self.fate.one_in(2) {
             self.names.remove(&client.name);
         } else {

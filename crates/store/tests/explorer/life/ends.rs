@@ -1,4 +1,4 @@
-//! How owners end, and what the next one finds.
+//! How owners end, and what the next owner finds.
 
 use super::Life;
 use crate::act::{Act, End};
@@ -10,7 +10,7 @@ use ritornello_store::Options;
 use std::sync::Arc;
 
 impl Life {
-    /// Another owner: leases are over, and what was retained is what was durably so.
+    /// Another owner: leases have ended, and durable retentions hold.
     pub(super) fn succeed(&mut self, open: &Open) {
         self.leased.clear();
         let durable = std::mem::take(&mut self.bounds.retained);
@@ -29,26 +29,26 @@ impl Life {
                 open.close();
                 // Moments before the last sync promise no more than before.
                 self.look_since(before);
-                self.settle(there);
+                self.mark_durable(there);
             }
             End::Kill => {
                 self.watched.kill_now();
                 drop(open);
-                self.bury_owner();
+                self.end_owner_process();
                 self.watched = self.watched.another();
                 self.bounds.deleted.fill(0);
             }
             End::Crash(seed) => {
                 let disk = self.watched.disk().crash(seed);
                 drop(open);
-                self.bury_all();
+                self.end_all_processes();
                 self.watched = self.watched.over(&disk);
                 self.bounds.deleted.fill(0);
             }
         }
     }
 
-    /// A sync fails and drops what was dirty. The poisoned owner refuses puts and flushes, and still
+    /// A sync fails and drops dirty pages. The poisoned owner refuses puts and flushes, and still
     /// reads. The next one keeps what was flushed, and what it flushes itself.
     pub(super) fn fail_sync(
         &mut self,
@@ -69,7 +69,7 @@ impl Life {
         let Err(error) = answer else {
             let there = present(&open.store);
             self.look_within(before, &open);
-            self.settle(there);
+            self.mark_durable(there);
             return open;
         };
         assert_eq!(error.kind(), ErrorKind::Retry, "{error}");
@@ -80,7 +80,7 @@ impl Life {
         deliver(&open.store, at, there[at]);
         if end == End::Close {
             open.store.close();
-            assert!(open.engine.close().is_err(), "a poisoned store closes well");
+            assert!(open.core.close().is_err(), "a poisoned store closes well");
             drop(open);
             self.watched = self.watched.another();
             self.bounds.deleted.fill(0);
@@ -97,7 +97,7 @@ impl Life {
         open.store.flush().unwrap();
         self.look_within(before, &open);
         let there = present(&open.store);
-        self.settle(there);
+        self.mark_durable(there);
         self.judge(seed, self.watched.disk().crash(seed));
         open
     }
@@ -120,8 +120,8 @@ impl Life {
             self.check_same(&open, &there, "closed and opened again");
         }
         self.look_within(before, &open);
-        self.settle(there);
-        if !self.family.letter {
+        self.mark_durable(there);
+        if !self.family.never_full {
             self.bounds.least = present(&open.store);
         }
         self.succeed(&open);
@@ -144,7 +144,7 @@ impl Life {
         let mut flushed = None;
         if let Act::Reopen { .. } = act {
             open.store.close();
-            let _ = open.engine.close();
+            let _ = open.core.close();
             drop(open);
             let _ = open_on(Arc::new(self.watched.clone()), &self.options);
         } else {
@@ -159,15 +159,15 @@ impl Life {
             if done {
                 self.forget_dropped(act);
             }
-            // What was flushed, and was not evicted, is there. What the dying process evicts because
-            // its disk is gone reaches no disk.
-            if !self.family.letter {
+            // Flushed pages that were not evicted are present. Evictions by the dying process
+            // because its disk is gone do not reach the disk.
+            if !self.family.never_full {
                 self.spare(&there);
             }
         }
         self.bounds.deleted.fill(0);
         self.watched.kill_now();
-        self.bury_owner();
+        self.end_owner_process();
         match next {
             None => self.watched = self.watched.another(),
             Some(who) => self.take_over(who),
@@ -193,7 +193,7 @@ impl Life {
     fn put_more(&mut self, open: &Open, puts: usize) {
         for _ in 0..puts {
             // Pages that one put evicts another may put again, which the disk does not see.
-            if !self.family.letter {
+            if !self.family.never_full {
                 self.spare(&present(&open.store));
             }
             let at = self.fate.below((SEQUENCES - NAMES as usize) as u64) as usize;
@@ -209,15 +209,15 @@ impl Life {
         let there = present(&open.store);
         self.bounds.judge(&open, seed, self.absent.is_some());
         self.look_within(before, &open);
-        self.bounds.settle(there);
-        if !self.family.letter {
+        self.bounds.mark_durable(there);
+        if !self.family.never_full {
             self.bounds.least = present(&open.store);
         }
         self.succeed(&open);
         open
     }
 
-    /// Nothing came and nothing went, but what a quota may cost.
+    /// No page was added or removed, except by a quota.
     pub(super) fn check_same(&self, open: &Open, expected: &[Pages], what: &str) {
         let evicted = stats(open).counters["pages_evicted"] > 0;
         for (at, (there, expected)) in present(&open.store).iter().zip(expected).enumerate() {

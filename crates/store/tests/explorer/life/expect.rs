@@ -1,4 +1,4 @@
-//! What acts allow a later crash to take or to leave.
+//! What each act allows a later crash to remove or to leave.
 
 use super::Life;
 use crate::act::Act;
@@ -6,7 +6,7 @@ use crate::common::MIB;
 use crate::kinds::{KINDS, NAMES, leading, left_by_delete};
 
 impl Life {
-    /// What an act that is begun may leave.
+    /// Records what an act may leave, before it begins.
     pub(super) fn expect(&mut self, act: &Act) {
         match *act {
             Act::Put { at, pages, .. } => self.expect_put(at, pages),
@@ -19,7 +19,7 @@ impl Life {
             }
             Act::Delete { at, page } => {
                 let left = left_by_delete(at, page);
-                if self.family.letter {
+                if self.family.never_full {
                     self.bounds.least[at] &= left;
                     self.bounds.deleted[at] |= !left;
                 }
@@ -28,7 +28,7 @@ impl Life {
                 self.leased.retain(|leased| leased.1 != at);
             }
             Act::DropScope { .. } | Act::Clear => {
-                if self.family.letter {
+                if self.family.never_full {
                     let kinds = match *act {
                         Act::DropScope { kind } => kind..kind + 1,
                         _ => 0..KINDS,
@@ -44,13 +44,13 @@ impl Life {
         }
     }
 
-    /// A put that is begun.
+    /// Records a put before it begins.
     pub(super) fn expect_put(&mut self, at: usize, pages: usize) {
         self.bounds.most[at] |= leading(pages);
         self.bounds.deleted[at] &= !leading(pages);
     }
 
-    /// What was dropped is gone, from now on and after any crash.
+    /// Dropped pages are gone, now and after any crash.
     pub(super) fn forget_dropped(&mut self, act: &Act) {
         match *act {
             Act::DropScope { kind } => {

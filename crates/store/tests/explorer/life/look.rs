@@ -1,4 +1,4 @@
-//! Looking at stores after crashes that were noted.
+//! Judging recorded crash states.
 
 use super::Life;
 use crate::common::{Open, open_on};
@@ -9,17 +9,17 @@ use std::path::Path;
 use std::sync::Arc;
 
 impl Life {
-    /// What an act took need not be there after a crash. In a store that is never full nothing is
-    /// taken but what was deleted or dropped.
+    /// Pages removed by an act need not be present after a crash. In a store that is never full
+    /// only deletes and drops remove pages.
     pub(super) fn spare(&mut self, there: &[Pages]) {
-        if self.family.letter {
+        if self.family.never_full {
             self.check_least(there, "flushed pages are gone that nothing took");
         } else {
             self.bounds.least.iter_mut().zip(there).for_each(|(least, there)| *least &= there);
         }
     }
 
-    /// Everything that is durable is there, as far as its volume is.
+    /// All durable pages of present volumes are present.
     pub(super) fn check_least(&self, there: &[Pages], what: &str) {
         for (at, there) in there.iter().enumerate() {
             let must = self.bounds.must(at, self.absent.is_some());
@@ -27,15 +27,15 @@ impl Life {
         }
     }
 
-    /// Judges what was noted during an act. What the act removed need not be there any more.
+    /// Judges the states recorded during an act. Pages that the act removed need not be present.
     pub(super) fn look_within(&mut self, before: &Bounds, open: &Open) {
         self.spare(&present(&open.store));
-        // Power may have gone after the act let retained pages go.
+        // Power may have failed after the act released retained pages.
         self.note_displaced(open);
         self.look_since(before);
     }
 
-    /// Judges what was noted since `before`: what was removed since may be there or not.
+    /// Judges the states recorded since `before`: pages removed since may be present or not.
     pub(super) fn look_since(&mut self, before: &Bounds) {
         let most = before.most.iter().zip(&self.bounds.most).map(|(a, b)| a | b).collect();
         let visible = before.visible.iter().zip(&self.bounds.visible).map(|(a, b)| a & b).collect();

@@ -1,4 +1,4 @@
-//! Scopes that requests make, as salts do: they hold no pages, and crowd the registry.
+//! Scopes that requests create, as salts do: they hold no pages, and fill the registry.
 
 use super::Life;
 use crate::common::Open;
@@ -6,17 +6,17 @@ use ritornello_format::{Scope, ScopeSlot};
 use ritornello_store::{Catalog, ClientId};
 
 impl Life {
-    /// Makes a few scopes, and drops one. Their descriptions are long, so that the registry is soon
-    /// full, and its file is replaced now and then.
+    /// Creates a few scopes, and drops one. Their descriptions are long, so that the registry is
+    /// soon full, and its file is replaced from time to time.
     pub(super) fn make_scopes(&mut self, open: &Open) {
         if !self.fate.one_in(3) {
             return;
         }
-        let session = open.engine.session(ClientId::LOCAL, "");
+        let catalog = open.core.catalog_for(ClientId::LOCAL, "");
         let mut slots: Vec<ScopeSlot> = Vec::new();
         for _ in 0..=self.fate.below(3) {
             self.salts += 1;
-            slots.push(session.resolve(&salted(self.salts), true).unwrap().unwrap().slot);
+            slots.push(catalog.resolve(&salted(self.salts), true).unwrap().unwrap().slot);
         }
         assert!(slots.is_sorted(), "{slots:?} given in this order");
         if self.fate.one_in(2) {

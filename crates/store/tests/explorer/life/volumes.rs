@@ -1,4 +1,4 @@
-//! Volumes and segments that are away for a while.
+//! Volumes and segments that are away temporarily.
 
 use super::Life;
 use crate::act::End;
@@ -8,8 +8,8 @@ use crate::kinds::{Pages, SEQUENCES, check_probe, deliver, present};
 use std::path::Path;
 
 impl Life {
-    /// The owner ends, a volume is unmounted, and the next owner opens the store without it: what
-    /// lay there is a miss.
+    /// The owner ends, a volume is unmounted, and the next owner opens the store without it: its
+    /// pages are misses.
     pub(super) fn leave(
         &mut self,
         open: Open,
@@ -31,7 +31,7 @@ impl Life {
         open
     }
 
-    /// The volume returns: everything that was flushed is there again.
+    /// The volume returns: all flushed pages are present again.
     pub(super) fn come_back(&mut self, open: Open, reopen: bool, before: &Bounds) -> Open {
         self.check_mount_point();
         let Some(dir) = self.absent else { return open };
@@ -41,7 +41,7 @@ impl Life {
             self.open()
         } else {
             self.watched.disk().mount(Path::new(dir)).unwrap();
-            open.engine.tend();
+            open.core.run_once();
             for (at, there) in present(&open.store).iter().enumerate() {
                 let deleted = self.bounds.deleted[at];
                 assert_eq!(there & deleted, 0, "pages of {at} were deleted while away, and return");
@@ -60,7 +60,7 @@ impl Life {
         open
     }
 
-    /// The next owner cannot open one of its segments at once: nothing is lost by it.
+    /// The next owner cannot open one of its segments at once: nothing is lost.
     pub(super) fn fail_open(
         &mut self,
         open: Open,
@@ -79,7 +79,7 @@ impl Life {
             open.close();
             open = self.open();
         } else {
-            open.engine.tend();
+            open.core.run_once();
         }
         let there = present(&open.store);
         assert_eq!(there, stored, "a segment could not be opened once");
@@ -89,7 +89,7 @@ impl Life {
         open
     }
 
-    /// What is promised is delivered, and was stored before.
+    /// Promised pages are delivered, and were stored before.
     fn check_nothing_new(&self, there: &[Pages], open: &Open) {
         for (at, &pages) in there.iter().enumerate() {
             let most = self.bounds.most[at];
@@ -99,7 +99,7 @@ impl Life {
         }
     }
 
-    /// Nothing was created under the mount point of a volume that is away.
+    /// Nothing was created under the mount point of an absent volume.
     fn check_mount_point(&self) {
         let Some(dir) = self.absent else { return };
         let created = self.watched.disk().created_under(Path::new(dir));

@@ -1,0 +1,221 @@
+//! Connections to an owner: clients by name, each with its connections, and unauthenticated
+//! connections whose client is not known yet.
+//!
+//! Limits keep one peer from starving the others. Unauthenticated connections have a quota of their
+//! own; when it is used up, the oldest of them is closed. Connections per client, names per process
+//! and memory for long messages are bounded.
+
+use crate::authority::Authority;
+use crate::client;
+use crate::memory_budget::{Grant, MemoryBudget};
+use crate::socket::shut_down;
+use parking_lot::{Condvar, Mutex};
+use ritornello_format::{Error, Result};
+use ritornello_store::{Catalog, ClientId};
+use rustix::net::Shutdown;
+use std::collections::{BTreeMap, HashMap};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Maximum client processes.
+const CLIENTS_MAX: usize = 256;
+/// Maximum connections over all clients. Each has a thread.
+const CONNECTIONS_MAX: usize = 1024;
+/// Maximum connections of one client: those it uses, and as many that it gave up on and that the
+/// owner still answers.
+const CONNECTIONS_PER_CLIENT_MAX: usize = 2 * client::CONNECTIONS_MAX;
+/// Maximum names of one process: it takes a new name with each owner and keeps those it has
+/// reservations under.
+const NAMES_PER_PROCESS_MAX: usize = 8;
+/// Maximum connections without a handshake.
+const UNAUTHENTICATED_MAX: usize = 64;
+/// Bytes of long messages over all clients, and per client.
+const MESSAGE_BYTES_TOTAL_MAX: usize = 256 << 20;
+const CLIENT_MESSAGE_BYTES_MAX: usize = 64 << 20;
+
+/// The connection table of an owner.
+pub(crate) struct Connections {
+    authority: Arc<dyn Authority>,
+    state: Mutex<State>,
+    closed: Condvar,
+    budget: Arc<MemoryBudget>,
+}
+
+#[derive(Default)]
+struct State {
+    clients: HashMap<String, ClientEntry>,
+    /// By number, oldest first.
+    connections: BTreeMap<u64, Connection>,
+    last_client: u64,
+    last_connection: u64,
+}
+
+struct ClientEntry {
+    id: ClientId,
+    /// Process id, or zero if the process is in another PID namespace.
+    pid: i32,
+    catalog: Arc<dyn Catalog>,
+    connections: usize,
+    budget: Arc<MemoryBudget>,
+}
+
+struct Connection {
+    stream: Arc<UnixStream>,
+    name: Option<String>,
+}
+
+/// Removes its connection from the table when dropped.
+pub(crate) struct ConnectionGuard {
+    connections: Arc<Connections>,
+    number: u64,
+}
+
+impl Connections {
+    /// Creates an empty table.
+    pub(crate) fn new(authority: Arc<dyn Authority>) -> Arc<Self> {
+        let (state, closed, budget) =
+            (Mutex::default(), Condvar::new(), MemoryBudget::new(MESSAGE_BYTES_TOTAL_MAX));
+        Arc::new(Self { authority, state, closed, budget })
+    }
+
+    /// Registers an accepted connection. Returns `None` if twice the quota of unauthenticated
+    /// connections is open, because they arrive faster than they can be closed.
+    pub(crate) fn accept(self: &Arc<Self>, stream: &Arc<UnixStream>) -> Option<ConnectionGuard> {
+        let mut state = self.state.lock();
+        let unauthenticated = || state.connections.values().filter(|other| other.name.is_none());
+        let count = unauthenticated().count();
+        if count >= UNAUTHENTICATED_MAX
+            && let Some(oldest) = unauthenticated().next()
+        {
+            shut_down(&oldest.stream, Shutdown::Both);
+        }
+        if count >= 2 * UNAUTHENTICATED_MAX {
+            return None;
+        }
+        state.last_connection += 1;
+        let number = state.last_connection;
+        let stream = Arc::clone(stream);
+        state.connections.insert(number, Connection { stream, name: None });
+        Some(ConnectionGuard { connections: Arc::clone(self), number })
+    }
+
+    /// Returns the names of all connected clients.
+    pub(crate) fn names(&self) -> Vec<String> {
+        self.state.lock().clients.keys().cloned().collect()
+    }
+
+    /// Shuts down all connections of a client.
+    pub(crate) fn disconnect(&self, name: &str) {
+        for connected in self.state.lock().connections.values() {
+            if connected.name.as_deref() == Some(name) {
+                shut_down(&connected.stream, Shutdown::Both);
+            }
+        }
+    }
+
+    /// Shuts down all connections. With `Shutdown::Read` no further request arrives, but responses
+    /// are still sent.
+    pub(crate) fn shut_down_all(&self, how: Shutdown) {
+        for connected in self.state.lock().connections.values() {
+            shut_down(&connected.stream, how);
+        }
+    }
+
+    /// Waits until every connection's thread has ended. Returns `false` on timeout.
+    pub(crate) fn wait_until_empty(&self, timeout: Duration) -> bool {
+        let until = Instant::now() + timeout;
+        let mut state = self.state.lock();
+        while !state.connections.is_empty() {
+            if self.closed.wait_until(&mut state, until).timed_out() {
+                return state.connections.is_empty();
+            }
+        }
+        true
+    }
+}
+
+impl ConnectionGuard {
+    /// Assigns the connection to a client: a new one if `first`, otherwise a connected one. Returns
+    /// the client's catalog and a grant of memory for its long messages, or `None` if the connected
+    /// client is gone.
+    ///
+    /// # Errors
+    /// `Retry` if there are too many clients or connections, `Invalid` if the name is taken; those
+    /// of [`Authority::admit`].
+    pub(crate) fn register(
+        &self,
+        name: &str,
+        pid: i32,
+        first: bool,
+    ) -> Result<Option<(Arc<dyn Catalog>, Grant)>> {
+        self.connections.authority.admit()?;
+        let mut state = self.connections.state.lock();
+        let named: usize = state.clients.values().map(|client| client.connections).sum();
+        if named >= CONNECTIONS_MAX {
+            return Err(Error::retry("too many connections to this store")
+                .with("connections", CONNECTIONS_MAX));
+        }
+        if first {
+            state.check_new_client(name, pid)?;
+            state.last_client += 1;
+            let id = ClientId(state.last_client);
+            let catalog = self.connections.authority.catalog_for(id, name)?;
+            let budget = MemoryBudget::new(CLIENT_MESSAGE_BYTES_MAX);
+            state
+                .clients
+                .insert(name.to_owned(), ClientEntry { id, pid, catalog, connections: 0, budget });
+        }
+        let Some(client) = state.clients.get_mut(name) else { return Ok(None) };
+        if client.connections >= CONNECTIONS_PER_CLIENT_MAX {
+            return Err(Error::retry("too many connections of one process to this store")
+                .with("connections", CONNECTIONS_PER_CLIENT_MAX));
+        }
+        client.connections += 1;
+        let catalog = Arc::clone(&client.catalog);
+        let budgets = vec![Arc::clone(&self.connections.budget), Arc::clone(&client.budget)];
+        if let Some(connected) = state.connections.get_mut(&self.number) {
+            connected.name = Some(name.to_owned());
+        }
+        Ok(Some((catalog, Grant::of(budgets))))
+    }
+}
+
+impl State {
+    fn check_new_client(&self, name: &str, pid: i32) -> Result<()> {
+        if self.clients.contains_key(name) {
+            return Err(Error::invalid("a client of this name is connected"));
+        }
+        if self.clients.len() >= CLIENTS_MAX {
+            return Err(
+                Error::retry("too many processes use this store").with("clients", CLIENTS_MAX)
+            );
+        }
+        let names = self.clients.values().filter(|client| pid > 0 && client.pid == pid).count();
+        if names >= NAMES_PER_PROCESS_MAX {
+            return Err(Error::retry("one process uses this store under too many names")
+                .with("pid", pid)
+                .with("names", NAMES_PER_PROCESS_MAX));
+        }
+        Ok(())
+    }
+}
+
+impl Drop for ConnectionGuard {
+    fn drop(&mut self) {
+        let mut state = self.connections.state.lock();
+        let name = state.connections.remove(&self.number).and_then(|connected| connected.name);
+        if let Some(name) = name
+            && let Some(client) = state.clients.get_mut(&name)
+        {
+            client.connections -= 1;
+            if client.connections == 0 {
+                let id = client.id;
+                state.clients.remove(&name);
+                self.connections.authority.client_disconnected(id);
+            }
+        }
+        drop(state);
+        self.connections.closed.notify_all();
+    }
+}

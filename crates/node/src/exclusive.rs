@@ -1,0 +1,42 @@
+//! Work on a store's directory while no process has the store open.
+
+use crate::node_directory::{Identity, NodeDirectory, unusable};
+use crate::registry;
+use ritornello_format::{Error, Result};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// Maximum time to wait while this process is opening or closing the store.
+const CALL_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Runs `work` on `path`, a canonical directory that holds a store, while holding its lock.
+///
+/// # Errors
+/// `Invalid` if a process owns the store, including this one; `Retry` if a thread of this process
+/// is opening or closing it; those of `work`.
+pub(crate) fn with_exclusive_store<T>(
+    path: &Path,
+    work: impl FnOnce(&Path) -> Result<T>,
+) -> Result<T> {
+    let slot = registry::slot(Identity::of(path).map_err(|error| unusable(path, error))?)?;
+    let Some(open) = slot.try_lock_until(Instant::now() + CALL_TIMEOUT) else {
+        return Err(Error::retry(
+            "another thread has been opening or closing this store for a minute",
+        )
+        .with("dir", path.display()));
+    };
+    if open.upgrade().is_some_and(|shared| !shared.is_closed()) {
+        return Err(Error::invalid("this process has the store open: close it first")
+            .with("dir", path.display()));
+    }
+    let directory = NodeDirectory::open(path)?;
+    if !directory.try_own()? {
+        let owner = directory.lock.holder()?.map_or(0, |holder| holder.0);
+        return Err(Error::invalid("a process owns this store: stop it first")
+            .with("pid", owner)
+            .with("dir", path.display()));
+    }
+    let done = work(path);
+    directory.lock.close();
+    done
+}

@@ -1,0 +1,501 @@
+//! The catalog of a process for as long as it has the store open: calls the core while this process
+//! owns the store and the owner while another process does, and fails over when the owner dies.
+
+use crate::membership::{Membership, OpenContext, closed};
+use crate::owner_epoch::Unflushed;
+use crate::owner_lost::is_owner_lost;
+use crate::process::Process;
+use crate::protocol::RESERVE_TIMEOUT_MAX;
+use crate::reservations::PendingReservations;
+use crate::socket_catalog::SocketCatalog;
+use parking_lot::{Mutex, RwLock};
+use ritornello_format::{Error, Result, Scope, ScopeSettings, ScopeSlot};
+use ritornello_store::{
+    CapacityChange, Catalog, CatalogStats, Committed, KeyListing, LeaseNumber, Leased, Located,
+    OwnerSilent, ReserveRequest, Reserved, ScopeListing, ScopeRef, StoreReopening,
+};
+use ritornello_volume::Segments;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::{Duration, Instant};
+
+/// Maximum duration of a call through a client, including a takeover.
+const CALL_TIMEOUT: Duration = Duration::from_secs(30);
+/// Maximum duration of a call that waits for a disk: a commit in `durable` mode, `flush`, `clear`.
+const DISK_CALL_TIMEOUT: Duration = Duration::from_secs(300);
+/// Maximum time to wait for writes in progress when closing.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(90);
+/// Maximum time that opening waits for an owner that reopens the store.
+const REOPENING_TIMEOUT: Duration = Duration::from_secs(10);
+/// Retries without a pause; an owner that closes the connection more often is retried after
+/// [`RETRY_PAUSE`].
+const QUICK_RETRIES: u32 = 3;
+/// The pause before each further retry.
+const RETRY_PAUSE: Duration = Duration::from_millis(50);
+/// Shortest pause after a search that found no owner; calls in between fail at once.
+const SEARCH_PAUSE: Duration = Duration::from_secs(1);
+/// Longest such pause.
+const SEARCH_PAUSE_MAX: Duration = Duration::from_secs(5);
+
+/// See the module documentation.
+pub(crate) struct FailoverCatalog {
+    process: Process,
+    pub(crate) opening: OpenContext,
+    pub(crate) store: [u8; 16],
+    pub(crate) membership: RwLock<Arc<Membership>>,
+    /// Held by the call that searches for a new owner. Other calls wait for it and use its result,
+    /// unless the last search failed.
+    pub(crate) changing: Mutex<Option<FailedSearch>>,
+    /// The last search failed, because the owner reopens the store or the store cannot be opened.
+    is_reopening: AtomicBool,
+    pub(crate) reservations: PendingReservations<Arc<Membership>>,
+    unflushed: Unflushed,
+    /// The segments that calls of this process read and write.
+    pub(crate) segments: OnceLock<Weak<Segments>>,
+    /// Number of times that this process has reopened the store.
+    pub(crate) reopenings: AtomicU64,
+    /// Another store has replaced this one at the path.
+    pub(crate) replaced: AtomicBool,
+}
+
+/// A search for an owner that failed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct FailedSearch {
+    at: Instant,
+    /// Time until the next search.
+    pause: Duration,
+    /// Whether the owner reopens the store; otherwise it is silent.
+    reopening: bool,
+}
+
+impl FailoverCatalog {
+    /// Becomes owner or client.
+    ///
+    /// # Errors
+    /// Those of [`OpenContext::join`].
+    pub(crate) fn open(mut opening: OpenContext, until: Instant) -> Result<Self> {
+        let membership = opening
+            .join(until, REOPENING_TIMEOUT, false)
+            .inspect_err(|_| opening.directory.lock.close())?;
+        // A later takeover opens the store with its settings at that time: it may have been
+        // resized.
+        opening.options.capacity = None;
+        opening.options.paths.clear();
+        opening.options.index = None;
+        Ok(Self {
+            process: Process::current(),
+            opening,
+            store: membership.epoch().map(|epoch| epoch.store).unwrap_or_default(),
+            membership: RwLock::new(Arc::new(membership)),
+            changing: Mutex::new(None),
+            is_reopening: AtomicBool::new(false),
+            reservations: PendingReservations::new(),
+            unflushed: Unflushed::default(),
+            segments: OnceLock::new(),
+            reopenings: AtomicU64::new(0),
+            replaced: AtomicBool::new(false),
+        })
+    }
+
+    /// Returns what the process is to the store at the moment.
+    pub(crate) fn membership(&self) -> Arc<Membership> {
+        Arc::clone(&self.membership.read())
+    }
+
+    /// Identity of the store.
+    pub(crate) fn store(&self) -> [u8; 16] {
+        self.store
+    }
+
+    /// Waits for writes and calls in progress, ends the membership and closes the lock file.
+    ///
+    /// # Errors
+    /// `Retry` if a write or call is still in progress: the lock is kept, because the next owner
+    /// would reuse the space of those writes. Otherwise the error of the last sync, and the store
+    /// is closed.
+    pub(crate) fn close(&self) -> Result<()> {
+        let until = Instant::now() + CLOSE_TIMEOUT;
+        let directory = &self.opening.directory;
+        let busy = || {
+            Error::retry("calls are still in progress: close again later")
+                .with("dir", directory.path().display())
+        };
+        self.opening.closing.store(true, Ordering::Release);
+        self.opening.heal_signal.stop();
+        if !self.reservations.close(until) {
+            return Err(busy());
+        }
+        let _turn = self.changing.try_lock_until(until).ok_or_else(&busy)?;
+        let mut membership = self.membership.try_write_until(until).ok_or_else(&busy)?;
+        let closed = membership.close()?;
+        *membership = Arc::new(Membership::Closed);
+        directory.lock.close();
+        closed
+    }
+
+    /// Makes `call` to the owner, and to the next owner if that one dies; only for idempotent
+    /// calls. Also returns `select` of the membership that answered.
+    fn call_on<T, W>(
+        &self,
+        timeout: Duration,
+        call: impl Fn(&dyn Catalog) -> Result<T>,
+        select: impl Fn(&Arc<Membership>) -> W,
+    ) -> Result<(T, W)> {
+        self.process.check()?;
+        let mut until = None;
+        let mut losses = 0;
+        loop {
+            let held = self.membership.read();
+            // The guard is held during a call of the local core, so that closing waits for the
+            // call.
+            if let Membership::Owner(owner) = &**held {
+                return call(owner.catalog()).map(|answer| (answer, select(&held)));
+            }
+            let membership = Arc::clone(&held);
+            drop(held);
+            let client = match &*membership {
+                Membership::Client(client) => client,
+                Membership::Reopening(reopening) => return Err(reopening.error()),
+                Membership::Owner(_) | Membership::Closed => return Err(closed()),
+            };
+            let until = *until.get_or_insert_with(|| Instant::now() + timeout);
+            let error = match call(&SocketCatalog::new(client, until)) {
+                Ok(answer) => return Ok((answer, select(&membership))),
+                Err(error) => error,
+            };
+            if !is_owner_lost(&error) || Instant::now() >= until {
+                return Err(error);
+            }
+            losses += 1;
+            if losses > QUICK_RETRIES {
+                std::thread::sleep(RETRY_PAUSE);
+            }
+            self.change(&membership, until)?;
+        }
+    }
+
+    /// Takes over from an owner that died, as any call would.
+    ///
+    /// # Errors
+    /// [`OwnerSilent`] if the owner does not respond; those of [`OpenContext::join`].
+    pub(crate) fn ensure_owner(&self) -> Result<()> {
+        self.process.check()?;
+        let membership = self.membership();
+        let Membership::Client(client) = &*membership else { return Ok(()) };
+        match client.check_responsive() {
+            Err(error) if is_owner_lost(&error) => {
+                self.change(&membership, Instant::now() + CALL_TIMEOUT)
+            }
+            responsive => responsive,
+        }
+    }
+
+    /// Why no space can be reserved now: the store is closed, or about to be reopened.
+    fn refusal(&self) -> Error {
+        let is_open = !self.opening.closing.load(Ordering::Acquire);
+        match &*self.membership() {
+            Membership::Reopening(reopening) => reopening.error(),
+            Membership::Owner(owner) if is_open => {
+                StoreReopening::error(&owner.core().poisoned().unwrap_or_default())
+            }
+            _ => closed(),
+        }
+    }
+
+    /// What prevents full use of the store, if anything: the owner's last write or sync failed and
+    /// the store is not reopened yet, or the owner cannot be asked.
+    pub(crate) fn problem(&self) -> Option<String> {
+        match &*self.membership() {
+            Membership::Owner(_) | Membership::Reopening(_) => self.failure(),
+            Membership::Client(_) => match self.stats() {
+                Ok(stats) => stats.poisoned,
+                Err(error) => Some(error.to_string()),
+            },
+            Membership::Closed => Some(closed().to_string()),
+        }
+    }
+
+    /// What failed in this process while it owns the store and has not reopened it.
+    pub(crate) fn failure(&self) -> Option<String> {
+        match &*self.membership() {
+            Membership::Owner(owner) => owner.core().poisoned(),
+            Membership::Reopening(reopening) => Some(reopening.cause().to_owned()),
+            Membership::Client(_) | Membership::Closed => None,
+        }
+    }
+
+    /// Closes the membership and the lock for good, so that the process can open the store that is
+    /// in the directory now while old handles still exist. Returns the error that says so. The
+    /// caller holds `changing`.
+    pub(crate) fn close_as_replaced(&self) -> Error {
+        *self.membership.write() = Arc::new(Membership::Closed);
+        self.opening.directory.lock.close();
+        self.replaced.store(true, Ordering::Release);
+        Error::fatal("another store has taken this one's place: open it again")
+            .with("dir", self.opening.directory.path().display())
+    }
+
+    /// Closes this process's segment files before a new owner is used. The former owner may have
+    /// removed segments, or failed to create them, whose numbers the new owner reuses; and a fault
+    /// may have ended in a new mount. Earlier reservations cannot be committed any more.
+    pub(crate) fn close_segments(&self) {
+        if let Some(segments) = self.segments.get().and_then(Weak::upgrade) {
+            segments.let_go_of_all();
+        }
+    }
+
+    /// Returns whether another store has replaced this one. Never waits.
+    pub(crate) fn is_replaced(&self) -> bool {
+        self.replaced.load(Ordering::Acquire)
+    }
+
+    fn call_catalog<T>(&self, call: impl Fn(&dyn Catalog) -> Result<T>) -> Result<T> {
+        self.call_on(CALL_TIMEOUT, call, |_| ()).map(|(answer, ())| answer)
+    }
+
+    fn call_disk<T>(&self, call: impl Fn(&dyn Catalog) -> Result<T>) -> Result<T> {
+        self.call_on(DISK_CALL_TIMEOUT, call, |_| ()).map(|(answer, ())| answer)
+    }
+
+    /// Replaces the membership `lost`, unless another call has done so.
+    ///
+    /// # Errors
+    /// [`OwnerSilent`] if a process holds the lock and does not listen: after the full timeout the
+    /// first time, then immediately. [`StoreReopening`], immediately, if the owner reopens the
+    /// store.
+    fn change(&self, lost: &Arc<Membership>, until: Instant) -> Result<()> {
+        let silent = || {
+            OwnerSilent::error(
+                self.opening.directory.lock.holder().ok().flatten().map_or(0, |h| h.0),
+            )
+        };
+        let refused = || StoreReopening::error("its owner's log says more");
+        let mut failed_search = if self.is_reopening.load(Ordering::Acquire) {
+            self.changing.try_lock().ok_or_else(refused)?
+        } else {
+            self.changing.try_lock_until(until).ok_or_else(silent)?
+        };
+        if !Arc::ptr_eq(&self.membership.read(), lost) {
+            return Ok(());
+        }
+        let until = match *failed_search {
+            Some(FailedSearch { at, pause, reopening }) if at.elapsed() < pause => {
+                return Err(if reopening { refused() } else { silent() });
+            }
+            Some(_) => Instant::now(),
+            None => until,
+        };
+        let began = Instant::now();
+        let taken = self.opening.join(until, Duration::ZERO, true);
+        let reopening = taken.as_ref().is_err_and(StoreReopening::caused);
+        let failed = reopening || taken.as_ref().is_err_and(OwnerSilent::caused);
+        // A store that takes long to fail to open is tried less often, so that it delays few calls.
+        let longest = if reopening { SEARCH_PAUSE_MAX } else { SEARCH_PAUSE };
+        let pause = began.elapsed().saturating_mul(4).clamp(SEARCH_PAUSE, longest);
+        *failed_search = failed.then(|| FailedSearch { at: Instant::now(), pause, reopening });
+        self.is_reopening.store(reopening, Ordering::Release);
+        let membership = taken?;
+        if membership.epoch().map(|epoch| epoch.store) != Some(self.store) {
+            let _ = membership.close();
+            return Err(self.close_as_replaced());
+        }
+        let role = if matches!(membership, Membership::Owner(_)) { "owner" } else { "client" };
+        let dir = self.opening.directory.path().display();
+        tracing::info!(role, %dir, "the store's owner has ended");
+        self.close_segments();
+        let old = std::mem::replace(&mut *self.membership.write(), Arc::new(membership));
+        drop(old);
+        // The core may have been poisoned before this membership was visible to the heal thread.
+        self.opening.heal_signal.notify();
+        Ok(())
+    }
+}
+
+/// Every call may be repeated except `commit`. A repeated `reserve` strands space under the name of
+/// a dropped client; the space is freed with the name (see [`crate::client::Client`]).
+impl Catalog for FailoverCatalog {
+    fn resolve(&self, scope: &Scope, create: bool) -> Result<Option<ScopeRef>> {
+        self.call_catalog(|catalog| catalog.resolve(scope, create))
+    }
+
+    fn probe(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<usize> {
+        self.call_catalog(|catalog| catalog.probe(scope, keys))
+    }
+
+    fn lease(&self, scopes: &[ScopeRef], keys: &[&[u8]], ttl: Duration) -> Result<Leased> {
+        self.call_catalog(|catalog| catalog.lease(scopes, keys, ttl))
+    }
+
+    fn release(&self, lease: LeaseNumber) -> Result<()> {
+        match self.call_catalog(|catalog| catalog.release(lease)) {
+            Err(error) if OwnerSilent::caused(&error) => {
+                if let Membership::Client(client) = &*self.membership() {
+                    client.release_later(lease);
+                }
+                Ok(())
+            }
+            // Leases end with the core that granted them.
+            Err(error) if StoreReopening::caused(&error) => Ok(()),
+            released => released,
+        }
+    }
+
+    fn locate(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<Located> {
+        self.call_catalog(|catalog| catalog.locate(scope, keys))
+    }
+
+    fn exists(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<Vec<bool>> {
+        self.call_catalog(|catalog| catalog.exists(scope, keys))
+    }
+
+    fn reserve(
+        &self,
+        scope: ScopeRef,
+        keys: &[&[u8]],
+        parent: Option<&[u8]>,
+        reserve_request: &ReserveRequest,
+    ) -> Result<Reserved> {
+        self.process.check()?;
+        if !self.reservations.begin() {
+            return Err(self.refusal());
+        }
+        let called = self.call_on(
+            CALL_TIMEOUT + reserve_request.timeout.min(RESERVE_TIMEOUT_MAX),
+            |catalog| catalog.reserve(scope, keys, parent, reserve_request),
+            Arc::clone,
+        );
+        let granted = called.as_ref().ok().filter(|(reserved, _)| !reserved.runs.is_empty());
+        self.reservations
+            .complete(granted.map(|(reserved, issuer)| (reserved.id, Arc::clone(issuer))));
+        let (reserved, issuer) = called?;
+        // No commit follows: the put is acknowledged with the pages that this owner reports. They
+        // may be another client's, and not durable.
+        if reserved.runs.is_empty()
+            && reserved.present > 0
+            && let Some(epoch) = issuer.epoch()
+        {
+            self.unflushed.note(epoch);
+        }
+        Ok(reserved)
+    }
+
+    /// Sent once, and only to the owner that issued the reservation: its number means nothing to
+    /// another owner. If that owner is gone, the pages are not stored and may be put again.
+    fn commit(&self, reservation: u64, written: &[Option<u64>]) -> Result<Committed> {
+        self.process.check()?;
+        let issuer = self.reservations.issuer(reservation).ok_or_else(|| {
+            Error::invalid("this reservation was committed or aborted")
+                .with("reservation", reservation)
+        })?;
+        let committed = match &*issuer {
+            Membership::Owner(owner) => owner.catalog().commit(reservation, written),
+            Membership::Client(client) => {
+                SocketCatalog::new(client, Instant::now() + DISK_CALL_TIMEOUT)
+                    .commit(reservation, written)
+            }
+            Membership::Reopening(reopening) => Err(reopening.error()),
+            Membership::Closed => Err(closed()),
+        }?;
+        self.reservations.remove(reservation);
+        if let Some(epoch) = issuer.epoch() {
+            self.unflushed.note(epoch);
+        }
+        Ok(committed)
+    }
+
+    /// Sent to the issuer if it lives, otherwise to the present owner, which found the reservation
+    /// in the log.
+    fn abort(&self, reservation: u64) -> Result<()> {
+        self.process.check()?;
+        let Some(issuer) = self.reservations.remove(reservation) else { return Ok(()) };
+        let aborted = self.call_catalog(|catalog| catalog.abort(reservation));
+        if aborted.as_ref().is_err_and(OwnerSilent::caused)
+            && let Membership::Client(client) = &*issuer
+        {
+            client.abort_later(reservation);
+        }
+        aborted
+    }
+
+    fn report_corruption(
+        &self,
+        scope: ScopeRef,
+        key: &[u8],
+        generation: u64,
+        reason: &str,
+    ) -> Result<()> {
+        self.call_catalog(|catalog| catalog.report_corruption(scope, key, generation, reason))
+    }
+
+    fn touch(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<usize> {
+        self.call_catalog(|catalog| catalog.touch(scope, keys))
+    }
+
+    fn delete(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<usize> {
+        let called =
+            self.call_on(DISK_CALL_TIMEOUT, |catalog| catalog.delete(scope, keys), Arc::clone);
+        let (deleted, issuer) = called?;
+        if deleted > 0
+            && let Some(epoch) = issuer.epoch()
+        {
+            self.unflushed.note(epoch);
+        }
+        Ok(deleted)
+    }
+
+    fn drop_scope(&self, scope: ScopeRef) -> Result<()> {
+        self.call_disk(|catalog| catalog.drop_scope(scope))
+    }
+
+    fn configure(&self, scope: ScopeRef, settings: &ScopeSettings) -> Result<()> {
+        self.call_disk(|catalog| catalog.configure(scope, settings))
+    }
+
+    fn scopes(&self, from: ScopeSlot) -> Result<Vec<ScopeListing>> {
+        self.call_catalog(|catalog| catalog.scopes(from))
+    }
+
+    fn keys(&self, scope: ScopeRef, after: u64, limit: u32) -> Result<KeyListing> {
+        self.call_catalog(|catalog| catalog.keys(scope, after, limit))
+    }
+
+    fn change_capacity(&self, change: &CapacityChange) -> Result<()> {
+        self.call_disk(|catalog| catalog.change_capacity(change))
+    }
+
+    fn clear(&self) -> Result<()> {
+        self.call_disk(|catalog| catalog.clear())
+    }
+
+    /// Fails with `Miss`, once, if an owner died, or its core failed and was reopened, after it had
+    /// acknowledged puts or deletes to this process that no flush has covered, whether the process
+    /// wrote the pages or found them present.
+    fn flush(&self) -> Result<()> {
+        let mark = self.unflushed.mark();
+        let flushed = self.call_on(
+            DISK_CALL_TIMEOUT,
+            |catalog| catalog.flush(),
+            |membership| {
+                mark.owner.is_none_or(|owner| {
+                    membership.epoch().is_some_and(|epoch| epoch.preserves(owner))
+                })
+            },
+        );
+        let ((), kept) = flushed?;
+        self.unflushed.complete_flush(mark);
+        if kept {
+            return Ok(());
+        }
+        Err(Error::miss(
+            "the store's owner died, or a write or sync of it failed, since the last flush, and pages \
+             put meanwhile may be gone: put them again, and delete again what was deleted",
+        ))
+    }
+
+    fn stats(&self) -> Result<CatalogStats> {
+        if let Membership::Reopening(reopening) = &*self.membership() {
+            return Ok(reopening.stats());
+        }
+        self.call_catalog(|catalog| catalog.stats())
+    }
+}

@@ -1,0 +1,131 @@
+//! What a process is to a store at the moment: owner, client, reopening or closed.
+
+use crate::client::Client;
+use crate::heal::HealSignal;
+use crate::node_directory::NodeDirectory;
+use crate::owner::Owner;
+use crate::owner_epoch::OwnerEpoch;
+use crate::owner_lost::is_owner_lost;
+use crate::permissions::ClientPermissions;
+use crate::reopening::Reopening;
+use ritornello_format::{Error, ErrorKind, Result};
+use ritornello_medium::Medium;
+use ritornello_store::{Options, OwnerSilent, StoreReopening};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// First and longest pause between attempts: a released lock gives no notice, and neither does an
+/// owner that has recovered.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(50));
+
+/// What this process is to the store.
+pub(crate) enum Membership {
+    /// This process owns the store.
+    Owner(Owner),
+    /// Another process owns the store.
+    Client(Arc<Client>),
+    /// This process owns the store, whose core failed, and opens another one.
+    Reopening(Reopening),
+    /// The store is closed in this process.
+    Closed,
+}
+
+/// What opening a store takes, the first time and after a failover.
+pub(crate) struct OpenContext {
+    pub(crate) directory: Arc<NodeDirectory>,
+    pub(crate) medium: Arc<dyn Medium>,
+    pub(crate) options: Options,
+    /// What clients may do while this process is the owner.
+    pub(crate) permissions: Arc<ClientPermissions>,
+    /// Ends the attempts of [`OpenContext::join`].
+    pub(crate) closing: AtomicBool,
+    /// Notified when a core is poisoned.
+    pub(crate) heal_signal: Arc<HealSignal>,
+}
+
+impl OpenContext {
+    /// Takes the lock and opens the store as its owner, or connects to the owner. Retries until
+    /// `until` if both fail because an owner starts or ends; for at most `reopening` if the owner
+    /// reopens the store. `known` says that this process has used the store already.
+    ///
+    /// # Errors
+    /// Those of [`ritornello_store::StoreCore::open`] if the lock was free; `Invalid` for an owner
+    /// of another user; `Retry` for an owner that does not listen, has no common protocol version,
+    /// or reopens the store.
+    pub(crate) fn join(
+        &self,
+        until: Instant,
+        reopening: Duration,
+        known: bool,
+    ) -> Result<Membership> {
+        let mut pause = PAUSES.0;
+        let reopened = until.min(Instant::now() + reopening);
+        loop {
+            if self.directory.try_own()? {
+                let owner = Owner::open(self);
+                if owner.is_err() {
+                    self.directory.lock.release();
+                }
+                return owner.map(Membership::Owner).map_err(|error| match error.kind() {
+                    // The disk failed before the previous owner died: treated as if that owner were
+                    // reopening the store.
+                    ErrorKind::Fatal | ErrorKind::Retry if known => {
+                        tracing::debug!(%error, "the store cannot be taken over yet");
+                        StoreReopening::error(&error.to_string())
+                    }
+                    _ => error,
+                });
+            }
+            let error = match Client::connect(&self.directory, until) {
+                Ok(client) => return Ok(Membership::Client(client)),
+                Err(error) if is_owner_lost(&error) || OwnerSilent::caused(&error) => error,
+                Err(error)
+                    if StoreReopening::caused(&error) && Instant::now() + pause <= reopened =>
+                {
+                    error
+                }
+                Err(error) => return Err(error),
+            };
+            if self.closing.load(Ordering::Acquire) {
+                return Err(closed());
+            }
+            if Instant::now() + pause > until {
+                let owner =
+                    self.directory.lock.holder().ok().flatten().map_or(0, |holder| holder.0);
+                tracing::debug!(%error, "no owner listens");
+                return Err(OwnerSilent::error(owner).with("dir", self.directory.path().display()));
+            }
+            std::thread::sleep(pause);
+            pause = (2 * pause).min(PAUSES.1);
+        }
+    }
+}
+
+/// The error of calls on a closed store.
+pub(crate) fn closed() -> Error {
+    Error::new(ErrorKind::Closed, "the store is closed: open it again")
+}
+
+impl Membership {
+    /// Returns the epoch of the owner, if there is one.
+    pub(crate) fn epoch(&self) -> Option<&OwnerEpoch> {
+        match self {
+            Self::Owner(owner) => Some(owner.epoch()),
+            Self::Client(client) => Some(client.epoch()),
+            Self::Reopening(_) | Self::Closed => None,
+        }
+    }
+
+    /// Ends an ownership that other processes may wait for; see [`Owner::close`].
+    ///
+    /// # Errors
+    /// `Retry` if it cannot end yet.
+    pub(crate) fn close(&self) -> Result<Result<()>> {
+        match self {
+            Self::Owner(owner) => owner.close(),
+            Self::Reopening(reopening) => reopening.close(),
+            Self::Client(_) | Self::Closed => Ok(Ok(())),
+        }
+    }
+}

@@ -1,0 +1,45 @@
+//! Distinguishes the loss of an owner from an answer of that owner.
+
+use ritornello_format::Error;
+use std::error::Error as StdError;
+use std::{fmt, io};
+
+/// The cause of an error that says nothing about the request: the owner died before it answered.
+/// The caller finds the next owner, or becomes it.
+#[derive(Debug)]
+pub(crate) struct OwnerLost(io::Error);
+
+impl fmt::Display for OwnerLost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.0, f)
+    }
+}
+
+impl StdError for OwnerLost {}
+
+/// The error of a lost owner; `cause` is the failure that showed it.
+pub(crate) fn owner_lost(cause: io::Error) -> Error {
+    Error::retry("the process that owned the store has ended").because(OwnerLost(cause))
+}
+
+/// Returns whether `error` is the loss of an owner.
+pub(crate) fn is_owner_lost(error: &Error) -> bool {
+    error.source().is_some_and(<dyn StdError>::is::<OwnerLost>)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ritornello_store::OwnerSilent;
+
+    #[test]
+    fn only_a_lost_owner_counts_as_lost() {
+        let cause = || io::Error::from(io::ErrorKind::BrokenPipe);
+        assert!(is_owner_lost(&owner_lost(cause()).with("dir", "d")));
+        assert!(!is_owner_lost(&Error::retry("busy").because(cause())));
+        assert!(!is_owner_lost(&Error::retry("busy")));
+        assert!(
+            !is_owner_lost(&OwnerSilent::error(7)) && !OwnerSilent::caused(&owner_lost(cause()))
+        );
+    }
+}

@@ -1,0 +1,117 @@
+//! Orders the commits of a put's parts, of which two are written at a time.
+
+use crate::outcome::Outcome;
+use parking_lot::{Condvar, Mutex};
+use ritornello_format::{Error, Result};
+
+/// The result of a put, or of a part of it.
+#[derive(Default)]
+pub(crate) struct PutProgress {
+    /// Leading pages that are stored.
+    pub(crate) stored: usize,
+    /// Payload bytes written, and their bytes on disk.
+    pub(crate) bytes: u64,
+    pub(crate) disk_bytes: u64,
+    pub(crate) reason: &'static str,
+    /// Whether the put is acknowledged only after a flush.
+    pub(crate) unflushed: bool,
+}
+
+impl PutProgress {
+    /// Adds the result of the next part.
+    fn add(&mut self, part: &Self) {
+        self.stored += part.stored;
+        self.bytes += part.bytes;
+        self.disk_bytes += part.disk_bytes;
+        self.reason = part.reason;
+        self.unflushed |= part.unflushed;
+    }
+
+    /// The outcome: the leading pages are stored; pages behind a gap count as not stored.
+    pub(crate) fn outcome(&self, asked: usize) -> Outcome {
+        let mut ok = vec![false; asked];
+        ok[..self.stored].fill(true);
+        let reason = if self.stored == asked { "" } else { self.reason };
+        Outcome { pages: self.stored, bytes: self.bytes, seconds: 0.0, reason, ok }
+    }
+}
+
+/// The commit order of parts: each part follows the pages of the one before it.
+pub(crate) struct CommitOrder {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+struct State {
+    /// The next part to commit.
+    next: usize,
+    /// No part from this one on is committed.
+    end: usize,
+    all: PutProgress,
+    error: Option<Error>,
+}
+
+/// The turn of one part. If it is dropped uncommitted, no part from this one on is committed.
+pub(crate) struct CommitTurn<'a> {
+    turns: &'a CommitOrder,
+    number: usize,
+}
+
+impl CommitOrder {
+    pub(crate) fn new() -> Self {
+        let state = State { next: 0, end: usize::MAX, all: PutProgress::default(), error: None };
+        Self { state: Mutex::new(state), changed: Condvar::new() }
+    }
+
+    /// Returns the turn of part `number`; called once for each.
+    pub(crate) fn turn(&self, number: usize) -> CommitTurn<'_> {
+        CommitTurn { turns: self, number }
+    }
+
+    /// The result of all parts.
+    ///
+    /// # Errors
+    /// That of the first part that failed.
+    pub(crate) fn into_written(self) -> Result<PutProgress> {
+        let State { all, error, .. } = self.state.into_inner();
+        error.map_or(Ok(all), Err)
+    }
+}
+
+impl CommitTurn<'_> {
+    /// Waits for the parts before this one of `count` pages, and commits it unless one of them was
+    /// not stored completely. Returns whether this part was stored completely.
+    pub(crate) fn commit(self, count: usize, commit: impl FnOnce() -> Result<PutProgress>) -> bool {
+        let mut state = self.turns.state.lock();
+        while state.next < self.number && self.number < state.end {
+            self.turns.changed.wait(&mut state);
+        }
+        if self.number >= state.end {
+            return false;
+        }
+        let is_whole = match commit() {
+            Ok(part) => {
+                state.all.add(&part);
+                part.stored == count
+            }
+            Err(error) => {
+                state.error = Some(error);
+                false
+            }
+        };
+        if is_whole {
+            state.next += 1;
+        }
+        is_whole
+    }
+}
+
+impl Drop for CommitTurn<'_> {
+    fn drop(&mut self) {
+        let mut state = self.turns.state.lock();
+        if state.next <= self.number {
+            state.end = state.end.min(self.number);
+        }
+        self.turns.changed.notify_all();
+    }
+}

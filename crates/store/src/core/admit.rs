@@ -1,0 +1,94 @@
+//! Decides which missing pages of a put may be written, before any space is allocated.
+
+use super::StoreCore;
+use super::reservations::PlannedRun;
+use crate::admission::AdmissionReject;
+use crate::catalog::{Refusal, ReserveRequest, ScopeRef};
+use ritornello_format::{PageHash, RUN_HEADER_UNITS_MAX, UNIT, units_of};
+
+/// The part of a put that quota and admission allow.
+pub(super) struct Admitted {
+    /// One past the last key that may be placed.
+    pub(super) end: usize,
+    /// Why later missing pages may not be placed.
+    pub(super) refused: Option<Refusal>,
+    /// Missing pages before `end`.
+    pages: usize,
+    /// Missing pages from `end` on.
+    behind: usize,
+    /// Units of the longest page.
+    page_units: u32,
+    /// Bytes charged to the write budget.
+    charged: u64,
+}
+
+impl Admitted {
+    /// Maximum units of a run of `pages` pages.
+    pub(super) fn run_units(&self, pages: usize) -> u64 {
+        u64::from(RUN_HEADER_UNITS_MAX) + u64::from(self.page_units) * pages as u64
+    }
+}
+
+impl StoreCore {
+    /// Asks the quota, then admission, and charges the write budget.
+    pub(super) fn admit(
+        &self,
+        scope: ScopeRef,
+        hashes: &[PageHash],
+        present: &[bool],
+        request: &ReserveRequest,
+    ) -> Admitted {
+        let longest = request.page_units.iter().copied().max();
+        let page_units = longest.unwrap_or_else(|| units_of(scope.page_bytes) as u32);
+        let missing: Vec<usize> = (0..hashes.len()).filter(|&at| !present[at]).collect();
+        let allowed = missing.len().min(self.pages_within_quota(scope, page_units));
+        let page_bytes = u64::from(page_units) * UNIT;
+        let decision = self.admission.lock().decide(
+            missing[..allowed].iter().map(|&at| hashes[at]),
+            page_bytes,
+            self.started.elapsed(),
+        );
+        let over_quota = (allowed < missing.len()).then_some(Refusal::Quota);
+        let refused = decision.rejected.map_or(over_quota, |rejected| {
+            Some(match rejected {
+                AdmissionReject::FirstSight => Refusal::Admission,
+                AdmissionReject::Budget => Refusal::WriteBudget,
+            })
+        });
+        Admitted {
+            end: missing.get(decision.pages).copied().unwrap_or(hashes.len()),
+            refused,
+            pages: decision.pages,
+            behind: missing.len() - decision.pages,
+            page_units,
+            charged: page_bytes * decision.pages as u64,
+        }
+    }
+
+    /// Counts refused pages by reason. `last` is the reason for pages before `end` that were not
+    /// planned.
+    pub(super) fn count_refused(&self, admitted: &Admitted, planned: usize, last: Option<Refusal>) {
+        let unplaced = admitted.pages - planned;
+        for (reason, pages) in [(admitted.refused, admitted.behind), (last, unplaced)] {
+            let Some(reason) = reason else { continue };
+            let counters = &self.counters;
+            let counter = match reason {
+                Refusal::NoSpace | Refusal::Deadline => &counters.refused_space,
+                Refusal::Metadata => &counters.refused_metadata,
+                Refusal::Quota => &counters.refused_quota,
+                Refusal::Admission => &counters.refused_admission,
+                Refusal::WriteBudget => &counters.refused_write_budget,
+                Refusal::IndexMemory => &counters.refused_index_memory,
+                Refusal::Unavailable => &counters.refused_unavailable,
+            };
+            counter.add(pages as u64);
+            counters.pages_refused.add(pages as u64);
+        }
+    }
+
+    /// Refunds the charge for pages that will not be written.
+    pub(super) fn give_back(&self, admitted: &Admitted, runs: &[PlannedRun]) {
+        let planned: u64 = runs.iter().map(|run| run.place.units() * UNIT).sum();
+        self.admission.lock().give_back(admitted.charged.saturating_sub(planned));
+    }
+}

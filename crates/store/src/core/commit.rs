@@ -1,0 +1,180 @@
+//! Committing a put: its runs become visible if the pages they follow still exist.
+
+use super::reservations::{PlannedRun, Reservation};
+use super::{ClientId, State, StoreCore, resident};
+use crate::catalog::{Committed, Refusal};
+use ritornello_format::{Error, ErrorKind, Extent, PageHash, Result, ScopeSlot, UNIT};
+use ritornello_index::{NewRun, RunId};
+
+/// Maximum runs remembered that wait for the page they follow; further ones are linked by the next
+/// put over both.
+const WAITING_MAX: usize = 4096;
+
+impl StoreCore {
+    pub(super) fn commit(
+        &self,
+        asking: ClientId,
+        id: u64,
+        written: &[Option<u64>],
+    ) -> Result<Committed> {
+        self.check_writable()?;
+        let mut state = self.state.lock();
+        state.check_reservation_owner(asking, id)?;
+        let Some(reservation) = state.reservations.open.remove(&id) else {
+            return Err(Error::retry("this reservation is not known here: put again")
+                .with("reservation", id));
+        };
+        let Reservation { client, scope, hashes, runs, retain_until, flushed_later, lease } =
+            reservation;
+        let mut unused: Vec<Extent> = Vec::new();
+        let (mut pages_refused, mut retained) = (0, false);
+        for (at, run) in runs.iter().enumerate() {
+            let checksum = written.get(at).copied().flatten();
+            let pages = &hashes[run.at as usize..(run.at + run.pages) as usize];
+            let Some(checksum) = checksum.filter(|_| self.scopes.is_live(scope.slot)) else {
+                unused.extend(&run.place.extents);
+                self.counters.runs_abandoned.add(1);
+                continue;
+            };
+            self.counters.bytes_written.add(run.place.units() * UNIT);
+            let mut place = run.place.clone();
+            place.header_checksum = checksum;
+            // Eviction needs the owner's lock, so the parent stays until the run is inserted.
+            let found = run.parent.and_then(|page| self.index.locate(scope.slot, page));
+            let new = NewRun {
+                scope: scope.slot,
+                chained: scope.chained,
+                // The index refuses a run whose parent existed when it was planned and is gone.
+                parent: run.parent.filter(|_| found.is_some() || run.parent_there),
+                pages,
+                place: &place,
+                recency: self.clock.tick(),
+            };
+            match self.insert(&new) {
+                Ok(run_id) => {
+                    let resident = resident(run_id, found, pages, &place);
+                    state.eviction.admit(&resident);
+                    let units = place.units();
+                    state.usage.admit(scope.slot, &resident, u64::from(run.pages), units);
+                    // A concurrent put of the pages before this run has not committed yet.
+                    if found.is_none()
+                        && let Some(parent) = run.parent
+                        && state.waiting_children.len() < WAITING_MAX
+                    {
+                        state.waiting_children.insert((scope.slot, parent), pages[0]);
+                    }
+                    retained |= self.link_waiting_children(&mut state, scope.slot, run_id, pages);
+                    state.dirty.extend(place.extents.iter().map(|e| e.segment));
+                    self.counters.pages_stored.add(u64::from(run.pages));
+                    self.counters.bytes_admitted.add(u64::from(run.pages) * scope.page_bytes);
+                }
+                Err(error) => {
+                    if error.kind() == ErrorKind::Retry {
+                        pages_refused += u64::from(run.pages);
+                    }
+                    // A failed index accepts no further records.
+                    self.rounds.poison_if_fatal(&error);
+                    tracing::debug!(%error, "a run was not taken at commit");
+                    unused.extend(&run.place.extents);
+                    self.counters.runs_abandoned.add(1);
+                }
+            }
+        }
+        let refused = (pages_refused > 0).then_some(Refusal::Metadata);
+        if refused.is_some() {
+            self.counters.refused_metadata.add(pages_refused);
+            self.counters.pages_refused.add(pages_refused);
+            // The index is full: evicting as much as was refused makes space for the next put.
+            let units = runs.iter().map(|run: &PlannedRun| run.place.units()).sum();
+            self.evict(&mut state, units);
+        }
+        let freed = state.leases.release(lease.0);
+        state.add_to_limbo(freed);
+        drop(state);
+        // Logged before the space is freed: a record that came later could withhold space that has
+        // a new user.
+        if client != ClientId::LOCAL {
+            self.log.lock().note_ended(id);
+        }
+        self.free(&mut self.state.lock(), &unused);
+        if retained {
+            self.trim_retention(scope.slot);
+        }
+        let stored = self.link_and_count(scope.slot, scope.chained, &hashes);
+        if retain_until > 0 {
+            self.retain(scope.slot, &hashes, retain_until);
+        }
+        if self.durable_puts() && !flushed_later {
+            self.make_durable()?;
+        }
+        Ok(Committed { stored, refused })
+    }
+
+    /// Links runs that were committed before the page they follow, if `pages` contains it. Returns
+    /// whether more is retained now.
+    fn link_waiting_children(
+        &self,
+        state: &mut State,
+        slot: ScopeSlot,
+        run: RunId,
+        pages: &[PageHash],
+    ) -> bool {
+        let mut retained = false;
+        if state.waiting_children.is_empty() {
+            return retained;
+        }
+        for (at, page) in (0u32..).zip(pages) {
+            if let Some(child) = state.waiting_children.remove(&(slot, *page))
+                && let Some((child_run, 0)) = self.index.locate(slot, child)
+            {
+                self.index.link(slot, *page, child);
+                state.eviction.link(child_run, run, at);
+                state.usage.link(slot, child_run, run, at);
+                retained |= self.retain_parents(state, slot, child_run);
+            }
+        }
+        retained
+    }
+
+    /// Inserts a run.
+    ///
+    /// # Errors
+    /// `Invalid` if another put stored one of its pages meanwhile; those of the index, if its
+    /// parent is gone.
+    fn insert(&self, new: &NewRun<'_>) -> Result<RunId> {
+        if self.index.exists(new.scope, &new.pages).contains(&true) {
+            return Err(Error::invalid("another put stored a page of this run meanwhile"));
+        }
+        self.index.insert(new)
+    }
+
+    /// Links runs that follow one another, and counts the leading pages.
+    pub(super) fn link_and_count(
+        &self,
+        slot: ScopeSlot,
+        chained: bool,
+        hashes: &[PageHash],
+    ) -> usize {
+        let steps = self.index.walk(slot, &hashes);
+        let mut retained = false;
+        if chained {
+            for pair in steps.windows(2) {
+                let first = pair[1].at as usize;
+                if pair[1].first == 0 {
+                    let parent_page = pair[0].first + pair[0].pages - 1;
+                    // Index, eviction and usage learn of the link under one lock, or a victim
+                    // could be chosen that has a child.
+                    let mut state = self.state.lock();
+                    self.index.link(slot, hashes[first - 1], hashes[first]);
+                    state.eviction.link(pair[1].run, pair[0].run, parent_page);
+                    state.usage.link(slot, pair[1].run, pair[0].run, parent_page);
+                    retained |= self.retain_parents(&mut state, slot, pair[1].run);
+                }
+            }
+        }
+        if retained {
+            self.trim_retention(slot);
+        }
+        steps.iter().map(|step| step.pages as usize).sum()
+    }
+}

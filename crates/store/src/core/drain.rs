@@ -1,0 +1,210 @@
+//! Space that a dead process may still be writing to.
+//!
+//! `io_uring` outlives its process: the kernel releases the file locks of a killed process while
+//! its direct writes are still queued in the block layer, for as long as the disk takes. Space that
+//! such a process may have been writing to is withheld until its segment is drained
+//! ([`Segments::drain`](ritornello_volume::segments::Segments::drain)). After an unclean end that
+//! is all free space, because an owner's own reservations are in no log; after the death of a
+//! client it is the client's reservations.
+
+use super::{State, StoreCore};
+use ritornello_format::{Extent, SegmentId};
+use ritornello_volume::space::Space;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// The pause before a failed drain is retried.
+const RETRY_PAUSE: Duration = Duration::from_secs(10);
+
+/// Withheld extents by segment.
+///
+/// Invariant: no withheld extent is free or named by a run; `units` is their sum.
+#[derive(Debug, Default)]
+pub(super) struct Draining {
+    waiting: BTreeMap<SegmentId, Vec<Extent>>,
+    /// Extents to drain after the next sync round: a durable record may name a part of them whose
+    /// removal is not durable yet.
+    undurable: Vec<Extent>,
+    units: u64,
+}
+
+impl Draining {
+    pub(super) fn add(&mut self, extents: impl IntoIterator<Item = Extent>) {
+        for extent in extents {
+            self.units += u64::from(extent.units);
+            self.waiting.entry(extent.segment).or_default().push(extent);
+        }
+    }
+
+    /// Takes the extents that the next sync round covers.
+    pub(super) fn take_undurable(&mut self) -> Vec<Extent> {
+        std::mem::take(&mut self.undurable)
+    }
+
+    /// Returns extents after their sync round: to the drain queue if `durable`, otherwise to the
+    /// next round.
+    pub(super) fn put_back(&mut self, extents: Vec<Extent>, durable: bool) {
+        if durable {
+            for extent in extents {
+                self.waiting.entry(extent.segment).or_default().push(extent);
+            }
+        } else {
+            self.undurable.extend(extents);
+        }
+    }
+
+    /// Takes the `count` extents of `segment` that were withheld when its drain began. More may
+    /// have been added since, and need another drain.
+    fn take(&mut self, segment: SegmentId, count: usize) -> Vec<Extent> {
+        let Some(waiting) = self.waiting.get_mut(&segment) else { return Vec::new() };
+        let taken: Vec<Extent> = waiting.drain(..count.min(waiting.len())).collect();
+        if waiting.is_empty() {
+            self.waiting.remove(&segment);
+        }
+        self.units -= taken.iter().map(|extent| u64::from(extent.units)).sum::<u64>();
+        taken
+    }
+
+    pub(super) fn units(&self) -> u64 {
+        self.units
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.units == 0
+    }
+
+    /// Whether any extent of `segment` is withheld.
+    pub(super) fn holds(&self, segment: SegmentId) -> bool {
+        self.waiting.contains_key(&segment) || self.undurable.iter().any(|e| e.segment == segment)
+    }
+}
+
+/// Marks `holes` as in use. Returns those that could be marked.
+pub(super) fn withhold(space: &mut Space, holes: Vec<Extent>) -> Vec<Extent> {
+    let withheld = |hole: &Extent| {
+        let marked = space.mark(std::slice::from_ref(hole));
+        if let Err(error) = &marked {
+            tracing::error!(%error, "free space could not be withheld: report this");
+        }
+        marked.is_ok()
+    };
+    holes.into_iter().filter(withheld).collect()
+}
+
+impl State {
+    /// Withholds all free space of a segment until the next sync round and a drain after it.
+    pub(super) fn withhold_for_drain(&mut self, id: SegmentId) {
+        let holes = self.space.holes_in(id);
+        let withheld = withhold(&mut self.space, holes);
+        self.draining.units += withheld.iter().map(|e| u64::from(e.units)).sum::<u64>();
+        self.draining.undurable.extend(withheld);
+    }
+}
+
+impl StoreCore {
+    /// Starts draining withheld space, unless a drain runs: in background threads, one per volume,
+    /// or in the calling thread if the store has no background threads.
+    pub(super) fn start_drain(self: &Arc<Self>) {
+        if self.state.lock().draining.waiting.is_empty()
+            || self.is_draining.swap(true, Ordering::AcqRel)
+        {
+            return;
+        }
+        if !self.options.upkeep {
+            self.drain_all();
+            return;
+        }
+        let core = Arc::clone(self);
+        let started = std::thread::Builder::new()
+            .name("ritornello-drain".to_owned())
+            .spawn(move || core.drain_all());
+        if let Err(error) = started {
+            // The upkeep thread retries.
+            tracing::warn!(%error, "no thread to wait for writes of a dead process");
+            self.is_draining.store(false, Ordering::Release);
+        }
+    }
+
+    /// Drains every segment with withheld extents and frees them.
+    fn drain_all(&self) {
+        let work: Vec<(SegmentId, usize)> = {
+            let state = self.state.lock();
+            state.draining.waiting.iter().map(|(id, extents)| (*id, extents.len())).collect()
+        };
+        // One thread per volume, because a drain waits for its device.
+        std::thread::scope(|scope| {
+            let mut volumes: Vec<&[(SegmentId, usize)]> =
+                work.chunk_by(|a, b| a.0.volume() == b.0.volume()).collect();
+            let last = volumes.pop();
+            for volume in volumes {
+                let drain = || volume.iter().for_each(|(id, count)| self.drain_one(*id, *count));
+                let thread = std::thread::Builder::new().name("ritornello-drain".to_owned());
+                if !self.options.upkeep || thread.spawn_scoped(scope, drain).is_err() {
+                    drain();
+                }
+            }
+            last.into_iter().flatten().for_each(|(id, count)| self.drain_one(*id, *count));
+        });
+        // Notified under the lock, so that a caller between its check and its wait is woken.
+        let _state = self.state.lock();
+        self.is_draining.store(false, Ordering::Release);
+        self.drained.notify_all();
+    }
+
+    fn drain_one(&self, id: SegmentId, count: usize) {
+        // The space stays withheld, so the close records an unclean end.
+        if self.closed.load(Ordering::Acquire) {
+            return;
+        }
+        let started = Instant::now();
+        match self.segments.drain(id) {
+            Ok(()) => {
+                let mut state = self.state.lock();
+                let extents = state.draining.take(id, count);
+                // No run and no journal record names this space, so it skips limbo.
+                self.free(&mut state, &extents);
+                drop(state);
+                self.drained.notify_all();
+                if started.elapsed() > Duration::from_secs(1) {
+                    tracing::info!(
+                        segment = id.number(),
+                        seconds = started.elapsed().as_secs_f64(),
+                        "a dead process's writes have ended: its space is free"
+                    );
+                }
+            }
+            Err(error) => {
+                let first = self.drain_failed.lock().replace(Instant::now()).is_none();
+                if first {
+                    tracing::warn!(
+                        %error,
+                        "writes of a dead process cannot be waited for: the space stays out of use"
+                    );
+                }
+            }
+        }
+    }
+
+    /// Retries a failed drain after a pause.
+    pub(super) fn retry_drain(self: &Arc<Self>) {
+        let paused = self.drain_failed.lock().is_some_and(|at| at.elapsed() < RETRY_PAUSE);
+        if !paused {
+            self.start_drain();
+        }
+    }
+
+    /// Waits until no space is withheld, at most until `until`.
+    pub(super) fn finish_drain(self: &Arc<Self>, until: Instant) {
+        self.start_drain();
+        while self.await_drain(until) {}
+    }
+
+    /// Blocks until withheld space is freed. Returns `false` on timeout, or if no drain runs.
+    pub(super) fn await_drain(&self, until: Instant) -> bool {
+        let mut state = self.state.lock();
+        let drains = !state.draining.is_empty() && self.is_draining.load(Ordering::Acquire);
+        drains && !self.drained.wait_until(&mut state, until).timed_out()
+    }
+}

@@ -1,0 +1,105 @@
+//! Runs hidden from lookups, because part of them lies in absent space.
+
+use super::StoreCore;
+use parking_lot::RwLock;
+use ritornello_format::{PageHash, ScopeSlot};
+use ritornello_index::{RunId, Step};
+use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Why a run is hidden.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Cause {
+    /// Part of the run lies in absent space.
+    Absent,
+    /// A run that it follows is hidden.
+    Behind,
+}
+
+/// The runs hidden from lookups. Its lock is the last in the lock order, and is held for a single
+/// lookup.
+#[derive(Debug, Default)]
+pub(super) struct Hidden {
+    any: AtomicBool,
+    runs: RwLock<HashMap<RunId, Cause>>,
+}
+
+impl Hidden {
+    /// Hides the `absent` runs, and those keys of `parents` (run, the run that it follows) that
+    /// have an absent ancestor.
+    pub(super) fn new(absent: &HashSet<RunId>, parents: &HashMap<RunId, RunId>) -> Self {
+        let mut runs: HashMap<RunId, Cause> =
+            absent.iter().map(|run| (*run, Cause::Absent)).collect();
+        if !absent.is_empty() {
+            let mut seen: HashSet<RunId> = HashSet::new();
+            for &run in parents.keys() {
+                // Ancestors of `run` up to the first whose visibility is known.
+                let mut way = Vec::new();
+                let mut at = Some(run);
+                while let Some(run) = at.filter(|run| !runs.contains_key(run) && seen.insert(*run))
+                {
+                    way.push(run);
+                    at = parents.get(&run).copied();
+                }
+                if at.is_some_and(|run| runs.contains_key(&run)) {
+                    runs.extend(way.into_iter().map(|run| (run, Cause::Behind)));
+                }
+            }
+        }
+        Self { any: AtomicBool::new(!runs.is_empty()), runs: RwLock::new(runs) }
+    }
+
+    /// Whether part of `run` lies in absent space.
+    pub(super) fn is_absent(&self, run: RunId) -> bool {
+        !self.is_empty() && self.runs.read().get(&run) == Some(&Cause::Absent)
+    }
+
+    /// Returns whether no run is hidden. Lookups check this flag before they take the lock.
+    pub(super) fn is_empty(&self) -> bool {
+        !self.any.load(Ordering::Acquire)
+    }
+
+    pub(super) fn contains(&self, run: RunId) -> bool {
+        !self.is_empty() && self.runs.read().contains_key(&run)
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.runs.read().len()
+    }
+
+    pub(super) fn list(&self, cause: Cause) -> Vec<RunId> {
+        let runs = self.runs.read();
+        runs.iter().filter(|(_, why)| **why == cause).map(|(run, _)| *run).collect()
+    }
+
+    pub(super) fn replace(&self, other: Self) {
+        let runs = other.runs.into_inner();
+        let any = !runs.is_empty();
+        *self.runs.write() = runs;
+        self.any.store(any, Ordering::Release);
+    }
+}
+
+impl StoreCore {
+    /// Keeps the steps that a reader can follow: none in a hidden run, and in a chained scope none
+    /// behind one.
+    pub(super) fn visible(&self, chained: bool, mut steps: Vec<Step>) -> Vec<Step> {
+        if self.hidden.is_empty() {
+            return steps;
+        }
+        let is_hidden = |step: &Step| self.hidden.contains(step.run);
+        if chained {
+            let end = steps.iter().position(is_hidden).unwrap_or(steps.len());
+            steps.truncate(end);
+        } else {
+            steps.retain(|step| !is_hidden(step));
+        }
+        steps
+    }
+
+    /// Whether a page is in a hidden run.
+    pub(super) fn is_hidden(&self, slot: ScopeSlot, page: PageHash) -> bool {
+        !self.hidden.is_empty()
+            && self.index.locate(slot, page).is_some_and(|(run, _)| self.hidden.contains(run))
+    }
+}

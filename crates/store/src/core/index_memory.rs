@@ -1,0 +1,60 @@
+//! The memory ceiling of the index: at the ceiling puts are refused, and eviction frees memory.
+
+use super::StoreCore;
+use super::reclaim::STEP_UNITS;
+use parking_lot::MutexGuard;
+use ritornello_format::PageHash;
+use std::time::{Duration, Instant};
+
+/// Shortest interval between log lines.
+const SAID_AGAIN: Duration = Duration::from_secs(3600);
+/// One part in this many of the index is evicted at once.
+const EVICTED_SHARE: u64 = 16;
+
+impl StoreCore {
+    /// Returns whether the index has memory for a run. If not, schedules an eviction.
+    pub(super) fn index_takes(&self, pages: &[PageHash]) -> bool {
+        if self.index.has_memory_for(pages) {
+            return true;
+        }
+        let mut state = self.state.lock();
+        state.index_full = true;
+        let said = state.index_full_said;
+        if said.is_none_or(|at| at.elapsed() >= SAID_AGAIN) {
+            state.index_full_said = Some(Instant::now());
+            drop(state);
+            let index = self.index.stats();
+            tracing::warn!(
+                dir = %self.options.dir.display(),
+                ceiling_bytes = index.memory_bytes_max,
+                pages = index.pages,
+                runs = index.runs,
+                "the index has reached its memory ceiling: puts are skipped until eviction has made \
+                 room. Raise the ceiling (index=\"run:8GiB\"), give the store less capacity \
+                 (`ritornello resize`), or keep the index on disk (`ritornello convert-index DIR \
+                 --to lsm`)"
+            );
+        }
+        self.upkeep.wake();
+        false
+    }
+
+    /// Evicts a part of the index if it refused a run since the last call.
+    pub(super) fn maintain_index_memory(&self) {
+        let mut state = self.state.lock();
+        if !std::mem::take(&mut state.index_full) {
+            return;
+        }
+        // Pages and run records take the memory; a page takes a quarter of a record.
+        let weight = || {
+            let index = self.index.stats();
+            index.pages + 4 * index.runs
+        };
+        let enough = weight() / EVICTED_SHARE * (EVICTED_SHARE - 1);
+        let held = state.space.total_units() - state.space.free_units();
+        let step = (held / (4 * EVICTED_SHARE)).clamp(1, STEP_UNITS);
+        while weight() > enough && self.evict(&mut state, step) {
+            MutexGuard::bump(&mut state);
+        }
+    }
+}

@@ -1,0 +1,84 @@
+//! Lists scopes, and the keys of a scope. The index knows pages by their hashes; the run headers
+//! hold the keys.
+
+use super::StoreCore;
+use crate::catalog::{KeyListing, ScopeListing, ScopeRef};
+use ritornello_format::{PageHash, Scope, ScopeSlot, ScopedKeys, UNIT};
+use ritornello_index::{RunId, Step};
+
+/// Maximum scopes in one answer: their descriptions must fit a message.
+const SCOPES_AT_ONCE: usize = 256;
+/// Maximum keys in one answer, besides those of the run that it ends with.
+const KEYS_AT_ONCE: u32 = 16_384;
+
+impl StoreCore {
+    /// Walks `keys`: the leading pages, or, in an unchained scope, all pages present.
+    pub(super) fn walk(&self, scope: ScopeRef, keys: &[&[u8]]) -> Vec<Step> {
+        let walk = |from: usize| {
+            let keys = &keys[from..];
+            self.index.walk(scope.slot, &ScopedKeys { scope: &scope.id, keys })
+        };
+        let mut steps = walk(0);
+        if scope.chained {
+            return self.visible(true, steps);
+        }
+        let after = |steps: &[Step], from: usize| {
+            steps.last().map_or(from, |step| from + (step.at + step.pages) as usize)
+        };
+        // Continues behind the first missing key.
+        let mut from = after(&steps, 0) + 1;
+        while from < keys.len() {
+            let further = walk(from);
+            let next = after(&further, from) + 1;
+            steps
+                .extend(further.into_iter().map(|step| Step { at: step.at + from as u32, ..step }));
+            from = next;
+        }
+        self.visible(false, steps)
+    }
+
+    pub(super) fn list_scopes(&self, from: ScopeSlot) -> Vec<ScopeListing> {
+        let scopes = self.scopes.from(from, SCOPES_AT_ONCE);
+        let state = self.state.lock();
+        let held = scopes.into_iter().map(|(slot, scope)| {
+            let (pages, units) = state.usage.held(slot);
+            let scope = Scope::clone(&scope);
+            ScopeListing { slot, scope, pages, bytes: units * UNIT }
+        });
+        held.collect()
+    }
+
+    pub(super) fn list_keys(&self, scope: ScopeRef, after: u64, limit: u32) -> KeyListing {
+        let limit = limit.min(KEYS_AT_ONCE) as usize;
+        let mut runs: Vec<(u64, RunId)> = Vec::new();
+        self.index.for_each(&mut |run, view| {
+            if view.scope == scope.slot && view.place.generation > after {
+                runs.push((view.place.generation, run));
+            }
+        });
+        runs.sort_unstable();
+        let mut held = KeyListing::default();
+        let mut runs = runs.into_iter();
+        for (generation, run) in runs.by_ref() {
+            self.add_keys(scope, run, &mut held.keys);
+            held.last = generation;
+            if held.keys.len() >= limit {
+                break;
+            }
+        }
+        if runs.len() == 0 {
+            held.last = 0;
+        }
+        held
+    }
+
+    /// Adds the keys of a run's pages, unless the run was removed meanwhile.
+    fn add_keys(&self, scope: ScopeRef, run: RunId, keys: &mut Vec<Vec<u8>>) {
+        let Some(view) = self.index.run(run) else { return };
+        let Ok(header) = self.segments.read_header(&view.place) else { return };
+        let known = header.keys.into_iter().zip(&view.pages).filter(|(key, page)| {
+            **page != PageHash::NONE && PageHash::of(&scope.id, key) == **page
+        });
+        keys.extend(known.map(|(key, _)| key));
+    }
+}

@@ -1,0 +1,397 @@
+//! Opening a store as its owner: reads the files, keeps what passes validation and drops the rest.
+
+use super::absence::Absence;
+use super::capacity::{CapacityChange, share_out};
+use super::drain::{Draining, withhold};
+use super::hidden::Hidden;
+use super::limbo::Limbo;
+use super::numbers;
+use super::quota::Usage;
+use super::recovery::{find_segments, restore, validate_runs};
+use super::reservations::{ReservationLog, Reservations};
+use super::retention::StoreClock;
+use super::scopes::Scopes;
+use super::space_maintenance::SpaceMaintenance;
+use super::{BackgroundThread, ClientAlive, ClientId, OpenReport, State, StoreCore};
+use crate::admission::Admission;
+use crate::budget::Budget;
+use crate::conversion::{convert, open_index, tidy};
+use crate::directory::Directory;
+use crate::eviction::RecencyClock;
+use crate::lease::LeaseTable;
+use crate::options::{IndexKind, Options};
+use crate::rounds::Rounds;
+use crate::stats::Counters;
+use crate::volumes::VolumeState;
+use parking_lot::{Condvar, Mutex, RwLock};
+use ritornello_format::{
+    Error, ErrorKind, Extent, Manifest, Result, ScopeRegistry, ScopeSettings, ScopeSlot,
+    StoredRegistry, UNIT, VolumeMarker,
+};
+use ritornello_index::PrefixIndex;
+use ritornello_medium::Medium;
+use ritornello_volume::segments::Segments;
+use ritornello_volume::space::{Space, SpaceConfig};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::time::{Duration, Instant};
+
+/// Scopes without pages are removed at open if there are more than this many scopes; every epoch
+/// creates one. Fewer are kept, because a lost index leaves all scopes without pages and salvage
+/// needs them.
+const EMPTY_SCOPES_MAX: usize = 1024;
+/// The ghost list holds as many pages as a store full of pages of this length.
+const GHOST_PAGE_BYTES: u64 = 64 << 10;
+/// Percentage of the space that is kept free.
+const RESERVE_PERCENT: u8 = 5;
+
+impl StoreCore {
+    /// Opens the store in `options.dir`, or creates one. The caller holds the directory's lock.
+    /// `alive` returns whether the client process with a name may still be writing.
+    ///
+    /// # Errors
+    /// `Invalid` for options that do not fit, a directory that holds no store, or a file system
+    /// that cannot be trusted; `Fatal` if both copies of the manifest are damaged. Other damage is
+    /// no error: what fails validation is dropped and counted. Volumes and segments that cannot be
+    /// used now are no error either: their pages are misses until they return.
+    pub fn open(
+        medium: Arc<dyn Medium>,
+        options: &Options,
+        alive: ClientAlive,
+    ) -> Result<Arc<Self>> {
+        let started = Instant::now();
+        let directory = Directory::new(Arc::clone(&medium), &options.dir);
+        let mut manifest = directory.manifest_to_resize(options)?;
+        let budget = Budget::divide(manifest.capacity, manifest.segment_bytes)?;
+        if manifest.epoch == 0 {
+            // The store's identity is durable before any directory is marked with it, so that the
+            // next opening continues an interrupted creation.
+            directory.write_manifest(&manifest)?;
+        }
+        let being_made = manifest.epoch == 0;
+        directory.mark_volumes(&mut manifest)?;
+        let found = directory.volume_states(&manifest);
+        directory.check_expected(&manifest, &found)?;
+        directory.repair_markers(&mut manifest, &found);
+        let mut absence = Absence::of(&manifest, &found);
+        let segments = directory.open_segments(&manifest, &found, options.io)?;
+        check_trust(&segments)?;
+        for (number, why) in segments.refused() {
+            if being_made {
+                return Err(Error::invalid("a directory of the new store cannot be used")
+                    .with("dir", options.dir.display())
+                    .with("why", why));
+            }
+            absence.volumes.insert(number, why);
+        }
+        let clean = manifest.clean;
+        let kind = resolve_index(&medium, &directory, &mut manifest, &absence, options)?;
+        manifest.epoch += 1;
+        manifest.generations += 1;
+        manifest.clean = false;
+        manifest.owner = owner_line();
+        directory.write_manifest(&manifest)?;
+        // The index in use does not depend on these files. They are removed only after both
+        // manifests name that index.
+        if let Err(error) = tidy(medium.as_ref(), &directory, kind) {
+            tracing::warn!(%error, "what a conversion left is still there");
+        }
+        let index =
+            open_index(&medium, &directory.index(), kind, &budget, options.index_memory, clean)?;
+        let mut dropped = BTreeMap::new();
+        let unmarked: Vec<u8> = (0..=u8::MAX)
+            .zip(&found)
+            .filter(|(_, at)| matches!(at, VolumeState::Away(_)))
+            .map(|(number, _)| number)
+            .collect();
+        if mark_empty_volumes(
+            &directory,
+            &mut manifest,
+            &segments,
+            index.as_ref(),
+            &mut absence,
+            unmarked,
+        ) {
+            directory.write_manifest(&manifest)?;
+        }
+        let mut registry = directory.registry()?.unwrap_or_else(|| {
+            *dropped.entry("scope_registry".to_owned()).or_default() += 1;
+            StoredRegistry::default()
+        });
+        if !registry.is_whole {
+            never_reuse_slots(&mut registry.registry, index.as_ref());
+        }
+        let rounds = Arc::new(Rounds::default());
+        let scopes = Scopes::new(
+            directory.clone(),
+            Arc::clone(&rounds),
+            registry,
+            options.codec,
+            budget.registry_bytes,
+        )?;
+        let mut space = Space::new(SpaceConfig {
+            segment_units: (manifest.segment_bytes / UNIT) as u32,
+            volumes: manifest.volumes.iter().map(|_| u32::MAX).collect(),
+            reserve_percent: RESERVE_PERCENT,
+        })?;
+        let here = |number| directory.is_volume_here(&manifest, number);
+        let existing =
+            find_segments(&segments, &mut space, &manifest, &here, &mut absence, &mut dropped);
+        let (kept, absent) = validate_runs(
+            index.as_ref(),
+            &scopes,
+            &mut space,
+            &manifest,
+            &mut absence,
+            &mut dropped,
+        );
+        let parents =
+            kept.iter().filter_map(|kept| Some((kept.resident.run, kept.resident.parent?.0)));
+        let hidden = Hidden::new(&absent, &parents.collect());
+        if scopes.len() > EMPTY_SCOPES_MAX {
+            let used: HashSet<ScopeSlot> = kept.iter().map(|kept| kept.scope).collect();
+            // Settings of an empty scope must apply when its pages return.
+            let set = |slot| scopes.settings(slot) != ScopeSettings::default();
+            scopes.forget(|slot| !used.contains(&slot) && !set(slot))?;
+        }
+        let clock = RecencyClock::starting_after(kept.iter().map(|run| run.recency).max());
+        let mut eviction = options.eviction.build();
+        let mut usage = Usage::new(scopes.with_quota());
+        let time = StoreClock::starting_at(index.clock(), options.wall_clock);
+        let retention = restore(eviction.as_mut(), &mut usage, time.now(), kept);
+        let mut withheld = ReservationLog::outstanding(&directory.reservation_log()?);
+        for held in withheld.values_mut() {
+            let logged = std::mem::take(&mut held.extents);
+            (held.absent, held.extents) =
+                logged.into_iter().partition(|e| absence.covers(e.segment));
+            // Marked one by one: a conflict with a committed run in one extent is no reason to give
+            // up the others.
+            held.extents.retain(|extent| space.mark(std::slice::from_ref(extent)).is_ok());
+        }
+        // Writes of dead clients, and after an unclean end writes of the last owner to any free
+        // space, may still be in flight.
+        let mut draining = Draining::default();
+        withheld.retain(|_, held| {
+            let lives = alive(&held.client);
+            if !lives {
+                draining.add(std::mem::take(&mut held.extents));
+            }
+            lives
+        });
+        // The fill of each volume is known only now.
+        share_out(&mut space, &absence, &manifest, &budget);
+        if !clean {
+            let holes: Vec<Extent> = space.holes().collect();
+            draining.add(withhold(&mut space, holes));
+        }
+        let log = ReservationLog::restart(directory.clone(), withheld.clone())?;
+        for (reason, count) in &dropped {
+            tracing::warn!(reason, count, dir = %options.dir.display(), "dropped at open");
+        }
+        let core = Arc::new(Self {
+            directory,
+            options: options.clone(),
+            next_generation: AtomicU64::new(numbers::first(manifest.generations)),
+            manifest: RwLock::new(Arc::new(manifest)),
+            budget: RwLock::new(budget),
+            shape: Mutex::new(()),
+            medium,
+            segments,
+            index,
+            scopes,
+            clock,
+            time,
+            admission: Mutex::new(Admission::new(
+                options.admission,
+                options.write_budget,
+                usize::try_from(budget.capacity / GHOST_PAGE_BYTES).unwrap_or(usize::MAX),
+            )),
+            started,
+            state: Mutex::new(State {
+                space,
+                eviction,
+                retention,
+                usage,
+                leases: LeaseTable::new(),
+                reservations: Reservations { open: HashMap::new(), withheld },
+                clients: HashMap::from([(ClientId::LOCAL, String::new())]),
+                limbo: Limbo::default(),
+                draining,
+                absence,
+                removals_under_way: 0,
+                dropping: 0,
+                touched: false,
+                waiting_children: HashMap::new(),
+                // A former owner's last writes may not be durable.
+                dirty: existing.into_iter().collect(),
+                quarantine: VecDeque::new(),
+                quarantine_units: 0,
+                growth_paused: Vec::new(),
+                index_full: false,
+                index_full_said: None,
+            }),
+            log: Mutex::new(log),
+            growing: Mutex::new(()),
+            quotas: Mutex::new(()),
+            scope_eviction_built: Condvar::new(),
+            removals_applied: Condvar::new(),
+            drained: Condvar::new(),
+            is_draining: AtomicBool::new(false),
+            drain_failed: Mutex::new(None),
+            hidden,
+            rounds,
+            upkeep: BackgroundThread::default(),
+            maintenance: SpaceMaintenance::default(),
+            alive,
+            closed: AtomicBool::new(false),
+            counters: Counters::default(),
+            opened: OpenReport { millis: started.elapsed().as_secs_f64() * 1e3, dropped },
+        });
+        core.start_drain();
+        core.enforce_quotas();
+        if options.upkeep {
+            core.start_upkeep()?;
+        }
+        // Before the maintenance thread may move what a former owner left.
+        core.apply_capacity()?;
+        if options.upkeep {
+            core.start_maintenance()?;
+        }
+        Ok(core)
+    }
+}
+
+impl StoreCore {
+    /// Resizes the store to the capacity it was opened with; long work runs in the background. A
+    /// capacity that cannot be had is logged, and the store keeps its present one.
+    ///
+    /// # Errors
+    /// Those after which the core cannot go on.
+    fn apply_capacity(&self) -> Result<()> {
+        let stored = self.budget().capacity;
+        let Some(capacity) = self.options.capacity.filter(|given| *given != stored) else {
+            return Ok(());
+        };
+        match self.change_capacity(&CapacityChange::Capacity(capacity), Duration::ZERO) {
+            Err(error) if error.kind() == ErrorKind::Invalid => {
+                let dir = self.options.dir.display();
+                tracing::warn!(%dir, given = capacity, stored, "the capacity stays: {error}");
+                Ok(())
+            }
+            Err(error) if error.kind() == ErrorKind::Retry => Ok(()),
+            result => result,
+        }
+        .inspect_err(|_| {
+            let _ = self.close();
+        })
+    }
+}
+
+fn check_trust(segments: &Segments) -> Result<()> {
+    let report = segments.report();
+    if report.trusted {
+        return Ok(());
+    }
+    Err(Error::invalid(
+        "this file system cannot be trusted to keep one owner's writes in order: \
+         put the store on a local disk",
+    )
+    .with("file_system", report.file_systems.join(", "))
+    .with("why", report.distrust))
+}
+
+/// Host and boot id, for operators who find the directory on a shared file system.
+fn owner_line() -> String {
+    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    format!("{host} {} pid {}", boot.trim(), std::process::id())
+}
+
+/// Converts the store to the index that it is opened with, unless a volume is away. Returns the
+/// index in use.
+fn resolve_index(
+    medium: &Arc<dyn Medium>,
+    directory: &Directory,
+    manifest: &mut Manifest,
+    absence: &Absence,
+    options: &Options,
+) -> Result<IndexKind> {
+    let stored = IndexKind::stored(&manifest.index)?;
+    let chosen = options.index.unwrap_or(stored);
+    if chosen == stored {
+        return Ok(stored);
+    }
+    if !absence.is_empty() {
+        tracing::warn!(
+            dir = %options.dir.display(),
+            "the index cannot be converted while a volume is away, and stays: mount it, or give it up \
+             with `ritornello paths forget`"
+        );
+        return Ok(stored);
+    }
+    tracing::warn!(
+        dir = %options.dir.display(),
+        from = stored.word(),
+        to = chosen.word(),
+        "the store is opened with another index than it was written with, and is converted"
+    );
+    if stored == IndexKind::Memory {
+        tracing::warn!("the index `memory` keeps nothing: the store starts without any page");
+    }
+    convert(medium, directory, manifest, chosen, options.index_memory, &mut |_, _| ())?;
+    Ok(chosen)
+}
+
+/// Raises the next slot of a registry that was lost, in whole or at its end, above all slots that
+/// runs in the index carry, so that none is reused.
+fn never_reuse_slots(registry: &mut ScopeRegistry, index: &dyn PrefixIndex) {
+    index.for_each(&mut |_, run| {
+        registry.next = registry.next.max(run.scope.0.saturating_add(1));
+    });
+}
+
+/// Marks those `candidates`, volumes of a store from an earlier build, whose directories are empty,
+/// lie inside the store's own directory and hold no segment that the index names. Any other empty
+/// directory may be a mount point. Returns whether there were any.
+fn mark_empty_volumes(
+    directory: &Directory,
+    manifest: &mut Manifest,
+    segments: &Segments,
+    index: &dyn PrefixIndex,
+    absence: &mut Absence,
+    candidates: Vec<u8>,
+) -> bool {
+    let is_empty = |number: &u8| {
+        let volume = &manifest.volumes[usize::from(*number)];
+        let dir = directory.path().join(&volume.dir);
+        let inside = Path::new(&volume.dir).is_relative();
+        inside && !volume.marked && directory.medium.list(&dir).is_ok_and(|names| names.is_empty())
+    };
+    let mut empty: BTreeSet<u8> = candidates.into_iter().filter(is_empty).collect();
+    if !empty.is_empty() {
+        index.for_each(&mut |_, view| {
+            view.place.extents.iter().for_each(|extent| {
+                empty.remove(&extent.segment.volume());
+            });
+        });
+    }
+    for &number in &empty {
+        let volume = &mut manifest.volumes[usize::from(number)];
+        let dir = directory.path().join(&volume.dir);
+        let marker = VolumeMarker { store: manifest.uuid, volume: number };
+        let marked = directory.write_marker(&dir, marker).map_err(Error::from);
+        let attached = marked
+            .and_then(|()| segments.examine(&dir))
+            .and_then(|candidate| segments.attach(number, candidate));
+        match attached {
+            Ok(()) => {
+                volume.marked = true;
+                absence.volumes.remove(&number);
+            }
+            Err(error) => tracing::warn!(%error, dir = volume.dir, "a volume stays unmarked"),
+        }
+    }
+    !empty.is_empty()
+}

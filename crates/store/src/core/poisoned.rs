@@ -1,0 +1,71 @@
+//! A store poisoned by a failed write or sync: it rejects changes, still serves lookups and reads,
+//! and its owner reopens it when the disks accept writes.
+
+use super::StoreCore;
+use crate::rounds::OnPoison;
+use ritornello_format::{Error, ErrorKind, Result, VolumeMarker};
+
+impl StoreCore {
+    /// The failed write or sync that poisoned the store, if any.
+    #[must_use]
+    pub fn poisoned(&self) -> Option<String> {
+        self.rounds.cause().map(str::to_owned)
+    }
+
+    /// Sets the callback for poisoning, which replaces the log line; calls it immediately if
+    /// already poisoned. Only the first call has an effect.
+    pub fn on_poison(&self, told: OnPoison) {
+        self.rounds.on_poison(told);
+    }
+
+    /// Adds to the count of reopenings by this process.
+    pub fn note_reopenings(&self, times: u64) {
+        self.counters.reopenings.add(times);
+    }
+
+    /// Checks whether the disks of a poisoned store accept writes: rewrites the manifest, the
+    /// volume markers and the reservation log with their present contents, and syncs what must be
+    /// durable.
+    ///
+    /// The log is rewritten because the next owner reads it, and its copy in the page cache may be
+    /// one whose write failed.
+    ///
+    /// # Errors
+    /// Those of the file system; `Retry` while capacity or directories change.
+    pub fn check_disks_writable(&self) -> Result<()> {
+        let turn = self.shape.try_lock();
+        let _turn =
+            turn.ok_or_else(|| Error::retry("the store's directories are being changed"))?;
+        let manifest = self.manifest();
+        self.directory().write_manifest(&manifest)?;
+        let away: Vec<u8> = self.state.lock().absence.volumes.keys().copied().collect();
+        for (number, volume) in (0..=u8::MAX).zip(&manifest.volumes) {
+            let dir = self.options.dir.join(&volume.dir);
+            let marker = VolumeMarker { store: manifest.uuid, volume: number };
+            // Another file system may be mounted there by now.
+            let is_here = !volume.is_gone() && !away.contains(&number);
+            if is_here && volume.marked && self.directory().has_marker(&dir, marker) {
+                self.directory().write_marker(&dir, marker)?;
+            }
+        }
+        self.log.lock().rewrite()
+    }
+
+    /// Converts a `Fatal` error of a poisoned store into a retryable one: the same call may succeed
+    /// after the store is reopened.
+    pub(super) fn retryable(&self, error: Error) -> Error {
+        match self.rounds.cause() {
+            Some(cause) if error.kind() == ErrorKind::Fatal => refusal(cause).because(error),
+            _ => error,
+        }
+    }
+}
+
+/// The error of a call that would change a poisoned store.
+pub(super) fn refusal(cause: &str) -> Error {
+    Error::retry(
+        "a write or sync failed, so nothing written since the last flush is certain: the store takes \
+         nothing until it is reopened, which its owner does when the disk takes writes again",
+    )
+    .with("cause", cause)
+}

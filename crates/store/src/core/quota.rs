@@ -1,0 +1,320 @@
+//! What each scope holds, and eviction within a scope that has a quota.
+//!
+//! A scope with a quota has an eviction policy of its own besides the store's: least recently used
+//! first, and leaves first as everywhere. A put within the quota therefore never evicts pages of
+//! another scope.
+
+use super::reclaim::{Pins, STEP_UNITS};
+use super::{STEP_RUNS, State, StoreCore};
+use crate::catalog::{Refusal, ScopeRef};
+use crate::eviction::{Eviction, Policy, Resident, Used};
+use crate::stats::{SCOPES_SHOWN, ScopeUsage};
+use parking_lot::MutexGuard;
+use ritornello_codec::Codec;
+use ritornello_format::{RUN_HEADER_UNITS_MAX, ScopeSlot, UNIT};
+use ritornello_index::{Removed, RunId};
+use std::collections::HashMap;
+use std::time::Instant;
+
+/// The holdings of all scopes.
+#[derive(Debug, Default)]
+pub(super) struct Usage {
+    scopes: HashMap<ScopeSlot, Holding>,
+}
+
+#[derive(Debug, Default)]
+struct Holding {
+    units: u64,
+    pages: u64,
+    /// Units promised to puts that are in no reservation yet.
+    promised: u64,
+    /// The scope's own policy, if it has a quota.
+    eviction: Option<Box<dyn Eviction>>,
+    /// While the policy is being built: runs that were added, used or cut meanwhile. They are
+    /// applied last, in this order.
+    pending: Option<Vec<RunId>>,
+}
+
+impl Holding {
+    /// Returns whether the policy applies an event of `run` now; otherwise records it for later.
+    fn applies_now(&mut self, run: RunId) -> bool {
+        match &mut self.pending {
+            Some(pending) => pending.push(run),
+            None => return true,
+        }
+        false
+    }
+}
+
+impl Usage {
+    /// Creates empty holdings; the scopes in `limited` have a quota.
+    pub(super) fn new(limited: Vec<ScopeSlot>) -> Self {
+        let eviction = || Some(Policy::Lru.build());
+        let empty = |slot| (slot, Holding { eviction: eviction(), ..Holding::default() });
+        Self { scopes: limited.into_iter().map(empty).collect() }
+    }
+
+    /// Adds a run.
+    pub(super) fn admit(&mut self, slot: ScopeSlot, resident: &Resident, pages: u64, units: u64) {
+        let holding = self.scopes.entry(slot).or_default();
+        holding.units += units;
+        holding.pages += pages;
+        if holding.applies_now(resident.run)
+            && let Some(eviction) = &mut holding.eviction
+        {
+            eviction.admit(resident);
+        }
+    }
+
+    pub(super) fn link(&mut self, slot: ScopeSlot, child: RunId, parent: RunId, page: u32) {
+        let Some(holding) = self.scopes.get_mut(&slot) else { return };
+        if holding.applies_now(child)
+            && let Some(eviction) = &mut holding.eviction
+        {
+            eviction.link(child, parent, page);
+        }
+    }
+
+    pub(super) fn hit(&mut self, slot: ScopeSlot, path: &[Used]) {
+        let Some(holding) = self.scopes.get_mut(&slot) else { return };
+        match (&mut holding.pending, &mut holding.eviction) {
+            (Some(pending), _) => pending.extend(path.iter().map(|used| used.run)),
+            (None, Some(eviction)) => eviction.hit(path),
+            (None, None) => {}
+        }
+    }
+
+    /// Subtracts removed pages. A run that only moved takes as many units as before.
+    pub(super) fn remove(&mut self, gone: &Removed) {
+        if gone.pages == 0 && !gone.whole {
+            return;
+        }
+        let Some(holding) = self.scopes.get_mut(&gone.scope) else { return };
+        let units = gone.extents.iter().map(|extent| u64::from(extent.units)).sum();
+        holding.units = holding.units.saturating_sub(units);
+        holding.pages = holding.pages.saturating_sub(u64::from(gone.pages));
+        if (gone.whole || holding.applies_now(gone.run))
+            && let Some(eviction) = &mut holding.eviction
+        {
+            if gone.whole {
+                eviction.remove(gone.run)
+            } else {
+                eviction.shrink(gone.run, gone.pages)
+            }
+        }
+        if holding.pages == 0 && holding.promised == 0 && holding.eviction.is_none() {
+            self.scopes.remove(&gone.scope);
+        }
+    }
+
+    /// Forgets a victim of the scope's policy that the index does not know.
+    pub(super) fn forget_run(&mut self, slot: ScopeSlot, run: RunId) {
+        if let Some(eviction) = self.eviction(slot) {
+            eviction.remove(run);
+        }
+    }
+
+    /// Removes a dropped scope.
+    pub(super) fn forget(&mut self, slot: ScopeSlot) {
+        self.scopes.remove(&slot);
+    }
+
+    /// Pages and units of a scope.
+    pub(super) fn held(&self, slot: ScopeSlot) -> (u64, u64) {
+        self.scopes.get(&slot).map_or((0, 0), |holding| (holding.pages, holding.units))
+    }
+
+    /// Whether a scope holds nothing, and no put was promised space in it.
+    pub(super) fn is_empty(&self, slot: ScopeSlot) -> bool {
+        let held = self.scopes.get(&slot);
+        held.is_none_or(|held| held.pages == 0 && held.units == 0 && held.promised == 0)
+    }
+
+    fn eviction(&mut self, slot: ScopeSlot) -> Option<&mut Box<dyn Eviction>> {
+        self.scopes.get_mut(&slot)?.eviction.as_mut()
+    }
+
+    /// Whether the scope's policy knows all runs of the scope.
+    fn is_built(&self, slot: ScopeSlot) -> bool {
+        self.scopes.get(&slot).is_some_and(|held| held.eviction.is_some() && held.pending.is_none())
+    }
+
+    fn units(&self, slot: ScopeSlot) -> u64 {
+        self.scopes.get(&slot).map_or(0, |holding| holding.units + holding.promised)
+    }
+}
+
+impl State {
+    /// Units that a scope holds, is promised, or writes to.
+    fn units_of_scope(&self, slot: ScopeSlot) -> u64 {
+        let open = self.reservations.open.values().filter(|open| open.scope.slot == slot);
+        let writing: u64 = open.flat_map(|open| &open.runs).map(|run| run.place.units()).sum();
+        self.usage.units(slot) + writing
+    }
+
+    /// Ends a promise of [`StoreCore::make_quota_space`], kept or not.
+    pub(super) fn release_promise(&mut self, slot: ScopeSlot, units: u64) {
+        if let Some(holding) = self.usage.scopes.get_mut(&slot) {
+            holding.promised = holding.promised.saturating_sub(units);
+        }
+    }
+}
+
+impl StoreCore {
+    /// Maximum pages of a put that the scope's quota can hold.
+    pub(super) fn pages_within_quota(&self, scope: ScopeRef, page_units: u32) -> usize {
+        let Some(quota) = self.scopes.settings(scope.slot).quota_bytes else { return usize::MAX };
+        let units = (quota / UNIT).saturating_sub(u64::from(RUN_HEADER_UNITS_MAX));
+        usize::try_from(units / u64::from(page_units.max(1))).unwrap_or(usize::MAX)
+    }
+
+    /// Promises `units` to a scope, after evicting in steps within its quota, if it has one. The
+    /// caller ends the promise with [`State::release_promise`].
+    pub(super) fn make_quota_space(
+        &self,
+        slot: ScopeSlot,
+        units: u64,
+        deadline: Instant,
+    ) -> std::result::Result<(), Refusal> {
+        let mut state = self.state.lock();
+        loop {
+            // Promised even without a quota, so that a quota set meanwhile counts what is about to
+            // be written.
+            let most =
+                self.scopes.settings(slot).quota_bytes.map_or(u64::MAX, |quota| quota / UNIT);
+            let over = (state.units_of_scope(slot) + units).saturating_sub(most);
+            if over == 0 {
+                state.usage.scopes.entry(slot).or_default().promised += units;
+                return Ok(());
+            }
+            if self.evict_from(&mut state, slot, over.min(STEP_UNITS)) {
+                MutexGuard::bump(&mut state);
+            } else if state.usage.is_built(slot) {
+                return Err(Refusal::Quota);
+            } else if self.scope_eviction_built.wait_until(&mut state, deadline).timed_out() {
+                return Err(Refusal::Deadline);
+            }
+        }
+    }
+
+    /// Evicts about `units` from a scope with a quota, leaves first. Returns whether any page was
+    /// evicted.
+    fn evict_from(&self, state: &mut State, slot: ScopeSlot, units: u64) -> bool {
+        let State { usage, leases, retention, .. } = state;
+        let Some(eviction) = usage.eviction(slot) else { return false };
+        let held = Pins { leases, retention, hidden: &self.hidden, index: self.index.as_ref() };
+        let victims = eviction.victims(units, &held);
+        self.remove_victims(state, &victims, Some(slot))
+    }
+
+    /// Builds the scope's own policy if it has a quota now, drops it if it has none, and evicts
+    /// what exceeds the quota.
+    pub(super) fn apply_quota(&self, slot: ScopeSlot) {
+        let _turn = self.quotas.lock();
+        let Some(quota) = self.scopes.settings(slot).quota_bytes else {
+            let eviction =
+                self.state.lock().usage.scopes.get_mut(&slot).and_then(|h| h.eviction.take());
+            // Dropping a large policy takes time, so it happens outside the lock.
+            drop(eviction);
+            self.scope_eviction_built.notify_all();
+            return;
+        };
+        self.build_scope_eviction(slot);
+        self.in_steps(|state| {
+            let over = state.units_of_scope(slot).saturating_sub(quota / UNIT);
+            over > 0 && self.evict_from(state, slot, over.min(STEP_UNITS))
+        });
+    }
+
+    /// Builds a scope's own policy, unless it has one: from the index first, then from the events
+    /// recorded meanwhile.
+    fn build_scope_eviction(&self, slot: ScopeSlot) {
+        {
+            let mut state = self.state.lock();
+            let holding = state.usage.scopes.entry(slot).or_default();
+            if holding.eviction.is_some() {
+                return;
+            }
+            holding.eviction = Some(Policy::Lru.build());
+            holding.pending = Some(Vec::new());
+        }
+        let mut runs: Vec<(u64, RunId)> = Vec::new();
+        self.index.for_each(&mut |run, view| {
+            if view.scope == slot {
+                runs.push((view.recency, run));
+            }
+        });
+        runs.sort_unstable();
+        let mut runs = runs.into_iter().map(|(_, run)| run);
+        self.in_steps(|state| {
+            // The scope was dropped meanwhile.
+            let Some(holding) = state.usage.scopes.get_mut(&slot) else { return false };
+            let (Some(eviction), Some(pending)) = (&mut holding.eviction, &mut holding.pending)
+            else {
+                return false;
+            };
+            let mut next: Vec<RunId> = runs.by_ref().take(STEP_RUNS).collect();
+            if next.is_empty() {
+                next.extend(pending.drain(..pending.len().min(STEP_RUNS)));
+            }
+            // During a pending removal the index and the events recorded disagree.
+            let whole = next.is_empty() && state.removals_under_way == 0;
+            for run in next {
+                match self.index.run(run) {
+                    Some(view) => {
+                        eviction.admit(&super::resident(
+                            run,
+                            view.parent,
+                            &view.pages,
+                            &view.place,
+                        ));
+                    }
+                    None => eviction.remove(run),
+                }
+            }
+            if whole {
+                holding.pending = None;
+            }
+            !whole
+        });
+        self.scope_eviction_built.notify_all();
+    }
+
+    /// Applied after opening: the capacity may have changed, or a crash may have undone an
+    /// eviction.
+    pub(super) fn enforce_quotas(&self) {
+        for slot in self.scopes.with_quota() {
+            self.apply_quota(slot);
+        }
+        let retaining = self.state.lock().retention.scopes();
+        retaining.into_iter().for_each(|slot| self.trim_retention(slot));
+    }
+
+    /// The scopes that hold most units.
+    pub(super) fn largest_scopes(&self, state: &State) -> Vec<ScopeUsage> {
+        let mut scopes: Vec<(&ScopeSlot, &Holding)> = state.usage.scopes.iter().collect();
+        let most = |held: &(&ScopeSlot, &Holding)| (std::cmp::Reverse(held.1.units), *held.0);
+        if scopes.len() > SCOPES_SHOWN {
+            scopes.select_nth_unstable_by_key(SCOPES_SHOWN, most);
+            scopes.truncate(SCOPES_SHOWN);
+        }
+        scopes.sort_unstable_by_key(most);
+        let shown = scopes.into_iter();
+        shown
+            .filter_map(|(slot, holding)| {
+                let scope = self.scopes.by_slot(*slot)?;
+                let codec = Codec::from_number(scope.codec).map_or("unknown", Codec::word);
+                Some(ScopeUsage {
+                    id: scope.id.to_string(),
+                    model: self.scopes.model(*slot),
+                    codec: codec.to_owned(),
+                    pages: holding.pages,
+                    bytes: holding.units * UNIT,
+                    quota_bytes: self.scopes.settings(*slot).quota_bytes,
+                    retained_bytes: state.retention.units_of(*slot) * UNIT,
+                    retained_bytes_max: self.retained_units_max(*slot, state) * UNIT,
+                })
+            })
+            .collect()
+    }
+}

@@ -1,0 +1,104 @@
+//! Scopes that differ from a registered one only in the arrangement of their pages: probably a
+//! wrong setting, and in any case neither finds the pages of the other.
+
+use ritornello_format::{Scope, ScopeSlot};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+/// With this many scopes that differ only in arrangement, new ones cause no warning: a caller with
+/// a different size for every object, such as LMCache with a serde, is not warned each time.
+const REARRANGED_MAX: usize = 8;
+/// Maximum log lines per owner: requests choose salts, and each could cause a line.
+const LINES_MAX: u32 = 64;
+
+/// The registered scopes, by a digest of everything but the arrangement.
+#[derive(Debug, Default)]
+pub(super) struct Arrangements {
+    slots: BTreeSet<([u8; 16], ScopeSlot)>,
+    lines: u32,
+}
+
+impl Arrangements {
+    pub(super) fn note(&mut self, slot: ScopeSlot, scope: &Scope) {
+        self.slots.insert((scope.content_digest(), slot));
+    }
+
+    pub(super) fn forget(&mut self, slot: ScopeSlot, scope: &Scope) {
+        self.slots.remove(&(scope.content_digest(), slot));
+    }
+
+    /// Warns about `scope`, which is to be registered, if it differs from a registered one only in
+    /// arrangement.
+    pub(super) fn warn(&mut self, stored: &BTreeMap<ScopeSlot, Arc<Scope>>, scope: &Scope) {
+        let Some((other, differences)) = self.newest(stored, scope) else { return };
+        if self.lines >= LINES_MAX {
+            return;
+        }
+        self.lines += 1;
+        let last = if self.lines == LINES_MAX { "; further ones are not logged" } else { "" };
+        tracing::warn!(
+            scope = %scope.id(), other = %other.id(), model = %scope.model,
+            "a new scope differs from a registered one in {differences} only: neither finds the \
+             pages of the other; if they should be shared, make these settings the same{last}"
+        );
+    }
+
+    /// The newest scope that differs from `scope` only in the arrangement of its pages, and the
+    /// differences; `None` if there are none or many.
+    fn newest(
+        &self,
+        stored: &BTreeMap<ScopeSlot, Arc<Scope>>,
+        scope: &Scope,
+    ) -> Option<(Arc<Scope>, String)> {
+        let digest = scope.content_digest();
+        let slots = self.slots.range((digest, ScopeSlot(0))..=(digest, ScopeSlot(u32::MAX)));
+        let newest_first = slots.rev().take(REARRANGED_MAX).filter_map(|(_, slot)| {
+            let other = stored.get(slot)?;
+            Some((Arc::clone(other), scope.rearranged(other)?))
+        });
+        let found: Vec<_> = newest_first.collect();
+        if found.len() == REARRANGED_MAX { None } else { found.into_iter().next() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sized(name: &str, bytes: u64) -> Scope {
+        Scope::opaque(name, bytes, true)
+    }
+
+    fn registered(scopes: impl IntoIterator<Item = Scope>) -> BTreeMap<ScopeSlot, Arc<Scope>> {
+        (0..).map(ScopeSlot).zip(scopes.into_iter().map(Arc::new)).collect()
+    }
+
+    fn noted(stored: &BTreeMap<ScopeSlot, Arc<Scope>>) -> Arrangements {
+        let mut arrangements = Arrangements::default();
+        stored.iter().for_each(|(slot, scope)| arrangements.note(*slot, scope));
+        arrangements
+    }
+
+    #[test]
+    fn newest_other_arrangement_is_named_unless_many() {
+        let stored = registered((1..8).map(|bytes| sized("a", bytes)));
+        let mut arrangements = noted(&stored);
+        let (other, differences) = arrangements.newest(&stored, &sized("a", 99)).unwrap();
+        assert_eq!((other.page_bytes, differences.as_str()), (Some(7), "page_bytes 99 and 7"));
+        assert!(arrangements.newest(&stored, &sized("b", 99)).is_none());
+        let stored = registered((1..9).map(|bytes| sized("a", bytes)));
+        arrangements = noted(&stored);
+        assert!(arrangements.newest(&stored, &sized("a", 99)).is_none());
+        arrangements.forget(ScopeSlot(7), &sized("a", 8));
+        assert!(arrangements.newest(&stored, &sized("a", 99)).is_some());
+    }
+
+    #[test]
+    fn log_lines_are_limited() {
+        let names: Vec<String> = (0..2 * LINES_MAX).map(|n| n.to_string()).collect();
+        let stored = registered(names.iter().map(|name| sized(name, 1)));
+        let mut arrangements = noted(&stored);
+        names.iter().for_each(|name| arrangements.warn(&stored, &sized(name, 2)));
+        assert_eq!(arrangements.lines, LINES_MAX);
+    }
+}

@@ -1,0 +1,169 @@
+//! Recovery: compares the index with the segments that exist.
+
+use super::absence::Absence;
+use super::quota::Usage;
+use super::resident;
+use super::retention::{RETENTION_MAX, Retention};
+use super::scopes::Scopes;
+use crate::eviction::{Eviction, Resident};
+use ritornello_format::{Extent, Manifest, PageHash, ScopeSlot, SegmentId, UNIT, units_of};
+use ritornello_index::{PrefixIndex, RunId, RunView};
+use ritornello_volume::segments::Segments;
+use ritornello_volume::space::Space;
+use std::collections::{BTreeMap, HashSet};
+
+/// A run that passed validation.
+pub(super) struct RecoveredRun {
+    pub(super) scope: ScopeSlot,
+    pub(super) resident: Resident,
+    pub(super) recency: u64,
+    pages: u64,
+    units: u64,
+    generation: u64,
+    retain_until: u64,
+}
+
+/// Adds the segments of all present volumes to `space`. A segment that cannot be opened now is
+/// absent: its pages are misses, not lost. Returns the usable segments.
+pub(super) fn find_segments(
+    segments: &Segments,
+    space: &mut Space,
+    manifest: &Manifest,
+    is_here: &dyn Fn(u8) -> bool,
+    absence: &mut Absence,
+    dropped: &mut BTreeMap<String, u64>,
+) -> Vec<SegmentId> {
+    let mut usable = Vec::new();
+    for (number, volume) in (0..=u8::MAX).zip(&manifest.volumes) {
+        if volume.is_gone() || absence.volumes.contains_key(&number) {
+            continue;
+        }
+        let listed = segments.list_durably(number).map_err(|error| error.to_string());
+        let listed = match listed {
+            // Checked after the list and its sync, because an empty mount point lists no files.
+            Ok(_) if !is_here(number) => Err("it became unavailable during the opening".to_owned()),
+            listed => listed,
+        };
+        let listed = match listed {
+            Ok(listed) => listed,
+            Err(why) => {
+                tracing::warn!(dir = volume.dir, why, "a volume is away: its pages are misses");
+                absence.volumes.insert(number, why);
+                continue;
+            }
+        };
+        for id in listed {
+            match segments.restore_length(id) {
+                Ok(false) => {}
+                Ok(true) => *dropped.entry("segments_cut_short".to_owned()).or_default() += 1,
+                Err(error) => {
+                    tracing::warn!(%error, segment = id.number(), "a segment cannot be used now");
+                    absence.segments.insert(id, error.to_string());
+                    continue;
+                }
+            }
+            if let Err(error) = space.add_segment(id) {
+                tracing::warn!(%error, "a segment file outside the budget is left alone");
+            }
+            usable.push(id);
+        }
+    }
+    usable
+}
+
+/// Marks the space of every valid run, and removes the others from the index. Also returns the runs
+/// in absent space: the index keeps them, lookups skip them.
+pub(super) fn validate_runs(
+    index: &dyn PrefixIndex,
+    scopes: &Scopes,
+    space: &mut Space,
+    manifest: &Manifest,
+    absence: &mut Absence,
+    dropped: &mut BTreeMap<String, u64>,
+) -> (Vec<RecoveredRun>, HashSet<RunId>) {
+    let mut hidden = HashSet::new();
+    let mut kept: Vec<RecoveredRun> = Vec::new();
+    let mut refused: Vec<(RunId, &'static str)> = Vec::new();
+    let segment_units = (manifest.segment_bytes / UNIT) as u32;
+    // Rejected runs are collected, because the index cannot change while it is visited.
+    index.for_each(&mut |run, view| match rejection(&view, scopes, segment_units) {
+        Some(reason) => refused.push((run, reason)),
+        None => {
+            let extents: Vec<Extent> = view.live_extents();
+            let is_hidden = absence.hides(&extents);
+            let here = extents.iter().copied().filter(|e| !absence.covers(e.segment));
+            // Beyond the segments, or claimed by a run visited before.
+            if space.mark(&here.collect::<Vec<_>>()).is_err() {
+                refused.push((run, "space"));
+                return;
+            }
+            if is_hidden {
+                absence.note(&extents);
+                hidden.insert(run);
+            }
+            let resident = resident(run, view.parent, &view.pages, &view.place);
+            kept.push(RecoveredRun {
+                scope: view.scope,
+                resident,
+                recency: view.recency,
+                pages: view.pages.iter().filter(|page| **page != PageHash::NONE).count() as u64,
+                units: extents.iter().map(|extent| u64::from(extent.units)).sum(),
+                generation: view.place.generation,
+                retain_until: view.retain_until,
+            });
+        }
+    });
+    // Runs behind a dropped run are dropped with it, and their space is free again.
+    let believed: HashSet<RunId> = kept.iter().map(|kept| kept.resident.run).collect();
+    let mut gone = HashSet::new();
+    for (run, reason) in refused {
+        let removed = index.truncate(run, 0);
+        *dropped.entry(reason.to_owned()).or_default() +=
+            removed.iter().map(|r| u64::from(r.pages)).sum::<u64>();
+        for lost in removed {
+            gone.insert(lost.run);
+            if believed.contains(&lost.run) {
+                // Its present extents were marked above, so freeing them cannot fail.
+                let here = lost.extents.into_iter().filter(|e| !absence.covers(e.segment));
+                let _ = space.free(&here.collect::<Vec<_>>());
+            }
+        }
+    }
+    kept.retain(|kept| !gone.contains(&kept.resident.run));
+    hidden.retain(|run| !gone.contains(run));
+    (kept, hidden)
+}
+
+/// Returns why a run is invalid, if it is.
+fn rejection(view: &RunView, scopes: &Scopes, segment_units: u32) -> Option<&'static str> {
+    let Some(scope) = scopes.by_slot(view.scope) else { return Some("dropped_scope") };
+    let metadata_only = view.place.extents.is_empty();
+    let adds_up = (1..=units_of(scope.page_bytes)).contains(&u64::from(view.place.page_units))
+        && view.place.check(view.pages.len() as u32, segment_units).is_ok();
+    if metadata_only || adds_up { None } else { Some("place") }
+}
+
+/// Adds the recovered runs to eviction, quotas and retention.
+pub(super) fn restore(
+    eviction: &mut dyn Eviction,
+    usage: &mut Usage,
+    now: u64,
+    mut kept: Vec<RecoveredRun>,
+) -> Retention {
+    // Admission counts as a use, so the least recently used run is admitted first.
+    kept.sort_by_key(|kept| kept.recency);
+    for kept in &kept {
+        eviction.admit(&kept.resident);
+        usage.admit(kept.scope, &kept.resident, kept.pages, kept.units);
+    }
+    // In the order of their puts, so that a root precedes the runs behind it.
+    let mut retained: Vec<RecoveredRun> =
+        kept.into_iter().filter(|kept| kept.retain_until > 0).collect();
+    retained.sort_by_key(|kept| kept.generation);
+    let mut retention = Retention::default();
+    for kept in retained {
+        let end = kept.retain_until.min(now.saturating_add(RETENTION_MAX));
+        retention.retain(kept.resident.run, kept.scope, kept.units, end);
+    }
+    retention
+}

@@ -1,0 +1,176 @@
+//! Moving runs to another place, under the same run id and generation.
+//!
+//! **A crash is harmless at any moment.** The copy is durable before the index names it, so
+//! whichever place the journal names after a crash holds the run. The old place goes into limbo
+//! with the journal record that replaces it, or waits for its leases. No record names the new place
+//! until then; it is free again if the process ends.
+
+use super::reserve::SpaceDeadline;
+use super::verify::Unreadable;
+use super::{State, StoreCore};
+use crate::catalog::Refusal;
+use parking_lot::MutexGuard;
+use ritornello_format::{Error, ErrorKind, Extent, PageHash, Place, Result, SegmentId, UNIT};
+use ritornello_index::{RunId, RunView};
+use ritornello_volume::transfer::Control;
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+/// Maximum bytes and runs copied before a sync.
+const BATCH_BYTES: u64 = 32 << 20;
+const BATCH_RUNS: usize = 128;
+/// Maximum time that a run waits for its new place.
+const SPACE_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// A copied run that is not switched to the copy yet.
+struct Copied {
+    run: RunId,
+    view: RunView,
+    place: Place,
+}
+
+/// Result of a relocation.
+#[derive(Debug, Default)]
+pub(super) struct Moving {
+    /// Runs moved.
+    pub(super) moved: u64,
+    /// Runs for which no space was found, or that cannot be read now.
+    pub(super) stuck: Vec<RunId>,
+}
+
+impl StoreCore {
+    /// Moves runs to free space, which eviction provides if needed. Skips runs that are gone, and
+    /// removes pages that fail verification.
+    ///
+    /// # Errors
+    /// `Retry` if `control` stopped the work or the file system failed: runs not moved keep their
+    /// place. `Fatal` if a sync failed: the store is poisoned.
+    pub(super) fn relocate(&self, runs: &[RunId], control: &Control) -> Result<Moving> {
+        let mut moving = Moving::default();
+        let mut batch: Vec<Copied> = Vec::new();
+        let mut bytes = 0;
+        for &run in runs {
+            match self.copy(run, control) {
+                Ok(Some(copied)) => {
+                    bytes += copied.place.units() * UNIT;
+                    batch.push(copied);
+                }
+                Ok(None) => {}
+                Err(error) if error.kind() == ErrorKind::Miss => moving.stuck.push(run),
+                Err(error) => {
+                    self.forget_copies(batch);
+                    return Err(error);
+                }
+            }
+            if bytes >= BATCH_BYTES || batch.len() == BATCH_RUNS {
+                moving.moved += self.switch_to_copies(std::mem::take(&mut batch))?;
+                bytes = 0;
+            }
+        }
+        moving.moved += self.switch_to_copies(batch)?;
+        Ok(moving)
+    }
+
+    /// Copies a run. Returns `None` if there is nothing to copy.
+    ///
+    /// # Errors
+    /// `Miss` if the run must keep its place.
+    fn copy(&self, run: RunId, control: &Control) -> Result<Option<Copied>> {
+        let Some(view) = self.index.run(run) else { return Ok(None) };
+        if view.place.extents.is_empty() {
+            return Ok(None);
+        }
+        let Place { header_units, page_units, .. } = view.place;
+        let pages = view.pages.len() as u32;
+        let until = SpaceDeadline::until(Instant::now() + SPACE_TIMEOUT);
+        let extents = match self.find_space(header_units, page_units, pages, until) {
+            Ok(extents) => extents,
+            Err(Refusal::NoSpace | Refusal::Deadline) => {
+                return Err(Error::miss("there is no room for a run that is to be moved"));
+            }
+            Err(refusal) => {
+                return Err(Error::retry("a run cannot be moved").with("why", refusal.word()));
+            }
+        };
+        let mut place = Place { extents, ..view.place.clone() };
+        // Eviction for the new place may have removed the run, or its tail.
+        if !self.is_still(run, &view) {
+            self.free(&mut self.state.lock(), &place.extents);
+            return self.copy(run, control);
+        }
+        let live: Vec<bool> = view.pages.iter().map(|page| *page != PageHash::NONE).collect();
+        match self.segments.copy_run(&view.place, &place, &live, control) {
+            Ok(checksum) => {
+                place.header_checksum = checksum;
+                Ok(Some(Copied { run, view, place }))
+            }
+            Err(error) => {
+                self.free(&mut self.state.lock(), &place.extents);
+                match error.kind() {
+                    // Removes pages that fail verification, and moves the rest.
+                    ErrorKind::Miss => {
+                        let mut report = super::Verification::default();
+                        self.verify_run(run, &view, &mut report, Unreadable::Keep, control);
+                        if self.is_still(run, &view) { Err(error) } else { self.copy(run, control) }
+                    }
+                    ErrorKind::Invalid => Err(Error::miss("a run cannot be moved").because(error)),
+                    _ => Err(error),
+                }
+            }
+        }
+    }
+
+    /// Whether a run still holds the same pages in the same place as in `view`.
+    fn is_still(&self, run: RunId, view: &RunView) -> bool {
+        let now = self.index.run(run);
+        now.is_some_and(|now| now.pages == view.pages && now.place == view.place)
+    }
+
+    /// Makes copies durable, then switches their runs to them. Returns the number of runs moved.
+    fn switch_to_copies(&self, batch: Vec<Copied>) -> Result<u64> {
+        if batch.is_empty() {
+            return Ok(0);
+        }
+        let segments: BTreeSet<SegmentId> =
+            batch.iter().flat_map(|copied| &copied.place.extents).map(|e| e.segment).collect();
+        let segments: Vec<SegmentId> = segments.into_iter().collect();
+        if let Err(error) = self.sync_segments(&segments) {
+            self.forget_copies(batch);
+            return Err(error);
+        }
+        let mut state = self.state.lock();
+        let moved =
+            batch.into_iter().filter(|copied| self.switch_to_copy(&mut state, copied)).count();
+        self.wake_if_limbo_is_large(&state);
+        Ok(moved as u64)
+    }
+
+    fn switch_to_copy(&self, state: &mut MutexGuard<'_, State>, copied: &Copied) -> bool {
+        let Copied { run, view, place } = copied;
+        let same = self.is_still(*run, view);
+        let Some(gone) = same.then(|| self.index.relocate(*run, place)).flatten() else {
+            self.free(state, &place.extents);
+            return false;
+        };
+        let free = state.leases.defer(*run, gone.extents);
+        state.add_to_limbo(free);
+        // Nothing names the space of removed pages, so it is free at once.
+        let holes: Vec<Extent> = (0u32..)
+            .zip(&view.pages)
+            .filter(|(_, page)| **page == PageHash::NONE)
+            .flat_map(|(page, _)| place.page(page))
+            .collect();
+        self.free(state, &holes);
+        self.counters.runs_moved.add(1);
+        self.counters.bytes_moved.add(place.units() * UNIT);
+        true
+    }
+
+    /// Frees copies that the index does not name.
+    fn forget_copies(&self, batch: Vec<Copied>) {
+        let mut state = self.state.lock();
+        for copied in batch {
+            self.free(&mut state, &copied.place.extents);
+        }
+    }
+}

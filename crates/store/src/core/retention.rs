@@ -1,0 +1,379 @@
+//! Retention: eviction skips a run until the time that its put named.
+//!
+//! A retained run pins its ancestors, so they are retained with it, and everything pinned is
+//! counted. A run's retention ends no earlier than that of the runs behind it. Above the limit, the
+//! retention that ends first is released; of several that end together, the latest one, so that
+//! leaves precede their ancestors.
+//!
+//! Only eviction is held off. Deleting pages, dropping scopes and removing corrupt pages end a
+//! retention.
+
+use super::reclaim::PENDING_BYTES_MAX;
+use super::{STEP_RUNS, State, StoreCore};
+use parking_lot::{Mutex, MutexGuard};
+use ritornello_format::{PageHash, ScopeSlot, UNIT};
+use ritornello_index::RunId;
+use std::cmp::Reverse;
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::time::{Duration, Instant};
+
+/// Maximum retention in seconds: a year.
+pub(super) const RETENTION_MAX: u64 = 366 * 86_400;
+/// By default a scope retains at most one part in this many of its quota, or of the store.
+const DEFAULT_SHARE: u64 = 4;
+/// All scopes together retain at most one part in this many of the store, whatever their settings,
+/// so that eviction always finds victims.
+const STORE_SHARE: u64 = 2;
+/// Interval of durable clock records while anything is retained.
+const CLOCK_INTERVAL: Duration = Duration::from_secs(600);
+
+/// The store's clock: the system's seconds since 1970, but never earlier than a time recorded
+/// before. If the system clock is set back, the store's clock continues by elapsed time; if it is
+/// set forward, the store's clock follows and ends retentions early.
+#[derive(Debug)]
+pub(super) struct StoreClock {
+    wall: fn() -> u64,
+    /// Seconds that the system clock was behind when the store was opened.
+    skew: u64,
+    base: u64,
+    started: Instant,
+    latest: Mutex<u64>,
+}
+
+impl StoreClock {
+    /// Continues at `mark`, the latest recorded time.
+    pub(super) fn starting_at(mark: u64, wall: fn() -> u64) -> Self {
+        let now = wall();
+        let base = now.max(mark);
+        Self { wall, skew: base - now, base, started: Instant::now(), latest: Mutex::new(base) }
+    }
+
+    pub(super) fn now(&self) -> u64 {
+        let by_wall = (self.wall)().saturating_add(self.skew);
+        let by_time = self.base.saturating_add(self.started.elapsed().as_secs());
+        let mut latest = self.latest.lock();
+        *latest = by_wall.max(by_time).max(*latest);
+        *latest
+    }
+
+    /// Converts `until` of the system clock to this clock by its distance from now, so that it is
+    /// right even if the two differ. `None` if it has passed.
+    fn end(&self, until: u64) -> Option<u64> {
+        let away = until.checked_sub((self.wall)()).filter(|away| *away > 0)?;
+        Some(self.now().saturating_add(away.min(RETENTION_MAX)))
+    }
+}
+
+/// End, reversed order of arrival, and run: the least is released first.
+type End = (u64, Reverse<u64>, RunId);
+
+#[derive(Clone, Copy, Debug)]
+struct Retained {
+    slot: ScopeSlot,
+    end: u64,
+    order: u64,
+    units: u64,
+}
+
+impl Retained {
+    fn key(&self, run: RunId) -> End {
+        (self.end, Reverse(self.order), run)
+    }
+}
+
+/// The retained runs.
+#[derive(Debug, Default)]
+pub(super) struct Retention {
+    runs: HashMap<RunId, Retained>,
+    ends: BTreeSet<End>,
+    scopes: HashMap<ScopeSlot, (u64, BTreeSet<End>)>,
+    units: u64,
+    order: u64,
+    /// When the clock was last recorded.
+    noted: Option<Instant>,
+}
+
+impl Retention {
+    pub(super) fn is_retained(&self, run: RunId) -> bool {
+        self.runs.contains_key(&run)
+    }
+
+    /// Total retained units.
+    pub(super) fn units(&self) -> u64 {
+        self.units
+    }
+
+    /// Retained units of a scope.
+    pub(super) fn units_of(&self, slot: ScopeSlot) -> u64 {
+        self.scopes.get(&slot).map_or(0, |(units, _)| *units)
+    }
+
+    /// Scopes with retained runs.
+    pub(super) fn scopes(&self) -> Vec<ScopeSlot> {
+        self.scopes.keys().copied().collect()
+    }
+
+    fn end_of(&self, run: RunId) -> Option<u64> {
+        self.runs.get(&run).map(|held| held.end)
+    }
+
+    /// Retains a run, or changes its end.
+    pub(super) fn retain(&mut self, run: RunId, slot: ScopeSlot, units: u64, end: u64) {
+        self.release(run);
+        self.order += 1;
+        let held = Retained { slot, end, order: self.order, units };
+        self.runs.insert(run, held);
+        self.ends.insert(held.key(run));
+        let (total, ends) = self.scopes.entry(slot).or_default();
+        *total += units;
+        ends.insert(held.key(run));
+        self.units += units;
+    }
+
+    /// Ends the retention of a run.
+    pub(super) fn release(&mut self, run: RunId) {
+        let Some(held) = self.runs.remove(&run) else { return };
+        self.ends.remove(&held.key(run));
+        self.units -= held.units;
+        if let Some((total, ends)) = self.scopes.get_mut(&held.slot) {
+            *total -= held.units;
+            ends.remove(&held.key(run));
+            if ends.is_empty() {
+                self.scopes.remove(&held.slot);
+            }
+        }
+    }
+
+    /// Subtracts the tail that a run lost.
+    pub(super) fn shrink(&mut self, run: RunId, gone: u64) {
+        let Some(held) = self.runs.get_mut(&run) else { return };
+        let gone = gone.min(held.units);
+        held.units -= gone;
+        self.units -= gone;
+        if let Some((total, _)) = self.scopes.get_mut(&held.slot) {
+            *total -= gone;
+        }
+    }
+
+    /// Releases runs whose end is not after `now`, at most [`STEP_RUNS`].
+    fn expire(&mut self, now: u64) -> Vec<RunId> {
+        let ended = self.ends.iter().take_while(|(end, ..)| *end <= now).take(STEP_RUNS);
+        let ended: Vec<RunId> = ended.map(|(_, _, run)| *run).collect();
+        ended.iter().for_each(|run| self.release(*run));
+        ended
+    }
+
+    /// Releases runs of one scope above `most` units, at most [`STEP_RUNS`].
+    fn trim_scope(&mut self, slot: ScopeSlot, most: u64) -> Vec<RunId> {
+        let mut released = Vec::new();
+        while released.len() < STEP_RUNS
+            && let Some((total, ends)) = self.scopes.get(&slot)
+            && *total > most
+            && let Some(&(_, _, run)) = ends.first()
+        {
+            self.release(run);
+            released.push(run);
+        }
+        released
+    }
+
+    /// Releases runs of all scopes above `most` units, at most [`STEP_RUNS`].
+    fn trim(&mut self, most: u64) -> Vec<RunId> {
+        let mut released = Vec::new();
+        while released.len() < STEP_RUNS
+            && self.units > most
+            && let Some(&(_, _, run)) = self.ends.first()
+        {
+            self.release(run);
+            released.push(run);
+        }
+        released
+    }
+}
+
+impl StoreCore {
+    /// Maximum units that a scope may retain.
+    pub(super) fn retained_units_max(&self, slot: ScopeSlot, state: &State) -> u64 {
+        let settings = self.scopes.settings(slot);
+        let store = state.space.capacity_units();
+        let share = settings.quota_bytes.map_or(store, |quota| store.min(quota / UNIT));
+        let own = settings.retained_bytes.map_or(share / DEFAULT_SHARE, |bytes| bytes / UNIT);
+        own.min(store / STORE_SHARE)
+    }
+
+    /// Retains the runs of the present `pages` and their ancestors until the system clock shows
+    /// `until`.
+    pub(super) fn retain(&self, slot: ScopeSlot, pages: &[PageHash], until: u64) {
+        let Some(end) = self.time.end(until) else { return };
+        let mut state = self.state.lock();
+        let mut last = None;
+        for (at, page) in (1..).zip(pages) {
+            if at % STEP_RUNS == 0 {
+                MutexGuard::bump(&mut state);
+            }
+            let Some((run, _)) = self.index.locate(slot, *page) else { continue };
+            if last.replace(run) != Some(run) {
+                self.retain_path(&mut state, slot, Some(run), end);
+            }
+        }
+        drop(state);
+        self.trim_retention(slot);
+    }
+
+    /// Extends the retention of a newly linked child's ancestors to its own end. Returns whether
+    /// more is retained now; the caller then trims.
+    #[must_use]
+    pub(super) fn retain_parents(&self, state: &mut State, slot: ScopeSlot, child: RunId) -> bool {
+        let Some(held) = state.retention.runs.get(&child).copied() else { return false };
+        let parent = self.index.run(child).and_then(|view| view.parent);
+        let grew = self.retain_path(state, slot, parent.map(|(parent, _)| parent), held.end);
+        if grew {
+            // Ordered behind its ancestors, which were added just now.
+            state.retention.retain(child, slot, held.units, held.end);
+        }
+        grew
+    }
+
+    /// Retains `run` and its ancestors as far as their retention ends earlier: from the root on, so
+    /// that of runs that end together a leaf was added later. Returns whether anything changed.
+    fn retain_path(
+        &self,
+        state: &mut State,
+        slot: ScopeSlot,
+        run: Option<RunId>,
+        end: u64,
+    ) -> bool {
+        let mut path = Vec::new();
+        // Links may form a ring.
+        let mut seen = HashSet::new();
+        let mut next = run;
+        while let Some(run) = next.filter(|run| seen.insert(*run))
+            && state.retention.end_of(run).is_none_or(|known| known < end)
+            && let Some(view) = self.index.run(run)
+        {
+            let units = view.live_extents().iter().map(|extent| u64::from(extent.units)).sum();
+            path.push((run, units));
+            next = view.parent.map(|(parent, _)| parent);
+        }
+        let mut changes = Vec::with_capacity(path.len());
+        for (run, units) in path.into_iter().rev() {
+            state.retention.retain(run, slot, units, end);
+            changes.push((run, end));
+        }
+        self.counters.runs_retained.add(changes.len() as u64);
+        if !changes.is_empty() {
+            self.index.retain(&changes, self.time.now());
+            state.retention.noted = Some(Instant::now());
+        }
+        !changes.is_empty()
+    }
+
+    /// Releases what exceeds the limits of the scope and of the store.
+    pub(super) fn trim_retention(&self, slot: ScopeSlot) {
+        self.in_steps(|state| {
+            let most = self.retained_units_max(slot, state);
+            let mut released = state.retention.trim_scope(slot, most);
+            released.extend(state.retention.trim(state.space.capacity_units() / STORE_SHARE));
+            if !released.is_empty() {
+                self.counters.retentions_displaced.add(released.len() as u64);
+                self.unretain(&released);
+            }
+            !released.is_empty()
+        });
+    }
+
+    /// Releases ended retentions, records the clock, and releases what exceeds a store that has
+    /// shrunk.
+    pub(super) fn maintain_retention(&self) {
+        let now = self.time.now();
+        self.in_steps(|state| {
+            let expired = state.retention.expire(now);
+            let most = state.space.capacity_units() / STORE_SHARE;
+            let mut released = state.retention.trim(most);
+            self.counters.retentions_lapsed.add(expired.len() as u64);
+            self.counters.retentions_displaced.add(released.len() as u64);
+            released.extend(expired);
+            let due = state.retention.noted.is_none_or(|noted| noted.elapsed() > CLOCK_INTERVAL);
+            if !released.is_empty() || (due && state.retention.units > 0) {
+                state.retention.noted = Some(Instant::now());
+                self.unretain(&released);
+            }
+            // Inserts are refused while much of the journal is unsynced, so the rest waits for a
+            // sync.
+            !released.is_empty() && self.index.stats().pending_bytes < PENDING_BYTES_MAX
+        });
+    }
+
+    fn unretain(&self, runs: &[RunId]) {
+        let changes: Vec<(RunId, u64)> = runs.iter().map(|run| (*run, 0)).collect();
+        self.index.retain(&changes, self.time.now());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    fn names(runs: &[RunId]) -> Vec<u64> {
+        runs.iter().map(|run| run.0).collect()
+    }
+
+    #[test]
+    fn earliest_end_is_released_first_leaves_before_roots() {
+        let (a, b) = (ScopeSlot(1), ScopeSlot(2));
+        let mut retention = Retention::default();
+        // A root and two leaves that end together, one that ends later, and another scope.
+        for (run, slot, end) in [(1, a, 50), (2, a, 50), (3, a, 50), (4, a, 90), (5, b, 40)] {
+            retention.retain(RunId(run), slot, 10, end);
+        }
+        assert_eq!((retention.units(), retention.units_of(a), retention.units_of(b)), (50, 40, 10));
+        assert_eq!(names(&retention.trim_scope(a, 25)), [3, 2]);
+        assert_eq!(names(&retention.trim(20)), [5]);
+        retention.shrink(RunId(4), 4);
+        assert_eq!((retention.units(), retention.units_of(a)), (16, 16));
+        assert!(retention.is_retained(RunId(1)) && !retention.is_retained(RunId(2)));
+        assert_eq!(names(&retention.expire(49)), [] as [u64; 0]);
+        assert_eq!(names(&retention.expire(50)), [1]);
+        retention.release(RunId(4));
+        assert_eq!((retention.units(), retention.units_of(a), retention.ends.len()), (0, 0, 0));
+        assert!(retention.scopes.is_empty());
+    }
+
+    #[test]
+    fn expiry_works_in_steps() {
+        let mut retention = Retention::default();
+        let many = 3 * STEP_RUNS as u64;
+        (0..many).for_each(|run| retention.retain(RunId(run), ScopeSlot(1), 1, 50));
+        assert_eq!(retention.expire(50).len(), STEP_RUNS);
+        assert_eq!(retention.trim_scope(ScopeSlot(1), 0).len(), STEP_RUNS);
+        assert_eq!(retention.trim(10).len(), STEP_RUNS - 10);
+        assert_eq!(retention.units(), 10);
+    }
+
+    static WALL: AtomicU64 = AtomicU64::new(0);
+
+    #[test]
+    fn clock_never_goes_back() {
+        let set = |seconds| WALL.store(seconds, Ordering::Relaxed);
+        // Real time passes during a test.
+        let near = |time: u64, expected: u64| (expected..expected + 100).contains(&time);
+        let is_near = |time: Option<u64>, expected| time.is_some_and(|time| near(time, expected));
+        set(1000);
+        let clock = StoreClock::starting_at(0, || WALL.load(Ordering::Relaxed));
+        assert!(near(clock.now(), 1000) && is_near(clock.end(1600), 1600));
+        assert_eq!((clock.end(1000), clock.end(10)), (None, None));
+        assert!(is_near(clock.end(u64::MAX), 1000 + RETENTION_MAX));
+        set(2000);
+        assert!(near(clock.now(), 2000));
+        set(500);
+        assert!(near(clock.now(), 2000), "set back");
+        assert!(is_near(clock.end(1100), 2600), "and ten minutes are still ten minutes");
+        // A restart with a system clock at zero.
+        set(0);
+        let clock = StoreClock::starting_at(2000, || WALL.load(Ordering::Relaxed));
+        assert!(near(clock.now(), 2000) && is_near(clock.end(600), 2600));
+        set(1000);
+        assert!(near(clock.now(), 3000), "it runs on");
+    }
+}

@@ -1,0 +1,135 @@
+//! Limits of the scope registry. Requests can create scopes (salts, epochs), so the registry is
+//! bounded; at the limit, empty scopes are dropped, least recently used first.
+
+use super::State;
+use super::scopes::{Live, Registry, SCOPES_MAX, Scopes};
+use parking_lot::Mutex;
+use ritornello_format::{Error, Result, ScopeRegistry, ScopeSettings, ScopeSlot};
+use std::collections::HashSet;
+use std::sync::atomic::Ordering;
+
+/// Maximum scopes examined under one hold of the owner's lock.
+const STEP_SCOPES: usize = 256;
+/// A full registry frees one part in this many of its limits, so that not every registration
+/// searches for empty scopes.
+const SLACK: u64 = 64;
+
+/// Limits of the registry.
+#[derive(Clone, Copy, Debug)]
+struct Limits {
+    scopes: u64,
+    bytes: u64,
+}
+
+impl Limits {
+    const fn hold(&self, scopes: u64, bytes: u64) -> bool {
+        scopes <= self.scopes && bytes <= self.bytes
+    }
+
+    const fn with_slack(&self) -> Self {
+        Self { scopes: self.scopes - self.scopes / SLACK, bytes: self.bytes - self.bytes / SLACK }
+    }
+}
+
+/// Scopes already removed from lookups, to be dropped durably.
+#[derive(Debug, Default)]
+struct ChosenScopes {
+    slots: Vec<ScopeSlot>,
+    /// Bytes of their records.
+    bytes: u64,
+}
+
+impl Scopes {
+    /// Drops empty scopes until a record of `added` bytes fits, with some slack. Returns how many.
+    ///
+    /// # Errors
+    /// `Miss` if too few scopes are empty; those of the file system. No scope is dropped then.
+    pub(super) fn drop_empty_scopes(
+        &self,
+        registry: &mut Registry,
+        added: u64,
+        state: &Mutex<State>,
+    ) -> Result<usize> {
+        let limits = Limits { scopes: SCOPES_MAX as u64, bytes: self.bytes_max() };
+        let (scopes, bytes) =
+            (registry.table.scopes.len() as u64 + 1, registry.file.live() + added);
+        if limits.hold(scopes, bytes) {
+            return Ok(0);
+        }
+        let left = |chosen: &ChosenScopes| {
+            (scopes - chosen.slots.len() as u64, bytes.saturating_sub(chosen.bytes))
+        };
+        let is_enough = |limits: Limits, chosen: &ChosenScopes| {
+            let (scopes, bytes) = left(chosen);
+            limits.hold(scopes, bytes)
+        };
+        let mut chosen = ChosenScopes::default();
+        if added <= limits.bytes {
+            let with_slack = limits.with_slack();
+            self.choose_empty(registry, state, &mut chosen, |chosen| is_enough(with_slack, chosen));
+        }
+        let dropped = if is_enough(limits, &chosen) {
+            self.drop_durably(registry, &chosen.slots)
+        } else {
+            Err(Error::miss(
+                "the scope registry is full and its scopes hold pages: drop scopes that are not \
+                 needed, or make the store larger",
+            )
+            .with("scopes", scopes - 1)
+            .with("bytes", bytes - added)
+            .with("bytes_max", limits.bytes))
+        };
+        if dropped.is_err() {
+            let mut live = self.live().write();
+            for slot in &chosen.slots {
+                if let Some(scope) = registry.table.scopes.get(slot) {
+                    live.add(*slot, scope, ScopeSettings::default(), self.codec())?;
+                }
+            }
+        }
+        dropped.map(|()| chosen.slots.len())
+    }
+
+    /// Removes empty scopes from lookups, least recently used first, until `is_enough`. Runs under
+    /// the owner's lock, under which a commit checks that its scope is live: an empty scope
+    /// therefore stays empty. Scopes with settings are kept, because an operator configured them.
+    fn choose_empty(
+        &self,
+        registry: &Registry,
+        state: &Mutex<State>,
+        chosen: &mut ChosenScopes,
+        is_enough: impl Fn(&ChosenScopes) -> bool,
+    ) {
+        let oldest_first = oldest_first(&self.live().read());
+        for step in oldest_first.chunks(STEP_SCOPES) {
+            let mut state = state.lock();
+            let open = state.reservations.open.values();
+            let written: HashSet<ScopeSlot> = open.map(|open| open.scope.slot).collect();
+            let mut live = self.live().write();
+            for slot in step {
+                if is_enough(chosen) {
+                    return;
+                }
+                if written.contains(slot) || !state.usage.is_empty(*slot) {
+                    continue;
+                }
+                if let Some(scope) = registry.table.scopes.get(slot) {
+                    live.forget(*slot);
+                    state.usage.forget(*slot);
+                    chosen.bytes += ScopeRegistry::registration(*slot, scope).len() as u64;
+                    chosen.slots.push(*slot);
+                }
+            }
+        }
+    }
+}
+
+/// The scopes without settings, least recently used first.
+fn oldest_first(live: &Live) -> Vec<ScopeSlot> {
+    let is_set = |slot| live.settings.get(slot).is_some_and(|own| *own != ScopeSettings::default());
+    let known = live.by_slot.iter().filter(|(slot, _)| !is_set(slot));
+    let mut uses: Vec<(u64, ScopeSlot)> =
+        known.map(|(slot, known)| (known.used.load(Ordering::Relaxed), *slot)).collect();
+    uses.sort_unstable();
+    uses.into_iter().map(|(_, slot)| slot).collect()
+}

@@ -1,0 +1,355 @@
+//! The scopes of a store: registered durably, looked up without disk I/O.
+
+use super::State;
+use super::rearranged::Arrangements;
+use crate::catalog::ScopeRef;
+use crate::directory::Directory;
+use crate::encode;
+use crate::registry_file::RegistryFile;
+use crate::rounds::Rounds;
+use parking_lot::{Mutex, RwLock};
+use ritornello_codec::Codec;
+use ritornello_format::{
+    Error, Result, Scope, ScopeId, ScopeRegistry, ScopeSettings, ScopeSlot, StoredRegistry,
+};
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Maximum live scopes: epochs and salts create new ones on request.
+pub(super) const SCOPES_MAX: usize = 65_536;
+
+/// The scope table. `registry` is the state on disk, changed under its own lock because a change
+/// does I/O; `live` serves lookups.
+#[derive(Debug)]
+pub(crate) struct Scopes {
+    /// Poisoned by a failed change that may be on disk.
+    rounds: Arc<Rounds>,
+    /// The codec of scopes without a setting of their own.
+    codec: Codec,
+    registry: Mutex<Registry>,
+    live: RwLock<Live>,
+    /// Number of registrations by this owner: the clock that orders uses of scopes.
+    registrations: AtomicU64,
+    /// Maximum bytes of the live scopes' records.
+    bytes_max: AtomicU64,
+}
+
+/// The state on disk, and what registrations need besides.
+#[derive(Debug)]
+pub(super) struct Registry {
+    pub(super) table: ScopeRegistry,
+    pub(super) file: RegistryFile,
+    arrangements: Arrangements,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Live {
+    by_id: HashMap<ScopeId, (ScopeRef, Arc<Scope>)>,
+    pub(super) by_slot: HashMap<ScopeSlot, LiveScope>,
+    pub(super) settings: HashMap<ScopeSlot, ScopeSettings>,
+}
+
+/// A live scope.
+#[derive(Debug)]
+pub(super) struct LiveScope {
+    reference: ScopeRef,
+    /// Value of [`Scopes::registrations`] at the last use.
+    pub(super) used: AtomicU64,
+}
+
+impl LiveScope {
+    /// Most uses come between two registrations and write nothing.
+    fn note_use(&self, now: u64) {
+        if self.used.load(Ordering::Relaxed) != now {
+            self.used.store(now, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Scopes {
+    /// Loads the scopes of `stored`, the contents of the directory. The records of live scopes may
+    /// take `bytes_max`.
+    pub(crate) fn new(
+        directory: Directory,
+        rounds: Arc<Rounds>,
+        stored: StoredRegistry,
+        codec: Codec,
+        bytes_max: u64,
+    ) -> Result<Self> {
+        let file = RegistryFile::open(directory, &stored);
+        let file = file.inspect_err(|error| rounds.poison_if_fatal(error))?;
+        let (mut live, mut arrangements) = (Live::default(), Arrangements::default());
+        let table = stored.registry;
+        for (slot, scope) in &table.scopes {
+            let settings = table.settings.get(slot).copied().unwrap_or_default();
+            live.add(*slot, scope, settings, codec)?;
+            arrangements.note(*slot, scope);
+        }
+        Ok(Self {
+            rounds,
+            codec,
+            registry: Mutex::new(Registry { table, file, arrangements }),
+            live: RwLock::new(live),
+            registrations: AtomicU64::new(1),
+            bytes_max: AtomicU64::new(bytes_max),
+        })
+    }
+
+    /// Maximum bytes of the live scopes' records.
+    pub(super) fn bytes_max(&self) -> u64 {
+        self.bytes_max.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn live(&self) -> &RwLock<Live> {
+        &self.live
+    }
+
+    /// The codec of scopes without a setting of their own.
+    pub(super) fn codec(&self) -> Codec {
+        self.codec
+    }
+
+    /// Sets the maximum bytes of the live scopes' records.
+    pub(crate) fn set_bytes_max(&self, bytes: u64) {
+        self.bytes_max.store(bytes, Ordering::Relaxed);
+    }
+
+    /// Returns the reference of `scope`, checked against the stored description.
+    pub(crate) fn find(&self, scope: &Scope) -> Result<Option<ScopeRef>> {
+        let live = self.live.read();
+        let Some((reference, stored)) = live.by_id.get(&scope.id()) else { return Ok(None) };
+        stored.check_same(scope)?;
+        if let Some(known) = live.by_slot.get(&reference.slot) {
+            known.note_use(self.registrations.load(Ordering::Relaxed));
+        }
+        Ok(Some(*reference))
+    }
+
+    /// Registers `scope` durably unless it is registered. If the registry is full, drops scopes
+    /// that are empty according to `state`, least recently used first. Also returns how many were
+    /// dropped.
+    ///
+    /// # Errors
+    /// `Miss` if the registry is full of scopes in use; those of the file system.
+    pub(super) fn register(
+        &self,
+        scope: &Scope,
+        state: &Mutex<State>,
+    ) -> Result<(ScopeRef, usize)> {
+        scope.resolved_page_bytes()?;
+        let mut registry = self.registry.lock();
+        if let Some(found) = self.find(scope)? {
+            return Ok((found, 0));
+        }
+        let slot = ScopeSlot(registry.table.next);
+        let Some(next) = slot.0.checked_add(1) else {
+            return Err(Error::miss(
+                "the store has given every scope number there is: make a new store",
+            ));
+        };
+        let record = ScopeRegistry::registration(slot, scope);
+        let dropped = self.drop_empty_scopes(&mut registry, record.len() as u64, state)?;
+        let Registry { table, file, arrangements } = &mut *registry;
+        arrangements.warn(&table.scopes, scope);
+        let scope = Arc::new(scope.clone());
+        // The slot counts as used even if the registration fails, because the record may be on
+        // disk.
+        table.next = next;
+        table.scopes.insert(slot, Arc::clone(&scope));
+        if let Err(error) = file.register(&record, table) {
+            table.scopes.remove(&slot);
+            self.rounds.poison_if_fatal(&error);
+            return Err(error);
+        }
+        arrangements.note(slot, &scope);
+        let mut live = self.live.write();
+        let reference = live.add(slot, &scope, ScopeSettings::default(), self.codec)?;
+        let now = self.registrations.fetch_add(1, Ordering::Relaxed) + 1;
+        live.by_slot.get(&slot).into_iter().for_each(|known| known.note_use(now));
+        Ok((reference, dropped))
+    }
+
+    /// Changes the settings of a scope, durably.
+    pub(crate) fn configure(&self, scope: ScopeRef, settings: ScopeSettings) -> Result<()> {
+        let mut registry = self.registry.lock();
+        self.check(scope)?;
+        let Registry { table, file, .. } = &mut *registry;
+        let Some(stored) = table.scopes.get(&scope.slot).cloned() else {
+            return Err(gone(scope));
+        };
+        check_settings(&stored, &settings)?;
+        let mut changed = table.clone();
+        if settings == ScopeSettings::default() {
+            changed.settings.remove(&scope.slot);
+        } else {
+            changed.settings.insert(scope.slot, settings);
+        }
+        if changed != *table {
+            file.replace(&changed).inspect_err(|error| self.rounds.poison_if_fatal(error))?;
+        }
+        self.live.write().add(scope.slot, &stored, settings, self.codec)?;
+        *table = changed;
+        Ok(())
+    }
+
+    /// The settings of a scope.
+    pub(crate) fn settings(&self, slot: ScopeSlot) -> ScopeSettings {
+        self.live.read().settings.get(&slot).copied().unwrap_or_default()
+    }
+
+    /// The scopes that have a quota.
+    pub(crate) fn with_quota(&self) -> Vec<ScopeSlot> {
+        let live = self.live.read();
+        let limited = live.settings.iter().filter(|(_, settings)| settings.quota_bytes.is_some());
+        limited.map(|(slot, _)| *slot).collect()
+    }
+
+    /// The model named by the scope in `slot`.
+    pub(crate) fn model(&self, slot: ScopeSlot) -> String {
+        let live = self.live.read();
+        let reference =
+            live.by_slot.get(&slot).and_then(|known| live.by_id.get(&known.reference.id));
+        reference.map(|(_, scope)| scope.model.clone()).unwrap_or_default()
+    }
+
+    /// Drops the scopes that `which` selects, durably. Returns them.
+    pub(crate) fn forget(&self, which: impl Fn(ScopeSlot) -> bool) -> Result<Vec<ScopeSlot>> {
+        let mut registry = self.registry.lock();
+        let slots = registry.table.scopes.keys().copied();
+        let slots: Vec<ScopeSlot> = slots.filter(|slot| which(*slot)).collect();
+        if !slots.is_empty() {
+            self.drop_durably(&mut registry, &slots)?;
+            let mut live = self.live.write();
+            slots.iter().for_each(|slot| live.forget(*slot));
+        }
+        Ok(slots)
+    }
+
+    /// Removes `slots` from the registry, durably; the caller updates `live`.
+    pub(super) fn drop_durably(&self, registry: &mut Registry, slots: &[ScopeSlot]) -> Result<()> {
+        let Registry { table, file, arrangements } = registry;
+        let mut changed = table.clone();
+        let (mut gone, mut freed) = (Vec::with_capacity(slots.len()), 0);
+        for slot in slots {
+            changed.settings.remove(slot);
+            if let Some(scope) = changed.scopes.remove(slot) {
+                freed += ScopeRegistry::registration(*slot, &scope).len() as u64;
+                gone.push((*slot, scope));
+            }
+        }
+        let record = ScopeRegistry::removal(slots);
+        let removed = file.remove(&record, freed, &changed, table);
+        removed.inspect_err(|error| self.rounds.poison_if_fatal(error))?;
+        gone.iter().for_each(|(slot, scope)| arrangements.forget(*slot, scope));
+        *table = changed;
+        Ok(())
+    }
+
+    /// Rewrites the registry without history, for the next owner.
+    pub(super) fn compact(&self) {
+        let mut registry = self.registry.lock();
+        let Registry { table, file, .. } = &mut *registry;
+        if let Err(error) = file.compact(table) {
+            tracing::warn!(%error, "the scope registry keeps its history");
+        }
+    }
+
+    /// Rejects a reference whose scope was dropped or configured after it was resolved. Counts as a
+    /// use of the scope.
+    pub(crate) fn check(&self, scope: ScopeRef) -> Result<()> {
+        let live = self.live.read();
+        match live.by_slot.get(&scope.slot).filter(|known| known.reference == scope) {
+            Some(known) => {
+                known.note_use(self.registrations.load(Ordering::Relaxed));
+                Ok(())
+            }
+            None => Err(gone(scope)),
+        }
+    }
+
+    pub(crate) fn is_live(&self, slot: ScopeSlot) -> bool {
+        self.live.read().by_slot.contains_key(&slot)
+    }
+
+    /// The reference of the scope in a slot.
+    pub(crate) fn by_slot(&self, slot: ScopeSlot) -> Option<ScopeRef> {
+        self.live.read().by_slot.get(&slot).map(|known| known.reference)
+    }
+
+    /// At most `most` scopes from `slot` on, in slot order.
+    pub(crate) fn from(&self, slot: ScopeSlot, most: usize) -> Vec<(ScopeSlot, Arc<Scope>)> {
+        let registry = self.registry.lock();
+        let scopes = registry.table.scopes.range(slot..).take(most);
+        scopes.map(|(slot, scope)| (*slot, Arc::clone(scope))).collect()
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.live.read().by_id.len()
+    }
+}
+
+impl Live {
+    /// Adds a scope, or replaces it.
+    pub(super) fn add(
+        &mut self,
+        slot: ScopeSlot,
+        scope: &Arc<Scope>,
+        settings: ScopeSettings,
+        default: Codec,
+    ) -> Result<ScopeRef> {
+        let codec = settings.codec.unwrap_or_else(|| suited(default, scope).number());
+        let reference = ScopeRef {
+            id: scope.id(),
+            slot,
+            page_bytes: scope.resolved_page_bytes()?,
+            chained: scope.chained,
+            codec,
+        };
+        self.by_id.insert(reference.id, (reference, Arc::clone(scope)));
+        let known = self.by_slot.entry(slot);
+        let known = known.or_insert_with(|| LiveScope { reference, used: AtomicU64::new(0) });
+        known.reference = reference;
+        self.settings.insert(slot, settings);
+        Ok(reference)
+    }
+
+    pub(super) fn forget(&mut self, slot: ScopeSlot) {
+        self.settings.remove(&slot);
+        if let Some(known) = self.by_slot.remove(&slot) {
+            self.by_id.remove(&known.reference.id);
+        }
+    }
+}
+
+fn gone(scope: ScopeRef) -> Error {
+    Error::retry("the scope was dropped or configured: resolve it again").with("scope", scope.id)
+}
+
+/// The default codec for a scope. The default was not chosen for this scope, so a lossy codec gives
+/// way to raw where it does not know the numbers.
+fn suited(default: Codec, scope: &Scope) -> Codec {
+    if encode::suits(default, scope) { default } else { Codec::Raw }
+}
+
+fn check_settings(scope: &Scope, settings: &ScopeSettings) -> Result<()> {
+    if let Some(number) = settings.codec {
+        let Some(codec) = Codec::from_number(number) else {
+            return Err(Error::invalid(
+                "a codec that this version does not know: upgrade the owner",
+            )
+            .with("codec", number));
+        };
+        if !encode::suits(codec, scope) {
+            return Err(encode::unsuited(codec, scope));
+        }
+    }
+    match (settings.quota_bytes, settings.retained_bytes) {
+        (Some(quota), Some(retained)) if retained > quota => {
+            Err(Error::invalid("more is to be retained than the quota allows: retain less")
+                .with("retained_bytes", retained)
+                .with("quota_bytes", quota))
+        }
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,89 @@
+//! Scrubbing: reads stored pages in the background, so that damage is found early.
+
+use super::verify::Unreadable;
+use super::{StoreCore, Verification};
+use ritornello_format::UNIT;
+use ritornello_index::RunId;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// Slow-down factor while the store is in use.
+const YIELD: u32 = 8;
+/// Pause when there is nothing to scrub, or scrubbing is off.
+const NOTHING: Duration = Duration::from_secs(60);
+/// The store counts as in use for this long after a use.
+const QUIET: Duration = Duration::from_secs(1);
+
+/// Progress of scrubbing.
+#[derive(Debug)]
+pub(super) struct Scrub {
+    /// Runs of this pass that are still to be read, by descending generation: the next one is last.
+    left: Vec<(u64, RunId)>,
+    due: Instant,
+    /// Last observed use counter of the store, and when it changed.
+    seen: (u64, Instant),
+}
+
+impl Default for Scrub {
+    fn default() -> Self {
+        let now = Instant::now();
+        Self { left: Vec::new(), due: now + QUIET, seen: (0, now) }
+    }
+}
+
+impl StoreCore {
+    /// Verifies the next run, if it is due. A pass goes through all runs in the order of their
+    /// puts, so the run verified longest ago comes first; after a restart it begins anywhere.
+    /// Returns how long to wait.
+    pub(super) fn scrub_next(&self) -> Duration {
+        let rate = self.options.scrub_rate;
+        if rate == 0 || self.rounds.cause().is_some() {
+            return NOTHING;
+        }
+        let mut scrub = self.maintenance.scrub.lock();
+        let now = Instant::now();
+        let uses = self.clock.now().wrapping_add(self.next_generation.load(Ordering::Relaxed));
+        if uses != scrub.seen.0 {
+            scrub.seen = (uses, now);
+        }
+        if now < scrub.due {
+            return scrub.due - now;
+        }
+        let busy = now - scrub.seen.1 < QUIET;
+        let Some((run, view)) = self.next_to_scrub(&mut scrub) else {
+            scrub.due = now + NOTHING;
+            return NOTHING;
+        };
+        let bytes = view.place.units() * UNIT;
+        let wait = Duration::from_secs_f64(bytes as f64 / rate as f64);
+        scrub.due = now + if busy { wait * YIELD } else { wait };
+        drop(scrub);
+        let mut report = Verification::default();
+        self.verify_run(run, &view, &mut report, Unreadable::Keep, &self.maintenance.control());
+        self.counters.scrubbed_runs.add(report.runs);
+        self.counters.scrubbed_bytes.add(report.bytes);
+        self.counters.scrub_damaged_pages.add(report.findings.len() as u64);
+        self.maintenance.scrub.lock().due.saturating_duration_since(Instant::now())
+    }
+
+    fn next_to_scrub(&self, scrub: &mut Scrub) -> Option<(RunId, ritornello_index::RunView)> {
+        for _ in 0..2 {
+            while let Some((_, run)) = scrub.left.pop() {
+                let there = |view: &ritornello_index::RunView| !view.place.extents.is_empty();
+                let seen = !self.hidden.is_absent(run);
+                if let Some(view) = self.index.run(run).filter(there).filter(|_| seen) {
+                    return Some((run, view));
+                }
+            }
+            let first = self.counters.scrubbed_runs.get() == 0;
+            self.index.for_each(&mut |run, view| scrub.left.push((view.place.generation, run)));
+            scrub.left.sort_unstable_by(|a, b| b.cmp(a));
+            if first && !scrub.left.is_empty() {
+                // The epoch changes with each restart, which makes it a good enough random start.
+                let skip = self.manifest().epoch as usize * 7919 % scrub.left.len();
+                scrub.left.rotate_right(skip);
+            }
+        }
+        None
+    }
+}

@@ -1,0 +1,254 @@
+//! Reading and verifying every page, for `fsck`, and salvaging runs that the index has lost.
+
+use super::{StoreCore, resident};
+use crate::catalog::ScopeRef;
+use ritornello_format::{ErrorKind, PageHash, Place, Result, UNIT};
+use ritornello_index::{NewRun, RunId, RunView};
+use ritornello_volume::transfer::{Control, FoundRun, MissReason, PageFate, is_refused_by_disk};
+use serde::Serialize;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Maximum findings listed; further ones are only counted.
+const FINDINGS_MAX: usize = 10_000;
+/// Maximum time that a verification waits for writes of dead processes.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// How a verification treats pages that the disk refuses to read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Unreadable {
+    /// Keep them: the fault may be temporary.
+    Keep,
+    /// Drop them: an operator asked for it.
+    Drop,
+}
+
+/// A page that failed verification.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Finding {
+    /// Generation of its run.
+    pub generation: u64,
+    /// Its scope, in hexadecimal digits.
+    pub scope: String,
+    /// Its index in the run.
+    pub page: u32,
+    /// What failed.
+    pub reason: String,
+}
+
+/// The result of a verification.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Verification {
+    /// Runs read.
+    pub runs: u64,
+    /// Pages read.
+    pub pages: u64,
+    /// Bytes read.
+    pub bytes: u64,
+    /// The first pages that failed verification.
+    pub findings: Vec<Finding>,
+    /// Pages removed, including those behind a bad page in a chained scope.
+    pub pages_dropped: u64,
+    /// Pages salvaged.
+    pub pages_salvaged: u64,
+    /// Duration.
+    pub seconds: f64,
+}
+
+impl StoreCore {
+    /// Reads and verifies every page, and removes those that fail. With `salvage`, then searches
+    /// all segments for runs that the index does not know, and inserts those whose scope is live,
+    /// whose place is free and whose pages verify.
+    ///
+    /// # Errors
+    /// `Closed`; `Fatal` if the result could not be made durable.
+    pub fn verify(
+        self: &Arc<Self>,
+        salvage: bool,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Verification> {
+        self.check_writable()?;
+        let started = Instant::now();
+        // Salvage uses space that no run has, so none of it may be withheld.
+        self.finish_drain(started + DRAIN_TIMEOUT);
+        let mut report = Verification::default();
+        let mut runs: Vec<(RunId, RunView)> = Vec::new();
+        self.index.for_each(&mut |run, view| runs.push((run, view)));
+        let used: u64 = runs.iter().map(|(_, view)| view.place.units() * UNIT).sum();
+        let segments = if salvage { self.segments.listable() } else { Vec::new() };
+        let total = used + segments.len() as u64 * self.budget().segment_bytes;
+        for (run, view) in runs {
+            if !self.is_running() {
+                break;
+            }
+            if !self.hidden.is_absent(run) {
+                let unreadable = Unreadable::Drop;
+                self.verify_run(run, &view, &mut report, unreadable, &Control::default());
+            }
+            progress(report.bytes, total);
+        }
+        let mut lost = Vec::new();
+        for (at, segment) in segments.iter().enumerate() {
+            let mut found = |run| lost.push(run);
+            if let Err(error) =
+                self.segments.scan_headers(*segment, &Control::default(), &mut found)
+            {
+                tracing::warn!(%error, segment = segment.number(), "a segment cannot be searched");
+            }
+            progress(used + (at as u64 + 1) * self.budget().segment_bytes, total);
+        }
+        // Parents were written before their children, so they are salvaged first and found.
+        lost.sort_by_key(|run: &FoundRun| run.place.generation);
+        for run in lost {
+            report.pages_salvaged += self.salvage_run(run);
+        }
+        self.make_durable()?;
+        report.seconds = started.elapsed().as_secs_f64();
+        Ok(report)
+    }
+
+    pub(super) fn verify_run(
+        &self,
+        run: RunId,
+        view: &RunView,
+        report: &mut Verification,
+        unreadable: Unreadable,
+        control: &Control,
+    ) {
+        let Some(scope) = self.scopes.by_slot(view.scope) else { return };
+        report.runs += 1;
+        report.bytes += view.place.units() * UNIT;
+        for (page, reason) in self.bad_pages(scope, view, unreadable, control) {
+            let hash = view.pages[page as usize];
+            let mut state = self.state.lock();
+            let before = self.index.stats().pages;
+            // The page was read at the place of that time: the run may have been removed or moved
+            // since.
+            let stays = |now: ritornello_format::Place| now.header() == view.place.header();
+            if self.index.locate(scope.slot, hash) != Some((run, page))
+                || !self.index.place(run).is_some_and(stays)
+            {
+                continue;
+            }
+            self.remove_corrupt_page(&mut state, scope, run, hash);
+            report.pages_dropped += before.saturating_sub(self.index.stats().pages);
+            if report.findings.len() < FINDINGS_MAX {
+                report.findings.push(Finding {
+                    generation: view.place.generation,
+                    scope: scope.id.to_string(),
+                    page,
+                    reason: reason.to_owned(),
+                });
+            }
+        }
+        report.pages += view.pages.iter().filter(|hash| **hash != PageHash::NONE).count() as u64;
+    }
+
+    /// Returns the pages of a run that fail verification, with the reason; all pages if the header
+    /// fails. Excludes what could not be read for want of memory, files or time.
+    fn bad_pages(
+        &self,
+        scope: ScopeRef,
+        view: &RunView,
+        unreadable: Unreadable,
+        control: &Control,
+    ) -> Vec<(u32, &'static str)> {
+        let count = view.pages.len() as u32;
+        let live = |page: &u32| view.pages[*page as usize] != PageHash::NONE;
+        let all = |reason| (0..count).filter(live).map(|page| (page, reason)).collect();
+        let found = match self.segments.verify_run(&view.place, control) {
+            Ok(found) => found,
+            Err(error) if error.kind() == ErrorKind::Miss => return all("header"),
+            Err(error) if unreadable == Unreadable::Drop && is_refused_by_disk(&error) => {
+                return all("io");
+            }
+            Err(_) => return Vec::new(),
+        };
+        let header = &found.header;
+        if header.scope != scope.id || header.page_bytes != scope.page_bytes {
+            return all("scope");
+        }
+        let known = |page: u32| {
+            let key = header.keys.get(page as usize);
+            key.is_some_and(|key| PageHash::of(&scope.id, key) == view.pages[page as usize])
+        };
+        (0..count)
+            .filter(live)
+            .filter_map(|page| match found.pages.get(page as usize) {
+                Some(PageFate::Verified) if known(page) => None,
+                Some(PageFate::Verified) => Some((page, "key")),
+                Some(PageFate::Missed(why)) if why.is_damage() => Some((page, why.word())),
+                Some(PageFate::Missed(MissReason::Io))
+                    if unreadable == Unreadable::Drop
+                        && self.segments.is_unreadable(&view.place, page) =>
+                {
+                    Some((page, MissReason::Io.word()))
+                }
+                // The page was not read, so nothing is known against it.
+                Some(PageFate::Missed(_)) => None,
+                None => Some((page, "header")),
+            })
+            .collect()
+    }
+
+    /// Whether page `page` of the run in `place` is corrupt on disk, or missing there. A page that
+    /// cannot be read now is not: the disk may recover.
+    pub(super) fn is_wrong(&self, place: &Place, page: u32) -> bool {
+        match self.segments.verify_run(place, &Control::default()) {
+            Ok(run) => match run.pages.get(page as usize) {
+                Some(PageFate::Missed(why)) => why.is_damage(),
+                Some(PageFate::Verified) => false,
+                None => true,
+            },
+            Err(error) => error.kind() == ErrorKind::Miss,
+        }
+    }
+
+    /// Inserts a lost run, as far as its pages verify. Returns the number of pages salvaged.
+    fn salvage_run(&self, found: FoundRun) -> u64 {
+        let FoundRun { mut place, header, .. } = found;
+        let Some(scope) = self.scopes.by_slot(header.slot) else { return 0 };
+        let ours = header.store == self.manifest().uuid
+            && header.scope == scope.id
+            && header.page_bytes == scope.page_bytes;
+        if !ours {
+            return 0;
+        }
+        let Ok(read) = self.segments.verify_run(&place, &Control::default()) else { return 0 };
+        let good = read.pages.iter().take_while(|fate| fate.is_verified()).count();
+        let hashes: Vec<PageHash> =
+            header.keys[..good].iter().map(|key| PageHash::of(&scope.id, key)).collect();
+        if good == 0 || self.index.exists(scope.slot, &hashes).contains(&true) {
+            return 0;
+        }
+        place.truncate(good as u32);
+        let mut state = self.state.lock();
+        if !self.scopes.is_live(scope.slot) || state.space.mark(&place.extents).is_err() {
+            return 0;
+        }
+        let parent = header.parent.as_deref().map(|key| PageHash::of(&scope.id, key));
+        let found = parent.and_then(|page| self.index.locate(scope.slot, page));
+        let new = NewRun {
+            scope: scope.slot,
+            chained: scope.chained,
+            parent: parent.filter(|_| found.is_some()),
+            pages: &hashes,
+            place: &place,
+            recency: self.clock.tick(),
+        };
+        match self.index.insert(&new) {
+            Ok(run) => {
+                let resident = resident(run, found, &hashes, &place);
+                state.eviction.admit(&resident);
+                state.usage.admit(scope.slot, &resident, good as u64, place.units());
+                // Its writer may not have synced it.
+                state.dirty.extend(place.extents.iter().map(|extent| extent.segment));
+                good as u64
+            }
+            Err(_) => {
+                self.free(&mut state, &place.extents);
+                0
+            }
+        }
+    }
+}

@@ -1,0 +1,78 @@
+//! The interface of an eviction policy: the order in which pieces are evicted.
+
+use super::pieces::{Piece, Pieces};
+use std::fmt::Debug;
+
+/// How a piece comes to a policy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Arrival {
+    /// The piece was just put.
+    New {
+        /// The policy remembers its eviction, by [`EvictionPolicy::recall`].
+        known: bool,
+        /// The piece is the only one behind used pages, as when a conversation continues.
+        continues: bool,
+    },
+    /// The piece comes from another policy, and is older than all inherited so far.
+    Inherited,
+}
+
+/// An eviction policy's own part: it lists pieces and chooses the next victim. The tree decides
+/// what may be evicted: a victim that may not is unlinked and returns by
+/// [`EvictionPolicy::relist`].
+///
+/// Every operation takes amortised constant time.
+pub(super) trait EvictionPolicy: Send + Debug {
+    /// The policy's name.
+    fn name(&self) -> &'static str;
+
+    /// Sets the units of a full store, and the number of evicted keys to remember.
+    fn set_capacity(&mut self, units: u64, keys: usize) {
+        let _ = (units, keys);
+    }
+
+    /// Returns whether the eviction of this key is remembered, and forgets it.
+    fn recall(&mut self, key: u64, units: u64) -> bool {
+        let _ = (key, units);
+        false
+    }
+
+    /// Lists a piece.
+    fn insert(&mut self, pieces: &mut Pieces, slot: u32, arrival: Arrival);
+
+    /// Records a use of a listed piece. Its `uses` counts this use.
+    fn touch(&mut self, pieces: &mut Pieces, slot: u32);
+
+    /// Removes a listed piece from its list.
+    fn unlink(&mut self, pieces: &mut Pieces, slot: u32);
+
+    /// Lists an unlinked piece as the next victim of its kind. Its `queue` and `stamp` are
+    /// unchanged.
+    fn relist(&mut self, pieces: &mut Pieces, slot: u32);
+
+    /// Lists a piece next to a listed one, to be evicted right after it. Both have the same `queue`
+    /// and `stamp`.
+    fn list_after(&mut self, pieces: &mut Pieces, listed: u32, slot: u32);
+
+    /// Records that a listed piece lost `units`.
+    fn shrunk(&mut self, piece: &Piece, units: u64);
+
+    /// Returns the next victim, or `None` if no piece is listed.
+    fn victim(&mut self, pieces: &mut Pieces) -> Option<u32>;
+
+    /// Records the eviction of a piece's pages, the first of which has this key.
+    fn evicted(&mut self, pieces: &Pieces, slot: u32, key: u64, units: u64) {
+        let _ = (pieces, slot, key, units);
+    }
+
+    /// Whether [`EvictionPolicy::evicted`] uses keys.
+    fn remembers(&self) -> bool {
+        false
+    }
+
+    /// The listed piece that would be evicted last.
+    fn warmest(&self) -> Option<u32>;
+
+    /// Memory besides the pieces, in bytes.
+    fn memory_bytes(&self) -> usize;
+}

@@ -1,0 +1,69 @@
+//! Estimates how much a full store holds.
+
+/// The contents of a full store: the recent maximum.
+///
+/// Whenever an eviction is requested the store is full, except for space evicted for a put and not
+/// filled yet. That gap must not count: policies would underestimate the store by the length of a
+/// request.
+#[derive(Debug, Default)]
+pub(super) struct CapacityEstimate {
+    /// The maximum of this period, and of the previous one.
+    peak: [Peak; 2],
+    /// Observations in this period.
+    observations: u32,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Peak {
+    units: u64,
+    pages: u64,
+    pieces: usize,
+}
+
+/// Observations per period. A store that was made smaller is noticed after at most two periods.
+const PERIOD: u32 = 4096;
+/// Units (8 MiB) per remembered key, if there are few pieces.
+const UNITS_PER_KEY: u64 = 2048;
+
+impl CapacityEstimate {
+    /// Records the contents at an eviction.
+    pub(super) fn observe(&mut self, units: u64, pages: u64, pieces: usize) {
+        if self.observations == PERIOD {
+            (self.peak, self.observations) = ([Peak::default(), self.peak[0]], 0);
+        }
+        self.observations += 1;
+        let peak = &mut self.peak[0];
+        peak.units = peak.units.max(units);
+        peak.pages = peak.pages.max(pages);
+        peak.pieces = peak.pieces.max(pieces);
+    }
+
+    pub(super) fn units(&self) -> u64 {
+        self.peak[0].units.max(self.peak[1].units)
+    }
+
+    pub(super) fn pages(&self) -> u64 {
+        self.peak[0].pages.max(self.peak[1].pages)
+    }
+
+    /// Number of evicted keys that a policy may remember: one per piece.
+    pub(super) fn keys(&self) -> usize {
+        let by_size = usize::try_from(self.units() / UNITS_PER_KEY).unwrap_or(usize::MAX);
+        self.peak[0].pieces.max(self.peak[1].pieces).max(by_size)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn estimate_ignores_gaps_and_notices_shrinking() {
+        let mut capacity = CapacityEstimate::default();
+        capacity.observe(100, 10, 3);
+        capacity.observe(70, 7, 2);
+        assert_eq!((capacity.units(), capacity.pages(), capacity.keys()), (100, 10, 3));
+        (0..2 * PERIOD).for_each(|_| capacity.observe(70, 7, 2));
+        assert_eq!((capacity.units(), capacity.pages(), capacity.keys()), (70, 7, 2));
+    }
+}

@@ -1,0 +1,98 @@
+//! Errors of an owner that lives but does not answer for now: it is stopped, frozen, in a debugger,
+//! or reopens its store after a failed write or sync.
+//!
+//! No other process can answer, so lookups miss and puts are skipped: an inference engine computes
+//! what it cannot get, and is not delayed. Calls without a truthful default (a flush, a deletion)
+//! fail.
+
+use ritornello_format::Error;
+use std::error::Error as StdError;
+use std::fmt;
+
+/// The miss reason of a get or put that failed with `error`; `None` for other errors.
+pub(crate) fn reason(error: &Error) -> Option<&'static str> {
+    if OwnerSilent::caused(error) {
+        Some("owner_silent")
+    } else if StoreReopening::caused(error) {
+        Some("reopening")
+    } else {
+        None
+    }
+}
+
+/// The cause of an error from an owner that does not respond.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OwnerSilent;
+
+impl fmt::Display for OwnerSilent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("it answers no handshake")
+    }
+}
+
+impl StdError for OwnerSilent {}
+
+impl OwnerSilent {
+    /// The error; `pid` is the owner's process, or zero if it is in another PID namespace.
+    #[must_use]
+    pub fn error(pid: i32) -> Error {
+        Error::retry(
+            "the process that owns the store lives but does not answer (stopped, frozen?): nothing \
+             is hit or stored until it does",
+        )
+        .with("pid", pid)
+        .because(Self)
+    }
+
+    /// Whether `error` has this cause.
+    #[must_use]
+    pub fn caused(error: &Error) -> bool {
+        error.source().is_some_and(<dyn StdError>::is::<Self>)
+    }
+}
+
+/// The cause of an error from an owner that reopens the store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StoreReopening;
+
+impl fmt::Display for StoreReopening {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a write or sync of its disk failed")
+    }
+}
+
+impl StdError for StoreReopening {}
+
+impl StoreReopening {
+    /// The error; `why` is the failure.
+    #[must_use]
+    pub fn error(why: &str) -> Error {
+        Error::retry(
+            "the store is reopened after a failed write or sync: nothing is hit or stored until \
+             its disk takes writes again",
+        )
+        .with("why", why)
+        .because(Self)
+    }
+
+    /// Whether `error` has this cause.
+    #[must_use]
+    pub fn caused(error: &Error) -> bool {
+        error.source().is_some_and(<dyn StdError>::is::<Self>)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn causes_are_distinguished_from_other_errors() {
+        assert!(OwnerSilent::caused(&OwnerSilent::error(7).with("dir", "d")));
+        assert!(!OwnerSilent::caused(&Error::retry("busy")));
+        let reopening = StoreReopening::error("EIO");
+        assert!(StoreReopening::caused(&reopening) && !OwnerSilent::caused(&reopening));
+        assert_eq!(reason(&reopening), Some("reopening"));
+        assert_eq!(reason(&Error::retry("busy")), None);
+    }
+}

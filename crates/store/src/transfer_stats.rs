@@ -1,0 +1,80 @@
+//! Statistics of payload that this process moved.
+
+use crate::stats::{CatalogStats, Counter};
+use serde::Serialize;
+
+/// Counters of payload that this process moved.
+#[derive(Debug, Default)]
+pub(crate) struct TransferCounters {
+    pub(crate) puts: Counter,
+    pub(crate) put_bytes: Counter,
+    pub(crate) put_stored_bytes: Counter,
+    pub(crate) put_micros: Counter,
+    pub(crate) gets: Counter,
+    pub(crate) get_bytes: Counter,
+    pub(crate) get_micros: Counter,
+    pub(crate) pages_read: Counter,
+    pub(crate) pages_missed: Counter,
+    pub(crate) staging_refusals: Counter,
+    pub(crate) unanswered: Counter,
+}
+
+/// The catalog's statistics and this process's transfers.
+#[derive(Clone, Debug, Serialize)]
+pub struct StoreStats {
+    /// The owner's statistics.
+    #[serde(flatten)]
+    pub catalog: CatalogStats,
+    /// This process's transfers.
+    pub transfer: TransferStats,
+}
+
+/// Payload that this process moved.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct TransferStats {
+    /// Puts finished.
+    pub puts: u64,
+    /// Payload bytes written.
+    pub put_bytes: u64,
+    /// Bytes of this payload on disk: encoded, with headers and padding.
+    pub put_stored_bytes: u64,
+    /// Seconds spent in puts, over all threads.
+    pub put_seconds: f64,
+    /// Gets finished.
+    pub gets: u64,
+    /// Payload bytes read and verified.
+    pub get_bytes: u64,
+    /// Seconds spent in gets, over all threads.
+    pub get_seconds: f64,
+    /// Pages read and verified.
+    pub pages_read: u64,
+    /// Pages that were located but not delivered.
+    pub pages_missed: u64,
+    /// Pages not accepted because staging was full.
+    pub staging_refusals: u64,
+    /// Staging memory in use now, in bytes.
+    pub staging_bytes: u64,
+    /// Lookups answered with a miss, and puts skipped, because the owner lived and did not respond,
+    /// or reopened the store.
+    pub unanswered: u64,
+}
+
+impl TransferCounters {
+    /// Returns the statistics; `staging_bytes` of staging memory are in use.
+    pub(crate) fn stats(&self, staging_bytes: u64) -> TransferStats {
+        TransferStats {
+            puts: self.puts.get(),
+            put_bytes: self.put_bytes.get(),
+            put_stored_bytes: self.put_stored_bytes.get(),
+            put_seconds: self.put_micros.get() as f64 / 1e6,
+            gets: self.gets.get(),
+            get_bytes: self.get_bytes.get(),
+            get_seconds: self.get_micros.get() as f64 / 1e6,
+            pages_read: self.pages_read.get(),
+            pages_missed: self.pages_missed.get(),
+            staging_refusals: self.staging_refusals.get(),
+            staging_bytes,
+            unanswered: self.unanswered.get(),
+        }
+    }
+}
