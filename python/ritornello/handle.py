@@ -7,14 +7,13 @@ back-off: calls meanwhile return at once. Failures are counted, and logged once 
 import logging
 from collections.abc import Callable
 from logging import Logger
-from pathlib import Path
 from threading import Event, Lock, Thread
 from time import monotonic
 from typing import TYPE_CHECKING, TypeVar
 from weakref import finalize, ref
 
 from ritornello.errors import InvalidError, RitornelloError, SettingError
-from ritornello.opening import mount_point, open_existing, open_store
+from ritornello.opening import open_store
 from ritornello.settings import StoreSettings
 
 if TYPE_CHECKING:
@@ -57,7 +56,6 @@ class Handle:
         self._announced = False
         self._store: Store | None = None
         self._hash = ""
-        self._mount: Path | None = None
         self._refusal: tuple[Store, str, str] | None = None
         self._pause = PAUSE
         self._opened_at = self._lost_at = monotonic()
@@ -167,7 +165,7 @@ class Handle:
 
     def _first(self) -> "Store | None":
         try:
-            store = self._open()
+            store = open_store(self._settings, self._logger)
         except Exception as error:
             self._wait("open", error, None)
             raise
@@ -182,14 +180,6 @@ class Handle:
         self._logger.warning("ritornello: %s; neither hits nor saves", self.broken)
         self.quietly("close", store.close, None)
         return None
-
-    def _open(self) -> "Store":
-        # After an unmount the path leads to the file system below: no place for a store.
-        if self._mount is not None and not self._mount.is_mount():
-            return open_existing(self._settings)
-        store = open_store(self._settings, self._logger)
-        self._mount = mount_point(self._settings)
-        return store
 
     def _give_up(self, store: "Store", doing: str, error: BaseException) -> bool:
         """Has the store opened anew, unless another thread has."""
@@ -256,7 +246,7 @@ class Handle:
         """Opens the store. Whether another attempt is due."""
         self._pause = min(2 * self._pause, PAUSE_MAX)
         try:
-            store = self._open()
+            store = open_store(self._settings, self._logger)
         except BaseException as error:  # a panic of the core is no Exception
             self._note("open", error, again=passes(error))
             self._say("open", error, repeat=True)

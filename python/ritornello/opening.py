@@ -29,25 +29,13 @@ def open_store(settings: StoreSettings, logger: Logger) -> "Store":
         if NO_STORE not in str(error):
             raise
         capacity = default_capacity(path)
+        store = Store.open(settings.path, capacity, **options)
         logger.warning(
-            'ritornello: creating %s with half of the free space, %d MiB; say "capacity" to choose',
+            'ritornello: created %s with half of the free space, %d MiB; say "capacity" to choose',
             settings.path,
             capacity // MIB,
         )
-        return Store.open(settings.path, capacity, **options)
-
-
-def open_existing(settings: StoreSettings) -> "Store":
-    """Opens the store at the path, and never makes one."""
-    from ritornello._core import Store
-
-    return Store.open(settings.path, **settings.options())
-
-
-def mount_point(settings: StoreSettings) -> Path:
-    """Mount point of the file system that the store is on."""
-    place = nearest(Path(settings.path)).resolve()
-    return next(part for part in (place, *place.parents) if part.is_mount())
+        return store
 
 
 def default_capacity(path: Path) -> int:

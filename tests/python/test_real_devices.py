@@ -422,6 +422,43 @@ def test_late_mount_moves_engine_to_its_disk(
         assert [sum(store.exists(SMALL_SCOPE, keys)) for keys in (below, after)] == [400, 0]
 
 
+def test_unmounted_disk_gets_no_store_below(make_disk: Callable[..., Disk]) -> None:
+    # On a disk that is mounted over another one: what lies below is a mount point as well.
+    below, disk = make_disk("below", 2048), make_disk("above", 2048)
+    disk.unmount()
+    assert disk.device is not None
+    command("mount", disk.device, below.path)
+    path = below.path / "kv"
+    handle = Handle(StoreSettings(str(path)), logging.getLogger(__name__), lambda _: None)
+    try:
+        keys = handle.ask("put", lambda store: put_small(store, "above", 2), [])
+        assert len(keys) == 400
+        command("umount", "--lazy", below.path)
+        # Longer than the store takes to look where its path leads.
+        time.sleep(3)
+        found = handle.ask("exists", lambda store: sum(store.exists(SMALL_SCOPE, keys)), 0)
+        assert found == 400, "the store was left after an unmount"
+
+        def lose(_: rt.Store) -> None:
+            raise FatalError("the disk is gone")
+
+        handle.ask("exists", lose, None)
+        began = time.monotonic()
+        while "is not mounted" not in handle.broken:
+            assert time.monotonic() < began + 20, handle.broken
+            time.sleep(0.05)
+        assert not path.exists(), "a store was made below the mount point"
+        command("mount", disk.device, below.path)
+        while not handle.open():
+            assert time.monotonic() < began + 40, handle.broken
+            time.sleep(0.05)
+        found = handle.ask("exists", lambda store: sum(store.exists(SMALL_SCOPE, keys)), 0)
+        assert found == 400
+    finally:
+        handle.close()
+        command("umount", "--lazy", below.path)
+
+
 def test_full_directory_is_used_all_the_same(
     second_directory: tuple[Disk, Path, list[bytes]],
 ) -> None:

@@ -524,26 +524,6 @@ def test_hash_that_the_store_refuses_is_not_used_by_workers(made: Callable[..., 
     assert "allow_weak_hashes" in handle.broken
 
 
-def test_no_store_is_made_below_an_unmounted_disk(
-    made: Callable[..., Handle], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, away = tmp_path / "kv", tmp_path / "away"
-    handle = made()
-    assert serves(handle)
-    path.rename(away)
-    monkeypatch.setattr(Path, "is_mount", lambda _: path.exists())
-
-    def lose(_: rt.Store) -> None:
-        raise FatalError("the store's directory was moved or replaced")
-
-    handle.ask("probe", lose, None)
-    until(lambda: "no store here" in handle.broken, "it was looked for")
-    assert not path.exists()
-    away.rename(path)
-    until(handle.open, "it is open")
-    assert serves(handle)
-
-
 def test_interrupted_opening_is_tried_by_the_next_call(monkeypatch: pytest.MonkeyPatch) -> None:
     outcomes: list[Callable[[], object]] = [interrupt, Failing]
     fake(lambda: outcomes.pop(0)(), monkeypatch)

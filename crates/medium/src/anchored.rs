@@ -17,7 +17,7 @@ use std::sync::Arc;
 pub struct Anchored {
     inner: Arc<dyn Medium>,
     path: PathBuf,
-    /// `/proc/self/fd/N` of `dir`, or `path` itself if `/proc` is not mounted.
+    /// `/proc/self/fd/N` of `dir`.
     through: PathBuf,
     /// Keeps the descriptor open.
     _dir: Arc<File>,
@@ -25,12 +25,12 @@ pub struct Anchored {
 
 impl Anchored {
     /// Wraps `inner`: everything below `path` is reached through `dir`, the open directory at
-    /// `path`.
+    /// `path`. `None` if `/proc` is not mounted.
     #[must_use]
-    pub fn new(inner: Arc<dyn Medium>, path: &Path, dir: File) -> Self {
-        let link = PathBuf::from(format!("/proc/self/fd/{}", dir.as_raw_fd()));
-        let through = if link.is_dir() { link } else { path.to_owned() };
-        Self { inner, path: path.to_owned(), through, _dir: Arc::new(dir) }
+    pub fn new(inner: Arc<dyn Medium>, path: &Path, dir: File) -> Option<Self> {
+        let through = PathBuf::from(format!("/proc/self/fd/{}", dir.as_raw_fd()));
+        let is_mounted = through.is_dir();
+        is_mounted.then(|| Self { inner, path: path.to_owned(), through, _dir: Arc::new(dir) })
     }
 
     fn reach(&self, path: &Path) -> PathBuf {
@@ -97,7 +97,7 @@ mod tests {
         let (dir, moved) = (root.path().join("dir"), root.path().join("moved"));
         Host.create_dir(&dir).unwrap();
         let open = File::open(&dir).unwrap();
-        let medium = Anchored::new(Arc::new(Host), &dir, open);
+        let medium = Anchored::new(Arc::new(Host), &dir, open).unwrap();
         std::fs::rename(&dir, &moved).unwrap();
         Host.create_dir(&dir).unwrap();
 

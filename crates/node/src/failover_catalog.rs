@@ -54,7 +54,9 @@ pub(crate) struct FailoverCatalog {
     pub(crate) segments: OnceLock<Weak<Segments>>,
     /// Number of times that this process has reopened the store.
     pub(crate) reopenings: AtomicU64,
-    /// Another store has replaced this one at the path.
+    /// Calls fail with `Closed`, because the store's path leads to another place.
+    pub(crate) leaving: AtomicBool,
+    /// Another store has replaced this one at the path, and this one is closed.
     pub(crate) replaced: AtomicBool,
 }
 
@@ -93,6 +95,7 @@ impl FailoverCatalog {
             unflushed: Unflushed::default(),
             segments: OnceLock::new(),
             reopenings: AtomicU64::new(0),
+            leaving: AtomicBool::new(false),
             replaced: AtomicBool::new(false),
         })
     }
@@ -145,6 +148,9 @@ impl FailoverCatalog {
         let mut until = None;
         let mut losses = 0;
         loop {
+            if self.is_leaving() {
+                return Err(closed());
+            }
             let held = self.membership.read();
             // The guard is held during a call of the local core, so that closing waits for the
             // call.
@@ -156,7 +162,9 @@ impl FailoverCatalog {
             let client = match &*membership {
                 Membership::Client(client) => client,
                 Membership::Reopening(reopening) => return Err(reopening.error()),
-                Membership::Owner(_) | Membership::Closed => return Err(closed()),
+                Membership::Owner(_) | Membership::Leaving(_) | Membership::Closed => {
+                    return Err(closed());
+                }
             };
             let until = *until.get_or_insert_with(|| Instant::now() + timeout);
             let error = match call(&SocketCatalog::new(client, until)) {
@@ -192,7 +200,7 @@ impl FailoverCatalog {
 
     /// Why no space can be reserved now: the store is closed, or about to be reopened.
     fn refusal(&self) -> Error {
-        let is_open = !self.opening.closing.load(Ordering::Acquire);
+        let is_open = !self.opening.closing.load(Ordering::Acquire) && !self.is_leaving();
         match &*self.membership() {
             Membership::Reopening(reopening) => reopening.error(),
             Membership::Owner(owner) if is_open => {
@@ -211,7 +219,7 @@ impl FailoverCatalog {
                 Ok(stats) => stats.poisoned,
                 Err(error) => Some(error.to_string()),
             },
-            Membership::Closed => Some(closed().to_string()),
+            Membership::Leaving(_) | Membership::Closed => Some(closed().to_string()),
         }
     }
 
@@ -220,7 +228,7 @@ impl FailoverCatalog {
         match &*self.membership() {
             Membership::Owner(owner) => owner.core().poisoned(),
             Membership::Reopening(reopening) => Some(reopening.cause().to_owned()),
-            Membership::Client(_) | Membership::Closed => None,
+            Membership::Client(_) | Membership::Leaving(_) | Membership::Closed => None,
         }
     }
 
@@ -240,8 +248,13 @@ impl FailoverCatalog {
     /// may have ended in a new mount. Earlier reservations cannot be committed any more.
     pub(crate) fn close_segments(&self) {
         if let Some(segments) = self.segments.get().and_then(Weak::upgrade) {
-            segments.let_go_of_all();
+            segments.close_all();
         }
+    }
+
+    /// Returns whether calls are rejected because the store's path leads to another place.
+    pub(crate) fn is_leaving(&self) -> bool {
+        self.leaving.load(Ordering::Acquire)
     }
 
     /// Returns whether another store has replaced this one. Never waits.
@@ -394,7 +407,7 @@ impl Catalog for FailoverCatalog {
                     .commit(reservation, written)
             }
             Membership::Reopening(reopening) => Err(reopening.error()),
-            Membership::Closed => Err(closed()),
+            Membership::Leaving(_) | Membership::Closed => Err(closed()),
         }?;
         self.reservations.remove(reservation);
         if let Some(epoch) = issuer.epoch() {

@@ -10,12 +10,12 @@
 //!
 //! ```text
 //!   Owner, poisoned ── disks take writes, no own write under way ──▶ Reopening ──▶ Owner, next epoch
-//!   any ── a disk is mounted over the directory ──▶ Closed
+//!   any ── a disk is mounted over the directory ──▶ Leaving ── no call in progress ──▶ Closed
 //! ```
 //!
-//! The second transition serves a late mount: an inference engine that starts before its disk is
-//! mounted creates a store below the mount point. Every process leaves that store soon after the
-//! mount, and its caller opens the path again.
+//! The second line serves a late mount: an inference engine that starts before its disk is mounted
+//! creates a store below the mount point. Every process leaves that store soon after the mount, and
+//! its caller opens the path again.
 
 use crate::failover_catalog::FailoverCatalog;
 use crate::membership::Membership;
@@ -149,8 +149,8 @@ fn run(catalog: &Weak<FailoverCatalog>, heal_signal: &HealSignal) {
     while heal_signal.wait(PATH_PERIOD) {
         let failed = Instant::now();
         let Some(owner) = catalog.upgrade() else { return };
-        if owner.close_if_superseded(heal_signal) {
-            return;
+        if owner.shall_leave() {
+            return owner.leave(heal_signal);
         }
         let (cause, dir) = (owner.failure(), owner.opening.directory.path().to_owned());
         drop(owner);
@@ -165,6 +165,9 @@ fn run(catalog: &Weak<FailoverCatalog>, heal_signal: &HealSignal) {
                 return;
             }
             let Some(catalog) = catalog.upgrade() else { return };
+            if catalog.shall_leave() {
+                return catalog.leave(heal_signal);
+            }
             match catalog.reopen() {
                 Ok(reopened) => {
                     let seconds = failed.elapsed().as_secs_f64();
@@ -185,40 +188,58 @@ fn run(catalog: &Weak<FailoverCatalog>, heal_signal: &HealSignal) {
 }
 
 impl FailoverCatalog {
-    /// Closes a store that belongs at the new target of its path (see
-    /// [`NodeDirectory::is_superseded`]), so that the process may open the path again. Returns
-    /// whether it was closed; if calls are in progress, the caller tries again.
+    /// Returns whether the store belongs at the new target of its path (see
+    /// [`NodeDirectory::is_superseded`]), or failed and is not found at its path any more.
     ///
     /// [`NodeDirectory::is_superseded`]: crate::node_directory::NodeDirectory::is_superseded
-    fn close_if_superseded(&self, heal_signal: &HealSignal) -> bool {
+    fn shall_leave(&self) -> bool {
         let directory = &self.opening.directory;
-        let is_closing = || self.opening.closing.load(Ordering::Acquire);
-        if !directory.is_superseded() {
-            return false;
-        }
-        let Some(_turn) = self.changing.try_lock_until(Instant::now() + WRITES_TIMEOUT) else {
-            return false;
-        };
-        let quiet = !is_closing() && self.reservations.close(Instant::now() + WRITES_TIMEOUT);
-        let membership = quiet.then(|| self.membership.try_write_for(CALLS_TIMEOUT)).flatten();
-        let Some(mut membership) = membership else {
-            self.reservations.reopen(&self.opening.closing);
-            return false;
-        };
-        let dir = directory.path().display();
+        directory.is_superseded(self.store)
+            || (self.failure().is_some() && directory.is_elsewhere())
+    }
+
+    /// Closes the store, so that the process may open the path again. Calls fail with `Closed` from
+    /// now on. Returns when the store is closed, or the last handle closes it.
+    fn leave(&self, heal_signal: &HealSignal) {
+        let dir = self.opening.directory.path().display();
         tracing::warn!(%dir, "a disk was mounted over the store, or another store took its place: it is \
             left, and the next call opens what is there now");
-        let left = std::mem::replace(&mut *membership, Arc::new(Membership::Closed));
-        drop(membership);
-        self.replaced.store(true, Ordering::Release);
-        // The lock is kept until no call is inside the core.
-        while let Err(error) = left.close().map(drop) {
-            tracing::debug!(%error, %dir, "the store that is left cannot be closed yet");
-            if !heal_signal.sleep(PAUSES.0) {
-                break;
+        self.leaving.store(true, Ordering::Release);
+        while !self.try_leave() && heal_signal.sleep(PAUSES.0) {}
+    }
+
+    /// Returns whether the store is closed. The lock is held until no call and no write of this
+    /// process is in progress: the next owner would reuse the space of those writes.
+    fn try_leave(&self) -> bool {
+        let until = Instant::now() + WRITES_TIMEOUT;
+        if !self.reservations.close(until) {
+            return false;
+        }
+        let Some(_turn) = self.changing.try_lock_until(until) else { return false };
+        if self.opening.closing.load(Ordering::Acquire) {
+            return false;
+        }
+        if !matches!(&*self.membership(), Membership::Leaving(_)) {
+            let Some(mut membership) = self.membership.try_write_for(CALLS_TIMEOUT) else {
+                return false;
+            };
+            *membership = Arc::new(Membership::Leaving(Arc::clone(&membership)));
+        }
+        let directory = &self.opening.directory;
+        let dir = directory.path().display();
+        match self.membership().close() {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => {
+                tracing::warn!(%error, %dir, "the store that is left was not closed cleanly")
+            }
+            Err(error) => {
+                tracing::debug!(%error, %dir, "the store that is left cannot be closed yet");
+                return false;
             }
         }
+        *self.membership.write() = Arc::new(Membership::Closed);
         directory.lock.close();
+        self.replaced.store(true, Ordering::Release);
         true
     }
 
@@ -234,10 +255,6 @@ impl FailoverCatalog {
         let directory = &self.opening.directory;
         if self.opening.closing.load(Ordering::Acquire) {
             return Ok(false);
-        }
-        if directory.is_elsewhere() && self.failure().is_some() {
-            // The failed store is not the one at the path, which may have another owner.
-            return Err(self.close_as_replaced());
         }
         if let Membership::Owner(owner) = &*self.membership() {
             let core = owner.core();

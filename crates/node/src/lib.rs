@@ -62,6 +62,7 @@ mod lock;
 mod membership;
 mod memory_budget;
 mod mismatch;
+mod mounts;
 mod node;
 mod node_directory;
 mod owner;

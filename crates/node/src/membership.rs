@@ -27,6 +27,9 @@ pub(crate) enum Membership {
     Client(Arc<Client>),
     /// This process owns the store, whose core failed, and opens another one.
     Reopening(Reopening),
+    /// The store's path leads to another place: the former membership is being closed, and calls are
+    /// rejected.
+    Leaving(Arc<Membership>),
     /// The store is closed in this process.
     Closed,
 }
@@ -113,7 +116,7 @@ impl Membership {
         match self {
             Self::Owner(owner) => Some(owner.epoch()),
             Self::Client(client) => Some(client.epoch()),
-            Self::Reopening(_) | Self::Closed => None,
+            Self::Reopening(_) | Self::Leaving(_) | Self::Closed => None,
         }
     }
 
@@ -125,6 +128,7 @@ impl Membership {
         match self {
             Self::Owner(owner) => owner.close(),
             Self::Reopening(reopening) => reopening.close(),
+            Self::Leaving(former) => former.close(),
             Self::Client(_) | Self::Closed => Ok(Ok(())),
         }
     }

@@ -1,5 +1,6 @@
 //! Opening a store, and the handle on an open store.
 
+use crate::mounts;
 use crate::node_directory::{Identity, NodeDirectory, unusable};
 use crate::process::Process;
 use crate::registry::{self, Slot};
@@ -68,10 +69,12 @@ pub fn open(options: &Options) -> Result<Arc<Node>> {
 /// Those of [`open`].
 pub fn open_on(medium: Arc<dyn Medium>, options: &Options) -> Result<Arc<Node>> {
     let until = Instant::now() + CALL_TIMEOUT;
-    let path = prepare(&medium, options)?;
+    let name = std::path::absolute(&options.dir).map_err(|error| unusable(&options.dir, error))?;
+    let path = prepare(&medium, options, &name)?;
     let options = Options { dir: path.clone(), ..options.clone() };
     let policy = Directory::new(Arc::clone(&medium), &path).policy()?;
-    let slot = registry::slot(Identity::of(&path).map_err(|error| unusable(&path, error))?)?;
+    let identity = Identity::of(&path).map_err(|error| unusable(&path, error))?;
+    let slot = registry::slot(identity)?;
     let Some(mut open) = slot.try_lock_until(until) else {
         return Err(Error::retry(
             "another thread has been opening or closing this store for a minute",
@@ -85,7 +88,13 @@ pub fn open_on(medium: Arc<dyn Medium>, options: &Options) -> Result<Arc<Node>> 
         }
         shared.close_if_unused()?;
     }
-    let shared = Shared::open(NodeDirectory::open(&path)?, medium, &options, policy.clone(), until);
+    let directory = NodeDirectory::open(&path)?;
+    if directory.identity() != identity {
+        return Err(Error::retry("the directory was replaced while it was opened: open it again")
+            .with("dir", path.display()));
+    }
+    mounts::record_opening(&name, directory.mounts());
+    let shared = Shared::open(directory, medium, &options, policy.clone(), until);
     let shared = Arc::new(shared.map_err(|error| error.with("dir", path.display()))?);
     *open = Arc::downgrade(&shared);
     drop(open);
@@ -95,12 +104,13 @@ pub fn open_on(medium: Arc<dyn Medium>, options: &Options) -> Result<Arc<Node>> 
 }
 
 /// Creates the directory of a new store. Rejects a directory that holds something else before
-/// anything in it is changed.
-fn prepare(medium: &Arc<dyn Medium>, options: &Options) -> Result<PathBuf> {
+/// anything in it is changed. `name` is the directory as the caller names it.
+fn prepare(medium: &Arc<dyn Medium>, options: &Options, name: &Path) -> Result<PathBuf> {
     let dir = options.dir.as_path();
     let refused = |error| unusable(dir, error);
     let path = match fs::canonicalize(dir) {
         Err(error) if error.kind() == io::ErrorKind::NotFound && options.capacity.is_some() => {
+            mounts::check_creation(name)?;
             medium.create_dir(dir).map_err(refused)?;
             fs::canonicalize(dir).map_err(refused)?
         }
@@ -117,8 +127,11 @@ fn prepare(medium: &Arc<dyn Medium>, options: &Options) -> Result<PathBuf> {
     if path.join("LOCK").exists() {
         return Ok(path);
     }
-    if manifest?.is_none() && options.capacity.is_none() {
-        return Err(refused(io::ErrorKind::NotFound.into()));
+    if manifest?.is_none() {
+        if options.capacity.is_none() {
+            return Err(refused(io::ErrorKind::NotFound.into()));
+        }
+        mounts::check_creation(name)?;
     }
     Ok(path)
 }

@@ -8,11 +8,12 @@
 
 use crate::lock::DirectoryLock;
 use crate::mismatch::OwnerMismatch;
+use crate::mounts::{Mounts, Place};
 use crate::process::Process;
 use parking_lot::Mutex;
 use ritornello_format::{Error, Result};
-use ritornello_medium::{Anchored, Medium, Owner};
-use ritornello_store::foreign_directory;
+use ritornello_medium::{Anchored, Host, Medium, Owner};
+use ritornello_store::{Directory, foreign_directory};
 use rustix::fs::{Mode, OFlags};
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -50,8 +51,7 @@ pub(crate) struct NodeDirectory {
     pub(crate) mismatch: OwnerMismatch,
     path: PathBuf,
     identity: Identity,
-    /// The mount point below which the directory was opened.
-    mount: PathBuf,
+    mounts: Mounts,
     dir: File,
 }
 
@@ -83,7 +83,7 @@ impl NodeDirectory {
             mismatch: OwnerMismatch::default(),
             path: path.to_owned(),
             identity: Identity { device: found.dev(), inode: found.ino() },
-            mount: mount_point(path),
+            mounts: Mounts::around(path),
             dir,
         })
     }
@@ -104,17 +104,34 @@ impl NodeDirectory {
         Identity::of(&self.path).ok() != Some(self.identity)
     }
 
-    /// Returns whether the store belongs at the path's new target: a disk was mounted over this
-    /// directory, or the path leads to another store. After an unmount it does not: the directory
-    /// below a mount point is no place for a store that was on the mounted disk.
-    pub(crate) fn is_superseded(&self) -> bool {
-        if !self.is_elsewhere() || !is_mount_point(&self.mount) {
+    /// Device and inode.
+    pub(crate) fn identity(&self) -> Identity {
+        self.identity
+    }
+
+    /// The mounts when the directory was opened.
+    pub(crate) fn mounts(&self) -> &Mounts {
+        &self.mounts
+    }
+
+    /// Returns whether `store`, which was opened here, belongs at the path's new target: a file
+    /// system was mounted over this directory, or the directory was moved and another store is in
+    /// its place. After an unmount it does not: the path then leads below the mount point, where a
+    /// store that was on the mounted disk has no place.
+    pub(crate) fn is_superseded(&self, store: [u8; 16]) -> bool {
+        if !self.is_elsewhere() {
             return false;
         }
-        // A disk that was mounted above the directory may not contain the directory yet.
-        let device = self.path.ancestors().find_map(|part| Identity::of(part).ok());
-        device.is_some_and(|found| found.device != self.identity.device)
-            || self.path.join("MANIFEST").exists()
+        let there = Directory::new(Arc::new(Host), &self.path).manifest().ok().flatten();
+        match there.map(|manifest| manifest.uuid) {
+            // Another mount of the same directory, or a file system with unstable inode numbers.
+            Some(uuid) if uuid == store => false,
+            found => match self.mounts.place(&self.path) {
+                Place::New => true,
+                Place::Same => found.is_some(),
+                Place::Below => false,
+            },
+        }
     }
 
     /// Wraps `medium` so that the store's files are reached through this directory's descriptor,
@@ -123,7 +140,18 @@ impl NodeDirectory {
     /// # Errors
     /// Those of `dup(2)`.
     pub(crate) fn anchor(&self, medium: Arc<dyn Medium>) -> io::Result<Arc<dyn Medium>> {
-        Ok(Arc::new(Anchored::new(medium, &self.path, self.dir.try_clone()?)))
+        let anchored = Anchored::new(Arc::clone(&medium), &self.path, self.dir.try_clone()?);
+        Ok(anchored.map_or_else(
+            || {
+                tracing::warn!(
+                    dir = %self.path.display(),
+                    "/proc is not mounted: the store's files are reached by its path; never move it \
+                     or mount over it while it is open"
+                );
+                medium
+            },
+            |anchored| Arc::new(anchored) as Arc<dyn Medium>,
+        ))
     }
 
     /// Takes the directory's lock. Returns `false` if another process holds it.
@@ -136,18 +164,6 @@ impl NodeDirectory {
             .with("dir", self.path.display()));
         }
         self.lock.try_acquire(self.dir())
-    }
-}
-
-fn mount_point(path: &Path) -> PathBuf {
-    path.ancestors().find(|part| is_mount_point(part)).unwrap_or(Path::new("/")).to_owned()
-}
-
-fn is_mount_point(path: &Path) -> bool {
-    let Some(parent) = path.parent() else { return true };
-    match (Identity::of(path), Identity::of(parent)) {
-        (Ok(here), Ok(above)) => here.device != above.device,
-        _ => false,
     }
 }
 

@@ -80,6 +80,12 @@ impl Shared {
         if self.is_replaced() {
             return Ok(false);
         }
+        if self.catalog.is_leaving() {
+            return Err(Error::retry(
+                "this process is closing the store, because its former path leads to another \
+                 place: open it again",
+            ));
+        }
         Directory::new(Arc::clone(&self.medium), self.directory.path()).manifest_for(options)?;
         *handles += 1;
         Ok(true)
@@ -133,7 +139,10 @@ impl Shared {
     pub(crate) fn core(&self) -> Option<Arc<StoreCore>> {
         match &*self.catalog.membership() {
             Membership::Owner(owner) => Some(Arc::clone(owner.core())),
-            Membership::Client(_) | Membership::Reopening(_) | Membership::Closed => None,
+            Membership::Client(_)
+            | Membership::Reopening(_)
+            | Membership::Leaving(_)
+            | Membership::Closed => None,
         }
     }
 
@@ -155,7 +164,7 @@ impl Shared {
     pub(crate) fn role(&self) -> Role {
         match &*self.catalog.membership() {
             Membership::Owner(_) | Membership::Reopening(_) => Role::Owner,
-            Membership::Client(_) | Membership::Closed => Role::Client,
+            Membership::Client(_) | Membership::Leaving(_) | Membership::Closed => Role::Client,
         }
     }
 }
@@ -169,7 +178,10 @@ fn store_over(
     let made = (|| {
         let segments = match &*catalog.membership() {
             Membership::Owner(owner) => owner.core().segments(),
-            Membership::Client(_) | Membership::Reopening(_) | Membership::Closed => {
+            Membership::Client(_)
+            | Membership::Reopening(_)
+            | Membership::Leaving(_)
+            | Membership::Closed => {
                 Directory::new(Arc::clone(medium), &options.dir).manifest_for(options)?;
                 let (manifest, segments) =
                     open_segments(Arc::clone(medium), &options.dir, options.io)?;

@@ -23,7 +23,6 @@ fn helper() {
 fn own_command(node: &Arc<Node>, command: &str) -> String {
     match command {
         "problem" => node.problem().is_some().to_string(),
-        "replaced" => node.is_replaced().to_string(),
         "epoch" => node.store().stats().unwrap().catalog.epoch.to_string(),
         _ => panic!("what is {command}?"),
     }
@@ -164,42 +163,6 @@ fn reopening_reopens_segment_files() {
     let node = ritornello_node::open(&options(dir.path())).unwrap();
     for name in [1, 3, 4, 5] {
         assert_eq!(get(node.store(), name, 4).unwrap(), 4, "{name}");
-    }
-}
-
-/// The directory is mounted over, or moved away: the path leads to another store.
-#[test]
-fn processes_leave_a_replaced_store() {
-    let root = tempfile::tempdir().unwrap();
-    for fails in [true, false] {
-        let (dir, away) = (root.path().join("store"), root.path().join("away"));
-        let (schedule, node) = owner(&dir);
-        assert_eq!(put(node.store(), 1, 4).unwrap().pages, 4);
-        node.store().flush().unwrap();
-        if fails {
-            schedule.add(Rule::always(Fault::Io).on(Op::SyncData));
-            assert_eq!(put(node.store(), 2, 4).unwrap().pages, 4);
-            assert!(node.store().flush().is_err());
-        }
-        let mut client = Helper::opened(&dir);
-        std::fs::rename(&dir, &away).unwrap();
-        let mut other = Helper::opened(&dir);
-        assert_eq!((other.ask("role"), other.ask("put 3 4")), ("owner".into(), "4".into()));
-        assert_eq!(other.ask("flush"), "flushed");
-        schedule.heal();
-        eventually("the owner left", || node.is_replaced());
-        assert_eq!(probe(node.store(), 1, 4).unwrap_err().kind(), ErrorKind::Closed);
-        eventually("the client left", || client.ask("replaced") == "true");
-        let _ = node.close();
-        client.finish();
-        other.kill();
-        for (place, here, there) in [(&dir, 3, 1), (&away, 1, 3)] {
-            let node = ritornello_node::open(&options(place)).unwrap();
-            let found = (get(node.store(), here, 4).unwrap(), get(node.store(), there, 4).unwrap());
-            assert_eq!(found, (4, 0), "{}", place.display());
-        }
-        std::fs::remove_dir_all(&away).unwrap();
-        std::fs::remove_dir_all(&dir).unwrap();
     }
 }
 

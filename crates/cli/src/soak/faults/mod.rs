@@ -24,8 +24,8 @@ use super::{HANG, SEGMENT_BYTES};
 use crate::exit::{Failure, Status};
 use crate::scratch::Scratch;
 use crate::{Context, open, print, progress};
-use kind::{Kind, Scene};
-use message::{Order, clock};
+use kind::{Fault, Kind, Scene};
+use message::{Order, State, clock};
 use process::{LOOK, Process};
 use ritornello_store::Options;
 use serde::Serialize;
@@ -192,12 +192,28 @@ impl Soak<'_> {
         let fault = self.scene.begin(kind)?;
         let length = LENGTH.0 + self.below(LENGTH.1 - LENGTH.0);
         std::thread::sleep(Duration::from_millis(length));
+        if matches!(fault, Fault::Moved { .. }) {
+            self.wait_for_work_below()?;
+        }
         self.scene.end(fault)?;
         let took = self.recover(clock())?;
         for number in 0..self.scene.clients.len() {
             self.look(number)?;
         }
         Ok(took)
+    }
+
+    /// Waits until every client works on the store that was made while the other one was away.
+    fn wait_for_work_below(&mut self) -> Result<(), Failure> {
+        let until = Instant::now() + PATIENCE;
+        let works_below = |state: &State| state.rounds > 0 && !state.is_home;
+        while !self.scene.clients.iter().all(|client| works_below(&client.heard().state)) {
+            if Instant::now() > until {
+                return Err(Failure::failed("no store was made where the disk is late", ""));
+            }
+            std::thread::sleep(LOOK);
+        }
+        Ok(())
     }
 
     /// Waits until every client has completed a round on the store that began after `ended`.

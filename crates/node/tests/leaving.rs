@@ -1,0 +1,182 @@
+//! Stores whose path leads to another store by now: every process closes them where they are.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
+
+mod common;
+
+use common::*;
+use ritornello_format::ErrorKind;
+use ritornello_medium::{Fault, Faulty, Host, Op, Rule, Schedule};
+use ritornello_node::{Node, Role, open, open_on};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+#[test]
+fn helper() {
+    serve_as_helper();
+}
+
+fn own_command(node: &Arc<Node>, command: &str) -> String {
+    match command {
+        "replaced" => node.is_replaced().to_string(),
+        _ => panic!("what is {command}?"),
+    }
+}
+
+/// A store that this process owns, at a path which then leads to a store of another process.
+struct Moved {
+    _root: tempfile::TempDir,
+    dir: PathBuf,
+    away: PathBuf,
+    schedule: Schedule,
+    node: Arc<Node>,
+}
+
+impl Moved {
+    /// A store with the sequence 1 in it.
+    fn new() -> Self {
+        let root = tempfile::tempdir().unwrap();
+        let (dir, away) = (root.path().join("store"), root.path().join("away"));
+        let schedule = Schedule::new();
+        let medium = Arc::new(Faulty::new(Arc::new(Host), schedule.clone()));
+        let node = open_on(medium, &options(&dir)).unwrap();
+        assert_eq!(node.role(), Role::Owner);
+        assert_eq!(put(node.store(), 1, 4).unwrap().pages, 4);
+        node.store().flush().unwrap();
+        Self { _root: root, dir, away, schedule, node }
+    }
+
+    /// Every sync takes this long from now on.
+    fn slow_syncs(&self, pause: Duration) {
+        self.schedule.add(Rule::always(Fault::Slow(pause)).on(Op::SyncData));
+    }
+
+    /// Moves the store away. The owner of the one in its place holds the sequence 3.
+    fn replace(&self) -> Helper {
+        std::fs::rename(&self.dir, &self.away).unwrap();
+        let mut other = Helper::opened(&self.dir);
+        assert_eq!((other.ask("role"), other.ask("put 3 4")), ("owner".into(), "4".into()));
+        assert_eq!(other.ask("flush"), "flushed");
+        other
+    }
+
+    /// Waits until calls are rejected, while the store may still be closing.
+    fn wait_for_rejection(&self) {
+        eventually("calls are rejected", || {
+            probe(self.node.store(), 1, 4).is_err_and(|error| error.kind() == ErrorKind::Closed)
+        });
+    }
+}
+
+#[test]
+fn processes_leave_store_whose_path_leads_to_another() {
+    for fails in [true, false] {
+        let moved = Moved::new();
+        let node = &moved.node;
+        if fails {
+            moved.schedule.add(Rule::always(Fault::Io).on(Op::SyncData));
+            assert_eq!(put(node.store(), 2, 4).unwrap().pages, 4);
+            assert!(node.store().flush().is_err());
+        }
+        let mut client = Helper::opened(&moved.dir);
+        let other = moved.replace();
+        moved.schedule.heal();
+        eventually("the owner left", || node.is_replaced());
+        assert_eq!(probe(node.store(), 1, 4).unwrap_err().kind(), ErrorKind::Closed);
+        eventually("the client left", || client.ask("replaced") == "true");
+        let _ = node.close();
+        client.finish();
+        other.kill();
+        for (place, here, there) in [(&moved.dir, 3, 1), (&moved.away, 1, 3)] {
+            let node = open(&options(place)).unwrap();
+            let found = (get(node.store(), here, 4).unwrap(), get(node.store(), there, 4).unwrap());
+            assert_eq!(found, (4, 0), "{}", place.display());
+        }
+    }
+}
+
+#[test]
+fn store_that_is_being_left_has_one_owner() {
+    let moved = Moved::new();
+    assert_eq!(put(moved.node.store(), 2, 4).unwrap().pages, 4);
+    moved.slow_syncs(Duration::from_millis(500));
+    let other = moved.replace();
+    moved.wait_for_rejection();
+    let began = Instant::now();
+    let again = loop {
+        match open(&options(&moved.away)) {
+            Ok(again) => break again,
+            Err(error) => assert_eq!(error.kind(), ErrorKind::Retry, "{error}"),
+        }
+        assert!(began.elapsed() < Duration::from_secs(30), "the store is not closed");
+        std::thread::sleep(Duration::from_millis(5));
+    };
+    assert_eq!(again.role(), Role::Owner);
+    moved.node.close().unwrap();
+    let mut client = Helper::opened(&moved.away);
+    assert_eq!((client.ask("role"), client.ask("put 4 4")), ("client".into(), "4".into()));
+    assert_eq!(client.ask("flush"), "flushed");
+    client.finish();
+    drop(again);
+    other.kill();
+    let node = open(&options(&moved.away)).unwrap();
+    for name in [1, 2, 4] {
+        assert_eq!(get(node.store(), name, 4).unwrap(), 4, "{name}");
+    }
+}
+
+#[test]
+fn close_waits_for_store_that_is_being_left() {
+    let moved = Moved::new();
+    assert_eq!(put(moved.node.store(), 2, 4).unwrap().pages, 4);
+    moved.slow_syncs(Duration::from_millis(500));
+    let other = moved.replace();
+    moved.wait_for_rejection();
+    moved.node.close().unwrap();
+    let mut next = Helper::opened(&moved.away);
+    assert_eq!(next.ask("role"), "owner");
+    assert_eq!(next.ask("get 2 4"), "4");
+    next.finish();
+    other.kill();
+}
+
+#[test]
+fn overlapping_flushes_do_not_keep_a_store() {
+    let moved = Moved::new();
+    moved.slow_syncs(Duration::from_millis(300));
+    let store = moved.node.store();
+    let flush_on = |name: u64| {
+        (name..)
+            .step_by(4)
+            .take_while(|name| put(store, *name, 4).is_ok() && store.flush().is_ok())
+            .count()
+    };
+    std::thread::scope(|scope| {
+        let flushing: Vec<_> = (10..14).map(|name| scope.spawn(move || flush_on(name))).collect();
+        let other = moved.replace();
+        eventually("the owner left", || moved.node.is_replaced());
+        assert!(flushing.into_iter().all(|thread| thread.join().is_ok()));
+        other.kill();
+    });
+}
+
+#[test]
+fn directory_replaced_while_opening_is_opened_again() {
+    let moved = Moved::new();
+    moved.slow_syncs(Duration::from_millis(500));
+    assert_eq!(put(moved.node.store(), 2, 4).unwrap().pages, 4);
+    let (dir, away): (&Path, &Path) = (&moved.dir, &moved.away);
+    std::thread::scope(|scope| {
+        let closing = scope.spawn(|| moved.node.close());
+        // While the slot of the directory is taken.
+        std::thread::sleep(Duration::from_millis(100));
+        let opening = scope.spawn(|| open(&options(dir)).map(|node| node.role()));
+        std::thread::sleep(Duration::from_millis(100));
+        std::fs::rename(dir, away).unwrap();
+        std::fs::create_dir(dir).unwrap();
+        let _ = closing.join().unwrap();
+        let error = opening.join().unwrap().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Retry, "{error}");
+    });
+    assert_eq!(open(&options(dir)).unwrap().role(), Role::Owner);
+}
