@@ -162,7 +162,7 @@ test-rust-long: $(LSM)/env
 # With `lsm` as the index: the store's own tests, those with several processes, and the command, whose
 # soak kills the store's owner. Not those that have no index, a disk that is simulated, past which
 # RocksDB writes, or a store too small and full for its files.
-LSM_TESTS := $(filter-out bench codec contest faults fixtures full loom_% mapped remote simulate usage,$(sort $(basename $(notdir \
+LSM_TESTS := $(filter-out bench bench_codec bench_index faults fixtures full loom_% mapped remote simulate usage,$(sort $(basename $(notdir \
 	$(wildcard crates/store/tests/*.rs crates/node/tests/*.rs crates/cli/tests/*.rs)))))
 test-lsm: $(LSM)/env
 	. $(LSM)/env && RITORNELLO_TEST_INDEX=lsm $(CARGO_TEST) --workspace $(FEATURES) --locked --quiet --no-fail-fast \
