@@ -42,6 +42,10 @@ FEATURES := --features ritornello-python/lsm
 # One, whatever its version; the shell finds it.
 WHEEL := build/wheels/ritornello-*.whl
 
+# A test binary that prints nothing for ten minutes is ended, and its running tests named.
+CARGO_TEST := $(CARGO) --config .cargo/tests.toml test
+test-rust-long test-loom test-remote: export TEST_SILENCE := 1800
+
 # Tests by what they need; `test` runs the first line, `test-all` both, or its shard of them.
 SUITES := test-python test-rust test-lsm test-loom test-vllm
 LONG_SUITES := test-rust-long test-python-long test-vllm-long test-sglang test-sglang-long test-lmcache test-fuzz test-remote test-shared \
@@ -161,24 +165,24 @@ test-all: ## all tests; SHARD=2/3 runs the second third
 	$(call run_suites,$(call shard,$(SUITES) $(LONG_SUITES)))
 
 test-rust: $(LSM)/env
-	. $(LSM)/env && $(CARGO) test --workspace $(FEATURES) --locked --quiet --no-fail-fast
+	. $(LSM)/env && $(CARGO_TEST) --workspace $(FEATURES) --locked --quiet --no-fail-fast
 
 test-rust-long: $(LSM)/env
-	. $(LSM)/env && $(CARGO) test --workspace $(FEATURES) --locked --quiet --no-fail-fast -- --ignored
+	. $(LSM)/env && $(CARGO_TEST) --workspace $(FEATURES) --locked --quiet --no-fail-fast -- --ignored
 
 # With `lsm` as the index: the store's own tests, those with several processes, and the command, whose
 # soak kills the store's owner. Not those that have no index, a disk that is simulated, past which
 # RocksDB writes, or a store too small and full for its files.
-LSM_TESTS := $(filter-out bench codec contest faults fixtures full loom_% mapped remote simulate usage,$(sort $(basename $(notdir \
+LSM_TESTS := $(filter-out bench bench_codec bench_index faults fixtures full loom_% mapped remote simulate usage,$(sort $(basename $(notdir \
 	$(wildcard crates/store/tests/*.rs crates/node/tests/*.rs crates/cli/tests/*.rs)))))
 test-lsm: $(LSM)/env
-	. $(LSM)/env && RITORNELLO_TEST_INDEX=lsm $(CARGO) test --workspace $(FEATURES) --locked --quiet --no-fail-fast \
+	. $(LSM)/env && RITORNELLO_TEST_INDEX=lsm $(CARGO_TEST) --workspace $(FEATURES) --locked --quiet --no-fail-fast \
 		$(addprefix --test ,$(LSM_TESTS))
 
 # Models are crates/*/tests/loom_*.rs. In release: they visit millions of interleavings. What speaks HTTP
 # has none, and is not made for that flag.
 test-loom:
-	RUSTFLAGS="--cfg loom" $(CARGO) test --workspace --exclude ritornello-python \
+	RUSTFLAGS="--cfg loom" $(CARGO_TEST) --workspace --exclude ritornello-python \
 		--exclude ritornello-cli --exclude ritornello-remote --locked --quiet \
 		--release --target-dir target/loom --test 'loom_*'
 
@@ -192,7 +196,7 @@ test-fuzz: $(LSM)/env
 test-remote: $(STAMPS)/s3 $(STAMPS)/emulators $(LSM)/env
 	. $(LSM)/env && AWS_SHARED_CREDENTIALS_FILE=$(CURDIR)/crates/remote/tests/credentials \
 		AZURE_STORAGE_ACCOUNT_KEY=Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw== \
-		$(CARGO) test --workspace \
+		$(CARGO_TEST) --workspace \
 		$(FEATURES),ritornello-remote/servers --locked --quiet --test servers -- --test-threads 1
 
 # The remote tier over a real Mooncake.

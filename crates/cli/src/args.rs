@@ -1,4 +1,4 @@
-//! What can be typed.
+//! Command-line arguments.
 
 mod bench;
 
@@ -21,10 +21,10 @@ use std::path::PathBuf;
     about = "The command of the Ritornello KV-cache store",
     after_help = "\
 Exit codes:
-  0  all is well
-  1  the command did its work and found something wrong
-  2  the command was not understood, or the store cannot be opened
-  3  something failed on the way
+  0  the command found no problem
+  1  the command succeeded and found a problem
+  2  the command line is invalid, or the store cannot be opened
+  3  the command failed
 
 Examples:
   ritornello stat /nvme/kv
@@ -37,13 +37,13 @@ Examples:
   ritornello top /nvme/kv
   ritornello remote stat s3://bucket/kv
 
-RUST_LOG=info says more on standard error."
+RUST_LOG=info prints more on standard error."
 )]
 pub struct Cli {
     /// Print one JSON object on standard output instead of tables
     #[arg(long, global = true)]
     pub json: bool,
-    /// What to do.
+    /// The command.
     #[command(subcommand)]
     pub command: Command,
 }
@@ -51,39 +51,39 @@ pub struct Cli {
 /// The commands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Show what a store holds, what it costs and how it is doing
+    /// Show the contents, the resources and the state of a store
     Stat(StatArgs),
-    /// Read and verify every page of a store that nobody is using
+    /// Read and verify every page of a store that no process uses
     Fsck(FsckArgs),
-    /// Own a store for others: keep it open until told to stop
+    /// Own a store for other processes until a signal ends the command
     Serve(ServeArgs),
     /// Make a store larger or smaller while it is in use
     Resize(ResizeArgs),
     /// List, add or drain the directories of a store while it is in use
     Paths(PathsArgs),
-    /// Give a store that nobody uses another index
+    /// Convert the index of a store that no process uses
     ConvertIndex(ConvertArgs),
-    /// Remove a store that nobody uses
+    /// Remove a store that no process uses
     Destroy(DestroyArgs),
-    /// Try a directory out, and say what to change on this machine
+    /// Test a directory, and recommend changes of this machine
     Doctor(DoctorArgs),
     /// Measure the store against the limits of this machine
     Bench(BenchArgs),
-    /// Work a small store hard for a long time, kill and restart it, and check every byte
+    /// Load a small store for a long time, kill and restart it, and check every byte
     Soak(SoakArgs),
-    /// Replay request traces through the eviction policies: hit rates, writes, the bound
+    /// Replay request traces through eviction policies: hit rates, writes, the bound
     Simulate(SimulateArgs),
-    /// What a remote holds, whether it is whole, and what may go
+    /// Inspect, verify or clean up a remote
     Remote(RemoteArgs),
     /// Watch a store: hit rate, space, eviction, leases
     Top(TopArgs),
 }
 
-/// Of `stat`.
+/// Arguments of `stat`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-A store that a running process owns is asked through its socket. Otherwise the store is opened for
-the moment it takes, by the same user that made it.
+If a running process owns the store, the command asks it through its socket. Otherwise the command
+opens the store for a moment; it must run as the user that created the store.
 
 Examples:
   ritornello stat /nvme/kv
@@ -93,11 +93,11 @@ pub struct StatArgs {
     pub dir: PathBuf,
 }
 
-/// Of `top`.
+/// Arguments of `top`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Refreshed each second until q, Esc or Ctrl-C. Where standard output is no terminal, it is printed
-once. A store that nobody owns is opened by this command, and is its own until it ends.
+Refreshes each second until q, Esc or Ctrl-C. Prints once if standard output is no terminal. If no
+process owns the store, this command owns it until it ends.
 
 Examples:
   ritornello top /nvme/kv
@@ -106,22 +106,22 @@ Examples:
 pub struct TopArgs {
     /// The store's directory
     pub dir: PathBuf,
-    /// Print it once and end; so does --json
+    /// Print once and end; implied by --json
     #[arg(long)]
     pub once: bool,
 }
 
-/// Of `serve`.
+/// Arguments of `serve`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-A store needs no service: the first process that opens it owns it, and when that one ends another one
-takes over. With this command the owner is a process that outlives engines, and whose memory and
-limits are its own.
+A store needs no service: the first process that opens it owns it, and when the owner ends another
+process takes over. With this command the owner is a process that outlives engines, with memory and
+limits of its own.
 
-If another process owns the store, this one waits, and takes over when that one ends; with --must-own
-it fails instead, with exit code 2. SIGTERM, SIGINT and SIGHUP end it: clients' calls finish, everything is made
-durable, and one of the clients takes over. A line on standard output says what it is: `ready`,
-`waiting`, `closed`; with --json one object a line.
+If another process owns the store, this command waits, and takes over when the owner ends; with
+--must-own it fails instead, with exit code 2. SIGTERM, SIGINT and SIGHUP end it: clients' calls
+finish, all puts are made durable, and a client takes over. Each change of its role is a line on
+standard output: `ready`, `waiting`, `failed`, `closed`; with --json one object per line.
 
 Examples:
   ritornello serve /nvme/kv --capacity 200GiB
@@ -130,16 +130,16 @@ Examples:
 pub struct ServeArgs {
     /// The store's directory
     pub dir: PathBuf,
-    /// The store's capacity: one is made where there is none, and an old one is resized
+    /// The store's capacity: creates a missing store, resizes an existing one
     #[arg(long, value_parser = size)]
     pub capacity: Option<u64>,
-    /// When a put is done: cache (when it is visible) or durable
+    /// When a put is complete: cache (once visible) or durable
     #[arg(long, default_value = "cache")]
     pub durability: String,
-    /// The index: run, lsm, or run with a memory ceiling, as in run:8GiB
+    /// The index: run, lsm, or run with a memory ceiling, such as run:8GiB
     #[arg(long)]
     pub index: Option<String>,
-    /// How pages are encoded: raw, split, zstd, int8 or int4
+    /// Codec of pages: raw, split, zstd, int8 or int4
     #[arg(long, default_value = "raw", value_parser = codec)]
     pub codec: Codec,
     /// Fail if another process owns the store
@@ -147,14 +147,14 @@ pub struct ServeArgs {
     pub must_own: bool,
 }
 
-/// Of `fsck`.
+/// Arguments of `fsck`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-What cannot be believed is taken out of the index and listed; it would have been a miss when
-somebody asked for it. Nothing else is changed. Exit code 0: every page verified; 1: some did not.
+Pages that fail verification are removed from the index and listed; a get would have missed them.
+Nothing else changes. Exit code 0: every page verified; 1: some did not.
 
---salvage then looks through all segments for pages that the index has lost (a damaged or deleted
-index) and takes back in those that verify. Dropped scopes stay dropped.
+--salvage then searches all segments for pages missing in the index (because it was damaged or
+deleted) and restores those that verify. Dropped scopes stay dropped.
 
 Examples:
   ritornello fsck /nvme/kv
@@ -163,19 +163,20 @@ Examples:
 pub struct FsckArgs {
     /// The store's directory
     pub dir: PathBuf,
-    /// Also bring back pages that lie in the segments and that the index does not know
+    /// Also restore pages that are in the segments but not in the index
     #[arg(long)]
     pub salvage: bool,
 }
 
-/// Of `resize`.
+/// Arguments of `resize`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-A smaller store keeps what was used last: it is moved out of the segments that go, and the rest is
-evicted. The files that are not needed any more are removed. What is leased or retained must fit.
-Ends when it is done; interrupted, the store's owner goes on with it.
+A smaller store keeps the most recently used pages: they are moved out of the segments to be
+removed, and the others are evicted. Leased and retained pages must fit. The command ends when the
+files are removed; if it is interrupted, the store's owner continues.
 
-Give Store.open the new capacity, too, or none: an owner resizes the store to what it is given.
+Pass the new capacity to Store.open too, or none: an owner resizes the store to the capacity it is
+given.
 
 Examples:
   ritornello resize /nvme/kv 400GiB
@@ -188,7 +189,7 @@ pub struct ResizeArgs {
     pub capacity: u64,
 }
 
-/// Of `paths`.
+/// Arguments of `paths`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -197,29 +198,29 @@ Examples:
   ritornello paths drain /nvme/kv segments
   ritornello paths forget /nvme/kv /nvme3/dead-disk")]
 pub struct PathsArgs {
-    /// What to do.
+    /// The operation.
     #[command(subcommand)]
     pub what: PathsCommand,
 }
 
-/// What can be done with directories.
+/// Operations on directories.
 #[derive(Debug, Subcommand)]
 pub enum PathsCommand {
-    /// Show the directories, and what is in them
+    /// Show the directories and their segments
     #[command(after_help = "Examples:\n  ritornello paths list /nvme/kv --json")]
     List {
         /// The store's directory
         dir: PathBuf,
     },
-    /// Add a directory; it takes what the capacity still allows, so resize the store as well
+    /// Add a directory; the capacity stays, so resize the store as well
     #[command(after_help = "Examples:\n  ritornello paths add /nvme/kv /nvme2/kv-segments")]
     Add {
         /// The store's directory
         dir: PathBuf,
-        /// The directory to add: new or empty; or one of the store's whose marker VOLUME was lost
+        /// The directory to add: new or empty; or one of this store that lost its marker VOLUME
         path: PathBuf,
     },
-    /// Take a directory out: what is there moves, or is evicted, and its files are removed
+    /// Remove a directory: its pages are moved or evicted, and its files removed
     #[command(after_help = "Examples:\n  ritornello paths drain /nvme/kv /nvme2/kv-segments")]
     Drain {
         /// The store's directory
@@ -227,10 +228,10 @@ pub enum PathsCommand {
         /// The directory to drain, as `paths list` shows it
         path: PathBuf,
     },
-    /// Give up a directory that is away for good, with the pages that lie there
+    /// Give up a directory that is lost, and its pages
     #[command(after_help = "\
-A directory whose file system is not mounted is away: its pages are misses until it is back, and
-nothing is lost. Forget it when its disk is dead. A directory that is here is drained instead.
+A directory whose file system is not mounted is away: its pages are misses until it returns, and
+none is lost. Forget it when its disk is dead. Drain a directory that is present.
 
 Examples:
   ritornello paths list /nvme/kv
@@ -243,17 +244,17 @@ Examples:
     },
 }
 
-/// Of `convert-index`.
+/// Arguments of `convert-index`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-run keeps the index in memory, with a journal and checkpoints on disk; its memory has a ceiling, which
-`ritornello stat` shows. lsm keeps it in RocksDB, for catalogues larger than memory; it is there in
-builds with the cargo feature `lsm`. Everything the index knows is kept: pages, places, recency,
+run keeps the index in memory, with a journal and checkpoints on disk; its memory has a ceiling,
+which `ritornello stat` shows. lsm keeps the index in RocksDB, for catalogs larger than memory; it
+needs a build with the cargo feature `lsm`. The new index keeps all pages, places, recency and
 retentions. Afterwards open the store with index=\"lsm\" or without naming an index.
 
-The new index is made beside the old one, which takes its space again for a while; then one rename
-makes it count. Killed at any moment, the store has one of the two whole: run it again. Refuses while
-a process owns the store.
+The new index is built beside the old one, and takes its space again until then; one rename switches
+to it. After a kill the store has one complete index: run the command again. Refuses while a process
+owns the store.
 
 Examples:
   ritornello convert-index /nvme/kv --to lsm
@@ -267,10 +268,10 @@ pub struct ConvertArgs {
     pub to: String,
 }
 
-/// Of `destroy`.
+/// Arguments of `destroy`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Removes the files of the store in all its directories, and nothing else. Refuses while a process
+Removes the files of the store in all its directories, and no other file. Refuses while a process
 owns the store.
 
 Examples:
@@ -279,21 +280,21 @@ Examples:
 pub struct DestroyArgs {
     /// The store's directory
     pub dir: PathBuf,
-    /// Do not ask
+    /// Skip the confirmation
     #[arg(long)]
     pub yes: bool,
 }
 
-/// Of `doctor`.
+/// Arguments of `doctor`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Writes some pages, reads them back and compares every byte: in a temporary store inside DIR, or, if
-DIR holds a store, in that one under a scope of its own, which is dropped afterwards. Then looks at
-the I/O mode, huge pages, the file system, free space and limits, and says what to change.
-Exit code 0: all is well, perhaps with advice; 1: something is wrong.
+Writes pages, reads them back and compares every byte: in a temporary store inside DIR, or, if DIR
+holds a store, in that store under a scope of its own, which is dropped afterwards. Then examines
+the I/O mode, huge pages, the file system, free space and limits, and recommends changes. Exit code
+0: no fault, perhaps advice; 1: a fault.
 
-With --backend a remote is put through what every backend must do, and the tier over it through
-faults: refusals, silence, half values, wrong bytes. It writes some MiB under names of its own.
+With --backend it checks the requirements of a remote backend, and the tier over it under faults:
+refusals, silence, truncated values, wrong bytes. It writes some MiB under object names of its own.
 
 Examples:
   ritornello doctor /nvme/kv
@@ -301,16 +302,16 @@ Examples:
   ritornello doctor /nvme --capacity 200GiB
   ritornello doctor /nvme/kv --json | jq '.findings[] | select(.level != \"fine\")'")]
 pub struct DoctorArgs {
-    /// A store's directory, or one that is to hold a store
+    /// A directory of a store, or for a future one
     #[arg(required_unless_present = "backend")]
     pub dir: Option<PathBuf>,
-    /// Try a remote's backend out instead: its address, or MODULE:CLASS where this is Python
+    /// Check a remote backend instead: its address, or MODULE:CLASS under Python
     #[arg(long, conflicts_with_all = ["dir", "capacity"])]
     pub backend: Option<RemoteAddress>,
-    /// Of --backend: seconds that a check may take
+    /// With --backend: timeout of each check in seconds
     #[arg(long, default_value_t = 120, requires = "backend", value_parser = clap::value_parser!(u64).range(1..=3600))]
-    pub patience: u64,
-    /// The capacity that a store here would be given: does it fit?
+    pub timeout: u64,
+    /// Check whether a store of this capacity fits
     #[arg(long, value_parser = size)]
     pub capacity: Option<u64>,
 }
@@ -319,7 +320,7 @@ fn codec(word: &str) -> Result<Codec, String> {
     ritornello_store::parse_codec(word).map_err(|error| error.to_string())
 }
 
-/// A file to draw to.
+/// Parses the path of a chart.
 pub fn picture(text: &str) -> Result<PathBuf, String> {
     let path = PathBuf::from(text);
     if path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("svg")) {
@@ -328,7 +329,7 @@ pub fn picture(text: &str) -> Result<PathBuf, String> {
     Err("charts are drawn as SVG: name a file that ends in .svg".to_owned())
 }
 
-/// A size for a command.
+/// Parses a size in bytes.
 pub fn size(text: &str) -> Result<u64, String> {
     parse_bytes(text).map_err(|error| error.to_string())
 }
@@ -339,7 +340,7 @@ mod tests {
     use clap::CommandFactory;
 
     #[test]
-    fn the_command_line_is_sound_and_every_command_has_examples() {
+    fn command_definitions_are_valid_and_have_examples() {
         Cli::command().debug_assert();
         let mut waiting = vec![Cli::command()];
         while let Some(mut command) = waiting.pop() {

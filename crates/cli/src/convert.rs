@@ -2,7 +2,7 @@
 
 use crate::args::ConvertArgs;
 use crate::exit::{Failure, Status};
-use crate::print::{bytes, count, json, say};
+use crate::print::{bytes, count, json, print_stdout};
 use crate::{Context, open, progress};
 use ritornello_store::{Conversion, parse_index};
 use serde::Serialize;
@@ -15,10 +15,10 @@ struct Answer<'a> {
     conversion: &'a Conversion,
 }
 
-/// Gives a store another index.
+/// Converts the index of a store.
 ///
 /// # Errors
-/// Where there is no store, somebody owns it, or the index is not compiled in.
+/// If no store exists, a process owns it, or the index is not compiled in.
 pub fn run(context: &Context, args: &ConvertArgs) -> Result<Status, Failure> {
     let (to, memory) = parse_index(&args.to).map_err(|error| Failure::unopened(&error))?;
     if open::manifest(&args.dir)?.is_none() {
@@ -38,7 +38,7 @@ pub fn run(context: &Context, args: &ConvertArgs) -> Result<Status, Failure> {
     if context.json {
         json(&Answer { dir: &args.dir, conversion: &conversion });
     } else {
-        say(&describe(args, &conversion));
+        print_stdout(&describe(args, &conversion));
     }
     Ok(if conversion.runs_dropped == 0 { Status::Fine } else { Status::Problems })
 }
@@ -60,7 +60,7 @@ fn describe(args: &ConvertArgs, c: &Conversion) -> String {
         c.seconds
     );
     if c.runs_dropped > 0 {
-        text += &format!("\n{} runs did not add up and are gone", count(c.runs_dropped));
+        text += &format!("\n{} runs were inconsistent and are dropped", count(c.runs_dropped));
     }
     text
 }

@@ -1,4 +1,4 @@
-//! How a command ends.
+//! Exit status and failures of commands.
 
 use ritornello_format::{Error, ErrorKind};
 use ritornello_store::StoreReopening;
@@ -9,18 +9,18 @@ use std::io;
 /// The exit codes of the command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Status {
-    /// All is well.
+    /// The command succeeded and found no problem.
     Fine,
-    /// The command did its work, and found something wrong.
+    /// The command succeeded and found a problem.
     Problems,
-    /// The command was not understood, or the store cannot be opened.
+    /// The command line is invalid, or the store cannot be opened.
     Unusable,
-    /// Something failed on the way.
+    /// The command failed.
     Failed,
 }
 
 impl Status {
-    /// As the process returns it.
+    /// Returns the exit code of the process.
     #[must_use]
     pub const fn code(self) -> i32 {
         match self {
@@ -32,40 +32,40 @@ impl Status {
     }
 }
 
-/// Why a command did not do its work.
+/// The reason why a command failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
     /// The exit status.
     pub status: Status,
-    /// What happened, in one line.
+    /// The error, in one line.
     pub line: String,
-    /// What to do about it; empty where the line says it.
+    /// The remedy; empty if the line names it.
     pub advice: String,
 }
 
 impl Failure {
-    /// The command cannot work on what it was given.
+    /// Returns a failure of unusable arguments or an unusable store.
     pub fn unusable(line: impl Into<String>, advice: impl Into<String>) -> Self {
         Self { status: Status::Unusable, line: line.into(), advice: advice.into() }
     }
 
-    /// Something failed on the way.
+    /// Returns a failure during the work of a command.
     pub fn failed(line: impl Into<String>, advice: impl Into<String>) -> Self {
         Self { status: Status::Failed, line: line.into(), advice: advice.into() }
     }
 
-    /// A store that cannot be opened.
+    /// Returns the failure of an open call.
     #[must_use]
     pub fn unopened(error: &Error) -> Self {
         let advice = match error.kind() {
-            ErrorKind::Retry => "again in a moment; `ritornello doctor DIR` looks closer",
+            ErrorKind::Retry => "again in a moment; `ritornello doctor DIR` tells more",
             ErrorKind::Fatal => "`ritornello fsck DIR`, or restore the directory from a copy",
-            // The message says it.
+            // The message names the remedy.
             ErrorKind::Invalid | ErrorKind::Closed | ErrorKind::Miss => "",
         };
         let mut failure = Self::unusable(error.to_string(), advice);
         if StoreReopening::caused(error) || is_disk_failure(error) {
-            // The command found a problem of the store, which is exit code 1.
+            // The command found a problem of the store: exit code 1.
             failure.status = Status::Problems;
             failure.advice = "the disk (dmesg): the owner reopens the store by itself".to_owned();
         }
@@ -73,7 +73,7 @@ impl Failure {
     }
 }
 
-/// Whether the disk refused a read, a write or a sync.
+/// Returns whether the disk refused a read, a write or a sync.
 fn is_disk_failure(error: &Error) -> bool {
     let io = error.source().and_then(|cause| cause.downcast_ref::<io::Error>());
     io.and_then(io::Error::raw_os_error) == Some(Errno::IO.raw_os_error())
@@ -82,7 +82,7 @@ fn is_disk_failure(error: &Error) -> bool {
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         let advice = match error.kind() {
-            ErrorKind::Retry => "again; `ritornello doctor DIR` looks closer",
+            ErrorKind::Retry => "again; `ritornello doctor DIR` tells more",
             ErrorKind::Fatal | ErrorKind::Miss => "`ritornello fsck DIR`",
             ErrorKind::Closed => "again: the store was closed meanwhile",
             ErrorKind::Invalid => "",
@@ -104,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn store_being_reopened_is_a_problem_found() {
+    fn store_being_reopened_exits_with_1() {
         let failure = Failure::unopened(&StoreReopening::error("EIO"));
         assert_eq!(failure.status.code(), 1);
         assert!(failure.line.contains("EIO") && failure.advice.contains("reopens"), "{failure:?}");

@@ -3,33 +3,33 @@
 use crate::Context;
 use crate::args::FsckArgs;
 use crate::exit::{Failure, Status};
-use crate::print::{bytes, count, json, say, table};
+use crate::print::{bytes, count, json, print_stdout, table};
 use crate::{open, progress};
 use ritornello_store::Verification;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// Findings shown to people; programs get all.
-const SHOWN: usize = 20;
-/// Not damage: runs of scopes that were dropped just before a crash.
+/// Findings in text output; `--json` lists all.
+const FINDINGS_SHOWN: usize = 20;
+/// A reason that is not damage: runs of scopes that were dropped just before a crash.
 const HARMLESS: &str = "dropped_scope";
 
 #[derive(Serialize)]
 struct Answer<'a> {
     dir: &'a Path,
-    /// Whether everything was as it should be.
+    /// Whether all pages were intact.
     clean: bool,
     #[serde(flatten)]
     verification: &'a Verification,
-    /// What opening the store dropped before that, by reason.
+    /// Runs that opening the store dropped, by reason.
     dropped_at_open: &'a BTreeMap<String, u64>,
 }
 
 /// Reads and verifies every page.
 ///
 /// # Errors
-/// Where the store is in use, or cannot be opened.
+/// If the store is in use, or cannot be opened.
 pub fn run(context: &Context, args: &FsckArgs) -> Result<Status, Failure> {
     let node = open::existing(&args.dir)?;
     let Some(core) = node.core() else {
@@ -57,7 +57,7 @@ pub fn run(context: &Context, args: &FsckArgs) -> Result<Status, Failure> {
             dropped_at_open: &dropped,
         });
     } else {
-        say(&describe(args, clean, &verification, &dropped));
+        print_stdout(&describe(args, clean, &verification, &dropped));
     }
     Ok(if clean { Status::Fine } else { Status::Problems })
 }
@@ -80,7 +80,7 @@ fn describe(
     }
     if !v.findings.is_empty() {
         let mut findings = table(&["scope", "generation", "page", "what is wrong"]);
-        for finding in v.findings.iter().take(SHOWN) {
+        for finding in v.findings.iter().take(FINDINGS_SHOWN) {
             findings.add_row([
                 finding.scope.clone(),
                 format!("{:#x}", finding.generation),
@@ -89,13 +89,14 @@ fn describe(
             ]);
         }
         lines.push(findings.to_string());
-        if v.findings.len() > SHOWN {
-            lines.push(format!("and {} more: --json lists them", v.findings.len() - SHOWN));
+        if v.findings.len() > FINDINGS_SHOWN {
+            lines
+                .push(format!("and {} more: --json lists them", v.findings.len() - FINDINGS_SHOWN));
         }
     }
     if v.pages_dropped > 0 {
         lines.push(format!(
-            "{} pages dropped: those above, and what could only be reached through them",
+            "{} pages dropped: those above, and pages reachable only through them",
             count(v.pages_dropped)
         ));
     }
@@ -104,10 +105,9 @@ fn describe(
     }
     lines.push(match (clean, args.salvage) {
         (true, _) => "clean".to_owned(),
-        (false, true) => "not clean; what is in the store now verifies".to_owned(),
+        (false, true) => "not clean; the remaining pages verify".to_owned(),
         (false, false) => {
-            "not clean; what is in the store now verifies. --salvage looks for lost pages"
-                .to_owned()
+            "not clean; the remaining pages verify. --salvage looks for lost pages".to_owned()
         }
     });
     lines.join("\n")

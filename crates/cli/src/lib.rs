@@ -1,13 +1,14 @@
 //! # ritornello-cli
 //!
-//! The `ritornello` command: `stat`, `top`, `fsck`, `resize`, `paths`, `convert-index`, `destroy`, `doctor`, `bench`, `soak`, `simulate` and `remote`, for people at a terminal
-//! and, with `--json`, for programs.
+//! The `ritornello` command: `stat`, `top`, `serve`, `fsck`, `resize`, `paths`, `convert-index`,
+//! `destroy`, `doctor`, `bench`, `soak`, `simulate` and `remote`, for people at a terminal and,
+//! with `--json`, for programs.
 //!
-//! **Promises.** Standard output carries the answer and nothing else; progress and warnings go to
-//! standard error. Exit codes are those of [`exit::Status`]. What a measurement puts on a disk is
-//! removed when it ends, also by Ctrl-C.
+//! **Promises.** Standard output carries the result only; progress and warnings go to standard
+//! error. Exit codes are those of [`exit::Status`]. Files of a measurement are removed when it
+//! ends, also by Ctrl-C.
 //!
-//! **May not know** how anything is done: it opens stores and prints what they say.
+//! **May not know** how a store works: it opens stores and prints their answers.
 
 #![forbid(unsafe_code)]
 
@@ -36,14 +37,14 @@ use exit::{Failure, Status};
 use std::io::IsTerminal;
 use std::path::PathBuf;
 
-/// What every command knows.
+/// Context of every command.
 struct Context {
     /// Print one JSON object instead of tables.
     json: bool,
     /// An interpreter for measurements that need one.
     python: Option<PathBuf>,
-    /// How to start this command again in a process of its own.
-    again: Vec<PathBuf>,
+    /// Program and first arguments that start this command in another process.
+    self_command: Vec<PathBuf>,
 }
 
 /// Runs the command: `args` is its name and its arguments, `python` the interpreter for
@@ -53,22 +54,22 @@ pub fn run(args: Vec<String>, python: Option<PathBuf>) -> i32 {
     let cli = match Cli::try_parse_from(args) {
         Ok(cli) => cli,
         Err(error) => {
-            // Help goes to standard output, mistakes to standard error; a closed pipe is no news.
+            // Help goes to standard output, errors to standard error; a closed pipe is ignored.
             let _ = error.print();
             return if error.use_stderr() { Status::Unusable.code() } else { Status::Fine.code() };
         }
     };
-    // What would be a warning elsewhere is a finding of the doctor's.
+    // Warnings of other commands are findings of `doctor`.
     log_to_stderr(match cli.command {
         Command::Doctor(_) => "error",
         Command::Serve(_) => "info",
         _ => "warn",
     });
-    let again = match &python {
+    let self_command = match &python {
         Some(python) => vec![python.clone(), "-m".into(), "ritornello".into()],
         None => std::env::current_exe().into_iter().collect(),
     };
-    let context = Context { json: cli.json, python, again };
+    let context = Context { json: cli.json, python, self_command };
     let result = match &cli.command {
         Command::Stat(args) => stat::run(&context, args),
         Command::Fsck(args) => fsck::run(&context, args),
@@ -87,7 +88,7 @@ pub fn run(args: Vec<String>, python: Option<PathBuf>) -> i32 {
     result.unwrap_or_else(|failure| report(&context, &failure)).code()
 }
 
-/// `level` and worse, or what `RUST_LOG` says. Inside a process that logs already, nothing.
+/// Logs `level` and above, or as `RUST_LOG` says. Keeps the logger of a process that has one.
 fn log_to_stderr(level: &str) {
     let filter = tracing_subscriber::EnvFilter::try_from_default_env()
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(level));
@@ -101,9 +102,9 @@ fn log_to_stderr(level: &str) {
 }
 
 fn report(context: &Context, failure: &Failure) -> Status {
-    print::complain(&format!("error: {}", failure.line));
+    print::print_stderr(&format!("error: {}", failure.line));
     if !failure.advice.is_empty() {
-        print::complain(&format!("  try: {}", failure.advice));
+        print::print_stderr(&format!("  try: {}", failure.advice));
     }
     if context.json {
         print::json(&serde_json::json!({

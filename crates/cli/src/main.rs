@@ -1,4 +1,5 @@
-//! The `ritornello` command without Python: `--python` names an interpreter where one is wanted.
+//! The `ritornello` command without Python: `--python` names an interpreter for measurements that
+//! need one.
 
 #![forbid(unsafe_code)]
 

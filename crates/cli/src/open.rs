@@ -1,4 +1,4 @@
-//! Opening stores, without ever making one where there was none.
+//! Opening existing stores.
 
 use crate::exit::Failure;
 use ritornello_format::Manifest;
@@ -8,10 +8,10 @@ use ritornello_store::{Directory, Options};
 use std::path::Path;
 use std::sync::Arc;
 
-/// What the store in `dir` is; `None` where `dir` could hold a store and does not.
+/// Returns the manifest of the store in `dir`; `None` if `dir` is empty or missing.
 ///
 /// # Errors
-/// Unusable for what is no directory, holds something else, or has a damaged manifest.
+/// Unusable if `dir` is no directory, holds other files, or has a damaged manifest.
 pub fn manifest(dir: &Path) -> Result<Option<Manifest>, Failure> {
     if !dir.is_dir() {
         let line = if dir.exists() { "is not a directory" } else { "does not exist" };
@@ -23,10 +23,10 @@ pub fn manifest(dir: &Path) -> Result<Option<Manifest>, Failure> {
     Directory::new(Arc::new(Host), dir).manifest().map_err(|error| Failure::unopened(&error))
 }
 
-/// The store in `dir`: owned by this process if nobody else owns it.
+/// Opens the store in `dir`; this process becomes the owner if no other process is.
 ///
 /// # Errors
-/// Unusable where there is none, or it cannot be opened.
+/// Unusable if no store exists, or it cannot be opened.
 pub fn existing(dir: &Path) -> Result<Arc<Node>, Failure> {
     if manifest(dir)?.is_none() {
         return Err(Failure::unusable(
@@ -37,10 +37,10 @@ pub fn existing(dir: &Path) -> Result<Arc<Node>, Failure> {
     with(&Options::new(dir))
 }
 
-/// A store by its options.
+/// Opens a store with these options.
 ///
 /// # Errors
-/// Unusable where it cannot be opened.
+/// Unusable if it cannot be opened.
 pub fn with(options: &Options) -> Result<Arc<Node>, Failure> {
     ritornello_node::open(options).map_err(|error| Failure::unopened(&error))
 }

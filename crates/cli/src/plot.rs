@@ -1,4 +1,4 @@
-//! Lines over a common axis, as a picture: SVG, with a panel for each figure.
+//! Line charts over a common axis: SVG, with a panel for each figure.
 
 use crate::exit::Failure;
 use plotters::chart::ChartContext;
@@ -8,7 +8,8 @@ use plotters::prelude::*;
 use std::error::Error;
 use std::path::Path;
 
-/// Colours that the colour-blind can tell apart (Okabe and Ito, "Color Universal Design", 2008).
+/// Colours that colour-blind readers can distinguish (Okabe and Ito, "Color Universal Design",
+/// 2008).
 const COLOURS: [RGBColor; 8] = [
     RGBColor(0, 0, 0),
     RGBColor(0, 114, 178),
@@ -19,9 +20,9 @@ const COLOURS: [RGBColor; 8] = [
     RGBColor(213, 94, 0),
     RGBColor(136, 136, 136),
 ];
-/// Of a panel, in pixels.
+/// Width and height of a panel, in pixels.
 const PANEL: (u32, u32) = (400, 280);
-/// The line that says which colour is whose, and what a name takes of it.
+/// Height of the legend, and width of a name in it, in pixels.
 const LEGEND: u32 = 34;
 const NAME: i32 = 130;
 const FONT: (&str, i32) = ("sans-serif", 15);
@@ -29,49 +30,49 @@ const FONT: (&str, i32) = ("sans-serif", 15);
 /// One line.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Line {
-    /// In the legend; lines of the same name have the same colour in all panels.
+    /// Name in the legend; lines of the same name have the same colour in all panels.
     pub name: String,
-    /// In order of the first number.
+    /// Points, sorted by the first number.
     pub points: Vec<(f64, f64)>,
-    /// How they are joined.
+    /// How points are joined.
     pub join: Join,
 }
 
 /// How points become a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Join {
-    /// Straight, with the points marked.
+    /// Straight lines, with the points marked.
     Points,
-    /// A value holds until the next one.
+    /// Steps: a value holds until the next one.
     Steps,
 }
 
-/// How both axes run.
+/// Scale of both axes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Scale {
-    /// Evenly; upwards from zero.
+    /// Linear; the vertical axis begins at zero.
     #[default]
     Linear,
     /// By factors.
     Logarithmic,
 }
 
-/// One pair of axes.
+/// A pair of axes.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Panel {
-    /// Above it, with the unit.
+    /// Title above the panel, with the unit.
     pub title: String,
-    /// Below it.
+    /// Label below the horizontal axis.
     pub across: String,
-    /// How its axes run.
+    /// Scale of both axes.
     pub scale: Scale,
-    /// What it shows.
+    /// Lines of the panel.
     pub lines: Vec<Line>,
-    /// Places on the axis across that are marked from top to bottom.
+    /// Positions on the horizontal axis that get a vertical mark.
     pub marks: Vec<f64>,
 }
 
-/// Draws panels, so many beside each other, above one legend, into a file.
+/// Writes panels to a file, `abreast` per row, above one legend.
 ///
 /// # Errors
 /// If the file cannot be written.
@@ -170,7 +171,7 @@ where
     Ok(())
 }
 
-/// Points between which every line is level or upright.
+/// Returns points between which every line is horizontal or vertical.
 fn corners(points: &[(f64, f64)]) -> Vec<(f64, f64)> {
     let mut out = Vec::with_capacity(2 * points.len());
     for &(x, y) in points {
@@ -186,7 +187,7 @@ fn colour(at: usize) -> RGBColor {
     COLOURS[at % COLOURS.len()]
 }
 
-/// The least and the largest.
+/// Returns the minimum and the maximum.
 fn extent(values: impl Iterator<Item = f64>) -> Option<(f64, f64)> {
     values.fold(None, |extent, value| {
         let (low, high) = extent.unwrap_or((value, value));
@@ -194,7 +195,7 @@ fn extent(values: impl Iterator<Item = f64>) -> Option<(f64, f64)> {
     })
 }
 
-/// 5000000 as 5M.
+/// Formats 5000000 as 5M.
 fn short(value: f64) -> String {
     let (scaled, unit) = match value {
         1e6.. => (value / 1e6, "M"),
@@ -209,7 +210,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn panels_share_a_legend_and_steps_have_corners() {
+    fn panels_share_legend_and_steps_have_corners() {
         let line = |name: &str, join| Line {
             name: name.to_owned(),
             points: vec![(1.0, 1.0), (10.0, 3.0), (20.0, 2.0)],

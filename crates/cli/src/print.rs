@@ -1,34 +1,36 @@
-//! What goes to standard output, and how numbers look.
+//! Standard output, and formats of numbers.
 
 use comfy_table::{ContentArrangement, Table, TableComponent, presets};
 use ritornello_store::eviction::EvictionStats;
 use serde::Serialize;
 use std::io::Write;
 
-/// How a poisoned store becomes usable again.
+/// Advice for a poisoned store.
 pub const REOPENS: &str =
     "check the disk (dmesg); the owner reopens the store by itself when it takes writes again";
 
-/// Writes lines to standard output. A reader that went away is no error of ours.
-pub fn say(text: &str) {
+/// Writes lines to standard output. Ignores a closed pipe.
+pub fn print_stdout(text: &str) {
     let mut out = std::io::stdout().lock();
     let _ = writeln!(out, "{text}").and_then(|()| out.flush());
 }
 
 /// Writes a line to standard error.
-pub fn complain(text: &str) {
+pub fn print_stderr(text: &str) {
     let _ = writeln!(std::io::stderr().lock(), "{text}");
 }
 
-/// Writes one JSON object, on lines of its own.
+/// Writes one JSON object over several lines.
 pub fn json(value: &impl Serialize) {
     match serde_json::to_string_pretty(value) {
-        Ok(text) => say(&text),
-        Err(error) => complain(&format!("error: the answer cannot be written as JSON: {error}")),
+        Ok(text) => print_stdout(&text),
+        Err(error) => {
+            print_stderr(&format!("error: the result cannot be written as JSON: {error}"))
+        }
     }
 }
 
-/// An empty table in the house's style.
+/// Returns an empty table with this header.
 #[must_use]
 pub fn table(header: &[&str]) -> Table {
     let mut table = Table::new();
@@ -42,7 +44,7 @@ pub fn table(header: &[&str]) -> Table {
     table
 }
 
-/// Bytes for people: `1.5 GiB`.
+/// Formats bytes: `1.5 GiB`.
 #[must_use]
 pub fn bytes(count: u64) -> String {
     const UNITS: [&str; 5] = ["KiB", "MiB", "GiB", "TiB", "PiB"];
@@ -59,7 +61,7 @@ pub fn bytes(count: u64) -> String {
     format!("{value:.digits$} {}", UNITS[unit])
 }
 
-/// A number with thousands apart: `1,000,000`.
+/// Formats a number with separators: `1,000,000`.
 #[must_use]
 pub fn count(number: u64) -> String {
     let digits = number.to_string();
@@ -73,13 +75,13 @@ pub fn count(number: u64) -> String {
     out
 }
 
-/// A share for people: `12.3 %`.
+/// Formats a share: `12.3 %`.
 #[must_use]
 pub fn percent(share: f64) -> String {
     format!("{:.1} %", share * 100.0)
 }
 
-/// Which pages go first, and what the policies that are compared would have hit.
+/// Formats the eviction policy and the shadow hit rates of the policies compared.
 #[must_use]
 pub fn eviction(stats: &EvictionStats) -> String {
     let mut text = stats.policy.clone();
@@ -100,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_look_as_people_write_them() {
+    fn numbers_are_formatted_for_reading() {
         assert_eq!(bytes(17), "17 B");
         assert_eq!(bytes(192 << 10), "192 KiB");
         assert_eq!(bytes(3 << 29), "1.5 GiB");

@@ -1,16 +1,16 @@
-//! Progress on standard error, only where somebody looks.
+//! Progress on standard error, shown on terminals only.
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::IsTerminal;
 use std::time::Duration;
 
-/// A bar over bytes.
+/// Returns a bar over bytes.
 #[must_use]
 pub fn bar(what: &str) -> ProgressBar {
     styled("{msg} {wide_bar} {bytes} of {total_bytes}, {bytes_per_sec}", what, 0)
 }
 
-/// A bar over a number of steps, whose message says which one it is at.
+/// Returns a bar over a number of steps, whose message names the current one.
 #[must_use]
 pub fn steps(count: u64) -> ProgressBar {
     let bar = styled("{spinner} {pos}/{len} {wide_msg} {elapsed}", "", count);

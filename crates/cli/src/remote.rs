@@ -1,8 +1,8 @@
-//! `ritornello remote`: what lies in a remote, whether it is whole, and what may go.
+//! `ritornello remote`: statistics, verification and garbage collection of a remote.
 
 use crate::args::size;
 use crate::exit::{Failure, Status};
-use crate::print::{bytes, count, json, say, table};
+use crate::print::{bytes, count, json, print_stdout, table};
 use crate::{Context, progress};
 use clap::{Args, Subcommand};
 use ritornello_format::{Error, ErrorKind};
@@ -12,42 +12,41 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// Findings shown to people; programs get all.
-const SHOWN: usize = 20;
+/// Findings in text output; `--json` lists all.
+const FINDINGS_SHOWN: usize = 20;
 
-/// Of `remote`.
+/// Arguments of `remote`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-An ADDRESS is s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://CONTAINER/PREFIX or file:///DIR; of a
-server of one's own s3://BUCKET/PREFIX?endpoint=http://HOST:PORT. ?key=/FILE names the key file of sealed
-objects. Started as `python -m ritornello`
-it may also be MODULE:CLASS.
+An ADDRESS is s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://CONTAINER/PREFIX or file:///DIR; for
+another S3 server s3://BUCKET/PREFIX?endpoint=http://HOST:PORT. ?key=/FILE names the key file of
+sealed objects. Under `python -m ritornello` it may also be MODULE:CLASS.
 
 Examples:
   ritornello remote stat s3://bucket/kv
   ritornello remote gc s3://bucket/kv --max-age 30d --budget 10TiB --dry-run")]
 pub struct RemoteArgs {
-    /// What to do.
+    /// The operation.
     #[command(subcommand)]
     pub what: RemoteCommand,
 }
 
-/// What can be done to a remote.
+/// Operations on a remote.
 #[derive(Debug, Subcommand)]
 pub enum RemoteCommand {
-    /// Count what it holds
+    /// Count objects, pages and bytes
     Stat(StatArgs),
     /// Read and verify every object
     Fsck(FsckArgs),
-    /// Remove what is old, or what is most so, beside engines that use it
+    /// Remove objects by age or down to a budget, while engines use the remote
     Gc(GcArgs),
 }
 
-/// Of `remote stat`.
+/// Arguments of `remote stat`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Lists the remote, and reads nothing else. Pages that lie in two objects, since a prompt went on,
-count twice.
+Lists the remote, and reads no object. Pages in two objects, because a prompt was continued, count
+twice.
 
 Examples:
   ritornello remote stat s3://bucket/kv --json | jq .bytes")]
@@ -56,12 +55,12 @@ pub struct StatArgs {
     pub address: RemoteAddress,
 }
 
-/// Of `remote fsck`.
+/// Arguments of `remote fsck`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Reads everything. What is damaged is never delivered, whether it is repaired or not; removed, it is
-written again by whoever has the pages, when it puts their prompt or goes on with it. With ?key=/FILE
-seals are verified; a seal that does not fit counts as damage. Exit code 1: something was damaged.
+Reads all objects. Damaged pages are never delivered, repaired or not; after their removal an engine
+that has the pages writes them again with its next put of their prompt or a continuation. With
+?key=/FILE seals are verified; a wrong seal counts as damage. Exit code 1: an object was damaged.
 
 Examples:
   ritornello remote fsck s3://bucket/kv
@@ -69,20 +68,20 @@ Examples:
 pub struct FsckArgs {
     /// The remote's address
     pub address: RemoteAddress,
-    /// Remove what is damaged
+    /// Remove damaged objects
     #[arg(long)]
     pub repair: bool,
 }
 
-/// Of `remote gc`.
+/// Arguments of `remote gc`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-An object is as old as the youngest one that continues its prompt: ends go before beginnings, and first
-what continues nothing that is there. Ages are by the remote's clock. If nothing goes, objects are listed only;
-otherwise their headers are read.
+An object is as old as the youngest one that continues its prompt: ends of prompts are removed before
+beginnings, and first the objects whose predecessor is missing. Ages are by the remote's clock. If no
+object can be removed, objects are only listed; otherwise their headers are read.
 
-It runs beside engines, and beside itself: what goes costs hits, and is written again when it is
-computed again. What is younger than --grace stays.
+It may run beside engines, and beside another gc: a removed object costs hits, and is written again
+when its pages are computed again. Objects younger than --grace stay.
 
 Examples:
   ritornello remote gc s3://bucket/kv --max-age 30d
@@ -90,16 +89,16 @@ Examples:
 pub struct GcArgs {
     /// The remote's address
     pub address: RemoteAddress,
-    /// Remove what was not written or continued for so long: 30d, 12h, 45m
+    /// Remove objects not written or continued for this long: 30d, 12h, 45m
     #[arg(long, value_parser = age, required_unless_present = "budget")]
     pub max_age: Option<Duration>,
-    /// Remove the oldest until so many bytes are left
+    /// Remove the oldest objects until this many bytes are left
     #[arg(long, value_parser = size)]
     pub budget: Option<u64>,
-    /// Keep what is younger than this in any case
+    /// Keep all objects younger than this
     #[arg(long, default_value = "1h", value_parser = age)]
     pub grace: Duration,
-    /// Remove nothing, and say what would go
+    /// Remove nothing, and print what would be removed
     #[arg(long)]
     pub dry_run: bool,
 }
@@ -120,10 +119,10 @@ fn age(text: &str) -> Result<Duration, String> {
         .ok_or_else(|| "an age is a number and s, m, h or d, as in 30d".to_owned())
 }
 
-/// Does it.
+/// Runs the operation.
 ///
 /// # Errors
-/// Where the remote cannot be opened, listed or read.
+/// If the remote cannot be opened, listed or read.
 pub fn run(context: &Context, args: &RemoteArgs) -> Result<Status, Failure> {
     match &args.what {
         RemoteCommand::Stat(args) => stat(context, args),
@@ -135,29 +134,29 @@ pub fn run(context: &Context, args: &RemoteArgs) -> Result<Status, Failure> {
 /// Opens a remote.
 ///
 /// # Errors
-/// Where its address is none.
+/// If the address is invalid.
 pub fn open(address: &RemoteAddress) -> Result<ConfiguredBackend, Failure> {
     ritornello_remote::open(address.expose()).map_err(failure)
 }
 
-/// What a remote's error means to a command.
+/// Converts an error of a remote to a failure of the command.
 #[must_use]
 pub fn failure(error: Error) -> Failure {
     match error.kind() {
         ErrorKind::Retry => Failure::failed(
             error.to_string(),
-            "again; `ritornello doctor --backend ADDRESS` looks closer",
+            "again; `ritornello doctor --backend ADDRESS` tells more",
         ),
-        // The message says what to do.
+        // The message names the remedy.
         _ => Failure::unusable(error.to_string(), ""),
     }
 }
 
 #[derive(Serialize)]
-struct Use<'a> {
+struct StatReport<'a> {
     address: &'a RemoteAddress,
     objects: usize,
-    /// Of the objects: those that have a seal, by their names.
+    /// Objects that are sealed, by their names.
     sealed_objects: u64,
     pages: u64,
     bytes: u64,
@@ -165,9 +164,9 @@ struct Use<'a> {
     /// Seconds since 1970, by the remote's clock.
     oldest: Option<u64>,
     youngest: Option<u64>,
-    /// Objects and bytes that other versions wrote, by version.
+    /// Number and bytes of objects of other format versions, by version.
     other_versions: &'a BTreeMap<String, (u64, u64)>,
-    /// Names that no version would give: the first of them, and how many there are.
+    /// First names that belong to no format version, and their total.
     strange: &'a [String],
     strange_names: u64,
 }
@@ -176,7 +175,7 @@ fn stat(context: &Context, args: &StatArgs) -> Result<Status, Failure> {
     let remote = open(&args.address)?;
     let inventory = Inventory::take(remote.backend.as_ref()).map_err(failure)?;
     let written = || inventory.objects.iter().map(|object| object.written);
-    let answer = Use {
+    let answer = StatReport {
         address: &args.address,
         objects: inventory.objects.len(),
         sealed_objects: inventory.objects_of(Form::Sealed),
@@ -232,16 +231,16 @@ fn stat(context: &Context, args: &StatArgs) -> Result<Status, Failure> {
     }
     if let Some(first) = inventory.unrecognized.first() {
         lines.push(format!(
-            "{} names that are nobody's, as {first}",
+            "{} names of no format version, such as {first}",
             count(inventory.unrecognized_names)
         ));
     }
-    say(&lines.join("\n"));
+    print_stdout(&lines.join("\n"));
     Ok(Status::Fine)
 }
 
 #[derive(Serialize)]
-struct Checked<'a> {
+struct FsckReport<'a> {
     address: &'a RemoteAddress,
     clean: bool,
     objects: u64,
@@ -251,9 +250,9 @@ struct Checked<'a> {
     removed: u64,
     /// Sealed objects whose key the key file does not hold.
     unknown_key: &'a [(String, String)],
-    /// Objects that could not be read, and why.
+    /// Objects that could not be read, and the error.
     unreadable: &'a [(String, String)],
-    /// Objects of which only checksums were verified.
+    /// Objects whose checksums only were verified.
     unauthenticated: u64,
     gone: u64,
 }
@@ -269,7 +268,7 @@ fn check(context: &Context, args: &FsckArgs) -> Result<Status, Failure> {
     let found = found.map_err(failure)?;
     let clean = found.damaged.is_empty() && found.unreadable.is_empty();
     if context.json {
-        json(&Checked {
+        json(&FsckReport {
             address: &args.address,
             clean,
             objects: found.objects,
@@ -292,12 +291,15 @@ fn check(context: &Context, args: &FsckArgs) -> Result<Status, Failure> {
     )];
     if !found.damaged.is_empty() {
         let mut damaged = table(&["object", "what is wrong"]);
-        for (name, wrong) in found.damaged.iter().take(SHOWN) {
+        for (name, wrong) in found.damaged.iter().take(FINDINGS_SHOWN) {
             damaged.add_row([name, wrong]);
         }
         lines.push(damaged.to_string());
-        if found.damaged.len() > SHOWN {
-            lines.push(format!("and {} more: --json lists them", found.damaged.len() - SHOWN));
+        if found.damaged.len() > FINDINGS_SHOWN {
+            lines.push(format!(
+                "and {} more: --json lists them",
+                found.damaged.len() - FINDINGS_SHOWN
+            ));
         }
     }
     if found.unauthenticated > 0 {
@@ -312,27 +314,29 @@ fn check(context: &Context, args: &FsckArgs) -> Result<Status, Failure> {
     }
     if let Some((name, why)) = found.unreadable.first() {
         lines.push(format!(
-            "{} objects could not be read, as {name}: {why}",
+            "{} objects could not be read, such as {name}: {why}",
             count(found.unreadable.len() as u64)
         ));
     }
     if let Some((name, why)) = found.unknown_key.first() {
         lines.push(format!(
-            "{} objects were not verified, as {name}: {why}; they stay until `gc` removes them",
+            "{} objects were not verified, such as {name}: {why}; they stay until `gc` removes them",
             count(found.unknown_key.len() as u64)
         ));
     }
     lines.push(match (clean, args.repair) {
         (true, _) => "clean".to_owned(),
         (false, true) => format!("not clean; {} objects removed", count(found.removed)),
-        (false, false) => "not clean; nobody is given such pages. --repair removes them".to_owned(),
+        (false, false) => {
+            "not clean; damaged pages are never delivered. --repair removes them".to_owned()
+        }
     });
-    say(&lines.join("\n"));
+    print_stdout(&lines.join("\n"));
     Ok(if clean { Status::Fine } else { Status::Problems })
 }
 
 #[derive(Serialize)]
-struct Gone<'a> {
+struct GcReport<'a> {
     address: &'a RemoteAddress,
     dry_run: bool,
     objects: u64,
@@ -359,7 +363,7 @@ fn gc(context: &Context, args: &GcArgs) -> Result<Status, Failure> {
     bar.finish_and_clear();
     let done = done.map_err(failure)?;
     if context.json {
-        json(&Gone {
+        json(&GcReport {
             address: &args.address,
             dry_run: args.dry_run,
             objects: done.objects,
@@ -371,9 +375,9 @@ fn gc(context: &Context, args: &GcArgs) -> Result<Status, Failure> {
             unreadable: done.unreadable,
         });
     } else {
-        let went = if args.dry_run { "would go" } else { "went" };
-        say(&format!(
-            "{} of {} objects {went} ({} of {}), {} of which continued nothing",
+        let removed = if args.dry_run { "would be removed" } else { "removed" };
+        print_stdout(&format!(
+            "{} of {} objects {removed} ({} of {}), {} of which continued no other object",
             count(done.removed_objects),
             count(done.objects),
             bytes(done.removed_bytes),
@@ -381,10 +385,13 @@ fn gc(context: &Context, args: &GcArgs) -> Result<Status, Failure> {
             count(done.orphans)
         ));
         if done.failed > 0 {
-            say(&format!("{} could not be removed", count(done.failed)));
+            print_stdout(&format!("{} could not be removed", count(done.failed)));
         }
         if done.unreadable > 0 {
-            say(&format!("{} could not be read, and count as alone", count(done.unreadable)));
+            print_stdout(&format!(
+                "{} could not be read, and count as unrelated to others",
+                count(done.unreadable)
+            ));
         }
     }
     Ok(if done.failed == 0 { Status::Fine } else { Status::Problems })
@@ -395,7 +402,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ages_are_numbers_with_units() {
+    fn ages_parse_number_and_unit() {
         assert_eq!(age("30d"), Ok(Duration::from_secs(30 * 86_400)));
         assert_eq!(age("0s"), Ok(Duration::ZERO));
         for wrong in ["", "d", "30", "3x", "-1d", "99999999999999999999d", "ä"] {

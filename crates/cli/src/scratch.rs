@@ -1,4 +1,4 @@
-//! Directories that must not stay: removed when done, when something fails, and by Ctrl-C.
+//! Temporary directories, removed at the end, on failure, and on Ctrl-C.
 
 use crate::exit::Failure;
 use parking_lot::Mutex;
@@ -13,14 +13,14 @@ static LIVE: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 static GUARD: Once = Once::new();
 static SERIAL: AtomicU32 = AtomicU32::new(0);
 
-/// A directory of this process's own, gone when this is dropped.
+/// A private temporary directory, removed on drop.
 #[derive(Debug)]
 pub struct Scratch {
     path: PathBuf,
 }
 
 impl Scratch {
-    /// Makes one in `dir`, with `what` in its name, open to nobody else.
+    /// Creates a directory in `dir`, with `what` in its name, accessible to this user only.
     ///
     /// # Errors
     /// If `dir` cannot be written to.
@@ -31,14 +31,14 @@ impl Scratch {
         LIVE.lock().push(path.clone());
         std::fs::DirBuilder::new().mode(0o700).create(&path).map_err(|error| {
             Failure::unusable(
-                format!("cannot make a directory in {}: {error}", dir.display()),
+                format!("cannot create a directory in {}: {error}", dir.display()),
                 "name a directory that can be written, or free some space",
             )
         })?;
         Ok(Self { path })
     }
 
-    /// Where it is.
+    /// Returns the path of the directory.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
@@ -60,13 +60,13 @@ fn remove(path: &Path) {
     }
 }
 
-/// Where the signals cannot be watched, Ctrl-C leaves the directories behind, as `kill -9` does.
+/// Without a signal handler, Ctrl-C leaves the directories behind, as `kill -9` does.
 fn watch_signals() {
     let Ok(mut signals) = Signals::new([SIGINT, SIGTERM, SIGHUP]) else { return };
     let watcher = std::thread::Builder::new().name("ritornello-signals".to_owned());
     let watch = move || {
         for signal in signals.forever() {
-            // Other threads may be making files in there: the second pass gets those.
+            // Other threads may create files meanwhile: the second pass removes those.
             LIVE.lock().iter().for_each(|path| remove(path));
             LIVE.lock().iter().for_each(|path| remove(path));
             let _ = signal_hook::low_level::emulate_default_handler(signal);
@@ -82,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_is_private_and_goes() {
+    fn scratch_is_private_and_removed_on_drop() {
         use std::os::unix::fs::PermissionsExt;
         let base = tempfile::tempdir().unwrap();
         let scratch = Scratch::new(base.path(), "test").unwrap();

@@ -1,8 +1,8 @@
-//! `ritornello serve`: the same owner as any, kept alive on purpose.
+//! `ritornello serve`: a process that owns a store for others.
 
 use crate::args::ServeArgs;
 use crate::exit::{Failure, Status};
-use crate::print::{bytes, say};
+use crate::print::{bytes, print_stdout};
 use crate::{Context, open};
 use ritornello_format::ErrorKind;
 use ritornello_node::{Node, Role};
@@ -14,54 +14,56 @@ use std::path::Path;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::Duration;
 
-/// While another process owns the store, this one looks so often whether it is gone.
-const ATTENTION: Duration = Duration::from_millis(100);
-/// While this one does, it looks so often whether its last write or sync failed.
-const HEALTH: Duration = Duration::from_secs(5);
+/// Interval at which a client checks whether the owner has ended.
+const OWNER_CHECK: Duration = Duration::from_millis(100);
+/// Interval at which the owner checks whether its last write or sync failed.
+const HEALTH_CHECK: Duration = Duration::from_secs(5);
 
-/// What there is to say.
+/// A line of output.
 #[derive(Serialize)]
 struct Event<'a> {
     /// `ready`, `waiting`, `failed` or `closed`.
     event: &'a str,
     dir: &'a Path,
-    /// The owner's process, and its capacity.
+    /// Process of the owner, and capacity of the store.
     #[serde(skip_serializing_if = "Option::is_none")]
     owner_pid: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
     capacity_bytes: Option<u64>,
 }
 
-/// Owns a store until a signal comes, or waits to own it.
+/// Owns a store until a signal, or waits to own it.
 ///
 /// # Errors
-/// Where it cannot be opened or is another's and must not be.
+/// If the store cannot be opened, or another process owns it and `--must-own` is set.
 pub fn run(context: &Context, args: &ServeArgs) -> Result<Status, Failure> {
-    let told = signals()?;
+    let signals_received = signals()?;
     let node = open::with(&options(args)?)?;
-    let mut said = None;
+    let mut announced = None;
     loop {
         let role = match node.ensure_owner() {
             Ok(role) => role,
-            // It goes on waiting; the log says for whom.
+            // The owner does not respond: keep waiting; the log names it.
             Err(error) if error.kind() == ErrorKind::Retry => Role::Client,
             Err(error) => return Err(error.into()),
         };
         // The owner reopens a failed store by itself.
         let failed = role == Role::Owner && node.problem().is_some();
-        if said != Some((role, failed)) && announce(context, &node, role, failed, args.must_own)? {
-            said = Some((role, failed));
+        if announced != Some((role, failed))
+            && announce(context, &node, role, failed, args.must_own)?
+        {
+            announced = Some((role, failed));
         }
-        let pause = if role == Role::Owner { HEALTH } else { ATTENTION };
-        match told.recv_timeout(pause) {
+        let pause = if role == Role::Owner { HEALTH_CHECK } else { OWNER_CHECK };
+        match signals_received.recv_timeout(pause) {
             Err(RecvTimeoutError::Timeout) => {}
             Ok(()) | Err(RecvTimeoutError::Disconnected) => break,
         }
     }
-    drop(told);
+    drop(signals_received);
     node.close()?;
     let dir = node.path();
-    tell(context, &Event { event: "closed", dir, owner_pid: None, capacity_bytes: None });
+    emit(context, &Event { event: "closed", dir, owner_pid: None, capacity_bytes: None });
     Ok(Status::Fine)
 }
 
@@ -77,21 +79,22 @@ fn options(args: &ServeArgs) -> Result<Options, Failure> {
     Ok(options)
 }
 
-/// A message for each signal that ends this. The next one ends it at once.
+/// Returns a message for each signal that ends the command. A second signal ends the process at
+/// once.
 fn signals() -> Result<Receiver<()>, Failure> {
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP])?;
-    let (tell, told) = mpsc::channel();
+    let (sender, receiver) = mpsc::channel();
     std::thread::Builder::new().name("ritornello-signals".to_owned()).spawn(move || {
         for signal in signals.forever() {
-            if tell.send(()).is_err() {
+            if sender.send(()).is_err() {
                 let _ = signal_hook::low_level::emulate_default_handler(signal);
             }
         }
     })?;
-    Ok(told)
+    Ok(receiver)
 }
 
-/// Says what this process is; returns whether that could be found out.
+/// Prints the role of this process; returns false if the owner did not answer.
 fn announce(
     context: &Context,
     node: &Node,
@@ -117,17 +120,17 @@ fn announce(
         Role::Client => "waiting",
     };
     let (owner_pid, capacity_bytes) = (Some(owner), Some(capacity));
-    tell(context, &Event { event, dir: node.path(), owner_pid, capacity_bytes });
+    emit(context, &Event { event, dir: node.path(), owner_pid, capacity_bytes });
     Ok(true)
 }
 
-fn tell(context: &Context, event: &Event<'_>) {
+fn emit(context: &Context, event: &Event<'_>) {
     if context.json {
-        say(&serde_json::to_string(event).unwrap_or_default());
+        print_stdout(&serde_json::to_string(event).unwrap_or_default());
         return;
     }
     let dir = event.dir.display();
-    say(&match (event.event, event.owner_pid, event.capacity_bytes) {
+    print_stdout(&match (event.event, event.owner_pid, event.capacity_bytes) {
         ("ready", Some(pid), Some(capacity)) => {
             format!("ready: process {pid} owns {dir}, {}", bytes(capacity))
         }

@@ -1,8 +1,8 @@
-//! `ritornello resize`, `paths` and `destroy`: a store's space, from outside.
+//! `ritornello resize`, `paths` and `destroy`: the space of a store.
 
 use crate::args::{DestroyArgs, PathsArgs, PathsCommand, ResizeArgs};
 use crate::exit::{Failure, Status};
-use crate::print::{bytes, complain, json, say, table};
+use crate::print::{bytes, json, print_stderr, print_stdout, table};
 use crate::{Context, open};
 use ritornello_format::{Error, ErrorKind};
 use ritornello_node::Node;
@@ -24,15 +24,15 @@ struct Answer<'a> {
 /// Sets the capacity.
 ///
 /// # Errors
-/// Where the store cannot be opened, or the capacity cannot be.
+/// If the store cannot be opened, or refuses the capacity.
 pub fn resize(context: &Context, args: &ResizeArgs) -> Result<Status, Failure> {
-    reshape(context, &args.dir, &CapacityChange::Capacity(args.capacity))
+    change_capacity(context, &args.dir, &CapacityChange::Capacity(args.capacity))
 }
 
 /// Lists, adds, drains or gives up directories.
 ///
 /// # Errors
-/// Where the store cannot be opened, or the directory cannot be used.
+/// If the store cannot be opened, or the directory cannot be used.
 pub fn paths(context: &Context, args: &PathsArgs) -> Result<Status, Failure> {
     match &args.what {
         PathsCommand::List { dir } => {
@@ -42,31 +42,32 @@ pub fn paths(context: &Context, args: &PathsArgs) -> Result<Status, Failure> {
             Ok(Status::Fine)
         }
         PathsCommand::Add { dir, path } => {
-            reshape(context, dir, &CapacityChange::AddPath(absolute(path)?))
+            change_capacity(context, dir, &CapacityChange::AddPath(absolute(path)?))
         }
         PathsCommand::Drain { dir, path } => {
-            reshape(context, dir, &CapacityChange::DrainPath(listed(dir, path)?))
+            change_capacity(context, dir, &CapacityChange::DrainPath(resolve_listed(dir, path)?))
         }
         PathsCommand::Forget { dir, path } => {
-            reshape(context, dir, &CapacityChange::ForgetPath(listed(dir, path)?))
+            change_capacity(context, dir, &CapacityChange::ForgetPath(resolve_listed(dir, path)?))
         }
     }
 }
 
-/// A directory of the store in `dir`, as `paths list` shows it, or as it is reached from here.
-fn listed(dir: &Path, path: &Path) -> Result<String, Failure> {
+/// Returns the name of a directory of the store in `dir`, as `paths list` shows it, or else the
+/// absolute path.
+fn resolve_listed(dir: &Path, path: &Path) -> Result<String, Failure> {
     let manifest = open::manifest(dir)?;
-    let listed = path.to_str().filter(|given| {
+    let resolve_listed = path.to_str().filter(|given| {
         let volumes = manifest.iter().flat_map(|manifest| &manifest.volumes);
         volumes.into_iter().any(|volume| volume.dir == **given)
     });
-    listed.map_or_else(|| absolute(path), |listed| Ok(listed.to_owned()))
+    resolve_listed.map_or_else(|| absolute(path), |resolve_listed| Ok(resolve_listed.to_owned()))
 }
 
-/// Removes a store, after a question where somebody can answer it.
+/// Destroys a store, after a confirmation if standard input is a terminal.
 ///
 /// # Errors
-/// Where there is none, somebody owns it, or nobody agreed.
+/// If no store exists, a process owns it, or the confirmation was refused.
 pub fn destroy(context: &Context, args: &DestroyArgs) -> Result<Status, Failure> {
     if open::manifest(&args.dir)?.is_none() {
         return Err(Failure::unusable(
@@ -74,19 +75,19 @@ pub fn destroy(context: &Context, args: &DestroyArgs) -> Result<Status, Failure>
             "name the directory that was given to Store.open",
         ));
     }
-    if !args.yes && !agreed(&args.dir)? {
-        return Err(Failure::unusable("nothing was removed", "--yes, if you mean it"));
+    if !args.yes && !is_confirmed(&args.dir)? {
+        return Err(Failure::unusable("nothing was removed", "--yes to confirm"));
     }
     ritornello_node::destroy(&args.dir)?;
     if context.json {
         json(&serde_json::json!({ "dir": args.dir, "destroyed": true }));
     } else {
-        say(&format!("the store in {} is gone", args.dir.display()));
+        print_stdout(&format!("the store in {} is removed", args.dir.display()));
     }
     Ok(Status::Fine)
 }
 
-fn agreed(dir: &Path) -> Result<bool, Failure> {
+fn is_confirmed(dir: &Path) -> Result<bool, Failure> {
     if !std::io::stdin().is_terminal() {
         return Ok(false);
     }
@@ -99,21 +100,25 @@ fn agreed(dir: &Path) -> Result<bool, Failure> {
     Ok(answer.trim() == "yes")
 }
 
-fn reshape(context: &Context, dir: &Path, change: &CapacityChange) -> Result<Status, Failure> {
+fn change_capacity(
+    context: &Context,
+    dir: &Path,
+    change: &CapacityChange,
+) -> Result<Status, Failure> {
     let node = open::existing(dir)?;
-    // What takes longer than a call may is asked for again: it has come further by then.
+    // A change may take longer than a call's deadline; each retry continues it.
     while let Err(error) = node.store().change_capacity(change) {
-        if !goes_on(&error) {
+        if !is_in_progress(&error) {
             return Err(error.into());
         }
-        complain(&error.to_string());
+        print_stderr(&error.to_string());
     }
     show(context, &node)?;
     node.close()?;
     Ok(Status::Fine)
 }
 
-fn goes_on(error: &Error) -> bool {
+fn is_in_progress(error: &Error) -> bool {
     error.kind() == ErrorKind::Retry && error.to_string().contains("segments_to_go")
 }
 
@@ -150,7 +155,7 @@ fn show(context: &Context, node: &Node) -> Result<(), Failure> {
             },
         ]);
     }
-    say(&format!(
+    print_stdout(&format!(
         "{} of {} allocated, {} of {} segments\n{rows}",
         bytes(stats.allocated_bytes),
         bytes(stats.capacity_bytes),

@@ -3,29 +3,29 @@
 use crate::Context;
 use crate::args::StatArgs;
 use crate::exit::{Failure, Status};
-use crate::print::{bytes, count, json, say, table};
+use crate::print::{bytes, count, json, print_stdout, table};
 use crate::{open, print};
 use ritornello_store::{CatalogStats, IndexDecision, IndexTuning, Pieces, StoreStats};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// Decisions about the index's shape that are shown; `--json` has more.
+/// Decisions about the index's shape in text output; `--json` has more.
 const DECISIONS: usize = 8;
 
 #[derive(Serialize)]
 struct Answer<'a> {
     dir: &'a Path,
-    /// What this command was to the store: `owner` for a moment, or `client` of the process that is.
+    /// Role of this command: `owner` while it runs, or `client` of the owner.
     role: &'a str,
     #[serde(flatten)]
     stats: &'a StoreStats,
 }
 
-/// Shows what a store holds and how it is doing.
+/// Prints the contents and the state of a store.
 ///
 /// # Errors
-/// Where it cannot be opened.
+/// If the store cannot be opened.
 pub fn run(context: &Context, args: &StatArgs) -> Result<Status, Failure> {
     let node = open::existing(&args.dir)?;
     let stats = node.store().stats()?;
@@ -33,7 +33,7 @@ pub fn run(context: &Context, args: &StatArgs) -> Result<Status, Failure> {
     if context.json {
         json(&Answer { dir: node.path(), role, stats: &stats });
     } else {
-        say(&describe(node.path(), role, &stats));
+        print_stdout(&describe(node.path(), role, &stats));
     }
     node.close()?;
     let degraded = !stats.catalog.unavailable.reasons.is_empty();
@@ -41,7 +41,7 @@ pub fn run(context: &Context, args: &StatArgs) -> Result<Status, Failure> {
     Ok(if degraded || failed { Status::Problems } else { Status::Fine })
 }
 
-/// The larger half of the sizes, each with its number.
+/// Formats the larger half of the extent sizes, each with its count.
 fn extents(sizes: &BTreeMap<u64, u64>) -> String {
     let shown: Vec<String> = sizes
         .iter()
@@ -52,7 +52,7 @@ fn extents(sizes: &BTreeMap<u64, u64>) -> String {
     if shown.is_empty() { "none".to_owned() } else { shown.join(", ") }
 }
 
-/// Of the two kinds of pages those that there are; `None` without pages.
+/// Formats the piece counts of the kinds of pages that exist; `None` without pages.
 fn pieces(small: Pieces, large: Pieces) -> Option<String> {
     let kinds = [("up to 256 KiB", small), ("longer", large)];
     let there = kinds.into_iter().filter(|(_, of)| of.max > 0).map(|(kind, of)| {
@@ -62,7 +62,7 @@ fn pieces(small: Pieces, large: Pieces) -> Option<String> {
     (!there.is_empty()).then(|| there.join("; "))
 }
 
-/// What the index takes, and how near to its ceiling that is.
+/// Formats the memory of the index and its ceiling.
 fn index(s: &CatalogStats) -> String {
     let mut text = format!(
         "{}: {} of memory, {} on disk",
@@ -77,16 +77,16 @@ fn index(s: &CatalogStats) -> String {
     text
 }
 
-/// An LSM-tree's shape on one line.
+/// Formats the shape of an LSM-tree on one line.
 fn shape(tuning: &IndexTuning) -> String {
     let moving = (tuning.ratio, tuning.runs) != (tuning.target_ratio, tuning.target_runs);
     let target = if moving {
-        format!(", on the way to {} and {}", tuning.target_ratio, tuning.target_runs)
+        format!(", target {} and {}", tuning.target_ratio, tuning.target_runs)
     } else {
         String::new()
     };
     format!(
-        "size ratio {}, at most {} runs a level{target}; {} levels, {} sorted runs now, \
+        "size ratio {}, at most {} runs per level{target}; {} levels, {} sorted runs now, \
          rewritten {:.2} times{}",
         tuning.ratio,
         tuning.runs,
@@ -97,7 +97,7 @@ fn shape(tuning: &IndexTuning) -> String {
     )
 }
 
-/// The latest decisions about it, the newest first.
+/// Formats the latest decisions, newest first.
 fn decisions(decided: &[IndexDecision]) -> impl std::fmt::Display {
     let header =
         ["operations", "because", "writes", "hits", "empty", "ranges", "T, K", "ns before", "ns"];
@@ -125,7 +125,7 @@ fn describe(dir: &Path, role: &str, stats: &StoreStats) -> String {
     let s = &stats.catalog;
     let owner = match role {
         "client" => format!("process {}, {} clients", s.owner_pid, s.clients),
-        _ => "nobody (opened for this)".to_owned(),
+        _ => "none (opened by this command)".to_owned(),
     };
     let mut out = print::table(&[]);
     let mut row = |name: &str, value: String| {
@@ -168,7 +168,7 @@ fn describe(dir: &Path, role: &str, stats: &StoreStats) -> String {
     row(
         "allocator",
         format!(
-            "{} kept free, {} of padding, {:.2} extents a run, free extents: {}",
+            "{} kept free, {} of padding, {:.2} extents per run, free extents: {}",
             bytes(h.reserve_bytes),
             bytes(h.padding_bytes),
             h.extents_per_run,
@@ -199,7 +199,7 @@ fn describe(dir: &Path, role: &str, stats: &StoreStats) -> String {
     row("index", index(s));
     if let Some(lsm) = &s.index_as_lsm {
         row(
-            "as lsm it were",
+            "as lsm",
             format!(
                 "about {} of memory at most, {} on disk (an estimate by {} pages and {} runs)",
                 bytes(lsm.memory_bytes),
@@ -230,7 +230,7 @@ fn describe(dir: &Path, role: &str, stats: &StoreStats) -> String {
     let budget = s.admission.budget_bytes_per_day;
     let budget = budget.map(|bytes_a_day| {
         let left = bytes(s.admission.available_bytes.unwrap_or_default());
-        format!(", budget {} a day, {left} of it now", bytes(bytes_a_day))
+        format!(", budget {} per day, {left} of it available now", bytes(bytes_a_day))
     });
     row("admission", format!("{}{}", s.admission.policy, budget.unwrap_or_default()));
     row("eviction", print::eviction(&s.eviction));
@@ -290,10 +290,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_shape_says_where_it_goes_and_decisions_come_newest_first() {
+    fn tuning_shows_target_and_newest_decisions() {
         let mut tuning = IndexTuning { ratio: 4, runs: 2, ..IndexTuning::default() };
         (tuning.target_ratio, tuning.target_runs) = (6, 5);
-        assert!(shape(&tuning).contains("4, at most 2 runs a level, on the way to 6 and 5"));
+        assert!(shape(&tuning).contains("4, at most 2 runs per level, target 6 and 5"));
         assert!(shape(&tuning).ends_with("fixed"));
         let made = |at| IndexDecision { at, ratio_from: 4, ratio: 6, ..IndexDecision::default() };
         let text = decisions(&(0..20).map(made).collect::<Vec<_>>()).to_string();
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_that_are_not_there_lie_in_no_pieces() {
+    fn no_pages_show_no_pieces() {
         let one = Pieces { p50: 1, p99: 2, max: 3 };
         let (none, line) = (Pieces::default(), "half in 1, 99 % in 2, all in 3");
         assert_eq!(pieces(none, none), None);

@@ -1,4 +1,4 @@
-//! `bench store`, tiny: what it prints, and that it cleans up. No figure is judged here.
+//! `bench store` at its smallest: its output and its clean-up. No test judges a figure.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod common;
@@ -23,7 +23,7 @@ fn number(json: &Value, path: &str) -> f64 {
 }
 
 #[test]
-fn everything_is_measured_and_named_as_agreed() {
+fn store_report_has_every_documented_key() {
     let more = ["--shape", "qwen2.5-0.5b", "--page-tokens", "16", "--json"];
     let (code, out, err) = tiny(&more);
     assert_eq!(code, 0, "{out}{err}");
@@ -60,7 +60,7 @@ fn everything_is_measured_and_named_as_agreed() {
 }
 
 #[test]
-fn people_get_tables_with_what_is_to_be_reached() {
+fn text_report_shows_figures_and_targets() {
     let shape = ["--shape", "custom", "--page-bytes", "256KiB"];
     let (code, out, err) = tiny(&[&shape[..], &["--only", "data"]].concat());
     assert_eq!(code, 0, "{out}{err}");
@@ -73,18 +73,18 @@ fn people_get_tables_with_what_is_to_be_reached() {
 }
 
 #[test]
-fn a_store_is_measured_from_other_processes() {
+fn clients_report_has_every_figure() {
     let dir = scratch();
     let words = ["bench", "clients", "--dir", text(dir.path()), "--runs", "1", "--clients", "2"];
     let small = ["--total", "1MiB", "--page-bytes", "16KiB", "--segment-bytes", "1MiB"];
     let answer = ritornello(&[&words[..], &small, &["--json"]].concat());
     assert_eq!(answer.code, 0, "{}", answer.err);
     let json = answer.json();
-    for who in ["own", "alone", "crowded"] {
+    for caller in ["own", "alone", "crowded"] {
         for what in ["probe", "lease", "long_probe"] {
             let [p50, p99] =
-                ["p50_us", "p99_us"].map(|of| number(&json, &format!("/{who}/{what}/{of}")));
-            assert!(0.0 < p50 && p50 <= p99, "{who} {what}: {json:#}");
+                ["p50_us", "p99_us"].map(|of| number(&json, &format!("/{caller}/{what}/{of}")));
+            assert!(0.0 < p50 && p50 <= p99, "{caller} {what}: {json:#}");
         }
     }
     for path in ["/put/own_gib_s", "/put/client_gib_s", "/put/ratio", "/get/ratio"] {
@@ -94,7 +94,7 @@ fn a_store_is_measured_from_other_processes() {
 }
 
 #[test]
-fn too_little_room_and_no_directory_are_said_at_once() {
+fn missing_space_or_directory_fails_first() {
     let dir = scratch();
     let missing = dir.path().join("missing");
     let answer = ritornello(&["bench", "store", "--dir", text(&missing)]);
@@ -105,15 +105,15 @@ fn too_little_room_and_no_directory_are_said_at_once() {
 }
 
 #[test]
-fn an_interrupted_run_leaves_nothing() {
+fn interrupted_run_leaves_no_files() {
     let dir = scratch();
     let mut command = Command::new(env!("CARGO_BIN_EXE_ritornello"));
     command.args(["bench", "store", "--dir", text(dir.path()), "--total", "256MiB"]);
     command.args(["--runs", "100", "--only", "data", "--page-tokens", "1"]);
     let mut child = command.stdout(Stdio::null()).spawn().unwrap();
     let entries = || std::fs::read_dir(dir.path()).unwrap().count();
-    let patience = Instant::now() + Duration::from_secs(60);
-    while entries() == 0 && Instant::now() < patience {
+    let timeout = Instant::now() + Duration::from_secs(60);
+    while entries() == 0 && Instant::now() < timeout {
         std::thread::sleep(Duration::from_millis(10));
     }
     assert_eq!(entries(), 1);
@@ -125,7 +125,7 @@ fn an_interrupted_run_leaves_nothing() {
 }
 
 #[test]
-fn walks_of_the_page_table_stand_beside_reads_of_memory() {
+fn table_report_compares_walks_with_memory_reads() {
     let words = ["bench", "table", "--nodes", "2048", "--pages-per-node", "32,1", "--json"];
     let answer = ritornello(&words);
     assert_eq!(answer.code, 0, "{}{}", answer.out, answer.err);

@@ -16,7 +16,7 @@ fn parsed(words: &[&str]) -> (i32, Value) {
 }
 
 #[test]
-fn a_directory_is_examined_and_left_as_it_was() {
+fn doctor_leaves_remote_directory_unchanged() {
     let dir = scratch();
     let (code, answer) = parsed(&["doctor", "--backend", &address(dir.path())]);
     assert_eq!((code, &answer["healthy"]), (0, &Value::Bool(true)), "{answer}");
@@ -30,7 +30,7 @@ fn a_directory_is_examined_and_left_as_it_was() {
 }
 
 #[test]
-fn what_no_reader_takes_is_named_and_removed() {
+fn fsck_repair_removes_damaged_objects() {
     let dir = scratch();
     let hex = "0123456789abcdef0123456789abcdef";
     let inside = dir.path().join("ritornello/1").join(hex);
@@ -51,7 +51,7 @@ fn what_no_reader_takes_is_named_and_removed() {
 }
 
 #[test]
-fn what_is_old_goes_unless_it_is_only_tried() {
+fn gc_removes_old_objects_unless_dry_run() {
     let dir = scratch();
     let hex = "0123456789abcdef0123456789abcdef";
     let inside = dir.path().join("ritornello/1").join(hex);
@@ -69,7 +69,7 @@ fn what_is_old_goes_unless_it_is_only_tried() {
 }
 
 #[test]
-fn addresses_that_are_none_say_what_to_type() {
+fn invalid_address_error_shows_valid_forms() {
     for (address, told) in [
         ("bucket", "s3://bucket/prefix"),
         ("ftp://host/kv", "s3://BUCKET/PREFIX"),
@@ -89,7 +89,7 @@ fn addresses_that_are_none_say_what_to_type() {
 }
 
 #[test]
-fn options_of_an_address_are_printed_nowhere() {
+fn address_options_are_never_printed() {
     let dir = scratch();
     let at = format!("{}?mode=shared", address(dir.path()));
     let shown = format!("{}?…", address(dir.path()));
@@ -121,7 +121,7 @@ fn options_of_an_address_are_printed_nowhere() {
 }
 
 #[test]
-fn plain_http_to_another_machine_is_warned_of_once() {
+fn plain_http_warns_once_per_host() {
     let warned = |address: &str| {
         let answer = ritornello(&["remote", "stat", address]);
         assert_ne!(answer.code, 0, "{address}");

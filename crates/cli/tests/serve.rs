@@ -1,4 +1,4 @@
-//! `serve`: an owner on purpose, and one in waiting.
+//! `serve`: as the owner, and waiting for another owner.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod common;
@@ -41,7 +41,7 @@ impl Served {
 }
 
 #[test]
-fn it_owns_until_it_is_told_to_end_and_a_client_takes_over() {
+fn client_takes_over_after_serve_ends() {
     let (dir, new) = (scratch(), scratch());
     let mut served = Served::start(&new.path().join("kv"), &["--capacity", "1GiB"]);
     assert!(served.says().starts_with("ready: process "), "it makes a store");
@@ -66,7 +66,7 @@ fn it_owns_until_it_is_told_to_end_and_a_client_takes_over() {
 }
 
 #[test]
-fn it_waits_while_another_owns_and_takes_over_when_that_one_ends_or_dies() {
+fn waiting_serve_takes_over_dead_owner() {
     let dir = scratch();
     let node = open_filled(dir.path());
     let mut first = Served::start(dir.path(), &[]);
@@ -87,7 +87,7 @@ fn it_waits_while_another_owns_and_takes_over_when_that_one_ends_or_dies() {
 }
 
 #[test]
-fn what_it_cannot_serve_it_names() {
+fn unservable_store_fails_with_reason() {
     let dir = scratch();
     let answer = ritornello(&["serve", text(dir.path())]);
     assert_eq!(answer.code, 2);

@@ -1,4 +1,4 @@
-//! `simulate`: what it prints, and what it refuses. Rates are checked where they are counted.
+//! `simulate`: its output and its refusals. Tests of the simulator check rates.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -9,7 +9,7 @@ use std::path::Path;
 const CONVERSATION: &str =
     concat!(env!("CARGO_MANIFEST_DIR"), "/../../traces/mooncake_conversation.jsonl.gz");
 
-/// A trace of `requests`, each a list of ids.
+/// Writes a trace of `requests`, each a list of ids.
 fn written(path: &Path, requests: &[&str]) {
     let lines = requests.iter().enumerate().map(|(at, ids)| {
         format!(
@@ -20,7 +20,7 @@ fn written(path: &Path, requests: &[&str]) {
 }
 
 #[test]
-fn rows_say_what_was_agreed() {
+fn rows_have_every_documented_key() {
     let dir = scratch();
     let path = dir.path().join("small.jsonl");
     written(&path, &["[1,2,3]", "[1,2,4]", "[1,2,3]", "[5]"]);
@@ -49,12 +49,12 @@ fn rows_say_what_was_agreed() {
         assert!((1.0..1.05).contains(&amplification), "{row}");
         assert!(row["writes_per_unique"].as_f64().unwrap() > 0.0);
     }
-    // Three, one for another, one for that, one more: six of five.
+    // Writes by request: 3, 1, 1 and 1; unique blocks: 5.
     assert_eq!(rows[0]["writes_per_unique"], 1.2);
 }
 
 #[test]
-fn people_get_a_table_and_a_chart() {
+fn text_output_has_table_and_chart() {
     let dir = scratch();
     let chart = dir.path().join("rates.svg");
     let words = ["simulate", CONVERSATION, "--capacity", "5%,30%", "--chart", text(&chart)];
@@ -70,7 +70,7 @@ fn people_get_a_table_and_a_chart() {
 }
 
 #[test]
-fn workloads_are_generated_from_a_seed() {
+fn equal_seeds_generate_equal_workloads() {
     let small = ["--users", "10", "--requests", "500", "--history-tokens", "1000"];
     let stages = ["--warm-up-tokens", "200000", "--stage-tokens", "100000"];
     let both = ["simulate", "--generate", "multi-round-qa,ten-stage", "--json", "--policy", "lru"];
@@ -89,7 +89,7 @@ fn workloads_are_generated_from_a_seed() {
 }
 
 #[test]
-fn broken_lines_are_fatal_or_named() {
+fn broken_trace_lines_fail_or_are_reported() {
     let dir = scratch();
     let path = dir.path().join("broken.jsonl");
     written(&path, &["[1]", "oops", "[1]", "[2]"]);
@@ -103,12 +103,12 @@ fn broken_lines_are_fatal_or_named() {
     );
     let answer = ritornello(&[&words[..], &["--skip-broken", "--json"]].concat());
     assert_eq!(answer.code, 0, "{}", answer.err);
-    assert!(answer.err.contains("1 broken lines left out: 2"), "{}", answer.err);
+    assert!(answer.err.contains("1 broken lines skipped: 2"), "{}", answer.err);
     assert_eq!(answer.json()["traces"][0]["skipped_lines"], serde_json::json!([2]));
 }
 
 #[test]
-fn halves_start_empty_and_clocks_may_jump() {
+fn each_half_starts_with_empty_store() {
     let dir = scratch();
     let path = dir.path().join("jump.jsonl");
     written(&path, &["[1,2]", "[1,2]", "[1,2]", "[1,2]"]);
@@ -126,7 +126,7 @@ fn halves_start_empty_and_clocks_may_jump() {
 }
 
 #[test]
-fn mistakes_are_explained() {
+fn invalid_arguments_are_explained() {
     let dir = scratch();
     let (empty, one) = (dir.path().join("empty.jsonl"), dir.path().join("one.jsonl"));
     std::fs::write(&empty, "").unwrap();

@@ -7,7 +7,7 @@ use common::{ritornello, scratch, text};
 use ritornello_store::IndexKind;
 
 #[test]
-fn a_short_soak_finds_nothing_and_leaves_nothing() {
+fn short_soak_passes_and_leaves_no_files() {
     let dir = scratch();
     let words =
         ["soak", "--minutes", "0.1", "--capacity", "64MiB", "--seed", "3", "--json", "--index"];
@@ -25,9 +25,10 @@ fn a_short_soak_finds_nothing_and_leaves_nothing() {
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
 }
 
-/// The index lsm is covered by the store's own tests: an opening takes RocksDB long on a busy machine.
+/// With `run` only; the store's own tests cover `lsm`, whose opening takes RocksDB long on a busy
+/// machine.
 #[test]
-fn clients_serve_again_after_every_fault() {
+fn clients_recover_from_every_fault() {
     let dir = scratch();
     let words = ["soak", "--faults", "--minutes", "0.01", "--within", "100", "--json", "--dir"];
     let answer = ritornello(&[&words[..], &[text(dir.path())]].concat());
@@ -42,7 +43,7 @@ fn clients_serve_again_after_every_fault() {
 }
 
 #[test]
-fn an_index_that_is_not_there_is_named_with_those_that_are() {
+fn unknown_index_lists_compiled_indexes() {
     let answer = ritornello(&["soak", "--index", "cuckoo"]);
     assert_eq!(answer.code, 2, "{}", answer.err);
     for kind in IndexKind::ALL {

@@ -6,7 +6,7 @@ mod common;
 use common::{filled, open_filled, ritornello, scratch, text};
 
 #[test]
-fn a_store_is_resized_moved_and_removed() {
+fn store_is_resized_drained_and_destroyed() {
     let dir = scratch();
     let (home, second) = (dir.path().join("home"), dir.path().join("second"));
     std::fs::create_dir(&home).unwrap();
@@ -23,26 +23,26 @@ fn a_store_is_resized_moved_and_removed() {
     assert_eq!((paths.as_array().unwrap().len(), paths[0]["dir"].as_str()), (1, second.to_str()));
     let answer = ritornello(&["fsck", text(&home), "--json"]);
     assert_eq!((answer.code, &answer.json()["pages"]), (0, &common::PAGES.into()));
-    assert!(ritornello(&["stat", text(&home)]).out.contains("extents a run"));
+    assert!(ritornello(&["stat", text(&home)]).out.contains("extents per run"));
 
     let answer = ritornello(&["resize", text(&home), "1MiB"]);
     assert_eq!((answer.code, answer.err.contains("two segments")), (2, true), "{}", answer.err);
     let answer = ritornello(&["paths", "drain", text(&home), text(&second)]);
     assert_eq!((answer.code, answer.err.contains("last")), (2, true), "{}", answer.err);
     let answer = ritornello(&["destroy", text(&home)]);
-    assert_eq!((answer.code, home.exists()), (2, true), "nobody agreed: {}", answer.err);
+    assert_eq!((answer.code, home.exists()), (2, true), "not confirmed: {}", answer.err);
     let answer = ritornello(&["destroy", text(&home), "--yes"]);
     assert_eq!((answer.code, home.exists(), second.exists()), (0, false, false), "{}", answer.err);
 }
 
 #[test]
-fn an_index_is_converted_where_nobody_uses_it_and_the_build_has_it() {
+fn index_converts_only_in_unused_store() {
     let dir = scratch();
     let node = open_filled(dir.path());
     let answer = ritornello(&["convert-index", text(dir.path()), "--to", "run"]);
     assert_eq!((answer.code, answer.err.contains("owns")), (2, true), "{}", answer.err);
     node.close().unwrap();
-    // The index that tests are asked for may be another one.
+    // `RITORNELLO_TEST_INDEX` may have set another index.
     assert_eq!(ritornello(&["convert-index", text(dir.path()), "--to", "run"]).code, 0);
     let answer = ritornello(&["convert-index", text(dir.path()), "--to", "run"]);
     assert_eq!((answer.code, answer.out.contains("`run` already")), (0, true), "{}", answer.err);
@@ -72,9 +72,9 @@ fn an_index_is_converted_where_nobody_uses_it_and_the_build_has_it() {
     assert_eq!(common::probe(dir.path()), common::PAGES);
 }
 
-/// The owner does it, and goes on.
+/// The owner resizes the store for the command and continues to own it.
 #[test]
-fn a_store_that_is_owned_is_resized_by_its_owner() {
+fn owner_resizes_store_for_client() {
     let dir = scratch();
     let node = open_filled(dir.path());
     let answer = ritornello(&["resize", text(dir.path()), "24MiB"]);
@@ -86,7 +86,7 @@ fn a_store_that_is_owned_is_resized_by_its_owner() {
 }
 
 #[test]
-fn the_steady_state_is_measured_and_named_as_agreed() {
+fn steady_report_has_every_documented_key() {
     let dir = scratch();
     let words = ["bench", "store", "--steady", "--dir", text(dir.path()), "--total", "640MiB"];
     let answer = ritornello(&[&words[..], &["--segment-bytes", "16MiB", "--json"]].concat());

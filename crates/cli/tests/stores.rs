@@ -29,7 +29,7 @@ fn damage(dir: &Path, page: u8) {
 }
 
 #[test]
-fn stat_shows_a_closed_store_and_an_owned_one() {
+fn stat_shows_closed_and_owned_stores() {
     let dir = scratch();
     let path = dir.path().join("kv");
     let node = open_filled(&path);
@@ -51,7 +51,7 @@ fn stat_shows_a_closed_store_and_an_owned_one() {
 }
 
 #[test]
-fn fsck_is_content_with_a_sound_store() {
+fn fsck_passes_on_intact_store() {
     let dir = scratch();
     filled(dir.path());
     let answer = ritornello(&["fsck", text(dir.path()), "--json"]);
@@ -66,7 +66,7 @@ fn fsck_is_content_with_a_sound_store() {
 }
 
 #[test]
-fn fsck_finds_one_bad_byte_and_keeps_the_rest() {
+fn fsck_drops_damaged_page_and_descendants() {
     let dir = scratch();
     filled(dir.path());
     damage(dir.path(), 19);
@@ -76,7 +76,7 @@ fn fsck_finds_one_bad_byte_and_keeps_the_rest() {
     assert_eq!(json["clean"], false);
     let finding = &json["findings"][0];
     assert_eq!((&finding["page"], &finding["reason"]), (&3.into(), &"checksum".into()), "{json}");
-    // What lies behind it in the chain cannot be reached any more.
+    // Pages behind it in the chain are unreachable.
     assert_eq!(json["pages_dropped"], PAGES - 19, "{json}");
     assert_eq!(probe(dir.path()), 19);
     let again = ritornello(&["fsck", text(dir.path())]);
@@ -85,7 +85,7 @@ fn fsck_finds_one_bad_byte_and_keeps_the_rest() {
 }
 
 #[test]
-fn salvage_brings_pages_back_after_the_index_is_gone() {
+fn salvage_restores_pages_after_index_loss() {
     let dir = scratch();
     filled(dir.path());
     std::fs::remove_dir_all(dir.path().join("index")).unwrap();
@@ -97,7 +97,7 @@ fn salvage_brings_pages_back_after_the_index_is_gone() {
 }
 
 #[test]
-fn fsck_leaves_a_store_in_use_alone() {
+fn fsck_refuses_store_in_use() {
     let dir = scratch();
     let node = open_filled(dir.path());
     let answer = ritornello(&["fsck", text(dir.path())]);
@@ -107,7 +107,7 @@ fn fsck_leaves_a_store_in_use_alone() {
 }
 
 #[test]
-fn doctor_tries_an_empty_directory_and_leaves_nothing() {
+fn doctor_leaves_empty_directory_empty() {
     let dir = scratch();
     let answer = ritornello(&["doctor", text(dir.path()), "--capacity", "1GiB", "--json"]);
     let json = answer.json();
@@ -123,7 +123,7 @@ fn doctor_tries_an_empty_directory_and_leaves_nothing() {
 }
 
 #[test]
-fn doctor_leaves_a_store_as_it_was() {
+fn doctor_leaves_store_unchanged() {
     let dir = scratch();
     filled(dir.path());
     let answer = ritornello(&["doctor", text(dir.path())]);
@@ -140,7 +140,7 @@ fn doctor_leaves_a_store_as_it_was() {
 }
 
 #[test]
-fn doctor_says_what_does_not_fit() {
+fn doctor_reports_unsuitable_capacity() {
     let dir = scratch();
     for capacity in ["100MiB", "4000TiB"] {
         let answer = ritornello(&["doctor", text(dir.path()), "--capacity", capacity, "--json"]);

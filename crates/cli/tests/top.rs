@@ -1,4 +1,4 @@
-//! `top`, where nobody looks: one snapshot.
+//! `top` without a terminal: one snapshot.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -6,20 +6,20 @@ mod common;
 use common::{PAGES, filled, keys, open_filled, ritornello, scope, scratch, text};
 
 #[test]
-fn a_closed_store_is_shown_once() {
+fn top_shows_closed_store_once() {
     let dir = scratch();
     filled(dir.path());
     for words in [&["top", text(dir.path()), "--once"][..], &["top", text(dir.path())]] {
         let answer = ritornello(words);
         assert_eq!(answer.code, 0, "{}", answer.err);
-        for word in ["24 pages in 3 runs", "nothing was asked for yet", "0 leases", "quarantined"] {
+        for word in ["24 pages in 3 runs", "no page probed yet", "0 leases", "quarantined"] {
             assert!(answer.out.contains(word), "{word}: {}", answer.out);
         }
     }
 }
 
 #[test]
-fn a_store_in_use_says_how_it_does() {
+fn top_reports_figures_of_owned_store() {
     let dir = scratch();
     let node = open_filled(dir.path());
     let mut keys = keys();
@@ -44,7 +44,7 @@ fn a_store_in_use_says_how_it_does() {
 }
 
 #[test]
-fn what_is_no_store_is_left_alone() {
+fn top_leaves_other_directories_unchanged() {
     let dir = scratch();
     let answer = ritornello(&["top", text(dir.path())]);
     assert_eq!(answer.code, 2, "{}", answer.out);

@@ -1,4 +1,4 @@
-//! Help, mistakes, and directories that are no store.
+//! Help, invalid arguments, and directories without a store.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod common;
@@ -6,7 +6,7 @@ mod common;
 use common::{ritornello, scratch, text};
 
 #[test]
-fn every_command_explains_itself_with_examples() {
+fn every_help_has_examples() {
     for words in [
         &[][..],
         &["stat"],
@@ -40,7 +40,7 @@ fn every_command_explains_itself_with_examples() {
 }
 
 #[test]
-fn mistakes_are_two() {
+fn invalid_arguments_exit_with_2() {
     for words in [&["frobnicate"][..], &["stat"], &["bench", "store", "--shape", "gpt"], &[]] {
         let answer = ritornello(words);
         assert_eq!(answer.code, 2, "{words:?}");
@@ -54,7 +54,7 @@ fn mistakes_are_two() {
 }
 
 #[test]
-fn what_is_no_store_is_named_and_left_alone() {
+fn directory_without_store_is_refused_unchanged() {
     let dir = scratch();
     let (missing, file) = (dir.path().join("missing"), dir.path().join("file"));
     std::fs::write(&file, b"x").unwrap();

@@ -1,10 +1,10 @@
-//! Backends of remotes that are written in Python: any class with `get`, `exists` and `set`.
+//! Remote backends written in Python: any class with `get`, `exists` and `set`.
 //!
-//! They are called on the remote's own threads, which attach to the interpreter for the call and no
-//! longer. What the class does wrong is an error of that call: the tier counts it and goes on without.
-//! That begins with its constructor, which the first call makes, and the next one again if it raised: a
-//! service that is down, or hangs, when the tiers are opened keeps nobody from opening them.
-//! From the interpreter's exit on, nothing is called any more, and calls under way get a moment to end.
+//! The remote's own threads call them, and attach to the interpreter during the call only. An
+//! exception fails that call: the tier counts it and continues without the page. The first call
+//! runs the constructor, and the next one again if it raised, so a service that is down or hangs
+//! does not keep the tiers from opening. After the interpreter's exit no call starts, and running
+//! calls get [`STOP_TIMEOUT`] to end.
 
 use parking_lot::{Condvar, Mutex};
 use pyo3::exceptions::{PyAttributeError, PyTypeError, PyValueError};
@@ -19,10 +19,10 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long calls under way may take at exit.
-const LAST_CALLS: Duration = Duration::from_secs(2);
+/// Maximum time for running calls to end at exit.
+const STOP_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Calls under way, until the interpreter exits.
+/// Running calls, until the interpreter exits.
 static CALLS: Mutex<Calls> = Mutex::new(Calls { running: 0, over: false });
 static ENDED: Condvar = Condvar::new();
 
@@ -31,7 +31,7 @@ struct Calls {
     over: bool,
 }
 
-/// A call under way.
+/// A running call.
 struct Call;
 
 impl Call {
@@ -52,28 +52,28 @@ impl Drop for Call {
     }
 }
 
-/// Has addresses such as `module:Class?argument=value` opened here.
+/// Registers this module as the opener of addresses such as `module:Class?argument=value`.
 pub(crate) fn export(module: &Bound<'_, PyModule>) -> PyResult<()> {
     ritornello_remote::register_opener(Arc::new(|address| {
         PythonBackend::open(address).map(|backend| Arc::new(backend) as Arc<dyn Backend>)
     }));
-    let last = wrap_pyfunction!(last_calls, module)?;
+    let last = wrap_pyfunction!(stop_calls, module)?;
     module.py().import("atexit")?.call_method1("register", (last,))?;
     Ok(())
 }
 
-/// Lets nobody call any more, and waits a moment for who does.
+/// Refuses new calls, and waits for running ones.
 #[pyfunction]
-fn last_calls(py: Python<'_>) {
+fn stop_calls(py: Python<'_>) {
     py.detach(|| {
-        let until = Instant::now() + LAST_CALLS;
+        let until = Instant::now() + STOP_TIMEOUT;
         let mut calls = CALLS.lock();
         calls.over = true;
         while calls.running > 0 && !ENDED.wait_until(&mut calls, until).timed_out() {}
     });
 }
 
-/// See the module.
+/// A backend whose methods are those of a Python object.
 struct PythonBackend {
     class: Py<PyAny>,
     arguments: Py<PyDict>,
@@ -92,7 +92,7 @@ impl PythonBackend {
         attached(|py| {
             let (class, arguments) = Self::find(py, address).map_err(|error| {
                 Error::invalid(
-                    "the backend's class cannot be made: type MODULE:CLASS?argument=value",
+                    "the backend's class cannot be used: type MODULE:CLASS?argument=value",
                 )
                 .with("backend", address)
                 .because(address.redact(&error.to_string()))
@@ -101,7 +101,7 @@ impl PythonBackend {
         })
     }
 
-    /// The class that an address names, which has what a backend needs and takes these arguments.
+    /// Finds the class that an address names, and checks its methods and the arguments.
     fn find(py: Python<'_>, address: &Address) -> PyResult<(Py<PyAny>, Py<PyDict>)> {
         let mut class = py.import(address.scheme.as_str())?.into_any();
         for part in address.path.split('.') {
@@ -113,11 +113,11 @@ impl PythonBackend {
         }
         match py.import("inspect")?.call_method1("signature", (&class,)) {
             Ok(signature) => drop(signature.call_method("bind", (), Some(&arguments))?),
-            // It does not say.
+            // The class has no inspectable signature.
             Err(error) if error.is_instance_of::<PyValueError>(py) => {}
             Err(error) => return Err(error),
         }
-        // A class may also pass on what it is asked.
+        // A class with `__getattr__` may provide methods dynamically.
         let says = class.is_instance_of::<PyType>() && !class.hasattr("__getattr__")?;
         for method in ["get", "exists", "set"] {
             if says && !class.hasattr(method)? {
@@ -127,15 +127,15 @@ impl PythonBackend {
         Ok((class.unbind(), arguments.unbind()))
     }
 
-    /// The object, made now if it was not yet. Whoever asks meanwhile waits for it, without the
-    /// interpreter.
+    /// Returns the object, and constructs it on the first call. Concurrent calls wait for it,
+    /// detached from the interpreter.
     fn object<'py>(&self, py: Python<'py>) -> PyResult<&Bound<'py, PyAny>> {
         let made = || self.class.call(py, (), Some(self.arguments.bind(py)));
         self.object.get_or_try_init(py, made).map(|object| object.bind(py))
     }
 
-    /// What `call` makes of the object. An exception is worth another try, unless it is one that says
-    /// otherwise, or shows that the class is wrong.
+    /// Runs `call` with the object. An exception becomes `Retry`, unless it is a `FatalError` or
+    /// shows that the class is unsuitable.
     fn call<T>(&self, call: impl FnOnce(&Bound<'_, PyAny>) -> PyResult<T>) -> Result<T> {
         attached(|py| {
             self.object(py).and_then(call).map_err(|error| {
@@ -151,14 +151,14 @@ impl PythonBackend {
     }
 }
 
-/// Runs `run` with the interpreter, if there is one still.
+/// Runs `run` attached to the interpreter, or fails with `Closed` after its exit.
 fn attached<T>(run: impl FnOnce(Python<'_>) -> Result<T>) -> Result<T> {
     let _call = Call::begin()?;
     let gone = || Err(Error::new(ErrorKind::Closed, "the interpreter is exiting"));
     Python::try_attach(run).unwrap_or_else(gone)
 }
 
-/// The bytes of a buffer; `None`, and no copy, if there are more than `most`.
+/// Copies the bytes of a buffer; returns `None` without a copy if there are more than `most`.
 fn bytes(value: &Bound<'_, PyAny>, most: u64) -> PyResult<Option<Vec<u8>>> {
     if let Ok(bytes) = value.cast::<PyBytes>() {
         let bytes = bytes.as_bytes();

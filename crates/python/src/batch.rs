@@ -1,6 +1,6 @@
-//! The `pages` or `out` argument of a put or a get, in either of its forms.
+//! The `pages` or `out` argument of a put or a get: a list of buffers, or pages of a pool.
 
-use crate::buffer::{Use, release_dropped};
+use crate::buffer::{Access, release_dropped};
 use crate::error::invalid;
 use crate::pages::Pages;
 use crate::pool::{PoolPages, Selection};
@@ -9,28 +9,33 @@ use ritornello_volume::memory::{PageSource, PageTarget};
 use std::sync::Arc;
 
 /// The memory of a batch.
-pub(crate) enum Batch {
+pub(crate) enum BatchMemory {
     Pages(Arc<Pages>),
     Pool(Selection),
 }
 
-impl Batch {
-    /// Memory to write `keys` pages from: exactly as many.
+impl BatchMemory {
+    /// Takes memory to write `keys` pages from; the number of pages must match.
     pub(crate) fn source(pages: &Bound<'_, PyAny>, keys: usize, page_bytes: u64) -> PyResult<Self> {
         if let Ok(given) = pages.len()
             && given != keys
         {
             return Err(invalid(pages.py(), format!("{keys} keys, but {given} pages")));
         }
-        Self::of(pages, keys, page_bytes, Use::Read)
+        Self::of(pages, keys, page_bytes, Access::Read)
     }
 
-    /// Memory to read `keys` pages to: as many, or more, of which the first are used.
+    /// Takes memory to read `keys` pages into; pages beyond that number stay unused.
     pub(crate) fn target(pages: &Bound<'_, PyAny>, keys: usize, page_bytes: u64) -> PyResult<Self> {
-        Self::of(pages, keys, page_bytes, Use::Write)
+        Self::of(pages, keys, page_bytes, Access::Write)
     }
 
-    fn of(pages: &Bound<'_, PyAny>, keys: usize, page_bytes: u64, purpose: Use) -> PyResult<Self> {
+    fn of(
+        pages: &Bound<'_, PyAny>,
+        keys: usize,
+        page_bytes: u64,
+        purpose: Access,
+    ) -> PyResult<Self> {
         release_dropped(pages.py());
         match pages.cast::<PoolPages>() {
             Ok(pool) => pool.get().select(pages.py(), keys, page_bytes, purpose).map(Self::Pool),
@@ -67,7 +72,7 @@ impl Batch {
         }
     }
 
-    /// Lets the memory go. Only when nothing works on it any more.
+    /// Releases the memory. No operation may use it any more.
     pub(crate) fn release(&self, py: Python<'_>) {
         if let Self::Pages(pages) = self {
             pages.release();

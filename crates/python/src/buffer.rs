@@ -1,4 +1,4 @@
-//! Memory that Python objects own, held for as long as it is used.
+//! Memory that Python objects own, kept alive while in use.
 
 use crate::error::invalid;
 use parking_lot::Mutex;
@@ -9,9 +9,9 @@ use std::ptr;
 use std::sync::LazyLock;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
-/// What memory is wanted for.
+/// The access that memory is needed for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Use {
+pub(crate) enum Access {
     Read,
     Write,
 }
@@ -23,7 +23,7 @@ pub(crate) struct Chunk {
     pub(crate) bytes: usize,
 }
 
-// SAFETY: an address and a length; what may be done there is said where it is done.
+// SAFETY: an address and a length; each access states why it is sound.
 unsafe impl Send for Chunk {}
 // SAFETY: as above.
 unsafe impl Sync for Chunk {}
@@ -36,34 +36,36 @@ impl Chunk {
     }
 }
 
-/// Keeps the memory of some Python objects where it is.
+/// Keeps the memory of Python objects exported.
 ///
-/// May be dropped on any thread: what it held is let go by the next [`release_dropped`], because
-/// a thread of ours that waits for the interpreter could hang its shutdown.
+/// May be dropped on any thread: the next [`release_dropped`] releases the buffers, because a
+/// worker thread that waits for the interpreter could hang its shutdown.
 #[derive(Default)]
-pub(crate) struct Held {
-    views: Vec<View>,
+pub(crate) struct BufferGuard {
+    views: Vec<BufferView>,
     objects: Vec<Py<PyAny>>,
 }
 
-/// An exported buffer. It may not move while it is exported, and is released by whoever empties
-/// [`DROPPED`]; one that is merely forgotten leaks.
-struct View(Box<ffi::Py_buffer>);
+/// An exported buffer. It must not move while exported. Only [`release_dropped`] releases it; a
+/// forgotten one leaks.
+struct BufferView(Box<ffi::Py_buffer>);
 
 // SAFETY: only its owner touches it, and releases it attached to the interpreter.
-unsafe impl Send for View {}
+unsafe impl Send for BufferView {}
 // SAFETY: nothing is done through a shared reference.
-unsafe impl Sync for View {}
+unsafe impl Sync for BufferView {}
 
-/// A channel rather than a list under a lock: a fork may happen while a thread of ours sends.
-static DROPPED: LazyLock<(Sender<Held>, Mutex<Receiver<Held>>)> = LazyLock::new(|| {
-    let (sender, receiver) = channel();
-    (sender, Mutex::new(receiver))
-});
+/// Guards dropped and not yet released. A channel, not a list under a lock, because a fork may
+/// happen while another thread sends.
+static DROPPED: LazyLock<(Sender<BufferGuard>, Mutex<Receiver<BufferGuard>>)> =
+    LazyLock::new(|| {
+        let (sender, receiver) = channel();
+        (sender, Mutex::new(receiver))
+    });
 
-/// Lets go of what was dropped since.
+/// Releases the guards dropped so far.
 pub(crate) fn release_dropped(py: Python<'_>) {
-    // Releasing may run Python code that calls us again: not under the lock.
+    // Not under the lock: a release may run Python code that calls this function again.
     let next = || DROPPED.1.lock().try_recv().ok();
     while let Some(mut held) = next() {
         for mut view in held.views.drain(..) {
@@ -74,7 +76,7 @@ pub(crate) fn release_dropped(py: Python<'_>) {
     }
 }
 
-impl Drop for Held {
+impl Drop for BufferGuard {
     fn drop(&mut self) {
         if self.views.is_empty() && self.objects.is_empty() {
             return;
@@ -86,13 +88,13 @@ impl Drop for Held {
     }
 }
 
-impl Held {
-    /// Takes hold of the memory of `object`: through the buffer protocol, or as a CPU tensor.
+impl BufferGuard {
+    /// Exports the memory of `object`: through the buffer protocol, or as a CPU tensor. Returns
     /// `None` if it is neither; `name` names it in errors.
     pub(crate) fn take(
         &mut self,
         object: &Bound<'_, PyAny>,
-        purpose: Use,
+        purpose: Access,
         name: impl Fn() -> String,
     ) -> PyResult<Option<Chunk>> {
         // SAFETY: a live object, attached to the interpreter.
@@ -108,16 +110,16 @@ impl Held {
     fn take_buffer(
         &mut self,
         object: &Bound<'_, PyAny>,
-        purpose: Use,
+        purpose: Access,
         name: impl Fn() -> String,
     ) -> PyResult<Chunk> {
         let py = object.py();
         let flags = match purpose {
-            Use::Read => ffi::PyBUF_SIMPLE,
-            Use::Write => ffi::PyBUF_WRITABLE,
+            Access::Read => ffi::PyBUF_SIMPLE,
+            Access::Write => ffi::PyBUF_WRITABLE,
         };
         let view = export(object, flags).map_err(|cause| {
-            let read_only = purpose == Use::Write && is_readable(object);
+            let read_only = purpose == Access::Write && is_readable(object);
             let error = invalid(
                 py,
                 if read_only {
@@ -168,18 +170,18 @@ impl Held {
 }
 
 /// Exports the contiguous bytes of an object.
-fn export(object: &Bound<'_, PyAny>, flags: std::ffi::c_int) -> PyResult<View> {
+fn export(object: &Bound<'_, PyAny>, flags: std::ffi::c_int) -> PyResult<BufferView> {
     let mut view = Box::new(ffi::Py_buffer::new());
     // SAFETY: a live object and a buffer to fill, attached to the interpreter.
     let failed = unsafe { ffi::PyObject_GetBuffer(object.as_ptr(), &raw mut *view, flags) } != 0;
-    if failed { Err(PyErr::fetch(object.py())) } else { Ok(View(view)) }
+    if failed { Err(PyErr::fetch(object.py())) } else { Ok(BufferView(view)) }
 }
 
-/// Whether an object that refused to be written can at least be read.
+/// Returns whether an object that refused write access permits read access.
 fn is_readable(object: &Bound<'_, PyAny>) -> bool {
     match export(object, ffi::PyBUF_SIMPLE) {
         Ok(view) => {
-            drop(Held { views: vec![view], objects: Vec::new() });
+            drop(BufferGuard { views: vec![view], objects: Vec::new() });
             true
         }
         Err(_) => false,

@@ -1,4 +1,4 @@
-//! A cache over several tiers, as Python sees it.
+//! The Python class of a cache over several tiers.
 
 use crate::error::{OrRaise, as_setting, invalid, raise};
 use crate::keys;
@@ -7,7 +7,7 @@ use crate::outcome::Ticket;
 use crate::policy::StorePolicy;
 use crate::scope::Scope;
 use crate::store::{bytes_of, stats_of};
-use crate::submission::{Submission, terms};
+use crate::submission::{Submission, put_options};
 use crate::time::duration;
 use parking_lot::{Mutex, RwLock};
 use pyo3::prelude::*;
@@ -22,13 +22,13 @@ use ritornello_tiers::gate::LoadMode;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-/// What may still have to be closed at exit.
+/// Caches to close at exit.
 static OPEN: Mutex<Vec<Weak<cache::Cache>>> = Mutex::new(Vec::new());
 
-/// Several tiers as one: found, loaded and put as in a store.
+/// Several tiers as one cache: found, loaded and put as in a store.
 #[pyclass(frozen, module = "ritornello._core")]
 pub(crate) struct Cache {
-    /// As they were given, without the options of an address.
+    /// Tiers as given, without the options of an address.
     tiers: Vec<String>,
     cache: RwLock<Option<Arc<cache::Cache>>>,
 }
@@ -66,17 +66,18 @@ impl Cache {
             .or_raise(py)?;
         let cache = Arc::new(cache);
         let mut open = OPEN.lock();
-        open.retain(|opened| opened.strong_count() > 0);
+        open.retain(|open_node| open_node.strong_count() > 0);
         open.push(Arc::downgrade(&cache));
         let tiers = tiers.iter().map(|tier| TierSpec::shown(tier)).collect();
         Ok(Self { tiers, cache: RwLock::new(Some(cache)) })
     }
 
-    /// Looks for a prompt, from its first page on, and keeps what is to be loaded for `ttl` seconds.
+    /// Looks a prompt up, from its first page on, and keeps the pages to be loaded for `ttl`
+    /// seconds.
     #[pyo3(signature = (
         scope, keys, *, ttl=60.0, gate="auto", page_tokens=0, page_bytes=0, computed=0, tokens=0
     ))]
-    // Python callers name them.
+    // Python callers pass them by name.
     #[allow(clippy::too_many_arguments)]
     fn find(
         &self,
@@ -96,14 +97,14 @@ impl Cache {
         keys::ask(keys, |keys| cache.find(&scope.inner, keys, ttl, &options)).map(Found)
     }
 
-    /// Ends a lease, of this process or another. One that has ended is ignored.
+    /// Ends a lease, of this process or another. An unknown one is ignored.
     fn release(&self, py: Python<'_>, lease: (String, u64)) -> PyResult<()> {
         let (cache, tier) = (self.cache(py)?, tier_of(py, &lease.0)?);
         let lease = TierLease { tier, lease: LeaseNumber(lease.1) };
         py.detach(|| cache.release(lease)).or_raise(py)
     }
 
-    /// Which pages are on this machine, each by itself.
+    /// Returns, for each page by itself, whether it is on this machine.
     fn exists(
         &self,
         py: Python<'_>,
@@ -114,7 +115,7 @@ impl Cache {
         keys::ask(keys, |keys| cache.exists(&scope.inner, keys))
     }
 
-    /// Stops what is being brought for a prompt that nobody wants any more.
+    /// Cancels the fetch of a prompt whose request has ended.
     fn cancel(&self, py: Python<'_>, scope: &Scope, keys: &Bound<'_, PyAny>) -> PyResult<bool> {
         let cache = self.cache(py)?;
         keys::ask(keys, |keys| cache.cancel(&scope.inner, keys))
@@ -122,7 +123,7 @@ impl Cache {
 
     /// Starts to read pages. `out` belongs to the cache until the ticket is done.
     #[pyo3(signature = (scope, keys, out, *, parent=None, sections=None, timeout=None))]
-    // Python callers name them.
+    // Python callers pass them by name.
     #[allow(clippy::too_many_arguments)]
     fn submit_get(
         &self,
@@ -141,11 +142,12 @@ impl Cache {
         Ok(Ticket::new(py.detach(submit).or_raise(py)?, Some(get.batch)))
     }
 
-    /// Starts to put pages `first` and on of a prompt. Their bytes are copied before this returns.
+    /// Starts to put the pages from `first` on of a prompt. Their bytes are copied before the call
+    /// returns.
     #[pyo3(signature = (
         scope, keys, pages, *, first=0, parent=None, retain_until=None, timeout=None
     ))]
-    // Python callers name them.
+    // Python callers pass them by name.
     #[allow(clippy::too_many_arguments)]
     fn submit_put(
         &self,
@@ -158,7 +160,7 @@ impl Cache {
         retain_until: Option<Bound<'_, PyAny>>,
         timeout: Option<f64>,
     ) -> PyResult<Ticket> {
-        let terms = terms(parent, retain_until.as_ref())?;
+        let terms = put_options(parent, retain_until.as_ref())?;
         let cache = self.cache(py)?;
         let put = Submission::put(scope, keys, pages, first, timeout)?;
         let source = put.batch.as_source();
@@ -168,7 +170,7 @@ impl Cache {
         Ok(Ticket::new(ticket.or_raise(py)?, None))
     }
 
-    /// So many tokens were computed behind `before` others, in so many seconds.
+    /// Records that the engine computed `tokens` tokens behind `before` others in `seconds`.
     fn learn_prefill(
         &self,
         py: Python<'_>,
@@ -181,20 +183,21 @@ impl Cache {
         Ok(())
     }
 
-    /// So many bytes were loaded from a tier by another process, in so many seconds.
+    /// Records that another process loaded `bytes` from a tier in `seconds`.
     fn learn_load(&self, py: Python<'_>, tier: &str, bytes: u64, seconds: f64) -> PyResult<()> {
         let (tier, took) = (tier_of(py, tier)?, duration(py, "seconds", seconds)?);
         self.cache(py)?.learn_load(tier, bytes, took);
         Ok(())
     }
 
-    /// What was loaded here since the last call, by tier: for `learn_load` in another process.
+    /// Returns the loads of this process since the last call, by tier: for `learn_load` in another
+    /// process.
     fn take_loads(&self, py: Python<'_>) -> PyResult<Vec<(&'static str, u64, f64)>> {
         let loads = self.cache(py)?.take_loads();
         Ok(loads.into_iter().map(|(tier, bytes, took)| (tier_name(tier), bytes, took)).collect())
     }
 
-    /// The load that was decided for in `found` took so many seconds.
+    /// Records the duration of the load that `found` decided for.
     fn judge(&self, py: Python<'_>, found: &Found, seconds: f64) -> PyResult<()> {
         let took = duration(py, "seconds", seconds)?;
         let cache = self.cache(py)?;
@@ -204,20 +207,21 @@ impl Cache {
         Ok(())
     }
 
-    /// Figures.
+    /// Returns figures of the cache and its tiers.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let cache = self.cache(py)?;
         let stats = py.detach(|| cache.stats()).or_raise(py)?;
         stats_of(py, &stats)
     }
 
-    /// Waits until what is to be written down is, and makes what this machine keeps durable.
+    /// Waits until all pages queued for lower tiers are written, and makes the tiers of this
+    /// machine durable.
     fn flush(&self, py: Python<'_>) -> PyResult<()> {
         let cache = self.cache(py)?;
         py.detach(|| cache.flush()).or_raise(py)
     }
 
-    /// Stops what goes on in the background, and closes the tiers. Again: does nothing.
+    /// Stops background work and closes the tiers. A second call does nothing.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         let Some(cache) = self.cache.write().take() else { return Ok(()) };
         py.detach(|| {
@@ -234,13 +238,13 @@ impl Cache {
         self.cache.read().as_ref().is_none_or(|cache| cache.is_closed())
     }
 
-    /// What the lowest tier of this machine permitted when it was opened.
+    /// The permissions of the lowest tier of this machine when it was opened.
     #[getter]
     fn policy(&self, py: Python<'_>) -> PyResult<StorePolicy> {
         Ok(StorePolicy(self.cache(py)?.policy().or_raise(py)?))
     }
 
-    /// The list, as it was given.
+    /// The list of tiers as given.
     #[getter]
     fn tiers(&self) -> Vec<String> {
         self.tiers.clone()
@@ -276,12 +280,12 @@ impl Cache {
 
 impl Drop for Cache {
     fn drop(&mut self) {
-        // At the end of the interpreter there is nothing to attach to; the system cleans up.
+        // At the interpreter's end attaching fails; the system cleans up.
         let _ = Python::try_attach(|py| self.close(py));
     }
 }
 
-/// Closes what is still open, before the stores.
+/// Closes all open caches, before the stores.
 pub(crate) fn close_all() {
     let open = std::mem::take(&mut *OPEN.lock());
     for cache in open.iter().filter_map(Weak::upgrade) {
@@ -291,51 +295,51 @@ pub(crate) fn close_all() {
     }
 }
 
-/// What was found.
+/// The answer to a lookup.
 #[pyclass(frozen, module = "ritornello._core")]
 pub(crate) struct Found(cache::Found);
 
 #[pymethods]
 impl Found {
-    /// "ready"; or "asking" or "loading": ask again.
+    /// "ready"; or "asking" or "loading": look up again.
     #[getter]
     fn state(&self) -> &'static str {
         self.0.readiness.word()
     }
-    /// Where the leading pages lie, in order: tier and pages.
+    /// Tiers and numbers of the leading pages, in order.
     #[getter]
     fn spans(&self) -> Vec<(&'static str, usize)> {
         self.0.spans.iter().map(|span| (tier_name(span.tier), span.pages)).collect()
     }
-    /// Leading pages that are on this machine.
+    /// Number of leading pages on this machine.
     #[getter]
     fn local(&self) -> usize {
         self.0.local
     }
-    /// Leading pages that the engine is to have after loading what it lacks of them.
+    /// Number of leading pages of which the engine is to load those that it lacks.
     #[getter]
     fn load(&self) -> usize {
         self.0.load
     }
-    /// Pages that were brought from the remote for this prompt just now.
+    /// Pages that were just fetched from the remote for this prompt.
     #[getter]
     fn brought(&self) -> usize {
         self.0.brought
     }
-    /// Pages that have come of those that are on their way, and how many those are.
+    /// Pages that have arrived, and pages that are being fetched.
     #[getter]
     fn progress(&self) -> (usize, usize) {
         self.0.progress
     }
-    /// Seconds that the gate thinks loading takes, computing the rest, and computing all; `None`
-    /// where it was not asked or knows nothing.
+    /// The gate's estimates in seconds: loading, computing the rest, and computing all; `None` if
+    /// the gate was not asked or has no measurements.
     #[getter]
     fn estimate(&self) -> Option<(f64, f64, f64)> {
         let seconds = |took: Duration| took.as_secs_f64();
         let decision = self.0.decision.as_ref()?;
         Some((seconds(decision.load), seconds(decision.compute), seconds(decision.recompute)))
     }
-    /// What keeps the pages; `Cache.release` takes each, in any process.
+    /// Leases on the pages; `Cache.release` takes each, in any process.
     #[getter]
     fn leases(&self) -> Vec<(&'static str, u64)> {
         self.0.leases.iter().map(|lease| (tier_name(lease.tier), lease.lease.0)).collect()

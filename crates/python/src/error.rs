@@ -1,11 +1,11 @@
-//! Errors of the house as the exceptions of `ritornello.errors`.
+//! Errors of the core as the exceptions of `ritornello.errors`.
 
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyType;
 use ritornello_format::{Error, ErrorKind};
 
-/// Where the exceptions are defined: in Python, because `InvalidError` has two bases.
+/// Module that defines the exceptions: in Python, because `InvalidError` has two bases.
 const MODULE: &str = "ritornello.errors";
 
 struct Exception {
@@ -30,14 +30,14 @@ static RETRY: Exception = Exception::new("RetryError");
 static FATAL: Exception = Exception::new("FatalError");
 static CLOSED: Exception = Exception::new("ClosedError");
 
-/// Makes the exceptions attributes of `_core` too.
+/// Adds the exceptions to `_core` too.
 pub(crate) fn export(module: &Bound<'_, PyModule>) -> PyResult<()> {
     [&BASE, &INVALID, &RETRY, &FATAL, &CLOSED]
         .iter()
         .try_for_each(|exception| module.add(exception.name, exception.class(module.py())?))
 }
 
-/// The Python exception of an error.
+/// Returns the Python exception of an error.
 pub(crate) fn raise(py: Python<'_>, error: &Error) -> PyErr {
     let exception = match error.kind() {
         ErrorKind::Invalid => &INVALID,
@@ -52,17 +52,17 @@ pub(crate) fn raise(py: Python<'_>, error: &Error) -> PyErr {
     }
 }
 
-/// Whether an exception says that it is no use to go on.
+/// Returns whether an exception is a `FatalError`, after which a retry is useless.
 pub(crate) fn is_fatal(py: Python<'_>, error: &PyErr) -> bool {
     FATAL.class(py).is_ok_and(|fatal| error.is_instance(py, fatal))
 }
 
-/// An `InvalidError`.
+/// Returns an `InvalidError`.
 pub(crate) fn invalid(py: Python<'_>, message: impl Into<String>) -> PyErr {
     raise(py, &Error::invalid(message))
 }
 
-/// The same as a `SettingError`, if it is an `InvalidError`: no later call with that setting succeeds.
+/// Converts an `InvalidError` to a `SettingError`: no later call with that setting succeeds.
 pub(crate) fn as_setting(py: Python<'_>, error: PyErr) -> PyErr {
     let is_invalid = INVALID.class(py).is_ok_and(|class| error.is_instance(py, class));
     match SETTING.class(py) {
@@ -71,15 +71,15 @@ pub(crate) fn as_setting(py: Python<'_>, error: PyErr) -> PyErr {
     }
 }
 
-/// An `InvalidError`: the argument `what` is not to be `given`, and what to pass instead.
-pub(crate) fn unfit(what: &str, given: &Bound<'_, PyAny>, advice: &str) -> PyErr {
+/// Returns an `InvalidError`: the argument `what` must not be `given`, and what to pass instead.
+pub(crate) fn invalid_argument(what: &str, given: &Bound<'_, PyAny>, advice: &str) -> PyErr {
     let shown = given.repr().map(|text| text.to_string()).unwrap_or_default();
     invalid(given.py(), format!("{what} is {shown}: pass {advice}"))
 }
 
-/// Turns the house's results into Python's.
+/// Converts results of the core to Python's.
 pub(crate) trait OrRaise<T> {
-    /// The value, or the exception of the error.
+    /// Returns the value, or raises the exception of the error.
     fn or_raise(self, py: Python<'_>) -> PyResult<T>;
 }
 

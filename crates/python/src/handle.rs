@@ -1,4 +1,4 @@
-//! A Python store's hold on its node: closed once, at exit at the latest.
+//! The node of a Python store: closed once, at exit at the latest.
 
 use crate::error::raise;
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
@@ -8,44 +8,44 @@ use ritornello_node::Node;
 use std::mem;
 use std::sync::{Arc, Weak};
 
-/// What may still have to be closed at exit.
-static OPEN: Mutex<Vec<Opened>> = Mutex::new(Vec::new());
+/// Nodes to close at exit.
+static OPEN: Mutex<Vec<OpenNode>> = Mutex::new(Vec::new());
 
-/// A node that was opened and perhaps not closed, and the process that opened it.
-struct Opened {
+/// A node that may still be open, and the process that opened it.
+struct OpenNode {
     process: u32,
     node: Weak<Node>,
-    gate: Arc<Gate>,
+    gate: Arc<CloseGate>,
 }
 
 /// Held for writing while a node is closed, and for reading by calls that stay attached to the
-/// interpreter: so no such call ever waits for a closing store, which may take seconds.
-type Gate = RwLock<()>;
+/// interpreter: such a call never waits for a closing store, which may take seconds.
+type CloseGate = RwLock<()>;
 
 /// A node until it is closed.
 pub(crate) struct Handle {
     node: RwLock<Option<Arc<Node>>>,
     process: u32,
-    gate: Arc<Gate>,
+    gate: Arc<CloseGate>,
 }
 
 impl Handle {
     pub(crate) fn new(node: Arc<Node>) -> Self {
         let process = std::process::id();
-        let gate = Arc::new(Gate::new(()));
+        let gate = Arc::new(CloseGate::new(()));
         let mut open = OPEN.lock();
-        open.retain(|opened| opened.node.strong_count() > 0);
-        open.push(Opened { process, node: Arc::downgrade(&node), gate: Arc::clone(&gate) });
+        open.retain(|open_node| open_node.node.strong_count() > 0);
+        open.push(OpenNode { process, node: Arc::downgrade(&node), gate: Arc::clone(&gate) });
         Self { node: RwLock::new(Some(node)), process, gate }
     }
 
-    /// `None` while the store is being closed. Until the guard is dropped, that does not begin.
+    /// Returns a guard that keeps the store from being closed; `None` while it is being closed.
     pub(crate) fn unless_closing(&self) -> Option<RwLockReadGuard<'_, ()>> {
         self.gate.try_read()
     }
 
-    /// The node, unless its calls can only fail: so tickets are refused when they are submitted, and
-    /// not one by one later.
+    /// Returns the node. Fails if all calls of the node would fail, so that a ticket is refused at
+    /// its submission.
     pub(crate) fn node(&self, py: Python<'_>) -> PyResult<Arc<Node>> {
         let message = if std::process::id() != self.process {
             "this store was opened before a fork: open it again in the child"
@@ -64,17 +64,17 @@ impl Handle {
         self.node.read().is_none() || std::process::id() != self.process
     }
 
-    /// Closes, the first time, with the interpreter detached: tickets that run are waited for.
+    /// Closes the node once, detached from the interpreter, because running tickets are waited for.
     ///
     /// # Errors
-    /// Those of [`Node::close`]; after `Retry` closing is due again.
+    /// Those of [`Node::close`]; after `Retry` the node must be closed again.
     pub(crate) fn close(&self, py: Python<'_>) -> Result<()> {
         let node = self.node.write().take();
         let Some(node) = node else { return Ok(()) };
         let closed = py.detach(|| {
-            // In the child of a fork the gate may be held by a thread that is not there.
-            let mine = self.process == std::process::id();
-            let _closing = mine.then(|| self.gate.write());
+            // In the child of a fork a thread of the parent may hold the gate for ever.
+            let is_opener = self.process == std::process::id();
+            let _closing = is_opener.then(|| self.gate.write());
             node.close()
         });
         if matches!(&closed, Err(error) if error.kind() == ErrorKind::Retry) {
@@ -88,20 +88,20 @@ impl Handle {
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        // At the end of the interpreter there is nothing to attach to; the system cleans up. What
-        // fails here the node has logged.
+        // At the interpreter's end attaching fails; the system cleans up. The node has logged a
+        // failure.
         let _ = Python::try_attach(|py| self.close(py));
     }
 }
 
-/// Closes what is still open: the last writes become durable before the threads are stopped.
+/// Closes all open nodes: the last writes become durable before the threads are stopped.
 #[pyfunction]
 fn _close_all(py: Python<'_>) {
     let open = mem::take(&mut *OPEN.lock());
-    let me = std::process::id();
-    let mine = open.into_iter().filter(|opened| opened.process == me);
+    let process = std::process::id();
+    let own = open.into_iter().filter(|open_node| open_node.process == process);
     let nodes: Vec<_> =
-        mine.filter_map(|opened| Some((opened.node.upgrade()?, opened.gate))).collect();
+        own.filter_map(|open_node| Some((open_node.node.upgrade()?, open_node.gate))).collect();
     py.detach(|| {
         crate::cache::close_all();
         for (node, gate) in &nodes {
@@ -113,7 +113,7 @@ fn _close_all(py: Python<'_>) {
     });
 }
 
-/// Registers the above with `atexit`.
+/// Registers `_close_all` with `atexit`.
 pub(crate) fn close_at_exit(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let close_all = wrap_pyfunction!(_close_all, module)?;
     module.py().import("atexit")?.call_method1("register", (close_all,))?;

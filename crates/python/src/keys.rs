@@ -1,15 +1,16 @@
-//! Page keys: `list[bytes]`, borrowed while a call looks at them.
+//! Page keys: `list[bytes]`, borrowed during a call.
 
 use crate::error::{OrRaise, invalid};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
 use ritornello_format::Result;
 
-/// Some keys, kept alive: somebody may change the list while the interpreter is detached.
+/// Keys kept alive by references of their own: another thread may change the list while the
+/// interpreter is detached.
 pub(crate) struct Keys<'py>(Vec<Bound<'py, PyBytes>>);
 
 impl<'py> Keys<'py> {
-    /// Takes hold of the elements of a list, or of anything that can be iterated over.
+    /// Takes references to the elements of a list or another iterable.
     pub(crate) fn of(keys: &Bound<'py, PyAny>) -> PyResult<Self> {
         if let Ok(list) = keys.cast::<PyList>() {
             return list.iter().enumerate().map(|(at, key)| bytes(at, key)).collect();
@@ -21,12 +22,12 @@ impl<'py> Keys<'py> {
             .collect()
     }
 
-    /// The keys' bytes, where they are.
+    /// Returns the keys' bytes without a copy.
     pub(crate) fn slices(&self) -> Vec<&[u8]> {
         self.0.iter().map(|key| key.as_bytes()).collect()
     }
 
-    /// The keys' bytes, copied.
+    /// Returns copies of the keys' bytes.
     pub(crate) fn boxed(&self) -> Vec<Box<[u8]>> {
         self.0.iter().map(|key| Box::from(key.as_bytes())).collect()
     }
@@ -38,7 +39,7 @@ impl<'py> FromIterator<Bound<'py, PyBytes>> for Keys<'py> {
     }
 }
 
-/// What `action` says of keys, with the interpreter detached.
+/// Runs `action` on the keys, detached from the interpreter.
 pub(crate) fn ask<T: Send>(
     keys: &Bound<'_, PyAny>,
     action: impl FnOnce(&[&[u8]]) -> Result<T> + Send,

@@ -1,13 +1,14 @@
 //! # `ritornello._core`
 //!
-//! The Python module over [`ritornello_node`] and [`ritornello_store`]: arguments become keys,
-//! pages and scopes, results become Python values, and nothing is decided here.
+//! The Python module over [`ritornello_node`] and [`ritornello_store`]: it converts arguments to
+//! keys, pages and scopes, and results to Python values, and decides nothing.
 //!
-//! **Promises.** The interpreter is detached while a call waits or moves bytes. Memory that a
-//! ticket works on is held until it is done. Worker threads never attach to the interpreter, so
-//! they cannot hang its shutdown; those of a remote whose backend is a Python class do, for its calls.
+//! **Promises.** Calls that wait or move bytes detach from the interpreter. Memory of a ticket is
+//! kept until the ticket is done. Worker threads never attach to the interpreter, so they cannot
+//! hang its shutdown; exceptions are the threads of a remote whose backend is a Python class,
+//! during its calls.
 //!
-//! `unsafe` here is of one kind: turning buffers that Python promised to keep into fragments.
+//! `unsafe` here is of one kind: making fragments of buffers that Python keeps exported.
 
 mod backend;
 mod batch;
@@ -32,7 +33,7 @@ use error::OrRaise;
 use pyo3::prelude::*;
 use std::path::PathBuf;
 
-/// The compiled core. Everything here releases the GIL while it waits or moves bytes.
+/// The compiled core. Calls release the GIL while they wait or move bytes.
 #[pymodule]
 mod _core {
     use super::{PyModule, PyResult, backend, error, handle};
@@ -66,7 +67,7 @@ mod _core {
     }
 }
 
-/// Removes the store in `path`, which nobody may have open: its files, and nothing else.
+/// Removes the files of the store in `path`, which no process may have open.
 #[pyfunction]
 fn destroy(py: Python<'_>, path: PathBuf) -> PyResult<()> {
     py.detach(|| ritornello_node::destroy(&path)).or_raise(py)

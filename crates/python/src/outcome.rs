@@ -1,6 +1,6 @@
-//! Tickets and what they come to.
+//! Tickets and their outcomes.
 
-use crate::batch::Batch;
+use crate::batch::BatchMemory;
 use crate::error::raise;
 use crate::time::deadline;
 use pyo3::prelude::*;
@@ -10,12 +10,12 @@ use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long a signal may wait for a section.
+/// Interval of signal checks while waiting for a section.
 const SIGNAL_CHECK: Duration = Duration::from_millis(50);
 
-/// What a ticket came to. `pages`: leading pages stored (put) or filled and verified (get).
-/// `bytes`: payload moved. `seconds`: from submission to the end. `reason`: "" when all pages
-/// came, else why the first one did not. `ok[i]`: page `i`.
+/// Result of a ticket. `pages`: leading pages stored (put) or filled and verified (get). `bytes`:
+/// payload moved. `seconds`: from submission to the end. `reason`: "" if all pages succeeded, else
+/// why the first one failed. `ok[i]`: page `i`.
 #[pyclass(frozen, module = "ritornello._core")]
 pub(crate) struct Outcome(Arc<ritornello_store::Outcome>);
 
@@ -54,12 +54,12 @@ impl Outcome {
     }
 }
 
-/// Refuses what the child of a fork has no threads for.
+/// Refuses calls in the child of a fork, which lacks the threads that complete tickets.
 pub(crate) fn check_process(py: Python<'_>, process: u32) -> PyResult<()> {
     if std::process::id() == process {
         return Ok(());
     }
-    let message = "this was made before a fork: only the parent can wait for it";
+    let message = "this was created before a fork: only the parent can wait for it";
     Err(raise(py, &Error::new(ErrorKind::Closed, message)))
 }
 
@@ -67,17 +67,17 @@ pub(crate) fn check_process(py: Python<'_>, process: u32) -> PyResult<()> {
 #[pyclass(frozen, module = "ritornello._core")]
 pub(crate) struct Ticket {
     pub(crate) ticket: ritornello_store::Ticket,
-    /// The memory it works on; `None` if the bytes were copied when it was submitted.
-    batch: Option<Batch>,
+    /// Memory of the operation; `None` if the bytes were copied at submission.
+    batch: Option<BatchMemory>,
     process: u32,
 }
 
 impl Ticket {
-    pub(crate) fn new(ticket: ritornello_store::Ticket, batch: Option<Batch>) -> Self {
+    pub(crate) fn new(ticket: ritornello_store::Ticket, batch: Option<BatchMemory>) -> Self {
         Self { ticket, batch, process: std::process::id() }
     }
 
-    /// The outcome if it is there; the buffers are free then.
+    /// Returns the outcome if the ticket is done, and releases its buffers.
     pub(crate) fn outcome(&self, py: Python<'_>) -> Option<Outcome> {
         let outcome = self.ticket.wait(Some(Duration::ZERO))?;
         if let Some(batch) = &self.batch {
@@ -94,17 +94,17 @@ impl Ticket {
         self.ticket.fd().as_raw_fd()
     }
 
-    /// Whether the outcome is there.
+    /// Whether the ticket is done.
     fn done(&self, py: Python<'_>) -> bool {
         self.outcome(py).is_some()
     }
 
-    /// Asks to stop. The ticket is done when what is in flight has landed.
+    /// Requests cancellation. The ticket is done when its I/O in flight has completed.
     fn cancel(&self) {
         self.ticket.cancel();
     }
 
-    /// The outcome, or None if it is not there within `timeout` seconds.
+    /// Returns the outcome, or None after `timeout` seconds.
     #[pyo3(signature = (timeout=None))]
     fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<Outcome>> {
         check_process(py, self.process)?;
@@ -117,7 +117,7 @@ impl Ticket {
             if left.is_some_and(|left| left.is_zero()) {
                 return Ok(None);
             }
-            // On the eventfd rather than in the core, so that a signal ends the wait.
+            // Waits on the eventfd, not in the core, so that a signal ends the wait.
             let left = left.and_then(|left| Timespec::try_from(left).ok());
             let ready = py.detach(|| {
                 poll(&mut [PollFd::new(&self.ticket.fd(), PollFlags::IN)], left.as_ref())
@@ -130,8 +130,8 @@ impl Ticket {
         }
     }
 
-    /// Whether sections up to `number` of all pages have come, or the ticket is done, within `timeout`
-    /// seconds.
+    /// Returns whether the sections up to `number` of all pages are complete, or the ticket is
+    /// done, within `timeout` seconds.
     #[pyo3(signature = (number, timeout=None))]
     fn wait_section(&self, py: Python<'_>, number: usize, timeout: Option<f64>) -> PyResult<bool> {
         check_process(py, self.process)?;

@@ -1,4 +1,4 @@
-//! Whether pieces of memory that are about to be written overlap.
+//! Detection of overlapping memory before it is written.
 
 /// A span of memory that belongs to a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -8,7 +8,7 @@ pub(crate) struct Span {
     pub(crate) page: usize,
 }
 
-/// Two pages that share a byte, if there are any (they may be the same page twice).
+/// Returns two pages that share a byte, if any (they may be the same page twice).
 pub(crate) fn overlap(mut spans: Vec<Span>) -> Option<(usize, usize)> {
     spans.retain(|span| span.bytes > 0);
     spans.sort_unstable();

@@ -1,6 +1,6 @@
 //! Pages given as Python objects: one buffer each, or several that together make the page.
 
-use crate::buffer::{Chunk, Held, Use};
+use crate::buffer::{Access, BufferGuard, Chunk};
 use crate::error::invalid;
 use crate::overlap::{Span, overlap};
 use parking_lot::Mutex;
@@ -9,23 +9,23 @@ use pyo3::types::PyString;
 use ritornello_volume::memory::{Fragment, FragmentMut, PageSource, PageTarget};
 use std::ops::Range;
 
-/// The memory of some pages, held until [`Pages::release`] or the last reference goes.
+/// The memory of pages, kept until [`Pages::release`] or the last reference is dropped.
 pub(crate) struct Pages {
     chunks: Vec<Chunk>,
-    /// Which chunks make a page.
+    /// Chunks of each page.
     pages: Vec<Range<usize>>,
-    /// `None` once the memory was let go: there are no fragments then.
-    held: Mutex<Option<Held>>,
+    /// `None` once the memory is released: no fragments are handed out then.
+    held: Mutex<Option<BufferGuard>>,
 }
 
 impl Pages {
-    /// Takes hold of the first `count` of `pages`, each of `page_bytes` bytes. Memory that is to
-    /// be written may not overlap.
+    /// Takes the first `count` of `pages`, each of `page_bytes` bytes. Memory to be written must
+    /// not overlap.
     pub(crate) fn of(
         pages: &Bound<'_, PyAny>,
         count: usize,
         page_bytes: u64,
-        purpose: Use,
+        purpose: Access,
     ) -> PyResult<Self> {
         let py = pages.py();
         let mut taken = Self {
@@ -33,7 +33,7 @@ impl Pages {
             pages: Vec::with_capacity(count),
             held: Mutex::default(),
         };
-        let mut held = Held::default();
+        let mut held = BufferGuard::default();
         let given = pages.try_iter().map_err(|_| invalid(py, "pages is a list of buffers"))?;
         for (at, page) in given.take(count).enumerate() {
             taken.add(at, &page?, page_bytes, purpose, &mut held)?;
@@ -41,8 +41,8 @@ impl Pages {
         if taken.pages.len() < count {
             return Err(invalid(py, format!("{count} keys, but {} pages", taken.pages.len())));
         }
-        if purpose == Use::Write {
-            check_apart(py, taken.spans().collect())?;
+        if purpose == Access::Write {
+            check_disjoint(py, taken.spans().collect())?;
         }
         *taken.held.lock() = Some(held);
         Ok(taken)
@@ -53,8 +53,8 @@ impl Pages {
         at: usize,
         page: &Bound<'_, PyAny>,
         page_bytes: u64,
-        purpose: Use,
-        held: &mut Held,
+        purpose: Access,
+        held: &mut BufferGuard,
     ) -> PyResult<()> {
         let from = self.chunks.len();
         if let Some(chunk) = held.take(page, purpose, || format!("page {at}"))? {
@@ -77,7 +77,7 @@ impl Pages {
         Ok(())
     }
 
-    /// Lets the memory go. Only when nothing works on it any more.
+    /// Releases the memory. No operation may use it any more.
     pub(crate) fn release(&self) {
         drop(self.held.lock().take());
     }
@@ -99,9 +99,9 @@ impl Pages {
     }
 }
 
-// SAFETY: `held` keeps the buffers exported, so their memory stays where it is and as long as it
-// is; after `release`, which waits for the ticket, no fragment is handed out. Python code that
-// changes a buffer during a put is what the trait allows for.
+// SAFETY: `held` keeps the buffers exported, so their memory neither moves nor ends; after
+// `release`, which waits for the ticket, no fragment is handed out. The trait permits Python code
+// to change a buffer during a put.
 unsafe impl PageSource for Pages {
     fn len(&self) -> usize {
         self.pages.len()
@@ -113,8 +113,8 @@ unsafe impl PageSource for Pages {
 }
 
 // SAFETY: as above. Pages taken for writing were exported as writable and checked not to overlap;
-// the Python caller leaves them alone until the call returns or the ticket is done, as `_core.pyi`
-// asks for.
+// `_core.pyi` requires the Python caller not to touch them until the call returns or the ticket is
+// done.
 unsafe impl PageTarget for Pages {
     fn len(&self) -> usize {
         self.pages.len()
@@ -126,7 +126,7 @@ unsafe impl PageTarget for Pages {
 }
 
 /// Refuses memory that two pages, or two pieces of one, would both be written to.
-pub(crate) fn check_apart(py: Python<'_>, spans: Vec<Span>) -> PyResult<()> {
+pub(crate) fn check_disjoint(py: Python<'_>, spans: Vec<Span>) -> PyResult<()> {
     match overlap(spans) {
         None => Ok(()),
         Some((a, b)) if a == b => Err(invalid(py, format!("the pieces of page {a} overlap"))),

@@ -1,4 +1,4 @@
-//! What a store permits.
+//! The permissions of a store.
 
 use crate::error::OrRaise;
 use pyo3::prelude::*;
@@ -9,13 +9,13 @@ pub(crate) struct StorePolicy(pub(crate) ritornello_store::StorePolicy);
 
 #[pymethods]
 impl StorePolicy {
-    /// Whether keys may be made by a hash for which collisions can be made.
+    /// Whether keys may come from a hash without collision resistance.
     #[getter]
     fn allow_weak_hashes(&self) -> bool {
         self.0.allow_weak_hashes
     }
 
-    /// Whether requests may say how long their pages are kept from eviction.
+    /// Whether requests may set the retention of their pages.
     #[getter]
     fn allow_request_retention(&self) -> bool {
         self.0.allow_request_retention
@@ -27,7 +27,7 @@ impl StorePolicy {
         self.0.deny_clients.iter().map(|call| call.word()).collect()
     }
 
-    /// Raises InvalidError where keys that `algorithm` made may not be used.
+    /// Raises InvalidError if the policy forbids keys made by `algorithm`.
     fn check_hash(&self, py: Python<'_>, algorithm: &str) -> PyResult<()> {
         self.0.check_hash(algorithm).or_raise(py)
     }

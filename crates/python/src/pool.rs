@@ -1,9 +1,9 @@
-//! An engine's registered memory: bases and strides once, page numbers from then on.
+//! An engine's registered memory: bases and strides once, page numbers afterwards.
 
-use crate::buffer::{Chunk, Held, Use};
+use crate::buffer::{Access, BufferGuard, Chunk};
 use crate::error::invalid;
 use crate::overlap::Span;
-use crate::pages::check_apart;
+use crate::pages::check_disjoint;
 use pyo3::prelude::*;
 use ritornello_volume::memory::{Fragment, FragmentMut, PageSource, PageTarget};
 use std::sync::Arc;
@@ -16,18 +16,18 @@ struct Part {
     writable: bool,
 }
 
-/// The buffers of a pool, kept until the last page list and ticket over them is gone.
+/// The buffers of a pool, kept until the last page list and ticket over them is dropped.
 struct Memory {
     parts: Vec<Part>,
     page_bytes: usize,
     pages: usize,
-    /// Whether no two pages of the pool share a byte, so that only equal ids can collide.
+    /// Whether all pages of the pool are disjoint, so that only equal ids can collide.
     apart: bool,
-    _held: Held,
+    _held: BufferGuard,
 }
 
 impl Memory {
-    /// Where page `page` lies in each buffer; `page < self.pages`.
+    /// Returns the memory of page `page` in each buffer; `page < self.pages`.
     fn chunks(&self, page: usize) -> impl Iterator<Item = Chunk> {
         self.parts
             .iter()
@@ -67,7 +67,7 @@ impl PagePool {
                 ),
             ));
         }
-        let mut held = Held::default();
+        let mut held = BufferGuard::default();
         let mut parts = Vec::with_capacity(buffers.len());
         for (at, (buffer, (page_bytes, stride))) in
             buffers.iter().zip(page_bytes.into_iter().zip(strides)).enumerate()
@@ -76,11 +76,11 @@ impl PagePool {
         }
         let pages = parts.iter().map(Part::pages).min().unwrap_or(0);
         let page_bytes = parts.iter().map(|part| part.page_bytes).sum();
-        let apart = buffers_apart(&parts, pages);
+        let apart = buffers_disjoint(&parts, pages);
         Ok(Self(Arc::new(Memory { parts, page_bytes, pages, apart, _held: held })))
     }
 
-    /// Bytes a page, over all buffers.
+    /// Bytes per page, over all buffers.
     #[getter]
     fn page_bytes(&self) -> usize {
         self.0.page_bytes
@@ -90,7 +90,7 @@ impl PagePool {
         self.0.pages
     }
 
-    /// The pages of these ids, in this order.
+    /// Returns the pages with these ids, in this order.
     fn pages(&self, ids: &Bound<'_, PyAny>) -> PyResult<PoolPages> {
         let ids = ids
             .try_iter()
@@ -128,7 +128,7 @@ fn part(
     buffer: &Bound<'_, PyAny>,
     page_bytes: usize,
     stride: usize,
-    held: &mut Held,
+    held: &mut BufferGuard,
 ) -> PyResult<Part> {
     let py = buffer.py();
     let name = || format!("buffer {at}");
@@ -138,10 +138,10 @@ fn part(
             format!("buffer {at}: {page_bytes} bytes a page every {stride} bytes overlap, or none"),
         ));
     }
-    // Memory that may only be read is good for puts.
-    let (chunk, writable) = match held.take(buffer, Use::Write, name) {
+    // Read-only memory is sufficient for puts.
+    let (chunk, writable) = match held.take(buffer, Access::Write, name) {
         Ok(chunk) => (chunk, true),
-        Err(_) => (held.take(buffer, Use::Read, name)?, false),
+        Err(_) => (held.take(buffer, Access::Read, name)?, false),
     };
     let given = || buffer.get_type().name().map(|name| name.to_string()).unwrap_or_default();
     let chunk = chunk.ok_or_else(|| {
@@ -150,8 +150,8 @@ fn part(
     Ok(Part { chunk, page_bytes, stride, writable })
 }
 
-/// Whether the used spans of all buffers are disjoint.
-fn buffers_apart(parts: &[Part], pages: usize) -> bool {
+/// Returns whether the used spans of all buffers are disjoint.
+fn buffers_disjoint(parts: &[Part], pages: usize) -> bool {
     let used = |part: &Part| match pages {
         0 => 0,
         _ => (pages - 1) * part.stride + part.page_bytes,
@@ -188,13 +188,13 @@ pub(crate) struct Selection {
 }
 
 impl PoolPages {
-    /// The first `count` pages, for a scope with pages of `page_bytes`.
+    /// Returns the first `count` pages, for a scope with pages of `page_bytes`.
     pub(crate) fn select(
         &self,
         py: Python<'_>,
         count: usize,
         page_bytes: u64,
-        purpose: Use,
+        purpose: Access,
     ) -> PyResult<Selection> {
         let memory = &self.0.memory;
         if memory.page_bytes as u64 != page_bytes {
@@ -210,7 +210,7 @@ impl PoolPages {
             return Err(invalid(py, format!("{count} keys, but {} pages", self.0.len)));
         }
         let selection = Selection { len: count, ..self.0.clone() };
-        if purpose == Use::Write {
+        if purpose == Access::Write {
             selection.check_writable(py)?;
         }
         Ok(selection)
@@ -239,7 +239,7 @@ impl Selection {
                 page,
             })
         });
-        check_apart(py, spans.collect())
+        check_disjoint(py, spans.collect())
     }
 
     fn chunks_of(&self, page: usize) -> impl Iterator<Item = Chunk> {
@@ -248,9 +248,8 @@ impl Selection {
     }
 }
 
-// SAFETY: the pool's buffers are exported for as long as `memory` lives, and ids were checked
-// against their lengths. Python code that changes a buffer during a put is what the trait allows
-// for.
+// SAFETY: the pool's buffers stay exported while `memory` lives, and ids were checked against their
+// lengths. The trait permits Python code to change a buffer during a put.
 unsafe impl PageSource for Selection {
     fn len(&self) -> usize {
         self.len
@@ -261,8 +260,8 @@ unsafe impl PageSource for Selection {
     }
 }
 
-// SAFETY: as above; a selection becomes a target only after `check_writable`, and the Python
-// caller leaves its pages alone until the call returns or the ticket is done.
+// SAFETY: as above; a selection becomes a target only after `check_writable`, and the Python caller
+// must not touch its pages until the call returns or the ticket is done.
 unsafe impl PageTarget for Selection {
     fn len(&self) -> usize {
         self.len

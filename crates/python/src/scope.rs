@@ -1,4 +1,4 @@
-//! Scopes.
+//! The Python class of scopes.
 
 use crate::error::{OrRaise, invalid};
 use pyo3::prelude::*;
@@ -7,10 +7,10 @@ use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
-/// Everything besides tokens that decides whether bytes may be reused. `layers` and `kv_heads`
-/// are first and one past the last. `page_bytes` follows from the shape where dtype and layout
-/// are known; otherwise it must be given. Every field takes part in the `id`: another `layout` or
-/// `page_bytes` is another scope. `layer_first` and `page_first` are names of the same bytes.
+/// Everything besides tokens that decides whether bytes may be reused. `layers` and `kv_heads` are
+/// first and one past the last. `page_bytes` follows from the shape if dtype and layout are known;
+/// otherwise it must be given. Every field is part of the `id`: another `layout` or `page_bytes` is
+/// another scope. `layer_first` and `page_first` name the same bytes.
 #[pyclass(frozen, module = "ritornello._core")]
 pub(crate) struct Scope {
     pub(crate) inner: Arc<ritornello_format::Scope>,
@@ -24,7 +24,7 @@ impl Scope {
         Ok(Self { id: scope.id().0, page_bytes, inner: Arc::new(scope) })
     }
 
-    /// One scope, or a sequence of them.
+    /// Returns one scope, or a sequence of scopes, as a list.
     pub(crate) fn some<'py>(given: &Bound<'py, PyAny>) -> PyResult<Vec<Bound<'py, Self>>> {
         if let Ok(scope) = given.cast::<Self>() {
             return Ok(vec![scope.clone()]);
@@ -36,7 +36,7 @@ impl Scope {
         scopes.ok_or_else(|| invalid(given.py(), "scope is a Scope, or a sequence of them"))
     }
 
-    /// The arguments that make this scope, all but `model` optional keywords.
+    /// Adds the arguments that make this scope; all but `model` are optional keywords.
     fn fill(&self, fields: &Bound<'_, PyDict>) -> PyResult<()> {
         let (py, scope) = (fields.py(), &self.inner);
         fields.set_item("model", &scope.model)?;
@@ -73,7 +73,7 @@ impl Scope {
                           kv_scale='none', hash_algorithm='', epoch=b'', part=0, extra=None, \
                           chained=True, page_bytes=None)"
     )]
-    // One parameter a field: Python callers name them.
+    // One parameter per field: Python callers pass them by name.
     #[allow(clippy::too_many_arguments)]
     fn new(
         py: Python<'_>,
@@ -117,7 +117,7 @@ impl Scope {
         Self::of(py, scope)
     }
 
-    /// A scope for callers that only have bytes.
+    /// Returns a scope for callers that only have bytes.
     #[staticmethod]
     #[pyo3(signature = (name, page_bytes, *, chained=false))]
     fn opaque(py: Python<'_>, name: &str, page_bytes: u64, chained: bool) -> PyResult<Self> {
@@ -130,7 +130,7 @@ impl Scope {
         PyBytes::new(py, &self.id)
     }
 
-    /// Bytes a page, given or derived.
+    /// Bytes per page, given or derived.
     #[getter]
     fn page_bytes(&self) -> u64 {
         self.page_bytes
@@ -142,7 +142,7 @@ impl Scope {
         self.inner.chained
     }
 
-    /// The keyword arguments that make an equal scope.
+    /// Returns the keyword arguments that make an equal scope.
     fn describe<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let fields = PyDict::new(py);
         self.fill(&fields)?;

@@ -1,14 +1,14 @@
-//! The store, as Python sees it.
+//! The Python class of stores.
 
-use crate::batch::Batch;
-use crate::error::{OrRaise, as_setting, invalid, unfit};
+use crate::batch::BatchMemory;
+use crate::error::{OrRaise, as_setting, invalid, invalid_argument};
 use crate::handle::Handle;
 use crate::keys::{self, Keys};
 use crate::log;
 use crate::outcome::Ticket;
 use crate::policy::StorePolicy;
 use crate::scope::Scope;
-use crate::submission::{Submission, terms};
+use crate::submission::{Submission, put_options};
 use crate::time::{control, duration};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
@@ -32,9 +32,9 @@ pub(crate) struct Store {
 
 #[pymethods]
 impl Store {
-    /// Owner of the directory, or client of the process that owns it. `capacity` ("200GiB", or
-    /// bytes) may be omitted for a directory that holds a store. A `SettingError` says that a word or a
-    /// number cannot be read, whatever the directory.
+    /// Opens a store as owner of the directory, or as client of the process that owns it.
+    /// `capacity` ("200GiB", or bytes) may be omitted for a directory that holds a store. A
+    /// `SettingError` means that a word or a number is invalid, independent of the directory.
     #[staticmethod]
     #[pyo3(
         signature = (
@@ -46,7 +46,7 @@ impl Store {
                           eviction='adaptive', codec='raw', admission='auto', write_budget=None, \
                           index=None, segment_bytes=None)"
     )]
-    // Python callers name them.
+    // Python callers pass them by name.
     #[allow(clippy::too_many_arguments)]
     fn open(
         py: Python<'_>,
@@ -85,10 +85,9 @@ impl Store {
         Ok(Self { path, handle: Handle::new(node) })
     }
 
-    /// Stores pages and returns how many leading ones are now stored, those that were there
-    /// already included.
+    /// Stores pages and returns the number of leading pages now stored, earlier ones included.
     #[pyo3(signature = (scope, keys, pages, *, parent=None, retain_until=None, timeout=None))]
-    // Python callers name them.
+    // Python callers pass them by name.
     #[allow(clippy::too_many_arguments)]
     fn put_batch(
         &self,
@@ -100,19 +99,19 @@ impl Store {
         retain_until: Option<Bound<'_, PyAny>>,
         timeout: Option<f64>,
     ) -> PyResult<usize> {
-        let terms = terms(parent, retain_until.as_ref())?;
+        let terms = put_options(parent, retain_until.as_ref())?;
         let (node, control) = (self.handle.node(py)?, control(py, timeout)?);
         let held = Keys::of(keys)?;
         let keys = held.slices();
-        let batch = Batch::source(pages, keys.len(), scope.page_bytes)?;
+        let batch = BatchMemory::source(pages, keys.len(), scope.page_bytes)?;
         let (store, source) = (node.store(), batch.as_source());
         let outcome = py.detach(|| store.put_batch(&scope.inner, &keys, source, &terms, &control));
         batch.release(py);
         Ok(outcome.or_raise(py)?.pages)
     }
 
-    /// Sets what is to hold for a scope, durably: how its pages are encoded, and how many bytes it
-    /// may hold and retain. What is not named goes back to the store's default.
+    /// Sets the settings of a scope, durably: the codec of its pages, and the bytes that it may
+    /// hold and retain. Omitted ones return to the store's default.
     #[pyo3(signature = (scope, *, codec=None, quota=None, retained=None))]
     fn configure(
         &self,
@@ -131,14 +130,14 @@ impl Store {
         py.detach(|| node.store().configure(&scope.inner, &settings)).or_raise(py)
     }
 
-    /// Number of leading pages that can be had.
+    /// Returns the number of leading pages available.
     fn probe(&self, py: Python<'_>, scope: &Scope, keys: &Bound<'_, PyAny>) -> PyResult<usize> {
         let node = self.handle.node(py)?;
         let held = Keys::of(keys)?;
         let keys = held.slices();
         let probe = || node.store().probe(&scope.inner, &keys);
-        // A microsecond in memory is less than what detaching costs when other threads run. But
-        // nobody waits attached: not for another process, and not for a store that is closing.
+        // Probing in memory takes a microsecond, less than detaching costs while other threads run.
+        // An attached call never waits: neither for another process nor for a closing store.
         let open = self.handle.unless_closing();
         let attached = open.is_some() && node.role() == Role::Owner;
         let hit = if attached {
@@ -150,8 +149,8 @@ impl Store {
         hit.or_raise(py)
     }
 
-    /// Like `probe`, with a lease that keeps the pages readable for `ttl` seconds or until it is
-    /// released. Of several scopes: the leading pages that all of them have.
+    /// Like `probe`, with a lease that keeps the pages readable for `ttl` seconds or until its
+    /// release. For several scopes: the leading pages that all of them have.
     #[pyo3(name = "match", signature = (scope, keys, *, ttl=60.0))]
     fn match_(
         &self,
@@ -174,13 +173,13 @@ impl Store {
         })
     }
 
-    /// Ends a lease of this process by its number. One that has ended is ignored.
+    /// Ends a lease of this process by its number. An unknown one is ignored.
     fn release(&self, py: Python<'_>, lease: u64) -> PyResult<()> {
         let node = self.handle.node(py)?;
         py.detach(|| node.store().release(LeaseNumber(lease))).or_raise(py)
     }
 
-    /// Which pages are there, each by itself.
+    /// Returns, for each page by itself, whether it is stored.
     fn exists(
         &self,
         py: Python<'_>,
@@ -191,8 +190,8 @@ impl Store {
         keys::ask(keys, |keys| node.store().exists(&scope.inner, keys))
     }
 
-    /// Fills `out` and returns how many leading pages were filled and verified. `out` may be
-    /// longer than `keys`. What lies in pages behind those is unspecified.
+    /// Fills `out` and returns the number of leading pages filled and verified. `out` may be longer
+    /// than `keys`. The contents of pages behind the filled ones are unspecified.
     #[pyo3(signature = (scope, keys, out, *, timeout=None))]
     fn get_batch(
         &self,
@@ -205,22 +204,22 @@ impl Store {
         let (node, control) = (self.handle.node(py)?, control(py, timeout)?);
         let held = Keys::of(keys)?;
         let keys = held.slices();
-        let batch = Batch::target(out, keys.len(), scope.page_bytes)?;
+        let batch = BatchMemory::target(out, keys.len(), scope.page_bytes)?;
         let (store, target) = (node.store(), batch.as_target());
         let outcome = py.detach(|| store.get_batch(&scope.inner, &keys, target, &control));
         batch.release(py);
         Ok(outcome.or_raise(py)?.pages)
     }
 
-    /// Starts a put. With `copy` the bytes are taken into bounded staging before this returns,
-    /// and pages that do not fit are skipped; without, the memory must not change until the
-    /// ticket is done.
+    /// Starts a put. With `copy` the bytes are copied into bounded staging before the call returns,
+    /// and pages that do not fit are skipped; without, the memory must not change until the ticket
+    /// is done.
     #[pyo3(
         signature = (
             scope, keys, pages, *, parent=None, copy=false, retain_until=None, timeout=None
         )
     )]
-    // Python callers name them.
+    // Python callers pass them by name.
     #[allow(clippy::too_many_arguments)]
     fn submit_put(
         &self,
@@ -233,7 +232,7 @@ impl Store {
         retain_until: Option<Bound<'_, PyAny>>,
         timeout: Option<f64>,
     ) -> PyResult<Ticket> {
-        let terms = terms(parent, retain_until.as_ref())?;
+        let terms = put_options(parent, retain_until.as_ref())?;
         let node = self.handle.node(py)?;
         let (put, store) = (Submission::put(scope, keys, pages, 0, timeout)?, node.store());
         let (scope, keys, control) = (put.scope, put.keys, put.control);
@@ -248,11 +247,11 @@ impl Store {
         Ok(Ticket::new(ticket.or_raise(py)?, Some(put.batch)))
     }
 
-    /// Starts a get. `out` belongs to the store until the ticket is done. With `staged` the
-    /// bytes come through staging, whose huge pages some disks reach faster than small ones.
-    /// `sections` of the pages come one after the other: `Ticket.wait_section`.
+    /// Starts a get. `out` belongs to the store until the ticket is done. With `staged` the bytes
+    /// pass through staging, whose huge pages some disks reach faster than small ones. `sections`
+    /// of the pages are read in order: `Ticket.wait_section`.
     #[pyo3(signature = (scope, keys, out, *, staged=false, sections=None, timeout=None))]
-    // Python callers name them.
+    // Python callers pass them by name.
     #[allow(clippy::too_many_arguments)]
     fn submit_get(
         &self,
@@ -272,26 +271,27 @@ impl Store {
         Ok(Ticket::new(ticket.or_raise(py)?, Some(get.batch)))
     }
 
-    /// Counts as a use of the leading pages; returns their number.
+    /// Marks the leading pages as used; returns their number.
     fn touch(&self, py: Python<'_>, scope: &Scope, keys: &Bound<'_, PyAny>) -> PyResult<usize> {
         let node = self.handle.node(py)?;
         keys::ask(keys, |keys| node.store().touch(&scope.inner, keys))
     }
 
-    /// Removes pages, in chained scopes with all behind them; returns how many of `keys` went.
+    /// Removes pages, in chained scopes with all pages behind them; returns how many of `keys` were
+    /// removed.
     fn delete(&self, py: Python<'_>, scope: &Scope, keys: &Bound<'_, PyAny>) -> PyResult<usize> {
         let node = self.handle.node(py)?;
         keys::ask(keys, |keys| node.store().delete(&scope.inner, keys))
     }
 
-    /// Forgets a scope and its pages, durably at once. The bytes stay until overwritten.
+    /// Drops a scope and its pages, durably on return. The bytes stay on disk until overwritten.
     fn drop_scope(&self, py: Python<'_>, scope: &Scope) -> PyResult<()> {
         let node = self.handle.node(py)?;
         py.detach(|| node.store().drop_scope(&scope.inner)).or_raise(py)
     }
 
-    /// The scopes that the store knows, in the order in which they were registered: each with its
-    /// pages and the bytes that they take on disk.
+    /// Returns the scopes of the store in order of registration: each with its number of pages and
+    /// their bytes on disk.
     fn scopes(&self, py: Python<'_>) -> PyResult<Vec<(Scope, u64, u64)>> {
         let node = self.handle.node(py)?;
         let held = py.detach(|| node.store().scopes()).or_raise(py)?;
@@ -299,8 +299,8 @@ impl Store {
         each.map(|held| Ok((Scope::of(py, held.scope)?, held.pages, held.bytes))).collect()
     }
 
-    /// Keys of a scope, some at a time, those put first before others; and where to go on: `after`
-    /// of the next call, or zero behind the last key.
+    /// Returns at most `limit` keys of a scope, earlier puts first, and the `after` of the next
+    /// call, or zero at the end.
     #[pyo3(signature = (scope, *, after=0, limit=1000))]
     fn keys<'py>(
         &self,
@@ -314,13 +314,13 @@ impl Store {
         Ok((held.keys.iter().map(|key| PyBytes::new(py, key)).collect(), held.last))
     }
 
-    /// Everything put before survives power loss.
+    /// Makes all earlier puts survive power loss.
     fn flush(&self, py: Python<'_>) -> PyResult<()> {
         let node = self.handle.node(py)?;
         py.detach(|| node.store().flush()).or_raise(py)
     }
 
-    /// Sets the capacity of the store, which stays in use meanwhile.
+    /// Sets the capacity of the store while it is in use.
     fn resize(&self, py: Python<'_>, capacity: &Bound<'_, PyAny>) -> PyResult<()> {
         let (node, capacity) = (self.handle.node(py)?, bytes_of("capacity", capacity)?);
         py.detach(|| node.store().resize(capacity)).or_raise(py)
@@ -332,16 +332,16 @@ impl Store {
         py.detach(|| node.store().clear()).or_raise(py)
     }
 
-    /// Figures of the store, and of what this process moved.
+    /// Returns figures of the store, and of the transfers of this process.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let node = self.handle.node(py)?;
         let stats = py.detach(|| node.store().stats()).or_raise(py)?;
         stats_of(py, &stats)
     }
 
-    /// Finishes the tickets that run, answers those that wait, makes everything durable, and lets
-    /// the directory go. Again: does nothing. After a `RetryError` writes of this process are still
-    /// on their way: close again.
+    /// Finishes running tickets, cancels queued ones, makes all puts durable, and releases the
+    /// directory. A second call does nothing. After a `RetryError` writes of this process are in
+    /// flight: close again.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         self.handle.close(py).or_raise(py)
     }
@@ -352,26 +352,26 @@ impl Store {
         self.handle.closed()
     }
 
-    /// The directory, as it was given.
+    /// The directory, as given.
     #[getter]
     fn path(&self) -> String {
         self.path.to_string_lossy().into_owned()
     }
 
-    /// What the store permitted when it was opened.
+    /// The permissions of the store when it was opened.
     #[getter]
     fn policy(&self, py: Python<'_>) -> PyResult<StorePolicy> {
         Ok(StorePolicy(self.handle.node(py)?.policy().clone()))
     }
 
-    /// "owner" or "client" now: a client takes over when the owner dies.
+    /// "owner" or "client" at present: a client takes over when the owner dies.
     #[getter]
     fn role(&self, py: Python<'_>) -> PyResult<&'static str> {
         let node = self.handle.node(py)?;
         Ok(py.detach(|| node.role().word()))
     }
 
-    /// What keeps the store from being used in full; "" if nothing does. A client asks its owner.
+    /// The problem that limits the use of the store; "" if none. A client asks its owner.
     #[getter]
     fn problem(&self, py: Python<'_>) -> PyResult<String> {
         let node = self.handle.node(py)?;
@@ -398,7 +398,7 @@ impl Store {
     }
 }
 
-/// Figures as a dictionary.
+/// Converts figures to a dictionary.
 pub(crate) fn stats_of<'py>(
     py: Python<'py>,
     stats: &impl serde::Serialize,
@@ -409,23 +409,26 @@ pub(crate) fn stats_of<'py>(
     Ok(py.import("json")?.call_method1("loads", (text,))?.cast_into()?)
 }
 
-/// A number of bytes: an integer, or text with a unit. `what` names the argument.
+/// Parses a number of bytes: an integer, or text with a unit. `what` names the argument.
 pub(crate) fn bytes_of(what: &str, given: &Bound<'_, PyAny>) -> PyResult<u64> {
     let py = given.py();
     if let Ok(text) = given.extract::<String>() {
         return parse_bytes(&text).or_raise(py);
     }
-    given.extract().map_err(|_| unfit(what, given, "bytes, or text such as \"200GiB\""))
+    given.extract().map_err(|_| invalid_argument(what, given, "bytes, or text such as \"200GiB\""))
 }
 
-/// A write budget: bytes a day, or text with a span.
+/// Parses a write budget: bytes per day, or text with a time span.
 fn budget_of(given: &Bound<'_, PyAny>) -> PyResult<WriteBudget> {
     let py = given.py();
     if let Ok(text) = given.extract::<String>() {
         return WriteBudget::parse(&text).or_raise(py);
     }
     let advice = "bytes a day, or text such as \"2TB/day\"";
-    given.extract().map(WriteBudget::per_day).map_err(|_| unfit("write_budget", given, advice))
+    given
+        .extract()
+        .map(WriteBudget::per_day)
+        .map_err(|_| invalid_argument("write_budget", given, advice))
 }
 
 fn io_choice(py: Python<'_>, word: &str) -> PyResult<IoChoice> {
@@ -441,7 +444,7 @@ fn io_choice(py: Python<'_>, word: &str) -> PyResult<IoChoice> {
     })
 }
 
-/// The longest reusable prefix, kept readable until `release()`, or until its time is up.
+/// The longest reusable prefix, kept readable until `release()` or the end of its time.
 #[pyclass(frozen, module = "ritornello._core")]
 pub(crate) struct Match {
     pages: usize,
@@ -464,7 +467,7 @@ impl Match {
         self.lease.0
     }
 
-    /// Ends the lease. Again, or after the store was closed: does nothing.
+    /// Ends the lease. A second call, or one after the store was closed, does nothing.
     fn release(&self, py: Python<'_>) -> PyResult<()> {
         if self.released.swap(true, Ordering::AcqRel) {
             return Ok(());

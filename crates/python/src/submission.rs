@@ -1,6 +1,6 @@
-//! A put or a get that goes on behind a ticket, as its arguments say it.
+//! The arguments of a put or a get behind a ticket.
 
-use crate::batch::Batch;
+use crate::batch::BatchMemory;
 use crate::keys::Keys;
 use crate::scope::Scope;
 use crate::time::{self, control, seconds_since_1970};
@@ -9,16 +9,16 @@ use ritornello_store::PutOptions;
 use ritornello_volume::transfer::Control;
 use std::sync::Arc;
 
-/// What moves where, and until when.
+/// Keys, memory and deadline of a put or a get.
 pub(crate) struct Submission {
     pub(crate) scope: Arc<ritornello_format::Scope>,
     pub(crate) keys: Vec<Box<[u8]>>,
-    pub(crate) batch: Batch,
+    pub(crate) batch: BatchMemory,
     pub(crate) control: Control,
 }
 
 impl Submission {
-    /// Reads to `out`, the sections that end so one after the other.
+    /// Returns a get into `out`, in the sections with these ends, one after the other.
     pub(crate) fn get(
         scope: &Scope,
         keys: &Bound<'_, PyAny>,
@@ -29,11 +29,11 @@ impl Submission {
         let control = control(keys.py(), timeout)?;
         let control = Control { sections: time::sections(keys.py(), sections)?, ..control };
         let keys = Keys::of(keys)?.boxed();
-        let batch = Batch::target(out, keys.len(), scope.page_bytes)?;
+        let batch = BatchMemory::target(out, keys.len(), scope.page_bytes)?;
         Ok(Self { scope: Arc::clone(&scope.inner), keys, batch, control })
     }
 
-    /// Writes `pages`, those of all keys but the `first` ones.
+    /// Returns a put of `pages`, those of all keys but the `first` ones.
     pub(crate) fn put(
         scope: &Scope,
         keys: &Bound<'_, PyAny>,
@@ -43,13 +43,13 @@ impl Submission {
     ) -> PyResult<Self> {
         let control = control(keys.py(), timeout)?;
         let keys = Keys::of(keys)?.boxed();
-        let batch = Batch::source(pages, keys.len().saturating_sub(first), scope.page_bytes)?;
+        let batch = BatchMemory::source(pages, keys.len().saturating_sub(first), scope.page_bytes)?;
         Ok(Self { scope: Arc::clone(&scope.inner), keys, batch, control })
     }
 }
 
-/// What a put says of its pages.
-pub(crate) fn terms(
+/// Returns the options of a put.
+pub(crate) fn put_options(
     parent: Option<&[u8]>,
     retain_until: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<PutOptions> {

@@ -1,15 +1,15 @@
-//! What can be typed behind `bench`.
+//! Arguments of `bench`.
 
 use super::{codec, picture, size};
 use crate::bench::adaptive::args::{AdaptiveArgs, AdaptivePart};
 use crate::bench::clients::part::ClientPart;
-use crate::bench::contest::{ContestPart, Workload};
+use crate::bench::index::{IndexPart, Workload};
 use crate::bench::remote::RemoteArgs as BenchRemoteArgs;
 use clap::{Args, Subcommand, ValueEnum};
 use ritornello_codec::Codec;
 use std::path::PathBuf;
 
-/// Of `bench`.
+/// Arguments of `bench`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -17,7 +17,7 @@ Examples:
   ritornello bench codec
   ritornello bench store --help")]
 pub struct BenchArgs {
-    /// What to measure.
+    /// The measurement.
     #[command(subcommand)]
     pub what: BenchCommand,
 }
@@ -25,52 +25,52 @@ pub struct BenchArgs {
 /// The measurements.
 #[derive(Debug, Subcommand)]
 pub enum BenchCommand {
-    /// Writes, reads, probes and restarts, against the raw limits of the same disk
+    /// Writes, reads, probes and restarts, against the raw limits of the disk
     Store(StoreArgs),
     /// A store in memory against memcpy
     Host(HostArgs),
     /// Walks of the page table against reads of memory
     Table(TableArgs),
-    /// Size and speed of the codecs, and what the lossy ones do to attention
+    /// Size and speed of the codecs, and the effect of the lossy ones on attention
     Codec(CodecArgs),
-    /// Backends of the index, measured alike
+    /// Index backends, measured under equal conditions
     Index(IndexArgs),
     /// The same store from another process, against the owner's own calls
     Clients(ClientsArgs),
-    /// The controller of the index `lsm` over ten stages, against settings that stay
+    /// The controller of the index `lsm` over ten stages, against fixed settings
     Adaptive(AdaptiveArgs),
-    /// A remote through the tier, against the plain client of its object store
+    /// The remote tier, against the plain client of its object store
     Remote(BenchRemoteArgs),
     /// One part of a measurement, in a process of its own
     #[command(hide = true)]
     Part(PartArgs),
 }
 
-/// Of `bench store`.
+/// Arguments of `bench store`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-How it measures. Each of --runs rounds takes the raw limit and the store's figure one after the
-other, in turns first: O_DIRECT writes (fdatasync included) of --total bytes into blocks never
-written against put_batch + flush into a new store; the same over blocks already written against
-put_batch + flush into a store that was filled and cleared; O_DIRECT reads against get_batch from a
-store opened anew. The raw side uses the best operation size and depth of a small sweep; both sides
-use huge-page buffers. Ratios are taken round by round; what is printed is the median. Every byte
-got is compared with what was put, outside the time; bfloat16 pages hold normal noise, which lossless
-codecs can shorten. Lossy codecs make it other bytes, so they are not compared.
+How it measures. Each of --runs rounds measures the raw limit and the store, in alternating order:
+O_DIRECT writes (fdatasync included) of --total bytes into blocks never written against put_batch +
+flush into a new store; writes over written blocks against put_batch + flush into a store that was
+filled and cleared; O_DIRECT reads against get_batch from a reopened store. The raw side uses the best
+operation size and depth of a small sweep; both sides use huge-page buffers. Ratios are taken by
+round; the median is printed. Every byte read is compared with the byte put, outside the time;
+bfloat16 pages hold normal noise, which lossless codecs can shorten. Bytes of lossy codecs differ and
+are not compared.
 
-One put or get is one sequence of 4,096 tokens, cut to 256 pages and to 512 MiB where it is longer;
-calls are blocking, from one thread, as the simplest caller would make them. Seconds of processor time are those of the whole process.
+A put or get is one sequence of 4,096 tokens, limited to 256 pages and to 512 MiB; calls are blocking,
+from one thread. Processor seconds are those of the whole process.
 
 Probes ask for 256 pages in an index of --entries pages in 32-page runs, without payload: warm, the
-same few sequences again and again; cold, a random one each time. Reopening is that of the whole
-store. Memory a page is what a fresh process has resident with that index open, less what it has
-with an empty one; beside it, the same of the whole store, which also keeps an order of eviction.
+same few sequences; cold, a random one each time. Reopening is that of the whole store. Memory per
+page is the resident memory of a fresh process with that index open, less that with an empty one;
+beside it that of the whole store, which also keeps the order of eviction.
 
 It needs about three times --total on the disk, and 1 GiB for the index; all of it is removed.
 
---steady fills a store of --total bytes and writes four times as much again, with evictions, half of
-the gets hitting; then takes the same figures from it and from fresh stores, in turns. Once with
-pages of 192 KiB, once with pages of 16 KiB, 64 KiB, 192 KiB and 8 MiB mixed.
+--steady fills a store of --total bytes and writes four times as much again, with evictions, while
+half of the gets hit; then measures it and fresh stores, in alternating order. Once with pages of
+192 KiB, once with pages of 16 KiB, 64 KiB, 192 KiB and 8 MiB mixed.
 
 Examples:
   ritornello bench store --dir /nvme --shape llama3-8b --page-tokens 64 --total 2GiB
@@ -82,28 +82,28 @@ pub struct StoreArgs {
     /// The model whose pages are moved
     #[arg(long, value_enum, default_value = "llama3-8b")]
     pub shape: ShapeName,
-    /// Tokens a page
+    /// Tokens per page
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     pub page_tokens: u32,
-    /// Bytes that each measurement moves
+    /// Bytes moved by each measurement
     #[arg(long, default_value = "2GiB", value_parser = size)]
     pub total: u64,
-    /// A directory on the disk to measure [default: here, or a temporary one if this is memory]
+    /// A directory on the disk to measure [default: the current one, or a temporary one if that is in memory]
     #[arg(long)]
     pub dir: Option<PathBuf>,
     /// Rounds; the median counts
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub runs: u32,
-    /// Encode pages: split, zstd, int8 or int4. A store of raw pages is measured in the same rounds
+    /// Codec of pages: split, zstd, int8 or int4. A store of raw pages is measured in the same rounds
     #[arg(long, default_value = "raw", value_parser = codec)]
     pub codec: Codec,
-    /// Measure a store that is full and evicts against a fresh one, in a capacity of --total
+    /// Measure a full store that evicts against a fresh one, with a capacity of --total
     #[arg(long, conflicts_with_all = ["only", "runs", "shape", "page_tokens", "codec"])]
     pub steady: bool,
-    /// Measure only a part
+    /// Measure only this part
     #[arg(long, value_enum)]
     pub only: Option<Part>,
-    /// Pages in the index that is probed
+    /// Pages in the probed index
     #[arg(long, default_value_t = 1_000_000,
           value_parser = clap::value_parser!(u64).range(256..=100_000_000))]
     pub entries: u64,
@@ -116,29 +116,29 @@ pub struct StoreArgs {
     /// Custom shape: KV heads
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub kv_heads: Option<u32>,
-    /// Custom shape: numbers a head
+    /// Custom shape: numbers per head
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     pub head_dim: Option<u32>,
     /// Custom shape: number format
     #[arg(long)]
     pub dtype: Option<String>,
-    /// Custom shape: bytes a page, instead of the above
+    /// Custom shape: bytes per page, instead of the above
     #[arg(long, value_parser = size,
           conflicts_with_all = ["layers", "kv_heads", "head_dim", "dtype"])]
     pub page_bytes: Option<u64>,
-    /// Bytes a segment file
+    /// Bytes per segment file
     #[arg(long, hide = true, value_parser = size)]
     pub segment_bytes: Option<u64>,
 }
 
-/// Of `bench host`.
+/// Arguments of `bench host`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-How it measures. Each of --runs rounds makes a store in memory, puts --total bytes into it, clears it,
-puts as much again over the same memory, opens it anew and gets that twice; and copies as much with memcpy,
-page by page, from private memory in huge pages to where the gets went, with as many threads as a get
-has. Memcpy goes first and last in turns; ratios are taken round by round; what is printed is the
-median. A call is 64 pages. Every byte got is compared with what was put, outside the time.
+How it measures. Each of --runs rounds creates a store in memory, puts --total bytes into it, clears
+it, puts as much again over the same memory, reopens it and gets that twice; and copies as much with
+memcpy, page by page, from private memory in huge pages to the target of the gets, with as many
+threads as a get. The order alternates; ratios are taken by round; the median is printed. A call is 64
+pages. Every byte read is compared with the byte put, outside the time.
 
 Examples:
   ritornello bench host
@@ -147,10 +147,10 @@ pub struct HostArgs {
     /// A directory in memory
     #[arg(long, default_value = "/dev/shm")]
     pub dir: PathBuf,
-    /// Bytes a page
+    /// Bytes per page
     #[arg(long, default_value = "2MiB", value_parser = size)]
     pub page_bytes: u64,
-    /// Bytes put, got and copied each time
+    /// Bytes put, read and copied each time
     #[arg(long, default_value = "512MiB", value_parser = size)]
     pub total: u64,
     /// Rounds; the median counts
@@ -158,13 +158,13 @@ pub struct HostArgs {
     pub runs: u32,
 }
 
-/// Of `bench table`.
+/// Arguments of `bench table`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-How it measures. Walks are over prompts of 256 pages in a page table of --nodes nodes: warm, four of
-them in turns; cold, another one each time. A node is a stretch of pages in one state; as the worst
-there is, one page. Beside each, what memory allows: as many reads as a walk visits nodes, where
-each brings the address of the next, of as many lines again and again, and of all.
+How it measures. Walks visit prompts of 256 pages in a page table of --nodes nodes: warm, four prompts
+in turn; cold, another one each time. A node is a span of pages in one state; the worst case is one
+page. Beside each walk stand dependent reads of memory, as many as the nodes it visits: of the same
+lines repeatedly, and of all lines.
 
 Examples:
   ritornello bench table
@@ -174,7 +174,7 @@ pub struct TableArgs {
     #[arg(long, default_value_t = 1_000_000,
           value_parser = clap::value_parser!(u64).range(1024..=4_000_000))]
     pub nodes: u64,
-    /// Pages a node, powers of two
+    /// Pages per node, powers of two
     #[arg(long, value_delimiter = ',', default_value = "32,16,8,4,2,1", value_parser = node_pages)]
     pub pages_per_node: Vec<u64>,
 }
@@ -186,16 +186,16 @@ fn node_pages(text: &str) -> Result<u64, String> {
     }
 }
 
-/// Of `bench index`.
+/// Arguments of `bench index`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-How it measures. Every backend is filled in a process of its own, probed there, and killed; then it
-is opened again, in other processes: after the kill, after a clean close, and with its files out of
-the page cache. A last process removes old sequences, leaf first, while it inserts new ones.
+How it measures. Every backend is filled in a process of its own, probed there, and killed; then other
+processes reopen it: after the kill, after a clean close, and with its files out of the page cache. A
+last process removes old sequences, leaf first, while it inserts new ones.
 
-Rates are pages a second. Write amplification is what the kernel counts as written to storage by the
-process, after a sync, over 40 bytes a page; beside it, what the backend says of itself. Each is
-measured without syncs but the last, and with one after every 65,536 pages; --durable adds one after
+Rates are pages per second. Write amplification is the kernel's count of bytes the process wrote to
+storage, after a sync, per 40 bytes of a page; beside it, the backend's own count. Each backend is
+measured with only a final sync, and with a sync after every 65,536 pages; --durable adds one after
 every run.
 
 Examples:
@@ -206,38 +206,37 @@ pub struct IndexArgs {
     /// Backends to measure [default: all that are compiled in]
     #[arg(long, value_delimiter = ',')]
     pub backends: Vec<String>,
-    /// Pages
+    /// Numbers of pages
     #[arg(long, value_delimiter = ',', default_value = "100000",
           value_parser = clap::value_parser!(u64).range(1000..=100_000_000))]
     pub entries: Vec<u64>,
-    /// Also with a sync after every run
+    /// Also measure with a sync after every run
     #[arg(long)]
     pub durable: bool,
-    /// Where the pages come from
+    /// Source of the pages
     #[arg(long, value_enum, default_value = "chains")]
     pub workload: Workload,
-    /// Memory for what a backend caches of its files
+    /// Memory for a backend's cache of its files
     #[arg(long, default_value = "128MiB", value_parser = size)]
     pub cache: u64,
-    /// Draw it: an SVG file
+    /// Write a chart: an SVG file
     #[arg(long, value_parser = picture)]
     pub chart: Option<PathBuf>,
-    /// A directory on the disk to measure [default: here, or a temporary one if this is memory]
+    /// A directory on the disk to measure [default: the current one, or a temporary one if that is in memory]
     #[arg(long)]
     pub dir: Option<PathBuf>,
 }
 
-/// Of `bench clients`.
+/// Arguments of `bench clients`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 How it measures. This process owns a store; clients are processes of their own. Each of --runs rounds
-puts and flushes --total bytes and gets them back, once here and once in a client, in turns first;
-ratios are taken round by round, and what is printed is the median. Every byte is compared, outside
-the time.
+puts and flushes --total bytes and gets them back, once here and once in a client, in alternating
+order; ratios are taken by round, and the median is printed. Every byte is compared, outside the time.
 
-Questions are about 256 pages that are there (4,096 in the last row: what sixteen requests would ask
-together), 4,000 times each: in this process, from a client alone, and from a client beside
---clients others that match, put and get without pause.
+Questions are about 256 stored pages (4,096 in the last row, as sixteen requests would ask together),
+4,000 times each: in this process, from a single client, and from a client beside --clients others
+that lease, put and get without pause.
 
 Examples:
   ritornello bench clients
@@ -247,36 +246,36 @@ pub struct ClientsArgs {
     /// Busy clients
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=64))]
     pub clients: u32,
-    /// Bytes a page of what is put and got
+    /// Bytes per page put and read
     #[arg(long, default_value = "192KiB", value_parser = size)]
     pub page_bytes: u64,
-    /// Bytes put and got each time
+    /// Bytes put and read each time
     #[arg(long, default_value = "256MiB", value_parser = size)]
     pub total: u64,
     /// Rounds; the median counts
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub runs: u32,
-    /// A directory on the disk to measure [default: here, or a temporary one if this is memory]
+    /// A directory on the disk to measure [default: the current one, or a temporary one if that is in memory]
     #[arg(long)]
     pub dir: Option<PathBuf>,
-    /// Bytes a segment file
+    /// Bytes per segment file
     #[arg(long, hide = true, value_parser = size)]
     pub segment_bytes: Option<u64>,
 }
 
-/// Of `bench codec`.
+/// Arguments of `bench codec`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 How it measures. A slice holds one layer's keys and values of --page-tokens tokens and is encoded by
-itself. The slices of a set are repeated until they fill --total bytes, which should be more than
-the caches hold; every round copies them, encodes them and decodes them. Rates are bytes of numbers
-over the processor time of one thread, and medians. Lossless codecs are compared bit by bit.
+itself. The slices of a set are repeated until they fill --total bytes, which should exceed the
+caches; every round copies, encodes and decodes them. Rates are medians of bytes of numbers per
+processor time of one thread. Lossless codecs are compared bit by bit.
 
 The error of a lossy codec is the norm of the difference of softmax(QK/sqrt d)V over its norm, with
-the keys and values of all tokens gone through the codec: the mean of the layers, and the worst.
+the keys and values of all tokens encoded and decoded: the mean of the layers, and the worst.
 
-Without --kv, keys and values are a small sample of the demonstration's model after some training. A set of made-up
-numbers whose keys have outlier channels is always measured as well.
+Without --kv, keys and values are a small sample of the demonstration's model after some training. A
+synthetic set whose keys have outlier channels is always measured as well.
 
 Examples:
   ritornello bench codec
@@ -286,13 +285,13 @@ pub struct CodecArgs {
     /// Keys, values and queries to use, as engines/vllm/make_kv.py writes them
     #[arg(long)]
     pub kv: Option<PathBuf>,
-    /// Bytes of numbers that each rate is taken over, a thread
+    /// Bytes of numbers per rate and thread
     #[arg(long, default_value = "256MiB", value_parser = size)]
     pub total: u64,
-    /// Tokens a slice
+    /// Tokens per slice
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     pub page_tokens: u32,
-    /// Threads at once
+    /// Concurrent threads
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
     pub threads: u32,
     /// Rounds; the median counts
@@ -318,14 +317,14 @@ pub enum ShapeName {
     /// 24 layers, 2 KV heads of 64, bfloat16: 192 KiB at 16 tokens
     #[value(name = "qwen2.5-0.5b")]
     Qwen25,
-    /// As the other options say
+    /// Dimensions from the other options
     Custom,
 }
 
-/// Of the hidden command that measures in a process of its own.
+/// Arguments of the hidden command that measures in a process of its own.
 #[derive(Debug, Args)]
 pub struct PartArgs {
-    /// Which part.
+    /// The part.
     #[command(subcommand)]
     pub part: PartCommand,
 }
@@ -335,51 +334,51 @@ pub struct PartArgs {
 pub enum PartCommand {
     /// Fills a metadata-only store
     Fill {
-        /// Its directory
+        /// Directory of the store
         dir: PathBuf,
         /// Pages
         #[arg(long)]
         entries: u64,
-        /// Pages a run
+        /// Pages per run
         #[arg(long)]
         run_pages: u32,
     },
-    /// Opens a store and says what it takes
+    /// Opens a store and prints its resident memory
     Resident {
-        /// Its directory
+        /// Directory of the store
         dir: PathBuf,
     },
-    /// Opens the index of a metadata-only store and says what it takes
-    Index {
-        /// The store's directory
+    /// Opens the index of a metadata-only store and prints its memory and time
+    OpenIndex {
+        /// Directory of the store
         dir: PathBuf,
         /// Pages
         #[arg(long)]
         entries: u64,
-        /// Pages a run
+        /// Pages per run
         #[arg(long)]
         run_pages: u32,
     },
-    /// Fills, opens or churns a backend of the index
-    Contest(ContestArgs),
+    /// Fills, opens or churns an index backend
+    IndexBackend(IndexPartArgs),
     /// Runs the ten stages on the index `lsm`
     Adaptive(AdaptivePart),
-    /// Is a client, and does what it is told on standard input
+    /// Runs a client that reads commands from standard input
     Client(ClientPart),
     /// Probes as a client
     Probe {
-        /// Its directory
+        /// Directory of the store
         dir: PathBuf,
-        /// Pages in it
+        /// Pages in the store
         #[arg(long)]
         entries: u64,
     },
 }
 
-/// Of the parts of `bench index`.
+/// Arguments of the parts of `bench index`.
 #[derive(Debug, Args)]
-pub struct ContestArgs {
-    /// Which part.
+pub struct IndexPartArgs {
+    /// The part.
     #[command(subcommand)]
-    pub part: ContestPart,
+    pub part: IndexPart,
 }

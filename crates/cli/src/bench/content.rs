@@ -1,12 +1,12 @@
-//! Page contents and keys from a seed: told apart by every block, and checked byte by byte.
+//! Page contents and keys from a seed; each block is distinct, and every byte can be checked.
 
-/// Blocks are filled and told apart in these.
+/// Bytes of a block, the unit of contents.
 const BLOCK: usize = 4096;
 /// Random bytes that blocks are cut from.
 const PATTERN: usize = 1 << 20;
-/// The start of a block says whose it is.
+/// Bytes at the start of a block that identify it.
 const STAMP: usize = 16;
-/// Length of a key, as SHA-256 block hashes have it.
+/// Length of a key, that of SHA-256 block hashes.
 pub const KEY_BYTES: usize = 32;
 
 /// One of the finalisers of `SplitMix64` (Steele, Lea, Flood, 2014).
@@ -17,7 +17,7 @@ pub(super) fn mix(mut x: u64) -> u64 {
     x ^ (x >> 31)
 }
 
-/// Which page of which sequence; `set` tells one measurement's sequences from another's.
+/// Identifies a page; `set` separates the sequences of one measurement from another's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PageName {
     /// The measurement.
@@ -33,7 +33,7 @@ impl PageName {
         mix(mix(u64::from(self.set) << 32 | u64::from(self.sequence)) ^ u64::from(self.page))
     }
 
-    /// Its key.
+    /// Returns the key of the page.
     #[must_use]
     pub fn key(self) -> [u8; KEY_BYTES] {
         let number = self.number();
@@ -50,39 +50,39 @@ impl PageName {
 pub struct Keys(Vec<[u8; KEY_BYTES]>);
 
 impl Keys {
-    /// Those of the first `pages` pages.
+    /// Returns the keys of the first `pages` pages.
     #[must_use]
     pub fn of(set: u32, sequence: u32, pages: u32) -> Self {
         Self((0..pages).map(|page| PageName { set, sequence, page }.key()).collect())
     }
 
-    /// As the store takes them.
+    /// Returns the keys in the form the store takes.
     #[must_use]
     pub fn slices(&self) -> Vec<&[u8]> {
         self.0.iter().map(<[u8; KEY_BYTES]>::as_slice).collect()
     }
 }
 
-/// Makes and checks contents.
+/// Makes and checks page contents.
 #[derive(Debug)]
 pub struct Content {
     pattern: Vec<u8>,
 }
 
 impl Content {
-    /// The same bytes for the same seed.
+    /// Returns random contents, equal for equal seeds.
     #[must_use]
     pub fn new(seed: u64) -> Self {
         let words = (0..PATTERN / 8).map(|at| mix(seed ^ mix(at as u64)).to_le_bytes());
         Self { pattern: words.flatten().collect() }
     }
 
-    /// Bfloat16 numbers, normally distributed: the same for the same seed.
+    /// Returns normally distributed bfloat16 numbers, equal for equal seeds.
     #[must_use]
     pub fn numbers(seed: u64) -> Self {
         let unit = |bits: u64| (bits >> 11) as f64 / (1u64 << 53) as f64;
         let number = |at: u64| {
-            // Box and Muller, 1958. The logarithm is of a number above zero.
+            // Box and Muller, 1958. The argument of the logarithm is above zero.
             let (a, b) = (mix(seed ^ mix(2 * at)), mix(seed ^ mix(2 * at + 1)));
             let radius = (-2.0 * (1.0 - unit(a)).ln()).sqrt();
             let normal = (radius * (std::f64::consts::TAU * unit(b)).cos()) as f32;
@@ -100,7 +100,7 @@ impl Content {
         (&self.pattern[from..from + BLOCK], stamp)
     }
 
-    /// Fills a page.
+    /// Fills a page with its contents.
     pub fn fill(&self, name: PageName, bytes: &mut [u8]) {
         let page = name.number();
         for (at, block) in bytes.chunks_mut(BLOCK).enumerate() {
@@ -111,7 +111,7 @@ impl Content {
         }
     }
 
-    /// Whether a page is, byte for byte, what `fill` makes.
+    /// Returns whether a page equals, byte for byte, the result of `fill`.
     #[must_use]
     pub fn holds(&self, name: PageName, bytes: &[u8]) -> bool {
         let page = name.number();
@@ -129,7 +129,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_bit_and_every_name_counts() {
+    fn changed_bit_or_name_is_detected() {
         let content = Content::new(7);
         let name = PageName { set: 1, sequence: 2, page: 3 };
         let mut bytes = vec![0; 10_000];

@@ -1,9 +1,9 @@
 //! Writes and reads: the store against the raw disk, round by round.
 
-use super::kept;
-use super::mover::Mover;
-use super::place::{Footprint, capacity_for, forget_pages};
-use super::report::{EncodedRates, Kept, Machine, Moved, Raw, Report, median};
+use super::capacity_gain;
+use super::disk::{Footprint, capacity_for, drop_page_cache};
+use super::driver::LoadDriver;
+use super::report::{CapacityGain, EncodedRates, Machine, Moved, Raw, Report, median};
 use super::shape::Shape;
 use crate::exit::Failure;
 use crate::open;
@@ -17,17 +17,17 @@ use ritornello_volume::limit::{Limit, Rate};
 use std::path::Path;
 use std::sync::Arc;
 
-/// Steps that [`measure`] reports, a round; the sweep is one more.
+/// Progress steps of [`measure`] per round; the sweep is one more.
 pub const STEPS: u64 = 3;
-/// Sets of sequences, told apart by their keys and contents.
+/// Sets of sequences, distinguished by their keys and contents.
 const FRESH: u32 = 1;
 const FILL: u32 = 2;
 const STEADY: u32 = 3;
 
-/// A run header at most, and its neighbours' padding.
+/// Bytes of a run header at most, and the padding beside it.
 const HEADER_BYTES: u64 = 32 << 10;
 
-/// One figure of the store beside its raw limit.
+/// A rate of the store and the raw limit of the same round.
 #[derive(Clone, Copy, Debug)]
 struct Pair {
     raw: Rate,
@@ -36,7 +36,7 @@ struct Pair {
 
 #[derive(Clone, Copy, Debug)]
 struct Round {
-    /// Bytes on disk a byte of payload.
+    /// Bytes on disk per byte of payload.
     size: f64,
     fresh: Pair,
     steady: Pair,
@@ -44,10 +44,10 @@ struct Round {
     memcpy: Rate,
 }
 
-/// Bytes that [`measure`] needs on the disk.
+/// Returns the bytes of disk that [`measure`] needs.
 ///
 /// # Errors
-/// See [`capacity`].
+/// Those of [`capacity`].
 pub fn needed(shape: &Shape, segment_bytes: u64) -> Result<u64, Failure> {
     Ok(capacity(shape, segment_bytes)? + shape.total())
 }
@@ -55,7 +55,7 @@ pub fn needed(shape: &Shape, segment_bytes: u64) -> Result<u64, Failure> {
 /// Measures in `dir`, `runs` times, and fills in the report.
 ///
 /// # Errors
-/// Those of the disk, of the store, and wrong bytes.
+/// Those of the disk and of the store, and wrong bytes.
 pub fn measure(
     shape: &Shape,
     segment_bytes: u64,
@@ -69,17 +69,18 @@ pub fn measure(
     let (write, read) = limit.sweep()?;
     report.machine.raw_write = Some(write.into());
     report.machine.raw_read = Some(read.into());
-    let mut mover = Mover::new(shape)?;
-    report.machine.buffers = mover.backing().word().to_owned();
+    let mut driver = LoadDriver::new(shape)?;
+    report.machine.buffers = driver.backing().word().to_owned();
     steps.inc(1);
     let (mut rounds, mut plain) = (Vec::new(), Vec::new());
     for round in 0..runs {
-        let home = dir.join(format!("store-{round}"));
+        let store_dir = dir.join(format!("store-{round}"));
         let is_even = round % 2 == 0;
         let mut turn = |codec, rounds: &mut Vec<Round>| {
-            let bench = Bench { shape, codec, segment_bytes, home: &home, raw_first: is_even };
-            rounds.push(bench.round(&mut limit, &mut mover, steps, report)?);
-            std::fs::remove_dir_all(&home).map_err(Failure::from)
+            let bench =
+                Bench { shape, codec, segment_bytes, store_dir: &store_dir, raw_first: is_even };
+            rounds.push(bench.round(&mut limit, &mut driver, steps, report)?);
+            std::fs::remove_dir_all(&store_dir).map_err(Failure::from)
         };
         if shape.codec == Codec::Raw {
             turn(Codec::Raw, &mut rounds)?;
@@ -92,11 +93,11 @@ pub fn measure(
         }
     }
     summarise(&rounds, report);
-    drop(mover);
+    drop(driver);
     if !plain.is_empty() {
         steps.set_message("filling two small stores");
-        let kept = kept::measure(shape, segment_bytes, dir)?;
-        report.encoded = Some(compare(&rounds, &plain, shape.codec, kept));
+        let capacity_gain = capacity_gain::measure(shape, segment_bytes, dir)?;
+        report.encoded = Some(compare(&rounds, &plain, shape.codec, capacity_gain));
     }
     Ok(())
 }
@@ -105,8 +106,9 @@ struct Bench<'a> {
     shape: &'a Shape,
     codec: Codec,
     segment_bytes: u64,
-    home: &'a Path,
-    /// Who goes first changes from round to round, so that a drift of the disk hits both alike.
+    store_dir: &'a Path,
+    /// Whether the raw side goes first. The order alternates, so that a drift of the disk hits both
+    /// alike.
     raw_first: bool,
 }
 
@@ -114,7 +116,7 @@ impl Bench<'_> {
     fn round(
         &self,
         limit: &mut Limit,
-        mover: &mut Mover,
+        driver: &mut LoadDriver,
         steps: &ProgressBar,
         report: &mut Report,
     ) -> Result<Round, Failure> {
@@ -122,33 +124,33 @@ impl Bench<'_> {
         let count = self.shape.sequences;
         steps.set_message("writing: raw, and into a new store");
         let mut node = open::with(&options)?;
-        let fresh = self.pair(|| limit.write_fresh(), || mover.put(node.store(), FRESH, count))?;
+        let fresh = self.pair(|| limit.write_fresh(), || driver.put(node.store(), FRESH, count))?;
         if report.files.is_none() {
             self.describe(&node, report)?;
         }
         steps.inc(1);
 
         steps.set_message("overwriting: raw, and in a store that was filled and cleared");
-        self.fill(mover, &node)?;
+        self.fill(driver, &node)?;
         node.store().clear()?;
         let evicted = self.evicted(&node)?;
-        let steady = self.pair(|| limit.write(), || mover.put(node.store(), STEADY, count))?;
+        let steady = self.pair(|| limit.write(), || driver.put(node.store(), STEADY, count))?;
         let moved = node.store().stats()?.transfer;
         let size = moved.put_stored_bytes as f64 / moved.put_bytes.max(1) as f64;
         if self.evicted(&node)? > evicted {
             return Err(Failure::failed(
-                "the store evicted pages that were to be read: it is too small for this shape",
+                "the store is too small for this shape: it evicted pages before they were read",
                 "a larger --total",
             ));
         }
         steps.inc(1);
 
-        steps.set_message("reading: raw, and from a store opened anew");
+        steps.set_message("reading: raw, and from a reopened store");
         node.close()?;
         drop(node);
-        forget_pages(self.home)?;
+        drop_page_cache(self.store_dir)?;
         node = open::with(&options)?;
-        let read = self.pair(|| limit.read(), || mover.get(node.store(), STEADY, count))?;
+        let read = self.pair(|| limit.read(), || driver.get(node.store(), STEADY, count))?;
         let memcpy = limit.memcpy();
         node.close()?;
         steps.inc(1);
@@ -156,7 +158,7 @@ impl Bench<'_> {
     }
 
     fn options(&self) -> Result<Options, Failure> {
-        let mut options = Options::new(self.home);
+        let mut options = Options::new(self.store_dir);
         options.capacity = Some(capacity(self.shape, self.segment_bytes)?);
         options.segment_bytes = Some(self.segment_bytes);
         options.codec = self.codec;
@@ -178,14 +180,15 @@ impl Bench<'_> {
     }
 
     /// Puts until every block of the store has been written.
-    fn fill(&self, mover: &mut Mover, node: &Node) -> Result<(), Failure> {
+    fn fill(&self, driver: &mut LoadDriver, node: &Node) -> Result<(), Failure> {
         let budget = Budget::divide(capacity(self.shape, self.segment_bytes)?, self.segment_bytes)?;
         let all = u64::from(budget.segments_max) * self.segment_bytes;
         let sequence = u64::from(self.shape.sequence_pages) * self.shape.page_bytes;
-        // What is there already, and a little more than all, since a part is always kept free.
+        // Missing are all blocks but those written already, and a tenth more, because part of the
+        // space is always free.
         let missing = (all + all / 10).saturating_sub(self.shape.total());
         let sequences = u32::try_from(missing / sequence + 1).unwrap_or(u32::MAX);
-        mover.put(node.store(), FILL, sequences)?;
+        driver.put(node.store(), FILL, sequences)?;
         Ok(())
     }
 
@@ -196,7 +199,7 @@ impl Bench<'_> {
 
     fn describe(&self, node: &Node, report: &mut Report) -> Result<(), Failure> {
         let stats = node.store().stats()?.catalog;
-        let footprint = Footprint::of(self.home)?;
+        let footprint = Footprint::of(self.store_dir)?;
         report.files = Some(footprint.files);
         report.bytes_on_disk = Some(footprint.bytes);
         report.bytes_put = Some(self.shape.total());
@@ -209,13 +212,13 @@ impl Bench<'_> {
     }
 }
 
-/// A capacity in which the whole set has room beside what is kept free and what headers take.
+/// Returns a capacity that holds the whole set beside the free reserve and the headers.
 ///
 /// # Errors
-/// Unusable if no capacity will do.
+/// Unusable if no capacity fits.
 pub fn capacity(shape: &Shape, segment_bytes: u64) -> Result<u64, Failure> {
     let stored = u64::from(shape.sequences) * shape.sequence_bytes() as u64;
-    // Small pages are never split, so the end of a segment may go unused; and there are headers.
+    // Small pages are never split, so the end of a segment may stay unused; headers take space too.
     let unused = (shape.stride() as u64).min(u64::from(WHOLE_PAGE_UNITS) * UNIT) + HEADER_BYTES;
     let usable = segment_bytes.saturating_sub(unused).max(segment_bytes / 4);
     let segments = (stored + stored / 10).div_ceil(usable) + 1;
@@ -247,8 +250,8 @@ fn summarise(rounds: &[Round], report: &mut Report) {
     report.get = Some(moved(&|round| round.read));
 }
 
-/// Encoded pages against raw ones, round by round.
-fn compare(encoded: &[Round], plain: &[Round], codec: Codec, kept: Kept) -> EncodedRates {
+/// Compares encoded pages with raw ones, round by round.
+fn compare(encoded: &[Round], plain: &[Round], codec: Codec, kept: CapacityGain) -> EncodedRates {
     let medians = |of: &dyn Fn(&Round, &Round) -> f64| {
         median(&encoded.iter().zip(plain).map(|(a, b)| of(a, b)).collect::<Vec<_>>())
     };

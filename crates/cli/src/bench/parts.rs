@@ -1,12 +1,12 @@
-//! Parts that need a process of their own: this command starts itself again and reads one line.
+//! Parts in a process of their own: the command starts itself and reads one line of JSON.
 
-use super::catalogue;
 use super::content::Keys;
+use super::metadata_store;
 use super::report::median;
 use crate::Context;
 use crate::args::PartCommand;
 use crate::exit::{Failure, Status};
-use crate::print::say;
+use crate::print::print_stdout;
 use crate::{open, print};
 use serde::{Deserialize, Serialize};
 use std::ffi::OsStr;
@@ -16,16 +16,16 @@ use std::time::Instant;
 
 /// Probes through the socket.
 const PROBES: usize = 4000;
-/// Not counted: connections and caches come to life.
+/// Uncounted probes that warm connections and caches.
 const WARM_UP: usize = 200;
 
-/// What a part answers.
+/// The answer of a part.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Answer {
-    /// Bytes that became resident.
+    /// Increase of resident bytes.
     pub resident: i64,
-    /// Milliseconds of opening.
+    /// Milliseconds to open.
     pub millis: f64,
     /// Median microseconds of a probe.
     pub p50_us: f64,
@@ -33,25 +33,25 @@ pub struct Answer {
     pub found: usize,
 }
 
-/// The hidden command: does a part, and prints its answer on one line.
+/// The hidden command: runs a part and prints its answer on one line.
 ///
 /// # Errors
 /// Those of the part.
 pub fn run(part: &PartCommand) -> Result<Status, Failure> {
     let answer = match part {
-        PartCommand::Contest(part) => return super::contest::run_part(&part.part),
+        PartCommand::IndexBackend(part) => return super::index::run_part(&part.part),
         PartCommand::Adaptive(part) => return super::adaptive::run_part(part),
         PartCommand::Client(part) => return super::clients::part::run(part),
         PartCommand::Fill { dir, entries, run_pages } => {
             let before = resident()?;
-            let index = catalogue::fill(dir, *entries, *run_pages)?;
+            let index = metadata_store::fill(dir, *entries, *run_pages)?;
             let resident = resident()? - before;
             drop(index);
             Answer { resident, ..Answer::default() }
         }
-        PartCommand::Index { dir, entries, run_pages } => {
+        PartCommand::OpenIndex { dir, entries, run_pages } => {
             let (before, started) = (resident()?, Instant::now());
-            let index = catalogue::index(dir, *entries, *run_pages)?;
+            let index = metadata_store::index(dir, *entries, *run_pages)?;
             let millis = started.elapsed().as_secs_f64() * 1e3;
             let resident = resident()? - before;
             drop(index);
@@ -67,21 +67,21 @@ pub fn run(part: &PartCommand) -> Result<Status, Failure> {
         PartCommand::Probe { dir, entries } => probe(dir, *entries)?,
     };
     match serde_json::to_string(&answer) {
-        Ok(line) => say(&line),
-        Err(error) => print::complain(&error.to_string()),
+        Ok(line) => print_stdout(&line),
+        Err(error) => print::print_stderr(&error.to_string()),
     }
     Ok(Status::Fine)
 }
 
 fn probe(dir: &Path, entries: u64) -> Result<Answer, Failure> {
     let node = open::existing(dir)?;
-    let scope = catalogue::scope();
-    let sequences = catalogue::sequences(entries);
+    let scope = metadata_store::scope();
+    let sequences = metadata_store::sequences(entries);
     let mut times = Vec::with_capacity(PROBES);
     let mut found = 0;
     for at in 0..WARM_UP + PROBES {
-        let sequence = catalogue::scattered(at, sequences);
-        let keys = Keys::of(catalogue::SET, sequence, catalogue::PROBE_PAGES);
+        let sequence = metadata_store::scattered(at, sequences);
+        let keys = Keys::of(metadata_store::SET, sequence, metadata_store::PROBE_PAGES);
         let keys = keys.slices();
         let started = Instant::now();
         found = node.store().probe(&scope, &keys)?;
@@ -93,7 +93,7 @@ fn probe(dir: &Path, entries: u64) -> Result<Answer, Failure> {
     Ok(Answer { p50_us: median(&times), found, ..Answer::default() })
 }
 
-/// Resident bytes of this process.
+/// Returns the resident bytes of this process.
 fn resident() -> Result<i64, Failure> {
     let text = std::fs::read_to_string("/proc/self/statm")?;
     let pages = text.split_ascii_whitespace().nth(1).and_then(|pages| pages.parse::<i64>().ok());
@@ -101,23 +101,23 @@ fn resident() -> Result<i64, Failure> {
     Ok(pages * rustix::param::page_size() as i64)
 }
 
-/// Does a part in another process.
+/// Runs a part in another process.
 ///
 /// # Errors
-/// If it cannot be started, or fails.
-pub fn elsewhere(context: &Context, words: &[&OsStr]) -> Result<Answer, Failure> {
-    let mut command = again(context)?;
+/// If the process cannot be started, or fails.
+pub fn run_in_child(context: &Context, words: &[&OsStr]) -> Result<Answer, Failure> {
+    let mut command = self_command(context)?;
     command.args(words);
     ask(command, None)
 }
 
-/// This command again, up to the words that name a part.
+/// Returns the command line that starts this program, up to the name of a part.
 ///
 /// # Errors
-/// If it does not know where it is.
-pub fn again(context: &Context) -> Result<Command, Failure> {
-    let Some((program, first)) = context.again.split_first() else {
-        return Err(Failure::failed("this command does not know where it is", "its full path"));
+/// If the program does not know its path.
+pub fn self_command(context: &Context) -> Result<Command, Failure> {
+    let Some((program, first)) = context.self_command.split_first() else {
+        return Err(Failure::failed("the path of this program is unknown", "its full path"));
     };
     let mut command = Command::new(program);
     command.args(first).args(["bench", "part"]);
@@ -127,7 +127,7 @@ pub fn again(context: &Context) -> Result<Command, Failure> {
 /// Runs a command that answers with one line of JSON.
 ///
 /// # Errors
-/// If it cannot be started, fails, or says something else.
+/// If the command cannot be started, fails, or prints another answer.
 pub fn ask(mut command: Command, input: Option<&[u8]>) -> Result<Answer, Failure> {
     use std::io::Write;
     let name = command.get_program().to_string_lossy().into_owned();
@@ -136,7 +136,7 @@ pub fn ask(mut command: Command, input: Option<&[u8]>) -> Result<Answer, Failure
     command.stdout(Stdio::piped());
     let mut child = command.spawn().map_err(|error| failed(format!("{name}: {error}")))?;
     if let (Some(input), Some(mut pipe)) = (input, child.stdin.take()) {
-        // If it does not listen, its exit status says more.
+        // If the child does not read its input, its exit status tells more.
         let _ = pipe.write_all(input);
     }
     let output = child.wait_with_output()?;

@@ -1,8 +1,8 @@
-//! `ritornello bench remote`: the tier over an object store against the store's client by itself.
+//! `ritornello bench remote`: the remote tier against the plain client of its object store.
 
 use crate::args::size;
 use crate::exit::{Failure, Status};
-use crate::print::{bytes, json, say, table};
+use crate::print::{bytes, json, print_stdout, table};
 use crate::remote::{failure, open};
 use crate::{Context, progress};
 use bytes::Bytes;
@@ -14,34 +14,34 @@ use serde::Serialize;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// Pages that make an object of 8 MiB.
+/// Bytes per page. [`PAGES_PER_OBJECT`] pages make an object of 8 MiB.
 const PAGE_BYTES: usize = 256 << 10;
-const GROUP: usize = 32;
-/// Objects at once, on both sides.
-const AT_ONCE: usize = 4;
-/// Pages of the probes.
-const PROBED: usize = 256;
-/// Nothing is to take so long.
-const PATIENCE: Duration = Duration::from_secs(300);
+const PAGES_PER_OBJECT: usize = 32;
+/// Concurrent objects, on both sides.
+const CONCURRENCY: usize = 4;
+/// Pages per probe.
+const PROBE_PAGES: usize = 256;
+/// Deadline of each call.
+const TIMEOUT: Duration = Duration::from_secs(300);
 
-/// Of `bench remote`.
+/// Arguments of `bench remote`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-How it measures. Each of --runs rounds writes --total bytes in objects of 8 MiB, four at once, through the tier
-(packing, checksums, the question whether they are there) and through the plain client of the crate
-object_store, in turns first, and reads them back by range in the same way. The tier's probe before it
-reads, and the comparison of what came, are outside the time. Ratios are taken round by round; what is
-printed is the median.
+How it measures. Each of --runs rounds writes --total bytes in objects of 8 MiB, four at once, through
+the tier (packing, checksums, checks of existence) and through the plain client of the crate
+object_store, in alternating order, and reads them back by range in the same way. The tier's probe
+before its reads and the comparison of bytes are outside the time. Ratios are taken by round; the
+median is printed.
 
-A cold probe asks how much of 256 pages is there, knowing nothing: all, some or none. Requests
-are counted one by one.
+A cold probe asks for 256 pages without prior knowledge, of which all, some or none are stored.
+Each request is counted.
 
-Everything lies under a prefix of its own, and is removed.
+All objects have a prefix of their own, and are removed.
 
 Examples:
   ritornello bench remote 's3://bucket?endpoint=http://127.0.0.1:7070' --json")]
 pub struct RemoteArgs {
-    /// The address of an object store
+    /// Address of an object store
     pub address: RemoteAddress,
     /// Bytes written and read each time
     #[arg(long, default_value = "128MiB", value_parser = size)]
@@ -52,11 +52,12 @@ pub struct RemoteArgs {
 }
 
 #[derive(Serialize)]
-struct Way {
-    /// Bytes a second, medians.
+struct Comparison {
+    /// Median rate, in bytes per second.
     tier: f64,
     plain: f64,
-    /// The tier's over the plain client's: the median of the rounds', and each.
+    /// Rate of the tier over that of the plain client: the median of the rounds. `ratios` has each
+    /// round.
     ratio: f64,
     ratios: Vec<f64>,
 }
@@ -67,16 +68,16 @@ struct Answer<'a> {
     object_bytes: usize,
     objects: usize,
     runs: u32,
-    put: Way,
-    get: Way,
-    /// The most requests of a cold probe of 256 pages.
+    put: Comparison,
+    get: Comparison,
+    /// Maximum requests of a cold probe of 256 pages.
     probe_requests: u64,
 }
 
-/// Measures.
+/// Measures and prints the report.
 ///
 /// # Errors
-/// Where the remote does not do it, or wrong bytes come back.
+/// If the remote fails, or wrong bytes are read.
 pub fn run(context: &Context, args: &RemoteArgs) -> Result<Status, Failure> {
     let nanos = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos());
     let given = args.address.expose();
@@ -86,18 +87,23 @@ pub fn run(context: &Context, args: &RemoteArgs) -> Result<Status, Failure> {
     let plain = PlainClient::open(address.expose()).map_err(failure)?;
     let remote = open(&address)?;
     let measured = measure(args, &plain, &remote);
-    clean(remote.backend.as_ref());
+    remove_all(remote.backend.as_ref());
     let answer = measured?;
     if context.json {
         json(&answer);
     } else {
         let mut out = table(&["", "tier", "plain client", "ratio"]);
-        for (what, way) in [("put", &answer.put), ("ranged get", &answer.get)] {
+        for (what, compare) in [("put", &answer.put), ("ranged get", &answer.get)] {
             let rate = |rate: f64| format!("{}/s", bytes(rate as u64));
-            out.add_row([what, &rate(way.tier), &rate(way.plain), &format!("{:.2}", way.ratio)]);
+            out.add_row([
+                what,
+                &rate(compare.tier),
+                &rate(compare.plain),
+                &format!("{:.2}", compare.ratio),
+            ]);
         }
-        say(&format!(
-            "{out}\na cold probe of {PROBED} pages: {} requests at most",
+        print_stdout(&format!(
+            "{out}\na cold probe of {PROBE_PAGES} pages: {} requests at most",
             answer.probe_requests
         ));
     }
@@ -109,11 +115,11 @@ fn measure<'a>(
     plain: &PlainClient,
     remote: &ConfiguredBackend,
 ) -> Result<Answer<'a>, Failure> {
-    let object_bytes = PAGE_BYTES * GROUP;
-    let objects = (args.total as usize / object_bytes).max(PROBED / GROUP);
+    let object_bytes = PAGE_BYTES * PAGES_PER_OBJECT;
+    let objects = (args.total as usize / object_bytes).max(PROBE_PAGES / PAGES_PER_OBJECT);
     let steps = progress::steps(2 * u64::from(args.runs) + 1);
     let (mut puts, mut gets) = (Vec::new(), Vec::new());
-    let patient = || Instant::now() + PATIENCE;
+    let deadline = || Instant::now() + TIMEOUT;
     for round in 0..args.runs {
         let side = Round::new(round, objects);
         let refs: Vec<&[u8]> = side.keys.iter().map(Vec::as_slice).collect();
@@ -123,37 +129,37 @@ fn measure<'a>(
             names.iter().enumerate().map(|(at, name)| (name.clone(), side.object(at))).collect();
         let tier = remote.clone().tier();
         steps.set_message("writing");
-        puts.push(both(
+        puts.push(measure_both(
             round,
-            || plain.put(&values, AT_ONCE).map_err(failure),
+            || plain.put(&values, CONCURRENCY).map_err(failure),
             || match tier
-                .put(&prompt, 0..refs.len(), |at| side.page(at), patient())
+                .put(&prompt, 0..refs.len(), |at| side.page(at), deadline())
                 .map_err(failure)?
             {
                 came if came == refs.len() => Ok(()),
-                came => Err(lost("written", came, refs.len())),
+                came => Err(incomplete("written", came, refs.len())),
             },
         )?);
         steps.inc(1);
         steps.set_message("reading");
         let reader = remote.clone().tier();
-        match reader.probe(&prompt, patient()).map_err(failure)? {
+        match reader.probe(&prompt, deadline()).map_err(failure)? {
             found if found == refs.len() => {}
-            found => return Err(lost("found", found, refs.len())),
+            found => return Err(incomplete("found", found, refs.len())),
         }
-        // Memory that is in use already, as an engine's is.
+        // Memory that was written before, as an engine's is: reads cause no page faults.
         let mut out = vec![1; objects * object_bytes];
         let range = 0..object_bytes as u64;
-        gets.push(both(
+        gets.push(measure_both(
             round,
-            || plain.get(&names, &range, AT_ONCE).map(drop).map_err(failure),
-            || match reader.get(&prompt, 0..refs.len(), &mut out, patient()).map_err(failure)? {
+            || plain.get(&names, &range, CONCURRENCY).map(drop).map_err(failure),
+            || match reader.get(&prompt, 0..refs.len(), &mut out, deadline()).map_err(failure)? {
                 came if came == refs.len() => Ok(()),
-                came => Err(lost("read", came, refs.len())),
+                came => Err(incomplete("read", came, refs.len())),
             },
         )?);
         if (0..refs.len()).zip(out.chunks(PAGE_BYTES)).any(|(at, out)| side.page(at) != out) {
-            return Err(Failure::failed("wrong bytes came back", "please report this"));
+            return Err(Failure::failed("wrong bytes were read", "please report this"));
         }
         steps.inc(1);
     }
@@ -165,21 +171,21 @@ fn measure<'a>(
         object_bytes,
         objects,
         runs: args.runs,
-        put: way(total, &puts),
-        get: way(total, &gets),
+        put: compare(total, &puts),
+        get: compare(total, &gets),
         probe_requests,
     })
 }
 
-fn lost(what: &str, came: usize, of: usize) -> Failure {
+fn incomplete(what: &str, came: usize, of: usize) -> Failure {
     Failure::failed(
         format!("{came} of {of} pages were {what}"),
         "`ritornello doctor --backend ADDRESS`",
     )
 }
 
-/// Seconds of the plain client and of the tier, in turns first.
-fn both(
+/// Returns the seconds of the plain client and of the tier. The order alternates by round.
+fn measure_both(
     round: u32,
     plain: impl FnOnce() -> Result<(), Failure>,
     tier: impl FnOnce() -> Result<(), Failure>,
@@ -198,9 +204,9 @@ fn both(
     }
 }
 
-fn way(total: f64, rounds: &[(f64, f64)]) -> Way {
+fn compare(total: f64, rounds: &[(f64, f64)]) -> Comparison {
     let ratios: Vec<f64> = rounds.iter().map(|(plain, tier)| plain / tier).collect();
-    Way {
+    Comparison {
         tier: total / median(rounds.iter().map(|(_, tier)| *tier)),
         plain: total / median(rounds.iter().map(|(plain, _)| *plain)),
         ratio: median(ratios.iter().copied()),
@@ -214,28 +220,28 @@ fn median(of: impl Iterator<Item = f64>) -> f64 {
     all.get(all.len() / 2).copied().unwrap_or(0.0)
 }
 
-/// The most requests that a tier that knows nothing makes for 256 pages.
+/// Returns the maximum requests of a tier without prior knowledge, for 256 pages.
 fn probe(remote: &ConfiguredBackend) -> Result<u64, Failure> {
-    let there = Round::new(0, PROBED / GROUP);
-    let other = Round::new(u32::MAX, PROBED / GROUP);
+    let there = Round::new(0, PROBE_PAGES / PAGES_PER_OBJECT);
+    let other = Round::new(u32::MAX, PROBE_PAGES / PAGES_PER_OBJECT);
     let mut most = 0;
-    for fork in [0, 1, 31, 100, 128, 200, 255, PROBED] {
-        let keys = there.keys[..fork].iter().chain(&other.keys[fork..PROBED]);
+    for fork in [0, 1, 31, 100, 128, 200, 255, PROBE_PAGES] {
+        let keys = there.keys[..fork].iter().chain(&other.keys[fork..PROBE_PAGES]);
         let keys: Vec<&[u8]> = keys.map(Vec::as_slice).collect();
         let prompt = Prompt { scope: &there.scope, page_bytes: PAGE_BYTES as u64, keys: &keys };
         let counting = Arc::new(FaultyBackend::new(Arc::clone(&remote.backend)));
         let backend = Arc::clone(&counting) as Arc<dyn Backend>;
         let tier = RemoteTier::with_options(backend, remote.options.clone());
-        let found = tier.probe(&prompt, Instant::now() + PATIENCE).map_err(failure)?;
-        if found != fork / GROUP * GROUP {
-            return Err(lost("found", found, fork));
+        let found = tier.probe(&prompt, Instant::now() + TIMEOUT).map_err(failure)?;
+        if found != fork / PAGES_PER_OBJECT * PAGES_PER_OBJECT {
+            return Err(incomplete("found", found, fork));
         }
         most = most.max(counting.exists_calls());
     }
     Ok(most)
 }
 
-fn clean(backend: &dyn Backend) {
+fn remove_all(backend: &dyn Backend) {
     let mut names = Vec::new();
     if backend.list("", &mut |found| names.push(found.name)).is_ok() {
         for name in names {
@@ -244,11 +250,11 @@ fn clean(backend: &dyn Backend) {
     }
 }
 
-/// What one round moves: pages that differ from those of all other rounds.
+/// The pages of one round, which differ from those of all other rounds.
 struct Round {
     scope: ScopeId,
     keys: Vec<Vec<u8>>,
-    /// A run of noise; a page is a window of it.
+    /// Random bytes; a page is a window of them.
     noise: Vec<u8>,
 }
 
@@ -265,8 +271,12 @@ impl Round {
             state ^= state << 17;
             state.to_le_bytes()
         };
-        let noise = (0..2 * PAGE_BYTES * GROUP / 8).flat_map(|_| word()).collect();
-        Self { scope: ScopeId([7; 16]), keys: (0..objects * GROUP).map(key).collect(), noise }
+        let noise = (0..2 * PAGE_BYTES * PAGES_PER_OBJECT / 8).flat_map(|_| word()).collect();
+        Self {
+            scope: ScopeId([7; 16]),
+            keys: (0..objects * PAGES_PER_OBJECT).map(key).collect(),
+            noise,
+        }
     }
 
     fn page(&self, at: usize) -> &[u8] {
@@ -275,7 +285,7 @@ impl Round {
     }
 
     fn object(&self, at: usize) -> Bytes {
-        (at * GROUP..(at + 1) * GROUP)
+        (at * PAGES_PER_OBJECT..(at + 1) * PAGES_PER_OBJECT)
             .flat_map(|at| self.page(at))
             .copied()
             .collect::<Vec<u8>>()

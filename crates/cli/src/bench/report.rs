@@ -1,82 +1,82 @@
-//! What a measurement came to, as `--json` prints it.
+//! The figures of `bench store`, as `--json` prints them.
 
 use ritornello_volume::limit::IoShape;
 use serde::Serialize;
 
-/// All figures. What was not measured is `null`.
+/// All figures. A figure that was not measured is `null`.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Report {
-    /// The shape's name.
+    /// Name of the shape.
     pub shape: String,
-    /// Tokens a page.
+    /// Tokens per page.
     pub page_tokens: u32,
-    /// Bytes a page.
+    /// Bytes per page.
     pub page_bytes: u64,
-    /// Pages of one put and of one get.
+    /// Pages per put and per get.
     pub call_pages: u32,
     /// Rounds.
     pub runs: u32,
-    /// Where, and on what.
+    /// Directory, file system and I/O mode.
     pub machine: Machine,
-    /// What the disk and the memory can do.
+    /// Raw limits of the disk and the memory.
     pub raw: Option<Raw>,
     /// Put and flush over blocks that were written before: the steady state.
     pub put: Option<Moved>,
     /// Put and flush into a new store.
     pub put_fresh: Option<Moved>,
-    /// Get from a store that was opened anew.
+    /// Get from a newly opened store.
     pub get: Option<Moved>,
-    /// A store of encoded pages, which all of the above is then, beside one of raw pages.
+    /// Encoded pages against raw pages. If present, the figures above are those of encoded pages.
     pub encoded: Option<EncodedRates>,
-    /// The longest-prefix question.
+    /// Longest-prefix probes.
     pub probe: Option<Probe>,
-    /// Opening the store of `probe.entries` pages, its files in the page cache.
+    /// Time to open the store of `probe.entries` pages, files in the page cache.
     pub reopen_ms: Option<f64>,
-    /// The same, its files not in the page cache.
+    /// Time to open it, files not in the page cache.
     pub reopen_cold_ms: Option<f64>,
-    /// The same of the index alone, its files in the page cache.
+    /// Time to open its index alone, files in the page cache.
     pub reopen_index_ms: Option<f64>,
-    /// Resident memory of the index a page, in runs of 32.
+    /// Resident memory of the index per page, in runs of 32.
     pub memory_bytes_per_page: Option<f64>,
-    /// Resident memory of the index a page, in runs of one.
+    /// Resident memory of the index per page, in runs of one.
     pub memory_bytes_per_page_single: Option<f64>,
-    /// The whole store's resident memory beside that.
+    /// Other figures of resident memory.
     pub memory_more: Option<MemoryMore>,
     /// Files of the store that holds `bytes_put`.
     pub files: Option<u64>,
-    /// Blocks that they take, in bytes.
+    /// Bytes of blocks of these files.
     pub bytes_on_disk: Option<u64>,
-    /// Payload put into it.
+    /// Payload bytes put into that store.
     pub bytes_put: Option<u64>,
-    /// Bytes a segment file.
+    /// Bytes per segment file.
     pub segment_bytes: Option<u64>,
-    /// How long all of it took.
+    /// Duration of the measurement in seconds.
     pub seconds: f64,
 }
 
-/// Where it was measured, and on what.
+/// Directory, file system and I/O mode of the measurement.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Machine {
-    /// The directory measured in.
+    /// Measured directory.
     pub dir: String,
-    /// The file system.
+    /// Name of the file system.
     pub file_system: String,
-    /// How the store moves bytes.
+    /// I/O mode of the store.
     pub io: String,
-    /// Why not better; empty if there is nothing better.
+    /// Why no better I/O mode is used; empty for the best one.
     pub io_why: String,
-    /// What the buffers are made of.
+    /// Kind of memory of the buffers.
     pub buffers: String,
-    /// Bytes an operation and operations in flight of the raw writes.
+    /// Bytes per operation and operations in flight of the raw writes.
     pub raw_write: Option<Depth>,
-    /// The same of the raw reads.
+    /// Bytes per operation and operations in flight of the raw reads.
     pub raw_read: Option<Depth>,
 }
 
-/// How a raw limit was driven.
+/// Operation size and depth of a raw limit.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Depth {
-    /// Bytes an operation.
+    /// Bytes per operation.
     pub op_bytes: usize,
     /// Operations in flight.
     pub depth: usize,
@@ -88,7 +88,7 @@ impl From<IoShape> for Depth {
     }
 }
 
-/// What the disk and the memory can do, medians.
+/// Raw limits of the disk and the memory, medians.
 #[derive(Clone, Debug, Serialize)]
 pub struct Raw {
     /// Overwriting, `fdatasync` included.
@@ -99,103 +99,102 @@ pub struct Raw {
     pub read_gib_s: f64,
     /// Copying in memory, on one thread.
     pub memcpy_gib_s: f64,
-    /// Processor seconds a GiB of overwriting.
+    /// Processor seconds per GiB of overwriting.
     pub write_cpu_s_per_gib: f64,
-    /// Processor seconds a GiB of reading.
+    /// Processor seconds per GiB of reading.
     pub read_cpu_s_per_gib: f64,
 }
 
-/// A rate of the store, medians.
+/// Median rate of the store.
 #[derive(Clone, Debug, Serialize)]
 pub struct Moved {
-    /// Payload.
+    /// Payload in GiB per second.
     pub gib_s: f64,
-    /// To the raw limit of the same round.
+    /// Rate over the raw limit of the same round.
     pub ratio: f64,
-    /// Processor seconds a GiB, of the whole process.
+    /// Processor seconds per GiB, of the whole process.
     pub cpu_s_per_gib: f64,
-    /// The ratio of every round.
+    /// Ratio of every round.
     pub ratios: Vec<f64>,
 }
 
-/// A store of encoded pages beside one of raw pages: rates of payload, medians of the ratios of
-/// rounds.
+/// Encoded pages against raw pages: rates of payload, medians of the rounds' ratios.
 #[derive(Clone, Debug, Serialize)]
 pub struct EncodedRates {
-    /// The codec.
+    /// Name of the codec.
     pub codec: String,
-    /// Bytes that payload takes on disk, headers and padding included, to payload.
+    /// Bytes on disk per byte of payload, headers and padding included.
     pub size: f64,
-    /// Put and flush, overwriting.
+    /// Ratio of put and flush, overwriting.
     pub put_ratio: f64,
-    /// Put and flush into a new store.
+    /// Ratio of put and flush into a new store.
     pub put_fresh_ratio: f64,
-    /// Get.
+    /// Ratio of get.
     pub get_ratio: f64,
-    /// Processor seconds a GiB, to those of raw pages: put and flush, overwriting.
+    /// Ratio of processor seconds per GiB of put and flush, overwriting.
     pub put_cpu_ratio: f64,
-    /// The same of a get.
+    /// Ratio of processor seconds per GiB of get.
     pub get_cpu_ratio: f64,
-    /// Pages that stay in a store that is too small for all.
-    pub kept: Kept,
+    /// Pages kept by a store that is too small for all.
+    pub kept: CapacityGain,
 }
 
-/// Pages that were left of one set in two stores of the same capacity.
+/// Pages of one set kept by two stores of the same capacity.
 #[derive(Clone, Copy, Debug, Serialize)]
-pub struct Kept {
-    /// All segments of such a store.
+pub struct CapacityGain {
+    /// Bytes of all segments of such a store.
     pub segments_bytes: u64,
-    /// As they come.
+    /// Raw pages kept.
     pub raw_pages: u64,
-    /// Encoded.
+    /// Encoded pages kept.
     pub encoded_pages: u64,
-    /// The latter to the former.
+    /// Encoded pages kept per raw page kept.
     pub ratio: f64,
 }
 
-/// A 256-page probe, in microseconds.
+/// Latency of a 256-page probe, in microseconds.
 #[derive(Clone, Debug, Serialize)]
 pub struct Probe {
-    /// Warm, from Rust, in the owner.
+    /// Warm, from Rust, in the owner: median.
     pub p50_us: f64,
-    /// The slowest in a hundred of these.
+    /// Warm, from Rust, in the owner: 99th percentile.
     pub p99_us: f64,
-    /// Of random sequences.
+    /// Cold: random sequences, median.
     pub cold_p50_us: f64,
-    /// Warm, of the index alone: without looking up the scope.
+    /// Warm, of the index alone, without the lookup of the scope: median.
     pub index_p50_us: f64,
-    /// Of random sequences, of the index alone.
+    /// Cold, of the index alone: median.
     pub index_cold_p50_us: f64,
     /// From Python, in the owner; `null` without an interpreter.
     pub python_p50_us: Option<f64>,
-    /// From another process, in Rust.
+    /// From a client process, in Rust.
     pub socket_p50_us: Option<f64>,
     /// Pages in the index.
     pub entries: u64,
-    /// Pages a probe asks for.
+    /// Pages per probe.
     pub pages: u32,
 }
 
-/// Resident memory a page, in bytes, seen in other ways.
+/// Other figures of resident memory per page, in bytes.
 #[derive(Clone, Debug, Serialize)]
 pub struct MemoryMore {
-    /// Of the whole store, in runs of 32.
+    /// The whole store, in runs of 32.
     pub store: f64,
-    /// Of the whole store, in runs of one.
+    /// The whole store, in runs of one.
     pub store_single: f64,
-    /// Of the index, right after all pages were inserted, in runs of 32.
+    /// The index right after filling, in runs of 32.
     pub filled: f64,
-    /// Of the index, right after all pages were inserted, in runs of one.
+    /// The index right after filling, in runs of one.
     pub filled_single: f64,
 }
 
-/// The value in the middle; of nothing, zero.
+/// Returns the median, or zero without values.
 #[must_use]
 pub fn median(values: &[f64]) -> f64 {
     quantile(values, 0.5)
 }
 
-/// The value that a part `q` of the others is below; of nothing, zero.
+/// Returns the value at the quantile `q`, or zero without values.
 #[must_use]
 pub fn quantile(values: &[f64], q: f64) -> f64 {
     let mut sorted = values.to_vec();
@@ -209,7 +208,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_middle_is_the_middle() {
+    fn median_and_quantile_pick_right_values() {
         assert_eq!(median(&[3.0, 1.0, 2.0, 9.0, 4.0]), 3.0);
         assert_eq!(quantile(&(0..100).map(f64::from).collect::<Vec<_>>(), 0.99), 99.0);
         assert_eq!(median(&[]), 0.0);

@@ -1,50 +1,50 @@
-//! What is moved: the pages of a model, and how many of them make a call.
+//! The pages of a model, and the number of pages per call.
 
 use crate::args::{ShapeName, StoreArgs};
 use crate::exit::Failure;
 use ritornello_codec::{Codec, Dtype};
 use ritornello_format::{Scope, UNIT, units_of};
 
-/// A sequence is this many tokens long, within the limits below.
+/// Tokens of a sequence, within the limits below.
 const SEQUENCE_TOKENS: u64 = 4096;
-/// Pages of a sequence at most.
+/// Maximum pages per sequence.
 const SEQUENCE_PAGES_MAX: u64 = 256;
-/// Bytes of a sequence at most.
+/// Maximum bytes per sequence.
 const SEQUENCE_BYTES_MAX: u64 = 512 << 20;
 
-/// What one measurement moves.
+/// Pages and sequences of one measurement.
 #[derive(Clone, Debug)]
 pub struct Shape {
-    /// The scope that the pages are put under.
+    /// Scope of the pages.
     pub scope: Scope,
-    /// How they are encoded.
+    /// Codec of the store.
     pub codec: Codec,
-    /// Bytes a page.
+    /// Bytes per page.
     pub page_bytes: u64,
-    /// Pages of a sequence: of one put, and of one get.
+    /// Pages per sequence: of one put, and of one get.
     pub sequence_pages: u32,
-    /// Sequences that make the total.
+    /// Number of sequences in the total.
     pub sequences: u32,
 }
 
 impl Shape {
-    /// What the command line asks for.
+    /// Returns the shape that the arguments ask for.
     ///
     /// # Errors
-    /// Unusable for a shape that makes no page.
+    /// Unusable for a shape without a valid page.
     pub fn from_args(args: &StoreArgs) -> Result<Self, Failure> {
         let scope = scope(args)?;
         let page_bytes = scope.resolved_page_bytes()?;
         let by_tokens = (SEQUENCE_TOKENS / u64::from(args.page_tokens)).max(8);
         let by_bytes = (SEQUENCE_BYTES_MAX / page_bytes).max(1);
-        // A small total still makes at least two sequences, so that there is more than one call.
+        // A small total still makes two sequences, so that there is more than one call.
         let by_total = (args.total / page_bytes / 2).max(1);
         let pages = by_tokens.min(by_bytes).min(SEQUENCE_PAGES_MAX).min(by_total);
         let sequences = args.total.div_ceil(pages * page_bytes).max(2);
         let fits = u32::try_from(sequences).ok().filter(|_| args.total >= page_bytes);
         let sequences = fits.ok_or_else(|| {
             Failure::unusable(
-                "the total is less than a page, or more than can be counted",
+                "the total is less than a page, or exceeds the largest number",
                 "--total 2GiB",
             )
         })?;
@@ -53,25 +53,25 @@ impl Shape {
         Ok(Self { scope, codec, page_bytes, sequence_pages: pages as u32, sequences })
     }
 
-    /// Whether pages hold numbers of which a codec makes something.
+    /// Returns whether pages hold bfloat16 numbers, which codecs can shorten.
     #[must_use]
     pub fn is_bfloat16(&self) -> bool {
         Dtype::parse(&self.scope.dtype) == Some(Dtype::Bf16)
     }
 
-    /// Bytes that all sequences together hold.
+    /// Returns the bytes of all sequences.
     #[must_use]
     pub fn total(&self) -> u64 {
         u64::from(self.sequences) * u64::from(self.sequence_pages) * self.page_bytes
     }
 
-    /// Bytes from one page to the next in memory: whole units, so that all are aligned.
+    /// Returns the bytes from one page to the next in memory: whole units, so that all are aligned.
     #[must_use]
     pub fn stride(&self) -> usize {
         (units_of(self.page_bytes) * UNIT) as usize
     }
 
-    /// Bytes of memory that a sequence takes.
+    /// Returns the bytes of memory of a sequence.
     #[must_use]
     pub fn sequence_bytes(&self) -> usize {
         self.stride() * self.sequence_pages as usize
@@ -103,7 +103,7 @@ fn scope(args: &StoreArgs) -> Result<Scope, Failure> {
                 (args.layers, args.kv_heads, args.head_dim)
             else {
                 return Err(Failure::unusable(
-                    "a custom shape needs numbers",
+                    "a custom shape needs its dimensions",
                     "--layers 32 --kv-heads 8 --head-dim 128, or --page-bytes 8MiB",
                 ));
             };
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn the_known_shapes_have_their_sizes() {
+    fn known_shapes_have_documented_sizes() {
         let llama = shape("").unwrap();
         assert_eq!((llama.page_bytes, llama.sequence_pages, llama.sequences), (8 << 20, 64, 4));
         assert_eq!(llama.total(), 2 << 30);
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_page_is_refused() {
+    fn invalid_shapes_are_refused() {
         for bad in
             ["--shape custom", "--layers 3", "--total 1MiB", "--shape custom --page-bytes 1GiB"]
         {

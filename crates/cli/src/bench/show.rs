@@ -1,12 +1,12 @@
-//! A report as tables, with what is to be reached beside it.
+//! Tables of the report, with the targets beside the figures.
 
 use super::report::{Moved, Report};
 use crate::print::{bytes, count, table};
 
-/// Pages of this size and more are to come close to the limits.
+/// Page size from which the targets are the raw limits.
 const LARGE: u64 = 2 << 20;
 
-/// The tables.
+/// Formats the report as tables.
 #[must_use]
 pub fn tables(report: &Report) -> String {
     let mut parts = vec![head(report)];
@@ -18,7 +18,7 @@ pub fn tables(report: &Report) -> String {
 
 fn head(r: &Report) -> String {
     let mut head = format!(
-        "{}: pages of {} ({} tokens), {} a call, in {}",
+        "{}: pages of {} ({} tokens), {} per call, in {}",
         r.shape,
         bytes(r.page_bytes),
         r.page_tokens,
@@ -118,9 +118,9 @@ fn index(r: &Report) -> Option<String> {
     row("  of the index alone", r.reopen_index_ms, "ms", "");
     row("  cold", r.reopen_cold_ms, "ms", "");
     let more = r.memory_more.as_ref();
-    row("index memory a page, runs of 32", r.memory_bytes_per_page, "B", "64 B");
+    row("index memory per page, runs of 32", r.memory_bytes_per_page, "B", "64 B");
     row("  of the whole store", more.map(|more| more.store), "B", "");
-    row("index memory a page, runs of 1", r.memory_bytes_per_page_single, "B", "128 B");
+    row("index memory per page, runs of 1", r.memory_bytes_per_page_single, "B", "128 B");
     row("  of the whole store", more.map(|more| more.store_single), "B", "");
     Some(out.to_string())
 }

@@ -1,13 +1,13 @@
-//! `bench store --steady`: a store that is full and evicts, against fresh ones in the same run.
+//! `bench store --steady`: a full store that evicts, against fresh stores in the same run.
 
 use super::content::{Keys, PageName};
-use super::mover::Mover;
-use super::place::{self, Footprint};
+use super::disk::{self, Footprint};
+use super::driver::LoadDriver;
 use super::report::{median, quantile};
 use super::shape::Shape;
 use crate::args::StoreArgs;
 use crate::exit::{Failure, Status};
-use crate::print::{bytes, json, say, table};
+use crate::print::{bytes, json, print_stdout, table};
 use crate::scratch::Scratch;
 use crate::{Context, open, progress};
 use ritornello_codec::Codec;
@@ -24,45 +24,47 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Written to the full store, in capacities.
-const TURNS: u64 = 4;
-/// One set of sequences is this part of the capacity.
+/// Bytes written to the full store, in capacities.
+const CAPACITIES_WRITTEN: u64 = 4;
+/// Divisor of the capacity: the bytes of one set of sequences.
 const SET_SHARE: u64 = 16;
-/// A sequence is at most this part of it: in a store of a real size it is a thousandth and less.
+/// Divisor of the capacity: the maximum bytes of a sequence. In a production store it is a
+/// thousandth or less.
 const SEQUENCE_SHARE: u64 = 64;
-/// Sets that a fresh store is given: it evicts nothing.
+/// Sets put into a fresh store: few enough that it evicts nothing.
 const FRESH_SETS: u32 = 8;
-/// Rounds of figures taken in turns; the median counts.
+/// Rounds in alternating order; the median counts.
 const ROUNDS: u32 = 5;
-/// Pages of the gets whose latency is measured, and how long that takes.
+/// Pages per get whose latency is measured, and the duration of that measurement.
 const GET_PAGES: u32 = 16;
 const LATENCY_TIME: Duration = Duration::from_secs(4);
-/// How often allocated blocks are counted.
-const SAMPLE: Duration = Duration::from_millis(20);
+/// Interval at which allocated blocks are counted.
+const SAMPLE_EVERY: Duration = Duration::from_millis(20);
 
-/// Sequences of one length, as one codec stores them.
-struct Kind {
+/// Sequences of one page size, and their codec.
+struct PageKind {
     page_bytes: u64,
-    /// Pages of a sequence at most.
+    /// Maximum pages per sequence.
     pages: u32,
-    /// Layers and heads of bfloat16 numbers; 16 tokens of 64 channels make a page of 4 KiB each.
+    /// Layers and heads of bfloat16 numbers; a layer and head of 16 tokens with 64 channels takes 4
+    /// KiB of a page.
     model: (u32, u32),
     codec: Codec,
 }
 
-const fn kind(page_bytes: u64, pages: u32, model: (u32, u32), codec: Codec) -> Kind {
-    Kind { page_bytes, pages, model, codec }
+const fn page_kind(page_bytes: u64, pages: u32, model: (u32, u32), codec: Codec) -> PageKind {
+    PageKind { page_bytes, pages, model, codec }
 }
 
-const ONE: &[Kind] = &[kind(192 << 10, 256, (24, 2), Codec::Raw)];
-const MIXED: &[Kind] = &[
-    kind(16 << 10, 512, (2, 2), Codec::Raw),
-    kind(64 << 10, 256, (8, 2), Codec::Split),
-    kind(192 << 10, 256, (24, 2), Codec::Int8),
-    kind(8 << 20, 4, (64, 32), Codec::Split),
+const ONE_SIZE: &[PageKind] = &[page_kind(192 << 10, 256, (24, 2), Codec::Raw)];
+const MIXED: &[PageKind] = &[
+    page_kind(16 << 10, 512, (2, 2), Codec::Raw),
+    page_kind(64 << 10, 256, (8, 2), Codec::Split),
+    page_kind(192 << 10, 256, (24, 2), Codec::Int8),
+    page_kind(8 << 20, 4, (64, 32), Codec::Split),
 ];
 
-impl Kind {
+impl PageKind {
     fn scope(&self) -> Scope {
         Scope {
             dtype: "bfloat16".to_owned(),
@@ -88,7 +90,7 @@ struct Report {
     seconds: f64,
 }
 
-/// Of one kind of store. Ratios are of the full store to a fresh one.
+/// Figures of one mix of page sizes. Ratios are of the full store to a fresh one.
 #[derive(Default, Serialize)]
 struct Figures {
     page_bytes: Vec<u64>,
@@ -96,13 +98,13 @@ struct Figures {
     put_ratio: f64,
     get_gib_s: f64,
     get_ratio: f64,
-    /// Reading whole sequences, by bytes a page.
+    /// Ratio of reading whole sequences, by bytes per page.
     long_read_ratio: BTreeMap<u64, f64>,
-    /// 16-page gets: beside nothing, beside puts into free space, beside puts that evict.
+    /// 99th percentile of 16-page gets: idle, beside puts into free space, beside puts that evict.
     get16_p99_us_idle: f64,
     get16_p99_us_writing: f64,
     get16_p99_us_evicting: f64,
-    /// Of the last two.
+    /// Ratio of the last two.
     get16_p99_ratio: f64,
     gets: u64,
     gets_hit: u64,
@@ -121,25 +123,25 @@ struct Figures {
     pages_evicted: u64,
 }
 
-/// Measures.
+/// Measures and prints the report.
 ///
 /// # Errors
-/// Where there is no room, something fails, or wrong bytes come back.
+/// If space is missing, a call fails, or wrong bytes are read.
 pub fn run(context: &Context, args: &StoreArgs) -> Result<Status, Failure> {
     let started = Instant::now();
     let segment_bytes = args.segment_bytes.unwrap_or(SEGMENT_BYTES);
     let capacity = args.total;
-    let dir = place::choose(args.dir.as_deref(), 2 * capacity)?;
+    let dir = disk::choose(args.dir.as_deref(), 2 * capacity)?;
     let scratch = Scratch::new(&dir, "steady")?;
     let steps = progress::steps(2);
-    let measure = |name: &str, kinds| {
+    let measure = |name: &str, page_kinds| {
         steps.set_message(name.to_owned());
-        let bench = Bench::new(capacity, segment_bytes, kinds, &scratch.path().join(name))?;
+        let bench = Bench::new(capacity, segment_bytes, page_kinds, &scratch.path().join(name))?;
         let figures = bench.measure()?;
         steps.inc(1);
         Ok::<_, Failure>(figures)
     };
-    let (one_size, mixed) = (measure("one", ONE)?, measure("mixed", MIXED)?);
+    let (one_size, mixed) = (measure("one", ONE_SIZE)?, measure("mixed", MIXED)?);
     steps.finish_and_clear();
     drop(scratch);
     let report = Report {
@@ -153,39 +155,44 @@ pub fn run(context: &Context, args: &StoreArgs) -> Result<Status, Failure> {
     if context.json {
         json(&report);
     } else {
-        say(&show(&report));
+        print_stdout(&show(&report));
     }
     Ok(Status::Fine)
 }
 
-/// One kind of store: its shapes, each with what moves it.
+/// One mix of page sizes: a shape for each of them.
 struct Bench {
     capacity: u64,
     segment_bytes: u64,
     shapes: Vec<Shape>,
-    home: std::path::PathBuf,
+    store_dir: std::path::PathBuf,
 }
 
-type Movers = Vec<Mover>;
+type Movers = Vec<LoadDriver>;
 
 impl Bench {
-    fn new(capacity: u64, segment: u64, kinds: &[Kind], home: &Path) -> Result<Self, Failure> {
-        let share = capacity / SET_SHARE / kinds.len() as u64;
-        let shape = |kind: &Kind| {
-            let page_bytes = kind.page_bytes;
+    fn new(
+        capacity: u64,
+        segment: u64,
+        page_kinds: &[PageKind],
+        store_dir: &Path,
+    ) -> Result<Self, Failure> {
+        let share = capacity / SET_SHARE / page_kinds.len() as u64;
+        let shape = |page_kind: &PageKind| {
+            let page_bytes = page_kind.page_bytes;
             let longest = share.min(capacity / SEQUENCE_SHARE);
-            let pages = u64::from(kind.pages).min(longest / page_bytes).max(1);
+            let pages = u64::from(page_kind.pages).min(longest / page_bytes).max(1);
             let sequences = (share / (pages * page_bytes)).max(1);
-            // Both are at most a few hundred.
+            // Both numbers are at most a few hundred.
             Shape {
-                scope: kind.scope(),
-                codec: kind.codec,
+                scope: page_kind.scope(),
+                codec: page_kind.codec,
                 page_bytes,
                 sequence_pages: pages as u32,
                 sequences: sequences as u32,
             }
         };
-        let shapes: Vec<Shape> = kinds.iter().map(shape).collect();
+        let shapes: Vec<Shape> = page_kinds.iter().map(shape).collect();
         let set: u64 = shapes.iter().map(Shape::total).sum();
         if set * u64::from(FRESH_SETS) > capacity / 4 * 3 {
             return Err(Failure::unusable(
@@ -193,16 +200,16 @@ impl Bench {
                 "--total 1GiB",
             ));
         }
-        let home = home.to_owned();
-        Ok(Self { capacity, segment_bytes: segment, shapes, home })
+        let store_dir = store_dir.to_owned();
+        Ok(Self { capacity, segment_bytes: segment, shapes, store_dir })
     }
 
     fn movers(&self) -> Result<Movers, Failure> {
-        self.shapes.iter().map(Mover::new).collect()
+        self.shapes.iter().map(LoadDriver::new).collect()
     }
 
     fn open(&self, name: &str) -> Result<Arc<Node>, Failure> {
-        let mut options = Options::new(self.home.join(name));
+        let mut options = Options::new(self.store_dir.join(name));
         options.capacity = Some(self.capacity);
         options.segment_bytes = Some(self.segment_bytes);
         options.scrub_rate = 0;
@@ -222,17 +229,17 @@ impl Bench {
     fn measure(&self) -> Result<Figures, Failure> {
         let mut movers = self.movers()?;
         let full = self.open("full")?;
-        let watched = self.home.join("full");
+        let watched = self.store_dir.join("full");
         let (stop, most, samples) = (AtomicBool::new(false), AtomicU64::new(0), AtomicU64::new(0));
         let figures = std::thread::scope(|scope| {
             scope.spawn(|| {
                 while !stop.load(Ordering::Relaxed) {
-                    // A file may go while they are counted; the next sample sees it.
+                    // A file may be removed during the count; the next sample counts again.
                     if let Ok(now) = Footprint::of(&watched) {
                         most.fetch_max(now.bytes, Ordering::Relaxed);
                         samples.fetch_add(1, Ordering::Relaxed);
                     }
-                    std::thread::sleep(SAMPLE);
+                    std::thread::sleep(SAMPLE_EVERY);
                 }
             });
             let figures = self.measure_against(&full, &mut movers);
@@ -244,7 +251,7 @@ impl Bench {
         figures.allocated_samples = samples.load(Ordering::Relaxed);
         figures.describe(&full.store().stats()?.catalog);
         full.close()?;
-        std::fs::remove_dir_all(&self.home)?;
+        std::fs::remove_dir_all(&self.store_dir)?;
         Ok(figures)
     }
 
@@ -259,7 +266,7 @@ impl Bench {
             put(movers, fresh.store(), set)?;
         }
         figures.get16_p99_us_idle = self.latency(fresh.store(), FRESH_SETS - 1, None, movers, 0)?.0;
-        // As much as finds room without an eviction.
+        // As many sets as fit without an eviction.
         let room = (self.capacity / 20 * 3 / self.set_bytes()) as u32;
         let beside = Some(FRESH_SETS);
         let (writing, _) = self.latency(fresh.store(), FRESH_SETS - 1, beside, movers, room)?;
@@ -275,15 +282,15 @@ impl Bench {
             let empty = self.open(&format!("empty-{round}"))?;
             let new = put(movers, empty.store(), round)?;
             empty.close()?;
-            std::fs::remove_dir_all(self.home.join(format!("empty-{round}")))?;
+            std::fs::remove_dir_all(self.store_dir.join(format!("empty-{round}")))?;
             set += 1;
             let old = put(movers, full.store(), set)?;
             puts.push(old / new);
             put_rates.push(old);
             let (mut fresh_seconds, mut full_seconds) = (0.0, 0.0);
-            for (mover, shape) in movers.iter_mut().zip(&self.shapes) {
-                let theirs = mover.get(fresh.store(), round, shape.sequences)?;
-                let ours = mover.get(full.store(), set, shape.sequences)?;
+            for (driver, shape) in movers.iter_mut().zip(&self.shapes) {
+                let theirs = driver.get(fresh.store(), round, shape.sequences)?;
+                let ours = driver.get(full.store(), set, shape.sequences)?;
                 fresh_seconds += theirs.seconds;
                 full_seconds += ours.seconds;
                 reads.entry(shape.page_bytes).or_default().push(ours.gib_s() / theirs.gib_s());
@@ -292,7 +299,7 @@ impl Bench {
             get_rates.push(self.set_bytes() as f64 / full_seconds / f64::from(1 << 30));
         }
         fresh.close()?;
-        std::fs::remove_dir_all(self.home.join("fresh"))?;
+        std::fs::remove_dir_all(self.store_dir.join("fresh"))?;
         (figures.put_ratio, figures.put_gib_s) = (median(&puts), median(&put_rates));
         (figures.get_ratio, figures.get_gib_s) = (median(&gets), median(&get_rates));
         figures.long_read_ratio =
@@ -300,10 +307,10 @@ impl Bench {
         Ok(figures)
     }
 
-    /// Fills the store, and writes some capacities more. After each set, one of the older ones is
-    /// asked for, and one that was never put. Returns the last set.
+    /// Fills the store and writes more capacities. After each set, an older set and one that was
+    /// never put are requested. Returns the last set.
     fn age(&self, store: &Store, movers: &mut Movers, out: &mut Figures) -> Result<u32, Failure> {
-        let sets = (self.capacity * (TURNS + 1)).div_ceil(self.set_bytes()) as u32;
+        let sets = (self.capacity * (CAPACITIES_WRITTEN + 1)).div_ceil(self.set_bytes()) as u32;
         for set in 0..sets {
             put(movers, store, set)?;
             let older = set - (super::content::mix(u64::from(set)) % 6).min(u64::from(set)) as u32;
@@ -318,8 +325,8 @@ impl Bench {
         Ok(sets - 1)
     }
 
-    /// The 99th percentile of 16-page gets from the latest set, in microseconds, while sets from
-    /// `beside` on are put, `sets` of them at most. Returns the last set there is, too.
+    /// Returns the 99th percentile of 16-page gets from the latest set, in microseconds, and the
+    /// last set. Meanwhile sets from `beside` on are put, at most `sets` of them.
     fn latency(
         &self,
         store: &Store,
@@ -371,10 +378,10 @@ impl Bench {
 /// Puts a set of every shape and flushes; returns GiB/s.
 fn put(movers: &mut Movers, store: &Store, set: u32) -> Result<f64, Failure> {
     let (mut bytes, mut seconds) = (0, 0.0);
-    for mover in movers {
-        let rate = mover.put(store, set, mover.sequences())?;
-        // Used once more, so that no policy takes it for a passing scan.
-        mover.touch(store, set)?;
+    for driver in movers {
+        let rate = driver.put(store, set, driver.sequences())?;
+        // A second use, so that no eviction policy classifies the set as a scan.
+        driver.touch(store, set)?;
         bytes += rate.bytes;
         seconds += rate.seconds;
     }
@@ -393,7 +400,8 @@ impl Reader {
         Ok(Self { memory: memory.ok_or_else(|| Failure::failed("no memory", "fewer pages"))? })
     }
 
-    /// Gets pages out of the middle of some sequence; returns microseconds, if all came.
+    /// Gets pages from the middle of a random sequence; returns microseconds if all pages were
+    /// read.
     fn get(
         &mut self,
         store: &Store,
@@ -422,7 +430,7 @@ impl Reader {
         let started = Instant::now();
         let outcome = store.get_batch(&shape.scope, &keys, &target, &Control::default())?;
         let took = started.elapsed();
-        // What was evicted meanwhile tells nothing.
+        // A get of evicted pages is not counted.
         Ok((outcome.pages == keys.len()).then_some(took.as_secs_f64() * 1e6))
     }
 }
@@ -450,8 +458,12 @@ fn show(report: &Report) -> String {
     let mut row = |name: &str, of: &dyn Fn(&Figures) -> String| {
         rows.add_row([name.to_owned(), of(&report.one_size), of(&report.mixed)]);
     };
-    row("put, of a fresh store's", &|f| format!("{:.2}  ({:.2} GiB/s)", f.put_ratio, f.put_gib_s));
-    row("get, of a fresh store's", &|f| format!("{:.2}  ({:.2} GiB/s)", f.get_ratio, f.get_gib_s));
+    row("put, relative to a fresh store", &|f| {
+        format!("{:.2}  ({:.2} GiB/s)", f.put_ratio, f.put_gib_s)
+    });
+    row("get, relative to a fresh store", &|f| {
+        format!("{:.2}  ({:.2} GiB/s)", f.get_ratio, f.get_gib_s)
+    });
     row("long sequences, by page", &|f| {
         let each = f.long_read_ratio.iter().map(|(size, r)| format!("{}: {r:.2}", bytes(*size)));
         each.collect::<Vec<_>>().join(", ")
@@ -462,14 +474,14 @@ fn show(report: &Report) -> String {
         format!("{:.0} us  ({:.2} times)", f.get16_p99_us_evicting, f.get16_p99_ratio)
     });
     row("reserve and padding", &|f| format!("{:.1} %", 100.0 * f.reserve_padding_share));
-    row("extents a run", &|f| format!("{:.2}", f.extents_per_run));
-    row("pieces a page, to 256 KiB", &|f| {
+    row("extents per run", &|f| format!("{:.2}", f.extents_per_run));
+    row("pieces per page, to 256 KiB", &|f| {
         format!("p99 {}, max {}", f.small_pages.p99, f.small_pages.max)
     });
-    row("pieces a page, longer", &|f| {
+    row("pieces per page, longer", &|f| {
         format!("p99 {}, max {}", f.large_pages.p99, f.large_pages.max)
     });
-    row("most blocks, of the budget", &|f| {
+    row("maximum blocks, of the budget", &|f| {
         format!(
             "{} of {}, {} samples",
             bytes(f.allocated_bytes_max),

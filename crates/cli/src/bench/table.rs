@@ -1,9 +1,9 @@
-//! `ritornello bench table`: walks of the page table, against reads of memory that depend on each other.
+//! `ritornello bench table`: walks of the page table, against dependent reads of memory.
 
 use super::report::quantile;
 use crate::args::TableArgs;
 use crate::exit::{Failure, Status};
-use crate::print::{count, json, say, table};
+use crate::print::{count, json, print_stdout, table};
 use crate::{Context, progress};
 use ritornello_format::PageHash;
 use ritornello_index::synthetic::mix;
@@ -13,13 +13,13 @@ use serde::Serialize;
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-/// Pages of a prompt.
+/// Pages per prompt.
 const PAGES: usize = 256;
 /// Walks of each kind.
 const WALKS: usize = 20_000;
-/// Prompts that warm walks go round.
+/// Prompts that warm walks alternate between.
 const WARM: usize = 4;
-/// Bytes of a line of memory, and what a node takes of them at least, its pages left out.
+/// Bytes of a cache line, and minimum bytes of a node without its pages.
 const LINE: usize = 64;
 const NODE: usize = 4 * LINE;
 
@@ -29,32 +29,32 @@ struct Report {
     rows: Vec<Row>,
 }
 
-/// Walks over prompts that are all there.
+/// Figures of walks over prompts whose pages are all present.
 #[derive(Serialize)]
 struct Row {
     nodes: u64,
     pages: u64,
-    /// Of a node: consecutive nodes differ in their tier.
+    /// Pages per node: consecutive nodes differ in their tier.
     pages_per_node: usize,
-    /// What a walk visits.
+    /// Nodes that a walk visits.
     nodes_per_walk: usize,
-    /// The same few prompts again and again.
+    /// Warm: the same few prompts, repeated.
     walk_p50_us: f64,
     walk_p99_us: f64,
-    /// As many reads, each of whose addresses the one before brought, of as many lines again and again.
+    /// As many dependent reads, over the same lines repeatedly.
     reads_p50_us: f64,
-    /// Each time another prompt.
+    /// Cold: another prompt each time.
     cold_p50_us: f64,
-    /// As many reads in memory as large as the nodes.
+    /// As many dependent reads, over memory as large as the nodes.
     cold_reads_p50_us: f64,
-    /// The most processor time that one change took while the table grew: who walks may wait so long.
+    /// Maximum processor time of one change while the table grew: a walk may wait that long.
     change_max_us: f64,
 }
 
-/// Measures.
+/// Measures and prints the report.
 ///
 /// # Errors
-/// If a walk does not find what is there.
+/// If a walk does not find pages that are present.
 pub fn run(context: &Context, args: &TableArgs) -> Result<Status, Failure> {
     let steps = progress::steps(args.pages_per_node.len() as u64);
     let mut rows = Vec::new();
@@ -68,7 +68,7 @@ pub fn run(context: &Context, args: &TableArgs) -> Result<Status, Failure> {
     if context.json {
         json(&report);
     } else {
-        say(&show(&report));
+        print_stdout(&show(&report));
     }
     Ok(Status::Fine)
 }
@@ -87,7 +87,7 @@ fn show(report: &Report) -> String {
             us(row.cold_reads_p50_us),
         ]);
     }
-    format!("{shown}\nwalks of {} pages; reads are as many as nodes of a walk", report.prompt_pages)
+    format!("{shown}\nwalks of {} pages; reads per walk equal its nodes", report.prompt_pages)
 }
 
 fn measure(nodes: usize, pages_per_node: usize) -> Result<Row, Failure> {
@@ -97,7 +97,7 @@ fn measure(nodes: usize, pages_per_node: usize) -> Result<Row, Failure> {
     for number in 0..prompts {
         let pages = prompt(number);
         for (at, from) in (0..PAGES).step_by(pages_per_node).enumerate() {
-            // Neighbours differ, so they stay apart.
+            // Neighbours differ in their tier, so that nodes do not merge.
             let tier = if at % 2 == 0 { Tier::Host } else { Tier::Disk };
             let started = busy();
             for claimed in table.claim(tier, Phase::Storing, &pages, from..from + pages_per_node) {
@@ -110,7 +110,7 @@ fn measure(nodes: usize, pages_per_node: usize) -> Result<Row, Failure> {
     let warm: Vec<Vec<PageHash>> =
         (0..WARM).map(|number| prompt(number * 7919 % prompts)).collect();
     let walks = times(|at| walk(&table, &warm[at % WARM]))?;
-    // A large odd step goes everywhere before it comes back.
+    // A large odd step visits all prompts before it repeats one.
     let cold = |at: usize| prompt(at.wrapping_mul(0x9e37_79b9_7f4a_7c15) % prompts);
     let cold = times(|at| walk(&table, &cold(at)))?;
     drop(table);
@@ -134,13 +134,13 @@ fn measure(nodes: usize, pages_per_node: usize) -> Result<Row, Failure> {
     })
 }
 
-/// Processor time of this thread: what else runs here is not the table's fault.
+/// Returns the processor time of this thread: other load on the machine does not count.
 fn busy() -> Duration {
     let spent = clock_gettime(ClockId::ThreadCPUTime);
     Duration::new(spent.tv_sec.unsigned_abs(), spent.tv_nsec as u32)
 }
 
-/// The hashes of prompt `number`, which shares nothing with others.
+/// Returns the hashes of prompt `number`, which shares no page with others.
 fn prompt(number: usize) -> Vec<PageHash> {
     let page = |at: usize| {
         let mixed = ((number * PAGES + at) as u128 + 1)
@@ -150,13 +150,13 @@ fn prompt(number: usize) -> Vec<PageHash> {
     (0..PAGES).map(page).collect()
 }
 
-/// Of each kind; the first ones warm up.
+/// Times each kind of walk; the first ones warm up.
 fn times(mut one: impl FnMut(usize) -> Result<f64, Failure>) -> Result<Vec<f64>, Failure> {
     let times: Vec<f64> = (0..WALKS + WALKS / 10).map(&mut one).collect::<Result<_, _>>()?;
     Ok(times[WALKS / 10..].to_vec())
 }
 
-/// Microseconds of one walk, which must find everything.
+/// Returns the microseconds of one walk, which must find all pages.
 fn walk(table: &PageTable, pages: &[PageHash]) -> Result<f64, Failure> {
     let started = Instant::now();
     let spans = black_box(table.walk(black_box(&pages)));
@@ -172,14 +172,15 @@ fn micros(started: Instant) -> f64 {
     started.elapsed().as_secs_f64() * 1e6
 }
 
-/// Lines of memory of which each names the next, in no order that a processor foresees.
+/// Lines of memory, each of which holds the position of the next, in an order that no prefetcher
+/// predicts.
 struct Chase {
     next: Vec<[u64; LINE / 8]>,
     at: usize,
 }
 
 impl Chase {
-    /// One cycle through `some` lines of `all`.
+    /// Makes one cycle through `some` lines of `all`.
     fn new(some: usize, all: usize) -> Self {
         let apart = all / some;
         let mut order: Vec<usize> = (0..some).map(|line| line * apart).collect();
@@ -193,7 +194,7 @@ impl Chase {
         Self { next, at: order[0] }
     }
 
-    /// Microseconds of so many reads.
+    /// Returns the microseconds of `count` reads.
     fn read(&mut self, count: usize) -> f64 {
         let started = Instant::now();
         for _ in 0..count {

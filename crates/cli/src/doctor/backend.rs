@@ -1,7 +1,7 @@
-//! `ritornello doctor --backend`: a remote's backend, put through everything.
+//! `ritornello doctor --backend`: conformance checks of a remote's backend.
 
 use crate::exit::{Failure, Status};
-use crate::print::{json, say, table};
+use crate::print::{json, print_stdout, table};
 use crate::{Context, progress, remote};
 use ritornello_tiers::remote::{Check, Inventory, RemoteAddress, check_backend};
 use serde::Serialize;
@@ -21,20 +21,20 @@ struct Row<'a> {
     wrong: Option<&'a str>,
 }
 
-/// Tries a backend out, under names of its own that are removed afterwards.
+/// Checks a backend, under object names of its own that are removed afterwards.
 ///
 /// # Errors
-/// If its address is none.
+/// If the address is invalid.
 pub fn run(
     context: &Context,
     address: &RemoteAddress,
-    patience: Duration,
+    timeout: Duration,
 ) -> Result<Status, Failure> {
     let backend = remote::open(address)?.backend;
     let bar = progress::steps(1);
     bar.set_message("writing, reading, breaking");
     let nanos = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos());
-    let checks = check_backend(&backend, &format!("ritornello-doctor/{nanos}/"), patience);
+    let checks = check_backend(&backend, &format!("ritornello-doctor/{nanos}/"), timeout);
     bar.finish_and_clear();
     let healthy = checks.iter().all(|check| check.wrong.is_none());
     let advice = if healthy { advice(Inventory::take(backend.as_ref())) } else { Vec::new() };
@@ -43,7 +43,7 @@ pub fn run(
             checks.iter().map(|c| Row { what: c.what, wrong: c.wrong.as_deref() }).collect();
         json(&Answer { backend: address, healthy, checks, advice: &advice });
     } else {
-        say(&describe(healthy, &checks, &advice));
+        print_stdout(&describe(healthy, &checks, &advice));
     }
     Ok(if healthy { Status::Fine } else { Status::Problems })
 }
@@ -72,7 +72,7 @@ fn describe(healthy: bool, checks: &[Check], advice: &[String]) -> String {
     for advice in advice {
         out.add_row(["advice", advice]);
     }
-    // Beside the table, which they would make as wide as they are.
+    // Errors are printed below the table, whose columns they would widen.
     let wrong = checks.iter().filter_map(|c| Some(format!("{}: {}\n", c.what, c.wrong.as_ref()?)));
     let verdict = if healthy { "nothing is wrong" } else { "something is wrong: see above" };
     format!("{out}\n{}{verdict}", wrong.collect::<String>())

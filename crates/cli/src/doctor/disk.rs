@@ -1,4 +1,4 @@
-//! The file system under a store, and how bytes would move to it.
+//! The file system of a store, and its I/O mode.
 
 use super::finding::Finding;
 use crate::print::bytes;
@@ -9,7 +9,7 @@ use ritornello_volume::segments::{IoChoice, IoMode, IoReport, Segments, Segments
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Segment files that a store may have; zero where nobody said how large it is.
+/// Returns the number of segment files the store may have; zero without a known capacity.
 pub fn segments(manifest: Option<&Manifest>, capacity: Option<u64>) -> u64 {
     let wanted = manifest
         .map(|manifest| (manifest.capacity, manifest.segment_bytes))
@@ -19,7 +19,7 @@ pub fn segments(manifest: Option<&Manifest>, capacity: Option<u64>) -> u64 {
         .map_or(0, |budget| u64::from(budget.segments_max))
 }
 
-/// Looks at the directories of the store, or of the one that is to be.
+/// Examines the directories of the store, or of the future one.
 pub fn examine(dir: &Path, manifest: Option<&Manifest>, capacity: Option<u64>) -> Vec<Finding> {
     let dirs: Vec<PathBuf> = match manifest {
         Some(manifest) => manifest.directories(dir),
@@ -33,7 +33,7 @@ pub fn examine(dir: &Path, manifest: Option<&Manifest>, capacity: Option<u64>) -
                 "{} in segments of {}, last owned by {}",
                 bytes(manifest.capacity),
                 bytes(manifest.segment_bytes),
-                if manifest.owner.is_empty() { "nobody" } else { &manifest.owner }
+                if manifest.owner.is_empty() { "no process" } else { &manifest.owner }
             ),
         ));
     }
@@ -70,7 +70,7 @@ fn io(report: &IoReport) -> Vec<Finding> {
     } else if report.trusted {
         Finding::fine("file system", format!("{names}, trusted"))
     } else {
-        let found = format!("{names}, not to be trusted: {}", report.distrust);
+        let found = format!("{names}, unreliable: {}", report.distrust);
         Finding::wrong("file system", found, "a directory on a local disk")
     });
     if mapped {
@@ -102,15 +102,16 @@ fn io(report: &IoReport) -> Vec<Finding> {
             "as root: echo madvise > /sys/kernel/mm/transparent_hugepage/enabled",
         )
     });
-    // Those about huge pages and the page cache were said above, in fewer words.
-    let said =
+    // Findings above cover huge pages and the page cache.
+    let reported =
         |warning: &&String| !warning.contains("huge pages") && !warning.contains("page cache");
-    findings
-        .extend(report.warnings.iter().filter(said).map(|w| Finding::advice("I/O", w.clone(), "")));
+    findings.extend(
+        report.warnings.iter().filter(reported).map(|w| Finding::advice("I/O", w.clone(), "")),
+    );
     findings
 }
 
-/// Whether what is still to be allocated fits above the floor.
+/// Returns whether the space still to be allocated fits above the floor.
 fn room(dir: &Path, manifest: Option<&Manifest>, capacity: Option<u64>) -> Finding {
     const WHAT: &str = "free space";
     let room = match Host.room(dir) {
@@ -150,7 +151,7 @@ fn room(dir: &Path, manifest: Option<&Manifest>, capacity: Option<u64>) -> Findi
             let missing = budget - taken - usable;
             let change = format!("free {}, or a smaller capacity", bytes(missing));
             match manifest {
-                // It works until then, and evicts instead of growing.
+                // The store works, and evicts instead of growing.
                 Some(_) => Finding::advice(WHAT, found, change),
                 None => Finding::wrong(WHAT, found, change),
             }

@@ -1,44 +1,44 @@
-//! One thing that was looked at.
+//! A finding of the doctor.
 
 use serde::Serialize;
 
-/// How it looks.
+/// Severity of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Level {
-    /// As it should be.
+    /// No change is needed.
     Fine,
-    /// It works; something could be better.
+    /// The store works; a change would improve it.
     Advice,
-    /// It does not work, or cannot be relied on.
+    /// The store does not work, or is unreliable.
     Wrong,
 }
 
-/// One thing that was looked at.
+/// A finding about one aspect of the machine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Finding {
-    /// How it looks.
+    /// Severity.
     pub level: Level,
-    /// What was looked at.
+    /// The aspect examined.
     pub what: &'static str,
-    /// What was found.
+    /// The observation.
     pub found: String,
-    /// What to change; empty if nothing.
+    /// The recommended change; empty if none.
     pub change: String,
 }
 
 impl Finding {
-    /// As it should be.
+    /// Returns a finding that needs no change.
     pub fn fine(what: &'static str, found: impl Into<String>) -> Self {
         Self { level: Level::Fine, what, found: found.into(), change: String::new() }
     }
 
-    /// It works; something could be better.
+    /// Returns a finding with advice.
     pub fn advice(what: &'static str, found: impl Into<String>, change: impl Into<String>) -> Self {
         Self { level: Level::Advice, what, found: found.into(), change: change.into() }
     }
 
-    /// It does not work, or cannot be relied on.
+    /// Returns a finding of a fault.
     pub fn wrong(what: &'static str, found: impl Into<String>, change: impl Into<String>) -> Self {
         Self { level: Level::Wrong, what, found: found.into(), change: change.into() }
     }

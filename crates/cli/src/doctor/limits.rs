@@ -1,4 +1,4 @@
-//! What the kernel and the container let this process do.
+//! Limits of the kernel and the container for this process.
 
 use super::finding::Finding;
 use crate::print::bytes;
@@ -6,15 +6,15 @@ use ritornello_store::{ControlGroup, control_group};
 use ritornello_volume::OTHER_FILES;
 use rustix::process::{Resource, getrlimit};
 
-/// Staging memory of one process, in and out, and then some.
+/// Staging memory of one process for reads and writes, with a margin.
 const MEMORY_WANTED: u64 = 1 << 30;
 
-/// Looks at them, for a store of so many segments.
+/// Examines the limits, for a store of `segments` segments.
 pub fn examine(segments: u64) -> Vec<Finding> {
     vec![open_files(segments), locked_memory(), io_uring(), memory()]
 }
 
-/// The soft limit is raised when a store is opened: the hard one counts.
+/// Opening a store raises the soft limit, so the hard limit counts.
 fn open_files(segments: u64) -> Finding {
     const WHAT: &str = "open files";
     let limit = getrlimit(Resource::Nofile);
@@ -38,7 +38,7 @@ fn locked_memory() -> Finding {
         None => "unlimited".to_owned(),
         Some(limit) => bytes(limit),
     };
-    Finding::fine("locked memory", format!("{shown} (nothing is locked: for the record)"))
+    Finding::fine("locked memory", format!("{shown} (nothing is locked: information only)"))
 }
 
 fn io_uring() -> Finding {

@@ -8,7 +8,7 @@ mod trial;
 
 use crate::args::DoctorArgs;
 use crate::exit::{Failure, Status};
-use crate::print::{json, say, table};
+use crate::print::{json, print_stdout, table};
 use crate::{Context, open, progress};
 use finding::{Finding, Level};
 use serde::Serialize;
@@ -18,31 +18,31 @@ use std::time::Duration;
 #[derive(Serialize)]
 struct Answer<'a> {
     dir: &'a Path,
-    /// Whether nothing is wrong. There may be advice.
+    /// Whether nothing is wrong; advice is allowed.
     healthy: bool,
     findings: &'a [Finding],
-    /// What the trial moved, if it came that far.
+    /// Figures of the trial, if it ran to its end.
     trial: Option<trial::Rates>,
 }
 
-/// Tries a directory out.
+/// Examines a directory.
 ///
 /// # Errors
-/// If it is no directory, or holds something else.
+/// If it is no directory, or holds other files.
 pub fn run(context: &Context, args: &DoctorArgs) -> Result<Status, Failure> {
     match (&args.backend, &args.dir) {
-        (Some(address), _) => backend::run(context, address, Duration::from_secs(args.patience)),
+        (Some(address), _) => backend::run(context, address, Duration::from_secs(args.timeout)),
         (None, Some(dir)) => directory(context, args, dir),
-        (None, None) => Err(Failure::unusable("nothing to look at", "name a directory")),
+        (None, None) => Err(Failure::unusable("no directory to examine", "name a directory")),
     }
 }
 
 fn directory(context: &Context, args: &DoctorArgs, dir: &Path) -> Result<Status, Failure> {
-    // A directory that holds other things can be tried out all the same.
+    // A directory with other files can hold a temporary store.
     let bare = dir.is_dir() && !dir.join("MANIFEST").exists();
     let manifest = if bare { None } else { open::manifest(dir)? };
     let bar = progress::steps(3);
-    bar.set_message("looking at the disk");
+    bar.set_message("examining the disk");
     let mut findings = disk::examine(dir, manifest.as_ref(), args.capacity);
     bar.inc(1);
     bar.set_message("looking at limits");
@@ -65,7 +65,7 @@ fn directory(context: &Context, args: &DoctorArgs, dir: &Path) -> Result<Status,
     if context.json {
         json(&Answer { dir, healthy, findings: &findings, trial });
     } else {
-        say(&describe(healthy, &findings));
+        print_stdout(&describe(healthy, &findings));
     }
     Ok(if healthy { Status::Fine } else { Status::Problems })
 }

@@ -1,4 +1,4 @@
-//! Putting, reading back, comparing.
+//! A trial of the store: put, read back, compare.
 
 use super::finding::Finding;
 use crate::exit::Failure;
@@ -16,32 +16,32 @@ use serde::Serialize;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Bytes a page of the trial.
+/// Bytes per page of the trial.
 const PAGE: usize = 256 << 10;
-/// Pages, where there is room; a full store takes fewer.
+/// Pages of the trial if space allows; a full store takes fewer.
 const PAGES_MAX: u64 = 256;
-/// Segments of a temporary store.
+/// Bytes per segment of a temporary store.
 const SEGMENT_BYTES: u64 = 16 << 20;
 
-/// What the trial moved.
+/// Figures of the trial.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Rates {
     /// Pages written, read back and compared.
     pub pages: u64,
-    /// Put and flush, once.
+    /// Rate of one put and flush.
     pub write_gib_s: f64,
-    /// Get, once.
+    /// Rate of one get.
     pub read_gib_s: f64,
-    /// The disk without a store, overwriting; `null` where there is no direct I/O.
+    /// Raw rate of the disk, overwriting; `null` without direct I/O.
     pub raw_write_gib_s: Option<f64>,
-    /// The disk without a store, reading.
+    /// Raw rate of the disk, reading.
     pub raw_read_gib_s: Option<f64>,
 }
 
-/// Tries the store in `dir`, or a temporary one.
+/// Runs a trial in the store in `dir`, or in a temporary one.
 ///
 /// # Errors
-/// Whatever goes wrong, which is then the finding.
+/// Any fault, which becomes a finding.
 pub fn run(dir: &Path, is_store: bool) -> Result<(Rates, Vec<Finding>), Failure> {
     let scratch = Scratch::new(dir, "doctor")?;
     let pages = pages(dir)?;
@@ -49,12 +49,12 @@ pub fn run(dir: &Path, is_store: bool) -> Result<(Rates, Vec<Finding>), Failure>
     let mut findings = vec![Finding::fine("opened as", describe_role(&node))];
     let stats = node.store().stats()?.catalog;
     findings.extend(condition(&stats));
-    // A small store is not emptied for a trial.
+    // A trial must not evict the pages of a small store.
     let pages =
         if is_store { pages.min(stats.capacity_bytes / 20 / PAGE as u64).max(1) } else { pages };
     let scope =
         Scope::opaque(&format!("ritornello doctor {}", std::process::id()), PAGE as u64, true);
-    let tried = try_out(node.store(), &scope, pages as usize);
+    let tried = run_trial(node.store(), &scope, pages as usize);
     let dropped = node.store().drop_scope(&scope);
     node.close()?;
     let (write, read) = tried?;
@@ -73,7 +73,7 @@ pub fn run(dir: &Path, is_store: bool) -> Result<(Rates, Vec<Finding>), Failure>
 
 fn pages(dir: &Path) -> Result<u64, Failure> {
     let room = Host.room(dir)?.available;
-    // The store, its raw counterpart, and something left over.
+    // Space for the store, the file of the raw measurement, and a margin.
     Ok((room / 8 / PAGE as u64).clamp(16, PAGES_MAX))
 }
 
@@ -106,7 +106,7 @@ fn condition(stats: &CatalogStats) -> Vec<Finding> {
     }
     if stats.quarantined_bytes > 0 {
         let found = format!(
-            "{} hold bytes that could not be believed",
+            "{} hold bytes that failed verification",
             crate::print::bytes(stats.quarantined_bytes)
         );
         findings.push(Finding::advice("store", found, "check the disk, then `ritornello fsck`"));
@@ -115,7 +115,7 @@ fn condition(stats: &CatalogStats) -> Vec<Finding> {
 }
 
 /// Puts, flushes, reads back into other memory, and compares.
-fn try_out(store: &Store, scope: &Scope, pages: usize) -> Result<(Rate, Rate), Failure> {
+fn run_trial(store: &Store, scope: &Scope, pages: usize) -> Result<(Rate, Rate), Failure> {
     let staging = Staging::new(2 * pages * PAGE)?;
     let none = || Failure::failed("no memory for the trial", "free some memory");
     let mut source = staging.try_take(pages * PAGE).ok_or_else(none)?;
@@ -159,7 +159,7 @@ fn try_out(store: &Store, scope: &Scope, pages: usize) -> Result<(Rate, Rate), F
         return Ok((write, read));
     }
     Err(Failure::failed(
-        "WRONG BYTES came back: they verified, and are not what was put",
+        "WRONG BYTES were read: they verified, but differ from the bytes put",
         "do not use this directory; report this, with the disk and the file system",
     ))
 }
@@ -169,7 +169,7 @@ fn complete(what: &str, outcome: &Outcome, pages: usize) -> Result<(), Failure> 
         return Ok(());
     }
     Err(Failure::failed(
-        format!("a {what} of {pages} pages came to {}: {}", outcome.pages, outcome.reason),
+        format!("a {what} of {pages} pages completed {}: {}", outcome.pages, outcome.reason),
         "free some space, or check the disk (dmesg)",
     ))
 }

@@ -1,4 +1,4 @@
-//! What can be typed behind `ritornello simulate`.
+//! Arguments of `ritornello simulate`.
 
 use crate::args::picture;
 use clap::{Args, ValueEnum};
@@ -6,17 +6,17 @@ use ritornello_format::parse_bytes;
 use ritornello_sim::{SimPolicy, TracePart};
 use std::path::PathBuf;
 
-/// Of `simulate`.
+/// Arguments of `simulate`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-A trace has one JSON object a line, gzip or plain: timestamp (ms), input_length, output_length
-(tokens), hash_ids (a number for each block of the prompt). The order of the lines is the order of
-the requests; times that go back are counted and change nothing. A block is its id and all ids
-before it. A hit is a block that is there with all blocks before it.
+A trace has one JSON object per line, gzip or plain: timestamp (ms), input_length, output_length
+(tokens), hash_ids (a number for each block of the prompt). Requests are replayed in the order of the
+lines; decreasing times are counted and ignored. A block is identified by its id and all ids before
+it. A hit is a block that is stored with all blocks before it.
 
 Each policy is the store's own code, called as the store calls it; belady knows the future, and is
-the bound. Capacities are shares of the trace's different blocks. Hits of the warm-up are not
-counted; writes are, from the first on.
+the upper bound. Capacities are shares of the trace's distinct blocks. Hits of the warm-up are not
+counted; all writes are.
 
 --generate multi-round-qa: users with a history each ask in rounds, as in LMCache's benchmark.
 --generate ten-stage: after 100 M new tokens, stages with expected hit rates of 0.2 0.3 0.5 0.7 0.5
@@ -35,7 +35,7 @@ pub struct SimulateArgs {
     /// Capacities as shares of the footprint: 5% or 0.05
     #[arg(long, value_delimiter = ',', default_value = "1%,5%,10%,30%", value_parser = capacity)]
     pub capacity: Vec<f64>,
-    /// Who decides what stays
+    /// Eviction policies
     #[arg(long, value_delimiter = ',', default_value = "adaptive,lru,arc,2q,s3fifo,belady",
           value_parser = policy)]
     pub policy: Vec<SimPolicy>,
@@ -45,22 +45,22 @@ pub struct SimulateArgs {
     /// Replay only a half of the requests, as a trace of its own
     #[arg(long, value_enum, default_value = "whole")]
     pub half: HalfName,
-    /// Leave broken lines out and say which, instead of stopping at the first
+    /// Skip broken lines and report them, instead of stopping at the first
     #[arg(long)]
     pub skip_broken: bool,
-    /// Draw hit rate over capacity: an SVG file
+    /// Write a chart of hit rate over capacity: an SVG file
     #[arg(long, value_name = "FILE", value_parser = picture)]
     pub chart: Option<PathBuf>,
-    /// Tokens a block [default: 512 in traces, 64 where generated]
+    /// Tokens per block [default: 512 in traces, 64 in generated workloads]
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
     pub block_tokens: Option<u64>,
-    /// Bytes a token: the default is Llama-3-8B in bfloat16
+    /// Bytes per token: the default is Llama-3-8B in bfloat16
     #[arg(long, default_value = "128KiB", value_parser = size)]
     pub token_bytes: u64,
-    /// Replay a workload made from the numbers below
+    /// Replay a workload generated from the numbers below
     #[arg(long, value_delimiter = ',', value_enum)]
     pub generate: Vec<Workload>,
-    /// Decides what is drawn in generated workloads
+    /// Seed of generated workloads
     #[arg(long, default_value_t = 0)]
     pub seed: u64,
     #[command(flatten)]
@@ -69,20 +69,20 @@ pub struct SimulateArgs {
     pub ten_stage: TenStageArgs,
 }
 
-/// Of `--generate multi-round-qa`.
+/// Arguments of `--generate multi-round-qa`.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Generated: multi-round-qa")]
 pub struct MultiRoundQaArgs {
-    /// Users at a time [default: 100]
+    /// Concurrent users [default: 100]
     #[arg(long)]
     pub users: Option<u32>,
-    /// Questions a user asks [default: 20]
+    /// Questions per user [default: 20]
     #[arg(long)]
     pub rounds: Option<u32>,
-    /// Questions a second, of all users together [default: 2]
+    /// Questions per second, of all users together [default: 2]
     #[arg(long)]
     pub qps: Option<f64>,
-    /// Tokens of the prompt that all share [default: 1000]
+    /// Tokens of the prompt that all users share [default: 1000]
     #[arg(long)]
     pub system_tokens: Option<u64>,
     /// Tokens of a user's own history [default: 10000]
@@ -94,7 +94,7 @@ pub struct MultiRoundQaArgs {
     /// Tokens of an answer [default: 100]
     #[arg(long)]
     pub answer_tokens: Option<u64>,
-    /// How uneven the pauses between a user's questions are; 0 is LMCache's clock [default: 0.5]
+    /// Variation of the pauses between a user's questions; 0 is LMCache's clock [default: 0.5]
     #[arg(long)]
     pub jitter: Option<f64>,
     /// Requests [default: 14000]
@@ -102,20 +102,20 @@ pub struct MultiRoundQaArgs {
     pub requests: Option<u64>,
 }
 
-/// Of `--generate ten-stage`.
+/// Arguments of `--generate ten-stage`.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Generated: ten-stage")]
 pub struct TenStageArgs {
     /// New tokens before the first stage [default: 100000000]
     #[arg(long)]
     pub warm_up_tokens: Option<u64>,
-    /// Tokens a stage [default: 20000000]
+    /// Tokens per stage [default: 20000000]
     #[arg(long)]
     pub stage_tokens: Option<u64>,
-    /// Tokens a prompt [default: 8192]
+    /// Tokens per prompt [default: 8192]
     #[arg(long)]
     pub prompt_tokens: Option<u64>,
-    /// How much more often the oldest prompts come up, from 0 to below 1 [default: 0.6]
+    /// How much more often the oldest prompts recur, from 0 to below 1 [default: 0.6]
     #[arg(long)]
     pub skew: Option<f64>,
 }
@@ -123,7 +123,7 @@ pub struct TenStageArgs {
 /// Workloads by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Workload {
-    /// Users with long histories, asking in rounds
+    /// Users with long histories who ask in rounds
     MultiRoundQa,
     /// Stages of different expected hit rates
     TenStage,
@@ -132,11 +132,11 @@ pub enum Workload {
 /// Parts of a trace by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum HalfName {
-    /// To tune on
+    /// For tuning
     First,
-    /// To report
+    /// For reporting
     Second,
-    /// All of it
+    /// The whole trace
     Whole,
 }
 
@@ -163,7 +163,7 @@ fn share(text: &str) -> Result<f64, String> {
     if (0.0..1.0).contains(&given) { Ok(given) } else { Err("from 0% to below 100%".to_owned()) }
 }
 
-/// `5%` or `0.05`.
+/// Parses `5%` or `0.05`.
 fn number(text: &str) -> Result<f64, String> {
     let (digits, scale) = match text.trim().strip_suffix('%') {
         Some(digits) => (digits.trim_end(), 100.0),
@@ -187,7 +187,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shares_as_people_write_them() {
+    fn shares_parse_from_text() {
         assert_eq!(
             [capacity("5%"), capacity(" 0.05"), capacity("5 %")],
             [Ok(0.05), Ok(0.05), Ok(0.05)]

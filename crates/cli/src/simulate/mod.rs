@@ -5,7 +5,7 @@ mod show;
 
 use crate::Context;
 use crate::exit::{Failure, Status};
-use crate::print::{complain, json, say};
+use crate::print::{json, print_stderr, print_stdout};
 use crate::progress;
 use args::{SimulateArgs, Workload};
 use ritornello_format::{Error, Result};
@@ -14,11 +14,11 @@ use ritornello_sim::{BadLines, Row, Trace, chart, read, simulate};
 use serde::Serialize;
 use std::path::Path;
 
-/// Tokens a block of a trace, unless said otherwise: those of Mooncake's.
+/// Default tokens per block of a trace: those of Mooncake's traces.
 const TRACE_BLOCK_TOKENS: u64 = 512;
-/// Tokens a block where the workload is generated.
+/// Default tokens per block of a generated workload.
 const GENERATED_BLOCK_TOKENS: u64 = 64;
-/// Skipped lines that are named; the rest is counted.
+/// Skipped lines that are reported one by one; further lines are counted.
 const LINES_NAMED: usize = 10;
 
 #[derive(Serialize)]
@@ -41,7 +41,7 @@ struct Summary {
 /// Replays traces through eviction policies.
 ///
 /// # Errors
-/// Unusable for a trace that cannot be read or numbers that make no sense.
+/// Unusable for an unreadable trace or invalid numbers.
 pub fn run(context: &Context, args: &SimulateArgs) -> std::result::Result<Status, Failure> {
     let mut answer = Answer { traces: Vec::new(), rows: Vec::new() };
     type Given = std::result::Result<(Trace, u64), Failure>;
@@ -77,7 +77,7 @@ pub fn run(context: &Context, args: &SimulateArgs) -> std::result::Result<Status
     if context.json {
         json(&answer);
     } else {
-        say(&show::tables(&answer.traces, &answer.rows));
+        print_stdout(&show::tables(&answer.traces, &answer.rows));
     }
     Ok(Status::Fine)
 }
@@ -99,14 +99,14 @@ fn warn(trace: &Trace) {
         let named: Vec<String> = skipped.iter().take(LINES_NAMED).map(u64::to_string).collect();
         let more = if skipped.len() > LINES_NAMED { ", ..." } else { "" };
         let named = named.join(", ");
-        complain(&format!(
-            "{}: {} broken lines left out: {named}{more}",
+        print_stderr(&format!(
+            "{}: {} broken lines skipped: {named}{more}",
             trace.name(),
             skipped.len()
         ));
     }
     if trace.clock_jumps() > 0 {
-        complain(&format!(
+        print_stderr(&format!(
             "{}: the clock goes back {} times; requests are replayed in the order of the lines",
             trace.name(),
             trace.clock_jumps()
@@ -116,8 +116,9 @@ fn warn(trace: &Trace) {
 
 fn rows(trace: &Trace, args: &SimulateArgs, block_bytes: u64) -> Result<Vec<Row>> {
     if trace.references() == 0 {
-        return Err(Error::invalid("there are no blocks in this part of the trace")
-            .with("trace", trace.name()));
+        return Err(
+            Error::invalid("this part of the trace has no blocks").with("trace", trace.name())
+        );
     }
     let (requests, cases) = (trace.requests() as u64, args.policy.len() * args.capacity.len());
     let bar = progress::steps(requests * cases as u64);

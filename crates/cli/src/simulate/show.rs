@@ -1,10 +1,10 @@
-//! Rows as tables: a policy a line, a capacity a column.
+//! Tables of the rows: a policy per line, a capacity per column.
 
 use super::Summary;
 use crate::print::{bytes, count, table};
 use ritornello_sim::Row;
 
-/// A table for each trace; the rows are theirs in turn, as many for each.
+/// Formats a table for each trace; `rows` holds equally many rows for each, in order.
 #[must_use]
 pub fn tables(traces: &[Summary], rows: &[Row]) -> String {
     let each = rows.chunks((rows.len() / traces.len().max(1)).max(1));
@@ -41,9 +41,9 @@ fn one(trace: &Summary, rows: &[Row]) -> String {
     let references = trace.block_references as f64 * rows.len() as f64;
     format!(
         "{}: {} requests, {} references to {} blocks of {}\n{out}\n\
-         in brackets: blocks written a different block; hits behind the first {} % of the requests\n\
+         in brackets: blocks written per distinct block; hits behind the first {} % of the requests\n\
          bytes written / bytes admitted: {amplification:.4} at most\n\
-         {:.1} s, {} million block references a second",
+         {:.1} s, {} million block references per second",
         trace.trace,
         count(trace.requests as u64),
         count(trace.block_references as u64),
@@ -55,7 +55,7 @@ fn one(trace: &Summary, rows: &[Row]) -> String {
     )
 }
 
-/// A share in percent, without digits it does not have.
+/// Rounds a share to the digits that it has, in percent.
 #[must_use]
 pub fn percent(share: f64) -> f64 {
     (share * 1e6).round() / 1e4

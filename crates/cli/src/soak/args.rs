@@ -1,36 +1,37 @@
-//! What can be typed after `soak`.
+//! Arguments of `soak`.
 
 use clap::Args;
 use ritornello_format::parse_bytes;
 use ritornello_store::IndexKind;
 use std::path::PathBuf;
 
-/// Of `soak`.
+/// Arguments of `soak`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Writers and readers in this process and in one more work on a small store that is always full: they
-put, get, touch, lease, delete and flush, and now and then drop a whole scope. Some pages are
-retained for some seconds. Meanwhile the store shrinks and grows, between a half of its capacity and
-all of it, directories are added and drained, codecs and quotas are changed, and everything is
-scrubbed. Every byte that is got is compared with what follows from its key, and what is allocated
-with the capacity. Again and again the store is closed and opened, or one of the processes is
-killed: a client with puts on their way, or the owner, whose place the other one takes. At the end
-every page is verified as `fsck` does it.
+Writers and readers in this process and in a peer process work on a small store that is always full:
+they put, get, touch, lease, delete and flush, and sometimes drop a scope. Some pages are retained
+for some seconds. Meanwhile the capacity changes between a half of --capacity and all of it,
+directories are added and drained, codecs and quotas change, and all pages are scrubbed. Every byte
+read is compared with the byte that its key implies, and allocated bytes with the capacity. In
+cycles the store is closed and reopened, or one of the processes is killed: a client with puts in
+flight, or the owner, from which the other process takes over. At the end every page is verified as
+by `fsck`.
 
-Growth is that of this process between shifts, when no store is open: open files, threads, and bytes
-allocated on the heap. It is the median of the last third of the shifts less that of the second one;
-the first one is for warming up. Resident memory is not looked at: the stacks of threads that ended
-stay for others, and it goes up and down by megabytes.
+Growth is that of this process between cycles, when no store is open: open files, threads, and bytes
+allocated on the heap. It is the median of the last third of the cycles less that of the second one;
+the first third warms up. Resident memory is not compared: stacks of ended threads are reused, and
+it varies by megabytes.
 
-With --faults two clients work on one store as engines do, and one fault after another is made under
-them: processes are killed and stopped, fdatasync and opens fail, the disk is full, the directory is not
-there yet or another user's, an owner speaks another version, a client restarts with another capacity
-or few open files, hundreds of scopes are made. After each, every client must serve again within
---within seconds, by itself, and all that a flush has covered must be found. Failing system calls are
-injected at the seam to the file system; everything else is real.
+With --faults two clients work on one store as engines do, under one fault after another: processes
+are killed and stopped, fdatasync and opens fail, the disk is full, the directory is mounted late or
+belongs to another user, an owner speaks another version, a client restarts with another capacity or
+few open files, hundreds of scopes are registered. After each fault every client must serve again
+within --within seconds, by itself, and all flushed pages must be found. Failing system calls are
+injected between the store and the file system; all other faults are real.
 
-Exit code 0: nothing wrong; 1: wrong bytes, damaged pages, more bytes than the capacity, flushed
-pages lost, a client that did not serve again in time, or a store that refused to go on; 3: something hung for two minutes.
+Exit code 0: no error; 1: wrong bytes, damaged pages, more bytes than the capacity, flushed pages
+lost, a client that did not serve again in time, or a store that failed; 3: a call hung for two
+minutes.
 
 Examples:
   ritornello soak --minutes 10
@@ -38,34 +39,34 @@ Examples:
   ritornello soak --faults --minutes 30 --dir /nvme
   ritornello soak --minutes 0.2 --seed 7 --json | jq .wrong_bytes")]
 pub struct SoakArgs {
-    /// How long, in minutes; parts of one as well
+    /// Duration in minutes; fractions are allowed
     #[arg(long, default_value_t = 10.0, value_parser = minutes)]
     pub minutes: f64,
-    /// Budget of the store
+    /// Capacity of the store
     #[arg(long, default_value = "256MiB", value_parser = size)]
     pub capacity: u64,
     /// Index of the store: one that is compiled in
     #[arg(long, default_value = "run", value_parser = index)]
     pub index: IndexKind,
-    /// A directory on the disk to use; what is made there is removed
+    /// A directory on the disk to use; created files are removed
     #[arg(long, default_value = ".")]
     pub dir: PathBuf,
-    /// What the choices of all threads follow from
+    /// Seed of the choices of all threads
     #[arg(long, default_value_t = 0)]
     pub seed: u64,
-    /// Two clients and one fault after another, instead of the above
+    /// Run two clients under one fault after another, instead of the above
     #[arg(long)]
     pub faults: bool,
     /// With --faults: seconds from the end of a fault within which every client must serve again
     #[arg(long, default_value_t = 10.0, requires = "faults")]
     pub within: f64,
-    /// Works on this store until standard input ends: the other process
+    /// Run the peer process: works on this store until standard input ends
     #[arg(long, hide = true)]
     pub join: Option<PathBuf>,
-    /// With --faults and --join: the client's number, and that of its first sequence behind a colon
+    /// With --faults and --join: the client's number and that of its first sequence, as N:M
     #[arg(long, hide = true, requires = "join", value_parser = client)]
     pub client: Option<(u64, u64)>,
-    /// With --client: the soft limit of open files
+    /// With --client: soft limit of open files
     #[arg(long, hide = true, requires = "client")]
     pub open_files: Option<u64>,
 }

@@ -1,52 +1,52 @@
-//! `ritornello soak`: a small store under everything at once, for as long as wanted.
+//! `ritornello soak`: a small store under concurrent load, reconfiguration and kills.
 
 pub mod args;
 mod faults;
-mod health;
-mod partner;
-mod shaper;
+mod peer;
+mod reconfigurer;
+mod resources;
 mod work;
 
 use crate::exit::{Failure, Status};
 use crate::scratch::Scratch;
 use crate::{Context, open, print, progress};
 use args::SoakArgs;
-use health::Health;
-use partner::Partner;
+use peer::Peer;
+use reconfigurer::Reconfigurer;
+use resources::Resources;
 use ritornello_node::Node;
 use ritornello_store::Options;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde::Serialize;
-use shaper::Shaper;
 use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
-use work::{Crew, Tally};
+use work::{Totals, Workers};
 
-/// A call that lasts longer than this hangs.
-const HANG: Duration = Duration::from_secs(120);
-/// The longest time between two restarts.
-const SHIFT_MAX: Duration = Duration::from_secs(20);
-/// The shortest.
-const SHIFT_MIN: Duration = Duration::from_millis(700);
-/// Small segments: there are some even in a small store.
+/// Maximum duration of a call; a longer one counts as hung.
+const CALL_TIMEOUT: Duration = Duration::from_secs(120);
+/// Maximum time between two restarts.
+const CYCLE_MAX: Duration = Duration::from_secs(20);
+/// Minimum time between two restarts.
+const CYCLE_MIN: Duration = Duration::from_millis(700);
+/// Bytes per segment: small, so that a small store has several.
 const SEGMENT_BYTES: u64 = 4 << 20;
-/// Bytes a second that are scrubbed, an eighth of it while others are at work.
+/// Bytes scrubbed per second; an eighth of it under load.
 const SCRUB_RATE: u64 = 128 << 20;
 
-/// What a shift does to the other process.
+/// The end of the peer process in a cycle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Shift {
-    /// It is a client, and leaves as it should.
+enum Cycle {
+    /// The peer is a client and closes the store.
     Clean,
-    /// It is a client, and is killed.
+    /// The peer is a client and is killed.
     ClientKilled,
-    /// It is the owner, and is killed.
+    /// The peer is the owner and is killed.
     OwnerKilled,
 }
 
-/// The answer.
+/// The report of `soak`.
 #[derive(Debug, Serialize)]
 struct Report {
     minutes: f64,
@@ -54,27 +54,27 @@ struct Report {
     operations: u64,
     bytes: u64,
     wrong_bytes: u64,
-    /// Pages that the last look at everything did not believe.
+    /// Pages that the final verification found damaged.
     damaged_pages: usize,
-    /// Calls that were told to try again.
+    /// Calls that failed with `Retry` or `Closed`.
     retries: u64,
     /// Changes of capacity, directories, codecs and quotas.
     changes: u64,
-    /// How often the store was opened anew, or taken over from an owner that was killed.
+    /// Number of times the store was reopened, or taken over from a killed owner.
     restarts: u64,
-    /// Processes killed at work.
+    /// Processes killed under load.
     kills: u64,
     fd_growth: i64,
     thread_growth: i64,
     memory_growth_bytes: i64,
-    /// Why the store could not go on; empty.
+    /// Why the soak ended early; empty if it did not.
     trouble: String,
 }
 
 /// Runs `ritornello soak`.
 ///
 /// # Errors
-/// Where the store cannot be opened, or a call hangs.
+/// If the store cannot be opened, or a call hangs.
 pub fn run(context: &Context, args: &SoakArgs) -> Result<Status, Failure> {
     let options = |dir: &Path| Options { scrub_rate: SCRUB_RATE, ..Options::new(dir) };
     if let (Some(dir), Some((number, from))) = (&args.join, args.client) {
@@ -90,7 +90,7 @@ pub fn run(context: &Context, args: &SoakArgs) -> Result<Status, Failure> {
         return faults::run(context, args);
     }
     if let Some(dir) = &args.join {
-        return partner::join(&options(dir), args.capacity, args.seed);
+        return peer::join(&options(dir), args.capacity, args.seed);
     }
     let scratch = Scratch::new(&args.dir, "soak")?;
     let dir = scratch.path().join("store");
@@ -105,22 +105,22 @@ pub fn run(context: &Context, args: &SoakArgs) -> Result<Status, Failure> {
         context,
         options: options(&dir),
         capacity: args.capacity,
-        tally: Arc::new(Tally::default()),
+        totals: Arc::new(Totals::default()),
         restarts: 0,
         kills: 0,
     };
     let total = Duration::from_secs_f64(args.minutes * 60.0);
-    let shift = (total / 9).clamp(SHIFT_MIN, SHIFT_MAX);
+    let cycle = (total / 9).clamp(CYCLE_MIN, CYCLE_MAX);
     let bar = progress::steps(total.as_secs());
-    // Its own length is no growth.
+    // Allocated in full, so that its own growth is not measured.
     let mut history = Vec::with_capacity((total.as_secs() / 20) as usize + 64);
     let started = Instant::now();
-    let kinds = [Shift::Clean, Shift::ClientKilled, Shift::OwnerKilled];
+    let kinds = [Cycle::Clean, Cycle::ClientKilled, Cycle::OwnerKilled];
     for (number, kind) in (0u64..).zip(kinds.into_iter().cycle()) {
-        soak.shift(kind, shift, args.seed.wrapping_add(number << 32))?;
-        history.push(Health::now());
+        soak.cycle(kind, cycle, args.seed.wrapping_add(number << 32))?;
+        history.push(Resources::now());
         bar.set_position(started.elapsed().as_secs());
-        let counted = soak.tally.operations.load(Ordering::Relaxed);
+        let counted = soak.totals.operations.load(Ordering::Relaxed);
         bar.set_message(format!(
             "{} operations, {} restarts",
             print::count(counted),
@@ -132,23 +132,23 @@ pub fn run(context: &Context, args: &SoakArgs) -> Result<Status, Failure> {
     }
     bar.finish_and_clear();
     let damaged_pages = soak.verify()?;
-    let growth = Health::growth(&history);
-    let tally = &soak.tally;
+    let growth = Resources::growth(&history);
+    let totals = &soak.totals;
     let report = Report {
         minutes: started.elapsed().as_secs_f64() / 60.0,
         seed: args.seed,
-        operations: tally.operations.load(Ordering::Relaxed),
-        bytes: tally.bytes.load(Ordering::Relaxed),
-        wrong_bytes: tally.wrong_bytes.load(Ordering::Relaxed),
+        operations: totals.operations.load(Ordering::Relaxed),
+        bytes: totals.bytes.load(Ordering::Relaxed),
+        wrong_bytes: totals.wrong_bytes.load(Ordering::Relaxed),
         damaged_pages,
-        retries: tally.retries.load(Ordering::Relaxed),
-        changes: tally.changes.load(Ordering::Relaxed),
+        retries: totals.retries.load(Ordering::Relaxed),
+        changes: totals.changes.load(Ordering::Relaxed),
         restarts: soak.restarts,
         kills: soak.kills,
         fd_growth: growth.fds,
         thread_growth: growth.threads,
         memory_growth_bytes: growth.memory,
-        trouble: tally
+        trouble: totals
             .fatal
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
@@ -160,8 +160,8 @@ pub fn run(context: &Context, args: &SoakArgs) -> Result<Status, Failure> {
     } else {
         show(&report)
     }
-    let well = report.wrong_bytes == 0 && damaged_pages == 0 && report.trouble.is_empty();
-    Ok(if well { Status::Fine } else { Status::Problems })
+    let passed = report.wrong_bytes == 0 && damaged_pages == 0 && report.trouble.is_empty();
+    Ok(if passed { Status::Fine } else { Status::Problems })
 }
 
 fn limit_open_files(soft: Option<u64>) -> Result<(), Failure> {
@@ -175,54 +175,55 @@ struct Soak<'a> {
     context: &'a Context,
     options: Options,
     capacity: u64,
-    tally: Arc<Tally>,
+    totals: Arc<Totals>,
     restarts: u64,
     kills: u64,
 }
 
 impl Soak<'_> {
     fn failed(&self) -> bool {
-        let fatal = self.tally.fatal.lock().unwrap_or_else(PoisonError::into_inner);
-        fatal.is_some() || self.tally.wrong_bytes.load(Ordering::Relaxed) > 0
+        let fatal = self.totals.fatal.lock().unwrap_or_else(PoisonError::into_inner);
+        fatal.is_some() || self.totals.wrong_bytes.load(Ordering::Relaxed) > 0
     }
 
     /// Opens the store, works on it for `length`, and closes it.
-    fn shift(&mut self, kind: Shift, length: Duration, seed: u64) -> Result<(), Failure> {
-        let start = || Partner::start(self.context, &self.options.dir, self.capacity, !seed);
-        let (node, mut partner) = if kind == Shift::OwnerKilled {
-            let mut partner = start()?;
-            ready(&mut partner)?;
-            (open::with(&self.options)?, partner)
+    fn cycle(&mut self, kind: Cycle, length: Duration, seed: u64) -> Result<(), Failure> {
+        let start = || Peer::start(self.context, &self.options.dir, self.capacity, !seed);
+        let (node, mut peer) = if kind == Cycle::OwnerKilled {
+            let mut peer = start()?;
+            ready(&mut peer)?;
+            (open::with(&self.options)?, peer)
         } else {
             let node = open::with(&self.options)?;
-            let mut partner = start()?;
-            ready(&mut partner)?;
-            (node, partner)
+            let mut peer = start()?;
+            ready(&mut peer)?;
+            (node, peer)
         };
         self.restarts += 1;
-        let crew = Crew::start(node.store(), &self.tally, self.capacity, seed, 2, 3)?;
+        let workers = Workers::start(node.store(), &self.totals, self.capacity, seed, 2, 3)?;
         let dir = self.options.dir.parent().unwrap_or(&self.options.dir);
-        let shaper = Shaper::start(node.store(), &self.tally, dir, self.capacity, seed)?;
-        watch(&crew, length / 2)?;
-        if kind != Shift::Clean {
-            partner.kill();
+        let reconfigurer =
+            Reconfigurer::start(node.store(), &self.totals, dir, self.capacity, seed)?;
+        wait_without_hang(&workers, length / 2)?;
+        if kind != Cycle::Clean {
+            peer.kill();
             self.kills += 1;
-            self.restarts += u64::from(kind == Shift::OwnerKilled);
+            self.restarts += u64::from(kind == Cycle::OwnerKilled);
         }
-        watch(&crew, length / 2)?;
-        // In this order: what is retained or leased holds a change up for as long as they work.
-        if !crew.stop(HANG) || !shaper.stop(HANG) {
-            return Err(hang());
+        wait_without_hang(&workers, length / 2)?;
+        // Workers stop first: their leases and retained pages delay a change of capacity.
+        if !workers.stop(CALL_TIMEOUT) || !reconfigurer.stop(CALL_TIMEOUT) {
+            return Err(call_timed_out());
         }
-        if kind == Shift::Clean && !partner.finish(HANG) {
-            return Err(Failure::failed("the other process did not end as it should", ""));
+        if kind == Cycle::Clean && !peer.finish(CALL_TIMEOUT) {
+            return Err(Failure::failed("the other process did not end cleanly", ""));
         }
-        partner.settle(&self.tally);
+        peer.add_totals(&self.totals);
         node.close()?;
         Ok(())
     }
 
-    /// Looks at every page there is. Returns how many were not believed.
+    /// Verifies every page. Returns the number of damaged ones.
     fn verify(&self) -> Result<usize, Failure> {
         let node: Arc<Node> = open::with(&self.options)?;
         let engine = node
@@ -234,28 +235,28 @@ impl Soak<'_> {
     }
 }
 
-fn ready(partner: &mut Partner) -> Result<(), Failure> {
-    if partner.wait_ready(HANG) {
+fn ready(peer: &mut Peer) -> Result<(), Failure> {
+    if peer.wait_ready(CALL_TIMEOUT) {
         return Ok(());
     }
     Err(Failure::failed("the other process did not open the store", "RUST_LOG=info says more"))
 }
 
-/// Waits, and sees to it that nobody hangs.
-fn watch(crew: &Crew, length: Duration) -> Result<(), Failure> {
+/// Waits, and fails if a call hangs.
+fn wait_without_hang(workers: &Workers, length: Duration) -> Result<(), Failure> {
     let until = Instant::now() + length;
     while let Some(left) = until.checked_duration_since(Instant::now()) {
         std::thread::sleep(left.min(Duration::from_millis(100)));
-        if crew.slowest() > HANG {
-            return Err(hang());
+        if workers.slowest() > CALL_TIMEOUT {
+            return Err(call_timed_out());
         }
     }
     Ok(())
 }
 
-fn hang() -> Failure {
+fn call_timed_out() -> Failure {
     Failure::failed(
-        format!("a call has not come back for {} seconds", HANG.as_secs()),
+        format!("a call has not returned for {} seconds", CALL_TIMEOUT.as_secs()),
         "`ritornello doctor DIR`; a stack trace of this process tells more",
     )
 }
@@ -270,7 +271,7 @@ fn show(report: &Report) {
         ("damaged pages at the end", print::count(report.damaged_pages as u64)),
         ("restarts", print::count(report.restarts)),
         ("processes killed", print::count(report.kills)),
-        ("told to try again", print::count(report.retries)),
+        ("calls told to retry", print::count(report.retries)),
         ("changes of the store", print::count(report.changes)),
         ("more open files", report.fd_growth.to_string()),
         ("more threads", report.thread_growth.to_string()),
@@ -278,8 +279,8 @@ fn show(report: &Report) {
     ] {
         table.add_row([what.to_owned(), value]);
     }
-    print::say(&table.to_string());
+    print::print_stdout(&table.to_string());
     if !report.trouble.is_empty() {
-        print::complain(&format!("the store could not go on: {}", report.trouble));
+        print::print_stderr(&format!("the store could not go on: {}", report.trouble));
     }
 }

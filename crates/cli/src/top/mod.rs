@@ -7,21 +7,21 @@ use crate::Context;
 use crate::args::TopArgs;
 use crate::exit::{Failure, Status};
 use crate::open;
-use crate::print::{json, say, table};
+use crate::print::{json, print_stdout, table};
 use snapshot::{Sample, Snapshot};
 use std::io::IsTerminal;
 
-/// Shows how a store is doing, again and again.
+/// Shows the figures of a store, refreshed each second on a terminal.
 ///
 /// # Errors
-/// Where the store cannot be opened, or the terminal cannot be drawn on.
+/// If the store cannot be opened, or the terminal cannot be drawn on.
 pub fn run(context: &Context, args: &TopArgs) -> Result<Status, Failure> {
     let node = open::existing(&args.dir)?;
     let sample = || Sample::of(&node);
     if context.json {
         json(&Snapshot::between(None, &sample()?));
     } else if args.once || !std::io::stdout().is_terminal() {
-        say(&plain(&Snapshot::between(None, &sample()?)));
+        print_stdout(&plain(&Snapshot::between(None, &sample()?)));
     } else {
         screen::watch(&sample)?;
     }

@@ -15,13 +15,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 const REFRESH: Duration = Duration::from_secs(1);
-/// Characters of the longest name of a figure.
+/// Characters of the longest label.
 const NAME_WIDTH: u16 = 10;
 
-/// Draws the store until somebody presses q.
+/// Draws the store until the user presses q.
 ///
 /// # Errors
-/// Where the first question is not answered, or the terminal cannot be drawn on.
+/// If the first sample fails, or the terminal cannot be drawn on.
 pub fn watch(sample: &dyn Fn() -> Result<Sample, Failure>) -> Result<(), Failure> {
     let mut last = sample()?;
     let ended = Arc::new(AtomicBool::new(false));
@@ -47,7 +47,7 @@ pub fn watch(sample: &dyn Fn() -> Result<Sample, Failure>) -> Result<(), Failure
                 last = now;
                 trouble.clear();
             }
-            // The owner may be changing: what was seen last stays on the screen.
+            // The owner may be changing: the last figures stay on the screen.
             Err(failure) => trouble = failure.line,
         }
     };
@@ -55,7 +55,7 @@ pub fn watch(sample: &dyn Fn() -> Result<Sample, Failure>) -> Result<(), Failure
     result
 }
 
-/// Waits for `time`, or until somebody wants to end it.
+/// Waits for `time`; returns true early if the user ends the view.
 fn quit_within(time: Duration) -> std::io::Result<bool> {
     let deadline = Instant::now() + time;
     loop {
@@ -63,7 +63,7 @@ fn quit_within(time: Duration) -> std::io::Result<bool> {
         if !event::poll(left)? {
             return Ok(false);
         }
-        // Any other event, a changed size for one, is a reason to wait no longer.
+        // Any other event, such as a resize, ends the wait for a redraw.
         let Event::Key(key) = event::read()? else { return Ok(false) };
         let interrupted =
             key.code == KeyCode::Char('c') && key.modifiers.contains(KeyModifiers::CONTROL);
@@ -103,7 +103,7 @@ fn draw(frame: &mut Frame<'_>, snapshot: &Snapshot, trouble: &str) {
     frame.render_widget(foot_line, foot);
 }
 
-/// The words of `text` in lines of at most `width` characters, or of one word.
+/// Wraps `text` at `width` characters. A longer word gets a line of its own.
 fn wrapped(text: &str, width: usize) -> Vec<String> {
     let mut lines = vec![String::new()];
     for word in text.split(' ') {
@@ -133,14 +133,14 @@ mod tests {
     use ritornello_store::Options;
 
     #[test]
-    fn words_are_kept_whole() {
+    fn wrapping_keeps_words_whole() {
         assert_eq!(wrapped("5 leases, 2 clients", 9), ["5 leases,", "2 clients"]);
         assert_eq!(wrapped("quarantined", 4), ["quarantined"]);
         assert_eq!(wrapped("", 4), [""]);
     }
 
     #[test]
-    fn everything_is_on_the_screen() {
+    fn screen_shows_every_figure() {
         let dir = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
         let mut options = Options::new(dir.path());
         (options.capacity, options.segment_bytes) = (Some(16 << 20), Some(1 << 20));

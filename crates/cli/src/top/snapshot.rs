@@ -1,4 +1,4 @@
-//! What `top` shows at one moment.
+//! The figures of `top` at one moment.
 
 use crate::exit::Failure;
 use crate::print::{bytes, count, eviction, percent};
@@ -9,7 +9,7 @@ use serde::Serialize;
 use std::path::PathBuf;
 use std::time::Instant;
 
-/// Figures as the store gave them, and when.
+/// Figures of the store and the time they were taken.
 pub struct Sample {
     taken: Instant,
     dir: PathBuf,
@@ -18,10 +18,10 @@ pub struct Sample {
 }
 
 impl Sample {
-    /// Asks the store.
+    /// Takes the figures of the store.
     ///
     /// # Errors
-    /// Where it does not answer.
+    /// If the store does not answer.
     pub fn of(node: &Node) -> Result<Self, Failure> {
         let stats = node.store().stats()?;
         let dir = node.path().to_owned();
@@ -33,15 +33,15 @@ impl Sample {
     }
 }
 
-/// A store at one moment. Rates are null until there is an earlier moment; shares are null where
-/// nothing was counted yet.
+/// The figures of a store at one moment. Rates are null in the first sample; shares are null while
+/// their denominator is zero.
 #[derive(Serialize)]
 pub struct Snapshot {
     dir: PathBuf,
-    /// What this command is to the store: its `owner`, or a `client` of the process that is.
+    /// Role of this command: `owner`, or `client` of the owner.
     role: &'static str,
     owner_pid: u32,
-    /// Pages found of those asked for, since the store was opened.
+    /// Pages hit per page probed, since the store was opened.
     hit_rate: Option<f64>,
     tiers: Vec<Tier>,
     space: Space,
@@ -68,9 +68,9 @@ struct Tier {
 struct Space {
     allocated_bytes: u64,
     free_bytes: u64,
-    /// Freed, but not durably so yet.
+    /// Freed, but not durably yet.
     limbo_bytes: u64,
-    /// Removed while leased.
+    /// Removed while leased, to be freed with the lease.
     deferred_bytes: u64,
     reserved_bytes: u64,
     quarantined_bytes: u64,
@@ -81,14 +81,14 @@ struct Writes {
     pages_stored: u64,
     pages_evicted: u64,
     pages_refused: u64,
-    /// To segments, for `admitted_bytes` of pages.
+    /// Bytes written to segments, for `admitted_bytes` of pages.
     written_bytes: u64,
     admitted_bytes: u64,
     write_amplification: f64,
     index_written_bytes: u64,
 }
 
-/// Since the moment before.
+/// Rates since the previous sample.
 #[derive(Serialize)]
 struct Rates {
     seconds: f64,
@@ -101,7 +101,7 @@ struct Rates {
 }
 
 impl Snapshot {
-    /// The moment of `now`, with rates since `before`.
+    /// Returns the figures of `now`, with rates since `before`.
     #[must_use]
     pub fn between(before: Option<&Sample>, now: &Sample) -> Self {
         let s = &now.stats.catalog;
@@ -144,7 +144,7 @@ impl Snapshot {
         }
     }
 
-    /// How full the store is, from 0 to 1.
+    /// Returns the share of space in use, from 0 to 1.
     #[must_use]
     pub fn fullness(&self) -> f64 {
         let (used, all) = self
@@ -154,13 +154,14 @@ impl Snapshot {
         share(used, all).unwrap_or(0.0).min(1.0)
     }
 
-    /// Pages found of those asked for: lately, or since the store was opened.
+    /// Returns pages hit per page probed: since the previous sample, or else since the store was
+    /// opened.
     #[must_use]
     pub fn hits(&self) -> Option<f64> {
         self.rates.as_ref().and_then(|rates| rates.hit_rate).or(self.hit_rate)
     }
 
-    /// All of it for people: name, value.
+    /// Returns all figures as label and text.
     #[must_use]
     pub fn lines(&self) -> Vec<(&'static str, String)> {
         let mut lines = Vec::new();
@@ -173,7 +174,7 @@ impl Snapshot {
         line(
             "hit rate",
             match (self.hit_rate, lately) {
-                (None, _) => "nothing was asked for yet".to_owned(),
+                (None, _) => "no page probed yet".to_owned(),
                 (Some(all), None) => format!("{} since opened", percent(all)),
                 (Some(all), Some(now)) => {
                     format!("{} now, {} since opened", percent(now), percent(all))
@@ -237,7 +238,7 @@ impl Snapshot {
             line(
                 "a second",
                 format!(
-                    "{:.0} pages asked for, {:.0} hit, {:.0} stored, {:.0} evicted, index {}",
+                    "{:.0} pages probed, {:.0} hit, {:.0} stored, {:.0} evicted, index {}",
                     rates.pages_probed_per_second,
                     rates.pages_hit_per_second,
                     rates.pages_stored_per_second,

@@ -15,12 +15,12 @@ use tempfile::TempDir;
 pub const PAGE: usize = 64 << 10;
 pub const PAGES: usize = 24;
 
-/// On the disk that the sources are on: `/tmp` may be memory, where direct I/O means nothing.
+/// On the disk of the sources: `/tmp` may be in memory, where direct I/O means nothing.
 pub fn scratch() -> TempDir {
     tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
 }
 
-/// What `RITORNELLO_TEST_INDEX` names as the index of the stores.
+/// Returns the index that `RITORNELLO_TEST_INDEX` names.
 pub fn index() -> Option<IndexKind> {
     let word = std::env::var("RITORNELLO_TEST_INDEX").ok()?;
     Some(IndexKind::parse(&word).unwrap())
@@ -42,11 +42,11 @@ pub fn keys() -> Vec<[u8; 16]> {
     (0..PAGES).map(|page| [page as u8 + 1; 16]).collect()
 }
 
-/// Makes a store of [`PAGES`] pages and leaves it open.
+/// Creates a store of [`PAGES`] pages and leaves it open.
 pub fn open_filled(dir: &Path) -> Arc<Node> {
     let node = ritornello_node::open(&options(dir)).unwrap();
     let keys = keys();
-    // Several calls, so several runs.
+    // Several calls make several runs.
     for first in (0..PAGES).step_by(8) {
         let pages: Vec<Vec<u8>> = (first..first + 8).map(|page| vec![page as u8; PAGE]).collect();
         let pages: Vec<&[u8]> = pages.iter().map(Vec::as_slice).collect();
@@ -63,12 +63,12 @@ pub fn open_filled(dir: &Path) -> Arc<Node> {
     node
 }
 
-/// Makes a store of [`PAGES`] pages and closes it.
+/// Creates a store of [`PAGES`] pages and closes it.
 pub fn filled(dir: &Path) {
     open_filled(dir).close().unwrap();
 }
 
-/// Leading pages that can be had.
+/// Returns the number of leading pages available.
 pub fn probe(dir: &Path) -> usize {
     let node = ritornello_node::open(&Options::new(dir)).unwrap();
     let keys = keys();
@@ -101,7 +101,7 @@ pub fn ritornello(words: &[&str]) -> Answer {
     }
 }
 
-/// A path as the command line takes it.
+/// Returns a path as the command line takes it.
 pub fn text(path: &Path) -> &str {
     path.to_str().unwrap()
 }

@@ -1,12 +1,12 @@
-//! The shape, what it costs, and what it does to latencies, as a picture.
+//! Charts of the tree's shape, its cost and its effect on latencies.
 
 use super::report::{Row, Sample, Stage};
 use crate::plot::{Join, Line, Panel};
 
-/// The settings whose shapes are drawn besides the controller's.
+/// Settings whose shapes are drawn besides the controller's.
 const SHAPES: [&str; 3] = [super::ADAPTIVE, "12/1", "12/11"];
 
-/// Panels of the rows of one memtable.
+/// Returns the panels for the rows of one memtable.
 #[must_use]
 pub fn panels(rows: &[&Row]) -> Vec<Panel> {
     let adaptive = rows.iter().find(|row| row.name == super::ADAPTIVE);
@@ -15,16 +15,16 @@ pub fn panels(rows: &[&Row]) -> Vec<Panel> {
     let marks: Vec<f64> = decided.map(|sample| sample.request as f64).collect();
     let over_requests = |title: &str, lines, marks| Panel {
         title: title.to_owned(),
-        across: "requests, the warm-up's too".to_owned(),
+        across: "requests, warm-up included".to_owned(),
         lines,
         marks,
         ..Panel::default()
     };
     let shapes = rows.iter().filter(|row| SHAPES.contains(&row.name.as_str()));
     let runs = shapes.map(|row| shape(&row.name, &row.samples, |at| at.sorted_runs as f64));
-    let knobs = vec![
+    let settings = vec![
         shape("size ratio T", samples, |at| f64::from(at.ratio)),
-        shape("runs a level K", samples, |at| f64::from(at.runs)),
+        shape("runs per level K", samples, |at| f64::from(at.runs)),
         shape("levels L", samples, |at| f64::from(at.levels)),
     ];
     let bound = vec![
@@ -41,12 +41,12 @@ pub fn panels(rows: &[&Row]) -> Vec<Panel> {
     vec![
         over_requests("sorted runs", runs.collect(), Vec::new()),
         over_requests("the controller's runs, and their bound", bound, marks.clone()),
-        over_requests("the controller's setting", knobs, marks),
-        by_stage("processor time, ms a request", &|stage| a_request(stage.cpu_s * 1e3, stage)),
+        over_requests("the controller's setting", settings, marks),
+        by_stage("processor time, ms per request", &|stage| a_request(stage.cpu_s * 1e3, stage)),
         by_stage("probe of 256 pages, p50, µs", &|stage| stage.probe_p50_us),
         by_stage("put of 32 pages, p99, µs", &|stage| stage.put_p99_us),
         by_stage("put of 32 pages, p50, µs", &|stage| stage.put_p50_us),
-        by_stage("written to storage, KiB a request", &|stage| {
+        by_stage("written to storage, KiB per request", &|stage| {
             a_request(stage.written_bytes as f64 / 1024.0, stage)
         }),
     ]

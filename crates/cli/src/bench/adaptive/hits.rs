@@ -1,22 +1,22 @@
-//! Hit rates on the same requests with the same bytes, counted, not timed: the store; one file a
-//! page; and memory that a restart empties.
+//! Hit rates of the same requests with the same number of bytes, counted and not timed: the store,
+//! one file per page, and memory that a restart empties.
 
 use super::args::AdaptiveArgs;
 use super::report::HitRate;
-use crate::bench::contest::Workload;
-use crate::bench::contest::load::Load;
+use crate::bench::index::Workload;
+use crate::bench::index::load::Load;
 use crate::exit::Failure;
 use ritornello_format::{UNIT, units_of};
 use ritornello_sim::{ReplayCounts, Sizes, Trace, TracePart, replay};
 use ritornello_store::eviction::Policy;
 use std::collections::BTreeMap;
 
-/// What a file takes besides its blocks: an inode, on ext4.
-const INODE: u64 = 256;
-/// The bytes that there are, of what all pages take.
-const BUDGET: f64 = 0.5;
+/// Bytes that a file takes besides its blocks: an inode on ext4.
+const INODE_BYTES: u64 = 256;
+/// Available bytes, as a share of the bytes of all pages.
+const BUDGET_SHARE: f64 = 0.5;
 
-/// Counts.
+/// Counts the hits of each way to keep pages.
 ///
 /// # Errors
 /// Those of the simulator.
@@ -24,14 +24,14 @@ pub fn measure(args: &AdaptiveArgs) -> Result<Vec<HitRate>, Failure> {
     let load = Load::new(Workload::TenStage, args.entries)?;
     let Some(trace) = load.trace() else { return Ok(Vec::new()) };
     let counted_from = load.stages()[0].start;
-    let budget = (trace.footprint() as f64 * args.page_bytes as f64 * BUDGET) as u64;
+    let budget = (trace.footprint() as f64 * args.page_bytes as f64 * BUDGET_SHARE) as u64;
     let page = units_of(args.page_bytes) * UNIT;
-    // With headers: how many there are is known once it was tried.
+    // The size of headers depends on the number of runs, which only a trial run tells.
     let tried = store(trace, budget / page, args.page_bytes, counted_from)?;
     let with_header = tried.bytes_written as f64 / tried.admitted.max(1) as f64;
     let pages = (budget as f64 / with_header) as u64;
     let kept = store(trace, pages, args.page_bytes, counted_from)?;
-    // Memory has no blocks and no headers.
+    // Pages in memory take no blocks and no headers.
     let in_memory = budget / args.page_bytes;
     let middle = trace.requests() / 2;
     let before =
@@ -42,12 +42,12 @@ pub fn measure(args: &AdaptiveArgs) -> Result<Vec<HitRate>, Failure> {
         args.page_bytes,
         counted_from.saturating_sub(middle),
     )?;
-    let as_files = budget / (page + INODE);
+    let as_files = budget / (page + INODE_BYTES);
     let rate = |hits: u64, of: u64| hits as f64 / of.max(1) as f64;
     Ok(vec![
         HitRate { name: "the store", pages, hit_rate: kept.hit_rate() },
         HitRate {
-            name: "one file a page, the least recently used goes",
+            name: "one file per page, least recently used evicted",
             pages: as_files,
             hit_rate: files(trace, as_files, counted_from),
         },
@@ -59,15 +59,15 @@ pub fn measure(args: &AdaptiveArgs) -> Result<Vec<HitRate>, Failure> {
     ])
 }
 
-/// With the store's own eviction.
+/// Replays the trace with the store's own eviction.
 fn store(trace: &Trace, pages: u64, page_bytes: u64, from: usize) -> Result<ReplayCounts, Failure> {
     let warm_up = from as f64 / trace.requests().max(1) as f64;
     let sizes = Sizes { capacity_blocks: pages.max(1), block_bytes: page_bytes, warm_up };
     Ok(replay(trace, Policy::default().build().as_mut(), &sizes, &mut |_| ())?)
 }
 
-/// Every page by itself: a request uses its pages in their order, and the one that was used longest
-/// ago goes. A page is a hit if it and all before it are there.
+/// Returns the hit rate of one file per page: a request uses its pages in order, and the least
+/// recently used page is evicted. A page is a hit if it and all pages before it are present.
 fn files(trace: &Trace, pages: u64, from: usize) -> f64 {
     let mut used: Vec<Option<u64>> = vec![None; trace.footprint()];
     let mut order: BTreeMap<u64, u32> = BTreeMap::new();
@@ -101,15 +101,16 @@ mod tests {
     use ritornello_sim::TraceBuilder;
 
     #[test]
-    fn files_lose_the_beginning_first() {
-        let mut weaver = TraceBuilder::new("t");
+    fn per_page_lru_evicts_prefix_first() {
+        let mut builder = TraceBuilder::new("t");
         for request in [&[1, 2, 3][..], &[9], &[1, 2, 3], &[1, 2, 3]] {
-            weaver.request(0.0, request.iter().copied());
+            builder.request(0.0, request.iter().copied());
         }
-        let trace = weaver.finish();
-        // With room for all: 0, 0, 3, 3 of 10.
+        let trace = builder.finish();
+        // With space for all pages: 0, 0, 3, 3 of 10.
         assert_eq!(files(&trace, 10, 0), 0.6);
-        // 1 goes for 9; then 1 for 2, 2 for 3, 3 for 9: nothing is left where it is asked for.
+        // Page 1 is evicted for 9; then 1 for 2, 2 for 3, 3 for 9: each page is evicted before its
+        // next use.
         assert_eq!(files(&trace, 3, 0), 0.3);
         assert_eq!(files(&trace, 10, 2), 1.0);
     }

@@ -1,12 +1,12 @@
-//! `ritornello bench adaptive`: the controller of the index `lsm` against settings that stay.
+//! `ritornello bench adaptive`: the controller of the index `lsm` against fixed settings.
 //!
 //! | module | noun |
 //! |---|---|
-//! | `args` | what can be typed |
+//! | `args` | command-line arguments |
 //! | `part` | one variant, in a process of its own |
 //! | `hits` | hit rates, without an index |
 //! | `report` | rows and tables |
-//! | `chart` | pictures |
+//! | `chart` | charts |
 
 pub mod args;
 mod chart;
@@ -18,14 +18,14 @@ mod report;
 #[cfg(feature = "lsm")]
 pub use part::run as run_part;
 
+use super::disk;
 use super::parts;
-use super::place;
 use super::report::median;
 use crate::exit::{Failure, Status};
-use crate::print::{json, say};
+use crate::print::{json, print_stdout};
 use crate::scratch::Scratch;
 use crate::{Context, plot, progress};
-use args::{AdaptiveArgs, Knobs};
+use args::{AdaptiveArgs, SettingArg};
 use report::{Answer, Puts, Report, Row, Stage, Switch};
 use ritornello_index::tuning::Setting;
 use std::path::Path;
@@ -33,19 +33,19 @@ use std::process::Stdio;
 
 /// The name of the variant whose controller is on.
 const ADAPTIVE: &str = "adaptive";
-/// Charts beside each other.
+/// Charts in one row.
 const CHARTS_ABREAST: usize = 2;
-/// Where the target goes back and forth.
-const SWING: [Knobs; 2] =
-    [Knobs(Setting { ratio: 4, runs: 1 }), Knobs(Setting { ratio: 6, runs: 5 })];
-/// Bytes of a memtable a page, so that everything fits.
-const ROOMY: u64 = 512;
-/// The other memtable.
-const SMALL: u64 = 2 << 20;
-/// Bytes of disk a page.
-const NEEDED_A_PAGE: u64 = 2048;
+/// Settings between which the target alternates.
+const SWING_SETTINGS: [SettingArg; 2] =
+    [SettingArg(Setting { ratio: 4, runs: 1 }), SettingArg(Setting { ratio: 6, runs: 5 })];
+/// Memtable bytes per page with which all pages fit.
+const MEMTABLE_BYTES_PER_PAGE: u64 = 512;
+/// Bytes of the second memtable.
+const SMALL_MEMTABLE_BYTES: u64 = 2 << 20;
+/// Bytes of disk per page.
+const DISK_BYTES_PER_PAGE: u64 = 2048;
 
-/// A part cannot be run without the index.
+/// Refuses to run a part, because the index is not compiled in.
 ///
 /// # Errors
 /// Always.
@@ -61,30 +61,30 @@ fn not_compiled() -> Failure {
     )
 }
 
-/// Measures.
+/// Measures all variants and prints the report.
 ///
 /// # Errors
-/// Where the index is not compiled in; where there is no room, or something fails.
+/// If the index is not compiled in, space is missing, or a variant fails.
 pub fn run(context: &Context, args: &AdaptiveArgs) -> Result<Status, Failure> {
     if cfg!(not(feature = "lsm")) {
         return Err(not_compiled());
     }
     let memtables = match &args.memtable[..] {
-        [] => vec![args.entries * ROOMY, SMALL],
+        [] => vec![args.entries * MEMTABLE_BYTES_PER_PAGE, SMALL_MEMTABLE_BYTES],
         given => given.to_vec(),
     };
-    let dir = place::choose(args.dir.as_deref(), args.entries * NEEDED_A_PAGE)?;
+    let dir = disk::choose(args.dir.as_deref(), args.entries * DISK_BYTES_PER_PAGE)?;
     let scratch = Scratch::new(&dir, "bench")?;
     let bench = Bench { context, args, dir: scratch.path() };
     let variants = args.settings.len() + 1;
     let steps = (memtables.len() * variants + 1) * args.rounds as usize;
     let progress = progress::steps(steps as u64);
     let mut report = Report { entries: args.entries, rounds: args.rounds, ..Report::default() };
-    let least = memtables.iter().min().copied().unwrap_or(SMALL);
+    let least = memtables.iter().min().copied().unwrap_or(SMALL_MEMTABLE_BYTES);
     for &memtable in &memtables {
         let mut answers = vec![Vec::new(); variants];
         for round in 0..args.rounds as usize {
-            // Another one is first in every round.
+            // Each round starts with another variant, so that a drift of the disk hits all alike.
             for turn in 0..variants {
                 let at = (turn + round) % variants;
                 let setting = at.checked_sub(1).map(|at| args.settings[at]);
@@ -98,7 +98,7 @@ pub fn run(context: &Context, args: &AdaptiveArgs) -> Result<Status, Failure> {
     let mut swings = Vec::new();
     for _ in 0..args.rounds {
         progress.set_message("a switch of the setting");
-        swings.push(bench.ask(least, Some(SWING[0]), Some(SWING[1]))?);
+        swings.push(bench.ask(least, Some(SWING_SETTINGS[0]), Some(SWING_SETTINGS[1]))?);
         progress.inc(1);
     }
     report.switch = switch(&swings);
@@ -111,13 +111,13 @@ pub fn run(context: &Context, args: &AdaptiveArgs) -> Result<Status, Failure> {
     if context.json {
         json(&report);
     } else {
-        say(&report::show(&report));
+        print_stdout(&report::show(&report));
     }
     Ok(Status::Fine)
 }
 
-fn name(setting: Option<Knobs>) -> String {
-    setting.map_or_else(|| ADAPTIVE.to_owned(), |knobs| knobs.to_string())
+fn name(setting: Option<SettingArg>) -> String {
+    setting.map_or_else(|| ADAPTIVE.to_owned(), |value| value.to_string())
 }
 
 struct Bench<'a> {
@@ -131,11 +131,11 @@ impl Bench<'_> {
     fn ask(
         &self,
         memtable: u64,
-        setting: Option<Knobs>,
-        swing: Option<Knobs>,
+        setting: Option<SettingArg>,
+        swing: Option<SettingArg>,
     ) -> Result<Answer, Failure> {
         let dir = self.dir.join("index");
-        let mut command = parts::again(self.context)?;
+        let mut command = parts::self_command(self.context)?;
         command.arg("adaptive").arg(&dir);
         let mut word = |name: &str, value: String| {
             command.args([name, &value]);
@@ -144,16 +144,16 @@ impl Bench<'_> {
         word("--stages", self.args.stages.to_string());
         word("--probes", self.args.probes.to_string());
         word("--memtable", memtable.to_string());
-        if let Some(knobs) = setting {
-            word("--setting", knobs.to_string());
+        if let Some(value) = setting {
+            word("--setting", value.to_string());
         }
-        if let Some(knobs) = swing {
-            word("--swing", knobs.to_string());
+        if let Some(value) = swing {
+            word("--swing", value.to_string());
         }
         let output = command.stdin(Stdio::null()).stderr(Stdio::inherit()).output()?;
         std::fs::remove_dir_all(&dir)?;
         let failed = |why: String| {
-            Failure::failed(format!("{}: {why}", name(setting)), "what it said above")
+            Failure::failed(format!("{}: {why}", name(setting)), "its output above names the cause")
         };
         if !output.status.success() {
             return Err(failed(output.status.to_string()));
@@ -162,8 +162,8 @@ impl Bench<'_> {
     }
 }
 
-/// A row for each variant: medians of its rounds.
-fn rows(memtable: u64, settings: &[Knobs], answers: &[Vec<Answer>]) -> Vec<Row> {
+/// Returns a row for each variant: the medians of its rounds.
+fn rows(memtable: u64, settings: &[SettingArg], answers: &[Vec<Answer>]) -> Vec<Row> {
     let costs: Vec<f64> = answers.iter().map(|of| middle(of, Answer::cost)).collect();
     let best = costs[1..].iter().copied().fold(f64::INFINITY, f64::min);
     let mut rows = Vec::new();
@@ -236,10 +236,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_best_static_setting_is_one_and_the_others_are_measured_by_it() {
+    fn costs_are_relative_to_best_static_setting() {
         let answer = |cost: f64| Answer { owed_s: cost, ..Answer::default() };
         let answers = [[2.0, 2.2], [4.0, 4.0], [2.0, 2.0]].map(|of| of.map(answer).to_vec());
-        let rows = rows(1 << 20, &SWING, &answers);
+        let rows = rows(1 << 20, &SWING_SETTINGS, &answers);
         let names: Vec<&str> = rows.iter().map(|row| row.name.as_str()).collect();
         assert_eq!(names, [ADAPTIVE, "4/1", "6/5"]);
         assert_eq!(rows[0].to_best_static, 1.1);

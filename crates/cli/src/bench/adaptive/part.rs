@@ -2,8 +2,8 @@
 
 use super::args::AdaptivePart;
 use super::report::{Answer, Prices, Puts, Sample, Stage};
-use crate::bench::contest::load::{Load, SLOT};
-use crate::bench::contest::{Workload, part};
+use crate::bench::index::load::{Load, SLOT};
+use crate::bench::index::{Workload, part};
 use crate::bench::report::{median, quantile};
 use crate::exit::{Failure, Status};
 use ritornello_format::{PageHash, Place};
@@ -14,24 +14,25 @@ use std::io::Write;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Pages of a put.
-const RUN: usize = 32;
-/// How often the index is maintained, and synced.
-const MAINTAIN: Duration = Duration::from_millis(20);
-const SYNC: Duration = Duration::from_secs(2);
-/// Samples of the shape, about.
+/// Pages per put.
+const RUN_PAGES: usize = 32;
+/// Interval of index maintenance. Syncs have [`SYNC_EVERY`].
+const MAINTAIN_EVERY: Duration = Duration::from_millis(20);
+const SYNC_EVERY: Duration = Duration::from_secs(2);
+/// Approximate number of samples of the shape.
 const SAMPLES: usize = 400;
-/// Nothing is owed any more when so little of the processor was used in such a time.
-const QUIET: (Duration, f64) = (Duration::from_millis(250), 0.01);
-/// But no longer than this.
-const PATIENCE: Duration = Duration::from_secs(60);
-/// Requests between two changes of the target, where it goes back and forth.
-const SWING: usize = 200;
+/// Compactions have ended when the process used at most this much processor time, in seconds, in
+/// this interval.
+const IDLE: (Duration, f64) = (Duration::from_millis(250), 0.01);
+/// Maximum wait for compactions to end.
+const TIMEOUT: Duration = Duration::from_secs(60);
+/// Requests between two changes of an alternating target.
+const REQUESTS_PER_SWING: usize = 200;
 
-/// Runs a variant, and prints what came of it on one line.
+/// Runs a variant and prints its answer on one line.
 ///
 /// # Errors
-/// Those of the index; and if it does not find what it was given.
+/// Those of the index, and if it does not find pages that were inserted.
 pub fn run(args: &AdaptivePart) -> Result<Status, Failure> {
     let answer = measure(args)?;
     let line = serde_json::to_string(&answer).map_err(std::io::Error::other)?;
@@ -45,28 +46,29 @@ fn measure(args: &AdaptivePart) -> Result<Answer, Failure> {
     let load = Load::new(Workload::TenStage, args.entries)?;
     let sequences: Vec<_> = (0..load.sequences).map(|number| load.sequence(number)).collect();
     let options = LsmOptions {
-        mode: args.setting.map_or(Mode::Adaptive, |knobs| Mode::Static(knobs.0)),
+        mode: args.setting.map_or(Mode::Adaptive, |value| Mode::Static(value.0)),
         memtable_bytes: args.memtable,
         ..LsmOptions::default()
     };
     let index = LsmIndex::open(&args.dir, &options)?;
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        let upkeep = scope.spawn(|| upkeep(&index, &stop));
-        let mut subject = Subject::new(args, &index, &sequences);
-        let measured = subject.measure(&load);
+        let maintain = scope.spawn(|| maintain(&index, &stop));
+        let mut variant = Variant::new(args, &index, &sequences);
+        let measured = variant.measure(&load);
         stop.store(true, Ordering::Relaxed);
-        let kept_up = upkeep.join().map_err(|_| Failure::failed("the upkeep died", ""))?;
-        measured.and(kept_up).map(|()| subject.answer)
+        let maintained =
+            maintain.join().map_err(|_| Failure::failed("the maintenance thread panicked", ""))?;
+        measured.and(maintained).map(|()| variant.answer)
     })
 }
 
-fn upkeep(index: &LsmIndex, stop: &AtomicBool) -> Result<(), Failure> {
+fn maintain(index: &LsmIndex, stop: &AtomicBool) -> Result<(), Failure> {
     let mut synced = Instant::now();
     while !stop.load(Ordering::Relaxed) {
-        std::thread::sleep(MAINTAIN);
+        std::thread::sleep(MAINTAIN_EVERY);
         index.maintain()?;
-        if synced.elapsed() >= SYNC {
+        if synced.elapsed() >= SYNC_EVERY {
             index.sync()?;
             synced = Instant::now();
         }
@@ -74,14 +76,14 @@ fn upkeep(index: &LsmIndex, stop: &AtomicBool) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Microseconds of one stage, or of all.
+/// Microseconds of the calls of one stage, or of all stages.
 #[derive(Clone, Debug, Default)]
 struct Times {
     probes: Vec<f64>,
     puts: Vec<f64>,
 }
 
-struct Subject<'a> {
+struct Variant<'a> {
     args: &'a AdaptivePart,
     index: &'a LsmIndex,
     sequences: &'a [(Vec<PageHash>, usize)],
@@ -93,7 +95,7 @@ struct Subject<'a> {
     answer: Answer,
 }
 
-impl<'a> Subject<'a> {
+impl<'a> Variant<'a> {
     fn new(
         args: &'a AdaptivePart,
         index: &'a LsmIndex,
@@ -119,7 +121,7 @@ impl<'a> Subject<'a> {
             self.request(number, &mut Times::default(), false)?;
         }
         self.index.sync()?;
-        rest();
+        wait_until_idle();
         for stage in stages {
             let (cpu, written, started) =
                 (part::processor_seconds(), part::written()?, Instant::now());
@@ -142,7 +144,7 @@ impl<'a> Subject<'a> {
         }
         let (cpu, written) = (part::processor_seconds(), part::written()?);
         self.index.sync()?;
-        rest();
+        wait_until_idle();
         self.answer.owed_s = part::processor_seconds() - cpu;
         if let Some(last) = self.answer.stages.last_mut() {
             last.written_bytes += part::written()? - written;
@@ -179,7 +181,7 @@ impl<'a> Subject<'a> {
         }
     }
 
-    /// Probes for a sequence, reads where it lies as far as it is there, and inserts the rest.
+    /// Probes for a sequence, reads the places of the pages found, and inserts the others.
     fn request(&mut self, number: usize, times: &mut Times, counted: bool) -> Result<(), Failure> {
         let sequences = self.sequences;
         let Some((pages, known)) = sequences.get(number) else { return Ok(()) };
@@ -187,25 +189,27 @@ impl<'a> Subject<'a> {
         if number.is_multiple_of(every) || (self.args.swing.is_some() && number.is_multiple_of(8)) {
             self.sample(number, number.is_multiple_of(every));
         }
-        if let Some(there) = self.args.swing.filter(|_| counted && number.is_multiple_of(SWING)) {
-            let back = (number / SWING).is_multiple_of(2);
-            let here = self.args.setting.filter(|_| back).unwrap_or(there);
-            self.index.set_mode(Mode::Static(here.0));
+        if let Some(second) =
+            self.args.swing.filter(|_| counted && number.is_multiple_of(REQUESTS_PER_SWING))
+        {
+            let is_first = (number / REQUESTS_PER_SWING).is_multiple_of(2);
+            let target = self.args.setting.filter(|_| is_first).unwrap_or(second);
+            self.index.set_mode(Mode::Static(target.0));
         }
         for _ in 0..self.args.probes {
             let started = Instant::now();
             let found = black_box(self.index.longest_prefix(SLOT, black_box(pages)));
             times.probes.push(started.elapsed().as_secs_f64() * 1e6);
             if found != *known {
-                let line = format!("request {number}: {found} pages were there, and not {known}");
+                let line = format!("request {number}: {found} pages were found instead of {known}");
                 return Err(Failure::failed(line, "report this"));
             }
         }
         for step in self.index.walk(SLOT, &&pages[..*known]) {
             self.index.touch(step.run, number as u64);
         }
-        for at in (*known..pages.len()).step_by(RUN) {
-            let end = pages.len().min(at + RUN);
+        for at in (*known..pages.len()).step_by(RUN_PAGES) {
+            let end = pages.len().min(at + RUN_PAGES);
             let place = Place { generation: (number << 16 | at) as u64 + 1, ..Place::default() };
             let run = NewRun {
                 scope: SLOT,
@@ -248,13 +252,13 @@ impl<'a> Subject<'a> {
     }
 }
 
-/// Waits until nobody in this process does anything.
-fn rest() {
+/// Waits until background threads of this process are idle.
+fn wait_until_idle() {
     let started = Instant::now();
-    while started.elapsed() < PATIENCE {
+    while started.elapsed() < TIMEOUT {
         let before = part::processor_seconds();
-        std::thread::sleep(QUIET.0);
-        if part::processor_seconds() - before < QUIET.1 {
+        std::thread::sleep(IDLE.0);
+        if part::processor_seconds() - before < IDLE.1 {
             return;
         }
     }

@@ -1,19 +1,19 @@
-//! What came of it.
+//! Answers of the variants and the report.
 
 use crate::print::{bytes, count, table};
 use ritornello_store::IndexDecision;
 use serde::{Deserialize, Serialize};
 
-/// Everything.
+/// The report of `bench adaptive`.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Report {
     /// Pages after the last stage.
     pub entries: u64,
     /// Rounds.
     pub rounds: u32,
-    /// By memtable and variant; the first of each memtable has the controller on.
+    /// Rows by memtable and variant; the first of each memtable has the controller on.
     pub rows: Vec<Row>,
-    /// Puts while the shape changes.
+    /// Latencies of puts while the shape changes.
     pub switch: Switch,
     /// Hit rates, without an index.
     pub hits: Vec<HitRate>,
@@ -26,74 +26,74 @@ pub struct Row {
     pub name: String,
     /// Bytes of the memtable.
     pub memtable: u64,
-    /// Processor seconds of the stages and of what compactions they owed.
+    /// Processor seconds of the stages and of the compactions they owed.
     pub cost_s: f64,
-    /// That of each round.
+    /// Processor seconds of each round.
     pub costs_s: Vec<f64>,
-    /// To that of the cheapest setting that stays.
+    /// Cost relative to the cheapest fixed setting.
     pub to_best_static: f64,
     /// Bytes written to storage in the stages.
     pub written_bytes: u64,
-    /// Of the probes of all stages.
+    /// Median probe in all stages, in microseconds.
     pub probe_p50_us: f64,
-    /// Likewise.
+    /// 99th percentile of probes in all stages, in microseconds.
     pub probe_p99_us: f64,
-    /// Of the puts of all stages: a put is a run of 32 pages.
+    /// Median put in all stages, in microseconds: a put is a run of 32 pages.
     pub put_p50_us: f64,
-    /// Likewise.
+    /// 99th percentile of puts in all stages, in microseconds.
     pub put_p99_us: f64,
-    /// Sorted runs, the mean over the stages.
+    /// Mean number of sorted runs over the stages.
     pub sorted_runs: f64,
     /// Bytes that compactions wrote over bytes that flushes wrote, from the first request on.
     pub rewrites: f64,
     /// The stages.
     pub stages: Vec<Stage>,
-    /// The shape, of the round with the median cost.
+    /// Samples of the shape, of the round with the median cost.
     pub samples: Vec<Sample>,
     /// The decisions of that round.
     pub decisions: Vec<IndexDecision>,
-    /// Nanoseconds that the index measured in that round.
+    /// Costs that the index measured in that round.
     pub prices: Prices,
 }
 
-/// What an index found things to cost.
+/// Costs of operations as the index measured them, in nanoseconds.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub struct Prices {
-    /// An entry written once more.
+    /// Rewriting an entry.
     pub rewrite_ns: f64,
-    /// A filter asked.
+    /// Asking a filter.
     pub filter_ns: f64,
-    /// A block fetched and searched.
+    /// Fetching and searching a block.
     pub block_ns: f64,
-    /// An iterator placed on a run.
+    /// Positioning an iterator on a run.
     pub seek_ns: f64,
 }
 
 /// One stage.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Stage {
-    /// Processor seconds, background included.
+    /// Processor seconds, background threads included.
     pub cpu_s: f64,
-    /// Seconds.
+    /// Elapsed seconds.
     pub wall_s: f64,
-    /// Bytes to storage.
+    /// Bytes written to storage.
     pub written_bytes: u64,
     /// Requests.
     pub requests: u64,
-    /// Microseconds of a probe.
+    /// Median probe in microseconds.
     pub probe_p50_us: f64,
-    /// Likewise.
+    /// 99th percentile of probes in microseconds.
     pub probe_p99_us: f64,
-    /// Microseconds of a put.
+    /// Median put in microseconds.
     pub put_p50_us: f64,
-    /// Likewise.
+    /// 99th percentile of puts in microseconds.
     pub put_p99_us: f64,
 }
 
 /// The shape at one moment.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub struct Sample {
-    /// Requests so far, the warm-up's too.
+    /// Requests so far, including the warm-up.
     pub request: u64,
     /// Sorted runs.
     pub sorted_runs: u64,
@@ -101,85 +101,85 @@ pub struct Sample {
     pub levels: u32,
     /// Size ratio in force.
     pub ratio: u32,
-    /// Runs a level in force.
+    /// Runs per level in force.
     pub runs: u32,
-    /// Whether a decision moved the target since the sample before.
+    /// Whether a decision moved the target since the previous sample.
     pub decided: bool,
 }
 
-/// What one process answers.
+/// The answer of one variant's process.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Answer {
     /// The stages.
     pub stages: Vec<Stage>,
-    /// Processor seconds after the last one, until nothing was owed.
+    /// Processor seconds after the last stage, until compactions ended.
     pub owed_s: f64,
-    /// Over all stages.
+    /// Median probe over all stages, in microseconds.
     pub probe_p50_us: f64,
-    /// Likewise.
+    /// 99th percentile of probes over all stages, in microseconds.
     pub probe_p99_us: f64,
-    /// Likewise.
+    /// Median put over all stages, in microseconds.
     pub put_p50_us: f64,
-    /// Likewise.
+    /// 99th percentile of puts over all stages, in microseconds.
     pub put_p99_us: f64,
     /// Bytes that compactions wrote over bytes that flushes wrote.
     pub rewrites: f64,
-    /// Sorted runs, the mean over the stages.
+    /// Mean number of sorted runs over the stages.
     pub sorted_runs: f64,
-    /// The shape.
+    /// Samples of the shape.
     pub samples: Vec<Sample>,
-    /// Decisions.
+    /// Decisions of the controller.
     pub decisions: Vec<IndexDecision>,
-    /// Prices.
+    /// Costs that the index measured.
     pub prices: Prices,
-    /// Puts on the way to another setting, and not.
+    /// Puts while the tree moves to another setting.
     pub moving: Puts,
-    /// Likewise.
+    /// Puts while the tree has its target setting.
     pub resting: Puts,
 }
 
 impl Answer {
-    /// Processor seconds of the stages and of what they owed.
+    /// Returns the processor seconds of the stages and of the compactions they owed.
     #[must_use]
     pub fn cost(&self) -> f64 {
         self.stages.iter().map(|stage| stage.cpu_s).sum::<f64>() + self.owed_s
     }
 }
 
-/// Puts, in microseconds.
+/// Latencies of puts, in microseconds.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub struct Puts {
-    /// How many.
+    /// Number of puts.
     pub puts: u64,
-    /// TracePart are faster.
+    /// Median.
     pub p50_us: f64,
-    /// One in a hundred is slower.
+    /// 99th percentile.
     pub p99_us: f64,
 }
 
-/// Puts while the setting changes, medians of the rounds.
+/// Latencies of puts while the setting changes, medians of the rounds.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub struct Switch {
-    /// While the tree was on its way.
+    /// Puts while the tree moves to another setting.
     pub moving: Puts,
-    /// While it was not.
+    /// Puts while the tree has its target setting.
     pub resting: Puts,
-    /// p99 of the one over that of the other, round by round.
+    /// Ratio of the two 99th percentiles, by round.
     pub p99_ratio: f64,
 }
 
-/// Hits of one way to keep pages.
+/// Hit rate of one way to keep pages.
 #[derive(Clone, Debug, Serialize)]
 pub struct HitRate {
-    /// Which.
+    /// Name of the way.
     pub name: &'static str,
     /// Pages that fit.
     pub pages: u64,
-    /// Hits a page asked for, in the stages.
+    /// Hits per page asked for, in the stages.
     pub hit_rate: f64,
 }
 
-/// As tables.
+/// Formats the report as tables.
 #[must_use]
 pub fn show(report: &Report) -> String {
     let mut out = table(&[
@@ -210,8 +210,15 @@ pub fn show(report: &Report) -> String {
             format!("{:.2}", row.rewrites),
         ]);
     }
-    let mut stages =
-        table(&["memtable", "T/K", "stage", "CPU ms a request", "probe p50", "put p50", "p99 us"]);
+    let mut stages = table(&[
+        "memtable",
+        "T/K",
+        "stage",
+        "CPU ms per request",
+        "probe p50",
+        "put p50",
+        "p99 us",
+    ]);
     for row in &report.rows {
         for (number, stage) in row.stages.iter().enumerate() {
             stages.add_row([

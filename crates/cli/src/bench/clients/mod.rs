@@ -2,23 +2,23 @@
 //!
 //! | module | noun |
 //! |---|---|
-//! | `part` | a client: a process of its own, which does what it is told, line by line |
+//! | `part` | a client: a process of its own, which reads one command per line |
 //! | `report` | the figures |
 
 pub mod part;
 mod report;
 
 use super::data::capacity;
-use super::mover::Mover;
-use super::parts::again;
+use super::driver::LoadDriver;
+use super::parts::self_command;
 use super::report::median;
-use super::{place, shape::Shape};
+use super::{disk, shape::Shape};
 use crate::args::ClientsArgs;
 use crate::exit::{Failure, Status};
-use crate::print::{json, say};
+use crate::print::{json, print_stdout};
 use crate::scratch::Scratch;
 use crate::{Context, open, progress};
-use part::{Asked, Latencies};
+use part::{Latencies, Transferred};
 use report::{Report, Row};
 use ritornello_codec::Codec;
 use ritornello_format::Scope;
@@ -29,18 +29,18 @@ use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
-/// Sequences of 256 pages that are matched, of short pages: only their keys matter.
-const MATCHED: u32 = 64;
-/// Pages of a question.
+/// Sequences of 256 short pages, for probes and leases: only their keys matter.
+const MATCH_SEQUENCES: u32 = 64;
+/// Pages per question.
 const MATCH_PAGES: u32 = 256;
-/// Pages of a long one: what as many as sixteen requests would ask together.
+/// Pages of a long question, as sixteen requests would ask together.
 const LONG_PAGES: u32 = 4096;
-/// Sets of sequences, told apart by their keys.
+/// Sets of sequences, distinguished by their keys.
 const MATCH_SET: u32 = 10;
 const LONG_SET: u32 = 11;
-/// The first of those that are put and got, two a round.
+/// First set that is put and read, two per round.
 const DATA_SET: u32 = 100;
-/// The first of those of busy clients.
+/// First set of the busy clients.
 const BUSY_SET: u32 = 1000;
 
 fn short(sequence_pages: u32, sequences: u32) -> Shape {
@@ -52,66 +52,70 @@ fn shape(name: &str, page_bytes: u64, sequence_pages: u32, sequences: u32) -> Sh
     Shape { scope, codec: Codec::Raw, page_bytes, sequence_pages, sequences }
 }
 
-/// What is put and got: sequences of 64 pages.
+/// Returns the shape of the pages that are put and read: sequences of 64 pages.
 fn data(page_bytes: u64, total: u64) -> Shape {
     let sequences = (total / page_bytes / 64).clamp(1, 1 << 20);
     shape("ritornello bench data", page_bytes, 64, sequences as u32)
 }
 
-/// Measures.
+/// Measures and prints the report.
 ///
 /// # Errors
-/// Where there is no room, something fails, or wrong bytes come back.
+/// If space is missing, a process fails, or wrong bytes are read.
 pub fn run(context: &Context, args: &ClientsArgs) -> Result<Status, Failure> {
     let shape = data(args.page_bytes, args.total);
-    // All sets of data, what busy clients write, and the short pages.
+    // Space for all sets of data, the sets of busy clients, and the short pages.
     let sets = 2 * args.runs + args.clients + 1;
     let all = Shape { sequences: shape.sequences * sets, ..shape.clone() };
     let segment_bytes = args.segment_bytes.unwrap_or(SEGMENT_BYTES);
     let bytes = capacity(&all, segment_bytes)? + (128 << 20);
-    let dir = place::choose(args.dir.as_deref(), bytes)?;
+    let dir = disk::choose(args.dir.as_deref(), bytes)?;
     let scratch = Scratch::new(&dir, "clients")?;
     let steps = progress::steps(4);
-    let home = scratch.path().join("store");
-    let mut options = Options::new(&home);
+    let store_dir = scratch.path().join("store");
+    let mut options = Options::new(&store_dir);
     (options.capacity, options.segment_bytes) = (Some(bytes), Some(segment_bytes));
     let node = open::with(&options)?;
     let store = node.store();
     steps.set_message("filling");
-    Mover::new(&short(MATCH_PAGES, MATCHED))?.put(store, MATCH_SET, MATCHED)?;
-    Mover::new(&short(LONG_PAGES, 1))?.put(store, LONG_SET, 1)?;
+    LoadDriver::new(&short(MATCH_PAGES, MATCH_SEQUENCES))?.put(
+        store,
+        MATCH_SET,
+        MATCH_SEQUENCES,
+    )?;
+    LoadDriver::new(&short(LONG_PAGES, 1))?.put(store, LONG_SET, 1)?;
     steps.inc(1);
 
-    let crew = Crew { context, home: &home, args };
-    let mut client = crew.start()?;
+    let processes = Processes { context, store_dir: &store_dir, args };
+    let mut client = processes.start()?;
     let own = part::latencies(store)?;
     let alone: Latencies = client.ask("match")?;
     steps.inc(1);
 
     steps.set_message("putting and getting");
-    let mut mover = Mover::new(&shape)?;
+    let mut driver = LoadDriver::new(&shape)?;
     let mut moved = Vec::new();
     for round in 0..args.runs {
         let set = DATA_SET + 2 * round;
-        let own = |mover: &mut Mover| -> Result<[Rate; 2], Failure> {
-            let put = mover.put(store, set, shape.sequences)?;
-            Ok([put, mover.get(store, set, shape.sequences)?])
+        let own = |driver: &mut LoadDriver| -> Result<[Rate; 2], Failure> {
+            let put = driver.put(store, set, shape.sequences)?;
+            Ok([put, driver.get(store, set, shape.sequences)?])
         };
-        let mut other = || client.ask::<[Asked; 2]>(&format!("move {}", set + 1));
-        // Who goes first changes, so that a drift of the disk hits both alike.
+        let mut other = || client.ask::<[Transferred; 2]>(&format!("move {}", set + 1));
+        // The order alternates, so that a drift of the disk hits both alike.
         let (own, other) = if round % 2 == 0 {
-            let own = own(&mut mover)?;
+            let own = own(&mut driver)?;
             (own, other()?)
         } else {
             let other = other()?;
-            (own(&mut mover)?, other)
+            (own(&mut driver)?, other)
         };
         moved.push([0, 1].map(|at| (own[at].gib_s(), other[at].gib_s)));
     }
     steps.inc(1);
 
     steps.set_message("matching beside busy clients");
-    let mut busy = (0..args.clients).map(|_| crew.start()).collect::<Result<Vec<_>, _>>()?;
+    let mut busy = (0..args.clients).map(|_| processes.start()).collect::<Result<Vec<_>, _>>()?;
     for (number, busy) in (0..).zip(&mut busy) {
         busy.ask::<bool>(&format!("busy {}", BUSY_SET + number))?;
     }
@@ -139,22 +143,22 @@ pub fn run(context: &Context, args: &ClientsArgs) -> Result<Status, Failure> {
     if context.json {
         json(&report);
     } else {
-        say(&report.show());
+        print_stdout(&report.show());
     }
     Ok(Status::Fine)
 }
 
-/// How clients are started.
-struct Crew<'a> {
+/// Arguments with which clients are started.
+struct Processes<'a> {
     context: &'a Context,
-    home: &'a Path,
+    store_dir: &'a Path,
     args: &'a ClientsArgs,
 }
 
-impl Crew<'_> {
+impl Processes<'_> {
     fn start(&self) -> Result<Client, Failure> {
-        let mut command = again(self.context)?;
-        command.arg("client").arg(self.home);
+        let mut command = self_command(self.context)?;
+        command.arg("client").arg(self.store_dir);
         command.args(["--page-bytes", &self.args.page_bytes.to_string()]);
         command.args(["--total", &self.args.total.to_string()]);
         Client::start(command)

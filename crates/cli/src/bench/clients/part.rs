@@ -1,12 +1,12 @@
-//! A client: a process of its own, which does what it is told, line by line.
+//! A client: a process of its own, which reads one command per line.
 
 use super::super::content::Keys;
-use super::super::mover::Mover;
+use super::super::driver::LoadDriver;
 use super::super::report::{median, quantile};
-use super::{LONG_PAGES, LONG_SET, MATCH_PAGES, MATCH_SET, MATCHED, data, short};
+use super::{LONG_PAGES, LONG_SET, MATCH_PAGES, MATCH_SEQUENCES, MATCH_SET, data, short};
 use crate::exit::{Failure, Status};
 use crate::open;
-use crate::print::say;
+use crate::print::print_stdout;
 use ritornello_format::Scope;
 use ritornello_store::Store;
 use ritornello_volume::limit::Rate;
@@ -14,18 +14,18 @@ use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-/// Questions of each kind, and not counted before.
-const ASKED: usize = 4000;
+/// Questions of each kind, and questions before them that are not counted.
+const QUESTIONS: usize = 4000;
 const WARM_UP: usize = 400;
-/// Lives longer than any question's answer is of use.
+/// Duration of leases; longer than the measurement of one.
 const LEASE: Duration = Duration::from_secs(60);
 
-/// Of the part.
+/// Arguments of the client.
 #[derive(Clone, Debug, clap::Args)]
 pub struct ClientPart {
-    /// The store's directory
+    /// Directory of the store
     pub dir: PathBuf,
-    /// Bytes a page
+    /// Bytes per page
     #[arg(long)]
     pub page_bytes: u64,
     /// Bytes of a set
@@ -33,37 +33,37 @@ pub struct ClientPart {
     pub total: u64,
 }
 
-/// Microseconds of one kind of question.
+/// Latency of one kind of question, in microseconds.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Latency {
     pub p50_us: f64,
     pub p99_us: f64,
 }
 
-/// Of 256 pages that are there, and of as many as sixteen such questions have.
+/// Latencies of questions about 256 stored pages, and about as many as sixteen such questions have.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Latencies {
-    /// How many are there?
+    /// Probe of 256 pages.
     pub probe: Latency,
-    /// The same, with a lease; it is released outside the time.
+    /// Lease of 256 pages; its release is not timed.
     pub lease: Latency,
-    /// 4,096 pages at once.
+    /// Probe of 4,096 pages.
     pub long_probe: Latency,
 }
 
-/// How fast something moved.
+/// Payload moved and its time.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub struct Asked {
+pub struct Transferred {
     pub gib_s: f64,
 }
 
-impl From<Rate> for Asked {
+impl From<Rate> for Transferred {
     fn from(rate: Rate) -> Self {
         Self { gib_s: rate.gib_s() }
     }
 }
 
-/// The client's side: opens the store of the process that started it, and obeys.
+/// Runs the client: opens the store of the parent process and executes its commands.
 ///
 /// # Errors
 /// Those of the store.
@@ -71,7 +71,7 @@ pub fn run(part: &ClientPart) -> Result<Status, Failure> {
     let node = open::existing(&part.dir)?;
     let store = node.store();
     let shape = data(part.page_bytes, part.total);
-    let mut mover: Option<Mover> = None;
+    let mut driver: Option<LoadDriver> = None;
     for line in std::io::stdin().lines() {
         let line = line?;
         let (what, set) = line.split_once(' ').unwrap_or((&line, "0"));
@@ -79,13 +79,13 @@ pub fn run(part: &ClientPart) -> Result<Status, Failure> {
         match what {
             "match" => answer(&latencies(store)?),
             "move" => {
-                let mover = match &mut mover {
-                    Some(mover) => mover,
-                    none => none.insert(Mover::new(&shape)?),
+                let driver = match &mut driver {
+                    Some(driver) => driver,
+                    none => none.insert(LoadDriver::new(&shape)?),
                 };
-                let put = mover.put(store, set, shape.sequences)?;
-                let get = mover.get(store, set, shape.sequences)?;
-                answer(&[Asked::from(put), Asked::from(get)]);
+                let put = driver.put(store, set, shape.sequences)?;
+                let get = driver.get(store, set, shape.sequences)?;
+                answer(&[Transferred::from(put), Transferred::from(get)]);
             }
             "busy" => work(store, &data(part.page_bytes, part.page_bytes * 64), set)?,
             _ => return Err(Failure::unusable(format!("what is {line}?"), "")),
@@ -96,19 +96,19 @@ pub fn run(part: &ClientPart) -> Result<Status, Failure> {
 }
 
 fn answer(what: &impl Serialize) {
-    say(&serde_json::to_string(what).unwrap_or_default());
+    print_stdout(&serde_json::to_string(what).unwrap_or_default());
 }
 
-/// Matches, puts and gets without pause, until somebody ends this process.
+/// Leases, puts and gets without pause, until the process is killed.
 fn work(store: &Store, shape: &super::Shape, set: u32) -> Result<(), Failure> {
-    let mut mover = Mover::new(shape)?;
+    let mut driver = LoadDriver::new(shape)?;
     let data = Keys::of(set, 0, shape.sequence_pages);
-    let matched = Keys::of(MATCH_SET, set % MATCHED, MATCH_PAGES);
+    let matched = Keys::of(MATCH_SET, set % MATCH_SEQUENCES, MATCH_PAGES);
     let scope = scope();
     answer(&true);
     loop {
-        mover.put(store, set, 1)?;
-        mover.get(store, set, 1)?;
+        driver.put(store, set, 1)?;
+        driver.get(store, set, 1)?;
         for _ in 0..64 {
             let leased = store.lease(&scope, &matched.slices(), LEASE)?;
             store.release(leased.lease)?;
@@ -118,17 +118,18 @@ fn work(store: &Store, shape: &super::Shape, set: u32) -> Result<(), Failure> {
 }
 
 fn scope() -> Scope {
-    short(MATCH_PAGES, MATCHED).scope
+    short(MATCH_PAGES, MATCH_SEQUENCES).scope
 }
 
-/// Asks `store`, from whatever process this is.
+/// Measures the latencies of questions to `store`, in the owner or in a client.
 ///
 /// # Errors
-/// Those of the store, and pages that it does not find.
+/// Those of the store, and if stored pages are not found.
 pub fn latencies(store: &Store) -> Result<Latencies, Failure> {
     let scope = scope();
     let long = Keys::of(LONG_SET, 0, LONG_PAGES);
-    let keys: Vec<Keys> = (0..MATCHED).map(|at| Keys::of(MATCH_SET, at, MATCH_PAGES)).collect();
+    let keys: Vec<Keys> =
+        (0..MATCH_SEQUENCES).map(|at| Keys::of(MATCH_SET, at, MATCH_PAGES)).collect();
     let lease = std::cell::Cell::default();
     let timed = |count: usize, ask: &dyn Fn(usize) -> Result<usize, Failure>, pages: u32| {
         let mut times = Vec::with_capacity(count);
@@ -138,7 +139,7 @@ pub fn latencies(store: &Store) -> Result<Latencies, Failure> {
             let found = ask(at)?;
             let took = started.elapsed().as_secs_f64() * 1e6;
             if found != pages as usize {
-                let line = format!("{found} of {pages} pages were found that are there");
+                let line = format!("{found} of {pages} stored pages were found");
                 return Err(Failure::failed(line, "report this"));
             }
             if at >= WARM_UP {
@@ -151,9 +152,9 @@ pub fn latencies(store: &Store) -> Result<Latencies, Failure> {
     let keys = |at: usize| slices[at % slices.len()].as_slice();
     let long = long.slices();
     Ok(Latencies {
-        probe: timed(ASKED, &|at| Ok(store.probe(&scope, keys(at))?), MATCH_PAGES)?,
+        probe: timed(QUESTIONS, &|at| Ok(store.probe(&scope, keys(at))?), MATCH_PAGES)?,
         lease: timed(
-            ASKED,
+            QUESTIONS,
             &|at| {
                 let leased = store.lease(&scope, keys(at), LEASE)?;
                 lease.set(leased.lease);
@@ -161,6 +162,6 @@ pub fn latencies(store: &Store) -> Result<Latencies, Failure> {
             },
             MATCH_PAGES,
         )?,
-        long_probe: timed(ASKED / 8, &|_| Ok(store.probe(&scope, &long)?), LONG_PAGES)?,
+        long_probe: timed(QUESTIONS / 8, &|_| Ok(store.probe(&scope, &long)?), LONG_PAGES)?,
     })
 }

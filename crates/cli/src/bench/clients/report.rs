@@ -1,43 +1,43 @@
-//! The figures, and how people see them.
+//! The figures and their table.
 
 use super::super::report::quantile;
 use super::part::{Latencies, Latency};
 use crate::print::{bytes, table};
 use serde::Serialize;
 
-/// All of them.
+/// The report of `bench clients`.
 #[derive(Serialize)]
 pub struct Report {
-    /// In the owner's process.
+    /// Latencies in the owner's process.
     pub own: Latencies,
-    /// Through the socket, while nobody else asks.
+    /// Latencies through the socket, with one client.
     pub alone: Latencies,
-    /// Beside busy clients, and how many.
+    /// Latencies through the socket beside busy clients.
     pub crowded: Latencies,
-    /// How many.
+    /// Number of busy clients.
     pub clients: u32,
-    /// Put and flush.
+    /// Rates of put and flush.
     pub put: Row,
-    /// Get.
+    /// Rates of get.
     pub get: Row,
-    /// Bytes a page of what was put and got.
+    /// Bytes per page of the data put and read.
     pub page_bytes: u64,
-    /// Bytes put and got each time.
+    /// Bytes put and read each time.
     pub total: u64,
 }
 
-/// Rates of the owner's own process and of a client, and the median ratio of the rounds.
+/// Rates in the owner's process and in a client, and the median ratio of the rounds.
 #[derive(Serialize)]
 pub struct Row {
     pub own_gib_s: f64,
     pub client_gib_s: f64,
     pub ratio: f64,
-    /// Of each round.
+    /// Ratio of each round.
     pub ratios: Vec<f64>,
 }
 
 impl Report {
-    /// As a table.
+    /// Formats the report as a table.
     #[must_use]
     pub fn show(&self) -> String {
         let beside = format!("beside {} busy", self.clients);
@@ -60,6 +60,10 @@ impl Report {
             let [low, high] = [0.25, 0.75].map(|share| quantile(&of.ratios, share));
             rates.add_row([name.to_owned(), own, client, ratio, format!("{low:.2} to {high:.2}")]);
         }
-        format!("{rows}\n{rates}\n{} a page, {} a time", bytes(self.page_bytes), bytes(self.total))
+        format!(
+            "{rows}\n{rates}\n{} per page, {} per measurement",
+            bytes(self.page_bytes),
+            bytes(self.total)
+        )
     }
 }

@@ -1,11 +1,11 @@
-//! What attention makes of keys and values that are not quite the right ones.
+//! The effect of lossy keys and values on attention.
 
 use super::data::Layer;
 use crate::exit::Failure;
 use ritornello_codec::Dtype;
 
-/// The norm of the difference over the norm of the layer's attention output, for all its queries.
-/// A query sees the tokens up to its own.
+/// Returns the norm of the difference over the norm of the layer's attention output, over all its
+/// queries. A query sees the tokens up to its own.
 pub fn error(layer: &Layer, [keys, values]: &[Vec<u8>; 2]) -> Result<f64, Failure> {
     let [tokens, heads, head_dim] = layer.shape;
     let widen = |bytes: &[u8]| numbers(layer.dtype, bytes);
@@ -37,7 +37,7 @@ pub fn error(layer: &Layer, [keys, values]: &[Vec<u8>; 2]) -> Result<f64, Failur
     }
 }
 
-/// softmax(q K / sqrt d) V over the leading `seen` tokens.
+/// Returns softmax(q K / sqrt d) V over the leading `seen` tokens.
 fn attend(
     query: &[f32],
     seen: usize,
@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn attention_is_the_weighted_mean_of_what_is_seen() {
+    fn attention_is_weighted_mean_of_visible_values() {
         let keys = [[0.0f32, 0.0], [2f32.ln() * 2f32.sqrt(), 5.0], [99.0, 0.0]];
         let values = [[3.0f32, 0.0], [0.0, 3.0], [1e9, 1e9]];
         let out = attend(&[1.0, 0.0], 2, |t| keys[t].to_vec(), |t| values[t].to_vec());
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_keys_and_values_are_no_error_and_doubled_values_are_one_of_one() {
+    fn equal_values_give_zero_error_doubled_one() {
         let ones: Vec<u8> = [0x80, 0x3f].repeat(4 * 2 * 8);
         let twos: Vec<u8> = [0x00, 0x40].repeat(4 * 2 * 8);
         let layer = Layer {
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn float16_is_read_as_it_is() {
+    fn float16_is_decoded_exactly() {
         assert_eq!(
             [0x3c00, 0xc000, 0x0001, 0x7bff].map(half),
             [1.0, -2.0, 2f32.powi(-24), 65504.0]

@@ -1,4 +1,4 @@
-//! Keys, values and queries: of real forward passes, and made up.
+//! Keys, values and queries: of real forward passes, and synthetic.
 
 use super::super::content::mix;
 use super::safetensors::Tensors;
@@ -7,40 +7,40 @@ use ritornello_codec::{Codec, Dtype, SliceKind, SliceShape, decode};
 use std::collections::BTreeSet;
 use std::path::Path;
 
-/// Made by `engines/vllm/make_kv.py`; the command is in `docs/codecs.md`.
+/// Written by `engines/vllm/make_kv.py`; the command is in `docs/codecs.md`.
 static SAMPLE: &[u8] = include_bytes!("../../../fixtures/kv.safetensors");
 
-/// Heads of keys, heads of queries, numbers a head, and tokens of the data that is made up.
-const MADE_UP: (usize, usize, usize, usize) = (8, 16, 128, 512);
-const MADE_UP_QUERIES: usize = 32;
+/// Heads of keys, heads of queries, numbers per head, and tokens of the synthetic data.
+const SYNTHETIC: (usize, usize, usize, usize) = (8, 16, 128, 512);
+const SYNTHETIC_QUERIES: usize = 32;
 
-/// Layers that belong together.
-pub struct Set {
-    /// What reports call it.
+/// Layers that are measured together.
+pub struct DataSet {
+    /// Name in reports.
     pub name: String,
-    /// Its layers.
+    /// The layers of the set.
     pub layers: Vec<Layer>,
 }
 
-/// What one layer's attention is given, token after token.
+/// Inputs of one layer's attention, token after token.
 pub struct Layer {
     /// The format of all its numbers.
     pub dtype: Dtype,
-    /// Of keys and values: tokens, heads, numbers a head.
+    /// Tokens, heads, and numbers per head of keys and values.
     pub shape: [usize; 3],
     /// Heads of the queries, a multiple of those of the keys.
     pub query_heads: usize,
-    /// The queries of the last tokens.
+    /// Queries of the last tokens.
     pub queries: Vec<u8>,
-    /// All keys.
+    /// Keys of all tokens.
     pub keys: Vec<u8>,
-    /// All values.
+    /// Values of all tokens.
     pub values: Vec<u8>,
 }
 
-/// The sets of `file`, or of the sample that comes with the program, and one that is made up; and
-/// where the former are from.
-pub fn sets(file: Option<&Path>) -> Result<(String, Vec<Set>), Failure> {
+/// Returns the sets of `file`, or of the built-in sample, then a synthetic one; and the source of
+/// the former.
+pub fn sets(file: Option<&Path>) -> Result<(String, Vec<DataSet>), Failure> {
     let (source, mut sets) = match file {
         None => {
             let source = "keys and values of the demonstration's model after 100 steps of training";
@@ -55,11 +55,11 @@ pub fn sets(file: Option<&Path>) -> Result<(String, Vec<Set>), Failure> {
             (source, sets)
         }
     };
-    sets.push(Set { name: "outliers".to_owned(), layers: vec![made_up()] });
+    sets.push(DataSet { name: "outliers".to_owned(), layers: vec![synthetic()] });
     Ok((source, sets))
 }
 
-fn read(file: &[u8], source: &str) -> Result<Vec<Set>, Failure> {
+fn read(file: &[u8], source: &str) -> Result<Vec<DataSet>, Failure> {
     let unusable = |what: &str| {
         Failure::unusable(
             format!("{source}: {what}"),
@@ -69,7 +69,7 @@ fn read(file: &[u8], source: &str) -> Result<Vec<Set>, Failure> {
     let tensors = Tensors::read(file).ok_or_else(|| unusable("this is no safetensors file"))?;
     let layers: BTreeSet<&str> =
         tensors.names().filter_map(|name| name.strip_suffix(".k")).collect();
-    let mut sets: Vec<Set> = Vec::new();
+    let mut sets: Vec<DataSet> = Vec::new();
     for layer in layers {
         let part = |part: &str| {
             let name = format!("{layer}.{part}");
@@ -103,14 +103,14 @@ fn read(file: &[u8], source: &str) -> Result<Vec<Set>, Failure> {
         };
         match sets.last_mut().filter(|set| set.name == name) {
             Some(set) => set.layers.push(layer),
-            None => sets.push(Set { name: name.to_owned(), layers: vec![layer] }),
+            None => sets.push(DataSet { name: name.to_owned(), layers: vec![layer] }),
         }
     }
     if sets.is_empty() { Err(unusable("it holds no keys")) } else { Ok(sets) }
 }
 
-impl Set {
-    /// All its slices: a layer's keys and values of `tokens` tokens, the last ones of fewer.
+impl DataSet {
+    /// Returns all slices: a layer's keys and values of `tokens` tokens, the last slices of fewer.
     pub fn slices(&self, tokens: u32) -> Vec<(SliceShape, Vec<u8>)> {
         self.layers.iter().flat_map(|layer| layer.slices(tokens)).collect()
     }
@@ -133,7 +133,7 @@ impl Layer {
             .collect()
     }
 
-    /// Keys and values after `codec` has had them, slice by slice.
+    /// Returns keys and values encoded and decoded by `codec`, slice by slice.
     pub fn through(&self, codec: Codec, tokens: u32) -> Result<[Vec<u8>; 2], Failure> {
         let mut parts = [Vec::new(), Vec::new()];
         for (shape, slice) in self.slices(tokens) {
@@ -149,10 +149,10 @@ impl Layer {
     }
 }
 
-/// Normally distributed numbers. One channel of keys in 32 is an outlier: ten times as wide, around
-/// a centre as far off zero, as the keys of large models have them.
-fn made_up() -> Layer {
-    let (heads, query_heads, head_dim, tokens) = MADE_UP;
+/// Returns normally distributed numbers. One channel of keys in 32 is an outlier: ten times as
+/// wide, around a centre as far off zero, as the keys of large models have them.
+fn synthetic() -> Layer {
+    let (heads, query_heads, head_dim, tokens) = SYNTHETIC;
     let mut random = Random(1);
     let channels = heads * head_dim;
     let scales: Vec<(f32, f32)> = (0..channels)
@@ -169,7 +169,7 @@ fn made_up() -> Layer {
             values.extend(bf16(random.normal()));
         }
     }
-    let queries = MADE_UP_QUERIES * query_heads * head_dim;
+    let queries = SYNTHETIC_QUERIES * query_heads * head_dim;
     Layer {
         dtype: Dtype::Bf16,
         shape: [tokens, heads, head_dim],
@@ -193,7 +193,7 @@ impl Random {
         (mix(self.0) >> 40) as f32 / (1u32 << 24) as f32
     }
 
-    /// The method of Box and Muller.
+    /// Uses the method of Box and Muller.
     fn normal(&mut self) -> f32 {
         let radius = (-2.0 * (1.0 - self.unit()).ln()).sqrt();
         radius * (std::f32::consts::TAU * self.unit()).cos()

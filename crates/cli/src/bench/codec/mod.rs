@@ -1,4 +1,5 @@
-//! What codecs save, what they cost, and what the lossy ones do to attention.
+//! `ritornello bench codec`: size and speed of codecs, and the effect of the lossy ones on
+//! attention.
 
 mod attention;
 mod data;
@@ -7,30 +8,30 @@ mod safetensors;
 
 use crate::args::CodecArgs;
 use crate::exit::{Failure, Status};
-use crate::print::{bytes, json, say, table};
+use crate::print::{bytes, json, print_stdout, table};
 use crate::{Context, progress};
-use data::Set;
+use data::DataSet;
 use rates::Buffers;
 use ritornello_codec::{Codec, Kernel};
 use serde::Serialize;
 use std::time::Instant;
 
-/// Everything that was measured.
+/// The report of `bench codec`.
 #[derive(Debug, Serialize)]
 struct Report {
-    /// A codec on a set of data through a kernel.
+    /// One row for each codec, data set and kernel.
     rows: Vec<Row>,
-    /// Where the keys and values of the first sets are from.
+    /// Source of the keys and values of the first sets.
     source: String,
-    /// Bytes of numbers that each rate was taken over.
+    /// Bytes of numbers per rate and thread.
     total_bytes: u64,
-    /// Tokens a slice.
+    /// Tokens per slice.
     page_tokens: u32,
-    /// Threads at once; rates are those of one.
+    /// Concurrent threads; rates are those of one.
     threads: u32,
     /// Rounds; the median counts.
     runs: u32,
-    /// How long it took.
+    /// Duration of the measurement.
     seconds: f64,
 }
 
@@ -40,21 +41,22 @@ struct Row {
     codec: &'static str,
     data: String,
     kernel: &'static str,
-    /// Encoded bytes over bytes.
+    /// Encoded bytes per input byte.
     size_ratio: f64,
     encode_gb_s: f64,
     decode_gb_s: f64,
     memcpy_gb_s: f64,
-    /// Difference of the attention output over its norm, mean of the layers; zero where lossless.
+    /// Norm of the error of the attention output over its norm, mean of the layers; zero where
+    /// lossless.
     attention_error: f64,
-    /// The same of the worst layer.
+    /// Attention error of the worst layer.
     attention_error_worst: f64,
 }
 
-/// Measures.
+/// Measures all codecs and prints the report.
 ///
 /// # Errors
-/// If the file of keys and values cannot be used, or if bits were lost that should not be.
+/// If the file of keys and values is unusable, or a lossless codec loses bits.
 pub fn run(context: &Context, args: &CodecArgs) -> Result<Status, Failure> {
     let started = Instant::now();
     let (source, sets) = data::sets(args.kv.as_deref())?;
@@ -83,12 +85,12 @@ pub fn run(context: &Context, args: &CodecArgs) -> Result<Status, Failure> {
     if context.json {
         json(&report);
     } else {
-        say(&show(&report));
+        print_stdout(&show(&report));
     }
     Ok(Status::Fine)
 }
 
-/// `split` through every kernel of this machine, the others through the fastest.
+/// Returns `split` with every kernel of this machine, and the other codecs with the fastest kernel.
 fn plan() -> Vec<(Codec, Kernel)> {
     let split = Kernel::available().iter().map(|&kernel| (Codec::Split, kernel));
     let others = [Codec::Zstd, Codec::Int8, Codec::Int4];
@@ -96,7 +98,7 @@ fn plan() -> Vec<(Codec, Kernel)> {
 }
 
 fn row(
-    set: &Set,
+    set: &DataSet,
     codec: Codec,
     kernel: Kernel,
     args: &CodecArgs,

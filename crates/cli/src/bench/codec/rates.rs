@@ -7,7 +7,7 @@ use ritornello_format::Error;
 use rustix::time::{ClockId, clock_gettime};
 use std::sync::Barrier;
 
-/// What [`Buffers::measure`] found. Rates are those of one thread, in bytes of numbers.
+/// Rates of one thread, in bytes of numbers.
 pub struct Rates {
     pub size_ratio: f64,
     pub encode_gb_s: f64,
@@ -15,22 +15,22 @@ pub struct Rates {
     pub memcpy_gb_s: f64,
 }
 
-/// The same slices again and again, until they are larger than any cache; one share a thread.
+/// Copies of the same slices, one share per thread, each larger than any cache.
 pub struct Buffers(Vec<Share>);
 
 struct Share {
     shapes: Vec<SliceShape>,
     lengths: Vec<usize>,
-    /// Codec and length of every frame.
+    /// Codec and length of each frame.
     frames: Vec<(Codec, usize)>,
     input: Vec<u8>,
-    /// Every frame where its slice lies in `input`.
+    /// Encoded frames, each at the position of its slice in `input`.
     encoded: Vec<u8>,
     back: Vec<u8>,
 }
 
 impl Buffers {
-    /// Of at least a slice and `total` bytes for each of `threads`.
+    /// Allocates at least one slice and `total` bytes for each of `threads`.
     pub fn new(slices: &[(SliceShape, Vec<u8>)], total: u64, threads: u32) -> Self {
         let share = || {
             let mut share = Share {
@@ -50,7 +50,7 @@ impl Buffers {
                 share.input.extend(slice);
             }
             share.frames = vec![(Codec::Raw, 0); share.lengths.len()];
-            // Written to once, so that no rate counts the page faults.
+            // Filled once, so that rates include no page faults.
             share.encoded = vec![1; share.input.len()];
             share.back = vec![1; share.input.len()];
             share
@@ -58,7 +58,7 @@ impl Buffers {
         Self((0..threads).map(|_| share()).collect())
     }
 
-    /// Encodes, decodes and copies everything `runs` times.
+    /// Encodes, decodes and copies all slices `runs` times.
     pub fn measure(&mut self, codec: Codec, kernel: Kernel, runs: u32) -> Result<Rates, Failure> {
         let barrier = Barrier::new(self.0.len());
         let shares = std::thread::scope(|scope| {
@@ -70,7 +70,7 @@ impl Buffers {
             let joined = threads.into_iter().map(|thread| {
                 thread
                     .join()
-                    .unwrap_or_else(|_| Err(Failure::failed("a thread gave up", "report this")))
+                    .unwrap_or_else(|_| Err(Failure::failed("a thread panicked", "report this")))
             });
             joined.collect::<Result<Vec<Rates>, Failure>>()
         })?;
@@ -95,7 +95,7 @@ impl Share {
         let (mut encode, mut decode, mut copy) = (vec![], vec![], vec![]);
         let mut outcome = Ok(());
         for _ in 0..runs {
-            // Every thread passes every barrier, also one whose codec has failed.
+            // Each thread passes every barrier, even if its codec has failed.
             barrier.wait();
             copy.push(timed(|| self.back.copy_from_slice(&self.input)));
             barrier.wait();
@@ -143,12 +143,13 @@ impl Share {
     }
 }
 
-/// The first failure counts.
+/// Returns the first failure.
 fn outcome_of(before: &Result<(), Failure>, now: Result<(), Error>) -> Result<(), Failure> {
     before.clone().and_then(|()| now.map_err(Failure::from))
 }
 
-/// Seconds of this thread's processor time, which others on the same core do not lengthen.
+/// Returns the processor time of this thread in seconds: other threads on the same core do not
+/// count.
 fn timed(work: impl FnOnce()) -> f64 {
     let now = || {
         let time = clock_gettime(ClockId::ThreadCPUTime);

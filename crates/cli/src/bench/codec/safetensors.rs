@@ -1,5 +1,5 @@
-//! Reading `safetensors` files: a length, a JSON object of names, formats, shapes and positions,
-//! then the numbers.
+//! A reader of `safetensors` files: a length, a JSON object of names, formats, shapes and
+//! positions, then the numbers.
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -8,14 +8,14 @@ use std::collections::BTreeMap;
 /// Tensors by name.
 pub struct Tensors<'a>(BTreeMap<String, Tensor<'a>>);
 
-/// One of them.
+/// One tensor.
 #[derive(Clone, Debug)]
 pub struct Tensor<'a> {
-    /// `BF16`, `F16`, ...
+    /// Number format: `BF16`, `F16`, ...
     pub dtype: String,
-    /// Lengths of its dimensions, the slowest first.
+    /// Lengths of the dimensions, slowest first.
     pub shape: Vec<usize>,
-    /// Its numbers, little-endian.
+    /// The numbers, little-endian.
     pub bytes: &'a [u8],
 }
 
@@ -27,7 +27,7 @@ struct Entry {
 }
 
 impl<'a> Tensors<'a> {
-    /// Reads a file's bytes; `None` if they are none.
+    /// Parses a file's bytes; `None` if they are no valid file.
     pub fn read(file: &'a [u8]) -> Option<Self> {
         let (length, rest) = file.split_first_chunk::<8>()?;
         let (header, data) =
@@ -42,12 +42,12 @@ impl<'a> Tensors<'a> {
         Some(Self(tensors.collect::<Option<_>>()?))
     }
 
-    /// All names, in order.
+    /// Returns all names in order.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.0.keys().map(String::as_str)
     }
 
-    /// The tensor of that name, if it has three dimensions and two-byte numbers.
+    /// Returns the tensor `name`, if it has three dimensions and two-byte numbers.
     pub fn cube(&self, name: &str) -> Option<(&Tensor<'a>, [usize; 3])> {
         let tensor = self.0.get(name)?;
         let shape: [usize; 3] = tensor.shape.as_slice().try_into().ok()?;

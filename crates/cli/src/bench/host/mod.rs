@@ -1,15 +1,15 @@
-//! `ritornello bench host`: a store in memory against memcpy. Its figures are `report`.
+//! `ritornello bench host`: a store in memory against memcpy. Its figures are in `report`.
 
 mod report;
 
 use super::data::capacity;
-use super::mover::Mover;
-use super::place::in_memory;
+use super::disk::in_memory;
+use super::driver::LoadDriver;
 use super::report::median;
 use super::shape::Shape;
 use crate::args::HostArgs;
 use crate::exit::{Failure, Status};
-use crate::print::{json, say};
+use crate::print::{json, print_stdout};
 use crate::scratch::Scratch;
 use crate::{Context, open, progress};
 use report::{Machine, Report, Row};
@@ -18,7 +18,7 @@ use ritornello_format::Scope;
 use ritornello_store::{Options, SEGMENT_BYTES};
 use ritornello_volume::limit::{Rate, copy_threads};
 
-/// Pages of one put, and of one get.
+/// Pages per put and per get.
 const CALL_PAGES: u32 = 64;
 
 fn shape(args: &HostArgs) -> Shape {
@@ -28,8 +28,8 @@ fn shape(args: &HostArgs) -> Shape {
     Shape { scope, codec: Codec::Raw, page_bytes, sequence_pages, sequences }
 }
 
-/// One round: what was put into memory never used, over memory used before, got by a process that
-/// had mapped none of it, got again, and copied.
+/// Rates of one round: a put into unused memory, a put over used memory, a get without mapped
+/// segments, a second get, and a copy.
 struct Round {
     fresh: Rate,
     put: Rate,
@@ -38,10 +38,10 @@ struct Round {
     copy: Rate,
 }
 
-/// Measures.
+/// Measures and prints the report.
 ///
 /// # Errors
-/// Where there is no memory, something fails, or wrong bytes come back.
+/// If memory is missing, a call fails, or wrong bytes are read.
 pub fn run(context: &Context, args: &HostArgs) -> Result<Status, Failure> {
     let shape = shape(args);
     if !in_memory(&args.dir) {
@@ -51,26 +51,26 @@ pub fn run(context: &Context, args: &HostArgs) -> Result<Status, Failure> {
         ));
     }
     let steps = progress::steps(u64::from(args.runs));
-    let mut mover = Mover::new(&shape)?;
-    let from = mover.another()?;
+    let mut driver = LoadDriver::new(&shape)?;
+    let from = driver.allocate_like_window()?;
     let (mut rounds, mut machine) = (Vec::new(), Machine::default());
     for round in 0..args.runs {
         steps.set_message("putting, getting, copying");
-        // Who goes first changes, so that a drift of the machine hits all alike.
-        let before = (round % 2 == 0).then(|| mover.copy(&from));
+        // The order alternates, so that a drift of the machine hits all alike.
+        let before = (round % 2 == 0).then(|| driver.copy(&from));
         let scratch = Scratch::new(&args.dir, "host")?;
         let mut options = Options::new(scratch.path().join("store"));
         options.capacity = Some(capacity(&shape, SEGMENT_BYTES)?);
         let node = open::with(&options)?;
-        let fresh = mover.put(node.store(), 0, shape.sequences)?;
+        let fresh = driver.put(node.store(), 0, shape.sequences)?;
         node.store().clear()?;
         node.store().flush()?;
-        let put = mover.put(node.store(), 1, shape.sequences)?;
+        let put = driver.put(node.store(), 1, shape.sequences)?;
         node.close()?;
-        // As an engine finds it that starts: nothing is mapped yet.
+        // The state of a starting engine: no segment is mapped.
         let node = open::with(&options)?;
-        let first = mover.get(node.store(), 1, shape.sequences)?;
-        let get = mover.get(node.store(), 1, shape.sequences)?;
+        let first = driver.get(node.store(), 1, shape.sequences)?;
+        let get = driver.get(node.store(), 1, shape.sequences)?;
         let io = node.store().stats()?.catalog.io;
         machine = Machine {
             dir: args.dir.display().to_string(),
@@ -80,7 +80,7 @@ pub fn run(context: &Context, args: &HostArgs) -> Result<Status, Failure> {
         };
         node.close()?;
         drop(scratch);
-        let copy = before.unwrap_or_else(|| mover.copy(&from));
+        let copy = before.unwrap_or_else(|| driver.copy(&from));
         rounds.push(Round { fresh, put, first, get, copy });
         steps.inc(1);
     }
@@ -113,7 +113,7 @@ pub fn run(context: &Context, args: &HostArgs) -> Result<Status, Failure> {
     if context.json {
         json(&report);
     } else {
-        say(&report.show());
+        print_stdout(&report.show());
     }
     Ok(Status::Fine)
 }

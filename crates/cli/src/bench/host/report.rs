@@ -1,27 +1,27 @@
-//! The figures, and how people see them.
+//! The figures and their tables.
 
 use super::super::report::quantile;
 use crate::print::{bytes, table};
 use serde::Serialize;
 
-/// All of them.
+/// The report of `bench host`.
 #[derive(Serialize)]
 pub struct Report {
-    /// Where, and how bytes moved.
+    /// Directory and I/O mode.
     pub machine: Machine,
-    /// Bytes a page.
+    /// Bytes per page.
     pub page_bytes: u64,
-    /// Pages of one put and of one get.
+    /// Pages per put and per get.
     pub call_pages: u32,
-    /// Bytes put, got and copied each time.
+    /// Bytes put, read and copied each time.
     pub total: u64,
     /// Rounds.
     pub runs: u32,
-    /// Page by page, from private memory in huge pages to the memory that gets go to.
+    /// Copying page by page, from private memory in huge pages to the memory that gets write to.
     pub memcpy: Row,
-    /// From segments that the process has mapped and read before.
+    /// Get from segments that the process has mapped and read before.
     pub get: Row,
-    /// From a store that was opened anew: the kernel makes page tables on the way, once a process.
+    /// Get from a newly opened store: the kernel makes page tables meanwhile, once per process.
     pub get_first: Row,
     /// Put and flush over memory that was used before.
     pub put: Row,
@@ -29,37 +29,37 @@ pub struct Report {
     pub put_fresh: Row,
 }
 
-/// Where, and how bytes moved.
+/// Directory and I/O mode.
 #[derive(Default, Serialize)]
 pub struct Machine {
     pub dir: String,
     pub io: String,
     pub warnings: Vec<String>,
-    /// Threads that a call shares its pages among; memcpy has as many.
+    /// Threads that share the pages of a call; memcpy has as many.
     pub threads: usize,
 }
 
-/// The median of all rounds.
+/// Medians of all rounds.
 #[derive(Serialize)]
 pub struct Row {
     pub gib_s: f64,
-    /// Processor seconds of the whole process.
+    /// Processor seconds per GiB, of the whole process.
     pub cpu_s_per_gib: f64,
-    /// Over memcpy of the same round.
+    /// Rate over that of memcpy in the same round.
     pub ratio: f64,
-    /// Of each round.
+    /// Ratio of each round.
     pub ratios: Vec<f64>,
 }
 
 impl Report {
-    /// As tables.
+    /// Formats the report as tables.
     #[must_use]
     pub fn show(&self) -> String {
         let mut rates = table(&["", "GiB/s", "CPU s/GiB", "of memcpy", "of the rounds, half"]);
         let rows = [
             ("memcpy", &self.memcpy),
             ("get", &self.get),
-            ("get, first of a process", &self.get_first),
+            ("get, first in a process", &self.get_first),
             ("put + flush", &self.put),
             ("put + flush, memory never used", &self.put_fresh),
         ];
@@ -75,7 +75,7 @@ impl Report {
         }
         let machine = &self.machine;
         let mut text = format!(
-            "{rates}\n{}: {}, {} a page, {} a time, {} thread(s) a call",
+            "{rates}\n{}: {}, {} per page, {} per measurement, {} thread(s) per call",
             machine.dir,
             machine.io,
             bytes(self.page_bytes),

@@ -1,6 +1,7 @@
-//! A client of the soak: puts, gets, flushes and deletes, as an engine's process does, through all faults.
+//! A client of the soak: it puts, gets, flushes and deletes, as an engine's process does, through
+//! all faults.
 
-use super::message::{Answer, Order, State, Trouble, clock, hear, tell};
+use super::message::{Answer, InjectedError, Order, State, clock, receive, send};
 use super::sequence::{PAGE_BYTES, PAGES, SALTED_BYTES, Sequence, salted, scope};
 use crate::exit::Status;
 use ritornello_format::{Error, ErrorKind, Result};
@@ -16,29 +17,29 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// Sequences that a client keeps in the store.
-const LIVE: usize = 32;
-/// A client that was killed had put no more sequences than this that the command has not heard of.
-pub const UNHEARD: u64 = 2_000;
+const LIVE_SEQUENCES: usize = 32;
+/// Maximum number of sequences that a killed client has put and not reported.
+pub const UNREPORTED_MAX: u64 = 2_000;
 /// Rounds between two flushes.
 const FLUSH_EVERY: u64 = 8;
-/// With this many sequences that no flush has covered, a round only flushes.
-const UNFLUSHED: usize = 16;
-/// Pages are retained for this many seconds, that is, throughout: one that was evicted would be taken for
-/// a lost one. With the limits above, all pages together stay below what one scope may have retained.
-const RETAIN: u64 = 24 * 3600;
-/// After a round that failed, and after an opening that did.
+/// Maximum number of unflushed sequences; at it a round only flushes.
+const UNFLUSHED_MAX: usize = 16;
+/// Retention of pages, longer than the soak: an evicted page would count as lost. With the limits
+/// above, all pages together stay below the retention limit of a scope.
+const RETAIN_SECONDS: u64 = 24 * 3600;
+/// Pauses after a failed round, and after a failed opening.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(250));
-/// Between two lines about its state.
-const REPORT: Duration = Duration::from_millis(100);
+/// Interval of state reports.
+const REPORT_EVERY: Duration = Duration::from_millis(100);
 
-/// Works on the store until standard input ends. `number` tells this client's sequences from others';
-/// the first one is `from`.
+/// Works on the store until standard input ends. `number` distinguishes this client's sequences
+/// from others'; the first one is `from`.
 pub fn run(options: Options, number: u64, from: u64) -> Status {
     let schedule = Schedule::new();
     let state = Arc::new(Mutex::new(State::default()));
-    let (orders, heard) = channel();
+    let (orders, reports) = channel();
     std::thread::spawn(move || {
-        for order in hear::<Order>(BufReader::new(stdin())) {
+        for order in receive::<Order>(BufReader::new(stdin())) {
             if orders.send(order).is_err() {
                 break;
             }
@@ -53,8 +54,8 @@ pub fn run(options: Options, number: u64, from: u64) -> Status {
                 now.present = if now.present == 0 { 0 } else { clock() - now.present };
                 now
             };
-            tell(&mut stdout().lock(), &Answer::State(now));
-            std::thread::sleep(REPORT);
+            send(&mut stdout().lock(), &Answer::State(now));
+            std::thread::sleep(REPORT_EVERY);
         }
     });
     let mut client = Client {
@@ -64,15 +65,15 @@ pub fn run(options: Options, number: u64, from: u64) -> Status {
         number,
         next: from,
         node: None,
-        home: String::new(),
-        is_home: false,
+        soak_store: String::new(),
+        is_soak_store: false,
         put: Vec::new(),
-        strays: Vec::new(),
+        orphans: Vec::new(),
         live: VecDeque::new(),
         pages: vec![Vec::new(); PAGES],
         expected: vec![Vec::new(); PAGES],
     };
-    client.work(&heard);
+    client.work(&reports);
     client.close();
     Status::Fine
 }
@@ -80,22 +81,22 @@ pub fn run(options: Options, number: u64, from: u64) -> Status {
 struct Client {
     options: Options,
     schedule: Schedule,
-    /// `present` is when the present call began here.
+    /// In this process `present` is the start of the present call.
     state: Arc<Mutex<State>>,
     number: u64,
-    /// The number of the next sequence.
+    /// Number of the next sequence.
     next: u64,
     node: Option<Arc<Node>>,
     /// Identity of the store of the soak.
-    home: String,
-    /// Whether `node` is that one.
-    is_home: bool,
-    /// Sequences that were put since the last flush that succeeded.
+    soak_store: String,
+    /// Whether `node` is the store of the soak.
+    is_soak_store: bool,
+    /// Sequences put since the last successful flush.
     put: Vec<u64>,
-    /// Sequences of which pages may be in the store that no flush is to cover: deleted as soon as that
-    /// can be done, or they would fill the store, and evict what was flushed.
-    strays: Vec<u64>,
-    /// Sequences that are to be found.
+    /// Sequences of which pages may be in the store without a flush to cover them. They are deleted
+    /// at the next opportunity, or they would fill the store and evict flushed pages.
+    orphans: Vec<u64>,
+    /// Sequences that must be found.
     live: VecDeque<u64>,
     pages: Vec<Vec<u8>>,
     expected: Vec<Vec<u8>>,
@@ -103,24 +104,25 @@ struct Client {
 
 impl Client {
     fn work(&mut self, orders: &Receiver<Order>) {
-        // The first one says what of this client is in the store: nothing is put before.
+        // The first order tells which sequences of this client are in the store, and precedes any
+        // put.
         let Ok(adopt) = orders.recv() else { return };
-        self.obey(adopt);
+        self.execute(adopt);
         loop {
             loop {
                 match orders.try_recv() {
-                    Ok(order) => self.obey(order),
+                    Ok(order) => self.execute(order),
                     Err(TryRecvError::Empty) => break,
                     Err(TryRecvError::Disconnected) => return,
                 }
             }
             let began = clock();
             let done = self.round();
-            let (is_open, is_home) = (self.node.is_some(), self.is_home);
+            let (is_open, is_soak_store) = (self.node.is_some(), self.is_soak_store);
             self.change(|state| match &done {
                 Ok(()) => {
                     (state.rounds, state.began) = (state.rounds + 1, began);
-                    state.is_home = is_home;
+                    state.is_soak_store = is_soak_store;
                     state.trouble.clear();
                 }
                 Err(error) => state.trouble = error.to_string(),
@@ -134,63 +136,67 @@ impl Client {
         }
     }
 
-    fn obey(&mut self, order: Order) {
+    fn execute(&mut self, order: Order) {
         match order {
             Order::Adopt { store, live } => self.adopt(store, live),
             Order::Break(trouble) => {
                 let rule = |fault, op| self.schedule.add(Rule::always(fault).on(op));
                 match trouble {
-                    Trouble::Sync => [Op::SyncData, Op::SyncDir].map(|op| rule(Fault::Io, op)),
-                    Trouble::Space => [Op::Write, Op::Allocate].map(|op| rule(Fault::NoSpace, op)),
-                    Trouble::Files => {
+                    InjectedError::Sync => {
+                        [Op::SyncData, Op::SyncDir].map(|op| rule(Fault::Io, op))
+                    }
+                    InjectedError::Space => {
+                        [Op::Write, Op::Allocate].map(|op| rule(Fault::NoSpace, op))
+                    }
+                    InjectedError::Files => {
                         [Op::Open, Op::List].map(|op| rule(Fault::NoProcessFiles, op))
                     }
                 };
             }
             Order::Heal => self.schedule.heal(),
-            Order::Salts(count) => self.register(count),
+            Order::RegisterScopes(count) => self.register(count),
             Order::Check { client, sequences } => self.check(client, &sequences),
         }
     }
 
     fn adopt(&mut self, store: String, live: Vec<u64>) {
-        self.home = store;
-        let former = self.next.saturating_sub(UNHEARD)..self.next;
-        self.strays = former.filter(|number| !live.contains(number)).collect();
+        self.soak_store = store;
+        let former = self.next.saturating_sub(UNREPORTED_MAX)..self.next;
+        self.orphans = former.filter(|number| !live.contains(number)).collect();
         self.live = live.into();
     }
 
-    /// Puts and gets one sequence. On the store of the soak, flushes every [`FLUSH_EVERY`] rounds, and deletes the oldest sequences
-    /// beyond [`LIVE`].
+    /// Puts and gets one sequence. On the store of the soak, flushes every [`FLUSH_EVERY`] rounds
+    /// and deletes the oldest sequences beyond [`LIVE_SEQUENCES`].
     fn round(&mut self) -> Result<()> {
         let store = Arc::clone(self.open()?.store());
         let role = self.node.as_ref().map_or("", |node| node.role().word());
         self.change(|state| role.clone_into(&mut state.role));
-        if !self.is_home {
+        if !self.is_soak_store {
             let number = self.take_number();
             self.put_and_get(&store, number)?;
             return self.timed(|| store.flush());
         }
-        self.delete_strays(&store)?;
-        if self.put.len() >= UNFLUSHED {
+        self.delete_orphans(&store)?;
+        if self.put.len() >= UNFLUSHED_MAX {
             self.flush(&store)?;
         }
         let number = self.take_number();
         if let Err(error) = self.put_and_get(&store, number) {
-            self.strays.push(number);
+            self.orphans.push(number);
             return Err(error);
         }
         self.put.push(number);
         if self.next.is_multiple_of(FLUSH_EVERY) {
             self.flush(&store)?;
         }
-        while self.live.len() > LIVE
+        while self.live.len() > LIVE_SEQUENCES
             && let Some(oldest) = self.live.pop_front()
         {
-            tell(&mut stdout().lock(), &Answer::Deleting(vec![oldest]));
-            self.strays.push(oldest);
+            send(&mut stdout().lock(), &Answer::Deleting(vec![oldest]));
+            self.orphans.push(oldest);
         }
-        self.delete_strays(&store)
+        self.delete_orphans(&store)
     }
 
     fn take_number(&mut self) -> u64 {
@@ -200,13 +206,13 @@ impl Client {
         number
     }
 
-    fn delete_strays(&mut self, store: &Store) -> Result<()> {
+    fn delete_orphans(&mut self, store: &Store) -> Result<()> {
         let sequences: Vec<_> =
-            self.strays.iter().map(|&number| Sequence::new(self.number, number)).collect();
+            self.orphans.iter().map(|&number| Sequence::new(self.number, number)).collect();
         let keys: Vec<&[u8]> = sequences.iter().flat_map(Sequence::keys).collect();
         if !keys.is_empty() {
             self.timed(|| store.delete(&scope(), &keys))?;
-            self.strays.clear();
+            self.orphans.clear();
         }
         Ok(())
     }
@@ -217,7 +223,7 @@ impl Client {
         let pages: Vec<&[u8]> = self.pages.iter().map(Vec::as_slice).collect();
         let put = self.timed(|| {
             let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-            let retain_until = now.as_secs() + RETAIN;
+            let retain_until = now.as_secs() + RETAIN_SECONDS;
             let (terms, control) = (PutOptions { parent: None, retain_until }, Control::default());
             let source = BorrowedPages::new(&pages);
             store.put_batch(&scope(), &sequence.keys(), &source, &terms, &control)
@@ -227,23 +233,23 @@ impl Client {
             return Err(Error::retry("a put stored a part of its pages"));
         }
         if self.get(store, self.number, number)? < PAGES {
-            return Err(Error::retry("pages are not found that were put just now"));
+            return Err(Error::retry("pages put just before are not found"));
         }
         Ok(())
     }
 
-    /// After a flush that fails with `Miss`, what was put before it may be gone; after another failure
-    /// the next flush must cover it.
+    /// After a flush that fails with `Miss`, earlier puts may be lost; after another failure the
+    /// next flush must cover them.
     fn flush(&mut self, store: &Store) -> Result<()> {
         let put = std::mem::take(&mut self.put);
         match self.timed(|| store.flush()) {
             Ok(()) => {
                 self.live.extend(&put);
-                tell(&mut stdout().lock(), &Answer::Flushed(put));
+                send(&mut stdout().lock(), &Answer::Flushed(put));
                 Ok(())
             }
             Err(error) if error.kind() == ErrorKind::Miss => {
-                self.strays.extend(put);
+                self.orphans.extend(put);
                 Ok(())
             }
             Err(error) => {
@@ -253,7 +259,7 @@ impl Client {
         }
     }
 
-    /// The leading pages of a sequence that come, counted; their bytes are compared.
+    /// Reads a sequence, compares its bytes, and returns the number of leading pages read.
     fn get(&mut self, store: &Store, client: u64, number: u64) -> Result<usize> {
         let sequence = Sequence::new(client, number);
         let mut pages = std::mem::take(&mut self.pages);
@@ -298,10 +304,10 @@ impl Client {
             let evicted = stats.catalog.counters.get("pages_evicted").copied().unwrap_or_default();
             why.push_str(&format!(" ({evicted} pages were evicted since the owner opened)"));
         }
-        tell(&mut stdout().lock(), &Answer::Checked { lost, why });
+        send(&mut stdout().lock(), &Answer::Checked { lost, why });
     }
 
-    /// Refusals are no failure: the store may be full of scopes.
+    /// Refused puts are ignored: the store may be full of scopes.
     fn register(&mut self, count: u64) {
         let page = vec![0; SALTED_BYTES];
         for salt in 0..count {
@@ -324,24 +330,24 @@ impl Client {
                 self.change(|state| state.role.clear());
                 let medium = Faulty::new(Arc::new(Host), self.schedule.clone()).with_descriptors();
                 let node = ritornello_node::open_on(Arc::new(medium), &self.options)?;
-                self.is_home = node.store().stats()?.catalog.uuid == self.home;
+                self.is_soak_store = node.store().stats()?.catalog.uuid == self.soak_store;
                 node
             }
         };
         Ok(self.node.insert(node))
     }
 
-    /// A handle that is opened later answers for no put of this one.
+    /// Marks unflushed puts as orphans: a later handle's flush does not cover them.
     fn close(&mut self) {
-        self.strays.append(&mut self.put);
+        self.orphans.append(&mut self.put);
         if let Some(node) = self.node.take()
             && let Err(error) = node.close()
         {
-            tracing::warn!(%error, "the store was not closed as it should be");
+            tracing::warn!(%error, "the store was not closed cleanly");
         }
     }
 
-    /// Does `call`, and takes note of how long it lasted.
+    /// Runs `call` and records its duration.
     fn timed<T>(&self, call: impl FnOnce() -> Result<T>) -> Result<T> {
         let began = Instant::now();
         self.change(|state| state.present = clock().max(1));

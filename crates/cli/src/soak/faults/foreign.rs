@@ -1,4 +1,5 @@
-//! An owner of an unknown protocol version: holds the directory's lock, and refuses every client.
+//! An owner of an unknown protocol version, which holds the directory's lock and refuses every
+//! client.
 
 use crate::exit::Failure;
 use rustix::fs::{AtFlags, FlockOperation, fcntl_lock, unlinkat};
@@ -16,7 +17,7 @@ use std::time::Duration;
 const VERSION: u32 = 1_000_000;
 const SOCKET: &str = "owner.sock";
 
-/// Holds a store's directory until it is dropped.
+/// Holds a store's directory until dropped.
 pub struct ForeignOwner {
     /// Closing it frees the lock.
     _lock: File,
@@ -29,14 +30,14 @@ impl ForeignOwner {
     /// Takes the directory of a store that no process has open.
     ///
     /// # Errors
-    /// If some process has it, or its files cannot be made.
+    /// If a process has it open, or its files cannot be created.
     pub fn take(dir: &Path) -> Result<Self, Failure> {
         let lock = OpenOptions::new().read(true).write(true).open(dir.join("LOCK"))?;
         fcntl_lock(&lock, FlockOperation::NonBlockingLockExclusive)
             .map_err(std::io::Error::from)?;
         let dir = File::open(dir)?;
         let _ = unlinkat(&dir, SOCKET, AtFlags::empty());
-        // The path of a socket has 107 bytes at most, the directory's may have more.
+        // A socket's path is limited to 107 bytes; the directory's may be longer.
         let address = format!("/proc/self/fd/{}/{SOCKET}", dir.as_raw_fd());
         let listening = UnixListener::bind(address)?;
         listening.set_nonblocking(true)?;
@@ -54,7 +55,8 @@ impl ForeignOwner {
     }
 }
 
-/// The first eight bytes of a first message are the same in all versions: a word and the version.
+/// The first eight bytes of a first message are the same in all versions: a magic word and the
+/// version.
 fn refuse(mut stream: UnixStream) {
     let _ = stream.set_nonblocking(false);
     let _ = stream.set_read_timeout(Some(Duration::from_secs(1)));

@@ -1,7 +1,7 @@
-//! The faults, and how each is made and ended.
+//! The kinds of faults, and how each begins and ends.
 
 use super::foreign::ForeignOwner;
-use super::message::{Order, Trouble};
+use super::message::{InjectedError, Order};
 use super::process::Process;
 use crate::exit::Failure;
 use rustix::process::Signal;
@@ -10,17 +10,17 @@ use std::io::ErrorKind;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 
-/// Scopes that one client makes in one storm.
-const SALTS: u64 = 300;
-/// A soft limit that leaves no room for a store's files.
+/// Scopes that a client registers in one fault.
+const SCOPES_PER_STORM: u64 = 300;
+/// A soft limit below the number of a store's files.
 const FEW_FILES: u64 = 24;
-/// The user that a directory is given to; any that is not this one.
-const NOBODY: u32 = 65_534;
+/// User that a directory is given to; any other than this one.
+const OTHER_UID: u32 = 65_534;
 
 /// The kinds of faults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Kind {
+pub enum FaultKind {
     OwnerKilled,
     ClientKilled,
     OwnerStopped,
@@ -36,7 +36,7 @@ pub enum Kind {
     ManySalts,
 }
 
-impl Kind {
+impl FaultKind {
     pub const ALL: [Self; 13] = [
         Self::OwnerKilled,
         Self::ClientKilled,
@@ -53,7 +53,7 @@ impl Kind {
         Self::ManySalts,
     ];
 
-    /// For people.
+    /// Returns the name in text output.
     pub const fn text(self) -> &'static str {
         match self {
             Self::OwnerKilled => "owner killed",
@@ -74,78 +74,80 @@ impl Kind {
 }
 
 /// A store and its clients.
-pub struct Scene<'a> {
+pub struct Cluster<'a> {
     pub store: PathBuf,
     pub capacity: u64,
     pub clients: Vec<Process<'a>>,
 }
 
-/// How to end a fault.
+/// The state that ends a fault.
 pub enum Fault {
-    /// Nothing.
+    /// The fault has ended by itself.
     Passed,
-    /// A client is stopped.
+    /// The client with this number is stopped.
     Stopped(usize),
-    /// Operations fail.
+    /// Operations of all clients fail.
     Broken,
-    /// The directory is somewhere else. Another one is in its place, which goes `below`.
-    Moved { away: PathBuf, below: PathBuf },
-    /// The directory had this mode and user.
+    /// The directory is at `away`; the one in its place is moved to `aside`.
+    Moved { away: PathBuf, aside: PathBuf },
+    /// The directory had this mode and user before.
     Permitted { mode: u32, user: u32 },
-    /// Another process has the directory.
+    /// Another process owns the directory.
     Foreign(ForeignOwner),
 }
 
-impl Scene<'_> {
-    /// Makes a fault.
+impl Cluster<'_> {
+    /// Begins a fault.
     ///
     /// # Errors
-    /// If it cannot be made here.
-    pub fn begin(&mut self, kind: Kind) -> Result<Fault, Failure> {
-        let owner = self.clients.iter().position(|client| client.heard().state.role == "owner");
+    /// If the fault cannot be injected here.
+    pub fn begin(&mut self, kind: FaultKind) -> Result<Fault, Failure> {
+        let owner = self.clients.iter().position(|client| client.reports().state.role == "owner");
         let owner = owner.unwrap_or(0);
         let other = (owner + 1) % self.clients.len();
         match kind {
-            Kind::OwnerKilled => self.restart(owner, self.capacity, None)?,
-            Kind::ClientKilled => self.restart(other, self.capacity, None)?,
-            Kind::FewOpenFiles => {
+            FaultKind::OwnerKilled => self.restart(owner, self.capacity, None)?,
+            FaultKind::ClientKilled => self.restart(other, self.capacity, None)?,
+            FaultKind::FewOpenFiles => {
                 self.restart(other, self.capacity, Some(FEW_FILES))?;
                 self.restart(owner, self.capacity, Some(FEW_FILES))?;
             }
-            Kind::OtherCapacity => {
+            FaultKind::OtherCapacity => {
                 self.restart(other, self.capacity / 4 * 3, None)?;
                 self.restart(owner, self.capacity / 8 * 7, None)?;
             }
-            Kind::OwnerStopped => return Ok(self.stop(owner)),
-            Kind::ClientStopped => return Ok(self.stop(other)),
-            Kind::SyncsFail => return Ok(self.break_all(Trouble::Sync)),
-            Kind::DiskFull => return Ok(self.break_all(Trouble::Space)),
-            Kind::OpensFail => return Ok(self.break_all(Trouble::Files)),
-            Kind::ManySalts => self.clients[other].order(&Order::Salts(SALTS)),
-            Kind::DirectoryLate => {
-                let away = self.store.with_extension("away");
-                let below = self.store.with_extension("below");
-                self.clients.iter_mut().for_each(Process::kill);
-                let _ = std::fs::remove_dir_all(&below);
-                std::fs::rename(&self.store, &away)?;
-                // They make a store where the other one is to be, and are to leave it.
-                self.start_all()?;
-                return Ok(Fault::Moved { away, below });
+            FaultKind::OwnerStopped => return Ok(self.stop(owner)),
+            FaultKind::ClientStopped => return Ok(self.stop(other)),
+            FaultKind::SyncsFail => return Ok(self.break_all(InjectedError::Sync)),
+            FaultKind::DiskFull => return Ok(self.break_all(InjectedError::Space)),
+            FaultKind::OpensFail => return Ok(self.break_all(InjectedError::Files)),
+            FaultKind::ManySalts => {
+                self.clients[other].order(&Order::RegisterScopes(SCOPES_PER_STORM))
             }
-            Kind::DirectoryForeign => {
+            FaultKind::DirectoryLate => {
+                let away = self.store.with_extension("away");
+                let aside = self.store.with_extension("below");
+                self.clients.iter_mut().for_each(Process::kill);
+                let _ = std::fs::remove_dir_all(&aside);
+                std::fs::rename(&self.store, &away)?;
+                // The clients create a store in its place, which they must leave later.
+                self.start_all()?;
+                return Ok(Fault::Moved { away, aside });
+            }
+            FaultKind::DirectoryForeign => {
                 self.clients.iter_mut().for_each(Process::kill);
                 let found = std::fs::metadata(&self.store)?;
                 let before = Fault::Permitted { mode: found.mode() & 0o7777, user: found.uid() };
-                // Permissions do not bind root.
+                // Permissions do not restrict root.
                 if rustix::process::geteuid().is_root() {
-                    chown(&self.store, Some(NOBODY), None)?;
+                    chown(&self.store, Some(OTHER_UID), None)?;
                 } else {
                     permit(&self.store, 0)?;
                 }
                 self.start_all()?;
                 return Ok(before);
             }
-            Kind::OtherVersion => {
+            FaultKind::OtherVersion => {
                 self.clients.iter_mut().for_each(Process::kill);
                 let foreign = ForeignOwner::take(&self.store)?;
                 self.start_all()?;
@@ -155,16 +157,16 @@ impl Scene<'_> {
         Ok(Fault::Passed)
     }
 
-    /// Ends it.
+    /// Ends a fault.
     ///
     /// # Errors
-    /// If that fails.
+    /// If the previous state cannot be restored.
     pub fn end(&mut self, fault: Fault) -> Result<(), Failure> {
         match fault {
             Fault::Passed => {}
             Fault::Stopped(client) => self.clients[client].signal(Signal::CONT),
             Fault::Broken => self.clients.iter_mut().for_each(|client| client.order(&Order::Heal)),
-            Fault::Moved { away, below } => match std::fs::rename(&self.store, below) {
+            Fault::Moved { away, aside } => match std::fs::rename(&self.store, aside) {
                 Err(error) if error.kind() != ErrorKind::NotFound => return Err(error.into()),
                 _ => std::fs::rename(away, &self.store)?,
             },
@@ -179,10 +181,10 @@ impl Scene<'_> {
         Ok(())
     }
 
-    /// Starts every client that does not run.
+    /// Starts every client that is not running.
     ///
     /// # Errors
-    /// If one cannot be started.
+    /// If a client cannot be started.
     pub fn start_all(&mut self) -> Result<(), Failure> {
         let capacity = self.capacity;
         self.clients.iter_mut().try_for_each(|client| client.start(capacity, None))
@@ -203,7 +205,7 @@ impl Scene<'_> {
         Fault::Stopped(client)
     }
 
-    fn break_all(&mut self, trouble: Trouble) -> Fault {
+    fn break_all(&mut self, trouble: InjectedError) -> Fault {
         self.clients.iter_mut().for_each(|client| client.order(&Order::Break(trouble)));
         Fault::Broken
     }

@@ -6,8 +6,8 @@
 //!      ╰─────────────▶ client 1 ─╯
 //! ```
 //!
-//! A fault is made, lasts for some seconds, and is ended. Then every client must complete a put and a get
-//! that began after its end, and everything that a flush has covered must be found, with its bytes.
+//! A fault begins, lasts for some seconds, and ends. Then every client must complete a put and a
+//! get that began after the end, and all flushed sequences must be found with their bytes.
 
 mod client;
 mod foreign;
@@ -20,37 +20,37 @@ pub use client::run as client;
 
 use super::args::SoakArgs;
 use super::work::mix;
-use super::{HANG, SEGMENT_BYTES};
+use super::{CALL_TIMEOUT, SEGMENT_BYTES};
 use crate::exit::{Failure, Status};
 use crate::scratch::Scratch;
 use crate::{Context, open, print, progress};
-use kind::{Fault, Kind, Scene};
+use kind::{Cluster, Fault, FaultKind};
 use message::{Order, State, clock};
-use process::{LOOK, Process};
+use process::{POLL_INTERVAL, Process};
 use ritornello_store::Options;
 use serde::Serialize;
 use std::ffi::OsString;
 use std::time::{Duration, Instant};
 
 /// Shortest and longest duration of a fault, in milliseconds.
-const LENGTH: (u64, u64) = (300, 4_000);
-/// A client that does not serve by then never will.
-const PATIENCE: Duration = Duration::from_secs(120);
-/// A sequence counts as lost if it is not found this often in a row: it may have been deleted just then.
-const LOOKS: u32 = 5;
-/// Between those.
-const LOOK_AGAIN: Duration = Duration::from_millis(300);
+const FAULT_MS: (u64, u64) = (300, 4_000);
+/// Deadline for a client to serve again.
+const TIMEOUT: Duration = Duration::from_secs(120);
+/// Failed checks in a row after which a sequence counts as lost: its client may be deleting it.
+const CHECK_ATTEMPTS: u32 = 5;
+/// Pause between these checks.
+const RECHECK_AFTER: Duration = Duration::from_millis(300);
 
 /// Results of all faults of one kind.
 #[derive(Debug, Serialize)]
 struct Outcome {
-    kind: Kind,
+    kind: FaultKind,
     times: u64,
-    /// From the end of a fault until every client served again: the longest, in seconds.
+    /// Longest time from the end of a fault until every client served again, in seconds.
     slowest_recovery: f64,
 }
 
-/// The answer.
+/// The report of `soak --faults`.
 #[derive(Debug, Serialize)]
 struct Report {
     minutes: f64,
@@ -60,23 +60,23 @@ struct Report {
     rounds: u64,
     bytes: u64,
     wrong_bytes: u64,
-    /// Sequences that a flush had covered and that were looked for, in all looks.
+    /// Checks of flushed sequences.
     looked_for: u64,
-    /// Of them, those that were not found.
+    /// Flushed sequences that were not found.
     lost: u64,
     slowest_recovery: f64,
-    /// Recoveries that lasted longer than `--within`.
+    /// Recoveries longer than `--within`.
     late: u64,
-    /// Seconds that the slowest call of a client lasted.
+    /// Seconds of the slowest call of a client.
     slowest_call: f64,
-    /// What ended the soak early; "" if nothing did.
+    /// Why the soak ended early; empty if it did not.
     trouble: String,
 }
 
-/// Runs the command.
+/// Runs `soak --faults`.
 ///
 /// # Errors
-/// Where the store cannot be made, or a fault cannot.
+/// If the store cannot be created, or a fault cannot be injected.
 pub fn run(context: &Context, args: &SoakArgs) -> Result<Status, Failure> {
     let scratch = Scratch::new(&args.dir, "soak")?;
     let dir = scratch.path().join("store");
@@ -94,19 +94,21 @@ pub fn run(context: &Context, args: &SoakArgs) -> Result<Status, Failure> {
         let log = scratch.path().join(format!("client-{number}.log"));
         Process::new(context, number, store.clone(), words, log)
     };
-    let scene =
-        Scene { store: dir.clone(), capacity: args.capacity, clients: vec![join(0), join(1)] };
+    let cluster =
+        Cluster { store: dir.clone(), capacity: args.capacity, clients: vec![join(0), join(1)] };
     let mut soak =
-        Soak { scene, dice: mix(args.seed), looked_for: 0, lost: 0, trouble: String::new() };
-    let mut outcomes: Vec<Outcome> =
-        Kind::ALL.iter().map(|&kind| Outcome { kind, times: 0, slowest_recovery: 0.0 }).collect();
+        Soak { cluster, random: mix(args.seed), looked_for: 0, lost: 0, trouble: String::new() };
+    let mut outcomes: Vec<Outcome> = FaultKind::ALL
+        .iter()
+        .map(|&kind| Outcome { kind, times: 0, slowest_recovery: 0.0 })
+        .collect();
     let total = Duration::from_secs_f64(args.minutes * 60.0);
     let started = Instant::now();
     let bar = progress::steps(total.as_secs());
-    soak.scene.start_all()?;
+    soak.cluster.start_all()?;
     soak.recover(clock())?;
     let (mut late, mut at) = (0, 0);
-    // Every kind once at least.
+    // Every kind at least once.
     while soak.trouble.is_empty() && (started.elapsed() < total || at < outcomes.len()) {
         if at % outcomes.len() == 0 {
             soak.shuffle(&mut outcomes);
@@ -138,15 +140,15 @@ pub fn run(context: &Context, args: &SoakArgs) -> Result<Status, Failure> {
         slowest_call: 0.0,
         trouble: String::new(),
     };
-    for client in &mut soak.scene.clients {
-        if !client.finish(HANG) && soak.trouble.is_empty() {
-            soak.trouble = format!("client {} did not end as it should", client.number);
+    for client in &mut soak.cluster.clients {
+        if !client.finish(CALL_TIMEOUT) && soak.trouble.is_empty() {
+            soak.trouble = format!("client {} did not end cleanly", client.number);
         }
-        let heard = client.heard();
-        report.rounds += heard.rounds + heard.state.rounds;
-        report.bytes += heard.bytes + heard.state.bytes;
-        report.wrong_bytes += heard.wrong_bytes + heard.state.wrong_bytes;
-        let slowest = heard.slowest.max(heard.state.slowest) as f64 / 1000.0;
+        let reports = client.reports();
+        report.rounds += reports.rounds + reports.state.rounds;
+        report.bytes += reports.bytes + reports.state.bytes;
+        report.wrong_bytes += reports.wrong_bytes + reports.state.wrong_bytes;
+        let slowest = reports.slowest.max(reports.state.slowest) as f64 / 1000.0;
         report.slowest_call = report.slowest_call.max(slowest);
     }
     report.trouble = soak.trouble;
@@ -156,62 +158,62 @@ pub fn run(context: &Context, args: &SoakArgs) -> Result<Status, Failure> {
         show(&report, args.within)
     }
     if !report.trouble.is_empty() {
-        for client in &soak.scene.clients {
-            print::complain(&format!("client {}:\n{}", client.number, client.log_tail()));
+        for client in &soak.cluster.clients {
+            print::print_stderr(&format!("client {}:\n{}", client.number, client.log_tail()));
         }
     }
-    let well =
+    let passed =
         report.wrong_bytes == 0 && report.lost == 0 && late == 0 && report.trouble.is_empty();
-    Ok(if well { Status::Fine } else { Status::Problems })
+    Ok(if passed { Status::Fine } else { Status::Problems })
 }
 
 struct Soak<'a> {
-    scene: Scene<'a>,
-    dice: u64,
+    cluster: Cluster<'a>,
+    random: u64,
     looked_for: u64,
     lost: u64,
-    /// Why it cannot go on.
+    /// Why the soak must end; empty if it goes on.
     trouble: String,
 }
 
 impl Soak<'_> {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.dice = mix(self.dice);
-        self.dice % bound
+    fn random_below(&mut self, bound: u64) -> u64 {
+        self.random = mix(self.random);
+        self.random % bound
     }
 
     fn shuffle<T>(&mut self, items: &mut [T]) {
         for last in (1..items.len()).rev() {
-            let other = self.below(last as u64 + 1) as usize;
+            let other = self.random_below(last as u64 + 1) as usize;
             items.swap(last, other);
         }
     }
 
-    /// Makes one fault, ends it, and sees to it that all is as before. Returns how long that took.
-    fn fault(&mut self, kind: Kind) -> Result<Duration, Failure> {
-        let fault = self.scene.begin(kind)?;
-        let length = LENGTH.0 + self.below(LENGTH.1 - LENGTH.0);
+    /// Injects one fault, ends it, and checks the recovery. Returns the duration of the recovery.
+    fn fault(&mut self, kind: FaultKind) -> Result<Duration, Failure> {
+        let fault = self.cluster.begin(kind)?;
+        let length = FAULT_MS.0 + self.random_below(FAULT_MS.1 - FAULT_MS.0);
         std::thread::sleep(Duration::from_millis(length));
         if matches!(fault, Fault::Moved { .. }) {
             self.wait_for_work_below()?;
         }
-        self.scene.end(fault)?;
+        self.cluster.end(fault)?;
         let took = self.recover(clock())?;
-        for number in 0..self.scene.clients.len() {
-            self.look(number)?;
+        for number in 0..self.cluster.clients.len() {
+            self.check_flushed(number)?;
         }
         Ok(took)
     }
 
     /// Waits until every client works on the store that was made while the other one was away.
     fn wait_for_work_below(&mut self) -> Result<(), Failure> {
-        let until = Instant::now() + PATIENCE;
-        let works_below = |state: &State| state.rounds > 0 && !state.is_home;
-        while !self.scene.clients.iter().all(|client| works_below(&client.heard().state)) {
+        let until = Instant::now() + TIMEOUT;
+        let works_below = |state: &State| state.rounds > 0 && !state.is_soak_store;
+        while !self.cluster.clients.iter().all(|client| works_below(&client.reports().state)) {
             if Instant::now() > until {
                 return Err(Failure::failed("no store was made where the disk is late", ""));
             }
-            std::thread::sleep(LOOK);
+            std::thread::sleep(POLL_INTERVAL);
         }
         Ok(())
     }
@@ -221,67 +223,68 @@ impl Soak<'_> {
         let since = Instant::now();
         loop {
             let mut waiting = None;
-            for client in &mut self.scene.clients {
+            for client in &mut self.cluster.clients {
                 let is_alive = client.is_alive();
-                let heard = client.heard();
-                if heard.state.began < ended || !heard.state.is_home {
+                let reports = client.reports();
+                if reports.state.began < ended || !reports.state.is_soak_store {
                     waiting = Some(format!(
                         "client {} {}: {}",
                         client.number,
                         if is_alive { "does not serve" } else { "has ended" },
-                        heard.state.trouble
+                        reports.state.trouble
                     ));
                 }
-                if !is_alive || Duration::from_millis(heard.state.present) > HANG {
-                    drop(heard);
+                if !is_alive || Duration::from_millis(reports.state.present) > CALL_TIMEOUT {
+                    drop(reports);
                     self.trouble = format!("client {} ended or hangs", client.number);
                     return Ok(since.elapsed());
                 }
             }
             let Some(waiting) = waiting else { return Ok(since.elapsed()) };
-            if since.elapsed() > PATIENCE {
+            if since.elapsed() > TIMEOUT {
                 self.trouble = waiting;
                 return Ok(since.elapsed());
             }
-            std::thread::sleep(LOOK);
+            std::thread::sleep(POLL_INTERVAL);
         }
     }
 
-    /// Has another client look for everything that a client's flushes have covered.
-    fn look(&mut self, number: usize) -> Result<(), Failure> {
-        let reader = (number + 1) % self.scene.clients.len();
+    /// Lets another client read all sequences that a client's flushes have covered.
+    fn check_flushed(&mut self, number: usize) -> Result<(), Failure> {
+        let reader = (number + 1) % self.cluster.clients.len();
         let mut missing: Vec<u64> =
-            self.scene.clients[number].heard().flushed.iter().copied().collect();
+            self.cluster.clients[number].reports().flushed.iter().copied().collect();
         self.looked_for += missing.len() as u64;
-        let mut said = String::new();
-        for _ in 0..LOOKS {
+        let mut reason = String::new();
+        for _ in 0..CHECK_ATTEMPTS {
             if missing.is_empty() || !self.trouble.is_empty() {
                 return Ok(());
             }
-            let client = self.scene.clients[number].number;
+            let client = self.cluster.clients[number].number;
             let sequences = std::mem::take(&mut missing);
-            self.scene.clients[reader].order(&Order::Check { client, sequences });
-            let until = Instant::now() + PATIENCE;
+            self.cluster.clients[reader].order(&Order::Check { client, sequences });
+            let until = Instant::now() + TIMEOUT;
             let (lost, why) = loop {
-                if let Some(checked) = self.scene.clients[reader].heard().checked.take() {
+                if let Some(checked) = self.cluster.clients[reader].reports().checked.take() {
                     break checked;
                 }
                 if Instant::now() > until {
                     self.trouble = format!("client {reader} does not answer");
                     return Ok(());
                 }
-                std::thread::sleep(LOOK);
+                std::thread::sleep(POLL_INTERVAL);
             };
             if !lost.is_empty() {
-                std::thread::sleep(LOOK_AGAIN);
+                std::thread::sleep(RECHECK_AFTER);
             }
-            let heard = self.scene.clients[number].heard();
-            missing = lost.into_iter().filter(|number| heard.flushed.contains(number)).collect();
-            said = why;
+            let reports = self.cluster.clients[number].reports();
+            missing = lost.into_iter().filter(|number| reports.flushed.contains(number)).collect();
+            reason = why;
         }
         if !missing.is_empty() {
             self.lost += missing.len() as u64;
-            self.trouble = format!("flushed and not found: {missing:?} of client {number}: {said}");
+            self.trouble =
+                format!("flushed and not found: {missing:?} of client {number}: {reason}");
         }
         Ok(())
     }
@@ -296,7 +299,7 @@ fn show(report: &Report, within: f64) {
             format!("{:.1} s", outcome.slowest_recovery),
         ]);
     }
-    print::say(&faults.to_string());
+    print::print_stdout(&faults.to_string());
     let mut table = print::table(&["", ""]);
     for (what, value) in [
         ("time", format!("{:.1} minutes", report.minutes)),
@@ -312,8 +315,8 @@ fn show(report: &Report, within: f64) {
     ] {
         table.add_row([what.to_owned(), value]);
     }
-    print::say(&table.to_string());
+    print::print_stdout(&table.to_string());
     if !report.trouble.is_empty() {
-        print::complain(&format!("ended early: {}", report.trouble));
+        print::print_stderr(&format!("ended early: {}", report.trouble));
     }
 }

@@ -1,7 +1,7 @@
-//! A client's process, as the command sees it.
+//! The process of a client, as seen by the command.
 
-use super::client::UNHEARD;
-use super::message::{Answer, Order, State, hear, tell};
+use super::client::UNREPORTED_MAX;
+use super::message::{Answer, Order, State, receive, send};
 use crate::Context;
 use crate::exit::Failure;
 use rustix::process::{Pid, Signal, kill_process};
@@ -15,47 +15,47 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Between two looks at a process or at what it said.
-pub const LOOK: Duration = Duration::from_millis(10);
+/// Interval at which a process and its reports are polled.
+pub const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
-/// Everything reported by a client, over all its restarts.
+/// Reports of a client, over all its restarts.
 #[derive(Debug, Default)]
-pub struct Heard {
-    /// Of its present life.
+pub struct Reports {
+    /// State of the present process.
     pub state: State,
     /// Sequences that must be found.
     pub flushed: BTreeSet<u64>,
-    /// The last answer to [`Order::Check`], until it is taken.
+    /// The last answer to [`Order::Check`], until taken.
     pub checked: Option<(Vec<u64>, String)>,
-    /// Of former lives.
+    /// Sums over earlier processes.
     pub rounds: u64,
     pub bytes: u64,
     pub wrong_bytes: u64,
     pub slowest: u64,
 }
 
-/// One client, started again whenever it was ended.
+/// One client, restarted after each end.
 pub struct Process<'a> {
     context: &'a Context,
-    /// Tells its sequences from others'.
+    /// Distinguishes its sequences from others'.
     pub number: u64,
     /// Identity of the store.
     store: String,
     words: Vec<OsString>,
     log: PathBuf,
-    heard: Arc<Mutex<Heard>>,
-    life: Option<Life>,
+    reports: Arc<Mutex<Reports>>,
+    running: Option<Running>,
 }
 
-struct Life {
+struct Running {
     child: Child,
     input: ChildStdin,
     listener: JoinHandle<()>,
 }
 
 impl<'a> Process<'a> {
-    /// A client of the store with this identity, not started yet. It is started with `words`; its log
-    /// goes to `log`.
+    /// Returns a client, not started yet, of the store with this identity. Its process gets the
+    /// arguments `words`; its log goes to `log`.
     pub fn new(
         context: &'a Context,
         number: u64,
@@ -63,33 +63,30 @@ impl<'a> Process<'a> {
         words: Vec<OsString>,
         log: PathBuf,
     ) -> Self {
-        Self { context, number, store, words, log, heard: Arc::default(), life: None }
+        Self { context, number, store, words, log, reports: Arc::default(), running: None }
     }
 
-    /// Starts it, with this capacity and under this soft limit of open files.
+    /// Starts the process with this capacity and soft limit of open files.
     ///
     /// # Errors
-    /// If it cannot be started.
+    /// If the process cannot be started.
     pub fn start(&mut self, capacity: u64, open_files: Option<u64>) -> Result<(), Failure> {
-        let Some((program, first)) = self.context.again.split_first() else {
-            return Err(Failure::failed(
-                "this command does not know how to start itself again",
-                "",
-            ));
+        let Some((program, first)) = self.context.self_command.split_first() else {
+            return Err(Failure::failed("the path of this program is unknown", ""));
         };
         let (from, live) = {
-            let mut heard = self.heard();
-            let state = std::mem::take(&mut heard.state);
-            heard.rounds += state.rounds;
-            heard.bytes += state.bytes;
-            heard.wrong_bytes += state.wrong_bytes;
-            heard.slowest = heard.slowest.max(state.slowest);
-            heard.checked = None;
-            // A life that ended before its first round has said no number.
-            let last = heard.flushed.last().map_or(0, |last| last + 1);
-            let from = state.next.max(last) + UNHEARD;
-            heard.state.next = from;
-            (from, heard.flushed.iter().copied().collect())
+            let mut reports = self.reports();
+            let state = std::mem::take(&mut reports.state);
+            reports.rounds += state.rounds;
+            reports.bytes += state.bytes;
+            reports.wrong_bytes += state.wrong_bytes;
+            reports.slowest = reports.slowest.max(state.slowest);
+            reports.checked = None;
+            // A process that ended before its first round has reported no number.
+            let last = reports.flushed.last().map_or(0, |last| last + 1);
+            let from = state.next.max(last) + UNREPORTED_MAX;
+            reports.state.next = from;
+            (from, reports.flushed.iter().copied().collect())
         };
         let log = OpenOptions::new().create(true).append(true).open(&self.log)?;
         let mut child = Command::new(program)
@@ -106,70 +103,70 @@ impl<'a> Process<'a> {
         let (Some(mut input), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
             return Err(Failure::failed("a client has no pipes", ""));
         };
-        tell(&mut input, &Order::Adopt { store: self.store.clone(), live });
-        let heard = Arc::clone(&self.heard);
+        send(&mut input, &Order::Adopt { store: self.store.clone(), live });
+        let reports = Arc::clone(&self.reports);
         let listener = std::thread::spawn(move || {
-            for answer in hear::<Answer>(BufReader::new(output)) {
-                let mut heard = heard.lock().unwrap_or_else(PoisonError::into_inner);
+            for answer in receive::<Answer>(BufReader::new(output)) {
+                let mut reports = reports.lock().unwrap_or_else(PoisonError::into_inner);
                 match answer {
                     Answer::State(state) => {
-                        let next = state.next.max(heard.state.next);
-                        heard.state = State { next, ..state };
+                        let next = state.next.max(reports.state.next);
+                        reports.state = State { next, ..state };
                     }
-                    Answer::Flushed(sequences) => heard.flushed.extend(sequences),
+                    Answer::Flushed(sequences) => reports.flushed.extend(sequences),
                     Answer::Deleting(sequences) => {
-                        heard.flushed.retain(|number| !sequences.contains(number));
+                        reports.flushed.retain(|number| !sequences.contains(number));
                     }
-                    Answer::Checked { lost, why } => heard.checked = Some((lost, why)),
+                    Answer::Checked { lost, why } => reports.checked = Some((lost, why)),
                 }
             }
         });
-        self.life = Some(Life { child, input, listener });
+        self.running = Some(Running { child, input, listener });
         Ok(())
     }
 
-    /// The reports so far.
-    pub fn heard(&self) -> MutexGuard<'_, Heard> {
-        self.heard.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Returns the reports so far.
+    pub fn reports(&self) -> MutexGuard<'_, Reports> {
+        self.reports.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Sends an order. Does nothing if the client is not running.
     pub fn order(&mut self, order: &Order) {
-        if let Some(life) = &mut self.life {
-            tell(&mut life.input, order);
+        if let Some(running) = &mut self.running {
+            send(&mut running.input, order);
         }
     }
 
     /// Sends a signal.
     pub fn signal(&self, signal: Signal) {
-        if let Some(life) = &self.life {
-            let _ = kill_process(Pid::from_child(&life.child), signal);
+        if let Some(running) = &self.running {
+            let _ = kill_process(Pid::from_child(&running.child), signal);
         }
     }
 
-    /// Whether it runs.
+    /// Returns whether the process runs.
     pub fn is_alive(&mut self) -> bool {
-        self.life.as_mut().is_some_and(|life| matches!(life.child.try_wait(), Ok(None)))
+        self.running.as_mut().is_some_and(|running| matches!(running.child.try_wait(), Ok(None)))
     }
 
-    /// Ends it at once. All that it said is heard then.
+    /// Kills the process, and waits for its last reports.
     pub fn kill(&mut self) {
-        if let Some(mut life) = self.life.take() {
-            let _ = life.child.kill();
-            let _ = life.child.wait();
-            let _ = life.listener.join();
+        if let Some(mut running) = self.running.take() {
+            let _ = running.child.kill();
+            let _ = running.child.wait();
+            let _ = running.listener.join();
         }
     }
 
-    /// Lets it close the store and end. Returns whether it did in time.
-    pub fn finish(&mut self, patience: Duration) -> bool {
-        let Some(Life { mut child, input, listener }) = self.life.take() else { return true };
+    /// Lets the process close the store and end. Returns whether it did within `timeout`.
+    pub fn finish(&mut self, timeout: Duration) -> bool {
+        let Some(Running { mut child, input, listener }) = self.running.take() else { return true };
         drop(input);
-        let until = Instant::now() + patience;
+        let until = Instant::now() + timeout;
         let ended = loop {
             match child.try_wait() {
                 Ok(Some(status)) => break status.success(),
-                Ok(None) if Instant::now() < until => std::thread::sleep(LOOK),
+                Ok(None) if Instant::now() < until => std::thread::sleep(POLL_INTERVAL),
                 Ok(None) | Err(_) => break false,
             }
         };
@@ -179,7 +176,7 @@ impl<'a> Process<'a> {
         ended
     }
 
-    /// The end of its log.
+    /// Returns the end of the log.
     pub fn log_tail(&self) -> String {
         let text = std::fs::read_to_string(&self.log).unwrap_or_default();
         let lines: Vec<&str> = text.lines().collect();

@@ -1,22 +1,23 @@
-//! The pages that clients put: keys and bytes follow from a client, a number, and a place.
+//! Pages of the clients: keys and bytes follow from the client, the number of the sequence, and the
+//! page.
 
 use super::super::work::fill;
 use ritornello_format::Scope;
 
-/// Pages of a sequence.
+/// Pages per sequence.
 pub const PAGES: usize = 4;
-/// Bytes a page.
+/// Bytes per page.
 pub const PAGE_BYTES: usize = 64 << 10;
 
-/// The scope of all clients.
+/// Returns the scope of all clients.
 pub fn scope() -> Scope {
     Scope::opaque("soak under faults", PAGE_BYTES as u64, true)
 }
 
-/// Bytes a page of [`salted`].
+/// Bytes per page of [`salted`].
 pub const SALTED_BYTES: usize = 4 << 10;
 
-/// A scope as made from the salt of a request.
+/// Returns a scope as derived from the salt of a request.
 pub fn salted(salt: u64) -> Scope {
     Scope {
         salt: salt.to_le_bytes().to_vec(),
@@ -31,7 +32,7 @@ pub struct Sequence {
 }
 
 impl Sequence {
-    /// The `number`th of a line.
+    /// Returns sequence `number` of a client.
     pub fn new(client: u64, number: u64) -> Self {
         let key = |page: usize| {
             let mut key = [0; 24];
@@ -43,12 +44,12 @@ impl Sequence {
         Self { keys: std::array::from_fn(key) }
     }
 
-    /// Its keys, in order.
+    /// Returns the keys in order.
     pub fn keys(&self) -> [&[u8]; PAGES] {
         self.keys.each_ref().map(<[u8; 24]>::as_slice)
     }
 
-    /// The only right bytes of its pages.
+    /// Writes the only correct bytes of the pages.
     pub fn fill(&self, pages: &mut [Vec<u8>]) {
         for (page, key) in pages.iter_mut().zip(&self.keys) {
             fill(page, PAGE_BYTES, key, false);

@@ -1,4 +1,4 @@
-//! The rows as a picture, over the number of pages.
+//! Charts of the rows, over the number of pages.
 
 use super::report::{Row, Sync};
 use crate::plot::{Join, Line, Panel, Scale};
@@ -9,12 +9,12 @@ const FIGURES: [(&str, Figure); 6] = [
     ("pages put a second", |row| Some(row.ingest_per_s)),
     ("probe of a sequence, p50, µs", |row| Some(row.probe_p50_us)),
     ("pages removed a second", |row| Some(row.removes_per_s)),
-    ("bytes to storage, over 40 a page put", |row| row.write_amplification),
+    ("bytes to storage, per 40 bytes of a page put", |row| row.write_amplification),
     ("opening after SIGKILL, ms", |row| row.recovery_killed_ms),
-    ("resident bytes a page", |row| Some(row.memory_bytes_per_entry)),
+    ("resident bytes per page", |row| Some(row.memory_bytes_per_entry)),
 ];
 
-/// A panel for each figure, of the rows that were synced in groups.
+/// Returns a panel for each figure, of the rows that were synced in groups.
 #[must_use]
 pub fn panels(rows: &[Row]) -> Vec<Panel> {
     let rows: Vec<&Row> = rows.iter().filter(|row| row.sync == Sync::Group).collect();

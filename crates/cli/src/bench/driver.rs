@@ -1,4 +1,5 @@
-//! Puts and gets of whole sequences, timed; contents are made and checked outside the time.
+//! Timed puts and gets of whole sequences; contents are made and checked outside the timed
+//! sections.
 
 use super::content::{Content, Keys, PageName};
 use super::shape::Shape;
@@ -11,13 +12,14 @@ use ritornello_volume::{BorrowedPages, BorrowedPagesMut};
 use std::ops::Range;
 use std::time::Instant;
 
-/// Sequences are timed in windows of as many as fit into this: nothing else happens within one.
+/// Maximum bytes of a window: sequences are timed window by window, and only store calls run within
+/// one.
 const WINDOW_BYTES_MAX: u64 = 1 << 30;
-/// At most this part of the memory that is available.
+/// Divisor of the available memory: a window takes at most this part.
 const MEMORY_SHARE: u64 = 4;
 
-/// Huge-page memory for a window of sequences, and what is in them.
-pub struct Mover {
+/// Huge-page memory for a window of sequences, and their contents.
+pub struct LoadDriver {
     shape: Shape,
     content: Content,
     memory: Piece,
@@ -25,11 +27,11 @@ pub struct Mover {
     window: u32,
 }
 
-impl Mover {
-    /// Takes the memory, and touches it.
+impl LoadDriver {
+    /// Allocates the memory and touches it.
     ///
     /// # Errors
-    /// If there is not enough for one sequence.
+    /// If the memory does not suffice for one sequence.
     pub fn new(shape: &Shape) -> Result<Self, Failure> {
         let sequence = shape.sequence_bytes() as u64;
         let limit = memory_left() / MEMORY_SHARE;
@@ -47,23 +49,23 @@ impl Mover {
         Ok(Self { shape: shape.clone(), content, memory, backing, window })
     }
 
-    /// Sequences that make a set.
+    /// Returns the number of sequences in a set.
     #[must_use]
     pub fn sequences(&self) -> u32 {
         self.shape.sequences
     }
 
-    /// What the memory is made of.
+    /// Returns the kind of memory of the buffers.
     #[must_use]
     pub fn backing(&self) -> Backing {
         self.backing
     }
 
-    /// As much memory as a window has, of the same kind.
+    /// Allocates memory of the size and kind of a window.
     ///
     /// # Errors
-    /// If there is not enough.
-    pub fn another(&self) -> Result<Piece, Failure> {
+    /// If the memory does not suffice.
+    pub fn allocate_like_window(&self) -> Result<Piece, Failure> {
         let bytes = self.memory.bytes().len();
         let piece = Staging::new(bytes)?.try_take(bytes);
         let mut piece =
@@ -73,7 +75,7 @@ impl Mover {
     }
 
     /// Copies a whole set of sequences from `from`, which is as long as a window: page by page, and
-    /// sequence by sequence with as many threads as a get of one has.
+    /// each sequence with as many threads as a get of one has.
     pub fn copy(&mut self, from: &Piece) -> Rate {
         let (stride, page_bytes) = (self.shape.stride(), self.shape.page_bytes as usize);
         let sequence = self.shape.sequence_bytes();
@@ -93,10 +95,10 @@ impl Mover {
         sum
     }
 
-    /// Puts `sequences` of `set`, then flushes. Only the calls count.
+    /// Puts `sequences` of `set`, then flushes. Only the calls are timed.
     ///
     /// # Errors
-    /// Those of the store, and pages that it did not take.
+    /// Those of the store, and pages that it did not store.
     pub fn put(&mut self, store: &Store, set: u32, sequences: u32) -> Result<Rate, Failure> {
         let (shape, stride) = (self.shape.clone(), self.shape.stride());
         let mut sum = none();
@@ -137,7 +139,7 @@ impl Mover {
         Ok(sum)
     }
 
-    /// Uses the sequences of `set`.
+    /// Touches the sequences of `set`.
     ///
     /// # Errors
     /// Those of the store.
@@ -148,16 +150,16 @@ impl Mover {
         Ok(())
     }
 
-    /// Gets `sequences` of `set`, and compares every byte. Only the calls count.
+    /// Gets `sequences` of `set` and compares every byte. Only the calls are timed.
     ///
     /// # Errors
-    /// Those of the store, pages that did not come, and wrong bytes.
+    /// Those of the store, missing pages, and wrong bytes.
     pub fn get(&mut self, store: &Store, set: u32, sequences: u32) -> Result<Rate, Failure> {
         let (shape, stride) = (self.shape.clone(), self.shape.stride());
         let mut sum = none();
         for window in windows(sequences, self.window) {
             let keys = keys(&shape, set, &window);
-            // What an earlier pass left must not pass for what was read.
+            // Cleared, so that bytes of an earlier pass do not count as read.
             for page in self.memory.bytes_mut().chunks_exact_mut(stride) {
                 page[..64.min(stride)].fill(0);
             }
@@ -186,7 +188,9 @@ impl Mover {
                     && !self.content.holds(name, &bytes[..shape.page_bytes as usize])
                 {
                     return Err(Failure::failed(
-                        format!("WRONG BYTES in {name:?}: the store gave back what was not put"),
+                        format!(
+                            "WRONG BYTES in {name:?}: the store returned bytes that were never put"
+                        ),
                         "report this, with the disk and the file system",
                     ));
                 }
@@ -219,7 +223,7 @@ fn copy_pages(to: &mut [u8], from: &[u8], stride: usize, page_bytes: usize) {
 fn shortfall(what: &str, outcome: &Outcome, asked: usize) -> Option<Failure> {
     (outcome.pages < asked).then(|| {
         Failure::failed(
-            format!("a {what} of {asked} pages came to {}: {}", outcome.pages, outcome.reason),
+            format!("a {what} of {asked} pages completed {}: {}", outcome.pages, outcome.reason),
             "`ritornello doctor` on the same directory",
         )
     })

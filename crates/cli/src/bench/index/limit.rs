@@ -1,4 +1,4 @@
-//! What no index can beat on this machine.
+//! Lower bounds for any index on this machine.
 
 use crate::bench::report::median;
 use crate::exit::Failure;
@@ -10,25 +10,25 @@ use std::io::Write;
 use std::path::Path;
 use std::time::Instant;
 
-/// Places that are walked through, of eight bytes: more than caches hold.
+/// Words of eight bytes that a walk goes through: more than caches hold.
 const PLACES: usize = 1 << 24;
 /// Steps of a walk.
 const STEPS: u32 = 1 << 20;
-/// Bytes of an append, and how many there are.
+/// Bytes per append. [`APPENDS`] is their number.
 const APPEND: usize = 4096;
 const APPENDS: usize = 50;
 
-/// See the module.
+/// Lower bounds for any index on this machine.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Limits {
-    /// A read from memory whose address the one before it brought. A probe that finds what it asks
-    /// for takes a few, and one more for every run.
+    /// A read from memory whose address the previous read returned. A probe that hits takes a few,
+    /// and one more for every run.
     pub memory_access_ns: f64,
-    /// Appending 4 KiB to a file and waiting until they are durable: what a sync costs at least.
+    /// Appending 4 KiB to a file and syncing it: the minimum cost of a sync.
     pub append_sync_us: f64,
 }
 
-/// Measures both, the second on the disk of `dir`.
+/// Measures both, the append on the disk of `dir`.
 ///
 /// # Errors
 /// Those of the disk.
@@ -45,7 +45,7 @@ pub fn measure(dir: &Path) -> Result<Limits, Failure> {
 }
 
 fn memory_access_ns() -> f64 {
-    // One cycle through all places, in no order that a processor foresees (Sattolo's shuffle).
+    // One cycle through all words, in an order that no prefetcher predicts (Sattolo's shuffle).
     let mut next: Vec<u64> = (0..PLACES as u64).collect();
     for at in (1..PLACES).rev() {
         next.swap(at, (mix(at as u64) % at as u64) as usize);

@@ -1,6 +1,6 @@
-//! Changes the store's space and settings while others work on it.
+//! Changes of the store's space and settings under load.
 
-use super::work::{NUMBERS, Tally, mix, scopes};
+use super::work::{NUMERIC_SCOPE, Totals, mix, scopes};
 use ritornello_codec::Codec;
 use ritornello_format::{Error, ErrorKind, Result, ScopeSettings};
 use ritornello_store::{CapacityChange, Store};
@@ -9,57 +9,58 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Between two changes, in milliseconds at most.
-const PAUSE_MAX: u64 = 1500;
-/// Directories that come and go.
+/// Maximum pause between two changes, in milliseconds.
+const PAUSE_MS_MAX: u64 = 1500;
+/// Directories that are added and drained.
 const DIRS: u64 = 4;
 
-/// A thread that changes things.
-pub struct Shaper {
+/// A thread that changes space and settings.
+pub struct Reconfigurer {
     stop: Arc<AtomicBool>,
     thread: std::thread::JoinHandle<()>,
 }
 
-impl Shaper {
-    /// Starts it. The capacity stays between a half of `capacity` and all of it; directories are
-    /// made in `dir`.
+impl Reconfigurer {
+    /// Starts the thread. The capacity stays between a half of `capacity` and all of it;
+    /// directories are created in `dir`.
     ///
     /// # Errors
-    /// If a thread cannot be had.
+    /// If the thread cannot be started.
     pub fn start(
         store: &Arc<Store>,
-        tally: &Arc<Tally>,
+        totals: &Arc<Totals>,
         dir: &Path,
         capacity: u64,
         seed: u64,
     ) -> std::io::Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
-        let mut hand = Hand {
+        let mut changer = Changer {
             store: Arc::clone(store),
-            tally: Arc::clone(tally),
+            totals: Arc::clone(totals),
             dir: dir.to_owned(),
             capacity,
-            dice: mix(seed),
+            random: mix(seed),
         };
         let stopped = Arc::clone(&stop);
         let thread =
             std::thread::Builder::new().name("soak-shaper".to_owned()).spawn(move || {
                 while !stopped.load(Ordering::Relaxed) {
-                    let until = Instant::now() + Duration::from_millis(hand.below(PAUSE_MAX));
+                    let until =
+                        Instant::now() + Duration::from_millis(changer.random_below(PAUSE_MS_MAX));
                     while Instant::now() < until && !stopped.load(Ordering::Relaxed) {
                         std::thread::sleep(Duration::from_millis(20));
                     }
-                    hand.change();
+                    changer.change();
                 }
             })?;
         Ok(Self { stop, thread })
     }
 
-    /// Has it end. Returns whether it did, within `patience`.
+    /// Ends the thread. Returns whether it ended within `timeout`.
     #[must_use]
-    pub fn stop(self, patience: Duration) -> bool {
+    pub fn stop(self, timeout: Duration) -> bool {
         self.stop.store(true, Ordering::Relaxed);
-        let until = Instant::now() + patience;
+        let until = Instant::now() + timeout;
         while !self.thread.is_finished() {
             if Instant::now() > until {
                 return false;
@@ -70,43 +71,45 @@ impl Shaper {
     }
 }
 
-struct Hand {
+struct Changer {
     store: Arc<Store>,
-    tally: Arc<Tally>,
+    totals: Arc<Totals>,
     dir: PathBuf,
     capacity: u64,
-    dice: u64,
+    random: u64,
 }
 
-impl Hand {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.dice = mix(self.dice);
-        self.dice % bound
+impl Changer {
+    fn random_below(&mut self, bound: u64) -> u64 {
+        self.random = mix(self.random);
+        self.random % bound
     }
 
     fn change(&mut self) {
-        let answer = match self.below(8) {
+        let answer = match self.random_below(8) {
             0..=3 => self.resize(),
             4 | 5 => self.change_paths(),
             _ => self.configure(),
         };
         if answer.is_ok() {
-            Tally::add(&self.tally.changes, 1);
+            Totals::add(&self.totals.changes, 1);
         }
-        // What is held may be more than a small store may be made of.
+        // Leased and retained pages may exceed a reduced capacity.
         let refused = |error: &Error| {
             error.kind() == ErrorKind::Invalid && error.message().contains("may not be evicted")
         };
         let answer = match answer {
-            Err(error) if refused(&error) => Err(Error::retry("too much is held")),
+            Err(error) if refused(&error) => {
+                Err(Error::retry("too many pages are leased or retained"))
+            }
             answer => answer,
         };
-        self.tally.settle(answer);
+        self.totals.record(answer);
         self.check_budget(self.capacity);
     }
 
     fn resize(&mut self) -> Result<()> {
-        let capacity = self.capacity - self.below(self.capacity / 2);
+        let capacity = self.capacity - self.random_below(self.capacity / 2);
         self.store.resize(capacity)?;
         self.check_budget(capacity);
         Ok(())
@@ -117,10 +120,10 @@ impl Hand {
         let paths = self.store.stats()?.catalog.paths;
         let active: Vec<&str> =
             paths.iter().filter(|path| !path.draining).map(|path| path.dir.as_str()).collect();
-        let number = self.below(DIRS);
+        let number = self.random_below(DIRS);
         let new = self.dir.join(format!("more-{number}")).to_string_lossy().into_owned();
-        if active.len() > 1 && self.below(2) == 0 {
-            let which = self.below(active.len() as u64) as usize;
+        if active.len() > 1 && self.random_below(2) == 0 {
+            let which = self.random_below(active.len() as u64) as usize;
             return self
                 .store
                 .change_capacity(&CapacityChange::DrainPath(active[which].to_owned()));
@@ -129,21 +132,22 @@ impl Hand {
             return Ok(());
         }
         match self.store.change_capacity(&CapacityChange::AddPath(new)) {
-            // A long soak has used them all.
+            // A long soak has used all directory numbers.
             Err(error) if error.message().contains("256 directories") => Ok(()),
-            // It was added by an owner that was killed before it could say so.
+            // An owner added the directory and was killed before it replied.
             Err(error) if error.message().contains("has this directory already") => Ok(()),
             answer => answer,
         }
     }
 
     fn configure(&mut self) -> Result<()> {
-        let which = self.below(4) as usize;
+        let which = self.random_below(4) as usize;
         let codecs = [Codec::Raw, Codec::Split, Codec::Zstd];
-        let codec = codecs[self.below(3) as usize].number();
-        let quota_bytes = (self.below(3) == 0).then(|| self.capacity / (3 + self.below(8)));
+        let codec = codecs[self.random_below(3) as usize].number();
+        let quota_bytes =
+            (self.random_below(3) == 0).then(|| self.capacity / (3 + self.random_below(8)));
         let settings = ScopeSettings {
-            codec: (which == NUMBERS).then_some(codec),
+            codec: (which == NUMERIC_SCOPE).then_some(codec),
             quota_bytes,
             retained_bytes: quota_bytes.map(|quota| quota / 2),
         };
@@ -154,7 +158,7 @@ impl Hand {
         let Ok(stats) = self.store.stats() else { return };
         let allocated = stats.catalog.allocated_bytes;
         if allocated > capacity {
-            self.tally.fail(format!("{allocated} bytes are allocated, of {capacity}"));
+            self.totals.fail(format!("{allocated} bytes are allocated, of {capacity}"));
         }
     }
 }

@@ -1,7 +1,7 @@
 //! A store with an index and no payload: many sequences of 256 pages.
 
 use super::content::{KEY_BYTES, PageName};
-use super::place::capacity_for;
+use super::disk::capacity_for;
 use crate::exit::Failure;
 use ritornello_format::{PageHash, Place, Scope, ScopeId, ScopeRegistry, ScopeSlot};
 use ritornello_index::{NewRun, PrefixIndex, RunIndex, RunOptions};
@@ -10,39 +10,39 @@ use ritornello_store::{Budget, Directory, Options};
 use std::path::Path;
 use std::sync::Arc;
 
-/// Pages of a sequence, and of a probe.
+/// Pages per sequence, and per probe.
 pub const PROBE_PAGES: u32 = 256;
-/// Tells these sequences from others.
+/// Separates these sequences from others.
 pub const SET: u32 = 4;
 /// Runs between two syncs.
 const RUNS_A_SYNC: u32 = 1 << 14;
-/// No segment is ever made.
+/// Bytes of a segment; none is ever created.
 const SEGMENT_BYTES: u64 = 1 << 20;
 
-/// The slot of its scope.
+/// Slot of the scope.
 pub const SLOT: ScopeSlot = ScopeSlot(0);
 
-/// The scope of all pages.
+/// Returns the scope of all pages.
 #[must_use]
 pub fn scope() -> Scope {
     Scope::opaque("ritornello bench index", 4096, true)
 }
 
-/// Whole sequences that `entries` pages make, at least one.
+/// Returns the number of whole sequences in `entries` pages, at least one.
 #[must_use]
 pub fn sequences(entries: u64) -> u32 {
     u32::try_from((entries / u64::from(PROBE_PAGES)).max(1)).unwrap_or(u32::MAX)
 }
 
-/// A sequence far from its neighbours: the order in which cold probes go.
+/// Returns a sequence far from its neighbours: the order of cold probes.
 #[must_use]
 pub fn scattered(at: usize, sequences: u32) -> u32 {
     let mixed = (at as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
     (mixed % u64::from(sequences.max(1))) as u32
 }
 
-/// Makes a store in `dir` that knows `entries` pages in runs of `run_pages`, and returns its index.
-/// With no entries it is an empty store with the same limits.
+/// Creates a store in `dir` that knows `entries` pages in runs of `run_pages`, and returns its
+/// index. Without entries the store is empty and has the same limits.
 ///
 /// # Errors
 /// Those of the file system and of the index.
@@ -84,7 +84,8 @@ pub fn fill(dir: &Path, entries: u64, run_pages: u32) -> Result<RunIndex, Failur
     Ok(index)
 }
 
-/// The index of a store made by [`fill`] with the same numbers, which nobody else has open.
+/// Opens the index of a store created by [`fill`] with the same numbers, which no other process has
+/// open.
 ///
 /// # Errors
 /// Those of the file system and of the index.
@@ -96,7 +97,8 @@ pub fn index(dir: &Path, entries: u64, run_pages: u32) -> Result<RunIndex, Failu
     Ok(RunIndex::open(medium, &directory.index(), options)?)
 }
 
-/// With room for a journal beside two checkpoints, as a store that changes needs it.
+/// Returns a capacity with space for a journal beside two checkpoints, as a changing store needs
+/// it.
 fn capacity(entries: u64, run_pages: u32) -> Result<u64, Failure> {
     let runs = entries.div_ceil(u64::from(run_pages)) + 1;
     let index_bytes = RunOptions::metadata_bytes_for(runs, run_pages, 1) * 3 / 2;

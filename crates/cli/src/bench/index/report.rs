@@ -1,4 +1,4 @@
-//! What backends came to.
+//! The figures of backends.
 
 use super::limit::Limits;
 use super::load::Workload;
@@ -18,76 +18,76 @@ pub enum Sync {
     Every,
 }
 
-/// A way to probe.
+/// A probe method.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Method {
-    /// As the backend calls it.
+    /// The backend's name for it.
     pub method: String,
-    /// Microseconds.
+    /// Median in microseconds.
     pub p50_us: f64,
-    /// Microseconds.
+    /// 99th percentile in microseconds.
     pub p99_us: f64,
 }
 
-/// One backend at one size. `null` where it makes no sense.
+/// The figures of one backend at one size; `null` where a figure does not apply.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
-    /// Its name.
+    /// Name of the backend.
     pub backend: String,
-    /// Pages.
+    /// Number of pages.
     pub entries: u64,
-    /// Where they came from.
+    /// Source of the pages.
     pub workload: Workload,
-    /// When it was synced.
+    /// When the index was synced.
     pub sync: Sync,
-    /// Pages put in all, with those that were there already.
+    /// Pages put, known ones included.
     pub puts: u64,
-    /// Pages put a second, syncs included but the last.
+    /// Pages put per second, including all syncs but the last.
     pub ingest_per_s: f64,
     /// Seconds of the last sync.
     pub last_sync_s: f64,
-    /// Of the method that the backend uses.
+    /// Median probe by the backend's own method, in microseconds.
     pub probe_p50_us: f64,
-    /// The same, the slowest in a hundred.
+    /// 99th percentile of these probes.
     pub probe_p99_us: f64,
-    /// The same for four sequences in turn, p50.
+    /// Median of these probes for four sequences in turn.
     pub probe_warm_p50_us: f64,
-    /// All methods.
+    /// Figures of all probe methods.
     pub probes: Vec<Method>,
-    /// One page.
+    /// Median lookup of one page.
     pub lookup_p50_us: f64,
-    /// All pages of a run.
+    /// Median read of all pages of a run.
     pub range_p50_us: f64,
-    /// Bytes to storage over 40 bytes a page put.
+    /// Bytes written to storage per 40 bytes of a page put.
     pub write_amplification: Option<f64>,
-    /// Bytes that the backend says it wrote, over the same.
+    /// Bytes written according to the backend, per 40 bytes of a page put.
     pub own_write_amplification: Option<f64>,
-    /// Opening after a clean close, files in the page cache.
+    /// Time to open after a clean close, files in the page cache.
     pub recovery_ms: Option<f64>,
-    /// The same, files not in the page cache.
+    /// Time to open after a clean close, files not in the page cache.
     pub recovery_cold_ms: Option<f64>,
-    /// Opening after SIGKILL.
+    /// Time to open after SIGKILL.
     pub recovery_killed_ms: Option<f64>,
-    /// Allocated blocks.
+    /// Bytes of allocated blocks per page.
     pub disk_bytes_per_entry: Option<f64>,
-    /// Resident after filling.
+    /// Resident bytes per page after filling.
     pub memory_bytes_per_entry: f64,
-    /// Pages removed a second at a full catalogue, as many being inserted meanwhile.
+    /// Pages removed per second from a full catalog, with as many inserts.
     pub removes_per_s: f64,
     /// Processor seconds of filling.
     pub cpu_s: f64,
 }
 
-/// Everything.
+/// The report of `bench index`.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
-    /// What no index can beat here.
+    /// Lower bounds on this machine.
     pub limits: Limits,
-    /// By size, sync and backend.
+    /// Rows by size, sync mode and backend.
     pub rows: Vec<Row>,
 }
 
-/// The rows as a table.
+/// Formats the rows as a table.
 #[must_use]
 pub fn show(report: &Report) -> String {
     let mut out = table(&[

@@ -1,21 +1,20 @@
-//! What this process holds.
+//! Resources of this process.
 
 use std::fs;
 
 /// Open files, threads and memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Health {
-    /// Descriptors.
+pub struct Resources {
+    /// Number of descriptors.
     pub fds: i64,
-    /// Threads.
+    /// Number of threads.
     pub threads: i64,
-    /// Bytes allocated on the heap; where the allocator does not count them, resident bytes that
-    /// belong to no file.
+    /// Bytes allocated on the heap; if the allocator does not count them, resident anonymous bytes.
     pub memory: i64,
 }
 
-impl Health {
-    /// That of now; what cannot be read is zero.
+impl Resources {
+    /// Returns the present values; an unreadable one is zero.
     #[must_use]
     pub fn now() -> Self {
         let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
@@ -31,8 +30,8 @@ impl Health {
         }
     }
 
-    /// How much more the last third has than the second one, in the median: in the first, caches
-    /// and the allocator's arenas come to their size.
+    /// Returns the median of the last third less the median of the second one. The first third
+    /// warms up caches and the allocator's arenas.
     #[must_use]
     pub fn growth(history: &[Self]) -> Self {
         let third = history.len() / 3;
@@ -54,12 +53,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn growth_is_between_the_thirds() {
-        let at = |fds| Health { fds, ..Health::default() };
-        assert_eq!(Health::growth(&[at(90), at(2), at(5), at(6), at(7), at(8)]).fds, 2);
-        assert_eq!(Health::growth(&[at(9), at(8), at(7)]).fds, 0);
-        assert_eq!(Health::growth(&[]), Health::default());
-        let now = Health::now();
+    fn growth_compares_last_two_thirds() {
+        let at = |fds| Resources { fds, ..Resources::default() };
+        assert_eq!(Resources::growth(&[at(90), at(2), at(5), at(6), at(7), at(8)]).fds, 2);
+        assert_eq!(Resources::growth(&[at(9), at(8), at(7)]).fds, 0);
+        assert_eq!(Resources::growth(&[]), Resources::default());
+        let now = Resources::now();
         assert!(now.fds > 0 && now.threads > 0 && now.memory > 0, "{now:?}");
     }
 }

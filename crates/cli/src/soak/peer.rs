@@ -1,6 +1,6 @@
-//! The other process: started, heard, ended or killed.
+//! The peer process, a child on the same store.
 
-use super::work::{Crew, Tally};
+use super::work::{Totals, Workers};
 use crate::exit::{Failure, Status};
 use crate::{Context, open, print};
 use ritornello_store::Options;
@@ -11,11 +11,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// How often it says what it has counted.
-const REPORT: Duration = Duration::from_millis(100);
+/// Interval of the peer's reports.
+const REPORT_EVERY: Duration = Duration::from_millis(100);
 
 /// A child that works on the same store.
-pub struct Partner {
+pub struct Peer {
     child: Child,
     input: Option<ChildStdin>,
     ready: Arc<AtomicBool>,
@@ -23,17 +23,14 @@ pub struct Partner {
     listener: Option<std::thread::JoinHandle<()>>,
 }
 
-impl Partner {
-    /// Starts this command again, to join the store in `dir`.
+impl Peer {
+    /// Starts this command as a child that joins the store in `dir`.
     ///
     /// # Errors
-    /// If it cannot be started.
+    /// If the child cannot be started.
     pub fn start(context: &Context, dir: &Path, capacity: u64, seed: u64) -> Result<Self, Failure> {
-        let Some((program, first)) = context.again.split_first() else {
-            return Err(Failure::failed(
-                "this command does not know how to start itself again",
-                "",
-            ));
+        let Some((program, first)) = context.self_command.split_first() else {
+            return Err(Failure::failed("the path of this program is unknown", ""));
         };
         let (capacity, seed) = (capacity.to_string(), seed.to_string());
         let mut child = Command::new(program)
@@ -60,9 +57,9 @@ impl Partner {
         Ok(Self { child, input, ready, counts, listener })
     }
 
-    /// Waits until it has opened the store. Returns whether it did.
-    pub fn wait_ready(&mut self, patience: Duration) -> bool {
-        let until = Instant::now() + patience;
+    /// Waits until the child has opened the store. Returns whether it did in time.
+    pub fn wait_ready(&mut self, timeout: Duration) -> bool {
+        let until = Instant::now() + timeout;
         while !self.ready.load(Ordering::Acquire) {
             if Instant::now() > until || matches!(self.child.try_wait(), Ok(Some(_)) | Err(_)) {
                 return false;
@@ -72,16 +69,16 @@ impl Partner {
         true
     }
 
-    /// Ends it in the middle of whatever it does.
+    /// Kills the child during its work.
     pub fn kill(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 
-    /// Lets it close the store and end. Returns whether it did, and found nothing wrong.
-    pub fn finish(&mut self, patience: Duration) -> bool {
+    /// Lets the child close the store and end. Returns whether it succeeded in time.
+    pub fn finish(&mut self, timeout: Duration) -> bool {
         drop(self.input.take());
-        let until = Instant::now() + patience;
+        let until = Instant::now() + timeout;
         loop {
             match self.child.try_wait() {
                 Ok(Some(status)) => return status.success(),
@@ -91,49 +88,49 @@ impl Partner {
         }
     }
 
-    /// Adds what it counted; to be called once it has ended.
-    pub fn settle(mut self, tally: &Tally) {
+    /// Adds the child's counts to `totals`. The child must have ended.
+    pub fn add_totals(mut self, totals: &Totals) {
         if let Some(listener) = self.listener.take() {
             let _ = listener.join();
         }
         let [operations, bytes, wrong] =
             [0, 1, 2].map(|at| self.counts[at].load(Ordering::Relaxed));
-        tally.operations.fetch_add(operations, Ordering::Relaxed);
-        tally.bytes.fetch_add(bytes, Ordering::Relaxed);
-        tally.wrong_bytes.fetch_add(wrong, Ordering::Relaxed);
+        totals.operations.fetch_add(operations, Ordering::Relaxed);
+        totals.bytes.fetch_add(bytes, Ordering::Relaxed);
+        totals.wrong_bytes.fetch_add(wrong, Ordering::Relaxed);
     }
 }
 
-impl Drop for Partner {
+impl Drop for Peer {
     fn drop(&mut self) {
         self.kill();
     }
 }
 
-/// The child's side: works until standard input ends.
+/// Runs the child: works until standard input ends.
 pub fn join(options: &Options, capacity: u64, seed: u64) -> Result<Status, Failure> {
     let node = open::with(options)?;
-    let tally = Arc::new(Tally::default());
+    let totals = Arc::new(Totals::default());
     let ended = Arc::new(AtomicBool::new(false));
     let seen = Arc::clone(&ended);
-    // It ends with the process if the input never does.
+    // If the input never ends, the thread ends with the process.
     std::thread::spawn(move || {
         let _ = std::io::stdin().read_to_end(&mut Vec::new());
         seen.store(true, Ordering::Release);
     });
-    let crew = Crew::start(node.store(), &tally, capacity, seed, 1, 1)?;
+    let workers = Workers::start(node.store(), &totals, capacity, seed, 1, 1)?;
     let report = || {
-        let [operations, bytes, wrong] = [&tally.operations, &tally.bytes, &tally.wrong_bytes]
+        let [operations, bytes, wrong] = [&totals.operations, &totals.bytes, &totals.wrong_bytes]
             .map(|count| count.load(Ordering::Relaxed));
-        print::say(&format!("{operations} {bytes} {wrong}"));
+        print::print_stdout(&format!("{operations} {bytes} {wrong}"));
     };
     while !ended.load(Ordering::Acquire) {
         report();
-        std::thread::sleep(REPORT);
+        std::thread::sleep(REPORT_EVERY);
     }
-    let home = crew.stop(Duration::from_secs(100));
+    let soak_store = workers.stop(Duration::from_secs(100));
     report();
-    if !home {
+    if !soak_store {
         return Err(Failure::failed("a call hung in the other process", ""));
     }
     node.close()?;

@@ -1,8 +1,8 @@
-//! How many pages stay in a store that is too small for them, encoded and as they come.
+//! Pages kept by a store that is too small for all pages, raw and encoded.
 
-use super::mover::Mover;
-use super::place::capacity_for;
-use super::report::Kept;
+use super::disk::capacity_for;
+use super::driver::LoadDriver;
+use super::report::CapacityGain;
 use super::shape::Shape;
 use crate::exit::Failure;
 use crate::open;
@@ -11,44 +11,44 @@ use ritornello_format::{RUN_HEADER_UNITS_MAX, UNIT};
 use ritornello_store::{Budget, Options};
 use std::path::Path;
 
-/// The store holds one in so many of the pages that are put, as they come. Not all of them would stay
-/// if they took a third of that.
-const SHARE: u64 = 4;
-/// Puts that fit into the store, at least: it evicts by and by.
-const PUTS: u64 = 8;
-/// Segments of the store, about. What is left at the end of one is little beside it.
+/// The store holds one in this many of the raw pages put. Even at a third of the raw size, not all
+/// pages fit.
+const CAPACITY_SHARE: u64 = 4;
+/// Puts that fit into the store, at least, so that it evicts gradually.
+const PUTS_MIN: u64 = 8;
+/// Approximate number of segments, so that the unused end of one is small beside the store.
 const SEGMENTS: u64 = 8;
 
-/// Puts the whole set into a store of a quarter of its size, as it comes and encoded, in `dir`.
+/// Puts the whole set into a store of a quarter of its size in `dir`, raw and encoded.
 ///
 /// # Errors
 /// Those of the disk and of the store.
-pub fn measure(shape: &Shape, segment_bytes: u64, dir: &Path) -> Result<Kept, Failure> {
+pub fn measure(shape: &Shape, segment_bytes: u64, dir: &Path) -> Result<CapacityGain, Failure> {
     let small = smaller(shape);
     let least = small.page_bytes + u64::from(RUN_HEADER_UNITS_MAX) * UNIT;
-    let wanted = (small.total() / SHARE / SEGMENTS).max(4 * least).next_power_of_two();
+    let wanted = (small.total() / CAPACITY_SHARE / SEGMENTS).max(4 * least).next_power_of_two();
     let segment_bytes = segment_bytes.min(wanted.max(1 << 20));
-    let segments = (small.total() / SHARE).div_ceil(segment_bytes);
+    let segments = (small.total() / CAPACITY_SHARE).div_ceil(segment_bytes);
     let pages = u64::from(small.sequences) * u64::from(small.sequence_pages);
     let capacity = capacity_for(segments, segment_bytes, pages * 512)?;
-    let mut mover = Mover::new(&small)?;
+    let mut driver = LoadDriver::new(&small)?;
     let mut kept = |codec| {
-        let home = dir.join("kept");
-        let mut options = Options::new(&home);
+        let store_dir = dir.join("kept");
+        let mut options = Options::new(&store_dir);
         options.capacity = Some(capacity);
         options.segment_bytes = Some(segment_bytes);
         options.codec = codec;
         let node = open::with(&options)?;
-        mover.put(node.store(), 0, small.sequences)?;
+        driver.put(node.store(), 0, small.sequences)?;
         let pages = node.store().stats()?.catalog.pages;
         node.close()?;
         drop(node);
-        std::fs::remove_dir_all(&home)?;
+        std::fs::remove_dir_all(&store_dir)?;
         Ok::<u64, Failure>(pages)
     };
     let (raw_pages, encoded_pages) = (kept(Codec::Raw)?, kept(shape.codec)?);
     let budget = Budget::divide(capacity, segment_bytes)?;
-    Ok(Kept {
+    Ok(CapacityGain {
         segments_bytes: u64::from(budget.segments_max) * segment_bytes,
         raw_pages,
         encoded_pages,
@@ -56,9 +56,9 @@ pub fn measure(shape: &Shape, segment_bytes: u64, dir: &Path) -> Result<Kept, Fa
     })
 }
 
-/// The same pages in shorter sequences, if need be.
+/// Returns the same pages in shorter sequences, if a put would be too large for the store.
 fn smaller(shape: &Shape) -> Shape {
-    let pages = shape.total() / SHARE / PUTS / shape.page_bytes;
+    let pages = shape.total() / CAPACITY_SHARE / PUTS_MIN / shape.page_bytes;
     let sequence_pages = u32::try_from(pages)
         .map_or(shape.sequence_pages, |pages| pages.clamp(1, shape.sequence_pages));
     let sequences = shape.sequences * shape.sequence_pages / sequence_pages;

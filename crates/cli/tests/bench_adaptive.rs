@@ -1,4 +1,4 @@
-//! `bench adaptive`, tiny: what it prints, and that it cleans up. No figure is judged here.
+//! `bench adaptive` at its smallest: its output and its clean-up. No test judges a figure.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -7,7 +7,7 @@ use common::ritornello;
 
 #[cfg(feature = "lsm")]
 #[test]
-fn every_variant_has_a_row_and_every_stage_a_line() {
+fn report_covers_every_variant_and_stage() {
     let (dir, pictures) = (common::scratch(), common::scratch());
     let picture = pictures.path().join("adaptive.svg");
     let words = ["bench", "adaptive", "--dir", common::text(dir.path()), "--entries", "20000"];
@@ -36,14 +36,14 @@ fn every_variant_has_a_row_and_every_stage_a_line() {
 
 #[cfg(not(feature = "lsm"))]
 #[test]
-fn without_the_index_it_says_how_to_have_it() {
+fn build_without_lsm_names_the_feature() {
     let answer = ritornello(&["bench", "adaptive"]);
     assert_eq!(answer.code, 2, "{}", answer.err);
     assert!(answer.err.contains("cargo feature `lsm`"), "{}", answer.err);
 }
 
 #[test]
-fn settings_are_t_and_k() {
+fn invalid_setting_is_refused() {
     let answer = ritornello(&["bench", "adaptive", "--settings", "4/4"]);
     assert_eq!(answer.code, 2);
     assert!(answer.err.contains("T/K with T from 2 to 12"), "{}", answer.err);

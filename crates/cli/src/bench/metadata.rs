@@ -1,14 +1,14 @@
-//! Probes, restart and memory of an index without payload.
+//! Probes, restart and memory of a store without payload.
 
-use super::catalogue::{self, PROBE_PAGES, SET};
 use super::content::Keys;
-use super::parts::{Answer, ask, elsewhere};
-use super::place::forget_pages;
+use super::disk::drop_page_cache;
+use super::metadata_store::{self, PROBE_PAGES, SET};
+use super::parts::{Answer, ask, run_in_child};
 use super::report::{MemoryMore, Probe, Report, median, quantile};
 use crate::Context;
 use crate::exit::Failure;
 use crate::open;
-use crate::print::complain;
+use crate::print::print_stderr;
 use indicatif::ProgressBar;
 use ritornello_format::{Error, ScopedKeys};
 use ritornello_index::PrefixIndex;
@@ -20,22 +20,22 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
 
-/// Steps that [`measure`] reports.
+/// Progress steps of [`measure`].
 pub const STEPS: u64 = 6;
-/// Bytes that [`measure`] needs on the disk, a page: two checkpoints and a journal of single-page
+/// Bytes of disk per page that [`measure`] needs: two checkpoints and a journal of single-page
 /// runs.
-pub const NEEDED_A_PAGE: u64 = 1024;
+pub const DISK_BYTES_PER_PAGE: u64 = 1024;
 /// Probes of each kind.
 const PROBES: usize = 20_000;
-/// Sequences that warm probes go round.
+/// Sequences that warm probes alternate between.
 const WARM_SEQUENCES: u32 = 4;
-/// Pages a run.
+/// Pages per run.
 const RUN_PAGES: u32 = 32;
 
-/// Measures in `dir`, restarting `runs` times, and fills in the report.
+/// Measures in `dir`, with `runs` restarts, and fills in the report.
 ///
 /// # Errors
-/// Those of the disk, of the store, and of the processes that are started.
+/// Those of the disk, of the store, and of the child processes.
 pub fn measure(
     context: &Context,
     entries: u64,
@@ -49,15 +49,15 @@ pub fn measure(
     let (full, empty) = (dir.join("index"), dir.join("empty"));
     let filled = bench.fill("fill", &full, entries, RUN_PAGES)?;
     let filled_empty = bench.fill("fill", &empty, 0, RUN_PAGES)?;
-    // The first opening settles what the filling left.
+    // The first opening writes what the fill left unwritten; it is not timed.
     open::with(&Options::new(&full))?.close()?;
     steps.inc(1);
 
-    steps.set_message("opening it again and again");
+    steps.set_message("reopening the store");
     let warm: Vec<f64> = (0..runs).map(|_| reopen(&full)).collect::<Result<_, _>>()?;
     report.reopen_ms = Some(median(&warm));
     let cold = (0..runs).map(|_| {
-        forget_pages(&full)?;
+        drop_page_cache(&full)?;
         reopen(&full)
     });
     report.reopen_cold_ms = Some(median(&cold.collect::<Result<Vec<_>, Failure>>()?));
@@ -71,21 +71,21 @@ pub fn measure(
     report.probe = Some(probe);
     steps.inc(1);
 
-    steps.set_message("memory a page");
+    steps.set_message("memory per page");
     let store = bench.resident(&full)?;
-    let opened = bench.fill("index", &full, entries, RUN_PAGES)?;
+    let opened = bench.fill("open-index", &full, entries, RUN_PAGES)?;
     std::fs::remove_dir_all(&full)?;
     let (store_empty, empty) =
-        (bench.resident(&empty)?, bench.fill("index", &empty, 0, RUN_PAGES)?);
+        (bench.resident(&empty)?, bench.fill("open-index", &empty, 0, RUN_PAGES)?);
     report.reopen_index_ms = Some(opened.millis);
     report.memory_bytes_per_page = Some(bench.a_page(opened, empty));
     steps.inc(1);
 
-    steps.set_message("memory a page, in runs of one");
+    steps.set_message("memory per page, in runs of one");
     let single = dir.join("single");
     let filled_single = bench.fill("fill", &single, entries, 1)?;
     let store_single = bench.resident(&single)?;
-    let opened = bench.fill("index", &single, entries, 1)?;
+    let opened = bench.fill("open-index", &single, entries, 1)?;
     std::fs::remove_dir_all(&single)?;
     report.memory_bytes_per_page_single = Some(bench.a_page(opened, empty));
     report.memory_more = Some(MemoryMore {
@@ -104,7 +104,8 @@ struct Bench<'a> {
 }
 
 impl Bench<'_> {
-    /// `fill` makes the index, `index` opens it; both say what that took.
+    /// Runs the part `how`: `fill` makes the index, `open-index` opens it; both report their memory
+    /// and time.
     fn fill(&self, how: &str, dir: &Path, entries: u64, run_pages: u32) -> Result<Answer, Failure> {
         let (entries, pages) = (entries.to_string(), run_pages.to_string());
         let words: [&OsStr; 6] = [
@@ -115,11 +116,11 @@ impl Bench<'_> {
             "--run-pages".as_ref(),
             pages.as_ref(),
         ];
-        elsewhere(self.context, &words)
+        run_in_child(self.context, &words)
     }
 
     fn resident(&self, dir: &Path) -> Result<Answer, Failure> {
-        elsewhere(self.context, &["resident".as_ref(), dir.as_ref()])
+        run_in_child(self.context, &["resident".as_ref(), dir.as_ref()])
     }
 
     fn a_page(&self, with: Answer, without: Answer) -> f64 {
@@ -128,22 +129,22 @@ impl Bench<'_> {
 
     fn probe(&self, dir: &Path) -> Result<Probe, Failure> {
         let node = open::with(&Options::new(dir))?;
-        let sequences = catalogue::sequences(self.entries);
-        let scope = catalogue::scope();
+        let sequences = metadata_store::sequences(self.entries);
+        let scope = metadata_store::scope();
         let asked = |keys: &[&[u8]]| node.store().probe(&scope, keys);
         let warm = time_warm(&asked, WARM_SEQUENCES.min(sequences))?;
         let cold = time_cold(&asked, sequences)?;
         let entries = self.entries.to_string();
         let words: [&OsStr; 4] =
             ["probe".as_ref(), dir.as_ref(), "--entries".as_ref(), entries.as_ref()];
-        let through_socket = elsewhere(self.context, &words)?;
+        let through_socket = run_in_child(self.context, &words)?;
         found_all(through_socket.found)?;
         let found = node.store().stats()?.catalog.pages;
         node.close()?;
-        let index = catalogue::index(dir, self.entries, RUN_PAGES)?;
+        let index = metadata_store::index(dir, self.entries, RUN_PAGES)?;
         let id = scope.id();
         let asked = |keys: &[&[u8]]| {
-            Ok(index.longest_prefix(catalogue::SLOT, &ScopedKeys { scope: &id, keys }))
+            Ok(index.longest_prefix(metadata_store::SLOT, &ScopedKeys { scope: &id, keys }))
         };
         let index_warm = time_warm(&asked, WARM_SEQUENCES.min(sequences))?;
         let index_cold = time_cold(&asked, sequences)?;
@@ -160,13 +161,13 @@ impl Bench<'_> {
         })
     }
 
-    /// The figure is left out where there is no Python, or the package is not for it.
+    /// Returns `None` if no Python with the package is available.
     fn python_p50(&self, dir: &Path) -> Option<f64> {
         let python = self.context.python.as_ref()?;
         match ask_python(python, dir) {
             Ok(answer) => Some(answer.p50_us),
             Err(failure) => {
-                complain(&format!("warning: no probe from Python: {}", failure.line));
+                print_stderr(&format!("warning: no probe from Python: {}", failure.line));
                 None
             }
         }
@@ -174,7 +175,7 @@ impl Bench<'_> {
 }
 
 fn ask_python(python: &PathBuf, dir: &Path) -> Result<Answer, Failure> {
-    let scope = catalogue::scope();
+    let scope = metadata_store::scope();
     let keys = Keys::of(SET, 0, PROBE_PAGES);
     let hex = |key: &&[u8]| key.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
     let question = json!({
@@ -197,7 +198,7 @@ fn reopen(dir: &Path) -> Result<f64, Failure> {
     Ok(millis)
 }
 
-/// What is timed: how many leading pages are there?
+/// The timed question: the number of leading pages present.
 type Ask<'a> = &'a dyn Fn(&[&[u8]]) -> Result<usize, Error>;
 
 fn time_warm(ask: Ask<'_>, sequences: u32) -> Result<Vec<f64>, Failure> {
@@ -213,18 +214,18 @@ fn time_warm(ask: Ask<'_>, sequences: u32) -> Result<Vec<f64>, Failure> {
     Ok(times)
 }
 
-/// The keys were just made, as an engine has just hashed its tokens; what the index keeps of them
-/// was last looked at some thousand sequences ago.
+/// Times cold probes. Keys are made just before, as by an engine that has just hashed its tokens;
+/// the entries of the index were last read some thousand sequences ago.
 fn time_cold(ask: Ask<'_>, sequences: u32) -> Result<Vec<f64>, Failure> {
     (0..PROBES)
         .map(|at| {
-            let keys = Keys::of(SET, catalogue::scattered(at, sequences), PROBE_PAGES);
+            let keys = Keys::of(SET, metadata_store::scattered(at, sequences), PROBE_PAGES);
             time(ask, &keys.slices())
         })
         .collect()
 }
 
-/// Microseconds of one probe, which must find everything.
+/// Returns the microseconds of one probe, which must find all pages.
 fn time(ask: Ask<'_>, keys: &[&[u8]]) -> Result<f64, Failure> {
     let started = Instant::now();
     let found = black_box(ask(black_box(keys))?);
@@ -238,7 +239,7 @@ fn found_all(found: usize) -> Result<(), Failure> {
         return Ok(());
     }
     Err(Failure::failed(
-        format!("a probe found {found} of {PROBE_PAGES} pages that are there"),
+        format!("a probe found {found} of {PROBE_PAGES} stored pages"),
         "report this",
     ))
 }

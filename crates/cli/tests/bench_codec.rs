@@ -1,4 +1,4 @@
-//! `bench codec`, tiny: what it prints. No rate is judged here.
+//! `bench codec` at its smallest: its output. No test judges a rate.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod common;
@@ -9,7 +9,7 @@ use serde_json::Value;
 const SMALL: [&str; 7] = ["bench", "codec", "--total", "1MiB", "--runs", "1", "--json"];
 
 #[test]
-fn sizes_and_errors_are_those_promised() {
+fn codec_sizes_and_errors_stay_in_bounds() {
     let answer = ritornello(&SMALL);
     assert_eq!(answer.code, 0, "{}", answer.err);
     let json: Value = serde_json::from_str(&answer.out).unwrap();
@@ -37,7 +37,7 @@ fn sizes_and_errors_are_those_promised() {
 }
 
 #[test]
-fn a_file_that_is_no_such_file_is_named() {
+fn invalid_kv_file_is_refused_with_reason() {
     let dir = scratch();
     let path = dir.path().join("kv.safetensors");
     let header = r#"{"a.0.k":{"dtype":"BF16","shape":[4,2],"data_offsets":[0,16]}}"#;

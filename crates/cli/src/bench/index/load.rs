@@ -1,4 +1,4 @@
-//! What an index is filled with: sequences of 256 pages, some of which begin as others do.
+//! Contents of a measured index: sequences of 256 pages, some of which share a prefix.
 
 use clap::ValueEnum;
 use ritornello_format::{PageHash, Place, Result, ScopeSlot};
@@ -9,23 +9,23 @@ use ritornello_sim::generate::TenStage;
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 
-/// Pages of a sequence, and of a probe.
+/// Pages per sequence, and per probe.
 pub const SEQUENCE: usize = 256;
 /// The scope of all pages.
 pub const SLOT: ScopeSlot = ScopeSlot(0);
-/// Pages of a run that one put brings.
+/// Pages of a run, the unit of a put.
 const RUN: usize = 32;
-/// Sequences that begin alike, and how far.
+/// Sequences that share a prefix, and the pages of that prefix.
 const FAMILY: u64 = 4;
 const HEAD: usize = 128;
-/// Pages that they have between them.
+/// Distinct pages of such a family.
 const FAMILY_PAGES: u64 = SEQUENCE as u64 + (FAMILY - 1) * (SEQUENCE - HEAD) as u64;
 
-/// Pages of a request of `one-prompt`, and of the prompt.
+/// Pages of a request of `one-prompt`, and of the shared prompt.
 const REQUEST: usize = 20;
 const PROMPT: usize = 16;
 
-/// Where the pages come from.
+/// Source of the pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Workload {
@@ -39,17 +39,17 @@ pub enum Workload {
     TenStage,
 }
 
-/// Sequences that make a number of pages.
+/// The sequences that make a given number of pages.
 #[derive(Debug)]
 pub struct Load {
     workload: Workload,
-    /// Pages in all.
+    /// Number of pages.
     pub entries: u64,
-    /// Sequences, the last of which may be cut.
+    /// Number of sequences; the last one may be shorter.
     pub sequences: u64,
-    /// Of `ten-stage`: the requests, and how many blocks of each came up before.
+    /// For `ten-stage`: the requests, and the number of known leading blocks of each.
     trace: Option<(Trace, Vec<u32>)>,
-    /// Likewise: the requests of each stage.
+    /// For `ten-stage`: the requests of each stage.
     stages: Vec<Range<usize>>,
 }
 
@@ -66,7 +66,7 @@ impl Load {
             let sequences = entries.div_ceil(FAMILY_PAGES) * FAMILY;
             return Ok(Self { workload, entries, sequences, trace: None, stages: Vec::new() });
         }
-        // TracePart of the pages come with the warm-up; of the stages' prompts, 0.59 are new.
+        // Half of the pages come with the warm-up; of the stages' prompts, a share of 0.59 is new.
         let block = 64;
         let prompt_tokens = SEQUENCE as u64 * block;
         let warm_up_tokens = (entries * block / 2).max(prompt_tokens);
@@ -91,19 +91,19 @@ impl Load {
         })
     }
 
-    /// Of `ten-stage`: the requests.
+    /// Returns the requests, for `ten-stage`.
     #[must_use]
     pub fn trace(&self) -> Option<&Trace> {
         self.trace.as_ref().map(|(trace, _)| trace)
     }
 
-    /// Of `ten-stage`: the sequences of each stage, behind those of the warm-up.
+    /// Returns the sequences of each stage after those of the warm-up, for `ten-stage`.
     #[must_use]
     pub fn stages(&self) -> &[Range<usize>] {
         &self.stages
     }
 
-    /// Leading sequences that are there whole; at least one.
+    /// Returns the number of leading sequences that are complete, at least one.
     #[must_use]
     pub fn whole(&self) -> u64 {
         let Some((trace, known)) = &self.trace else {
@@ -121,7 +121,7 @@ impl Load {
         whole.count().max(1) as u64
     }
 
-    /// Pages that are offered in all: with those that are there already.
+    /// Returns the number of pages offered, known ones included.
     #[must_use]
     pub fn offers(&self) -> u64 {
         match self.workload {
@@ -130,7 +130,7 @@ impl Load {
         }
     }
 
-    /// Pages of a run, about.
+    /// Returns the approximate number of pages per run.
     #[must_use]
     pub fn run_pages(&self) -> u32 {
         match self.workload {
@@ -141,7 +141,7 @@ impl Load {
         }
     }
 
-    /// The pages of a sequence, and how many of them an earlier one brought.
+    /// Returns the pages of a sequence, and how many of them an earlier sequence inserted.
     #[must_use]
     pub fn sequence(&self, number: u64) -> (Vec<PageHash>, usize) {
         if let Some((trace, known)) = &self.trace {
@@ -166,8 +166,8 @@ impl Load {
         ((0..SEQUENCE).map(page).collect(), if number == first { 0 } else { HEAD })
     }
 
-    /// Inserts what is new of a sequence, at most `left` pages, run by run; `done` is told of each.
-    /// Returns the number of pages.
+    /// Inserts the new pages of a sequence, at most `left`, run by run, and calls `done` after
+    /// each. Returns the number of pages.
     ///
     /// # Errors
     /// Those of the index and of `done`.
@@ -180,7 +180,7 @@ impl Load {
     ) -> std::result::Result<u64, E> {
         let (pages, mut known) = self.sequence(number);
         if self.workload == Workload::OnePrompt {
-            // The whole request is offered, and the index says what is new.
+            // The whole request is offered, and the index tells the new pages.
             known = index.longest_prefix(SLOT, &pages);
         }
         let end =
@@ -220,7 +220,7 @@ mod tests {
     use ritornello_index::MemoryIndex;
 
     #[test]
-    fn every_workload_brings_as_many_pages_as_it_says_and_finds_them_again() {
+    fn workloads_insert_promised_pages_and_find_them() {
         for &workload in Workload::value_variants() {
             let load = Load::new(workload, 20_000).unwrap();
             let index = MemoryIndex::new();

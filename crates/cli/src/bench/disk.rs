@@ -1,7 +1,7 @@
-//! Where a measurement happens, and what it leaves on the disk.
+//! The directory of a measurement and its use of the disk.
 
 use crate::exit::Failure;
-use crate::print::{bytes, complain};
+use crate::print::{bytes, print_stderr};
 use ritornello_medium::{Host, Medium};
 use ritornello_store::Budget;
 use rustix::fs::Advice;
@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 /// `statfs` magic numbers of file systems in memory.
 const IN_MEMORY: [u64; 2] = [ritornello_medium::TMPFS, 0x8584_58f6];
 
-/// Files, and the bytes of blocks that they take.
+/// Number of files and the bytes of their blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Footprint {
     /// Everything that is not a directory.
@@ -21,7 +21,7 @@ pub struct Footprint {
 }
 
 impl Footprint {
-    /// Of everything under `dir`.
+    /// Counts the files under `dir`.
     ///
     /// # Errors
     /// Those of the file system.
@@ -36,11 +36,11 @@ impl Footprint {
     }
 }
 
-/// Takes the files under `dir` out of the page cache. They must have been synced.
+/// Drops the files under `dir` from the page cache. The files must be synced.
 ///
 /// # Errors
 /// Those of the file system.
-pub fn forget_pages(dir: &Path) -> std::io::Result<()> {
+pub fn drop_page_cache(dir: &Path) -> std::io::Result<()> {
     each_file(dir, &mut |path| {
         if path.is_file() {
             let file = std::fs::File::open(path)?;
@@ -66,10 +66,11 @@ fn each_file(
     Ok(())
 }
 
-/// The directory to measure in: as given; or here; or, if this is memory, one for temporary files.
+/// Returns the directory to measure in: the given one, else the current one, else a temporary one
+/// if the current one is in memory.
 ///
 /// # Errors
-/// Unusable if it is no directory, or has no room for `needed` bytes.
+/// Unusable if it is no directory, or has less than `needed` bytes free.
 pub fn choose(given: Option<&Path>, needed: u64) -> Result<PathBuf, Failure> {
     let dir = match given {
         Some(dir) => dir.to_owned(),
@@ -88,7 +89,7 @@ pub fn choose(given: Option<&Path>, needed: u64) -> Result<PathBuf, Failure> {
         ));
     }
     if in_memory(&dir) {
-        complain(&format!(
+        print_stderr(&format!(
             "warning: {} is a file system in memory, so no disk is measured: \
              name a directory on one with --dir",
             dir.display()
@@ -110,17 +111,17 @@ pub fn choose(given: Option<&Path>, needed: u64) -> Result<PathBuf, Failure> {
     Ok(dir.canonicalize()?)
 }
 
-/// Whether a directory is on a file system in memory.
+/// Returns whether a directory is on a file system in memory.
 #[must_use]
 pub fn in_memory(dir: &Path) -> bool {
     Host.room(dir).is_ok_and(|room| IN_MEMORY.contains(&room.kind))
 }
 
-/// The smallest capacity whose segments number at least `segments`, with an index of at least
+/// Returns the smallest capacity with at least `segments` segments and an index of at least
 /// `index_bytes`.
 ///
 /// # Errors
-/// Unusable if no capacity will do.
+/// Unusable if no capacity fits.
 pub fn capacity_for(segments: u64, segment_bytes: u64, index_bytes: u64) -> Result<u64, Failure> {
     let mut capacity = segments.max(2) * segment_bytes;
     loop {
@@ -145,19 +146,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_footprint_counts_what_is_there() {
+    fn footprint_counts_files_and_blocks() {
         let dir = tempfile::tempdir().unwrap();
         std::fs::create_dir(dir.path().join("inner")).unwrap();
         std::fs::write(dir.path().join("inner/a"), [1; 5000]).unwrap();
         std::fs::write(dir.path().join("b"), b"").unwrap();
-        forget_pages(dir.path()).unwrap();
+        drop_page_cache(dir.path()).unwrap();
         let found = Footprint::of(dir.path()).unwrap();
         assert_eq!(found.files, 2);
         assert!(found.bytes >= 5000);
     }
 
     #[test]
-    fn a_capacity_holds_what_it_was_asked_to() {
+    fn capacity_fits_requested_segments_and_index() {
         for (segments, segment_bytes, index) in [(2, 1 << 20, 0), (10, 256 << 20, 1 << 28)] {
             let capacity = capacity_for(segments, segment_bytes, index).unwrap();
             let budget = Budget::divide(capacity, segment_bytes).unwrap();
@@ -167,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn no_room_is_said_beforehand() {
+    fn missing_space_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let failure = choose(Some(dir.path()), u64::MAX).unwrap_err();
         assert!(failure.line.contains("room"), "{failure:?}");

@@ -1,12 +1,12 @@
-//! `ritornello bench index`: backends of the index, measured alike.
+//! `ritornello bench index`: index backends, measured under equal conditions.
 //!
 //! | module | noun |
 //! |---|---|
-//! | `limit` | what no index can beat |
-//! | `load` | what an index is filled with |
-//! | `part` | what is done in a process of its own |
+//! | `limit` | lower bounds for any index |
+//! | `load` | contents of an index |
+//! | `part` | the work of a process of its own |
 //! | `report` | the rows |
-//! | `chart` | the rows as a picture |
+//! | `chart` | charts of the rows |
 
 mod chart;
 mod limit;
@@ -15,42 +15,42 @@ pub mod part;
 mod report;
 
 pub use load::Workload;
-pub use part::{ContestPart, run as run_part};
+pub use part::{IndexPart, run as run_part};
 
+use super::disk::{self, Footprint, drop_page_cache};
 use super::parts;
-use super::place::{self, Footprint, forget_pages};
 use super::report::median;
 use crate::args::IndexArgs;
 use crate::exit::{Failure, Status};
-use crate::print::{json, say};
+use crate::print::{json, print_stdout};
 use crate::scratch::Scratch;
 use crate::{Context, plot, progress};
-use part::{Answer, Subject};
+use part::{Answer, IndexSpec};
 use report::{Report, Row, Sync};
 use ritornello_index::Backend;
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 
-/// Bytes of a page's record: what write amplification is taken over.
-const RECORD: u64 = 40;
-/// Bytes of disk a page that the hungriest backend may need.
-const NEEDED_A_PAGE: u64 = 4096;
-/// Charts beside each other.
+/// Bytes of a page's record, the divisor of write amplification.
+const RECORD_BYTES: u64 = 40;
+/// Maximum bytes of disk per page that a backend may need.
+const DISK_BYTES_PER_PAGE: u64 = 4096;
+/// Charts in one row.
 const CHARTS_ABREAST: usize = 3;
 /// Times an index is opened for each figure.
 const OPENINGS: usize = 5;
 
-/// Measures.
+/// Measures all backends and prints the report.
 ///
 /// # Errors
-/// For a backend that is not there; where there is no room, or something fails.
+/// If a backend is unknown, space is missing, or a process fails.
 pub fn run(context: &Context, args: &IndexArgs) -> Result<Status, Failure> {
     let backends = match &args.backends[..] {
         [] => Backend::compiled().collect(),
         names => names.iter().map(|name| name.parse()).collect::<Result<Vec<Backend>, _>>()?,
     };
     let largest = args.entries.iter().max().copied().unwrap_or(0);
-    let dir = place::choose(args.dir.as_deref(), largest * NEEDED_A_PAGE)?;
+    let dir = disk::choose(args.dir.as_deref(), largest * DISK_BYTES_PER_PAGE)?;
     let scratch = Scratch::new(&dir, "bench")?;
     let mut syncs = vec![Sync::Off, Sync::Group];
     if args.durable {
@@ -65,8 +65,8 @@ pub fn run(context: &Context, args: &IndexArgs) -> Result<Status, Failure> {
                 steps.set_message(format!("{backend}, {entries} pages"));
                 let dir = scratch.path().join(backend.name());
                 let (workload, cache) = (args.workload, args.cache);
-                let subject = Subject { dir, backend, entries, workload, sync, cache };
-                report.rows.push(measure(context, &subject)?);
+                let spec = IndexSpec { dir, backend, entries, workload, sync, cache };
+                report.rows.push(measure(context, &spec)?);
                 steps.inc(1);
             }
         }
@@ -78,22 +78,22 @@ pub fn run(context: &Context, args: &IndexArgs) -> Result<Status, Failure> {
     if context.json {
         json(&report);
     } else {
-        say(&report::show(&report));
+        print_stdout(&report::show(&report));
     }
     Ok(Status::Fine)
 }
 
-fn measure(context: &Context, subject: &Subject) -> Result<Row, Failure> {
-    std::fs::create_dir(&subject.dir)?;
-    let filled = ask(context, "fill", subject, true)?;
-    let persistent = subject.backend.is_persistent();
-    let per_entry = |bytes: u64| bytes as f64 / subject.entries as f64;
-    let amplification = |bytes: u64| bytes as f64 / (filled.puts * RECORD) as f64;
+fn measure(context: &Context, spec: &IndexSpec) -> Result<Row, Failure> {
+    std::fs::create_dir(&spec.dir)?;
+    let filled = run_part_process(context, "fill", spec, true)?;
+    let persistent = spec.backend.is_persistent();
+    let per_entry = |bytes: u64| bytes as f64 / spec.entries as f64;
+    let amplification = |bytes: u64| bytes as f64 / (filled.puts * RECORD_BYTES) as f64;
     let mut row = Row {
-        backend: subject.backend.to_string(),
-        entries: subject.entries,
-        workload: subject.workload,
-        sync: subject.sync,
+        backend: spec.backend.to_string(),
+        entries: spec.entries,
+        workload: spec.workload,
+        sync: spec.sync,
         puts: filled.puts,
         ingest_per_s: filled.puts as f64 / filled.ingest_s,
         last_sync_s: filled.sync_s,
@@ -114,36 +114,41 @@ fn measure(context: &Context, subject: &Subject) -> Result<Row, Failure> {
         cpu_s: filled.cpu_s,
     };
     if persistent {
-        row.disk_bytes_per_entry = Some(per_entry(Footprint::of(&subject.dir)?.bytes));
-        row.recovery_killed_ms = Some(reopen(context, subject)?);
-        let times = (0..OPENINGS).map(|_| reopen(context, subject));
+        row.disk_bytes_per_entry = Some(per_entry(Footprint::of(&spec.dir)?.bytes));
+        row.recovery_killed_ms = Some(reopen(context, spec)?);
+        let times = (0..OPENINGS).map(|_| reopen(context, spec));
         row.recovery_ms = Some(median(&times.collect::<Result<Vec<_>, _>>()?));
         let times = (0..OPENINGS).map(|_| {
-            forget_pages(&subject.dir)?;
-            reopen(context, subject)
+            drop_page_cache(&spec.dir)?;
+            reopen(context, spec)
         });
         row.recovery_cold_ms = Some(median(&times.collect::<Result<Vec<_>, Failure>>()?));
     }
-    let churned = ask(context, "churn", subject, false)?;
+    let churned = run_part_process(context, "churn", spec, false)?;
     row.removes_per_s = churned.removed as f64 / churned.churn_s;
-    std::fs::remove_dir_all(&subject.dir)?;
+    std::fs::remove_dir_all(&spec.dir)?;
     Ok(row)
 }
 
-/// Opens the index in a process of its own, which must find everything.
-fn reopen(context: &Context, subject: &Subject) -> Result<f64, Failure> {
-    let opened = ask(context, "open", subject, false)?;
-    if opened.pages == subject.entries {
+/// Opens the index in a process of its own, which must find all pages. Returns milliseconds.
+fn reopen(context: &Context, spec: &IndexSpec) -> Result<f64, Failure> {
+    let opened = run_part_process(context, "open", spec, false)?;
+    if opened.pages == spec.entries {
         return Ok(opened.open_ms);
     }
-    let line = format!("{} of {} pages were there again", opened.pages, subject.entries);
+    let line = format!("{} of {} pages were found after reopening", opened.pages, spec.entries);
     Err(Failure::failed(line, "report this"))
 }
 
-/// Does a part in a process of its own, which is killed once it has answered, or ends by itself.
-fn ask(context: &Context, part: &str, subject: &Subject, kill: bool) -> Result<Answer, Failure> {
-    let mut command: Command = parts::again(context)?;
-    command.arg("contest").args(part::words(part, subject));
+/// Runs a part in a process of its own, which is killed after its answer or ends by itself.
+fn run_part_process(
+    context: &Context,
+    part: &str,
+    spec: &IndexSpec,
+    kill: bool,
+) -> Result<Answer, Failure> {
+    let mut command: Command = parts::self_command(context)?;
+    command.arg("index-backend").args(part::part_args(part, spec));
     command.stdin(if kill { Stdio::piped() } else { Stdio::null() }).stdout(Stdio::piped());
     let mut child = command.spawn()?;
     let mut line = String::new();
@@ -154,9 +159,9 @@ fn ask(context: &Context, part: &str, subject: &Subject, kill: bool) -> Result<A
         child.kill()?;
         child.wait()?;
     } else if !child.wait()?.success() {
-        let line = format!("{} failed: {part}", subject.backend);
-        return Err(Failure::failed(line, "what it said above"));
+        let line = format!("{} failed: {part}", spec.backend);
+        return Err(Failure::failed(line, "its output above names the cause"));
     }
     serde_json::from_str(&line)
-        .map_err(|error| Failure::failed(format!("{} said nothing: {error}", subject.backend), ""))
+        .map_err(|error| Failure::failed(format!("{} gave no answer: {error}", spec.backend), ""))
 }

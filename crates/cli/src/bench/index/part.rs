@@ -1,9 +1,9 @@
-//! What is done in a process of its own, so that memory, processor time and bytes written are its
-//! backend's and nobody else's.
+//! The work of a process of its own, so that memory, processor time and bytes written are those of
+//! one backend.
 
 use super::load::{Load, SLOT, Workload};
 use super::report::{Method, Sync};
-use crate::bench::catalogue::scattered;
+use crate::bench::metadata_store::scattered;
 use crate::bench::report::{median, quantile};
 use crate::exit::{Failure, Status};
 use clap::Subcommand;
@@ -16,54 +16,54 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Sequences that warm probes go round.
+/// Sequences that warm probes alternate between.
 const WARM_SEQUENCES: u32 = 4;
-/// Pages between two syncs of a group.
-const GROUP: u64 = 1 << 16;
-/// Bytes that wait in `run` for a sync before it is given one, asked for or not.
-const PENDING: u64 = 32 << 20;
-/// Probes by each method, and not counted before.
+/// Pages between two syncs of [`Sync::Group`].
+const GROUP_SYNC_PAGES: u64 = 1 << 16;
+/// Unsynced bytes of `run` at which it is synced in any mode.
+const PENDING_BYTES_MAX: u64 = 32 << 20;
+/// Probes by each method, and probes before them that are not counted.
 const PROBES: usize = 4000;
 const WARM_UP: usize = 400;
-/// Lookups timed together, as one takes about as long as looking at the clock.
+/// Lookups timed together, because one takes about as long as reading the clock.
 const LOOKUPS: usize = 64;
-/// The churn ends after this, or when a tenth of the pages were exchanged.
-const CHURN: Duration = Duration::from_secs(10);
+/// The churn ends after this time, or when a tenth of the pages were exchanged.
+const CHURN_TIME: Duration = Duration::from_secs(10);
 
-/// One index: which, where, how large.
+/// Parameters of one measured index.
 #[derive(Clone, Debug, clap::Args)]
-pub struct Subject {
-    /// Its directory
+pub struct IndexSpec {
+    /// Directory of the index
     pub dir: PathBuf,
-    /// The backend
+    /// Backend of the index
     #[arg(long)]
     pub backend: Backend,
-    /// Pages
+    /// Number of pages
     #[arg(long)]
     pub entries: u64,
-    /// Where they come from
+    /// Source of the pages
     #[arg(long, value_enum)]
     pub workload: Workload,
-    /// When it is synced
+    /// When the index is synced
     #[arg(long, value_enum)]
     pub sync: Sync,
-    /// Memory for what it caches of its files
+    /// Memory for the backend's cache of its files
     #[arg(long)]
     pub cache: u64,
 }
 
-/// The parts.
+/// The parts of `bench index`.
 #[derive(Clone, Debug, Subcommand)]
-pub enum ContestPart {
+pub enum IndexPart {
     /// Fills, probes, answers, and waits to be killed
-    Fill(Subject),
+    Fill(IndexSpec),
     /// Opens and closes
-    Open(Subject),
+    Open(IndexSpec),
     /// Removes while inserting
-    Churn(Subject),
+    Churn(IndexSpec),
 }
 
-/// What a part answers.
+/// The answer of a part.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Answer {
@@ -84,35 +84,36 @@ pub struct Answer {
     pub churn_s: f64,
 }
 
-/// Does a part.
+/// Runs a part.
 ///
 /// # Errors
 /// Those of the index.
-pub fn run(part: &ContestPart) -> Result<Status, Failure> {
+pub fn run(part: &IndexPart) -> Result<Status, Failure> {
     match part {
-        ContestPart::Fill(subject) => {
-            let (index, answer) = fill(subject)?;
-            answer.say()?;
-            // Killed here, with the index open. Where nobody does, it is closed.
+        IndexPart::Fill(spec) => {
+            let (index, answer) = fill(spec)?;
+            answer.print_stdout()?;
+            // The parent kills the process here, with the index open; if it ends instead, the index
+            // is closed.
             let _ = std::io::stdin().read_line(&mut String::new());
             drop(index);
         }
-        ContestPart::Open(subject) => {
-            let load = Load::new(Workload::Chains, subject.entries)?;
+        IndexPart::Open(spec) => {
+            let load = Load::new(Workload::Chains, spec.entries)?;
             let started = Instant::now();
-            let index = open(subject, load.run_pages())?;
+            let index = open(spec, load.run_pages())?;
             let open_ms = started.elapsed().as_secs_f64() * 1e3;
             let pages = index.stats().pages;
             drop(index);
-            Answer { open_ms, pages, ..Answer::default() }.say()?;
+            Answer { open_ms, pages, ..Answer::default() }.print_stdout()?;
         }
-        ContestPart::Churn(subject) => churn(subject)?.say()?,
+        IndexPart::Churn(spec) => churn(spec)?.print_stdout()?,
     }
     Ok(Status::Fine)
 }
 
 impl Answer {
-    fn say(&self) -> Result<(), Failure> {
+    fn print_stdout(&self) -> Result<(), Failure> {
         let line = serde_json::to_string(self).map_err(std::io::Error::other)?;
         let mut out = std::io::stdout();
         writeln!(out, "{line}")?;
@@ -120,23 +121,23 @@ impl Answer {
     }
 }
 
-fn open(subject: &Subject, run_pages: u32) -> Result<Box<dyn PrefixIndex>, Failure> {
-    let runs = subject.entries.div_ceil(u64::from(run_pages)) + 1;
-    let metadata_bytes_max = match subject.backend {
-        // With room for a journal beside two checkpoints, as a store that changes needs it.
+fn open(spec: &IndexSpec, run_pages: u32) -> Result<Box<dyn PrefixIndex>, Failure> {
+    let runs = spec.entries.div_ceil(u64::from(run_pages)) + 1;
+    let metadata_bytes_max = match spec.backend {
+        // Space for a journal beside two checkpoints, as a changing store needs it.
         Backend::Run => RunOptions::metadata_bytes_for(runs, run_pages, 1) * 3 / 2,
         _ => 1 << 50,
     };
     let options = OpenOptions {
         metadata_bytes_max,
-        cache_bytes: subject.cache,
-        durable: subject.sync == Sync::Every,
+        cache_bytes: spec.cache,
+        durable: spec.sync == Sync::Every,
         ..OpenOptions::default()
     };
-    Ok(subject.backend.open(Arc::new(Host), &subject.dir, &options)?)
+    Ok(spec.backend.open(Arc::new(Host), &spec.dir, &options)?)
 }
 
-/// Syncs an index when it is due.
+/// Syncs an index when a sync is due.
 struct Syncer<'a> {
     index: &'a dyn PrefixIndex,
     backend: Backend,
@@ -145,16 +146,18 @@ struct Syncer<'a> {
 }
 
 impl<'a> Syncer<'a> {
-    fn new(subject: &Subject, index: &'a dyn PrefixIndex) -> Self {
-        Self { index, backend: subject.backend, sync: subject.sync, waiting: 0 }
+    fn new(spec: &IndexSpec, index: &'a dyn PrefixIndex) -> Self {
+        Self { index, backend: spec.backend, sync: spec.sync, waiting: 0 }
     }
 
     fn note(&mut self, pages: u64) -> Result<(), Failure> {
         self.waiting += pages;
         let due = match self.sync {
-            // What waits in memory is bounded: an index refuses inserts beyond.
-            Sync::Off => self.backend == Backend::Run && self.index.stats().pending_bytes > PENDING,
-            Sync::Group => self.waiting >= GROUP,
+            // Unsynced entries in memory are bounded: beyond the bound an index refuses inserts.
+            Sync::Off => {
+                self.backend == Backend::Run && self.index.stats().pending_bytes > PENDING_BYTES_MAX
+            }
+            Sync::Group => self.waiting >= GROUP_SYNC_PAGES,
             Sync::Every => true,
         };
         if due {
@@ -166,21 +169,21 @@ impl<'a> Syncer<'a> {
     }
 }
 
-fn ingest(subject: &Subject, index: &dyn PrefixIndex, load: &Load) -> Result<(), Failure> {
+fn ingest(spec: &IndexSpec, index: &dyn PrefixIndex, load: &Load) -> Result<(), Failure> {
     let mut left = load.entries;
-    let mut syncer = Syncer::new(subject, index);
+    let mut syncer = Syncer::new(spec, index);
     for number in 0..load.sequences {
         left -= load.insert(index, number, left, |pages| syncer.note(pages))?;
     }
     Ok(())
 }
 
-fn fill(subject: &Subject) -> Result<(Box<dyn PrefixIndex>, Answer), Failure> {
-    let load = Load::new(subject.workload, subject.entries)?;
+fn fill(spec: &IndexSpec) -> Result<(Box<dyn PrefixIndex>, Answer), Failure> {
+    let load = Load::new(spec.workload, spec.entries)?;
     let (memory, written, cpu) = (resident()?, written()?, processor_seconds());
-    let index = open(subject, load.run_pages())?;
+    let index = open(spec, load.run_pages())?;
     let started = Instant::now();
-    ingest(subject, index.as_ref(), &load)?;
+    ingest(spec, index.as_ref(), &load)?;
     let ingest_s = started.elapsed().as_secs_f64();
     let started = Instant::now();
     index.sync()?;
@@ -209,12 +212,12 @@ fn fill(subject: &Subject) -> Result<(Box<dyn PrefixIndex>, Answer), Failure> {
     Ok((index, answer))
 }
 
-/// Sequences to ask for: those that are there whole.
+/// Returns the number of complete sequences, for probes.
 fn whole(load: &Load) -> u32 {
     u32::try_from(load.whole()).unwrap_or(u32::MAX)
 }
 
-/// Probes for sequences out of so many.
+/// Probes for sequences out of the first `sequences`.
 fn probe(
     index: &dyn PrefixIndex,
     load: &Load,
@@ -266,18 +269,18 @@ fn range(index: &dyn PrefixIndex, load: &Load) -> f64 {
     median(&times)
 }
 
-/// At a full catalogue: for every new sequence an old one goes, leaf first, run by run.
-fn churn(subject: &Subject) -> Result<Answer, Failure> {
-    let load = Load::new(subject.workload, subject.entries)?;
-    let index = open(subject, load.run_pages())?;
-    if !subject.backend.is_persistent() {
-        ingest(subject, index.as_ref(), &load)?;
+/// In a full catalog: for every new sequence an old one is removed, leaf first, run by run.
+fn churn(spec: &IndexSpec) -> Result<Answer, Failure> {
+    let load = Load::new(spec.workload, spec.entries)?;
+    let index = open(spec, load.run_pages())?;
+    if !spec.backend.is_persistent() {
+        ingest(spec, index.as_ref(), &load)?;
     }
-    let mut syncer = Syncer::new(subject, index.as_ref());
+    let mut syncer = Syncer::new(spec, index.as_ref());
     let (mut removed, target) = (0, load.entries / 10);
     let started = Instant::now();
     for number in 0..load.sequences {
-        if removed >= target || started.elapsed() > CHURN {
+        if removed >= target || started.elapsed() > CHURN_TIME {
             break;
         }
         load.insert(index.as_ref(), load.sequences + number, u64::MAX, |pages| syncer.note(pages))?;
@@ -300,7 +303,7 @@ fn churn(subject: &Subject) -> Result<Answer, Failure> {
     Ok(Answer { removed, churn_s, ..Answer::default() })
 }
 
-/// Resident bytes of this process.
+/// Returns the resident bytes of this process.
 fn resident() -> Result<i64, Failure> {
     let text = std::fs::read_to_string("/proc/self/statm")?;
     let pages = text.split_ascii_whitespace().nth(1).and_then(|pages| pages.parse::<i64>().ok());
@@ -308,10 +311,10 @@ fn resident() -> Result<i64, Failure> {
     Ok(pages * rustix::param::page_size() as i64)
 }
 
-/// Bytes that this process has sent, or will have sent, to storage.
+/// Returns the bytes that this process wrote to storage, dirty pages included.
 ///
 /// # Errors
-/// Where the kernel does not count them.
+/// If the kernel does not count them.
 pub fn written() -> Result<u64, Failure> {
     let text = std::fs::read_to_string("/proc/self/io")?;
     let field = |name: &str| {
@@ -325,34 +328,34 @@ pub fn written() -> Result<u64, Failure> {
     })
 }
 
-/// Processor seconds of all threads of this process.
+/// Returns the processor seconds of all threads of this process.
 #[must_use]
 pub fn processor_seconds() -> f64 {
     let clock = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     clock.tv_sec as f64 + clock.tv_nsec as f64 / 1e9
 }
 
-/// The words that start a part.
+/// Returns the arguments that start a part.
 #[must_use]
-pub fn words(part: &str, subject: &Subject) -> Vec<String> {
-    let workload = subject.workload;
+pub fn part_args(part: &str, spec: &IndexSpec) -> Vec<String> {
+    let workload = spec.workload;
     let name = |value: Option<clap::builder::PossibleValue>| {
         value.map_or_else(String::new, |value| value.get_name().to_owned())
     };
     use clap::ValueEnum;
     vec![
         part.to_owned(),
-        path(&subject.dir),
+        path(&spec.dir),
         "--backend".to_owned(),
-        subject.backend.to_string(),
+        spec.backend.to_string(),
         "--entries".to_owned(),
-        subject.entries.to_string(),
+        spec.entries.to_string(),
         "--workload".to_owned(),
         name(workload.to_possible_value()),
         "--sync".to_owned(),
-        name(subject.sync.to_possible_value()),
+        name(spec.sync.to_possible_value()),
         "--cache".to_owned(),
-        subject.cache.to_string(),
+        spec.cache.to_string(),
     ]
 }
 

@@ -1,4 +1,4 @@
-//! `bench index`, tiny: what it prints, and that it cleans up. No figure is judged here.
+//! `bench index` at its smallest: its output and its clean-up. No test judges a figure.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -7,7 +7,7 @@ use common::{ritornello, scratch, text};
 use serde_json::Value;
 
 #[test]
-fn every_row_has_what_was_agreed() {
+fn index_rows_have_every_documented_key() {
     for (workload, puts) in [("chains", 2000), ("kv-events", 2000), ("one-prompt", 9920)] {
         let (dir, pictures) = (scratch(), scratch());
         let picture = pictures.path().join("index.svg");
@@ -41,7 +41,7 @@ fn every_row_has_what_was_agreed() {
 }
 
 #[test]
-fn a_backend_that_is_not_there_is_named_with_those_that_are() {
+fn unknown_backend_lists_compiled_backends() {
     let answer = ritornello(&["bench", "index", "--backends", "run,cuckoo"]);
     assert_eq!(answer.code, 2, "{}", answer.err);
     assert!(answer.err.contains("cuckoo") && answer.err.contains("run, memory"), "{}", answer.err);
