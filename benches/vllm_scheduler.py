@@ -27,7 +27,7 @@ from ritornello.vllm.meter import Meter
 from ritornello.vllm.parts import ALL, Part, slices, trailing
 from ritornello.vllm.scheduler import SchedulerSide
 from ritornello.vllm.settings import Settings
-from ritornello.vllm.store import QuietStore
+from ritornello.vllm.store import VllmStore
 
 RUNNING = 100
 HEAD_BYTES = 32
@@ -63,7 +63,7 @@ class Engine:
         self.tokens = tokens
         self.block = identity.alignment
         self.folder = folder
-        self.store = QuietStore(Settings(folder, "1GiB"), meter)
+        self.store = VllmStore(Settings(folder, "1GiB"), meter)
         self.store.open()
         self.side = SchedulerSide(self.store, identity, meter, apart=True)
         blocks = tuple(list(range(1, tokens // self.block + 64)) for _ in identity.parts)

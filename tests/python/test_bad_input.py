@@ -139,7 +139,7 @@ def test_keys(store: rt.Store, keys: Any, advice: str) -> None:
         lambda: store.submit_put(SCOPE, keys, pages),
         lambda: store.submit_get(SCOPE, keys, pages),
         lambda: store.probe(SCOPE, keys),
-        lambda: store.match(SCOPE, keys),
+        lambda: store.pin_prefix(SCOPE, keys),
         lambda: store.exists(SCOPE, keys),
         lambda: store.touch(SCOPE, keys),
         lambda: store.delete(SCOPE, keys),
@@ -180,7 +180,7 @@ def test_spans_of_time(store: rt.Store, seconds: float) -> None:
     with pytest.raises(InvalidError, match="seconds, zero or more"):
         store.put_batch(SCOPE, KEYS, pages_of(KEYS, PAGE), timeout=seconds)
     with pytest.raises(InvalidError, match="seconds, zero or more"):
-        store.match(SCOPE, KEYS, ttl=seconds)
+        store.pin_prefix(SCOPE, KEYS, ttl=seconds)
 
 
 @pytest.mark.parametrize(

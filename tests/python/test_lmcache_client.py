@@ -18,7 +18,7 @@ import ritornello as rt
 from ritornello.lmcache import NativeClient
 from ritornello.lmcache.client import Completion
 from ritornello.lmcache.settings import Settings
-from ritornello.lmcache.store import QuietStore
+from ritornello.lmcache.store import LMCacheStore
 
 KIB = 1 << 10
 
@@ -315,7 +315,7 @@ def test_weak_hashes_are_served_where_the_policy_allows(
 
 
 def test_failures_are_said_once(where: Path, caplog: pytest.LogCaptureFixture) -> None:
-    store = QuietStore(Settings(str(where)))
+    store = LMCacheStore(Settings(str(where)))
     bad = rt.Scope.opaque("bad", 4096)
     for _ in range(3):
         assert store.submit_get(bad, [b"short"], [bytearray(4096)], staged=False) is None

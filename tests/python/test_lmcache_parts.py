@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import pytest
 
 import ritornello as rt
-from ritornello.lmcache.asker import Asker
-from ritornello.lmcache.forms import SECONDS, Forms
+from ritornello.lmcache.executor import Asker
+from ritornello.lmcache.formats import SECONDS, Forms
 from ritornello.lmcache.interface import require_known, unknown
 from ritornello.lmcache.listing import list_objects
 from ritornello.lmcache.locks import Locks
@@ -26,7 +26,7 @@ from ritornello.lmcache.naming import (
     split_key,
 )
 from ritornello.lmcache.settings import Settings
-from ritornello.lmcache.shelf import fits
+from ritornello.lmcache.object_store import fits
 
 FAMILY = Family("org/model-7b", 2, "tenant")
 
@@ -290,11 +290,11 @@ def test_an_owner_asks_on_the_spot_until_it_is_none() -> None:
     asker = Asker(lambda: owner[0])
     threads: list[int] = []
     done = Event()
-    asker.ask(lambda _: threads.append(get_ident()))
+    _executor.submit(lambda _: threads.append(get_ident()))
     assert threads == [get_ident()]
     owner[0] = False
-    asker.ask(lambda _: threads.append(get_ident()))
-    asker.ask(lambda _: done.set())
+    _executor.submit(lambda _: threads.append(get_ident()))
+    _executor.submit(lambda _: done.set())
     assert done.wait(60)
     assert threads[1] != get_ident()
     asker.close()
@@ -312,14 +312,14 @@ def test_a_client_asks_in_order_and_gives_up_what_waits_when_it_closes() -> None
         assert go.wait(60)
         heard.append((0, is_late))
 
-    asker.ask(slow)
-    asker.ask(lambda is_late: heard.append((1, is_late)))
+    _executor.submit(slow)
+    _executor.submit(lambda is_late: heard.append((1, is_late)))
     assert begun.wait(60)
     asker._closed = True  # what `close` sets before it waits
     go.set()
     asker.close()
     assert heard == [(0, False), (1, True)]
-    asker.ask(lambda is_late: heard.append((2, is_late)))
+    _executor.submit(lambda is_late: heard.append((2, is_late)))
     assert heard[-1] == (2, True)
 
 

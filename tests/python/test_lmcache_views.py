@@ -15,7 +15,7 @@ from support import open_small
 from ritornello._core import Completions
 from ritornello.lmcache.naming import RANK_BYTES, STRONG_HASH_BYTES, Family, Form, Name
 from ritornello.lmcache.settings import Settings
-from ritornello.lmcache.shelf import Item, Shelf
+from ritornello.lmcache.object_store import Item, Shelf
 from ritornello.lmcache.views import owning_view
 
 NBYTES = 1 << 20

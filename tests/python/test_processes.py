@@ -64,7 +64,7 @@ def test_a_second_process_is_a_client_of_the_first(where: Path) -> None:
                     SCOPE, keys_of("t", 4), pages_of(keys_of("t", 4), PAGE), copy=True
                 )
                 assert ticket.wait(30).pages == 4
-                with store.match(SCOPE, keys_of("t", 4)) as match:
+                with store.pin_prefix(SCOPE, keys_of("t", 4)) as match:
                     assert match.pages == 4
                 assert store.delete(SCOPE, keys_of("mine", 4)[:1]) == 1
                 assert store.stats()["clients"] == 1

@@ -19,9 +19,9 @@ from support import blank, keys_of, pages_of
 
 import ritornello as rt
 from ritornello.errors import FatalError, RetryError, RitornelloError
-from ritornello.handle import Handle
+from ritornello.fail_safe import FailSafeStore
 from ritornello.lmcache.settings import Settings
-from ritornello.lmcache.store import QuietStore
+from ritornello.lmcache.store import LMCacheStore
 from ritornello.settings import StoreSettings
 
 PAGE_BYTES = 256 << 10
@@ -283,7 +283,7 @@ def test_store_reopens_on_healed_disk(make_disk: Callable[..., Disk]) -> None:
     with rt.Store.open(path, capacity="32MiB", segment_bytes=4 << 20) as store:
         early = put_small(store, "early", 3)
         store.flush()
-        quiet = QuietStore(Settings(str(path)))
+        quiet = LMCacheStore(Settings(str(path)))
         assert (store.problem, quiet.problem()) == ("", "")
         client = subprocess.Popen(
             [sys.executable, "-c", CLIENT.format(here=str(Path(__file__).parent)), str(path)],
@@ -397,13 +397,13 @@ def test_late_mount_moves_engine_to_its_disk(
             before = put_small(store, "before", 2)
     disk.unmount()
     # Default settings: an engine that starts before the mount makes a store.
-    handle = Handle(StoreSettings(str(path)), logging.getLogger(__name__), lambda _: None)
+    handle = FailSafeStore(StoreSettings(str(path)), logging.getLogger(__name__), lambda _: None)
 
     def found(keys: list[bytes]) -> int:
-        return handle.ask("exists", lambda store: sum(store.exists(SMALL_SCOPE, keys)), 0)
+        return handle.call("exists", lambda store: sum(store.exists(SMALL_SCOPE, keys)), 0)
 
     try:
-        below = handle.ask("put", lambda store: put_small(store, "below", 2), [])
+        below = handle.call("put", lambda store: put_small(store, "below", 2), [])
         assert found(below) == 400
         disk.mount()
         mounted = time.monotonic()
@@ -411,7 +411,7 @@ def test_late_mount_moves_engine_to_its_disk(
             assert time.monotonic() < mounted + 20, "the engine stays below the mount point"
             time.sleep(0.05)
         assert found(before) == len(before)
-        after = handle.ask("put", lambda store: put_small(store, "after", 2), [])
+        after = handle.call("put", lambda store: put_small(store, "after", 2), [])
         assert found(after) == 400
     finally:
         handle.close()

@@ -20,21 +20,21 @@ from support import keys_of, pages_of
 
 import ritornello as rt
 from ritornello.errors import FatalError, InvalidError, RetryError
-from ritornello.handle import AGAIN, PAUSE_MAX, Handle
+from ritornello.fail_safe import AGAIN, RETRY_SECONDS_MAX, FailSafeStore
 from ritornello.lmcache import NativeClient
 from ritornello.lmcache.settings import Settings as LMCacheSettings
-from ritornello.lmcache.store import QuietStore as LMCacheStore
+from ritornello.lmcache.store import LMCacheStore
 from ritornello.opening import open_store
 from ritornello.settings import StoreSettings
 from ritornello.sglang.meter import Meter as SGLangMeter
 from ritornello.sglang.settings import Settings as SGLangSettings
-from ritornello.sglang.store import QuietStore as SGLangStore
+from ritornello.sglang.store import SGLangStore
 from ritornello.vllm.meter import Meter as VllmMeter
 from ritornello.vllm.settings import Settings as VllmSettings
-from ritornello.vllm.store import QuietStore as VllmStore
+from ritornello.vllm.store import VllmStore
 from ritornello.vllm.tier.counts import Counts
 from ritornello.vllm.tier.store import TierStore
-from ritornello.vllm.tiers import QuietCache
+from ritornello.vllm.cache_store import CacheStore
 
 SCOPE = rt.Scope.opaque("reopening", 4096)
 KEYS = keys_of("reopening", 3)
@@ -44,17 +44,17 @@ LOGGER = logging.getLogger("ritornello.test")
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ritornello.handle.PAUSE", 0.05)
+    monkeypatch.setattr("ritornello.fail_safe.RETRY_SECONDS", 0.05)
 
 
 @pytest.fixture
-def made(tmp_path: Path) -> Iterator[Callable[..., Handle]]:
+def made(tmp_path: Path) -> Iterator[Callable[..., FailSafeStore]]:
     """Makes handles on `tmp_path/kv`, and closes them."""
-    handles: list[Handle] = []
+    handles: list[FailSafeStore] = []
 
-    def make(**said: Any) -> Handle:
+    def make(**said: Any) -> FailSafeStore:
         settings = StoreSettings(str(tmp_path / "kv"), **{"capacity": "1GiB", **said})
-        handle = Handle(settings, LOGGER, lambda _: None)
+        handle = FailSafeStore(settings, LOGGER, lambda _: None)
         handles.append(handle)
         return handle
 
@@ -70,11 +70,11 @@ def until(done: Callable[[], object], what: str) -> None:
         time.sleep(0.01)
 
 
-def serves(handle: Handle) -> bool:
+def serves(handle: FailSafeStore) -> bool:
     """Whether pages come back."""
-    put = handle.ask("put", lambda store: store.put_batch(SCOPE, KEYS, PAGES), 0)
+    put = handle.call("put", lambda store: store.put_batch(SCOPE, KEYS, PAGES), 0)
     out = [bytearray(4096) for _ in KEYS]
-    got = handle.ask("get", lambda store: store.get_batch(SCOPE, KEYS, out), 0)
+    got = handle.call("get", lambda store: store.get_batch(SCOPE, KEYS, out), 0)
     right = [bytes(page) for page in PAGES]
     assert [bytes(page) for page in out[:got]] == right[:got]
     return (put, got) == (len(KEYS), len(KEYS))
@@ -134,7 +134,7 @@ def holding_other_things(path: Path) -> Callable[[], object]:
 @pytest.mark.parametrize("fault", [taken_by_a_file, of_another_user, holding_other_things])
 def test_store_is_opened_when_its_directory_is_mended(
     fault: Callable[[Path], Callable[[], object]],
-    made: Callable[..., Handle],
+    made: Callable[..., FailSafeStore],
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -154,7 +154,7 @@ def test_store_is_opened_when_its_directory_is_mended(
 
 
 def test_store_is_opened_when_its_owner_speaks_a_known_version(
-    made: Callable[..., Handle], owned: Callable[[], object], tmp_path: Path
+    made: Callable[..., FailSafeStore], owned: Callable[[], object], tmp_path: Path
 ) -> None:
     owned()
     kv = tmp_path / "kv"
@@ -181,23 +181,23 @@ def test_store_is_opened_when_its_owner_speaks_a_known_version(
 
 @pytest.mark.parametrize("said", [{"codec": "potato"}, {"capacity": "1 potato"}, {"eviction": 3}])
 def test_setting_that_cannot_be_read_is_not_tried_again(
-    made: Callable[..., Handle], said: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    made: Callable[..., FailSafeStore], said: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     handle = made(**said)
     assert not handle.open()
     assert handle.broken
     assert not handle.broken.endswith(AGAIN)
-    monkeypatch.setattr(handle, "_open", lambda: pytest.fail("it was tried again"))
+    monkeypatch.setattr(handle, "_open", lambda: pytest.record_failure("it was tried again"))
     assert not serves(handle)
 
 
 def test_client_with_another_capacity_serves(
-    made: Callable[..., Handle], owned: Callable[[], object]
+    made: Callable[..., FailSafeStore], owned: Callable[[], object]
 ) -> None:
     owned()
     handle = made(capacity="128MiB")
     assert serves(handle)
-    assert handle.ask("stats", lambda store: store.stats()["capacity_bytes"], 0) == 64 << 20
+    assert handle.call("stats", lambda store: store.stats()["capacity_bytes"], 0) == 64 << 20
 
 
 @pytest.fixture
@@ -222,7 +222,7 @@ def replaced(
 
 
 def test_store_that_was_replaced_is_opened_anew(
-    made: Callable[..., Handle], replaced: Callable[[], Callable[[], object]]
+    made: Callable[..., FailSafeStore], replaced: Callable[[], Callable[[], object]]
 ) -> None:
     replace = replaced()
     handles = [made(), made()]
@@ -232,15 +232,15 @@ def test_store_that_was_replaced_is_opened_anew(
         until(lambda handle=handle: serves(handle), "it serves")  # type: ignore[misc]
 
 
-def stores(handle: Handle) -> bool:
+def stores(handle: FailSafeStore) -> bool:
     """Whether pages are stored, by a ticket: how it ended, the store is not asked."""
-    ticket = handle.ask("put", lambda store: store.submit_put(SCOPE, KEYS, PAGES), None)
-    outcome = ticket and handle.quietly("wait", lambda: ticket.wait(60), None)
+    ticket = handle.call("put", lambda store: store.submit_put(SCOPE, KEYS, PAGES), None)
+    outcome = ticket and handle.attempt("wait", lambda: ticket.wait(60), None)
     return outcome is not None and outcome.pages == len(KEYS)
 
 
 def test_store_that_was_replaced_is_opened_anew_by_who_only_submits(
-    made: Callable[..., Handle], replaced: Callable[[], Callable[[], object]]
+    made: Callable[..., FailSafeStore], replaced: Callable[[], Callable[[], object]]
 ) -> None:
     replace = replaced()
     handle = made()
@@ -253,12 +253,12 @@ def test_cache_with_a_tier_that_was_replaced_is_opened_anew(
     replaced: Callable[[], Callable[[], object]], tmp_path: Path
 ) -> None:
     replace = replaced()
-    handle = QuietCache(VllmSettings.parse({"tiers": [f"disk {tmp_path}/kv 64MiB"]}), VllmMeter())
+    handle = CacheStore(VllmSettings.parse({"tiers": [f"disk {tmp_path}/kv 64MiB"]}), VllmMeter())
 
     def missed_why() -> str:
         out = [bytearray(4096) for _ in KEYS]
-        ticket = handle.ask("get", lambda cache: cache.submit_get(SCOPE, KEYS, out), None)
-        outcome = ticket and handle.quietly("wait", lambda: ticket.wait(60), None)
+        ticket = handle.call("get", lambda cache: cache.submit_get(SCOPE, KEYS, out), None)
+        outcome = ticket and handle.attempt("wait", lambda: ticket.wait(60), None)
         return str(outcome.reason) if outcome else handle.broken
 
     try:
@@ -270,29 +270,29 @@ def test_cache_with_a_tier_that_was_replaced_is_opened_anew(
         handle.close()
 
 
-def of_vllm(path: Path) -> Handle:
+def of_vllm(path: Path) -> FailSafeStore:
     return VllmStore(VllmSettings.parse({"path": str(path), "capacity": "1GiB"}), VllmMeter())
 
 
-def of_vllm_tiers(path: Path) -> Handle:
-    return QuietCache(VllmSettings.parse({"tiers": [f"host 64MiB {path}"]}), VllmMeter())
+def of_vllm_tiers(path: Path) -> FailSafeStore:
+    return CacheStore(VllmSettings.parse({"tiers": [f"host 64MiB {path}"]}), VllmMeter())
 
 
-def of_vllm_tier(path: Path) -> Handle:
+def of_vllm_tier(path: Path) -> FailSafeStore:
     return TierStore(VllmSettings.parse({"path": str(path), "capacity": "1GiB"}), Counts())
 
 
-def of_sglang(path: Path) -> Handle:
+def of_sglang(path: Path) -> FailSafeStore:
     return SGLangStore(SGLangSettings.parse({"path": str(path), "capacity": "1GiB"}), SGLangMeter())
 
 
-def of_lmcache(path: Path) -> Handle:
+def of_lmcache(path: Path) -> FailSafeStore:
     return LMCacheStore(LMCacheSettings.parse({"path": str(path), "capacity": "1GiB"}))
 
 
 @pytest.mark.parametrize("of", [of_vllm, of_vllm_tiers, of_vllm_tier, of_sglang, of_lmcache])
 def test_every_connector_opens_its_store_again(
-    of: Callable[[Path], Handle], tmp_path: Path
+    of: Callable[[Path], FailSafeStore], tmp_path: Path
 ) -> None:
     mend = taken_by_a_file(tmp_path / "kv")
     handle = of(tmp_path / "kv")
@@ -319,8 +319,8 @@ def test_store_is_opened_when_its_silent_owner_goes_on(
         begun.set()
         return open_store(*settings)
 
-    monkeypatch.setattr("ritornello.handle.open_store", opened)
-    handle = Handle(StoreSettings(str(link)), LOGGER, lambda _: None)
+    monkeypatch.setattr("ritornello.fail_safe.open_store", opened)
+    handle = FailSafeStore(StoreSettings(str(link)), LOGGER, lambda _: None)
     try:
         assert not serves(handle)
         mend()
@@ -337,20 +337,20 @@ def test_store_is_opened_when_its_silent_owner_goes_on(
 
 HOLDER = """
 import os, sys, threading, time
-import ritornello.handle
+import ritornello.fail_safe
 from logging import getLogger
 from pathlib import Path
 from ritornello.settings import StoreSettings
 
-ritornello.handle.PAUSE = 0.05
-ritornello.handle.PAUSE_MAX = 0.1
+ritornello.fail_safe.RETRY_SECONDS = 0.05
+ritornello.fail_safe.RETRY_SECONDS_MAX = 0.1
 path = Path(sys.argv[1])
 settings = StoreSettings(str(path), capacity="1GiB")
-handle = ritornello.handle.Handle(settings, getLogger(), lambda _: None)
+handle = ritornello.fail_safe.FailSafeStore(settings, getLogger(), lambda _: None)
 """
 
 ENDING = f"""{HOLDER}
-open_store, attempts, begun = ritornello.handle.open_store, [], threading.Event()
+open_store, attempts, begun = ritornello.fail_safe.open_store, [], threading.Event()
 
 def opened(*settings):
     attempts.append(1)
@@ -360,7 +360,7 @@ def opened(*settings):
         begun.set()
     return open_store(*settings)
 
-ritornello.handle.open_store = opened
+ritornello.fail_safe.open_store = opened
 assert not handle.open()
 begun.wait()
 # Let it come to where it waits for the owner.
@@ -418,7 +418,7 @@ def test_handle_that_is_dropped_is_not_opened_again(
         raise OSError(5, "the device is gone")
 
     fake(fails_to_open, monkeypatch)
-    handle = Handle(StoreSettings(str(tmp_path / "kv")), LOGGER, lambda _: None)
+    handle = FailSafeStore(StoreSettings(str(tmp_path / "kv")), LOGGER, lambda _: None)
     assert not handle.open()
     opener = handle._opener
     assert opener is not None
@@ -445,15 +445,15 @@ class Failing:
 
 
 def fake(opened: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ritornello.handle.open_store", lambda *_: opened())
+    monkeypatch.setattr("ritornello.fail_safe.open_store", lambda *_: opened())
 
 
-def fails(handle: Handle) -> None:
-    assert handle.ask("probe", lambda store: cast(Any, store).probe(), 7) == 7
+def fails(handle: FailSafeStore) -> None:
+    assert handle.call("probe", lambda store: cast(Any, store).probe(), 7) == 7
 
 
 def test_calls_do_not_wait_for_a_store_that_is_opened_again(
-    made: Callable[..., Handle], monkeypatch: pytest.MonkeyPatch
+    made: Callable[..., FailSafeStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, late = Failing(), Failing()
     begun, go = Event(), Event()
@@ -480,9 +480,9 @@ def test_calls_do_not_wait_for_a_store_that_is_opened_again(
 
 
 def test_store_that_keeps_failing_is_opened_with_back_off(
-    made: Callable[..., Handle], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    made: Callable[..., FailSafeStore], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("ritornello.handle.PAUSE_MAX", 0.2)
+    monkeypatch.setattr("ritornello.fail_safe.RETRY_SECONDS_MAX", 0.2)
     stores: list[Failing] = []
 
     def opened() -> Failing:
@@ -496,18 +496,18 @@ def test_store_that_keeps_failing_is_opened_with_back_off(
         assert len(stores) == attempts
         fails(handle)
         assert handle.broken
-    assert handle._pause == 0.2
+    assert handle._retry_pause == 0.2
     assert all(store.closed.is_set() for store in stores[:-1])
     # One line when it failed first, and one when it served again.
     assert len(caplog.records) == 2
 
 
 def test_back_off_ends_within_the_promised_time() -> None:
-    assert PAUSE_MAX <= 8
+    assert RETRY_SECONDS_MAX <= 8
 
 
 def test_hash_that_the_store_refuses_is_not_used_after_reopening(
-    made: Callable[..., Handle], tmp_path: Path
+    made: Callable[..., FailSafeStore], tmp_path: Path
 ) -> None:
     mend = taken_by_a_file(tmp_path / "kv")
     handle = made()
@@ -517,7 +517,7 @@ def test_hash_that_the_store_refuses_is_not_used_after_reopening(
     assert not serves(handle)
 
 
-def test_hash_that_the_store_refuses_is_not_used_by_workers(made: Callable[..., Handle]) -> None:
+def test_hash_that_the_store_refuses_is_not_used_by_workers(made: Callable[..., FailSafeStore]) -> None:
     handle = made()
     handle.expect_hash("xxhash")
     assert not serves(handle)
@@ -525,7 +525,7 @@ def test_hash_that_the_store_refuses_is_not_used_by_workers(made: Callable[..., 
 
 
 def test_no_store_is_made_below_an_unmounted_disk(
-    made: Callable[..., Handle], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    made: Callable[..., FailSafeStore], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, away = tmp_path / "kv", tmp_path / "away"
     handle = made()
@@ -536,7 +536,7 @@ def test_no_store_is_made_below_an_unmounted_disk(
     def lose(_: rt.Store) -> None:
         raise FatalError("the store's directory was moved or replaced")
 
-    handle.ask("probe", lose, None)
+    handle.call("probe", lose, None)
     until(lambda: "no store here" in handle.broken, "it was looked for")
     assert not path.exists()
     away.rename(path)
@@ -547,7 +547,7 @@ def test_no_store_is_made_below_an_unmounted_disk(
 def test_interrupted_opening_is_tried_by_the_next_call(monkeypatch: pytest.MonkeyPatch) -> None:
     outcomes: list[Callable[[], object]] = [interrupt, Failing]
     fake(lambda: outcomes.pop(0)(), monkeypatch)
-    handle = Handle(StoreSettings("/kv"), LOGGER, lambda _: None)
+    handle = FailSafeStore(StoreSettings("/kv"), LOGGER, lambda _: None)
     with pytest.raises(KeyboardInterrupt):
         handle.open()
     assert handle.open()
@@ -573,7 +573,7 @@ def test_owner_that_reopens_as_client_asks_elsewhere(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("error", [RetryError("busy"), InvalidError("wrong"), OSError(5, "why")])
 def test_other_failures_keep_the_store(
-    made: Callable[..., Handle], monkeypatch: pytest.MonkeyPatch, error: Exception
+    made: Callable[..., FailSafeStore], monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     def probe() -> int:
         raise error

@@ -12,7 +12,7 @@ from ritornello.sglang.meter import KEPT, Meter
 from ritornello.sglang.pages import PagesError, page_ids, spans
 from ritornello.sglang.pools import Pool
 from ritornello.sglang.settings import Settings
-from ritornello.sglang.store import QuietStore
+from ritornello.sglang.store import SGLangStore
 
 ENGINE = Engine("0.5.23", "m", b"w", 2, (0, 1), (0, 1), (0, 1), False)
 TOKENS, PAGES, PIECE = 4, 8, 4096
@@ -73,13 +73,13 @@ def meter() -> Meter:
 
 @pytest.fixture
 def quiet(tmp_path: Path, meter: Meter) -> Any:
-    store = QuietStore(Settings(str(tmp_path / "store"), "640MiB"), meter)
+    store = SGLangStore(Settings(str(tmp_path / "store"), "640MiB"), meter)
     assert store.open()
     yield store
     store.close()
 
 
-def pool_of(host: Host, quiet: QuietStore, meter: Meter) -> Pool:
+def pool_of(host: Host, quiet: SGLangStore, meter: Meter) -> Pool:
     made = Pool("kv", host, np.arange, quiet, meter, in_place=True, split=1)
     made.describe(ENGINE)
     return made
@@ -116,7 +116,7 @@ def test_slots_are_whole_pages_or_nothing() -> None:
 
 
 @pytest.mark.parametrize("named", [True, False], ids=["in place", "copied"])
-def test_pages_come_back_either_way(quiet: QuietStore, meter: Meter, named: bool) -> None:
+def test_pages_come_back_either_way(quiet: SGLangStore, meter: Meter, named: bool) -> None:
     host = Host(named=named)
     pool = pool_of(host, quiet, meter)
     assert pool.in_place is named
@@ -130,20 +130,20 @@ def test_pages_come_back_either_way(quiet: QuietStore, meter: Meter, named: bool
     assert meter.counts()["missed_pages:absent"] == 2
 
 
-def test_a_pool_that_moves_its_pages_is_copied(quiet: QuietStore, meter: Meter) -> None:
+def test_a_pool_that_moves_its_pages_is_copied(quiet: SGLangStore, meter: Meter) -> None:
     host = Host()
     vars(host)["shared_allocation_domain"] = object()
     assert not pool_of(host, quiet, meter).in_place
 
 
-def test_copies_of_pages_in_another_order_are_refused(quiet: QuietStore, meter: Meter) -> None:
+def test_copies_of_pages_in_another_order_are_refused(quiet: SGLangStore, meter: Meter) -> None:
     host = Host()
     pool = pool_of(host, quiet, meter)
     assert pool.put_flat(keys(1), [host.get_data_page(0)], None) == 0
     assert meter.counts() == {"refused_pages:order": 1}
 
 
-def test_the_first_page_of_another_size_ends_a_batch(quiet: QuietStore, meter: Meter) -> None:
+def test_the_first_page_of_another_size_ends_a_batch(quiet: SGLangStore, meter: Meter) -> None:
     host = Host(named=False)
     pool = pool_of(host, quiet, meter)
     pages = [host.get_data_page(0), host.get_data_page(4)[1:], host.get_data_page(8)]
@@ -152,7 +152,7 @@ def test_the_first_page_of_another_size_ends_a_batch(quiet: QuietStore, meter: M
     assert meter.counts()["refused_pages:size"] == 2
 
 
-def test_a_store_that_is_gone_is_asked_no_more(quiet: QuietStore, meter: Meter) -> None:
+def test_a_store_that_is_gone_is_asked_no_more(quiet: SGLangStore, meter: Meter) -> None:
     pool = pool_of(Host(), quiet, meter)
     quiet.close()
     assert pool.put(keys(1), slots(0), None) == 0

@@ -10,7 +10,7 @@ import ritornello as rt
 from ritornello.sglang.interface import HARMLESS, RECORDER, UPDATES, unwatchable
 from ritornello.sglang.meter import Meter
 from ritornello.sglang.settings import Settings
-from ritornello.sglang.store import QuietStore
+from ritornello.sglang.store import SGLangStore
 from ritornello.sglang.updates import Updates
 
 
@@ -92,7 +92,7 @@ def test_nothing_is_there_and_nothing_stored_between_an_update_and_the_flush(
     tmp_path: Path,
 ) -> None:
     updates, meter = Updates(), Meter()
-    store = QuietStore(
+    store = SGLangStore(
         Settings(str(tmp_path / "store"), "640MiB"), meter, lambda: updates.epoch != b""
     )
     assert store.open()

@@ -69,18 +69,18 @@ def test_scopes_do_not_see_each_other(store: rt.Store) -> None:
 
 def test_a_match_holds_a_lease(store: rt.Store) -> None:
     put(store, CHAIN, KEYS[:4])
-    with store.match(CHAIN, KEYS, ttl=30) as match:
+    with store.pin_prefix(CHAIN, KEYS, ttl=30) as match:
         assert match.pages == 4
         assert match.lease > 0
         assert store.stats()["leases"] == 1
         check(store, CHAIN, KEYS[:4])
     assert store.stats()["leases"] == 0
     match.release()
-    again = store.match(CHAIN, KEYS)
+    again = store.pin_prefix(CHAIN, KEYS)
     store.release(again.lease)
     store.release(again.lease)
     assert store.stats()["leases"] == 0
-    nothing = store.match(LOOSE, KEYS)
+    nothing = store.pin_prefix(LOOSE, KEYS)
     assert (nothing.pages, nothing.lease) == (0, 0)
     nothing.release()
 
@@ -88,17 +88,17 @@ def test_a_match_holds_a_lease(store: rt.Store) -> None:
 def test_a_match_of_several_scopes_is_what_all_have(store: rt.Store) -> None:
     other = rt.Scope.opaque("other", CHAIN.page_bytes, chained=True)
     put(store, CHAIN, KEYS)
-    assert store.match((CHAIN, other), KEYS).lease == 0
+    assert store.pin_prefix((CHAIN, other), KEYS).lease == 0
     put(store, other, KEYS[:4])
-    with store.match([CHAIN, other], KEYS) as match:
+    with store.pin_prefix([CHAIN, other], KEYS) as match:
         assert match.pages == 4
         assert store.stats()["leases"] == 1
     assert store.stats()["leases"] == 0
-    assert store.match([], KEYS).pages == 0
+    assert store.pin_prefix([], KEYS).pages == 0
     wrong: Any
     for wrong in (None, "scope", [CHAIN, None], 7):
         with pytest.raises(InvalidError, match="a Scope, or a sequence of them"):
-            store.match(wrong, KEYS)
+            store.pin_prefix(wrong, KEYS)
 
 
 def test_figures(store: rt.Store) -> None:
@@ -159,7 +159,7 @@ def test_segments_in_several_directories(where: Path, tmp_path: Path) -> None:
 def test_closing_is_final_and_may_be_repeated(where: Path) -> None:
     store = open_small(where)
     put(store, CHAIN, KEYS)
-    match = store.match(CHAIN, KEYS)
+    match = store.pin_prefix(CHAIN, KEYS)
     assert "owner" in repr(store)
     store.close()
     store.close()

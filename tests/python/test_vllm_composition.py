@@ -15,7 +15,7 @@ from ritornello.vllm.metadata import IDLE, WorkerReport
 from ritornello.vllm.meter import Meter
 from ritornello.vllm.parts import trailing
 from ritornello.vllm.scheduler import SchedulerSide
-from ritornello.vllm.store import QuietStore
+from ritornello.vllm.store import VllmStore
 
 Tables = dict[str, tuple[list[int], ...]]
 
@@ -44,7 +44,7 @@ def side(blocks: Shared) -> SchedulerSide:
 def side_of(
     blocks: Shared, *parts: Any, shelf: Shelf | None = None, meter: Meter | None = None
 ) -> SchedulerSide:
-    store, meter = cast(QuietStore, shelf or Shelf()), meter or Meter()
+    store, meter = cast(VllmStore, shelf or Shelf()), meter or Meter()
     made = SchedulerSide(store, identity(*parts), meter, composed=True)
     made.bind(blocks)
     return made

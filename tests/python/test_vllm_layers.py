@@ -12,8 +12,8 @@ from vllm_shapes import Tensor, identity, part
 from ritornello.vllm.metadata import Load, Pages, Save, StepMetadata
 from ritornello.vllm.meter import Meter
 from ritornello.vllm.settings import Settings
-from ritornello.vllm.store import QuietStore
-from ritornello.vllm.tiers import QuietCache
+from ritornello.vllm.store import VllmStore
+from ritornello.vllm.cache_store import CacheStore
 from ritornello.vllm.worker import WorkerSide
 
 BLOCKS = 12
@@ -26,7 +26,7 @@ IDENTITY = identity(part(units=((0, 1),), stages=(tuple(LAYERS),), kv_heads=1, h
 
 
 class Machine:
-    def __init__(self, store: QuietStore, meter: Meter) -> None:
+    def __init__(self, store: VllmStore, meter: Meter) -> None:
         self.meter = meter
         self.memory = {
             name: numpy.random.default_rng(seed).integers(0, 256, (BLOCKS, BYTES), numpy.uint8)
@@ -58,12 +58,12 @@ class Machine:
 @pytest.fixture(params=["path", "tiers"])
 def machine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Machine]:
     meter, place = Meter(), str(tmp_path / "disk")
-    store: QuietStore
+    store: VllmStore
     if request.param == "path":
-        store = QuietStore(Settings(place, "1GiB"), meter)
+        store = VllmStore(Settings(place, "1GiB"), meter)
     else:
         tiers = [f"host 64MiB {tmp_path}/host", f"disk {place} 1GiB"]
-        store = QuietCache(Settings.parse({"tiers": tiers}), meter)
+        store = CacheStore(Settings.parse({"tiers": tiers}), meter)
     made = Machine(store, meter)
     yield made
     made.worker.close()

@@ -11,7 +11,7 @@ from ritornello.vllm.metadata import IDLE, WorkerReport
 from ritornello.vllm.meter import Meter
 from ritornello.vllm.parts import Slice, trailing
 from ritornello.vllm.scheduler import APART_BYTES, SchedulerSide
-from ritornello.vllm.store import QuietStore
+from ritornello.vllm.store import VllmStore
 from ritornello.vllm.weights.counters import ChangeCounters
 from ritornello.vllm.weights.guard import WeightGuard
 
@@ -68,7 +68,7 @@ def keep(shelf: Shelf, asked: Any, pages: int, epoch: bytes = b"") -> None:
 
 
 def side_of(shelf: Shelf, blocks: Blocks, model: Identity, **options: Any) -> SchedulerSide:
-    made = SchedulerSide(cast(QuietStore, shelf), model, Meter(), **options)
+    made = SchedulerSide(cast(VllmStore, shelf), model, Meter(), **options)
     made.bind(blocks)
     return made
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from ritornello.vllm.settings import EVERYTHING, YEAR, Settings, Wishes
+from ritornello.vllm.settings import EVERYTHING, YEAR, Settings, RequestOptions
 
 
 def test_only_a_path_is_needed() -> None:
@@ -63,17 +63,17 @@ def test_mistakes_are_named(extra: dict[str, Any], advice: str) -> None:
 
 @pytest.mark.parametrize("params", [None, {}, {"do_remote_prefill": False}])
 def test_a_request_wants_everything_by_default(params: dict[str, Any] | None) -> None:
-    assert Wishes.of(params) == EVERYTHING
+    assert RequestOptions.of(params) == EVERYTHING
 
 
 def test_a_request_can_decline() -> None:
-    assert Wishes.of({"ritornello.no_load": True}) == Wishes(loads=False)
-    assert Wishes.of({"ritornello.no_store": True}) == Wishes(stores=False)
-    assert Wishes.of({"ritornello.no_store": "yes"}) == EVERYTHING
+    assert RequestOptions.of({"ritornello.no_load": True}) == RequestOptions(loads=False)
+    assert RequestOptions.of({"ritornello.no_store": True}) == RequestOptions(stores=False)
+    assert RequestOptions.of({"ritornello.no_store": "yes"}) == EVERYTHING
 
 
 def test_a_request_can_ask_for_time_and_never_fails_for_it() -> None:
-    assert Wishes.of({"ritornello.retain": 90}) == Wishes(retain=90.0)
-    assert Wishes.of({"ritornello.retain": float("inf")}) == Wishes(retain=YEAR)
+    assert RequestOptions.of({"ritornello.retain": 90}) == RequestOptions(retain=90.0)
+    assert RequestOptions.of({"ritornello.retain": float("inf")}) == RequestOptions(retain=YEAR)
     for odd in (0, -1, float("nan"), True, "1h", None, [5]):
-        assert Wishes.of({"ritornello.retain": odd}) == EVERYTHING
+        assert RequestOptions.of({"ritornello.retain": odd}) == EVERYTHING

@@ -19,7 +19,7 @@ from ritornello.vllm.meter import Meter
 from ritornello.vllm.parts import ALL, Part, Rule, Slice, heads_of, trailing, units_of
 from ritornello.vllm.scheduler import SchedulerSide
 from ritornello.vllm.settings import Settings
-from ritornello.vllm.store import QuietStore
+from ritornello.vllm.store import VllmStore
 from ritornello.vllm.worker import WorkerSide
 
 BLOCKS = 16
@@ -101,8 +101,8 @@ class Cluster:
         )
 
     @staticmethod
-    def _store(path: Path) -> QuietStore:
-        store = QuietStore(Settings(str(path), "1GiB"), Meter())
+    def _store(path: Path) -> VllmStore:
+        store = VllmStore(Settings(str(path), "1GiB"), Meter())
         assert store.open()
         return store
 

@@ -15,7 +15,7 @@ from ritornello.vllm.meter import Meter
 from ritornello.vllm.parts import Slice
 from ritornello.vllm.settings import Settings
 from ritornello.vllm.shard import Object
-from ritornello.vllm.store import QuietStore
+from ritornello.vllm.store import VllmStore
 from ritornello.vllm.weights import watch
 from ritornello.vllm.worker import WorkerSide
 
@@ -242,16 +242,16 @@ def fail(*_: object, **__: object) -> Any:
 
 
 @pytest.fixture
-def quiet(monkeypatch: pytest.MonkeyPatch, meter: Meter) -> Iterator[QuietStore]:
+def quiet(monkeypatch: pytest.MonkeyPatch, meter: Meter) -> Iterator[VllmStore]:
     core = SimpleNamespace(release=fail, close=fail)
-    monkeypatch.setattr("ritornello.handle.open_store", lambda *_: core)
-    store = QuietStore(Settings("/kv", read_only=False), meter)
+    monkeypatch.setattr("ritornello.fail_safe.open_store", lambda *_: core)
+    store = VllmStore(Settings("/kv", read_only=False), meter)
     yield store
     store.close()
 
 
 @pytest.mark.parametrize("closed", [False, True])
-def test_tickets_land_when_the_store_is_broken(quiet: QuietStore, closed: bool) -> None:
+def test_tickets_land_when_the_store_is_broken(quiet: VllmStore, closed: bool) -> None:
     if closed:
         quiet.close()
     else:
@@ -268,7 +268,7 @@ def test_tickets_land_when_the_store_is_broken(quiet: QuietStore, closed: bool) 
 
 
 def test_a_store_that_breaks_in_a_load_does_not_strand_the_others(
-    quiet: QuietStore, meter: Meter
+    quiet: VllmStore, meter: Meter
 ) -> None:
     tickets = [Slow(), Slow()]
     waiting = iter(tickets)
@@ -282,7 +282,7 @@ def test_a_store_that_breaks_in_a_load_does_not_strand_the_others(
 
 
 def test_a_ticket_that_fails_is_counted_and_said_once(
-    quiet: QuietStore, meter: Meter, caplog: pytest.LogCaptureFixture
+    quiet: VllmStore, meter: Meter, caplog: pytest.LogCaptureFixture
 ) -> None:
     for _ in range(3):
         assert quiet.finish(cast(Any, Torn()), 0.0) is None
@@ -344,7 +344,7 @@ def test_memory_that_is_not_what_the_model_says_is_refused(
 
     from ritornello.vllm.handshake import GroupMemory
 
-    side = WorkerSide(cast(QuietStore, shelf), 8, [(["l.0", "l.1"], 2)], meter)
+    side = WorkerSide(cast(VllmStore, shelf), 8, [(["l.0", "l.1"], 2)], meter)
     memory = numpy.zeros((2, 8, 2, 64, 8), numpy.uint8)
     side.register({f"l.{i}": Tensor(memory[i]) for i in range(2)})
     assert side.facts().groups == (GroupMemory(("l.0", "l.1"), 1024, 2, True),)
@@ -358,7 +358,7 @@ def test_memory_that_is_not_what_the_model_says_is_refused(
 
 
 def test_a_worker_that_can_hold_nothing_says_so_at_once(shelf: Shelf, meter: Meter) -> None:
-    side = WorkerSide(cast(QuietStore, shelf), 8, [(["l.0"], 2)], meter)
+    side = WorkerSide(cast(VllmStore, shelf), 8, [(["l.0"], 2)], meter)
     side.register({})
     assert "no KV cache was registered" in side.facts().refusal
 
@@ -436,7 +436,7 @@ def test_a_load_apart_that_is_late_is_given_up_once(
 
 
 def test_a_worker_without_memory_reports_loads_apart_as_failed(shelf: Shelf, meter: Meter) -> None:
-    side = WorkerSide(cast(QuietStore, shelf), 8, [([], 2)], meter)
+    side = WorkerSide(cast(VllmStore, shelf), 8, [([], 2)], meter)
     side.load(loading("a", apart=True))
     assert side.landed() == ({"a"}, {"a"})
     assert side.take_failed_blocks() == {10, 11, 12}
@@ -449,7 +449,7 @@ def test_closing_waits_for_reads_apart(side: WorkerSide, shelf: Shelf) -> None:
     assert shelf.events == ["cancel", "close"]
 
 
-def test_blocks_that_do_not_exist_are_a_miss(quiet: QuietStore, meter: Meter) -> None:
+def test_blocks_that_do_not_exist_are_a_miss(quiet: VllmStore, meter: Meter) -> None:
     pool: Any = SimpleNamespace(page_bytes=4096, pages=fail)
     side = ready(quiet, meter, Object(FIRST, pool, True))
     side.load(loading("a"))

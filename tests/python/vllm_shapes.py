@@ -96,7 +96,7 @@ class Shelf:
     def learn(self, report: WorkerReport, grounds: dict[str, Any]) -> None:
         self.learnt.append((report, dict(grounds)))
 
-    def fail(self, doing: str, error: BaseException) -> None:
+    def record_failure(self, doing: str, error: BaseException) -> None:
         self.failed.append(f"{doing}: {error}")
 
     def close(self) -> None:

@@ -21,13 +21,13 @@ from lmcache.v1.distributed.internal_api import L2StoreResult
 from lmcache.v1.distributed.l2_adapters.base import AdapterUsage, L2AdapterInterface
 
 from ritornello._core import Completions
-from ritornello.lmcache.asker import Asker
+from ritornello.lmcache.executor import Asker
 from ritornello.lmcache.interface import require_known
 from ritornello.lmcache.listing import list_objects
 from ritornello.lmcache.locks import Locks
 from ritornello.lmcache.naming import Family, Form, Name, grouped, page_key, split_key
 from ritornello.lmcache.settings import Settings
-from ritornello.lmcache.shelf import Item, Job, Shelf
+from ritornello.lmcache.object_store import Item, Job, Shelf
 from ritornello.lmcache.views import owning_view
 from ritornello.memory import wants_staging
 
@@ -120,7 +120,7 @@ class RitornelloL2Adapter(L2AdapterInterface):
         self, keys: list[ObjectKey], group_layout_descs: "dict[int, MemoryLayoutDesc]"
     ) -> int:
         number = self._number()
-        self._asker.ask(partial(self._look_up, number, keys, group_layout_descs))
+        self._executor.submit(partial(self._look_up, number, keys, group_layout_descs))
         return number
 
     def _look_up(
@@ -133,7 +133,7 @@ class RitornelloL2Adapter(L2AdapterInterface):
         found = None
         if not is_late:
             look = partial(self._look_and_lock, keys, group_layout_descs)
-            found = self._shelf.store.quietly("look", look, None)
+            found = self._shelf.store.attempt("look", look, None)
         bitmap = Bitmap(len(keys)) if found is None else _bitmap(found)
         with self._lock:
             # A question that outlives the adapter has nobody left to tell.
@@ -167,7 +167,7 @@ class RitornelloL2Adapter(L2AdapterInterface):
                 self._shelf.store.release(lease)
 
         if ended:
-            self._asker.ask(question)
+            self._executor.submit(question)
 
     # Loads.
 
@@ -257,7 +257,7 @@ class RitornelloL2Adapter(L2AdapterInterface):
             try:
                 item = self._item(key, obj)
             except Exception as error:
-                self._shelf.store.fail("object", error)
+                self._shelf.store.record_failure("object", error)
             items.append(item)
             sizes.append(item.form.nbytes if item is not None else 0)
         with self._lock:
@@ -303,7 +303,7 @@ class RitornelloL2Adapter(L2AdapterInterface):
                 if cursor is None:
                     return
         except Exception as error:
-            self._shelf.store.fail("seed", error)
+            self._shelf.store.record_failure("seed", error)
 
 
 def _arena(desc: "L1MemoryDesc | None") -> tuple[memoryview | None, int]:

@@ -12,10 +12,10 @@ from contextlib import suppress
 from threading import Lock
 from typing import Any, TypeAlias
 
-from ritornello.lmcache.asker import Asker
+from ritornello.lmcache.executor import Asker
 from ritornello.lmcache.naming import Form, Name, by_family, parse_name
 from ritornello.lmcache.settings import Settings
-from ritornello.lmcache.shelf import Item, Job, Shelf
+from ritornello.lmcache.object_store import Item, Job, Shelf
 from ritornello.memory import wants_staging
 
 # The number that a submission returned, whether it came to what was wanted, why not, and which
@@ -71,10 +71,10 @@ class NativeClient:
             return self._shelf.look(groups, count, 0)[0]
 
         def question(is_late: bool) -> None:
-            found = none if is_late else self._shelf.store.quietly("look", look, none)
+            found = none if is_late else self._shelf.store.attempt("look", look, none)
             self._complete((number, True, "", found))
 
-        self._asker.ask(question)
+        self._executor.submit(question)
         return number
 
     def submit_batch_delete(self, keys: Sequence[str]) -> int:
@@ -85,10 +85,10 @@ class NativeClient:
             return self._shelf.delete(groups, count)
 
         def question(is_late: bool) -> None:
-            gone = none if is_late else self._shelf.store.quietly("delete", delete, none)
+            gone = none if is_late else self._shelf.store.attempt("delete", delete, none)
             self._complete((number, not is_late, "late" if is_late else "", gone))
 
-        self._asker.ask(question)
+        self._executor.submit(question)
         return number
 
     def drain_completions(self) -> list[Completion]:
@@ -115,7 +115,7 @@ class NativeClient:
         try:
             return parse_name(key)
         except ValueError as error:
-            self._shelf.store.fail("name", error)
+            self._shelf.store.record_failure("name", error)
             return None
 
     def _items(self, keys: Sequence[str], memories: Sequence[Any]) -> list[Item | None]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from ritornello.handle import Handle
+from ritornello.fail_safe import FailSafeStore
 from ritornello.lmcache.settings import Settings
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ GET_SECONDS = 30.0
 PUT_SECONDS = 60.0
 
 
-class QuietStore(Handle):
+class LMCacheStore(FailSafeStore):
     """One process's hold on the store, opened at once. `counts` is what happened, by name."""
 
     def __init__(self, settings: Settings) -> None:
@@ -37,7 +37,7 @@ class QuietStore(Handle):
                 self._owned = store
             return self._owned is store
 
-        return self.ask("role", action, False)
+        return self.call("role", action, False)
 
     def answers_at_once(self) -> bool:
         """Whether no question waits for another process."""
@@ -45,22 +45,22 @@ class QuietStore(Handle):
 
     def problem(self) -> str:
         """What keeps the store from being used in full, "" if nothing does."""
-        return self.broken or self.ask("problem", lambda store: store.problem, "") or self.broken
+        return self.broken or self.call("problem", lambda store: store.problem, "") or self.broken
 
     def match(self, scope: "Scope", keys: Sequence[bytes], seconds: float) -> "Match | None":
         """A lease on every page that is there."""
-        return self.ask("match", lambda store: store.match(scope, keys, ttl=seconds), None)
+        return self.call("match", lambda store: store.pin_prefix(scope, keys, ttl=seconds), None)
 
     def release(self, lease: int) -> None:
-        self.ask("release", lambda store: store.release(lease), None)
+        self.call("release", lambda store: store.release(lease), None)
 
     def exists(self, scope: "Scope", keys: Sequence[bytes]) -> list[bool]:
-        return self.ask("exists", lambda store: store.exists(scope, keys), [False] * len(keys))
+        return self.call("exists", lambda store: store.exists(scope, keys), [False] * len(keys))
 
     def submit_get(
         self, scope: "Scope", keys: Sequence[bytes], out: Sequence[Any], *, staged: bool
     ) -> "Ticket | None":
-        return self.ask(
+        return self.call(
             "get",
             lambda store: store.submit_get(scope, keys, out, staged=staged, timeout=GET_SECONDS),
             None,
@@ -70,25 +70,25 @@ class QuietStore(Handle):
         self, scope: "Scope", keys: Sequence[bytes], pages: Sequence[Any]
     ) -> "Ticket | None":
         """The memory must not change until the ticket is done."""
-        return self.ask(
+        return self.call(
             "put",
             lambda store: store.submit_put(scope, keys, pages, timeout=PUT_SECONDS),
             None,
         )
 
     def delete(self, scope: "Scope", keys: Sequence[bytes]) -> int:
-        return self.ask("delete", lambda store: store.delete(scope, keys), 0)
+        return self.call("delete", lambda store: store.delete(scope, keys), 0)
 
     def scopes(self) -> "list[tuple[Scope, int, int]]":
-        return self.ask("scopes", lambda store: store.scopes(), [])
+        return self.call("scopes", lambda store: store.scopes(), [])
 
     def keys(self, scope: "Scope", after: int, limit: int) -> tuple[list[bytes], int]:
         none: tuple[list[bytes], int] = ([], 0)
-        return self.ask("keys", lambda store: store.keys(scope, after=after, limit=limit), none)
+        return self.call("keys", lambda store: store.keys(scope, after=after, limit=limit), none)
 
     def capacity(self) -> int:
         """Bytes; 0 where there is no store."""
-        return self.ask("stats", lambda store: int(store.stats()["capacity_bytes"]), 0)
+        return self.call("stats", lambda store: int(store.stats()["capacity_bytes"]), 0)
 
     def count(self, name: str, number: int) -> None:
         self.count_all(**{name: number})

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ritornello.sglang.identity import Engine, Shape, is_replicated, scopes_of, splits
 from ritornello.sglang.meter import Meter
 from ritornello.sglang.pages import Meta, PagesError, page_ids, pools
-from ritornello.sglang.store import QuietStore
+from ritornello.sglang.store import SGLangStore
 
 if TYPE_CHECKING:
     from ritornello._core import PagePool, Scope
@@ -66,7 +66,7 @@ class Pool:
         name: str,
         host: Any,
         slots: Slots,
-        store: QuietStore,
+        store: SGLangStore,
         meter: Meter,
         *,
         in_place: bool,

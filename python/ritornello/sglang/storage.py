@@ -37,7 +37,7 @@ from ritornello.sglang.interface import require_known, unknown, unwatchable
 from ritornello.sglang.meter import Meter
 from ritornello.sglang.pools import LogicalPool, Pool
 from ritornello.sglang.settings import Settings
-from ritornello.sglang.store import QuietStore
+from ritornello.sglang.store import SGLangStore
 from ritornello.sglang.updates import updates
 from ritornello.weights import fingerprint_of
 
@@ -74,7 +74,7 @@ class RitornelloStorage(HiCacheStorage):
             self._split = storage_config.tp_lcm_size // storage_config.tp_size
         self._meter = Meter()
         self._epoch = updates.flushed
-        self._store = QuietStore(settings, self._meter, lambda: self._epoch != updates.epoch)
+        self._store = SGLangStore(settings, self._meter, lambda: self._epoch != updates.epoch)
         self._store.open()
         self._engine = engine_of(storage_config).at(self._epoch)
         self._pools: dict[str, Pool | LogicalPool] = {}
@@ -124,7 +124,7 @@ class RitornelloStorage(HiCacheStorage):
             logger.warning("ritornello: the weights changed; a new epoch begins")
 
         if self._epoch != updates.epoch:
-            self._quietly("new epoch", action, None)
+            self._attempt("new epoch", action, None)
 
     def clear(self) -> None:
         """Forgets what this engine's model has stored; other scopes of the store stay."""
@@ -276,7 +276,7 @@ class RitornelloStorage(HiCacheStorage):
             way = "in place" if pool.in_place else "copied"
             logger.info("ritornello: pool %s, pages of %d bytes, %s", name, pool.page_bytes, way)
 
-        self._quietly(f"pool {name}", action, None)
+        self._attempt(f"pool {name}", action, None)
 
     def _presence(self, side: PoolTransfer, keys: list[bytes]) -> Presence:
         pool = self._pools.get(str(side.name))
@@ -296,7 +296,7 @@ class RitornelloStorage(HiCacheStorage):
             pool = self._pools.get(str(side.name))
             done = 0
             if pool is not None and keys:
-                done = self._quietly(
+                done = self._attempt(
                     doing,
                     # Called before the loop goes on.
                     lambda pool=pool, side=side, keys=keys: action(  # type: ignore[misc]
@@ -315,13 +315,13 @@ class RitornelloStorage(HiCacheStorage):
         pool = self._pools.get(KV)
         if pool is None:
             return otherwise
-        return self._quietly(doing, lambda: action(pool), otherwise)
+        return self._attempt(doing, lambda: action(pool), otherwise)
 
-    def _quietly(self, doing: str, action: Callable[[], T], otherwise: T) -> T:
+    def _attempt(self, doing: str, action: Callable[[], T], otherwise: T) -> T:
         try:
             return action()
         except Exception as error:
-            self._store.fail(doing, error)
+            self._store.record_failure(doing, error)
             return otherwise
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from ritornello.handle import Handle
+from ritornello.fail_safe import FailSafeStore
 from ritornello.sglang.meter import Meter
 from ritornello.sglang.settings import Settings
 
@@ -20,7 +20,7 @@ GET_SECONDS = 10.0
 PUT_SECONDS = 30.0
 
 
-class QuietStore(Handle):
+class SGLangStore(FailSafeStore):
     """One process's hold on the store. While `stale` says that the pages SGLang holds may be of
     other weights than it computes with, nothing is there and nothing is stored.
     """
@@ -36,12 +36,12 @@ class QuietStore(Handle):
         """Leading pages that can be had: one question to the index."""
         if self._stale():
             return 0
-        return self.ask("probe", lambda store: store.probe(scope, keys), 0)
+        return self.call("probe", lambda store: store.probe(scope, keys), 0)
 
     def exists(self, scope: "Scope", keys: Sequence[bytes]) -> list[bool]:
         if self._stale():
             return [False] * len(keys)
-        return self.ask("exists", lambda store: store.exists(scope, keys), [False] * len(keys))
+        return self.call("exists", lambda store: store.exists(scope, keys), [False] * len(keys))
 
     def get(self, scope: "Scope", keys: Sequence[bytes], out: "Iterable[Any] | PoolPages") -> int:
         """Leading pages filled and verified. Nothing writes to `out` once this has returned."""
@@ -60,7 +60,7 @@ class QuietStore(Handle):
                 self._meter.add(f"missed_pages:{outcome.reason or 'error'}", missed)
             return outcome.pages
 
-        return self.ask("get", action, 0)
+        return self.call("get", action, 0)
 
     def put(
         self,
@@ -86,7 +86,7 @@ class QuietStore(Handle):
                 self._meter.add(f"skipped_pages:{outcome.reason or 'error'}", skipped)
             return outcome.pages
 
-        return self.ask("put", action, 0)
+        return self.call("put", action, 0)
 
     def drop(self, scope: "Scope") -> None:
-        self.ask("clear", lambda store: store.drop_scope(scope), None)
+        self.call("clear", lambda store: store.drop_scope(scope), None)

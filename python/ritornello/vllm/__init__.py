@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ritornello.vllm.connector import RitornelloConnector
-    from ritornello.vllm.tier.door import RitornelloTier
+    from ritornello.vllm.tier.manager import RitornelloTier
 
 __all__ = ["RitornelloConnector", "RitornelloTier"]
 
@@ -33,7 +33,7 @@ def __getattr__(name: str) -> object:
 
         return RitornelloConnector
     if name == "RitornelloTier":
-        from ritornello.vllm.tier.door import RitornelloTier
+        from ritornello.vllm.tier.manager import RitornelloTier
 
         return RitornelloTier
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

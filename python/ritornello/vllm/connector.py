@@ -34,14 +34,14 @@ from ritornello.vllm.meter import Meter
 from ritornello.vllm.metrics import RitornelloPromMetrics, RitornelloStats, stats_of
 from ritornello.vllm.scheduler import SchedulerSide
 from ritornello.vllm.settings import Settings
-from ritornello.vllm.store import QuietStore
+from ritornello.vllm.store import VllmStore
 from ritornello.vllm.support import (
     must_load_apart,
     refusal,
     remarks,
     require_no_context_parallel,
 )
-from ritornello.vllm.tiers import QuietCache
+from ritornello.vllm.cache_store import CacheStore
 from ritornello.vllm.weights.engine import guard_of_engine
 from ritornello.vllm.weights.guard import WeightGuard
 from ritornello.vllm.worker import WorkerSide
@@ -92,8 +92,8 @@ class RitornelloConnector(KVConnectorBase_V1, SupportsHMA):
         self._engine = composition.engine_config(self, KVConnectorBase_V1)
         why = refusal(vllm_config, kv_cache_config) or composition.refusal(self._engine)
         self._meter = Meter()
-        held = QuietCache if self._settings.tiers else QuietStore
-        self._store: QuietStore = held(self._settings, self._meter)
+        held = CacheStore if self._settings.tiers else VllmStore
+        self._store: VllmStore = held(self._settings, self._meter)
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
         self._why = why

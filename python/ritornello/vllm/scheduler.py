@@ -26,8 +26,8 @@ from ritornello.vllm.identity import Identity
 from ritornello.vllm.matching import Found, Lease, Matcher, Prompt
 from ritornello.vllm.metadata import IDLE, Load, Pages, Save, StepMetadata, WorkerReport
 from ritornello.vllm.meter import Meter
-from ritornello.vllm.settings import EVERYTHING, Wishes
-from ritornello.vllm.store import QuietStore
+from ritornello.vllm.settings import EVERYTHING, RequestOptions
+from ritornello.vllm.store import VllmStore
 from ritornello.vllm.weights.guard import WeightGuard
 
 logger = logging.getLogger("vllm.ritornello")
@@ -97,7 +97,7 @@ class Tracked:
     """
 
     request: Request
-    wishes: Wishes = EVERYTHING
+    wishes: RequestOptions = EVERYTHING
     held: Held | None = None
     saved: list[int] = field(default_factory=list)
     loading: bool = False
@@ -120,7 +120,7 @@ class SchedulerSide:
 
     def __init__(
         self,
-        store: QuietStore,
+        store: VllmStore,
         identity: Identity,
         meter: Meter,
         *,
@@ -177,14 +177,14 @@ class SchedulerSide:
         try:
             return self._claim(request, computed)
         except Exception as error:
-            self._store.fail("match", error)
+            self._store.record_failure("match", error)
             return 0, False
 
     def _claim(self, request: Request, computed: int) -> tuple[int | None, bool]:
         tracked = self._tracked.get(request.request_id)
         if tracked is None or tracked.request is not request:
             self.finished(request.request_id)
-            tracked = Tracked(request, self._permitted(Wishes.of(request.kv_transfer_params)))
+            tracked = Tracked(request, self._permitted(RequestOptions.of(request.kv_transfer_params)))
             self._tracked[request.request_id] = tracked
         tracked.loading = False
         if self._silent() or computed % self._tokens:
@@ -197,7 +197,7 @@ class SchedulerSide:
         held.local, held.apart = computed, slow or tokens > self._apart_tokens
         return tokens, held.apart
 
-    def _permitted(self, wishes: Wishes) -> Wishes:
+    def _permitted(self, wishes: RequestOptions) -> RequestOptions:
         if not wishes.retain or self._store.permits_retention():
             return wishes
         self._meter.add("ignored_retentions", 1)

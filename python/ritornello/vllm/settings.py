@@ -86,7 +86,7 @@ class Settings(StoreSettings):
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
+class RequestOptions:
     """What one request may do, from its `kv_transfer_params`:
     `{"ritornello.no_load": true}` computes the whole prompt, `{"ritornello.no_store": true}`
     leaves nothing behind, `{"ritornello.retain": 3600}` keeps the pages of the request, and those
@@ -118,4 +118,4 @@ def _seconds(wish: Any) -> float:
     return float(min(wish, YEAR))
 
 
-EVERYTHING = Wishes()
+EVERYTHING = RequestOptions()

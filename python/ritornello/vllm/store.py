@@ -4,7 +4,7 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ritornello.handle import Handle
+from ritornello.fail_safe import FailSafeStore
 from ritornello.vllm.identity import Identity
 from ritornello.vllm.matching import Hit, Lease, Prompt
 from ritornello.vllm.metadata import Pages, WorkerReport
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("vllm.ritornello")
 
 
-class QuietStore(Handle):
+class VllmStore(FailSafeStore):
     """One process's hold on the store. `learns`: it wants to hear how long things take."""
 
     learns = False
@@ -41,18 +41,18 @@ class QuietStore(Handle):
         """The leading pages of which all objects `of` (a tuple) are there."""
 
         def action(store: "Store") -> Hit:
-            match = store.match(self._bundled(identity, of), keys, ttl=ttl)
+            match = store.pin_prefix(self._bundled(identity, of), keys, ttl=ttl)
             return Hit(match.pages, match.pages, match.lease)
 
-        return self.ask("match", action, None)
+        return self.call("match", action, None)
 
     def exists(self, identity: Identity, of: Slice, keys: Sequence[bytes]) -> list[bool] | None:
-        return self.ask(
+        return self.call(
             "exists", lambda store: store.exists(self._scoped(identity, of), keys), None
         )
 
     def release(self, lease: Lease) -> None:
-        self.ask("release", lambda store: store.release(lease), None)
+        self.call("release", lambda store: store.release(lease), None)
 
     def forgo(self, identity: Identity, of: Sequence[Slice], keys: Sequence[bytes]) -> None:
         """Nobody wants any more what `match` had begun to bring."""
@@ -77,7 +77,7 @@ class QuietStore(Handle):
         sections: Sequence[int] = (),
     ) -> "Ticket | None":
         """`sections` of the pages, by where they end, come one after the other: `wait_section`."""
-        return self.ask(
+        return self.call(
             "get",
             lambda store: store.submit_get(
                 self._scoped(identity, of),
@@ -100,7 +100,7 @@ class QuietStore(Handle):
     ) -> "Ticket | None":
         """The bytes are copied before this returns: the blocks may be overwritten at once."""
         keys, said = self._said_of_put(pages)
-        return self.ask(
+        return self.call(
             "put",
             lambda store: store.submit_put(
                 self._scoped(identity, of),
@@ -116,11 +116,11 @@ class QuietStore(Handle):
         """The ticket's outcome, or None where it has none (yet). Like `cancel` it asks the ticket
         itself: what is in flight has to land also when the store is broken.
         """
-        return self.quietly("wait", lambda: ticket.wait(timeout), None)
+        return self.attempt("wait", lambda: ticket.wait(timeout), None)
 
     def wait_section(self, ticket: "Ticket", number: int, timeout: float) -> bool:
         """Whether sections up to this one have come, or the ticket is done."""
-        return self.quietly("wait", lambda: ticket.wait_section(number, timeout), False)
+        return self.attempt("wait", lambda: ticket.wait_section(number, timeout), False)
 
     def cancel(self, ticket: "Ticket") -> "Outcome | None":
         """Gives a get up. Its memory is the kernel's until the ticket is done, and a late read
@@ -132,11 +132,11 @@ class QuietStore(Handle):
             ticket.cancel()
             return ticket.wait()
 
-        return self.quietly("cancel", give_up, None)
+        return self.attempt("cancel", give_up, None)
 
     def landed(self, ticket: "Ticket") -> bool:
         """Whether the ticket has its outcome. One that cannot be asked is waited for."""
-        done = self.quietly("poll", ticket.done, None)
+        done = self.attempt("poll", ticket.done, None)
         if done is None:
             self.cancel(ticket)
             return True
@@ -144,7 +144,7 @@ class QuietStore(Handle):
 
     def abandon(self, ticket: "Ticket") -> None:
         """Gives a get up without waiting; its memory is the kernel's until it has `landed`."""
-        self.quietly("cancel", ticket.cancel, None)
+        self.attempt("cancel", ticket.cancel, None)
 
     def _said_of_get(self, pages: Pages) -> dict[str, Any]:
         """What else this kind of store is told."""

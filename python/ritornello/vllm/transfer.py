@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ritornello.vllm.identity import Identity
 from ritornello.vllm.metadata import Load, Pages
 from ritornello.vllm.shard import Object
-from ritornello.vllm.store import QuietStore
+from ritornello.vllm.store import VllmStore
 
 if TYPE_CHECKING:
     from ritornello._core import Outcome, Ticket
@@ -43,7 +43,7 @@ class Arrival:
 
     def __init__(
         self,
-        store: QuietStore,
+        store: VllmStore,
         identity: Identity | None,
         objects: Sequence[Sequence[Object]] | None,
         load: Load,

@@ -25,7 +25,7 @@ from ritornello.vllm.layout import CacheTensor, LayoutError
 from ritornello.vllm.metadata import IDLE, Load, Save, StepMetadata, WorkerReport
 from ritornello.vllm.meter import Meter
 from ritornello.vllm.shard import Object, Shard
-from ritornello.vllm.store import QuietStore
+from ritornello.vllm.store import VllmStore
 from ritornello.vllm.transfer import Arrival, Landing
 from ritornello.vllm.weights import watch
 
@@ -59,7 +59,7 @@ class WorkerSide:
 
     def __init__(
         self,
-        store: QuietStore,
+        store: VllmStore,
         blocks: int,
         groups: list[tuple[list[str], int]],
         meter: Meter,

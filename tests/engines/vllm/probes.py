@@ -9,7 +9,7 @@ import torch
 
 from ritornello.vllm.matching import Prompt
 from ritornello.vllm.metadata import Load, Pages, StepMetadata
-from ritornello.vllm.store import QuietStore
+from ritornello.vllm.store import VllmStore
 from ritornello.vllm.transfer import Arrival, Landing
 from ritornello.vllm.worker import LOAD_SECONDS, WorkerSide
 
@@ -92,9 +92,9 @@ class BadTicket:
 
 def fail_loads(monkeypatch: pytest.MonkeyPatch, worker_pages: Sequence[int]) -> None:
     """Every load says that these of its pages failed, after filling their blocks with noise."""
-    get, account = QuietStore.submit_get, WorkerSide._account
+    get, account = VllmStore.submit_get, WorkerSide._account
 
-    def failing(store: QuietStore, *asked: Any) -> Any:
+    def failing(store: VllmStore, *asked: Any) -> Any:
         return BadTicket(get(store, *asked), worker_pages)
 
     def noisy(worker: WorkerSide, load: Load, landing: Landing) -> bool:
@@ -105,7 +105,7 @@ def fail_loads(monkeypatch: pytest.MonkeyPatch, worker_pages: Sequence[int]) -> 
                 tensor[block].fill_(7.0)
         return account(worker, load, landing)
 
-    monkeypatch.setattr(QuietStore, "submit_get", failing)
+    monkeypatch.setattr(VllmStore, "submit_get", failing)
     monkeypatch.setattr(WorkerSide, "_account", noisy)
 
 
@@ -122,10 +122,10 @@ def slow_loads(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
 
 def evict_after_match(monkeypatch: pytest.MonkeyPatch, keep: int) -> None:
     """What a match promised beyond its first `keep` pages is gone before it can be loaded."""
-    match = QuietStore.match
+    match = VllmStore.match
 
     def forgetful(
-        store: QuietStore, identity: Any, of: Any, keys: Any, ttl: float, prompt: Prompt
+        store: VllmStore, identity: Any, of: Any, keys: Any, ttl: float, prompt: Prompt
     ) -> Any:
         found = match(store, identity, of, keys, ttl, prompt)
         if found is not None and found.pages > keep and store._store is not None:
@@ -134,4 +134,4 @@ def evict_after_match(monkeypatch: pytest.MonkeyPatch, keep: int) -> None:
                 store._store.delete(identity.scope(piece), list(keys[keep : found.pages]))
         return found
 
-    monkeypatch.setattr(QuietStore, "match", forgetful)
+    monkeypatch.setattr(VllmStore, "match", forgetful)

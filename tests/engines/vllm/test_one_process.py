@@ -9,7 +9,7 @@ from harness import BLOCK, Engine, prompt
 from probes import Digests, evict_after_match, fail_loads
 
 from ritornello import Store
-from ritornello.vllm.store import QuietStore
+from ritornello.vllm.store import VllmStore
 
 # Full pages of a 300-token prompt, without the page of its last token.
 CLAIMED = 299 // BLOCK * BLOCK
@@ -201,7 +201,7 @@ def test_a_store_that_throws_costs_hits_only(
             raise RuntimeError("the disk has left the building")
 
     with monkeypatch.context() as broken:
-        broken.setattr(QuietStore, "_opened", lambda store: Broken())
+        broken.setattr(VllmStore, "_opened", lambda store: Broken())
         output = engine.ask(asked)[0]
     assert output.num_cached_tokens == 0
     assert list(output.outputs[0].token_ids) == expected[0]

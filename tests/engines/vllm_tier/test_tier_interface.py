@@ -12,7 +12,7 @@ import pytest
 from harness import ROOT
 
 from ritornello.vllm import RitornelloTier
-from ritornello.vllm.tier.door import LaterLookups
+from ritornello.vllm.tier.manager import LaterLookups
 from ritornello.vllm.tier.interface import ABSTRACT, HOOKS, JOB, PARAMETERS, RESULT
 
 NEXT = "0.33.0"

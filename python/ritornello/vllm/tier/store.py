@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from ritornello.handle import Handle
+from ritornello.fail_safe import FailSafeStore
 from ritornello.vllm.settings import Settings
 from ritornello.vllm.tier.counts import Counts
 from ritornello.vllm.tier.memory import HostRows
@@ -26,7 +26,7 @@ logger = logging.getLogger("vllm.ritornello")
 ERRANDS = 4096
 
 
-class TierStore(Handle):
+class TierStore(FailSafeStore):
     """This process's hold on the store, opened at once."""
 
     def __init__(self, settings: Settings, counts: Counts) -> None:
@@ -41,7 +41,7 @@ class TierStore(Handle):
         """Whether this process owns the store, so that a question is a look into its memory."""
         if self._owned is None or self._owned_of is not self._store:
             self._owned_of = self._store
-            self._owned = self.ask("role", lambda store: store.role, "") == "owner"
+            self._owned = self.call("role", lambda store: store.role, "") == "owner"
         return self._owned
 
     def step_over(self) -> None:
@@ -53,7 +53,7 @@ class TierStore(Handle):
 
     def match(self, scope: "Scope", keys: Sequence[bytes], ttl: float) -> "Match | None":
         """May wait for another process; see `answers_at_once`."""
-        return self.ask("match", lambda store: store.match(scope, keys, ttl=ttl), None)
+        return self.call("match", lambda store: store.pin_prefix(scope, keys, ttl=ttl), None)
 
     def release(self, lease: int) -> None:
         self._soon("release", lambda store: store.release(lease))
@@ -70,7 +70,7 @@ class TierStore(Handle):
         timeout: float,
     ) -> "Ticket | None":
         """Fills these rows of the host tier."""
-        return self.ask(
+        return self.call(
             "get",
             lambda store: store.submit_get(
                 scope, keys, host.pool.pages(rows), staged=host.staged, timeout=timeout
@@ -91,7 +91,7 @@ class TierStore(Handle):
         """Stores these rows of the host tier, from where they are: they must not change until the
         ticket is done. vLLM pins a chunk of the host tier for as long.
         """
-        return self.ask(
+        return self.call(
             "put",
             lambda store: store.submit_put(
                 scope,
@@ -114,7 +114,7 @@ class TierStore(Handle):
 
     def _soon(self, doing: str, action: "Callable[[Store], object]") -> None:
         def errand() -> object:
-            return self.ask(doing, action, None)
+            return self.call(doing, action, None)
 
         if self.broken:
             return

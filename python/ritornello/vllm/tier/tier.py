@@ -21,7 +21,7 @@ from enum import Enum, auto
 from time import perf_counter, time
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ritornello.vllm.settings import Wishes
+from ritornello.vllm.settings import RequestOptions
 from ritornello.vllm.tier.counts import Counts
 from ritornello.vllm.tier.jobs import Done, Job, Jobs, Piece
 from ritornello.vllm.tier.memory import HostRows
@@ -71,7 +71,7 @@ class Asked:
     lookup thread at any time.
     """
 
-    wishes: Wishes
+    wishes: RequestOptions
     orders: dict[int, Order]
     answers: dict[bytes, bool] = field(default_factory=dict)
     leases: deque[int] = field(default_factory=deque)
@@ -369,10 +369,10 @@ class Tier:
         asked = self._asked.get(context.req_id)
         if asked is None:
             orders = {number: Order(group) for number, (group, _) in self._scopes.items()}
-            asked = Asked(self._permitted(Wishes.of(context.kv_transfer_params)), orders)
+            asked = Asked(self._permitted(RequestOptions.of(context.kv_transfer_params)), orders)
         return asked
 
-    def _permitted(self, wishes: Wishes) -> Wishes:
+    def _permitted(self, wishes: RequestOptions) -> RequestOptions:
         if not wishes.retain or self._store.permits_retention():
             return wishes
         self._counts.add("ignored_retentions")

@@ -21,7 +21,7 @@ TIMES = 50.0
 
 
 class Forms:
-    """Safe to be called from several threads. `ask` returns the store's scopes."""
+    """Safe to be called from several threads. `call` returns the store's scopes."""
 
     def __init__(
         self,

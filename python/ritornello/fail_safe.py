@@ -24,22 +24,22 @@ T = TypeVar("T")
 D = TypeVar("D")
 
 # Pauses between attempts to open the store: the first, and the longest.
-PAUSE = 1.0
-PAUSE_MAX = 5.0
+RETRY_SECONDS = 1.0
+RETRY_SECONDS_MAX = 5.0
 # A store that was used for this long before it failed is opened again after the first pause.
-STEADY_SECONDS = 60.0
+STABLE_SECONDS = 60.0
 # The reason why a store is not used is logged again after this time.
-REPEAT_SECONDS = 60.0
+LOG_AGAIN_SECONDS = 60.0
 AGAIN = "opening the store again"
 
 
-def passes(error: BaseException) -> bool:
+def is_retriable(error: BaseException) -> bool:
     """Whether a store that could not be opened may be opened later, with the same settings."""
     retriable = isinstance(error, RitornelloError | OSError | MemoryError)
     return retriable and not isinstance(error, SettingError)
 
 
-class Handle:
+class FailSafeStore:
     """One process's, opened when it is first used. `count` is told what failed. `broken` says why
     the store is not used now, "" while it is; `closed`, whether `close` was called. `on_open` is
     called, by a thread that may wait, when the store was opened again. Safe to be called from
@@ -53,13 +53,13 @@ class Handle:
         self._logger = logger
         self._count = count
         self._lock = Lock()
-        self._said: dict[str, float] = {}
-        self._announced = False
+        self._logged: dict[str, float] = {}
+        self._outage_logged = False
         self._store: Store | None = None
         self._hash = ""
         self._mount: Path | None = None
-        self._refusal: tuple[Store, str, str] | None = None
-        self._pause = PAUSE
+        self._hash_verdict: tuple[Store, str, str] | None = None
+        self._retry_pause = RETRY_SECONDS
         self._opened_at = self._lost_at = monotonic()
         self._opener: Thread | None = None
         self._stop = Event()
@@ -71,7 +71,7 @@ class Handle:
 
     def open(self) -> bool:
         """Whether there is a store to use."""
-        return self._opened() is not None
+        return self._ensure_open() is not None
 
     def close(self) -> None:
         """Finishes what is under way and lets the directory go. Again: does nothing."""
@@ -81,55 +81,55 @@ class Handle:
             store, self._store = self._store, None
             self.broken = self.broken or "closed"
         if store is not None:
-            self.quietly("close", store.close, None)
+            self.attempt("close", store.close, None)
 
-    def ask(self, doing: str, action: "Callable[[Store], T]", otherwise: D) -> T | D:
-        """What `action` returns, or, where it fails or nothing can be asked, `otherwise`."""
-        store = self._opened()
+    def call(self, operation: str, action: "Callable[[Store], T]", default: D) -> T | D:
+        """What `action` returns, or, where it fails or nothing can be asked, `default`."""
+        store = self._ensure_open()
         if store is None:
-            return otherwise
+            return default
         try:
             return action(store)
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # a panic of the core is no Exception
             lost = getattr(error, "kind", "") in ("fatal", "closed")
-            if lost and self._give_up(store, doing, error):
-                self._count(doing)
-                self._say(doing, error, repeat=True)
+            if lost and self._reopen_after(store, operation, error):
+                self._count(operation)
+                self._log_failure(operation, error, repeat=True)
             else:
-                self.fail(doing, error)
-            return otherwise
+                self.record_failure(operation, error)
+            return default
 
-    def refused_hash(self, algorithm: str) -> str:
+    def hash_refusal(self, algorithm: str) -> str:
         """Why keys that `algorithm` made are not used; "" where they are, or where there is no
         store to ask.
         """
-        known = self._refusal
+        known = self._hash_verdict
         if known is not None and known[:2] == (self._store, algorithm):
             return known[2]
 
         def check(store: "Store") -> str:
-            why = _refused(store, algorithm)
-            self._refusal = (store, algorithm, why)
+            why = _hash_refusal(store, algorithm)
+            self._hash_verdict = (store, algorithm, why)
             return why
 
-        return self.ask("policy", check, "")
+        return self.call("policy", check, "")
 
     def expect_hash(self, algorithm: str) -> None:
         """From now on a store that refuses keys that `algorithm` made is not used."""
         self._hash = algorithm
 
     def require_hash(self, algorithm: str) -> str:
-        """`expect_hash`, then `refused_hash`."""
+        """`expect_hash`, then `hash_refusal`."""
         self.expect_hash(algorithm)
-        return self.refused_hash(algorithm)
+        return self.hash_refusal(algorithm)
 
     def permits_retention(self) -> bool:
         """Whether a request may have its pages retained; a refusal is logged once."""
-        permitted = self.ask("policy", lambda store: store.policy.allow_request_retention, None)
-        if permitted is False and "retain" not in self._said:
-            self._said["retain"] = monotonic()
+        permitted = self.call("policy", lambda store: store.policy.allow_request_retention, None)
+        if permitted is False and "retain" not in self._logged:
+            self._logged["retain"] = monotonic()
             self._logger.warning(
                 "ritornello: a request asked to have its pages retained, which the store's "
                 "policy.toml does not permit (`allow_request_retention = true` would); ignored, "
@@ -137,50 +137,50 @@ class Handle:
             )
         return bool(permitted)
 
-    def quietly(self, doing: str, action: Callable[[], T], otherwise: D) -> T | D:
-        """What `action` returns, or, where it fails, `otherwise`."""
+    def attempt(self, operation: str, action: Callable[[], T], default: D) -> T | D:
+        """What `action` returns, or, where it fails, `default`."""
         try:
             return action()
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # a panic of the core is no Exception
-            self.fail(doing, error)
-            return otherwise
+            self.record_failure(operation, error)
+            return default
 
-    def fail(self, doing: str, error: BaseException) -> None:
+    def record_failure(self, operation: str, error: BaseException) -> None:
         """Counts a failure, and logs the first of its kind."""
         if getattr(error, "kind", "") == "closed" and self.broken:
             return
-        self._count(doing)
-        self._say(doing, error)
+        self._count(operation)
+        self._log_failure(operation, error)
 
-    def _opened(self) -> "Store | None":
+    def _ensure_open(self) -> "Store | None":
         if self._store is None:
             if not self.broken:
                 # Waits for the first attempt only: after it, `broken` says that others follow.
                 with self._lock:
                     if self._store is None and not self.broken:
-                        self._store = self.quietly("open", self._first, None)
-            elif self._opener is not None and self._waits() and not self._opener.is_alive():
-                self._start_again()
+                        self._store = self.attempt("open", self._open_first, None)
+            elif self._opener is not None and self._will_reopen() and not self._opener.is_alive():
+                self._restart_opener()
         return self._store
 
-    def _first(self) -> "Store | None":
+    def _open_first(self) -> "Store | None":
         try:
             store = self._open()
         except Exception as error:
-            self._wait("open", error, None)
+            self._schedule_reopen("open", error, None)
             raise
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # a panic of the core
             self.broken = f"open: {error}"
             raise
-        self.broken = _refused(store, self._hash) if self._hash else ""
+        self.broken = _hash_refusal(store, self._hash) if self._hash else ""
         if not self.broken:
             return store
         self._logger.warning("ritornello: %s; neither hits nor saves", self.broken)
-        self.quietly("close", store.close, None)
+        self.attempt("close", store.close, None)
         return None
 
     def _open(self) -> "Store":
@@ -191,51 +191,51 @@ class Handle:
         self._mount = mount_point(self._settings)
         return store
 
-    def _give_up(self, store: "Store", doing: str, error: BaseException) -> bool:
+    def _reopen_after(self, store: "Store", operation: str, error: BaseException) -> bool:
         """Has the store opened anew, unless another thread has."""
         with self._lock:
             if self._store is not store:
                 return False
             self._store = None
-            if monotonic() - self._opened_at > STEADY_SECONDS:
-                self._pause = PAUSE
-            self._wait(doing, error, store)
+            if monotonic() - self._opened_at > STABLE_SECONDS:
+                self._retry_pause = RETRY_SECONDS
+            self._schedule_reopen(operation, error, store)
             return True
 
-    def _wait(self, doing: str, error: BaseException, failed: "Store | None") -> None:
+    def _schedule_reopen(self, operation: str, error: BaseException, failed: "Store | None") -> None:
         """From now on the store is not used, until a thread has opened it. Needs the lock."""
         self._lost_at = monotonic()
-        self._note(doing, error, again=failed is not None or passes(error))
-        if self._waits():
-            self._start(failed)
+        self._set_broken(operation, error, again=failed is not None or is_retriable(error))
+        if self._will_reopen():
+            self._start_opener(failed)
 
-    def _note(self, doing: str, error: BaseException, *, again: bool) -> None:
-        self.broken = f"{doing}: {error}" + f"; {AGAIN}" * again
+    def _set_broken(self, operation: str, error: BaseException, *, again: bool) -> None:
+        self.broken = f"{operation}: {error}" + f"; {AGAIN}" * again
 
-    def _waits(self) -> bool:
+    def _will_reopen(self) -> bool:
         """Whether the store is to be opened again."""
         return self.broken.endswith(AGAIN) and not self._stop.is_set()
 
-    def _start(self, failed: "Store | None") -> None:
+    def _start_opener(self, failed: "Store | None") -> None:
         """Starts the thread that opens the store. Needs the lock."""
-        arguments = (ref(self), self._stop, self._pause, failed)
+        arguments = (ref(self), self._stop, self._retry_pause, failed)
         self._opener = Thread(
-            target=Handle._keep_opening, args=arguments, name="ritornello-open", daemon=True
+            target=FailSafeStore._reopen_loop, args=arguments, name="ritornello-open", daemon=True
         )
         try:
             self._opener.start()
         except RuntimeError as why:  # the next call starts another one
             self._logger.debug("ritornello: no thread to open the store (%s)", why)
 
-    def _start_again(self) -> None:
+    def _restart_opener(self) -> None:
         """The thread is not there in the child of a fork, or could not be started."""
         with self._lock:
             gone = self._opener is not None and not self._opener.is_alive()
-            if gone and self._waits():
-                self._start(None)
+            if gone and self._will_reopen():
+                self._start_opener(None)
 
     @staticmethod
-    def _keep_opening(
+    def _reopen_loop(
         waiting: "ref[Handle]", stop: Event, pause: float, failed: "Store | None"
     ) -> None:
         """The thread. It holds on to the handle for no longer than an attempt takes."""
@@ -247,28 +247,28 @@ class Handle:
             del failed
         while not stop.wait(pause):
             handle = waiting()
-            if handle is None or not handle._try_again():
+            if handle is None or not handle._try_reopen():
                 return
-            pause = handle._pause
+            pause = handle._retry_pause
             del handle
 
-    def _try_again(self) -> bool:
+    def _try_reopen(self) -> bool:
         """Opens the store. Whether another attempt is due."""
-        self._pause = min(2 * self._pause, PAUSE_MAX)
+        self._retry_pause = min(2 * self._retry_pause, RETRY_SECONDS_MAX)
         try:
             store = self._open()
         except BaseException as error:  # a panic of the core is no Exception
-            self._note("open", error, again=passes(error))
-            self._say("open", error, repeat=True)
-            return self._waits()
-        used = self.quietly("open", lambda: self._use(store), None)
+            self._set_broken("open", error, again=is_retriable(error))
+            self._log_failure("open", error, repeat=True)
+            return self._will_reopen()
+        used = self.attempt("open", lambda: self._adopt(store), None)
         if used:
-            self.quietly("on_open", self.on_open, None)
-        return used is None and self._waits()
+            self.attempt("on_open", self.on_open, None)
+        return used is None and self._will_reopen()
 
-    def _use(self, store: "Store") -> bool:
+    def _adopt(self, store: "Store") -> bool:
         """Whether a store that was opened again is used from now on."""
-        refusal = _refused(store, self._hash) if self._hash else ""
+        refusal = _hash_refusal(store, self._hash) if self._hash else ""
         with self._lock:
             used = not self._stop.is_set() and not refusal
             self._opened_at = monotonic()
@@ -279,31 +279,31 @@ class Handle:
         if refusal:
             self._logger.warning("ritornello: %s; neither hits nor saves", refusal)
         if not used:
-            self.quietly("close", store.close, None)
+            self.attempt("close", store.close, None)
             return False
-        if self._announced:
-            self._announced = False
+        if self._outage_logged:
+            self._outage_logged = False
             seconds = monotonic() - self._lost_at
             self._logger.warning("ritornello: the store serves again after %.0f seconds", seconds)
         return True
 
-    def _say(self, doing: str, error: BaseException, *, repeat: bool = False) -> None:
-        sign, now = f"{doing}:{type(error).__name__}", monotonic()
-        said = self._said.get(sign)
-        if said is not None and not (repeat and now - said > REPEAT_SECONDS):
+    def _log_failure(self, operation: str, error: BaseException, *, repeat: bool = False) -> None:
+        sign, now = f"{operation}:{type(error).__name__}", monotonic()
+        said = self._logged.get(sign)
+        if said is not None and not (repeat and now - said > LOG_AGAIN_SECONDS):
             return
-        self._said[sign] = now
+        self._logged[sign] = now
         outcome = "counted as a miss"
         if self.broken:
-            self._announced = True
-            waits = self._waits()
+            self._outage_logged = True
+            waits = self._will_reopen()
             outcome = "serving without the store" + (" until it can be opened again" * waits)
         # As text: a record that is kept holds on to nothing of ours.
         why = f"{type(error).__name__}: {error}"
-        self._logger.warning("ritornello: %s failed (%s); %s", doing, why, outcome)
+        self._logger.warning("ritornello: %s failed (%s); %s", operation, why, outcome)
 
 
-def _refused(store: "Store", algorithm: str) -> str:
+def _hash_refusal(store: "Store", algorithm: str) -> str:
     try:
         store.policy.check_hash(algorithm)
     except InvalidError as error:

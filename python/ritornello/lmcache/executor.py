@@ -27,7 +27,7 @@ class Asker:
         self._thread: Thread | None = None
         self._closed = False
 
-    def ask(self, question: Question) -> None:
+    def call(self, question: Question) -> None:
         """Calls `question` once, now or later. It must not raise."""
         # The order is kept: what waits is asked first.
         if self._thread is None and self._at_once():

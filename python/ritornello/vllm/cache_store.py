@@ -10,7 +10,7 @@ from ritornello.vllm.metadata import Pages, WorkerReport
 from ritornello.vllm.meter import REPORT_SECONDS, Counts, Meter
 from ritornello.vllm.parts import Slice
 from ritornello.vllm.settings import Settings
-from ritornello.vllm.store import QuietStore
+from ritornello.vllm.store import VllmStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,7 +26,7 @@ AWAITED_MAX = 1024
 PREFETCHES = ("completed", "declined", "cancelled", "failed", "refused")
 
 
-class QuietCache(QuietStore):
+class CacheStore(VllmStore):
     """One process's hold on the tiers. Each object of a page is looked for by itself; a prefix is
     as long as the shortest of theirs.
     """
@@ -156,7 +156,7 @@ class QuietCache(QuietStore):
         return [*pages.before, *pages.keys], {"first": pages.first}
 
     def _on_cache(self, doing: str, action: "Callable[[Cache], T]") -> T | None:
-        return self.ask(doing, lambda cache: action(cast("Cache", cache)), None)
+        return self.call(doing, lambda cache: action(cast("Cache", cache)), None)
 
     def _open(self) -> "Store":
         from ritornello._core import Cache

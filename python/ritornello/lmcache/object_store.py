@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ritornello.lmcache.forms import Forms
+from ritornello.lmcache.formats import Forms
 from ritornello.lmcache.naming import RANK_BYTES, STRONG_HASH_BYTES, Family, Form, Group, Name
 from ritornello.lmcache.settings import Settings
-from ritornello.lmcache.store import QuietStore, logger
+from ritornello.lmcache.store import LMCacheStore, logger
 
 if TYPE_CHECKING:
     from ritornello._core import Completions, Outcome, Scope, Ticket
@@ -63,7 +63,7 @@ class Shelf:
     """
 
     def __init__(self, settings: Settings) -> None:
-        self.store = QuietStore(settings)
+        self.store = LMCacheStore(settings)
         self.forms = Forms(self.store.scopes, settings.namespace)
         self.staged = False
         self._said_weak = False
@@ -156,7 +156,7 @@ class Shelf:
             try:
                 scope = self.forms.scope(family, form, is_stored=is_put)
             except Exception as error:  # a page that is too long, say
-                self.store.fail("scope", error)
+                self.store.record_failure("scope", error)
                 continue
             step = max(1, PART_BYTES // form.nbytes)
             for start in range(0, len(chosen), step):
@@ -181,7 +181,7 @@ class Shelf:
         """
         if min(map(len, keys)) >= RANK_BYTES + STRONG_HASH_BYTES:
             return False
-        why = self.store.refused_hash(f"fewer than {STRONG_HASH_BYTES} bytes")
+        why = self.store.hash_refusal(f"fewer than {STRONG_HASH_BYTES} bytes")
         if not why:
             return False
         if not self._said_weak:
@@ -223,7 +223,7 @@ class Shelf:
     ) -> list[bool]:
         if not seconds:
             return self.store.exists(scope, keys)
-        match = self.store.match(scope, keys, seconds)
+        match = self.store.pin_prefix(scope, keys, seconds)
         if match is None or not match.lease:
             return [False] * len(keys)
         if match.pages == len(keys):
