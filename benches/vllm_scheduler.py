@@ -65,7 +65,7 @@ class Engine:
         self.folder = folder
         self.store = VllmStore(Settings(folder, "1GiB"), meter)
         self.store.open()
-        self.side = SchedulerSide(self.store, identity, meter, apart=True)
+        self.side = SchedulerSide(self.store, identity, meter, asynchronous=True)
         blocks = tuple(list(range(1, tokens // self.block + 64)) for _ in identity.parts)
         self.blocks = blocks
         pool = SimpleNamespace(null_block=SimpleNamespace(block_id=0))
@@ -92,16 +92,16 @@ class Engine:
 
     def whole_request(self, name: str, hashes: list[bytes]) -> int:
         side, asked = self.side, self.request(name, hashes)
-        tokens, apart = side.matched_tokens(asked, 0)
-        side.admitted(asked, self.blocks, tokens)
+        tokens, asynchronous = side.matched_tokens(asked, 0)
+        side.request_admitted(asked, self.blocks, tokens)
         asked.num_computed_tokens = tokens
-        if apart:
+        if asynchronous:
             side.plan(SimpleNamespace(num_scheduled_tokens={}))
-            side.reported(None, set(), {name})
-            side.admitted(asked, self.blocks, 0)
+            side.complete_step(None, set(), {name})
+            side.request_admitted(asked, self.blocks, 0)
         scheduled = asked.num_tokens - asked.num_computed_tokens
         side.plan(SimpleNamespace(num_scheduled_tokens={name: scheduled}))
-        side.finished(name)
+        side.request_finished(name)
         return tokens
 
     def steps(self, hashes: list[bytes]) -> Iterator[Callable[[], None]]:
@@ -111,7 +111,7 @@ class Engine:
             asked = self.request(f"r{place}", list(hashes))
             asked.num_tokens += place % self.block
             self.side.matched_tokens(asked, 0)
-            self.side.admitted(asked, self.blocks, 0)
+            self.side.request_admitted(asked, self.blocks, 0)
             scheduled = {asked.request_id: asked.num_tokens}
             self.side.plan(SimpleNamespace(num_scheduled_tokens=scheduled))
             asked.num_computed_tokens = asked.num_tokens

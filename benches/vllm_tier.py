@@ -372,7 +372,7 @@ def lookups_elsewhere(folder: Path, host: Host, rounds: int) -> list[dict[str, A
         assert owner.stdout.readline() == "owner\n"
         tier = ours(folder, host)
         # Made-up weights have a random epoch: the keys were stored under the one before.
-        tier._tier._renew(namespace)
+        tier._tier._set_namespace(namespace)
         row("ritornello, as client", tier, bench.lookup)
         tier.shutdown()
     finally:

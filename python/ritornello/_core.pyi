@@ -252,7 +252,7 @@ class Store:
         of the store by default). What is not named goes back to the store's default.
         """
     def probe(self, scope: Scope, keys: Sequence[bytes]) -> int: ...
-    def match(
+    def pin_prefix(
         self, scope: Scope | Sequence[Scope], keys: Sequence[bytes], *, ttl: float = 60.0
     ) -> Match:
         """In a scope whose keys do not chain, every page that is there is kept. Of several scopes:

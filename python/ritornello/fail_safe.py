@@ -202,7 +202,9 @@ class FailSafeStore:
             self._schedule_reopen(operation, error, store)
             return True
 
-    def _schedule_reopen(self, operation: str, error: BaseException, failed: "Store | None") -> None:
+    def _schedule_reopen(
+        self, operation: str, error: BaseException, failed: "Store | None"
+    ) -> None:
         """From now on the store is not used, until a thread has opened it. Needs the lock."""
         self._lost_at = monotonic()
         self._set_broken(operation, error, again=failed is not None or is_retriable(error))
@@ -236,7 +238,7 @@ class FailSafeStore:
 
     @staticmethod
     def _reopen_loop(
-        waiting: "ref[Handle]", stop: Event, pause: float, failed: "Store | None"
+        waiting: "ref[FailSafeStore]", stop: Event, pause: float, failed: "Store | None"
     ) -> None:
         """The thread. It holds on to the handle for no longer than an attempt takes."""
         if failed is not None:

@@ -7,26 +7,26 @@ from typing import Any, NamedTuple
 import pytest
 
 import ritornello as rt
-from ritornello.lmcache.executor import Asker
-from ritornello.lmcache.formats import SECONDS, Forms
+from ritornello.lmcache.executor import LookupExecutor
+from ritornello.lmcache.formats import REFRESH_SECONDS, FormatCatalog
 from ritornello.lmcache.interface import require_known, unknown
 from ritornello.lmcache.listing import list_objects
 from ritornello.lmcache.locks import Locks
 from ritornello.lmcache.naming import (
     RANKS_KNOWN,
     Family,
-    Form,
-    Name,
+    ObjectFormat,
+    ObjectName,
     Prefixes,
-    grouped,
+    group_objects,
     page_key,
     parse_name,
     parse_scope,
     scope_of,
     split_key,
 )
-from ritornello.lmcache.settings import Settings
 from ritornello.lmcache.object_store import fits
+from ritornello.lmcache.settings import Settings
 
 FAMILY = Family("org/model-7b", 2, "tenant")
 
@@ -39,8 +39,8 @@ class Clock:
         return self.now
 
 
-def name_of(number: int, family: Family = FAMILY) -> Name:
-    return Name(family, page_key(0x01000100, number.to_bytes(32)))
+def name_of(number: int, family: Family = FAMILY) -> ObjectName:
+    return ObjectName(family, page_key(0x01000100, number.to_bytes(32)))
 
 
 # Names.
@@ -61,9 +61,9 @@ def test_what_no_key_can_hold_is_refused(rank: int, digest: bytes) -> None:
 
 def test_a_name_is_read_as_the_bridge_writes_it() -> None:
     plain = parse_name("org/model-7b@01000100@2@00ff")
-    assert plain == Name(Family("org/model-7b", 2, ""), page_key(0x01000100, b"\x00\xff"))
+    assert plain == ObjectName(Family("org/model-7b", 2, ""), page_key(0x01000100, b"\x00\xff"))
     salted = parse_name("org/model-7b@01000100@2@00ff@tenant")
-    assert salted == Name(FAMILY, plain.key)
+    assert salted == ObjectName(FAMILY, plain.key)
 
 
 @pytest.mark.parametrize("text", ["", "a@b", "m@0@0@zz", "m@0@0@00@s@t", "m@0@0@"])
@@ -73,7 +73,7 @@ def test_what_is_no_name_is_refused(text: str) -> None:
 
 
 def test_a_scope_says_family_form_and_namespace() -> None:
-    form = Form(4096, "bfloat16[2,16,64]@KV_2LTD")
+    form = ObjectFormat(4096, "bfloat16[2,16,64]@KV_2LTD")
     scope = scope_of(FAMILY, form, "v2")
     assert scope.page_bytes == 4096
     assert not scope.chained
@@ -90,11 +90,11 @@ def test_a_scope_has_the_dtype_that_all_of_its_objects_have() -> None:
         "": "",
     }
     for layout, dtype in layouts.items():
-        assert scope_of(FAMILY, Form(4096, layout), "").describe()["dtype"] == dtype
+        assert scope_of(FAMILY, ObjectFormat(4096, layout), "").describe()["dtype"] == dtype
 
 
 def test_everything_that_differs_makes_another_scope() -> None:
-    form = Form(4096, "bfloat16[2048]")
+    form = ObjectFormat(4096, "bfloat16[2048]")
     scopes = {
         scope_of(family, other, namespace).id
         for family in (FAMILY, FAMILY._replace(model="m"), FAMILY._replace(group=3))
@@ -132,14 +132,14 @@ def test_groups_are_what_names_say(ranks: list[int], salts: list[str], bad: byte
         expected[at] = (Family("m", 0, key.cache_salt), made)
     found = {
         at: (group.family, key)
-        for group in grouped(keys)
+        for group in group_objects(keys)
         for at, key in zip(group.places, group.keys, strict=True)
     }
     assert found == expected
 
 
 def test_no_keys_are_no_groups() -> None:
-    assert grouped([]) == []
+    assert group_objects([]) == []
 
 
 def test_what_keys_begin_with_is_known_of_a_bounded_number_of_ranks() -> None:
@@ -154,23 +154,23 @@ def test_what_keys_begin_with_is_known_of_a_bounded_number_of_ranks() -> None:
 
 def test_forms_are_asked_for_now_and_then() -> None:
     clock, asked = Clock(), []
-    stored = [(scope_of(FAMILY, Form(4096), ""), 3, 0)]
+    stored = [(scope_of(FAMILY, ObjectFormat(4096), ""), 3, 0)]
 
     def ask() -> list[tuple[rt.Scope, int, int]]:
         asked.append(clock.now)
         return stored
 
-    forms = Forms(ask, "", clock)
-    assert not forms.of(FAMILY)
-    assert forms.refresh()
-    assert list(forms.of(FAMILY)) == [Form(4096)]
-    stored.append((scope_of(FAMILY, Form(8192), ""), 1, 0))
-    assert not forms.refresh(), "it is not time"
-    clock.now += SECONDS + 0.1
-    assert forms.refresh()
-    assert list(forms.of(FAMILY)) == [Form(8192), Form(4096)], "the latest first"
-    clock.now += SECONDS + 0.1
-    assert not forms.refresh(), "nothing new"
+    formats = FormatCatalog(ask, "", clock)
+    assert not formats.of(FAMILY)
+    assert formats.refresh()
+    assert list(formats.of(FAMILY)) == [ObjectFormat(4096)]
+    stored.append((scope_of(FAMILY, ObjectFormat(8192), ""), 1, 0))
+    assert not formats.refresh(), "it is not time"
+    clock.now += REFRESH_SECONDS + 0.1
+    assert formats.refresh()
+    assert list(formats.of(FAMILY)) == [ObjectFormat(8192), ObjectFormat(4096)], "the latest first"
+    clock.now += REFRESH_SECONDS + 0.1
+    assert not formats.refresh(), "nothing new"
     assert len(asked) == 3
 
 
@@ -178,16 +178,18 @@ def test_a_put_does_not_wait_for_an_answer_about_forms() -> None:
     """The store's owner may be far from answering, and a put knows its form without it."""
 
     def ask() -> list[tuple[rt.Scope, int, int]]:
-        put = Thread(target=lambda: forms.scope(FAMILY, Form(8192), is_stored=True), daemon=True)
+        put = Thread(
+            target=lambda: formats.scope(FAMILY, ObjectFormat(8192), is_stored=True), daemon=True
+        )
         put.start()
         put.join(60)
         assert not put.is_alive(), "it waits for this answer"
-        assert not forms.refresh(), "one asks at a time"
-        return [(scope_of(FAMILY, Form(4096), ""), 3, 0)]
+        assert not formats.refresh(), "one asks at a time"
+        return [(scope_of(FAMILY, ObjectFormat(4096), ""), 3, 0)]
 
-    forms = Forms(ask, "")
-    assert forms.refresh()
-    assert list(forms.of(FAMILY)) == [Form(4096), Form(8192)]
+    formats = FormatCatalog(ask, "")
+    assert formats.refresh()
+    assert list(formats.of(FAMILY)) == [ObjectFormat(4096), ObjectFormat(8192)]
 
 
 def test_forms_are_asked_for_again_when_there_was_no_answer() -> None:
@@ -196,22 +198,22 @@ def test_forms_are_asked_for_again_when_there_was_no_answer() -> None:
     def ask() -> list[tuple[rt.Scope, int, int]]:
         if failing.pop():
             raise OSError("no answer")
-        return [(scope_of(FAMILY, Form(4096), ""), 3, 0)]
+        return [(scope_of(FAMILY, ObjectFormat(4096), ""), 3, 0)]
 
-    forms = Forms(ask, "", clock)
+    formats = FormatCatalog(ask, "", clock)
     with pytest.raises(OSError, match="no answer"):
-        forms.refresh()
-    clock.now += SECONDS + 0.1
+        formats.refresh()
+    clock.now += REFRESH_SECONDS + 0.1
     failing.append(False)
-    assert forms.refresh()
+    assert formats.refresh()
 
 
 def test_only_what_is_stored_is_known() -> None:
-    forms = Forms(list, "")
-    forms.scope(FAMILY, Form(4096), is_stored=False)
-    assert not forms.of(FAMILY)
-    forms.scope(FAMILY, Form(4096), is_stored=True)
-    assert list(forms.of(FAMILY)) == [Form(4096)]
+    formats = FormatCatalog(list, "")
+    formats.scope(FAMILY, ObjectFormat(4096), is_stored=False)
+    assert not formats.of(FAMILY)
+    formats.scope(FAMILY, ObjectFormat(4096), is_stored=True)
+    assert list(formats.of(FAMILY)) == [ObjectFormat(4096)]
 
 
 def test_serialized_bytes_fit_any_layout() -> None:
@@ -287,17 +289,17 @@ def test_an_owner_asks_on_the_spot_until_it_is_none() -> None:
     from threading import Event, get_ident
 
     owner = [True]
-    asker = Asker(lambda: owner[0])
+    executor = LookupExecutor(lambda: owner[0])
     threads: list[int] = []
     done = Event()
-    _executor.submit(lambda _: threads.append(get_ident()))
+    executor.submit(lambda _: threads.append(get_ident()))
     assert threads == [get_ident()]
     owner[0] = False
-    _executor.submit(lambda _: threads.append(get_ident()))
-    _executor.submit(lambda _: done.set())
+    executor.submit(lambda _: threads.append(get_ident()))
+    executor.submit(lambda _: done.set())
     assert done.wait(60)
     assert threads[1] != get_ident()
-    asker.close()
+    executor.close()
 
 
 def test_a_client_asks_in_order_and_gives_up_what_waits_when_it_closes() -> None:
@@ -305,21 +307,21 @@ def test_a_client_asks_in_order_and_gives_up_what_waits_when_it_closes() -> None
 
     heard: list[tuple[int, bool]] = []
     begun, go = Event(), Event()
-    asker = Asker(lambda: False)
+    executor = LookupExecutor(lambda: False)
 
-    def slow(is_late: bool) -> None:
+    def slow(expired: bool) -> None:
         begun.set()
         assert go.wait(60)
-        heard.append((0, is_late))
+        heard.append((0, expired))
 
-    _executor.submit(slow)
-    _executor.submit(lambda is_late: heard.append((1, is_late)))
+    executor.submit(slow)
+    executor.submit(lambda expired: heard.append((1, expired)))
     assert begun.wait(60)
-    asker._closed = True  # what `close` sets before it waits
+    executor._closed = True  # what `close` sets before it waits
     go.set()
-    asker.close()
+    executor.close()
     assert heard == [(0, False), (1, True)]
-    _executor.submit(lambda is_late: heard.append((2, is_late)))
+    executor.submit(lambda expired: heard.append((2, expired)))
     assert heard[-1] == (2, True)
 
 
@@ -345,7 +347,7 @@ class Runs(NamedTuple):
 def test_pages_of_keys_leave_nothing_out(limit: int) -> None:
     keys = [name_of(number).key for number in range(20)]
     runs = Runs([keys[:1], keys[1:8], keys[8:9], keys[9:20]])
-    held = [(FAMILY, scope_of(FAMILY, Form(nbytes), ""), 20) for nbytes in (4096, 8192)]
+    held = [(FAMILY, scope_of(FAMILY, ObjectFormat(nbytes), ""), 20) for nbytes in (4096, 8192)]
     seen, cursor = [], None
     while True:
         listed, cursor = list_objects(held, runs.keys, limit, cursor)
@@ -360,7 +362,7 @@ def test_pages_of_keys_leave_nothing_out(limit: int) -> None:
 def test_a_list_goes_on_behind_a_scope_that_became_empty() -> None:
     keys = [name_of(number).key for number in range(3)]
     runs = Runs([keys])
-    first, second = (scope_of(FAMILY, Form(nbytes), "") for nbytes in (4096, 8192))
+    first, second = (scope_of(FAMILY, ObjectFormat(nbytes), "") for nbytes in (4096, 8192))
     listed, cursor = list_objects([(FAMILY, first, 3), (FAMILY, second, 3)], runs.keys, 2, None)
     assert len(listed) == 2
     listed, cursor = list_objects([(FAMILY, first, 0), (FAMILY, second, 3)], runs.keys, 9, cursor)

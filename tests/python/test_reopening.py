@@ -29,12 +29,12 @@ from ritornello.settings import StoreSettings
 from ritornello.sglang.meter import Meter as SGLangMeter
 from ritornello.sglang.settings import Settings as SGLangSettings
 from ritornello.sglang.store import SGLangStore
+from ritornello.vllm.cache_store import CacheStore
 from ritornello.vllm.meter import Meter as VllmMeter
 from ritornello.vllm.settings import Settings as VllmSettings
 from ritornello.vllm.store import VllmStore
 from ritornello.vllm.tier.counts import Counts
 from ritornello.vllm.tier.store import TierStore
-from ritornello.vllm.cache_store import CacheStore
 
 SCOPE = rt.Scope.opaque("reopening", 4096)
 KEYS = keys_of("reopening", 3)
@@ -187,7 +187,7 @@ def test_setting_that_cannot_be_read_is_not_tried_again(
     assert not handle.open()
     assert handle.broken
     assert not handle.broken.endswith(AGAIN)
-    monkeypatch.setattr(handle, "_open", lambda: pytest.record_failure("it was tried again"))
+    monkeypatch.setattr(handle, "_open", lambda: pytest.fail("it was tried again"))
     assert not serves(handle)
 
 
@@ -480,7 +480,9 @@ def test_calls_do_not_wait_for_a_store_that_is_opened_again(
 
 
 def test_store_that_keeps_failing_is_opened_with_back_off(
-    made: Callable[..., FailSafeStore], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    made: Callable[..., FailSafeStore],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr("ritornello.fail_safe.RETRY_SECONDS_MAX", 0.2)
     stores: list[Failing] = []
@@ -517,7 +519,9 @@ def test_hash_that_the_store_refuses_is_not_used_after_reopening(
     assert not serves(handle)
 
 
-def test_hash_that_the_store_refuses_is_not_used_by_workers(made: Callable[..., FailSafeStore]) -> None:
+def test_hash_that_the_store_refuses_is_not_used_by_workers(
+    made: Callable[..., FailSafeStore],
+) -> None:
     handle = made()
     handle.expect_hash("xxhash")
     assert not serves(handle)
@@ -590,10 +594,10 @@ def test_lmcache_client_serves_when_the_store_can_be_opened(tmp_path: Path) -> N
     mend = taken_by_a_file(tmp_path / "kv")
     client = NativeClient(path=str(tmp_path / "kv"), capacity="1GiB")
     try:
-        assert client._shelf.store.broken
+        assert client._objects.store.broken
         mend()
-        until(client._shelf.store.open, "it is open")
-        assert client._shelf.store.capacity() == 1 << 30
-        assert client._shelf.store.is_owner()
+        until(client._objects.store.open, "it is open")
+        assert client._objects.store.capacity() == 1 << 30
+        assert client._objects.store.is_owner()
     finally:
         client.close()

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from ritornello.sglang.hits import ALL, GROUPS, TRAILING, Presence, verdict
+from ritornello.sglang.hits import ALL, GROUPS, TRAILING, Presence, restorable_prefixes
 
 
 def side(policy: str, present: str, window: int = 1, pool: str = "side") -> Presence:
@@ -12,9 +12,9 @@ def side(policy: str, present: str, window: int = 1, pool: str = "side") -> Pres
 
 
 def test_without_side_pools_every_length_can_be_had() -> None:
-    found = verdict("kv", 3, [])
+    found = restorable_prefixes("kv", 3, [])
     assert (found.pages, found.restorable, found.pools) == (3, [1, 2, 3], {"kv": 3})
-    assert verdict("kv", 0, []).pools == {}
+    assert restorable_prefixes("kv", 0, []).pools == {}
 
 
 @pytest.mark.parametrize(
@@ -31,20 +31,20 @@ def test_without_side_pools_every_length_can_be_had() -> None:
     ],
 )
 def test_policies(policy: str, present: str, window: int, restorable: list[int]) -> None:
-    found = verdict("kv", 5, [side(policy, present, window)])
+    found = restorable_prefixes("kv", 5, [side(policy, present, window)])
     assert found.restorable == restorable
     assert found.pages == max(restorable, default=0)
 
 
 def test_all_pools_must_agree_and_each_has_its_own_verdict() -> None:
     sides = [side(TRAILING, "0110", pool="mamba"), side(ALL, "1101", pool="indexer")]
-    found = verdict("kv", 4, sides)
+    found = restorable_prefixes("kv", 4, sides)
     assert found.restorable == [2]
     assert found.pools == {"kv": 4, "mamba": 3, "indexer": 2}
 
 
 def test_groups_of_blocks_are_given_no_verdict() -> None:
-    assert verdict("kv", 2, [side(GROUPS, "11", pool="c4")]).pools == {"kv": 2}
+    assert restorable_prefixes("kv", 2, [side(GROUPS, "11", pool="c4")]).pools == {"kv": 2}
 
 
 def test_a_trailing_window_is_what_its_definition_says() -> None:
@@ -54,4 +54,7 @@ def test_a_trailing_window_is_what_its_definition_says() -> None:
             expected = [
                 pages for pages in range(1, 7) if "0" not in present[max(0, pages - window) : pages]
             ]
-            assert verdict("kv", 6, [side(TRAILING, present, window)]).restorable == expected
+            assert (
+                restorable_prefixes("kv", 6, [side(TRAILING, present, window)]).restorable
+                == expected
+            )

@@ -9,7 +9,7 @@ import pytest
 from ritornello import Scope
 from ritornello.sglang.identity import (
     Engine,
-    Shape,
+    PoolLayout,
     heads_of,
     is_replicated,
     keys_of,
@@ -18,7 +18,7 @@ from ritornello.sglang.identity import (
 )
 
 ENGINE = Engine("0.5.23", "llama:0", b"weights", 8, (0, 1), (0, 1), (0, 1), False)
-SHAPE = Shape(
+SHAPE = PoolLayout(
     "kv", "MHATokenToKVPoolHost", "page_first", "bfloat16", 16, (0, 4), 8, 64, (("layer_num", "4"),)
 )
 BYTES = 4 * 8 * 64 * 16 * 2 * 2
@@ -34,7 +34,7 @@ class Host:
         vars(self).update(others)
 
 
-def scope(engine: Engine = ENGINE, shape: Shape = SHAPE, page_bytes: int = BYTES) -> Scope:
+def scope(engine: Engine = ENGINE, shape: PoolLayout = SHAPE, page_bytes: int = BYTES) -> Scope:
     return scopes_of(engine, shape, page_bytes)[0]
 
 
@@ -64,7 +64,7 @@ def test_heads_of_a_rank(
 
 
 def test_a_pool_says_what_it_holds() -> None:
-    shape = Shape.of("kv", Host())
+    shape = PoolLayout.of("kv", Host())
     assert (shape.kind, shape.layout, shape.dtype) == ("Host", "page_head", "bfloat16")
     assert (shape.layers, shape.heads, shape.head_dim) == ((4, 8), 8, 64)
     assert ("v_head_dim", "64") in shape.detail

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ritornello.sglang.identity import Engine
-from ritornello.sglang.meter import KEPT, Meter
+from ritornello.sglang.meter import RATES_MAX, Meter
 from ritornello.sglang.pages import PagesError, page_ids, spans
 from ritornello.sglang.pools import Pool
 from ritornello.sglang.settings import Settings
@@ -164,12 +164,12 @@ def test_a_store_that_is_gone_is_asked_no_more(quiet: SGLangStore, meter: Meter)
 
 def test_rates_are_taken_once_and_bounded() -> None:
     meter = Meter()
-    for _ in range(KEPT + 5):
+    for _ in range(RATES_MAX + 5):
         meter.prefetched(2, 500, 0.001)
     meter.backed_up(0, 500, 1.0)
     rates = meter.take_rates()
-    assert rates.prefetch_pages == [2] * KEPT
+    assert rates.prefetch_pages == [2] * RATES_MAX
     assert rates.prefetch_bandwidth[0] == pytest.approx(0.001)
     assert rates.backup_pages == []
     assert meter.take_rates().prefetch_pages == []
-    assert meter.counts()["loaded_pages"] == 2 * (KEPT + 5)
+    assert meter.counts()["loaded_pages"] == 2 * (RATES_MAX + 5)

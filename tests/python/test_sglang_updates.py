@@ -11,7 +11,7 @@ from ritornello.sglang.interface import HARMLESS, RECORDER, UPDATES, unwatchable
 from ritornello.sglang.meter import Meter
 from ritornello.sglang.settings import Settings
 from ritornello.sglang.store import SGLangStore
-from ritornello.sglang.updates import Updates
+from ritornello.sglang.updates import WeightUpdates
 
 
 def classes(**others: Any) -> tuple[Any, Any, Any]:
@@ -35,53 +35,53 @@ class Storage:
     def __init__(self) -> None:
         self.told = 0
 
-    def flushed(self) -> None:
+    def on_flush(self) -> None:
         self.told += 1
 
 
 @pytest.mark.parametrize("name", UPDATES)
 def test_every_way_to_update_weights_is_seen_and_still_answers(name: str) -> None:
-    updates, (updater, manager, controller) = Updates(), classes()
+    updates, (updater, manager, controller) = WeightUpdates(), classes()
     assert updates.watch(updater, manager, controller)
     assert getattr(updater(), name)("done") == "done"
-    assert updates.epoch != updates.flushed == b""
+    assert updates.epoch != updates.on_flush == b""
     controller().reset()
-    assert updates.epoch == updates.flushed != b""
+    assert updates.epoch == updates.on_flush != b""
 
 
 def test_an_update_by_an_updater_of_another_kind_is_seen_when_it_is_recorded() -> None:
-    updates, (updater, manager, controller) = Updates(), classes()
+    updates, (updater, manager, controller) = WeightUpdates(), classes()
     updates.watch(updater, manager, controller)
     getattr(manager(), RECORDER)()
-    assert updates.epoch != updates.flushed
+    assert updates.epoch != updates.on_flush
 
 
 def test_what_changes_no_weights_begins_no_epoch() -> None:
-    updates, (updater, manager, controller) = Updates(), classes()
+    updates, (updater, manager, controller) = WeightUpdates(), classes()
     updates.watch(updater, manager, controller)
     for name in HARMLESS:
         getattr(updater(), name)()
     controller().reset()
-    assert updates.epoch == updates.flushed == b""
+    assert updates.epoch == updates.on_flush == b""
 
 
 def test_only_a_reset_that_returned_is_a_flush() -> None:
-    updates, (updater, manager, controller) = Updates(), classes()
+    updates, (updater, manager, controller) = WeightUpdates(), classes()
     updates.watch(updater, manager, controller)
     getattr(updater(), UPDATES[0])()
     made = controller()
     made.failing, made.storage_backend = 1, Storage()
     with pytest.raises(RuntimeError, match="still alive"):
         made.reset()
-    assert updates.epoch != updates.flushed
+    assert updates.epoch != updates.on_flush
     assert made.storage_backend.told == 0
     made.reset()
-    assert updates.epoch == updates.flushed
+    assert updates.epoch == updates.on_flush
     assert made.storage_backend.told == 1
 
 
 def test_classes_are_watched_once() -> None:
-    updates, found = Updates(), classes()
+    updates, found = WeightUpdates(), classes()
     assert updates.watch(*found)
     assert not updates.watch(*found)
     # They are still known for what they are.
@@ -91,7 +91,7 @@ def test_classes_are_watched_once() -> None:
 def test_nothing_is_there_and_nothing_stored_between_an_update_and_the_flush(
     tmp_path: Path,
 ) -> None:
-    updates, meter = Updates(), Meter()
+    updates, meter = WeightUpdates(), Meter()
     store = SGLangStore(
         Settings(str(tmp_path / "store"), "640MiB"), meter, lambda: updates.epoch != b""
     )

@@ -9,11 +9,11 @@ import pytest
 from support import keys_of, pages_of
 from vllm_shapes import identity, part
 
+from ritornello.vllm.cache_store import CacheStore
 from ritornello.vllm.matching import Hit, Prompt
 from ritornello.vllm.meter import Meter
 from ritornello.vllm.parts import Slice
 from ritornello.vllm.settings import Settings
-from ritornello.vllm.cache_store import CacheStore
 
 WAIT = 60.0
 PAGE = 64 << 10
@@ -36,7 +36,7 @@ def elsewhere(tmp_path: Path) -> Iterator[CacheStore]:
     one = machine("one")
 
     def put(cache: Any) -> int:
-        scope = one._scoped(IDENTITY, OBJECT)
+        scope = one._scope_for(IDENTITY, OBJECT)
         pages = cache.submit_put(scope, KEYS, pages_of(KEYS, PAGE)).wait(WAIT).pages
         cache.flush()
         return int(pages)
@@ -54,15 +54,15 @@ def test_what_went_down_is_counted_once(elsewhere: CacheStore) -> None:
     keys = keys_of("other", 3)
 
     def put(cache: Any) -> None:
-        scope = elsewhere._scoped(IDENTITY, OBJECT)
+        scope = elsewhere._scope_for(IDENTITY, OBJECT)
         cache.submit_put(scope, keys, pages_of(keys, PAGE)).wait(WAIT)
         cache.flush()
 
     elsewhere.call("put", put, None)
     told: dict[str, float] = {}
     for _ in range(3):
-        elsewhere._told_at = 0.0
-        elsewhere.tell()
+        elsewhere._reported_at = 0.0
+        elsewhere.report_stats()
         for name, amount in (meter.take() or {}).items():
             told[name] = told.get(name, 0) + amount
     assert told["tier_written_pages:remote"] == len(keys)
@@ -72,7 +72,7 @@ def test_what_went_down_is_counted_once(elsewhere: CacheStore) -> None:
 
 def match(cache: CacheStore, *, loads: bool) -> Hit:
     prompt = Prompt(0, len(KEYS) * IDENTITY.parts[0].page_tokens + 1, loads)
-    hit = cache.match(IDENTITY, [OBJECT], KEYS, WAIT, prompt)
+    hit = cache.lookup(IDENTITY, [OBJECT], KEYS, WAIT, prompt)
     assert hit is not None
     return hit
 

@@ -12,7 +12,7 @@ from vllm_shapes import TOKENS, Shelf, identity, part
 
 from ritornello.vllm.metadata import WorkerReport
 from ritornello.vllm.parts import trailing
-from ritornello.vllm.scheduler import APART_BYTES
+from ritornello.vllm.scheduler import ASYNC_LOAD_BYTES
 
 WINDOW = part(rule=trailing(2 * TOKENS))
 
@@ -38,16 +38,16 @@ def test_a_window_hides_no_failed_block() -> None:
     side = alone(shelf, blocks, identity(WINDOW))
     keep(shelf, lent, 2)
     assert side.matched_tokens(lent, 0) == (2 * TOKENS, False)
-    side.admitted(lent, blocks.tables["r"], 2 * TOKENS)
+    side.request_admitted(lent, blocks.tables["r"], 2 * TOKENS)
     lent.num_computed_tokens = 2 * TOKENS
     assert side.matched_tokens(other, 6 * TOKENS) == (0, False)
-    side.admitted(other, blocks.tables["s"], 0)
+    side.request_admitted(other, blocks.tables["s"], 0)
     other.num_computed_tokens = 6 * TOKENS
     metadata = plan(side, r=4 * TOKENS, s=2 * TOKENS)
     lent.num_computed_tokens, other.num_computed_tokens = TOKENS, 8 * TOKENS
     # The worker skips the saves of such a step; they are offered again.
     unsaved = [(save.request, 0, save.pages.first) for save in metadata.saves]
-    side.reported(WorkerReport(failed={"r"}, unsaved=unsaved), {101}, set())
+    side.complete_step(WorkerReport(failed={"r"}, unsaved=unsaved), {101}, set())
     second = plan(side, r=5 * TOKENS, s=1)
     assert not [save for save in second.saves if save.request == "s"]
 
@@ -72,7 +72,7 @@ def test_a_load_that_lands_does_not_clear_a_shared_failure(beside: bool) -> None
     apart. vLLM computes it again in "a", which still waits, and takes it to be right in "b".
     """
     shelf, blocks = Shelf(), Shared()
-    model = part(head_bytes=APART_BYTES // 8)
+    model = part(head_bytes=ASYNC_LOAD_BYTES // 8)
     side: Any = composed(blocks) if beside else alone(shelf, blocks, identity(model))
     lent, one, two = request(3 * TOKENS), request(7 * TOKENS, "a"), request(7 * TOKENS, "b")
     blocks.tables["r"] = ([100, 101, 102],)
@@ -87,10 +87,10 @@ def test_a_load_that_lands_does_not_clear_a_shared_failure(beside: bool) -> None
         keep(shelf, one, 5)
         keep(shelf, two, 5)
         assert side.matched_tokens(lent, 0) == (2 * TOKENS, False)
-        side.admitted(lent, blocks.tables["r"], 2 * TOKENS)
+        side.request_admitted(lent, blocks.tables["r"], 2 * TOKENS)
         for asked in (one, two):
             assert side.matched_tokens(asked, 2 * TOKENS) == (3 * TOKENS, True)
-            side.admitted(asked, blocks.tables[asked.request_id], 3 * TOKENS)
+            side.request_admitted(asked, blocks.tables[asked.request_id], 3 * TOKENS)
     lent.num_computed_tokens = 2 * TOKENS
     one.num_computed_tokens = two.num_computed_tokens = 5 * TOKENS
     first = side.plan(SimpleNamespace(num_scheduled_tokens={"r": TOKENS}, has_sync_kv_loads=beside))
@@ -98,9 +98,9 @@ def test_a_load_that_lands_does_not_clear_a_shared_failure(beside: bool) -> None
     if beside:
         over(side, first, 101)
     else:
-        side.reported(WorkerReport(failed={"r"}, unsaved=[("r", 0, 1)]), {101}, set())
-        side.reported(None, set(), {"b"})
-    side.admitted(two, blocks.tables["b"], 0)
+        side.complete_step(WorkerReport(failed={"r"}, unsaved=[("r", 0, 1)]), {101}, set())
+        side.complete_step(None, set(), {"b"})
+    side.request_admitted(two, blocks.tables["b"], 0)
     assert not plan(side, b=2 * TOKENS).saves
 
 
@@ -112,7 +112,7 @@ def test_an_abort_leaves_no_failed_block_in_vllm_s_cache() -> None:
     keep(shelf, asked, 3)
     metadata = run(side, asked)
     assert metadata.loads[0].pages[0].blocks == (100, 101, 102)
-    side.finished("r")
-    side.reported(WorkerReport(failed={"r"}), {101}, set())
+    side.request_finished("r")
+    side.complete_step(WorkerReport(failed={"r"}), {101}, set())
     assert {101, 102, 103} <= blocks.evicted
     assert 100 not in blocks.evicted

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from ritornello.model import model_name, normalised
-from ritornello.vllm.handshake import GroupMemory, Place, ShardFacts, shapes
+from ritornello.vllm.handshake import GroupMemory, ShardFacts, WorkerRank, group_layouts
 from ritornello.vllm.identity import Identity, identity_of
 from ritornello.vllm.parts import ALL, Slice, slices, trailing
 from ritornello.vllm.support import (
-    must_load_apart,
     refusal,
     remarks,
     require_no_context_parallel,
+    requires_async_loads,
 )
 from ritornello.weights import fingerprint
 
@@ -157,7 +157,7 @@ def test_files_that_cannot_be_read_have_no_fingerprint(tmp_path: Path, content: 
 
 def told(
     ranks: int = 1, stages: int = 1, heads: int = 2, *, head_major: bool = True, groups: int = 1
-) -> dict[Place, ShardFacts]:
+) -> dict[WorkerRank, ShardFacts]:
     """What the workers of a model with two layers a stage say of their memory."""
     return {
         (stage, rank): ShardFacts(
@@ -176,7 +176,7 @@ def told(
 def identify(
     model: Path,
     *specs: Any,
-    facts: dict[Place, ShardFacts] | None = None,
+    facts: dict[WorkerRank, ShardFacts] | None = None,
     layout: str = "vllm-0.32.0/cpu/amx",
     **change: Any,
 ) -> Identity:
@@ -184,7 +184,7 @@ def identify(
     parallel = config.parallel_config
     ranks, stages = parallel.tensor_parallel_size, parallel.pipeline_parallel_size
     count = len(caches.kv_cache_groups)
-    found = shapes(facts or told(ranks, stages, groups=count), stages, ranks, count)
+    found = group_layouts(facts or told(ranks, stages, groups=count), stages, ranks, count)
     return identity_of(config, caches, found, lambda spec: layout)
 
 
@@ -316,9 +316,9 @@ def test_heads_whose_split_is_unclear_are_not_guessed(model: Path) -> None:
         ),
     ],
 )
-def test_workers_that_do_not_agree(facts: dict[Place, ShardFacts], why: str) -> None:
+def test_workers_that_do_not_agree(facts: dict[WorkerRank, ShardFacts], why: str) -> None:
     with pytest.raises(ValueError, match=why):
-        shapes(facts, 1, 2, 1)
+        group_layouts(facts, 1, 2, 1)
 
 
 def test_a_plain_engine_is_served(model: Path) -> None:
@@ -375,5 +375,5 @@ def test_context_parallelism_is_refused_at_start_up(model: Path, kind: str) -> N
     ],
 )
 def test_when_no_step_may_wait_for_a_load(model: Path, change: dict[str, Any], count: int) -> None:
-    assert not must_load_apart(engine(model), groups(attention()))
-    assert must_load_apart(engine(model, **change), groups(*[attention()] * count))
+    assert not requires_async_loads(engine(model), groups(attention()))
+    assert requires_async_loads(engine(model, **change), groups(*[attention()] * count))

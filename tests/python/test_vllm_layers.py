@@ -9,11 +9,11 @@ import numpy
 import pytest
 from vllm_shapes import Tensor, identity, part
 
+from ritornello.vllm.cache_store import CacheStore
 from ritornello.vllm.metadata import Load, Pages, Save, StepMetadata
 from ritornello.vllm.meter import Meter
 from ritornello.vllm.settings import Settings
 from ritornello.vllm.store import VllmStore
-from ritornello.vllm.cache_store import CacheStore
 from ritornello.vllm.worker import WorkerSide
 
 BLOCKS = 12
@@ -37,12 +37,12 @@ class Machine:
         self.worker.register({name: Tensor(array) for name, array in self.memory.items()})
         # A step that saves, and one that finds out that it is done.
         self.step(StepMetadata(IDENTITY, (), [Save("a", Pages(0, 0, KEYS, SAVED))]))
-        while self.worker._flights:
+        while self.worker._pending_saves:
             self.step(StepMetadata())
 
     def step(self, metadata: StepMetadata, *, check: bool = False) -> set[int]:
         """One step; with `check`, what a layer reads is there when it runs."""
-        self.worker.begin()
+        self.worker.begin_step()
         self.worker.load(metadata)
         for name in LAYERS:
             self.worker.await_layer(name)

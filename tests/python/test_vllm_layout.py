@@ -117,5 +117,7 @@ def test_one_head_of_every_block() -> None:
         (Tensor(0, (8, 4, 32, 64)), 2, 8, False),
     ],
 )
-def test_whether_heads_lie_apart(tensor: Tensor, heads: int, blocks: int, apart: bool) -> None:
-    assert group_memory({"l.0": tensor}, ["l.0"], heads, blocks).head_major is apart
+def test_whether_heads_lie_apart(
+    tensor: Tensor, heads: int, blocks: int, asynchronous: bool
+) -> None:
+    assert group_memory({"l.0": tensor}, ["l.0"], heads, blocks).head_major is asynchronous

@@ -5,17 +5,17 @@ from vllm_shapes import TOKENS, part
 
 from ritornello.vllm.parts import (
     ALL,
-    MOST_UNITS,
     OBJECT_BYTES,
+    UNITS_MAX,
     Rule,
     Slice,
     heads_of,
     held_units,
-    longest,
+    is_writer,
+    longest_resumable,
     slices,
     trailing,
     units_of,
-    writes,
 )
 
 STATE = Rule(1)
@@ -60,13 +60,13 @@ def present(pages: str) -> list[bool]:
 def test_lengths_that_can_be_resumed_are_a_set(window: str, state: str, tokens: int) -> None:
     parts = (part(), part(trailing(2 * TOKENS)), part(STATE))
     there = {Slice(1, 0, 0): present(window), Slice(2, 0, 0): present(state)}
-    assert longest(parts, there, 5 * TOKENS, TOKENS) == tokens * TOKENS
+    assert longest_resumable(parts, there, 5 * TOKENS, TOKENS) == tokens * TOKENS
 
 
 def test_a_length_is_a_whole_page_of_every_part() -> None:
     parts = (part(), part(trailing(2 * TOKENS), tokens=2 * TOKENS))
     there = {Slice(1, 0, 0): present("xx")}
-    assert longest(parts, there, 5 * TOKENS, 2 * TOKENS) == 4 * TOKENS
+    assert longest_resumable(parts, there, 5 * TOKENS, 2 * TOKENS) == 4 * TOKENS
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_units_depend_on_the_model_alone() -> None:
             assert len(made) == 1
         units, shared = units_of(kv_heads, 1, OBJECT_BYTES, sliceable=True)
         assert shared
-        assert len(units) == min(kv_heads, MOST_UNITS)
+        assert len(units) == min(kv_heads, UNITS_MAX)
         assert [head for first, end in units for head in range(first, end)] == list(range(kv_heads))
 
 
@@ -111,7 +111,7 @@ def test_every_unit_has_holders_and_one_writer(kv_heads: int, ranks: int) -> Non
     for unit in range(len(units)):
         holders = [rank for rank in range(ranks) if unit in held_units(held, rank, ranks)]
         assert len(holders) == max(ranks // kv_heads, 1)
-        assert [rank for rank in range(ranks) if writes(held, unit, rank, ranks)] == holders[:1]
+        assert [rank for rank in range(ranks) if is_writer(held, unit, rank, ranks)] == holders[:1]
 
 
 def test_parts_that_need_all_pages_come_first() -> None:

@@ -10,7 +10,7 @@ from ritornello.vllm.identity import Identity
 from ritornello.vllm.metadata import IDLE, WorkerReport
 from ritornello.vllm.meter import Meter
 from ritornello.vllm.parts import Slice, trailing
-from ritornello.vllm.scheduler import APART_BYTES, SchedulerSide
+from ritornello.vllm.scheduler import ASYNC_LOAD_BYTES, SchedulerSide
 from ritornello.vllm.store import VllmStore
 from ritornello.vllm.weights.counters import ChangeCounters
 from ritornello.vllm.weights.guard import WeightGuard
@@ -85,7 +85,7 @@ def run(side: SchedulerSide, asked: Any, local: int = 0, computed: int | None = 
     """One step that admits the request and computes it to its end, or `computed` tokens."""
     external, _ = side.matched_tokens(asked, local)
     assert external is not None
-    side.admitted(asked, BLOCKS, external)
+    side.request_admitted(asked, BLOCKS, external)
     asked.num_computed_tokens = local + external
     scheduled = (asked.num_tokens if computed is None else computed) - asked.num_computed_tokens
     metadata = side.plan(SimpleNamespace(num_scheduled_tokens={asked.request_id: scheduled}))
@@ -104,7 +104,7 @@ def test_the_last_token_is_never_claimed(side: SchedulerSide, shelf: Shelf) -> N
         asked = request(tokens, name=f"n{tokens}")
         keep(shelf, asked, 4)
         assert side.matched_tokens(asked, 0)[0] == claimed * TOKENS
-        side.finished(asked.request_id)
+        side.request_finished(asked.request_id)
     assert not shelf.leases
 
 
@@ -124,14 +124,14 @@ def test_a_warm_prompt_is_loaded_under_a_lease(side: SchedulerSide, shelf: Shelf
     keep(shelf, asked, 3)
     metadata = run(side, asked, local=TOKENS)
     (load,) = metadata.loads
-    assert not load.apart
+    assert not load.asynchronous
     (pages,) = load.pages
     assert (pages.first, pages.blocks) == (1, (101, 102))
     assert pages.keys == tuple(asked.block_hashes[1:3])
     assert shelf.leases == {1}
     (save,) = metadata.saves
     assert (save.pages.first, save.pages.parent) == (3, asked.block_hashes[2])
-    side.reported(None, set(), set())
+    side.complete_step(None, set(), set())
     assert not shelf.leases
 
 
@@ -166,7 +166,7 @@ def test_a_waiting_request_asks_the_store_once(side: SchedulerSide, shelf: Shelf
     keep(shelf, asked, 2)
     assert [side.matched_tokens(asked, 0) for _ in range(5)] == [(2 * TOKENS, False)] * 5
     assert shelf.asked == 1
-    side.finished("r")
+    side.request_finished("r")
     assert not shelf.leases
 
 
@@ -241,13 +241,13 @@ def test_a_preempted_request_starts_over(side: SchedulerSide, shelf: Shelf) -> N
 def test_unsaved_pages_are_offered_again(side: SchedulerSide) -> None:
     asked = request(300)
     run(side, asked)
-    side.reported(WorkerReport(unsaved=[("r", 0, 1), ("gone", 0, 0)]), set(), set())
+    side.complete_step(WorkerReport(unsaved=[("r", 0, 1), ("gone", 0, 0)]), set(), set())
     assert step(side, asked, 1).saves[0].pages.first == 1
 
 
 def test_blocks_that_failed_leave_the_engine_s_cache(side: SchedulerSide, blocks: Blocks) -> None:
     run(side, request(300))
-    side.reported(None, {103}, set())
+    side.complete_step(None, {103}, set())
     assert blocks.evicted == set(range(103, 140))
 
 
@@ -277,7 +277,7 @@ def test_a_reset_while_blocks_are_in_use_stops_everything(
 
 
 def test_a_worker_that_cannot_serve_ends_it(side: SchedulerSide, shelf: Shelf) -> None:
-    side.reported(WorkerReport(refusal="its KV cache is in cuda memory"), set(), set())
+    side.complete_step(WorkerReport(refusal="its KV cache is in cuda memory"), set(), set())
     asked = request(300)
     keep(shelf, asked, 3)
     assert run(side, asked) is IDLE
@@ -286,7 +286,7 @@ def test_a_worker_that_cannot_serve_ends_it(side: SchedulerSide, shelf: Shelf) -
 def test_a_clean_reset_does_not_undo_a_worker_s_refusal(
     side: SchedulerSide, shelf: Shelf, blocks: Blocks
 ) -> None:
-    side.reported(WorkerReport(refusal="its KV cache is in cuda memory"), set(), set())
+    side.complete_step(WorkerReport(refusal="its KV cache is in cuda memory"), set(), set())
     asked = request(300)
     for free in (49, 40, 49):
         blocks.free = free
@@ -311,7 +311,7 @@ def test_identity_is_told_with_the_first_work_and_after_a_change(side: Scheduler
 
 
 def test_a_large_load_goes_on_apart(shelf: Shelf, blocks: Blocks) -> None:
-    large = part(head_bytes=APART_BYTES // 8)
+    large = part(head_bytes=ASYNC_LOAD_BYTES // 8)
     side = side_of(shelf, blocks, identity(large))
     small, asked = request(200, name="small"), request(300)
     keep(shelf, small, 2)
@@ -321,8 +321,8 @@ def test_a_large_load_goes_on_apart(shelf: Shelf, blocks: Blocks) -> None:
 
 
 @pytest.fixture
-def apart(shelf: Shelf, blocks: Blocks) -> SchedulerSide:
-    return side_of(shelf, blocks, identity(), apart=True)
+def asynchronous(shelf: Shelf, blocks: Blocks) -> SchedulerSide:
+    return side_of(shelf, blocks, identity(), asynchronous=True)
 
 
 def begin_apart(side: SchedulerSide, asked: Any) -> Any:
@@ -330,60 +330,62 @@ def begin_apart(side: SchedulerSide, asked: Any) -> Any:
     external, is_apart = side.matched_tokens(asked, 0)
     assert external is not None
     assert is_apart
-    side.admitted(asked, BLOCKS, external)
+    side.request_admitted(asked, BLOCKS, external)
     asked.num_computed_tokens = external
     return side.plan(SimpleNamespace(num_scheduled_tokens={}))
 
 
 def test_a_load_apart_keeps_its_leases_until_all_have_landed(
-    apart: SchedulerSide, shelf: Shelf
+    asynchronous: SchedulerSide, shelf: Shelf
 ) -> None:
     asked = request(300)
     keep(shelf, asked, 3)
-    metadata = begin_apart(apart, asked)
-    assert metadata.loads[0].apart
+    metadata = begin_apart(asynchronous, asked)
+    assert metadata.loads[0].asynchronous
     assert metadata.saves == []
-    apart.reported(None, set(), set())
+    asynchronous.complete_step(None, set(), set())
     assert len(shelf.leases) == 1
-    apart.reported(None, set(), {"r"})
+    asynchronous.complete_step(None, set(), {"r"})
     assert not shelf.leases
     # It is told again when it begins to be computed: what was loaded is not saved.
-    apart.admitted(asked, BLOCKS, 0)
-    (save,) = step(apart, asked, 300 - 3 * TOKENS).saves
+    asynchronous.request_admitted(asked, BLOCKS, 0)
+    (save,) = step(asynchronous, asked, 300 - 3 * TOKENS).saves
     assert save.pages.first == 3
 
 
 def test_an_abort_while_loading_leaves_the_leases_to_the_load(
-    apart: SchedulerSide, shelf: Shelf
+    asynchronous: SchedulerSide, shelf: Shelf
 ) -> None:
     asked = request(300)
     keep(shelf, asked, 3)
-    begin_apart(apart, asked)
-    apart.finished("r")
+    begin_apart(asynchronous, asked)
+    asynchronous.request_finished("r")
     assert len(shelf.leases) == 1
-    apart.reported(None, set(), {"r"})
+    asynchronous.complete_step(None, set(), {"r"})
     assert not shelf.leases
 
 
-def test_a_request_whose_load_failed_computes_the_rest(apart: SchedulerSide, shelf: Shelf) -> None:
+def test_a_request_whose_load_failed_computes_the_rest(
+    asynchronous: SchedulerSide, shelf: Shelf
+) -> None:
     asked = request(300)
     keep(shelf, asked, 3)
-    begin_apart(apart, asked)
+    begin_apart(asynchronous, asked)
     report = WorkerReport(unsaved=[("r", 0, 1)], failed={"r"})
     # vLLM keeps what came before the block that failed.
     asked.num_computed_tokens = TOKENS
-    apart.reported(report, {101}, {"r"})
-    apart.admitted(asked, BLOCKS, 0)
-    (save,) = step(apart, asked, 300 - TOKENS).saves
+    asynchronous.complete_step(report, {101}, {"r"})
+    asynchronous.request_admitted(asked, BLOCKS, 0)
+    (save,) = step(asynchronous, asked, 300 - TOKENS).saves
     assert save.pages.first == 1
     # Where nothing came it asks again, and is given nothing.
     asked.num_computed_tokens = 0
-    assert apart.matched_tokens(asked, 0) == (0, False)
+    assert asynchronous.matched_tokens(asked, 0) == (0, False)
 
 
 def test_all_objects_of_a_page_make_a_hit(shelf: Shelf, blocks: Blocks) -> None:
     split = part(units=((0, 1), (1, 2)), stages=(("l.0",), ("l.1",)))
-    side = side_of(shelf, blocks, identity(split, ranks=2), apart=True)
+    side = side_of(shelf, blocks, identity(split, ranks=2), asynchronous=True)
     asked = request(300)
     for stage in (0, 1):
         for unit in (0, 1):
@@ -392,7 +394,7 @@ def test_all_objects_of_a_page_make_a_hit(shelf: Shelf, blocks: Blocks) -> None:
     assert asked.num_computed_tokens == 2 * TOKENS
     assert len(metadata.loads[0].pages) == 1
     assert (shelf.asked, len(shelf.leases)) == (1, 1)
-    side.reported(None, set(), {"r"})
+    side.complete_step(None, set(), {"r"})
     assert not shelf.leases
 
 
@@ -400,7 +402,7 @@ WINDOWED = (part(), part(trailing(2 * TOKENS), stages=(("l.2",),)))
 
 
 def test_a_window_is_loaded_where_it_is_needed(shelf: Shelf, blocks: Blocks) -> None:
-    side = side_of(shelf, blocks, identity(*WINDOWED), apart=True)
+    side = side_of(shelf, blocks, identity(*WINDOWED), asynchronous=True)
     asked = request(6 * TOKENS)
     shelf.keep(asked.block_hashes[:5], Slice(0, 0, 0))
     # The third page of the window is gone: five pages cannot be resumed, nor four.
@@ -412,15 +414,15 @@ def test_a_window_is_loaded_where_it_is_needed(shelf: Shelf, blocks: Blocks) -> 
     assert (window.part, window.first, window.blocks) == (1, 1, (201, 202))
     assert len(shelf.leases) == 2
     # What the store lacks of the window is saved, though full attention has those pages.
-    side.reported(None, set(), {"r"})
-    side.admitted(asked, BLOCKS, 0)
+    side.complete_step(None, set(), {"r"})
+    side.request_admitted(asked, BLOCKS, 0)
     saves = step(side, asked, 3 * TOKENS).saves
     assert [(save.pages.part, save.pages.first) for save in saves] == [(0, 5), (1, 3)]
     assert [save.pages.parent is None for save in saves] == [False, True]
 
 
 def test_blocks_a_window_has_left_behind_are_not_saved(shelf: Shelf, blocks: Blocks) -> None:
-    side = side_of(shelf, blocks, identity(*WINDOWED), apart=True)
+    side = side_of(shelf, blocks, identity(*WINDOWED), asynchronous=True)
     asked = request(5 * TOKENS)
     blocks.behind = 3
     saves = run(side, asked).saves
@@ -447,14 +449,14 @@ def test_a_request_is_looked_at_when_it_fills_a_page(
     asked = request(TOKENS + 1)
     run(side, asked)
     looked = 0
-    save_filled = side._save_filled
+    save_filled = side._plan_saves_of
 
     def watched(*given: Any) -> None:
         nonlocal looked
         looked += 1
         save_filled(*given)
 
-    monkeypatch.setattr(side, "_save_filled", watched)
+    monkeypatch.setattr(side, "_plan_saves_of", watched)
     saved = []
     for tokens in range(TOKENS + 1, 3 * TOKENS + 1):
         asked.num_tokens = tokens
@@ -474,7 +476,7 @@ def test_a_request_unlike_any_other_is_no_hit(side: SchedulerSide, shelf: Shelf)
     asked = request(300, num_tokens="many")
     assert side.matched_tokens(asked, 0) == (0, False)
     assert len(shelf.failed) == 1 and not shelf.leases
-    side.finished("r")
+    side.request_finished("r")
     assert side.matched_tokens(request(300), 0) == (0, False)
     assert len(shelf.failed) == 1
 
@@ -490,7 +492,7 @@ def test_a_request_whose_pages_are_on_their_way_asks_again(
     shelf.pending = False
     assert side.matched_tokens(asked, TOKENS)[0] == 2 * TOKENS
     assert [prompt.computed for prompt in shelf.prompts] == [0, 0, TOKENS]
-    side.finished("r")
+    side.request_finished("r")
     assert not shelf.forgone
 
 
@@ -500,7 +502,7 @@ def test_pages_on_their_way_are_forgone_with_their_request(
     asked = request(300)
     shelf.pending = True
     side.matched_tokens(asked, 0)
-    side.finished("r")
+    side.request_finished("r")
     assert shelf.forgone == [tuple(asked.block_hashes)]
 
 
@@ -543,7 +545,7 @@ def test_a_load_that_outlasts_computing_goes_apart(side: SchedulerSide, shelf: S
     keep(shelf, asked, 3)
     shelf.grounds = SimpleNamespace(estimate=(0.2, 0.1, 0.9))
     assert side.matched_tokens(asked, 0) == (3 * TOKENS, True)
-    side.finished("r")
+    side.request_finished("r")
     shelf.grounds = SimpleNamespace(estimate=(0.1, 0.2, 0.9))
     assert side.matched_tokens(asked, 0) == (3 * TOKENS, False)
 
@@ -551,17 +553,17 @@ def test_a_load_that_outlasts_computing_goes_apart(side: SchedulerSide, shelf: S
 def test_a_store_that_learns_hears_how_long_things_take(side: SchedulerSide, shelf: Shelf) -> None:
     asked = request(300)
     keep(shelf, asked, 3)
-    shelf.learns, shelf.grounds = True, SimpleNamespace(estimate=None)
+    shelf.wants_timings, shelf.grounds = True, SimpleNamespace(estimate=None)
     metadata = run(side, asked)
     assert metadata.prefill == (3 * TOKENS, 300 - 3 * TOKENS)
-    report = WorkerReport(prefill=(192, 108, 0.5), took={"r": 0.25})
-    side.reported(report, set(), set())
+    report = WorkerReport(prefill=(192, 108, 0.5), load_seconds={"r": 0.25})
+    side.complete_step(report, set(), set())
     assert shelf.learnt == [(report, {"r": shelf.grounds})]
     assert step(side, asked, 1).prefill is None
 
 
 def test_a_remote_is_told_all_keys_of_a_prompt(shelf: Shelf, blocks: Blocks) -> None:
-    side = side_of(shelf, blocks, identity(), far=True)
+    side = side_of(shelf, blocks, identity(), has_remote=True)
     asked = request(300)
     keep(shelf, asked, 3)
     metadata = run(side, asked, local=TOKENS)
@@ -573,7 +575,7 @@ def watched(changes: int = 0) -> tuple[WeightGuard, ChangeCounters]:
     guard, counters = WeightGuard(), ChangeCounters.private(2)
     for _ in range(changes):
         counters.add(0)
-    guard.watched(counters)
+    guard.set_counters(counters)
     return guard, counters
 
 
@@ -603,10 +605,10 @@ def test_an_emptied_engine_begins_an_epoch(shelf: Shelf, blocks: Blocks) -> None
     side = side_of(shelf, blocks, identity(), guard=guard)
     metadata = run(side, request(200))
     assert (metadata.identity.epoch, metadata.covered) == (b"", counters.read())
-    side.engine_emptied()
+    side.on_caches_reset()
     assert run(side, request(200, name="s")).identity is None, "the weights are the same"
     counters.add(0)
-    side.engine_emptied()
+    side.on_caches_reset()
     metadata = run(side, request(200, name="t"))
     assert metadata.identity.epoch != b""
     assert metadata.covered == counters.read()
@@ -617,10 +619,10 @@ def test_blocks_in_use_cover_no_change(shelf: Shelf, blocks: Blocks) -> None:
     side = side_of(shelf, blocks, identity(), guard=guard)
     counters.add(1)
     blocks.free -= 5
-    side.engine_emptied()
+    side.on_caches_reset()
     assert guard.changed()
     blocks.free += 5
-    side.engine_emptied()
+    side.on_caches_reset()
     assert not guard.changed()
 
 
@@ -630,5 +632,5 @@ def test_changes_on_other_machines_end_hits(shelf: Shelf, blocks: Blocks) -> Non
     asked = request(200)
     keep(shelf, asked, 3)
     both = WorkerReport(changes={0: 0}).aggregate(WorkerReport(changes={1: 1}))
-    side.reported(both, set(), set())
+    side.complete_step(both, set(), set())
     assert side.matched_tokens(asked, 0)[0] == 0

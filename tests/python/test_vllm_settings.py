@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from ritornello.vllm.settings import EVERYTHING, YEAR, Settings, RequestOptions
+from ritornello.vllm.settings import DEFAULT_OPTIONS, YEAR, RequestOptions, Settings
 
 
 def test_only_a_path_is_needed() -> None:
@@ -27,10 +27,10 @@ def test_tiers_take_the_place_of_a_path() -> None:
     tiers = ["host 8GiB", "disk /kv 200GiB", "s3://bucket/prefix"]
     settings = Settings.parse({"tiers": tiers, "prefetch": "best_effort", "gate": "always"})
     assert settings == Settings("", tiers=tuple(tiers), prefetch="best_effort", gate="always")
-    assert settings.far
-    assert not Settings.parse({"tiers": tiers[:2]}).far
+    assert settings.has_remote
+    assert not Settings.parse({"tiers": tiers[:2]}).has_remote
     assert "hunter2" not in repr(Settings.parse({"tiers": [*tiers[:2], "m:C?password=hunter2"]}))
-    assert not Settings.parse({"path": "/kv"}).far
+    assert not Settings.parse({"path": "/kv"}).has_remote
 
 
 @pytest.mark.parametrize(
@@ -63,17 +63,17 @@ def test_mistakes_are_named(extra: dict[str, Any], advice: str) -> None:
 
 @pytest.mark.parametrize("params", [None, {}, {"do_remote_prefill": False}])
 def test_a_request_wants_everything_by_default(params: dict[str, Any] | None) -> None:
-    assert RequestOptions.of(params) == EVERYTHING
+    assert RequestOptions.of(params) == DEFAULT_OPTIONS
 
 
 def test_a_request_can_decline() -> None:
     assert RequestOptions.of({"ritornello.no_load": True}) == RequestOptions(loads=False)
     assert RequestOptions.of({"ritornello.no_store": True}) == RequestOptions(stores=False)
-    assert RequestOptions.of({"ritornello.no_store": "yes"}) == EVERYTHING
+    assert RequestOptions.of({"ritornello.no_store": "yes"}) == DEFAULT_OPTIONS
 
 
 def test_a_request_can_ask_for_time_and_never_fails_for_it() -> None:
     assert RequestOptions.of({"ritornello.retain": 90}) == RequestOptions(retain=90.0)
     assert RequestOptions.of({"ritornello.retain": float("inf")}) == RequestOptions(retain=YEAR)
     for odd in (0, -1, float("nan"), True, "1h", None, [5]):
-        assert RequestOptions.of({"ritornello.retain": odd}) == EVERYTHING
+        assert RequestOptions.of({"ritornello.retain": odd}) == DEFAULT_OPTIONS

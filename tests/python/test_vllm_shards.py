@@ -13,7 +13,7 @@ import pytest
 from vllm_shapes import TOKENS, Tensor
 
 from ritornello import Store
-from ritornello.vllm.handshake import ShardFacts, shapes
+from ritornello.vllm.handshake import ShardFacts, group_layouts
 from ritornello.vllm.identity import Identity
 from ritornello.vllm.meter import Meter
 from ritornello.vllm.parts import ALL, Part, Rule, Slice, heads_of, trailing, units_of
@@ -64,7 +64,7 @@ class Cluster:
                 worker.register({name: Tensor(array) for name, array in held.items()})
                 self.memory[stage, rank], self.workers[stage, rank] = held, worker
         facts: dict[tuple[int, int], ShardFacts] = {p: w.facts() for p, w in self.workers.items()}
-        found = shapes(facts, stages, ranks, len(rules))
+        found = group_layouts(facts, stages, ranks, len(rules))
         parts = []
         for rule, group in zip(rules, found, strict=True):
             units, shared = units_of(
@@ -89,7 +89,7 @@ class Cluster:
         self.identity = Identity(
             "m", b"w", "none", "sha256", TOKENS, TOKENS, (), tuple(parts), ranks
         )
-        self.side = SchedulerSide(self._store(path), self.identity, Meter(), apart=True)
+        self.side = SchedulerSide(self._store(path), self.identity, Meter(), asynchronous=True)
         self.blocks = tuple(list(range(1 + 7 * g, 7 + 7 * g)) for g in range(len(rules)))
         pool: Any = SimpleNamespace(null_block=SimpleNamespace(block_id=0))
         self.side.bind(
@@ -124,14 +124,14 @@ class Cluster:
             worker.save(metadata)
         deadline = time.monotonic() + 30
         while waiting and time.monotonic() < deadline:
-            waiting -= {place for place in waiting if self.workers[place].landed()[0]}
+            waiting -= {place for place in waiting if self.workers[place].take_completed_loads()[0]}
             time.sleep(0.001)
         assert not waiting
         bad: set[int] = set()
         for worker in self.workers.values():
             bad |= worker.take_failed_blocks()
-            self.side.reported(worker.take_report(), set(), set())
-        self.side.reported(None, bad, {load.request for load in metadata.loads})
+            self.side.complete_step(worker.take_report(), set(), set())
+        self.side.complete_step(None, bad, {load.request for load in metadata.loads})
         return bad
 
     def close(self) -> None:
@@ -165,20 +165,20 @@ def write(cluster: Cluster) -> None:
     asked = request()
     cluster.fill(1)
     assert cluster.side.matched_tokens(asked, 0) == (0, False)
-    cluster.side.admitted(asked, cluster.blocks, 0)
+    cluster.side.request_admitted(asked, cluster.blocks, 0)
     cluster.step(asked, asked.num_tokens)
-    cluster.side.finished("r")
+    cluster.side.request_finished("r")
     cluster.close()
 
 
 def read(cluster: Cluster) -> int:
     """Tokens that were found, each of whose bytes is the one that was written."""
     asked = request()
-    tokens, apart = cluster.side.matched_tokens(asked, 0)
+    tokens, asynchronous = cluster.side.matched_tokens(asked, 0)
     assert tokens is not None
-    cluster.side.admitted(asked, cluster.blocks, tokens)
+    cluster.side.request_admitted(asked, cluster.blocks, tokens)
     if tokens:
-        assert apart
+        assert asynchronous
         assert cluster.step(asked, 0) == set()
     for number, part in enumerate(cluster.identity.parts):
         filled = [cluster.blocks[number][page] for page in part.needed(tokens)]
@@ -187,7 +187,7 @@ def read(cluster: Cluster) -> int:
                 if name.startswith(f"{number}."):
                     right = expected(array.shape, name, rank, cluster.ranks, 1)
                     assert (array[filled] == right[filled]).all(), (name, rank)
-    cluster.side.finished("r")
+    cluster.side.request_finished("r")
     cluster.close()
     return tokens
 
@@ -240,15 +240,15 @@ def test_what_one_worker_could_not_load_all_compute_and_save_again(store: Path) 
     asked = request()
     tokens, _ = cluster.side.matched_tokens(asked, 0)
     assert tokens == PAGES * TOKENS
-    cluster.side.admitted(asked, cluster.blocks, tokens)
+    cluster.side.request_admitted(asked, cluster.blocks, tokens)
     forget(store, cluster, HEADS - 1, 3)
     assert cluster.step(asked, 0) == set(cluster.blocks[0][3:PAGES])
     # vLLM goes on from the pages that came; nothing is asked of the store again.
     asked.num_computed_tokens = 3 * TOKENS
-    cluster.side.admitted(asked, cluster.blocks, 0)
+    cluster.side.request_admitted(asked, cluster.blocks, 0)
     cluster.fill(1)
     cluster.step(asked, asked.num_tokens - 3 * TOKENS)
-    cluster.side.finished("r")
+    cluster.side.request_finished("r")
     cluster.close()
     assert read(Cluster(store, 1)) == PAGES * TOKENS
 

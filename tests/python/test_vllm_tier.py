@@ -14,7 +14,7 @@ import pytest
 from support import SMALL, open_small
 from tier_support import ROW, TOKENS, Request, Rig, namespace, offload_keys
 
-from ritornello.vllm.tier.sequence import Group, Order, spans
+from ritornello.vllm.tier.sequence import Group, KeySequence, consecutive_runs
 from ritornello.vllm.tier.settings import TierSettings
 from ritornello.vllm.tier.tier import Answer
 from ritornello.vllm.weights.counters import ChangeCounters
@@ -73,11 +73,11 @@ def test_a_promise_is_leased_until_the_load_is_over(rig: Rig) -> None:
     rig.hits(request, KEYS)
     assert rig.leases() == 1
     rig.start_load(request, KEYS)
-    rig.tier.step_over()
-    rig.tier.forget(request)
+    rig.tier.end_step()
+    rig.tier.end_request(request)
     assert rig.tier._jobs.wait(60)
     assert rig.leases() == 1
-    rig.tier.landed()
+    rig.tier.take_finished()
     assert rig.leases() == 0
 
 
@@ -99,10 +99,10 @@ def test_a_promise_that_is_not_taken_up_is_let_go_at_the_end_of_the_step(rig: Ri
     rig.save(rig.begin("r", KEYS), KEYS)
     request = rig.begin("s", KEYS)
     rig.hits(request, KEYS)
-    rig.tier.step_over()
+    rig.tier.end_step()
     assert rig.leases() == 0
     rig.hits(request, KEYS)
-    rig.tier.forget(request)
+    rig.tier.end_request(request)
     assert rig.leases() == 0
 
 
@@ -110,7 +110,7 @@ def test_chunks_that_are_gone_are_named_and_not_promised_again(rig: Rig) -> None
     rig.save(rig.begin("r", KEYS), KEYS)
     request = rig.begin("s", KEYS)
     assert rig.hits(request, KEYS) == 12
-    rig.tier.step_over()
+    rig.tier.end_step()
     assert rig.store._store is not None
     rig.store._store.delete(rig.tier._scopes[0][1], KEYS[8:])
     loaded = rig.load(request, KEYS)
@@ -171,14 +171,14 @@ def test_groups_are_scopes_of_their_own(rig: Rig) -> None:
     request = rig.begin("r", KEYS, window)
     both = [*KEYS[:2], *window[8:10]]
     assert rig.save(request, both).ok == [True] * 4
-    assert [rig.tier.look(key, request) for key in window] == [
+    assert [rig.tier.lookup(key, request) for key in window] == [
         Answer.HIT if place in (8, 9) else Answer.MISS for place in range(12)
     ]
     assert rig.load(request, both).ok == [True] * 4
     assert all(rig.right(both))
     stranger = [key[:-4] + (7).to_bytes(4, "big") for key in KEYS[:1]]
     assert rig.save(request, stranger).reasons == {"group": 1}
-    assert rig.tier.look(stranger[0], request) is Answer.MISS
+    assert rig.tier.lookup(stranger[0], request) is Answer.MISS
 
 
 def test_a_request_retains_where_the_policy_permits_it(
@@ -234,14 +234,14 @@ def test_after_a_reset_nothing_of_before_is_found_or_stored(rig: Rig) -> None:
     # What the running request computed may be of other weights, and others may share its blocks.
     assert rig.save(running, KEYS).reasons == {"before_reset": 12}
     assert rig.save(fresh, KEYS).reasons == {"before_reset": 12}
-    rig.tier.forget(running)
+    rig.tier.end_request(running)
     assert rig.save(fresh, KEYS).ok == [True] * 12
     assert rig.hits(rig.begin("t", KEYS), KEYS) == 12
 
 
 def test_changed_weights_end_hits_and_stores(rig: Rig) -> None:
     guard, counters = WeightGuard(), ChangeCounters.private(2)
-    guard.watched(counters)
+    guard.set_counters(counters)
     rig.tier._guard = guard
     request = rig.begin("r", KEYS)
     rig.save(request, KEYS)
@@ -256,16 +256,16 @@ def test_changed_weights_end_hits_and_stores(rig: Rig) -> None:
 @pytest.mark.parametrize("reset", [False, True])
 def test_loads_in_flight_fail_if_weights_change(rig: Rig, reset: bool) -> None:
     guard, counters = WeightGuard(), ChangeCounters.private(2)
-    guard.watched(counters)
+    guard.set_counters(counters)
     rig.tier._guard = guard
     request = rig.begin("r", KEYS)
     rig.save(request, KEYS)
     assert rig.hits(request, KEYS) == 12
     rig.start_load(request, KEYS)
-    rig.tier.step_over()
+    rig.tier.end_step()
     counters.add(0)
     if reset:
-        rig.tier.engine_emptied()
+        rig.tier.on_caches_reset()
     rig.counts.take()
     done = rig.ended()
     assert (done.ok, done.reasons) == ([False] * 12, {"weights_changed": 12})
@@ -276,21 +276,21 @@ def test_loads_in_flight_fail_if_weights_change(rig: Rig, reset: bool) -> None:
 
 def test_only_an_emptied_host_tier_covers_changes(rig: Rig) -> None:
     guard, counters = WeightGuard(), ChangeCounters.private(2)
-    guard.watched(counters)
+    guard.set_counters(counters)
     rig.tier._guard = guard
-    guard.renew = rig.tier.engine_emptied
+    guard.begin_epoch = rig.tier.on_caches_reset
     rig.save(rig.begin("r", KEYS), KEYS)
-    guard.emptied("connector", True)
+    guard.on_reset("connector", True)
     assert rig.hits(rig.begin("s", KEYS), KEYS) == 12, "the weights are the same"
-    rig.tier.step_over()
+    rig.tier.end_step()
     counters.add(0)
     # The cache of vLLM alone; a reset that found blocks in use.
-    guard.emptied("connector", False)
+    guard.on_reset("connector", False)
     rig.tier.reset()
     assert guard.changed()
     for name in "rs":
-        rig.tier.forget(Request(name))
-    guard.emptied("connector", True)
+        rig.tier.end_request(Request(name))
+    guard.on_reset("connector", True)
     assert not guard.changed()
     request = rig.begin("t", KEYS)
     assert rig.hits(request, KEYS) == 0
@@ -302,10 +302,10 @@ def test_jobs_of_a_request_that_is_over_land(rig: Rig) -> None:
     rig.save(request, KEYS)
     rig.hits(request, KEYS)
     rig.start_load(request, KEYS)
-    rig.tier.forget(request)
-    rig.tier.step_over()
+    rig.tier.end_request(request)
+    rig.tier.end_step()
     assert rig.ended().ok == [True] * 12
-    assert (len(rig.tier._jobs), rig.tier._asked, rig.leases()) == (0, {}, 0)
+    assert (len(rig.tier._jobs), rig.tier._requests, rig.leases()) == (0, {}, 0)
 
 
 def test_what_finds_no_room_is_a_failure_and_no_error(where: Path) -> None:
@@ -378,12 +378,12 @@ def test_a_client_asks_on_a_thread_that_may_wait(where: Path, owner: subprocess.
     rig = client(where)
     request = rig.begin("r", KEYS)
     rig.save(request, KEYS[:9])
-    assert {rig.tier.look(key, request) for key in KEYS} == {Answer.LATER}
-    found = rig.tier.look_later(KEYS, request)
+    assert {rig.tier.lookup(key, request) for key in KEYS} == {Answer.PENDING}
+    found = rig.tier.batch_lookup(KEYS, request)
     assert found == [True] * 9 + [False] * 3
-    assert [rig.tier.confirm(key, request, ok) for key, ok in zip(KEYS, found, strict=True)] == [
-        Answer.HIT if ok else Answer.MISS for ok in found
-    ]
+    assert [
+        rig.tier.confirm_lookup(key, request, ok) for key, ok in zip(KEYS, found, strict=True)
+    ] == [Answer.HIT if ok else Answer.MISS for ok in found]
     assert rig.load(request, KEYS[:9]).ok == [True] * 9
     assert all(rig.right(KEYS[:9]))
     rig.tier.close()
@@ -395,18 +395,18 @@ def test_an_owner_that_is_stopped_does_not_stop_the_scheduler(
     rig = client(where)
     request = rig.begin("r", KEYS)
     rig.save(request, KEYS)
-    assert all(rig.tier.look_later(KEYS, request))
+    assert all(rig.tier.batch_lookup(KEYS, request))
     owner.send_signal(signal.SIGSTOP)
     try:
         # None of this has an answer; that it returns is the test.
         asked = time.monotonic()
-        assert rig.tier.look(KEYS[0], request) is Answer.LATER
-        rig.tier.confirm(KEYS[0], request, found=True)
+        assert rig.tier.lookup(KEYS[0], request) is Answer.PENDING
+        rig.tier.confirm_lookup(KEYS[0], request, found=True)
         rig.tier.touch(KEYS)
         rig.start_load(request, KEYS)
-        rig.tier.step_over()
-        rig.tier.forget(request)
-        assert rig.tier.landed() == []
+        rig.tier.end_step()
+        rig.tier.end_request(request)
+        assert rig.tier.take_finished() == []
         waited = time.monotonic() - asked
     finally:
         owner.send_signal(signal.SIGCONT)
@@ -426,8 +426,8 @@ def test_an_owner_that_is_killed_costs_a_delay(where: Path, owner: subprocess.Po
     owner.kill()
     owner.wait(60)
     later = rig.begin("s", KEYS)
-    assert rig.tier.look_later(KEYS, later) == [True] * 12
-    rig.tier.step_over()
+    assert rig.tier.batch_lookup(KEYS, later) == [True] * 12
+    rig.tier.end_step()
     assert rig.store.answers_at_once()
     assert rig.hits(later, KEYS) == 12
     assert rig.load(later, KEYS).ok == [True] * 12
@@ -448,25 +448,25 @@ def test_the_host_tier_can_be_unmapped_when_the_tier_is_closed(where: Path) -> N
 def test_which_keys_follow_upon_each_other() -> None:
     group = Group(0, TOKENS, chained=True)
     request = Request("r").over(KEYS[:4])
-    order = Order(group)
-    assert order.onwards(request, KEYS[1]) == KEYS[1:4]
-    assert order.before(request, KEYS[1]) == KEYS[0]
-    assert order.before(request, KEYS[0]) is None
-    assert order.onwards(request, KEYS[5]) == [KEYS[5]]
+    order = KeySequence(group)
+    assert order.following(request, KEYS[1]) == KEYS[1:4]
+    assert order.predecessor(request, KEYS[1]) == KEYS[0]
+    assert order.predecessor(request, KEYS[0]) is None
+    assert order.following(request, KEYS[5]) == [KEYS[5]]
     request.over(KEYS[:6])
-    assert order.onwards(request, KEYS[3]) == KEYS[3:6]
+    assert order.following(request, KEYS[3]) == KEYS[3:6]
     # A key that ends inside a chunk is nobody's follower.
     request._offload_key_positions[KEYS[7]] = 6 * TOKENS + 8
-    assert order.onwards(request, KEYS[7]) == [KEYS[7]]
+    assert order.following(request, KEYS[7]) == [KEYS[7]]
     some = [KEYS[0], KEYS[1], KEYS[4], KEYS[9], KEYS[5]]
-    assert list(spans(request, group, some)) == [
+    assert list(consecutive_runs(request, group, some)) == [
         slice(0, 2),
         slice(2, 3),
         slice(3, 4),
         slice(4, 5),
     ]
-    assert list(spans(request, Group(0, TOKENS, chained=False), some)) == [slice(0, 5)]
-    assert list(spans(request, group, [])) == []
+    assert list(consecutive_runs(request, Group(0, TOKENS, chained=False), some)) == [slice(0, 5)]
+    assert list(consecutive_runs(request, group, [])) == []
 
 
 def test_settings_say_what_to_write_instead() -> None:

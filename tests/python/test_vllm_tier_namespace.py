@@ -12,12 +12,12 @@ from test_vllm_identity import attention, engine, groups, model
 from ritornello.vllm.tier import interface
 from ritornello.vllm.tier.namespace import (
     ROW_BYTES_MAX,
-    Machine,
+    KernelPlatform,
     Namespace,
-    described,
     namespace_of,
     needs_all_before,
     refusal,
+    spec_text,
 )
 
 __all__ = ["model"]
@@ -35,7 +35,7 @@ class FullAttentionSpec:
     sliding_window: int | None = None
 
 
-MACHINE = Machine("0.32.0", "cuda 9.0 None")
+MACHINE = KernelPlatform("0.32.0", "cuda 9.0 None")
 
 
 def offloading(count: int = 1, **changes: Any) -> Any:
@@ -102,9 +102,9 @@ def test_the_same_engine_has_the_same_scope(model: Path) -> None:
         {"kv_cache_layout": "BLHNC"},
         {"replicated_layout": True},
         {"row": 2 * ROW},
-        {"machine": Machine("0.33.0", "cuda 9.0 None")},
-        {"machine": Machine("0.32.0", "cuda 8.0 None")},
-        {"machine": Machine("0.32.0", "cuda 9.0 None", "canonical v1")},
+        {"machine": KernelPlatform("0.33.0", "cuda 9.0 None")},
+        {"machine": KernelPlatform("0.32.0", "cuda 8.0 None")},
+        {"machine": KernelPlatform("0.32.0", "cuda 9.0 None", "canonical v1")},
         {"specs": [FullAttentionSpec(dtype="torch.float8_e4m3fn")]},
         {"specs": [FullAttentionSpec(), FullAttentionSpec()]},
         {"cache_config__cache_dtype": "fp8"},
@@ -129,7 +129,7 @@ def test_other_weights_are_other_scopes(model: Path) -> None:
 def test_weights_that_are_no_files_are_never_found_again(model: Path) -> None:
     one, two = (of(model, load_config__load_format="dummy") for _ in range(2))
     assert one.epoch != two.epoch
-    assert one.renewed().epoch != one.epoch
+    assert one.with_new_epoch().epoch != one.epoch
 
 
 def test_parallel_sizes_share_only_rows_that_are_free_of_ranks(model: Path) -> None:
@@ -150,8 +150,8 @@ def test_parallel_sizes_share_only_rows_that_are_free_of_ranks(model: Path) -> N
 def test_a_cache_is_described_by_all_its_fields() -> None:
     spec = FullAttentionSpec(2)
     told = "(num_kv_heads=2, block_size=64, dtype=torch.bfloat16, sliding_window=None)"
-    assert described(spec, rank_free=False) == f"FullAttentionSpec{told}"
-    assert "num_kv_heads" not in described(spec, rank_free=True)
+    assert spec_text(spec, rank_free=False) == f"FullAttentionSpec{told}"
+    assert "num_kv_heads" not in spec_text(spec, rank_free=True)
 
 
 def test_only_unbounded_attention_chains() -> None:

@@ -105,49 +105,49 @@ def watching(parameters: Parameters, counters: ChangeCounters, clock: Clock) -> 
 
 
 def test_an_operation_on_a_parameter_shows(parameters: Parameters, model: Model) -> None:
-    assert not parameters.moved()
+    assert not parameters.state_changed()
     model.parameter().write(7)
-    assert parameters.moved()
-    parameters.remember()
-    assert not parameters.moved()
+    assert parameters.state_changed()
+    parameters.take_baseline()
+    assert not parameters.state_changed()
 
 
 def test_a_parameter_at_another_address_shows(parameters: Parameters, model: Model) -> None:
     model.parameter().address += 64
-    assert parameters.moved()
+    assert parameters.state_changed()
 
 
 def test_a_replaced_parameter_shows(parameters: Parameters, model: Model) -> None:
     model.parts["a"]._parameters["weight"] = Parameter()
-    assert parameters.moved()
+    assert parameters.state_changed()
 
 
 def test_a_removed_parameter_shows(parameters: Parameters, model: Model) -> None:
     del model.parts["a"]._parameters["weight"]
-    assert parameters.moved()
+    assert parameters.state_changed()
 
 
 def test_the_sample_shows_writes_past_the_version(parameters: Parameters, model: Model) -> None:
     model.parameter().poke(7)
-    assert not parameters.moved()
-    assert parameters.sampled()
+    assert not parameters.state_changed()
+    assert parameters.sample_changed()
 
 
 def test_inference_tensors_have_no_version(model: Model) -> None:
     model.parts["a"]._parameters["weight"] = Parameter(inference=True)
     parameters = Parameters(model.named_modules, sample)
-    assert not parameters.moved()
+    assert not parameters.state_changed()
     model.parameter().write(7)
-    assert not parameters.moved()
-    assert parameters.sampled()
+    assert not parameters.state_changed()
+    assert parameters.sample_changed()
 
 
 def test_experts_that_vllm_moves_about_are_skipped(model: Model) -> None:
     parameters = Parameters(model.named_modules, sample, lambda name: "experts" in name)
     assert len(parameters) == 1
     model.parameter("experts.b").write(7)
-    assert not parameters.moved()
-    assert not parameters.sampled()
+    assert not parameters.state_changed()
+    assert not parameters.sample_changed()
 
 
 def test_bytes_that_cannot_be_read_are_no_change(model: Model) -> None:
@@ -160,11 +160,11 @@ def test_bytes_that_cannot_be_read_are_no_change(model: Model) -> None:
 
     parameters = Parameters(model.named_modules, reading)
     readable = False
-    assert not parameters.sampled()
+    assert not parameters.sample_changed()
     readable = True
-    assert not parameters.sampled()
+    assert not parameters.sample_changed()
     model.parameter().poke(7)
-    assert parameters.sampled()
+    assert parameters.sample_changed()
 
 
 class Wrapper(Parameter):
@@ -187,9 +187,9 @@ def test_a_parameter_without_address_hides_no_other(model: Model) -> None:
 
     model.parameter("experts.b").data_ptr = raising
     parameters = Parameters(model.named_modules, sample)
-    assert not parameters.moved()
+    assert not parameters.state_changed()
     model.parameter("a").write(7)
-    assert parameters.moved()
+    assert parameters.state_changed()
 
 
 def test_tensors_inside_a_wrapper_are_compared(model: Model) -> None:
@@ -205,14 +205,14 @@ def test_tensors_inside_a_wrapper_are_compared(model: Model) -> None:
     assert read == [inner, model.parameter("experts.b")]
     assert len(parameters) == 2
     inner.poke(7)
-    assert not parameters.moved()
-    assert parameters.sampled()
+    assert not parameters.state_changed()
+    assert parameters.sample_changed()
     inner.write(8)
-    assert parameters.moved()
-    parameters.remember()
+    assert parameters.state_changed()
+    parameters.take_baseline()
     model.parameter("a").inner = Wrapper(Parameter())
     model.parameter("a").inner.inner.address += 64
-    assert parameters.moved()
+    assert parameters.state_changed()
 
 
 # Adapters.
@@ -262,12 +262,12 @@ def test_counts_outlive_the_file_they_came_through() -> None:
 
 def test_a_change_is_counted_once(watching: WeightWatch, model: Model) -> None:
     model.parameter().write(7)
-    watching.look()
-    watching.look()
+    watching.check()
+    watching.check()
     watching.sample()
     assert watching.count == 1
     model.parameter().poke(8)
-    watching.look()
+    watching.check()
     assert watching.count == 1
     watching.sample()
     watching.sample()
@@ -356,7 +356,7 @@ def worker(model: Model, monkeypatch: pytest.MonkeyPatch) -> Worker:
     return made
 
 
-@pytest.mark.parametrize("name", watch.OF_WORKER)
+@pytest.mark.parametrize("name", watch.WORKER_METHODS)
 def test_an_announced_change_is_counted_before_and_after(worker: Worker, name: str) -> None:
     getattr(worker, name)()
     assert worker.seen == [1]
@@ -387,23 +387,23 @@ def test_a_model_that_is_loaded_is_a_change(worker: Worker) -> None:
 def test_sleeping_memory_is_not_read(worker: Worker, model: Model) -> None:
     worker.sleep(level=1)
     model.parameter().poke(7)
-    assert watch.look(worker) == (0, 0)
+    assert watch.check(worker) == (0, 0)
     worker.wake_up(["kv_cache"])
-    assert watch.look(worker) == (0, 0)
+    assert watch.check(worker) == (0, 0)
     worker.wake_up(["weights"])
-    assert watch.look(worker) == (0, 1)
+    assert watch.check(worker) == (0, 1)
     worker.sleep(2)
-    assert watch.look(worker) == (0, 2), "level 2 gives the weights up"
+    assert watch.check(worker) == (0, 2), "level 2 gives the weights up"
 
 
 def test_memory_of_the_kv_cache_holds_no_weights(worker: Worker, model: Model) -> None:
     worker.discard(("kv_cache",))
-    assert watch.look(worker) == (0, 0)
+    assert watch.check(worker) == (0, 0)
     worker.wake_up(["kv_cache"])
     model.parameter().poke(7)
-    assert watch.look(worker) == (0, 1)
+    assert watch.check(worker) == (0, 1)
     worker.discard(tags=("weights", "kv_cache"))
-    assert watch.look(worker) == (0, 2)
+    assert watch.check(worker) == (0, 2)
 
 
 def test_a_step_ends_a_sleep_that_failed(worker: Worker, model: Model) -> None:
@@ -418,9 +418,9 @@ def test_a_step_ends_a_sleep_that_failed(worker: Worker, model: Model) -> None:
         worker.sleep()
     model.parameter().poke(7)
     worker.execute_model(steps(tokens=0))
-    assert watch.look(worker) == (0, 0)
+    assert watch.check(worker) == (0, 0)
     worker.execute_model(steps(tokens=9))
-    assert watch.look(worker) == (0, 1)
+    assert watch.check(worker) == (0, 1)
 
 
 def test_announced_changes_read_no_parameters(
@@ -438,7 +438,7 @@ def test_announced_changes_read_no_parameters(
         monkeypatch.setattr(Parameters, name, reading)
     for _ in range(100):
         model.load_weights()
-        watch.look(worker)
+        watch.check(worker)
     assert calls == []
     assert _count() == 200
     worker.execute_model(steps(tokens=1))
@@ -451,9 +451,9 @@ def test_a_write_after_an_announced_change_is_counted(worker: Worker, model: Mod
     model.parameter().write(7)
     worker.execute_model(steps(tokens=0))
     worker.execute_model(steps(tokens=1))
-    assert watch.look(worker) == (0, 2), "nothing was computed before the write"
+    assert watch.check(worker) == (0, 2), "nothing was computed before the write"
     model.parameter().poke(8)
-    assert watch.look(worker) == (0, 3)
+    assert watch.check(worker) == (0, 3)
 
 
 def steps(tokens: int) -> Any:
@@ -507,7 +507,7 @@ def test_a_worker_of_another_kind_cannot_be_watched(monkeypatch: pytest.MonkeyPa
     with pytest.raises(RuntimeError, match="the worker has no start_weight_update"):
         watch.install(SimpleNamespace(), "/nowhere", 2)
     with pytest.raises(RuntimeError, match="not watched"):
-        watch.look(SimpleNamespace())
+        watch.check(SimpleNamespace())
 
 
 def test_a_remote_worker_compares_its_own_count(parameters: Parameters, model: Model) -> None:
@@ -516,7 +516,7 @@ def test_a_remote_worker_compares_its_own_count(parameters: Parameters, model: M
     ours.add(0)
     assert elsewhere.covered_by(ours.read())
     model.parameter().write(7)
-    elsewhere.look()
+    elsewhere.check()
     assert not elsewhere.covered_by(ours.read())
     ours.raise_to(1, elsewhere.count)
     assert elsewhere.covered_by(ours.read())
@@ -619,11 +619,11 @@ def test_a_call_that_raises_is_followed_by_a_look(hooks: EngineHooks, core: Any)
 def test_a_reset_covers_what_workers_saw(hooks: EngineHooks, core: Any) -> None:
     guard, told = hooks.guard(type(core)), []
 
-    def renew() -> None:
+    def begin_epoch() -> None:
         told.append(guard.changed())
         guard.cover(guard.read())
 
-    guard.renew, guard.owner = renew, core.scheduler.connector
+    guard.begin_epoch, guard.owner = begin_epoch, core.scheduler.connector
     core.add_request("asked")
     flip(core.model_executor.worker)
     core.in_use = True
@@ -639,7 +639,7 @@ def test_a_reset_covers_what_workers_saw(hooks: EngineHooks, core: Any) -> None:
 
 def test_other_connectors_must_be_reset_too(hooks: EngineHooks, core: Any) -> None:
     guard = hooks.guard(type(core))
-    guard.renew, guard.owner = lambda: guard.cover(guard.read()), "one of several connectors"
+    guard.begin_epoch, guard.owner = lambda: guard.cover(guard.read()), "one of several connectors"
     core.add_request("asked")
     core.in_use = True
     core.scheduler.schedule()
@@ -670,7 +670,7 @@ def test_a_reset_does_not_cover_connectors_that_cannot_be_reset(
     hooks: EngineHooks, core: Any, sibling: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     guard = hooks.guard(type(core))
-    guard.renew, guard.owner = lambda: guard.cover(guard.read()), "one of several connectors"
+    guard.begin_epoch, guard.owner = lambda: guard.cover(guard.read()), "one of several connectors"
     core.scheduler.connector = Resetting()
     core.scheduler.connector.sub_connectors = (Resetting(), sibling())
     core.add_request("asked")
@@ -688,11 +688,11 @@ def test_changes_of_an_empty_engine_need_no_reset(hooks: EngineHooks, core: Any)
     guard = hooks.guard(type(core))
     epochs = []
 
-    def renew() -> None:
+    def begin_epoch() -> None:
         epochs.append(guard.changed())
         guard.cover(guard.read())
 
-    guard.renew = renew
+    guard.begin_epoch = begin_epoch
     core.collective_rpc(flip)
     assert (epochs, guard.changed()) == ([True], False)
     # A step without requests computes nothing.
@@ -724,11 +724,11 @@ def test_workers_that_do_not_answer_count_as_changed(hooks: EngineHooks, core: A
 
 def test_what_other_machines_report_is_heard(hooks: EngineHooks, core: Any) -> None:
     guard = hooks.guard(type(core))
-    guard.hear({0: 1})
+    guard.merge_counts({0: 1})
     core.add_request("asked")
-    guard.hear({})
+    guard.merge_counts({})
     assert not guard.changed()
-    guard.hear({0: 1})
+    guard.merge_counts({0: 1})
     assert guard.changed()
 
 
@@ -747,13 +747,13 @@ class CountingMeanwhile(ChangeCounters):
 
 def test_a_change_during_a_reset_is_not_covered() -> None:
     guard, counters = WeightGuard(), CountingMeanwhile(mmap.mmap(-1, 16), 2)
-    guard.watched(counters)
+    guard.set_counters(counters)
     side = side_of(Shared())
     side._guard = guard
     counters.counts = True
-    side.engine_emptied()
+    side.on_caches_reset()
     assert guard.changed()
     assert not side._identity.epoch
-    side.engine_emptied()
+    side.on_caches_reset()
     assert not guard.changed()
     assert side._identity.epoch

@@ -35,7 +35,7 @@ class Shelf:
     cancelled: int = 0
     puts: list[Any] = field(default_factory=list)
     events: list[str] = field(default_factory=list)
-    learns: bool = False
+    wants_timings: bool = False
     sections: list[Sequence[int]] = field(default_factory=list)
 
     def open(self) -> bool:
@@ -66,10 +66,10 @@ class Shelf:
     def take_loads(self) -> list[tuple[str, int, float]]:
         return [("disk", 4096, 0.5)]
 
-    def tell(self) -> None:
+    def report_stats(self) -> None:
         pass
 
-    def landed(self, ticket: Any) -> bool:
+    def take_completed_loads(self, ticket: Any) -> bool:
         return ticket.outcome != "late" or self.cancelled > 0
 
     def abandon(self, ticket: Any) -> None:
@@ -113,9 +113,9 @@ def ready(store: Any, meter: Meter, *objects: Object, groups: int = 1) -> Worker
     return made
 
 
-def held_object(of: Slice, *, writes: bool = True) -> Object:
+def held_object(of: Slice, *, is_writer: bool = True) -> Object:
     pool: Any = SimpleNamespace(page_bytes=4096, pages=list)
-    return Object(of, pool, writes)
+    return Object(of, pool, is_writer)
 
 
 @pytest.fixture
@@ -123,8 +123,8 @@ def side(shelf: Shelf, meter: Meter) -> WorkerSide:
     return ready(shelf, meter)
 
 
-def loading(*names: str, apart: bool = False) -> StepMetadata:
-    loads = [Load(name, [Pages(0, 4, KEYS, (10, 11, 12))], apart) for name in names]
+def loading(*names: str, asynchronous: bool = False) -> StepMetadata:
+    loads = [Load(name, [Pages(0, 4, KEYS, (10, 11, 12))], asynchronous) for name in names]
     saves = [Save(name, Pages(0, 7, KEYS[:1], (13,), KEYS[2:])) for name in names]
     return StepMetadata(None, loads, saves)
 
@@ -259,12 +259,12 @@ def test_tickets_land_when_the_store_is_broken(quiet: VllmStore, closed: bool) -
     assert quiet.broken
     assert not quiet.open()
     ticket = Slow()
-    assert quiet.finish(cast(Any, ticket), 0.0) is None
+    assert quiet.wait(cast(Any, ticket), 0.0) is None
     assert not ticket.cancelled
-    landed = quiet.cancel(cast(Any, ticket))
+    landed = quiet.cancel_and_wait(cast(Any, ticket))
     assert landed is not None
     assert landed.ok == [True, False, False]
-    assert quiet.finish(cast(Any, ticket), 0.0) is not None
+    assert quiet.wait(cast(Any, ticket), 0.0) is not None
 
 
 def test_a_store_that_breaks_in_a_load_does_not_strand_the_others(
@@ -285,8 +285,8 @@ def test_a_ticket_that_fails_is_counted_and_said_once(
     quiet: VllmStore, meter: Meter, caplog: pytest.LogCaptureFixture
 ) -> None:
     for _ in range(3):
-        assert quiet.finish(cast(Any, Torn()), 0.0) is None
-        assert quiet.cancel(cast(Any, Torn())) is None
+        assert quiet.wait(cast(Any, Torn()), 0.0) is None
+        assert quiet.cancel_and_wait(cast(Any, Torn())) is None
     counts = meter.take()
     assert counts is not None
     assert counts["errors"] == 6
@@ -331,7 +331,7 @@ def test_a_save_is_as_long_as_the_shortest_of_its_objects(shelf: Shelf, meter: M
 
 def test_heads_that_several_hold_are_stored_by_one(shelf: Shelf, meter: Meter) -> None:
     mine, theirs = Slice(0, 0, 0), Slice(0, 0, 1)
-    side = ready(shelf, meter, held_object(mine), held_object(theirs, writes=False))
+    side = ready(shelf, meter, held_object(mine), held_object(theirs, is_writer=False))
     shelf.outcomes = [outcome(True)]
     side.save(saving("a", KEYS[0]))
     assert [put[0] for put in shelf.puts] == [mine]
@@ -376,23 +376,23 @@ def test_a_load_apart_is_over_when_all_its_reads_have_landed(shelf: Shelf, meter
     side = ready(shelf, meter, held_object(Slice(0, 0, 0)), held_object(Slice(0, 0, 1)))
     slow: Any = outcome(True, True, True)
     shelf.outcomes = ["late", slow]
-    side.load(loading("a", apart=True))
-    assert side.landed() == (set(), set())
-    assert side.landed() == (set(), set())
+    side.load(loading("a", asynchronous=True))
+    assert side.take_completed_loads() == (set(), set())
+    assert side.take_completed_loads() == (set(), set())
     # The kernel lets go of it.
     shelf.cancelled = 1
-    over, failed = side.landed()
+    over, failed = side.take_completed_loads()
     assert (over, failed) == ({"a"}, {"a"})
-    assert side.landed() == (set(), set())
+    assert side.take_completed_loads() == (set(), set())
 
 
 def test_a_good_load_apart_does_not_hold_the_step_up(side: WorkerSide, shelf: Shelf) -> None:
     shelf.outcomes = [outcome(True, True, True), outcome(True)]
-    metadata = loading("a", apart=True)
+    metadata = loading("a", asynchronous=True)
     side.load(metadata)
     side.save(metadata)
     assert len(shelf.puts) == 1
-    assert side.landed() == ({"a"}, set())
+    assert side.take_completed_loads() == ({"a"}, set())
     assert side.take_failed_blocks() == set()
 
 
@@ -400,11 +400,11 @@ def test_a_load_apart_that_fails_names_its_blocks_and_spoils_no_save(
     side: WorkerSide, shelf: Shelf
 ) -> None:
     shelf.outcomes = [outcome(True, False, True, reason="checksum"), outcome(True)]
-    metadata = loading("a", apart=True)
+    metadata = loading("a", asynchronous=True)
     side.load(metadata)
     side.save(metadata)
     assert len(shelf.puts) == 1
-    assert side.landed() == ({"a"}, {"a"})
+    assert side.take_completed_loads() == ({"a"}, {"a"})
     assert side.take_failed_blocks() == {11}
     report = side.take_report()
     assert report is not None
@@ -416,8 +416,8 @@ def test_blocks_of_several_groups_are_not_named(shelf: Shelf, meter: Meter) -> N
     side = ready(shelf, meter, held_object(Slice(0, 0, 0)), held_object(Slice(1, 0, 0)), groups=2)
     shelf.outcomes = [outcome(True, True, True), outcome(False, reason="io")]
     pages = [Pages(0, 0, KEYS, (1, 2, 3)), Pages(1, 2, KEYS[2:], (4,))]
-    side.load(StepMetadata(None, [Load("a", pages, apart=True)]))
-    assert side.landed() == ({"a"}, {"a"})
+    side.load(StepMetadata(None, [Load("a", pages, asynchronous=True)]))
+    assert side.take_completed_loads() == ({"a"}, {"a"})
     assert side.take_failed_blocks() == set()
 
 
@@ -425,11 +425,11 @@ def test_a_load_apart_that_is_late_is_given_up_once(
     side: WorkerSide, shelf: Shelf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shelf.outcomes = ["late"]
-    side.load(loading("a", apart=True))
+    side.load(loading("a", asynchronous=True))
     monkeypatch.setattr("ritornello.vllm.worker.monotonic", lambda: 1e12)
-    assert side.landed() == (set(), set())
+    assert side.take_completed_loads() == (set(), set())
     assert shelf.cancelled == 1
-    assert side.landed() == ({"a"}, {"a"})
+    assert side.take_completed_loads() == ({"a"}, {"a"})
     assert side.take_failed_blocks() == {11, 12}
     assert shelf.cancelled == 2
     assert shelf.events == ["finish", "cancel"]
@@ -437,14 +437,14 @@ def test_a_load_apart_that_is_late_is_given_up_once(
 
 def test_a_worker_without_memory_reports_loads_apart_as_failed(shelf: Shelf, meter: Meter) -> None:
     side = WorkerSide(cast(VllmStore, shelf), 8, [([], 2)], meter)
-    side.load(loading("a", apart=True))
-    assert side.landed() == ({"a"}, {"a"})
+    side.load(loading("a", asynchronous=True))
+    assert side.take_completed_loads() == ({"a"}, {"a"})
     assert side.take_failed_blocks() == {10, 11, 12}
 
 
 def test_closing_waits_for_reads_apart(side: WorkerSide, shelf: Shelf) -> None:
     shelf.outcomes = ["late"]
-    side.load(loading("a", apart=True))
+    side.load(loading("a", asynchronous=True))
     side.close()
     assert shelf.events == ["cancel", "close"]
 
@@ -458,7 +458,7 @@ def test_blocks_that_do_not_exist_are_a_miss(quiet: VllmStore, meter: Meter) -> 
 
 
 def test_a_step_that_computes_says_how_long_that_took(side: WorkerSide, shelf: Shelf) -> None:
-    side.begin()
+    side.begin_step()
     side.save(StepMetadata(prefill=(64, 128)))
     report = side.take_report()
     assert report is not None
@@ -469,13 +469,13 @@ def test_a_step_that_computes_says_how_long_that_took(side: WorkerSide, shelf: S
 
 
 def test_a_store_that_learns_is_told_what_was_read(side: WorkerSide, shelf: Shelf) -> None:
-    shelf.learns = True
+    shelf.wants_timings = True
     shelf.outcomes = [outcome(True, True, True), outcome(True)]
     side.load(loading("a"))
     report = side.take_report()
     assert report is not None
     assert report.loads == [("disk", 4096, 0.5)]
-    assert list(report.took) == ["a"]
+    assert list(report.load_seconds) == ["a"]
 
 
 LAYERS = {"l.0": 0, "l.1": 0, "l.2": 1, "l.3": 2}
@@ -486,7 +486,7 @@ def layered(shelf: Shelf, meter: Meter) -> WorkerSide:
     """A worker whose pages have three groups of layers, all of which the engine announces."""
     pool: Any = SimpleNamespace(page_bytes=4096, pages=list)
     side = ready(shelf, meter, Object(FIRST, pool, True, (2048, 3072, 4096)))
-    side._group_of, side._unseen = LAYERS, {*LAYERS}
+    side._group_of, side._unannounced = LAYERS, {*LAYERS}
     run(side, *LAYERS)
     return side
 
@@ -555,7 +555,7 @@ def test_what_failed_is_told_with_its_step_where_saves_come_later(
     shelf.outcomes = [outcome(True, False, True, reason="checksum")]
     layered.load(loading("a"))
     run(layered, *LAYERS)
-    assert layered.landed() == (set(), set())
+    assert layered.take_completed_loads() == (set(), set())
     assert layered.take_failed_blocks() == {11}
     layered.save(loading("a"))
     assert shelf.puts == []
@@ -565,7 +565,7 @@ def test_what_came_after_its_layer_ran_did_not_come(layered: WorkerSide, shelf: 
     shelf.outcomes = ["late"]
     layered.load(StepMetadata(None, loading("a").loads))
     run(layered, "l.0")
-    cast(Any, layered._waited[0]._reads[0][1]).outcome = outcome(True, True, True)
+    cast(Any, layered._step_loads[0]._reads[0][1]).outcome = outcome(True, True, True)
     run(layered, "l.2", "l.3")
     layered.save(StepMetadata())
     assert layered.take_failed_blocks() == {10, 11, 12}
@@ -591,7 +591,7 @@ def test_a_layer_that_runs_unannounced_is_awaited_and_ends_loads_by_layer(
 def test_loads_are_whole_until_all_layers_were_announced(shelf: Shelf, meter: Meter) -> None:
     pool: Any = SimpleNamespace(page_bytes=4096, pages=list)
     side = ready(shelf, meter, Object(FIRST, pool, True, (2048, 3072, 4096)))
-    side._group_of, side._unseen = LAYERS, {*LAYERS}
+    side._group_of, side._unannounced = LAYERS, {*LAYERS}
     for announced in (["l.0"], ["l.1", "l.2", "l.3"]):
         shelf.outcomes = [outcome(True, True, True)]
         side.load(StepMetadata(None, loading("a").loads))
@@ -614,26 +614,26 @@ def test_a_step_that_did_not_end_is_accounted_for_in_the_next(
 
 def test_loads_apart_come_whole(layered: WorkerSide, shelf: Shelf, meter: Meter) -> None:
     shelf.outcomes = [outcome(True, True, True)]
-    layered.load(StepMetadata(None, loading("a", apart=True).loads))
+    layered.load(StepMetadata(None, loading("a", asynchronous=True).loads))
     run(layered, *LAYERS)
     assert (shelf.sections, shelf.events) == ([()], [])
-    assert layered.landed() == ({"a"}, set())
+    assert layered.take_completed_loads() == ({"a"}, set())
     counts = meter.take()
     assert counts is not None
     assert counts["apart_loads"] == 1
 
 
 def test_a_load_by_layer_costs_what_the_step_waited(layered: WorkerSide, shelf: Shelf) -> None:
-    shelf.learns = True
+    shelf.wants_timings = True
     shelf.outcomes = [outcome(True, True, True)]
-    layered.begin()
+    layered.begin_step()
     layered.load(StepMetadata(None, loading("a").loads))
     run(layered, *LAYERS)
-    begun = layered._waited[0].begun
+    begun = layered._step_loads[0].begun
     layered.save(StepMetadata())
     report = layered.take_report()
     assert report is not None
-    assert 0 < report.took["a"] <= monotonic() - begun
+    assert 0 < report.load_seconds["a"] <= monotonic() - begun
 
 
 class Watching:
@@ -644,7 +644,7 @@ class Watching:
     def __init__(self) -> None:
         self.counted = b"covered"
 
-    def look(self) -> None:
+    def check(self) -> None:
         pass
 
     def covered_by(self, covered: bytes) -> bool:
@@ -663,7 +663,7 @@ def test_changed_weights_refuse_loads_and_saves(
     side: WorkerSide, shelf: Shelf, meter: Meter, watching: Watching
 ) -> None:
     watching.counted = b"changed"
-    side.begin(loading("a"))
+    side.begin_step(loading("a"))
     side.load(loading("a"))
     side.save(loading("a"))
     assert side.take_failed_blocks() == {10, 11, 12}
@@ -678,15 +678,15 @@ def test_loads_in_flight_fail_if_weights_change(
     side: WorkerSide, shelf: Shelf, watching: Watching
 ) -> None:
     shelf.outcomes = [outcome(True, True, True)]
-    side.load(loading("a", apart=True))
+    side.load(loading("a", asynchronous=True))
     watching.counted = b"changed"
-    assert side.landed() == ({"a"}, {"a"})
+    assert side.take_completed_loads() == ({"a"}, {"a"})
 
 
 def test_weights_that_change_in_a_step_are_not_saved(
     side: WorkerSide, shelf: Shelf, watching: Watching
 ) -> None:
-    side.begin(saving("a", *KEYS))
+    side.begin_step(saving("a", *KEYS))
     side.load(saving("a", *KEYS))
     watching.counted = b"changed"
     side.save(saving("a", *KEYS))

@@ -11,7 +11,7 @@ import numpy as np
 from support import Bytes, pages_of
 
 from ritornello.vllm.tier.counts import Counts
-from ritornello.vllm.tier.jobs import Done
+from ritornello.vllm.tier.jobs import FinishedJob
 from ritornello.vllm.tier.memory import HostRows
 from ritornello.vllm.tier.namespace import Namespace
 from ritornello.vllm.tier.sequence import Group
@@ -97,10 +97,10 @@ class Rig:
 
     def begin(self, name: str, *sequences: Sequence[bytes], **params: Any) -> Request:
         request = Request(name, params or None).over(*sequences)
-        self.tier.begin(request)
+        self.tier.begin_request(request)
         return request
 
-    def save(self, request: Request, keys: Sequence[bytes], first: int = 0) -> Done:
+    def save(self, request: Request, keys: Sequence[bytes], first: int = 0) -> FinishedJob:
         """Puts the right bytes of `keys` into rows from `first` on, and stores them."""
         rows = range(first, first + len(keys))
         self.host[rows] = pages_of(keys, ROW)
@@ -110,7 +110,7 @@ class Rig:
     def hits(self, request: Request, keys: Sequence[bytes]) -> int:
         """Leading keys that are promised: vLLM asks until the first miss."""
         for place, key in enumerate(keys):
-            if self.tier.look(key, request) is not Answer.HIT:
+            if self.tier.lookup(key, request) is not Answer.HIT:
                 return place
         return len(keys)
 
@@ -119,9 +119,9 @@ class Rig:
         self.host[rows] = 0xA5
         self.tier.load(self._transfer(request, keys, rows))
 
-    def load(self, request: Request, keys: Sequence[bytes], first: int = 32) -> Done:
+    def load(self, request: Request, keys: Sequence[bytes], first: int = 32) -> FinishedJob:
         self.start_load(request, keys, first)
-        self.tier.step_over()
+        self.tier.end_step()
         return self.ended()
 
     def right(self, keys: Sequence[bytes], first: int = 32) -> list[bool]:
@@ -129,10 +129,10 @@ class Rig:
         expected = pages_of(keys, ROW)
         return [bool((self.host[first + i] == expected[i]).all()) for i in range(len(keys))]
 
-    def ended(self) -> Done:
+    def ended(self) -> FinishedJob:
         """The one job that runs, when it has ended."""
         assert self.tier._jobs.wait(60)
-        (done,) = self.tier.landed()
+        (done,) = self.tier.take_finished()
         return done
 
     def leases(self) -> int:

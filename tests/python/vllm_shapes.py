@@ -56,13 +56,13 @@ class Shelf:
     worth: int = 1 << 20
     tiers: Sequence[tuple[str, int]] = ()
     grounds: Any = None
-    learns: bool = False
+    wants_timings: bool = False
     retains: bool = True
     prompts: list[Prompt] = field(default_factory=list)
     forgone: list[tuple[bytes, ...]] = field(default_factory=list)
     learnt: list[tuple[WorkerReport, dict[str, Any]]] = field(default_factory=list)
 
-    def match(
+    def lookup(
         self,
         identity: Identity,
         of: Sequence[Slice],
@@ -90,10 +90,10 @@ class Shelf:
     def release(self, lease: int) -> None:
         self.leases.remove(lease)
 
-    def forgo(self, identity: Identity, of: Sequence[Slice], keys: Sequence[bytes]) -> None:
+    def cancel_lookup(self, identity: Identity, of: Sequence[Slice], keys: Sequence[bytes]) -> None:
         self.forgone.append((*keys,))
 
-    def learn(self, report: WorkerReport, grounds: dict[str, Any]) -> None:
+    def record_timings(self, report: WorkerReport, grounds: dict[str, Any]) -> None:
         self.learnt.append((report, dict(grounds)))
 
     def record_failure(self, doing: str, error: BaseException) -> None:

@@ -21,13 +21,20 @@ from lmcache.v1.distributed.internal_api import L2StoreResult
 from lmcache.v1.distributed.l2_adapters.base import AdapterUsage, L2AdapterInterface
 
 from ritornello._core import Completions
-from ritornello.lmcache.executor import Asker
+from ritornello.lmcache.executor import LookupExecutor
 from ritornello.lmcache.interface import require_known
 from ritornello.lmcache.listing import list_objects
 from ritornello.lmcache.locks import Locks
-from ritornello.lmcache.naming import Family, Form, Name, grouped, page_key, split_key
+from ritornello.lmcache.naming import (
+    Family,
+    ObjectFormat,
+    ObjectName,
+    group_objects,
+    page_key,
+    split_key,
+)
+from ritornello.lmcache.object_store import Item, Job, ObjectStore
 from ritornello.lmcache.settings import Settings
-from ritornello.lmcache.object_store import Item, Job, Shelf
 from ritornello.lmcache.views import owning_view
 from ritornello.memory import wants_staging
 
@@ -54,29 +61,29 @@ class RitornelloL2Adapter(L2AdapterInterface):
     def __init__(
         self, params: dict[str, Any], l1_memory_desc: "L1MemoryDesc | None" = None
     ) -> None:
-        self._shelf = Shelf(Settings.parse(params))
+        self._objects = ObjectStore(Settings.parse(params))
         self._path = params["path"]
-        capacity = self._shelf.store.capacity()
+        capacity = self._objects.store.capacity()
         super().__init__(max_capacity_bytes=capacity)
-        self._asker = Asker(self._shelf.store.answers_at_once)
+        self._lookups = LookupExecutor(self._objects.store.answers_at_once)
         self._locks = Locks(LEASE_SECONDS)
         self._lock = Lock()
         self._arena, self._arena_start = _arena(l1_memory_desc)
         if self._arena is not None:
             nbytes = self._arena.nbytes
-            self._shelf.staged = wants_staging(self._path, self._arena_start, nbytes)
+            self._objects.staged = wants_staging(self._path, self._arena_start, nbytes)
         self._stores, self._loads = Completions(), Completions()
         self._lookup_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._under_way: dict[int, tuple[list[ObjectKey], list[int]]] = {}
+        self._tasks: dict[int, tuple[list[ObjectKey], list[int]]] = {}
         self._stored: list[Job] = []
         self._found: dict[int, Any] = {}
         self._loaded: dict[int, Any] = {}
         self._next = 0
         self._closed = False
         self._listening: list[L2AdapterListener] = []
-        self._shelf.store.on_open = self._reopened
+        self._objects.store.on_open = self._reopened
         # It may have been opened again before this was said.
-        self._max_capacity_bytes = capacity or self._shelf.store.capacity()
+        self._max_capacity_bytes = capacity or self._objects.store.capacity()
 
     def get_store_event_fd(self) -> int:
         return self._stores.fileno()
@@ -91,7 +98,7 @@ class RitornelloL2Adapter(L2AdapterInterface):
 
     def submit_store_task(self, keys: list[ObjectKey], objects: "list[MemoryObj]") -> int:
         number, items = self._begin(keys, objects)
-        job = self._shelf.put(number, items, self._stores)
+        job = self._objects.put(number, items, self._stores)
         if job is not None:
             with self._lock:
                 self._stored.append(job)
@@ -101,10 +108,10 @@ class RitornelloL2Adapter(L2AdapterInterface):
     def pop_completed_store_tasks(self) -> dict[int, L2StoreResult]:
         results, keys_stored, sizes_stored = {}, [], []
         with self._lock:
-            jobs = self._stored + self._shelf.finished(self._stores.drain())
+            jobs = self._stored + self._objects.finished(self._stores.drain())
             self._stored = []
             for job in jobs:
-                keys, sizes = self._under_way.pop(job.number)
+                keys, sizes = self._tasks.pop(job.number)
                 done = [at for at, ok in enumerate(job.ok) if ok]
                 keys_stored += [keys[at] for at in done]
                 sizes_stored += [sizes[at] for at in done]
@@ -120,20 +127,20 @@ class RitornelloL2Adapter(L2AdapterInterface):
         self, keys: list[ObjectKey], group_layout_descs: "dict[int, MemoryLayoutDesc]"
     ) -> int:
         number = self._number()
-        self._executor.submit(partial(self._look_up, number, keys, group_layout_descs))
+        self._lookups.submit(partial(self._run_lookup, number, keys, group_layout_descs))
         return number
 
-    def _look_up(
+    def _run_lookup(
         self,
         number: int,
         keys: list[ObjectKey],
         group_layout_descs: "dict[int, MemoryLayoutDesc]",
-        is_late: bool,
+        expired: bool,
     ) -> None:
         found = None
-        if not is_late:
-            look = partial(self._look_and_lock, keys, group_layout_descs)
-            found = self._shelf.store.attempt("look", look, None)
+        if not expired:
+            look = partial(self._lookup_and_lock, keys, group_layout_descs)
+            found = self._objects.store.attempt("look", look, None)
         bitmap = Bitmap(len(keys)) if found is None else _bitmap(found)
         with self._lock:
             # A question that outlives the adapter has nobody left to tell.
@@ -141,14 +148,16 @@ class RitornelloL2Adapter(L2AdapterInterface):
                 self._found[number] = bitmap
                 os.eventfd_write(self._lookup_fd, 1)
 
-    def _look_and_lock(
+    def _lookup_and_lock(
         self, keys: list[ObjectKey], group_layout_descs: "dict[int, MemoryLayoutDesc]"
     ) -> list[bool]:
         expected = {
             group: _layout(tuple(desc.shapes), tuple(desc.dtypes))
             for group, desc in group_layout_descs.items()
         }
-        found, leases = self._shelf.look(grouped(keys), len(keys), LEASE_SECONDS, expected)
+        found, leases = self._objects.lookup(
+            group_objects(keys), len(keys), LEASE_SECONDS, expected
+        )
         for lease, family, kept in leases:
             self._locks.lock(family, kept, lease)
         return found
@@ -159,39 +168,41 @@ class RitornelloL2Adapter(L2AdapterInterface):
 
     def submit_unlock(self, keys: list[ObjectKey]) -> None:
         ended = [
-            lease for family, _, kept in grouped(keys) for lease in self._locks.unlock(family, kept)
+            lease
+            for family, _, kept in group_objects(keys)
+            for lease in self._locks.unlock(family, kept)
         ]
 
-        def question(is_late: bool) -> None:
-            for lease in () if is_late else ended:
-                self._shelf.store.release(lease)
+        def query(expired: bool) -> None:
+            for lease in () if expired else ended:
+                self._objects.store.release(lease)
 
         if ended:
-            self._executor.submit(question)
+            self._lookups.submit(query)
 
     # Loads.
 
     def submit_load_task(self, keys: list[ObjectKey], objects: "list[MemoryObj]") -> int:
         number, items = self._begin(keys, objects)
-        job = self._shelf.get(number, items, self._loads)
+        job = self._objects.get(number, items, self._loads)
         if job is not None:
             with self._lock:
-                self._load_is_over(job)
+                self._finish_load(job)
             os.eventfd_write(self.get_load_event_fd(), 1)
         return number
 
     def query_load_result(self, task_id: int) -> Any:
         accessed: list[ObjectKey] = []
         with self._lock:
-            for job in self._shelf.finished(self._loads.drain()):
-                accessed += self._load_is_over(job)
+            for job in self._objects.finished(self._loads.drain()):
+                accessed += self._finish_load(job)
             result = self._loaded.pop(task_id, None)
         if accessed:
             self._notify_keys_accessed(accessed)
         return result
 
-    def _load_is_over(self, job: Job) -> list[ObjectKey]:
-        keys, _ = self._under_way.pop(job.number)
+    def _finish_load(self, job: Job) -> list[ObjectKey]:
+        keys, _ = self._tasks.pop(job.number)
         self._loaded[job.number] = _bitmap(job.ok)
         return [key for key, ok in zip(keys, job.ok, strict=True) if ok]
 
@@ -200,7 +211,7 @@ class RitornelloL2Adapter(L2AdapterInterface):
     def delete(self, keys: list[ObjectKey]) -> None:
         """Listeners are told of all of them: what the store evicted itself is gone as well."""
         if keys:
-            self._shelf.delete(grouped(keys), len(keys))
+            self._objects.delete(group_objects(keys), len(keys))
             self._notify_keys_deleted(keys, [0] * len(keys))
 
     def list_l2_keys(
@@ -208,16 +219,16 @@ class RitornelloL2Adapter(L2AdapterInterface):
     ) -> KeyListPage:
         held = [
             (family, scope, objects)
-            for family, _, scope, objects in self._shelf.forms.held()
+            for family, _, scope, objects in self._objects.formats.held()
             if model_name in (None, family.model)
         ]
-        listed, following = list_objects(held, self._shelf.store.keys, page_size, cursor)
+        listed, following = list_objects(held, self._objects.store.keys, page_size, cursor)
         entries = (KeyEntry(_encoded(family, key), nbytes) for family, key, nbytes in listed)
         return KeyListPage(tuple(entries), following)
 
     def get_usage(self) -> AdapterUsage:
         """What the store holds, whichever process stored it and when."""
-        used = self._shelf.usage()
+        used = self._objects.usage()
         return AdapterUsage(sum(used.values()), self._max_capacity_bytes, MappingProxyType(used))
 
     def register_listener(self, listener: "L2AdapterListener") -> None:
@@ -227,7 +238,7 @@ class RitornelloL2Adapter(L2AdapterInterface):
         Thread(target=self._seed, args=(listener,), name="ritornello-seed", daemon=True).start()
 
     def report_status(self) -> dict[str, Any]:
-        store = self._shelf.store
+        store = self._objects.store
         problem = store.problem()
         return {
             "is_healthy": not problem,
@@ -243,8 +254,8 @@ class RitornelloL2Adapter(L2AdapterInterface):
         with self._lock:
             closed, self._closed = self._closed, True
         if not closed:
-            self._asker.close()
-            self._shelf.store.close()
+            self._lookups.close()
+            self._objects.store.close()
             self._locks.clear()
             os.close(self._lookup_fd)
 
@@ -257,16 +268,16 @@ class RitornelloL2Adapter(L2AdapterInterface):
             try:
                 item = self._item(key, obj)
             except Exception as error:
-                self._shelf.store.record_failure("object", error)
+                self._objects.store.record_failure("object", error)
             items.append(item)
             sizes.append(item.form.nbytes if item is not None else 0)
         with self._lock:
-            self._under_way[number] = (list(keys), sizes)
+            self._tasks[number] = (list(keys), sizes)
         return number, items
 
     def _item(self, key: ObjectKey, obj: "MemoryObj") -> Item:
         family = Family(key.model_name, key.object_group_id, key.cache_salt)
-        name = Name(family, page_key(key.kv_rank, key.chunk_hash))
+        name = ObjectName(family, page_key(key.kv_rank, key.chunk_hash))
         nbytes, meta = obj.get_size(), obj.meta
         shapes = tuple(meta.shapes) if meta.shapes else (meta.shape,)
         dtypes = tuple(meta.dtypes) if meta.dtypes else (meta.dtype,)
@@ -274,8 +285,8 @@ class RitornelloL2Adapter(L2AdapterInterface):
         if self._arena is not None:
             at = obj.data_ptr - self._arena_start
             if 0 <= at <= len(self._arena) - nbytes:
-                return Item(name, Form(nbytes, layout), owning_view(obj, obj.data_ptr))
-        return Item(name, Form(nbytes, layout), owning_view(obj))
+                return Item(name, ObjectFormat(nbytes, layout), owning_view(obj, obj.data_ptr))
+        return Item(name, ObjectFormat(nbytes, layout), owning_view(obj))
 
     def _number(self) -> int:
         with self._lock:
@@ -285,7 +296,7 @@ class RitornelloL2Adapter(L2AdapterInterface):
     def _reopened(self) -> None:
         """The store was opened again: leases are gone, and it may hold anything."""
         self._locks.clear()
-        self._max_capacity_bytes = self._shelf.store.capacity()
+        self._max_capacity_bytes = self._objects.store.capacity()
         for listener in [*self._listening]:
             self._seed(listener)
 
@@ -303,7 +314,7 @@ class RitornelloL2Adapter(L2AdapterInterface):
                 if cursor is None:
                     return
         except Exception as error:
-            self._shelf.store.record_failure("seed", error)
+            self._objects.store.record_failure("seed", error)
 
 
 def _arena(desc: "L1MemoryDesc | None") -> tuple[memoryview | None, int]:

@@ -12,10 +12,10 @@ from contextlib import suppress
 from threading import Lock
 from typing import Any, TypeAlias
 
-from ritornello.lmcache.executor import Asker
-from ritornello.lmcache.naming import Form, Name, by_family, parse_name
+from ritornello.lmcache.executor import LookupExecutor
+from ritornello.lmcache.naming import ObjectFormat, ObjectName, group_names, parse_name
+from ritornello.lmcache.object_store import Item, Job, ObjectStore
 from ritornello.lmcache.settings import Settings
-from ritornello.lmcache.object_store import Item, Job, Shelf
 from ritornello.memory import wants_staging
 
 # The number that a submission returned, whether it came to what was wanted, why not, and which
@@ -31,16 +31,16 @@ class NativeClient:
     def __init__(self, **params: Any) -> None:
         from ritornello._core import Completions
 
-        self._shelf = Shelf(Settings.parse(params))
-        self._asker = Asker(self._shelf.store.answers_at_once)
+        self._objects = ObjectStore(Settings.parse(params))
+        self._lookups = LookupExecutor(self._objects.store.answers_at_once)
         self._lock = Lock()
         self._completions = Completions()
-        self._over: list[Completion] = []
+        self._completed: list[Completion] = []
         self._puts: set[int] = set()
         self._next = 0
         self._path: str = params["path"]
         # All memory is taken for what the first piece of it is.
-        self._unknown = True
+        self._staging_undecided = True
 
     def event_fd(self) -> int:
         return self._completions.fileno()
@@ -51,7 +51,7 @@ class NativeClient:
         with self._lock:
             self._puts.add(number)
         items = self._items(keys, memoryviews)
-        self._settle(self._shelf.put(number, items, self._completions))
+        self._complete_if_done(self._objects.put(number, items, self._completions))
         return number
 
     def submit_batch_get(self, keys: Sequence[str], memoryviews: Sequence[Any]) -> int:
@@ -60,35 +60,35 @@ class NativeClient:
         """
         number = self._number()
         items = self._items(keys, memoryviews)
-        self._settle(self._shelf.get(number, items, self._completions))
+        self._complete_if_done(self._objects.get(number, items, self._completions))
         return number
 
     def submit_batch_exists(self, keys: Sequence[str]) -> int:
         number, count, none = self._number(), len(keys), [False] * len(keys)
-        groups = by_family(map(self._name, keys))
+        groups = group_names(map(self._name, keys))
 
-        def look() -> list[bool]:
-            return self._shelf.look(groups, count, 0)[0]
+        def lookup() -> list[bool]:
+            return self._objects.lookup(groups, count, 0)[0]
 
-        def question(is_late: bool) -> None:
-            found = none if is_late else self._shelf.store.attempt("look", look, none)
+        def query(expired: bool) -> None:
+            found = none if expired else self._objects.store.attempt("look", lookup, none)
             self._complete((number, True, "", found))
 
-        self._executor.submit(question)
+        self._lookups.submit(query)
         return number
 
     def submit_batch_delete(self, keys: Sequence[str]) -> int:
         number, count, none = self._number(), len(keys), [False] * len(keys)
-        groups = by_family(map(self._name, keys))
+        groups = group_names(map(self._name, keys))
 
         def delete() -> list[bool]:
-            return self._shelf.delete(groups, count)
+            return self._objects.delete(groups, count)
 
-        def question(is_late: bool) -> None:
-            gone = none if is_late else self._shelf.store.attempt("delete", delete, none)
-            self._complete((number, not is_late, "late" if is_late else "", gone))
+        def query(expired: bool) -> None:
+            gone = none if expired else self._objects.store.attempt("delete", delete, none)
+            self._complete((number, not expired, "late" if expired else "", gone))
 
-        self._executor.submit(question)
+        self._lookups.submit(query)
         return number
 
     def drain_completions(self) -> list[Completion]:
@@ -96,46 +96,46 @@ class NativeClient:
         with suppress(BlockingIOError):
             os.eventfd_read(self.event_fd())
         with self._lock:
-            for job in self._shelf.finished(self._completions.drain()):
-                self._over.append(self._of(job))
-            over, self._over = self._over, []
+            for job in self._objects.finished(self._completions.drain()):
+                self._completed.append(self._completion_of(job))
+            over, self._completed = self._completed, []
         return over
 
     def close(self) -> None:
         """Finishes what is under way and lets the directory go. Again: does nothing."""
-        self._asker.close()
-        self._shelf.store.close()
+        self._lookups.close()
+        self._objects.store.close()
 
     def _number(self) -> int:
         with self._lock:
             self._next += 1
             return self._next
 
-    def _name(self, key: str) -> Name | None:
+    def _name(self, key: str) -> ObjectName | None:
         try:
             return parse_name(key)
         except ValueError as error:
-            self._shelf.store.record_failure("name", error)
+            self._objects.store.record_failure("name", error)
             return None
 
     def _items(self, keys: Sequence[str], memories: Sequence[Any]) -> list[Item | None]:
         items: list[Item | None] = []
         for key, memory in zip(keys, memories, strict=True):
             name, nbytes = self._name(key), memory.nbytes
-            if self._unknown and nbytes and not memoryview(memory).readonly:
-                self._unknown = False
+            if self._staging_undecided and nbytes and not memoryview(memory).readonly:
+                self._staging_undecided = False
                 place = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-                self._shelf.staged = wants_staging(self._path, place, nbytes)
-            items.append(Item(name, Form(nbytes), memory) if name and nbytes else None)
+                self._objects.staged = wants_staging(self._path, place, nbytes)
+            items.append(Item(name, ObjectFormat(nbytes), memory) if name and nbytes else None)
         return items
 
-    def _settle(self, job: Job | None) -> None:
+    def _complete_if_done(self, job: Job | None) -> None:
         if job is not None:
             with self._lock:
-                completion = self._of(job)
+                completion = self._completion_of(job)
             self._complete(completion)
 
-    def _of(self, job: Job) -> Completion:
+    def _completion_of(self, job: Job) -> Completion:
         """A get is in order whatever was there; a put that is not whole is not."""
         if job.number not in self._puts:
             return job.number, True, "", job.ok
@@ -145,5 +145,5 @@ class NativeClient:
 
     def _complete(self, completion: Completion) -> None:
         with self._lock:
-            self._over.append(completion)
+            self._completed.append(completion)
         os.eventfd_write(self.event_fd(), 1)

@@ -10,37 +10,37 @@ from threading import Lock, Thread
 from time import monotonic
 
 # A question that has waited this long is not asked any more: what it was for is late.
-SECONDS = 10.0
+QUERY_SECONDS = 10.0
 # Closing waits this long for the question that is being asked.
 CLOSE_SECONDS = 35.0
 # Its answer is awaited by somebody; `True` says that it was not asked.
-Question = Callable[[bool], None]
+Query = Callable[[bool], None]
 
 
-class Asker:
+class LookupExecutor:
     """`at_once` says whether a question would be answered without waiting for another process."""
 
     def __init__(self, at_once: Callable[[], bool]) -> None:
-        self._at_once = at_once
-        self._queue: SimpleQueue[tuple[float, Question] | None] = SimpleQueue()
+        self._answers_at_once = at_once
+        self._queue: SimpleQueue[tuple[float, Query] | None] = SimpleQueue()
         self._lock = Lock()
         self._thread: Thread | None = None
         self._closed = False
 
-    def call(self, question: Question) -> None:
-        """Calls `question` once, now or later. It must not raise."""
+    def submit(self, query: Query) -> None:
+        """Calls `query` once, now or later. It must not raise."""
         # The order is kept: what waits is asked first.
-        if self._thread is None and self._at_once():
-            question(self._closed)
+        if self._thread is None and self._answers_at_once():
+            query(self._closed)
             return
         with self._lock:
             if not self._closed:
                 if self._thread is None:
                     self._thread = Thread(target=self._run, name="ritornello-ask", daemon=True)
                     self._thread.start()
-                self._queue.put((monotonic() + SECONDS, question))
+                self._queue.put((monotonic() + QUERY_SECONDS, query))
                 return
-        question(True)
+        query(True)
 
     def close(self) -> None:
         """Gives up what waits. Again: does nothing."""
@@ -52,5 +52,5 @@ class Asker:
 
     def _run(self) -> None:
         while (waiting := self._queue.get()) is not None:
-            until, question = waiting
-            question(self._closed or monotonic() > until)
+            until, query = waiting
+            query(self._closed or monotonic() > until)

@@ -10,17 +10,17 @@ from threading import Lock
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from ritornello.lmcache.naming import Family, Form, parse_scope, scope_of
+from ritornello.lmcache.naming import Family, ObjectFormat, parse_scope, scope_of
 
 if TYPE_CHECKING:
     from ritornello._core import Scope
 
 # What others store is found this much later at most, or so many times what asking takes.
-SECONDS = 1.0
-TIMES = 50.0
+REFRESH_SECONDS = 1.0
+REFRESH_FACTOR = 50.0
 
 
-class Forms:
+class FormatCatalog:
     """Safe to be called from several threads. `call` returns the store's scopes."""
 
     def __init__(
@@ -33,14 +33,14 @@ class Forms:
         self._namespace = namespace
         self._clock = clock
         self._lock = Lock()
-        self._scopes: dict[Family, dict[Form, Scope]] = {}
+        self._scopes: dict[Family, dict[ObjectFormat, Scope]] = {}
         self._due = clock()
 
-    def of(self, family: Family) -> "dict[Form, Scope]":
+    def of(self, family: Family) -> "dict[ObjectFormat, Scope]":
         """Known forms of a family, the latest first."""
         return self._scopes.get(family, {})
 
-    def scope(self, family: Family, form: Form, *, is_stored: bool) -> "Scope":
+    def scope(self, family: Family, form: ObjectFormat, *, is_stored: bool) -> "Scope":
         """The scope of a form. One that is stored, or about to be, is known from then on."""
         scope = self._scopes.get(family, {}).get(form)
         if scope is None:
@@ -64,14 +64,14 @@ class Forms:
             held = self.held()
         finally:
             now = self._clock()
-            self._due = now + max(SECONDS, TIMES * (now - begun))
+            self._due = now + max(REFRESH_SECONDS, REFRESH_FACTOR * (now - begun))
         with self._lock:
             for family, form, scope, _ in held:
                 if form not in self._scopes.get(family, {}):
                     self._add(family, form, scope)
             return sum(map(len, self._scopes.values())) > before
 
-    def held(self) -> "list[tuple[Family, Form, Scope, int]]":
+    def held(self) -> "list[tuple[Family, ObjectFormat, Scope, int]]":
         """What the store holds now, in a fixed order: each form, and its number of objects."""
         held = []
         for scope, pages, _ in self._ask():
@@ -80,6 +80,6 @@ class Forms:
                 held.append((*ours, scope, pages))
         return held
 
-    def _add(self, family: Family, form: Form, scope: "Scope") -> None:
+    def _add(self, family: Family, form: ObjectFormat, scope: "Scope") -> None:
         # Replaced and not changed: others may be reading it.
         self._scopes[family] = {form: scope, **self._scopes.get(family, {})}

@@ -12,11 +12,11 @@ from time import monotonic
 from ritornello.lmcache.naming import Family
 
 # Families whose run-out locks are let go of at each new lock: more than the one it may add.
-SWEPT = 2
+FAMILIES_SWEPT = 2
 
 
 @dataclass(slots=True, eq=False)
-class Hold:
+class LeasedKeys:
     """A lease, and what of it is still locked."""
 
     lease: int
@@ -35,30 +35,30 @@ class Locks:
         self._lock = Lock()
         # Oldest first. There are few at a time: one for each request between lookup and load.
         # The family that was swept last is the last.
-        self._holds: OrderedDict[Family, deque[Hold]] = OrderedDict()
+        self._leases: OrderedDict[Family, deque[LeasedKeys]] = OrderedDict()
 
     def __len__(self) -> int:
         """Locks held."""
         with self._lock:
-            return sum(len(hold.keys) for holds in self._holds.values() for hold in holds)
+            return sum(len(hold.keys) for holds in self._leases.values() for hold in holds)
 
     def lock(self, family: Family, keys: Sequence[bytes], lease: int) -> None:
         """`keys` must not change from now on."""
         now = self._clock()
         with self._lock:
-            hold = Hold(lease, keys, now + self._seconds)
-            self._holds.setdefault(family, deque()).append(hold)
-            for swept in list(islice(self._holds, SWEPT)):
+            hold = LeasedKeys(lease, keys, now + self._seconds)
+            self._leases.setdefault(family, deque()).append(hold)
+            for swept in list(islice(self._leases, FAMILIES_SWEPT)):
                 self._sweep(swept, now)
 
     def _sweep(self, family: Family, now: float) -> None:
-        holds = self._holds[family]
+        holds = self._leases[family]
         while holds and holds[0].until <= now:
             holds.popleft()
         if holds:
-            self._holds.move_to_end(family)
+            self._leases.move_to_end(family)
         else:
-            del self._holds[family]
+            del self._leases[family]
 
     def unlock(self, family: Family, keys: Iterable[bytes]) -> list[int]:
         """Takes one lock of each key back, the oldest; the leases that nothing needs any more.
@@ -66,7 +66,7 @@ class Locks:
         """
         ended, left = [], set(keys)
         with self._lock:
-            holds = self._holds.get(family, deque())
+            holds = self._leases.get(family, deque())
             for hold in tuple(holds):
                 taken = left.intersection(hold.keys)
                 left -= taken
@@ -77,9 +77,9 @@ class Locks:
                 if not left:
                     break
             if not holds:
-                self._holds.pop(family, None)
+                self._leases.pop(family, None)
         return ended
 
     def clear(self) -> None:
         with self._lock:
-            self._holds.clear()
+            self._leases.clear()

@@ -2,7 +2,7 @@
 
 LMCache names an object by model, KV rank, object group, chunk hash and salt. Two objects of one
 name may still differ in what they are: the chunk size, the dtype or the layout changed. So a
-scope is a `Family` (model, group, salt) in one `Form` (bytes, dtypes, shapes), and an object of
+scope is a `Family` (model, group, salt) in one `ObjectFormat` (bytes, dtypes, shapes), and an object of
 another form is never read into memory that expects this one. The key holds the rest.
 """
 
@@ -35,14 +35,14 @@ class Family(NamedTuple):
     salt: str
 
 
-class Form(NamedTuple):
+class ObjectFormat(NamedTuple):
     """`layout` says dtypes, shapes and format; "" where LMCache shows bytes only."""
 
     nbytes: int
     layout: str = ""
 
 
-class Name(NamedTuple):
+class ObjectName(NamedTuple):
     """An object: its family, and its key there."""
 
     family: Family
@@ -80,7 +80,7 @@ class Prefixes(dict[int, bytes]):
 PREFIXES = Prefixes()
 
 
-def grouped(objects: Sequence[Any]) -> list[Group]:
+def group_objects(objects: Sequence[Any]) -> list[Group]:
     """LMCache's object keys by family. Those that no key can hold are left out.
 
     A lookup is a few microseconds in the store, so what is done for each of its keys here counts:
@@ -103,17 +103,17 @@ def grouped(objects: Sequence[Any]) -> list[Group]:
             and max(lengths) <= RANK_BYTES + HASH_BYTES_MAX
         ):
             return [Group(family, range(len(keys)), keys)]
-    return by_family(map(_name, objects))
+    return group_names(map(_name, objects))
 
 
-def _name(key: Any) -> Name | None:
+def _name(key: Any) -> ObjectName | None:
     family = Family(key.model_name, key.object_group_id, key.cache_salt)
     with suppress(ValueError):
-        return Name(family, page_key(key.kv_rank, key.chunk_hash))
+        return ObjectName(family, page_key(key.kv_rank, key.chunk_hash))
     return None
 
 
-def by_family(names: Iterable[Name | None]) -> list[Group]:
+def group_names(names: Iterable[ObjectName | None]) -> list[Group]:
     """None stands for what has no name."""
     groups: dict[Family, tuple[list[int], list[bytes]]] = {}
     for at, name in enumerate(names):
@@ -129,7 +129,7 @@ def split_key(key: bytes) -> tuple[int, bytes]:
     return int.from_bytes(key[:RANK_BYTES]), key[RANK_BYTES:]
 
 
-def parse_name(text: str) -> Name:
+def parse_name(text: str) -> ObjectName:
     """From `model@kv_rank@group@chunk_hash[@salt]`, numbers and hash in hexadecimal digits, as
     LMCache's native bridge writes it. ValueError for anything else.
     """
@@ -137,17 +137,17 @@ def parse_name(text: str) -> Name:
     if len(salt) > 1:
         raise ValueError(f"{text!r} is not an object key of LMCache")
     family = Family(model, int(group, 16), salt[0] if salt else "")
-    return Name(family, page_key(int(rank, 16), bytes.fromhex(digest)))
+    return ObjectName(family, page_key(int(rank, 16), bytes.fromhex(digest)))
 
 
-def dtype_of(form: Form) -> str:
+def dtype_of(form: ObjectFormat) -> str:
     """The dtype that all of an object has, which lossless codecs want to know; "" for none."""
     layout = form.layout.partition("@")[0]
     dtypes = {tensor.partition("[")[0] for tensor in layout.split("+")}
     return dtypes.pop() if len(dtypes) == 1 else ""
 
 
-def scope_of(family: Family, form: Form, namespace: str) -> "Scope":
+def scope_of(family: Family, form: ObjectFormat, namespace: str) -> "Scope":
     from ritornello._core import Scope
 
     extra = {"engine": ENGINE}
@@ -169,7 +169,7 @@ def scope_of(family: Family, form: Form, namespace: str) -> "Scope":
     )
 
 
-def parse_scope(described: Mapping[str, Any], namespace: str) -> tuple[Family, Form] | None:
+def parse_scope(described: Mapping[str, Any], namespace: str) -> tuple[Family, ObjectFormat] | None:
     """What `Scope.describe()` says, if it is a scope of ours in that namespace."""
     extra = described["extra"]
     if extra.get("engine") != ENGINE or extra.get("namespace", "") != namespace:
@@ -177,4 +177,4 @@ def parse_scope(described: Mapping[str, Any], namespace: str) -> tuple[Family, F
     salt = described["salt"].decode(errors="surrogateescape")
     family = Family(described["model"], described["part"], salt)
     layout = described["layout"].removeprefix(OPAQUE).removeprefix("/")
-    return family, Form(described["page_bytes"], layout)
+    return family, ObjectFormat(described["page_bytes"], layout)

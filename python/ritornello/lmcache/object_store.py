@@ -10,8 +10,15 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ritornello.lmcache.formats import Forms
-from ritornello.lmcache.naming import RANK_BYTES, STRONG_HASH_BYTES, Family, Form, Group, Name
+from ritornello.lmcache.formats import FormatCatalog
+from ritornello.lmcache.naming import (
+    RANK_BYTES,
+    STRONG_HASH_BYTES,
+    Family,
+    Group,
+    ObjectFormat,
+    ObjectName,
+)
 from ritornello.lmcache.settings import Settings
 from ritornello.lmcache.store import LMCacheStore, logger
 
@@ -20,15 +27,15 @@ if TYPE_CHECKING:
 
 # A part of a job is one ticket, and a ticket one thread's work: large jobs are cut so that several
 # threads check and move the bytes.
-PART_BYTES = 8 << 20
+TICKET_BYTES = 8 << 20
 SERIALIZED = re.compile(r"uint8\[\d+\]")
 
 
 class Item(NamedTuple):
     """An object that is moved, and its memory."""
 
-    name: Name
-    form: Form
+    name: ObjectName
+    form: ObjectFormat
     memory: Any
 
 
@@ -49,7 +56,7 @@ class Part(NamedTuple):
     is_put: bool
 
 
-class Leased(NamedTuple):
+class ObjectLease(NamedTuple):
     """A lease, and what it keeps."""
 
     lease: int
@@ -57,16 +64,16 @@ class Leased(NamedTuple):
     keys: list[bytes]
 
 
-class Shelf:
+class ObjectStore:
     """The store, by LMCache's names. Safe to be called from several threads. `staged`: memory is
     such that gets go through the store's staging memory.
     """
 
     def __init__(self, settings: Settings) -> None:
         self.store = LMCacheStore(settings)
-        self.forms = Forms(self.store.scopes, settings.namespace)
+        self.formats = FormatCatalog(self.store.scopes, settings.namespace)
         self.staged = False
-        self._said_weak = False
+        self._weak_hash_logged = False
 
     def put(self, number: int, items: Sequence[Item | None], to: "Completions") -> Job | None:
         """Starts a put; what is None is not stored. Returns None, or the job if it is over with
@@ -94,25 +101,25 @@ class Shelf:
                 over.append(part.job)
         return over
 
-    def look(
+    def lookup(
         self,
         groups: Sequence[Group],
         count: int,
         seconds: float,
         expected: Mapping[int, str] | None = None,
-    ) -> tuple[list[bool], list[Leased]]:
+    ) -> tuple[list[bool], list[ObjectLease]]:
         """Which of `count` objects are there, and, with `seconds`, leases on those. `expected`:
         the layout that objects of a group are wanted in, for groups that have any such.
         """
         found = [False] * count
-        leases: list[Leased] = []
+        leases: list[ObjectLease] = []
         for group in groups:
-            if self._refuses(group.keys):
+            if self._refuses_hashes(group.keys):
                 continue
             layout = expected.get(group.family.group, "") if expected else ""
-            there = self._look_in_family(group, layout, seconds, leases, None)
-            if not all(there) and self.forms.refresh():
-                there = self._look_in_family(group, layout, seconds, leases, there)
+            there = self._lookup_in_family(group, layout, seconds, leases, None)
+            if not all(there) and self.formats.refresh():
+                there = self._lookup_in_family(group, layout, seconds, leases, there)
             if len(there) == count:
                 found = there
             else:
@@ -123,10 +130,10 @@ class Shelf:
 
     def delete(self, groups: Sequence[Group], count: int) -> list[bool]:
         """Deletes objects in all their forms; which of `count` were there."""
-        self.forms.refresh()
+        self.formats.refresh()
         gone = [False] * count
         for group in groups:
-            for scope in self.forms.of(group.family).values():
+            for scope in self.formats.of(group.family).values():
                 there = self.store.exists(scope, group.keys)
                 if any(there):
                     self.store.delete(scope, group.keys)
@@ -138,7 +145,7 @@ class Shelf:
     def usage(self) -> dict[str, int]:
         """Bytes of objects by salt."""
         used: dict[str, int] = {}
-        for family, form, _, pages in self.forms.held():
+        for family, form, _, pages in self.formats.held():
             if pages:
                 used[family.salt] = used.get(family.salt, 0) + pages * form.nbytes
         return used
@@ -146,19 +153,19 @@ class Shelf:
     def _start(
         self, number: int, items: Sequence[Item | None], to: "Completions", is_put: bool
     ) -> Job | None:
-        groups: dict[tuple[Family, Form], list[tuple[int, Item]]] = {}
+        groups: dict[tuple[Family, ObjectFormat], list[tuple[int, Item]]] = {}
         for at, item in enumerate(items):
-            if item is not None and not self._refuses((item.name.key,)):
+            if item is not None and not self._refuses_hashes((item.name.key,)):
                 groups.setdefault((item.name.family, item.form), []).append((at, item))
         job = Job(number, [False] * len(items))
         tickets: list[tuple[Ticket, Part]] = []
         for (family, form), chosen in groups.items():
             try:
-                scope = self.forms.scope(family, form, is_stored=is_put)
+                scope = self.formats.scope(family, form, is_stored=is_put)
             except Exception as error:  # a page that is too long, say
                 self.store.record_failure("scope", error)
                 continue
-            step = max(1, PART_BYTES // form.nbytes)
+            step = max(1, TICKET_BYTES // form.nbytes)
             for start in range(0, len(chosen), step):
                 part = chosen[start : start + step]
                 keys = [item.name.key for _, item in part]
@@ -175,7 +182,7 @@ class Shelf:
             to.add(ticket, piece)
         return None if tickets else job
 
-    def _refuses(self, keys: Sequence[bytes]) -> bool:
+    def _refuses_hashes(self, keys: Sequence[bytes]) -> bool:
         """Whether a key's hash is too short to resist collisions, and the store's policy does not
         allow that: its object is then neither stored nor found.
         """
@@ -184,42 +191,42 @@ class Shelf:
         why = self.store.hash_refusal(f"fewer than {STRONG_HASH_BYTES} bytes")
         if not why:
             return False
-        if not self._said_weak:
-            self._said_weak = True
+        if not self._weak_hash_logged:
+            self._weak_hash_logged = True
             logger.warning("ritornello: %s; neither hits nor stores", why)
         return True
 
-    def _look_in_family(
+    def _lookup_in_family(
         self,
         group: Group,
         layout: str,
         seconds: float,
-        leases: list[Leased],
+        leases: list[ObjectLease],
         known: list[bool] | None,
     ) -> list[bool]:
         there = known
-        for form, scope in self.forms.of(group.family).items():
+        for form, scope in self.formats.of(group.family).items():
             if layout and form.layout and not fits(form.layout, layout):
                 continue
             if there is None:
-                there = self._look_in_scope(scope, group.family, group.keys, seconds, leases)
+                there = self._lookup_in_scope(scope, group.family, group.keys, seconds, leases)
                 continue
             missing = [at for at, is_there in enumerate(there) if not is_there]
             if not missing:
                 break
             keys = [group.keys[at] for at in missing]
-            more = self._look_in_scope(scope, group.family, keys, seconds, leases)
+            more = self._lookup_in_scope(scope, group.family, keys, seconds, leases)
             for at, is_there in zip(missing, more, strict=True):
                 there[at] = is_there
         return [False] * len(group.keys) if there is None else there
 
-    def _look_in_scope(
+    def _lookup_in_scope(
         self,
         scope: "Scope",
         family: Family,
         keys: list[bytes],
         seconds: float,
-        leases: list[Leased],
+        leases: list[ObjectLease],
     ) -> list[bool]:
         if not seconds:
             return self.store.exists(scope, keys)
@@ -227,12 +234,12 @@ class Shelf:
         if match is None or not match.lease:
             return [False] * len(keys)
         if match.pages == len(keys):
-            leases.append(Leased(match.lease, family, keys))
+            leases.append(ObjectLease(match.lease, family, keys))
             return [True] * len(keys)
         there = self.store.exists(scope, keys)
         kept = [key for key, is_there in zip(keys, there, strict=True) if is_there]
         if kept:
-            leases.append(Leased(match.lease, family, kept))
+            leases.append(ObjectLease(match.lease, family, kept))
         else:
             self.store.release(match.lease)
         return there

@@ -47,9 +47,11 @@ class LMCacheStore(FailSafeStore):
         """What keeps the store from being used in full, "" if nothing does."""
         return self.broken or self.call("problem", lambda store: store.problem, "") or self.broken
 
-    def match(self, scope: "Scope", keys: Sequence[bytes], seconds: float) -> "Match | None":
+    def pin_prefix(self, scope: "Scope", keys: Sequence[bytes], seconds: float) -> "Match | None":
         """A lease on every page that is there."""
-        return self.call("match", lambda store: store.pin_prefix(scope, keys, ttl=seconds), None)
+        return self.call(
+            "pin_prefix", lambda store: store.pin_prefix(scope, keys, ttl=seconds), None
+        )
 
     def release(self, lease: int) -> None:
         self.call("release", lambda store: store.release(lease), None)

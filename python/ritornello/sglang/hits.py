@@ -9,7 +9,7 @@ GROUPS = "block_groups"
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class RestorablePrefixes:
     """`pools`: the longest prefix each pool alone allows, for those that allow any.
     `restorable`: the prefix lengths, in pages and rising, that all of them allow.
     """
@@ -34,7 +34,7 @@ class Presence:
     pages: Sequence[bool]
 
 
-def verdict(kv: str, kv_pages: int, sides: Iterable[Presence]) -> Verdict:
+def restorable_prefixes(kv: str, kv_pages: int, sides: Iterable[Presence]) -> RestorablePrefixes:
     """`kv_pages`: leading pages of the pool `kv`. A policy that is not known allows nothing. Key
     groups of blocks (`block_groups`) never bound a prefix, and are given no verdict.
     """
@@ -47,7 +47,7 @@ def verdict(kv: str, kv_pages: int, sides: Iterable[Presence]) -> Verdict:
         if allowed:
             pools[side.pool] = max(allowed)
         restorable = [pages for pages in restorable if pages in allowed]
-    return Verdict(pools, restorable)
+    return RestorablePrefixes(pools, restorable)
 
 
 def _allowed(side: Presence, kv_pages: int) -> set[int]:

@@ -69,7 +69,7 @@ class Engine:
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class PoolLayout:
     """What a host pool holds, as far as its attributes say. `heads`: K/V heads of this rank, 0
     where the pool does not count any.
     """
@@ -85,7 +85,7 @@ class Shape:
     detail: tuple[tuple[str, str], ...]
 
     @classmethod
-    def of(cls, name: str, host: Any) -> "Shape":
+    def of(cls, name: str, host: Any) -> "PoolLayout":
         first = int(getattr(host, "start_layer", 0) or 0)
         count = int(getattr(host, "layer_num", 0) or getattr(host, "num_mamba_layers", 0) or 1)
         last = int(getattr(host, "end_layer", 0) or 0)
@@ -126,14 +126,14 @@ def heads_of(total: int, tp: tuple[int, int], local: int) -> tuple[int, int] | N
     return None
 
 
-def names_its_layers(shape: Shape, stage: int) -> bool:
+def names_its_layers(shape: PoolLayout, stage: int) -> bool:
     """Whether a pool's layers are numbered through the whole model and not from the first one of
     its pipeline stage. Side pools number theirs as they like.
     """
     return shape.pool == KV and (shape.layers[0] > 0) == (stage > 0)
 
 
-def is_replicated(engine: Engine, shape: Shape) -> bool:
+def is_replicated(engine: Engine, shape: PoolLayout) -> bool:
     """Whether all ranks hold the same bytes in this pool. State is sharded also where KV is not,
     and a pool that counts heads has those of its rank.
     """
@@ -141,7 +141,7 @@ def is_replicated(engine: Engine, shape: Shape) -> bool:
 
 
 def scopes_of(
-    engine: Engine, shape: Shape, page_bytes: int, *, copied: bool = False, split: int = 1
+    engine: Engine, shape: PoolLayout, page_bytes: int, *, copied: bool = False, split: int = 1
 ) -> "list[Scope]":
     """The scopes of a pool's pages: one, or `split` where each page is stored as that many
     ranges of heads, for engines with more ranks. `page_bytes` is of each. Raises InvalidError for
@@ -167,7 +167,7 @@ def scopes_of(
     return [_scope(engine, shape, page_bytes, copied, extra, heads) for heads in ranges]
 
 
-def splits(engine: Engine, shape: Shape, factor: int) -> int:
+def splits(engine: Engine, shape: PoolLayout, factor: int) -> int:
     """`factor` where the heads of a page can be told and divided so, otherwise 1."""
     heads = heads_of(engine.kv_heads, engine.tp, shape.heads) if shape.pool == KV else None
     if heads is None or factor < 1 or (heads[1] - heads[0]) % factor:
@@ -177,7 +177,7 @@ def splits(engine: Engine, shape: Shape, factor: int) -> int:
 
 def _scope(
     engine: Engine,
-    shape: Shape,
+    shape: PoolLayout,
     page_bytes: int,
     copied: bool,
     extra: Mapping[str, str],

@@ -5,7 +5,7 @@ from threading import Lock
 
 GB = 1e9
 # SGLang collects at every step of its scheduler; where it does not, this is enough to keep.
-KEPT = 1024
+RATES_MAX = 1024
 
 
 @dataclass(slots=True)
@@ -56,6 +56,6 @@ class Meter:
             loads = what == "loaded"
             moved = self._rates.prefetch_pages if loads else self._rates.backup_pages
             rates = self._rates.prefetch_bandwidth if loads else self._rates.backup_bandwidth
-            if len(moved) < KEPT:
+            if len(moved) < RATES_MAX:
                 moved.append(pages)
                 rates.append(rate)

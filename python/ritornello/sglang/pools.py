@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ritornello.sglang.identity import Engine, Shape, is_replicated, scopes_of, splits
+from ritornello.sglang.identity import Engine, PoolLayout, is_replicated, scopes_of, splits
 from ritornello.sglang.meter import Meter
 from ritornello.sglang.pages import Meta, PagesError, page_ids, pools
 from ritornello.sglang.store import SGLangStore
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ritornello._core import PagePool, Scope
 
 # Token slots `[first, past)`, as SGLang writes them: a tensor.
-Slots = Callable[[int, int], Any]
+SlotRange = Callable[[int, int], Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Memory:
     parts: "tuple[PagePool, ...]" = ()
 
 
-def memory_of(host: Any, slots: Slots, parts: int) -> Memory:
+def memory_of(host: Any, slots: SlotRange, parts: int) -> Memory:
     """In place wherever the pool can name its pieces; raises for a pool that offers neither."""
     tokens = int(host.page_size)
     pages = int(getattr(host, "page_num", 0) or host.size // tokens)
@@ -48,7 +48,7 @@ def copied_memory(host: Any) -> Memory:
     return Memory(int(host.get_dummy_flat_data_page().nbytes))
 
 
-def _meta(host: Any, slots: Slots, tokens: int, parts: int) -> Meta:
+def _meta(host: Any, slots: SlotRange, tokens: int, parts: int) -> Meta:
     def meta(page: int) -> Any:
         indices = slots(page * tokens, (page + 1) * tokens)
         if parts > 1:
@@ -65,7 +65,7 @@ class Pool:
         self,
         name: str,
         host: Any,
-        slots: Slots,
+        slots: SlotRange,
         store: SGLangStore,
         meter: Meter,
         *,
@@ -80,7 +80,7 @@ class Pool:
         self._in_place = in_place
         self._split = split
         self._tokens = int(host.page_size)
-        self._shape = Shape.of(name, host)
+        self._shape = PoolLayout.of(name, host)
         self._memory = Memory(0)
         self._scopes: list[Scope] = []
         self.replicated = False
@@ -129,7 +129,7 @@ class Pool:
         return [all(page) for page in zip(*found, strict=True)]
 
     def put(self, keys: Sequence[bytes], indices: Any, parent: bytes | None) -> int:
-        ids = self._ids(keys, indices)
+        ids = self._page_ids(keys, indices)
         if ids is None:
             return 0
         if self._memory.parts:
@@ -141,7 +141,7 @@ class Pool:
         return self.put_flat(keys, [page.contiguous() for page in pages], parent)
 
     def get(self, keys: Sequence[bytes], indices: Any) -> int:
-        ids = self._ids(keys, indices)
+        ids = self._page_ids(keys, indices)
         if ids is None:
             return 0
         if self._memory.parts:
@@ -181,7 +181,7 @@ class Pool:
         self._meter.add("refused_pages:size", len(keys) - fitting)
         return fitting
 
-    def _ids(self, keys: Sequence[bytes], indices: Any) -> list[int] | None:
+    def _page_ids(self, keys: Sequence[bytes], indices: Any) -> list[int] | None:
         ids = page_ids(indices, len(keys), self._tokens) if self._scopes else None
         if ids is None:
             self._meter.add("refused_pages:indices", len(keys))

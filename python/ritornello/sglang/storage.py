@@ -26,7 +26,7 @@ from sglang.srt.observability.metrics_collector import StorageMetrics
 from sglang.version import __version__
 
 from ritornello.model import model_name, new_epoch, plain
-from ritornello.sglang.hits import Presence, verdict
+from ritornello.sglang.hits import Presence, restorable_prefixes
 from ritornello.sglang.identity import (
     KV,
     Engine,
@@ -73,7 +73,7 @@ class RitornelloStorage(HiCacheStorage):
         if storage_config.should_split_heads and storage_config.tp_lcm_size:
             self._split = storage_config.tp_lcm_size // storage_config.tp_size
         self._meter = Meter()
-        self._epoch = updates.flushed
+        self._epoch = updates.on_flush
         self._store = SGLangStore(settings, self._meter, lambda: self._epoch != updates.epoch)
         self._store.open()
         self._engine = engine_of(storage_config).at(self._epoch)
@@ -111,7 +111,7 @@ class RitornelloStorage(HiCacheStorage):
         self._store.close()
         self._pools = {}
 
-    def flushed(self) -> None:
+    def on_flush(self) -> None:
         """SGLang holds no page that it computed before now, and none of its storage threads is
         in a call of ours.
         """
@@ -214,7 +214,7 @@ class RitornelloStorage(HiCacheStorage):
             asked = keys_of(keys)
             leading = pool.leading(asked)
             sides = [self._presence(side, asked[:leading]) for side in pool_transfers or []]
-            found = verdict(KV, leading, sides)
+            found = restorable_prefixes(KV, leading, sides)
             return PoolTransferResult(found.pages, dict(found.pools), found.restorable)
 
         return self._on_kv("probe", action, PoolTransferResult(0, {}, []))
@@ -224,7 +224,7 @@ class RitornelloStorage(HiCacheStorage):
         transfers: list[PoolTransfer],
         extra_info: HiCacheStorageExtraInfo | None = None,
     ) -> dict[str, list[bool]]:
-        return self._each(transfers, "get", lambda pool, side, keys: pool.get(keys, side))
+        return self._for_each_pool(transfers, "get", lambda pool, side, keys: pool.get(keys, side))
 
     def batch_set_v2(
         self,
@@ -236,7 +236,7 @@ class RitornelloStorage(HiCacheStorage):
                 return len(keys)
             return pool.put(keys, indices, None)
 
-        return self._each(transfers, "put", action)
+        return self._for_each_pool(transfers, "put", action)
 
     # Figures.
 
@@ -284,7 +284,7 @@ class RitornelloStorage(HiCacheStorage):
         policy = getattr(side.hit_policy, "value", side.hit_policy)
         return Presence(side.name, str(policy), len(side.keys or ()), present)
 
-    def _each(
+    def _for_each_pool(
         self,
         transfers: Sequence[PoolTransfer],
         doing: str,

@@ -20,20 +20,20 @@ from ritornello.sglang.interface import RECORDER, UPDATES
 logger = logging.getLogger("ritornello.sglang")
 
 
-class Updates:
+class WeightUpdates:
     """Of one process. `epoch`: of its weights as they are now, empty while they are those that
-    SGLang loaded at its start. `flushed`: the epoch at the last flush. Updates and flushes come
+    SGLang loaded at its start. `on_flush`: the epoch at the last flush. Updates and flushes come
     from SGLang's scheduler thread; any thread may compare.
     """
 
     def __init__(self) -> None:
         self.epoch = b""
-        self.flushed = b""
+        self.on_flush = b""
         self._watched: Any = None
 
     def begin(self) -> None:
         """The weights may be others from now on."""
-        known, self.epoch = self.epoch == self.flushed, new_epoch()
+        known, self.epoch = self.epoch == self.on_flush, new_epoch()
         if known:
             logger.warning(
                 "ritornello: the weights may be others than before; nothing is stored or loaded "
@@ -66,7 +66,7 @@ class Updates:
         @functools.wraps(method)
         def reset(controller: Any) -> Any:
             returned = method(controller)
-            self.flushed = self.epoch
+            self.on_flush = self.epoch
             flushed = getattr(controller.storage_backend, "flushed", None)
             if flushed is not None:
                 flushed()
@@ -76,4 +76,4 @@ class Updates:
 
 
 # SGLang runs one model in a process.
-updates = Updates()
+updates = WeightUpdates()

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 # Prompts that wait for objects are remembered; what is forgotten is asked for again, all of it.
-AWAITED_MAX = 1024
+PENDING_LOOKUPS_MAX = 1024
 
 # What becomes of a prompt whose pages the remote was asked for.
 PREFETCHES = ("completed", "declined", "cancelled", "failed", "refused")
@@ -31,17 +31,19 @@ class CacheStore(VllmStore):
     as long as the shortest of theirs.
     """
 
-    learns = True
+    wants_timings = True
 
     def __init__(self, settings: Settings, meter: Meter) -> None:
         super().__init__(settings, meter)
         self._meter = meter
-        self._told: Counts = {}
-        self._told_at = 0.0
+        self._reported_counts: Counts = {}
+        self._reported_at = 0.0
         # Of prompts that are on their way the object that was not there, and leases on the others.
-        self._awaited: dict[tuple[Slice, bytes], tuple[Slice, list[tuple[TierName, int]]]] = {}
+        self._pending_lookups: dict[
+            tuple[Slice, bytes], tuple[Slice, list[tuple[TierName, int]]]
+        ] = {}
 
-    def match(
+    def lookup(
         self,
         identity: Identity,
         of: Sequence[Slice],
@@ -59,7 +61,7 @@ class CacheStore(VllmStore):
 
         def find(cache: "Cache", piece: Slice) -> "Found":
             return cache.find(
-                self._scoped(identity, piece),
+                self._scope_for(identity, piece),
                 keys,
                 ttl=ttl,
                 gate=gate,
@@ -71,7 +73,7 @@ class CacheStore(VllmStore):
 
         def action(cache: "Cache") -> Hit:
             name = _name(of, keys)
-            awaited, kept = self._awaited.pop(name, (None, []))
+            awaited, kept = self._pending_lookups.pop(name, (None, []))
             # Who asks again asks often: as long as one object is on its way the others are not.
             order = of if awaited is None else (awaited, *(p for p in of if p != awaited))
             found: list[Found] = []
@@ -85,9 +87,9 @@ class CacheStore(VllmStore):
             hit = min(found, key=lambda one: one.load)
             leases = [lease for one in found for lease in one.leases]
             if lacking is not None:
-                if len(self._awaited) >= AWAITED_MAX:
-                    self._awaited.clear()
-                self._awaited[name] = (lacking, kept + leases)
+                if len(self._pending_lookups) >= PENDING_LOOKUPS_MAX:
+                    self._pending_lookups.clear()
+                self._pending_lookups[name] = (lacking, kept + leases)
                 return Hit(0, 0, pending=True)
             for lease in kept if hit.load else kept + leases:
                 cache.release(lease)
@@ -107,50 +109,50 @@ class CacheStore(VllmStore):
 
         self._on_cache("release", action)
 
-    def forgo(self, identity: Identity, of: Sequence[Slice], keys: Sequence[bytes]) -> None:
-        _, kept = self._awaited.pop(_name(of, keys), (None, []))
+    def cancel_lookup(self, identity: Identity, of: Sequence[Slice], keys: Sequence[bytes]) -> None:
+        _, kept = self._pending_lookups.pop(_name(of, keys), (None, []))
 
         def action(cache: "Cache") -> None:
             for lease in kept:
                 cache.release(lease)
             for piece in of:
-                cache.cancel(self._scoped(identity, piece), keys)
+                cache.cancel(self._scope_for(identity, piece), keys)
 
         self._on_cache("forgo", action)
 
     def take_loads(self) -> list[tuple[str, int, float]]:
         return [*(self._on_cache("take loads", lambda cache: cache.take_loads()) or ())]
 
-    def learn(self, report: WorkerReport, grounds: dict[str, Any]) -> None:
+    def record_timings(self, report: WorkerReport, grounds: dict[str, Any]) -> None:
         def action(cache: "Cache") -> None:
             if report.prefill is not None:
                 cache.learn_prefill(*report.prefill)
             for tier, moved, seconds in report.loads:
                 cache.learn_load(tier, moved, seconds)
-            for request, seconds in report.took.items():
+            for request, seconds in report.load_seconds.items():
                 found = grounds.pop(request, None)
                 if found is not None and found.estimate is not None:
                     cache.judge(found, seconds)
 
         self._on_cache("learn", action)
-        self.tell()
+        self.report_stats()
 
-    def tell(self) -> None:
+    def report_stats(self) -> None:
         """Counts what the cache's figures grew by since the last time."""
-        if perf_counter() - self._told_at < REPORT_SECONDS:
+        if perf_counter() - self._reported_at < REPORT_SECONDS:
             return
-        self._told_at = perf_counter()
-        now = self._on_cache("stats", lambda cache: figures(cache.stats()))
+        self._reported_at = perf_counter()
+        now = self._on_cache("stats", lambda cache: counts_of(cache.stats()))
         for name, amount in (now or {}).items():
-            told = self._told.get(name, 0.0)
+            told = self._reported_counts.get(name, 0.0)
             # Less than before: of tiers that were opened again.
             self._meter.add(name, amount - told if amount >= told else amount)
-        self._told = now or self._told
+        self._reported_counts = now or self._reported_counts
 
-    def _said_of_get(self, pages: Pages) -> dict[str, Any]:
+    def _get_options(self, pages: Pages) -> dict[str, Any]:
         return {"parent": pages.parent}
 
-    def _said_of_put(self, pages: Pages) -> tuple[Sequence[bytes], dict[str, Any]]:
+    def _put_options(self, pages: Pages) -> tuple[Sequence[bytes], dict[str, Any]]:
         if len(pages.before) != pages.first:
             return pages.keys, {"parent": pages.parent}
         return [*pages.before, *pages.keys], {"first": pages.first}
@@ -170,7 +172,7 @@ def _name(of: Sequence[Slice], keys: Sequence[bytes]) -> tuple[Slice, bytes]:
     return of[0], keys[-1] if keys else b""
 
 
-def figures(stats: Mapping[str, Any]) -> Counts:
+def counts_of(stats: Mapping[str, Any]) -> Counts:
     """What a cache over tiers decided, and what came of it, in the words of `/metrics`."""
     gate, prefetch = stats["gate"], stats["prefetch"]
     return {

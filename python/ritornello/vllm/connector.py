@@ -26,7 +26,8 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from ritornello.model import plain
 from ritornello.vllm import composition
-from ritornello.vllm.handshake import ShardFacts, shapes
+from ritornello.vllm.cache_store import CacheStore
+from ritornello.vllm.handshake import ShardFacts, group_layouts
 from ritornello.vllm.identity import identity_of
 from ritornello.vllm.interface import require_known
 from ritornello.vllm.metadata import IDLE, StepMetadata, WorkerReport
@@ -36,12 +37,11 @@ from ritornello.vllm.scheduler import SchedulerSide
 from ritornello.vllm.settings import Settings
 from ritornello.vllm.store import VllmStore
 from ritornello.vllm.support import (
-    must_load_apart,
     refusal,
     remarks,
     require_no_context_parallel,
+    requires_async_loads,
 )
-from ritornello.vllm.cache_store import CacheStore
 from ritornello.vllm.weights.engine import guard_of_engine
 from ritornello.vllm.weights.guard import WeightGuard
 from ritornello.vllm.worker import WorkerSide
@@ -161,7 +161,7 @@ class RitornelloConnector(KVConnectorBase_V1, SupportsHMA):
         config, caches = self._vllm_config, self._kv_cache_config
         parallel = config.parallel_config
         stages, ranks = parallel.pipeline_parallel_size, parallel.tensor_parallel_size
-        found = shapes(metadata, stages, ranks, len(caches.kv_cache_groups))
+        found = group_layouts(metadata, stages, ranks, len(caches.kv_cache_groups))
         identity = identity_of(config, caches, found, partial(_layout, config))
         for line in remarks(identity):
             logger.warning("ritornello: %s", line)
@@ -170,14 +170,14 @@ class RitornelloConnector(KVConnectorBase_V1, SupportsHMA):
             identity,
             self._meter,
             read_only=self._settings.read_only,
-            apart=must_load_apart(config, caches),
-            far=self._settings.far,
+            asynchronous=requires_async_loads(config, caches),
+            has_remote=self._settings.has_remote,
             composed=self._engine is not None,
             guard=self._guard,
         )
         if self._guard is not None:
             self._guard.owner = self
-            self._guard.renew = side.engine_emptied
+            self._guard.begin_epoch = side.on_caches_reset
         return side
 
     def bind_kv_cache_manager(self, kv_cache_manager: "KVCacheManager") -> None:
@@ -187,7 +187,7 @@ class RitornelloConnector(KVConnectorBase_V1, SupportsHMA):
 
     def on_new_request(self, request: "Request") -> None:
         """Pages that lie far away begin to come while the request waits for its turn."""
-        if self._scheduler is not None and self._settings.far:
+        if self._scheduler is not None and self._settings.has_remote:
             begun = perf_counter()
             self._scheduler.matched_tokens(request, 0)
             self._meter.hook(begun)
@@ -209,7 +209,7 @@ class RitornelloConnector(KVConnectorBase_V1, SupportsHMA):
         if self._scheduler is None:
             return
         begun = perf_counter()
-        self._scheduler.admitted(request, blocks.get_block_ids(), num_external_tokens)
+        self._scheduler.request_admitted(request, blocks.get_block_ids(), num_external_tokens)
         self._meter.hook(begun)
 
     def get_external_cache_hit_sources(
@@ -237,7 +237,7 @@ class RitornelloConnector(KVConnectorBase_V1, SupportsHMA):
         if self._scheduler is None:
             return
         begun = perf_counter()
-        self._scheduler.reported(
+        self._scheduler.complete_step(
             report if isinstance(report, WorkerReport) else None,
             connector_output.invalid_block_ids,
             connector_output.finished_recving or set(),
@@ -256,7 +256,7 @@ class RitornelloConnector(KVConnectorBase_V1, SupportsHMA):
         if self._scheduler is None:
             return False, None
         begun = perf_counter()
-        held = self._scheduler.finished(request.request_id)
+        held = self._scheduler.request_finished(request.request_id)
         self._meter.hook(begun)
         return held, None
 
@@ -281,7 +281,7 @@ class RitornelloConnector(KVConnectorBase_V1, SupportsHMA):
         super().bind_connector_metadata(connector_metadata)
         self._meter.begin_step()
         if self._worker is not None and isinstance(connector_metadata, StepMetadata):
-            self._worker.begin(connector_metadata)
+            self._worker.begin_step(connector_metadata)
 
     def clear_connector_metadata(self) -> None:
         super().clear_connector_metadata()
@@ -320,7 +320,7 @@ class RitornelloConnector(KVConnectorBase_V1, SupportsHMA):
         if self._worker is None:
             return KVConnectorTransferResults()
         begun = perf_counter()
-        over, failed = self._worker.landed()
+        over, failed = self._worker.take_completed_loads()
         self._meter.hook(begun)
         # Where blocks can be named, those that came are kept; where they cannot, all is computed.
         groups = len(self._kv_cache_config.kv_cache_groups)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 # (pipeline stage, tensor-parallel rank)
-Place = tuple[int, int]
+WorkerRank = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class ShardFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class GroupShape:
+class GroupLayout:
     """One KV cache group over all workers. `head_bytes`: one head of one layer in a block."""
 
     stages: tuple[tuple[str, ...], ...]
@@ -38,24 +38,26 @@ class GroupShape:
     head_major: bool
 
 
-def shapes(
-    facts: Mapping[Place, ShardFacts], stages: int, ranks: int, groups: int
-) -> Sequence[GroupShape]:
+def group_layouts(
+    facts: Mapping[WorkerRank, ShardFacts], stages: int, ranks: int, groups: int
+) -> Sequence[GroupLayout]:
     """What the workers' facts come to, by group; ValueError says in what they do not agree."""
-    for place, shard in sorted(facts.items()):
+    for worker_rank, shard in sorted(facts.items()):
         if shard.refusal:
             raise ValueError(shard.refusal)
         if len(shard.groups) != groups:
             raise ValueError(
-                f"worker {place} has {len(shard.groups)} KV cache groups, not {groups}"
+                f"worker {worker_rank} has {len(shard.groups)} KV cache groups, not {groups}"
             )
     missing = {(s, r) for s in range(stages) for r in range(ranks)} - set(facts)
     if missing or not facts:
         raise ValueError(f"{len(missing)} of {stages * ranks} workers did not say what they hold")
-    return [_shape(facts, stages, ranks, group) for group in range(groups)]
+    return [_group_layout(facts, stages, ranks, group) for group in range(groups)]
 
 
-def _shape(facts: Mapping[Place, ShardFacts], stages: int, ranks: int, group: int) -> GroupShape:
+def _group_layout(
+    facts: Mapping[WorkerRank, ShardFacts], stages: int, ranks: int, group: int
+) -> GroupLayout:
     """Every worker of a stage must hold the same layers, and every layer as much as the others."""
     layers = []
     sizes, orders = set(), set()
@@ -75,4 +77,4 @@ def _shape(facts: Mapping[Place, ShardFacts], stages: int, ranks: int, group: in
                 )
     if len(sizes) != 1:
         raise ValueError(f"the workers' blocks differ in size ({sorted(sizes)} bytes a head)")
-    return GroupShape(tuple(layers), sizes.pop(), orders == {True})
+    return GroupLayout(tuple(layers), sizes.pop(), orders == {True})

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ritornello import weights
 from ritornello.model import model_name, new_epoch, normalised, plain
-from ritornello.vllm.handshake import GroupShape
+from ritornello.vllm.handshake import GroupLayout
 from ritornello.vllm.parts import ALL, Part, Rule, Slice, trailing, units_of
 
 if TYPE_CHECKING:
@@ -83,11 +83,11 @@ def _number(layer: str) -> int:
 def identity_of(
     vllm_config: "VllmConfig",
     kv_cache_config: "KVCacheConfig",
-    shapes: Sequence[GroupShape],
+    group_layouts: Sequence[GroupLayout],
     layout: Callable[[Any], str],
 ) -> Identity:
     """The identity of what this engine computes. The configuration is one that `support.refusal`
-    let pass; `shapes` is what the workers said of their memory, `layout` names how a group's blocks
+    let pass; `group_layouts` is what the workers said of their memory, `layout` names how a group's blocks
     are packed. ValueError says what cannot be told apart.
     """
     model, cache = vllm_config.model_config, vllm_config.cache_config
@@ -107,7 +107,7 @@ def identity_of(
     total = int(model.get_total_num_kv_heads())
     parts = tuple(
         _part(spec, shape, kv_heads_of(spec, total, ranks), ranks, layout(spec))
-        for spec, shape in zip(specs, shapes, strict=True)
+        for spec, shape in zip(specs, group_layouts, strict=True)
     )
     plain_scale = str(cache.cache_dtype) in ("auto", *(part.dtype for part in parts))
     return Identity(
@@ -124,7 +124,7 @@ def identity_of(
     )
 
 
-def _part(spec: Any, shape: GroupShape, kv_heads: int, ranks: int, layout: str) -> Part:
+def _part(spec: Any, shape: GroupLayout, kv_heads: int, ranks: int, layout: str) -> Part:
     layers = sum(len(stage) for stage in shape.stages)
     # One worker's heads, where they cannot be told apart, are bytes of another order.
     order = "heads" if shape.head_major else "mixed"

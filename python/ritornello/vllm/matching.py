@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from ritornello.vllm.identity import Identity
-from ritornello.vllm.parts import Bundle, Slice, bundles, longest
+from ritornello.vllm.parts import Bundle, Slice, bundles, longest_resumable
 
 # What keeps pages where they are: whoever gave it knows what it is.
 Lease = Any
@@ -45,7 +45,7 @@ class Hit(NamedTuple):
 class Shelf(Protocol):
     """What is asked of the store; None where it failed."""
 
-    def match(
+    def lookup(
         self,
         identity: Identity,
         of: Sequence[Slice],
@@ -55,7 +55,9 @@ class Shelf(Protocol):
     ) -> Hit | None: ...
     def exists(self, identity: Identity, of: Slice, keys: Sequence[bytes]) -> list[bool] | None: ...
     def release(self, lease: Lease) -> None: ...
-    def forgo(self, identity: Identity, of: Sequence[Slice], keys: Sequence[bytes]) -> None: ...
+    def cancel_lookup(
+        self, identity: Identity, of: Sequence[Slice], keys: Sequence[bytes]
+    ) -> None: ...
 
 
 @dataclass(slots=True)
@@ -120,12 +122,12 @@ class Matcher:
         made.tokens = most
         return made
 
-    def forgo(self, hashes: Sequence[bytes], tokens: int) -> None:
+    def cancel_lookup(self, hashes: Sequence[bytes], tokens: int) -> None:
         """Nobody wants any more what `find` said was pending."""
         for bundle in self._whole:
             pages = range(self._floor(tokens) // bundle.page_tokens)
             keys = self.keys(bundle.parts[0], hashes, pages)
-            self._store.forgo(self._identity, bundle.slices, keys)
+            self._store.cancel_lookup(self._identity, bundle.slices, keys)
 
     def _with_windows(
         self, leases: list[Lease], hashes: Sequence[bytes], most: int, prompt: Prompt
@@ -139,7 +141,7 @@ class Matcher:
             keys = self.keys(bundle.parts[0], hashes, pages)
             for of in bundle.slices:
                 present[of] = self._store.exists(self._identity, of, keys) or [False] * len(pages)
-        most = longest(self._parts, present, most, self._identity.alignment)
+        most = longest_resumable(self._parts, present, most, self._identity.alignment)
         return most if most and self._lease_windows(leases, hashes, most, prompt) else 0
 
     def _lease_windows(
@@ -164,7 +166,7 @@ class Matcher:
         prompt: Prompt,
     ) -> Hit | None:
         keys = self.keys(bundle.parts[0], hashes, pages)
-        hit = self._store.match(self._identity, bundle.slices, keys, self._ttl, prompt)
+        hit = self._store.lookup(self._identity, bundle.slices, keys, self._ttl, prompt)
         if hit is not None and hit.lease:
             leases.append(hit.lease)
         return hit

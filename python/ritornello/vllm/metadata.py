@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ritornello.vllm.handshake import Place, ShardFacts
+from ritornello.vllm.handshake import ShardFacts, WorkerRank
 from ritornello.vllm.identity import Identity
 
 
@@ -26,14 +26,14 @@ class Pages(NamedTuple):
 
 
 class Load(NamedTuple):
-    """Fill the blocks of a request, each layer's before this step runs that layer or, `apart`,
+    """Fill the blocks of a request, each layer's before this step runs that layer or, `asynchronous`,
     while other requests go on. The scheduler's side holds leases on the pages until it hears that
     the load is over.
     """
 
     request: str
     pages: Sequence[Pages]
-    apart: bool = False
+    asynchronous: bool = False
 
 
 class Save(NamedTuple):
@@ -76,7 +76,7 @@ class WorkerReport:
     """What the scheduler must know of a step. `unsaved`: (request, part, first page) of saves that
     did not happen and may be asked for again. `failed`: requests whose load did not bring all.
     `refusal`: why this worker can serve nothing. `prefill`: tokens before what was computed,
-    tokens, seconds. `loads`: tier, bytes, seconds of what was read. `took`: seconds of each
+    tokens, seconds. `loads`: tier, bytes, seconds of what was read. `load_seconds`: seconds of each
     request's load. `step`: the number of the completed step. `facts`: of each worker, if requested.
     `changes`: of a worker on another machine, the changes of its weights by slot.
     """
@@ -86,20 +86,23 @@ class WorkerReport:
     refusal: str = ""
     prefill: tuple[int, int, float] | None = None
     loads: list[tuple[str, int, float]] = field(default_factory=list)
-    took: dict[str, float] = field(default_factory=dict)
+    load_seconds: dict[str, float] = field(default_factory=dict)
     step: int = 0
-    facts: dict[Place, ShardFacts] = field(default_factory=dict)
+    facts: dict[WorkerRank, ShardFacts] = field(default_factory=dict)
     changes: dict[int, int] = field(default_factory=dict)
 
     def aggregate(self, other: "WorkerReport") -> "WorkerReport":
-        both = self.took.keys() | other.took.keys()
+        both = self.load_seconds.keys() | other.load_seconds.keys()
         return WorkerReport(
             self.unsaved + other.unsaved,
             self.failed | other.failed,
             self.refusal or other.refusal,
             self.prefill or other.prefill,
             self.loads + other.loads,
-            {name: max(self.took.get(name, 0.0), other.took.get(name, 0.0)) for name in both},
+            {
+                name: max(self.load_seconds.get(name, 0.0), other.load_seconds.get(name, 0.0))
+                for name in both
+            },
             max(self.step, other.step),
             self.facts | other.facts,
             self.changes | other.changes,

@@ -18,7 +18,7 @@ from typing import NamedTuple
 # An object is a run of heads of at least so many bytes, and a page has at most so many of them a
 # stage: below, the bookkeeping a page costs shows beside the time to read it.
 OBJECT_BYTES = 64 << 10
-MOST_UNITS = 8
+UNITS_MAX = 8
 # A step waits for so many bytes of every object at a time: less is read no faster.
 GROUP_BYTES = 128 << 10
 
@@ -152,7 +152,7 @@ def units_of(
         for size in range(1, kv_heads + 1)
         if kv_heads % size == 0
         and size * head_bytes >= OBJECT_BYTES
-        and kv_heads // size <= MOST_UNITS
+        and kv_heads // size <= UNITS_MAX
     ]
     size = min(large, default=kv_heads)
     shared = (sliceable or kv_heads == 1) and share % size == 0
@@ -167,12 +167,12 @@ def held_units(part: Part, rank: int, ranks: int) -> list[int]:
     return [number for number, (a, b) in enumerate(part.units) if first <= a and b <= end]
 
 
-def writes(part: Part, unit: int, rank: int, ranks: int) -> bool:
+def is_writer(part: Part, unit: int, rank: int, ranks: int) -> bool:
     """Whether this worker stores `unit`: of several that hold the same heads the first one does."""
     return rank == next(r for r in range(ranks) if unit in held_units(part, r, ranks))
 
 
-def longest(
+def longest_resumable(
     parts: Sequence[Part],
     present: Mapping[Slice, Sequence[bool]],
     most: int,

@@ -37,7 +37,7 @@ class Settings(StoreSettings):
     gate: "Gate" = "auto"
 
     @property
-    def far(self) -> bool:
+    def has_remote(self) -> bool:
         """Whether there is a remote, which names pages by all that are before them."""
         return bool(self.tiers) and self.tiers[-1].split()[0] not in ("host", "disk")
 
@@ -99,16 +99,16 @@ class RequestOptions:
     retain: float = 0.0
 
     @classmethod
-    def of(cls, params: Mapping[str, Any] | None) -> "Wishes":
+    def of(cls, params: Mapping[str, Any] | None) -> "RequestOptions":
         if not params:
-            return EVERYTHING
+            return DEFAULT_OPTIONS
         return cls(
             loads=params.get(NO_LOAD) is not True,
             stores=params.get(NO_STORE) is not True,
             retain=_seconds(params.get(RETAIN)),
         )
 
-    def without_retention(self) -> "Wishes":
+    def without_retention(self) -> "RequestOptions":
         return replace(self, retain=0.0)
 
 
@@ -118,4 +118,4 @@ def _seconds(wish: Any) -> float:
     return float(min(wish, YEAR))
 
 
-EVERYTHING = RequestOptions()
+DEFAULT_OPTIONS = RequestOptions()

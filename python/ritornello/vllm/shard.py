@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ritornello.spans import page_pool
-from ritornello.vllm.handshake import GroupMemory, Place, ShardFacts
+from ritornello.vllm.handshake import GroupMemory, ShardFacts, WorkerRank
 from ritornello.vllm.identity import Identity
 from ritornello.vllm.layout import CacheTensor, LayoutError, group_memory, spans
-from ritornello.vllm.parts import Slice, heads_of, held_units, writes
+from ritornello.vllm.parts import Slice, heads_of, held_units, is_writer
 
 if TYPE_CHECKING:
     from ritornello._core import PagePool
@@ -23,23 +23,23 @@ class Object:
 
     of: Slice
     pool: "PagePool"
-    writes: bool
+    is_writer: bool
     sections: tuple[int, ...] = ()
 
 
 class Shard:
-    """The KV memory of the worker at `place`. `groups`: layers and KV heads of each group here. The
+    """The KV memory of the worker at `worker_rank`. `groups`: layers and KV heads of each group here. The
     tensors are kept: pools point into them.
     """
 
     def __init__(
         self,
-        place: Place,
+        worker_rank: WorkerRank,
         blocks: int,
         groups: list[tuple[list[str], int]],
         caches: Mapping[str, CacheTensor],
     ) -> None:
-        self.place = place
+        self.worker_rank = worker_rank
         self.blocks = blocks
         self.caches = dict(caches)
         self.memory = tuple(group_memory(caches, layers, heads, blocks) for layers, heads in groups)
@@ -59,11 +59,11 @@ class Shard:
 
     def groups(self, identity: Identity, number: int) -> dict[str, int]:
         """Of the layers of a part here, to which group each belongs."""
-        ends = identity.parts[number].layer_groups(self.place[0])
+        ends = identity.parts[number].layer_groups(self.worker_rank[0])
         return {name: bisect_right(ends, at) for at, name in enumerate(self.memory[number].layers)}
 
     def _part(self, identity: Identity, number: int) -> list[Object]:
-        part, memory, (stage, rank) = identity.parts[number], self.memory[number], self.place
+        part, memory, (stage, rank) = identity.parts[number], self.memory[number], self.worker_rank
         if part.stages[stage] != memory.layers:
             raise LayoutError(f"{len(memory.layers)} layers here are not those of stage {stage}")
         if not memory.layers:
@@ -84,12 +84,12 @@ class Shard:
                 Object(
                     Slice(number, stage, unit),
                     pool,
-                    writes(part, unit, rank, identity.ranks),
+                    is_writer(part, unit, rank, identity.ranks),
                     tuple(end * layer_bytes for end in groups),
                 )
             )
         if not found:
-            raise LayoutError(f"no objects of part {number} lie on worker {self.place}")
+            raise LayoutError(f"no objects of part {number} lie on worker {self.worker_rank}")
         return found
 
     def _pool(self, memory: GroupMemory, first: int, end: int) -> "PagePool":

@@ -19,9 +19,9 @@ logger = logging.getLogger("vllm.ritornello")
 
 
 class VllmStore(FailSafeStore):
-    """One process's hold on the store. `learns`: it wants to hear how long things take."""
+    """One process's hold on the store. `wants_timings`: it wants to hear how long things take."""
 
-    learns = False
+    wants_timings = False
 
     def __init__(self, settings: Settings, meter: Meter) -> None:
         super().__init__(settings, logger, lambda _: meter.add("errors", 1))
@@ -30,7 +30,7 @@ class VllmStore(FailSafeStore):
         self._scopes: dict[Slice, Scope] = {}
         self._bundles: dict[Sequence[Slice], list[Scope]] = {}
 
-    def match(
+    def lookup(
         self,
         identity: Identity,
         of: Sequence[Slice],
@@ -41,30 +41,30 @@ class VllmStore(FailSafeStore):
         """The leading pages of which all objects `of` (a tuple) are there."""
 
         def action(store: "Store") -> Hit:
-            match = store.pin_prefix(self._bundled(identity, of), keys, ttl=ttl)
+            match = store.pin_prefix(self._scopes_for(identity, of), keys, ttl=ttl)
             return Hit(match.pages, match.pages, match.lease)
 
         return self.call("match", action, None)
 
     def exists(self, identity: Identity, of: Slice, keys: Sequence[bytes]) -> list[bool] | None:
         return self.call(
-            "exists", lambda store: store.exists(self._scoped(identity, of), keys), None
+            "exists", lambda store: store.exists(self._scope_for(identity, of), keys), None
         )
 
     def release(self, lease: Lease) -> None:
         self.call("release", lambda store: store.release(lease), None)
 
-    def forgo(self, identity: Identity, of: Sequence[Slice], keys: Sequence[bytes]) -> None:
+    def cancel_lookup(self, identity: Identity, of: Sequence[Slice], keys: Sequence[bytes]) -> None:
         """Nobody wants any more what `match` had begun to bring."""
 
     def take_loads(self) -> list[tuple[str, int, float]]:
         """Tier, bytes and seconds of what was read since the last call."""
         return []
 
-    def learn(self, report: WorkerReport, grounds: dict[str, Any]) -> None:
+    def record_timings(self, report: WorkerReport, grounds: dict[str, Any]) -> None:
         """How long loads and steps took; `grounds` of what was decided, by request."""
 
-    def tell(self) -> None:
+    def report_stats(self) -> None:
         """Has what the store counts itself on the meter, now and then."""
 
     def submit_get(
@@ -80,12 +80,12 @@ class VllmStore(FailSafeStore):
         return self.call(
             "get",
             lambda store: store.submit_get(
-                self._scoped(identity, of),
+                self._scope_for(identity, of),
                 pages.keys,
                 pool.pages(pages.blocks),
                 sections=sections or None,
                 timeout=timeout,
-                **self._said_of_get(pages),
+                **self._get_options(pages),
             ),
             None,
         )
@@ -99,11 +99,11 @@ class VllmStore(FailSafeStore):
         retain_until: float | None,
     ) -> "Ticket | None":
         """The bytes are copied before this returns: the blocks may be overwritten at once."""
-        keys, said = self._said_of_put(pages)
+        keys, said = self._put_options(pages)
         return self.call(
             "put",
             lambda store: store.submit_put(
-                self._scoped(identity, of),
+                self._scope_for(identity, of),
                 keys,
                 pool.pages(pages.blocks),
                 retain_until=retain_until,
@@ -112,8 +112,8 @@ class VllmStore(FailSafeStore):
             None,
         )
 
-    def finish(self, ticket: "Ticket", timeout: float | None) -> "Outcome | None":
-        """The ticket's outcome, or None where it has none (yet). Like `cancel` it asks the ticket
+    def wait(self, ticket: "Ticket", timeout: float | None) -> "Outcome | None":
+        """The ticket's outcome, or None where it has none (yet). Like `cancel_and_wait` it asks the ticket
         itself: what is in flight has to land also when the store is broken.
         """
         return self.attempt("wait", lambda: ticket.wait(timeout), None)
@@ -122,7 +122,7 @@ class VllmStore(FailSafeStore):
         """Whether sections up to this one have come, or the ticket is done."""
         return self.attempt("wait", lambda: ticket.wait_section(number, timeout), False)
 
-    def cancel(self, ticket: "Ticket") -> "Outcome | None":
+    def cancel_and_wait(self, ticket: "Ticket") -> "Outcome | None":
         """Gives a get up. Its memory is the kernel's until the ticket is done, and a late read
         into a block that is being recomputed would be a wrong answer: so this waits, without a
         bound of its own, for the core to let go of it.
@@ -134,34 +134,34 @@ class VllmStore(FailSafeStore):
 
         return self.attempt("cancel", give_up, None)
 
-    def landed(self, ticket: "Ticket") -> bool:
+    def is_done(self, ticket: "Ticket") -> bool:
         """Whether the ticket has its outcome. One that cannot be asked is waited for."""
         done = self.attempt("poll", ticket.done, None)
         if done is None:
-            self.cancel(ticket)
+            self.cancel_and_wait(ticket)
             return True
         return done
 
-    def abandon(self, ticket: "Ticket") -> None:
-        """Gives a get up without waiting; its memory is the kernel's until it has `landed`."""
+    def request_cancel(self, ticket: "Ticket") -> None:
+        """Gives a get up without waiting; its memory is the kernel's until it has `is_done`."""
         self.attempt("cancel", ticket.cancel, None)
 
-    def _said_of_get(self, pages: Pages) -> dict[str, Any]:
+    def _get_options(self, pages: Pages) -> dict[str, Any]:
         """What else this kind of store is told."""
         return {}
 
-    def _said_of_put(self, pages: Pages) -> tuple[Sequence[bytes], dict[str, Any]]:
+    def _put_options(self, pages: Pages) -> tuple[Sequence[bytes], dict[str, Any]]:
         """The keys, those before the pages included where they help, and what else it is told."""
         return pages.keys, {"parent": pages.parent, "copy": True}
 
-    def _scoped(self, identity: Identity, of: Slice) -> "Scope":
+    def _scope_for(self, identity: Identity, of: Slice) -> "Scope":
         if self._identity is not identity:
             self._identity, self._scopes, self._bundles = identity, {}, {}
         if of not in self._scopes:
             self._scopes[of] = identity.scope(of)
         return self._scopes[of]
 
-    def _bundled(self, identity: Identity, of: Sequence[Slice]) -> "list[Scope]":
+    def _scopes_for(self, identity: Identity, of: Sequence[Slice]) -> "list[Scope]":
         if self._identity is not identity or of not in self._bundles:
-            self._bundles[of] = [self._scoped(identity, piece) for piece in of]
+            self._bundles[of] = [self._scope_for(identity, piece) for piece in of]
         return self._bundles[of]

@@ -86,7 +86,7 @@ def _attention(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> s
     return "" if kv_cache_config.kv_cache_groups else "the model keeps no KV"
 
 
-def must_load_apart(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> bool:
+def requires_async_loads(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> bool:
     """Whether no step may wait for a load: where steps overlap, or several workers compute one, a
     failure is known too late to keep what was computed on top of it from being saved, and with
     several KV cache groups vLLM can only repair loads that no step waited for.

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class Landing:
+class LoadResult:
     """What a load came to. `bad`: (part, place in the sequence, block) of pages that are not whole;
     `reason`: why the first of them is not.
     """
@@ -35,7 +35,7 @@ class Landing:
             self.reason = (outcome.reason if outcome is not None else "") or "error"
 
 
-class Arrival:
+class PendingLoad:
     """Until every read has landed the blocks belong to the kernel. `objects` is None where this
     worker can read nothing: then nothing arrives, and that is said page by page. `by_layer`: groups
     of layers arrive one after the other. `refused`: why nothing is to arrive.
@@ -61,28 +61,28 @@ class Arrival:
         self._given_up = False
         self._missed = ""
         self._reads: list[tuple[Pages, Ticket | None]] = []
-        self._landing = Landing(reason=refused)
+        self._result = LoadResult(reason=refused)
         for pages in load.pages:
             if objects is None or identity is None or refused:
-                self._landing.add(pages, None)
+                self._result.add(pages, None)
                 continue
             for held in objects[pages.part]:
                 sections = held.sections if by_layer else ()
                 ticket = store.submit_get(identity, held.of, held.pool, pages, seconds, sections)
                 self._reads.append((pages, ticket))
 
-    def landed(self, now: float) -> Landing | None:
+    def poll(self, now: float) -> LoadResult | None:
         """What came, once nothing is being read any more; never waits. After the deadline what is
         still under way is given up.
         """
         while self._reads:
             pages, ticket = self._reads[-1]
-            if ticket is not None and not self._store.landed(ticket):
+            if ticket is not None and not self._store.is_done(ticket):
                 if now >= self._deadline and not self._given_up:
                     self._given_up = True
                     for _, late in self._reads:
                         if late is not None:
-                            self._store.abandon(late)
+                            self._store.request_cancel(late)
                 return None
             self._add(pages, ticket, 0.0)
         return self._whole()
@@ -100,27 +100,27 @@ class Arrival:
         """Something was computed before its pages were there: whatever comes, nothing came."""
         self._missed = self._missed or reason
 
-    def wait(self) -> Landing:
+    def wait(self) -> LoadResult:
         """Waits until the deadline, gives up the rest, and waits for the kernel to let go of it."""
         while self._reads:
             pages, ticket = self._reads[-1]
             self._add(pages, ticket, max(self._deadline - monotonic(), 0.0))
         return self._whole()
 
-    def _whole(self) -> Landing:
+    def _whole(self) -> LoadResult:
         """What came, or nothing if something was missed."""
         if self._missed:
-            self._landing = Landing(reason=self._missed)
+            self._result = LoadResult(reason=self._missed)
             for pages in self.load.pages:
-                self._landing.add(pages, None)
-        return self._landing
+                self._result.add(pages, None)
+        return self._result
 
     def give_up(self) -> None:
         """Waits only for the kernel to let go."""
         while self._reads:
             ticket = self._reads[-1][1]
             if ticket is not None:
-                self._store.cancel(ticket)
+                self._store.cancel_and_wait(ticket)
             self._reads.pop()
 
     def _add(self, pages: Pages, ticket: "Ticket | None", timeout: float) -> None:
@@ -129,8 +129,8 @@ class Arrival:
         """
         outcome = None
         if ticket is not None:
-            outcome = self._store.finish(ticket, timeout)
+            outcome = self._store.wait(ticket, timeout)
             if outcome is None:
-                outcome = self._store.cancel(ticket)
+                outcome = self._store.cancel_and_wait(ticket)
         self._reads.pop()
-        self._landing.add(pages, outcome)
+        self._result.add(pages, outcome)

@@ -10,7 +10,7 @@ from lmcache.v1.distributed.l2_adapters.native_connector_l2_adapter import _obje
 
 from ritornello.lmcache import NativeClient, RitornelloL2Adapter
 from ritornello.lmcache.interface import TESTED, require_known, unknown
-from ritornello.lmcache.naming import Family, Name, page_key, parse_name
+from ritornello.lmcache.naming import Family, ObjectName, page_key, parse_name
 
 
 def test_it_is_the_one_we_know() -> None:
@@ -49,7 +49,7 @@ def test_names_are_read_as_the_bridge_writes_them() -> None:
     for salt in ("", "tenant"):
         key = ObjectKey(b"\x00\xff" * 16, "org/model-7b", 0x02010201, 17, salt)
         family = Family("org/model-7b", 17, salt)
-        name = Name(family, page_key(key.kv_rank, key.chunk_hash))
+        name = ObjectName(family, page_key(key.kv_rank, key.chunk_hash))
         assert parse_name(_object_key_to_string(key)) == name
 
 

@@ -90,4 +90,4 @@ def test_a_server_that_was_started_without_a_storage_may_have_other_weights(
     memory = SimpleNamespace(hicache_storage_backend=None)
     monkeypatch.setattr(runtime_context, "get_memory", lambda: memory)
     importlib.reload(storage)
-    assert storage.updates.epoch != storage.updates.flushed
+    assert storage.updates.epoch != storage.updates.on_flush

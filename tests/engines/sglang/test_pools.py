@@ -402,7 +402,7 @@ def test_updated_weights_have_nothing_stored_and_get_nothing_of_before(
     assert held.batch_exists(keys) == len(keys)
     # One that is attached from then on is of the same epoch, and not of the files.
     assert attach(host).batch_exists(keys) == len(keys)
-    updates.epoch = updates.flushed = b""
+    updates.epoch = updates.on_flush = b""
     assert all(attach(host).batch_get_v1(keys, slots(host, TO)))
 
 

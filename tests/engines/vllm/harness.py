@@ -66,10 +66,12 @@ class Engine:
             ]
             side = next(filter(None, sides), None)
             while side and not all(
-                side._store.landed(ticket) for flight in side._flights for ticket in flight.tickets
+                side._store.is_done(ticket)
+                for pending in side._pending_saves
+                for ticket in pending.tickets
             ):
                 sleep(0.001)
-            if side and side._store.learns and side._store._store:
+            if side and side._store.wants_timings and side._store._store:
                 # And the tiers below have what they are to have.
                 side._store._store.flush()
 

@@ -10,7 +10,7 @@ import torch
 from ritornello.vllm.matching import Prompt
 from ritornello.vllm.metadata import Load, Pages, StepMetadata
 from ritornello.vllm.store import VllmStore
-from ritornello.vllm.transfer import Arrival, Landing
+from ritornello.vllm.transfer import LoadResult, PendingLoad
 from ritornello.vllm.worker import LOAD_SECONDS, WorkerSide
 
 
@@ -35,16 +35,16 @@ class Digests:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.saved: dict[tuple[bytes, int], set[str]] = {}
         self.loaded: dict[tuple[bytes, int], str] = {}
-        save, account = WorkerSide.save, WorkerSide._account
+        save, account = WorkerSide.save, WorkerSide._record_result
 
         def watched_save(worker: WorkerSide, metadata: StepMetadata) -> None:
-            if not worker._spoilt:
+            if not worker._step_failed:
                 for work in metadata.saves:
                     for key, name, found in digests(worker, work.pages):
                         self.saved.setdefault((key, name), set()).add(found)
             save(worker, metadata)
 
-        def watched_account(worker: WorkerSide, load: Load, landing: Landing) -> bool:
+        def watched_account(worker: WorkerSide, load: Load, landing: LoadResult) -> bool:
             bad = {(part, block) for part, _, block in landing.bad}
             for work in load.pages:
                 for (key, name, found), block in zip(
@@ -55,7 +55,7 @@ class Digests:
             return account(worker, load, landing)
 
         monkeypatch.setattr(WorkerSide, "save", watched_save)
-        monkeypatch.setattr(WorkerSide, "_account", watched_account)
+        monkeypatch.setattr(WorkerSide, "_record_result", watched_account)
 
     def all_came_back(self) -> bool:
         """Whether every loaded block is, byte for byte, one that was saved under its key."""
@@ -92,12 +92,12 @@ class BadTicket:
 
 def fail_loads(monkeypatch: pytest.MonkeyPatch, worker_pages: Sequence[int]) -> None:
     """Every load says that these of its pages failed, after filling their blocks with noise."""
-    get, account = VllmStore.submit_get, WorkerSide._account
+    get, account = VllmStore.submit_get, WorkerSide._record_result
 
     def failing(store: VllmStore, *asked: Any) -> Any:
         return BadTicket(get(store, *asked), worker_pages)
 
-    def noisy(worker: WorkerSide, load: Load, landing: Landing) -> bool:
+    def noisy(worker: WorkerSide, load: Load, landing: LoadResult) -> bool:
         assert worker._shard is not None
         for _, _, block in landing.bad:
             for cache in worker._shard.caches.values():
@@ -106,23 +106,23 @@ def fail_loads(monkeypatch: pytest.MonkeyPatch, worker_pages: Sequence[int]) -> 
         return account(worker, load, landing)
 
     monkeypatch.setattr(VllmStore, "submit_get", failing)
-    monkeypatch.setattr(WorkerSide, "_account", noisy)
+    monkeypatch.setattr(WorkerSide, "_record_result", noisy)
 
 
 def slow_loads(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     """Every load looks unfinished for so long."""
-    landed = Arrival.landed
+    landed = PendingLoad.poll
 
-    def late(arrival: Arrival, now: float) -> Landing | None:
+    def late(arrival: PendingLoad, now: float) -> LoadResult | None:
         begun = arrival._deadline - LOAD_SECONDS
         return None if now < begun + seconds else landed(arrival, now)
 
-    monkeypatch.setattr(Arrival, "landed", late)
+    monkeypatch.setattr(PendingLoad, "poll", late)
 
 
 def evict_after_match(monkeypatch: pytest.MonkeyPatch, keep: int) -> None:
     """What a match promised beyond its first `keep` pages is gone before it can be loaded."""
-    match = VllmStore.match
+    match = VllmStore.lookup
 
     def forgetful(
         store: VllmStore, identity: Any, of: Any, keys: Any, ttl: float, prompt: Prompt
@@ -134,4 +134,4 @@ def evict_after_match(monkeypatch: pytest.MonkeyPatch, keep: int) -> None:
                 store._store.delete(identity.scope(piece), list(keys[keep : found.pages]))
         return found
 
-    monkeypatch.setattr(VllmStore, "match", forgetful)
+    monkeypatch.setattr(VllmStore, "lookup", forgetful)

@@ -13,41 +13,41 @@ CLAIMED = 299 // BLOCK * BLOCK
 
 
 @pytest.fixture
-def apart(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
+def asynchronous(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
     """Every load goes on apart, however small."""
     side = engine.scheduler.connector._scheduler
-    monkeypatch.setattr(side, "_apart_tokens", 0)
+    monkeypatch.setattr(side, "_async_load_tokens", 0)
     yield engine
     # Whatever a test did, nothing is left waiting for a load, and no lease is out.
-    assert not side._lent_apart
-    assert not side._lent
+    assert not side._async_leases
+    assert not side._step_leases
 
 
 def loads_apart(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Whether each load that began did so apart."""
     seen: list[bool] = []
-    begin = WorkerSide._begin
+    begin = WorkerSide._start_load
 
     def watched(worker: WorkerSide, load: Any) -> Any:
-        seen.append(load.apart)
+        seen.append(load.asynchronous)
         return begin(worker, load)
 
-    monkeypatch.setattr(WorkerSide, "_begin", watched)
+    monkeypatch.setattr(WorkerSide, "_start_load", watched)
     return seen
 
 
 def test_an_answer_is_that_of_vllm_s_own_cache(
-    apart: Engine, monkeypatch: pytest.MonkeyPatch
+    asynchronous: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     digests, seen = Digests(monkeypatch), loads_apart(monkeypatch)
     asked = prompt(101)
-    apart.ask(asked)
-    local = apart.ask(asked)[0]
-    apart.forget()
-    before = apart.external_tokens()
-    warm = apart.ask(asked)[0]
+    asynchronous.ask(asked)
+    local = asynchronous.ask(asked)[0]
+    asynchronous.forget()
+    before = asynchronous.external_tokens()
+    warm = asynchronous.ask(asked)[0]
     assert seen == [True]
-    assert apart.external_tokens() - before == CLAIMED
+    assert asynchronous.external_tokens() - before == CLAIMED
     assert warm.outputs[0].token_ids == local.outputs[0].token_ids
     assert len(digests.loaded) == CLAIMED // BLOCK
     assert digests.all_came_back()
@@ -55,44 +55,46 @@ def test_an_answer_is_that_of_vllm_s_own_cache(
 
 @pytest.mark.parametrize("bad", [[3, 5], [0], list(range(CLAIMED // BLOCK))])
 def test_failed_pages_are_computed_and_the_answer_is_the_same(
-    apart: Engine, monkeypatch: pytest.MonkeyPatch, bad: list[int]
+    asynchronous: Engine, monkeypatch: pytest.MonkeyPatch, bad: list[int]
 ) -> None:
     asked = prompt(102 + len(bad))
-    expected = apart.tokens(asked)
-    apart.forget()
-    before = apart.count("vllm:ritornello_failed_pages")
+    expected = asynchronous.tokens(asked)
+    asynchronous.forget()
+    before = asynchronous.count("vllm:ritornello_failed_pages")
     with monkeypatch.context() as broken:
         fail_loads(broken, bad)
-        assert apart.tokens(asked) == expected
-    assert apart.tokens(asked) == expected
-    assert apart.count("vllm:ritornello_failed_pages") - before == len(bad)
-    apart.forget()
-    assert apart.tokens(asked) == expected
+        assert asynchronous.tokens(asked) == expected
+    assert asynchronous.tokens(asked) == expected
+    assert asynchronous.count("vllm:ritornello_failed_pages") - before == len(bad)
+    asynchronous.forget()
+    assert asynchronous.tokens(asked) == expected
 
 
 def test_eviction_between_match_and_load_costs_time_only(
-    apart: Engine, monkeypatch: pytest.MonkeyPatch
+    asynchronous: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = prompt(112)
-    expected = apart.tokens(asked)
-    apart.forget()
+    expected = asynchronous.tokens(asked)
+    asynchronous.forget()
     with monkeypatch.context() as broken:
         evict_after_match(broken, keep=4)
-        assert apart.tokens(asked) == expected
-    apart.forget()
-    again = apart.ask(asked)[0]
+        assert asynchronous.tokens(asked) == expected
+    asynchronous.forget()
+    again = asynchronous.ask(asked)[0]
     assert again.num_cached_tokens == CLAIMED
     assert list(again.outputs[0].token_ids) == expected[0]
 
 
-def test_others_go_on_while_a_load_is_slow(apart: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_others_go_on_while_a_load_is_slow(
+    asynchronous: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     slow, quick = prompt(113), prompt(114, BLOCK)
-    expected = apart.tokens(slow)
-    expected_quick = apart.tokens(quick)
-    apart.forget()
+    expected = asynchronous.tokens(slow)
+    expected_quick = asynchronous.tokens(quick)
+    asynchronous.forget()
     slow_loads(monkeypatch, 1.0)
     finished = []
-    engine = apart.llm.llm_engine
+    engine = asynchronous.llm.llm_engine
     for name, asked in (("slow", slow), ("quick", quick)):
         engine.add_request(name, {"prompt_token_ids": asked}, sampling(24))
     while engine.has_unfinished_requests():
@@ -105,62 +107,62 @@ def test_others_go_on_while_a_load_is_slow(apart: Engine, monkeypatch: pytest.Mo
 
 
 def test_blocks_of_an_aborted_request_stay_its_own_until_the_load_is_over(
-    apart: Engine, monkeypatch: pytest.MonkeyPatch
+    asynchronous: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked, others = prompt(115), [prompt(seed, 600) for seed in (116, 117)]
-    apart.ask(asked)
-    expected = apart.tokens(*others)
-    apart.forget()
-    engine, pool = apart.llm.llm_engine, apart.scheduler.kv_cache_manager.block_pool
+    asynchronous.ask(asked)
+    expected = asynchronous.tokens(*others)
+    asynchronous.forget()
+    engine, pool = asynchronous.llm.llm_engine, asynchronous.scheduler.kv_cache_manager.block_pool
     with monkeypatch.context() as late:
         slow_loads(late, 1.0)
         engine.add_request("aborted", {"prompt_token_ids": asked}, sampling(24))
         engine.step()
-        (held,) = worker_side()._apart
+        (held,) = worker_side()._async_loads
         taken = set(held.load.pages[0].blocks)
         assert len(taken) == CLAIMED // BLOCK
         engine.abort_request(["aborted"])
         engine.step()
         assert pool.get_num_free_blocks() <= BLOCKS - 1 - len(taken)
         # Others need more blocks than are free beside it, and wait rather than share.
-        assert apart.tokens(*others) == expected
-    drain(apart)
+        assert asynchronous.tokens(*others) == expected
+    drain(asynchronous)
     assert pool.get_num_free_blocks() == BLOCKS - 1
-    assert apart.tokens(asked)
+    assert asynchronous.tokens(asked)
 
 
 def test_a_prompt_is_computed_in_chunks_behind_its_load(
-    apart: Engine, monkeypatch: pytest.MonkeyPatch
+    asynchronous: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stem = prompt(118, 200)
     longer = [*stem, *prompt(119, 400)]
-    apart.ask(stem)
-    monkeypatch.setattr(apart.scheduler.scheduler_config, "long_prefill_token_threshold", 64)
-    expected = apart.tokens(longer)
-    apart.forget()
-    stored = apart.ask(longer)[0]
+    asynchronous.ask(stem)
+    monkeypatch.setattr(asynchronous.scheduler.scheduler_config, "long_prefill_token_threshold", 64)
+    expected = asynchronous.tokens(longer)
+    asynchronous.forget()
+    stored = asynchronous.ask(longer)[0]
     assert stored.num_cached_tokens == 599 // BLOCK * BLOCK
     assert list(stored.outputs[0].token_ids) == expected[0]
 
 
 def test_preempted_requests_load_what_they_had(
-    apart: Engine, monkeypatch: pytest.MonkeyPatch
+    asynchronous: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     digests, seen = Digests(monkeypatch), loads_apart(monkeypatch)
     asked = [prompt(seed, 300) for seed in (120, 121, 122)]
-    apart.tokens(*asked, answer=1)
-    alone = [apart.tokens(one, answer=150)[0] for one in asked]
-    apart.forget()
-    before = apart.count("vllm:num_preemptions")
+    asynchronous.tokens(*asked, answer=1)
+    alone = [asynchronous.tokens(one, answer=150)[0] for one in asked]
+    asynchronous.forget()
+    before = asynchronous.count("vllm:num_preemptions")
     # In which steps requests meet depends on the time their loads take, and with it the last bits
     # of what is computed: not the tokens are compared here, but the bytes.
-    assert [len(answer) for answer in apart.tokens(*asked, answer=150)] == [150] * len(asked)
-    assert apart.count("vllm:num_preemptions") > before, "the test must preempt"
+    assert [len(answer) for answer in asynchronous.tokens(*asked, answer=150)] == [150] * len(asked)
+    assert asynchronous.count("vllm:num_preemptions") > before, "the test must preempt"
     assert len(seen) > len(asked)
     assert all(seen)
     assert digests.all_came_back()
-    apart.forget()
-    assert [apart.tokens(one, answer=150)[0] for one in asked] == alone
+    asynchronous.forget()
+    assert [asynchronous.tokens(one, answer=150)[0] for one in asked] == alone
 
 
 def worker_side() -> WorkerSide:
@@ -180,6 +182,6 @@ def drain(engine: Engine) -> None:
     """Steps until no load is under way; a short question brings the steps."""
     for seed in range(200, 220):
         engine.ask(prompt(seed, 40), answer=2)
-        if not worker_side()._apart:
+        if not worker_side()._async_loads:
             break
     engine.forget()

@@ -16,11 +16,11 @@ from ritornello.vllm.interface import ABSTRACT, HOOKS, PARAMETERS
 from ritornello.vllm.support import SERVED
 from ritornello.vllm.weights.engine import ADMIT, CALLS, RESET
 from ritornello.vllm.weights.watch import (
-    OF_RUNNER,
-    OF_WORKER,
-    OF_WORKER_OPTIONAL,
     RESUMES,
+    RUNNER_METHODS,
     SUSPENDS,
+    WORKER_METHODS,
+    WORKER_METHODS_OPTIONAL,
 )
 
 NEXT = "0.33.0"
@@ -96,10 +96,10 @@ def test_overrides_take_what_vllm_passes(sources: Path) -> None:
         (
             "vllm/v1/worker/gpu_worker.py",
             "Worker",
-            {*OF_WORKER, *OF_WORKER_OPTIONAL, *SUSPENDS, RESUMES, "execute_model"},
+            {*WORKER_METHODS, *WORKER_METHODS_OPTIONAL, *SUSPENDS, RESUMES, "execute_model"},
         ),
-        ("vllm/v1/worker/gpu_model_runner.py", "GPUModelRunner", {*OF_RUNNER, "get_model"}),
-        ("vllm/v1/worker/gpu/model_runner.py", "GPUModelRunner", {*OF_RUNNER, "get_model"}),
+        ("vllm/v1/worker/gpu_model_runner.py", "GPUModelRunner", {*RUNNER_METHODS, "get_model"}),
+        ("vllm/v1/worker/gpu/model_runner.py", "GPUModelRunner", {*RUNNER_METHODS, "get_model"}),
         ("vllm/lora/worker_manager.py", "WorkerLoRAManager", {"_load_adapter"}),
     ],
 )

@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(1500)]
 
 
 @pytest.fixture
-def far(tmp_path: Path) -> Path:
+def has_remote(tmp_path: Path) -> Path:
     folder = tmp_path / "far"
     folder.mkdir()
     return folder
@@ -40,10 +40,12 @@ def tokens(answers: dict[str, Any], name: str) -> list[list[int]]:
     return [one[name] for one in answers["answers"]]
 
 
-def test_every_tier_gives_back_what_was_computed_once(ask: Ask, tmp_path: Path, far: Path) -> None:
+def test_every_tier_gives_back_what_was_computed_once(
+    ask: Ask, tmp_path: Path, has_remote: Path
+) -> None:
     def machine(name: str) -> dict[str, Any]:
         here = tmp_path / name
-        tiers = (f"host 64MiB {here}/host", f"disk {here}/disk 256MiB", f"file://{far}")
+        tiers = (f"host 64MiB {here}/host", f"disk {here}/disk 256MiB", f"file://{has_remote}")
         return over(*tiers, prefetch="wait_complete", gate="always")
 
     first = ask(SEEDS, **machine("one"))
@@ -88,9 +90,9 @@ def test_a_gate_that_never_opens_computes_everything(ask: Ask, tmp_path: Path) -
     assert answers["counts"]["saved_pages"] > 0
 
 
-def test_several_workers_share_the_tiers(ask: Ask, tmp_path: Path, far: Path) -> None:
+def test_several_workers_share_the_tiers(ask: Ask, tmp_path: Path, has_remote: Path) -> None:
     def machine(name: str, ranks: int) -> dict[str, Any]:
-        tiers = (f"host 64MiB {tmp_path}/{name}", f"file://{far}")
+        tiers = (f"host 64MiB {tmp_path}/{name}", f"file://{has_remote}")
         exact = {"dtype": "float32", "block_size": 64, "tensor_parallel_size": ranks}
         return over(*tiers, prefetch="wait_complete", gate="always") | exact
 

@@ -129,7 +129,7 @@ class Changing:
         """A save is counted by a step behind its end: those of earlier questions are."""
         from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
 
-        while has_kv_transfer_group() and get_kv_transfer_group()._worker._flights:
+        while has_kv_transfer_group() and get_kv_transfer_group()._worker._pending_saves:
             sleep(0.05)
             self.engine.tokens([1, 2, 3], answer=2)
 

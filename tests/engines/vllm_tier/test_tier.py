@@ -35,8 +35,8 @@ def assert_quiet(engine: TierEngine) -> None:
         engine.tier._jobs.wait(60)
     tier = engine.tier
     leases = tier._store._store.stats()["leases"]
-    assert (len(tier._jobs), tier._fresh, leases) == (0, set(), 0)
-    assert len(tier._asked) <= 1
+    assert (len(tier._jobs), tier._active_requests, leases) == (0, set(), 0)
+    assert len(tier._requests) <= 1
 
 
 def test_a_client_of_another_process_finds_what_it_stored(told: dict[str, Any]) -> None:
@@ -187,7 +187,7 @@ def test_chunks_of_other_weights_are_not_kept(engine: TierEngine) -> None:
     # The next engine, which has the weights of the files.
     engine.llm.collective_rpc(flip)
     assert engine.llm.reset_prefix_cache(reset_connector=True)
-    engine.tier._renew(files)
+    engine.tier._set_namespace(files)
     assert ask(engine, fresh)["cached"] == 0
     assert ask(engine, known) == {"tokens": expected["tokens"], "cached": cached(known)}
 
@@ -213,7 +213,7 @@ def test_a_store_that_refuses_everything_costs_hits_only(
     asked = prompt(11, 300)
     with monkeypatch.context() as broken:
         broken.setattr(TierStore, "submit_put", lambda *a: None)
-        broken.setattr(TierStore, "match", lambda *a: None)
+        broken.setattr(TierStore, "pin_prefix", lambda *a: None)
         expected = ask(engine, asked)
         engine.forget_all()
         assert ask(engine, asked)["tokens"] == expected["tokens"]

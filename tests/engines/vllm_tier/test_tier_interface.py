@@ -12,8 +12,8 @@ import pytest
 from harness import ROOT
 
 from ritornello.vllm import RitornelloTier
-from ritornello.vllm.tier.manager import LaterLookups
 from ritornello.vllm.tier.interface import ABSTRACT, HOOKS, JOB, PARAMETERS, RESULT
+from ritornello.vllm.tier.manager import AsyncLookups
 
 NEXT = "0.33.0"
 OFFLOAD = "vllm/v1/kv_offload"
@@ -101,7 +101,7 @@ def test_lookups_are_batched_as_we_know(sources: Path) -> None:
     base = methods(class_of(sources, f"{OFFLOAD}/tiering/async_lookup.py", "AsyncLookupManager"))
     assert parameters(base["__init__"]) == ["self", "tier_type"]
     assert {name for name, method in base.items() if is_abstract(method)} == {"batch_lookup"}
-    taken = list(inspect.signature(LaterLookups.batch_lookup).parameters)
+    taken = list(inspect.signature(AsyncLookups.batch_lookup).parameters)
     assert taken == parameters(base["batch_lookup"])
     assert not {"lookup", "flush", "cleanup", "shutdown"} - set(base)
 

@@ -117,7 +117,7 @@ def test_a_partial_load_names_what_came(tier: RitornelloTier) -> None:
     *_, event = tier.take_events()
     assert (event.keys, event.removed) == (keys[5:], True)
     tier.on_new_request(request)
-    tier._tier._know(request).failed.update(keys[5:])
+    tier._tier._state_of(request).failed.update(keys[5:])
     assert tier.lookup(keys[5], request) is LookupResult.MISS
 
 
@@ -143,7 +143,7 @@ def test_a_shutdown_that_fails_says_so_and_ends_the_lookups(
     assert tier._tier is not None
     inner, ended_lookups = tier._tier, []
     monkeypatch.setattr(inner._jobs, "wait", lambda seconds=None: 1 / 0)
-    tier._later = SimpleNamespace(shutdown=lambda: ended_lookups.append(True))  # type: ignore[assignment]
+    tier._async_lookups = SimpleNamespace(shutdown=lambda: ended_lookups.append(True))  # type: ignore[assignment]
     with pytest.raises(ZeroDivisionError):
         tier.shutdown()
     assert ended_lookups
@@ -226,7 +226,17 @@ def test_whatever_fails_inside_stays_inside(
     def broken(*_: Any) -> Any:
         raise RuntimeError("made by the test")
 
-    names = ("begin", "look", "load", "save", "landed", "step_over", "forget", "touch", "reset")
+    names = (
+        "begin_request",
+        "lookup",
+        "load",
+        "save",
+        "take_finished",
+        "end_step",
+        "end_request",
+        "touch",
+        "reset",
+    )
     for name in names:
         monkeypatch.setattr(Tier, name, broken)
     request, keys = sequence("f", 2)
@@ -245,7 +255,7 @@ def test_whatever_fails_inside_stays_inside(
             tier.drain_jobs()
             tier.on_request_finished(request)
     assert len(caplog.records) == len(names), "each is said once"
-    assert tier._unlucky == set()
+    assert tier._failed_requests == set()
     stats = tier.get_stats()
     assert stats is not None
     assert sum(stats.reduce().values()) == 2 * len(names)

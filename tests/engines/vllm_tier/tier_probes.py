@@ -22,7 +22,7 @@ class Digests:
     def __init__(self, engine: TierEngine, monkeypatch: pytest.MonkeyPatch) -> None:
         self.saved: dict[bytes, set[str]] = {}
         self.loaded: dict[bytes, str] = {}
-        rows, save, load, landed = rows_of(engine), Tier.save, Tier.load, Tier.landed
+        rows, save, load, landed = rows_of(engine), Tier.save, Tier.load, Tier.take_finished
         flying: dict[int, Any] = {}
 
         def digest(row: int) -> str:
@@ -37,7 +37,7 @@ class Digests:
             flying[transfer.job_id] = transfer
             load(tier, transfer)
 
-        def watched_landed(tier: Tier) -> list[jobs.Done]:
+        def watched_landed(tier: Tier) -> list[jobs.FinishedJob]:
             done = landed(tier)
             for job in done:
                 if (transfer := flying.pop(job.job.number, None)) is not None:
@@ -47,7 +47,7 @@ class Digests:
 
         monkeypatch.setattr(Tier, "save", watched_save)
         monkeypatch.setattr(Tier, "load", watched_load)
-        monkeypatch.setattr(Tier, "landed", watched_landed)
+        monkeypatch.setattr(Tier, "take_finished", watched_landed)
 
     def all_came_back(self) -> bool:
         return all(found in self.saved.get(key, ()) for key, found in self.loaded.items())
@@ -66,7 +66,7 @@ def fail_loads(
         flying[transfer.job_id] = transfer
         load(tier, transfer)
 
-    def failing(job: jobs.Job) -> jobs.Done:
+    def failing(job: jobs.Job) -> jobs.FinishedJob:
         done = account(job)
         if job.load:
             chunks = flying.pop(job.number).chunk_ids.tolist()

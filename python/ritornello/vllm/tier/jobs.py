@@ -22,7 +22,7 @@ SLOW_SECONDS = 30.0
 
 
 @dataclass(slots=True)
-class Piece:
+class TicketPart:
     """`places` of the job's keys, moved by one ticket; without a ticket they did not come, for
     `reason`.
     """
@@ -38,15 +38,15 @@ class Job:
     request: str
     keys: Sequence[bytes]
     load: bool
-    pieces: list[Piece]
+    parts: list[TicketPart]
     leases: Sequence[int] = ()
 
     def is_done(self) -> bool:
-        return all(piece.ticket is None or piece.ticket.done() for piece in self.pieces)
+        return all(piece.ticket is None or piece.ticket.done() for piece in self.parts)
 
 
 @dataclass(slots=True)
-class Done:
+class FinishedJob:
     """What a job came to. `ok[i]`: key i came, or is stored. `reasons`: pages that did not, by
     reason. `seconds`: of its slowest ticket; `bytes`: moved.
     """
@@ -60,25 +60,25 @@ class Done:
 
 class Jobs:
     def __init__(self) -> None:
-        self._flying: deque[Job] = deque()
+        self._running: deque[Job] = deque()
 
     def __len__(self) -> int:
-        return len(self._flying)
+        return len(self._running)
 
     def add(self, job: Job) -> None:
-        self._flying.append(job)
+        self._running.append(job)
 
-    def landed(self) -> list[Done]:
+    def take_finished(self) -> list[FinishedJob]:
         """The jobs that are done, each once."""
-        if not self._flying:
+        if not self._running:
             return []
         flying, landed = deque[Job](), []
-        for job in self._flying:
+        for job in self._running:
             if job.is_done():
                 landed.append(account(job))
             else:
                 flying.append(job)
-        self._flying = flying
+        self._running = flying
         return landed
 
     def cancel(self, which: Callable[[Job], bool]) -> None:
@@ -103,16 +103,16 @@ class Jobs:
         return True
 
     def _tickets(self, which: Callable[[Job], bool]) -> "Iterable[Ticket]":
-        for job in self._flying:
+        for job in self._running:
             if which(job):
-                for piece in job.pieces:
+                for piece in job.parts:
                     if piece.ticket is not None:
                         yield piece.ticket
 
 
-def account(job: Job) -> Done:
-    done = Done(job, [False] * len(job.keys))
-    for piece in job.pieces:
+def account(job: Job) -> FinishedJob:
+    done = FinishedJob(job, [False] * len(job.keys))
+    for piece in job.parts:
         outcome: Outcome | None = None if piece.ticket is None else outcome_of(piece.ticket)
         ok = [False] * len(piece.places) if outcome is None else outcome.ok
         for place, came in zip(piece.places, ok, strict=True):

@@ -22,12 +22,12 @@ from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, Tra
 
 from ritornello.vllm.tier.counts import COUNTERS, PREFIX, Counts
 from ritornello.vllm.tier.interface import require_known
-from ritornello.vllm.tier.jobs import Done
+from ritornello.vllm.tier.jobs import FinishedJob
 from ritornello.vllm.tier.memory import HostRows
-from ritornello.vllm.tier.namespace import Machine, namespace_of, refusal
+from ritornello.vllm.tier.namespace import KernelPlatform, namespace_of, refusal
 from ritornello.vllm.tier.settings import TierSettings
 from ritornello.vllm.tier.store import TierStore
-from ritornello.vllm.tier.tier import UNWANTED, Answer, Tier
+from ritornello.vllm.tier.tier import DECLINED_REASONS, Answer, Tier
 from ritornello.vllm.weights.engine import guard_of_engine
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ require_known(SecondaryTierManager, TransferJob, JobResult, LookupResult, vllm._
 RESULTS = {
     Answer.HIT: LookupResult.HIT,
     Answer.MISS: LookupResult.MISS,
-    Answer.LATER: LookupResult.RETRY,
+    Answer.PENDING: LookupResult.RETRY,
 }
 
 
@@ -76,10 +76,10 @@ class RitornelloTier(SecondaryTierManager):
         self._settings = settings
         self.locality = None if settings.locality is None else Locality(settings.locality)
         self._counts = Counts()
-        self._said: set[str] = set()
+        self._logged: set[str] = set()
         self._results: list[JobResult] = []
         # Requests with a load that failed before it began: promised again, it would fail again.
-        self._unlucky: set[str] = set()
+        self._failed_requests: set[str] = set()
         self._events: list[OffloadingEvent] | None = None
         if settings.enable_kv_events and offloading_spec.kv_events_config.enable_kv_cache_events:
             self._events = []
@@ -93,7 +93,7 @@ class RitornelloTier(SecondaryTierManager):
                 'ritornello: "enable_kv_events" does nothing without vLLM\'s own KV events '
                 "(--kv-events-config)"
             )
-        self._later: LaterLookups | None = None
+        self._async_lookups: AsyncLookups | None = None
         self._tier: Tier | None = None
         row_bytes = self.block_size_bytes
         vllm_config, kv_cache_config = engine_of(offloading_spec)
@@ -106,7 +106,7 @@ class RitornelloTier(SecondaryTierManager):
             kv_cache_config,
             offloading_spec.config,
             row_bytes,
-            machine_of(vllm_config, offloading_spec),
+            platform_of(vllm_config, offloading_spec),
         )
         if namespace.epoch:
             logger.warning(
@@ -122,14 +122,14 @@ class RitornelloTier(SecondaryTierManager):
             return
         guard = guard_of_engine()
         self._tier = Tier(store, namespace, rows, settings, self._counts, guard)
-        guard.renew = self._tier.engine_emptied
+        guard.begin_epoch = self._tier.on_caches_reset
 
     # Requests.
 
     def on_new_request(self, req_context: "ReqContext") -> RequestOffloadingContext:
         if self._tier is not None:
             try:
-                self._tier.begin(req_context)
+                self._tier.begin_request(req_context)
             except Exception as error:
                 self._failed("on_new_request", error)
         return RequestOffloadingContext()
@@ -137,26 +137,26 @@ class RitornelloTier(SecondaryTierManager):
     def on_request_finished(self, req_context: "ReqContext") -> None:
         if self._tier is None:
             return
-        self._unlucky.discard(req_context.req_id)
+        self._failed_requests.discard(req_context.req_id)
         try:
-            self._tier.forget(req_context)
-            if self._later is not None:
-                self._later.cleanup(req_context.req_id)
+            self._tier.end_request(req_context)
+            if self._async_lookups is not None:
+                self._async_lookups.cleanup(req_context.req_id)
         except Exception as error:
             self._failed("on_request_finished", error)
 
     def lookup(self, key: "OffloadKey", req_context: "ReqContext") -> LookupResult:
         tier = self._tier
-        if tier is None or req_context.req_id in self._unlucky:
+        if tier is None or req_context.req_id in self._failed_requests:
             return LookupResult.MISS
         try:
-            answer = tier.look(key, req_context)
-            if answer is Answer.LATER:
-                if self._later is None:
-                    self._later = LaterLookups(tier, self.tier_type)
-                found = self._later.lookup(key, req_context)
+            answer = tier.lookup(key, req_context)
+            if answer is Answer.PENDING:
+                if self._async_lookups is None:
+                    self._async_lookups = AsyncLookups(tier, self.tier_type)
+                found = self._async_lookups.lookup(key, req_context)
                 if found is not None:
-                    answer = tier.confirm(key, req_context, found)
+                    answer = tier.confirm_lookup(key, req_context, found)
             return RESULTS[answer]
         except Exception as error:
             self._failed("lookup", error)
@@ -189,7 +189,7 @@ class RitornelloTier(SecondaryTierManager):
                 return
         except Exception as error:
             self._failed("submit_load", error)
-            self._unlucky.add(job_metadata.req_context.req_id)
+            self._failed_requests.add(job_metadata.req_context.req_id)
         self._results.append(JobResult(job_metadata.job_id, False))
 
     def get_finished_jobs(self) -> Iterable[JobResult]:
@@ -197,7 +197,7 @@ class RitornelloTier(SecondaryTierManager):
         if self._tier is None:
             return results
         try:
-            landed = self._tier.landed()
+            landed = self._tier.take_finished()
         except Exception as error:
             self._failed("get_finished_jobs", error)
             return results
@@ -213,9 +213,9 @@ class RitornelloTier(SecondaryTierManager):
         if self._tier is None:
             return
         try:
-            self._tier.step_over()
-            if self._later is not None:
-                self._later.flush()
+            self._tier.end_step()
+            if self._async_lookups is not None:
+                self._async_lookups.flush()
         except Exception as error:
             self._failed("on_schedule_end", error)
 
@@ -237,8 +237,8 @@ class RitornelloTier(SecondaryTierManager):
             self._failed("shutdown", error)
             raise
         finally:
-            if self._later is not None:
-                self._later.shutdown()
+            if self._async_lookups is not None:
+                self._async_lookups.shutdown()
 
     # What is told.
 
@@ -273,20 +273,20 @@ class RitornelloTier(SecondaryTierManager):
 
     @classmethod
     def config_info_keys(cls, tier_config: dict[str, Any]) -> tuple[str, ...]:
-        return tuple(facts_of(TierSettings.parse(plain(tier_config))))
+        return tuple(config_info_of(TierSettings.parse(plain(tier_config))))
 
     def config_info(self) -> Mapping[str, str | int | float | bool]:
-        return facts_of(self._settings)
+        return config_info_of(self._settings)
 
-    def _result(self, done: Done) -> JobResult:
+    def _result(self, done: FinishedJob) -> JobResult:
         """In vLLM's words. What the store did not want is no failure: vLLM would store less."""
         job = done.job
         came = [key for key, ok in zip(job.keys, done.ok, strict=True) if ok]
         if self._events is not None:
-            self._tell(done, came)
+            self._record_event(done, came)
         whole = len(came) == len(job.keys)
         if not job.load:
-            whole = whole or set(done.reasons) <= UNWANTED
+            whole = whole or set(done.reasons) <= DECLINED_REASONS
         return JobResult(
             job_id=job.number,
             success=whole,
@@ -295,7 +295,7 @@ class RitornelloTier(SecondaryTierManager):
             transfer_bytes=done.bytes,
         )
 
-    def _tell(self, done: Done, came: "list[OffloadKey]") -> None:
+    def _record_event(self, done: FinishedJob, came: "list[OffloadKey]") -> None:
         """Chunks that are stored now, and promised ones that turned out to be gone. `ownership` is
         left out: Dynamo drops events with an owner that it does not know.
         """
@@ -315,12 +315,12 @@ class RitornelloTier(SecondaryTierManager):
     def _failed(self, doing: str, error: Exception) -> None:
         """Whatever happens here must not fail a request."""
         self._counts.add("errors", doing)
-        if doing not in self._said:
-            self._said.add(doing)
+        if doing not in self._logged:
+            self._logged.add(doing)
             logger.exception("ritornello: %s failed (%s); counted as a miss", doing, error)
 
 
-class LaterLookups(AsyncLookupManager):
+class AsyncLookups(AsyncLookupManager):
     """Lookups of a store that another process owns, batched on vLLM's lookup thread."""
 
     def __init__(self, tier: Tier, tier_type: str) -> None:
@@ -328,7 +328,7 @@ class LaterLookups(AsyncLookupManager):
         super().__init__(tier_type)
 
     def batch_lookup(self, keys: "list[OffloadKey]", req_context: "ReqContext") -> Iterable[bool]:
-        return self._tier.look_later(keys, req_context)
+        return self._tier.batch_lookup(keys, req_context)
 
 
 def plain(tier_config: Mapping[str, Any]) -> dict[str, Any]:
@@ -337,7 +337,7 @@ def plain(tier_config: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in tier_config.items() if key not in own}
 
 
-def facts_of(settings: TierSettings) -> dict[str, str]:
+def config_info_of(settings: TierSettings) -> dict[str, str]:
     """For `vllm:kv_offload_config_info`."""
     store = settings.store
     return {
@@ -364,7 +364,7 @@ def engine_of(spec: "OffloadingSpec") -> "tuple[VllmConfig | None, KVCacheConfig
     return None, None
 
 
-def machine_of(vllm_config: "VllmConfig", spec: "OffloadingSpec") -> Machine:
+def platform_of(vllm_config: "VllmConfig", spec: "OffloadingSpec") -> KernelPlatform:
     from vllm.distributed.kv_transfer.kv_connector.v1.offloading.canonical_mapping import (
         canonical_format_id,
     )
@@ -372,10 +372,10 @@ def machine_of(vllm_config: "VllmConfig", spec: "OffloadingSpec") -> Machine:
     config = spec.config
     canonical = canonical_format_id(config.kv_cache_layout) if config.canonical_layout else ""
     version = str(vllm.__version__).partition("+")[0]
-    return Machine(version, packing_of(vllm_config), str(canonical))
+    return KernelPlatform(version, kernel_packing(vllm_config), str(canonical))
 
 
-def packing_of(vllm_config: "VllmConfig") -> str:
+def kernel_packing(vllm_config: "VllmConfig") -> str:
     """The device, and what vLLM chooses kernels by. The attention backend is settled in the
     workers; named here or not, it follows from the configuration and the device.
     """

@@ -35,7 +35,7 @@ OF_ONE_RANK = ("num_kv_heads",)
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class KernelPlatform:
     """What only vLLM itself can say. `version`: of vLLM. `packing`: whatever, besides the
     configuration, decides how its kernels lay out a block (instruction set, device).
     `canonical`: name of the canonical format, "" where rows are not canonical.
@@ -86,7 +86,7 @@ class Namespace:
             page_bytes=self.row_bytes,
         )
 
-    def renewed(self) -> "Namespace":
+    def with_new_epoch(self) -> "Namespace":
         """The same, in which nothing that was stored before is found."""
         return replace(self, epoch=new_epoch())
 
@@ -124,7 +124,7 @@ def namespace_of(
     kv_cache_config: "KVCacheConfig",
     offloading: "OffloadingConfig",
     row_bytes: int,
-    machine: Machine,
+    machine: KernelPlatform,
 ) -> Namespace:
     """The namespace of what this engine computes; the configuration is one that `refusal` let
     pass. `row_bytes`: of one chunk in the host tier, padding included.
@@ -154,7 +154,7 @@ def namespace_of(
     for group in offloading.groups:
         extra[f"group {group.group_id}"] = (
             f"{group.tokens_per_block} tokens of {','.join(group.layer_names)}: "
-            f"{described(specs[group.group_id].kv_cache_spec, rank_free)}"
+            f"{spec_text(specs[group.group_id].kv_cache_spec, rank_free)}"
         )
     if "longrope" in normalised(config):
         # This rotary embedding chooses its factors by the length the engine was started with.
@@ -189,7 +189,7 @@ def ranks(parallel: Any) -> str:
     )
 
 
-def described(spec: Any, rank_free: bool) -> str:
+def spec_text(spec: Any, rank_free: bool) -> str:
     """A cache's description: its kind and all its fields."""
     if not dataclasses.is_dataclass(spec):
         return str(spec)

@@ -36,7 +36,7 @@ def group_of(key: bytes) -> int:
     return int.from_bytes(key[-GROUP_BYTES:], "big")
 
 
-def place_of(context: Context, key: bytes, group: Group) -> int | None:
+def chunk_number(context: Context, key: bytes, group: Group) -> int | None:
     """Chunk number `key` has in its request, from 0; None where that is not known, or for a key
     that ends inside a chunk.
     """
@@ -46,7 +46,7 @@ def place_of(context: Context, key: bytes, group: Group) -> int | None:
     return end // group.chunk_tokens - 1
 
 
-class Order:
+class KeySequence:
     """The keys of one request and group by their place, as far as vLLM has named them."""
 
     def __init__(self, group: Group) -> None:
@@ -54,9 +54,9 @@ class Order:
         self._seen = -1
         self._keys: dict[int, bytes] = {}
 
-    def onwards(self, context: Context, key: bytes) -> list[bytes]:
+    def following(self, context: Context, key: bytes) -> list[bytes]:
         """`key` and those that follow upon it without a gap."""
-        place = place_of(context, key, self._group)
+        place = chunk_number(context, key, self._group)
         keys = self._known(context)
         if place is None or keys.get(place) != key:
             return [key]
@@ -65,8 +65,8 @@ class Order:
             found.append(follower)
         return found
 
-    def before(self, context: Context, key: bytes) -> bytes | None:
-        place = place_of(context, key, self._group)
+    def predecessor(self, context: Context, key: bytes) -> bytes | None:
+        place = chunk_number(context, key, self._group)
         return self._known(context).get(place - 1) if place else None
 
     def _known(self, context: Context) -> Mapping[int, bytes]:
@@ -83,7 +83,7 @@ class Order:
         return self._keys
 
 
-def spans(context: Context, group: Group, keys: Sequence[bytes]) -> Iterator[slice]:
+def consecutive_runs(context: Context, group: Group, keys: Sequence[bytes]) -> Iterator[slice]:
     """Pieces of `keys`, all of `group`, that may be one batch: consecutive chunks of the request
     where the group is chained, and everything where it is not.
     """
@@ -94,7 +94,7 @@ def spans(context: Context, group: Group, keys: Sequence[bytes]) -> Iterator[sli
     begin = 0
     last: int | None = None
     for at, key in enumerate(keys):
-        place = place_of(context, key, group)
+        place = chunk_number(context, key, group)
         if at and (place is None or last is None or place != last + 1):
             yield slice(begin, at)
             begin = at

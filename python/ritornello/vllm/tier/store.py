@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("vllm.ritornello")
 
 # Errands that wait while another process is silent. More are dropped: leases run out by themselves.
-ERRANDS = 4096
+DEFERRED_CALLS_MAX = 4096
 
 
 class TierStore(FailSafeStore):
@@ -34,7 +34,7 @@ class TierStore(FailSafeStore):
         self._counts = counts
         self._owned: bool | None = None
         self._owned_of: Store | None = None
-        self._errands: queue.Queue[Callable[[], object] | None] | None = None
+        self._deferred_calls: queue.Queue[Callable[[], object] | None] | None = None
         self.open()
 
     def answers_at_once(self) -> bool:
@@ -44,22 +44,22 @@ class TierStore(FailSafeStore):
             self._owned = self.call("role", lambda store: store.role, "") == "owner"
         return self._owned
 
-    def step_over(self) -> None:
+    def end_step(self) -> None:
         """An owner stays one until the store is opened anew; a client becomes one when the owner
         dies, and is asked every step.
         """
         if not self._owned:
             self._owned = None
 
-    def match(self, scope: "Scope", keys: Sequence[bytes], ttl: float) -> "Match | None":
+    def pin_prefix(self, scope: "Scope", keys: Sequence[bytes], ttl: float) -> "Match | None":
         """May wait for another process; see `answers_at_once`."""
-        return self.call("match", lambda store: store.pin_prefix(scope, keys, ttl=ttl), None)
+        return self.call("pin_prefix", lambda store: store.pin_prefix(scope, keys, ttl=ttl), None)
 
     def release(self, lease: int) -> None:
-        self._soon("release", lambda store: store.release(lease))
+        self._call_deferred("release", lambda store: store.release(lease))
 
     def touch(self, scope: "Scope", keys: Sequence[bytes]) -> None:
-        self._soon("touch", lambda store: store.touch(scope, keys))
+        self._call_deferred("touch", lambda store: store.touch(scope, keys))
 
     def submit_get(
         self,
@@ -106,32 +106,35 @@ class TierStore(FailSafeStore):
 
     def close(self) -> None:
         """Nothing is asked from here on. Tickets must be done."""
-        errands, self._errands = self._errands, None
-        if errands is not None:
+        calls, self._deferred_calls = self._deferred_calls, None
+        if calls is not None:
             with contextlib.suppress(queue.Full):
-                errands.put_nowait(None)
+                calls.put_nowait(None)
         super().close()
 
-    def _soon(self, doing: str, action: "Callable[[Store], object]") -> None:
-        def errand() -> object:
+    def _call_deferred(self, doing: str, action: "Callable[[Store], object]") -> None:
+        def deferred_call() -> object:
             return self.call(doing, action, None)
 
         if self.broken:
             return
         if self.answers_at_once():
-            errand()
+            deferred_call()
             return
-        if self._errands is None:
-            self._errands = queue.Queue(ERRANDS)
+        if self._deferred_calls is None:
+            self._deferred_calls = queue.Queue(DEFERRED_CALLS_MAX)
             threading.Thread(
-                target=run_errands, args=(self._errands,), name="ritornello-errands", daemon=True
+                target=run_deferred_calls,
+                args=(self._deferred_calls,),
+                name="ritornello-errands",
+                daemon=True,
             ).start()
         try:
-            self._errands.put_nowait(errand)
+            self._deferred_calls.put_nowait(deferred_call)
         except queue.Full:
             self._counts.add("errors", doing)
 
 
-def run_errands(errands: "queue.Queue[Callable[[], object] | None]") -> None:
-    while (errand := errands.get()) is not None:
-        errand()
+def run_deferred_calls(calls: "queue.Queue[Callable[[], object] | None]") -> None:
+    while (deferred_call := calls.get()) is not None:
+        deferred_call()

@@ -66,9 +66,9 @@ class EngineHooks:
             try:
                 return method(core, *args, **named)
             finally:
-                self._ask(core)
+                self._check_workers(core)
                 for guard in self._guards.get(core, ()):
-                    guard.refresh()
+                    guard.cover_if_unused()
 
         return call
 
@@ -78,13 +78,13 @@ class EngineHooks:
             core: Any, reset_running_requests: bool = False, reset_connector: bool = False
         ) -> Any:
             self._install(core)
-            self._ask(core)
+            self._check_workers(core)
             emptied = method(core, reset_running_requests, reset_connector)
             if emptied:
                 connector = core.scheduler.connector
-                keepers = _without_reset(connector) if reset_connector else []
+                unresettable = _without_reset(connector) if reset_connector else []
                 for guard in self._guards.get(core, ()):
-                    guard.emptied(connector, reset_connector, keepers)
+                    guard.on_reset(connector, reset_connector, unresettable)
             return emptied
 
         return reset
@@ -95,16 +95,16 @@ class EngineHooks:
             return
         if core not in self._counters:
             self._counters[core] = self._watched(core)
-            self._follow(core)
+            self._hook_schedule(core)
         counters = self._counters[core]
         guards = self._guards.setdefault(core, WeakSet())
         while self._new:
             guard = self._new.pop()
             guards.add(guard)
             if counters is not None:
-                guard.watched(counters)
+                guard.set_counters(counters)
 
-    def _follow(self, core: Any) -> None:
+    def _hook_schedule(self, core: Any) -> None:
         """Has guards hear of every step that computes or loads something."""
         scheduler = core.scheduler
         method = scheduler.schedule
@@ -113,7 +113,7 @@ class EngineHooks:
         def schedule(*args: Any, **named: Any) -> Any:
             if scheduler.has_unfinished_requests():
                 for guard in self._guards.get(core, ()):
-                    guard.used()
+                    guard.mark_used()
             return method(*args, **named)
 
         scheduler.schedule = schedule
@@ -135,13 +135,13 @@ class EngineHooks:
             return None
         return counters
 
-    def _ask(self, core: Any) -> None:
+    def _check_workers(self, core: Any) -> None:
         """Has the workers look at their weights now. An answer that does not come is a change."""
         counters = self._counters.get(core)
         if counters is None:
             return
         try:
-            for slot, count in core.model_executor.collective_rpc(watch.look):
+            for slot, count in core.model_executor.collective_rpc(watch.check):
                 counters.raise_to(slot, count)
         except Exception as error:
             logger.warning("ritornello: the weights could not be looked at (%s)", error)

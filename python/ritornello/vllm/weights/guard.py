@@ -11,20 +11,20 @@ logger = logging.getLogger("vllm.ritornello")
 
 class WeightGuard:
     """Of one connector or tier. Until a watch is installed in every worker the weights count as
-    changed. `renew` is called when no cache of the engine holds anything: it begins an epoch, and
+    changed. `begin_epoch` is called when no cache of the engine holds anything: it begins an epoch, and
     covers the changes. `owner`: the connector, where it alone keeps KV beside vLLM's own cache.
     """
 
     def __init__(self) -> None:
-        self.renew: Callable[[], object] = lambda: None
+        self.begin_epoch: Callable[[], object] = lambda: None
         self.owner: Any = None
         self._counters: ChangeCounters | None = None
         self._covered = b""
-        self._said = False
+        self._warned = False
         # Nothing was computed or loaded since the last changes were covered.
-        self._unused = False
+        self._idle_since_cover = False
 
-    def watched(self, counters: ChangeCounters) -> None:
+    def set_counters(self, counters: ChangeCounters) -> None:
         """All workers count changes from now on, and nothing was computed before."""
         self._counters = counters
         self.cover(counters.read())
@@ -35,15 +35,15 @@ class WeightGuard:
             return True
         if not self.differs(self.read()):
             return False
-        if not self._said:
-            self._said = True
+        if not self._warned:
+            self._warned = True
             logger.warning(
                 "ritornello: the weights may be others than before; neither hits nor saves until "
                 "vLLM's prefix cache is reset"
             )
         return True
 
-    def hear(self, changes: Mapping[int, int]) -> None:
+    def merge_counts(self, changes: Mapping[int, int]) -> None:
         """What workers on other machines have counted, by slot."""
         for slot, count in changes.items():
             if self._counters is not None:
@@ -64,31 +64,31 @@ class WeightGuard:
         """
         if reading is not None:
             self._covered = reading
-            self._said, self._unused = False, True
+            self._warned, self._idle_since_cover = False, True
 
-    def emptied(self, connector: Any, reset: bool, keepers: Sequence[str] = ()) -> None:
+    def on_reset(self, connector: Any, reset: bool, unresettable: Sequence[str] = ()) -> None:
         """The engine's prefix cache is empty, and that of `connector` where it was `reset`. Another
         connector than the owner may hold pages that were computed with the weights before.
-        `keepers`: names of those that cannot be reset.
+        `unresettable`: names of those that cannot be reset.
         """
-        if keepers:
+        if unresettable:
             if self.differs(self.read()):
                 logger.warning(
                     "ritornello: after a change of the weights %s cannot be reset; neither hits "
                     "nor saves until the engine is started again",
-                    ", ".join(keepers),
+                    ", ".join(unresettable),
                 )
         elif reset or (self.owner is not None and connector is self.owner):
-            self.renew()
+            self.begin_epoch()
 
-    def used(self) -> None:
+    def mark_used(self) -> None:
         """The engine is about to compute something."""
-        self._unused = False
+        self._idle_since_cover = False
 
-    def refresh(self) -> None:
+    def cover_if_unused(self) -> None:
         """Weights that change while the engine's caches are empty need no other reset."""
-        if self._unused and self.differs(self.read()):
-            self.renew()
+        if self._idle_since_cover and self.differs(self.read()):
+            self.begin_epoch()
 
     @property
     def covered(self) -> bytes:

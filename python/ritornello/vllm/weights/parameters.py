@@ -1,8 +1,8 @@
 """What tells that the parameters of a model changed, without reading all of them.
 
-`moved` compares the identity, version counter and address of every parameter: it sees parameters
+`state_changed` compares the identity, version counter and address of every parameter: it sees parameters
 that were replaced and in-place operations of PyTorch, in inference mode too. Writes through
-`.data`, by another process or by a kernel of its own leave no such trace: `sampled` reads `SAMPLES`
+`.data`, by another process or by a kernel of its own leave no such trace: `sample_changed` reads `SAMPLE_BYTES`
 bytes of every parameter and sees them where they hit one of these bytes.
 
 A tensor subclass that wraps others (torchao's quantized weights) has no memory: the tensors that
@@ -17,13 +17,13 @@ from typing import Any, NamedTuple
 logger = logging.getLogger("vllm.ritornello")
 
 # Bytes of a parameter that are compared, about.
-SAMPLES = 64
+SAMPLE_BYTES = 64
 
 # What tensors raise that lack a version counter, an address or memory.
 LACKING = (AttributeError, RuntimeError)
 
 
-class Place(NamedTuple):
+class TensorRef(NamedTuple):
     """Where a parameter is found, or with `path` a tensor inside it. `versioned`: it has a version
     counter. `wraps`: the tensors inside hold the bytes.
     """
@@ -56,27 +56,27 @@ class Parameters:
         self._modules = modules
         self._sample = sample
         self._skips = skips
-        self._places: list[Place] = []
+        self._refs: list[TensorRef] = []
         self._seen: Any = None
         # None: not read yet, or not readable.
         self._bytes: bytes | None = None
-        self.remember()
+        self.take_baseline()
 
     def __len__(self) -> int:
-        return sum(not place.path for place in self._places)
+        return sum(not place.path for place in self._refs)
 
-    def remember(self, *, sampled: bool = True) -> None:
+    def take_baseline(self, *, sampled: bool = True) -> None:
         """Takes the parameters to be as they should be. Where memory cannot be read now
-        (`sampled` is false) the next sample is the one to compare with.
+        (`sample_changed` is false) the next sample is the one to compare with.
         """
         self._enumerate()
         self._seen = self._state()
         self._bytes = self._sampled() if sampled else None
 
-    def moved(self) -> bool:
+    def state_changed(self) -> bool:
         return bool(self._state() != self._seen)
 
-    def sampled(self) -> bool:
+    def sample_changed(self) -> bool:
         """Whether bytes differ from those that were remembered."""
         found = self._sampled()
         if self._bytes is None or found is None:
@@ -85,19 +85,19 @@ class Parameters:
 
     def _enumerate(self) -> None:
         """Owners and names, not parameters: those that were replaced must not be kept alive."""
-        self._places = []
+        self._refs = []
         known: set[int] = set()
         for name, module in self._modules():
             for own, parameter in module._parameters.items():
                 if parameter is None or id(parameter) in known or self._skips(name):
                     continue
                 known.add(id(parameter))
-                self._places.extend(places_of(parameter, module._parameters, own))
+                self._refs.extend(tensor_refs(parameter, module._parameters, own))
 
     def _state(self) -> Any:
         # The identity of an inner tensor is left out: a subclass may make one for every access.
         state: list[int | None] = []
-        for owner, name, path, versioned, _ in self._places:
+        for owner, name, path, versioned, _ in self._refs:
             tensor = owner.get(name)
             if path:
                 tensor = within(tensor, path)
@@ -116,7 +116,7 @@ class Parameters:
     def _sampled(self) -> bytes | None:
         found = [
             within(place.owner.get(place.name), place.path)
-            for place in self._places
+            for place in self._refs
             if not place.wraps
         ]
         try:
@@ -126,9 +126,9 @@ class Parameters:
             return None
 
 
-def places_of(
+def tensor_refs(
     tensor: Any, owner: dict[str, Any], name: str, path: tuple[str, ...] = ()
-) -> Iterator[Place]:
+) -> Iterator[TensorRef]:
     """Of a tensor and, at any depth, of those that it wraps."""
     try:
         flatten = getattr(tensor, "__tensor_flatten__", None)
@@ -137,15 +137,15 @@ def places_of(
         logger.warning("ritornello: what %s wraps cannot be compared (%s)", name, error)
         inner = []
     # A tensor that was made in inference mode has no version counter.
-    yield Place(owner, name, path, not tensor.is_inference(), bool(inner))
+    yield TensorRef(owner, name, path, not tensor.is_inference(), bool(inner))
     for part in inner:
         found = getattr(tensor, part, None)
         if found is not None:
-            yield from places_of(found, owner, name, (*path, part))
+            yield from tensor_refs(found, owner, name, (*path, part))
 
 
 def sample_tensors(tensors: list[Any]) -> bytes:
-    """About `SAMPLES` bytes of each tensor, evenly spaced over its memory (all of a small one); one
+    """About `SAMPLE_BYTES` bytes of each tensor, evenly spaced over its memory (all of a small one); one
     copy from each device, which waits for the work that was given to it. A tensor without memory
     has none.
     """
@@ -169,7 +169,7 @@ def sample_tensors(tensors: list[Any]) -> bytes:
             dense = tensor.is_contiguous()
             end = first + tensor.numel() * size if dense else storage.nbytes()
             # An odd step reads low and high bytes of an element in turn.
-            step = max((end - first) // SAMPLES, 1) | 1
+            step = max((end - first) // SAMPLE_BYTES, 1) | 1
             flat = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
             pieces.setdefault(tensor.device, []).append(flat[first:end:step])
         return b"".join(torch.cat(found).cpu().numpy().tobytes() for found in pieces.values())

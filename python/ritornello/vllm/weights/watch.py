@@ -29,10 +29,10 @@ logger = logging.getLogger("vllm.ritornello")
 
 # Methods that change weights: without one of the worker's nothing can be watched, the others need
 # not exist.
-OF_WORKER = ("start_weight_update", "update_weights", "finish_weight_update", "reload_weights")
-OF_WORKER_OPTIONAL = ("reset_weights",)
-OF_RUNNER = ("load_model", "reload_weights")
-OF_MODEL = ("load_weights",)
+WORKER_METHODS = ("start_weight_update", "update_weights", "finish_weight_update", "reload_weights")
+WORKER_METHODS_OPTIONAL = ("reset_weights",)
+RUNNER_METHODS = ("load_model", "reload_weights")
+MODEL_METHODS = ("load_weights",)
 # The weights' memory is not there from one of the first to the other.
 SUSPENDS = ("sleep", "discard")
 RESUMES = "wake_up"
@@ -66,7 +66,7 @@ class WeightWatch:
         self._suspended = False
         # A change was counted and the parameters after it are not known yet.
         self._stale = False
-        self._looked = self._sampled = clock()
+        self._checked_at = self._sampled_at = clock()
 
     @property
     def count(self) -> int:
@@ -88,27 +88,27 @@ class WeightWatch:
         if not known:
             logger.info("ritornello: the weights may have changed (%s)", what)
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Counts a change that shows in the parameters' state."""
         with self._lock:
-            self._looked = self._clock()
-            if not self._stale and self._parameters.moved():
+            self._checked_at = self._clock()
+            if not self._stale and self._parameters.state_changed():
                 self.record("parameters were written or replaced")
-                self._remember()
+                self._take_baseline()
 
     def sample(self) -> None:
-        """Like `look`, and reads a sample of their bytes."""
+        """Like `check`, and reads a sample of their bytes."""
         with self._lock:
-            self.look()
-            self._sampled = self._clock()
-            if not self._stale and not self._suspended and self._parameters.sampled():
+            self.check()
+            self._sampled_at = self._clock()
+            if not self._stale and not self._suspended and self._parameters.sample_changed():
                 self.record("bytes of parameters differ")
-                self._remember()
+                self._take_baseline()
 
-    def _remember(self) -> None:
+    def _take_baseline(self) -> None:
         """The parameters as they are now are those to compare with."""
         with self._lock:
-            self._parameters.remember(sampled=not self._suspended)
+            self._parameters.take_baseline(sampled=not self._suspended)
             self._stale = False
 
     def begin_step(self, tokens: int, requests: int) -> None:
@@ -119,21 +119,21 @@ class WeightWatch:
                 # Nothing computes without weights, even where waking up was never announced.
                 self._suspended = False
                 if self._stale:
-                    self._remember()
-                    self._looked = self._sampled = now
+                    self._take_baseline()
+                    self._checked_at = self._sampled_at = now
                     return
-        if now - self._sampled >= SAMPLE_SECONDS:
+        if now - self._sampled_at >= SAMPLE_SECONDS:
             self.sample()
-        elif tokens != requests or now - self._looked >= DECODE_SECONDS:
-            self.look()
+        elif tokens != requests or now - self._checked_at >= DECODE_SECONDS:
+            self.check()
 
     def attach(self, worker: Any) -> None:
         """Wraps methods of vLLM's worker, its model runner and its model, in these objects."""
         runner = worker.model_runner
         for owner, names in (
-            (worker, (*OF_WORKER, *OF_WORKER_OPTIONAL)),
-            (runner, OF_RUNNER),
-            (runner.get_model(), OF_MODEL),
+            (worker, (*WORKER_METHODS, *WORKER_METHODS_OPTIONAL)),
+            (runner, RUNNER_METHODS),
+            (runner.get_model(), MODEL_METHODS),
         ):
             for name in names:
                 self._wrap(owner, name, self._announced)
@@ -222,7 +222,7 @@ def install(worker: Any, path: str, slots: int) -> tuple[int, int]:
     """
     global _watch
     worker = getattr(worker, "worker", worker)
-    missing = [name for name in (*OF_WORKER, "execute_model") if not hasattr(worker, name)]
+    missing = [name for name in (*WORKER_METHODS, "execute_model") if not hasattr(worker, name)]
     if missing:
         raise RuntimeError(f"the worker has no {', '.join(missing)}")
     # The last slot is that of the scheduler's process.
@@ -244,7 +244,7 @@ def install(worker: Any, path: str, slots: int) -> tuple[int, int]:
     return slot, 0
 
 
-def look(worker: Any) -> tuple[int, int]:
+def check(worker: Any) -> tuple[int, int]:
     """Called by vLLM in each worker: its slot, and how many changes it has seen by now."""
     if _watch is None:
         raise RuntimeError("the weights of this worker are not watched")
