@@ -1,7 +1,7 @@
-"""A connector's hold on its store: whatever goes wrong with it is a miss, never an exception.
+"""The store as a connector uses it: every failure is a miss, never an exception.
 
-A store that cannot be opened, or cannot go on, is opened again by a thread of its own, with
-back-off: calls meanwhile return at once. Failures are counted, and logged once per kind.
+A store that cannot be opened, or fails fatally, is opened again by a background thread, with
+back-off. Calls return at once in the meantime. Failures are counted, and logged once per kind.
 """
 
 import logging
@@ -23,27 +23,28 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 D = TypeVar("D")
 
-# Pauses between attempts to open the store: the first, and the longest.
+# Pauses between attempts to open the store: the first, and the maximum.
 RETRY_SECONDS = 1.0
 RETRY_SECONDS_MAX = 5.0
-# A store that was used for this long before it failed is opened again after the first pause.
+# A store that served for longer than this before it failed is reopened after the first pause.
 STABLE_SECONDS = 60.0
-# The reason why a store is not used is logged again after this time.
+# Minimum time between two log lines about a failure of the same kind.
 LOG_AGAIN_SECONDS = 60.0
-AGAIN = "opening the store again"
+REOPENING = "opening the store again"
 
 
 def is_retriable(error: BaseException) -> bool:
-    """Whether a store that could not be opened may be opened later, with the same settings."""
+    """Returns whether opening a store may succeed later with the same settings."""
     retriable = isinstance(error, RitornelloError | OSError | MemoryError)
     return retriable and not isinstance(error, SettingError)
 
 
 class FailSafeStore:
-    """One process's, opened when it is first used. `count` is told what failed. `broken` says why
-    the store is not used now, "" while it is; `closed`, whether `close` was called. `on_open` is
-    called, by a thread that may wait, when the store was opened again. Safe to be called from
-    several threads.
+    """A store of one process, opened at first use. Thread-safe.
+
+    `count` is called with the name of each failed operation. `broken` is the reason why the store
+    is not in use, "" while it is. `closed`: `close` was called. `on_open` is called after every
+    reopening, on a thread that may block. Connectors derive the calls they need from this class.
     """
 
     def __init__(
@@ -63,18 +64,18 @@ class FailSafeStore:
         self._opened_at = self._lost_at = monotonic()
         self._opener: Thread | None = None
         self._stop = Event()
-        # A handle that is dropped, or that the interpreter's end finds, opens no store either.
+        # The opener thread also stops when this object is dropped or the interpreter exits.
         finalize(self, self._stop.set)
         self.closed = False
         self.broken = ""
         self.on_open: Callable[[], object] = lambda: None
 
     def open(self) -> bool:
-        """Whether there is a store to use."""
+        """Opens the store on the first call. Returns whether it is in use."""
         return self._ensure_open() is not None
 
     def close(self) -> None:
-        """Finishes what is under way and lets the directory go. Again: does nothing."""
+        """Finishes running operations and releases the directory. Idempotent."""
         with self._lock:
             self.closed = True
             self._stop.set()
@@ -84,7 +85,7 @@ class FailSafeStore:
             self.attempt("close", store.close, None)
 
     def call(self, operation: str, action: "Callable[[Store], T]", default: D) -> T | D:
-        """What `action` returns, or, where it fails or nothing can be asked, `default`."""
+        """Returns `action(store)`, or `default` if it fails or no store is in use."""
         store = self._ensure_open()
         if store is None:
             return default
@@ -92,7 +93,7 @@ class FailSafeStore:
             return action(store)
         except (KeyboardInterrupt, SystemExit):
             raise
-        except BaseException as error:  # a panic of the core is no Exception
+        except BaseException as error:  # PanicException is no Exception
             lost = getattr(error, "kind", "") in ("fatal", "closed")
             if lost and self._reopen_after(store, operation, error):
                 self._count(operation)
@@ -102,8 +103,8 @@ class FailSafeStore:
             return default
 
     def hash_refusal(self, algorithm: str) -> str:
-        """Why keys that `algorithm` made are not used; "" where they are, or where there is no
-        store to ask.
+        """Returns why the store's policy refuses keys that `algorithm` made; "" if it accepts them
+        or no store is in use.
         """
         known = self._hash_verdict
         if known is not None and known[:2] == (self._store, algorithm):
@@ -117,16 +118,16 @@ class FailSafeStore:
         return self.call("policy", check, "")
 
     def expect_hash(self, algorithm: str) -> None:
-        """From now on a store that refuses keys that `algorithm` made is not used."""
+        """From now on, a store that refuses keys of `algorithm` is not used."""
         self._hash = algorithm
 
     def require_hash(self, algorithm: str) -> str:
-        """`expect_hash`, then `hash_refusal`."""
+        """Calls `expect_hash`, then returns `hash_refusal`."""
         self.expect_hash(algorithm)
         return self.hash_refusal(algorithm)
 
     def permits_retention(self) -> bool:
-        """Whether a request may have its pages retained; a refusal is logged once."""
+        """Returns whether requests may retain pages; logs the first refusal."""
         permitted = self.call("policy", lambda store: store.policy.allow_request_retention, None)
         if permitted is False and "retain" not in self._logged:
             self._logged["retain"] = monotonic()
@@ -138,12 +139,12 @@ class FailSafeStore:
         return bool(permitted)
 
     def attempt(self, operation: str, action: Callable[[], T], default: D) -> T | D:
-        """What `action` returns, or, where it fails, `default`."""
+        """Returns `action()`, or `default` if it fails. Does not need the store."""
         try:
             return action()
         except (KeyboardInterrupt, SystemExit):
             raise
-        except BaseException as error:  # a panic of the core is no Exception
+        except BaseException as error:  # PanicException is no Exception
             self.record_failure(operation, error)
             return default
 
@@ -157,7 +158,8 @@ class FailSafeStore:
     def _ensure_open(self) -> "Store | None":
         if self._store is None:
             if not self.broken:
-                # Waits for the first attempt only: after it, `broken` says that others follow.
+                # Blocks for the first attempt only: afterwards `broken` is set and the opener
+                # retries.
                 with self._lock:
                     if self._store is None and not self.broken:
                         self._store = self.attempt("open", self._open_first, None)
@@ -173,7 +175,7 @@ class FailSafeStore:
             raise
         except (KeyboardInterrupt, SystemExit):
             raise
-        except BaseException as error:  # a panic of the core
+        except BaseException as error:  # PanicException
             self.broken = f"open: {error}"
             raise
         self.broken = _hash_refusal(store, self._hash) if self._hash else ""
@@ -184,7 +186,7 @@ class FailSafeStore:
         return None
 
     def _open(self) -> "Store":
-        # After an unmount the path leads to the file system below: no place for a store.
+        # After an unmount the path leads to the file system below, which must not get a store.
         if self._mount is not None and not self._mount.is_mount():
             return open_existing(self._settings)
         store = open_store(self._settings, self._logger)
@@ -192,7 +194,9 @@ class FailSafeStore:
         return store
 
     def _reopen_after(self, store: "Store", operation: str, error: BaseException) -> bool:
-        """Has the store opened anew, unless another thread has."""
+        """Takes a failed store out of use and schedules its reopening. Returns False if another
+        thread has done so.
+        """
         with self._lock:
             if self._store is not store:
                 return False
@@ -205,32 +209,32 @@ class FailSafeStore:
     def _schedule_reopen(
         self, operation: str, error: BaseException, failed: "Store | None"
     ) -> None:
-        """From now on the store is not used, until a thread has opened it. Needs the lock."""
+        """Marks the store unusable until the opener thread has opened it. Requires the lock."""
         self._lost_at = monotonic()
         self._set_broken(operation, error, again=failed is not None or is_retriable(error))
         if self._will_reopen():
             self._start_opener(failed)
 
     def _set_broken(self, operation: str, error: BaseException, *, again: bool) -> None:
-        self.broken = f"{operation}: {error}" + f"; {AGAIN}" * again
+        self.broken = f"{operation}: {error}" + f"; {REOPENING}" * again
 
     def _will_reopen(self) -> bool:
-        """Whether the store is to be opened again."""
-        return self.broken.endswith(AGAIN) and not self._stop.is_set()
+        """Returns whether the store is to be opened again."""
+        return self.broken.endswith(REOPENING) and not self._stop.is_set()
 
     def _start_opener(self, failed: "Store | None") -> None:
-        """Starts the thread that opens the store. Needs the lock."""
+        """Starts the opener thread. Requires the lock."""
         arguments = (ref(self), self._stop, self._retry_pause, failed)
         self._opener = Thread(
             target=FailSafeStore._reopen_loop, args=arguments, name="ritornello-open", daemon=True
         )
         try:
             self._opener.start()
-        except RuntimeError as why:  # the next call starts another one
+        except RuntimeError as why:  # retried by the next call
             self._logger.debug("ritornello: no thread to open the store (%s)", why)
 
     def _restart_opener(self) -> None:
-        """The thread is not there in the child of a fork, or could not be started."""
+        """Restarts an opener that ended in a fork's child or could not be started."""
         with self._lock:
             gone = self._opener is not None and not self._opener.is_alive()
             if gone and self._will_reopen():
@@ -240,11 +244,13 @@ class FailSafeStore:
     def _reopen_loop(
         waiting: "ref[FailSafeStore]", stop: Event, pause: float, failed: "Store | None"
     ) -> None:
-        """The thread. It holds on to the handle for no longer than an attempt takes."""
+        """Body of the opener thread. Holds a reference to the store only during an attempt, so that
+        a dropped store is collected.
+        """
         if failed is not None:
             try:
                 failed.close()
-            except BaseException as error:  # the next opening says what is still in the way
+            except BaseException as error:  # the next attempt reports it
                 logging.getLogger(__name__).debug("ritornello: close failed (%s)", error)
             del failed
         while not stop.wait(pause):
@@ -255,11 +261,11 @@ class FailSafeStore:
             del handle
 
     def _try_reopen(self) -> bool:
-        """Opens the store. Whether another attempt is due."""
+        """Tries to open the store. Returns whether another attempt is due."""
         self._retry_pause = min(2 * self._retry_pause, RETRY_SECONDS_MAX)
         try:
             store = self._open()
-        except BaseException as error:  # a panic of the core is no Exception
+        except BaseException as error:  # PanicException is no Exception
             self._set_broken("open", error, again=is_retriable(error))
             self._log_failure("open", error, repeat=True)
             return self._will_reopen()
@@ -269,7 +275,9 @@ class FailSafeStore:
         return used is None and self._will_reopen()
 
     def _adopt(self, store: "Store") -> bool:
-        """Whether a store that was opened again is used from now on."""
+        """Puts a reopened store into use; returns False, and closes it, if it is refused or
+        unwanted.
+        """
         refusal = _hash_refusal(store, self._hash) if self._hash else ""
         with self._lock:
             used = not self._stop.is_set() and not refusal
@@ -300,7 +308,7 @@ class FailSafeStore:
             self._outage_logged = True
             waits = self._will_reopen()
             outcome = "serving without the store" + (" until it can be opened again" * waits)
-        # As text: a record that is kept holds on to nothing of ours.
+        # Formatted now: a retained log record must not keep the exception's frames alive.
         why = f"{type(error).__name__}: {error}"
         self._logger.warning("ritornello: %s failed (%s); %s", operation, why, outcome)
 

@@ -1,4 +1,4 @@
-"""What connectors say of a model in the scopes of its pages."""
+"""Description of a model in the scopes of its pages, common to all connectors."""
 
 import hashlib
 import json
@@ -8,7 +8,7 @@ from typing import Any
 
 EPOCH_BYTES = 16
 
-# Where a configuration came from and how it is run, not what the model computes.
+# Fields that say where a configuration came from or how it is run, not what is computed.
 VOLATILE = frozenset({"_name_or_path", "name_or_path", "transformers_version", "use_cache"})
 
 
@@ -17,7 +17,7 @@ def new_epoch() -> bytes:
 
 
 def normalised(config: Mapping[str, Any]) -> str:
-    """A model configuration as canonical JSON without what does not change the computation."""
+    """Returns a model configuration as canonical JSON, without the fields in `VOLATILE`."""
 
     def clean(value: Any) -> Any:
         if isinstance(value, Mapping):
@@ -30,11 +30,11 @@ def normalised(config: Mapping[str, Any]) -> str:
 
 
 def model_name(config: Mapping[str, Any]) -> str:
-    """The model's type, for a person, and the digest of its configuration."""
+    """Returns the model's type, for readers, and the digest of its configuration."""
     digest = hashlib.sha256(normalised(config).encode()).hexdigest()
     return f"{config.get('model_type') or 'model'}:{digest}"
 
 
 def plain(dtype: object) -> str:
-    """Name of a torch dtype: bfloat16."""
+    """Returns the name of a torch dtype, as in "bfloat16"."""
     return str(dtype).removeprefix("torch.")

@@ -20,7 +20,7 @@ from support import keys_of, pages_of
 
 import ritornello as rt
 from ritornello.errors import FatalError, InvalidError, RetryError
-from ritornello.fail_safe import AGAIN, RETRY_SECONDS_MAX, FailSafeStore
+from ritornello.fail_safe import REOPENING, RETRY_SECONDS_MAX, FailSafeStore
 from ritornello.lmcache import NativeClient
 from ritornello.lmcache.settings import Settings as LMCacheSettings
 from ritornello.lmcache.store import LMCacheStore
@@ -142,7 +142,7 @@ def test_store_is_opened_when_its_directory_is_mended(
     handle = made()
     assert not serves(handle)
     assert handle.broken.startswith("open: ")
-    assert handle.broken.endswith(AGAIN)
+    assert handle.broken.endswith(REOPENING)
     assert not serves(handle)
     mend()
     until(lambda: serves(handle), "it serves")
@@ -186,7 +186,7 @@ def test_setting_that_cannot_be_read_is_not_tried_again(
     handle = made(**said)
     assert not handle.open()
     assert handle.broken
-    assert not handle.broken.endswith(AGAIN)
+    assert not handle.broken.endswith(REOPENING)
     monkeypatch.setattr(handle, "_open", lambda: pytest.fail("it was tried again"))
     assert not serves(handle)
 
@@ -298,7 +298,7 @@ def test_every_connector_opens_its_store_again(
     handle = of(tmp_path / "kv")
     try:
         assert not stores(handle)
-        assert handle.broken.endswith(AGAIN)
+        assert handle.broken.endswith(REOPENING)
         mend()
         until(lambda: stores(handle), "it stores")
         assert handle.broken == ""

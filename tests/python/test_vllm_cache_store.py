@@ -83,7 +83,7 @@ def prefetches(cache: CacheStore) -> int:
 
 def test_what_is_not_to_be_loaded_is_not_brought(elsewhere: CacheStore) -> None:
     hit = match(elsewhere, loads=False)
-    assert (hit.pages, hit.there, hit.pending) == (0, 0, False)
+    assert (hit.pages, hit.present, hit.pending) == (0, 0, False)
     assert prefetches(elsewhere) == 0
 
 

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 from test_vllm_scheduler import BLOCKS, Blocks, request
-from vllm_shapes import TOKENS, Shelf, identity, part
+from vllm_shapes import TOKENS, FakeStore, identity, part
 
 from ritornello.vllm import composition
 from ritornello.vllm.composition import REQUEST_FACTS, FactsCollector
@@ -42,10 +42,10 @@ def side(blocks: Shared) -> SchedulerSide:
 
 
 def side_of(
-    blocks: Shared, *parts: Any, shelf: Shelf | None = None, meter: Meter | None = None
+    blocks: Shared, *parts: Any, store: FakeStore | None = None, meter: Meter | None = None
 ) -> SchedulerSide:
-    store, meter = cast(VllmStore, shelf or Shelf()), meter or Meter()
-    made = SchedulerSide(store, identity(*parts), meter, composed=True)
+    used = cast(VllmStore, store or FakeStore())
+    made = SchedulerSide(used, identity(*parts), meter or Meter(), composed=True)
     made.bind(blocks)
     return made
 
@@ -245,15 +245,15 @@ def test_late_failure_drops_released_saves(side: SchedulerSide) -> None:
 
 
 def test_pages_loaded_elsewhere_are_not_counted_absent(blocks: Shared) -> None:
-    shelf, meter = Shelf(), Meter()
-    side, asked = side_of(blocks, shelf=shelf, meter=meter), request(300)
-    shelf.keep(asked.block_hashes[:3])
+    store, meter = FakeStore(), Meter()
+    side, asked = side_of(blocks, store=store, meter=meter), request(300)
+    store.keep(asked.block_hashes[:3])
     assert side.matched_tokens(asked, 0)[0] == 3 * TOKENS
     side.request_admitted(asked, BLOCKS, 0)
     counts = meter.take()
     assert counts is not None
     assert counts["missed_pages:other_connector"] == 4
-    assert not shelf.leases
+    assert not store.leases
 
 
 class Base:

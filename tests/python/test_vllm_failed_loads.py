@@ -8,7 +8,7 @@ from test_vllm_composition import Shared, admit, over, saved
 from test_vllm_composition import side_of as composed
 from test_vllm_scheduler import Blocks, keep, request, run
 from test_vllm_scheduler import side_of as alone
-from vllm_shapes import TOKENS, Shelf, identity, part
+from vllm_shapes import TOKENS, FakeStore, identity, part
 
 from ritornello.vllm.metadata import WorkerReport
 from ritornello.vllm.parts import trailing
@@ -33,10 +33,10 @@ def windowed() -> tuple[Shared, Any, Any]:
 
 
 def test_a_window_hides_no_failed_block() -> None:
-    shelf = Shelf()
+    store = FakeStore()
     blocks, lent, other = windowed()
-    side = alone(shelf, blocks, identity(WINDOW))
-    keep(shelf, lent, 2)
+    side = alone(store, blocks, identity(WINDOW))
+    keep(store, lent, 2)
     assert side.matched_tokens(lent, 0) == (2 * TOKENS, False)
     side.request_admitted(lent, blocks.tables["r"], 2 * TOKENS)
     lent.num_computed_tokens = 2 * TOKENS
@@ -71,9 +71,9 @@ def test_a_load_that_lands_does_not_clear_a_shared_failure(beside: bool) -> None
     """Request "r" loads 101 for the step; "a" and "b" have it from vLLM's cache and load more,
     apart. vLLM computes it again in "a", which still waits, and takes it to be right in "b".
     """
-    shelf, blocks = Shelf(), Shared()
+    store, blocks = FakeStore(), Shared()
     model = part(head_bytes=ASYNC_LOAD_BYTES // 8)
-    side: Any = composed(blocks) if beside else alone(shelf, blocks, identity(model))
+    side: Any = composed(blocks) if beside else alone(store, blocks, identity(model))
     lent, one, two = request(3 * TOKENS), request(7 * TOKENS, "a"), request(7 * TOKENS, "b")
     blocks.tables["r"] = ([100, 101, 102],)
     blocks.tables["a"] = ([100, 101, *range(112, 117)],)
@@ -84,8 +84,8 @@ def test_a_load_that_lands_does_not_clear_a_shared_failure(beside: bool) -> None
         for asked in (lent, one, two):
             admit(side, asked)
     else:
-        keep(shelf, one, 5)
-        keep(shelf, two, 5)
+        keep(store, one, 5)
+        keep(store, two, 5)
         assert side.matched_tokens(lent, 0) == (2 * TOKENS, False)
         side.request_admitted(lent, blocks.tables["r"], 2 * TOKENS)
         for asked in (one, two):
@@ -106,10 +106,10 @@ def test_a_load_that_lands_does_not_clear_a_shared_failure(beside: bool) -> None
 
 def test_an_abort_leaves_no_failed_block_in_vllm_s_cache() -> None:
     """VLLM ends aborted requests before it reports the outcome of their last step."""
-    shelf, blocks = Shelf(), Blocks()
-    side = alone(shelf, blocks, identity())
+    store, blocks = FakeStore(), Blocks()
+    side = alone(store, blocks, identity())
     asked = request(300)
-    keep(shelf, asked, 3)
+    keep(store, asked, 3)
     metadata = run(side, asked)
     assert metadata.loads[0].pages[0].blocks == (100, 101, 102)
     side.request_finished("r")

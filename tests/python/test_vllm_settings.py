@@ -63,17 +63,17 @@ def test_mistakes_are_named(extra: dict[str, Any], advice: str) -> None:
 
 @pytest.mark.parametrize("params", [None, {}, {"do_remote_prefill": False}])
 def test_a_request_wants_everything_by_default(params: dict[str, Any] | None) -> None:
-    assert RequestOptions.of(params) == DEFAULT_OPTIONS
+    assert RequestOptions.parse(params) == DEFAULT_OPTIONS
 
 
 def test_a_request_can_decline() -> None:
-    assert RequestOptions.of({"ritornello.no_load": True}) == RequestOptions(loads=False)
-    assert RequestOptions.of({"ritornello.no_store": True}) == RequestOptions(stores=False)
-    assert RequestOptions.of({"ritornello.no_store": "yes"}) == DEFAULT_OPTIONS
+    assert RequestOptions.parse({"ritornello.no_load": True}) == RequestOptions(loads=False)
+    assert RequestOptions.parse({"ritornello.no_store": True}) == RequestOptions(stores=False)
+    assert RequestOptions.parse({"ritornello.no_store": "yes"}) == DEFAULT_OPTIONS
 
 
 def test_a_request_can_ask_for_time_and_never_fails_for_it() -> None:
-    assert RequestOptions.of({"ritornello.retain": 90}) == RequestOptions(retain=90.0)
-    assert RequestOptions.of({"ritornello.retain": float("inf")}) == RequestOptions(retain=YEAR)
+    assert RequestOptions.parse({"ritornello.retain": 90}) == RequestOptions(retain=90.0)
+    assert RequestOptions.parse({"ritornello.retain": float("inf")}) == RequestOptions(retain=YEAR)
     for odd in (0, -1, float("nan"), True, "1h", None, [5]):
-        assert RequestOptions.of({"ritornello.retain": odd}) == DEFAULT_OPTIONS
+        assert RequestOptions.parse({"ritornello.retain": odd}) == DEFAULT_OPTIONS

@@ -1,4 +1,4 @@
-"""What the connector asks of a cache over tiers, in the words it has for a store."""
+"""The connector's calls to a cache over tiers, behind the interface of `VllmStore`."""
 
 from collections.abc import Mapping, Sequence
 from time import perf_counter
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Prompts that wait for objects are remembered; what is forgotten is asked for again, all of it.
+# Pending lookups that are remembered. After an overflow each prompt looks up all its objects again.
 PENDING_LOOKUPS_MAX = 1024
 
-# What becomes of a prompt whose pages the remote was asked for.
+# Outcomes of prefetches from the remote.
 PREFETCHES = ("completed", "declined", "cancelled", "failed", "refused")
 
 
 class CacheStore(VllmStore):
-    """One process's hold on the tiers. Each object of a page is looked for by itself; a prefix is
-    as long as the shortest of theirs.
+    """The tiers of one connector process. Each object of a page is looked up separately; a prefix
+    is as long as the shortest of theirs.
     """
 
     wants_timings = True
@@ -38,7 +38,8 @@ class CacheStore(VllmStore):
         self._meter = meter
         self._reported_counts: Counts = {}
         self._reported_at = 0.0
-        # Of prompts that are on their way the object that was not there, and leases on the others.
+        # For each prompt with a transfer from the remote: the pending object, and leases on the
+        # others.
         self._pending_lookups: dict[
             tuple[Slice, bytes], tuple[Slice, list[tuple[TierName, int]]]
         ] = {}
@@ -46,18 +47,18 @@ class CacheStore(VllmStore):
     def lookup(
         self,
         identity: Identity,
-        of: Sequence[Slice],
+        slices: Sequence[Slice],
         keys: Sequence[bytes],
         ttl: float,
         prompt: Prompt,
     ) -> Hit | None:
-        part = identity.parts[of[0].part]
+        part = identity.parts[slices[0].part]
         chained = part.rule.reach is None
-        # What is not to be loaded is not brought from the remote, and no case for the gate.
+        # Pages that will not be loaded are neither fetched from the remote nor judged by the gate.
         gate: Gate = "never"
         if prompt.loads:
             gate = self._settings.gate if chained else "always"
-        moved = sum(identity.parts[p.part].object_bytes(p.stage, p.unit) for p in of)
+        moved = sum(identity.parts[p.part].object_bytes(p.stage, p.unit) for p in slices)
 
         def find(cache: "Cache", piece: Slice) -> "Found":
             return cache.find(
@@ -72,35 +73,35 @@ class CacheStore(VllmStore):
             )
 
         def action(cache: "Cache") -> Hit:
-            name = _name(of, keys)
-            awaited, kept = self._pending_lookups.pop(name, (None, []))
-            # Who asks again asks often: as long as one object is on its way the others are not.
-            order = of if awaited is None else (awaited, *(p for p in of if p != awaited))
+            key = _lookup_key(slices, keys)
+            pending, leased_before = self._pending_lookups.pop(key, (None, []))
+            # Retries are frequent: while one object is pending, the others are not looked up.
+            order = slices if pending is None else (pending, *(p for p in slices if p != pending))
             found: list[Found] = []
-            lacking = None
+            unfinished = None
             for piece in order:
                 found.append(find(cache, piece))
                 if found[-1].state != "ready":
-                    lacking = piece
-                    if awaited is not None:
+                    unfinished = piece
+                    if pending is not None:
                         break
             hit = min(found, key=lambda one: one.load)
             leases = [lease for one in found for lease in one.leases]
-            if lacking is not None:
+            if unfinished is not None:
                 if len(self._pending_lookups) >= PENDING_LOOKUPS_MAX:
                     self._pending_lookups.clear()
-                self._pending_lookups[name] = (lacking, kept + leases)
+                self._pending_lookups[key] = (unfinished, leased_before + leases)
                 return Hit(0, 0, pending=True)
-            for lease in kept if hit.load else kept + leases:
+            for lease in leased_before if hit.load else leased_before + leases:
                 cache.release(lease)
             if not hit.load:
                 leases = []
-            there = min(one.local for one in found)
-            # Told once: by the objects that came last, if others came before them.
+            present = min(one.local for one in found)
+            # Reported once, by the objects that arrived last.
             brought = max(one.brought for one in found)
-            return Hit(hit.load, there, leases, False, _tiers(hit, brought), hit)
+            return Hit(hit.load, present, leases, False, _tiers(hit, brought), hit)
 
-        return self._on_cache("match", action)
+        return self._on_cache("lookup", action)
 
     def release(self, lease: Lease) -> None:
         def action(cache: "Cache") -> None:
@@ -109,43 +110,45 @@ class CacheStore(VllmStore):
 
         self._on_cache("release", action)
 
-    def cancel_lookup(self, identity: Identity, of: Sequence[Slice], keys: Sequence[bytes]) -> None:
-        _, kept = self._pending_lookups.pop(_name(of, keys), (None, []))
+    def cancel_lookup(
+        self, identity: Identity, slices: Sequence[Slice], keys: Sequence[bytes]
+    ) -> None:
+        _, leased_before = self._pending_lookups.pop(_lookup_key(slices, keys), (None, []))
 
         def action(cache: "Cache") -> None:
-            for lease in kept:
+            for lease in leased_before:
                 cache.release(lease)
-            for piece in of:
+            for piece in slices:
                 cache.cancel(self._scope_for(identity, piece), keys)
 
-        self._on_cache("forgo", action)
+        self._on_cache("cancel_lookup", action)
 
     def take_loads(self) -> list[tuple[str, int, float]]:
-        return [*(self._on_cache("take loads", lambda cache: cache.take_loads()) or ())]
+        return [*(self._on_cache("take_loads", lambda cache: cache.take_loads()) or ())]
 
-    def record_timings(self, report: WorkerReport, grounds: dict[str, Any]) -> None:
+    def record_timings(self, report: WorkerReport, decisions: dict[str, Any]) -> None:
         def action(cache: "Cache") -> None:
             if report.prefill is not None:
                 cache.learn_prefill(*report.prefill)
             for tier, moved, seconds in report.loads:
                 cache.learn_load(tier, moved, seconds)
             for request, seconds in report.load_seconds.items():
-                found = grounds.pop(request, None)
+                found = decisions.pop(request, None)
                 if found is not None and found.estimate is not None:
                     cache.judge(found, seconds)
 
-        self._on_cache("learn", action)
+        self._on_cache("record_timings", action)
         self.report_stats()
 
     def report_stats(self) -> None:
-        """Counts what the cache's figures grew by since the last time."""
+        """Adds the growth of the cache's counters since the last report to the meter."""
         if perf_counter() - self._reported_at < REPORT_SECONDS:
             return
         self._reported_at = perf_counter()
         now = self._on_cache("stats", lambda cache: counts_of(cache.stats()))
         for name, amount in (now or {}).items():
             told = self._reported_counts.get(name, 0.0)
-            # Less than before: of tiers that were opened again.
+            # A smaller value comes from tiers that were reopened.
             self._meter.add(name, amount - told if amount >= told else amount)
         self._reported_counts = now or self._reported_counts
 
@@ -167,13 +170,13 @@ class CacheStore(VllmStore):
         return cast("Store", Cache.open(settings.tiers, prefetch=settings.prefetch))
 
 
-def _name(of: Sequence[Slice], keys: Sequence[bytes]) -> tuple[Slice, bytes]:
-    """Of pages that are looked for together."""
-    return of[0], keys[-1] if keys else b""
+def _lookup_key(slices: Sequence[Slice], keys: Sequence[bytes]) -> tuple[Slice, bytes]:
+    """Identifies a lookup of several objects."""
+    return slices[0], keys[-1] if keys else b""
 
 
 def counts_of(stats: Mapping[str, Any]) -> Counts:
-    """What a cache over tiers decided, and what came of it, in the words of `/metrics`."""
+    """Returns the cache's counters by the names of `/metrics`."""
     gate, prefetch = stats["gate"], stats["prefetch"]
     return {
         **{f"gate_decisions:{what}": gate[what] for what in ("all", "some", "none")},
@@ -195,8 +198,8 @@ def counts_of(stats: Mapping[str, Any]) -> Counts:
 
 
 def _tiers(found: "Found", brought: int) -> list[tuple[str, int]]:
-    """Where the local pages were before this prompt was asked for: the last of them on the remote,
-    if they were brought from there.
+    """Returns where the local pages were before this lookup, in order. Pages that the remote
+    `brought` are the last ones.
     """
     tiers: list[tuple[str, int]] = []
     brought = min(brought, found.local)

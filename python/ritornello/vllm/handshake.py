@@ -1,18 +1,18 @@
-"""What every worker tells the scheduler's side, once, before the first step: how its shard of the
-KV memory lies. From all of them together follow the parts of a page, or why there can be none.
+"""The memory layout that each worker reports to the scheduler's side before the first step. The
+parts of a page, or the reason why the engine is not served, follow from all reports together.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-# (pipeline stage, tensor-parallel rank)
+# Pipeline stage and tensor-parallel rank.
 WorkerRank = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class GroupMemory:
-    """One KV cache group on one worker: its layers, bytes of one layer's block, the KV heads in
-    it, and whether each head's bytes are one span of it (`head_major`).
+    """One KV cache group on one worker. `layer_bytes`: one layer's block. `heads`: KV heads in it.
+    `head_major`: each head is one contiguous range of the block.
     """
 
     layers: tuple[str, ...]
@@ -23,7 +23,7 @@ class GroupMemory:
 
 @dataclass(frozen=True, slots=True)
 class ShardFacts:
-    """Of one worker. `refusal`: why its memory cannot be used; "" where it can."""
+    """Report of one worker. `refusal`: why its memory cannot be used, "" if it can."""
 
     groups: tuple[GroupMemory, ...] = ()
     refusal: str = ""
@@ -41,7 +41,7 @@ class GroupLayout:
 def group_layouts(
     facts: Mapping[WorkerRank, ShardFacts], stages: int, ranks: int, groups: int
 ) -> Sequence[GroupLayout]:
-    """What the workers' facts come to, by group; ValueError says in what they do not agree."""
+    """Combines the workers' reports, by group. ValueError says where they disagree."""
     for worker_rank, shard in sorted(facts.items()):
         if shard.refusal:
             raise ValueError(shard.refusal)
@@ -51,14 +51,14 @@ def group_layouts(
             )
     missing = {(s, r) for s in range(stages) for r in range(ranks)} - set(facts)
     if missing or not facts:
-        raise ValueError(f"{len(missing)} of {stages * ranks} workers did not say what they hold")
+        raise ValueError(f"{len(missing)} of {stages * ranks} workers did not report their memory")
     return [_group_layout(facts, stages, ranks, group) for group in range(groups)]
 
 
 def _group_layout(
     facts: Mapping[WorkerRank, ShardFacts], stages: int, ranks: int, group: int
 ) -> GroupLayout:
-    """Every worker of a stage must hold the same layers, and every layer as much as the others."""
+    """Checks that workers of a stage hold the same layers, and all layers have equal sizes."""
     layers = []
     sizes, orders = set(), set()
     for stage in range(stages):

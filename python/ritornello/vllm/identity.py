@@ -46,12 +46,12 @@ class Identity:
     ranks: int = 1
     epoch: bytes = b""
 
-    def scope(self, of: Slice) -> "Scope":
+    def scope(self, piece: Slice) -> "Scope":
         """Names layers and heads, never workers: whoever holds the same bytes finds them."""
         from ritornello._core import Scope
 
-        part = self.parts[of.part]
-        layers = part.stages[of.stage]
+        part = self.parts[piece.part]
+        layers = part.stages[piece.stage]
         numbers = [_number(name) for name in layers]
         digest = hashlib.sha256("\n".join(layers).encode()).hexdigest()[:32]
         return Scope(
@@ -59,18 +59,18 @@ class Identity:
             part.dtype,
             part.page_tokens,
             layers=(min(numbers), max(numbers) + 1),
-            kv_heads=part.units[of.unit],
+            kv_heads=part.units[piece.unit],
             head_dim=part.head_dim,
             layout=part.layout,
             weights=self.weights,
             kv_scale=self.kv_scale,
             hash_algorithm=self.hash_algorithm,
             epoch=self.epoch,
-            part=of.part,
+            part=piece.part,
             extra={**dict(self.extra), "kv_spec": part.spec, "layer_names": digest},
             # A page of a window is of use without those before the window.
             chained=part.rule.reach is None,
-            page_bytes=part.object_bytes(of.stage, of.unit),
+            page_bytes=part.object_bytes(piece.stage, piece.unit),
         )
 
 

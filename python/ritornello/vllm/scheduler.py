@@ -23,7 +23,7 @@ from typing import Any, Protocol
 from ritornello.model import new_epoch
 from ritornello.vllm.deferred import DeferredSaves, StepSaves, stale_blocks
 from ritornello.vllm.identity import Identity
-from ritornello.vllm.matching import Found, Lease, Matcher, Prompt
+from ritornello.vllm.matching import Lease, Matcher, PrefixMatch, Prompt
 from ritornello.vllm.metadata import IDLE, Load, Pages, Save, StepMetadata, WorkerReport
 from ritornello.vllm.meter import Meter
 from ritornello.vllm.settings import DEFAULT_OPTIONS, RequestOptions
@@ -81,7 +81,7 @@ class LeasedMatch:
     had the first `local` tokens when it asked, and was told whether they come `asynchronous`.
     """
 
-    found: Found
+    found: PrefixMatch
     asked: int
     until: float
     local: int = 0
@@ -142,7 +142,7 @@ class SchedulerSide:
         self._step_leases: list[Lease] = []
         self._async_leases: dict[str, list[Lease]] = {}
         # What loads that are under way were decided on.
-        self._grounds: dict[str, Any] = {}
+        self._decisions: dict[str, Any] = {}
         # A request that gets one token a step fills a page every so many steps: it is looked at
         # then, and not in between. `due`: requests to look at in the next step in any case.
         self._step = 0
@@ -187,7 +187,7 @@ class SchedulerSide:
         if state is None or state.request is not request:
             self.request_finished(request.request_id)
             state = RequestState(
-                request, self._permitted(RequestOptions.of(request.kv_transfer_params))
+                request, self._permitted(RequestOptions.parse(request.kv_transfer_params))
             )
             self._requests[request.request_id] = state
         state.loading = False
@@ -247,7 +247,7 @@ class SchedulerSide:
         pages = self._to_load(request, blocks, match.local, match.local + external)
         state.sources = _by_tier(match.found, match.local, match.local + external)
         if self._store.wants_timings:
-            self._grounds[request.request_id] = match.found.grounds
+            self._decisions[request.request_id] = match.found.decision
         self._loads.append(Load(request.request_id, pages, match.asynchronous))
         if match.asynchronous:
             state.loading = True
@@ -295,7 +295,7 @@ class SchedulerSide:
         if state is None:
             return False
         self._drop_match(state)
-        self._grounds.pop(request_id, None)
+        self._decisions.pop(request_id, None)
         if state.waits is not None:
             self._matcher.cancel_lookup(state.request.block_hashes, self._claimable(state.request))
         if self._deferred is None or self._cache is None:
@@ -321,7 +321,7 @@ class SchedulerSide:
             if report.refusal:
                 self._refuse(report.refusal)
             if self._store.wants_timings:
-                self._store.record_timings(report, self._grounds)
+                self._store.record_timings(report, self._decisions)
             for request_id, part, first in report.unsaved:
                 self._mark_unsaved(request_id, part, first)
             for request_id in report.failed:
@@ -573,13 +573,13 @@ def _bytes_a_token(identity: Identity) -> int:
     return max(total, 1)
 
 
-def _outlasts_compute(found: Found) -> bool:
+def _outlasts_compute(found: PrefixMatch) -> bool:
     """Whether loading takes longer than computing the rest, as far as anybody can tell."""
-    estimate = getattr(found.grounds, "estimate", None)
+    estimate = getattr(found.decision, "estimate", None)
     return estimate is not None and estimate[0] > estimate[1]
 
 
-def _by_tier(found: Found, start: int, end: int) -> dict[str, int]:
+def _by_tier(found: PrefixMatch, start: int, end: int) -> dict[str, int]:
     """Of tokens `start` to `end`, how many lie on each tier."""
     counts: dict[str, int] = {}
     at = 0

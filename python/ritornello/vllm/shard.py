@@ -1,4 +1,4 @@
-"""What one worker holds of the pages: its memory, and which objects of a page lie in it."""
+"""The KV memory of one worker, and the objects of a page that lie in it."""
 
 from bisect import bisect_right
 from collections.abc import Mapping
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Object:
-    """One object of every page: its blocks in this worker's memory, and whether this worker is the
-    one of those that hold it which stores it. `sections`: where its groups of layers end, in bytes.
+    """One object of every page. `pool`: its blocks in this worker's memory. `is_writer`: this
+    worker stores it. `sections`: where its groups of layers end, in bytes.
     """
 
-    of: Slice
+    piece: Slice
     pool: "PagePool"
     is_writer: bool
     sections: tuple[int, ...] = ()
 
 
 class Shard:
-    """The KV memory of the worker at `worker_rank`. `groups`: layers and KV heads of each group here. The
-    tensors are kept: pools point into them.
+    """The KV memory of the worker at `worker_rank`. `groups`: layers and KV heads of each group
+    here. Keeps the tensors alive: pools point into them.
     """
 
     def __init__(
@@ -48,8 +48,8 @@ class Shard:
         return ShardFacts(self.memory)
 
     def objects(self, identity: Identity) -> list[list[Object]]:
-        """By part, what this worker holds of a page; LayoutError where the scheduler's side takes
-        the memory to be another one.
+        """Returns this worker's objects, by part. LayoutError if the memory differs from the
+        identity.
         """
         if len(identity.parts) != len(self.memory):
             raise LayoutError(
@@ -58,7 +58,7 @@ class Shard:
         return [self._part(identity, number) for number in range(len(self.memory))]
 
     def groups(self, identity: Identity, number: int) -> dict[str, int]:
-        """Of the layers of a part here, to which group each belongs."""
+        """Returns the layer group of each layer of a part on this worker."""
         ends = identity.parts[number].layer_groups(self.worker_rank[0])
         return {name: bisect_right(ends, at) for at, name in enumerate(self.memory[number].layers)}
 

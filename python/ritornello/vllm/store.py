@@ -1,4 +1,4 @@
-"""What the connector asks of the store; None where it failed."""
+"""Calls of the connector to its store; each returns None if it failed."""
 
 import logging
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ logger = logging.getLogger("vllm.ritornello")
 
 
 class VllmStore(FailSafeStore):
-    """One process's hold on the store. `wants_timings`: it wants to hear how long things take."""
+    """The store of one connector process. `wants_timings`: it decides by how long loads take."""
 
     wants_timings = False
 
@@ -33,54 +33,60 @@ class VllmStore(FailSafeStore):
     def lookup(
         self,
         identity: Identity,
-        of: Sequence[Slice],
+        slices: Sequence[Slice],
         keys: Sequence[bytes],
         ttl: float,
         prompt: Prompt,
     ) -> Hit | None:
-        """The leading pages of which all objects `of` (a tuple) are there."""
+        """Returns the leading pages of which all objects (`slices`, a tuple) are present."""
 
         def action(store: "Store") -> Hit:
-            match = store.pin_prefix(self._scopes_for(identity, of), keys, ttl=ttl)
+            match = store.pin_prefix(self._scopes_for(identity, slices), keys, ttl=ttl)
             return Hit(match.pages, match.pages, match.lease)
 
-        return self.call("match", action, None)
+        return self.call("lookup", action, None)
 
-    def exists(self, identity: Identity, of: Slice, keys: Sequence[bytes]) -> list[bool] | None:
+    def exists(self, identity: Identity, piece: Slice, keys: Sequence[bytes]) -> list[bool] | None:
         return self.call(
-            "exists", lambda store: store.exists(self._scope_for(identity, of), keys), None
+            "exists", lambda store: store.exists(self._scope_for(identity, piece), keys), None
         )
 
     def release(self, lease: Lease) -> None:
         self.call("release", lambda store: store.release(lease), None)
 
-    def cancel_lookup(self, identity: Identity, of: Sequence[Slice], keys: Sequence[bytes]) -> None:
-        """Nobody wants any more what `match` had begun to bring."""
+    def cancel_lookup(
+        self, identity: Identity, slices: Sequence[Slice], keys: Sequence[bytes]
+    ) -> None:
+        """Cancels the transfers that a pending `lookup` started."""
 
     def take_loads(self) -> list[tuple[str, int, float]]:
-        """Tier, bytes and seconds of what was read since the last call."""
+        """Returns tier, bytes and seconds of the reads since the last call."""
         return []
 
-    def record_timings(self, report: WorkerReport, grounds: dict[str, Any]) -> None:
-        """How long loads and steps took; `grounds` of what was decided, by request."""
+    def record_timings(self, report: WorkerReport, decisions: dict[str, Any]) -> None:
+        """Passes on how long loads and steps took. `decisions`: what each load was decided on, by
+        request.
+        """
 
     def report_stats(self) -> None:
-        """Has what the store counts itself on the meter, now and then."""
+        """Adds the store's own counters to the meter, at intervals."""
 
     def submit_get(
         self,
         identity: Identity,
-        of: Slice,
+        piece: Slice,
         pool: "PagePool",
         pages: Pages,
         timeout: float,
         sections: Sequence[int] = (),
     ) -> "Ticket | None":
-        """`sections` of the pages, by where they end, come one after the other: `wait_section`."""
+        """Starts to fill blocks. `sections`: where sections of a page end, in bytes; they arrive in
+        order, and `wait_section` waits for one.
+        """
         return self.call(
             "get",
             lambda store: store.submit_get(
-                self._scope_for(identity, of),
+                self._scope_for(identity, piece),
                 pages.keys,
                 pool.pages(pages.blocks),
                 sections=sections or None,
@@ -93,17 +99,17 @@ class VllmStore(FailSafeStore):
     def submit_put(
         self,
         identity: Identity,
-        of: Slice,
+        piece: Slice,
         pool: "PagePool",
         pages: Pages,
         retain_until: float | None,
     ) -> "Ticket | None":
-        """The bytes are copied before this returns: the blocks may be overwritten at once."""
+        """Starts to store blocks. Their bytes are copied before this returns."""
         keys, said = self._put_options(pages)
         return self.call(
             "put",
             lambda store: store.submit_put(
-                self._scope_for(identity, of),
+                self._scope_for(identity, piece),
                 keys,
                 pool.pages(pages.blocks),
                 retain_until=retain_until,
@@ -113,19 +119,19 @@ class VllmStore(FailSafeStore):
         )
 
     def wait(self, ticket: "Ticket", timeout: float | None) -> "Outcome | None":
-        """The ticket's outcome, or None where it has none (yet). Like `cancel_and_wait` it asks the ticket
-        itself: what is in flight has to land also when the store is broken.
+        """Returns the ticket's outcome, or None if it has none within `timeout`. Like
+        `cancel_and_wait`, it works on the ticket alone: transfers must also end when the store is
+        broken.
         """
         return self.attempt("wait", lambda: ticket.wait(timeout), None)
 
     def wait_section(self, ticket: "Ticket", number: int, timeout: float) -> bool:
-        """Whether sections up to this one have come, or the ticket is done."""
+        """Returns whether sections up to `number` arrived, or the ticket is done."""
         return self.attempt("wait", lambda: ticket.wait_section(number, timeout), False)
 
     def cancel_and_wait(self, ticket: "Ticket") -> "Outcome | None":
-        """Gives a get up. Its memory is the kernel's until the ticket is done, and a late read
-        into a block that is being recomputed would be a wrong answer: so this waits, without a
-        bound of its own, for the core to let go of it.
+        """Cancels a get and waits, without a timeout, until the core has released its memory: a
+        late read into a block that is being recomputed would corrupt it.
         """
 
         def give_up() -> "Outcome | None":
@@ -135,7 +141,9 @@ class VllmStore(FailSafeStore):
         return self.attempt("cancel", give_up, None)
 
     def is_done(self, ticket: "Ticket") -> bool:
-        """Whether the ticket has its outcome. One that cannot be asked is waited for."""
+        """Returns whether the ticket has its outcome. Cancels and waits for a ticket that cannot be
+        polled.
+        """
         done = self.attempt("poll", ticket.done, None)
         if done is None:
             self.cancel_and_wait(ticket)
@@ -143,25 +151,29 @@ class VllmStore(FailSafeStore):
         return done
 
     def request_cancel(self, ticket: "Ticket") -> None:
-        """Gives a get up without waiting; its memory is the kernel's until it has `is_done`."""
+        """Cancels a get without waiting; the kernel may write to its memory until the ticket
+        `is_done`.
+        """
         self.attempt("cancel", ticket.cancel, None)
 
     def _get_options(self, pages: Pages) -> dict[str, Any]:
-        """What else this kind of store is told."""
+        """Returns further arguments of a get, for this kind of store."""
         return {}
 
     def _put_options(self, pages: Pages) -> tuple[Sequence[bytes], dict[str, Any]]:
-        """The keys, those before the pages included where they help, and what else it is told."""
+        """Returns the keys, with those before the pages if the store needs them, and further
+        arguments of a put.
+        """
         return pages.keys, {"parent": pages.parent, "copy": True}
 
-    def _scope_for(self, identity: Identity, of: Slice) -> "Scope":
+    def _scope_for(self, identity: Identity, piece: Slice) -> "Scope":
         if self._identity is not identity:
             self._identity, self._scopes, self._bundles = identity, {}, {}
-        if of not in self._scopes:
-            self._scopes[of] = identity.scope(of)
-        return self._scopes[of]
+        if piece not in self._scopes:
+            self._scopes[piece] = identity.scope(piece)
+        return self._scopes[piece]
 
-    def _scopes_for(self, identity: Identity, of: Sequence[Slice]) -> "list[Scope]":
-        if self._identity is not identity or of not in self._bundles:
-            self._bundles[of] = [self._scope_for(identity, piece) for piece in of]
-        return self._bundles[of]
+    def _scopes_for(self, identity: Identity, slices: Sequence[Slice]) -> "list[Scope]":
+        if self._identity is not identity or slices not in self._bundles:
+            self._bundles[slices] = [self._scope_for(identity, piece) for piece in slices]
+        return self._bundles[slices]

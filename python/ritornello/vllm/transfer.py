@@ -68,7 +68,7 @@ class PendingLoad:
                 continue
             for held in objects[pages.part]:
                 sections = held.sections if by_layer else ()
-                ticket = store.submit_get(identity, held.of, held.pool, pages, seconds, sections)
+                ticket = store.submit_get(identity, held.piece, held.pool, pages, seconds, sections)
                 self._reads.append((pages, ticket))
 
     def poll(self, now: float) -> LoadResult | None:

@@ -219,7 +219,7 @@ class WorkerSide:
                 if not held.is_writer:
                     continue
                 ticket = self._store.submit_put(
-                    identity, held.of, held.pool, pages, save.retain_until
+                    identity, held.piece, held.pool, pages, save.retain_until
                 )
                 if ticket is None:
                     self._record_skipped(save, 0, "error")

@@ -372,7 +372,7 @@ class Tier:
         if asked is None:
             sequences = {number: KeySequence(group) for number, (group, _) in self._scopes.items()}
             asked = RequestState(
-                self._permitted(RequestOptions.of(context.kv_transfer_params)), sequences
+                self._permitted(RequestOptions.parse(context.kv_transfer_params)), sequences
             )
         return asked
 
