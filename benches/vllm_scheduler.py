@@ -69,7 +69,7 @@ class Engine:
         blocks = tuple(list(range(1, tokens // self.block + 64)) for _ in identity.parts)
         self.blocks = blocks
         pool = SimpleNamespace(null_block=SimpleNamespace(block_id=0))
-        self.side.bind(
+        self.side.bind_cache(
             SimpleNamespace(block_pool=pool, get_block_ids=lambda request: blocks)  # type: ignore[arg-type]
         )
 

@@ -46,7 +46,7 @@ def side_of(
 ) -> SchedulerSide:
     used = cast(VllmStore, store or FakeStore())
     made = SchedulerSide(used, identity(*parts), meter or Meter(), composed=True)
-    made.bind(blocks)
+    made.bind_cache(blocks)
     return made
 
 

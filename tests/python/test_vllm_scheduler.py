@@ -69,7 +69,7 @@ def keep(store: FakeStore, asked: Any, pages: int, epoch: bytes = b"") -> None:
 
 def side_of(store: FakeStore, blocks: Blocks, model: Identity, **options: Any) -> SchedulerSide:
     made = SchedulerSide(cast(VllmStore, store), model, Meter(), **options)
-    made.bind(blocks)
+    made.bind_cache(blocks)
     return made
 
 

@@ -92,7 +92,7 @@ class Cluster:
         self.side = SchedulerSide(self._store(path), self.identity, Meter(), asynchronous=True)
         self.blocks = tuple(list(range(1 + 7 * g, 7 + 7 * g)) for g in range(len(rules)))
         pool: Any = SimpleNamespace(null_block=SimpleNamespace(block_id=0))
-        self.side.bind(
+        self.side.bind_cache(
             SimpleNamespace(
                 block_pool=pool,
                 get_block_ids=lambda request: self.blocks,

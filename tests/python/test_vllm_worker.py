@@ -637,7 +637,7 @@ def test_a_load_by_layer_costs_what_the_step_waited(layered: WorkerSide, store: 
     layered.begin_step()
     layered.load(StepMetadata(None, loading("a").loads))
     run(layered, *LAYERS)
-    begun = layered._step_loads[0].begun
+    begun = layered._step_loads[0].started
     layered.save(StepMetadata())
     report = layered.take_report()
     assert report is not None

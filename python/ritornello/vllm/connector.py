@@ -96,7 +96,7 @@ class RitornelloConnector(KVConnectorBase_V1, SupportsHMA):
         self._store: VllmStore = held(self._settings, self._meter)
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
-        self._why = why
+        self._refusal = why
         self._facts: composition.FactsCollector | None = None
         if self._engine and not why:
             workers = vllm_config.parallel_config.world_size
@@ -114,9 +114,9 @@ class RitornelloConnector(KVConnectorBase_V1, SupportsHMA):
                 # often is the one that owns the store.
                 self._store.open()
                 hashes = str(vllm_config.cache_config.prefix_caching_hash_algo)
-                self._why = self._store.require_hash(hashes)
-                if self._why:
-                    logger.warning("ritornello: %s; neither hits nor saves", self._why)
+                self._refusal = self._store.require_hash(hashes)
+                if self._refusal:
+                    logger.warning("ritornello: %s; neither hits nor saves", self._refusal)
                 else:
                     self._guard = guard_of_engine()
         elif not why:
@@ -143,7 +143,7 @@ class RitornelloConnector(KVConnectorBase_V1, SupportsHMA):
         """What the workers said of their memory: now it is known what a page is. Inside
         MultiConnector the metadata may be another child's, and is ignored.
         """
-        if not self._why and self._engine is None:
+        if not self._refusal and self._engine is None:
             self._serve(metadata)
 
     def _serve(self, metadata: Mapping[tuple[int, int], Any]) -> None:
@@ -154,7 +154,7 @@ class RitornelloConnector(KVConnectorBase_V1, SupportsHMA):
             logger.warning("ritornello: %s%s; neither hits nor saves", kind, error)
             return
         if self._kv_cache_manager is not None:
-            side.bind(self._kv_cache_manager)
+            side.bind_cache(self._kv_cache_manager)
         self._scheduler = side
 
     def _scheduler_side(self, metadata: Mapping[tuple[int, int], Any]) -> SchedulerSide:
@@ -183,7 +183,7 @@ class RitornelloConnector(KVConnectorBase_V1, SupportsHMA):
     def bind_kv_cache_manager(self, kv_cache_manager: "KVCacheManager") -> None:
         super().bind_kv_cache_manager(kv_cache_manager)
         if self._scheduler is not None:
-            self._scheduler.bind(kv_cache_manager)
+            self._scheduler.bind_cache(kv_cache_manager)
 
     def on_new_request(self, request: "Request") -> None:
         """Pages that lie far away begin to come while the request waits for its turn."""
@@ -273,7 +273,7 @@ class RitornelloConnector(KVConnectorBase_V1, SupportsHMA):
         if self._engine is not None or not _is_outermost(self):
             return None  # MultiConnector sends one child's handshake to all children
         if self._worker is None:
-            return ShardFacts(refusal=self._why) if self._why else None
+            return ShardFacts(refusal=self._refusal) if self._refusal else None
         facts: ShardFacts = self._worker.facts()
         return facts
 
