@@ -9,19 +9,19 @@ from typing import Any
 EPOCH_BYTES = 16
 
 # Fields that say where a configuration came from or how it is run, not what is computed.
-VOLATILE = frozenset({"_name_or_path", "name_or_path", "transformers_version", "use_cache"})
+IGNORED_FIELDS = frozenset({"_name_or_path", "name_or_path", "transformers_version", "use_cache"})
 
 
 def new_epoch() -> bytes:
     return os.urandom(EPOCH_BYTES)
 
 
-def normalised(config: Mapping[str, Any]) -> str:
-    """Returns a model configuration as canonical JSON, without the fields in `VOLATILE`."""
+def canonical_config(config: Mapping[str, Any]) -> str:
+    """Returns a model configuration as canonical JSON, without the fields in `IGNORED_FIELDS`."""
 
     def clean(value: Any) -> Any:
         if isinstance(value, Mapping):
-            return {str(k): clean(v) for k, v in value.items() if str(k) not in VOLATILE}
+            return {str(k): clean(v) for k, v in value.items() if str(k) not in IGNORED_FIELDS}
         if isinstance(value, list | tuple):
             return [clean(item) for item in value]
         return value
@@ -31,10 +31,10 @@ def normalised(config: Mapping[str, Any]) -> str:
 
 def model_name(config: Mapping[str, Any]) -> str:
     """Returns the model's type, for readers, and the digest of its configuration."""
-    digest = hashlib.sha256(normalised(config).encode()).hexdigest()
+    digest = hashlib.sha256(canonical_config(config).encode()).hexdigest()
     return f"{config.get('model_type') or 'model'}:{digest}"
 
 
-def plain(dtype: object) -> str:
+def dtype_name(dtype: object) -> str:
     """Returns the name of a torch dtype, as in "bfloat16"."""
     return str(dtype).removeprefix("torch.")

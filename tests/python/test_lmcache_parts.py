@@ -9,7 +9,7 @@ import pytest
 import ritornello as rt
 from ritornello.lmcache.executor import LookupExecutor
 from ritornello.lmcache.formats import REFRESH_SECONDS, FormatCatalog
-from ritornello.lmcache.interface import require_known, unknown
+from ritornello.lmcache.interface import interface_difference, require_tested_interface
 from ritornello.lmcache.listing import list_objects
 from ritornello.lmcache.locks import Locks
 from ritornello.lmcache.naming import (
@@ -415,7 +415,7 @@ def test_another_interface_is_one_clear_line() -> None:
         @abstractmethod
         def close(self) -> None: ...
 
-    assert "abstract methods differ" in unknown(Stranger, Family)
+    assert "abstract methods differ" in interface_difference(Stranger, Family)
     with pytest.raises(ImportError, match=r"LMCache 0\.9\.9 is another one") as refused:
-        require_known(Stranger, Family, "0.9.9")
+        require_tested_interface(Stranger, Family, "0.9.9")
     assert "\n" not in str(refused.value)

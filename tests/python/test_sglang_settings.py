@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from ritornello.sglang import interface
-from ritornello.sglang.interface import require_known, unknown
+from ritornello.sglang.interface import interface_difference, require_tested_interface
 from ritornello.sglang.settings import ENGINE, Settings
 
 
@@ -60,7 +60,7 @@ RESULT = fields("Result", interface.RESULT)
 
 
 def test_the_known_interface_is_known() -> None:
-    assert unknown(base(), CONFIG, TRANSFER, RESULT) == ""
+    assert interface_difference(base(), CONFIG, TRANSFER, RESULT) == ""
 
 
 @pytest.mark.parametrize(
@@ -86,6 +86,6 @@ def test_the_known_interface_is_known() -> None:
 def test_another_interface_is_one_line_at_load(classes: Any, problem: str) -> None:
     storage, config, transfer, result = classes
     with pytest.raises(ImportError, match=problem) as raised:
-        require_known(unknown(storage, config, transfer, result), "9.9")
+        require_tested_interface(interface_difference(storage, config, transfer, result), "9.9")
     assert "SGLang 9.9" in str(raised.value)
     assert "\n" not in str(raised.value)

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from ritornello.model import model_name, normalised
+from ritornello.model import canonical_config, model_name
 from ritornello.vllm.handshake import GroupMemory, ShardFacts, WorkerRank, group_layouts
 from ritornello.vllm.identity import Identity, identity_of
 from ritornello.vllm.parts import ALL, Slice, slices, trailing
 from ritornello.vllm.support import (
     refusal,
-    remarks,
     require_no_context_parallel,
     requires_async_loads,
+    startup_warnings,
 )
 from ritornello.weights import fingerprint
 
@@ -118,7 +118,7 @@ def model(tmp_path: Path) -> Path:
 def test_a_configuration_is_normalised() -> None:
     one = {"b": {"x": 1, "_name_or_path": "/a"}, "a": [1, 2], "transformers_version": "4"}
     two = {"a": (1, 2), "b": {"x": 1}, "use_cache": True}
-    assert normalised(one) == normalised(two) == '{"a":[1,2],"b":{"x":1}}'
+    assert canonical_config(one) == canonical_config(two) == '{"a":[1,2],"b":{"x":1}}'
     assert model_name({"model_type": "llama"}).startswith("llama:")
     assert model_name({"model_type": "llama", "x": 1}) != model_name({"model_type": "llama"})
 
@@ -227,7 +227,7 @@ def test_weights_that_are_no_files_get_a_random_epoch(model: Path) -> None:
     one, two = (identify(model, load_config__load_format="dummy") for _ in range(2))
     assert len(one.epoch) == 16
     assert one.epoch != two.epoch
-    assert "weights were not loaded from files" in remarks(one)[0]
+    assert "weights were not loaded from files" in startup_warnings(one)[0]
 
 
 def split(model: Path, ranks: int, *, head_major: bool = True, **spec: Any) -> Identity:
@@ -244,7 +244,7 @@ def test_another_number_of_workers_finds_the_same_objects(model: Path) -> None:
     one = identify(model)
     for ranks in (2, 4):
         assert scope_ids(split(model, ranks)) == scope_ids(one)
-        assert remarks(split(model, ranks)) == []
+        assert startup_warnings(split(model, ranks)) == []
 
 
 def test_heads_that_cannot_be_told_apart_are_not_found_by_others(model: Path) -> None:
@@ -252,7 +252,7 @@ def test_heads_that_cannot_be_told_apart_are_not_found_by_others(model: Path) ->
     halves = split(model, 2, head_major=False)
     assert whole.parts[0].units == ((0, 2),)
     assert scope_ids(whole).isdisjoint(scope_ids(halves))
-    assert "not found at another tensor parallel size than 2" in remarks(halves)[0]
+    assert "not found at another tensor parallel size than 2" in startup_warnings(halves)[0]
 
 
 def test_stages_are_named_by_their_layers(model: Path) -> None:

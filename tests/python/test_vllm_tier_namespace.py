@@ -14,8 +14,8 @@ from ritornello.vllm.tier.namespace import (
     ROW_BYTES_MAX,
     KernelPlatform,
     Namespace,
+    is_unbounded,
     namespace_of,
-    needs_all_before,
     refusal,
     spec_text,
 )
@@ -155,10 +155,10 @@ def test_a_cache_is_described_by_all_its_fields() -> None:
 
 
 def test_only_unbounded_attention_chains() -> None:
-    assert needs_all_before(FullAttentionSpec())
-    assert not needs_all_before(FullAttentionSpec(sliding_window=128))
-    assert not needs_all_before(attention(attention_chunk_size=128))
-    assert not needs_all_before(SimpleNamespace())
+    assert is_unbounded(FullAttentionSpec())
+    assert not is_unbounded(FullAttentionSpec(sliding_window=128))
+    assert not is_unbounded(attention(attention_chunk_size=128))
+    assert not is_unbounded(SimpleNamespace())
 
 
 @pytest.mark.parametrize(
@@ -230,15 +230,17 @@ class Answers(Enum):
 
 
 def test_another_interface_is_refused_in_one_line() -> None:
-    assert interface.unknown(base(), Job, Result, Answers) == ""
-    interface.require_known(base(), Job, Result, Answers, "0.33.0")
+    assert interface.interface_difference(base(), Job, Result, Answers) == ""
+    interface.require_tested_interface(base(), Job, Result, Answers, "0.33.0")
     abstract = base(__abstractmethods__=interface.ABSTRACT | {"submit_delete"})
-    assert "take_events" in interface.unknown(base(take_events="gone"), Job, Result, Answers)
-    assert "submit_delete" in interface.unknown(abstract, Job, Result, Answers)
+    assert "take_events" in interface.interface_difference(
+        base(take_events="gone"), Job, Result, Answers
+    )
+    assert "submit_delete" in interface.interface_difference(abstract, Job, Result, Answers)
     other = base(__init__=lambda self, config: None)
-    assert "takes config" in interface.unknown(other, Job, Result, Answers)
-    assert "Result has" in interface.unknown(base(), Result, Result, Answers)
-    assert "RETRY" in interface.unknown(base(), Job, Result, Enum("Few", "HIT MISS"))
+    assert "takes config" in interface.interface_difference(other, Job, Result, Answers)
+    assert "Result has" in interface.interface_difference(base(), Result, Result, Answers)
+    assert "RETRY" in interface.interface_difference(base(), Job, Result, Enum("Few", "HIT MISS"))
     with pytest.raises(ImportError, match=r"0\.34\.0 is another one") as raised:
-        interface.require_known(abstract, Job, Result, Answers, "0.34.0")
+        interface.require_tested_interface(abstract, Job, Result, Answers, "0.34.0")
     assert "\n" not in str(raised.value)

@@ -22,7 +22,7 @@ from lmcache.v1.distributed.l2_adapters.base import AdapterUsage, L2AdapterInter
 
 from ritornello._core import Completions
 from ritornello.lmcache.executor import LookupExecutor
-from ritornello.lmcache.interface import require_known
+from ritornello.lmcache.interface import require_tested_interface
 from ritornello.lmcache.listing import list_objects
 from ritornello.lmcache.locks import Locks
 from ritornello.lmcache.naming import (
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from lmcache.v1.distributed.internal_api import L1MemoryDesc, L2AdapterListener
     from lmcache.v1.memory_management import MemoryObj
 
-require_known(L2AdapterInterface, ObjectKey, lmcache.__version__)
+require_tested_interface(L2AdapterInterface, ObjectKey, lmcache.__version__)
 
 # Locks are taken back when a load is over, or its request gone; LMCache's own run out then, too.
 LEASE_SECONDS = 300.0

@@ -39,7 +39,7 @@ PARAMETERS = {
 KEY_FIELDS = ("chunk_hash", "model_name", "kv_rank", "object_group_id", "cache_salt")
 
 
-def unknown(base: Any, key: Any) -> str:
+def interface_difference(base: Any, key: Any) -> str:
     """What about LMCache's adapter base class and its object key is not as it should be; "" where
     all is.
     """
@@ -59,9 +59,9 @@ def unknown(base: Any, key: Any) -> str:
     return ""
 
 
-def require_known(base: Any, key: Any, version: str) -> None:
+def require_tested_interface(base: Any, key: Any, version: str) -> None:
     """Raises ImportError, in one line, for an interface that was never tested."""
-    problem = unknown(base, key)
+    problem = interface_difference(base, key)
     if problem:
         raise ImportError(
             f"ritornello.lmcache was written for LMCache {TESTED}; the adapter interface of "

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ritornello.model import plain
+from ritornello.model import dtype_name
 
 if TYPE_CHECKING:
     from ritornello._core import Scope
@@ -94,7 +94,7 @@ class PoolLayout:
             pool=name,
             kind=type(host).__name__,
             layout=str(host.layout),
-            dtype=plain(host.dtype),
+            dtype=dtype_name(host.dtype),
             page_tokens=int(host.page_size),
             layers=(first, last if last > first else first + count),
             heads=int(getattr(host, "head_num", 0) or 0),

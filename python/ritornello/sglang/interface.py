@@ -64,7 +64,7 @@ TRANSFER = frozenset({"name", "host_indices", "keys", "hit_policy"})
 RESULT = frozenset({"kv_hit_pages", "extra_pool_hit_pages", "restorable_prefix_pages"})
 
 
-def unknown(base: Any, config: Any, transfer: Any, result: Any) -> str:
+def interface_difference(base: Any, config: Any, transfer: Any, result: Any) -> str:
     """What about SGLang's storage classes (`HiCacheStorage`, `HiCacheStorageConfig`,
     `PoolTransfer`, `PoolTransferResult`) is not as it should be; "" where all is.
     """
@@ -102,7 +102,7 @@ def unwatchable(updater: Any, manager: Any, controller: Any) -> str:
     return ""
 
 
-def require_known(problem: str, version: str) -> None:
+def require_tested_interface(problem: str, version: str) -> None:
     """Raises ImportError, in one line, for an interface that was never tested: one of which
     something is not as it should be.
     """

@@ -25,7 +25,7 @@ from sglang.srt.model_executor.model_runner_components.weight_updater import Wei
 from sglang.srt.observability.metrics_collector import StorageMetrics
 from sglang.version import __version__
 
-from ritornello.model import model_name, new_epoch, plain
+from ritornello.model import dtype_name, model_name, new_epoch
 from ritornello.sglang.hits import Presence, restorable_prefixes
 from ritornello.sglang.identity import (
     KV,
@@ -33,7 +33,7 @@ from ritornello.sglang.identity import (
     file_digest,
     keys_of,
 )
-from ritornello.sglang.interface import require_known, unknown, unwatchable
+from ritornello.sglang.interface import interface_difference, require_tested_interface, unwatchable
 from ritornello.sglang.meter import Meter
 from ritornello.sglang.pools import LogicalPool, Pool
 from ritornello.sglang.settings import Settings
@@ -45,8 +45,8 @@ logger = logging.getLogger("ritornello.sglang")
 
 WATCHED = (WeightUpdater, SchedulerWeightUpdaterManager, HiCacheController)
 
-require_known(
-    unknown(HiCacheStorage, HiCacheStorageConfig, PoolTransfer, PoolTransferResult)
+require_tested_interface(
+    interface_difference(HiCacheStorage, HiCacheStorageConfig, PoolTransfer, PoolTransferResult)
     or unwatchable(*WATCHED),
     __version__,
 )
@@ -369,7 +369,7 @@ def _facts(args: Any, model: Any) -> dict[str, str]:
     names = ("device", "kv_cache_dtype", "load_format", "quantization", "speculative_algorithm")
     facts = {name: str(getattr(args, name)) for name in names}
     facts["attention_backends"] = "/".join(map(str, attention_backends()))
-    facts["compute_dtype"] = plain(model.dtype)
+    facts["compute_dtype"] = dtype_name(model.dtype)
     facts["kv_scales"] = file_digest(args.quantization_param_path)
     if "longrope" in str(model.hf_config):
         # This rotary embedding chooses its factors by the length the engine was started with.

@@ -20,7 +20,7 @@ POLICY_LINE = (
     '"kv_load_failure_policy" is now "recompute" for all connectors of this engine, so that a '
     "failed load fails no request; write it beside the outermost kv_connector"
 )
-# Fills blocks with dummy values, which would be saved as the KV of a prompt.
+# A connector that fills blocks with dummy values, which must not be saved as the KV of a prompt.
 DUMMY = "DecodeBenchConnector"
 REQUEST_FACTS = StepMetadata(request_facts=True)
 

@@ -69,6 +69,8 @@ class StepResult:
 
 
 class DeferredSaves:
+    """Saves that wait for the outcome of loads."""
+
     def __init__(self) -> None:
         self._number = 0
         # Invariant: the first step has synchronous loads.

@@ -51,7 +51,7 @@ def group_layouts(
             )
     missing = {(s, r) for s in range(stages) for r in range(ranks)} - set(facts)
     if missing or not facts:
-        raise ValueError(f"{len(missing)} of {stages * ranks} workers did not report their memory")
+        raise ValueError(f"{len(missing)} of {stages * ranks} workers did not say what they hold")
     return [_group_layout(facts, stages, ranks, group) for group in range(groups)]
 
 

@@ -9,13 +9,13 @@ from lmcache.v1.distributed.l2_adapters.base import L2AdapterInterface
 from lmcache.v1.distributed.l2_adapters.native_connector_l2_adapter import _object_key_to_string
 
 from ritornello.lmcache import NativeClient, RitornelloL2Adapter
-from ritornello.lmcache.interface import TESTED, require_known, unknown
+from ritornello.lmcache.interface import TESTED, interface_difference, require_tested_interface
 from ritornello.lmcache.naming import Family, ObjectName, page_key, parse_name
 
 
 def test_it_is_the_one_we_know() -> None:
     assert lmcache.__version__ == TESTED
-    assert unknown(L2AdapterInterface, ObjectKey) == ""
+    assert interface_difference(L2AdapterInterface, ObjectKey) == ""
 
 
 def test_overrides_take_what_lmcache_passes() -> None:
@@ -60,4 +60,4 @@ def test_another_interface_is_refused_in_one_line() -> None:
 
     Another.__abstractmethods__ = L2AdapterInterface.__abstractmethods__
     with pytest.raises(ImportError, match=r"LMCache 0\.6\.0 is another one \(submit_store_task"):
-        require_known(Another, ObjectKey, "0.6.0")
+        require_tested_interface(Another, ObjectKey, "0.6.0")

@@ -16,9 +16,9 @@ from ritornello.vllm.interface import ABSTRACT, HOOKS, PARAMETERS
 from ritornello.vllm.support import SERVED
 from ritornello.vllm.weights.engine import ADMIT, CALLS, RESET
 from ritornello.vllm.weights.watch import (
-    RESUMES,
+    RESUME_METHOD,
     RUNNER_METHODS,
-    SUSPENDS,
+    SUSPEND_METHODS,
     WORKER_METHODS,
     WORKER_METHODS_OPTIONAL,
 )
@@ -96,7 +96,13 @@ def test_overrides_take_what_vllm_passes(sources: Path) -> None:
         (
             "vllm/v1/worker/gpu_worker.py",
             "Worker",
-            {*WORKER_METHODS, *WORKER_METHODS_OPTIONAL, *SUSPENDS, RESUMES, "execute_model"},
+            {
+                *WORKER_METHODS,
+                *WORKER_METHODS_OPTIONAL,
+                *SUSPEND_METHODS,
+                RESUME_METHOD,
+                "execute_model",
+            },
         ),
         ("vllm/v1/worker/gpu_model_runner.py", "GPUModelRunner", {*RUNNER_METHODS, "get_model"}),
         ("vllm/v1/worker/gpu/model_runner.py", "GPUModelRunner", {*RUNNER_METHODS, "get_model"}),

@@ -32,7 +32,7 @@ RESULT = ("job_id", "success", "successful_keys", "transfer_time", "transfer_byt
 ANSWERS = frozenset({"HIT", "MISS", "RETRY"})
 
 
-def unknown(base: Any, job: Any, result: Any, answers: Any) -> str:
+def interface_difference(base: Any, job: Any, result: Any, answers: Any) -> str:
     """What about vLLM's tiers is not as it should be; "" where all is. `base`: the class of tiers.
     `job`, `result`: the dataclasses it is given and gives back. `answers`: the enum of lookups.
     """
@@ -53,9 +53,9 @@ def unknown(base: Any, job: Any, result: Any, answers: Any) -> str:
     return f"a lookup cannot answer {', '.join(lost)}" if lost else ""
 
 
-def require_known(base: Any, job: Any, result: Any, answers: Any, version: str) -> None:
+def require_tested_interface(base: Any, job: Any, result: Any, answers: Any, version: str) -> None:
     """Raises ImportError, in one line, for an interface that was never tested."""
-    problem = unknown(base, job, result, answers)
+    problem = interface_difference(base, job, result, answers)
     if problem:
         raise ImportError(
             f"ritornello.vllm.RitornelloTier was written for vLLM {TESTED}; the interface of "

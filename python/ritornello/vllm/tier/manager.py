@@ -21,7 +21,7 @@ from vllm.v1.kv_offload.tiering.async_lookup import AsyncLookupManager
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob
 
 from ritornello.vllm.tier.counts import COUNTERS, PREFIX, Counts
-from ritornello.vllm.tier.interface import require_known
+from ritornello.vllm.tier.interface import require_tested_interface
 from ritornello.vllm.tier.jobs import FinishedJob
 from ritornello.vllm.tier.memory import HostRows
 from ritornello.vllm.tier.namespace import KernelPlatform, namespace_of, refusal
@@ -47,7 +47,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("vllm.ritornello")
 
-require_known(SecondaryTierManager, TransferJob, JobResult, LookupResult, vllm.__version__)
+require_tested_interface(
+    SecondaryTierManager, TransferJob, JobResult, LookupResult, vllm.__version__
+)
 
 RESULTS = {
     Answer.HIT: LookupResult.HIT,
@@ -97,9 +99,9 @@ class RitornelloTier(SecondaryTierManager):
         self._tier: Tier | None = None
         row_bytes = self.block_size_bytes
         vllm_config, kv_cache_config = engine_of(offloading_spec)
-        why = refusal(vllm_config, offloading_spec.config, row_bytes)
-        if why or vllm_config is None or kv_cache_config is None:
-            logger.warning("ritornello: %s; neither hits nor stores", why)
+        reason = refusal(vllm_config, offloading_spec.config, row_bytes)
+        if reason or vllm_config is None or kv_cache_config is None:
+            logger.warning("ritornello: %s; neither hits nor stores", reason)
             return
         namespace = namespace_of(
             vllm_config,
@@ -115,9 +117,9 @@ class RitornelloTier(SecondaryTierManager):
             )
         rows = HostRows(primary_kv_view, row_bytes, settings.store.path)
         store = TierStore(settings.store, self._counts)
-        why = store.require_hash(namespace.hash_algorithm)
-        if why:
-            logger.warning("ritornello: %s; neither hits nor stores", why)
+        reason = store.require_hash(namespace.hash_algorithm)
+        if reason:
+            logger.warning("ritornello: %s; neither hits nor stores", reason)
             store.close()
             return
         guard = guard_of_engine()
@@ -273,7 +275,7 @@ class RitornelloTier(SecondaryTierManager):
 
     @classmethod
     def config_info_keys(cls, tier_config: dict[str, Any]) -> tuple[str, ...]:
-        return tuple(config_info_of(TierSettings.parse(plain(tier_config))))
+        return tuple(config_info_of(TierSettings.parse(tier_settings_of(tier_config))))
 
     def config_info(self) -> Mapping[str, str | int | float | bool]:
         return config_info_of(self._settings)
@@ -331,7 +333,7 @@ class AsyncLookups(AsyncLookupManager):
         return self._tier.batch_lookup(keys, req_context)
 
 
-def plain(tier_config: Mapping[str, Any]) -> dict[str, Any]:
+def tier_settings_of(tier_config: Mapping[str, Any]) -> dict[str, Any]:
     """A tier's configuration without what vLLM takes for itself."""
     own = ("type", "module_path", "backpressure")
     return {key: value for key, value in tier_config.items() if key not in own}

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ritornello.model import model_name, new_epoch, normalised, plain
+from ritornello.model import canonical_config, dtype_name, model_name, new_epoch
 from ritornello.vllm.identity import fingerprint_of
 from ritornello.vllm.tier.sequence import Group
 
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 # The largest page of a store.
 ROW_BYTES_MAX = 64 << 20
 # Speculation that drafts from the tokens themselves keeps no KV of a second model.
-MODEL_FREE_DRAFTS = ("ngram", "suffix")
+DRAFTS_WITHOUT_KV = ("ngram", "suffix")
 # Of a cache's description: how many heads one rank has follows from the parallel sizes.
-OF_ONE_RANK = ("num_kv_heads",)
+RANK_FIELDS = ("num_kv_heads",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ def refusal(
             "use sha256, or set PYTHONHASHSEED"
         )
     drafts = vllm_config.speculative_config
-    if drafts is not None and drafts.method not in MODEL_FREE_DRAFTS:
+    if drafts is not None and drafts.method not in DRAFTS_WITHOUT_KV:
         return f"speculative decoding by {drafts.method} keeps KV of a second model"
     if row_bytes > ROW_BYTES_MAX:
         return (
@@ -145,7 +145,7 @@ def namespace_of(
         "blocks_per_chunk": str(offloading.cache.blocks_per_chunk),
         "tokens_per_hash": str(offloading.cache.tokens_per_hash),
         "cache_dtype": str(cache.cache_dtype),
-        "compute_dtype": plain(model.dtype),
+        "compute_dtype": dtype_name(model.dtype),
         "load_format": str(vllm_config.load_config.load_format),
         "quantization": str(model.quantization or "none"),
         "replicated": str(offloading.replicated_layout),
@@ -156,7 +156,7 @@ def namespace_of(
             f"{group.tokens_per_block} tokens of {','.join(group.layer_names)}: "
             f"{spec_text(specs[group.group_id].kv_cache_spec, rank_free)}"
         )
-    if "longrope" in normalised(config):
+    if "longrope" in canonical_config(config):
         # This rotary embedding chooses its factors by the length the engine was started with.
         extra["max_model_len"] = str(model.max_model_len)
     dtype = offloading.model.dtype
@@ -174,7 +174,7 @@ def namespace_of(
             Group(
                 group.group_id,
                 group.tokens_per_block * offloading.cache.blocks_per_chunk,
-                chained=needs_all_before(specs[group.group_id].kv_cache_spec),
+                chained=is_unbounded(specs[group.group_id].kv_cache_spec),
             )
             for group in offloading.groups
         ),
@@ -194,12 +194,12 @@ def spec_text(spec: Any, rank_free: bool) -> str:
     if not dataclasses.is_dataclass(spec):
         return str(spec)
     fields: Mapping[str, Any] = {f.name: getattr(spec, f.name) for f in dataclasses.fields(spec)}
-    left_out = OF_ONE_RANK if rank_free else ()
-    told = ", ".join(f"{name}={value}" for name, value in fields.items() if name not in left_out)
+    omitted = RANK_FIELDS if rank_free else ()
+    told = ", ".join(f"{name}={value}" for name, value in fields.items() if name not in omitted)
     return f"{type(spec).__name__}({told})"
 
 
-def needs_all_before(spec: Any) -> bool:
+def is_unbounded(spec: Any) -> bool:
     """Whether attention over this cache reaches back without a bound."""
     kinds = {kind.__name__ for kind in type(spec).__mro__}
     bounded = ("sliding_window", "attention_chunk_size")
