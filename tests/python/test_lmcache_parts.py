@@ -13,11 +13,11 @@ from ritornello.lmcache.interface import interface_difference, require_tested_in
 from ritornello.lmcache.listing import list_objects
 from ritornello.lmcache.locks import Locks
 from ritornello.lmcache.naming import (
-    RANKS_KNOWN,
+    RANK_PREFIXES_MAX,
     Family,
     ObjectFormat,
     ObjectName,
-    Prefixes,
+    RankPrefixes,
     group_objects,
     page_key,
     parse_name,
@@ -73,11 +73,11 @@ def test_what_is_no_name_is_refused(text: str) -> None:
 
 
 def test_a_scope_says_family_form_and_namespace() -> None:
-    form = ObjectFormat(4096, "bfloat16[2,16,64]@KV_2LTD")
-    scope = scope_of(FAMILY, form, "v2")
+    object_format = ObjectFormat(4096, "bfloat16[2,16,64]@KV_2LTD")
+    scope = scope_of(FAMILY, object_format, "v2")
     assert scope.page_bytes == 4096
     assert not scope.chained
-    assert parse_scope(scope.describe(), "v2") == (FAMILY, form)
+    assert parse_scope(scope.describe(), "v2") == (FAMILY, object_format)
     assert parse_scope(scope.describe(), "") is None
     assert parse_scope(rt.Scope.opaque("other", 4096).describe(), "") is None
 
@@ -94,13 +94,17 @@ def test_a_scope_has_the_dtype_that_all_of_its_objects_have() -> None:
 
 
 def test_everything_that_differs_makes_another_scope() -> None:
-    form = ObjectFormat(4096, "bfloat16[2048]")
+    object_format = ObjectFormat(4096, "bfloat16[2048]")
     scopes = {
         scope_of(family, other, namespace).id
         for family in (FAMILY, FAMILY._replace(model="m"), FAMILY._replace(group=3))
-        for other in (form, form._replace(nbytes=8192), form._replace(layout="float16[2048]"))
+        for other in (
+            object_format,
+            object_format._replace(nbytes=8192),
+            object_format._replace(layout="float16[2048]"),
+        )
         for namespace in ("", "v2")
-    } | {scope_of(FAMILY._replace(salt=""), form, "").id}
+    } | {scope_of(FAMILY._replace(salt=""), object_format, "").id}
     assert len(scopes) == 19
 
 
@@ -133,7 +137,7 @@ def test_groups_are_what_names_say(ranks: list[int], salts: list[str], bad: byte
     found = {
         at: (group.family, key)
         for group in group_objects(keys)
-        for at, key in zip(group.places, group.keys, strict=True)
+        for at, key in zip(group.indices, group.keys, strict=True)
     }
     assert found == expected
 
@@ -143,10 +147,10 @@ def test_no_keys_are_no_groups() -> None:
 
 
 def test_what_keys_begin_with_is_known_of_a_bounded_number_of_ranks() -> None:
-    prefixes = Prefixes()
-    for rank in range(RANKS_KNOWN + 10):
+    prefixes = RankPrefixes()
+    for rank in range(RANK_PREFIXES_MAX + 10):
         assert prefixes[rank] + b"hash" == page_key(rank, b"hash")
-    assert len(prefixes) <= RANKS_KNOWN
+    assert len(prefixes) <= RANK_PREFIXES_MAX
 
 
 # Forms.

@@ -68,7 +68,7 @@ def wait(l2: ObjectStore, completions: Completions) -> list[bool]:
     done: list[Any] = []
     while not done:
         assert select.select([completions.fileno()], [], [], 60)[0]
-        done = l2.finished(completions.drain())
+        done = l2.complete_tickets(completions.drain())
     ok: list[bool] = done[0].ok
     return ok
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from support import SMALL, open_small
-from tier_support import ROW, TOKENS, Request, Rig, namespace, offload_keys
+from tier_support import ROW, TOKENS, Request, TierHarness, namespace, offload_keys
 
 from ritornello.vllm.tier.sequence import Group, KeySequence, consecutive_runs
 from ritornello.vllm.tier.settings import TierSettings
@@ -24,18 +24,18 @@ KEYS = offload_keys("a", 12)
 
 
 @pytest.fixture
-def rig(where: Path) -> Iterator[Rig]:
-    made = Rig(where)
+def rig(where: Path) -> Iterator[TierHarness]:
+    made = TierHarness(where)
     yield made
     made.tier.close()
 
 
 def test_chunks_come_back_in_another_process_s_tier(where: Path) -> None:
-    first = Rig(where)
+    first = TierHarness(where)
     stored = first.save(first.begin("r", KEYS), KEYS)
     assert stored.ok == [True] * 12
     first.tier.close()
-    second = Rig(where)
+    second = TierHarness(where)
     request = second.begin("r", KEYS)
     assert second.hits(request, KEYS) == 12
     loaded = second.load(request, KEYS)
@@ -44,7 +44,7 @@ def test_chunks_come_back_in_another_process_s_tier(where: Path) -> None:
     second.tier.close()
 
 
-def test_rows_are_moved_without_a_copy(rig: Rig) -> None:
+def test_rows_are_moved_without_a_copy(rig: TierHarness) -> None:
     request = rig.begin("r", KEYS)
     rig.save(request, KEYS)
     rig.load(request, KEYS)
@@ -52,14 +52,14 @@ def test_rows_are_moved_without_a_copy(rig: Rig) -> None:
     assert rig.store._store.stats()["transfer"]["staging_bytes"] == 0
 
 
-def test_one_question_answers_for_all_keys_that_follow(rig: Rig) -> None:
+def test_one_question_answers_for_all_keys_that_follow(rig: TierHarness) -> None:
     rig.save(rig.begin("r", KEYS), KEYS[:9])
     rig.counts.take()
     assert rig.hits(rig.begin("s", KEYS), KEYS) == 9
     assert rig.counts.take()["questions", ""] == 1
 
 
-def test_keys_whose_place_is_not_known_are_asked_for_one_by_one(rig: Rig) -> None:
+def test_keys_whose_place_is_not_known_are_asked_for_one_by_one(rig: TierHarness) -> None:
     rig.save(rig.begin("r", KEYS), KEYS)
     stranger = rig.begin("s")
     assert rig.hits(stranger, KEYS) == 12
@@ -67,7 +67,7 @@ def test_keys_whose_place_is_not_known_are_asked_for_one_by_one(rig: Rig) -> Non
     assert all(rig.right(KEYS))
 
 
-def test_a_promise_is_leased_until_the_load_is_over(rig: Rig) -> None:
+def test_a_promise_is_leased_until_the_load_is_over(rig: TierHarness) -> None:
     rig.save(rig.begin("r", KEYS), KEYS)
     request = rig.begin("s", KEYS)
     rig.hits(request, KEYS)
@@ -81,7 +81,7 @@ def test_a_promise_is_leased_until_the_load_is_over(rig: Rig) -> None:
     assert rig.leases() == 0
 
 
-def test_what_is_leased_and_deleted_is_still_delivered(rig: Rig) -> None:
+def test_what_is_leased_and_deleted_is_still_delivered(rig: TierHarness) -> None:
     rig.save(rig.begin("r", KEYS), KEYS)
     request = rig.begin("s", KEYS)
     assert rig.hits(request, KEYS) == 12
@@ -95,7 +95,7 @@ def test_what_is_leased_and_deleted_is_still_delivered(rig: Rig) -> None:
     assert rig.hits(rig.begin("u", KEYS), KEYS) == 0
 
 
-def test_a_promise_that_is_not_taken_up_is_let_go_at_the_end_of_the_step(rig: Rig) -> None:
+def test_a_promise_that_is_not_taken_up_is_let_go_at_the_end_of_the_step(rig: TierHarness) -> None:
     rig.save(rig.begin("r", KEYS), KEYS)
     request = rig.begin("s", KEYS)
     rig.hits(request, KEYS)
@@ -106,7 +106,7 @@ def test_a_promise_that_is_not_taken_up_is_let_go_at_the_end_of_the_step(rig: Ri
     assert rig.leases() == 0
 
 
-def test_chunks_that_are_gone_are_named_and_not_promised_again(rig: Rig) -> None:
+def test_chunks_that_are_gone_are_named_and_not_promised_again(rig: TierHarness) -> None:
     rig.save(rig.begin("r", KEYS), KEYS)
     request = rig.begin("s", KEYS)
     assert rig.hits(request, KEYS) == 12
@@ -124,7 +124,7 @@ def test_chunks_that_are_gone_are_named_and_not_promised_again(rig: Rig) -> None
 
 
 def test_bytes_that_changed_on_disk_are_a_miss(where: Path) -> None:
-    rig = Rig(where)
+    rig = TierHarness(where)
     rig.save(rig.begin("r", KEYS), KEYS)
     assert rig.store._store is not None
     rig.store._store.flush()
@@ -136,7 +136,7 @@ def test_bytes_that_changed_on_disk_are_a_miss(where: Path) -> None:
     with segment.open("r+b") as file:
         file.seek(at + 100)
         file.write(b"\0" * 64)
-    rig = Rig(where)
+    rig = TierHarness(where)
     request = rig.begin("s", KEYS)
     assert rig.hits(request, KEYS) == 12
     loaded = rig.load(request, KEYS)
@@ -146,7 +146,7 @@ def test_bytes_that_changed_on_disk_are_a_miss(where: Path) -> None:
     rig.tier.close()
 
 
-def test_a_longer_sequence_hangs_behind_what_is_stored(rig: Rig) -> None:
+def test_a_longer_sequence_hangs_behind_what_is_stored(rig: TierHarness) -> None:
     request = rig.begin("r", KEYS)
     rig.save(request, KEYS[:5])
     rig.save(request, KEYS[5:])
@@ -157,7 +157,7 @@ def test_a_longer_sequence_hangs_behind_what_is_stored(rig: Rig) -> None:
     assert rig.store._store.exists(rig.tier._scopes[0][1], KEYS).count(True) == 4
 
 
-def test_chunks_with_a_gap_between_them_are_pieces_of_their_own(rig: Rig) -> None:
+def test_chunks_with_a_gap_between_them_are_pieces_of_their_own(rig: TierHarness) -> None:
     request = rig.begin("r", KEYS)
     some = [*KEYS[:3], *KEYS[6:9]]
     assert rig.save(request, some).ok == [True] * 6
@@ -166,7 +166,7 @@ def test_chunks_with_a_gap_between_them_are_pieces_of_their_own(rig: Rig) -> Non
     assert all(rig.right(some))
 
 
-def test_groups_are_scopes_of_their_own(rig: Rig) -> None:
+def test_groups_are_scopes_of_their_own(rig: TierHarness) -> None:
     window = [key[:-4] + (1).to_bytes(4, "big") for key in KEYS]
     request = rig.begin("r", KEYS, window)
     both = [*KEYS[:2], *window[8:10]]
@@ -189,7 +189,7 @@ def test_a_request_retains_where_the_policy_permits_it(
         path.mkdir(parents=True)
         if permitted:
             (path / "policy.toml").write_text("allow_request_retention = true\n")
-        rig = Rig(path)
+        rig = TierHarness(path)
         for name in ("u", "v"):
             rig.save(rig.begin(name, KEYS, **{"ritornello.retain": 3600}), KEYS)
         assert rig.store._store is not None
@@ -200,7 +200,7 @@ def test_a_request_retains_where_the_policy_permits_it(
         rig.tier.close()
 
 
-def test_a_request_may_decline(rig: Rig) -> None:
+def test_a_request_may_decline(rig: TierHarness) -> None:
     silent = rig.begin("r", KEYS, **{"ritornello.no_store": True})
     assert rig.save(silent, KEYS).reasons == {"no_store": 12}
     assert rig.hits(silent, KEYS) == 0
@@ -209,23 +209,23 @@ def test_a_request_may_decline(rig: Rig) -> None:
 
 
 def test_a_reader_stores_nothing(where: Path) -> None:
-    rig = Rig(where, read_only=True)
+    rig = TierHarness(where, read_only=True)
     assert rig.save(rig.begin("r", KEYS), KEYS).reasons == {"read_only": 12}
     assert rig.hits(rig.begin("s", KEYS), KEYS) == 0
     rig.tier.close()
 
 
 def test_other_weights_are_another_namespace(where: Path) -> None:
-    rig = Rig(where)
+    rig = TierHarness(where)
     rig.save(rig.begin("r", KEYS), KEYS)
     rig.tier.close()
     for changed in ({"weights": b"v"}, {"extra": (("ranks", "tp 2"),)}, {"epoch": b"e" * 16}):
-        rig = Rig(where, namespace(**changed))
+        rig = TierHarness(where, namespace(**changed))
         assert rig.hits(rig.begin("s", KEYS), KEYS) == 0
         rig.tier.close()
 
 
-def test_after_a_reset_nothing_of_before_is_found_or_stored(rig: Rig) -> None:
+def test_after_a_reset_nothing_of_before_is_found_or_stored(rig: TierHarness) -> None:
     running = rig.begin("r", KEYS)
     rig.save(running, KEYS)
     rig.tier.reset()
@@ -239,7 +239,7 @@ def test_after_a_reset_nothing_of_before_is_found_or_stored(rig: Rig) -> None:
     assert rig.hits(rig.begin("t", KEYS), KEYS) == 12
 
 
-def test_changed_weights_end_hits_and_stores(rig: Rig) -> None:
+def test_changed_weights_end_hits_and_stores(rig: TierHarness) -> None:
     guard, counters = WeightGuard(), ChangeCounters.private(2)
     guard.set_counters(counters)
     rig.tier._guard = guard
@@ -254,7 +254,7 @@ def test_changed_weights_end_hits_and_stores(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("reset", [False, True])
-def test_loads_in_flight_fail_if_weights_change(rig: Rig, reset: bool) -> None:
+def test_loads_in_flight_fail_if_weights_change(rig: TierHarness, reset: bool) -> None:
     guard, counters = WeightGuard(), ChangeCounters.private(2)
     guard.set_counters(counters)
     rig.tier._guard = guard
@@ -274,7 +274,7 @@ def test_loads_in_flight_fail_if_weights_change(rig: Rig, reset: bool) -> None:
     assert rig.leases() == 0
 
 
-def test_only_an_emptied_host_tier_covers_changes(rig: Rig) -> None:
+def test_only_an_emptied_host_tier_covers_changes(rig: TierHarness) -> None:
     guard, counters = WeightGuard(), ChangeCounters.private(2)
     guard.set_counters(counters)
     rig.tier._guard = guard
@@ -297,7 +297,7 @@ def test_only_an_emptied_host_tier_covers_changes(rig: Rig) -> None:
     assert rig.save(request, KEYS).ok == [True] * 12
 
 
-def test_jobs_of_a_request_that_is_over_land(rig: Rig) -> None:
+def test_jobs_of_a_request_that_is_over_land(rig: TierHarness) -> None:
     request = rig.begin("r", KEYS)
     rig.save(request, KEYS)
     rig.hits(request, KEYS)
@@ -310,7 +310,7 @@ def test_jobs_of_a_request_that_is_over_land(rig: Rig) -> None:
 
 def test_what_finds_no_room_is_a_failure_and_no_error(where: Path) -> None:
     open_small(where).close()
-    rig = Rig(where, capacity=None)
+    rig = TierHarness(where, capacity=None)
     request = rig.begin("r")
     assert rig.store._store is not None
     scope = rig.tier._scopes[0][1]
@@ -324,7 +324,7 @@ def test_what_finds_no_room_is_a_failure_and_no_error(where: Path) -> None:
 
 def test_a_store_that_cannot_be_opened_costs_hits_only(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no directory")
-    rig = Rig(tmp_path / "file" / "store")
+    rig = TierHarness(tmp_path / "file" / "store")
     request = rig.begin("r", KEYS)
     assert rig.save(request, KEYS).reasons == {"error": 12}
     assert rig.hits(request, KEYS) == 0
@@ -333,7 +333,7 @@ def test_a_store_that_cannot_be_opened_costs_hits_only(tmp_path: Path) -> None:
     rig.tier.close()
 
 
-def test_a_store_that_was_closed_costs_hits_only(rig: Rig) -> None:
+def test_a_store_that_was_closed_costs_hits_only(rig: TierHarness) -> None:
     request = rig.begin("r", KEYS)
     rig.save(request, KEYS)
     assert rig.store._store is not None
@@ -368,8 +368,8 @@ def owner(where: Path) -> Iterator[subprocess.Popen[str]]:
     process.communicate(timeout=60)
 
 
-def client(where: Path) -> Rig:
-    rig = Rig(where, capacity=None)
+def client(where: Path) -> TierHarness:
+    rig = TierHarness(where, capacity=None)
     assert not rig.store.answers_at_once()
     return rig
 
@@ -436,7 +436,7 @@ def test_an_owner_that_is_killed_costs_a_delay(where: Path, owner: subprocess.Po
 
 
 def test_the_host_tier_can_be_unmapped_when_the_tier_is_closed(where: Path) -> None:
-    rig = Rig(where)
+    rig = TierHarness(where)
     request = rig.begin("r", KEYS)
     rig.save(request, KEYS)
     rig.load(request, KEYS)

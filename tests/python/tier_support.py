@@ -81,7 +81,7 @@ class Transfer:
     req_context: Request
 
 
-class Rig:
+class TierHarness:
     """A tier over `ROWS` rows, in shared memory as vLLM's are."""
 
     def __init__(self, path: Path, spaces: Namespace | None = None, **settings: Any) -> None:

@@ -1,7 +1,8 @@
-"""Questions to the store, put where waiting for the answer is in nobody's way.
+"""Runs queries where waiting for the answer blocks no engine thread.
 
-Where this process owns the store they take microseconds and are asked on the spot. Where another
-does, they go over a socket whose other end may be dead or stopped: one thread asks them in turn.
+If this process owns the store, queries take microseconds and run in the caller. Otherwise they go
+over a socket to a process that may be dead or stopped: then one background thread runs them in
+order.
 """
 
 from collections.abc import Callable
@@ -9,16 +10,18 @@ from queue import SimpleQueue
 from threading import Lock, Thread
 from time import monotonic
 
-# A question that has waited this long is not asked any more: what it was for is late.
+# A query is dropped after this time in the queue: its result would be too late.
 QUERY_SECONDS = 10.0
-# Closing waits this long for the question that is being asked.
+# Maximum time that closing waits for the running query.
 CLOSE_SECONDS = 35.0
-# Its answer is awaited by somebody; `True` says that it was not asked.
+# The argument is true if the query was dropped: a caller waits for its completion either way.
 Query = Callable[[bool], None]
 
 
 class LookupExecutor:
-    """`at_once` says whether a question would be answered without waiting for another process."""
+    """Runs queries in submission order. `at_once`: returns whether a query would be answered
+    without waiting for another process.
+    """
 
     def __init__(self, at_once: Callable[[], bool]) -> None:
         self._answers_at_once = at_once
@@ -28,22 +31,22 @@ class LookupExecutor:
         self._closed = False
 
     def submit(self, query: Query) -> None:
-        """Calls `query` once, now or later. It must not raise."""
-        # The order is kept: what waits is asked first.
+        """Calls `query` once, now or on the background thread. It must not raise."""
+        # Queued queries go first: the order is kept.
         if self._thread is None and self._answers_at_once():
             query(self._closed)
             return
         with self._lock:
             if not self._closed:
                 if self._thread is None:
-                    self._thread = Thread(target=self._run, name="ritornello-ask", daemon=True)
+                    self._thread = Thread(target=self._run, name="ritornello-lookup", daemon=True)
                     self._thread.start()
                 self._queue.put((monotonic() + QUERY_SECONDS, query))
                 return
         query(True)
 
     def close(self) -> None:
-        """Gives up what waits. Again: does nothing."""
+        """Drops queued queries. Idempotent."""
         with self._lock:
             self._closed = True
         if self._thread is not None:

@@ -1,8 +1,7 @@
-"""In which forms the objects of a family are stored: what a lookup, which knows no sizes, asks.
+"""The formats in which objects of a family are stored: lookups, which know no sizes, need them.
 
-The store's own scopes are the memory of it, so it survives restarts, and other processes on the
-same directory are seen. Asking for them is not free: it is done when something was not found, and
-not all the time.
+The formats are read from the store's scopes, so that they survive restarts and include what other
+processes stored. Reading them is expensive: it happens after a miss, at limited intervals.
 """
 
 from collections.abc import Callable
@@ -15,13 +14,14 @@ from ritornello.lmcache.naming import Family, ObjectFormat, parse_scope, scope_o
 if TYPE_CHECKING:
     from ritornello._core import Scope
 
-# What others store is found this much later at most, or so many times what asking takes.
+# Minimum time between two reads, also as a multiple of the duration of a read: objects that other
+# processes store in a new format are found after this time at the latest.
 REFRESH_SECONDS = 1.0
 REFRESH_FACTOR = 50.0
 
 
 class FormatCatalog:
-    """Safe to be called from several threads. `call` returns the store's scopes."""
+    """The known formats. Thread-safe. `ask` returns the store's scopes."""
 
     def __init__(
         self,
@@ -37,22 +37,22 @@ class FormatCatalog:
         self._due = clock()
 
     def of(self, family: Family) -> "dict[ObjectFormat, Scope]":
-        """Known forms of a family, the latest first."""
+        """Returns the known formats of a family, the latest first."""
         return self._scopes.get(family, {})
 
-    def scope(self, family: Family, form: ObjectFormat, *, is_stored: bool) -> "Scope":
-        """The scope of a form. One that is stored, or about to be, is known from then on."""
-        scope = self._scopes.get(family, {}).get(form)
+    def scope(self, family: Family, object_format: ObjectFormat, *, is_stored: bool) -> "Scope":
+        """Returns the scope of a format. With `is_stored`, the format is known from then on."""
+        scope = self._scopes.get(family, {}).get(object_format)
         if scope is None:
-            scope = scope_of(family, form, self._namespace)
+            scope = scope_of(family, object_format, self._namespace)
             if is_stored:
                 with self._lock:
-                    self._add(family, form, scope)
+                    self._add(family, object_format, scope)
         return scope
 
     def refresh(self) -> bool:
-        """Asks the store, if it is time; whether anything is known now that was not. One thread
-        asks, and none waits for it: the answer may take its time.
+        """Reads the formats if an interval has passed. Returns whether new ones were found. One
+        thread reads; others do not wait for it, because the answer may take long.
         """
         begun = self._clock()
         with self._lock:
@@ -61,18 +61,18 @@ class FormatCatalog:
             self._due = float("inf")
             before = sum(map(len, self._scopes.values()))
         try:
-            held = self.held()
+            held = self.stored_formats()
         finally:
             now = self._clock()
             self._due = now + max(REFRESH_SECONDS, REFRESH_FACTOR * (now - begun))
         with self._lock:
-            for family, form, scope, _ in held:
-                if form not in self._scopes.get(family, {}):
-                    self._add(family, form, scope)
+            for family, object_format, scope, _ in held:
+                if object_format not in self._scopes.get(family, {}):
+                    self._add(family, object_format, scope)
             return sum(map(len, self._scopes.values())) > before
 
-    def held(self) -> "list[tuple[Family, ObjectFormat, Scope, int]]":
-        """What the store holds now, in a fixed order: each form, and its number of objects."""
+    def stored_formats(self) -> "list[tuple[Family, ObjectFormat, Scope, int]]":
+        """Returns the formats in the store, in a fixed order, each with its number of objects."""
         held = []
         for scope, pages, _ in self._ask():
             ours = parse_scope(scope.describe(), self._namespace)
@@ -80,6 +80,6 @@ class FormatCatalog:
                 held.append((*ours, scope, pages))
         return held
 
-    def _add(self, family: Family, form: ObjectFormat, scope: "Scope") -> None:
-        # Replaced and not changed: others may be reading it.
-        self._scopes[family] = {form: scope, **self._scopes.get(family, {})}
+    def _add(self, family: Family, object_format: ObjectFormat, scope: "Scope") -> None:
+        # Replaced, not modified: other threads may be reading it.
+        self._scopes[family] = {object_format: scope, **self._scopes.get(family, {})}

@@ -1,7 +1,7 @@
-"""What both doors do: objects of many families put, had, looked up and deleted, each by itself.
+"""Operations of both interfaces: put, get, lookup and deletion of single objects of many families.
 
-Nothing here waits for the disk. A put or a get becomes one ticket for each scope that it touches,
-and a `Job` that is done when all of them are.
+No operation waits for the disk. A put or a get has one ticket or more for each scope, and a `Job`
+that is done when all its tickets are.
 """
 
 import re
@@ -25,39 +25,41 @@ from ritornello.lmcache.store import LMCacheStore, logger
 if TYPE_CHECKING:
     from ritornello._core import Completions, Outcome, Scope, Ticket
 
-# A part of a job is one ticket, and a ticket one thread's work: large jobs are cut so that several
-# threads check and move the bytes.
+# Maximum bytes of a ticket. One thread processes a ticket, so that large jobs are split to use
+# several threads.
 TICKET_BYTES = 8 << 20
 SERIALIZED = re.compile(r"uint8\[\d+\]")
 
 
 class Item(NamedTuple):
-    """An object that is moved, and its memory."""
+    """An object to be moved, and its memory."""
 
     name: ObjectName
-    form: ObjectFormat
+    format: ObjectFormat
     memory: Any
 
 
 @dataclass(slots=True)
 class Job:
-    """A put or get under way. `ok[i]`: item `i` is stored, or filled and verified."""
+    """A put or get in progress. `ok[i]`: item `i` is stored, or filled and verified. `pending`:
+    tickets that are not done.
+    """
 
     number: int
     ok: list[bool]
-    left: int = 0
+    pending: int = 0
 
 
-class Part(NamedTuple):
-    """Which items of a job a ticket is about."""
+class TicketItems(NamedTuple):
+    """The items of a job that one ticket moves."""
 
     job: Job
-    at: list[int]
+    indices: list[int]
     is_put: bool
 
 
 class ObjectLease(NamedTuple):
-    """A lease, and what it keeps."""
+    """A lease, and the objects it protects."""
 
     lease: int
     family: Family
@@ -65,8 +67,8 @@ class ObjectLease(NamedTuple):
 
 
 class ObjectStore:
-    """The store, by LMCache's names. Safe to be called from several threads. `staged`: memory is
-    such that gets go through the store's staging memory.
+    """The store under LMCache's names. Thread-safe. `staged`: gets go through the store's staging
+    memory.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -75,31 +77,35 @@ class ObjectStore:
         self.staged = False
         self._weak_hash_logged = False
 
-    def put(self, number: int, items: Sequence[Item | None], to: "Completions") -> Job | None:
-        """Starts a put; what is None is not stored. Returns None, or the job if it is over with
-        that: nothing could be started.
+    def put(
+        self, number: int, items: Sequence[Item | None], completions: "Completions"
+    ) -> Job | None:
+        """Starts a put. Skips items that are None. Returns the job if it is already over, because
+        no ticket could be started, else None.
         """
-        return self._start(number, items, to, True)
+        return self._start_tickets(number, items, completions, True)
 
-    def get(self, number: int, items: Sequence[Item | None], to: "Completions") -> Job | None:
-        """Likewise a get. An object that is stored in another form is not there."""
-        return self._start(number, items, to, False)
+    def get(
+        self, number: int, items: Sequence[Item | None], completions: "Completions"
+    ) -> Job | None:
+        """Starts a get. An object stored in another format is a miss. Returns as `put` does."""
+        return self._start_tickets(number, items, completions, False)
 
-    def finished(self, done: "Iterable[tuple[Part, Outcome]]") -> list[Job]:
-        """Takes what tickets came to; the jobs that are over with it."""
-        over = []
+    def complete_tickets(self, done: "Iterable[tuple[TicketItems, Outcome]]") -> list[Job]:
+        """Takes outcomes of tickets. Returns the jobs that they complete."""
+        finished = []
         for part, outcome in done:
-            for at, ok in zip(part.at, outcome.ok, strict=True):
-                part.job.ok[at] = ok
+            for index, ok in zip(part.indices, outcome.ok, strict=True):
+                part.job.ok[index] = ok
             stored = sum(outcome.ok)
             self.store.count("objects_stored" if part.is_put else "objects_loaded", stored)
-            if stored < len(part.at):
-                doing = "put" if part.is_put else "get"
-                self.store.count(f"{doing}_missed:{outcome.reason}", len(part.at) - stored)
-            part.job.left -= 1
-            if part.job.left == 0:
-                over.append(part.job)
-        return over
+            if stored < len(part.indices):
+                operation = "put" if part.is_put else "get"
+                self.store.count(f"{operation}_missed:{outcome.reason}", len(part.indices) - stored)
+            part.job.pending -= 1
+            if part.job.pending == 0:
+                finished.append(part.job)
+        return finished
 
     def lookup(
         self,
@@ -108,8 +114,8 @@ class ObjectStore:
         seconds: float,
         expected: Mapping[int, str] | None = None,
     ) -> tuple[list[bool], list[ObjectLease]]:
-        """Which of `count` objects are there, and, with `seconds`, leases on those. `expected`:
-        the layout that objects of a group are wanted in, for groups that have any such.
+        """Returns which of `count` objects are stored and, if `seconds` is not 0, leases on them.
+        `expected`: the required layout of objects, by group; groups without an entry accept any.
         """
         found = [False] * count
         leases: list[ObjectLease] = []
@@ -117,57 +123,57 @@ class ObjectStore:
             if self._refuses_hashes(group.keys):
                 continue
             layout = expected.get(group.family.group, "") if expected else ""
-            there = self._lookup_in_family(group, layout, seconds, leases, None)
-            if not all(there) and self.formats.refresh():
-                there = self._lookup_in_family(group, layout, seconds, leases, there)
-            if len(there) == count:
-                found = there
+            present = self._lookup_in_family(group, layout, seconds, leases, None)
+            if not all(present) and self.formats.refresh():
+                present = self._lookup_in_family(group, layout, seconds, leases, present)
+            if len(present) == count:
+                found = present
             else:
-                for at, is_there in zip(group.places, there, strict=True):
-                    found[at] = is_there
+                for index, is_present in zip(group.indices, present, strict=True):
+                    found[index] = is_present
         self.store.count_all(objects_asked=count, objects_found=found.count(True))
         return found, leases
 
     def delete(self, groups: Sequence[Group], count: int) -> list[bool]:
-        """Deletes objects in all their forms; which of `count` were there."""
+        """Deletes objects in all their formats. Returns which of `count` were stored."""
         self.formats.refresh()
-        gone = [False] * count
+        deleted = [False] * count
         for group in groups:
             for scope in self.formats.of(group.family).values():
-                there = self.store.exists(scope, group.keys)
-                if any(there):
+                present = self.store.exists(scope, group.keys)
+                if any(present):
                     self.store.delete(scope, group.keys)
-                for at, was_there in zip(group.places, there, strict=True):
-                    gone[at] = gone[at] or was_there
-        self.store.count("objects_deleted", sum(gone))
-        return gone
+                for index, was_present in zip(group.indices, present, strict=True):
+                    deleted[index] = deleted[index] or was_present
+        self.store.count("objects_deleted", sum(deleted))
+        return deleted
 
     def usage(self) -> dict[str, int]:
-        """Bytes of objects by salt."""
+        """Returns bytes of objects by salt."""
         used: dict[str, int] = {}
-        for family, form, _, pages in self.formats.held():
+        for family, object_format, _, pages in self.formats.stored_formats():
             if pages:
-                used[family.salt] = used.get(family.salt, 0) + pages * form.nbytes
+                used[family.salt] = used.get(family.salt, 0) + pages * object_format.nbytes
         return used
 
-    def _start(
-        self, number: int, items: Sequence[Item | None], to: "Completions", is_put: bool
+    def _start_tickets(
+        self, number: int, items: Sequence[Item | None], completions: "Completions", is_put: bool
     ) -> Job | None:
         groups: dict[tuple[Family, ObjectFormat], list[tuple[int, Item]]] = {}
-        for at, item in enumerate(items):
+        for index, item in enumerate(items):
             if item is not None and not self._refuses_hashes((item.name.key,)):
-                groups.setdefault((item.name.family, item.form), []).append((at, item))
+                groups.setdefault((item.name.family, item.format), []).append((index, item))
         job = Job(number, [False] * len(items))
-        tickets: list[tuple[Ticket, Part]] = []
-        for (family, form), chosen in groups.items():
+        tickets: list[tuple[Ticket, TicketItems]] = []
+        for (family, object_format), group_items in groups.items():
             try:
-                scope = self.formats.scope(family, form, is_stored=is_put)
-            except Exception as error:  # a page that is too long, say
+                scope = self.formats.scope(family, object_format, is_stored=is_put)
+            except Exception as error:  # for example, a page that is too long
                 self.store.record_failure("scope", error)
                 continue
-            step = max(1, TICKET_BYTES // form.nbytes)
-            for start in range(0, len(chosen), step):
-                part = chosen[start : start + step]
+            step = max(1, TICKET_BYTES // object_format.nbytes)
+            for start in range(0, len(group_items), step):
+                part = group_items[start : start + step]
                 keys = [item.name.key for _, item in part]
                 memories = [item.memory for _, item in part]
                 if is_put:
@@ -175,16 +181,16 @@ class ObjectStore:
                 else:
                     ticket = self.store.submit_get(scope, keys, memories, staged=self.staged)
                 if ticket is not None:
-                    tickets.append((ticket, Part(job, [at for at, _ in part], is_put)))
-        # All counted before the first may come back.
-        job.left = len(tickets)
-        for ticket, piece in tickets:
-            to.add(ticket, piece)
+                    tickets.append((ticket, TicketItems(job, [index for index, _ in part], is_put)))
+        # Counted before the first ticket can be completed.
+        job.pending = len(tickets)
+        for ticket, ticket_items in tickets:
+            completions.add(ticket, ticket_items)
         return None if tickets else job
 
     def _refuses_hashes(self, keys: Sequence[bytes]) -> bool:
-        """Whether a key's hash is too short to resist collisions, and the store's policy does not
-        allow that: its object is then neither stored nor found.
+        """Returns whether a key's hash is too short to resist collisions and the store's policy
+        does not permit it. Such an object is neither stored nor found.
         """
         if min(map(len, keys)) >= RANK_BYTES + STRONG_HASH_BYTES:
             return False
@@ -204,21 +210,21 @@ class ObjectStore:
         leases: list[ObjectLease],
         known: list[bool] | None,
     ) -> list[bool]:
-        there = known
-        for form, scope in self.formats.of(group.family).items():
-            if layout and form.layout and not fits(form.layout, layout):
+        present = known
+        for object_format, scope in self.formats.of(group.family).items():
+            if layout and object_format.layout and not fits(object_format.layout, layout):
                 continue
-            if there is None:
-                there = self._lookup_in_scope(scope, group.family, group.keys, seconds, leases)
+            if present is None:
+                present = self._lookup_in_scope(scope, group.family, group.keys, seconds, leases)
                 continue
-            missing = [at for at, is_there in enumerate(there) if not is_there]
+            missing = [index for index, is_present in enumerate(present) if not is_present]
             if not missing:
                 break
-            keys = [group.keys[at] for at in missing]
+            keys = [group.keys[index] for index in missing]
             more = self._lookup_in_scope(scope, group.family, keys, seconds, leases)
-            for at, is_there in zip(missing, more, strict=True):
-                there[at] = is_there
-        return [False] * len(group.keys) if there is None else there
+            for index, is_present in zip(missing, more, strict=True):
+                present[index] = is_present
+        return [False] * len(group.keys) if present is None else present
 
     def _lookup_in_scope(
         self,
@@ -236,19 +242,19 @@ class ObjectStore:
         if match.pages == len(keys):
             leases.append(ObjectLease(match.lease, family, keys))
             return [True] * len(keys)
-        there = self.store.exists(scope, keys)
-        kept = [key for key, is_there in zip(keys, there, strict=True) if is_there]
-        if kept:
-            leases.append(ObjectLease(match.lease, family, kept))
+        present = self.store.exists(scope, keys)
+        pinned = [key for key, is_present in zip(keys, present, strict=True) if is_present]
+        if pinned:
+            leases.append(ObjectLease(match.lease, family, pinned))
         else:
             self.store.release(match.lease)
-        return there
+        return present
 
 
 @lru_cache(maxsize=256)
 def fits(stored: str, wanted: str) -> bool:
-    """Whether an object stored in one layout may serve where another is wanted. Bytes that a serde
-    made (a row of uint8) look alike whatever they are made of: they may.
+    """Returns whether an object of one layout can be used as another. Serialized bytes (a row of
+    uint8) do not show their layout, so they can.
     """
     layout = stored.partition("@")[0]
     return layout == wanted or SERIALIZED.fullmatch(layout) is not None

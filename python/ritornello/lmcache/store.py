@@ -1,4 +1,4 @@
-"""What LMCache's controllers ask of the store. Nothing waits without a bound."""
+"""Calls of LMCache's adapters to the store. All have deadlines."""
 
 import logging
 from collections import Counter
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("ritornello.lmcache")
 
-# A load that takes longer is slower than computing.
+# A slower load takes longer than computing.
 GET_SECONDS = 30.0
 PUT_SECONDS = 60.0
 
 
 class LMCacheStore(FailSafeStore):
-    """One process's hold on the store, opened at once. `counts` is what happened, by name."""
+    """The store of an adapter, opened at construction. `counts`: events by name."""
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings, logger, lambda _: self.count("errors", 1))
@@ -30,7 +30,9 @@ class LMCacheStore(FailSafeStore):
         self.open()
 
     def is_owner(self) -> bool:
-        """Whether this process owns the store. While it is open, a yes is final."""
+        """Returns whether this process owns the store. An owner remains one while the store is
+        open.
+        """
 
         def action(store: "Store") -> bool:
             if self._owned is not store and store.role == "owner":
@@ -40,15 +42,15 @@ class LMCacheStore(FailSafeStore):
         return self.call("role", action, False)
 
     def answers_at_once(self) -> bool:
-        """Whether no question waits for another process."""
+        """Returns whether no call waits for another process."""
         return bool(self.broken) or self.is_owner()
 
     def problem(self) -> str:
-        """What keeps the store from being used in full, "" if nothing does."""
+        """Returns the reason why the store is not fully usable, "" if it is."""
         return self.broken or self.call("problem", lambda store: store.problem, "") or self.broken
 
     def pin_prefix(self, scope: "Scope", keys: Sequence[bytes], seconds: float) -> "Match | None":
-        """A lease on every page that is there."""
+        """Leases every page that is stored."""
         return self.call(
             "pin_prefix", lambda store: store.pin_prefix(scope, keys, ttl=seconds), None
         )
@@ -71,7 +73,7 @@ class LMCacheStore(FailSafeStore):
     def submit_put(
         self, scope: "Scope", keys: Sequence[bytes], pages: Sequence[Any]
     ) -> "Ticket | None":
-        """The memory must not change until the ticket is done."""
+        """Starts a put. The memory must not change until the ticket is done."""
         return self.call(
             "put",
             lambda store: store.submit_put(scope, keys, pages, timeout=PUT_SECONDS),
@@ -89,7 +91,7 @@ class LMCacheStore(FailSafeStore):
         return self.call("keys", lambda store: store.keys(scope, after=after, limit=limit), none)
 
     def capacity(self) -> int:
-        """Bytes; 0 where there is no store."""
+        """Returns the capacity in bytes; 0 if no store is in use."""
         return self.call("stats", lambda store: int(store.stats()["capacity_bytes"]), 0)
 
     def count(self, name: str, number: int) -> None:

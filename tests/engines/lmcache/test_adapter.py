@@ -41,8 +41,8 @@ class Listener(L2AdapterListener):
         self.deleted += keys
 
 
-def put(adapter: Any, memory: Memory, keys: list[Any], **form: Any) -> Any:
-    objects = memory.objects(len(keys), form.pop("shape", SHAPE), **form)
+def put(adapter: Any, memory: Memory, keys: list[Any], **layout: Any) -> Any:
+    objects = memory.objects(len(keys), layout.pop("shape", SHAPE), **layout)
     fill(objects, keys)
     return store(adapter, keys, objects)
 

@@ -173,8 +173,8 @@ def test_an_engine_nobody_knows_is_not_served(
     with caplog.at_level(logging.WARNING, "vllm.ritornello"):
         tier = RitornelloTier(spec_of({}), host.view, "T", path=str(tmp_path / "store"))
     assert [record.getMessage() for record in caplog.records] == [
-        "ritornello: vLLM's configuration could not be found, so that nobody knows whose bytes "
-        "these are; neither hits nor stores"
+        "ritornello: vLLM's configuration was not found, so the model of these bytes is unknown; "
+        "neither hits nor stores"
     ]
     request, keys = sequence("e", 2)
     tier.on_new_request(request)

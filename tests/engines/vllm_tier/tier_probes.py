@@ -23,7 +23,7 @@ class Digests:
         self.saved: dict[bytes, set[str]] = {}
         self.loaded: dict[bytes, str] = {}
         rows, save, load, landed = rows_of(engine), Tier.save, Tier.load, Tier.take_finished
-        flying: dict[int, Any] = {}
+        running: dict[int, Any] = {}
 
         def digest(row: int) -> str:
             return hashlib.sha256(rows[row].tobytes()).hexdigest()
@@ -34,13 +34,13 @@ class Digests:
             save(tier, transfer)
 
         def watched_load(tier: Tier, transfer: Any) -> None:
-            flying[transfer.job_id] = transfer
+            running[transfer.job_id] = transfer
             load(tier, transfer)
 
         def watched_landed(tier: Tier) -> list[jobs.FinishedJob]:
             done = landed(tier)
             for job in done:
-                if (transfer := flying.pop(job.job.number, None)) is not None:
+                if (transfer := running.pop(job.job.number, None)) is not None:
                     found = zip(transfer.keys, transfer.chunk_ids.tolist(), job.ok, strict=True)
                     self.loaded |= {key: digest(row) for key, row, ok in found if ok}
             return done
@@ -60,16 +60,16 @@ def fail_loads(
     their rows.
     """
     rows, load, account = rows_of(engine), Tier.load, jobs.account
-    flying: dict[int, Any] = {}
+    running: dict[int, Any] = {}
 
     def watched_load(tier: Tier, transfer: Any) -> None:
-        flying[transfer.job_id] = transfer
+        running[transfer.job_id] = transfer
         load(tier, transfer)
 
     def failing(job: jobs.Job) -> jobs.FinishedJob:
         done = account(job)
         if job.load:
-            chunks = flying.pop(job.number).chunk_ids.tolist()
+            chunks = running.pop(job.number).chunk_ids.tolist()
             for place in range(len(chunks)) if places is None else places:
                 if place < len(chunks):
                     done.ok[place] = False

@@ -1,4 +1,4 @@
-"""vLLM's secondary tier: hands each call to `Tier`, in plain types."""
+"""vLLM's secondary tier: passes each call to `Tier`, without vLLM's types."""
 
 # vLLM lives in an environment of its own: to the type checker its classes are Any.
 # mypy: allow-subclassing-any
@@ -59,8 +59,8 @@ RESULTS = {
 
 
 class RitornelloTier(SecondaryTierManager):
-    """One object in the scheduler's process. Where the engine cannot be served
-    (`namespace.refusal`) it finds nothing and stores nothing.
+    """One instance in the scheduler's process. If the engine is not served (`namespace.refusal`),
+    lookups miss and nothing is stored.
     """
 
     medium: ClassVar[Medium] = Medium.STORAGE
@@ -80,7 +80,7 @@ class RitornelloTier(SecondaryTierManager):
         self._counts = Counts()
         self._logged: set[str] = set()
         self._results: list[JobResult] = []
-        # Requests with a load that failed before it began: promised again, it would fail again.
+        # Requests with a load that could not be started: a second one would fail as well.
         self._failed_requests: set[str] = set()
         self._events: list[OffloadingEvent] | None = None
         if settings.enable_kv_events and offloading_spec.kv_events_config.enable_kv_cache_events:
@@ -199,16 +199,16 @@ class RitornelloTier(SecondaryTierManager):
         if self._tier is None:
             return results
         try:
-            landed = self._tier.take_finished()
+            finished_jobs = self._tier.take_finished()
         except Exception as error:
             self._failed("get_finished_jobs", error)
             return results
-        for done in landed:
+        for finished in finished_jobs:
             try:
-                results.append(self._result(done))
+                results.append(self._result(finished))
             except Exception as error:
                 self._failed("get_finished_jobs", error)
-                results.append(JobResult(done.job.number, False))
+                results.append(JobResult(finished.job.number, False))
         return results
 
     def on_schedule_end(self, context: "ScheduleEndContext") -> None:
@@ -230,7 +230,7 @@ class RitornelloTier(SecondaryTierManager):
             self._failed("drain_jobs", error)
 
     def shutdown(self) -> None:
-        """Raises where it fails: vLLM then keeps the host tier's memory, which may be in use."""
+        """Raises on failure: vLLM then keeps the host tier's memory, which may still be in use."""
         tier, self._tier = self._tier, None
         try:
             if tier is not None:
@@ -242,7 +242,7 @@ class RitornelloTier(SecondaryTierManager):
             if self._async_lookups is not None:
                 self._async_lookups.shutdown()
 
-    # What is told.
+    # Events and metrics.
 
     def take_events(self) -> Iterable[OffloadingEvent]:
         if not self._events:
@@ -269,8 +269,8 @@ class RitornelloTier(SecondaryTierManager):
         cls, extra_config: dict[str, Any]
     ) -> "dict[str, OffloadingMetricMetadata]":
         return {
-            PREFIX + name: OffloadingCounterMetadata(told, ("reason",) if by_reason else ())
-            for name, (told, by_reason) in COUNTERS.items()
+            PREFIX + name: OffloadingCounterMetadata(help_text, ("reason",) if by_reason else ())
+            for name, (help_text, by_reason) in COUNTERS.items()
         }
 
     @classmethod
@@ -280,30 +280,32 @@ class RitornelloTier(SecondaryTierManager):
     def config_info(self) -> Mapping[str, str | int | float | bool]:
         return config_info_of(self._settings)
 
-    def _result(self, done: FinishedJob) -> JobResult:
-        """In vLLM's words. What the store did not want is no failure: vLLM would store less."""
-        job = done.job
-        came = [key for key, ok in zip(job.keys, done.ok, strict=True) if ok]
+    def _result(self, finished: FinishedJob) -> JobResult:
+        """Returns vLLM's result. Chunks that the store declined are no failure: vLLM would store
+        less.
+        """
+        job = finished.job
+        moved = [key for key, ok in zip(job.keys, finished.ok, strict=True) if ok]
         if self._events is not None:
-            self._record_event(done, came)
-        whole = len(came) == len(job.keys)
+            self._record_event(finished, moved)
+        complete = len(moved) == len(job.keys)
         if not job.load:
-            whole = whole or set(done.reasons) <= DECLINED_REASONS
+            complete = complete or set(finished.reasons) <= DECLINED_REASONS
         return JobResult(
             job_id=job.number,
-            success=whole,
-            successful_keys=came if job.load and came and not whole else None,
-            transfer_time=done.seconds,
-            transfer_bytes=done.bytes,
+            success=complete,
+            successful_keys=moved if job.load and moved and not complete else None,
+            transfer_time=finished.seconds,
+            transfer_bytes=finished.bytes,
         )
 
-    def _record_event(self, done: FinishedJob, came: "list[OffloadKey]") -> None:
-        """Chunks that are stored now, and promised ones that turned out to be gone. `ownership` is
-        left out: Dynamo drops events with an owner that it does not know.
+    def _record_event(self, finished: FinishedJob, moved: "list[OffloadKey]") -> None:
+        """Records chunks that were stored, and promised ones that are gone. `ownership` is omitted:
+        Dynamo drops events with an owner that it does not know.
         """
-        job = done.job
-        gone = [key for key, ok in zip(job.keys, done.ok, strict=True) if not ok]
-        keys = gone if job.load else came
+        job = finished.job
+        missing = [key for key, ok in zip(job.keys, finished.ok, strict=True) if not ok]
+        keys = missing if job.load else moved
         if keys and self._events is not None:
             self._events.append(
                 OffloadingEvent(
@@ -314,16 +316,16 @@ class RitornelloTier(SecondaryTierManager):
                 )
             )
 
-    def _failed(self, doing: str, error: Exception) -> None:
-        """Whatever happens here must not fail a request."""
-        self._counts.add("errors", doing)
-        if doing not in self._logged:
-            self._logged.add(doing)
-            logger.exception("ritornello: %s failed (%s); counted as a miss", doing, error)
+    def _failed(self, operation: str, error: Exception) -> None:
+        """Counts and logs a failure. A failure of the tier must not fail a request."""
+        self._counts.add("errors", operation)
+        if operation not in self._logged:
+            self._logged.add(operation)
+            logger.exception("ritornello: %s failed (%s); counted as a miss", operation, error)
 
 
 class AsyncLookups(AsyncLookupManager):
-    """Lookups of a store that another process owns, batched on vLLM's lookup thread."""
+    """Lookups in a store that another process owns, batched on vLLM's lookup thread."""
 
     def __init__(self, tier: Tier, tier_type: str) -> None:
         self._tier = tier
@@ -334,13 +336,13 @@ class AsyncLookups(AsyncLookupManager):
 
 
 def tier_settings_of(tier_config: Mapping[str, Any]) -> dict[str, Any]:
-    """A tier's configuration without what vLLM takes for itself."""
+    """Returns a tier's configuration without vLLM's own keys."""
     own = ("type", "module_path", "backpressure")
     return {key: value for key, value in tier_config.items() if key not in own}
 
 
 def config_info_of(settings: TierSettings) -> dict[str, str]:
-    """For `vllm:kv_offload_config_info`."""
+    """Returns the labels of `vllm:kv_offload_config_info`."""
     store = settings.store
     return {
         "ritornello_path": store.path,
@@ -351,9 +353,11 @@ def config_info_of(settings: TierSettings) -> dict[str, str]:
 
 
 def engine_of(spec: "OffloadingSpec") -> "tuple[VllmConfig | None, KVCacheConfig | None]":
-    """A tier is handed a summary of vLLM's configuration, in which a model is but a name. The
-    whole is held by the call that is making the tier; it is this engine's if it holds, itself and
-    not a copy, the settings that the summary was made from.
+    """Returns the engine's configurations, or None for both.
+
+    vLLM passes a tier a summary of its configuration, in which a model is only a name. The complete
+    configuration is a local variable of the caller that constructs the tier. It belongs to this
+    engine if it contains the same object, not a copy, that the summary's settings were made from.
     """
     frame = sys._getframe().f_back
     while frame is not None:
@@ -378,8 +382,8 @@ def platform_of(vllm_config: "VllmConfig", spec: "OffloadingSpec") -> KernelPlat
 
 
 def kernel_packing(vllm_config: "VllmConfig") -> str:
-    """The device, and what vLLM chooses kernels by. The attention backend is settled in the
-    workers; named here or not, it follows from the configuration and the device.
+    """Returns the device, and what vLLM chooses kernels by. Workers choose the attention backend;
+    whether named here or not, it follows from the configuration and the device.
     """
     device = str(vllm_config.device_config.device_type)
     backend = str(getattr(vllm_config.attention_config, "backend", None))

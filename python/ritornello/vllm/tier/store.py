@@ -1,8 +1,8 @@
-"""What a scheduler asks of the store, without waiting for another process.
+"""Calls of a scheduler to its store, which must not wait for another process.
 
-A store that this process owns answers from its memory. One that another process owns is asked over
-a socket, and that process may be stopped: then only the lookup thread may ask it, and what has no
-answer (`release`, `touch`) is done by a thread of its own.
+A store that this process owns answers from memory. The process that owns it otherwise is reached
+over a socket and may be stopped: then only the lookup thread calls it, and calls without a result
+(`release`, `touch`) run on a background thread.
 """
 
 import contextlib
@@ -22,34 +22,35 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("vllm.ritornello")
 
-# Errands that wait while another process is silent. More are dropped: leases run out by themselves.
+# Maximum number of queued calls while the owner does not answer. Further ones are dropped: leases
+# expire by themselves.
 DEFERRED_CALLS_MAX = 4096
 
 
 class TierStore(FailSafeStore):
-    """This process's hold on the store, opened at once."""
+    """The store of a tier, opened at construction."""
 
     def __init__(self, settings: Settings, counts: Counts) -> None:
-        super().__init__(settings, logger, lambda doing: counts.add("errors", doing))
+        super().__init__(settings, logger, lambda operation: counts.add("errors", operation))
         self._counts = counts
-        self._owned: bool | None = None
-        self._owned_of: Store | None = None
+        self._is_owner: bool | None = None
+        self._role_of: Store | None = None
         self._deferred_calls: queue.Queue[Callable[[], object] | None] | None = None
         self.open()
 
     def answers_at_once(self) -> bool:
-        """Whether this process owns the store, so that a question is a look into its memory."""
-        if self._owned is None or self._owned_of is not self._store:
-            self._owned_of = self._store
-            self._owned = self.call("role", lambda store: store.role, "") == "owner"
-        return self._owned
+        """Returns whether this process owns the store, so that lookups read its memory."""
+        if self._is_owner is None or self._role_of is not self._store:
+            self._role_of = self._store
+            self._is_owner = self.call("role", lambda store: store.role, "") == "owner"
+        return self._is_owner
 
     def end_step(self) -> None:
-        """An owner stays one until the store is opened anew; a client becomes one when the owner
-        dies, and is asked every step.
+        """Rechecks the role of a client, which becomes the owner when the owner dies. An owner
+        remains one until the store is reopened.
         """
-        if not self._owned:
-            self._owned = None
+        if not self._is_owner:
+            self._is_owner = None
 
     def pin_prefix(self, scope: "Scope", keys: Sequence[bytes], ttl: float) -> "Match | None":
         """May wait for another process; see `answers_at_once`."""
@@ -69,7 +70,7 @@ class TierStore(FailSafeStore):
         rows: Sequence[int],
         timeout: float,
     ) -> "Ticket | None":
-        """Fills these rows of the host tier."""
+        """Starts to fill rows of the host tier."""
         return self.call(
             "get",
             lambda store: store.submit_get(
@@ -88,8 +89,8 @@ class TierStore(FailSafeStore):
         retain_until: float | None,
         timeout: float,
     ) -> "Ticket | None":
-        """Stores these rows of the host tier, from where they are: they must not change until the
-        ticket is done. vLLM pins a chunk of the host tier for as long.
+        """Starts to store rows of the host tier. They must not change until the ticket is done;
+        vLLM pins a chunk of the host tier until then.
         """
         return self.call(
             "put",
@@ -105,16 +106,16 @@ class TierStore(FailSafeStore):
         )
 
     def close(self) -> None:
-        """Nothing is asked from here on. Tickets must be done."""
+        """Stops the background thread and closes the store. All tickets must be done."""
         calls, self._deferred_calls = self._deferred_calls, None
         if calls is not None:
             with contextlib.suppress(queue.Full):
                 calls.put_nowait(None)
         super().close()
 
-    def _call_deferred(self, doing: str, action: "Callable[[Store], object]") -> None:
+    def _call_deferred(self, operation: str, action: "Callable[[Store], object]") -> None:
         def deferred_call() -> object:
-            return self.call(doing, action, None)
+            return self.call(operation, action, None)
 
         if self.broken:
             return
@@ -126,13 +127,13 @@ class TierStore(FailSafeStore):
             threading.Thread(
                 target=run_deferred_calls,
                 args=(self._deferred_calls,),
-                name="ritornello-errands",
+                name="ritornello-deferred",
                 daemon=True,
             ).start()
         try:
             self._deferred_calls.put_nowait(deferred_call)
         except queue.Full:
-            self._counts.add("errors", doing)
+            self._counts.add("errors", operation)
 
 
 def run_deferred_calls(calls: "queue.Queue[Callable[[], object] | None]") -> None:

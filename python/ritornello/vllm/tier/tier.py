@@ -1,16 +1,16 @@
-"""What the tier does: answers lookups, starts jobs, says how they ended.
+"""Answers lookups, starts jobs and reports their results.
 
 Invariants:
-* A hit is found under a lease, which goes with the load or is released at the end of the step, so
-  that a promised chunk is still there when it is read. Where another process owns the store vLLM
-  keeps the answer for as long as requests ask, and gives it without a lease: the chunk may be gone.
-* A chunk that was promised and did not come is a miss for that request from then on: the request
-  computes it, and does not ask for it in a circle.
-* A row of the host tier belongs to a job until the job is reported, and it is reported when the
-  kernel is done with it.
-* Nothing is stored for a request that began before a reset: its chunks may be of other weights.
-* Nothing is promised or stored while the weights are others than those that the epoch began with,
-  and a load that ends then came to nothing.
+* A hit is found under a lease, which passes to the load or is released at the end of the step: a
+  promised chunk is still there when it is read. If another process owns the store, vLLM keeps the
+  answer while requests need it, and reuses it without a lease: the chunk may be evicted.
+* A promised chunk that was not loaded is a miss for its request from then on: the request computes
+  it instead of asking again and again.
+* A row of the host tier belongs to a job until the job is reported, which happens after the kernel
+  has finished with the row.
+* No chunk of a request that began before a reset is stored: it may belong to other weights.
+* Nothing is promised or stored while the weights differ from those at the beginning of the epoch,
+  and a load that ends then fails.
 """
 
 import logging
@@ -36,15 +36,15 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("vllm.ritornello")
 
-# A lease lives from a lookup to the end of its load; what it covers is kept no longer than this.
+# A lease lasts from a lookup to the end of its load, but not longer than this.
 LEASE_SECONDS = 60.0
-# A load that takes longer is slower than computing.
+# Deadline of a load: a slower one takes longer than computing.
 LOAD_SECONDS = 10.0
-# A store keeps chunks of the host tier pinned; it gives up when the disk is this far behind.
+# Deadline of a store, which pins chunks of the host tier until then.
 STORE_SECONDS = 30.0
-# How long a stopping engine waits for its last stores.
+# Maximum time a stopping engine waits for its last stores.
 CLOSE_SECONDS = 10.0
-# Reasons for which the store does not want a page: no failure, and nothing to be slowed down for.
+# Reasons for which the store declines a page. They are not failures: vLLM need not back off.
 DECLINED_REASONS = frozenset(
     {"admission", "write_budget", "read_only", "no_store", "before_reset", "weights_changed"}
 )
@@ -57,7 +57,7 @@ class Answer(Enum):
 
 
 class Transfer(Protocol):
-    """What is used of a vLLM `TransferJob`."""
+    """The used part of a vLLM `TransferJob`."""
 
     job_id: int
     keys: Any
@@ -67,8 +67,8 @@ class Transfer(Protocol):
 
 @dataclass(slots=True)
 class RequestState:
-    """What is known of a request. `answers` holds for one step. `leases` may be added to by the
-    lookup thread at any time.
+    """State of a request. `answers` is valid for one step. The lookup thread may append to `leases`
+    at any time.
     """
 
     options: RequestOptions
@@ -79,7 +79,9 @@ class RequestState:
 
 
 class Tier:
-    """Between `store` and the rows of the host tier. `guard`: knows whether the weights changed."""
+    """Moves chunks between `store` and the host tier. `guard`: knows whether the weights
+    changed.
+    """
 
     def __init__(
         self,
@@ -102,9 +104,9 @@ class Tier:
         # Requests with answers or leases of this step.
         self._active_requests: set[str] = set()
         self._jobs = Jobs()
-        # The changes of weights that the epoch of a load covers, by number of its job.
+        # The weight changes that the epoch of a load covers, by job number.
         self._covered: dict[int, bytes] = {}
-        # Requests that began before the last reset and are not over.
+        # Unfinished requests that began before the last reset.
         self._requests_before_reset: set[str] = set()
 
     # Requests.
@@ -113,99 +115,101 @@ class Tier:
         self._state_of(context)
 
     def end_request(self, context: Context) -> None:
-        """The request is over, answered or aborted; its jobs may still run."""
-        asked = self._requests.pop(context.req_id, None)
+        """Ends an answered or aborted request; its jobs may still run."""
+        state = self._requests.pop(context.req_id, None)
         self._active_requests.discard(context.req_id)
         self._requests_before_reset.discard(context.req_id)
-        if asked is not None:
-            self._release(asked)
+        if state is not None:
+            self._release(state)
 
     # Lookups.
 
     def lookup(self, key: bytes, context: Context) -> Answer:
-        """Whether the chunk can be loaded. Where this process owns the store the first question
-        of a request answers for all keys that follow; where it does not, `PENDING` says that
-        `batch_lookup` has to find out, on a thread that may wait.
+        """Returns whether the chunk can be loaded. If this process owns the store, the first lookup
+        of a request answers for all keys after it. If not, `PENDING` refers to `batch_lookup`, on a
+        thread that may block.
         """
-        asked = self._state_of(context)
-        answer = asked.answers.get(key)
+        state = self._state_of(context)
+        answer = state.answers.get(key)
         if answer is None:
-            if not self._may_load(asked, key):
+            if not self._may_load(state, key):
                 return Answer.MISS
             if not self._store.answers_at_once():
                 return Answer.MISS if self._store.broken else Answer.PENDING
-            answer = self._check_workers(asked, key, context)
-        return Answer.HIT if answer and key not in asked.failed else Answer.MISS
+            answer = self._lookup_from(state, key, context)
+        return Answer.HIT if answer and key not in state.failed else Answer.MISS
 
     def confirm_lookup(self, key: bytes, context: Context, found: bool) -> Answer:
-        """The answer `batch_lookup` gave for a key, in the light of what has happened since."""
-        asked = self._state_of(context)
-        if not found or not self._may_load(asked, key):
+        """Returns the answer of `batch_lookup` for a key, unless it was invalidated since."""
+        state = self._state_of(context)
+        if not found or not self._may_load(state, key):
             return Answer.MISS
         self._active_requests.add(context.req_id)
         return Answer.HIT
 
     def batch_lookup(self, keys: Sequence[bytes], context: Context) -> list[bool]:
-        """One answer a key, from the lookup thread; waits for the process that owns the store."""
+        """Returns one answer for each key. Runs on the lookup thread; waits for the owner of the
+        store.
+        """
         found = [False] * len(keys)
-        for group, scope, places in self._by_group(keys):
-            here = [keys[place] for place in places]
-            for piece in consecutive_runs(context, group, here):
-                for place in places[piece][
-                    : self._lease_prefix(scope, here[piece], context.req_id)
+        for group, scope, indices in self._by_group(keys):
+            group_keys = [keys[index] for index in indices]
+            for run in consecutive_runs(context, group, group_keys):
+                for index in indices[run][
+                    : self._lease_prefix(scope, group_keys[run], context.req_id)
                 ]:
-                    found[place] = True
+                    found[index] = True
         return found
 
-    def _may_load(self, asked: RequestState, key: bytes) -> bool:
+    def _may_load(self, state: RequestState, key: bytes) -> bool:
         return (
             not self._requests_before_reset
-            and asked.options.loads
-            and key not in asked.failed
+            and state.options.loads
+            and key not in state.failed
             and not self._weights_changed()
         )
 
     def _weights_changed(self) -> bool:
         return self._guard is not None and self._guard.changed()
 
-    def _check_workers(self, asked: RequestState, key: bytes, context: Context) -> bool:
+    def _lookup_from(self, state: RequestState, key: bytes, context: Context) -> bool:
         known = self._scopes.get(group_of(key))
         if known is None:
             return False
         group, scope = known
-        keys = asked.sequences[group.number].following(context, key) if group.chained else [key]
+        keys = state.sequences[group.number].following(context, key) if group.chained else [key]
         held = self._lease_prefix(scope, keys, context.req_id)
         self._active_requests.add(context.req_id)
-        # What lies behind the first miss is asked for anew if vLLM wants it nevertheless.
-        asked.answers.update(zip(keys, [True] * held + [False], strict=False))
+        # Keys after the first miss are looked up again if vLLM asks for them.
+        state.answers.update(zip(keys, [True] * held + [False], strict=False))
         return held > 0
 
     def _lease_prefix(self, scope: "Scope", keys: Sequence[bytes], request: str) -> int:
-        """The leading keys that the store has, from now on under a lease of the request."""
+        """Returns the number of leading keys that are stored, and leases them for the request."""
         begun = perf_counter()
         match = self._store.pin_prefix(scope, keys, LEASE_SECONDS)
         self._counts.add("questions")
         self._counts.add("question_seconds", amount=perf_counter() - begun)
         if match is None or not match.pages:
             return 0
-        asked = self._requests.get(request)
-        if asked is None:
+        state = self._requests.get(request)
+        if state is None:
             self._store.release(match.lease)
         else:
-            asked.leases.append(match.lease)
+            state.leases.append(match.lease)
         return match.pages
 
     # Jobs.
 
     def load(self, transfer: Transfer) -> None:
-        """Fills rows of the host tier."""
+        """Starts to fill rows of the host tier."""
         context: Context = transfer.req_context
         keys, rows = list(transfer.keys), transfer.chunk_ids.tolist()
-        asked, host = self._peek_state(context), self._rows
-        # The leases of this step are the load's own from here on.
+        state, host = self._peek_state(context), self._rows
+        # The load takes over the leases of this step.
         leases: list[int] = []
-        while asked.leases:
-            leases.append(asked.leases.popleft())
+        while state.leases:
+            leases.append(state.leases.popleft())
 
         def move(
             group: Group, scope: "Scope", keys: Sequence[bytes], rows: Sequence[int]
@@ -215,7 +219,7 @@ class Tier:
             return self._store.submit_get(scope, keys, host, rows, LOAD_SECONDS)
 
         if self._weights_changed():
-            # Since the chunks were promised.
+            # The weights changed after the chunks were promised.
             parts = [TicketPart(range(len(keys)), None, "weights_changed")]
         else:
             parts = self._start_parts(context, keys, rows, move)
@@ -224,33 +228,33 @@ class Tier:
         self._jobs.add(Job(transfer.job_id, context.req_id, keys, True, parts, leases))
 
     def save(self, transfer: Transfer) -> None:
-        """Stores rows of the host tier; what is stored already is skipped by the store."""
+        """Starts to store rows of the host tier. The store skips chunks that it has."""
         context: Context = transfer.req_context
         keys, rows = list(transfer.keys), transfer.chunk_ids.tolist()
-        asked, host = self._peek_state(context), self._rows
-        why = self._store_refusal(asked)
-        if why:
-            parts = [TicketPart(range(len(keys)), None, why)]
+        state, host = self._peek_state(context), self._rows
+        reason = self._store_refusal(state)
+        if reason:
+            parts = [TicketPart(range(len(keys)), None, reason)]
         else:
-            wish = asked.options.retain
-            until = time() + wish if wish else None
+            retain = state.options.retain
+            until = time() + retain if retain else None
 
             def move(
                 group: Group, scope: "Scope", keys: Sequence[bytes], rows: Sequence[int]
             ) -> "Ticket | None":
                 if host is None:
                     return None
-                order = asked.sequences[group.number]
-                parent = order.predecessor(context, keys[0]) if group.chained else None
+                sequence = state.sequences[group.number]
+                parent = sequence.predecessor(context, keys[0]) if group.chained else None
                 return self._store.submit_put(scope, keys, host, rows, parent, until, STORE_SECONDS)
 
             parts = self._start_parts(context, keys, rows, move)
         self._jobs.add(Job(transfer.job_id, context.req_id, keys, False, parts))
 
-    def _store_refusal(self, asked: RequestState) -> str:
+    def _store_refusal(self, state: RequestState) -> str:
         if self._read_only:
             return "read_only"
-        if not asked.options.stores:
+        if not state.options.stores:
             return "no_store"
         if self._weights_changed():
             return "weights_changed"
@@ -264,76 +268,79 @@ class Tier:
         move: "Callable[[Group, Scope, Sequence[bytes], Sequence[int]], Ticket | None]",
     ) -> list[TicketPart]:
         parts: list[TicketPart] = []
-        unknown = set(range(len(keys)))
-        for group, scope, places in self._by_group(keys):
-            unknown.difference_update(places)
-            here = [keys[place] for place in places]
-            for piece in consecutive_runs(context, group, here):
-                moved = places[piece]
-                ticket = move(group, scope, here[piece], [rows[place] for place in moved])
+        unassigned = set(range(len(keys)))
+        for group, scope, indices in self._by_group(keys):
+            unassigned.difference_update(indices)
+            group_keys = [keys[index] for index in indices]
+            for run in consecutive_runs(context, group, group_keys):
+                moved = indices[run]
+                ticket = move(group, scope, group_keys[run], [rows[index] for index in moved])
                 parts.append(TicketPart(moved, ticket))
-        if unknown:
-            parts.append(TicketPart(sorted(unknown), None, "group"))
+        if unassigned:
+            parts.append(TicketPart(sorted(unassigned), None, "group"))
         return parts
 
     def take_finished(self) -> list[FinishedJob]:
-        """The jobs that ended since the last call."""
-        landed = self._jobs.take_finished()
-        for done in landed:
-            if done.job.load and self._weights_changed_during(done.job.number):
-                done.ok = [False] * len(done.ok)
-                done.reasons = {"weights_changed": len(done.ok)}
-            for lease in done.job.leases:
+        """Returns the jobs that ended since the last call."""
+        finished_jobs = self._jobs.take_finished()
+        for finished in finished_jobs:
+            if finished.job.load and self._weights_changed_during(finished.job.number):
+                finished.ok = [False] * len(finished.ok)
+                finished.reasons = {"weights_changed": len(finished.ok)}
+            for lease in finished.job.leases:
                 self._store.release(lease)
-            counted = "failed_chunks" if done.job.load else "skipped_chunks"
-            for reason, chunks in done.reasons.items():
-                self._counts.add(counted, reason, chunks)
-            asked = self._requests.get(done.job.request)
-            if done.job.load and asked is not None:
-                asked.failed.update(
-                    key for key, ok in zip(done.job.keys, done.ok, strict=True) if not ok
+            counter = "failed_chunks" if finished.job.load else "skipped_chunks"
+            for reason, chunks in finished.reasons.items():
+                self._counts.add(counter, reason, chunks)
+            state = self._requests.get(finished.job.request)
+            if finished.job.load and state is not None:
+                state.failed.update(
+                    key for key, ok in zip(finished.job.keys, finished.ok, strict=True) if not ok
                 )
-        return landed
+        return finished_jobs
 
     def _weights_changed_during(self, load: int) -> bool:
-        """Whether weights changed since the load began; a reset may have covered that by now."""
+        """Returns whether weights changed since the load began, even if a reset has covered the
+        change.
+        """
         if self._guard is None:
             return False
         return self._covered.pop(load, None) != self._guard.covered or self._guard.changed()
 
     def end_step(self) -> None:
-        """All loads of this step are submitted: what was promised and not taken up is let go."""
+        """Releases promises of this step that were not used: all its loads are submitted."""
         for request in self._active_requests:
-            asked = self._requests.get(request)
-            if asked is not None:
-                asked.answers.clear()
-                self._release(asked)
+            state = self._requests.get(request)
+            if state is not None:
+                state.answers.clear()
+                self._release(state)
         self._active_requests.clear()
         self._store.end_step()
 
     def touch(self, keys: Iterable[bytes]) -> None:
         keys = list(keys)
-        for _, scope, places in self._by_group(keys):
-            self._store.touch(scope, [keys[place] for place in places])
+        for _, scope, indices in self._by_group(keys):
+            self._store.touch(scope, [keys[index] for index in indices])
 
     # Ends.
 
     def reset(self) -> None:
-        """Waits for all jobs. vLLM asks for this when its caches are reset (the weights may have
-        changed): nothing that was stored before is found from now on, and nothing goes in or out
-        until the requests of before are over, for what they computed may be of other weights.
+        """Waits for all jobs and begins an epoch: no chunk stored before is found. vLLM calls this
+        when its caches are reset, perhaps because the weights changed. Nothing is loaded or stored
+        until the requests that began before are over, because they may have computed with other
+        weights.
         """
         self._jobs.wait()
-        for asked in self._requests.values():
-            asked.answers.clear()
-            self._release(asked)
+        for state in self._requests.values():
+            state.answers.clear()
+            self._release(state)
         self._active_requests.clear()
         self._requests_before_reset = set(self._requests)
         self._set_namespace(self._namespace.with_new_epoch())
 
     def on_caches_reset(self) -> None:
-        """The engine's prefix cache and its host tier are empty: nothing of weights before is left
-        to be stored.
+        """Begins an epoch if the weights changed. The engine's prefix cache and its host tier are
+        empty, so that no chunk of earlier weights is left to be stored.
         """
         if self._guard is None:
             return
@@ -343,16 +350,16 @@ class Tier:
         self._guard.cover(reading)
 
     def close(self) -> None:
-        """Gives up loads, lets the last stores land within a bound, and waits for the kernel to
-        be done with the host tier, which vLLM unmaps next.
+        """Cancels loads, waits for the last stores (at most `CLOSE_SECONDS`), and waits until the
+        kernel is done with the host tier, which vLLM unmaps next.
         """
         self._jobs.cancel(lambda job: job.load)
         if not self._jobs.wait(CLOSE_SECONDS):
             self._jobs.cancel(lambda job: True)
             self._jobs.wait()
         self.take_finished()
-        for asked in self._requests.values():
-            self._release(asked)
+        for state in self._requests.values():
+            self._release(state)
         self._requests.clear()
         self._rows = None
         self._store.close()
@@ -362,19 +369,19 @@ class Tier:
         self._scopes = {group.number: (group, namespace.scope(group)) for group in namespace.groups}
 
     def _state_of(self, context: Context) -> RequestState:
-        asked = self._peek_state(context)
-        self._requests[context.req_id] = asked
-        return asked
+        state = self._peek_state(context)
+        self._requests[context.req_id] = state
+        return state
 
     def _peek_state(self, context: Context) -> RequestState:
-        """What is known of a request; of one that is over, its wishes."""
-        asked = self._requests.get(context.req_id)
-        if asked is None:
+        """Returns the state of a request; for a finished one, a new state with its options."""
+        state = self._requests.get(context.req_id)
+        if state is None:
             sequences = {number: KeySequence(group) for number, (group, _) in self._scopes.items()}
-            asked = RequestState(
+            state = RequestState(
                 self._permitted(RequestOptions.parse(context.kv_transfer_params)), sequences
             )
-        return asked
+        return state
 
     def _permitted(self, options: RequestOptions) -> RequestOptions:
         if not options.retain or self._store.permits_retention():
@@ -382,15 +389,15 @@ class Tier:
         self._counts.add("ignored_retentions")
         return options.without_retention()
 
-    def _release(self, asked: RequestState) -> None:
-        while asked.leases:
-            self._store.release(asked.leases.popleft())
+    def _release(self, state: RequestState) -> None:
+        while state.leases:
+            self._store.release(state.leases.popleft())
 
     def _by_group(self, keys: Sequence[bytes]) -> "Iterable[tuple[Group, Scope, list[int]]]":
-        """The places of the keys of each group that this tier knows."""
-        places: dict[int, list[int]] = {}
-        for place, key in enumerate(keys):
-            places.setdefault(group_of(key), []).append(place)
-        for number, found in places.items():
+        """Yields, for each group that this tier serves, the indices of its keys."""
+        indices: dict[int, list[int]] = {}
+        for index, key in enumerate(keys):
+            indices.setdefault(group_of(key), []).append(index)
+        for number, found in indices.items():
             if number in self._scopes:
                 yield *self._scopes[number], found
