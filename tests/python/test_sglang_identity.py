@@ -14,7 +14,7 @@ from ritornello.sglang.identity import (
     is_replicated,
     keys_of,
     scopes_of,
-    splits,
+    split_factor,
 )
 
 ENGINE = Engine("0.5.23", "llama:0", b"weights", 8, (0, 1), (0, 1), (0, 1), False)
@@ -67,7 +67,7 @@ def test_a_pool_says_what_it_holds() -> None:
     shape = PoolLayout.of("kv", Host())
     assert (shape.kind, shape.layout, shape.dtype) == ("Host", "page_head", "bfloat16")
     assert (shape.layers, shape.heads, shape.head_dim) == ((4, 8), 8, 64)
-    assert ("v_head_dim", "64") in shape.detail
+    assert ("v_head_dim", "64") in shape.details
 
 
 @pytest.mark.parametrize(
@@ -148,9 +148,11 @@ def test_what_all_ranks_hold_has_one_name() -> None:
 
 
 def test_heads_are_split_where_they_can_be() -> None:
-    assert splits(ENGINE, SHAPE, 4) == 4
-    assert splits(ENGINE, SHAPE, 3) == splits(replace(ENGINE, kv_heads=0), SHAPE, 2) == 1
-    assert splits(ENGINE, replace(SHAPE, pool="swa"), 2) == 1
+    assert split_factor(ENGINE, SHAPE, 4) == 4
+    assert (
+        split_factor(ENGINE, SHAPE, 3) == split_factor(replace(ENGINE, kv_heads=0), SHAPE, 2) == 1
+    )
+    assert split_factor(ENGINE, replace(SHAPE, pool="swa"), 2) == 1
     parts = scopes_of(ENGINE, SHAPE, BYTES // 2, split=2)
     assert [part.id for part in parts] == [
         scopes_of(replace(ENGINE, tp=(rank, 2)), replace(SHAPE, heads=4), BYTES // 2)[0].id

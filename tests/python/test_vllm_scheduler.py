@@ -321,11 +321,11 @@ def test_a_large_load_goes_on_apart(store: FakeStore, blocks: Blocks) -> None:
 
 
 @pytest.fixture
-def asynchronous(store: FakeStore, blocks: Blocks) -> SchedulerSide:
+def async_side(store: FakeStore, blocks: Blocks) -> SchedulerSide:
     return side_of(store, blocks, identity(), asynchronous=True)
 
 
-def begin_apart(side: SchedulerSide, asked: Any) -> Any:
+def begin_async_load(side: SchedulerSide, asked: Any) -> Any:
     """One step that begins a load apart and computes nothing."""
     external, is_apart = side.matched_tokens(asked, 0)
     assert external is not None
@@ -336,51 +336,51 @@ def begin_apart(side: SchedulerSide, asked: Any) -> Any:
 
 
 def test_a_load_apart_keeps_its_leases_until_all_have_landed(
-    asynchronous: SchedulerSide, store: FakeStore
+    async_side: SchedulerSide, store: FakeStore
 ) -> None:
     asked = request(300)
     keep(store, asked, 3)
-    metadata = begin_apart(asynchronous, asked)
+    metadata = begin_async_load(async_side, asked)
     assert metadata.loads[0].asynchronous
     assert metadata.saves == []
-    asynchronous.complete_step(None, set(), set())
+    async_side.complete_step(None, set(), set())
     assert len(store.leases) == 1
-    asynchronous.complete_step(None, set(), {"r"})
+    async_side.complete_step(None, set(), {"r"})
     assert not store.leases
     # It is told again when it begins to be computed: what was loaded is not saved.
-    asynchronous.request_admitted(asked, BLOCKS, 0)
-    (save,) = step(asynchronous, asked, 300 - 3 * TOKENS).saves
+    async_side.request_admitted(asked, BLOCKS, 0)
+    (save,) = step(async_side, asked, 300 - 3 * TOKENS).saves
     assert save.pages.first == 3
 
 
 def test_an_abort_while_loading_leaves_the_leases_to_the_load(
-    asynchronous: SchedulerSide, store: FakeStore
+    async_side: SchedulerSide, store: FakeStore
 ) -> None:
     asked = request(300)
     keep(store, asked, 3)
-    begin_apart(asynchronous, asked)
-    asynchronous.request_finished("r")
+    begin_async_load(async_side, asked)
+    async_side.request_finished("r")
     assert len(store.leases) == 1
-    asynchronous.complete_step(None, set(), {"r"})
+    async_side.complete_step(None, set(), {"r"})
     assert not store.leases
 
 
 def test_a_request_whose_load_failed_computes_the_rest(
-    asynchronous: SchedulerSide, store: FakeStore
+    async_side: SchedulerSide, store: FakeStore
 ) -> None:
     asked = request(300)
     keep(store, asked, 3)
-    begin_apart(asynchronous, asked)
+    begin_async_load(async_side, asked)
     report = WorkerReport(unsaved=[("r", 0, 1)], failed={"r"})
     # vLLM keeps what came before the block that failed.
     asked.num_computed_tokens = TOKENS
-    asynchronous.complete_step(report, {101}, {"r"})
-    asynchronous.request_admitted(asked, BLOCKS, 0)
-    (save,) = step(asynchronous, asked, 300 - TOKENS).saves
+    async_side.complete_step(report, {101}, {"r"})
+    async_side.request_admitted(asked, BLOCKS, 0)
+    (save,) = step(async_side, asked, 300 - TOKENS).saves
     assert save.pages.first == 1
     # Where nothing came it asks again, and is given nothing.
     asked.num_computed_tokens = 0
-    assert asynchronous.matched_tokens(asked, 0) == (0, False)
+    assert async_side.matched_tokens(asked, 0) == (0, False)
 
 
 def test_all_objects_of_a_page_make_a_hit(store: FakeStore, blocks: Blocks) -> None:
@@ -390,7 +390,7 @@ def test_all_objects_of_a_page_make_a_hit(store: FakeStore, blocks: Blocks) -> N
     for stage in (0, 1):
         for unit in (0, 1):
             store.keep(asked.block_hashes[: 4 - stage - unit], Slice(0, stage, unit))
-    metadata = begin_apart(side, asked)
+    metadata = begin_async_load(side, asked)
     assert asked.num_computed_tokens == 2 * TOKENS
     assert len(metadata.loads[0].pages) == 1
     assert (store.lookups, len(store.leases)) == (1, 1)
@@ -407,7 +407,7 @@ def test_a_window_is_loaded_where_it_is_needed(store: FakeStore, blocks: Blocks)
     store.keep(asked.block_hashes[:5], Slice(0, 0, 0))
     # The third page of the window is gone: five pages cannot be resumed, nor four.
     store.keep([asked.block_hashes[page] for page in (0, 1, 2, 4)], Slice(1, 0, 0))
-    metadata = begin_apart(side, asked)
+    metadata = begin_async_load(side, asked)
     assert asked.num_computed_tokens == 3 * TOKENS
     whole, window = metadata.loads[0].pages
     assert (whole.part, whole.blocks) == (0, (100, 101, 102))

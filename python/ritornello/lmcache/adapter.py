@@ -322,7 +322,7 @@ class RitornelloL2Adapter(L2AdapterInterface):
 
 
 def _l1_memory(desc: "L1MemoryDesc | None") -> tuple[memoryview | None, int]:
-    """All of LMCache's own memory, looked at once: objects are pieces of it."""
+    """Returns LMCache's memory as one view, and its address: objects are slices of it."""
     if desc is None or not desc.size or not desc.ptr:
         return None, 0
     return memoryview((ctypes.c_ubyte * desc.size).from_address(desc.ptr)), desc.ptr

@@ -1,4 +1,4 @@
-"""What SGLang's storage threads ask of the store. Nothing waits without a bound."""
+"""Calls of SGLang's storage threads to the store. All have deadlines."""
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("ritornello.sglang")
 
-# For one batch, at most 128 pages of the KV pool. A load that takes longer is slower than
-# computing; SGLang's prefetch thread does nothing else meanwhile.
+# For one batch, at most 128 pages of the KV pool. A slower load takes longer than computing, and
+# SGLang's prefetch thread does nothing else in the meantime.
 GET_SECONDS = 10.0
 PUT_SECONDS = 30.0
 
 
 class SGLangStore(FailSafeStore):
-    """One process's hold on the store. While `stale` says that the pages SGLang holds may be of
-    other weights than it computes with, nothing is there and nothing is stored.
+    """The store of one rank. While `stale` returns true, the pages in SGLang's cache may belong to
+    other weights than it computes with: lookups miss and nothing is stored.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class SGLangStore(FailSafeStore):
         self._stale = stale
 
     def probe(self, scope: "Scope", keys: Sequence[bytes]) -> int:
-        """Leading pages that can be had: one question to the index."""
+        """Returns the number of leading pages that are stored, from the index."""
         if self._stale():
             return 0
         return self.call("probe", lambda store: store.probe(scope, keys), 0)
@@ -44,7 +44,9 @@ class SGLangStore(FailSafeStore):
         return self.call("exists", lambda store: store.exists(scope, keys), [False] * len(keys))
 
     def get(self, scope: "Scope", keys: Sequence[bytes], out: "Iterable[Any] | PoolPages") -> int:
-        """Leading pages filled and verified. Nothing writes to `out` once this has returned."""
+        """Returns the number of leading pages filled and verified. Nothing writes to `out`
+        afterwards.
+        """
         if self._stale():
             self._meter.add("missed_pages:before_reset", len(keys))
             return 0
@@ -69,7 +71,9 @@ class SGLangStore(FailSafeStore):
         pages: "Iterable[Any] | PoolPages",
         parent: bytes | None,
     ) -> int:
-        """Leading pages that are stored now, those that were there before included."""
+        """Returns the number of leading pages that are stored now, including those stored
+        before.
+        """
         if self._stale():
             self._meter.add("skipped_pages:before_reset", len(keys))
             return 0

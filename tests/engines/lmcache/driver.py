@@ -25,7 +25,7 @@ from lmcache.v1.distributed.config import (
 from lmcache.v1.distributed.storage_manager import StorageManager
 
 LAYOUT = MemoryLayoutDesc(shapes=[torch.Size([2, 4, 256, 64])], dtypes=[torch.bfloat16])
-QUERY_SECONDS = 60.0
+WAIT_SECONDS = 60.0
 
 
 def manager_of(spec: dict[str, Any]) -> StorageManager:
@@ -56,7 +56,7 @@ def put(manager: StorageManager, count: int) -> dict[str, Any]:
     manager.finish_write(list(reserved))
     # At least: a serde makes fewer bytes of it.
     nbytes = count * LAYOUT.shapes[0].numel()
-    until = time.monotonic() + QUERY_SECONDS
+    until = time.monotonic() + WAIT_SECONDS
     used = 0
     while (used < nbytes or is_busy(manager)) and time.monotonic() < until:
         time.sleep(0.05)
@@ -69,7 +69,7 @@ def get(manager: StorageManager, count: int) -> dict[str, Any]:
     spec = PrefetchTaskSpec([GroupedObjectKeys(keys, 0, LAYOUT)])
     used = sum(adapter.get_usage().total_bytes_used for _, adapter in manager.l2_adapters())
     handle = manager.submit_prefetch_task(spec)
-    if not manager.wait_prefetch_status(handle, QUERY_SECONDS):
+    if not manager.wait_prefetch_status(handle, WAIT_SECONDS):
         raise SystemExit("the prefetch did not end")
     result = manager.query_prefetch_status(handle)
     hits = [key for at, key in enumerate(keys) if result.hit_cells[0].test(at)]

@@ -22,7 +22,7 @@ from lmcache.v1.platform import consume_fd
 ROOT = Path(__file__).resolve().parents[3]
 MIB = 1 << 20
 CAPACITY = "1GiB"
-QUERY_SECONDS = 60.0
+WAIT_SECONDS = 60.0
 CLASSES = {"plugin": "RitornelloL2Adapter", "native_plugin": "NativeClient"}
 
 
@@ -123,12 +123,12 @@ def hash_of(key: ObjectKey) -> int:
 
 def wait(fd: int, take: Any) -> Any:
     """As LMCache's controllers wait: for the eventfd, then for what it means."""
-    until = time.monotonic() + QUERY_SECONDS
+    until = time.monotonic() + WAIT_SECONDS
     while time.monotonic() < until:
         result = take()
         if result is not None:
             return result
-        if select.select([fd], [], [], QUERY_SECONDS)[0]:
+        if select.select([fd], [], [], WAIT_SECONDS)[0]:
             consume_fd(fd)
     raise AssertionError("nothing came")
 

@@ -13,7 +13,7 @@ from sglang.srt.mem_cache.hicache_storage import HiCacheStorage
 from sglang.srt.mem_cache.storage.backend_factory import StorageBackendFactory
 
 from ritornello.sglang import RitornelloStorage, storage
-from ritornello.sglang.interface import METHODS, RECORDER, UPDATES
+from ritornello.sglang.interface import METHODS, RECORDER, UPDATE_METHODS
 
 DYNAMIC = {
     "backend_name": "ritornello",
@@ -82,12 +82,15 @@ def test_a_server_that_was_started_without_a_storage_may_have_other_weights(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     updater, manager, controller = storage.WATCHED
-    watched = [(updater, name) for name in UPDATES] + [(manager, RECORDER), (controller, "reset")]
+    watched = [(updater, name) for name in UPDATE_METHODS] + [
+        (manager, RECORDER),
+        (controller, "reset"),
+    ]
     for kind, name in watched:
         monkeypatch.setattr(kind, name, getattr(kind, name))
-    for name, value in (("epoch", b""), ("flushed", b""), ("_watched", None)):
+    for name, value in (("epoch", b""), ("flushed", b""), ("_watched_controller", None)):
         monkeypatch.setattr(storage.updates, name, value)
     memory = SimpleNamespace(hicache_storage_backend=None)
     monkeypatch.setattr(runtime_context, "get_memory", lambda: memory)
     importlib.reload(storage)
-    assert storage.updates.epoch != storage.updates.on_flush
+    assert storage.updates.epoch != storage.updates.flushed

@@ -313,7 +313,7 @@ def test_errors_stay_here_and_are_said_once(
     def broken(*_: Any) -> Any:
         raise RuntimeError("a bug of ours")
 
-    monkeypatch.setattr(storage._pools["kv"], "_ids", broken)
+    monkeypatch.setattr(storage._pools["kv"], "_page_ids", broken)
     monkeypatch.setattr(storage._pools["kv"], "leading", broken)
     for _ in range(3):
         assert storage.batch_set_v1(keys, slots(host, FROM)) == [False] * len(keys)
@@ -402,7 +402,7 @@ def test_updated_weights_have_nothing_stored_and_get_nothing_of_before(
     assert held.batch_exists(keys) == len(keys)
     # One that is attached from then on is of the same epoch, and not of the files.
     assert attach(host).batch_exists(keys) == len(keys)
-    updates.epoch = updates.on_flush = b""
+    updates.epoch = updates.flushed = b""
     assert all(attach(host).batch_get_v1(keys, slots(host, TO)))
 
 

@@ -82,7 +82,7 @@ class LenderConnector(KVConnectorBase_V1, SupportsHMA):
         if MODE.remembers:
             for new in scheduler_output.scheduled_new_reqs:
                 asked = tuple(new.prompt_token_ids)
-                work.take_baseline.append((asked, new.block_ids[0][: len(asked) // BLOCK]))
+                work.remember.append((asked, new.block_ids[0][: len(asked) // BLOCK]))
         return work
 
     def request_finished_all_groups(self, request: Any, block_ids: Any) -> Any:
@@ -109,7 +109,7 @@ class LenderConnector(KVConnectorBase_V1, SupportsHMA):
     def save_kv_layer(self, *_: Any, **__: Any) -> None: ...
 
     def wait_for_save(self) -> None:
-        for asked, held in self._connector_metadata.take_baseline:
+        for asked, held in self._connector_metadata.remember:
             REMEMBERED[asked] = {
                 name: [cache[block].clone() for block in held]
                 for name, cache in self._caches.items()

@@ -122,15 +122,15 @@ def slow_loads(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
 
 def evict_after_match(monkeypatch: pytest.MonkeyPatch, keep: int) -> None:
     """What a match promised beyond its first `keep` pages is gone before it can be loaded."""
-    match = VllmStore.lookup
+    lookup = VllmStore.lookup
 
     def forgetful(
-        store: VllmStore, identity: Any, of: Any, keys: Any, ttl: float, prompt: Prompt
+        store: VllmStore, identity: Any, slices: Any, keys: Any, ttl: float, prompt: Prompt
     ) -> Any:
-        found = match(store, identity, of, keys, ttl, prompt)
+        found = lookup(store, identity, slices, keys, ttl, prompt)
         if found is not None and found.pages > keep and store._store is not None:
             store.release(found.lease)
-            for piece in of:
+            for piece in slices:
                 store._store.delete(identity.scope(piece), list(keys[keep : found.pages]))
         return found
 

@@ -13,7 +13,7 @@ CLAIMED = 299 // BLOCK * BLOCK
 
 
 @pytest.fixture
-def asynchronous(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
+def async_engine(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
     """Every load goes on apart, however small."""
     side = engine.scheduler.connector._scheduler
     monkeypatch.setattr(side, "_async_load_tokens", 0)
@@ -37,17 +37,17 @@ def loads_apart(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
 
 def test_an_answer_is_that_of_vllm_s_own_cache(
-    asynchronous: Engine, monkeypatch: pytest.MonkeyPatch
+    async_engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     digests, seen = Digests(monkeypatch), loads_apart(monkeypatch)
     asked = prompt(101)
-    asynchronous.ask(asked)
-    local = asynchronous.ask(asked)[0]
-    asynchronous.forget()
-    before = asynchronous.external_tokens()
-    warm = asynchronous.ask(asked)[0]
+    async_engine.ask(asked)
+    local = async_engine.ask(asked)[0]
+    async_engine.forget()
+    before = async_engine.external_tokens()
+    warm = async_engine.ask(asked)[0]
     assert seen == [True]
-    assert asynchronous.external_tokens() - before == CLAIMED
+    assert async_engine.external_tokens() - before == CLAIMED
     assert warm.outputs[0].token_ids == local.outputs[0].token_ids
     assert len(digests.loaded) == CLAIMED // BLOCK
     assert digests.all_came_back()
@@ -55,46 +55,46 @@ def test_an_answer_is_that_of_vllm_s_own_cache(
 
 @pytest.mark.parametrize("bad", [[3, 5], [0], list(range(CLAIMED // BLOCK))])
 def test_failed_pages_are_computed_and_the_answer_is_the_same(
-    asynchronous: Engine, monkeypatch: pytest.MonkeyPatch, bad: list[int]
+    async_engine: Engine, monkeypatch: pytest.MonkeyPatch, bad: list[int]
 ) -> None:
     asked = prompt(102 + len(bad))
-    expected = asynchronous.tokens(asked)
-    asynchronous.forget()
-    before = asynchronous.count("vllm:ritornello_failed_pages")
+    expected = async_engine.tokens(asked)
+    async_engine.forget()
+    before = async_engine.count("vllm:ritornello_failed_pages")
     with monkeypatch.context() as broken:
         fail_loads(broken, bad)
-        assert asynchronous.tokens(asked) == expected
-    assert asynchronous.tokens(asked) == expected
-    assert asynchronous.count("vllm:ritornello_failed_pages") - before == len(bad)
-    asynchronous.forget()
-    assert asynchronous.tokens(asked) == expected
+        assert async_engine.tokens(asked) == expected
+    assert async_engine.tokens(asked) == expected
+    assert async_engine.count("vllm:ritornello_failed_pages") - before == len(bad)
+    async_engine.forget()
+    assert async_engine.tokens(asked) == expected
 
 
 def test_eviction_between_match_and_load_costs_time_only(
-    asynchronous: Engine, monkeypatch: pytest.MonkeyPatch
+    async_engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = prompt(112)
-    expected = asynchronous.tokens(asked)
-    asynchronous.forget()
+    expected = async_engine.tokens(asked)
+    async_engine.forget()
     with monkeypatch.context() as broken:
         evict_after_match(broken, keep=4)
-        assert asynchronous.tokens(asked) == expected
-    asynchronous.forget()
-    again = asynchronous.ask(asked)[0]
+        assert async_engine.tokens(asked) == expected
+    async_engine.forget()
+    again = async_engine.ask(asked)[0]
     assert again.num_cached_tokens == CLAIMED
     assert list(again.outputs[0].token_ids) == expected[0]
 
 
 def test_others_go_on_while_a_load_is_slow(
-    asynchronous: Engine, monkeypatch: pytest.MonkeyPatch
+    async_engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slow, quick = prompt(113), prompt(114, BLOCK)
-    expected = asynchronous.tokens(slow)
-    expected_quick = asynchronous.tokens(quick)
-    asynchronous.forget()
+    expected = async_engine.tokens(slow)
+    expected_quick = async_engine.tokens(quick)
+    async_engine.forget()
     slow_loads(monkeypatch, 1.0)
     finished = []
-    engine = asynchronous.llm.llm_engine
+    engine = async_engine.llm.llm_engine
     for name, asked in (("slow", slow), ("quick", quick)):
         engine.add_request(name, {"prompt_token_ids": asked}, sampling(24))
     while engine.has_unfinished_requests():
@@ -107,13 +107,13 @@ def test_others_go_on_while_a_load_is_slow(
 
 
 def test_blocks_of_an_aborted_request_stay_its_own_until_the_load_is_over(
-    asynchronous: Engine, monkeypatch: pytest.MonkeyPatch
+    async_engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked, others = prompt(115), [prompt(seed, 600) for seed in (116, 117)]
-    asynchronous.ask(asked)
-    expected = asynchronous.tokens(*others)
-    asynchronous.forget()
-    engine, pool = asynchronous.llm.llm_engine, asynchronous.scheduler.kv_cache_manager.block_pool
+    async_engine.ask(asked)
+    expected = async_engine.tokens(*others)
+    async_engine.forget()
+    engine, pool = async_engine.llm.llm_engine, async_engine.scheduler.kv_cache_manager.block_pool
     with monkeypatch.context() as late:
         slow_loads(late, 1.0)
         engine.add_request("aborted", {"prompt_token_ids": asked}, sampling(24))
@@ -125,44 +125,44 @@ def test_blocks_of_an_aborted_request_stay_its_own_until_the_load_is_over(
         engine.step()
         assert pool.get_num_free_blocks() <= BLOCKS - 1 - len(taken)
         # Others need more blocks than are free beside it, and wait rather than share.
-        assert asynchronous.tokens(*others) == expected
-    drain(asynchronous)
+        assert async_engine.tokens(*others) == expected
+    drain(async_engine)
     assert pool.get_num_free_blocks() == BLOCKS - 1
-    assert asynchronous.tokens(asked)
+    assert async_engine.tokens(asked)
 
 
 def test_a_prompt_is_computed_in_chunks_behind_its_load(
-    asynchronous: Engine, monkeypatch: pytest.MonkeyPatch
+    async_engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stem = prompt(118, 200)
     longer = [*stem, *prompt(119, 400)]
-    asynchronous.ask(stem)
-    monkeypatch.setattr(asynchronous.scheduler.scheduler_config, "long_prefill_token_threshold", 64)
-    expected = asynchronous.tokens(longer)
-    asynchronous.forget()
-    stored = asynchronous.ask(longer)[0]
+    async_engine.ask(stem)
+    monkeypatch.setattr(async_engine.scheduler.scheduler_config, "long_prefill_token_threshold", 64)
+    expected = async_engine.tokens(longer)
+    async_engine.forget()
+    stored = async_engine.ask(longer)[0]
     assert stored.num_cached_tokens == 599 // BLOCK * BLOCK
     assert list(stored.outputs[0].token_ids) == expected[0]
 
 
 def test_preempted_requests_load_what_they_had(
-    asynchronous: Engine, monkeypatch: pytest.MonkeyPatch
+    async_engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     digests, seen = Digests(monkeypatch), loads_apart(monkeypatch)
     asked = [prompt(seed, 300) for seed in (120, 121, 122)]
-    asynchronous.tokens(*asked, answer=1)
-    alone = [asynchronous.tokens(one, answer=150)[0] for one in asked]
-    asynchronous.forget()
-    before = asynchronous.count("vllm:num_preemptions")
+    async_engine.tokens(*asked, answer=1)
+    alone = [async_engine.tokens(one, answer=150)[0] for one in asked]
+    async_engine.forget()
+    before = async_engine.count("vllm:num_preemptions")
     # In which steps requests meet depends on the time their loads take, and with it the last bits
     # of what is computed: not the tokens are compared here, but the bytes.
-    assert [len(answer) for answer in asynchronous.tokens(*asked, answer=150)] == [150] * len(asked)
-    assert asynchronous.count("vllm:num_preemptions") > before, "the test must preempt"
+    assert [len(answer) for answer in async_engine.tokens(*asked, answer=150)] == [150] * len(asked)
+    assert async_engine.count("vllm:num_preemptions") > before, "the test must preempt"
     assert len(seen) > len(asked)
     assert all(seen)
     assert digests.all_came_back()
-    asynchronous.forget()
-    assert [asynchronous.tokens(one, answer=150)[0] for one in asked] == alone
+    async_engine.forget()
+    assert [async_engine.tokens(one, answer=150)[0] for one in asked] == alone
 
 
 def worker_side() -> WorkerSide:

@@ -201,7 +201,7 @@ def test_a_store_that_throws_costs_hits_only(
             raise RuntimeError("the disk has left the building")
 
     with monkeypatch.context() as broken:
-        broken.setattr(VllmStore, "_opened", lambda store: Broken())
+        broken.setattr(VllmStore, "_ensure_open", lambda store: Broken())
         output = engine.ask(asked)[0]
     assert output.num_cached_tokens == 0
     assert list(output.outputs[0].token_ids) == expected[0]

@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(1500)]
 
 
 @pytest.fixture
-def has_remote(tmp_path: Path) -> Path:
+def remote_folder(tmp_path: Path) -> Path:
     folder = tmp_path / "far"
     folder.mkdir()
     return folder
@@ -41,11 +41,11 @@ def tokens(answers: dict[str, Any], name: str) -> list[list[int]]:
 
 
 def test_every_tier_gives_back_what_was_computed_once(
-    ask: Ask, tmp_path: Path, has_remote: Path
+    ask: Ask, tmp_path: Path, remote_folder: Path
 ) -> None:
     def machine(name: str) -> dict[str, Any]:
         here = tmp_path / name
-        tiers = (f"host 64MiB {here}/host", f"disk {here}/disk 256MiB", f"file://{has_remote}")
+        tiers = (f"host 64MiB {here}/host", f"disk {here}/disk 256MiB", f"file://{remote_folder}")
         return over(*tiers, prefetch="wait_complete", gate="always")
 
     first = ask(SEEDS, **machine("one"))
@@ -90,9 +90,9 @@ def test_a_gate_that_never_opens_computes_everything(ask: Ask, tmp_path: Path) -
     assert answers["counts"]["saved_pages"] > 0
 
 
-def test_several_workers_share_the_tiers(ask: Ask, tmp_path: Path, has_remote: Path) -> None:
+def test_several_workers_share_the_tiers(ask: Ask, tmp_path: Path, remote_folder: Path) -> None:
     def machine(name: str, ranks: int) -> dict[str, Any]:
-        tiers = (f"host 64MiB {tmp_path}/{name}", f"file://{has_remote}")
+        tiers = (f"host 64MiB {tmp_path}/{name}", f"file://{remote_folder}")
         exact = {"dtype": "float32", "block_size": 64, "tensor_parallel_size": ranks}
         return over(*tiers, prefetch="wait_complete", gate="always") | exact
 

@@ -230,7 +230,7 @@ def test_a_tier_that_raises_costs_hits_only(
     asked = prompt(12, 300)
     expected = ask(engine, asked)
     engine.forget_all()
-    for name in ("look", "load", "save", "step_over", "forget", "begin"):
+    for name in ("lookup", "load", "save", "end_step", "end_request", "begin_request"):
         with monkeypatch.context() as broken:
             broken.setattr(Tier, name, broken_call)
             assert ask(engine, asked)["tokens"] == expected["tokens"], name

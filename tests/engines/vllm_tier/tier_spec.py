@@ -34,7 +34,7 @@ class CopyingWorker(OffloadingWorker):
         self._finished: list[TransferResult] = []
 
     def submit_store(self, job_id: int, src_spec: GPULoadStoreSpec, dst_spec: Any) -> bool:
-        for block, chunk, part in self._refs(src_spec, dst_spec.chunk_ids):
+        for block, chunk, part in self._places(src_spec, dst_spec.chunk_ids):
             for cache, rows in self._pairs:
                 rows[chunk, part] = cache[block]
         self._finished.append(TransferResult(job_id, True))
@@ -43,13 +43,13 @@ class CopyingWorker(OffloadingWorker):
     def submit_load(
         self, job_id: int, src_spec: Any, dst_spec: GPULoadStoreSpec, expedited: bool = False
     ) -> bool:
-        for block, chunk, part in self._refs(dst_spec, src_spec.chunk_ids):
+        for block, chunk, part in self._places(dst_spec, src_spec.chunk_ids):
             for cache, rows in self._pairs:
                 cache[block] = rows[chunk, part]
         self._finished.append(TransferResult(job_id, True))
         return True
 
-    def _refs(self, blocks: GPULoadStoreSpec, chunks: Any) -> list[tuple[int, int, int]]:
+    def _places(self, blocks: GPULoadStoreSpec, chunks: Any) -> list[tuple[int, int, int]]:
         (first,) = blocks.block_indices
         skipped = first % self._blocks_per_chunk
         found = []
