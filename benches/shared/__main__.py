@@ -129,7 +129,7 @@ class Bench:
         return Place(self.folder / "tiers", memory, s3, self.scale.host_mib, break_even)
 
 
-def understood(plan: list[Setup], folder: Path, report: Report) -> list[Setup]:
+def supported_setups(plan: list[Setup], folder: Path, report: Report) -> list[Setup]:
     """The set-ups that the engines' connector knows; the others are left out with its words."""
     somewhere = Place(folder, MEMORY, "s3://bucket/prefix?endpoint=http://127.0.0.1:9000", 1, 1e6)
     configs = [extra_config(setup, somewhere) for setup in plan]
@@ -161,7 +161,7 @@ def run(given: argparse.Namespace, console: Console) -> Report:
     folder.mkdir(parents=True, exist_ok=True)
     make_model(scale.model, folder)
     report = Report(scale, bytes_per_token=bytes_per_token(folder / "model/config.json"))
-    plan = understood(short_plan() if given.short else full_plan(), folder, report)
+    plan = supported_setups(short_plan() if given.short else full_plan(), folder, report)
     plan = [setup for setup in plan if setup.name == ALONE or chosen(setup, given.setups)]
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with ExitStack() as stack:

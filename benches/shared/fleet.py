@@ -14,7 +14,7 @@ from demo.server import Server as VLLMServer
 from ritornello.bench.client import Server
 from ritornello.bench.confidence import mean
 from ritornello.bench.driver import Driver, Record, Workload
-from ritornello.bench.engines import Watch
+from ritornello.bench.engines import MetricsWatch
 from ritornello.bench.long_context import LongContext
 from ritornello.bench.metrics import Metrics
 from ritornello.bench.multi_round_qa import MultiRoundQA
@@ -124,7 +124,7 @@ class Fleet(Started):
 
         async def run() -> Measured:
             servers = [Server(f"http://127.0.0.1:{engine.port}") for engine in self.engines]
-            watch = await Watch.begin(servers)
+            watch = await MetricsWatch.begin(servers)
             records = await Driver(servers, "demo", ANSWER_SECONDS).run(workload)
             told = await watch.end(sum(record.prompt_tokens for record in records))
             return Measured(records, told)
@@ -220,7 +220,7 @@ class Speed:
         return qps if scale.most_qps is None else min(qps, scale.most_qps)
 
 
-def same_so_far(mine: Sequence[Record], reference: Sequence[Record]) -> float | None:
+def equal_answer_share(mine: Sequence[Record], reference: Sequence[Record]) -> float | None:
     """Share of answers equal to those of the reference run, among prompts that were equal: a
     session's prompts are as long as its answers are. Other company in a batch may round otherwise.
     """

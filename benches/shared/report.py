@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.table import Table
 
-from benches.shared.fleet import Answers, Measured, Speed, same_so_far
+from benches.shared.fleet import Answers, Measured, Speed, equal_answer_share
 from benches.shared.setups import (
     ALONE,
     EXPECTED,
@@ -16,7 +16,7 @@ from benches.shared.setups import (
     LOWER,
     Scale,
     Setup,
-    others_of,
+    fixed_gate_setups,
 )
 from ritornello.bench.confidence import Groups, Interval, mean, quantile, ratio, regret
 from ritornello.bench.driver import Record
@@ -130,7 +130,7 @@ class Report:
             over_alone=self._over(back, self.reference(ALONE), history, run),
             over_host=self._over(back, self.reference(HOST), history, run),
             gate_regret=self._regret(run, back, history),
-            answers_as_alone=same_so_far(measured.records, alone) if alone else None,
+            answers_as_alone=equal_answer_share(measured.records, alone) if alone else None,
             counters=whole.counters or {},
         )
 
@@ -151,7 +151,7 @@ class Report:
     def _regret(self, run: Run, back: Sequence[Record], history: int) -> Interval | None:
         if run.setup.gate != "auto" or run.setup.rate_x is None:
             return None
-        names = others_of(run.setup, (other.setup for other in self.runs))
+        names = fixed_gate_setups(run.setup, (other.setup for other in self.runs))
         others = [
             _returning(self._records(other, history))
             for name in names
@@ -177,7 +177,7 @@ class Report:
             if failed:
                 self.broken.append(f"{title}: {len(failed)} requests failed: {failed[0]}")
             if alone and run is not alone:
-                self.broken += differing(title, run, alone.answers)
+                self.broken += answer_differences(title, run, alone.answers)
             self.broken += [f"{title}: {told}" for told in _without_hits(run)]
 
     def compared(self) -> dict[str, list[int]]:
@@ -229,7 +229,9 @@ class Report:
         path.write_text(json.dumps(told, indent=2) + "\n")
 
 
-def differing(title: str, run: Run, alone: Mapping[tuple[int, int], tuple[int, ...]]) -> list[str]:
+def answer_differences(
+    title: str, run: Run, alone: Mapping[tuple[int, int], tuple[int, ...]]
+) -> list[str]:
     """Answers that are not those of the engine alone, to the same prompt, as much of it cached."""
     both = run.answers.keys() & alone.keys()
     told = [

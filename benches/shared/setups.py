@@ -141,7 +141,7 @@ def short_plan() -> list[Setup]:
     return [Setup(ALONE), Setup(STORE), *lower]
 
 
-def others_of(setup: Setup, among: Iterable[Setup]) -> list[Setup]:
+def fixed_gate_setups(setup: Setup, among: Iterable[Setup]) -> list[Setup]:
     """Always and never loading under the same tiers, if both are among them. What never loads does
     not know a rate.
     """

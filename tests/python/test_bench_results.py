@@ -12,7 +12,7 @@ from ritornello.bench import __main__ as command
 from ritornello.bench.client import Server
 from ritornello.bench.confidence import interval, mean, quantile, ratio, regret
 from ritornello.bench.driver import Record
-from ritornello.bench.engines import Watch
+from ritornello.bench.engines import MetricsWatch
 from ritornello.bench.metrics import Metrics
 from ritornello.bench.summary import rows, total, ttfts
 
@@ -109,7 +109,7 @@ def test_counters_are_read_summed_and_subtracted() -> None:
     assert found.by("a_total", "source") == {"disk": 103.0, 'ho\\"st': 4.0}
     assert found.total("a_total", engine="0") == 7.0
     assert found.total("plain") == 7.5
-    twice = Metrics.together([found, found])
+    twice = Metrics.sum_of([found, found])
     assert twice.total("a_total") == 214.0
     assert twice.since(found).samples == found.samples
 
@@ -130,14 +130,14 @@ def test_a_watch_counts_what_the_run_asked_and_no_more() -> None:
         servers = [Server(url) for url in urls]
         body = {"model": "fake", "prompt": [1] * 40, "max_tokens": 2, "return_token_ids": True}
         await servers[0].complete(body, 10)
-        watch = await Watch.begin(servers)
+        watch = await MetricsWatch.begin(servers)
         await servers[0].complete(body, 10)
         return await watch.end(40)
 
     found = with_servers([server], test)
     assert found is not None
     assert (found.prompt_tokens(), found.hit_tokens()) == (40, {"disk": 32})
-    assert found.ours() == {"hit_pages": 2.0}
+    assert found.connector_counters() == {"hit_pages": 2.0}
 
 
 # ---- rows

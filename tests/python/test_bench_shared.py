@@ -14,7 +14,7 @@ from rich.progress import Progress
 
 from benches.shared.__main__ import Bench
 from benches.shared.chart import draw
-from benches.shared.fleet import Fleet, Measured, Speed, same_so_far
+from benches.shared.fleet import Fleet, Measured, Speed, equal_answer_share
 from benches.shared.report import Report, Run, table
 from benches.shared.s3 import S3Server
 from benches.shared.setups import (
@@ -30,8 +30,8 @@ from benches.shared.setups import (
     Setup,
     bytes_per_token,
     extra_config,
+    fixed_gate_setups,
     full_plan,
-    others_of,
     refusals,
     short_plan,
 )
@@ -106,16 +106,16 @@ def test_a_gate_is_compared_with_both_that_have_no_choice() -> None:
     for setup in plan:
         if setup.gate != "auto" or setup.rate_x is None or setup.history is not None:
             continue
-        always, never = others_of(setup, plan)
+        always, never = fixed_gate_setups(setup, plan)
         assert (always.name, always.gate, always.rate_x) == (setup.name, "always", setup.rate_x)
         assert (never.name, never.gate, never.rate_x) == (setup.name, "never", None)
         longest = (max(FULL.histories),)
         assert setup.histories(FULL) == always.histories(FULL) == never.histories(FULL) == longest
-    assert others_of(LIMITED, [s for s in plan if s.gate != "never"]) == []
+    assert fixed_gate_setups(LIMITED, [s for s in plan if s.gate != "never"]) == []
     assert plan[0].histories(FULL) == plan[1].histories(FULL) == FULL.histories
     shorter = [setup for setup in plan if setup.history is not None]
     assert [setup.histories(FULL) for setup in shorter] == [FULL.histories[:1]] * 2
-    assert not any(others_of(setup, plan) for setup in shorter)
+    assert not any(fixed_gate_setups(setup, plan) for setup in shorter)
 
 
 def test_answers_are_compared_behind_every_tier_where_all_that_is_there_comes() -> None:
@@ -217,7 +217,7 @@ def test_engines_are_given_the_connector_and_little_memory(tmp_path: Path) -> No
 
 
 def test_rows_compare_the_same_users_with_and_without_tiers(tmp_path: Path) -> None:
-    always, never = others_of(LIMITED, full_plan())
+    always, never = fixed_gate_setups(LIMITED, full_plan())
     made = report(
         (Setup(ALONE), measured(4.0)),
         (Setup(HOST, ("{host}",)), measured(3.0, device=300)),
@@ -315,10 +315,10 @@ def test_answers_are_compared_as_long_as_prompts_are_equal() -> None:
         return [Record(0, n, 0, 0, 0.0, answer=tuple(a)) for n, a in enumerate(answers)]
 
     reference = said([1], [2], [3])
-    assert same_so_far(said([1], [2], [3]), reference) == 1.0
-    assert same_so_far(said([1], [9], [3]), reference) == 0.5
-    assert same_so_far(said([9], [2], [3]), reference) == 0.0
-    assert same_so_far([], reference) is None
+    assert equal_answer_share(said([1], [2], [3]), reference) == 1.0
+    assert equal_answer_share(said([1], [9], [3]), reference) == 0.5
+    assert equal_answer_share(said([9], [2], [3]), reference) == 0.0
+    assert equal_answer_share([], reference) is None
 
 
 # ---- what goes wrong
