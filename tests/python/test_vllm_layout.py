@@ -118,6 +118,6 @@ def test_one_head_of_every_block() -> None:
     ],
 )
 def test_whether_heads_lie_apart(
-    tensor: Tensor, heads: int, blocks: int, asynchronous: bool
+    tensor: Tensor, heads: int, blocks: int, apart: bool
 ) -> None:
-    assert group_memory({"l.0": tensor}, ["l.0"], heads, blocks).head_major is asynchronous
+    assert group_memory({"l.0": tensor}, ["l.0"], heads, blocks).head_major is apart

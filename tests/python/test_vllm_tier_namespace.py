@@ -179,7 +179,7 @@ def test_what_cannot_be_told_apart_is_refused(
 
 
 def test_chunks_of_any_size_or_nobody_s_are_refused(model: Path) -> None:
-    assert "could not be found" in refusal(None, offloading(), ROW)
+    assert "was not found" in refusal(None, offloading(), ROW)
     assert "blocks_per_chunk" in refusal(vllm(model), offloading(), ROW_BYTES_MAX + 4096)
     assert refusal(vllm(model), offloading(), ROW_BYTES_MAX) == ""
     assert "no KV cache group" in refusal(vllm(model), offloading(0), ROW)

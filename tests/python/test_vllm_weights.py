@@ -428,7 +428,7 @@ def test_announced_changes_read_no_parameters(
 ) -> None:
     """TRL calls `load_weights` once for every tensor of a model."""
     calls: list[str] = []
-    for name in ("remember", "moved", "sampled"):
+    for name in ("take_baseline", "state_changed", "sample_changed"):
         read = getattr(Parameters, name)
 
         def reading(*args: Any, read: Any = read, name: str = name, **named: Any) -> Any:
@@ -443,7 +443,7 @@ def test_announced_changes_read_no_parameters(
     assert _count() == 200
     worker.execute_model(steps(tokens=1))
     worker.execute_model(steps(tokens=1))
-    assert calls == ["remember"]
+    assert calls == ["take_baseline"]
 
 
 def test_a_write_after_an_announced_change_is_counted(worker: Worker, model: Model) -> None:
@@ -717,7 +717,7 @@ def test_workers_that_cannot_be_watched_end_hits_and_saves(hooks: EngineHooks, c
 def test_workers_that_do_not_answer_count_as_changed(hooks: EngineHooks, core: Any) -> None:
     guard = hooks.guard(type(core))
     core.add_request("asked")
-    core.model_executor.fails = "look"
+    core.model_executor.fails = "check"
     core.collective_rpc(lambda worker: None)
     assert guard.changed()
 

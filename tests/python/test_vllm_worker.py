@@ -69,19 +69,19 @@ class FakeStore:
     def report_stats(self) -> None:
         pass
 
-    def take_completed_loads(self, ticket: Any) -> bool:
+    def is_done(self, ticket: Any) -> bool:
         return ticket.outcome != "late" or self.cancelled > 0
 
-    def abandon(self, ticket: Any) -> None:
+    def request_cancel(self, ticket: Any) -> None:
         self.cancelled += 1
 
-    def finish(self, ticket: Any, timeout: float | None) -> Any:
+    def wait(self, ticket: Any, timeout: float | None) -> Any:
         if ticket.outcome == "interrupted":
             raise KeyboardInterrupt
-        self.events.append("finish")
+        self.events.append("wait")
         return None if ticket.outcome == "late" else ticket.outcome
 
-    def cancel(self, ticket: Any) -> Any:
+    def cancel_and_wait(self, ticket: Any) -> Any:
         self.cancelled += 1
         self.events.append("cancel")
         return outcome(True, False, False, reason="deadline")
@@ -208,14 +208,14 @@ def test_closing_lands_the_loads_that_a_signal_left(side: WorkerSide, store: Fak
     with pytest.raises(KeyboardInterrupt):
         side.load(loading("a", "b", "c"))
     side.close()
-    assert store.events == ["finish", "cancel", "cancel", "close"]
+    assert store.events == ["wait", "cancel", "cancel", "close"]
 
 
 class FatalError(Exception):
     kind = "fatal"
 
 
-class Slow:
+class UnfinishedTicket:
     """Stands for a ticket of the core: not done before it is cancelled."""
 
     cancelled = False
@@ -227,7 +227,7 @@ class Slow:
         self.cancelled = True
 
 
-class Torn:
+class FailingTicket:
     """Stands for a ticket that cannot be waited for."""
 
     def wait(self, timeout: float | None = None) -> Any:
@@ -242,7 +242,7 @@ def fail(*_: object, **__: object) -> Any:
 
 
 @pytest.fixture
-def quiet(monkeypatch: pytest.MonkeyPatch, meter: Meter) -> Iterator[VllmStore]:
+def broken_core(monkeypatch: pytest.MonkeyPatch, meter: Meter) -> Iterator[VllmStore]:
     core = SimpleNamespace(release=fail, close=fail)
     monkeypatch.setattr("ritornello.fail_safe.open_store", lambda *_: core)
     store = VllmStore(Settings("/kv", read_only=False), meter)
@@ -251,42 +251,42 @@ def quiet(monkeypatch: pytest.MonkeyPatch, meter: Meter) -> Iterator[VllmStore]:
 
 
 @pytest.mark.parametrize("closed", [False, True])
-def test_tickets_land_when_the_store_is_broken(quiet: VllmStore, closed: bool) -> None:
+def test_tickets_land_when_the_store_is_broken(broken_core: VllmStore, closed: bool) -> None:
     if closed:
-        quiet.close()
+        broken_core.close()
     else:
-        quiet.release(1)
-    assert quiet.broken
-    assert not quiet.open()
-    ticket = Slow()
-    assert quiet.wait(cast(Any, ticket), 0.0) is None
+        broken_core.release(1)
+    assert broken_core.broken
+    assert not broken_core.open()
+    ticket = UnfinishedTicket()
+    assert broken_core.wait(cast(Any, ticket), 0.0) is None
     assert not ticket.cancelled
-    landed = quiet.cancel_and_wait(cast(Any, ticket))
+    landed = broken_core.cancel_and_wait(cast(Any, ticket))
     assert landed is not None
     assert landed.ok == [True, False, False]
-    assert quiet.wait(cast(Any, ticket), 0.0) is not None
+    assert broken_core.wait(cast(Any, ticket), 0.0) is not None
 
 
 def test_a_store_that_breaks_in_a_load_does_not_strand_the_others(
-    quiet: VllmStore, meter: Meter
+    broken_core: VllmStore, meter: Meter
 ) -> None:
-    tickets = [Slow(), Slow()]
+    tickets = [UnfinishedTicket(), UnfinishedTicket()]
     waiting = iter(tickets)
-    side = ready(quiet, meter)
-    assert quiet.open()
-    cast(Any, quiet._store).submit_get = lambda *_, **__: next(waiting, None) or fail()
+    side = ready(broken_core, meter)
+    assert broken_core.open()
+    cast(Any, broken_core._store).submit_get = lambda *_, **__: next(waiting, None) or fail()
     side.load(loading("a", "b", "c"))
-    assert quiet.broken
+    assert broken_core.broken
     assert [ticket.cancelled for ticket in tickets] == [True, True]
     assert side.take_failed_blocks() == {10, 11, 12}
 
 
 def test_a_ticket_that_fails_is_counted_and_said_once(
-    quiet: VllmStore, meter: Meter, caplog: pytest.LogCaptureFixture
+    broken_core: VllmStore, meter: Meter, caplog: pytest.LogCaptureFixture
 ) -> None:
     for _ in range(3):
-        assert quiet.wait(cast(Any, Torn()), 0.0) is None
-        assert quiet.cancel_and_wait(cast(Any, Torn())) is None
+        assert broken_core.wait(cast(Any, FailingTicket()), 0.0) is None
+        assert broken_core.cancel_and_wait(cast(Any, FailingTicket())) is None
     counts = meter.take()
     assert counts is not None
     assert counts["errors"] == 6
@@ -436,7 +436,7 @@ def test_a_load_apart_that_is_late_is_given_up_once(
     assert side.take_completed_loads() == ({"a"}, {"a"})
     assert side.take_failed_blocks() == {11, 12}
     assert store.cancelled == 2
-    assert store.events == ["finish", "cancel"]
+    assert store.events == ["wait", "cancel"]
 
 
 def test_a_worker_without_memory_reports_loads_apart_as_failed(
@@ -455,9 +455,9 @@ def test_closing_waits_for_reads_apart(side: WorkerSide, store: FakeStore) -> No
     assert store.events == ["cancel", "close"]
 
 
-def test_blocks_that_do_not_exist_are_a_miss(quiet: VllmStore, meter: Meter) -> None:
+def test_blocks_that_do_not_exist_are_a_miss(broken_core: VllmStore, meter: Meter) -> None:
     pool: Any = SimpleNamespace(page_bytes=4096, pages=fail)
-    side = ready(quiet, meter, Object(FIRST, pool, True))
+    side = ready(broken_core, meter, Object(FIRST, pool, True))
     side.load(loading("a"))
     side.save(saving("a", KEYS[0]))
     assert side.take_failed_blocks() == {10, 11, 12}
@@ -514,7 +514,7 @@ def test_each_layer_waits_for_its_group_and_the_step_for_the_rest(
     run(layered, "l.2", "l.3")
     assert store.events[2:] == ["group 1"] * 2 + ["group 2"] * 2
     layered.save(loading("a"))
-    assert store.events[6:] == ["finish"] * 2
+    assert store.events[6:] == ["wait"] * 2
     assert len(store.puts) == 1
     assert layered.take_failed_blocks() == set()
     counts = meter.take()
@@ -586,13 +586,13 @@ def test_a_layer_that_runs_unannounced_is_awaited_and_ends_loads_by_layer(
     layered.load(StepMetadata(None, loading("a").loads))
     run(layered, "l.0", "l.1", "l.3")
     layered.save(loading("a"))
-    assert store.events[-1] == "finish"
+    assert store.events[-1] == "wait"
     assert layered.take_failed_blocks() == {10, 11, 12}
     assert store.puts == []
     assert "l.2 ran unannounced" in caplog.text
     layered.load(StepMetadata(None, loading("b").loads))
     assert store.sections[-1] == ()
-    assert store.events[-1] == "finish"
+    assert store.events[-1] == "wait"
     assert layered.take_failed_blocks() == set()
 
 
@@ -603,7 +603,7 @@ def test_loads_are_whole_until_all_layers_were_announced(store: FakeStore, meter
     for announced in (["l.0"], ["l.1", "l.2", "l.3"]):
         store.outcomes = [outcome(True, True, True)]
         side.load(StepMetadata(None, loading("a").loads))
-        assert (store.sections[-1], store.events[-1]) == ((), "finish")
+        assert (store.sections[-1], store.events[-1]) == ((), "wait")
         run(side, *announced)
         side.save(StepMetadata())
     store.outcomes = [outcome(True, True, True)]
