@@ -155,7 +155,7 @@ def test_store_reopens_after_failed_fdatasync(tmp_path: Path, nth: int) -> None:
     check(path, said)
 
 
-def test_a_disk_that_gives_no_more_blocks_stops_growth_not_the_store(tmp_path: Path) -> None:
+def test_full_disk_stops_growth_not_store(tmp_path: Path) -> None:
     path = tmp_path / "kv"
     said = run(path, *inject("fallocate:error=ENOSPC:when=2+"))
     assert not said["poisoned"]
@@ -165,7 +165,7 @@ def test_a_disk_that_gives_no_more_blocks_stops_growth_not_the_store(tmp_path: P
     assert said["right"] >= 7
 
 
-def test_a_sandbox_without_io_uring_and_direct_io(tmp_path: Path) -> None:
+def test_store_works_without_uring_and_direct_io(tmp_path: Path) -> None:
     if platform.machine() not in MACHINES:
         pytest.skip(f"no filter written for {platform.machine()}")
     path = tmp_path / "kv"

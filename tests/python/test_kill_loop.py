@@ -419,7 +419,7 @@ def changes(rng: random.Random, loop: Loop, more: list[Path]) -> list[str]:
 
 
 @pytest.mark.timeout(120 + 3 * SECONDS)
-def test_kill_while_the_shape_changes(tmp_path: Path) -> None:
+def test_kill_during_capacity_changes(tmp_path: Path) -> None:
     """Owner, client and command line are killed while the store shrinks, grows and is drained.
 
     Whoever opens it next goes on: no wrong byte, and never a block above the largest capacity.
@@ -491,7 +491,7 @@ def write(store: rt.Store, name: int) -> None:
     assert read(store, range(name, name + 1)) == 6
 
 
-def test_a_client_across_a_drain_and_a_resize(tmp_path: Path) -> None:
+def test_client_survives_drain_and_resize(tmp_path: Path) -> None:
     """It reads and writes on, through the session that it had before, wherever the pages are."""
     root, other = tmp_path / "store", tmp_path / "other"
     line = [sys.executable, "-c", OWNER, str(root)]

@@ -46,7 +46,7 @@ def name_of(number: int, family: Family = FAMILY) -> ObjectName:
 # Names.
 
 
-def test_a_key_holds_rank_and_hash() -> None:
+def test_key_contains_rank_and_hash() -> None:
     for rank, digest in ((0, b"\x01"), (0xFFFF_FFFF, bytes(range(32))), (7, b"x" * 56)):
         key = page_key(rank, digest)
         assert 8 <= len(key) <= 64
@@ -54,12 +54,12 @@ def test_a_key_holds_rank_and_hash() -> None:
 
 
 @pytest.mark.parametrize(("rank", "digest"), [(1 << 64, b"x"), (0, b""), (0, b"x" * 57)])
-def test_what_no_key_can_hold_is_refused(rank: int, digest: bytes) -> None:
+def test_too_long_keys_are_refused(rank: int, digest: bytes) -> None:
     with pytest.raises(ValueError, match="too long"):
         page_key(rank, digest)
 
 
-def test_a_name_is_read_as_the_bridge_writes_it() -> None:
+def test_bridge_names_are_parsed() -> None:
     plain = parse_name("org/model-7b@01000100@2@00ff")
     assert plain == ObjectName(Family("org/model-7b", 2, ""), page_key(0x01000100, b"\x00\xff"))
     salted = parse_name("org/model-7b@01000100@2@00ff@tenant")
@@ -67,12 +67,12 @@ def test_a_name_is_read_as_the_bridge_writes_it() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "a@b", "m@0@0@zz", "m@0@0@00@s@t", "m@0@0@"])
-def test_what_is_no_name_is_refused(text: str) -> None:
+def test_invalid_names_are_refused(text: str) -> None:
     with pytest.raises(ValueError):
         parse_name(text)
 
 
-def test_a_scope_says_family_form_and_namespace() -> None:
+def test_scope_contains_family_format_and_namespace() -> None:
     object_format = ObjectFormat(4096, "bfloat16[2,16,64]@KV_2LTD")
     scope = scope_of(FAMILY, object_format, "v2")
     assert scope.page_bytes == 4096
@@ -82,7 +82,7 @@ def test_a_scope_says_family_form_and_namespace() -> None:
     assert parse_scope(rt.Scope.opaque("other", 4096).describe(), "") is None
 
 
-def test_a_scope_has_the_dtype_that_all_of_its_objects_have() -> None:
+def test_scope_has_common_dtype() -> None:
     layouts = {
         "bfloat16[2,8]@KV_2LTD": "bfloat16",
         "float16[8]+float16[2]@KV_2LTD": "float16",
@@ -93,7 +93,7 @@ def test_a_scope_has_the_dtype_that_all_of_its_objects_have() -> None:
         assert scope_of(FAMILY, ObjectFormat(4096, layout), "").describe()["dtype"] == dtype
 
 
-def test_everything_that_differs_makes_another_scope() -> None:
+def test_any_difference_makes_other_scope() -> None:
     object_format = ObjectFormat(4096, "bfloat16[2048]")
     scopes = {
         scope_of(family, other, namespace).id
@@ -121,7 +121,7 @@ class Key(NamedTuple):
 @pytest.mark.parametrize("ranks", [[7, 7, 7], [7, 8, 9], [7, 1 << 70, 9]])
 @pytest.mark.parametrize("salts", [["", "", ""], ["a", "b", "a"]])
 @pytest.mark.parametrize("bad", [b"ok", b"", b"x" * 57])
-def test_groups_are_what_names_say(ranks: list[int], salts: list[str], bad: bytes) -> None:
+def test_objects_are_grouped_by_family(ranks: list[int], salts: list[str], bad: bytes) -> None:
     hashes = [b"one", bad, b"three"]
     keys = [
         Key(digest, kv_rank=rank, cache_salt=salt)
@@ -142,11 +142,11 @@ def test_groups_are_what_names_say(ranks: list[int], salts: list[str], bad: byte
     assert found == expected
 
 
-def test_no_keys_are_no_groups() -> None:
+def test_no_keys_make_no_groups() -> None:
     assert group_objects([]) == []
 
 
-def test_what_keys_begin_with_is_known_of_a_bounded_number_of_ranks() -> None:
+def test_rank_prefix_cache_is_bounded() -> None:
     prefixes = RankPrefixes()
     for rank in range(RANK_PREFIXES_MAX + 10):
         assert prefixes[rank] + b"hash" == page_key(rank, b"hash")
@@ -156,7 +156,7 @@ def test_what_keys_begin_with_is_known_of_a_bounded_number_of_ranks() -> None:
 # Forms.
 
 
-def test_forms_are_asked_for_now_and_then() -> None:
+def test_formats_are_read_at_intervals() -> None:
     clock, asked = Clock(), []
     stored = [(scope_of(FAMILY, ObjectFormat(4096), ""), 3, 0)]
 
@@ -178,7 +178,7 @@ def test_forms_are_asked_for_now_and_then() -> None:
     assert len(asked) == 3
 
 
-def test_a_put_does_not_wait_for_an_answer_about_forms() -> None:
+def test_put_does_not_wait_for_formats() -> None:
     """The store's owner may be far from answering, and a put knows its form without it."""
 
     def ask() -> list[tuple[rt.Scope, int, int]]:
@@ -196,7 +196,7 @@ def test_a_put_does_not_wait_for_an_answer_about_forms() -> None:
     assert list(formats.of(FAMILY)) == [ObjectFormat(4096), ObjectFormat(8192)]
 
 
-def test_forms_are_asked_for_again_when_there_was_no_answer() -> None:
+def test_formats_are_read_again_after_failure() -> None:
     clock, failing = Clock(), [True]
 
     def ask() -> list[tuple[rt.Scope, int, int]]:
@@ -212,7 +212,7 @@ def test_forms_are_asked_for_again_when_there_was_no_answer() -> None:
     assert formats.refresh()
 
 
-def test_only_what_is_stored_is_known() -> None:
+def test_only_stored_formats_are_known() -> None:
     formats = FormatCatalog(list, "")
     formats.scope(FAMILY, ObjectFormat(4096), is_stored=False)
     assert not formats.of(FAMILY)
@@ -233,7 +233,7 @@ def test_serialized_bytes_fit_any_layout() -> None:
 ONE, TWO, THREE = (name_of(number).key for number in range(3))
 
 
-def test_a_lease_ends_with_its_last_lock() -> None:
+def test_lease_ends_with_last_lock() -> None:
     locks = Locks(60.0, Clock())
     locks.lock(FAMILY, [ONE, TWO], 11)
     locks.lock(FAMILY, [TWO, THREE], 12)
@@ -245,7 +245,7 @@ def test_a_lease_ends_with_its_last_lock() -> None:
     assert len(locks) == 0
 
 
-def test_one_call_takes_back_one_lock_of_each_key() -> None:
+def test_unlock_releases_one_lock_per_key() -> None:
     locks = Locks(60.0, Clock())
     locks.lock(FAMILY, [ONE, TWO], 11)
     locks.lock(FAMILY, [ONE, TWO], 12)
@@ -262,7 +262,7 @@ def test_families_do_not_share_locks() -> None:
     assert locks.unlock(FAMILY, [ONE]) == [11]
 
 
-def test_locks_that_nobody_takes_back_run_out() -> None:
+def test_unreleased_locks_expire() -> None:
     clock = Clock()
     locks = Locks(60.0, clock)
     for lease in range(10):
@@ -274,7 +274,7 @@ def test_locks_that_nobody_takes_back_run_out() -> None:
     assert locks.unlock(FAMILY, [ONE, THREE]) == [77]
 
 
-def test_locks_of_families_that_nobody_asks_for_again_run_out_too() -> None:
+def test_locks_of_unused_families_expire() -> None:
     clock = Clock()
     locks = Locks(60.0, clock)
     for salt in range(40):
@@ -289,7 +289,7 @@ def test_locks_of_families_that_nobody_asks_for_again_run_out_too() -> None:
 # Questions.
 
 
-def test_an_owner_asks_on_the_spot_until_it_is_none() -> None:
+def test_owner_runs_queries_in_caller() -> None:
     from threading import Event, get_ident
 
     owner = [True]
@@ -306,7 +306,7 @@ def test_an_owner_asks_on_the_spot_until_it_is_none() -> None:
     executor.close()
 
 
-def test_a_client_asks_in_order_and_gives_up_what_waits_when_it_closes() -> None:
+def test_client_runs_queries_in_order_until_close() -> None:
     from threading import Event
 
     heard: list[tuple[int, bool]] = []
@@ -348,7 +348,7 @@ class Runs(NamedTuple):
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 5, 7, 100])
-def test_pages_of_keys_leave_nothing_out(limit: int) -> None:
+def test_listing_pages_are_complete(limit: int) -> None:
     keys = [name_of(number).key for number in range(20)]
     runs = Runs([keys[:1], keys[1:8], keys[8:9], keys[9:20]])
     held = [(FAMILY, scope_of(FAMILY, ObjectFormat(nbytes), ""), 20) for nbytes in (4096, 8192)]
@@ -363,7 +363,7 @@ def test_pages_of_keys_leave_nothing_out(limit: int) -> None:
     assert seen == [(key, nbytes) for nbytes in (4096, 8192) for key in keys]
 
 
-def test_a_list_goes_on_behind_a_scope_that_became_empty() -> None:
+def test_listing_continues_after_emptied_scope() -> None:
     keys = [name_of(number).key for number in range(3)]
     runs = Runs([keys])
     first, second = (scope_of(FAMILY, ObjectFormat(nbytes), "") for nbytes in (4096, 8192))
@@ -374,7 +374,7 @@ def test_a_list_goes_on_behind_a_scope_that_became_empty() -> None:
     assert cursor is None
 
 
-def test_a_cursor_is_one_of_ours() -> None:
+def test_invalid_cursor_is_refused() -> None:
     none = Runs([])
     for bad in ("x", "1:2", "zz:1:2", "00:-1:0", "00:1:y"):
         with pytest.raises(ValueError):
@@ -387,7 +387,7 @@ def test_a_cursor_is_one_of_ours() -> None:
 # Settings.
 
 
-def test_settings_are_read() -> None:
+def test_settings_are_parsed() -> None:
     settings = Settings.parse({"path": "/kv", "capacity": "1GiB", "codec": "zstd"})
     assert (settings.path, settings.capacity, settings.namespace) == ("/kv", "1GiB", "")
     assert settings.options() == {"codec": "zstd"}
@@ -405,7 +405,7 @@ def test_settings_are_read() -> None:
         ({"path": "/kv", "namespace": 1}, '"namespace"'),
     ],
 )
-def test_wrong_settings_say_what_to_write(params: dict[str, Any], says: str) -> None:
+def test_settings_error_says_what_to_write(params: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=says) as refused:
         Settings.parse(params)
     assert "\n" not in str(refused.value)
@@ -414,7 +414,7 @@ def test_wrong_settings_say_what_to_write(params: dict[str, Any], says: str) -> 
 # The interface.
 
 
-def test_another_interface_is_one_clear_line() -> None:
+def test_unknown_interface_fails_in_one_line() -> None:
     class Stranger(ABC):
         @abstractmethod
         def close(self) -> None: ...

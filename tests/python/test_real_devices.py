@@ -422,7 +422,7 @@ def test_late_mount_moves_engine_to_its_disk(
         assert [sum(store.exists(SMALL_SCOPE, keys)) for keys in (below, after)] == [400, 0]
 
 
-def test_full_directory_is_used_all_the_same(
+def test_full_directory_is_still_used(
     second_directory: tuple[Disk, Path, list[bytes]],
 ) -> None:
     """Segments are allocated whole: on a full disk they can be read and written."""

@@ -132,7 +132,7 @@ def holding_other_things(path: Path) -> Callable[[], object]:
 
 
 @pytest.mark.parametrize("fault", [taken_by_a_file, of_another_user, holding_other_things])
-def test_store_is_opened_when_its_directory_is_mended(
+def test_repaired_directory_is_opened(
     fault: Callable[[Path], Callable[[], object]],
     made: Callable[..., FailSafeStore],
     tmp_path: Path,
@@ -153,7 +153,7 @@ def test_store_is_opened_when_its_directory_is_mended(
     assert "serves again" in lines[1]
 
 
-def test_store_is_opened_when_its_owner_speaks_a_known_version(
+def test_owner_of_known_version_is_opened(
     made: Callable[..., FailSafeStore], owned: Callable[[], object], tmp_path: Path
 ) -> None:
     owned()
@@ -180,7 +180,7 @@ def test_store_is_opened_when_its_owner_speaks_a_known_version(
 
 
 @pytest.mark.parametrize("said", [{"codec": "potato"}, {"capacity": "1 potato"}, {"eviction": 3}])
-def test_setting_that_cannot_be_read_is_not_tried_again(
+def test_invalid_setting_is_not_retried(
     made: Callable[..., FailSafeStore], said: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     handle = made(**said)
@@ -221,7 +221,7 @@ def replaced(
     return start
 
 
-def test_store_that_was_replaced_is_opened_anew(
+def test_replaced_store_is_reopened(
     made: Callable[..., FailSafeStore], replaced: Callable[[], Callable[[], object]]
 ) -> None:
     replace = replaced()
@@ -239,7 +239,7 @@ def stores(handle: FailSafeStore) -> bool:
     return outcome is not None and outcome.pages == len(KEYS)
 
 
-def test_store_that_was_replaced_is_opened_anew_by_who_only_submits(
+def test_replaced_store_is_reopened_by_submits_alone(
     made: Callable[..., FailSafeStore], replaced: Callable[[], Callable[[], object]]
 ) -> None:
     replace = replaced()
@@ -249,7 +249,7 @@ def test_store_that_was_replaced_is_opened_anew_by_who_only_submits(
     until(lambda: stores(handle), "it stores")
 
 
-def test_cache_with_a_tier_that_was_replaced_is_opened_anew(
+def test_cache_with_replaced_tier_is_reopened(
     replaced: Callable[[], Callable[[], object]], tmp_path: Path
 ) -> None:
     replace = replaced()
@@ -291,7 +291,7 @@ def of_lmcache(path: Path) -> FailSafeStore:
 
 
 @pytest.mark.parametrize("of", [of_vllm, of_vllm_tiers, of_vllm_tier, of_sglang, of_lmcache])
-def test_every_connector_opens_its_store_again(
+def test_every_connector_reopens_its_store(
     of: Callable[[Path], FailSafeStore], tmp_path: Path
 ) -> None:
     mend = taken_by_a_file(tmp_path / "kv")
@@ -306,7 +306,7 @@ def test_every_connector_opens_its_store_again(
         handle.close()
 
 
-def test_store_is_opened_when_its_silent_owner_goes_on(
+def test_resumed_owner_is_opened(
     owned: Callable[[], "subprocess.Popen[str]"], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     link = tmp_path / "link"
@@ -381,7 +381,7 @@ os._exit(0 if handle.open() else 1)
 """
 
 
-def test_process_ends_while_its_store_is_opened(
+def test_process_exits_while_opening_store(
     owned: Callable[[], "subprocess.Popen[str]"], tmp_path: Path
 ) -> None:
     link = tmp_path / "link"
@@ -402,15 +402,13 @@ def test_process_ends_while_its_store_is_opened(
         assert process.wait(30) == 0
 
 
-def test_forked_child_opens_the_store_that_its_parent_waits_for(tmp_path: Path) -> None:
+def test_forked_child_opens_store_parent_waits_for(tmp_path: Path) -> None:
     taken_by_a_file(tmp_path / "kv")
     command = [sys.executable, "-c", FORKING, str(tmp_path / "kv")]
     assert subprocess.run(command, timeout=120, check=False).returncode == 0
 
 
-def test_handle_that_is_dropped_is_not_opened_again(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_dropped_store_is_not_reopened(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     attempts = Event()
 
     def fails_to_open() -> object:
@@ -452,7 +450,7 @@ def fails(handle: FailSafeStore) -> None:
     assert handle.call("probe", lambda store: cast(Any, store).probe(), 7) == 7
 
 
-def test_calls_do_not_wait_for_a_store_that_is_opened_again(
+def test_calls_do_not_wait_for_reopening(
     made: Callable[..., FailSafeStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, late = Failing(), Failing()
@@ -479,7 +477,7 @@ def test_calls_do_not_wait_for_a_store_that_is_opened_again(
     assert not handle.open()
 
 
-def test_store_that_keeps_failing_is_opened_with_back_off(
+def test_failing_store_is_reopened_with_back_off(
     made: Callable[..., FailSafeStore],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -504,11 +502,11 @@ def test_store_that_keeps_failing_is_opened_with_back_off(
     assert len(caplog.records) == 2
 
 
-def test_back_off_ends_within_the_promised_time() -> None:
+def test_back_off_stays_within_documented_time() -> None:
     assert RETRY_SECONDS_MAX <= 8
 
 
-def test_hash_that_the_store_refuses_is_not_used_after_reopening(
+def test_refused_hash_is_not_used_after_reopening(
     made: Callable[..., FailSafeStore], tmp_path: Path
 ) -> None:
     mend = taken_by_a_file(tmp_path / "kv")
@@ -519,7 +517,7 @@ def test_hash_that_the_store_refuses_is_not_used_after_reopening(
     assert not serves(handle)
 
 
-def test_hash_that_the_store_refuses_is_not_used_by_workers(
+def test_refused_hash_is_not_used_by_workers(
     made: Callable[..., FailSafeStore],
 ) -> None:
     handle = made()
@@ -528,7 +526,7 @@ def test_hash_that_the_store_refuses_is_not_used_by_workers(
     assert "allow_weak_hashes" in handle.broken
 
 
-def test_no_store_is_made_below_an_unmounted_disk(
+def test_unmounted_path_gets_no_store(
     made: Callable[..., FailSafeStore], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, away = tmp_path / "kv", tmp_path / "away"
@@ -548,7 +546,7 @@ def test_no_store_is_made_below_an_unmounted_disk(
     assert serves(handle)
 
 
-def test_interrupted_opening_is_tried_by_the_next_call(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_open_is_retried_by_next_call(monkeypatch: pytest.MonkeyPatch) -> None:
     outcomes: list[Callable[[], object]] = [interrupt, Failing]
     fake(lambda: outcomes.pop(0)(), monkeypatch)
     handle = FailSafeStore(StoreSettings("/kv"), LOGGER, lambda _: None)
@@ -562,7 +560,7 @@ def interrupt() -> object:
     raise KeyboardInterrupt
 
 
-def test_owner_that_reopens_as_client_asks_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_owner_reopened_as_client_waits_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     stores = [Failing("owner"), Failing("client")]
     fake(lambda: stores.pop(0), monkeypatch)
     store = TierStore(VllmSettings("/kv", read_only=False), Counts())
@@ -576,7 +574,7 @@ def test_owner_that_reopens_as_client_asks_elsewhere(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("error", [RetryError("busy"), InvalidError("wrong"), OSError(5, "why")])
-def test_other_failures_keep_the_store(
+def test_other_failures_keep_store(
     made: Callable[..., FailSafeStore], monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     def probe() -> int:
@@ -590,7 +588,7 @@ def test_other_failures_keep_the_store(
     assert handle.broken == ""
 
 
-def test_lmcache_client_serves_when_the_store_can_be_opened(tmp_path: Path) -> None:
+def test_lmcache_client_serves_after_repair(tmp_path: Path) -> None:
     mend = taken_by_a_file(tmp_path / "kv")
     client = NativeClient(path=str(tmp_path / "kv"), capacity="1GiB")
     try:

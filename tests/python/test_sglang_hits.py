@@ -11,7 +11,7 @@ def side(policy: str, present: str, window: int = 1, pool: str = "side") -> Pres
     return Presence(pool, policy, window, [page == "1" for page in present])
 
 
-def test_without_side_pools_every_length_can_be_had() -> None:
+def test_every_length_is_restorable_without_side_pools() -> None:
     found = restorable_prefixes("kv", 3, [])
     assert (found.pages, found.restorable, found.pools) == (3, [1, 2, 3], {"kv": 3})
     assert restorable_prefixes("kv", 0, []).pools == {}
@@ -30,24 +30,26 @@ def test_without_side_pools_every_length_can_be_had() -> None:
         ("a policy of tomorrow", "11111", 1, []),
     ],
 )
-def test_policies(policy: str, present: str, window: int, restorable: list[int]) -> None:
+def test_policies_limit_restorable_lengths(
+    policy: str, present: str, window: int, restorable: list[int]
+) -> None:
     found = restorable_prefixes("kv", 5, [side(policy, present, window)])
     assert found.restorable == restorable
     assert found.pages == max(restorable, default=0)
 
 
-def test_all_pools_must_agree_and_each_has_its_own_verdict() -> None:
+def test_all_pools_must_allow_a_length() -> None:
     sides = [side(TRAILING, "0110", pool="mamba"), side(ALL, "1101", pool="indexer")]
     found = restorable_prefixes("kv", 4, sides)
     assert found.restorable == [2]
     assert found.pools == {"kv": 4, "mamba": 3, "indexer": 2}
 
 
-def test_groups_of_blocks_are_given_no_verdict() -> None:
+def test_block_groups_limit_nothing() -> None:
     assert restorable_prefixes("kv", 2, [side(GROUPS, "11", pool="c4")]).pools == {"kv": 2}
 
 
-def test_a_trailing_window_is_what_its_definition_says() -> None:
+def test_trailing_window_matches_definition() -> None:
     for bits in itertools.product("01", repeat=6):
         for window in range(1, 7):
             present = "".join(bits)

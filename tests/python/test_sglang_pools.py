@@ -85,7 +85,7 @@ def pool_of(host: Host, quiet: SGLangStore, meter: Meter) -> Pool:
     return made
 
 
-def test_pieces_are_seen_as_spans() -> None:
+def test_page_pieces_become_spans() -> None:
     host = Host()
     found = spans(lambda page: host.get_page_buffer_meta(slots(page)), PAGES)
     assert [span.base for span in found] == [piece.ctypes.data for piece in host.memory]
@@ -103,12 +103,12 @@ def test_pieces_are_seen_as_spans() -> None:
         (2, {0: ([8], [4]), 1: ([4], [4])}, "not evenly spaced"),
     ],
 )
-def test_memory_that_is_not_even_is_refused(pages: int, pieces: Any, problem: str) -> None:
+def test_unevenly_spaced_memory_is_refused(pages: int, pieces: Any, problem: str) -> None:
     with pytest.raises(PagesError, match=problem):
         spans(lambda page: pieces[page], pages)
 
 
-def test_slots_are_whole_pages_or_nothing() -> None:
+def test_partial_pages_are_refused() -> None:
     assert page_ids(slots(3, 0), 2, TOKENS) == [3, 0]
     assert page_ids(slots(3, 0), 3, TOKENS) is None
     assert page_ids(slots(3, 0) + 1, 2, TOKENS) is None
@@ -116,7 +116,9 @@ def test_slots_are_whole_pages_or_nothing() -> None:
 
 
 @pytest.mark.parametrize("named", [True, False], ids=["in place", "copied"])
-def test_pages_come_back_either_way(quiet: SGLangStore, meter: Meter, named: bool) -> None:
+def test_pages_round_trip_in_place_and_copied(
+    quiet: SGLangStore, meter: Meter, named: bool
+) -> None:
     host = Host(named=named)
     pool = pool_of(host, quiet, meter)
     assert pool.in_place is named
@@ -130,20 +132,20 @@ def test_pages_come_back_either_way(quiet: SGLangStore, meter: Meter, named: boo
     assert meter.counts()["missed_pages:absent"] == 2
 
 
-def test_a_pool_that_moves_its_pages_is_copied(quiet: SGLangStore, meter: Meter) -> None:
+def test_compacting_pool_is_copied(quiet: SGLangStore, meter: Meter) -> None:
     host = Host()
     vars(host)["shared_allocation_domain"] = object()
     assert not pool_of(host, quiet, meter).in_place
 
 
-def test_copies_of_pages_in_another_order_are_refused(quiet: SGLangStore, meter: Meter) -> None:
+def test_copies_in_other_order_are_refused(quiet: SGLangStore, meter: Meter) -> None:
     host = Host()
     pool = pool_of(host, quiet, meter)
     assert pool.put_flat(keys(1), [host.get_data_page(0)], None) == 0
     assert meter.counts() == {"refused_pages:order": 1}
 
 
-def test_the_first_page_of_another_size_ends_a_batch(quiet: SGLangStore, meter: Meter) -> None:
+def test_page_of_other_size_ends_batch(quiet: SGLangStore, meter: Meter) -> None:
     host = Host(named=False)
     pool = pool_of(host, quiet, meter)
     pages = [host.get_data_page(0), host.get_data_page(4)[1:], host.get_data_page(8)]
@@ -152,7 +154,7 @@ def test_the_first_page_of_another_size_ends_a_batch(quiet: SGLangStore, meter: 
     assert meter.counts()["refused_pages:size"] == 2
 
 
-def test_a_store_that_is_gone_is_asked_no_more(quiet: SGLangStore, meter: Meter) -> None:
+def test_closed_store_is_not_called(quiet: SGLangStore, meter: Meter) -> None:
     pool = pool_of(Host(), quiet, meter)
     quiet.close()
     assert pool.put(keys(1), slots(0), None) == 0
@@ -162,7 +164,7 @@ def test_a_store_that_is_gone_is_asked_no_more(quiet: SGLangStore, meter: Meter)
     assert not quiet.open()
 
 
-def test_rates_are_taken_once_and_bounded() -> None:
+def test_rates_are_bounded_and_taken_once() -> None:
     meter = Meter()
     for _ in range(RATES_MAX + 5):
         meter.prefetched(2, 500, 0.001)

@@ -42,7 +42,7 @@ class Storage:
 
 
 @pytest.mark.parametrize("name", UPDATE_METHODS)
-def test_every_way_to_update_weights_is_seen_and_still_answers(name: str) -> None:
+def test_every_weight_update_is_observed(name: str) -> None:
     updates, (updater, manager, controller) = WeightUpdates(), classes()
     assert updates.watch(updater, manager, controller)
     assert getattr(updater(), name)("done") == "done"
@@ -51,14 +51,14 @@ def test_every_way_to_update_weights_is_seen_and_still_answers(name: str) -> Non
     assert updates.epoch == updates.flushed != b""
 
 
-def test_an_update_by_an_updater_of_another_kind_is_seen_when_it_is_recorded() -> None:
+def test_recorded_update_of_other_updater_is_observed() -> None:
     updates, (updater, manager, controller) = WeightUpdates(), classes()
     updates.watch(updater, manager, controller)
     getattr(manager(), RECORDER)()
     assert updates.epoch != updates.flushed
 
 
-def test_what_changes_no_weights_begins_no_epoch() -> None:
+def test_harmless_methods_begin_no_epoch() -> None:
     updates, (updater, manager, controller) = WeightUpdates(), classes()
     updates.watch(updater, manager, controller)
     for name in HARMLESS_METHODS:
@@ -67,7 +67,7 @@ def test_what_changes_no_weights_begins_no_epoch() -> None:
     assert updates.epoch == updates.flushed == b""
 
 
-def test_only_a_reset_that_returned_is_a_flush() -> None:
+def test_failed_reset_is_no_flush() -> None:
     updates, (updater, manager, controller) = WeightUpdates(), classes()
     updates.watch(updater, manager, controller)
     getattr(updater(), UPDATE_METHODS[0])()
@@ -82,7 +82,7 @@ def test_only_a_reset_that_returned_is_a_flush() -> None:
     assert made.storage_backend.told == 1
 
 
-def test_classes_are_watched_once() -> None:
+def test_classes_are_wrapped_once() -> None:
     updates, found = WeightUpdates(), classes()
     assert updates.watch(*found)
     assert not updates.watch(*found)
@@ -90,7 +90,7 @@ def test_classes_are_watched_once() -> None:
     assert watch_obstacle(*found) == ""
 
 
-def test_nothing_is_there_and_nothing_stored_between_an_update_and_the_flush(
+def test_updated_weights_miss_until_flush(
     tmp_path: Path,
 ) -> None:
     updates, meter = WeightUpdates(), Meter()
@@ -125,5 +125,5 @@ def test_nothing_is_there_and_nothing_stored_between_an_update_and_the_flush(
         ((classes()[0], type("Manager", (), {}), classes()[2]), f"Manager has no {RECORDER}"),
     ],
 )
-def test_updates_that_could_not_be_seen_are_named(found: Any, problem: str) -> None:
+def test_unobservable_updates_are_named(found: Any, problem: str) -> None:
     assert problem in watch_obstacle(*found)

@@ -90,7 +90,7 @@ def check(store: rt.Store, flushed: dict[int, int], upto: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_owner_killed_again_and_again(tmp_path: Path, seed: int) -> None:
+def test_repeatedly_killed_owner_loses_nothing(tmp_path: Path, seed: int) -> None:
     """Each child starts where the last one may have got to; nothing is ever evicted here."""
     rng = random.Random(seed)
     flushed: dict[int, int] = {}
@@ -105,7 +105,7 @@ def test_owner_killed_again_and_again(tmp_path: Path, seed: int) -> None:
     assert flushed
 
 
-def test_client_killed_while_writing(tmp_path: Path) -> None:
+def test_killed_writer_loses_nothing_flushed(tmp_path: Path) -> None:
     """The owner goes on; the space of the dead client's puts comes back."""
     with rt.Store.open(str(tmp_path / "kv"), capacity="1GiB", segment_bytes=4 << 20) as store:
         flushed: dict[int, int] = {}
@@ -119,7 +119,7 @@ def test_client_killed_while_writing(tmp_path: Path) -> None:
         assert store.role == "owner"
 
 
-def test_owner_killed_under_a_living_client(tmp_path: Path) -> None:
+def test_client_finds_pages_of_killed_owner(tmp_path: Path) -> None:
     """The client takes over and still finds everything that was flushed."""
     owner = start(tmp_path / "kv", 0)
     assert owner.stdout is not None

@@ -27,7 +27,7 @@ def check(store: rt.Store, scope: rt.Scope, keys: list[bytes]) -> None:
     assert (out == pages_of(keys, PAGE)).all()
 
 
-def test_a_sequence_is_found_as_far_as_it_goes(store: rt.Store) -> None:
+def test_sequence_is_found_to_its_end(store: rt.Store) -> None:
     assert store.probe(CHAIN, KEYS) == 0
     assert put(store, CHAIN, KEYS[:4]) == 4
     assert store.probe(CHAIN, KEYS) == 4
@@ -37,7 +37,7 @@ def test_a_sequence_is_found_as_far_as_it_goes(store: rt.Store) -> None:
     check(store, CHAIN, KEYS)
 
 
-def test_a_continuation_hangs_behind_its_parent(store: rt.Store) -> None:
+def test_continuation_requires_its_parent(store: rt.Store) -> None:
     put(store, CHAIN, KEYS[:2])
     assert put(store, CHAIN, KEYS[2:], parent=KEYS[1]) == 4
     assert store.probe(CHAIN, KEYS) == 6
@@ -45,7 +45,7 @@ def test_a_continuation_hangs_behind_its_parent(store: rt.Store) -> None:
     assert store.probe(CHAIN, KEYS) == 1
 
 
-def test_pages_of_a_loose_scope_stand_alone(store: rt.Store) -> None:
+def test_unchained_pages_are_independent(store: rt.Store) -> None:
     put(store, LOOSE, KEYS)
     assert store.delete(LOOSE, [KEYS[1], KEYS[4]]) == 2
     assert store.exists(LOOSE, KEYS) == [True, False, True, True, False, True]
@@ -54,7 +54,7 @@ def test_pages_of_a_loose_scope_stand_alone(store: rt.Store) -> None:
     check(store, LOOSE, [KEYS[5], KEYS[0]])
 
 
-def test_scopes_do_not_see_each_other(store: rt.Store) -> None:
+def test_scopes_are_separate(store: rt.Store) -> None:
     other = rt.Scope.opaque("other tenant", PAGE, chained=True)
     put(store, CHAIN, KEYS)
     assert store.probe(other, KEYS) == 0
@@ -67,7 +67,7 @@ def test_scopes_do_not_see_each_other(store: rt.Store) -> None:
     assert (store.probe(CHAIN, KEYS), store.probe(other, KEYS)) == (0, 0)
 
 
-def test_a_match_holds_a_lease(store: rt.Store) -> None:
+def test_pinned_prefix_holds_lease(store: rt.Store) -> None:
     put(store, CHAIN, KEYS[:4])
     with store.pin_prefix(CHAIN, KEYS, ttl=30) as match:
         assert match.pages == 4
@@ -85,7 +85,7 @@ def test_a_match_holds_a_lease(store: rt.Store) -> None:
     nothing.release()
 
 
-def test_a_match_of_several_scopes_is_what_all_have(store: rt.Store) -> None:
+def test_pinned_prefix_covers_all_scopes(store: rt.Store) -> None:
     other = rt.Scope.opaque("other", CHAIN.page_bytes, chained=True)
     put(store, CHAIN, KEYS)
     assert store.pin_prefix((CHAIN, other), KEYS).lease == 0
@@ -101,7 +101,7 @@ def test_a_match_of_several_scopes_is_what_all_have(store: rt.Store) -> None:
             store.pin_prefix(wrong, KEYS)
 
 
-def test_figures(store: rt.Store) -> None:
+def test_stats_count_operations(store: rt.Store) -> None:
     put(store, CHAIN, KEYS)
     check(store, CHAIN, KEYS)
     stats = store.stats()
@@ -113,9 +113,7 @@ def test_figures(store: rt.Store) -> None:
 
 @pytest.mark.parametrize("page_bytes", [5_000, 64 << 10, 256 << 10, 512 << 10])
 @pytest.mark.parametrize("chained", [True, False])
-def test_a_full_store_takes_the_new_and_lets_the_old_go(
-    store: rt.Store, page_bytes: int, chained: bool
-) -> None:
+def test_full_store_evicts_oldest_pages(store: rt.Store, page_bytes: int, chained: bool) -> None:
     """Twice the capacity, in sequences of 2 MiB, whatever of a segment a page leaves over."""
     scope = rt.Scope.opaque("flood", page_bytes, chained=chained)
     length, capacity = (2 << 20) // page_bytes, store.stats()["capacity_bytes"]
@@ -132,7 +130,7 @@ def test_a_full_store_takes_the_new_and_lets_the_old_go(
 
 @pytest.mark.parametrize("durability", ["cache", "durable"])
 @pytest.mark.parametrize("io", ["auto", "pool", "buffered"])
-def test_reopening_finds_everything(where: Path, durability: str, io: str) -> None:
+def test_reopened_store_has_all_pages(where: Path, durability: str, io: str) -> None:
     with open_small(where, durability=durability, io=io) as store:
         put(store, CHAIN, KEYS)
         put(store, LOOSE, KEYS[::2])
@@ -143,7 +141,7 @@ def test_reopening_finds_everything(where: Path, durability: str, io: str) -> No
         assert store.exists(LOOSE, KEYS) == [False, False, True, False, True, False]
 
 
-def test_segments_in_several_directories(where: Path, tmp_path: Path) -> None:
+def test_segments_spread_over_directories(where: Path, tmp_path: Path) -> None:
     disks = [tmp_path / "disk0", tmp_path / "disk1"]
     for disk in disks:
         disk.mkdir()
@@ -156,7 +154,7 @@ def test_segments_in_several_directories(where: Path, tmp_path: Path) -> None:
     assert all(any(disk.iterdir()) for disk in disks)
 
 
-def test_closing_is_final_and_may_be_repeated(where: Path) -> None:
+def test_close_is_final_and_idempotent(where: Path) -> None:
     store = open_small(where)
     put(store, CHAIN, KEYS)
     match = store.pin_prefix(CHAIN, KEYS)
@@ -172,7 +170,7 @@ def test_closing_is_final_and_may_be_repeated(where: Path) -> None:
         put(store, CHAIN, KEYS)
 
 
-def test_two_opens_in_one_process_share_one_store(where: Path) -> None:
+def test_two_opens_share_one_store(where: Path) -> None:
     with open_small(where) as first, open_small(where) as second:
         put(first, CHAIN, KEYS)
         assert second.probe(CHAIN, KEYS) == 6
@@ -180,7 +178,7 @@ def test_two_opens_in_one_process_share_one_store(where: Path) -> None:
         check(first, CHAIN, KEYS)
 
 
-def test_scopes_are_values() -> None:
+def test_scopes_are_hashable_values() -> None:
     scope = rt.Scope(
         model="m",
         dtype="bfloat16",

@@ -48,7 +48,7 @@ def elsewhere(tmp_path: Path) -> Iterator[CacheStore]:
     two.close()
 
 
-def test_what_went_down_is_counted_once(elsewhere: CacheStore) -> None:
+def test_written_pages_are_counted_once(elsewhere: CacheStore) -> None:
     meter = Meter()
     elsewhere._meter = meter
     keys = keys_of("other", 3)
@@ -81,13 +81,13 @@ def prefetches(cache: CacheStore) -> int:
     return cache.call("stats", lambda each: int(each.stats()["prefetch"]["started"]), -1)
 
 
-def test_what_is_not_to_be_loaded_is_not_brought(elsewhere: CacheStore) -> None:
+def test_declined_loads_are_not_prefetched(elsewhere: CacheStore) -> None:
     hit = match(elsewhere, loads=False)
     assert (hit.pages, hit.present, hit.pending) == (0, 0, False)
     assert prefetches(elsewhere) == 0
 
 
-def test_what_is_to_be_loaded_is_brought(elsewhere: CacheStore) -> None:
+def test_wanted_pages_are_prefetched(elsewhere: CacheStore) -> None:
     until = time.monotonic() + WAIT
     while (hit := match(elsewhere, loads=True)).pending:
         assert time.monotonic() < until

@@ -32,7 +32,7 @@ def windowed() -> tuple[Shared, Any, Any]:
     return blocks, lent, other
 
 
-def test_a_window_hides_no_failed_block() -> None:
+def test_window_hides_no_failed_block() -> None:
     store = FakeStore()
     blocks, lent, other = windowed()
     side = alone(store, blocks, identity(WINDOW))
@@ -52,7 +52,7 @@ def test_a_window_hides_no_failed_block() -> None:
     assert not [save for save in second.saves if save.request == "s"]
 
 
-def test_a_window_hides_no_block_that_another_connector_failed_to_fill() -> None:
+def test_window_hides_no_foreign_failed_block() -> None:
     blocks, lent, other = windowed()
     side = composed(blocks, WINDOW)
     admit(side, lent, 2 * TOKENS)
@@ -67,7 +67,7 @@ def test_a_window_hides_no_block_that_another_connector_failed_to_fill() -> None
 
 
 @pytest.mark.parametrize("beside", [False, True])
-def test_a_load_that_lands_does_not_clear_a_shared_failure(beside: bool) -> None:
+def test_finished_load_keeps_shared_failure(beside: bool) -> None:
     """Request "r" loads 101 for the step; "a" and "b" have it from vLLM's cache and load more,
     apart. vLLM computes it again in "a", which still waits, and takes it to be right in "b".
     """
@@ -104,7 +104,7 @@ def test_a_load_that_lands_does_not_clear_a_shared_failure(beside: bool) -> None
     assert not plan(side, b=2 * TOKENS).saves
 
 
-def test_an_abort_leaves_no_failed_block_in_vllm_s_cache() -> None:
+def test_abort_evicts_failed_blocks() -> None:
     """VLLM ends aborted requests before it reports the outcome of their last step."""
     store, blocks = FakeStore(), Blocks()
     side = alone(store, blocks, identity())

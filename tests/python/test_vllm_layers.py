@@ -72,7 +72,7 @@ def machine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Machine]
 LOAD = StepMetadata(None, [Load("b", [Pages(0, 0, KEYS, LOADED)])])
 
 
-def test_each_layer_has_its_pages_when_it_is_announced(machine: Machine) -> None:
+def test_announced_layer_has_its_pages(machine: Machine) -> None:
     machine.counts()
     for _ in range(10):
         for array in machine.memory.values():
@@ -83,7 +83,7 @@ def test_each_layer_has_its_pages_when_it_is_announced(machine: Machine) -> None
     assert counts["loaded_bytes"] == 50 * len(LAYERS) * BYTES
 
 
-def test_what_is_missing_is_reported_when_the_step_is_over(machine: Machine) -> None:
+def test_missing_pages_are_reported_after_step(machine: Machine) -> None:
     keys = (*KEYS[:4], b"never stored" * 2)
     assert machine.step(StepMetadata(None, [Load("b", [Pages(0, 0, keys, LOADED)])])) == {6}
     report = machine.worker.take_report()
@@ -91,9 +91,7 @@ def test_what_is_missing_is_reported_when_the_step_is_over(machine: Machine) -> 
     assert report.unsaved == [("b", 0, 4)]
 
 
-def test_damage_in_the_last_layers_is_one_page_that_did_not_come(
-    machine: Machine, tmp_path: Path
-) -> None:
+def test_damage_in_last_layers_fails_one_page(machine: Machine, tmp_path: Path) -> None:
     store = machine.worker._store._store
     assert store is not None
     store.flush()

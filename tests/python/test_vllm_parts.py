@@ -34,7 +34,7 @@ STATE = Rule(1)
         (trailing(100 * TOKENS), range(5)),
     ],
 )
-def test_pages_needed_to_go_on(rule: Rule, needed: range) -> None:
+def test_rule_gives_pages_needed_to_resume(rule: Rule, needed: range) -> None:
     assert list(rule.needed(5, TOKENS)) == list(needed)
 
 
@@ -57,13 +57,13 @@ def present(pages: str) -> list[bool]:
         (".x.x.", "xxxxx", 0),
     ],
 )
-def test_lengths_that_can_be_resumed_are_a_set(window: str, state: str, tokens: int) -> None:
+def test_resumable_lengths_are_a_set(window: str, state: str, tokens: int) -> None:
     parts = (part(), part(trailing(2 * TOKENS)), part(STATE))
     there = {Slice(1, 0, 0): present(window), Slice(2, 0, 0): present(state)}
     assert longest_resumable(parts, there, 5 * TOKENS, TOKENS) == tokens * TOKENS
 
 
-def test_a_length_is_a_whole_page_of_every_part() -> None:
+def test_lengths_are_whole_pages_of_every_part() -> None:
     parts = (part(), part(trailing(2 * TOKENS), tokens=2 * TOKENS))
     there = {Slice(1, 0, 0): present("xx")}
     assert longest_resumable(parts, there, 5 * TOKENS, 2 * TOKENS) == 4 * TOKENS
@@ -78,11 +78,13 @@ def test_a_length_is_a_whole_page_of_every_part() -> None:
         (2, 1, [(0, 1), (0, 1)]),
     ],
 )
-def test_heads_of_a_worker(ranks: int, kv_heads: int, heads: list[tuple[int, int]]) -> None:
+def test_worker_holds_its_share_of_heads(
+    ranks: int, kv_heads: int, heads: list[tuple[int, int]]
+) -> None:
     assert [heads_of(rank, ranks, kv_heads) for rank in range(ranks)] == heads
 
 
-def test_units_depend_on_the_model_alone() -> None:
+def test_units_depend_on_model_alone() -> None:
     for kv_heads in (1, 2, 3, 8, 32):
         made = {units_of(kv_heads, ranks, OBJECT_BYTES, sliceable=True) for ranks in (1, 2, 4)}
         if kv_heads != 3:
@@ -98,14 +100,14 @@ def test_small_heads_are_stored_together() -> None:
     assert units_of(8, 1, OBJECT_BYTES // 1000, sliceable=True)[0] == ((0, 8),)
 
 
-def test_a_worker_with_less_than_a_unit_stores_what_it_has() -> None:
+def test_worker_with_partial_unit_stores_its_share() -> None:
     units, shared = units_of(32, 16, OBJECT_BYTES, sliceable=True)
     assert (len(units), shared) == (16, False)
     assert units_of(8, 2, OBJECT_BYTES, sliceable=False) == (((0, 4), (4, 8)), False)
 
 
 @pytest.mark.parametrize(("kv_heads", "ranks"), [(8, 1), (8, 4), (2, 2), (2, 8), (1, 4), (32, 16)])
-def test_every_unit_has_holders_and_one_writer(kv_heads: int, ranks: int) -> None:
+def test_every_unit_has_one_writer(kv_heads: int, ranks: int) -> None:
     units, _ = units_of(kv_heads, ranks, OBJECT_BYTES, sliceable=True)
     held = part(units=units, kv_heads=kv_heads)
     for unit in range(len(units)):
@@ -114,7 +116,7 @@ def test_every_unit_has_holders_and_one_writer(kv_heads: int, ranks: int) -> Non
         assert [rank for rank in range(ranks) if is_writer(held, unit, rank, ranks)] == holders[:1]
 
 
-def test_parts_that_need_all_pages_come_first() -> None:
+def test_full_attention_parts_come_first() -> None:
     window = part(trailing(64), stages=(("l.0",), ("l.3",)))
     whole = part(units=((0, 1), (1, 2)), stages=((), ("l.4",)))
     assert slices((window, whole)) == [
@@ -137,7 +139,7 @@ def test_parts_that_need_all_pages_come_first() -> None:
         (1, 1 << 20, (1,)),
     ],
 )
-def test_layers_are_grouped_by_what_is_worth_a_read(
+def test_layers_are_grouped_by_read_size(
     layers: int, head_bytes: int, groups: tuple[int, ...]
 ) -> None:
     stages = (tuple(f"l.{n}" for n in range(layers)),)

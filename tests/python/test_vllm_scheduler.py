@@ -99,7 +99,7 @@ def step(side: SchedulerSide, asked: Any, tokens: int) -> Any:
     return metadata
 
 
-def test_the_last_token_is_never_claimed(side: SchedulerSide, store: FakeStore) -> None:
+def test_last_token_is_never_claimed(side: SchedulerSide, store: FakeStore) -> None:
     for tokens, claimed in ((4 * TOKENS, 3), (4 * TOKENS + 1, 4), (TOKENS, 0), (1, 0)):
         asked = request(tokens, name=f"n{tokens}")
         keep(store, asked, 4)
@@ -108,7 +108,7 @@ def test_the_last_token_is_never_claimed(side: SchedulerSide, store: FakeStore) 
     assert not store.leases
 
 
-def test_a_cold_prompt_is_saved_once(side: SchedulerSide, store: FakeStore) -> None:
+def test_cold_prompt_is_saved_once(side: SchedulerSide, store: FakeStore) -> None:
     asked = request(200)
     metadata = run(side, asked)
     (save,) = metadata.saves
@@ -119,7 +119,7 @@ def test_a_cold_prompt_is_saved_once(side: SchedulerSide, store: FakeStore) -> N
     assert not store.leases
 
 
-def test_a_warm_prompt_is_loaded_under_a_lease(side: SchedulerSide, store: FakeStore) -> None:
+def test_warm_prompt_is_loaded_under_lease(side: SchedulerSide, store: FakeStore) -> None:
     asked = request(300)
     keep(store, asked, 3)
     metadata = run(side, asked, local=TOKENS)
@@ -135,9 +135,7 @@ def test_a_warm_prompt_is_loaded_under_a_lease(side: SchedulerSide, store: FakeS
     assert not store.leases
 
 
-def test_what_the_store_lacks_of_the_engine_s_prefix_is_saved(
-    side: SchedulerSide, store: FakeStore
-) -> None:
+def test_unstored_engine_prefix_is_saved(side: SchedulerSide, store: FakeStore) -> None:
     asked = request(300)
     keep(store, asked, 1)
     metadata = run(side, asked, local=3 * TOKENS)
@@ -146,7 +144,7 @@ def test_what_the_store_lacks_of_the_engine_s_prefix_is_saved(
     assert not store.leases
 
 
-def test_pages_that_fill_while_decoding(side: SchedulerSide) -> None:
+def test_pages_filled_by_decoding_are_saved(side: SchedulerSide) -> None:
     asked = request(127)
     assert len(run(side, asked).saves[0].pages.keys) == 1
     asked.block_hashes.append(b"second page" * 3)
@@ -155,13 +153,13 @@ def test_pages_that_fill_while_decoding(side: SchedulerSide) -> None:
     assert (save.pages.first, save.pages.parent) == (1, asked.block_hashes[0])
 
 
-def test_a_page_whose_tokens_are_not_known_yet_waits(side: SchedulerSide) -> None:
+def test_page_without_hash_is_saved_later(side: SchedulerSide) -> None:
     asked = request(100)
     run(side, asked)
     assert step(side, asked, 60) is IDLE
 
 
-def test_a_waiting_request_asks_the_store_once(side: SchedulerSide, store: FakeStore) -> None:
+def test_waiting_request_is_looked_up_once(side: SchedulerSide, store: FakeStore) -> None:
     asked = request(300)
     keep(store, asked, 2)
     assert [side.matched_tokens(asked, 0) for _ in range(5)] == [(2 * TOKENS, False)] * 5
@@ -170,7 +168,7 @@ def test_a_waiting_request_asks_the_store_once(side: SchedulerSide, store: FakeS
     assert not store.leases
 
 
-def test_an_old_lease_is_renewed(
+def test_old_lease_is_renewed(
     side: SchedulerSide, store: FakeStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = request(300)
@@ -182,7 +180,7 @@ def test_an_old_lease_is_renewed(
     assert store.leases == {2}
 
 
-def test_wishes(side: SchedulerSide, store: FakeStore) -> None:
+def test_request_options_are_honoured(side: SchedulerSide, store: FakeStore) -> None:
     silent = request(300, kv_transfer_params={"ritornello.no_store": True})
     assert run(side, silent) is IDLE
     proud = request(300, name="p", kv_transfer_params={"ritornello.no_load": True})
@@ -195,7 +193,7 @@ def test_wishes(side: SchedulerSide, store: FakeStore) -> None:
     assert side.matched_tokens(logprobs, 0) == (0, False)
 
 
-def test_a_retained_request_says_until_when(
+def test_retained_request_has_end_time(
     side: SchedulerSide, store: FakeStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ritornello.vllm.scheduler.time", lambda: 1000.0)
@@ -204,7 +202,7 @@ def test_a_retained_request_says_until_when(
     assert run(side, request(300, name="q")).saves[0].retain_until is None
 
 
-def test_a_store_may_not_permit_requests_to_retain(side: SchedulerSide, store: FakeStore) -> None:
+def test_unpermitted_retention_is_ignored(side: SchedulerSide, store: FakeStore) -> None:
     store.permits = False
     asked = request(300, kv_transfer_params={"ritornello.retain": 60})
     keep(store, asked, 2)
@@ -213,9 +211,7 @@ def test_a_store_may_not_permit_requests_to_retain(side: SchedulerSide, store: F
     assert (side._meter.take() or {})["ignored_retentions"] == 1
 
 
-def test_retaining_what_is_stored_already_puts_its_last_page_again(
-    side: SchedulerSide, store: FakeStore
-) -> None:
+def test_retaining_stored_prefix_puts_last_page(side: SchedulerSide, store: FakeStore) -> None:
     asked = request(4 * TOKENS + 1, kv_transfer_params={"ritornello.retain": 60})
     keep(store, asked, 4)
     (save,) = run(side, asked).saves
@@ -228,7 +224,7 @@ def test_read_only_saves_nothing(store: FakeStore, blocks: Blocks) -> None:
     assert run(side, request(300)) is IDLE
 
 
-def test_a_preempted_request_starts_over(side: SchedulerSide, store: FakeStore) -> None:
+def test_preempted_request_starts_over(side: SchedulerSide, store: FakeStore) -> None:
     asked = request(300)
     run(side, asked)
     keep(store, asked, 2)
@@ -245,13 +241,13 @@ def test_unsaved_pages_are_offered_again(side: SchedulerSide) -> None:
     assert step(side, asked, 1).saves[0].pages.first == 1
 
 
-def test_blocks_that_failed_leave_the_engine_s_cache(side: SchedulerSide, blocks: Blocks) -> None:
+def test_failed_blocks_are_evicted_from_engine(side: SchedulerSide, blocks: Blocks) -> None:
     run(side, request(300))
     side.complete_step(None, {103}, set())
     assert blocks.evicted == set(range(103, 140))
 
 
-def test_a_reset_changes_the_epoch(side: SchedulerSide, store: FakeStore) -> None:
+def test_reset_changes_epoch(side: SchedulerSide, store: FakeStore) -> None:
     asked = request(300)
     keep(store, asked, 3)
     assert side.matched_tokens(asked, 0)[0]
@@ -263,7 +259,7 @@ def test_a_reset_changes_the_epoch(side: SchedulerSide, store: FakeStore) -> Non
     assert metadata.identity.model == identity().model
 
 
-def test_a_reset_while_blocks_are_in_use_stops_everything(
+def test_reset_with_used_blocks_stops_serving(
     side: SchedulerSide, store: FakeStore, blocks: Blocks
 ) -> None:
     asked = request(300)
@@ -276,14 +272,14 @@ def test_a_reset_while_blocks_are_in_use_stops_everything(
     assert run(side, asked).saves
 
 
-def test_a_worker_that_cannot_serve_ends_it(side: SchedulerSide, store: FakeStore) -> None:
+def test_worker_refusal_stops_serving(side: SchedulerSide, store: FakeStore) -> None:
     side.complete_step(WorkerReport(refusal="its KV cache is in cuda memory"), set(), set())
     asked = request(300)
     keep(store, asked, 3)
     assert run(side, asked) is IDLE
 
 
-def test_a_clean_reset_does_not_undo_a_worker_s_refusal(
+def test_clean_reset_keeps_worker_refusal(
     side: SchedulerSide, store: FakeStore, blocks: Blocks
 ) -> None:
     side.complete_step(WorkerReport(refusal="its KV cache is in cuda memory"), set(), set())
@@ -296,21 +292,21 @@ def test_a_clean_reset_does_not_undo_a_worker_s_refusal(
     assert store.lookups == 0
 
 
-def test_closing_returns_every_lease(side: SchedulerSide, store: FakeStore) -> None:
+def test_close_releases_every_lease(side: SchedulerSide, store: FakeStore) -> None:
     asked = request(300)
     keep(store, asked, 3)
     side.matched_tokens(asked, 0)
     side.close()
 
 
-def test_identity_is_told_with_the_first_work_and_after_a_change(side: SchedulerSide) -> None:
+def test_identity_is_sent_first_and_after_change(side: SchedulerSide) -> None:
     assert run(side, request(300)).identity is not None
     assert run(side, request(300, name="q")).identity is None
     assert side.reset()
     assert len(run(side, request(300, name="s")).identity.epoch) == 16
 
 
-def test_a_large_load_goes_on_apart(store: FakeStore, blocks: Blocks) -> None:
+def test_large_load_is_asynchronous(store: FakeStore, blocks: Blocks) -> None:
     large = part(head_bytes=ASYNC_LOAD_BYTES // 8)
     side = side_of(store, blocks, identity(large))
     small, asked = request(200, name="small"), request(300)
@@ -335,9 +331,7 @@ def begin_async_load(side: SchedulerSide, asked: Any) -> Any:
     return side.plan(SimpleNamespace(num_scheduled_tokens={}))
 
 
-def test_a_load_apart_keeps_its_leases_until_all_have_landed(
-    async_side: SchedulerSide, store: FakeStore
-) -> None:
+def test_async_load_keeps_leases_until_done(async_side: SchedulerSide, store: FakeStore) -> None:
     asked = request(300)
     keep(store, asked, 3)
     metadata = begin_async_load(async_side, asked)
@@ -353,9 +347,7 @@ def test_a_load_apart_keeps_its_leases_until_all_have_landed(
     assert save.pages.first == 3
 
 
-def test_an_abort_while_loading_leaves_the_leases_to_the_load(
-    async_side: SchedulerSide, store: FakeStore
-) -> None:
+def test_aborted_request_keeps_leases_of_load(async_side: SchedulerSide, store: FakeStore) -> None:
     asked = request(300)
     keep(store, asked, 3)
     begin_async_load(async_side, asked)
@@ -365,9 +357,7 @@ def test_an_abort_while_loading_leaves_the_leases_to_the_load(
     assert not store.leases
 
 
-def test_a_request_whose_load_failed_computes_the_rest(
-    async_side: SchedulerSide, store: FakeStore
-) -> None:
+def test_failed_load_computes_rest(async_side: SchedulerSide, store: FakeStore) -> None:
     asked = request(300)
     keep(store, asked, 3)
     begin_async_load(async_side, asked)
@@ -383,7 +373,7 @@ def test_a_request_whose_load_failed_computes_the_rest(
     assert async_side.matched_tokens(asked, 0) == (0, False)
 
 
-def test_all_objects_of_a_page_make_a_hit(store: FakeStore, blocks: Blocks) -> None:
+def test_hit_requires_all_objects_of_page(store: FakeStore, blocks: Blocks) -> None:
     split = part(units=((0, 1), (1, 2)), stages=(("l.0",), ("l.1",)))
     side = side_of(store, blocks, identity(split, ranks=2), asynchronous=True)
     asked = request(300)
@@ -401,7 +391,7 @@ def test_all_objects_of_a_page_make_a_hit(store: FakeStore, blocks: Blocks) -> N
 WINDOWED = (part(), part(trailing(2 * TOKENS), stages=(("l.2",),)))
 
 
-def test_a_window_is_loaded_where_it_is_needed(store: FakeStore, blocks: Blocks) -> None:
+def test_window_is_loaded_where_needed(store: FakeStore, blocks: Blocks) -> None:
     side = side_of(store, blocks, identity(*WINDOWED), asynchronous=True)
     asked = request(6 * TOKENS)
     store.keep(asked.block_hashes[:5], Slice(0, 0, 0))
@@ -421,7 +411,7 @@ def test_a_window_is_loaded_where_it_is_needed(store: FakeStore, blocks: Blocks)
     assert [save.pages.parent is None for save in saves] == [False, True]
 
 
-def test_blocks_a_window_has_left_behind_are_not_saved(store: FakeStore, blocks: Blocks) -> None:
+def test_blocks_behind_window_are_not_saved(store: FakeStore, blocks: Blocks) -> None:
     side = side_of(store, blocks, identity(*WINDOWED), asynchronous=True)
     asked = request(5 * TOKENS)
     blocks.behind = 3
@@ -431,7 +421,7 @@ def test_blocks_a_window_has_left_behind_are_not_saved(store: FakeStore, blocks:
     assert len(run(side, request(5 * TOKENS, name="q")).saves) == 1
 
 
-def test_pages_are_named_by_their_last_hash(store: FakeStore, blocks: Blocks) -> None:
+def test_pages_are_named_by_last_hash(store: FakeStore, blocks: Blocks) -> None:
     model = identity(part(tokens=2 * TOKENS), hash_tokens=TOKENS)
     side = side_of(store, blocks, model)
     asked = request(5 * TOKENS)
@@ -443,7 +433,7 @@ def test_pages_are_named_by_their_last_hash(store: FakeStore, blocks: Blocks) ->
     assert save.pages.parent == asked.block_hashes[1]
 
 
-def test_a_request_is_looked_at_when_it_fills_a_page(
+def test_request_is_examined_when_page_fills(
     side: SchedulerSide, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = request(TOKENS + 1)
@@ -466,13 +456,13 @@ def test_a_request_is_looked_at_when_it_fills_a_page(
     assert looked < 5
 
 
-def test_a_store_that_fails_is_no_hit(side: SchedulerSide, store: FakeStore) -> None:
+def test_failing_store_is_miss(side: SchedulerSide, store: FakeStore) -> None:
     store.broken = True
     assert side.matched_tokens(request(300), 0) == (0, False)
     assert not store.leases
 
 
-def test_a_request_unlike_any_other_is_no_hit(side: SchedulerSide, store: FakeStore) -> None:
+def test_malformed_request_is_miss(side: SchedulerSide, store: FakeStore) -> None:
     asked = request(300, num_tokens="many")
     assert side.matched_tokens(asked, 0) == (0, False)
     assert len(store.failed) == 1 and not store.leases
@@ -481,9 +471,7 @@ def test_a_request_unlike_any_other_is_no_hit(side: SchedulerSide, store: FakeSt
     assert len(store.failed) == 1
 
 
-def test_a_request_whose_pages_are_on_their_way_asks_again(
-    side: SchedulerSide, store: FakeStore
-) -> None:
+def test_pending_lookup_is_repeated(side: SchedulerSide, store: FakeStore) -> None:
     asked = request(300)
     keep(store, asked, 3)
     store.pending = True
@@ -496,9 +484,7 @@ def test_a_request_whose_pages_are_on_their_way_asks_again(
     assert not store.cancelled
 
 
-def test_pages_on_their_way_are_forgone_with_their_request(
-    side: SchedulerSide, store: FakeStore
-) -> None:
+def test_aborted_request_cancels_pending_lookup(side: SchedulerSide, store: FakeStore) -> None:
     asked = request(300)
     store.pending = True
     side.matched_tokens(asked, 0)
@@ -506,7 +492,7 @@ def test_pages_on_their_way_are_forgone_with_their_request(
     assert store.cancelled == [tuple(asked.block_hashes)]
 
 
-def test_nobody_waits_for_ever(
+def test_pending_lookup_times_out(
     side: SchedulerSide, store: FakeStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = request(300)
@@ -516,9 +502,7 @@ def test_nobody_waits_for_ever(
     assert side.matched_tokens(asked, 0) == (0, False)
 
 
-def test_what_is_not_worth_loading_is_computed_and_not_saved_again(
-    side: SchedulerSide, store: FakeStore
-) -> None:
+def test_pages_not_worth_loading_are_computed(side: SchedulerSide, store: FakeStore) -> None:
     asked = request(300)
     keep(store, asked, 3)
     store.worth_loading = 1
@@ -530,7 +514,7 @@ def test_what_is_not_worth_loading_is_computed_and_not_saved_again(
     assert save.pages.first == 3
 
 
-def test_claimed_tokens_are_told_apart_by_tier(side: SchedulerSide, store: FakeStore) -> None:
+def test_claimed_tokens_are_counted_by_tier(side: SchedulerSide, store: FakeStore) -> None:
     asked = request(300)
     keep(store, asked, 4)
     store.tiers = [("host", 2), ("disk", 1), ("remote", 1)]
@@ -540,7 +524,7 @@ def test_claimed_tokens_are_told_apart_by_tier(side: SchedulerSide, store: FakeS
     assert side.sources(asked, 7) == {}
 
 
-def test_a_load_that_outlasts_computing_goes_apart(side: SchedulerSide, store: FakeStore) -> None:
+def test_slow_load_is_asynchronous(side: SchedulerSide, store: FakeStore) -> None:
     asked = request(300)
     keep(store, asked, 3)
     store.decision = SimpleNamespace(estimate=(0.2, 0.1, 0.9))
@@ -550,9 +534,7 @@ def test_a_load_that_outlasts_computing_goes_apart(side: SchedulerSide, store: F
     assert side.matched_tokens(asked, 0) == (3 * TOKENS, False)
 
 
-def test_a_store_that_learns_hears_how_long_things_take(
-    side: SchedulerSide, store: FakeStore
-) -> None:
+def test_timings_are_recorded_if_wanted(side: SchedulerSide, store: FakeStore) -> None:
     asked = request(300)
     keep(store, asked, 3)
     store.wants_timings, store.decision = True, SimpleNamespace(estimate=None)
@@ -564,7 +546,7 @@ def test_a_store_that_learns_hears_how_long_things_take(
     assert step(side, asked, 1).prefill is None
 
 
-def test_a_remote_is_told_all_keys_of_a_prompt(store: FakeStore, blocks: Blocks) -> None:
+def test_remote_gets_all_keys_of_prompt(store: FakeStore, blocks: Blocks) -> None:
     side = side_of(store, blocks, identity(), has_remote=True)
     asked = request(300)
     keep(store, asked, 3)
@@ -581,7 +563,7 @@ def watched(changes: int = 0) -> tuple[WeightGuard, ChangeCounters]:
     return guard, counters
 
 
-def test_changed_weights_end_hits_and_saves(store: FakeStore, blocks: Blocks) -> None:
+def test_changed_weights_stop_hits_and_saves(store: FakeStore, blocks: Blocks) -> None:
     guard, counters = watched()
     side = side_of(store, blocks, identity(), guard=guard)
     asked = request(200)
@@ -592,7 +574,7 @@ def test_changed_weights_end_hits_and_saves(store: FakeStore, blocks: Blocks) ->
     assert run(side, request(200, name="cold")) is IDLE
 
 
-def test_a_request_in_flight_saves_no_changed_page(store: FakeStore, blocks: Blocks) -> None:
+def test_running_request_saves_no_changed_page(store: FakeStore, blocks: Blocks) -> None:
     guard, counters = watched()
     side = side_of(store, blocks, identity(), guard=guard)
     asked = request(4 * TOKENS)
@@ -602,7 +584,7 @@ def test_a_request_in_flight_saves_no_changed_page(store: FakeStore, blocks: Blo
     assert step(side, asked, TOKENS) is IDLE
 
 
-def test_an_emptied_engine_begins_an_epoch(store: FakeStore, blocks: Blocks) -> None:
+def test_emptied_engine_begins_epoch(store: FakeStore, blocks: Blocks) -> None:
     guard, counters = watched(changes=3)
     side = side_of(store, blocks, identity(), guard=guard)
     metadata = run(side, request(200))
@@ -616,7 +598,7 @@ def test_an_emptied_engine_begins_an_epoch(store: FakeStore, blocks: Blocks) -> 
     assert metadata.covered == counters.read()
 
 
-def test_blocks_in_use_cover_no_change(store: FakeStore, blocks: Blocks) -> None:
+def test_used_blocks_cover_no_change(store: FakeStore, blocks: Blocks) -> None:
     guard, counters = watched()
     side = side_of(store, blocks, identity(), guard=guard)
     counters.add(1)
@@ -628,7 +610,7 @@ def test_blocks_in_use_cover_no_change(store: FakeStore, blocks: Blocks) -> None
     assert not guard.changed()
 
 
-def test_changes_on_other_machines_end_hits(store: FakeStore, blocks: Blocks) -> None:
+def test_changes_on_other_machines_stop_hits(store: FakeStore, blocks: Blocks) -> None:
     guard, _ = watched()
     side = side_of(store, blocks, identity(), guard=guard)
     asked = request(200)

@@ -201,19 +201,19 @@ def store(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("writers", [1, 2, 8])
-def test_another_number_of_workers_finds_every_byte(store: Path, writers: int) -> None:
+def test_other_worker_count_finds_every_byte(store: Path, writers: int) -> None:
     write(Cluster(store, writers))
     for readers in (1, 2, 4, 8):
         assert read(Cluster(store, readers)) == PAGES * TOKENS
 
 
-def test_stages_find_what_stages_stored(store: Path) -> None:
+def test_stages_find_stored_pages(store: Path) -> None:
     write(Cluster(store, 2, stages=2))
     assert read(Cluster(store, 4, stages=2)) == PAGES * TOKENS
     assert read(Cluster(store, 1)) == 0
 
 
-def test_mixed_heads_are_found_by_as_many_workers_only(store: Path) -> None:
+def test_mixed_heads_need_same_worker_count(store: Path) -> None:
     write(Cluster(store, 2, mixed=True))
     assert read(Cluster(store, 2, mixed=True)) == PAGES * TOKENS
     for readers in (1, 4):
@@ -221,20 +221,20 @@ def test_mixed_heads_are_found_by_as_many_workers_only(store: Path) -> None:
     assert read(Cluster(store, 2)) == 0
 
 
-def test_windows_come_back_with_the_rest(store: Path) -> None:
+def test_windows_are_restored_with_full_attention(store: Path) -> None:
     rules = (ALL, trailing(TOKENS + 2))
     write(Cluster(store, 2, rules=rules))
     assert read(Cluster(store, 1, rules=rules)) == PAGES * TOKENS
 
 
-def test_one_object_that_is_missing_makes_the_hit_shorter(store: Path) -> None:
+def test_missing_object_shortens_hit(store: Path) -> None:
     write(Cluster(store, 2))
     cluster = Cluster(store, 1)
     forget(store, cluster, HEADS - 1, 2)
     assert read(cluster) == 2 * TOKENS
 
 
-def test_what_one_worker_could_not_load_all_compute_and_save_again(store: Path) -> None:
+def test_failed_load_is_recomputed_on_all_workers(store: Path) -> None:
     write(Cluster(store, 2))
     cluster = Cluster(store, 2)
     asked = request()

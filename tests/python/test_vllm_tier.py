@@ -30,7 +30,7 @@ def rig(where: Path) -> Iterator[TierHarness]:
     made.tier.close()
 
 
-def test_chunks_come_back_in_another_process_s_tier(where: Path) -> None:
+def test_chunks_are_found_by_another_tier(where: Path) -> None:
     first = TierHarness(where)
     stored = first.save(first.begin("r", KEYS), KEYS)
     assert stored.ok == [True] * 12
@@ -44,7 +44,7 @@ def test_chunks_come_back_in_another_process_s_tier(where: Path) -> None:
     second.tier.close()
 
 
-def test_rows_are_moved_without_a_copy(rig: TierHarness) -> None:
+def test_rows_are_moved_without_copy(rig: TierHarness) -> None:
     request = rig.begin("r", KEYS)
     rig.save(request, KEYS)
     rig.load(request, KEYS)
@@ -52,14 +52,14 @@ def test_rows_are_moved_without_a_copy(rig: TierHarness) -> None:
     assert rig.store._store.stats()["transfer"]["staging_bytes"] == 0
 
 
-def test_one_question_answers_for_all_keys_that_follow(rig: TierHarness) -> None:
+def test_one_lookup_answers_following_keys(rig: TierHarness) -> None:
     rig.save(rig.begin("r", KEYS), KEYS[:9])
     rig.counts.take()
     assert rig.hits(rig.begin("s", KEYS), KEYS) == 9
     assert rig.counts.take()["questions", ""] == 1
 
 
-def test_keys_whose_place_is_not_known_are_asked_for_one_by_one(rig: TierHarness) -> None:
+def test_keys_without_position_are_looked_up_singly(rig: TierHarness) -> None:
     rig.save(rig.begin("r", KEYS), KEYS)
     stranger = rig.begin("s")
     assert rig.hits(stranger, KEYS) == 12
@@ -67,7 +67,7 @@ def test_keys_whose_place_is_not_known_are_asked_for_one_by_one(rig: TierHarness
     assert all(rig.right(KEYS))
 
 
-def test_a_promise_is_leased_until_the_load_is_over(rig: TierHarness) -> None:
+def test_promise_is_leased_until_load_ends(rig: TierHarness) -> None:
     rig.save(rig.begin("r", KEYS), KEYS)
     request = rig.begin("s", KEYS)
     rig.hits(request, KEYS)
@@ -81,7 +81,7 @@ def test_a_promise_is_leased_until_the_load_is_over(rig: TierHarness) -> None:
     assert rig.leases() == 0
 
 
-def test_what_is_leased_and_deleted_is_still_delivered(rig: TierHarness) -> None:
+def test_deleted_chunk_is_delivered_under_lease(rig: TierHarness) -> None:
     rig.save(rig.begin("r", KEYS), KEYS)
     request = rig.begin("s", KEYS)
     assert rig.hits(request, KEYS) == 12
@@ -95,7 +95,7 @@ def test_what_is_leased_and_deleted_is_still_delivered(rig: TierHarness) -> None
     assert rig.hits(rig.begin("u", KEYS), KEYS) == 0
 
 
-def test_a_promise_that_is_not_taken_up_is_let_go_at_the_end_of_the_step(rig: TierHarness) -> None:
+def test_unused_promise_ends_with_step(rig: TierHarness) -> None:
     rig.save(rig.begin("r", KEYS), KEYS)
     request = rig.begin("s", KEYS)
     rig.hits(request, KEYS)
@@ -106,7 +106,7 @@ def test_a_promise_that_is_not_taken_up_is_let_go_at_the_end_of_the_step(rig: Ti
     assert rig.leases() == 0
 
 
-def test_chunks_that_are_gone_are_named_and_not_promised_again(rig: TierHarness) -> None:
+def test_missing_chunks_are_not_promised_again(rig: TierHarness) -> None:
     rig.save(rig.begin("r", KEYS), KEYS)
     request = rig.begin("s", KEYS)
     assert rig.hits(request, KEYS) == 12
@@ -123,7 +123,7 @@ def test_chunks_that_are_gone_are_named_and_not_promised_again(rig: TierHarness)
     assert rig.hits(rig.begin("t", KEYS), KEYS) == 12
 
 
-def test_bytes_that_changed_on_disk_are_a_miss(where: Path) -> None:
+def test_corrupted_chunk_is_miss(where: Path) -> None:
     rig = TierHarness(where)
     rig.save(rig.begin("r", KEYS), KEYS)
     assert rig.store._store is not None
@@ -146,7 +146,7 @@ def test_bytes_that_changed_on_disk_are_a_miss(where: Path) -> None:
     rig.tier.close()
 
 
-def test_a_longer_sequence_hangs_behind_what_is_stored(rig: TierHarness) -> None:
+def test_longer_sequence_extends_stored_one(rig: TierHarness) -> None:
     request = rig.begin("r", KEYS)
     rig.save(request, KEYS[:5])
     rig.save(request, KEYS[5:])
@@ -157,7 +157,7 @@ def test_a_longer_sequence_hangs_behind_what_is_stored(rig: TierHarness) -> None
     assert rig.store._store.exists(rig.tier._scopes[0][1], KEYS).count(True) == 4
 
 
-def test_chunks_with_a_gap_between_them_are_pieces_of_their_own(rig: TierHarness) -> None:
+def test_gap_splits_job_into_parts(rig: TierHarness) -> None:
     request = rig.begin("r", KEYS)
     some = [*KEYS[:3], *KEYS[6:9]]
     assert rig.save(request, some).ok == [True] * 6
@@ -166,7 +166,7 @@ def test_chunks_with_a_gap_between_them_are_pieces_of_their_own(rig: TierHarness
     assert all(rig.right(some))
 
 
-def test_groups_are_scopes_of_their_own(rig: TierHarness) -> None:
+def test_groups_have_own_scopes(rig: TierHarness) -> None:
     window = [key[:-4] + (1).to_bytes(4, "big") for key in KEYS]
     request = rig.begin("r", KEYS, window)
     both = [*KEYS[:2], *window[8:10]]
@@ -181,9 +181,7 @@ def test_groups_are_scopes_of_their_own(rig: TierHarness) -> None:
     assert rig.tier.lookup(stranger[0], request) is Answer.MISS
 
 
-def test_a_request_retains_where_the_policy_permits_it(
-    where: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_request_retains_if_permitted(where: Path, caplog: pytest.LogCaptureFixture) -> None:
     for permitted in (False, True):
         path = where / str(permitted)
         path.mkdir(parents=True)
@@ -200,7 +198,7 @@ def test_a_request_retains_where_the_policy_permits_it(
         rig.tier.close()
 
 
-def test_a_request_may_decline(rig: TierHarness) -> None:
+def test_request_may_opt_out(rig: TierHarness) -> None:
     silent = rig.begin("r", KEYS, **{"ritornello.no_store": True})
     assert rig.save(silent, KEYS).reasons == {"no_store": 12}
     assert rig.hits(silent, KEYS) == 0
@@ -208,14 +206,14 @@ def test_a_request_may_decline(rig: TierHarness) -> None:
     assert rig.hits(rig.begin("t", KEYS, **{"ritornello.no_load": True}), KEYS) == 0
 
 
-def test_a_reader_stores_nothing(where: Path) -> None:
+def test_read_only_tier_stores_nothing(where: Path) -> None:
     rig = TierHarness(where, read_only=True)
     assert rig.save(rig.begin("r", KEYS), KEYS).reasons == {"read_only": 12}
     assert rig.hits(rig.begin("s", KEYS), KEYS) == 0
     rig.tier.close()
 
 
-def test_other_weights_are_another_namespace(where: Path) -> None:
+def test_other_weights_make_other_namespace(where: Path) -> None:
     rig = TierHarness(where)
     rig.save(rig.begin("r", KEYS), KEYS)
     rig.tier.close()
@@ -225,7 +223,7 @@ def test_other_weights_are_another_namespace(where: Path) -> None:
         rig.tier.close()
 
 
-def test_after_a_reset_nothing_of_before_is_found_or_stored(rig: TierHarness) -> None:
+def test_reset_hides_and_drops_earlier_chunks(rig: TierHarness) -> None:
     running = rig.begin("r", KEYS)
     rig.save(running, KEYS)
     rig.tier.reset()
@@ -239,7 +237,7 @@ def test_after_a_reset_nothing_of_before_is_found_or_stored(rig: TierHarness) ->
     assert rig.hits(rig.begin("t", KEYS), KEYS) == 12
 
 
-def test_changed_weights_end_hits_and_stores(rig: TierHarness) -> None:
+def test_changed_weights_stop_hits_and_stores(rig: TierHarness) -> None:
     guard, counters = WeightGuard(), ChangeCounters.private(2)
     guard.set_counters(counters)
     rig.tier._guard = guard
@@ -274,7 +272,7 @@ def test_loads_in_flight_fail_if_weights_change(rig: TierHarness, reset: bool) -
     assert rig.leases() == 0
 
 
-def test_only_an_emptied_host_tier_covers_changes(rig: TierHarness) -> None:
+def test_only_emptied_host_tier_covers_changes(rig: TierHarness) -> None:
     guard, counters = WeightGuard(), ChangeCounters.private(2)
     guard.set_counters(counters)
     rig.tier._guard = guard
@@ -297,7 +295,7 @@ def test_only_an_emptied_host_tier_covers_changes(rig: TierHarness) -> None:
     assert rig.save(request, KEYS).ok == [True] * 12
 
 
-def test_jobs_of_a_request_that_is_over_land(rig: TierHarness) -> None:
+def test_jobs_of_finished_request_complete(rig: TierHarness) -> None:
     request = rig.begin("r", KEYS)
     rig.save(request, KEYS)
     rig.hits(request, KEYS)
@@ -308,7 +306,7 @@ def test_jobs_of_a_request_that_is_over_land(rig: TierHarness) -> None:
     assert (len(rig.tier._jobs), rig.tier._requests, rig.leases()) == (0, {}, 0)
 
 
-def test_what_finds_no_room_is_a_failure_and_no_error(where: Path) -> None:
+def test_full_store_fails_job_without_error(where: Path) -> None:
     open_small(where).close()
     rig = TierHarness(where, capacity=None)
     request = rig.begin("r")
@@ -322,7 +320,7 @@ def test_what_finds_no_room_is_a_failure_and_no_error(where: Path) -> None:
     rig.tier.close()
 
 
-def test_a_store_that_cannot_be_opened_costs_hits_only(tmp_path: Path) -> None:
+def test_unopenable_store_costs_hits_only(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no directory")
     rig = TierHarness(tmp_path / "file" / "store")
     request = rig.begin("r", KEYS)
@@ -333,7 +331,7 @@ def test_a_store_that_cannot_be_opened_costs_hits_only(tmp_path: Path) -> None:
     rig.tier.close()
 
 
-def test_a_store_that_was_closed_costs_hits_only(rig: TierHarness) -> None:
+def test_closed_store_costs_hits_only(rig: TierHarness) -> None:
     request = rig.begin("r", KEYS)
     rig.save(request, KEYS)
     assert rig.store._store is not None
@@ -374,7 +372,7 @@ def client(where: Path) -> TierHarness:
     return rig
 
 
-def test_a_client_asks_on_a_thread_that_may_wait(where: Path, owner: subprocess.Popen[str]) -> None:
+def test_client_lookups_run_on_lookup_thread(where: Path, owner: subprocess.Popen[str]) -> None:
     rig = client(where)
     request = rig.begin("r", KEYS)
     rig.save(request, KEYS[:9])
@@ -389,9 +387,7 @@ def test_a_client_asks_on_a_thread_that_may_wait(where: Path, owner: subprocess.
     rig.tier.close()
 
 
-def test_an_owner_that_is_stopped_does_not_stop_the_scheduler(
-    where: Path, owner: subprocess.Popen[str]
-) -> None:
+def test_stopped_owner_does_not_block_scheduler(where: Path, owner: subprocess.Popen[str]) -> None:
     rig = client(where)
     request = rig.begin("r", KEYS)
     rig.save(request, KEYS)
@@ -417,7 +413,7 @@ def test_an_owner_that_is_stopped_does_not_stop_the_scheduler(
     rig.tier.close()
 
 
-def test_an_owner_that_is_killed_costs_a_delay(where: Path, owner: subprocess.Popen[str]) -> None:
+def test_killed_owner_costs_delay(where: Path, owner: subprocess.Popen[str]) -> None:
     rig = client(where)
     request = rig.begin("r", KEYS)
     rig.save(request, KEYS)
@@ -435,7 +431,7 @@ def test_an_owner_that_is_killed_costs_a_delay(where: Path, owner: subprocess.Po
     rig.tier.close()
 
 
-def test_the_host_tier_can_be_unmapped_when_the_tier_is_closed(where: Path) -> None:
+def test_closed_tier_allows_unmapping_host_tier(where: Path) -> None:
     rig = TierHarness(where)
     request = rig.begin("r", KEYS)
     rig.save(request, KEYS)
@@ -445,7 +441,7 @@ def test_the_host_tier_can_be_unmapped_when_the_tier_is_closed(where: Path) -> N
     rig.memory.close()
 
 
-def test_which_keys_follow_upon_each_other() -> None:
+def test_consecutive_keys_are_found() -> None:
     group = Group(0, TOKENS, chained=True)
     request = Request("r").over(KEYS[:4])
     order = KeySequence(group)
@@ -469,7 +465,7 @@ def test_which_keys_follow_upon_each_other() -> None:
     assert list(consecutive_runs(request, group, [])) == []
 
 
-def test_settings_say_what_to_write_instead() -> None:
+def test_settings_error_says_what_to_write() -> None:
     with pytest.raises(ValueError, match="locality"):
         TierSettings.parse({"path": "/x", "locality": "near"})
     with pytest.raises(ValueError, match="enable_kv_events"):
@@ -483,6 +479,6 @@ def test_settings_say_what_to_write_instead() -> None:
     assert (parsed.store.codec, parsed.locality) == ("split", "LOCAL")
 
 
-def test_rows_are_as_large_as_pages() -> None:
+def test_row_size_is_limited_by_page_size() -> None:
     assert ROW % 4096 == 0
     assert os.sysconf("SC_PAGE_SIZE") <= ROW

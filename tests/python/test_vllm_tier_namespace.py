@@ -83,7 +83,7 @@ def of(folder: Path, **changes: Any) -> Namespace:
     )
 
 
-def test_the_same_engine_has_the_same_scope(model: Path) -> None:
+def test_same_engine_has_same_scope(model: Path) -> None:
     one, two = of(model), of(model)
     assert one == two
     assert one.scope(one.groups[0]).id == two.scope(two.groups[0]).id
@@ -113,12 +113,12 @@ def test_the_same_engine_has_the_same_scope(model: Path) -> None:
         {"model_config__hf_config": SimpleNamespace(to_dict=lambda: {"model_type": "other"})},
     ],
 )
-def test_whatever_decides_about_bytes_is_in_the_scope(model: Path, change: dict[str, Any]) -> None:
+def test_scope_covers_whatever_changes_bytes(model: Path, change: dict[str, Any]) -> None:
     one, other = of(model), of(model, **change)
     assert one.scope(one.groups[0]).id != other.scope(other.groups[0]).id
 
 
-def test_other_weights_are_other_scopes(model: Path) -> None:
+def test_other_weights_make_other_scopes(model: Path) -> None:
     before = of(model)
     weights = model / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-4000] + b"\3" * 4000)
@@ -126,13 +126,13 @@ def test_other_weights_are_other_scopes(model: Path) -> None:
     assert before.scope(before.groups[0]).id != after.scope(after.groups[0]).id
 
 
-def test_weights_that_are_no_files_are_never_found_again(model: Path) -> None:
+def test_weights_without_files_get_random_epoch(model: Path) -> None:
     one, two = (of(model, load_config__load_format="dummy") for _ in range(2))
     assert one.epoch != two.epoch
     assert one.with_new_epoch().epoch != one.epoch
 
 
-def test_parallel_sizes_share_only_rows_that_are_free_of_ranks(model: Path) -> None:
+def test_parallel_sizes_share_rank_free_rows_only(model: Path) -> None:
     """Vouched for by vLLM: one copy for all ranks, or canonical and portable."""
 
     def at(ranks: int, **layout: bool) -> Namespace:
@@ -147,7 +147,7 @@ def test_parallel_sizes_share_only_rows_that_are_free_of_ranks(model: Path) -> N
     assert at(1, replicated_layout=True) == at(2, replicated_layout=True)
 
 
-def test_a_cache_is_described_by_all_its_fields() -> None:
+def test_spec_text_has_all_fields() -> None:
     spec = FullAttentionSpec(2)
     told = "(num_kv_heads=2, block_size=64, dtype=torch.bfloat16, sliding_window=None)"
     assert spec_text(spec, rank_free=False) == f"FullAttentionSpec{told}"
@@ -170,7 +170,7 @@ def test_only_unbounded_attention_chains() -> None:
         ({"speculative_config": SimpleNamespace(method="eagle3")}, "eagle3"),
     ],
 )
-def test_what_cannot_be_told_apart_is_refused(
+def test_ambiguous_engines_are_refused(
     model: Path, changes: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("PYTHONHASHSEED", raising=False)
@@ -178,7 +178,7 @@ def test_what_cannot_be_told_apart_is_refused(
     assert said in refusal(vllm(model, **changes), offloading(), ROW)
 
 
-def test_chunks_of_any_size_or_nobody_s_are_refused(model: Path) -> None:
+def test_oversized_chunks_and_unknown_engines_are_refused(model: Path) -> None:
     assert "was not found" in refusal(None, offloading(), ROW)
     assert "blocks_per_chunk" in refusal(vllm(model), offloading(), ROW_BYTES_MAX + 4096)
     assert refusal(vllm(model), offloading(), ROW_BYTES_MAX) == ""
@@ -229,7 +229,7 @@ class Answers(Enum):
     HIT_PENDING = 4
 
 
-def test_another_interface_is_refused_in_one_line() -> None:
+def test_unknown_interface_fails_in_one_line() -> None:
     assert interface.interface_difference(base(), Job, Result, Answers) == ""
     interface.require_tested_interface(base(), Job, Result, Answers, "0.33.0")
     abstract = base(__abstractmethods__=interface.ABSTRACT | {"submit_delete"})

@@ -104,7 +104,7 @@ def watching(parameters: Parameters, counters: ChangeCounters, clock: Clock) -> 
 # Parameters.
 
 
-def test_an_operation_on_a_parameter_shows(parameters: Parameters, model: Model) -> None:
+def test_in_place_operation_is_detected(parameters: Parameters, model: Model) -> None:
     assert not parameters.state_changed()
     model.parameter().write(7)
     assert parameters.state_changed()
@@ -112,22 +112,22 @@ def test_an_operation_on_a_parameter_shows(parameters: Parameters, model: Model)
     assert not parameters.state_changed()
 
 
-def test_a_parameter_at_another_address_shows(parameters: Parameters, model: Model) -> None:
+def test_moved_parameter_is_detected(parameters: Parameters, model: Model) -> None:
     model.parameter().address += 64
     assert parameters.state_changed()
 
 
-def test_a_replaced_parameter_shows(parameters: Parameters, model: Model) -> None:
+def test_replaced_parameter_is_detected(parameters: Parameters, model: Model) -> None:
     model.parts["a"]._parameters["weight"] = Parameter()
     assert parameters.state_changed()
 
 
-def test_a_removed_parameter_shows(parameters: Parameters, model: Model) -> None:
+def test_removed_parameter_is_detected(parameters: Parameters, model: Model) -> None:
     del model.parts["a"]._parameters["weight"]
     assert parameters.state_changed()
 
 
-def test_the_sample_shows_writes_past_the_version(parameters: Parameters, model: Model) -> None:
+def test_sample_detects_untracked_writes(parameters: Parameters, model: Model) -> None:
     model.parameter().poke(7)
     assert not parameters.state_changed()
     assert parameters.sample_changed()
@@ -142,7 +142,7 @@ def test_inference_tensors_have_no_version(model: Model) -> None:
     assert parameters.sample_changed()
 
 
-def test_experts_that_vllm_moves_about_are_skipped(model: Model) -> None:
+def test_balanced_experts_are_skipped(model: Model) -> None:
     parameters = Parameters(model.named_modules, sample, lambda name: "experts" in name)
     assert len(parameters) == 1
     model.parameter("experts.b").write(7)
@@ -150,7 +150,7 @@ def test_experts_that_vllm_moves_about_are_skipped(model: Model) -> None:
     assert not parameters.sample_changed()
 
 
-def test_bytes_that_cannot_be_read_are_no_change(model: Model) -> None:
+def test_unreadable_bytes_are_no_change(model: Model) -> None:
     readable = True
 
     def reading(found: list[Any]) -> bytes:
@@ -181,7 +181,7 @@ class Wrapper(Parameter):
         raise RuntimeError("Cannot access data pointer of Tensor that doesn't have storage")
 
 
-def test_a_parameter_without_address_hides_no_other(model: Model) -> None:
+def test_parameter_without_address_hides_no_other(model: Model) -> None:
     def raising() -> int:
         raise RuntimeError("Cannot access data pointer of Tensor that doesn't have storage")
 
@@ -192,7 +192,7 @@ def test_a_parameter_without_address_hides_no_other(model: Model) -> None:
     assert parameters.state_changed()
 
 
-def test_tensors_inside_a_wrapper_are_compared(model: Model) -> None:
+def test_wrapped_tensors_are_compared(model: Model) -> None:
     inner = Parameter()
     model.parts["a"]._parameters["weight"] = Wrapper(Wrapper(inner))
     read: list[Any] = []
@@ -218,7 +218,7 @@ def test_tensors_inside_a_wrapper_are_compared(model: Model) -> None:
 # Adapters.
 
 
-def test_an_adapter_with_other_files_was_replaced(tmp_path: Path) -> None:
+def test_adapter_with_other_files_is_replaced(tmp_path: Path) -> None:
     file = tmp_path / "adapter_model.safetensors"
     file.write_bytes(b"first")
     at = file.stat()
@@ -232,7 +232,7 @@ def test_an_adapter_with_other_files_was_replaced(tmp_path: Path) -> None:
     assert not adapters.replaced("b", str(tmp_path), in_place=True), "another name, other hashes"
 
 
-def test_an_adapter_without_local_files_is_replaced_in_place() -> None:
+def test_adapter_without_files_counts_in_place() -> None:
     adapters = Adapters()
     assert not adapters.replaced("a", "somebody/adapter", in_place=False)
     assert not adapters.replaced("a", "somebody/adapter", in_place=False)
@@ -242,7 +242,7 @@ def test_an_adapter_without_local_files_is_replaced_in_place() -> None:
 # Counters.
 
 
-def test_counts_outlive_the_file_they_came_through() -> None:
+def test_counts_outlive_their_file() -> None:
     ours, path = ChangeCounters.create(3)
     theirs = ChangeCounters.attach(path, 3)
     path.unlink()
@@ -260,7 +260,7 @@ def test_counts_outlive_the_file_they_came_through() -> None:
 # The worker's side.
 
 
-def test_a_change_is_counted_once(watching: WeightWatch, model: Model) -> None:
+def test_change_is_counted_once(watching: WeightWatch, model: Model) -> None:
     model.parameter().write(7)
     watching.check()
     watching.check()
@@ -274,9 +274,7 @@ def test_a_change_is_counted_once(watching: WeightWatch, model: Model) -> None:
     assert watching.count == 2
 
 
-def test_decode_steps_look_less_often_than_prefills(
-    watching: WeightWatch, model: Model, clock: Clock
-) -> None:
+def test_decode_steps_check_less_often(watching: WeightWatch, model: Model, clock: Clock) -> None:
     model.parameter().write(1)
     watching.begin_step(4, 4)
     assert watching.count == 0
@@ -357,13 +355,13 @@ def worker(model: Model, monkeypatch: pytest.MonkeyPatch) -> Worker:
 
 
 @pytest.mark.parametrize("name", watch.WORKER_METHODS)
-def test_an_announced_change_is_counted_before_and_after(worker: Worker, name: str) -> None:
+def test_announced_change_is_counted_twice(worker: Worker, name: str) -> None:
     getattr(worker, name)()
     assert worker.seen == [1]
     assert _count() == 2
 
 
-def test_a_change_that_fails_is_counted_as_well(worker: Worker, model: Model) -> None:
+def test_failed_change_is_counted(worker: Worker, model: Model) -> None:
     def broken() -> None:
         raise RuntimeError("half of the weights are new")
 
@@ -377,7 +375,7 @@ def test_a_change_that_fails_is_counted_as_well(worker: Worker, model: Model) ->
     assert _count() > before + 1
 
 
-def test_a_model_that_is_loaded_is_a_change(worker: Worker) -> None:
+def test_loading_model_is_change(worker: Worker) -> None:
     assert worker.model_runner.reload_weights() == "reloaded"
     assert _count() == 4, "the runner's method and the model's"
     worker.model_runner.get_model().load_weights()
@@ -396,7 +394,7 @@ def test_sleeping_memory_is_not_read(worker: Worker, model: Model) -> None:
     assert watch.check(worker) == (0, 2), "level 2 gives the weights up"
 
 
-def test_memory_of_the_kv_cache_holds_no_weights(worker: Worker, model: Model) -> None:
+def test_discarding_kv_cache_is_no_change(worker: Worker, model: Model) -> None:
     worker.discard(("kv_cache",))
     assert watch.check(worker) == (0, 0)
     worker.wake_up(["kv_cache"])
@@ -406,7 +404,7 @@ def test_memory_of_the_kv_cache_holds_no_weights(worker: Worker, model: Model) -
     assert watch.check(worker) == (0, 2)
 
 
-def test_a_step_ends_a_sleep_that_failed(worker: Worker, model: Model) -> None:
+def test_step_ends_failed_sleep(worker: Worker, model: Model) -> None:
     def broken(level: int = 1) -> None:
         raise RuntimeError("made by the test")
 
@@ -446,7 +444,7 @@ def test_announced_changes_read_no_parameters(
     assert calls == ["take_baseline"]
 
 
-def test_a_write_after_an_announced_change_is_counted(worker: Worker, model: Model) -> None:
+def test_write_after_announced_change_is_counted(worker: Worker, model: Model) -> None:
     worker.reload_weights()
     model.parameter().write(7)
     worker.execute_model(steps(tokens=0))
@@ -462,14 +460,14 @@ def steps(tokens: int) -> Any:
     return SimpleNamespace(total_num_scheduled_tokens=tokens, num_scheduled_tokens=counts)
 
 
-def test_a_step_looks_before_it_runs(worker: Worker, model: Model) -> None:
+def test_step_checks_before_running(worker: Worker, model: Model) -> None:
     model.parameter().write(7)
     step = SimpleNamespace(total_num_scheduled_tokens=9, num_scheduled_tokens={"r": 9})
     assert worker.execute_model(step) == "ran"
     assert _count() == 1
 
 
-def test_an_adapter_that_is_replaced_is_a_change(worker: Worker, tmp_path: Path) -> None:
+def test_replaced_adapter_is_change(worker: Worker, tmp_path: Path) -> None:
     (tmp_path / "adapter").write_bytes(b"1")
     asked = SimpleNamespace(lora_name="a", lora_path=str(tmp_path), load_inplace=False)
     load = worker.model_runner.lora_manager._load_adapter
@@ -480,7 +478,7 @@ def test_an_adapter_that_is_replaced_is_a_change(worker: Worker, tmp_path: Path)
     assert _count() == 1
 
 
-def test_an_adapter_written_during_its_load_is_a_change(worker: Worker, tmp_path: Path) -> None:
+def test_adapter_written_during_load_is_change(worker: Worker, tmp_path: Path) -> None:
     file = tmp_path / "adapter"
     file.write_bytes(b"1")
     written = [b"1", b"22"]
@@ -502,7 +500,7 @@ def test_an_adapter_written_during_its_load_is_a_change(worker: Worker, tmp_path
     assert _count() == 1
 
 
-def test_a_worker_of_another_kind_cannot_be_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_worker_cannot_be_watched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch, "_watch", None)
     with pytest.raises(RuntimeError, match="the worker has no start_weight_update"):
         watch.install(SimpleNamespace(), "/nowhere", 2)
@@ -510,7 +508,7 @@ def test_a_worker_of_another_kind_cannot_be_watched(monkeypatch: pytest.MonkeyPa
         watch.check(SimpleNamespace())
 
 
-def test_a_remote_worker_compares_its_own_count(parameters: Parameters, model: Model) -> None:
+def test_remote_worker_compares_own_count(parameters: Parameters, model: Model) -> None:
     elsewhere = WeightWatch(parameters, ChangeCounters.private(3), 1, shared=False)
     ours = ChangeCounters.private(3)
     ours.add(0)
@@ -585,7 +583,7 @@ def hooks() -> EngineHooks:
     return EngineHooks()
 
 
-def test_weights_count_as_changed_until_they_are_watched(hooks: EngineHooks, core: Any) -> None:
+def test_unwatched_weights_count_as_changed(hooks: EngineHooks, core: Any) -> None:
     guard = hooks.guard(type(core))
     assert guard.changed()
     assert core.add_request("asked") == "asked"
@@ -593,19 +591,19 @@ def test_weights_count_as_changed_until_they_are_watched(hooks: EngineHooks, cor
     assert guard.covered == bytes(16)
 
 
-def test_a_call_is_followed_by_a_look(hooks: EngineHooks, core: Any) -> None:
+def test_call_is_followed_by_check(hooks: EngineHooks, core: Any) -> None:
     guard = hooks.guard(type(core))
     assert core.collective_rpc(flip) == "flipped"
     assert guard.changed(), "also the first call of all"
 
 
-def test_a_call_that_changes_nothing_is_no_change(hooks: EngineHooks, core: Any) -> None:
+def test_harmless_call_is_no_change(hooks: EngineHooks, core: Any) -> None:
     guard = hooks.guard(type(core))
     core.collective_rpc(lambda worker: None)
     assert not guard.changed()
 
 
-def test_a_call_that_raises_is_followed_by_a_look(hooks: EngineHooks, core: Any) -> None:
+def test_failed_call_is_followed_by_check(hooks: EngineHooks, core: Any) -> None:
     def broken(worker: Any) -> None:
         flip(worker)
         raise RuntimeError("half of the weights are new")
@@ -616,7 +614,7 @@ def test_a_call_that_raises_is_followed_by_a_look(hooks: EngineHooks, core: Any)
     assert guard.changed()
 
 
-def test_a_reset_covers_what_workers_saw(hooks: EngineHooks, core: Any) -> None:
+def test_reset_covers_changes_of_workers(hooks: EngineHooks, core: Any) -> None:
     guard, told = hooks.guard(type(core)), []
 
     def begin_epoch() -> None:
@@ -637,7 +635,7 @@ def test_a_reset_covers_what_workers_saw(hooks: EngineHooks, core: Any) -> None:
     assert not guard.changed()
 
 
-def test_other_connectors_must_be_reset_too(hooks: EngineHooks, core: Any) -> None:
+def test_other_connectors_must_be_reset(hooks: EngineHooks, core: Any) -> None:
     guard = hooks.guard(type(core))
     guard.begin_epoch, guard.owner = lambda: guard.cover(guard.read()), "one of several connectors"
     core.add_request("asked")
@@ -666,7 +664,7 @@ class Resetting(KVConnectorBase_V1):
 
 
 @pytest.mark.parametrize("sibling", [KVConnectorBase_V1, Resetting])
-def test_a_reset_does_not_cover_connectors_that_cannot_be_reset(
+def test_unresettable_connectors_are_not_covered(
     hooks: EngineHooks, core: Any, sibling: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     guard = hooks.guard(type(core))
@@ -684,7 +682,7 @@ def test_a_reset_does_not_cover_connectors_that_cannot_be_reset(
     assert ("KVConnectorBase_V1 cannot be reset" in caplog.text) == keeps
 
 
-def test_changes_of_an_empty_engine_need_no_reset(hooks: EngineHooks, core: Any) -> None:
+def test_changes_of_empty_engine_need_no_reset(hooks: EngineHooks, core: Any) -> None:
     guard = hooks.guard(type(core))
     epochs = []
 
@@ -706,7 +704,7 @@ def test_changes_of_an_empty_engine_need_no_reset(hooks: EngineHooks, core: Any)
     assert (epochs, guard.changed()) == ([True] * 2, True)
 
 
-def test_workers_that_cannot_be_watched_end_hits_and_saves(hooks: EngineHooks, core: Any) -> None:
+def test_unwatchable_workers_stop_hits_and_saves(hooks: EngineHooks, core: Any) -> None:
     core.model_executor.fails = "install"
     guard = hooks.guard(type(core))
     assert core.add_request("asked") == "asked"
@@ -714,7 +712,7 @@ def test_workers_that_cannot_be_watched_end_hits_and_saves(hooks: EngineHooks, c
     assert guard.changed()
 
 
-def test_workers_that_do_not_answer_count_as_changed(hooks: EngineHooks, core: Any) -> None:
+def test_unanswered_check_counts_as_change(hooks: EngineHooks, core: Any) -> None:
     guard = hooks.guard(type(core))
     core.add_request("asked")
     core.model_executor.fails = "check"
@@ -722,7 +720,7 @@ def test_workers_that_do_not_answer_count_as_changed(hooks: EngineHooks, core: A
     assert guard.changed()
 
 
-def test_what_other_machines_report_is_heard(hooks: EngineHooks, core: Any) -> None:
+def test_counts_of_other_machines_are_merged(hooks: EngineHooks, core: Any) -> None:
     guard = hooks.guard(type(core))
     guard.merge_counts({0: 1})
     core.add_request("asked")
@@ -745,7 +743,7 @@ class CountingMeanwhile(ChangeCounters):
         return found
 
 
-def test_a_change_during_a_reset_is_not_covered() -> None:
+def test_change_during_reset_is_not_covered() -> None:
     guard, counters = WeightGuard(), CountingMeanwhile(mmap.mmap(-1, 16), 2)
     guard.set_counters(counters)
     side = side_of(Shared())

@@ -133,7 +133,7 @@ def saving(name: str, *keys: bytes) -> StepMetadata:
     return StepMetadata(None, (), [Save(name, Pages(0, 0, keys, tuple(range(1, len(keys) + 1))))])
 
 
-def test_a_good_load_reports_nothing(side: WorkerSide, store: FakeStore, meter: Meter) -> None:
+def test_complete_load_reports_nothing(side: WorkerSide, store: FakeStore, meter: Meter) -> None:
     store.outcomes = [outcome(True, True, True), outcome(True)]
     side.load(loading("a"))
     side.save(loading("a"))
@@ -145,14 +145,14 @@ def test_a_good_load_reports_nothing(side: WorkerSide, store: FakeStore, meter: 
     assert counts["loaded_pages"] == 3
 
 
-def test_exactly_the_pages_that_failed_are_reported(side: WorkerSide, store: FakeStore) -> None:
+def test_only_failed_pages_are_reported(side: WorkerSide, store: FakeStore) -> None:
     store.outcomes = [outcome(True, False, True, reason="checksum")]
     side.load(loading("a"))
     assert side.take_failed_blocks() == {11}
     assert side.take_failed_blocks() == set()
 
 
-def test_nothing_is_saved_in_a_step_with_a_failed_load(
+def test_failed_load_cancels_saves_of_step(
     side: WorkerSide, store: FakeStore, meter: Meter
 ) -> None:
     store.outcomes = [outcome(True, True, True), outcome(False, False, False, reason="io")]
@@ -196,14 +196,14 @@ def test_worker_reports_facts_on_request(side: WorkerSide) -> None:
     assert report.facts == {(0, 0): side.facts()}
 
 
-def test_a_late_load_is_cancelled_and_waited_for(side: WorkerSide, store: FakeStore) -> None:
+def test_late_load_is_cancelled_and_awaited(side: WorkerSide, store: FakeStore) -> None:
     store.outcomes = ["late"]
     side.load(loading("a"))
     assert store.cancelled == 1
     assert side.take_failed_blocks() == {11, 12}
 
 
-def test_closing_lands_the_loads_that_a_signal_left(side: WorkerSide, store: FakeStore) -> None:
+def test_close_ends_interrupted_loads(side: WorkerSide, store: FakeStore) -> None:
     store.outcomes = [outcome(True, True, True), "interrupted", "late"]
     with pytest.raises(KeyboardInterrupt):
         side.load(loading("a", "b", "c"))
@@ -251,7 +251,7 @@ def broken_core(monkeypatch: pytest.MonkeyPatch, meter: Meter) -> Iterator[VllmS
 
 
 @pytest.mark.parametrize("closed", [False, True])
-def test_tickets_land_when_the_store_is_broken(broken_core: VllmStore, closed: bool) -> None:
+def test_tickets_complete_when_store_is_broken(broken_core: VllmStore, closed: bool) -> None:
     if closed:
         broken_core.close()
     else:
@@ -267,9 +267,7 @@ def test_tickets_land_when_the_store_is_broken(broken_core: VllmStore, closed: b
     assert broken_core.wait(cast(Any, ticket), 0.0) is not None
 
 
-def test_a_store_that_breaks_in_a_load_does_not_strand_the_others(
-    broken_core: VllmStore, meter: Meter
-) -> None:
+def test_breaking_store_strands_no_load(broken_core: VllmStore, meter: Meter) -> None:
     tickets = [UnfinishedTicket(), UnfinishedTicket()]
     waiting = iter(tickets)
     side = ready(broken_core, meter)
@@ -281,7 +279,7 @@ def test_a_store_that_breaks_in_a_load_does_not_strand_the_others(
     assert side.take_failed_blocks() == {10, 11, 12}
 
 
-def test_a_ticket_that_fails_is_counted_and_said_once(
+def test_failing_ticket_is_logged_once(
     broken_core: VllmStore, meter: Meter, caplog: pytest.LogCaptureFixture
 ) -> None:
     for _ in range(3):
@@ -293,15 +291,13 @@ def test_a_ticket_that_fails_is_counted_and_said_once(
     assert len(caplog.records) == 2
 
 
-def test_a_store_that_takes_no_loads_fails_them_all(side: WorkerSide, store: FakeStore) -> None:
+def test_refused_loads_fail(side: WorkerSide, store: FakeStore) -> None:
     store.outcomes = [None]
     side.load(loading("a"))
     assert side.take_failed_blocks() == {10, 11, 12}
 
 
-def test_full_staging_is_asked_again_and_no_space_is_not(
-    side: WorkerSide, store: FakeStore
-) -> None:
+def test_full_staging_is_retried_full_store_is_not(side: WorkerSide, store: FakeStore) -> None:
     saves = [*saving("a", *KEYS).saves, *saving("b", *KEYS).saves]
     store.outcomes = [
         outcome(True, False, False, reason="staging_full"),
@@ -314,7 +310,7 @@ def test_full_staging_is_asked_again_and_no_space_is_not(
     assert report.unsaved == [("a", 0, 1)]
 
 
-def test_a_save_is_as_long_as_the_shortest_of_its_objects(store: FakeStore, meter: Meter) -> None:
+def test_save_counts_shortest_object(store: FakeStore, meter: Meter) -> None:
     side = ready(store, meter, held_object(Slice(0, 0, 0)), held_object(Slice(0, 0, 1)))
     store.outcomes = [
         outcome(True, True, True),
@@ -331,7 +327,7 @@ def test_a_save_is_as_long_as_the_shortest_of_its_objects(store: FakeStore, mete
     assert counts["skipped_pages:staging_full"] == 2
 
 
-def test_heads_that_several_hold_are_stored_by_one(store: FakeStore, meter: Meter) -> None:
+def test_shared_heads_are_stored_by_one_worker(store: FakeStore, meter: Meter) -> None:
     mine, theirs = Slice(0, 0, 0), Slice(0, 0, 1)
     side = ready(store, meter, held_object(mine), held_object(theirs, is_writer=False))
     store.outcomes = [outcome(True)]
@@ -339,7 +335,7 @@ def test_heads_that_several_hold_are_stored_by_one(store: FakeStore, meter: Mete
     assert [put[0] for put in store.puts] == [mine]
 
 
-def test_memory_that_is_not_what_the_model_says_is_refused(
+def test_mismatched_memory_is_refused(
     store: FakeStore, meter: Meter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import numpy
@@ -359,13 +355,13 @@ def test_memory_that_is_not_what_the_model_says_is_refused(
     assert side.take_report() is None
 
 
-def test_a_worker_that_can_hold_nothing_says_so_at_once(store: FakeStore, meter: Meter) -> None:
+def test_worker_without_caches_refuses(store: FakeStore, meter: Meter) -> None:
     side = WorkerSide(cast(VllmStore, store), 8, [(["l.0"], 2)], meter)
     side.register({})
     assert "no KV cache was registered" in side.facts().refusal
 
 
-def test_closing_waits_for_saves(side: WorkerSide, store: FakeStore, meter: Meter) -> None:
+def test_close_waits_for_saves(side: WorkerSide, store: FakeStore, meter: Meter) -> None:
     store.outcomes = [outcome(True)]
     side.save(saving("a", KEYS[0]))
     side.close()
@@ -374,9 +370,7 @@ def test_closing_waits_for_saves(side: WorkerSide, store: FakeStore, meter: Mete
     assert counts["saved_pages"] == 1
 
 
-def test_a_load_apart_is_over_when_all_its_reads_have_landed(
-    store: FakeStore, meter: Meter
-) -> None:
+def test_async_load_ends_with_last_read(store: FakeStore, meter: Meter) -> None:
     side = ready(store, meter, held_object(Slice(0, 0, 0)), held_object(Slice(0, 0, 1)))
     slow: Any = outcome(True, True, True)
     store.outcomes = ["late", slow]
@@ -390,7 +384,7 @@ def test_a_load_apart_is_over_when_all_its_reads_have_landed(
     assert side.take_completed_loads() == (set(), set())
 
 
-def test_a_good_load_apart_does_not_hold_the_step_up(side: WorkerSide, store: FakeStore) -> None:
+def test_async_load_does_not_delay_step(side: WorkerSide, store: FakeStore) -> None:
     store.outcomes = [outcome(True, True, True), outcome(True)]
     metadata = loading("a", asynchronous=True)
     side.load(metadata)
@@ -400,9 +394,7 @@ def test_a_good_load_apart_does_not_hold_the_step_up(side: WorkerSide, store: Fa
     assert side.take_failed_blocks() == set()
 
 
-def test_a_load_apart_that_fails_names_its_blocks_and_spoils_no_save(
-    side: WorkerSide, store: FakeStore
-) -> None:
+def test_failed_async_load_cancels_no_save(side: WorkerSide, store: FakeStore) -> None:
     store.outcomes = [outcome(True, False, True, reason="checksum"), outcome(True)]
     metadata = loading("a", asynchronous=True)
     side.load(metadata)
@@ -425,7 +417,7 @@ def test_blocks_of_several_groups_are_not_named(store: FakeStore, meter: Meter) 
     assert side.take_failed_blocks() == set()
 
 
-def test_a_load_apart_that_is_late_is_given_up_once(
+def test_late_async_load_is_cancelled_once(
     side: WorkerSide, store: FakeStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.outcomes = ["late"]
@@ -439,23 +431,21 @@ def test_a_load_apart_that_is_late_is_given_up_once(
     assert store.events == ["wait", "cancel"]
 
 
-def test_a_worker_without_memory_reports_loads_apart_as_failed(
-    store: FakeStore, meter: Meter
-) -> None:
+def test_worker_without_memory_fails_async_loads(store: FakeStore, meter: Meter) -> None:
     side = WorkerSide(cast(VllmStore, store), 8, [([], 2)], meter)
     side.load(loading("a", asynchronous=True))
     assert side.take_completed_loads() == ({"a"}, {"a"})
     assert side.take_failed_blocks() == {10, 11, 12}
 
 
-def test_closing_waits_for_reads_apart(side: WorkerSide, store: FakeStore) -> None:
+def test_close_waits_for_async_reads(side: WorkerSide, store: FakeStore) -> None:
     store.outcomes = ["late"]
     side.load(loading("a", asynchronous=True))
     side.close()
     assert store.events == ["cancel", "close"]
 
 
-def test_blocks_that_do_not_exist_are_a_miss(broken_core: VllmStore, meter: Meter) -> None:
+def test_nonexistent_blocks_are_miss(broken_core: VllmStore, meter: Meter) -> None:
     pool: Any = SimpleNamespace(page_bytes=4096, pages=fail)
     side = ready(broken_core, meter, Object(FIRST, pool, True))
     side.load(loading("a"))
@@ -463,7 +453,7 @@ def test_blocks_that_do_not_exist_are_a_miss(broken_core: VllmStore, meter: Mete
     assert side.take_failed_blocks() == {10, 11, 12}
 
 
-def test_a_step_that_computes_says_how_long_that_took(side: WorkerSide, store: FakeStore) -> None:
+def test_prefill_time_is_reported(side: WorkerSide, store: FakeStore) -> None:
     side.begin_step()
     side.save(StepMetadata(prefill=(64, 128)))
     report = side.take_report()
@@ -474,7 +464,7 @@ def test_a_step_that_computes_says_how_long_that_took(side: WorkerSide, store: F
     assert side.take_report() is None
 
 
-def test_a_store_that_learns_is_told_what_was_read(side: WorkerSide, store: FakeStore) -> None:
+def test_read_times_are_reported_if_wanted(side: WorkerSide, store: FakeStore) -> None:
     store.wants_timings = True
     store.outcomes = [outcome(True, True, True), outcome(True)]
     side.load(loading("a"))
@@ -502,9 +492,7 @@ def run(side: WorkerSide, *layers: str) -> None:
         side.await_layer(name)
 
 
-def test_each_layer_waits_for_its_group_and_the_step_for_the_rest(
-    layered: WorkerSide, store: FakeStore, meter: Meter
-) -> None:
+def test_layers_wait_for_their_group(layered: WorkerSide, store: FakeStore, meter: Meter) -> None:
     store.outcomes = [outcome(True, True, True), outcome(True, True, True), outcome(True)]
     layered.load(StepMetadata(None, loading("a", "b").loads))
     assert store.sections == [(2048, 3072, 4096)] * 2
@@ -526,16 +514,14 @@ def test_each_layer_waits_for_its_group_and_the_step_for_the_rest(
     assert len(store.events) == 8
 
 
-def test_a_layer_of_unknown_name_waits_for_everything(
-    layered: WorkerSide, store: FakeStore
-) -> None:
+def test_unknown_layer_waits_for_all_groups(layered: WorkerSide, store: FakeStore) -> None:
     store.outcomes = [outcome(True, True, True)]
     layered.load(StepMetadata(None, loading("a").loads))
     run(layered, "another", *LAYERS)
     assert store.events == [f"group {len(LAYERS)}"]
 
 
-def test_a_page_of_which_a_late_group_fails_is_reported_once_and_nothing_is_saved(
+def test_failed_layer_group_fails_page_once(
     layered: WorkerSide, store: FakeStore, meter: Meter
 ) -> None:
     store.outcomes = [outcome(True, False, True, reason="checksum")]
@@ -556,9 +542,7 @@ def test_a_page_of_which_a_late_group_fails_is_reported_once_and_nothing_is_save
     assert layered.take_failed_blocks() == set()
 
 
-def test_what_failed_is_told_with_its_step_where_saves_come_later(
-    layered: WorkerSide, store: FakeStore
-) -> None:
+def test_drafts_report_failures_with_their_step(layered: WorkerSide, store: FakeStore) -> None:
     """With drafts vLLM asks before it has the step's pages saved."""
     store.outcomes = [outcome(True, False, True, reason="checksum")]
     layered.load(loading("a"))
@@ -569,7 +553,7 @@ def test_what_failed_is_told_with_its_step_where_saves_come_later(
     assert store.puts == []
 
 
-def test_what_came_after_its_layer_ran_did_not_come(layered: WorkerSide, store: FakeStore) -> None:
+def test_late_layer_group_is_missed(layered: WorkerSide, store: FakeStore) -> None:
     store.outcomes = ["late"]
     layered.load(StepMetadata(None, loading("a").loads))
     run(layered, "l.0")
@@ -579,7 +563,7 @@ def test_what_came_after_its_layer_ran_did_not_come(layered: WorkerSide, store: 
     assert layered.take_failed_blocks() == {10, 11, 12}
 
 
-def test_a_layer_that_runs_unannounced_is_awaited_and_ends_loads_by_layer(
+def test_unannounced_layer_disables_layer_loads(
     layered: WorkerSide, store: FakeStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     store.outcomes = [outcome(True, True, True)] * 2
@@ -596,7 +580,7 @@ def test_a_layer_that_runs_unannounced_is_awaited_and_ends_loads_by_layer(
     assert layered.take_failed_blocks() == set()
 
 
-def test_loads_are_whole_until_all_layers_were_announced(store: FakeStore, meter: Meter) -> None:
+def test_loads_are_whole_until_layers_are_known(store: FakeStore, meter: Meter) -> None:
     pool: Any = SimpleNamespace(page_bytes=4096, pages=list)
     side = ready(store, meter, Object(FIRST, pool, True, (2048, 3072, 4096)))
     side._group_of, side._unannounced = LAYERS, {*LAYERS}
@@ -611,16 +595,14 @@ def test_loads_are_whole_until_all_layers_were_announced(store: FakeStore, meter
     assert store.sections[-1] == (2048, 3072, 4096)
 
 
-def test_a_step_that_did_not_end_is_accounted_for_in_the_next(
-    layered: WorkerSide, store: FakeStore
-) -> None:
+def test_unfinished_step_is_recorded_in_next(layered: WorkerSide, store: FakeStore) -> None:
     store.outcomes = [outcome(True, False, True, reason="io")]
     layered.load(StepMetadata(None, loading("a").loads))
     layered.load(StepMetadata())
     assert layered.take_failed_blocks() == {10, 11, 12}
 
 
-def test_loads_apart_come_whole(layered: WorkerSide, store: FakeStore, meter: Meter) -> None:
+def test_async_loads_are_whole(layered: WorkerSide, store: FakeStore, meter: Meter) -> None:
     store.outcomes = [outcome(True, True, True)]
     layered.load(StepMetadata(None, loading("a", asynchronous=True).loads))
     run(layered, *LAYERS)
@@ -631,7 +613,7 @@ def test_loads_apart_come_whole(layered: WorkerSide, store: FakeStore, meter: Me
     assert counts["apart_loads"] == 1
 
 
-def test_a_load_by_layer_costs_what_the_step_waited(layered: WorkerSide, store: FakeStore) -> None:
+def test_layer_load_costs_waited_time(layered: WorkerSide, store: FakeStore) -> None:
     store.wants_timings = True
     store.outcomes = [outcome(True, True, True)]
     layered.begin_step()
@@ -691,7 +673,7 @@ def test_loads_in_flight_fail_if_weights_change(
     assert side.take_completed_loads() == ({"a"}, {"a"})
 
 
-def test_weights_that_change_in_a_step_are_not_saved(
+def test_weights_changed_in_step_are_not_saved(
     side: WorkerSide, store: FakeStore, watching: Watching
 ) -> None:
     side.begin_step(saving("a", *KEYS))
@@ -702,7 +684,7 @@ def test_weights_that_change_in_a_step_are_not_saved(
     assert side.take_report() is None, "it is not asked for again"
 
 
-def test_a_worker_without_its_watch_saves_nothing(
+def test_unwatched_worker_saves_nothing(
     side: WorkerSide, store: FakeStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watch, "current", lambda: None)
@@ -711,7 +693,7 @@ def test_a_worker_without_its_watch_saves_nothing(
     assert store.puts == []
 
 
-def test_a_remote_worker_reports_its_changes(side: WorkerSide, watching: Watching) -> None:
+def test_remote_worker_reports_changes(side: WorkerSide, watching: Watching) -> None:
     watching.counted, watching.shared = b"changed", False
     side.save(saving("a", *KEYS))
     report = side.take_report()

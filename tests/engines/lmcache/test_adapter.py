@@ -47,7 +47,7 @@ def put(adapter: Any, memory: Memory, keys: list[Any], **layout: Any) -> Any:
     return store(adapter, keys, objects)
 
 
-def test_what_is_stored_is_loaded(door: Door, memory: Memory) -> None:
+def test_stored_objects_are_loaded(door: Door, memory: Memory) -> None:
     adapter, keys = door.open(memory), keys_of(12)
     fds = {
         adapter.get_store_event_fd(),
@@ -66,7 +66,7 @@ def test_what_is_stored_is_loaded(door: Door, memory: Memory) -> None:
     adapter.close()
 
 
-def test_ranks_groups_and_salts_are_apart(door: Door, memory: Memory) -> None:
+def test_ranks_groups_and_salts_are_separate(door: Door, memory: Memory) -> None:
     adapter = door.open(memory)
     kinds: list[dict[str, Any]] = [
         {},
@@ -84,7 +84,7 @@ def test_ranks_groups_and_salts_are_apart(door: Door, memory: Memory) -> None:
     adapter.close()
 
 
-def test_another_size_is_a_miss(door: Door, memory: Memory) -> None:
+def test_other_size_is_miss(door: Door, memory: Memory) -> None:
     adapter, keys = door.open(memory), keys_of(2)
     put(adapter, memory, keys)
     out = memory.objects(2, (2, 4, 32, 64))
@@ -93,7 +93,7 @@ def test_another_size_is_a_miss(door: Door, memory: Memory) -> None:
     adapter.close()
 
 
-def test_another_dtype_or_shape_is_a_miss(plugin: Door, memory: Memory) -> None:
+def test_other_dtype_or_shape_is_miss(plugin: Door, memory: Memory) -> None:
     adapter, keys = plugin.open(memory), keys_of(2)
     put(adapter, memory, keys)
     assert load(adapter, keys, memory.objects(2, SHAPE, torch.float16)) == [False] * 2
@@ -107,7 +107,7 @@ def test_another_dtype_or_shape_is_a_miss(plugin: Door, memory: Memory) -> None:
     adapter.close()
 
 
-def test_usage_and_keys_survive_a_restart(plugin: Door, memory: Memory) -> None:
+def test_usage_and_keys_survive_restart(plugin: Door, memory: Memory) -> None:
     adapter = plugin.open(memory)
     keys = keys_of(5) + keys_of(3, cache_salt="tenant") + keys_of(2, model_name="another")
     put(adapter, memory, keys)
@@ -137,7 +137,7 @@ def test_usage_and_keys_survive_a_restart(plugin: Door, memory: Memory) -> None:
     adapter.close()
 
 
-def test_listeners_hear_of_old_and_new(plugin: Door, memory: Memory) -> None:
+def test_listeners_get_old_and_new_keys(plugin: Door, memory: Memory) -> None:
     adapter, old, new = plugin.open(memory), keys_of(3), keys_of(2, start=50)
     put(adapter, memory, old)
     adapter.close()
@@ -156,7 +156,7 @@ def test_listeners_hear_of_old_and_new(plugin: Door, memory: Memory) -> None:
     assert listener.stored == dict.fromkeys([*old, *new], OBJECT)
 
 
-def test_lmcache_evicts_what_an_earlier_server_stored(plugin: Door, memory: Memory) -> None:
+def test_lmcache_evicts_objects_of_earlier_server(plugin: Door, memory: Memory) -> None:
     adapter, keys = plugin.open(memory), keys_of(8)
     put(adapter, memory, keys)
     adapter.close()
@@ -175,7 +175,7 @@ def test_lmcache_evicts_what_an_earlier_server_stored(plugin: Door, memory: Memo
     adapter.close()
 
 
-def test_delete(door: Door, memory: Memory) -> None:
+def test_deleted_objects_are_misses(door: Door, memory: Memory) -> None:
     adapter, keys = door.open(memory), keys_of(6)
     put(adapter, memory, keys)
     adapter.delete(keys[1:3])
@@ -206,7 +206,7 @@ def test_locked_objects_are_not_evicted(plugin: Door) -> None:
     adapter.close()
 
 
-def test_what_cannot_be_opened_serves_nothing(plugin: Door, memory: Memory) -> None:
+def test_unopenable_store_serves_nothing(plugin: Door, memory: Memory) -> None:
     plugin.path.write_text("a file, not a directory")
     adapter, keys = plugin.open(memory), keys_of(2)
     assert not put(adapter, memory, keys).is_successful()
@@ -222,7 +222,7 @@ def test_what_cannot_be_opened_serves_nothing(plugin: Door, memory: Memory) -> N
     adapter.close()
 
 
-def test_store_that_can_be_opened_again_is_healthy(plugin: Door, memory: Memory) -> None:
+def test_reopened_store_is_healthy(plugin: Door, memory: Memory) -> None:
     first, keys = plugin.open(memory), keys_of(2)
     assert put(first, memory, keys).is_successful()
     first.close()
@@ -248,7 +248,7 @@ def test_store_that_can_be_opened_again_is_healthy(plugin: Door, memory: Memory)
     adapter.close()
 
 
-def test_objects_outside_the_arena_are_served(plugin: Door, memory: Memory) -> None:
+def test_objects_outside_l1_memory_are_served(plugin: Door, memory: Memory) -> None:
     adapter, keys, elsewhere = plugin.open(memory), keys_of(2), Memory(MIB)
     assert put(adapter, elsewhere, keys).is_successful()
     out = elsewhere.objects(2, SHAPE)
@@ -257,7 +257,7 @@ def test_objects_outside_the_arena_are_served(plugin: Door, memory: Memory) -> N
     adapter.close()
 
 
-def test_wrong_settings_are_refused_when_it_is_made(door: Door) -> None:
+def test_constructor_refuses_invalid_settings(door: Door) -> None:
     with pytest.raises(ValueError, match="unknown key 'size'"):
         door.open(params={"size": 1})
 

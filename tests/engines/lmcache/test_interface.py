@@ -13,12 +13,12 @@ from ritornello.lmcache.interface import TESTED, interface_difference, require_t
 from ritornello.lmcache.naming import Family, ObjectName, page_key, parse_name
 
 
-def test_it_is_the_one_we_know() -> None:
+def test_interface_is_the_tested_one() -> None:
     assert lmcache.__version__ == TESTED
     assert interface_difference(L2AdapterInterface, ObjectKey) == ""
 
 
-def test_overrides_take_what_lmcache_passes() -> None:
+def test_overrides_take_lmcache_arguments() -> None:
     ours = {name for name in vars(RitornelloL2Adapter) if hasattr(L2AdapterInterface, name)}
     checked = 0
     for name in ours:
@@ -34,7 +34,7 @@ def test_overrides_take_what_lmcache_passes() -> None:
     assert not inspect.isabstract(RitornelloL2Adapter)
 
 
-def test_the_client_has_what_the_bridge_calls() -> None:
+def test_client_has_methods_of_bridge() -> None:
     for name in ("event_fd", "drain_completions", "close"):
         assert list(inspect.signature(getattr(NativeClient, name)).parameters) == ["self"]
     for name in ("get", "set"):
@@ -45,7 +45,7 @@ def test_the_client_has_what_the_bridge_calls() -> None:
         assert len(inspect.signature(method).parameters) == 2
 
 
-def test_names_are_read_as_the_bridge_writes_them() -> None:
+def test_bridge_names_are_parsed() -> None:
     for salt in ("", "tenant"):
         key = ObjectKey(b"\x00\xff" * 16, "org/model-7b", 0x02010201, 17, salt)
         family = Family("org/model-7b", 17, salt)
@@ -53,7 +53,7 @@ def test_names_are_read_as_the_bridge_writes_them() -> None:
         assert parse_name(_object_key_to_string(key)) == name
 
 
-def test_another_interface_is_refused_in_one_line() -> None:
+def test_unknown_interface_fails_in_one_line() -> None:
     class Another(L2AdapterInterface):
         def submit_store_task(self, keys: object, objects: object, priority: int) -> int:
             return 0

@@ -9,7 +9,7 @@ from harness import Door
 from demo.lmcache import LMCacheServer, adapter_of, broken_claims
 
 
-def test_a_server_that_is_killed_finds_everything_again(door: Door, tmp_path: Path) -> None:
+def test_killed_server_finds_everything_again(door: Door, tmp_path: Path) -> None:
     adapter = adapter_of(door.path, door.kind)
     with LMCacheServer(adapter, tmp_path / "cold.log") as server:
         cold = server.ask(2)

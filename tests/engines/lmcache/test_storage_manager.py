@@ -23,14 +23,14 @@ def driver(door: Door, *arguments: str, **further: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("end", ["close", "kill"])
-def test_a_hit_after_a_restart(door: Door, end: str) -> None:
+def test_restarted_manager_hits(door: Door, end: str) -> None:
     put = driver(door, "put", "12", *(["kill"] if end == "kill" else []))
     assert put == {"written": 12, "used": 12 * OBJECT}
     got = driver(door, "get", "16")
     assert (got["hits"], got["wrong"]) == (12, 0)
 
 
-def test_a_serde_between(plugin: Door) -> None:
+def test_serialized_objects_are_hit(plugin: Door) -> None:
     serde = {"type": "fp8"}
     assert driver(plugin, "put", "4", serde=serde)["written"] == 4
     got = driver(plugin, "get", "4", serde=serde)

@@ -123,7 +123,7 @@ def doctor(port: int) -> subprocess.CompletedProcess[str]:
     return subprocess.run(words, env=ENVIRONMENT, capture_output=True, text=True, check=False)
 
 
-def test_it_does_what_a_backend_must(holder: Process, port: int) -> None:
+def test_mooncake_meets_backend_contract(holder: Process, port: int) -> None:
     del holder
     for _ in range(3):
         done = doctor(port)
@@ -137,7 +137,7 @@ def test_it_does_what_a_backend_must(holder: Process, port: int) -> None:
     assert "cannot list" in answer["advice"][0]
 
 
-def test_another_process_finds_what_one_put_and_lost_memory_costs_hits(
+def test_lost_segment_costs_hits_only(
     start: Start, master: Process, holder: Process, port: int, tmp_path: Path
 ) -> None:
     def worker(name: str) -> Process:
@@ -160,7 +160,7 @@ def test_another_process_finds_what_one_put_and_lost_memory_costs_hits(
     assert reader.ask("get a") == (PAGES, PAGES), "what is on this machine stays"
 
 
-def test_without_a_master_it_says_so(port: int) -> None:
+def test_missing_master_is_reported(port: int) -> None:
     done = doctor(port)
     assert done.returncode == 1
     wrong = [check["wrong"] for check in json.loads(done.stdout)["checks"]]

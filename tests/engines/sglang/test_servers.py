@@ -142,9 +142,7 @@ def reference(start: Start, where: Path) -> Reference:
     return found
 
 
-def test_a_new_server_answers_from_the_store_of_the_one_before(
-    reference: Reference, start: Start, where: Path
-) -> None:
+def test_new_server_hits_pages_of_previous(reference: Reference, start: Start, where: Path) -> None:
     with holder(where / "store") as owner, start("warm") as server:
         for place in (0, 1):
             told = ask(server, place)
@@ -172,7 +170,7 @@ def test_a_new_server_answers_from_the_store_of_the_one_before(
     assert raised(log) == []
 
 
-def test_answers_are_right_while_sglang_injects_faults(
+def test_answers_are_right_under_injected_faults(
     reference: Reference, start: Start, where: Path
 ) -> None:
     faults = {

@@ -36,7 +36,7 @@ def loads_apart(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     return seen
 
 
-def test_an_answer_is_that_of_vllm_s_own_cache(
+def test_answer_equals_that_of_own_cache(
     async_engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     digests, seen = Digests(monkeypatch), loads_apart(monkeypatch)
@@ -54,7 +54,7 @@ def test_an_answer_is_that_of_vllm_s_own_cache(
 
 
 @pytest.mark.parametrize("bad", [[3, 5], [0], list(range(CLAIMED // BLOCK))])
-def test_failed_pages_are_computed_and_the_answer_is_the_same(
+def test_failed_pages_are_recomputed_with_same_answer(
     async_engine: Engine, monkeypatch: pytest.MonkeyPatch, bad: list[int]
 ) -> None:
     asked = prompt(102 + len(bad))
@@ -70,7 +70,7 @@ def test_failed_pages_are_computed_and_the_answer_is_the_same(
     assert async_engine.tokens(asked) == expected
 
 
-def test_eviction_between_match_and_load_costs_time_only(
+def test_eviction_before_load_costs_time_only(
     async_engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = prompt(112)
@@ -85,7 +85,7 @@ def test_eviction_between_match_and_load_costs_time_only(
     assert list(again.outputs[0].token_ids) == expected[0]
 
 
-def test_others_go_on_while_a_load_is_slow(
+def test_other_requests_run_during_slow_load(
     async_engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slow, quick = prompt(113), prompt(114, BLOCK)
@@ -106,7 +106,7 @@ def test_others_go_on_while_a_load_is_slow(
     ]
 
 
-def test_blocks_of_an_aborted_request_stay_its_own_until_the_load_is_over(
+def test_aborted_request_keeps_blocks_until_load_ends(
     async_engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked, others = prompt(115), [prompt(seed, 600) for seed in (116, 117)]
@@ -131,7 +131,7 @@ def test_blocks_of_an_aborted_request_stay_its_own_until_the_load_is_over(
     assert async_engine.tokens(asked)
 
 
-def test_a_prompt_is_computed_in_chunks_behind_its_load(
+def test_prompt_is_computed_in_chunks_after_load(
     async_engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stem = prompt(118, 200)
@@ -145,7 +145,7 @@ def test_a_prompt_is_computed_in_chunks_behind_its_load(
     assert list(stored.outputs[0].token_ids) == expected[0]
 
 
-def test_preempted_requests_load_what_they_had(
+def test_preempted_requests_load_their_pages(
     async_engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     digests, seen = Digests(monkeypatch), loads_apart(monkeypatch)

@@ -61,14 +61,14 @@ def is_abstract(method: ast.FunctionDef) -> bool:
     return any(getattr(mark, "id", "") == "abstractmethod" for mark in method.decorator_list)
 
 
-def test_the_base_class_is_the_one_we_know(sources: Path) -> None:
+def test_base_class_is_the_tested_one(sources: Path) -> None:
     base = methods(class_of(sources, BASE, "KVConnectorBase_V1"))
     assert {name for name, method in base.items() if is_abstract(method)} == ABSTRACT
     assert not HOOKS - set(base)
     assert tuple(argument.arg for argument in base["__init__"].args.args) == PARAMETERS
 
 
-def test_overrides_take_what_vllm_passes(sources: Path) -> None:
+def test_overrides_take_vllm_arguments(sources: Path) -> None:
     base = methods(class_of(sources, BASE, "KVConnectorBase_V1"))
     base |= methods(class_of(sources, BASE, "SupportsHMA"))
     ours = {name for name in vars(RitornelloConnector) if name in base and name != "__init__"}
@@ -109,7 +109,7 @@ def test_overrides_take_what_vllm_passes(sources: Path) -> None:
         ("vllm/lora/worker_manager.py", "WorkerLoRAManager", {"_load_adapter"}),
     ],
 )
-def test_what_is_used_of_vllm_is_there(sources: Path, file: str, name: str, used: set[str]) -> None:
+def test_used_parts_of_vllm_exist(sources: Path, file: str, name: str, used: set[str]) -> None:
     assert not used - set(methods(class_of(sources, file, name)))
 
 
@@ -171,18 +171,18 @@ def test_what_is_used_of_vllm_is_there(sources: Path, file: str, name: str, used
         ),
     ],
 )
-def test_names_are_still_spelled_so(sources: Path, file: str, texts: list[str]) -> None:
+def test_used_names_exist(sources: Path, file: str, texts: list[str]) -> None:
     code = (sources / file).read_text()
     assert [text for text in texts if text not in code] == []
 
 
-def test_the_failure_policy_is_read_after_the_connector_is_made(sources: Path) -> None:
+def test_failure_policy_is_read_after_constructor(sources: Path) -> None:
     code = (sources / "vllm/v1/core/sched/scheduler.py").read_text()
     made = code.index("KVConnectorFactory.create_connector(")
     assert made < code.index("kv_transfer_config.kv_load_failure_policy")
 
 
-def test_multi_connector_has_the_used_names(sources: Path) -> None:
+def test_multi_connector_has_used_names(sources: Path) -> None:
     folder = "vllm/distributed/kv_transfer/kv_connector"
     multi = methods(class_of(sources, f"{folder}/v1/multi_connector.py", "MultiConnector"))
     # `composition.engine_config` reads it where the children are made.

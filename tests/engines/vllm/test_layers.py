@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(1500)]
 
 
 @pytest.mark.parametrize("bad", [[0], [1]])
-def test_answers_are_the_same_layer_by_layer(ask: Ask, bad: list[int]) -> None:
+def test_layer_loads_give_same_answers(ask: Ask, bad: list[int]) -> None:
     cold = ask([1, 2], SHAPE, bad=bad, block_size=BLOCK)
     assert [answer["stored_hits"] for answer in cold["answers"]] == [CLAIMED] * 2
     assert (cold["counts"]["layer_loads"], cold["counts"]["step_loads"]) == (4, 0)

@@ -15,7 +15,7 @@ from ritornello.vllm.store import VllmStore
 CLAIMED = 299 // BLOCK * BLOCK
 
 
-def test_a_warm_answer_equals_the_one_from_vllm_s_own_cache(engine: Engine) -> None:
+def test_warm_answer_equals_that_of_own_cache(engine: Engine) -> None:
     asked = prompt(1)
     engine.ask(asked)
     local = engine.ask(asked)[0]
@@ -27,7 +27,7 @@ def test_a_warm_answer_equals_the_one_from_vllm_s_own_cache(engine: Engine) -> N
     assert warm.outputs[0].token_ids == local.outputs[0].token_ids
 
 
-def test_the_bytes_of_a_block_come_back(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_block_bytes_are_restored(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     digests = Digests(monkeypatch)
     asked = prompt(2, 500)
     engine.ask(asked)
@@ -37,7 +37,7 @@ def test_the_bytes_of_a_block_come_back(engine: Engine, monkeypatch: pytest.Monk
     assert digests.all_came_back()
 
 
-def test_pages_filled_while_decoding_are_saved(engine: Engine) -> None:
+def test_pages_filled_by_decoding_are_saved(engine: Engine) -> None:
     asked = prompt(3, 40)
     answer = engine.tokens(asked, answer=200)[0]
     engine.forget()
@@ -47,14 +47,14 @@ def test_pages_filled_while_decoding_are_saved(engine: Engine) -> None:
     assert engine.ask(follow_up)[0].num_cached_tokens == expected
 
 
-def test_the_last_token_is_never_claimed(engine: Engine) -> None:
+def test_last_token_is_never_claimed(engine: Engine) -> None:
     asked = prompt(4, 4 * BLOCK)
     engine.ask(asked)
     engine.forget()
     assert engine.ask(asked)[0].num_cached_tokens == 3 * BLOCK
 
 
-def test_a_longer_prompt_loads_only_what_is_not_local(engine: Engine) -> None:
+def test_longer_prompt_loads_missing_pages_only(engine: Engine) -> None:
     asked = prompt(5, 320)
     engine.ask(asked)
     engine.forget()
@@ -64,7 +64,7 @@ def test_a_longer_prompt_loads_only_what_is_not_local(engine: Engine) -> None:
     assert engine.external_tokens() - before == 288 - 128
 
 
-def test_failed_pages_are_computed_and_the_answer_is_the_same(
+def test_failed_pages_are_recomputed_with_same_answer(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = prompt(6)
@@ -79,7 +79,7 @@ def test_failed_pages_are_computed_and_the_answer_is_the_same(
     assert engine.tokens(asked) == expected
 
 
-def test_nothing_computed_over_a_failed_load_is_saved(
+def test_pages_over_failed_load_are_not_saved(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     digests = Digests(monkeypatch)
@@ -98,7 +98,7 @@ def test_nothing_computed_over_a_failed_load_is_saved(
     assert digests.all_came_back()
 
 
-def test_requests_that_share_a_failed_load_answer_the_same(
+def test_requests_sharing_failed_load_answer_same(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stem = prompt(9, 256)
@@ -111,7 +111,7 @@ def test_requests_that_share_a_failed_load_answer_the_same(
     assert engine.tokens(*both) == expected
 
 
-def test_eviction_between_match_and_load_costs_time_only(
+def test_eviction_before_load_costs_time_only(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = prompt(12)
@@ -127,7 +127,7 @@ def test_eviction_between_match_and_load_costs_time_only(
     assert list(again.outputs[0].token_ids) == expected[0]
 
 
-def test_preemption_while_saving_keeps_bytes_and_answers_right(
+def test_preemption_while_saving_keeps_bytes_right(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     digests = Digests(monkeypatch)
@@ -143,7 +143,7 @@ def test_preemption_while_saving_keeps_bytes_and_answers_right(
     assert digests.all_came_back()
 
 
-def test_one_request_can_decline(engine: Engine) -> None:
+def test_request_can_opt_out(engine: Engine) -> None:
     secret = prompt(17)
     engine.ask(secret, params={"ritornello.no_store": True})
     engine.forget()
@@ -156,7 +156,7 @@ def test_one_request_can_decline(engine: Engine) -> None:
     assert engine.ask(secret)[0].num_cached_tokens == CLAIMED
 
 
-def test_one_request_can_ask_to_stay(engine: Engine, store_path: Path) -> None:
+def test_request_can_retain_pages(engine: Engine, store_path: Path) -> None:
     def retained() -> int:
         with Store.open(str(store_path)) as store:
             store.flush()
@@ -180,7 +180,7 @@ def test_one_request_can_ask_to_stay(engine: Engine, store_path: Path) -> None:
     assert grown(first) > first, "what was stored before is kept as well"
 
 
-def test_a_reset_hides_what_was_stored_before(engine: Engine) -> None:
+def test_reset_hides_earlier_pages(engine: Engine) -> None:
     asked = prompt(18)
     engine.ask(asked)
     assert engine.llm.reset_prefix_cache(reset_connector=True)
@@ -189,9 +189,7 @@ def test_a_reset_hides_what_was_stored_before(engine: Engine) -> None:
     assert engine.ask(asked)[0].num_cached_tokens == CLAIMED
 
 
-def test_a_store_that_throws_costs_hits_only(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_raising_store_costs_hits_only(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = prompt(19)
     expected = engine.tokens(asked)
     engine.forget()
@@ -209,7 +207,7 @@ def test_a_store_that_throws_costs_hits_only(
     assert engine.ask(asked)[0].num_cached_tokens == CLAIMED
 
 
-def test_counters_tell_what_happened(engine: Engine) -> None:
+def test_counters_match_events(engine: Engine) -> None:
     names = ("probed_pages", "hit_pages", "loaded_pages", "saved_pages", "steps", "errors")
 
     def counts() -> dict[str, float]:

@@ -35,7 +35,7 @@ def connector(store: Path, hashes: str) -> RitornelloConnector:
     return RitornelloConnector(config, KVConnectorRole.SCHEDULER, caches)
 
 
-def test_weak_hashes_need_a_permission(
+def test_weak_hashes_need_permission(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("PYTHONHASHSEED", "0")

@@ -52,7 +52,7 @@ def cached(server: Server, asked: list[int], params: dict[str, bool] | None = No
     return after["external"] - before["external"]
 
 
-def test_a_new_process_answers_from_the_store(serve: Callable[..., Server]) -> None:
+def test_new_process_answers_from_store(serve: Callable[..., Server]) -> None:
     first, second, third = (prompt(seed, LENGTH) for seed in (31, 32, 33))
     with serve("cold") as server:
         assert cached(server, first) == 0

@@ -40,9 +40,7 @@ def tokens(answers: dict[str, Any], name: str) -> list[list[int]]:
     return [one[name] for one in answers["answers"]]
 
 
-def test_every_tier_gives_back_what_was_computed_once(
-    ask: Ask, tmp_path: Path, remote_folder: Path
-) -> None:
+def test_every_tier_restores_pages(ask: Ask, tmp_path: Path, remote_folder: Path) -> None:
     def machine(name: str) -> dict[str, Any]:
         here = tmp_path / name
         tiers = (f"host 64MiB {here}/host", f"disk {here}/disk 256MiB", f"file://{remote_folder}")
@@ -70,7 +68,7 @@ def test_every_tier_gives_back_what_was_computed_once(
         assert tokens(again, name) == tokens(other, name) == tokens(first, "first")
 
 
-def test_a_remote_that_is_down_costs_nothing_that_is_here(
+def test_unreachable_remote_keeps_local_hits(
     ask: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
@@ -83,14 +81,14 @@ def test_a_remote_that_is_down_costs_nothing_that_is_here(
     assert tokens(answers, "first") == tokens(answers, "stored")
 
 
-def test_a_gate_that_never_opens_computes_everything(ask: Ask, tmp_path: Path) -> None:
+def test_closed_gate_computes_everything(ask: Ask, tmp_path: Path) -> None:
     answers = ask(SEEDS, **over(f"host 64MiB {tmp_path}/host", gate="never"))
     assert hits(answers, "stored") == [0, 0]
     assert answers["counts"]["loaded_pages"] == 0
     assert answers["counts"]["saved_pages"] > 0
 
 
-def test_several_workers_share_the_tiers(ask: Ask, tmp_path: Path, remote_folder: Path) -> None:
+def test_several_workers_share_tiers(ask: Ask, tmp_path: Path, remote_folder: Path) -> None:
     def machine(name: str, ranks: int) -> dict[str, Any]:
         tiers = (f"host 64MiB {tmp_path}/{name}", f"file://{remote_folder}")
         exact = {"dtype": "float32", "block_size": 64, "tensor_parallel_size": ranks}

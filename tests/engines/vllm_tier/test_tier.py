@@ -39,7 +39,7 @@ def assert_quiet(engine: TierEngine) -> None:
     assert len(tier._requests) <= 1
 
 
-def test_a_client_of_another_process_finds_what_it_stored(told: dict[str, Any]) -> None:
+def test_client_finds_its_own_chunks(told: dict[str, Any]) -> None:
     assert [answer["cached"] for answer in told["cold"]] == [0, 0]
     assert [answer["cached"] for answer in told["client"]] == [cached(FIRST), cached(SECOND)]
     assert [a["tokens"] for a in told["client"]] == [a["tokens"] for a in told["cold"]]
@@ -50,14 +50,14 @@ def test_a_client_of_another_process_finds_what_it_stored(told: dict[str, Any]) 
     assert "ritornello_errors" not in counts
 
 
-def test_the_death_of_the_store_s_owner_costs_no_answer(told: dict[str, Any]) -> None:
+def test_owner_death_costs_no_answer(told: dict[str, Any]) -> None:
     first, fresh = told["killed"]
     assert first["tokens"] == told["cold"][0]["tokens"]
     assert first["cached"] == cached(FIRST)
     assert fresh["cached"] == 0
 
 
-def test_what_another_process_stored_is_found(engine: TierEngine, told: dict[str, Any]) -> None:
+def test_chunks_of_other_process_are_found(engine: TierEngine, told: dict[str, Any]) -> None:
     before = engine.offloaded()
     assert ask(engine, FIRST) == {"tokens": told["cold"][0]["tokens"], "cached": cached(FIRST)}
     assert ask(engine, SECOND) == {"tokens": told["cold"][1]["tokens"], "cached": cached(SECOND)}
@@ -67,7 +67,7 @@ def test_what_another_process_stored_is_found(engine: TierEngine, told: dict[str
     assert ask(engine, prompt(3, 400))["cached"] == cached(prompt(3, 400))
 
 
-def test_one_question_a_request(engine: TierEngine) -> None:
+def test_request_needs_one_lookup(engine: TierEngine) -> None:
     before = engine.offloaded()
     ask(engine, SECOND)
     after = engine.offloaded()
@@ -76,9 +76,7 @@ def test_one_question_a_request(engine: TierEngine) -> None:
     assert after["tiering_chunk_hits"] - before["tiering_chunk_hits"] == len(SECOND) // BLOCK
 
 
-def test_the_bytes_of_a_chunk_come_back(
-    engine: TierEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_chunk_bytes_are_restored(engine: TierEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     digests = Digests(engine, monkeypatch)
     asked = prompt(4, 450)
     expected = ask(engine, asked)
@@ -89,7 +87,7 @@ def test_the_bytes_of_a_chunk_come_back(
     assert digests.all_came_back()
 
 
-def test_a_longer_prompt_loads_what_there_is(engine: TierEngine) -> None:
+def test_longer_prompt_loads_stored_prefix(engine: TierEngine) -> None:
     longer = [*FIRST, *prompt(5, 150)]
     expected = ask(engine, longer)
     assert expected["cached"] == len(FIRST) // BLOCK * BLOCK
@@ -98,7 +96,7 @@ def test_a_longer_prompt_loads_what_there_is(engine: TierEngine) -> None:
 
 
 @pytest.mark.parametrize(("places", "kept"), [([4, 6], 4), ([0], 0), (None, 0)])
-def test_chunks_that_fail_are_computed_and_the_answer_is_the_same(
+def test_failed_chunks_are_recomputed_with_same_answer(
     engine: TierEngine,
     told: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
@@ -116,7 +114,7 @@ def test_chunks_that_fail_are_computed_and_the_answer_is_the_same(
     assert_quiet(engine)
 
 
-def test_requests_that_share_a_failed_load_answer_the_same(
+def test_requests_sharing_failed_load_answer_same(
     engine: TierEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stem = prompt(6, 256)
@@ -131,7 +129,7 @@ def test_requests_that_share_a_failed_load_answer_the_same(
     assert_quiet(engine)
 
 
-def test_aborted_requests_leave_nothing_behind(engine: TierEngine) -> None:
+def test_aborted_requests_leave_no_state(engine: TierEngine) -> None:
     from vllm import SamplingParams
 
     llm = engine.llm.llm_engine
@@ -147,7 +145,7 @@ def test_aborted_requests_leave_nothing_behind(engine: TierEngine) -> None:
     assert_quiet(engine)
 
 
-def test_a_request_may_decline(engine: TierEngine) -> None:
+def test_request_may_opt_out(engine: TierEngine) -> None:
     (output,) = engine.ask(FIRST, params={"ritornello.no_load": True})
     assert output.num_cached_tokens == 0
     asked = prompt(9, 300)
@@ -156,7 +154,7 @@ def test_a_request_may_decline(engine: TierEngine) -> None:
     assert ask(engine, asked)["cached"] == 0
 
 
-def test_after_a_reset_of_the_cache_nothing_is_found(engine: TierEngine) -> None:
+def test_reset_hides_earlier_chunks(engine: TierEngine) -> None:
     asked = prompt(10, 300)
     ask(engine, asked)
     assert engine.llm.reset_prefix_cache(reset_connector=True)
@@ -166,7 +164,7 @@ def test_after_a_reset_of_the_cache_nothing_is_found(engine: TierEngine) -> None
     assert ask(engine, asked) == {"tokens": expected["tokens"], "cached": cached(asked)}
 
 
-def test_chunks_of_other_weights_are_not_kept(engine: TierEngine) -> None:
+def test_chunks_of_other_weights_are_not_stored(engine: TierEngine) -> None:
     files, known, fresh = engine.tier._namespace, prompt(14, 300), prompt(15, 300)
     expected = ask(engine, known)
     engine.forget_all()
@@ -193,7 +191,7 @@ def test_chunks_of_other_weights_are_not_kept(engine: TierEngine) -> None:
 
 
 @pytest.mark.long
-def test_more_than_the_store_holds(engine: TierEngine) -> None:
+def test_store_smaller_than_working_set_serves(engine: TierEngine) -> None:
     store = engine.tier._store._store
     store.resize("24MiB")
     for seed in range(100, 160):
@@ -207,7 +205,7 @@ def test_more_than_the_store_holds(engine: TierEngine) -> None:
     assert_quiet(engine)
 
 
-def test_a_store_that_refuses_everything_costs_hits_only(
+def test_refusing_store_costs_hits_only(
     engine: TierEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = prompt(11, 300)
@@ -221,9 +219,7 @@ def test_a_store_that_refuses_everything_costs_hits_only(
 
 
 @pytest.mark.long
-def test_a_tier_that_raises_costs_hits_only(
-    engine: TierEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_raising_tier_costs_hits_only(engine: TierEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken_call(*_: Any) -> Any:
         raise RuntimeError("made by the test")
 
@@ -238,7 +234,7 @@ def test_a_tier_that_raises_costs_hits_only(
     assert engine.offloaded()["ritornello_errors"] > 0
 
 
-def test_store_that_is_closed_behind_the_tier_s_back_is_opened_again(engine: TierEngine) -> None:
+def test_closed_store_is_reopened(engine: TierEngine) -> None:
     """The last test: the engine goes on without a store, and then with it."""
     expected = ask(engine, FIRST)
     closed = engine.tier._store._store

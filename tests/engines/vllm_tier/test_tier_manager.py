@@ -73,7 +73,7 @@ def ended(tier: RitornelloTier) -> Any:
     return result
 
 
-def test_a_job_s_result_and_its_event(tier: RitornelloTier, host: Host) -> None:
+def test_job_has_result_and_event(tier: RitornelloTier, host: Host) -> None:
     request, keys = sequence("a", 8)
     tier.on_new_request(request)
     tier.submit_store(job(1, keys, request, 0, load=False))
@@ -104,7 +104,7 @@ def test_events_without_tokens_are_logged(
     assert ("self_describing_kv_events" in caplog.text) != self_describing
 
 
-def test_a_partial_load_names_what_came(tier: RitornelloTier) -> None:
+def test_partial_load_names_loaded_keys(tier: RitornelloTier) -> None:
     request, keys = sequence("b", 8)
     tier.submit_store(job(1, keys, request, 0, load=False))
     assert ended(tier).success
@@ -121,7 +121,7 @@ def test_a_partial_load_names_what_came(tier: RitornelloTier) -> None:
     assert tier.lookup(keys[5], request) is LookupResult.MISS
 
 
-def test_what_the_store_does_not_want_is_no_failure(tmp_path: Path, host: Host) -> None:
+def test_declined_store_is_no_failure(tmp_path: Path, host: Host) -> None:
     """Or vLLM's back-pressure would hold chunks back from a tier that only chooses."""
     tier = made(tmp_path, host, write_budget=0)
     request, keys = sequence("c", 4)
@@ -135,7 +135,7 @@ def test_what_the_store_does_not_want_is_no_failure(tmp_path: Path, host: Host) 
     tier.shutdown()
 
 
-def test_a_shutdown_that_fails_says_so_and_ends_the_lookups(
+def test_failed_shutdown_raises_and_ends_lookups(
     tmp_path: Path, host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The memory of a tier whose shutdown raised is kept, and that of others is not."""
@@ -162,12 +162,12 @@ def test_counts_are_declared(tier: RitornelloTier) -> None:
     assert set(stats.data["data"]) <= set(declared)
 
 
-def test_facts_have_the_declared_names(tier: RitornelloTier) -> None:
+def test_config_info_has_declared_keys(tier: RitornelloTier) -> None:
     config = {"type": "RitornelloTier", "module_path": "ritornello.vllm", "path": "/x"}
     assert tuple(tier.config_info()) == RitornelloTier.config_info_keys(config)
 
 
-def test_an_engine_nobody_knows_is_not_served(
+def test_unknown_engine_is_not_served(
     tmp_path: Path, host: Host, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, "vllm.ritornello"):
@@ -191,7 +191,7 @@ def test_an_engine_nobody_knows_is_not_served(
     assert not (tmp_path / "store").exists()
 
 
-def test_weak_hashes_need_a_permission(
+def test_weak_hashes_need_permission(
     tmp_path: Path, host: Host, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("PYTHONHASHSEED", "0")
@@ -213,14 +213,14 @@ def test_weak_hashes_need_a_permission(
     tier.shutdown()
 
 
-def test_another_engine_s_configuration_is_not_believed(tmp_path: Path, host: Host) -> None:
+def test_configuration_of_other_engine_is_ignored(tmp_path: Path, host: Host) -> None:
     """Equal settings are not enough: they must be those the summary was made from."""
     vllm_config, kv_cache_config = engine_of({}), SimpleNamespace()
     tier = RitornelloTier(spec_of({}), host.view, "T", path=str(tmp_path / "store"))
     assert tier._tier is None, (vllm_config, kv_cache_config)
 
 
-def test_whatever_fails_inside_stays_inside(
+def test_internal_failures_do_not_escape(
     tier: RitornelloTier, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(*_: Any) -> Any:
@@ -262,6 +262,6 @@ def test_whatever_fails_inside_stays_inside(
     monkeypatch.undo()
 
 
-def test_settings_are_checked_when_the_tier_is_made(tmp_path: Path, host: Host) -> None:
+def test_constructor_checks_settings(tmp_path: Path, host: Host) -> None:
     with pytest.raises(ValueError, match="unknown key 'n_read_threads'"):
         made(tmp_path, host, n_read_threads=16)
