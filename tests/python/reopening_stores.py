@@ -1,4 +1,4 @@
-"""Stores that fail to open or stop working, and the connectors' stores over them."""
+"""Faults of a store's directory, stores that fail, and the stores of all connectors."""
 
 import os
 import time
@@ -38,7 +38,7 @@ def wait_until(done: Callable[[], object], what: str) -> None:
 
 
 def can_serve(fail_safe: FailSafeStore) -> bool:
-    """Whether pages come back."""
+    """Returns whether pages can be put and read."""
     put = fail_safe.call("put", lambda store: store.put_batch(SCOPE, KEYS, PAGES), 0)
     out = [bytearray(4096) for _ in KEYS]
     got = fail_safe.call("get", lambda store: store.get_batch(SCOPE, KEYS, out), 0)
@@ -48,7 +48,7 @@ def can_serve(fail_safe: FailSafeStore) -> bool:
 
 
 def can_store(fail_safe: FailSafeStore) -> bool:
-    """Whether pages are stored, by a ticket: how it ended, the store is not asked."""
+    """Returns whether pages are stored. Learns it from the ticket, without a further call."""
     ticket = fail_safe.call("put", lambda store: store.submit_put(SCOPE, KEYS, PAGES), None)
     outcome = ticket and fail_safe.attempt("wait", lambda: ticket.wait(60), None)
     return outcome is not None and outcome.pages == len(KEYS)
@@ -149,7 +149,7 @@ os._exit(0 if store.open() else 1)
 
 
 class FailingStore:
-    """Stands for a store of which every question fails fatally."""
+    """A core store of which every call fails fatally."""
 
     def __init__(self, role: str = "client") -> None:
         self.role = role

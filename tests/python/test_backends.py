@@ -1,4 +1,4 @@
-"""Backends that are Python classes: the one of the documentation, and such as do it wrong."""
+"""Remote backends that are Python classes: the documented one, and faulty ones."""
 
 import importlib
 import itertools
@@ -18,7 +18,7 @@ import ritornello as rt
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE, PAGES = 20_000, 8
-# A class that keeps values in its process, and does what a subclass makes worse.
+# A backend that keeps values in its process; subclasses add faults.
 MEMORY = '''
 import threading, time
 import ritornello as rt
@@ -112,7 +112,7 @@ def ritornello(*words: str, path: Path) -> subprocess.CompletedProcess[str]:
 
 
 def doctor(address: str, path: Path, *more: str) -> tuple[int, dict[str, Any], str]:
-    """Exit code, answer and what was told besides."""
+    """Returns exit code, standard output and standard error of `ritornello doctor`."""
     done = ritornello("doctor", "--json", "--backend", address, *more, path=path)
     return done.returncode, json.loads(done.stdout), done.stderr
 
@@ -222,7 +222,7 @@ def test_constructor_is_retried_until_it_succeeds(
 
 
 def put(cache: rt.Cache, prompt: str) -> None:
-    """Puts a prompt, and finds it where it was put."""
+    """Puts a prompt, and checks on which tiers it is found."""
     scope, keys = rt.Scope.opaque("down", PAGE, chained=True), keys_of(prompt, PAGES)
     stored = cache.submit_put(scope, keys, pages_of(keys, PAGE)).wait(60)
     assert stored is not None

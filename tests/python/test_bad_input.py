@@ -1,4 +1,4 @@
-"""Wrong calls get a clear error, and change nothing."""
+"""Invalid calls raise a clear error, and change nothing."""
 
 from collections.abc import Callable
 from typing import Any

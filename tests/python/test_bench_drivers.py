@@ -1,4 +1,4 @@
-"""The drivers of the OpenAI API against a server that computes nothing and waits a known time."""
+"""The benchmark's drivers against a server that computes nothing and delays by known times."""
 
 import asyncio
 import random
@@ -67,7 +67,7 @@ def by_place(records: Sequence[Record]) -> dict[tuple[int, int], Record]:
     return {(record.session, record.round): record for record in records}
 
 
-# ---- what is asked
+# ---- requests
 
 
 @pytest.mark.parametrize("source", [IDS, TEXT])
@@ -138,7 +138,7 @@ def test_timed_run_replaces_users_until_end() -> None:
     server = FakeOpenAI(prefill_s=0.001)
     records = run(qa(time_s=0.2, qps=200.0), server)
     assert len({record.session for record in records}) > 4
-    # A moment passes between looking at the clock and sending.
+    # Some time passes between reading the clock and sending.
     assert all(record.sent_s < 0.2 + 0.1 for record in records)
 
 
@@ -223,7 +223,7 @@ def test_requests_arrive_at_mean_rate(distribution: str) -> None:
     assert sum(pauses) / len(pauses) == pytest.approx(0.25, rel=0.05)
 
 
-# ---- what is measured
+# ---- measured times
 
 
 def test_measured_times_include_server_delays() -> None:
@@ -254,7 +254,7 @@ def test_extra_fields_are_in_every_request() -> None:
     assert all(body["kv_transfer_params"] == {"ritornello.no_load": True} for body in server.asked)
 
 
-# ---- what goes wrong
+# ---- failures
 
 
 def failed(workload: Workload, server: FakeOpenAI, **options: float) -> str:

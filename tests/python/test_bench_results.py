@@ -1,4 +1,4 @@
-"""What the benchmark of serving engines makes of requests: statistics, counters, rows, command."""
+"""Results of the serving benchmark: statistics, counters, rows, command."""
 
 import json
 import random
@@ -56,7 +56,7 @@ def test_interval_covers_mean_at_its_level() -> None:
 
 
 def test_bootstrap_draws_whole_sessions() -> None:
-    """Values that are equal within sessions say no more than one each."""
+    """Values that are equal within sessions carry no more information than one value each."""
     chance = random.Random(4)
     once = [[chance.random()] for _ in range(12)]
     often = [session * 50 for session in once]

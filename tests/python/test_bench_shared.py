@@ -1,4 +1,4 @@
-"""The shared benchmark without engines: its set-ups, what it makes of requests, what it refuses."""
+"""The shared benchmark without engines: its set-ups, results and failures."""
 
 import io
 import json
@@ -96,7 +96,7 @@ def test_plan_has_each_setup_once_best_first() -> None:
     gates = [setup.gate for setup in plan]
     limited = [i for i, setup in enumerate(plan) if setup.gate == "auto" and setup.rate_x]
     assert gates.index("never") > max(limited)
-    # Where time runs out there is a regret at every rate behind one tier at least.
+    # If time runs out, there is a regret at every rate for at least one tier.
     assert {setup.name for setup in plan[gates.index("never") :][:5]} == {HOST_DISK}
     assert {setup.name for setup in short_plan()} == {ALONE, STORE, HOST_DISK, HOST_S3}
 
@@ -213,7 +213,7 @@ def test_engines_get_connector_and_little_memory(tmp_path: Path) -> None:
     assert "--kv-transfer-config" not in command(None)
 
 
-# ---- what is made of requests
+# ---- results
 
 
 def test_rows_pair_users_with_and_without_tiers(tmp_path: Path) -> None:
@@ -249,7 +249,7 @@ def test_rows_pair_users_with_and_without_tiers(tmp_path: Path) -> None:
     assert made.broken == []
     made.write(tmp_path / "report.json", versions="x")
     told = json.loads((tmp_path / "report.json").read_text())
-    # The engine alone: prompts of 1,000 tokens in four seconds.
+    # The engine alone computes prompts of 1,000 tokens in four seconds.
     assert told["break_even_bytes_s"] == {str(HISTORY): 250 * 6144}
     assert told["answers_compared"][LIMITED.title] == [0, 512]
     assert set(told["rows"][2]) >= {
@@ -288,7 +288,7 @@ def test_tier_without_hits_breaks_report() -> None:
         (Setup(ALONE), measured(4.0)),
         (Setup(STORE), measured(1.0, device=9)),
         (always, measured(1.0, host=9)),
-        # The gate may well load nothing from a slow tier.
+        # The gate may decide to load nothing from a slow tier.
         (LIMITED, measured(1.0)),
     )
     made.check()
@@ -321,7 +321,7 @@ def test_answers_are_compared_while_prompts_are_equal() -> None:
     assert equal_answer_share([], reference) is None
 
 
-# ---- what goes wrong
+# ---- failures
 
 
 def bench(tmp_path: Path, deadline: float) -> Bench:

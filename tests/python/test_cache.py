@@ -1,4 +1,4 @@
-"""A cache over tiers: what one put, every other finds, wherever it lies by then."""
+"""A cache over tiers: pages that one process puts are found by every other, on any tier."""
 
 import multiprocessing
 import time

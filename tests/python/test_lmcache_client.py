@@ -1,4 +1,4 @@
-"""LMCache's native client on a real store, spoken to as LMCache's bridge does."""
+"""LMCache's native client on a real store, called as LMCache's bridge calls it."""
 
 import os
 import select
@@ -40,7 +40,7 @@ def views(pages: Any) -> list[memoryview]:
 
 
 def completed(client: NativeClient, number: int) -> Completion:
-    """As LMCache waits: for the eventfd, then for what it means."""
+    """Waits for the eventfd as LMCache does, and returns the completions."""
     until = time.monotonic() + 60
     while time.monotonic() < until:
         readable, _, _ = select.select([client.event_fd()], [], [], 60)
@@ -71,7 +71,7 @@ def there(client: NativeClient, keys: list[str]) -> list[bool]:
 
 @pytest.fixture(autouse=True)
 def small(where: Path) -> None:
-    """The store is made before: LMCache's settings know no small segments."""
+    """A store created in advance: LMCache's settings have no small segments."""
     open_small(where).close()
 
 
@@ -285,7 +285,7 @@ def test_formats_of_other_process_are_found(where: Path) -> None:
 
 
 def weak_texts(count: int) -> list[str]:
-    """As `texts`, of LMCache's builtin hash."""
+    """Keys like those of `texts`, with LMCache's builtin hash."""
     return [f"m@{number:08x}@0@{number.to_bytes(8).hex()}" for number in range(count)]
 
 

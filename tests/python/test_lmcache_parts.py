@@ -1,4 +1,4 @@
-"""LMCache's adapter, part by part: names, forms, locks, lists of keys, settings, the interface."""
+"""LMCache's adapter by parts: names, formats, locks, key listing, settings, the interface."""
 
 from abc import ABC, abstractmethod
 from threading import Thread
@@ -109,7 +109,7 @@ def test_any_difference_makes_other_scope() -> None:
 
 
 class Key(NamedTuple):
-    """An object key, as LMCache has it."""
+    """An object key with the fields of LMCache's."""
 
     chunk_hash: bytes
     model_name: str = "m"
@@ -153,7 +153,7 @@ def test_rank_prefix_cache_is_bounded() -> None:
     assert len(prefixes) <= RANK_PREFIXES_MAX
 
 
-# Forms.
+# Formats.
 
 
 def test_formats_are_read_at_intervals() -> None:
@@ -179,7 +179,7 @@ def test_formats_are_read_at_intervals() -> None:
 
 
 def test_put_does_not_wait_for_formats() -> None:
-    """The store's owner may be far from answering, and a put knows its form without it."""
+    """The store's owner may not answer, and a put knows its format without it."""
 
     def ask() -> list[tuple[rt.Scope, int, int]]:
         put = Thread(
@@ -286,7 +286,7 @@ def test_locks_of_unused_families_expire() -> None:
     assert locks.unlock(FAMILY._replace(salt="tenant 39"), [ONE]) == []
 
 
-# Questions.
+# Queries.
 
 
 def test_owner_runs_queries_in_caller() -> None:
@@ -329,11 +329,11 @@ def test_client_runs_queries_in_order_until_close() -> None:
     assert heard[-1] == (2, True)
 
 
-# Lists.
+# Listing.
 
 
 class Runs(NamedTuple):
-    """Keys of a scope, as the store lists them: whole runs."""
+    """Keys of a scope, listed as the store lists them: whole runs."""
 
     runs: list[list[bytes]]
 

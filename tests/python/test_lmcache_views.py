@@ -29,7 +29,7 @@ COUNT = 4
 
 
 class MemoryObj:
-    """As LMCache's: collecting it frees its memory, despite views."""
+    """A memory object like LMCache's: collecting it frees its memory, despite views."""
 
     def __init__(self, fill: int = 0) -> None:
         self.mapping = mmap.mmap(-1, NBYTES)

@@ -1,4 +1,4 @@
-"""When memory is copied through staging: what disk, and what pages it lies in."""
+"""When reads go through staging: by disk, and by the pages of the memory."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The package as such: its stubs, its command, what it imports."""
+"""The package: its stubs, its command, its imports and licences."""
 
 import json
 import re
@@ -63,8 +63,8 @@ def test_command_is_installed() -> None:
 
 
 def test_dependencies_have_permissive_licences() -> None:
-    """What is linked in: every crate comes from the registry or from here, under a licence that
-    asks for no more than its notice.
+    """Every linked crate comes from the registry or this repository, under a licence that requires
+    no more than its notice.
     """
     command = ["cargo", "metadata", "--locked", "--format-version", "1", "--filter-platform"]
     found = run(*command, "x86_64-unknown-linux-gnu", "--manifest-path", ROOT / "Cargo.toml")

@@ -1,4 +1,4 @@
-"""Opening: what is refused, and what the error says to do."""
+"""Opening a store: what is refused, and what the error says to do."""
 
 import logging
 import re
@@ -102,7 +102,7 @@ def test_default_capacity_needs_no_empty_directory(tmp_path: Path) -> None:
         open_store(settings, logging.getLogger())
     (tmp_path / "thesis.tex").rename(tmp_path / "policy.toml")
     (tmp_path / "policy.toml").write_text("")
-    # As the root of an ext4 file system, and after a creation that was cut off.
+    # Like the root of an ext4 file system, and like an interrupted creation.
     (tmp_path / "lost+found").mkdir()
     (tmp_path / "LOCK").touch()
     open_store(settings, logging.getLogger()).close()

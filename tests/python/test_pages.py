@@ -1,4 +1,4 @@
-"""What a page may be made of, in and out: the bytes that went in come back."""
+"""Types of pages for puts and gets: the bytes are returned unchanged."""
 
 import mmap
 from collections.abc import Callable
@@ -16,7 +16,7 @@ SIZES = [196_608, 1_048_576, 5_000, 1]
 
 
 class Tensor:
-    """What torch's tensors look like from outside: no buffer protocol, no `__array__`."""
+    """The interface of torch's tensors: no buffer protocol, no `__array__`."""
 
     class Device:
         type = "cpu"
@@ -50,7 +50,7 @@ def tensors(array: Bytes) -> Any:
 
 
 def fragments(array: Bytes) -> Any:
-    """Uneven pieces, one of them empty, one of them a tensor."""
+    """Splits a page into uneven pieces, one of them empty, one a tensor."""
     third = array.shape[1] // 3
     return [
         [row[:third], row[:0], Tensor(row[third : 2 * third]), row[2 * third :]] for row in array
@@ -62,7 +62,7 @@ def pool(array: Bytes) -> Any:
 
 
 def split_pool(array: Bytes) -> Any:
-    """Left and right halves as buffers of their own, which interleave in memory."""
+    """Returns a pool of left and right halves as buffers, which interleave in memory."""
     width = array.shape[1]
     flat, left = array.reshape(-1), width // 2
     if left == 0:
@@ -147,7 +147,7 @@ def test_pool_takes_pages_in_any_order(store: rt.Store) -> None:
 
 
 def test_pool_may_have_strided_buffers(store: rt.Store) -> None:
-    """Two layers, each with a gap behind every block."""
+    """Two layers, each with a gap after every block."""
     layers = [blank(4, 1000), blank(4, 1000)]
     registered = rt.PagePool(layers, [600, 900], strides=[1000, 1000])
     scope = rt.Scope.opaque("strides", 1500)

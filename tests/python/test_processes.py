@@ -1,4 +1,4 @@
-"""One directory, many processes; forks; the end of a process."""
+"""One directory and many processes; forks; the end of a process."""
 
 import os
 import subprocess
@@ -24,7 +24,7 @@ from test_processes import *
 
 
 def start(code: str, *arguments: str | Path) -> subprocess.Popen[str]:
-    """A process of its own that runs `code` with this module's names."""
+    """Starts a process that runs `code` with this module's names."""
     return subprocess.Popen(
         [sys.executable, "-c", PRELUDE + textwrap.dedent(code), *map(str, arguments)],
         stdin=subprocess.PIPE,
@@ -35,7 +35,7 @@ def start(code: str, *arguments: str | Path) -> subprocess.Popen[str]:
 
 
 def end(process: subprocess.Popen[str]) -> str:
-    """Its output, once it has ended well and said nothing on standard error."""
+    """Returns the output of a process that must succeed without standard error."""
     out, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (0, "")
     return out
@@ -143,7 +143,7 @@ def test_exit_without_close_loses_nothing(where: Path, ending: str) -> None:
 
 
 def in_a_fork(check: str, store: rt.Store, where: Path, ticket: rt.Ticket) -> None:
-    """What a forked child finds. Raises if it is not as it should be."""
+    """Returns what a forked child finds. Raises if the child fails."""
     assert store.closed, check
     for use in (lambda: put(store, "x"), store.stats, ticket.wait):
         with pytest.raises(ClosedError, match="fork"):
@@ -182,7 +182,7 @@ def test_forked_child_opens_its_own_store(where: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_forked_child_does_not_hold_directory(where: Path) -> None:
-    """The parent closes; the child, which never touched the store, is still there."""
+    """The parent closes while the child, which never used the store, still runs."""
     store = open_small(where)
     put(store, "kept")
     child = os.fork()

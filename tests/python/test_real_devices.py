@@ -25,7 +25,7 @@ from ritornello.lmcache.store import LMCacheStore
 from ritornello.settings import StoreSettings
 
 PAGE_BYTES = 256 << 10
-# Keys do not chain: a page that is lost hides no other.
+# Keys do not chain: a lost page hides no other.
 SCOPE = rt.Scope.opaque("device", PAGE_BYTES)
 # Bytes a second of the throttled writer, and pages of its put: 12 MiB, queued for three seconds.
 SLOW = 4 << 20
@@ -114,7 +114,9 @@ def start_writer(
 
 
 def bytes_written(pid: int) -> int:
-    """Bytes that a process has handed to block devices. Those of direct writes count at once."""
+    """Returns the bytes that a process has submitted to block devices. Direct writes count at
+    once.
+    """
     lines = Path(f"/proc/{pid}/io").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("write_bytes"))
 
@@ -208,7 +210,7 @@ def put_small(store: rt.Store, name: str, runs: int) -> list[bytes]:
 
 def fail_flush(store: rt.Store, disk: Disk) -> str:
     """Puts runs whose flush fails on `disk`, which stays cut. Returns the name of the runs."""
-    # The owner flushes every two seconds by itself, maybe right before the disk is cut.
+    # The owner flushes every two seconds by itself, perhaps just before the disk is cut.
     for name in ("between", "between, again", "between, the third time"):
         put_small(store, name, 5)
         disk.cut(disk.data)
@@ -251,7 +253,7 @@ def test_flush_survives_earlier_failed_sync(tmp_path: Path, make_disk: Callable[
         copy.detach()
 
 
-# Puts a page whenever it reads a line, and says how many were stored or what failed.
+# Puts a page for every line it reads, and prints how many were stored or what failed.
 CLIENT = """
 import sys
 sys.path.insert(0, {here!r})
@@ -396,7 +398,7 @@ def test_late_mount_moves_engine_to_its_disk(
         with rt.Store.open(path, "1GiB") as store:
             before = put_small(store, "before", 2)
     disk.unmount()
-    # Default settings: an engine that starts before the mount makes a store.
+    # Default settings: an engine that starts before the mount creates a store.
     handle = FailSafeStore(StoreSettings(str(path)), logging.getLogger(__name__), lambda _: None)
 
     def found(keys: list[bytes]) -> int:

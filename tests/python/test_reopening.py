@@ -1,4 +1,4 @@
-"""A connector's store that cannot be opened, or fails, is opened again when the fault is over."""
+"""A connector's store that cannot be opened, or fails, is reopened when the fault is over."""
 
 import gc
 import logging
@@ -59,7 +59,7 @@ def fast_retries(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def make_store(tmp_path: Path) -> Iterator[Callable[..., FailSafeStore]]:
-    """Makes handles on `tmp_path/kv`, and closes them."""
+    """Makes stores on `tmp_path/kv`, and closes them after the test."""
     fail_safes: list[FailSafeStore] = []
 
     def make(**options: Any) -> FailSafeStore:
@@ -173,7 +173,9 @@ def test_client_with_another_capacity_serves(
 def start_replaceable_owner(
     start_owner: Callable[[], "subprocess.Popen[str]"], tmp_path: Path
 ) -> Callable[[], Callable[[], object]]:
-    """Starts an owner, and returns what puts another store, with an owner, in its place."""
+    """Starts an owner, and returns a function that replaces its store by another one, with an
+    owner.
+    """
 
     def start() -> Callable[[], object]:
         first = start_owner()
@@ -290,7 +292,7 @@ def test_process_exits_while_opening_store(
 ) -> None:
     link = tmp_path / "link"
     repair = occupied_by_file(link)
-    # An owner that says nothing: an attempt waits for it for a minute.
+    # An owner that does not answer: an attempt to open waits a minute for it.
     start_owner().send_signal(signal.SIGSTOP)
     command = [sys.executable, "-c", EXIT_WHILE_OPENING, str(link)]
     with subprocess.Popen(
@@ -350,7 +352,7 @@ def test_calls_do_not_wait_for_reopening(
     assert_fails(fail_safe)
     assert first.closed.wait(30)
     assert begun.wait(30)
-    # The opening hangs, as with an owner that says nothing. That these return is the test.
+    # The opening hangs, as with an owner that does not answer. These calls must return.
     assert_fails(fail_safe)
     assert not fail_safe.open()
     fail_safe.close()
@@ -380,7 +382,7 @@ def test_failing_store_is_reopened_with_back_off(
         assert fail_safe.broken
     assert fail_safe._retry_pause == 0.2
     assert all(store.closed.is_set() for store in stores[:-1])
-    # One line when it failed first, and one when it served again.
+    # One line at the first failure, and one when the store serves again.
     assert len(caplog.records) == 2
 
 

@@ -1,4 +1,4 @@
-"""What is set for a scope or said with a put: codecs, quotas, retention, a write budget."""
+"""Settings of a scope and options of a put: codecs, quotas, retention, a write budget."""
 
 import math
 import subprocess
@@ -146,7 +146,9 @@ def test_write_budget_refuses_with_reason(where: Path) -> None:
 
 
 def test_probes_do_not_delay_close(where: Path) -> None:
-    """Nor the interpreter: other threads run while the store closes under a storm of probes."""
+    """Nor do they block the interpreter: other threads run while the store closes under many
+    probes.
+    """
     for _ in range(5):
         store = open_small(where)
         put(store, "a")

@@ -1,4 +1,4 @@
-"""Which prefix lengths can be restored from several pools."""
+"""Prefix lengths that can be restored from several pools."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""What makes two of SGLang's pages the same, or not."""
+"""What distinguishes two of SGLang's pages."""
 
 import hashlib
 from dataclasses import replace
@@ -130,7 +130,7 @@ def test_ranks_with_unknown_heads_are_numbered() -> None:
 def test_pipeline_stages_have_separate_scopes() -> None:
     second = replace(ENGINE, pp=(1, 2))
     assert "pp" not in scope(second, replace(SHAPE, layers=(4, 8))).describe()["extra"]
-    # Numbered from the first layer of its own stage, or a side pool: nobody knows.
+    # Numbered from the first layer of its own stage, or a side pool: layers are unknown.
     assert scope(second).describe()["extra"]["pp"] == "1/2"
     state = replace(SHAPE, pool="mamba", layers=(4, 8))
     assert scope(second, state).describe()["extra"]["pp"] == "1/2"
@@ -181,5 +181,5 @@ def test_keys_are_decoded_hex_digests() -> None:
     assert keys == [digest, *(keys_of([name])[0] for name in odd)]
     assert len(set(keys)) == len(keys)
     assert {len(key) for key in keys} == {32}
-    # As long together as two of SGLang's.
+    # Together as long as two of SGLang's.
     assert len(keys_of([digest.hex()[1:], digest.hex() + "0"])) == 2

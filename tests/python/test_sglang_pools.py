@@ -1,4 +1,4 @@
-"""Host pools that are arrays: where their pages lie, and what happens to odd ones."""
+"""Host pools over arrays: the memory of their pages, and invalid pages."""
 
 import hashlib
 from pathlib import Path
@@ -19,7 +19,7 @@ TOKENS, PAGES, PIECE = 4, 8, 4096
 
 
 class Array(np.ndarray[Any, Any]):
-    """As much of a tensor as is looked at."""
+    """The used part of a tensor."""
 
     device = "cpu"
 
@@ -31,7 +31,9 @@ class Array(np.ndarray[Any, Any]):
 
 
 class Host:
-    """`pieces` of memory a page, all of them in `memory`, shape (pieces, pages, PIECE)."""
+    """A pool with `pieces` of memory for each page, all in `memory`, of shape (pieces, pages,
+    PIECE).
+    """
 
     layout, dtype, page_size, page_num = "odd", "torch.uint8", TOKENS, PAGES
     layer_num, start_layer, end_layer = 2, 0, 2

@@ -1,4 +1,4 @@
-"""What a user may write into SGLang's extra configuration, and which SGLang is known."""
+"""Settings in SGLang's extra configuration, and supported versions of SGLang."""
 
 from dataclasses import make_dataclass
 from typing import Any
@@ -41,7 +41,7 @@ def test_invalid_settings_are_named(extra: dict[str, Any] | None, advice: str) -
 
 
 def base(**others: Any) -> Any:
-    """A storage base class that is as it should be, but for `others`."""
+    """Returns a storage base class as tested, except for `others`."""
     members: dict[str, Any] = {}
     for name, parameters in interface.METHODS.items():
         taken = ", ".join(("self", *(f"{parameter}=None" for parameter in parameters)))

@@ -1,4 +1,4 @@
-"""Updates of weights and flushes, seen on classes that stand for SGLang's."""
+"""Updates of weights and flushes, observed on stand-ins for SGLang's classes."""
 
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from ritornello.sglang.updates import WeightUpdates
 
 
 def classes(**others: Any) -> tuple[Any, Any, Any]:
-    """As they should be, but for the updater's `others`."""
+    """Returns stand-ins as tested, except for the updater's `others`."""
 
     def answer(self: object, said: str = "") -> str:
         return said
@@ -86,7 +86,7 @@ def test_classes_are_wrapped_once() -> None:
     updates, found = WeightUpdates(), classes()
     assert updates.watch(*found)
     assert not updates.watch(*found)
-    # They are still known for what they are.
+    # Wrapped methods keep their names.
     assert watch_obstacle(*found) == ""
 
 

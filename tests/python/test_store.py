@@ -1,4 +1,4 @@
-"""One process, one store: what is put is found, until it is removed; reopening finds it again."""
+"""One process, one store: put pages are found until they are removed, also after reopening."""
 
 import copy
 import pickle
@@ -114,7 +114,9 @@ def test_stats_count_operations(store: rt.Store) -> None:
 @pytest.mark.parametrize("page_bytes", [5_000, 64 << 10, 256 << 10, 512 << 10])
 @pytest.mark.parametrize("chained", [True, False])
 def test_full_store_evicts_oldest_pages(store: rt.Store, page_bytes: int, chained: bool) -> None:
-    """Twice the capacity, in sequences of 2 MiB, whatever of a segment a page leaves over."""
+    """Twice the capacity, in sequences of 2 MiB, whatever part of a segment a page leaves
+    unused.
+    """
     scope = rt.Scope.opaque("flood", page_bytes, chained=chained)
     length, capacity = (2 << 20) // page_bytes, store.stats()["capacity_bytes"]
     pages = pages_of(keys_of("flood", length), page_bytes)

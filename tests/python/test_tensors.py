@@ -1,4 +1,4 @@
-"""CPU tensors of torch. Runs where torch is: in the environment of an engine."""
+"""CPU tensors of torch. Runs in the environment of an engine, which has torch."""
 
 from typing import Any
 
@@ -45,7 +45,7 @@ def test_unusable_tensors_are_refused(store: rt.Store) -> None:
 
 
 def wrapping(inner: Any) -> Any:
-    """A parameter of a tensor subclass without memory, as torchao makes them."""
+    """Returns a parameter of a tensor subclass without memory, like torchao's."""
 
     class Wrapper(torch.Tensor):  # type: ignore[misc, name-defined]
         @staticmethod

@@ -1,4 +1,4 @@
-"""Work that goes on while the caller does something else."""
+"""Transfers that run while the caller does something else."""
 
 import asyncio
 import gc
@@ -118,7 +118,7 @@ def test_past_deadline_moves_nothing(store: rt.Store) -> None:
 
 
 def test_cancelled_ticket_says_so(where: Path) -> None:
-    """Many puts at once: the last ones wait, and are given up before they begin."""
+    """Many puts at once: the last ones wait, and are cancelled before they begin."""
     sequences = [keys_of(f"cancel {n}", 16) for n in range(16)]
     source = pages_of(sequences[0], PAGE)
     with open_small(where, capacity="256MiB") as store:
@@ -197,7 +197,7 @@ def test_other_threads_run_during_transfers(where: Path) -> None:
 
 
 def test_many_threads_share_one_store(store: rt.Store) -> None:
-    """Every thread puts and gets sequences of its own, and reads its neighbour's."""
+    """Every thread puts and gets its own sequences, and reads its neighbour's."""
     scope = rt.Scope.opaque("many", 8192)
     failures: list[str] = []
 

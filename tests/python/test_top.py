@@ -33,7 +33,7 @@ OWNER = textwrap.dedent(
 
 
 def drawn(written: str) -> str:
-    """What the terminal shows: text, and moves of the cursor, which pass over what is as it was."""
+    """Returns the text on the terminal; cursor movements skip what is unchanged."""
     cells: dict[tuple[int, int], str] = {}
     row, column = 1, 1
     for move, other, character in re.findall(
@@ -52,7 +52,7 @@ def drawn(written: str) -> str:
 
 
 class Screen:
-    """A program on a terminal of that size, and everything it wrote there."""
+    """A program on a terminal of this size, and all its output."""
 
     def __init__(self, *words: str, lines: int = 24, columns: int = 80) -> None:
         self.master, slave = pty.openpty()
@@ -73,7 +73,7 @@ class Screen:
         return self.written
 
     def shows(self, pattern: str) -> bool:
-        """Whether that stands there, be it in a minute."""
+        """Returns whether the text appears within a minute."""
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
             if re.search(pattern, drawn(self.read())):
@@ -126,7 +126,7 @@ def test_top_fits_any_terminal_size(
 ) -> None:
     screen = Screen("top", str(tmp_path / "store"), lines=lines, columns=columns)
     try:
-        # What fits on the smallest is nothing; then it is enough that the screen was taken.
+        # Nothing fits on the smallest terminal; it suffices that the program switched screens.
         while "\x1b[?1049h" not in screen.read():
             assert screen.process.poll() is None, screen.written
         assert columns < 30 or screen.shows("full")

@@ -1,4 +1,4 @@
-"""Tiers, as the scheduler's side of the connector asks them."""
+"""The connector's calls to a cache over tiers."""
 
 import time
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ KEYS = keys_of("prompt", 5)
 
 @pytest.fixture
 def elsewhere(tmp_path: Path) -> Iterator[CacheStore]:
-    """A machine that has nothing, beside a remote where another one left the prompt."""
+    """A machine without pages, and a remote to which another machine wrote the prompt."""
 
     def machine(name: str) -> CacheStore:
         tiers = [f"host 64MiB {tmp_path}/{name}", f"file://{tmp_path}/far"]

@@ -1,4 +1,4 @@
-"""Blocks that a load did not fill: nothing that was computed on top of them is kept or saved."""
+"""Blocks that a load did not fill: nothing computed on top of them is kept or saved."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -22,8 +22,8 @@ def plan(side: Any, **tokens: int) -> Any:
 
 
 def windowed() -> tuple[Shared, Any, Any]:
-    """Request "r" loads block 101 and computes 102 to 105 on top of it. "s" finds 104 and 105 in
-    vLLM's cache in the same step; its window has left the blocks before them behind.
+    """Request "r" loads block 101 and computes 102 to 105 on top of it. "s" hits 104 and 105 in
+    vLLM's cache in the same step; the blocks before them are outside its window.
     """
     blocks, lent, other = Shared(), request(6 * TOKENS), request(8 * TOKENS, "s")
     other.block_hashes[:6] = lent.block_hashes
@@ -69,7 +69,7 @@ def test_window_hides_no_foreign_failed_block() -> None:
 @pytest.mark.parametrize("beside", [False, True])
 def test_finished_load_keeps_shared_failure(beside: bool) -> None:
     """Request "r" loads 101 for the step; "a" and "b" have it from vLLM's cache and load more,
-    apart. vLLM computes it again in "a", which still waits, and takes it to be right in "b".
+    asynchronously. vLLM recomputes it in "a", which still waits, and considers it valid in "b".
     """
     store, blocks = FakeStore(), Shared()
     model = part(head_bytes=ASYNC_LOAD_BYTES // 8)

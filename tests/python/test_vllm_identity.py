@@ -1,4 +1,4 @@
-"""What tells two engines' pages apart: configuration, weights, and engines that are refused."""
+"""What distinguishes two engines' pages: configuration, weights; and engines that are refused."""
 
 import json
 import struct
@@ -33,7 +33,7 @@ def safetensors(path: Path, tensors: dict[str, bytes]) -> Path:
 
 
 class FullAttentionSpec(SimpleNamespace):
-    """Stands for vLLM's: support goes by the exact type's name."""
+    """Stand-in for vLLM's class: support is decided by the exact type name."""
 
     def __str__(self) -> str:
         return f"FullAttentionSpec({self.block_size})"
@@ -70,7 +70,7 @@ def groups(*specs: Any) -> Any:
 
 
 def engine(model: Path, **changes: Any) -> Any:
-    """A vllm_config, as far as it is looked at; `changes` by "section__field"."""
+    """Returns the used part of a vllm_config; `changes` by "section__field"."""
     hf = {"model_type": "llama", "hidden_size": 512, "transformers_version": "5"}
     sections: dict[str, dict[str, Any]] = {
         "model_config": {
@@ -158,7 +158,7 @@ def test_unreadable_files_have_no_fingerprint(tmp_path: Path, content: bytes) ->
 def told(
     ranks: int = 1, stages: int = 1, heads: int = 2, *, head_major: bool = True, groups: int = 1
 ) -> dict[WorkerRank, ShardFacts]:
-    """What the workers of a model with two layers a stage say of their memory."""
+    """Returns the workers' reports for a model with two layers in each stage."""
     return {
         (stage, rank): ShardFacts(
             tuple(

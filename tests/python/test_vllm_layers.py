@@ -1,4 +1,4 @@
-"""A worker over a real store, with arrays for the engine's memory: each layer has its pages when it
+"""A worker over a real store, with arrays as the engine's memory: each layer has its pages when it
 is announced.
 """
 
@@ -35,13 +35,13 @@ class Machine:
         self.right = {name: array[list(SAVED)].copy() for name, array in self.memory.items()}
         self.worker = WorkerSide(store, BLOCKS, [(LAYERS, 1)], meter)
         self.worker.register({name: Tensor(array) for name, array in self.memory.items()})
-        # A step that saves, and one that finds out that it is done.
+        # A step that saves, and one that notices the completion.
         self.step(StepMetadata(IDENTITY, (), [Save("a", Pages(0, 0, KEYS, SAVED))]))
         while self.worker._pending_saves:
             self.step(StepMetadata())
 
     def step(self, metadata: StepMetadata, *, check: bool = False) -> set[int]:
-        """One step; with `check`, what a layer reads is there when it runs."""
+        """Runs one step. With `check`, a layer's pages must be filled when it runs."""
         self.worker.begin_step()
         self.worker.load(metadata)
         for name in LAYERS:

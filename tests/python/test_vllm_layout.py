@@ -11,7 +11,7 @@ from ritornello.vllm.layout import LayoutError, group_memory, spans
 
 
 class Tensor:
-    """As much of a tensor as is looked at: bf16, at an address."""
+    """The used part of a tensor: bf16, at an address."""
 
     def __init__(
         self, address: int, shape: Sequence[int], strides: Sequence[int] | None = None
@@ -109,7 +109,7 @@ def test_spans_select_single_head() -> None:
     [
         (Tensor(0, SHAPE), 2, 8, True),
         (Tensor(0, (8, 1, 32, 128)), 1, 8, True),
-        # Token by token, the heads of each side by side.
+        # Ordered by token, the heads of each token side by side.
         (Tensor(0, SHAPE, (2 * 32 * 128, 128, 2 * 128, 1)), 2, 8, False),
         # Several rows make a block: a head lies in as many places.
         (Tensor(0, SHAPE), 2, 4, False),

@@ -1,4 +1,4 @@
-"""Which pages a prefix needs, which heads make an object, who holds it and who writes it."""
+"""Pages that a prefix needs, and the objects, holders and writers of heads."""
 
 import pytest
 from vllm_shapes import TOKENS, part
@@ -46,13 +46,13 @@ def present(pages: str) -> list[bool]:
     ("window", "state", "tokens"),
     [
         ("xxxxx", "xxxxx", 5),
-        # A state is there at some boundaries only.
+        # The state is stored at some boundaries only.
         ("xxxxx", "..x..", 3),
         # Two pages of the window: at 2, and at 5.
         ("xx.xx", "xxxxx", 5),
         ("xx.x.", "xxxxx", 2),
         ("xx.xx", "xxx..", 2),
-        # Any one page starts the sequence.
+        # Any single page starts the sequence.
         ("x.x.x", "xxxxx", 1),
         (".x.x.", "xxxxx", 0),
     ],
@@ -132,7 +132,7 @@ def test_full_attention_parts_come_first() -> None:
     [
         (2, 1024, (2,)),
         (4, 32 << 10, (2, 4)),
-        # The last group takes what is left.
+        # The last group takes the remaining layers.
         (5, 32 << 10, (2, 5)),
         (7, 32 << 10, (2, 4, 7)),
         (3, 64 << 10, (1, 2, 3)),

@@ -17,8 +17,8 @@ from ritornello.vllm.weights.guard import WeightGuard
 
 
 class Blocks:
-    """Stands for vLLM's cache manager: request "r" has blocks 100, 101, ..., and of a second group
-    200, 201, ..., where block 0 stands for those that a window has left behind.
+    """Stand-in for vLLM's cache manager: request "r" has blocks 100, 101, ..., and of a second
+    group 200, 201, ..., where block 0 replaces blocks outside the window.
     """
 
     def __init__(self) -> None:
@@ -82,7 +82,7 @@ BLOCKS = (list(range(100, 140)), list(range(200, 240)))
 
 
 def run(side: SchedulerSide, asked: Any, local: int = 0, computed: int | None = None) -> Any:
-    """One step that admits the request and computes it to its end, or `computed` tokens."""
+    """Runs one step that admits the request and computes it to its end, or `computed` tokens."""
     external, _ = side.matched_tokens(asked, local)
     assert external is not None
     side.request_admitted(asked, BLOCKS, external)
@@ -322,7 +322,7 @@ def async_side(store: FakeStore, blocks: Blocks) -> SchedulerSide:
 
 
 def begin_async_load(side: SchedulerSide, asked: Any) -> Any:
-    """One step that begins a load apart and computes nothing."""
+    """Runs one step that begins an asynchronous load and computes nothing."""
     external, is_apart = side.matched_tokens(asked, 0)
     assert external is not None
     assert is_apart
@@ -341,7 +341,7 @@ def test_async_load_keeps_leases_until_done(async_side: SchedulerSide, store: Fa
     assert len(store.leases) == 1
     async_side.complete_step(None, set(), {"r"})
     assert not store.leases
-    # It is told again when it begins to be computed: what was loaded is not saved.
+    # vLLM calls again when it computes the request: loaded pages are not saved.
     async_side.request_admitted(asked, BLOCKS, 0)
     (save,) = step(async_side, asked, 300 - 3 * TOKENS).saves
     assert save.pages.first == 3
@@ -362,13 +362,13 @@ def test_failed_load_computes_rest(async_side: SchedulerSide, store: FakeStore) 
     keep(store, asked, 3)
     begin_async_load(async_side, asked)
     report = WorkerReport(unsaved=[("r", 0, 1)], failed={"r"})
-    # vLLM keeps what came before the block that failed.
+    # vLLM keeps the blocks before the failed one.
     asked.num_computed_tokens = TOKENS
     async_side.complete_step(report, {101}, {"r"})
     async_side.request_admitted(asked, BLOCKS, 0)
     (save,) = step(async_side, asked, 300 - TOKENS).saves
     assert save.pages.first == 1
-    # Where nothing came it asks again, and is given nothing.
+    # If nothing was loaded vLLM asks again, and gets no tokens.
     asked.num_computed_tokens = 0
     assert async_side.matched_tokens(asked, 0) == (0, False)
 
@@ -395,7 +395,7 @@ def test_window_is_loaded_where_needed(store: FakeStore, blocks: Blocks) -> None
     side = side_of(store, blocks, identity(*WINDOWED), asynchronous=True)
     asked = request(6 * TOKENS)
     store.keep(asked.block_hashes[:5], Slice(0, 0, 0))
-    # The third page of the window is gone: five pages cannot be resumed, nor four.
+    # The third page of the window is missing: neither five nor four pages can be resumed.
     store.keep([asked.block_hashes[page] for page in (0, 1, 2, 4)], Slice(1, 0, 0))
     metadata = begin_async_load(side, asked)
     assert asked.num_computed_tokens == 3 * TOKENS
@@ -403,7 +403,7 @@ def test_window_is_loaded_where_needed(store: FakeStore, blocks: Blocks) -> None
     assert (whole.part, whole.blocks) == (0, (100, 101, 102))
     assert (window.part, window.first, window.blocks) == (1, 1, (201, 202))
     assert len(store.leases) == 2
-    # What the store lacks of the window is saved, though full attention has those pages.
+    # The missing page of the window is saved, though full attention has those pages.
     side.complete_step(None, set(), {"r"})
     side.request_admitted(asked, BLOCKS, 0)
     saves = step(side, asked, 3 * TOKENS).saves

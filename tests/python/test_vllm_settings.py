@@ -1,4 +1,4 @@
-"""What a user may write into vLLM's configuration, and what one request may ask for."""
+"""Settings in vLLM's configuration, and options of one request."""
 
 from typing import Any
 

@@ -1,5 +1,5 @@
-"""Scheduler's and workers' sides over a real store, with arrays for the engine's memory: what some
-number of workers stored, another number finds, byte for byte.
+"""Scheduler's and workers' sides over a real store, with arrays as the engine's memory: pages that
+some number of workers stored are found by another number, byte for byte.
 """
 
 import time
@@ -107,14 +107,14 @@ class Cluster:
         return store
 
     def fill(self, seed: int) -> None:
-        """Computes: each head of each layer and block has bytes of its own, whoever holds it."""
+        """Computes: each head of each layer and block has distinct bytes, on every worker."""
         for (_, rank), held in self.memory.items():
             for name, array in held.items():
                 array[:] = expected(array.shape, name, rank, self.ranks, seed)
 
     def step(self, request: Any, scheduled: int) -> set[int]:
-        """One step of all workers, and as many empty ones as its loads take; what vLLM then tells
-        the scheduler's side. The blocks that could not be filled.
+        """Runs one step of all workers, and empty ones until its loads end; then reports to the
+        scheduler's side as vLLM does. Returns the blocks that were not filled.
         """
         tokens = {request.request_id: scheduled} if scheduled else {}
         metadata = self.side.plan(SimpleNamespace(num_scheduled_tokens=tokens))
@@ -172,7 +172,7 @@ def write(cluster: Cluster) -> None:
 
 
 def read(cluster: Cluster) -> int:
-    """Tokens that were found, each of whose bytes is the one that was written."""
+    """Returns the number of tokens found, and checks every byte of them."""
     asked = request()
     tokens, asynchronous = cluster.side.matched_tokens(asked, 0)
     assert tokens is not None
@@ -194,7 +194,7 @@ def read(cluster: Cluster) -> int:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Path]:
-    # Held open, so that workers that come and go find an owner.
+    # Held open, so that successive workers find an owner.
     keeper = Cluster._store(tmp_path / "store")
     yield tmp_path / "store"
     keeper.close()
@@ -243,7 +243,7 @@ def test_failed_load_is_recomputed_on_all_workers(store: Path) -> None:
     cluster.side.request_admitted(asked, cluster.blocks, tokens)
     forget(store, cluster, HEADS - 1, 3)
     assert cluster.step(asked, 0) == set(cluster.blocks[0][3:PAGES])
-    # vLLM goes on from the pages that came; nothing is asked of the store again.
+    # vLLM continues from the loaded pages; the store is not asked again.
     asked.num_computed_tokens = 3 * TOKENS
     cluster.side.request_admitted(asked, cluster.blocks, 0)
     cluster.fill(1)
@@ -254,7 +254,7 @@ def test_failed_load_is_recomputed_on_all_workers(store: Path) -> None:
 
 
 def forget(store: Path, cluster: Cluster, unit: int, pages: int) -> None:
-    """Takes one object of all pages but the first few out of the store."""
+    """Deletes one object of all pages except the first few from the store."""
     with Store.open(store) as opened:
         scope = cluster.identity.scope(Slice(0, 0, unit))
         assert opened.delete(scope, request().block_hashes[pages:]) > 0

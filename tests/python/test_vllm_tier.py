@@ -1,5 +1,5 @@
-"""vLLM's secondary tier without vLLM: what is promised, what is moved, and what happens when the
-store fails, is full, belongs to somebody else, or is gone.
+"""vLLM's secondary tier without vLLM: promises, transfers, and stores that fail, are full, belong
+to another process, or are gone.
 """
 
 import os
@@ -151,7 +151,7 @@ def test_longer_sequence_extends_stored_one(rig: TierHarness) -> None:
     rig.save(request, KEYS[:5])
     rig.save(request, KEYS[5:])
     assert rig.store._store is not None
-    # Chained: the rest goes with the fifth page.
+    # Keys chain: the pages after the fifth are deleted with it.
     rig.store._store.delete(rig.tier._scopes[0][1], KEYS[4:5])
     assert rig.hits(rig.begin("s", KEYS), KEYS) == 4
     assert rig.store._store.exists(rig.tier._scopes[0][1], KEYS).count(True) == 4
@@ -229,7 +229,7 @@ def test_reset_hides_and_drops_earlier_chunks(rig: TierHarness) -> None:
     rig.tier.reset()
     fresh = rig.begin("s", KEYS)
     assert rig.hits(fresh, KEYS) == 0
-    # What the running request computed may be of other weights, and others may share its blocks.
+    # The running request may have computed with other weights, and others may share its blocks.
     assert rig.save(running, KEYS).reasons == {"before_reset": 12}
     assert rig.save(fresh, KEYS).reasons == {"before_reset": 12}
     rig.tier.end_request(running)
@@ -282,7 +282,7 @@ def test_only_emptied_host_tier_covers_changes(rig: TierHarness) -> None:
     assert rig.hits(rig.begin("s", KEYS), KEYS) == 12, "the weights are the same"
     rig.tier.end_step()
     counters.add(0)
-    # The cache of vLLM alone; a reset that found blocks in use.
+    # Only vLLM's cache was reset, or the reset found blocks in use.
     guard.on_reset("connector", False)
     rig.tier.reset()
     assert guard.changed()
@@ -394,7 +394,7 @@ def test_stopped_owner_does_not_block_scheduler(where: Path, owner: subprocess.P
     assert all(rig.tier.batch_lookup(KEYS, request))
     owner.send_signal(signal.SIGSTOP)
     try:
-        # None of this has an answer; that it returns is the test.
+        # None of these calls has a result; they must return.
         asked = time.monotonic()
         assert rig.tier.lookup(KEYS[0], request) is Answer.PENDING
         rig.tier.confirm_lookup(KEYS[0], request, found=True)
@@ -408,7 +408,7 @@ def test_stopped_owner_does_not_block_scheduler(where: Path, owner: subprocess.P
         owner.send_signal(signal.SIGCONT)
     done = rig.ended()
     assert rig.right(KEYS) == done.ok
-    # Far below any deadline of a question to another process.
+    # Far below the deadline of any call to another process.
     assert waited < 5
     rig.tier.close()
 
@@ -451,7 +451,7 @@ def test_consecutive_keys_are_found() -> None:
     assert order.following(request, KEYS[5]) == [KEYS[5]]
     request.over(KEYS[:6])
     assert order.following(request, KEYS[3]) == KEYS[3:6]
-    # A key that ends inside a chunk is nobody's follower.
+    # A key that ends inside a chunk follows no other.
     request._offload_key_positions[KEYS[7]] = 6 * TOKENS + 8
     assert order.following(request, KEYS[7]) == [KEYS[7]]
     some = [KEYS[0], KEYS[1], KEYS[4], KEYS[9], KEYS[5]]

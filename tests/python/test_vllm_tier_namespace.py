@@ -1,4 +1,6 @@
-"""What tells two engines' chunks apart, which engines are refused, and which vLLM is."""
+"""What distinguishes two engines' chunks, which engines are refused, and supported versions of
+vLLM.
+"""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -27,7 +29,7 @@ ROW = 65536
 
 @dataclass(frozen=True)
 class FullAttentionSpec:
-    """Stands for vLLM's."""
+    """Stand-in for vLLM's class."""
 
     num_kv_heads: int = 2
     block_size: int = 64
@@ -39,7 +41,7 @@ MACHINE = KernelPlatform("0.32.0", "cuda 9.0 None")
 
 
 def offloading(count: int = 1, **changes: Any) -> Any:
-    """A vLLM `OffloadingConfig` of so many groups, as far as it is looked at."""
+    """Returns the used part of a vLLM `OffloadingConfig` with this number of groups."""
     parallel = {"tp_size": 1, "pp_size": 1, "pcp_size": 1, "dcp_size": 1}
     parallel |= {name: changes.pop(name) for name in list(changes) if name in parallel}
     portable = changes.pop("is_parallelism_agnostic", False)
@@ -70,7 +72,7 @@ def vllm(folder: Path, **changes: Any) -> Any:
 
 
 def of(folder: Path, **changes: Any) -> Namespace:
-    """The namespace of an engine; `changes` of vLLM's configuration are "section__field"."""
+    """Returns the namespace of an engine; `changes` of vLLM's configuration by "section__field"."""
     config = {name: changes.pop(name) for name in list(changes) if "__" in name}
     machine, row = changes.pop("machine", MACHINE), changes.pop("row", ROW)
     specs = changes.pop("specs", [FullAttentionSpec()])
@@ -133,7 +135,9 @@ def test_weights_without_files_get_random_epoch(model: Path) -> None:
 
 
 def test_parallel_sizes_share_rank_free_rows_only(model: Path) -> None:
-    """Vouched for by vLLM: one copy for all ranks, or canonical and portable."""
+    """By vLLM's guarantee these rows have no ranks: one copy for all, or canonical and
+    portable.
+    """
 
     def at(ranks: int, **layout: bool) -> Namespace:
         specs = [FullAttentionSpec(num_kv_heads=2 // ranks)]
@@ -188,7 +192,7 @@ def test_oversized_chunks_and_unknown_engines_are_refused(model: Path) -> None:
 
 
 def base(**changes: Any) -> Any:
-    """A class of tiers, as far as it is looked at."""
+    """Returns the used part of a class of tiers."""
 
     def made(
         self: Any,

@@ -1,4 +1,6 @@
-"""Changes of weights: how they are seen, counted and covered by resets. Stand-ins for vLLM."""
+"""Changes of weights: how they are detected, counted and covered by resets, with stand-ins for
+vLLM.
+"""
 
 import mmap
 import os
@@ -20,7 +22,9 @@ from ritornello.vllm.weights.watch import DECODE_SECONDS, SAMPLE_SECONDS, Weight
 
 
 class Parameter:
-    """Stands for a tensor. `write` leaves the trace of PyTorch's operations, `poke` leaves none."""
+    """Stand-in for a tensor. `write` leaves the trace of PyTorch's operations, `poke` leaves
+    none.
+    """
 
     def __init__(self, byte: int = 0, *, inference: bool = False) -> None:
         self.byte, self.inference, self.version, self.address = byte, inference, 0, 1000
@@ -46,7 +50,7 @@ class Parameter:
 
 
 class Model:
-    """Of modules "a" and "experts.b"."""
+    """A model with modules "a" and "experts.b"."""
 
     def __init__(self) -> None:
         self.parts = {
@@ -168,7 +172,7 @@ def test_unreadable_bytes_are_no_change(model: Model) -> None:
 
 
 class Wrapper(Parameter):
-    """Stands for a tensor subclass that has no memory and wraps `inner`."""
+    """Stand-in for a tensor subclass that has no memory and wraps `inner`."""
 
     def __init__(self, inner: Parameter) -> None:
         super().__init__()
@@ -310,7 +314,7 @@ class Runner:
 
 
 class Worker:
-    """Stands for vLLM's. `seen`: the count when an update is under way."""
+    """Stand-in for vLLM's worker. `seen`: the count during an update."""
 
     def __init__(self, model: Model) -> None:
         self.model_runner: Any = Runner(model)
@@ -455,7 +459,7 @@ def test_write_after_announced_change_is_counted(worker: Worker, model: Model) -
 
 
 def steps(tokens: int) -> Any:
-    """A step of one request, or of none."""
+    """Returns a step of one request, or of none."""
     counts = {"r": tokens} if tokens else {}
     return SimpleNamespace(total_num_scheduled_tokens=tokens, num_scheduled_tokens=counts)
 
@@ -524,7 +528,7 @@ def test_remote_worker_compares_own_count(parameters: Parameters, model: Model) 
 
 
 class Executor:
-    """One worker in this process; `fails` names what it cannot do."""
+    """One worker in this process; `fails` names the call that fails."""
 
     def __init__(self, worker: Worker) -> None:
         self.worker, self.fails = worker, ""
@@ -536,7 +540,7 @@ class Executor:
 
 
 def cores(worker: Worker) -> Any:
-    """A class that stands for vLLM's EngineCore."""
+    """Returns a stand-in for vLLM's EngineCore class."""
 
     class Core:
         def __init__(self) -> None:
@@ -650,7 +654,7 @@ def test_other_connectors_must_be_reset(hooks: EngineHooks, core: Any) -> None:
 
 
 class KVConnectorBase_V1:  # noqa: N801
-    """As vLLM's: `reset_cache` does nothing."""
+    """Stand-in for vLLM's class, whose `reset_cache` does nothing."""
 
     sub_connectors: tuple[Any, ...] = ()
 
@@ -731,7 +735,7 @@ def test_counts_of_other_machines_are_merged(hooks: EngineHooks, core: Any) -> N
 
 
 class CountingMeanwhile(ChangeCounters):
-    """A worker's thread counts a change right after the next `read`."""
+    """Counters to which a worker's thread adds a change right after the next `read`."""
 
     counts = False
 

@@ -1,4 +1,4 @@
-"""The worker's side and its store, with tickets that do as they are told."""
+"""The worker's side and its store, with scripted tickets."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -29,7 +29,7 @@ def outcome(*ok: bool, reason: str = "") -> Any:
 
 @dataclass
 class FakeStore:
-    """Stands for the store: `outcomes` in the order in which tickets are asked for."""
+    """Stand-in for the store: `outcomes` in the order of submission."""
 
     outcomes: list[Any] = field(default_factory=list)
     cancelled: int = 0
@@ -105,7 +105,7 @@ def meter() -> Meter:
 
 
 def ready(store: Any, meter: Meter, *objects: Object, groups: int = 1) -> WorkerSide:
-    """A worker that knows what it holds of a page, in any memory."""
+    """Returns a worker that knows its objects of a page, without memory."""
     made = WorkerSide(store, 8, [([], 2)] * groups, meter)
     made._identity = identity()
     held = list(objects) or [held_object(FIRST)]
@@ -216,7 +216,7 @@ class FatalError(Exception):
 
 
 class UnfinishedTicket:
-    """Stands for a ticket of the core: not done before it is cancelled."""
+    """Stand-in for a ticket of the core that is done only after it was cancelled."""
 
     cancelled = False
 
@@ -228,7 +228,7 @@ class UnfinishedTicket:
 
 
 class FailingTicket:
-    """Stands for a ticket that cannot be waited for."""
+    """Stand-in for a ticket whose wait fails."""
 
     def wait(self, timeout: float | None = None) -> Any:
         raise OSError("poll")
@@ -377,7 +377,7 @@ def test_async_load_ends_with_last_read(store: FakeStore, meter: Meter) -> None:
     side.load(loading("a", asynchronous=True))
     assert side.take_completed_loads() == (set(), set())
     assert side.take_completed_loads() == (set(), set())
-    # The kernel lets go of it.
+    # The kernel completes the read.
     store.cancelled = 1
     over, failed = side.take_completed_loads()
     assert (over, failed) == ({"a"}, {"a"})
@@ -479,7 +479,9 @@ LAYERS = {"l.0": 0, "l.1": 0, "l.2": 1, "l.3": 2}
 
 @pytest.fixture
 def layered(store: FakeStore, meter: Meter) -> WorkerSide:
-    """A worker whose pages have three groups of layers, all of which the engine announces."""
+    """Returns a worker whose pages have three groups of layers, all of which the engine
+    announces.
+    """
     pool: Any = SimpleNamespace(page_bytes=4096, pages=list)
     side = ready(store, meter, Object(FIRST, pool, True, (2048, 3072, 4096)))
     side._group_of, side._unannounced = LAYERS, {*LAYERS}
@@ -543,7 +545,7 @@ def test_failed_layer_group_fails_page_once(
 
 
 def test_drafts_report_failures_with_their_step(layered: WorkerSide, store: FakeStore) -> None:
-    """With drafts vLLM asks before it has the step's pages saved."""
+    """With draft tokens vLLM calls this before the step's pages are saved."""
     store.outcomes = [outcome(True, False, True, reason="checksum")]
     layered.load(loading("a"))
     run(layered, *LAYERS)
@@ -627,7 +629,7 @@ def test_layer_load_costs_waited_time(layered: WorkerSide, store: FakeStore) -> 
 
 
 class Watching:
-    """Stands for the watch of this process."""
+    """Stand-in for the watch of this process."""
 
     shared, slot, count = True, 0, 1
 

@@ -1,4 +1,4 @@
-"""A tier without vLLM: a host tier in plain memory, and what vLLM says to a tier."""
+"""A tier without vLLM: a host tier in plain memory, and vLLM's arguments."""
 
 import hashlib
 import mmap
@@ -44,7 +44,7 @@ def namespace(**changes: Any) -> Namespace:
 
 
 def offload_keys(name: str, chunks: int, group: int = 0) -> list[bytes]:
-    """Keys of the sequence `name` as vLLM makes them: a hash, and the number of the group."""
+    """Returns keys of the sequence `name` in vLLM's form: a hash, and the number of the group."""
     keys, last = [], name.encode()
     for _ in range(chunks):
         last = hashlib.sha256(last).digest()
@@ -54,7 +54,7 @@ def offload_keys(name: str, chunks: int, group: int = 0) -> list[bytes]:
 
 @dataclass
 class Request:
-    """Stands for a vLLM `ReqContext`."""
+    """Stand-in for a vLLM `ReqContext`."""
 
     req_id: str
     kv_transfer_params: dict[str, Any] | None = None
@@ -64,7 +64,7 @@ class Request:
         return self._offload_key_positions.get(key)
 
     def over(self, *sequences: Sequence[bytes]) -> "Request":
-        """The same, of these keys, each sequence from the first token on."""
+        """Adds the keys of sequences, each from the first token, and returns the request."""
         for keys in sequences:
             for place, key in enumerate(keys):
                 self._offload_key_positions[key] = (place + 1) * TOKENS
@@ -73,7 +73,7 @@ class Request:
 
 @dataclass
 class Transfer:
-    """Stands for a vLLM `TransferJob`."""
+    """Stand-in for a vLLM `TransferJob`."""
 
     job_id: int
     keys: Sequence[bytes]
@@ -101,14 +101,14 @@ class TierHarness:
         return request
 
     def save(self, request: Request, keys: Sequence[bytes], first: int = 0) -> FinishedJob:
-        """Puts the right bytes of `keys` into rows from `first` on, and stores them."""
+        """Writes the expected bytes of `keys` to rows from `first`, and stores them."""
         rows = range(first, first + len(keys))
         self.host[rows] = pages_of(keys, ROW)
         self.tier.save(self._transfer(request, keys, rows))
         return self.ended()
 
     def hits(self, request: Request, keys: Sequence[bytes]) -> int:
-        """Leading keys that are promised: vLLM asks until the first miss."""
+        """Returns the leading keys that are promised: vLLM asks until the first miss."""
         for place, key in enumerate(keys):
             if self.tier.lookup(key, request) is not Answer.HIT:
                 return place
@@ -125,12 +125,12 @@ class TierHarness:
         return self.ended()
 
     def right(self, keys: Sequence[bytes], first: int = 32) -> list[bool]:
-        """Whether the rows from `first` on hold the bytes of `keys`."""
+        """Returns whether the rows from `first` contain the bytes of `keys`."""
         expected = pages_of(keys, ROW)
         return [bool((self.host[first + i] == expected[i]).all()) for i in range(len(keys))]
 
     def ended(self) -> FinishedJob:
-        """The one job that runs, when it has ended."""
+        """Waits for the only running job and returns its result."""
         assert self.tier._jobs.wait(60)
         (done,) = self.tier.take_finished()
         return done

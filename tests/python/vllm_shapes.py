@@ -1,4 +1,4 @@
-"""Models in a few lines for the tests of the vLLM connector: parts, identities, shelves."""
+"""Small models for the tests of the vLLM connector: parts, identities, stores."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -44,14 +44,14 @@ def identity(*parts: Part, ranks: int = 1, hash_tokens: int = TOKENS) -> Identit
 
 @dataclass
 class FakeStore:
-    """Stands for the store: pages by epoch and object, leases that are out."""
+    """Stand-in for the store: pages by epoch and object, and leases in use."""
 
     pages: set[tuple[bytes, Slice, bytes]] = field(default_factory=set)
     leases: set[int] = field(default_factory=set)
     lookups: int = 0
     broken: bool = False
     failed: list[str] = field(default_factory=list)
-    # Of a cache over tiers: more is on its way, and so many pages are worth loading.
+    # Of a cache over tiers: whether a lookup is pending, and how many pages are worth loading.
     pending: bool = False
     worth_loading: int = 1 << 20
     tiers: Sequence[tuple[str, int]] = ()
@@ -109,7 +109,7 @@ class FakeStore:
 
 
 class Tensor:
-    """An array as torch would show it."""
+    """An array with the interface of a torch tensor."""
 
     def __init__(self, array: Any) -> None:
         self.shape: Sequence[int] = array.shape
