@@ -27,7 +27,7 @@ CLASSES = {"plugin": "RitornelloL2Adapter", "native_plugin": "NativeClient"}
 
 
 @dataclass(frozen=True)
-class Door:
+class AdapterKind:
     """One of the two ways in."""
 
     kind: str
@@ -109,7 +109,7 @@ def fill(objects: Sequence[TensorMemoryObj], keys: Sequence[ObjectKey]) -> None:
         obj.raw_data.copy_(torch.randint(0, 256, obj.raw_data.shape, generator=seed))
 
 
-def is_right(obj: TensorMemoryObj, key: ObjectKey) -> bool:
+def has_right_bytes(obj: TensorMemoryObj, key: ObjectKey) -> bool:
     seed = torch.Generator().manual_seed(hash_of(key))
     expected = torch.randint(0, 256, obj.raw_data.shape, generator=seed).to(torch.uint8)
     return torch.equal(obj.raw_data, expected)

@@ -4,13 +4,13 @@ import signal
 import time
 from pathlib import Path
 
-from harness import Door
+from harness import AdapterKind
 
 from demo.lmcache import LMCacheServer, adapter_of, broken_claims
 
 
-def test_killed_server_finds_everything_again(door: Door, tmp_path: Path) -> None:
-    adapter = adapter_of(door.path, door.kind)
+def test_killed_server_finds_everything_again(adapter_kind: AdapterKind, tmp_path: Path) -> None:
+    adapter = adapter_of(adapter_kind.path, adapter_kind.kind)
     with LMCacheServer(adapter, tmp_path / "cold.log") as server:
         cold = server.ask(2)
         # Longer than the store takes to make durable what it has shown.

@@ -54,7 +54,9 @@ class Engine:
         does not see a put that is under way.
         """
 
-        def settle(_worker: object) -> None:  # here, so that workers of their own get it by value
+        def wait_for_saves(
+            _worker: object,
+        ) -> None:  # here, so that workers of their own get it by value
             from time import sleep
 
             from vllm.distributed.kv_transfer import get_kv_transfer_group
@@ -75,7 +77,7 @@ class Engine:
                 # And the tiers below have what they are to have.
                 side._store._store.flush()
 
-        self.llm.collective_rpc(settle, timeout=60)
+        self.llm.collective_rpc(wait_for_saves, timeout=60)
         assert self.llm.reset_prefix_cache()
 
     def count(self, name: str, **labels: str) -> float:

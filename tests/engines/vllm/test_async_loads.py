@@ -23,7 +23,7 @@ def async_engine(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Iterator[En
     assert not side._step_leases
 
 
-def loads_apart(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+def record_async_loads(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Whether each load that began did so apart."""
     seen: list[bool] = []
     begin = WorkerSide._start_load
@@ -39,7 +39,7 @@ def loads_apart(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 def test_answer_equals_that_of_own_cache(
     async_engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    digests, seen = Digests(monkeypatch), loads_apart(monkeypatch)
+    digests, seen = Digests(monkeypatch), record_async_loads(monkeypatch)
     asked = prompt(101)
     async_engine.ask(asked)
     local = async_engine.ask(asked)[0]
@@ -148,7 +148,7 @@ def test_prompt_is_computed_in_chunks_after_load(
 def test_preempted_requests_load_their_pages(
     async_engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    digests, seen = Digests(monkeypatch), loads_apart(monkeypatch)
+    digests, seen = Digests(monkeypatch), record_async_loads(monkeypatch)
     asked = [prompt(seed, 300) for seed in (120, 121, 122)]
     async_engine.tokens(*asked, answer=1)
     alone = [async_engine.tokens(one, answer=150)[0] for one in asked]

@@ -14,7 +14,7 @@ from harness import ROOT
 from ritornello.vllm.connector import RitornelloConnector
 from ritornello.vllm.interface import ABSTRACT, HOOKS, PARAMETERS
 from ritornello.vllm.support import SERVED
-from ritornello.vllm.weights.engine import ADMIT, CALLS, RESET
+from ritornello.vllm.weights.engine import ADMIT_METHOD, CALL_METHODS, RESET_METHOD
 from ritornello.vllm.weights.watch import (
     RESUME_METHOD,
     RUNNER_METHODS,
@@ -92,7 +92,7 @@ def test_overrides_take_vllm_arguments(sources: Path) -> None:
         ),
         ("vllm/v1/core/kv_cache_manager.py", "KVCacheBlocks", {"get_block_ids"}),
         ("vllm/v1/request.py", "Request", {"num_tokens", "get_skip_reading_prefix_cache"}),
-        ("vllm/v1/engine/core.py", "EngineCore", {*CALLS, RESET, ADMIT}),
+        ("vllm/v1/engine/core.py", "EngineCore", {*CALL_METHODS, RESET_METHOD, ADMIT_METHOD}),
         (
             "vllm/v1/worker/gpu_worker.py",
             "Worker",

@@ -72,13 +72,13 @@ def make_other(model: str, folder: Path) -> str:
     return str(folder)
 
 
-class Changing:
+class WeightScenario:
     def __init__(self, model: str, store: str, **options: Any) -> None:
         self.engine = Engine(Path(model), Path(store), **options)
         self.said: dict[str, dict[str, Any]] = {}
 
     def ask(self, name: str, seed: int, adapter: Any = None) -> None:
-        self._land_saves()
+        self._wait_for_saves()
         before = self._counts()
         tokens = self._answer(seed, adapter)
         self.engine.tokens([1, 2, 3], answer=2)
@@ -125,7 +125,7 @@ class Changing:
         )
         return list(output.outputs[0].token_ids)
 
-    def _land_saves(self) -> None:
+    def _wait_for_saves(self) -> None:
         """A save is counted by a step behind its end: those of earlier questions are."""
         from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
 
@@ -138,10 +138,10 @@ class Changing:
         return {name: self.engine.count(f"vllm:ritornello_{name}") for name in names}
 
 
-def change(model: str, store: str) -> Changing:
+def change(model: str, store: str) -> WeightScenario:
     from vllm.lora.request import LoRARequest
 
-    engine = Changing(model, store, enable_lora=True, max_lora_rank=8)
+    engine = WeightScenario(model, store, enable_lora=True, max_lora_rank=8)
     folder = Path(store).parent / "adapter"
     make_adapter(folder, 1)
     adapter = LoRARequest("adapter", 1, str(folder))
@@ -196,15 +196,15 @@ def change(model: str, store: str) -> Changing:
     return engine
 
 
-def restart(model: str, store: str) -> Changing:
-    engine = Changing(model, store)
+def restart(model: str, store: str) -> WeightScenario:
+    engine = WeightScenario(model, store)
     for seed in (1, 3, 4, 5):
         engine.compare(f"files {seed}", seed)
     return engine
 
 
-def ranks(model: str, store: str) -> Changing:
-    engine = Changing(model, store, tensor_parallel_size=2, dtype="float32", block_size=64)
+def ranks(model: str, store: str) -> WeightScenario:
+    engine = WeightScenario(model, store, tensor_parallel_size=2, dtype="float32", block_size=64)
     engine.call(make_room_between_stages)
     engine.ask("files 1", 1)
     engine.engine.forget()

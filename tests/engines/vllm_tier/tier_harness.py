@@ -62,8 +62,8 @@ class TierEngine(Engine):
     @property
     def tier(self) -> Any:
         """Ours, behind the door."""
-        (door,) = self.manager.secondary_tiers
-        return door._tier
+        (manager,) = self.manager.secondary_tiers
+        return manager._tier
 
     def forget_all(self) -> None:
         """Empties vLLM's prefix cache, and its host tier by a prompt that fills it; the store
