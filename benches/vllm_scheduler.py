@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""What the vLLM connector costs the scheduler's thread; its hooks are called as vLLM calls them.
+"""Cost of the vLLM connector on the scheduler's thread; its hooks are called as vLLM calls them.
 
     python benches/vllm_scheduler.py [--json] [--tokens 16384] [--block 64] [--dir FOLDER]
 
-`request`: all hooks of one request (match, admission, its first step, its end), with the whole
+`request`: all hooks of one request (lookup, admission, its first step, its end), with the whole
 prompt in the store (hit) or nothing of it (miss). `step`: planning one step of 100 running
 requests, each with one more token; every request fills a page once in `--block` steps. Models have
-as many objects a page as named: KV heads apart, pipeline stages, groups with a window. The store is
-a real one, owned by this process.
+as many objects a page as their name says: KV heads stored separately, pipeline stages, groups with
+a window. The store is a real one, owned by this process.
 """
 
 import argparse
@@ -35,7 +35,7 @@ WINDOW = 1024
 
 
 def model(block: int, *, units: int = 1, stages: int = 1, windows: int = 0) -> Identity:
-    """Pages of a few bytes: what is measured does not depend on their size."""
+    """Returns a model with pages of a few bytes: their size does not affect the result."""
     names = tuple((f"l.{stage}",) for stage in range(stages))
     heads = tuple((unit, unit + 1) for unit in range(units))
     rules = [ALL] + [trailing(WINDOW)] * windows
@@ -55,7 +55,7 @@ MODELS: dict[str, dict[str, int]] = {
 
 
 class Engine:
-    """As much of vLLM's scheduler as its connector sees."""
+    """The part of vLLM's scheduler that its connector uses."""
 
     def __init__(self, identity: Identity, folder: str, tokens: int) -> None:
         meter = Meter()
@@ -105,7 +105,7 @@ class Engine:
         return tokens
 
     def steps(self, hashes: list[bytes]) -> Iterator[Callable[[], None]]:
-        """Steps of requests that were admitted at different places in a page."""
+        """Yields steps of requests that were admitted at different positions in a page."""
         running = []
         for place in range(RUNNING):
             asked = self.request(f"r{place}", list(hashes))
@@ -148,7 +148,7 @@ def measure(name: str, identity: Identity, folder: str, tokens: int) -> list[dic
     pages = tokens // engine.block
     known = [os.urandom(32) for _ in range(pages)]
     engine.keep(known)
-    for turn in range(100):  # caches and the interpreter's specialised instructions come to life
+    for turn in range(100):  # warms caches and the interpreter's specialised instructions
         assert engine.whole_request(f"warm{turn}", known) == tokens
     hits = [
         microseconds(lambda turn=turn: engine.whole_request(f"h{turn}", known))

@@ -1,5 +1,5 @@
-"""TTFT over the rate of the lowest tier, one picture a length of history, beside the engine alone
-and the host tier.
+"""TTFT over the rate of the lowest tier, one chart for each length of history, with the engine
+alone and the host tier for comparison.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ DASHES = {"auto": "-", "always": ":"}
 
 
 def draw(rows: Sequence[Row], folder: Path) -> list[Path]:
-    """One SVG a length of history; returns their paths."""
+    """Draws one SVG for each length of history; returns their paths."""
     plt.rcParams.update({"font.family": "DejaVu Sans", "svg.fonttype": "path"})
     paths = []
     for history in sorted({r.history_tokens for r in rows}):

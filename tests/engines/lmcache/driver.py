@@ -1,9 +1,9 @@
-"""LMCache's own storage manager in a process of its own, for tests and by hand:
+"""LMCache's own storage manager in a separate process, for tests and by hand:
 
     python driver.py SPEC put|get COUNT [kill]
 
 `put` writes COUNT objects to L1 and waits until L2 has them; `get` prefetches them and compares
-every byte. It prints one line of JSON. `kill`: the process ends itself by SIGKILL.
+every byte. Prints one line of JSON. `kill`: the process ends itself by SIGKILL.
 """
 
 import json
@@ -54,7 +54,7 @@ def put(manager: StorageManager, count: int) -> dict[str, Any]:
     for key, obj in reserved.items():
         obj.tensor.copy_(expected_of(key))
     manager.finish_write(list(reserved))
-    # At least: a serde makes fewer bytes of it.
+    # A minimum: a serde makes fewer bytes of it.
     nbytes = count * LAYOUT.shapes[0].numel()
     until = time.monotonic() + WAIT_SECONDS
     used = 0
@@ -86,7 +86,7 @@ def main() -> None:
     manager = manager_of(json.loads(spec))
     print(json.dumps({"put": put, "get": get}[doing](manager, int(count))), flush=True)
     if rest == ["kill"]:
-        # Longer than the store takes to make durable what it has shown.
+        # Longer than the store takes to make visible puts durable.
         time.sleep(5)
         os.kill(os.getpid(), signal.SIGKILL)
     manager.close()

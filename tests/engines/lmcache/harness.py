@@ -1,5 +1,5 @@
-"""LMCache's own pieces, as small as tests need them: adapters by its factory, objects in one arena
-as its L1 makes them, and its storage manager.
+"""LMCache's own parts at a small scale: adapters by its factory, objects in one arena as its L1
+makes them, and its storage manager.
 """
 
 import argparse
@@ -28,13 +28,15 @@ CLASSES = {"plugin": "RitornelloL2Adapter", "native_plugin": "NativeClient"}
 
 @dataclass(frozen=True)
 class AdapterKind:
-    """One of the two ways in."""
+    """One of LMCache's two kinds of adapters."""
 
     kind: str
     path: Path
 
     def spec(self, **further: Any) -> dict[str, Any]:
-        """What `--l2-adapter` takes; `further` stands beside it, `params` in the parameters."""
+        """Returns the value of `--l2-adapter`. `further`: keys beside the parameters, `params`
+        among them.
+        """
         params = {"path": str(self.path), "capacity": CAPACITY, **further.pop("params", {})}
         return {
             "type": self.kind,
@@ -48,7 +50,7 @@ class AdapterKind:
         return json.dumps(self.spec(**further))
 
     def open(self, memory: "Memory | None" = None, **further: Any) -> Any:
-        """By LMCache's factory."""
+        """Opens the adapter by LMCache's factory."""
         desc = None if memory is None else memory.desc
         return create_l2_adapter(config_of(self.spec(**further)).adapters[0], l1_memory_desc=desc)
 
@@ -59,7 +61,7 @@ def config_of(spec: dict[str, Any]) -> Any:
 
 @dataclass
 class Memory:
-    """An arena as L1 has one, and objects in it."""
+    """An arena like L1's, and objects in it."""
 
     size: int
     taken: int = 0
@@ -103,7 +105,7 @@ def keys_of(count: int, *, start: int = 0, **fields: Any) -> list[ObjectKey]:
 
 
 def fill(objects: Sequence[TensorMemoryObj], keys: Sequence[ObjectKey]) -> None:
-    """The only right bytes for each key."""
+    """Writes the expected bytes of each key."""
     for obj, key in zip(objects, keys, strict=True):
         seed = torch.Generator().manual_seed(hash_of(key))
         obj.raw_data.copy_(torch.randint(0, 256, obj.raw_data.shape, generator=seed))
@@ -122,7 +124,7 @@ def hash_of(key: ObjectKey) -> int:
 
 
 def wait(fd: int, take: Any) -> Any:
-    """As LMCache's controllers wait: for the eventfd, then for what it means."""
+    """Waits as LMCache's controllers do: for the eventfd, then for the result."""
     until = time.monotonic() + WAIT_SECONDS
     while time.monotonic() < until:
         result = take()
@@ -134,7 +136,7 @@ def wait(fd: int, take: Any) -> Any:
 
 
 def store(adapter: Any, keys: list[ObjectKey], objects: list[TensorMemoryObj]) -> Any:
-    """LMCache's result of a store."""
+    """Returns LMCache's result of a store."""
     number = adapter.submit_store_task(keys, objects)
     fd = adapter.get_store_event_fd()
     return wait(fd, lambda: adapter.pop_completed_store_tasks().get(number))

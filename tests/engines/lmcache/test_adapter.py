@@ -1,4 +1,4 @@
-"""The adapter in this process, made by LMCache's factory and waited for as its controllers wait."""
+"""The adapter in this process, made by LMCache's factory and awaited as its controllers do."""
 
 import gc
 import select
@@ -24,7 +24,7 @@ OBJECT = 2 * 4 * 64 * 64 * 2
 
 
 class Listener(L2AdapterListener):
-    """What LMCache's eviction hears."""
+    """Records the events that LMCache's eviction gets."""
 
     def __init__(self) -> None:
         self.stored: dict[Any, int] = {}
@@ -186,7 +186,7 @@ def test_deleted_objects_are_misses(adapter_kind: AdapterKind, memory: Memory) -
 
 def test_locked_objects_are_not_evicted(plugin: AdapterKind) -> None:
     memory = Memory(128 * MIB)
-    # Small enough to be filled several times over.
+    # Small enough to be filled several times.
     with rt.Store.open(plugin.path, "64MiB", segment_bytes=8 << 20):
         pass
     adapter = plugin.open(memory, params={"capacity": "64MiB"})

@@ -1,4 +1,4 @@
-"""The interface of the LMCache that is installed is the one the adapter was written for."""
+"""The interface of the installed LMCache is the one that the adapter was tested with."""
 
 import inspect
 

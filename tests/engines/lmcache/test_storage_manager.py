@@ -1,4 +1,6 @@
-"""LMCache's storage manager in two processes: what one stored, the next has, after any end."""
+"""LMCache's storage manager in two processes: the second finds what the first stored, after any
+end.
+"""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""The storage interface of the installed SGLang, and what its factory makes of ours."""
+"""The storage interface of the installed SGLang, and the storage that its factory constructs."""
 
 import importlib
 import inspect
@@ -30,7 +30,7 @@ def test_overrides_take_sglang_arguments(name: str) -> None:
 
 
 def test_no_other_method_is_called() -> None:
-    """A method of the base class that is not known here would be called on us unprepared."""
+    """An unknown method of the base class would be called on our storage unprepared."""
     public = {name for name in vars(HiCacheStorage) if not name.startswith("_")}
     assert public - set(METHODS) == {"on_host_pools_registered"}
 

@@ -21,12 +21,12 @@ from ritornello.sglang.updates import updates as known
 
 MHA = ("layer_first", "page_first", "page_first_direct", "page_head")
 MLA = ("layer_first", "page_first", "page_first_direct")
-# Out of order, and then elsewhere.
+# Out of order, and then at other slots.
 FROM, TO = [3, 1, 4, 2, 0], [5, 11, 6, 8, 7]
 
 
 def hashes(name: str, pages: int = len(FROM)) -> list[str]:
-    """Page hashes as SGLang makes them: a chain of sha256 in hex."""
+    """Returns page hashes as SGLang makes them: a chain of sha256 in hexadecimal."""
     found, last = [], name.encode()
     for _ in range(pages):
         last = hashlib.sha256(last).digest()
@@ -300,7 +300,7 @@ def test_block_groups_limit_nothing_unknown_pools_miss(attach: Attach) -> None:
     assert storage.batch_get_v2([never]) == {PoolName.DRAFT: [False] * len(keys)}
 
 
-# Trouble.
+# Failures.
 
 
 def test_errors_are_contained_and_logged_once(
@@ -361,14 +361,14 @@ def test_stats_have_sglang_type(attach: Attach) -> None:
 
 @pytest.fixture
 def updates(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """What is known of this process's weights, and no more so after the test."""
+    """The state of this process's weight updates, restored after the test."""
     for name in ("epoch", "flushed"):
         monkeypatch.setattr(known, name, b"")
     return known
 
 
 def flush(held: Any, host: Any) -> None:
-    """What SGLang's controller does to its storage when its cache is flushed."""
+    """Calls a storage as SGLang's controller does when its cache is flushed."""
     made = controller(host, held)
     made.storage_stop_event, made.enable_storage = Event(), False
     for name in ("write_queue", "load_queue", "ack_write_queue", "ack_load_queue"):
@@ -382,11 +382,11 @@ def test_updated_weights_load_and_store_nothing_old(attach: Attach, updates: Any
     keys, later = hashes("weights"), hashes("later")
     assert all(held.batch_set_v1(keys, slots(host, FROM)))
     with pytest.raises(AttributeError):
-        # No more of an updater than the call that SGLang makes, which says that one begins.
+        # Only the updater's call, which begins an update.
         WeightUpdater.update_weights_from_tensor(object(), [])
     assert held.batch_exists(keys) == 0
     assert held.batch_get_v1(keys, slots(host, TO)) == [False] * len(keys)
-    # A page that was computed before the flush is of nobody knows which weights.
+    # The weights of a page that was computed before the flush are unknown.
     assert held.batch_set_v1(later, slots(host, FROM)) == [False] * len(later)
     assert held.counts()["skipped_pages:before_reset"] == len(later)
     other = attach(host)
@@ -396,7 +396,7 @@ def test_updated_weights_load_and_store_nothing_old(attach: Attach, updates: Any
     assert held.batch_exists(keys) == held.batch_exists(later) == 0
     assert all(held.batch_set_v1(keys, slots(host, FROM)))
     assert held.batch_exists(keys) == len(keys)
-    # One that is attached from then on is of the same epoch, and not of the files.
+    # A storage attached from then on has the same epoch, not that of the files.
     assert attach(host).batch_exists(keys) == len(keys)
     updates.epoch = updates.flushed = b""
     assert all(attach(host).batch_get_v1(keys, slots(host, TO)))

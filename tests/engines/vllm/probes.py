@@ -1,4 +1,4 @@
-"""What the tests see and break at the connector's seams: digests of blocks, failing loads."""
+"""Probes at the connector's interfaces: digests of blocks, failing loads."""
 
 import hashlib
 from collections.abc import Iterator, Sequence
@@ -15,8 +15,8 @@ from ritornello.vllm.worker import LOAD_SECONDS, WorkerSide
 
 
 def digests(worker: WorkerSide, pages: Pages) -> Iterator[tuple[bytes, int, str]]:
-    """Key, part and digest of the bytes of each block in all layers of its part, read through torch
-    and not through the pools.
+    """Yields key, part and digest of each block in all layers of its part, read through torch
+    instead of the pools.
     """
     assert worker._shard is not None
     for key, block in zip(pages.keys, pages.blocks, strict=True):
@@ -28,8 +28,8 @@ def digests(worker: WorkerSide, pages: Pages) -> Iterator[tuple[bytes, int, str]
 
 
 class Digests:
-    """Block digests by key and part: at save (a page that is computed again may differ in its last
-    bits and is offered again), and after load.
+    """Digests of blocks by key and part: at save (a recomputed page may differ in its last bits and
+    is offered again), and after load.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,12 +58,12 @@ class Digests:
         monkeypatch.setattr(WorkerSide, "_record_result", watched_account)
 
     def all_came_back(self) -> bool:
-        """Whether every loaded block is, byte for byte, one that was saved under its key."""
+        """Returns whether every loaded block equals one that was saved under its key."""
         return all(found in self.saved.get(key, ()) for key, found in self.loaded.items())
 
 
 class BadOutcome:
-    """An outcome in which some pages did not come."""
+    """An outcome in which some pages failed."""
 
     def __init__(self, good: Any, bad: Sequence[int]) -> None:
         self.ok = [ok and place not in bad for place, ok in enumerate(good.ok)]
@@ -91,7 +91,7 @@ class BadTicket:
 
 
 def fail_loads(monkeypatch: pytest.MonkeyPatch, worker_pages: Sequence[int]) -> None:
-    """Every load says that these of its pages failed, after filling their blocks with noise."""
+    """Makes every load report these of its pages as failed, and fills their blocks with noise."""
     get, account = VllmStore.submit_get, WorkerSide._record_result
 
     def failing(store: VllmStore, *asked: Any) -> Any:
@@ -110,7 +110,7 @@ def fail_loads(monkeypatch: pytest.MonkeyPatch, worker_pages: Sequence[int]) -> 
 
 
 def slow_loads(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
-    """Every load looks unfinished for so long."""
+    """Makes every load look unfinished for `seconds`."""
     landed = PendingLoad.poll
 
     def late(arrival: PendingLoad, now: float) -> LoadResult | None:
@@ -121,7 +121,7 @@ def slow_loads(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
 
 
 def evict_after_match(monkeypatch: pytest.MonkeyPatch, keep: int) -> None:
-    """What a match promised beyond its first `keep` pages is gone before it can be loaded."""
+    """Evicts the pages beyond the first `keep` that a lookup promised, before they are loaded."""
     lookup = VllmStore.lookup
 
     def forgetful(

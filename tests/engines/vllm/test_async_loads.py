@@ -1,4 +1,4 @@
-"""Loads that go on beside other requests: answers, failures, aborts, and whose blocks they are."""
+"""Asynchronous loads: answers, failures, aborts, and ownership of blocks."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -14,17 +14,17 @@ CLAIMED = 299 // BLOCK * BLOCK
 
 @pytest.fixture
 def async_engine(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
-    """Every load goes on apart, however small."""
+    """An engine in which every load is asynchronous, however small."""
     side = engine.scheduler.connector._scheduler
     monkeypatch.setattr(side, "_async_load_tokens", 0)
     yield engine
-    # Whatever a test did, nothing is left waiting for a load, and no lease is out.
+    # After every test, no load is pending and no lease is held.
     assert not side._async_leases
     assert not side._step_leases
 
 
 def record_async_loads(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Whether each load that began did so apart."""
+    """Records of each load that began whether it was asynchronous."""
     seen: list[bool] = []
     begin = WorkerSide._start_load
 
@@ -124,7 +124,7 @@ def test_aborted_request_keeps_blocks_until_load_ends(
         engine.abort_request(["aborted"])
         engine.step()
         assert pool.get_num_free_blocks() <= BLOCKS - 1 - len(taken)
-        # Others need more blocks than are free beside it, and wait rather than share.
+        # Other requests need more blocks than are free, and must wait rather than share.
         assert async_engine.tokens(*others) == expected
     drain(async_engine)
     assert pool.get_num_free_blocks() == BLOCKS - 1
@@ -154,8 +154,8 @@ def test_preempted_requests_load_their_pages(
     alone = [async_engine.tokens(one, answer=150)[0] for one in asked]
     async_engine.forget()
     before = async_engine.count("vllm:num_preemptions")
-    # In which steps requests meet depends on the time their loads take, and with it the last bits
-    # of what is computed: not the tokens are compared here, but the bytes.
+    # Load times decide in which steps requests meet, and with that the last bits of what is
+    # computed. Therefore bytes are compared here, not tokens.
     assert [len(answer) for answer in async_engine.tokens(*asked, answer=150)] == [150] * len(asked)
     assert async_engine.count("vllm:num_preemptions") > before, "the test must preempt"
     assert len(seen) > len(asked)
@@ -179,7 +179,7 @@ def sampling(answer: int) -> Any:
 
 
 def drain(engine: Engine) -> None:
-    """Steps until no load is under way; a short question brings the steps."""
+    """Steps until no load is in progress; short questions make the steps."""
     for seed in range(200, 220):
         engine.ask(prompt(seed, 40), answer=2)
         if not worker_side()._async_loads:

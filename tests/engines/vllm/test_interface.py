@@ -1,7 +1,7 @@
-"""The connector interface of every supported vLLM, read in its sources and not imported.
+"""The connector interface of every supported vLLM, read from its sources without importing them.
 
-What the connector overrides must exist there with parameters it can take, and what it uses of
-vLLM's objects must still have its name.
+What the connector overrides must exist there with parameters it accepts, and what it uses of vLLM's
+objects must have the same names.
 """
 
 import ast
@@ -143,7 +143,7 @@ def test_used_parts_of_vllm_exist(sources: Path, file: str, name: str, used: set
             ["def has_unfinished_requests(self)", "def schedule(self"],
         ),
         ("vllm/v1/engine/core.py", [".set_xfer_handshake_metadata_pp_aware("]),
-        # Resets are seen where all of them pass through, and asked for in these words.
+        # Resets are observed where all of them pass, and requested under these names.
         (
             "vllm/v1/engine/core.py",
             [
@@ -152,7 +152,7 @@ def test_used_parts_of_vllm_exist(sources: Path, file: str, name: str, used: set
                 "if not self.reset_prefix_cache(",
             ],
         ),
-        # Adapters are loaded there and nowhere else.
+        # Adapters are loaded only there.
         ("vllm/lora/worker_manager.py", ["lora = self._load_adapter(lora_request)"]),
         ("vllm/lora/request.py", ["load_inplace: bool = False"]),
         ("vllm/v1/core/sched/output.py", ["total_num_scheduled_tokens: int"]),
@@ -163,7 +163,7 @@ def test_used_parts_of_vllm_exist(sources: Path, file: str, name: str, used: set
         ),
         (
             "vllm/v1/attention/backends/cpu_attn.py",
-            # Blocks are read head by head, keys of a head before its values.
+            # Blocks are read head by head, the keys of a head before its values.
             [
                 "view((num_blocks, num_kv_heads, block_size * 2, -1))",
                 "key_cache, value_cache = kv_cache.chunk(2, dim=2)",
@@ -185,7 +185,7 @@ def test_failure_policy_is_read_after_constructor(sources: Path) -> None:
 def test_multi_connector_has_used_names(sources: Path) -> None:
     folder = "vllm/distributed/kv_transfer/kv_connector"
     multi = methods(class_of(sources, f"{folder}/v1/multi_connector.py", "MultiConnector"))
-    # `composition.engine_config` reads it where the children are made.
+    # `composition.engine_config` reads it where children are constructed.
     assert "vllm_config" in [argument.arg for argument in multi["__init__"].args.args]
     assert "connector_cls(temp_config" in ast.unparse(multi["__init__"])
     factory = methods(class_of(sources, f"{folder}/factory.py", "KVConnectorFactory"))

@@ -1,10 +1,10 @@
-"""Loads that come layer by layer: pages of several groups of layers."""
+"""Loads by layer: pages with several groups of layers."""
 
 import pytest
 from ask import LENGTH
 from conftest import Ask
 
-# Twelve layers of 32 KiB an object: three groups.
+# Twelve layers of 32 KiB for each object: three groups.
 SHAPE, BLOCK = "demo", 128
 CLAIMED = (LENGTH - 1) // BLOCK * BLOCK
 
@@ -20,7 +20,7 @@ def test_layer_loads_give_same_answers(ask: Ask, bad: list[int]) -> None:
     for answer in cold["answers"]:
         assert answer["first"] == answer["stored"] == answer["broken"]
     warm = ask([1, 2], SHAPE, bad=bad, block_size=BLOCK)
-    # The first step cannot know that vLLM announces its layers.
+    # The first step does not know yet that vLLM announces its layers.
     assert (warm["counts"]["layer_loads"], warm["counts"]["step_loads"]) == (5, 1)
     for before, after in zip(cold["answers"], warm["answers"], strict=True):
         assert after["first_hits"] == CLAIMED

@@ -1,4 +1,4 @@
-"""Scheduler and worker in one process: answers, bytes, and what happens when loads fail."""
+"""Scheduler and worker in one process: answers, bytes, and failing loads."""
 
 from pathlib import Path
 from time import monotonic, sleep
@@ -73,7 +73,7 @@ def test_failed_pages_are_recomputed_with_same_answer(
     with monkeypatch.context() as broken:
         fail_loads(broken, [3, 5])
         assert engine.tokens(asked) == expected
-    # vLLM recomputed the blocks in place; what it serves from them now is right too.
+    # vLLM recomputed the blocks in place; its own hits on them are right too.
     assert engine.tokens(asked) == expected
     engine.forget()
     assert engine.tokens(asked) == expected
@@ -91,7 +91,7 @@ def test_pages_over_failed_load_are_not_saved(
         fail_loads(broken, [2])
         wrong_if_saved = engine.tokens(longer)
     engine.forget()
-    # Every page of the longer prompt was saved after its recomputation, from sound blocks.
+    # Every page of the longer prompt was saved after its recomputation, from valid blocks.
     again = engine.ask(longer)[0]
     assert again.num_cached_tokens == 399 // BLOCK * BLOCK
     assert list(again.outputs[0].token_ids) == wrong_if_saved[0]
@@ -121,7 +121,7 @@ def test_eviction_before_load_costs_time_only(
         evict_after_match(broken, keep=4)
         assert engine.tokens(asked) == expected
     engine.forget()
-    # What was evicted has been saved again.
+    # Evicted pages were saved again.
     again = engine.ask(asked)[0]
     assert again.num_cached_tokens == CLAIMED
     assert list(again.outputs[0].token_ids) == expected[0]
@@ -163,7 +163,7 @@ def test_request_can_retain_pages(engine: Engine, store_path: Path) -> None:
             return int(store.stats()["retained_bytes"])
 
     def grown(before: int) -> int:
-        """It is written in the background."""
+        """The figure is written in the background."""
         deadline = monotonic() + 30
         while (now := retained()) <= before and monotonic() < deadline:
             sleep(0.05)

@@ -1,6 +1,6 @@
-"""Real engines of several worker processes: what one of them stored, another one finds.
+"""Real engines of several worker processes: pages that one engine stored are found by another.
 
-Each runs as a program of its own (`ask.py`), because vLLM cannot change its number of workers. In
+Each runs as a separate program (`ask.py`), because vLLM cannot change its number of workers, and in
 float32, so that answers do not depend on the order in which workers add up.
 """
 

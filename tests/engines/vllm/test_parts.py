@@ -1,4 +1,4 @@
-"""Models that keep other KV than that of full attention: windows beside it, latent vectors."""
+"""Models with other KV than that of full attention: windows beside it, latent vectors."""
 
 import pytest
 from ask import LENGTH
@@ -21,7 +21,7 @@ def test_windows_are_restored_with_full_attention(ask: Ask, bad: list[int]) -> N
     for before, after in zip(cold["answers"], warm["answers"], strict=False):
         assert after["first"] == after["stored"] == before["stored"]
     for after in warm["answers"]:
-        # vLLM cannot be told which blocks of several groups failed: all is computed.
+        # vLLM cannot learn which blocks of several groups failed: the whole request is computed.
         assert after["broken"] == after["stored"]
 
 
@@ -35,7 +35,7 @@ def test_two_workers_restore_windows(ask: Ask) -> None:
 
 def test_latent_attention_without_prefix_caching_is_refused(ask: Ask) -> None:
     found = ask([1], "latent", num_gpu_blocks_override=200)
-    # Without AMX vLLM's kernels for it read no prefix, and prefix caching is off.
+    # Without AMX vLLM's kernels for latent attention read no prefix, and prefix caching is off.
     if "prefix caching to be disabled" in found["log"]:
         assert found["log"].count("prefix caching is off: latent attention") == 1
         assert found["answers"][0]["stored_hits"] == 0

@@ -38,7 +38,7 @@ def serve(model: Path, tmp_path: Path) -> Callable[..., Server]:
 
 
 def cached(server: Server, asked: list[int], params: dict[str, bool] | None = None) -> int:
-    """Prompt tokens that came from the store, for one question."""
+    """Returns the prompt tokens that came from the store, for one question."""
     before = server.counters().tokens()
     body = {"model": "demo", "prompt": asked, "max_tokens": 4, "kv_transfer_params": params or {}}
     request = urllib.request.Request(

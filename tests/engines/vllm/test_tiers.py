@@ -52,15 +52,15 @@ def test_every_tier_restores_pages(ask: Ask, tmp_path: Path, remote_folder: Path
     assert first["counts"]["host"] == 2 * CLAIMED
     assert tokens(first, "first") == tokens(first, "stored")
 
-    # Restarted: memory was lost, the disk was not.
+    # After a restart: memory was lost, the disk was not.
     shutil.rmtree(tmp_path / "one/host")
     again = ask(SEEDS, **machine("one"))
     assert hits(again, "first") == [CLAIMED, CLAIMED]
     assert again["counts"]["disk"] == 2 * CLAIMED
-    # What was read from the disk is in memory now.
+    # Pages read from the disk are in memory now.
     assert again["counts"]["host"] == 2 * CLAIMED
 
-    # Another machine finds it through the remote.
+    # Another machine finds the pages through the remote.
     other = ask(SEEDS, **machine("two"))
     assert hits(other, "first") == [CLAIMED, CLAIMED]
     assert other["counts"]["external_unspecified"] == 2 * CLAIMED
@@ -73,7 +73,7 @@ def test_unreachable_remote_keeps_local_hits(
 ) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "nothing")
-    # Nobody listens on this port.
+    # No server listens on this port.
     nowhere = "s3://bucket?endpoint=http://127.0.0.1:9&region=us-east-1"
     answers = ask(SEEDS, **over(f"host 64MiB {tmp_path}/host", nowhere, gate="always"))
     assert hits(answers, "first") == [0, 0]

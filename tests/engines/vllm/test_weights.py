@@ -1,4 +1,6 @@
-"""Weights that change while vLLM serves: what `weights.py` does to them, and what is found then."""
+"""Weights that change while vLLM serves: the changes of `weights.py`, and what is found after
+them.
+"""
 
 import json
 import subprocess
@@ -77,7 +79,7 @@ def test_empty_engine_needs_no_reset(said: Said) -> None:
 
 
 def test_restart_finds_pages_of_file_weights_only(model: Path, store: Path, said: Said) -> None:
-    """What was computed with the weights of the files, but after a change, is not among them."""
+    """Pages computed with the files' weights, but after a change, are not found."""
     files = run("restart", model, store)
     assert {name: answer["loaded_pages"] for name, answer in files.items()} == {
         "files 1": CLAIMED,

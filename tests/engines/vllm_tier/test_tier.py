@@ -1,5 +1,5 @@
-"""Under vLLM's real tiering manager: answers, bytes, and what happens when loads fail, requests
-are aborted, the cache is reset, or the store is gone.
+"""Under vLLM's real tiering manager: answers, bytes, failing loads, aborted requests, resets of the
+cache, and a missing store.
 """
 
 from time import monotonic, sleep
@@ -17,7 +17,7 @@ from ritornello.vllm.tier.tier import Tier
 
 
 def cached(asked: list[int]) -> int:
-    """Tokens of full chunks, without the chunk of the last token."""
+    """Returns the tokens of full chunks, without the chunk of the last token."""
     return (len(asked) - 1) // BLOCK * BLOCK
 
 
@@ -27,8 +27,8 @@ def ask(engine: TierEngine, asked: list[int]) -> dict[str, Any]:
 
 
 def assert_quiet(engine: TierEngine) -> None:
-    """Nothing runs, nothing is held, and nothing known but the request whose end vLLM will tell
-    with its next step.
+    """Asserts that no job runs, no lease is held, and at most one request is known: the one whose
+    end vLLM reports with its next step.
     """
     for _ in range(2):
         engine.ask([1, 2, 3], answer=2)
@@ -44,7 +44,7 @@ def test_client_finds_its_own_chunks(told: dict[str, Any]) -> None:
     assert [answer["cached"] for answer in told["client"]] == [cached(FIRST), cached(SECOND)]
     assert [a["tokens"] for a in told["client"]] == [a["tokens"] for a in told["cold"]]
     counts = told["client_counts"]
-    # A chunk is counted again when vLLM asks again: what it loads to may have been full.
+    # A chunk is counted again if vLLM asks again: its target may have been full.
     assert counts["tiering_chunk_hits"] >= len(FIRST) // BLOCK + len(SECOND) // BLOCK
     assert "tiering_promotion_job_failures" not in counts
     assert "ritornello_errors" not in counts
@@ -63,7 +63,7 @@ def test_chunks_of_other_process_are_found(engine: TierEngine, told: dict[str, A
     assert ask(engine, SECOND) == {"tokens": told["cold"][1]["tokens"], "cached": cached(SECOND)}
     after = engine.offloaded()
     assert after["disk"] - before["disk"] == cached(FIRST) + cached(SECOND)
-    # What was put in the last moment of the other process, after its store had lost its owner.
+    # Includes the last puts of the other process, after its store had lost its owner.
     assert ask(engine, prompt(3, 400))["cached"] == cached(prompt(3, 400))
 
 
@@ -71,7 +71,7 @@ def test_request_needs_one_lookup(engine: TierEngine) -> None:
     before = engine.offloaded()
     ask(engine, SECOND)
     after = engine.offloaded()
-    # One for the prompt, and one for the short prompt that brings the counts, if it has a chunk.
+    # One for the prompt, and one for the short prompt that reports counts, if it has a chunk.
     assert after["ritornello_questions"] - before["ritornello_questions"] == 1
     assert after["tiering_chunk_hits"] - before["tiering_chunk_hits"] == len(SECOND) // BLOCK
 
@@ -107,7 +107,7 @@ def test_failed_chunks_are_recomputed_with_same_answer(
         fail_loads(engine, broken, places)
         answer = ask(engine, FIRST)
     assert answer == {"tokens": told["cold"][0]["tokens"], "cached": kept * BLOCK}
-    # What the host tier and vLLM's own cache now hold of it is right.
+    # The host tier's and vLLM's own copies are right.
     assert ask(engine, FIRST)["tokens"] == told["cold"][0]["tokens"]
     engine.forget()
     assert ask(engine, FIRST)["tokens"] == told["cold"][0]["tokens"]
@@ -134,7 +134,7 @@ def test_aborted_requests_leave_no_state(engine: TierEngine) -> None:
 
     llm = engine.llm.llm_engine
     sampling = SamplingParams(max_tokens=8, temperature=0)
-    # After no step, in the middle of the load, and when it is over; one more that is not.
+    # After no step, during the load, and after it; one more request is not aborted.
     for steps in (0, 1, 2, 6):
         llm.add_request(f"gone-{steps}", {"prompt_token_ids": SECOND}, sampling)
         for _ in range(steps):
@@ -169,7 +169,7 @@ def test_chunks_of_other_weights_are_not_stored(engine: TierEngine) -> None:
     expected = ask(engine, known)
     engine.forget_all()
     engine.llm.collective_rpc(flip)
-    # vLLM's own cache alone: its host tier may hold chunks of the weights before.
+    # Only vLLM's own cache: its host tier may have chunks of earlier weights.
     engine.forget()
     changed = ask(engine, known)
     assert changed["cached"] == 0
@@ -182,7 +182,7 @@ def test_chunks_of_other_weights_are_not_stored(engine: TierEngine) -> None:
     assert ask(engine, known) == changed
     engine.forget_all()
     assert ask(engine, known) == {"tokens": changed["tokens"], "cached": cached(known)}
-    # The next engine, which has the weights of the files.
+    # The next engine has the weights of the files.
     engine.llm.collective_rpc(flip)
     assert engine.llm.reset_prefix_cache(reset_connector=True)
     engine.tier._set_namespace(files)
@@ -235,7 +235,7 @@ def test_raising_tier_costs_hits_only(engine: TierEngine, monkeypatch: pytest.Mo
 
 
 def test_closed_store_is_reopened(engine: TierEngine) -> None:
-    """The last test: the engine goes on without a store, and then with it."""
+    """The last test: the engine serves without a store, and then with it."""
     expected = ask(engine, FIRST)
     closed = engine.tier._store._store
     assert closed is not None

@@ -1,7 +1,8 @@
-"""The interface of secondary tiers of every supported vLLM, read in its sources and not imported.
+"""The interface of secondary tiers of every supported vLLM, read from its sources without importing
+them.
 
-What the tier overrides must exist there with parameters it can take, and what it uses of vLLM's
-objects must still have its name.
+What the tier overrides must exist there with parameters it accepts, and what it uses of vLLM's
+objects must have the same names.
 """
 
 import ast
@@ -52,7 +53,9 @@ def methods(node: ast.ClassDef) -> dict[str, ast.FunctionDef]:
 
 
 def fields(node: ast.ClassDef) -> tuple[str, ...]:
-    """Of a dataclass, in order; private ones that its constructor does not take left out."""
+    """Returns the fields of a dataclass, in order, without private ones that its constructor
+    omits.
+    """
     return tuple(
         item.target.id
         for item in node.body
@@ -107,7 +110,9 @@ def test_async_lookups_are_batched(sources: Path) -> None:
 
 
 def test_engine_configuration_is_on_stack(sources: Path) -> None:
-    """Of the call that makes the tier, with the very settings that the summary refers to."""
+    """The configuration of the caller that constructs the tier, with the same settings object as
+    the summary.
+    """
     scheduler = class_of(sources, f"{CONNECTOR}/scheduler.py", "OffloadingConnectorScheduler")
     init = methods(scheduler)["__init__"]
     assert parameters(init) == ["self", "spec", "vllm_config", "kv_cache_config"]
@@ -119,7 +124,7 @@ def test_engine_configuration_is_on_stack(sources: Path) -> None:
 
 
 def test_only_cache_reset_drains_jobs(sources: Path) -> None:
-    """Which is why `drain_jobs` starts a new epoch."""
+    """Therefore `drain_jobs` begins an epoch."""
     manager = class_of(sources, f"{OFFLOAD}/tiering/manager.py", "TieringOffloadingManager")
     drains = [name for name, m in methods(manager).items() if ".drain_jobs()" in ast.unparse(m)]
     assert drains == ["reset_cache"]
@@ -176,8 +181,8 @@ def test_used_names_exist(sources: Path, file: str, texts: list[str]) -> None:
 
 
 def test_host_row_depends_on_parallel_size(tmp_path: Path) -> None:
-    """The same two layers of two heads, written by one rank and by two as vLLM lays them out: so
-    rows that are not canonical are never shared, whatever `is_parallelism_agnostic` says.
+    """The same two layers of two heads, written by one rank and by two as vLLM lays them out: rows
+    that are not canonical are never shared, whatever `is_parallelism_agnostic` says.
     """
     import torch
     from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion

@@ -1,5 +1,5 @@
 """The tier behind vLLM's interface, called as the tiering manager calls it: results, events,
-counts, and what happens when it cannot serve or fails inside.
+counts, unsupported engines, and internal failures.
 """
 
 import logging
@@ -34,7 +34,7 @@ def made(
     self_describing: bool = True,
     **settings: Any,
 ) -> RitornelloTier:
-    """A tier of an engine whose configuration is on the stack: here."""
+    """Returns a tier of an engine whose configuration is on this function's stack frame."""
     extra: dict[str, Any] = {}
     vllm_config = engine_of(extra)
     vllm_config.cache_config.prefix_caching_hash_algo = hashes
@@ -49,7 +49,7 @@ def made(
     assert vllm_config.kv_transfer_config.kv_connector_extra_config is spec.extra_config
     assert kv_cache_config.kv_cache_groups
     if tier._tier is not None:
-        # Without an engine there are no weights that could change.
+        # Without an engine no weights can change.
         tier._tier._guard = None
     return tier
 
@@ -122,7 +122,7 @@ def test_partial_load_names_loaded_keys(tier: RitornelloTier) -> None:
 
 
 def test_declined_store_is_no_failure(tmp_path: Path, host: Host) -> None:
-    """Or vLLM's back-pressure would hold chunks back from a tier that only chooses."""
+    """Otherwise vLLM's back-pressure would withhold chunks from a tier that only chooses."""
     tier = made(tmp_path, host, write_budget=0)
     request, keys = sequence("c", 4)
     tier.submit_store(job(1, keys, request, 0, load=False))
@@ -138,7 +138,7 @@ def test_declined_store_is_no_failure(tmp_path: Path, host: Host) -> None:
 def test_failed_shutdown_raises_and_ends_lookups(
     tmp_path: Path, host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The memory of a tier whose shutdown raised is kept, and that of others is not."""
+    """Memory is kept by vLLM if it belongs to a tier whose shutdown raised."""
     tier = made(tmp_path, host)
     assert tier._tier is not None
     inner, ended_lookups = tier._tier, []
@@ -214,7 +214,7 @@ def test_weak_hashes_need_permission(
 
 
 def test_configuration_of_other_engine_is_ignored(tmp_path: Path, host: Host) -> None:
-    """Equal settings are not enough: they must be those the summary was made from."""
+    """Equal settings are not enough: they must be the object that the summary was made from."""
     vllm_config, kv_cache_config = engine_of({}), SimpleNamespace()
     tier = RitornelloTier(spec_of({}), host.view, "T", path=str(tmp_path / "store"))
     assert tier._tier is None, (vllm_config, kv_cache_config)

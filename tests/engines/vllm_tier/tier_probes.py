@@ -1,4 +1,4 @@
-"""What the tests see and break where the tier meets the store."""
+"""Probes at the interface between tier and store."""
 
 import hashlib
 from collections.abc import Sequence
@@ -12,12 +12,12 @@ from ritornello.vllm.tier.tier import Tier
 
 
 def rows_of(engine: TierEngine) -> Any:
-    """The host tier, an array of shape (rows, bytes)."""
+    """Returns the host tier as an array of shape (rows, bytes)."""
     return engine.manager.primary_tier.get_kv_memoryview().obj
 
 
 class Digests:
-    """Digests of rows by key: when they are handed over to be stored, and when they were loaded."""
+    """Digests of rows by key: when they are offered to be stored, and when they were loaded."""
 
     def __init__(self, engine: TierEngine, monkeypatch: pytest.MonkeyPatch) -> None:
         self.saved: dict[bytes, set[str]] = {}
@@ -56,8 +56,8 @@ class Digests:
 def fail_loads(
     engine: TierEngine, monkeypatch: pytest.MonkeyPatch, places: Sequence[int] | None
 ) -> None:
-    """Every load says that these of its chunks (None: all) did not come, and leaves noise in
-    their rows.
+    """Makes every load report these of its chunks (None: all) as failed, and fills their rows with
+    noise.
     """
     rows, load, account = rows_of(engine), Tier.load, jobs.account
     running: dict[int, Any] = {}
