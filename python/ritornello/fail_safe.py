@@ -111,9 +111,9 @@ class FailSafeStore:
             return known[2]
 
         def check(store: "Store") -> str:
-            why = _hash_refusal(store, algorithm)
-            self._hash_verdict = (store, algorithm, why)
-            return why
+            reason = _hash_refusal(store, algorithm)
+            self._hash_verdict = (store, algorithm, reason)
+            return reason
 
         return self.call("policy", check, "")
 
@@ -230,14 +230,14 @@ class FailSafeStore:
         )
         try:
             self._opener.start()
-        except RuntimeError as why:  # retried by the next call
-            self._logger.debug("ritornello: no thread to open the store (%s)", why)
+        except RuntimeError as reason:  # retried by the next call
+            self._logger.debug("ritornello: no thread to open the store (%s)", reason)
 
     def _restart_opener(self) -> None:
         """Restarts an opener that ended in a fork's child or could not be started."""
         with self._lock:
-            gone = self._opener is not None and not self._opener.is_alive()
-            if gone and self._will_reopen():
+            opener_ended = self._opener is not None and not self._opener.is_alive()
+            if opener_ended and self._will_reopen():
                 self._start_opener(None)
 
     @staticmethod
@@ -254,11 +254,11 @@ class FailSafeStore:
                 logging.getLogger(__name__).debug("ritornello: close failed (%s)", error)
             del failed
         while not stop.wait(pause):
-            handle = waiting()
-            if handle is None or not handle._try_reopen():
+            store = waiting()
+            if store is None or not store._try_reopen():
                 return
-            pause = handle._retry_pause
-            del handle
+            pause = store._retry_pause
+            del store
 
     def _try_reopen(self) -> bool:
         """Tries to open the store. Returns whether another attempt is due."""
@@ -298,19 +298,19 @@ class FailSafeStore:
         return True
 
     def _log_failure(self, operation: str, error: BaseException, *, repeat: bool = False) -> None:
-        sign, now = f"{operation}:{type(error).__name__}", monotonic()
-        said = self._logged.get(sign)
-        if said is not None and not (repeat and now - said > LOG_AGAIN_SECONDS):
+        signature, now = f"{operation}:{type(error).__name__}", monotonic()
+        last_logged = self._logged.get(signature)
+        if last_logged is not None and not (repeat and now - last_logged > LOG_AGAIN_SECONDS):
             return
-        self._logged[sign] = now
+        self._logged[signature] = now
         outcome = "counted as a miss"
         if self.broken:
             self._outage_logged = True
             waits = self._will_reopen()
             outcome = "serving without the store" + (" until it can be opened again" * waits)
         # Formatted now: a retained log record must not keep the exception's frames alive.
-        why = f"{type(error).__name__}: {error}"
-        self._logger.warning("ritornello: %s failed (%s); %s", operation, why, outcome)
+        reason = f"{type(error).__name__}: {error}"
+        self._logger.warning("ritornello: %s failed (%s); %s", operation, reason, outcome)
 
 
 def _hash_refusal(store: "Store", algorithm: str) -> str:

@@ -116,8 +116,8 @@ def rows(records: Sequence[Record]) -> list[Row]:
 def total(records: Sequence[Record], metrics: Metrics | None) -> Total:
     """Summarises the run. `metrics`: growth of the engines' counters."""
     answered = [r for r in records if not r.error]
-    begun = min((r.sent_s for r in answered), default=0.0)
-    duration = max((r.sent_s + r.total_s for r in answered), default=begun) - begun
+    started = min((r.sent_s for r in answered), default=0.0)
+    duration = max((r.sent_s + r.total_s for r in answered), default=started) - started
     prompt_tokens = sum(r.prompt_tokens for r in answered)
 
     def per_second(amount: float) -> float:

@@ -219,12 +219,12 @@ class RitornelloL2Adapter(L2AdapterInterface):
     def list_l2_keys(
         self, model_name: str | None = None, page_size: int = 500, cursor: str | None = None
     ) -> KeyListPage:
-        held = [
+        stored = [
             (family, scope, objects)
             for family, _, scope, objects in self._objects.formats.stored_formats()
             if model_name in (None, family.model)
         ]
-        listed, following = list_objects(held, self._objects.store.keys, page_size, cursor)
+        listed, following = list_objects(stored, self._objects.store.keys, page_size, cursor)
         entries = (KeyEntry(_encoded(family, key), nbytes) for family, key, nbytes in listed)
         return KeyListPage(tuple(entries), following)
 

@@ -54,31 +54,31 @@ class FormatCatalog:
         """Reads the formats if an interval has passed. Returns whether new ones were found. One
         thread reads; others do not wait for it, because the answer may take long.
         """
-        begun = self._clock()
+        started = self._clock()
         with self._lock:
-            if begun < self._due:
+            if started < self._due:
                 return False
             self._due = float("inf")
             before = sum(map(len, self._scopes.values()))
         try:
-            held = self.stored_formats()
+            stored = self.stored_formats()
         finally:
             now = self._clock()
-            self._due = now + max(REFRESH_SECONDS, REFRESH_FACTOR * (now - begun))
+            self._due = now + max(REFRESH_SECONDS, REFRESH_FACTOR * (now - started))
         with self._lock:
-            for family, object_format, scope, _ in held:
+            for family, object_format, scope, _ in stored:
                 if object_format not in self._scopes.get(family, {}):
                     self._add(family, object_format, scope)
             return sum(map(len, self._scopes.values())) > before
 
     def stored_formats(self) -> "list[tuple[Family, ObjectFormat, Scope, int]]":
         """Returns the formats in the store, in a fixed order, each with its number of objects."""
-        held = []
+        stored = []
         for scope, pages, _ in self._ask():
             ours = parse_scope(scope.describe(), self._namespace)
             if ours is not None:
-                held.append((*ours, scope, pages))
-        return held
+                stored.append((*ours, scope, pages))
+        return stored
 
     def _add(self, family: Family, object_format: ObjectFormat, scope: "Scope") -> None:
         # Replaced, not modified: other threads may be reading it.

@@ -36,14 +36,14 @@ class Locks:
     def __len__(self) -> int:
         """Returns the number of locks."""
         with self._lock:
-            return sum(len(hold.keys) for leases in self._leases.values() for hold in leases)
+            return sum(len(leased.keys) for leases in self._leases.values() for leased in leases)
 
     def lock(self, family: Family, keys: Sequence[bytes], lease: int) -> None:
         """Locks `keys`, which must not change afterwards, under `lease`."""
         now = self._clock()
         with self._lock:
-            hold = LeasedKeys(lease, keys, now + self._seconds)
-            self._leases.setdefault(family, deque()).append(hold)
+            leased = LeasedKeys(lease, keys, now + self._seconds)
+            self._leases.setdefault(family, deque()).append(leased)
             for swept in list(islice(self._leases, FAMILIES_SWEPT)):
                 self._sweep(swept, now)
 
@@ -60,17 +60,17 @@ class Locks:
         """Releases the oldest lock of each key. Returns the leases that protect no locked key any
         more. Ignores keys that are not locked.
         """
-        released, left = [], set(keys)
+        released, remaining = [], set(keys)
         with self._lock:
             leases = self._leases.get(family, deque())
-            for hold in tuple(leases):
-                taken = left.intersection(hold.keys)
-                left -= taken
-                hold.keys = [key for key in hold.keys if key not in taken]
-                if not hold.keys:
-                    leases.remove(hold)
-                    released.append(hold.lease)
-                if not left:
+            for leased in tuple(leases):
+                taken = remaining.intersection(leased.keys)
+                remaining -= taken
+                leased.keys = [key for key in leased.keys if key not in taken]
+                if not leased.keys:
+                    leases.remove(leased)
+                    released.append(leased.lease)
+                if not remaining:
                     break
             if not leases:
                 self._leases.pop(family, None)

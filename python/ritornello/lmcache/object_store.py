@@ -194,12 +194,12 @@ class ObjectStore:
         """
         if min(map(len, keys)) >= RANK_BYTES + STRONG_HASH_BYTES:
             return False
-        why = self.store.hash_refusal(f"fewer than {STRONG_HASH_BYTES} bytes")
-        if not why:
+        reason = self.store.hash_refusal(f"fewer than {STRONG_HASH_BYTES} bytes")
+        if not reason:
             return False
         if not self._weak_hash_logged:
             self._weak_hash_logged = True
-            logger.warning("ritornello: %s; neither hits nor stores", why)
+            logger.warning("ritornello: %s; neither hits nor stores", reason)
         return True
 
     def _lookup_in_family(

@@ -18,6 +18,6 @@ class Settings(StoreSettings):
     @classmethod
     def parse(cls, extra: Mapping[str, Any] | None) -> "Settings":
         """Parses SGLang's extra configuration. ValueError says what to write instead."""
-        said = {name: value for name, value in (extra or {}).items() if name not in ENGINE}
-        check(said, FLAG)
-        return cls(**said)
+        given = {name: value for name, value in (extra or {}).items() if name not in ENGINE}
+        check(given, FLAG)
+        return cls(**given)

@@ -216,9 +216,11 @@ class RitornelloStorage(HiCacheStorage):
         extra_info: HiCacheStorageExtraInfo | None = None,
     ) -> PoolTransferResult:
         def action(pool: Pool | LogicalPool) -> PoolTransferResult:
-            asked = keys_of(keys)
-            leading = pool.leading(asked)
-            sides = [self._presence(transfer, asked[:leading]) for transfer in pool_transfers or []]
+            page_keys = keys_of(keys)
+            leading = pool.leading(page_keys)
+            sides = [
+                self._presence(transfer, page_keys[:leading]) for transfer in pool_transfers or []
+            ]
             found = restorable_prefixes(KV, leading, sides)
             return PoolTransferResult(found.pages, dict(found.pools), found.restorable)
 

@@ -52,11 +52,11 @@ class SGLangStore(FailSafeStore):
             return 0
 
         def action(store: "Store") -> int:
-            begun = perf_counter()
+            started = perf_counter()
             outcome = store.submit_get(scope, keys, out, timeout=GET_SECONDS).wait()
             if outcome is None:
                 return 0
-            self._meter.prefetched(outcome.pages, scope.page_bytes, perf_counter() - begun)
+            self._meter.prefetched(outcome.pages, scope.page_bytes, perf_counter() - started)
             if outcome.pages < len(keys):
                 missed = len(keys) - outcome.pages
                 self._meter.add(f"missed_pages:{outcome.reason or 'error'}", missed)
@@ -79,12 +79,12 @@ class SGLangStore(FailSafeStore):
             return 0
 
         def action(store: "Store") -> int:
-            begun = perf_counter()
+            started = perf_counter()
             ticket = store.submit_put(scope, keys, pages, parent=parent, timeout=PUT_SECONDS)
             outcome = ticket.wait()
             if outcome is None:
                 return 0
-            self._meter.backed_up(outcome.pages, scope.page_bytes, perf_counter() - begun)
+            self._meter.backed_up(outcome.pages, scope.page_bytes, perf_counter() - started)
             if outcome.pages < len(keys):
                 skipped = len(keys) - outcome.pages
                 self._meter.add(f"skipped_pages:{outcome.reason or 'error'}", skipped)

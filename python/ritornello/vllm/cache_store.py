@@ -85,8 +85,8 @@ class CacheStore(VllmStore):
                     unfinished = piece
                     if pending is not None:
                         break
-            hit = min(found, key=lambda one: one.load)
-            leases = [lease for one in found for lease in one.leases]
+            hit = min(found, key=lambda piece_found: piece_found.load)
+            leases = [lease for piece_found in found for lease in piece_found.leases]
             if unfinished is not None:
                 if len(self._pending_lookups) >= PENDING_LOOKUPS_MAX:
                     self._pending_lookups.clear()
@@ -96,9 +96,9 @@ class CacheStore(VllmStore):
                 cache.release(lease)
             if not hit.load:
                 leases = []
-            present = min(one.local for one in found)
+            present = min(piece_found.local for piece_found in found)
             # Reported once, by the objects that arrived last.
-            brought = max(one.brought for one in found)
+            brought = max(piece_found.brought for piece_found in found)
             return Hit(hit.load, present, leases, False, _tiers(hit, brought), hit)
 
         return self._on_cache("lookup", action)
@@ -147,9 +147,9 @@ class CacheStore(VllmStore):
         self._reported_at = perf_counter()
         now = self._on_cache("stats", lambda cache: counts_of(cache.stats()))
         for name, amount in (now or {}).items():
-            told = self._reported_counts.get(name, 0.0)
+            last = self._reported_counts.get(name, 0.0)
             # A smaller value comes from tiers that were reopened.
-            self._meter.add(name, amount - told if amount >= told else amount)
+            self._meter.add(name, amount - last if amount >= last else amount)
         self._reported_counts = now or self._reported_counts
 
     def _get_options(self, pages: Pages) -> dict[str, Any]:
@@ -160,8 +160,8 @@ class CacheStore(VllmStore):
             return pages.keys, {"parent": pages.parent}
         return [*pages.before, *pages.keys], {"first": pages.first}
 
-    def _on_cache(self, doing: str, action: "Callable[[Cache], T]") -> T | None:
-        return self.call(doing, lambda cache: action(cast("Cache", cache)), None)
+    def _on_cache(self, operation: str, action: "Callable[[Cache], T]") -> T | None:
+        return self.call(operation, lambda cache: action(cast("Cache", cache)), None)
 
     def _open(self) -> "Store":
         from ritornello._core import Cache
@@ -205,8 +205,8 @@ def _tiers(found: "Found", brought: int) -> list[tuple[str, int]]:
     brought = min(brought, found.local)
     left = found.local - brought
     for tier, pages in found.spans:
-        here = min(pages, left)
-        if here:
-            tiers.append((tier, here))
-        left -= here
+        local = min(pages, left)
+        if local:
+            tiers.append((tier, local))
+        left -= local
     return [*tiers, ("remote", brought)] if brought else tiers

@@ -189,9 +189,9 @@ class RitornelloConnector(KVConnectorBase_V1, SupportsHMA):
     def on_new_request(self, request: "Request") -> None:
         """Starts transfers from the remote while the request is queued."""
         if self._scheduler is not None and self._settings.has_remote:
-            begun = perf_counter()
+            started = perf_counter()
             self._scheduler.matched_tokens(request, 0)
-            self._meter.hook(begun)
+            self._meter.hook(started)
 
     def get_num_new_matched_tokens(
         self, request: "Request", num_computed_tokens: int
@@ -199,9 +199,9 @@ class RitornelloConnector(KVConnectorBase_V1, SupportsHMA):
         if self._scheduler is None:
             is_waiting = self._facts is not None and self._facts.pending()
             return None if is_waiting else 0, False
-        begun = perf_counter()
+        started = perf_counter()
         found = self._scheduler.matched_tokens(request, num_computed_tokens)
-        self._meter.hook(begun)
+        self._meter.hook(started)
         return found
 
     def update_state_after_alloc(
@@ -209,9 +209,9 @@ class RitornelloConnector(KVConnectorBase_V1, SupportsHMA):
     ) -> None:
         if self._scheduler is None:
             return
-        begun = perf_counter()
+        started = perf_counter()
         self._scheduler.request_admitted(request, blocks.get_block_ids(), num_external_tokens)
-        self._meter.hook(begun)
+        self._meter.hook(started)
 
     def get_external_cache_hit_sources(
         self, request: "Request", num_external_tokens: int
@@ -224,9 +224,9 @@ class RitornelloConnector(KVConnectorBase_V1, SupportsHMA):
     def build_connector_meta(self, scheduler_output: "SchedulerOutput") -> StepMetadata:
         if self._scheduler is None:
             return self._facts.step_metadata() if self._facts else IDLE
-        begun = perf_counter()
+        started = perf_counter()
         metadata = self._scheduler.plan(scheduler_output)
-        self._meter.hook(begun)
+        self._meter.hook(started)
         return metadata
 
     def update_connector_output(self, connector_output: "KVConnectorOutput") -> None:
@@ -237,14 +237,14 @@ class RitornelloConnector(KVConnectorBase_V1, SupportsHMA):
                 self._start_serving(facts)
         if self._scheduler is None:
             return
-        begun = perf_counter()
+        started = perf_counter()
         self._scheduler.complete_step(
             report if isinstance(report, WorkerReport) else None,
             connector_output.invalid_block_ids,
             connector_output.finished_recving or set(),
             connector_output.failed_recving,
         )
-        self._meter.hook(begun)
+        self._meter.hook(started)
 
     def request_finished(
         self, request: "Request", block_ids: list[int]
@@ -256,9 +256,9 @@ class RitornelloConnector(KVConnectorBase_V1, SupportsHMA):
     ) -> tuple[bool, dict[str, Any] | None]:
         if self._scheduler is None:
             return False, None
-        begun = perf_counter()
+        started = perf_counter()
         kind = self._scheduler.request_finished(request.request_id)
-        self._meter.hook(begun)
+        self._meter.hook(started)
         return kind, None
 
     def reset_cache(self) -> bool | None:
@@ -292,9 +292,9 @@ class RitornelloConnector(KVConnectorBase_V1, SupportsHMA):
         metadata = self._connector_metadata
         if self._worker is None or not isinstance(metadata, StepMetadata):
             return
-        begun = perf_counter()
+        started = perf_counter()
         self._worker.load(metadata)
-        self._meter.hook(begun)
+        self._meter.hook(started)
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         if self._worker is not None:
@@ -313,22 +313,22 @@ class RitornelloConnector(KVConnectorBase_V1, SupportsHMA):
         metadata = self._connector_metadata
         if self._worker is None or not isinstance(metadata, StepMetadata):
             return
-        begun = perf_counter()
+        started = perf_counter()
         self._worker.save(metadata)
-        self._meter.hook(begun)
+        self._meter.hook(started)
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         if self._worker is None:
             return KVConnectorTransferResults()
-        begun = perf_counter()
-        over, failed = self._worker.take_completed_loads()
-        self._meter.hook(begun)
+        started = perf_counter()
+        finished, failed = self._worker.take_completed_loads()
+        self._meter.hook(started)
         # If failed blocks can be named, vLLM keeps the others; if not, it computes the whole
         # request.
         groups = len(self._kv_cache_config.kv_cache_groups)
         return KVConnectorTransferResults(
             finished_sending=self._worker.take_finished_sending(),
-            finished_recving=over,
+            finished_recving=finished,
             failed_recving=failed if groups > 1 else set(),
         )
 

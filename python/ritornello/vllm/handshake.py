@@ -62,10 +62,10 @@ def _group_layout(
     layers = []
     sizes, orders = set(), set()
     for stage in range(stages):
-        held = {facts[stage, rank].groups[group].layers for rank in range(ranks)}
-        if len(held) > 1:
+        layer_sets = {facts[stage, rank].groups[group].layers for rank in range(ranks)}
+        if len(layer_sets) > 1:
             raise ValueError(f"the workers of pipeline stage {stage} hold different layers")
-        layers.append(held.pop())
+        layers.append(layer_sets.pop())
     for shard in facts.values():
         memory = shard.groups[group]
         if memory.layers:

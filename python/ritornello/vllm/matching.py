@@ -102,7 +102,7 @@ class Matcher:
         most = self._floor(tokens)
         stored = [0] * len(self._parts)
         leases: list[Lease] = []
-        made = PrefixMatch(0, stored, leases)
+        match = PrefixMatch(0, stored, leases)
         for bundle in self._whole:
             if not most:
                 break
@@ -113,8 +113,8 @@ class Matcher:
             for part in bundle.parts:
                 stored[part] = hit.present
             if bundle is self._whole[0]:
-                made.page_tokens, made.tiers = bundle.page_tokens, hit.tiers
-                made.decision = hit.decision
+                match.page_tokens, match.tiers = bundle.page_tokens, hit.tiers
+                match.decision = hit.decision
             most = self._floor(hit.pages * bundle.page_tokens)
         if most and self._windows:
             most = self._with_windows(leases, hashes, most, prompt)
@@ -123,8 +123,8 @@ class Matcher:
                 stored[part] = most // bundle.page_tokens
         if not most:
             self._release(leases)
-        made.tokens = most
-        return made
+        match.tokens = most
+        return match
 
     def cancel_lookup(self, hashes: Sequence[bytes], tokens: int) -> None:
         """Cancels the transfers of a `find` that was pending."""
@@ -155,14 +155,14 @@ class Matcher:
     def _lease_windows(
         self, leases: list[Lease], hashes: Sequence[bytes], tokens: int, prompt: Prompt
     ) -> bool:
-        taken: list[Lease] = []
+        window_leases: list[Lease] = []
         for bundle in self._windows:
             needed = bundle.rule.needed(tokens // bundle.page_tokens, bundle.page_tokens)
-            hit = self._lease(taken, bundle, hashes, needed, prompt)
+            hit = self._lease(window_leases, bundle, hashes, needed, prompt)
             if hit is None or hit.pages < len(needed):
-                self._release(taken)
+                self._release(window_leases)
                 return False
-        leases += taken
+        leases += window_leases
         return True
 
     def _lease(

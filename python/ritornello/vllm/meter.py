@@ -45,9 +45,9 @@ class Meter:
         """Counts pages that were offered and not stored."""
         self.add(f"skipped_pages:{reason}", pages)
 
-    def hook(self, begun: float) -> None:
-        """Records the duration of a connector hook that began at `begun` (perf_counter)."""
-        self._time("hook_seconds", perf_counter() - begun)
+    def hook(self, started: float) -> None:
+        """Records the duration of a connector hook that began at `started` (perf_counter)."""
+        self._time("hook_seconds", perf_counter() - started)
 
     def begin_step(self) -> None:
         self._step = perf_counter()

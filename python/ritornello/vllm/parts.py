@@ -125,8 +125,8 @@ def bundles(parts: Sequence[Part]) -> list[Bundle]:
         part = parts[piece.part]
         found.setdefault((part.rule, part.page_tokens), []).append(piece)
     return [
-        Bundle(rule, tokens, tuple(dict.fromkeys(piece.part for piece in made)), tuple(made))
-        for (rule, tokens), made in found.items()
+        Bundle(rule, tokens, tuple(dict.fromkeys(piece.part for piece in pieces)), tuple(pieces))
+        for (rule, tokens), pieces in found.items()
     ]
 
 

@@ -582,9 +582,9 @@ class SchedulerSide:
                 reason = "other_connector"  # earlier in MultiConnector's order
             self._meter.missed(reason, probed - hits)
 
-    def _refuse(self, why: str) -> None:
+    def _refuse(self, reason: str) -> None:
         if not self._worker_refused:
-            logger.warning("ritornello: %s; neither hits nor saves", why)
+            logger.warning("ritornello: %s; neither hits nor saves", reason)
         self._worker_refused = True
 
     def _is_paused(self) -> bool:

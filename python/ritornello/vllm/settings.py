@@ -78,10 +78,10 @@ class Settings(StoreSettings):
                 f'{PLACE}: "prefetch" is "best_effort", "wait_complete" or "timeout", '
                 f"not {prefetch!r}"
             )
-        told = extra.get("gate", "auto")
-        gate = next((known for known in GATES if known == told), None)
+        gate_setting = extra.get("gate", "auto")
+        gate = next((known for known in GATES if known == gate_setting), None)
         if gate is None:
-            raise ValueError(f'{PLACE}: "gate" is one of {", ".join(GATES)}, not {told!r}')
+            raise ValueError(f'{PLACE}: "gate" is one of {", ".join(GATES)}, not {gate_setting!r}')
         return cls("", read_only=read_only, tiers=tuple(tiers), prefetch=prefetch, gate=gate)
 
 

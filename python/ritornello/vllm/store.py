@@ -105,7 +105,7 @@ class VllmStore(FailSafeStore):
         retain_until: float | None,
     ) -> "Ticket | None":
         """Starts to store blocks. Their bytes are copied before this returns."""
-        keys, said = self._put_options(pages)
+        keys, options = self._put_options(pages)
         return self.call(
             "put",
             lambda store: store.submit_put(
@@ -113,7 +113,7 @@ class VllmStore(FailSafeStore):
                 keys,
                 pool.pages(pages.blocks),
                 retain_until=retain_until,
-                **said,
+                **options,
             ),
             None,
         )

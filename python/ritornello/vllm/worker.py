@@ -212,9 +212,9 @@ class WorkerSide:
         step_failed = self._step_failed and not metadata.step
         changed = self._weights_changed()
         if changed or step_failed or objects is None or identity is None:
-            why = WEIGHTS_CHANGED if changed else "spoilt" if step_failed else "refused"
+            reason = WEIGHTS_CHANGED if changed else "spoilt" if step_failed else "refused"
             for save in metadata.saves:
-                self._record_skipped(save, 0, why, again=step_failed and not changed)
+                self._record_skipped(save, 0, reason, again=step_failed and not changed)
             return
         started = perf_counter()
         for save in metadata.saves:
@@ -397,6 +397,6 @@ class WorkerSide:
         if again:
             self._report.unsaved.append((save.request, pages.part, pages.first + stored))
 
-    def _set_refusal(self, why: str) -> None:
-        self._report.refusal = why
-        logger.warning("ritornello: %s", why)
+    def _set_refusal(self, reason: str) -> None:
+        self._report.refusal = reason
+        logger.warning("ritornello: %s", reason)

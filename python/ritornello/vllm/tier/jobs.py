@@ -92,11 +92,11 @@ class Jobs:
         """Waits until all jobs are done, at most `seconds`; returns whether they are. Every job has
         its own deadline, so the wait ends unless the kernel does not release memory.
         """
-        begun = monotonic()
+        started = monotonic()
         logged = False
         for ticket in self._tickets(lambda job: True):
             while not ticket.done():
-                left = SLOW_SECONDS if seconds is None else begun + seconds - monotonic()
+                left = SLOW_SECONDS if seconds is None else started + seconds - monotonic()
                 if left <= 0:
                     return False
                 if ticket.wait(left) is None and seconds is None and not logged:

@@ -178,18 +178,18 @@ class Tier:
             return False
         group, scope = known
         keys = state.sequences[group.number].following(context, key) if group.chained else [key]
-        held = self._lease_prefix(scope, keys, context.req_id)
+        hits = self._lease_prefix(scope, keys, context.req_id)
         self._active_requests.add(context.req_id)
         # Keys after the first miss are looked up again if vLLM asks for them.
-        state.answers.update(zip(keys, [True] * held + [False], strict=False))
-        return held > 0
+        state.answers.update(zip(keys, [True] * hits + [False], strict=False))
+        return hits > 0
 
     def _lease_prefix(self, scope: "Scope", keys: Sequence[bytes], request: str) -> int:
         """Returns the number of leading keys that are stored, and leases them for the request."""
-        begun = perf_counter()
+        started = perf_counter()
         match = self._store.pin_prefix(scope, keys, LEASE_SECONDS)
         self._counts.add("questions")
-        self._counts.add("question_seconds", amount=perf_counter() - begun)
+        self._counts.add("question_seconds", amount=perf_counter() - started)
         if match is None or not match.pages:
             return 0
         state = self._requests.get(request)

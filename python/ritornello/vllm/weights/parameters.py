@@ -64,7 +64,7 @@ class Parameters:
         self.take_baseline()
 
     def __len__(self) -> int:
-        return sum(not place.path for place in self._refs)
+        return sum(not ref.path for ref in self._refs)
 
     def take_baseline(self, *, sampled: bool = True) -> None:
         """Makes the current parameters the baseline. If memory cannot be read now (`sampled` is
@@ -117,11 +117,7 @@ class Parameters:
         return state
 
     def _sampled(self) -> bytes | None:
-        found = [
-            within(place.owner.get(place.name), place.path)
-            for place in self._refs
-            if not place.wraps
-        ]
+        found = [within(ref.owner.get(ref.name), ref.path) for ref in self._refs if not ref.wraps]
         try:
             return self._sample([parameter for parameter in found if parameter is not None])
         except Exception as error:  # of any kind of tensor
