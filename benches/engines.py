@@ -1,10 +1,10 @@
-"""The store inside engines, against what each engine brings itself: every bench of an engine that
-is built here, one table.
+"""The store inside engines, compared with each engine's own storage: the benchmarks of all engines
+that are built here, in one table.
 
     python3 benches/engines.py [--json [FILE]] [--dir DIR] [ENGINE...]
 
-Each runs in its engine's own environment (`make sglang`, `make lmcache`) and prints rows of its
-own: `system`, `object_bytes`, `op`, `mb_s`, `p50_us`; here `engine` stands before them.
+Each benchmark runs in its engine's own environment (`make sglang`, `make lmcache`) and prints rows
+with `system`, `object_bytes`, `op`, `mb_s`, `p50_us`; `engine` is added here.
 """
 
 import argparse
@@ -21,10 +21,10 @@ COLUMNS = ("engine", "object_bytes", "op", "system", "mb_s", "p50_us")
 
 
 def rows_of(engine: str, folder: str) -> list[dict[str, Any]]:
-    """What the bench of an engine measured."""
+    """Returns the rows of an engine's benchmark."""
     python = ROOT / "build/env" / engine / "bin/python"
     if not python.exists():
-        raise SystemExit(f"{python.relative_to(ROOT)} is not there: make {engine}")
+        raise SystemExit(f"{python.relative_to(ROOT)} does not exist: make {engine}")
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
         bench = ROOT / "benches" / f"{engine}.py"
         command = [str(python), str(bench), "--json", file.name, "--dir", folder]
@@ -35,7 +35,7 @@ def rows_of(engine: str, folder: str) -> list[dict[str, Any]]:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Rows beside those that they are compared with, in Markdown."""
+    """Returns the rows in Markdown, compared systems side by side."""
     columns = [name for name in COLUMNS if name in rows[0]]
     order = sorted(rows, key=lambda row: (row.get("engine", ""), row["object_bytes"], row["op"]))
     cells = [columns, ["---"] * len(columns)]
@@ -52,7 +52,7 @@ def main() -> int:
     parser.add_argument("engines", nargs="*", metavar="ENGINE", help=", ".join(ENGINES))
     given = parser.parse_args()
     for unknown in set(given.engines) - set(ENGINES):
-        parser.error(f"no bench of {unknown}")
+        parser.error(f"no benchmark of {unknown}")
     rows = [row for name in given.engines or ENGINES for row in rows_of(name, given.dir)]
     if given.json in (None, "-"):
         print(json.dumps(rows) if given.json else table(rows))

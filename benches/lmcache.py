@@ -1,15 +1,15 @@
-"""Ritornello against LMCache's own file adapter past the page cache (`fs_native`, O_DIRECT).
+"""Ritornello against LMCache's own file adapter without the page cache (`fs_native`, O_DIRECT).
 
     build/env/lmcache/bin/python benches/lmcache.py [--json FILE] [--dir DIR] [--rounds N] [...]
 
-Through the functions of `lmcache bench l2`: same keys, same memory, same disk, rounds of the
-systems in turn, each turn in another order. Every byte that is loaded is compared. A row: `system`,
+Uses the functions of `lmcache bench l2`: same keys, same memory, same disk. Systems take turns in
+every round, each round in another order. Every loaded byte is compared. A row: `system`,
 `object_bytes`, `op`, `mb_s` (10^6 bytes a second in the median round; null for a lookup), `p50_us`
 (the median round). `ritornello, full` is a store that has written its whole capacity before, as
-stores have that are in use: its puts go where others lay. `disk` is the limit in the same rounds:
-as many bytes in operations of 1 MiB from four threads, written over themselves and read, in
-LMCache's memory (`disk, in place`) and in huge pages (`disk, huge pages`), and written to space
-that the file system has just given out (`disk, new space`), as a new store and new files are.
+stores in use have: its puts overwrite evicted objects. `disk` is the limit in the same rounds: as
+many bytes in operations of 1 MiB from four threads, overwritten in place and read, in LMCache's
+memory (`disk, in place`) and in huge pages (`disk, huge pages`), and written to newly allocated
+space (`disk, new space`), as new stores and new files are.
 """
 
 # ruff: noqa: E402
@@ -30,7 +30,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-# Found beside itself, this file would be the package of its name.
+# With its own folder on the path, this file would be the package `lmcache`.
 BESIDE = sys.path.pop(0)
 os.environ.setdefault("LMCACHE_TRACK_USAGE", "false")
 os.environ.setdefault("LMCACHE_DISABLE_BANNER", "1")
@@ -54,16 +54,16 @@ from lmcache.v1.distributed.l2_adapters.config import parse_args_to_l2_adapters_
 
 KIB, MIB = 1 << 10, 1 << 20
 ALIGN = 4096
-# Bytes an object, and objects a task: 16 MiB, and 128 MiB, as a long prompt makes them.
+# Bytes of an object, and objects of a task: 16 MiB, and 128 MiB, as a long prompt makes them.
 SHAPES = ((256 * KIB, 64), (8 * MIB, 16))
 FULL = "ritornello, full"
-# Lookups in a row, as LMCache's bench asks.
+# Consecutive lookups, as in LMCache's benchmark.
 LOOKUPS = 10
-# Of a store, and what is written to fill the one that is full before it is measured.
+# Capacity of a store, and bytes that fill the full one before it is measured.
 CAPACITY, FILLING = "4GiB", 5 << 30
 OPERATIONS = ("put", "lookup", "load")
 DISK_THREADS = 4
-# A position in a file, and memory that goes there or comes from there.
+# Moves memory to or from an offset of a file.
 Move = Callable[[int, list[memoryview], int], int]
 
 
@@ -140,7 +140,8 @@ def adapter_of(spec: dict[str, Any], desc: Any) -> Any:
 
 def specs(folder: Path) -> dict[str, dict[str, Any]]:
     def ours(kind: str, name: str, folder_name: str, **more: str) -> dict[str, Any]:
-        # The hashes of LMCache's bench have 16 bytes, which a store refuses without a permission.
+        # The hashes of LMCache's benchmark have 16 bytes, which a store refuses without a
+        # permission.
         path = folder / folder_name
         path.mkdir()
         (path / "policy.toml").write_text("allow_weak_hashes = true")
@@ -158,14 +159,14 @@ def specs(folder: Path) -> dict[str, dict[str, Any]]:
             "use_odirect": True,
         },
         "ritornello": ours("plugin", "RitornelloL2Adapter", "plugin"),
-        # Objects that are asked for once are let go in the order in which they came.
+        # Evicts objects that were requested once in the order in which they were stored.
         FULL: ours("plugin", "RitornelloL2Adapter", "full", eviction="lru"),
         "ritornello (native_plugin)": ours("native_plugin", "NativeClient", "native"),
     }
 
 
 def fill(system: System, nbytes: int, count: int, buffer: torch.Tensor) -> None:
-    """Puts objects that nobody asks for, until all space was written once."""
+    """Puts unused objects until all space was written once."""
     objects = make_memory_objects(buffer, count, nbytes, 0, fill_offset=0)
     rounds = FILLING // (count * nbytes)
 
@@ -231,7 +232,7 @@ def measure(folder: Path, nbytes: int, count: int, rounds: int) -> list[dict[str
         for operation in OPERATIONS:
             if not system.seconds[operation]:
                 continue
-            # The first round made files and scopes.
+            # The first round created files and scopes.
             warm_up = LOOKUPS if operation == "lookup" else 1
             median = statistics.median(system.seconds[operation][warm_up:])
             rate = None if operation == "lookup" else round(count * nbytes / median / 1e6, 1)

@@ -2,20 +2,20 @@
 
     build/env/sglang/bin/python benches/sglang.py [--json FILE] [--dir DIR] [--total 1GiB]
 
-Pages of a real host pool, 128 a call, as SGLang writes and reads them. The file backend is given
+Pages of a real host pool, 128 for each call, as SGLang writes and reads them. The file backend gets
 copies of pages (`_generic_page_set/get`), Ritornello their memory (`_page_set/get_zero_copy`).
 Rows: `system`, `object_bytes`, `op`, `mb_s`, `p50_us` (of a call), `cpu_s_gb` (seconds of processor
-time for a GB: 1000 over it is the MB/s that one idle core allows). Operations:
+time for a GB: 1000 divided by it is the MB/s that one idle core allows). Operations:
 
-put           until the calls return: the file backend's bytes are in the page cache then,
-              Ritornello's are on the disk
-put_synced    the same, and then what makes them durable: `fsync` of every file, `flush`
-get_cold      the file backend's files are dropped from the page cache before; Ritornello has
-              nothing there
-exists        `batch_exists` of the keys of 128 pages, all there
+    put           until the calls return: then the file backend's bytes are in the page cache,
+                  Ritornello's are on the disk
+    put_synced    the same, followed by what makes them durable: `fsync` of every file, `flush`
+    get_cold      the file backend's files are dropped from the page cache before; Ritornello has
+                  nothing in it
+    exists        `batch_exists` of the keys of 128 stored pages
 
-`disk` is the limit: direct writes and reads of 4 MiB from four threads, in the same run. All take
-turns, round by round; a row is the median of its rounds.
+`disk` is the limit: direct writes and reads of 4 MiB from four threads, in the same run. Systems
+take turns, round by round; a row is the median of its rounds.
 """
 
 import argparse
@@ -37,7 +37,7 @@ from typing import Any
 
 os.environ.update(SGLANG_USE_CPU_ENGINE="1", HF_HUB_OFFLINE="1")
 ROOT = Path(__file__).resolve().parents[1]
-# In place of this folder, whose `sglang` is this file.
+# Replaces this folder on the path, whose `sglang` is this file.
 sys.path[0] = str(ROOT / "tests/engines/sglang")
 
 import torch  # noqa: E402
@@ -61,7 +61,7 @@ Row = dict[str, Any]
 
 
 class System:
-    """A backend behind SGLang's controller, and how its bytes are brought to rest."""
+    """A backend behind SGLang's controller, and how its bytes are made durable."""
 
     name: str
 
@@ -126,7 +126,7 @@ def batches(keys: list[str]) -> Iterator[list[str]]:
 
 @dataclass
 class Calls:
-    """Seconds of each call, and of processor time for all."""
+    """Seconds of each call, and processor seconds of all."""
 
     seconds: list[float]
     cpu: float
@@ -137,7 +137,7 @@ class Calls:
 
 
 def timed(calls: Iterator[Callable[[], Any]]) -> Calls:
-    """Every call must answer that all went well."""
+    """Times the calls; every call must succeed."""
     seconds, cpu = [], process_time()
     for call in calls:
         begun = perf_counter()
@@ -190,7 +190,7 @@ def round_of(system: System, name: str, pages: int, page_bytes: int) -> list[Row
 
 
 def disk(folder: Path, total: int) -> list[Row]:
-    """Direct writes to preallocated space and reads of it, four threads."""
+    """Measures direct writes to preallocated space and reads of it, with four threads."""
     path = folder / "disk"
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_DIRECT, 0o600)
     try:
@@ -214,7 +214,7 @@ def disk(folder: Path, total: int) -> list[Row]:
             return perf_counter() - begun, calls
 
         rows = []
-        run(os.pwritev)  # The file system writes preallocated space twice.
+        run(os.pwritev)  # Unmeasured: the file system writes new preallocated space twice.
         for op, move in (("put", os.pwritev), ("get_cold", os.preadv)):
             seconds, calls = run(move)
             rate = total / 1e6 / seconds
@@ -300,7 +300,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     logging.disable(logging.WARNING)
-    # No engine runs here that could say what it is.
+    # No engine runs here to be described.
     storage.engine_of = lambda said: Engine(  # type: ignore[assignment]
         "bench", "bench", b"bench", 0, (0, 1), (0, 1), (0, 1), False
     )

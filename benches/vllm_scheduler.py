@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""What the vLLM connector costs the scheduler's thread; its hooks are called as vLLM calls them.
+"""Cost of the vLLM connector on the scheduler's thread; its hooks are called as vLLM calls them.
 
     python benches/vllm_scheduler.py [--json] [--tokens 16384] [--block 64] [--dir FOLDER]
 
-`request`: all hooks of one request (match, admission, its first step, its end), with the whole
+`request`: all hooks of one request (lookup, admission, its first step, its end), with the whole
 prompt in the store (hit) or nothing of it (miss). `step`: planning one step of 100 running
 requests, each with one more token; every request fills a page once in `--block` steps. Models have
-as many objects a page as named: KV heads apart, pipeline stages, groups with a window. The store is
-a real one, owned by this process.
+as many objects a page as their name says: KV heads stored separately, pipeline stages, groups with
+a window. The store is a real one, owned by this process.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from ritornello.vllm.meter import Meter
 from ritornello.vllm.parts import ALL, Part, slices, trailing
 from ritornello.vllm.scheduler import SchedulerSide
 from ritornello.vllm.settings import Settings
-from ritornello.vllm.store import QuietStore
+from ritornello.vllm.store import VllmStore
 
 RUNNING = 100
 HEAD_BYTES = 32
@@ -35,7 +35,7 @@ WINDOW = 1024
 
 
 def model(block: int, *, units: int = 1, stages: int = 1, windows: int = 0) -> Identity:
-    """Pages of a few bytes: what is measured does not depend on their size."""
+    """Returns a model with pages of a few bytes: their size does not affect the result."""
     names = tuple((f"l.{stage}",) for stage in range(stages))
     heads = tuple((unit, unit + 1) for unit in range(units))
     rules = [ALL] + [trailing(WINDOW)] * windows
@@ -55,7 +55,7 @@ MODELS: dict[str, dict[str, int]] = {
 
 
 class Engine:
-    """As much of vLLM's scheduler as its connector sees."""
+    """The part of vLLM's scheduler that its connector uses."""
 
     def __init__(self, identity: Identity, folder: str, tokens: int) -> None:
         meter = Meter()
@@ -63,13 +63,13 @@ class Engine:
         self.tokens = tokens
         self.block = identity.alignment
         self.folder = folder
-        self.store = QuietStore(Settings(folder, "1GiB"), meter)
+        self.store = VllmStore(Settings(folder, "1GiB"), meter)
         self.store.open()
-        self.side = SchedulerSide(self.store, identity, meter, apart=True)
+        self.side = SchedulerSide(self.store, identity, meter, asynchronous=True)
         blocks = tuple(list(range(1, tokens // self.block + 64)) for _ in identity.parts)
         self.blocks = blocks
         pool = SimpleNamespace(null_block=SimpleNamespace(block_id=0))
-        self.side.bind(
+        self.side.bind_cache(
             SimpleNamespace(block_pool=pool, get_block_ids=lambda request: blocks)  # type: ignore[arg-type]
         )
 
@@ -92,26 +92,26 @@ class Engine:
 
     def whole_request(self, name: str, hashes: list[bytes]) -> int:
         side, asked = self.side, self.request(name, hashes)
-        tokens, apart = side.matched_tokens(asked, 0)
-        side.admitted(asked, self.blocks, tokens)
+        tokens, asynchronous = side.matched_tokens(asked, 0)
+        side.request_admitted(asked, self.blocks, tokens)
         asked.num_computed_tokens = tokens
-        if apart:
+        if asynchronous:
             side.plan(SimpleNamespace(num_scheduled_tokens={}))
-            side.reported(None, set(), {name})
-            side.admitted(asked, self.blocks, 0)
+            side.complete_step(None, set(), {name})
+            side.request_admitted(asked, self.blocks, 0)
         scheduled = asked.num_tokens - asked.num_computed_tokens
         side.plan(SimpleNamespace(num_scheduled_tokens={name: scheduled}))
-        side.finished(name)
+        side.request_finished(name)
         return tokens
 
     def steps(self, hashes: list[bytes]) -> Iterator[Callable[[], None]]:
-        """Steps of requests that were admitted at different places in a page."""
+        """Yields steps of requests that were admitted at different positions in a page."""
         running = []
         for place in range(RUNNING):
             asked = self.request(f"r{place}", list(hashes))
             asked.num_tokens += place % self.block
             self.side.matched_tokens(asked, 0)
-            self.side.admitted(asked, self.blocks, 0)
+            self.side.request_admitted(asked, self.blocks, 0)
             scheduled = {asked.request_id: asked.num_tokens}
             self.side.plan(SimpleNamespace(num_scheduled_tokens=scheduled))
             asked.num_computed_tokens = asked.num_tokens
@@ -148,7 +148,7 @@ def measure(name: str, identity: Identity, folder: str, tokens: int) -> list[dic
     pages = tokens // engine.block
     known = [os.urandom(32) for _ in range(pages)]
     engine.keep(known)
-    for turn in range(100):  # caches and the interpreter's specialised instructions come to life
+    for turn in range(100):  # warms caches and the interpreter's specialised instructions
         assert engine.whole_request(f"warm{turn}", known) == tokens
     hits = [
         microseconds(lambda turn=turn: engine.whole_request(f"h{turn}", known))

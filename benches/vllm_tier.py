@@ -2,17 +2,17 @@
 
     build/env/vllm/bin/python benches/vllm_tier.py --dir build/bench [--json]
 
-Chunks go from a host tier in shared memory, made as vLLM makes it, to the tier's storage and back;
-what comes back is compared with what went. Systems take turns within a round, and a figure is the
-median of the rounds. `lookup` is the time on the scheduler's thread a key, for requests of 256 keys
-that are all there; `wall_us` is how long a request waits for all its answers, engine steps that
-take no time included. `submit_us` is what one job costs the scheduler's thread, in CPU time: by the
-clock it is more where threads that move bytes take the cores.
+Chunks go from a host tier in shared memory, made as vLLM makes it, to the tier's storage and back,
+and are compared. Systems take turns within a round, and a figure is the median of the rounds.
+`lookup`: time on the scheduler's thread for each key, for requests of 256 stored keys. `wall_us`:
+time a request waits for all its answers, with engine steps that take no time. `submit_us`: CPU time
+of one job on the scheduler's thread; its wall time is longer if threads that move bytes use the
+cores.
 
-`--memory` says what the host tier lies in: `shm` (vLLM's own: a file in /dev/shm, in pages of
-4 KiB; our tier may choose to move them through the store's staging memory), `in_place` (as `shm`,
-but never through staging), `collapsed` (the same, made huge afterwards through an aligned mapping),
-`huge` (anonymous memory in huge pages: what a host tier could be).
+`--memory` is the memory of the host tier: `shm` (vLLM's own: a file in /dev/shm, in pages of 4 KiB;
+our tier may move them through the store's staging memory), `in_place` (as `shm`, but never through
+staging), `collapsed` (the same, made huge afterwards through an aligned mapping), `huge` (anonymous
+memory in huge pages, which a host tier could use).
 """
 
 import argparse
@@ -39,7 +39,7 @@ MIB = 1 << 20
 HUGE = 2 * MIB
 MADV_COLLAPSE = 25
 CHUNK_TOKENS = 256
-# Chunks a request stores or loads at once, and keys it looks up.
+# Chunks that a request stores or loads at once, and keys it looks up.
 JOB_CHUNKS = 16
 LOOKUP_KEYS = 256
 LAYERS = ("model.layers.0", "model.layers.1")
@@ -47,7 +47,7 @@ LAYERS = ("model.layers.0", "model.layers.1")
 
 @dataclass
 class Request:
-    """As much of vLLM's `ReqContext` as a tier looks at."""
+    """The part of vLLM's `ReqContext` that tiers use."""
 
     req_id: str
     kv_transfer_params: dict[str, Any] | None = None
@@ -100,7 +100,7 @@ def address(memory: mmap.mmap) -> int:
 
 
 def huge_bytes(memory: mmap.mmap) -> int:
-    """Bytes of an anonymous mapping that are in huge pages."""
+    """Returns the bytes of an anonymous mapping that are in huge pages."""
     start, found, inside = address(memory), 0, False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         first = line.split()[0]
@@ -113,8 +113,8 @@ def huge_bytes(memory: mmap.mmap) -> int:
 
 
 def collapse(fd: int, size: int) -> None:
-    """The file's pages become huge where a mapping of it begins at a multiple of 2 MiB: the
-    kernel collapses through a mapping, and the one vLLM gets need not be aligned.
+    """Makes the file's pages huge through an aligned mapping: the kernel collapses pages through a
+    mapping that begins at a multiple of 2 MiB, and vLLM's need not.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
@@ -134,7 +134,7 @@ def collapse(fd: int, size: int) -> None:
 
 
 def spec_of(settings: dict[str, Any]) -> Any:
-    """As much of vLLM's `OffloadingSpec` as tiers look at."""
+    """Returns the part of vLLM's `OffloadingSpec` that tiers use."""
     group = SimpleNamespace(group_id=0, tokens_per_block=CHUNK_TOKENS, layer_names=LAYERS)
     config = SimpleNamespace(
         groups=(group,),
@@ -154,7 +154,7 @@ def spec_of(settings: dict[str, Any]) -> Any:
 
 
 def engine_of(settings: dict[str, Any]) -> Any:
-    """As much of vLLM's configuration as our tier looks at."""
+    """Returns the part of vLLM's configuration that our tier uses."""
     return SimpleNamespace(
         kv_transfer_config=SimpleNamespace(kv_connector_extra_config=settings),
         model_config=SimpleNamespace(
@@ -174,11 +174,13 @@ def engine_of(settings: dict[str, Any]) -> Any:
 
 
 class FullAttentionSpec:
-    """Known by its name, as vLLM's is."""
+    """Recognised by its name, as vLLM's class is."""
 
 
 def ours(folder: Path, host: Host) -> Any:
-    """`RitornelloTier`, which finds the engine's configuration on the stack: here."""
+    """Returns a `RitornelloTier`, which finds the engine's configuration on this function's stack
+    frame.
+    """
     from ritornello.vllm import RitornelloTier
 
     settings: dict[str, Any] = {}
@@ -194,7 +196,7 @@ def ours(folder: Path, host: Host) -> Any:
     )
     assert tier._tier is not None, (vllm_config, kv_cache_config)
     assert tier._tier._rows is not None
-    # Without an engine there are no weights that could change.
+    # Without an engine no weights can change.
     tier._tier._guard = None
     if host.kind == "shm":
         print(f"staged: {tier._tier._rows.staged}", file=sys.stderr)
@@ -223,7 +225,7 @@ class Bench:
         self.host = host
 
     def transfer(self, tier: Any, keys: Sequence[bytes], *, load: bool) -> dict[str, float]:
-        """All keys, in jobs of a request each, as many at once as there are."""
+        """Moves all keys, in jobs of one request each, all submitted at once."""
         from vllm.v1.kv_offload.tiering.base import TransferJob
 
         begun, busy = time.perf_counter(), cpu()
@@ -254,7 +256,7 @@ class Bench:
         }
 
     def lookup(self, tier: Any, keys: list[bytes]) -> dict[str, float]:
-        """One request of all the keys: steps until none is answered "ask again"."""
+        """Looks up all keys in one request: steps until no answer is "retry"."""
         from vllm.v1.kv_offload.base import LookupResult
 
         ends = {key: (place + 1) * CHUNK_TOKENS for place, key in enumerate(keys)}
@@ -274,8 +276,8 @@ class Bench:
         wall = time.perf_counter() - begun
         assert answers == {LookupResult.HIT}, answers
         tier.on_request_finished(request)
-        # A step that asks again costs the scheduler too; how many there are depends on its steps,
-        # so that one asking and one answered step are charged.
+        # A step with a retry costs the scheduler too. The number of steps depends on their
+        # duration, so one step with retries and one with answers are charged.
         charged = spent if steps == 1 else spent / steps * 2
         return {"us_per_key": charged / len(keys) * 1e6, "wall_us": wall * 1e6}
 
@@ -288,7 +290,7 @@ def cpu() -> float:
 def measure(
     folder: Path, makers: dict[str, Callable[[Path, Host], Any]], hosts: list[Host], rounds: int
 ) -> list[dict[str, Any]]:
-    """Rows of figures, one a system, kind of memory and operation."""
+    """Returns one row for each system, kind of memory and operation."""
     figures: dict[tuple[str, str, str], list[dict[str, float]]] = {}
     tiers = [
         (name, host, make(folder / host.kind, host))
@@ -308,7 +310,7 @@ def measure(
             note("store", bench.transfer(tier, keys, load=False), at)
             rows[:] = 0
             note("load", bench.transfer(tier, keys, load=True), at)
-            assert (rows == expected).all(), f"{name} brought other bytes"
+            assert (rows == expected).all(), f"{name} returned other bytes"
             for _ in range(20):
                 note("lookup", bench.lookup(tier, keys[:LOOKUP_KEYS]), at)
     for _, _, tier in tiers:
@@ -332,7 +334,9 @@ def median(values: Sequence[float]) -> float:
 
 
 def lookups_elsewhere(folder: Path, host: Host, rounds: int) -> list[dict[str, Any]]:
-    """Lookups of a store that another process owns, and of keys whose place is not known."""
+    """Measures lookups in a store that another process owns, and of keys without a known
+    position.
+    """
     bench = Bench(host)
     count = min(LOOKUP_KEYS, len(host.rows))
     _, keys = sequence("elsewhere", count)
@@ -371,8 +375,8 @@ def lookups_elsewhere(folder: Path, host: Host, rounds: int) -> list[dict[str, A
         assert owner.stdout is not None
         assert owner.stdout.readline() == "owner\n"
         tier = ours(folder, host)
-        # Made-up weights have a random epoch: the keys were stored under the one before.
-        tier._tier._renew(namespace)
+        # Dummy weights have a random epoch: the keys were stored under the previous one.
+        tier._tier._set_namespace(namespace)
         row("ritornello, as client", tier, bench.lookup)
         tier.shutdown()
     finally:

@@ -13,7 +13,7 @@ from demo.process import DemoError, Process, free_port, request
 
 DRAIN_SECONDS = 20
 ANSWER_SECONDS = 120.0
-SETTLE_SECONDS = 10.0
+COUNTERS_SECONDS = 10.0
 THREADS = "2"
 
 # vLLM's own account of where each prompt token's KV came from.
@@ -112,7 +112,7 @@ class Server(Process):
         """`/metrics` once it accounts for `prompt_tokens` in all: vLLM writes it after the
         answer has been sent.
         """
-        deadline = time.monotonic() + SETTLE_SECONDS
+        deadline = time.monotonic() + COUNTERS_SECONDS
         while True:
             counters = self.counters()
             if sum(counters.tokens().values()) >= prompt_tokens:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from demo.process import DemoError, request
-from demo.server import ANSWER_SECONDS, JSON, SETTLE_SECONDS, THREADS, Answer, Server
+from demo.server import ANSWER_SECONDS, COUNTERS_SECONDS, JSON, THREADS, Answer, Server
 
 PAGE = 32
 ADMIN = "demo"
@@ -81,7 +81,7 @@ class SGLangServer(Server):
 
     def admin(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> None:
         """What SGLang does only while its scheduler is idle; it may still be storing."""
-        deadline = time.monotonic() + SETTLE_SECONDS
+        deadline = time.monotonic() + COUNTERS_SECONDS
         while (reply := self._administer(method, path, body))[0] != 200:
             if time.monotonic() > deadline:
                 raise DemoError(f"{self.name}: {path}: {reply[0]} {reply[1][:300]!r}")

@@ -1,11 +1,11 @@
-"""Two real engines under the same questions, with and without the tiers that they share.
+"""Two real engines under the same requests, with and without the tiers that they share.
 
     make bench-shared                         all set-ups that fit into 30 minutes
     python -m benches.shared --short          one of each kind, a tiny model: facts only
 
 Every set-up gets two `vllm serve` processes, empty tiers, and multi-round QA round robin. Exit
-status 0 where all facts held (answers are those of the engine alone, hits come from the tier that
-a set-up is there for, no request failed), 1 where one did not, 2 where nothing was measured.
+status 0 if all facts held (answers equal those of the engine alone, hits come from the tier that a
+set-up tests, no request failed), 1 if one did not, 2 if nothing was measured.
 """
 
 import argparse
@@ -51,7 +51,7 @@ COLUMNS = 160
 
 @dataclass
 class Bench:
-    """One run of all set-ups into one report, within `deadline` (of time.monotonic)."""
+    """One run of all set-ups into one report, until `deadline` (of time.monotonic)."""
 
     scale: Scale
     folder: Path
@@ -59,7 +59,7 @@ class Bench:
     deadline: float
     report: Report
     progress: Progress
-    # The longest that a set-up took at one length of history.
+    # Longest duration of a set-up at one length of history.
     longest_s: float = 0.0
 
     def run(self, plan: list[Setup]) -> None:
@@ -120,7 +120,7 @@ class Bench:
         return run
 
     def _place(self, setup: Setup) -> Place:
-        """Tiers that nobody has used: of the bucket a prefix of its own."""
+        """Returns unused tiers; in the bucket, an unused prefix."""
         prefix = "".join(c if c.isalnum() else "-" for c in setup.title)
         s3 = self.s3.address(prefix) if self.s3 else ""
         memory = MEMORY / f"ritornello-bench-{os.getpid()}"
@@ -129,8 +129,10 @@ class Bench:
         return Place(self.folder / "tiers", memory, s3, self.scale.host_mib, break_even)
 
 
-def understood(plan: list[Setup], folder: Path, report: Report) -> list[Setup]:
-    """The set-ups that the engines' connector knows; the others are left out with its words."""
+def supported_setups(plan: list[Setup], folder: Path, report: Report) -> list[Setup]:
+    """Returns the set-ups that the engines' connector accepts; records its reasons against the
+    others.
+    """
     somewhere = Place(folder, MEMORY, "s3://bucket/prefix?endpoint=http://127.0.0.1:9000", 1, 1e6)
     configs = [extra_config(setup, somewhere) for setup in plan]
     against = iter(refusals([c for c in configs if c is not None], ENGINE / "python"))
@@ -161,7 +163,7 @@ def run(given: argparse.Namespace, console: Console) -> Report:
     folder.mkdir(parents=True, exist_ok=True)
     make_model(scale.model, folder)
     report = Report(scale, bytes_per_token=bytes_per_token(folder / "model/config.json"))
-    plan = understood(short_plan() if given.short else full_plan(), folder, report)
+    plan = supported_setups(short_plan() if given.short else full_plan(), folder, report)
     plan = [setup for setup in plan if setup.name == ALONE or chosen(setup, given.setups)]
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with ExitStack() as stack:

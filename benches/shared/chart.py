@@ -1,5 +1,5 @@
-"""TTFT over the rate of the lowest tier, one picture a length of history, beside the engine alone
-and the host tier.
+"""TTFT over the rate of the lowest tier, one chart for each length of history, with the engine
+alone and the host tier for comparison.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ import matplotlib.pyplot as plt
 
 from benches.shared.report import Row
 from benches.shared.setups import ALONE, HOST, HOST_DISK, HOST_S3, STORE
-from ritornello.bench.chart import GRID, INK, QUIET
+from ritornello.bench.chart import GRID, INK, MUTED
 
 LEVELS = {ALONE: "#8b93a5", HOST: "#8fa3c9", STORE: "#c9a227"}
 LINES = {HOST_DISK: "#e2572b", HOST_S3: "#2f7f6f"}
@@ -21,14 +21,14 @@ DASHES = {"auto": "-", "always": ":"}
 
 
 def draw(rows: Sequence[Row], folder: Path) -> list[Path]:
-    """One SVG a length of history; returns their paths."""
+    """Draws one SVG for each length of history; returns their paths."""
     plt.rcParams.update({"font.family": "DejaVu Sans", "svg.fonttype": "path"})
-    made = []
+    paths = []
     for history in sorted({r.history_tokens for r in rows}):
         target = folder / f"ttft-{history}.svg"
         _one([r for r in rows if r.history_tokens == history], target, history)
-        made.append(target)
-    return made
+        paths.append(target)
+    return paths
 
 
 def _one(rows: Sequence[Row], target: Path, history: int) -> None:
@@ -51,14 +51,14 @@ def _one(rows: Sequence[Row], target: Path, history: int) -> None:
                 axes.set_xticks(rates, [f"{rate:g}x" for rate in rates])
     axes.minorticks_off()
     axes.set_ylim(bottom=0)
-    axes.set_xlabel("rate of the lowest tier, in multiples of break-even", color=QUIET)
-    axes.set_ylabel("mean time to first token, s", color=QUIET)
+    axes.set_xlabel("rate of the lowest tier, in multiples of break-even", color=MUTED)
+    axes.set_ylabel("mean time to first token, s", color=MUTED)
     axes.set_title(f"{history:,} tokens of history", color=INK, loc="left")
     axes.grid(axis="y", color=GRID)
     axes.set_axisbelow(True)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
-    axes.tick_params(colors=QUIET)
+    axes.tick_params(colors=MUTED)
     axes.legend(frameon=False, labelcolor=INK)
     figure.savefig(target, facecolor="white", bbox_inches="tight")
     plt.close(figure)

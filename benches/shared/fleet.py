@@ -1,4 +1,6 @@
-"""Two `vllm serve` processes with the same set-up: started, warmed, measured, compared, stopped."""
+"""Two `vllm serve` processes with the same set-up: start, warm-up, measurement, comparison,
+stop.
+"""
 
 import asyncio
 import time
@@ -14,7 +16,7 @@ from demo.server import Server as VLLMServer
 from ritornello.bench.client import Server
 from ritornello.bench.confidence import mean
 from ritornello.bench.driver import Driver, Record, Workload
-from ritornello.bench.engines import Watch
+from ritornello.bench.engines import MetricsWatch
 from ritornello.bench.long_context import LongContext
 from ritornello.bench.metrics import Metrics
 from ritornello.bench.multi_round_qa import MultiRoundQA
@@ -28,12 +30,11 @@ CONNECTOR = {
     "kv_role": "kv_both",
 }
 EXTRA = "kv_connector_extra_config"
-# Prompts that are asked twice to compare their answers, and how long what the first engine
-# computed may take to reach the tiers.
+# Prompts that are sent twice to compare their answers, and the time in which pages of the first
+# engine reach the tiers.
 CHECKS = 3
 STORED_SECONDS = 4.0
-# An answer, and the tokens of its prompt that came from a cache: the same split of the same prompt
-# must give the same answer.
+# By prompt and cached tokens: the same split of the same prompt must give the same answer.
 Answers = dict[tuple[int, int], tuple[int, ...]]
 
 
@@ -60,7 +61,7 @@ class Engine(VLLMServer):
 
 @dataclass(frozen=True)
 class Measured:
-    """A workload's requests, and what the engines' counters grew by."""
+    """A workload's requests, and the growth of the engines' counters."""
 
     records: Sequence[Record]
     metrics: Metrics | None
@@ -83,8 +84,8 @@ class Fleet(Started):
         cores: int,
         environment: Mapping[str, str],
     ) -> "Fleet":
-        """`extras` are the configurations of our connector, one an engine; None is an engine
-        without one.
+        """`extras`: the connector's configuration of each engine; None for an engine without a
+        connector.
         """
         name = "".join(c if c.isalnum() else "-" for c in title)
         engines = [
@@ -113,18 +114,18 @@ class Fleet(Started):
             list(pool.map(Engine.stop, self.engines))
 
     def _warm_up(self) -> None:
-        """The first requests of a process pay for what is built lazily."""
+        """Sends first requests: a process builds some parts lazily."""
         source = Source(0)
         for number, engine in enumerate(self.engines):
             prompt = [int(t) for t in source.piece(f"warm-up {number}", 4 * self.scale.block)]
             engine.ask(prompt, 4, remember=False)
 
     def measure(self, workload: Workload) -> Measured:
-        """Runs a workload against both engines in turn."""
+        """Runs a workload against both engines, round robin."""
 
         async def run() -> Measured:
             servers = [Server(f"http://127.0.0.1:{engine.port}") for engine in self.engines]
-            watch = await Watch.begin(servers)
+            watch = await MetricsWatch.begin(servers)
             records = await Driver(servers, "demo", ANSWER_SECONDS).run(workload)
             told = await watch.end(sum(record.prompt_tokens for record in records))
             return Measured(records, told)
@@ -132,9 +133,7 @@ class Fleet(Started):
         return asyncio.run(run())
 
     def speed(self, history: int) -> "Speed":
-        """Both engines compute prompts as long as this history that nobody has sent, one at a time
-        each.
-        """
+        """Lets both engines compute new prompts of this history length, one at a time each."""
         scale = self.scale
         documents = LongContext(
             source=Source(history + 1),
@@ -150,7 +149,7 @@ class Fleet(Started):
         return Speed(mean([r.prompt_tokens / r.ttft_s for r in answered]), mean(gaps))
 
     def multi_round_qa(self, history: int, qps: float) -> Measured:
-        """Users of this history length, whom no other length shares."""
+        """Runs users of this history length, whom no other length has."""
         scale = self.scale
         return self.measure(
             MultiRoundQA(
@@ -166,9 +165,9 @@ class Fleet(Started):
         )
 
     def answers(self, alone: bool) -> Answers:
-        """Greedy answers without company: prompts that nobody has sent, asked of the first engine;
-        then again of the second, or, where they share no tier (`alone`), of the first, whose own
-        cache has them.
+        """Returns greedy answers to single requests. New prompts go to the first engine, then again
+        to the second or, if the engines share no tier (`alone`), to the first, whose own cache has
+        them.
         """
         first = self._greedy(0)
         if not alone:
@@ -204,15 +203,17 @@ class Fleet(Started):
 
 @dataclass(frozen=True)
 class Speed:
-    """Of one engine while the other is as busy: tokens it prefills a second, seconds between the
-    tokens of an answer.
+    """Speed of one engine while the other is as busy: prefilled tokens a second, and seconds
+    between the tokens of an answer.
     """
 
     prefill_tokens_s: float
     gap_s: float
 
     def qps(self, scale: Scale, history: int) -> float:
-        """Questions a second that keep the engines alone busy for `scale.load` of the time."""
+        """Returns the questions a second that keep the engines alone busy for `scale.load` of the
+        time.
+        """
         said = scale.rounds / 2 * (scale.question + scale.answer)
         prompt = scale.system + history + said
         seconds = prompt / self.prefill_tokens_s + scale.answer * self.gap_s
@@ -220,9 +221,10 @@ class Speed:
         return qps if scale.most_qps is None else min(qps, scale.most_qps)
 
 
-def same_so_far(mine: Sequence[Record], reference: Sequence[Record]) -> float | None:
-    """Share of answers equal to those of the reference run, among prompts that were equal: a
-    session's prompts are as long as its answers are. Other company in a batch may round otherwise.
+def equal_answer_share(mine: Sequence[Record], reference: Sequence[Record]) -> float | None:
+    """Returns the share of answers equal to those of the reference run, among equal prompts: a
+    session's prompts are equal while its answers are. Other requests in a batch may change
+    rounding.
     """
     told = {(r.session, r.round): r.answer for r in reference if not r.error}
     equal, compared = 0, 0

@@ -1,4 +1,4 @@
-"""What the set-ups came to: rows, ratios with their intervals, facts that must hold, the table."""
+"""Results of the set-ups: rows, ratios with their intervals, facts that must hold, the table."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.table import Table
 
-from benches.shared.fleet import Answers, Measured, Speed, same_so_far
+from benches.shared.fleet import Answers, Measured, Speed, equal_answer_share
 from benches.shared.setups import (
     ALONE,
     EXPECTED,
@@ -16,23 +16,23 @@ from benches.shared.setups import (
     LOWER,
     Scale,
     Setup,
-    others_of,
+    fixed_gate_setups,
 )
 from ritornello.bench.confidence import Groups, Interval, mean, quantile, ratio, regret
 from ritornello.bench.driver import Record
 from ritornello.bench.show import percent, seconds
 from ritornello.bench.summary import sessions, total, ttfts
 
-# What is aimed at: TTFT over that of the host tier alone at twice break-even and more, over the
-# engine alone at half of it, and the gate's regret.
+# Aims: TTFT over that of the host tier alone at twice break-even and more, over the engine alone at
+# half of it, and the gate's regret.
 ENOUGH_X, CUT, LITTLE_X, WORSE, REGRET = 2.0, 0.6, 0.5, 1.05, 0.10
 
 
 @dataclass(frozen=True)
 class Row:
     """One set-up at one length of history. TTFT is that of questions with a history (round 2 and
-    later) but for `ttft_first_mean_s`. Intervals are at 95 %, over users. `hit_rate`: prompt tokens
-    from any cache over all prompt tokens, those of first questions included.
+    later), except for `ttft_first_mean_s`. Intervals are at 95 %, over users. `hit_rate`: prompt
+    tokens from any cache over all prompt tokens, first questions included.
     """
 
     setup: str
@@ -60,7 +60,7 @@ class Row:
 
 @dataclass
 class Run:
-    """All that was measured of one set-up, by length of history; its answers, one at a time."""
+    """Measurements of one set-up, by length of history, and its answers to single requests."""
 
     setup: Setup
     measured: dict[int, Measured] = field(default_factory=dict)
@@ -70,7 +70,7 @@ class Run:
 
 @dataclass
 class Report:
-    """Everything, while it is being measured; what was left out has a reason."""
+    """All results so far. `left_out`: set-ups that were not measured, with reasons."""
 
     scale: Scale
     bytes_per_token: int = 0
@@ -80,15 +80,17 @@ class Report:
     broken: list[str] = field(default_factory=list)
 
     def prefill_tokens_s(self, history: int) -> float:
-        """Of the engine alone, as those who asked it with this length of history saw it; 0 before
-        it was measured.
+        """Returns the prefill speed of the engine alone, as its clients measured it at this length
+        of history; 0 before it was measured.
         """
         seen = self._records(self.reference(ALONE), history)
         computed = [(r.prompt_tokens - (r.cached_tokens or 0)) / r.ttft_s for r in _returning(seen)]
         return quantile(computed, 0.5) if computed else 0.0
 
     def break_even(self, history: int) -> float:
-        """Bytes a second at which an engine loads such a prompt as fast as it computes it."""
+        """Returns the bytes a second at which loading such a prompt takes as long as computing
+        it.
+        """
         return self.prefill_tokens_s(history) * self.bytes_per_token
 
     def reference(self, name: str) -> Run | None:
@@ -130,7 +132,7 @@ class Report:
             over_alone=self._over(back, self.reference(ALONE), history, run),
             over_host=self._over(back, self.reference(HOST), history, run),
             gate_regret=self._regret(run, back, history),
-            answers_as_alone=same_so_far(measured.records, alone) if alone else None,
+            answers_as_alone=equal_answer_share(measured.records, alone) if alone else None,
             counters=whole.counters or {},
         )
 
@@ -141,7 +143,7 @@ class Report:
     def _over(
         self, back: Sequence[Record], other: Run | None, history: int, run: Run
     ) -> Interval | None:
-        """TTFT over that of another set-up, users paired."""
+        """Returns the ratio of TTFT to that of another set-up, users paired."""
         theirs = _returning(self._records(other, history))
         if not theirs or other is run:
             return None
@@ -151,7 +153,7 @@ class Report:
     def _regret(self, run: Run, back: Sequence[Record], history: int) -> Interval | None:
         if run.setup.gate != "auto" or run.setup.rate_x is None:
             return None
-        names = others_of(run.setup, (other.setup for other in self.runs))
+        names = fixed_gate_setups(run.setup, (other.setup for other in self.runs))
         others = [
             _returning(self._records(other, history))
             for name in names
@@ -164,7 +166,7 @@ class Report:
         return regret(chosen, rest)
 
     def check(self) -> None:
-        """Facts that hold at any speed; `broken` has those that do not."""
+        """Checks facts that hold at any speed; `broken` gets those that do not."""
         alone = self.reference(ALONE)
         for run in self.runs:
             title = run.setup.title
@@ -177,12 +179,12 @@ class Report:
             if failed:
                 self.broken.append(f"{title}: {len(failed)} requests failed: {failed[0]}")
             if alone and run is not alone:
-                self.broken += differing(title, run, alone.answers)
+                self.broken += answer_differences(title, run, alone.answers)
             self.broken += [f"{title}: {told}" for told in _without_hits(run)]
 
     def compared(self) -> dict[str, list[int]]:
-        """By set-up: how many tokens were cached of prompts whose answers were compared with those
-        of the engine alone.
+        """Returns, by set-up, how many tokens were cached of prompts whose answers were compared
+        with those of the engine alone.
         """
         alone = self.reference(ALONE)
         return {
@@ -192,7 +194,7 @@ class Report:
         }
 
     def aims(self) -> list[str]:
-        """What is aimed at, row by row, and what it came to."""
+        """Returns the aims by row, and whether they were reached."""
         told = []
         for row in self.rows():
             if row.setup not in LOWER or row.gate != "auto" or row.tier_rate_x is None:
@@ -229,8 +231,12 @@ class Report:
         path.write_text(json.dumps(told, indent=2) + "\n")
 
 
-def differing(title: str, run: Run, alone: Mapping[tuple[int, int], tuple[int, ...]]) -> list[str]:
-    """Answers that are not those of the engine alone, to the same prompt, as much of it cached."""
+def answer_differences(
+    title: str, run: Run, alone: Mapping[tuple[int, int], tuple[int, ...]]
+) -> list[str]:
+    """Returns answers that differ from those of the engine alone, to the same prompt with as many
+    cached tokens.
+    """
     both = run.answers.keys() & alone.keys()
     told = [
         f"{title}: the answer to prompt {number}, {cached} tokens of it cached, is another than "
@@ -246,7 +252,7 @@ def differing(title: str, run: Run, alone: Mapping[tuple[int, int], tuple[int, .
 
 
 def paired(*runs: Sequence[Record]) -> list[Groups]:
-    """TTFT by session, of the sessions that have answers in all runs."""
+    """Returns TTFT by session, of the sessions that have answers in all runs."""
     of = [{session[0].session: session for session in sessions(run)} for run in runs]
     both = sorted(set.intersection(*(set(one) for one in of)))
     return [ttfts([record for name in both for record in one[name]]) for one in of]
@@ -261,7 +267,9 @@ def _first(records: Sequence[Record]) -> list[Record]:
 
 
 def _without_hits(run: Run) -> list[str]:
-    """The tier that a set-up is there for, where it gave nothing though loading was free to it."""
+    """Returns a message if the tier that a set-up tests had no hits although loading was
+    allowed.
+    """
     tier = EXPECTED.get(run.setup.name)
     free = run.setup.gate == "always" or run.setup.rate_x is None
     if tier is None or not free or run.setup.gate == "never":

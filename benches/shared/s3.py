@@ -1,4 +1,4 @@
-"""A real S3 server on this machine, in a folder: VersityGW, or MinIO."""
+"""A real S3 server on this machine, in a folder: VersityGW or MinIO."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +12,7 @@ KINDS = ("versitygw", "minio")
 
 @dataclass
 class S3Server(Process):
-    """`program` is one of `KINDS`; `folder` keeps the objects."""
+    """`program` is one of `KINDS`; `folder` stores the objects."""
 
     program: Path
     folder: Path
@@ -26,19 +26,19 @@ class S3Server(Process):
         self.name = self.program.name
 
     def start(self) -> None:
-        # A bucket is a directory to both of them.
+        # Both servers represent a bucket as a directory.
         (self.folder / BUCKET).mkdir(parents=True, exist_ok=True)
         if not self.program.exists():
-            raise DemoError(f"{self.program} is not there: make s3")
+            raise DemoError(f"{self.program} does not exist: make s3")
         super().start()
 
     def address(self, prefix: str) -> str:
-        """A prefix as a tier."""
+        """Returns a prefix as a tier."""
         return f"s3://{BUCKET}/{prefix}?endpoint=http://127.0.0.1:{self.port}"
 
     @staticmethod
     def environment() -> dict[str, str]:
-        """What a client needs to know besides the address."""
+        """Returns what a client needs besides the address."""
         return {
             "AWS_ACCESS_KEY_ID": ACCESS,
             "AWS_SECRET_ACCESS_KEY": SECRET,

@@ -1,4 +1,4 @@
-"""The set-ups as data: what the engines are given, in which order, and at which scale."""
+"""The set-ups as data: the engines' configurations, their order, and the scale."""
 
 import json
 import subprocess
@@ -11,14 +11,14 @@ RATES = (2.0, 0.5, 10.0, 1.0)
 ALONE, HOST, STORE = "engine alone", "host", "disk, one tier"
 HOST_DISK, HOST_S3 = "host + disk", "host + s3"
 LOWER = {HOST_DISK: "disk {folder}/disk {capacity}", HOST_S3: "{s3}"}
-# The tiers that set-ups are there for. Of a host tier that is too small nothing can be promised.
+# The tier that each set-up tests. A host tier that is too small may have no hits.
 EXPECTED = {STORE: "disk", HOST_DISK: "disk", HOST_S3: "remote"}
 
 
 @dataclass(frozen=True)
 class Scale:
-    """How much is asked of this machine. Tokens, but for `host_mib`; `load`: share of the time that
-    the engines alone would be computing, which sets the rate of questions, up to `most_qps`.
+    """Scale of the load, in tokens except for `host_mib`. `load`: share of the time that the
+    engines alone would compute, which determines the rate of questions, up to `most_qps`.
     """
 
     model: str
@@ -36,17 +36,19 @@ class Scale:
 
     @property
     def longest(self) -> int:
-        """Of all prompts and their answers."""
+        """Tokens of the longest prompt with its answer."""
         return self.system + max(self.histories) + self.rounds * (self.question + self.answer)
 
     def working_set(self, history: int) -> int:
-        """Tokens that all users of a history length have in the end; the system prompt once."""
+        """Returns the tokens of all users of a history length at the end; the system prompt counts
+        once.
+        """
         return self.system + self.users * (history + self.rounds * (self.question + self.answer))
 
 
 FULL = Scale(model="demo", histories=(1152, 1664), users=10, rounds=3, host_mib=40, load=0.65)
 # Facts only: hits by tier, equal answers. A second round goes to the other engine, whose host tier
-# does not have it however large it is; it comes so late that a busy machine has stored the first.
+# cannot have it; it comes late enough that a busy machine has stored the first.
 SHORT = Scale(
     model="tiny", histories=(704,), users=4, rounds=2, device=2048, host_mib=16, most_qps=0.4
 )
@@ -54,10 +56,10 @@ SHORT = Scale(
 
 @dataclass(frozen=True)
 class Setup:
-    """`tiers` as the connector reads them, with places to fill in. `rate_x`: the bandwidth of the
-    lowest tier in multiples of break-even, None where it is not limited. `gate`: how the connector
-    decides between loading and computing. `history`: the length it is measured at, if not the
-    longest; break-even is that of the length.
+    """`tiers`: in the connector's syntax, with placeholders. `rate_x`: bandwidth of the lowest tier
+    in multiples of break-even, None if unlimited. `gate`: how the connector decides between loading
+    and computing. `history`: the length measured, if not the longest; break-even is that of the
+    length.
     """
 
     name: str
@@ -67,15 +69,15 @@ class Setup:
     history: int | None = None
 
     def histories(self, scale: Scale) -> tuple[int, ...]:
-        """What it is measured at: all lengths where others are compared with it."""
+        """Returns the lengths measured: all of them if other set-ups are compared with this one."""
         if self.name in (ALONE, HOST):
             return scale.histories
         return (self.history or max(scale.histories),)
 
     @property
     def has_answers(self) -> bool:
-        """Whether its answers are compared with those of the engine alone: not again under the same
-        tiers, and where all that is there comes.
+        """Whether its answers are compared with those of the engine alone: once for the same tiers,
+        and only if all stored pages are loaded.
         """
         return self.gate != "never" and self.rate_x in (None, max(RATES))
 
@@ -89,9 +91,9 @@ class Setup:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a set-up finds its tiers. `memory` is a folder in memory, for host tiers; `s3` the
-    address of an empty prefix; `break_even` is in bytes a second of one engine, at the length of
-    history that is measured.
+    """Locations of a set-up's tiers. `memory`: a folder in memory, for host tiers. `s3`: the
+    address of an empty prefix. `break_even`: bytes a second of one engine, at the measured length
+    of history.
     """
 
     folder: Path
@@ -103,8 +105,8 @@ class Place:
 
 
 def extra_config(setup: Setup, place: Place, engine: int = 0) -> dict[str, Any] | None:
-    """`kv_connector_extra_config` of one engine; None where there is no connector. Each engine has
-    a host tier of its own, as on machines of their own; what is below it they share.
+    """Returns `kv_connector_extra_config` of one engine; None without a connector. Each engine has
+    its own host tier, as on separate machines; they share the tiers below.
     """
     if setup.name == ALONE:
         return None
@@ -119,7 +121,9 @@ def extra_config(setup: Setup, place: Place, engine: int = 0) -> dict[str, Any] 
 
 
 def full_plan() -> list[Setup]:
-    """All set-ups, those first that say most: where time runs out the rest is left out."""
+    """Returns all set-ups, the most informative first: the last ones are left out if time runs
+    out.
+    """
     lower = [(name, ("{host}", LOWER[name])) for name in (HOST_DISK, HOST_S3)]
     auto = [Setup(name, tiers, rate) for rate in RATES for name, tiers in lower]
     told = [
@@ -136,14 +140,14 @@ def full_plan() -> list[Setup]:
 
 
 def short_plan() -> list[Setup]:
-    """One of each kind; the gate stays out of it, so that every hit is loaded."""
+    """Returns one set-up of each kind, with the gate open, so that every hit is loaded."""
     lower = [Setup(name, ("{host}", LOWER[name]), None, "always") for name in LOWER]
     return [Setup(ALONE), Setup(STORE), *lower]
 
 
-def others_of(setup: Setup, among: Iterable[Setup]) -> list[Setup]:
-    """Always and never loading under the same tiers, if both are among them. What never loads does
-    not know a rate.
+def fixed_gate_setups(setup: Setup, among: Iterable[Setup]) -> list[Setup]:
+    """Returns the set-ups that always and never load from the same tiers, if both are present. The
+    rate of the latter does not matter.
     """
     found = {
         other.gate: other
@@ -155,12 +159,14 @@ def others_of(setup: Setup, among: Iterable[Setup]) -> list[Setup]:
 
 
 def bytes_per_token(config: Path) -> int:
-    """Of keys and values in all layers, in bfloat16; `config` is the model's config.json."""
+    """Returns the bytes of keys and values of a token in all layers, in bfloat16. `config`: the
+    model's config.json.
+    """
     told = json.loads(config.read_text())
     return int(2 * 2 * told["num_hidden_layers"] * told["num_key_value_heads"] * told["head_dim"])
 
 
-# Asked in the engines' environment, of the package that they will load.
+# Runs in the engines' environment, with the package that they will load.
 ASK = """
 import json, sys
 from ritornello.vllm.settings import Settings
@@ -176,7 +182,7 @@ print(json.dumps(told))
 
 
 def refusals(configs: Sequence[dict[str, Any]], python: Path) -> list[str | None]:
-    """What the connector says against each configuration; None where it takes it."""
+    """Returns the connector's reason against each configuration; None if it accepts it."""
     done = subprocess.run(
         [str(python), "-c", ASK],
         input=json.dumps(configs),

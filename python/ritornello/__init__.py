@@ -12,7 +12,7 @@ twice: not after eviction from memory, not after a restart.
 
     with rt.Store.open("/nvme/kv", capacity="200GiB") as store:
         store.put_batch(scope, keys, pages)
-        hit = store.probe(scope, keys)                    # leading pages that can be had
+        hit = store.probe(scope, keys)                    # leading pages that are stored
         got = store.get_batch(scope, keys[:hit], pages)   # leading pages filled and verified
         store.flush()
 
@@ -34,8 +34,8 @@ asyncio, and `Completions` joins many in one.
 
 **Several tiers** (memory, disk, a store that machines share) are one `Cache`: docs/tiers.md.
 
-**Errors** are in `ritornello.errors`. Bytes that are not there, or cannot be believed, are no
-error but a smaller number. `RITORNELLO_LOG=info` says more on standard error.
+**Errors** are in `ritornello.errors`. Missing or corrupted pages are not errors: calls return how
+many pages they moved. `RITORNELLO_LOG=info` logs more on standard error.
 """
 
 from ritornello import errors

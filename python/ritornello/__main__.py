@@ -7,8 +7,9 @@ from ritornello._core import run_cli
 
 
 def main() -> int:
-    """Runs the command with this process's arguments; returns its exit status."""
-    # The command is not Python: Ctrl-C is to end it, not to wait for the interpreter's turn.
+    """Runs the command with this process's arguments and returns its exit status."""
+    # Native code runs the command, so Ctrl-C must end the process instead of waiting for the
+    # interpreter.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     return run_cli(["ritornello", *sys.argv[1:]], sys.executable)
 

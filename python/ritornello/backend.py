@@ -1,9 +1,9 @@
-"""What a class must have to be a remote's backend, opened as `module:Class?argument=value`.
+"""Interface of a class that serves as a remote's backend, opened as `module:Class?argument=value`.
 
-Arguments of an address are strings, and are given by name. Methods are called from several threads
-at once. An exception costs the call, and is tried again while there is time; `errors.FatalError`
-says that somebody must change something first, and the backend is left alone for a minute. A wrong
-type says so too.
+Arguments of an address are strings, passed by name. Methods are called from several threads. An
+exception fails the call, which is retried until its deadline. `errors.FatalError` means that an
+operator must act first: the backend is left alone for a minute. A value of the wrong type counts as
+`FatalError`.
 """
 
 from collections.abc import Iterable
@@ -11,26 +11,28 @@ from typing import Any, Protocol
 
 
 class Backend(Protocol):
-    """Named values, each written once: whoever writes a name again writes the same bytes.
+    """Named values. Each name is written with one value only; a repeated write has the same bytes.
 
-    `ritornello doctor --backend module:Class` puts a class through everything it must do.
+    `ritornello doctor --backend module:Class` checks that a class meets this contract.
     """
 
     def get(self, name: str, start: int, stop: int | None) -> Any | None:
-        """`value[start:stop]` (bytes, or another buffer) of the value; None if there is none."""
+        """Returns `value[start:stop]` as bytes or another buffer; None if the name has no value."""
 
     def exists(self, name: str) -> bool:
-        """Whether `name` has a value."""
+        """Returns whether `name` has a value."""
 
     def set(self, name: str, value: bytes) -> None:
-        """Gives `name` a value, which readers see whole or not at all."""
+        """Stores a value. Readers see all of it or none of it."""
 
 
 class FullBackend(Backend, Protocol):
-    """With what `ritornello remote stat`, `fsck` and `gc` need."""
+    """Adds what `ritornello remote stat`, `fsck` and `gc` need."""
 
     def delete(self, name: str) -> None:
-        """Takes the value of `name` away, if it has one."""
+        """Removes the value of `name`, if it has one."""
 
     def list(self, prefix: str) -> Iterable[tuple[str, int, float]]:
-        """Name, bytes and seconds since 1970 of all whose name begins with `prefix`."""
+        """Returns name, size in bytes and modification time in seconds since 1970 of every value
+        whose name begins with `prefix`.
+        """

@@ -1,4 +1,4 @@
-"""What can go wrong. Pages that cannot be had are no error: calls return how many were."""
+"""Exceptions. Missing pages are not an error: calls return how many pages they moved."""
 
 from typing import ClassVar, Literal
 
@@ -13,31 +13,31 @@ __all__ = [
 
 
 class RitornelloError(Exception):
-    """Base class. Raised itself for bytes that cannot be had where a call has no other way to
-    say so: compute them.
+    """Base class. Raised itself if bytes are missing and the call's return value cannot say so; the
+    caller computes them instead.
     """
 
     kind: ClassVar[Literal["miss", "invalid", "retry", "fatal", "closed"]] = "miss"
 
 
 class InvalidError(RitornelloError, ValueError):
-    """The call was wrong and changed nothing; the message says what to write instead."""
+    """Invalid call; nothing was changed. The message says what to pass instead."""
 
     kind = "invalid"
 
 
 class SettingError(InvalidError):
-    """A setting of `Store.open` or `Cache.open` cannot be read: no later call with it succeeds."""
+    """A setting of `Store.open` or `Cache.open` is invalid: every call with it fails."""
 
 
 class RetryError(RitornelloError):
-    """Nothing is lost; the same call may succeed later."""
+    """Nothing was lost; the same call may succeed later."""
 
     kind = "retry"
 
 
 class FatalError(RitornelloError):
-    """The store cannot go on; the message says what to do before opening it again."""
+    """The store cannot continue. The message says what to do before opening it again."""
 
     kind = "fatal"
 

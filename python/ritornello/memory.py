@@ -1,10 +1,10 @@
-"""Memory that a disk reaches slowly: small pages, where a request may name few pieces of memory.
+"""Decides whether reads go through the store's staging memory.
 
-Direct I/O names the physical pieces of its memory, and in pages of 4 KiB each page is one. A
-virtual disk that takes 254 of them moves 1 MiB a request, and fills huge pages twice as fast:
-there a copy out of the store's own staging memory, which lies in huge pages, is the faster way and
-costs no more processor time. Writes gain nothing. Disks that are told every 4 KiB anyway (NVMe)
-are reached in place.
+Direct I/O names each physically contiguous piece of its target memory, and in pages of 4 KiB each
+page is one piece. A virtual disk that takes 254 pieces a request moves 1 MiB a request; into huge
+pages it moves twice as many bytes a second. There, a copy out of the store's staging memory, which
+lies in huge pages, is faster and costs no more processor time. Writes gain nothing. Disks whose
+requests name every 4 KiB anyway (NVMe) read into the target memory directly.
 """
 
 import os
@@ -15,13 +15,13 @@ from pathlib import Path
 PAGE = 4096
 SYSFS = Path("/sys/dev/block")
 MAPPING = re.compile(r"([0-9a-f]+)-([0-9a-f]+) ")
-# Kilobytes of a mapping that lie in huge pages, by kind.
+# Fields of `smaps` that count kilobytes in huge pages, by kind.
 HUGE = ("AnonHugePages", "ShmemPmdMapped", "FilePmdMapped", "Private_Hugetlb", "Shared_Hugetlb")
 
 
 def wants_staging(folder: str | os.PathLike[str], address: int, nbytes: int) -> bool:
-    """Whether reads from files in `folder`, which need not be there yet, come to this memory faster
-    through staging. No, where it cannot be found out.
+    """Returns whether reads from files in `folder` into this memory are faster through staging;
+    False if that cannot be determined. The folder need not exist.
     """
     try:
         if not cuts_requests(nearest(Path(folder)).stat().st_dev):
@@ -33,7 +33,7 @@ def wants_staging(folder: str | os.PathLike[str], address: int, nbytes: int) -> 
 
 
 def nearest(folder: Path) -> Path:
-    """The folder, or the one that is there in which it would be."""
+    """Returns the folder, or its nearest ancestor that exists."""
     place = folder.absolute()
     while not place.exists():
         place = place.parent
@@ -41,11 +41,11 @@ def nearest(folder: Path) -> Path:
 
 
 def cuts_requests(device: int, sysfs: Path = SYSFS) -> bool:
-    """Whether requests to the disk of a device number are cut for the number of their pieces, and
-    not for their length.
+    """Returns whether the disk of a device number limits requests by their number of pieces before
+    their length.
     """
     node = (sysfs / f"{os.major(device)}:{os.minor(device)}").resolve()
-    # A partition's queue is that of its disk.
+    # A partition has the queue of its disk.
     queue = (node if (node / "queue").is_dir() else node.parent) / "queue"
 
     def limit(name: str) -> int:
@@ -56,7 +56,7 @@ def cuts_requests(device: int, sysfs: Path = SYSFS) -> bool:
 
 
 def is_huge(mappings: Iterable[str], address: int, nbytes: int) -> bool:
-    """Whether most of what is resident of this memory lies in huge pages, by `smaps`."""
+    """Returns whether most of the resident part of this memory lies in huge pages, by `smaps`."""
     resident = huge = 0
     inside = False
     for line in mappings:

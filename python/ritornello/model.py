@@ -1,4 +1,4 @@
-"""What connectors say of a model in the scopes of its pages."""
+"""Description of a model in the scopes of its pages, common to all connectors."""
 
 import hashlib
 import json
@@ -8,20 +8,20 @@ from typing import Any
 
 EPOCH_BYTES = 16
 
-# Where a configuration came from and how it is run, not what the model computes.
-VOLATILE = frozenset({"_name_or_path", "name_or_path", "transformers_version", "use_cache"})
+# Fields that say where a configuration came from or how it is run, not what is computed.
+IGNORED_FIELDS = frozenset({"_name_or_path", "name_or_path", "transformers_version", "use_cache"})
 
 
 def new_epoch() -> bytes:
     return os.urandom(EPOCH_BYTES)
 
 
-def normalised(config: Mapping[str, Any]) -> str:
-    """A model configuration as canonical JSON without what does not change the computation."""
+def canonical_config(config: Mapping[str, Any]) -> str:
+    """Returns a model configuration as canonical JSON, without the fields in `IGNORED_FIELDS`."""
 
     def clean(value: Any) -> Any:
         if isinstance(value, Mapping):
-            return {str(k): clean(v) for k, v in value.items() if str(k) not in VOLATILE}
+            return {str(k): clean(v) for k, v in value.items() if str(k) not in IGNORED_FIELDS}
         if isinstance(value, list | tuple):
             return [clean(item) for item in value]
         return value
@@ -30,11 +30,11 @@ def normalised(config: Mapping[str, Any]) -> str:
 
 
 def model_name(config: Mapping[str, Any]) -> str:
-    """The model's type, for a person, and the digest of its configuration."""
-    digest = hashlib.sha256(normalised(config).encode()).hexdigest()
+    """Returns the model's type, for readers, and the digest of its configuration."""
+    digest = hashlib.sha256(canonical_config(config).encode()).hexdigest()
     return f"{config.get('model_type') or 'model'}:{digest}"
 
 
-def plain(dtype: object) -> str:
-    """Name of a torch dtype: bfloat16."""
+def dtype_name(dtype: object) -> str:
+    """Returns the name of a torch dtype, as in "bfloat16"."""
     return str(dtype).removeprefix("torch.")

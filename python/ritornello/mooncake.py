@@ -1,8 +1,8 @@
 """Mooncake's store as a remote: `ritornello.mooncake:Mooncake?master=HOST:50051&host=HOST`.
 
-Needs `mooncake.store` (`mooncake-transfer-engine`, or one of its other wheels) and a running
+Requires `mooncake.store` (from `mooncake-transfer-engine` or one of its other wheels) and a running
 `mooncake_master`. Reads go by range into buffers that are registered with the transfer engine once.
-The store has no list of its names, so `ritornello remote` cannot look into it; it evicts by itself.
+The store cannot list its names, so `ritornello remote` does not work with it. It evicts by itself.
 """
 
 import ctypes
@@ -13,18 +13,20 @@ from mooncake.store import MooncakeDistributedStore
 
 from ritornello.errors import FatalError, RetryError
 
-# Reads at once: as many as the remote has threads. Longer ones go by parts.
+# Concurrent reads: the number of the remote's threads. Longer values are read in parts.
 BUFFERS = 8
 BUFFER_BYTES = 9 << 20
-# Seconds to reach the master. The store's own `setup` tries for a minute and a half.
+# Seconds to reach the master. The store's own `setup` tries for 90 seconds.
 CONNECT = 5
-# What the store answers about a name that it does not have, and about one that is being written.
+# Status codes of the store: no such name, and a name whose write is in progress.
 NOT_FOUND = -704
 ABSENT = (NOT_FOUND, -703)
 
 
 class Mooncake:
-    """See the module. Arguments are those of the store's `setup`, sizes in bytes."""
+    """Backend over a Mooncake client. Arguments are those of the store's `setup`; sizes in
+    bytes.
+    """
 
     def __init__(
         self,
@@ -37,8 +39,8 @@ class Mooncake:
         segment: str = "0",
         local_buffer: str = str(128 << 20),
     ) -> None:
-        """`segment`: memory that this process adds to the store."""
-        # Where there are several of them, etcd knows which it is.
+        """`segment`: bytes of this process's memory that it contributes to the store."""
+        # An address with a scheme names etcd, which knows the current one of several masters.
         if "://" not in master:
             name, _, port = master.rpartition(":")
             try:
@@ -50,7 +52,7 @@ class Mooncake:
             host, metadata, int(segment), int(local_buffer), protocol, devices, master
         )
         if done != 0:
-            raise FatalError(f"no store ({done}): look at what mooncake_master says")
+            raise FatalError(f"setup failed ({done}): see the log of mooncake_master")
         self.buffers: LifoQueue[ctypes.Array[ctypes.c_char]] = LifoQueue()
         for _ in range(BUFFERS):
             buffer = ctypes.create_string_buffer(BUFFER_BYTES)
@@ -60,46 +62,46 @@ class Mooncake:
             self.buffers.put(buffer)
 
     def get(self, name: str, start: int, stop: int | None) -> bytes | None:
-        """`value[start:stop]`, None without a value."""
+        """Returns `value[start:stop]`, or None if there is no value."""
         size = self.store.get_size(name)
         if size in ABSENT:
             return None
         if size < 0:
-            raise RetryError(f"get_size says {size}")
+            raise RetryError(f"get_size returned {size}")
         stop = size if stop is None else min(stop, size)
         parts = []
         buffer = self.buffers.get()
         try:
             for at in range(start, stop, BUFFER_BYTES):
                 length = min(BUFFER_BYTES, stop - at)
-                # One buffer, one name, one range.
+                # One buffer, one name, one range; the result has the same nesting.
                 read = self.store.get_into_ranges(
                     [ctypes.addressof(buffer)], [[name]], [[[0]]], [[[at]]], [[[length]]]
                 )[0][0][0]
                 if read in ABSENT:
                     return None
                 if read != length:
-                    raise RetryError(f"get_into_ranges says {read} instead of {length}")
+                    raise RetryError(f"get_into_ranges returned {read} instead of {length}")
                 parts.append(ctypes.string_at(buffer, length))
         finally:
             self.buffers.put(buffer)
         return b"".join(parts) if len(parts) != 1 else parts[0]
 
     def exists(self, name: str) -> bool:
-        """Whether there is a value."""
+        """Returns whether the name has a value."""
         found: int = self.store.is_exist(name)
         if found < 0 and found not in ABSENT:
-            raise RetryError(f"is_exist says {found}")
+            raise RetryError(f"is_exist returned {found}")
         return found == 1
 
     def set(self, name: str, value: bytes) -> None:
         """Writes a value."""
         done = self.store.upsert(name, value)
         if done != 0:
-            raise RetryError(f"upsert says {done}")
+            raise RetryError(f"upsert returned {done}")
 
     def delete(self, name: str) -> None:
-        """Removes a value, also one that is being read."""
+        """Removes a value, even while it is being read."""
         done = self.store.remove(name, True)
         if done not in (0, NOT_FOUND):
-            raise RetryError(f"remove says {done}")
+            raise RetryError(f"remove returned {done}")

@@ -1,4 +1,4 @@
-"""How every connector opens its store, from what a user said in the engine's own configuration."""
+"""Opens a connector's store as the user's configuration describes it."""
 
 import shutil
 from logging import Logger
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
     from ritornello._core import Store
 
 MIB = 1 << 20
-# What the core says of a directory in which a store can be made, if it is given a capacity.
+# Part of the core's error for a directory without a store, when no capacity was given.
 NO_STORE = "there is no store here yet"
 
 
 def open_store(settings: StoreSettings, logger: Logger) -> "Store":
-    """Without a capacity, a store that is not there yet gets half of the free space."""
+    """Opens or creates the store. Without a capacity, a new store gets half of the free space."""
     from ritornello._core import InvalidError, Store
 
     path, options = Path(settings.path), settings.options()
@@ -39,5 +39,5 @@ def open_store(settings: StoreSettings, logger: Logger) -> "Store":
 
 
 def default_capacity(path: Path) -> int:
-    """Half of the space that is free where `path` is or would be, in whole MiB."""
+    """Returns half of the free bytes of the file system of `path`, rounded down to MiB."""
     return shutil.disk_usage(nearest(path)).free // 2 // MIB * MIB

@@ -1,19 +1,19 @@
-"""What a user says of a store, whatever the engine; each connector adds what is its own."""
+"""Store settings that all connectors share; each connector adds its own."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-# Settings of the store that are one word.
+# Settings of the store with text values.
 WORDS = ("eviction", "codec", "admission")
 SIZES = ("capacity", "write_budget")
 
 
 @dataclass(frozen=True, slots=True)
 class StoreSettings:
-    """`path`: the store's directory. `capacity`: its size ("200GiB"), needed only when it is
-    created; half of the free space where omitted. The others are those of `Store.open`, which
-    checks them; whichever process opens the store first decides.
+    """`path`: the store's directory. `capacity`: its size ("200GiB"), needed only to create it;
+    half of the free space if omitted. The other settings are those of `Store.open`, which validates
+    them. The process that opens the store first determines what is in effect.
     """
 
     path: str
@@ -24,34 +24,34 @@ class StoreSettings:
     admission: str | None = None
 
     def options(self) -> dict[str, Any]:
-        """What is said to `Store.open` besides path and capacity."""
-        said = {name: getattr(self, name) for name in (*WORDS, "write_budget")}
-        return {name: value for name, value in said.items() if value is not None}
+        """Returns the keyword arguments of `Store.open` besides the capacity."""
+        given = {name: getattr(self, name) for name in (*WORDS, "write_budget")}
+        return {name: value for name, value in given.items() if value is not None}
 
 
-def check(said: Mapping[str, Any], place: str, own: Collection[str] = ()) -> None:
-    """ValueError says what to write instead, in that `place` of the engine's configuration. `own`:
-    the connector's keys, which it checks itself.
+def check(given: Mapping[str, Any], place: str, own: Collection[str] = ()) -> None:
+    """Raises ValueError, with what to write instead, for an invalid setting. `place` names the part
+    of the engine's configuration, `own` the keys that the connector checks itself.
     """
     known = ("path", *SIZES, *WORDS, *own)
-    unknown = sorted(set(said) - set(known))
+    unknown = sorted(set(given) - set(known))
     if unknown:
         raise ValueError(
             f"{place}: unknown key {unknown[0]!r}; ritornello knows {', '.join(known)}"
         )
-    path = said.get("path")
+    path = given.get("path")
     if not isinstance(path, str) or not path:
         raise ValueError(
             f'{place} needs "path", the directory of the store, for example '
             '{"path": "/nvme/kv", "capacity": "200GiB"}'
         )
     for name in SIZES:
-        value = said.get(name)
+        value = given.get(name)
         if isinstance(value, bool) or not isinstance(value, str | int | None):
             raise ValueError(
                 f'{place}: "{name}" is text like "200GiB" (a capacity) or "2TB/day" (a budget), '
                 f"or a number of bytes, not {value!r}"
             )
     for name in WORDS:
-        if not isinstance(said.get(name), str | None):
-            raise ValueError(f'{place}: "{name}" is a word of Store.open, not {said[name]!r}')
+        if not isinstance(given.get(name), str | None):
+            raise ValueError(f'{place}: "{name}" is a word of Store.open, not {given[name]!r}')

@@ -1,4 +1,4 @@
-"""Where the bytes of block `i` lie in an engine's memory, and the `PagePool` of such blocks."""
+"""Memory ranges of an engine's blocks, and the `PagePool` over them."""
 
 import ctypes
 from collections.abc import Iterable
@@ -19,8 +19,8 @@ class Span:
 
 
 def page_pool(found: Iterable[Span], blocks: int) -> "PagePool":
-    """The pool of these spans. It refers to the engine's memory and does not keep it alive: the
-    caller holds the tensors for as long as the pool is used.
+    """Returns a pool over the spans. The pool does not keep the engine's memory alive: the caller
+    must hold the tensors while the pool is in use.
     """
     from ritornello._core import PagePool
 

@@ -1,8 +1,8 @@
-"""A fingerprint of a model's weight files: cheap to take, different where the weights are.
+"""Fingerprint of a model's weight files: cheap to compute, different for different weights.
 
-Names, sizes and headers alone cannot tell a model from a fine-tune of it: both have the same
-tensors of the same shapes. So a few bytes of every tensor are hashed too. A file of another
-format gives evenly spaced samples.
+Names, sizes and headers cannot tell a model from its fine-tune: both have the same tensors of the
+same shapes. Therefore a few bytes of every tensor are hashed as well. Files of other formats
+contribute evenly spaced samples.
 """
 
 import hashlib
@@ -22,7 +22,9 @@ class _Hash(Protocol):
 
 
 def weight_files(model: Path) -> list[Path]:
-    """The weight files of a model: the file itself, or those in its folder, by name."""
+    """Returns the weight files of a model: the file itself, or those in its folder, sorted by
+    name.
+    """
     if model.is_file():
         return [model]
     if not model.is_dir():
@@ -31,7 +33,7 @@ def weight_files(model: Path) -> list[Path]:
 
 
 def fingerprint(model: Path) -> bytes | None:
-    """32 bytes, or None where no weights are found or they cannot be read."""
+    """Returns 32 bytes, or None if there are no weights or they cannot be read."""
     files = weight_files(model)
     if not files:
         return None
@@ -45,8 +47,8 @@ def fingerprint(model: Path) -> bytes | None:
 
 
 def fingerprint_of(name: str, revision: str | None, folder: str | None) -> bytes | None:
-    """Of the weights a model's name stands for, where they are files on this machine: a path, or
-    a snapshot that the hub's client put there. Nothing is downloaded.
+    """Returns the fingerprint of the weights that a model's name stands for, if they are files on
+    this machine: a path, or a snapshot of the hub's client. Downloads nothing.
     """
     path = Path(name)
     if not path.exists():
@@ -56,7 +58,7 @@ def fingerprint_of(name: str, revision: str | None, folder: str | None) -> bytes
             path = Path(
                 snapshot_download(name, revision=revision, cache_dir=folder, local_files_only=True)
             )
-        except Exception:  # an optional package's errors: without a snapshot the epoch is random
+        except Exception:  # any error of an optional package: the epoch is random
             return None
     return fingerprint(path)
 
@@ -75,7 +77,7 @@ def _add_file(digest: _Hash, path: Path) -> None:
 
 
 def _add_tensors(digest: _Hash, file: int, size: int) -> None:
-    """Header and, for every tensor, its middle bytes."""
+    """Hashes the header and the middle bytes of every tensor."""
     length = int.from_bytes(os.pread(file, 8, 0), "little")
     if length > min(size, MAX_HEADER):
         raise ValueError("not a safetensors file")

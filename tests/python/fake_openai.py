@@ -1,4 +1,4 @@
-"""A server of the OpenAI API that computes nothing: it waits for known times, remembers prompts,
+"""A server of the OpenAI API that computes nothing: it delays by given times, remembers prompts,
 and counts as vLLM does.
 """
 
@@ -15,9 +15,9 @@ Told = TypeVar("Told")
 
 @dataclass
 class FakeOpenAI:
-    """`prefill_s` before the first token, `gap_s` before each other. An answer's tokens depend on
-    the prompt only. `ids`: whether token ids are returned. `breaks_after`: tokens, then the
-    connection is cut. `fails`: the status of every completion instead of an answer.
+    """`prefill_s`: delay of the first token, `gap_s` of each other. An answer's tokens depend on
+    the prompt only. `ids`: return token ids. `breaks_after`: tokens after which the connection is
+    cut. `fails`: the status of every completion instead of an answer.
     """
 
     prefill_s: float = 0.0
@@ -101,11 +101,11 @@ class FakeOpenAI:
             told = {"prompt_tokens": len(tokens), "completion_tokens": len(answer)}
             details = {"prompt_tokens_details": {"cached_tokens": cached}}
             _chunk(writer, {"choices": [], "usage": {**told, **details}})
-        # Lines that are split over chunks, as any proxy may split them.
+        # Splits lines over chunks, as a proxy may.
         writer.write(b"6\r\ndata: \r\n7\r\n[DONE]\n\r\n0\r\n\r\n")
 
     def _remember(self, tokens: list[Any]) -> int:
-        """Whole blocks of the prompt that were there before."""
+        """Returns the whole blocks of the prompt that were sent before."""
         blocks = [tuple(tokens[:end]) for end in range(BLOCK, len(tokens), BLOCK)]
         hits = 0
         for block in blocks:

@@ -15,10 +15,10 @@ import pytest
 import ritornello as rt
 from ritornello.errors import RitornelloError
 
-# cgroup v1: the only controller that slows a loop device down per process without device-mapper.
+# cgroup v1 is the only controller that throttles a loop device by process without device-mapper.
 BLKIO = Path("/sys/fs/cgroup/blkio")
 LIMIT = "blkio.throttle.write_bps_device"
-# `struct loop_info64` up to the flags, and all of it.
+# Size of `struct loop_info64` up to the flags, and in total.
 LOOP_HEAD, LOOP_INFO = struct.Struct("=QQQQQIIII"), 232
 LOOP_SET_STATUS64, LOOP_GET_STATUS64 = 0x4C04, 0x4C05
 
@@ -32,7 +32,7 @@ def command(*words: str | Path) -> str:
 
 
 def require_disks() -> None:
-    """Skips the test where loop devices cannot be made and mounted."""
+    """Skips the test if loop devices cannot be made and mounted."""
     if os.geteuid() != 0:
         pytest.skip("loop devices need root")
     if not Path("/dev/loop-control").exists():
@@ -43,13 +43,13 @@ def require_disks() -> None:
 
 
 def require_throttle() -> None:
-    """Skips the test where writes to a device cannot be throttled."""
+    """Skips the test if writes to a device cannot be throttled."""
     if not (BLKIO / LIMIT).exists():
         pytest.skip(f"{BLKIO / LIMIT} is missing: no blkio cgroup v1")
 
 
 def require_io_uring(path: Path) -> None:
-    """Skips the test where a store at `path`, which does not exist yet, cannot use io_uring."""
+    """Skips the test if a store at `path`, which does not exist yet, cannot use io_uring."""
     try:
         with rt.Store.open(path, "16MiB", io="uring", segment_bytes=1 << 20) as store:
             mode = store.stats()["io"]["mode"]
@@ -61,9 +61,8 @@ def require_io_uring(path: Path) -> None:
 
 
 class Disk:
-    """A file system on a loop device, mounted at `path`.
-
-    In ext4 the front of the device holds everything but data, the journal included.
+    """A file system on a loop device, mounted at `path`. In ext4 the front of the device contains
+    all metadata, the journal included.
     """
 
     def __init__(self, backing: Path, mebibytes: int, file_system: str = "ext4") -> None:
@@ -84,11 +83,11 @@ class Disk:
                 pytest.skip(f"{make} is not installed")
             command(make, "-q", backing)
         self.attach()
-        # Where data begins. Later, each processor's files begin somewhere else.
+        # Start of the data area. Later, each processor's files begin elsewhere.
         self.data = self._first_free() if file_system == "ext4" else 0
 
     def attach(self) -> None:
-        """Attaches the backing file to a free loop device, or skips where the kernel refuses."""
+        """Attaches the backing file to a free loop device; skips the test if the kernel refuses."""
         line = ["losetup", "--find", "--show", str(self.backing)]
         done = subprocess.run(line, capture_output=True, text=True, timeout=60)
         if done.returncode != 0:
@@ -114,12 +113,12 @@ class Disk:
         self.mounted = False
 
     def detach(self) -> None:
-        """Unmounts the file system, and frees the loop device. Does nothing the second time."""
+        """Unmounts the file system, and frees the loop device. Idempotent."""
         if self.mounted:
             deadline = time.monotonic() + 20
             while subprocess.run(["umount", str(self.path)], capture_output=True).returncode != 0:
                 if time.monotonic() > deadline:
-                    # The kernel then frees the device with its last open file.
+                    # The kernel frees the device with its last open file.
                     command("umount", "--lazy", self.path)
                     break
                 time.sleep(0.1)
@@ -139,7 +138,7 @@ class Disk:
         return 512 * int(Path("/sys/block", self.device.name, "stat").read_text().split()[6])
 
     def cut(self, length: int) -> None:
-        """Makes requests behind the first `length` bytes fail with EIO, until it is zero again."""
+        """Makes requests after the first `length` bytes fail with EIO; zero ends this."""
         assert self.device is not None
         with self.device.open("rb") as device:
             info = bytearray(LOOP_INFO)
@@ -150,7 +149,7 @@ class Disk:
             fcntl.ioctl(device, LOOP_SET_STATUS64, bytes(info))
 
     def _first_free(self) -> int:
-        """Offset in bytes of the block that the next file gets."""
+        """Returns the offset in bytes of the block that the next file gets."""
         probe = self.path / "probe"
         with probe.open("wb") as file:
             file.write(bytes(4096))
@@ -161,7 +160,9 @@ class Disk:
         return 4096 * int(struct.unpack("i", block)[0])
 
     def after_power_loss(self, to: Path) -> Disk:
-        """A mounted copy of the device's blocks, without what only the page cache has."""
+        """Returns a mounted copy of the device's blocks, without pages that are only in the page
+        cache.
+        """
         copy = object.__new__(Disk)
         copy.backing = to
         copy.path = to.with_suffix(".mnt")

@@ -1,5 +1,5 @@
-"""Keys, pages and stores that the tests share. A page's bytes follow from its key and its size, so
-every byte that comes back can be judged.
+"""Keys, pages and stores that the tests share. A page's bytes follow from its key and size, so that
+every byte read back can be checked.
 """
 
 import hashlib
@@ -14,17 +14,17 @@ import ritornello as rt
 
 Bytes: TypeAlias = NDArray[np.uint8]
 
-# Small, so that tests fill and overwrite it; options of every store here.
+# Small, so that tests fill and overwrite the store.
 SMALL: dict[str, Any] = {"capacity": "64MiB", "segment_bytes": 4 << 20}
 
 
 def open_small(path: Path, **options: Any) -> rt.Store:
-    """A store of 64 MiB in 1 MiB segments; `options` are those of `Store.open`."""
+    """Opens a store of 64 MiB in 1 MiB segments; `options` are those of `Store.open`."""
     return rt.Store.open(path, **{**SMALL, **options})
 
 
 def keys_of(name: str, pages: int) -> list[bytes]:
-    """Keys of the sequence `name`: key n commits to all before it."""
+    """Returns keys of the sequence `name`: key n commits to all before it."""
     keys, last = [], name.encode()
     for _ in range(pages):
         last = hashlib.sha256(last).digest()
@@ -33,16 +33,16 @@ def keys_of(name: str, pages: int) -> list[bytes]:
 
 
 def page_of(key: bytes, page_bytes: int) -> Bytes:
-    """The only right bytes for `key`, shape (page_bytes,)."""
+    """Returns the expected bytes for `key`, of shape (page_bytes,)."""
     seed = int.from_bytes(hashlib.sha256(key).digest()[:8], "little")
     return np.random.default_rng(seed).integers(0, 256, page_bytes, np.uint8)
 
 
 def pages_of(keys: Sequence[bytes], page_bytes: int) -> Bytes:
-    """The only right bytes for `keys`, shape (len(keys), page_bytes)."""
+    """Returns the expected bytes for `keys`, of shape (len(keys), page_bytes)."""
     return np.stack([page_of(key, page_bytes) for key in keys])
 
 
 def blank(pages: int, page_bytes: int) -> Bytes:
-    """Memory to read to, full of a byte that gives it away."""
+    """Returns memory for reads, filled with a byte that reveals unread parts."""
     return np.full((pages, page_bytes), 0xA5, np.uint8)

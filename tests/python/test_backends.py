@@ -1,4 +1,4 @@
-"""Backends that are Python classes: the one of the documentation, and such as do it wrong."""
+"""Remote backends that are Python classes: the documented one, and faulty ones."""
 
 import importlib
 import itertools
@@ -18,7 +18,7 @@ import ritornello as rt
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE, PAGES = 20_000, 8
-# A class that keeps values in its process, and does what a subclass makes worse.
+# A backend that keeps values in its process; subclasses add faults.
 MEMORY = '''
 import threading, time
 import ritornello as rt
@@ -112,7 +112,7 @@ def ritornello(*words: str, path: Path) -> subprocess.CompletedProcess[str]:
 
 
 def doctor(address: str, path: Path, *more: str) -> tuple[int, dict[str, Any], str]:
-    """Exit code, answer and what was told besides."""
+    """Returns exit code, standard output and standard error of `ritornello doctor`."""
     done = ritornello("doctor", "--json", "--backend", address, *more, path=path)
     return done.returncode, json.loads(done.stdout), done.stderr
 
@@ -123,7 +123,7 @@ def classes(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_example_of_the_documentation_is_a_backend(tmp_path: Path) -> None:
+def test_documented_example_is_valid_backend(tmp_path: Path) -> None:
     text = ROOT.joinpath("docs/backends.md").read_text()
     example = re.search(r"```python\n# my_backend.py\n(.*?)```", text, re.DOTALL)
     assert example
@@ -134,7 +134,7 @@ def test_the_example_of_the_documentation_is_a_backend(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["Views", "Arguments"])
-def test_classes_may_return_other_buffers_and_take_arguments(classes: Path, name: str) -> None:
+def test_classes_may_return_buffers_and_take_arguments(classes: Path, name: str) -> None:
     code, answer, err = doctor(f"mine:{name}" + "?host=a%20b" * (name == "Arguments"), classes)
     assert code == 0, (answer, err)
 
@@ -150,7 +150,7 @@ def test_classes_may_return_other_buffers_and_take_arguments(classes: Path, name
         ("NoBool", "bool"),
     ],
 )
-def test_what_a_class_does_wrong_is_found_and_told(classes: Path, name: str, told: str) -> None:
+def test_doctor_reports_violated_contract(classes: Path, name: str, told: str) -> None:
     code, answer, err = doctor(f"mine:{name}", classes)
     wrong = [check["wrong"] for check in answer["checks"] if check["wrong"]]
     assert (code, answer["healthy"]) == (1, False), err
@@ -158,7 +158,7 @@ def test_what_a_class_does_wrong_is_found_and_told(classes: Path, name: str, tol
     assert not any("panicked" in line for line in [err, *wrong]), err
 
 
-def test_a_class_that_hangs_is_left_alone(classes: Path) -> None:
+def test_hanging_class_is_not_called_again(classes: Path) -> None:
     code, answer, _ = doctor("mine:Hangs", classes, "--patience", "2")
     assert code == 1
     assert "no answer within 2 s" in answer["checks"][0]["wrong"]
@@ -175,14 +175,12 @@ def test_a_class_that_hangs_is_left_alone(classes: Path) -> None:
         ("ftp://host/x", "s3://BUCKET/PREFIX"),
     ],
 )
-def test_what_cannot_be_opened_says_why(classes: Path, address: str, told: str) -> None:
+def test_failed_open_says_why(classes: Path, address: str, told: str) -> None:
     done = ritornello("doctor", "--backend", address, path=classes)
     assert (done.returncode, told in done.stderr) == (2, True), done.stderr
 
 
-def test_options_of_an_address_are_told_nowhere(
-    classes: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_address_options_are_never_shown(classes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     address = "mine:Tells?password=hunter2"
     done = ritornello("doctor", "--json", "--backend", address, path=classes)
     assert done.returncode == 1
@@ -198,15 +196,13 @@ def test_options_of_an_address_are_told_nowhere(
         assert "hunter2" not in repr(cache) + str(cache.stats())
 
 
-def test_a_class_that_is_never_made_keeps_no_tier_from_being_opened(
-    classes: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failing_constructor_blocks_no_tier(classes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(classes))
     with rt.Cache.open([f"host 64MiB {classes}/host", "mine:NeverMade"]) as cache:
         put(cache, "a")
 
 
-def test_a_class_is_made_as_soon_as_it_can_be(
+def test_constructor_is_retried_until_it_succeeds(
     classes: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(classes))
@@ -226,7 +222,7 @@ def test_a_class_is_made_as_soon_as_it_can_be(
 
 
 def put(cache: rt.Cache, prompt: str) -> None:
-    """Puts a prompt, and finds it where it was put."""
+    """Puts a prompt, and checks on which tiers it is found."""
     scope, keys = rt.Scope.opaque("down", PAGE, chained=True), keys_of(prompt, PAGES)
     stored = cache.submit_put(scope, keys, pages_of(keys, PAGE)).wait(60)
     assert stored is not None

@@ -1,4 +1,4 @@
-"""Wrong calls get a clear error, and change nothing."""
+"""Invalid calls raise a clear error, and change nothing."""
 
 from collections.abc import Callable
 from typing import Any
@@ -43,7 +43,7 @@ BAD_PAGES: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("name", BAD_PAGES)
-def test_pages_of_a_put(store: rt.Store, name: str) -> None:
+def test_put_rejects_invalid_pages(store: rt.Store, name: str) -> None:
     pages, advice = BAD_PAGES[name]
     with pytest.raises(InvalidError, match=advice):
         store.put_batch(SCOPE, KEYS, pages)
@@ -82,7 +82,7 @@ BAD_OUT: dict[str, tuple[Callable[[], Any], str]] = {
 
 
 @pytest.mark.parametrize("name", BAD_OUT)
-def test_out_of_a_get(store: rt.Store, name: str) -> None:
+def test_get_rejects_invalid_buffers(store: rt.Store, name: str) -> None:
     make, advice = BAD_OUT[name]
     store.put_batch(SCOPE, KEYS, pages_of(KEYS, PAGE))
     with pytest.raises(InvalidError, match=advice):
@@ -91,7 +91,7 @@ def test_out_of_a_get(store: rt.Store, name: str) -> None:
         store.submit_get(SCOPE, KEYS, make())
 
 
-def test_buffers_of_a_pool_that_interleave_without_overlap_are_fine(store: rt.Store) -> None:
+def test_interleaved_pool_buffers_are_accepted(store: rt.Store) -> None:
     memory = blank(3, 2 * PAGE).reshape(-1)
     halves = rt.PagePool([memory, memory[PAGE:]], [PAGE, PAGE], strides=[2 * PAGE, 2 * PAGE])
     scope = rt.Scope.opaque("halves", 2 * PAGE)
@@ -111,13 +111,15 @@ def test_buffers_of_a_pool_that_interleave_without_overlap_are_fine(store: rt.St
         (["text"], [8], None, "buffer 0 is of type str"),
     ],
 )
-def test_pools(buffers: Any, page_bytes: Any, strides: Any, advice: str) -> None:
+def test_invalid_pools_are_rejected(
+    buffers: Any, page_bytes: Any, strides: Any, advice: str
+) -> None:
     with pytest.raises(InvalidError, match=advice):
         rt.PagePool(buffers, page_bytes, strides=strides)
 
 
 @pytest.mark.parametrize("page", [4, -1, "1", 1 << 70])
-def test_ids_outside_a_pool(page: Any) -> None:
+def test_ids_outside_pool_are_rejected(page: Any) -> None:
     with pytest.raises(InvalidError, match="id 1 is"):
         rt.PagePool([blank(4, 64)], [64]).pages([0, page])
 
@@ -131,7 +133,7 @@ def test_ids_outside_a_pool(page: Any) -> None:
         (7, "list of bytes"),
     ],
 )
-def test_keys(store: rt.Store, keys: Any, advice: str) -> None:
+def test_invalid_keys_are_rejected(store: rt.Store, keys: Any, advice: str) -> None:
     pages = pages_of(KEYS, PAGE)
     calls: list[Callable[[], object]] = [
         lambda: store.put_batch(SCOPE, keys, pages),
@@ -139,7 +141,7 @@ def test_keys(store: rt.Store, keys: Any, advice: str) -> None:
         lambda: store.submit_put(SCOPE, keys, pages),
         lambda: store.submit_get(SCOPE, keys, pages),
         lambda: store.probe(SCOPE, keys),
-        lambda: store.match(SCOPE, keys),
+        lambda: store.pin_prefix(SCOPE, keys),
         lambda: store.exists(SCOPE, keys),
         lambda: store.touch(SCOPE, keys),
         lambda: store.delete(SCOPE, keys),
@@ -149,7 +151,7 @@ def test_keys(store: rt.Store, keys: Any, advice: str) -> None:
             call()
 
 
-def test_a_key_twice_in_a_put(store: rt.Store) -> None:
+def test_repeated_key_in_put_is_rejected(store: rt.Store) -> None:
     with pytest.raises(InvalidError):
         store.put_batch(SCOPE, [KEYS[0], KEYS[1], KEYS[0]], pages_of(KEYS, PAGE))
     assert store.exists(SCOPE, KEYS) == [False] * 3
@@ -162,7 +164,7 @@ def test_a_key_twice_in_a_put(store: rt.Store) -> None:
         (rt.Scope.opaque("bad input", 2 * PAGE), f"page_bytes {2 * PAGE} and {PAGE}"),
     ],
 )
-def test_scope_with_another_arrangement_is_another_scope(
+def test_other_arrangement_makes_other_scope(
     store: rt.Store, capfd: pytest.CaptureFixture[str], other: rt.Scope, warned: str
 ) -> None:
     store.put_batch(SCOPE, KEYS, pages_of(KEYS, PAGE))
@@ -176,11 +178,11 @@ def test_scope_with_another_arrangement_is_another_scope(
 
 
 @pytest.mark.parametrize("seconds", [-1.0, float("nan")])
-def test_spans_of_time(store: rt.Store, seconds: float) -> None:
+def test_invalid_durations_are_rejected(store: rt.Store, seconds: float) -> None:
     with pytest.raises(InvalidError, match="seconds, zero or more"):
         store.put_batch(SCOPE, KEYS, pages_of(KEYS, PAGE), timeout=seconds)
     with pytest.raises(InvalidError, match="seconds, zero or more"):
-        store.match(SCOPE, KEYS, ttl=seconds)
+        store.pin_prefix(SCOPE, KEYS, ttl=seconds)
 
 
 @pytest.mark.parametrize(
@@ -193,7 +195,7 @@ def test_spans_of_time(store: rt.Store, seconds: float) -> None:
         ({"layout": "my_own"}, "page_bytes"),
     ],
 )
-def test_scopes(changes: dict[str, Any], advice: str) -> None:
+def test_invalid_scopes_are_rejected(changes: dict[str, Any], advice: str) -> None:
     fields: dict[str, Any] = {
         "model": "m",
         "dtype": "bfloat16",
@@ -206,7 +208,7 @@ def test_scopes(changes: dict[str, Any], advice: str) -> None:
         rt.Scope(**{**fields, **changes})
 
 
-def test_empty_batches_are_no_error(store: rt.Store) -> None:
+def test_empty_batches_are_accepted(store: rt.Store) -> None:
     assert store.put_batch(SCOPE, [], []) == 0
     assert store.get_batch(SCOPE, [], []) == 0
     assert store.probe(SCOPE, []) == 0
@@ -217,7 +219,7 @@ def test_empty_batches_are_no_error(store: rt.Store) -> None:
     assert (outcome.pages, outcome.reason, outcome.ok) == (0, "", [])
 
 
-def test_errors_have_a_kind_and_are_values_too() -> None:
+def test_errors_have_kind_and_builtin_base() -> None:
     assert issubclass(InvalidError, ValueError)
     assert issubclass(InvalidError, RitornelloError)
     kinds = {cls.kind for cls in [InvalidError, rt.errors.RetryError, rt.errors.FatalError]}

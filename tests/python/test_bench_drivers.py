@@ -1,4 +1,4 @@
-"""The drivers of the OpenAI API against a server that computes nothing and waits a known time."""
+"""The benchmark's drivers against a server that computes nothing and delays by known times."""
 
 import asyncio
 import random
@@ -67,18 +67,18 @@ def by_place(records: Sequence[Record]) -> dict[tuple[int, int], Record]:
     return {(record.session, record.round): record for record in records}
 
 
-# ---- what is asked
+# ---- requests
 
 
 @pytest.mark.parametrize("source", [IDS, TEXT])
-def test_a_piece_depends_on_seed_and_name_only(source: Source) -> None:
+def test_piece_depends_on_seed_and_name(source: Source) -> None:
     again = Source(source.seed, source.text)
     assert source.piece("a", 50) == again.piece("a", 50)
     assert source.piece("a", 50) != source.piece("b", 50)
     assert source.piece("a", 50) != Source(source.seed + 1, source.text).piece("a", 50)
 
 
-def test_text_and_token_ids_do_not_make_one_prompt() -> None:
+def test_text_and_ids_cannot_be_joined() -> None:
     assert joined((1, 2), (3,)) == (1, 2, 3)
     assert joined("a ", "b ") == "a b "
     with pytest.raises(TypeError, match="do not make one prompt"):
@@ -89,7 +89,7 @@ def test_text_and_token_ids_do_not_make_one_prompt() -> None:
     "workload",
     [qa(), qa(TEXT), documents(), documents(hit_miss_ratio=(2, 1)), turns(), turns(TEXT)],
 )
-def test_the_same_seed_asks_the_same(workload: Any) -> None:
+def test_same_seed_sends_same_requests(workload: Any) -> None:
     def asked() -> list[Any]:
         server = FakeOpenAI()
         assert not any(record.error for record in run(workload, server))
@@ -100,7 +100,7 @@ def test_the_same_seed_asks_the_same(workload: Any) -> None:
     assert len(first) == workload.requests
 
 
-def test_a_user_says_all_that_was_said_before() -> None:
+def test_prompt_contains_whole_conversation() -> None:
     server = FakeOpenAI()
     found = by_place(run(qa(), server))
     assert len(found) == 12
@@ -120,29 +120,29 @@ def _windows(prompts: list[list[int]], length: int) -> set[tuple[int, ...]]:
     return {tuple(p[at : at + length]) for p in prompts for at in range(len(p) - length + 1)}
 
 
-def test_rounds_of_a_user_go_to_the_servers_in_turn() -> None:
+def test_user_rounds_alternate_between_servers() -> None:
     first, second = FakeOpenAI(), FakeOpenAI()
     for record in run(qa(), first, second):
         assert record.server == (record.session + record.round) % 2
     assert len(first.asked) == len(second.asked) == 6
 
 
-def test_other_users_have_other_prompts() -> None:
+def test_users_have_different_prompts() -> None:
     server = FakeOpenAI()
     run(qa(num_rounds=1), server)
     run(qa(num_rounds=1, init_user_id=4), server)
     assert len({tuple(body["prompt"]) for body in server.asked}) == 8
 
 
-def test_with_a_time_users_follow_each_other_and_none_asks_too_late() -> None:
+def test_timed_run_replaces_users_until_end() -> None:
     server = FakeOpenAI(prefill_s=0.001)
     records = run(qa(time_s=0.2, qps=200.0), server)
     assert len({record.session for record in records}) > 4
-    # A moment passes between looking at the clock and sending.
+    # Some time passes between reading the clock and sending.
     assert all(record.sent_s < 0.2 + 0.1 for record in records)
 
 
-def test_the_time_is_over_for_users_who_wake_too_late() -> None:
+def test_user_waking_after_end_asks_nothing() -> None:
     class Sleepy(Driver):
         async def until(self, moment: float) -> None:
             await super().until(moment)
@@ -155,7 +155,7 @@ def test_the_time_is_over_for_users_who_wake_too_late() -> None:
     assert with_servers([FakeOpenAI()], test) == []
 
 
-def test_a_ramp_up_finds_users_in_their_midst() -> None:
+def test_ramp_up_starts_users_mid_conversation() -> None:
     ramped = qa(num_users=6, num_rounds=3, time_s=5.0)
     assert [ramped.rounds_of(place) for place in range(6)] == [3, 3, 2, 2, 1, 1]
     assert qa(time_s=5.0, ramp_up=False).rounds_of(3) == 3
@@ -167,18 +167,18 @@ def test_a_ramp_up_finds_users_in_their_midst() -> None:
     ("mode", "order"),
     [("tile", [0, 1, 2, 0, 1, 2]), ("interleave", [0, 0, 1, 1, 2, 2])],
 )
-def test_documents_repeat_in_the_order_of_the_mode(mode: str, order: list[int]) -> None:
+def test_documents_repeat_in_order_of_mode(mode: str, order: list[int]) -> None:
     assert documents(num_documents=3, repeat_mode=mode).order() == order
 
 
-def test_a_random_order_has_every_document_as_often() -> None:
+def test_random_order_repeats_every_document_equally() -> None:
     order = documents(num_documents=20).order()
     assert order == documents(num_documents=20).order()
     assert order != documents(num_documents=20, shuffle_seed=1).order()
     assert sorted(order) == sorted([*range(20)] * 2)
 
 
-def test_documents_are_read_before_they_are_asked_about() -> None:
+def test_documents_are_sent_before_questions() -> None:
     server = FakeOpenAI()
     records = run(documents(hit_miss_ratio=(3, 1)), server)
     assert [record.round for record in records] == [0] * 5 + [1] * 10
@@ -191,7 +191,7 @@ def test_documents_are_read_before_they_are_asked_about() -> None:
 
 
 @pytest.mark.parametrize("policy", ["random", "fifo"])
-def test_clients_take_turns_and_few_are_served_at_once(policy: str) -> None:
+def test_parallel_requests_are_limited(policy: str) -> None:
     server = FakeOpenAI(prefill_s=0.002)
     workload = turns(ready_queue_policy=policy, sub_question_input_length=10)
     found = by_place(run(workload, server))
@@ -201,7 +201,7 @@ def test_clients_take_turns_and_few_are_served_at_once(policy: str) -> None:
     assert [found[0, number].history_tokens for number in range(3)] == [0, 44, 58]
 
 
-def test_fifo_takes_who_waits_longest_and_random_takes_any() -> None:
+def test_fifo_takes_longest_waiting_client() -> None:
     clients = [Waiting(number, 0, (), 0) for number in range(20)]
 
     def order(policy: str, seed: int) -> list[int]:
@@ -216,17 +216,17 @@ def test_fifo_takes_who_waits_longest_and_random_takes_any() -> None:
 
 
 @pytest.mark.parametrize("distribution", ["poisson", "uniform"])
-def test_requests_come_at_the_rate_on_average(distribution: str) -> None:
+def test_requests_arrive_at_mean_rate(distribution: str) -> None:
     workload = turns(distribution=distribution, request_rate=4.0)
     chance = random.Random(5)
     pauses = [workload.pause_s(chance) for _ in range(20_000)]
     assert sum(pauses) / len(pauses) == pytest.approx(0.25, rel=0.05)
 
 
-# ---- what is measured
+# ---- measured times
 
 
-def test_times_are_at_least_those_of_the_server() -> None:
+def test_measured_times_include_server_delays() -> None:
     server = FakeOpenAI(prefill_s=0.05, gap_s=0.01)
     for record in run(qa(num_users=2, num_rounds=1, answer_len=5), server):
         assert record.ttft_s >= 0.05
@@ -236,7 +236,7 @@ def test_times_are_at_least_those_of_the_server() -> None:
         assert record.answer_tokens == 5
 
 
-def test_a_server_that_counts_nothing_is_counted_here() -> None:
+def test_tokens_are_counted_without_server_usage() -> None:
     server = FakeOpenAI(usage=False)
     for record in run(qa(num_rounds=1), server):
         assert (record.prompt_tokens, record.answer_tokens) == (112, 4)
@@ -254,7 +254,7 @@ def test_extra_fields_are_in_every_request() -> None:
     assert all(body["kv_transfer_params"] == {"ritornello.no_load": True} for body in server.asked)
 
 
-# ---- what goes wrong
+# ---- failures
 
 
 def failed(workload: Workload, server: FakeOpenAI, **options: float) -> str:
@@ -277,20 +277,20 @@ def failed(workload: Workload, server: FakeOpenAI, **options: float) -> str:
     ],
 )
 @pytest.mark.parametrize("workload", [qa(num_users=2), turns(num_clients=2)])
-def test_a_failure_says_what_to_do(workload: Workload, server: FakeOpenAI, told: str) -> None:
+def test_failure_says_what_to_do(workload: Workload, server: FakeOpenAI, told: str) -> None:
     assert told in failed(workload, server)
 
 
-def test_text_needs_no_token_ids() -> None:
+def test_text_prompts_need_no_token_ids() -> None:
     assert not any(record.error for record in run(qa(TEXT), FakeOpenAI(ids=False)))
 
 
-def test_a_server_that_hangs_is_given_up() -> None:
+def test_hanging_completion_times_out() -> None:
     told = failed(qa(num_users=2), FakeOpenAI(prefill_s=30.0), deadline_s=0.2)
     assert "no answer within 0.2 s" in told
 
 
-def test_a_page_that_hangs_is_given_up() -> None:
+def test_hanging_page_times_out() -> None:
     async def test(urls: list[str]) -> None:
         with pytest.raises(ServingError, match=r"/slow: no answer within 0\.1 s"):
             await Server(urls[0]).get("/slow", 0.1)
@@ -298,14 +298,14 @@ def test_a_page_that_hangs_is_given_up() -> None:
     with_servers([FakeOpenAI()], test)
 
 
-def test_documents_whose_reading_failed_have_no_history() -> None:
+def test_failed_document_has_no_history() -> None:
     records = run(documents(num_documents=2), FakeOpenAI(fails=500))
     assert len(records) == 6
     assert all(record.error and not record.history_tokens for record in records)
 
 
 @pytest.mark.parametrize("url", ["https://127.0.0.1:1", "http://", "ftp://host"])
-def test_an_address_that_is_none_is_refused(url: str) -> None:
+def test_invalid_address_is_refused(url: str) -> None:
     with pytest.raises(ServingError, match=r"write it like http://127\.0\.0\.1:8000"):
         Server(url)
 
@@ -313,6 +313,6 @@ def test_an_address_that_is_none_is_refused(url: str) -> None:
 @pytest.mark.parametrize(
     "url", ["127.0.0.1:8000", "http://127.0.0.1:8000/v1/", "localhost:8000/v1"]
 )
-def test_addresses_as_they_are_typed(url: str) -> None:
+def test_addresses_are_parsed_as_typed(url: str) -> None:
     server = Server(url)
     assert (server.port, server.path) == (8000, "")

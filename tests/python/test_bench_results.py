@@ -1,4 +1,4 @@
-"""What the benchmark of serving engines makes of requests: statistics, counters, rows, command."""
+"""Results of the serving benchmark: statistics, counters, rows, command."""
 
 import json
 import random
@@ -12,7 +12,7 @@ from ritornello.bench import __main__ as command
 from ritornello.bench.client import Server
 from ritornello.bench.confidence import interval, mean, quantile, ratio, regret
 from ritornello.bench.driver import Record
-from ritornello.bench.engines import Watch
+from ritornello.bench.engines import MetricsWatch
 from ritornello.bench.metrics import Metrics
 from ritornello.bench.summary import rows, total, ttfts
 
@@ -41,11 +41,11 @@ def record(session: int, number: int = 0, ttft_s: float = 1.0, **changes: object
 @pytest.mark.parametrize(
     ("share", "value"), [(0.0, 1.0), (0.5, 2.5), (0.9, 3.7), (0.99, 3.97), (1.0, 4.0)]
 )
-def test_quantiles_lie_between_values(share: float, value: float) -> None:
+def test_quantiles_interpolate_between_values(share: float, value: float) -> None:
     assert quantile([4.0, 1.0, 3.0, 2.0], share) == pytest.approx(value)
 
 
-def test_an_interval_holds_the_mean_about_as_often_as_it_says() -> None:
+def test_interval_covers_mean_at_its_level() -> None:
     chance = random.Random(3)
     held = 0
     for _ in range(60):
@@ -55,8 +55,8 @@ def test_an_interval_holds_the_mean_about_as_often_as_it_says() -> None:
     assert 48 <= held <= 60
 
 
-def test_sessions_are_drawn_whole() -> None:
-    """Values that are equal within sessions say no more than one each."""
+def test_bootstrap_draws_whole_sessions() -> None:
+    """Values that are equal within sessions carry no more information than one value each."""
     chance = random.Random(4)
     once = [[chance.random()] for _ in range(12)]
     often = [session * 50 for session in once]
@@ -69,7 +69,7 @@ def _width(found: object) -> float:
     return float(found.high - found.low)  # type: ignore[attr-defined]
 
 
-def test_a_ratio_of_paired_sessions_knows_that_they_are_paired() -> None:
+def test_ratio_pairs_sessions() -> None:
     chance = random.Random(5)
     below = [[chance.uniform(1, 100)] for _ in range(20)]
     above = [[2 * value for value in session] for session in below]
@@ -79,14 +79,14 @@ def test_a_ratio_of_paired_sessions_knows_that_they_are_paired() -> None:
         ratio(above, below[:3])
 
 
-def test_regret_is_over_the_better_of_the_others() -> None:
+def test_regret_compares_with_better_choice() -> None:
     always, never = [[2.0], [2.0]], [[4.0], [4.0]]
     assert regret([[3.0], [3.0]], [always, never]).value == pytest.approx(0.5)
     assert regret([[2.0], [2.0]], [always, never]).value == pytest.approx(0.0)
     assert regret([[1.0], [1.0]], [always, never]).value == pytest.approx(-0.5)
 
 
-def test_the_same_seed_draws_the_same() -> None:
+def test_same_seed_draws_same_samples() -> None:
     groups = [[value**0.5] for value in range(30)]
     assert interval(groups, seed=1) == interval(groups, seed=1) != interval(groups, seed=2)
     with pytest.raises(ValueError, match="no requests"):
@@ -96,7 +96,7 @@ def test_the_same_seed_draws_the_same() -> None:
 # ---- counters
 
 
-def test_counters_are_read_summed_and_subtracted() -> None:
+def test_counters_are_parsed_summed_and_subtracted() -> None:
     text = (
         "# TYPE a counter\n"
         'a_total{engine="0",source="disk"} 3.0\n'
@@ -109,12 +109,12 @@ def test_counters_are_read_summed_and_subtracted() -> None:
     assert found.by("a_total", "source") == {"disk": 103.0, 'ho\\"st': 4.0}
     assert found.total("a_total", engine="0") == 7.0
     assert found.total("plain") == 7.5
-    twice = Metrics.together([found, found])
+    twice = Metrics.sum_of([found, found])
     assert twice.total("a_total") == 214.0
     assert twice.since(found).samples == found.samples
 
 
-def test_hits_are_told_by_tier() -> None:
+def test_hits_are_reported_by_tier() -> None:
     name = "vllm:prompt_tokens_cached_by_source_total"
     found = Metrics.parse(
         f'{name}{{source="device"}} 5\n{name}{{source="disk"}} 0\n'
@@ -123,27 +123,27 @@ def test_hits_are_told_by_tier() -> None:
     assert found.hit_tokens() == {"device": 5, "remote": 7}
 
 
-def test_a_watch_counts_what_the_run_asked_and_no_more() -> None:
+def test_watch_counts_the_run_only() -> None:
     server = FakeOpenAI()
 
     async def test(urls: list[str]) -> Metrics | None:
         servers = [Server(url) for url in urls]
         body = {"model": "fake", "prompt": [1] * 40, "max_tokens": 2, "return_token_ids": True}
         await servers[0].complete(body, 10)
-        watch = await Watch.begin(servers)
+        watch = await MetricsWatch.begin(servers)
         await servers[0].complete(body, 10)
         return await watch.end(40)
 
     found = with_servers([server], test)
     assert found is not None
     assert (found.prompt_tokens(), found.hit_tokens()) == (40, {"disk": 32})
-    assert found.ours() == {"hit_pages": 2.0}
+    assert found.connector_counters() == {"hit_pages": 2.0}
 
 
 # ---- rows
 
 
-def test_rows_are_by_round_and_by_whether_there_was_a_history() -> None:
+def test_rows_are_grouped_by_round_and_history() -> None:
     records = [record(user, number, ttft_s=number + 1.0) for user in range(3) for number in (0, 1)]
     records.append(record(9, 1, ttft_s=8.0, history_tokens=0))
     records.append(record(10, 1, error="gone"))
@@ -160,7 +160,7 @@ def test_rows_are_by_round_and_by_whether_there_was_a_history() -> None:
     assert command.gain(found) == pytest.approx(0.5)
 
 
-def test_totals_are_over_the_time_from_first_sent_to_last_answered() -> None:
+def test_totals_span_first_request_to_last_answer() -> None:
     records = [record(0, 0), record(0, 1), record(1, 2, error="gone")]
     whole = total(records, None)
     assert (whole.requests, whole.failed, whole.duration_s) == (3, 1, 3.0)
@@ -171,7 +171,7 @@ def test_totals_are_over_the_time_from_first_sent_to_last_answered() -> None:
     assert total(said, None).hit_rate == pytest.approx(0.5)
 
 
-def test_ttfts_are_grouped_by_session_in_its_order() -> None:
+def test_ttfts_are_grouped_by_session() -> None:
     records = [record(1, 1, 4.0), record(0, 0, 1.0), record(1, 0, 3.0), record(2, error="gone")]
     assert ttfts(records) == [[1.0], [3.0, 4.0]]
     assert mean([1.0, 3.0]) == 2.0
@@ -191,7 +191,7 @@ def told(servers: Sequence[FakeOpenAI], *arguments: str) -> int:
     return with_servers(list(servers), test)
 
 
-def test_the_command_writes_a_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_writes_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = tmp_path / "report.json"
     servers = [FakeOpenAI(), FakeOpenAI()]
     assert told(servers, "multi-round-qa", *FLAGS, "--json", str(target), "--tag", "mine") == 0
@@ -209,7 +209,7 @@ def test_the_command_writes_a_report(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "12 answers" in table
 
 
-def test_json_alone_is_all_that_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_to_stdout_prints_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:
     flags = ("--num-clients", "3", "--num-rounds", "2", "--request-rate", "500", "--json")
     assert told([FakeOpenAI(metrics=False)], "multi-turn", *flags) == 0
     found = json.loads(capsys.readouterr().out)
@@ -217,14 +217,14 @@ def test_json_alone_is_all_that_is_printed(capsys: pytest.CaptureFixture[str]) -
     assert found["total"]["hit_rate"] > 0
 
 
-def test_the_chart_is_an_svg(tmp_path: Path) -> None:
+def test_chart_is_svg(tmp_path: Path) -> None:
     target = tmp_path / "ttft.svg"
     flags = ("--num-documents", "3", "--document-length", "64", "--output-len", "2")
     assert told([FakeOpenAI()], "long-context", *flags, "--chart", str(target)) == 0
     assert "<svg" in target.read_text()
 
 
-def test_failures_and_missed_gains_are_exit_statuses(capsys: pytest.CaptureFixture[str]) -> None:
+def test_failures_and_missed_gains_set_exit_status(capsys: pytest.CaptureFixture[str]) -> None:
     assert told([FakeOpenAI(fails=500)], "multi-round-qa", *FLAGS) == 2
     assert "4 of 4 requests failed" in capsys.readouterr().err
     gain = ("--expected-ttft-gain", "1e9")
@@ -240,14 +240,14 @@ def test_failures_and_missed_gains_are_exit_statuses(capsys: pytest.CaptureFixtu
         (("--base-url", "https://x"), "write it like http://127.0.0.1:8000"),
     ],
 )
-def test_what_cannot_be_measured_says_what_to_type(
+def test_unmeasurable_server_says_what_to_type(
     flags: tuple[str, str], advice: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert told([FakeOpenAI()], "multi-round-qa", *FLAGS, *flags) == 2
     assert advice in capsys.readouterr().err
 
 
-def test_bad_flags_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_flags_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     for flags in (["long-context", "--hit-miss-ratio", "3"], ["multi-turn", "--num-rounds", "x"]):
         with pytest.raises(SystemExit, match="2"):
             command.main(flags)

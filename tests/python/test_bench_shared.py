@@ -1,4 +1,4 @@
-"""The shared benchmark without engines: its set-ups, what it makes of requests, what it refuses."""
+"""The shared benchmark without engines: its set-ups, results and failures."""
 
 import io
 import json
@@ -14,7 +14,7 @@ from rich.progress import Progress
 
 from benches.shared.__main__ import Bench
 from benches.shared.chart import draw
-from benches.shared.fleet import Fleet, Measured, Speed, same_so_far
+from benches.shared.fleet import Fleet, Measured, Speed, equal_answer_share
 from benches.shared.report import Report, Run, table
 from benches.shared.s3 import S3Server
 from benches.shared.setups import (
@@ -30,8 +30,8 @@ from benches.shared.setups import (
     Setup,
     bytes_per_token,
     extra_config,
+    fixed_gate_setups,
     full_plan,
-    others_of,
     refusals,
     short_plan,
 )
@@ -85,7 +85,7 @@ def report(*runs: tuple[Setup, Measured]) -> Report:
 # ---- set-ups
 
 
-def test_all_set_ups_are_planned_once_and_the_most_telling_first() -> None:
+def test_plan_has_each_setup_once_best_first() -> None:
     plan = full_plan()
     assert len(set(plan)) == len(plan) == 22
     assert [setup.name for setup in plan[:2]] == [ALONE, HOST]
@@ -96,29 +96,29 @@ def test_all_set_ups_are_planned_once_and_the_most_telling_first() -> None:
     gates = [setup.gate for setup in plan]
     limited = [i for i, setup in enumerate(plan) if setup.gate == "auto" and setup.rate_x]
     assert gates.index("never") > max(limited)
-    # Where time runs out there is a regret at every rate behind one tier at least.
+    # If time runs out, there is a regret at every rate for at least one tier.
     assert {setup.name for setup in plan[gates.index("never") :][:5]} == {HOST_DISK}
     assert {setup.name for setup in short_plan()} == {ALONE, STORE, HOST_DISK, HOST_S3}
 
 
-def test_a_gate_is_compared_with_both_that_have_no_choice() -> None:
+def test_gate_is_compared_with_both_fixed_choices() -> None:
     plan = full_plan()
     for setup in plan:
         if setup.gate != "auto" or setup.rate_x is None or setup.history is not None:
             continue
-        always, never = others_of(setup, plan)
+        always, never = fixed_gate_setups(setup, plan)
         assert (always.name, always.gate, always.rate_x) == (setup.name, "always", setup.rate_x)
         assert (never.name, never.gate, never.rate_x) == (setup.name, "never", None)
         longest = (max(FULL.histories),)
         assert setup.histories(FULL) == always.histories(FULL) == never.histories(FULL) == longest
-    assert others_of(LIMITED, [s for s in plan if s.gate != "never"]) == []
+    assert fixed_gate_setups(LIMITED, [s for s in plan if s.gate != "never"]) == []
     assert plan[0].histories(FULL) == plan[1].histories(FULL) == FULL.histories
     shorter = [setup for setup in plan if setup.history is not None]
     assert [setup.histories(FULL) for setup in shorter] == [FULL.histories[:1]] * 2
-    assert not any(others_of(setup, plan) for setup in shorter)
+    assert not any(fixed_gate_setups(setup, plan) for setup in shorter)
 
 
-def test_answers_are_compared_behind_every_tier_where_all_that_is_there_comes() -> None:
+def test_answers_are_compared_behind_every_tier() -> None:
     for plan in (full_plan(), short_plan()):
         for name in (HOST_DISK, HOST_S3):
             told = [s for s in plan if s.name == name and s.gate == "always" and s.has_answers]
@@ -126,7 +126,7 @@ def test_answers_are_compared_behind_every_tier_where_all_that_is_there_comes() 
         assert not any(setup.has_answers for setup in plan if setup.gate == "never")
 
 
-def test_a_set_up_is_what_the_connector_reads(tmp_path: Path) -> None:
+def test_setup_becomes_connector_configuration(tmp_path: Path) -> None:
     where = place(tmp_path)
     assert extra_config(Setup(ALONE), where) is None
     assert extra_config(Setup(STORE), where) == {
@@ -147,7 +147,7 @@ def test_a_set_up_is_what_the_connector_reads(tmp_path: Path) -> None:
     }
 
 
-def test_the_connector_is_asked_what_it_knows(tmp_path: Path) -> None:
+def test_connector_reports_unsupported_setups(tmp_path: Path) -> None:
     store = extra_config(Setup(STORE), place(tmp_path))
     assert store is not None
     known, unknown = refusals([store, {**store, "no_such_key": 1}], Path(sys.executable))
@@ -156,7 +156,7 @@ def test_the_connector_is_asked_what_it_knows(tmp_path: Path) -> None:
     assert "no_such_key" in unknown
 
 
-def test_an_environment_without_the_connector_is_an_error(tmp_path: Path) -> None:
+def test_missing_connector_is_an_error(tmp_path: Path) -> None:
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\necho 'No module named ritornello' >&2\nexit 1\n")
     python.chmod(0o755)
@@ -165,7 +165,7 @@ def test_an_environment_without_the_connector_is_an_error(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("scale", [FULL, SHORT])
-def test_the_working_set_is_larger_than_what_holds_it(scale: Any) -> None:
+def test_working_set_exceeds_device_and_host(scale: Any) -> None:
     sizes = {"demo": 12, "tiny": 4}
     token = 2 * 2 * sizes[scale.model] * 2 * 64
     host = (scale.host_mib << 20) // token
@@ -173,13 +173,13 @@ def test_the_working_set_is_larger_than_what_holds_it(scale: Any) -> None:
     assert scale.longest < scale.device
 
 
-def test_bytes_of_a_token_are_those_of_all_layers(tmp_path: Path) -> None:
+def test_token_bytes_cover_all_layers(tmp_path: Path) -> None:
     config = tmp_path / "config.json"
     config.write_text('{"num_hidden_layers": 12, "num_key_value_heads": 2, "head_dim": 64}')
     assert bytes_per_token(config) == 6144
 
 
-def test_the_rate_of_questions_keeps_the_engines_busy_as_far_as_wanted() -> None:
+def test_question_rate_reaches_wanted_load() -> None:
     speed = Speed(prefill_tokens_s=2000.0, gap_s=0.01)
     busy = speed.qps(FULL, HISTORY) * (
         (FULL.system + HISTORY + FULL.rounds / 2 * (FULL.question + FULL.answer)) / 2000
@@ -188,7 +188,7 @@ def test_the_rate_of_questions_keeps_the_engines_busy_as_far_as_wanted() -> None
     assert busy / 2 == pytest.approx(FULL.load)
 
 
-def test_engines_are_given_the_connector_and_little_memory(tmp_path: Path) -> None:
+def test_engines_get_connector_and_little_memory(tmp_path: Path) -> None:
     def command(extra: dict[str, Any] | None) -> list[str]:
         fleet = Fleet.of(
             "host + disk",
@@ -213,11 +213,11 @@ def test_engines_are_given_the_connector_and_little_memory(tmp_path: Path) -> No
     assert "--kv-transfer-config" not in command(None)
 
 
-# ---- what is made of requests
+# ---- results
 
 
-def test_rows_compare_the_same_users_with_and_without_tiers(tmp_path: Path) -> None:
-    always, never = others_of(LIMITED, full_plan())
+def test_rows_pair_users_with_and_without_tiers(tmp_path: Path) -> None:
+    always, never = fixed_gate_setups(LIMITED, full_plan())
     made = report(
         (Setup(ALONE), measured(4.0)),
         (Setup(HOST, ("{host}",)), measured(3.0, device=300)),
@@ -249,7 +249,7 @@ def test_rows_compare_the_same_users_with_and_without_tiers(tmp_path: Path) -> N
     assert made.broken == []
     made.write(tmp_path / "report.json", versions="x")
     told = json.loads((tmp_path / "report.json").read_text())
-    # The engine alone: prompts of 1,000 tokens in four seconds.
+    # The engine alone computes prompts of 1,000 tokens in four seconds.
     assert told["break_even_bytes_s"] == {str(HISTORY): 250 * 6144}
     assert told["answers_compared"][LIMITED.title] == [0, 512]
     assert set(told["rows"][2]) >= {
@@ -266,7 +266,7 @@ def test_charts_are_drawn_for_every_history(tmp_path: Path) -> None:
     assert "<svg" in target.read_text()
 
 
-def test_without_comparisons_nothing_is_claimed() -> None:
+def test_missing_comparison_claims_nothing() -> None:
     (row,) = report((LIMITED, measured(1.0, disk=5))).rows()
     assert row.over_alone is None
     assert row.over_host is None
@@ -274,7 +274,7 @@ def test_without_comparisons_nothing_is_claimed() -> None:
     assert row.answers_as_alone is None
 
 
-def test_failed_requests_are_counted_and_leave_pairs_out() -> None:
+def test_failed_requests_are_counted_and_unpaired() -> None:
     made = report((Setup(ALONE), measured(4.0)), (Setup(STORE), measured(1.0, failed=2, disk=9)))
     _, store = made.rows()
     assert (store.requests, store.failed) == (9, 2)
@@ -282,13 +282,13 @@ def test_failed_requests_are_counted_and_leave_pairs_out() -> None:
     assert made.broken == [f"{STORE}: 2 requests failed: gone"]
 
 
-def test_a_tier_without_hits_does_not_hold() -> None:
+def test_tier_without_hits_breaks_report() -> None:
     always = Setup(HOST_DISK, LIMITED.tiers, 0.5, "always")
     made = report(
         (Setup(ALONE), measured(4.0)),
         (Setup(STORE), measured(1.0, device=9)),
         (always, measured(1.0, host=9)),
-        # The gate may well load nothing from a slow tier.
+        # The gate may decide to load nothing from a slow tier.
         (LIMITED, measured(1.0)),
     )
     made.check()
@@ -297,7 +297,7 @@ def test_a_tier_without_hits_does_not_hold() -> None:
     assert made.broken[1].startswith("host + disk at 0.5x, always load: no hit came")
 
 
-def test_other_answers_than_alone_do_not_hold() -> None:
+def test_different_answers_break_report() -> None:
     made = report((Setup(ALONE), measured(4.0)), (Setup(STORE), measured(1.0, disk=9)))
     made.runs[1].answers = {(0, 0): (1, 2), (0, 512): (3, 5)}
     made.check()
@@ -310,18 +310,18 @@ def test_other_answers_than_alone_do_not_hold() -> None:
     assert "no answer to compare" in told
 
 
-def test_answers_are_compared_as_long_as_prompts_are_equal() -> None:
+def test_answers_are_compared_while_prompts_are_equal() -> None:
     def said(*answers: Sequence[int]) -> list[Record]:
         return [Record(0, n, 0, 0, 0.0, answer=tuple(a)) for n, a in enumerate(answers)]
 
     reference = said([1], [2], [3])
-    assert same_so_far(said([1], [2], [3]), reference) == 1.0
-    assert same_so_far(said([1], [9], [3]), reference) == 0.5
-    assert same_so_far(said([9], [2], [3]), reference) == 0.0
-    assert same_so_far([], reference) is None
+    assert equal_answer_share(said([1], [2], [3]), reference) == 1.0
+    assert equal_answer_share(said([1], [9], [3]), reference) == 0.5
+    assert equal_answer_share(said([9], [2], [3]), reference) == 0.0
+    assert equal_answer_share([], reference) is None
 
 
-# ---- what goes wrong
+# ---- failures
 
 
 def bench(tmp_path: Path, deadline: float) -> Bench:
@@ -329,7 +329,7 @@ def bench(tmp_path: Path, deadline: float) -> Bench:
     return Bench(FULL, tmp_path, None, deadline, Report(FULL), progress)
 
 
-def test_set_ups_that_do_not_fit_are_left_out(
+def test_setups_beyond_deadline_are_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     running = bench(tmp_path, time.monotonic() + 100)
@@ -348,7 +348,7 @@ def test_set_ups_that_do_not_fit_are_left_out(
     assert "a set-up takes 1000 s" in no_time[1]
 
 
-def test_a_set_up_that_does_not_start_is_told_and_the_next_is_tried(
+def test_failed_setup_is_reported_and_skipped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(_: Bench, setup: Setup) -> Run:
@@ -363,7 +363,7 @@ def test_a_set_up_that_does_not_start_is_told_and_the_next_is_tried(
     assert running.report.broken == [f"{STORE}: not up"]
 
 
-def test_an_s3_server_that_is_not_there_or_ends_at_once_is_told(tmp_path: Path) -> None:
+def test_failed_s3_server_is_reported(tmp_path: Path) -> None:
     program = tmp_path / "versitygw"
     with (
         pytest.raises(DemoError, match="make s3"),

@@ -1,4 +1,4 @@
-"""A cache over tiers: what one put, every other finds, wherever it lies by then."""
+"""A cache over tiers: pages that one process puts are found by every other, on any tier."""
 
 import multiprocessing
 import time
@@ -49,7 +49,7 @@ def load(cache: rt.Cache, scope: rt.Scope, keys: Sequence[bytes]) -> int:
     return outcome.pages
 
 
-def test_what_is_put_is_found_and_loaded(tmp_path: Path, scope: rt.Scope) -> None:
+def test_put_pages_are_found_and_loaded(tmp_path: Path, scope: rt.Scope) -> None:
     keys = keys_of("a", 10)
     with open_cache(tmp_path, f"disk {tmp_path}/disk 64MiB") as cache:
         assert put(cache, scope, keys[:6]) == 6
@@ -68,7 +68,7 @@ def test_what_is_put_is_found_and_loaded(tmp_path: Path, scope: rt.Scope) -> Non
         cache.find(scope, keys)
 
 
-def test_sections_of_a_prompt_on_two_tiers_come_whole(tmp_path: Path) -> None:
+def test_sections_from_two_tiers_arrive_complete(tmp_path: Path) -> None:
     page = 384 << 10
     scope = rt.Scope.opaque("sections", page, chained=True)
     keys, ends = keys_of("a", 8), (page // 3, page // 2, page)
@@ -95,7 +95,7 @@ def test_sections_of_a_prompt_on_two_tiers_come_whole(tmp_path: Path) -> None:
             cache.submit_get(scope, keys, blank(8, page), sections=(page // 2,))
 
 
-def test_another_machine_finds_it_through_the_remote(tmp_path: Path, scope: rt.Scope) -> None:
+def test_other_machine_finds_pages_through_remote(tmp_path: Path, scope: rt.Scope) -> None:
     far = tmp_path / "far"
     far.mkdir()
     keys = keys_of("a", 50)
@@ -110,7 +110,7 @@ def test_another_machine_finds_it_through_the_remote(tmp_path: Path, scope: rt.S
         assert cache.stats()["prefetch"]["pages"] == 50
 
 
-def test_the_gate_hears_of_loads_and_prefills(tmp_path: Path, scope: rt.Scope) -> None:
+def test_gate_learns_loads_and_prefills(tmp_path: Path, scope: rt.Scope) -> None:
     keys = keys_of("a", 20)
     with open_cache(tmp_path) as cache:
         put(cache, scope, keys)
@@ -135,7 +135,7 @@ def test_the_gate_hears_of_loads_and_prefills(tmp_path: Path, scope: rt.Scope) -
         assert cache.take_loads() == []
 
 
-def test_a_wrong_list_is_said_with_a_right_one(tmp_path: Path) -> None:
+def test_invalid_tiers_error_shows_valid_list(tmp_path: Path) -> None:
     for tiers in (
         [],
         ["disk /nowhere/a", "host 1GiB"],
@@ -172,7 +172,7 @@ def test_processes_share_both_tiers(tmp_path: Path, scope: rt.Scope) -> None:
         assert load(cache, scope, theirs) == 8
 
 
-def test_a_forked_child_is_told_to_open_its_own(tmp_path: Path, scope: rt.Scope) -> None:
+def test_forked_child_must_open_its_own_cache(tmp_path: Path, scope: rt.Scope) -> None:
     keys = keys_of("a", 4)
     with open_cache(tmp_path) as cache:
         put(cache, scope, keys)

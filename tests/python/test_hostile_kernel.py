@@ -1,5 +1,5 @@
-"""A kernel that refuses: failed syncs and allocations by `strace -e inject`, and a sandbox, as
-containers have it, that forbids `io_uring` and direct I/O.
+"""A kernel that refuses calls: failed syncs and allocations by `strace -e inject`, and a sandbox
+that, like containers, forbids `io_uring` and direct I/O.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from test_sigkill import PAGE_BYTES, SCOPE, keys_of, page_of
 
 import ritornello as rt
 
-# Puts and flushes in rounds; says what became of each, and how bytes moved.
+# Puts and flushes in rounds; prints the outcome of each, and how bytes were moved.
 CHILD = """
 import json, sys, time
 sys.path.insert(0, {here!r})
@@ -71,19 +71,19 @@ try:
 except RitornelloError:
     pass
 """
-# By machine: O_DIRECT, and the calls that open files with the position of their flags.
+# By machine: O_DIRECT, and the calls that open files with the index of their flags.
 MACHINES = {"x86_64": (0x4000, {2: 1, 257: 2}), "aarch64": (0x10000, {56: 2})}
 IO_URING_SETUP = 425
 
 
 def forbid() -> None:
-    """Forbids this process `io_uring` and direct I/O, with a seccomp filter."""
+    """Installs a seccomp filter that forbids `io_uring` and direct I/O in this process."""
     import ctypes
     import struct
 
     o_direct, opens = MACHINES[platform.machine()]
     errno, allow = 0x0005_0000, 0x7FFF_0000
-    # Load a word, jump if equal or if a bit is set (so many lines if so, so many if not), return.
+    # BPF: load a word, jump if equal or if a bit is set (lines to skip if true, if false), return.
     load, equal, bit, answer = 0x20, 0x15, 0x45, 0x06
     program = [(load, 0, 0, 0), (equal, 0, 1, IO_URING_SETUP), (answer, 0, 0, errno | 1)]
     for number, position in opens.items():
@@ -105,7 +105,7 @@ def forbid() -> None:
 
 
 def run(path: Path, *before: str, forbidden: bool = False) -> dict[str, Any]:
-    """Runs the child, perhaps under another command, and returns what it says."""
+    """Runs the child, optionally under another command, and returns its report."""
     code = CHILD.format(here=str(Path(__file__).parent), forbid=forbidden)
     words = [*before, sys.executable, "-c", code, str(path)]
     done = subprocess.run(words, capture_output=True, text=True, timeout=100)
@@ -115,7 +115,9 @@ def run(path: Path, *before: str, forbidden: bool = False) -> dict[str, Any]:
 
 
 def inject(what: str) -> list[str]:
-    """`strace` that makes a call fail, or a skip that says why it cannot be had."""
+    """Returns an `strace` command that makes a call fail; skips the test if that is not
+    possible.
+    """
     strace = shutil.which("strace")
     if strace is None:
         pytest.skip("strace is not installed")
@@ -127,7 +129,7 @@ def inject(what: str) -> list[str]:
 
 
 def check(path: Path, said: dict[str, Any]) -> None:
-    """Everything that was flushed is there, and the store goes on."""
+    """Checks that all flushed pages are stored and the store still works."""
     out = [bytearray(PAGE_BYTES) for _ in range(7)]
     with rt.Store.open(path) as store:
         for name, _, flushed, _ in said["rounds"]:
@@ -141,7 +143,7 @@ def check(path: Path, said: dict[str, Any]) -> None:
         store.flush()
 
 
-# Opening a new store takes the first ten.
+# Opening a new store makes the first ten calls.
 @pytest.mark.parametrize("nth", [12, 16, 20, 24])
 def test_store_reopens_after_failed_fdatasync(tmp_path: Path, nth: int) -> None:
     path = tmp_path / "kv"
@@ -155,17 +157,17 @@ def test_store_reopens_after_failed_fdatasync(tmp_path: Path, nth: int) -> None:
     check(path, said)
 
 
-def test_a_disk_that_gives_no_more_blocks_stops_growth_not_the_store(tmp_path: Path) -> None:
+def test_full_disk_stops_growth_not_store(tmp_path: Path) -> None:
     path = tmp_path / "kv"
     said = run(path, *inject("fallocate:error=ENOSPC:when=2+"))
     assert not said["poisoned"]
     assert said["rounds"][0][2] == 7
-    # One segment, so old sequences had to go; the last ones are there.
+    # The store has one segment, so old sequences were evicted; the last ones are stored.
     assert said["rounds"][-1][2] == 7
     assert said["right"] >= 7
 
 
-def test_a_sandbox_without_io_uring_and_direct_io(tmp_path: Path) -> None:
+def test_store_works_without_uring_and_direct_io(tmp_path: Path) -> None:
     if platform.machine() not in MACHINES:
         pytest.skip(f"no filter written for {platform.machine()}")
     path = tmp_path / "kv"

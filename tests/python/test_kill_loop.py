@@ -1,4 +1,4 @@
-"""Processes killed every fraction of a second while several of them work on one store.
+"""Processes are killed several times a second while several of them work on one store.
 
 `RITORNELLO_KILL_SECONDS=600 make test-python` runs each loop for ten minutes instead of a few
 seconds; `RITORNELLO_KILL_SEED` chooses another course of events.
@@ -25,7 +25,7 @@ import ritornello as rt
 SECONDS = float(os.environ.get("RITORNELLO_KILL_SECONDS", "4"))
 SEED = int(os.environ.get("RITORNELLO_KILL_SEED", "0"))
 SEGMENT = 4 << 20
-# Puts and flushes one sequence after the other, reads old ones, and says what was flushed.
+# Puts and flushes one sequence after the other, reads old ones, and prints what was flushed.
 CHILD = """
 import random, sys
 sys.path.insert(0, {here!r})
@@ -59,7 +59,7 @@ with rt.Store.open(path, capacity=capacity, segment_bytes=4 << 20) as store:
 
 
 class Loop:
-    """Two children at work on one store, and what they had flushed when they were killed."""
+    """Two children that work on one store, and what each had flushed when it was killed."""
 
     def __init__(self, path: Path, capacity: str) -> None:
         self.capacity = capacity
@@ -68,9 +68,9 @@ class Loop:
         self.begin(path)
 
     def begin(self, path: Path) -> None:
-        """Makes a new store."""
+        """Creates a new store."""
         self.path = path
-        # By name: the pages that were flushed.
+        # Flushed pages, by sequence name.
         self.flushed: dict[int, int] = {}
         self.children = [self.start() for _ in range(2)]
         self.opened = [False, False]
@@ -82,14 +82,14 @@ class Loop:
             del self.children[0]
 
     def start(self) -> subprocess.Popen[str]:
-        """A child with names of its own."""
+        """Starts a child with sequence names of its own."""
         self.next += 10_000
         code = CHILD.format(here=str(Path(__file__).parent))
         words = [sys.executable, "-c", code, str(self.path), self.capacity, str(self.next)]
         return subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
 
     def wait(self, at: int, delay: float, *, opened: bool) -> None:
-        """Lets a child work for `delay` seconds, counted from when it has opened the store."""
+        """Lets a child work for `delay` seconds from the opening of its store."""
         stdout = self.children[at].stdout
         assert stdout is not None
         if opened and not self.opened[at]:
@@ -98,7 +98,7 @@ class Loop:
         time.sleep(delay)
 
     def kill(self, at: int) -> None:
-        """Kills one child and reads what it said."""
+        """Kills one child and reads its output."""
         child = self.children[at]
         child.send_signal(signal.SIGKILL)
         assert child.stdout is not None
@@ -113,7 +113,7 @@ class Loop:
                 self.flushed[int(words[1])] = int(words[2])
 
     def check(self, names: list[int], *, evicts: bool) -> None:
-        """Opens the store and looks at sequences that were flushed."""
+        """Opens the store and checks sequences that were flushed."""
         out = [bytearray(PAGE_BYTES) for _ in range(7)]
         with rt.Store.open(self.path, capacity=self.capacity, segment_bytes=4 << 20) as store:
             for name in names:
@@ -125,12 +125,14 @@ class Loop:
 
 
 def run(loop: Loop, rng: random.Random, *, evicts: bool) -> tuple[int, int]:
-    """Kills until the time is over. Returns how many sequences had been flushed, and the kills."""
+    """Kills children until the time is over. Returns the number of flushed sequences and of
+    kills.
+    """
     until = time.monotonic() + SECONDS
     flushed = 0
     while True:
         at = rng.randrange(2)
-        # Now and then in the middle of opening.
+        # Sometimes during the opening.
         loop.wait(at, rng.uniform(0.0, 0.3), opened=rng.random() < 0.8)
         loop.kill(at)
         loop.children[at], loop.opened[at] = loop.start(), False
@@ -139,7 +141,7 @@ def run(loop: Loop, rng: random.Random, *, evicts: bool) -> tuple[int, int]:
             loop.check(rng.sample(names, min(20, len(names))), evicts=evicts)
         over = time.monotonic() >= until
         if len(loop.flushed) > 3_000 or over:
-            # Before a large store is full, another one is begun.
+            # A new store is created before a large one is full.
             loop.end()
             loop.check(list(loop.flushed), evicts=evicts)
             flushed += len(loop.flushed)
@@ -152,7 +154,7 @@ def run(loop: Loop, rng: random.Random, *, evicts: bool) -> tuple[int, int]:
 @pytest.mark.timeout(60 + 2 * SECONDS)
 @pytest.mark.parametrize("capacity", ["2GiB", "48MiB"])
 def test_kill_loop(tmp_path: Path, capacity: str) -> None:
-    """In a large store everything that was flushed is there; a small one evicts all the time."""
+    """A large store has everything that was flushed; a small one evicts all the time."""
     loop = Loop(tmp_path / "0", capacity)
     try:
         flushed, kills = run(loop, random.Random(SEED), evicts=capacity == "48MiB")
@@ -199,14 +201,14 @@ class SlowLoop(Loop):
         super().__init__(path, capacity)
 
     def begin(self, path: Path) -> None:
-        """Makes a new store."""
+        """Creates a new store."""
         self.path = path
         self.flushed: dict[int, int] = {}
         self.children = [self.start_ahead(), self.start()]
         self.opened = [False, False]
 
     def start_ahead(self) -> subprocess.Popen[str]:
-        """A throttled child with names of its own, which flushes nothing."""
+        """Starts a throttled child with sequence names of its own, which flushes nothing."""
         self.next += 10_000
         code = AHEAD.format(here=str(Path(__file__).parent))
         words = [sys.executable, "-c", code, str(self.path), self.capacity, str(self.next)]
@@ -215,8 +217,8 @@ class SlowLoop(Loop):
         return child
 
     def end_and_check(self) -> int:
-        """Kills both children, waits for the device, and looks at all sequences that were flushed.
-        Returns their number.
+        """Kills both children, waits for the device, and checks all flushed sequences. Returns
+        their number.
         """
         self.end()
         self.throttle.limit(0)
@@ -245,7 +247,7 @@ def test_kill_loop_on_slow_device(slow_disk: Disk) -> None:
             if rng.random() < 0.3:
                 loop.kill(1)
                 loop.children[1], loop.opened[1] = loop.start(), False
-            # The second child puts to the space of the dead one.
+            # The second child writes to the space of the dead one.
             loop.wait(1, rng.uniform(0.0, 0.3), opened=True)
             if len(loop.flushed) > 500:
                 flushed += loop.end_and_check()
@@ -259,8 +261,8 @@ def test_kill_loop_on_slow_device(slow_disk: Disk) -> None:
     print(f"{loop.kills} kills, {flushed} sequences flushed before one and looked at")
 
 
-# Fills the store, flushes, lists the pages, and then says how many were evicted since the list was
-# begun.
+# Fills the store, flushes, lists the pages, and prints how many were evicted since the listing
+# began.
 WITNESS = """
 import sys, time
 sys.path.insert(0, {here!r})
@@ -286,12 +288,12 @@ FULL = "24MiB"
 
 
 def evicted(store: rt.Store) -> int:
-    """Pages that the owner of the store has evicted since it became the owner."""
+    """Returns the pages that the owner of the store has evicted since it became the owner."""
     return int(store.stats()["counters"]["pages_evicted"])
 
 
 def stored_keys(store: rt.Store) -> list[bytes]:
-    """Keys of all pages of the store."""
+    """Returns the keys of all pages of the store."""
     found: list[bytes] = []
     after = 0
     while True:
@@ -303,15 +305,13 @@ def stored_keys(store: rt.Store) -> list[bytes]:
 
 def check_witness(loop: Loop, rng: random.Random) -> tuple[int, int]:
     """Kills a process that has flushed and puts no more. Returns the pages that it had listed, and
-    how many of them may have been evicted.
-
-    All listed pages are there after the kill, but for those that the owners' counters call evicted
-    since the list was begun: none, as long as nothing is put.
+    how many of them may have been evicted. After the kill all listed pages are stored, except those
+    that the owners' counters report as evicted since the listing began: none while nothing is put.
     """
     loop.next += 10_000
     code = WITNESS.format(here=str(Path(__file__).parent))
     words = [sys.executable, "-c", code, str(loop.path), str(loop.next)]
-    # With an owner here the witness is a client, and the owner outlives it.
+    # If this process is the owner, the witness is a client, and the owner outlives it.
     owner = None
     if rng.random() < 0.5:
         owner = rt.Store.open(loop.path, capacity=FULL, segment_bytes=SEGMENT)
@@ -369,35 +369,35 @@ def test_kill_loop_in_full_store(tmp_path: Path) -> None:
     print(f"{loop.kills} kills, {listed} pages listed after a flush, {excused} evicted since")
 
 
-# Of the store whose shape changes, in MiB.
+# Capacities of the store that changes, in MiB.
 LEAST, MOST = 24, 96
 
 
 def command(*words: str) -> subprocess.Popen[bytes]:
-    """The command line, at work on its own."""
+    """Starts the command line in the background."""
     line = [sys.executable, "-m", "ritornello", *words]
     return subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
 def ask(*words: str) -> None:
-    """The command line, to its end."""
+    """Runs the command line to its end."""
     assert command(*words).wait(timeout=300) == 0, words
 
 
 def directories(store: Path) -> list[str]:
-    """Those that are not on their way out."""
+    """Returns the directories that are not being drained."""
     line = [sys.executable, "-m", "ritornello", "paths", "list", str(store), "--json"]
     answer = json.loads(subprocess.run(line, check=True, capture_output=True, text=True).stdout)
     return [path["dir"] for path in answer["paths"] if not path["draining"]]
 
 
 def segments(root: Path) -> list[Path]:
-    """The segment files of the one store below `root`."""
+    """Returns the segment files of the only store below `root`."""
     return [path for path in root.rglob("seg-*") if path.is_file()]
 
 
 def blocks(root: Path) -> int:
-    """Bytes of all files below `root`, as the disk has them."""
+    """Returns the allocated bytes of all files below `root`."""
     total = 0
     for path in root.rglob("*"):
         try:
@@ -408,7 +408,7 @@ def blocks(root: Path) -> int:
 
 
 def changes(rng: random.Random, loop: Loop, more: list[Path]) -> list[str]:
-    """The words of some change of the store's shape."""
+    """Returns the arguments of a random change of the store's capacity or directories."""
     store = str(loop.path)
     if rng.random() < 0.5:
         return ["resize", store, f"{rng.randrange(LEAST, MOST)}MiB"]
@@ -419,10 +419,9 @@ def changes(rng: random.Random, loop: Loop, more: list[Path]) -> list[str]:
 
 
 @pytest.mark.timeout(120 + 3 * SECONDS)
-def test_kill_while_the_shape_changes(tmp_path: Path) -> None:
-    """Owner, client and command line are killed while the store shrinks, grows and is drained.
-
-    Whoever opens it next goes on: no wrong byte, and never a block above the largest capacity.
+def test_kill_during_capacity_changes(tmp_path: Path) -> None:
+    """Owner, client and command line are killed while the store shrinks, grows and is drained. The
+    next process that opens it works: no wrong byte, and never a block above the largest capacity.
     """
     rng = random.Random(SEED + 1)
     root = tmp_path / "store"
@@ -472,7 +471,9 @@ with rt.Store.open(sys.argv[1], capacity="64MiB", segment_bytes=4 << 20) as stor
 
 
 def read(store: rt.Store, names: range) -> int:
-    """How many pages of these sequences, of six each, are there. Each of them is right."""
+    """Returns how many pages of these sequences, of six each, are stored, and checks their
+    bytes.
+    """
     came = 0
     for name in names:
         keys = keys_of(name, 6)
@@ -485,14 +486,14 @@ def read(store: rt.Store, names: range) -> int:
 
 
 def write(store: rt.Store, name: int) -> None:
-    """Puts a sequence of six pages, which is there then."""
+    """Puts a sequence of six pages and checks that it is stored."""
     keys = keys_of(name, 6)
     assert store.put_batch(SCOPE, keys, [page_of(key) for key in keys]) == 6
     assert read(store, range(name, name + 1)) == 6
 
 
-def test_a_client_across_a_drain_and_a_resize(tmp_path: Path) -> None:
-    """It reads and writes on, through the session that it had before, wherever the pages are."""
+def test_client_survives_drain_and_resize(tmp_path: Path) -> None:
+    """The client reads and writes through its first session, wherever the pages are."""
     root, other = tmp_path / "store", tmp_path / "other"
     line = [sys.executable, "-c", OWNER, str(root)]
     names = range(120)

@@ -1,4 +1,4 @@
-"""LMCache's native client on a real store, spoken to as LMCache's bridge does."""
+"""LMCache's native client on a real store, called as LMCache's bridge calls it."""
 
 import os
 import select
@@ -18,7 +18,7 @@ import ritornello as rt
 from ritornello.lmcache import NativeClient
 from ritornello.lmcache.client import Completion
 from ritornello.lmcache.settings import Settings
-from ritornello.lmcache.store import QuietStore
+from ritornello.lmcache.store import LMCacheStore
 
 KIB = 1 << 10
 
@@ -40,7 +40,7 @@ def views(pages: Any) -> list[memoryview]:
 
 
 def completed(client: NativeClient, number: int) -> Completion:
-    """As LMCache waits: for the eventfd, then for what it means."""
+    """Waits for the eventfd as LMCache does, and returns the completions."""
     until = time.monotonic() + 60
     while time.monotonic() < until:
         readable, _, _ = select.select([client.event_fd()], [], [], 60)
@@ -71,7 +71,7 @@ def there(client: NativeClient, keys: list[str]) -> list[bool]:
 
 @pytest.fixture(autouse=True)
 def small(where: Path) -> None:
-    """The store is made before: LMCache's settings know no small segments."""
+    """A store created in advance: LMCache's settings have no small segments."""
     open_small(where).close()
 
 
@@ -82,7 +82,7 @@ def client(where: Path) -> Iterator[NativeClient]:
     opened.close()
 
 
-def test_what_is_put_is_had(client: NativeClient) -> None:
+def test_put_objects_are_loaded(client: NativeClient) -> None:
     keys = texts(20)
     assert put(client, keys, 64 * KIB)[1:] == (True, "", None)
     ok, out = get(client, keys, 64 * KIB)
@@ -90,7 +90,7 @@ def test_what_is_put_is_had(client: NativeClient) -> None:
     assert (out == np.stack(bytes_of(keys, 64 * KIB))).all()
 
 
-def test_each_key_has_its_own_answer(client: NativeClient) -> None:
+def test_each_key_has_its_own_result(client: NativeClient) -> None:
     keys = texts(9)
     put(client, keys[1::3] + keys[2::3], 64 * KIB)
     expected = [False, True, True] * 3
@@ -101,7 +101,7 @@ def test_each_key_has_its_own_answer(client: NativeClient) -> None:
         assert (page == (page_of(key.encode(), 64 * KIB) if is_there else 0xA5)).all()
 
 
-def test_another_size_is_a_miss(client: NativeClient) -> None:
+def test_other_size_is_miss(client: NativeClient) -> None:
     keys = texts(3)
     put(client, keys, 64 * KIB)
     assert there(client, keys) == [True] * 3
@@ -111,7 +111,7 @@ def test_another_size_is_a_miss(client: NativeClient) -> None:
         assert (out == 0xA5).all()
 
 
-def test_sizes_models_and_salts_in_one_batch(client: NativeClient) -> None:
+def test_batch_mixes_sizes_models_and_salts(client: NativeClient) -> None:
     keys = texts(2) + texts(2, model="other") + texts(2, salt="tenant")
     sizes = [4 * KIB, 12_345] * 3
     pages = [page_of(key.encode(), size) for key, size in zip(keys, sizes, strict=True)]
@@ -125,7 +125,7 @@ def test_sizes_models_and_salts_in_one_batch(client: NativeClient) -> None:
     assert there(client, [*texts(1), "no key at all"]) == [True, False]
 
 
-def test_a_put_that_is_not_whole_is_none(client: NativeClient) -> None:
+def test_partial_put_fails(client: NativeClient) -> None:
     page = np.zeros(4 * KIB, np.uint8)
     number = client.submit_batch_set([*texts(1), "nonsense"], views([page, page.copy()]))
     _, ok, why, _ = completed(client, number)
@@ -133,7 +133,7 @@ def test_a_put_that_is_not_whole_is_none(client: NativeClient) -> None:
     assert there(client, texts(1)) == [True]
 
 
-def test_what_no_page_can_hold_is_not_stored(client: NativeClient) -> None:
+def test_oversized_object_is_not_stored(client: NativeClient) -> None:
     huge = np.zeros((64 << 20) + 1, np.uint8)
     number = client.submit_batch_set(texts(2), views([np.zeros(4 * KIB, np.uint8), huge]))
     assert not completed(client, number)[1]
@@ -141,7 +141,7 @@ def test_what_no_page_can_hold_is_not_stored(client: NativeClient) -> None:
     assert done[3] == [True, False]
 
 
-def test_delete(client: NativeClient) -> None:
+def test_deleted_objects_are_misses(client: NativeClient) -> None:
     keys = texts(6)
     put(client, keys[:3], 8 * KIB)
     put(client, keys[3:], 16 * KIB)
@@ -151,7 +151,7 @@ def test_delete(client: NativeClient) -> None:
     assert there(client, keys) == [True, False, True, True, False, True]
 
 
-def test_a_restart_loses_nothing(where: Path) -> None:
+def test_objects_survive_restart(where: Path) -> None:
     keys = texts(4) + texts(4, salt="tenant")
     first = NativeClient(path=str(where))
     put(first, keys, 64 * KIB)
@@ -164,7 +164,7 @@ def test_a_restart_loses_nothing(where: Path) -> None:
     second.close()
 
 
-def test_namespaces_do_not_meet(where: Path) -> None:
+def test_namespaces_are_separate(where: Path) -> None:
     with_one = NativeClient(path=str(where), namespace="one")
     put(with_one, texts(2), 8 * KIB)
     with_one.close()
@@ -173,7 +173,7 @@ def test_namespaces_do_not_meet(where: Path) -> None:
     with_other.close()
 
 
-def test_a_full_store_keeps_what_came_last(client: NativeClient) -> None:
+def test_full_store_keeps_latest_objects(client: NativeClient) -> None:
     keys = texts(80)
     for start in range(0, 80, 4):
         assert put(client, keys[start : start + 4], 2 << 20)[1]
@@ -187,7 +187,7 @@ def test_a_full_store_keeps_what_came_last(client: NativeClient) -> None:
             assert (out[0] == page_of(key.encode(), 2 << 20)).all()
 
 
-def test_what_cannot_be_opened_serves_nothing(tmp_path: Path) -> None:
+def test_unopenable_store_serves_nothing(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     client = NativeClient(path=str(tmp_path / "file"))
     keys, page = texts(1), np.zeros(4 * KIB, np.uint8)
@@ -220,7 +220,7 @@ def owner_of(where: Path) -> "subprocess.Popen[str]":
     return process
 
 
-def test_an_owner_that_is_killed_is_missed_by_nobody(where: Path) -> None:
+def test_client_survives_killed_owner(where: Path) -> None:
     with owner_of(where) as owner:
         client = NativeClient(path=str(where))
         keys = texts(8)
@@ -246,7 +246,7 @@ def test_an_owner_that_is_killed_is_missed_by_nobody(where: Path) -> None:
         client.close()
 
 
-def test_a_stopped_owner_holds_nobody_up(where: Path) -> None:
+def test_stopped_owner_blocks_no_call(where: Path) -> None:
     with owner_of(where) as owner:
         client = NativeClient(path=str(where))
         put(client, texts(2), 8 * KIB)
@@ -269,7 +269,7 @@ def test_a_stopped_owner_holds_nobody_up(where: Path) -> None:
         client.close()
 
 
-def test_forms_that_another_process_stores_are_seen(where: Path) -> None:
+def test_formats_of_other_process_are_found(where: Path) -> None:
     with owner_of(where) as owner:
         one, two = (NativeClient(path=str(where)) for _ in range(2))
         keys = texts(2)
@@ -285,7 +285,7 @@ def test_forms_that_another_process_stores_are_seen(where: Path) -> None:
 
 
 def weak_texts(count: int) -> list[str]:
-    """As `texts`, of LMCache's builtin hash."""
+    """Keys like those of `texts`, with LMCache's builtin hash."""
     return [f"m@{number:08x}@0@{number.to_bytes(8).hex()}" for number in range(count)]
 
 
@@ -303,9 +303,7 @@ def test_weak_hashes_are_refused(where: Path, caplog: pytest.LogCaptureFixture) 
     assert str(where / "policy.toml") in said
 
 
-def test_weak_hashes_are_served_where_the_policy_allows(
-    where: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_weak_hashes_are_served_if_permitted(where: Path, caplog: pytest.LogCaptureFixture) -> None:
     (where / "policy.toml").write_text("allow_weak_hashes = true")
     client, keys = NativeClient(path=str(where)), weak_texts(3)
     assert put(client, keys, 4 * KIB)[1]
@@ -314,8 +312,8 @@ def test_weak_hashes_are_served_where_the_policy_allows(
     assert not caplog.messages
 
 
-def test_failures_are_said_once(where: Path, caplog: pytest.LogCaptureFixture) -> None:
-    store = QuietStore(Settings(str(where)))
+def test_failures_are_logged_once(where: Path, caplog: pytest.LogCaptureFixture) -> None:
+    store = LMCacheStore(Settings(str(where)))
     bad = rt.Scope.opaque("bad", 4096)
     for _ in range(3):
         assert store.submit_get(bad, [b"short"], [bytearray(4096)], staged=False) is None

@@ -1,4 +1,4 @@
-"""LMCache's adapter, part by part: names, forms, locks, lists of keys, settings, the interface."""
+"""LMCache's adapter by parts: names, formats, locks, key listing, settings, the interface."""
 
 from abc import ABC, abstractmethod
 from threading import Thread
@@ -7,26 +7,26 @@ from typing import Any, NamedTuple
 import pytest
 
 import ritornello as rt
-from ritornello.lmcache.asker import Asker
-from ritornello.lmcache.forms import SECONDS, Forms
-from ritornello.lmcache.interface import require_known, unknown
+from ritornello.lmcache.executor import LookupExecutor
+from ritornello.lmcache.formats import REFRESH_SECONDS, FormatCatalog
+from ritornello.lmcache.interface import interface_difference, require_tested_interface
 from ritornello.lmcache.listing import list_objects
 from ritornello.lmcache.locks import Locks
 from ritornello.lmcache.naming import (
-    RANKS_KNOWN,
+    RANK_PREFIXES_MAX,
     Family,
-    Form,
-    Name,
-    Prefixes,
-    grouped,
+    ObjectFormat,
+    ObjectName,
+    RankPrefixes,
+    group_objects,
     page_key,
     parse_name,
     parse_scope,
     scope_of,
     split_key,
 )
+from ritornello.lmcache.object_store import fits
 from ritornello.lmcache.settings import Settings
-from ritornello.lmcache.shelf import fits
 
 FAMILY = Family("org/model-7b", 2, "tenant")
 
@@ -39,14 +39,14 @@ class Clock:
         return self.now
 
 
-def name_of(number: int, family: Family = FAMILY) -> Name:
-    return Name(family, page_key(0x01000100, number.to_bytes(32)))
+def name_of(number: int, family: Family = FAMILY) -> ObjectName:
+    return ObjectName(family, page_key(0x01000100, number.to_bytes(32)))
 
 
 # Names.
 
 
-def test_a_key_holds_rank_and_hash() -> None:
+def test_key_contains_rank_and_hash() -> None:
     for rank, digest in ((0, b"\x01"), (0xFFFF_FFFF, bytes(range(32))), (7, b"x" * 56)):
         key = page_key(rank, digest)
         assert 8 <= len(key) <= 64
@@ -54,35 +54,35 @@ def test_a_key_holds_rank_and_hash() -> None:
 
 
 @pytest.mark.parametrize(("rank", "digest"), [(1 << 64, b"x"), (0, b""), (0, b"x" * 57)])
-def test_what_no_key_can_hold_is_refused(rank: int, digest: bytes) -> None:
+def test_too_long_keys_are_refused(rank: int, digest: bytes) -> None:
     with pytest.raises(ValueError, match="too long"):
         page_key(rank, digest)
 
 
-def test_a_name_is_read_as_the_bridge_writes_it() -> None:
+def test_bridge_names_are_parsed() -> None:
     plain = parse_name("org/model-7b@01000100@2@00ff")
-    assert plain == Name(Family("org/model-7b", 2, ""), page_key(0x01000100, b"\x00\xff"))
+    assert plain == ObjectName(Family("org/model-7b", 2, ""), page_key(0x01000100, b"\x00\xff"))
     salted = parse_name("org/model-7b@01000100@2@00ff@tenant")
-    assert salted == Name(FAMILY, plain.key)
+    assert salted == ObjectName(FAMILY, plain.key)
 
 
 @pytest.mark.parametrize("text", ["", "a@b", "m@0@0@zz", "m@0@0@00@s@t", "m@0@0@"])
-def test_what_is_no_name_is_refused(text: str) -> None:
+def test_invalid_names_are_refused(text: str) -> None:
     with pytest.raises(ValueError):
         parse_name(text)
 
 
-def test_a_scope_says_family_form_and_namespace() -> None:
-    form = Form(4096, "bfloat16[2,16,64]@KV_2LTD")
-    scope = scope_of(FAMILY, form, "v2")
+def test_scope_contains_family_format_and_namespace() -> None:
+    object_format = ObjectFormat(4096, "bfloat16[2,16,64]@KV_2LTD")
+    scope = scope_of(FAMILY, object_format, "v2")
     assert scope.page_bytes == 4096
     assert not scope.chained
-    assert parse_scope(scope.describe(), "v2") == (FAMILY, form)
+    assert parse_scope(scope.describe(), "v2") == (FAMILY, object_format)
     assert parse_scope(scope.describe(), "") is None
     assert parse_scope(rt.Scope.opaque("other", 4096).describe(), "") is None
 
 
-def test_a_scope_has_the_dtype_that_all_of_its_objects_have() -> None:
+def test_scope_has_common_dtype() -> None:
     layouts = {
         "bfloat16[2,8]@KV_2LTD": "bfloat16",
         "float16[8]+float16[2]@KV_2LTD": "float16",
@@ -90,22 +90,26 @@ def test_a_scope_has_the_dtype_that_all_of_its_objects_have() -> None:
         "": "",
     }
     for layout, dtype in layouts.items():
-        assert scope_of(FAMILY, Form(4096, layout), "").describe()["dtype"] == dtype
+        assert scope_of(FAMILY, ObjectFormat(4096, layout), "").describe()["dtype"] == dtype
 
 
-def test_everything_that_differs_makes_another_scope() -> None:
-    form = Form(4096, "bfloat16[2048]")
+def test_any_difference_makes_other_scope() -> None:
+    object_format = ObjectFormat(4096, "bfloat16[2048]")
     scopes = {
         scope_of(family, other, namespace).id
         for family in (FAMILY, FAMILY._replace(model="m"), FAMILY._replace(group=3))
-        for other in (form, form._replace(nbytes=8192), form._replace(layout="float16[2048]"))
+        for other in (
+            object_format,
+            object_format._replace(nbytes=8192),
+            object_format._replace(layout="float16[2048]"),
+        )
         for namespace in ("", "v2")
-    } | {scope_of(FAMILY._replace(salt=""), form, "").id}
+    } | {scope_of(FAMILY._replace(salt=""), object_format, "").id}
     assert len(scopes) == 19
 
 
 class Key(NamedTuple):
-    """An object key, as LMCache has it."""
+    """An object key with the fields of LMCache's."""
 
     chunk_hash: bytes
     model_name: str = "m"
@@ -117,7 +121,7 @@ class Key(NamedTuple):
 @pytest.mark.parametrize("ranks", [[7, 7, 7], [7, 8, 9], [7, 1 << 70, 9]])
 @pytest.mark.parametrize("salts", [["", "", ""], ["a", "b", "a"]])
 @pytest.mark.parametrize("bad", [b"ok", b"", b"x" * 57])
-def test_groups_are_what_names_say(ranks: list[int], salts: list[str], bad: bytes) -> None:
+def test_objects_are_grouped_by_family(ranks: list[int], salts: list[str], bad: bytes) -> None:
     hashes = [b"one", bad, b"three"]
     keys = [
         Key(digest, kv_rank=rank, cache_salt=salt)
@@ -132,86 +136,88 @@ def test_groups_are_what_names_say(ranks: list[int], salts: list[str], bad: byte
         expected[at] = (Family("m", 0, key.cache_salt), made)
     found = {
         at: (group.family, key)
-        for group in grouped(keys)
-        for at, key in zip(group.places, group.keys, strict=True)
+        for group in group_objects(keys)
+        for at, key in zip(group.indices, group.keys, strict=True)
     }
     assert found == expected
 
 
-def test_no_keys_are_no_groups() -> None:
-    assert grouped([]) == []
+def test_no_keys_make_no_groups() -> None:
+    assert group_objects([]) == []
 
 
-def test_what_keys_begin_with_is_known_of_a_bounded_number_of_ranks() -> None:
-    prefixes = Prefixes()
-    for rank in range(RANKS_KNOWN + 10):
+def test_rank_prefix_cache_is_bounded() -> None:
+    prefixes = RankPrefixes()
+    for rank in range(RANK_PREFIXES_MAX + 10):
         assert prefixes[rank] + b"hash" == page_key(rank, b"hash")
-    assert len(prefixes) <= RANKS_KNOWN
+    assert len(prefixes) <= RANK_PREFIXES_MAX
 
 
-# Forms.
+# Formats.
 
 
-def test_forms_are_asked_for_now_and_then() -> None:
+def test_formats_are_read_at_intervals() -> None:
     clock, asked = Clock(), []
-    stored = [(scope_of(FAMILY, Form(4096), ""), 3, 0)]
+    stored = [(scope_of(FAMILY, ObjectFormat(4096), ""), 3, 0)]
 
     def ask() -> list[tuple[rt.Scope, int, int]]:
         asked.append(clock.now)
         return stored
 
-    forms = Forms(ask, "", clock)
-    assert not forms.of(FAMILY)
-    assert forms.refresh()
-    assert list(forms.of(FAMILY)) == [Form(4096)]
-    stored.append((scope_of(FAMILY, Form(8192), ""), 1, 0))
-    assert not forms.refresh(), "it is not time"
-    clock.now += SECONDS + 0.1
-    assert forms.refresh()
-    assert list(forms.of(FAMILY)) == [Form(8192), Form(4096)], "the latest first"
-    clock.now += SECONDS + 0.1
-    assert not forms.refresh(), "nothing new"
+    formats = FormatCatalog(ask, "", clock)
+    assert not formats.of(FAMILY)
+    assert formats.refresh()
+    assert list(formats.of(FAMILY)) == [ObjectFormat(4096)]
+    stored.append((scope_of(FAMILY, ObjectFormat(8192), ""), 1, 0))
+    assert not formats.refresh(), "it is not time"
+    clock.now += REFRESH_SECONDS + 0.1
+    assert formats.refresh()
+    assert list(formats.of(FAMILY)) == [ObjectFormat(8192), ObjectFormat(4096)], "the latest first"
+    clock.now += REFRESH_SECONDS + 0.1
+    assert not formats.refresh(), "nothing new"
     assert len(asked) == 3
 
 
-def test_a_put_does_not_wait_for_an_answer_about_forms() -> None:
-    """The store's owner may be far from answering, and a put knows its form without it."""
+def test_put_does_not_wait_for_formats() -> None:
+    """The store's owner may not answer, and a put knows its format without it."""
 
     def ask() -> list[tuple[rt.Scope, int, int]]:
-        put = Thread(target=lambda: forms.scope(FAMILY, Form(8192), is_stored=True), daemon=True)
+        put = Thread(
+            target=lambda: formats.scope(FAMILY, ObjectFormat(8192), is_stored=True), daemon=True
+        )
         put.start()
         put.join(60)
         assert not put.is_alive(), "it waits for this answer"
-        assert not forms.refresh(), "one asks at a time"
-        return [(scope_of(FAMILY, Form(4096), ""), 3, 0)]
+        assert not formats.refresh(), "one asks at a time"
+        return [(scope_of(FAMILY, ObjectFormat(4096), ""), 3, 0)]
 
-    forms = Forms(ask, "")
-    assert forms.refresh()
-    assert list(forms.of(FAMILY)) == [Form(4096), Form(8192)]
+    formats = FormatCatalog(ask, "")
+    assert formats.refresh()
+    assert list(formats.of(FAMILY)) == [ObjectFormat(4096), ObjectFormat(8192)]
 
 
-def test_forms_are_asked_for_again_when_there_was_no_answer() -> None:
+def test_formats_are_read_again_after_failure() -> None:
     clock, failing = Clock(), [True]
 
     def ask() -> list[tuple[rt.Scope, int, int]]:
         if failing.pop():
             raise OSError("no answer")
-        return [(scope_of(FAMILY, Form(4096), ""), 3, 0)]
+        return [(scope_of(FAMILY, ObjectFormat(4096), ""), 3, 0)]
 
-    forms = Forms(ask, "", clock)
+    formats = FormatCatalog(ask, "", clock)
     with pytest.raises(OSError, match="no answer"):
-        forms.refresh()
-    clock.now += SECONDS + 0.1
+        formats.refresh()
+    clock.now += REFRESH_SECONDS + 0.1
     failing.append(False)
-    assert forms.refresh()
+    assert formats.refresh()
 
 
-def test_only_what_is_stored_is_known() -> None:
-    forms = Forms(list, "")
-    forms.scope(FAMILY, Form(4096), is_stored=False)
-    assert not forms.of(FAMILY)
-    forms.scope(FAMILY, Form(4096), is_stored=True)
-    assert list(forms.of(FAMILY)) == [Form(4096)]
+def test_only_stored_formats_are_known() -> None:
+    formats = FormatCatalog(list, "")
+    formats.scope(FAMILY, ObjectFormat(4096), is_stored=False)
+    assert not formats.of(FAMILY)
+    formats.scope(FAMILY, ObjectFormat(4096), is_stored=True)
+    assert list(formats.of(FAMILY)) == [ObjectFormat(4096)]
 
 
 def test_serialized_bytes_fit_any_layout() -> None:
@@ -227,7 +233,7 @@ def test_serialized_bytes_fit_any_layout() -> None:
 ONE, TWO, THREE = (name_of(number).key for number in range(3))
 
 
-def test_a_lease_ends_with_its_last_lock() -> None:
+def test_lease_ends_with_last_lock() -> None:
     locks = Locks(60.0, Clock())
     locks.lock(FAMILY, [ONE, TWO], 11)
     locks.lock(FAMILY, [TWO, THREE], 12)
@@ -239,7 +245,7 @@ def test_a_lease_ends_with_its_last_lock() -> None:
     assert len(locks) == 0
 
 
-def test_one_call_takes_back_one_lock_of_each_key() -> None:
+def test_unlock_releases_one_lock_per_key() -> None:
     locks = Locks(60.0, Clock())
     locks.lock(FAMILY, [ONE, TWO], 11)
     locks.lock(FAMILY, [ONE, TWO], 12)
@@ -256,7 +262,7 @@ def test_families_do_not_share_locks() -> None:
     assert locks.unlock(FAMILY, [ONE]) == [11]
 
 
-def test_locks_that_nobody_takes_back_run_out() -> None:
+def test_unreleased_locks_expire() -> None:
     clock = Clock()
     locks = Locks(60.0, clock)
     for lease in range(10):
@@ -268,7 +274,7 @@ def test_locks_that_nobody_takes_back_run_out() -> None:
     assert locks.unlock(FAMILY, [ONE, THREE]) == [77]
 
 
-def test_locks_of_families_that_nobody_asks_for_again_run_out_too() -> None:
+def test_locks_of_unused_families_expire() -> None:
     clock = Clock()
     locks = Locks(60.0, clock)
     for salt in range(40):
@@ -280,54 +286,54 @@ def test_locks_of_families_that_nobody_asks_for_again_run_out_too() -> None:
     assert locks.unlock(FAMILY._replace(salt="tenant 39"), [ONE]) == []
 
 
-# Questions.
+# Queries.
 
 
-def test_an_owner_asks_on_the_spot_until_it_is_none() -> None:
+def test_owner_runs_queries_in_caller() -> None:
     from threading import Event, get_ident
 
     owner = [True]
-    asker = Asker(lambda: owner[0])
+    executor = LookupExecutor(lambda: owner[0])
     threads: list[int] = []
     done = Event()
-    asker.ask(lambda _: threads.append(get_ident()))
+    executor.submit(lambda _: threads.append(get_ident()))
     assert threads == [get_ident()]
     owner[0] = False
-    asker.ask(lambda _: threads.append(get_ident()))
-    asker.ask(lambda _: done.set())
+    executor.submit(lambda _: threads.append(get_ident()))
+    executor.submit(lambda _: done.set())
     assert done.wait(60)
     assert threads[1] != get_ident()
-    asker.close()
+    executor.close()
 
 
-def test_a_client_asks_in_order_and_gives_up_what_waits_when_it_closes() -> None:
+def test_client_runs_queries_in_order_until_close() -> None:
     from threading import Event
 
     heard: list[tuple[int, bool]] = []
     begun, go = Event(), Event()
-    asker = Asker(lambda: False)
+    executor = LookupExecutor(lambda: False)
 
-    def slow(is_late: bool) -> None:
+    def slow(expired: bool) -> None:
         begun.set()
         assert go.wait(60)
-        heard.append((0, is_late))
+        heard.append((0, expired))
 
-    asker.ask(slow)
-    asker.ask(lambda is_late: heard.append((1, is_late)))
+    executor.submit(slow)
+    executor.submit(lambda expired: heard.append((1, expired)))
     assert begun.wait(60)
-    asker._closed = True  # what `close` sets before it waits
+    executor._closed = True  # what `close` sets before it waits
     go.set()
-    asker.close()
+    executor.close()
     assert heard == [(0, False), (1, True)]
-    asker.ask(lambda is_late: heard.append((2, is_late)))
+    executor.submit(lambda expired: heard.append((2, expired)))
     assert heard[-1] == (2, True)
 
 
-# Lists.
+# Listing.
 
 
 class Runs(NamedTuple):
-    """Keys of a scope, as the store lists them: whole runs."""
+    """Keys of a scope, listed as the store lists them: whole runs."""
 
     runs: list[list[bytes]]
 
@@ -342,10 +348,10 @@ class Runs(NamedTuple):
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 5, 7, 100])
-def test_pages_of_keys_leave_nothing_out(limit: int) -> None:
+def test_listing_pages_are_complete(limit: int) -> None:
     keys = [name_of(number).key for number in range(20)]
     runs = Runs([keys[:1], keys[1:8], keys[8:9], keys[9:20]])
-    held = [(FAMILY, scope_of(FAMILY, Form(nbytes), ""), 20) for nbytes in (4096, 8192)]
+    held = [(FAMILY, scope_of(FAMILY, ObjectFormat(nbytes), ""), 20) for nbytes in (4096, 8192)]
     seen, cursor = [], None
     while True:
         listed, cursor = list_objects(held, runs.keys, limit, cursor)
@@ -357,10 +363,10 @@ def test_pages_of_keys_leave_nothing_out(limit: int) -> None:
     assert seen == [(key, nbytes) for nbytes in (4096, 8192) for key in keys]
 
 
-def test_a_list_goes_on_behind_a_scope_that_became_empty() -> None:
+def test_listing_continues_after_emptied_scope() -> None:
     keys = [name_of(number).key for number in range(3)]
     runs = Runs([keys])
-    first, second = (scope_of(FAMILY, Form(nbytes), "") for nbytes in (4096, 8192))
+    first, second = (scope_of(FAMILY, ObjectFormat(nbytes), "") for nbytes in (4096, 8192))
     listed, cursor = list_objects([(FAMILY, first, 3), (FAMILY, second, 3)], runs.keys, 2, None)
     assert len(listed) == 2
     listed, cursor = list_objects([(FAMILY, first, 0), (FAMILY, second, 3)], runs.keys, 9, cursor)
@@ -368,7 +374,7 @@ def test_a_list_goes_on_behind_a_scope_that_became_empty() -> None:
     assert cursor is None
 
 
-def test_a_cursor_is_one_of_ours() -> None:
+def test_invalid_cursor_is_refused() -> None:
     none = Runs([])
     for bad in ("x", "1:2", "zz:1:2", "00:-1:0", "00:1:y"):
         with pytest.raises(ValueError):
@@ -381,7 +387,7 @@ def test_a_cursor_is_one_of_ours() -> None:
 # Settings.
 
 
-def test_settings_are_read() -> None:
+def test_settings_are_parsed() -> None:
     settings = Settings.parse({"path": "/kv", "capacity": "1GiB", "codec": "zstd"})
     assert (settings.path, settings.capacity, settings.namespace) == ("/kv", "1GiB", "")
     assert settings.options() == {"codec": "zstd"}
@@ -399,7 +405,7 @@ def test_settings_are_read() -> None:
         ({"path": "/kv", "namespace": 1}, '"namespace"'),
     ],
 )
-def test_wrong_settings_say_what_to_write(params: dict[str, Any], says: str) -> None:
+def test_settings_error_says_what_to_write(params: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=says) as refused:
         Settings.parse(params)
     assert "\n" not in str(refused.value)
@@ -408,12 +414,12 @@ def test_wrong_settings_say_what_to_write(params: dict[str, Any], says: str) -> 
 # The interface.
 
 
-def test_another_interface_is_one_clear_line() -> None:
+def test_unknown_interface_fails_in_one_line() -> None:
     class Stranger(ABC):
         @abstractmethod
         def close(self) -> None: ...
 
-    assert "abstract methods differ" in unknown(Stranger, Family)
+    assert "abstract methods differ" in interface_difference(Stranger, Family)
     with pytest.raises(ImportError, match=r"LMCache 0\.9\.9 is another one") as refused:
-        require_known(Stranger, Family, "0.9.9")
+        require_tested_interface(Stranger, Family, "0.9.9")
     assert "\n" not in str(refused.value)

@@ -13,9 +13,15 @@ import pytest
 from support import open_small
 
 from ritornello._core import Completions
-from ritornello.lmcache.naming import RANK_BYTES, STRONG_HASH_BYTES, Family, Form, Name
+from ritornello.lmcache.naming import (
+    RANK_BYTES,
+    STRONG_HASH_BYTES,
+    Family,
+    ObjectFormat,
+    ObjectName,
+)
+from ritornello.lmcache.object_store import Item, ObjectStore
 from ritornello.lmcache.settings import Settings
-from ritornello.lmcache.shelf import Item, Shelf
 from ritornello.lmcache.views import owning_view
 
 NBYTES = 1 << 20
@@ -23,7 +29,7 @@ COUNT = 4
 
 
 class MemoryObj:
-    """As LMCache's: collecting it frees its memory, despite views."""
+    """A memory object like LMCache's: collecting it frees its memory, despite views."""
 
     def __init__(self, fill: int = 0) -> None:
         self.mapping = mmap.mmap(-1, NBYTES)
@@ -40,9 +46,9 @@ class MemoryObj:
 
 
 @pytest.fixture
-def shelf(tmp_path: Path) -> Iterator[Shelf]:
+def l2(tmp_path: Path) -> Iterator[ObjectStore]:
     open_small(tmp_path / "store").close()
-    opened = Shelf(Settings.parse({"path": str(tmp_path / "store")}))
+    opened = ObjectStore(Settings.parse({"path": str(tmp_path / "store")}))
     yield opened
     opened.store.close()
 
@@ -50,19 +56,19 @@ def shelf(tmp_path: Path) -> Iterator[Shelf]:
 def items(objects: list[MemoryObj], *, in_arena: bool) -> list[Item | None]:
     return [
         Item(
-            Name(Family("m", 0, ""), bytes([place]) * (RANK_BYTES + STRONG_HASH_BYTES)),
-            Form(NBYTES),
+            ObjectName(Family("m", 0, ""), bytes([place]) * (RANK_BYTES + STRONG_HASH_BYTES)),
+            ObjectFormat(NBYTES),
             owning_view(obj, obj.data_ptr if in_arena else None),
         )
         for place, obj in enumerate(objects)
     ]
 
 
-def wait(shelf: Shelf, completions: Completions) -> list[bool]:
+def wait(l2: ObjectStore, completions: Completions) -> list[bool]:
     done: list[Any] = []
     while not done:
         assert select.select([completions.fileno()], [], [], 60)[0]
-        done = shelf.finished(completions.drain())
+        done = l2.complete_tickets(completions.drain())
     ok: list[bool] = done[0].ok
     return ok
 
@@ -73,27 +79,27 @@ def alive(references: "list[weakref.ref[MemoryObj]]") -> int:
 
 
 @pytest.mark.parametrize("in_arena", [False, True])
-def test_objects_outlive_their_transfer(shelf: Shelf, in_arena: bool) -> None:
+def test_objects_outlive_their_transfer(l2: ObjectStore, in_arena: bool) -> None:
     completions = Completions()
-    for number, start in enumerate((shelf.put, shelf.get)):
+    for number, start in enumerate((l2.put, l2.get)):
         objects = [MemoryObj(7) for _ in range(COUNT)]
         references = [weakref.ref(obj) for obj in objects]
         assert start(number, items(objects, in_arena=in_arena), completions) is None
         del objects
         assert alive(references) == COUNT
-        assert wait(shelf, completions) == [True] * COUNT
+        assert wait(l2, completions) == [True] * COUNT
         assert alive(references) == 0
 
 
-def test_objects_outlive_transfer_of_closed_store(shelf: Shelf) -> None:
+def test_objects_outlive_transfer_of_closed_store(l2: ObjectStore) -> None:
     completions = Completions()
     objects = [MemoryObj(7) for _ in range(COUNT)]
     references = [weakref.ref(obj) for obj in objects]
-    shelf.put(1, items(objects, in_arena=True), completions)
+    l2.put(1, items(objects, in_arena=True), completions)
     del objects
     assert alive(references) == COUNT
-    shelf.store.close()
-    wait(shelf, completions)
+    l2.store.close()
+    wait(l2, completions)
     assert alive(references) == 0
 
 

@@ -1,4 +1,4 @@
-"""When memory is copied through staging: what disk, and what pages it lies in."""
+"""When reads go through staging: by disk, and by the pages of the memory."""
 
 import os
 from pathlib import Path
@@ -36,9 +36,7 @@ MIB = 1 << 20
         (12 * MIB, MIB, False),
     ],
 )
-def test_pages_are_counted_in_the_mappings_of_the_memory(
-    at: int, nbytes: int, expected: bool
-) -> None:
+def test_huge_pages_are_counted_in_mappings(at: int, nbytes: int, expected: bool) -> None:
     assert is_huge(SMAPS.splitlines(), 0x7F0000000000 + at, nbytes) is expected
 
 
@@ -46,7 +44,7 @@ def test_pages_are_counted_in_the_mappings_of_the_memory(
     ("segments", "sectors_kb", "boundary", "expected"),
     [(254, 4096, 0, True), (254, 1016, 0, False), (127, 1280, 4095, False)],
 )
-def test_a_disk_cuts_requests_for_their_pieces(
+def test_disk_limits_requests_by_pieces(
     tmp_path: Path, segments: int, sectors_kb: int, boundary: int, expected: bool
 ) -> None:
     disk = tmp_path / "devices" / "vda"
@@ -68,6 +66,6 @@ def test_a_disk_cuts_requests_for_their_pieces(
         cuts_requests(os.makedev(9, 9), tmp_path)
 
 
-def test_what_cannot_be_found_out_is_reached_in_place(tmp_path: Path) -> None:
+def test_unknown_disk_is_read_directly(tmp_path: Path) -> None:
     assert nearest(tmp_path / "not" / "there") == tmp_path
     assert not wants_staging("/proc", 0, 1)

@@ -1,4 +1,4 @@
-"""The package as such: its stubs, its command, what it imports."""
+"""The package: its stubs, its command, its imports and licences."""
 
 import json
 import re
@@ -30,7 +30,7 @@ def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_the_stubs_describe_the_module() -> None:
+def test_stubs_match_module() -> None:
     found = run(
         sys.executable,
         "-m",
@@ -44,7 +44,7 @@ def test_the_stubs_describe_the_module() -> None:
     assert found.returncode == 0, found.stdout + found.stderr
 
 
-def test_importing_brings_no_other_package() -> None:
+def test_import_loads_no_other_package() -> None:
     found = run(
         sys.executable,
         "-c",
@@ -53,7 +53,7 @@ def test_importing_brings_no_other_package() -> None:
     assert found.stdout == "set()\n"
 
 
-def test_the_command_is_installed() -> None:
+def test_command_is_installed() -> None:
     script = Path(sys.executable).parent / "ritornello"
     for command in ([sys.executable, "-m", "ritornello"], [script]):
         found = run(*command, "--help")
@@ -62,9 +62,9 @@ def test_the_command_is_installed() -> None:
     assert rt.__version__ in run(script, "--version").stdout
 
 
-def test_dependencies_are_ours_or_permissive() -> None:
-    """What is linked in: every crate comes from the registry or from here, under a licence that
-    asks for no more than its notice.
+def test_dependencies_have_permissive_licences() -> None:
+    """Every linked crate comes from the registry or this repository, under a licence that requires
+    no more than its notice.
     """
     command = ["cargo", "metadata", "--locked", "--format-version", "1", "--filter-platform"]
     found = run(*command, "x86_64-unknown-linux-gnu", "--manifest-path", ROOT / "Cargo.toml")

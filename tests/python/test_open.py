@@ -1,4 +1,4 @@
-"""Opening: what is refused, and what the error says to do."""
+"""Opening a store: what is refused, and what the error says to do."""
 
 import logging
 import re
@@ -14,7 +14,7 @@ from ritornello.opening import open_store
 from ritornello.settings import StoreSettings
 
 
-def test_a_new_store_needs_a_capacity(where: Path) -> None:
+def test_new_store_requires_capacity(where: Path) -> None:
     with pytest.raises(InvalidError, match="capacity"):
         rt.Store.open(where)
     assert not where.exists() or not any(where.iterdir())
@@ -40,12 +40,12 @@ def test_a_new_store_needs_a_capacity(where: Path) -> None:
         ({"write_budget": -1}, "write_budget is -1"),
     ],
 )
-def test_options_that_do_not_fit(where: Path, options: dict[str, Any], advice: str) -> None:
+def test_invalid_options_are_rejected(where: Path, options: dict[str, Any], advice: str) -> None:
     with pytest.raises(InvalidError, match=advice):
         rt.Store.open(where, **{**SMALL, **options})
 
 
-def test_a_store_has_the_index_that_it_was_made_with(where: Path) -> None:
+def test_store_keeps_its_index(where: Path) -> None:
     try:
         store = rt.Store.open(where, **{**SMALL, "index": "lsm"})
     except InvalidError as error:
@@ -60,14 +60,14 @@ def test_a_store_has_the_index_that_it_was_made_with(where: Path) -> None:
         assert (where / "index" / "lsm").is_dir()
 
 
-def test_capacities_may_be_numbers_or_text(where: Path) -> None:
+def test_capacity_may_be_number_or_text(where: Path) -> None:
     rt.Store.open(where, 64 << 20, segment_bytes=4 << 20).close()
     with rt.Store.open(str(where), "64 MiB") as store:
         assert store.stats()["capacity_bytes"] == 64 << 20
         assert store.path == str(where)
 
 
-def test_another_capacity_resizes(where: Path) -> None:
+def test_other_capacity_resizes_store(where: Path) -> None:
     open_small(where).close()
     with rt.Store.open(where, "128MiB") as store:
         assert store.stats()["capacity_bytes"] == 128 << 20
@@ -79,7 +79,7 @@ def test_another_capacity_resizes(where: Path) -> None:
             store.resize(1 << 20)
 
 
-def test_destroy_removes_a_store_that_nobody_uses(where: Path) -> None:
+def test_destroy_removes_unused_store(where: Path) -> None:
     with pytest.raises(InvalidError):
         rt.destroy(where)
     with open_small(where), pytest.raises(InvalidError, match="close it first"):
@@ -88,7 +88,7 @@ def test_destroy_removes_a_store_that_nobody_uses(where: Path) -> None:
     assert not where.exists()
 
 
-def test_a_directory_that_is_no_store(tmp_path: Path) -> None:
+def test_directory_without_store_is_refused(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
     with pytest.raises(InvalidError):
         open_small(tmp_path)
@@ -102,13 +102,13 @@ def test_default_capacity_needs_no_empty_directory(tmp_path: Path) -> None:
         open_store(settings, logging.getLogger())
     (tmp_path / "thesis.tex").rename(tmp_path / "policy.toml")
     (tmp_path / "policy.toml").write_text("")
-    # As the root of an ext4 file system, and after a creation that was cut off.
+    # Like the root of an ext4 file system, and like an interrupted creation.
     (tmp_path / "lost+found").mkdir()
     (tmp_path / "LOCK").touch()
     open_store(settings, logging.getLogger()).close()
 
 
-def test_a_path_that_is_a_file(tmp_path: Path) -> None:
+def test_path_to_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_text("")
     with pytest.raises(RitornelloError):
@@ -116,7 +116,7 @@ def test_a_path_that_is_a_file(tmp_path: Path) -> None:
     assert path.read_text() == ""
 
 
-def test_a_damaged_manifest_is_said_so(where: Path) -> None:
+def test_damaged_manifest_is_reported(where: Path) -> None:
     with open_small(where) as store:
         store.put_batch(rt.Scope.opaque("x", 64), keys_of("x", 1), pages_of(keys_of("x", 1), 64))
     for path in where.iterdir():
@@ -184,7 +184,7 @@ def test_policy_goes_with_its_store(where: Path) -> None:
     assert not where.exists()
 
 
-def test_policy_of_a_cache_is_its_lowest_tier_s(where: Path) -> None:
+def test_cache_has_policy_of_lowest_tier(where: Path) -> None:
     tiers = [f"host 16MiB {where}/host", f"disk {where}/disk 64MiB"]
     for tier, allowed in (("host", False), ("disk", True)):
         (where / tier).mkdir(parents=True)
@@ -194,7 +194,7 @@ def test_policy_of_a_cache_is_its_lowest_tier_s(where: Path) -> None:
         rt.destroy(where / "disk")
 
 
-def test_connectors_make_a_store_beside_a_policy(where: Path) -> None:
+def test_connectors_create_store_beside_policy(where: Path) -> None:
     where.mkdir(exist_ok=True)
     (where / "policy.toml").write_text("allow_weak_hashes = true")
     with pytest.raises(InvalidError):

@@ -1,4 +1,4 @@
-"""What a page may be made of, in and out: the bytes that went in come back."""
+"""Types of pages for puts and gets: the bytes are returned unchanged."""
 
 import mmap
 from collections.abc import Callable
@@ -16,7 +16,7 @@ SIZES = [196_608, 1_048_576, 5_000, 1]
 
 
 class Tensor:
-    """What torch's tensors look like from outside: no buffer protocol, no `__array__`."""
+    """The interface of torch's tensors: no buffer protocol, no `__array__`."""
 
     class Device:
         type = "cpu"
@@ -50,7 +50,7 @@ def tensors(array: Bytes) -> Any:
 
 
 def fragments(array: Bytes) -> Any:
-    """Uneven pieces, one of them empty, one of them a tensor."""
+    """Splits a page into uneven pieces, one of them empty, one a tensor."""
     third = array.shape[1] // 3
     return [
         [row[:third], row[:0], Tensor(row[third : 2 * third]), row[2 * third :]] for row in array
@@ -62,7 +62,7 @@ def pool(array: Bytes) -> Any:
 
 
 def split_pool(array: Bytes) -> Any:
-    """Left and right halves as buffers of their own, which interleave in memory."""
+    """Returns a pool of left and right halves as buffers, which interleave in memory."""
     width = array.shape[1]
     flat, left = array.reshape(-1), width // 2
     if left == 0:
@@ -86,7 +86,7 @@ def unaligned(pages: int, page_bytes: int) -> Bytes:
 @pytest.mark.parametrize("page_bytes", SIZES)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("memory", [aligned, unaligned])
-def test_bytes_come_back(
+def test_bytes_are_returned_unchanged(
     store: rt.Store,
     page_bytes: int,
     form: Callable[[Bytes], Any],
@@ -102,7 +102,7 @@ def test_bytes_come_back(
     assert (out == right).all()
 
 
-def test_pages_of_any_dtype_and_shape(store: rt.Store) -> None:
+def test_pages_may_have_any_dtype_and_shape(store: rt.Store) -> None:
     keys = keys_of("dtypes", 3)
     pages = np.arange(3 * 2 * 4 * 8, dtype=np.float32).reshape(3, 2, 4, 8)
     scope = rt.Scope.opaque("dtypes", pages[0].nbytes)
@@ -112,7 +112,7 @@ def test_pages_of_any_dtype_and_shape(store: rt.Store) -> None:
     assert (out == pages).all()
 
 
-def test_bytes_may_be_put_and_bytearrays_filled(store: rt.Store) -> None:
+def test_bytes_are_put_and_bytearrays_filled(store: rt.Store) -> None:
     scope = rt.Scope.opaque("bytes", 100)
     keys = keys_of("bytes", 2)
     store.put_batch(scope, keys, [b"a" * 100, [b"b" * 60, bytearray(b"c" * 40)]])
@@ -121,7 +121,7 @@ def test_bytes_may_be_put_and_bytearrays_filled(store: rt.Store) -> None:
     assert out == [b"a" * 100, b"b" * 60 + b"c" * 40]
 
 
-def test_out_may_be_longer_than_the_keys(store: rt.Store) -> None:
+def test_out_may_be_longer_than_keys(store: rt.Store) -> None:
     scope = rt.Scope.opaque("longer", 64)
     keys = keys_of("longer", 2)
     store.put_batch(scope, keys, pages_of(keys, 64))
@@ -131,7 +131,7 @@ def test_out_may_be_longer_than_the_keys(store: rt.Store) -> None:
     assert (out[2:] == 0xA5).all()
 
 
-def test_a_pool_takes_pages_in_any_order(store: rt.Store) -> None:
+def test_pool_takes_pages_in_any_order(store: rt.Store) -> None:
     scope = rt.Scope.opaque("order", 4096)
     keys = keys_of("order", 3)
     right = pages_of(keys, 4096)
@@ -146,8 +146,8 @@ def test_a_pool_takes_pages_in_any_order(store: rt.Store) -> None:
     assert store.put_batch(scope, keys, registered.pages(np.array([6, 0, 3]))) == 3
 
 
-def test_a_pool_of_several_strided_buffers(store: rt.Store) -> None:
-    """Two layers, each with a gap behind every block."""
+def test_pool_may_have_strided_buffers(store: rt.Store) -> None:
+    """Two layers, each with a gap after every block."""
     layers = [blank(4, 1000), blank(4, 1000)]
     registered = rt.PagePool(layers, [600, 900], strides=[1000, 1000])
     scope = rt.Scope.opaque("strides", 1500)
@@ -161,7 +161,7 @@ def test_a_pool_of_several_strided_buffers(store: rt.Store) -> None:
         assert (layers[0][block, 600:] == 0xA5).all()
 
 
-def test_a_pool_keeps_its_buffers(store: rt.Store) -> None:
+def test_pool_keeps_buffers_alive(store: rt.Store) -> None:
     scope = rt.Scope.opaque("alive", 4096)
     keys = keys_of("alive", 2)
     pages = rt.PagePool([pages_of(keys, 4096)], [4096]).pages([0, 1])

@@ -1,4 +1,4 @@
-"""One directory, many processes; forks; the end of a process."""
+"""One directory and many processes; forks; the end of a process."""
 
 import os
 import subprocess
@@ -24,7 +24,7 @@ from test_processes import *
 
 
 def start(code: str, *arguments: str | Path) -> subprocess.Popen[str]:
-    """A process of its own that runs `code` with this module's names."""
+    """Starts a process that runs `code` with this module's names."""
     return subprocess.Popen(
         [sys.executable, "-c", PRELUDE + textwrap.dedent(code), *map(str, arguments)],
         stdin=subprocess.PIPE,
@@ -35,7 +35,7 @@ def start(code: str, *arguments: str | Path) -> subprocess.Popen[str]:
 
 
 def end(process: subprocess.Popen[str]) -> str:
-    """Its output, once it has ended well and said nothing on standard error."""
+    """Returns the output of a process that must succeed without standard error."""
     out, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (0, "")
     return out
@@ -51,7 +51,7 @@ def holds(store: rt.Store, name: str, pages: int = 4) -> bool:
     return store.get_batch(SCOPE, keys, out) == pages and bool((out == pages_of(keys, PAGE)).all())
 
 
-def test_a_second_process_is_a_client_of_the_first(where: Path) -> None:
+def test_second_process_becomes_client(where: Path) -> None:
     with open_small(where) as store:
         put(store, "mine")
         child = start(
@@ -64,7 +64,7 @@ def test_a_second_process_is_a_client_of_the_first(where: Path) -> None:
                     SCOPE, keys_of("t", 4), pages_of(keys_of("t", 4), PAGE), copy=True
                 )
                 assert ticket.wait(30).pages == 4
-                with store.match(SCOPE, keys_of("t", 4)) as match:
+                with store.pin_prefix(SCOPE, keys_of("t", 4)) as match:
                     assert match.pages == 4
                 assert store.delete(SCOPE, keys_of("mine", 4)[:1]) == 1
                 assert store.stats()["clients"] == 1
@@ -80,7 +80,7 @@ def test_a_second_process_is_a_client_of_the_first(where: Path) -> None:
         assert store.probe(SCOPE, keys_of("mine", 4)) == 0
 
 
-def test_processes_race_to_open(where: Path) -> None:
+def test_racing_processes_elect_one_owner(where: Path) -> None:
     code = """
         sys.stdin.readline()
         with rt.Store.open(sys.argv[1], **SMALL) as store:
@@ -98,7 +98,7 @@ def test_processes_race_to_open(where: Path) -> None:
         assert all(holds(store, str(n)) for n in range(4))
 
 
-def test_a_client_takes_over_when_the_owner_dies(where: Path) -> None:
+def test_client_takes_over_dead_owner(where: Path) -> None:
     owner = start(
         """
         store = rt.Store.open(sys.argv[1], **SMALL)
@@ -126,7 +126,7 @@ def test_a_client_takes_over_when_the_owner_dies(where: Path) -> None:
 
 
 @pytest.mark.parametrize("ending", ["", "sys.exit(0)", "del store"])
-def test_a_process_that_ends_without_closing_loses_nothing(where: Path, ending: str) -> None:
+def test_exit_without_close_loses_nothing(where: Path, ending: str) -> None:
     child = start(
         f"""
         store = rt.Store.open(sys.argv[1], **SMALL)
@@ -143,7 +143,7 @@ def test_a_process_that_ends_without_closing_loses_nothing(where: Path, ending: 
 
 
 def in_a_fork(check: str, store: rt.Store, where: Path, ticket: rt.Ticket) -> None:
-    """What a forked child finds. Raises if it is not as it should be."""
+    """Returns what a forked child finds. Raises if the child fails."""
     assert store.closed, check
     for use in (lambda: put(store, "x"), store.stats, ticket.wait):
         with pytest.raises(ClosedError, match="fork"):
@@ -156,7 +156,7 @@ def in_a_fork(check: str, store: rt.Store, where: Path, ticket: rt.Ticket) -> No
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_a_forked_child_opens_its_own(where: Path) -> None:
+def test_forked_child_opens_its_own_store(where: Path) -> None:
     with open_small(where) as store:
         put(store, "parent's")
         ticket = store.submit_get(SCOPE, keys_of("parent's", 4), blank(4, PAGE))
@@ -181,8 +181,8 @@ def test_a_forked_child_opens_its_own(where: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_a_fork_does_not_keep_the_directory(where: Path) -> None:
-    """The parent closes; the child, which never touched the store, is still there."""
+def test_forked_child_does_not_hold_directory(where: Path) -> None:
+    """The parent closes while the child, which never used the store, still runs."""
     store = open_small(where)
     put(store, "kept")
     child = os.fork()

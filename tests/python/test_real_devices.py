@@ -19,13 +19,13 @@ from support import blank, keys_of, pages_of
 
 import ritornello as rt
 from ritornello.errors import FatalError, RetryError, RitornelloError
-from ritornello.handle import Handle
+from ritornello.fail_safe import FailSafeStore
 from ritornello.lmcache.settings import Settings
-from ritornello.lmcache.store import QuietStore
+from ritornello.lmcache.store import LMCacheStore
 from ritornello.settings import StoreSettings
 
 PAGE_BYTES = 256 << 10
-# Keys do not chain: a page that is lost hides no other.
+# Keys do not chain: a lost page hides no other.
 SCOPE = rt.Scope.opaque("device", PAGE_BYTES)
 # Bytes a second of the throttled writer, and pages of its put: 12 MiB, queued for three seconds.
 SLOW = 4 << 20
@@ -114,7 +114,9 @@ def start_writer(
 
 
 def bytes_written(pid: int) -> int:
-    """Bytes that a process has handed to block devices. Those of direct writes count at once."""
+    """Returns the bytes that a process has submitted to block devices. Direct writes count at
+    once.
+    """
     lines = Path(f"/proc/{pid}/io").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("write_bytes"))
 
@@ -208,7 +210,7 @@ def put_small(store: rt.Store, name: str, runs: int) -> list[bytes]:
 
 def fail_flush(store: rt.Store, disk: Disk) -> str:
     """Puts runs whose flush fails on `disk`, which stays cut. Returns the name of the runs."""
-    # The owner flushes every two seconds by itself, maybe right before the disk is cut.
+    # The owner flushes every two seconds by itself, perhaps just before the disk is cut.
     for name in ("between", "between, again", "between, the third time"):
         put_small(store, name, 5)
         disk.cut(disk.data)
@@ -251,7 +253,7 @@ def test_flush_survives_earlier_failed_sync(tmp_path: Path, make_disk: Callable[
         copy.detach()
 
 
-# Puts a page whenever it reads a line, and says how many were stored or what failed.
+# Puts a page for every line it reads, and prints how many were stored or what failed.
 CLIENT = """
 import sys
 sys.path.insert(0, {here!r})
@@ -283,7 +285,7 @@ def test_store_reopens_on_healed_disk(make_disk: Callable[..., Disk]) -> None:
     with rt.Store.open(path, capacity="32MiB", segment_bytes=4 << 20) as store:
         early = put_small(store, "early", 3)
         store.flush()
-        quiet = QuietStore(Settings(str(path)))
+        quiet = LMCacheStore(Settings(str(path)))
         assert (store.problem, quiet.problem()) == ("", "")
         client = subprocess.Popen(
             [sys.executable, "-c", CLIENT.format(here=str(Path(__file__).parent)), str(path)],
@@ -396,14 +398,14 @@ def test_late_mount_moves_engine_to_its_disk(
         with rt.Store.open(path, "1GiB") as store:
             before = put_small(store, "before", 2)
     disk.unmount()
-    # Default settings: an engine that starts before the mount makes a store.
-    handle = Handle(StoreSettings(str(path)), logging.getLogger(__name__), lambda _: None)
+    # Default settings: an engine that starts before the mount creates a store.
+    handle = FailSafeStore(StoreSettings(str(path)), logging.getLogger(__name__), lambda _: None)
 
     def found(keys: list[bytes]) -> int:
-        return handle.ask("exists", lambda store: sum(store.exists(SMALL_SCOPE, keys)), 0)
+        return handle.call("exists", lambda store: sum(store.exists(SMALL_SCOPE, keys)), 0)
 
     try:
-        below = handle.ask("put", lambda store: put_small(store, "below", 2), [])
+        below = handle.call("put", lambda store: put_small(store, "below", 2), [])
         assert found(below) == 400
         disk.mount()
         mounted = time.monotonic()
@@ -411,7 +413,7 @@ def test_late_mount_moves_engine_to_its_disk(
             assert time.monotonic() < mounted + 20, "the engine stays below the mount point"
             time.sleep(0.05)
         assert found(before) == len(before)
-        after = handle.ask("put", lambda store: put_small(store, "after", 2), [])
+        after = handle.call("put", lambda store: put_small(store, "after", 2), [])
         assert found(after) == 400
     finally:
         handle.close()
@@ -429,20 +431,20 @@ def test_unmounted_disk_gets_no_store_below(make_disk: Callable[..., Disk]) -> N
     assert disk.device is not None
     command("mount", disk.device, below.path)
     path = below.path / "kv"
-    handle = Handle(StoreSettings(str(path)), logging.getLogger(__name__), lambda _: None)
+    handle = FailSafeStore(StoreSettings(str(path)), logging.getLogger(__name__), lambda _: None)
     try:
-        keys = handle.ask("put", lambda store: put_small(store, "above", 2), [])
+        keys = handle.call("put", lambda store: put_small(store, "above", 2), [])
         assert len(keys) == 400
         command("umount", "--lazy", below.path)
         # Longer than the store takes to look where its path leads.
         time.sleep(3)
-        found = handle.ask("exists", lambda store: sum(store.exists(SMALL_SCOPE, keys)), 0)
+        found = handle.call("exists", lambda store: sum(store.exists(SMALL_SCOPE, keys)), 0)
         assert found == 400, "the store was left after an unmount"
 
         def lose(_: rt.Store) -> None:
             raise FatalError("the disk is gone")
 
-        handle.ask("exists", lose, None)
+        handle.call("exists", lose, None)
         began = time.monotonic()
         while "is not mounted" not in handle.broken:
             assert time.monotonic() < began + 20, handle.broken
@@ -452,14 +454,14 @@ def test_unmounted_disk_gets_no_store_below(make_disk: Callable[..., Disk]) -> N
         while not handle.open():
             assert time.monotonic() < began + 40, handle.broken
             time.sleep(0.05)
-        found = handle.ask("exists", lambda store: sum(store.exists(SMALL_SCOPE, keys)), 0)
+        found = handle.call("exists", lambda store: sum(store.exists(SMALL_SCOPE, keys)), 0)
         assert found == 400
     finally:
         handle.close()
         command("umount", "--lazy", below.path)
 
 
-def test_full_directory_is_used_all_the_same(
+def test_full_directory_is_still_used(
     second_directory: tuple[Disk, Path, list[bytes]],
 ) -> None:
     """Segments are allocated whole: on a full disk they can be read and written."""

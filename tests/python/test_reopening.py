@@ -1,14 +1,12 @@
-"""A connector's store that cannot be opened, or fails, is opened again when the fault is over."""
+"""A connector's store that cannot be opened, or fails, is reopened when the fault is over."""
 
 import gc
 import logging
-import os
 import shutil
 import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from threading import Event, Thread
@@ -16,81 +14,66 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from support import keys_of, pages_of
+from reopening_stores import (
+    EXIT_WHILE_OPENING,
+    FORK_WHILE_OPENING,
+    KEYS,
+    OWNER,
+    SCOPE,
+    FailingStore,
+    assert_fails,
+    can_serve,
+    can_store,
+    holding_foreign_files,
+    interrupt,
+    lmcache_store,
+    occupied_by_file,
+    owned_by_other_user,
+    replace_open,
+    sglang_store,
+    vllm_cache_store,
+    vllm_store,
+    vllm_tier_store,
+    wait_until,
+)
 
-import ritornello as rt
-from ritornello.errors import FatalError, InvalidError, RetryError
-from ritornello.handle import AGAIN, PAUSE_MAX, Handle
+from ritornello.errors import InvalidError, RetryError
+from ritornello.fail_safe import REOPENING, RETRY_SECONDS_MAX, FailSafeStore
 from ritornello.lmcache import NativeClient
-from ritornello.lmcache.settings import Settings as LMCacheSettings
-from ritornello.lmcache.store import QuietStore as LMCacheStore
 from ritornello.opening import open_store
 from ritornello.settings import StoreSettings
-from ritornello.sglang.meter import Meter as SGLangMeter
-from ritornello.sglang.settings import Settings as SGLangSettings
-from ritornello.sglang.store import QuietStore as SGLangStore
+from ritornello.vllm.cache_store import CacheStore
 from ritornello.vllm.meter import Meter as VllmMeter
 from ritornello.vllm.settings import Settings as VllmSettings
-from ritornello.vllm.store import QuietStore as VllmStore
 from ritornello.vllm.tier.counts import Counts
 from ritornello.vllm.tier.store import TierStore
-from ritornello.vllm.tiers import QuietCache
 
-SCOPE = rt.Scope.opaque("reopening", 4096)
-KEYS = keys_of("reopening", 3)
-PAGES = pages_of(KEYS, 4096)
 LOGGER = logging.getLogger("ritornello.test")
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ritornello.handle.PAUSE", 0.05)
+def fast_retries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ritornello.fail_safe.RETRY_SECONDS", 0.05)
 
 
 @pytest.fixture
-def made(tmp_path: Path) -> Iterator[Callable[..., Handle]]:
-    """Makes handles on `tmp_path/kv`, and closes them."""
-    handles: list[Handle] = []
+def make_store(tmp_path: Path) -> Iterator[Callable[..., FailSafeStore]]:
+    """Makes stores on `tmp_path/kv`, and closes them after the test."""
+    fail_safes: list[FailSafeStore] = []
 
-    def make(**said: Any) -> Handle:
-        settings = StoreSettings(str(tmp_path / "kv"), **{"capacity": "1GiB", **said})
-        handle = Handle(settings, LOGGER, lambda _: None)
-        handles.append(handle)
-        return handle
+    def make(**options: Any) -> FailSafeStore:
+        settings = StoreSettings(str(tmp_path / "kv"), **{"capacity": "1GiB", **options})
+        fail_safe = FailSafeStore(settings, LOGGER, lambda _: None)
+        fail_safes.append(fail_safe)
+        return fail_safe
 
     yield make
-    for handle in handles:
-        handle.close()
-
-
-def until(done: Callable[[], object], what: str) -> None:
-    end = time.monotonic() + 30
-    while not done():
-        assert time.monotonic() < end, f"never came about: {what}"
-        time.sleep(0.01)
-
-
-def serves(handle: Handle) -> bool:
-    """Whether pages come back."""
-    put = handle.ask("put", lambda store: store.put_batch(SCOPE, KEYS, PAGES), 0)
-    out = [bytearray(4096) for _ in KEYS]
-    got = handle.ask("get", lambda store: store.get_batch(SCOPE, KEYS, out), 0)
-    right = [bytes(page) for page in PAGES]
-    assert [bytes(page) for page in out[:got]] == right[:got]
-    return (put, got) == (len(KEYS), len(KEYS))
-
-
-OWNER = """
-import sys
-import ritornello as rt
-store = rt.Store.open(sys.argv[1], "64MiB", segment_bytes=4 << 20)
-print(store.role, flush=True)
-sys.stdin.read()
-"""
+    for fail_safe in fail_safes:
+        fail_safe.close()
 
 
 @pytest.fixture
-def owned(tmp_path: Path) -> Iterator[Callable[[], "subprocess.Popen[str]"]]:
+def start_owner(tmp_path: Path) -> Iterator[Callable[[], "subprocess.Popen[str]"]]:
     """Starts a process that owns the store."""
     processes: list[subprocess.Popen[str]] = []
 
@@ -112,58 +95,39 @@ def owned(tmp_path: Path) -> Iterator[Callable[[], "subprocess.Popen[str]"]]:
         process.communicate(timeout=60)
 
 
-def taken_by_a_file(path: Path) -> Callable[[], object]:
-    path.write_text("a file")
-    return path.unlink
-
-
-def of_another_user(path: Path) -> Callable[[], object]:
-    if os.geteuid() != 0:
-        pytest.skip("only root can give a directory away")
-    path.mkdir()
-    os.chown(path, 12345, 12345)
-    return lambda: os.chown(path, 0, 0)
-
-
-def holding_other_things(path: Path) -> Callable[[], object]:
-    path.mkdir()
-    (path / "thesis.tex").write_text("years of work")
-    return (path / "thesis.tex").unlink
-
-
-@pytest.mark.parametrize("fault", [taken_by_a_file, of_another_user, holding_other_things])
-def test_store_is_opened_when_its_directory_is_mended(
+@pytest.mark.parametrize("fault", [occupied_by_file, owned_by_other_user, holding_foreign_files])
+def test_repaired_directory_is_opened(
     fault: Callable[[Path], Callable[[], object]],
-    made: Callable[..., Handle],
+    make_store: Callable[..., FailSafeStore],
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    mend = fault(tmp_path / "kv")
-    handle = made()
-    assert not serves(handle)
-    assert handle.broken.startswith("open: ")
-    assert handle.broken.endswith(AGAIN)
-    assert not serves(handle)
-    mend()
-    until(lambda: serves(handle), "it serves")
-    assert handle.broken == ""
+    repair = fault(tmp_path / "kv")
+    fail_safe = make_store()
+    assert not can_serve(fail_safe)
+    assert fail_safe.broken.startswith("open: ")
+    assert fail_safe.broken.endswith(REOPENING)
+    assert not can_serve(fail_safe)
+    repair()
+    wait_until(lambda: can_serve(fail_safe), "it serves")
+    assert fail_safe.broken == ""
     lines = [record.getMessage() for record in caplog.records]
     assert len(lines) == 2
     assert "open failed" in lines[0]
     assert "serves again" in lines[1]
 
 
-def test_store_is_opened_when_its_owner_speaks_a_known_version(
-    made: Callable[..., Handle], owned: Callable[[], object], tmp_path: Path
+def test_owner_of_known_version_is_opened(
+    make_store: Callable[..., FailSafeStore], start_owner: Callable[[], object], tmp_path: Path
 ) -> None:
-    owned()
+    start_owner()
     kv = tmp_path / "kv"
     (kv / "owner.sock").rename(kv / "owner.sock.moved")
     answer = b"RTRN" + (99).to_bytes(4, "little") * 2
     with socket.socket(socket.AF_UNIX) as future:
         future.bind(str(kv / "owner.sock"))
         future.listen()
-        handle = made()
+        fail_safe = make_store()
 
         def answered() -> bool:
             connection, _ = future.accept()
@@ -173,407 +137,324 @@ def test_store_is_opened_when_its_owner_speaks_a_known_version(
             return True
 
         Thread(target=answered, daemon=True).start()
-        assert not handle.open()
-        assert "restart this process with that version" in handle.broken
+        assert not fail_safe.open()
+        assert "restart this process with that version" in fail_safe.broken
     (kv / "owner.sock.moved").rename(kv / "owner.sock")
-    until(lambda: serves(handle), "it serves")
+    wait_until(lambda: can_serve(fail_safe), "it serves")
 
 
-@pytest.mark.parametrize("said", [{"codec": "potato"}, {"capacity": "1 potato"}, {"eviction": 3}])
-def test_setting_that_cannot_be_read_is_not_tried_again(
-    made: Callable[..., Handle], said: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "options", [{"codec": "potato"}, {"capacity": "1 potato"}, {"eviction": 3}]
+)
+def test_invalid_setting_is_not_retried(
+    make_store: Callable[..., FailSafeStore],
+    options: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    handle = made(**said)
-    assert not handle.open()
-    assert handle.broken
-    assert not handle.broken.endswith(AGAIN)
-    monkeypatch.setattr(handle, "_open", lambda: pytest.fail("it was tried again"))
-    assert not serves(handle)
+    fail_safe = make_store(**options)
+    assert not fail_safe.open()
+    assert fail_safe.broken
+    assert not fail_safe.broken.endswith(REOPENING)
+    monkeypatch.setattr(fail_safe, "_open", lambda: pytest.fail("it was tried again"))
+    assert not can_serve(fail_safe)
 
 
 def test_client_with_another_capacity_serves(
-    made: Callable[..., Handle], owned: Callable[[], object]
+    make_store: Callable[..., FailSafeStore], start_owner: Callable[[], object]
 ) -> None:
-    owned()
-    handle = made(capacity="128MiB")
-    assert serves(handle)
-    assert handle.ask("stats", lambda store: store.stats()["capacity_bytes"], 0) == 64 << 20
+    start_owner()
+    fail_safe = make_store(capacity="128MiB")
+    assert can_serve(fail_safe)
+    assert fail_safe.call("stats", lambda store: store.stats()["capacity_bytes"], 0) == 64 << 20
 
 
 @pytest.fixture
-def replaced(
-    owned: Callable[[], "subprocess.Popen[str]"], tmp_path: Path
+def start_replaceable_owner(
+    start_owner: Callable[[], "subprocess.Popen[str]"], tmp_path: Path
 ) -> Callable[[], Callable[[], object]]:
-    """Starts an owner, and returns what puts another store, with an owner, in its place."""
+    """Starts an owner, and returns a function that replaces its store by another one, with an
+    owner.
+    """
 
     def start() -> Callable[[], object]:
-        first = owned()
+        first = start_owner()
 
         def replace() -> None:
             first.kill()
             first.wait(60)
             for entry in (tmp_path / "kv").iterdir():
                 shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
-            owned()
+            start_owner()
 
         return replace
 
     return start
 
 
-def test_store_that_was_replaced_is_opened_anew(
-    made: Callable[..., Handle], replaced: Callable[[], Callable[[], object]]
+def test_replaced_store_is_reopened(
+    make_store: Callable[..., FailSafeStore],
+    start_replaceable_owner: Callable[[], Callable[[], object]],
 ) -> None:
-    replace = replaced()
-    handles = [made(), made()]
-    assert all(map(serves, handles))
+    replace = start_replaceable_owner()
+    fail_safes = [make_store(), make_store()]
+    assert all(map(can_serve, fail_safes))
     replace()
-    for handle in handles:
-        until(lambda handle=handle: serves(handle), "it serves")  # type: ignore[misc]
+    for fail_safe in fail_safes:
+        wait_until(lambda fail_safe=fail_safe: can_serve(fail_safe), "it serves")  # type: ignore[misc]
 
 
-def stores(handle: Handle) -> bool:
-    """Whether pages are stored, by a ticket: how it ended, the store is not asked."""
-    ticket = handle.ask("put", lambda store: store.submit_put(SCOPE, KEYS, PAGES), None)
-    outcome = ticket and handle.quietly("wait", lambda: ticket.wait(60), None)
-    return outcome is not None and outcome.pages == len(KEYS)
-
-
-def test_store_that_was_replaced_is_opened_anew_by_who_only_submits(
-    made: Callable[..., Handle], replaced: Callable[[], Callable[[], object]]
+def test_replaced_store_is_reopened_by_submits_alone(
+    make_store: Callable[..., FailSafeStore],
+    start_replaceable_owner: Callable[[], Callable[[], object]],
 ) -> None:
-    replace = replaced()
-    handle = made()
-    assert stores(handle)
+    replace = start_replaceable_owner()
+    fail_safe = make_store()
+    assert can_store(fail_safe)
     replace()
-    until(lambda: stores(handle), "it stores")
+    wait_until(lambda: can_store(fail_safe), "it stores")
 
 
-def test_cache_with_a_tier_that_was_replaced_is_opened_anew(
-    replaced: Callable[[], Callable[[], object]], tmp_path: Path
+def test_cache_with_replaced_tier_is_reopened(
+    start_replaceable_owner: Callable[[], Callable[[], object]], tmp_path: Path
 ) -> None:
-    replace = replaced()
-    handle = QuietCache(VllmSettings.parse({"tiers": [f"disk {tmp_path}/kv 64MiB"]}), VllmMeter())
+    replace = start_replaceable_owner()
+    fail_safe = CacheStore(
+        VllmSettings.parse({"tiers": [f"disk {tmp_path}/kv 64MiB"]}), VllmMeter()
+    )
 
     def missed_why() -> str:
         out = [bytearray(4096) for _ in KEYS]
-        ticket = handle.ask("get", lambda cache: cache.submit_get(SCOPE, KEYS, out), None)
-        outcome = ticket and handle.quietly("wait", lambda: ticket.wait(60), None)
-        return str(outcome.reason) if outcome else handle.broken
+        ticket = fail_safe.call("get", lambda cache: cache.submit_get(SCOPE, KEYS, out), None)
+        outcome = ticket and fail_safe.attempt("wait", lambda: ticket.wait(60), None)
+        return str(outcome.reason) if outcome else fail_safe.broken
 
     try:
-        assert stores(handle)
+        assert can_store(fail_safe)
         replace()
-        until(lambda: missed_why() == "absent", "it looks into the new store")
-        assert stores(handle)
+        wait_until(lambda: missed_why() == "absent", "it looks into the new store")
+        assert can_store(fail_safe)
     finally:
-        handle.close()
+        fail_safe.close()
 
 
-def of_vllm(path: Path) -> Handle:
-    return VllmStore(VllmSettings.parse({"path": str(path), "capacity": "1GiB"}), VllmMeter())
-
-
-def of_vllm_tiers(path: Path) -> Handle:
-    return QuietCache(VllmSettings.parse({"tiers": [f"host 64MiB {path}"]}), VllmMeter())
-
-
-def of_vllm_tier(path: Path) -> Handle:
-    return TierStore(VllmSettings.parse({"path": str(path), "capacity": "1GiB"}), Counts())
-
-
-def of_sglang(path: Path) -> Handle:
-    return SGLangStore(SGLangSettings.parse({"path": str(path), "capacity": "1GiB"}), SGLangMeter())
-
-
-def of_lmcache(path: Path) -> Handle:
-    return LMCacheStore(LMCacheSettings.parse({"path": str(path), "capacity": "1GiB"}))
-
-
-@pytest.mark.parametrize("of", [of_vllm, of_vllm_tiers, of_vllm_tier, of_sglang, of_lmcache])
-def test_every_connector_opens_its_store_again(
-    of: Callable[[Path], Handle], tmp_path: Path
+@pytest.mark.parametrize(
+    "connector", [vllm_store, vllm_cache_store, vllm_tier_store, sglang_store, lmcache_store]
+)
+def test_every_connector_reopens_its_store(
+    connector: Callable[[Path], FailSafeStore], tmp_path: Path
 ) -> None:
-    mend = taken_by_a_file(tmp_path / "kv")
-    handle = of(tmp_path / "kv")
+    repair = occupied_by_file(tmp_path / "kv")
+    fail_safe = connector(tmp_path / "kv")
     try:
-        assert not stores(handle)
-        assert handle.broken.endswith(AGAIN)
-        mend()
-        until(lambda: stores(handle), "it stores")
-        assert handle.broken == ""
+        assert not can_store(fail_safe)
+        assert fail_safe.broken.endswith(REOPENING)
+        repair()
+        wait_until(lambda: can_store(fail_safe), "it stores")
+        assert fail_safe.broken == ""
     finally:
-        handle.close()
+        fail_safe.close()
 
 
-def test_store_is_opened_when_its_silent_owner_goes_on(
-    owned: Callable[[], "subprocess.Popen[str]"], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_resumed_owner_is_opened(
+    start_owner: Callable[[], "subprocess.Popen[str]"],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     link = tmp_path / "link"
-    mend = taken_by_a_file(link)
-    owner = owned()
+    repair = occupied_by_file(link)
+    owner = start_owner()
     owner.send_signal(signal.SIGSTOP)
     begun = Event()
 
-    def opened(*settings: Any) -> Any:
+    def open_core(*settings: Any) -> Any:
         begun.set()
         return open_store(*settings)
 
-    monkeypatch.setattr("ritornello.handle.open_store", opened)
-    handle = Handle(StoreSettings(str(link)), LOGGER, lambda _: None)
+    monkeypatch.setattr("ritornello.fail_safe.open_store", open_core)
+    fail_safe = FailSafeStore(StoreSettings(str(link)), LOGGER, lambda _: None)
     try:
-        assert not serves(handle)
-        mend()
+        assert not can_serve(fail_safe)
+        repair()
         link.symlink_to(tmp_path / "kv")
         begun.clear()
         assert begun.wait(30)
-        assert not serves(handle), "calls do not wait for the owner"
+        assert not can_serve(fail_safe), "calls do not wait for the owner"
         owner.send_signal(signal.SIGCONT)
-        until(lambda: serves(handle), "it serves")
+        wait_until(lambda: can_serve(fail_safe), "it serves")
     finally:
         owner.send_signal(signal.SIGCONT)
-        handle.close()
+        fail_safe.close()
 
 
-HOLDER = """
-import os, sys, threading, time
-import ritornello.handle
-from logging import getLogger
-from pathlib import Path
-from ritornello.settings import StoreSettings
-
-ritornello.handle.PAUSE = 0.05
-ritornello.handle.PAUSE_MAX = 0.1
-path = Path(sys.argv[1])
-settings = StoreSettings(str(path), capacity="1GiB")
-handle = ritornello.handle.Handle(settings, getLogger(), lambda _: None)
-"""
-
-ENDING = f"""{HOLDER}
-open_store, attempts, begun = ritornello.handle.open_store, [], threading.Event()
-
-def opened(*settings):
-    attempts.append(1)
-    if len(attempts) == 2:
-        print("failed", flush=True)
-        sys.stdin.readline()
-        begun.set()
-    return open_store(*settings)
-
-ritornello.handle.open_store = opened
-assert not handle.open()
-begun.wait()
-# Let it come to where it waits for the owner.
-time.sleep(0.3)
-"""
-
-FORKING = f"""{HOLDER}
-assert not handle.open()
-child = os.fork()
-if child:
-    _, status = os.waitpid(child, 0)
-    os._exit(os.waitstatus_to_exitcode(status))
-path.unlink()
-end = time.monotonic() + 30
-while not handle.open() and time.monotonic() < end:
-    time.sleep(0.01)
-os._exit(0 if handle.open() else 1)
-"""
-
-
-def test_process_ends_while_its_store_is_opened(
-    owned: Callable[[], "subprocess.Popen[str]"], tmp_path: Path
+def test_process_exits_while_opening_store(
+    start_owner: Callable[[], "subprocess.Popen[str]"], tmp_path: Path
 ) -> None:
     link = tmp_path / "link"
-    mend = taken_by_a_file(link)
-    # An owner that says nothing: an attempt waits for it for a minute.
-    owned().send_signal(signal.SIGSTOP)
-    command = [sys.executable, "-c", ENDING, str(link)]
+    repair = occupied_by_file(link)
+    # An owner that does not answer: an attempt to open waits a minute for it.
+    start_owner().send_signal(signal.SIGSTOP)
+    command = [sys.executable, "-c", EXIT_WHILE_OPENING, str(link)]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         assert process.stdout.readline() == "failed\n"
-        mend()
+        repair()
         link.symlink_to(tmp_path / "kv")
         process.stdin.write("\n")
         process.stdin.flush()
         assert process.wait(30) == 0
 
 
-def test_forked_child_opens_the_store_that_its_parent_waits_for(tmp_path: Path) -> None:
-    taken_by_a_file(tmp_path / "kv")
-    command = [sys.executable, "-c", FORKING, str(tmp_path / "kv")]
+def test_forked_child_opens_store_parent_waits_for(tmp_path: Path) -> None:
+    occupied_by_file(tmp_path / "kv")
+    command = [sys.executable, "-c", FORK_WHILE_OPENING, str(tmp_path / "kv")]
     assert subprocess.run(command, timeout=120, check=False).returncode == 0
 
 
-def test_handle_that_is_dropped_is_not_opened_again(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_dropped_store_is_not_reopened(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     attempts = Event()
 
-    def fails_to_open() -> object:
+    def failing_open() -> object:
         attempts.set()
         raise OSError(5, "the device is gone")
 
-    fake(fails_to_open, monkeypatch)
-    handle = Handle(StoreSettings(str(tmp_path / "kv")), LOGGER, lambda _: None)
-    assert not handle.open()
-    opener = handle._opener
+    replace_open(failing_open, monkeypatch)
+    fail_safe = FailSafeStore(StoreSettings(str(tmp_path / "kv")), LOGGER, lambda _: None)
+    assert not fail_safe.open()
+    opener = fail_safe._opener
     assert opener is not None
     attempts.clear()
     assert attempts.wait(30)
-    del handle
+    del fail_safe
     gc.collect()
     opener.join(30)
     assert not opener.is_alive()
 
 
-class Failing:
-    """Stands for a store of which every question fails fatally."""
-
-    def __init__(self, role: str = "client") -> None:
-        self.role = role
-        self.closed = Event()
-
-    def probe(self) -> int:
-        raise FatalError("the device is gone")
-
-    def close(self) -> None:
-        self.closed.set()
-
-
-def fake(opened: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ritornello.handle.open_store", lambda *_: opened())
-
-
-def fails(handle: Handle) -> None:
-    assert handle.ask("probe", lambda store: cast(Any, store).probe(), 7) == 7
-
-
-def test_calls_do_not_wait_for_a_store_that_is_opened_again(
-    made: Callable[..., Handle], monkeypatch: pytest.MonkeyPatch
+def test_calls_do_not_wait_for_reopening(
+    make_store: Callable[..., FailSafeStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first, late = Failing(), Failing()
+    first, late = FailingStore(), FailingStore()
     begun, go = Event(), Event()
 
-    def opened() -> Failing:
+    def open_core() -> FailingStore:
         if not first.closed.is_set():
             return first
         begun.set()
         assert go.wait(60)
         return late
 
-    fake(opened, monkeypatch)
-    handle = made()
-    fails(handle)
+    replace_open(open_core, monkeypatch)
+    fail_safe = make_store()
+    assert_fails(fail_safe)
     assert first.closed.wait(30)
     assert begun.wait(30)
-    # The opening hangs, as with an owner that says nothing. That these return is the test.
-    fails(handle)
-    assert not handle.open()
-    handle.close()
+    # The opening hangs, as with an owner that does not answer. These calls must return.
+    assert_fails(fail_safe)
+    assert not fail_safe.open()
+    fail_safe.close()
     go.set()
     assert late.closed.wait(30), "what was opened too late is closed"
-    assert not handle.open()
+    assert not fail_safe.open()
 
 
-def test_store_that_keeps_failing_is_opened_with_back_off(
-    made: Callable[..., Handle], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_failing_store_is_reopened_with_back_off(
+    make_store: Callable[..., FailSafeStore],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr("ritornello.handle.PAUSE_MAX", 0.2)
-    stores: list[Failing] = []
+    monkeypatch.setattr("ritornello.fail_safe.RETRY_SECONDS_MAX", 0.2)
+    stores: list[FailingStore] = []
 
-    def opened() -> Failing:
-        stores.append(Failing())
+    def open_core() -> FailingStore:
+        stores.append(FailingStore())
         return stores[-1]
 
-    fake(opened, monkeypatch)
-    handle = made()
+    replace_open(open_core, monkeypatch)
+    fail_safe = make_store()
     for attempts in range(1, 5):
-        until(handle.open, "it is open")
+        wait_until(fail_safe.open, "it is open")
         assert len(stores) == attempts
-        fails(handle)
-        assert handle.broken
-    assert handle._pause == 0.2
+        assert_fails(fail_safe)
+        assert fail_safe.broken
+    assert fail_safe._retry_pause == 0.2
     assert all(store.closed.is_set() for store in stores[:-1])
-    # One line when it failed first, and one when it served again.
+    # One line at the first failure, and one when the store serves again.
     assert len(caplog.records) == 2
 
 
-def test_back_off_ends_within_the_promised_time() -> None:
-    assert PAUSE_MAX <= 8
+def test_back_off_stays_within_documented_time() -> None:
+    assert RETRY_SECONDS_MAX <= 8
 
 
-def test_hash_that_the_store_refuses_is_not_used_after_reopening(
-    made: Callable[..., Handle], tmp_path: Path
+def test_refused_hash_is_not_used_after_reopening(
+    make_store: Callable[..., FailSafeStore], tmp_path: Path
 ) -> None:
-    mend = taken_by_a_file(tmp_path / "kv")
-    handle = made()
-    assert handle.require_hash("xxhash") == ""
-    mend()
-    until(lambda: "allow_weak_hashes" in handle.broken, "it is refused")
-    assert not serves(handle)
+    repair = occupied_by_file(tmp_path / "kv")
+    fail_safe = make_store()
+    assert fail_safe.require_hash("xxhash") == ""
+    repair()
+    wait_until(lambda: "allow_weak_hashes" in fail_safe.broken, "it is refused")
+    assert not can_serve(fail_safe)
 
 
-def test_hash_that_the_store_refuses_is_not_used_by_workers(made: Callable[..., Handle]) -> None:
-    handle = made()
-    handle.expect_hash("xxhash")
-    assert not serves(handle)
-    assert "allow_weak_hashes" in handle.broken
+def test_refused_hash_is_not_used_by_workers(
+    make_store: Callable[..., FailSafeStore],
+) -> None:
+    fail_safe = make_store()
+    fail_safe.expect_hash("xxhash")
+    assert not can_serve(fail_safe)
+    assert "allow_weak_hashes" in fail_safe.broken
 
 
-def test_interrupted_opening_is_tried_by_the_next_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    outcomes: list[Callable[[], object]] = [interrupt, Failing]
-    fake(lambda: outcomes.pop(0)(), monkeypatch)
-    handle = Handle(StoreSettings("/kv"), LOGGER, lambda _: None)
+def test_interrupted_open_is_retried_by_next_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    outcomes: list[Callable[[], object]] = [interrupt, FailingStore]
+    replace_open(lambda: outcomes.pop(0)(), monkeypatch)
+    fail_safe = FailSafeStore(StoreSettings("/kv"), LOGGER, lambda _: None)
     with pytest.raises(KeyboardInterrupt):
-        handle.open()
-    assert handle.open()
-    handle.close()
+        fail_safe.open()
+    assert fail_safe.open()
+    fail_safe.close()
 
 
-def interrupt() -> object:
-    raise KeyboardInterrupt
-
-
-def test_owner_that_reopens_as_client_asks_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    stores = [Failing("owner"), Failing("client")]
-    fake(lambda: stores.pop(0), monkeypatch)
+def test_owner_reopened_as_client_waits_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    stores = [FailingStore("owner"), FailingStore("client")]
+    replace_open(lambda: stores.pop(0), monkeypatch)
     store = TierStore(VllmSettings("/kv", read_only=False), Counts())
     try:
         assert store.answers_at_once()
-        fails(store)
-        until(store.open, "it is open")
+        assert_fails(store)
+        wait_until(store.open, "it is open")
         assert not store.answers_at_once()
     finally:
         store.close()
 
 
 @pytest.mark.parametrize("error", [RetryError("busy"), InvalidError("wrong"), OSError(5, "why")])
-def test_other_failures_keep_the_store(
-    made: Callable[..., Handle], monkeypatch: pytest.MonkeyPatch, error: Exception
+def test_other_failures_keep_store(
+    make_store: Callable[..., FailSafeStore], monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     def probe() -> int:
         raise error
 
-    store = SimpleNamespace(probe=probe, close=lambda: None)
-    fake(lambda: store, monkeypatch)
-    handle = made()
-    fails(handle)
-    assert handle._store is cast(Any, store)
-    assert handle.broken == ""
+    core = SimpleNamespace(probe=probe, close=lambda: None)
+    replace_open(lambda: core, monkeypatch)
+    fail_safe = make_store()
+    assert_fails(fail_safe)
+    assert fail_safe._store is cast(Any, core)
+    assert fail_safe.broken == ""
 
 
-def test_lmcache_client_serves_when_the_store_can_be_opened(tmp_path: Path) -> None:
-    mend = taken_by_a_file(tmp_path / "kv")
+def test_lmcache_client_serves_after_repair(tmp_path: Path) -> None:
+    repair = occupied_by_file(tmp_path / "kv")
     client = NativeClient(path=str(tmp_path / "kv"), capacity="1GiB")
     try:
-        assert client._shelf.store.broken
-        mend()
-        until(client._shelf.store.open, "it is open")
-        assert client._shelf.store.capacity() == 1 << 30
-        assert client._shelf.store.is_owner()
+        assert client._objects.store.broken
+        repair()
+        wait_until(client._objects.store.open, "it is open")
+        assert client._objects.store.capacity() == 1 << 30
+        assert client._objects.store.is_owner()
     finally:
         client.close()

@@ -1,4 +1,4 @@
-"""What is set for a scope or said with a put: codecs, quotas, retention, a write budget."""
+"""Settings of a scope and options of a put: codecs, quotas, retention, a write budget."""
 
 import math
 import subprocess
@@ -30,7 +30,7 @@ def usage(store: rt.Store) -> dict[str, Any]:
     return scope
 
 
-def test_a_quota_holds_and_shows_and_lasts(where: Path) -> None:
+def test_quota_holds_and_survives_restart(where: Path) -> None:
     with open_small(where) as store:
         store.configure(SCOPE, quota="2MiB", retained=1 << 20)
         for name in range(10):
@@ -54,7 +54,7 @@ with rt.Store.open(sys.argv[1]) as store:
 """
 
 
-def test_a_client_may_set_what_holds_for_all(where: Path) -> None:
+def test_client_may_configure_scope(where: Path) -> None:
     with open_small(where) as owner:
         put(owner, "a")
         subprocess.run([sys.executable, "-c", CLIENT, str(where)], check=True, timeout=60)
@@ -73,7 +73,7 @@ def test_a_client_may_set_what_holds_for_all(where: Path) -> None:
         ({"quota": 1, "retained": 2}, "retain"),
     ],
 )
-def test_settings_that_do_not_fit(where: Path, settings: dict[str, Any], advice: str) -> None:
+def test_invalid_settings_are_rejected(where: Path, settings: dict[str, Any], advice: str) -> None:
     with open_small(where) as store, pytest.raises(InvalidError, match=advice):
         store.configure(SCOPE, **settings)
 
@@ -88,7 +88,7 @@ def test_settings_that_do_not_fit(where: Path, settings: dict[str, Any], advice:
         math.inf,
     ],
 )
-def test_retained_pages_outlive_the_others(where: Path, moment: Any) -> None:
+def test_retained_pages_are_not_evicted(where: Path, moment: Any) -> None:
     with open_small(where) as store:
         assert put(store, "kept", retain_until=moment) == 8
         keys = keys_of("kept too", 8)
@@ -105,7 +105,7 @@ def test_retained_pages_outlive_the_others(where: Path, moment: Any) -> None:
 
 
 @pytest.mark.parametrize("copy", [False, True])
-def test_a_put_retains_pages_that_are_there(where: Path, copy: bool) -> None:
+def test_put_retains_stored_pages(where: Path, copy: bool) -> None:
     with open_small(where) as store:
         assert put(store, "a") == 8
         keys = keys_of("a", 8)
@@ -117,19 +117,19 @@ def test_a_put_retains_pages_that_are_there(where: Path, copy: bool) -> None:
 
 
 @pytest.mark.parametrize("moment", [0, -5, time.time() - 1, datetime(1999, 1, 1), -math.inf])
-def test_a_moment_that_has_passed_retains_nothing(where: Path, moment: Any) -> None:
+def test_past_moment_retains_nothing(where: Path, moment: Any) -> None:
     with open_small(where) as store:
         assert put(store, "a", retain_until=moment) == 8
         assert store.stats()["retained_bytes"] == 0
 
 
 @pytest.mark.parametrize("moment", ["tomorrow", math.nan, timedelta(hours=1), []])
-def test_what_is_no_moment(where: Path, moment: Any) -> None:
+def test_invalid_moments_are_rejected(where: Path, moment: Any) -> None:
     with open_small(where) as store, pytest.raises(InvalidError, match="datetime"):
         put(store, "a", retain_until=moment)
 
 
-def test_a_write_budget_refuses_and_says_so(where: Path) -> None:
+def test_write_budget_refuses_with_reason(where: Path) -> None:
     with open_small(where) as store:
         put(store, "there")
     with open_small(where, write_budget=0) as store:
@@ -145,8 +145,10 @@ def test_a_write_budget_refuses_and_says_so(where: Path) -> None:
         assert [put(store, "new"), put(store, "new")] == [0, 8]
 
 
-def test_probes_never_hold_up_a_closing_store(where: Path) -> None:
-    """Nor the interpreter: other threads run while the store closes under a storm of probes."""
+def test_probes_do_not_delay_close(where: Path) -> None:
+    """Nor do they block the interpreter: other threads run while the store closes under many
+    probes.
+    """
     for _ in range(5):
         store = open_small(where)
         put(store, "a")

@@ -1,20 +1,20 @@
-"""Which prefix lengths can be restored from several pools."""
+"""Prefix lengths that can be restored from several pools."""
 
 import itertools
 
 import pytest
 
-from ritornello.sglang.hits import ALL, GROUPS, TRAILING, Presence, verdict
+from ritornello.sglang.hits import ALL, GROUPS, TRAILING, Presence, restorable_prefixes
 
 
 def side(policy: str, present: str, window: int = 1, pool: str = "side") -> Presence:
     return Presence(pool, policy, window, [page == "1" for page in present])
 
 
-def test_without_side_pools_every_length_can_be_had() -> None:
-    found = verdict("kv", 3, [])
+def test_every_length_is_restorable_without_side_pools() -> None:
+    found = restorable_prefixes("kv", 3, [])
     assert (found.pages, found.restorable, found.pools) == (3, [1, 2, 3], {"kv": 3})
-    assert verdict("kv", 0, []).pools == {}
+    assert restorable_prefixes("kv", 0, []).pools == {}
 
 
 @pytest.mark.parametrize(
@@ -30,28 +30,33 @@ def test_without_side_pools_every_length_can_be_had() -> None:
         ("a policy of tomorrow", "11111", 1, []),
     ],
 )
-def test_policies(policy: str, present: str, window: int, restorable: list[int]) -> None:
-    found = verdict("kv", 5, [side(policy, present, window)])
+def test_policies_limit_restorable_lengths(
+    policy: str, present: str, window: int, restorable: list[int]
+) -> None:
+    found = restorable_prefixes("kv", 5, [side(policy, present, window)])
     assert found.restorable == restorable
     assert found.pages == max(restorable, default=0)
 
 
-def test_all_pools_must_agree_and_each_has_its_own_verdict() -> None:
+def test_all_pools_must_allow_a_length() -> None:
     sides = [side(TRAILING, "0110", pool="mamba"), side(ALL, "1101", pool="indexer")]
-    found = verdict("kv", 4, sides)
+    found = restorable_prefixes("kv", 4, sides)
     assert found.restorable == [2]
     assert found.pools == {"kv": 4, "mamba": 3, "indexer": 2}
 
 
-def test_groups_of_blocks_are_given_no_verdict() -> None:
-    assert verdict("kv", 2, [side(GROUPS, "11", pool="c4")]).pools == {"kv": 2}
+def test_block_groups_limit_nothing() -> None:
+    assert restorable_prefixes("kv", 2, [side(GROUPS, "11", pool="c4")]).pools == {"kv": 2}
 
 
-def test_a_trailing_window_is_what_its_definition_says() -> None:
+def test_trailing_window_matches_definition() -> None:
     for bits in itertools.product("01", repeat=6):
         for window in range(1, 7):
             present = "".join(bits)
             expected = [
                 pages for pages in range(1, 7) if "0" not in present[max(0, pages - window) : pages]
             ]
-            assert verdict("kv", 6, [side(TRAILING, present, window)]).restorable == expected
+            assert (
+                restorable_prefixes("kv", 6, [side(TRAILING, present, window)]).restorable
+                == expected
+            )

@@ -1,4 +1,4 @@
-"""What makes two of SGLang's pages the same, or not."""
+"""What distinguishes two of SGLang's pages."""
 
 import hashlib
 from dataclasses import replace
@@ -9,16 +9,16 @@ import pytest
 from ritornello import Scope
 from ritornello.sglang.identity import (
     Engine,
-    Shape,
+    PoolLayout,
     heads_of,
     is_replicated,
     keys_of,
     scopes_of,
-    splits,
+    split_factor,
 )
 
 ENGINE = Engine("0.5.23", "llama:0", b"weights", 8, (0, 1), (0, 1), (0, 1), False)
-SHAPE = Shape(
+SHAPE = PoolLayout(
     "kv", "MHATokenToKVPoolHost", "page_first", "bfloat16", 16, (0, 4), 8, 64, (("layer_num", "4"),)
 )
 BYTES = 4 * 8 * 64 * 16 * 2 * 2
@@ -34,7 +34,7 @@ class Host:
         vars(self).update(others)
 
 
-def scope(engine: Engine = ENGINE, shape: Shape = SHAPE, page_bytes: int = BYTES) -> Scope:
+def scope(engine: Engine = ENGINE, shape: PoolLayout = SHAPE, page_bytes: int = BYTES) -> Scope:
     return scopes_of(engine, shape, page_bytes)[0]
 
 
@@ -57,17 +57,17 @@ def of_rank(rank: int, size: int, **others: Any) -> Scope:
         (8, (0, 1), 0, None),
     ],
 )
-def test_heads_of_a_rank(
+def test_rank_holds_its_share_of_heads(
     total: int, tp: tuple[int, int], local: int, heads: tuple[int, int] | None
 ) -> None:
     assert heads_of(total, tp, local) == heads
 
 
-def test_a_pool_says_what_it_holds() -> None:
-    shape = Shape.of("kv", Host())
+def test_pool_layout_is_read_from_attributes() -> None:
+    shape = PoolLayout.of("kv", Host())
     assert (shape.kind, shape.layout, shape.dtype) == ("Host", "page_head", "bfloat16")
     assert (shape.layers, shape.heads, shape.head_dim) == ((4, 8), 8, 64)
-    assert ("v_head_dim", "64") in shape.detail
+    assert ("v_head_dim", "64") in shape.details
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_a_pool_says_what_it_holds() -> None:
         {"detail": (("layer_num", "5"),)},
     ],
 )
-def test_another_shape_is_another_scope(others: dict[str, Any]) -> None:
+def test_other_layout_makes_other_scope(others: dict[str, Any]) -> None:
     assert scope().id == scope().id
     assert scope(shape=replace(SHAPE, **others)).id != scope().id
 
@@ -99,44 +99,44 @@ def test_another_shape_is_another_scope(others: dict[str, Any]) -> None:
         {"extra": (("quantization", "fp8"),)},
     ],
 )
-def test_another_engine_is_another_scope(others: dict[str, Any]) -> None:
+def test_other_engine_makes_other_scope(others: dict[str, Any]) -> None:
     assert scope(replace(ENGINE, **others)).id != scope().id
 
 
-def test_another_size_is_another_scope() -> None:
+def test_other_page_size_makes_other_scope() -> None:
     assert scope(page_bytes=BYTES // 2).id != scope().id
 
 
-def test_layout_and_size_are_said_once() -> None:
+def test_layout_and_size_are_named_once() -> None:
     described = scope().describe()
     assert not {"layout", "page_bytes"} & set(described["extra"])
     assert described["layout"].startswith("sglang-")
 
 
-def test_ranks_are_named_by_their_heads() -> None:
+def test_ranks_are_named_by_heads() -> None:
     assert len({of_rank(rank, 2).id for rank in range(2)} | {scope().id}) == 3
     assert of_rank(1, 2).describe()["kv_heads"] == (4, 8)
     assert "tp" not in of_rank(1, 2).describe()["extra"]
     assert of_rank(2, 16).id == of_rank(3, 16).id != of_rank(4, 16).id
 
 
-def test_ranks_are_numbered_where_heads_cannot_be_told() -> None:
+def test_ranks_with_unknown_heads_are_numbered() -> None:
     unknown = replace(ENGINE, kv_heads=0, tp=(1, 2))
     assert scope(unknown).describe()["extra"]["tp"] == "1/2"
     window = replace(SHAPE, pool="swa", heads=4)
     assert scope(replace(ENGINE, tp=(1, 2)), window).describe()["extra"]["tp"] == "1/2"
 
 
-def test_pipeline_stages_are_told_apart_by_layers_or_numbers() -> None:
+def test_pipeline_stages_have_separate_scopes() -> None:
     second = replace(ENGINE, pp=(1, 2))
     assert "pp" not in scope(second, replace(SHAPE, layers=(4, 8))).describe()["extra"]
-    # Numbered from the first layer of its own stage, or a side pool: nobody knows.
+    # Numbered from the first layer of its own stage, or a side pool: layers are unknown.
     assert scope(second).describe()["extra"]["pp"] == "1/2"
     state = replace(SHAPE, pool="mamba", layers=(4, 8))
     assert scope(second, state).describe()["extra"]["pp"] == "1/2"
 
 
-def test_what_all_ranks_hold_has_one_name() -> None:
+def test_replicated_pools_share_one_scope() -> None:
     mla = replace(SHAPE, kind="MLATokenToKVPoolHost", heads=0, head_dim=576)
     engines = [replace(ENGINE, replicated=True, tp=(rank, 4)) for rank in range(4)]
     assert len({scope(engine, mla).id for engine in engines}) == 1
@@ -147,10 +147,12 @@ def test_what_all_ranks_hold_has_one_name() -> None:
     assert len({scope(engine, heads).id for engine in engines}) == 4
 
 
-def test_heads_are_split_where_they_can_be() -> None:
-    assert splits(ENGINE, SHAPE, 4) == 4
-    assert splits(ENGINE, SHAPE, 3) == splits(replace(ENGINE, kv_heads=0), SHAPE, 2) == 1
-    assert splits(ENGINE, replace(SHAPE, pool="swa"), 2) == 1
+def test_heads_are_split_if_divisible() -> None:
+    assert split_factor(ENGINE, SHAPE, 4) == 4
+    assert (
+        split_factor(ENGINE, SHAPE, 3) == split_factor(replace(ENGINE, kv_heads=0), SHAPE, 2) == 1
+    )
+    assert split_factor(ENGINE, replace(SHAPE, pool="swa"), 2) == 1
     parts = scopes_of(ENGINE, SHAPE, BYTES // 2, split=2)
     assert [part.id for part in parts] == [
         scopes_of(replace(ENGINE, tp=(rank, 2)), replace(SHAPE, heads=4), BYTES // 2)[0].id
@@ -158,19 +160,19 @@ def test_heads_are_split_where_they_can_be() -> None:
     ]
 
 
-def test_copies_have_another_order_only_where_the_bytes_have() -> None:
+def test_copies_have_own_order_if_bytes_differ() -> None:
     layers = replace(SHAPE, layout="layer_first")
     copied = [scopes_of(ENGINE, shape, BYTES, copied=True)[0].id for shape in (SHAPE, layers)]
     assert copied[0] == scope().id
     assert copied[1] != scope(shape=layers).id
 
 
-def test_side_pools_need_no_chain() -> None:
+def test_side_pool_scopes_do_not_chain() -> None:
     assert scope().chained
     assert not scope(shape=replace(SHAPE, pool="mamba")).chained
 
 
-def test_keys_are_the_digests_that_sglang_writes_in_hex() -> None:
+def test_keys_are_decoded_hex_digests() -> None:
     digest = hashlib.sha256(b"tokens").digest()
     assert keys_of([]) == []
     assert keys_of([digest.hex(), digest[::-1].hex()]) == [digest, digest[::-1]]
@@ -179,5 +181,5 @@ def test_keys_are_the_digests_that_sglang_writes_in_hex() -> None:
     assert keys == [digest, *(keys_of([name])[0] for name in odd)]
     assert len(set(keys)) == len(keys)
     assert {len(key) for key in keys} == {32}
-    # As long together as two of SGLang's.
+    # Together as long as two of SGLang's.
     assert len(keys_of([digest.hex()[1:], digest.hex() + "0"])) == 2

@@ -1,4 +1,4 @@
-"""Host pools that are arrays: where their pages lie, and what happens to odd ones."""
+"""Host pools over arrays: the memory of their pages, and invalid pages."""
 
 import hashlib
 from pathlib import Path
@@ -8,18 +8,18 @@ import numpy as np
 import pytest
 
 from ritornello.sglang.identity import Engine
-from ritornello.sglang.meter import KEPT, Meter
+from ritornello.sglang.meter import RATES_MAX, Meter
 from ritornello.sglang.pages import PagesError, page_ids, spans
 from ritornello.sglang.pools import Pool
 from ritornello.sglang.settings import Settings
-from ritornello.sglang.store import QuietStore
+from ritornello.sglang.store import SGLangStore
 
 ENGINE = Engine("0.5.23", "m", b"w", 2, (0, 1), (0, 1), (0, 1), False)
 TOKENS, PAGES, PIECE = 4, 8, 4096
 
 
 class Array(np.ndarray[Any, Any]):
-    """As much of a tensor as is looked at."""
+    """The used part of a tensor."""
 
     device = "cpu"
 
@@ -31,7 +31,9 @@ class Array(np.ndarray[Any, Any]):
 
 
 class Host:
-    """`pieces` of memory a page, all of them in `memory`, shape (pieces, pages, PIECE)."""
+    """A pool with `pieces` of memory for each page, all in `memory`, of shape (pieces, pages,
+    PIECE).
+    """
 
     layout, dtype, page_size, page_num = "odd", "torch.uint8", TOKENS, PAGES
     layer_num, start_layer, end_layer = 2, 0, 2
@@ -73,19 +75,19 @@ def meter() -> Meter:
 
 @pytest.fixture
 def quiet(tmp_path: Path, meter: Meter) -> Any:
-    store = QuietStore(Settings(str(tmp_path / "store"), "640MiB"), meter)
+    store = SGLangStore(Settings(str(tmp_path / "store"), "640MiB"), meter)
     assert store.open()
     yield store
     store.close()
 
 
-def pool_of(host: Host, quiet: QuietStore, meter: Meter) -> Pool:
+def pool_of(host: Host, quiet: SGLangStore, meter: Meter) -> Pool:
     made = Pool("kv", host, np.arange, quiet, meter, in_place=True, split=1)
     made.describe(ENGINE)
     return made
 
 
-def test_pieces_are_seen_as_spans() -> None:
+def test_page_pieces_become_spans() -> None:
     host = Host()
     found = spans(lambda page: host.get_page_buffer_meta(slots(page)), PAGES)
     assert [span.base for span in found] == [piece.ctypes.data for piece in host.memory]
@@ -103,12 +105,12 @@ def test_pieces_are_seen_as_spans() -> None:
         (2, {0: ([8], [4]), 1: ([4], [4])}, "not evenly spaced"),
     ],
 )
-def test_memory_that_is_not_even_is_refused(pages: int, pieces: Any, problem: str) -> None:
+def test_unevenly_spaced_memory_is_refused(pages: int, pieces: Any, problem: str) -> None:
     with pytest.raises(PagesError, match=problem):
         spans(lambda page: pieces[page], pages)
 
 
-def test_slots_are_whole_pages_or_nothing() -> None:
+def test_partial_pages_are_refused() -> None:
     assert page_ids(slots(3, 0), 2, TOKENS) == [3, 0]
     assert page_ids(slots(3, 0), 3, TOKENS) is None
     assert page_ids(slots(3, 0) + 1, 2, TOKENS) is None
@@ -116,7 +118,9 @@ def test_slots_are_whole_pages_or_nothing() -> None:
 
 
 @pytest.mark.parametrize("named", [True, False], ids=["in place", "copied"])
-def test_pages_come_back_either_way(quiet: QuietStore, meter: Meter, named: bool) -> None:
+def test_pages_round_trip_in_place_and_copied(
+    quiet: SGLangStore, meter: Meter, named: bool
+) -> None:
     host = Host(named=named)
     pool = pool_of(host, quiet, meter)
     assert pool.in_place is named
@@ -130,20 +134,20 @@ def test_pages_come_back_either_way(quiet: QuietStore, meter: Meter, named: bool
     assert meter.counts()["missed_pages:absent"] == 2
 
 
-def test_a_pool_that_moves_its_pages_is_copied(quiet: QuietStore, meter: Meter) -> None:
+def test_compacting_pool_is_copied(quiet: SGLangStore, meter: Meter) -> None:
     host = Host()
     vars(host)["shared_allocation_domain"] = object()
     assert not pool_of(host, quiet, meter).in_place
 
 
-def test_copies_of_pages_in_another_order_are_refused(quiet: QuietStore, meter: Meter) -> None:
+def test_copies_in_other_order_are_refused(quiet: SGLangStore, meter: Meter) -> None:
     host = Host()
     pool = pool_of(host, quiet, meter)
     assert pool.put_flat(keys(1), [host.get_data_page(0)], None) == 0
     assert meter.counts() == {"refused_pages:order": 1}
 
 
-def test_the_first_page_of_another_size_ends_a_batch(quiet: QuietStore, meter: Meter) -> None:
+def test_page_of_other_size_ends_batch(quiet: SGLangStore, meter: Meter) -> None:
     host = Host(named=False)
     pool = pool_of(host, quiet, meter)
     pages = [host.get_data_page(0), host.get_data_page(4)[1:], host.get_data_page(8)]
@@ -152,7 +156,7 @@ def test_the_first_page_of_another_size_ends_a_batch(quiet: QuietStore, meter: M
     assert meter.counts()["refused_pages:size"] == 2
 
 
-def test_a_store_that_is_gone_is_asked_no_more(quiet: QuietStore, meter: Meter) -> None:
+def test_closed_store_is_not_called(quiet: SGLangStore, meter: Meter) -> None:
     pool = pool_of(Host(), quiet, meter)
     quiet.close()
     assert pool.put(keys(1), slots(0), None) == 0
@@ -162,14 +166,14 @@ def test_a_store_that_is_gone_is_asked_no_more(quiet: QuietStore, meter: Meter) 
     assert not quiet.open()
 
 
-def test_rates_are_taken_once_and_bounded() -> None:
+def test_rates_are_bounded_and_taken_once() -> None:
     meter = Meter()
-    for _ in range(KEPT + 5):
+    for _ in range(RATES_MAX + 5):
         meter.prefetched(2, 500, 0.001)
     meter.backed_up(0, 500, 1.0)
     rates = meter.take_rates()
-    assert rates.prefetch_pages == [2] * KEPT
+    assert rates.prefetch_pages == [2] * RATES_MAX
     assert rates.prefetch_bandwidth[0] == pytest.approx(0.001)
     assert rates.backup_pages == []
     assert meter.take_rates().prefetch_pages == []
-    assert meter.counts()["loaded_pages"] == 2 * (KEPT + 5)
+    assert meter.counts()["loaded_pages"] == 2 * (RATES_MAX + 5)

@@ -1,4 +1,4 @@
-"""What a user may write into SGLang's extra configuration, and which SGLang is known."""
+"""Settings in SGLang's extra configuration, and supported versions of SGLang."""
 
 from dataclasses import make_dataclass
 from typing import Any
@@ -6,17 +6,17 @@ from typing import Any
 import pytest
 
 from ritornello.sglang import interface
-from ritornello.sglang.interface import require_known, unknown
+from ritornello.sglang.interface import interface_difference, require_tested_interface
 from ritornello.sglang.settings import ENGINE, Settings
 
 
-def test_only_a_path_is_needed_and_sglang_s_own_keys_pass() -> None:
+def test_path_suffices_and_sglang_keys_pass() -> None:
     extra = {"path": "/kv", **dict.fromkeys(ENGINE, "x")}
     assert Settings.parse(extra) == Settings("/kv")
     assert Settings.parse(extra).options() == {}
 
 
-def test_what_the_store_checks_is_handed_on() -> None:
+def test_store_settings_are_passed_on() -> None:
     said = {"codec": "split", "eviction": "lru", "admission": "auto", "write_budget": "2TB/day"}
     settings = Settings.parse({"path": "/kv", "capacity": 1 << 30, **said})
     assert settings.capacity == 1 << 30
@@ -35,13 +35,13 @@ def test_what_the_store_checks_is_handed_on() -> None:
         ({"path": "/kv", "codec": 4}, '"codec" is a word'),
     ],
 )
-def test_mistakes_are_named(extra: dict[str, Any] | None, advice: str) -> None:
+def test_invalid_settings_are_named(extra: dict[str, Any] | None, advice: str) -> None:
     with pytest.raises(ValueError, match=advice):
         Settings.parse(extra)
 
 
 def base(**others: Any) -> Any:
-    """A storage base class that is as it should be, but for `others`."""
+    """Returns a storage base class as tested, except for `others`."""
     members: dict[str, Any] = {}
     for name, parameters in interface.METHODS.items():
         taken = ", ".join(("self", *(f"{parameter}=None" for parameter in parameters)))
@@ -59,8 +59,8 @@ TRANSFER = fields("Transfer", interface.TRANSFER)
 RESULT = fields("Result", interface.RESULT)
 
 
-def test_the_known_interface_is_known() -> None:
-    assert unknown(base(), CONFIG, TRANSFER, RESULT) == ""
+def test_tested_interface_is_accepted() -> None:
+    assert interface_difference(base(), CONFIG, TRANSFER, RESULT) == ""
 
 
 @pytest.mark.parametrize(
@@ -83,9 +83,9 @@ def test_the_known_interface_is_known() -> None:
         ((base(), CONFIG, fields("Transfer", frozenset()), RESULT), "Transfer has no hit_policy"),
     ],
 )
-def test_another_interface_is_one_line_at_load(classes: Any, problem: str) -> None:
+def test_unknown_interface_fails_in_one_line(classes: Any, problem: str) -> None:
     storage, config, transfer, result = classes
     with pytest.raises(ImportError, match=problem) as raised:
-        require_known(unknown(storage, config, transfer, result), "9.9")
+        require_tested_interface(interface_difference(storage, config, transfer, result), "9.9")
     assert "SGLang 9.9" in str(raised.value)
     assert "\n" not in str(raised.value)

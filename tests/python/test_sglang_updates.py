@@ -1,4 +1,4 @@
-"""Updates of weights and flushes, seen on classes that stand for SGLang's."""
+"""Updates of weights and flushes, observed on stand-ins for SGLang's classes."""
 
 from pathlib import Path
 from typing import Any
@@ -7,15 +7,15 @@ import pytest
 from support import blank, keys_of, pages_of
 
 import ritornello as rt
-from ritornello.sglang.interface import HARMLESS, RECORDER, UPDATES, unwatchable
+from ritornello.sglang.interface import HARMLESS_METHODS, RECORDER, UPDATE_METHODS, watch_obstacle
 from ritornello.sglang.meter import Meter
 from ritornello.sglang.settings import Settings
-from ritornello.sglang.store import QuietStore
-from ritornello.sglang.updates import Updates
+from ritornello.sglang.store import SGLangStore
+from ritornello.sglang.updates import WeightUpdates
 
 
 def classes(**others: Any) -> tuple[Any, Any, Any]:
-    """As they should be, but for the updater's `others`."""
+    """Returns stand-ins as tested, except for the updater's `others`."""
 
     def answer(self: object, said: str = "") -> str:
         return said
@@ -25,7 +25,9 @@ def classes(**others: Any) -> tuple[Any, Any, Any]:
         if self.attempts == self.failing:
             raise RuntimeError("a thread is still alive")
 
-    updater = type("Updater", (), dict.fromkeys((*UPDATES, *HARMLESS), answer) | others)
+    updater = type(
+        "Updater", (), dict.fromkeys((*UPDATE_METHODS, *HARMLESS_METHODS), answer) | others
+    )
     manager = type("Manager", (), {RECORDER: answer})
     members = {"reset": reset, "attempts": 0, "failing": 0, "storage_backend": None}
     return updater, manager, type("Controller", (), members)
@@ -35,13 +37,13 @@ class Storage:
     def __init__(self) -> None:
         self.told = 0
 
-    def flushed(self) -> None:
+    def on_flush(self) -> None:
         self.told += 1
 
 
-@pytest.mark.parametrize("name", UPDATES)
-def test_every_way_to_update_weights_is_seen_and_still_answers(name: str) -> None:
-    updates, (updater, manager, controller) = Updates(), classes()
+@pytest.mark.parametrize("name", UPDATE_METHODS)
+def test_every_weight_update_is_observed(name: str) -> None:
+    updates, (updater, manager, controller) = WeightUpdates(), classes()
     assert updates.watch(updater, manager, controller)
     assert getattr(updater(), name)("done") == "done"
     assert updates.epoch != updates.flushed == b""
@@ -49,26 +51,26 @@ def test_every_way_to_update_weights_is_seen_and_still_answers(name: str) -> Non
     assert updates.epoch == updates.flushed != b""
 
 
-def test_an_update_by_an_updater_of_another_kind_is_seen_when_it_is_recorded() -> None:
-    updates, (updater, manager, controller) = Updates(), classes()
+def test_recorded_update_of_other_updater_is_observed() -> None:
+    updates, (updater, manager, controller) = WeightUpdates(), classes()
     updates.watch(updater, manager, controller)
     getattr(manager(), RECORDER)()
     assert updates.epoch != updates.flushed
 
 
-def test_what_changes_no_weights_begins_no_epoch() -> None:
-    updates, (updater, manager, controller) = Updates(), classes()
+def test_harmless_methods_begin_no_epoch() -> None:
+    updates, (updater, manager, controller) = WeightUpdates(), classes()
     updates.watch(updater, manager, controller)
-    for name in HARMLESS:
+    for name in HARMLESS_METHODS:
         getattr(updater(), name)()
     controller().reset()
     assert updates.epoch == updates.flushed == b""
 
 
-def test_only_a_reset_that_returned_is_a_flush() -> None:
-    updates, (updater, manager, controller) = Updates(), classes()
+def test_failed_reset_is_no_flush() -> None:
+    updates, (updater, manager, controller) = WeightUpdates(), classes()
     updates.watch(updater, manager, controller)
-    getattr(updater(), UPDATES[0])()
+    getattr(updater(), UPDATE_METHODS[0])()
     made = controller()
     made.failing, made.storage_backend = 1, Storage()
     with pytest.raises(RuntimeError, match="still alive"):
@@ -80,19 +82,19 @@ def test_only_a_reset_that_returned_is_a_flush() -> None:
     assert made.storage_backend.told == 1
 
 
-def test_classes_are_watched_once() -> None:
-    updates, found = Updates(), classes()
+def test_classes_are_wrapped_once() -> None:
+    updates, found = WeightUpdates(), classes()
     assert updates.watch(*found)
     assert not updates.watch(*found)
-    # They are still known for what they are.
-    assert unwatchable(*found) == ""
+    # Wrapped methods keep their names.
+    assert watch_obstacle(*found) == ""
 
 
-def test_nothing_is_there_and_nothing_stored_between_an_update_and_the_flush(
+def test_updated_weights_miss_until_flush(
     tmp_path: Path,
 ) -> None:
-    updates, meter = Updates(), Meter()
-    store = QuietStore(
+    updates, meter = WeightUpdates(), Meter()
+    store = SGLangStore(
         Settings(str(tmp_path / "store"), "640MiB"), meter, lambda: updates.epoch != b""
     )
     assert store.open()
@@ -118,10 +120,10 @@ def test_nothing_is_there_and_nothing_stored_between_an_update_and_the_flush(
     ("found", "problem"),
     [
         (classes(update_weights_from_afar=lambda self: None), "differ: update_weights_from_afar"),
-        (classes(**{UPDATES[0]: None}), f"differ: {UPDATES[0]}"),
+        (classes(**{UPDATE_METHODS[0]: None}), f"differ: {UPDATE_METHODS[0]}"),
         ((*classes()[:2], type("Controller", (), {})), "Controller has no reset"),
         ((classes()[0], type("Manager", (), {}), classes()[2]), f"Manager has no {RECORDER}"),
     ],
 )
-def test_updates_that_could_not_be_seen_are_named(found: Any, problem: str) -> None:
-    assert problem in unwatchable(*found)
+def test_unobservable_updates_are_named(found: Any, problem: str) -> None:
+    assert problem in watch_obstacle(*found)

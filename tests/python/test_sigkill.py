@@ -1,7 +1,7 @@
-"""Processes killed at any moment: what was flushed is there, what is there is right.
+"""Processes killed at any moment: flushed pages are stored, and stored pages are right.
 
-The oracle is the children's own standard output: a line is printed only after the flush it
-reports has returned. Page bytes follow from the key, so every byte read back can be judged.
+The oracle is the children's standard output: a line is printed only after the flush it reports has
+returned. Page bytes follow from the key, so that every byte read back can be checked.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ SCOPE = rt.Scope.opaque("sigkill", PAGE_BYTES, chained=True)
 
 
 def keys_of(name: int, pages: int) -> list[bytes]:
-    """Keys of sequence `name`; key n commits to everything before it."""
+    """Returns keys of sequence `name`; key n commits to all before it."""
     return [hashlib.sha256(f"{name}/{n}".encode()).digest() for n in range(pages)]
 
 
 def page_of(key: bytes) -> bytes:
-    """The only right bytes for `key`."""
+    """Returns the expected bytes for `key`."""
     return (hashlib.sha512(key).digest() * (PAGE_BYTES // 64 + 1))[:PAGE_BYTES]
 
 
@@ -60,7 +60,7 @@ def start(path: Path, name: int) -> subprocess.Popen[str]:
 
 
 def finish(child: subprocess.Popen[str], delay: float) -> dict[int, int]:
-    """Kills the child after `delay` seconds from its opening; returns what it had flushed."""
+    """Kills the child `delay` seconds after its opening; returns what it had flushed."""
     assert child.stdout is not None
     assert child.stdout.readline().startswith("open")
     time.sleep(delay)
@@ -72,7 +72,9 @@ def finish(child: subprocess.Popen[str], delay: float) -> dict[int, int]:
 
 
 def flushed_in(said: str) -> dict[int, int]:
-    """What a killed child said it had flushed. Its last line may be cut, which loses no promise."""
+    """Returns what a killed child printed as flushed. Its last line may be cut, which loses no
+    promise.
+    """
     whole = [line.split() for line in said.splitlines(keepends=True) if line.endswith("\n")]
     return {int(line[1]): int(line[2]) for line in whole if line[0] == "flushed"}
 
@@ -90,8 +92,8 @@ def check(store: rt.Store, flushed: dict[int, int], upto: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_owner_killed_again_and_again(tmp_path: Path, seed: int) -> None:
-    """Each child starts where the last one may have got to; nothing is ever evicted here."""
+def test_repeatedly_killed_owner_loses_nothing(tmp_path: Path, seed: int) -> None:
+    """Each child starts where the last one may have stopped; nothing is evicted."""
     rng = random.Random(seed)
     flushed: dict[int, int] = {}
     begin = 0
@@ -105,8 +107,8 @@ def test_owner_killed_again_and_again(tmp_path: Path, seed: int) -> None:
     assert flushed
 
 
-def test_client_killed_while_writing(tmp_path: Path) -> None:
-    """The owner goes on; the space of the dead client's puts comes back."""
+def test_killed_writer_loses_nothing_flushed(tmp_path: Path) -> None:
+    """The owner continues, and the space of the dead client's puts is freed."""
     with rt.Store.open(str(tmp_path / "kv"), capacity="1GiB", segment_bytes=4 << 20) as store:
         flushed: dict[int, int] = {}
         for round_ in range(4):
@@ -119,8 +121,8 @@ def test_client_killed_while_writing(tmp_path: Path) -> None:
         assert store.role == "owner"
 
 
-def test_owner_killed_under_a_living_client(tmp_path: Path) -> None:
-    """The client takes over and still finds everything that was flushed."""
+def test_client_finds_pages_of_killed_owner(tmp_path: Path) -> None:
+    """The client takes over and finds everything that was flushed."""
     owner = start(tmp_path / "kv", 0)
     assert owner.stdout is not None
     assert owner.stdout.readline().split() == ["open", "owner"]

@@ -1,4 +1,4 @@
-"""One process, one store: what is put is found, until it is removed; reopening finds it again."""
+"""One process, one store: put pages are found until they are removed, also after reopening."""
 
 import copy
 import pickle
@@ -27,7 +27,7 @@ def check(store: rt.Store, scope: rt.Scope, keys: list[bytes]) -> None:
     assert (out == pages_of(keys, PAGE)).all()
 
 
-def test_a_sequence_is_found_as_far_as_it_goes(store: rt.Store) -> None:
+def test_sequence_is_found_to_its_end(store: rt.Store) -> None:
     assert store.probe(CHAIN, KEYS) == 0
     assert put(store, CHAIN, KEYS[:4]) == 4
     assert store.probe(CHAIN, KEYS) == 4
@@ -37,7 +37,7 @@ def test_a_sequence_is_found_as_far_as_it_goes(store: rt.Store) -> None:
     check(store, CHAIN, KEYS)
 
 
-def test_a_continuation_hangs_behind_its_parent(store: rt.Store) -> None:
+def test_continuation_requires_its_parent(store: rt.Store) -> None:
     put(store, CHAIN, KEYS[:2])
     assert put(store, CHAIN, KEYS[2:], parent=KEYS[1]) == 4
     assert store.probe(CHAIN, KEYS) == 6
@@ -45,7 +45,7 @@ def test_a_continuation_hangs_behind_its_parent(store: rt.Store) -> None:
     assert store.probe(CHAIN, KEYS) == 1
 
 
-def test_pages_of_a_loose_scope_stand_alone(store: rt.Store) -> None:
+def test_unchained_pages_are_independent(store: rt.Store) -> None:
     put(store, LOOSE, KEYS)
     assert store.delete(LOOSE, [KEYS[1], KEYS[4]]) == 2
     assert store.exists(LOOSE, KEYS) == [True, False, True, True, False, True]
@@ -54,7 +54,7 @@ def test_pages_of_a_loose_scope_stand_alone(store: rt.Store) -> None:
     check(store, LOOSE, [KEYS[5], KEYS[0]])
 
 
-def test_scopes_do_not_see_each_other(store: rt.Store) -> None:
+def test_scopes_are_separate(store: rt.Store) -> None:
     other = rt.Scope.opaque("other tenant", PAGE, chained=True)
     put(store, CHAIN, KEYS)
     assert store.probe(other, KEYS) == 0
@@ -67,41 +67,41 @@ def test_scopes_do_not_see_each_other(store: rt.Store) -> None:
     assert (store.probe(CHAIN, KEYS), store.probe(other, KEYS)) == (0, 0)
 
 
-def test_a_match_holds_a_lease(store: rt.Store) -> None:
+def test_pinned_prefix_holds_lease(store: rt.Store) -> None:
     put(store, CHAIN, KEYS[:4])
-    with store.match(CHAIN, KEYS, ttl=30) as match:
+    with store.pin_prefix(CHAIN, KEYS, ttl=30) as match:
         assert match.pages == 4
         assert match.lease > 0
         assert store.stats()["leases"] == 1
         check(store, CHAIN, KEYS[:4])
     assert store.stats()["leases"] == 0
     match.release()
-    again = store.match(CHAIN, KEYS)
+    again = store.pin_prefix(CHAIN, KEYS)
     store.release(again.lease)
     store.release(again.lease)
     assert store.stats()["leases"] == 0
-    nothing = store.match(LOOSE, KEYS)
+    nothing = store.pin_prefix(LOOSE, KEYS)
     assert (nothing.pages, nothing.lease) == (0, 0)
     nothing.release()
 
 
-def test_a_match_of_several_scopes_is_what_all_have(store: rt.Store) -> None:
+def test_pinned_prefix_covers_all_scopes(store: rt.Store) -> None:
     other = rt.Scope.opaque("other", CHAIN.page_bytes, chained=True)
     put(store, CHAIN, KEYS)
-    assert store.match((CHAIN, other), KEYS).lease == 0
+    assert store.pin_prefix((CHAIN, other), KEYS).lease == 0
     put(store, other, KEYS[:4])
-    with store.match([CHAIN, other], KEYS) as match:
+    with store.pin_prefix([CHAIN, other], KEYS) as match:
         assert match.pages == 4
         assert store.stats()["leases"] == 1
     assert store.stats()["leases"] == 0
-    assert store.match([], KEYS).pages == 0
+    assert store.pin_prefix([], KEYS).pages == 0
     wrong: Any
     for wrong in (None, "scope", [CHAIN, None], 7):
         with pytest.raises(InvalidError, match="a Scope, or a sequence of them"):
-            store.match(wrong, KEYS)
+            store.pin_prefix(wrong, KEYS)
 
 
-def test_figures(store: rt.Store) -> None:
+def test_stats_count_operations(store: rt.Store) -> None:
     put(store, CHAIN, KEYS)
     check(store, CHAIN, KEYS)
     stats = store.stats()
@@ -113,10 +113,10 @@ def test_figures(store: rt.Store) -> None:
 
 @pytest.mark.parametrize("page_bytes", [5_000, 64 << 10, 256 << 10, 512 << 10])
 @pytest.mark.parametrize("chained", [True, False])
-def test_a_full_store_takes_the_new_and_lets_the_old_go(
-    store: rt.Store, page_bytes: int, chained: bool
-) -> None:
-    """Twice the capacity, in sequences of 2 MiB, whatever of a segment a page leaves over."""
+def test_full_store_evicts_oldest_pages(store: rt.Store, page_bytes: int, chained: bool) -> None:
+    """Twice the capacity, in sequences of 2 MiB, whatever part of a segment a page leaves
+    unused.
+    """
     scope = rt.Scope.opaque("flood", page_bytes, chained=chained)
     length, capacity = (2 << 20) // page_bytes, store.stats()["capacity_bytes"]
     pages = pages_of(keys_of("flood", length), page_bytes)
@@ -132,7 +132,7 @@ def test_a_full_store_takes_the_new_and_lets_the_old_go(
 
 @pytest.mark.parametrize("durability", ["cache", "durable"])
 @pytest.mark.parametrize("io", ["auto", "pool", "buffered"])
-def test_reopening_finds_everything(where: Path, durability: str, io: str) -> None:
+def test_reopened_store_has_all_pages(where: Path, durability: str, io: str) -> None:
     with open_small(where, durability=durability, io=io) as store:
         put(store, CHAIN, KEYS)
         put(store, LOOSE, KEYS[::2])
@@ -143,7 +143,7 @@ def test_reopening_finds_everything(where: Path, durability: str, io: str) -> No
         assert store.exists(LOOSE, KEYS) == [False, False, True, False, True, False]
 
 
-def test_segments_in_several_directories(where: Path, tmp_path: Path) -> None:
+def test_segments_spread_over_directories(where: Path, tmp_path: Path) -> None:
     disks = [tmp_path / "disk0", tmp_path / "disk1"]
     for disk in disks:
         disk.mkdir()
@@ -156,10 +156,10 @@ def test_segments_in_several_directories(where: Path, tmp_path: Path) -> None:
     assert all(any(disk.iterdir()) for disk in disks)
 
 
-def test_closing_is_final_and_may_be_repeated(where: Path) -> None:
+def test_close_is_final_and_idempotent(where: Path) -> None:
     store = open_small(where)
     put(store, CHAIN, KEYS)
-    match = store.match(CHAIN, KEYS)
+    match = store.pin_prefix(CHAIN, KEYS)
     assert "owner" in repr(store)
     store.close()
     store.close()
@@ -172,7 +172,7 @@ def test_closing_is_final_and_may_be_repeated(where: Path) -> None:
         put(store, CHAIN, KEYS)
 
 
-def test_two_opens_in_one_process_share_one_store(where: Path) -> None:
+def test_two_opens_share_one_store(where: Path) -> None:
     with open_small(where) as first, open_small(where) as second:
         put(first, CHAIN, KEYS)
         assert second.probe(CHAIN, KEYS) == 6
@@ -180,7 +180,7 @@ def test_two_opens_in_one_process_share_one_store(where: Path) -> None:
         check(first, CHAIN, KEYS)
 
 
-def test_scopes_are_values() -> None:
+def test_scopes_are_hashable_values() -> None:
     scope = rt.Scope(
         model="m",
         dtype="bfloat16",

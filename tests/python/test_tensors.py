@@ -1,4 +1,4 @@
-"""CPU tensors of torch. Runs where torch is: in the environment of an engine."""
+"""CPU tensors of torch. Runs in the environment of an engine, which has torch."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from ritornello.vllm.weights.parameters import Parameters, sample_tensors
 torch = pytest.importorskip("torch")
 
 
-def test_tensors_of_a_type_that_numpy_lacks(store: rt.Store) -> None:
+def test_bfloat16_tensors_are_accepted(store: rt.Store) -> None:
     shape = (4, 2, 16, 64)
     pages = torch.randn(shape).to(torch.bfloat16)
     out = torch.zeros(shape, dtype=torch.bfloat16)
@@ -22,7 +22,7 @@ def test_tensors_of_a_type_that_numpy_lacks(store: rt.Store) -> None:
     assert torch.equal(out, pages)
 
 
-def test_a_pool_over_a_tensor(store: rt.Store) -> None:
+def test_pool_over_tensor_round_trips(store: rt.Store) -> None:
     memory = torch.zeros((8, 1024), dtype=torch.float8_e4m3fn)
     pool = rt.PagePool([memory], [1024])
     scope = rt.Scope.opaque("torch pool", 1024)
@@ -35,7 +35,7 @@ def test_a_pool_over_a_tensor(store: rt.Store) -> None:
     assert (raw[0] == 0).all()
 
 
-def test_tensors_that_cannot_be_used(store: rt.Store) -> None:
+def test_unusable_tensors_are_refused(store: rt.Store) -> None:
     scope = rt.Scope.opaque("torch bad", 4096)
     keys = keys_of("torch bad", 1)
     with pytest.raises(rt.errors.InvalidError, match="not contiguous"):
@@ -45,7 +45,7 @@ def test_tensors_that_cannot_be_used(store: rt.Store) -> None:
 
 
 def wrapping(inner: Any) -> Any:
-    """A parameter of a tensor subclass without memory, as torchao makes them."""
+    """Returns a parameter of a tensor subclass without memory, like torchao's."""
 
     class Wrapper(torch.Tensor):  # type: ignore[misc, name-defined]
         @staticmethod
@@ -69,19 +69,19 @@ def wrapping(inner: Any) -> Any:
     return torch.nn.Parameter(Wrapper(inner), requires_grad=False)
 
 
-def test_a_tensor_without_memory_has_no_sample() -> None:
+def test_tensor_without_memory_has_no_sample() -> None:
     found = sample_tensors([wrapping(torch.ones(4096)), torch.zeros(64, dtype=torch.uint8)])
     assert found == bytes(64)
 
 
-def test_writes_to_a_wrapped_tensor_are_seen() -> None:
+def test_writes_to_wrapped_tensor_are_detected() -> None:
     inner, model = torch.ones(4096), torch.nn.Linear(8, 8)
     model.weight = wrapping(inner)
     parameters = Parameters(model.named_modules, sample_tensors)
-    assert not parameters.moved()
-    assert not parameters.sampled()
+    assert not parameters.state_changed()
+    assert not parameters.sample_changed()
     inner.data.fill_(2)
-    assert not parameters.moved()
-    assert parameters.sampled()
+    assert not parameters.state_changed()
+    assert parameters.sample_changed()
     inner.fill_(3)
-    assert parameters.moved()
+    assert parameters.state_changed()

@@ -1,4 +1,4 @@
-"""Work that goes on while the caller does something else."""
+"""Transfers that run while the caller does something else."""
 
 import asyncio
 import gc
@@ -43,7 +43,7 @@ def test_put_then_get(store: rt.Store, copy: bool) -> None:
     assert (out == pages_of(KEYS, PAGE)).all()
 
 
-def test_what_is_missing_is_named(store: rt.Store) -> None:
+def test_missing_pages_are_named(store: rt.Store) -> None:
     store.put_batch(SCOPE, KEYS[:3], pages_of(KEYS[:3], PAGE))
     outcome = finished(store.submit_get(SCOPE, KEYS[:5], blank(5, PAGE)))
     assert (outcome.pages, outcome.reason) == (3, "absent")
@@ -54,7 +54,7 @@ LONG = 512 << 10
 SECTIONS = (LONG // 4, LONG // 2, LONG)
 
 
-def test_sections_come_one_after_the_other(store: rt.Store) -> None:
+def test_sections_arrive_in_order(store: rt.Store) -> None:
     scope = rt.Scope.opaque("sections", LONG)
     right = pages_of(KEYS, LONG)
     assert store.put_batch(scope, KEYS, right) == 8
@@ -66,7 +66,7 @@ def test_sections_come_one_after_the_other(store: rt.Store) -> None:
     assert finished(ticket).ok == [True] * 8
 
 
-def test_sections_of_pages_that_are_missing_end_with_the_ticket(store: rt.Store) -> None:
+def test_sections_of_missing_pages_end_with_ticket(store: rt.Store) -> None:
     scope = rt.Scope.opaque("sections", LONG)
     ticket = store.submit_get(scope, KEYS, blank(8, LONG), sections=SECTIONS)
     assert ticket.wait_section(0)
@@ -77,7 +77,7 @@ def test_sections_of_pages_that_are_missing_end_with_the_ticket(store: rt.Store)
             store.submit_get(scope, KEYS, blank(8, LONG), sections=wrong)
 
 
-def test_a_ticket_is_something_to_select_on(store: rt.Store) -> None:
+def test_ticket_works_with_select(store: rt.Store) -> None:
     ticket = store.submit_put(SCOPE, KEYS, pages_of(KEYS, PAGE))
     readable, _, _ = select.select([ticket], [], [], 60)
     assert readable == [ticket]
@@ -86,7 +86,7 @@ def test_a_ticket_is_something_to_select_on(store: rt.Store) -> None:
     assert again == [ticket]
 
 
-def test_a_ticket_in_an_event_loop(store: rt.Store) -> None:
+def test_ticket_works_in_event_loop(store: rt.Store) -> None:
     async def put() -> int:
         loop, landed = asyncio.get_running_loop(), asyncio.Event()
         ticket = store.submit_put(SCOPE, KEYS, pages_of(KEYS, PAGE))
@@ -98,7 +98,7 @@ def test_a_ticket_in_an_event_loop(store: rt.Store) -> None:
     assert asyncio.run(put()) == 8
 
 
-def test_waiting_gives_up_in_time(store: rt.Store) -> None:
+def test_wait_times_out(store: rt.Store) -> None:
     ticket = store.submit_put(SCOPE, KEYS, pages_of(KEYS, PAGE))
     began = time.monotonic()
     outcome = ticket.wait(0)
@@ -108,7 +108,7 @@ def test_waiting_gives_up_in_time(store: rt.Store) -> None:
     assert finished(ticket).pages == 8
 
 
-def test_a_deadline_in_the_past_moves_nothing(store: rt.Store) -> None:
+def test_past_deadline_moves_nothing(store: rt.Store) -> None:
     store.put_batch(SCOPE, KEYS, pages_of(KEYS, PAGE))
     out = blank(8, PAGE)
     outcome = finished(store.submit_get(SCOPE, KEYS, out, timeout=0))
@@ -117,8 +117,8 @@ def test_a_deadline_in_the_past_moves_nothing(store: rt.Store) -> None:
     assert store.get_batch(SCOPE, KEYS, out, timeout=60) == 8
 
 
-def test_cancelled_work_says_so_and_leaves_nothing_wrong(where: Path) -> None:
-    """Many puts at once: the last ones wait, and are given up before they begin."""
+def test_cancelled_ticket_says_so(where: Path) -> None:
+    """Many puts at once: the last ones wait, and are cancelled before they begin."""
     sequences = [keys_of(f"cancel {n}", 16) for n in range(16)]
     source = pages_of(sequences[0], PAGE)
     with open_small(where, capacity="256MiB") as store:
@@ -133,14 +133,14 @@ def test_cancelled_work_says_so_and_leaves_nothing_wrong(where: Path) -> None:
         assert all(outcome.pages == 16 for outcome in outcomes[:8])
 
 
-def test_buffers_are_free_once_the_ticket_is_done(store: rt.Store) -> None:
+def test_done_ticket_releases_buffers(store: rt.Store) -> None:
     page = bytearray(PAGE)
     ticket = store.submit_put(SCOPE, KEYS[:1], [page])
     finished(ticket)
     page.append(0)  # refused while the buffer is exported
 
 
-def test_buffers_of_a_dropped_ticket_live_until_it_is_done(store: rt.Store) -> None:
+def test_dropped_ticket_keeps_buffers_until_done(store: rt.Store) -> None:
     source = pages_of(KEYS, PAGE)
     alive = weakref.ref(source)
     ticket = store.submit_put(SCOPE, KEYS, source)
@@ -159,7 +159,7 @@ def test_buffers_of_a_dropped_ticket_live_until_it_is_done(store: rt.Store) -> N
     assert alive() is None
 
 
-def test_closing_answers_what_waits(where: Path) -> None:
+def test_close_completes_waiting_tickets(where: Path) -> None:
     store = open_small(where, capacity="256MiB")
     source = pages_of(keys_of("closing", 16), PAGE)
     tickets = [store.submit_put(SCOPE, keys_of(f"c{n}", 16), source) for n in range(12)]
@@ -170,7 +170,7 @@ def test_closing_answers_what_waits(where: Path) -> None:
         assert outcome.reason in ("", "closed")
 
 
-def test_other_threads_run_while_bytes_move(where: Path) -> None:
+def test_other_threads_run_during_transfers(where: Path) -> None:
     pages = 192
     scope = rt.Scope.opaque("threads", 1 << 20)
     keys = keys_of("threads", pages)
@@ -196,8 +196,8 @@ def test_other_threads_run_while_bytes_move(where: Path) -> None:
     assert longest < (ended - began) / 2
 
 
-def test_many_threads_at_once(store: rt.Store) -> None:
-    """Every thread puts and gets sequences of its own, and reads its neighbour's."""
+def test_many_threads_share_one_store(store: rt.Store) -> None:
+    """Every thread puts and gets its own sequences, and reads its neighbour's."""
     scope = rt.Scope.opaque("many", 8192)
     failures: list[str] = []
 

@@ -33,7 +33,7 @@ OWNER = textwrap.dedent(
 
 
 def drawn(written: str) -> str:
-    """What the terminal shows: text, and moves of the cursor, which pass over what is as it was."""
+    """Returns the text on the terminal; cursor movements skip what is unchanged."""
     cells: dict[tuple[int, int], str] = {}
     row, column = 1, 1
     for move, other, character in re.findall(
@@ -52,7 +52,7 @@ def drawn(written: str) -> str:
 
 
 class Screen:
-    """A program on a terminal of that size, and everything it wrote there."""
+    """A program on a terminal of this size, and all its output."""
 
     def __init__(self, *words: str, lines: int = 24, columns: int = 80) -> None:
         self.master, slave = pty.openpty()
@@ -73,7 +73,7 @@ class Screen:
         return self.written
 
     def shows(self, pattern: str) -> bool:
-        """Whether that stands there, be it in a minute."""
+        """Returns whether the text appears within a minute."""
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
             if re.search(pattern, drawn(self.read())):
@@ -106,9 +106,7 @@ def store(tmp_path: Path) -> Iterator[rt.Store]:
 
 
 @pytest.mark.parametrize("key", ["q", "\x1b", "\x03"])
-def test_a_key_ends_it_and_the_terminal_is_as_before(
-    store: rt.Store, tmp_path: Path, key: str
-) -> None:
+def test_key_ends_top_and_restores_terminal(store: rt.Store, tmp_path: Path, key: str) -> None:
     screen = Screen("top", str(tmp_path / "store"))
     try:
         assert screen.shows("5 pages in 1"), screen.written
@@ -123,10 +121,12 @@ def test_a_key_ends_it_and_the_terminal_is_as_before(
 
 
 @pytest.mark.parametrize(("lines", "columns"), [(50, 200), (40, 30), (3, 12), (1, 1)])
-def test_any_size_will_do(store: rt.Store, tmp_path: Path, lines: int, columns: int) -> None:
+def test_top_fits_any_terminal_size(
+    store: rt.Store, tmp_path: Path, lines: int, columns: int
+) -> None:
     screen = Screen("top", str(tmp_path / "store"), lines=lines, columns=columns)
     try:
-        # What fits on the smallest is nothing; then it is enough that the screen was taken.
+        # Nothing fits on the smallest terminal; it suffices that the program switched screens.
         while "\x1b[?1049h" not in screen.read():
             assert screen.process.poll() is None, screen.written
         assert columns < 30 or screen.shows("full")
@@ -136,7 +136,7 @@ def test_any_size_will_do(store: rt.Store, tmp_path: Path, lines: int, columns: 
         screen.close()
 
 
-def test_it_outlives_the_owner(tmp_path: Path) -> None:
+def test_top_survives_owner_death(tmp_path: Path) -> None:
     path = str(tmp_path / "store")
     rt.Store.open(path, **SMALL).close()
     owner = subprocess.Popen([sys.executable, "-c", OWNER, path], stdout=subprocess.PIPE, text=True)
@@ -156,7 +156,7 @@ def test_it_outlives_the_owner(tmp_path: Path) -> None:
         screen.close()
 
 
-def test_no_store_no_screen(tmp_path: Path) -> None:
+def test_top_without_store_fails(tmp_path: Path) -> None:
     screen = Screen("top", str(tmp_path / "nothing"))
     try:
         assert screen.end() == 2

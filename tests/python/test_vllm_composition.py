@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 from test_vllm_scheduler import BLOCKS, Blocks, request
-from vllm_shapes import TOKENS, Shelf, identity, part
+from vllm_shapes import TOKENS, FakeStore, identity, part
 
 from ritornello.vllm import composition
 from ritornello.vllm.composition import REQUEST_FACTS, FactsCollector
@@ -15,7 +15,7 @@ from ritornello.vllm.metadata import IDLE, WorkerReport
 from ritornello.vllm.meter import Meter
 from ritornello.vllm.parts import trailing
 from ritornello.vllm.scheduler import SchedulerSide
-from ritornello.vllm.store import QuietStore
+from ritornello.vllm.store import VllmStore
 
 Tables = dict[str, tuple[list[int], ...]]
 
@@ -42,18 +42,18 @@ def side(blocks: Shared) -> SchedulerSide:
 
 
 def side_of(
-    blocks: Shared, *parts: Any, shelf: Shelf | None = None, meter: Meter | None = None
+    blocks: Shared, *parts: Any, store: FakeStore | None = None, meter: Meter | None = None
 ) -> SchedulerSide:
-    store, meter = cast(QuietStore, shelf or Shelf()), meter or Meter()
-    made = SchedulerSide(store, identity(*parts), meter, composed=True)
-    made.bind(blocks)
+    used = cast(VllmStore, store or FakeStore())
+    made = SchedulerSide(used, identity(*parts), meter or Meter(), composed=True)
+    made.bind_cache(blocks)
     return made
 
 
 def admit(side: SchedulerSide, asked: Any, foreign: int = 0) -> None:
     """The engine has nothing; another connector fills the first `foreign` tokens."""
     assert side.matched_tokens(asked, 0) == (0, False)
-    side.admitted(asked, BLOCKS, 0)
+    side.request_admitted(asked, BLOCKS, 0)
     asked.num_computed_tokens = foreign
 
 
@@ -67,7 +67,7 @@ def step(side: SchedulerSide, asked: Any, tokens: int, *, loads: bool = False) -
 def over(
     side: SchedulerSide, metadata: Any, *invalid: int, failed: frozenset[str] = frozenset()
 ) -> None:
-    side.reported(WorkerReport(step=metadata.step), {*invalid}, set(), failed)
+    side.complete_step(WorkerReport(step=metadata.step), {*invalid}, set(), failed)
 
 
 def saved(metadata: Any) -> list[tuple[int, tuple[int, ...]]]:
@@ -80,7 +80,7 @@ def test_saves_are_not_deferred_without_loads(side: SchedulerSide) -> None:
     metadata = step(side, asked, 200)
     assert saved(metadata) == [(0, (100, 101, 102))]
     assert metadata.step == 0
-    assert side.finished("r") is False
+    assert side.request_finished("r") is False
 
 
 def test_saves_wait_for_outcome_of_foreign_load(side: SchedulerSide) -> None:
@@ -166,7 +166,7 @@ def test_finished_request_keeps_blocks_until_saved(side: SchedulerSide) -> None:
     asked = request(300)
     admit(side, asked, 2 * TOKENS)
     first = step(side, asked, 300 - 2 * TOKENS, loads=True)
-    assert side.finished("r") is True
+    assert side.request_finished("r") is True
     over(side, first)
     last = step(side, asked, 0)
     assert saved(last) == [(0, (100, 101, 102, 103))]
@@ -178,7 +178,7 @@ def test_finished_request_with_failed_load_is_freed(side: SchedulerSide) -> None
     asked = request(300)
     admit(side, asked, 2 * TOKENS)
     first = step(side, asked, 300 - 2 * TOKENS, loads=True)
-    assert side.finished("r") is True
+    assert side.request_finished("r") is True
     over(side, first, 101)
     last = step(side, asked, 0)
     assert (saved(last), last.finished_sending) == ([], ("r",))
@@ -191,7 +191,7 @@ def test_preempted_request_drops_deferred_saves(side: SchedulerSide, blocks: Sha
     blocks.tables["r"] = ([], [])
     over(side, first)
     assert step(side, asked, 0) is IDLE
-    assert side.finished("r") is False
+    assert side.request_finished("r") is False
 
 
 def test_readmission_drops_deferred_saves(side: SchedulerSide) -> None:
@@ -218,7 +218,7 @@ def test_reset_drops_deferred_saves(side: SchedulerSide) -> None:
     asked = request(300)
     admit(side, asked, 2 * TOKENS)
     first = step(side, asked, 300 - 2 * TOKENS, loads=True)
-    assert side.finished("r") is True
+    assert side.request_finished("r") is True
     side.reset()
     over(side, first)
     last = step(side, asked, 0)
@@ -245,15 +245,15 @@ def test_late_failure_drops_released_saves(side: SchedulerSide) -> None:
 
 
 def test_pages_loaded_elsewhere_are_not_counted_absent(blocks: Shared) -> None:
-    shelf, meter = Shelf(), Meter()
-    side, asked = side_of(blocks, shelf=shelf, meter=meter), request(300)
-    shelf.keep(asked.block_hashes[:3])
+    store, meter = FakeStore(), Meter()
+    side, asked = side_of(blocks, store=store, meter=meter), request(300)
+    store.keep(asked.block_hashes[:3])
     assert side.matched_tokens(asked, 0)[0] == 3 * TOKENS
-    side.admitted(asked, BLOCKS, 0)
+    side.request_admitted(asked, BLOCKS, 0)
     counts = meter.take()
     assert counts is not None
     assert counts["missed_pages:other_connector"] == 4
-    assert not shelf.leases
+    assert not store.leases
 
 
 class Base:

@@ -1,4 +1,4 @@
-"""Blocks that a load did not fill: nothing that was computed on top of them is kept or saved."""
+"""Blocks that a load did not fill: nothing computed on top of them is kept or saved."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -8,11 +8,11 @@ from test_vllm_composition import Shared, admit, over, saved
 from test_vllm_composition import side_of as composed
 from test_vllm_scheduler import Blocks, keep, request, run
 from test_vllm_scheduler import side_of as alone
-from vllm_shapes import TOKENS, Shelf, identity, part
+from vllm_shapes import TOKENS, FakeStore, identity, part
 
 from ritornello.vllm.metadata import WorkerReport
 from ritornello.vllm.parts import trailing
-from ritornello.vllm.scheduler import APART_BYTES
+from ritornello.vllm.scheduler import ASYNC_LOAD_BYTES
 
 WINDOW = part(rule=trailing(2 * TOKENS))
 
@@ -22,8 +22,8 @@ def plan(side: Any, **tokens: int) -> Any:
 
 
 def windowed() -> tuple[Shared, Any, Any]:
-    """Request "r" loads block 101 and computes 102 to 105 on top of it. "s" finds 104 and 105 in
-    vLLM's cache in the same step; its window has left the blocks before them behind.
+    """Request "r" loads block 101 and computes 102 to 105 on top of it. "s" hits 104 and 105 in
+    vLLM's cache in the same step; the blocks before them are outside its window.
     """
     blocks, lent, other = Shared(), request(6 * TOKENS), request(8 * TOKENS, "s")
     other.block_hashes[:6] = lent.block_hashes
@@ -32,27 +32,27 @@ def windowed() -> tuple[Shared, Any, Any]:
     return blocks, lent, other
 
 
-def test_a_window_hides_no_failed_block() -> None:
-    shelf = Shelf()
+def test_window_hides_no_failed_block() -> None:
+    store = FakeStore()
     blocks, lent, other = windowed()
-    side = alone(shelf, blocks, identity(WINDOW))
-    keep(shelf, lent, 2)
+    side = alone(store, blocks, identity(WINDOW))
+    keep(store, lent, 2)
     assert side.matched_tokens(lent, 0) == (2 * TOKENS, False)
-    side.admitted(lent, blocks.tables["r"], 2 * TOKENS)
+    side.request_admitted(lent, blocks.tables["r"], 2 * TOKENS)
     lent.num_computed_tokens = 2 * TOKENS
     assert side.matched_tokens(other, 6 * TOKENS) == (0, False)
-    side.admitted(other, blocks.tables["s"], 0)
+    side.request_admitted(other, blocks.tables["s"], 0)
     other.num_computed_tokens = 6 * TOKENS
     metadata = plan(side, r=4 * TOKENS, s=2 * TOKENS)
     lent.num_computed_tokens, other.num_computed_tokens = TOKENS, 8 * TOKENS
     # The worker skips the saves of such a step; they are offered again.
     unsaved = [(save.request, 0, save.pages.first) for save in metadata.saves]
-    side.reported(WorkerReport(failed={"r"}, unsaved=unsaved), {101}, set())
+    side.complete_step(WorkerReport(failed={"r"}, unsaved=unsaved), {101}, set())
     second = plan(side, r=5 * TOKENS, s=1)
     assert not [save for save in second.saves if save.request == "s"]
 
 
-def test_a_window_hides_no_block_that_another_connector_failed_to_fill() -> None:
+def test_window_hides_no_foreign_failed_block() -> None:
     blocks, lent, other = windowed()
     side = composed(blocks, WINDOW)
     admit(side, lent, 2 * TOKENS)
@@ -67,13 +67,13 @@ def test_a_window_hides_no_block_that_another_connector_failed_to_fill() -> None
 
 
 @pytest.mark.parametrize("beside", [False, True])
-def test_a_load_that_lands_does_not_clear_a_shared_failure(beside: bool) -> None:
+def test_finished_load_keeps_shared_failure(beside: bool) -> None:
     """Request "r" loads 101 for the step; "a" and "b" have it from vLLM's cache and load more,
-    apart. vLLM computes it again in "a", which still waits, and takes it to be right in "b".
+    asynchronously. vLLM recomputes it in "a", which still waits, and considers it valid in "b".
     """
-    shelf, blocks = Shelf(), Shared()
-    model = part(head_bytes=APART_BYTES // 8)
-    side: Any = composed(blocks) if beside else alone(shelf, blocks, identity(model))
+    store, blocks = FakeStore(), Shared()
+    model = part(head_bytes=ASYNC_LOAD_BYTES // 8)
+    side: Any = composed(blocks) if beside else alone(store, blocks, identity(model))
     lent, one, two = request(3 * TOKENS), request(7 * TOKENS, "a"), request(7 * TOKENS, "b")
     blocks.tables["r"] = ([100, 101, 102],)
     blocks.tables["a"] = ([100, 101, *range(112, 117)],)
@@ -84,13 +84,13 @@ def test_a_load_that_lands_does_not_clear_a_shared_failure(beside: bool) -> None
         for asked in (lent, one, two):
             admit(side, asked)
     else:
-        keep(shelf, one, 5)
-        keep(shelf, two, 5)
+        keep(store, one, 5)
+        keep(store, two, 5)
         assert side.matched_tokens(lent, 0) == (2 * TOKENS, False)
-        side.admitted(lent, blocks.tables["r"], 2 * TOKENS)
+        side.request_admitted(lent, blocks.tables["r"], 2 * TOKENS)
         for asked in (one, two):
             assert side.matched_tokens(asked, 2 * TOKENS) == (3 * TOKENS, True)
-            side.admitted(asked, blocks.tables[asked.request_id], 3 * TOKENS)
+            side.request_admitted(asked, blocks.tables[asked.request_id], 3 * TOKENS)
     lent.num_computed_tokens = 2 * TOKENS
     one.num_computed_tokens = two.num_computed_tokens = 5 * TOKENS
     first = side.plan(SimpleNamespace(num_scheduled_tokens={"r": TOKENS}, has_sync_kv_loads=beside))
@@ -98,21 +98,21 @@ def test_a_load_that_lands_does_not_clear_a_shared_failure(beside: bool) -> None
     if beside:
         over(side, first, 101)
     else:
-        side.reported(WorkerReport(failed={"r"}, unsaved=[("r", 0, 1)]), {101}, set())
-        side.reported(None, set(), {"b"})
-    side.admitted(two, blocks.tables["b"], 0)
+        side.complete_step(WorkerReport(failed={"r"}, unsaved=[("r", 0, 1)]), {101}, set())
+        side.complete_step(None, set(), {"b"})
+    side.request_admitted(two, blocks.tables["b"], 0)
     assert not plan(side, b=2 * TOKENS).saves
 
 
-def test_an_abort_leaves_no_failed_block_in_vllm_s_cache() -> None:
+def test_abort_evicts_failed_blocks() -> None:
     """VLLM ends aborted requests before it reports the outcome of their last step."""
-    shelf, blocks = Shelf(), Blocks()
-    side = alone(shelf, blocks, identity())
+    store, blocks = FakeStore(), Blocks()
+    side = alone(store, blocks, identity())
     asked = request(300)
-    keep(shelf, asked, 3)
+    keep(store, asked, 3)
     metadata = run(side, asked)
     assert metadata.loads[0].pages[0].blocks == (100, 101, 102)
-    side.finished("r")
-    side.reported(WorkerReport(failed={"r"}), {101}, set())
+    side.request_finished("r")
+    side.complete_step(WorkerReport(failed={"r"}), {101}, set())
     assert {101, 102, 103} <= blocks.evicted
     assert 100 not in blocks.evicted

@@ -1,4 +1,4 @@
-"""What tells two engines' pages apart: configuration, weights, and engines that are refused."""
+"""What distinguishes two engines' pages: configuration, weights; and engines that are refused."""
 
 import json
 import struct
@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from ritornello.model import model_name, normalised
-from ritornello.vllm.handshake import GroupMemory, Place, ShardFacts, shapes
+from ritornello.model import canonical_config, model_name
+from ritornello.vllm.handshake import GroupMemory, ShardFacts, WorkerRank, group_layouts
 from ritornello.vllm.identity import Identity, identity_of
 from ritornello.vllm.parts import ALL, Slice, slices, trailing
 from ritornello.vllm.support import (
-    must_load_apart,
     refusal,
-    remarks,
     require_no_context_parallel,
+    requires_async_loads,
+    startup_warnings,
 )
 from ritornello.weights import fingerprint
 
@@ -33,7 +33,7 @@ def safetensors(path: Path, tensors: dict[str, bytes]) -> Path:
 
 
 class FullAttentionSpec(SimpleNamespace):
-    """Stands for vLLM's: support goes by the exact type's name."""
+    """Stand-in for vLLM's class: support is decided by the exact type name."""
 
     def __str__(self) -> str:
         return f"FullAttentionSpec({self.block_size})"
@@ -70,7 +70,7 @@ def groups(*specs: Any) -> Any:
 
 
 def engine(model: Path, **changes: Any) -> Any:
-    """A vllm_config, as far as it is looked at; `changes` by "section__field"."""
+    """Returns the used part of a vllm_config; `changes` by "section__field"."""
     hf = {"model_type": "llama", "hidden_size": 512, "transformers_version": "5"}
     sections: dict[str, dict[str, Any]] = {
         "model_config": {
@@ -115,15 +115,15 @@ def model(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_configuration_is_normalised() -> None:
+def test_configuration_is_canonical() -> None:
     one = {"b": {"x": 1, "_name_or_path": "/a"}, "a": [1, 2], "transformers_version": "4"}
     two = {"a": (1, 2), "b": {"x": 1}, "use_cache": True}
-    assert normalised(one) == normalised(two) == '{"a":[1,2],"b":{"x":1}}'
+    assert canonical_config(one) == canonical_config(two) == '{"a":[1,2],"b":{"x":1}}'
     assert model_name({"model_type": "llama"}).startswith("llama:")
     assert model_name({"model_type": "llama", "x": 1}) != model_name({"model_type": "llama"})
 
 
-def test_a_copy_of_the_weights_has_the_same_fingerprint(model: Path, tmp_path: Path) -> None:
+def test_copied_weights_have_same_fingerprint(model: Path, tmp_path: Path) -> None:
     copy = tmp_path / "elsewhere"
     copy.mkdir()
     (copy / "model.safetensors").write_bytes((model / "model.safetensors").read_bytes())
@@ -131,7 +131,7 @@ def test_a_copy_of_the_weights_has_the_same_fingerprint(model: Path, tmp_path: P
     assert fingerprint(copy) == fingerprint(model)
 
 
-def test_a_fine_tune_of_the_same_shape_has_another_fingerprint(model: Path) -> None:
+def test_fine_tune_has_other_fingerprint(model: Path) -> None:
     before = fingerprint(model)
     safetensors(model / "model.safetensors", {"a": b"\1" * 4000, "b": b"\3" * 4000})
     assert fingerprint(model) != before
@@ -149,7 +149,7 @@ def test_other_formats_are_sampled(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"short", b"\xff" * 64, struct.pack("<Q", 2) + b"[]"])
-def test_files_that_cannot_be_read_have_no_fingerprint(tmp_path: Path, content: bytes) -> None:
+def test_unreadable_files_have_no_fingerprint(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "model.safetensors").write_bytes(content)
     assert fingerprint(tmp_path) is None
     assert fingerprint(tmp_path / "missing") is None
@@ -157,8 +157,8 @@ def test_files_that_cannot_be_read_have_no_fingerprint(tmp_path: Path, content: 
 
 def told(
     ranks: int = 1, stages: int = 1, heads: int = 2, *, head_major: bool = True, groups: int = 1
-) -> dict[Place, ShardFacts]:
-    """What the workers of a model with two layers a stage say of their memory."""
+) -> dict[WorkerRank, ShardFacts]:
+    """Returns the workers' reports for a model with two layers in each stage."""
     return {
         (stage, rank): ShardFacts(
             tuple(
@@ -176,7 +176,7 @@ def told(
 def identify(
     model: Path,
     *specs: Any,
-    facts: dict[Place, ShardFacts] | None = None,
+    facts: dict[WorkerRank, ShardFacts] | None = None,
     layout: str = "vllm-0.32.0/cpu/amx",
     **change: Any,
 ) -> Identity:
@@ -184,7 +184,7 @@ def identify(
     parallel = config.parallel_config
     ranks, stages = parallel.tensor_parallel_size, parallel.pipeline_parallel_size
     count = len(caches.kv_cache_groups)
-    found = shapes(facts or told(ranks, stages, groups=count), stages, ranks, count)
+    found = group_layouts(facts or told(ranks, stages, groups=count), stages, ranks, count)
     return identity_of(config, caches, found, lambda spec: layout)
 
 
@@ -192,7 +192,7 @@ def scope_ids(identity: Identity) -> set[bytes]:
     return {identity.scope(of).id for of in slices(identity.parts)}
 
 
-def test_the_same_engine_has_the_same_identity(model: Path) -> None:
+def test_same_engine_has_same_identity(model: Path) -> None:
     one = identify(model)
     assert one == identify(model)
     assert one.epoch == b""
@@ -213,21 +213,21 @@ def test_the_same_engine_has_the_same_identity(model: Path) -> None:
         {"load_config__load_format": "bitsandbytes"},
     ],
 )
-def test_what_changes_bytes_changes_the_identity(model: Path, change: dict[str, Any]) -> None:
+def test_changes_of_bytes_change_identity(model: Path, change: dict[str, Any]) -> None:
     assert scope_ids(identify(model)).isdisjoint(scope_ids(identify(model, **change)))
 
 
-def test_isa_version_and_spec_are_part_of_it(model: Path) -> None:
+def test_isa_version_and_spec_are_in_identity(model: Path) -> None:
     one = scope_ids(identify(model))
     assert one.isdisjoint(scope_ids(identify(model, layout="vllm-0.32.0/cpu/vec")))
     assert one.isdisjoint(scope_ids(identify(model, attention(head_size=128))))
 
 
-def test_weights_that_are_no_files_get_a_random_epoch(model: Path) -> None:
+def test_weights_without_files_get_random_epoch(model: Path) -> None:
     one, two = (identify(model, load_config__load_format="dummy") for _ in range(2))
     assert len(one.epoch) == 16
     assert one.epoch != two.epoch
-    assert "weights were not loaded from files" in remarks(one)[0]
+    assert "weights were not loaded from files" in startup_warnings(one)[0]
 
 
 def split(model: Path, ranks: int, *, head_major: bool = True, **spec: Any) -> Identity:
@@ -240,29 +240,29 @@ def split(model: Path, ranks: int, *, head_major: bool = True, **spec: Any) -> I
     )
 
 
-def test_another_number_of_workers_finds_the_same_objects(model: Path) -> None:
+def test_other_worker_count_finds_same_objects(model: Path) -> None:
     one = identify(model)
     for ranks in (2, 4):
         assert scope_ids(split(model, ranks)) == scope_ids(one)
-        assert remarks(split(model, ranks)) == []
+        assert startup_warnings(split(model, ranks)) == []
 
 
-def test_heads_that_cannot_be_told_apart_are_not_found_by_others(model: Path) -> None:
+def test_inseparable_heads_depend_on_worker_count(model: Path) -> None:
     whole = identify(model, facts=told(head_major=False))
     halves = split(model, 2, head_major=False)
     assert whole.parts[0].units == ((0, 2),)
     assert scope_ids(whole).isdisjoint(scope_ids(halves))
-    assert "not found at another tensor parallel size than 2" in remarks(halves)[0]
+    assert "not found at another tensor parallel size than 2" in startup_warnings(halves)[0]
 
 
-def test_stages_are_named_by_their_layers(model: Path) -> None:
+def test_stages_are_named_by_layers(model: Path) -> None:
     one = identify(model, facts=told(stages=2), parallel_config__pipeline_parallel_size=2)
     assert one.parts[0].stages == (("l.0", "l.1"), ("l.2", "l.3"))
     assert one.scope(Slice(0, 1, 0)).describe()["layers"] == (2, 4)
     assert len(scope_ids(one)) == 4
 
 
-def test_latent_attention_is_one_object_whatever_the_workers(model: Path) -> None:
+def test_latent_attention_is_one_object(model: Path) -> None:
     spec = attention(MLAAttentionSpec, num_kv_heads=1, max_tp_shards=1)
     ids = [
         scope_ids(
@@ -279,7 +279,7 @@ def test_latent_attention_is_one_object_whatever_the_workers(model: Path) -> Non
     assert len(ids[0]) == 1
 
 
-def test_a_window_is_a_part_of_its_own(model: Path) -> None:
+def test_window_is_separate_part(model: Path) -> None:
     window = attention(SlidingWindowSpec, sliding_window=128, extra_retained_tokens=1)
     one = identify(model, attention(), window)
     assert [part.rule for part in one.parts] == [ALL, trailing(129)]
@@ -287,7 +287,7 @@ def test_a_window_is_a_part_of_its_own(model: Path) -> None:
     assert (described["part"], described["chained"]) == (1, False)
 
 
-def test_heads_whose_split_is_unclear_are_not_guessed(model: Path) -> None:
+def test_unclear_head_split_is_refused(model: Path) -> None:
     assert split(model, 2, num_kv_heads=4).parts[0].kv_heads == 8
     with pytest.raises(ValueError, match="cannot be told"):
         split(model, 3)
@@ -316,12 +316,12 @@ def test_heads_whose_split_is_unclear_are_not_guessed(model: Path) -> None:
         ),
     ],
 )
-def test_workers_that_do_not_agree(facts: dict[Place, ShardFacts], why: str) -> None:
+def test_disagreeing_workers_are_refused(facts: dict[WorkerRank, ShardFacts], why: str) -> None:
     with pytest.raises(ValueError, match=why):
-        shapes(facts, 1, 2, 1)
+        group_layouts(facts, 1, 2, 1)
 
 
-def test_a_plain_engine_is_served(model: Path) -> None:
+def test_plain_engine_is_served(model: Path) -> None:
     assert refusal(engine(model), groups(attention())) == ""
     without = engine(model, cache_config__enable_prefix_caching=False)
     assert refusal(without, groups(attention())) == ""
@@ -346,7 +346,7 @@ def test_a_plain_engine_is_served(model: Path) -> None:
         ({}, [], "keeps no KV"),
     ],
 )
-def test_engines_that_are_not_served(
+def test_unsupported_engines_are_refused(
     model: Path,
     monkeypatch: pytest.MonkeyPatch,
     change: dict[str, Any],
@@ -358,7 +358,7 @@ def test_engines_that_are_not_served(
 
 
 @pytest.mark.parametrize("kind", ["prefill", "decode"])
-def test_context_parallelism_is_refused_at_start_up(model: Path, kind: str) -> None:
+def test_context_parallelism_is_refused_at_startup(model: Path, kind: str) -> None:
     require_no_context_parallel(engine(model))
     with pytest.raises(ValueError, match="context parallel size 2"):
         require_no_context_parallel(
@@ -374,6 +374,8 @@ def test_context_parallelism_is_refused_at_start_up(model: Path, kind: str) -> N
         ({}, 2),
     ],
 )
-def test_when_no_step_may_wait_for_a_load(model: Path, change: dict[str, Any], count: int) -> None:
-    assert not must_load_apart(engine(model), groups(attention()))
-    assert must_load_apart(engine(model, **change), groups(*[attention()] * count))
+def test_overlap_and_groups_require_async_loads(
+    model: Path, change: dict[str, Any], count: int
+) -> None:
+    assert not requires_async_loads(engine(model), groups(attention()))
+    assert requires_async_loads(engine(model, **change), groups(*[attention()] * count))

@@ -1,4 +1,4 @@
-"""A worker over a real store, with arrays for the engine's memory: each layer has its pages when it
+"""A worker over a real store, with arrays as the engine's memory: each layer has its pages when it
 is announced.
 """
 
@@ -9,11 +9,11 @@ import numpy
 import pytest
 from vllm_shapes import Tensor, identity, part
 
+from ritornello.vllm.cache_store import CacheStore
 from ritornello.vllm.metadata import Load, Pages, Save, StepMetadata
 from ritornello.vllm.meter import Meter
 from ritornello.vllm.settings import Settings
-from ritornello.vllm.store import QuietStore
-from ritornello.vllm.tiers import QuietCache
+from ritornello.vllm.store import VllmStore
 from ritornello.vllm.worker import WorkerSide
 
 BLOCKS = 12
@@ -26,7 +26,7 @@ IDENTITY = identity(part(units=((0, 1),), stages=(tuple(LAYERS),), kv_heads=1, h
 
 
 class Machine:
-    def __init__(self, store: QuietStore, meter: Meter) -> None:
+    def __init__(self, store: VllmStore, meter: Meter) -> None:
         self.meter = meter
         self.memory = {
             name: numpy.random.default_rng(seed).integers(0, 256, (BLOCKS, BYTES), numpy.uint8)
@@ -35,14 +35,14 @@ class Machine:
         self.right = {name: array[list(SAVED)].copy() for name, array in self.memory.items()}
         self.worker = WorkerSide(store, BLOCKS, [(LAYERS, 1)], meter)
         self.worker.register({name: Tensor(array) for name, array in self.memory.items()})
-        # A step that saves, and one that finds out that it is done.
+        # A step that saves, and one that notices the completion.
         self.step(StepMetadata(IDENTITY, (), [Save("a", Pages(0, 0, KEYS, SAVED))]))
-        while self.worker._flights:
+        while self.worker._pending_saves:
             self.step(StepMetadata())
 
     def step(self, metadata: StepMetadata, *, check: bool = False) -> set[int]:
-        """One step; with `check`, what a layer reads is there when it runs."""
-        self.worker.begin()
+        """Runs one step. With `check`, a layer's pages must be filled when it runs."""
+        self.worker.begin_step()
         self.worker.load(metadata)
         for name in LAYERS:
             self.worker.await_layer(name)
@@ -58,12 +58,12 @@ class Machine:
 @pytest.fixture(params=["path", "tiers"])
 def machine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Machine]:
     meter, place = Meter(), str(tmp_path / "disk")
-    store: QuietStore
+    store: VllmStore
     if request.param == "path":
-        store = QuietStore(Settings(place, "1GiB"), meter)
+        store = VllmStore(Settings(place, "1GiB"), meter)
     else:
         tiers = [f"host 64MiB {tmp_path}/host", f"disk {place} 1GiB"]
-        store = QuietCache(Settings.parse({"tiers": tiers}), meter)
+        store = CacheStore(Settings.parse({"tiers": tiers}), meter)
     made = Machine(store, meter)
     yield made
     made.worker.close()
@@ -72,7 +72,7 @@ def machine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Machine]
 LOAD = StepMetadata(None, [Load("b", [Pages(0, 0, KEYS, LOADED)])])
 
 
-def test_each_layer_has_its_pages_when_it_is_announced(machine: Machine) -> None:
+def test_announced_layer_has_its_pages(machine: Machine) -> None:
     machine.counts()
     for _ in range(10):
         for array in machine.memory.values():
@@ -83,7 +83,7 @@ def test_each_layer_has_its_pages_when_it_is_announced(machine: Machine) -> None
     assert counts["loaded_bytes"] == 50 * len(LAYERS) * BYTES
 
 
-def test_what_is_missing_is_reported_when_the_step_is_over(machine: Machine) -> None:
+def test_missing_pages_are_reported_after_step(machine: Machine) -> None:
     keys = (*KEYS[:4], b"never stored" * 2)
     assert machine.step(StepMetadata(None, [Load("b", [Pages(0, 0, keys, LOADED)])])) == {6}
     report = machine.worker.take_report()
@@ -91,9 +91,7 @@ def test_what_is_missing_is_reported_when_the_step_is_over(machine: Machine) -> 
     assert report.unsaved == [("b", 0, 4)]
 
 
-def test_damage_in_the_last_layers_is_one_page_that_did_not_come(
-    machine: Machine, tmp_path: Path
-) -> None:
+def test_damage_in_last_layers_fails_one_page(machine: Machine, tmp_path: Path) -> None:
     store = machine.worker._store._store
     assert store is not None
     store.flush()

@@ -11,7 +11,7 @@ from ritornello.vllm.layout import LayoutError, group_memory, spans
 
 
 class Tensor:
-    """As much of a tensor as is looked at: bf16, at an address."""
+    """The used part of a tensor: bf16, at an address."""
 
     def __init__(
         self, address: int, shape: Sequence[int], strides: Sequence[int] | None = None
@@ -33,36 +33,36 @@ SHAPE = (8, 2, 32, 128)
 ROW = 2 * 32 * 128 * 2
 
 
-def test_layers_come_in_the_order_of_their_numbers() -> None:
+def test_layers_are_sorted_by_number() -> None:
     caches = {f"layers.{i}.attn": Tensor(i << 20, SHAPE) for i in (10, 2, 1)}
     names = tuple(f"layers.{i}.attn" for i in (1, 2, 10))
     assert group_memory(caches, caches, 2, 8) == GroupMemory(names, ROW, 2, True)
     assert spans(caches, names, 8) == [Span(i << 20, ROW, ROW) for i in (1, 2, 10)]
 
 
-def test_a_permuted_block_is_still_one_span() -> None:
+def test_permuted_block_is_one_span() -> None:
     strides = (2 * 32 * 128, 128, 2 * 128, 1)
     assert spans({"l.0": Tensor(4096, SHAPE, strides)}, ["l.0"], 8) == [Span(4096, ROW, ROW)]
 
 
-def test_layers_that_lie_side_by_side_in_a_block_are_one_piece() -> None:
+def test_adjacent_layers_are_merged() -> None:
     stride = 3 * 2 * 32 * 128
     strides = (stride, 32 * 128, 128, 1)
     caches = {f"l.{i}": Tensor(4096 + i * ROW, SHAPE, strides) for i in range(3)}
     assert spans(caches, caches, 8) == [Span(4096, 3 * ROW, 3 * ROW)]
 
 
-def test_layers_one_after_the_other_stay_apart() -> None:
+def test_consecutive_layers_stay_separate() -> None:
     caches = {f"l.{i}": Tensor(4096 + i * 8 * ROW, SHAPE) for i in range(2)}
     assert len(spans(caches, caches, 8)) == 2
 
 
-def test_a_shared_cache_counts_once() -> None:
+def test_shared_cache_counts_once() -> None:
     shared = Tensor(4096, SHAPE)
     assert group_memory({"l.0": shared, "l.1": shared}, ["l.0", "l.1"], 2, 8).layers == ("l.0",)
 
 
-def test_a_block_of_several_rows() -> None:
+def test_block_may_have_several_rows() -> None:
     assert spans({"l.0": Tensor(0, SHAPE)}, ["l.0"], 4) == [Span(0, 2 * ROW, 2 * ROW)]
 
 
@@ -75,30 +75,30 @@ def test_a_block_of_several_rows() -> None:
         (Tensor(0, SHAPE, (3 * 32 * 128, 32 * 128, 128, 1)), 4, "do not touch"),
     ],
 )
-def test_what_cannot_be_blocks_of_bytes(tensor: Tensor, blocks: int, why: str) -> None:
+def test_invalid_layouts_are_refused(tensor: Tensor, blocks: int, why: str) -> None:
     with pytest.raises(LayoutError, match=why):
         spans({"l.0": tensor}, ["l.0"], blocks)
 
 
-def test_memory_of_a_device_is_refused() -> None:
+def test_device_memory_is_refused() -> None:
     tensor = Tensor(0, SHAPE)
     tensor.device = "cuda"
     with pytest.raises(LayoutError, match="cuda memory"):
         spans({"l.0": tensor}, ["l.0"], 8)
 
 
-def test_a_layer_without_a_cache() -> None:
+def test_layer_without_cache_is_refused() -> None:
     with pytest.raises(LayoutError, match="no KV cache was registered"):
         group_memory({}, ["l.0"], 2, 8)
 
 
-def test_layers_whose_blocks_differ() -> None:
+def test_unequal_blocks_are_refused() -> None:
     caches = {"l.0": Tensor(0, SHAPE), "l.1": Tensor(1 << 20, (8, 2, 32, 64))}
     with pytest.raises(LayoutError, match="differ in size"):
         group_memory(caches, caches, 2, 8)
 
 
-def test_one_head_of_every_block() -> None:
+def test_spans_select_single_head() -> None:
     caches = {f"l.{i}": Tensor(i << 20, SHAPE) for i in range(2)}
     found = spans(caches, caches, 8, (1, 2, 2))
     assert found == [Span((i << 20) + ROW // 2, ROW // 2, ROW) for i in range(2)]
@@ -109,7 +109,7 @@ def test_one_head_of_every_block() -> None:
     [
         (Tensor(0, SHAPE), 2, 8, True),
         (Tensor(0, (8, 1, 32, 128)), 1, 8, True),
-        # Token by token, the heads of each side by side.
+        # Ordered by token, the heads of each token side by side.
         (Tensor(0, SHAPE, (2 * 32 * 128, 128, 2 * 128, 1)), 2, 8, False),
         # Several rows make a block: a head lies in as many places.
         (Tensor(0, SHAPE), 2, 4, False),
@@ -117,5 +117,7 @@ def test_one_head_of_every_block() -> None:
         (Tensor(0, (8, 4, 32, 64)), 2, 8, False),
     ],
 )
-def test_whether_heads_lie_apart(tensor: Tensor, heads: int, blocks: int, apart: bool) -> None:
+def test_head_major_layout_is_detected(
+    tensor: Tensor, heads: int, blocks: int, apart: bool
+) -> None:
     assert group_memory({"l.0": tensor}, ["l.0"], heads, blocks).head_major is apart

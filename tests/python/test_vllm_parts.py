@@ -1,21 +1,21 @@
-"""Which pages a prefix needs, which heads make an object, who holds it and who writes it."""
+"""Pages that a prefix needs, and the objects, holders and writers of heads."""
 
 import pytest
 from vllm_shapes import TOKENS, part
 
 from ritornello.vllm.parts import (
     ALL,
-    MOST_UNITS,
     OBJECT_BYTES,
+    UNITS_MAX,
     Rule,
     Slice,
     heads_of,
     held_units,
-    longest,
+    is_writer,
+    longest_resumable,
     slices,
     trailing,
     units_of,
-    writes,
 )
 
 STATE = Rule(1)
@@ -34,7 +34,7 @@ STATE = Rule(1)
         (trailing(100 * TOKENS), range(5)),
     ],
 )
-def test_pages_needed_to_go_on(rule: Rule, needed: range) -> None:
+def test_rule_gives_pages_needed_to_resume(rule: Rule, needed: range) -> None:
     assert list(rule.needed(5, TOKENS)) == list(needed)
 
 
@@ -46,27 +46,27 @@ def present(pages: str) -> list[bool]:
     ("window", "state", "tokens"),
     [
         ("xxxxx", "xxxxx", 5),
-        # A state is there at some boundaries only.
+        # The state is stored at some boundaries only.
         ("xxxxx", "..x..", 3),
         # Two pages of the window: at 2, and at 5.
         ("xx.xx", "xxxxx", 5),
         ("xx.x.", "xxxxx", 2),
         ("xx.xx", "xxx..", 2),
-        # Any one page starts the sequence.
+        # Any single page starts the sequence.
         ("x.x.x", "xxxxx", 1),
         (".x.x.", "xxxxx", 0),
     ],
 )
-def test_lengths_that_can_be_resumed_are_a_set(window: str, state: str, tokens: int) -> None:
+def test_resumable_lengths_are_a_set(window: str, state: str, tokens: int) -> None:
     parts = (part(), part(trailing(2 * TOKENS)), part(STATE))
     there = {Slice(1, 0, 0): present(window), Slice(2, 0, 0): present(state)}
-    assert longest(parts, there, 5 * TOKENS, TOKENS) == tokens * TOKENS
+    assert longest_resumable(parts, there, 5 * TOKENS, TOKENS) == tokens * TOKENS
 
 
-def test_a_length_is_a_whole_page_of_every_part() -> None:
+def test_lengths_are_whole_pages_of_every_part() -> None:
     parts = (part(), part(trailing(2 * TOKENS), tokens=2 * TOKENS))
     there = {Slice(1, 0, 0): present("xx")}
-    assert longest(parts, there, 5 * TOKENS, 2 * TOKENS) == 4 * TOKENS
+    assert longest_resumable(parts, there, 5 * TOKENS, 2 * TOKENS) == 4 * TOKENS
 
 
 @pytest.mark.parametrize(
@@ -78,18 +78,20 @@ def test_a_length_is_a_whole_page_of_every_part() -> None:
         (2, 1, [(0, 1), (0, 1)]),
     ],
 )
-def test_heads_of_a_worker(ranks: int, kv_heads: int, heads: list[tuple[int, int]]) -> None:
+def test_worker_holds_its_share_of_heads(
+    ranks: int, kv_heads: int, heads: list[tuple[int, int]]
+) -> None:
     assert [heads_of(rank, ranks, kv_heads) for rank in range(ranks)] == heads
 
 
-def test_units_depend_on_the_model_alone() -> None:
+def test_units_depend_on_model_alone() -> None:
     for kv_heads in (1, 2, 3, 8, 32):
         made = {units_of(kv_heads, ranks, OBJECT_BYTES, sliceable=True) for ranks in (1, 2, 4)}
         if kv_heads != 3:
             assert len(made) == 1
         units, shared = units_of(kv_heads, 1, OBJECT_BYTES, sliceable=True)
         assert shared
-        assert len(units) == min(kv_heads, MOST_UNITS)
+        assert len(units) == min(kv_heads, UNITS_MAX)
         assert [head for first, end in units for head in range(first, end)] == list(range(kv_heads))
 
 
@@ -98,23 +100,23 @@ def test_small_heads_are_stored_together() -> None:
     assert units_of(8, 1, OBJECT_BYTES // 1000, sliceable=True)[0] == ((0, 8),)
 
 
-def test_a_worker_with_less_than_a_unit_stores_what_it_has() -> None:
+def test_worker_with_partial_unit_stores_its_share() -> None:
     units, shared = units_of(32, 16, OBJECT_BYTES, sliceable=True)
     assert (len(units), shared) == (16, False)
     assert units_of(8, 2, OBJECT_BYTES, sliceable=False) == (((0, 4), (4, 8)), False)
 
 
 @pytest.mark.parametrize(("kv_heads", "ranks"), [(8, 1), (8, 4), (2, 2), (2, 8), (1, 4), (32, 16)])
-def test_every_unit_has_holders_and_one_writer(kv_heads: int, ranks: int) -> None:
+def test_every_unit_has_one_writer(kv_heads: int, ranks: int) -> None:
     units, _ = units_of(kv_heads, ranks, OBJECT_BYTES, sliceable=True)
     held = part(units=units, kv_heads=kv_heads)
     for unit in range(len(units)):
         holders = [rank for rank in range(ranks) if unit in held_units(held, rank, ranks)]
         assert len(holders) == max(ranks // kv_heads, 1)
-        assert [rank for rank in range(ranks) if writes(held, unit, rank, ranks)] == holders[:1]
+        assert [rank for rank in range(ranks) if is_writer(held, unit, rank, ranks)] == holders[:1]
 
 
-def test_parts_that_need_all_pages_come_first() -> None:
+def test_full_attention_parts_come_first() -> None:
     window = part(trailing(64), stages=(("l.0",), ("l.3",)))
     whole = part(units=((0, 1), (1, 2)), stages=((), ("l.4",)))
     assert slices((window, whole)) == [
@@ -130,14 +132,14 @@ def test_parts_that_need_all_pages_come_first() -> None:
     [
         (2, 1024, (2,)),
         (4, 32 << 10, (2, 4)),
-        # The last group takes what is left.
+        # The last group takes the remaining layers.
         (5, 32 << 10, (2, 5)),
         (7, 32 << 10, (2, 4, 7)),
         (3, 64 << 10, (1, 2, 3)),
         (1, 1 << 20, (1,)),
     ],
 )
-def test_layers_are_grouped_by_what_is_worth_a_read(
+def test_layers_are_grouped_by_read_size(
     layers: int, head_bytes: int, groups: tuple[int, ...]
 ) -> None:
     stages = (tuple(f"l.{n}" for n in range(layers)),)

@@ -4,21 +4,21 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from vllm_shapes import TOKENS, Shelf, identity, part
+from vllm_shapes import TOKENS, FakeStore, identity, part
 
 from ritornello.vllm.identity import Identity
 from ritornello.vllm.metadata import IDLE, WorkerReport
 from ritornello.vllm.meter import Meter
 from ritornello.vllm.parts import Slice, trailing
-from ritornello.vllm.scheduler import APART_BYTES, SchedulerSide
-from ritornello.vllm.store import QuietStore
+from ritornello.vllm.scheduler import ASYNC_LOAD_BYTES, SchedulerSide
+from ritornello.vllm.store import VllmStore
 from ritornello.vllm.weights.counters import ChangeCounters
 from ritornello.vllm.weights.guard import WeightGuard
 
 
 class Blocks:
-    """Stands for vLLM's cache manager: request "r" has blocks 100, 101, ..., and of a second group
-    200, 201, ..., where block 0 stands for those that a window has left behind.
+    """Stand-in for vLLM's cache manager: request "r" has blocks 100, 101, ..., and of a second
+    group 200, 201, ..., where block 0 replaces blocks outside the window.
     """
 
     def __init__(self) -> None:
@@ -54,8 +54,8 @@ def request(tokens: int, name: str = "r", **changes: Any) -> Any:
 
 
 @pytest.fixture
-def shelf() -> Shelf:
-    return Shelf()
+def store() -> FakeStore:
+    return FakeStore()
 
 
 @pytest.fixture
@@ -63,29 +63,29 @@ def blocks() -> Blocks:
     return Blocks()
 
 
-def keep(shelf: Shelf, asked: Any, pages: int, epoch: bytes = b"") -> None:
-    shelf.keep(asked.block_hashes[:pages], epoch=epoch)
+def keep(store: FakeStore, asked: Any, pages: int, epoch: bytes = b"") -> None:
+    store.keep(asked.block_hashes[:pages], epoch=epoch)
 
 
-def side_of(shelf: Shelf, blocks: Blocks, model: Identity, **options: Any) -> SchedulerSide:
-    made = SchedulerSide(cast(QuietStore, shelf), model, Meter(), **options)
-    made.bind(blocks)
+def side_of(store: FakeStore, blocks: Blocks, model: Identity, **options: Any) -> SchedulerSide:
+    made = SchedulerSide(cast(VllmStore, store), model, Meter(), **options)
+    made.bind_cache(blocks)
     return made
 
 
 @pytest.fixture
-def side(shelf: Shelf, blocks: Blocks) -> SchedulerSide:
-    return side_of(shelf, blocks, identity())
+def side(store: FakeStore, blocks: Blocks) -> SchedulerSide:
+    return side_of(store, blocks, identity())
 
 
 BLOCKS = (list(range(100, 140)), list(range(200, 240)))
 
 
 def run(side: SchedulerSide, asked: Any, local: int = 0, computed: int | None = None) -> Any:
-    """One step that admits the request and computes it to its end, or `computed` tokens."""
+    """Runs one step that admits the request and computes it to its end, or `computed` tokens."""
     external, _ = side.matched_tokens(asked, local)
     assert external is not None
-    side.admitted(asked, BLOCKS, external)
+    side.request_admitted(asked, BLOCKS, external)
     asked.num_computed_tokens = local + external
     scheduled = (asked.num_tokens if computed is None else computed) - asked.num_computed_tokens
     metadata = side.plan(SimpleNamespace(num_scheduled_tokens={asked.request_id: scheduled}))
@@ -99,16 +99,16 @@ def step(side: SchedulerSide, asked: Any, tokens: int) -> Any:
     return metadata
 
 
-def test_the_last_token_is_never_claimed(side: SchedulerSide, shelf: Shelf) -> None:
+def test_last_token_is_never_claimed(side: SchedulerSide, store: FakeStore) -> None:
     for tokens, claimed in ((4 * TOKENS, 3), (4 * TOKENS + 1, 4), (TOKENS, 0), (1, 0)):
         asked = request(tokens, name=f"n{tokens}")
-        keep(shelf, asked, 4)
+        keep(store, asked, 4)
         assert side.matched_tokens(asked, 0)[0] == claimed * TOKENS
-        side.finished(asked.request_id)
-    assert not shelf.leases
+        side.request_finished(asked.request_id)
+    assert not store.leases
 
 
-def test_a_cold_prompt_is_saved_once(side: SchedulerSide, shelf: Shelf) -> None:
+def test_cold_prompt_is_saved_once(side: SchedulerSide, store: FakeStore) -> None:
     asked = request(200)
     metadata = run(side, asked)
     (save,) = metadata.saves
@@ -116,37 +116,35 @@ def test_a_cold_prompt_is_saved_once(side: SchedulerSide, shelf: Shelf) -> None:
     assert save.pages.keys == tuple(asked.block_hashes)
     assert metadata.loads == []
     assert step(side, asked, 1) is IDLE
-    assert not shelf.leases
+    assert not store.leases
 
 
-def test_a_warm_prompt_is_loaded_under_a_lease(side: SchedulerSide, shelf: Shelf) -> None:
+def test_warm_prompt_is_loaded_under_lease(side: SchedulerSide, store: FakeStore) -> None:
     asked = request(300)
-    keep(shelf, asked, 3)
+    keep(store, asked, 3)
     metadata = run(side, asked, local=TOKENS)
     (load,) = metadata.loads
-    assert not load.apart
+    assert not load.asynchronous
     (pages,) = load.pages
     assert (pages.first, pages.blocks) == (1, (101, 102))
     assert pages.keys == tuple(asked.block_hashes[1:3])
-    assert shelf.leases == {1}
+    assert store.leases == {1}
     (save,) = metadata.saves
     assert (save.pages.first, save.pages.parent) == (3, asked.block_hashes[2])
-    side.reported(None, set(), set())
-    assert not shelf.leases
+    side.complete_step(None, set(), set())
+    assert not store.leases
 
 
-def test_what_the_store_lacks_of_the_engine_s_prefix_is_saved(
-    side: SchedulerSide, shelf: Shelf
-) -> None:
+def test_unstored_engine_prefix_is_saved(side: SchedulerSide, store: FakeStore) -> None:
     asked = request(300)
-    keep(shelf, asked, 1)
+    keep(store, asked, 1)
     metadata = run(side, asked, local=3 * TOKENS)
     assert metadata.loads == []
     assert metadata.saves[0].pages.first == 1
-    assert not shelf.leases
+    assert not store.leases
 
 
-def test_pages_that_fill_while_decoding(side: SchedulerSide) -> None:
+def test_pages_filled_by_decoding_are_saved(side: SchedulerSide) -> None:
     asked = request(127)
     assert len(run(side, asked).saves[0].pages.keys) == 1
     asked.block_hashes.append(b"second page" * 3)
@@ -155,48 +153,48 @@ def test_pages_that_fill_while_decoding(side: SchedulerSide) -> None:
     assert (save.pages.first, save.pages.parent) == (1, asked.block_hashes[0])
 
 
-def test_a_page_whose_tokens_are_not_known_yet_waits(side: SchedulerSide) -> None:
+def test_page_without_hash_is_saved_later(side: SchedulerSide) -> None:
     asked = request(100)
     run(side, asked)
     assert step(side, asked, 60) is IDLE
 
 
-def test_a_waiting_request_asks_the_store_once(side: SchedulerSide, shelf: Shelf) -> None:
+def test_waiting_request_is_looked_up_once(side: SchedulerSide, store: FakeStore) -> None:
     asked = request(300)
-    keep(shelf, asked, 2)
+    keep(store, asked, 2)
     assert [side.matched_tokens(asked, 0) for _ in range(5)] == [(2 * TOKENS, False)] * 5
-    assert shelf.asked == 1
-    side.finished("r")
-    assert not shelf.leases
+    assert store.lookups == 1
+    side.request_finished("r")
+    assert not store.leases
 
 
-def test_an_old_lease_is_renewed(
-    side: SchedulerSide, shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+def test_old_lease_is_renewed(
+    side: SchedulerSide, store: FakeStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = request(300)
-    keep(shelf, asked, 2)
+    keep(store, asked, 2)
     side.matched_tokens(asked, 0)
     monkeypatch.setattr("ritornello.vllm.scheduler.monotonic", lambda: 1e12)
     side.matched_tokens(asked, 0)
-    assert shelf.asked == 2
-    assert shelf.leases == {2}
+    assert store.lookups == 2
+    assert store.leases == {2}
 
 
-def test_wishes(side: SchedulerSide, shelf: Shelf) -> None:
+def test_request_options_are_honoured(side: SchedulerSide, store: FakeStore) -> None:
     silent = request(300, kv_transfer_params={"ritornello.no_store": True})
     assert run(side, silent) is IDLE
     proud = request(300, name="p", kv_transfer_params={"ritornello.no_load": True})
-    keep(shelf, proud, 2)
+    keep(store, proud, 2)
     metadata = run(side, proud)
     assert metadata.loads == []
     assert metadata.saves[0].pages.first == 2
     logprobs = request(300, name="l", skip_reading_prefix_cache=True)
-    keep(shelf, logprobs, 2)
+    keep(store, logprobs, 2)
     assert side.matched_tokens(logprobs, 0) == (0, False)
 
 
-def test_a_retained_request_says_until_when(
-    side: SchedulerSide, shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+def test_retained_request_has_end_time(
+    side: SchedulerSide, store: FakeStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ritornello.vllm.scheduler.time", lambda: 1000.0)
     asked = request(300, kv_transfer_params={"ritornello.retain": 60})
@@ -204,34 +202,32 @@ def test_a_retained_request_says_until_when(
     assert run(side, request(300, name="q")).saves[0].retain_until is None
 
 
-def test_a_store_may_not_permit_requests_to_retain(side: SchedulerSide, shelf: Shelf) -> None:
-    shelf.retains = False
+def test_unpermitted_retention_is_ignored(side: SchedulerSide, store: FakeStore) -> None:
+    store.permits = False
     asked = request(300, kv_transfer_params={"ritornello.retain": 60})
-    keep(shelf, asked, 2)
+    keep(store, asked, 2)
     (save,) = run(side, asked).saves
     assert save.retain_until is None and save.pages.first == 2
     assert (side._meter.take() or {})["ignored_retentions"] == 1
 
 
-def test_retaining_what_is_stored_already_puts_its_last_page_again(
-    side: SchedulerSide, shelf: Shelf
-) -> None:
+def test_retaining_stored_prefix_puts_last_page(side: SchedulerSide, store: FakeStore) -> None:
     asked = request(4 * TOKENS + 1, kv_transfer_params={"ritornello.retain": 60})
-    keep(shelf, asked, 4)
+    keep(store, asked, 4)
     (save,) = run(side, asked).saves
     assert (save.pages.first, save.pages.keys) == (3, tuple(asked.block_hashes[3:4]))
     assert save.pages.parent == asked.block_hashes[2]
 
 
-def test_read_only_saves_nothing(shelf: Shelf, blocks: Blocks) -> None:
-    side = side_of(shelf, blocks, identity(), read_only=True)
+def test_read_only_saves_nothing(store: FakeStore, blocks: Blocks) -> None:
+    side = side_of(store, blocks, identity(), read_only=True)
     assert run(side, request(300)) is IDLE
 
 
-def test_a_preempted_request_starts_over(side: SchedulerSide, shelf: Shelf) -> None:
+def test_preempted_request_starts_over(side: SchedulerSide, store: FakeStore) -> None:
     asked = request(300)
     run(side, asked)
-    keep(shelf, asked, 2)
+    keep(store, asked, 2)
     asked.num_computed_tokens = 0
     metadata = run(side, asked)
     assert metadata.loads[0].pages[0].keys == tuple(asked.block_hashes[:2])
@@ -241,33 +237,33 @@ def test_a_preempted_request_starts_over(side: SchedulerSide, shelf: Shelf) -> N
 def test_unsaved_pages_are_offered_again(side: SchedulerSide) -> None:
     asked = request(300)
     run(side, asked)
-    side.reported(WorkerReport(unsaved=[("r", 0, 1), ("gone", 0, 0)]), set(), set())
+    side.complete_step(WorkerReport(unsaved=[("r", 0, 1), ("gone", 0, 0)]), set(), set())
     assert step(side, asked, 1).saves[0].pages.first == 1
 
 
-def test_blocks_that_failed_leave_the_engine_s_cache(side: SchedulerSide, blocks: Blocks) -> None:
+def test_failed_blocks_are_evicted_from_engine(side: SchedulerSide, blocks: Blocks) -> None:
     run(side, request(300))
-    side.reported(None, {103}, set())
+    side.complete_step(None, {103}, set())
     assert blocks.evicted == set(range(103, 140))
 
 
-def test_a_reset_changes_the_epoch(side: SchedulerSide, shelf: Shelf) -> None:
+def test_reset_changes_epoch(side: SchedulerSide, store: FakeStore) -> None:
     asked = request(300)
-    keep(shelf, asked, 3)
+    keep(store, asked, 3)
     assert side.matched_tokens(asked, 0)[0]
     assert side.reset()
-    assert not shelf.leases
+    assert not store.leases
     assert side.matched_tokens(asked, 0)[0] == 0
     metadata = run(side, asked)
     assert len(metadata.identity.epoch) == 16
     assert metadata.identity.model == identity().model
 
 
-def test_a_reset_while_blocks_are_in_use_stops_everything(
-    side: SchedulerSide, shelf: Shelf, blocks: Blocks
+def test_reset_with_used_blocks_stops_serving(
+    side: SchedulerSide, store: FakeStore, blocks: Blocks
 ) -> None:
     asked = request(300)
-    keep(shelf, asked, 3)
+    keep(store, asked, 3)
     blocks.free = 40
     assert not side.reset()
     assert run(side, asked) is IDLE
@@ -276,151 +272,147 @@ def test_a_reset_while_blocks_are_in_use_stops_everything(
     assert run(side, asked).saves
 
 
-def test_a_worker_that_cannot_serve_ends_it(side: SchedulerSide, shelf: Shelf) -> None:
-    side.reported(WorkerReport(refusal="its KV cache is in cuda memory"), set(), set())
+def test_worker_refusal_stops_serving(side: SchedulerSide, store: FakeStore) -> None:
+    side.complete_step(WorkerReport(refusal="its KV cache is in cuda memory"), set(), set())
     asked = request(300)
-    keep(shelf, asked, 3)
+    keep(store, asked, 3)
     assert run(side, asked) is IDLE
 
 
-def test_a_clean_reset_does_not_undo_a_worker_s_refusal(
-    side: SchedulerSide, shelf: Shelf, blocks: Blocks
+def test_clean_reset_keeps_worker_refusal(
+    side: SchedulerSide, store: FakeStore, blocks: Blocks
 ) -> None:
-    side.reported(WorkerReport(refusal="its KV cache is in cuda memory"), set(), set())
+    side.complete_step(WorkerReport(refusal="its KV cache is in cuda memory"), set(), set())
     asked = request(300)
     for free in (49, 40, 49):
         blocks.free = free
         assert side.reset() == (free == 49)
-        keep(shelf, asked, 3, side._identity.epoch)
+        keep(store, asked, 3, side._identity.epoch)
         assert run(side, asked) is IDLE
-    assert shelf.asked == 0
+    assert store.lookups == 0
 
 
-def test_closing_returns_every_lease(side: SchedulerSide, shelf: Shelf) -> None:
+def test_close_releases_every_lease(side: SchedulerSide, store: FakeStore) -> None:
     asked = request(300)
-    keep(shelf, asked, 3)
+    keep(store, asked, 3)
     side.matched_tokens(asked, 0)
     side.close()
 
 
-def test_identity_is_told_with_the_first_work_and_after_a_change(side: SchedulerSide) -> None:
+def test_identity_is_sent_first_and_after_change(side: SchedulerSide) -> None:
     assert run(side, request(300)).identity is not None
     assert run(side, request(300, name="q")).identity is None
     assert side.reset()
     assert len(run(side, request(300, name="s")).identity.epoch) == 16
 
 
-def test_a_large_load_goes_on_apart(shelf: Shelf, blocks: Blocks) -> None:
-    large = part(head_bytes=APART_BYTES // 8)
-    side = side_of(shelf, blocks, identity(large))
+def test_large_load_is_asynchronous(store: FakeStore, blocks: Blocks) -> None:
+    large = part(head_bytes=ASYNC_LOAD_BYTES // 8)
+    side = side_of(store, blocks, identity(large))
     small, asked = request(200, name="small"), request(300)
-    keep(shelf, small, 2)
-    keep(shelf, asked, 3)
+    keep(store, small, 2)
+    keep(store, asked, 3)
     assert side.matched_tokens(small, 0) == (2 * TOKENS, False)
     assert side.matched_tokens(asked, 0) == (3 * TOKENS, True)
 
 
 @pytest.fixture
-def apart(shelf: Shelf, blocks: Blocks) -> SchedulerSide:
-    return side_of(shelf, blocks, identity(), apart=True)
+def async_side(store: FakeStore, blocks: Blocks) -> SchedulerSide:
+    return side_of(store, blocks, identity(), asynchronous=True)
 
 
-def begin_apart(side: SchedulerSide, asked: Any) -> Any:
-    """One step that begins a load apart and computes nothing."""
+def begin_async_load(side: SchedulerSide, asked: Any) -> Any:
+    """Runs one step that begins an asynchronous load and computes nothing."""
     external, is_apart = side.matched_tokens(asked, 0)
     assert external is not None
     assert is_apart
-    side.admitted(asked, BLOCKS, external)
+    side.request_admitted(asked, BLOCKS, external)
     asked.num_computed_tokens = external
     return side.plan(SimpleNamespace(num_scheduled_tokens={}))
 
 
-def test_a_load_apart_keeps_its_leases_until_all_have_landed(
-    apart: SchedulerSide, shelf: Shelf
-) -> None:
+def test_async_load_keeps_leases_until_done(async_side: SchedulerSide, store: FakeStore) -> None:
     asked = request(300)
-    keep(shelf, asked, 3)
-    metadata = begin_apart(apart, asked)
-    assert metadata.loads[0].apart
+    keep(store, asked, 3)
+    metadata = begin_async_load(async_side, asked)
+    assert metadata.loads[0].asynchronous
     assert metadata.saves == []
-    apart.reported(None, set(), set())
-    assert len(shelf.leases) == 1
-    apart.reported(None, set(), {"r"})
-    assert not shelf.leases
-    # It is told again when it begins to be computed: what was loaded is not saved.
-    apart.admitted(asked, BLOCKS, 0)
-    (save,) = step(apart, asked, 300 - 3 * TOKENS).saves
+    async_side.complete_step(None, set(), set())
+    assert len(store.leases) == 1
+    async_side.complete_step(None, set(), {"r"})
+    assert not store.leases
+    # vLLM calls again when it computes the request: loaded pages are not saved.
+    async_side.request_admitted(asked, BLOCKS, 0)
+    (save,) = step(async_side, asked, 300 - 3 * TOKENS).saves
     assert save.pages.first == 3
 
 
-def test_an_abort_while_loading_leaves_the_leases_to_the_load(
-    apart: SchedulerSide, shelf: Shelf
-) -> None:
+def test_aborted_request_keeps_leases_of_load(async_side: SchedulerSide, store: FakeStore) -> None:
     asked = request(300)
-    keep(shelf, asked, 3)
-    begin_apart(apart, asked)
-    apart.finished("r")
-    assert len(shelf.leases) == 1
-    apart.reported(None, set(), {"r"})
-    assert not shelf.leases
+    keep(store, asked, 3)
+    begin_async_load(async_side, asked)
+    async_side.request_finished("r")
+    assert len(store.leases) == 1
+    async_side.complete_step(None, set(), {"r"})
+    assert not store.leases
 
 
-def test_a_request_whose_load_failed_computes_the_rest(apart: SchedulerSide, shelf: Shelf) -> None:
+def test_failed_load_computes_rest(async_side: SchedulerSide, store: FakeStore) -> None:
     asked = request(300)
-    keep(shelf, asked, 3)
-    begin_apart(apart, asked)
+    keep(store, asked, 3)
+    begin_async_load(async_side, asked)
     report = WorkerReport(unsaved=[("r", 0, 1)], failed={"r"})
-    # vLLM keeps what came before the block that failed.
+    # vLLM keeps the blocks before the failed one.
     asked.num_computed_tokens = TOKENS
-    apart.reported(report, {101}, {"r"})
-    apart.admitted(asked, BLOCKS, 0)
-    (save,) = step(apart, asked, 300 - TOKENS).saves
+    async_side.complete_step(report, {101}, {"r"})
+    async_side.request_admitted(asked, BLOCKS, 0)
+    (save,) = step(async_side, asked, 300 - TOKENS).saves
     assert save.pages.first == 1
-    # Where nothing came it asks again, and is given nothing.
+    # If nothing was loaded vLLM asks again, and gets no tokens.
     asked.num_computed_tokens = 0
-    assert apart.matched_tokens(asked, 0) == (0, False)
+    assert async_side.matched_tokens(asked, 0) == (0, False)
 
 
-def test_all_objects_of_a_page_make_a_hit(shelf: Shelf, blocks: Blocks) -> None:
+def test_hit_requires_all_objects_of_page(store: FakeStore, blocks: Blocks) -> None:
     split = part(units=((0, 1), (1, 2)), stages=(("l.0",), ("l.1",)))
-    side = side_of(shelf, blocks, identity(split, ranks=2), apart=True)
+    side = side_of(store, blocks, identity(split, ranks=2), asynchronous=True)
     asked = request(300)
     for stage in (0, 1):
         for unit in (0, 1):
-            shelf.keep(asked.block_hashes[: 4 - stage - unit], Slice(0, stage, unit))
-    metadata = begin_apart(side, asked)
+            store.keep(asked.block_hashes[: 4 - stage - unit], Slice(0, stage, unit))
+    metadata = begin_async_load(side, asked)
     assert asked.num_computed_tokens == 2 * TOKENS
     assert len(metadata.loads[0].pages) == 1
-    assert (shelf.asked, len(shelf.leases)) == (1, 1)
-    side.reported(None, set(), {"r"})
-    assert not shelf.leases
+    assert (store.lookups, len(store.leases)) == (1, 1)
+    side.complete_step(None, set(), {"r"})
+    assert not store.leases
 
 
 WINDOWED = (part(), part(trailing(2 * TOKENS), stages=(("l.2",),)))
 
 
-def test_a_window_is_loaded_where_it_is_needed(shelf: Shelf, blocks: Blocks) -> None:
-    side = side_of(shelf, blocks, identity(*WINDOWED), apart=True)
+def test_window_is_loaded_where_needed(store: FakeStore, blocks: Blocks) -> None:
+    side = side_of(store, blocks, identity(*WINDOWED), asynchronous=True)
     asked = request(6 * TOKENS)
-    shelf.keep(asked.block_hashes[:5], Slice(0, 0, 0))
-    # The third page of the window is gone: five pages cannot be resumed, nor four.
-    shelf.keep([asked.block_hashes[page] for page in (0, 1, 2, 4)], Slice(1, 0, 0))
-    metadata = begin_apart(side, asked)
+    store.keep(asked.block_hashes[:5], Slice(0, 0, 0))
+    # The third page of the window is missing: neither five nor four pages can be resumed.
+    store.keep([asked.block_hashes[page] for page in (0, 1, 2, 4)], Slice(1, 0, 0))
+    metadata = begin_async_load(side, asked)
     assert asked.num_computed_tokens == 3 * TOKENS
     whole, window = metadata.loads[0].pages
     assert (whole.part, whole.blocks) == (0, (100, 101, 102))
     assert (window.part, window.first, window.blocks) == (1, 1, (201, 202))
-    assert len(shelf.leases) == 2
-    # What the store lacks of the window is saved, though full attention has those pages.
-    side.reported(None, set(), {"r"})
-    side.admitted(asked, BLOCKS, 0)
+    assert len(store.leases) == 2
+    # The missing page of the window is saved, though full attention has those pages.
+    side.complete_step(None, set(), {"r"})
+    side.request_admitted(asked, BLOCKS, 0)
     saves = step(side, asked, 3 * TOKENS).saves
     assert [(save.pages.part, save.pages.first) for save in saves] == [(0, 5), (1, 3)]
     assert [save.pages.parent is None for save in saves] == [False, True]
 
 
-def test_blocks_a_window_has_left_behind_are_not_saved(shelf: Shelf, blocks: Blocks) -> None:
-    side = side_of(shelf, blocks, identity(*WINDOWED), apart=True)
+def test_blocks_behind_window_are_not_saved(store: FakeStore, blocks: Blocks) -> None:
+    side = side_of(store, blocks, identity(*WINDOWED), asynchronous=True)
     asked = request(5 * TOKENS)
     blocks.behind = 3
     saves = run(side, asked).saves
@@ -429,11 +421,11 @@ def test_blocks_a_window_has_left_behind_are_not_saved(shelf: Shelf, blocks: Blo
     assert len(run(side, request(5 * TOKENS, name="q")).saves) == 1
 
 
-def test_pages_are_named_by_their_last_hash(shelf: Shelf, blocks: Blocks) -> None:
+def test_pages_are_named_by_last_hash(store: FakeStore, blocks: Blocks) -> None:
     model = identity(part(tokens=2 * TOKENS), hash_tokens=TOKENS)
-    side = side_of(shelf, blocks, model)
+    side = side_of(store, blocks, model)
     asked = request(5 * TOKENS)
-    shelf.keep([asked.block_hashes[1]])
+    store.keep([asked.block_hashes[1]])
     metadata = run(side, asked)
     assert metadata.loads[0].pages[0].keys == (asked.block_hashes[1],)
     (save,) = metadata.saves
@@ -441,20 +433,20 @@ def test_pages_are_named_by_their_last_hash(shelf: Shelf, blocks: Blocks) -> Non
     assert save.pages.parent == asked.block_hashes[1]
 
 
-def test_a_request_is_looked_at_when_it_fills_a_page(
+def test_request_is_examined_when_page_fills(
     side: SchedulerSide, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = request(TOKENS + 1)
     run(side, asked)
     looked = 0
-    save_filled = side._save_filled
+    save_filled = side._plan_saves_of
 
     def watched(*given: Any) -> None:
         nonlocal looked
         looked += 1
         save_filled(*given)
 
-    monkeypatch.setattr(side, "_save_filled", watched)
+    monkeypatch.setattr(side, "_plan_saves_of", watched)
     saved = []
     for tokens in range(TOKENS + 1, 3 * TOKENS + 1):
         asked.num_tokens = tokens
@@ -464,62 +456,56 @@ def test_a_request_is_looked_at_when_it_fills_a_page(
     assert looked < 5
 
 
-def test_a_store_that_fails_is_no_hit(side: SchedulerSide, shelf: Shelf) -> None:
-    shelf.broken = True
+def test_failing_store_is_miss(side: SchedulerSide, store: FakeStore) -> None:
+    store.broken = True
     assert side.matched_tokens(request(300), 0) == (0, False)
-    assert not shelf.leases
+    assert not store.leases
 
 
-def test_a_request_unlike_any_other_is_no_hit(side: SchedulerSide, shelf: Shelf) -> None:
+def test_malformed_request_is_miss(side: SchedulerSide, store: FakeStore) -> None:
     asked = request(300, num_tokens="many")
     assert side.matched_tokens(asked, 0) == (0, False)
-    assert len(shelf.failed) == 1 and not shelf.leases
-    side.finished("r")
+    assert len(store.failed) == 1 and not store.leases
+    side.request_finished("r")
     assert side.matched_tokens(request(300), 0) == (0, False)
-    assert len(shelf.failed) == 1
+    assert len(store.failed) == 1
 
 
-def test_a_request_whose_pages_are_on_their_way_asks_again(
-    side: SchedulerSide, shelf: Shelf
-) -> None:
+def test_pending_lookup_is_repeated(side: SchedulerSide, store: FakeStore) -> None:
     asked = request(300)
-    keep(shelf, asked, 3)
-    shelf.pending = True
+    keep(store, asked, 3)
+    store.pending = True
     assert side.matched_tokens(asked, 0) == (None, False)
     assert side.matched_tokens(asked, 0) == (None, False)
-    shelf.pending = False
+    store.pending = False
     assert side.matched_tokens(asked, TOKENS)[0] == 2 * TOKENS
-    assert [prompt.computed for prompt in shelf.prompts] == [0, 0, TOKENS]
-    side.finished("r")
-    assert not shelf.forgone
+    assert [prompt.computed for prompt in store.prompts] == [0, 0, TOKENS]
+    side.request_finished("r")
+    assert not store.cancelled
 
 
-def test_pages_on_their_way_are_forgone_with_their_request(
-    side: SchedulerSide, shelf: Shelf
-) -> None:
+def test_aborted_request_cancels_pending_lookup(side: SchedulerSide, store: FakeStore) -> None:
     asked = request(300)
-    shelf.pending = True
+    store.pending = True
     side.matched_tokens(asked, 0)
-    side.finished("r")
-    assert shelf.forgone == [tuple(asked.block_hashes)]
+    side.request_finished("r")
+    assert store.cancelled == [tuple(asked.block_hashes)]
 
 
-def test_nobody_waits_for_ever(
-    side: SchedulerSide, shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+def test_pending_lookup_times_out(
+    side: SchedulerSide, store: FakeStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = request(300)
-    shelf.pending = True
+    store.pending = True
     assert side.matched_tokens(asked, 0) == (None, False)
     monkeypatch.setattr("ritornello.vllm.scheduler.WAIT_SECONDS", 0.0)
     assert side.matched_tokens(asked, 0) == (0, False)
 
 
-def test_what_is_not_worth_loading_is_computed_and_not_saved_again(
-    side: SchedulerSide, shelf: Shelf
-) -> None:
+def test_pages_not_worth_loading_are_computed(side: SchedulerSide, store: FakeStore) -> None:
     asked = request(300)
-    keep(shelf, asked, 3)
-    shelf.worth = 1
+    keep(store, asked, 3)
+    store.worth_loading = 1
     metadata = run(side, asked)
     assert [pages.keys for load in metadata.loads for pages in load.pages] == [
         (asked.block_hashes[0],)
@@ -528,42 +514,42 @@ def test_what_is_not_worth_loading_is_computed_and_not_saved_again(
     assert save.pages.first == 3
 
 
-def test_claimed_tokens_are_told_apart_by_tier(side: SchedulerSide, shelf: Shelf) -> None:
+def test_claimed_tokens_are_counted_by_tier(side: SchedulerSide, store: FakeStore) -> None:
     asked = request(300)
-    keep(shelf, asked, 4)
-    shelf.tiers = [("host", 2), ("disk", 1), ("remote", 1)]
+    keep(store, asked, 4)
+    store.tiers = [("host", 2), ("disk", 1), ("remote", 1)]
     run(side, asked, local=TOKENS)
     expected = {"host": TOKENS, "disk": TOKENS, "remote": TOKENS}
     assert side.sources(asked, 3 * TOKENS) == expected
     assert side.sources(asked, 7) == {}
 
 
-def test_a_load_that_outlasts_computing_goes_apart(side: SchedulerSide, shelf: Shelf) -> None:
+def test_slow_load_is_asynchronous(side: SchedulerSide, store: FakeStore) -> None:
     asked = request(300)
-    keep(shelf, asked, 3)
-    shelf.grounds = SimpleNamespace(estimate=(0.2, 0.1, 0.9))
+    keep(store, asked, 3)
+    store.decision = SimpleNamespace(estimate=(0.2, 0.1, 0.9))
     assert side.matched_tokens(asked, 0) == (3 * TOKENS, True)
-    side.finished("r")
-    shelf.grounds = SimpleNamespace(estimate=(0.1, 0.2, 0.9))
+    side.request_finished("r")
+    store.decision = SimpleNamespace(estimate=(0.1, 0.2, 0.9))
     assert side.matched_tokens(asked, 0) == (3 * TOKENS, False)
 
 
-def test_a_store_that_learns_hears_how_long_things_take(side: SchedulerSide, shelf: Shelf) -> None:
+def test_timings_are_recorded_if_wanted(side: SchedulerSide, store: FakeStore) -> None:
     asked = request(300)
-    keep(shelf, asked, 3)
-    shelf.learns, shelf.grounds = True, SimpleNamespace(estimate=None)
+    keep(store, asked, 3)
+    store.wants_timings, store.decision = True, SimpleNamespace(estimate=None)
     metadata = run(side, asked)
     assert metadata.prefill == (3 * TOKENS, 300 - 3 * TOKENS)
-    report = WorkerReport(prefill=(192, 108, 0.5), took={"r": 0.25})
-    side.reported(report, set(), set())
-    assert shelf.learnt == [(report, {"r": shelf.grounds})]
+    report = WorkerReport(prefill=(192, 108, 0.5), load_seconds={"r": 0.25})
+    side.complete_step(report, set(), set())
+    assert store.timings == [(report, {"r": store.decision})]
     assert step(side, asked, 1).prefill is None
 
 
-def test_a_remote_is_told_all_keys_of_a_prompt(shelf: Shelf, blocks: Blocks) -> None:
-    side = side_of(shelf, blocks, identity(), far=True)
+def test_remote_gets_all_keys_of_prompt(store: FakeStore, blocks: Blocks) -> None:
+    side = side_of(store, blocks, identity(), has_remote=True)
     asked = request(300)
-    keep(shelf, asked, 3)
+    keep(store, asked, 3)
     metadata = run(side, asked, local=TOKENS)
     assert metadata.loads[0].pages[0].before == tuple(asked.block_hashes[:1])
     assert metadata.saves[0].pages.before == tuple(asked.block_hashes[:3])
@@ -573,24 +559,24 @@ def watched(changes: int = 0) -> tuple[WeightGuard, ChangeCounters]:
     guard, counters = WeightGuard(), ChangeCounters.private(2)
     for _ in range(changes):
         counters.add(0)
-    guard.watched(counters)
+    guard.set_counters(counters)
     return guard, counters
 
 
-def test_changed_weights_end_hits_and_saves(shelf: Shelf, blocks: Blocks) -> None:
+def test_changed_weights_stop_hits_and_saves(store: FakeStore, blocks: Blocks) -> None:
     guard, counters = watched()
-    side = side_of(shelf, blocks, identity(), guard=guard)
+    side = side_of(store, blocks, identity(), guard=guard)
     asked = request(200)
-    keep(shelf, asked, 3)
+    keep(store, asked, 3)
     assert side.matched_tokens(asked, 0)[0] == 3 * TOKENS
     counters.add(0)
     assert side.matched_tokens(asked, 0)[0] == 0
     assert run(side, request(200, name="cold")) is IDLE
 
 
-def test_a_request_in_flight_saves_no_changed_page(shelf: Shelf, blocks: Blocks) -> None:
+def test_running_request_saves_no_changed_page(store: FakeStore, blocks: Blocks) -> None:
     guard, counters = watched()
-    side = side_of(shelf, blocks, identity(), guard=guard)
+    side = side_of(store, blocks, identity(), guard=guard)
     asked = request(4 * TOKENS)
     assert len(run(side, asked, computed=2 * TOKENS).saves) == 1
     counters.add(0)
@@ -598,37 +584,37 @@ def test_a_request_in_flight_saves_no_changed_page(shelf: Shelf, blocks: Blocks)
     assert step(side, asked, TOKENS) is IDLE
 
 
-def test_an_emptied_engine_begins_an_epoch(shelf: Shelf, blocks: Blocks) -> None:
+def test_emptied_engine_begins_epoch(store: FakeStore, blocks: Blocks) -> None:
     guard, counters = watched(changes=3)
-    side = side_of(shelf, blocks, identity(), guard=guard)
+    side = side_of(store, blocks, identity(), guard=guard)
     metadata = run(side, request(200))
     assert (metadata.identity.epoch, metadata.covered) == (b"", counters.read())
-    side.engine_emptied()
+    side.on_caches_reset()
     assert run(side, request(200, name="s")).identity is None, "the weights are the same"
     counters.add(0)
-    side.engine_emptied()
+    side.on_caches_reset()
     metadata = run(side, request(200, name="t"))
     assert metadata.identity.epoch != b""
     assert metadata.covered == counters.read()
 
 
-def test_blocks_in_use_cover_no_change(shelf: Shelf, blocks: Blocks) -> None:
+def test_used_blocks_cover_no_change(store: FakeStore, blocks: Blocks) -> None:
     guard, counters = watched()
-    side = side_of(shelf, blocks, identity(), guard=guard)
+    side = side_of(store, blocks, identity(), guard=guard)
     counters.add(1)
     blocks.free -= 5
-    side.engine_emptied()
+    side.on_caches_reset()
     assert guard.changed()
     blocks.free += 5
-    side.engine_emptied()
+    side.on_caches_reset()
     assert not guard.changed()
 
 
-def test_changes_on_other_machines_end_hits(shelf: Shelf, blocks: Blocks) -> None:
+def test_changes_on_other_machines_stop_hits(store: FakeStore, blocks: Blocks) -> None:
     guard, _ = watched()
-    side = side_of(shelf, blocks, identity(), guard=guard)
+    side = side_of(store, blocks, identity(), guard=guard)
     asked = request(200)
-    keep(shelf, asked, 3)
+    keep(store, asked, 3)
     both = WorkerReport(changes={0: 0}).aggregate(WorkerReport(changes={1: 1}))
-    side.reported(both, set(), set())
+    side.complete_step(both, set(), set())
     assert side.matched_tokens(asked, 0)[0] == 0

@@ -1,36 +1,36 @@
-"""What a user may write into vLLM's configuration, and what one request may ask for."""
+"""Settings in vLLM's configuration, and options of one request."""
 
 from typing import Any
 
 import pytest
 
-from ritornello.vllm.settings import EVERYTHING, YEAR, Settings, Wishes
+from ritornello.vllm.settings import DEFAULT_OPTIONS, YEAR, RequestOptions, Settings
 
 
-def test_only_a_path_is_needed() -> None:
+def test_path_suffices() -> None:
     assert Settings.parse({"path": "/kv"}) == Settings("/kv", read_only=False)
 
 
-def test_everything_can_be_said() -> None:
+def test_all_settings_are_parsed() -> None:
     extra = {"path": "/kv", "capacity": "2GiB", "read_only": True}
     assert Settings.parse(extra) == Settings("/kv", "2GiB", read_only=True)
 
 
-def test_what_the_store_checks_is_handed_on() -> None:
+def test_store_settings_are_passed_on() -> None:
     said = {"codec": "split", "eviction": "lru", "admission": "auto", "write_budget": "2TB/day"}
     settings = Settings.parse({"path": "/kv", **said})
     assert settings.options() == said
     assert Settings.parse({"path": "/kv"}).options() == {}
 
 
-def test_tiers_take_the_place_of_a_path() -> None:
+def test_tiers_replace_path() -> None:
     tiers = ["host 8GiB", "disk /kv 200GiB", "s3://bucket/prefix"]
     settings = Settings.parse({"tiers": tiers, "prefetch": "best_effort", "gate": "always"})
     assert settings == Settings("", tiers=tuple(tiers), prefetch="best_effort", gate="always")
-    assert settings.far
-    assert not Settings.parse({"tiers": tiers[:2]}).far
+    assert settings.has_remote
+    assert not Settings.parse({"tiers": tiers[:2]}).has_remote
     assert "hunter2" not in repr(Settings.parse({"tiers": [*tiers[:2], "m:C?password=hunter2"]}))
-    assert not Settings.parse({"path": "/kv"}).far
+    assert not Settings.parse({"path": "/kv"}).has_remote
 
 
 @pytest.mark.parametrize(
@@ -56,24 +56,24 @@ def test_tiers_take_the_place_of_a_path() -> None:
         ),
     ],
 )
-def test_mistakes_are_named(extra: dict[str, Any], advice: str) -> None:
+def test_invalid_settings_are_named(extra: dict[str, Any], advice: str) -> None:
     with pytest.raises(ValueError, match=advice):
         Settings.parse(extra)
 
 
 @pytest.mark.parametrize("params", [None, {}, {"do_remote_prefill": False}])
-def test_a_request_wants_everything_by_default(params: dict[str, Any] | None) -> None:
-    assert Wishes.of(params) == EVERYTHING
+def test_request_loads_and_stores_by_default(params: dict[str, Any] | None) -> None:
+    assert RequestOptions.parse(params) == DEFAULT_OPTIONS
 
 
-def test_a_request_can_decline() -> None:
-    assert Wishes.of({"ritornello.no_load": True}) == Wishes(loads=False)
-    assert Wishes.of({"ritornello.no_store": True}) == Wishes(stores=False)
-    assert Wishes.of({"ritornello.no_store": "yes"}) == EVERYTHING
+def test_request_can_opt_out() -> None:
+    assert RequestOptions.parse({"ritornello.no_load": True}) == RequestOptions(loads=False)
+    assert RequestOptions.parse({"ritornello.no_store": True}) == RequestOptions(stores=False)
+    assert RequestOptions.parse({"ritornello.no_store": "yes"}) == DEFAULT_OPTIONS
 
 
-def test_a_request_can_ask_for_time_and_never_fails_for_it() -> None:
-    assert Wishes.of({"ritornello.retain": 90}) == Wishes(retain=90.0)
-    assert Wishes.of({"ritornello.retain": float("inf")}) == Wishes(retain=YEAR)
+def test_invalid_retention_is_ignored() -> None:
+    assert RequestOptions.parse({"ritornello.retain": 90}) == RequestOptions(retain=90.0)
+    assert RequestOptions.parse({"ritornello.retain": float("inf")}) == RequestOptions(retain=YEAR)
     for odd in (0, -1, float("nan"), True, "1h", None, [5]):
-        assert Wishes.of({"ritornello.retain": odd}) == EVERYTHING
+        assert RequestOptions.parse({"ritornello.retain": odd}) == DEFAULT_OPTIONS

@@ -1,5 +1,5 @@
-"""Scheduler's and workers' sides over a real store, with arrays for the engine's memory: what some
-number of workers stored, another number finds, byte for byte.
+"""Scheduler's and workers' sides over a real store, with arrays as the engine's memory: pages that
+some number of workers stored are found by another number, byte for byte.
 """
 
 import time
@@ -13,13 +13,13 @@ import pytest
 from vllm_shapes import TOKENS, Tensor
 
 from ritornello import Store
-from ritornello.vllm.handshake import ShardFacts, shapes
+from ritornello.vllm.handshake import ShardFacts, group_layouts
 from ritornello.vllm.identity import Identity
 from ritornello.vllm.meter import Meter
 from ritornello.vllm.parts import ALL, Part, Rule, Slice, heads_of, trailing, units_of
 from ritornello.vllm.scheduler import SchedulerSide
 from ritornello.vllm.settings import Settings
-from ritornello.vllm.store import QuietStore
+from ritornello.vllm.store import VllmStore
 from ritornello.vllm.worker import WorkerSide
 
 BLOCKS = 16
@@ -64,7 +64,7 @@ class Cluster:
                 worker.register({name: Tensor(array) for name, array in held.items()})
                 self.memory[stage, rank], self.workers[stage, rank] = held, worker
         facts: dict[tuple[int, int], ShardFacts] = {p: w.facts() for p, w in self.workers.items()}
-        found = shapes(facts, stages, ranks, len(rules))
+        found = group_layouts(facts, stages, ranks, len(rules))
         parts = []
         for rule, group in zip(rules, found, strict=True):
             units, shared = units_of(
@@ -89,10 +89,10 @@ class Cluster:
         self.identity = Identity(
             "m", b"w", "none", "sha256", TOKENS, TOKENS, (), tuple(parts), ranks
         )
-        self.side = SchedulerSide(self._store(path), self.identity, Meter(), apart=True)
+        self.side = SchedulerSide(self._store(path), self.identity, Meter(), asynchronous=True)
         self.blocks = tuple(list(range(1 + 7 * g, 7 + 7 * g)) for g in range(len(rules)))
         pool: Any = SimpleNamespace(null_block=SimpleNamespace(block_id=0))
-        self.side.bind(
+        self.side.bind_cache(
             SimpleNamespace(
                 block_pool=pool,
                 get_block_ids=lambda request: self.blocks,
@@ -101,20 +101,20 @@ class Cluster:
         )
 
     @staticmethod
-    def _store(path: Path) -> QuietStore:
-        store = QuietStore(Settings(str(path), "1GiB"), Meter())
+    def _store(path: Path) -> VllmStore:
+        store = VllmStore(Settings(str(path), "1GiB"), Meter())
         assert store.open()
         return store
 
     def fill(self, seed: int) -> None:
-        """Computes: each head of each layer and block has bytes of its own, whoever holds it."""
+        """Computes: each head of each layer and block has distinct bytes, on every worker."""
         for (_, rank), held in self.memory.items():
             for name, array in held.items():
                 array[:] = expected(array.shape, name, rank, self.ranks, seed)
 
     def step(self, request: Any, scheduled: int) -> set[int]:
-        """One step of all workers, and as many empty ones as its loads take; what vLLM then tells
-        the scheduler's side. The blocks that could not be filled.
+        """Runs one step of all workers, and empty ones until its loads end; then reports to the
+        scheduler's side as vLLM does. Returns the blocks that were not filled.
         """
         tokens = {request.request_id: scheduled} if scheduled else {}
         metadata = self.side.plan(SimpleNamespace(num_scheduled_tokens=tokens))
@@ -124,14 +124,14 @@ class Cluster:
             worker.save(metadata)
         deadline = time.monotonic() + 30
         while waiting and time.monotonic() < deadline:
-            waiting -= {place for place in waiting if self.workers[place].landed()[0]}
+            waiting -= {place for place in waiting if self.workers[place].take_completed_loads()[0]}
             time.sleep(0.001)
         assert not waiting
         bad: set[int] = set()
         for worker in self.workers.values():
             bad |= worker.take_failed_blocks()
-            self.side.reported(worker.take_report(), set(), set())
-        self.side.reported(None, bad, {load.request for load in metadata.loads})
+            self.side.complete_step(worker.take_report(), set(), set())
+        self.side.complete_step(None, bad, {load.request for load in metadata.loads})
         return bad
 
     def close(self) -> None:
@@ -165,20 +165,20 @@ def write(cluster: Cluster) -> None:
     asked = request()
     cluster.fill(1)
     assert cluster.side.matched_tokens(asked, 0) == (0, False)
-    cluster.side.admitted(asked, cluster.blocks, 0)
+    cluster.side.request_admitted(asked, cluster.blocks, 0)
     cluster.step(asked, asked.num_tokens)
-    cluster.side.finished("r")
+    cluster.side.request_finished("r")
     cluster.close()
 
 
 def read(cluster: Cluster) -> int:
-    """Tokens that were found, each of whose bytes is the one that was written."""
+    """Returns the number of tokens found, and checks every byte of them."""
     asked = request()
-    tokens, apart = cluster.side.matched_tokens(asked, 0)
+    tokens, asynchronous = cluster.side.matched_tokens(asked, 0)
     assert tokens is not None
-    cluster.side.admitted(asked, cluster.blocks, tokens)
+    cluster.side.request_admitted(asked, cluster.blocks, tokens)
     if tokens:
-        assert apart
+        assert asynchronous
         assert cluster.step(asked, 0) == set()
     for number, part in enumerate(cluster.identity.parts):
         filled = [cluster.blocks[number][page] for page in part.needed(tokens)]
@@ -187,33 +187,33 @@ def read(cluster: Cluster) -> int:
                 if name.startswith(f"{number}."):
                     right = expected(array.shape, name, rank, cluster.ranks, 1)
                     assert (array[filled] == right[filled]).all(), (name, rank)
-    cluster.side.finished("r")
+    cluster.side.request_finished("r")
     cluster.close()
     return tokens
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Path]:
-    # Held open, so that workers that come and go find an owner.
+    # Held open, so that successive workers find an owner.
     keeper = Cluster._store(tmp_path / "store")
     yield tmp_path / "store"
     keeper.close()
 
 
 @pytest.mark.parametrize("writers", [1, 2, 8])
-def test_another_number_of_workers_finds_every_byte(store: Path, writers: int) -> None:
+def test_other_worker_count_finds_every_byte(store: Path, writers: int) -> None:
     write(Cluster(store, writers))
     for readers in (1, 2, 4, 8):
         assert read(Cluster(store, readers)) == PAGES * TOKENS
 
 
-def test_stages_find_what_stages_stored(store: Path) -> None:
+def test_stages_find_stored_pages(store: Path) -> None:
     write(Cluster(store, 2, stages=2))
     assert read(Cluster(store, 4, stages=2)) == PAGES * TOKENS
     assert read(Cluster(store, 1)) == 0
 
 
-def test_mixed_heads_are_found_by_as_many_workers_only(store: Path) -> None:
+def test_mixed_heads_need_same_worker_count(store: Path) -> None:
     write(Cluster(store, 2, mixed=True))
     assert read(Cluster(store, 2, mixed=True)) == PAGES * TOKENS
     for readers in (1, 4):
@@ -221,40 +221,40 @@ def test_mixed_heads_are_found_by_as_many_workers_only(store: Path) -> None:
     assert read(Cluster(store, 2)) == 0
 
 
-def test_windows_come_back_with_the_rest(store: Path) -> None:
+def test_windows_are_restored_with_full_attention(store: Path) -> None:
     rules = (ALL, trailing(TOKENS + 2))
     write(Cluster(store, 2, rules=rules))
     assert read(Cluster(store, 1, rules=rules)) == PAGES * TOKENS
 
 
-def test_one_object_that_is_missing_makes_the_hit_shorter(store: Path) -> None:
+def test_missing_object_shortens_hit(store: Path) -> None:
     write(Cluster(store, 2))
     cluster = Cluster(store, 1)
     forget(store, cluster, HEADS - 1, 2)
     assert read(cluster) == 2 * TOKENS
 
 
-def test_what_one_worker_could_not_load_all_compute_and_save_again(store: Path) -> None:
+def test_failed_load_is_recomputed_on_all_workers(store: Path) -> None:
     write(Cluster(store, 2))
     cluster = Cluster(store, 2)
     asked = request()
     tokens, _ = cluster.side.matched_tokens(asked, 0)
     assert tokens == PAGES * TOKENS
-    cluster.side.admitted(asked, cluster.blocks, tokens)
+    cluster.side.request_admitted(asked, cluster.blocks, tokens)
     forget(store, cluster, HEADS - 1, 3)
     assert cluster.step(asked, 0) == set(cluster.blocks[0][3:PAGES])
-    # vLLM goes on from the pages that came; nothing is asked of the store again.
+    # vLLM continues from the loaded pages; the store is not asked again.
     asked.num_computed_tokens = 3 * TOKENS
-    cluster.side.admitted(asked, cluster.blocks, 0)
+    cluster.side.request_admitted(asked, cluster.blocks, 0)
     cluster.fill(1)
     cluster.step(asked, asked.num_tokens - 3 * TOKENS)
-    cluster.side.finished("r")
+    cluster.side.request_finished("r")
     cluster.close()
     assert read(Cluster(store, 1)) == PAGES * TOKENS
 
 
 def forget(store: Path, cluster: Cluster, unit: int, pages: int) -> None:
-    """Takes one object of all pages but the first few out of the store."""
+    """Deletes one object of all pages except the first few from the store."""
     with Store.open(store) as opened:
         scope = cluster.identity.scope(Slice(0, 0, unit))
         assert opened.delete(scope, request().block_hashes[pages:]) > 0

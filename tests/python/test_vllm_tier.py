@@ -1,5 +1,5 @@
-"""vLLM's secondary tier without vLLM: what is promised, what is moved, and what happens when the
-store fails, is full, belongs to somebody else, or is gone.
+"""vLLM's secondary tier without vLLM: promises, transfers, and stores that fail, are full, belong
+to another process, or are gone.
 """
 
 import os
@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 from support import SMALL, open_small
-from tier_support import ROW, TOKENS, Request, Rig, namespace, offload_keys
+from tier_support import ROW, TOKENS, Request, TierHarness, namespace, offload_keys
 
-from ritornello.vllm.tier.sequence import Group, Order, spans
+from ritornello.vllm.tier.sequence import Group, KeySequence, consecutive_runs
 from ritornello.vllm.tier.settings import TierSettings
 from ritornello.vllm.tier.tier import Answer
 from ritornello.vllm.weights.counters import ChangeCounters
@@ -24,18 +24,18 @@ KEYS = offload_keys("a", 12)
 
 
 @pytest.fixture
-def rig(where: Path) -> Iterator[Rig]:
-    made = Rig(where)
+def rig(where: Path) -> Iterator[TierHarness]:
+    made = TierHarness(where)
     yield made
     made.tier.close()
 
 
-def test_chunks_come_back_in_another_process_s_tier(where: Path) -> None:
-    first = Rig(where)
+def test_chunks_are_found_by_another_tier(where: Path) -> None:
+    first = TierHarness(where)
     stored = first.save(first.begin("r", KEYS), KEYS)
     assert stored.ok == [True] * 12
     first.tier.close()
-    second = Rig(where)
+    second = TierHarness(where)
     request = second.begin("r", KEYS)
     assert second.hits(request, KEYS) == 12
     loaded = second.load(request, KEYS)
@@ -44,7 +44,7 @@ def test_chunks_come_back_in_another_process_s_tier(where: Path) -> None:
     second.tier.close()
 
 
-def test_rows_are_moved_without_a_copy(rig: Rig) -> None:
+def test_rows_are_moved_without_copy(rig: TierHarness) -> None:
     request = rig.begin("r", KEYS)
     rig.save(request, KEYS)
     rig.load(request, KEYS)
@@ -52,14 +52,14 @@ def test_rows_are_moved_without_a_copy(rig: Rig) -> None:
     assert rig.store._store.stats()["transfer"]["staging_bytes"] == 0
 
 
-def test_one_question_answers_for_all_keys_that_follow(rig: Rig) -> None:
+def test_one_lookup_answers_following_keys(rig: TierHarness) -> None:
     rig.save(rig.begin("r", KEYS), KEYS[:9])
     rig.counts.take()
     assert rig.hits(rig.begin("s", KEYS), KEYS) == 9
     assert rig.counts.take()["questions", ""] == 1
 
 
-def test_keys_whose_place_is_not_known_are_asked_for_one_by_one(rig: Rig) -> None:
+def test_keys_without_position_are_looked_up_singly(rig: TierHarness) -> None:
     rig.save(rig.begin("r", KEYS), KEYS)
     stranger = rig.begin("s")
     assert rig.hits(stranger, KEYS) == 12
@@ -67,21 +67,21 @@ def test_keys_whose_place_is_not_known_are_asked_for_one_by_one(rig: Rig) -> Non
     assert all(rig.right(KEYS))
 
 
-def test_a_promise_is_leased_until_the_load_is_over(rig: Rig) -> None:
+def test_promise_is_leased_until_load_ends(rig: TierHarness) -> None:
     rig.save(rig.begin("r", KEYS), KEYS)
     request = rig.begin("s", KEYS)
     rig.hits(request, KEYS)
     assert rig.leases() == 1
     rig.start_load(request, KEYS)
-    rig.tier.step_over()
-    rig.tier.forget(request)
+    rig.tier.end_step()
+    rig.tier.end_request(request)
     assert rig.tier._jobs.wait(60)
     assert rig.leases() == 1
-    rig.tier.landed()
+    rig.tier.take_finished()
     assert rig.leases() == 0
 
 
-def test_what_is_leased_and_deleted_is_still_delivered(rig: Rig) -> None:
+def test_deleted_chunk_is_delivered_under_lease(rig: TierHarness) -> None:
     rig.save(rig.begin("r", KEYS), KEYS)
     request = rig.begin("s", KEYS)
     assert rig.hits(request, KEYS) == 12
@@ -95,22 +95,22 @@ def test_what_is_leased_and_deleted_is_still_delivered(rig: Rig) -> None:
     assert rig.hits(rig.begin("u", KEYS), KEYS) == 0
 
 
-def test_a_promise_that_is_not_taken_up_is_let_go_at_the_end_of_the_step(rig: Rig) -> None:
+def test_unused_promise_ends_with_step(rig: TierHarness) -> None:
     rig.save(rig.begin("r", KEYS), KEYS)
     request = rig.begin("s", KEYS)
     rig.hits(request, KEYS)
-    rig.tier.step_over()
+    rig.tier.end_step()
     assert rig.leases() == 0
     rig.hits(request, KEYS)
-    rig.tier.forget(request)
+    rig.tier.end_request(request)
     assert rig.leases() == 0
 
 
-def test_chunks_that_are_gone_are_named_and_not_promised_again(rig: Rig) -> None:
+def test_missing_chunks_are_not_promised_again(rig: TierHarness) -> None:
     rig.save(rig.begin("r", KEYS), KEYS)
     request = rig.begin("s", KEYS)
     assert rig.hits(request, KEYS) == 12
-    rig.tier.step_over()
+    rig.tier.end_step()
     assert rig.store._store is not None
     rig.store._store.delete(rig.tier._scopes[0][1], KEYS[8:])
     loaded = rig.load(request, KEYS)
@@ -123,8 +123,8 @@ def test_chunks_that_are_gone_are_named_and_not_promised_again(rig: Rig) -> None
     assert rig.hits(rig.begin("t", KEYS), KEYS) == 12
 
 
-def test_bytes_that_changed_on_disk_are_a_miss(where: Path) -> None:
-    rig = Rig(where)
+def test_corrupted_chunk_is_miss(where: Path) -> None:
+    rig = TierHarness(where)
     rig.save(rig.begin("r", KEYS), KEYS)
     assert rig.store._store is not None
     rig.store._store.flush()
@@ -136,7 +136,7 @@ def test_bytes_that_changed_on_disk_are_a_miss(where: Path) -> None:
     with segment.open("r+b") as file:
         file.seek(at + 100)
         file.write(b"\0" * 64)
-    rig = Rig(where)
+    rig = TierHarness(where)
     request = rig.begin("s", KEYS)
     assert rig.hits(request, KEYS) == 12
     loaded = rig.load(request, KEYS)
@@ -146,18 +146,18 @@ def test_bytes_that_changed_on_disk_are_a_miss(where: Path) -> None:
     rig.tier.close()
 
 
-def test_a_longer_sequence_hangs_behind_what_is_stored(rig: Rig) -> None:
+def test_longer_sequence_extends_stored_one(rig: TierHarness) -> None:
     request = rig.begin("r", KEYS)
     rig.save(request, KEYS[:5])
     rig.save(request, KEYS[5:])
     assert rig.store._store is not None
-    # Chained: the rest goes with the fifth page.
+    # Keys chain: the pages after the fifth are deleted with it.
     rig.store._store.delete(rig.tier._scopes[0][1], KEYS[4:5])
     assert rig.hits(rig.begin("s", KEYS), KEYS) == 4
     assert rig.store._store.exists(rig.tier._scopes[0][1], KEYS).count(True) == 4
 
 
-def test_chunks_with_a_gap_between_them_are_pieces_of_their_own(rig: Rig) -> None:
+def test_gap_splits_job_into_parts(rig: TierHarness) -> None:
     request = rig.begin("r", KEYS)
     some = [*KEYS[:3], *KEYS[6:9]]
     assert rig.save(request, some).ok == [True] * 6
@@ -166,30 +166,28 @@ def test_chunks_with_a_gap_between_them_are_pieces_of_their_own(rig: Rig) -> Non
     assert all(rig.right(some))
 
 
-def test_groups_are_scopes_of_their_own(rig: Rig) -> None:
+def test_groups_have_own_scopes(rig: TierHarness) -> None:
     window = [key[:-4] + (1).to_bytes(4, "big") for key in KEYS]
     request = rig.begin("r", KEYS, window)
     both = [*KEYS[:2], *window[8:10]]
     assert rig.save(request, both).ok == [True] * 4
-    assert [rig.tier.look(key, request) for key in window] == [
+    assert [rig.tier.lookup(key, request) for key in window] == [
         Answer.HIT if place in (8, 9) else Answer.MISS for place in range(12)
     ]
     assert rig.load(request, both).ok == [True] * 4
     assert all(rig.right(both))
     stranger = [key[:-4] + (7).to_bytes(4, "big") for key in KEYS[:1]]
     assert rig.save(request, stranger).reasons == {"group": 1}
-    assert rig.tier.look(stranger[0], request) is Answer.MISS
+    assert rig.tier.lookup(stranger[0], request) is Answer.MISS
 
 
-def test_a_request_retains_where_the_policy_permits_it(
-    where: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_request_retains_if_permitted(where: Path, caplog: pytest.LogCaptureFixture) -> None:
     for permitted in (False, True):
         path = where / str(permitted)
         path.mkdir(parents=True)
         if permitted:
             (path / "policy.toml").write_text("allow_request_retention = true\n")
-        rig = Rig(path)
+        rig = TierHarness(path)
         for name in ("u", "v"):
             rig.save(rig.begin(name, KEYS, **{"ritornello.retain": 3600}), KEYS)
         assert rig.store._store is not None
@@ -200,7 +198,7 @@ def test_a_request_retains_where_the_policy_permits_it(
         rig.tier.close()
 
 
-def test_a_request_may_decline(rig: Rig) -> None:
+def test_request_may_opt_out(rig: TierHarness) -> None:
     silent = rig.begin("r", KEYS, **{"ritornello.no_store": True})
     assert rig.save(silent, KEYS).reasons == {"no_store": 12}
     assert rig.hits(silent, KEYS) == 0
@@ -208,40 +206,40 @@ def test_a_request_may_decline(rig: Rig) -> None:
     assert rig.hits(rig.begin("t", KEYS, **{"ritornello.no_load": True}), KEYS) == 0
 
 
-def test_a_reader_stores_nothing(where: Path) -> None:
-    rig = Rig(where, read_only=True)
+def test_read_only_tier_stores_nothing(where: Path) -> None:
+    rig = TierHarness(where, read_only=True)
     assert rig.save(rig.begin("r", KEYS), KEYS).reasons == {"read_only": 12}
     assert rig.hits(rig.begin("s", KEYS), KEYS) == 0
     rig.tier.close()
 
 
-def test_other_weights_are_another_namespace(where: Path) -> None:
-    rig = Rig(where)
+def test_other_weights_make_other_namespace(where: Path) -> None:
+    rig = TierHarness(where)
     rig.save(rig.begin("r", KEYS), KEYS)
     rig.tier.close()
     for changed in ({"weights": b"v"}, {"extra": (("ranks", "tp 2"),)}, {"epoch": b"e" * 16}):
-        rig = Rig(where, namespace(**changed))
+        rig = TierHarness(where, namespace(**changed))
         assert rig.hits(rig.begin("s", KEYS), KEYS) == 0
         rig.tier.close()
 
 
-def test_after_a_reset_nothing_of_before_is_found_or_stored(rig: Rig) -> None:
+def test_reset_hides_and_drops_earlier_chunks(rig: TierHarness) -> None:
     running = rig.begin("r", KEYS)
     rig.save(running, KEYS)
     rig.tier.reset()
     fresh = rig.begin("s", KEYS)
     assert rig.hits(fresh, KEYS) == 0
-    # What the running request computed may be of other weights, and others may share its blocks.
+    # The running request may have computed with other weights, and others may share its blocks.
     assert rig.save(running, KEYS).reasons == {"before_reset": 12}
     assert rig.save(fresh, KEYS).reasons == {"before_reset": 12}
-    rig.tier.forget(running)
+    rig.tier.end_request(running)
     assert rig.save(fresh, KEYS).ok == [True] * 12
     assert rig.hits(rig.begin("t", KEYS), KEYS) == 12
 
 
-def test_changed_weights_end_hits_and_stores(rig: Rig) -> None:
+def test_changed_weights_stop_hits_and_stores(rig: TierHarness) -> None:
     guard, counters = WeightGuard(), ChangeCounters.private(2)
-    guard.watched(counters)
+    guard.set_counters(counters)
     rig.tier._guard = guard
     request = rig.begin("r", KEYS)
     rig.save(request, KEYS)
@@ -254,18 +252,18 @@ def test_changed_weights_end_hits_and_stores(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("reset", [False, True])
-def test_loads_in_flight_fail_if_weights_change(rig: Rig, reset: bool) -> None:
+def test_loads_in_flight_fail_if_weights_change(rig: TierHarness, reset: bool) -> None:
     guard, counters = WeightGuard(), ChangeCounters.private(2)
-    guard.watched(counters)
+    guard.set_counters(counters)
     rig.tier._guard = guard
     request = rig.begin("r", KEYS)
     rig.save(request, KEYS)
     assert rig.hits(request, KEYS) == 12
     rig.start_load(request, KEYS)
-    rig.tier.step_over()
+    rig.tier.end_step()
     counters.add(0)
     if reset:
-        rig.tier.engine_emptied()
+        rig.tier.on_caches_reset()
     rig.counts.take()
     done = rig.ended()
     assert (done.ok, done.reasons) == ([False] * 12, {"weights_changed": 12})
@@ -274,43 +272,43 @@ def test_loads_in_flight_fail_if_weights_change(rig: Rig, reset: bool) -> None:
     assert rig.leases() == 0
 
 
-def test_only_an_emptied_host_tier_covers_changes(rig: Rig) -> None:
+def test_only_emptied_host_tier_covers_changes(rig: TierHarness) -> None:
     guard, counters = WeightGuard(), ChangeCounters.private(2)
-    guard.watched(counters)
+    guard.set_counters(counters)
     rig.tier._guard = guard
-    guard.renew = rig.tier.engine_emptied
+    guard.begin_epoch = rig.tier.on_caches_reset
     rig.save(rig.begin("r", KEYS), KEYS)
-    guard.emptied("connector", True)
+    guard.on_reset("connector", True)
     assert rig.hits(rig.begin("s", KEYS), KEYS) == 12, "the weights are the same"
-    rig.tier.step_over()
+    rig.tier.end_step()
     counters.add(0)
-    # The cache of vLLM alone; a reset that found blocks in use.
-    guard.emptied("connector", False)
+    # Only vLLM's cache was reset, or the reset found blocks in use.
+    guard.on_reset("connector", False)
     rig.tier.reset()
     assert guard.changed()
     for name in "rs":
-        rig.tier.forget(Request(name))
-    guard.emptied("connector", True)
+        rig.tier.end_request(Request(name))
+    guard.on_reset("connector", True)
     assert not guard.changed()
     request = rig.begin("t", KEYS)
     assert rig.hits(request, KEYS) == 0
     assert rig.save(request, KEYS).ok == [True] * 12
 
 
-def test_jobs_of_a_request_that_is_over_land(rig: Rig) -> None:
+def test_jobs_of_finished_request_complete(rig: TierHarness) -> None:
     request = rig.begin("r", KEYS)
     rig.save(request, KEYS)
     rig.hits(request, KEYS)
     rig.start_load(request, KEYS)
-    rig.tier.forget(request)
-    rig.tier.step_over()
+    rig.tier.end_request(request)
+    rig.tier.end_step()
     assert rig.ended().ok == [True] * 12
-    assert (len(rig.tier._jobs), rig.tier._asked, rig.leases()) == (0, {}, 0)
+    assert (len(rig.tier._jobs), rig.tier._requests, rig.leases()) == (0, {}, 0)
 
 
-def test_what_finds_no_room_is_a_failure_and_no_error(where: Path) -> None:
+def test_full_store_fails_job_without_error(where: Path) -> None:
     open_small(where).close()
-    rig = Rig(where, capacity=None)
+    rig = TierHarness(where, capacity=None)
     request = rig.begin("r")
     assert rig.store._store is not None
     scope = rig.tier._scopes[0][1]
@@ -322,9 +320,9 @@ def test_what_finds_no_room_is_a_failure_and_no_error(where: Path) -> None:
     rig.tier.close()
 
 
-def test_a_store_that_cannot_be_opened_costs_hits_only(tmp_path: Path) -> None:
+def test_unopenable_store_costs_hits_only(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no directory")
-    rig = Rig(tmp_path / "file" / "store")
+    rig = TierHarness(tmp_path / "file" / "store")
     request = rig.begin("r", KEYS)
     assert rig.save(request, KEYS).reasons == {"error": 12}
     assert rig.hits(request, KEYS) == 0
@@ -333,7 +331,7 @@ def test_a_store_that_cannot_be_opened_costs_hits_only(tmp_path: Path) -> None:
     rig.tier.close()
 
 
-def test_a_store_that_was_closed_costs_hits_only(rig: Rig) -> None:
+def test_closed_store_costs_hits_only(rig: TierHarness) -> None:
     request = rig.begin("r", KEYS)
     rig.save(request, KEYS)
     assert rig.store._store is not None
@@ -368,56 +366,54 @@ def owner(where: Path) -> Iterator[subprocess.Popen[str]]:
     process.communicate(timeout=60)
 
 
-def client(where: Path) -> Rig:
-    rig = Rig(where, capacity=None)
+def client(where: Path) -> TierHarness:
+    rig = TierHarness(where, capacity=None)
     assert not rig.store.answers_at_once()
     return rig
 
 
-def test_a_client_asks_on_a_thread_that_may_wait(where: Path, owner: subprocess.Popen[str]) -> None:
+def test_client_lookups_run_on_lookup_thread(where: Path, owner: subprocess.Popen[str]) -> None:
     rig = client(where)
     request = rig.begin("r", KEYS)
     rig.save(request, KEYS[:9])
-    assert {rig.tier.look(key, request) for key in KEYS} == {Answer.LATER}
-    found = rig.tier.look_later(KEYS, request)
+    assert {rig.tier.lookup(key, request) for key in KEYS} == {Answer.PENDING}
+    found = rig.tier.batch_lookup(KEYS, request)
     assert found == [True] * 9 + [False] * 3
-    assert [rig.tier.confirm(key, request, ok) for key, ok in zip(KEYS, found, strict=True)] == [
-        Answer.HIT if ok else Answer.MISS for ok in found
-    ]
+    assert [
+        rig.tier.confirm_lookup(key, request, ok) for key, ok in zip(KEYS, found, strict=True)
+    ] == [Answer.HIT if ok else Answer.MISS for ok in found]
     assert rig.load(request, KEYS[:9]).ok == [True] * 9
     assert all(rig.right(KEYS[:9]))
     rig.tier.close()
 
 
-def test_an_owner_that_is_stopped_does_not_stop_the_scheduler(
-    where: Path, owner: subprocess.Popen[str]
-) -> None:
+def test_stopped_owner_does_not_block_scheduler(where: Path, owner: subprocess.Popen[str]) -> None:
     rig = client(where)
     request = rig.begin("r", KEYS)
     rig.save(request, KEYS)
-    assert all(rig.tier.look_later(KEYS, request))
+    assert all(rig.tier.batch_lookup(KEYS, request))
     owner.send_signal(signal.SIGSTOP)
     try:
-        # None of this has an answer; that it returns is the test.
+        # None of these calls has a result; they must return.
         asked = time.monotonic()
-        assert rig.tier.look(KEYS[0], request) is Answer.LATER
-        rig.tier.confirm(KEYS[0], request, found=True)
+        assert rig.tier.lookup(KEYS[0], request) is Answer.PENDING
+        rig.tier.confirm_lookup(KEYS[0], request, found=True)
         rig.tier.touch(KEYS)
         rig.start_load(request, KEYS)
-        rig.tier.step_over()
-        rig.tier.forget(request)
-        assert rig.tier.landed() == []
+        rig.tier.end_step()
+        rig.tier.end_request(request)
+        assert rig.tier.take_finished() == []
         waited = time.monotonic() - asked
     finally:
         owner.send_signal(signal.SIGCONT)
     done = rig.ended()
     assert rig.right(KEYS) == done.ok
-    # Far below any deadline of a question to another process.
+    # Far below the deadline of any call to another process.
     assert waited < 5
     rig.tier.close()
 
 
-def test_an_owner_that_is_killed_costs_a_delay(where: Path, owner: subprocess.Popen[str]) -> None:
+def test_killed_owner_costs_delay(where: Path, owner: subprocess.Popen[str]) -> None:
     rig = client(where)
     request = rig.begin("r", KEYS)
     rig.save(request, KEYS)
@@ -426,8 +422,8 @@ def test_an_owner_that_is_killed_costs_a_delay(where: Path, owner: subprocess.Po
     owner.kill()
     owner.wait(60)
     later = rig.begin("s", KEYS)
-    assert rig.tier.look_later(KEYS, later) == [True] * 12
-    rig.tier.step_over()
+    assert rig.tier.batch_lookup(KEYS, later) == [True] * 12
+    rig.tier.end_step()
     assert rig.store.answers_at_once()
     assert rig.hits(later, KEYS) == 12
     assert rig.load(later, KEYS).ok == [True] * 12
@@ -435,8 +431,8 @@ def test_an_owner_that_is_killed_costs_a_delay(where: Path, owner: subprocess.Po
     rig.tier.close()
 
 
-def test_the_host_tier_can_be_unmapped_when_the_tier_is_closed(where: Path) -> None:
-    rig = Rig(where)
+def test_closed_tier_allows_unmapping_host_tier(where: Path) -> None:
+    rig = TierHarness(where)
     request = rig.begin("r", KEYS)
     rig.save(request, KEYS)
     rig.load(request, KEYS)
@@ -445,31 +441,31 @@ def test_the_host_tier_can_be_unmapped_when_the_tier_is_closed(where: Path) -> N
     rig.memory.close()
 
 
-def test_which_keys_follow_upon_each_other() -> None:
+def test_consecutive_keys_are_found() -> None:
     group = Group(0, TOKENS, chained=True)
     request = Request("r").over(KEYS[:4])
-    order = Order(group)
-    assert order.onwards(request, KEYS[1]) == KEYS[1:4]
-    assert order.before(request, KEYS[1]) == KEYS[0]
-    assert order.before(request, KEYS[0]) is None
-    assert order.onwards(request, KEYS[5]) == [KEYS[5]]
+    order = KeySequence(group)
+    assert order.following(request, KEYS[1]) == KEYS[1:4]
+    assert order.predecessor(request, KEYS[1]) == KEYS[0]
+    assert order.predecessor(request, KEYS[0]) is None
+    assert order.following(request, KEYS[5]) == [KEYS[5]]
     request.over(KEYS[:6])
-    assert order.onwards(request, KEYS[3]) == KEYS[3:6]
-    # A key that ends inside a chunk is nobody's follower.
+    assert order.following(request, KEYS[3]) == KEYS[3:6]
+    # A key that ends inside a chunk follows no other.
     request._offload_key_positions[KEYS[7]] = 6 * TOKENS + 8
-    assert order.onwards(request, KEYS[7]) == [KEYS[7]]
+    assert order.following(request, KEYS[7]) == [KEYS[7]]
     some = [KEYS[0], KEYS[1], KEYS[4], KEYS[9], KEYS[5]]
-    assert list(spans(request, group, some)) == [
+    assert list(consecutive_runs(request, group, some)) == [
         slice(0, 2),
         slice(2, 3),
         slice(3, 4),
         slice(4, 5),
     ]
-    assert list(spans(request, Group(0, TOKENS, chained=False), some)) == [slice(0, 5)]
-    assert list(spans(request, group, [])) == []
+    assert list(consecutive_runs(request, Group(0, TOKENS, chained=False), some)) == [slice(0, 5)]
+    assert list(consecutive_runs(request, group, [])) == []
 
 
-def test_settings_say_what_to_write_instead() -> None:
+def test_settings_error_says_what_to_write() -> None:
     with pytest.raises(ValueError, match="locality"):
         TierSettings.parse({"path": "/x", "locality": "near"})
     with pytest.raises(ValueError, match="enable_kv_events"):
@@ -483,6 +479,6 @@ def test_settings_say_what_to_write_instead() -> None:
     assert (parsed.store.codec, parsed.locality) == ("split", "LOCAL")
 
 
-def test_rows_are_as_large_as_pages() -> None:
+def test_row_size_is_limited_by_page_size() -> None:
     assert ROW % 4096 == 0
     assert os.sysconf("SC_PAGE_SIZE") <= ROW

@@ -1,4 +1,6 @@
-"""What tells two engines' chunks apart, which engines are refused, and which vLLM is."""
+"""What distinguishes two engines' chunks, which engines are refused, and supported versions of
+vLLM.
+"""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -12,12 +14,12 @@ from test_vllm_identity import attention, engine, groups, model
 from ritornello.vllm.tier import interface
 from ritornello.vllm.tier.namespace import (
     ROW_BYTES_MAX,
-    Machine,
+    KernelPlatform,
     Namespace,
-    described,
+    is_unbounded,
     namespace_of,
-    needs_all_before,
     refusal,
+    spec_text,
 )
 
 __all__ = ["model"]
@@ -27,7 +29,7 @@ ROW = 65536
 
 @dataclass(frozen=True)
 class FullAttentionSpec:
-    """Stands for vLLM's."""
+    """Stand-in for vLLM's class."""
 
     num_kv_heads: int = 2
     block_size: int = 64
@@ -35,11 +37,11 @@ class FullAttentionSpec:
     sliding_window: int | None = None
 
 
-MACHINE = Machine("0.32.0", "cuda 9.0 None")
+MACHINE = KernelPlatform("0.32.0", "cuda 9.0 None")
 
 
 def offloading(count: int = 1, **changes: Any) -> Any:
-    """A vLLM `OffloadingConfig` of so many groups, as far as it is looked at."""
+    """Returns the used part of a vLLM `OffloadingConfig` with this number of groups."""
     parallel = {"tp_size": 1, "pp_size": 1, "pcp_size": 1, "dcp_size": 1}
     parallel |= {name: changes.pop(name) for name in list(changes) if name in parallel}
     portable = changes.pop("is_parallelism_agnostic", False)
@@ -70,7 +72,7 @@ def vllm(folder: Path, **changes: Any) -> Any:
 
 
 def of(folder: Path, **changes: Any) -> Namespace:
-    """The namespace of an engine; `changes` of vLLM's configuration are "section__field"."""
+    """Returns the namespace of an engine; `changes` of vLLM's configuration by "section__field"."""
     config = {name: changes.pop(name) for name in list(changes) if "__" in name}
     machine, row = changes.pop("machine", MACHINE), changes.pop("row", ROW)
     specs = changes.pop("specs", [FullAttentionSpec()])
@@ -83,7 +85,7 @@ def of(folder: Path, **changes: Any) -> Namespace:
     )
 
 
-def test_the_same_engine_has_the_same_scope(model: Path) -> None:
+def test_same_engine_has_same_scope(model: Path) -> None:
     one, two = of(model), of(model)
     assert one == two
     assert one.scope(one.groups[0]).id == two.scope(two.groups[0]).id
@@ -102,9 +104,9 @@ def test_the_same_engine_has_the_same_scope(model: Path) -> None:
         {"kv_cache_layout": "BLHNC"},
         {"replicated_layout": True},
         {"row": 2 * ROW},
-        {"machine": Machine("0.33.0", "cuda 9.0 None")},
-        {"machine": Machine("0.32.0", "cuda 8.0 None")},
-        {"machine": Machine("0.32.0", "cuda 9.0 None", "canonical v1")},
+        {"machine": KernelPlatform("0.33.0", "cuda 9.0 None")},
+        {"machine": KernelPlatform("0.32.0", "cuda 8.0 None")},
+        {"machine": KernelPlatform("0.32.0", "cuda 9.0 None", "canonical v1")},
         {"specs": [FullAttentionSpec(dtype="torch.float8_e4m3fn")]},
         {"specs": [FullAttentionSpec(), FullAttentionSpec()]},
         {"cache_config__cache_dtype": "fp8"},
@@ -113,12 +115,12 @@ def test_the_same_engine_has_the_same_scope(model: Path) -> None:
         {"model_config__hf_config": SimpleNamespace(to_dict=lambda: {"model_type": "other"})},
     ],
 )
-def test_whatever_decides_about_bytes_is_in_the_scope(model: Path, change: dict[str, Any]) -> None:
+def test_scope_covers_whatever_changes_bytes(model: Path, change: dict[str, Any]) -> None:
     one, other = of(model), of(model, **change)
     assert one.scope(one.groups[0]).id != other.scope(other.groups[0]).id
 
 
-def test_other_weights_are_other_scopes(model: Path) -> None:
+def test_other_weights_make_other_scopes(model: Path) -> None:
     before = of(model)
     weights = model / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-4000] + b"\3" * 4000)
@@ -126,14 +128,16 @@ def test_other_weights_are_other_scopes(model: Path) -> None:
     assert before.scope(before.groups[0]).id != after.scope(after.groups[0]).id
 
 
-def test_weights_that_are_no_files_are_never_found_again(model: Path) -> None:
+def test_weights_without_files_get_random_epoch(model: Path) -> None:
     one, two = (of(model, load_config__load_format="dummy") for _ in range(2))
     assert one.epoch != two.epoch
-    assert one.renewed().epoch != one.epoch
+    assert one.with_new_epoch().epoch != one.epoch
 
 
-def test_parallel_sizes_share_only_rows_that_are_free_of_ranks(model: Path) -> None:
-    """Vouched for by vLLM: one copy for all ranks, or canonical and portable."""
+def test_parallel_sizes_share_rank_free_rows_only(model: Path) -> None:
+    """By vLLM's guarantee these rows have no ranks: one copy for all, or canonical and
+    portable.
+    """
 
     def at(ranks: int, **layout: bool) -> Namespace:
         specs = [FullAttentionSpec(num_kv_heads=2 // ranks)]
@@ -147,18 +151,18 @@ def test_parallel_sizes_share_only_rows_that_are_free_of_ranks(model: Path) -> N
     assert at(1, replicated_layout=True) == at(2, replicated_layout=True)
 
 
-def test_a_cache_is_described_by_all_its_fields() -> None:
+def test_spec_text_has_all_fields() -> None:
     spec = FullAttentionSpec(2)
     told = "(num_kv_heads=2, block_size=64, dtype=torch.bfloat16, sliding_window=None)"
-    assert described(spec, rank_free=False) == f"FullAttentionSpec{told}"
-    assert "num_kv_heads" not in described(spec, rank_free=True)
+    assert spec_text(spec, rank_free=False) == f"FullAttentionSpec{told}"
+    assert "num_kv_heads" not in spec_text(spec, rank_free=True)
 
 
 def test_only_unbounded_attention_chains() -> None:
-    assert needs_all_before(FullAttentionSpec())
-    assert not needs_all_before(FullAttentionSpec(sliding_window=128))
-    assert not needs_all_before(attention(attention_chunk_size=128))
-    assert not needs_all_before(SimpleNamespace())
+    assert is_unbounded(FullAttentionSpec())
+    assert not is_unbounded(FullAttentionSpec(sliding_window=128))
+    assert not is_unbounded(attention(attention_chunk_size=128))
+    assert not is_unbounded(SimpleNamespace())
 
 
 @pytest.mark.parametrize(
@@ -170,7 +174,7 @@ def test_only_unbounded_attention_chains() -> None:
         ({"speculative_config": SimpleNamespace(method="eagle3")}, "eagle3"),
     ],
 )
-def test_what_cannot_be_told_apart_is_refused(
+def test_ambiguous_engines_are_refused(
     model: Path, changes: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("PYTHONHASHSEED", raising=False)
@@ -178,8 +182,8 @@ def test_what_cannot_be_told_apart_is_refused(
     assert said in refusal(vllm(model, **changes), offloading(), ROW)
 
 
-def test_chunks_of_any_size_or_nobody_s_are_refused(model: Path) -> None:
-    assert "could not be found" in refusal(None, offloading(), ROW)
+def test_oversized_chunks_and_unknown_engines_are_refused(model: Path) -> None:
+    assert "was not found" in refusal(None, offloading(), ROW)
     assert "blocks_per_chunk" in refusal(vllm(model), offloading(), ROW_BYTES_MAX + 4096)
     assert refusal(vllm(model), offloading(), ROW_BYTES_MAX) == ""
     assert "no KV cache group" in refusal(vllm(model), offloading(0), ROW)
@@ -188,7 +192,7 @@ def test_chunks_of_any_size_or_nobody_s_are_refused(model: Path) -> None:
 
 
 def base(**changes: Any) -> Any:
-    """A class of tiers, as far as it is looked at."""
+    """Returns the used part of a class of tiers."""
 
     def made(
         self: Any,
@@ -229,16 +233,18 @@ class Answers(Enum):
     HIT_PENDING = 4
 
 
-def test_another_interface_is_refused_in_one_line() -> None:
-    assert interface.unknown(base(), Job, Result, Answers) == ""
-    interface.require_known(base(), Job, Result, Answers, "0.33.0")
+def test_unknown_interface_fails_in_one_line() -> None:
+    assert interface.interface_difference(base(), Job, Result, Answers) == ""
+    interface.require_tested_interface(base(), Job, Result, Answers, "0.33.0")
     abstract = base(__abstractmethods__=interface.ABSTRACT | {"submit_delete"})
-    assert "take_events" in interface.unknown(base(take_events="gone"), Job, Result, Answers)
-    assert "submit_delete" in interface.unknown(abstract, Job, Result, Answers)
+    assert "take_events" in interface.interface_difference(
+        base(take_events="gone"), Job, Result, Answers
+    )
+    assert "submit_delete" in interface.interface_difference(abstract, Job, Result, Answers)
     other = base(__init__=lambda self, config: None)
-    assert "takes config" in interface.unknown(other, Job, Result, Answers)
-    assert "Result has" in interface.unknown(base(), Result, Result, Answers)
-    assert "RETRY" in interface.unknown(base(), Job, Result, Enum("Few", "HIT MISS"))
+    assert "takes config" in interface.interface_difference(other, Job, Result, Answers)
+    assert "Result has" in interface.interface_difference(base(), Result, Result, Answers)
+    assert "RETRY" in interface.interface_difference(base(), Job, Result, Enum("Few", "HIT MISS"))
     with pytest.raises(ImportError, match=r"0\.34\.0 is another one") as raised:
-        interface.require_known(abstract, Job, Result, Answers, "0.34.0")
+        interface.require_tested_interface(abstract, Job, Result, Answers, "0.34.0")
     assert "\n" not in str(raised.value)

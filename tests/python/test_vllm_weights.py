@@ -1,4 +1,6 @@
-"""Changes of weights: how they are seen, counted and covered by resets. Stand-ins for vLLM."""
+"""Changes of weights: how they are detected, counted and covered by resets, with stand-ins for
+vLLM.
+"""
 
 import mmap
 import os
@@ -20,7 +22,9 @@ from ritornello.vllm.weights.watch import DECODE_SECONDS, SAMPLE_SECONDS, Weight
 
 
 class Parameter:
-    """Stands for a tensor. `write` leaves the trace of PyTorch's operations, `poke` leaves none."""
+    """Stand-in for a tensor. `write` leaves the trace of PyTorch's operations, `poke` leaves
+    none.
+    """
 
     def __init__(self, byte: int = 0, *, inference: bool = False) -> None:
         self.byte, self.inference, self.version, self.address = byte, inference, 0, 1000
@@ -46,7 +50,7 @@ class Parameter:
 
 
 class Model:
-    """Of modules "a" and "experts.b"."""
+    """A model with modules "a" and "experts.b"."""
 
     def __init__(self) -> None:
         self.parts = {
@@ -104,53 +108,53 @@ def watching(parameters: Parameters, counters: ChangeCounters, clock: Clock) -> 
 # Parameters.
 
 
-def test_an_operation_on_a_parameter_shows(parameters: Parameters, model: Model) -> None:
-    assert not parameters.moved()
+def test_in_place_operation_is_detected(parameters: Parameters, model: Model) -> None:
+    assert not parameters.state_changed()
     model.parameter().write(7)
-    assert parameters.moved()
-    parameters.remember()
-    assert not parameters.moved()
+    assert parameters.state_changed()
+    parameters.take_baseline()
+    assert not parameters.state_changed()
 
 
-def test_a_parameter_at_another_address_shows(parameters: Parameters, model: Model) -> None:
+def test_moved_parameter_is_detected(parameters: Parameters, model: Model) -> None:
     model.parameter().address += 64
-    assert parameters.moved()
+    assert parameters.state_changed()
 
 
-def test_a_replaced_parameter_shows(parameters: Parameters, model: Model) -> None:
+def test_replaced_parameter_is_detected(parameters: Parameters, model: Model) -> None:
     model.parts["a"]._parameters["weight"] = Parameter()
-    assert parameters.moved()
+    assert parameters.state_changed()
 
 
-def test_a_removed_parameter_shows(parameters: Parameters, model: Model) -> None:
+def test_removed_parameter_is_detected(parameters: Parameters, model: Model) -> None:
     del model.parts["a"]._parameters["weight"]
-    assert parameters.moved()
+    assert parameters.state_changed()
 
 
-def test_the_sample_shows_writes_past_the_version(parameters: Parameters, model: Model) -> None:
+def test_sample_detects_untracked_writes(parameters: Parameters, model: Model) -> None:
     model.parameter().poke(7)
-    assert not parameters.moved()
-    assert parameters.sampled()
+    assert not parameters.state_changed()
+    assert parameters.sample_changed()
 
 
 def test_inference_tensors_have_no_version(model: Model) -> None:
     model.parts["a"]._parameters["weight"] = Parameter(inference=True)
     parameters = Parameters(model.named_modules, sample)
-    assert not parameters.moved()
+    assert not parameters.state_changed()
     model.parameter().write(7)
-    assert not parameters.moved()
-    assert parameters.sampled()
+    assert not parameters.state_changed()
+    assert parameters.sample_changed()
 
 
-def test_experts_that_vllm_moves_about_are_skipped(model: Model) -> None:
+def test_balanced_experts_are_skipped(model: Model) -> None:
     parameters = Parameters(model.named_modules, sample, lambda name: "experts" in name)
     assert len(parameters) == 1
     model.parameter("experts.b").write(7)
-    assert not parameters.moved()
-    assert not parameters.sampled()
+    assert not parameters.state_changed()
+    assert not parameters.sample_changed()
 
 
-def test_bytes_that_cannot_be_read_are_no_change(model: Model) -> None:
+def test_unreadable_bytes_are_no_change(model: Model) -> None:
     readable = True
 
     def reading(found: list[Any]) -> bytes:
@@ -160,15 +164,15 @@ def test_bytes_that_cannot_be_read_are_no_change(model: Model) -> None:
 
     parameters = Parameters(model.named_modules, reading)
     readable = False
-    assert not parameters.sampled()
+    assert not parameters.sample_changed()
     readable = True
-    assert not parameters.sampled()
+    assert not parameters.sample_changed()
     model.parameter().poke(7)
-    assert parameters.sampled()
+    assert parameters.sample_changed()
 
 
 class Wrapper(Parameter):
-    """Stands for a tensor subclass that has no memory and wraps `inner`."""
+    """Stand-in for a tensor subclass that has no memory and wraps `inner`."""
 
     def __init__(self, inner: Parameter) -> None:
         super().__init__()
@@ -181,18 +185,18 @@ class Wrapper(Parameter):
         raise RuntimeError("Cannot access data pointer of Tensor that doesn't have storage")
 
 
-def test_a_parameter_without_address_hides_no_other(model: Model) -> None:
+def test_parameter_without_address_hides_no_other(model: Model) -> None:
     def raising() -> int:
         raise RuntimeError("Cannot access data pointer of Tensor that doesn't have storage")
 
     model.parameter("experts.b").data_ptr = raising
     parameters = Parameters(model.named_modules, sample)
-    assert not parameters.moved()
+    assert not parameters.state_changed()
     model.parameter("a").write(7)
-    assert parameters.moved()
+    assert parameters.state_changed()
 
 
-def test_tensors_inside_a_wrapper_are_compared(model: Model) -> None:
+def test_wrapped_tensors_are_compared(model: Model) -> None:
     inner = Parameter()
     model.parts["a"]._parameters["weight"] = Wrapper(Wrapper(inner))
     read: list[Any] = []
@@ -205,20 +209,20 @@ def test_tensors_inside_a_wrapper_are_compared(model: Model) -> None:
     assert read == [inner, model.parameter("experts.b")]
     assert len(parameters) == 2
     inner.poke(7)
-    assert not parameters.moved()
-    assert parameters.sampled()
+    assert not parameters.state_changed()
+    assert parameters.sample_changed()
     inner.write(8)
-    assert parameters.moved()
-    parameters.remember()
+    assert parameters.state_changed()
+    parameters.take_baseline()
     model.parameter("a").inner = Wrapper(Parameter())
     model.parameter("a").inner.inner.address += 64
-    assert parameters.moved()
+    assert parameters.state_changed()
 
 
 # Adapters.
 
 
-def test_an_adapter_with_other_files_was_replaced(tmp_path: Path) -> None:
+def test_adapter_with_other_files_is_replaced(tmp_path: Path) -> None:
     file = tmp_path / "adapter_model.safetensors"
     file.write_bytes(b"first")
     at = file.stat()
@@ -232,7 +236,7 @@ def test_an_adapter_with_other_files_was_replaced(tmp_path: Path) -> None:
     assert not adapters.replaced("b", str(tmp_path), in_place=True), "another name, other hashes"
 
 
-def test_an_adapter_without_local_files_is_replaced_in_place() -> None:
+def test_adapter_without_files_counts_in_place() -> None:
     adapters = Adapters()
     assert not adapters.replaced("a", "somebody/adapter", in_place=False)
     assert not adapters.replaced("a", "somebody/adapter", in_place=False)
@@ -242,7 +246,7 @@ def test_an_adapter_without_local_files_is_replaced_in_place() -> None:
 # Counters.
 
 
-def test_counts_outlive_the_file_they_came_through() -> None:
+def test_counts_outlive_their_file() -> None:
     ours, path = ChangeCounters.create(3)
     theirs = ChangeCounters.attach(path, 3)
     path.unlink()
@@ -260,23 +264,21 @@ def test_counts_outlive_the_file_they_came_through() -> None:
 # The worker's side.
 
 
-def test_a_change_is_counted_once(watching: WeightWatch, model: Model) -> None:
+def test_change_is_counted_once(watching: WeightWatch, model: Model) -> None:
     model.parameter().write(7)
-    watching.look()
-    watching.look()
+    watching.check()
+    watching.check()
     watching.sample()
     assert watching.count == 1
     model.parameter().poke(8)
-    watching.look()
+    watching.check()
     assert watching.count == 1
     watching.sample()
     watching.sample()
     assert watching.count == 2
 
 
-def test_decode_steps_look_less_often_than_prefills(
-    watching: WeightWatch, model: Model, clock: Clock
-) -> None:
+def test_decode_steps_check_less_often(watching: WeightWatch, model: Model, clock: Clock) -> None:
     model.parameter().write(1)
     watching.begin_step(4, 4)
     assert watching.count == 0
@@ -312,7 +314,7 @@ class Runner:
 
 
 class Worker:
-    """Stands for vLLM's. `seen`: the count when an update is under way."""
+    """Stand-in for vLLM's worker. `seen`: the count during an update."""
 
     def __init__(self, model: Model) -> None:
         self.model_runner: Any = Runner(model)
@@ -356,14 +358,14 @@ def worker(model: Model, monkeypatch: pytest.MonkeyPatch) -> Worker:
     return made
 
 
-@pytest.mark.parametrize("name", watch.OF_WORKER)
-def test_an_announced_change_is_counted_before_and_after(worker: Worker, name: str) -> None:
+@pytest.mark.parametrize("name", watch.WORKER_METHODS)
+def test_announced_change_is_counted_twice(worker: Worker, name: str) -> None:
     getattr(worker, name)()
     assert worker.seen == [1]
     assert _count() == 2
 
 
-def test_a_change_that_fails_is_counted_as_well(worker: Worker, model: Model) -> None:
+def test_failed_change_is_counted(worker: Worker, model: Model) -> None:
     def broken() -> None:
         raise RuntimeError("half of the weights are new")
 
@@ -377,7 +379,7 @@ def test_a_change_that_fails_is_counted_as_well(worker: Worker, model: Model) ->
     assert _count() > before + 1
 
 
-def test_a_model_that_is_loaded_is_a_change(worker: Worker) -> None:
+def test_loading_model_is_change(worker: Worker) -> None:
     assert worker.model_runner.reload_weights() == "reloaded"
     assert _count() == 4, "the runner's method and the model's"
     worker.model_runner.get_model().load_weights()
@@ -387,26 +389,26 @@ def test_a_model_that_is_loaded_is_a_change(worker: Worker) -> None:
 def test_sleeping_memory_is_not_read(worker: Worker, model: Model) -> None:
     worker.sleep(level=1)
     model.parameter().poke(7)
-    assert watch.look(worker) == (0, 0)
+    assert watch.check(worker) == (0, 0)
     worker.wake_up(["kv_cache"])
-    assert watch.look(worker) == (0, 0)
+    assert watch.check(worker) == (0, 0)
     worker.wake_up(["weights"])
-    assert watch.look(worker) == (0, 1)
+    assert watch.check(worker) == (0, 1)
     worker.sleep(2)
-    assert watch.look(worker) == (0, 2), "level 2 gives the weights up"
+    assert watch.check(worker) == (0, 2), "level 2 gives the weights up"
 
 
-def test_memory_of_the_kv_cache_holds_no_weights(worker: Worker, model: Model) -> None:
+def test_discarding_kv_cache_is_no_change(worker: Worker, model: Model) -> None:
     worker.discard(("kv_cache",))
-    assert watch.look(worker) == (0, 0)
+    assert watch.check(worker) == (0, 0)
     worker.wake_up(["kv_cache"])
     model.parameter().poke(7)
-    assert watch.look(worker) == (0, 1)
+    assert watch.check(worker) == (0, 1)
     worker.discard(tags=("weights", "kv_cache"))
-    assert watch.look(worker) == (0, 2)
+    assert watch.check(worker) == (0, 2)
 
 
-def test_a_step_ends_a_sleep_that_failed(worker: Worker, model: Model) -> None:
+def test_step_ends_failed_sleep(worker: Worker, model: Model) -> None:
     def broken(level: int = 1) -> None:
         raise RuntimeError("made by the test")
 
@@ -418,9 +420,9 @@ def test_a_step_ends_a_sleep_that_failed(worker: Worker, model: Model) -> None:
         worker.sleep()
     model.parameter().poke(7)
     worker.execute_model(steps(tokens=0))
-    assert watch.look(worker) == (0, 0)
+    assert watch.check(worker) == (0, 0)
     worker.execute_model(steps(tokens=9))
-    assert watch.look(worker) == (0, 1)
+    assert watch.check(worker) == (0, 1)
 
 
 def test_announced_changes_read_no_parameters(
@@ -428,7 +430,7 @@ def test_announced_changes_read_no_parameters(
 ) -> None:
     """TRL calls `load_weights` once for every tensor of a model."""
     calls: list[str] = []
-    for name in ("remember", "moved", "sampled"):
+    for name in ("take_baseline", "state_changed", "sample_changed"):
         read = getattr(Parameters, name)
 
         def reading(*args: Any, read: Any = read, name: str = name, **named: Any) -> Any:
@@ -438,38 +440,38 @@ def test_announced_changes_read_no_parameters(
         monkeypatch.setattr(Parameters, name, reading)
     for _ in range(100):
         model.load_weights()
-        watch.look(worker)
+        watch.check(worker)
     assert calls == []
     assert _count() == 200
     worker.execute_model(steps(tokens=1))
     worker.execute_model(steps(tokens=1))
-    assert calls == ["remember"]
+    assert calls == ["take_baseline"]
 
 
-def test_a_write_after_an_announced_change_is_counted(worker: Worker, model: Model) -> None:
+def test_write_after_announced_change_is_counted(worker: Worker, model: Model) -> None:
     worker.reload_weights()
     model.parameter().write(7)
     worker.execute_model(steps(tokens=0))
     worker.execute_model(steps(tokens=1))
-    assert watch.look(worker) == (0, 2), "nothing was computed before the write"
+    assert watch.check(worker) == (0, 2), "nothing was computed before the write"
     model.parameter().poke(8)
-    assert watch.look(worker) == (0, 3)
+    assert watch.check(worker) == (0, 3)
 
 
 def steps(tokens: int) -> Any:
-    """A step of one request, or of none."""
+    """Returns a step of one request, or of none."""
     counts = {"r": tokens} if tokens else {}
     return SimpleNamespace(total_num_scheduled_tokens=tokens, num_scheduled_tokens=counts)
 
 
-def test_a_step_looks_before_it_runs(worker: Worker, model: Model) -> None:
+def test_step_checks_before_running(worker: Worker, model: Model) -> None:
     model.parameter().write(7)
     step = SimpleNamespace(total_num_scheduled_tokens=9, num_scheduled_tokens={"r": 9})
     assert worker.execute_model(step) == "ran"
     assert _count() == 1
 
 
-def test_an_adapter_that_is_replaced_is_a_change(worker: Worker, tmp_path: Path) -> None:
+def test_replaced_adapter_is_change(worker: Worker, tmp_path: Path) -> None:
     (tmp_path / "adapter").write_bytes(b"1")
     asked = SimpleNamespace(lora_name="a", lora_path=str(tmp_path), load_inplace=False)
     load = worker.model_runner.lora_manager._load_adapter
@@ -480,7 +482,7 @@ def test_an_adapter_that_is_replaced_is_a_change(worker: Worker, tmp_path: Path)
     assert _count() == 1
 
 
-def test_an_adapter_written_during_its_load_is_a_change(worker: Worker, tmp_path: Path) -> None:
+def test_adapter_written_during_load_is_change(worker: Worker, tmp_path: Path) -> None:
     file = tmp_path / "adapter"
     file.write_bytes(b"1")
     written = [b"1", b"22"]
@@ -502,21 +504,21 @@ def test_an_adapter_written_during_its_load_is_a_change(worker: Worker, tmp_path
     assert _count() == 1
 
 
-def test_a_worker_of_another_kind_cannot_be_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_worker_cannot_be_watched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch, "_watch", None)
     with pytest.raises(RuntimeError, match="the worker has no start_weight_update"):
         watch.install(SimpleNamespace(), "/nowhere", 2)
     with pytest.raises(RuntimeError, match="not watched"):
-        watch.look(SimpleNamespace())
+        watch.check(SimpleNamespace())
 
 
-def test_a_remote_worker_compares_its_own_count(parameters: Parameters, model: Model) -> None:
+def test_remote_worker_compares_own_count(parameters: Parameters, model: Model) -> None:
     elsewhere = WeightWatch(parameters, ChangeCounters.private(3), 1, shared=False)
     ours = ChangeCounters.private(3)
     ours.add(0)
     assert elsewhere.covered_by(ours.read())
     model.parameter().write(7)
-    elsewhere.look()
+    elsewhere.check()
     assert not elsewhere.covered_by(ours.read())
     ours.raise_to(1, elsewhere.count)
     assert elsewhere.covered_by(ours.read())
@@ -526,7 +528,7 @@ def test_a_remote_worker_compares_its_own_count(parameters: Parameters, model: M
 
 
 class Executor:
-    """One worker in this process; `fails` names what it cannot do."""
+    """One worker in this process; `fails` names the call that fails."""
 
     def __init__(self, worker: Worker) -> None:
         self.worker, self.fails = worker, ""
@@ -538,7 +540,7 @@ class Executor:
 
 
 def cores(worker: Worker) -> Any:
-    """A class that stands for vLLM's EngineCore."""
+    """Returns a stand-in for vLLM's EngineCore class."""
 
     class Core:
         def __init__(self) -> None:
@@ -585,7 +587,7 @@ def hooks() -> EngineHooks:
     return EngineHooks()
 
 
-def test_weights_count_as_changed_until_they_are_watched(hooks: EngineHooks, core: Any) -> None:
+def test_unwatched_weights_count_as_changed(hooks: EngineHooks, core: Any) -> None:
     guard = hooks.guard(type(core))
     assert guard.changed()
     assert core.add_request("asked") == "asked"
@@ -593,19 +595,19 @@ def test_weights_count_as_changed_until_they_are_watched(hooks: EngineHooks, cor
     assert guard.covered == bytes(16)
 
 
-def test_a_call_is_followed_by_a_look(hooks: EngineHooks, core: Any) -> None:
+def test_call_is_followed_by_check(hooks: EngineHooks, core: Any) -> None:
     guard = hooks.guard(type(core))
     assert core.collective_rpc(flip) == "flipped"
     assert guard.changed(), "also the first call of all"
 
 
-def test_a_call_that_changes_nothing_is_no_change(hooks: EngineHooks, core: Any) -> None:
+def test_harmless_call_is_no_change(hooks: EngineHooks, core: Any) -> None:
     guard = hooks.guard(type(core))
     core.collective_rpc(lambda worker: None)
     assert not guard.changed()
 
 
-def test_a_call_that_raises_is_followed_by_a_look(hooks: EngineHooks, core: Any) -> None:
+def test_failed_call_is_followed_by_check(hooks: EngineHooks, core: Any) -> None:
     def broken(worker: Any) -> None:
         flip(worker)
         raise RuntimeError("half of the weights are new")
@@ -616,14 +618,14 @@ def test_a_call_that_raises_is_followed_by_a_look(hooks: EngineHooks, core: Any)
     assert guard.changed()
 
 
-def test_a_reset_covers_what_workers_saw(hooks: EngineHooks, core: Any) -> None:
+def test_reset_covers_changes_of_workers(hooks: EngineHooks, core: Any) -> None:
     guard, told = hooks.guard(type(core)), []
 
-    def renew() -> None:
+    def begin_epoch() -> None:
         told.append(guard.changed())
         guard.cover(guard.read())
 
-    guard.renew, guard.owner = renew, core.scheduler.connector
+    guard.begin_epoch, guard.owner = begin_epoch, core.scheduler.connector
     core.add_request("asked")
     flip(core.model_executor.worker)
     core.in_use = True
@@ -637,9 +639,9 @@ def test_a_reset_covers_what_workers_saw(hooks: EngineHooks, core: Any) -> None:
     assert not guard.changed()
 
 
-def test_other_connectors_must_be_reset_too(hooks: EngineHooks, core: Any) -> None:
+def test_other_connectors_must_be_reset(hooks: EngineHooks, core: Any) -> None:
     guard = hooks.guard(type(core))
-    guard.renew, guard.owner = lambda: guard.cover(guard.read()), "one of several connectors"
+    guard.begin_epoch, guard.owner = lambda: guard.cover(guard.read()), "one of several connectors"
     core.add_request("asked")
     core.in_use = True
     core.scheduler.schedule()
@@ -652,7 +654,7 @@ def test_other_connectors_must_be_reset_too(hooks: EngineHooks, core: Any) -> No
 
 
 class KVConnectorBase_V1:  # noqa: N801
-    """As vLLM's: `reset_cache` does nothing."""
+    """Stand-in for vLLM's class, whose `reset_cache` does nothing."""
 
     sub_connectors: tuple[Any, ...] = ()
 
@@ -666,11 +668,11 @@ class Resetting(KVConnectorBase_V1):
 
 
 @pytest.mark.parametrize("sibling", [KVConnectorBase_V1, Resetting])
-def test_a_reset_does_not_cover_connectors_that_cannot_be_reset(
+def test_unresettable_connectors_are_not_covered(
     hooks: EngineHooks, core: Any, sibling: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     guard = hooks.guard(type(core))
-    guard.renew, guard.owner = lambda: guard.cover(guard.read()), "one of several connectors"
+    guard.begin_epoch, guard.owner = lambda: guard.cover(guard.read()), "one of several connectors"
     core.scheduler.connector = Resetting()
     core.scheduler.connector.sub_connectors = (Resetting(), sibling())
     core.add_request("asked")
@@ -684,15 +686,15 @@ def test_a_reset_does_not_cover_connectors_that_cannot_be_reset(
     assert ("KVConnectorBase_V1 cannot be reset" in caplog.text) == keeps
 
 
-def test_changes_of_an_empty_engine_need_no_reset(hooks: EngineHooks, core: Any) -> None:
+def test_changes_of_empty_engine_need_no_reset(hooks: EngineHooks, core: Any) -> None:
     guard = hooks.guard(type(core))
     epochs = []
 
-    def renew() -> None:
+    def begin_epoch() -> None:
         epochs.append(guard.changed())
         guard.cover(guard.read())
 
-    guard.renew = renew
+    guard.begin_epoch = begin_epoch
     core.collective_rpc(flip)
     assert (epochs, guard.changed()) == ([True], False)
     # A step without requests computes nothing.
@@ -706,7 +708,7 @@ def test_changes_of_an_empty_engine_need_no_reset(hooks: EngineHooks, core: Any)
     assert (epochs, guard.changed()) == ([True] * 2, True)
 
 
-def test_workers_that_cannot_be_watched_end_hits_and_saves(hooks: EngineHooks, core: Any) -> None:
+def test_unwatchable_workers_stop_hits_and_saves(hooks: EngineHooks, core: Any) -> None:
     core.model_executor.fails = "install"
     guard = hooks.guard(type(core))
     assert core.add_request("asked") == "asked"
@@ -714,26 +716,26 @@ def test_workers_that_cannot_be_watched_end_hits_and_saves(hooks: EngineHooks, c
     assert guard.changed()
 
 
-def test_workers_that_do_not_answer_count_as_changed(hooks: EngineHooks, core: Any) -> None:
+def test_unanswered_check_counts_as_change(hooks: EngineHooks, core: Any) -> None:
     guard = hooks.guard(type(core))
     core.add_request("asked")
-    core.model_executor.fails = "look"
+    core.model_executor.fails = "check"
     core.collective_rpc(lambda worker: None)
     assert guard.changed()
 
 
-def test_what_other_machines_report_is_heard(hooks: EngineHooks, core: Any) -> None:
+def test_counts_of_other_machines_are_merged(hooks: EngineHooks, core: Any) -> None:
     guard = hooks.guard(type(core))
-    guard.hear({0: 1})
+    guard.merge_counts({0: 1})
     core.add_request("asked")
-    guard.hear({})
+    guard.merge_counts({})
     assert not guard.changed()
-    guard.hear({0: 1})
+    guard.merge_counts({0: 1})
     assert guard.changed()
 
 
 class CountingMeanwhile(ChangeCounters):
-    """A worker's thread counts a change right after the next `read`."""
+    """Counters to which a worker's thread adds a change right after the next `read`."""
 
     counts = False
 
@@ -745,15 +747,15 @@ class CountingMeanwhile(ChangeCounters):
         return found
 
 
-def test_a_change_during_a_reset_is_not_covered() -> None:
+def test_change_during_reset_is_not_covered() -> None:
     guard, counters = WeightGuard(), CountingMeanwhile(mmap.mmap(-1, 16), 2)
-    guard.watched(counters)
+    guard.set_counters(counters)
     side = side_of(Shared())
     side._guard = guard
     counters.counts = True
-    side.engine_emptied()
+    side.on_caches_reset()
     assert guard.changed()
     assert not side._identity.epoch
-    side.engine_emptied()
+    side.on_caches_reset()
     assert not guard.changed()
     assert side._identity.epoch

@@ -1,4 +1,4 @@
-"""The worker's side and its store, with tickets that do as they are told."""
+"""The worker's side and its store, with scripted tickets."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,7 +15,7 @@ from ritornello.vllm.meter import Meter
 from ritornello.vllm.parts import Slice
 from ritornello.vllm.settings import Settings
 from ritornello.vllm.shard import Object
-from ritornello.vllm.store import QuietStore
+from ritornello.vllm.store import VllmStore
 from ritornello.vllm.weights import watch
 from ritornello.vllm.worker import WorkerSide
 
@@ -28,14 +28,14 @@ def outcome(*ok: bool, reason: str = "") -> Any:
 
 
 @dataclass
-class Shelf:
-    """Stands for the store: `outcomes` in the order in which tickets are asked for."""
+class FakeStore:
+    """Stand-in for the store: `outcomes` in the order of submission."""
 
     outcomes: list[Any] = field(default_factory=list)
     cancelled: int = 0
     puts: list[Any] = field(default_factory=list)
     events: list[str] = field(default_factory=list)
-    learns: bool = False
+    wants_timings: bool = False
     sections: list[Sequence[int]] = field(default_factory=list)
 
     def open(self) -> bool:
@@ -44,7 +44,7 @@ class Shelf:
     def submit_get(
         self,
         identity: Identity,
-        of: Slice,
+        piece: Slice,
         pool: Any,
         pages: Pages,
         timeout: float,
@@ -58,30 +58,30 @@ class Shelf:
         return bool(ticket.outcome != "late")
 
     def submit_put(
-        self, identity: Identity, of: Slice, pool: Any, pages: Pages, until: float | None
+        self, identity: Identity, piece: Slice, pool: Any, pages: Pages, until: float | None
     ) -> Any:
-        self.puts.append((of, pages.keys, pages.blocks, pages.parent))
+        self.puts.append((piece, pages.keys, pages.blocks, pages.parent))
         return self._ticket()
 
     def take_loads(self) -> list[tuple[str, int, float]]:
         return [("disk", 4096, 0.5)]
 
-    def tell(self) -> None:
+    def report_stats(self) -> None:
         pass
 
-    def landed(self, ticket: Any) -> bool:
+    def is_done(self, ticket: Any) -> bool:
         return ticket.outcome != "late" or self.cancelled > 0
 
-    def abandon(self, ticket: Any) -> None:
+    def request_cancel(self, ticket: Any) -> None:
         self.cancelled += 1
 
-    def finish(self, ticket: Any, timeout: float | None) -> Any:
+    def wait(self, ticket: Any, timeout: float | None) -> Any:
         if ticket.outcome == "interrupted":
             raise KeyboardInterrupt
-        self.events.append("finish")
+        self.events.append("wait")
         return None if ticket.outcome == "late" else ticket.outcome
 
-    def cancel(self, ticket: Any) -> Any:
+    def cancel_and_wait(self, ticket: Any) -> Any:
         self.cancelled += 1
         self.events.append("cancel")
         return outcome(True, False, False, reason="deadline")
@@ -95,8 +95,8 @@ class Shelf:
 
 
 @pytest.fixture
-def shelf() -> Shelf:
-    return Shelf()
+def store() -> FakeStore:
+    return FakeStore()
 
 
 @pytest.fixture
@@ -105,26 +105,26 @@ def meter() -> Meter:
 
 
 def ready(store: Any, meter: Meter, *objects: Object, groups: int = 1) -> WorkerSide:
-    """A worker that knows what it holds of a page, in any memory."""
+    """Returns a worker that knows its objects of a page, without memory."""
     made = WorkerSide(store, 8, [([], 2)] * groups, meter)
     made._identity = identity()
     held = list(objects) or [held_object(FIRST)]
-    made._objects = [[one for one in held if one.of.part == part] for part in range(groups)]
+    made._objects = [[one for one in held if one.piece.part == part] for part in range(groups)]
     return made
 
 
-def held_object(of: Slice, *, writes: bool = True) -> Object:
+def held_object(piece: Slice, *, is_writer: bool = True) -> Object:
     pool: Any = SimpleNamespace(page_bytes=4096, pages=list)
-    return Object(of, pool, writes)
+    return Object(piece, pool, is_writer)
 
 
 @pytest.fixture
-def side(shelf: Shelf, meter: Meter) -> WorkerSide:
-    return ready(shelf, meter)
+def side(store: FakeStore, meter: Meter) -> WorkerSide:
+    return ready(store, meter)
 
 
-def loading(*names: str, apart: bool = False) -> StepMetadata:
-    loads = [Load(name, [Pages(0, 4, KEYS, (10, 11, 12))], apart) for name in names]
+def loading(*names: str, asynchronous: bool = False) -> StepMetadata:
+    loads = [Load(name, [Pages(0, 4, KEYS, (10, 11, 12))], asynchronous) for name in names]
     saves = [Save(name, Pages(0, 7, KEYS[:1], (13,), KEYS[2:])) for name in names]
     return StepMetadata(None, loads, saves)
 
@@ -133,33 +133,33 @@ def saving(name: str, *keys: bytes) -> StepMetadata:
     return StepMetadata(None, (), [Save(name, Pages(0, 0, keys, tuple(range(1, len(keys) + 1))))])
 
 
-def test_a_good_load_reports_nothing(side: WorkerSide, shelf: Shelf, meter: Meter) -> None:
-    shelf.outcomes = [outcome(True, True, True), outcome(True)]
+def test_complete_load_reports_nothing(side: WorkerSide, store: FakeStore, meter: Meter) -> None:
+    store.outcomes = [outcome(True, True, True), outcome(True)]
     side.load(loading("a"))
     side.save(loading("a"))
     assert side.take_failed_blocks() == set()
     assert side.take_report() is None
-    assert shelf.puts == [(FIRST, KEYS[:1], (13,), KEYS[2])]
+    assert store.puts == [(FIRST, KEYS[:1], (13,), KEYS[2])]
     counts = meter.take()
     assert counts is not None
     assert counts["loaded_pages"] == 3
 
 
-def test_exactly_the_pages_that_failed_are_reported(side: WorkerSide, shelf: Shelf) -> None:
-    shelf.outcomes = [outcome(True, False, True, reason="checksum")]
+def test_only_failed_pages_are_reported(side: WorkerSide, store: FakeStore) -> None:
+    store.outcomes = [outcome(True, False, True, reason="checksum")]
     side.load(loading("a"))
     assert side.take_failed_blocks() == {11}
     assert side.take_failed_blocks() == set()
 
 
-def test_nothing_is_saved_in_a_step_with_a_failed_load(
-    side: WorkerSide, shelf: Shelf, meter: Meter
+def test_failed_load_cancels_saves_of_step(
+    side: WorkerSide, store: FakeStore, meter: Meter
 ) -> None:
-    shelf.outcomes = [outcome(True, True, True), outcome(False, False, False, reason="io")]
+    store.outcomes = [outcome(True, True, True), outcome(False, False, False, reason="io")]
     metadata = loading("a", "b")
     side.load(metadata)
     side.save(metadata)
-    assert shelf.puts == []
+    assert store.puts == []
     report = side.take_report()
     assert report is not None
     assert report.unsaved == [("b", 0, 4), ("a", 0, 7), ("b", 0, 7)]
@@ -168,18 +168,18 @@ def test_nothing_is_saved_in_a_step_with_a_failed_load(
     assert counts["skipped_pages:spoilt"] == 2
     assert counts["missed_pages:io"] == 3
     # The next step is a new one.
-    shelf.outcomes = [outcome(True)]
+    store.outcomes = [outcome(True)]
     side.load(StepMetadata())
     side.save(StepMetadata(None, (), metadata.saves[:1]))
-    assert len(shelf.puts) == 1
+    assert len(store.puts) == 1
 
 
-def test_failed_load_does_not_cancel_earlier_saves(side: WorkerSide, shelf: Shelf) -> None:
-    shelf.outcomes = [outcome(False, False, False, reason="io"), outcome(True)]
+def test_failed_load_does_not_cancel_earlier_saves(side: WorkerSide, store: FakeStore) -> None:
+    store.outcomes = [outcome(False, False, False, reason="io"), outcome(True)]
     metadata = replace(loading("a"), step=2, finished_sending=("b",))
     side.load(metadata)
     side.save(metadata)
-    assert len(shelf.puts) == 1
+    assert len(store.puts) == 1
     assert side.take_finished_sending() == {"b"}
     report = side.take_report()
     assert report is not None
@@ -196,27 +196,27 @@ def test_worker_reports_facts_on_request(side: WorkerSide) -> None:
     assert report.facts == {(0, 0): side.facts()}
 
 
-def test_a_late_load_is_cancelled_and_waited_for(side: WorkerSide, shelf: Shelf) -> None:
-    shelf.outcomes = ["late"]
+def test_late_load_is_cancelled_and_awaited(side: WorkerSide, store: FakeStore) -> None:
+    store.outcomes = ["late"]
     side.load(loading("a"))
-    assert shelf.cancelled == 1
+    assert store.cancelled == 1
     assert side.take_failed_blocks() == {11, 12}
 
 
-def test_closing_lands_the_loads_that_a_signal_left(side: WorkerSide, shelf: Shelf) -> None:
-    shelf.outcomes = [outcome(True, True, True), "interrupted", "late"]
+def test_close_ends_interrupted_loads(side: WorkerSide, store: FakeStore) -> None:
+    store.outcomes = [outcome(True, True, True), "interrupted", "late"]
     with pytest.raises(KeyboardInterrupt):
         side.load(loading("a", "b", "c"))
     side.close()
-    assert shelf.events == ["finish", "cancel", "cancel", "close"]
+    assert store.events == ["wait", "cancel", "cancel", "close"]
 
 
 class FatalError(Exception):
     kind = "fatal"
 
 
-class Slow:
-    """Stands for a ticket of the core: not done before it is cancelled."""
+class UnfinishedTicket:
+    """Stand-in for a ticket of the core that is done only after it was cancelled."""
 
     cancelled = False
 
@@ -227,8 +227,8 @@ class Slow:
         self.cancelled = True
 
 
-class Torn:
-    """Stands for a ticket that cannot be waited for."""
+class FailingTicket:
+    """Stand-in for a ticket whose wait fails."""
 
     def wait(self, timeout: float | None = None) -> Any:
         raise OSError("poll")
@@ -242,66 +242,64 @@ def fail(*_: object, **__: object) -> Any:
 
 
 @pytest.fixture
-def quiet(monkeypatch: pytest.MonkeyPatch, meter: Meter) -> Iterator[QuietStore]:
+def broken_core(monkeypatch: pytest.MonkeyPatch, meter: Meter) -> Iterator[VllmStore]:
     core = SimpleNamespace(release=fail, close=fail)
-    monkeypatch.setattr("ritornello.handle.open_store", lambda *_: core)
-    store = QuietStore(Settings("/kv", read_only=False), meter)
+    monkeypatch.setattr("ritornello.fail_safe.open_store", lambda *_: core)
+    store = VllmStore(Settings("/kv", read_only=False), meter)
     yield store
     store.close()
 
 
 @pytest.mark.parametrize("closed", [False, True])
-def test_tickets_land_when_the_store_is_broken(quiet: QuietStore, closed: bool) -> None:
+def test_tickets_complete_when_store_is_broken(broken_core: VllmStore, closed: bool) -> None:
     if closed:
-        quiet.close()
+        broken_core.close()
     else:
-        quiet.release(1)
-    assert quiet.broken
-    assert not quiet.open()
-    ticket = Slow()
-    assert quiet.finish(cast(Any, ticket), 0.0) is None
+        broken_core.release(1)
+    assert broken_core.broken
+    assert not broken_core.open()
+    ticket = UnfinishedTicket()
+    assert broken_core.wait(cast(Any, ticket), 0.0) is None
     assert not ticket.cancelled
-    landed = quiet.cancel(cast(Any, ticket))
+    landed = broken_core.cancel_and_wait(cast(Any, ticket))
     assert landed is not None
     assert landed.ok == [True, False, False]
-    assert quiet.finish(cast(Any, ticket), 0.0) is not None
+    assert broken_core.wait(cast(Any, ticket), 0.0) is not None
 
 
-def test_a_store_that_breaks_in_a_load_does_not_strand_the_others(
-    quiet: QuietStore, meter: Meter
-) -> None:
-    tickets = [Slow(), Slow()]
+def test_breaking_store_strands_no_load(broken_core: VllmStore, meter: Meter) -> None:
+    tickets = [UnfinishedTicket(), UnfinishedTicket()]
     waiting = iter(tickets)
-    side = ready(quiet, meter)
-    assert quiet.open()
-    cast(Any, quiet._store).submit_get = lambda *_, **__: next(waiting, None) or fail()
+    side = ready(broken_core, meter)
+    assert broken_core.open()
+    cast(Any, broken_core._store).submit_get = lambda *_, **__: next(waiting, None) or fail()
     side.load(loading("a", "b", "c"))
-    assert quiet.broken
+    assert broken_core.broken
     assert [ticket.cancelled for ticket in tickets] == [True, True]
     assert side.take_failed_blocks() == {10, 11, 12}
 
 
-def test_a_ticket_that_fails_is_counted_and_said_once(
-    quiet: QuietStore, meter: Meter, caplog: pytest.LogCaptureFixture
+def test_failing_ticket_is_logged_once(
+    broken_core: VllmStore, meter: Meter, caplog: pytest.LogCaptureFixture
 ) -> None:
     for _ in range(3):
-        assert quiet.finish(cast(Any, Torn()), 0.0) is None
-        assert quiet.cancel(cast(Any, Torn())) is None
+        assert broken_core.wait(cast(Any, FailingTicket()), 0.0) is None
+        assert broken_core.cancel_and_wait(cast(Any, FailingTicket())) is None
     counts = meter.take()
     assert counts is not None
     assert counts["errors"] == 6
     assert len(caplog.records) == 2
 
 
-def test_a_store_that_takes_no_loads_fails_them_all(side: WorkerSide, shelf: Shelf) -> None:
-    shelf.outcomes = [None]
+def test_refused_loads_fail(side: WorkerSide, store: FakeStore) -> None:
+    store.outcomes = [None]
     side.load(loading("a"))
     assert side.take_failed_blocks() == {10, 11, 12}
 
 
-def test_full_staging_is_asked_again_and_no_space_is_not(side: WorkerSide, shelf: Shelf) -> None:
+def test_full_staging_is_retried_full_store_is_not(side: WorkerSide, store: FakeStore) -> None:
     saves = [*saving("a", *KEYS).saves, *saving("b", *KEYS).saves]
-    shelf.outcomes = [
+    store.outcomes = [
         outcome(True, False, False, reason="staging_full"),
         outcome(False, False, False, reason="no_space"),
     ]
@@ -312,9 +310,9 @@ def test_full_staging_is_asked_again_and_no_space_is_not(side: WorkerSide, shelf
     assert report.unsaved == [("a", 0, 1)]
 
 
-def test_a_save_is_as_long_as_the_shortest_of_its_objects(shelf: Shelf, meter: Meter) -> None:
-    side = ready(shelf, meter, held_object(Slice(0, 0, 0)), held_object(Slice(0, 0, 1)))
-    shelf.outcomes = [
+def test_save_counts_shortest_object(store: FakeStore, meter: Meter) -> None:
+    side = ready(store, meter, held_object(Slice(0, 0, 0)), held_object(Slice(0, 0, 1)))
+    store.outcomes = [
         outcome(True, True, True),
         outcome(True, False, False, reason="staging_full"),
     ]
@@ -329,22 +327,22 @@ def test_a_save_is_as_long_as_the_shortest_of_its_objects(shelf: Shelf, meter: M
     assert counts["skipped_pages:staging_full"] == 2
 
 
-def test_heads_that_several_hold_are_stored_by_one(shelf: Shelf, meter: Meter) -> None:
+def test_shared_heads_are_stored_by_one_worker(store: FakeStore, meter: Meter) -> None:
     mine, theirs = Slice(0, 0, 0), Slice(0, 0, 1)
-    side = ready(shelf, meter, held_object(mine), held_object(theirs, writes=False))
-    shelf.outcomes = [outcome(True)]
+    side = ready(store, meter, held_object(mine), held_object(theirs, is_writer=False))
+    store.outcomes = [outcome(True)]
     side.save(saving("a", KEYS[0]))
-    assert [put[0] for put in shelf.puts] == [mine]
+    assert [put[0] for put in store.puts] == [mine]
 
 
-def test_memory_that_is_not_what_the_model_says_is_refused(
-    shelf: Shelf, meter: Meter, monkeypatch: pytest.MonkeyPatch
+def test_mismatched_memory_is_refused(
+    store: FakeStore, meter: Meter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import numpy
 
     from ritornello.vllm.handshake import GroupMemory
 
-    side = WorkerSide(cast(QuietStore, shelf), 8, [(["l.0", "l.1"], 2)], meter)
+    side = WorkerSide(cast(VllmStore, store), 8, [(["l.0", "l.1"], 2)], meter)
     memory = numpy.zeros((2, 8, 2, 64, 8), numpy.uint8)
     side.register({f"l.{i}": Tensor(memory[i]) for i in range(2)})
     assert side.facts().groups == (GroupMemory(("l.0", "l.1"), 1024, 2, True),)
@@ -357,14 +355,14 @@ def test_memory_that_is_not_what_the_model_says_is_refused(
     assert side.take_report() is None
 
 
-def test_a_worker_that_can_hold_nothing_says_so_at_once(shelf: Shelf, meter: Meter) -> None:
-    side = WorkerSide(cast(QuietStore, shelf), 8, [(["l.0"], 2)], meter)
+def test_worker_without_caches_refuses(store: FakeStore, meter: Meter) -> None:
+    side = WorkerSide(cast(VllmStore, store), 8, [(["l.0"], 2)], meter)
     side.register({})
     assert "no KV cache was registered" in side.facts().refusal
 
 
-def test_closing_waits_for_saves(side: WorkerSide, shelf: Shelf, meter: Meter) -> None:
-    shelf.outcomes = [outcome(True)]
+def test_close_waits_for_saves(side: WorkerSide, store: FakeStore, meter: Meter) -> None:
+    store.outcomes = [outcome(True)]
     side.save(saving("a", KEYS[0]))
     side.close()
     counts = meter.take()
@@ -372,39 +370,37 @@ def test_closing_waits_for_saves(side: WorkerSide, shelf: Shelf, meter: Meter) -
     assert counts["saved_pages"] == 1
 
 
-def test_a_load_apart_is_over_when_all_its_reads_have_landed(shelf: Shelf, meter: Meter) -> None:
-    side = ready(shelf, meter, held_object(Slice(0, 0, 0)), held_object(Slice(0, 0, 1)))
+def test_async_load_ends_with_last_read(store: FakeStore, meter: Meter) -> None:
+    side = ready(store, meter, held_object(Slice(0, 0, 0)), held_object(Slice(0, 0, 1)))
     slow: Any = outcome(True, True, True)
-    shelf.outcomes = ["late", slow]
-    side.load(loading("a", apart=True))
-    assert side.landed() == (set(), set())
-    assert side.landed() == (set(), set())
-    # The kernel lets go of it.
-    shelf.cancelled = 1
-    over, failed = side.landed()
+    store.outcomes = ["late", slow]
+    side.load(loading("a", asynchronous=True))
+    assert side.take_completed_loads() == (set(), set())
+    assert side.take_completed_loads() == (set(), set())
+    # The kernel completes the read.
+    store.cancelled = 1
+    over, failed = side.take_completed_loads()
     assert (over, failed) == ({"a"}, {"a"})
-    assert side.landed() == (set(), set())
+    assert side.take_completed_loads() == (set(), set())
 
 
-def test_a_good_load_apart_does_not_hold_the_step_up(side: WorkerSide, shelf: Shelf) -> None:
-    shelf.outcomes = [outcome(True, True, True), outcome(True)]
-    metadata = loading("a", apart=True)
+def test_async_load_does_not_delay_step(side: WorkerSide, store: FakeStore) -> None:
+    store.outcomes = [outcome(True, True, True), outcome(True)]
+    metadata = loading("a", asynchronous=True)
     side.load(metadata)
     side.save(metadata)
-    assert len(shelf.puts) == 1
-    assert side.landed() == ({"a"}, set())
+    assert len(store.puts) == 1
+    assert side.take_completed_loads() == ({"a"}, set())
     assert side.take_failed_blocks() == set()
 
 
-def test_a_load_apart_that_fails_names_its_blocks_and_spoils_no_save(
-    side: WorkerSide, shelf: Shelf
-) -> None:
-    shelf.outcomes = [outcome(True, False, True, reason="checksum"), outcome(True)]
-    metadata = loading("a", apart=True)
+def test_failed_async_load_cancels_no_save(side: WorkerSide, store: FakeStore) -> None:
+    store.outcomes = [outcome(True, False, True, reason="checksum"), outcome(True)]
+    metadata = loading("a", asynchronous=True)
     side.load(metadata)
     side.save(metadata)
-    assert len(shelf.puts) == 1
-    assert side.landed() == ({"a"}, {"a"})
+    assert len(store.puts) == 1
+    assert side.take_completed_loads() == ({"a"}, {"a"})
     assert side.take_failed_blocks() == {11}
     report = side.take_report()
     assert report is not None
@@ -412,53 +408,53 @@ def test_a_load_apart_that_fails_names_its_blocks_and_spoils_no_save(
     assert report.failed == {"a"}
 
 
-def test_blocks_of_several_groups_are_not_named(shelf: Shelf, meter: Meter) -> None:
-    side = ready(shelf, meter, held_object(Slice(0, 0, 0)), held_object(Slice(1, 0, 0)), groups=2)
-    shelf.outcomes = [outcome(True, True, True), outcome(False, reason="io")]
+def test_blocks_of_several_groups_are_not_named(store: FakeStore, meter: Meter) -> None:
+    side = ready(store, meter, held_object(Slice(0, 0, 0)), held_object(Slice(1, 0, 0)), groups=2)
+    store.outcomes = [outcome(True, True, True), outcome(False, reason="io")]
     pages = [Pages(0, 0, KEYS, (1, 2, 3)), Pages(1, 2, KEYS[2:], (4,))]
-    side.load(StepMetadata(None, [Load("a", pages, apart=True)]))
-    assert side.landed() == ({"a"}, {"a"})
+    side.load(StepMetadata(None, [Load("a", pages, asynchronous=True)]))
+    assert side.take_completed_loads() == ({"a"}, {"a"})
     assert side.take_failed_blocks() == set()
 
 
-def test_a_load_apart_that_is_late_is_given_up_once(
-    side: WorkerSide, shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+def test_late_async_load_is_cancelled_once(
+    side: WorkerSide, store: FakeStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shelf.outcomes = ["late"]
-    side.load(loading("a", apart=True))
+    store.outcomes = ["late"]
+    side.load(loading("a", asynchronous=True))
     monkeypatch.setattr("ritornello.vllm.worker.monotonic", lambda: 1e12)
-    assert side.landed() == (set(), set())
-    assert shelf.cancelled == 1
-    assert side.landed() == ({"a"}, {"a"})
+    assert side.take_completed_loads() == (set(), set())
+    assert store.cancelled == 1
+    assert side.take_completed_loads() == ({"a"}, {"a"})
     assert side.take_failed_blocks() == {11, 12}
-    assert shelf.cancelled == 2
-    assert shelf.events == ["finish", "cancel"]
+    assert store.cancelled == 2
+    assert store.events == ["wait", "cancel"]
 
 
-def test_a_worker_without_memory_reports_loads_apart_as_failed(shelf: Shelf, meter: Meter) -> None:
-    side = WorkerSide(cast(QuietStore, shelf), 8, [([], 2)], meter)
-    side.load(loading("a", apart=True))
-    assert side.landed() == ({"a"}, {"a"})
+def test_worker_without_memory_fails_async_loads(store: FakeStore, meter: Meter) -> None:
+    side = WorkerSide(cast(VllmStore, store), 8, [([], 2)], meter)
+    side.load(loading("a", asynchronous=True))
+    assert side.take_completed_loads() == ({"a"}, {"a"})
     assert side.take_failed_blocks() == {10, 11, 12}
 
 
-def test_closing_waits_for_reads_apart(side: WorkerSide, shelf: Shelf) -> None:
-    shelf.outcomes = ["late"]
-    side.load(loading("a", apart=True))
+def test_close_waits_for_async_reads(side: WorkerSide, store: FakeStore) -> None:
+    store.outcomes = ["late"]
+    side.load(loading("a", asynchronous=True))
     side.close()
-    assert shelf.events == ["cancel", "close"]
+    assert store.events == ["cancel", "close"]
 
 
-def test_blocks_that_do_not_exist_are_a_miss(quiet: QuietStore, meter: Meter) -> None:
+def test_nonexistent_blocks_are_miss(broken_core: VllmStore, meter: Meter) -> None:
     pool: Any = SimpleNamespace(page_bytes=4096, pages=fail)
-    side = ready(quiet, meter, Object(FIRST, pool, True))
+    side = ready(broken_core, meter, Object(FIRST, pool, True))
     side.load(loading("a"))
     side.save(saving("a", KEYS[0]))
     assert side.take_failed_blocks() == {10, 11, 12}
 
 
-def test_a_step_that_computes_says_how_long_that_took(side: WorkerSide, shelf: Shelf) -> None:
-    side.begin()
+def test_prefill_time_is_reported(side: WorkerSide, store: FakeStore) -> None:
+    side.begin_step()
     side.save(StepMetadata(prefill=(64, 128)))
     report = side.take_report()
     assert report is not None
@@ -468,25 +464,27 @@ def test_a_step_that_computes_says_how_long_that_took(side: WorkerSide, shelf: S
     assert side.take_report() is None
 
 
-def test_a_store_that_learns_is_told_what_was_read(side: WorkerSide, shelf: Shelf) -> None:
-    shelf.learns = True
-    shelf.outcomes = [outcome(True, True, True), outcome(True)]
+def test_read_times_are_reported_if_wanted(side: WorkerSide, store: FakeStore) -> None:
+    store.wants_timings = True
+    store.outcomes = [outcome(True, True, True), outcome(True)]
     side.load(loading("a"))
     report = side.take_report()
     assert report is not None
     assert report.loads == [("disk", 4096, 0.5)]
-    assert list(report.took) == ["a"]
+    assert list(report.load_seconds) == ["a"]
 
 
 LAYERS = {"l.0": 0, "l.1": 0, "l.2": 1, "l.3": 2}
 
 
 @pytest.fixture
-def layered(shelf: Shelf, meter: Meter) -> WorkerSide:
-    """A worker whose pages have three groups of layers, all of which the engine announces."""
+def layered(store: FakeStore, meter: Meter) -> WorkerSide:
+    """Returns a worker whose pages have three groups of layers, all of which the engine
+    announces.
+    """
     pool: Any = SimpleNamespace(page_bytes=4096, pages=list)
-    side = ready(shelf, meter, Object(FIRST, pool, True, (2048, 3072, 4096)))
-    side._group_of, side._unseen = LAYERS, {*LAYERS}
+    side = ready(store, meter, Object(FIRST, pool, True, (2048, 3072, 4096)))
+    side._group_of, side._unannounced = LAYERS, {*LAYERS}
     run(side, *LAYERS)
     return side
 
@@ -496,20 +494,18 @@ def run(side: WorkerSide, *layers: str) -> None:
         side.await_layer(name)
 
 
-def test_each_layer_waits_for_its_group_and_the_step_for_the_rest(
-    layered: WorkerSide, shelf: Shelf, meter: Meter
-) -> None:
-    shelf.outcomes = [outcome(True, True, True), outcome(True, True, True), outcome(True)]
+def test_layers_wait_for_their_group(layered: WorkerSide, store: FakeStore, meter: Meter) -> None:
+    store.outcomes = [outcome(True, True, True), outcome(True, True, True), outcome(True)]
     layered.load(StepMetadata(None, loading("a", "b").loads))
-    assert shelf.sections == [(2048, 3072, 4096)] * 2
-    assert shelf.events == []
+    assert store.sections == [(2048, 3072, 4096)] * 2
+    assert store.events == []
     run(layered, "l.0", "l.1")
-    assert shelf.events == ["group 0"] * 2
+    assert store.events == ["group 0"] * 2
     run(layered, "l.2", "l.3")
-    assert shelf.events[2:] == ["group 1"] * 2 + ["group 2"] * 2
+    assert store.events[2:] == ["group 1"] * 2 + ["group 2"] * 2
     layered.save(loading("a"))
-    assert shelf.events[6:] == ["finish"] * 2
-    assert len(shelf.puts) == 1
+    assert store.events[6:] == ["wait"] * 2
+    assert len(store.puts) == 1
     assert layered.take_failed_blocks() == set()
     counts = meter.take()
     assert counts is not None
@@ -517,25 +513,25 @@ def test_each_layer_waits_for_its_group_and_the_step_for_the_rest(
     assert 0 < counts["layer_wait_seconds"] <= counts["load_seconds"]
     # Nothing is waited for in a step without loads.
     run(layered, *LAYERS)
-    assert len(shelf.events) == 8
+    assert len(store.events) == 8
 
 
-def test_a_layer_of_unknown_name_waits_for_everything(layered: WorkerSide, shelf: Shelf) -> None:
-    shelf.outcomes = [outcome(True, True, True)]
+def test_unknown_layer_waits_for_all_groups(layered: WorkerSide, store: FakeStore) -> None:
+    store.outcomes = [outcome(True, True, True)]
     layered.load(StepMetadata(None, loading("a").loads))
     run(layered, "another", *LAYERS)
-    assert shelf.events == [f"group {len(LAYERS)}"]
+    assert store.events == [f"group {len(LAYERS)}"]
 
 
-def test_a_page_of_which_a_late_group_fails_is_reported_once_and_nothing_is_saved(
-    layered: WorkerSide, shelf: Shelf, meter: Meter
+def test_failed_layer_group_fails_page_once(
+    layered: WorkerSide, store: FakeStore, meter: Meter
 ) -> None:
-    shelf.outcomes = [outcome(True, False, True, reason="checksum")]
+    store.outcomes = [outcome(True, False, True, reason="checksum")]
     layered.load(loading("a"))
     run(layered, *LAYERS)
     assert layered.take_failed_blocks() == set()
     layered.save(loading("a"))
-    assert shelf.puts == []
+    assert store.puts == []
     assert layered.take_failed_blocks() == {11}
     report = layered.take_report()
     assert report is not None
@@ -548,103 +544,99 @@ def test_a_page_of_which_a_late_group_fails_is_reported_once_and_nothing_is_save
     assert layered.take_failed_blocks() == set()
 
 
-def test_what_failed_is_told_with_its_step_where_saves_come_later(
-    layered: WorkerSide, shelf: Shelf
-) -> None:
-    """With drafts vLLM asks before it has the step's pages saved."""
-    shelf.outcomes = [outcome(True, False, True, reason="checksum")]
+def test_drafts_report_failures_with_their_step(layered: WorkerSide, store: FakeStore) -> None:
+    """With draft tokens vLLM calls this before the step's pages are saved."""
+    store.outcomes = [outcome(True, False, True, reason="checksum")]
     layered.load(loading("a"))
     run(layered, *LAYERS)
-    assert layered.landed() == (set(), set())
+    assert layered.take_completed_loads() == (set(), set())
     assert layered.take_failed_blocks() == {11}
     layered.save(loading("a"))
-    assert shelf.puts == []
+    assert store.puts == []
 
 
-def test_what_came_after_its_layer_ran_did_not_come(layered: WorkerSide, shelf: Shelf) -> None:
-    shelf.outcomes = ["late"]
+def test_late_layer_group_is_missed(layered: WorkerSide, store: FakeStore) -> None:
+    store.outcomes = ["late"]
     layered.load(StepMetadata(None, loading("a").loads))
     run(layered, "l.0")
-    cast(Any, layered._waited[0]._reads[0][1]).outcome = outcome(True, True, True)
+    cast(Any, layered._step_loads[0]._reads[0][1]).outcome = outcome(True, True, True)
     run(layered, "l.2", "l.3")
     layered.save(StepMetadata())
     assert layered.take_failed_blocks() == {10, 11, 12}
 
 
-def test_a_layer_that_runs_unannounced_is_awaited_and_ends_loads_by_layer(
-    layered: WorkerSide, shelf: Shelf, caplog: pytest.LogCaptureFixture
+def test_unannounced_layer_disables_layer_loads(
+    layered: WorkerSide, store: FakeStore, caplog: pytest.LogCaptureFixture
 ) -> None:
-    shelf.outcomes = [outcome(True, True, True)] * 2
+    store.outcomes = [outcome(True, True, True)] * 2
     layered.load(StepMetadata(None, loading("a").loads))
     run(layered, "l.0", "l.1", "l.3")
     layered.save(loading("a"))
-    assert shelf.events[-1] == "finish"
+    assert store.events[-1] == "wait"
     assert layered.take_failed_blocks() == {10, 11, 12}
-    assert shelf.puts == []
+    assert store.puts == []
     assert "l.2 ran unannounced" in caplog.text
     layered.load(StepMetadata(None, loading("b").loads))
-    assert shelf.sections[-1] == ()
-    assert shelf.events[-1] == "finish"
+    assert store.sections[-1] == ()
+    assert store.events[-1] == "wait"
     assert layered.take_failed_blocks() == set()
 
 
-def test_loads_are_whole_until_all_layers_were_announced(shelf: Shelf, meter: Meter) -> None:
+def test_loads_are_whole_until_layers_are_known(store: FakeStore, meter: Meter) -> None:
     pool: Any = SimpleNamespace(page_bytes=4096, pages=list)
-    side = ready(shelf, meter, Object(FIRST, pool, True, (2048, 3072, 4096)))
-    side._group_of, side._unseen = LAYERS, {*LAYERS}
+    side = ready(store, meter, Object(FIRST, pool, True, (2048, 3072, 4096)))
+    side._group_of, side._unannounced = LAYERS, {*LAYERS}
     for announced in (["l.0"], ["l.1", "l.2", "l.3"]):
-        shelf.outcomes = [outcome(True, True, True)]
+        store.outcomes = [outcome(True, True, True)]
         side.load(StepMetadata(None, loading("a").loads))
-        assert (shelf.sections[-1], shelf.events[-1]) == ((), "finish")
+        assert (store.sections[-1], store.events[-1]) == ((), "wait")
         run(side, *announced)
         side.save(StepMetadata())
-    shelf.outcomes = [outcome(True, True, True)]
+    store.outcomes = [outcome(True, True, True)]
     side.load(StepMetadata(None, loading("a").loads))
-    assert shelf.sections[-1] == (2048, 3072, 4096)
+    assert store.sections[-1] == (2048, 3072, 4096)
 
 
-def test_a_step_that_did_not_end_is_accounted_for_in_the_next(
-    layered: WorkerSide, shelf: Shelf
-) -> None:
-    shelf.outcomes = [outcome(True, False, True, reason="io")]
+def test_unfinished_step_is_recorded_in_next(layered: WorkerSide, store: FakeStore) -> None:
+    store.outcomes = [outcome(True, False, True, reason="io")]
     layered.load(StepMetadata(None, loading("a").loads))
     layered.load(StepMetadata())
     assert layered.take_failed_blocks() == {10, 11, 12}
 
 
-def test_loads_apart_come_whole(layered: WorkerSide, shelf: Shelf, meter: Meter) -> None:
-    shelf.outcomes = [outcome(True, True, True)]
-    layered.load(StepMetadata(None, loading("a", apart=True).loads))
+def test_async_loads_are_whole(layered: WorkerSide, store: FakeStore, meter: Meter) -> None:
+    store.outcomes = [outcome(True, True, True)]
+    layered.load(StepMetadata(None, loading("a", asynchronous=True).loads))
     run(layered, *LAYERS)
-    assert (shelf.sections, shelf.events) == ([()], [])
-    assert layered.landed() == ({"a"}, set())
+    assert (store.sections, store.events) == ([()], [])
+    assert layered.take_completed_loads() == ({"a"}, set())
     counts = meter.take()
     assert counts is not None
     assert counts["apart_loads"] == 1
 
 
-def test_a_load_by_layer_costs_what_the_step_waited(layered: WorkerSide, shelf: Shelf) -> None:
-    shelf.learns = True
-    shelf.outcomes = [outcome(True, True, True)]
-    layered.begin()
+def test_layer_load_costs_waited_time(layered: WorkerSide, store: FakeStore) -> None:
+    store.wants_timings = True
+    store.outcomes = [outcome(True, True, True)]
+    layered.begin_step()
     layered.load(StepMetadata(None, loading("a").loads))
     run(layered, *LAYERS)
-    begun = layered._waited[0].begun
+    begun = layered._step_loads[0].started
     layered.save(StepMetadata())
     report = layered.take_report()
     assert report is not None
-    assert 0 < report.took["a"] <= monotonic() - begun
+    assert 0 < report.load_seconds["a"] <= monotonic() - begun
 
 
 class Watching:
-    """Stands for the watch of this process."""
+    """Stand-in for the watch of this process."""
 
     shared, slot, count = True, 0, 1
 
     def __init__(self) -> None:
         self.counted = b"covered"
 
-    def look(self) -> None:
+    def check(self) -> None:
         pass
 
     def covered_by(self, covered: bytes) -> bool:
@@ -660,14 +652,14 @@ def watching(side: WorkerSide, monkeypatch: pytest.MonkeyPatch) -> Watching:
 
 
 def test_changed_weights_refuse_loads_and_saves(
-    side: WorkerSide, shelf: Shelf, meter: Meter, watching: Watching
+    side: WorkerSide, store: FakeStore, meter: Meter, watching: Watching
 ) -> None:
     watching.counted = b"changed"
-    side.begin(loading("a"))
+    side.begin_step(loading("a"))
     side.load(loading("a"))
     side.save(loading("a"))
     assert side.take_failed_blocks() == {10, 11, 12}
-    assert shelf.puts == []
+    assert store.puts == []
     counts = meter.take()
     assert counts is not None
     assert counts["missed_pages:weights_changed"] == 3
@@ -675,35 +667,35 @@ def test_changed_weights_refuse_loads_and_saves(
 
 
 def test_loads_in_flight_fail_if_weights_change(
-    side: WorkerSide, shelf: Shelf, watching: Watching
+    side: WorkerSide, store: FakeStore, watching: Watching
 ) -> None:
-    shelf.outcomes = [outcome(True, True, True)]
-    side.load(loading("a", apart=True))
+    store.outcomes = [outcome(True, True, True)]
+    side.load(loading("a", asynchronous=True))
     watching.counted = b"changed"
-    assert side.landed() == ({"a"}, {"a"})
+    assert side.take_completed_loads() == ({"a"}, {"a"})
 
 
-def test_weights_that_change_in_a_step_are_not_saved(
-    side: WorkerSide, shelf: Shelf, watching: Watching
+def test_weights_changed_in_step_are_not_saved(
+    side: WorkerSide, store: FakeStore, watching: Watching
 ) -> None:
-    side.begin(saving("a", *KEYS))
+    side.begin_step(saving("a", *KEYS))
     side.load(saving("a", *KEYS))
     watching.counted = b"changed"
     side.save(saving("a", *KEYS))
-    assert shelf.puts == []
+    assert store.puts == []
     assert side.take_report() is None, "it is not asked for again"
 
 
-def test_a_worker_without_its_watch_saves_nothing(
-    side: WorkerSide, shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+def test_unwatched_worker_saves_nothing(
+    side: WorkerSide, store: FakeStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watch, "current", lambda: None)
     side._covered = b"covered"
     side.save(saving("a", *KEYS))
-    assert shelf.puts == []
+    assert store.puts == []
 
 
-def test_a_remote_worker_reports_its_changes(side: WorkerSide, watching: Watching) -> None:
+def test_remote_worker_reports_changes(side: WorkerSide, watching: Watching) -> None:
     watching.counted, watching.shared = b"changed", False
     side.save(saving("a", *KEYS))
     report = side.take_report()

@@ -1,4 +1,4 @@
-"""A tier without vLLM: a host tier in plain memory, and what vLLM says to a tier."""
+"""A tier without vLLM: a host tier in plain memory, and vLLM's arguments."""
 
 import hashlib
 import mmap
@@ -11,7 +11,7 @@ import numpy as np
 from support import Bytes, pages_of
 
 from ritornello.vllm.tier.counts import Counts
-from ritornello.vllm.tier.jobs import Done
+from ritornello.vllm.tier.jobs import FinishedJob
 from ritornello.vllm.tier.memory import HostRows
 from ritornello.vllm.tier.namespace import Namespace
 from ritornello.vllm.tier.sequence import Group
@@ -44,7 +44,7 @@ def namespace(**changes: Any) -> Namespace:
 
 
 def offload_keys(name: str, chunks: int, group: int = 0) -> list[bytes]:
-    """Keys of the sequence `name` as vLLM makes them: a hash, and the number of the group."""
+    """Returns keys of the sequence `name` in vLLM's form: a hash, and the number of the group."""
     keys, last = [], name.encode()
     for _ in range(chunks):
         last = hashlib.sha256(last).digest()
@@ -54,7 +54,7 @@ def offload_keys(name: str, chunks: int, group: int = 0) -> list[bytes]:
 
 @dataclass
 class Request:
-    """Stands for a vLLM `ReqContext`."""
+    """Stand-in for a vLLM `ReqContext`."""
 
     req_id: str
     kv_transfer_params: dict[str, Any] | None = None
@@ -64,7 +64,7 @@ class Request:
         return self._offload_key_positions.get(key)
 
     def over(self, *sequences: Sequence[bytes]) -> "Request":
-        """The same, of these keys, each sequence from the first token on."""
+        """Adds the keys of sequences, each from the first token, and returns the request."""
         for keys in sequences:
             for place, key in enumerate(keys):
                 self._offload_key_positions[key] = (place + 1) * TOKENS
@@ -73,7 +73,7 @@ class Request:
 
 @dataclass
 class Transfer:
-    """Stands for a vLLM `TransferJob`."""
+    """Stand-in for a vLLM `TransferJob`."""
 
     job_id: int
     keys: Sequence[bytes]
@@ -81,7 +81,7 @@ class Transfer:
     req_context: Request
 
 
-class Rig:
+class TierHarness:
     """A tier over `ROWS` rows, in shared memory as vLLM's are."""
 
     def __init__(self, path: Path, spaces: Namespace | None = None, **settings: Any) -> None:
@@ -97,20 +97,20 @@ class Rig:
 
     def begin(self, name: str, *sequences: Sequence[bytes], **params: Any) -> Request:
         request = Request(name, params or None).over(*sequences)
-        self.tier.begin(request)
+        self.tier.begin_request(request)
         return request
 
-    def save(self, request: Request, keys: Sequence[bytes], first: int = 0) -> Done:
-        """Puts the right bytes of `keys` into rows from `first` on, and stores them."""
+    def save(self, request: Request, keys: Sequence[bytes], first: int = 0) -> FinishedJob:
+        """Writes the expected bytes of `keys` to rows from `first`, and stores them."""
         rows = range(first, first + len(keys))
         self.host[rows] = pages_of(keys, ROW)
         self.tier.save(self._transfer(request, keys, rows))
         return self.ended()
 
     def hits(self, request: Request, keys: Sequence[bytes]) -> int:
-        """Leading keys that are promised: vLLM asks until the first miss."""
+        """Returns the leading keys that are promised: vLLM asks until the first miss."""
         for place, key in enumerate(keys):
-            if self.tier.look(key, request) is not Answer.HIT:
+            if self.tier.lookup(key, request) is not Answer.HIT:
                 return place
         return len(keys)
 
@@ -119,20 +119,20 @@ class Rig:
         self.host[rows] = 0xA5
         self.tier.load(self._transfer(request, keys, rows))
 
-    def load(self, request: Request, keys: Sequence[bytes], first: int = 32) -> Done:
+    def load(self, request: Request, keys: Sequence[bytes], first: int = 32) -> FinishedJob:
         self.start_load(request, keys, first)
-        self.tier.step_over()
+        self.tier.end_step()
         return self.ended()
 
     def right(self, keys: Sequence[bytes], first: int = 32) -> list[bool]:
-        """Whether the rows from `first` on hold the bytes of `keys`."""
+        """Returns whether the rows from `first` contain the bytes of `keys`."""
         expected = pages_of(keys, ROW)
         return [bool((self.host[first + i] == expected[i]).all()) for i in range(len(keys))]
 
-    def ended(self) -> Done:
-        """The one job that runs, when it has ended."""
+    def ended(self) -> FinishedJob:
+        """Waits for the only running job and returns its result."""
         assert self.tier._jobs.wait(60)
-        (done,) = self.tier.landed()
+        (done,) = self.tier.take_finished()
         return done
 
     def leases(self) -> int:

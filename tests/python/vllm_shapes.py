@@ -1,4 +1,4 @@
-"""Models in a few lines for the tests of the vLLM connector: parts, identities, shelves."""
+"""Small models for the tests of the vLLM connector: parts, identities, stores."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -43,71 +43,73 @@ def identity(*parts: Part, ranks: int = 1, hash_tokens: int = TOKENS) -> Identit
 
 
 @dataclass
-class Shelf:
-    """Stands for the store: pages by epoch and object, leases that are out."""
+class FakeStore:
+    """Stand-in for the store: pages by epoch and object, and leases in use."""
 
     pages: set[tuple[bytes, Slice, bytes]] = field(default_factory=set)
     leases: set[int] = field(default_factory=set)
-    asked: int = 0
+    lookups: int = 0
     broken: bool = False
     failed: list[str] = field(default_factory=list)
-    # Of a cache over tiers: more is on its way, and so many pages are worth loading.
+    # Of a cache over tiers: whether a lookup is pending, and how many pages are worth loading.
     pending: bool = False
-    worth: int = 1 << 20
+    worth_loading: int = 1 << 20
     tiers: Sequence[tuple[str, int]] = ()
-    grounds: Any = None
-    learns: bool = False
-    retains: bool = True
+    decision: Any = None
+    wants_timings: bool = False
+    permits: bool = True
     prompts: list[Prompt] = field(default_factory=list)
-    forgone: list[tuple[bytes, ...]] = field(default_factory=list)
-    learnt: list[tuple[WorkerReport, dict[str, Any]]] = field(default_factory=list)
+    cancelled: list[tuple[bytes, ...]] = field(default_factory=list)
+    timings: list[tuple[WorkerReport, dict[str, Any]]] = field(default_factory=list)
 
-    def match(
+    def lookup(
         self,
         identity: Identity,
-        of: Sequence[Slice],
+        slices: Sequence[Slice],
         keys: Sequence[bytes],
         ttl: float,
         prompt: Prompt,
     ) -> Hit | None:
         if self.broken:
             return None
-        self.asked += 1
+        self.lookups += 1
         self.prompts.append(prompt)
         if self.pending:
             return Hit(0, 0, pending=True)
-        here = min([*self.exists(identity, piece, keys), False].index(False) for piece in of)
-        self.leases.add(self.asked)
-        worth = min(here, self.worth)
-        return Hit(worth, here, self.asked, tiers=self.tiers, grounds=self.grounds)
+        here = min([*self.exists(identity, piece, keys), False].index(False) for piece in slices)
+        self.leases.add(self.lookups)
+        worth_loading = min(here, self.worth_loading)
+        return Hit(worth_loading, here, self.lookups, tiers=self.tiers, decision=self.decision)
 
     def permits_retention(self) -> bool:
-        return self.retains
+        return self.permits
 
-    def exists(self, identity: Identity, of: Slice, keys: Sequence[bytes]) -> list[bool]:
-        return [(identity.epoch, of, key) in self.pages for key in keys]
+    def exists(self, identity: Identity, piece: Slice, keys: Sequence[bytes]) -> list[bool]:
+        return [(identity.epoch, piece, key) in self.pages for key in keys]
 
     def release(self, lease: int) -> None:
         self.leases.remove(lease)
 
-    def forgo(self, identity: Identity, of: Sequence[Slice], keys: Sequence[bytes]) -> None:
-        self.forgone.append((*keys,))
+    def cancel_lookup(
+        self, identity: Identity, slices: Sequence[Slice], keys: Sequence[bytes]
+    ) -> None:
+        self.cancelled.append((*keys,))
 
-    def learn(self, report: WorkerReport, grounds: dict[str, Any]) -> None:
-        self.learnt.append((report, dict(grounds)))
+    def record_timings(self, report: WorkerReport, decision: dict[str, Any]) -> None:
+        self.timings.append((report, dict(decision)))
 
-    def fail(self, doing: str, error: BaseException) -> None:
-        self.failed.append(f"{doing}: {error}")
+    def record_failure(self, operation: str, error: BaseException) -> None:
+        self.failed.append(f"{operation}: {error}")
 
     def close(self) -> None:
         assert not self.leases
 
-    def keep(self, keys: Sequence[bytes], of: Slice = FIRST, epoch: bytes = b"") -> None:
-        self.pages |= {(epoch, of, key) for key in keys}
+    def keep(self, keys: Sequence[bytes], piece: Slice = FIRST, epoch: bytes = b"") -> None:
+        self.pages |= {(epoch, piece, key) for key in keys}
 
 
 class Tensor:
-    """An array as torch would show it."""
+    """An array with the interface of a torch tensor."""
 
     def __init__(self, array: Any) -> None:
         self.shape: Sequence[int] = array.shape

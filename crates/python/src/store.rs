@@ -149,10 +149,10 @@ impl Store {
         hit.or_raise(py)
     }
 
-    /// Like `probe`, with a lease that keeps the pages readable for `ttl` seconds or until its
-    /// release. For several scopes: the leading pages that all of them have.
-    #[pyo3(name = "match", signature = (scope, keys, *, ttl=60.0))]
-    fn match_(
+    /// Like `probe`, with a lease that keeps the pages readable for `ttl` seconds or until it is
+    /// released. Of several scopes: the leading pages that all of them have.
+    #[pyo3(signature = (scope, keys, *, ttl=60.0))]
+    fn pin_prefix(
         &self,
         py: Python<'_>,
         scope: &Bound<'_, PyAny>,

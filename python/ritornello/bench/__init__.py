@@ -1,6 +1,6 @@
-"""Measurements that need an interpreter.
+"""Measurements that run in Python.
 
 `ritornello bench store` starts `probe`. `python -m ritornello.bench WORKLOAD` measures a serving
-engine through its OpenAI API: `multi_round_qa`, `long_context` and `multi_turn` say what is asked,
-`driver` asks it through `client`, `summary` and `confidence` say what came of it.
+engine through its OpenAI API: `multi_round_qa`, `long_context` and `multi_turn` generate requests,
+`driver` sends them through `client`, `summary` and `confidence` compute the results.
 """

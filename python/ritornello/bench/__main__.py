@@ -1,6 +1,6 @@
 """Measures a serving engine through its OpenAI API: `python -m ritornello.bench WORKLOAD`.
 
-Exit status 0; 1 where requests failed or an expected gain was missed; 2 where nothing was measured.
+Exit status 0; 1 if requests failed or an expected gain was not reached; 2 if nothing was measured.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from typing import Any
 from ritornello.bench.client import Server, ServingError
 from ritornello.bench.confidence import mean
 from ritornello.bench.driver import ANSWER_SECONDS, Driver, Record
-from ritornello.bench.engines import Watch
+from ritornello.bench.engines import MetricsWatch
 from ritornello.bench.long_context import LongContext
 from ritornello.bench.multi_round_qa import MultiRoundQA
 from ritornello.bench.multi_turn import MultiTurn
@@ -31,16 +31,16 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 
 
 def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(
+    arguments = argparse.ArgumentParser(
         prog="python -m ritornello.bench", description=__doc__.partition("\n")[0]
     )
-    kinds = made.add_subparsers(dest="workload", required=True, metavar="WORKLOAD")
+    kinds = arguments.add_subparsers(dest="workload", required=True, metavar="WORKLOAD")
     for name, kind in WORKLOADS.items():
         module = sys.modules[kind.__module__].__doc__ or ""
-        told = " ".join(module.partition("\n\n")[0].split())
-        one = kinds.add_parser(name, help=told, description=told)
-        kind.flags(one)
-        add = one.add_argument
+        help_text = " ".join(module.partition("\n\n")[0].split())
+        subparser = kinds.add_parser(name, help=help_text, description=help_text)
+        kind.flags(subparser)
+        add = subparser.add_argument
         add(
             "--base-url",
             nargs="+",
@@ -68,25 +68,25 @@ def parser() -> argparse.ArgumentParser:
             help="fail below: TTFT of round 0 to later",
         )
         add("--json", nargs="?", const="-", metavar="FILE", help="everything as JSON, no table")
-    return made
+    return arguments
 
 
-async def measured(
+async def measure(
     given: argparse.Namespace, on_record: Callable[[Record], None]
 ) -> tuple[list[Record], Total]:
-    """Checks the servers, runs the workload, reads what the engines say of it."""
+    """Checks the servers, runs the workload, and reads the engines' counters."""
     servers = [Server(url) for url in given.base_url or [DEFAULT_URL]]
     model = await model_of(servers, given.model)
     workload = WORKLOADS[given.workload].of(given, Source(given.seed, given.prompts == "text"))
     driver = Driver(servers, model, given.timeout, on_record=on_record)
-    watch = await Watch.begin(servers)
+    watch = await MetricsWatch.begin(servers)
     records = await driver.run(workload)
-    told = await watch.end(sum(r.prompt_tokens for r in records))
-    return records, total(records, told)
+    metrics = await watch.end(sum(r.prompt_tokens for r in records))
+    return records, total(records, metrics)
 
 
 async def model_of(servers: Sequence[Server], wanted: str | None) -> str:
-    """The model to ask for, which all servers have."""
+    """Returns the model to request, which all servers have."""
     models: set[str] | None = None
     for server in servers:
         served = await server.models()
@@ -105,7 +105,7 @@ async def model_of(servers: Sequence[Server], wanted: str | None) -> str:
 
 
 def gain(found: Sequence[Row]) -> float | None:
-    """Mean TTFT of prompts nobody had sent, over that of those with a history."""
+    """Returns the mean TTFT of new prompts, divided by that of prompts with a history."""
     fresh = [r for r in found if r.round == 0]
     known = [r for r in found if r.history_tokens]
     if not fresh or not known:
@@ -118,7 +118,7 @@ def gain(found: Sequence[Row]) -> float | None:
 
 
 def report(given: argparse.Namespace, records: Sequence[Record], whole: Total) -> dict[str, Any]:
-    """Everything that was asked for and found, for `--json`."""
+    """Returns settings and results, for `--json`."""
     flags = {name: value for name, value in vars(given).items() if name not in ("json", "chart")}
     requests = [{k: v for k, v in asdict(r).items() if k != "answer"} for r in records]
     return {
@@ -130,13 +130,13 @@ def report(given: argparse.Namespace, records: Sequence[Record], whole: Total) -
 
 
 def run(given: argparse.Namespace) -> int:
-    # Before anything is measured: what is not installed is said at once.
-    from ritornello.bench.show import counting, table, totals, wide
+    # Imported before measuring: a missing package is reported at once.
+    from ritornello.bench.show import progress_bar, table, totals, wide_console
 
     if given.chart:
-        from ritornello.bench.chart import by_history
-    with counting(given.workload, sys.stderr) as tick:
-        records, whole = asyncio.run(measured(given, tick))
+        from ritornello.bench.chart import plot_by_history
+    with progress_bar(given.workload, sys.stderr) as on_record:
+        records, whole = asyncio.run(measure(given, on_record))
     found = rows(records)
     if given.json:
         text = json.dumps(report(given, records, whole), indent=2)
@@ -145,19 +145,19 @@ def run(given: argparse.Namespace) -> int:
         else:
             Path(given.json).write_text(text + "\n")
     if found and given.json != "-":
-        console = wide()
+        console = wide_console()
         console.print(table(found))
         console.print(totals(whole))
     if given.chart and found:
-        by_history({given.tag or given.workload: found}, Path(given.chart))
+        plot_by_history({given.tag or given.workload: found}, Path(given.chart))
     failures = [record.error for record in records if record.error]
     if failures:
         print(f"{len(failures)} of {len(records)} requests failed: {failures[0]}", file=sys.stderr)
         return 1 if found else 2
     reached = gain(found)
     if given.expected_ttft_gain and (reached or 0.0) < given.expected_ttft_gain:
-        told = "no request had a history" if reached is None else f"it is {reached:.2f}"
-        print(f"TTFT gain is below {given.expected_ttft_gain}: {told}", file=sys.stderr)
+        outcome = "no request had a history" if reached is None else f"it is {reached:.2f}"
+        print(f"TTFT gain is below {given.expected_ttft_gain}: {outcome}", file=sys.stderr)
         return 1
     return 0
 
@@ -171,7 +171,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
     except ModuleNotFoundError as error:
-        print(f"error: {error.name} is not there: pip install 'ritornello[bench]'", file=sys.stderr)
+        print(
+            f"error: {error.name} is not installed: pip install 'ritornello[bench]'",
+            file=sys.stderr,
+        )
     return 2
 
 

@@ -1,4 +1,4 @@
-"""TTFT over the length of the history, a line a run, as SVG."""
+"""TTFT by length of the history, one line for each run, as SVG."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,12 +11,12 @@ import matplotlib.pyplot as plt
 
 from ritornello.bench.summary import Row
 
-INK, QUIET, GRID = "#1d2433", "#6b7489", "#e6e9f0"
+INK, MUTED, GRID = "#1d2433", "#6b7489", "#e6e9f0"
 COLOURS = ("#c3cad8", "#8fa3c9", "#e2572b", "#2f7f6f", "#8a5fb0", "#c9a227", "#3b6fb6", "#b04a6f")
 
 
-def by_history(runs: Mapping[str, Sequence[Row]], target: Path) -> None:
-    """Means with their intervals at 95 %."""
+def plot_by_history(runs: Mapping[str, Sequence[Row]], target: Path) -> None:
+    """Draws means with their 95 % intervals."""
     plt.rcParams.update({"font.family": "DejaVu Sans", "svg.fonttype": "path"})
     figure, axes = plt.subplots(figsize=(9, 5.2))
     for colour, (name, found) in zip(COLOURS * len(runs), runs.items(), strict=False):
@@ -24,18 +24,18 @@ def by_history(runs: Mapping[str, Sequence[Row]], target: Path) -> None:
         means = [r.ttft_mean_s for r in ranked]
         below = [r.ttft_mean_s - r.ttft_low_s for r in ranked]
         above = [r.ttft_high_s - r.ttft_mean_s for r in ranked]
-        places = [r.history_tokens for r in ranked]
+        positions = [r.history_tokens for r in ranked]
         axes.errorbar(
-            places, means, [below, above], label=name, color=colour, marker="o", capsize=3
+            positions, means, [below, above], label=name, color=colour, marker="o", capsize=3
         )
     axes.set_ylim(bottom=0)
-    axes.set_xlabel("tokens of history", color=QUIET)
-    axes.set_ylabel("time to first token, s", color=QUIET)
+    axes.set_xlabel("tokens of history", color=MUTED)
+    axes.set_ylabel("time to first token, s", color=MUTED)
     axes.grid(axis="y", color=GRID)
     axes.set_axisbelow(True)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
-    axes.tick_params(colors=QUIET)
+    axes.tick_params(colors=MUTED)
     axes.legend(frameon=False, labelcolor=INK)
     figure.savefig(target, facecolor="white", bbox_inches="tight")
     plt.close(figure)

@@ -1,7 +1,8 @@
-"""A client of the OpenAI API that knows when each token came: streamed completions over asyncio.
+"""A client of the OpenAI API that records when each token arrives: streamed completions over
+asyncio.
 
-One connection a request, plain HTTP, nothing but the standard library: what is measured is the
-server, on any Python that can import this package.
+One connection for each request, plain HTTP, and the standard library only, so that it runs on every
+Python that can import this package and the server is what is measured.
 """
 
 import asyncio
@@ -13,7 +14,7 @@ from time import perf_counter
 from typing import Any
 from urllib.parse import urlsplit
 
-# Token ids, which need no tokenizer and have an exact length, or text.
+# Token ids, which need no tokenizer and have an exact length; or text.
 Prompt = tuple[int, ...] | str
 
 CONNECT_SECONDS = 10.0
@@ -21,15 +22,15 @@ LINE_BYTES = 16 << 20
 
 
 class ServingError(Exception):
-    """The server cannot be measured; the message says what to type next."""
+    """The server cannot be measured; the message says what to do next."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """One streamed answer. Times are seconds since the request was begun, connecting included.
+    """One streamed answer. Times are seconds since the request began, connecting included.
 
-    `arrivals`: one time a chunk that brought tokens. `cached_tokens` is the server's own count, or
-    None where it does not say (vLLM: `--enable-prompt-tokens-details`).
+    `arrivals`: the time of each chunk with tokens. `cached_tokens`: the server's count, None if it
+    sends none (vLLM: `--enable-prompt-tokens-details`).
     """
 
     answer: Prompt
@@ -42,7 +43,7 @@ class Reply:
 
 @dataclass(slots=True)
 class Server:
-    """`base_url` as users type it: `http://HOST:PORT`, with or without `/v1` at its end."""
+    """An OpenAI API. `base_url`: `http://HOST:PORT`, with or without `/v1`."""
 
     base_url: str
     host: str = field(init=False)
@@ -58,10 +59,10 @@ class Server:
         self.path = parts.path.rstrip("/").removesuffix("/v1")
 
     async def get(self, path: str, deadline_s: float = CONNECT_SECONDS) -> str:
-        """The body of what is at `path`; ServingError where it is not there."""
+        """Returns the body at `path`. ServingError if there is none."""
         try:
             async with asyncio.timeout(deadline_s):
-                body = [line async for line in self._ask("GET", path, None)]
+                body = [line async for line in self._stream_lines("GET", path, None)]
         except TimeoutError as error:
             raise ServingError(
                 f"{self.base_url}{path}: no answer within {deadline_s:g} s: "
@@ -70,10 +71,10 @@ class Server:
         return b"".join(body).decode(errors="replace")
 
     async def models(self) -> list[str]:
-        """The names under which the server serves models."""
+        """Returns the names of the served models."""
         try:
-            told = json.loads(await self.get("/v1/models"))
-            return [str(model["id"]) for model in told["data"]]
+            reply_text = json.loads(await self.get("/v1/models"))
+            return [str(model["id"]) for model in reply_text["data"]]
         except (ValueError, KeyError, TypeError) as error:
             raise ServingError(
                 f"{self.base_url} does not speak the OpenAI API (/v1/models): "
@@ -81,8 +82,10 @@ class Server:
             ) from error
 
     async def complete(self, body: Mapping[str, Any], deadline_s: float) -> Reply:
-        """Sends a completion (`prompt`, `max_tokens`, `model`...), streamed, and reads it all."""
-        asked = {**body, "stream": True, "stream_options": {"include_usage": True}}
+        """Sends a completion (`prompt`, `max_tokens`, `model`...), streamed, and reads the
+        answer.
+        """
+        request_body = {**body, "stream": True, "stream_options": {"include_usage": True}}
         ids: list[int] = []
         texts: list[str] = []
         arrivals: list[float] = []
@@ -91,7 +94,7 @@ class Server:
         try:
             async with (
                 asyncio.timeout(deadline_s),
-                aclosing(self._ask("POST", "/v1/completions", asked)) as lines,
+                aclosing(self._stream_lines("POST", "/v1/completions", request_body)) as lines,
             ):
                 async for line in lines:
                     if not line.startswith(b"data: {"):
@@ -127,10 +130,10 @@ class Server:
             cached_tokens=details.get("cached_tokens"),
         )
 
-    async def _ask(
+    async def _stream_lines(
         self, method: str, path: str, body: Mapping[str, Any] | None
     ) -> AsyncGenerator[bytes]:
-        """The lines of the response's body, as they arrive."""
+        """Yields the lines of the response's body, as they arrive."""
         payload = b"" if body is None else json.dumps(body).encode()
         head = (
             f"{method} {self.path}{path} HTTP/1.1\r\nHost: {self.host}:{self.port}\r\n"
@@ -154,7 +157,7 @@ class Server:
             lines = _chunked(reader) if chunked else _plain(reader)
             if status != 200:
                 text = b"".join([line async for line in lines]).decode(errors="replace")
-                raise ServingError(_refused(self.base_url, path, status, text))
+                raise ServingError(_status_error(self.base_url, path, status, text))
             async for line in lines:
                 yield line
         except (OSError, EOFError, ValueError) as error:
@@ -181,7 +184,7 @@ async def _plain(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
 
 
 async def _chunked(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
-    """Lines out of chunks, which may end anywhere."""
+    """Yields lines from HTTP chunks, whose boundaries may be anywhere."""
     rest = b""
     while size := int((await reader.readline()).partition(b";")[0], 16):
         rest += await reader.readexactly(size)
@@ -193,16 +196,16 @@ async def _chunked(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
         yield rest
 
 
-def _refused(base_url: str, path: str, status: int, body: str) -> str:
-    """What a response other than 200 means to whoever typed the command."""
-    told = body[:300].strip()
+def _status_error(base_url: str, path: str, status: int, body: str) -> str:
+    """Returns an error message for a response other than 200, with what to do."""
+    reply_text = body[:300].strip()
     if status == 404 and path == "/v1/completions":
         return f"{base_url} does not serve this model: give --model a name of {base_url}/v1/models"
     if status == 404:
-        return f"{base_url}{path} is not there: give --base-url the address of an OpenAI API"
+        return f"{base_url}{path} was not found: give --base-url the address of an OpenAI API"
     if status == 400:
         return (
-            f"{base_url} refused the prompt ({told}): a shorter one, or serve with a larger "
+            f"{base_url} refused the prompt ({reply_text}): a shorter one, or serve with a larger "
             "--max-model-len"
         )
-    return f"{base_url}{path}: {status} {told}: look into the server's log"
+    return f"{base_url}{path}: {status} {reply_text}: look into the server's log"

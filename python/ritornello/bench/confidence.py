@@ -1,8 +1,8 @@
-"""Statistics of few requests, and how far they can be trusted.
+"""Statistics of few requests, with confidence intervals.
 
-Requests of one session are alike, so the bootstrap draws whole sessions (a cluster bootstrap;
+Requests of one session are similar, so the bootstrap draws whole sessions (a cluster bootstrap;
 Davison and Hinkley, Bootstrap Methods and their Application, 1997, 3.8), not single requests.
-Ratios of two runs of the same sessions draw the same sessions on both sides.
+Ratios of two runs with the same sessions draw the same sessions for both.
 """
 
 import random
@@ -13,14 +13,14 @@ from itertools import chain
 RESAMPLES = 2000
 LEVEL = 0.95
 
-# Values of one session each.
+# One sequence of values for each session.
 Groups = Sequence[Sequence[float]]
 Statistic = Callable[[Sequence[float]], float]
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A statistic and the bounds between which it lies at `LEVEL`."""
+    """A statistic, and its confidence interval at `LEVEL`."""
 
     value: float
     low: float
@@ -35,27 +35,27 @@ def mean(values: Sequence[float]) -> float:
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """Linear between the two values around it (type 7 of Hyndman and Fan)."""
+    """Interpolates linearly between the two nearest values (type 7 of Hyndman and Fan)."""
     ranked = sorted(values)
-    place = share * (len(ranked) - 1)
-    below = int(place)
+    index = share * (len(ranked) - 1)
+    below = int(index)
     above = min(below + 1, len(ranked) - 1)
-    return ranked[below] + (ranked[above] - ranked[below]) * (place - below)
+    return ranked[below] + (ranked[above] - ranked[below]) * (index - below)
 
 
 def interval(groups: Groups, statistic: Statistic = mean, seed: int = 0) -> Interval:
-    """The statistic over all values; needs at least one."""
+    """Returns the statistic over all values; needs at least one value."""
     return _bootstrap([groups], lambda drawn: statistic(drawn[0]), seed)
 
 
 def ratio(above: Groups, below: Groups, seed: int = 0) -> Interval:
-    """Mean over mean. Sessions are paired by their place."""
+    """Returns the ratio of two means. Sessions are paired by index."""
     return _bootstrap([above, below], lambda drawn: mean(drawn[0]) / mean(drawn[1]), seed)
 
 
 def regret(chosen: Groups, others: Sequence[Groups], seed: int = 0) -> Interval:
-    """How much larger the mean of `chosen` is than the least mean of `others`, less one: 0.1 is
-    a tenth worse. Sessions are paired by their place.
+    """Returns by how much the mean of `chosen` exceeds the least mean of `others`, as a share: 0.1
+    is a tenth worse. Sessions are paired by index.
     """
 
     def statistic(drawn: Sequence[Sequence[float]]) -> float:
@@ -71,14 +71,14 @@ def _bootstrap(
     if len(sizes) != 1:
         raise ValueError(f"runs of {sorted(sizes)} sessions cannot be paired")
     (size,) = sizes
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     whole = [list(chain.from_iterable(groups)) for groups in runs]
     if not all(whole):
         raise ValueError("a statistic of no requests")
     found = []
     for _ in range(RESAMPLES):
-        drawn = chance.choices(range(size), k=size)
-        resample = [[v for place in drawn for v in groups[place]] for groups in runs]
+        drawn = rng.choices(range(size), k=size)
+        resample = [[v for index in drawn for v in groups[index]] for groups in runs]
         if all(resample):
             found.append(statistic(resample))
     tail = (1 - LEVEL) / 2

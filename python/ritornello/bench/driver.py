@@ -1,4 +1,4 @@
-"""Sends the requests of a workload to one server or several, and keeps what came of each."""
+"""Sends the requests of a workload to servers, and records the results."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -13,9 +13,9 @@ ANSWER_SECONDS = 600.0
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
-    """One request of a session. `history_tokens`: how many tokens of the prompt, from its first on,
-    an earlier request of the session had or was answered. It goes to server `turn`, counted round.
+class Request:
+    """One request of a session. `history_tokens`: leading tokens of the prompt that were in an
+    earlier request or answer of the session. `turn` selects the server, round robin.
     """
 
     session: int
@@ -28,8 +28,8 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What came of a request. `sent_s` counts from the start of the run, `ttft_s` and `total_s`
-    from sending; `gaps_s` lie between the chunks of the answer. `error` where there was no answer.
+    """Result of a request. `sent_s` counts from the start of the run, `ttft_s` and `total_s` from
+    sending. `gaps_s`: times between chunks of the answer. `error`: set if there is no answer.
     """
 
     session: int
@@ -48,24 +48,26 @@ class Record:
 
     @property
     def known_tokens(self) -> int:
-        """History of the session's next request."""
+        """History of the session's next request, in tokens."""
         return self.prompt_tokens + self.answer_tokens
 
 
 class Workload(Protocol):
-    """A pattern of requests; the same seed and the same answers make the same ones."""
+    """A pattern of requests. The same seed and the same answers generate the same requests."""
 
     @property
     def requests(self) -> int | None:
-        """How many there will be; None where that depends on time."""
+        """Number of requests; None if it depends on time."""
 
     async def run(self, driver: "Driver") -> None:
-        """Asks until all is asked and answered."""
+        """Sends all requests and waits for the answers."""
 
 
 @dataclass
 class Driver:
-    """`extra` goes into every request, as `kv_transfer_params` would."""
+    """Runs workloads. `extra` is added to the body of every request, as for
+    `kv_transfer_params`.
+    """
 
     servers: Sequence[Server]
     model: str
@@ -76,55 +78,60 @@ class Driver:
     began: float = field(default_factory=perf_counter)
 
     def now(self) -> float:
-        """Seconds since the run began."""
+        """Returns the seconds since the run began."""
         return perf_counter() - self.began
 
     async def until(self, moment: float) -> None:
-        """Waits for a moment of the run; not at all where it has passed."""
+        """Waits until `moment` of the run; returns at once if it has passed."""
         await asyncio.sleep(max(moment - self.now(), 0.0))
 
-    async def ask(self, ask: Ask) -> Record:
-        """Sends one request and waits for its answer. A failure is a record, too."""
-        place = ask.turn % len(self.servers)
+    async def send(self, request: Request) -> Record:
+        """Sends one request and waits for its answer. A failure is recorded as well."""
+        server = request.turn % len(self.servers)
         sent = self.now()
         body = {
             "model": self.model,
-            "prompt": ask.prompt,
-            "max_tokens": ask.answer_tokens,
+            "prompt": request.prompt,
+            "max_tokens": request.answer_tokens,
             "temperature": 0,
             "ignore_eos": True,
-            **({} if isinstance(ask.prompt, str) else {"return_token_ids": True}),
+            **({} if isinstance(request.prompt, str) else {"return_token_ids": True}),
             **self.extra,
         }
         try:
-            reply = await self.servers[place].complete(body, self.deadline_s)
+            reply = await self.servers[server].complete(body, self.deadline_s)
             if not reply.arrivals:
-                raise ServingError(f"{self.servers[place].base_url}: an answer without tokens")
+                raise ServingError(f"{self.servers[server].base_url}: an answer without tokens")
         except ServingError as error:
             record = Record(
-                ask.session, ask.round, place, ask.history_tokens, sent, error=str(error)
+                request.session,
+                request.round,
+                server,
+                request.history_tokens,
+                sent,
+                error=str(error),
             )
         else:
-            record = _record(ask, place, sent, reply)
+            record = _record(request, server, sent, reply)
         self.records.append(record)
         self.on_record(record)
         return record
 
     async def run(self, workload: Workload) -> list[Record]:
-        """All of a workload, from now on."""
+        """Starts a run of the workload and returns its records."""
         self.began, self.records = perf_counter(), []
         await workload.run(self)
         return self.records
 
 
-def _record(ask: Ask, place: int, sent: float, reply: Reply) -> Record:
+def _record(request: Request, server: int, sent: float, reply: Reply) -> Record:
     arrivals = reply.arrivals
-    prompt_tokens = reply.prompt_tokens or len(ask.prompt)
+    prompt_tokens = reply.prompt_tokens or len(request.prompt)
     return Record(
-        session=ask.session,
-        round=ask.round,
-        server=place,
-        history_tokens=ask.history_tokens,
+        session=request.session,
+        round=request.round,
+        server=server,
+        history_tokens=request.history_tokens,
         sent_s=sent,
         prompt_tokens=prompt_tokens,
         answer_tokens=reply.answer_tokens,

@@ -1,4 +1,4 @@
-"""The engines' own accounts of a run, read from `/metrics` before and after it."""
+"""The engines' counters of a run, read from `/metrics` before and after it."""
 
 import asyncio
 from collections.abc import Sequence
@@ -7,35 +7,35 @@ from dataclasses import dataclass
 from ritornello.bench.client import Server, ServingError
 from ritornello.bench.metrics import Metrics
 
-SETTLE_SECONDS = 10.0
-# vLLM counts an answer after it has been sent, and publishes now and then.
-LOOK_SECONDS = 0.25
+COUNTERS_SECONDS = 10.0
+# vLLM updates its counters after an answer, at intervals.
+POLL_SECONDS = 0.25
 
 
 @dataclass(frozen=True)
-class Watch:
-    """Counters of all servers at the begin of a run; None where a server has none."""
+class MetricsWatch:
+    """Counters of all servers at the start of a run; None if a server has none."""
 
     servers: Sequence[Server]
     before: Metrics | None
 
     @classmethod
-    async def begin(cls, servers: Sequence[Server]) -> "Watch":
+    async def begin(cls, servers: Sequence[Server]) -> "MetricsWatch":
         return cls(servers, await _read(servers))
 
     async def end(self, prompt_tokens: int) -> Metrics | None:
-        """What the counters grew by, once they account for `prompt_tokens`, or all that they do
-        within ten seconds.
+        """Returns the growth of the counters, once they account for `prompt_tokens`, or after at
+        most ten seconds.
         """
         if self.before is None:
             return None
         waited = 0.0
         while (now := await _read(self.servers)) is not None:
             grown = now.since(self.before)
-            if grown.prompt_tokens() >= prompt_tokens or waited >= SETTLE_SECONDS:
+            if grown.prompt_tokens() >= prompt_tokens or waited >= COUNTERS_SECONDS:
                 return grown
-            await asyncio.sleep(LOOK_SECONDS)
-            waited += LOOK_SECONDS
+            await asyncio.sleep(POLL_SECONDS)
+            waited += POLL_SECONDS
         return None
 
 
@@ -44,4 +44,4 @@ async def _read(servers: Sequence[Server]) -> Metrics | None:
         texts = await asyncio.gather(*(server.get("/metrics") for server in servers))
     except ServingError:
         return None
-    return Metrics.together(Metrics.parse(text) for text in texts)
+    return Metrics.sum_of(Metrics.parse(text) for text in texts)

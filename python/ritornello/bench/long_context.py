@@ -1,5 +1,5 @@
-"""Documents that are read once and then asked about: the pattern and flags of the long document
-QA benchmarks of vLLM and LMCache.
+"""Documents that are read once, then asked about: the pattern and flags of the long document QA
+benchmarks of vLLM and LMCache.
 """
 
 import argparse
@@ -8,7 +8,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ritornello.bench.driver import Ask, Driver, Record
+from ritornello.bench.driver import Driver, Record, Request
 from ritornello.bench.prompts import Source, joined
 
 REPEAT_MODES = ("random", "tile", "interleave")
@@ -16,9 +16,9 @@ REPEAT_MODES = ("random", "tile", "interleave")
 
 @dataclass(frozen=True)
 class LongContext:
-    """Round 0 sends every document once, round 1 every document `repeat_count` times, each time
-    with another question. Of `hit + miss` questions of round 1 the last `miss` are about documents
-    that nobody has sent. Lengths are in tokens.
+    """Round 0 sends every document once, round 1 every document `repeat_count` times with a new
+    question each time. Of every `hit + miss` questions of round 1, the last `miss` are about new
+    documents. Lengths are in tokens.
     """
 
     source: Source
@@ -68,7 +68,7 @@ class LongContext:
         return self.num_documents * (1 + self.repeat_count)
 
     def order(self) -> list[int]:
-        """The documents of round 1."""
+        """Returns the documents of round 1."""
         documents = range(self.num_documents)
         if self.repeat_mode == "interleave":
             return [document for document in documents for _ in range(self.repeat_count)]
@@ -78,41 +78,43 @@ class LongContext:
         return order
 
     async def run(self, driver: Driver) -> None:
-        known: dict[int, int] = {}
-        warm_up = [self._ask(document, 0, document, 0) for document in range(self.num_documents)]
-        for record in await self._all(driver, warm_up):
+        history_tokens: dict[int, int] = {}
+        warm_up = [
+            self._request(document, 0, document, 0) for document in range(self.num_documents)
+        ]
+        for record in await self._send_all(driver, warm_up):
             if not record.error:
-                known[record.session] = self.document_length
+                history_tokens[record.session] = self.document_length
         await asyncio.sleep(self.sleep_time_after_warmup)
         hit, miss = self.hit_miss_ratio
-        asks = []
+        requests = []
         repeats = dict.fromkeys(range(self.num_documents), 0)
-        for place, document in enumerate(self.order()):
+        for number, document in enumerate(self.order()):
             repeats[document] += 1
-            if place % (hit + miss) >= hit:
-                asks.append(self._ask(self.num_documents + place, 1, place, 0))
+            if number % (hit + miss) >= hit:
+                requests.append(self._request(self.num_documents + number, 1, number, 0))
             else:
                 turn = document + repeats[document]
-                asks.append(self._ask(document, 1, turn, known.get(document, 0)))
-        await self._all(driver, asks)
+                requests.append(self._request(document, 1, turn, history_tokens.get(document, 0)))
+        await self._send_all(driver, requests)
 
-    async def _all(self, driver: Driver, asks: Sequence[Ask]) -> list[Record]:
-        places = asyncio.Semaphore(self.max_inflight_requests)
+    async def _send_all(self, driver: Driver, requests: Sequence[Request]) -> list[Record]:
+        slots = asyncio.Semaphore(self.max_inflight_requests)
 
-        async def one(ask: Ask) -> Record:
-            async with places:
-                return await driver.ask(ask)
+        async def send(request: Request) -> Record:
+            async with slots:
+                return await driver.send(request)
 
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(one(ask)) for ask in asks]
+            tasks = [group.create_task(send(request)) for request in requests]
         return [task.result() for task in tasks]
 
-    def _ask(self, document: int, number: int, turn: int, known: int) -> Ask:
+    def _request(self, document: int, number: int, turn: int, history_tokens: int) -> Request:
         prompt = joined(
             self.source.piece(f"document {document}", self.document_length),
             self.source.piece(f"document {document} question {number} {turn}", self.question_len),
         )
-        return Ask(document, number, turn, prompt, known, self.output_len)
+        return Request(document, number, turn, prompt, history_tokens, self.output_len)
 
 
 def _hit_miss(text: str) -> tuple[int, int]:

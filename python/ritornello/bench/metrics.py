@@ -1,4 +1,4 @@
-"""What an engine says of itself on `/metrics`, and where it says that prompt tokens came from."""
+"""An engine's metrics on `/metrics`, and its counts of prompt tokens by source."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -12,8 +12,8 @@ LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 # vLLM's counter of cached tokens by the tier that supplied them.
 CACHED_BY_SOURCE = "vllm:prompt_tokens_cached_by_source_total"
 PROMPT_TOKENS = "vllm:prompt_tokens_total"
-OURS = "vllm:ritornello_"
-# vLLM's word for what no tier of its list fits: of our connector, what is behind the disk.
+CONNECTOR_PREFIX = "vllm:ritornello_"
+# vLLM's name for sources outside its list; for our connector, the remote.
 TIERS = {"external_unspecified": "remote"}
 
 Labels = tuple[tuple[str, str], ...]
@@ -21,13 +21,13 @@ Labels = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True)
 class Metrics:
-    """Samples at one moment, or what they grew by between two."""
+    """Samples at one moment, or their growth between two moments."""
 
     samples: Mapping[tuple[str, Labels], float] = field(default_factory=dict)
 
     @classmethod
     def parse(cls, text: str) -> "Metrics":
-        """From Prometheus' text format."""
+        """Parses Prometheus' text format."""
         found: dict[tuple[str, Labels], float] = {}
         for sample in SAMPLE.finditer(text):
             labels = tuple(sorted(LABEL.findall(sample["labels"] or "")))
@@ -36,8 +36,8 @@ class Metrics:
         return cls(found)
 
     @classmethod
-    def together(cls, several: Iterable["Metrics"]) -> "Metrics":
-        """The sum over several servers."""
+    def sum_of(cls, several: Iterable["Metrics"]) -> "Metrics":
+        """Returns the sum over several servers."""
         found: dict[tuple[str, Labels], float] = {}
         for one in several:
             for key, value in one.samples.items():
@@ -55,31 +55,33 @@ class Metrics:
         )
 
     def by(self, name: str, label: str) -> dict[str, float]:
-        """Totals by the values of a label."""
+        """Returns totals by the values of a label."""
         found: dict[str, float] = {}
         for (of, has), value in self.samples.items():
-            told = dict(has).get(label)
-            if of == name and told is not None:
-                found[told] = found.get(told, 0.0) + value
+            values = dict(has).get(label)
+            if of == name and values is not None:
+                found[values] = found.get(values, 0.0) + value
         return found
 
     def hit_tokens(self) -> dict[str, int]:
-        """Cached prompt tokens by tier; tiers that gave none are left out."""
-        told = self.by(CACHED_BY_SOURCE, "source")
-        return {TIERS.get(tier, tier): int(tokens) for tier, tokens in told.items() if tokens}
+        """Returns cached prompt tokens by tier, without tiers that supplied none."""
+        values = self.by(CACHED_BY_SOURCE, "source")
+        return {TIERS.get(tier, tier): int(tokens) for tier, tokens in values.items() if tokens}
 
     def prompt_tokens(self) -> int:
-        """All prompt tokens the engine accounts for."""
+        """Returns the number of prompt tokens that the engine counted."""
         return int(self.total(PROMPT_TOKENS))
 
-    def ours(self) -> dict[str, float]:
-        """Counters of our connector that moved, by name, with their labels but the engine's."""
+    def connector_counters(self) -> dict[str, float]:
+        """Returns the connector's nonzero counters by name and labels, without the engine's
+        labels.
+        """
         found: dict[str, float] = {}
         for (name, has), value in sorted(self.samples.items()):
-            if not name.startswith(OURS) or name.endswith("_created") or not value:
+            if not name.startswith(CONNECTOR_PREFIX) or name.endswith("_created") or not value:
                 continue
-            said = ",".join(v for k, v in has if k not in ("engine", "model_name"))
-            short = name.removeprefix(OURS).removesuffix("_total")
-            key = f"{short}:{said}" if said else short
+            other_labels = ",".join(v for k, v in has if k not in ("engine", "model_name"))
+            short = name.removeprefix(CONNECTOR_PREFIX).removesuffix("_total")
+            key = f"{short}:{other_labels}" if other_labels else short
             found[key] = round(found.get(key, 0.0) + value, 6)
         return found

@@ -1,23 +1,22 @@
-"""Users who each talk for several rounds about a context of their own, behind one system prompt.
+"""Users who each ask for several rounds about a context of their own, behind one system prompt.
 
 The pattern and flags of LMCache's `multi-round-qa.py`: every user asks once in `num_users / qps`
-seconds, or when the last answer is there, if that is later.
+seconds, or when the last answer arrives if that is later.
 """
 
 import argparse
 import asyncio
 from dataclasses import dataclass
 
-from ritornello.bench.driver import Ask, Driver
+from ritornello.bench.driver import Driver, Request
 from ritornello.bench.prompts import Source, joined
 
 
 @dataclass(frozen=True)
 class MultiRoundQA:
-    """Lengths are in tokens. Without `time_s` every one of `num_users` users asks all rounds; with
-    it a new user takes the place of one who is done until that many seconds have passed, and
-    `ramp_up` finds the first users in the midst of their conversations. A user's rounds go to the
-    servers in turn.
+    """Lengths are in tokens. Without `time_s`, each of `num_users` users asks all rounds. With it,
+    new users replace finished ones until `time_s` seconds have passed, and `ramp_up` starts the
+    first users in the middle of their conversations. A user's rounds go to the servers round robin.
     """
 
     source: Source
@@ -68,33 +67,34 @@ class MultiRoundQA:
 
     @property
     def gap_s(self) -> float:
-        """Between two questions of one user."""
+        """Seconds between two questions of one user."""
         return self.num_users / self.qps
 
-    def rounds_of(self, place: int) -> int:
-        """Rounds that the first user on a place asks: with a ramp-up some have been asked."""
+    def rounds_of(self, slot: int) -> int:
+        """Returns the rounds of the first user in a slot: with a ramp-up, some count as done."""
         if self.time_s is None or not self.ramp_up:
             return self.num_rounds
-        return self.num_rounds - place * self.num_rounds // self.num_users
+        return self.num_rounds - slot * self.num_rounds // self.num_users
 
     async def run(self, driver: Driver) -> None:
         async with asyncio.TaskGroup() as group:
-            for place in range(self.num_users):
-                group.create_task(self._seat(driver, place))
+            for slot in range(self.num_users):
+                group.create_task(self._run_user_slot(driver, slot))
 
-    async def _seat(self, driver: Driver, place: int) -> None:
-        """One user after the other, as long as there is time."""
-        user, rounds = place, self.rounds_of(place)
-        begin = place / self.qps
-        # The clock as well: who wakes behind the end asks nothing, and leaves `begin` where it was.
+    async def _run_user_slot(self, driver: Driver, slot: int) -> None:
+        """Runs users one after the other, while there is time."""
+        user, rounds = slot, self.rounds_of(slot)
+        begin = slot / self.qps
+        # The clock is checked too: a user whose wait ends too late asks nothing and leaves `begin`
+        # unchanged.
         while self.time_s is None or max(begin, driver.now()) < self.time_s:
-            begin = await self._converse(driver, user, rounds, begin)
+            begin = await self._ask_rounds(driver, user, rounds, begin)
             if self.time_s is None:
                 return
             user, rounds = user + self.num_users, self.num_rounds
 
-    async def _converse(self, driver: Driver, user: int, rounds: int, begin: float) -> float:
-        """A user's questions from the moment `begin`; returns when the next user may begin."""
+    async def _ask_rounds(self, driver: Driver, user: int, rounds: int, begin: float) -> float:
+        """Asks a user's questions from `begin`. Returns when the next user may begin."""
         name = f"user {self.init_user_id + user}"
         history = joined(
             self.source.piece("system", self.shared_system_prompt),
@@ -108,8 +108,8 @@ class MultiRoundQA:
             begin = max(begin, driver.now()) + self.gap_s
             question = self.source.piece(f"{name} question {number}", self.question_len)
             prompt = joined(history, question)
-            ask = Ask(user, number, user + number, prompt, known, self.answer_len)
-            record = await driver.ask(ask)
+            request = Request(user, number, user + number, prompt, known, self.answer_len)
+            record = await driver.send(request)
             if record.error:
                 break
             history, known = joined(prompt, record.answer), record.known_tokens

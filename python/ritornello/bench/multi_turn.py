@@ -1,4 +1,4 @@
-"""Clients that talk in rounds, sent at a rate from a queue of those that are ready: the pattern and
+"""Clients that converse in rounds, sent at a rate from a queue of ready clients: the pattern and
 flags of SGLang's `bench_multiturn.py`.
 """
 
@@ -8,7 +8,7 @@ import random
 from dataclasses import dataclass, field
 
 from ritornello.bench.client import Prompt
-from ritornello.bench.driver import Ask, Driver
+from ritornello.bench.driver import Driver, Request
 from ritornello.bench.prompts import Source, joined
 
 DISTRIBUTIONS = ("poisson", "uniform")
@@ -17,7 +17,7 @@ POLICIES = ("random", "fifo")
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A client with its next question: `history` is what has been said, `known` its tokens."""
+    """A client with its next question. `history`: the conversation so far, `known` its tokens."""
 
     client: int
     round: int
@@ -27,26 +27,28 @@ class Waiting:
 
 @dataclass
 class ReadyQueue:
-    """Clients whose last answer has come. `random` takes any, `fifo` the one that waits longest."""
+    """Clients whose last answer has arrived. `random` takes any, `fifo` the one that waits
+    longest.
+    """
 
     policy: str
-    chance: random.Random
+    rng: random.Random
     waiting: list[Waiting] = field(default_factory=list)
-    news: asyncio.Event = field(default_factory=asyncio.Event)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def append(self, client: Waiting) -> None:
         self.waiting.append(client)
-        self.news.set()
+        self.changed.set()
 
     def pop(self) -> Waiting:
-        """Needs a client that waits."""
-        place = 0 if self.policy == "fifo" else self.chance.randrange(len(self.waiting))
-        return self.waiting.pop(place)
+        """Returns a client; the queue must not be empty."""
+        index = 0 if self.policy == "fifo" else self.rng.randrange(len(self.waiting))
+        return self.waiting.pop(index)
 
 
 @dataclass(frozen=True)
 class MultiTurn:
-    """Lengths are in tokens. A client's rounds go to the servers in turn."""
+    """Lengths are in tokens. A client's rounds go to the servers round robin."""
 
     source: Source
     num_clients: int
@@ -96,51 +98,51 @@ class MultiTurn:
     def requests(self) -> int:
         return self.num_clients * self.num_rounds
 
-    def pause_s(self, chance: random.Random) -> float:
-        """Until the next request may be sent."""
+    def pause_s(self, rng: random.Random) -> float:
+        """Returns the seconds until the next request may be sent."""
         if self.distribution == "poisson":
-            return chance.expovariate(self.request_rate)
-        return chance.uniform(0, 2 / self.request_rate)
+            return rng.expovariate(self.request_rate)
+        return rng.uniform(0, 2 / self.request_rate)
 
     async def run(self, driver: Driver) -> None:
-        chance = random.Random(f"{self.source.seed}/arrivals")
-        ready = ReadyQueue(self.ready_queue_policy, chance)
-        places = asyncio.Semaphore(self.max_parallel)
-        talking = self.num_clients
+        rng = random.Random(f"{self.source.seed}/arrivals")
+        ready = ReadyQueue(self.ready_queue_policy, rng)
+        slots = asyncio.Semaphore(self.max_parallel)
+        active_clients = self.num_clients
         nothing = self.source.piece("nothing", 0)
         for client in range(self.num_clients):
             ready.append(Waiting(client, 0, nothing, 0))
 
         async def answer(client: Waiting) -> None:
-            nonlocal talking
+            nonlocal active_clients
             following = await self._turn(driver, client)
-            places.release()
+            slots.release()
             if following is None:
-                talking -= 1
-                ready.news.set()
+                active_clients -= 1
+                ready.changed.set()
             else:
                 ready.append(following)
 
         async with asyncio.TaskGroup() as group:
-            while talking:
-                await places.acquire()
-                while talking and not ready.waiting:
-                    ready.news.clear()
-                    await ready.news.wait()
-                if talking:
+            while active_clients:
+                await slots.acquire()
+                while active_clients and not ready.waiting:
+                    ready.changed.clear()
+                    await ready.changed.wait()
+                if active_clients:
                     group.create_task(answer(ready.pop()))
-                    await asyncio.sleep(self.pause_s(chance))
+                    await asyncio.sleep(self.pause_s(rng))
 
     async def _turn(self, driver: Driver, client: Waiting) -> Waiting | None:
-        """One question and its answer; None where it was the client's last."""
+        """Asks one question; returns the client's next one, or None after the last."""
         length = self.request_length
         if client.round and self.sub_question_input_length:
             length = self.sub_question_input_length
         name = f"client {client.client} question {client.round}"
         prompt = joined(client.history, self.source.piece(name, length))
         turn = client.client + client.round
-        record = await driver.ask(
-            Ask(client.client, client.round, turn, prompt, client.known, self.output_length)
+        record = await driver.send(
+            Request(client.client, client.round, turn, prompt, client.known, self.output_length)
         )
         if record.error or client.round + 1 == self.num_rounds:
             return None

@@ -1,4 +1,4 @@
-"""How long a probe takes from Python, in the process that owns the store.
+"""Duration of a probe from Python, in the process that owns the store.
 
 Reads one JSON object from standard input: `dir`, `scope` (`name`, `page_bytes`, `chained`) and
 `keys` (hexadecimal digits). Writes one to standard output: `p50_us` and `found`.
@@ -14,12 +14,12 @@ from typing import Any
 import ritornello as rt
 
 PROBES = 5_000
-# Not counted: caches and the interpreter's specialised instructions come to life.
+# Not counted: caches fill, and the interpreter specialises instructions.
 WARM_UP = 500
 
 
 def measure(question: Mapping[str, Any]) -> dict[str, float]:
-    """Probes for all keys again and again; the median in microseconds, and the pages found."""
+    """Probes for all keys repeatedly. Returns the median in microseconds, and the pages found."""
     scope = rt.Scope.opaque(**question["scope"])
     keys = [bytes.fromhex(key) for key in question["keys"]]
     times = []
@@ -35,7 +35,7 @@ def measure(question: Mapping[str, Any]) -> dict[str, float]:
 
 
 def main() -> int:
-    """Answers the question on standard input."""
+    """Answers the request on standard input."""
     print(json.dumps(measure(json.load(sys.stdin))))
     return 0
 

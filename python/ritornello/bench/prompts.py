@@ -1,11 +1,11 @@
-"""Prompts that nobody has seen before, the same ones for the same seed."""
+"""New prompts, reproducible by seed."""
 
 import random
 from dataclasses import dataclass
 
 from ritornello.bench.client import Prompt
 
-# Ids that are tokens, and not special ones, in every vocabulary we know.
+# Token ids that are ordinary tokens in all known vocabularies.
 FIRST_ID, LAST_ID = 3, 290
 WORDS = (
     *("river", "copper", "winter", "letter", "harbour", "method", "answer", "garden", "copy"),
@@ -16,22 +16,23 @@ WORDS = (
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Makes the pieces of prompts. A piece depends on the seed and on its name only, and no other
-    name's piece begins like it. `text`: words, each counted as one token; else token ids.
+    """Generates pieces of prompts. A piece depends on the seed and its name only, and pieces of
+    different names have different beginnings. `text`: words, each counted as one token; else token
+    ids.
     """
 
     seed: int
     text: bool = False
 
     def piece(self, name: str, tokens: int) -> Prompt:
-        chance = random.Random(f"{self.seed}/{name}")
+        rng = random.Random(f"{self.seed}/{name}")
         if self.text:
-            return "".join(f"{chance.choice(WORDS)} " for _ in range(tokens))
-        return tuple(chance.randrange(FIRST_ID, LAST_ID) for _ in range(tokens))
+            return "".join(f"{rng.choice(WORDS)} " for _ in range(tokens))
+        return tuple(rng.randrange(FIRST_ID, LAST_ID) for _ in range(tokens))
 
 
 def joined(*pieces: Prompt) -> Prompt:
-    """One prompt of pieces that are all text or all token ids."""
+    """Concatenates pieces that are all text or all token ids."""
     texts = [piece for piece in pieces if isinstance(piece, str)]
     if len(texts) == len(pieces):
         return "".join(texts)

@@ -1,4 +1,4 @@
-"""A run on the terminal: a bar while it lasts, then its table."""
+"""Terminal output of a run: a progress bar, then a table."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -11,31 +11,31 @@ from rich.table import Table
 from ritornello.bench.driver import Record
 from ritornello.bench.summary import Row, Total
 
-# Wide enough for all columns where the output is no terminal.
+# Fits all columns if the output is not a terminal.
 COLUMNS = 140
 
 
-def wide() -> Console:
+def wide_console() -> Console:
     console = Console()
     return console if console.is_terminal else Console(width=COLUMNS)
 
 
 @contextmanager
-def counting(title: str, stream: TextIO) -> Iterator[Callable[[Record], None]]:
-    """Shows how many requests are answered; silent where `stream` is no terminal."""
+def progress_bar(title: str, stream: TextIO) -> Iterator[Callable[[Record], None]]:
+    """Shows the number of answered requests; silent if `stream` is not a terminal."""
     console = Console(file=stream)
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     answered = 0
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         task = progress.add_task(title, total=None)
 
-        def tick(record: Record) -> None:
+        def advance(record: Record) -> None:
             nonlocal answered
             answered += 1
-            told = f"last TTFT {seconds(record.ttft_s)}" if not record.error else record.error
-            progress.update(task, description=f"{title}: {answered} answers, {told}")
+            status = f"last TTFT {seconds(record.ttft_s)}" if not record.error else record.error
+            progress.update(task, description=f"{title}: {answered} answers, {status}")
 
-        yield tick
+        yield advance
 
 
 def seconds(value: float) -> str:
@@ -47,15 +47,15 @@ def percent(share: float | None) -> str:
 
 
 def table(found: Sequence[Row]) -> Table:
-    made = Table(title="Time to first token, and between tokens, by round")
+    result = Table(title="Time to first token, and between tokens, by round")
     for name in ("round", "history\ntokens", "prompt\ntokens", "requests", "TTFT\nmean", "95 %"):
-        made.add_column(name, justify="right", no_wrap=True)
+        result.add_column(name, justify="right", no_wrap=True)
     for name in ("p50", "p90", "p99", "token\ngap", "gap\np99"):
-        made.add_column(name, justify="right", no_wrap=True)
+        result.add_column(name, justify="right", no_wrap=True)
     for name in ("prompt\ntokens/s", "answer\ntokens/s", "hits"):
-        made.add_column(name, justify="right", no_wrap=True)
+        result.add_column(name, justify="right", no_wrap=True)
     for r in found:
-        made.add_row(
+        result.add_row(
             str(r.round),
             f"{r.history_tokens:,}",
             f"{r.prompt_tokens:,}",
@@ -68,11 +68,11 @@ def table(found: Sequence[Row]) -> Table:
             f"{r.answer_tokens_s:,.0f}",
             percent(r.hit_rate),
         )
-    return made
+    return result
 
 
 def totals(whole: Total) -> str:
-    """One line of what the run came to, one of where prompt tokens came from."""
+    """Returns a line with the run's totals, and one with the sources of prompt tokens."""
     lines = [
         f"{whole.requests - whole.failed} answers in {whole.duration_s:.1f} s "
         f"({whole.requests_s:.2f}/s), prompts {whole.prompt_tokens_s:,.0f} tokens/s, "

@@ -1,4 +1,4 @@
-"""What a run came to: rows by round and history, and totals with hits by tier."""
+"""Results of a run: rows by round and history, and totals with hits by tier."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,11 +10,11 @@ from ritornello.bench.metrics import Metrics
 
 @dataclass(frozen=True)
 class Row:
-    """Requests of one round that had as much history, in the mean. `ttft_low_s` to `ttft_high_s`
-    holds the mean at 95 %, sessions drawn. `gap`: time between chunks of an answer.
-    `prompt_tokens_s` and `answer_tokens_s`: tokens a second of one request, to its first token and
-    from there on, in the mean. `hit_rate`: cached prompt tokens over all, where the server says so
-    with each answer; else None.
+    """Requests of one round, with or without a history. `history_tokens`: mean. `ttft_low_s` to
+    `ttft_high_s`: 95 % interval of the mean, over sessions. `gap`: time between chunks of an
+    answer. `prompt_tokens_s` and `answer_tokens_s`: mean tokens a second of one request, up to its
+    first token and after it. `hit_rate`: cached prompt tokens over all, None if the server does not
+    report them with each answer.
     """
 
     round: int
@@ -36,9 +36,9 @@ class Row:
 
 @dataclass(frozen=True)
 class Total:
-    """Of the whole run. Tokens a second are over its duration, hits included. `hit_tokens` by the
-    tier that supplied them and `counters` of our connector are the engines' own accounts; None
-    where an engine has no `/metrics`.
+    """Results of the whole run. Tokens a second are over its duration, hits included. `hit_tokens`,
+    by supplying tier, and `counters` of the connector come from the engines; None without
+    `/metrics`.
     """
 
     requests: int
@@ -54,7 +54,7 @@ class Total:
 
 
 def sessions(records: Sequence[Record]) -> list[list[Record]]:
-    """Answered requests, one list a session, in the order of sessions."""
+    """Returns answered requests, one list for each session, sorted by session."""
     found: dict[int, list[Record]] = {}
     for record in sorted(records, key=lambda r: (r.session, r.round, r.sent_s)):
         if not record.error:
@@ -63,30 +63,30 @@ def sessions(records: Sequence[Record]) -> list[list[Record]]:
 
 
 def ttfts(records: Sequence[Record]) -> Groups:
-    """Of answered requests, grouped by session."""
+    """Returns the TTFTs of answered requests, by session."""
     return [[record.ttft_s for record in session] for session in sessions(records)]
 
 
 def cached_share(records: Sequence[Record]) -> float | None:
-    """Cached prompt tokens over prompt tokens, as said with the answers."""
-    said = [r for r in records if not r.error and r.cached_tokens is not None]
-    tokens = sum(r.prompt_tokens for r in said)
-    return sum(r.cached_tokens or 0 for r in said) / tokens if tokens else None
+    """Returns cached prompt tokens over prompt tokens, as reported with the answers."""
+    counted = [r for r in records if not r.error and r.cached_tokens is not None]
+    tokens = sum(r.prompt_tokens for r in counted)
+    return sum(r.cached_tokens or 0 for r in counted) / tokens if tokens else None
 
 
 def row(records: Sequence[Record]) -> Row:
-    """Of answered requests that belong together; needs at least one."""
+    """Summarises answered requests; needs at least one."""
     times = [r.ttft_s for r in records]
     gaps = [gap for r in records for gap in r.gaps_s] or [0.0]
-    trusted = interval(ttfts(records))
+    ttft_interval = interval(ttfts(records))
     return Row(
         round=records[0].round,
         history_tokens=round(mean([r.history_tokens for r in records])),
         prompt_tokens=round(mean([r.prompt_tokens for r in records])),
         requests=len(records),
-        ttft_mean_s=trusted.value,
-        ttft_low_s=trusted.low,
-        ttft_high_s=trusted.high,
+        ttft_mean_s=ttft_interval.value,
+        ttft_low_s=ttft_interval.low,
+        ttft_high_s=ttft_interval.high,
         ttft_p50_s=quantile(times, 0.5),
         ttft_p90_s=quantile(times, 0.9),
         ttft_p99_s=quantile(times, 0.99),
@@ -99,13 +99,13 @@ def row(records: Sequence[Record]) -> Row:
 
 
 def _answer_speed(record: Record) -> float:
-    """Tokens a second after the first; 0 where there is one token only."""
-    spoken = sum(record.gaps_s)
-    return (record.answer_tokens - 1) / spoken if spoken else 0.0
+    """Returns tokens a second after the first one; 0 if there is one token only."""
+    answer_seconds = sum(record.gaps_s)
+    return (record.answer_tokens - 1) / answer_seconds if answer_seconds else 0.0
 
 
 def rows(records: Sequence[Record]) -> list[Row]:
-    """One a round; requests without any history apart from those with."""
+    """Returns one row for each round; requests without a history have their own."""
     groups: dict[tuple[int, bool], list[Record]] = {}
     for record in records:
         if not record.error:
@@ -114,13 +114,13 @@ def rows(records: Sequence[Record]) -> list[Row]:
 
 
 def total(records: Sequence[Record], metrics: Metrics | None) -> Total:
-    """`metrics`: what the engines' counters grew by in the run."""
+    """Summarises the run. `metrics`: growth of the engines' counters."""
     answered = [r for r in records if not r.error]
-    begun = min((r.sent_s for r in answered), default=0.0)
-    duration = max((r.sent_s + r.total_s for r in answered), default=begun) - begun
+    started = min((r.sent_s for r in answered), default=0.0)
+    duration = max((r.sent_s + r.total_s for r in answered), default=started) - started
     prompt_tokens = sum(r.prompt_tokens for r in answered)
 
-    def a_second(amount: float) -> float:
+    def per_second(amount: float) -> float:
         return amount / duration if duration else 0.0
 
     hits = metrics.hit_tokens() if metrics else None
@@ -132,11 +132,11 @@ def total(records: Sequence[Record], metrics: Metrics | None) -> Total:
         requests=len(records),
         failed=len(records) - len(answered),
         duration_s=duration,
-        requests_s=a_second(len(answered)),
+        requests_s=per_second(len(answered)),
         prompt_tokens=prompt_tokens,
-        prompt_tokens_s=a_second(prompt_tokens),
-        answer_tokens_s=a_second(sum(r.answer_tokens for r in answered)),
+        prompt_tokens_s=per_second(prompt_tokens),
+        answer_tokens_s=per_second(sum(r.answer_tokens for r in answered)),
         hit_tokens=hits,
         hit_rate=hit_rate,
-        counters=metrics.ours() if metrics else None,
+        counters=metrics.connector_counters() if metrics else None,
     )

@@ -1,14 +1,14 @@
-"""Ritornello as an L2 adapter of LMCache, through either of its doors.
+"""Ritornello as an L2 adapter of LMCache, through either of LMCache's interfaces.
 
     lmcache server --l1-size-gb 20 --l2-adapter '{"type": "plugin",
         "module_path": "ritornello.lmcache", "class_name": "RitornelloL2Adapter",
         "adapter_params": {"path": "/nvme/kv", "capacity": "200GiB"}}'
 
-`RitornelloL2Adapter` is the whole of it: leases between lookup and load, usage and keys that
-survive a restart, dtype and shape in what decides whether bytes may be reused. `NativeClient`, for
-`"type": "native_plugin"`, is what LMCache wraps in an adapter of its own; it knows sizes only.
+`RitornelloL2Adapter` has all features: leases between lookup and load, usage and keys that survive
+a restart, dtype and shape in what decides whether bytes may be reused. `NativeClient`, for `"type":
+"native_plugin"`, is wrapped in an adapter of LMCache's own and knows sizes only.
 
-Further settings beside `path`: see `settings`. `adapter` is the only module that imports LMCache.
+Further settings beside `path`: see `settings`. Only `adapter` imports LMCache.
 """
 
 from typing import TYPE_CHECKING
@@ -21,7 +21,7 @@ __all__ = ["NativeClient", "RitornelloL2Adapter"]
 
 
 def __getattr__(name: str) -> object:
-    # LMCache is imported when the adapter is asked for, not before.
+    # Deferred: this module imports LMCache.
     if name == "RitornelloL2Adapter":
         from ritornello.lmcache.adapter import RitornelloL2Adapter
 

@@ -1,10 +1,10 @@
-"""The L2 adapter: the only module that imports LMCache, and the whole of what LMCache calls.
+"""The L2 adapter: the only module that imports LMCache, with all methods that LMCache calls.
 
-It has no thread for transfers: the core's tickets signal LMCache's own poll loops through one
-eventfd for stores and one for loads, and what they came to is taken when LMCache asks.
+It has no transfer threads: the core's tickets signal LMCache's poll loops through one eventfd for
+stores and one for loads, and LMCache takes the results when it polls.
 """
 
-# LMCache lives in an environment of its own: to the type checker its classes are Any.
+# LMCache is not installed where types are checked: its classes are Any.
 # mypy: allow-subclassing-any
 
 import ctypes
@@ -21,13 +21,20 @@ from lmcache.v1.distributed.internal_api import L2StoreResult
 from lmcache.v1.distributed.l2_adapters.base import AdapterUsage, L2AdapterInterface
 
 from ritornello._core import Completions
-from ritornello.lmcache.asker import Asker
-from ritornello.lmcache.interface import require_known
+from ritornello.lmcache.executor import LookupExecutor
+from ritornello.lmcache.interface import require_tested_interface
 from ritornello.lmcache.listing import list_objects
 from ritornello.lmcache.locks import Locks
-from ritornello.lmcache.naming import Family, Form, Name, grouped, page_key, split_key
+from ritornello.lmcache.naming import (
+    Family,
+    ObjectFormat,
+    ObjectName,
+    group_objects,
+    page_key,
+    split_key,
+)
+from ritornello.lmcache.object_store import Item, Job, ObjectStore
 from ritornello.lmcache.settings import Settings
-from ritornello.lmcache.shelf import Item, Job, Shelf
 from ritornello.lmcache.views import owning_view
 from ritornello.memory import wants_staging
 
@@ -38,45 +45,45 @@ if TYPE_CHECKING:
     from lmcache.v1.distributed.internal_api import L1MemoryDesc, L2AdapterListener
     from lmcache.v1.memory_management import MemoryObj
 
-require_known(L2AdapterInterface, ObjectKey, lmcache.__version__)
+require_tested_interface(L2AdapterInterface, ObjectKey, lmcache.__version__)
 
-# Locks are taken back when a load is over, or its request gone; LMCache's own run out then, too.
+# Locks end when a load is over or its request is gone; LMCache's own locks expire after this time.
 LEASE_SECONDS = 300.0
-# Keys told to a listener at once.
+# Number of keys reported to a listener at once.
 SEED_KEYS = 10_000
 
 
 class RitornelloL2Adapter(L2AdapterInterface):
     """`params` are those of `settings.Settings`. A store that cannot be opened is logged, and
-    serves nothing until it can.
+    serves misses until it can be.
     """
 
     def __init__(
         self, params: dict[str, Any], l1_memory_desc: "L1MemoryDesc | None" = None
     ) -> None:
-        self._shelf = Shelf(Settings.parse(params))
+        self._objects = ObjectStore(Settings.parse(params))
         self._path = params["path"]
-        capacity = self._shelf.store.capacity()
+        capacity = self._objects.store.capacity()
         super().__init__(max_capacity_bytes=capacity)
-        self._asker = Asker(self._shelf.store.answers_at_once)
+        self._lookups = LookupExecutor(self._objects.store.answers_at_once)
         self._locks = Locks(LEASE_SECONDS)
         self._lock = Lock()
-        self._arena, self._arena_start = _arena(l1_memory_desc)
-        if self._arena is not None:
-            nbytes = self._arena.nbytes
-            self._shelf.staged = wants_staging(self._path, self._arena_start, nbytes)
+        self._l1_memory, self._l1_start = _l1_memory(l1_memory_desc)
+        if self._l1_memory is not None:
+            nbytes = self._l1_memory.nbytes
+            self._objects.staged = wants_staging(self._path, self._l1_start, nbytes)
         self._stores, self._loads = Completions(), Completions()
         self._lookup_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._under_way: dict[int, tuple[list[ObjectKey], list[int]]] = {}
-        self._stored: list[Job] = []
-        self._found: dict[int, Any] = {}
-        self._loaded: dict[int, Any] = {}
-        self._next = 0
+        self._tasks: dict[int, tuple[list[ObjectKey], list[int]]] = {}
+        self._finished_stores: list[Job] = []
+        self._lookup_results: dict[int, Any] = {}
+        self._load_results: dict[int, Any] = {}
+        self._last_task = 0
         self._closed = False
-        self._listening: list[L2AdapterListener] = []
-        self._shelf.store.on_open = self._reopened
-        # It may have been opened again before this was said.
-        self._max_capacity_bytes = capacity or self._shelf.store.capacity()
+        self._listeners: list[L2AdapterListener] = []
+        self._objects.store.on_open = self._reopened
+        # The store may have been reopened before `on_open` was set.
+        self._max_capacity_bytes = capacity or self._objects.store.capacity()
 
     def get_store_event_fd(self) -> int:
         return self._stores.fileno()
@@ -90,21 +97,21 @@ class RitornelloL2Adapter(L2AdapterInterface):
     # Stores.
 
     def submit_store_task(self, keys: list[ObjectKey], objects: "list[MemoryObj]") -> int:
-        number, items = self._begin(keys, objects)
-        job = self._shelf.put(number, items, self._stores)
+        number, items = self._start_task(keys, objects)
+        job = self._objects.put(number, items, self._stores)
         if job is not None:
             with self._lock:
-                self._stored.append(job)
+                self._finished_stores.append(job)
             os.eventfd_write(self.get_store_event_fd(), 1)
         return number
 
     def pop_completed_store_tasks(self) -> dict[int, L2StoreResult]:
         results, keys_stored, sizes_stored = {}, [], []
         with self._lock:
-            jobs = self._stored + self._shelf.finished(self._stores.drain())
-            self._stored = []
+            jobs = self._finished_stores + self._objects.complete_tickets(self._stores.drain())
+            self._finished_stores = []
             for job in jobs:
-                keys, sizes = self._under_way.pop(job.number)
+                keys, sizes = self._tasks.pop(job.number)
                 done = [at for at, ok in enumerate(job.ok) if ok]
                 keys_stored += [keys[at] for at in done]
                 sizes_stored += [sizes[at] for at in done]
@@ -119,115 +126,123 @@ class RitornelloL2Adapter(L2AdapterInterface):
     def submit_lookup_and_lock_task(
         self, keys: list[ObjectKey], group_layout_descs: "dict[int, MemoryLayoutDesc]"
     ) -> int:
-        number = self._number()
-        self._asker.ask(partial(self._look_up, number, keys, group_layout_descs))
+        number = self._next_task()
+        self._lookups.submit(partial(self._run_lookup, number, keys, group_layout_descs))
         return number
 
-    def _look_up(
+    def _run_lookup(
         self,
         number: int,
         keys: list[ObjectKey],
         group_layout_descs: "dict[int, MemoryLayoutDesc]",
-        is_late: bool,
+        expired: bool,
     ) -> None:
         found = None
-        if not is_late:
-            look = partial(self._look_and_lock, keys, group_layout_descs)
-            found = self._shelf.store.quietly("look", look, None)
+        if not expired:
+            lookup = partial(self._lookup_and_lock, keys, group_layout_descs)
+            found = self._objects.store.attempt("look", lookup, None)
         bitmap = Bitmap(len(keys)) if found is None else _bitmap(found)
         with self._lock:
-            # A question that outlives the adapter has nobody left to tell.
+            # A query may outlive the adapter; its eventfd is then closed.
             if not self._closed:
-                self._found[number] = bitmap
+                self._lookup_results[number] = bitmap
                 os.eventfd_write(self._lookup_fd, 1)
 
-    def _look_and_lock(
+    def _lookup_and_lock(
         self, keys: list[ObjectKey], group_layout_descs: "dict[int, MemoryLayoutDesc]"
     ) -> list[bool]:
         expected = {
             group: _layout(tuple(desc.shapes), tuple(desc.dtypes))
             for group, desc in group_layout_descs.items()
         }
-        found, leases = self._shelf.look(grouped(keys), len(keys), LEASE_SECONDS, expected)
-        for lease, family, kept in leases:
-            self._locks.lock(family, kept, lease)
+        found, leases = self._objects.lookup(
+            group_objects(keys), len(keys), LEASE_SECONDS, expected
+        )
+        for lease, family, pinned in leases:
+            self._locks.lock(family, pinned, lease)
         return found
 
     def query_lookup_and_lock_result(self, task_id: int) -> Any:
         with self._lock:
-            return self._found.pop(task_id, None)
+            return self._lookup_results.pop(task_id, None)
 
     def submit_unlock(self, keys: list[ObjectKey]) -> None:
-        ended = [
-            lease for family, _, kept in grouped(keys) for lease in self._locks.unlock(family, kept)
+        unneeded = [
+            lease
+            for family, _, pinned in group_objects(keys)
+            for lease in self._locks.unlock(family, pinned)
         ]
 
-        def question(is_late: bool) -> None:
-            for lease in () if is_late else ended:
-                self._shelf.store.release(lease)
+        def query(expired: bool) -> None:
+            for lease in () if expired else unneeded:
+                self._objects.store.release(lease)
 
-        if ended:
-            self._asker.ask(question)
+        if unneeded:
+            self._lookups.submit(query)
 
     # Loads.
 
     def submit_load_task(self, keys: list[ObjectKey], objects: "list[MemoryObj]") -> int:
-        number, items = self._begin(keys, objects)
-        job = self._shelf.get(number, items, self._loads)
+        number, items = self._start_task(keys, objects)
+        job = self._objects.get(number, items, self._loads)
         if job is not None:
             with self._lock:
-                self._load_is_over(job)
+                self._finish_load(job)
             os.eventfd_write(self.get_load_event_fd(), 1)
         return number
 
     def query_load_result(self, task_id: int) -> Any:
         accessed: list[ObjectKey] = []
         with self._lock:
-            for job in self._shelf.finished(self._loads.drain()):
-                accessed += self._load_is_over(job)
-            result = self._loaded.pop(task_id, None)
+            for job in self._objects.complete_tickets(self._loads.drain()):
+                accessed += self._finish_load(job)
+            result = self._load_results.pop(task_id, None)
         if accessed:
             self._notify_keys_accessed(accessed)
         return result
 
-    def _load_is_over(self, job: Job) -> list[ObjectKey]:
-        keys, _ = self._under_way.pop(job.number)
-        self._loaded[job.number] = _bitmap(job.ok)
+    def _finish_load(self, job: Job) -> list[ObjectKey]:
+        keys, _ = self._tasks.pop(job.number)
+        self._load_results[job.number] = _bitmap(job.ok)
         return [key for key, ok in zip(keys, job.ok, strict=True) if ok]
 
-    # What there is.
+    # Deletion, listing and usage.
 
     def delete(self, keys: list[ObjectKey]) -> None:
-        """Listeners are told of all of them: what the store evicted itself is gone as well."""
+        """Deletes objects. Reports all of them to listeners, including those that the store has
+        evicted.
+        """
         if keys:
-            self._shelf.delete(grouped(keys), len(keys))
+            self._objects.delete(group_objects(keys), len(keys))
             self._notify_keys_deleted(keys, [0] * len(keys))
 
     def list_l2_keys(
         self, model_name: str | None = None, page_size: int = 500, cursor: str | None = None
     ) -> KeyListPage:
-        held = [
+        stored = [
             (family, scope, objects)
-            for family, _, scope, objects in self._shelf.forms.held()
+            for family, _, scope, objects in self._objects.formats.stored_formats()
             if model_name in (None, family.model)
         ]
-        listed, following = list_objects(held, self._shelf.store.keys, page_size, cursor)
+        listed, following = list_objects(stored, self._objects.store.keys, page_size, cursor)
         entries = (KeyEntry(_encoded(family, key), nbytes) for family, key, nbytes in listed)
         return KeyListPage(tuple(entries), following)
 
     def get_usage(self) -> AdapterUsage:
-        """What the store holds, whichever process stored it and when."""
-        used = self._shelf.usage()
+        """Returns what the store holds, including objects that other processes stored."""
+        used = self._objects.usage()
         return AdapterUsage(sum(used.values()), self._max_capacity_bytes, MappingProxyType(used))
 
     def register_listener(self, listener: "L2AdapterListener") -> None:
-        """A listener learns of what is stored already, so that LMCache can evict it."""
+        """Registers a listener and reports all stored keys to it, so that LMCache can evict
+        them.
+        """
         super().register_listener(listener)
-        self._listening.append(listener)
+        self._listeners.append(listener)
         Thread(target=self._seed, args=(listener,), name="ritornello-seed", daemon=True).start()
 
     def report_status(self) -> dict[str, Any]:
-        store = self._shelf.store
+        store = self._objects.store
         problem = store.problem()
         return {
             "is_healthy": not problem,
@@ -243,50 +258,50 @@ class RitornelloL2Adapter(L2AdapterInterface):
         with self._lock:
             closed, self._closed = self._closed, True
         if not closed:
-            self._asker.close()
-            self._shelf.store.close()
+            self._lookups.close()
+            self._objects.store.close()
             self._locks.clear()
             os.close(self._lookup_fd)
 
-    def _begin(
+    def _start_task(
         self, keys: list[ObjectKey], objects: "list[MemoryObj]"
     ) -> tuple[int, "Sequence[Item | None]"]:
-        number, items, sizes = self._number(), [], []
+        number, items, sizes = self._next_task(), [], []
         for key, obj in zip(keys, objects, strict=True):
             item = None
             try:
                 item = self._item(key, obj)
             except Exception as error:
-                self._shelf.store.fail("object", error)
+                self._objects.store.record_failure("object", error)
             items.append(item)
-            sizes.append(item.form.nbytes if item is not None else 0)
+            sizes.append(item.format.nbytes if item is not None else 0)
         with self._lock:
-            self._under_way[number] = (list(keys), sizes)
+            self._tasks[number] = (list(keys), sizes)
         return number, items
 
     def _item(self, key: ObjectKey, obj: "MemoryObj") -> Item:
         family = Family(key.model_name, key.object_group_id, key.cache_salt)
-        name = Name(family, page_key(key.kv_rank, key.chunk_hash))
+        name = ObjectName(family, page_key(key.kv_rank, key.chunk_hash))
         nbytes, meta = obj.get_size(), obj.meta
         shapes = tuple(meta.shapes) if meta.shapes else (meta.shape,)
         dtypes = tuple(meta.dtypes) if meta.dtypes else (meta.dtype,)
         layout = _layout(shapes, dtypes, meta.fmt)
-        if self._arena is not None:
-            at = obj.data_ptr - self._arena_start
-            if 0 <= at <= len(self._arena) - nbytes:
-                return Item(name, Form(nbytes, layout), owning_view(obj, obj.data_ptr))
-        return Item(name, Form(nbytes, layout), owning_view(obj))
+        if self._l1_memory is not None:
+            at = obj.data_ptr - self._l1_start
+            if 0 <= at <= len(self._l1_memory) - nbytes:
+                return Item(name, ObjectFormat(nbytes, layout), owning_view(obj, obj.data_ptr))
+        return Item(name, ObjectFormat(nbytes, layout), owning_view(obj))
 
-    def _number(self) -> int:
+    def _next_task(self) -> int:
         with self._lock:
-            self._next += 1
-            return self._next
+            self._last_task += 1
+            return self._last_task
 
     def _reopened(self) -> None:
-        """The store was opened again: leases are gone, and it may hold anything."""
+        """Handles a reopened store: its leases are gone and its contents may differ."""
         self._locks.clear()
-        self._max_capacity_bytes = self._shelf.store.capacity()
-        for listener in [*self._listening]:
+        self._max_capacity_bytes = self._objects.store.capacity()
+        for listener in [*self._listeners]:
             self._seed(listener)
 
     def _seed(self, listener: "L2AdapterListener") -> None:
@@ -303,11 +318,11 @@ class RitornelloL2Adapter(L2AdapterInterface):
                 if cursor is None:
                     return
         except Exception as error:
-            self._shelf.store.fail("seed", error)
+            self._objects.store.record_failure("seed", error)
 
 
-def _arena(desc: "L1MemoryDesc | None") -> tuple[memoryview | None, int]:
-    """All of LMCache's own memory, looked at once: objects are pieces of it."""
+def _l1_memory(desc: "L1MemoryDesc | None") -> tuple[memoryview | None, int]:
+    """Returns LMCache's memory as one view, and its address: objects are slices of it."""
     if desc is None or not desc.size or not desc.ptr:
         return None, 0
     return memoryview((ctypes.c_ubyte * desc.size).from_address(desc.ptr)), desc.ptr
@@ -323,8 +338,8 @@ def _bitmap(bits: "Sequence[bool]") -> Any:
 
 @lru_cache(maxsize=256)
 def _layout(shapes: tuple[Any, ...], dtypes: tuple[Any, ...], fmt: Any = None) -> str:
-    """In words, and the format behind them; "" for nothing. An engine has few of them, and every
-    object that is moved has one.
+    """Returns dtypes and shapes as text, followed by the format. Cached: an engine has few layouts,
+    and every transfer needs one.
     """
     each = zip(shapes, dtypes, strict=True)
     layout = "+".join(

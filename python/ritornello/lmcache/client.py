@@ -1,8 +1,8 @@
-"""The client for LMCache's `native_plugin`: one eventfd for everything, results for each key.
+"""The client for LMCache's `native_plugin`: one eventfd for all completions, results for each key.
 
-LMCache wraps it in its own bridge, which keeps locks and usage in the memory of its process, and
-shows neither dtypes nor shapes: objects of equal size are taken for equal in form. `namespace`
-keeps apart what must be.
+LMCache wraps it in its own bridge, which keeps locks and usage in its process's memory and shows
+neither dtypes nor shapes: objects of equal size count as equal in format. `namespace` separates
+objects that must not be confused.
 """
 
 import ctypes
@@ -12,131 +12,134 @@ from contextlib import suppress
 from threading import Lock
 from typing import Any, TypeAlias
 
-from ritornello.lmcache.asker import Asker
-from ritornello.lmcache.naming import Form, Name, by_family, parse_name
+from ritornello.lmcache.executor import LookupExecutor
+from ritornello.lmcache.naming import ObjectFormat, ObjectName, group_names, parse_name
+from ritornello.lmcache.object_store import Item, Job, ObjectStore
 from ritornello.lmcache.settings import Settings
-from ritornello.lmcache.shelf import Item, Job, Shelf
 from ritornello.memory import wants_staging
 
-# The number that a submission returned, whether it came to what was wanted, why not, and which
-# keys did.
+# Number of the submission, success, reason of a failure, and success by key.
 Completion: TypeAlias = tuple[int, bool, str, list[bool] | None]
 
 
 class NativeClient:
-    """Settings are those of `settings.Settings`. A store that cannot be opened is logged, and
-    serves nothing. Safe to be called from several threads.
+    """Parameters are those of `settings.Settings`. A store that cannot be opened is logged, and
+    serves misses. Thread-safe.
     """
 
     def __init__(self, **params: Any) -> None:
         from ritornello._core import Completions
 
-        self._shelf = Shelf(Settings.parse(params))
-        self._asker = Asker(self._shelf.store.answers_at_once)
+        self._objects = ObjectStore(Settings.parse(params))
+        self._lookups = LookupExecutor(self._objects.store.answers_at_once)
         self._lock = Lock()
         self._completions = Completions()
-        self._over: list[Completion] = []
+        self._completed: list[Completion] = []
         self._puts: set[int] = set()
-        self._next = 0
+        self._last_number = 0
         self._path: str = params["path"]
-        # All memory is taken for what the first piece of it is.
-        self._unknown = True
+        # Decided by the first buffer: all memory is assumed to be alike.
+        self._staging_undecided = True
 
     def event_fd(self) -> int:
         return self._completions.fileno()
 
     def submit_batch_set(self, keys: Sequence[str], memoryviews: Sequence[Any]) -> int:
-        """The memory must not change until this is completed."""
-        number = self._number()
+        """Starts to store objects. Their memory must not change until the submission is
+        completed.
+        """
+        number = self._next_number()
         with self._lock:
             self._puts.add(number)
         items = self._items(keys, memoryviews)
-        self._settle(self._shelf.put(number, items, self._completions))
+        self._complete_if_done(self._objects.put(number, items, self._completions))
         return number
 
     def submit_batch_get(self, keys: Sequence[str], memoryviews: Sequence[Any]) -> int:
-        """The memory is the store's until this is completed. A key whose object has another size
-        is not there.
+        """Starts to load objects. Their memory belongs to the store until the submission is
+        completed. An object of another size is a miss.
         """
-        number = self._number()
+        number = self._next_number()
         items = self._items(keys, memoryviews)
-        self._settle(self._shelf.get(number, items, self._completions))
+        self._complete_if_done(self._objects.get(number, items, self._completions))
         return number
 
     def submit_batch_exists(self, keys: Sequence[str]) -> int:
-        number, count, none = self._number(), len(keys), [False] * len(keys)
-        groups = by_family(map(self._name, keys))
+        number, count, none = self._next_number(), len(keys), [False] * len(keys)
+        groups = group_names(map(self._name, keys))
 
-        def look() -> list[bool]:
-            return self._shelf.look(groups, count, 0)[0]
+        def lookup() -> list[bool]:
+            return self._objects.lookup(groups, count, 0)[0]
 
-        def question(is_late: bool) -> None:
-            found = none if is_late else self._shelf.store.quietly("look", look, none)
+        def query(expired: bool) -> None:
+            found = none if expired else self._objects.store.attempt("look", lookup, none)
             self._complete((number, True, "", found))
 
-        self._asker.ask(question)
+        self._lookups.submit(query)
         return number
 
     def submit_batch_delete(self, keys: Sequence[str]) -> int:
-        number, count, none = self._number(), len(keys), [False] * len(keys)
-        groups = by_family(map(self._name, keys))
+        number, count, none = self._next_number(), len(keys), [False] * len(keys)
+        groups = group_names(map(self._name, keys))
 
         def delete() -> list[bool]:
-            return self._shelf.delete(groups, count)
+            return self._objects.delete(groups, count)
 
-        def question(is_late: bool) -> None:
-            gone = none if is_late else self._shelf.store.quietly("delete", delete, none)
-            self._complete((number, not is_late, "late" if is_late else "", gone))
+        def query(expired: bool) -> None:
+            deleted = none if expired else self._objects.store.attempt("delete", delete, none)
+            self._complete((number, not expired, "late" if expired else "", deleted))
 
-        self._asker.ask(question)
+        self._lookups.submit(query)
         return number
 
     def drain_completions(self) -> list[Completion]:
-        """What was completed since, and clears the eventfd."""
+        """Clears the eventfd and returns the completions since the last call."""
         with suppress(BlockingIOError):
             os.eventfd_read(self.event_fd())
         with self._lock:
-            for job in self._shelf.finished(self._completions.drain()):
-                self._over.append(self._of(job))
-            over, self._over = self._over, []
-        return over
+            for job in self._objects.complete_tickets(self._completions.drain()):
+                self._completed.append(self._completion_of(job))
+            completed, self._completed = self._completed, []
+        return completed
 
     def close(self) -> None:
-        """Finishes what is under way and lets the directory go. Again: does nothing."""
-        self._asker.close()
-        self._shelf.store.close()
+        """Finishes running operations and releases the directory. Idempotent."""
+        self._lookups.close()
+        self._objects.store.close()
 
-    def _number(self) -> int:
+    def _next_number(self) -> int:
         with self._lock:
-            self._next += 1
-            return self._next
+            self._last_number += 1
+            return self._last_number
 
-    def _name(self, key: str) -> Name | None:
+    def _name(self, key: str) -> ObjectName | None:
         try:
             return parse_name(key)
         except ValueError as error:
-            self._shelf.store.fail("name", error)
+            self._objects.store.record_failure("name", error)
             return None
 
     def _items(self, keys: Sequence[str], memories: Sequence[Any]) -> list[Item | None]:
         items: list[Item | None] = []
         for key, memory in zip(keys, memories, strict=True):
             name, nbytes = self._name(key), memory.nbytes
-            if self._unknown and nbytes and not memoryview(memory).readonly:
-                self._unknown = False
+            if self._staging_undecided and nbytes and not memoryview(memory).readonly:
+                self._staging_undecided = False
                 place = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-                self._shelf.staged = wants_staging(self._path, place, nbytes)
-            items.append(Item(name, Form(nbytes), memory) if name and nbytes else None)
+                self._objects.staged = wants_staging(self._path, place, nbytes)
+            items.append(Item(name, ObjectFormat(nbytes), memory) if name and nbytes else None)
         return items
 
-    def _settle(self, job: Job | None) -> None:
+    def _complete_if_done(self, job: Job | None) -> None:
         if job is not None:
             with self._lock:
-                completion = self._of(job)
+                completion = self._completion_of(job)
             self._complete(completion)
 
-    def _of(self, job: Job) -> Completion:
-        """A get is in order whatever was there; a put that is not whole is not."""
+    def _completion_of(self, job: Job) -> Completion:
+        """Returns the completion of a job. A get always succeeds; a put fails if any object was not
+        stored.
+        """
         if job.number not in self._puts:
             return job.number, True, "", job.ok
         self._puts.discard(job.number)
@@ -145,5 +148,5 @@ class NativeClient:
 
     def _complete(self, completion: Completion) -> None:
         with self._lock:
-            self._over.append(completion)
+            self._completed.append(completion)
         os.eventfd_write(self.event_fd(), 1)

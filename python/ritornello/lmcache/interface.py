@@ -1,4 +1,4 @@
-"""Whether the LMCache that loads the adapter has the interface it was written for."""
+"""Checks that the installed LMCache has the tested adapter interface."""
 
 import inspect
 from typing import Any
@@ -20,7 +20,7 @@ ABSTRACT = frozenset(
         "submit_unlock",
     }
 )
-# What is called or overridden beside that: the parameters tell whether it still means the same.
+# Further methods that are called or overridden: their parameters show whether they are unchanged.
 PARAMETERS = {
     "__init__": ("self", "max_capacity_bytes"),
     "_notify_keys_accessed": ("self", "keys"),
@@ -39,9 +39,9 @@ PARAMETERS = {
 KEY_FIELDS = ("chunk_hash", "model_name", "kv_rank", "object_group_id", "cache_salt")
 
 
-def unknown(base: Any, key: Any) -> str:
-    """What about LMCache's adapter base class and its object key is not as it should be; "" where
-    all is.
+def interface_difference(base: Any, key: Any) -> str:
+    """Returns how LMCache's adapter base class and object key differ from the tested ones; "" if
+    they do not.
     """
     abstract = frozenset(base.__abstractmethods__)
     if abstract != ABSTRACT:
@@ -59,9 +59,9 @@ def unknown(base: Any, key: Any) -> str:
     return ""
 
 
-def require_known(base: Any, key: Any, version: str) -> None:
-    """Raises ImportError, in one line, for an interface that was never tested."""
-    problem = unknown(base, key)
+def require_tested_interface(base: Any, key: Any, version: str) -> None:
+    """Raises ImportError, in one line, for an untested interface."""
+    problem = interface_difference(base, key)
     if problem:
         raise ImportError(
             f"ritornello.lmcache was written for LMCache {TESTED}; the adapter interface of "

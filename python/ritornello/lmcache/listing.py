@@ -1,7 +1,7 @@
-"""The keys that are stored, a page at a time.
+"""Lists the stored keys, a page at a time.
 
-A cursor names a scope, a place among its runs and the keys to leave out there, because the store
-lists whole runs.
+The store lists whole runs, so a cursor names a scope, a position among its runs, and the number of
+keys to skip there.
 """
 
 from collections.abc import Callable
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from ritornello._core import Scope
 
 
-class Listed(NamedTuple):
-    """One object."""
+class ListedObject(NamedTuple):
+    """One stored object."""
 
     family: Family
     key: bytes
@@ -22,39 +22,39 @@ class Listed(NamedTuple):
 
 
 def list_objects(
-    held: "list[tuple[Family, Scope, int]]",
+    stored: "list[tuple[Family, Scope, int]]",
     keys_of: "Callable[[Scope, int, int], tuple[list[bytes], int]]",
     limit: int,
     cursor: str | None,
-) -> tuple[list[Listed], str | None]:
-    """At most `limit` objects of `held` (each scope with the number of its objects), and the cursor
-    of the next page, None behind the last. ValueError for a cursor that is none, or less than one
-    object.
+) -> tuple[list[ListedObject], str | None]:
+    """Returns at most `limit` objects of `stored` (scopes with their numbers of objects), and the
+    cursor of the next page, None after the last one. ValueError for an invalid cursor or a limit
+    below 1.
     """
     if limit < 1:
         raise ValueError(f"a page has at least one key, not {limit}")
     start, after, skip = _parse(cursor)
-    ids = [scope.id.hex() for _, scope, _ in held]
+    ids = [scope.id.hex() for _, scope, _ in stored]
     if start and start not in ids:
-        # The scope was dropped meanwhile, and where it stood nobody knows.
+        # The scope was dropped meanwhile, and its position in the list with it.
         return [], None
-    listed: list[Listed] = []
-    for family, scope, objects in held[ids.index(start) if start else 0 :]:
-        # Where the list goes on it may be empty by now, and is a place all the same.
-        going = objects > 0
-        if not going:
+    listed: list[ListedObject] = []
+    for family, scope, objects in stored[ids.index(start) if start else 0 :]:
+        # The scope of the cursor may be empty by now, and is still a valid position.
+        has_more = objects > 0
+        if not has_more:
             after = skip = 0
-        while going:
+        while has_more:
             room = limit - len(listed)
             if room == 0:
                 return listed, f"{scope.id.hex()}:{after}:{skip}"
-            keys, behind = keys_of(scope, after, skip + room)
+            keys, next_after = keys_of(scope, after, skip + room)
             new = keys[skip : skip + room]
-            listed += [Listed(family, key, scope.page_bytes) for key in new]
+            listed += [ListedObject(family, key, scope.page_bytes) for key in new]
             if skip + len(new) < len(keys):
                 skip += len(new)
             else:
-                going, after, skip = behind != 0, behind, 0
+                has_more, after, skip = next_after != 0, next_after, 0
     return listed, None
 
 

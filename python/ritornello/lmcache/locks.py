@@ -1,6 +1,4 @@
-"""Locked objects: which lease keeps which, from the lookup that found them until they are
-unlocked.
-"""
+"""Locked objects: the leases that protect them, from lookup to unlock."""
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
@@ -11,13 +9,13 @@ from time import monotonic
 
 from ritornello.lmcache.naming import Family
 
-# Families whose run-out locks are let go of at each new lock: more than the one it may add.
-SWEPT = 2
+# Number of families that each new lock clears of expired locks: more than the one it may add.
+FAMILIES_SWEPT = 2
 
 
 @dataclass(slots=True, eq=False)
-class Hold:
-    """A lease, and what of it is still locked."""
+class LeasedKeys:
+    """A lease, and those of its keys that are still locked."""
 
     lease: int
     keys: Sequence[bytes]
@@ -25,61 +23,59 @@ class Hold:
 
 
 class Locks:
-    """Safe to be called from several threads. Locks that nobody takes back run out with their
-    lease.
-    """
+    """Locks by family. Thread-safe. Locks that are never released expire with their lease."""
 
     def __init__(self, seconds: float, clock: Callable[[], float] = monotonic) -> None:
         self._seconds = seconds
         self._clock = clock
         self._lock = Lock()
-        # Oldest first. There are few at a time: one for each request between lookup and load.
-        # The family that was swept last is the last.
-        self._holds: OrderedDict[Family, deque[Hold]] = OrderedDict()
+        # Oldest lease first; one for each request between lookup and load. The family swept last is
+        # last.
+        self._leases: OrderedDict[Family, deque[LeasedKeys]] = OrderedDict()
 
     def __len__(self) -> int:
-        """Locks held."""
+        """Returns the number of locks."""
         with self._lock:
-            return sum(len(hold.keys) for holds in self._holds.values() for hold in holds)
+            return sum(len(leased.keys) for leases in self._leases.values() for leased in leases)
 
     def lock(self, family: Family, keys: Sequence[bytes], lease: int) -> None:
-        """`keys` must not change from now on."""
+        """Locks `keys`, which must not change afterwards, under `lease`."""
         now = self._clock()
         with self._lock:
-            hold = Hold(lease, keys, now + self._seconds)
-            self._holds.setdefault(family, deque()).append(hold)
-            for swept in list(islice(self._holds, SWEPT)):
+            leased = LeasedKeys(lease, keys, now + self._seconds)
+            self._leases.setdefault(family, deque()).append(leased)
+            for swept in list(islice(self._leases, FAMILIES_SWEPT)):
                 self._sweep(swept, now)
 
     def _sweep(self, family: Family, now: float) -> None:
-        holds = self._holds[family]
-        while holds and holds[0].until <= now:
-            holds.popleft()
-        if holds:
-            self._holds.move_to_end(family)
+        leases = self._leases[family]
+        while leases and leases[0].until <= now:
+            leases.popleft()
+        if leases:
+            self._leases.move_to_end(family)
         else:
-            del self._holds[family]
+            del self._leases[family]
 
     def unlock(self, family: Family, keys: Iterable[bytes]) -> list[int]:
-        """Takes one lock of each key back, the oldest; the leases that nothing needs any more.
-        Keys that are not locked are ignored.
+        """Releases the oldest lock of each key. Returns the leases that protect no locked key any
+        more. Ignores keys that are not locked.
         """
-        ended, left = [], set(keys)
+        released, remaining = [], set(keys)
         with self._lock:
-            holds = self._holds.get(family, deque())
-            for hold in tuple(holds):
-                taken = left.intersection(hold.keys)
-                left -= taken
-                hold.keys = [key for key in hold.keys if key not in taken]
-                if not hold.keys:
-                    holds.remove(hold)
-                    ended.append(hold.lease)
-                if not left:
+            leases = self._leases.get(family, deque())
+            for leased in tuple(leases):
+                taken = remaining.intersection(leased.keys)
+                remaining -= taken
+                leased.keys = [key for key in leased.keys if key not in taken]
+                if not leased.keys:
+                    leases.remove(leased)
+                    released.append(leased.lease)
+                if not remaining:
                     break
-            if not holds:
-                self._holds.pop(family, None)
-        return ended
+            if not leases:
+                self._leases.pop(family, None)
+        return released
 
     def clear(self) -> None:
         with self._lock:
-            self._holds.clear()
+            self._leases.clear()

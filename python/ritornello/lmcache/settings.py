@@ -1,4 +1,4 @@
-"""What a user may set, in `adapter_params`."""
+"""Settings in `adapter_params`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,15 +11,15 @@ PLACE = "adapter_params"
 
 @dataclass(frozen=True, slots=True)
 class Settings(StoreSettings):
-    """`namespace`: objects of another namespace are not seen, for what LMCache's keys do not say,
-    such as another revision of the weights.
+    """`namespace`: separates objects that LMCache's keys do not distinguish, such as those of
+    another revision of the weights.
     """
 
     namespace: str = ""
 
     @classmethod
     def parse(cls, params: Mapping[str, Any]) -> "Settings":
-        """From `adapter_params`; ValueError says what to write instead."""
+        """Parses `adapter_params`. ValueError says what to write instead."""
         check(params, PLACE, ("namespace",))
         if not isinstance(params.get("namespace", ""), str):
             raise ValueError(f'{PLACE}: "namespace" is text, not {params["namespace"]!r}')

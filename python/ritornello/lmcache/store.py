@@ -1,4 +1,4 @@
-"""What LMCache's controllers ask of the store. Nothing waits without a bound."""
+"""Calls of LMCache's adapters to the store. All have deadlines."""
 
 import logging
 from collections import Counter
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from ritornello.handle import Handle
+from ritornello.fail_safe import FailSafeStore
 from ritornello.lmcache.settings import Settings
 
 if TYPE_CHECKING:
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("ritornello.lmcache")
 
-# A load that takes longer is slower than computing.
+# A slower load takes longer than computing.
 GET_SECONDS = 30.0
 PUT_SECONDS = 60.0
 
 
-class QuietStore(Handle):
-    """One process's hold on the store, opened at once. `counts` is what happened, by name."""
+class LMCacheStore(FailSafeStore):
+    """The store of an adapter, opened at construction. `counts`: events by name."""
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings, logger, lambda _: self.count("errors", 1))
@@ -30,37 +30,41 @@ class QuietStore(Handle):
         self.open()
 
     def is_owner(self) -> bool:
-        """Whether this process owns the store. While it is open, a yes is final."""
+        """Returns whether this process owns the store. An owner remains one while the store is
+        open.
+        """
 
         def action(store: "Store") -> bool:
             if self._owned is not store and store.role == "owner":
                 self._owned = store
             return self._owned is store
 
-        return self.ask("role", action, False)
+        return self.call("role", action, False)
 
     def answers_at_once(self) -> bool:
-        """Whether no question waits for another process."""
+        """Returns whether no call waits for another process."""
         return bool(self.broken) or self.is_owner()
 
     def problem(self) -> str:
-        """What keeps the store from being used in full, "" if nothing does."""
-        return self.broken or self.ask("problem", lambda store: store.problem, "") or self.broken
+        """Returns the reason why the store is not fully usable, "" if it is."""
+        return self.broken or self.call("problem", lambda store: store.problem, "") or self.broken
 
-    def match(self, scope: "Scope", keys: Sequence[bytes], seconds: float) -> "Match | None":
-        """A lease on every page that is there."""
-        return self.ask("match", lambda store: store.match(scope, keys, ttl=seconds), None)
+    def pin_prefix(self, scope: "Scope", keys: Sequence[bytes], seconds: float) -> "Match | None":
+        """Leases every page that is stored."""
+        return self.call(
+            "pin_prefix", lambda store: store.pin_prefix(scope, keys, ttl=seconds), None
+        )
 
     def release(self, lease: int) -> None:
-        self.ask("release", lambda store: store.release(lease), None)
+        self.call("release", lambda store: store.release(lease), None)
 
     def exists(self, scope: "Scope", keys: Sequence[bytes]) -> list[bool]:
-        return self.ask("exists", lambda store: store.exists(scope, keys), [False] * len(keys))
+        return self.call("exists", lambda store: store.exists(scope, keys), [False] * len(keys))
 
     def submit_get(
         self, scope: "Scope", keys: Sequence[bytes], out: Sequence[Any], *, staged: bool
     ) -> "Ticket | None":
-        return self.ask(
+        return self.call(
             "get",
             lambda store: store.submit_get(scope, keys, out, staged=staged, timeout=GET_SECONDS),
             None,
@@ -69,26 +73,26 @@ class QuietStore(Handle):
     def submit_put(
         self, scope: "Scope", keys: Sequence[bytes], pages: Sequence[Any]
     ) -> "Ticket | None":
-        """The memory must not change until the ticket is done."""
-        return self.ask(
+        """Starts a put. The memory must not change until the ticket is done."""
+        return self.call(
             "put",
             lambda store: store.submit_put(scope, keys, pages, timeout=PUT_SECONDS),
             None,
         )
 
     def delete(self, scope: "Scope", keys: Sequence[bytes]) -> int:
-        return self.ask("delete", lambda store: store.delete(scope, keys), 0)
+        return self.call("delete", lambda store: store.delete(scope, keys), 0)
 
     def scopes(self) -> "list[tuple[Scope, int, int]]":
-        return self.ask("scopes", lambda store: store.scopes(), [])
+        return self.call("scopes", lambda store: store.scopes(), [])
 
     def keys(self, scope: "Scope", after: int, limit: int) -> tuple[list[bytes], int]:
         none: tuple[list[bytes], int] = ([], 0)
-        return self.ask("keys", lambda store: store.keys(scope, after=after, limit=limit), none)
+        return self.call("keys", lambda store: store.keys(scope, after=after, limit=limit), none)
 
     def capacity(self) -> int:
-        """Bytes; 0 where there is no store."""
-        return self.ask("stats", lambda store: int(store.stats()["capacity_bytes"]), 0)
+        """Returns the capacity in bytes; 0 if no store is in use."""
+        return self.call("stats", lambda store: int(store.stats()["capacity_bytes"]), 0)
 
     def count(self, name: str, number: int) -> None:
         self.count_all(**{name: number})

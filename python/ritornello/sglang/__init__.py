@@ -7,11 +7,11 @@
             "module_path": "ritornello.sglang", "class_name": "RitornelloStorage",
             "interface_v1": 1, "path": "/nvme/kv", "capacity": "200GiB"}'
 
-`interface_v1` makes SGLang hand over its host memory instead of copies of it. Further settings
-beside `path`: those of `settings.Settings`.
+With `interface_v1` SGLang passes its host memory instead of copies of it. Further settings beside
+`path`: those of `settings.Settings`.
 
-`storage` is the only door SGLang uses. Everything that decides something (`identity`, `pages`,
-`pools`, `hits`, `settings`) is free of SGLang imports, so that it can be tested without an engine.
+SGLang calls `storage` only. The modules that make decisions (`identity`, `pages`, `pools`, `hits`,
+`settings`) do not import SGLang, so that they can be tested without an engine.
 """
 
 from typing import TYPE_CHECKING
@@ -23,7 +23,7 @@ __all__ = ["RitornelloStorage"]
 
 
 def __getattr__(name: str) -> object:
-    # SGLang is imported when the storage is asked for, not before.
+    # Deferred: this module imports SGLang.
     if name == "RitornelloStorage":
         from ritornello.sglang.storage import RitornelloStorage
 

@@ -1,4 +1,4 @@
-"""Which prefix lengths can be restored when more than one pool makes a page."""
+"""Prefix lengths that can be restored if several pools make a page."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -9,9 +9,9 @@ GROUPS = "block_groups"
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """`pools`: the longest prefix each pool alone allows, for those that allow any.
-    `restorable`: the prefix lengths, in pages and rising, that all of them allow.
+class RestorablePrefixes:
+    """`pools`: the longest prefix that each pool alone allows, without pools that allow none.
+    `restorable`: the prefix lengths in pages, ascending, that all pools allow.
     """
 
     pools: dict[str, int] = field(default_factory=dict)
@@ -24,8 +24,8 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Presence:
-    """Which of the leading pages a side pool has. `window`: pages that must be there at the end
-    of a prefix, under the policy `trailing_pages`.
+    """The leading pages that a side pool has. `window`: pages required at the end of a prefix,
+    under the policy `trailing_pages`.
     """
 
     pool: str
@@ -34,9 +34,10 @@ class Presence:
     pages: Sequence[bool]
 
 
-def verdict(kv: str, kv_pages: int, sides: Iterable[Presence]) -> Verdict:
-    """`kv_pages`: leading pages of the pool `kv`. A policy that is not known allows nothing. Key
-    groups of blocks (`block_groups`) never bound a prefix, and are given no verdict.
+def restorable_prefixes(kv: str, kv_pages: int, sides: Iterable[Presence]) -> RestorablePrefixes:
+    """Combines the pools. `kv_pages`: leading pages of the pool `kv`. An unknown policy allows
+    nothing. Key groups of blocks (`block_groups`) never limit a prefix, and are omitted from the
+    result.
     """
     pools = {kv: kv_pages} if kv_pages else {}
     restorable = list(range(1, kv_pages + 1))
@@ -47,7 +48,7 @@ def verdict(kv: str, kv_pages: int, sides: Iterable[Presence]) -> Verdict:
         if allowed:
             pools[side.pool] = max(allowed)
         restorable = [pages for pages in restorable if pages in allowed]
-    return Verdict(pools, restorable)
+    return RestorablePrefixes(pools, restorable)
 
 
 def _allowed(side: Presence, kv_pages: int) -> set[int]:

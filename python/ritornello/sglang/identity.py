@@ -1,8 +1,8 @@
 """Everything besides tokens that decides whether a page's bytes may be reused.
 
-Tokens, cache salts and LoRA adapters are in SGLang's page hashes, and nothing else is: model,
-weights, dtype, layout, page size and what part of the model a rank holds are named here. A part
-is named by its layers and heads, not by ranks, wherever those can be told.
+SGLang's page hashes cover tokens, cache salts and LoRA adapters only. Model, weights, dtype,
+layout, page size and the part of the model that a rank holds are in the scope. The part is named by
+layers and heads, not by ranks, if these are known.
 """
 
 import hashlib
@@ -12,16 +12,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ritornello.model import plain
+from ritornello.model import dtype_name
 
 if TYPE_CHECKING:
     from ritornello._core import Scope
 
 KV = "kv"
 MAMBA = "mamba"
-# Pools whose pages, K and V each in one piece or layer behind layer, have the same bytes in
-# SGLang's flat copies as in the pieces it names.
-PLAIN = frozenset(
+# Pools whose pages have the same bytes in SGLang's flat copies as in the pieces it names: K and V
+# are each in one piece, or in one piece a layer.
+ORDER_FREE = frozenset(
     {
         ("MHATokenToKVPoolHost", "page_first"),
         ("MHATokenToKVPoolHost", "page_first_direct"),
@@ -31,7 +31,7 @@ PLAIN = frozenset(
         ("MLATokenToKVPoolHost", "page_first_direct"),
     }
 )
-# Attributes that shape a page and have no field of their own in a scope.
+# Attributes that affect a page's shape and have no field in a scope.
 DETAILS = (
     "conv_state_shapes",
     "kv_lora_rank",
@@ -46,10 +46,9 @@ DIGEST_BYTES = 32
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """What this process runs. `kv_heads`: of the whole model, 0 where unknown. `tp`, `pp`, `cp`:
-    rank and size. `replicated`: every tensor-parallel rank holds the same KV (MLA). `epoch` is
-    empty for weights that were loaded from files (their fingerprint tells them apart) and random
-    otherwise.
+    """The engine of this process. `kv_heads`: of the whole model, 0 if unknown. `tp`, `pp`, `cp`:
+    rank and size. `replicated`: every tensor-parallel rank holds the same KV (MLA). `epoch`: empty
+    for weights loaded from files (their fingerprint identifies them), random otherwise.
     """
 
     version: str
@@ -64,14 +63,14 @@ class Engine:
     epoch: bytes = b""
 
     def at(self, epoch: bytes) -> "Engine":
-        """The same with the weights of an epoch; of none, as it is."""
+        """Returns a copy with the weights of `epoch`; unchanged if it is empty."""
         return replace(self, epoch=epoch) if epoch else self
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
-    """What a host pool holds, as far as its attributes say. `heads`: K/V heads of this rank, 0
-    where the pool does not count any.
+class PoolLayout:
+    """Contents of a host pool, according to its attributes. `heads`: K/V heads of this rank, 0 if
+    the pool does not count heads.
     """
 
     pool: str
@@ -82,38 +81,38 @@ class Shape:
     layers: tuple[int, int]
     heads: int
     head_dim: int
-    detail: tuple[tuple[str, str], ...]
+    details: tuple[tuple[str, str], ...]
 
     @classmethod
-    def of(cls, name: str, host: Any) -> "Shape":
+    def of(cls, name: str, host: Any) -> "PoolLayout":
         first = int(getattr(host, "start_layer", 0) or 0)
         count = int(getattr(host, "layer_num", 0) or getattr(host, "num_mamba_layers", 0) or 1)
         last = int(getattr(host, "end_layer", 0) or 0)
-        detail = {name: str(getattr(host, name)) for name in DETAILS if hasattr(host, name)}
+        details = {name: str(getattr(host, name)) for name in DETAILS if hasattr(host, name)}
         return cls(
             pool=name,
             kind=type(host).__name__,
             layout=str(host.layout),
-            dtype=plain(host.dtype),
+            dtype=dtype_name(host.dtype),
             page_tokens=int(host.page_size),
             layers=(first, last if last > first else first + count),
             heads=int(getattr(host, "head_num", 0) or 0),
             head_dim=int(getattr(host, "head_dim", 0) or getattr(host, "kv_cache_dim", 0) or 1),
-            detail=(("layer_num", str(count)), *sorted(detail.items())),
+            details=(("layer_num", str(count)), *sorted(details.items())),
         )
 
     def order(self, copied: bool) -> str:
-        """How the bytes of a page follow each other: as in SGLang's flat copy of it, as in the
-        pieces it names, or "plain" where that is the same.
+        """Returns the order of bytes in a page: "copy" as in SGLang's flat copy, "pieces" as in the
+        pieces it names, "plain" if both are equal.
         """
-        if (self.kind, self.layout) in PLAIN:
+        if (self.kind, self.layout) in ORDER_FREE:
             return "plain"
         return "copy" if copied else "pieces"
 
 
 def heads_of(total: int, tp: tuple[int, int], local: int) -> tuple[int, int] | None:
-    """First and one past the last K/V head of a rank, or None where it cannot be told. With more
-    ranks than heads, neighbours hold the same one.
+    """Returns the range of a rank's K/V heads, or None if it is unknown. With more ranks than
+    heads, neighbouring ranks hold the same head.
     """
     rank, size = tp
     if total < 1 or local < 1:
@@ -126,26 +125,26 @@ def heads_of(total: int, tp: tuple[int, int], local: int) -> tuple[int, int] | N
     return None
 
 
-def names_its_layers(shape: Shape, stage: int) -> bool:
-    """Whether a pool's layers are numbered through the whole model and not from the first one of
-    its pipeline stage. Side pools number theirs as they like.
+def names_its_layers(shape: PoolLayout, stage: int) -> bool:
+    """Returns whether a pool numbers its layers through the whole model, not from the first one of
+    its pipeline stage. Side pools have numberings of their own.
     """
     return shape.pool == KV and (shape.layers[0] > 0) == (stage > 0)
 
 
-def is_replicated(engine: Engine, shape: Shape) -> bool:
-    """Whether all ranks hold the same bytes in this pool. State is sharded also where KV is not,
-    and a pool that counts heads has those of its rank.
+def is_replicated(engine: Engine, shape: PoolLayout) -> bool:
+    """Returns whether all ranks hold the same bytes in this pool. State is sharded even if KV is
+    not, and a pool that counts heads has those of its rank.
     """
     return engine.replicated and shape.pool != MAMBA and not shape.heads
 
 
 def scopes_of(
-    engine: Engine, shape: Shape, page_bytes: int, *, copied: bool = False, split: int = 1
+    engine: Engine, shape: PoolLayout, page_bytes: int, *, copied: bool = False, split: int = 1
 ) -> "list[Scope]":
-    """The scopes of a pool's pages: one, or `split` where each page is stored as that many
-    ranges of heads, for engines with more ranks. `page_bytes` is of each. Raises InvalidError for
-    a shape the core cannot take.
+    """Returns the scopes of a pool's pages: one, or `split` if each page is stored as that many
+    ranges of heads, for engines with more ranks. `page_bytes`: of each range. InvalidError for a
+    layout that the core does not support.
     """
     heads = None
     extra = dict(engine.extra)
@@ -154,7 +153,7 @@ def scopes_of(
     elif shape.pool == KV:
         heads = heads_of(engine.kv_heads, engine.tp, shape.heads)
     if heads is None:
-        # Rank numbers, where nothing says what a rank holds.
+        # Ranks by number, if their heads are unknown.
         heads = (0, max(shape.heads, 1))
         extra["tp"] = f"{engine.tp[0]}/{engine.tp[1]}"
     if engine.pp[1] > 1 and not names_its_layers(shape, engine.pp[0]):
@@ -167,8 +166,8 @@ def scopes_of(
     return [_scope(engine, shape, page_bytes, copied, extra, heads) for heads in ranges]
 
 
-def splits(engine: Engine, shape: Shape, factor: int) -> int:
-    """`factor` where the heads of a page can be told and divided so, otherwise 1."""
+def split_factor(engine: Engine, shape: PoolLayout, factor: int) -> int:
+    """Returns `factor` if the heads of a page are known and divisible by it, otherwise 1."""
     heads = heads_of(engine.kv_heads, engine.tp, shape.heads) if shape.pool == KV else None
     if heads is None or factor < 1 or (heads[1] - heads[0]) % factor:
         return 1
@@ -177,7 +176,7 @@ def splits(engine: Engine, shape: Shape, factor: int) -> int:
 
 def _scope(
     engine: Engine,
-    shape: Shape,
+    shape: PoolLayout,
     page_bytes: int,
     copied: bool,
     extra: Mapping[str, str],
@@ -197,16 +196,16 @@ def _scope(
         weights=engine.weights,
         hash_algorithm="sglang-sha256",
         epoch=engine.epoch,
-        extra={**extra, **dict(shape.detail), "pool": shape.pool},
-        # Side pools hold windows and states at some boundaries only.
+        extra={**extra, **dict(shape.details), "pool": shape.pool},
+        # Side pools store windows and states, at some boundaries only.
         chained=shape.pool == KV,
         page_bytes=page_bytes,
     )
 
 
 def keys_of(page_hashes: Sequence[str]) -> list[bytes]:
-    """Page hashes as the store's keys, 32 bytes each. SGLang's are sha256 in hex; anything else
-    is hashed.
+    """Returns the store's keys, 32 bytes each. SGLang's page hashes are sha256 in hexadecimal;
+    other hashes are hashed again.
     """
     if set(map(len, page_hashes)) == {2 * DIGEST_BYTES}:
         try:
@@ -221,5 +220,5 @@ def keys_of(page_hashes: Sequence[str]) -> list[bytes]:
 
 
 def file_digest(path: str | os.PathLike[str] | None) -> str:
-    """Of a small file that changes what the model computes; "" where there is none."""
+    """Returns the digest of a small file that affects the computation; "" without a file."""
     return hashlib.sha256(Path(path).read_bytes()).hexdigest() if path else ""

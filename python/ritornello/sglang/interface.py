@@ -1,4 +1,4 @@
-"""Whether the SGLang that loads the storage has the interface it was written for."""
+"""Checks that the installed SGLang has the tested storage interface."""
 
 import inspect
 from typing import Any
@@ -6,8 +6,8 @@ from typing import Any
 TESTED = "0.5.23"
 
 ABSTRACT = frozenset({"batch_get", "batch_set", "exists", "get", "set"})
-# Methods by the parameters SGLang passes. One that is gone or takes others would go unnoticed:
-# it would never be called, or fail in the middle of serving.
+# Methods, with the parameters that SGLang passes. A missing or changed method would go unnoticed:
+# it would never be called, or fail while serving.
 METHODS = {
     "register_mem_pool_host": ("mem_pool_host",),
     "register_mem_host_pool_v2": ("host_pool", "host_pool_name"),
@@ -25,9 +25,9 @@ METHODS = {
     "clear": (),
     "get_stats": (),
 }
-# The methods of SGLang's `WeightUpdater`: those that change weights, and the others. One that is
-# not known here could change them unseen.
-UPDATES = (
+# Methods of SGLang's `WeightUpdater` that change weights, and its other methods. A method in
+# neither list could change weights unnoticed.
+UPDATE_METHODS = (
     "begin_weight_update",
     "end_weight_update",
     "load_weights_from_distributed",
@@ -35,14 +35,14 @@ UPDATES = (
     "update_weights_from_ipc",
     "update_weights_from_tensor",
 )
-HARMLESS = (
+HARMLESS_METHODS = (
     "destroy_weights_update_group",
     "init_weights_update_group",
     "receive_weights_from_distributed",
 )
-# What `SchedulerWeightUpdaterManager` calls after every update that succeeds.
+# Called by `SchedulerWeightUpdaterManager` after every successful update.
 RECORDER = "record_weight_version_after_update"
-# What is read of the objects SGLang hands over.
+# Fields that are read from SGLang's objects.
 CONFIG = frozenset(
     {
         "tp_rank",
@@ -64,9 +64,9 @@ TRANSFER = frozenset({"name", "host_indices", "keys", "hit_policy"})
 RESULT = frozenset({"kv_hit_pages", "extra_pool_hit_pages", "restorable_prefix_pages"})
 
 
-def unknown(base: Any, config: Any, transfer: Any, result: Any) -> str:
-    """What about SGLang's storage classes (`HiCacheStorage`, `HiCacheStorageConfig`,
-    `PoolTransfer`, `PoolTransferResult`) is not as it should be; "" where all is.
+def interface_difference(base: Any, config: Any, transfer: Any, result: Any) -> str:
+    """Returns how SGLang's storage classes (`HiCacheStorage`, `HiCacheStorageConfig`,
+    `PoolTransfer`, `PoolTransferResult`) differ from the tested ones; "" if they do not.
     """
     abstract = frozenset(base.__abstractmethods__)
     if abstract != ABSTRACT:
@@ -87,13 +87,13 @@ def unknown(base: Any, config: Any, transfer: Any, result: Any) -> str:
     return ""
 
 
-def unwatchable(updater: Any, manager: Any, controller: Any) -> str:
-    """What keeps updates of weights and flushes from being seen (`WeightUpdater`,
-    `SchedulerWeightUpdaterManager`, `HiCacheController`); "" where nothing does.
+def watch_obstacle(updater: Any, manager: Any, controller: Any) -> str:
+    """Returns why updates of weights and flushes cannot be observed on `WeightUpdater`,
+    `SchedulerWeightUpdaterManager` and `HiCacheController`; "" if they can.
     """
     public = {name for name in vars(updater) if not name.startswith("_")}
     methods = {name for name in public if inspect.isfunction(vars(updater)[name])}
-    differ = sorted(methods ^ {*UPDATES, *HARMLESS})
+    differ = sorted(methods ^ {*UPDATE_METHODS, *HARMLESS_METHODS})
     if differ:
         return f"updates of weights differ: {', '.join(differ)}"
     for kind, name in ((manager, RECORDER), (controller, "reset")):
@@ -102,10 +102,8 @@ def unwatchable(updater: Any, manager: Any, controller: Any) -> str:
     return ""
 
 
-def require_known(problem: str, version: str) -> None:
-    """Raises ImportError, in one line, for an interface that was never tested: one of which
-    something is not as it should be.
-    """
+def require_tested_interface(problem: str, version: str) -> None:
+    """Raises ImportError, in one line, if there is a `problem`: the interface was not tested."""
     if problem:
         raise ImportError(
             f"ritornello.sglang was written for SGLang {TESTED}; the storage interface of SGLang "

@@ -1,16 +1,16 @@
-"""Counting, from several of SGLang's threads at once, and the figures SGLang collects itself."""
+"""Counters for several of SGLang's threads, and the rates that SGLang collects."""
 
 from dataclasses import dataclass, field
 from threading import Lock
 
 GB = 1e9
-# SGLang collects at every step of its scheduler; where it does not, this is enough to keep.
-KEPT = 1024
+# Maximum number of entries. SGLang's scheduler collects them at every step.
+RATES_MAX = 1024
 
 
 @dataclass(slots=True)
 class Rates:
-    """One entry a call: pages moved, and GB/s."""
+    """One entry for each call: pages moved, and GB/s."""
 
     prefetch_pages: list[int] = field(default_factory=list)
     backup_pages: list[int] = field(default_factory=list)
@@ -19,6 +19,8 @@ class Rates:
 
 
 class Meter:
+    """Counts and rates. Thread-safe."""
+
     def __init__(self) -> None:
         self._lock = Lock()
         self._counts: dict[str, float] = {}
@@ -40,7 +42,7 @@ class Meter:
             return dict(self._counts)
 
     def take_rates(self) -> Rates:
-        """Those since the last time."""
+        """Returns the rates since the last call."""
         with self._lock:
             rates, self._rates = self._rates, Rates()
         return rates
@@ -56,6 +58,6 @@ class Meter:
             loads = what == "loaded"
             moved = self._rates.prefetch_pages if loads else self._rates.backup_pages
             rates = self._rates.prefetch_bandwidth if loads else self._rates.backup_bandwidth
-            if len(moved) < KEPT:
+            if len(moved) < RATES_MAX:
                 moved.append(pages)
                 rates.append(rate)

@@ -1,8 +1,8 @@
-"""From a host pool's own account of its pages to a `PagePool`: where the bytes of page `i` lie.
+"""From a host pool's description of its pages to a `PagePool`: the memory of page `i`.
 
 SGLang names the pieces of a page (`get_page_buffer_meta`), differently for each layout and kind of
-pool. Nothing else is believed here: piece `k` of page `i` must lie at `base[k] + i * stride[k]`,
-which is seen from the first two pages and the last one.
+pool. Only one property is required: piece `k` of page `i` lies at `base[k] + i * stride[k]`. It is
+checked on the first two pages and the last one.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,18 +13,18 @@ from ritornello.spans import Span, page_pool
 if TYPE_CHECKING:
     from ritornello._core import PagePool
 
-# Addresses and sizes of the pieces of some pages, page after page.
+# Addresses and sizes of the pieces of some pages, in page order.
 Pieces = tuple[Sequence[int], Sequence[int]]
-# The pieces of one page, by its number.
+# Returns the pieces of one page, by its number.
 Meta = Callable[[int], Pieces]
 
 
 class PagesError(ValueError):
-    """This pool's pages cannot be seen as evenly spaced pieces of memory."""
+    """The pool's pages are not evenly spaced pieces of memory."""
 
 
 def spans(meta: Meta, pages: int) -> list[Span]:
-    """One span a piece, in SGLang's order of the pieces."""
+    """Returns one span for each piece, in SGLang's order of the pieces."""
     if pages < 1:
         raise PagesError("the pool has no pages")
     first = _checked(meta(0))
@@ -44,8 +44,8 @@ def spans(meta: Meta, pages: int) -> list[Span]:
 
 
 def pools(meta: Meta, pages: int, parts: int = 1) -> "list[PagePool]":
-    """One pool for each of `parts` equal groups of a page's pieces. They refer to the engine's
-    memory and do not keep it alive: the caller holds the host pool while they are used.
+    """Returns one pool for each of `parts` equal groups of a page's pieces. The pools do not keep
+    the engine's memory alive: the caller must hold the host pool while they are used.
     """
     found = spans(meta, pages)
     if len(found) % parts:
@@ -55,8 +55,8 @@ def pools(meta: Meta, pages: int, parts: int = 1) -> "list[PagePool]":
 
 
 def page_ids(indices: Any, keys: int, page_tokens: int) -> list[int] | None:
-    """Numbers of the pages that token slots `indices` stand for, or None where those are not
-    `keys` whole pages.
+    """Returns the page numbers of the token slots `indices`, or None if these are not `keys` whole
+    pages.
     """
     if indices is None or len(indices) != keys * page_tokens:
         return None

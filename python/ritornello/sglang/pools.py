@@ -1,40 +1,42 @@
-"""A host pool of SGLang on one side, the store on the other: whole pages between the two.
+"""Moves whole pages between SGLang's host pools and the store.
 
-Invariant: a page's bytes under a scope are always in that scope's order (`identity.Shape.order`),
-whichever of SGLang's interfaces brings them.
+Invariant: all bytes under a scope are in that scope's order (`identity.PoolLayout.order`),
+whichever of SGLang's interfaces they come through.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ritornello.sglang.identity import Engine, Shape, is_replicated, scopes_of, splits
+from ritornello.sglang.identity import Engine, PoolLayout, is_replicated, scopes_of, split_factor
 from ritornello.sglang.meter import Meter
 from ritornello.sglang.pages import Meta, PagesError, page_ids, pools
-from ritornello.sglang.store import QuietStore
+from ritornello.sglang.store import SGLangStore
 
 if TYPE_CHECKING:
     from ritornello._core import PagePool, Scope
 
-# Token slots `[first, past)`, as SGLang writes them: a tensor.
-Slots = Callable[[int, int], Any]
+# Returns token slots `[first, past)` as SGLang represents them: a tensor.
+SlotRange = Callable[[int, int], Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
     """How a pool's pages are moved: `parts` in place, each a range of heads, or by SGLang's own
-    copies where there are none.
+    copies if there are none.
     """
 
     page_bytes: int
     parts: "tuple[PagePool, ...]" = ()
 
 
-def memory_of(host: Any, slots: Slots, parts: int) -> Memory:
-    """In place wherever the pool can name its pieces; raises for a pool that offers neither."""
+def memory_of(host: Any, slots: SlotRange, parts: int) -> Memory:
+    """Returns the pool's memory in place if the pool can name its pieces. Raises if it can neither
+    do so nor copy.
+    """
     tokens = int(host.page_size)
     pages = int(getattr(host, "page_num", 0) or host.size // tokens)
-    # A pool that compacts itself moves its pages.
+    # A pool that compacts itself moves its pages, so they cannot be used in place.
     if getattr(host, "shared_allocation_domain", None) is None:
         try:
             found = pools(_meta(host, slots, tokens, parts), pages, parts)
@@ -48,7 +50,7 @@ def copied_memory(host: Any) -> Memory:
     return Memory(int(host.get_dummy_flat_data_page().nbytes))
 
 
-def _meta(host: Any, slots: Slots, tokens: int, parts: int) -> Meta:
+def _meta(host: Any, slots: SlotRange, tokens: int, parts: int) -> Meta:
     def meta(page: int) -> Any:
         indices = slots(page * tokens, (page + 1) * tokens)
         if parts > 1:
@@ -59,14 +61,14 @@ def _meta(host: Any, slots: Slots, tokens: int, parts: int) -> Meta:
 
 
 class Pool:
-    """One host pool. `name` is SGLang's. Numbers that come back are leading pages."""
+    """One host pool. `name` is SGLang's. Methods return numbers of leading pages."""
 
     def __init__(
         self,
         name: str,
         host: Any,
-        slots: Slots,
-        store: QuietStore,
+        slots: SlotRange,
+        store: SGLangStore,
         meter: Meter,
         *,
         in_place: bool,
@@ -80,14 +82,14 @@ class Pool:
         self._in_place = in_place
         self._split = split
         self._tokens = int(host.page_size)
-        self._shape = Shape.of(name, host)
+        self._shape = PoolLayout.of(name, host)
         self._memory = Memory(0)
         self._scopes: list[Scope] = []
         self.replicated = False
 
     def describe(self, engine: Engine) -> None:
-        """From now on the pages are those of `engine`. Raises for a pool that cannot be served."""
-        split = splits(engine, self._shape, self._split) if self._in_place else 1
+        """Sets the engine whose pages are stored. Raises if the pool cannot be served."""
+        split = split_factor(engine, self._shape, self._split) if self._in_place else 1
         if not self._memory.page_bytes:
             self._memory = (
                 memory_of(self._host, self._slots, split)
@@ -114,11 +116,11 @@ class Pool:
 
     @property
     def page_bytes(self) -> int:
-        """Of a whole page."""
+        """Bytes of a whole page."""
         return self._memory.page_bytes * max(len(self._memory.parts), 1)
 
     def new_page(self) -> Any:
-        """Memory for one page, flat."""
+        """Returns memory for one page, flat."""
         return self._host.get_dummy_flat_data_page()
 
     def leading(self, keys: Sequence[bytes]) -> int:
@@ -129,7 +131,7 @@ class Pool:
         return [all(page) for page in zip(*found, strict=True)]
 
     def put(self, keys: Sequence[bytes], indices: Any, parent: bytes | None) -> int:
-        ids = self._ids(keys, indices)
+        ids = self._page_ids(keys, indices)
         if ids is None:
             return 0
         if self._memory.parts:
@@ -141,7 +143,7 @@ class Pool:
         return self.put_flat(keys, [page.contiguous() for page in pages], parent)
 
     def get(self, keys: Sequence[bytes], indices: Any) -> int:
-        ids = self._ids(keys, indices)
+        ids = self._page_ids(keys, indices)
         if ids is None:
             return 0
         if self._memory.parts:
@@ -156,19 +158,21 @@ class Pool:
         return filled
 
     def put_flat(self, keys: Sequence[bytes], pages: Sequence[Any], parent: bytes | None) -> int:
-        """From SGLang's flat copies of pages."""
+        """Stores SGLang's flat copies of pages."""
         fitting = self._fitting(keys, pages)
         if not fitting:
             return 0
         return self._store.put(self._scopes[0], keys[:fitting], pages[:fitting], parent)
 
     def get_flat(self, keys: Sequence[bytes], pages: Sequence[Any]) -> int:
-        """To memory for flat copies of pages."""
+        """Fills memory with flat copies of pages."""
         fitting = self._fitting(keys, pages)
         return self._store.get(self._scopes[0], keys[:fitting], pages[:fitting]) if fitting else 0
 
     def _fitting(self, keys: Sequence[bytes], pages: Sequence[Any]) -> int:
-        """Leading pages of the right size, where flat copies are this pool's order of bytes."""
+        """Returns the number of leading pages of the right size, 0 if flat copies have another
+        order of bytes than this pool.
+        """
         if len(self._scopes) != 1 or (self.in_place and self._shape.order(False) != "plain"):
             self._meter.add("refused_pages:order", len(keys))
             return 0
@@ -181,7 +185,7 @@ class Pool:
         self._meter.add("refused_pages:size", len(keys) - fitting)
         return fitting
 
-    def _ids(self, keys: Sequence[bytes], indices: Any) -> list[int] | None:
+    def _page_ids(self, keys: Sequence[bytes], indices: Any) -> list[int] | None:
         ids = page_ids(indices, len(keys), self._tokens) if self._scopes else None
         if ids is None:
             self._meter.add("refused_pages:indices", len(keys))
@@ -189,8 +193,8 @@ class Pool:
 
 
 class LogicalPool:
-    """The anchor of models whose KV lies in side pools only: it has slots and no bytes, so every
-    page of it is there.
+    """The anchor of models whose KV lies in side pools only. It has slots and no bytes, so all its
+    pages count as stored.
     """
 
     name = "kv"
@@ -200,7 +204,7 @@ class LogicalPool:
     scopes: "list[Scope]" = []
 
     def describe(self, engine: Engine) -> None:
-        """Nothing of it is stored."""
+        """Does nothing: no bytes are stored."""
 
     def leading(self, keys: Sequence[bytes]) -> int:
         return len(keys)
@@ -218,4 +222,4 @@ class LogicalPool:
         return len(keys)
 
     def new_page(self) -> Any:
-        """It has none."""
+        """Returns None: pages have no bytes."""

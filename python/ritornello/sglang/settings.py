@@ -1,4 +1,4 @@
-"""What a user may set, in `--hicache-storage-backend-extra-config`."""
+"""Settings in `--hicache-storage-backend-extra-config`."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,18 +6,18 @@ from typing import Any
 from ritornello.settings import StoreSettings, check
 
 FLAG = "--hicache-storage-backend-extra-config"
-# Keys of the same JSON object that are SGLang's own and still in it when it comes here.
+# SGLang's own keys in the same JSON object.
 ENGINE = frozenset({"backend_name", "module_path", "class_name", "interface_v1"})
 
 
 class Settings(StoreSettings):
-    """Those of the store."""
+    """The store's settings."""
 
     __slots__ = ()
 
     @classmethod
     def parse(cls, extra: Mapping[str, Any] | None) -> "Settings":
-        """From SGLang's extra configuration; ValueError says what to write instead."""
-        said = {name: value for name, value in (extra or {}).items() if name not in ENGINE}
-        check(said, FLAG)
-        return cls(**said)
+        """Parses SGLang's extra configuration. ValueError says what to write instead."""
+        given = {name: value for name, value in (extra or {}).items() if name not in ENGINE}
+        check(given, FLAG)
+        return cls(**given)

@@ -1,10 +1,10 @@
-"""SGLang's storage backend: hands each call to the pools, and sees that no error of ours leaves.
+"""SGLang's storage backend: passes each call to the pools, and raises no exceptions while serving.
 
-SGLang calls from three threads of each rank (what is there, read, write), and from its scheduler.
-What cannot be served says so when the backend is attached; afterwards every call answers.
+SGLang calls from three threads of each rank (lookup, read, write) and from its scheduler. A set-up
+that cannot be served raises when the backend is attached; afterwards every call returns.
 """
 
-# SGLang lives in an environment of its own: to the type checker its classes are Any.
+# SGLang is not installed where types are checked: its classes are Any.
 # mypy: allow-subclassing-any
 
 import logging
@@ -25,19 +25,23 @@ from sglang.srt.model_executor.model_runner_components.weight_updater import Wei
 from sglang.srt.observability.metrics_collector import StorageMetrics
 from sglang.version import __version__
 
-from ritornello.model import model_name, new_epoch, plain
-from ritornello.sglang.hits import Presence, verdict
+from ritornello.model import dtype_name, model_name, new_epoch
+from ritornello.sglang.hits import Presence, restorable_prefixes
 from ritornello.sglang.identity import (
     KV,
     Engine,
     file_digest,
     keys_of,
 )
-from ritornello.sglang.interface import require_known, unknown, unwatchable
+from ritornello.sglang.interface import (
+    interface_difference,
+    require_tested_interface,
+    watch_obstacle,
+)
 from ritornello.sglang.meter import Meter
 from ritornello.sglang.pools import LogicalPool, Pool
 from ritornello.sglang.settings import Settings
-from ritornello.sglang.store import QuietStore
+from ritornello.sglang.store import SGLangStore
 from ritornello.sglang.updates import updates
 from ritornello.weights import fingerprint_of
 
@@ -45,9 +49,9 @@ logger = logging.getLogger("ritornello.sglang")
 
 WATCHED = (WeightUpdater, SchedulerWeightUpdaterManager, HiCacheController)
 
-require_known(
-    unknown(HiCacheStorage, HiCacheStorageConfig, PoolTransfer, PoolTransferResult)
-    or unwatchable(*WATCHED),
+require_tested_interface(
+    interface_difference(HiCacheStorage, HiCacheStorageConfig, PoolTransfer, PoolTransferResult)
+    or watch_obstacle(*WATCHED),
     __version__,
 )
 
@@ -55,8 +59,9 @@ T = TypeVar("T")
 
 
 class RitornelloStorage(HiCacheStorage):
-    """One object a rank. The constructor raises for settings and set-ups that cannot be served,
-    which fails the attach with one line; a store that cannot be opened is a cache that misses.
+    """One instance for each rank. The constructor raises for settings and set-ups that cannot be
+    served, which fails the attach with one line. A store that cannot be opened is a cache that
+    misses.
     """
 
     def __init__(self, storage_config: HiCacheStorageConfig, kwargs: Any = None) -> None:
@@ -74,7 +79,7 @@ class RitornelloStorage(HiCacheStorage):
             self._split = storage_config.tp_lcm_size // storage_config.tp_size
         self._meter = Meter()
         self._epoch = updates.flushed
-        self._store = QuietStore(settings, self._meter, lambda: self._epoch != updates.epoch)
+        self._store = SGLangStore(settings, self._meter, lambda: self._epoch != updates.epoch)
         self._store.open()
         self._engine = engine_of(storage_config).at(self._epoch)
         self._pools: dict[str, Pool | LogicalPool] = {}
@@ -84,25 +89,25 @@ class RitornelloStorage(HiCacheStorage):
                 "nothing saved now is found after a restart"
             )
 
-    # Attaching and detaching.
+    # Attach and detach.
 
     def register_mem_pool_host(self, mem_pool_host: Any) -> None:
         super().register_mem_pool_host(mem_pool_host)
         if getattr(mem_pool_host, "kv_buffer", mem_pool_host) is None:
             self._pools[KV] = LogicalPool()
         else:
-            self._add(KV, mem_pool_host, self._in_place)
+            self._add_pool(KV, mem_pool_host, self._in_place)
 
     def register_mem_host_pool_v2(self, host_pool: Any, host_pool_name: Any) -> None:
         super().register_mem_host_pool_v2(host_pool, host_pool_name)
         name = str(host_pool_name)
-        # The anchor is registered once more, among its side pools.
+        # SGLang registers the anchor again among its side pools.
         if host_pool is not self.mem_pool_host:
-            self._add(name, host_pool, True)
+            self._add_pool(name, host_pool, True)
 
     def close(self) -> None:
-        """Finishes what is under way; from then on everything is a miss. The pools let go of
-        SGLang's memory.
+        """Finishes running operations and drops references to SGLang's memory; all later calls
+        miss.
         """
         if self._store.closed:
             return
@@ -111,9 +116,9 @@ class RitornelloStorage(HiCacheStorage):
         self._store.close()
         self._pools = {}
 
-    def flushed(self) -> None:
-        """SGLang holds no page that it computed before now, and none of its storage threads is
-        in a call of ours.
+    def on_flush(self) -> None:
+        """Begins an epoch after a change of the weights. SGLang holds no page that it computed
+        before, and none of its storage threads is in a call.
         """
 
         def action() -> None:
@@ -124,10 +129,10 @@ class RitornelloStorage(HiCacheStorage):
             logger.warning("ritornello: the weights changed; a new epoch begins")
 
         if self._epoch != updates.epoch:
-            self._quietly("new epoch", action, None)
+            self._attempt("new epoch", action, None)
 
     def clear(self) -> None:
-        """Forgets what this engine's model has stored; other scopes of the store stay."""
+        """Deletes what this engine's model has stored; other scopes of the store stay."""
         for pool in self._pools.values():
             for scope in pool.scopes:
                 self._store.drop(scope)
@@ -167,7 +172,7 @@ class RitornelloStorage(HiCacheStorage):
     ) -> bool:
         def action(pool: Pool | LogicalPool) -> bool:
             pages = [None if page is None else page.contiguous() for page in values or []]
-            return self._written_elsewhere(pool) or (
+            return self._is_written_by_another_rank(pool) or (
                 pool.put_flat(keys_of(keys), pages, None) == len(keys)
             )
 
@@ -196,7 +201,7 @@ class RitornelloStorage(HiCacheStorage):
         extra_info: HiCacheStorageExtraInfo | None = None,
     ) -> list[bool]:
         def action(pool: Pool | LogicalPool) -> int:
-            if self._written_elsewhere(pool):
+            if self._is_written_by_another_rank(pool):
                 return len(keys)
             return pool.put(keys_of(keys), host_indices, _parent(extra_info))
 
@@ -211,10 +216,12 @@ class RitornelloStorage(HiCacheStorage):
         extra_info: HiCacheStorageExtraInfo | None = None,
     ) -> PoolTransferResult:
         def action(pool: Pool | LogicalPool) -> PoolTransferResult:
-            asked = keys_of(keys)
-            leading = pool.leading(asked)
-            sides = [self._presence(side, asked[:leading]) for side in pool_transfers or []]
-            found = verdict(KV, leading, sides)
+            page_keys = keys_of(keys)
+            leading = pool.leading(page_keys)
+            sides = [
+                self._presence(transfer, page_keys[:leading]) for transfer in pool_transfers or []
+            ]
+            found = restorable_prefixes(KV, leading, sides)
             return PoolTransferResult(found.pages, dict(found.pools), found.restorable)
 
         return self._on_kv("probe", action, PoolTransferResult(0, {}, []))
@@ -224,7 +231,9 @@ class RitornelloStorage(HiCacheStorage):
         transfers: list[PoolTransfer],
         extra_info: HiCacheStorageExtraInfo | None = None,
     ) -> dict[str, list[bool]]:
-        return self._each(transfers, "get", lambda pool, side, keys: pool.get(keys, side))
+        return self._for_each_pool(
+            transfers, "get", lambda pool, indices, keys: pool.get(keys, indices)
+        )
 
     def batch_set_v2(
         self,
@@ -232,16 +241,16 @@ class RitornelloStorage(HiCacheStorage):
         extra_info: HiCacheStorageExtraInfo | None = None,
     ) -> dict[str, list[bool]]:
         def action(pool: Pool | LogicalPool, indices: Any, keys: list[bytes]) -> int:
-            if self._written_elsewhere(pool):
+            if self._is_written_by_another_rank(pool):
                 return len(keys)
             return pool.put(keys, indices, None)
 
-        return self._each(transfers, "put", action)
+        return self._for_each_pool(transfers, "put", action)
 
-    # Figures.
+    # Metrics.
 
     def get_stats(self) -> StorageMetrics | None:
-        """Pages and GB/s of each call since the last time, as SGLang's metrics want them."""
+        """Returns pages and GB/s of each call since the last one, for SGLang's metrics."""
         if not self._config.enable_storage_metrics:
             return None
         rates = self._meter.take_rates()
@@ -253,13 +262,13 @@ class RitornelloStorage(HiCacheStorage):
         )
 
     def counts(self) -> dict[str, float]:
-        """All counts since the start: pages, bytes and seconds of loads and saves; what was
+        """Returns all counts since the start: pages, bytes and seconds of loads and saves; pages
         missed, skipped and refused, by reason; errors.
         """
         return self._meter.counts()
 
-    def _add(self, name: str, host: Any, in_place: bool) -> None:
-        """A pool that cannot be served is one that has nothing, which is said once."""
+    def _add_pool(self, name: str, host: Any, in_place: bool) -> None:
+        """Adds a pool. A pool that cannot be served always misses; the reason is logged once."""
 
         def action() -> None:
             pool = Pool(
@@ -276,66 +285,66 @@ class RitornelloStorage(HiCacheStorage):
             way = "in place" if pool.in_place else "copied"
             logger.info("ritornello: pool %s, pages of %d bytes, %s", name, pool.page_bytes, way)
 
-        self._quietly(f"pool {name}", action, None)
+        self._attempt(f"pool {name}", action, None)
 
-    def _presence(self, side: PoolTransfer, keys: list[bytes]) -> Presence:
-        pool = self._pools.get(str(side.name))
+    def _presence(self, transfer: PoolTransfer, keys: list[bytes]) -> Presence:
+        pool = self._pools.get(str(transfer.name))
         present = pool.present(keys) if isinstance(pool, Pool) and keys else [False] * len(keys)
-        policy = getattr(side.hit_policy, "value", side.hit_policy)
-        return Presence(side.name, str(policy), len(side.keys or ()), present)
+        policy = getattr(transfer.hit_policy, "value", transfer.hit_policy)
+        return Presence(transfer.name, str(policy), len(transfer.keys or ()), present)
 
-    def _each(
+    def _for_each_pool(
         self,
         transfers: Sequence[PoolTransfer],
-        doing: str,
+        operation: str,
         action: Callable[[Pool | LogicalPool, Any, list[bytes]], int],
     ) -> dict[str, list[bool]]:
         results: dict[str, list[bool]] = {}
-        for side in transfers:
-            keys = side.keys or []
-            pool = self._pools.get(str(side.name))
+        for transfer in transfers:
+            keys = transfer.keys or []
+            pool = self._pools.get(str(transfer.name))
             done = 0
             if pool is not None and keys:
-                done = self._quietly(
-                    doing,
-                    # Called before the loop goes on.
-                    lambda pool=pool, side=side, keys=keys: action(  # type: ignore[misc]
-                        pool, side.host_indices, keys_of(keys)
+                done = self._attempt(
+                    operation,
+                    # The lambda is called before the next iteration.
+                    lambda pool=pool, transfer=transfer, keys=keys: action(  # type: ignore[misc]
+                        pool, transfer.host_indices, keys_of(keys)
                     ),
                     0,
                 )
-            results[side.name] = _leading(done, keys)
+            results[transfer.name] = _leading(done, keys)
         return results
 
-    def _written_elsewhere(self, pool: Pool | LogicalPool) -> bool:
-        """Whether another rank writes the same bytes."""
+    def _is_written_by_another_rank(self, pool: Pool | LogicalPool) -> bool:
+        """Returns whether another rank writes the same bytes."""
         return pool.replicated and not self._config.is_storage_writer
 
-    def _on_kv(self, doing: str, action: Callable[[Pool | LogicalPool], T], otherwise: T) -> T:
+    def _on_kv(self, operation: str, action: Callable[[Pool | LogicalPool], T], default: T) -> T:
         pool = self._pools.get(KV)
         if pool is None:
-            return otherwise
-        return self._quietly(doing, lambda: action(pool), otherwise)
+            return default
+        return self._attempt(operation, lambda: action(pool), default)
 
-    def _quietly(self, doing: str, action: Callable[[], T], otherwise: T) -> T:
+    def _attempt(self, operation: str, action: Callable[[], T], default: T) -> T:
         try:
             return action()
         except Exception as error:
-            self._store.fail(doing, error)
-            return otherwise
+            self._store.record_failure(operation, error)
+            return default
 
 
 def engine_of(config: HiCacheStorageConfig) -> Engine:
-    """What runs in this process, from SGLang's published configuration."""
+    """Returns the engine of this process, from SGLang's published configuration."""
     from sglang.srt.runtime_context import get_model, get_server_args, process_model_config
 
     facts: dict[str, str] = {}
-    told, weights, heads = str(config.model_name), None, 0
+    model_text, weights, heads = str(config.model_name), None, 0
     try:
         args, model = get_server_args(), process_model_config()
-        told, heads = model_name(model.hf_config.to_dict()), _kv_heads(model)
+        model_text, heads = model_name(model.hf_config.to_dict()), _kv_heads(model)
         facts = _facts(args, model)
-        # A version that was not there at the start is of weights that came from elsewhere.
+        # Another version than at the start means weights from elsewhere.
         if str(args.load_format) != "dummy" and _weight_version() == str(args.weight_version):
             path = str(get_model().model_path)
             weights = fingerprint_of(path, args.revision, args.download_dir)
@@ -345,12 +354,12 @@ def engine_of(config: HiCacheStorageConfig) -> Engine:
             )
             facts["draft"] = (draft or new_epoch()).hex()
     except Exception as error:
-        # Outside of an engine, or of one that publishes this otherwise.
+        # Outside an engine, or in one that publishes its configuration differently.
         logger.warning("ritornello: SGLang does not say what it runs (%s)", error)
         weights = None
     return Engine(
         version=__version__,
-        model=told,
+        model=model_text,
         weights=weights or b"",
         kv_heads=heads,
         tp=(config.tp_rank, config.tp_size),
@@ -363,22 +372,22 @@ def engine_of(config: HiCacheStorageConfig) -> Engine:
 
 
 def _facts(args: Any, model: Any) -> dict[str, str]:
-    """Options that change what is computed, or how it lies in memory."""
+    """Returns options that affect the computation or the memory layout."""
     from sglang.srt.runtime_context import attention_backends
 
     names = ("device", "kv_cache_dtype", "load_format", "quantization", "speculative_algorithm")
     facts = {name: str(getattr(args, name)) for name in names}
     facts["attention_backends"] = "/".join(map(str, attention_backends()))
-    facts["compute_dtype"] = plain(model.dtype)
+    facts["compute_dtype"] = dtype_name(model.dtype)
     facts["kv_scales"] = file_digest(args.quantization_param_path)
     if "longrope" in str(model.hf_config):
-        # This rotary embedding chooses its factors by the length the engine was started with.
+        # This rotary embedding chooses its factors by the configured maximum length.
         facts["context_len"] = str(model.context_len)
     return facts
 
 
 def _kv_heads(model: Any) -> int:
-    """K/V heads of the whole model, 0 where its layers differ in that."""
+    """Returns the K/V heads of the whole model, 0 if layers differ."""
     try:
         return int(model.get_total_num_kv_heads())
     except (RuntimeError, ValueError, AttributeError):
@@ -391,9 +400,9 @@ def _weight_version() -> str:
     return str(get_serving().weight_version)
 
 
-def _named_at_start() -> bool:
-    """Whether SGLang was started with a storage, and so with this module. Outside of an engine
-    there is nothing to be late for.
+def _storage_named_at_start() -> bool:
+    """Returns whether SGLang was started with a storage, so that this module was loaded in time.
+    True outside an engine.
     """
     from sglang.srt.runtime_context import get_memory
 
@@ -412,6 +421,6 @@ def _leading(done: int, keys: Sequence[Any]) -> list[bool]:
     return [place < done for place in range(len(keys))]
 
 
-# An engine that was started without may have had its weights updated unseen.
-if updates.watch(*WATCHED) and not _named_at_start():
+# Without a storage at its start, the engine's weights may have been updated unobserved.
+if updates.watch(*WATCHED) and not _storage_named_at_start():
     updates.begin()

@@ -1,11 +1,11 @@
-"""What SGLang's storage threads ask of the store. Nothing waits without a bound."""
+"""Calls of SGLang's storage threads to the store. All have deadlines."""
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from ritornello.handle import Handle
+from ritornello.fail_safe import FailSafeStore
 from ritornello.sglang.meter import Meter
 from ritornello.sglang.settings import Settings
 
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("ritornello.sglang")
 
-# For one batch, at most 128 pages of the KV pool. A load that takes longer is slower than
-# computing; SGLang's prefetch thread does nothing else meanwhile.
+# For one batch, at most 128 pages of the KV pool. A slower load takes longer than computing, and
+# SGLang's prefetch thread does nothing else in the meantime.
 GET_SECONDS = 10.0
 PUT_SECONDS = 30.0
 
 
-class QuietStore(Handle):
-    """One process's hold on the store. While `stale` says that the pages SGLang holds may be of
-    other weights than it computes with, nothing is there and nothing is stored.
+class SGLangStore(FailSafeStore):
+    """The store of one rank. While `stale` returns true, the pages in SGLang's cache may belong to
+    other weights than it computes with: lookups miss and nothing is stored.
     """
 
     def __init__(
@@ -33,34 +33,36 @@ class QuietStore(Handle):
         self._stale = stale
 
     def probe(self, scope: "Scope", keys: Sequence[bytes]) -> int:
-        """Leading pages that can be had: one question to the index."""
+        """Returns the number of leading pages that are stored, from the index."""
         if self._stale():
             return 0
-        return self.ask("probe", lambda store: store.probe(scope, keys), 0)
+        return self.call("probe", lambda store: store.probe(scope, keys), 0)
 
     def exists(self, scope: "Scope", keys: Sequence[bytes]) -> list[bool]:
         if self._stale():
             return [False] * len(keys)
-        return self.ask("exists", lambda store: store.exists(scope, keys), [False] * len(keys))
+        return self.call("exists", lambda store: store.exists(scope, keys), [False] * len(keys))
 
     def get(self, scope: "Scope", keys: Sequence[bytes], out: "Iterable[Any] | PoolPages") -> int:
-        """Leading pages filled and verified. Nothing writes to `out` once this has returned."""
+        """Returns the number of leading pages filled and verified. Nothing writes to `out`
+        afterwards.
+        """
         if self._stale():
             self._meter.add("missed_pages:before_reset", len(keys))
             return 0
 
         def action(store: "Store") -> int:
-            begun = perf_counter()
+            started = perf_counter()
             outcome = store.submit_get(scope, keys, out, timeout=GET_SECONDS).wait()
             if outcome is None:
                 return 0
-            self._meter.prefetched(outcome.pages, scope.page_bytes, perf_counter() - begun)
+            self._meter.prefetched(outcome.pages, scope.page_bytes, perf_counter() - started)
             if outcome.pages < len(keys):
                 missed = len(keys) - outcome.pages
                 self._meter.add(f"missed_pages:{outcome.reason or 'error'}", missed)
             return outcome.pages
 
-        return self.ask("get", action, 0)
+        return self.call("get", action, 0)
 
     def put(
         self,
@@ -69,24 +71,26 @@ class QuietStore(Handle):
         pages: "Iterable[Any] | PoolPages",
         parent: bytes | None,
     ) -> int:
-        """Leading pages that are stored now, those that were there before included."""
+        """Returns the number of leading pages that are stored now, including those stored
+        before.
+        """
         if self._stale():
             self._meter.add("skipped_pages:before_reset", len(keys))
             return 0
 
         def action(store: "Store") -> int:
-            begun = perf_counter()
+            started = perf_counter()
             ticket = store.submit_put(scope, keys, pages, parent=parent, timeout=PUT_SECONDS)
             outcome = ticket.wait()
             if outcome is None:
                 return 0
-            self._meter.backed_up(outcome.pages, scope.page_bytes, perf_counter() - begun)
+            self._meter.backed_up(outcome.pages, scope.page_bytes, perf_counter() - started)
             if outcome.pages < len(keys):
                 skipped = len(keys) - outcome.pages
                 self._meter.add(f"skipped_pages:{outcome.reason or 'error'}", skipped)
             return outcome.pages
 
-        return self.ask("put", action, 0)
+        return self.call("put", action, 0)
 
     def drop(self, scope: "Scope") -> None:
-        self.ask("clear", lambda store: store.drop_scope(scope), None)
+        self.call("clear", lambda store: store.drop_scope(scope), None)

@@ -1,13 +1,13 @@
-"""Whether SGLang changed this process's weights, and whether its caches were emptied since.
+"""Detects updates of this process's weights, and flushes of SGLang's caches after them.
 
-SGLang tells its storage of neither. What changes weights are the methods of each model runner's
-`WeightUpdater`; what proves a flush is that the cache controller's `reset` returned: by then its
-storage threads have ended and their queues are empty. Both are watched on the classes, because
-SGLang looks them up there at each call.
+SGLang reports neither to its storage. Weights change in methods of each model runner's
+`WeightUpdater`. A flush has happened when the cache controller's `reset` returns: by then its
+storage threads have ended and their queues are empty. Both are wrapped on the classes, because
+SGLang looks the methods up there at each call.
 
-Invariant: from the first moment of an update until a flush the current epoch is not the flushed
-one, and a storage serves and stores under the flushed one only. So a page that was computed
-before an update is never under an epoch of after it.
+Invariant: from the beginning of an update to the next flush the current epoch is not the flushed
+one, and a storage loads and stores only under the flushed one. A page that was computed before an
+update is therefore never stored under an epoch after it.
 """
 
 import functools
@@ -15,24 +15,24 @@ import logging
 from typing import Any
 
 from ritornello.model import new_epoch
-from ritornello.sglang.interface import RECORDER, UPDATES
+from ritornello.sglang.interface import RECORDER, UPDATE_METHODS
 
 logger = logging.getLogger("ritornello.sglang")
 
 
-class Updates:
-    """Of one process. `epoch`: of its weights as they are now, empty while they are those that
-    SGLang loaded at its start. `flushed`: the epoch at the last flush. Updates and flushes come
-    from SGLang's scheduler thread; any thread may compare.
+class WeightUpdates:
+    """Updates in one process. `epoch`: of the current weights, empty for those that SGLang loaded
+    at its start. `flushed`: the epoch at the last flush. SGLang's scheduler thread makes updates
+    and flushes; any thread may compare the epochs.
     """
 
     def __init__(self) -> None:
         self.epoch = b""
         self.flushed = b""
-        self._watched: Any = None
+        self._watched_controller: Any = None
 
     def begin(self) -> None:
-        """The weights may be others from now on."""
+        """Begins an epoch: the weights may differ from now on."""
         known, self.epoch = self.epoch == self.flushed, new_epoch()
         if known:
             logger.warning(
@@ -42,19 +42,19 @@ class Updates:
 
     def watch(self, updater: Any, manager: Any, controller: Any) -> bool:
         """Wraps methods of SGLang's `WeightUpdater`, `SchedulerWeightUpdaterManager` and
-        `HiCacheController`. False where they are wrapped already.
+        `HiCacheController`. Returns False if they are wrapped already.
         """
-        if self._watched is controller:
+        if self._watched_controller is controller:
             return False
-        self._watched = controller
-        for name in UPDATES:
-            setattr(updater, name, self._update(getattr(updater, name)))
-        # Once more for updaters of other kinds: every update that succeeds is recorded.
-        setattr(manager, RECORDER, self._update(getattr(manager, RECORDER)))
-        controller.reset = self._reset(controller.reset)
+        self._watched_controller = controller
+        for name in UPDATE_METHODS:
+            setattr(updater, name, self._wrap_update(getattr(updater, name)))
+        # Also covers other kinds of updaters: every successful update is recorded.
+        setattr(manager, RECORDER, self._wrap_update(getattr(manager, RECORDER)))
+        controller.reset = self._wrap_reset(controller.reset)
         return True
 
-    def _update(self, method: Any) -> Any:
+    def _wrap_update(self, method: Any) -> Any:
         @functools.wraps(method)
         def update(*args: Any, **named: Any) -> Any:
             self.begin()
@@ -62,18 +62,18 @@ class Updates:
 
         return update
 
-    def _reset(self, method: Any) -> Any:
+    def _wrap_reset(self, method: Any) -> Any:
         @functools.wraps(method)
         def reset(controller: Any) -> Any:
             returned = method(controller)
             self.flushed = self.epoch
-            flushed = getattr(controller.storage_backend, "flushed", None)
-            if flushed is not None:
-                flushed()
+            on_flush = getattr(controller.storage_backend, "on_flush", None)
+            if on_flush is not None:
+                on_flush()
             return returned
 
         return reset
 
 
 # SGLang runs one model in a process.
-updates = Updates()
+updates = WeightUpdates()

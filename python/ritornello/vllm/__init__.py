@@ -4,36 +4,35 @@
         "kv_connector_module_path": "ritornello.vllm", "kv_role": "kv_both",
         "kv_connector_extra_config": {"path": "/nvme/kv", "capacity": "200GiB"}}'
 
-Further settings beside `path`: `capacity` (needed only when the store is created; half of the free
-space where omitted) and `read_only`. One request may decline, in its `kv_transfer_params`:
-`{"ritornello.no_load": true}`, `{"ritornello.no_store": true}`. Start vLLM with
-`--shutdown-timeout 20`: by default it kills its processes before they can finish a save.
+Further settings beside `path`: `capacity` (needed only to create the store; half of the free space
+if omitted) and `read_only`. A request can opt out in its `kv_transfer_params`:
+`{"ritornello.no_load": true}`, `{"ritornello.no_store": true}`. Start vLLM with `--shutdown-timeout
+20`: by default it kills its processes before they can finish a save.
 
-On GPUs vLLM's own offloading takes the store as a tier behind its host memory: `RitornelloTier`
+On GPUs, vLLM's own offloading uses the store as a tier behind its host memory: `RitornelloTier`
 (docs/engines/vllm-tier.md).
 
-`connector` and `tier.door` are the only doors vLLM uses. Everything that decides something
-(`scheduler`, `worker`, `identity`, `layout`) is free of vLLM imports, so that it can be tested
-without an engine.
+vLLM calls `connector` and `tier.manager` only. The modules that make decisions (`scheduler`,
+`worker`, `identity`, `layout`) do not import vLLM, so that they can be tested without an engine.
 """
 
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ritornello.vllm.connector import RitornelloConnector
-    from ritornello.vllm.tier.door import RitornelloTier
+    from ritornello.vllm.tier.manager import RitornelloTier
 
 __all__ = ["RitornelloConnector", "RitornelloTier"]
 
 
 def __getattr__(name: str) -> object:
-    # vLLM is imported when one of them is asked for, not before.
+    # Deferred: these modules import vLLM.
     if name == "RitornelloConnector":
         from ritornello.vllm.connector import RitornelloConnector
 
         return RitornelloConnector
     if name == "RitornelloTier":
-        from ritornello.vllm.tier.door import RitornelloTier
+        from ritornello.vllm.tier.manager import RitornelloTier
 
         return RitornelloTier
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -11,7 +11,7 @@ from time import monotonic
 from types import FrameType
 from typing import Any
 
-from ritornello.vllm.handshake import Place, ShardFacts
+from ritornello.vllm.handshake import ShardFacts, WorkerRank
 from ritornello.vllm.metadata import IDLE, StepMetadata
 
 # Maximum time requests wait for the workers' facts. They arrive with the first step's report.
@@ -20,7 +20,7 @@ POLICY_LINE = (
     '"kv_load_failure_policy" is now "recompute" for all connectors of this engine, so that a '
     "failed load fails no request; write it beside the outermost kv_connector"
 )
-# Fills blocks with dummy values, which would be saved as the KV of a prompt.
+# A connector that fills blocks with dummy values, which must not be saved as the KV of a prompt.
 DUMMY = "DecodeBenchConnector"
 REQUEST_FACTS = StepMetadata(request_facts=True)
 
@@ -73,7 +73,7 @@ class FactsCollector:
 
     def __init__(self, workers: int) -> None:
         self._workers = workers
-        self._facts: dict[Place, ShardFacts] = {}
+        self._facts: dict[WorkerRank, ShardFacts] = {}
         self._since: float | None = None
         self._over = False
 
@@ -87,7 +87,7 @@ class FactsCollector:
         """Returns the metadata of steps until the facts are complete."""
         return IDLE if self._over else REQUEST_FACTS
 
-    def add(self, facts: Mapping[Place, ShardFacts]) -> Mapping[Place, ShardFacts] | None:
+    def add(self, facts: Mapping[WorkerRank, ShardFacts]) -> Mapping[WorkerRank, ShardFacts] | None:
         """Returns the facts of all workers when they become complete, else None."""
         self._facts.update(facts)
         if self._over or len(self._facts) < self._workers:

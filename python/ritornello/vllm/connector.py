@@ -1,6 +1,6 @@
-"""vLLM's KV connector: hands each hook to the scheduler's or the worker's side, and times it."""
+"""vLLM's KV connector: passes each hook to the scheduler's or the worker's side, and times it."""
 
-# vLLM lives in an environment of its own: to the type checker its classes are Any.
+# vLLM is not installed where types are checked: its classes are Any.
 # mypy: allow-subclassing-any
 
 import logging
@@ -24,24 +24,24 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.distributed.parallel_state import get_pp_group, get_tp_group
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
-from ritornello.model import plain
+from ritornello.model import dtype_name
 from ritornello.vllm import composition
-from ritornello.vllm.handshake import ShardFacts, shapes
+from ritornello.vllm.cache_store import CacheStore
+from ritornello.vllm.handshake import ShardFacts, group_layouts
 from ritornello.vllm.identity import identity_of
-from ritornello.vllm.interface import require_known
+from ritornello.vllm.interface import require_tested_interface
 from ritornello.vllm.metadata import IDLE, StepMetadata, WorkerReport
 from ritornello.vllm.meter import Meter
 from ritornello.vllm.metrics import RitornelloPromMetrics, RitornelloStats, stats_of
 from ritornello.vllm.scheduler import SchedulerSide
 from ritornello.vllm.settings import Settings
-from ritornello.vllm.store import QuietStore
+from ritornello.vllm.store import VllmStore
 from ritornello.vllm.support import (
-    must_load_apart,
     refusal,
-    remarks,
     require_no_context_parallel,
+    requires_async_loads,
+    startup_warnings,
 )
-from ritornello.vllm.tiers import QuietCache
 from ritornello.vllm.weights.engine import guard_of_engine
 from ritornello.vllm.weights.guard import WeightGuard
 from ritornello.vllm.worker import WorkerSide
@@ -59,8 +59,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("vllm.ritornello")
 
-require_known(KVConnectorBase_V1, vllm.__version__)
-# What comes from the remote has no name of its own there.
+require_tested_interface(KVConnectorBase_V1, vllm.__version__)
+# vLLM has no name for a remote.
 SOURCES = {
     "host": CacheHitSource.HOST,
     "disk": CacheHitSource.DISK,
@@ -73,8 +73,8 @@ KVConnectorHandshakeMetadata.register(ShardFacts)
 
 
 class RitornelloConnector(KVConnectorBase_V1, SupportsHMA):
-    """One object in the scheduler's process, one in each worker's. An engine that cannot be
-    served (`support.refusal`) has neither side: every hook then answers "nothing".
+    """One instance in the scheduler's process, one in each worker. In an engine that is not served
+    (`support.refusal`) both sides are None, and every hook returns "nothing".
     """
 
     _cache_hit_source = CacheHitSource.DISK
@@ -90,36 +90,37 @@ class RitornelloConnector(KVConnectorBase_V1, SupportsHMA):
         self._settings = Settings.parse(self._kv_transfer_config.kv_connector_extra_config)
         # The engine's configuration if another connector constructs this one, else None.
         self._engine = composition.engine_config(self, KVConnectorBase_V1)
-        why = refusal(vllm_config, kv_cache_config) or composition.refusal(self._engine)
+        reason = refusal(vllm_config, kv_cache_config) or composition.refusal(self._engine)
         self._meter = Meter()
-        held = QuietCache if self._settings.tiers else QuietStore
-        self._store: QuietStore = held(self._settings, self._meter)
+        kind = CacheStore if self._settings.tiers else VllmStore
+        self._store: VllmStore = kind(self._settings, self._meter)
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
-        self._why = why
+        self._refusal = reason
         self._facts: composition.FactsCollector | None = None
-        if self._engine and not why:
+        if self._engine and not reason:
             workers = vllm_config.parallel_config.world_size
             self._facts = composition.FactsCollector(workers)
         self._guard: WeightGuard | None = None
         if role is KVConnectorRole.SCHEDULER:
-            # Read by vLLM once this constructor is done: a failed load must not fail a request.
+            # vLLM reads the policy after this constructor returns. A failed load must not fail a
+            # request.
             outer = self._engine or vllm_config
             if composition.recompute(outer) and self._engine is not None:
                 logger.warning("ritornello: %s", composition.POLICY_LINE)
-            if why:
-                logger.warning("ritornello: %s; neither hits nor saves", why)
+            if reason:
+                logger.warning("ritornello: %s; neither hits nor saves", reason)
             else:
-                # Opened here and not at the first request, so that the process that asks most
-                # often is the one that owns the store.
+                # Opened here, not at the first request: the process with the most calls becomes the
+                # owner.
                 self._store.open()
                 hashes = str(vllm_config.cache_config.prefix_caching_hash_algo)
-                self._why = self._store.require_hash(hashes)
-                if self._why:
-                    logger.warning("ritornello: %s; neither hits nor saves", self._why)
+                self._refusal = self._store.require_hash(hashes)
+                if self._refusal:
+                    logger.warning("ritornello: %s; neither hits nor saves", self._refusal)
                 else:
                     self._guard = guard_of_engine()
-        elif not why:
+        elif not reason:
             self._store.expect_hash(str(vllm_config.cache_config.prefix_caching_hash_algo))
             self._worker = WorkerSide(
                 self._store,
@@ -134,73 +135,73 @@ class RitornelloConnector(KVConnectorBase_V1, SupportsHMA):
 
     @property
     def requires_kv_delivery(self) -> bool:
-        """A save that is dropped is a future miss, nothing more."""
+        """A dropped save is a future miss, nothing more."""
         return False
 
     # The scheduler's side.
 
     def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], Any]) -> None:
-        """What the workers said of their memory: now it is known what a page is. Inside
-        MultiConnector the metadata may be another child's, and is ignored.
+        """Starts serving: the workers' reports define what a page is. Inside MultiConnector the
+        metadata may belong to another child, and is ignored.
         """
-        if not self._why and self._engine is None:
-            self._serve(metadata)
+        if not self._refusal and self._engine is None:
+            self._start_serving(metadata)
 
-    def _serve(self, metadata: Mapping[tuple[int, int], Any]) -> None:
+    def _start_serving(self, metadata: Mapping[tuple[int, int], Any]) -> None:
         try:
-            side = self._scheduler_side(metadata)
-        except Exception as error:  # a model unlike any that was tried must be served all the same
+            side = self._make_scheduler_side(metadata)
+        except Exception as error:  # an untested kind of model must still be served
             kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
             logger.warning("ritornello: %s%s; neither hits nor saves", kind, error)
             return
         if self._kv_cache_manager is not None:
-            side.bind(self._kv_cache_manager)
+            side.bind_cache(self._kv_cache_manager)
         self._scheduler = side
 
-    def _scheduler_side(self, metadata: Mapping[tuple[int, int], Any]) -> SchedulerSide:
+    def _make_scheduler_side(self, metadata: Mapping[tuple[int, int], Any]) -> SchedulerSide:
         config, caches = self._vllm_config, self._kv_cache_config
         parallel = config.parallel_config
         stages, ranks = parallel.pipeline_parallel_size, parallel.tensor_parallel_size
-        found = shapes(metadata, stages, ranks, len(caches.kv_cache_groups))
-        identity = identity_of(config, caches, found, partial(_layout, config))
-        for line in remarks(identity):
+        found = group_layouts(metadata, stages, ranks, len(caches.kv_cache_groups))
+        identity = identity_of(config, caches, found, partial(_block_layout, config))
+        for line in startup_warnings(identity):
             logger.warning("ritornello: %s", line)
         side = SchedulerSide(
             self._store,
             identity,
             self._meter,
             read_only=self._settings.read_only,
-            apart=must_load_apart(config, caches),
-            far=self._settings.far,
+            asynchronous=requires_async_loads(config, caches),
+            has_remote=self._settings.has_remote,
             composed=self._engine is not None,
             guard=self._guard,
         )
         if self._guard is not None:
             self._guard.owner = self
-            self._guard.renew = side.engine_emptied
+            self._guard.begin_epoch = side.on_caches_reset
         return side
 
     def bind_kv_cache_manager(self, kv_cache_manager: "KVCacheManager") -> None:
         super().bind_kv_cache_manager(kv_cache_manager)
         if self._scheduler is not None:
-            self._scheduler.bind(kv_cache_manager)
+            self._scheduler.bind_cache(kv_cache_manager)
 
     def on_new_request(self, request: "Request") -> None:
-        """Pages that lie far away begin to come while the request waits for its turn."""
-        if self._scheduler is not None and self._settings.far:
-            begun = perf_counter()
+        """Starts transfers from the remote while the request is queued."""
+        if self._scheduler is not None and self._settings.has_remote:
+            started = perf_counter()
             self._scheduler.matched_tokens(request, 0)
-            self._meter.hook(begun)
+            self._meter.hook(started)
 
     def get_num_new_matched_tokens(
         self, request: "Request", num_computed_tokens: int
     ) -> tuple[int | None, bool]:
         if self._scheduler is None:
-            waits = self._facts is not None and self._facts.pending()
-            return None if waits else 0, False
-        begun = perf_counter()
+            is_waiting = self._facts is not None and self._facts.pending()
+            return None if is_waiting else 0, False
+        started = perf_counter()
         found = self._scheduler.matched_tokens(request, num_computed_tokens)
-        self._meter.hook(begun)
+        self._meter.hook(started)
         return found
 
     def update_state_after_alloc(
@@ -208,9 +209,9 @@ class RitornelloConnector(KVConnectorBase_V1, SupportsHMA):
     ) -> None:
         if self._scheduler is None:
             return
-        begun = perf_counter()
-        self._scheduler.admitted(request, blocks.get_block_ids(), num_external_tokens)
-        self._meter.hook(begun)
+        started = perf_counter()
+        self._scheduler.request_admitted(request, blocks.get_block_ids(), num_external_tokens)
+        self._meter.hook(started)
 
     def get_external_cache_hit_sources(
         self, request: "Request", num_external_tokens: int
@@ -223,9 +224,9 @@ class RitornelloConnector(KVConnectorBase_V1, SupportsHMA):
     def build_connector_meta(self, scheduler_output: "SchedulerOutput") -> StepMetadata:
         if self._scheduler is None:
             return self._facts.step_metadata() if self._facts else IDLE
-        begun = perf_counter()
+        started = perf_counter()
         metadata = self._scheduler.plan(scheduler_output)
-        self._meter.hook(begun)
+        self._meter.hook(started)
         return metadata
 
     def update_connector_output(self, connector_output: "KVConnectorOutput") -> None:
@@ -233,17 +234,17 @@ class RitornelloConnector(KVConnectorBase_V1, SupportsHMA):
         if self._facts is not None and isinstance(report, WorkerReport):
             facts = self._facts.add(report.facts)
             if facts is not None:
-                self._serve(facts)
+                self._start_serving(facts)
         if self._scheduler is None:
             return
-        begun = perf_counter()
-        self._scheduler.reported(
+        started = perf_counter()
+        self._scheduler.complete_step(
             report if isinstance(report, WorkerReport) else None,
             connector_output.invalid_block_ids,
             connector_output.finished_recving or set(),
             connector_output.failed_recving,
         )
-        self._meter.hook(begun)
+        self._meter.hook(started)
 
     def request_finished(
         self, request: "Request", block_ids: list[int]
@@ -255,10 +256,10 @@ class RitornelloConnector(KVConnectorBase_V1, SupportsHMA):
     ) -> tuple[bool, dict[str, Any] | None]:
         if self._scheduler is None:
             return False, None
-        begun = perf_counter()
-        held = self._scheduler.finished(request.request_id)
-        self._meter.hook(begun)
-        return held, None
+        started = perf_counter()
+        kind = self._scheduler.request_finished(request.request_id)
+        self._meter.hook(started)
+        return kind, None
 
     def reset_cache(self) -> bool | None:
         return None if self._scheduler is None else self._scheduler.reset()
@@ -273,7 +274,7 @@ class RitornelloConnector(KVConnectorBase_V1, SupportsHMA):
         if self._engine is not None or not _is_outermost(self):
             return None  # MultiConnector sends one child's handshake to all children
         if self._worker is None:
-            return ShardFacts(refusal=self._why) if self._why else None
+            return ShardFacts(refusal=self._refusal) if self._refusal else None
         facts: ShardFacts = self._worker.facts()
         return facts
 
@@ -281,7 +282,7 @@ class RitornelloConnector(KVConnectorBase_V1, SupportsHMA):
         super().bind_connector_metadata(connector_metadata)
         self._meter.begin_step()
         if self._worker is not None and isinstance(connector_metadata, StepMetadata):
-            self._worker.begin(connector_metadata)
+            self._worker.begin_step(connector_metadata)
 
     def clear_connector_metadata(self) -> None:
         super().clear_connector_metadata()
@@ -291,9 +292,9 @@ class RitornelloConnector(KVConnectorBase_V1, SupportsHMA):
         metadata = self._connector_metadata
         if self._worker is None or not isinstance(metadata, StepMetadata):
             return
-        begun = perf_counter()
+        started = perf_counter()
         self._worker.load(metadata)
-        self._meter.hook(begun)
+        self._meter.hook(started)
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         if self._worker is not None:
@@ -306,27 +307,28 @@ class RitornelloConnector(KVConnectorBase_V1, SupportsHMA):
         attn_metadata: "AttentionMetadata",
         **kwargs: Any,
     ) -> None:
-        """Pages are saved whole, when the step is over."""
+        """Does nothing: pages are saved whole, at the end of the step."""
 
     def wait_for_save(self) -> None:
         metadata = self._connector_metadata
         if self._worker is None or not isinstance(metadata, StepMetadata):
             return
-        begun = perf_counter()
+        started = perf_counter()
         self._worker.save(metadata)
-        self._meter.hook(begun)
+        self._meter.hook(started)
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         if self._worker is None:
             return KVConnectorTransferResults()
-        begun = perf_counter()
-        over, failed = self._worker.landed()
-        self._meter.hook(begun)
-        # Where blocks can be named, those that came are kept; where they cannot, all is computed.
+        started = perf_counter()
+        finished, failed = self._worker.take_completed_loads()
+        self._meter.hook(started)
+        # If failed blocks can be named, vLLM keeps the others; if not, it computes the whole
+        # request.
         groups = len(self._kv_cache_config.kv_cache_groups)
         return KVConnectorTransferResults(
             finished_sending=self._worker.take_finished_sending(),
-            finished_recving=over,
+            finished_recving=finished,
             failed_recving=failed if groups > 1 else set(),
         )
 
@@ -350,7 +352,9 @@ class RitornelloConnector(KVConnectorBase_V1, SupportsHMA):
 
     @classmethod
     def supports_sleep_mode(cls, kv_transfer_config: Any) -> bool:
-        """Sleeping moves the KV memory, which pools point into; vLLM 0.33 asks before it starts."""
+        """Sleeping moves the KV memory, which pools point into. vLLM 0.33 calls this before it
+        starts.
+        """
         return False
 
     @classmethod
@@ -376,13 +380,13 @@ def _is_outermost(connector: RitornelloConnector) -> bool:
     return not has_kv_transfer_group() or get_kv_transfer_group() is connector
 
 
-def _layout(vllm_config: "VllmConfig", spec: Any) -> str:
-    """How vLLM packs the blocks of a group: inside a block its CPU kernels pack keys as the
-    instruction set likes them, and nothing promises that two versions pack alike.
+def _block_layout(vllm_config: "VllmConfig", spec: Any) -> str:
+    """Returns how vLLM lays out the blocks of a group. Its CPU kernels pack keys by instruction
+    set, and two versions may pack differently.
     """
     from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
 
     model, cache = vllm_config.model_config, vllm_config.cache_config
     isa = _get_attn_isa(model.dtype, spec.block_size, spec.head_size, cache.cache_dtype)
     version = str(vllm.__version__).partition("+")[0]
-    return f"vllm-{version}/cpu/{isa}/{spec.block_size}/{plain(spec.dtype)}"
+    return f"vllm-{version}/cpu/{isa}/{spec.block_size}/{dtype_name(spec.dtype)}"

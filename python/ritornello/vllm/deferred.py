@@ -69,6 +69,8 @@ class StepResult:
 
 
 class DeferredSaves:
+    """Saves that wait for the outcome of loads."""
+
     def __init__(self) -> None:
         self._number = 0
         # Invariant: the first step has synchronous loads.
@@ -111,8 +113,8 @@ class DeferredSaves:
 
     def keeps_blocks(self, request_id: str, tables: Tables) -> bool:
         """Returns whether vLLM must keep the blocks of a finished request for its saves."""
-        mine = [save for save in (*self._pending(), *self._ready) if save.request == request_id]
-        if all(_current(save, tables) is None for save in mine):
+        saves = [save for save in (*self._pending(), *self._ready) if save.request == request_id]
+        if all(_current(save, tables) is None for save in saves):
             self.drop_request(request_id)
             return False
         self._leaving.add(request_id)
@@ -160,8 +162,8 @@ def stale_blocks(tables: Sequence[Table], invalid: Collection[int], null: int) -
         grows = False
         for table in tables:
             for blocks in table:
-                place = next((i for i, block in enumerate(blocks) if block in bad), None)
-                found = set() if place is None else {*blocks[place:]} - stale - {null}
+                index = next((i for i, block in enumerate(blocks) if block in bad), None)
+                found = set() if index is None else {*blocks[index:]} - stale - {null}
                 stale |= found
                 grows |= bool(found)
         bad |= stale
@@ -179,14 +181,16 @@ def _current(save: Save, tables: Tables) -> Save | None:
     pages, null = save.pages, tables.block_pool.null_block.block_id
     table = tables.get_block_ids(save.request)
     now = tuple(table[pages.part][pages.first : pages.first + len(pages.blocks)]) if table else ()
-    gone = 0
-    while gone < len(now) and now[gone] == null != pages.blocks[gone]:
-        gone += 1
-    if gone == len(pages.blocks) or now[gone:] != tuple(pages.blocks[gone:]):
+    null_count = 0
+    while null_count < len(now) and now[null_count] == null != pages.blocks[null_count]:
+        null_count += 1
+    if null_count == len(pages.blocks) or now[null_count:] != tuple(pages.blocks[null_count:]):
         return None
-    if not gone:
+    if not null_count:
         return save
     left = pages._replace(
-        first=pages.first + gone, keys=pages.keys[gone:], blocks=pages.blocks[gone:]
+        first=pages.first + null_count,
+        keys=pages.keys[null_count:],
+        blocks=pages.blocks[null_count:],
     )
     return save._replace(pages=left)

@@ -1,18 +1,18 @@
-"""What every worker tells the scheduler's side, once, before the first step: how its shard of the
-KV memory lies. From all of them together follow the parts of a page, or why there can be none.
+"""The memory layout that each worker reports to the scheduler's side before the first step. The
+parts of a page, or the reason why the engine is not served, follow from all reports together.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-# (pipeline stage, tensor-parallel rank)
-Place = tuple[int, int]
+# Pipeline stage and tensor-parallel rank.
+WorkerRank = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class GroupMemory:
-    """One KV cache group on one worker: its layers, bytes of one layer's block, the KV heads in
-    it, and whether each head's bytes are one span of it (`head_major`).
+    """One KV cache group on one worker. `layer_bytes`: one layer's block. `heads`: KV heads in it.
+    `head_major`: each head is one contiguous range of the block.
     """
 
     layers: tuple[str, ...]
@@ -23,14 +23,14 @@ class GroupMemory:
 
 @dataclass(frozen=True, slots=True)
 class ShardFacts:
-    """Of one worker. `refusal`: why its memory cannot be used; "" where it can."""
+    """Report of one worker. `refusal`: why its memory cannot be used, "" if it can."""
 
     groups: tuple[GroupMemory, ...] = ()
     refusal: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class GroupShape:
+class GroupLayout:
     """One KV cache group over all workers. `head_bytes`: one head of one layer in a block."""
 
     stages: tuple[tuple[str, ...], ...]
@@ -38,32 +38,34 @@ class GroupShape:
     head_major: bool
 
 
-def shapes(
-    facts: Mapping[Place, ShardFacts], stages: int, ranks: int, groups: int
-) -> Sequence[GroupShape]:
-    """What the workers' facts come to, by group; ValueError says in what they do not agree."""
-    for place, shard in sorted(facts.items()):
+def group_layouts(
+    facts: Mapping[WorkerRank, ShardFacts], stages: int, ranks: int, groups: int
+) -> Sequence[GroupLayout]:
+    """Combines the workers' reports, by group. ValueError says where they disagree."""
+    for worker_rank, shard in sorted(facts.items()):
         if shard.refusal:
             raise ValueError(shard.refusal)
         if len(shard.groups) != groups:
             raise ValueError(
-                f"worker {place} has {len(shard.groups)} KV cache groups, not {groups}"
+                f"worker {worker_rank} has {len(shard.groups)} KV cache groups, not {groups}"
             )
     missing = {(s, r) for s in range(stages) for r in range(ranks)} - set(facts)
     if missing or not facts:
         raise ValueError(f"{len(missing)} of {stages * ranks} workers did not say what they hold")
-    return [_shape(facts, stages, ranks, group) for group in range(groups)]
+    return [_group_layout(facts, stages, ranks, group) for group in range(groups)]
 
 
-def _shape(facts: Mapping[Place, ShardFacts], stages: int, ranks: int, group: int) -> GroupShape:
-    """Every worker of a stage must hold the same layers, and every layer as much as the others."""
+def _group_layout(
+    facts: Mapping[WorkerRank, ShardFacts], stages: int, ranks: int, group: int
+) -> GroupLayout:
+    """Checks that workers of a stage hold the same layers, and all layers have equal sizes."""
     layers = []
     sizes, orders = set(), set()
     for stage in range(stages):
-        held = {facts[stage, rank].groups[group].layers for rank in range(ranks)}
-        if len(held) > 1:
+        layer_sets = {facts[stage, rank].groups[group].layers for rank in range(ranks)}
+        if len(layer_sets) > 1:
             raise ValueError(f"the workers of pipeline stage {stage} hold different layers")
-        layers.append(held.pop())
+        layers.append(layer_sets.pop())
     for shard in facts.values():
         memory = shard.groups[group]
         if memory.layers:
@@ -75,4 +77,4 @@ def _shape(facts: Mapping[Place, ShardFacts], stages: int, ranks: int, group: in
                 )
     if len(sizes) != 1:
         raise ValueError(f"the workers' blocks differ in size ({sorted(sizes)} bytes a head)")
-    return GroupShape(tuple(layers), sizes.pop(), orders == {True})
+    return GroupLayout(tuple(layers), sizes.pop(), orders == {True})

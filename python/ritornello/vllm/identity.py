@@ -1,7 +1,7 @@
 """Everything besides tokens that decides whether a page's bytes may be reused.
 
-The scheduler side assembles it once and sends it with the work, so that two processes can never
-disagree about it. Tokens, LoRA adapters, images and cache salts are in vLLM's block hashes.
+The scheduler's side assembles it once and sends it with the work, so that two processes cannot
+disagree. vLLM's block hashes cover tokens, LoRA adapters, images and cache salts.
 """
 
 import hashlib
@@ -12,8 +12,8 @@ from math import lcm
 from typing import TYPE_CHECKING, Any
 
 from ritornello import weights
-from ritornello.model import model_name, new_epoch, normalised, plain
-from ritornello.vllm.handshake import GroupShape
+from ritornello.model import canonical_config, dtype_name, model_name, new_epoch
+from ritornello.vllm.handshake import GroupLayout
 from ritornello.vllm.parts import ALL, Part, Rule, Slice, trailing, units_of
 
 if TYPE_CHECKING:
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 
     from ritornello._core import Scope
 
-# Fields of vLLM's description of a group that depend on how many workers share it.
+# Fields of vLLM's group description that depend on the number of workers.
 SHARDED = frozenset({"num_kv_heads", "num_head_slots", "max_tp_shards", "dcp_sharded"})
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What the scopes of a model's pages have in common, and its parts, in a form that can be sent
-    between processes. `hash_tokens`: tokens a block hash covers; a prefix is resumed at multiples
-    of `alignment` tokens. `ranks`: tensor-parallel workers of a stage. `epoch` is empty for weights
-    that were loaded from files (their fingerprint tells them apart) and random otherwise, and after
+    """The common part of the scopes of a model's pages, and the parts of a page; can be pickled.
+    `hash_tokens`: tokens that a block hash covers. `alignment`: a prefix is resumed at multiples of
+    this number of tokens. `ranks`: tensor-parallel workers of a stage. `epoch`: empty for weights
+    that were loaded from files (their fingerprint identifies them), random otherwise and after
     every reset.
     """
 
@@ -46,12 +46,14 @@ class Identity:
     ranks: int = 1
     epoch: bytes = b""
 
-    def scope(self, of: Slice) -> "Scope":
-        """Names layers and heads, never workers: whoever holds the same bytes finds them."""
+    def scope(self, piece: Slice) -> "Scope":
+        """Returns the scope of an object. It names layers and heads, not workers: every worker that
+        holds the same bytes finds them.
+        """
         from ritornello._core import Scope
 
-        part = self.parts[of.part]
-        layers = part.stages[of.stage]
+        part = self.parts[piece.part]
+        layers = part.stages[piece.stage]
         numbers = [_number(name) for name in layers]
         digest = hashlib.sha256("\n".join(layers).encode()).hexdigest()[:32]
         return Scope(
@@ -59,23 +61,23 @@ class Identity:
             part.dtype,
             part.page_tokens,
             layers=(min(numbers), max(numbers) + 1),
-            kv_heads=part.units[of.unit],
+            kv_heads=part.units[piece.unit],
             head_dim=part.head_dim,
             layout=part.layout,
             weights=self.weights,
             kv_scale=self.kv_scale,
             hash_algorithm=self.hash_algorithm,
             epoch=self.epoch,
-            part=of.part,
+            part=piece.part,
             extra={**dict(self.extra), "kv_spec": part.spec, "layer_names": digest},
-            # A page of a window is of use without those before the window.
+            # Pages of a window are useful without the pages before the window.
             chained=part.rule.reach is None,
-            page_bytes=part.object_bytes(of.stage, of.unit),
+            page_bytes=part.object_bytes(piece.stage, piece.unit),
         )
 
 
 def _number(layer: str) -> int:
-    """The last number in a layer's name: its place in the model."""
+    """Returns the last number in a layer's name: its index in the model."""
     found = re.findall(r"\d+", layer)
     return int(found[-1]) if found else 0
 
@@ -83,12 +85,12 @@ def _number(layer: str) -> int:
 def identity_of(
     vllm_config: "VllmConfig",
     kv_cache_config: "KVCacheConfig",
-    shapes: Sequence[GroupShape],
+    group_layouts: Sequence[GroupLayout],
     layout: Callable[[Any], str],
 ) -> Identity:
-    """The identity of what this engine computes. The configuration is one that `support.refusal`
-    let pass; `shapes` is what the workers said of their memory, `layout` names how a group's blocks
-    are packed. ValueError says what cannot be told apart.
+    """Returns the identity of this engine, which `support.refusal` accepted. `group_layouts`: from
+    the workers' reports. `layout` names how a group's blocks are laid out. ValueError says what
+    cannot be distinguished.
     """
     model, cache = vllm_config.model_config, vllm_config.cache_config
     ranks = vllm_config.parallel_config.tensor_parallel_size
@@ -96,18 +98,18 @@ def identity_of(
     weights = fingerprint_of(vllm_config)
     extra = {
         "cache_dtype": str(cache.cache_dtype),
-        "compute_dtype": plain(model.dtype),
+        "compute_dtype": dtype_name(model.dtype),
         "load_format": str(vllm_config.load_config.load_format),
         "quantization": str(model.quantization or "none"),
     }
-    if "longrope" in normalised(config):
-        # This rotary embedding chooses its factors by the length the engine was started with.
+    if "longrope" in canonical_config(config):
+        # This rotary embedding chooses its factors by the configured maximum length.
         extra["max_model_len"] = str(model.max_model_len)
     specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
     total = int(model.get_total_num_kv_heads())
     parts = tuple(
         _part(spec, shape, kv_heads_of(spec, total, ranks), ranks, layout(spec))
-        for spec, shape in zip(specs, shapes, strict=True)
+        for spec, shape in zip(specs, group_layouts, strict=True)
     )
     plain_scale = str(cache.cache_dtype) in ("auto", *(part.dtype for part in parts))
     return Identity(
@@ -124,9 +126,9 @@ def identity_of(
     )
 
 
-def _part(spec: Any, shape: GroupShape, kv_heads: int, ranks: int, layout: str) -> Part:
+def _part(spec: Any, shape: GroupLayout, kv_heads: int, ranks: int, layout: str) -> Part:
     layers = sum(len(stage) for stage in shape.stages)
-    # One worker's heads, where they cannot be told apart, are bytes of another order.
+    # If heads cannot be separated, the bytes of one worker's heads are in another order.
     order = "heads" if shape.head_major else "mixed"
     units, shared = units_of(kv_heads, ranks, layers * shape.head_bytes, sliceable=shape.head_major)
     return Part(
@@ -135,7 +137,7 @@ def _part(spec: Any, shape: GroupShape, kv_heads: int, ranks: int, layout: str) 
         kv_heads=kv_heads,
         head_dim=spec.head_size,
         head_bytes=shape.head_bytes,
-        dtype=plain(spec.dtype),
+        dtype=dtype_name(spec.dtype),
         layout=f"{layout}/{order}",
         spec=spec_text(spec),
         units=units,
@@ -145,8 +147,8 @@ def _part(spec: Any, shape: GroupShape, kv_heads: int, ranks: int, layout: str) 
 
 
 def rule_of(spec: Any) -> Rule:
-    """By vLLM's type of the group. Where it keeps the blocks of all tokens for layers with a window
-    (hybrid cache manager off) the rule is that of full attention.
+    """Returns the rule of a group, by its type in vLLM. If vLLM keeps the blocks of all tokens for
+    layers with a window (hybrid cache manager off), it is the rule of full attention.
     """
     if type(spec).__name__ == "SlidingWindowSpec":
         return trailing(spec.sliding_window + getattr(spec, "extra_retained_tokens", 0))
@@ -154,8 +156,8 @@ def rule_of(spec: Any) -> Rule:
 
 
 def kv_heads_of(spec: Any, total: int, ranks: int) -> int:
-    """KV heads of a group over all tensor-parallel workers; one has `spec.num_kv_heads` of them,
-    or a copy. `total`: what the model's configuration says.
+    """Returns the KV heads of a group over all tensor-parallel workers; each has
+    `spec.num_kv_heads` of them, or a copy. `total`: KV heads by the model's configuration.
     """
     shards, local = getattr(spec, "max_tp_shards", None), int(spec.num_kv_heads)
     if shards == 1 or ranks == 1:
@@ -168,20 +170,22 @@ def kv_heads_of(spec: Any, total: int, ranks: int) -> int:
 
 
 def spec_text(spec: Any) -> str:
-    """A group as vLLM describes it, without what depends on the number of workers."""
+    """Returns vLLM's description of a group, without the fields that depend on the number of
+    workers.
+    """
     fields = {name: str(value) for name, value in vars(spec).items() if name not in SHARDED}
     return f"{type(spec).__name__}({', '.join(f'{n}={v}' for n, v in sorted(fields.items()))})"
 
 
 def hash_tokens_of(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> int:
-    """Tokens that one of a request's block hashes covers."""
+    """Returns the tokens that one block hash of a request covers."""
     found = getattr(kv_cache_config, "hash_block_size", None)
     return int(found or vllm_config.cache_config.block_size)
 
 
 def fingerprint_of(vllm_config: "VllmConfig") -> bytes | None:
-    """Of the weights this engine loaded, where they are files; None otherwise (made-up weights,
-    or streamed from elsewhere).
+    """Returns the fingerprint of the weights that this engine loaded from files; None for dummy
+    weights and weights streamed from elsewhere.
     """
     model, load = vllm_config.model_config, vllm_config.load_config
     if str(load.load_format) == "dummy":

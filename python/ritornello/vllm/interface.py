@@ -1,4 +1,4 @@
-"""Whether the vLLM that loads the connector has the interface it was written for."""
+"""Checks that the installed vLLM has the tested connector interface."""
 
 import inspect
 from typing import Any
@@ -16,7 +16,7 @@ ABSTRACT = frozenset(
         "wait_for_save",
     }
 )
-# Hooks whose absence would go unnoticed: they would simply never be called.
+# Hooks whose absence would go unnoticed: vLLM would not call them.
 HOOKS = frozenset(
     {
         "bind_connector_metadata",
@@ -43,8 +43,8 @@ HOOKS = frozenset(
 PARAMETERS = ("self", "vllm_config", "role", "kv_cache_config")
 
 
-def unknown(base: Any) -> str:
-    """What about vLLM's connector base class is not as it should be; "" where all is."""
+def interface_difference(base: Any) -> str:
+    """Returns how vLLM's connector base class differs from the tested one; "" if it does not."""
     abstract = frozenset(base.__abstractmethods__)
     if abstract != ABSTRACT:
         return f"abstract methods differ: {', '.join(sorted(abstract ^ ABSTRACT))}"
@@ -57,9 +57,9 @@ def unknown(base: Any) -> str:
     return ""
 
 
-def require_known(base: Any, version: str) -> None:
-    """Raises ImportError, in one line, for an interface that was never tested."""
-    problem = unknown(base)
+def require_tested_interface(base: Any, version: str) -> None:
+    """Raises ImportError, in one line, for an untested interface."""
+    problem = interface_difference(base)
     if problem:
         raise ImportError(
             f"ritornello.vllm was written for vLLM {TESTED}; the connector interface of "

@@ -1,12 +1,11 @@
-"""From vLLM's registered KV caches to spans: where the bytes of block `i` lie.
+"""From vLLM's registered KV caches to spans: the memory of block `i`.
 
-A layer's block is opaque: its logical shape says nothing reliable about what is where inside it
-(on CPUs keys are packed per instruction set). All that is asked of a cache is that its first
-dimension counts blocks and that each block is one contiguous span. Strides are trusted, shapes
-are not. One thing more is used where it holds: a second dimension that counts the KV heads and lies
-outermost in the block makes each head one span of it. vLLM's CPU attention takes
-`cache[block, head]` for the keys of that head followed by its values, however the instruction set
-packs them.
+A layer's block is opaque: its logical shape does not tell the arrangement inside (on CPUs, keys are
+packed by instruction set). A cache must have a first dimension that counts blocks, and each block
+must be one contiguous span. Strides are trusted, shapes are not. One more property is used if it
+holds: if the second dimension counts the KV heads and is the outermost one in the block, each head
+is one span of the block. vLLM's CPU attention stores the keys of a head and then its values in
+`cache[block, head]`, for every instruction set.
 """
 
 import re
@@ -19,7 +18,7 @@ from ritornello.vllm.handshake import GroupMemory
 
 
 class CacheTensor(Protocol):
-    """What is used of a torch tensor."""
+    """The used part of a torch tensor."""
 
     @property
     def shape(self) -> Sequence[int]: ...
@@ -31,14 +30,14 @@ class CacheTensor(Protocol):
 
 
 class LayoutError(ValueError):
-    """These caches cannot be seen as blocks of opaque bytes."""
+    """These caches are not blocks of opaque bytes."""
 
 
 def group_memory(
     caches: Mapping[str, CacheTensor], layers: Iterable[str], heads: int, blocks: int
 ) -> GroupMemory:
-    """What this worker holds of a KV cache group: those of its layers that have a cache of their
-    own (layers may share another layer's), in the order of their numbers. `heads`: by the model.
+    """Returns this worker's memory of a KV cache group: its layers with a cache of their own (a
+    layer may share another layer's), sorted by number. `heads`: KV heads by the model.
     """
     sizes, orders, names = set(), set(), []
     seen: set[int] = set()
@@ -63,9 +62,9 @@ def spans(
     blocks: int,
     heads: tuple[int, int, int] | None = None,
 ) -> list[Span]:
-    """One span a layer, in the order in which they are named; neighbours that touch become one (an
-    engine that keeps all layers of a block together then moves it as one piece). `heads`: (first,
-    end, all) to take only these of the heads in a block.
+    """Returns one span for each layer, in the given order. Adjacent spans are merged, so that an
+    engine that keeps all layers of a block together moves it as one piece. `heads`: (first, end,
+    all) selects a range of the heads in a block.
     """
     found: list[Span] = []
     for name in layers:
@@ -102,7 +101,7 @@ def _span(name: str, cache: CacheTensor, blocks: int) -> Span:
 
 
 def _head_bytes(cache: CacheTensor, heads: int, blocks: int) -> int:
-    """Bytes of one head in a block whose heads lie one after the other; 0 in any other block."""
+    """Returns the bytes of one head if heads are contiguous in a block, else 0."""
     shape, strides = tuple(cache.shape), tuple(cache.stride())
     if heads == 1:
         return cache.element_size() * prod(shape[1:]) * (shape[0] // blocks)
@@ -113,7 +112,9 @@ def _head_bytes(cache: CacheTensor, heads: int, blocks: int) -> int:
 
 
 def _dense_elements(name: str, shape: Sequence[int], strides: Sequence[int]) -> int:
-    """The number of elements of one row, which must fill its memory in some order."""
+    """Returns the number of elements of one row; LayoutError if they are not contiguous in any
+    order.
+    """
     expected = 1
     for stride, length in sorted(zip(strides, shape, strict=True)):
         if length == 1:
@@ -125,5 +126,5 @@ def _dense_elements(name: str, shape: Sequence[int], strides: Sequence[int]) -> 
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
-    """Sorts "layers.10" after "layers.9"."""
+    """Sort key: "layers.10" after "layers.9"."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]

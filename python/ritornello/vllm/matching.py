@@ -1,10 +1,10 @@
-"""Which prefix of a request the store can restore: a hit takes all objects of all its pages.
+"""Finds the longest prefix of a request that the store can restore.
 
-A page lies in several objects, one for each part of the model, pipeline stage and group of KV
-heads; those that are named by the same keys are asked for with one question. The objects of full
-attention come first: the shortest of their prefixes is what can be had at most. The others
-(windows) must have the pages that this length needs; where they have not, the longest shorter
-length at which they have is taken. Everything that is promised is leased.
+A page consists of several objects: one for each part of the model, pipeline stage and group of KV
+heads. Objects with the same keys are looked up together. Full attention comes first: the shortest
+prefix of its objects bounds the result. The other parts (windows) must have the pages that a length
+needs; if they lack some, the longest shorter length that they can serve is used. All pages that are
+promised are under leases.
 """
 
 from collections.abc import Sequence
@@ -12,15 +12,15 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from ritornello.vllm.identity import Identity
-from ritornello.vllm.parts import Bundle, Slice, bundles, longest
+from ritornello.vllm.parts import Bundle, Slice, bundles, longest_resumable
 
-# What keeps pages where they are: whoever gave it knows what it is.
+# Protects pages from eviction. Opaque: only the store that issued a lease can interpret it.
 Lease = Any
 
 
 class Prompt(NamedTuple):
-    """`computed`: the leading tokens that the engine has itself, of `tokens`. `loads`: whether
-    anything may be loaded for it.
+    """`computed`: leading tokens that the engine has, of `tokens`. `loads`: whether pages may be
+    loaded for the prompt.
     """
 
     computed: int
@@ -29,40 +29,44 @@ class Prompt(NamedTuple):
 
 
 class Hit(NamedTuple):
-    """The leading pages of those that were asked for. `pages`: to be loaded, kept by `lease`;
-    `there`: present, at least so many. `pending`: ask again, more is on its way, and nothing is
-    kept. `tiers`: where those that are there lie, in order. `grounds`: what it was decided on.
+    """Result of a lookup. `pages`: leading pages to load, protected by `lease`. `present`: leading
+    pages that are known to be stored. `pending`: the lookup must be repeated, and holds no lease.
+    `tiers`: where the present pages lie, in order. `decision`: what the gate decided on.
     """
 
     pages: int
-    there: int
+    present: int
     lease: Lease = None
     pending: bool = False
     tiers: Sequence[tuple[str, int]] = ()
-    grounds: Any = None
+    decision: Any = None
 
 
-class Shelf(Protocol):
-    """What is asked of the store; None where it failed."""
+class PageStore(Protocol):
+    """The calls that `Matcher` makes; None means that the store failed."""
 
-    def match(
+    def lookup(
         self,
         identity: Identity,
-        of: Sequence[Slice],
+        slices: Sequence[Slice],
         keys: Sequence[bytes],
         ttl: float,
         prompt: Prompt,
     ) -> Hit | None: ...
-    def exists(self, identity: Identity, of: Slice, keys: Sequence[bytes]) -> list[bool] | None: ...
+    def exists(
+        self, identity: Identity, piece: Slice, keys: Sequence[bytes]
+    ) -> list[bool] | None: ...
     def release(self, lease: Lease) -> None: ...
-    def forgo(self, identity: Identity, of: Sequence[Slice], keys: Sequence[bytes]) -> None: ...
+    def cancel_lookup(
+        self, identity: Identity, slices: Sequence[Slice], keys: Sequence[bytes]
+    ) -> None: ...
 
 
 @dataclass(slots=True)
-class Found:
-    """What the store has of a request: all that its first `tokens` need, under `leases`. `stored`:
-    the leading pages of each part that are known to be there. `pending`, `tiers` and `grounds` are
-    those of a `Hit`, of pages of `page_tokens`.
+class PrefixMatch:
+    """What the store has of a request: all that the first `tokens` need, under `leases`. `stored`:
+    leading pages of each part that are known to be stored. `pending`, `tiers` and `decision` are
+    those of a `Hit`, for pages of `page_tokens` tokens.
     """
 
     tokens: int
@@ -71,13 +75,13 @@ class Found:
     pending: bool = False
     page_tokens: int = 1
     tiers: Sequence[tuple[str, int]] = ()
-    grounds: Any = None
+    decision: Any = None
 
 
 class Matcher:
-    """Asks one store about the pages of one model."""
+    """Looks up requests of one model in one store."""
 
-    def __init__(self, store: Shelf, identity: Identity, ttl: float) -> None:
+    def __init__(self, store: PageStore, identity: Identity, ttl: float) -> None:
         self._store = store
         self._identity = identity
         self._ttl = ttl
@@ -87,28 +91,30 @@ class Matcher:
         self._windows = together[len(self._whole) :]
 
     def keys(self, part: int, hashes: Sequence[bytes], pages: range) -> tuple[bytes, ...]:
-        """The keys of these pages of a part: a page is named by the last hash in it."""
+        """Returns the keys of a part's pages. The key of a page is the last block hash in it."""
         step = self._parts[part].page_tokens // self._identity.hash_tokens
         return tuple(hashes[(pages.start + 1) * step - 1 : pages.stop * step : step])
 
-    def find(self, hashes: Sequence[bytes], tokens: int, prompt: Prompt) -> Found | None:
-        """The longest prefix of at most `tokens` that can be restored; None if the store failed."""
+    def find(self, hashes: Sequence[bytes], tokens: int, prompt: Prompt) -> PrefixMatch | None:
+        """Returns the longest prefix of at most `tokens` that can be restored; None if the store
+        failed.
+        """
         most = self._floor(tokens)
         stored = [0] * len(self._parts)
         leases: list[Lease] = []
-        made = Found(0, stored, leases)
+        match = PrefixMatch(0, stored, leases)
         for bundle in self._whole:
             if not most:
                 break
             hit = self._lease(leases, bundle, hashes, range(most // bundle.page_tokens), prompt)
             if hit is None or hit.pending:
                 self._release(leases)
-                return hit and Found(0, stored, pending=True)
+                return hit and PrefixMatch(0, stored, pending=True)
             for part in bundle.parts:
-                stored[part] = hit.there
+                stored[part] = hit.present
             if bundle is self._whole[0]:
-                made.page_tokens, made.tiers = bundle.page_tokens, hit.tiers
-                made.grounds = hit.grounds
+                match.page_tokens, match.tiers = bundle.page_tokens, hit.tiers
+                match.decision = hit.decision
             most = self._floor(hit.pages * bundle.page_tokens)
         if most and self._windows:
             most = self._with_windows(leases, hashes, most, prompt)
@@ -117,42 +123,46 @@ class Matcher:
                 stored[part] = most // bundle.page_tokens
         if not most:
             self._release(leases)
-        made.tokens = most
-        return made
+        match.tokens = most
+        return match
 
-    def forgo(self, hashes: Sequence[bytes], tokens: int) -> None:
-        """Nobody wants any more what `find` said was pending."""
+    def cancel_lookup(self, hashes: Sequence[bytes], tokens: int) -> None:
+        """Cancels the transfers of a `find` that was pending."""
         for bundle in self._whole:
             pages = range(self._floor(tokens) // bundle.page_tokens)
             keys = self.keys(bundle.parts[0], hashes, pages)
-            self._store.forgo(self._identity, bundle.slices, keys)
+            self._store.cancel_lookup(self._identity, bundle.slices, keys)
 
     def _with_windows(
         self, leases: list[Lease], hashes: Sequence[bytes], most: int, prompt: Prompt
     ) -> int:
-        """The longest of the lengths up to `most` at which all windows are there, now leased."""
+        """Leases the windows of the longest possible length up to `most`, and returns that
+        length.
+        """
         if self._lease_windows(leases, hashes, most, prompt):
             return most
         present = {}
         for bundle in self._windows:
             pages = range(most // bundle.page_tokens)
             keys = self.keys(bundle.parts[0], hashes, pages)
-            for of in bundle.slices:
-                present[of] = self._store.exists(self._identity, of, keys) or [False] * len(pages)
-        most = longest(self._parts, present, most, self._identity.alignment)
+            for piece in bundle.slices:
+                present[piece] = self._store.exists(self._identity, piece, keys) or [False] * len(
+                    pages
+                )
+        most = longest_resumable(self._parts, present, most, self._identity.alignment)
         return most if most and self._lease_windows(leases, hashes, most, prompt) else 0
 
     def _lease_windows(
         self, leases: list[Lease], hashes: Sequence[bytes], tokens: int, prompt: Prompt
     ) -> bool:
-        taken: list[Lease] = []
+        window_leases: list[Lease] = []
         for bundle in self._windows:
             needed = bundle.rule.needed(tokens // bundle.page_tokens, bundle.page_tokens)
-            hit = self._lease(taken, bundle, hashes, needed, prompt)
+            hit = self._lease(window_leases, bundle, hashes, needed, prompt)
             if hit is None or hit.pages < len(needed):
-                self._release(taken)
+                self._release(window_leases)
                 return False
-        leases += taken
+        leases += window_leases
         return True
 
     def _lease(
@@ -164,7 +174,7 @@ class Matcher:
         prompt: Prompt,
     ) -> Hit | None:
         keys = self.keys(bundle.parts[0], hashes, pages)
-        hit = self._store.match(self._identity, bundle.slices, keys, self._ttl, prompt)
+        hit = self._store.lookup(self._identity, bundle.slices, keys, self._ttl, prompt)
         if hit is not None and hit.lease:
             leases.append(hit.lease)
         return hit

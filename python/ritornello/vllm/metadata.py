@@ -1,17 +1,17 @@
-"""What scheduler and worker tell each other once a step. Pickled between processes."""
+"""Messages between the scheduler's side and the workers, one a step. Pickled between processes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ritornello.vllm.handshake import Place, ShardFacts
+from ritornello.vllm.handshake import ShardFacts, WorkerRank
 from ritornello.vllm.identity import Identity
 
 
 class Pages(NamedTuple):
-    """Consecutive pages of one part: fill or store `blocks` under `keys`. `first`: the place of
-    `keys[0]` in its sequence. `before`: the keys before it where the part is a chain, all of them
-    for a store that must know them all, else the last.
+    """Consecutive pages of one part, to be filled from or stored under `keys`. `first`: index of
+    `keys[0]` in its sequence. `before`: the keys before it if keys chain; all of them for a store
+    that needs all, else the last one.
     """
 
     part: int
@@ -26,19 +26,19 @@ class Pages(NamedTuple):
 
 
 class Load(NamedTuple):
-    """Fill the blocks of a request, each layer's before this step runs that layer or, `apart`,
-    while other requests go on. The scheduler's side holds leases on the pages until it hears that
-    the load is over.
+    """Fill the blocks of a request: each layer before this step runs it or, if `asynchronous`,
+    while other requests run. The scheduler's side holds leases on the pages until the load is
+    reported.
     """
 
     request: str
     pages: Sequence[Pages]
-    apart: bool = False
+    asynchronous: bool = False
 
 
 class Save(NamedTuple):
-    """Store blocks that are full once this step's forward pass is over. `retain_until`: they and
-    all before them stay until then, in seconds since 1970.
+    """Store blocks that are full after this step's forward pass. `retain_until`: keep these pages,
+    and all before them, until this time, in seconds since 1970.
     """
 
     request: str
@@ -48,14 +48,16 @@ class Save(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepMetadata:
-    """A step's work. `identity` comes with the first work there is and whenever it has changed (a
-    reset changes the epoch): it holds for this step and those after it. `prefill`: what the step
-    computes, tokens before it and tokens, where somebody wants to know how long that takes.
+    """Work of one step.
+
+    `identity` comes with the first work and after every change (a reset changes the epoch), and
+    holds until the next one. `covered` comes with it: the weight changes that its epoch covers,
+    empty if weights are not watched. `prefill`: tokens before, and tokens that the step computes,
+    if their duration is of interest.
+
     Inside MultiConnector: `step` is the number of a step whose outcome workers report (0: none),
     `finished_sending` names finished requests whose blocks vLLM may free after the step, and
     `request_facts` asks every worker for its facts.
-    `covered`: comes with the identity; the changes of the weights that its epoch covers, empty
-    where they are not watched.
     """
 
     identity: Identity | None = None
@@ -73,12 +75,12 @@ IDLE = StepMetadata()
 
 @dataclass(slots=True)
 class WorkerReport:
-    """What the scheduler must know of a step. `unsaved`: (request, part, first page) of saves that
-    did not happen and may be asked for again. `failed`: requests whose load did not bring all.
-    `refusal`: why this worker can serve nothing. `prefill`: tokens before what was computed,
-    tokens, seconds. `loads`: tier, bytes, seconds of what was read. `took`: seconds of each
-    request's load. `step`: the number of the completed step. `facts`: of each worker, if requested.
-    `changes`: of a worker on another machine, the changes of its weights by slot.
+    """Result of a step. `unsaved`: (request, part, first page) of saves that failed and may be
+    repeated. `failed`: requests whose load failed in part. `refusal`: why this worker cannot serve.
+    `prefill`: tokens before, tokens computed, seconds. `loads`: tier, bytes, seconds of reads.
+    `load_seconds`: duration of each request's load. `step`: the number of the completed step.
+    `facts`: of each worker, if requested. `changes`: weight changes by slot, of a worker on another
+    machine.
     """
 
     unsaved: list[tuple[str, int, int]] = field(default_factory=list)
@@ -86,20 +88,23 @@ class WorkerReport:
     refusal: str = ""
     prefill: tuple[int, int, float] | None = None
     loads: list[tuple[str, int, float]] = field(default_factory=list)
-    took: dict[str, float] = field(default_factory=dict)
+    load_seconds: dict[str, float] = field(default_factory=dict)
     step: int = 0
-    facts: dict[Place, ShardFacts] = field(default_factory=dict)
+    facts: dict[WorkerRank, ShardFacts] = field(default_factory=dict)
     changes: dict[int, int] = field(default_factory=dict)
 
     def aggregate(self, other: "WorkerReport") -> "WorkerReport":
-        both = self.took.keys() | other.took.keys()
+        both = self.load_seconds.keys() | other.load_seconds.keys()
         return WorkerReport(
             self.unsaved + other.unsaved,
             self.failed | other.failed,
             self.refusal or other.refusal,
             self.prefill or other.prefill,
             self.loads + other.loads,
-            {name: max(self.took.get(name, 0.0), other.took.get(name, 0.0)) for name in both},
+            {
+                name: max(self.load_seconds.get(name, 0.0), other.load_seconds.get(name, 0.0))
+                for name in both
+            },
             max(self.step, other.step),
             self.facts | other.facts,
             self.changes | other.changes,

@@ -1,11 +1,11 @@
-"""Counting, on the engine's own threads: additions to a dictionary, handed over now and then."""
+"""Counters on the engine's own threads: additions to a dictionary, reported at intervals."""
 
 from time import perf_counter
 
-# A report costs a message between processes; a decode step has nothing worth one of its own.
+# Minimum time between reports of times alone: each report is a message between processes.
 REPORT_SECONDS = 0.1
 
-# Counters that are told apart by a reason, as "name:reason".
+# Counters with a label `reason`, counted as "name:reason".
 BY_REASON = (
     "missed_pages",
     "skipped_pages",
@@ -21,8 +21,8 @@ Counts = dict[str, float]
 
 
 class Meter:
-    """Counts since the last `take`. Not thread-safe: each side of the connector has its own and
-    calls it from one thread.
+    """Counts since the last `take`. Not thread-safe: each side of the connector has its own meter
+    and uses it from one thread.
     """
 
     def __init__(self) -> None:
@@ -32,22 +32,22 @@ class Meter:
         self._step = 0.0
 
     def add(self, name: str, amount: float) -> None:
-        """Something happened to pages: worth a report at the end of this step."""
+        """Adds to a counter of pages or calls, which is reported at the end of this step."""
         if amount:
             self._counts[name] = self._counts.get(name, 0.0) + amount
             self._news = True
 
     def missed(self, reason: str, pages: int) -> None:
-        """Pages that were wanted and were not loaded."""
+        """Counts pages that were requested and not loaded."""
         self.add(f"missed_pages:{reason}", pages)
 
     def skipped(self, reason: str, pages: int) -> None:
-        """Pages that were offered and were not stored."""
+        """Counts pages that were offered and not stored."""
         self.add(f"skipped_pages:{reason}", pages)
 
-    def hook(self, begun: float) -> None:
-        """The end of a connector hook that began at `begun` (perf_counter)."""
-        self._time("hook_seconds", perf_counter() - begun)
+    def hook(self, started: float) -> None:
+        """Records the duration of a connector hook that began at `started` (perf_counter)."""
+        self._time("hook_seconds", perf_counter() - started)
 
     def begin_step(self) -> None:
         self._step = perf_counter()
@@ -59,7 +59,7 @@ class Meter:
             self._step = 0.0
 
     def take(self) -> Counts | None:
-        """The counts, and start again from nothing; None while there is little to say."""
+        """Returns the counts and resets them; None if there is nothing to report yet."""
         now = perf_counter()
         if not self._counts or not (self._news or now - self._taken >= REPORT_SECONDS):
             return None

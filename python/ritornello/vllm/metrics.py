@@ -1,6 +1,6 @@
-"""The counts on vLLM's `/metrics`, through vLLM's own connector statistics."""
+"""The connector's counters on vLLM's `/metrics`, through vLLM's connector statistics."""
 
-# vLLM lives in an environment of its own: to the type checker its classes are Any.
+# vLLM is not installed where types are checked: its classes are Any.
 # mypy: allow-subclassing-any
 
 from typing import TYPE_CHECKING, Any
@@ -50,7 +50,7 @@ REASONS = {
 
 
 class RitornelloStats(KVConnectorStats):
-    """Counts of one interval; `data` maps a counter's name, or "name:reason", to an amount."""
+    """Counts of one interval. `data` maps a counter's name, or "name:reason", to an amount."""
 
     def reset(self) -> None:
         self.data: Counts = {}
@@ -61,9 +61,13 @@ class RitornelloStats(KVConnectorStats):
         return self
 
     def reduce(self) -> dict[str, int | float]:
-        """For vLLM's log line: pages, bytes and the share of time spent in hooks."""
-        told = {name: int(self.data.get(name, 0)) for name in COUNTERS if name.endswith("_pages")}
-        summary: dict[str, int | float] = {name: count for name, count in told.items() if count}
+        """Returns pages by counter, and the share of time spent in hooks, for vLLM's log line."""
+        help_text = {
+            name: int(self.data.get(name, 0)) for name in COUNTERS if name.endswith("_pages")
+        }
+        summary: dict[str, int | float] = {
+            name: count for name, count in help_text.items() if count
+        }
         steps = self.data.get("step_seconds", 0.0)
         if steps:
             summary["hook_share"] = round(self.data.get("hook_seconds", 0.0) / steps, 5)
@@ -78,7 +82,7 @@ def stats_of(counts: Counts | None) -> RitornelloStats | None:
 
 
 class RitornelloPromMetrics(KVConnectorPromMetrics):
-    """One Prometheus counter a count, `vllm:ritornello_<name>_total`, with vLLM's labels."""
+    """One Prometheus counter for each count, `vllm:ritornello_<name>_total`, with vLLM's labels."""
 
     def __init__(
         self,
@@ -88,15 +92,15 @@ class RitornelloPromMetrics(KVConnectorPromMetrics):
         per_engine_labelvalues: dict[int, list[object]],
     ) -> None:
         super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
-        plain = {
+        counters = {
             name: self._counter_cls(
-                name=f"vllm:ritornello_{name}", documentation=told, labelnames=labelnames
+                name=f"vllm:ritornello_{name}", documentation=help_text, labelnames=labelnames
             )
-            for name, told in COUNTERS.items()
+            for name, help_text in COUNTERS.items()
         }
-        # Children exist from the start, so that a counter that never moved reads zero.
+        # Created up front, so that unused counters read zero.
         self._children = {
-            engine: {name: counter.labels(*values) for name, counter in plain.items()}
+            engine: {name: counter.labels(*values) for name, counter in counters.items()}
             for engine, values in per_engine_labelvalues.items()
         }
         self._by_reason = {

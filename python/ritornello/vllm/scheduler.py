@@ -1,17 +1,17 @@
 """The scheduler's side: which pages a request may load, and which are ready to be saved.
 
 Invariants:
-* A page is claimed only under leases. They are held until the workers have said that the load is
-  over, or released when it does not happen; they end by themselves if nobody says anything.
-* The last token of a request is never claimed: the engine must compute something to answer.
-* `Tracked.saved` leading pages of each part of a request are in the store or on their way to it. It
-  only grows within an admission, except when a worker reports a save that did not happen.
-* A load that a step waits for (not `apart`) happens only where one worker computes and one step is
-  in flight: what fails is then known before anything computed on top of it can be saved.
-* A request whose load failed computes the rest; it does not ask the store a second time.
+* A page is claimed only under a lease. Leases are held until the workers have reported the load, or
+  released if it does not happen; without a report they expire.
+* The last token of a request is never claimed: the engine must compute one token to answer.
+* The first `RequestState.saved` pages of each part of a request are stored or being saved. The
+  number only grows within an admission, unless a worker reports a save that failed.
+* A load that a step waits for (not `asynchronous`) happens only with one computing worker and one
+  step in flight: a failure is then known before anything computed on top of it can be saved.
+* A request whose load failed computes the rest; the store is not asked again.
 * Inside MultiConnector a page is saved only after the outcome of the loads it rests on is known
   (`deferred`).
-* Nothing is claimed or saved while the weights are others than those that the epoch began with.
+* Nothing is claimed or saved while the weights differ from those at the beginning of the epoch.
 """
 
 import logging
@@ -23,27 +23,27 @@ from typing import Any, Protocol
 from ritornello.model import new_epoch
 from ritornello.vllm.deferred import DeferredSaves, StepSaves, stale_blocks
 from ritornello.vllm.identity import Identity
-from ritornello.vllm.matching import Found, Lease, Matcher, Prompt
+from ritornello.vllm.matching import Lease, Matcher, PrefixMatch, Prompt
 from ritornello.vllm.metadata import IDLE, Load, Pages, Save, StepMetadata, WorkerReport
 from ritornello.vllm.meter import Meter
-from ritornello.vllm.settings import EVERYTHING, Wishes
-from ritornello.vllm.store import QuietStore
+from ritornello.vllm.settings import DEFAULT_OPTIONS, RequestOptions
+from ritornello.vllm.store import VllmStore
 from ritornello.vllm.weights.guard import WeightGuard
 
 logger = logging.getLogger("vllm.ritornello")
 
-# Covers the rest of the step that claims the pages and the load's own deadline; a waiting request
-# whose leases are half used up is matched again.
+# Covers the step that claims the pages, and the load's own deadline. A waiting request is looked up
+# again when half of this time has passed.
 LEASE_SECONDS = 60.0
-# A load of more bytes a worker than this goes on beside the other requests: it would hold each of
-# them up for longer than a step of its own takes.
-APART_BYTES = 16 << 20
-# A request is computed that has waited so long for its pages; the tiers are to say so before.
+# A load of more bytes a worker is asynchronous: it would delay the other requests of its step by
+# more than the time of a step.
+ASYNC_LOAD_BYTES = 16 << 20
+# Maximum time a request waits for its pages; the tiers' own limits are expected to end earlier.
 WAIT_SECONDS = 60.0
 
 
 class Request(Protocol):
-    """What is used of a vLLM request."""
+    """The used part of a vLLM request."""
 
     request_id: str
     block_hashes: Sequence[bytes]
@@ -61,7 +61,7 @@ class BlockPool(Protocol):
 
 
 class CacheManager(Protocol):
-    """What is used of vLLM's KV cache manager."""
+    """The used part of vLLM's KV cache manager."""
 
     block_pool: BlockPool
 
@@ -70,63 +70,65 @@ class CacheManager(Protocol):
 
 
 class Step(Protocol):
-    """What is used of a SchedulerOutput."""
+    """The used part of a SchedulerOutput."""
 
     num_scheduled_tokens: Mapping[str, int]
 
 
 @dataclass(slots=True)
-class Held:
-    """What the store has of the `asked` tokens of a request, good until `until`. The engine itself
-    had the first `local` tokens when it asked, and was told whether they come `apart`.
+class LeasedMatch:
+    """What the store has of the first `looked_up` tokens of a request, usable until `valid_until`.
+    `local_tokens`: leading tokens that the engine had. `asynchronous`: the answer that vLLM got.
     """
 
-    found: Found
-    asked: int
-    until: float
-    local: int = 0
-    apart: bool = False
+    found: PrefixMatch
+    looked_up: int
+    valid_until: float
+    local_tokens: int = 0
+    asynchronous: bool = False
 
 
 @dataclass(slots=True)
-class Tracked:
-    """`loading`: its blocks are being filled beside other requests. `failed`: a load of it did not
-    bring everything. `wake`: the step at which it is to be looked at. `waits`: since when pages are
-    on their way to where they can be claimed. `sources`: tokens that were claimed, by tier.
-    `shares_failed_block`: another request recomputes a block of this one that failed to load.
+class RequestState:
+    """State of one request.
+
+    `loading`: an asynchronous load fills its blocks. `failed`: one of its loads failed in part.
+    `wake_step`: the step at which its pages are examined next. `waiting_since`: start of the wait
+    for pages that are on their way to a tier that can be loaded from. `sources`: claimed tokens by
+    tier. `shares_failed_block`: another request recomputes a block of this one that failed to load.
     """
 
     request: Request
-    wishes: Wishes = EVERYTHING
-    held: Held | None = None
+    options: RequestOptions = DEFAULT_OPTIONS
+    match: LeasedMatch | None = None
     saved: list[int] = field(default_factory=list)
     loading: bool = False
     failed: bool = False
-    wake: int = 0
-    waits: float | None = None
+    wake_step: int = 0
+    waiting_since: float | None = None
     sources: dict[str, int] = field(default_factory=dict)
     shares_failed_block: bool = False
 
     @property
     def loads(self) -> bool:
-        return self.wishes.loads and not self.failed and not self.request.skip_reading_prefix_cache
+        return self.options.loads and not self.failed and not self.request.skip_reading_prefix_cache
 
 
 class SchedulerSide:
-    """`apart`: all loads go on beside the other requests, whatever their size. `far`: the store is
-    to know all keys of a prompt. `composed`: other connectors fill blocks too. `guard`: knows
-    whether the weights changed.
+    """Claims and saves of one engine. `asynchronous`: all loads are, whatever their size.
+    `has_remote`: the store needs all keys of a prompt. `composed`: other connectors fill blocks
+    too. `guard`: knows whether the weights changed.
     """
 
     def __init__(
         self,
-        store: QuietStore,
+        store: VllmStore,
         identity: Identity,
         meter: Meter,
         *,
         read_only: bool = False,
-        apart: bool = False,
-        far: bool = False,
+        asynchronous: bool = False,
+        has_remote: bool = False,
         composed: bool = False,
         guard: WeightGuard | None = None,
     ) -> None:
@@ -134,145 +136,162 @@ class SchedulerSide:
         self._guard = guard
         self._meter = meter
         self._read_only = read_only
-        self._far = far
+        self._has_remote = has_remote
         self._deferred = DeferredSaves() if composed else None
-        self._tracked: dict[str, Tracked] = {}
+        self._requests: dict[str, RequestState] = {}
         self._loads: list[Load] = []
-        # Leases of loads that are under way: those of the last step, and those of requests.
-        self._lent: list[Lease] = []
-        self._lent_apart: dict[str, list[Lease]] = {}
-        # What loads that are under way were decided on.
-        self._grounds: dict[str, Any] = {}
-        # A request that gets one token a step fills a page every so many steps: it is looked at
-        # then, and not in between. `due`: requests to look at in the next step in any case.
+        # Leases of loads in progress: those of the last step, and those of asynchronous loads by
+        # request.
+        self._step_leases: list[Lease] = []
+        self._async_leases: dict[str, list[Lease]] = {}
+        # The gate's decisions on loads in progress, by request.
+        self._decisions: dict[str, Any] = {}
+        # With one token a step, a request fills a page at predictable steps: it is examined at
+        # those steps only. `_due_requests`: examined in the next step in any case.
         self._step = 0
-        self._wake: dict[int, list[str]] = {}
-        self._due: list[str] = []
+        self._wakes: dict[int, list[str]] = {}
+        self._due_requests: list[str] = []
         self._cache: CacheManager | None = None
         # Block tables of a step that waits for loads: vLLM ends aborted requests before it reports
         # the outcome of their step, and leaves their blocks in its prefix cache.
-        self._in_step: list[Sequence[Sequence[int]]] = []
-        # Stands for blocks that a window has left behind.
-        self._null = -1
-        # Either ends hits and saves: a worker's for good (it says so once), the other until a
-        # clean reset.
+        self._step_tables: list[Sequence[Sequence[int]]] = []
+        # Block number that vLLM puts in place of blocks outside a window.
+        self._null_block = -1
+        # Each of these stops hits and saves: a worker's refusal for good, the other until a clean
+        # reset.
         self._worker_refused = False
         self._reset_unclean = False
         self._tokens = identity.alignment
-        self._told = False
-        self._apart_tokens = 0 if apart else APART_BYTES // _bytes_a_token(identity)
-        self._become(identity)
+        self._identity_sent = False
+        self._async_load_tokens = (
+            0 if asynchronous else ASYNC_LOAD_BYTES // _bytes_per_token(identity)
+        )
+        self._set_identity(identity)
 
-    def bind(self, cache: CacheManager) -> None:
+    def bind_cache(self, cache: CacheManager) -> None:
         self._cache = cache
-        self._null = cache.block_pool.null_block.block_id
+        self._null_block = cache.block_pool.null_block.block_id
 
     def matched_tokens(self, request: Request, computed: int) -> tuple[int | None, bool]:
-        """Tokens that can be loaded beyond the first `computed`, and whether beside other requests.
-        None where they are on their way to a tier that can be loaded from: ask again.
-        May be called many times for a request that waits; the store is asked again only when the
-        answer may have changed. Whatever goes wrong here is a miss: nothing was promised yet. The
-        calls below have promises to keep, and raise where they cannot.
+        """Returns the tokens that can be loaded beyond the first `computed`, and whether
+        asynchronously. None instead of a number: pages are on their way to a tier that can be
+        loaded from, ask again.
+
+        vLLM calls this repeatedly for a waiting request; the store is asked only if its answer may
+        have changed. Failures are misses, because nothing was promised yet. The methods below have
+        promises to keep, and raise if they cannot.
         """
         try:
             return self._claim(request, computed)
         except Exception as error:
-            self._store.fail("match", error)
+            self._store.record_failure("match", error)
             return 0, False
 
     def _claim(self, request: Request, computed: int) -> tuple[int | None, bool]:
-        tracked = self._tracked.get(request.request_id)
-        if tracked is None or tracked.request is not request:
-            self.finished(request.request_id)
-            tracked = Tracked(request, self._permitted(Wishes.of(request.kv_transfer_params)))
-            self._tracked[request.request_id] = tracked
-        tracked.loading = False
-        if self._silent() or computed % self._tokens:
+        state = self._requests.get(request.request_id)
+        if state is None or state.request is not request:
+            self.request_finished(request.request_id)
+            state = RequestState(
+                request, self._permitted_options(RequestOptions.parse(request.kv_transfer_params))
+            )
+            self._requests[request.request_id] = state
+        state.loading = False
+        if self._is_paused() or computed % self._tokens:
             return 0, False
-        held = self._hold(tracked, self._claimable(request), computed)
-        if held is None:
-            return (0 if tracked.waits is None else None), False
-        tokens = max(held.found.tokens - computed, 0) if tracked.loads else 0
-        slow = tokens > 0 and _outlasts_compute(held.found)
-        held.local, held.apart = computed, slow or tokens > self._apart_tokens
-        return tokens, held.apart
+        match = self._match_prefix(state, self._claimable_tokens(request), computed)
+        if match is None:
+            return (0 if state.waiting_since is None else None), False
+        tokens = max(match.found.tokens - computed, 0) if state.loads else 0
+        slow = tokens > 0 and _loads_slower_than_computing(match.found)
+        match.local_tokens, match.asynchronous = computed, slow or tokens > self._async_load_tokens
+        return tokens, match.asynchronous
 
-    def _permitted(self, wishes: Wishes) -> Wishes:
-        if not wishes.retain or self._store.permits_retention():
-            return wishes
+    def _permitted_options(self, options: RequestOptions) -> RequestOptions:
+        if not options.retain or self._store.permits_retention():
+            return options
         self._meter.add("ignored_retentions", 1)
-        return wishes.without_retention()
+        return options.without_retention()
 
     def sources(self, request: Request, tokens: int) -> dict[str, int]:
-        """Where the `tokens` that were claimed last come from, by tier; empty: from the store."""
-        tracked = self._tracked.get(request.request_id)
-        if tracked is None or sum(tracked.sources.values()) != tokens:
-            return {}
-        return tracked.sources
-
-    def admitted(self, request: Request, blocks: Sequence[Sequence[int]], external: int) -> None:
-        """The request has `blocks` (by part), `external` of its tokens to be loaded into them. Told
-        a second time of a request that was loaded apart, when it begins to be computed.
+        """Returns, by tier, where the `tokens` claimed last lie; empty if they lie in the only
+        store.
         """
-        tracked = self._tracked.get(request.request_id)
-        if tracked is None:
+        state = self._requests.get(request.request_id)
+        if state is None or sum(state.sources.values()) != tokens:
+            return {}
+        return state.sources
+
+    def request_admitted(
+        self, request: Request, blocks: Sequence[Sequence[int]], external: int
+    ) -> None:
+        """Notes the blocks of a request (by part), `external` of whose tokens are to be loaded.
+        vLLM calls this again after an asynchronous load, before it computes the request.
+        """
+        state = self._requests.get(request.request_id)
+        if state is None:
             return
-        self._due.append(request.request_id)
-        # Behind a load apart vLLM calls a second time, with the same blocks.
+        self._due_requests.append(request.request_id)
+        # After an asynchronous load vLLM calls again with the same blocks.
         if not request.num_computed_tokens:
-            tracked.shares_failed_block = False
+            state.shares_failed_block = False
         if self._deferred is not None:
             self._deferred.drop_request(request.request_id)
-        if tracked.loading and not external:
-            tracked.loading = False
+        if state.loading and not external:
+            state.loading = False
             return
-        held, tracked.held = tracked.held, None
-        # What the store lacks of the engine's own prefix is saved again with the rest.
-        tracked.saved = list(held.found.stored) if held else [0] * len(self._parts)
-        if tracked.wishes.retain:
-            # A put of the last page that is there retains all before it.
-            tracked.saved = [max(pages - 1, 0) for pages in tracked.saved]
-        if held is None:
+        match, state.match = state.match, None
+        # Pages that the engine has and the store lacks are saved with the rest.
+        state.saved = list(match.found.stored) if match else [0] * len(self._parts)
+        if state.options.retain:
+            # A put of the last stored page retains all pages before it.
+            state.saved = [max(pages - 1, 0) for pages in state.saved]
+        if match is None:
             return
-        self._count(tracked, held, external)
+        self._count_hits(state, match, external)
         if not external:
-            self._release(held.found.leases)
+            self._release(match.found.leases)
             return
-        pages = self._to_load(request, blocks, held.local, held.local + external)
-        tracked.sources = _by_tier(held.found, held.local, held.local + external)
-        if self._store.learns:
-            self._grounds[request.request_id] = held.found.grounds
-        self._loads.append(Load(request.request_id, pages, held.apart))
-        if held.apart:
-            tracked.loading = True
-            self._lent_apart[request.request_id] = held.found.leases
+        pages = self._pages_to_load(
+            request, blocks, match.local_tokens, match.local_tokens + external
+        )
+        state.sources = _tokens_by_tier(
+            match.found, match.local_tokens, match.local_tokens + external
+        )
+        if self._store.wants_timings:
+            self._decisions[request.request_id] = match.found.decision
+        self._loads.append(Load(request.request_id, pages, match.asynchronous))
+        if match.asynchronous:
+            state.loading = True
+            self._async_leases[request.request_id] = match.found.leases
         else:
-            self._lent += held.found.leases
+            self._step_leases += match.found.leases
 
     def plan(self, step: Step) -> StepMetadata:
-        """The loads and saves of the step that is about to run."""
+        """Returns the loads and saves of the step that is about to run."""
         loads, self._loads = self._loads, []
-        if self._read_only or self._silent():
+        if self._read_only or self._is_paused():
             saves: Sequence[Save] = ()
-            self._due.clear()
+            self._due_requests.clear()
         else:
             saves = self._saves(step)
-        waits = self._cache is not None and any(not load.apart for load in loads)
-        self._in_step = (
+        waits = self._cache is not None and any(not load.asynchronous for load in loads)
+        self._step_tables = (
             [self._cache.get_block_ids(name) for name in step.num_scheduled_tokens]
             if waits and self._cache is not None
             else []
         )
-        prefill = self._prefill(step) if self._store.learns else None
-        work = self._confirmed(step, saves)
+        prefill = self._measured_prefill(step) if self._store.wants_timings else None
+        work = self._plan_deferred(step, saves)
         if not loads and not work.saves and prefill is None:
             if not work.number and not work.finished_sending:
                 return IDLE
             return StepMetadata(step=work.number, finished_sending=work.finished_sending)
-        news, self._told = None if self._told else self._identity, True
-        covered = self._guard.covered if self._guard is not None and news is not None else b""
+        new_identity, self._identity_sent = None if self._identity_sent else self._identity, True
+        covered = (
+            self._guard.covered if self._guard is not None and new_identity is not None else b""
+        )
         return StepMetadata(
-            news,
+            new_identity,
             loads,
             work.saves,
             prefill,
@@ -281,63 +300,65 @@ class SchedulerSide:
             covered=covered,
         )
 
-    def finished(self, request_id: str) -> bool:
-        """Answered or aborted. A load that is under way keeps its leases: it still reads. Returns
-        whether vLLM must keep the blocks until a worker reports the request as sent.
+    def request_finished(self, request_id: str) -> bool:
+        """Ends an answered or aborted request. A load in progress keeps its leases, because it
+        still reads. Returns whether vLLM must keep the blocks until a worker reports the request as
+        sent.
         """
-        tracked = self._tracked.pop(request_id, None)
-        if tracked is None:
+        state = self._requests.pop(request_id, None)
+        if state is None:
             return False
-        self._give_up(tracked)
-        self._grounds.pop(request_id, None)
-        if tracked.waits is not None:
-            self._matcher.forgo(tracked.request.block_hashes, self._claimable(tracked.request))
+        self._drop_match(state)
+        self._decisions.pop(request_id, None)
+        if state.waiting_since is not None:
+            self._matcher.cancel_lookup(
+                state.request.block_hashes, self._claimable_tokens(state.request)
+            )
         if self._deferred is None or self._cache is None:
             return False
         return self._deferred.keeps_blocks(request_id, self._cache)
 
-    def reported(
+    def complete_step(
         self,
         report: WorkerReport | None,
         invalid_blocks: set[int],
-        landed: set[str],
+        loaded: set[str],
         failed: Collection[str] = (),
     ) -> None:
-        """What a step came to. `landed`: requests whose load all workers have finished. `failed`:
-        of those, requests whose load failed and whose blocks vLLM cannot name.
+        """Takes the result of a step. `loaded`: requests whose asynchronous load ended on all
+        workers. `failed`: those of them whose load failed, if vLLM cannot name the blocks.
         """
-        self._release(self._lent)
-        for request_id in landed:
-            self._release(self._lent_apart.pop(request_id, []))
+        self._release(self._step_leases)
+        for request_id in loaded:
+            self._release(self._async_leases.pop(request_id, []))
         if report is not None:
             if self._guard is not None:
-                self._guard.hear(report.changes)
+                self._guard.merge_counts(report.changes)
             if report.refusal:
                 self._refuse(report.refusal)
-            if self._store.learns:
-                self._store.learn(report, self._grounds)
+            if self._store.wants_timings:
+                self._store.record_timings(report, self._decisions)
             for request_id, part, first in report.unsaved:
-                self._offer_again(request_id, part, first)
+                self._mark_unsaved(request_id, part, first)
             for request_id in report.failed:
-                if request_id in self._tracked:
-                    self._tracked[request_id].failed = True
-        self._confirm(report.step if report is not None else 0, invalid_blocks, failed)
+                if request_id in self._requests:
+                    self._requests[request_id].failed = True
+        self._complete_deferred(report.step if report is not None else 0, invalid_blocks, failed)
         if invalid_blocks:
-            self._forget(invalid_blocks)
+            self._evict_failed(invalid_blocks)
 
     def reset(self) -> bool:
-        """From now on nothing stored before is found: a new random epoch. Where the engine's own
-        cache was not emptied first (blocks are in use), its blocks belong to the old epoch and
-        could be saved under the new one by mistake: then nothing is served until a reset that
-        finds them all free.
+        """Begins a random epoch: no page stored before is found again. If blocks of the engine's
+        cache are in use, they belong to the old epoch and might be saved under the new one: then
+        hits and saves stop until a reset finds all blocks free. Returns whether this one did.
         """
-        self._become(replace(self._identity, epoch=new_epoch()))
-        for tracked in self._tracked.values():
-            self._give_up(tracked)
+        self._set_identity(replace(self._identity, epoch=new_epoch()))
+        for state in self._requests.values():
+            self._drop_match(state)
         if self._deferred is not None:
             self._deferred.clear()
         pool = self._cache.block_pool if self._cache is not None else None
-        # One block is vLLM's null block, never free.
+        # vLLM's null block is never free.
         clean = pool is None or pool.get_num_free_blocks() >= pool.num_gpu_blocks - 1
         self._reset_unclean = not clean
         if not clean:
@@ -347,8 +368,10 @@ class SchedulerSide:
             )
         return clean
 
-    def engine_emptied(self) -> None:
-        """All caches of the engine are empty: nothing of weights before is left to be saved."""
+    def on_caches_reset(self) -> None:
+        """Begins an epoch if the weights changed. Called when all caches of the engine are empty:
+        no page of earlier weights is left to be saved.
+        """
         if self._guard is None:
             return
         reading = self._guard.read()
@@ -356,135 +379,145 @@ class SchedulerSide:
             self._guard.cover(reading)
 
     def close(self) -> None:
-        for tracked in self._tracked.values():
-            self._give_up(tracked)
-        for leases in (self._lent, *self._lent_apart.values()):
+        for state in self._requests.values():
+            self._drop_match(state)
+        for leases in (self._step_leases, *self._async_leases.values()):
             self._release(leases)
         self._store.close()
 
-    def _become(self, identity: Identity) -> None:
+    def _set_identity(self, identity: Identity) -> None:
         self._identity = identity
         self._parts = identity.parts
         self._matcher = Matcher(self._store, identity, LEASE_SECONDS)
-        self._told = False
+        self._identity_sent = False
 
-    def _claimable(self, request: Request) -> int:
+    def _claimable_tokens(self, request: Request) -> int:
         return min(request.num_tokens - 1, len(request.block_hashes) * self._identity.hash_tokens)
 
-    def _hold(self, tracked: Tracked, claimable: int, computed: int) -> Held | None:
-        """Matches from the very first page, also what the engine has itself: one question tells
-        what to load, what is missing before it, and keeps the prefix recent in the store.
+    def _match_prefix(
+        self, state: RequestState, claimable: int, computed: int
+    ) -> LeasedMatch | None:
+        """Looks up the request from its first page on, including what the engine has: one call
+        finds what to load and what was not stored, and counts as a use of the prefix.
         """
-        held = tracked.held
-        if held is not None and held.asked == claimable and monotonic() < held.until:
-            return held
-        self._give_up(tracked)
+        match = state.match
+        if match is not None and match.looked_up == claimable and monotonic() < match.valid_until:
+            return match
+        self._drop_match(state)
         if claimable < self._tokens:
             return None
         now = monotonic()
-        prompt = Prompt(computed, tracked.request.num_tokens, tracked.loads)
-        found = self._matcher.find(tracked.request.block_hashes, claimable, prompt)
-        since, tracked.waits = tracked.waits, None
+        prompt = Prompt(computed, state.request.num_tokens, state.loads)
+        found = self._matcher.find(state.request.block_hashes, claimable, prompt)
+        waiting_since, state.waiting_since = state.waiting_since, None
         if found is None:
             return None
         if found.pending:
-            since = now if since is None else since
-            if tracked.loads and now - since < WAIT_SECONDS:
-                tracked.waits = since
+            waiting_since = now if waiting_since is None else waiting_since
+            if state.loads and now - waiting_since < WAIT_SECONDS:
+                state.waiting_since = waiting_since
                 return None
-        tracked.held = Held(found, claimable, now + LEASE_SECONDS / 2)
-        return tracked.held
+        state.match = LeasedMatch(found, claimable, now + LEASE_SECONDS / 2)
+        return state.match
 
-    def _give_up(self, tracked: Tracked) -> None:
-        held, tracked.held = tracked.held, None
-        if held is not None:
-            self._release(held.found.leases)
+    def _drop_match(self, state: RequestState) -> None:
+        match, state.match = state.match, None
+        if match is not None:
+            self._release(match.found.leases)
 
     def _release(self, leases: list[Lease]) -> None:
         while leases:
             self._store.release(leases.pop())
 
-    def _to_load(
+    def _pages_to_load(
         self, request: Request, blocks: Sequence[Sequence[int]], local: int, end: int
     ) -> list[Pages]:
-        """The pages from `local` to `end` tokens, of a window only those that are still needed."""
+        """Returns the pages from `local` to `end` tokens; of a window only those that are still
+        needed.
+        """
         loads = []
         for number, part in enumerate(self._parts):
             needed = part.needed(end)
             first = max(needed.start, local // part.page_tokens)
             if first < needed.stop:
                 keys = self._matcher.keys(number, request.block_hashes, range(first, needed.stop))
-                held = tuple(blocks[number][first : needed.stop])
-                before = self._before(number, request.block_hashes, first)
-                loads.append(Pages(number, first, keys, held, before))
+                loaded = tuple(blocks[number][first : needed.stop])
+                before = self._keys_before(number, request.block_hashes, first)
+                loads.append(Pages(number, first, keys, loaded, before))
         return loads
 
-    def _before(self, number: int, hashes: Sequence[bytes], first: int) -> tuple[bytes, ...]:
-        """Keys of the pages before this one that the store is to know."""
+    def _keys_before(self, number: int, hashes: Sequence[bytes], first: int) -> tuple[bytes, ...]:
+        """Returns the keys before page `first` that the store needs."""
         if not first or self._parts[number].rule.reach is not None:
             return ()
-        return self._matcher.keys(number, hashes, range(0 if self._far else first - 1, first))
+        return self._matcher.keys(
+            number, hashes, range(0 if self._has_remote else first - 1, first)
+        )
 
-    def _confirmed(self, step: Step, saves: Sequence[Save]) -> StepSaves:
+    def _plan_deferred(self, step: Step, saves: Sequence[Save]) -> StepSaves:
         """Returns the saves of this step and of earlier steps that execute with this step."""
         if self._deferred is None or self._cache is None:
             return StepSaves(list(saves))
-        if self._silent():
+        if self._is_paused():
             self._deferred.clear()
         return self._deferred.plan(step, saves, self._cache)
 
-    def _confirm(self, step: int, invalid: set[int], failed: Collection[str]) -> None:
+    def _complete_deferred(self, step: int, invalid: set[int], failed: Collection[str]) -> None:
         if self._deferred is None:
             return
         result = self._deferred.complete_steps(step, invalid, failed)
         for save in result.dropped:
-            self._offer_again(save.request, save.pages.part, save.pages.first)
+            self._mark_unsaved(save.request, save.pages.part, save.pages.first)
         if result.stale and self._cache is not None:
             self._cache.evict_blocks(result.stale)
 
-    def _offer_again(self, request_id: str, part: int, first: int) -> None:
+    def _mark_unsaved(self, request_id: str, part: int, first: int) -> None:
         """Marks the pages of a part from `first` on as unsaved."""
-        tracked = self._tracked.get(request_id)
-        if tracked is not None and tracked.saved:
-            tracked.saved[part] = min(tracked.saved[part], first)
-            self._due.append(request_id)
+        state = self._requests.get(request_id)
+        if state is not None and state.saved:
+            state.saved[part] = min(state.saved[part], first)
+            self._due_requests.append(request_id)
 
-    def _prefill(self, step: Step) -> tuple[int, int] | None:
-        """Of a step that computes more than a token of one request only."""
+    def _measured_prefill(self, step: Step) -> tuple[int, int] | None:
+        """Returns tokens before and tokens of the step's prefill, if exactly one request computes
+        more than one token.
+        """
         many = [(name, count) for name, count in step.num_scheduled_tokens.items() if count > 1]
         if len(many) != 1:
             return None
-        tracked = self._tracked.get(many[0][0])
-        return None if tracked is None else (tracked.request.num_computed_tokens, many[0][1])
+        state = self._requests.get(many[0][0])
+        return None if state is None else (state.request.num_computed_tokens, many[0][1])
 
     def _saves(self, step: Step) -> Sequence[Save]:
         self._step += 1
         scheduled = step.num_scheduled_tokens
-        due, self._due = self._due, []
-        due += self._wake.pop(self._step, ())
+        due, self._due_requests = self._due_requests, []
+        due += self._wakes.pop(self._step, ())
         if {*scheduled.values()} != {1}:
             due += [request_id for request_id, tokens in scheduled.items() if tokens != 1]
         saves: list[Save] = []
         for request_id in dict.fromkeys(due):
-            tracked = self._tracked.get(request_id)
-            if tracked is None or tracked.shares_failed_block:
+            state = self._requests.get(request_id)
+            if state is None or state.shares_failed_block:
                 continue
-            if tracked.wishes.stores and self._cache is not None:
-                self._save_filled(saves, tracked, scheduled.get(request_id, 0), self._cache)
+            if state.options.stores and self._cache is not None:
+                self._plan_saves_of(saves, state, scheduled.get(request_id, 0), self._cache)
         return saves
 
-    def _save_filled(
-        self, saves: list[Save], tracked: Tracked, scheduled: int, cache: CacheManager
+    def _plan_saves_of(
+        self, saves: list[Save], state: RequestState, scheduled: int, cache: CacheManager
     ) -> None:
-        """Whatever is full when the step is over, and when to look again."""
-        request = tracked.request
-        hashes, saved, retain = request.block_hashes, tracked.saved, tracked.wishes.retain
+        """Adds saves of the pages that are full after this step, and schedules the next
+        examination.
+        """
+        request = state.request
+        hashes, saved, retain = request.block_hashes, state.saved, state.options.retain
         computed = request.num_computed_tokens + scheduled
-        # A page is full when its tokens are computed, and known (a hash covers them).
+        # A page is full when its tokens are computed and a block hash covers them.
         full = min(computed, len(hashes) * self._identity.hash_tokens)
         until = time() + retain if retain else None
         blocks: Sequence[Sequence[int]] = ()
-        # Parts whose pages are as long are named by the same keys.
+        # Parts with equally long pages share their keys.
         names: dict[tuple[int, int], tuple[bytes, ...]] = {}
         wait = self._tokens
         for number, part in enumerate(self._parts):
@@ -495,66 +528,72 @@ class SchedulerSide:
                 blocks = blocks or cache.get_block_ids(request.request_id)
                 chained = part.rule.reach is None
                 if not chained:
-                    held = blocks[number]
-                    while first < end and held[first] == self._null:
+                    table = blocks[number]
+                    while first < end and table[first] == self._null_block:
                         first += 1
                 if first < end:
                     keys = names.get((size, first))
                     if keys is None:
                         keys = self._matcher.keys(number, hashes, range(first, end))
                         names[size, first] = keys
-                    before = self._before(number, hashes, first)
+                    before = self._keys_before(number, hashes, first)
                     pages = Pages(number, first, keys, tuple(blocks[number][first:end]), before)
                     saves.append(Save(request.request_id, pages, until))
             wait = min(wait, (saved[number] + 1) * size - computed)
         wake = self._step + max(wait, 1)
-        if not self._step < tracked.wake <= wake:
-            tracked.wake = wake
-            self._wake.setdefault(wake, []).append(request.request_id)
+        if not self._step < state.wake_step <= wake:
+            state.wake_step = wake
+            self._wakes.setdefault(wake, []).append(request.request_id)
 
-    def _forget(self, invalid_blocks: set[int]) -> None:
-        """Takes blocks that failed to load, and all that were computed after them, out of the
-        engine's prefix cache. vLLM recomputes them in place, but a request that is preempted or
-        aborted before that would leave them to be found by the next one. If requests share such a
-        block, vLLM recomputes it in one of them; pages of the others are not saved, because that
-        request may be aborted first.
+    def _evict_failed(self, invalid_blocks: set[int]) -> None:
+        """Evicts blocks that failed to load, and all blocks computed after them, from the engine's
+        prefix cache. vLLM recomputes them in place, but a request that is preempted or aborted
+        before that would leave them to be hit. If requests share such a block, vLLM recomputes it
+        in one of them; pages of the others are not saved, because that request may be aborted
+        first.
         """
         if self._cache is None:
             return
-        held = {name: self._cache.get_block_ids(name) for name in self._tracked}
-        stale = stale_blocks([*self._in_step, *held.values()], invalid_blocks, self._null)
+        tables = {name: self._cache.get_block_ids(name) for name in self._requests}
+        stale = stale_blocks(
+            [*self._step_tables, *tables.values()], invalid_blocks, self._null_block
+        )
         self._cache.evict_blocks(stale)
-        for request_id, tracked in self._tracked.items():
-            blocks = next(iter(held[request_id]), ())
-            place = next((i for i, block in enumerate(blocks) if block in stale), None)
-            if place is not None:
-                computed = tracked.request.num_computed_tokens
-                shared = computed > place * self._parts[0].page_tokens
-                tracked.shares_failed_block = tracked.shares_failed_block or shared
+        for request_id, state in self._requests.items():
+            blocks = next(iter(tables[request_id]), ())
+            index = next((i for i, block in enumerate(blocks) if block in stale), None)
+            if index is not None:
+                computed = state.request.num_computed_tokens
+                shared = computed > index * self._parts[0].page_tokens
+                state.shares_failed_block = state.shares_failed_block or shared
 
-    def _count(self, tracked: Tracked, held: Held, external: int) -> None:
-        probed = max(held.asked - held.local, 0) // self._tokens
+    def _count_hits(self, state: RequestState, match: LeasedMatch, external: int) -> None:
+        probed = max(match.looked_up - match.local_tokens, 0) // self._tokens
         hits = external // self._tokens
         self._meter.add("probed_pages", probed)
         self._meter.add("hit_pages", hits)
         if probed > hits:
-            reason = "absent" if tracked.loads else "declined"
-            if self._deferred is not None and not external and held.found.tokens > held.local:
+            reason = "absent" if state.loads else "declined"
+            if (
+                self._deferred is not None
+                and not external
+                and match.found.tokens > match.local_tokens
+            ):
                 reason = "other_connector"  # earlier in MultiConnector's order
             self._meter.missed(reason, probed - hits)
 
-    def _refuse(self, why: str) -> None:
+    def _refuse(self, reason: str) -> None:
         if not self._worker_refused:
-            logger.warning("ritornello: %s; neither hits nor saves", why)
+            logger.warning("ritornello: %s; neither hits nor saves", reason)
         self._worker_refused = True
 
-    def _silent(self) -> bool:
+    def _is_paused(self) -> bool:
         changed = self._guard is not None and self._guard.changed()
         return changed or self._worker_refused or self._reset_unclean
 
 
-def _bytes_a_token(identity: Identity) -> int:
-    """Of the KV a worker holds, about: what a token of the prefix costs to load."""
+def _bytes_per_token(identity: Identity) -> int:
+    """Returns the approximate bytes that a worker reads to load one token."""
     total = sum(
         len(layers) * max(part.kv_heads // identity.ranks, 1) * part.head_bytes // part.page_tokens
         for part in identity.parts
@@ -563,14 +602,16 @@ def _bytes_a_token(identity: Identity) -> int:
     return max(total, 1)
 
 
-def _outlasts_compute(found: Found) -> bool:
-    """Whether loading takes longer than computing the rest, as far as anybody can tell."""
-    estimate = getattr(found.grounds, "estimate", None)
+def _loads_slower_than_computing(found: PrefixMatch) -> bool:
+    """Returns whether loading is estimated to take longer than computing; False without an
+    estimate.
+    """
+    estimate = getattr(found.decision, "estimate", None)
     return estimate is not None and estimate[0] > estimate[1]
 
 
-def _by_tier(found: Found, start: int, end: int) -> dict[str, int]:
-    """Of tokens `start` to `end`, how many lie on each tier."""
+def _tokens_by_tier(found: PrefixMatch, start: int, end: int) -> dict[str, int]:
+    """Returns how many of the tokens from `start` to `end` lie on each tier."""
     counts: dict[str, int] = {}
     at = 0
     for tier, pages in found.tiers:

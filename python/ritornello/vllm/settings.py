@@ -1,4 +1,4 @@
-"""What a user may set: for the engine (`kv_connector_extra_config`) and for one request."""
+"""Settings of the connector (`kv_connector_extra_config`) and options of one request."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -15,7 +15,7 @@ RETAIN = "ritornello.retain"
 YEAR = 366 * 86400.0
 PLACE = "kv_connector_extra_config"
 GATES: tuple["Gate", ...] = ("auto", "always", "never")
-# What goes with `tiers`, and what without.
+# Settings that require `tiers`, and all settings of the connector.
 OF_TIERS = ("tiers", "prefetch", "gate")
 OWN = ("read_only", *OF_TIERS)
 
@@ -24,26 +24,26 @@ OWN = ("read_only", *OF_TIERS)
 class Settings(StoreSettings):
     """`read_only`: load pages, never save any.
 
-    `tiers` instead of a path and what belongs to it: ("host 8GiB", "disk /nvme/kv 200GiB",
-    "s3://bucket/prefix"), as `Cache.open` takes them. `prefetch`: how long a request waits for what
-    comes from the last of them. `gate`: whether what is found is loaded, "auto" where that is
-    faster than computing it.
+    `tiers`, instead of `path` and the settings of a store: ("host 8GiB", "disk /nvme/kv 200GiB",
+    "s3://bucket/prefix"), as `Cache.open` takes them. `prefetch`: how long a request waits for
+    pages of a remote. `gate`: whether found pages are loaded; "auto" loads them if that is faster
+    than computing.
     """
 
     read_only: bool = False
-    # Not shown: options of a remote's address may be secrets.
+    # Excluded from repr: options of a remote's address may be secrets.
     tiers: tuple[str, ...] = field(default=(), repr=False)
     prefetch: str = "timeout"
     gate: "Gate" = "auto"
 
     @property
-    def far(self) -> bool:
-        """Whether there is a remote, which names pages by all that are before them."""
+    def has_remote(self) -> bool:
+        """Whether the last tier is a remote, which names a page by all keys before it."""
         return bool(self.tiers) and self.tiers[-1].split()[0] not in ("host", "disk")
 
     @classmethod
     def parse(cls, extra: Mapping[str, Any]) -> "Settings":
-        """From the extra configuration of the connector; ValueError says what to write instead."""
+        """Parses the connector's extra configuration. ValueError says what to write instead."""
         read_only = extra.get("read_only", False)
         if not isinstance(read_only, bool):
             raise ValueError(f'{PLACE}: "read_only" is true or false, not {read_only!r}')
@@ -78,20 +78,19 @@ class Settings(StoreSettings):
                 f'{PLACE}: "prefetch" is "best_effort", "wait_complete" or "timeout", '
                 f"not {prefetch!r}"
             )
-        told = extra.get("gate", "auto")
-        gate = next((known for known in GATES if known == told), None)
+        gate_setting = extra.get("gate", "auto")
+        gate = next((known for known in GATES if known == gate_setting), None)
         if gate is None:
-            raise ValueError(f'{PLACE}: "gate" is one of {", ".join(GATES)}, not {told!r}')
+            raise ValueError(f'{PLACE}: "gate" is one of {", ".join(GATES)}, not {gate_setting!r}')
         return cls("", read_only=read_only, tiers=tuple(tiers), prefetch=prefetch, gate=gate)
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
-    """What one request may do, from its `kv_transfer_params`:
-    `{"ritornello.no_load": true}` computes the whole prompt, `{"ritornello.no_store": true}`
-    leaves nothing behind, `{"ritornello.retain": 3600}` keeps the pages of the request, and those
-    before them, from being evicted for an hour, if the store's policy permits it. What is not
-    understood is ignored: a wish must not fail a request.
+class RequestOptions:
+    """What one request may do, from its `kv_transfer_params`: `{"ritornello.no_load": true}`
+    computes the whole prompt, `{"ritornello.no_store": true}` saves nothing, `{"ritornello.retain":
+    3600}` protects the request's pages, and those before them, from eviction for an hour if the
+    store's policy permits it. Invalid values are ignored: an option must not fail a request.
     """
 
     loads: bool = True
@@ -99,23 +98,23 @@ class Wishes:
     retain: float = 0.0
 
     @classmethod
-    def of(cls, params: Mapping[str, Any] | None) -> "Wishes":
+    def parse(cls, params: Mapping[str, Any] | None) -> "RequestOptions":
         if not params:
-            return EVERYTHING
+            return DEFAULT_OPTIONS
         return cls(
             loads=params.get(NO_LOAD) is not True,
             stores=params.get(NO_STORE) is not True,
             retain=_seconds(params.get(RETAIN)),
         )
 
-    def without_retention(self) -> "Wishes":
+    def without_retention(self) -> "RequestOptions":
         return replace(self, retain=0.0)
 
 
-def _seconds(wish: Any) -> float:
-    if isinstance(wish, bool) or not isinstance(wish, int | float) or not wish > 0:
+def _seconds(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
         return 0.0
-    return float(min(wish, YEAR))
+    return float(min(value, YEAR))
 
 
-EVERYTHING = Wishes()
+DEFAULT_OPTIONS = RequestOptions()

@@ -1,4 +1,4 @@
-"""What one worker holds of the pages: its memory, and which objects of a page lie in it."""
+"""The KV memory of one worker, and the objects of a page that lie in it."""
 
 from bisect import bisect_right
 from collections.abc import Mapping
@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ritornello.spans import page_pool
-from ritornello.vllm.handshake import GroupMemory, Place, ShardFacts
+from ritornello.vllm.handshake import GroupMemory, ShardFacts, WorkerRank
 from ritornello.vllm.identity import Identity
 from ritornello.vllm.layout import CacheTensor, LayoutError, group_memory, spans
-from ritornello.vllm.parts import Slice, heads_of, held_units, writes
+from ritornello.vllm.parts import Slice, heads_of, held_units, is_writer
 
 if TYPE_CHECKING:
     from ritornello._core import PagePool
@@ -17,29 +17,29 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Object:
-    """One object of every page: its blocks in this worker's memory, and whether this worker is the
-    one of those that hold it which stores it. `sections`: where its groups of layers end, in bytes.
+    """One object of every page. `pool`: its blocks in this worker's memory. `is_writer`: this
+    worker stores it. `sections`: where its groups of layers end, in bytes.
     """
 
-    of: Slice
+    piece: Slice
     pool: "PagePool"
-    writes: bool
+    is_writer: bool
     sections: tuple[int, ...] = ()
 
 
 class Shard:
-    """The KV memory of the worker at `place`. `groups`: layers and KV heads of each group here. The
-    tensors are kept: pools point into them.
+    """The KV memory of the worker at `worker_rank`. `groups`: layers and KV heads of each group
+    here. Keeps the tensors alive: pools point into them.
     """
 
     def __init__(
         self,
-        place: Place,
+        worker_rank: WorkerRank,
         blocks: int,
         groups: list[tuple[list[str], int]],
         caches: Mapping[str, CacheTensor],
     ) -> None:
-        self.place = place
+        self.worker_rank = worker_rank
         self.blocks = blocks
         self.caches = dict(caches)
         self.memory = tuple(group_memory(caches, layers, heads, blocks) for layers, heads in groups)
@@ -48,8 +48,8 @@ class Shard:
         return ShardFacts(self.memory)
 
     def objects(self, identity: Identity) -> list[list[Object]]:
-        """By part, what this worker holds of a page; LayoutError where the scheduler's side takes
-        the memory to be another one.
+        """Returns this worker's objects, by part. LayoutError if the memory differs from the
+        identity.
         """
         if len(identity.parts) != len(self.memory):
             raise LayoutError(
@@ -58,12 +58,12 @@ class Shard:
         return [self._part(identity, number) for number in range(len(self.memory))]
 
     def groups(self, identity: Identity, number: int) -> dict[str, int]:
-        """Of the layers of a part here, to which group each belongs."""
-        ends = identity.parts[number].layer_groups(self.place[0])
+        """Returns the layer group of each layer of a part on this worker."""
+        ends = identity.parts[number].layer_groups(self.worker_rank[0])
         return {name: bisect_right(ends, at) for at, name in enumerate(self.memory[number].layers)}
 
     def _part(self, identity: Identity, number: int) -> list[Object]:
-        part, memory, (stage, rank) = identity.parts[number], self.memory[number], self.place
+        part, memory, (stage, rank) = identity.parts[number], self.memory[number], self.worker_rank
         if part.stages[stage] != memory.layers:
             raise LayoutError(f"{len(memory.layers)} layers here are not those of stage {stage}")
         if not memory.layers:
@@ -84,12 +84,12 @@ class Shard:
                 Object(
                     Slice(number, stage, unit),
                     pool,
-                    writes(part, unit, rank, identity.ranks),
+                    is_writer(part, unit, rank, identity.ranks),
                     tuple(end * layer_bytes for end in groups),
                 )
             )
         if not found:
-            raise LayoutError(f"no objects of part {number} lie on worker {self.place}")
+            raise LayoutError(f"no objects of part {number} lie on worker {self.worker_rank}")
         return found
 
     def _pool(self, memory: GroupMemory, first: int, end: int) -> "PagePool":

@@ -1,10 +1,10 @@
-"""What the connector asks of the store; None where it failed."""
+"""Calls of the connector to its store; each returns None if it failed."""
 
 import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ritornello.handle import Handle
+from ritornello.fail_safe import FailSafeStore
 from ritornello.vllm.identity import Identity
 from ritornello.vllm.matching import Hit, Lease, Prompt
 from ritornello.vllm.metadata import Pages, WorkerReport
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger("vllm.ritornello")
 
 
-class QuietStore(Handle):
-    """One process's hold on the store. `learns`: it wants to hear how long things take."""
+class VllmStore(FailSafeStore):
+    """The store of one connector process. `wants_timings`: it decides by how long loads take."""
 
-    learns = False
+    wants_timings = False
 
     def __init__(self, settings: Settings, meter: Meter) -> None:
         super().__init__(settings, logger, lambda _: meter.add("errors", 1))
@@ -30,62 +30,68 @@ class QuietStore(Handle):
         self._scopes: dict[Slice, Scope] = {}
         self._bundles: dict[Sequence[Slice], list[Scope]] = {}
 
-    def match(
+    def lookup(
         self,
         identity: Identity,
-        of: Sequence[Slice],
+        slices: Sequence[Slice],
         keys: Sequence[bytes],
         ttl: float,
         prompt: Prompt,
     ) -> Hit | None:
-        """The leading pages of which all objects `of` (a tuple) are there."""
+        """Returns the leading pages of which all objects (`slices`, a tuple) are present."""
 
         def action(store: "Store") -> Hit:
-            match = store.match(self._bundled(identity, of), keys, ttl=ttl)
+            match = store.pin_prefix(self._scopes_for(identity, slices), keys, ttl=ttl)
             return Hit(match.pages, match.pages, match.lease)
 
-        return self.ask("match", action, None)
+        return self.call("lookup", action, None)
 
-    def exists(self, identity: Identity, of: Slice, keys: Sequence[bytes]) -> list[bool] | None:
-        return self.ask(
-            "exists", lambda store: store.exists(self._scoped(identity, of), keys), None
+    def exists(self, identity: Identity, piece: Slice, keys: Sequence[bytes]) -> list[bool] | None:
+        return self.call(
+            "exists", lambda store: store.exists(self._scope_for(identity, piece), keys), None
         )
 
     def release(self, lease: Lease) -> None:
-        self.ask("release", lambda store: store.release(lease), None)
+        self.call("release", lambda store: store.release(lease), None)
 
-    def forgo(self, identity: Identity, of: Sequence[Slice], keys: Sequence[bytes]) -> None:
-        """Nobody wants any more what `match` had begun to bring."""
+    def cancel_lookup(
+        self, identity: Identity, slices: Sequence[Slice], keys: Sequence[bytes]
+    ) -> None:
+        """Cancels the transfers that a pending `lookup` started."""
 
     def take_loads(self) -> list[tuple[str, int, float]]:
-        """Tier, bytes and seconds of what was read since the last call."""
+        """Returns tier, bytes and seconds of the reads since the last call."""
         return []
 
-    def learn(self, report: WorkerReport, grounds: dict[str, Any]) -> None:
-        """How long loads and steps took; `grounds` of what was decided, by request."""
+    def record_timings(self, report: WorkerReport, decisions: dict[str, Any]) -> None:
+        """Passes on how long loads and steps took. `decisions`: what each load was decided on, by
+        request.
+        """
 
-    def tell(self) -> None:
-        """Has what the store counts itself on the meter, now and then."""
+    def report_stats(self) -> None:
+        """Adds the store's own counters to the meter, at intervals."""
 
     def submit_get(
         self,
         identity: Identity,
-        of: Slice,
+        piece: Slice,
         pool: "PagePool",
         pages: Pages,
         timeout: float,
         sections: Sequence[int] = (),
     ) -> "Ticket | None":
-        """`sections` of the pages, by where they end, come one after the other: `wait_section`."""
-        return self.ask(
+        """Starts to fill blocks. `sections`: where sections of a page end, in bytes; they arrive in
+        order, and `wait_section` waits for one.
+        """
+        return self.call(
             "get",
             lambda store: store.submit_get(
-                self._scoped(identity, of),
+                self._scope_for(identity, piece),
                 pages.keys,
                 pool.pages(pages.blocks),
                 sections=sections or None,
                 timeout=timeout,
-                **self._said_of_get(pages),
+                **self._get_options(pages),
             ),
             None,
         )
@@ -93,75 +99,81 @@ class QuietStore(Handle):
     def submit_put(
         self,
         identity: Identity,
-        of: Slice,
+        piece: Slice,
         pool: "PagePool",
         pages: Pages,
         retain_until: float | None,
     ) -> "Ticket | None":
-        """The bytes are copied before this returns: the blocks may be overwritten at once."""
-        keys, said = self._said_of_put(pages)
-        return self.ask(
+        """Starts to store blocks. Their bytes are copied before this returns."""
+        keys, options = self._put_options(pages)
+        return self.call(
             "put",
             lambda store: store.submit_put(
-                self._scoped(identity, of),
+                self._scope_for(identity, piece),
                 keys,
                 pool.pages(pages.blocks),
                 retain_until=retain_until,
-                **said,
+                **options,
             ),
             None,
         )
 
-    def finish(self, ticket: "Ticket", timeout: float | None) -> "Outcome | None":
-        """The ticket's outcome, or None where it has none (yet). Like `cancel` it asks the ticket
-        itself: what is in flight has to land also when the store is broken.
+    def wait(self, ticket: "Ticket", timeout: float | None) -> "Outcome | None":
+        """Returns the ticket's outcome, or None if it has none within `timeout`. Like
+        `cancel_and_wait`, it works on the ticket alone: transfers must also end when the store is
+        broken.
         """
-        return self.quietly("wait", lambda: ticket.wait(timeout), None)
+        return self.attempt("wait", lambda: ticket.wait(timeout), None)
 
     def wait_section(self, ticket: "Ticket", number: int, timeout: float) -> bool:
-        """Whether sections up to this one have come, or the ticket is done."""
-        return self.quietly("wait", lambda: ticket.wait_section(number, timeout), False)
+        """Returns whether sections up to `number` arrived, or the ticket is done."""
+        return self.attempt("wait", lambda: ticket.wait_section(number, timeout), False)
 
-    def cancel(self, ticket: "Ticket") -> "Outcome | None":
-        """Gives a get up. Its memory is the kernel's until the ticket is done, and a late read
-        into a block that is being recomputed would be a wrong answer: so this waits, without a
-        bound of its own, for the core to let go of it.
+    def cancel_and_wait(self, ticket: "Ticket") -> "Outcome | None":
+        """Cancels a get and waits, without a timeout, until the core has released its memory: a
+        late read into a block that is being recomputed would corrupt it.
         """
 
         def give_up() -> "Outcome | None":
             ticket.cancel()
             return ticket.wait()
 
-        return self.quietly("cancel", give_up, None)
+        return self.attempt("cancel", give_up, None)
 
-    def landed(self, ticket: "Ticket") -> bool:
-        """Whether the ticket has its outcome. One that cannot be asked is waited for."""
-        done = self.quietly("poll", ticket.done, None)
+    def is_done(self, ticket: "Ticket") -> bool:
+        """Returns whether the ticket has its outcome. Cancels and waits for a ticket that cannot be
+        polled.
+        """
+        done = self.attempt("poll", ticket.done, None)
         if done is None:
-            self.cancel(ticket)
+            self.cancel_and_wait(ticket)
             return True
         return done
 
-    def abandon(self, ticket: "Ticket") -> None:
-        """Gives a get up without waiting; its memory is the kernel's until it has `landed`."""
-        self.quietly("cancel", ticket.cancel, None)
+    def request_cancel(self, ticket: "Ticket") -> None:
+        """Cancels a get without waiting; the kernel may write to its memory until the ticket
+        `is_done`.
+        """
+        self.attempt("cancel", ticket.cancel, None)
 
-    def _said_of_get(self, pages: Pages) -> dict[str, Any]:
-        """What else this kind of store is told."""
+    def _get_options(self, pages: Pages) -> dict[str, Any]:
+        """Returns further arguments of a get, for this kind of store."""
         return {}
 
-    def _said_of_put(self, pages: Pages) -> tuple[Sequence[bytes], dict[str, Any]]:
-        """The keys, those before the pages included where they help, and what else it is told."""
+    def _put_options(self, pages: Pages) -> tuple[Sequence[bytes], dict[str, Any]]:
+        """Returns the keys, with those before the pages if the store needs them, and further
+        arguments of a put.
+        """
         return pages.keys, {"parent": pages.parent, "copy": True}
 
-    def _scoped(self, identity: Identity, of: Slice) -> "Scope":
+    def _scope_for(self, identity: Identity, piece: Slice) -> "Scope":
         if self._identity is not identity:
             self._identity, self._scopes, self._bundles = identity, {}, {}
-        if of not in self._scopes:
-            self._scopes[of] = identity.scope(of)
-        return self._scopes[of]
+        if piece not in self._scopes:
+            self._scopes[piece] = identity.scope(piece)
+        return self._scopes[piece]
 
-    def _bundled(self, identity: Identity, of: Sequence[Slice]) -> "list[Scope]":
-        if self._identity is not identity or of not in self._bundles:
-            self._bundles[of] = [self._scoped(identity, piece) for piece in of]
-        return self._bundles[of]
+    def _scopes_for(self, identity: Identity, slices: Sequence[Slice]) -> "list[Scope]":
+        if self._identity is not identity or slices not in self._bundles:
+            self._bundles[slices] = [self._scope_for(identity, piece) for piece in slices]
+        return self._bundles[slices]

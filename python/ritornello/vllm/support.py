@@ -1,5 +1,5 @@
-"""Which engines are served. What cannot be served correctly is refused, with one line that says
-why: context parallelism at start-up, everything else by standing aside (zero hits, nothing saved).
+"""Decides which engines are served. The others are refused with one line that gives the reason:
+context parallelism at start-up, all else by serving neither hits nor saves.
 """
 
 import os
@@ -11,14 +11,14 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
-# Speculation that drafts from the tokens themselves keeps no KV of its own.
-MODEL_FREE_DRAFTS = ("ngram", "suffix")
-# vLLM's kinds of KV cache groups whose blocks hold nothing but the KV of their tokens.
+# Speculation methods that draft from the tokens and keep no KV of their own.
+DRAFTS_WITHOUT_KV = ("ngram", "suffix")
+# vLLM's kinds of KV cache groups whose blocks contain only the KV of their tokens.
 SERVED = ("FullAttentionSpec", "MLAAttentionSpec", "SlidingWindowSpec")
 
 
 def require_no_context_parallel(vllm_config: "VllmConfig") -> None:
-    """Raises ValueError where the tokens of a page are split over workers."""
+    """Raises ValueError if the tokens of a page are split over workers."""
     parallel = vllm_config.parallel_config
     for name in ("prefill", "decode"):
         size = getattr(parallel, f"{name}_context_parallel_size", 1)
@@ -31,7 +31,7 @@ def require_no_context_parallel(vllm_config: "VllmConfig") -> None:
 
 
 def refusal(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> str:
-    """Why this engine gets neither hits nor saves; "" where it is served."""
+    """Returns why this engine gets neither hits nor saves; "" if it is served."""
     return (
         _device(vllm_config)
         or _keys(vllm_config, kv_cache_config)
@@ -67,45 +67,45 @@ def _keys(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> str:
 
 def _speculation(vllm_config: "VllmConfig") -> str:
     speculation = vllm_config.speculative_config
-    if speculation is not None and speculation.method not in MODEL_FREE_DRAFTS:
+    if speculation is not None and speculation.method not in DRAFTS_WITHOUT_KV:
         return f"speculative decoding by {speculation.method} keeps KV of a second model"
     return ""
 
 
 def _attention(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> str:
     for group in kv_cache_config.kv_cache_groups:
-        # By exact type: subclasses (sinks, rings, compressed states, ...) mean other memory.
+        # By exact type: the memory of subclasses (sinks, rings, compressed states) differs.
         kind = type(group.kv_cache_spec).__name__
         if kind not in SERVED:
             return f"{kind} is not served, only {', '.join(SERVED)}"
         if getattr(group.kv_cache_spec, "tokens_per_state", 1) != 1:
             return "KV that stores several tokens in one state is not served"
         if kind == "MLAAttentionSpec" and not vllm_config.cache_config.enable_prefix_caching:
-            # vLLM does so by itself where its kernels cannot go on after a prefix.
+            # vLLM disables it if its kernels cannot continue after a prefix.
             return "prefix caching is off: latent attention may not be able to go on after a prefix"
     return "" if kv_cache_config.kv_cache_groups else "the model keeps no KV"
 
 
-def must_load_apart(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> bool:
-    """Whether no step may wait for a load: where steps overlap, or several workers compute one, a
-    failure is known too late to keep what was computed on top of it from being saved, and with
-    several KV cache groups vLLM can only repair loads that no step waited for.
+def requires_async_loads(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> bool:
+    """Returns whether no step may wait for a load. With overlapping steps, or several workers in
+    one step, a failure is known too late to stop saves of what was computed on top of it. With
+    several KV cache groups vLLM can only repair asynchronous loads.
     """
     workers = vllm_config.parallel_config.world_size
     groups = len(kv_cache_config.kv_cache_groups)
     return workers > 1 or groups > 1 or bool(vllm_config.max_concurrent_batches > 1)
 
 
-def remarks(identity: Identity) -> list[str]:
-    """What a user should know of what will be found again, each said once."""
-    said = []
+def startup_warnings(identity: Identity) -> list[str]:
+    """Returns what users should know about which pages will be found again."""
+    warnings = []
     if identity.epoch:
-        said.append(
+        warnings.append(
             "the weights were not loaded from files; nothing saved now is found after a restart"
         )
     if identity.ranks > 1 and not all(part.shared for part in identity.parts):
-        said.append(
+        warnings.append(
             "a page's KV heads cannot be stored apart here: pages are not found at another tensor "
             f"parallel size than {identity.ranks}"
         )
-    return said
+    return warnings

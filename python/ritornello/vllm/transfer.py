@@ -1,4 +1,4 @@
-"""A load on its way into the engine's memory: one read for every object of its pages."""
+"""Loads in progress: one read for every object of their pages."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 from ritornello.vllm.identity import Identity
 from ritornello.vllm.metadata import Load, Pages
 from ritornello.vllm.shard import Object
-from ritornello.vllm.store import QuietStore
+from ritornello.vllm.store import VllmStore
 
 if TYPE_CHECKING:
     from ritornello._core import Outcome, Ticket
 
 
 @dataclass(slots=True)
-class Landing:
-    """What a load came to. `bad`: (part, place in the sequence, block) of pages that are not whole;
-    `reason`: why the first of them is not.
+class LoadResult:
+    """Outcome of a load. `bad`: (part, index in the sequence, block) of pages that were not filled
+    completely. `reason`: why the first of them was not.
     """
 
     bytes: int = 0
@@ -28,109 +28,112 @@ class Landing:
         filled: Sequence[bool] = [False] * len(pages.keys) if outcome is None else outcome.ok
         if outcome is not None:
             self.bytes += outcome.bytes
-        for place, ok in enumerate(filled):
+        for index, ok in enumerate(filled):
             if not ok:
-                self.bad[pages.part, pages.first + place, pages.blocks[place]] = None
+                self.bad[pages.part, pages.first + index, pages.blocks[index]] = None
         if self.bad and not self.reason:
             self.reason = (outcome.reason if outcome is not None else "") or "error"
 
 
-class Arrival:
-    """Until every read has landed the blocks belong to the kernel. `objects` is None where this
-    worker can read nothing: then nothing arrives, and that is said page by page. `by_layer`: groups
-    of layers arrive one after the other. `refused`: why nothing is to arrive.
+class PendingLoad:
+    """A load in progress. Until every read is done, the kernel may write to the blocks.
+
+    `objects` is None if this worker can read nothing: then all pages are reported as missed.
+    `by_layer`: groups of layers arrive in order. `refused`: why nothing is read.
     """
 
     def __init__(
         self,
-        store: QuietStore,
+        store: VllmStore,
         identity: Identity | None,
         objects: Sequence[Sequence[Object]] | None,
         load: Load,
-        begun: float,
+        started: float,
         seconds: float,
         *,
         by_layer: bool = False,
         refused: str = "",
     ) -> None:
         self.load = load
-        self.begun = begun
+        self.started = started
         self.by_layer = by_layer
         self._store = store
-        self._deadline = begun + seconds
-        self._given_up = False
-        self._missed = ""
+        self._deadline = started + seconds
+        self._cancel_requested = False
+        self._miss_reason = ""
         self._reads: list[tuple[Pages, Ticket | None]] = []
-        self._landing = Landing(reason=refused)
+        self._result = LoadResult(reason=refused)
         for pages in load.pages:
             if objects is None or identity is None or refused:
-                self._landing.add(pages, None)
+                self._result.add(pages, None)
                 continue
-            for held in objects[pages.part]:
-                sections = held.sections if by_layer else ()
-                ticket = store.submit_get(identity, held.of, held.pool, pages, seconds, sections)
+            for obj in objects[pages.part]:
+                sections = obj.sections if by_layer else ()
+                ticket = store.submit_get(identity, obj.piece, obj.pool, pages, seconds, sections)
                 self._reads.append((pages, ticket))
 
-    def landed(self, now: float) -> Landing | None:
-        """What came, once nothing is being read any more; never waits. After the deadline what is
-        still under way is given up.
+    def poll(self, now: float) -> LoadResult | None:
+        """Returns the result once all reads are done, else None; never blocks. Cancels the
+        remaining reads after the deadline.
         """
         while self._reads:
             pages, ticket = self._reads[-1]
-            if ticket is not None and not self._store.landed(ticket):
-                if now >= self._deadline and not self._given_up:
-                    self._given_up = True
+            if ticket is not None and not self._store.is_done(ticket):
+                if now >= self._deadline and not self._cancel_requested:
+                    self._cancel_requested = True
                     for _, late in self._reads:
                         if late is not None:
-                            self._store.abandon(late)
+                            self._store.request_cancel(late)
                 return None
-            self._add(pages, ticket, 0.0)
-        return self._whole()
+            self._add_read(pages, ticket, 0.0)
+        return self._final_result()
 
     def wait_group(self, number: int) -> None:
-        """Waits until a group of layers has arrived or will not, at most until the deadline: what
-        is computed after that is worthless.
+        """Waits, at most until the deadline, until a group of layers has arrived or failed. What is
+        computed on a group that is late is worthless.
         """
         for _, ticket in self._reads:
             left = max(self._deadline - monotonic(), 0.0)
             if ticket is not None and not self._store.wait_section(ticket, number, left):
-                self.miss("deadline")
+                self.mark_missed("deadline")
 
-    def miss(self, reason: str) -> None:
-        """Something was computed before its pages were there: whatever comes, nothing came."""
-        self._missed = self._missed or reason
+    def mark_missed(self, reason: str) -> None:
+        """Counts all pages as missed: something was computed before its pages arrived."""
+        self._miss_reason = self._miss_reason or reason
 
-    def wait(self) -> Landing:
-        """Waits until the deadline, gives up the rest, and waits for the kernel to let go of it."""
+    def wait(self) -> LoadResult:
+        """Waits until the deadline, cancels the remaining reads, and waits until the kernel is
+        done.
+        """
         while self._reads:
             pages, ticket = self._reads[-1]
-            self._add(pages, ticket, max(self._deadline - monotonic(), 0.0))
-        return self._whole()
+            self._add_read(pages, ticket, max(self._deadline - monotonic(), 0.0))
+        return self._final_result()
 
-    def _whole(self) -> Landing:
-        """What came, or nothing if something was missed."""
-        if self._missed:
-            self._landing = Landing(reason=self._missed)
+    def _final_result(self) -> LoadResult:
+        """Returns the result; all pages are bad if the load was marked as missed."""
+        if self._miss_reason:
+            self._result = LoadResult(reason=self._miss_reason)
             for pages in self.load.pages:
-                self._landing.add(pages, None)
-        return self._landing
+                self._result.add(pages, None)
+        return self._result
 
-    def give_up(self) -> None:
-        """Waits only for the kernel to let go."""
+    def cancel(self) -> None:
+        """Cancels all reads and waits until the kernel is done."""
         while self._reads:
             ticket = self._reads[-1][1]
             if ticket is not None:
-                self._store.cancel(ticket)
+                self._store.cancel_and_wait(ticket)
             self._reads.pop()
 
-    def _add(self, pages: Pages, ticket: "Ticket | None", timeout: float) -> None:
-        """Of the last read. It counts as under way until its memory is free again, also where a
-        signal ends the wait.
+    def _add_read(self, pages: Pages, ticket: "Ticket | None", timeout: float) -> None:
+        """Ends the last read. It stays in the list until its memory is free, even if a signal
+        interrupts the wait.
         """
         outcome = None
         if ticket is not None:
-            outcome = self._store.finish(ticket, timeout)
+            outcome = self._store.wait(ticket, timeout)
             if outcome is None:
-                outcome = self._store.cancel(ticket)
+                outcome = self._store.cancel_and_wait(ticket)
         self._reads.pop()
-        self._landing.add(pages, outcome)
+        self._result.add(pages, outcome)

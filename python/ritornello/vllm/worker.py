@@ -1,15 +1,16 @@
 """The worker's side: moves pages between the store and the engine's KV memory.
 
 Invariants:
-* Of loads that a step waits for, every block of a layer is filled and verified when `await_layer`
-  returns, or reported as failed when the step is over. Where the engine was not yet seen to
-  announce all its layers, they are over when `load` returns. Loads `apart` are reported once, when
-  nothing of them is being read any more: until then vLLM gives their blocks to nobody else.
-* Saves are copied when `save` returns: the engine may overwrite the blocks at once.
-* Nothing that was computed in a step in which a load that it waited for failed is saved: what was
-  computed on top of a block that was not filled is worthless, and requests share blocks.
-* Nothing is loaded or saved while any worker's weights are others than those that the epoch began
-  with. A step that was planned before the change is no exception.
+* Loads that a step waits for: every block of a layer is filled and verified when `await_layer`
+  returns, or reported as failed at the end of the step. Until the engine has announced all its
+  layers once, these loads end before `load` returns.
+* An asynchronous load is reported once, when all its reads are done: until then vLLM does not reuse
+  its blocks.
+* Saves are copied before `save` returns: the engine may overwrite the blocks at once.
+* In a step in which a load failed that the step waited for, nothing is saved: what was computed on
+  top of an unfilled block is worthless, and requests share blocks.
+* Nothing is loaded or saved while the weights of any worker differ from those at the beginning of
+  the epoch, even in a step that was planned before the change.
 """
 
 import logging
@@ -19,14 +20,14 @@ from dataclasses import dataclass
 from time import monotonic, perf_counter
 from typing import TYPE_CHECKING
 
-from ritornello.vllm.handshake import Place, ShardFacts
+from ritornello.vllm.handshake import ShardFacts, WorkerRank
 from ritornello.vllm.identity import Identity
 from ritornello.vllm.layout import CacheTensor, LayoutError
 from ritornello.vllm.metadata import IDLE, Load, Save, StepMetadata, WorkerReport
 from ritornello.vllm.meter import Meter
 from ritornello.vllm.shard import Object, Shard
-from ritornello.vllm.store import QuietStore
-from ritornello.vllm.transfer import Arrival, Landing
+from ritornello.vllm.store import VllmStore
+from ritornello.vllm.transfer import LoadResult, PendingLoad
 from ritornello.vllm.weights import watch
 
 if TYPE_CHECKING:
@@ -34,200 +35,204 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("vllm.ritornello")
 
-# A load that takes longer than this is slower than computing; the request goes on without it.
+# Deadline of a load: a slower one takes longer than computing, and the request continues without
+# it.
 LOAD_SECONDS = 10.0
-# How long a stopping engine waits for its last saves.
+# Maximum time a stopping engine waits for its last saves.
 CLOSE_SECONDS = 10.0
-# Reasons for which a save may be asked for again: the next step may have room.
+# Reasons that allow a save to be repeated: the next step may have room.
 TRANSIENT = frozenset({"staging_full"})
-CHANGED = "weights_changed"
-NOTHING = WorkerReport()
+WEIGHTS_CHANGED = "weights_changed"
+EMPTY_REPORT = WorkerReport()
 
 
 @dataclass(slots=True)
-class Flight:
-    """A save on its way to the disk, in as many objects as this worker stores of its pages."""
+class PendingSave:
+    """A save in progress: one ticket for each object that this worker stores."""
 
     save: Save
     tickets: list["Ticket"]
 
 
 class WorkerSide:
-    """`groups`: layers and KV heads of each KV cache group on this worker. Pages are counted by the
-    worker at (0, 0) alone, and what went wrong with them by every one.
+    """Loads and saves of one worker. `groups`: layers and KV heads of each KV cache group here. The
+    worker at (0, 0) counts pages; every worker counts failures.
     """
 
     def __init__(
         self,
-        store: QuietStore,
+        store: VllmStore,
         blocks: int,
         groups: list[tuple[list[str], int]],
         meter: Meter,
-        place: Place = (0, 0),
+        worker_rank: WorkerRank = (0, 0),
     ) -> None:
         self._store = store
         self._blocks = blocks
         self._groups = groups
         self._meter = meter
-        self._place = place
-        self._counts = place == (0, 0)
+        self._worker_rank = worker_rank
+        self._counts_pages = worker_rank == (0, 0)
         self._shard: Shard | None = None
         self._identity: Identity | None = None
-        # Changes of the weights that the identity's epoch covers.
+        # The weight changes that the identity's epoch covers.
         self._covered = b""
         self._objects: list[list[Object]] | None = None
-        # What this step waits for, and how many groups of layers of it have come.
-        self._waited: list[Arrival] = []
-        self._groups_here = 0
-        # To which group a layer belongs, where there are several; the layers that were never yet
-        # announced, and those of this step that still are to be.
+        # Loads that this step waits for, and the number of their layer groups that have arrived.
+        self._step_loads: list[PendingLoad] = []
+        self._groups_ready = 0
+        # Group of each layer, if there are several groups; layers that were never announced; layers
+        # that this step has yet to announce.
         self._group_of: dict[str, int] = {}
-        self._unseen: set[str] = set()
-        self._awaited: set[str] = set()
-        self._apart: list[Arrival] = []
-        self._flights: deque[Flight] = deque()
+        self._unannounced: set[str] = set()
+        self._layers_due: set[str] = set()
+        self._async_loads: list[PendingLoad] = []
+        self._pending_saves: deque[PendingSave] = deque()
         self._failed: set[int] = set()
-        self._spoilt = False
+        self._step_failed = False
         self._finished_sending: set[str] = set()
         self._report = WorkerReport()
-        self._begun = self._read = 0.0
+        self._step_began = self._step_read_seconds = 0.0
 
     def register(self, caches: Mapping[str, CacheTensor]) -> None:
-        """The engine's KV memory, which stays where it is for as long as this side is used."""
+        """Takes the engine's KV memory, which must stay in place while this object is in use."""
         try:
-            self._shard = Shard(self._place, self._blocks, self._groups, caches)
+            self._shard = Shard(self._worker_rank, self._blocks, self._groups, caches)
         except LayoutError as error:
-            self._refuse(str(error))
-        except Exception as error:  # the core itself could not be loaded, or refused the memory
-            self._refuse(f"the KV memory cannot be used ({error})")
+            self._set_refusal(str(error))
+        except Exception as error:  # the core did not load, or refused the memory
+            self._set_refusal(f"the KV memory cannot be used ({error})")
 
     def facts(self) -> ShardFacts:
         if self._shard is None:
             return ShardFacts(refusal=self._report.refusal or "no KV caches were registered")
         return self._shard.facts()
 
-    def begin(self, metadata: StepMetadata = IDLE) -> None:
-        """A step begins. Every worker looks at its weights before it computes pages to be saved, so
-        that all of them know of a change by the time one of them saves.
+    def begin_step(self, metadata: StepMetadata = IDLE) -> None:
+        """Begins a step. Checks the weights before pages are computed that will be saved: all
+        workers have noticed a change by the time one of them saves.
         """
-        self._begun, self._read = perf_counter(), 0.0
+        self._step_began, self._step_read_seconds = perf_counter(), 0.0
         if metadata.saves:
             self._weights_changed()
 
     def load(self, metadata: StepMetadata) -> None:
-        """Begins to fill the blocks that this step needs, side by side, and those of loads `apart`;
-        waits for the former where no layer will.
+        """Starts the loads of this step, concurrently. Waits for those of which no layer will
+        wait.
         """
-        self._land()
-        self._spoilt = False
-        # In the first step, whatever it does: by then the scheduler's side owns the store, and the
-        # first load need not wait for the store to open.
+        self._finish_step_loads()
+        self._step_failed = False
+        # Opened in the first step, even if it loads nothing: by then the scheduler's side owns the
+        # store, and the first load does not wait for the opening.
         self._store.open()
-        self._learn(metadata)
+        self._set_identity(metadata)
         if not metadata.loads:
             return
-        begun = perf_counter()
-        self._groups_here = 0
-        self._awaited = set(self._group_of)
+        started = perf_counter()
+        self._groups_ready = 0
+        self._layers_due = set(self._group_of)
         for load in metadata.loads:
-            arrival = self._begin(load)
-            (self._apart if load.apart else self._waited).append(arrival)
-            mode = "apart" if load.apart else "layer" if arrival.by_layer else "step"
-            self._meter.add(f"{mode}_loads", 1 if self._counts else 0)
-        self._note_wait(begun)
+            pending = self._start_load(load)
+            (self._async_loads if load.asynchronous else self._step_loads).append(pending)
+            mode = "apart" if load.asynchronous else "layer" if pending.by_layer else "step"
+            self._meter.add(f"{mode}_loads", 1 if self._counts_pages else 0)
+        self._record_wait(started)
         if not self._by_layer:
-            self._land()
+            self._finish_step_loads()
 
     def await_layer(self, name: str) -> None:
-        """A layer is about to run: waits for what it needs. Told of every layer in every step."""
-        if not self._waited:
-            self._unseen.discard(name)
+        """Waits for the data of a layer that is about to run. Called for every layer in every
+        step.
+        """
+        if not self._step_loads:
+            self._unannounced.discard(name)
             return
-        self._awaited.discard(name)
+        self._layers_due.discard(name)
         group = self._group_of.get(name, len(self._group_of))
-        if group < self._groups_here:
+        if group < self._groups_ready:
             return
-        begun = perf_counter()
-        for arrival in self._waited:
-            arrival.wait_group(group)
-        self._groups_here = group + 1
-        self._meter.add("layer_wait_seconds", self._note_wait(begun))
-        self._meter.hook(begun)
+        started = perf_counter()
+        for pending in self._step_loads:
+            pending.wait_group(group)
+        self._groups_ready = group + 1
+        self._meter.add("layer_wait_seconds", self._record_wait(started))
+        self._meter.hook(started)
 
     @property
     def _by_layer(self) -> bool:
-        """Whether loads come layer by layer: there are several groups, and all layers are known to
-        be announced before they run. What runs unannounced would read blocks that are not filled.
+        """Whether loads arrive layer by layer: there are several groups, and the engine announces
+        every layer before it runs. A layer that runs unannounced would read unfilled blocks.
         """
-        return bool(self._group_of) and not self._unseen
+        return bool(self._group_of) and not self._unannounced
 
-    def landed(self) -> tuple[set[str], set[str]]:
-        """Requests whose load apart is over, and those of them to which not everything came. Where
-        there is one KV cache group the blocks that did not come are told as well.
+    def take_completed_loads(self) -> tuple[set[str], set[str]]:
+        """Returns requests whose asynchronous load ended, and those of them whose load failed. With
+        one KV cache group, also records the blocks that failed.
         """
-        # With drafts vLLM asks before `save`: what failed in this step belongs to its outcome.
-        self._land()
-        over: set[str] = set()
+        # With draft tokens vLLM calls this before `save`: failures of this step belong to its
+        # outcome.
+        self._finish_step_loads()
+        finished: set[str] = set()
         failed: set[str] = set()
         now = monotonic()
-        changed = bool(self._apart) and self._weights_changed()
-        for arrival in list(self._apart):
+        changed = bool(self._async_loads) and self._weights_changed()
+        for pending in list(self._async_loads):
             if changed:
-                arrival.miss(CHANGED)
-            landing = arrival.landed(now)
-            if landing is None:
+                pending.mark_missed(WEIGHTS_CHANGED)
+            result = pending.poll(now)
+            if result is None:
                 continue
-            self._apart.remove(arrival)
-            request = arrival.load.request
-            self._note_time(arrival)
-            over.add(request)
-            if self._account(arrival.load, landing):
+            self._async_loads.remove(pending)
+            request = pending.load.request
+            self._record_time(pending)
+            finished.add(request)
+            if self._record_result(pending.load, result):
                 failed.add(request)
                 if len(self._groups) == 1:
-                    self._failed.update(block for _, _, block in landing.bad)
-        return over, failed
+                    self._failed.update(block for _, _, block in result.bad)
+        return finished, failed
 
     def save(self, metadata: StepMetadata) -> None:
-        """Takes copies of the blocks this step has filled, when its loads are over."""
-        self._land()
+        """Ends the loads of this step, then copies the blocks that the step has filled."""
+        self._finish_step_loads()
         self._report.step = metadata.step
         self._finished_sending.update(metadata.finished_sending)
         if metadata.request_facts:
-            self._report.facts[self._place] = self.facts()
+            self._report.facts[self._worker_rank] = self.facts()
         if metadata.prefill is not None:
-            seconds = perf_counter() - self._begun - self._read
+            seconds = perf_counter() - self._step_began - self._step_read_seconds
             self._report.prefill = (*metadata.prefill, seconds)
-        if self._flights:
-            self._collect()
-        self._store.tell()
+        if self._pending_saves:
+            self._complete_saves()
+        self._store.report_stats()
         if not metadata.saves:
             return
         objects, identity = self._objects, self._identity
-        # The saves of a numbered step were computed in earlier steps.
-        spoilt = self._spoilt and not metadata.step
+        # Saves of a numbered step were computed in earlier steps.
+        step_failed = self._step_failed and not metadata.step
         changed = self._weights_changed()
-        if changed or spoilt or objects is None or identity is None:
-            why = CHANGED if changed else "spoilt" if spoilt else "refused"
+        if changed or step_failed or objects is None or identity is None:
+            reason = WEIGHTS_CHANGED if changed else "spoilt" if step_failed else "refused"
             for save in metadata.saves:
-                self._skip(save, 0, why, again=spoilt and not changed)
+                self._record_skipped(save, 0, reason, again=step_failed and not changed)
             return
-        begun = perf_counter()
+        started = perf_counter()
         for save in metadata.saves:
             pages = save.pages
             tickets = []
-            for held in objects[pages.part]:
-                if not held.writes:
+            for obj in objects[pages.part]:
+                if not obj.is_writer:
                     continue
                 ticket = self._store.submit_put(
-                    identity, held.of, held.pool, pages, save.retain_until
+                    identity, obj.piece, obj.pool, pages, save.retain_until
                 )
                 if ticket is None:
-                    self._skip(save, 0, "error")
+                    self._record_skipped(save, 0, "error")
                     break
                 tickets.append(ticket)
             if tickets:
-                self._flights.append(Flight(save, tickets))
-        self._meter.add("save_seconds", perf_counter() - begun)
+                self._pending_saves.append(PendingSave(save, tickets))
+        self._meter.add("save_seconds", perf_counter() - started)
 
     def take_failed_blocks(self) -> set[int]:
         failed, self._failed = self._failed, set()
@@ -240,31 +245,31 @@ class WorkerSide:
 
     def take_report(self) -> WorkerReport | None:
         report = self._report
-        if report == NOTHING:
+        if report == EMPTY_REPORT:
             return None
         self._report = WorkerReport()
         return report
 
     def close(self) -> None:
-        """Gives up what is still being read, and lets the last saves land, within a bound: they
-        are copies, the engine's memory may go before them.
+        """Cancels reads, and waits for the last saves, at most `CLOSE_SECONDS`. Saves are copies:
+        they do not need the engine's memory.
         """
-        for arrival in (*self._waited, *self._apart):
-            arrival.give_up()
-        self._waited.clear()
-        self._apart.clear()
+        for pending in (*self._step_loads, *self._async_loads):
+            pending.cancel()
+        self._step_loads.clear()
+        self._async_loads.clear()
         deadline = monotonic() + CLOSE_SECONDS
-        while self._flights and (left := deadline - monotonic()) > 0:
-            for ticket in self._flights[0].tickets:
-                self._store.finish(ticket, left)
-            self._collect()
-        self._flights.clear()
+        while self._pending_saves and (left := deadline - monotonic()) > 0:
+            for ticket in self._pending_saves[0].tickets:
+                self._store.wait(ticket, left)
+            self._complete_saves()
+        self._pending_saves.clear()
         self._store.close()
         self._shard = self._objects = None
 
-    def _learn(self, metadata: StepMetadata) -> None:
-        """The identity, and where its objects lie here; it comes with the first work and whenever
-        it has changed.
+    def _set_identity(self, metadata: StepMetadata) -> None:
+        """Takes the identity, which comes with the first work and after every change, and locates
+        its objects in this worker's memory.
         """
         if metadata.identity is None:
             return
@@ -274,118 +279,124 @@ class WorkerSide:
             return
         try:
             self._objects = self._shard.objects(metadata.identity)
-            # With several KV cache groups no step waits for a load.
+            # With several KV cache groups, all loads are asynchronous.
             if len(self._objects) == 1:
                 groups = self._shard.groups(metadata.identity, 0)
                 self._group_of = groups if len({*groups.values()}) > 1 else {}
-            self._unseen = set(self._group_of)
-        except Exception as error:  # of the core too: memory that it refuses
-            self._refuse(str(error))
+            self._unannounced = set(self._group_of)
+        except Exception as error:  # the core may refuse the memory
+            self._set_refusal(str(error))
 
     def _weights_changed(self) -> bool:
-        """Whether this worker's weights, or those of another one, changed since the epoch began."""
+        """Returns whether the weights of this or another worker changed since the epoch began."""
         if not self._covered:
             return False
-        watching = watch.current()
-        if watching is None:
+        weights = watch.current()
+        if weights is None:
             return True
-        watching.look()
-        if watching.covered_by(self._covered):
+        weights.check()
+        if weights.covered_by(self._covered):
             return False
-        if not watching.shared:
-            self._report.changes[watching.slot] = watching.count
+        if not weights.shared:
+            self._report.changes[weights.slot] = weights.count
         return True
 
-    def _begin(self, load: Load) -> Arrival:
-        return Arrival(
+    def _start_load(self, load: Load) -> PendingLoad:
+        return PendingLoad(
             self._store,
             self._identity,
             self._objects,
             load,
             monotonic(),
             LOAD_SECONDS,
-            by_layer=self._by_layer and not load.apart,
-            refused=CHANGED if self._weights_changed() else "",
+            by_layer=self._by_layer and not load.asynchronous,
+            refused=WEIGHTS_CHANGED if self._weights_changed() else "",
         )
 
-    def _land(self) -> None:
-        """Waits for what this step needed, and accounts for it."""
-        begun = perf_counter()
-        while self._waited:
-            arrival = self._waited[0]
-            if arrival.by_layer and self._awaited:
-                self._run_ahead(arrival)
-            landing = arrival.wait()
-            load = self._waited.pop(0).load
-            self._note_wait(begun)
-            begun = perf_counter()
-            self._note_time(arrival)
-            if self._account(load, landing):
-                self._spoilt = True
-                self._failed.update(block for _, _, block in landing.bad)
+    def _finish_step_loads(self) -> None:
+        """Waits for the loads of this step and records their results."""
+        started = perf_counter()
+        while self._step_loads:
+            pending = self._step_loads[0]
+            if pending.by_layer and self._layers_due:
+                self._disable_layer_loads(pending)
+            result = pending.wait()
+            load = self._step_loads.pop(0).load
+            self._record_wait(started)
+            started = perf_counter()
+            self._record_time(pending)
+            if self._record_result(load, result):
+                self._step_failed = True
+                self._failed.update(block for _, _, block in result.bad)
 
-    def _run_ahead(self, arrival: Arrival) -> None:
-        """Layers ran unannounced in this step, perhaps on blocks that were not filled."""
-        arrival.miss("unannounced")
+    def _disable_layer_loads(self, pending: PendingLoad) -> None:
+        """Marks a load as missed because layers ran unannounced, perhaps on unfilled blocks. From
+        now on, loads end before the first layer.
+        """
+        pending.mark_missed("unannounced")
         if self._group_of:
             logger.warning(
                 "ritornello: %s ran unannounced; loads come before the first layer from now on",
-                min(self._awaited),
+                min(self._layers_due),
             )
         self._group_of = {}
 
-    def _note_wait(self, begun: float) -> float:
-        waited = perf_counter() - begun
-        self._read += waited
+    def _record_wait(self, started: float) -> float:
+        waited = perf_counter() - started
+        self._step_read_seconds += waited
         self._meter.add("load_seconds", waited)
         return waited
 
-    def _note_time(self, arrival: Arrival) -> None:
-        """What a load cost: the time it took, or, layer by layer, what the step waited."""
-        if self._store.learns:
-            took = self._read if arrival.by_layer else monotonic() - arrival.begun
-            self._report.took[arrival.load.request] = took
+    def _record_time(self, pending: PendingLoad) -> None:
+        """Records the cost of a load: its duration or, layer by layer, the time the step waited."""
+        if self._store.wants_timings:
+            load_seconds = (
+                self._step_read_seconds if pending.by_layer else monotonic() - pending.started
+            )
+            self._report.load_seconds[pending.load.request] = load_seconds
             self._report.loads += self._store.take_loads()
 
-    def _account(self, load: Load, landing: Landing) -> bool:
-        """Whether something did not come."""
+    def _record_result(self, load: Load, result: LoadResult) -> bool:
+        """Counts a load's pages. Returns whether some were not filled."""
         asked = sum(len(pages.keys) for pages in load.pages)
-        self._meter.add("loaded_pages", (asked - len(landing.bad)) if self._counts else 0)
-        self._meter.add("loaded_bytes", landing.bytes)
-        if not landing.bad:
+        self._meter.add("loaded_pages", (asked - len(result.bad)) if self._counts_pages else 0)
+        self._meter.add("loaded_bytes", result.bytes)
+        if not result.bad:
             return False
-        for part in {part for part, _, _ in landing.bad}:
-            first = min(place for p, place, _ in landing.bad if p == part)
+        for part in {part for part, _, _ in result.bad}:
+            first = min(index for p, index, _ in result.bad if p == part)
             self._report.unsaved.append((load.request, part, first))
         self._report.failed.add(load.request)
-        self._meter.add("failed_pages", len(landing.bad))
-        self._meter.missed(landing.reason, len(landing.bad))
+        self._meter.add("failed_pages", len(result.bad))
+        self._meter.missed(result.reason, len(result.bad))
         return True
 
-    def _collect(self) -> None:
-        """Accounts for the saves that have landed; they land in order, or nearly."""
-        while self._flights and all(map(self._store.landed, self._flights[0].tickets)):
-            flight = self._flights.popleft()
-            pages, again, reason = len(flight.save.pages.keys), False, ""
-            for ticket in flight.tickets:
-                outcome = self._store.finish(ticket, 0.0)
+    def _complete_saves(self) -> None:
+        """Counts the saves that are done. They end in order, or nearly so."""
+        while self._pending_saves and all(map(self._store.is_done, self._pending_saves[0].tickets)):
+            pending = self._pending_saves.popleft()
+            pages, again, reason = len(pending.save.pages.keys), False, ""
+            for ticket in pending.tickets:
+                outcome = self._store.wait(ticket, 0.0)
                 stored = outcome.pages if outcome is not None else 0
                 self._meter.add("saved_bytes", outcome.bytes if outcome is not None else 0)
-                if stored < len(flight.save.pages.keys):
+                if stored < len(pending.save.pages.keys):
                     reason = (outcome.reason if outcome is not None else "") or "error"
                     again = again or reason in TRANSIENT
                     pages = min(pages, stored)
-            self._meter.add("saved_pages", pages if self._counts else 0)
+            self._meter.add("saved_pages", pages if self._counts_pages else 0)
             if reason:
-                self._skip(flight.save, pages, reason, again=again)
+                self._record_skipped(pending.save, pages, reason, again=again)
 
-    def _skip(self, save: Save, stored: int, reason: str, *, again: bool = False) -> None:
-        """Pages of a save that did not reach the store; a later prefill will offer them anew."""
+    def _record_skipped(self, save: Save, stored: int, reason: str, *, again: bool = False) -> None:
+        """Counts pages of a save that were not stored. If `again`, the scheduler offers them
+        again.
+        """
         pages = save.pages
         self._meter.skipped(reason, len(pages.keys) - stored)
         if again:
             self._report.unsaved.append((save.request, pages.part, pages.first + stored))
 
-    def _refuse(self, why: str) -> None:
-        self._report.refusal = why
-        logger.warning("ritornello: %s", why)
+    def _set_refusal(self, reason: str) -> None:
+        self._report.refusal = reason
+        logger.warning("ritornello: %s", reason)

@@ -1,4 +1,4 @@
-"""Both doors, each on a store of its own."""
+"""Both kinds of adapters, each on a store of its own."""
 
 import os
 import sys
@@ -10,20 +10,20 @@ import pytest
 os.environ.update(
     LMCACHE_DISABLE_BANNER="1", LMCACHE_LOG_LEVEL="WARNING", LMCACHE_TRACK_USAGE="false"
 )
-# The helpers beside this file, and the demonstration's server.
+# Makes the helpers beside this file, and the demonstration's server, importable.
 sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parents[3])]
 
-from harness import Door, Memory  # noqa: E402
+from harness import AdapterKind, Memory  # noqa: E402
 
 
 @pytest.fixture(params=["plugin", "native_plugin"])
-def door(request: pytest.FixtureRequest, tmp_path: Path) -> Door:
-    return Door(request.param, tmp_path / "store")
+def adapter_kind(request: pytest.FixtureRequest, tmp_path: Path) -> AdapterKind:
+    return AdapterKind(request.param, tmp_path / "store")
 
 
 @pytest.fixture
-def plugin(tmp_path: Path) -> Door:
-    return Door("plugin", tmp_path / "store")
+def plugin(tmp_path: Path) -> AdapterKind:
+    return AdapterKind("plugin", tmp_path / "store")
 
 
 @pytest.fixture

@@ -1,9 +1,9 @@
-"""LMCache's own storage manager in a process of its own, for tests and by hand:
+"""LMCache's own storage manager in a separate process, for tests and by hand:
 
     python driver.py SPEC put|get COUNT [kill]
 
 `put` writes COUNT objects to L1 and waits until L2 has them; `get` prefetches them and compares
-every byte. It prints one line of JSON. `kill`: the process ends itself by SIGKILL.
+every byte. Prints one line of JSON. `kill`: the process ends itself by SIGKILL.
 """
 
 import json
@@ -25,7 +25,7 @@ from lmcache.v1.distributed.config import (
 from lmcache.v1.distributed.storage_manager import StorageManager
 
 LAYOUT = MemoryLayoutDesc(shapes=[torch.Size([2, 4, 256, 64])], dtypes=[torch.bfloat16])
-SECONDS = 60.0
+WAIT_SECONDS = 60.0
 
 
 def manager_of(spec: dict[str, Any]) -> StorageManager:
@@ -54,9 +54,9 @@ def put(manager: StorageManager, count: int) -> dict[str, Any]:
     for key, obj in reserved.items():
         obj.tensor.copy_(expected_of(key))
     manager.finish_write(list(reserved))
-    # At least: a serde makes fewer bytes of it.
+    # A minimum: a serde makes fewer bytes of it.
     nbytes = count * LAYOUT.shapes[0].numel()
-    until = time.monotonic() + SECONDS
+    until = time.monotonic() + WAIT_SECONDS
     used = 0
     while (used < nbytes or is_busy(manager)) and time.monotonic() < until:
         time.sleep(0.05)
@@ -69,7 +69,7 @@ def get(manager: StorageManager, count: int) -> dict[str, Any]:
     spec = PrefetchTaskSpec([GroupedObjectKeys(keys, 0, LAYOUT)])
     used = sum(adapter.get_usage().total_bytes_used for _, adapter in manager.l2_adapters())
     handle = manager.submit_prefetch_task(spec)
-    if not manager.wait_prefetch_status(handle, SECONDS):
+    if not manager.wait_prefetch_status(handle, WAIT_SECONDS):
         raise SystemExit("the prefetch did not end")
     result = manager.query_prefetch_status(handle)
     hits = [key for at, key in enumerate(keys) if result.hit_cells[0].test(at)]
@@ -86,7 +86,7 @@ def main() -> None:
     manager = manager_of(json.loads(spec))
     print(json.dumps({"put": put, "get": get}[doing](manager, int(count))), flush=True)
     if rest == ["kill"]:
-        # Longer than the store takes to make durable what it has shown.
+        # Longer than the store takes to make visible puts durable.
         time.sleep(5)
         os.kill(os.getpid(), signal.SIGKILL)
     manager.close()

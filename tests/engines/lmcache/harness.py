@@ -1,5 +1,5 @@
-"""LMCache's own pieces, as small as tests need them: adapters by its factory, objects in one arena
-as its L1 makes them, and its storage manager.
+"""LMCache's own parts at a small scale: adapters by its factory, objects in one arena as its L1
+makes them, and its storage manager.
 """
 
 import argparse
@@ -22,19 +22,21 @@ from lmcache.v1.platform import consume_fd
 ROOT = Path(__file__).resolve().parents[3]
 MIB = 1 << 20
 CAPACITY = "1GiB"
-SECONDS = 60.0
+WAIT_SECONDS = 60.0
 CLASSES = {"plugin": "RitornelloL2Adapter", "native_plugin": "NativeClient"}
 
 
 @dataclass(frozen=True)
-class Door:
-    """One of the two ways in."""
+class AdapterKind:
+    """One of LMCache's two kinds of adapters."""
 
     kind: str
     path: Path
 
     def spec(self, **further: Any) -> dict[str, Any]:
-        """What `--l2-adapter` takes; `further` stands beside it, `params` in the parameters."""
+        """Returns the value of `--l2-adapter`. `further`: keys beside the parameters, `params`
+        among them.
+        """
         params = {"path": str(self.path), "capacity": CAPACITY, **further.pop("params", {})}
         return {
             "type": self.kind,
@@ -48,7 +50,7 @@ class Door:
         return json.dumps(self.spec(**further))
 
     def open(self, memory: "Memory | None" = None, **further: Any) -> Any:
-        """By LMCache's factory."""
+        """Opens the adapter by LMCache's factory."""
         desc = None if memory is None else memory.desc
         return create_l2_adapter(config_of(self.spec(**further)).adapters[0], l1_memory_desc=desc)
 
@@ -59,7 +61,7 @@ def config_of(spec: dict[str, Any]) -> Any:
 
 @dataclass
 class Memory:
-    """An arena as L1 has one, and objects in it."""
+    """An arena like L1's, and objects in it."""
 
     size: int
     taken: int = 0
@@ -103,13 +105,13 @@ def keys_of(count: int, *, start: int = 0, **fields: Any) -> list[ObjectKey]:
 
 
 def fill(objects: Sequence[TensorMemoryObj], keys: Sequence[ObjectKey]) -> None:
-    """The only right bytes for each key."""
+    """Writes the expected bytes of each key."""
     for obj, key in zip(objects, keys, strict=True):
         seed = torch.Generator().manual_seed(hash_of(key))
         obj.raw_data.copy_(torch.randint(0, 256, obj.raw_data.shape, generator=seed))
 
 
-def is_right(obj: TensorMemoryObj, key: ObjectKey) -> bool:
+def has_right_bytes(obj: TensorMemoryObj, key: ObjectKey) -> bool:
     seed = torch.Generator().manual_seed(hash_of(key))
     expected = torch.randint(0, 256, obj.raw_data.shape, generator=seed).to(torch.uint8)
     return torch.equal(obj.raw_data, expected)
@@ -122,25 +124,25 @@ def hash_of(key: ObjectKey) -> int:
 
 
 def wait(fd: int, take: Any) -> Any:
-    """As LMCache's controllers wait: for the eventfd, then for what it means."""
-    until = time.monotonic() + SECONDS
+    """Waits as LMCache's controllers do: for the eventfd, then for the result."""
+    until = time.monotonic() + WAIT_SECONDS
     while time.monotonic() < until:
         result = take()
         if result is not None:
             return result
-        if select.select([fd], [], [], SECONDS)[0]:
+        if select.select([fd], [], [], WAIT_SECONDS)[0]:
             consume_fd(fd)
     raise AssertionError("nothing came")
 
 
 def store(adapter: Any, keys: list[ObjectKey], objects: list[TensorMemoryObj]) -> Any:
-    """LMCache's result of a store."""
+    """Returns LMCache's result of a store."""
     number = adapter.submit_store_task(keys, objects)
     fd = adapter.get_store_event_fd()
     return wait(fd, lambda: adapter.pop_completed_store_tasks().get(number))
 
 
-def look(
+def lookup(
     adapter: Any, keys: list[ObjectKey], hint: dict[int, MemoryLayoutDesc] | None = None
 ) -> Any:
     number = adapter.submit_lookup_and_lock_task(keys, hint or {})

@@ -1,4 +1,4 @@
-"""The adapter in this process, made by LMCache's factory and waited for as its controllers wait."""
+"""The adapter in this process, made by LMCache's factory and awaited as its controllers do."""
 
 import gc
 import select
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from harness import MIB, Door, Memory, fill, is_right, keys_of, load, look, store
+from harness import MIB, AdapterKind, Memory, fill, has_right_bytes, keys_of, load, lookup, store
 from lmcache.v1.distributed.api import MemoryLayoutDesc
 from lmcache.v1.distributed.config import EvictionConfig
 from lmcache.v1.distributed.internal_api import L2AdapterListener
@@ -24,7 +24,7 @@ OBJECT = 2 * 4 * 64 * 64 * 2
 
 
 class Listener(L2AdapterListener):
-    """What LMCache's eviction hears."""
+    """Records the events that LMCache's eviction gets."""
 
     def __init__(self) -> None:
         self.stored: dict[Any, int] = {}
@@ -41,14 +41,14 @@ class Listener(L2AdapterListener):
         self.deleted += keys
 
 
-def put(adapter: Any, memory: Memory, keys: list[Any], **form: Any) -> Any:
-    objects = memory.objects(len(keys), form.pop("shape", SHAPE), **form)
+def put(adapter: Any, memory: Memory, keys: list[Any], **layout: Any) -> Any:
+    objects = memory.objects(len(keys), layout.pop("shape", SHAPE), **layout)
     fill(objects, keys)
     return store(adapter, keys, objects)
 
 
-def test_what_is_stored_is_loaded(door: Door, memory: Memory) -> None:
-    adapter, keys = door.open(memory), keys_of(12)
+def test_stored_objects_are_loaded(adapter_kind: AdapterKind, memory: Memory) -> None:
+    adapter, keys = adapter_kind.open(memory), keys_of(12)
     fds = {
         adapter.get_store_event_fd(),
         adapter.get_lookup_and_lock_event_fd(),
@@ -58,16 +58,16 @@ def test_what_is_stored_is_loaded(door: Door, memory: Memory) -> None:
     result = put(adapter, memory, keys)
     assert result.is_successful() and result.bytes_transferred() == 12 * OBJECT
     asked = keys_of(14)
-    assert look(adapter, asked) == [True] * 12 + [False] * 2
+    assert lookup(adapter, asked) == [True] * 12 + [False] * 2
     out = memory.objects(14, SHAPE)
     assert load(adapter, asked, out) == [True] * 12 + [False] * 2
-    assert all(is_right(obj, key) for obj, key in zip(out[:12], keys, strict=True))
+    assert all(has_right_bytes(obj, key) for obj, key in zip(out[:12], keys, strict=True))
     adapter.submit_unlock(keys)
     adapter.close()
 
 
-def test_ranks_groups_and_salts_are_apart(door: Door, memory: Memory) -> None:
-    adapter = door.open(memory)
+def test_ranks_groups_and_salts_are_separate(adapter_kind: AdapterKind, memory: Memory) -> None:
+    adapter = adapter_kind.open(memory)
     kinds: list[dict[str, Any]] = [
         {},
         {"kv_rank": 0x02010201},
@@ -79,13 +79,13 @@ def test_ranks_groups_and_salts_are_apart(door: Door, memory: Memory) -> None:
     assert put(adapter, memory, mixed).is_successful()
     out = memory.objects(len(mixed), SHAPE)
     assert all(load(adapter, mixed, out))
-    assert all(is_right(obj, key) for obj, key in zip(out, mixed, strict=True))
-    assert look(adapter, keys_of(2, **kinds[-1])) == [False] * 2
+    assert all(has_right_bytes(obj, key) for obj, key in zip(out, mixed, strict=True))
+    assert lookup(adapter, keys_of(2, **kinds[-1])) == [False] * 2
     adapter.close()
 
 
-def test_another_size_is_a_miss(door: Door, memory: Memory) -> None:
-    adapter, keys = door.open(memory), keys_of(2)
+def test_other_size_is_miss(adapter_kind: AdapterKind, memory: Memory) -> None:
+    adapter, keys = adapter_kind.open(memory), keys_of(2)
     put(adapter, memory, keys)
     out = memory.objects(2, (2, 4, 32, 64))
     assert load(adapter, keys, out) == [False] * 2
@@ -93,21 +93,21 @@ def test_another_size_is_a_miss(door: Door, memory: Memory) -> None:
     adapter.close()
 
 
-def test_another_dtype_or_shape_is_a_miss(plugin: Door, memory: Memory) -> None:
+def test_other_dtype_or_shape_is_miss(plugin: AdapterKind, memory: Memory) -> None:
     adapter, keys = plugin.open(memory), keys_of(2)
     put(adapter, memory, keys)
     assert load(adapter, keys, memory.objects(2, SHAPE, torch.float16)) == [False] * 2
     assert load(adapter, keys, memory.objects(2, (4, 2, 64, 64))) == [False] * 2
     wanted = {0: MemoryLayoutDesc([torch.Size(SHAPE)], [torch.float16])}
-    assert look(adapter, keys, wanted) == [False] * 2, "what could not be loaded is not found"
+    assert lookup(adapter, keys, wanted) == [False] * 2, "what could not be loaded is not found"
     wanted = {0: MemoryLayoutDesc([torch.Size(SHAPE)], [torch.bfloat16])}
-    assert look(adapter, keys, wanted) == [True] * 2
+    assert lookup(adapter, keys, wanted) == [True] * 2
     put(adapter, memory, keys, dtype=torch.float16)
     assert load(adapter, keys, memory.objects(2, SHAPE, torch.float16)) == [True] * 2
     adapter.close()
 
 
-def test_usage_and_keys_survive_a_restart(plugin: Door, memory: Memory) -> None:
+def test_usage_and_keys_survive_restart(plugin: AdapterKind, memory: Memory) -> None:
     adapter = plugin.open(memory)
     keys = keys_of(5) + keys_of(3, cache_salt="tenant") + keys_of(2, model_name="another")
     put(adapter, memory, keys)
@@ -137,7 +137,7 @@ def test_usage_and_keys_survive_a_restart(plugin: Door, memory: Memory) -> None:
     adapter.close()
 
 
-def test_listeners_hear_of_old_and_new(plugin: Door, memory: Memory) -> None:
+def test_listeners_get_old_and_new_keys(plugin: AdapterKind, memory: Memory) -> None:
     adapter, old, new = plugin.open(memory), keys_of(3), keys_of(2, start=50)
     put(adapter, memory, old)
     adapter.close()
@@ -156,7 +156,7 @@ def test_listeners_hear_of_old_and_new(plugin: Door, memory: Memory) -> None:
     assert listener.stored == dict.fromkeys([*old, *new], OBJECT)
 
 
-def test_lmcache_evicts_what_an_earlier_server_stored(plugin: Door, memory: Memory) -> None:
+def test_lmcache_evicts_objects_of_earlier_server(plugin: AdapterKind, memory: Memory) -> None:
     adapter, keys = plugin.open(memory), keys_of(8)
     put(adapter, memory, keys)
     adapter.close()
@@ -169,48 +169,48 @@ def test_lmcache_evicts_what_an_earlier_server_stored(plugin: Door, memory: Memo
     while adapter.get_usage().total_bytes_used == 8 * OBJECT and time.monotonic() < until:
         controller._check_and_evict(state)
         time.sleep(0.1)
-    left = look(adapter, keys)
+    left = lookup(adapter, keys)
     assert 0 < sum(left) < 8
     assert adapter.get_usage().total_bytes_used == sum(left) * OBJECT
     adapter.close()
 
 
-def test_delete(door: Door, memory: Memory) -> None:
-    adapter, keys = door.open(memory), keys_of(6)
+def test_deleted_objects_are_misses(adapter_kind: AdapterKind, memory: Memory) -> None:
+    adapter, keys = adapter_kind.open(memory), keys_of(6)
     put(adapter, memory, keys)
     adapter.delete(keys[1:3])
-    assert look(adapter, keys) == [True, False, False, True, True, True]
+    assert lookup(adapter, keys) == [True, False, False, True, True, True]
     assert adapter.get_usage().total_bytes_used == 4 * OBJECT
     adapter.close()
 
 
-def test_locked_objects_are_not_evicted(plugin: Door) -> None:
+def test_locked_objects_are_not_evicted(plugin: AdapterKind) -> None:
     memory = Memory(128 * MIB)
-    # Small enough to be filled several times over.
+    # Small enough to be filled several times.
     with rt.Store.open(plugin.path, "64MiB", segment_bytes=8 << 20):
         pass
     adapter = plugin.open(memory, params={"capacity": "64MiB"})
     keys = keys_of(4)
     put(adapter, memory, keys)
-    assert look(adapter, keys) == [True] * 4
+    assert lookup(adapter, keys) == [True] * 4
     buffer, big = memory.objects(2, (1, 1, 1024, 1024)), 2 * MIB
     for start in range(100, 200, 2):
         store(adapter, keys_of(2, start=start), buffer)
     assert adapter.report_status()["locked_objects"] == 4
     out = memory.objects(4, SHAPE)
     assert load(adapter, keys, out) == [True] * 4
-    assert all(is_right(obj, key) for obj, key in zip(out, keys, strict=True))
+    assert all(has_right_bytes(obj, key) for obj, key in zip(out, keys, strict=True))
     adapter.submit_unlock(keys)
     assert adapter.report_status()["locked_objects"] == 0
     assert 10 * big < adapter.get_usage().total_bytes_used < 64 * MIB
     adapter.close()
 
 
-def test_what_cannot_be_opened_serves_nothing(plugin: Door, memory: Memory) -> None:
+def test_unopenable_store_serves_nothing(plugin: AdapterKind, memory: Memory) -> None:
     plugin.path.write_text("a file, not a directory")
     adapter, keys = plugin.open(memory), keys_of(2)
     assert not put(adapter, memory, keys).is_successful()
-    assert look(adapter, keys) == [False] * 2
+    assert lookup(adapter, keys) == [False] * 2
     assert load(adapter, keys, memory.objects(2, SHAPE)) == [False] * 2
     adapter.submit_unlock(keys)
     adapter.delete(keys)
@@ -222,7 +222,7 @@ def test_what_cannot_be_opened_serves_nothing(plugin: Door, memory: Memory) -> N
     adapter.close()
 
 
-def test_store_that_can_be_opened_again_is_healthy(plugin: Door, memory: Memory) -> None:
+def test_reopened_store_is_healthy(plugin: AdapterKind, memory: Memory) -> None:
     first, keys = plugin.open(memory), keys_of(2)
     assert put(first, memory, keys).is_successful()
     first.close()
@@ -239,7 +239,7 @@ def test_store_that_can_be_opened_again_is_healthy(plugin: Door, memory: Memory)
     while not adapter.report_status()["is_healthy"]:
         assert time.monotonic() < until
         time.sleep(0.01)
-    assert look(adapter, keys) == [True] * 2
+    assert lookup(adapter, keys) == [True] * 2
     while not listener.stored:
         assert time.monotonic() < until
         time.sleep(0.01)
@@ -248,21 +248,21 @@ def test_store_that_can_be_opened_again_is_healthy(plugin: Door, memory: Memory)
     adapter.close()
 
 
-def test_objects_outside_the_arena_are_served(plugin: Door, memory: Memory) -> None:
+def test_objects_outside_l1_memory_are_served(plugin: AdapterKind, memory: Memory) -> None:
     adapter, keys, elsewhere = plugin.open(memory), keys_of(2), Memory(MIB)
     assert put(adapter, elsewhere, keys).is_successful()
     out = elsewhere.objects(2, SHAPE)
     assert load(adapter, keys, out) == [True] * 2
-    assert all(is_right(obj, key) for obj, key in zip(out, keys, strict=True))
+    assert all(has_right_bytes(obj, key) for obj, key in zip(out, keys, strict=True))
     adapter.close()
 
 
-def test_wrong_settings_are_refused_when_it_is_made(door: Door) -> None:
+def test_constructor_refuses_invalid_settings(adapter_kind: AdapterKind) -> None:
     with pytest.raises(ValueError, match="unknown key 'size'"):
-        door.open(params={"size": 1})
+        adapter_kind.open(params={"size": 1})
 
 
-def test_dropped_objects_outlive_their_store_task(plugin: Door, memory: Memory) -> None:
+def test_dropped_objects_outlive_their_store_task(plugin: AdapterKind, memory: Memory) -> None:
     adapter, keys = plugin.open(memory), keys_of(6)
     objects = memory.objects(6, SHAPE)
     fill(objects, keys)

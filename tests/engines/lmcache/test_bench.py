@@ -1,22 +1,22 @@
-"""`lmcache bench l2`, with verification on, through both doors."""
+"""`lmcache bench l2`, with verification on, through both kinds of adapters."""
 
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from harness import Door
+from harness import AdapterKind
 
 PROGRAM = Path(sys.executable).parent / "lmcache"
 
 
 @pytest.mark.parametrize("kib", [256, 100])
-def test_lmcache_bench_l2(door: Door, kib: int) -> None:
-    # Its hashes have 16 bytes: as weak as those that a store refuses.
-    door.path.mkdir(parents=True)
-    (door.path / "policy.toml").write_text("allow_weak_hashes = true")
+def test_lmcache_bench_l2(adapter_kind: AdapterKind, kib: int) -> None:
+    # Its hashes have 16 bytes, as weak ones that a store refuses by default.
+    adapter_kind.path.mkdir(parents=True)
+    (adapter_kind.path / "policy.toml").write_text("allow_weak_hashes = true")
     command = [
-        *(str(PROGRAM), "bench", "l2", "--l2-adapter", door.json()),
+        *(str(PROGRAM), "bench", "l2", "--l2-adapter", adapter_kind.json()),
         *("--num-keys", "8", "--in-flight", "2", "--rounds", "3", "--data-size-kb", str(kib)),
         *("--lookup-max-hit-rate", "0.5", "--no-skip-verify"),
     ]

@@ -1,4 +1,4 @@
-"""The interface of the LMCache that is installed is the one the adapter was written for."""
+"""The interface of the installed LMCache is the one that the adapter was tested with."""
 
 import inspect
 
@@ -9,16 +9,16 @@ from lmcache.v1.distributed.l2_adapters.base import L2AdapterInterface
 from lmcache.v1.distributed.l2_adapters.native_connector_l2_adapter import _object_key_to_string
 
 from ritornello.lmcache import NativeClient, RitornelloL2Adapter
-from ritornello.lmcache.interface import TESTED, require_known, unknown
-from ritornello.lmcache.naming import Family, Name, page_key, parse_name
+from ritornello.lmcache.interface import TESTED, interface_difference, require_tested_interface
+from ritornello.lmcache.naming import Family, ObjectName, page_key, parse_name
 
 
-def test_it_is_the_one_we_know() -> None:
+def test_interface_is_the_tested_one() -> None:
     assert lmcache.__version__ == TESTED
-    assert unknown(L2AdapterInterface, ObjectKey) == ""
+    assert interface_difference(L2AdapterInterface, ObjectKey) == ""
 
 
-def test_overrides_take_what_lmcache_passes() -> None:
+def test_overrides_take_lmcache_arguments() -> None:
     ours = {name for name in vars(RitornelloL2Adapter) if hasattr(L2AdapterInterface, name)}
     checked = 0
     for name in ours:
@@ -34,7 +34,7 @@ def test_overrides_take_what_lmcache_passes() -> None:
     assert not inspect.isabstract(RitornelloL2Adapter)
 
 
-def test_the_client_has_what_the_bridge_calls() -> None:
+def test_client_has_methods_of_bridge() -> None:
     for name in ("event_fd", "drain_completions", "close"):
         assert list(inspect.signature(getattr(NativeClient, name)).parameters) == ["self"]
     for name in ("get", "set"):
@@ -45,19 +45,19 @@ def test_the_client_has_what_the_bridge_calls() -> None:
         assert len(inspect.signature(method).parameters) == 2
 
 
-def test_names_are_read_as_the_bridge_writes_them() -> None:
+def test_bridge_names_are_parsed() -> None:
     for salt in ("", "tenant"):
         key = ObjectKey(b"\x00\xff" * 16, "org/model-7b", 0x02010201, 17, salt)
         family = Family("org/model-7b", 17, salt)
-        name = Name(family, page_key(key.kv_rank, key.chunk_hash))
+        name = ObjectName(family, page_key(key.kv_rank, key.chunk_hash))
         assert parse_name(_object_key_to_string(key)) == name
 
 
-def test_another_interface_is_refused_in_one_line() -> None:
+def test_unknown_interface_fails_in_one_line() -> None:
     class Another(L2AdapterInterface):
         def submit_store_task(self, keys: object, objects: object, priority: int) -> int:
             return 0
 
     Another.__abstractmethods__ = L2AdapterInterface.__abstractmethods__
     with pytest.raises(ImportError, match=r"LMCache 0\.6\.0 is another one \(submit_store_task"):
-        require_known(Another, ObjectKey, "0.6.0")
+        require_tested_interface(Another, ObjectKey, "0.6.0")

@@ -1,4 +1,6 @@
-"""LMCache's storage manager in two processes: what one stored, the next has, after any end."""
+"""LMCache's storage manager in two processes: the second finds what the first stored, after any
+end.
+"""
 
 import json
 import subprocess
@@ -7,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import Door
+from harness import AdapterKind
 
 DRIVER = Path(__file__).with_name("driver.py")
 OBJECT = 2 * 4 * 256 * 64 * 2
 
 
-def driver(door: Door, *arguments: str, **further: Any) -> dict[str, Any]:
-    command = [sys.executable, DRIVER, door.json(**further), *arguments]
+def driver(adapter_kind: AdapterKind, *arguments: str, **further: Any) -> dict[str, Any]:
+    command = [sys.executable, DRIVER, adapter_kind.json(**further), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     assert lines and done.returncode in (0, -9), done.stdout + done.stderr
@@ -23,14 +25,14 @@ def driver(door: Door, *arguments: str, **further: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("end", ["close", "kill"])
-def test_a_hit_after_a_restart(door: Door, end: str) -> None:
-    put = driver(door, "put", "12", *(["kill"] if end == "kill" else []))
+def test_restarted_manager_hits(adapter_kind: AdapterKind, end: str) -> None:
+    put = driver(adapter_kind, "put", "12", *(["kill"] if end == "kill" else []))
     assert put == {"written": 12, "used": 12 * OBJECT}
-    got = driver(door, "get", "16")
+    got = driver(adapter_kind, "get", "16")
     assert (got["hits"], got["wrong"]) == (12, 0)
 
 
-def test_a_serde_between(plugin: Door) -> None:
+def test_serialized_objects_are_hit(plugin: AdapterKind) -> None:
     serde = {"type": "fp8"}
     assert driver(plugin, "put", "4", serde=serde)["written"] == 4
     got = driver(plugin, "get", "4", serde=serde)

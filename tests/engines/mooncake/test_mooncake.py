@@ -36,7 +36,7 @@ if _tried.returncode != 0:
 
 
 class Process:
-    """A worker, or another program, that is killed in the end."""
+    """A worker or another program that is killed at the end."""
 
     def __init__(self, *words: str | Path, log: Path) -> None:
         with log.open("ab") as err:
@@ -50,25 +50,25 @@ class Process:
             )
 
     def answer(self) -> str:
-        """The next line it says."""
+        """Returns the next line of its output."""
         assert self.process.stdout
         return self.process.stdout.readline().strip()
 
     def ask(self, what: str) -> tuple[int, int]:
-        """Two numbers, which see in `worker`."""
+        """Returns two numbers; see `worker`."""
         assert self.process.stdin
         print(what, file=self.process.stdin, flush=True)
         first, second = self.answer().split()
         return int(first), int(second)
 
     def kill(self) -> None:
-        """At once, as a machine that is gone."""
+        """Kills the process at once, like a failed machine."""
         self.process.kill()
         self.process.communicate()
 
 
 def free_port() -> int:
-    """As long as nobody else takes it meanwhile."""
+    """Returns a port that is free unless another process takes it meanwhile."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port: int = listener.getsockname()[1]
@@ -108,7 +108,7 @@ def master(start: Start, port: int, tmp_path: Path) -> Process:
 
 @pytest.fixture
 def holder(start: Start, master: Process, port: int) -> Process:
-    """With the memory that the store consists of."""
+    """The process whose memory is the Mooncake store."""
     del master
     for _ in range(100):
         holder = start(sys.executable, HERE / "worker.py", "hold", f"127.0.0.1:{port}")
@@ -123,7 +123,7 @@ def doctor(port: int) -> subprocess.CompletedProcess[str]:
     return subprocess.run(words, env=ENVIRONMENT, capture_output=True, text=True, check=False)
 
 
-def test_it_does_what_a_backend_must(holder: Process, port: int) -> None:
+def test_mooncake_meets_backend_contract(holder: Process, port: int) -> None:
     del holder
     for _ in range(3):
         done = doctor(port)
@@ -131,13 +131,13 @@ def test_it_does_what_a_backend_must(holder: Process, port: int) -> None:
         wrong = [check for check in answer["checks"] if check["wrong"]]
         if not wrong:
             break
-        # A cluster that has just come up was once seen to refuse a call.
+        # A cluster was once seen to refuse a call just after its start.
         print(wrong, done.stderr)
     assert (wrong, done.returncode, answer["healthy"]) == ([], 0, True)
     assert "cannot list" in answer["advice"][0]
 
 
-def test_another_process_finds_what_one_put_and_lost_memory_costs_hits(
+def test_lost_segment_costs_hits_only(
     start: Start, master: Process, holder: Process, port: int, tmp_path: Path
 ) -> None:
     def worker(name: str) -> Process:
@@ -152,7 +152,7 @@ def test_another_process_finds_what_one_put_and_lost_memory_costs_hits(
     assert reader.ask("get a") == (PAGES, PAGES)
     assert reader.ask("get nothing") == (0, 0)
     holder.kill()
-    # The worker compares every page that comes.
+    # The worker compares every page it loads.
     found, came = reader.ask("get b")
     assert found == came < PAGES
     master.kill()
@@ -160,7 +160,7 @@ def test_another_process_finds_what_one_put_and_lost_memory_costs_hits(
     assert reader.ask("get a") == (PAGES, PAGES), "what is on this machine stays"
 
 
-def test_without_a_master_it_says_so(port: int) -> None:
+def test_missing_master_is_reported(port: int) -> None:
     done = doctor(port)
     assert done.returncode == 1
     wrong = [check["wrong"] for check in json.loads(done.stdout)["checks"]]

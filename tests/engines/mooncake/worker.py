@@ -1,4 +1,4 @@
-"""Does as it is told: `hold MASTER`, or `use MASTER DIR` and then lines on its input.
+"""A worker process: `hold MASTER`, or `use MASTER DIR` and then lines on its input.
 
 `put NAME` stores a prompt, `get NAME` finds and loads it. Each line is answered with two numbers.
 """
@@ -26,7 +26,7 @@ def hold(master: str) -> None:
 
 
 def use(master: str, place: Path) -> None:
-    """Answers each line with the pages that were found or stored, and those that came."""
+    """Answers each line with the pages that were found or stored, and those that were loaded."""
     remote = f"ritornello.mooncake:Mooncake?master={master}&host=127.0.0.1"
     scope = rt.Scope.opaque("mooncake", PAGE, chained=True)
     tiers = [f"host 256MiB {place}", remote]

@@ -1,4 +1,4 @@
-"""SGLang's own host pools with known bytes in them, and its controller's own transfer functions."""
+"""SGLang's own host pools with known bytes, and its controller's own transfer functions."""
 
 import itertools
 from types import SimpleNamespace
@@ -104,7 +104,7 @@ def _pointers(buffers: tuple[torch.Tensor, ...]) -> torch.Tensor:
 
 
 def buffers(host: Any) -> list[torch.Tensor]:
-    """All memory of a pool, as bytes."""
+    """Returns all memory of a pool, as bytes."""
     if isinstance(host, MambaPoolHost):
         found = [host.temporal_buffer, *host.conv_buffer]
     else:
@@ -113,20 +113,20 @@ def buffers(host: Any) -> list[torch.Tensor]:
 
 
 def fill(host: Any, seed: int) -> None:
-    """Every byte of the pool, from a seed."""
+    """Fills the pool from a seed."""
     source = torch.Generator().manual_seed(seed)
     for buffer in buffers(host):
         buffer.copy_(torch.randint(0, 256, buffer.shape, dtype=torch.uint8, generator=source))
 
 
 def page_bytes(host: Any, page: int) -> bytes:
-    """The bytes of one page, as SGLang copies them."""
+    """Returns the bytes of one page, as SGLang copies them."""
     flat = host.get_data_page(page * host.page_size, flat=True).contiguous()
     return flat.view(torch.uint8).numpy().tobytes()
 
 
 def slots(host: Any, pages: list[int]) -> torch.Tensor:
-    """Token slots of whole pages, in the order given."""
+    """Returns the token slots of whole pages, in the order given."""
     size = host.page_size
     return torch.tensor(
         list(itertools.chain.from_iterable(range(p * size, (p + 1) * size) for p in pages)),
@@ -135,7 +135,7 @@ def slots(host: Any, pages: list[int]) -> torch.Tensor:
 
 
 def config(extra: dict[str, Any], **others: Any) -> HiCacheStorageConfig:
-    """One rank of one, where nothing else is said."""
+    """Returns the configuration of a single rank, with changes."""
     said: dict[str, Any] = {
         "tp_rank": 0,
         "tp_size": 1,
@@ -152,7 +152,7 @@ def config(extra: dict[str, Any], **others: Any) -> HiCacheStorageConfig:
 
 
 def controller(host: Any, storage: Any) -> HiCacheController:
-    """SGLang's controller as far as its transfer functions need it."""
+    """Returns SGLang's controller, as far as its transfer functions need it."""
     made = object.__new__(HiCacheController)
     made.storage_backend = storage
     made.storage_host_pool = host

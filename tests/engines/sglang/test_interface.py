@@ -1,4 +1,4 @@
-"""The storage interface of the installed SGLang, and what its factory makes of ours."""
+"""The storage interface of the installed SGLang, and the storage that its factory constructs."""
 
 import importlib
 import inspect
@@ -13,7 +13,7 @@ from sglang.srt.mem_cache.hicache_storage import HiCacheStorage
 from sglang.srt.mem_cache.storage.backend_factory import StorageBackendFactory
 
 from ritornello.sglang import RitornelloStorage, storage
-from ritornello.sglang.interface import METHODS, RECORDER, UPDATES
+from ritornello.sglang.interface import METHODS, RECORDER, UPDATE_METHODS
 
 DYNAMIC = {
     "backend_name": "ritornello",
@@ -23,19 +23,19 @@ DYNAMIC = {
 
 
 @pytest.mark.parametrize("name", sorted(METHODS))
-def test_what_sglang_calls_is_ours_and_takes_the_same(name: str) -> None:
+def test_overrides_take_sglang_arguments(name: str) -> None:
     ours = getattr(RitornelloStorage, name)
     assert ours is not getattr(HiCacheStorage, name)
     assert tuple(inspect.signature(ours).parameters) == ("self", *METHODS[name])
 
 
-def test_nothing_else_can_be_called() -> None:
-    """A method of the base class that is not known here would be called on us unprepared."""
+def test_no_other_method_is_called() -> None:
+    """An unknown method of the base class would be called on our storage unprepared."""
     public = {name for name in vars(HiCacheStorage) if not name.startswith("_")}
     assert public - set(METHODS) == {"on_host_pools_registered"}
 
 
-def test_sglang_s_factory_makes_one(tmp_path: Path) -> None:
+def test_sglang_factory_constructs_storage(tmp_path: Path) -> None:
     extra = {**DYNAMIC, "path": str(tmp_path / "store"), "capacity": "640MiB"}
     made = StorageBackendFactory.create_backend("dynamic", config(extra), None)
     assert isinstance(made, RitornelloStorage)
@@ -56,7 +56,7 @@ def test_sglang_s_factory_makes_one(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_set_up_that_is_not_served_is_one_line(
+def test_unsupported_setup_fails_in_one_line(
     extra: dict[str, str], others: dict[str, int], advice: str
 ) -> None:
     with pytest.raises(ValueError, match=advice) as raised:
@@ -66,7 +66,7 @@ def test_a_set_up_that_is_not_served_is_one_line(
     assert "\n" not in str(raised.value)
 
 
-def test_another_interface_is_one_line_at_load(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_interface_fails_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     def batch_get_v1(self: object, keys: object, pages: object) -> None: ...
 
     with monkeypatch.context() as other:
@@ -78,14 +78,17 @@ def test_another_interface_is_one_line_at_load(monkeypatch: pytest.MonkeyPatch) 
     importlib.reload(storage)
 
 
-def test_a_server_that_was_started_without_a_storage_may_have_other_weights(
+def test_late_attach_begins_epoch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     updater, manager, controller = storage.WATCHED
-    watched = [(updater, name) for name in UPDATES] + [(manager, RECORDER), (controller, "reset")]
+    watched = [(updater, name) for name in UPDATE_METHODS] + [
+        (manager, RECORDER),
+        (controller, "reset"),
+    ]
     for kind, name in watched:
         monkeypatch.setattr(kind, name, getattr(kind, name))
-    for name, value in (("epoch", b""), ("flushed", b""), ("_watched", None)):
+    for name, value in (("epoch", b""), ("flushed", b""), ("_watched_controller", None)):
         monkeypatch.setattr(storage.updates, name, value)
     memory = SimpleNamespace(hicache_storage_backend=None)
     monkeypatch.setattr(runtime_context, "get_memory", lambda: memory)

@@ -21,12 +21,12 @@ from ritornello.sglang.updates import updates as known
 
 MHA = ("layer_first", "page_first", "page_first_direct", "page_head")
 MLA = ("layer_first", "page_first", "page_first_direct")
-# Out of order, and then elsewhere.
+# Out of order, and then at other slots.
 FROM, TO = [3, 1, 4, 2, 0], [5, 11, 6, 8, 7]
 
 
 def hashes(name: str, pages: int = len(FROM)) -> list[str]:
-    """Page hashes as SGLang makes them: a chain of sha256 in hex."""
+    """Returns page hashes as SGLang makes them: a chain of sha256 in hexadecimal."""
     found, last = [], name.encode()
     for _ in range(pages):
         last = hashlib.sha256(last).digest()
@@ -40,7 +40,7 @@ def contents(host: Any, pages: list[int]) -> list[bytes]:
 
 @pytest.mark.parametrize("make", [*((mha, name) for name in MHA), *((mla, name) for name in MLA)])
 @pytest.mark.parametrize("v1", [True, False], ids=["zero_copy", "generic"])
-def test_pages_come_back(attach: Attach, make: Any, v1: bool) -> None:
+def test_pages_are_returned_unchanged(attach: Attach, make: Any, v1: bool) -> None:
     kind, layout = make
     host = kind(layout)
     fill(host, 1)
@@ -61,7 +61,7 @@ def test_pages_come_back(attach: Attach, make: Any, v1: bool) -> None:
 
 
 @pytest.mark.parametrize("layout", MHA[1:])
-def test_what_one_interface_stored_the_other_reads(attach: Attach, layout: str) -> None:
+def test_interfaces_read_each_others_pages(attach: Attach, layout: str) -> None:
     host = mha(layout)
     fill(host, 1)
     keys, expected = hashes("both"), contents(host, FROM)
@@ -75,14 +75,14 @@ def test_what_one_interface_stored_the_other_reads(attach: Attach, layout: str) 
     assert contents(host, TO) == expected
 
 
-def test_layers_first_has_two_orders_and_neither_reads_the_other(attach: Attach) -> None:
+def test_layer_first_orders_are_separate(attach: Attach) -> None:
     host = mha("layer_first")
     keys = hashes("orders")
     assert controller(host, attach(host))._page_set_zero_copy(keys, slots(host, FROM))
     assert attach(host, v1=False).batch_exists(keys) == 0
 
 
-def test_a_second_backend_reads_what_the_first_stored(attach: Attach) -> None:
+def test_second_backend_reads_stored_pages(attach: Attach) -> None:
     host, other = mha("page_first"), mha("page_first", pages=40)
     fill(host, 3)
     keys = hashes("restart")
@@ -107,7 +107,7 @@ def test_a_second_backend_reads_what_the_first_stored(attach: Attach) -> None:
         {"dtype": torch.float16},
     ],
 )
-def test_another_shape_misses(attach: Attach, other: dict[str, Any]) -> None:
+def test_other_shape_misses(attach: Attach, other: dict[str, Any]) -> None:
     host, different = mha("page_first_direct"), mha(**{"layout": "page_first_direct", **other})
     keys = hashes("shape")
     assert all(attach(host).batch_set_v1(keys, slots(host, FROM)))
@@ -118,7 +118,7 @@ def test_another_shape_misses(attach: Attach, other: dict[str, Any]) -> None:
     assert contents(different, TO) == before
 
 
-def test_other_heads_of_a_degree_miss_and_the_same_ones_hit(attach: Attach) -> None:
+def test_same_heads_hit_other_heads_miss(attach: Attach) -> None:
     whole, half = mha("page_first", heads=2), mha("page_first", heads=1)
     keys = hashes("degree")
     fill(half, 4)
@@ -131,7 +131,7 @@ def test_other_heads_of_a_degree_miss_and_the_same_ones_hit(attach: Attach) -> N
     assert attach(half, tp_size=4, tp_rank=2).batch_exists(keys) == 0
 
 
-def test_heads_that_are_split_for_more_ranks_are_read_by_those(attach: Attach) -> None:
+def test_split_heads_are_read_by_more_ranks(attach: Attach) -> None:
     whole, half = mha("page_head", heads=2), mha("page_head", heads=1)
     fill(whole, 5)
     keys = hashes("split")
@@ -149,7 +149,7 @@ def test_heads_that_are_split_for_more_ranks_are_read_by_those(attach: Attach) -
         assert torch.equal(theirs.view(torch.int16), ours.view(torch.int16))
 
 
-def test_a_page_of_which_a_range_of_heads_is_missing_is_not_there(attach: Attach) -> None:
+def test_page_with_missing_heads_is_miss(attach: Attach) -> None:
     whole, half = mha("page_head", heads=2), mha("page_head", heads=1)
     keys = hashes("half there")
     two = attach(half, tp_size=2, tp_rank=1, tp_lcm_size=2)
@@ -159,7 +159,7 @@ def test_a_page_of_which_a_range_of_heads_is_missing_is_not_there(attach: Attach
     assert one.batch_get_v1(keys, slots(whole, TO)) == [False] * len(keys)
 
 
-def test_mla_is_written_by_one_rank_and_read_by_all(attach: Attach) -> None:
+def test_mla_is_written_once_read_by_all(attach: Attach) -> None:
     host = mla("page_first")
     fill(host, 7)
     keys, expected = hashes("mla"), contents(host, FROM)
@@ -175,7 +175,7 @@ def test_mla_is_written_by_one_rank_and_read_by_all(attach: Attach) -> None:
     assert one.batch_exists(keys) == len(keys)
 
 
-def test_a_page_of_another_size_is_refused(attach: Attach) -> None:
+def test_page_of_other_size_is_refused(attach: Attach) -> None:
     host, smaller = mha("page_first"), mha("page_first", layers=(0, 3))
     storage = attach(host, v1=False)
     key = hashes("size")[0]
@@ -189,7 +189,7 @@ def test_a_page_of_another_size_is_refused(attach: Attach) -> None:
     assert storage.exists(key) and storage.get(hashes("absent")[0]) is None
 
 
-def test_slots_that_are_not_whole_pages_are_refused(attach: Attach) -> None:
+def test_partial_pages_are_refused(attach: Attach) -> None:
     host = mha("page_first")
     storage = attach(host)
     keys = hashes("slots")
@@ -201,7 +201,7 @@ def test_slots_that_are_not_whole_pages_are_refused(attach: Attach) -> None:
 
 
 @pytest.mark.parametrize("known", [True, False], ids=["prefix_keys", "no_prefix_keys"])
-def test_a_sequence_stored_in_pieces_is_found_whole(attach: Attach, known: bool) -> None:
+def test_sequence_stored_in_parts_is_found_whole(attach: Attach, known: bool) -> None:
     host = mha("page_first", pages=12)
     storage = attach(host)
     keys = hashes("pieces", 12)
@@ -213,7 +213,7 @@ def test_a_sequence_stored_in_pieces_is_found_whole(attach: Attach, known: bool)
     assert storage.batch_exists(keys[6:]) == 6, "SGLang asks from where its memory ends"
 
 
-def test_clear_forgets_this_model_only(attach: Attach) -> None:
+def test_clear_deletes_this_model_only(attach: Attach) -> None:
     host, other = mha("page_first"), mha("page_head")
     first, second = attach(host), attach(other)
     keys = hashes("clear")
@@ -238,7 +238,7 @@ def states(name: Any, pages: list[str], host: Any, at: list[int]) -> PoolTransfe
     )
 
 
-def test_states_at_some_boundaries_make_a_set_of_lengths(attach: Attach) -> None:
+def test_states_at_boundaries_limit_lengths(attach: Attach) -> None:
     host, state = mha("page_first"), mamba()
     fill(host, 8)
     fill(state, 9)
@@ -259,7 +259,7 @@ def test_states_at_some_boundaries_make_a_set_of_lengths(attach: Attach) -> None
     assert contents(state, [1, 2]) == expected
 
 
-def test_a_window_must_be_whole_at_its_end(attach: Attach) -> None:
+def test_window_must_be_complete_at_prefix_end(attach: Attach) -> None:
     host, window = mha("page_first"), mha("page_first", layers=(0, 2))
     storage = attach(host, ("swa", window))
     keys = hashes("window", 8)
@@ -274,7 +274,7 @@ def test_a_window_must_be_whole_at_its_end(attach: Attach) -> None:
     assert found.kv_hit_pages == 4
 
 
-def test_a_pool_that_must_have_all_pages_bounds_the_hit(attach: Attach) -> None:
+def test_all_pages_pool_bounds_hit(attach: Attach) -> None:
     host, indexer = mla("page_first"), mla("page_first", layers=1)
     storage = attach(host, ("indexer", indexer), is_mla_model=True)
     keys = hashes("indexer", 6)
@@ -287,7 +287,7 @@ def test_a_pool_that_must_have_all_pages_bounds_the_hit(attach: Attach) -> None:
     assert found.restorable_prefix_pages == [1, 2, 3, 4]
 
 
-def test_groups_of_blocks_never_bound_and_unknown_pools_give_nothing(attach: Attach) -> None:
+def test_block_groups_limit_nothing_unknown_pools_miss(attach: Attach) -> None:
     host = mha("page_first")
     storage = attach(host)
     keys = hashes("groups")
@@ -300,10 +300,10 @@ def test_groups_of_blocks_never_bound_and_unknown_pools_give_nothing(attach: Att
     assert storage.batch_get_v2([never]) == {PoolName.DRAFT: [False] * len(keys)}
 
 
-# Trouble.
+# Failures.
 
 
-def test_errors_stay_here_and_are_said_once(
+def test_errors_are_contained_and_logged_once(
     attach: Attach, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     host = mha("page_first")
@@ -313,7 +313,7 @@ def test_errors_stay_here_and_are_said_once(
     def broken(*_: Any) -> Any:
         raise RuntimeError("a bug of ours")
 
-    monkeypatch.setattr(storage._pools["kv"], "_ids", broken)
+    monkeypatch.setattr(storage._pools["kv"], "_page_ids", broken)
     monkeypatch.setattr(storage._pools["kv"], "leading", broken)
     for _ in range(3):
         assert storage.batch_set_v1(keys, slots(host, FROM)) == [False] * len(keys)
@@ -325,9 +325,7 @@ def test_errors_stay_here_and_are_said_once(
     assert len([r for r in said if "a bug of ours" in r.getMessage()]) == 3
 
 
-def test_a_pool_that_cannot_be_served_has_nothing(
-    attach: Attach, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_unservable_pool_always_misses(attach: Attach, caplog: pytest.LogCaptureFixture) -> None:
     host = mha("page_first")
     storage = attach(host, ("draft", object()))
     keys = hashes("odd pool")
@@ -338,7 +336,7 @@ def test_a_pool_that_cannot_be_served_has_nothing(
     assert len([r for r in caplog.records if "pool draft failed" in r.getMessage()]) == 1
 
 
-def test_a_store_that_cannot_be_opened_only_misses(attach: Attach, store_path: Any) -> None:
+def test_unopenable_store_costs_hits_only(attach: Attach, store_path: Any) -> None:
     store_path.parent.joinpath("file").write_text("not a directory")
     host = mha("page_first")
     storage = attach(host, path=str(store_path.parent / "file"))
@@ -347,7 +345,7 @@ def test_a_store_that_cannot_be_opened_only_misses(attach: Attach, store_path: A
     assert storage.counts() == {"errors": 1}
 
 
-def test_stats_are_sglang_s(attach: Attach) -> None:
+def test_stats_have_sglang_type(attach: Attach) -> None:
     host = mha("page_first")
     storage = attach(host)
     keys = hashes("stats")
@@ -363,14 +361,14 @@ def test_stats_are_sglang_s(attach: Attach) -> None:
 
 @pytest.fixture
 def updates(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """What is known of this process's weights, and no more so after the test."""
+    """The state of this process's weight updates, restored after the test."""
     for name in ("epoch", "flushed"):
         monkeypatch.setattr(known, name, b"")
     return known
 
 
 def flush(held: Any, host: Any) -> None:
-    """What SGLang's controller does to its storage when its cache is flushed."""
+    """Calls a storage as SGLang's controller does when its cache is flushed."""
     made = controller(host, held)
     made.storage_stop_event, made.enable_storage = Event(), False
     for name in ("write_queue", "load_queue", "ack_write_queue", "ack_load_queue"):
@@ -378,19 +376,17 @@ def flush(held: Any, host: Any) -> None:
     made.reset()
 
 
-def test_updated_weights_have_nothing_stored_and_get_nothing_of_before(
-    attach: Attach, updates: Any
-) -> None:
+def test_updated_weights_load_and_store_nothing_old(attach: Attach, updates: Any) -> None:
     host = mha("page_first")
     held = attach(host)
     keys, later = hashes("weights"), hashes("later")
     assert all(held.batch_set_v1(keys, slots(host, FROM)))
     with pytest.raises(AttributeError):
-        # No more of an updater than the call that SGLang makes, which says that one begins.
+        # Only the updater's call, which begins an update.
         WeightUpdater.update_weights_from_tensor(object(), [])
     assert held.batch_exists(keys) == 0
     assert held.batch_get_v1(keys, slots(host, TO)) == [False] * len(keys)
-    # A page that was computed before the flush is of nobody knows which weights.
+    # The weights of a page that was computed before the flush are unknown.
     assert held.batch_set_v1(later, slots(host, FROM)) == [False] * len(later)
     assert held.counts()["skipped_pages:before_reset"] == len(later)
     other = attach(host)
@@ -400,13 +396,13 @@ def test_updated_weights_have_nothing_stored_and_get_nothing_of_before(
     assert held.batch_exists(keys) == held.batch_exists(later) == 0
     assert all(held.batch_set_v1(keys, slots(host, FROM)))
     assert held.batch_exists(keys) == len(keys)
-    # One that is attached from then on is of the same epoch, and not of the files.
+    # A storage attached from then on has the same epoch, not that of the files.
     assert attach(host).batch_exists(keys) == len(keys)
     updates.epoch = updates.flushed = b""
     assert all(attach(host).batch_get_v1(keys, slots(host, TO)))
 
 
-def test_memory_is_not_touched_behind_a_close(attach: Attach) -> None:
+def test_closed_backend_touches_no_memory(attach: Attach) -> None:
     host = mha("page_first")
     storage = attach(host)
     keys = hashes("close")

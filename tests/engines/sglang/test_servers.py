@@ -1,4 +1,4 @@
-"""Real SGLang servers, one after the other, on one store: identical tokens, whatever happens."""
+"""Real SGLang servers, one after the other, on one store: identical tokens, under every fault."""
 
 import json
 import subprocess
@@ -34,7 +34,7 @@ Start = Callable[..., SGLangServer]
 
 
 def prompt(seed: int, length: int = LENGTH) -> list[int]:
-    """Token ids that no other seed's prompt begins with."""
+    """Returns token ids that no other seed's prompt begins with."""
     return [3 + (seed * 31 + place * (7 + seed)) % 290 for place in range(length)]
 
 
@@ -43,8 +43,8 @@ PROMPTS = [prompt(1), prompt(2), prompt(3)]
 
 @dataclass(frozen=True)
 class Reference:
-    """What a server answered when it computed everything, and when its own memory had the same
-    pages that the storage will have: another split of a prompt may round otherwise.
+    """A server's answers when it computed everything, and when its own memory had the pages that
+    the storage will have: another split of a prompt may round differently.
     """
 
     computed: list[Told]
@@ -85,7 +85,7 @@ def ask(server: SGLangServer, place: int) -> Told:
 
 
 def wait_until_stored(path: Path, pages: int) -> None:
-    """SGLang stores behind its answers, when its scheduler finds time."""
+    """Waits for stores, which SGLang makes after its answers, when its scheduler has time."""
     deadline = time.monotonic() + STORED_SECONDS
     with Store.open(path) as store:
         while (found := store.stats()["pages"]) < pages:
@@ -94,13 +94,13 @@ def wait_until_stored(path: Path, pages: int) -> None:
 
 
 def raised(log: str) -> list[str]:
-    """Frames of ours in SGLang's tracebacks."""
+    """Returns our frames in SGLang's tracebacks."""
     return [line for line in log.splitlines() if "File " in line and "/ritornello/" in line]
 
 
 @contextmanager
 def holder(path: Path) -> Iterator[subprocess.Popen[str]]:
-    """A process that owns the store and does nothing else."""
+    """A process that only owns the store."""
     command = [sys.executable, "-c", HOLDER, str(path)]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:
@@ -142,16 +142,14 @@ def reference(start: Start, where: Path) -> Reference:
     return found
 
 
-def test_a_new_server_answers_from_the_store_of_the_one_before(
-    reference: Reference, start: Start, where: Path
-) -> None:
+def test_new_server_hits_pages_of_previous(reference: Reference, start: Start, where: Path) -> None:
     with holder(where / "store") as owner, start("warm") as server:
         for place in (0, 1):
             told = ask(server, place)
             assert told.tokens["storage"] == CLAIMED
             assert told.tokens["computed"] == LENGTH - CLAIMED
             assert reference.right(place, told)
-        # The owner dies while the server asks it; the server takes over.
+        # The owner dies while the server waits for it; the server takes over.
         with ThreadPoolExecutor() as pool:
             asked = pool.submit(ask, server, 2)
             owner.kill()
@@ -161,7 +159,7 @@ def test_a_new_server_answers_from_the_store_of_the_one_before(
             told = ask(server, place)
             assert told.tokens["storage"] == CLAIMED
             assert reference.right(place, told)
-        # Weights that were changed while serving, in the same folder: nothing stored is theirs.
+        # Weights that were changed while serving, in the same folder: no stored page is theirs.
         server.admin("POST", "/update_weights_from_disk", {"model_path": str(server.model)})
         server.forget()
         told = ask(server, 0)
@@ -172,7 +170,7 @@ def test_a_new_server_answers_from_the_store_of_the_one_before(
     assert raised(log) == []
 
 
-def test_answers_are_right_while_sglang_injects_faults(
+def test_answers_are_right_under_injected_faults(
     reference: Reference, start: Start, where: Path
 ) -> None:
     faults = {

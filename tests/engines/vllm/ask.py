@@ -1,8 +1,8 @@
-"""One vLLM that answers a few prompts and ends: `ask.py QUESTION_JSON`, see `Question`.
+"""One vLLM that answers a few prompts and exits: `ask.py QUESTION_JSON`, see `Question`.
 
 Prints a line of JSON. By prompt: the tokens of the `first` answer, of one from the store alone
-(`stored`) and, where pages are to fail, of one whose load brought `broken` pages; how many tokens
-of the prompt came from the store each time (`first_hits`, ...). And `counts` of the connector.
+(`stored`) and, if pages are made to fail, of one whose load had `broken` pages; the tokens of the
+prompt that came from the store each time (`first_hits`, ...); and `counts` of the connector.
 """
 
 import json
@@ -27,8 +27,8 @@ COUNTED = (
 
 @dataclass
 class Question:
-    """`options` are vLLM's. `bad`: pages of every load that are to fail, in one process; scheduler
-    and workers are processes of their own otherwise.
+    """`options` are vLLM's. `bad`: pages that fail in every load; scheduler and worker then run in
+    one process, otherwise in separate ones.
     """
 
     model: str
@@ -39,7 +39,9 @@ class Question:
 
 
 def make_room_between_stages(worker: Any) -> None:
-    """Buffers that vLLM 0.32 makes in a warm-up which it leaves out on CPUs without compilation."""
+    """Allocates buffers that vLLM 0.32 makes in a warm-up, which it omits on CPUs without
+    compilation.
+    """
     runner = worker.model_runner
     if runner.intermediate_tensors is None:
         runner.intermediate_tensors = runner.model.make_empty_intermediate_tensors(

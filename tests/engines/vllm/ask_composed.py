@@ -15,7 +15,7 @@ NO_STORE = {"ritornello.no_store": True}
 
 
 def composed(store: str, order: list[str]) -> dict[str, Any]:
-    """What a user writes; without kv_load_failure_policy."""
+    """Returns a user's configuration, without kv_load_failure_policy."""
     children = {
         "ritornello": {
             "kv_connector": "RitornelloConnector",
@@ -50,7 +50,7 @@ class Conversation:
         self.hits[name] = self.engine.external_tokens() - before
 
     def forget(self) -> None:
-        # vLLM in one process makes no steps of its own: the last request's saves leave with these.
+        # vLLM in one process runs no idle steps: the last request's saves leave with these.
         self.engine.ask([5, 6, 7], answer=4)
         self.engine.forget()
 
@@ -63,7 +63,7 @@ def talk(engine: Any) -> Conversation:
 
     talk = Conversation(engine)
     broken, lent, once = (prompt(seed, LENGTH) for seed in (61, 62, 63))
-    # Remembered by the other connector, and not by the store.
+    # Remembered by the other connector, not by the store.
     MODE.remembers = True
     for name, asked in (("broken", broken), ("lent", lent), ("once", once)):
         talk.ask(f"{name} computed", asked, **NO_STORE)
@@ -75,7 +75,7 @@ def talk(engine: Any) -> Conversation:
     MODE.fails = None
     talk.ask("lent", lent)
     talk.forget()
-    # It ends in the step that loads.
+    # The request ends in the step that loads.
     talk.ask("once", once, answer=1)
     talk.forget()
     MODE.lends = False

@@ -1,4 +1,6 @@
-"""One vLLM in this process for all tests of this folder; a tiny model; a store per session."""
+"""One vLLM in this process for all tests of this folder; a tiny model; one store for the
+session.
+"""
 
 import json
 import os
@@ -19,7 +21,7 @@ os.environ.update(
     VLLM_NO_USAGE_STATS="1",
 )
 
-# The helpers beside this file, and the demonstration's server.
+# Makes the helpers beside this file, and the demonstration's server, importable.
 sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parents[3])]
 
 from harness import ROOT, Engine  # noqa: E402
@@ -41,7 +43,7 @@ def model() -> Path:
 
 @pytest.fixture
 def ask(tmp_path: Path) -> Ask:
-    """A vLLM of its own for a few prompts, with one store for a test; see `ask.py`."""
+    """Runs a separate vLLM for a few prompts, with one store for a test; see `ask.py`."""
     asked = 0
 
     def answers(

@@ -1,11 +1,11 @@
-"""vLLM in this process, as the tests ask it, and the prompts they ask with."""
+"""vLLM in this process, and prompts for it."""
 
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[3]
 BLOCK = 32
-# Few enough that the requests of the preemption test do not fit.
+# Too few for the requests of the preemption test together.
 BLOCKS = 40
 
 
@@ -30,13 +30,13 @@ class Engine:
 
     @property
     def scheduler(self) -> Any:
-        """That of vLLM, where it runs in this process."""
+        """Scheduler of vLLM, if it runs in this process."""
         return self.llm.llm_engine.engine_core.engine_core.scheduler
 
     def ask(
         self, *prompts: list[int], answer: int = 24, params: dict[str, Any] | None = None
     ) -> list[Any]:
-        """Greedy answers, all prompts at once; an output knows its `num_cached_tokens`."""
+        """Returns greedy answers to all prompts at once; an output has its `num_cached_tokens`."""
         from vllm import SamplingParams
 
         extra = {"kv_transfer_params": params} if params else None
@@ -50,35 +50,39 @@ class Engine:
         return [list(o.outputs[0].token_ids) for o in self.ask(*prompts, answer=answer)]
 
     def forget(self) -> None:
-        """Empties vLLM's own prefix cache; the store keeps everything, and has all of it: a probe
-        does not see a put that is under way.
+        """Empties vLLM's own prefix cache, after waiting until the store has all pages: a lookup
+        does not see puts in progress.
         """
 
-        def settle(_worker: object) -> None:  # here, so that workers of their own get it by value
+        def wait_for_saves(
+            _worker: object,
+        ) -> None:  # here, so that workers of their own get it by value
             from time import sleep
 
             from vllm.distributed.kv_transfer import get_kv_transfer_group
 
-            # Another connector has no such side, or is made of several.
+            # Another connector has no worker side, or consists of several.
             group = get_kv_transfer_group()
             sides = [
                 getattr(one, "_worker", None) for one in getattr(group, "_connectors", [group])
             ]
             side = next(filter(None, sides), None)
             while side and not all(
-                side._store.landed(ticket) for flight in side._flights for ticket in flight.tickets
+                side._store.is_done(ticket)
+                for pending in side._pending_saves
+                for ticket in pending.tickets
             ):
                 sleep(0.001)
-            if side and side._store.learns and side._store._store:
-                # And the tiers below have what they are to have.
+            if side and side._store.wants_timings and side._store._store:
+                # Also waits until lower tiers have their pages.
                 side._store._store.flush()
 
-        self.llm.collective_rpc(settle, timeout=60)
+        self.llm.collective_rpc(wait_for_saves, timeout=60)
         assert self.llm.reset_prefix_cache()
 
     def count(self, name: str, **labels: str) -> float:
-        """A counter of vLLM's metrics, summed over its other labels. Counts of the connector
-        travel with engine steps; a short answer brings the last ones.
+        """Returns a counter of vLLM's metrics, summed over its other labels. Counts of the
+        connector are reported with engine steps; a short answer makes the last ones arrive.
         """
         return sum(
             metric.value
@@ -94,5 +98,5 @@ class Engine:
 
 
 def prompt(seed: int, length: int = 300) -> list[int]:
-    """Token ids that no other seed's prompt begins with."""
+    """Returns token ids that no other seed's prompt begins with."""
     return [3 + (seed * 31 + place * (7 + seed)) % 290 for place in range(length)]

@@ -21,7 +21,7 @@ BLOCK = 32
 
 @dataclass
 class Mode:
-    """`fails`: from which block on a load fails, having filled the blocks with nothing of use."""
+    """`fails`: the block from which on a load fails, with useless bytes in the blocks."""
 
     remembers: bool = False
     lends: bool = False
@@ -40,7 +40,7 @@ class Facts(KVConnectorHandshakeMetadata):
 
 @dataclass
 class Work(KVConnectorMetadata):
-    """Prompts and their blocks; of those to fill, the first."""
+    """Prompts and their blocks; of blocks to fill, the first."""
 
     fill: list[tuple[tuple[int, ...], int, list[int]]] = field(default_factory=list)
     remember: list[tuple[tuple[int, ...], list[int]]] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""What the tests see and break at the connector's seams: digests of blocks, failing loads."""
+"""Probes at the connector's interfaces: digests of blocks, failing loads."""
 
 import hashlib
 from collections.abc import Iterator, Sequence
@@ -9,14 +9,14 @@ import torch
 
 from ritornello.vllm.matching import Prompt
 from ritornello.vllm.metadata import Load, Pages, StepMetadata
-from ritornello.vllm.store import QuietStore
-from ritornello.vllm.transfer import Arrival, Landing
+from ritornello.vllm.store import VllmStore
+from ritornello.vllm.transfer import LoadResult, PendingLoad
 from ritornello.vllm.worker import LOAD_SECONDS, WorkerSide
 
 
 def digests(worker: WorkerSide, pages: Pages) -> Iterator[tuple[bytes, int, str]]:
-    """Key, part and digest of the bytes of each block in all layers of its part, read through torch
-    and not through the pools.
+    """Yields key, part and digest of each block in all layers of its part, read through torch
+    instead of the pools.
     """
     assert worker._shard is not None
     for key, block in zip(pages.keys, pages.blocks, strict=True):
@@ -28,23 +28,23 @@ def digests(worker: WorkerSide, pages: Pages) -> Iterator[tuple[bytes, int, str]
 
 
 class Digests:
-    """Block digests by key and part: at save (a page that is computed again may differ in its last
-    bits and is offered again), and after load.
+    """Digests of blocks by key and part: at save (a recomputed page may differ in its last bits and
+    is offered again), and after load.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.saved: dict[tuple[bytes, int], set[str]] = {}
         self.loaded: dict[tuple[bytes, int], str] = {}
-        save, account = WorkerSide.save, WorkerSide._account
+        save, account = WorkerSide.save, WorkerSide._record_result
 
         def watched_save(worker: WorkerSide, metadata: StepMetadata) -> None:
-            if not worker._spoilt:
+            if not worker._step_failed:
                 for work in metadata.saves:
                     for key, name, found in digests(worker, work.pages):
                         self.saved.setdefault((key, name), set()).add(found)
             save(worker, metadata)
 
-        def watched_account(worker: WorkerSide, load: Load, landing: Landing) -> bool:
+        def watched_account(worker: WorkerSide, load: Load, landing: LoadResult) -> bool:
             bad = {(part, block) for part, _, block in landing.bad}
             for work in load.pages:
                 for (key, name, found), block in zip(
@@ -55,15 +55,15 @@ class Digests:
             return account(worker, load, landing)
 
         monkeypatch.setattr(WorkerSide, "save", watched_save)
-        monkeypatch.setattr(WorkerSide, "_account", watched_account)
+        monkeypatch.setattr(WorkerSide, "_record_result", watched_account)
 
     def all_came_back(self) -> bool:
-        """Whether every loaded block is, byte for byte, one that was saved under its key."""
+        """Returns whether every loaded block equals one that was saved under its key."""
         return all(found in self.saved.get(key, ()) for key, found in self.loaded.items())
 
 
 class BadOutcome:
-    """An outcome in which some pages did not come."""
+    """An outcome in which some pages failed."""
 
     def __init__(self, good: Any, bad: Sequence[int]) -> None:
         self.ok = [ok and place not in bad for place, ok in enumerate(good.ok)]
@@ -91,13 +91,13 @@ class BadTicket:
 
 
 def fail_loads(monkeypatch: pytest.MonkeyPatch, worker_pages: Sequence[int]) -> None:
-    """Every load says that these of its pages failed, after filling their blocks with noise."""
-    get, account = QuietStore.submit_get, WorkerSide._account
+    """Makes every load report these of its pages as failed, and fills their blocks with noise."""
+    get, account = VllmStore.submit_get, WorkerSide._record_result
 
-    def failing(store: QuietStore, *asked: Any) -> Any:
+    def failing(store: VllmStore, *asked: Any) -> Any:
         return BadTicket(get(store, *asked), worker_pages)
 
-    def noisy(worker: WorkerSide, load: Load, landing: Landing) -> bool:
+    def noisy(worker: WorkerSide, load: Load, landing: LoadResult) -> bool:
         assert worker._shard is not None
         for _, _, block in landing.bad:
             for cache in worker._shard.caches.values():
@@ -105,33 +105,33 @@ def fail_loads(monkeypatch: pytest.MonkeyPatch, worker_pages: Sequence[int]) -> 
                 tensor[block].fill_(7.0)
         return account(worker, load, landing)
 
-    monkeypatch.setattr(QuietStore, "submit_get", failing)
-    monkeypatch.setattr(WorkerSide, "_account", noisy)
+    monkeypatch.setattr(VllmStore, "submit_get", failing)
+    monkeypatch.setattr(WorkerSide, "_record_result", noisy)
 
 
 def slow_loads(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
-    """Every load looks unfinished for so long."""
-    landed = Arrival.landed
+    """Makes every load look unfinished for `seconds`."""
+    landed = PendingLoad.poll
 
-    def late(arrival: Arrival, now: float) -> Landing | None:
+    def late(arrival: PendingLoad, now: float) -> LoadResult | None:
         begun = arrival._deadline - LOAD_SECONDS
         return None if now < begun + seconds else landed(arrival, now)
 
-    monkeypatch.setattr(Arrival, "landed", late)
+    monkeypatch.setattr(PendingLoad, "poll", late)
 
 
 def evict_after_match(monkeypatch: pytest.MonkeyPatch, keep: int) -> None:
-    """What a match promised beyond its first `keep` pages is gone before it can be loaded."""
-    match = QuietStore.match
+    """Evicts the pages beyond the first `keep` that a lookup promised, before they are loaded."""
+    lookup = VllmStore.lookup
 
     def forgetful(
-        store: QuietStore, identity: Any, of: Any, keys: Any, ttl: float, prompt: Prompt
+        store: VllmStore, identity: Any, slices: Any, keys: Any, ttl: float, prompt: Prompt
     ) -> Any:
-        found = match(store, identity, of, keys, ttl, prompt)
+        found = lookup(store, identity, slices, keys, ttl, prompt)
         if found is not None and found.pages > keep and store._store is not None:
             store.release(found.lease)
-            for piece in of:
+            for piece in slices:
                 store._store.delete(identity.scope(piece), list(keys[keep : found.pages]))
         return found
 
-    monkeypatch.setattr(QuietStore, "match", forgetful)
+    monkeypatch.setattr(VllmStore, "lookup", forgetful)

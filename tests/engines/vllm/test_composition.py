@@ -40,16 +40,16 @@ def test_answers_survive_failed_foreign_load(tmp_path: Path, model: Path, order:
     said, hits = answers["said"], answers["hits"]
     assert answers["errors"] == 0
     assert "neither hits nor saves" not in answers["log"]
-    # The other connector filled blocks for three requests, for one of them wrong.
+    # The other connector filled blocks for three requests, for one of them wrongly.
     assert answers["lent"] == [CLAIMED // 32] * 3
     assert said["broken repaired"] == said["broken computed"]
     assert said["lent"] == said["lent computed"]
     assert said["once"] == said["once computed"][:1]
-    # What was saved meanwhile is right, and nothing was left out.
+    # What was saved meanwhile is right and complete.
     for name in ("broken", "lent", "once"):
         assert said[f"{name} stored"] == said[f"{name} computed"]
         assert hits[f"{name} stored"] == CLAIMED
-    # A failed load fails no request, though nobody set a policy.
+    # A failed load fails no request, although no policy was set.
     assert said["lent with a failure"] == said["lent computed"]
     assert "kv_load_failure_policy" in answers["log"]
 

@@ -1,7 +1,7 @@
-"""The connector interface of every supported vLLM, read in its sources and not imported.
+"""The connector interface of every supported vLLM, read from its sources without importing them.
 
-What the connector overrides must exist there with parameters it can take, and what it uses of
-vLLM's objects must still have its name.
+What the connector overrides must exist there with parameters it accepts, and what it uses of vLLM's
+objects must have the same names.
 """
 
 import ast
@@ -14,13 +14,13 @@ from harness import ROOT
 from ritornello.vllm.connector import RitornelloConnector
 from ritornello.vllm.interface import ABSTRACT, HOOKS, PARAMETERS
 from ritornello.vllm.support import SERVED
-from ritornello.vllm.weights.engine import ADMIT, CALLS, RESET
+from ritornello.vllm.weights.engine import ADMIT_METHOD, CALL_METHODS, RESET_METHOD
 from ritornello.vllm.weights.watch import (
-    OF_RUNNER,
-    OF_WORKER,
-    OF_WORKER_OPTIONAL,
-    RESUMES,
-    SUSPENDS,
+    RESUME_METHOD,
+    RUNNER_METHODS,
+    SUSPEND_METHODS,
+    WORKER_METHODS,
+    WORKER_METHODS_OPTIONAL,
 )
 
 NEXT = "0.33.0"
@@ -61,14 +61,14 @@ def is_abstract(method: ast.FunctionDef) -> bool:
     return any(getattr(mark, "id", "") == "abstractmethod" for mark in method.decorator_list)
 
 
-def test_the_base_class_is_the_one_we_know(sources: Path) -> None:
+def test_base_class_is_the_tested_one(sources: Path) -> None:
     base = methods(class_of(sources, BASE, "KVConnectorBase_V1"))
     assert {name for name, method in base.items() if is_abstract(method)} == ABSTRACT
     assert not HOOKS - set(base)
     assert tuple(argument.arg for argument in base["__init__"].args.args) == PARAMETERS
 
 
-def test_overrides_take_what_vllm_passes(sources: Path) -> None:
+def test_overrides_take_vllm_arguments(sources: Path) -> None:
     base = methods(class_of(sources, BASE, "KVConnectorBase_V1"))
     base |= methods(class_of(sources, BASE, "SupportsHMA"))
     ours = {name for name in vars(RitornelloConnector) if name in base and name != "__init__"}
@@ -92,18 +92,24 @@ def test_overrides_take_what_vllm_passes(sources: Path) -> None:
         ),
         ("vllm/v1/core/kv_cache_manager.py", "KVCacheBlocks", {"get_block_ids"}),
         ("vllm/v1/request.py", "Request", {"num_tokens", "get_skip_reading_prefix_cache"}),
-        ("vllm/v1/engine/core.py", "EngineCore", {*CALLS, RESET, ADMIT}),
+        ("vllm/v1/engine/core.py", "EngineCore", {*CALL_METHODS, RESET_METHOD, ADMIT_METHOD}),
         (
             "vllm/v1/worker/gpu_worker.py",
             "Worker",
-            {*OF_WORKER, *OF_WORKER_OPTIONAL, *SUSPENDS, RESUMES, "execute_model"},
+            {
+                *WORKER_METHODS,
+                *WORKER_METHODS_OPTIONAL,
+                *SUSPEND_METHODS,
+                RESUME_METHOD,
+                "execute_model",
+            },
         ),
-        ("vllm/v1/worker/gpu_model_runner.py", "GPUModelRunner", {*OF_RUNNER, "get_model"}),
-        ("vllm/v1/worker/gpu/model_runner.py", "GPUModelRunner", {*OF_RUNNER, "get_model"}),
+        ("vllm/v1/worker/gpu_model_runner.py", "GPUModelRunner", {*RUNNER_METHODS, "get_model"}),
+        ("vllm/v1/worker/gpu/model_runner.py", "GPUModelRunner", {*RUNNER_METHODS, "get_model"}),
         ("vllm/lora/worker_manager.py", "WorkerLoRAManager", {"_load_adapter"}),
     ],
 )
-def test_what_is_used_of_vllm_is_there(sources: Path, file: str, name: str, used: set[str]) -> None:
+def test_used_parts_of_vllm_exist(sources: Path, file: str, name: str, used: set[str]) -> None:
     assert not used - set(methods(class_of(sources, file, name)))
 
 
@@ -137,7 +143,7 @@ def test_what_is_used_of_vllm_is_there(sources: Path, file: str, name: str, used
             ["def has_unfinished_requests(self)", "def schedule(self"],
         ),
         ("vllm/v1/engine/core.py", [".set_xfer_handshake_metadata_pp_aware("]),
-        # Resets are seen where all of them pass through, and asked for in these words.
+        # Resets are observed where all of them pass, and requested under these names.
         (
             "vllm/v1/engine/core.py",
             [
@@ -146,7 +152,7 @@ def test_what_is_used_of_vllm_is_there(sources: Path, file: str, name: str, used
                 "if not self.reset_prefix_cache(",
             ],
         ),
-        # Adapters are loaded there and nowhere else.
+        # Adapters are loaded only there.
         ("vllm/lora/worker_manager.py", ["lora = self._load_adapter(lora_request)"]),
         ("vllm/lora/request.py", ["load_inplace: bool = False"]),
         ("vllm/v1/core/sched/output.py", ["total_num_scheduled_tokens: int"]),
@@ -157,7 +163,7 @@ def test_what_is_used_of_vllm_is_there(sources: Path, file: str, name: str, used
         ),
         (
             "vllm/v1/attention/backends/cpu_attn.py",
-            # Blocks are read head by head, keys of a head before its values.
+            # Blocks are read head by head, the keys of a head before its values.
             [
                 "view((num_blocks, num_kv_heads, block_size * 2, -1))",
                 "key_cache, value_cache = kv_cache.chunk(2, dim=2)",
@@ -165,21 +171,21 @@ def test_what_is_used_of_vllm_is_there(sources: Path, file: str, name: str, used
         ),
     ],
 )
-def test_names_are_still_spelled_so(sources: Path, file: str, texts: list[str]) -> None:
+def test_used_names_exist(sources: Path, file: str, texts: list[str]) -> None:
     code = (sources / file).read_text()
     assert [text for text in texts if text not in code] == []
 
 
-def test_the_failure_policy_is_read_after_the_connector_is_made(sources: Path) -> None:
+def test_failure_policy_is_read_after_constructor(sources: Path) -> None:
     code = (sources / "vllm/v1/core/sched/scheduler.py").read_text()
     made = code.index("KVConnectorFactory.create_connector(")
     assert made < code.index("kv_transfer_config.kv_load_failure_policy")
 
 
-def test_multi_connector_has_the_used_names(sources: Path) -> None:
+def test_multi_connector_has_used_names(sources: Path) -> None:
     folder = "vllm/distributed/kv_transfer/kv_connector"
     multi = methods(class_of(sources, f"{folder}/v1/multi_connector.py", "MultiConnector"))
-    # `composition.engine_config` reads it where the children are made.
+    # `composition.engine_config` reads it where children are constructed.
     assert "vllm_config" in [argument.arg for argument in multi["__init__"].args.args]
     assert "connector_cls(temp_config" in ast.unparse(multi["__init__"])
     factory = methods(class_of(sources, f"{folder}/factory.py", "KVConnectorFactory"))

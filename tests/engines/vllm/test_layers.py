@@ -1,10 +1,10 @@
-"""Loads that come layer by layer: pages of several groups of layers."""
+"""Loads by layer: pages with several groups of layers."""
 
 import pytest
 from ask import LENGTH
 from conftest import Ask
 
-# Twelve layers of 32 KiB an object: three groups.
+# Twelve layers of 32 KiB for each object: three groups.
 SHAPE, BLOCK = "demo", 128
 CLAIMED = (LENGTH - 1) // BLOCK * BLOCK
 
@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(1500)]
 
 
 @pytest.mark.parametrize("bad", [[0], [1]])
-def test_answers_are_the_same_layer_by_layer(ask: Ask, bad: list[int]) -> None:
+def test_layer_loads_give_same_answers(ask: Ask, bad: list[int]) -> None:
     cold = ask([1, 2], SHAPE, bad=bad, block_size=BLOCK)
     assert [answer["stored_hits"] for answer in cold["answers"]] == [CLAIMED] * 2
     assert (cold["counts"]["layer_loads"], cold["counts"]["step_loads"]) == (4, 0)
@@ -20,7 +20,7 @@ def test_answers_are_the_same_layer_by_layer(ask: Ask, bad: list[int]) -> None:
     for answer in cold["answers"]:
         assert answer["first"] == answer["stored"] == answer["broken"]
     warm = ask([1, 2], SHAPE, bad=bad, block_size=BLOCK)
-    # The first step cannot know that vLLM announces its layers.
+    # The first step does not know yet that vLLM announces its layers.
     assert (warm["counts"]["layer_loads"], warm["counts"]["step_loads"]) == (5, 1)
     for before, after in zip(cold["answers"], warm["answers"], strict=True):
         assert after["first_hits"] == CLAIMED

@@ -1,4 +1,4 @@
-"""Scheduler and worker in one process: answers, bytes, and what happens when loads fail."""
+"""Scheduler and worker in one process: answers, bytes, and failing loads."""
 
 from pathlib import Path
 from time import monotonic, sleep
@@ -9,13 +9,13 @@ from harness import BLOCK, Engine, prompt
 from probes import Digests, evict_after_match, fail_loads
 
 from ritornello import Store
-from ritornello.vllm.store import QuietStore
+from ritornello.vllm.store import VllmStore
 
 # Full pages of a 300-token prompt, without the page of its last token.
 CLAIMED = 299 // BLOCK * BLOCK
 
 
-def test_a_warm_answer_equals_the_one_from_vllm_s_own_cache(engine: Engine) -> None:
+def test_warm_answer_equals_that_of_own_cache(engine: Engine) -> None:
     asked = prompt(1)
     engine.ask(asked)
     local = engine.ask(asked)[0]
@@ -27,7 +27,7 @@ def test_a_warm_answer_equals_the_one_from_vllm_s_own_cache(engine: Engine) -> N
     assert warm.outputs[0].token_ids == local.outputs[0].token_ids
 
 
-def test_the_bytes_of_a_block_come_back(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_block_bytes_are_restored(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     digests = Digests(monkeypatch)
     asked = prompt(2, 500)
     engine.ask(asked)
@@ -37,7 +37,7 @@ def test_the_bytes_of_a_block_come_back(engine: Engine, monkeypatch: pytest.Monk
     assert digests.all_came_back()
 
 
-def test_pages_filled_while_decoding_are_saved(engine: Engine) -> None:
+def test_pages_filled_by_decoding_are_saved(engine: Engine) -> None:
     asked = prompt(3, 40)
     answer = engine.tokens(asked, answer=200)[0]
     engine.forget()
@@ -47,14 +47,14 @@ def test_pages_filled_while_decoding_are_saved(engine: Engine) -> None:
     assert engine.ask(follow_up)[0].num_cached_tokens == expected
 
 
-def test_the_last_token_is_never_claimed(engine: Engine) -> None:
+def test_last_token_is_never_claimed(engine: Engine) -> None:
     asked = prompt(4, 4 * BLOCK)
     engine.ask(asked)
     engine.forget()
     assert engine.ask(asked)[0].num_cached_tokens == 3 * BLOCK
 
 
-def test_a_longer_prompt_loads_only_what_is_not_local(engine: Engine) -> None:
+def test_longer_prompt_loads_missing_pages_only(engine: Engine) -> None:
     asked = prompt(5, 320)
     engine.ask(asked)
     engine.forget()
@@ -64,7 +64,7 @@ def test_a_longer_prompt_loads_only_what_is_not_local(engine: Engine) -> None:
     assert engine.external_tokens() - before == 288 - 128
 
 
-def test_failed_pages_are_computed_and_the_answer_is_the_same(
+def test_failed_pages_are_recomputed_with_same_answer(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = prompt(6)
@@ -73,13 +73,13 @@ def test_failed_pages_are_computed_and_the_answer_is_the_same(
     with monkeypatch.context() as broken:
         fail_loads(broken, [3, 5])
         assert engine.tokens(asked) == expected
-    # vLLM recomputed the blocks in place; what it serves from them now is right too.
+    # vLLM recomputed the blocks in place; its own hits on them are right too.
     assert engine.tokens(asked) == expected
     engine.forget()
     assert engine.tokens(asked) == expected
 
 
-def test_nothing_computed_over_a_failed_load_is_saved(
+def test_pages_over_failed_load_are_not_saved(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     digests = Digests(monkeypatch)
@@ -91,14 +91,14 @@ def test_nothing_computed_over_a_failed_load_is_saved(
         fail_loads(broken, [2])
         wrong_if_saved = engine.tokens(longer)
     engine.forget()
-    # Every page of the longer prompt was saved after its recomputation, from sound blocks.
+    # Every page of the longer prompt was saved after its recomputation, from valid blocks.
     again = engine.ask(longer)[0]
     assert again.num_cached_tokens == 399 // BLOCK * BLOCK
     assert list(again.outputs[0].token_ids) == wrong_if_saved[0]
     assert digests.all_came_back()
 
 
-def test_requests_that_share_a_failed_load_answer_the_same(
+def test_requests_sharing_failed_load_answer_same(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stem = prompt(9, 256)
@@ -111,7 +111,7 @@ def test_requests_that_share_a_failed_load_answer_the_same(
     assert engine.tokens(*both) == expected
 
 
-def test_eviction_between_match_and_load_costs_time_only(
+def test_eviction_before_load_costs_time_only(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = prompt(12)
@@ -121,13 +121,13 @@ def test_eviction_between_match_and_load_costs_time_only(
         evict_after_match(broken, keep=4)
         assert engine.tokens(asked) == expected
     engine.forget()
-    # What was evicted has been saved again.
+    # Evicted pages were saved again.
     again = engine.ask(asked)[0]
     assert again.num_cached_tokens == CLAIMED
     assert list(again.outputs[0].token_ids) == expected[0]
 
 
-def test_preemption_while_saving_keeps_bytes_and_answers_right(
+def test_preemption_while_saving_keeps_bytes_right(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     digests = Digests(monkeypatch)
@@ -143,7 +143,7 @@ def test_preemption_while_saving_keeps_bytes_and_answers_right(
     assert digests.all_came_back()
 
 
-def test_one_request_can_decline(engine: Engine) -> None:
+def test_request_can_opt_out(engine: Engine) -> None:
     secret = prompt(17)
     engine.ask(secret, params={"ritornello.no_store": True})
     engine.forget()
@@ -156,14 +156,14 @@ def test_one_request_can_decline(engine: Engine) -> None:
     assert engine.ask(secret)[0].num_cached_tokens == CLAIMED
 
 
-def test_one_request_can_ask_to_stay(engine: Engine, store_path: Path) -> None:
+def test_request_can_retain_pages(engine: Engine, store_path: Path) -> None:
     def retained() -> int:
         with Store.open(str(store_path)) as store:
             store.flush()
             return int(store.stats()["retained_bytes"])
 
     def grown(before: int) -> int:
-        """It is written in the background."""
+        """The figure is written in the background."""
         deadline = monotonic() + 30
         while (now := retained()) <= before and monotonic() < deadline:
             sleep(0.05)
@@ -180,7 +180,7 @@ def test_one_request_can_ask_to_stay(engine: Engine, store_path: Path) -> None:
     assert grown(first) > first, "what was stored before is kept as well"
 
 
-def test_a_reset_hides_what_was_stored_before(engine: Engine) -> None:
+def test_reset_hides_earlier_pages(engine: Engine) -> None:
     asked = prompt(18)
     engine.ask(asked)
     assert engine.llm.reset_prefix_cache(reset_connector=True)
@@ -189,9 +189,7 @@ def test_a_reset_hides_what_was_stored_before(engine: Engine) -> None:
     assert engine.ask(asked)[0].num_cached_tokens == CLAIMED
 
 
-def test_a_store_that_throws_costs_hits_only(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_raising_store_costs_hits_only(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = prompt(19)
     expected = engine.tokens(asked)
     engine.forget()
@@ -201,7 +199,7 @@ def test_a_store_that_throws_costs_hits_only(
             raise RuntimeError("the disk has left the building")
 
     with monkeypatch.context() as broken:
-        broken.setattr(QuietStore, "_opened", lambda store: Broken())
+        broken.setattr(VllmStore, "_ensure_open", lambda store: Broken())
         output = engine.ask(asked)[0]
     assert output.num_cached_tokens == 0
     assert list(output.outputs[0].token_ids) == expected[0]
@@ -209,7 +207,7 @@ def test_a_store_that_throws_costs_hits_only(
     assert engine.ask(asked)[0].num_cached_tokens == CLAIMED
 
 
-def test_counters_tell_what_happened(engine: Engine) -> None:
+def test_counters_match_events(engine: Engine) -> None:
     names = ("probed_pages", "hit_pages", "loaded_pages", "saved_pages", "steps", "errors")
 
     def counts() -> dict[str, float]:

@@ -1,6 +1,6 @@
-"""Real engines of several worker processes: what one of them stored, another one finds.
+"""Real engines of several worker processes: pages that one engine stored are found by another.
 
-Each runs as a program of its own (`ask.py`), because vLLM cannot change its number of workers. In
+Each runs as a separate program (`ask.py`), because vLLM cannot change its number of workers, and in
 float32, so that answers do not depend on the order in which workers add up.
 """
 
@@ -23,7 +23,7 @@ def hits(found: dict[str, Any]) -> list[float]:
     return [answer["first_hits"] for answer in found["answers"]]
 
 
-def test_pages_of_two_workers_are_found_by_two_by_one_and_by_four(ask: Ask) -> None:
+def test_pages_are_found_by_other_worker_counts(ask: Ask) -> None:
     cold = ask([1, 2], **FLOAT, tensor_parallel_size=2)
     assert hits(cold) == [0, 0]
     assert [answer["stored_hits"] for answer in cold["answers"]] == [CLAIMED] * 2
@@ -41,7 +41,7 @@ def test_pages_of_two_workers_are_found_by_two_by_one_and_by_four(ask: Ask) -> N
     assert four["counts"]["saved_bytes"] == filled * layers * heads * HEAD_BYTES
 
 
-def test_pages_of_two_stages_are_found_by_two_stages_only(ask: Ask) -> None:
+def test_pages_of_two_stages_need_two_stages(ask: Ask) -> None:
     cold = ask([1], **FLOAT, pipeline_parallel_size=2)
     assert [answer["stored_hits"] for answer in cold["answers"]] == [CLAIMED]
     warm = ask([1, 2], **FLOAT, pipeline_parallel_size=2)
@@ -50,7 +50,7 @@ def test_pages_of_two_stages_are_found_by_two_stages_only(ask: Ask) -> None:
     assert hits(ask([1], **FLOAT)) == [0]
 
 
-def test_heads_that_are_too_small_to_part_are_said_once(ask: Ask) -> None:
+def test_inseparable_heads_are_logged_once(ask: Ask) -> None:
     small = ask([1], tensor_parallel_size=2)
     assert small["log"].count("not found at another tensor parallel size than 2") == 1
     assert [answer["stored_hits"] for answer in small["answers"]] == [(LENGTH - 1) // 32 * 32]

@@ -1,4 +1,4 @@
-"""Models that keep other KV than that of full attention: windows beside it, latent vectors."""
+"""Models with other KV than that of full attention: windows beside it, latent vectors."""
 
 import pytest
 from ask import LENGTH
@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(1500)]
 
 
 @pytest.mark.parametrize("bad", [[0], [2]])
-def test_windows_are_restored_with_the_rest(ask: Ask, bad: list[int]) -> None:
+def test_windows_are_restored_with_full_attention(ask: Ask, bad: list[int]) -> None:
     cold = ask([1, 2], "windows", num_gpu_blocks_override=200)
     assert [answer["first_hits"] for answer in cold["answers"]] == [0, 0]
     assert [answer["stored_hits"] for answer in cold["answers"]] == [CLAIMED] * 2
@@ -21,7 +21,7 @@ def test_windows_are_restored_with_the_rest(ask: Ask, bad: list[int]) -> None:
     for before, after in zip(cold["answers"], warm["answers"], strict=False):
         assert after["first"] == after["stored"] == before["stored"]
     for after in warm["answers"]:
-        # vLLM cannot be told which blocks of several groups failed: all is computed.
+        # vLLM cannot learn which blocks of several groups failed: the whole request is computed.
         assert after["broken"] == after["stored"]
 
 
@@ -33,9 +33,9 @@ def test_two_workers_restore_windows(ask: Ask) -> None:
     assert warm["answers"][0]["first"] == cold["answers"][0]["stored"]
 
 
-def test_latent_attention_that_cannot_go_on_after_a_prefix_is_left_alone(ask: Ask) -> None:
+def test_latent_attention_without_prefix_caching_is_refused(ask: Ask) -> None:
     found = ask([1], "latent", num_gpu_blocks_override=200)
-    # Without AMX vLLM's kernels for it read no prefix, and prefix caching is off.
+    # Without AMX vLLM's kernels for latent attention read no prefix, and prefix caching is off.
     if "prefix caching to be disabled" in found["log"]:
         assert found["log"].count("prefix caching is off: latent attention") == 1
         assert found["answers"][0]["stored_hits"] == 0

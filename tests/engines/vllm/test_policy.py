@@ -1,4 +1,4 @@
-"""What the connector asks of the store's policy, on a configuration that vLLM would give it."""
+"""The connector's use of the store's policy, with a configuration like vLLM's."""
 
 import logging
 from pathlib import Path
@@ -12,11 +12,11 @@ from ritornello.vllm import RitornelloConnector
 
 
 class FullAttentionSpec(SimpleNamespace):
-    """Stands for vLLM's: support goes by the exact type's name."""
+    """Stand-in for vLLM's class: support is decided by the exact type name."""
 
 
 def connector(store: Path, hashes: str) -> RitornelloConnector:
-    """The scheduler's."""
+    """Returns the scheduler's connector."""
     transfer = SimpleNamespace(
         kv_connector_extra_config={"path": str(store), "capacity": "1GiB"},
         kv_load_failure_policy="",
@@ -35,7 +35,7 @@ def connector(store: Path, hashes: str) -> RitornelloConnector:
     return RitornelloConnector(config, KVConnectorRole.SCHEDULER, caches)
 
 
-def test_weak_hashes_need_a_permission(
+def test_weak_hashes_need_permission(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("PYTHONHASHSEED", "0")
@@ -46,7 +46,7 @@ def test_weak_hashes_need_a_permission(
     assert "allow_weak_hashes = true" in said
     assert str(store / "policy.toml") in said
     assert said.endswith("neither hits nor saves")
-    # The workers' facts are not looked at: there is no side that could claim or save.
+    # The workers' facts are ignored: no side could claim or save.
     refused.set_xfer_handshake_metadata_pp_aware({})
     assert refused.get_num_new_matched_tokens(SimpleNamespace(request_id="r"), 0) == (0, False)  # type: ignore[arg-type]
     refused.shutdown()
@@ -54,6 +54,6 @@ def test_weak_hashes_need_a_permission(
     (store / "policy.toml").write_text("allow_weak_hashes = true")
     for hashes in ("xxhash_cbor", "sha256"):
         served = connector(store, hashes)
-        assert not served._why
+        assert not served._refusal
         served.shutdown()
     assert not [line for line in caplog.messages if line.startswith("ritornello: ")]

@@ -38,7 +38,7 @@ def serve(model: Path, tmp_path: Path) -> Callable[..., Server]:
 
 
 def cached(server: Server, asked: list[int], params: dict[str, bool] | None = None) -> int:
-    """Prompt tokens that came from the store, for one question."""
+    """Returns the prompt tokens that came from the store, for one question."""
     before = server.counters().tokens()
     body = {"model": "demo", "prompt": asked, "max_tokens": 4, "kv_transfer_params": params or {}}
     request = urllib.request.Request(
@@ -52,7 +52,7 @@ def cached(server: Server, asked: list[int], params: dict[str, bool] | None = No
     return after["external"] - before["external"]
 
 
-def test_a_new_process_answers_from_the_store(serve: Callable[..., Server]) -> None:
+def test_new_process_answers_from_store(serve: Callable[..., Server]) -> None:
     first, second, third = (prompt(seed, LENGTH) for seed in (31, 32, 33))
     with serve("cold") as server:
         assert cached(server, first) == 0

@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(1500)]
 
 
 @pytest.fixture
-def far(tmp_path: Path) -> Path:
+def remote_folder(tmp_path: Path) -> Path:
     folder = tmp_path / "far"
     folder.mkdir()
     return folder
@@ -40,10 +40,10 @@ def tokens(answers: dict[str, Any], name: str) -> list[list[int]]:
     return [one[name] for one in answers["answers"]]
 
 
-def test_every_tier_gives_back_what_was_computed_once(ask: Ask, tmp_path: Path, far: Path) -> None:
+def test_every_tier_restores_pages(ask: Ask, tmp_path: Path, remote_folder: Path) -> None:
     def machine(name: str) -> dict[str, Any]:
         here = tmp_path / name
-        tiers = (f"host 64MiB {here}/host", f"disk {here}/disk 256MiB", f"file://{far}")
+        tiers = (f"host 64MiB {here}/host", f"disk {here}/disk 256MiB", f"file://{remote_folder}")
         return over(*tiers, prefetch="wait_complete", gate="always")
 
     first = ask(SEEDS, **machine("one"))
@@ -52,15 +52,15 @@ def test_every_tier_gives_back_what_was_computed_once(ask: Ask, tmp_path: Path, 
     assert first["counts"]["host"] == 2 * CLAIMED
     assert tokens(first, "first") == tokens(first, "stored")
 
-    # Restarted: memory was lost, the disk was not.
+    # After a restart: memory was lost, the disk was not.
     shutil.rmtree(tmp_path / "one/host")
     again = ask(SEEDS, **machine("one"))
     assert hits(again, "first") == [CLAIMED, CLAIMED]
     assert again["counts"]["disk"] == 2 * CLAIMED
-    # What was read from the disk is in memory now.
+    # Pages read from the disk are in memory now.
     assert again["counts"]["host"] == 2 * CLAIMED
 
-    # Another machine finds it through the remote.
+    # Another machine finds the pages through the remote.
     other = ask(SEEDS, **machine("two"))
     assert hits(other, "first") == [CLAIMED, CLAIMED]
     assert other["counts"]["external_unspecified"] == 2 * CLAIMED
@@ -68,12 +68,12 @@ def test_every_tier_gives_back_what_was_computed_once(ask: Ask, tmp_path: Path, 
         assert tokens(again, name) == tokens(other, name) == tokens(first, "first")
 
 
-def test_a_remote_that_is_down_costs_nothing_that_is_here(
+def test_unreachable_remote_keeps_local_hits(
     ask: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "nothing")
-    # Nobody listens on this port.
+    # No server listens on this port.
     nowhere = "s3://bucket?endpoint=http://127.0.0.1:9&region=us-east-1"
     answers = ask(SEEDS, **over(f"host 64MiB {tmp_path}/host", nowhere, gate="always"))
     assert hits(answers, "first") == [0, 0]
@@ -81,16 +81,16 @@ def test_a_remote_that_is_down_costs_nothing_that_is_here(
     assert tokens(answers, "first") == tokens(answers, "stored")
 
 
-def test_a_gate_that_never_opens_computes_everything(ask: Ask, tmp_path: Path) -> None:
+def test_closed_gate_computes_everything(ask: Ask, tmp_path: Path) -> None:
     answers = ask(SEEDS, **over(f"host 64MiB {tmp_path}/host", gate="never"))
     assert hits(answers, "stored") == [0, 0]
     assert answers["counts"]["loaded_pages"] == 0
     assert answers["counts"]["saved_pages"] > 0
 
 
-def test_several_workers_share_the_tiers(ask: Ask, tmp_path: Path, far: Path) -> None:
+def test_several_workers_share_tiers(ask: Ask, tmp_path: Path, remote_folder: Path) -> None:
     def machine(name: str, ranks: int) -> dict[str, Any]:
-        tiers = (f"host 64MiB {tmp_path}/{name}", f"file://{far}")
+        tiers = (f"host 64MiB {tmp_path}/{name}", f"file://{remote_folder}")
         exact = {"dtype": "float32", "block_size": 64, "tensor_parallel_size": ranks}
         return over(*tiers, prefetch="wait_complete", gate="always") | exact
 

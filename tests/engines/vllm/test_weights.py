@@ -1,4 +1,6 @@
-"""Weights that change while vLLM serves: what `weights.py` does to them, and what is found then."""
+"""Weights that change while vLLM serves: the changes of `weights.py`, and what is found after
+them.
+"""
 
 import json
 import subprocess
@@ -51,33 +53,33 @@ def test_no_page_of_other_weights_is_loaded(said: Said, change: str) -> None:
     assert said[change]["tokens"] == said[change]["expected"]
 
 
-def test_the_weights_did_change(said: Said) -> None:
+def test_weights_changed(said: Said) -> None:
     assert said["after a call"]["tokens"] != said["files 1"]["tokens"]
     assert said["adapter replaced"]["tokens"] != said["reloaded, adapter"]["tokens"]
     assert said["unannounced"]["tokens"] != said["reloaded"]["tokens"]
     assert said["unannounced data"]["tokens"] == said["reloaded"]["tokens"], "twice"
 
 
-def test_nothing_is_saved_before_the_reset(said: Said) -> None:
+def test_nothing_is_saved_before_reset(said: Said) -> None:
     for name in ("no reset", "unannounced", "unannounced data"):
         assert said[name]["saved_pages"] == 0, name
     assert said["no reset, again"]["loaded_pages"] == 0
 
 
-def test_the_new_epoch_is_served(said: Said) -> None:
+def test_new_epoch_is_served(said: Said) -> None:
     again = said["again in the new epoch"]
     assert again["loaded_pages"] == CLAIMED
     assert again["tokens"] == again["expected"] == said["new epoch"]["tokens"]
 
 
-def test_an_empty_engine_needs_no_reset(said: Said) -> None:
+def test_empty_engine_needs_no_reset(said: Said) -> None:
     assert said["empty"]["loaded_pages"] == 0
     assert said["empty, again"]["loaded_pages"] == CLAIMED
     assert said["empty, again"]["tokens"] == said["empty, again"]["expected"]
 
 
-def test_a_restart_finds_pages_of_the_files_only(model: Path, store: Path, said: Said) -> None:
-    """What was computed with the weights of the files, but after a change, is not among them."""
+def test_restart_finds_pages_of_file_weights_only(model: Path, store: Path, said: Said) -> None:
+    """Pages computed with the files' weights, but after a change, are not found."""
     files = run("restart", model, store)
     assert {name: answer["loaded_pages"] for name, answer in files.items()} == {
         "files 1": CLAIMED,

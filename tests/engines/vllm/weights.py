@@ -1,9 +1,9 @@
 """One vLLM whose weights change while it serves: `weights.py SCENARIO MODEL STORE`.
 
-The scenario `change` changes the weights in every way there is; `restart` is the next engine, with
-the weights of the files; `ranks` is an engine of two workers, of which one changes its weights.
-Prints a line of JSON: by question the tokens of the answer, how many pages were loaded from the
-store for it and saved to the store, and the tokens that vLLM computes itself (`expected`).
+The scenario `change` changes the weights in every possible way; `restart` is the next engine, with
+the weights of the files; `ranks` is an engine of two workers, one of which changes its weights.
+Prints a line of JSON: by question the tokens of the answer, the pages loaded from and saved to the
+store for it, and the tokens that vLLM computes itself (`expected`).
 """
 
 import json
@@ -22,7 +22,7 @@ REPLY = "ANSWERS "
 
 
 def flip(worker: Any) -> None:
-    """Every tensor of the model back to front. Twice: the weights of the files again."""
+    """Reverses every tensor of the model. Twice: the weights of the files again."""
     import torch
 
     with torch.no_grad():
@@ -31,13 +31,13 @@ def flip(worker: Any) -> None:
 
 
 def flip_data(worker: Any) -> None:
-    """The same, past PyTorch's version counters."""
+    """Reverses every tensor past PyTorch's version counters."""
     for parameter in worker.model_runner.get_model().parameters():
         parameter.data.copy_(parameter.data.flip(0))
 
 
 def flip_soon(worker: Any) -> None:
-    """In the second worker, from a thread, when no call is under way."""
+    """Reverses the second worker's tensors, from a thread, when no call is in progress."""
     from threading import Timer
 
     if worker.rank == 1:
@@ -45,7 +45,7 @@ def flip_soon(worker: Any) -> None:
 
 
 def make_adapter(folder: Path, seed: int) -> None:
-    """A LoRA adapter of the tiny model, written over the one before it."""
+    """Writes a LoRA adapter of the tiny model over the previous one."""
     import torch
     from safetensors.torch import save_file
 
@@ -62,7 +62,7 @@ def make_adapter(folder: Path, seed: int) -> None:
 
 
 def make_other(model: str, folder: Path) -> str:
-    """The model with other weights."""
+    """Makes the model with other weights."""
     from safetensors.torch import load_file, save_file
 
     shutil.copytree(model, folder)
@@ -72,13 +72,13 @@ def make_other(model: str, folder: Path) -> str:
     return str(folder)
 
 
-class Changing:
+class WeightScenario:
     def __init__(self, model: str, store: str, **options: Any) -> None:
         self.engine = Engine(Path(model), Path(store), **options)
         self.said: dict[str, dict[str, Any]] = {}
 
     def ask(self, name: str, seed: int, adapter: Any = None) -> None:
-        self._land_saves()
+        self._wait_for_saves()
         before = self._counts()
         tokens = self._answer(seed, adapter)
         self.engine.tokens([1, 2, 3], answer=2)
@@ -86,26 +86,26 @@ class Changing:
         self.said[name] = {"tokens": tokens, **moved}
 
     def compare(self, name: str, seed: int, adapter: Any = None) -> None:
-        """Asks, resets vLLM's cache, and has vLLM compute the same alone."""
+        """Asks, resets vLLM's cache, and lets vLLM compute the same without the store."""
         self.ask(name, seed, adapter)
         self.reset()
         self.said[name]["expected"] = self._answer(seed, adapter, alone=True)
         self.reset()
 
     def forget(self) -> None:
-        """Leaves nothing of what was asked in the cache of vLLM, which is in use nevertheless."""
+        """Removes what was asked from vLLM's cache, although blocks are in use."""
         self.engine.forget()
         self.engine.tokens([1, 2, 3], answer=2)
 
     def reset(self) -> None:
-        """Empties the cache of vLLM, without its connector."""
+        """Empties vLLM's cache, without its connector."""
         assert self.engine.llm.reset_prefix_cache()
 
     def call(self, method: Any, **named: Any) -> None:
         self.engine.llm.collective_rpc(method, kwargs=named)
 
     def unseen(self, change: Any) -> None:
-        """A change that no call of vLLM's announces."""
+        """Makes a change that no call of vLLM announces."""
         core = self.engine.llm.llm_engine.engine_core
         change(core.engine_core.model_executor.driver_worker)
 
@@ -125,11 +125,13 @@ class Changing:
         )
         return list(output.outputs[0].token_ids)
 
-    def _land_saves(self) -> None:
-        """A save is counted by a step behind its end: those of earlier questions are."""
+    def _wait_for_saves(self) -> None:
+        """Waits until saves of earlier questions are counted, which happens a step after their
+        end.
+        """
         from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
 
-        while has_kv_transfer_group() and get_kv_transfer_group()._worker._flights:
+        while has_kv_transfer_group() and get_kv_transfer_group()._worker._pending_saves:
             sleep(0.05)
             self.engine.tokens([1, 2, 3], answer=2)
 
@@ -138,10 +140,10 @@ class Changing:
         return {name: self.engine.count(f"vllm:ritornello_{name}") for name in names}
 
 
-def change(model: str, store: str) -> Changing:
+def change(model: str, store: str) -> WeightScenario:
     from vllm.lora.request import LoRARequest
 
-    engine = Changing(model, store, enable_lora=True, max_lora_rank=8)
+    engine = WeightScenario(model, store, enable_lora=True, max_lora_rank=8)
     folder = Path(store).parent / "adapter"
     make_adapter(folder, 1)
     adapter = LoRARequest("adapter", 1, str(folder))
@@ -176,7 +178,7 @@ def change(model: str, store: str) -> Changing:
     engine.compare("adapter replaced", 5, adapter)
     engine.ask("adapter replaced, base", 5)
     engine.engine.forget()
-    # Nothing announces it: the versions of parameters, and a sample of their bytes.
+    # Unannounced changes: versions of parameters, and a sample of their bytes.
     engine.unseen(flip)
     engine.compare("unannounced", 5)
     engine.ask("unannounced, new epoch", 5)
@@ -184,7 +186,7 @@ def change(model: str, store: str) -> Changing:
     engine.unseen(flip_data)
     sleep(2 * SAMPLE_SECONDS)
     engine.compare("unannounced data", 5)
-    # A pause empties the cache of vLLM: no other reset is needed.
+    # A pause empties vLLM's cache: no other reset is needed.
     core = engine.engine.llm.llm_engine.engine_core.engine_core
     engine.engine.tokens([1, 2, 3], answer=2)
     core.pause_scheduler("abort")
@@ -196,15 +198,15 @@ def change(model: str, store: str) -> Changing:
     return engine
 
 
-def restart(model: str, store: str) -> Changing:
-    engine = Changing(model, store)
+def restart(model: str, store: str) -> WeightScenario:
+    engine = WeightScenario(model, store)
     for seed in (1, 3, 4, 5):
         engine.compare(f"files {seed}", seed)
     return engine
 
 
-def ranks(model: str, store: str) -> Changing:
-    engine = Changing(model, store, tensor_parallel_size=2, dtype="float32", block_size=64)
+def ranks(model: str, store: str) -> WeightScenario:
+    engine = WeightScenario(model, store, tensor_parallel_size=2, dtype="float32", block_size=64)
     engine.call(make_room_between_stages)
     engine.ask("files 1", 1)
     engine.engine.forget()

@@ -1,5 +1,5 @@
 """One vLLM with its own offloading in this process, our tier behind it, and a store that another
-process has filled. A folder of its own, because a process holds one connector.
+process has filled. Has its own folder, because a process holds one connector.
 """
 
 import json
@@ -22,7 +22,7 @@ ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
 }
 os.environ.update(ENVIRONMENT)
-# What the connector's tests share, and the demonstration's server that they share with it.
+# Makes the connector tests' helpers and the demonstration's server importable.
 sys.path[:0] = [str(HERE), str(HERE.parent / "vllm"), str(HERE.parents[2])]
 
 from harness import ROOT, prompt  # noqa: E402
@@ -32,7 +32,7 @@ import ritornello as rt  # noqa: E402
 
 # Small, so that tests fill it.
 STORE: dict[str, Any] = {"capacity": "64MiB", "segment_bytes": 4 << 20}
-# Prompts the other process has asked; the second does not fit beside the first.
+# Prompts of the other process; the second does not fit beside the first.
 FIRST, SECOND = prompt(1), prompt(2, 500)
 
 OWNER = """
@@ -45,7 +45,7 @@ sys.stdin.read()
 
 
 class Other:
-    """The same engine in another process, told what to do line by line."""
+    """The same engine in another process, controlled line by line."""
 
     def __init__(self, model: Path, store_path: Path) -> None:
         asked = {"model": str(model), "tiers": [ritornello_tier(store_path)]}
@@ -93,8 +93,8 @@ def store_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def told(model: Path, store_path: Path) -> dict[str, Any]:
-    """What another engine answered. It was a client of the process that owned the store, which
-    was killed before the last answers.
+    """Answers of another engine. It was a client of the process that owned the store, which was
+    killed before the last answers.
     """
     owner = subprocess.Popen(
         [sys.executable, "-c", OWNER, store_path],

@@ -1,5 +1,5 @@
-"""Under vLLM's real tiering manager: answers, bytes, and what happens when loads fail, requests
-are aborted, the cache is reset, or the store is gone.
+"""Under vLLM's real tiering manager: answers, bytes, failing loads, aborted requests, resets of the
+cache, and a missing store.
 """
 
 from time import monotonic, sleep
@@ -17,7 +17,7 @@ from ritornello.vllm.tier.tier import Tier
 
 
 def cached(asked: list[int]) -> int:
-    """Tokens of full chunks, without the chunk of the last token."""
+    """Returns the tokens of full chunks, without the chunk of the last token."""
     return (len(asked) - 1) // BLOCK * BLOCK
 
 
@@ -27,58 +27,56 @@ def ask(engine: TierEngine, asked: list[int]) -> dict[str, Any]:
 
 
 def assert_quiet(engine: TierEngine) -> None:
-    """Nothing runs, nothing is held, and nothing known but the request whose end vLLM will tell
-    with its next step.
+    """Asserts that no job runs, no lease is held, and at most one request is known: the one whose
+    end vLLM reports with its next step.
     """
     for _ in range(2):
         engine.ask([1, 2, 3], answer=2)
         engine.tier._jobs.wait(60)
     tier = engine.tier
     leases = tier._store._store.stats()["leases"]
-    assert (len(tier._jobs), tier._fresh, leases) == (0, set(), 0)
-    assert len(tier._asked) <= 1
+    assert (len(tier._jobs), tier._active_requests, leases) == (0, set(), 0)
+    assert len(tier._requests) <= 1
 
 
-def test_a_client_of_another_process_finds_what_it_stored(told: dict[str, Any]) -> None:
+def test_client_finds_its_own_chunks(told: dict[str, Any]) -> None:
     assert [answer["cached"] for answer in told["cold"]] == [0, 0]
     assert [answer["cached"] for answer in told["client"]] == [cached(FIRST), cached(SECOND)]
     assert [a["tokens"] for a in told["client"]] == [a["tokens"] for a in told["cold"]]
     counts = told["client_counts"]
-    # A chunk is counted again when vLLM asks again: what it loads to may have been full.
+    # A chunk is counted again if vLLM asks again: its target may have been full.
     assert counts["tiering_chunk_hits"] >= len(FIRST) // BLOCK + len(SECOND) // BLOCK
     assert "tiering_promotion_job_failures" not in counts
     assert "ritornello_errors" not in counts
 
 
-def test_the_death_of_the_store_s_owner_costs_no_answer(told: dict[str, Any]) -> None:
+def test_owner_death_costs_no_answer(told: dict[str, Any]) -> None:
     first, fresh = told["killed"]
     assert first["tokens"] == told["cold"][0]["tokens"]
     assert first["cached"] == cached(FIRST)
     assert fresh["cached"] == 0
 
 
-def test_what_another_process_stored_is_found(engine: TierEngine, told: dict[str, Any]) -> None:
+def test_chunks_of_other_process_are_found(engine: TierEngine, told: dict[str, Any]) -> None:
     before = engine.offloaded()
     assert ask(engine, FIRST) == {"tokens": told["cold"][0]["tokens"], "cached": cached(FIRST)}
     assert ask(engine, SECOND) == {"tokens": told["cold"][1]["tokens"], "cached": cached(SECOND)}
     after = engine.offloaded()
     assert after["disk"] - before["disk"] == cached(FIRST) + cached(SECOND)
-    # What was put in the last moment of the other process, after its store had lost its owner.
+    # Includes the last puts of the other process, after its store had lost its owner.
     assert ask(engine, prompt(3, 400))["cached"] == cached(prompt(3, 400))
 
 
-def test_one_question_a_request(engine: TierEngine) -> None:
+def test_request_needs_one_lookup(engine: TierEngine) -> None:
     before = engine.offloaded()
     ask(engine, SECOND)
     after = engine.offloaded()
-    # One for the prompt, and one for the short prompt that brings the counts, if it has a chunk.
+    # One for the prompt, and one for the short prompt that reports counts, if it has a chunk.
     assert after["ritornello_questions"] - before["ritornello_questions"] == 1
     assert after["tiering_chunk_hits"] - before["tiering_chunk_hits"] == len(SECOND) // BLOCK
 
 
-def test_the_bytes_of_a_chunk_come_back(
-    engine: TierEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_chunk_bytes_are_restored(engine: TierEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     digests = Digests(engine, monkeypatch)
     asked = prompt(4, 450)
     expected = ask(engine, asked)
@@ -89,7 +87,7 @@ def test_the_bytes_of_a_chunk_come_back(
     assert digests.all_came_back()
 
 
-def test_a_longer_prompt_loads_what_there_is(engine: TierEngine) -> None:
+def test_longer_prompt_loads_stored_prefix(engine: TierEngine) -> None:
     longer = [*FIRST, *prompt(5, 150)]
     expected = ask(engine, longer)
     assert expected["cached"] == len(FIRST) // BLOCK * BLOCK
@@ -98,7 +96,7 @@ def test_a_longer_prompt_loads_what_there_is(engine: TierEngine) -> None:
 
 
 @pytest.mark.parametrize(("places", "kept"), [([4, 6], 4), ([0], 0), (None, 0)])
-def test_chunks_that_fail_are_computed_and_the_answer_is_the_same(
+def test_failed_chunks_are_recomputed_with_same_answer(
     engine: TierEngine,
     told: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
@@ -109,14 +107,14 @@ def test_chunks_that_fail_are_computed_and_the_answer_is_the_same(
         fail_loads(engine, broken, places)
         answer = ask(engine, FIRST)
     assert answer == {"tokens": told["cold"][0]["tokens"], "cached": kept * BLOCK}
-    # What the host tier and vLLM's own cache now hold of it is right.
+    # The host tier's and vLLM's own copies are right.
     assert ask(engine, FIRST)["tokens"] == told["cold"][0]["tokens"]
     engine.forget()
     assert ask(engine, FIRST)["tokens"] == told["cold"][0]["tokens"]
     assert_quiet(engine)
 
 
-def test_requests_that_share_a_failed_load_answer_the_same(
+def test_requests_sharing_failed_load_answer_same(
     engine: TierEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stem = prompt(6, 256)
@@ -131,12 +129,12 @@ def test_requests_that_share_a_failed_load_answer_the_same(
     assert_quiet(engine)
 
 
-def test_aborted_requests_leave_nothing_behind(engine: TierEngine) -> None:
+def test_aborted_requests_leave_no_state(engine: TierEngine) -> None:
     from vllm import SamplingParams
 
     llm = engine.llm.llm_engine
     sampling = SamplingParams(max_tokens=8, temperature=0)
-    # After no step, in the middle of the load, and when it is over; one more that is not.
+    # After no step, during the load, and after it; one more request is not aborted.
     for steps in (0, 1, 2, 6):
         llm.add_request(f"gone-{steps}", {"prompt_token_ids": SECOND}, sampling)
         for _ in range(steps):
@@ -147,7 +145,7 @@ def test_aborted_requests_leave_nothing_behind(engine: TierEngine) -> None:
     assert_quiet(engine)
 
 
-def test_a_request_may_decline(engine: TierEngine) -> None:
+def test_request_may_opt_out(engine: TierEngine) -> None:
     (output,) = engine.ask(FIRST, params={"ritornello.no_load": True})
     assert output.num_cached_tokens == 0
     asked = prompt(9, 300)
@@ -156,7 +154,7 @@ def test_a_request_may_decline(engine: TierEngine) -> None:
     assert ask(engine, asked)["cached"] == 0
 
 
-def test_after_a_reset_of_the_cache_nothing_is_found(engine: TierEngine) -> None:
+def test_reset_hides_earlier_chunks(engine: TierEngine) -> None:
     asked = prompt(10, 300)
     ask(engine, asked)
     assert engine.llm.reset_prefix_cache(reset_connector=True)
@@ -166,12 +164,12 @@ def test_after_a_reset_of_the_cache_nothing_is_found(engine: TierEngine) -> None
     assert ask(engine, asked) == {"tokens": expected["tokens"], "cached": cached(asked)}
 
 
-def test_chunks_of_other_weights_are_not_kept(engine: TierEngine) -> None:
+def test_chunks_of_other_weights_are_not_stored(engine: TierEngine) -> None:
     files, known, fresh = engine.tier._namespace, prompt(14, 300), prompt(15, 300)
     expected = ask(engine, known)
     engine.forget_all()
     engine.llm.collective_rpc(flip)
-    # vLLM's own cache alone: its host tier may hold chunks of the weights before.
+    # Only vLLM's own cache: its host tier may have chunks of earlier weights.
     engine.forget()
     changed = ask(engine, known)
     assert changed["cached"] == 0
@@ -184,16 +182,16 @@ def test_chunks_of_other_weights_are_not_kept(engine: TierEngine) -> None:
     assert ask(engine, known) == changed
     engine.forget_all()
     assert ask(engine, known) == {"tokens": changed["tokens"], "cached": cached(known)}
-    # The next engine, which has the weights of the files.
+    # The next engine has the weights of the files.
     engine.llm.collective_rpc(flip)
     assert engine.llm.reset_prefix_cache(reset_connector=True)
-    engine.tier._renew(files)
+    engine.tier._set_namespace(files)
     assert ask(engine, fresh)["cached"] == 0
     assert ask(engine, known) == {"tokens": expected["tokens"], "cached": cached(known)}
 
 
 @pytest.mark.long
-def test_more_than_the_store_holds(engine: TierEngine) -> None:
+def test_store_smaller_than_working_set_serves(engine: TierEngine) -> None:
     store = engine.tier._store._store
     store.resize("24MiB")
     for seed in range(100, 160):
@@ -207,13 +205,13 @@ def test_more_than_the_store_holds(engine: TierEngine) -> None:
     assert_quiet(engine)
 
 
-def test_a_store_that_refuses_everything_costs_hits_only(
+def test_refusing_store_costs_hits_only(
     engine: TierEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = prompt(11, 300)
     with monkeypatch.context() as broken:
         broken.setattr(TierStore, "submit_put", lambda *a: None)
-        broken.setattr(TierStore, "match", lambda *a: None)
+        broken.setattr(TierStore, "pin_prefix", lambda *a: None)
         expected = ask(engine, asked)
         engine.forget_all()
         assert ask(engine, asked)["tokens"] == expected["tokens"]
@@ -221,16 +219,14 @@ def test_a_store_that_refuses_everything_costs_hits_only(
 
 
 @pytest.mark.long
-def test_a_tier_that_raises_costs_hits_only(
-    engine: TierEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_raising_tier_costs_hits_only(engine: TierEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken_call(*_: Any) -> Any:
         raise RuntimeError("made by the test")
 
     asked = prompt(12, 300)
     expected = ask(engine, asked)
     engine.forget_all()
-    for name in ("look", "load", "save", "step_over", "forget", "begin"):
+    for name in ("lookup", "load", "save", "end_step", "end_request", "begin_request"):
         with monkeypatch.context() as broken:
             broken.setattr(Tier, name, broken_call)
             assert ask(engine, asked)["tokens"] == expected["tokens"], name
@@ -238,8 +234,8 @@ def test_a_tier_that_raises_costs_hits_only(
     assert engine.offloaded()["ritornello_errors"] > 0
 
 
-def test_store_that_is_closed_behind_the_tier_s_back_is_opened_again(engine: TierEngine) -> None:
-    """The last test: the engine goes on without a store, and then with it."""
+def test_closed_store_is_reopened(engine: TierEngine) -> None:
+    """The last test: the engine serves without a store, and then with it."""
     expected = ask(engine, FIRST)
     closed = engine.tier._store._store
     assert closed is not None

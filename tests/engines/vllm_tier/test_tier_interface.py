@@ -1,7 +1,8 @@
-"""The interface of secondary tiers of every supported vLLM, read in its sources and not imported.
+"""The interface of secondary tiers of every supported vLLM, read from its sources without importing
+them.
 
-What the tier overrides must exist there with parameters it can take, and what it uses of vLLM's
-objects must still have its name.
+What the tier overrides must exist there with parameters it accepts, and what it uses of vLLM's
+objects must have the same names.
 """
 
 import ast
@@ -12,8 +13,8 @@ import pytest
 from harness import ROOT
 
 from ritornello.vllm import RitornelloTier
-from ritornello.vllm.tier.door import LaterLookups
 from ritornello.vllm.tier.interface import ABSTRACT, HOOKS, JOB, PARAMETERS, RESULT
+from ritornello.vllm.tier.manager import AsyncLookups
 
 NEXT = "0.33.0"
 OFFLOAD = "vllm/v1/kv_offload"
@@ -52,7 +53,9 @@ def methods(node: ast.ClassDef) -> dict[str, ast.FunctionDef]:
 
 
 def fields(node: ast.ClassDef) -> tuple[str, ...]:
-    """Of a dataclass, in order; private ones that its constructor does not take left out."""
+    """Returns the fields of a dataclass, in order, without private ones that its constructor
+    omits.
+    """
     return tuple(
         item.target.id
         for item in node.body
@@ -68,7 +71,7 @@ def is_abstract(method: ast.FunctionDef) -> bool:
     return any(getattr(mark, "id", "") == "abstractmethod" for mark in method.decorator_list)
 
 
-def test_the_class_of_tiers_is_the_one_we_know(sources: Path) -> None:
+def test_tier_class_is_the_tested_one(sources: Path) -> None:
     base = methods(class_of(sources, BASE, "SecondaryTierManager"))
     assert {name for name, method in base.items() if is_abstract(method)} == ABSTRACT
     assert not HOOKS - set(base)
@@ -77,7 +80,7 @@ def test_the_class_of_tiers_is_the_one_we_know(sources: Path) -> None:
     assert fields(class_of(sources, BASE, "JobResult")) == RESULT
 
 
-def test_overrides_take_what_vllm_passes(sources: Path) -> None:
+def test_overrides_take_vllm_arguments(sources: Path) -> None:
     base = methods(class_of(sources, BASE, "SecondaryTierManager"))
     ours = {name for name in vars(RitornelloTier) if name in base and name != "__init__"}
     assert len(ours) > 12
@@ -87,7 +90,7 @@ def test_overrides_take_what_vllm_passes(sources: Path) -> None:
         assert [name for name in taken if name not in ("self", "cls")] == passed, name
 
 
-def test_tiers_of_the_next_vllm_say_what_they_are() -> None:
+def test_next_vllm_requires_config_info() -> None:
     base = methods(class_of(downloaded(), BASE, "SecondaryTierManager"))
     assert parameters(base["config_info_keys"]) == ["cls", "tier_config"]
     assert parameters(base["config_info"]) == ["self"]
@@ -97,17 +100,19 @@ def test_tiers_of_the_next_vllm_say_what_they_are() -> None:
     assert "tier" not in keys
 
 
-def test_lookups_are_batched_as_we_know(sources: Path) -> None:
+def test_async_lookups_are_batched(sources: Path) -> None:
     base = methods(class_of(sources, f"{OFFLOAD}/tiering/async_lookup.py", "AsyncLookupManager"))
     assert parameters(base["__init__"]) == ["self", "tier_type"]
     assert {name for name, method in base.items() if is_abstract(method)} == {"batch_lookup"}
-    taken = list(inspect.signature(LaterLookups.batch_lookup).parameters)
+    taken = list(inspect.signature(AsyncLookups.batch_lookup).parameters)
     assert taken == parameters(base["batch_lookup"])
     assert not {"lookup", "flush", "cleanup", "shutdown"} - set(base)
 
 
-def test_the_engine_s_configuration_is_on_the_stack(sources: Path) -> None:
-    """Of the call that makes the tier, with the very settings that the summary refers to."""
+def test_engine_configuration_is_on_stack(sources: Path) -> None:
+    """The configuration of the caller that constructs the tier, with the same settings object as
+    the summary.
+    """
     scheduler = class_of(sources, f"{CONNECTOR}/scheduler.py", "OffloadingConnectorScheduler")
     init = methods(scheduler)["__init__"]
     assert parameters(init) == ["self", "spec", "vllm_config", "kv_cache_config"]
@@ -118,8 +123,8 @@ def test_the_engine_s_configuration_is_on_the_stack(sources: Path) -> None:
     assert "self.extra_config = config.extra_config" in (sources / f"{OFFLOAD}/base.py").read_text()
 
 
-def test_only_a_reset_of_the_cache_drains(sources: Path) -> None:
-    """Which is why `drain_jobs` starts a new epoch."""
+def test_only_cache_reset_drains_jobs(sources: Path) -> None:
+    """Therefore `drain_jobs` begins an epoch."""
     manager = class_of(sources, f"{OFFLOAD}/tiering/manager.py", "TieringOffloadingManager")
     drains = [name for name, m in methods(manager).items() if ".drain_jobs()" in ast.unparse(m)]
     assert drains == ["reset_cache"]
@@ -155,7 +160,7 @@ def test_only_a_reset_of_the_cache_drains(sources: Path) -> None:
         ("base.py", "OffloadingMetricMetadata", {"documentation", "labelnames"}),
     ],
 )
-def test_what_is_used_of_vllm_is_there(sources: Path, file: str, name: str, used: set[str]) -> None:
+def test_used_parts_of_vllm_exist(sources: Path, file: str, name: str, used: set[str]) -> None:
     assert not used - set(fields(class_of(sources, f"{OFFLOAD}/{file}", name)))
 
 
@@ -170,14 +175,14 @@ def test_what_is_used_of_vllm_is_there(sources: Path, file: str, name: str, used
         (f"{OFFLOAD}/cpu/shared_offload_region.py", ["BLOCK_SIZE_ALIGNMENT: int = mmap.PAGESIZE"]),
     ],
 )
-def test_names_are_still_spelled_so(sources: Path, file: str, texts: list[str]) -> None:
+def test_used_names_exist(sources: Path, file: str, texts: list[str]) -> None:
     code = (sources / file).read_text()
     assert [text for text in texts if text not in code] == []
 
 
-def test_a_row_of_the_host_tier_depends_on_the_parallel_size(tmp_path: Path) -> None:
-    """The same two layers of two heads, written by one rank and by two as vLLM lays them out: so
-    rows that are not canonical are never shared, whatever `is_parallelism_agnostic` says.
+def test_host_row_depends_on_parallel_size(tmp_path: Path) -> None:
+    """The same two layers of two heads, written by one rank and by two as vLLM lays them out: rows
+    that are not canonical are never shared, whatever `is_parallelism_agnostic` says.
     """
     import torch
     from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion

@@ -1,5 +1,5 @@
-"""vLLM with its own offloading and our tier behind it, as the tests ask it. Run as a program it is
-one such engine in a process of its own, which does what it is told line by line.
+"""vLLM with its own offloading and our tier behind it. As a program it is one such engine in a
+separate process, controlled line by line.
 """
 
 import json
@@ -9,12 +9,12 @@ from typing import Any
 
 from harness import BLOCK, BLOCKS, Engine, prompt
 
-# Of vLLM's host tier: the chunks of the longest prompt of the tests, so that the one before it is
-# only in the store.
+# Chunks in vLLM's host tier: those of the longest prompt, so that the previous prompt is only in
+# the store.
 HOST_CHUNKS = 16
 PREFIX = "vllm:kv_offload_"
 REPLY = "reply: "
-# The seed of a prompt that no test asks.
+# The seed of a prompt that no test uses.
 FILLER = 251
 
 
@@ -55,20 +55,20 @@ class TierEngine(Engine):
 
     @property
     def manager(self) -> Any:
-        """The tiering manager, which is vLLM's own."""
+        """Tiering manager of vLLM."""
         core = self.llm.llm_engine.engine_core.engine_core  # type: ignore[attr-defined]
         return core.scheduler.connector.connector_scheduler.manager
 
     @property
     def tier(self) -> Any:
-        """Ours, behind the door."""
-        (door,) = self.manager.secondary_tiers
-        return door._tier
+        """The `Tier` behind our secondary tier."""
+        (manager,) = self.manager.secondary_tiers
+        return manager._tier
 
     def forget_all(self) -> None:
-        """Empties vLLM's prefix cache, and its host tier by a prompt that fills it; the store
-        keeps everything. While chunks are being stored they are pinned: those of before would
-        leave no room for the filler's, and nothing could be loaded over the filler's.
+        """Empties vLLM's prefix cache, and its host tier by a prompt that fills it; the store keeps
+        everything. Chunks are pinned while they are stored: older ones would leave no room for the
+        filler's, and the filler's could not be replaced by loads.
         """
         self.forget()
         self._unpin()
@@ -77,8 +77,8 @@ class TierEngine(Engine):
         self.forget()
 
     def _unpin(self) -> None:
-        """A short prompt: vLLM hands chunks over in the step after the one that computed them, and
-        notices in a later one that they are stored.
+        """Waits for stores, by short prompts: vLLM offloads chunks in the step after the one that
+        computed them, and notices in a later step that they are stored.
         """
         self.ask([1, 2, 3], answer=2)
         if self.tier is not None:
@@ -86,8 +86,8 @@ class TierEngine(Engine):
         self.ask([1, 2, 3], answer=2)
 
     def offloaded(self) -> dict[str, float]:
-        """What vLLM counts of offloading, and the tier with it. Counts travel with engine steps; a
-        short answer brings the last ones.
+        """Returns vLLM's counts of offloading, with those of the tier. Counts are reported with
+        engine steps; a short answer makes the last ones arrive.
         """
         self.ask([1, 2, 3], answer=4)
         found: dict[str, float] = {"disk": self.external_tokens()}
@@ -102,7 +102,7 @@ class TierEngine(Engine):
 
 
 def block_bytes(model: Path) -> int:
-    """Of one block, all layers: the tests' model is a Llama in bfloat16."""
+    """Returns the bytes of one block, all layers: the tests' model is a Llama in bfloat16."""
     config = json.loads((model / "config.json").read_text())
     heads = config.get("num_key_value_heads", config["num_attention_heads"])
     width = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]

@@ -1,4 +1,4 @@
-"""What the tests see and break where the tier meets the store."""
+"""Probes at the interface between tier and store."""
 
 import hashlib
 from collections.abc import Sequence
@@ -12,18 +12,18 @@ from ritornello.vllm.tier.tier import Tier
 
 
 def rows_of(engine: TierEngine) -> Any:
-    """The host tier, an array of shape (rows, bytes)."""
+    """Returns the host tier as an array of shape (rows, bytes)."""
     return engine.manager.primary_tier.get_kv_memoryview().obj
 
 
 class Digests:
-    """Digests of rows by key: when they are handed over to be stored, and when they were loaded."""
+    """Digests of rows by key: when they are offered to be stored, and when they were loaded."""
 
     def __init__(self, engine: TierEngine, monkeypatch: pytest.MonkeyPatch) -> None:
         self.saved: dict[bytes, set[str]] = {}
         self.loaded: dict[bytes, str] = {}
-        rows, save, load, landed = rows_of(engine), Tier.save, Tier.load, Tier.landed
-        flying: dict[int, Any] = {}
+        rows, save, load, landed = rows_of(engine), Tier.save, Tier.load, Tier.take_finished
+        running: dict[int, Any] = {}
 
         def digest(row: int) -> str:
             return hashlib.sha256(rows[row].tobytes()).hexdigest()
@@ -34,20 +34,20 @@ class Digests:
             save(tier, transfer)
 
         def watched_load(tier: Tier, transfer: Any) -> None:
-            flying[transfer.job_id] = transfer
+            running[transfer.job_id] = transfer
             load(tier, transfer)
 
-        def watched_landed(tier: Tier) -> list[jobs.Done]:
+        def watched_landed(tier: Tier) -> list[jobs.FinishedJob]:
             done = landed(tier)
             for job in done:
-                if (transfer := flying.pop(job.job.number, None)) is not None:
+                if (transfer := running.pop(job.job.number, None)) is not None:
                     found = zip(transfer.keys, transfer.chunk_ids.tolist(), job.ok, strict=True)
                     self.loaded |= {key: digest(row) for key, row, ok in found if ok}
             return done
 
         monkeypatch.setattr(Tier, "save", watched_save)
         monkeypatch.setattr(Tier, "load", watched_load)
-        monkeypatch.setattr(Tier, "landed", watched_landed)
+        monkeypatch.setattr(Tier, "take_finished", watched_landed)
 
     def all_came_back(self) -> bool:
         return all(found in self.saved.get(key, ()) for key, found in self.loaded.items())
@@ -56,20 +56,20 @@ class Digests:
 def fail_loads(
     engine: TierEngine, monkeypatch: pytest.MonkeyPatch, places: Sequence[int] | None
 ) -> None:
-    """Every load says that these of its chunks (None: all) did not come, and leaves noise in
-    their rows.
+    """Makes every load report these of its chunks (None: all) as failed, and fills their rows with
+    noise.
     """
     rows, load, account = rows_of(engine), Tier.load, jobs.account
-    flying: dict[int, Any] = {}
+    running: dict[int, Any] = {}
 
     def watched_load(tier: Tier, transfer: Any) -> None:
-        flying[transfer.job_id] = transfer
+        running[transfer.job_id] = transfer
         load(tier, transfer)
 
-    def failing(job: jobs.Job) -> jobs.Done:
+    def failing(job: jobs.Job) -> jobs.FinishedJob:
         done = account(job)
         if job.load:
-            chunks = flying.pop(job.number).chunk_ids.tolist()
+            chunks = running.pop(job.number).chunk_ids.tolist()
             for place in range(len(chunks)) if places is None else places:
                 if place < len(chunks):
                     done.ok[place] = False

@@ -1,7 +1,7 @@
 """vLLM's tiering on a machine without a GPU: its spec with a worker that copies CPU tensors.
 
-Everything but the worker is vLLM's own: the connector, the tiering manager, the host tier in
-shared memory. vLLM's worker refuses CPU memory; this one copies at once and in order.
+All parts except the worker are vLLM's own: the connector, the tiering manager, the host tier in
+shared memory. vLLM's worker refuses CPU memory; this one copies synchronously and in order.
 """
 
 from typing import Any
@@ -18,7 +18,7 @@ from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
 
 class CopyingWorker(OffloadingWorker):
-    """One KV group; a chunk is `blocks_per_chunk` blocks."""
+    """Worker for one KV group; a chunk is `blocks_per_chunk` blocks."""
 
     def __init__(
         self, caches: CanonicalKVCaches, region: SharedOffloadRegion, blocks_per_chunk: int

@@ -1,8 +1,8 @@
-"""What the tier counts beside what vLLM's tiering manager counts for every tier."""
+"""Counters of the tier, in addition to those that vLLM's tiering manager has for every tier."""
 
 import threading
 
-# Name on /metrics, what it says, and whether it is told apart by a reason.
+# Name on /metrics, help text, and whether the counter has a label `reason`.
 PREFIX = "vllm:kv_offload_ritornello_"
 COUNTERS = {
     "questions": ("Calls to the store that answered lookups; one answers many chunks.", False),
@@ -18,7 +18,7 @@ COUNTERS = {
 
 
 class Counts:
-    """Amounts by name and reason since the last `take`; from any thread."""
+    """Amounts by name and reason since the last `take`. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

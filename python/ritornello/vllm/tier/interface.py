@@ -1,4 +1,4 @@
-"""Whether the vLLM that loads the tier has the interface it was written for."""
+"""Checks that the installed vLLM has the tested interface of secondary tiers."""
 
 import inspect
 from typing import Any
@@ -8,7 +8,7 @@ TESTED = "0.32 and 0.33"
 ABSTRACT = frozenset(
     {"drain_jobs", "get_finished_jobs", "lookup", "on_new_request", "submit_load", "submit_store"}
 )
-# Hooks whose absence would go unnoticed: they would simply never be called.
+# Hooks whose absence would go unnoticed: vLLM would not call them.
 HOOKS = frozenset(
     {
         "build_metric_definitions",
@@ -32,9 +32,10 @@ RESULT = ("job_id", "success", "successful_keys", "transfer_time", "transfer_byt
 ANSWERS = frozenset({"HIT", "MISS", "RETRY"})
 
 
-def unknown(base: Any, job: Any, result: Any, answers: Any) -> str:
-    """What about vLLM's tiers is not as it should be; "" where all is. `base`: the class of tiers.
-    `job`, `result`: the dataclasses it is given and gives back. `answers`: the enum of lookups.
+def interface_difference(base: Any, job: Any, result: Any, answers: Any) -> str:
+    """Returns how vLLM's interface of tiers differs from the tested one; "" if it does not. `base`:
+    the class of tiers. `job`, `result`: dataclasses of its arguments and results. `answers`: the
+    enum of lookups.
     """
     abstract = frozenset(base.__abstractmethods__)
     if abstract != ABSTRACT:
@@ -53,9 +54,9 @@ def unknown(base: Any, job: Any, result: Any, answers: Any) -> str:
     return f"a lookup cannot answer {', '.join(lost)}" if lost else ""
 
 
-def require_known(base: Any, job: Any, result: Any, answers: Any, version: str) -> None:
-    """Raises ImportError, in one line, for an interface that was never tested."""
-    problem = unknown(base, job, result, answers)
+def require_tested_interface(base: Any, job: Any, result: Any, answers: Any, version: str) -> None:
+    """Raises ImportError, in one line, for an untested interface."""
+    problem = interface_difference(base, job, result, answers)
     if problem:
         raise ImportError(
             f"ritornello.vllm.RitornelloTier was written for vLLM {TESTED}; the interface of "

@@ -1,8 +1,8 @@
-"""Loads and stores under way, and what they came to.
+"""Loads and stores in progress, and their results.
 
-A job is one ticket or a few (one for each group and each piece of consecutive chunks). It is done
-when all its tickets are: until then the kernel may still write to, or read from, its rows of the
-host tier.
+A job has one ticket or a few: one for each group and each run of consecutive chunks. It is done
+when all its tickets are: until then the kernel may write to, or read from, its rows of the host
+tier.
 """
 
 import logging
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("vllm.ritornello")
 
-# Said of a drain that goes on: only the kernel, with a disk that does not answer, can be the cause.
+# Time after which a wait is logged. Only a kernel whose disk does not answer can cause it.
 SLOW_SECONDS = 30.0
 
 
 @dataclass(slots=True)
-class Piece:
-    """`places` of the job's keys, moved by one ticket; without a ticket they did not come, for
-    `reason`.
+class TicketPart:
+    """The keys of a job, by `indices`, that one ticket moves. Without a ticket they are not moved,
+    for `reason`.
     """
 
-    places: range | list[int]
+    indices: range | list[int]
     ticket: "Ticket | None"
     reason: str = "error"
 
@@ -38,17 +38,17 @@ class Job:
     request: str
     keys: Sequence[bytes]
     load: bool
-    pieces: list[Piece]
+    parts: list[TicketPart]
     leases: Sequence[int] = ()
 
     def is_done(self) -> bool:
-        return all(piece.ticket is None or piece.ticket.done() for piece in self.pieces)
+        return all(piece.ticket is None or piece.ticket.done() for piece in self.parts)
 
 
 @dataclass(slots=True)
-class Done:
-    """What a job came to. `ok[i]`: key i came, or is stored. `reasons`: pages that did not, by
-    reason. `seconds`: of its slowest ticket; `bytes`: moved.
+class FinishedJob:
+    """Result of a job. `ok[i]`: key i was loaded, or is stored. `reasons`: number of pages that
+    failed, by reason. `seconds`: of the slowest ticket. `bytes`: moved.
     """
 
     job: Job
@@ -59,76 +59,78 @@ class Done:
 
 
 class Jobs:
+    """The jobs in progress."""
+
     def __init__(self) -> None:
-        self._flying: deque[Job] = deque()
+        self._running: deque[Job] = deque()
 
     def __len__(self) -> int:
-        return len(self._flying)
+        return len(self._running)
 
     def add(self, job: Job) -> None:
-        self._flying.append(job)
+        self._running.append(job)
 
-    def landed(self) -> list[Done]:
-        """The jobs that are done, each once."""
-        if not self._flying:
+    def take_finished(self) -> list[FinishedJob]:
+        """Returns the jobs that are done, each once."""
+        if not self._running:
             return []
-        flying, landed = deque[Job](), []
-        for job in self._flying:
+        running, finished_jobs = deque[Job](), []
+        for job in self._running:
             if job.is_done():
-                landed.append(account(job))
+                finished_jobs.append(account(job))
             else:
-                flying.append(job)
-        self._flying = flying
-        return landed
+                running.append(job)
+        self._running = running
+        return finished_jobs
 
     def cancel(self, which: Callable[[Job], bool]) -> None:
-        """Asks jobs to stop; they are done when what the kernel holds has landed."""
+        """Cancels jobs. They are done when the kernel has finished their I/O."""
         for ticket in self._tickets(which):
             ticket.cancel()
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Until all jobs are done, or for so long. Each has a deadline of its own, so that this
-        ends, unless the kernel keeps memory that it was given.
+        """Waits until all jobs are done, at most `seconds`; returns whether they are. Every job has
+        its own deadline, so the wait ends unless the kernel does not release memory.
         """
-        begun = monotonic()
-        said = False
+        started = monotonic()
+        logged = False
         for ticket in self._tickets(lambda job: True):
             while not ticket.done():
-                left = SLOW_SECONDS if seconds is None else begun + seconds - monotonic()
+                left = SLOW_SECONDS if seconds is None else started + seconds - monotonic()
                 if left <= 0:
                     return False
-                if ticket.wait(left) is None and seconds is None and not said:
-                    said = True
+                if ticket.wait(left) is None and seconds is None and not logged:
+                    logged = True
                     logger.warning("ritornello: still waiting for the disk to finish")
         return True
 
     def _tickets(self, which: Callable[[Job], bool]) -> "Iterable[Ticket]":
-        for job in self._flying:
+        for job in self._running:
             if which(job):
-                for piece in job.pieces:
+                for piece in job.parts:
                     if piece.ticket is not None:
                         yield piece.ticket
 
 
-def account(job: Job) -> Done:
-    done = Done(job, [False] * len(job.keys))
-    for piece in job.pieces:
+def account(job: Job) -> FinishedJob:
+    finished = FinishedJob(job, [False] * len(job.keys))
+    for piece in job.parts:
         outcome: Outcome | None = None if piece.ticket is None else outcome_of(piece.ticket)
-        ok = [False] * len(piece.places) if outcome is None else outcome.ok
-        for place, came in zip(piece.places, ok, strict=True):
-            done.ok[place] = came
-        lost = ok.count(False)
-        if lost:
+        ok = [False] * len(piece.indices) if outcome is None else outcome.ok
+        for index, moved in zip(piece.indices, ok, strict=True):
+            finished.ok[index] = moved
+        missing = ok.count(False)
+        if missing:
             reason = piece.reason if outcome is None else outcome.reason or "error"
-            done.reasons[reason] = done.reasons.get(reason, 0) + lost
+            finished.reasons[reason] = finished.reasons.get(reason, 0) + missing
         if outcome is not None:
-            done.seconds = max(done.seconds, outcome.seconds)
-            done.bytes += outcome.bytes
-    return done
+            finished.seconds = max(finished.seconds, outcome.seconds)
+            finished.bytes += outcome.bytes
+    return finished
 
 
 def outcome_of(ticket: "Ticket") -> "Outcome | None":
     try:
         return ticket.wait(0)
-    except Exception:  # a ticket of before a fork: nothing of it can be believed
+    except Exception:  # a ticket from before a fork has no valid outcome
         return None

@@ -1,12 +1,12 @@
 """Everything besides tokens that decides whether a chunk's bytes may be reused.
 
-vLLM's own file tier names its folder by model name, dtype, sizes and groups. A name says nothing of
-the weights behind it, so here the model's configuration and the fingerprint of its weights take its
-place, as in the connector. A row of the host tier holds the pages of all ranks side by side: other
-parallel sizes are other bytes, and another scope, unless vLLM says that the row has no ranks in it
-(`replicated_layout`) or does not depend on them (`canonical_layout` where it is portable).
+vLLM's own file tier names its folder by model name, dtype, sizes and groups. A name does not
+identify the weights, so this tier uses the model's configuration and the fingerprint of its
+weights, as the connector does. A row of the host tier holds the pages of all ranks side by side:
+other parallel sizes make other bytes and another scope, unless vLLM declares that the row has no
+ranks (`replicated_layout`) or does not depend on them (`canonical_layout`, if portable).
 
-Tokens, LoRA adapters, images and cache salts are in vLLM's block hashes.
+vLLM's block hashes cover tokens, LoRA adapters, images and cache salts.
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ritornello.model import model_name, new_epoch, normalised, plain
+from ritornello.model import canonical_config, dtype_name, model_name, new_epoch
 from ritornello.vllm.identity import fingerprint_of
 from ritornello.vllm.tier.sequence import Group
 
@@ -26,19 +26,19 @@ if TYPE_CHECKING:
 
     from ritornello._core import Scope
 
-# The largest page of a store.
+# Maximum page size of a store.
 ROW_BYTES_MAX = 64 << 20
-# Speculation that drafts from the tokens themselves keeps no KV of a second model.
-MODEL_FREE_DRAFTS = ("ngram", "suffix")
-# Of a cache's description: how many heads one rank has follows from the parallel sizes.
-OF_ONE_RANK = ("num_kv_heads",)
+# Speculation methods that draft from the tokens and keep no KV of a second model.
+DRAFTS_WITHOUT_KV = ("ngram", "suffix")
+# Fields of a cache's description that depend on the number of ranks.
+RANK_FIELDS = ("num_kv_heads",)
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
-    """What only vLLM itself can say. `version`: of vLLM. `packing`: whatever, besides the
-    configuration, decides how its kernels lay out a block (instruction set, device).
-    `canonical`: name of the canonical format, "" where rows are not canonical.
+class KernelPlatform:
+    """Facts that only vLLM knows. `version`: vLLM's. `packing`: what, besides the configuration,
+    determines the layout of a block (instruction set, device). `canonical`: name of the canonical
+    format, "" if rows are not canonical.
     """
 
     version: str
@@ -48,8 +48,8 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Namespace:
-    """A scope for each KV group. `epoch` is empty for weights that were loaded from files and
-    random otherwise, and after every reset.
+    """A scope for each KV group. `epoch`: empty for weights loaded from files, random otherwise and
+    after every reset.
     """
 
     model: str
@@ -86,17 +86,17 @@ class Namespace:
             page_bytes=self.row_bytes,
         )
 
-    def renewed(self) -> "Namespace":
-        """The same, in which nothing that was stored before is found."""
+    def with_new_epoch(self) -> "Namespace":
+        """Returns a copy in which no chunk stored before is found."""
         return replace(self, epoch=new_epoch())
 
 
 def refusal(
     vllm_config: "VllmConfig | None", offloading: "OffloadingConfig", row_bytes: int
 ) -> str:
-    """Why this engine gets neither hits nor saves; "" where it is served."""
+    """Returns why this engine gets neither hits nor stores; "" if it is served."""
     if vllm_config is None:
-        return "vLLM's configuration could not be found, so that nobody knows whose bytes these are"
+        return "vLLM's configuration was not found, so the model of these bytes is unknown"
     cache = vllm_config.cache_config
     if getattr(cache, "calculate_kv_scales", False) or "per_token" in str(cache.cache_dtype):
         return "KV scales calculated at run time are not part of a block's bytes"
@@ -106,9 +106,9 @@ def refusal(
             f"{algorithm} block hashes start from a random seed in every process; "
             "use sha256, or set PYTHONHASHSEED"
         )
-    drafts = vllm_config.speculative_config
-    if drafts is not None and drafts.method not in MODEL_FREE_DRAFTS:
-        return f"speculative decoding by {drafts.method} keeps KV of a second model"
+    speculation = vllm_config.speculative_config
+    if speculation is not None and speculation.method not in DRAFTS_WITHOUT_KV:
+        return f"speculative decoding by {speculation.method} keeps KV of a second model"
     if row_bytes > ROW_BYTES_MAX:
         return (
             f"a chunk of {row_bytes} bytes is larger than a page of the store may be "
@@ -124,10 +124,10 @@ def namespace_of(
     kv_cache_config: "KVCacheConfig",
     offloading: "OffloadingConfig",
     row_bytes: int,
-    machine: Machine,
+    machine: KernelPlatform,
 ) -> Namespace:
-    """The namespace of what this engine computes; the configuration is one that `refusal` let
-    pass. `row_bytes`: of one chunk in the host tier, padding included.
+    """Returns the namespace of an engine that `refusal` accepted. `row_bytes`: one chunk in the
+    host tier, including padding.
     """
     model, cache = vllm_config.model_config, vllm_config.cache_config
     parallel = offloading.parallel
@@ -145,7 +145,7 @@ def namespace_of(
         "blocks_per_chunk": str(offloading.cache.blocks_per_chunk),
         "tokens_per_hash": str(offloading.cache.tokens_per_hash),
         "cache_dtype": str(cache.cache_dtype),
-        "compute_dtype": plain(model.dtype),
+        "compute_dtype": dtype_name(model.dtype),
         "load_format": str(vllm_config.load_config.load_format),
         "quantization": str(model.quantization or "none"),
         "replicated": str(offloading.replicated_layout),
@@ -154,10 +154,10 @@ def namespace_of(
     for group in offloading.groups:
         extra[f"group {group.group_id}"] = (
             f"{group.tokens_per_block} tokens of {','.join(group.layer_names)}: "
-            f"{described(specs[group.group_id].kv_cache_spec, rank_free)}"
+            f"{spec_text(specs[group.group_id].kv_cache_spec, rank_free)}"
         )
-    if "longrope" in normalised(config):
-        # This rotary embedding chooses its factors by the length the engine was started with.
+    if "longrope" in canonical_config(config):
+        # This rotary embedding chooses its factors by the configured maximum length.
         extra["max_model_len"] = str(model.max_model_len)
     dtype = offloading.model.dtype
     return Namespace(
@@ -174,7 +174,7 @@ def namespace_of(
             Group(
                 group.group_id,
                 group.tokens_per_block * offloading.cache.blocks_per_chunk,
-                chained=needs_all_before(specs[group.group_id].kv_cache_spec),
+                chained=is_unbounded(specs[group.group_id].kv_cache_spec),
             )
             for group in offloading.groups
         ),
@@ -189,18 +189,20 @@ def ranks(parallel: Any) -> str:
     )
 
 
-def described(spec: Any, rank_free: bool) -> str:
-    """A cache's description: its kind and all its fields."""
+def spec_text(spec: Any, rank_free: bool) -> str:
+    """Returns the kind of a cache and all its fields."""
     if not dataclasses.is_dataclass(spec):
         return str(spec)
     fields: Mapping[str, Any] = {f.name: getattr(spec, f.name) for f in dataclasses.fields(spec)}
-    left_out = OF_ONE_RANK if rank_free else ()
-    told = ", ".join(f"{name}={value}" for name, value in fields.items() if name not in left_out)
-    return f"{type(spec).__name__}({told})"
+    omitted = RANK_FIELDS if rank_free else ()
+    fields_text = ", ".join(
+        f"{name}={value}" for name, value in fields.items() if name not in omitted
+    )
+    return f"{type(spec).__name__}({fields_text})"
 
 
-def needs_all_before(spec: Any) -> bool:
-    """Whether attention over this cache reaches back without a bound."""
+def is_unbounded(spec: Any) -> bool:
+    """Returns whether attention over this cache reaches back without a bound."""
     kinds = {kind.__name__ for kind in type(spec).__mro__}
     bounded = ("sliding_window", "attention_chunk_size")
     return "FullAttentionSpec" in kinds and not any(getattr(spec, name, None) for name in bounded)

@@ -1,20 +1,20 @@
-"""Which chunks follow upon each other in a request.
+"""Which chunks are consecutive in a request.
 
-vLLM notes in a request's context, for each of its keys, the token at which that chunk ends. From
-there come the next keys (so that many are asked for at once) and the one before (a stored run hangs
-behind it).
+vLLM notes in a request's context, for each of its keys, the token at which that chunk ends. This
+gives the keys that follow, so that one call looks up many, and the key before, which is the parent
+of a stored run.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-# An offload key is the block's hash and, in four big-endian bytes, the number of its KV group.
+# An offload key is a block hash and, as four big-endian bytes, the number of its KV group.
 GROUP_BYTES = 4
 
 
 class Context(Protocol):
-    """What is used of a vLLM `ReqContext`."""
+    """The used part of a vLLM `ReqContext`."""
 
     @property
     def req_id(self) -> str: ...
@@ -25,7 +25,9 @@ class Context(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """One KV cache group. `chained`: a chunk is of use only with all before it (full attention)."""
+    """One KV cache group. `chained`: a chunk is useful only with all chunks before it (full
+    attention).
+    """
 
     number: int
     chunk_tokens: int
@@ -36,9 +38,9 @@ def group_of(key: bytes) -> int:
     return int.from_bytes(key[-GROUP_BYTES:], "big")
 
 
-def place_of(context: Context, key: bytes, group: Group) -> int | None:
-    """Chunk number `key` has in its request, from 0; None where that is not known, or for a key
-    that ends inside a chunk.
+def chunk_number(context: Context, key: bytes, group: Group) -> int | None:
+    """Returns the index of the chunk `key` in its request, or None if it is unknown or the key ends
+    inside a chunk.
     """
     end = context.get_offload_key_position(key)
     if end is None or end % group.chunk_tokens:
@@ -46,58 +48,59 @@ def place_of(context: Context, key: bytes, group: Group) -> int | None:
     return end // group.chunk_tokens - 1
 
 
-class Order:
-    """The keys of one request and group by their place, as far as vLLM has named them."""
+class KeySequence:
+    """The keys of one request and group by chunk number, as far as vLLM has named them."""
 
     def __init__(self, group: Group) -> None:
         self._group = group
-        self._seen = -1
+        self._known_count = -1
         self._keys: dict[int, bytes] = {}
 
-    def onwards(self, context: Context, key: bytes) -> list[bytes]:
-        """`key` and those that follow upon it without a gap."""
-        place = place_of(context, key, self._group)
-        keys = self._known(context)
-        if place is None or keys.get(place) != key:
+    def following(self, context: Context, key: bytes) -> list[bytes]:
+        """Returns `key` and the keys that follow it without a gap."""
+        number = chunk_number(context, key, self._group)
+        keys = self._keys_by_number(context)
+        if number is None or keys.get(number) != key:
             return [key]
         found = [key]
-        while (follower := keys.get(place + len(found))) is not None:
-            found.append(follower)
+        while (successor := keys.get(number + len(found))) is not None:
+            found.append(successor)
         return found
 
-    def before(self, context: Context, key: bytes) -> bytes | None:
-        place = place_of(context, key, self._group)
-        return self._known(context).get(place - 1) if place else None
+    def predecessor(self, context: Context, key: bytes) -> bytes | None:
+        """Returns the key of the chunk before, or None if it is unknown."""
+        number = chunk_number(context, key, self._group)
+        return self._keys_by_number(context).get(number - 1) if number else None
 
-    def _known(self, context: Context) -> Mapping[int, bytes]:
-        # Without this the tier asks key by key and runs have no parents; nothing else changes.
-        ends: Mapping[bytes, int] = getattr(context, "_offload_key_positions", {})
-        if len(ends) != self._seen:
+    def _keys_by_number(self, context: Context) -> Mapping[int, bytes]:
+        # Without this private attribute each key is looked up alone and runs have no parents.
+        positions: Mapping[bytes, int] = getattr(context, "_offload_key_positions", {})
+        if len(positions) != self._known_count:
             step, suffix = self._group.chunk_tokens, self._group.number.to_bytes(GROUP_BYTES, "big")
-            self._seen = len(ends)
+            self._known_count = len(positions)
             self._keys = {
                 end // step - 1: key
-                for key, end in ends.items()
+                for key, end in positions.items()
                 if end % step == 0 and key[-GROUP_BYTES:] == suffix
             }
         return self._keys
 
 
-def spans(context: Context, group: Group, keys: Sequence[bytes]) -> Iterator[slice]:
-    """Pieces of `keys`, all of `group`, that may be one batch: consecutive chunks of the request
-    where the group is chained, and everything where it is not.
+def consecutive_runs(context: Context, group: Group, keys: Sequence[bytes]) -> Iterator[slice]:
+    """Yields the slices of `keys`, all of `group`, that may be one batch: runs of consecutive
+    chunks if the group is chained, otherwise all keys.
     """
     if not group.chained:
         if keys:
             yield slice(0, len(keys))
         return
-    begin = 0
+    start = 0
     last: int | None = None
-    for at, key in enumerate(keys):
-        place = place_of(context, key, group)
-        if at and (place is None or last is None or place != last + 1):
-            yield slice(begin, at)
-            begin = at
-        last = place
+    for index, key in enumerate(keys):
+        number = chunk_number(context, key, group)
+        if index and (number is None or last is None or number != last + 1):
+            yield slice(start, index)
+            start = index
+        last = number
     if keys:
-        yield slice(begin, len(keys))
+        yield slice(start, len(keys))

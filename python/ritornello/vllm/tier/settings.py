@@ -1,4 +1,4 @@
-"""What a user may say of the tier, beside `type` and `module_path`."""
+"""Settings of the tier, besides `type` and `module_path`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,9 +11,9 @@ LOCALITIES = ("LOCAL", "REMOTE")
 
 @dataclass(frozen=True, slots=True)
 class TierSettings:
-    """`store`: the settings that tier and connector share. `enable_kv_events`: tell vLLM's
-    event publisher which chunks were stored. `locality`: where the store is, seen from vLLM, for
-    those events and for requests that choose tiers; None says nothing.
+    """`store`: the settings that tier and connector share. `enable_kv_events`: report stored chunks
+    to vLLM's event publisher. `locality`: where the store is, as seen from vLLM, for these events
+    and for requests that choose tiers; None leaves it open.
     """
 
     store: Settings
@@ -22,7 +22,7 @@ class TierSettings:
 
     @classmethod
     def parse(cls, config: Mapping[str, Any]) -> "TierSettings":
-        """From the tier's configuration; ValueError says what to write instead."""
+        """Parses the tier's configuration. ValueError says what to write instead."""
         other = next((name for name in OF_TIERS if name in config), None)
         if other:
             raise ValueError(

@@ -1,8 +1,8 @@
-"""What a scheduler asks of the store, without waiting for another process.
+"""Calls of a scheduler to its store, which must not wait for another process.
 
-A store that this process owns answers from its memory. One that another process owns is asked over
-a socket, and that process may be stopped: then only the lookup thread may ask it, and what has no
-answer (`release`, `touch`) is done by a thread of its own.
+A store that this process owns answers from memory. The process that owns it otherwise is reached
+over a socket and may be stopped: then only the lookup thread calls it, and calls without a result
+(`release`, `touch`) run on a background thread.
 """
 
 import contextlib
@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from ritornello.handle import Handle
+from ritornello.fail_safe import FailSafeStore
 from ritornello.vllm.settings import Settings
 from ritornello.vllm.tier.counts import Counts
 from ritornello.vllm.tier.memory import HostRows
@@ -22,44 +22,45 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("vllm.ritornello")
 
-# Errands that wait while another process is silent. More are dropped: leases run out by themselves.
-ERRANDS = 4096
+# Maximum number of queued calls while the owner does not answer. Further ones are dropped: leases
+# expire by themselves.
+DEFERRED_CALLS_MAX = 4096
 
 
-class TierStore(Handle):
-    """This process's hold on the store, opened at once."""
+class TierStore(FailSafeStore):
+    """The store of a tier, opened at construction."""
 
     def __init__(self, settings: Settings, counts: Counts) -> None:
-        super().__init__(settings, logger, lambda doing: counts.add("errors", doing))
+        super().__init__(settings, logger, lambda operation: counts.add("errors", operation))
         self._counts = counts
-        self._owned: bool | None = None
-        self._owned_of: Store | None = None
-        self._errands: queue.Queue[Callable[[], object] | None] | None = None
+        self._is_owner: bool | None = None
+        self._role_of: Store | None = None
+        self._deferred_calls: queue.Queue[Callable[[], object] | None] | None = None
         self.open()
 
     def answers_at_once(self) -> bool:
-        """Whether this process owns the store, so that a question is a look into its memory."""
-        if self._owned is None or self._owned_of is not self._store:
-            self._owned_of = self._store
-            self._owned = self.ask("role", lambda store: store.role, "") == "owner"
-        return self._owned
+        """Returns whether this process owns the store, so that lookups read its memory."""
+        if self._is_owner is None or self._role_of is not self._store:
+            self._role_of = self._store
+            self._is_owner = self.call("role", lambda store: store.role, "") == "owner"
+        return self._is_owner
 
-    def step_over(self) -> None:
-        """An owner stays one until the store is opened anew; a client becomes one when the owner
-        dies, and is asked every step.
+    def end_step(self) -> None:
+        """Rechecks the role of a client, which becomes the owner when the owner dies. An owner
+        remains one until the store is reopened.
         """
-        if not self._owned:
-            self._owned = None
+        if not self._is_owner:
+            self._is_owner = None
 
-    def match(self, scope: "Scope", keys: Sequence[bytes], ttl: float) -> "Match | None":
+    def pin_prefix(self, scope: "Scope", keys: Sequence[bytes], ttl: float) -> "Match | None":
         """May wait for another process; see `answers_at_once`."""
-        return self.ask("match", lambda store: store.match(scope, keys, ttl=ttl), None)
+        return self.call("pin_prefix", lambda store: store.pin_prefix(scope, keys, ttl=ttl), None)
 
     def release(self, lease: int) -> None:
-        self._soon("release", lambda store: store.release(lease))
+        self._call_deferred("release", lambda store: store.release(lease))
 
     def touch(self, scope: "Scope", keys: Sequence[bytes]) -> None:
-        self._soon("touch", lambda store: store.touch(scope, keys))
+        self._call_deferred("touch", lambda store: store.touch(scope, keys))
 
     def submit_get(
         self,
@@ -69,8 +70,8 @@ class TierStore(Handle):
         rows: Sequence[int],
         timeout: float,
     ) -> "Ticket | None":
-        """Fills these rows of the host tier."""
-        return self.ask(
+        """Starts to fill rows of the host tier."""
+        return self.call(
             "get",
             lambda store: store.submit_get(
                 scope, keys, host.pool.pages(rows), staged=host.staged, timeout=timeout
@@ -88,10 +89,10 @@ class TierStore(Handle):
         retain_until: float | None,
         timeout: float,
     ) -> "Ticket | None":
-        """Stores these rows of the host tier, from where they are: they must not change until the
-        ticket is done. vLLM pins a chunk of the host tier for as long.
+        """Starts to store rows of the host tier. They must not change until the ticket is done;
+        vLLM pins a chunk of the host tier until then.
         """
-        return self.ask(
+        return self.call(
             "put",
             lambda store: store.submit_put(
                 scope,
@@ -105,33 +106,36 @@ class TierStore(Handle):
         )
 
     def close(self) -> None:
-        """Nothing is asked from here on. Tickets must be done."""
-        errands, self._errands = self._errands, None
-        if errands is not None:
+        """Stops the background thread and closes the store. All tickets must be done."""
+        calls, self._deferred_calls = self._deferred_calls, None
+        if calls is not None:
             with contextlib.suppress(queue.Full):
-                errands.put_nowait(None)
+                calls.put_nowait(None)
         super().close()
 
-    def _soon(self, doing: str, action: "Callable[[Store], object]") -> None:
-        def errand() -> object:
-            return self.ask(doing, action, None)
+    def _call_deferred(self, operation: str, action: "Callable[[Store], object]") -> None:
+        def deferred_call() -> object:
+            return self.call(operation, action, None)
 
         if self.broken:
             return
         if self.answers_at_once():
-            errand()
+            deferred_call()
             return
-        if self._errands is None:
-            self._errands = queue.Queue(ERRANDS)
+        if self._deferred_calls is None:
+            self._deferred_calls = queue.Queue(DEFERRED_CALLS_MAX)
             threading.Thread(
-                target=run_errands, args=(self._errands,), name="ritornello-errands", daemon=True
+                target=run_deferred_calls,
+                args=(self._deferred_calls,),
+                name="ritornello-deferred",
+                daemon=True,
             ).start()
         try:
-            self._errands.put_nowait(errand)
+            self._deferred_calls.put_nowait(deferred_call)
         except queue.Full:
-            self._counts.add("errors", doing)
+            self._counts.add("errors", operation)
 
 
-def run_errands(errands: "queue.Queue[Callable[[], object] | None]") -> None:
-    while (errand := errands.get()) is not None:
-        errand()
+def run_deferred_calls(calls: "queue.Queue[Callable[[], object] | None]") -> None:
+    while (deferred_call := calls.get()) is not None:
+        deferred_call()

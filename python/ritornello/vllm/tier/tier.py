@@ -1,16 +1,16 @@
-"""What the tier does: answers lookups, starts jobs, says how they ended.
+"""Answers lookups, starts jobs and reports their results.
 
 Invariants:
-* A hit is found under a lease, which goes with the load or is released at the end of the step, so
-  that a promised chunk is still there when it is read. Where another process owns the store vLLM
-  keeps the answer for as long as requests ask, and gives it without a lease: the chunk may be gone.
-* A chunk that was promised and did not come is a miss for that request from then on: the request
-  computes it, and does not ask for it in a circle.
-* A row of the host tier belongs to a job until the job is reported, and it is reported when the
-  kernel is done with it.
-* Nothing is stored for a request that began before a reset: its chunks may be of other weights.
-* Nothing is promised or stored while the weights are others than those that the epoch began with,
-  and a load that ends then came to nothing.
+* A hit is found under a lease, which passes to the load or is released at the end of the step: a
+  promised chunk is still there when it is read. If another process owns the store, vLLM keeps the
+  answer while requests need it, and reuses it without a lease: the chunk may be evicted.
+* A promised chunk that was not loaded is a miss for its request from then on: the request computes
+  it instead of asking again and again.
+* A row of the host tier belongs to a job until the job is reported, which happens after the kernel
+  has finished with the row.
+* No chunk of a request that began before a reset is stored: it may belong to other weights.
+* Nothing is promised or stored while the weights differ from those at the beginning of the epoch,
+  and a load that ends then fails.
 """
 
 import logging
@@ -21,12 +21,12 @@ from enum import Enum, auto
 from time import perf_counter, time
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ritornello.vllm.settings import Wishes
+from ritornello.vllm.settings import RequestOptions
 from ritornello.vllm.tier.counts import Counts
-from ritornello.vllm.tier.jobs import Done, Job, Jobs, Piece
+from ritornello.vllm.tier.jobs import FinishedJob, Job, Jobs, TicketPart
 from ritornello.vllm.tier.memory import HostRows
 from ritornello.vllm.tier.namespace import Namespace
-from ritornello.vllm.tier.sequence import Context, Group, Order, group_of, spans
+from ritornello.vllm.tier.sequence import Context, Group, KeySequence, consecutive_runs, group_of
 from ritornello.vllm.tier.settings import TierSettings
 from ritornello.vllm.tier.store import TierStore
 from ritornello.vllm.weights.guard import WeightGuard
@@ -36,16 +36,16 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("vllm.ritornello")
 
-# A lease lives from a lookup to the end of its load; what it covers is kept no longer than this.
+# A lease lasts from a lookup to the end of its load, but not longer than this.
 LEASE_SECONDS = 60.0
-# A load that takes longer is slower than computing.
+# Deadline of a load: a slower one takes longer than computing.
 LOAD_SECONDS = 10.0
-# A store keeps chunks of the host tier pinned; it gives up when the disk is this far behind.
+# Deadline of a store, which pins chunks of the host tier until then.
 STORE_SECONDS = 30.0
-# How long a stopping engine waits for its last stores.
+# Maximum time a stopping engine waits for its last stores.
 CLOSE_SECONDS = 10.0
-# Reasons for which the store does not want a page: no failure, and nothing to be slowed down for.
-UNWANTED = frozenset(
+# Reasons for which the store declines a page. They are not failures: vLLM need not back off.
+DECLINED_REASONS = frozenset(
     {"admission", "write_budget", "read_only", "no_store", "before_reset", "weights_changed"}
 )
 
@@ -53,11 +53,11 @@ UNWANTED = frozenset(
 class Answer(Enum):
     HIT = auto()
     MISS = auto()
-    LATER = auto()
+    PENDING = auto()
 
 
 class Transfer(Protocol):
-    """What is used of a vLLM `TransferJob`."""
+    """The used part of a vLLM `TransferJob`."""
 
     job_id: int
     keys: Any
@@ -66,20 +66,22 @@ class Transfer(Protocol):
 
 
 @dataclass(slots=True)
-class Asked:
-    """What is known of a request. `answers` holds for one step. `leases` may be added to by the
-    lookup thread at any time.
+class RequestState:
+    """State of a request. `answers` is valid for one step. The lookup thread may append to `leases`
+    at any time.
     """
 
-    wishes: Wishes
-    orders: dict[int, Order]
+    options: RequestOptions
+    sequences: dict[int, KeySequence]
     answers: dict[bytes, bool] = field(default_factory=dict)
     leases: deque[int] = field(default_factory=deque)
     failed: set[bytes] = field(default_factory=set)
 
 
 class Tier:
-    """Between `store` and the rows of the host tier. `guard`: knows whether the weights changed."""
+    """Moves chunks between `store` and the host tier. `guard`: knows whether the weights
+    changed.
+    """
 
     def __init__(
         self,
@@ -97,113 +99,117 @@ class Tier:
         self._counts = counts
         self._namespace = namespace
         self._scopes: dict[int, tuple[Group, Scope]] = {}
-        self._renew(namespace)
-        self._asked: dict[str, Asked] = {}
+        self._set_namespace(namespace)
+        self._requests: dict[str, RequestState] = {}
         # Requests with answers or leases of this step.
-        self._fresh: set[str] = set()
+        self._active_requests: set[str] = set()
         self._jobs = Jobs()
-        # The changes of weights that the epoch of a load covers, by number of its job.
+        # The weight changes that the epoch of a load covers, by job number.
         self._covered: dict[int, bytes] = {}
-        # Requests that began before the last reset and are not over.
-        self._stale: set[str] = set()
+        # Unfinished requests that began before the last reset.
+        self._requests_before_reset: set[str] = set()
 
     # Requests.
 
-    def begin(self, context: Context) -> None:
-        self._know(context)
+    def begin_request(self, context: Context) -> None:
+        self._state_of(context)
 
-    def forget(self, context: Context) -> None:
-        """The request is over, answered or aborted; its jobs may still run."""
-        asked = self._asked.pop(context.req_id, None)
-        self._fresh.discard(context.req_id)
-        self._stale.discard(context.req_id)
-        if asked is not None:
-            self._release(asked)
+    def end_request(self, context: Context) -> None:
+        """Ends an answered or aborted request; its jobs may still run."""
+        state = self._requests.pop(context.req_id, None)
+        self._active_requests.discard(context.req_id)
+        self._requests_before_reset.discard(context.req_id)
+        if state is not None:
+            self._release(state)
 
     # Lookups.
 
-    def look(self, key: bytes, context: Context) -> Answer:
-        """Whether the chunk can be loaded. Where this process owns the store the first question
-        of a request answers for all keys that follow; where it does not, `LATER` says that
-        `look_later` has to find out, on a thread that may wait.
+    def lookup(self, key: bytes, context: Context) -> Answer:
+        """Returns whether the chunk can be loaded. If this process owns the store, the first lookup
+        of a request answers for all keys after it. If not, `PENDING` refers to `batch_lookup`, on a
+        thread that may block.
         """
-        asked = self._know(context)
-        answer = asked.answers.get(key)
+        state = self._state_of(context)
+        answer = state.answers.get(key)
         if answer is None:
-            if not self._may_load(asked, key):
+            if not self._may_load(state, key):
                 return Answer.MISS
             if not self._store.answers_at_once():
-                return Answer.MISS if self._store.broken else Answer.LATER
-            answer = self._ask(asked, key, context)
-        return Answer.HIT if answer and key not in asked.failed else Answer.MISS
+                return Answer.MISS if self._store.broken else Answer.PENDING
+            answer = self._lookup_from(state, key, context)
+        return Answer.HIT if answer and key not in state.failed else Answer.MISS
 
-    def confirm(self, key: bytes, context: Context, found: bool) -> Answer:
-        """The answer `look_later` gave for a key, in the light of what has happened since."""
-        asked = self._know(context)
-        if not found or not self._may_load(asked, key):
+    def confirm_lookup(self, key: bytes, context: Context, found: bool) -> Answer:
+        """Returns the answer of `batch_lookup` for a key, unless it was invalidated since."""
+        state = self._state_of(context)
+        if not found or not self._may_load(state, key):
             return Answer.MISS
-        self._fresh.add(context.req_id)
+        self._active_requests.add(context.req_id)
         return Answer.HIT
 
-    def look_later(self, keys: Sequence[bytes], context: Context) -> list[bool]:
-        """One answer a key, from the lookup thread; waits for the process that owns the store."""
+    def batch_lookup(self, keys: Sequence[bytes], context: Context) -> list[bool]:
+        """Returns one answer for each key. Runs on the lookup thread; waits for the owner of the
+        store.
+        """
         found = [False] * len(keys)
-        for group, scope, places in self._by_group(keys):
-            here = [keys[place] for place in places]
-            for piece in spans(context, group, here):
-                for place in places[piece][: self._hold(scope, here[piece], context.req_id)]:
-                    found[place] = True
+        for group, scope, indices in self._by_group(keys):
+            group_keys = [keys[index] for index in indices]
+            for run in consecutive_runs(context, group, group_keys):
+                for index in indices[run][
+                    : self._lease_prefix(scope, group_keys[run], context.req_id)
+                ]:
+                    found[index] = True
         return found
 
-    def _may_load(self, asked: Asked, key: bytes) -> bool:
+    def _may_load(self, state: RequestState, key: bytes) -> bool:
         return (
-            not self._stale
-            and asked.wishes.loads
-            and key not in asked.failed
+            not self._requests_before_reset
+            and state.options.loads
+            and key not in state.failed
             and not self._weights_changed()
         )
 
     def _weights_changed(self) -> bool:
         return self._guard is not None and self._guard.changed()
 
-    def _ask(self, asked: Asked, key: bytes, context: Context) -> bool:
+    def _lookup_from(self, state: RequestState, key: bytes, context: Context) -> bool:
         known = self._scopes.get(group_of(key))
         if known is None:
             return False
         group, scope = known
-        keys = asked.orders[group.number].onwards(context, key) if group.chained else [key]
-        held = self._hold(scope, keys, context.req_id)
-        self._fresh.add(context.req_id)
-        # What lies behind the first miss is asked for anew if vLLM wants it nevertheless.
-        asked.answers.update(zip(keys, [True] * held + [False], strict=False))
-        return held > 0
+        keys = state.sequences[group.number].following(context, key) if group.chained else [key]
+        hits = self._lease_prefix(scope, keys, context.req_id)
+        self._active_requests.add(context.req_id)
+        # Keys after the first miss are looked up again if vLLM asks for them.
+        state.answers.update(zip(keys, [True] * hits + [False], strict=False))
+        return hits > 0
 
-    def _hold(self, scope: "Scope", keys: Sequence[bytes], request: str) -> int:
-        """The leading keys that the store has, from now on under a lease of the request."""
-        begun = perf_counter()
-        match = self._store.match(scope, keys, LEASE_SECONDS)
+    def _lease_prefix(self, scope: "Scope", keys: Sequence[bytes], request: str) -> int:
+        """Returns the number of leading keys that are stored, and leases them for the request."""
+        started = perf_counter()
+        match = self._store.pin_prefix(scope, keys, LEASE_SECONDS)
         self._counts.add("questions")
-        self._counts.add("question_seconds", amount=perf_counter() - begun)
+        self._counts.add("question_seconds", amount=perf_counter() - started)
         if match is None or not match.pages:
             return 0
-        asked = self._asked.get(request)
-        if asked is None:
+        state = self._requests.get(request)
+        if state is None:
             self._store.release(match.lease)
         else:
-            asked.leases.append(match.lease)
+            state.leases.append(match.lease)
         return match.pages
 
     # Jobs.
 
     def load(self, transfer: Transfer) -> None:
-        """Fills rows of the host tier."""
+        """Starts to fill rows of the host tier."""
         context: Context = transfer.req_context
         keys, rows = list(transfer.keys), transfer.chunk_ids.tolist()
-        asked, host = self._recall(context), self._rows
-        # The leases of this step are the load's own from here on.
+        state, host = self._peek_state(context), self._rows
+        # The load takes over the leases of this step.
         leases: list[int] = []
-        while asked.leases:
-            leases.append(asked.leases.popleft())
+        while state.leases:
+            leases.append(state.leases.popleft())
 
         def move(
             group: Group, scope: "Scope", keys: Sequence[bytes], rows: Sequence[int]
@@ -213,180 +219,185 @@ class Tier:
             return self._store.submit_get(scope, keys, host, rows, LOAD_SECONDS)
 
         if self._weights_changed():
-            # Since the chunks were promised.
-            pieces = [Piece(range(len(keys)), None, "weights_changed")]
+            # The weights changed after the chunks were promised.
+            parts = [TicketPart(range(len(keys)), None, "weights_changed")]
         else:
-            pieces = self._pieces(context, keys, rows, move)
+            parts = self._start_parts(context, keys, rows, move)
         if self._guard is not None:
             self._covered[transfer.job_id] = self._guard.covered
-        self._jobs.add(Job(transfer.job_id, context.req_id, keys, True, pieces, leases))
+        self._jobs.add(Job(transfer.job_id, context.req_id, keys, True, parts, leases))
 
     def save(self, transfer: Transfer) -> None:
-        """Stores rows of the host tier; what is stored already is skipped by the store."""
+        """Starts to store rows of the host tier. The store skips chunks that it has."""
         context: Context = transfer.req_context
         keys, rows = list(transfer.keys), transfer.chunk_ids.tolist()
-        asked, host = self._recall(context), self._rows
-        why = self._unwanted(asked)
-        if why:
-            pieces = [Piece(range(len(keys)), None, why)]
+        state, host = self._peek_state(context), self._rows
+        reason = self._store_refusal(state)
+        if reason:
+            parts = [TicketPart(range(len(keys)), None, reason)]
         else:
-            wish = asked.wishes.retain
-            until = time() + wish if wish else None
+            retain = state.options.retain
+            until = time() + retain if retain else None
 
             def move(
                 group: Group, scope: "Scope", keys: Sequence[bytes], rows: Sequence[int]
             ) -> "Ticket | None":
                 if host is None:
                     return None
-                order = asked.orders[group.number]
-                parent = order.before(context, keys[0]) if group.chained else None
+                sequence = state.sequences[group.number]
+                parent = sequence.predecessor(context, keys[0]) if group.chained else None
                 return self._store.submit_put(scope, keys, host, rows, parent, until, STORE_SECONDS)
 
-            pieces = self._pieces(context, keys, rows, move)
-        self._jobs.add(Job(transfer.job_id, context.req_id, keys, False, pieces))
+            parts = self._start_parts(context, keys, rows, move)
+        self._jobs.add(Job(transfer.job_id, context.req_id, keys, False, parts))
 
-    def _unwanted(self, asked: Asked) -> str:
+    def _store_refusal(self, state: RequestState) -> str:
         if self._read_only:
             return "read_only"
-        if not asked.wishes.stores:
+        if not state.options.stores:
             return "no_store"
         if self._weights_changed():
             return "weights_changed"
-        return "before_reset" if self._stale else ""
+        return "before_reset" if self._requests_before_reset else ""
 
-    def _pieces(
+    def _start_parts(
         self,
         context: Context,
         keys: Sequence[bytes],
         rows: Sequence[int],
         move: "Callable[[Group, Scope, Sequence[bytes], Sequence[int]], Ticket | None]",
-    ) -> list[Piece]:
-        pieces: list[Piece] = []
-        unknown = set(range(len(keys)))
-        for group, scope, places in self._by_group(keys):
-            unknown.difference_update(places)
-            here = [keys[place] for place in places]
-            for piece in spans(context, group, here):
-                moved = places[piece]
-                ticket = move(group, scope, here[piece], [rows[place] for place in moved])
-                pieces.append(Piece(moved, ticket))
-        if unknown:
-            pieces.append(Piece(sorted(unknown), None, "group"))
-        return pieces
+    ) -> list[TicketPart]:
+        parts: list[TicketPart] = []
+        unassigned = set(range(len(keys)))
+        for group, scope, indices in self._by_group(keys):
+            unassigned.difference_update(indices)
+            group_keys = [keys[index] for index in indices]
+            for run in consecutive_runs(context, group, group_keys):
+                moved = indices[run]
+                ticket = move(group, scope, group_keys[run], [rows[index] for index in moved])
+                parts.append(TicketPart(moved, ticket))
+        if unassigned:
+            parts.append(TicketPart(sorted(unassigned), None, "group"))
+        return parts
 
-    def landed(self) -> list[Done]:
-        """The jobs that ended since the last call."""
-        landed = self._jobs.landed()
-        for done in landed:
-            if done.job.load and self._of_other_weights(done.job.number):
-                done.ok = [False] * len(done.ok)
-                done.reasons = {"weights_changed": len(done.ok)}
-            for lease in done.job.leases:
+    def take_finished(self) -> list[FinishedJob]:
+        """Returns the jobs that ended since the last call."""
+        finished_jobs = self._jobs.take_finished()
+        for finished in finished_jobs:
+            if finished.job.load and self._weights_changed_during(finished.job.number):
+                finished.ok = [False] * len(finished.ok)
+                finished.reasons = {"weights_changed": len(finished.ok)}
+            for lease in finished.job.leases:
                 self._store.release(lease)
-            counted = "failed_chunks" if done.job.load else "skipped_chunks"
-            for reason, chunks in done.reasons.items():
-                self._counts.add(counted, reason, chunks)
-            asked = self._asked.get(done.job.request)
-            if done.job.load and asked is not None:
-                asked.failed.update(
-                    key for key, ok in zip(done.job.keys, done.ok, strict=True) if not ok
+            counter = "failed_chunks" if finished.job.load else "skipped_chunks"
+            for reason, chunks in finished.reasons.items():
+                self._counts.add(counter, reason, chunks)
+            state = self._requests.get(finished.job.request)
+            if finished.job.load and state is not None:
+                state.failed.update(
+                    key for key, ok in zip(finished.job.keys, finished.ok, strict=True) if not ok
                 )
-        return landed
+        return finished_jobs
 
-    def _of_other_weights(self, load: int) -> bool:
-        """Whether weights changed since the load began; a reset may have covered that by now."""
+    def _weights_changed_during(self, load: int) -> bool:
+        """Returns whether weights changed since the load began, even if a reset has covered the
+        change.
+        """
         if self._guard is None:
             return False
         return self._covered.pop(load, None) != self._guard.covered or self._guard.changed()
 
-    def step_over(self) -> None:
-        """All loads of this step are submitted: what was promised and not taken up is let go."""
-        for request in self._fresh:
-            asked = self._asked.get(request)
-            if asked is not None:
-                asked.answers.clear()
-                self._release(asked)
-        self._fresh.clear()
-        self._store.step_over()
+    def end_step(self) -> None:
+        """Releases promises of this step that were not used: all its loads are submitted."""
+        for request in self._active_requests:
+            state = self._requests.get(request)
+            if state is not None:
+                state.answers.clear()
+                self._release(state)
+        self._active_requests.clear()
+        self._store.end_step()
 
     def touch(self, keys: Iterable[bytes]) -> None:
         keys = list(keys)
-        for _, scope, places in self._by_group(keys):
-            self._store.touch(scope, [keys[place] for place in places])
+        for _, scope, indices in self._by_group(keys):
+            self._store.touch(scope, [keys[index] for index in indices])
 
     # Ends.
 
     def reset(self) -> None:
-        """Waits for all jobs. vLLM asks for this when its caches are reset (the weights may have
-        changed): nothing that was stored before is found from now on, and nothing goes in or out
-        until the requests of before are over, for what they computed may be of other weights.
+        """Waits for all jobs and begins an epoch: no chunk stored before is found. vLLM calls this
+        when its caches are reset, perhaps because the weights changed. Nothing is loaded or stored
+        until the requests that began before are over, because they may have computed with other
+        weights.
         """
         self._jobs.wait()
-        for asked in self._asked.values():
-            asked.answers.clear()
-            self._release(asked)
-        self._fresh.clear()
-        self._stale = set(self._asked)
-        self._renew(self._namespace.renewed())
+        for state in self._requests.values():
+            state.answers.clear()
+            self._release(state)
+        self._active_requests.clear()
+        self._requests_before_reset = set(self._requests)
+        self._set_namespace(self._namespace.with_new_epoch())
 
-    def engine_emptied(self) -> None:
-        """The engine's prefix cache and its host tier are empty: nothing of weights before is left
-        to be stored.
+    def on_caches_reset(self) -> None:
+        """Begins an epoch if the weights changed. The engine's prefix cache and its host tier are
+        empty, so that no chunk of earlier weights is left to be stored.
         """
         if self._guard is None:
             return
         reading = self._guard.read()
         if self._guard.differs(reading):
-            self._renew(self._namespace.renewed())
+            self._set_namespace(self._namespace.with_new_epoch())
         self._guard.cover(reading)
 
     def close(self) -> None:
-        """Gives up loads, lets the last stores land within a bound, and waits for the kernel to
-        be done with the host tier, which vLLM unmaps next.
+        """Cancels loads, waits for the last stores (at most `CLOSE_SECONDS`), and waits until the
+        kernel is done with the host tier, which vLLM unmaps next.
         """
         self._jobs.cancel(lambda job: job.load)
         if not self._jobs.wait(CLOSE_SECONDS):
             self._jobs.cancel(lambda job: True)
             self._jobs.wait()
-        self.landed()
-        for asked in self._asked.values():
-            self._release(asked)
-        self._asked.clear()
+        self.take_finished()
+        for state in self._requests.values():
+            self._release(state)
+        self._requests.clear()
         self._rows = None
         self._store.close()
 
-    def _renew(self, namespace: Namespace) -> None:
+    def _set_namespace(self, namespace: Namespace) -> None:
         self._namespace = namespace
         self._scopes = {group.number: (group, namespace.scope(group)) for group in namespace.groups}
 
-    def _know(self, context: Context) -> Asked:
-        asked = self._recall(context)
-        self._asked[context.req_id] = asked
-        return asked
+    def _state_of(self, context: Context) -> RequestState:
+        state = self._peek_state(context)
+        self._requests[context.req_id] = state
+        return state
 
-    def _recall(self, context: Context) -> Asked:
-        """What is known of a request; of one that is over, its wishes."""
-        asked = self._asked.get(context.req_id)
-        if asked is None:
-            orders = {number: Order(group) for number, (group, _) in self._scopes.items()}
-            asked = Asked(self._permitted(Wishes.of(context.kv_transfer_params)), orders)
-        return asked
+    def _peek_state(self, context: Context) -> RequestState:
+        """Returns the state of a request; for a finished one, a new state with its options."""
+        state = self._requests.get(context.req_id)
+        if state is None:
+            sequences = {number: KeySequence(group) for number, (group, _) in self._scopes.items()}
+            state = RequestState(
+                self._permitted(RequestOptions.parse(context.kv_transfer_params)), sequences
+            )
+        return state
 
-    def _permitted(self, wishes: Wishes) -> Wishes:
-        if not wishes.retain or self._store.permits_retention():
-            return wishes
+    def _permitted(self, options: RequestOptions) -> RequestOptions:
+        if not options.retain or self._store.permits_retention():
+            return options
         self._counts.add("ignored_retentions")
-        return wishes.without_retention()
+        return options.without_retention()
 
-    def _release(self, asked: Asked) -> None:
-        while asked.leases:
-            self._store.release(asked.leases.popleft())
+    def _release(self, state: RequestState) -> None:
+        while state.leases:
+            self._store.release(state.leases.popleft())
 
     def _by_group(self, keys: Sequence[bytes]) -> "Iterable[tuple[Group, Scope, list[int]]]":
-        """The places of the keys of each group that this tier knows."""
-        places: dict[int, list[int]] = {}
-        for place, key in enumerate(keys):
-            places.setdefault(group_of(key), []).append(place)
-        for number, found in places.items():
+        """Yields, for each group that this tier serves, the indices of its keys."""
+        indices: dict[int, list[int]] = {}
+        for index, key in enumerate(keys):
+            indices.setdefault(group_of(key), []).append(index)
+        for number, found in indices.items():
             if number in self._scopes:
                 yield *self._scopes[number], found

@@ -1,36 +1,36 @@
-"""What tells that a LoRA adapter was replaced in place: same name and path, other files.
+"""Detects a LoRA adapter that was replaced in place: same name and path, other files.
 
-vLLM's block hashes have an adapter's name and path. An adapter that is loaded a second time, from
-files that were written since, computes other KV under the same hashes.
+vLLM's block hashes contain an adapter's name and path. An adapter that is loaded again, from files
+that were written since, computes other KV under the same hashes.
 """
 
 from pathlib import Path
 
-# Name, size, inode, and when it was last written and changed.
+# Name, size, inode, and times of the last write and the last change.
 FileSignature = tuple[str, int, int, int, int]
 
 
 class Adapters:
-    """Those that this process has loaded, by name and path."""
+    """The adapters that this process has loaded, by name and path."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[str, str], frozenset[FileSignature]] = {}
+        self._signatures: dict[tuple[str, str], frozenset[FileSignature]] = {}
 
     def replaced(self, name: str, path: str, *, in_place: bool) -> bool:
-        """Whether an adapter about to be loaded is another one than that known by its name and
-        path. Of files that cannot be looked at: if it is loaded `in_place`.
+        """Returns whether an adapter about to be loaded differs from the one last seen under its
+        name and path. If its files cannot be read: whether it is loaded `in_place`.
         """
         found = signature(Path(path))
-        known = self._known.get((name, path))
-        self._known[name, path] = found
+        known = self._signatures.get((name, path))
+        self._signatures[name, path] = found
         if not found:
             return in_place
         return known is not None and known != found
 
 
 def signature(folder: Path) -> frozenset[FileSignature]:
-    """Of the files in a folder; empty where there are none. Whoever writes to a file or exchanges
-    it gives it another one, whatever he does to its times.
+    """Returns the signature of the files in a folder; empty if there are none. A write to a file,
+    or its replacement, changes the signature even if timestamps are set back.
     """
     try:
         return frozenset(

@@ -11,8 +11,8 @@ SHARED_MEMORY = Path("/dev/shm")
 
 
 class ChangeCounters:
-    """`slots` counts, each of which one process alone adds to, from any of its threads. A count
-    never decreases: two readings are equal if, and only if, nothing was counted in between.
+    """`slots` counts. Each is incremented by one process only, from any of its threads. Counts
+    never decrease: two readings are equal if and only if nothing was counted between them.
     """
 
     def __init__(self, memory: mmap.mmap, slots: int) -> None:
@@ -22,7 +22,9 @@ class ChangeCounters:
 
     @classmethod
     def create(cls, slots: int) -> tuple["ChangeCounters", Path]:
-        """Zeros, and the file that other processes attach to; the caller unlinks it after that."""
+        """Returns counters at zero, and the file that other processes attach to, which the caller
+        unlinks afterwards.
+        """
         folder = SHARED_MEMORY if SHARED_MEMORY.is_dir() else None
         file, name = tempfile.mkstemp(prefix="ritornello-weights-", dir=folder)
         try:
@@ -33,7 +35,7 @@ class ChangeCounters:
 
     @classmethod
     def attach(cls, path: Path, slots: int) -> "ChangeCounters | None":
-        """Those of another process; None where it is on another machine."""
+        """Returns the counters of another process; None if it runs on another machine."""
         try:
             with path.open("r+b") as file:
                 return cls(mmap.mmap(file.fileno(), slots * SLOT), slots)
@@ -56,7 +58,7 @@ class ChangeCounters:
         return count_in(self._memory, slot)
 
     def read(self) -> bytes:
-        """All counts at this moment, to be compared with those of another."""
+        """Returns all counts at this moment, to be compared with another reading."""
         return self._memory[: self._bytes]
 
     def _write(self, slot: int, count: int) -> None:
@@ -64,5 +66,5 @@ class ChangeCounters:
 
 
 def count_in(reading: bytes | mmap.mmap, slot: int) -> int:
-    """One of the counts of a reading."""
+    """Returns one of the counts of a reading."""
     return int.from_bytes(reading[slot * SLOT : (slot + 1) * SLOT], "little")

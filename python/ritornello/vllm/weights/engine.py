@@ -1,8 +1,8 @@
 """Hooks on vLLM's engine core, in the scheduler's process.
 
 All calls to workers and all resets of the prefix cache pass through the engine core, one at a time
-and between two schedules. After a call, before anything else is scheduled, every worker is asked
-whether its weights are still the same; and before a reset, so that the reset covers their answers.
+and between two schedules. After a call, before anything else is scheduled, every worker checks its
+weights. Workers also check before a reset, so that the reset covers their answers.
 """
 
 import functools
@@ -16,42 +16,42 @@ from ritornello.vllm.weights.guard import WeightGuard
 
 logger = logging.getLogger("vllm.ritornello")
 
-# Methods of vLLM's EngineCore behind which the weights may be others, and those that are followed.
-CALLS = ("collective_rpc", "add_lora")
-RESET = "reset_prefix_cache"
-# vLLM's base class of connectors, whose `reset_cache` does nothing.
+# Methods of vLLM's EngineCore that may change weights, and methods that are observed.
+CALL_METHODS = ("collective_rpc", "add_lora")
+RESET_METHOD = "reset_prefix_cache"
+# vLLM's base class of connectors; its `reset_cache` does nothing.
 CONNECTOR = "KVConnectorBase_V1"
-ADMIT = "add_request"
+ADMIT_METHOD = "add_request"
 
 
 class EngineHooks:
-    """Of one process. A guard belongs to the engine core that calls first after it was made: vLLM
-    runs one in a process at a time.
+    """Hooks of one process. A guard belongs to the engine core that calls first after the guard was
+    made: vLLM runs one engine core in a process at a time.
     """
 
     def __init__(self) -> None:
-        self._new: WeakSet[WeightGuard] = WeakSet()
+        self._unassigned: WeakSet[WeightGuard] = WeakSet()
         self._guards: WeakKeyDictionary[Any, WeakSet[WeightGuard]] = WeakKeyDictionary()
-        # None where the workers cannot be watched.
+        # None if the workers cannot be watched.
         self._counters: WeakKeyDictionary[Any, ChangeCounters | None] = WeakKeyDictionary()
         self._hooked: set[type] = set()
 
     def guard(self, engine_core: type) -> WeightGuard:
-        """A guard of the engine that is being made, of this class."""
+        """Returns a guard for the engine core of this class that is being constructed."""
         if engine_core not in self._hooked:
             self._hooked.add(engine_core)
             self._hook(engine_core)
         guard = WeightGuard()
-        self._new.add(guard)
+        self._unassigned.add(guard)
         return guard
 
     def _hook(self, kind: Any) -> None:
-        for name in CALLS:
-            setattr(kind, name, self._calling(getattr(kind, name)))
-        setattr(kind, RESET, self._resetting(getattr(kind, RESET)))
-        setattr(kind, ADMIT, self._admitting(getattr(kind, ADMIT)))
+        for name in CALL_METHODS:
+            setattr(kind, name, self._wrap_call(getattr(kind, name)))
+        setattr(kind, RESET_METHOD, self._wrap_reset(getattr(kind, RESET_METHOD)))
+        setattr(kind, ADMIT_METHOD, self._wrap_admit(getattr(kind, ADMIT_METHOD)))
 
-    def _admitting(self, method: Any) -> Any:
+    def _wrap_admit(self, method: Any) -> Any:
         @functools.wraps(method)
         def admit(core: Any, *args: Any, **named: Any) -> Any:
             self._install(core)
@@ -59,53 +59,53 @@ class EngineHooks:
 
         return admit
 
-    def _calling(self, method: Any) -> Any:
+    def _wrap_call(self, method: Any) -> Any:
         @functools.wraps(method)
         def call(core: Any, *args: Any, **named: Any) -> Any:
             self._install(core)
             try:
                 return method(core, *args, **named)
             finally:
-                self._ask(core)
+                self._check_workers(core)
                 for guard in self._guards.get(core, ()):
-                    guard.refresh()
+                    guard.cover_if_unused()
 
         return call
 
-    def _resetting(self, method: Any) -> Any:
+    def _wrap_reset(self, method: Any) -> Any:
         @functools.wraps(method)
         def reset(
             core: Any, reset_running_requests: bool = False, reset_connector: bool = False
         ) -> Any:
             self._install(core)
-            self._ask(core)
+            self._check_workers(core)
             emptied = method(core, reset_running_requests, reset_connector)
             if emptied:
                 connector = core.scheduler.connector
-                keepers = _without_reset(connector) if reset_connector else []
+                unresettable = _unresettable(connector) if reset_connector else []
                 for guard in self._guards.get(core, ()):
-                    guard.emptied(connector, reset_connector, keepers)
+                    guard.on_reset(connector, reset_connector, unresettable)
             return emptied
 
         return reset
 
     def _install(self, core: Any) -> None:
-        """Has a watch in every worker, before the first request and the first call."""
-        if not self._new:
+        """Installs a watch in every worker, before the first request and the first call."""
+        if not self._unassigned:
             return
         if core not in self._counters:
-            self._counters[core] = self._watched(core)
-            self._follow(core)
+            self._counters[core] = self._watch_workers(core)
+            self._hook_schedule(core)
         counters = self._counters[core]
         guards = self._guards.setdefault(core, WeakSet())
-        while self._new:
-            guard = self._new.pop()
+        while self._unassigned:
+            guard = self._unassigned.pop()
             guards.add(guard)
             if counters is not None:
-                guard.watched(counters)
+                guard.set_counters(counters)
 
-    def _follow(self, core: Any) -> None:
-        """Has guards hear of every step that computes or loads something."""
+    def _hook_schedule(self, core: Any) -> None:
+        """Tells guards about every step that computes or loads."""
         scheduler = core.scheduler
         method = scheduler.schedule
 
@@ -113,12 +113,12 @@ class EngineHooks:
         def schedule(*args: Any, **named: Any) -> Any:
             if scheduler.has_unfinished_requests():
                 for guard in self._guards.get(core, ()):
-                    guard.used()
+                    guard.mark_used()
             return method(*args, **named)
 
         scheduler.schedule = schedule
 
-    def _watched(self, core: Any) -> ChangeCounters | None:
+    def _watch_workers(self, core: Any) -> ChangeCounters | None:
         slots = core.vllm_config.parallel_config.world_size + 1
         try:
             counters, path = ChangeCounters.create(slots)
@@ -126,7 +126,7 @@ class EngineHooks:
                 core.model_executor.collective_rpc(watch.install, args=(str(path), slots))
             finally:
                 path.unlink()
-        except Exception as error:  # an executor unlike any that was tried must serve all the same
+        except Exception as error:  # an untested kind of executor must still serve
             logger.warning(
                 "ritornello: the weights cannot be watched (%s: %s); neither hits nor saves",
                 type(error).__name__,
@@ -135,26 +135,26 @@ class EngineHooks:
             return None
         return counters
 
-    def _ask(self, core: Any) -> None:
-        """Has the workers look at their weights now. An answer that does not come is a change."""
+    def _check_workers(self, core: Any) -> None:
+        """Lets the workers check their weights. A missing answer counts as a change."""
         counters = self._counters.get(core)
         if counters is None:
             return
         try:
-            for slot, count in core.model_executor.collective_rpc(watch.look):
+            for slot, count in core.model_executor.collective_rpc(watch.check):
                 counters.raise_to(slot, count)
         except Exception as error:
             logger.warning("ritornello: the weights could not be looked at (%s)", error)
             counters.add(core.vllm_config.parallel_config.world_size)
 
 
-def _without_reset(connector: Any) -> list[str]:
-    """Class names of the connectors inside `connector` that have no `reset_cache` of their own.
-    They may keep pages all the same, and MultiConnector counts them as reset.
+def _unresettable(connector: Any) -> list[str]:
+    """Returns the class names of connectors inside `connector` that have no `reset_cache` of their
+    own. They may keep pages, although MultiConnector counts them as reset.
     """
     inner = getattr(connector, "sub_connectors", None)
     if inner:
-        return [name for child in inner for name in _without_reset(child)]
+        return [name for child in inner for name in _unresettable(child)]
     kind = type(connector)
     maker = next((one for one in kind.__mro__ if "reset_cache" in vars(one)), None)
     return [kind.__name__] if maker is not None and maker.__name__ == CONNECTOR else []
@@ -164,7 +164,7 @@ _hooks = EngineHooks()
 
 
 def guard_of_engine() -> WeightGuard:
-    """Called while vLLM makes its scheduler."""
+    """Returns a guard. Called while vLLM constructs its scheduler."""
     from vllm.v1.engine.core import EngineCore
 
     return _hooks.guard(EngineCore)

@@ -1,4 +1,4 @@
-"""The scheduler's side: whether the weights are those that the current epoch was begun with."""
+"""The scheduler's side: whether the weights are those of the current epoch."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -10,85 +10,93 @@ logger = logging.getLogger("vllm.ritornello")
 
 
 class WeightGuard:
-    """Of one connector or tier. Until a watch is installed in every worker the weights count as
-    changed. `renew` is called when no cache of the engine holds anything: it begins an epoch, and
-    covers the changes. `owner`: the connector, where it alone keeps KV beside vLLM's own cache.
+    """Guard of one connector or tier. Weights count as changed until every worker has a watch.
+    `begin_epoch` is called when all caches of the engine are empty: it must begin an epoch and
+    cover the changes. `owner`: the connector, if it alone keeps KV beside vLLM's own cache.
     """
 
     def __init__(self) -> None:
-        self.renew: Callable[[], object] = lambda: None
+        self.begin_epoch: Callable[[], object] = lambda: None
         self.owner: Any = None
         self._counters: ChangeCounters | None = None
         self._covered = b""
-        self._said = False
-        # Nothing was computed or loaded since the last changes were covered.
-        self._unused = False
+        self._warned = False
+        # Nothing was computed or loaded since changes were last covered.
+        self._idle_since_cover = False
 
-    def watched(self, counters: ChangeCounters) -> None:
-        """All workers count changes from now on, and nothing was computed before."""
+    def set_counters(self, counters: ChangeCounters) -> None:
+        """Starts watching: all workers count changes from now on, and nothing was computed
+        before.
+        """
         self._counters = counters
         self.cover(counters.read())
 
     def changed(self) -> bool:
-        """Whether pages of the current epoch may be of other weights than the engine's."""
+        """Returns whether pages of the current epoch may belong to other weights than the
+        engine's.
+        """
         if self._counters is None:
             return True
         if not self.differs(self.read()):
             return False
-        if not self._said:
-            self._said = True
+        if not self._warned:
+            self._warned = True
             logger.warning(
                 "ritornello: the weights may be others than before; neither hits nor saves until "
                 "vLLM's prefix cache is reset"
             )
         return True
 
-    def hear(self, changes: Mapping[int, int]) -> None:
-        """What workers on other machines have counted, by slot."""
+    def merge_counts(self, changes: Mapping[int, int]) -> None:
+        """Takes the counts of workers on other machines, by slot."""
         for slot, count in changes.items():
             if self._counters is not None:
                 self._counters.raise_to(slot, count)
 
     def read(self) -> bytes | None:
-        """The changes until now, to decide by and to cover; None where nothing is watched."""
+        """Returns the changes so far, to be compared and covered; None if weights are not
+        watched.
+        """
         return None if self._counters is None else self._counters.read()
 
     def differs(self, reading: bytes | None) -> bool:
-        """Whether the reading has changes that the current epoch does not cover."""
+        """Returns whether a reading has changes that the current epoch does not cover."""
         return reading is None or reading != self._covered
 
     def cover(self, reading: bytes | None) -> None:
-        """The current epoch covers the changes of the reading, and no cache of the engine holds
-        anything of before. It is the reading that was compared: a change that a worker counts in
+        """Declares that the current epoch covers the changes of a reading: no cache of the engine
+        holds older pages. Pass the reading that was compared: a change that a worker counts in
         between needs an epoch of its own.
         """
         if reading is not None:
             self._covered = reading
-            self._said, self._unused = False, True
+            self._warned, self._idle_since_cover = False, True
 
-    def emptied(self, connector: Any, reset: bool, keepers: Sequence[str] = ()) -> None:
-        """The engine's prefix cache is empty, and that of `connector` where it was `reset`. Another
-        connector than the owner may hold pages that were computed with the weights before.
-        `keepers`: names of those that cannot be reset.
+    def on_reset(self, connector: Any, reset: bool, unresettable: Sequence[str] = ()) -> None:
+        """Called when the engine's prefix cache is empty, and that of `connector` if `reset`. A
+        connector other than the owner may hold pages of earlier weights. `unresettable`: names of
+        those that cannot be reset.
         """
-        if keepers:
+        if unresettable:
             if self.differs(self.read()):
                 logger.warning(
                     "ritornello: after a change of the weights %s cannot be reset; neither hits "
                     "nor saves until the engine is started again",
-                    ", ".join(keepers),
+                    ", ".join(unresettable),
                 )
         elif reset or (self.owner is not None and connector is self.owner):
-            self.renew()
+            self.begin_epoch()
 
-    def used(self) -> None:
-        """The engine is about to compute something."""
-        self._unused = False
+    def mark_used(self) -> None:
+        """Called when the engine is about to compute."""
+        self._idle_since_cover = False
 
-    def refresh(self) -> None:
-        """Weights that change while the engine's caches are empty need no other reset."""
-        if self._unused and self.differs(self.read()):
-            self.renew()
+    def cover_if_unused(self) -> None:
+        """Begins an epoch if the weights changed while the engine's caches were empty; no reset is
+        needed.
+        """
+        if self._idle_since_cover and self.differs(self.read()):
+            self.begin_epoch()
 
     @property
     def covered(self) -> bytes:

@@ -1,9 +1,9 @@
-"""What tells that the parameters of a model changed, without reading all of them.
+"""Detects changes of a model's parameters without reading all of them.
 
-`moved` compares the identity, version counter and address of every parameter: it sees parameters
-that were replaced and in-place operations of PyTorch, in inference mode too. Writes through
-`.data`, by another process or by a kernel of its own leave no such trace: `sampled` reads `SAMPLES`
-bytes of every parameter and sees them where they hit one of these bytes.
+`state_changed` compares the identity, version counter and address of every parameter. It detects
+replaced parameters and in-place operations of PyTorch, in inference mode too. Writes through
+`.data`, by another process or by a custom kernel leave no such trace: `sample_changed` reads
+`SAMPLE_BYTES` bytes of every parameter and detects writes that hit one of these bytes.
 
 A tensor subclass that wraps others (torchao's quantized weights) has no memory: the tensors that
 its `__tensor_flatten__` names are compared and read in its place. A parameter that cannot be
@@ -16,16 +16,16 @@ from typing import Any, NamedTuple
 
 logger = logging.getLogger("vllm.ritornello")
 
-# Bytes of a parameter that are compared, about.
-SAMPLES = 64
+# Approximate number of bytes of a parameter that are compared.
+SAMPLE_BYTES = 64
 
-# What tensors raise that lack a version counter, an address or memory.
+# Exceptions of tensors without a version counter, an address or memory.
 LACKING = (AttributeError, RuntimeError)
 
 
-class Place(NamedTuple):
-    """Where a parameter is found, or with `path` a tensor inside it. `versioned`: it has a version
-    counter. `wraps`: the tensors inside hold the bytes.
+class TensorRef(NamedTuple):
+    """Location of a parameter or, with `path`, of a tensor inside it. `versioned`: it has a version
+    counter. `wraps`: its bytes are in the tensors inside.
     """
 
     owner: dict[str, Any]
@@ -36,15 +36,16 @@ class Place(NamedTuple):
 
 
 def within(tensor: Any, path: tuple[str, ...]) -> Any:
-    """The tensor inside; None if it is gone."""
+    """Returns the tensor inside; None if it is gone."""
     for name in path:
         tensor = getattr(tensor, name, None)
     return tensor
 
 
 class Parameters:
-    """Of `modules`, as (name, module); `skips` leaves modules out. `sample`: bytes of parameters.
-    What is compared is the state of the last call that found a change, or of the construction.
+    """The parameters of `modules`, pairs of name and module, without the modules that `skips`
+    names. `sample` reads bytes of parameters. The baseline is the state at construction or at the
+    last `take_baseline`.
     """
 
     def __init__(
@@ -56,48 +57,50 @@ class Parameters:
         self._modules = modules
         self._sample = sample
         self._skips = skips
-        self._places: list[Place] = []
+        self._refs: list[TensorRef] = []
         self._seen: Any = None
         # None: not read yet, or not readable.
         self._bytes: bytes | None = None
-        self.remember()
+        self.take_baseline()
 
     def __len__(self) -> int:
-        return sum(not place.path for place in self._places)
+        return sum(not ref.path for ref in self._refs)
 
-    def remember(self, *, sampled: bool = True) -> None:
-        """Takes the parameters to be as they should be. Where memory cannot be read now
-        (`sampled` is false) the next sample is the one to compare with.
+    def take_baseline(self, *, sampled: bool = True) -> None:
+        """Makes the current parameters the baseline. If memory cannot be read now (`sampled` is
+        false), the next sample completes it.
         """
         self._enumerate()
         self._seen = self._state()
         self._bytes = self._sampled() if sampled else None
 
-    def moved(self) -> bool:
+    def state_changed(self) -> bool:
         return bool(self._state() != self._seen)
 
-    def sampled(self) -> bool:
-        """Whether bytes differ from those that were remembered."""
+    def sample_changed(self) -> bool:
+        """Returns whether sampled bytes differ from the baseline."""
         found = self._sampled()
         if self._bytes is None or found is None:
             self._bytes = found
         return found != self._bytes
 
     def _enumerate(self) -> None:
-        """Owners and names, not parameters: those that were replaced must not be kept alive."""
-        self._places = []
+        """Finds the parameters. Keeps owners and names only: replaced parameters must not be kept
+        alive.
+        """
+        self._refs = []
         known: set[int] = set()
         for name, module in self._modules():
             for own, parameter in module._parameters.items():
                 if parameter is None or id(parameter) in known or self._skips(name):
                     continue
                 known.add(id(parameter))
-                self._places.extend(places_of(parameter, module._parameters, own))
+                self._refs.extend(tensor_refs(parameter, module._parameters, own))
 
     def _state(self) -> Any:
-        # The identity of an inner tensor is left out: a subclass may make one for every access.
+        # The identity of an inner tensor is omitted: a subclass may make one for every access.
         state: list[int | None] = []
-        for owner, name, path, versioned, _ in self._places:
+        for owner, name, path, versioned, _ in self._refs:
             tensor = owner.get(name)
             if path:
                 tensor = within(tensor, path)
@@ -114,40 +117,36 @@ class Parameters:
         return state
 
     def _sampled(self) -> bytes | None:
-        found = [
-            within(place.owner.get(place.name), place.path)
-            for place in self._places
-            if not place.wraps
-        ]
+        found = [within(ref.owner.get(ref.name), ref.path) for ref in self._refs if not ref.wraps]
         try:
             return self._sample([parameter for parameter in found if parameter is not None])
-        except Exception as error:  # tensors of kinds that were never tried
+        except Exception as error:  # of any kind of tensor
             logger.warning("ritornello: the parameters' bytes cannot be compared (%s)", error)
             return None
 
 
-def places_of(
+def tensor_refs(
     tensor: Any, owner: dict[str, Any], name: str, path: tuple[str, ...] = ()
-) -> Iterator[Place]:
-    """Of a tensor and, at any depth, of those that it wraps."""
+) -> Iterator[TensorRef]:
+    """Yields the locations of a tensor and, at any depth, of the tensors it wraps."""
     try:
         flatten = getattr(tensor, "__tensor_flatten__", None)
         inner = [] if flatten is None else list(flatten()[0])
     except Exception as error:  # of any subclass
         logger.warning("ritornello: what %s wraps cannot be compared (%s)", name, error)
         inner = []
-    # A tensor that was made in inference mode has no version counter.
-    yield Place(owner, name, path, not tensor.is_inference(), bool(inner))
+    # Tensors made in inference mode have no version counter.
+    yield TensorRef(owner, name, path, not tensor.is_inference(), bool(inner))
     for part in inner:
         found = getattr(tensor, part, None)
         if found is not None:
-            yield from places_of(found, owner, name, (*path, part))
+            yield from tensor_refs(found, owner, name, (*path, part))
 
 
 def sample_tensors(tensors: list[Any]) -> bytes:
-    """About `SAMPLES` bytes of each tensor, evenly spaced over its memory (all of a small one); one
-    copy from each device, which waits for the work that was given to it. A tensor without memory
-    has none.
+    """Returns about `SAMPLE_BYTES` bytes of each tensor, evenly spaced (all of a small one). Makes
+    one copy from each device, which waits for the device's queued work. Tensors without memory
+    contribute nothing.
     """
     import torch
 
@@ -168,8 +167,8 @@ def sample_tensors(tensors: list[Any]) -> bytes:
             first = tensor.storage_offset() * size
             dense = tensor.is_contiguous()
             end = first + tensor.numel() * size if dense else storage.nbytes()
-            # An odd step reads low and high bytes of an element in turn.
-            step = max((end - first) // SAMPLES, 1) | 1
+            # An odd step alternates between low and high bytes of elements.
+            step = max((end - first) // SAMPLE_BYTES, 1) | 1
             flat = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
             pieces.setdefault(tensor.device, []).append(flat[first:end:step])
         return b"".join(torch.cat(found).cpu().numpy().tobytes() for found in pieces.values())

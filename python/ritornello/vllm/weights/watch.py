@@ -1,16 +1,16 @@
-"""The worker's side: counts every change of the weights that this process sees.
+"""The worker's side: counts every change of the weights that this process detects.
 
-An announced change (a method of vLLM's that changes weights) is counted before it begins and after
-it has ended, whether it succeeded or not: a cache that is emptied in the middle of it does not
-cover it. Other changes are counted when they are found: at the beginning of a step, when pages are
-about to be saved, when the scheduler's process asks, and every `SAMPLE_SECONDS` by a sample of the
-parameters' bytes, between two steps.
+An announced change (a vLLM method that changes weights) is counted before it begins and after it
+ends, whether it succeeded or not: a cache that is emptied during the change does not cover it.
+Other changes are counted when detected: at the beginning of a step, before pages are saved, when
+the scheduler's process requests it, and every `SAMPLE_SECONDS`, between two steps, by a sample of
+the parameters' bytes.
 
-A model may be loaded by a call for every tensor, so an announced change only counts. The parameters
-to compare with are read when the next step that computes begins. No look between is needed: a reset
-that covers the change leaves no pages of before, and that step computes the first ones after it.
+A model may be loaded by one call for every tensor, so an announced change only counts. The baseline
+is taken when the next step that computes begins. Checks in between are not needed: a reset that
+covers the change leaves no older pages, and that step computes the first ones after it.
 
-The functions at the end are called by vLLM in the worker's process.
+vLLM calls the functions at the end of this module in the worker's process.
 """
 
 import functools
@@ -27,24 +27,24 @@ from ritornello.vllm.weights.parameters import Parameters, sample_tensors
 
 logger = logging.getLogger("vllm.ritornello")
 
-# Methods that change weights: without one of the worker's nothing can be watched, the others need
+# Methods that change weights. Without those of the worker nothing can be watched; the others need
 # not exist.
-OF_WORKER = ("start_weight_update", "update_weights", "finish_weight_update", "reload_weights")
-OF_WORKER_OPTIONAL = ("reset_weights",)
-OF_RUNNER = ("load_model", "reload_weights")
-OF_MODEL = ("load_weights",)
-# The weights' memory is not there from one of the first to the other.
-SUSPENDS = ("sleep", "discard")
-RESUMES = "wake_up"
+WORKER_METHODS = ("start_weight_update", "update_weights", "finish_weight_update", "reload_weights")
+WORKER_METHODS_OPTIONAL = ("reset_weights",)
+RUNNER_METHODS = ("load_model", "reload_weights")
+MODEL_METHODS = ("load_weights",)
+# Between one of the first calls and the second, the weights' memory may be unmapped.
+SUSPEND_METHODS = ("sleep", "discard")
+RESUME_METHOD = "wake_up"
 
-# A step that computes one token a request is looked at so often, any other step always.
+# Minimum time between checks in steps of one token a request; other steps always check.
 DECODE_SECONDS = 0.05
 SAMPLE_SECONDS = 5.0
 
 
 class WeightWatch:
-    """Of one worker process. `shared`: the counters are those of all processes. Hooks may run on
-    any thread; a change that is found is counted once.
+    """Watch of one worker process. `shared`: the counters are those of all processes. Hooks may run
+    on any thread; each detected change is counted once.
     """
 
     def __init__(
@@ -64,93 +64,97 @@ class WeightWatch:
         self._lock = RLock()
         self._adapters = Adapters()
         self._suspended = False
-        # A change was counted and the parameters after it are not known yet.
-        self._stale = False
-        self._looked = self._sampled = clock()
+        # A change was counted, and no baseline was taken since.
+        self._baseline_stale = False
+        self._checked_at = self._sampled_at = clock()
 
     @property
     def count(self) -> int:
         return self._counters.count(self.slot)
 
     def covered_by(self, covered: bytes) -> bool:
-        """Whether no change was counted beyond those of this reading; on another machine than the
-        scheduler's: by this process.
+        """Returns whether no change was counted beyond those of the reading; of this process alone
+        if the scheduler runs on another machine.
         """
         if self.shared:
             return self._counters.read() == covered
         return self.count == count_in(covered, self.slot)
 
     def record(self, what: str) -> None:
-        """Counts a change; the parameters as the next step finds them are those to compare with."""
+        """Counts a change. The next step that computes takes the baseline."""
         with self._lock:
             self._counters.add(self.slot)
-            known, self._stale = self._stale, True
+            known, self._baseline_stale = self._baseline_stale, True
         if not known:
             logger.info("ritornello: the weights may have changed (%s)", what)
 
-    def look(self) -> None:
-        """Counts a change that shows in the parameters' state."""
+    def check(self) -> None:
+        """Counts a change of the parameters' state."""
         with self._lock:
-            self._looked = self._clock()
-            if not self._stale and self._parameters.moved():
+            self._checked_at = self._clock()
+            if not self._baseline_stale and self._parameters.state_changed():
                 self.record("parameters were written or replaced")
-                self._remember()
+                self._take_baseline()
 
     def sample(self) -> None:
-        """Like `look`, and reads a sample of their bytes."""
+        """Calls `check`, and counts a change of the parameters' sampled bytes."""
         with self._lock:
-            self.look()
-            self._sampled = self._clock()
-            if not self._stale and not self._suspended and self._parameters.sampled():
+            self.check()
+            self._sampled_at = self._clock()
+            if (
+                not self._baseline_stale
+                and not self._suspended
+                and self._parameters.sample_changed()
+            ):
                 self.record("bytes of parameters differ")
-                self._remember()
+                self._take_baseline()
 
-    def _remember(self) -> None:
-        """The parameters as they are now are those to compare with."""
+    def _take_baseline(self) -> None:
+        """Makes the current parameters the baseline."""
         with self._lock:
-            self._parameters.remember(sampled=not self._suspended)
-            self._stale = False
+            self._parameters.take_baseline(sampled=not self._suspended)
+            self._baseline_stale = False
 
     def begin_step(self, tokens: int, requests: int) -> None:
-        """A step is about to run, of `tokens` tokens of `requests` requests."""
+        """Called before a step of `tokens` tokens of `requests` requests."""
         now = self._clock()
         if tokens:
             with self._lock:
-                # Nothing computes without weights, even where waking up was never announced.
+                # A step that computes has its weights, even if no wake-up was announced.
                 self._suspended = False
-                if self._stale:
-                    self._remember()
-                    self._looked = self._sampled = now
+                if self._baseline_stale:
+                    self._take_baseline()
+                    self._checked_at = self._sampled_at = now
                     return
-        if now - self._sampled >= SAMPLE_SECONDS:
+        if now - self._sampled_at >= SAMPLE_SECONDS:
             self.sample()
-        elif tokens != requests or now - self._looked >= DECODE_SECONDS:
-            self.look()
+        elif tokens != requests or now - self._checked_at >= DECODE_SECONDS:
+            self.check()
 
     def attach(self, worker: Any) -> None:
-        """Wraps methods of vLLM's worker, its model runner and its model, in these objects."""
+        """Wraps methods of these objects: vLLM's worker, its model runner and its model."""
         runner = worker.model_runner
         for owner, names in (
-            (worker, (*OF_WORKER, *OF_WORKER_OPTIONAL)),
-            (runner, OF_RUNNER),
-            (runner.get_model(), OF_MODEL),
+            (worker, (*WORKER_METHODS, *WORKER_METHODS_OPTIONAL)),
+            (runner, RUNNER_METHODS),
+            (runner.get_model(), MODEL_METHODS),
         ):
             for name in names:
-                self._wrap(owner, name, self._announced)
-        for name in SUSPENDS:
-            self._wrap(worker, name, self._suspending)
-        self._wrap(worker, RESUMES, self._resuming)
-        self._wrap(worker, "execute_model", self._stepping)
+                self._wrap(owner, name, self._wrap_update)
+        for name in SUSPEND_METHODS:
+            self._wrap(worker, name, self._wrap_suspend)
+        self._wrap(worker, RESUME_METHOD, self._wrap_resume)
+        self._wrap(worker, "execute_model", self._wrap_step)
         adapters = getattr(runner, "lora_manager", None)
         if adapters is not None:
-            self._wrap(adapters, "_load_adapter", self._loading_adapter)
+            self._wrap(adapters, "_load_adapter", self._wrap_load_adapter)
 
     def _wrap(self, owner: Any, name: str, wrapper: Callable[[Any], Any]) -> None:
         method = getattr(owner, name, None)
         if method is not None:
             setattr(owner, name, functools.wraps(method)(wrapper(method)))
 
-    def _announced(self, method: Any) -> Any:
+    def _wrap_update(self, method: Any) -> Any:
         def update(*args: Any, **named: Any) -> Any:
             self.record(f"{method.__name__} began")
             try:
@@ -160,8 +164,8 @@ class WeightWatch:
 
         return update
 
-    def _suspending(self, method: Any) -> Any:
-        """At a level of sleep above 1 the weights are given up; by `discard` where it says so."""
+    def _wrap_suspend(self, method: Any) -> Any:
+        """Sleep above level 1 discards the weights; `discard` does if it names them."""
 
         def suspend(*args: Any, **named: Any) -> Any:
             given = (*args, *named.values())
@@ -176,7 +180,7 @@ class WeightWatch:
 
         return suspend
 
-    def _resuming(self, method: Any) -> Any:
+    def _wrap_resume(self, method: Any) -> Any:
         def resume(tags: Any = None) -> Any:
             returned = method(tags)
             if tags is None or "weights" in tags:
@@ -186,14 +190,14 @@ class WeightWatch:
 
         return resume
 
-    def _stepping(self, method: Any) -> Any:
+    def _wrap_step(self, method: Any) -> Any:
         def execute_model(step: Any, *args: Any, **named: Any) -> Any:
             self.begin_step(step.total_num_scheduled_tokens, len(step.num_scheduled_tokens))
             return method(step, *args, **named)
 
         return execute_model
 
-    def _loading_adapter(self, method: Any) -> Any:
+    def _wrap_load_adapter(self, method: Any) -> Any:
         def load_adapter(request: Any) -> Any:
             name, path = request.lora_name, request.lora_path
             if self._adapters.replaced(name, path, in_place=request.load_inplace):
@@ -212,20 +216,20 @@ _watch: WeightWatch | None = None
 
 
 def current() -> WeightWatch | None:
-    """This process's, once the engine core has installed it."""
+    """Returns this process's watch, once the engine core has installed it."""
     return _watch
 
 
 def install(worker: Any, path: str, slots: int) -> tuple[int, int]:
-    """Called by vLLM in each worker: its slot of the counters, and its count. Raises where the
-    worker is not one that can be watched.
+    """Installs a watch; vLLM calls this in each worker. Returns the worker's slot and count. Raises
+    if the worker cannot be watched.
     """
     global _watch
     worker = getattr(worker, "worker", worker)
-    missing = [name for name in (*OF_WORKER, "execute_model") if not hasattr(worker, name)]
+    missing = [name for name in (*WORKER_METHODS, "execute_model") if not hasattr(worker, name)]
     if missing:
         raise RuntimeError(f"the worker has no {', '.join(missing)}")
-    # The last slot is that of the scheduler's process.
+    # The last slot belongs to the scheduler's process.
     slot = worker.rank % (slots - 1)
     counters = ChangeCounters.attach(Path(path), slots)
     balanced = worker.vllm_config.parallel_config.enable_eplb
@@ -233,7 +237,7 @@ def install(worker: Any, path: str, slots: int) -> tuple[int, int]:
         Parameters(
             lambda: worker.model_runner.get_model().named_modules(),
             sample_tensors,
-            # With expert load balancing vLLM moves experts about, which changes no KV.
+            # With expert load balancing vLLM moves experts, which does not change KV.
             lambda name: bool(balanced) and "experts" in name,
         ),
         counters or ChangeCounters.private(slots),
@@ -244,8 +248,10 @@ def install(worker: Any, path: str, slots: int) -> tuple[int, int]:
     return slot, 0
 
 
-def look(worker: Any) -> tuple[int, int]:
-    """Called by vLLM in each worker: its slot, and how many changes it has seen by now."""
+def check(worker: Any) -> tuple[int, int]:
+    """Checks the weights; vLLM calls this in each worker. Returns its slot and its count of
+    changes.
+    """
     if _watch is None:
         raise RuntimeError("the weights of this worker are not watched")
     _watch.sample()

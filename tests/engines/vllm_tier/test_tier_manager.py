@@ -1,5 +1,5 @@
 """The tier behind vLLM's interface, called as the tiering manager calls it: results, events,
-counts, and what happens when it cannot serve or fails inside.
+counts, unsupported engines, and internal failures.
 """
 
 import logging
@@ -34,7 +34,7 @@ def made(
     self_describing: bool = True,
     **settings: Any,
 ) -> RitornelloTier:
-    """A tier of an engine whose configuration is on the stack: here."""
+    """Returns a tier of an engine whose configuration is on this function's stack frame."""
     extra: dict[str, Any] = {}
     vllm_config = engine_of(extra)
     vllm_config.cache_config.prefix_caching_hash_algo = hashes
@@ -49,7 +49,7 @@ def made(
     assert vllm_config.kv_transfer_config.kv_connector_extra_config is spec.extra_config
     assert kv_cache_config.kv_cache_groups
     if tier._tier is not None:
-        # Without an engine there are no weights that could change.
+        # Without an engine no weights can change.
         tier._tier._guard = None
     return tier
 
@@ -73,7 +73,7 @@ def ended(tier: RitornelloTier) -> Any:
     return result
 
 
-def test_a_job_s_result_and_its_event(tier: RitornelloTier, host: Host) -> None:
+def test_job_has_result_and_event(tier: RitornelloTier, host: Host) -> None:
     request, keys = sequence("a", 8)
     tier.on_new_request(request)
     tier.submit_store(job(1, keys, request, 0, load=False))
@@ -104,7 +104,7 @@ def test_events_without_tokens_are_logged(
     assert ("self_describing_kv_events" in caplog.text) != self_describing
 
 
-def test_a_partial_load_names_what_came(tier: RitornelloTier) -> None:
+def test_partial_load_names_loaded_keys(tier: RitornelloTier) -> None:
     request, keys = sequence("b", 8)
     tier.submit_store(job(1, keys, request, 0, load=False))
     assert ended(tier).success
@@ -117,12 +117,12 @@ def test_a_partial_load_names_what_came(tier: RitornelloTier) -> None:
     *_, event = tier.take_events()
     assert (event.keys, event.removed) == (keys[5:], True)
     tier.on_new_request(request)
-    tier._tier._know(request).failed.update(keys[5:])
+    tier._tier._state_of(request).failed.update(keys[5:])
     assert tier.lookup(keys[5], request) is LookupResult.MISS
 
 
-def test_what_the_store_does_not_want_is_no_failure(tmp_path: Path, host: Host) -> None:
-    """Or vLLM's back-pressure would hold chunks back from a tier that only chooses."""
+def test_declined_store_is_no_failure(tmp_path: Path, host: Host) -> None:
+    """Otherwise vLLM's back-pressure would withhold chunks from a tier that only chooses."""
     tier = made(tmp_path, host, write_budget=0)
     request, keys = sequence("c", 4)
     tier.submit_store(job(1, keys, request, 0, load=False))
@@ -135,15 +135,15 @@ def test_what_the_store_does_not_want_is_no_failure(tmp_path: Path, host: Host) 
     tier.shutdown()
 
 
-def test_a_shutdown_that_fails_says_so_and_ends_the_lookups(
+def test_failed_shutdown_raises_and_ends_lookups(
     tmp_path: Path, host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The memory of a tier whose shutdown raised is kept, and that of others is not."""
+    """Memory is kept by vLLM if it belongs to a tier whose shutdown raised."""
     tier = made(tmp_path, host)
     assert tier._tier is not None
     inner, ended_lookups = tier._tier, []
     monkeypatch.setattr(inner._jobs, "wait", lambda seconds=None: 1 / 0)
-    tier._later = SimpleNamespace(shutdown=lambda: ended_lookups.append(True))  # type: ignore[assignment]
+    tier._async_lookups = SimpleNamespace(shutdown=lambda: ended_lookups.append(True))  # type: ignore[assignment]
     with pytest.raises(ZeroDivisionError):
         tier.shutdown()
     assert ended_lookups
@@ -162,19 +162,19 @@ def test_counts_are_declared(tier: RitornelloTier) -> None:
     assert set(stats.data["data"]) <= set(declared)
 
 
-def test_facts_have_the_declared_names(tier: RitornelloTier) -> None:
+def test_config_info_has_declared_keys(tier: RitornelloTier) -> None:
     config = {"type": "RitornelloTier", "module_path": "ritornello.vllm", "path": "/x"}
     assert tuple(tier.config_info()) == RitornelloTier.config_info_keys(config)
 
 
-def test_an_engine_nobody_knows_is_not_served(
+def test_unknown_engine_is_not_served(
     tmp_path: Path, host: Host, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, "vllm.ritornello"):
         tier = RitornelloTier(spec_of({}), host.view, "T", path=str(tmp_path / "store"))
     assert [record.getMessage() for record in caplog.records] == [
-        "ritornello: vLLM's configuration could not be found, so that nobody knows whose bytes "
-        "these are; neither hits nor stores"
+        "ritornello: vLLM's configuration was not found, so the model of these bytes is unknown; "
+        "neither hits nor stores"
     ]
     request, keys = sequence("e", 2)
     tier.on_new_request(request)
@@ -191,7 +191,7 @@ def test_an_engine_nobody_knows_is_not_served(
     assert not (tmp_path / "store").exists()
 
 
-def test_weak_hashes_need_a_permission(
+def test_weak_hashes_need_permission(
     tmp_path: Path, host: Host, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("PYTHONHASHSEED", "0")
@@ -213,20 +213,30 @@ def test_weak_hashes_need_a_permission(
     tier.shutdown()
 
 
-def test_another_engine_s_configuration_is_not_believed(tmp_path: Path, host: Host) -> None:
-    """Equal settings are not enough: they must be those the summary was made from."""
+def test_configuration_of_other_engine_is_ignored(tmp_path: Path, host: Host) -> None:
+    """Equal settings are not enough: they must be the object that the summary was made from."""
     vllm_config, kv_cache_config = engine_of({}), SimpleNamespace()
     tier = RitornelloTier(spec_of({}), host.view, "T", path=str(tmp_path / "store"))
     assert tier._tier is None, (vllm_config, kv_cache_config)
 
 
-def test_whatever_fails_inside_stays_inside(
+def test_internal_failures_do_not_escape(
     tier: RitornelloTier, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(*_: Any) -> Any:
         raise RuntimeError("made by the test")
 
-    names = ("begin", "look", "load", "save", "landed", "step_over", "forget", "touch", "reset")
+    names = (
+        "begin_request",
+        "lookup",
+        "load",
+        "save",
+        "take_finished",
+        "end_step",
+        "end_request",
+        "touch",
+        "reset",
+    )
     for name in names:
         monkeypatch.setattr(Tier, name, broken)
     request, keys = sequence("f", 2)
@@ -245,13 +255,13 @@ def test_whatever_fails_inside_stays_inside(
             tier.drain_jobs()
             tier.on_request_finished(request)
     assert len(caplog.records) == len(names), "each is said once"
-    assert tier._unlucky == set()
+    assert tier._failed_requests == set()
     stats = tier.get_stats()
     assert stats is not None
     assert sum(stats.reduce().values()) == 2 * len(names)
     monkeypatch.undo()
 
 
-def test_settings_are_checked_when_the_tier_is_made(tmp_path: Path, host: Host) -> None:
+def test_constructor_checks_settings(tmp_path: Path, host: Host) -> None:
     with pytest.raises(ValueError, match="unknown key 'n_read_threads'"):
         made(tmp_path, host, n_read_threads=16)

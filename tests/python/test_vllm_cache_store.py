@@ -1,4 +1,4 @@
-"""Tiers, as the scheduler's side of the connector asks them."""
+"""The connector's calls to a cache over tiers."""
 
 import time
 from collections.abc import Iterator
@@ -9,11 +9,11 @@ import pytest
 from support import keys_of, pages_of
 from vllm_shapes import identity, part
 
+from ritornello.vllm.cache_store import CacheStore
 from ritornello.vllm.matching import Hit, Prompt
 from ritornello.vllm.meter import Meter
 from ritornello.vllm.parts import Slice
 from ritornello.vllm.settings import Settings
-from ritornello.vllm.tiers import QuietCache
 
 WAIT = 60.0
 PAGE = 64 << 10
@@ -23,12 +23,12 @@ KEYS = keys_of("prompt", 5)
 
 
 @pytest.fixture
-def elsewhere(tmp_path: Path) -> Iterator[QuietCache]:
-    """A machine that has nothing, beside a remote where another one left the prompt."""
+def elsewhere(tmp_path: Path) -> Iterator[CacheStore]:
+    """A machine without pages, and a remote to which another machine wrote the prompt."""
 
-    def machine(name: str) -> QuietCache:
+    def machine(name: str) -> CacheStore:
         tiers = [f"host 64MiB {tmp_path}/{name}", f"file://{tmp_path}/far"]
-        return QuietCache(
+        return CacheStore(
             Settings.parse({"tiers": tiers, "gate": "always", "prefetch": "wait_complete"}), Meter()
         )
 
@@ -36,33 +36,33 @@ def elsewhere(tmp_path: Path) -> Iterator[QuietCache]:
     one = machine("one")
 
     def put(cache: Any) -> int:
-        scope = one._scoped(IDENTITY, OBJECT)
+        scope = one._scope_for(IDENTITY, OBJECT)
         pages = cache.submit_put(scope, KEYS, pages_of(KEYS, PAGE)).wait(WAIT).pages
         cache.flush()
         return int(pages)
 
-    assert one.ask("put", put, 0) == len(KEYS)
+    assert one.call("put", put, 0) == len(KEYS)
     one.close()
     two = machine("two")
     yield two
     two.close()
 
 
-def test_what_went_down_is_counted_once(elsewhere: QuietCache) -> None:
+def test_written_pages_are_counted_once(elsewhere: CacheStore) -> None:
     meter = Meter()
     elsewhere._meter = meter
     keys = keys_of("other", 3)
 
     def put(cache: Any) -> None:
-        scope = elsewhere._scoped(IDENTITY, OBJECT)
+        scope = elsewhere._scope_for(IDENTITY, OBJECT)
         cache.submit_put(scope, keys, pages_of(keys, PAGE)).wait(WAIT)
         cache.flush()
 
-    elsewhere.ask("put", put, None)
+    elsewhere.call("put", put, None)
     told: dict[str, float] = {}
     for _ in range(3):
-        elsewhere._told_at = 0.0
-        elsewhere.tell()
+        elsewhere._reported_at = 0.0
+        elsewhere.report_stats()
         for name, amount in (meter.take() or {}).items():
             told[name] = told.get(name, 0) + amount
     assert told["tier_written_pages:remote"] == len(keys)
@@ -70,24 +70,24 @@ def test_what_went_down_is_counted_once(elsewhere: QuietCache) -> None:
     assert not {name for name in told if "dropped" in name or "lost" in name}
 
 
-def match(cache: QuietCache, *, loads: bool) -> Hit:
+def match(cache: CacheStore, *, loads: bool) -> Hit:
     prompt = Prompt(0, len(KEYS) * IDENTITY.parts[0].page_tokens + 1, loads)
-    hit = cache.match(IDENTITY, [OBJECT], KEYS, WAIT, prompt)
+    hit = cache.lookup(IDENTITY, [OBJECT], KEYS, WAIT, prompt)
     assert hit is not None
     return hit
 
 
-def prefetches(cache: QuietCache) -> int:
-    return cache.ask("stats", lambda each: int(each.stats()["prefetch"]["started"]), -1)
+def prefetches(cache: CacheStore) -> int:
+    return cache.call("stats", lambda each: int(each.stats()["prefetch"]["started"]), -1)
 
 
-def test_what_is_not_to_be_loaded_is_not_brought(elsewhere: QuietCache) -> None:
+def test_declined_loads_are_not_prefetched(elsewhere: CacheStore) -> None:
     hit = match(elsewhere, loads=False)
-    assert (hit.pages, hit.there, hit.pending) == (0, 0, False)
+    assert (hit.pages, hit.present, hit.pending) == (0, 0, False)
     assert prefetches(elsewhere) == 0
 
 
-def test_what_is_to_be_loaded_is_brought(elsewhere: QuietCache) -> None:
+def test_wanted_pages_are_prefetched(elsewhere: CacheStore) -> None:
     until = time.monotonic() + WAIT
     while (hit := match(elsewhere, loads=True)).pending:
         assert time.monotonic() < until

@@ -1,4 +1,4 @@
-"""vLLM's secondary tier: hands each call to `Tier`, in plain types."""
+"""vLLM's secondary tier: passes each call to `Tier`, without vLLM's types."""
 
 # vLLM lives in an environment of its own: to the type checker its classes are Any.
 # mypy: allow-subclassing-any
@@ -21,13 +21,13 @@ from vllm.v1.kv_offload.tiering.async_lookup import AsyncLookupManager
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob
 
 from ritornello.vllm.tier.counts import COUNTERS, PREFIX, Counts
-from ritornello.vllm.tier.interface import require_known
-from ritornello.vllm.tier.jobs import Done
+from ritornello.vllm.tier.interface import require_tested_interface
+from ritornello.vllm.tier.jobs import FinishedJob
 from ritornello.vllm.tier.memory import HostRows
-from ritornello.vllm.tier.namespace import Machine, namespace_of, refusal
+from ritornello.vllm.tier.namespace import KernelPlatform, namespace_of, refusal
 from ritornello.vllm.tier.settings import TierSettings
 from ritornello.vllm.tier.store import TierStore
-from ritornello.vllm.tier.tier import UNWANTED, Answer, Tier
+from ritornello.vllm.tier.tier import DECLINED_REASONS, Answer, Tier
 from ritornello.vllm.weights.engine import guard_of_engine
 
 if TYPE_CHECKING:
@@ -47,18 +47,20 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("vllm.ritornello")
 
-require_known(SecondaryTierManager, TransferJob, JobResult, LookupResult, vllm.__version__)
+require_tested_interface(
+    SecondaryTierManager, TransferJob, JobResult, LookupResult, vllm.__version__
+)
 
 RESULTS = {
     Answer.HIT: LookupResult.HIT,
     Answer.MISS: LookupResult.MISS,
-    Answer.LATER: LookupResult.RETRY,
+    Answer.PENDING: LookupResult.RETRY,
 }
 
 
 class RitornelloTier(SecondaryTierManager):
-    """One object in the scheduler's process. Where the engine cannot be served
-    (`namespace.refusal`) it finds nothing and stores nothing.
+    """One instance in the scheduler's process. If the engine is not served (`namespace.refusal`),
+    lookups miss and nothing is stored.
     """
 
     medium: ClassVar[Medium] = Medium.STORAGE
@@ -76,10 +78,10 @@ class RitornelloTier(SecondaryTierManager):
         self._settings = settings
         self.locality = None if settings.locality is None else Locality(settings.locality)
         self._counts = Counts()
-        self._said: set[str] = set()
+        self._logged: set[str] = set()
         self._results: list[JobResult] = []
-        # Requests with a load that failed before it began: promised again, it would fail again.
-        self._unlucky: set[str] = set()
+        # Requests with a load that could not be started: a second one would fail as well.
+        self._failed_requests: set[str] = set()
         self._events: list[OffloadingEvent] | None = None
         if settings.enable_kv_events and offloading_spec.kv_events_config.enable_kv_cache_events:
             self._events = []
@@ -93,20 +95,20 @@ class RitornelloTier(SecondaryTierManager):
                 'ritornello: "enable_kv_events" does nothing without vLLM\'s own KV events '
                 "(--kv-events-config)"
             )
-        self._later: LaterLookups | None = None
+        self._async_lookups: AsyncLookups | None = None
         self._tier: Tier | None = None
         row_bytes = self.block_size_bytes
         vllm_config, kv_cache_config = engine_of(offloading_spec)
-        why = refusal(vllm_config, offloading_spec.config, row_bytes)
-        if why or vllm_config is None or kv_cache_config is None:
-            logger.warning("ritornello: %s; neither hits nor stores", why)
+        reason = refusal(vllm_config, offloading_spec.config, row_bytes)
+        if reason or vllm_config is None or kv_cache_config is None:
+            logger.warning("ritornello: %s; neither hits nor stores", reason)
             return
         namespace = namespace_of(
             vllm_config,
             kv_cache_config,
             offloading_spec.config,
             row_bytes,
-            machine_of(vllm_config, offloading_spec),
+            platform_of(vllm_config, offloading_spec),
         )
         if namespace.epoch:
             logger.warning(
@@ -115,21 +117,21 @@ class RitornelloTier(SecondaryTierManager):
             )
         rows = HostRows(primary_kv_view, row_bytes, settings.store.path)
         store = TierStore(settings.store, self._counts)
-        why = store.require_hash(namespace.hash_algorithm)
-        if why:
-            logger.warning("ritornello: %s; neither hits nor stores", why)
+        reason = store.require_hash(namespace.hash_algorithm)
+        if reason:
+            logger.warning("ritornello: %s; neither hits nor stores", reason)
             store.close()
             return
         guard = guard_of_engine()
         self._tier = Tier(store, namespace, rows, settings, self._counts, guard)
-        guard.renew = self._tier.engine_emptied
+        guard.begin_epoch = self._tier.on_caches_reset
 
     # Requests.
 
     def on_new_request(self, req_context: "ReqContext") -> RequestOffloadingContext:
         if self._tier is not None:
             try:
-                self._tier.begin(req_context)
+                self._tier.begin_request(req_context)
             except Exception as error:
                 self._failed("on_new_request", error)
         return RequestOffloadingContext()
@@ -137,26 +139,26 @@ class RitornelloTier(SecondaryTierManager):
     def on_request_finished(self, req_context: "ReqContext") -> None:
         if self._tier is None:
             return
-        self._unlucky.discard(req_context.req_id)
+        self._failed_requests.discard(req_context.req_id)
         try:
-            self._tier.forget(req_context)
-            if self._later is not None:
-                self._later.cleanup(req_context.req_id)
+            self._tier.end_request(req_context)
+            if self._async_lookups is not None:
+                self._async_lookups.cleanup(req_context.req_id)
         except Exception as error:
             self._failed("on_request_finished", error)
 
     def lookup(self, key: "OffloadKey", req_context: "ReqContext") -> LookupResult:
         tier = self._tier
-        if tier is None or req_context.req_id in self._unlucky:
+        if tier is None or req_context.req_id in self._failed_requests:
             return LookupResult.MISS
         try:
-            answer = tier.look(key, req_context)
-            if answer is Answer.LATER:
-                if self._later is None:
-                    self._later = LaterLookups(tier, self.tier_type)
-                found = self._later.lookup(key, req_context)
+            answer = tier.lookup(key, req_context)
+            if answer is Answer.PENDING:
+                if self._async_lookups is None:
+                    self._async_lookups = AsyncLookups(tier, self.tier_type)
+                found = self._async_lookups.lookup(key, req_context)
                 if found is not None:
-                    answer = tier.confirm(key, req_context, found)
+                    answer = tier.confirm_lookup(key, req_context, found)
             return RESULTS[answer]
         except Exception as error:
             self._failed("lookup", error)
@@ -189,7 +191,7 @@ class RitornelloTier(SecondaryTierManager):
                 return
         except Exception as error:
             self._failed("submit_load", error)
-            self._unlucky.add(job_metadata.req_context.req_id)
+            self._failed_requests.add(job_metadata.req_context.req_id)
         self._results.append(JobResult(job_metadata.job_id, False))
 
     def get_finished_jobs(self) -> Iterable[JobResult]:
@@ -197,25 +199,25 @@ class RitornelloTier(SecondaryTierManager):
         if self._tier is None:
             return results
         try:
-            landed = self._tier.landed()
+            finished_jobs = self._tier.take_finished()
         except Exception as error:
             self._failed("get_finished_jobs", error)
             return results
-        for done in landed:
+        for finished in finished_jobs:
             try:
-                results.append(self._result(done))
+                results.append(self._result(finished))
             except Exception as error:
                 self._failed("get_finished_jobs", error)
-                results.append(JobResult(done.job.number, False))
+                results.append(JobResult(finished.job.number, False))
         return results
 
     def on_schedule_end(self, context: "ScheduleEndContext") -> None:
         if self._tier is None:
             return
         try:
-            self._tier.step_over()
-            if self._later is not None:
-                self._later.flush()
+            self._tier.end_step()
+            if self._async_lookups is not None:
+                self._async_lookups.flush()
         except Exception as error:
             self._failed("on_schedule_end", error)
 
@@ -228,7 +230,7 @@ class RitornelloTier(SecondaryTierManager):
             self._failed("drain_jobs", error)
 
     def shutdown(self) -> None:
-        """Raises where it fails: vLLM then keeps the host tier's memory, which may be in use."""
+        """Raises on failure: vLLM then keeps the host tier's memory, which may still be in use."""
         tier, self._tier = self._tier, None
         try:
             if tier is not None:
@@ -237,10 +239,10 @@ class RitornelloTier(SecondaryTierManager):
             self._failed("shutdown", error)
             raise
         finally:
-            if self._later is not None:
-                self._later.shutdown()
+            if self._async_lookups is not None:
+                self._async_lookups.shutdown()
 
-    # What is told.
+    # Events and metrics.
 
     def take_events(self) -> Iterable[OffloadingEvent]:
         if not self._events:
@@ -267,41 +269,43 @@ class RitornelloTier(SecondaryTierManager):
         cls, extra_config: dict[str, Any]
     ) -> "dict[str, OffloadingMetricMetadata]":
         return {
-            PREFIX + name: OffloadingCounterMetadata(told, ("reason",) if by_reason else ())
-            for name, (told, by_reason) in COUNTERS.items()
+            PREFIX + name: OffloadingCounterMetadata(help_text, ("reason",) if by_reason else ())
+            for name, (help_text, by_reason) in COUNTERS.items()
         }
 
     @classmethod
     def config_info_keys(cls, tier_config: dict[str, Any]) -> tuple[str, ...]:
-        return tuple(facts_of(TierSettings.parse(plain(tier_config))))
+        return tuple(config_info_of(TierSettings.parse(tier_settings_of(tier_config))))
 
     def config_info(self) -> Mapping[str, str | int | float | bool]:
-        return facts_of(self._settings)
+        return config_info_of(self._settings)
 
-    def _result(self, done: Done) -> JobResult:
-        """In vLLM's words. What the store did not want is no failure: vLLM would store less."""
-        job = done.job
-        came = [key for key, ok in zip(job.keys, done.ok, strict=True) if ok]
+    def _result(self, finished: FinishedJob) -> JobResult:
+        """Returns vLLM's result. Chunks that the store declined are no failure: vLLM would store
+        less.
+        """
+        job = finished.job
+        moved = [key for key, ok in zip(job.keys, finished.ok, strict=True) if ok]
         if self._events is not None:
-            self._tell(done, came)
-        whole = len(came) == len(job.keys)
+            self._record_event(finished, moved)
+        complete = len(moved) == len(job.keys)
         if not job.load:
-            whole = whole or set(done.reasons) <= UNWANTED
+            complete = complete or set(finished.reasons) <= DECLINED_REASONS
         return JobResult(
             job_id=job.number,
-            success=whole,
-            successful_keys=came if job.load and came and not whole else None,
-            transfer_time=done.seconds,
-            transfer_bytes=done.bytes,
+            success=complete,
+            successful_keys=moved if job.load and moved and not complete else None,
+            transfer_time=finished.seconds,
+            transfer_bytes=finished.bytes,
         )
 
-    def _tell(self, done: Done, came: "list[OffloadKey]") -> None:
-        """Chunks that are stored now, and promised ones that turned out to be gone. `ownership` is
-        left out: Dynamo drops events with an owner that it does not know.
+    def _record_event(self, finished: FinishedJob, moved: "list[OffloadKey]") -> None:
+        """Records chunks that were stored, and promised ones that are gone. `ownership` is omitted:
+        Dynamo drops events with an owner that it does not know.
         """
-        job = done.job
-        gone = [key for key, ok in zip(job.keys, done.ok, strict=True) if not ok]
-        keys = gone if job.load else came
+        job = finished.job
+        missing = [key for key, ok in zip(job.keys, finished.ok, strict=True) if not ok]
+        keys = missing if job.load else moved
         if keys and self._events is not None:
             self._events.append(
                 OffloadingEvent(
@@ -312,33 +316,33 @@ class RitornelloTier(SecondaryTierManager):
                 )
             )
 
-    def _failed(self, doing: str, error: Exception) -> None:
-        """Whatever happens here must not fail a request."""
-        self._counts.add("errors", doing)
-        if doing not in self._said:
-            self._said.add(doing)
-            logger.exception("ritornello: %s failed (%s); counted as a miss", doing, error)
+    def _failed(self, operation: str, error: Exception) -> None:
+        """Counts and logs a failure. A failure of the tier must not fail a request."""
+        self._counts.add("errors", operation)
+        if operation not in self._logged:
+            self._logged.add(operation)
+            logger.exception("ritornello: %s failed (%s); counted as a miss", operation, error)
 
 
-class LaterLookups(AsyncLookupManager):
-    """Lookups of a store that another process owns, batched on vLLM's lookup thread."""
+class AsyncLookups(AsyncLookupManager):
+    """Lookups in a store that another process owns, batched on vLLM's lookup thread."""
 
     def __init__(self, tier: Tier, tier_type: str) -> None:
         self._tier = tier
         super().__init__(tier_type)
 
     def batch_lookup(self, keys: "list[OffloadKey]", req_context: "ReqContext") -> Iterable[bool]:
-        return self._tier.look_later(keys, req_context)
+        return self._tier.batch_lookup(keys, req_context)
 
 
-def plain(tier_config: Mapping[str, Any]) -> dict[str, Any]:
-    """A tier's configuration without what vLLM takes for itself."""
+def tier_settings_of(tier_config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a tier's configuration without vLLM's own keys."""
     own = ("type", "module_path", "backpressure")
     return {key: value for key, value in tier_config.items() if key not in own}
 
 
-def facts_of(settings: TierSettings) -> dict[str, str]:
-    """For `vllm:kv_offload_config_info`."""
+def config_info_of(settings: TierSettings) -> dict[str, str]:
+    """Returns the labels of `vllm:kv_offload_config_info`."""
     store = settings.store
     return {
         "ritornello_path": store.path,
@@ -349,9 +353,11 @@ def facts_of(settings: TierSettings) -> dict[str, str]:
 
 
 def engine_of(spec: "OffloadingSpec") -> "tuple[VllmConfig | None, KVCacheConfig | None]":
-    """A tier is handed a summary of vLLM's configuration, in which a model is but a name. The
-    whole is held by the call that is making the tier; it is this engine's if it holds, itself and
-    not a copy, the settings that the summary was made from.
+    """Returns the engine's configurations, or None for both.
+
+    vLLM passes a tier a summary of its configuration, in which a model is only a name. The complete
+    configuration is a local variable of the caller that constructs the tier. It belongs to this
+    engine if it contains the same object, not a copy, that the summary's settings were made from.
     """
     frame = sys._getframe().f_back
     while frame is not None:
@@ -364,7 +370,7 @@ def engine_of(spec: "OffloadingSpec") -> "tuple[VllmConfig | None, KVCacheConfig
     return None, None
 
 
-def machine_of(vllm_config: "VllmConfig", spec: "OffloadingSpec") -> Machine:
+def platform_of(vllm_config: "VllmConfig", spec: "OffloadingSpec") -> KernelPlatform:
     from vllm.distributed.kv_transfer.kv_connector.v1.offloading.canonical_mapping import (
         canonical_format_id,
     )
@@ -372,12 +378,12 @@ def machine_of(vllm_config: "VllmConfig", spec: "OffloadingSpec") -> Machine:
     config = spec.config
     canonical = canonical_format_id(config.kv_cache_layout) if config.canonical_layout else ""
     version = str(vllm.__version__).partition("+")[0]
-    return Machine(version, packing_of(vllm_config), str(canonical))
+    return KernelPlatform(version, kernel_packing(vllm_config), str(canonical))
 
 
-def packing_of(vllm_config: "VllmConfig") -> str:
-    """The device, and what vLLM chooses kernels by. The attention backend is settled in the
-    workers; named here or not, it follows from the configuration and the device.
+def kernel_packing(vllm_config: "VllmConfig") -> str:
+    """Returns the device, and what vLLM chooses kernels by. Workers choose the attention backend;
+    whether named here or not, it follows from the configuration and the device.
     """
     device = str(vllm_config.device_config.device_type)
     backend = str(getattr(vllm_config.attention_config, "backend", None))

@@ -1,0 +1,59 @@
+"""Runs queries where waiting for the answer blocks no engine thread.
+
+If this process owns the store, queries take microseconds and run in the caller. Otherwise they go
+over a socket to a process that may be dead or stopped: then one background thread runs them in
+order.
+"""
+
+from collections.abc import Callable
+from queue import SimpleQueue
+from threading import Lock, Thread
+from time import monotonic
+
+# A query is dropped after this time in the queue: its result would be too late.
+QUERY_SECONDS = 10.0
+# Maximum time that closing waits for the running query.
+CLOSE_SECONDS = 35.0
+# The argument is true if the query was dropped: a caller waits for its completion either way.
+Query = Callable[[bool], None]
+
+
+class LookupExecutor:
+    """Runs queries in submission order. `at_once`: returns whether a query would be answered
+    without waiting for another process.
+    """
+
+    def __init__(self, at_once: Callable[[], bool]) -> None:
+        self._answers_at_once = at_once
+        self._queue: SimpleQueue[tuple[float, Query] | None] = SimpleQueue()
+        self._lock = Lock()
+        self._thread: Thread | None = None
+        self._closed = False
+
+    def submit(self, query: Query) -> None:
+        """Calls `query` once, now or on the background thread. It must not raise."""
+        # Queued queries go first: the order is kept.
+        if self._thread is None and self._answers_at_once():
+            query(self._closed)
+            return
+        with self._lock:
+            if not self._closed:
+                if self._thread is None:
+                    self._thread = Thread(target=self._run, name="ritornello-lookup", daemon=True)
+                    self._thread.start()
+                self._queue.put((monotonic() + QUERY_SECONDS, query))
+                return
+        query(True)
+
+    def close(self) -> None:
+        """Drops queued queries. Idempotent."""
+        with self._lock:
+            self._closed = True
+        if self._thread is not None:
+            self._queue.put(None)
+            self._thread.join(CLOSE_SECONDS)
+
+    def _run(self) -> None:
+        while (waiting := self._queue.get()) is not None:
+            until, query = waiting
+            query(self._closed or monotonic() > until)

@@ -1,0 +1,85 @@
+"""The formats in which objects of a family are stored: lookups, which know no sizes, need them.
+
+The formats are read from the store's scopes, so that they survive restarts and include what other
+processes stored. Reading them is expensive: it happens after a miss, at limited intervals.
+"""
+
+from collections.abc import Callable
+from threading import Lock
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from ritornello.lmcache.naming import Family, ObjectFormat, parse_scope, scope_of
+
+if TYPE_CHECKING:
+    from ritornello._core import Scope
+
+# Minimum time between two reads, also as a multiple of the duration of a read: objects that other
+# processes store in a new format are found after this time at the latest.
+REFRESH_SECONDS = 1.0
+REFRESH_FACTOR = 50.0
+
+
+class FormatCatalog:
+    """The known formats. Thread-safe. `ask` returns the store's scopes."""
+
+    def __init__(
+        self,
+        ask: "Callable[[], list[tuple[Scope, int, int]]]",
+        namespace: str,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        self._ask = ask
+        self._namespace = namespace
+        self._clock = clock
+        self._lock = Lock()
+        self._scopes: dict[Family, dict[ObjectFormat, Scope]] = {}
+        self._due = clock()
+
+    def of(self, family: Family) -> "dict[ObjectFormat, Scope]":
+        """Returns the known formats of a family, the latest first."""
+        return self._scopes.get(family, {})
+
+    def scope(self, family: Family, object_format: ObjectFormat, *, is_stored: bool) -> "Scope":
+        """Returns the scope of a format. With `is_stored`, the format is known from then on."""
+        scope = self._scopes.get(family, {}).get(object_format)
+        if scope is None:
+            scope = scope_of(family, object_format, self._namespace)
+            if is_stored:
+                with self._lock:
+                    self._add(family, object_format, scope)
+        return scope
+
+    def refresh(self) -> bool:
+        """Reads the formats if an interval has passed. Returns whether new ones were found. One
+        thread reads; others do not wait for it, because the answer may take long.
+        """
+        started = self._clock()
+        with self._lock:
+            if started < self._due:
+                return False
+            self._due = float("inf")
+            before = sum(map(len, self._scopes.values()))
+        try:
+            stored = self.stored_formats()
+        finally:
+            now = self._clock()
+            self._due = now + max(REFRESH_SECONDS, REFRESH_FACTOR * (now - started))
+        with self._lock:
+            for family, object_format, scope, _ in stored:
+                if object_format not in self._scopes.get(family, {}):
+                    self._add(family, object_format, scope)
+            return sum(map(len, self._scopes.values())) > before
+
+    def stored_formats(self) -> "list[tuple[Family, ObjectFormat, Scope, int]]":
+        """Returns the formats in the store, in a fixed order, each with its number of objects."""
+        stored = []
+        for scope, pages, _ in self._ask():
+            ours = parse_scope(scope.describe(), self._namespace)
+            if ours is not None:
+                stored.append((*ours, scope, pages))
+        return stored
+
+    def _add(self, family: Family, object_format: ObjectFormat, scope: "Scope") -> None:
+        # Replaced, not modified: other threads may be reading it.
+        self._scopes[family] = {object_format: scope, **self._scopes.get(family, {})}

@@ -1,0 +1,212 @@
+"""The connector's calls to a cache over tiers, behind the interface of `VllmStore`."""
+
+from collections.abc import Mapping, Sequence
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from ritornello.vllm.identity import Identity
+from ritornello.vllm.matching import Hit, Lease, Prompt
+from ritornello.vllm.metadata import Pages, WorkerReport
+from ritornello.vllm.meter import REPORT_SECONDS, Counts, Meter
+from ritornello.vllm.parts import Slice
+from ritornello.vllm.settings import Settings
+from ritornello.vllm.store import VllmStore
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ritornello._core import Cache, Found, Gate, Store, TierName
+
+T = TypeVar("T")
+
+# Pending lookups that are remembered. After an overflow each prompt looks up all its objects again.
+PENDING_LOOKUPS_MAX = 1024
+
+# Outcomes of prefetches from the remote.
+PREFETCHES = ("completed", "declined", "cancelled", "failed", "refused")
+
+
+class CacheStore(VllmStore):
+    """The tiers of one connector process. Each object of a page is looked up separately; a prefix
+    is as long as the shortest of theirs.
+    """
+
+    wants_timings = True
+
+    def __init__(self, settings: Settings, meter: Meter) -> None:
+        super().__init__(settings, meter)
+        self._meter = meter
+        self._reported_counts: Counts = {}
+        self._reported_at = 0.0
+        # For each prompt with a transfer from the remote: the pending object, and leases on the
+        # others.
+        self._pending_lookups: dict[
+            tuple[Slice, bytes], tuple[Slice, list[tuple[TierName, int]]]
+        ] = {}
+
+    def lookup(
+        self,
+        identity: Identity,
+        slices: Sequence[Slice],
+        keys: Sequence[bytes],
+        ttl: float,
+        prompt: Prompt,
+    ) -> Hit | None:
+        part = identity.parts[slices[0].part]
+        chained = part.rule.reach is None
+        # Pages that will not be loaded are neither fetched from the remote nor judged by the gate.
+        gate: Gate = "never"
+        if prompt.loads:
+            gate = self._settings.gate if chained else "always"
+        moved = sum(identity.parts[p.part].object_bytes(p.stage, p.unit) for p in slices)
+
+        def find(cache: "Cache", piece: Slice) -> "Found":
+            return cache.find(
+                self._scope_for(identity, piece),
+                keys,
+                ttl=ttl,
+                gate=gate,
+                page_tokens=part.page_tokens if chained and prompt.loads else 0,
+                page_bytes=moved,
+                computed=prompt.computed,
+                tokens=prompt.tokens,
+            )
+
+        def action(cache: "Cache") -> Hit:
+            key = _lookup_key(slices, keys)
+            pending, leased_before = self._pending_lookups.pop(key, (None, []))
+            # Retries are frequent: while one object is pending, the others are not looked up.
+            order = slices if pending is None else (pending, *(p for p in slices if p != pending))
+            found: list[Found] = []
+            unfinished = None
+            for piece in order:
+                found.append(find(cache, piece))
+                if found[-1].state != "ready":
+                    unfinished = piece
+                    if pending is not None:
+                        break
+            hit = min(found, key=lambda piece_found: piece_found.load)
+            leases = [lease for piece_found in found for lease in piece_found.leases]
+            if unfinished is not None:
+                if len(self._pending_lookups) >= PENDING_LOOKUPS_MAX:
+                    self._pending_lookups.clear()
+                self._pending_lookups[key] = (unfinished, leased_before + leases)
+                return Hit(0, 0, pending=True)
+            for lease in leased_before if hit.load else leased_before + leases:
+                cache.release(lease)
+            if not hit.load:
+                leases = []
+            present = min(piece_found.local for piece_found in found)
+            # Reported once, by the objects that arrived last.
+            brought = max(piece_found.brought for piece_found in found)
+            return Hit(hit.load, present, leases, False, _tiers(hit, brought), hit)
+
+        return self._on_cache("lookup", action)
+
+    def release(self, lease: Lease) -> None:
+        def action(cache: "Cache") -> None:
+            for each in lease:
+                cache.release(each)
+
+        self._on_cache("release", action)
+
+    def cancel_lookup(
+        self, identity: Identity, slices: Sequence[Slice], keys: Sequence[bytes]
+    ) -> None:
+        _, leased_before = self._pending_lookups.pop(_lookup_key(slices, keys), (None, []))
+
+        def action(cache: "Cache") -> None:
+            for lease in leased_before:
+                cache.release(lease)
+            for piece in slices:
+                cache.cancel(self._scope_for(identity, piece), keys)
+
+        self._on_cache("cancel_lookup", action)
+
+    def take_loads(self) -> list[tuple[str, int, float]]:
+        return [*(self._on_cache("take_loads", lambda cache: cache.take_loads()) or ())]
+
+    def record_timings(self, report: WorkerReport, decisions: dict[str, Any]) -> None:
+        def action(cache: "Cache") -> None:
+            if report.prefill is not None:
+                cache.learn_prefill(*report.prefill)
+            for tier, moved, seconds in report.loads:
+                cache.learn_load(tier, moved, seconds)
+            for request, seconds in report.load_seconds.items():
+                found = decisions.pop(request, None)
+                if found is not None and found.estimate is not None:
+                    cache.judge(found, seconds)
+
+        self._on_cache("record_timings", action)
+        self.report_stats()
+
+    def report_stats(self) -> None:
+        """Adds the growth of the cache's counters since the last report to the meter."""
+        if perf_counter() - self._reported_at < REPORT_SECONDS:
+            return
+        self._reported_at = perf_counter()
+        now = self._on_cache("stats", lambda cache: counts_of(cache.stats()))
+        for name, amount in (now or {}).items():
+            last = self._reported_counts.get(name, 0.0)
+            # A smaller value comes from tiers that were reopened.
+            self._meter.add(name, amount - last if amount >= last else amount)
+        self._reported_counts = now or self._reported_counts
+
+    def _get_options(self, pages: Pages) -> dict[str, Any]:
+        return {"parent": pages.parent}
+
+    def _put_options(self, pages: Pages) -> tuple[Sequence[bytes], dict[str, Any]]:
+        if len(pages.before) != pages.first:
+            return pages.keys, {"parent": pages.parent}
+        return [*pages.before, *pages.keys], {"first": pages.first}
+
+    def _on_cache(self, operation: str, action: "Callable[[Cache], T]") -> T | None:
+        return self.call(operation, lambda cache: action(cast("Cache", cache)), None)
+
+    def _open(self) -> "Store":
+        from ritornello._core import Cache
+
+        settings = self._settings
+        return cast("Store", Cache.open(settings.tiers, prefetch=settings.prefetch))
+
+
+def _lookup_key(slices: Sequence[Slice], keys: Sequence[bytes]) -> tuple[Slice, bytes]:
+    """Identifies a lookup of several objects."""
+    return slices[0], keys[-1] if keys else b""
+
+
+def counts_of(stats: Mapping[str, Any]) -> Counts:
+    """Returns the cache's counters by the names of `/metrics`."""
+    gate, prefetch = stats["gate"], stats["prefetch"]
+    return {
+        **{f"gate_decisions:{what}": gate[what] for what in ("all", "some", "none")},
+        **{f"prefetches:{what}": prefetch[what] for what in PREFETCHES},
+        **{
+            f"tier_{what}_pages:{tier['tier']}": tier[f"{what}_pages"]
+            for tier in stats["tiers"]
+            for what in ("written", "dropped", "lost")
+        },
+        **{
+            f"remote_calls:{what}": tier["remote"][what]
+            for tier in stats["tiers"]
+            if tier["remote"]
+            for what in ("calls", "failures", "spared")
+        },
+        "gate_load_seconds": gate["load_seconds"],
+        "gate_regret_seconds": gate["regret_seconds"],
+    }
+
+
+def _tiers(found: "Found", brought: int) -> list[tuple[str, int]]:
+    """Returns where the local pages were before this lookup, in order. Pages that the remote
+    `brought` are the last ones.
+    """
+    tiers: list[tuple[str, int]] = []
+    brought = min(brought, found.local)
+    left = found.local - brought
+    for tier, pages in found.spans:
+        local = min(pages, left)
+        if local:
+            tiers.append((tier, local))
+        left -= local
+    return [*tiers, ("remote", brought)] if brought else tiers

@@ -1,0 +1,174 @@
+"""Faults of a store's directory, stores that fail, and the stores of all connectors."""
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from threading import Event
+from typing import Any, cast
+
+import pytest
+from support import keys_of, pages_of
+
+import ritornello as rt
+from ritornello.errors import FatalError
+from ritornello.fail_safe import FailSafeStore
+from ritornello.lmcache.settings import Settings as LMCacheSettings
+from ritornello.lmcache.store import LMCacheStore
+from ritornello.sglang.meter import Meter as SGLangMeter
+from ritornello.sglang.settings import Settings as SGLangSettings
+from ritornello.sglang.store import SGLangStore
+from ritornello.vllm.cache_store import CacheStore
+from ritornello.vllm.meter import Meter as VllmMeter
+from ritornello.vllm.settings import Settings as VllmSettings
+from ritornello.vllm.store import VllmStore
+from ritornello.vllm.tier.counts import Counts
+from ritornello.vllm.tier.store import TierStore
+
+SCOPE = rt.Scope.opaque("reopening", 4096)
+KEYS = keys_of("reopening", 3)
+PAGES = pages_of(KEYS, 4096)
+
+
+def wait_until(done: Callable[[], object], what: str) -> None:
+    end = time.monotonic() + 30
+    while not done():
+        assert time.monotonic() < end, f"never came about: {what}"
+        time.sleep(0.01)
+
+
+def can_serve(fail_safe: FailSafeStore) -> bool:
+    """Returns whether pages can be put and read."""
+    put = fail_safe.call("put", lambda store: store.put_batch(SCOPE, KEYS, PAGES), 0)
+    out = [bytearray(4096) for _ in KEYS]
+    got = fail_safe.call("get", lambda store: store.get_batch(SCOPE, KEYS, out), 0)
+    right = [bytes(page) for page in PAGES]
+    assert [bytes(page) for page in out[:got]] == right[:got]
+    return (put, got) == (len(KEYS), len(KEYS))
+
+
+def can_store(fail_safe: FailSafeStore) -> bool:
+    """Returns whether pages are stored. Learns it from the ticket, without a further call."""
+    ticket = fail_safe.call("put", lambda store: store.submit_put(SCOPE, KEYS, PAGES), None)
+    outcome = ticket and fail_safe.attempt("wait", lambda: ticket.wait(60), None)
+    return outcome is not None and outcome.pages == len(KEYS)
+
+
+OWNER = """
+import sys
+import ritornello as rt
+store = rt.Store.open(sys.argv[1], "64MiB", segment_bytes=4 << 20)
+print(store.role, flush=True)
+sys.stdin.read()
+"""
+
+
+def occupied_by_file(path: Path) -> Callable[[], object]:
+    path.write_text("a file")
+    return path.unlink
+
+
+def owned_by_other_user(path: Path) -> Callable[[], object]:
+    if os.geteuid() != 0:
+        pytest.skip("only root can give a directory away")
+    path.mkdir()
+    os.chown(path, 12345, 12345)
+    return lambda: os.chown(path, 0, 0)
+
+
+def holding_foreign_files(path: Path) -> Callable[[], object]:
+    path.mkdir()
+    (path / "thesis.tex").write_text("years of work")
+    return (path / "thesis.tex").unlink
+
+
+def vllm_store(path: Path) -> FailSafeStore:
+    return VllmStore(VllmSettings.parse({"path": str(path), "capacity": "1GiB"}), VllmMeter())
+
+
+def vllm_cache_store(path: Path) -> FailSafeStore:
+    return CacheStore(VllmSettings.parse({"tiers": [f"host 64MiB {path}"]}), VllmMeter())
+
+
+def vllm_tier_store(path: Path) -> FailSafeStore:
+    return TierStore(VllmSettings.parse({"path": str(path), "capacity": "1GiB"}), Counts())
+
+
+def sglang_store(path: Path) -> FailSafeStore:
+    return SGLangStore(SGLangSettings.parse({"path": str(path), "capacity": "1GiB"}), SGLangMeter())
+
+
+def lmcache_store(path: Path) -> FailSafeStore:
+    return LMCacheStore(LMCacheSettings.parse({"path": str(path), "capacity": "1GiB"}))
+
+
+PREAMBLE = """
+import os, sys, threading, time
+import ritornello.fail_safe
+from logging import getLogger
+from pathlib import Path
+from ritornello.settings import StoreSettings
+
+ritornello.fail_safe.RETRY_SECONDS = 0.05
+ritornello.fail_safe.RETRY_SECONDS_MAX = 0.1
+path = Path(sys.argv[1])
+settings = StoreSettings(str(path), capacity="1GiB")
+store = ritornello.fail_safe.FailSafeStore(settings, getLogger(), lambda _: None)
+"""
+
+EXIT_WHILE_OPENING = f"""{PREAMBLE}
+open_store, attempts, begun = ritornello.fail_safe.open_store, [], threading.Event()
+
+def opened(*settings):
+    attempts.append(1)
+    if len(attempts) == 2:
+        print("failed", flush=True)
+        sys.stdin.readline()
+        begun.set()
+    return open_store(*settings)
+
+ritornello.fail_safe.open_store = opened
+assert not store.open()
+begun.wait()
+# Let it come to where it waits for the owner.
+time.sleep(0.3)
+"""
+
+FORK_WHILE_OPENING = f"""{PREAMBLE}
+assert not store.open()
+child = os.fork()
+if child:
+    _, status = os.waitpid(child, 0)
+    os._exit(os.waitstatus_to_exitcode(status))
+path.unlink()
+end = time.monotonic() + 30
+while not store.open() and time.monotonic() < end:
+    time.sleep(0.01)
+os._exit(0 if store.open() else 1)
+"""
+
+
+class FailingStore:
+    """A core store of which every call fails fatally."""
+
+    def __init__(self, role: str = "client") -> None:
+        self.role = role
+        self.closed = Event()
+
+    def probe(self) -> int:
+        raise FatalError("the device is gone")
+
+    def close(self) -> None:
+        self.closed.set()
+
+
+def replace_open(open_core: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ritornello.fail_safe.open_store", lambda *_: open_core())
+
+
+def assert_fails(fail_safe: FailSafeStore) -> None:
+    assert fail_safe.call("probe", lambda store: cast(Any, store).probe(), 7) == 7
+
+
+def interrupt() -> object:
+    raise KeyboardInterrupt
