@@ -90,10 +90,11 @@ ifneq ($(ROCKSDB),source)
 endif
 	mv $(LSM)/variables $@
 
-wheel: $(STAMPS)/wheel ## the package as a wheel in build/wheels
-$(STAMPS)/wheel: $(STAMPS)/venv $(RUST_SOURCES) $(PYTHON_SOURCES)
-	rm -rf build/wheels
-	$(BIN)/maturin build --release --quiet --out build/wheels --interpreter $(BIN)/python
+wheel: $(STAMPS)/wheel ## the package as a wheel in build/wheels, its debug symbols in build/symbols
+$(STAMPS)/wheel: $(STAMPS)/venv $(RUST_SOURCES) $(PYTHON_SOURCES) packaging/strip_wheel.py
+	rm -rf build/wheels build/symbols
+	$(BIN)/maturin build --release --quiet --strip false --out build/wheels --interpreter $(BIN)/python
+	$(BIN)/python packaging/strip_wheel.py $(WHEEL) build/symbols
 	@touch $@
 
 # The library lies in the wheel, and the package finds it there.
