@@ -30,14 +30,14 @@ Recorded = list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
 
 
 def text(*patterns: str) -> torch.Tensor:
-    """The files as tokens: bytes, above the model's special tokens."""
+    """Returns the files as tokens: bytes, offset by the model's special tokens."""
     files = sorted(path for pattern in patterns for path in ROOT.glob(pattern))
     data = b"\n".join(path.read_bytes() for path in files)
     return torch.frombuffer(bytearray(data), dtype=torch.uint8).long() + 3
 
 
 def train(model: LlamaForCausalLM, tokens: torch.Tensor, steps: int, batch: int) -> float:
-    """The loss of the last step, in nats a token."""
+    """Returns the loss of the last step, in nats a token."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-3, total_steps=max(2, steps))
     loss, started = torch.tensor(float("nan")), time.monotonic()
@@ -57,7 +57,7 @@ def train(model: LlamaForCausalLM, tokens: torch.Tensor, steps: int, batch: int)
 
 
 def record(model: LlamaForCausalLM, tokens: torch.Tensor) -> Recorded:
-    """Queries, keys and values of every layer, as its attention gets them."""
+    """Returns queries, keys and values of every layer, as its attention receives them."""
     recorded: Recorded = []
     eager = torch.nn.functional.scaled_dot_product_attention
 

@@ -63,7 +63,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "v_head_dim": 64,
     },
 }
-# Of transformers: the classes of configuration and model.
+# Classes of configuration and model in transformers.
 KINDS: dict[str, tuple[str, str]] = {
     "windows": ("Gemma3TextConfig", "Gemma3ForCausalLM"),
     "latent": ("DeepseekV2Config", "DeepseekV2ForCausalLM"),
@@ -85,7 +85,7 @@ CHAT = (
 
 
 def make_tokenizer(folder: Path) -> None:
-    """Bytes are tokens; a handful of merges only make the vocabulary's size."""
+    """Makes a byte-level tokenizer; a few merges fill the vocabulary."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -107,7 +107,7 @@ def make_tokenizer(folder: Path) -> None:
 
 def make_model(shape: str, folder: Path) -> int:
     """Writes model and tokenizer; returns the number of parameters."""
-    # Imported here: a model that is there already is told by its stamp, at once.
+    # Imported here: for an existing model the stamp is checked without these imports.
     import torch
     import transformers
 

@@ -80,7 +80,7 @@ def test_pool_layout_is_read_from_attributes() -> None:
         {"head_dim": 128},
         {"kind": "HiSparseMHATokenToKVPoolHost"},
         {"pool": "draft"},
-        {"detail": (("layer_num", "5"),)},
+        {"details": (("layer_num", "5"),)},
     ],
 )
 def test_other_layout_makes_other_scope(others: dict[str, Any]) -> None:

@@ -1,6 +1,6 @@
-"""Stands in for SGLang's compiled kernels on a machine without a GPU: enough for its CPU path with
-attention by torch. It exercises SGLang's control path, host pools and storage interface; its
-kernels, pinned memory and overlap it does not.
+"""Replaces SGLang's compiled kernels on a machine without a GPU: enough for its CPU path with
+attention by torch. It exercises SGLang's control path, host pools and storage interface, but not
+its kernels, pinned memory and overlap.
 """
 
 import builtins
@@ -11,7 +11,7 @@ import torch
 
 from . import kvcacheio
 
-# SGLang's host pools import these on CUDA only, and call them wherever `direct` is chosen.
+# SGLang's host pools import these on CUDA only, but call them whenever `direct` is chosen.
 for name in (
     "transfer_kv_direct",
     "transfer_kv_all_layer_direct_lf_pf",
@@ -21,7 +21,7 @@ for name in (
 
 
 def __getattr__(name: str) -> Callable[..., Any]:
-    """Every other kernel can be imported and not called."""
+    """All other kernels can be imported but not called."""
     if name.startswith("__"):
         raise AttributeError(name)
 
@@ -33,7 +33,7 @@ def __getattr__(name: str) -> Callable[..., Any]:
 
 
 class Cudart:
-    """Registers host memory with a GPU that is not there."""
+    """Pretends to register host memory with a GPU."""
 
     def cudaHostRegister(self, *_: Any) -> int:  # noqa: N802
         return 0
@@ -46,7 +46,7 @@ class Cudart:
 
 
 def pageable(make: Callable[..., Any]) -> Callable[..., Any]:
-    """A tensor constructor that has no memory to pin."""
+    """Wraps a tensor constructor to ignore `pin_memory`."""
 
     def made(*arguments: Any, pin_memory: bool = False, **others: Any) -> Any:
         return make(*arguments, **others)

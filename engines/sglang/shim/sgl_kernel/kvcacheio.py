@@ -16,7 +16,7 @@ def transfer_kv_direct(
     dst_indices: Tensor,
     page_size: int,
 ) -> None:
-    """Token rows of every layer, either way."""
+    """Copies token rows of every layer, in either direction."""
     src, dst = src_indices.cpu(), dst_indices.cpu()
     for source, target in zip(src_layers, dst_layers, strict=True):
         target[dst] = source[src]
@@ -29,7 +29,9 @@ def transfer_kv_all_layer_direct_lf_pf(
     dst_indices: Tensor,
     page_size: int,
 ) -> None:
-    """Device, a tensor [token, head, dim] a layer, to host, [page, layer, token, head, dim]."""
+    """Copies from the device, a tensor [token, head, dim] for each layer, to the host, [page,
+    layer, token, head, dim].
+    """
     layers = len(src_ptrs) // len(dst_ptrs)
     rows, to = src_indices.cpu(), pages(dst_indices.cpu(), page_size)
     for which, target in enumerate(dst_ptrs):
@@ -46,7 +48,7 @@ def transfer_kv_per_layer_direct_pf_lf(
     layer_id: int,
     page_size: int,
 ) -> None:
-    """One layer of host pages to rows of the device."""
+    """Copies one layer of host pages to rows of the device."""
     at, rows = pages(src_indices.cpu(), page_size), dst_indices.cpu()
     for source, target in zip(src_ptrs, dst_ptrs, strict=True):
         target[rows] = source[at, layer_id].reshape(len(rows), *target.shape[1:])
