@@ -52,29 +52,29 @@ MUTATIONS = [
     Mutation(
         "index synced before the data",
         f"{INDEX}/log.rs",
-        "        settle()?;\n"
-        "        self.pending.lock().settle(last);\n"
+        "        sync_data()?;\n"
+        "        self.pending.lock().allow_write_through(last);\n"
         "        let mut log = self.log.lock();\n"
         "        self.flush(&mut log, last)\n",
-        "        self.pending.lock().settle(last);\n"
+        "        self.pending.lock().allow_write_through(last);\n"
         "        let mut log = self.log.lock();\n"
         "        self.flush(&mut log, last)?;\n"
         "        drop(log);\n"
-        "        settle()\n",
+        "        sync_data()\n",
     ),
     Mutation(
         "records written that came after the data was taken",
         f"{INDEX}/log.rs",
-        "        settle()?;\n        self.pending.lock().settle(last);\n",
-        "        settle()?;\n"
+        "        sync_data()?;\n        self.pending.lock().allow_write_through(last);\n",
+        "        sync_data()?;\n"
         "        let last = self.pending.lock().seal().max(last);\n"
-        "        self.pending.lock().settle(last);\n",
+        "        self.pending.lock().allow_write_through(last);\n",
     ),
     Mutation(
         "a checkpoint ended without the data of what it shows",
         f"{INDEX}/checkpoint.rs",
-        "        self.commit(end.last, settle)?;\n",
-        "        let _ = settle;\n        self.commit(end.last, &|| Ok(()))?;\n",
+        "        self.commit(end.last, sync_data)?;\n",
+        "        let _ = sync_data;\n        self.commit(end.last, &|| Ok(()))?;\n",
     ),
     Mutation(
         "journal not synced",
