@@ -24,7 +24,7 @@ pub struct Copied {
 /// `progress` with the number of runs copied so far.
 ///
 /// # Errors
-/// Those of `to`, which then holds a part; those of `sync_data`.
+/// The errors of `to`, which then holds a part; those of `sync_data`.
 pub fn copy(
     from: &dyn PrefixIndex,
     to: &dyn PrefixIndex,

@@ -23,7 +23,7 @@ impl Backend {
     /// there were any.
     ///
     /// # Errors
-    /// Those of the file system; another call removes what is left then.
+    /// The errors of the file system; another call removes what is left then.
     pub fn remove(self, medium: &dyn Medium, dir: &Path) -> io::Result<bool> {
         let names = match medium.list(dir) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),

@@ -239,7 +239,7 @@ pub trait PrefixIndex: Send + Sync + std::fmt::Debug {
     /// does the same once it cannot be postponed.
     ///
     /// # Errors
-    /// Those of [`PrefixIndex::sync_after`].
+    /// The errors of [`PrefixIndex::sync_after`].
     fn maintain_after(&self, sync_data: SyncData<'_>) -> Result<()> {
         let _ = sync_data;
         Ok(())
@@ -248,7 +248,7 @@ pub trait PrefixIndex: Send + Sync + std::fmt::Debug {
     /// [`PrefixIndex::sync_after`] for runs whose data is durable, or that have none.
     ///
     /// # Errors
-    /// Those of [`PrefixIndex::sync_after`].
+    /// The errors of [`PrefixIndex::sync_after`].
     fn sync(&self) -> Result<()> {
         self.sync_after(&|| Ok(()))
     }
@@ -256,7 +256,7 @@ pub trait PrefixIndex: Send + Sync + std::fmt::Debug {
     /// [`PrefixIndex::maintain_after`] for runs whose data is durable, or that have none.
     ///
     /// # Errors
-    /// Those of [`PrefixIndex::sync_after`].
+    /// The errors of [`PrefixIndex::sync_after`].
     fn maintain(&self) -> Result<()> {
         self.maintain_after(&|| Ok(()))
     }

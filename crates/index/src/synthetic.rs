@@ -65,7 +65,7 @@ impl Shape {
     /// number of runs.
     ///
     /// # Errors
-    /// Those of [`PrefixIndex::insert`], and of [`PrefixIndex::sync`], which is called whenever 1
+    /// The errors of [`PrefixIndex::insert`], and of [`PrefixIndex::sync`], which is called whenever 1
     /// MiB of journal waits.
     pub fn fill(&self, index: &dyn PrefixIndex) -> Result<u64> {
         let scope = self.scope();

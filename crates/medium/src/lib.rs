@@ -116,7 +116,7 @@ pub trait MediumFile: Send + Sync + Debug {
     /// safe to reuse only after this call.
     ///
     /// # Errors
-    /// Those of the file system. After an error, writes of the dead process may still be queued.
+    /// The errors of the file system. After an error, writes of the dead process may still be queued.
     fn drain(&self) -> io::Result<()>;
     /// Length in bytes.
     fn length(&self) -> io::Result<u64>;

@@ -74,7 +74,7 @@ impl FailoverCatalog {
     /// Becomes owner or client.
     ///
     /// # Errors
-    /// Those of [`OpenContext::join`].
+    /// The errors of [`OpenContext::join`].
     pub(crate) fn open(mut opening: OpenContext, until: Instant) -> Result<Self> {
         let membership = opening
             .join(until, REOPENING_TIMEOUT, false)

@@ -53,7 +53,7 @@ impl OpenContext {
     /// reopens the store. `known` says that this process has used the store already.
     ///
     /// # Errors
-    /// Those of [`ritornello_store::StoreCore::open`] if the lock was free; `Invalid` for an owner
+    /// The errors of [`ritornello_store::StoreCore::open`] if the lock was free; `Invalid` for an owner
     /// of another user; `Retry` for an owner that does not listen, has no common protocol version,
     /// or reopens the store.
     pub(crate) fn join(

@@ -66,7 +66,7 @@ pub fn open(options: &Options) -> Result<Arc<Node>> {
 /// I/O. Locks and sockets are always the host's.
 ///
 /// # Errors
-/// Those of [`open`].
+/// The errors of [`open`].
 pub fn open_on(medium: Arc<dyn Medium>, options: &Options) -> Result<Arc<Node>> {
     let until = Instant::now() + CALL_TIMEOUT;
     let name = std::path::absolute(&options.dir).map_err(|error| unusable(&options.dir, error))?;

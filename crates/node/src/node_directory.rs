@@ -138,7 +138,7 @@ impl NodeDirectory {
     /// even if the path leads elsewhere later.
     ///
     /// # Errors
-    /// Those of `dup(2)`.
+    /// The errors of `dup(2)`.
     pub(crate) fn anchor(&self, medium: Arc<dyn Medium>) -> io::Result<Arc<dyn Medium>> {
         let anchored = Anchored::new(Arc::clone(&medium), &self.path, self.dir.try_clone()?);
         Ok(anchored.map_or_else(

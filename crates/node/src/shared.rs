@@ -104,7 +104,7 @@ impl Shared {
     /// Closes the store if no handle is left.
     ///
     /// # Errors
-    /// Those of [`FailoverCatalog::close`]. If [`Shared::is_closing`] holds afterwards, the caller
+    /// The errors of [`FailoverCatalog::close`]. If [`Shared::is_closing`] holds afterwards, the caller
     /// calls it again.
     pub(crate) fn close_if_unused(&self) -> Result<()> {
         if !self.is_closing() {

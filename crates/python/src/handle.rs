@@ -67,7 +67,7 @@ impl Handle {
     /// Closes the node once, detached from the interpreter, because running tickets are waited for.
     ///
     /// # Errors
-    /// Those of [`Node::close`]; after `Retry` the node must be closed again.
+    /// The errors of [`Node::close`]; after `Retry` the node must be closed again.
     pub(crate) fn close(&self, py: Python<'_>) -> Result<()> {
         let node = self.node.write().take();
         let Some(node) = node else { return Ok(()) };

@@ -364,7 +364,7 @@ impl Directory {
     /// Replaces both copies of the manifest, durably.
     ///
     /// # Errors
-    /// Those of the file system, with advice: the old manifest holds. `Fatal` if the next opening
+    /// The errors of the file system, with advice: the old manifest holds. `Fatal` if the next opening
     /// may find either of the two.
     pub fn write_manifest(&self, manifest: &Manifest) -> Result<()> {
         let bytes = manifest.encode();
@@ -382,7 +382,7 @@ impl Directory {
     /// scopes have ids of another version, is `None`.
     ///
     /// # Errors
-    /// Those of the file system, and `Invalid` for another format.
+    /// The errors of the file system, and `Invalid` for another format.
     pub fn registry(&self) -> Result<Option<StoredRegistry>> {
         match self.read(SCOPES)? {
             None => Ok(Some(StoredRegistry::default())),
@@ -412,7 +412,7 @@ impl Directory {
     /// Reads the reservation log.
     ///
     /// # Errors
-    /// Those of the file system, with advice.
+    /// The errors of the file system, with advice.
     pub fn reservation_log(&self) -> Result<Vec<u8>> {
         Ok(self.read(RESERVATIONS)?.unwrap_or_default())
     }
@@ -423,7 +423,7 @@ impl Directory {
     /// ends the clients too.
     ///
     /// # Errors
-    /// Those of the file system, with advice: the old log remains in place.
+    /// The errors of the file system, with advice: the old log remains in place.
     pub fn replace_reservation_log(&self, records: &[u8]) -> Result<Arc<dyn MediumFile>> {
         let replaced = self.rename_over(&self.path, RESERVATIONS, records);
         replaced.map_err(|error| self.refused(error).with("file", RESERVATIONS))

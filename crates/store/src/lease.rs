@@ -160,7 +160,7 @@ impl LeaseTable {
     /// and how many runs it pins.
     ///
     /// # Errors
-    /// Those of `grant`, and `Retry` if the first run exceeds the share; nothing is changed.
+    /// The errors of `grant`, and `Retry` if the first run exceeds the share; nothing is changed.
     pub fn grant_leading(
         &mut self,
         runs: &[RunId],

@@ -52,7 +52,7 @@ impl RegistryFile {
     /// registry with the registration.
     ///
     /// # Errors
-    /// Those of the file system, with advice: a next owner may find the registration or not, under
+    /// The errors of the file system, with advice: a next owner may find the registration or not, under
     /// a slot that no page has. `Fatal` as of [`Directory::write_registry`].
     pub(crate) fn register(&mut self, record: &[u8], changed: &ScopeRegistry) -> Result<()> {
         let added = record.len() as u64;
@@ -78,7 +78,7 @@ impl RegistryFile {
     /// by `changed`, the registry without them. `former` is the registry with them.
     ///
     /// # Errors
-    /// Those of the file system, with advice: `former` holds. `Fatal` if the next opening may find
+    /// The errors of the file system, with advice: `former` holds. `Fatal` if the next opening may find
     /// either of the two.
     pub(crate) fn remove(
         &mut self,
@@ -107,7 +107,7 @@ impl RegistryFile {
     /// owner then reads a head only, which earlier versions can read too.
     ///
     /// # Errors
-    /// Those of the file system: the contents are unchanged.
+    /// The errors of the file system: the contents are unchanged.
     pub(crate) fn compact(&mut self, registry: &ScopeRegistry) -> Result<()> {
         if self.appended { self.replace(registry) } else { Ok(()) }
     }

@@ -82,7 +82,7 @@ impl Store {
     /// Lists the scopes in order of registration, with their contents.
     ///
     /// # Errors
-    /// Those of the connection.
+    /// The errors of the connection.
     pub fn scopes(&self) -> Result<Vec<ScopeListing>> {
         self.check_process()?;
         let mut scopes: Vec<ScopeListing> = Vec::new();
@@ -179,7 +179,7 @@ impl Store {
     /// Ends a lease of this process. Leases of other processes are not affected.
     ///
     /// # Errors
-    /// Those of the connection.
+    /// The errors of the connection.
     pub fn release(&self, lease: LeaseNumber) -> Result<()> {
         self.check_process()?;
         if lease == LeaseNumber::default() { Ok(()) } else { self.catalog.release(lease) }
@@ -328,7 +328,7 @@ impl Store {
     /// Returns statistics.
     ///
     /// # Errors
-    /// Those of the connection.
+    /// The errors of the connection.
     pub fn stats(&self) -> Result<StoreStats> {
         self.check_process()?;
         let transfer = self.transfers.stats(self.staging.stats().in_use as u64);

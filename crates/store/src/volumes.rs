@@ -273,7 +273,7 @@ impl Directory {
     /// Volumes that return later are found when one of their segments is opened.
     ///
     /// # Errors
-    /// Those of [`Segments::open`].
+    /// The errors of [`Segments::open`].
     pub(crate) fn open_segments(
         &self,
         manifest: &Manifest,

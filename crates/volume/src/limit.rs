@@ -58,7 +58,7 @@ impl Rate {
     /// Measures `pass`, which moves `bytes`.
     ///
     /// # Errors
-    /// Those of `pass`.
+    /// The errors of `pass`.
     pub fn of(bytes: u64, pass: impl FnOnce() -> Result<()>) -> Result<Self> {
         let (start, cpu) = (Instant::now(), cpu_seconds());
         pass()?;

@@ -46,7 +46,7 @@ impl Map {
     /// Maps the first `length` bytes of `file`; `None` if it has no descriptor.
     ///
     /// # Errors
-    /// Those of `mmap(2)`.
+    /// The errors of `mmap(2)`.
     pub(crate) fn new(file: &Arc<dyn MediumFile>, length: u64) -> io::Result<Option<Self>> {
         let Some(descriptor) = file.descriptor() else { return Ok(None) };
         let length = usize::try_from(length).map_err(io::Error::other)?;
@@ -69,7 +69,7 @@ impl Map {
     /// Current length of the file, at most the map's; zero if the file has been removed.
     ///
     /// # Errors
-    /// Those of `fstat(2)`.
+    /// The errors of `fstat(2)`.
     pub(crate) fn file_bytes(&self) -> io::Result<u64> {
         let Some(descriptor) = self.file.descriptor() else { return Ok(0) };
         let stat = fstat(descriptor)?;

@@ -273,7 +273,7 @@ impl Segments {
     /// names durable: a previous owner may have died before it did.
     ///
     /// # Errors
-    /// Those of [`Segments::list`]; `Retry` if the directory cannot be synced.
+    /// The errors of [`Segments::list`]; `Retry` if the directory cannot be synced.
     pub fn list_durably(&self, volume: u8) -> Result<Vec<SegmentId>> {
         let listed = self.list(volume)?;
         self.sync_names(volume)?;

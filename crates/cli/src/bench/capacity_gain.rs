@@ -22,7 +22,7 @@ const SEGMENTS: u64 = 8;
 /// Puts the whole set into a store of a quarter of its size in `dir`, raw and encoded.
 ///
 /// # Errors
-/// Those of the disk and of the store.
+/// The errors of the disk and of the store.
 pub fn measure(shape: &Shape, segment_bytes: u64, dir: &Path) -> Result<CapacityGain, Failure> {
     let small = smaller(shape);
     let least = small.page_bytes + u64::from(RUN_HEADER_UNITS_MAX) * UNIT;

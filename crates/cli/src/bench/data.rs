@@ -47,7 +47,7 @@ struct Round {
 /// Returns the bytes of disk that [`measure`] needs.
 ///
 /// # Errors
-/// Those of [`capacity`].
+/// The errors of [`capacity`].
 pub fn needed(shape: &Shape, segment_bytes: u64) -> Result<u64, Failure> {
     Ok(capacity(shape, segment_bytes)? + shape.total())
 }
@@ -55,7 +55,7 @@ pub fn needed(shape: &Shape, segment_bytes: u64) -> Result<u64, Failure> {
 /// Measures in `dir`, `runs` times, and fills in the report.
 ///
 /// # Errors
-/// Those of the disk and of the store, and wrong bytes.
+/// The errors of the disk and of the store, and wrong bytes.
 pub fn measure(
     shape: &Shape,
     segment_bytes: u64,

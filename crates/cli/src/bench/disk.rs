@@ -24,7 +24,7 @@ impl Footprint {
     /// Counts the files under `dir`.
     ///
     /// # Errors
-    /// Those of the file system.
+    /// The errors of the file system.
     pub fn of(dir: &Path) -> std::io::Result<Self> {
         let mut sum = Self::default();
         each_file(dir, &mut |path| {
@@ -39,7 +39,7 @@ impl Footprint {
 /// Drops the files under `dir` from the page cache. The files must be synced.
 ///
 /// # Errors
-/// Those of the file system.
+/// The errors of the file system.
 pub fn drop_page_cache(dir: &Path) -> std::io::Result<()> {
     each_file(dir, &mut |path| {
         if path.is_file() {

@@ -35,7 +35,7 @@ const RUN_PAGES: u32 = 32;
 /// Measures in `dir`, with `runs` restarts, and fills in the report.
 ///
 /// # Errors
-/// Those of the disk, of the store, and of the child processes.
+/// The errors of the disk, of the store, and of the child processes.
 pub fn measure(
     context: &Context,
     entries: u64,

@@ -45,7 +45,7 @@ pub fn scattered(at: usize, sequences: u32) -> u32 {
 /// index. Without entries the store is empty and has the same limits.
 ///
 /// # Errors
-/// Those of the file system and of the index.
+/// The errors of the file system and of the index.
 pub fn fill(dir: &Path, entries: u64, run_pages: u32) -> Result<RunIndex, Failure> {
     let run_pages = run_pages.clamp(1, PROBE_PAGES);
     let directory = Directory::new(Arc::new(Host), dir);
@@ -88,7 +88,7 @@ pub fn fill(dir: &Path, entries: u64, run_pages: u32) -> Result<RunIndex, Failur
 /// open.
 ///
 /// # Errors
-/// Those of the file system and of the index.
+/// The errors of the file system and of the index.
 pub fn index(dir: &Path, entries: u64, run_pages: u32) -> Result<RunIndex, Failure> {
     let medium: Arc<dyn Medium> = Arc::new(Host);
     let budget = Budget::divide(capacity(entries, run_pages)?, SEGMENT_BYTES)?;

@@ -36,7 +36,7 @@ pub struct Answer {
 /// The hidden command: runs a part and prints its answer on one line.
 ///
 /// # Errors
-/// Those of the part.
+/// The errors of the part.
 pub fn run(part: &PartCommand) -> Result<Status, Failure> {
     let answer = match part {
         PartCommand::IndexBackend(part) => return super::index::run_part(&part.part),

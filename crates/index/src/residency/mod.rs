@@ -107,7 +107,7 @@ pub trait Residency: Send + Sync + std::fmt::Debug {
     /// long: meant for a thread with nothing else to do.
     ///
     /// # Errors
-    /// Those of [`Residency::sync`].
+    /// The errors of [`Residency::sync`].
     fn maintain(&self) -> Result<()>;
 
     /// Sizes and counts.

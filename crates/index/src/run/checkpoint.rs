@@ -94,7 +94,7 @@ impl RunIndex {
     /// [`RunIndex::checkpoint_after`] for runs whose data is durable, or that have none.
     ///
     /// # Errors
-    /// Those of [`RunIndex::checkpoint_after`].
+    /// The errors of [`RunIndex::checkpoint_after`].
     pub fn checkpoint(&self) -> Result<()> {
         self.checkpoint_after(&|| Ok(()))
     }

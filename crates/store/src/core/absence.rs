@@ -121,7 +121,7 @@ impl StoreCore {
     /// their runs again, except those whose space is gone.
     ///
     /// # Errors
-    /// Those of the file system: what was not reattached stays absent.
+    /// The errors of the file system: what was not reattached stays absent.
     pub(super) fn reattach_absent(&self) -> Result<()> {
         if !self.is_degraded() {
             return Ok(());

@@ -272,7 +272,7 @@ impl StoreCore {
     /// Makes everything durable, stops the background threads and rejects later calls.
     ///
     /// # Errors
-    /// Those of the last sync.
+    /// The errors of the last sync.
     pub fn close(&self) -> Result<()> {
         if !self.closed.swap(true, Ordering::AcqRel) {
             self.maintenance.stop();
@@ -317,7 +317,7 @@ impl StoreCore {
     /// Replaces the manifest. The caller holds `shape`.
     ///
     /// # Errors
-    /// Those of the file system. After a `Fatal` one the next owner may find either manifest: the
+    /// The errors of the file system. After a `Fatal` one the next owner may find either manifest: the
     /// store is poisoned, and acknowledges nothing that only one of them keeps.
     fn write_manifest(&self, manifest: &Manifest) -> Result<()> {
         let written = self.directory().write_manifest(manifest);
@@ -346,7 +346,7 @@ impl StoreCore {
     /// The owner's statistics.
     ///
     /// # Errors
-    /// Those of the file system.
+    /// The errors of the file system.
     pub fn stats(&self) -> Result<CatalogStats> {
         let index = self.index.stats();
         let existing = self.segments.listable().len() as u64;

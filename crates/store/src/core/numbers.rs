@@ -23,7 +23,7 @@ impl StoreCore {
     /// owner begins with the number after the manifest's.
     ///
     /// # Errors
-    /// Those of the file system, and `Retry` if few numbers are left and the manifest is being
+    /// The errors of the file system, and `Retry` if few numbers are left and the manifest is being
     /// changed until `deadline`.
     pub(super) fn ensure_numbers(&self, deadline: Instant) -> Result<()> {
         let left = || (1 << 32) - (self.next_generation.load(Ordering::Relaxed) & 0xffff_ffff);

@@ -31,7 +31,7 @@ impl StoreCore {
     /// one whose write failed.
     ///
     /// # Errors
-    /// Those of the file system; `Retry` while capacity or directories change.
+    /// The errors of the file system; `Retry` while capacity or directories change.
     pub fn check_disks_writable(&self) -> Result<()> {
         let turn = self.shape.try_lock();
         let _turn =

@@ -83,7 +83,7 @@ impl StoreCore {
     /// them or a put writes to them.
     ///
     /// # Errors
-    /// Those of the file system; the caller may retry.
+    /// The errors of the file system; the caller may retry.
     pub(super) fn maintain_space(&self, control: &Control) -> Result<bool> {
         self.state.lock().release_quarantined();
         self.drop_empty_segments()?;

@@ -23,7 +23,7 @@ pub(crate) struct Uring {
 
 impl Uring {
     /// # Errors
-    /// Those of `io_uring_setup(2)`: `EPERM` or `ENOSYS` where it is forbidden or unknown.
+    /// The errors of `io_uring_setup(2)`: `EPERM` or `ENOSYS` where it is forbidden or unknown.
     pub(crate) fn new() -> io::Result<Self> {
         Ok(Self { idle: Mutex::new(vec![ring()?]), process: std::process::id() })
     }

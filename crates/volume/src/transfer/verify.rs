@@ -71,7 +71,7 @@ impl Segments {
     /// Reads a whole run and verifies every page that the place holds, without decoding.
     ///
     /// # Errors
-    /// Those of [`Segments::read_header`].
+    /// The errors of [`Segments::read_header`].
     pub fn verify_run(&self, place: &Place, control: &Control) -> Result<VerifiedRun> {
         let header = self.read_header(place)?;
         let body = place.units().saturating_sub(u64::from(place.header_units));

@@ -32,7 +32,7 @@ const REQUESTS_PER_SWING: usize = 200;
 /// Runs a variant and prints its answer on one line.
 ///
 /// # Errors
-/// Those of the index, and if it does not find pages that were inserted.
+/// The errors of the index, and if it does not find pages that were inserted.
 pub fn run(args: &AdaptivePart) -> Result<Status, Failure> {
     let answer = measure(args)?;
     let line = serde_json::to_string(&answer).map_err(std::io::Error::other)?;

@@ -66,7 +66,7 @@ impl From<Rate> for Transferred {
 /// Runs the client: opens the store of the parent process and executes its commands.
 ///
 /// # Errors
-/// Those of the store.
+/// The errors of the store.
 pub fn run(part: &ClientPart) -> Result<Status, Failure> {
     let node = open::existing(&part.dir)?;
     let store = node.store();
@@ -124,7 +124,7 @@ fn scope() -> Scope {
 /// Measures the latencies of questions to `store`, in the owner or in a client.
 ///
 /// # Errors
-/// Those of the store, and if stored pages are not found.
+/// The errors of the store, and if stored pages are not found.
 pub fn latencies(store: &Store) -> Result<Latencies, Failure> {
     let scope = scope();
     let long = Keys::of(LONG_SET, 0, LONG_PAGES);

@@ -31,7 +31,7 @@ pub struct Limits {
 /// Measures both, the append on the disk of `dir`.
 ///
 /// # Errors
-/// Those of the disk.
+/// The errors of the disk.
 pub fn measure(dir: &Path) -> Result<Limits, Failure> {
     let mut file = File::create(dir.join("appended"))?;
     let mut times = Vec::with_capacity(APPENDS);

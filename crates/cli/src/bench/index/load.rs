@@ -55,7 +55,7 @@ pub struct Load {
 
 impl Load {
     /// # Errors
-    /// Those of the generator.
+    /// The errors of the generator.
     pub fn new(workload: Workload, entries: u64) -> Result<Self> {
         if workload == Workload::OnePrompt {
             let own = (REQUEST - PROMPT) as u64;
@@ -170,7 +170,7 @@ impl Load {
     /// each. Returns the number of pages.
     ///
     /// # Errors
-    /// Those of the index and of `done`.
+    /// The errors of the index and of `done`.
     pub fn insert<E: From<ritornello_format::Error>>(
         &self,
         index: &dyn PrefixIndex,

@@ -87,7 +87,7 @@ pub struct Answer {
 /// Runs a part.
 ///
 /// # Errors
-/// Those of the index.
+/// The errors of the index.
 pub fn run(part: &IndexPart) -> Result<Status, Failure> {
     match part {
         IndexPart::Fill(spec) => {
