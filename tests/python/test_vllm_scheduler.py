@@ -323,9 +323,9 @@ def async_side(store: FakeStore, blocks: Blocks) -> SchedulerSide:
 
 def begin_async_load(side: SchedulerSide, asked: Any) -> Any:
     """Runs one step that begins an asynchronous load and computes nothing."""
-    external, is_apart = side.matched_tokens(asked, 0)
+    external, asynchronous = side.matched_tokens(asked, 0)
     assert external is not None
-    assert is_apart
+    assert asynchronous
     side.request_admitted(asked, BLOCKS, external)
     asked.num_computed_tokens = external
     return side.plan(SimpleNamespace(num_scheduled_tokens={}))
