@@ -32,7 +32,7 @@ CAPACITY = "4GiB"
 
 @dataclass(frozen=True)
 class Asked:
-    """One prompt in one process: its answer, and where its tokens' KV came from."""
+    """One prompt in one process: the answer, and the source of the tokens' KV."""
 
     answer: Answer
     tokens: dict[str, int]
@@ -40,7 +40,7 @@ class Asked:
 
 @dataclass
 class Round:
-    """All prompts asked once, in one process."""
+    """The answers to all prompts of one process."""
 
     asked: list[Asked]
     before: Counters
@@ -72,7 +72,7 @@ def ask_all(server: Server, asked: list[Prompt], progress: Progress, title: str)
 
 
 def warm_up(server: Server) -> None:
-    """The first request of a process pays for what is built lazily; none of the measured ones."""
+    """Sends one request that is not measured: it pays for lazy initialization."""
     server.ask(server.tokenize(text(0, 3 * WARM_UP_TOKENS))[:WARM_UP_TOKENS], 4, remember=False)
     server.settled(WARM_UP_TOKENS)
 

@@ -1,4 +1,4 @@
-"""The chart of the report: one glance, for a slide."""
+"""The chart of the report."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -34,7 +34,7 @@ def seconds(value: float) -> str:
 
 
 def bar(axes: Axes, left: float, height: float, top: float, colour: str, strong: bool) -> None:
-    """A bar with a soft top and its value above it."""
+    """Draws a bar with rounded upper corners, and its value above it."""
     if height > top / 20:
         axes.add_patch(
             FancyBboxPatch(

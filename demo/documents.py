@@ -1,4 +1,4 @@
-"""Documents that nobody has seen before, the same ones every time."""
+"""Generated documents, the same ones in every run."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ QUESTION = "\nQuestion: what does the archive say?\nAnswer:"
 
 @dataclass(frozen=True)
 class Prompt:
-    """One document with its first question: exactly `length` tokens."""
+    """Returns one document with its first question, exactly `length` tokens."""
 
     document: int
     length: int
@@ -29,7 +29,7 @@ class Prompt:
 
 
 def text(seed: int, characters: int) -> str:
-    """Sentences; documents of different seeds differ from the first word on."""
+    """Generates sentences. Documents of different seeds differ from the first word."""
     chance = random.Random(seed)
     written = [f"Document {seed}."]
     size = 0
@@ -46,14 +46,14 @@ def text(seed: int, characters: int) -> str:
 def prompts(
     tokenize: Callable[[str], list[int]], per_length: int, lengths: Sequence[int] = LENGTHS
 ) -> list[Prompt]:
-    """`per_length` documents of every length, in this order."""
+    """Returns `per_length` documents of every length, in this order."""
     question = tokenize(QUESTION)
     made: list[Prompt] = []
     for length in lengths:
         for _ in range(per_length):
             document = len(made) + 1
             room = length - len(question)
-            # At most one character a token is saved by the tokenizer's merges, not half of them.
+            # The tokenizer's merges save at most one character per token.
             tokens = tokenize(text(document, 3 * room))
             if len(tokens) < room:
                 raise ValueError(f"document {document}: {len(tokens)} tokens, {room} needed")

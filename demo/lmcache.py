@@ -36,7 +36,7 @@ CHECKSUM = re.compile(r"\[seq (\d+)/(?:cold|warm)\] CHECKSUM: (\w+)")
 
 @dataclass
 class Asked:
-    """What came of a request: chunks found by its first lookup, chunks in all, and the checksums
+    """The outcome of a request: chunks found by its first lookup, all chunks, and the checksums
     of what the engine has in its memory then.
     """
 
@@ -48,7 +48,7 @@ class Asked:
 
 @dataclass
 class LMCacheServer(Process):
-    """An `lmcache server`. `http` is where its health is asked for."""
+    """An `lmcache server`. `http` is the port of its health endpoint."""
 
     adapter: dict[str, Any]
     log: Path
@@ -59,7 +59,7 @@ class LMCacheServer(Process):
     start_seconds = 240.0
 
     def ask(self, requests: int) -> dict[int, Asked]:
-        """Sends requests 0 to `requests`, each looked up, stored, and had again."""
+        """Sends `requests` requests; each is looked up, stored and retrieved."""
         command = [
             *(str(PROGRAM), "bench", "server", "--mode", "cpu"),
             *("--rpc-url", f"tcp://127.0.0.1:{self.port}"),
@@ -112,7 +112,7 @@ def adapter_of(path: Path, kind: str = "plugin") -> dict[str, Any]:
 
 
 def broken_claims(cold: dict[int, Asked], warm: dict[int, Asked]) -> list[str]:
-    """What the demonstration says and did not show."""
+    """Returns the claims of the demonstration that did not hold."""
     broken = []
     for number, first in cold.items():
         again = warm[number]

@@ -1,4 +1,4 @@
-"""A server's process: started on free ports, waited for, and always stopped."""
+"""The process of a server: started on free ports, awaited, and always stopped."""
 
 import http.client
 import os
@@ -15,11 +15,11 @@ from typing import Self
 
 
 class DemoError(Exception):
-    """Something the demonstration needs did not work; the message says what and where to look."""
+    """A part of the demonstration failed; the message says which, and where to look."""
 
 
 class Started(ABC):
-    """Use as a context manager: no process is left, however it is left."""
+    """A context manager that ends the process on every exit."""
 
     def __enter__(self) -> Self:
         try:
@@ -45,7 +45,7 @@ class Started(ABC):
 
 
 class Process(Started):
-    """One, with those that it starts itself: a process group."""
+    """Starts the process and its children as one process group."""
 
     name: str
     log: Path
@@ -71,7 +71,7 @@ class Process(Started):
         raise DemoError(f"{self.name} did not start: not up after {seconds}; see {self.log}")
 
     def stop(self, sign: signal.Signals = signal.SIGTERM) -> None:
-        """Asks the server to end, so that it finishes what it is writing; then insists."""
+        """Ends the server with SIGTERM, so that writes finish, and after a timeout with SIGKILL."""
         process, self.process = self.process, None
         if process is None:
             return
@@ -90,7 +90,7 @@ class Process(Started):
 
     @abstractmethod
     def _is_up(self) -> bool:
-        """Whether it can be used; it cannot where nobody listens (`OSError`)."""
+        """Returns whether the server is ready; `OSError` means that no process listens."""
 
 
 def request(
@@ -101,7 +101,7 @@ def request(
     headers: Mapping[str, str] | None = None,
     timeout: float = 5.0,
 ) -> tuple[int, bytes]:
-    """The status and the body of an answer."""
+    """Returns the status and the body of a response."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout)
     try:
         connection.request(method, path, body, headers or {})

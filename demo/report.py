@@ -1,4 +1,4 @@
-"""What was measured: rows per length, claims, the JSON report and the table."""
+"""The report: rows per length, claims, JSON and the table."""
 
 import json
 from collections.abc import Sequence
@@ -65,7 +65,7 @@ def rows(samples: Sequence[Sample]) -> list[Row]:
 
 
 def broken_claims(samples: Sequence[Sample]) -> list[str]:
-    """What the demonstration says and did not show; empty where all held."""
+    """Returns the claims of the demonstration that did not hold."""
     broken = []
     for sample in samples:
         where = f"{sample.length} tokens"
@@ -83,7 +83,7 @@ def broken_claims(samples: Sequence[Sample]) -> list[str]:
 
 
 def write_report(path: Path, found: Sequence[Row], hook_share: float, versions: str) -> None:
-    """The fields of the longest documents on top, all lengths in `rows`."""
+    """Returns the fields of the longest documents, and all lengths in `rows`."""
     longest = found[-1]
     path.write_text(
         json.dumps(
@@ -105,7 +105,7 @@ def write_report(path: Path, found: Sequence[Row], hook_share: float, versions: 
 
 
 def table(found: Sequence[Row]) -> Table:
-    """Fits in 80 columns."""
+    """Returns a table of at most 80 columns."""
     made = Table(title="First question of a long document: median time to first token")
     made.add_column("prompt\ntokens", justify="right")
     made.add_column("with-\nout", justify="right")

@@ -1,4 +1,4 @@
-"""A `vllm serve` process, and what it is asked."""
+"""A `vllm serve` process, and requests to it."""
 
 import http.client
 import json
@@ -16,7 +16,7 @@ ANSWER_SECONDS = 120.0
 COUNTERS_SECONDS = 10.0
 THREADS = "2"
 
-# vLLM's own account of where each prompt token's KV came from.
+# vLLM's counters of the source of each prompt token's KV.
 SOURCES = {
     "local_compute": "computed",
     "local_cache_hit": "local",
@@ -41,7 +41,7 @@ class Counters:
         return sum(v for (n, labels), v in self.samples.items() if n == name and label in labels)
 
     def tokens(self) -> dict[str, int]:
-        """Prompt tokens so far: computed, from vLLM's own cache, from the connector."""
+        """Returns prompt tokens so far: computed, from vLLM's own cache, from the connector."""
         name = "vllm:prompt_tokens_by_source_total"
         return {
             told: int(self.total(name, f'source="{source}"')) for source, told in SOURCES.items()
@@ -109,7 +109,7 @@ class Server(Process):
         )
 
     def settled(self, prompt_tokens: int) -> Counters:
-        """`/metrics` once it accounts for `prompt_tokens` in all: vLLM writes it after the
+        """Returns `/metrics` once it accounts for `prompt_tokens` in all: vLLM writes it after the
         answer has been sent.
         """
         deadline = time.monotonic() + COUNTERS_SECONDS

@@ -70,7 +70,7 @@ def rows(
 
 
 def broken_claims(found: Sequence[Row]) -> list[str]:
-    """What the demonstration says and did not show; empty where all held."""
+    """Returns the claims of the demonstration that did not hold."""
     broken = []
     for row in found:
         where = f"{row.prompt_tokens} tokens"
@@ -116,7 +116,7 @@ def ask_all(
 
 
 def wait_until_stored(store: Path, pages: int) -> None:
-    """SGLang stores behind its answers, when its scheduler finds time."""
+    """Waits until SGLang, which stores after its answers, has stored `pages` pages."""
     deadline = time.monotonic() + STORED_SECONDS
     with ritornello.Store.open(store) as opened:
         while opened.stats()["pages"] < pages:

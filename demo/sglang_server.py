@@ -12,7 +12,7 @@ from demo.server import ANSWER_SECONDS, COUNTERS_SECONDS, JSON, THREADS, Answer,
 
 PAGE = 32
 ADMIN = "demo"
-# Where SGLang says that the cached tokens of a prompt came from.
+# SGLang's metric of the sources of a prompt's cached tokens.
 SOURCES = ("device", "host", "storage")
 
 
@@ -23,7 +23,7 @@ def storage(path: str, capacity: str, **settings: Any) -> dict[str, Any]:
         "module_path": "ritornello.sglang",
         "class_name": "RitornelloStorage",
         "interface_v1": 1,
-        # By default SGLang looks for 256 tokens and more.
+        # By default SGLang only looks up 256 tokens or more.
         "prefetch_threshold": PAGE,
         "path": path,
         "capacity": capacity,
@@ -33,7 +33,7 @@ def storage(path: str, capacity: str, **settings: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Told:
-    """An answer, and the prompt's tokens by where their KV came from."""
+    """An answer, and the prompt's tokens by the source of their KV."""
 
     answer: Answer
     tokens: Mapping[str, int]
@@ -41,13 +41,13 @@ class Told:
 
 @dataclass
 class SGLangServer(Server):
-    """`connector` is the extra configuration of the storage; None is without storage."""
+    """`connector` is the extra configuration of the storage; None means no storage."""
 
     layout: str = "page_first_direct"
     extra_environment: Mapping[str, str] = field(default_factory=dict)
 
     def generate(self, prompt: list[int], answer_tokens: int) -> Told:
-        """A greedy answer, streamed."""
+        """Streams a greedy answer."""
         sampling = {"temperature": 0, "max_new_tokens": answer_tokens, "ignore_eos": True}
         body = {"input_ids": prompt, "sampling_params": sampling, "stream": True}
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=ANSWER_SECONDS)
@@ -80,7 +80,7 @@ class SGLangServer(Server):
         self.admin("POST", "/flush_cache")
 
     def admin(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> None:
-        """What SGLang does only while its scheduler is idle; it may still be storing."""
+        """Calls an endpoint that SGLang serves only while its scheduler is idle; retries meanwhile."""
         deadline = time.monotonic() + COUNTERS_SECONDS
         while (reply := self._administer(method, path, body))[0] != 200:
             if time.monotonic() > deadline:

@@ -16,7 +16,7 @@ const OPS_MAX: usize = 100;
 /// The first half of the scopes is chained.
 const SCOPES: u8 = 4;
 
-/// Puts, and everything else, on a few paths.
+/// Runs inserts and all other operations on a few paths.
 pub fn operations() -> Vec<Vec<u8>> {
     let put = |path: u8, first: u8| [0, path, path, first, 9, 1];
     let puts = (0..8).flat_map(|path| [put(path, 0), put(path, 9)]);
@@ -25,7 +25,7 @@ pub fn operations() -> Vec<Vec<u8>> {
     vec![all.clone(), all[..30].to_vec()]
 }
 
-/// Always takes its input: panics where two indexes differ.
+/// Accepts every input; panics if two indexes differ.
 pub fn run(bytes: &[u8]) -> bool {
     let dir = tempfile::tempdir().unwrap();
     let disk = SimDisk::new(1 << 28);
@@ -68,7 +68,7 @@ struct All {
 }
 
 impl All {
-    /// What `f` says of each, which must be the same.
+    /// Returns the result of `f`, which must be the same for all indexes.
     fn same<T: PartialEq + std::fmt::Debug>(&self, f: impl Fn(&dyn PrefixIndex) -> T) -> T {
         let memory = f(&self.memory);
         for other in &self.others {
@@ -83,7 +83,7 @@ impl All {
         self.others = open(disk, dir);
     }
 
-    /// The run that holds a page, by the name that each gave it.
+    /// The run that holds a page, by the name that each index gave it.
     fn on_run<T: PartialEq + std::fmt::Debug>(
         &self,
         scope: ScopeSlot,

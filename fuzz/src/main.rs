@@ -24,7 +24,7 @@ use targets::{Target, targets};
 
 /// A single input that takes longer than this hangs.
 const SLOW: Duration = Duration::from_secs(5);
-/// Address space of the process: whoever allocates what a length claims ends it.
+/// Limit of the process's address space: a parser that allocates what a length claims exceeds it.
 const MEMORY_MAX: u64 = 2 << 30;
 
 fn main() -> ExitCode {
@@ -43,7 +43,7 @@ fn main() -> ExitCode {
     ExitCode::from(u8::from(broken))
 }
 
-/// Returns whether the target stood it all.
+/// Returns whether the target passed with all inputs.
 fn fuzz(target: &Target, time: Duration, seed: u64) -> bool {
     let mut mutator = Mutator::new(seed, &target.seeds);
     let (started, mut inputs, mut accepted) = (Instant::now(), 0u64, 0u64);

@@ -1,8 +1,8 @@
-//! Inputs that nearly make sense.
+//! Inputs that are nearly valid.
 
 /// The longest input.
 const BYTES_MAX: usize = 1 << 16;
-/// Numbers that parsers stumble over.
+/// Boundary values of lengths and counters.
 const NUMBERS: [u64; 10] =
     [0, 1, 2, 0x7f, 0xff, 0x7fff, 0xffff, 0x7fff_ffff, 0xffff_ffff, u64::MAX];
 

@@ -1,4 +1,4 @@
-//! A store that answers whatever is asked over its socket.
+//! A store that answers every message on its socket.
 
 use ritornello_format::Scope;
 use ritornello_medium::SimDisk;
@@ -9,14 +9,14 @@ use std::path::Path;
 use std::sync::Arc;
 
 const MIB: u64 = 1 << 20;
-/// So many questions are asked of one store at most: scopes and leases pile up in it.
+/// Maximum messages to one store, because scopes and leases accumulate in it.
 const QUESTIONS: u32 = 2000;
 
 thread_local! {
     static STORE: RefCell<Option<(u32, LocalCatalog, ScopeRef)>> = const { RefCell::new(None) };
 }
 
-/// A small store in memory, of another process's client, and its only scope.
+/// A small store in memory with a client of another process, and its only scope.
 fn open() -> (LocalCatalog, ScopeRef) {
     let options = Options {
         capacity: Some(8 * MIB),
