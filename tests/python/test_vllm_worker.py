@@ -445,7 +445,7 @@ def test_close_waits_for_async_reads(side: WorkerSide, store: FakeStore) -> None
     assert store.events == ["cancel", "close"]
 
 
-def test_nonexistent_blocks_are_miss(broken_core: VllmStore, meter: Meter) -> None:
+def test_failing_pool_fails_load_only(broken_core: VllmStore, meter: Meter) -> None:
     pool: Any = SimpleNamespace(page_bytes=4096, pages=fail)
     side = ready(broken_core, meter, Object(FIRST, pool, True))
     side.load(loading("a"))

@@ -22,7 +22,8 @@ struct Answer<'a> {
     clean: bool,
     #[serde(flatten)]
     verification: &'a Verification,
-    /// Runs that opening the store dropped, by reason.
+    /// What opening the store dropped, by reason: pages, but segments for `segments_cut_short`, and 1
+    /// for a damaged `scope_registry`.
     dropped_at_open: &'a BTreeMap<String, u64>,
 }
 
@@ -101,7 +102,7 @@ fn describe(
         ));
     }
     if args.salvage {
-        lines.push(format!("{} pages brought back", count(v.pages_salvaged)));
+        lines.push(format!("{} pages salvaged", count(v.pages_salvaged)));
     }
     lines.push(match (clean, args.salvage) {
         (true, _) => "clean".to_owned(),

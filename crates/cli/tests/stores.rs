@@ -61,7 +61,7 @@ fn fsck_passes_on_intact_store() {
     assert_eq!(json["findings"].as_array().unwrap().len(), 0);
     let salvage = ritornello(&["fsck", text(dir.path()), "--salvage"]);
     assert_eq!(salvage.code, 0, "{}", salvage.err);
-    assert!(salvage.out.contains("0 pages brought back"), "{}", salvage.out);
+    assert!(salvage.out.contains("0 pages salvaged"), "{}", salvage.out);
     assert_eq!(probe(dir.path()), PAGES);
 }
 

@@ -201,7 +201,7 @@ impl Client {
             owner: self.owner,
             until: Instant::now() + HANDSHAKE_TIMEOUT,
         };
-        let thread = std::thread::Builder::new().name("ritornello-knock".to_owned());
+        let thread = std::thread::Builder::new().name("ritornello-probe".to_owned());
         if let Err(error) = thread.spawn(move || probe.run()) {
             tracing::warn!(%error, "no thread to probe whether the store's owner responds");
             self.liveness.end_probe(false);

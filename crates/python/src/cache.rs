@@ -66,7 +66,7 @@ impl Cache {
             .or_raise(py)?;
         let cache = Arc::new(cache);
         let mut open = OPEN.lock();
-        open.retain(|open_node| open_node.strong_count() > 0);
+        open.retain(|cache| cache.strong_count() > 0);
         open.push(Arc::downgrade(&cache));
         let tiers = tiers.iter().map(|tier| TierSpec::shown(tier)).collect();
         Ok(Self { tiers, cache: RwLock::new(Some(cache)) })

@@ -85,7 +85,7 @@ impl ObjectBackend {
         Ok(made)
     }
 
-    /// Runs the future that `ask` returns for the client, on this thread and the runtime's.
+    /// Runs the future that `request` returns for the client, on this thread and the runtime's.
     fn run<T, F: Future<Output = T>>(
         &self,
         request: impl FnOnce(Arc<dyn ObjectStore>) -> F,

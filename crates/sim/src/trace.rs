@@ -94,9 +94,9 @@ impl Trace {
 
     /// The requests of a part as a trace of their own, with the footprint of that part.
     #[must_use]
-    pub fn part(self, half: TracePart) -> Self {
+    pub fn part(self, part: TracePart) -> Self {
         let middle = self.requests() / 2;
-        let part = match half {
+        let requests = match part {
             TracePart::First => 0..middle,
             TracePart::Second => middle..self.requests(),
             TracePart::Whole => return self,
@@ -108,7 +108,7 @@ impl Trace {
             clock_jumps: self.clock_jumps,
             ..Self::default()
         };
-        for at in part {
+        for at in requests {
             for &block in self.request(at) {
                 let name = &mut renamed[block as usize];
                 if *name == u32::MAX {

@@ -27,7 +27,7 @@ fn prompts() -> Vec<Vec<PageHash>> {
 #[derive(Clone, Copy, Debug)]
 enum Step {
     Claim(Tier, usize, usize, usize),
-    Settle(usize, bool),
+    MarkPresent(usize, bool),
     Lock(Tier, usize, usize, usize),
     Unlock(usize),
     Evict(Tier, usize),
@@ -40,7 +40,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     let place = || (0..6_usize, 0..1100_usize, 0..1100_usize);
     let step = prop_oneof![
         4 => (tier.clone(), place()).prop_map(|(t, (p, a, b))| Step::Claim(t, p, a, b)),
-        4 => (0..64_usize, any::<bool>()).prop_map(|(n, came)| Step::Settle(n, came)),
+        4 => (0..64_usize, any::<bool>()).prop_map(|(n, came)| Step::MarkPresent(n, came)),
         2 => (tier.clone(), place()).prop_map(|(t, (p, a, b))| Step::Lock(t, p, a, b)),
         2 => (0..64_usize).prop_map(Step::Unlock),
         2 => (tier.clone(), 1..600_usize).prop_map(|(t, n)| Step::Evict(t, n)),
@@ -93,7 +93,7 @@ impl Model {
                 }
                 self.claims.extend(claimed.into_iter().map(|range| (tier, number, range)));
             }
-            Step::Settle(which, came) => {
+            Step::MarkPresent(which, came) => {
                 if self.claims.is_empty() {
                     return;
                 }

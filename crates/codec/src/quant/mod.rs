@@ -32,7 +32,7 @@ struct QuantLayout {
 /// finite.
 ///
 /// # Errors
-/// `Invalid` if the shape does not give the meaning of the numbers, or is that of another slice.
+/// `Invalid` if the shape does not tell keys from values, or its length is not that of `input`.
 pub fn encode(
     kernel: Kernel,
     bits: Bits,
@@ -42,7 +42,7 @@ pub fn encode(
 ) -> Result<Option<usize>> {
     let layout = QuantLayout::new(bits, shape)?;
     if layout.slice_bytes() != Some(input.len() as u64) {
-        return Err(Error::invalid("a slice is not of the length that its shape says")
+        return Err(Error::invalid("the length of a slice differs from its shape")
             .with("slice", input.len())
             .with("shape", format!("{:?}", shape.kind)));
     }

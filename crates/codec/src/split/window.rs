@@ -9,8 +9,8 @@ use crate::kernel::{Instructions, Kernel};
 use ritornello_format::Result;
 use std::hint::select_unpredictable;
 
-/// Groups that share a window, except at the end of a block. Keys and values of a layer may differ
-/// in magnitude, and short pages have few groups of either.
+/// Groups that share one window of exponents; fewer at the end of a block. Small, because keys and
+/// values differ in magnitude, and short pages have few groups of either.
 const STRIP: usize = 16;
 /// Neighbouring exponents that have a code.
 const WINDOW: u8 = 7;

@@ -72,9 +72,9 @@ impl StoreCore {
     pub(super) fn start_maintenance(self: &Arc<Self>) -> Result<()> {
         let (core, thread) = (Arc::downgrade(self), Arc::clone(&self.maintenance.thread));
         let thread = std::thread::Builder::new()
-            .name("ritornello-caretaker".to_owned())
+            .name("ritornello-maintenance".to_owned())
             .spawn(move || run(&core, &thread))
-            .map_err(|e| Error::retry("no thread for the store's caretaker").because(e))?;
+            .map_err(|e| Error::retry("no thread to maintain the store's space").because(e))?;
         *self.maintenance.thread.thread.lock() = Some(thread);
         Ok(())
     }

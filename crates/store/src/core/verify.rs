@@ -122,8 +122,7 @@ impl StoreCore {
             let hash = view.pages[page as usize];
             let mut state = self.state.lock();
             let before = self.index.stats().pages;
-            // The page was read at the place of that time: the run may have been removed or moved
-            // since.
+            // The run may have been removed or moved since the page was read: it is then skipped.
             let stays = |now: ritornello_format::Place| now.header() == view.place.header();
             if self.index.locate(scope.slot, hash) != Some((run, page))
                 || !self.index.place(run).is_some_and(stays)

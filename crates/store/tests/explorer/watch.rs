@@ -123,7 +123,7 @@ impl Watched {
         }
     }
 
-    /// Runs `deed` after `after` changes, in the thread that makes the next one.
+    /// Runs `action` after `after` changes, in the thread that makes the next one.
     pub fn meanwhile(&self, after: u64, action: Action) {
         self.notes.lock().meanwhile = Some((after, action));
     }

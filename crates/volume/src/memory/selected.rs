@@ -18,7 +18,7 @@ impl<'a> SelectedPages<'a> {
         Self { of, pages: if rise { pages } else { &[] } }
     }
 
-    /// A source of the pages that were read. It is valid until the call that `of` was handed to
+    /// Returns a source of the pages that were read, to be used before the call that received `of`
     /// returns.
     #[must_use]
     pub fn filled(self) -> impl PageSource + 'a {

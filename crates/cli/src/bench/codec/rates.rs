@@ -143,7 +143,7 @@ impl Share {
     }
 }
 
-/// Returns the first failure.
+/// Returns the failure `before`, if there is one, and otherwise the outcome `now`.
 fn outcome_of(before: &Result<(), Failure>, now: Result<(), Error>) -> Result<(), Failure> {
     before.clone().and_then(|()| now.map_err(Failure::from))
 }
