@@ -167,7 +167,7 @@ class FailSafeStore:
 
     def _open_first(self) -> "Store | None":
         try:
-            store = open_store(self._settings, self._logger)
+            store = self._open()
         except Exception as error:
             self._schedule_reopen("open", error, None)
             raise
@@ -182,6 +182,9 @@ class FailSafeStore:
         self._logger.warning("ritornello: %s; neither hits nor saves", self.broken)
         self.attempt("close", store.close, None)
         return None
+
+    def _open(self) -> "Store":
+        return open_store(self._settings, self._logger)
 
     def _reopen_after(self, store: "Store", operation: str, error: BaseException) -> bool:
         """Takes a failed store out of use and schedules its reopening. Returns False if another
@@ -254,7 +257,7 @@ class FailSafeStore:
         """Tries to open the store. Returns whether another attempt is due."""
         self._retry_pause = min(2 * self._retry_pause, RETRY_SECONDS_MAX)
         try:
-            store = open_store(self._settings, self._logger)
+            store = self._open()
         except BaseException as error:  # PanicException is no Exception
             self._set_broken("open", error, again=is_retriable(error))
             self._log_failure("open", error, repeat=True)

@@ -159,7 +159,7 @@ def test_doctor_reports_violated_contract(classes: Path, name: str, told: str) -
 
 
 def test_hanging_class_is_not_called_again(classes: Path) -> None:
-    code, answer, _ = doctor("mine:Hangs", classes, "--patience", "2")
+    code, answer, _ = doctor("mine:Hangs", classes, "--timeout", "2")
     assert code == 1
     assert "no answer within 2 s" in answer["checks"][0]["wrong"]
 

@@ -103,7 +103,7 @@ def test_other_machine_finds_pages_through_remote(tmp_path: Path, scope: rt.Scop
         assert put(cache, scope, keys) == 50
         cache.flush()
     with open_cache(tmp_path / "two", f"file://{far}") as cache:
-        assert cache.find(scope, keys).state == "asking"
+        assert cache.find(scope, keys).state in ("asking", "loading")
         found = find(cache, scope, keys)
         assert (found.spans, found.brought) == ([("host", 50)], 50)
         assert load(cache, scope, keys) == 50

@@ -386,6 +386,16 @@ def test_directory_mounted_later_serves_open_store(
         assert missing == 0, f"{missing} of {len(keys + more)} flushed pages are still misses"
 
 
+STORE_MAKER = """
+import sys
+sys.path.insert(0, {here!r})
+from test_real_devices import put_small
+import ritornello as rt
+with rt.Store.open(sys.argv[1], "1GiB") as store:
+    put_small(store, "before", 2)
+"""
+
+
 @pytest.mark.parametrize("has_store", [True, False], ids=["with a store", "empty"])
 @pytest.mark.parametrize("folder", [".", "kv"])
 def test_late_mount_moves_engine_to_its_disk(
@@ -395,8 +405,15 @@ def test_late_mount_moves_engine_to_its_disk(
     path = disk.path / folder
     before: list[bytes] = []
     if has_store:
-        with rt.Store.open(path, "1GiB") as store:
-            before = put_small(store, "before", 2)
+        # In another process: this one would make no store below the disk that it had a store on.
+        line = [
+            sys.executable,
+            "-c",
+            STORE_MAKER.format(here=str(Path(__file__).parent)),
+            str(path),
+        ]
+        subprocess.run(line, check=True, timeout=60)
+        before = [key for run in range(2) for key in keys_of(f"before {run}", 200)]
     disk.unmount()
     # Default settings: an engine that starts before the mount creates a store.
     handle = FailSafeStore(StoreSettings(str(path)), logging.getLogger(__name__), lambda _: None)
