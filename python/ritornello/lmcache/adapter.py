@@ -80,7 +80,8 @@ class RitornelloL2Adapter(L2AdapterInterface):
         self._load_results: dict[int, Any] = {}
         self._last_task = 0
         self._closed = False
-        self._listeners: list[L2AdapterListener] = []
+        # LMCache's base class keeps a list `_listeners` of its own.
+        self._own_listeners: list[L2AdapterListener] = []
         self._objects.store.on_open = self._reopened
         # The store may have been reopened before `on_open` was set.
         self._max_capacity_bytes = capacity or self._objects.store.capacity()
@@ -238,7 +239,7 @@ class RitornelloL2Adapter(L2AdapterInterface):
         them.
         """
         super().register_listener(listener)
-        self._listeners.append(listener)
+        self._own_listeners.append(listener)
         Thread(target=self._seed, args=(listener,), name="ritornello-seed", daemon=True).start()
 
     def report_status(self) -> dict[str, Any]:
@@ -301,7 +302,7 @@ class RitornelloL2Adapter(L2AdapterInterface):
         """Handles a reopened store: its leases are gone and its contents may differ."""
         self._locks.clear()
         self._max_capacity_bytes = self._objects.store.capacity()
-        for listener in [*self._listeners]:
+        for listener in [*self._own_listeners]:
             self._seed(listener)
 
     def _seed(self, listener: "L2AdapterListener") -> None:
