@@ -86,7 +86,7 @@ fn put_beyond_the_index_budget_says_so() {
     let scope = chained(PAGE);
     let mut stored = 0;
     let refused = loop {
-        let outcome = put(&open.store, &scope, &sequence(stored, 1), None);
+        let outcome = try_put(&open.store, &scope, &sequence(stored, 1), None).unwrap();
         if outcome.pages == 0 {
             break outcome;
         }
