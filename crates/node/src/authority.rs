@@ -1,4 +1,4 @@
-//! What a server needs of the core behind it.
+//! The interface between the server of a socket and the core that answers its clients.
 
 use ritornello_format::Result;
 use ritornello_store::{Catalog, ClientId, StoreCore};

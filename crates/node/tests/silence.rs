@@ -171,7 +171,7 @@ fn resumed_client_gets_its_responses() {
 }
 
 #[test]
-#[ignore = "the patience of a call is half a minute"]
+#[ignore = "long: waits for the timeout of a call, 30 seconds"]
 fn successor_that_never_listens_delays_once() {
     let dir = tempfile::tempdir().unwrap();
     let owner = Helper::opened(dir.path());

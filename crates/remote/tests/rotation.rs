@@ -99,7 +99,7 @@ fn rotated_key_is_used_by_the_next_request() {
 }
 
 #[test]
-#[ignore = "the child process of the test above, which sets its environment"]
+#[ignore = "runs as a child process of the test above, which sets its environment"]
 fn rotates() {
     let Some((dir, address)) = directory_and_address() else { return };
     rotate(&dir, "one");
@@ -118,7 +118,7 @@ fn half_written_file_keeps_last_key() {
 }
 
 #[test]
-#[ignore = "the child process of the test above, which sets its environment"]
+#[ignore = "runs as a child process of the test above, which sets its environment"]
 fn is_half_written() {
     let Some((dir, address)) = directory_and_address() else { return };
     rotate(&dir, "one");
@@ -136,7 +136,7 @@ fn file_created_after_opening_is_found() {
 }
 
 #[test]
-#[ignore = "the child process of the test above, which sets its environment"]
+#[ignore = "runs as a child process of the test above, which sets its environment"]
 fn comes_late() {
     let Some((dir, address)) = directory_and_address() else { return };
     allow(&dir, "one");

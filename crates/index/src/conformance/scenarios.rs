@@ -35,7 +35,7 @@ impl Bench {
     fn insert(&self, chained: bool, parent: Option<PageHash>, pages: &[PageHash]) -> RunId {
         match self.try_insert(A, chained, parent, pages) {
             Ok(run) => run,
-            Err(error) => panic!("a sound run is taken: {error}"),
+            Err(error) => panic!("a valid run was refused: {error}"),
         }
     }
 

@@ -40,7 +40,7 @@ fn probe_in_child(address: &str, environment: &[(&str, &str)]) -> String {
 }
 
 #[test]
-#[ignore = "a part of others"]
+#[ignore = "runs as a child process of other tests, which set its environment"]
 fn another_process() {
     let Ok(address) = var(LOOK_INTO) else { return };
     let look = || {

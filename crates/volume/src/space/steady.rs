@@ -184,7 +184,7 @@ fn runs_stay_whole_at_steady_state() {
 
 /// `cargo test --release -p ritornello-volume million -- --ignored --nocapture`
 #[test]
-#[ignore = "a figure, not a test"]
+#[ignore = "a measurement: prints a figure, by the command above"]
 fn a_million_holes() {
     let mut steady = Steady::new(2048, 4096);
     for number in 0..2048 {
