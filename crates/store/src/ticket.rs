@@ -50,7 +50,7 @@ impl CompletionQueue {
         Ok(Arc::new(Self { event: event()?, completed: Mutex::default() }))
     }
 
-    /// An eventfd, readable from the first completion until it is read.
+    /// An eventfd, readable while completions wait to be taken.
     #[must_use]
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.event.as_fd()
@@ -58,14 +58,19 @@ impl CompletionQueue {
 
     /// Adds a completion named `name`.
     pub fn push(&self, name: u64) {
-        self.completed.lock().push(name);
+        let mut completed = self.completed.lock();
+        completed.push(name);
+        // Under the lock, so that `take` resets no signal of a completion that it did not take.
         signal(&self.event);
     }
 
-    /// Takes the completions since the last call. The caller reads the eventfd before.
+    /// Takes the completions since the last call, and resets the eventfd.
     #[must_use]
     pub fn take(&self) -> Vec<u64> {
-        std::mem::take(&mut *self.completed.lock())
+        let mut completed = self.completed.lock();
+        // Fails only if the caller has read the eventfd.
+        let _ = rustix::io::read(&self.event, &mut [0; 8]);
+        std::mem::take(&mut *completed)
     }
 }
 
