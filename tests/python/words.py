@@ -24,23 +24,45 @@ PARTS = ("benches", "crates", "demo", "docs", "engines", "fuzz", "python", "test
 # In percent of all comment lines. Lower it when the share has fallen.
 LIMIT = 1.1
 
-# Marks in any place: persons, and phrases that leave the subject out.
-WORDS = re.compile(
-    r"\b(?:who|whom|whoever|nobody|somebody|someone|anybody|anyone|everybody|he|him|his|likewise"
-    r"|so many|whatever it|(?:what|which|that|nothing|something) (?:is|are|was|were) there)\b",
-    re.IGNORECASE,
-)
+# Marks in any place.
+ANYWHERE = {
+    "person": r"who|whom|whoever|nobody|somebody|someone|anybody|anyone|everybody|he|him|his",
+    "no subject": r"likewise|so many|whatever it|(?:what|which|that|nothing|something) "
+    r"(?:is|are|was|were) there",
+    "one": r"(?:the|this|another|each|other|older|newer|larger|smaller|first|last|next|previous|new"
+    r"|only) ones?(?! (?:or more|of|at a time|by))|: one (?:that|which|for each)",
+    "those": r"(?<!so )(?<!such )(?:that|those) (?:of|with|without|behind)"
+    r"|those (?:that|which|present|given|still|left)|those(?=[.,;:])",
+    "others": r"the (?:others?|rest|former|latter)(?=[.,;:)]| (?:is|are|was|must|may|can|have)\b)",
+    "from on": r"from [^.;:,()]{1,45}? on(?=[.,;:)]|$| (?:is|are|and)\b)"
+    r"|(?:now|then|here) on(?=[.,;:)])",
+    "most": r"the (?:most|fewest|least) (?!of\b|recent|expensive|common|frequent)[a-z]+s",
+    "lie": r"lies|lie|lay|lying",
+    "time": r"meanwhile|by now|by then|at once|any more|for ever|for good|at the moment",
+    "gone": r"(?:is|are|was|were) (?:gone|back|away)|(?:is|are|was) over(?=[.,;:)])"
+    r"|(?:goes|go|went) on|gone",
+    "own": r"of (?:its|their) own|(?:by|for) (?:itself|themselves)",
+    "count": r"(?:this|that) (?:many|much|long)|as (?:many|much)(?! \w+ as\b| as\b)",
+    "per": r"(?:bytes|tokens|pages|pieces|calls|times|one (?:page|object|key|file|process|line))"
+    r" an? (?:second|day|page|key|request|step|worker|layer|process|object)(?! time)",
+    "other": r"(?:another|other) (?:[a-z]+ )?than",
+    "is no": r"(?<!there )(?:is|are|was|were) no (?!longer|more|such|need|way|[a-z]+er\b)[a-z]+",
+    "shall": r"shall|need not|for want of|cannot be (?:had|told)",
+    "present": r"the present (?=[a-z])",
+}
+WORDS = re.compile("|".join(rf"\b(?:{mark})\b" for mark in ANYWHERE.values()), re.IGNORECASE)
 # Marks at the beginning of a sentence that is not a question.
 OPENINGS = re.compile(
-    r"(?:What|How (?:long|many|much|often|far)|None on"
+    r"(?:What|How (?:long|many|much|often|far)|None on|The errors? of|As for|As there|Unusable if"
+    r"|Of|Than|Nor|Until when|Behind|Beside|Also|So an?"
     r"|(?:That|Those) (?:of|that|which|is|are|was|were|can|may|must|has|have|costs?|takes?|holds?)"
     r"|One (?:that|which|whose|is|was|can|may|must|has))\b"
 )
 # Marks at the beginning of a comment in code, where nothing was named before.
-STARTS = re.compile(r"(?:It|They|Nothing|Of|Where)\b")
+STARTS = re.compile(r"(?:It|They|Its|Their|These|Those|Nothing|Where)\b")
 SENTENCE_END = re.compile(r"[.!?:;][\"')*_]*\s+")
 CODE = re.compile(r"`[^`]*`|\]\([^)]*\)|https?://\S+")
-ITEM = re.compile(r"(?:[*+-]|\d+\.)\s+")
+ITEM = re.compile(r"^(?:[*+-]|\d+\.)\s+")
 
 
 class Line(NamedTuple):
