@@ -5,8 +5,8 @@ use crate::encode::Decoder;
 use crate::outcome::Outcome;
 use crate::store::Store;
 use ritornello_format::Result;
-use ritornello_volume::memory::PageTarget;
-use ritornello_volume::transfer::{Control, Encoded, MissReason, PageFate, RunRead};
+use ritornello_volume::page_memory::PageTarget;
+use ritornello_volume::transfer::{Control, Encoded, MissReason, PageOutcome, RunRead};
 use std::time::Instant;
 
 impl Store {
@@ -45,9 +45,9 @@ impl Store {
         for (run, fates) in located.runs.iter().zip(&fates) {
             for (at, fate) in (run.at as usize..).zip(fates) {
                 match fate {
-                    PageFate::Verified => ok[at] = true,
-                    PageFate::Missed(missed) if reason.is_empty() => reason = missed.word(),
-                    PageFate::Missed(_) => {}
+                    PageOutcome::Verified => ok[at] = true,
+                    PageOutcome::Missed(missed) if reason.is_empty() => reason = missed.word(),
+                    PageOutcome::Missed(_) => {}
                 }
             }
         }
@@ -68,10 +68,16 @@ impl Store {
 
     /// Reports pages that failed verification to the owner, which reads them itself and removes
     /// them if it agrees. In a chained scope one page per run is enough.
-    fn report(&self, scope: ScopeRef, keys: &[&[u8]], located: &Located, fates: &[Vec<PageFate>]) {
+    fn report(
+        &self,
+        scope: ScopeRef,
+        keys: &[&[u8]],
+        located: &Located,
+        fates: &[Vec<PageOutcome>],
+    ) {
         for (run, fates) in located.runs.iter().zip(fates) {
             for (at, fate) in (run.at as usize..).zip(fates) {
-                let PageFate::Missed(reason) = fate else { continue };
+                let PageOutcome::Missed(reason) = fate else { continue };
                 let on_disk = reason.is_damage() || *reason == MissReason::Io;
                 if on_disk {
                     // If the report fails, the next reader will report the page.

@@ -6,7 +6,7 @@
 
 use ritornello_format::{Extent, Place, RunHeader, ScopeId, SegmentId, units_of};
 use ritornello_medium::Host;
-use ritornello_volume::limit::{Limit, Rate};
+use ritornello_volume::baseline::{Limit, Rate};
 use ritornello_volume::*;
 use std::sync::Arc;
 

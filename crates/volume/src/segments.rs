@@ -14,7 +14,7 @@ pub use volumes::{Candidate, Discover, Guard};
 
 use volumes::Volume;
 
-use crate::engine::IoEngine;
+use crate::io_engine::IoEngine;
 use crate::map::Map;
 use crate::open_files;
 use crate::staging::{Staging, StagingStats};

@@ -5,7 +5,7 @@ mod arena;
 
 pub use arena::Backing;
 
-use crate::memory::{Fragment, PageSource};
+use crate::page_memory::{Fragment, PageSource};
 use crate::transfer::Control;
 use arena::Arena;
 use parking_lot::{Condvar, Mutex};

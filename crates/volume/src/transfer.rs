@@ -1,18 +1,18 @@
 //! Moves runs between the caller's memory and the segments, and checksums every byte on the way.
 
-mod check;
 mod chunk;
 mod copy;
 mod in_flight;
 mod mapped;
 mod pack;
 mod page;
+mod page_check;
 mod read;
 mod read_state;
 mod salvage;
 mod sections;
 mod slices;
-mod verify;
+mod verify_run;
 mod write;
 mod write_error;
 mod write_state;
@@ -21,9 +21,9 @@ pub(crate) use mapped::copy_threads;
 pub use pack::{Pack, PackedPage, PackedPages, Packing, Unpack};
 pub use salvage::FoundRun;
 pub use sections::Sections;
-pub use verify::{VerifiedRun, is_refused_by_disk};
+pub use verify_run::{VerifiedRun, is_unreadable_on_disk};
 
-use crate::memory::{PageSource, PageTarget};
+use crate::page_memory::{PageSource, PageTarget};
 use crate::segments::Segments;
 use ritornello_format::{Place, Result, RunHeader, ScopeId};
 use std::sync::Arc;
@@ -109,14 +109,14 @@ pub enum Encoded<'a> {
 
 /// The outcome of reading one page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum PageFate {
+pub enum PageOutcome {
     /// The target holds the bytes that were written under the page's key.
     Verified,
     /// The target does not hold the page.
     Missed(MissReason),
 }
 
-impl PageFate {
+impl PageOutcome {
     /// Whether the page was verified.
     #[must_use]
     pub const fn is_verified(self) -> bool {
@@ -224,7 +224,7 @@ impl Segments {
     /// If `control` names sections, the call reads section by section, each for all pages of all
     /// reads, and leaves sections that arrived in an earlier call ([`Sections::arrived`]) untouched.
     /// The caller ensures that waiters on the sections need no page outside this call.
-    pub fn read_runs(&self, reads: &[RunRead<'_>], control: &Control) -> Vec<Vec<PageFate>> {
+    pub fn read_runs(&self, reads: &[RunRead<'_>], control: &Control) -> Vec<Vec<PageOutcome>> {
         if let Some(sections) = control.sections.as_deref().filter(|all| all.fit(reads)) {
             let read = if self.is_mapped() { sections::read_mapped } else { sections::read };
             return read(self, reads, sections, control);

@@ -102,7 +102,7 @@ fn read<'a>(
     target: &dyn PageTarget,
     encoded: Encoded<'a>,
     control: &Control,
-) -> Vec<PageFate> {
+) -> Vec<PageOutcome> {
     let keys = run.keys();
     let read = RunRead {
         place: &run.place,
@@ -119,7 +119,7 @@ fn read<'a>(
 
 /// Reads pages from `first` on into fragments of the given length and alignment, and checks their
 /// bytes.
-fn judge(rig: &Rig, run: &Run, first: usize, fragment: usize, skew: usize) -> Vec<PageFate> {
+fn judge(rig: &Rig, run: &Run, first: usize, fragment: usize, skew: usize) -> Vec<PageOutcome> {
     let wanted = &run.pages[first..];
     let mut memory: Vec<Vec<Memory>> = wanted
         .iter()
@@ -197,8 +197,8 @@ fn flipped_byte_of_encoded_page_misses_by_checksum() {
         let mut byte = [0];
         segment.read_exact_at(&mut byte, start + at).unwrap();
         segment.write_all_at(&[byte[0] ^ 4], start + at).unwrap();
-        let miss = PageFate::Missed(MissReason::Checksum);
-        let expected = [PageFate::Verified, miss, PageFate::Verified];
+        let miss = PageOutcome::Missed(MissReason::Checksum);
+        let expected = [PageOutcome::Verified, miss, PageOutcome::Verified];
         assert_eq!(judge(&rig, &run, 0, 100_000, 0), expected, "byte {at}");
         let seen = rig.segments.verify_run(&run.place, &Control::default()).unwrap();
         assert_eq!(seen.pages, expected);
@@ -249,7 +249,7 @@ fn unknown_codec_is_no_damage_but_bad_frame_is() {
         let mut pages: Vec<&mut [u8]> = memory.iter_mut().map(Vec::as_mut_slice).collect();
         let target = BorrowedPagesMut::new(&mut pages);
         let fates = read(&rig, &run, 0, &target, encoded, &Control::default());
-        assert_eq!(fates, [PageFate::Missed(reason), PageFate::Verified]);
+        assert_eq!(fates, [PageOutcome::Missed(reason), PageOutcome::Verified]);
     }
     assert!(!MissReason::Codec.is_damage() && MissReason::Frame.is_damage());
 }
@@ -289,7 +289,7 @@ fn staging_for_one_page_suffices_for_many() {
         };
         let fates = read(&rig, &run, 0, &target, Encoded::Unpack(&EveryOther), &soon);
         drop(target);
-        assert_eq!(fates, [PageFate::Verified; 6]);
+        assert_eq!(fates, [PageOutcome::Verified; 6]);
         assert!(memory == run.pages, "wrong bytes");
     }
 }
@@ -309,7 +309,7 @@ fn read_without_staging_misses_at_its_deadline() {
         read(&rig, &run, 0, &target, Encoded::Unpack(&EveryOther), &control)
     };
     let soon = Instant::now() + Duration::from_millis(50);
-    assert_eq!(attempt(Some(soon)), [PageFate::Missed(MissReason::Deadline); 4]);
+    assert_eq!(attempt(Some(soon)), [PageOutcome::Missed(MissReason::Deadline); 4]);
     held.clear();
-    assert_eq!(attempt(None), [PageFate::Verified; 4]);
+    assert_eq!(attempt(None), [PageOutcome::Verified; 4]);
 }

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use ritornello_format::UNIT;
 use ritornello_volume::*;
 
-fn all_verified(fates: &[PageFate]) -> bool {
+fn all_verified(fates: &[PageOutcome]) -> bool {
     fates.iter().all(|fate| fate.is_verified())
 }
 
@@ -113,7 +113,7 @@ fn only_unaligned_memory_uses_and_frees_staging() {
         assert_eq!(rig.segments.staging().peak, 0);
         // Padding on the disk is zero, and a page is handed out to one read only.
         let again = run.read_into(&rig.segments, 0, &target);
-        assert_eq!(again, [PageFate::Missed(MissReason::Memory); 4]);
+        assert_eq!(again, [PageOutcome::Missed(MissReason::Memory); 4]);
     }
 }
 

@@ -28,7 +28,7 @@ fn read(
     memory: &mut [Memory],
     fragment: usize,
     sections: &Arc<Sections>,
-) -> Vec<PageFate> {
+) -> Vec<PageOutcome> {
     let mut pages: Vec<Vec<&mut [u8]>> =
         memory.iter_mut().map(|page| page.slice_mut().chunks_mut(fragment).collect()).collect();
     let target = BorrowedPagesMut::fragmented(&mut pages);
@@ -97,10 +97,10 @@ fn damaged_slice_spares_earlier_sections_and_other_pages() {
             let ends = sections(&[PAGE / 6, PAGE / 3, PAGE * 2 / 3, PAGE * 5 / 6, PAGE]);
             let mut to = memory(PAGES, PAGE, skew);
             let fates = read(&rig, &run, 0, &mut to, PAGE, &ends);
-            let missed = PageFate::Missed(MissReason::Checksum);
+            let missed = PageOutcome::Missed(MissReason::Checksum);
             for (page, fate) in fates.iter().enumerate() {
                 let whole = page != 2;
-                assert_eq!(*fate, if whole { PageFate::Verified } else { missed });
+                assert_eq!(*fate, if whole { PageOutcome::Verified } else { missed });
                 let right = if whole { PAGE } else { PAGE * 2 / 3 };
                 assert!(to[page].slice()[..right] == run.pages[page][..right]);
             }
@@ -116,7 +116,7 @@ fn damaged_first_slice_lets_no_section_arrive() {
         damage(&rig, &run, 4, 5);
         let ends = sections(&[PAGE / 6, PAGE]);
         let fates = read(&rig, &run, 0, &mut memory(PAGES, PAGE, 0), PAGE, &ends);
-        assert_eq!(fates[4], PageFate::Missed(MissReason::Checksum));
+        assert_eq!(fates[4], PageOutcome::Missed(MissReason::Checksum));
         assert!(fates[..4].iter().all(|fate| fate.is_verified()));
         assert_eq!(ends.arrived(), 0);
     }
@@ -160,11 +160,11 @@ fn wrong_header_or_stopped_call_misses() {
             ..Control::default()
         };
         let fates = run.read_controlled(&rig.segments, 0, &target, &now);
-        assert_eq!(fates, [PageFate::Missed(MissReason::Deadline); PAGES]);
+        assert_eq!(fates, [PageOutcome::Missed(MissReason::Deadline); PAGES]);
         drop(target);
         run.place.header_checksum ^= 1;
         let fates = read(&rig, &run, 0, &mut to, PAGE, &ends);
-        assert_eq!(fates, [PageFate::Missed(MissReason::Header); PAGES]);
+        assert_eq!(fates, [PageOutcome::Missed(MissReason::Header); PAGES]);
         assert_eq!(ends.arrived(), 0);
     }
 }

@@ -48,7 +48,7 @@ fn cancelled_or_late_call_submits_nothing() {
             let mut slices: Vec<&mut [u8]> = out.iter_mut().map(Vec::as_mut_slice).collect();
             let target = BorrowedPagesMut::new(&mut slices);
             let fates = run.read_controlled(&rig.segments, 0, &target, &control);
-            assert_eq!(fates, [PageFate::Missed(reason); 3]);
+            assert_eq!(fates, [PageOutcome::Missed(reason); 3]);
             drop(target);
             assert!(out.iter().flatten().all(|&byte| byte == 0xa5));
             let source = OwnedPages::new(run.pages.clone());
@@ -91,14 +91,14 @@ fn cancelled_call_delivers_pages_already_read() {
                 })
                 .collect();
             let control = Control { cancelled: Some(flag), ..Control::default() };
-            let fates: Vec<PageFate> =
+            let fates: Vec<PageOutcome> =
                 rig.segments.read_runs(&reads, &control).into_iter().flatten().collect();
             assert_eq!(fates.len(), 20);
-            assert_eq!(fates[19], PageFate::Missed(MissReason::Cancelled));
+            assert_eq!(fates[19], PageOutcome::Missed(MissReason::Cancelled));
             for (page, fate) in fates.iter().enumerate() {
                 match fate {
-                    PageFate::Verified => assert!(out[page] == runs[page / 2].pages[page % 2]),
-                    other => assert_eq!(*other, PageFate::Missed(MissReason::Cancelled)),
+                    PageOutcome::Verified => assert!(out[page] == runs[page / 2].pages[page % 2]),
+                    other => assert_eq!(*other, PageOutcome::Missed(MissReason::Cancelled)),
                 }
             }
         }
@@ -203,7 +203,7 @@ fn forked_child_is_refused_and_drops_safely() {
                 encoded: Encoded::Refuse,
             };
             let fates = segments.read_runs(&[read], &Control::default());
-            let refused = fates == [vec![PageFate::Missed(MissReason::Io); 2]];
+            let refused = fates == [vec![PageOutcome::Missed(MissReason::Io); 2]];
             drop(segments);
             // SAFETY: exits the child here, without running the test harness.
             unsafe { libc::_exit(if refused { 0 } else { 1 }) };

@@ -5,7 +5,7 @@ use super::content::{Content, Keys, PageName};
 use super::shape::Shape;
 use crate::exit::Failure;
 use ritornello_store::{Outcome, PutOptions, Store, memory_left};
-use ritornello_volume::limit::{Rate, copy_threads, cpu_seconds};
+use ritornello_volume::baseline::{Rate, copy_threads, cpu_seconds};
 use ritornello_volume::staging::{Backing, Piece, Staging};
 use ritornello_volume::transfer::Control;
 use ritornello_volume::{BorrowedPages, BorrowedPagesMut};

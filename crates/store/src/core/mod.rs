@@ -55,7 +55,7 @@ use ritornello_format::{
 };
 use ritornello_index::{PrefixIndex, Removed, RunId};
 use ritornello_medium::Medium;
-use ritornello_volume::Parked;
+use ritornello_volume::ForkSafeLock;
 use ritornello_volume::segments::Segments;
 use ritornello_volume::space::Space;
 use scopes::Scopes;
@@ -166,7 +166,7 @@ struct State {
 /// A background thread and its wake-up flag.
 #[derive(Default)]
 struct BackgroundThread {
-    wakeup: Parked<WakeState>,
+    wakeup: ForkSafeLock<WakeState>,
     thread: Mutex<Option<std::thread::JoinHandle<()>>>,
 }
 

@@ -6,7 +6,7 @@ use super::kind::Trust;
 use super::report::{IoChoice, IoMode, IoReport};
 use super::selftest::{Finding, examine};
 use super::volumes::Volume;
-use crate::engine::{Inline, IoEngine, Pool, Uring};
+use crate::io_engine::{Inline, IoEngine, Pool, Uring};
 use crate::staging::Backing;
 use ritornello_format::{Error, Result};
 use ritornello_medium::Medium;

@@ -2,7 +2,7 @@
 
 use super::Segments;
 use super::kind::{self, Trust};
-use crate::engine::{Inline, IoEngine, Op, Span, Work};
+use crate::io_engine::{Inline, IoEngine, Op, Span, Work};
 use crate::memory_block::Block;
 use ritornello_format::{Error, Result, UNIT};
 use ritornello_medium::{Access, Medium, MediumFile};

@@ -1,5 +1,5 @@
 use super::*;
-use crate::memory::{BorrowedPages, OwnedPages};
+use crate::page_memory::{BorrowedPages, OwnedPages};
 
 #[test]
 fn pieces_are_aligned_and_freed_whole() {

@@ -2,9 +2,9 @@
 
 use super::Control;
 use super::chunk::RunLayout;
-use super::verify::{SingleOp, is_refused_by_disk};
+use super::verify_run::{SingleOp, is_unreadable_on_disk};
 use super::write_error::stopped;
-use crate::engine::{Op, Span};
+use crate::io_engine::{Op, Span};
 use crate::memory_block::Block;
 use crate::segments::Segments;
 use ritornello_format::{Error, ErrorKind, Extent, Place, Result, RunHeader, SliceChecksum, UNIT};
@@ -34,7 +34,7 @@ impl Segments {
         control: &Control,
     ) -> Result<u64> {
         let header = self.read_header(from).map_err(|error| match error.kind() {
-            ErrorKind::Retry if is_refused_by_disk(&error) => {
+            ErrorKind::Retry if is_unreadable_on_disk(&error) => {
                 Error::miss("the disk refuses to read a run to be moved").because(error)
             }
             _ => error,

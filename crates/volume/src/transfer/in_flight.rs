@@ -2,7 +2,7 @@
 
 use super::chunk::{Chunk, RunLayout};
 use super::page::PageMemory;
-use crate::engine::Span;
+use crate::io_engine::Span;
 use crate::memory_block::Block;
 use crate::staging::Piece;
 use ritornello_format::UNIT;

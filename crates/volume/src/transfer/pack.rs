@@ -2,7 +2,7 @@
 
 use super::page::{Direct, PageMemory};
 use super::{Control, MissReason};
-use crate::memory::{Fragment, PageSource};
+use crate::page_memory::{Fragment, PageSource};
 use crate::segments::Segments;
 use crate::staging::Piece;
 use ritornello_format::{Slice, UNIT, units_of};

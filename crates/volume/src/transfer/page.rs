@@ -3,9 +3,9 @@
 
 use super::Control;
 use super::slices::SliceSums;
-use crate::engine::Span;
-use crate::memory::{PageSource, PageTarget};
+use crate::io_engine::Span;
 use crate::memory_block::Block;
+use crate::page_memory::{PageSource, PageTarget};
 use crate::segments::Segments;
 use ritornello_format::UNIT;
 use std::ops::Range;
@@ -265,8 +265,8 @@ impl PageMemory {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::memory::{BorrowedPages, BorrowedPagesMut};
     use crate::memory_block::Block;
+    use crate::page_memory::{BorrowedPages, BorrowedPagesMut};
 
     fn memory(parts: Vec<&[u8]>, direct: Direct) -> PageMemory {
         let bytes = parts.iter().map(|part| part.len()).sum();

@@ -1,12 +1,12 @@
 //! Reads runs: headers and pages at the same time, each page verified once both are in memory.
 
-use super::check::PageCheck;
 use super::chunk::Chunk;
 use super::in_flight::{InFlight, OpBuffers};
 use super::page::Direct;
+use super::page_check::PageCheck;
 use super::read_state::{Header, Page, ReadState};
-use super::{Control, MissReason, PageFate, RunRead};
-use crate::engine::{Op, Work};
+use super::{Control, MissReason, PageOutcome, RunRead};
+use crate::io_engine::{Op, Work};
 use crate::segments::Segments;
 use crate::staging::Piece;
 use std::collections::VecDeque;
@@ -56,7 +56,7 @@ impl<'a> ReadJob<'a> {
         segments: &'a Segments,
         reads: &'a [RunRead<'a>],
         control: &'a Control,
-    ) -> Vec<Vec<PageFate>> {
+    ) -> Vec<Vec<PageOutcome>> {
         let mut job = Self {
             segments,
             reads,
@@ -77,9 +77,9 @@ impl<'a> ReadJob<'a> {
     }
 
     /// The outcome of every page. A page without one was not begun, or its header was not.
-    fn fates(self) -> Vec<Vec<PageFate>> {
-        let rest = PageFate::Missed(self.stopped.unwrap_or(MissReason::Io));
-        let mut fates: Vec<Vec<PageFate>> = self
+    fn fates(self) -> Vec<Vec<PageOutcome>> {
+        let rest = PageOutcome::Missed(self.stopped.unwrap_or(MissReason::Io));
+        let mut fates: Vec<Vec<PageOutcome>> = self
             .runs
             .iter()
             .map(|run| run.pages.iter().map(|page| page.fate.unwrap_or(rest)).collect())
@@ -184,7 +184,7 @@ impl<'a> ReadJob<'a> {
             let run = &mut self.runs[at];
             run.pages[page].chunks -= 1;
             if let Some(reason) = failure {
-                run.set_fate(page, PageFate::Missed(reason));
+                run.set_fate(page, PageOutcome::Missed(reason));
             }
             if run.pages[page].chunks == 0 {
                 self.complete_page(at, page);
@@ -201,7 +201,7 @@ impl<'a> ReadJob<'a> {
         }
         match &run.header {
             Header::Awaited => {}
-            Header::Bad(reason) => run.set_fate(page, PageFate::Missed(*reason)),
+            Header::Bad(reason) => run.set_fate(page, PageOutcome::Missed(*reason)),
             Header::Good(_) => {
                 self.unchecked_bytes += if run.is_staged { run.layout.page } else { 0 };
                 self.to_check.push_back((at, page));
@@ -221,13 +221,13 @@ impl<'a> ReadJob<'a> {
             let copy = |bytes| unsafe { target.to_block(bytes) };
             match PageCheck::open(read, header, page, staged, copy) {
                 Ok(check) => return Some((at, check)),
-                Err(reason) => self.finish_check(at, page, PageFate::Missed(reason)),
+                Err(reason) => self.finish_check(at, page, PageOutcome::Missed(reason)),
             }
         }
     }
 
     /// Sets the outcome of a page that waited for its check.
-    fn finish_check(&mut self, at: usize, page: usize, fate: PageFate) {
+    fn finish_check(&mut self, at: usize, page: usize, fate: PageOutcome) {
         let run = &mut self.runs[at];
         self.unchecked_bytes -= if run.is_staged { run.layout.page } else { 0 };
         run.set_fate(page, fate);

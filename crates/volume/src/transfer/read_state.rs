@@ -2,7 +2,7 @@
 
 use super::chunk::{Chunk, RunLayout};
 use super::page::{Direct, PageMemory};
-use super::{Encoded, MissReason, PageFate, RunRead};
+use super::{Encoded, MissReason, PageOutcome, RunRead};
 use crate::memory_block::Block;
 use crate::segments::Segments;
 use crate::staging::Piece;
@@ -37,7 +37,7 @@ pub(super) struct Page {
     pub(super) staged: Option<Staged>,
     /// Chunks that have not completed.
     pub(super) chunks: u32,
-    pub(super) fate: Option<PageFate>,
+    pub(super) fate: Option<PageOutcome>,
 }
 
 /// Staging memory of a page that is not read to the target.
@@ -86,7 +86,7 @@ impl ReadState {
             run.pages.push(Page { target, staged: None, chunks: 0, fate: None });
             if lacking {
                 let reason = if layout.is_some() { MissReason::Memory } else { MissReason::Place };
-                run.set_fate(page, PageFate::Missed(reason));
+                run.set_fate(page, PageOutcome::Missed(reason));
             }
         }
         let Some(layout) = layout.filter(|_| run.undecided > 0) else { return run };
@@ -164,7 +164,7 @@ impl ReadState {
         pieces
     }
 
-    pub(super) fn set_fate(&mut self, page: usize, fate: PageFate) {
+    pub(super) fn set_fate(&mut self, page: usize, fate: PageOutcome) {
         let page = &mut self.pages[page];
         page.staged = None;
         if page.fate.is_none() {

@@ -13,7 +13,7 @@ pub(super) use disk::read;
 pub(super) use mapped::read as read_mapped;
 
 use super::{Encoded, RunRead};
-use crate::parked::Parked;
+use crate::fork_safe_lock::ForkSafeLock;
 use ritornello_format::{Error, PAGE_BYTES_MAX, Result};
 use std::time::{Duration, Instant};
 
@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 #[derive(Debug)]
 pub struct Sections {
     ends: Box<[u64]>,
-    state: Parked<State>,
+    state: ForkSafeLock<State>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -43,7 +43,7 @@ impl Sections {
             return Err(Error::invalid("the ends of sections must ascend within a page")
                 .with("sections", ends.len()));
         }
-        Ok(Self { ends: ends.into(), state: Parked::default() })
+        Ok(Self { ends: ends.into(), state: ForkSafeLock::default() })
     }
 
     /// Length of a page in bytes.

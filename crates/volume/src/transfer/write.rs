@@ -7,7 +7,7 @@ use super::slices::SliceSums;
 use super::write_error::{failed, inherited, stopped};
 use super::write_state::{Page, WriteState};
 use super::{Control, MissReason, RunWrite};
-use crate::engine::{Op, Work};
+use crate::io_engine::{Op, Work};
 use crate::memory_block::Block;
 use crate::segments::Segments;
 use ritornello_format::{Error, Result};

@@ -138,7 +138,7 @@ impl Run {
         segments: &Segments,
         first: usize,
         target: &dyn PageTarget,
-    ) -> Vec<PageFate> {
+    ) -> Vec<PageOutcome> {
         self.read_controlled(segments, first, target, &Control::default())
     }
 
@@ -148,7 +148,7 @@ impl Run {
         first: usize,
         target: &dyn PageTarget,
         control: &Control,
-    ) -> Vec<PageFate> {
+    ) -> Vec<PageOutcome> {
         let keys = self.keys();
         let read = RunRead {
             place: &self.place,
@@ -169,7 +169,7 @@ impl Run {
         segments: &Segments,
         first: usize,
         count: usize,
-    ) -> (Vec<PageFate>, Vec<Vec<u8>>) {
+    ) -> (Vec<PageOutcome>, Vec<Vec<u8>>) {
         let mut out = vec![vec![0xa5; self.header.page_bytes as usize]; count];
         let mut slices: Vec<&mut [u8]> = out.iter_mut().map(Vec::as_mut_slice).collect();
         let fates = self.read_into(segments, first, &BorrowedPagesMut::new(&mut slices));
@@ -177,7 +177,7 @@ impl Run {
     }
 
     /// Reads all pages and asserts that verified pages have the right bytes. Returns the outcomes.
-    pub fn check(&self, segments: &Segments) -> Vec<PageFate> {
+    pub fn check(&self, segments: &Segments) -> Vec<PageOutcome> {
         let (fates, out) = self.read(segments, 0, self.pages.len());
         for (page, fate) in fates.iter().enumerate() {
             if fate.is_verified() {

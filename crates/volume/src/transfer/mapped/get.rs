@@ -5,12 +5,12 @@ use super::copy_threads::map_pages;
 use super::mapped_run::MappedRun;
 use crate::memory_block::Block;
 use crate::segments::Segments;
-use crate::transfer::check::PageCheck;
 use crate::transfer::chunk::RunLayout;
 use crate::transfer::page::{Direct, PageMemory};
+use crate::transfer::page_check::PageCheck;
 use crate::transfer::read::ReadJob;
 use crate::transfer::read_state::decode_expected_header;
-use crate::transfer::{Control, Encoded, MissReason, PageFate, RunRead};
+use crate::transfer::{Control, Encoded, MissReason, PageOutcome, RunRead};
 use ritornello_format::{RunHeader, SegmentId};
 use std::io;
 
@@ -40,7 +40,7 @@ pub(in crate::transfer) fn read(
     segments: &Segments,
     reads: &[RunRead<'_>],
     control: &Control,
-) -> Vec<Vec<PageFate>> {
+) -> Vec<Vec<PageOutcome>> {
     let mut fates = Vec::with_capacity(reads.len());
     let mut rest = reads;
     while !rest.is_empty() {
@@ -65,7 +65,7 @@ fn read_window(
     segments: &Segments,
     reads: &[RunRead<'_>],
     control: &Control,
-) -> Vec<Vec<PageFate>> {
+) -> Vec<Vec<PageOutcome>> {
     let begin = |read| match control.stop() {
         Some(reason) => ReadStart::Bad(reason),
         None => MappedRead::begin(segments, read),
@@ -81,17 +81,17 @@ fn read_window(
     let mut moved = map_pages(pages.len(), bytes, |number| {
         let (run, page) = pages[number];
         match control.stop() {
-            Some(reason) => PageFate::Missed(reason),
+            Some(reason) => PageOutcome::Missed(reason),
             None => run.get(page),
         }
     })
     .into_iter();
     let one = |(read, starts): (&RunRead<'_>, &ReadStart<'_, '_>)| match starts {
         ReadStart::Ready(_) => moved.by_ref().take(read.keys.len()).collect(),
-        ReadStart::Bad(reason) => vec![PageFate::Missed(*reason); read.keys.len()],
+        ReadStart::Bad(reason) => vec![PageOutcome::Missed(*reason); read.keys.len()],
         ReadStart::Elsewhere => ReadJob::run(segments, std::slice::from_ref(read), control)
             .pop()
-            .unwrap_or_else(|| vec![PageFate::Missed(MissReason::Io); read.keys.len()]),
+            .unwrap_or_else(|| vec![PageOutcome::Missed(MissReason::Io); read.keys.len()]),
     };
     reads.iter().zip(&starts).map(one).collect()
 }
@@ -123,11 +123,11 @@ impl<'r, 'a> MappedRead<'r, 'a> {
     }
 
     /// Copies page `page` of the read to its target, and verifies it.
-    fn get(&self, page: usize) -> PageFate {
-        self.try_get(page).unwrap_or_else(PageFate::Missed)
+    fn get(&self, page: usize) -> PageOutcome {
+        self.try_get(page).unwrap_or_else(PageOutcome::Missed)
     }
 
-    fn try_get(&self, page: usize) -> Result<PageFate, MissReason> {
+    fn try_get(&self, page: usize) -> Result<PageOutcome, MissReason> {
         let read = self.read;
         let start = self.layout.pages(0..u64::from(read.first) + page as u64).end;
         let as_stored = matches!(read.encoded, Encoded::AsStored);
@@ -172,7 +172,7 @@ impl<'r, 'a> MappedRead<'r, 'a> {
                 fate = unsafe { check.step(&target, &mut scratch, piece) };
             }
         }
-        Ok(fate.unwrap_or(PageFate::Missed(MissReason::Checksum)))
+        Ok(fate.unwrap_or(PageOutcome::Missed(MissReason::Checksum)))
     }
 }
 

@@ -3,13 +3,13 @@
 
 use super::Sections;
 use super::plan::Plan;
-use crate::engine::{Op, Span, Work};
+use crate::io_engine::{Op, Span, Work};
 use crate::memory_block::Block;
 use crate::segments::Segments;
 use crate::staging::Piece;
 use crate::transfer::chunk::{Chunk, RunLayout};
 use crate::transfer::in_flight::InFlight;
-use crate::transfer::{Control, MissReason, PageFate, RunRead};
+use crate::transfer::{Control, MissReason, PageOutcome, RunRead};
 use ritornello_format::UNIT;
 use std::collections::VecDeque;
 use std::io;
@@ -25,7 +25,7 @@ pub(in crate::transfer) fn read(
     reads: &[RunRead<'_>],
     sections: &Sections,
     control: &Control,
-) -> Vec<Vec<PageFate>> {
+) -> Vec<Vec<PageOutcome>> {
     let headers = HeaderReads::read(segments, reads, control);
     let plan = Plan::new(segments, reads, headers, sections, control);
     GroupReads::read(segments, reads, plan)
@@ -160,7 +160,7 @@ impl<'a> GroupReads<'a> {
         segments: &'a Segments,
         reads: &'a [RunRead<'a>],
         plan: Plan<'a>,
-    ) -> Vec<Vec<PageFate>> {
+    ) -> Vec<Vec<PageOutcome>> {
         let mut work = Self {
             segments,
             reads,

@@ -3,11 +3,11 @@
 use super::Sections;
 use crate::memory_block::Block;
 use crate::segments::Segments;
-use crate::transfer::check::slices_of;
 use crate::transfer::chunk::RunLayout;
 use crate::transfer::page::{Direct, PageMemory};
+use crate::transfer::page_check::slices_of;
 use crate::transfer::read_state::decode_expected_header;
-use crate::transfer::{Control, Encoded, MissReason, PageFate, RunRead, Unpack};
+use crate::transfer::{Control, Encoded, MissReason, PageOutcome, RunRead, Unpack};
 use ritornello_format::{Slice, SliceChecksum, UNIT};
 use std::ops::Range;
 
@@ -251,11 +251,11 @@ impl<'a> Plan<'a> {
     }
 
     /// The outcome of every page, after all groups are complete.
-    pub(super) fn fates(self) -> Vec<Vec<PageFate>> {
-        let fate = |page: &Page<'_>| page.missed.map_or(PageFate::Verified, PageFate::Missed);
+    pub(super) fn fates(self) -> Vec<Vec<PageOutcome>> {
+        let fate = |page: &Page<'_>| page.missed.map_or(PageOutcome::Verified, PageOutcome::Missed);
         let of = |(count, pages): &(usize, Result<Range<usize>, MissReason>)| match pages {
             Ok(pages) => self.pages[pages.clone()].iter().map(fate).collect(),
-            Err(reason) => vec![PageFate::Missed(*reason); *count],
+            Err(reason) => vec![PageOutcome::Missed(*reason); *count],
         };
         self.reads.iter().map(of).collect()
     }

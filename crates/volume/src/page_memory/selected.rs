@@ -64,7 +64,7 @@ impl std::fmt::Debug for SelectedPages<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::memory::OwnedPagesMut;
+    use crate::page_memory::OwnedPagesMut;
 
     fn lengths(pages: &dyn PageTarget) -> Vec<usize> {
         let mut found = Vec::new();

@@ -1,10 +1,10 @@
 //! Verifies runs without delivering their bytes: for `fsck`, and where only the header matters.
 
 use super::chunk::{Chunk, RunLayout};
-use super::{Control, Encoded, MissReason, PageFate, RunRead};
-use crate::engine::{Op, Span, Work};
-use crate::memory::{FragmentMut, PageTarget};
+use super::{Control, Encoded, MissReason, PageOutcome, RunRead};
+use crate::io_engine::{Op, Span, Work};
 use crate::memory_block::Block;
+use crate::page_memory::{FragmentMut, PageTarget};
 use crate::segments::Segments;
 use crate::staging::Piece;
 use ritornello_format::{Error, Place, Result, RunHeader, SegmentId, UNIT};
@@ -17,7 +17,7 @@ const WINDOW: usize = 16 << 20;
 /// Whether the error is the disk's refusal to read (`EIO`), rather than a shortage of files or
 /// memory.
 #[must_use]
-pub fn is_refused_by_disk(error: &Error) -> bool {
+pub fn is_unreadable_on_disk(error: &Error) -> bool {
     let cause = error.source().and_then(|cause| cause.downcast_ref::<io::Error>());
     cause.and_then(io::Error::raw_os_error) == Some(libc::EIO)
 }
@@ -28,7 +28,7 @@ pub struct VerifiedRun {
     /// The run header; it has the checksum that the place names.
     pub header: RunHeader,
     /// The outcome of every page that the place holds.
-    pub pages: Vec<PageFate>,
+    pub pages: Vec<PageOutcome>,
 }
 
 impl Segments {
@@ -103,7 +103,7 @@ impl Segments {
             }
         }
         let rest = control.stop().unwrap_or(MissReason::Staging);
-        pages.resize(keys.len(), PageFate::Missed(rest));
+        pages.resize(keys.len(), PageOutcome::Missed(rest));
         Ok(VerifiedRun { header, pages })
     }
 

@@ -42,7 +42,7 @@ impl std::fmt::Debug for OffsetPages<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::memory::OwnedPages;
+    use crate::page_memory::OwnedPages;
 
     #[test]
     fn pages_before_the_offset_have_no_bytes() {

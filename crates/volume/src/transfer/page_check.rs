@@ -2,7 +2,7 @@
 
 use super::page::PageMemory;
 use super::slices::{SliceSums, total};
-use super::{Encoded, MissReason, PageFate, RunRead, Unpack};
+use super::{Encoded, MissReason, PageOutcome, RunRead, Unpack};
 use crate::memory_block::Block;
 use crate::staging::Piece;
 use ritornello_format::{RunHeader, Slice, SliceChecksum};
@@ -101,7 +101,7 @@ impl<'a> PageCheck<'a> {
         target: &PageMemory,
         scratch: &mut Vec<u8>,
         most: usize,
-    ) -> Option<PageFate> {
+    ) -> Option<PageOutcome> {
         match &mut self.work {
             Work::InPlace(sums) => {
                 let next = (self.at + most).min(self.end);
@@ -116,7 +116,7 @@ impl<'a> PageCheck<'a> {
                 let mut sum = SliceChecksum::new(self.key, self.generation, *number);
                 sum.update(encoded);
                 if sum.finish() != slice.checksum {
-                    return Some(PageFate::Missed(MissReason::Checksum));
+                    return Some(PageOutcome::Missed(MissReason::Checksum));
                 }
                 let part = Slice::part(*number, self.slices.len() as u16, self.page_bytes);
                 let part = part.start as usize..part.end as usize;
@@ -127,12 +127,12 @@ impl<'a> PageCheck<'a> {
                     // SAFETY: inside a fragment of the target, which is initialised and exclusive.
                     let to = unsafe { std::slice::from_raw_parts_mut(to, part.len()) };
                     if let Err(reason) = by.unpack(slice.codec, encoded, to) {
-                        return Some(PageFate::Missed(reason));
+                        return Some(PageOutcome::Missed(reason));
                     }
                 } else {
                     scratch.resize(part.len(), 0);
                     if let Err(reason) = by.unpack(slice.codec, encoded, scratch) {
-                        return Some(PageFate::Missed(reason));
+                        return Some(PageOutcome::Missed(reason));
                     }
                     // SAFETY: promised by the caller; `scratch` is memory of this crate.
                     unsafe { target.scatter(part, scratch) };
@@ -144,9 +144,9 @@ impl<'a> PageCheck<'a> {
         if self.at < self.end {
             return None;
         }
-        let Work::InPlace(sums) = &mut self.work else { return Some(PageFate::Verified) };
+        let Work::InPlace(sums) = &mut self.work else { return Some(PageOutcome::Verified) };
         let right = self.slices.iter().map(|slice| slice.checksum).eq(sums.done().iter().copied());
-        Some(if right { PageFate::Verified } else { PageFate::Missed(MissReason::Checksum) })
+        Some(if right { PageOutcome::Verified } else { PageOutcome::Missed(MissReason::Checksum) })
     }
 }
 

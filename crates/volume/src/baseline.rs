@@ -4,7 +4,7 @@
 //! checksums, no headers, no index, one file, operations of equal length. A figure covers one pass,
 //! so that a benchmark can alternate between these passes and its own.
 
-use crate::engine::{IoEngine, Op, Pool, Span, Uring, Work};
+use crate::io_engine::{IoEngine, Op, Pool, Span, Uring, Work};
 use crate::staging::{Backing, Piece, Staging};
 use ritornello_format::{Error, Result, UNIT};
 use ritornello_medium::{Access, Medium, MediumFile};

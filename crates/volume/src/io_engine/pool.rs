@@ -2,7 +2,7 @@
 //! `io_uring` is forbidden.
 
 use super::{IoEngine, Op, OpQueue, Work, drive};
-use crate::Parked;
+use crate::ForkSafeLock;
 use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ const THREADS_MAX: usize = 16;
 /// The drop does not wait for them: an idle thread holds no caller's memory, since every call waits
 /// for its own operations.
 pub(crate) struct Pool {
-    queue: Arc<Parked<Queue>>,
+    queue: Arc<ForkSafeLock<Queue>>,
     /// The process that made the pool. A forked child has none of the threads, and may inherit a
     /// lock that is held for ever: its drop must not touch the queue.
     process: u32,
@@ -31,7 +31,7 @@ struct Queue {
 /// Completed operations of one call.
 #[derive(Default)]
 struct Reply {
-    ended: Parked<Vec<(u64, io::Result<()>)>>,
+    ended: ForkSafeLock<Vec<(u64, io::Result<()>)>>,
 }
 
 impl Reply {
@@ -66,7 +66,7 @@ impl IoEngine for Pool {
     }
 }
 
-fn run_jobs(shared: &Parked<Queue>) {
+fn run_jobs(shared: &ForkSafeLock<Queue>) {
     let mut queue = shared.lock();
     loop {
         if let Some((mut op, reply)) = queue.jobs.pop_front() {
@@ -89,7 +89,7 @@ fn run_jobs(shared: &Parked<Queue>) {
 }
 
 struct PoolQueue<'a> {
-    queue: &'a Arc<Parked<Queue>>,
+    queue: &'a Arc<ForkSafeLock<Queue>>,
     reply: Arc<Reply>,
     in_flight: usize,
 }

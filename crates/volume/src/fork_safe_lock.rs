@@ -13,12 +13,12 @@ use std::time::Duration;
 /// A poisoned mutex is locked all the same: every change to a guarded value is complete before code
 /// that can panic runs.
 #[derive(Debug, Default)]
-pub struct Parked<T> {
+pub struct ForkSafeLock<T> {
     state: Mutex<T>,
     changed: Condvar,
 }
 
-impl<T> Parked<T> {
+impl<T> ForkSafeLock<T> {
     /// A value in its first state.
     pub const fn new(state: T) -> Self {
         Self { state: Mutex::new(state), changed: Condvar::new() }
