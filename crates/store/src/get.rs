@@ -38,20 +38,20 @@ impl Store {
         let all = covered == keys.len() as u64;
         let whole = (!all && control.sections.is_some())
             .then(|| Control { sections: None, ..control.clone() });
-        let fates = self.segments.read_runs(&reads, whole.as_ref().unwrap_or(control));
+        let outcomes = self.segments.read_runs(&reads, whole.as_ref().unwrap_or(control));
         // If the release fails, the lease expires on its own.
         let _ = self.catalog.release(located.lease);
         let (mut ok, mut reason) = (vec![false; keys.len()], "");
-        for (run, fates) in located.runs.iter().zip(&fates) {
-            for (at, fate) in (run.at as usize..).zip(fates) {
-                match fate {
+        for (run, outcomes) in located.runs.iter().zip(&outcomes) {
+            for (at, outcome) in (run.at as usize..).zip(outcomes) {
+                match outcome {
                     PageOutcome::Verified => ok[at] = true,
                     PageOutcome::Missed(missed) if reason.is_empty() => reason = missed.word(),
                     PageOutcome::Missed(_) => {}
                 }
             }
         }
-        self.report(scope, keys, &located, &fates);
+        self.report(scope, keys, &located, &outcomes);
         let verified = ok.iter().filter(|ok| **ok).count() as u64;
         let pages = ok.iter().take_while(|ok| **ok).count();
         if pages < keys.len() && reason.is_empty() {
@@ -73,11 +73,11 @@ impl Store {
         scope: ScopeRef,
         keys: &[&[u8]],
         located: &Located,
-        fates: &[Vec<PageOutcome>],
+        outcomes: &[Vec<PageOutcome>],
     ) {
-        for (run, fates) in located.runs.iter().zip(fates) {
-            for (at, fate) in (run.at as usize..).zip(fates) {
-                let PageOutcome::Missed(reason) = fate else { continue };
+        for (run, outcomes) in located.runs.iter().zip(outcomes) {
+            for (at, outcome) in (run.at as usize..).zip(outcomes) {
+                let PageOutcome::Missed(reason) = outcome else { continue };
                 let on_disk = reason.is_damage() || *reason == MissReason::Io;
                 if on_disk {
                     // If the report fails, the next reader will report the page.

@@ -4,8 +4,8 @@
 //! checksums, no headers, no index, one file, operations of equal length. A figure covers one pass,
 //! so that a benchmark can alternate between these passes and its own.
 
-use crate::io_engine::{IoEngine, Op, Pool, Span, Uring, Work};
-use crate::staging::{Backing, Piece, Staging};
+use crate::io_engine::{IoEngine, IoVec, Op, Pool, Uring, Work};
+use crate::staging::{Backing, Staging, StagingBuffer};
 use ritornello_format::{Error, Result, UNIT};
 use ritornello_medium::{Access, Medium, MediumFile};
 use std::io;
@@ -110,7 +110,7 @@ pub struct Limit {
     file: Arc<dyn MediumFile>,
     bytes: u64,
     engine: Box<dyn IoEngine>,
-    buffer: Piece,
+    buffer: StagingBuffer,
     backing: Backing,
     read_shape: IoShape,
     write_shape: IoShape,
@@ -294,11 +294,11 @@ impl Work for Pass<'_> {
         let slot = self.vacant.pop()?;
         let length = (self.op_bytes as u64).min(self.bytes - self.at) as usize;
         let to = self.limit.buffer.as_ptr().wrapping_add(slot as usize * self.op_bytes);
-        let spans = vec![Span::new(to, length)];
+        let iovecs = vec![IoVec::new(to, length)];
         let file = Arc::clone(&self.limit.file);
-        // SAFETY: `slot` is below the depth, so the span is inside the buffer, which outlives the
+        // SAFETY: `slot` is below the depth, so the iovec is inside the buffer, which outlives the
         // engine's run, and no other operation uses the slot.
-        let op = unsafe { Op::new(slot, file, self.write, self.at, spans) };
+        let op = unsafe { Op::new(slot, file, self.write, self.at, iovecs) };
         self.at += length as u64;
         Some(op)
     }

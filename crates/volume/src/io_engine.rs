@@ -7,7 +7,7 @@ mod pool;
 mod uring;
 
 pub(crate) use inline::Inline;
-pub(crate) use op::{Op, Span};
+pub(crate) use op::{IoVec, Op};
 pub(crate) use pool::Pool;
 pub(crate) use uring::Uring;
 

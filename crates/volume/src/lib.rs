@@ -34,8 +34,8 @@ pub use page_memory::{
 };
 pub use process::{heap_bytes, process_id};
 pub use segments::{IoChoice, IoMode, IoReport, Segments, SegmentsConfig};
-pub use staging::{Backing, Piece, StagedPages, Staging, StagingStats};
+pub use staging::{Backing, StagedPages, Staging, StagingBuffer, StagingStats};
 pub use transfer::{
-    Control, Encoded, FoundRun, MissReason, Pack, PackedPages, Packing, PageOutcome, RunRead,
-    RunWrite, Sections, Unpack, VerifiedRun,
+    Control, Encoded, MissReason, Pack, PackedPages, Packing, PageOutcome, RunRead, RunWrite,
+    SalvagedRun, Sections, Unpack, VerifiedRun,
 };

@@ -22,15 +22,15 @@ pub(crate) fn reserve(segments: u64) -> Result<()> {
     let limit = getrlimit(Resource::Nofile);
     let needed = open_now().saturating_add(segments).saturating_add(OTHER_FILES);
     let Some(soft) = limit.current.filter(|soft| *soft < needed) else { return Ok(()) };
-    let wanted = limit.maximum.map_or(needed, |hard| needed.min(hard));
-    if wanted > soft {
-        let raised = Rlimit { current: Some(wanted), ..limit };
+    let raised_limit = limit.maximum.map_or(needed, |hard| needed.min(hard));
+    if raised_limit > soft {
+        let raised = Rlimit { current: Some(raised_limit), ..limit };
         setrlimit(Resource::Nofile, raised).map_err(|error| {
             Error::invalid(shortage(needed, soft)).because(std::io::Error::from(error))
         })?;
-        tracing::debug!(from = soft, to = wanted, "the limit of open files is raised");
+        tracing::debug!(from = soft, to = raised_limit, "the limit of open files is raised");
     }
-    if wanted < needed { Err(Error::invalid(shortage(needed, wanted))) } else { Ok(()) }
+    if raised_limit < needed { Err(Error::invalid(shortage(needed, raised_limit))) } else { Ok(()) }
 }
 
 fn shortage(needed: u64, limit: u64) -> String {

@@ -87,7 +87,7 @@ pub struct Segments {
     /// When [`Segments::discover_with`] was last called for a volume that is away.
     last_discovery: Mutex<Option<Instant>>,
     /// Volumes whose directories could not be used when the segments were opened, with the reasons.
-    refused: Vec<(u8, String)>,
+    unusable_dirs: Vec<(u8, String)>,
     /// The process that opened the segments: rings and threads do not survive a fork.
     process: u32,
 }
@@ -118,14 +118,14 @@ impl Segments {
         let staging = Staging::new((4 * in_flight_bytes).max(PAGE_BYTES_MAX as usize))?;
         let choice = choose::choose(medium.as_ref(), &live, io, staging.stats().backing)?;
         let mut found = choice.volumes.into_iter();
-        let (mut volumes, mut refused) = (Vec::new(), Vec::new());
+        let (mut volumes, mut unusable_dirs) = (Vec::new(), Vec::new());
         for (number, dir) in (0..=u8::MAX).zip(dirs) {
-            let here = !dir.as_os_str().is_empty();
-            let volume = match here.then(|| found.next()).flatten() {
+            let is_named = !dir.as_os_str().is_empty();
+            let volume = match is_named.then(|| found.next()).flatten() {
                 Some(Ok(volume)) => volume,
                 Some(Err(error)) => {
                     tracing::warn!(%error, dir = %dir.display(), "a volume cannot be used");
-                    refused.push((number, error.to_string()));
+                    unusable_dirs.push((number, error.to_string()));
                     Volume::default()
                 }
                 None => Volume::default(),
@@ -147,7 +147,7 @@ impl Segments {
             maps: (choice.report.mode == IoMode::Mapped).then(Maps::new),
             report: RwLock::new(choice.report),
             last_discovery: Mutex::new(None),
-            refused,
+            unusable_dirs,
             process: std::process::id(),
         })
     }
@@ -161,8 +161,8 @@ impl Segments {
     pub fn create(&self, id: SegmentId) -> Result<()> {
         let path = self.path(id)?;
         self.check_volume(id.volume())?;
-        let there = self.medium.open(&path, Access::default());
-        match there {
+        let existing = self.medium.open(&path, Access::default());
+        match existing {
             Ok(_) => {
                 return Err(Error::fatal("a segment that is to be created already exists")
                     .with("path", path.display()));
@@ -396,8 +396,8 @@ impl Segments {
     /// Volumes whose directories could not be used when the segments were opened, with the reasons.
     /// They count as away.
     #[must_use]
-    pub fn refused(&self) -> Vec<(u8, String)> {
-        self.refused.clone()
+    pub fn unusable_dirs(&self) -> Vec<(u8, String)> {
+        self.unusable_dirs.clone()
     }
 
     /// How bytes are moved, and why this way.
@@ -451,8 +451,8 @@ impl Segments {
     /// The directories of the present volumes, with the volumes' numbers.
     fn dirs(&self) -> Vec<(u8, PathBuf)> {
         let volumes = self.volumes.read();
-        let here = (0..=u8::MAX).zip(volumes.iter()).filter(|(_, volume)| volume.is_present());
-        here.map(|(at, volume)| (at, volume.dir.clone())).collect()
+        let present = (0..=u8::MAX).zip(volumes.iter()).filter(|(_, volume)| volume.is_present());
+        present.map(|(at, volume)| (at, volume.dir.clone())).collect()
     }
 
     /// The directory of a volume.

@@ -19,7 +19,7 @@ mod write_state;
 
 pub(crate) use mapped::copy_threads;
 pub use pack::{Pack, PackedPage, PackedPages, Packing, Unpack};
-pub use salvage::FoundRun;
+pub use salvage::SalvagedRun;
 pub use sections::Sections;
 pub use verify_run::{VerifiedRun, is_unreadable_on_disk};
 

@@ -11,8 +11,8 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 
-fn verified(fates: &[PageOutcome]) -> Vec<bool> {
-    fates.iter().map(|fate| fate.is_verified()).collect()
+fn verified(outcomes: &[PageOutcome]) -> Vec<bool> {
+    outcomes.iter().map(|outcome| outcome.is_verified()).collect()
 }
 
 /// Changes bytes of a segment without the store's knowledge.
@@ -111,8 +111,8 @@ fn other_keys_scopes_and_page_lengths_miss() {
         target_first: 0,
         encoded: Encoded::Refuse,
     };
-    let fates = rig.segments.read_runs(&[read], &Control::default());
-    assert_eq!(fates, [vec![PageOutcome::Missed(MissReason::Scope); 3]]);
+    let outcomes = rig.segments.read_runs(&[read], &Control::default());
+    assert_eq!(outcomes, [vec![PageOutcome::Missed(MissReason::Scope); 3]]);
 }
 
 #[test]
@@ -143,8 +143,8 @@ fn truncated_or_zeroed_segment_misses() {
         run.write(&rig.segments);
         let file = std::fs::OpenOptions::new().write(true).open(segment_path(&rig, 0)).unwrap();
         file.set_len(run.place.extents[0].offset() + UNIT + 74 * UNIT + 100).unwrap();
-        let fates = run.check(&rig.segments);
-        assert!(!fates[1].is_verified() && !fates[2].is_verified());
+        let outcomes = run.check(&rig.segments);
+        assert!(!outcomes[1].is_verified() && !outcomes[2].is_verified());
         file.set_len(0).unwrap();
         assert!(verified(&run.check(&rig.segments)).iter().all(|hit| !hit));
         file.set_len(SEGMENT_BYTES).unwrap();

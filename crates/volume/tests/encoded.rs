@@ -129,13 +129,13 @@ fn judge(rig: &Rig, run: &Run, first: usize, fragment: usize, skew: usize) -> Ve
         memory.iter_mut().map(|page| page.iter_mut().map(Memory::slice_mut).collect()).collect();
     let target = BorrowedPagesMut::fragmented(&mut parts);
     let unpack = Encoded::Unpack(&EveryOther);
-    let fates = read(rig, run, first, &target, unpack, &Control::default());
+    let outcomes = read(rig, run, first, &target, unpack, &Control::default());
     drop(target);
-    for (at, fate) in fates.iter().enumerate() {
+    for (at, outcome) in outcomes.iter().enumerate() {
         let got: Vec<u8> = memory[at].iter().flat_map(|part| part.slice().to_vec()).collect();
-        assert!(!fate.is_verified() || got == wanted[at], "wrong bytes in page {at}");
+        assert!(!outcome.is_verified() || got == wanted[at], "wrong bytes in page {at}");
     }
-    fates
+    outcomes
 }
 
 #[test]
@@ -150,12 +150,15 @@ fn mixed_encodings_round_trip_in_every_io_mode() {
                 let run = encoded_run(&rig, 1, slices, contents, &[40, 3]);
                 for first in 0..noises.len() {
                     for (fragment, skew) in [(length, 0), (length, 1), (70_001, 0), (5000, 7)] {
-                        let fates = judge(&rig, &run, first, fragment, skew);
-                        assert!(fates.iter().all(|fate| fate.is_verified()), "{fates:?}");
+                        let outcomes = judge(&rig, &run, first, fragment, skew);
+                        assert!(
+                            outcomes.iter().all(|outcome| outcome.is_verified()),
+                            "{outcomes:?}"
+                        );
                     }
                 }
                 let seen = rig.segments.verify_run(&run.place, &Control::default()).unwrap();
-                assert!(seen.pages.iter().all(|fate| fate.is_verified()), "{:?}", seen.pages);
+                assert!(seen.pages.iter().all(|outcome| outcome.is_verified()), "{:?}", seen.pages);
             }
         }
     }
@@ -179,8 +182,8 @@ proptest! {
             (0..noises.len()).map(|n| page(seed, n, length, noises[n])).collect();
         let run = encoded_run(&rig, seed >> 1 | 1, slices, contents, &extents);
         let fragment = fragment.max(length / 500 + 1);
-        let fates = judge(&rig, &run, seed as usize % noises.len(), fragment, skew);
-        prop_assert!(fates.iter().all(|fate| fate.is_verified()), "{:?}", fates);
+        let outcomes = judge(&rig, &run, seed as usize % noises.len(), fragment, skew);
+        prop_assert!(outcomes.iter().all(|outcome| outcome.is_verified()), "{:?}", outcomes);
     }
 }
 
@@ -206,7 +209,7 @@ fn flipped_byte_of_encoded_page_misses_by_checksum() {
     }
     // Bytes behind the last slice are padding.
     segment.write_all_at(&[1], start + encoded).unwrap();
-    assert!(judge(&rig, &run, 0, 100_000, 0).iter().all(|fate| fate.is_verified()));
+    assert!(judge(&rig, &run, 0, 100_000, 0).iter().all(|outcome| outcome.is_verified()));
 }
 
 /// Knows the codec, and refuses every frame with this reason.
@@ -248,8 +251,8 @@ fn unknown_codec_is_no_damage_but_bad_frame_is() {
         let mut memory = vec![vec![0; 100_000]; 2];
         let mut pages: Vec<&mut [u8]> = memory.iter_mut().map(Vec::as_mut_slice).collect();
         let target = BorrowedPagesMut::new(&mut pages);
-        let fates = read(&rig, &run, 0, &target, encoded, &Control::default());
-        assert_eq!(fates, [PageOutcome::Missed(reason), PageOutcome::Verified]);
+        let outcomes = read(&rig, &run, 0, &target, encoded, &Control::default());
+        assert_eq!(outcomes, [PageOutcome::Missed(reason), PageOutcome::Verified]);
     }
     assert!(!MissReason::Codec.is_damage() && MissReason::Frame.is_damage());
 }
@@ -287,9 +290,9 @@ fn staging_for_one_page_suffices_for_many() {
             deadline: Some(Instant::now() + Duration::from_secs(5)),
             ..Control::default()
         };
-        let fates = read(&rig, &run, 0, &target, Encoded::Unpack(&EveryOther), &soon);
+        let outcomes = read(&rig, &run, 0, &target, Encoded::Unpack(&EveryOther), &soon);
         drop(target);
-        assert_eq!(fates, [PageOutcome::Verified; 6]);
+        assert_eq!(outcomes, [PageOutcome::Verified; 6]);
         assert!(memory == run.pages, "wrong bytes");
     }
 }

@@ -78,7 +78,7 @@ impl StoreCore {
         let mut absence = Absence::of(&manifest, &found);
         let segments = directory.open_segments(&manifest, &found, options.io)?;
         check_trust(&segments)?;
-        for (number, why) in segments.refused() {
+        for (number, why) in segments.unusable_dirs() {
             if being_made {
                 return Err(Error::invalid("a directory of the new store cannot be used")
                     .with("dir", options.dir.display())

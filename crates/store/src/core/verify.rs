@@ -5,7 +5,7 @@ use crate::catalog::ScopeRef;
 use ritornello_format::{ErrorKind, PageHash, Place, Result, UNIT};
 use ritornello_index::{NewRun, RunId, RunView};
 use ritornello_volume::transfer::{
-    Control, FoundRun, MissReason, PageOutcome, is_unreadable_on_disk,
+    Control, MissReason, PageOutcome, SalvagedRun, is_unreadable_on_disk,
 };
 use serde::Serialize;
 use std::sync::Arc;
@@ -100,7 +100,7 @@ impl StoreCore {
             progress(used + (at as u64 + 1) * self.budget().segment_bytes, total);
         }
         // Parents were written before their children, so they are salvaged first and found.
-        lost.sort_by_key(|run: &FoundRun| run.place.generation);
+        lost.sort_by_key(|run: &SalvagedRun| run.place.generation);
         for run in lost {
             report.pages_salvaged += self.salvage_run(run);
         }
@@ -206,8 +206,8 @@ impl StoreCore {
     }
 
     /// Inserts a lost run, as far as its pages verify. Returns the number of pages salvaged.
-    fn salvage_run(&self, found: FoundRun) -> u64 {
-        let FoundRun { mut place, header, .. } = found;
+    fn salvage_run(&self, found: SalvagedRun) -> u64 {
+        let SalvagedRun { mut place, header, .. } = found;
         let Some(scope) = self.scopes.by_slot(header.slot) else { return 0 };
         let ours = header.store == self.manifest().uuid
             && header.scope == scope.id
@@ -216,7 +216,7 @@ impl StoreCore {
             return 0;
         }
         let Ok(read) = self.segments.verify_run(&place, &Control::default()) else { return 0 };
-        let good = read.pages.iter().take_while(|fate| fate.is_verified()).count();
+        let good = read.pages.iter().take_while(|outcome| outcome.is_verified()).count();
         let hashes: Vec<PageHash> =
             header.keys[..good].iter().map(|key| PageHash::of(&scope.id, key)).collect();
         if good == 0 || self.index.exists(scope.slot, &hashes).contains(&true) {

@@ -101,7 +101,7 @@ impl PoolQueue<'_> {
             return;
         }
         let shared = Arc::clone(self.queue);
-        let thread = std::thread::Builder::new().name("ritornello-io".into());
+        let thread = std::thread::Builder::new().name("ritornello-pool".into());
         if thread.spawn(move || run_jobs(&shared)).is_ok() {
             queue.threads += 1;
         }

@@ -52,15 +52,15 @@ impl Maps {
             return Vec::new();
         };
         *swept = Instant::now();
-        let is_gone = |map: &Option<Arc<Map>>| {
+        let is_removed = |map: &Option<Arc<Map>>| {
             map.as_ref().is_some_and(|map| map.file_bytes().is_ok_and(|bytes| bytes == 0))
         };
         let open = self.open.read();
-        let gone: Vec<SegmentId> =
-            open.iter().filter(|(_, map)| is_gone(map)).map(|(id, _)| *id).collect();
+        let removed: Vec<SegmentId> =
+            open.iter().filter(|(_, map)| is_removed(map)).map(|(id, _)| *id).collect();
         drop(open);
-        gone.iter().for_each(|id| self.remove(*id));
-        gone
+        removed.iter().for_each(|id| self.remove(*id));
+        removed
     }
 }
 
@@ -73,8 +73,8 @@ impl Segments {
     /// The map of a segment; `None` if it is not in memory or cannot be mapped.
     pub(crate) fn map(&self, id: SegmentId) -> io::Result<Option<Arc<Map>>> {
         let Some(maps) = &self.maps else { return Ok(None) };
-        for gone in maps.sweep() {
-            self.close(gone);
+        for removed in maps.sweep() {
+            self.close(removed);
         }
         maps.get(id, || {
             let file = self.file(id)?;

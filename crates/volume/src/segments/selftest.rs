@@ -2,7 +2,7 @@
 
 use super::Segments;
 use super::kind::{self, Trust};
-use crate::io_engine::{Inline, IoEngine, Op, Span, Work};
+use crate::io_engine::{Inline, IoEngine, IoVec, Op, Work};
 use crate::memory_block::Block;
 use ritornello_format::{Error, Result, UNIT};
 use ritornello_medium::{Access, Medium, MediumFile};
@@ -18,7 +18,7 @@ pub(super) const PREFIX: &str = ".selftest-";
 const TRIAL_BYTES: usize = 5 * UNIT as usize;
 
 /// The result of testing a directory.
-pub(super) struct Finding {
+pub(super) struct DirectoryTest {
     pub(super) kind: String,
     pub(super) trust: Trust,
     /// Whether writes of a dead process can be waited for: see [`kind::drains`].
@@ -31,7 +31,7 @@ pub(super) struct Finding {
     pub(super) why: String,
 }
 
-impl Finding {
+impl DirectoryTest {
     /// Whether files are in memory, and can be mapped.
     pub(super) fn in_memory(&self) -> bool {
         self.real && self.trust == Trust::Memory
@@ -41,7 +41,7 @@ impl Finding {
 /// Writes, reads and compares a small file, through `O_DIRECT` if the file system may honour it,
 /// and with the alignment of all later I/O. On a full file system it reads from an existing segment
 /// instead: segments are allocated as a whole, so they can still be read and written.
-pub(super) fn examine(medium: &dyn Medium, dir: &Path) -> Result<Finding> {
+pub(super) fn examine(medium: &dyn Medium, dir: &Path) -> Result<DirectoryTest> {
     static SERIAL: AtomicU32 = AtomicU32::new(0);
     let room = medium.room(dir).map_err(|error| {
         Error::invalid("a volume's directory cannot be looked at: does it exist?")
@@ -79,7 +79,7 @@ pub(super) fn examine(medium: &dyn Medium, dir: &Path) -> Result<Finding> {
     })?;
     let why = refusal.unwrap_or_default();
     let drains = kind::drains(room.kind);
-    Ok(Finding { kind, trust, drains, real, direct: real && why.is_empty(), why })
+    Ok(DirectoryTest { kind, trust, drains, real, direct: real && why.is_empty(), why })
 }
 
 /// Whether files have descriptors, and why direct I/O is not possible, if so.
@@ -160,9 +160,9 @@ fn transfer(file: &Arc<dyn MediumFile>, write: bool, block: &mut Block) -> io::R
             false
         }
     }
-    let span = Span::new(block.as_ptr(), block.len());
+    let iovec = IoVec::new(block.as_ptr(), block.len());
     // SAFETY: the block is borrowed mutably until the engine returns.
-    let op = unsafe { Op::new(0, Arc::clone(file), write, UNIT, vec![span]) };
+    let op = unsafe { Op::new(0, Arc::clone(file), write, UNIT, vec![iovec]) };
     let mut work = Once(Some(op), Ok(()));
     Inline.run(&mut work);
     work.1

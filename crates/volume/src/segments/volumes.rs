@@ -170,13 +170,13 @@ impl Segments {
         }
     }
 
-    /// Number of volumes. Looks for `wanted` first if it is unknown or away.
-    pub(crate) fn volumes_up_to(&self, wanted: u8) -> usize {
-        let (known, here) = {
+    /// Number of volumes. Looks for `volume` first if it is unknown or away.
+    pub(crate) fn volumes_up_to(&self, volume: u8) -> usize {
+        let (known, present) = {
             let volumes = self.volumes.read();
-            (volumes.len(), volumes.get(usize::from(wanted)).map(Volume::is_present))
+            (volumes.len(), volumes.get(usize::from(volume)).map(Volume::is_present))
         };
-        if here == Some(true) || (here == Some(false) && !self.is_discovery_due()) {
+        if present == Some(true) || (present == Some(false) && !self.is_discovery_due()) {
             return known;
         }
         let Some(discover) = self.discover.get() else { return known };

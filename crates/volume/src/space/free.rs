@@ -263,8 +263,8 @@ impl FreeMap {
             self.closed_units -= u64::from(units);
             return;
         }
-        let there = self.by_size.remove(&Hole::new(number, start, units));
-        debug_assert!(there);
+        let removed = self.by_size.remove(&Hole::new(number, start, units));
+        debug_assert!(removed);
         self.units -= u64::from(units);
         self.classes[class_of(units)] -= 1;
     }

@@ -56,13 +56,13 @@ impl RunLayout {
                 && usize::from(extent.segment.volume()) < volumes
                 && extent.offset() + extent.bytes() <= segment_bytes
         };
-        let sound = (1..=PAGE_BYTES_MAX).contains(&page_bytes)
+        let valid = (1..=PAGE_BYTES_MAX).contains(&page_bytes)
             && (1..=units_of(page_bytes)).contains(&u64::from(place.page_units))
             && (1..=RUN_HEADER_UNITS_MAX).contains(&place.header_units)
             && place.extents.iter().all(fits);
         let units = pages.end.checked_mul(u64::from(place.page_units))?;
         let enough = place.units() >= units.checked_add(u64::from(place.header_units))?;
-        (sound && enough).then(|| Self {
+        (valid && enough).then(|| Self {
             op,
             header: u64::from(place.header_units) * UNIT,
             page: u64::from(place.page_units) * UNIT,

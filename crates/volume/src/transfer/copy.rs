@@ -4,7 +4,7 @@ use super::Control;
 use super::chunk::RunLayout;
 use super::verify_run::{SingleOp, is_unreadable_on_disk};
 use super::write_error::stopped;
-use crate::io_engine::{Op, Span};
+use crate::io_engine::{IoVec, Op};
 use crate::memory_block::Block;
 use crate::segments::Segments;
 use ritornello_format::{Error, ErrorKind, Extent, Place, Result, RunHeader, SliceChecksum, UNIT};
@@ -80,7 +80,7 @@ impl Segments {
                     let read = self.read_extents(&from.page((first + at) as u32), page);
                     read.map_err(|error| unread(from, error))?;
                 }
-                if !is_sound(&header, from.generation, first + at, page) {
+                if !is_intact(&header, from.generation, first + at, page) {
                     return Err(Error::miss("a page to be moved fails its checksum")
                         .with("generation", from.generation)
                         .with("page", first + at));
@@ -115,9 +115,9 @@ impl Segments {
         for extent in extents {
             let (now, rest) = from.split_at_mut(extent.bytes() as usize);
             let file = self.file(extent.segment)?;
-            let span = Span::new(now.as_mut_ptr(), now.len());
+            let iovec = IoVec::new(now.as_mut_ptr(), now.len());
             // SAFETY: `now` is borrowed until the engine returns.
-            let op = unsafe { Op::new(0, file, true, extent.offset(), vec![span]) };
+            let op = unsafe { Op::new(0, file, true, extent.offset(), vec![iovec]) };
             SingleOp::run(self, op)?;
             from = rest;
         }
@@ -126,7 +126,7 @@ impl Segments {
 }
 
 /// Whether all slices of a page, stored contiguously in `bytes`, match their checksums.
-fn is_sound(header: &RunHeader, generation: u64, page: usize, bytes: &[u8]) -> bool {
+fn is_intact(header: &RunHeader, generation: u64, page: usize, bytes: &[u8]) -> bool {
     let slices = header.slices_of(page);
     let mut at = 0;
     !slices.is_empty()

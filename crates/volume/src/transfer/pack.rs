@@ -4,7 +4,7 @@ use super::page::{Direct, PageMemory};
 use super::{Control, MissReason};
 use crate::page_memory::{Fragment, PageSource};
 use crate::segments::Segments;
-use crate::staging::Piece;
+use crate::staging::StagingBuffer;
 use ritornello_format::{Slice, UNIT, units_of};
 
 /// Encodes slices. The store implements it: this crate knows no codecs.
@@ -31,7 +31,7 @@ pub trait Unpack: Send + Sync {
 /// An encoded page in staging memory.
 #[derive(Debug)]
 pub struct PackedPage {
-    piece: Piece,
+    buffer: StagingBuffer,
     bytes: usize,
     slices: Vec<Slice>,
 }
@@ -79,11 +79,11 @@ impl Segments {
             return Packing::NoShorter;
         };
         let arena = self.arena();
-        let piece = match control {
+        let buffer = match control {
             None => arena.try_take(length),
             Some(control) => arena.take(length, control),
         };
-        let Some(mut piece) = piece else { return Packing::NoMemory };
+        let Some(mut buffer) = buffer else { return Packing::NoMemory };
         let (mut scratch, mut packed, mut at) = (Vec::new(), Vec::new(), 0);
         for number in 0..slices {
             let part = Slice::part(number, slices, page_bytes);
@@ -100,7 +100,8 @@ impl Segments {
             };
             // The output never overtakes the input: each encoded slice is at most as long as its
             // part.
-            let Some((codec, bytes)) = pack.pack(slice, &mut piece.bytes_mut()[at..][..part.len()])
+            let Some((codec, bytes)) =
+                pack.pack(slice, &mut buffer.bytes_mut()[at..][..part.len()])
             else {
                 return Packing::NoShorter;
             };
@@ -111,9 +112,9 @@ impl Segments {
             return Packing::NoShorter;
         }
         let padded = at.next_multiple_of(UNIT as usize);
-        piece.bytes_mut()[at..padded].fill(0);
-        piece.shrink(padded);
-        Packing::Packed(PackedPage { piece, bytes: at, slices: packed })
+        buffer.bytes_mut()[at..padded].fill(0);
+        buffer.shrink(padded);
+        Packing::Packed(PackedPage { buffer, bytes: at, slices: packed })
     }
 }
 
@@ -138,7 +139,7 @@ impl<'a> PackedPages<'a> {
     }
 }
 
-// SAFETY: an encoded page is a piece of staging memory that belongs to this value, is initialised,
+// SAFETY: an encoded page is a buffer of staging memory that belongs to this value, is initialised,
 // lives as long, and is zero behind the page's end; the other pages are the source's, which
 // promises the same.
 unsafe impl PageSource for PackedPages<'_> {
@@ -148,8 +149,8 @@ unsafe impl PageSource for PackedPages<'_> {
     fn fragments(&self, page: usize, out: &mut Vec<Fragment>) {
         match self.pages.get(page) {
             Some(Some(packed)) => {
-                // SAFETY: `bytes` is at most the piece's length.
-                out.push(unsafe { Fragment::new(packed.piece.as_ptr(), packed.bytes) });
+                // SAFETY: `bytes` is at most the buffer's length.
+                out.push(unsafe { Fragment::new(packed.buffer.as_ptr(), packed.bytes) });
             }
             Some(None) => self.source.fragments(self.first + page, out),
             None => {}

@@ -4,14 +4,14 @@ use super::page::PageMemory;
 use super::slices::{SliceSums, total};
 use super::{Encoded, MissReason, PageOutcome, RunRead, Unpack};
 use crate::memory_block::Block;
-use crate::staging::Piece;
+use crate::staging::StagingBuffer;
 use ritornello_format::{RunHeader, Slice, SliceChecksum};
 use std::sync::Arc;
 
 /// A page's bytes as they lie on disk, in memory of this crate.
 pub(super) enum StoredBytes {
-    /// A piece of staging memory, and the byte of it at which the page begins.
-    Staged(Arc<Piece>, usize),
+    /// A buffer of staging memory, and the byte of it at which the page begins.
+    Staged(Arc<StagingBuffer>, usize),
     /// A copy on the heap: decoding writes to the memory that the page was read to.
     Block(Block),
 }
@@ -46,7 +46,7 @@ impl<'a> PageCheck<'a> {
         read: &RunRead<'a>,
         header: &RunHeader,
         page: usize,
-        staged: Option<(Arc<Piece>, usize)>,
+        staged: Option<(Arc<StagingBuffer>, usize)>,
         copy: impl FnOnce(usize) -> Block,
     ) -> Result<Self, MissReason> {
         let key = read.keys[page];
@@ -62,7 +62,7 @@ impl<'a> PageCheck<'a> {
             (Encoded::Unpack(by), staged) => {
                 let from = staged.map_or_else(
                     || StoredBytes::Block(copy(bytes as usize)),
-                    |(piece, at)| StoredBytes::Staged(piece, at),
+                    |(buffer, at)| StoredBytes::Staged(buffer, at),
                 );
                 Work::Decode { from, by, number: 0 }
             }
@@ -153,7 +153,7 @@ impl<'a> PageCheck<'a> {
 impl StoredBytes {
     fn bytes(&self, at: usize, length: usize) -> &[u8] {
         match self {
-            Self::Staged(piece, start) => &piece.bytes()[start + at..start + at + length],
+            Self::Staged(buffer, start) => &buffer.bytes()[start + at..start + at + length],
             Self::Block(block) => &block.bytes()[at..at + length],
         }
     }
@@ -175,7 +175,7 @@ pub(super) fn slices_of<'h>(
     let slices = header.slices_of(in_run);
     let bytes = total(slices);
     let fits = bytes <= read.page_bytes && bytes <= place_bytes(read);
-    if slices.is_empty() || !fits || !(0..).zip(slices).all(|(at, s)| is_sound(header, at, s)) {
+    if slices.is_empty() || !fits || !(0..).zip(slices).all(|(at, s)| is_intact(header, at, s)) {
         return Err(MissReason::Header);
     }
     let known = |slice: &Slice| match read.encoded {
@@ -192,7 +192,7 @@ fn place_bytes(read: &RunRead<'_>) -> u64 {
 
 /// Whether a slice has a possible length: as long as its part of the page if it is raw, else not
 /// empty and not longer.
-fn is_sound(header: &RunHeader, number: u16, slice: &Slice) -> bool {
+fn is_intact(header: &RunHeader, number: u16, slice: &Slice) -> bool {
     let part = Slice::part(number, header.slices_per_page, header.page_bytes);
     let (bytes, most) = (u64::from(slice.bytes), part.end - part.start);
     bytes > 0 && if slice.codec == Slice::RAW { bytes == most } else { bytes <= most }

@@ -8,7 +8,7 @@ use super::read_state::{Header, Page, ReadState};
 use super::{Control, MissReason, PageOutcome, RunRead};
 use crate::io_engine::{Op, Work};
 use crate::segments::Segments;
-use crate::staging::Piece;
+use crate::staging::StagingBuffer;
 use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
@@ -42,7 +42,7 @@ struct PendingOp {
     buffers: OpBuffers,
     /// Staging memory of pages, held until the operation has completed: the kernel writes to it
     /// even if the page has missed by then.
-    _pieces: Vec<Arc<Piece>>,
+    _staging_buffers: Vec<Arc<StagingBuffer>>,
 }
 
 enum NextOp {
@@ -70,22 +70,23 @@ impl<'a> ReadJob<'a> {
             stopped: segments.is_inherited().then_some(MissReason::Io),
         };
         if job.stopped.is_some() {
-            return job.fates();
+            return job.outcomes();
         }
         segments.engine().run(&mut job);
-        job.fates()
+        job.outcomes()
     }
 
     /// The outcome of every page. A page without one was not begun, or its header was not.
-    fn fates(self) -> Vec<Vec<PageOutcome>> {
+    fn outcomes(self) -> Vec<Vec<PageOutcome>> {
         let rest = PageOutcome::Missed(self.stopped.unwrap_or(MissReason::Io));
-        let mut fates: Vec<Vec<PageOutcome>> = self
+        let mut outcomes: Vec<Vec<PageOutcome>> = self
             .runs
             .iter()
-            .map(|run| run.pages.iter().map(|page| page.fate.unwrap_or(rest)).collect())
+            .map(|run| run.pages.iter().map(|page| page.outcome.unwrap_or(rest)).collect())
             .collect();
-        fates.extend(self.reads[fates.len()..].iter().map(|read| vec![rest; read.keys.len()]));
-        fates
+        outcomes
+            .extend(self.reads[outcomes.len()..].iter().map(|read| vec![rest; read.keys.len()]));
+        outcomes
     }
 
     /// The run with a chunk to submit, begun if necessary. `None` if all are submitted.
@@ -109,7 +110,7 @@ impl<'a> ReadJob<'a> {
 
     fn next_op(&mut self, at: usize) -> NextOp {
         let run = &mut self.runs[at];
-        if let Header::Bad(reason) = run.header {
+        if let Header::Invalid(reason) = run.header {
             return NextOp::Fail(reason);
         }
         let mut chunk = run.chunks[run.issued].clone();
@@ -128,7 +129,7 @@ impl<'a> ReadJob<'a> {
         let arena = self.segments.arena();
         let take = |bytes| match arena.try_take(bytes) {
             None if idle => arena.take(bytes, self.control),
-            piece => piece,
+            buffer => buffer,
         };
         let mut has_room = run.stage(&chunk, first, |bytes| arena.try_take(bytes));
         if !has_room && idle {
@@ -141,18 +142,18 @@ impl<'a> ReadJob<'a> {
             let memory = |page: usize| run.pages[page - first].memory();
             OpBuffers::prepare(&chunk, run.layout, run.header_block.as_ref(), memory, take)
         });
-        let Some((buffers, spans)) = buffers.flatten() else {
+        let Some((buffers, iovecs)) = buffers.flatten() else {
             let reason = self.control.stop().unwrap_or(MissReason::Staging);
             return if idle { NextOp::Fail(reason) } else { NextOp::Wait };
         };
         let (offset, bytes) = (chunk.offset, chunk.logical.end - chunk.logical.start);
-        let pieces = run.pieces(&chunk, first);
-        let pending = PendingOp { run: at, chunk, buffers, _pieces: pieces };
+        let staging_buffers = run.staging_buffers(&chunk, first);
+        let pending = PendingOp { run: at, chunk, buffers, _staging_buffers: staging_buffers };
         let tag = self.in_flight.insert(bytes, pending);
         // SAFETY: the target's memory is exclusive until `run` returns (`PageTarget`), `pending`
-        // holds the buffers and pieces until the operation completes, the header block stays until
+        // holds the buffers until the operation completes, the header block stays until
         // its last chunk completes, and the engine does not return before all operations complete.
-        NextOp::Ready(unsafe { Op::new(tag, file, false, offset, spans) })
+        NextOp::Ready(unsafe { Op::new(tag, file, false, offset, iovecs) })
     }
 
     /// Accounts for a chunk that was read, or failed with a reason.
@@ -163,7 +164,7 @@ impl<'a> ReadJob<'a> {
             run.header_chunks -= 1;
             if matches!(run.header, Header::Awaited) {
                 if let Some(reason) = failure {
-                    run.header = Header::Bad(reason);
+                    run.header = Header::Invalid(reason);
                 } else if run.header_chunks == 0 {
                     run.read_header(&self.reads[at]);
                 }
@@ -184,7 +185,7 @@ impl<'a> ReadJob<'a> {
             let run = &mut self.runs[at];
             run.pages[page].chunks -= 1;
             if let Some(reason) = failure {
-                run.set_fate(page, PageOutcome::Missed(reason));
+                run.set_outcome(page, PageOutcome::Missed(reason));
             }
             if run.pages[page].chunks == 0 {
                 self.complete_page(at, page);
@@ -196,13 +197,13 @@ impl<'a> ReadJob<'a> {
     /// `complete_chunk` calls again once the header is known.
     fn complete_page(&mut self, at: usize, page: usize) {
         let run = &mut self.runs[at];
-        if run.pages[page].fate.is_some() {
+        if run.pages[page].outcome.is_some() {
             return;
         }
         match &run.header {
             Header::Awaited => {}
-            Header::Bad(reason) => run.set_fate(page, PageOutcome::Missed(*reason)),
-            Header::Good(_) => {
+            Header::Invalid(reason) => run.set_outcome(page, PageOutcome::Missed(*reason)),
+            Header::Valid(_) => {
                 self.unchecked_bytes += if run.is_staged { run.layout.page } else { 0 };
                 self.to_check.push_back((at, page));
             }
@@ -215,8 +216,8 @@ impl<'a> ReadJob<'a> {
             let (at, page) = self.to_check.pop_front()?;
             let (run, read) = (&mut self.runs[at], &self.reads[at]);
             let Page { target, staged, .. } = &mut run.pages[page];
-            let staged = staged.take().map(|staged| (staged.piece, staged.at));
-            let Header::Good(header) = &run.header else { continue };
+            let staged = staged.take().map(|staged| (staged.buffer, staged.at));
+            let Header::Valid(header) = &run.header else { continue };
             // SAFETY: the page has been read to the target, which is exclusive until `run` returns.
             let copy = |bytes| unsafe { target.to_block(bytes) };
             match PageCheck::open(read, header, page, staged, copy) {
@@ -227,10 +228,10 @@ impl<'a> ReadJob<'a> {
     }
 
     /// Sets the outcome of a page that waited for its check.
-    fn finish_check(&mut self, at: usize, page: usize, fate: PageOutcome) {
+    fn finish_check(&mut self, at: usize, page: usize, outcome: PageOutcome) {
         let run = &mut self.runs[at];
         self.unchecked_bytes -= if run.is_staged { run.layout.page } else { 0 };
-        run.set_fate(page, fate);
+        run.set_outcome(page, outcome);
     }
 }
 
@@ -290,7 +291,7 @@ impl Work for ReadJob<'_> {
         // SAFETY: all operations on this page have completed, and the target is exclusive.
         match unsafe { check.step(target, &mut self.scratch, STEP) } {
             None => self.checking = Some((at, check)),
-            Some(fate) => self.finish_check(at, check.page(), fate),
+            Some(outcome) => self.finish_check(at, check.page(), outcome),
         }
         true
     }

@@ -12,7 +12,7 @@ const WINDOW: u64 = 4 << 20;
 
 /// A run header found in a segment. Its pages are not verified, and may be overwritten.
 #[derive(Clone, Debug)]
-pub struct FoundRun {
+pub struct SalvagedRun {
     /// Location of the run when it was written. Holds fewer pages than the header names if the
     /// header had no room for all extents.
     pub place: Place,
@@ -32,7 +32,7 @@ impl Segments {
         &self,
         segment: SegmentId,
         control: &Control,
-        found: &mut dyn FnMut(FoundRun),
+        found: &mut dyn FnMut(SalvagedRun),
     ) -> Result<u64> {
         let length = self.file(segment)?.length()?.min(self.segment_bytes()) / UNIT * UNIT;
         // A header that begins in a window may end behind it: read that much more.
@@ -51,9 +51,9 @@ impl Segments {
                 unreadable += self.fetch_units(segment, start, bytes);
             }
             for at in (0..WINDOW.min(length - start)).step_by(UNIT as usize) {
-                let here = &bytes[at as usize..];
-                if here.starts_with(&RUN_MAGIC)
-                    && let Some(run) = self.parse_run(segment, start + at, here)
+                let unit = &bytes[at as usize..];
+                if unit.starts_with(&RUN_MAGIC)
+                    && let Some(run) = self.parse_run(segment, start + at, unit)
                 {
                     found(run);
                 }
@@ -77,7 +77,7 @@ impl Segments {
         unreadable
     }
 
-    fn parse_run(&self, segment: SegmentId, offset: u64, bytes: &[u8]) -> Option<FoundRun> {
+    fn parse_run(&self, segment: SegmentId, offset: u64, bytes: &[u8]) -> Option<SalvagedRun> {
         let (header, header_checksum) = RunHeader::decode(bytes).ok()?;
         let Extent { segment: named, start, .. } = *header.extents.first()?;
         // A header that names another position is the content of a page, not a run.
@@ -99,6 +99,6 @@ impl Segments {
         }
         place.truncate(pages);
         RunLayout::new(&place, header.page_bytes, 0..u64::from(pages), self)?;
-        Some(FoundRun { place, header, pages })
+        Some(SalvagedRun { place, header, pages })
     }
 }

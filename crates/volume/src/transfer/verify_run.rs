@@ -2,11 +2,11 @@
 
 use super::chunk::{Chunk, RunLayout};
 use super::{Control, Encoded, MissReason, PageOutcome, RunRead};
-use crate::io_engine::{Op, Span, Work};
+use crate::io_engine::{IoVec, Op, Work};
 use crate::memory_block::Block;
 use crate::page_memory::{FragmentMut, PageTarget};
 use crate::segments::Segments;
-use crate::staging::Piece;
+use crate::staging::StagingBuffer;
 use ritornello_format::{Error, Place, Result, RunHeader, SegmentId, UNIT};
 use std::error::Error as _;
 use std::io;
@@ -121,9 +121,9 @@ impl Segments {
             return Err(io::Error::other("these segments were opened before a fork"));
         }
         let file = self.file(segment)?;
-        let span = Span::new(to.as_mut_ptr(), to.len());
+        let iovec = IoVec::new(to.as_mut_ptr(), to.len());
         // SAFETY: `to` is borrowed mutably until the engine returns.
-        let op = unsafe { Op::new(0, file, false, offset, vec![span]) };
+        let op = unsafe { Op::new(0, file, false, offset, vec![iovec]) };
         SingleOp::run(self, op)
     }
 }
@@ -157,11 +157,11 @@ impl Work for SingleOp {
 
 /// Staging memory for several pages.
 struct WindowTarget {
-    memory: Piece,
+    memory: StagingBuffer,
     padded: usize,
 }
 
-// SAFETY: the piece belongs to this value and lives as long, pages do not overlap in it, and
+// SAFETY: the buffer belongs to this value and lives as long, pages do not overlap in it, and
 // `verify_run` reads each page of it once per call and waits for the call.
 unsafe impl PageTarget for WindowTarget {
     fn len(&self) -> usize {
@@ -170,7 +170,7 @@ unsafe impl PageTarget for WindowTarget {
     fn fragments(&self, page: usize, out: &mut Vec<FragmentMut>) {
         if page < self.len() {
             let at = self.memory.as_ptr().wrapping_add(page * self.padded);
-            // SAFETY: inside the piece.
+            // SAFETY: inside the buffer.
             out.push(unsafe { FragmentMut::new(at, self.padded) });
         }
     }

@@ -159,10 +159,10 @@ impl<'a> WriteJob<'a> {
             // what another call waits for.
             |bytes| match self.segments.arena().try_take(bytes) {
                 None if idle => self.segments.arena().take(bytes, self.control),
-                piece => piece,
+                buffer => buffer,
             },
         );
-        let Some((buffers, spans)) = loaded else {
+        let Some((buffers, iovecs)) = loaded else {
             let reason = self.control.stop().unwrap_or(MissReason::Staging);
             return if idle { NextOp::Fail(stopped(reason)) } else { NextOp::Wait };
         };
@@ -183,7 +183,7 @@ impl<'a> WriteJob<'a> {
         // SAFETY: the source's memory is readable until `run` returns (`PageSource`), `in_flight`
         // holds buffers and header until the operation completes, and the engine does not return
         // before.
-        NextOp::Ready(unsafe { Op::new(tag, file, true, offset, spans) })
+        NextOp::Ready(unsafe { Op::new(tag, file, true, offset, iovecs) })
     }
 }
 

@@ -172,19 +172,19 @@ impl Run {
     ) -> (Vec<PageOutcome>, Vec<Vec<u8>>) {
         let mut out = vec![vec![0xa5; self.header.page_bytes as usize]; count];
         let mut slices: Vec<&mut [u8]> = out.iter_mut().map(Vec::as_mut_slice).collect();
-        let fates = self.read_into(segments, first, &BorrowedPagesMut::new(&mut slices));
-        (fates, out)
+        let outcomes = self.read_into(segments, first, &BorrowedPagesMut::new(&mut slices));
+        (outcomes, out)
     }
 
     /// Reads all pages and asserts that verified pages have the right bytes. Returns the outcomes.
     pub fn check(&self, segments: &Segments) -> Vec<PageOutcome> {
-        let (fates, out) = self.read(segments, 0, self.pages.len());
-        for (page, fate) in fates.iter().enumerate() {
-            if fate.is_verified() {
+        let (outcomes, out) = self.read(segments, 0, self.pages.len());
+        for (page, outcome) in outcomes.iter().enumerate() {
+            if outcome.is_verified() {
                 assert!(out[page] == self.pages[page], "wrong bytes in page {page}");
             }
         }
-        fates
+        outcomes
     }
 }
 

@@ -26,8 +26,8 @@ pub(super) fn map_pages<T: Send>(
 
 /// Number of threads for `count` pages of `bytes` in all, at least one.
 pub(crate) fn copy_threads(count: usize, bytes: u64) -> usize {
-    let wanted = usize::try_from(bytes / BYTES_PER_THREAD).unwrap_or(THREADS_MAX).min(count);
-    wanted.clamp(1, threads_of_machine())
+    let useful = usize::try_from(bytes / BYTES_PER_THREAD).unwrap_or(THREADS_MAX).min(count);
+    useful.clamp(1, threads_of_machine())
 }
 
 /// Calls `work` for every number below `count` on up to `threads` threads, the caller's included.

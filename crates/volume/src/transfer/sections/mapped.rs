@@ -44,7 +44,7 @@ pub(in crate::transfer) fn read(
         };
         plan.complete_group(&group, result);
     }
-    plan.fates()
+    plan.outcomes()
 }
 
 /// Maps a run and reads its header; `None` if part of the run is not mapped.

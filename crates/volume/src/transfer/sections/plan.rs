@@ -251,10 +251,11 @@ impl<'a> Plan<'a> {
     }
 
     /// The outcome of every page, after all groups are complete.
-    pub(super) fn fates(self) -> Vec<Vec<PageOutcome>> {
-        let fate = |page: &Page<'_>| page.missed.map_or(PageOutcome::Verified, PageOutcome::Missed);
+    pub(super) fn outcomes(self) -> Vec<Vec<PageOutcome>> {
+        let outcome =
+            |page: &Page<'_>| page.missed.map_or(PageOutcome::Verified, PageOutcome::Missed);
         let of = |(count, pages): &(usize, Result<Range<usize>, MissReason>)| match pages {
-            Ok(pages) => self.pages[pages.clone()].iter().map(fate).collect(),
+            Ok(pages) => self.pages[pages.clone()].iter().map(outcome).collect(),
             Err(reason) => vec![PageOutcome::Missed(*reason); *count],
         };
         self.reads.iter().map(of).collect()
