@@ -14,9 +14,9 @@
 //! is no next segment.
 //!
 //! **Shares.** Each volume has a maximum of segments, and so have all together
-//! ([`Space::set_shares`]). Segments beyond a share are closed, the emptiest first: nothing is
-//! placed in a closed segment, and once its owner has emptied it, it is removed
-//! ([`Space::drop_segment`]). The number of a removed segment is not used again: see
+//! ([`Space::set_shares`]). Segments beyond a share are sealed, the emptiest first: nothing is
+//! placed in a sealed segment, and once its owner has emptied it, it is removed
+//! ([`Space::remove_segment`]). The number of a removed segment is not used again: see
 //! [`Space::start_numbers_at`].
 
 mod free;
@@ -373,13 +373,13 @@ impl Space {
         self.volumes.iter().map(|volume| volume.free.units()).sum()
     }
 
-    /// Units of the segments that exist, closed ones included.
+    /// Units of the segments that exist, sealed ones included.
     #[must_use]
     pub fn total_units(&self) -> u64 {
         self.segments() * u64::from(self.segment_units)
     }
 
-    /// Units of the segments that are open or may be created: the total once all closed segments
+    /// Units of the segments that are open or may be created: the total once all sealed segments
     /// are removed.
     #[must_use]
     pub fn capacity_units(&self) -> u64 {
