@@ -31,14 +31,14 @@ impl VolumeRecord {
 
     /// Whether the volume is retired.
     #[must_use]
-    pub fn is_gone(&self) -> bool {
+    pub fn is_retired(&self) -> bool {
         self.dir.is_empty()
     }
 
     /// Whether runs are placed in the volume.
     #[must_use]
     pub fn is_active(&self) -> bool {
-        !self.is_gone() && !self.draining
+        !self.is_retired() && !self.draining
     }
 }
 
@@ -49,7 +49,7 @@ pub struct Manifest {
     /// Drawn at random when the store was created. Ties segments to their store.
     pub uuid: [u8; 16],
     /// Number of owners so far; zero while the store is being created.
-    pub epoch: u32,
+    pub owner_epoch: u32,
     /// Upper half of the next owner's generations, minus one. Increases with every owner, and
     /// whenever an owner has used up the lower half, so that no generation is used twice.
     pub generations: u32,
@@ -74,7 +74,7 @@ impl Manifest {
     #[must_use]
     pub fn paths(&self, dir: &Path) -> Vec<PathBuf> {
         let path = |volume: &VolumeRecord| {
-            if volume.is_gone() { PathBuf::new() } else { dir.join(&volume.dir) }
+            if volume.is_retired() { PathBuf::new() } else { dir.join(&volume.dir) }
         };
         self.volumes.iter().map(path).collect()
     }
@@ -90,7 +90,7 @@ impl Manifest {
     pub fn encode(&self) -> Vec<u8> {
         let mut body = Writer::new();
         body.raw(&self.uuid)
-            .u32(self.epoch)
+            .u32(self.owner_epoch)
             .u64(self.segment_bytes)
             .u64(self.capacity)
             .blob(self.index.as_bytes())
@@ -120,7 +120,7 @@ impl Manifest {
             let mut reader = Reader::new(body);
             let mut manifest = Self {
                 uuid: reader.array()?,
-                epoch: reader.u32()?,
+                owner_epoch: reader.u32()?,
                 generations: 0,
                 clean: false,
                 segment_bytes: reader.u64()?,
@@ -146,8 +146,8 @@ impl Manifest {
                     volume.marked = reader.u8()? != 0;
                 }
             }
-            // Earlier builds used the epoch as the upper half of generations.
-            manifest.generations = manifest.generations.max(manifest.epoch);
+            // Earlier builds used the owner epoch as the upper half of generations.
+            manifest.generations = manifest.generations.max(manifest.owner_epoch);
             Ok(manifest)
         })()
         .map_err(damaged)
@@ -198,7 +198,7 @@ mod tests {
     fn manifest() -> Manifest {
         Manifest {
             uuid: [7; 16],
-            epoch: 3,
+            owner_epoch: 3,
             generations: 5,
             clean: true,
             segment_bytes: 256 << 20,

@@ -143,7 +143,7 @@ impl StoreCore {
         let manifest = self.manifest();
         let state = self.state.lock();
         (0..=u8::MAX).zip(&manifest.volumes).any(|(number, volume)| {
-            volume.draining && !volume.is_gone() && !state.absence.volumes.contains_key(&number)
+            volume.draining && !volume.is_retired() && !state.absence.volumes.contains_key(&number)
         })
     }
 
@@ -241,7 +241,7 @@ impl StoreCore {
         };
         self.medium.create_dir(&path).map_err(refused)?;
         directory.check_owner(&path)?;
-        let there = manifest.volumes.iter().filter(|volume| !volume.is_gone());
+        let there = manifest.volumes.iter().filter(|volume| !volume.is_retired());
         let new = directory.real(&name);
         if there.into_iter().any(|volume| directory.real(&volume.dir) == new) {
             return Err(Error::invalid("the store has this directory already, by another name")
@@ -288,7 +288,7 @@ impl StoreCore {
         let directory = self.directory();
         let name = directory.volume_name(Path::new(dir))?;
         let real = directory.real(&name);
-        let here = |volume: &VolumeRecord| !volume.is_gone();
+        let here = |volume: &VolumeRecord| !volume.is_retired();
         let found = manifest.volumes.iter().position(|volume| {
             here(volume) && (volume.dir == dir || directory.real(&volume.dir) == real)
         });

@@ -363,7 +363,7 @@ impl StoreCore {
         let unavailable = self.unavailable(&state);
         Ok(CatalogStats {
             uuid: manifest.uuid.iter().map(|byte| format!("{byte:02x}")).collect(),
-            epoch: manifest.epoch,
+            epoch: manifest.owner_epoch,
             owner_pid: std::process::id(),
             durability: self.options.durability.word().to_owned(),
             index: manifest.index.clone(),
@@ -531,7 +531,7 @@ impl State {
 /// Statistics of the directories in use.
 fn paths(manifest: &Manifest, state: &State) -> Vec<PathStats> {
     let (segments, used) = (state.space.segments_by_volume(), state.space.used_by_volume());
-    let there = (0..=u8::MAX).zip(&manifest.volumes).filter(|(_, volume)| !volume.is_gone());
+    let there = (0..=u8::MAX).zip(&manifest.volumes).filter(|(_, volume)| !volume.is_retired());
     there
         .map(|(number, volume)| {
             let at = usize::from(number);

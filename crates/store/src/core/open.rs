@@ -65,12 +65,12 @@ impl StoreCore {
         let directory = Directory::new(Arc::clone(&medium), &options.dir);
         let mut manifest = directory.manifest_to_resize(options)?;
         let budget = Budget::divide(manifest.capacity, manifest.segment_bytes)?;
-        if manifest.epoch == 0 {
+        if manifest.owner_epoch == 0 {
             // The store's identity is durable before any directory is marked with it, so that the
             // next opening continues an interrupted creation.
             directory.write_manifest(&manifest)?;
         }
-        let being_made = manifest.epoch == 0;
+        let being_made = manifest.owner_epoch == 0;
         directory.mark_volumes(&mut manifest)?;
         let found = directory.volume_states(&manifest);
         directory.check_expected(&manifest, &found)?;
@@ -88,7 +88,7 @@ impl StoreCore {
         }
         let clean = manifest.clean;
         let kind = resolve_index(&medium, &directory, &mut manifest, &absence, options)?;
-        manifest.epoch += 1;
+        manifest.owner_epoch += 1;
         manifest.generations += 1;
         manifest.clean = false;
         manifest.owner = owner_line();

@@ -231,7 +231,7 @@ impl StoreCore {
         let mut gone = Vec::new();
         for (at, volume) in (0..=u8::MAX).zip(&mut manifest.volumes) {
             let empty = there.get(usize::from(at)) == Some(&0) && !absent.contains(&at);
-            if volume.draining && !volume.is_gone() && empty {
+            if volume.draining && !volume.is_retired() && empty {
                 volume.dir.clear();
                 volume.draining = false;
                 gone.push(at);
