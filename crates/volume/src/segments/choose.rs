@@ -1,5 +1,5 @@
-//! Chooses the engine from the request, the abilities of the directories, and what the kernel
-//! permits.
+//! Chooses the engine from the requested mode, the capabilities of the directories, and the
+//! permissions of the kernel.
 
 use super::huge;
 use super::kind::Trust;
@@ -36,7 +36,7 @@ pub(super) fn choose(
             Err(error) => drop(unusable.insert(at, error)),
         }
     }
-    // One usable directory is enough. With none, report why the first failed.
+    // One usable directory is enough. Without a usable directory, report why the first failed.
     if tests.is_empty()
         && let Some((_, error)) = unusable.pop_first()
     {
@@ -44,15 +44,15 @@ pub(super) fn choose(
     }
     let mut warnings = Vec::new();
     let mut distrust = String::new();
-    // Do not map if all volumes are away: their file systems are unknown.
+    // Do not map if all volumes are absent: their file systems are unknown.
     let mapped =
         chosen == IoChoice::Auto && !tests.is_empty() && tests.iter().all(DirectoryTest::in_memory);
     for (dir, test) in usable.iter().zip(&tests) {
         let (dir, kind) = (dir.display(), &test.kind);
         if test.in_memory() && !mapped {
             warnings.push(format!(
-                "{dir} ({kind}) is driven by system calls, several times the CPU: a store of its \
-                 own, with io=auto, is mapped"
+                "{dir} ({kind}) is driven by system calls, several times the CPU: a separate store \
+                 here, with io=auto, is mapped"
             ));
         } else if test.real && !test.direct && !mapped && chosen != IoChoice::Buffered {
             warnings.push(format!(

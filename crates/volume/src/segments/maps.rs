@@ -9,7 +9,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How often removed segments are looked for: a map keeps their memory allocated.
+/// Interval between searches for removed segments: a map keeps their memory allocated.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(2);
 
 /// Maps by segment; `None` for a segment that cannot be mapped and is accessed by system calls.
@@ -23,7 +23,7 @@ impl Maps {
         Self { open: RwLock::default(), swept: Mutex::new(Instant::now()) }
     }
 
-    /// The map of a segment; `map` makes it if there is none yet.
+    /// The map of a segment. Calls `map` to make it if the segment is not mapped yet.
     pub(super) fn get(
         &self,
         id: SegmentId,
@@ -96,7 +96,7 @@ impl Segments {
         }
     }
 
-    /// Closes all files and maps: the next call opens the files that have their names then.
+    /// Closes all files and maps: the next call opens the files again by name.
     pub fn close_all(&self) {
         self.files.write().clear();
         if let Some(maps) = &self.maps {

@@ -1,4 +1,4 @@
-//! Tests what a directory can do, by doing it.
+//! Tests the capabilities of a directory by writing and reading a file in it.
 
 use super::Segments;
 use super::kind::{self, Trust};
@@ -23,7 +23,7 @@ pub(super) struct DirectoryTest {
     pub(super) trust: Trust,
     /// Whether writes of a dead process can be waited for: see [`kind::drains`].
     pub(super) drains: bool,
-    /// Whether files have descriptors; simulated ones do not.
+    /// Whether files have descriptors; simulated files have no descriptors.
     pub(super) real: bool,
     /// Whether direct I/O works and bypasses the page cache.
     pub(super) direct: bool,
@@ -107,7 +107,7 @@ fn trial(
     let direct = open(true).and_then(|file| check(&file));
     match direct {
         Ok(()) => Ok((true, None)),
-        // A full file system says nothing about direct I/O.
+        // A full file system proves nothing about direct I/O.
         Err(error) if is_full(&error) => Err(error),
         Err(error) => {
             check(&plain)?;
@@ -120,7 +120,7 @@ fn is_full(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 
-/// Tests with an existing segment, by reading only. `None` if there is none.
+/// Tests with an existing segment, by reading only. `None` if the directory holds no segment.
 fn on_segment(medium: &dyn Medium, dir: &Path, trust: Trust) -> Option<io::Result<Outcome>> {
     let names = medium.list(dir).ok()?;
     let path = dir.join(names.iter().find(|name| Segments::is_segment(name))?);
@@ -143,7 +143,10 @@ fn round_trip(file: &Arc<dyn MediumFile>) -> io::Result<()> {
     if written.bytes() == read.bytes() {
         Ok(())
     } else {
-        Err(io::Error::new(io::ErrorKind::InvalidData, "what was read is not what was written"))
+        Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            "the bytes read differ from the bytes written",
+        ))
     }
 }
 

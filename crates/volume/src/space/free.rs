@@ -37,20 +37,20 @@ impl Hole {
 
 /// The free extents of one volume.
 ///
-/// Invariants: `by_size` and the maps in `segments` hold the same holes, except those of sealed
-/// segments, which only `segments` holds. Holes of a segment neither overlap nor touch. `units` is
+/// Invariants: `by_size` and the maps in `segments` hold the same holes, except that holes of
+/// sealed segments are only in `segments`. Holes of a segment neither overlap nor touch. `units` is
 /// the sum of the lengths in `by_size`, `classes` their number by size, and `sealed_units` the sum
 /// of the other lengths.
 #[derive(Debug, Default)]
 pub(super) struct FreeMap {
     /// For each segment that exists, its holes: start to length.
     segments: BTreeMap<u32, BTreeMap<u32, u32>>,
-    /// Segments in which nothing is placed any more.
+    /// Segments that take no more runs.
     sealed: BTreeSet<u32>,
     /// Sealed segments whose file is being removed, or is partly removed.
     removing: BTreeSet<u32>,
     sealed_units: u64,
-    /// New segments get this number or a higher one.
+    /// Minimum number of new segments.
     first: u32,
     by_size: BTreeSet<Hole>,
     units: u64,
@@ -90,7 +90,7 @@ impl FreeMap {
         self.first + taken.take_while(|((number, _), at)| *number == at).count() as u32
     }
 
-    /// Gives new segments this number or a higher one.
+    /// Raises the minimum number of new segments to `first`.
     pub(super) fn start_numbers_at(&mut self, first: u32) {
         self.first = self.first.max(first);
     }
@@ -108,7 +108,7 @@ impl FreeMap {
         self.sealed.contains(&number)
     }
 
-    /// Marks a sealed segment as being removed: it is never opened again.
+    /// Marks a sealed segment as being removed: it is never unsealed.
     pub(super) fn begin_removal(&mut self, number: u32) {
         if self.is_sealed(number) {
             self.removing.insert(number);
@@ -126,7 +126,7 @@ impl FreeMap {
         holes.map(|units| u64::from(*units)).sum()
     }
 
-    /// Open segments, ordered by free units, the most first.
+    /// Unsealed segments in descending order of free units.
     pub(super) fn emptiest_first(&self) -> Vec<u32> {
         let mut numbers: Vec<u32> =
             self.segments.keys().copied().filter(|number| !self.is_sealed(*number)).collect();
@@ -134,7 +134,7 @@ impl FreeMap {
         numbers
     }
 
-    /// Seals or opens a segment. A segment that is being removed stays sealed.
+    /// Seals or unseals a segment. A segment that is being removed stays sealed.
     pub(super) fn set_sealed(&mut self, number: u32, sealed: bool) {
         let Some(holes) = self.segments.get(&number).cloned() else { return };
         if self.is_sealed(number) == sealed || self.removing.contains(&number) {
@@ -153,7 +153,8 @@ impl FreeMap {
         }
     }
 
-    /// Forgets a sealed segment that is empty. Returns `false` if it is not one.
+    /// Removes a segment that is sealed and empty. Returns `false` if the segment is not sealed or
+    /// not empty.
     pub(super) fn remove_segment(&mut self, number: u32, units: u32) -> bool {
         if !self.is_sealed(number) || self.free_in(number) != u64::from(units) {
             return false;

@@ -1,12 +1,12 @@
-//! The segments that each volume may hold, and the closing of those beyond.
+//! The segments that each volume may hold, and the sealing of surplus segments.
 
 use super::{Space, SpaceError, Volume};
 use ritornello_format::SegmentId;
 
 impl Space {
-    /// Sets the most segments of each volume, and of all together. Adds volumes that are new. Where
-    /// a volume has more, its emptiest segments are sealed; where it has fewer, sealed ones are
-    /// opened.
+    /// Sets the maximum number of segments of each volume, and of all volumes together. Adds new
+    /// volumes. Seals the emptiest segments of a volume that has more, and unseals segments of a
+    /// volume that has fewer.
     pub fn set_shares(&mut self, shares: &[u32], segments_max: u32) {
         self.segments_max = u64::from(segments_max);
         while self.volumes.len() < shares.len() {
@@ -50,7 +50,7 @@ impl Space {
             .collect()
     }
 
-    /// Whether a segment is sealed: nothing is placed in it any more.
+    /// Whether a segment is sealed: it takes no more runs.
     #[must_use]
     pub fn is_sealed(&self, id: SegmentId) -> bool {
         let volume = self.volumes.get(usize::from(id.volume()));
@@ -77,18 +77,19 @@ impl Space {
         self.volumes.iter().map(|volume| volume.free.sealed_units()).sum()
     }
 
-    /// Marks a sealed segment whose file is about to be removed. It is never opened again, even if
-    /// the removal fails half way: its blocks may be gone.
+    /// Marks a sealed segment whose file is about to be removed. The segment is never unsealed,
+    /// even if the removal fails half way: its blocks may be freed.
     pub fn begin_removal(&mut self, id: SegmentId) {
         if let Some(volume) = self.volumes.get_mut(usize::from(id.volume())) {
             volume.free.begin_removal(id.number());
         }
     }
 
-    /// Forgets a sealed segment that is empty, after its file is removed.
+    /// Removes a sealed segment that is empty, after its file is removed.
     ///
     /// # Errors
-    /// [`SpaceError::Segment`] if the segment is not sealed or not empty; nothing is changed.
+    /// [`SpaceError::Segment`] if the segment is not sealed or not empty; the space is then
+    /// unchanged.
     pub fn remove_segment(&mut self, id: SegmentId) -> Result<(), SpaceError> {
         let units = self.segment_units;
         let volume = self.volumes.get_mut(usize::from(id.volume()));
@@ -98,8 +99,8 @@ impl Space {
         }
     }
 
-    /// Gives new segments of a volume this number or a higher one. A process that still has a
-    /// removed segment open must not mistake a new one for it.
+    /// Raises the minimum number of new segments of a volume to `number`. A process that still has
+    /// a removed segment open must not mistake a new segment for it.
     pub fn start_numbers_at(&mut self, volume: u8, number: u32) {
         if let Some(volume) = self.volumes.get_mut(usize::from(volume)) {
             volume.free.start_numbers_at(number);
