@@ -1,4 +1,4 @@
-//! Copies a run to another place without decoding it.
+//! Copies a run to a new place without decoding it.
 
 use super::Control;
 use super::chunk::RunLayout;
@@ -14,13 +14,13 @@ use std::io;
 const WINDOW: u64 = 4 << 20;
 
 impl Segments {
-    /// Copies a run, verifies each page on the way, and returns the header checksum that the index is
-    /// to keep for the new place. Pages stay encoded and keep their generation, so their checksums
-    /// stay valid; only the header changes, because it names the extents.
+    /// Copies a run, verifies each page on the way, and returns the header checksum that the index
+    /// must keep for the new place. Pages stay encoded and keep their generation, so their
+    /// checksums stay valid; only the header changes, because it names the extents.
     ///
-    /// `live` says which pages still exist. Other pages are not read, and are zero in the new place.
-    /// `to` holds as many pages as `live` has entries; its `header_checksum` is ignored. Nothing is
-    /// durable before [`Segments::sync`].
+    /// `live` holds for each page whether it still exists. Other pages are not read, and are zero
+    /// in the new place. `to` holds as many pages as `live` has entries; its `header_checksum` is
+    /// ignored. The copy is durable only after [`Segments::sync`].
     ///
     /// # Errors
     /// `Miss` if the header or a live page fails verification, or the disk refuses to read it. `Retry`
@@ -65,7 +65,7 @@ impl Segments {
             let pages = (live.len() - first).min(at_once as usize);
             let bytes = &mut memory.bytes_mut()[..pages * page_bytes as usize];
             let window = first as u32..(first + pages) as u32;
-            // The space of a removed page may be reused or unreadable: read around it.
+            // The space of a removed page may be reused or unreadable: skip it.
             let whole = live[first..first + pages].iter().all(|live| *live);
             if whole {
                 let read = self.read_extents(&from.pages(window.start, pages as u32), bytes);

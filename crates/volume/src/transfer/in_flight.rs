@@ -1,4 +1,4 @@
-//! Operations in flight, and the memory that they read to or write from.
+//! Operations in flight, and their memory.
 
 use super::chunk::{Chunk, RunLayout};
 use super::page::PageMemory;
@@ -20,8 +20,8 @@ impl<T> InFlight<T> {
     pub(super) fn new(limit: usize) -> Self {
         Self { slots: Vec::new(), vacant: Vec::new(), bytes: 0, limit: limit as u64 }
     }
-    /// Whether another operation may start. With nothing in flight one always may, whatever its
-    /// length.
+    /// Whether another operation may start. If no operation is in flight, an operation of any
+    /// length may start.
     pub(super) fn has_room(&self) -> bool {
         self.bytes < self.limit
     }
@@ -104,7 +104,7 @@ impl OpBuffers {
             IoVec::new(header.as_ptr().wrapping_add(start as usize), length as usize)
                 .push_to(&mut iovecs);
         }
-        let (mut in_piece, mut in_block) = (0, 0);
+        let (mut in_staging, mut in_block) = (0, 0);
         for (page, range) in layout.parts(&chunk.logical) {
             let memory = memory(page);
             let split = memory.in_place().clamp(range.start, range.end);
@@ -113,7 +113,7 @@ impl OpBuffers {
                 continue;
             }
             let staged = !memory.is_in_place();
-            let at = if staged { &mut in_piece } else { &mut in_block };
+            let at = if staged { &mut in_staging } else { &mut in_block };
             let bounce = Bounce { page, range: split..range.end, staged, at: *at };
             *at += bounce.range.len();
             IoVec::new(buffers.address(&bounce), bounce.range.len()).push_to(&mut iovecs);
@@ -147,7 +147,7 @@ impl OpBuffers {
     /// The bytes of a bounce, mutable.
     ///
     /// # Safety
-    /// As for [`OpBuffers::bytes`].
+    /// The conditions of [`OpBuffers::bytes`] apply.
     #[allow(clippy::mut_from_ref)] // Callers hold one bounce at a time, and do not share `self`.
     pub(super) unsafe fn bytes_mut(&self, bounce: &Bounce) -> &mut [u8] {
         // SAFETY: as in `bytes`.

@@ -1,4 +1,4 @@
-//! Encodes pages into staging memory, from where they are written.
+//! Encodes pages into staging memory, to be written from staging.
 
 use super::page::{Direct, PageMemory};
 use super::{Control, MissReason};
@@ -17,14 +17,14 @@ pub trait Pack: Send + Sync {
 
 /// Decodes slices. The store implements it: this crate knows no codecs.
 pub trait Unpack: Send + Sync {
-    /// Whether it knows the codec of this number.
+    /// Whether the codec of number `codec` is known.
     fn knows(&self, codec: u8) -> bool;
     /// Decodes a slice whose checksum matches, and fills all of `out`.
     ///
     /// # Errors
     /// [`MissReason::Codec`] if the codec or its variant is unknown; [`MissReason::Frame`] if it is
-    /// known and the bytes do not decode to exactly `out.len()` bytes: they were wrong when they
-    /// were written.
+    /// known and the bytes do not decode to exactly `out.len()` bytes: they were damaged before
+    /// they were written.
     fn unpack(&self, codec: u8, encoded: &[u8], out: &mut [u8]) -> Result<(), MissReason>;
 }
 
@@ -37,7 +37,7 @@ pub struct PackedPage {
 }
 
 impl PackedPage {
-    /// Length on disk in units of 4 KiB; less than that of the raw page.
+    /// Length on disk in units of 4 KiB; less than the length of the raw page.
     #[must_use]
     pub const fn units(&self) -> u32 {
         units_of(self.bytes as u64) as u32
@@ -126,22 +126,22 @@ pub struct PackedPages<'a> {
 }
 
 impl<'a> PackedPages<'a> {
-    /// The pages of `source` from `first` on, one for each entry of `pages`.
+    /// The pages of `source` starting at `first`, one for each entry of `pages`.
     #[must_use]
     pub fn new(source: &'a dyn PageSource, first: usize, pages: Vec<Option<PackedPage>>) -> Self {
         Self { source, first, pages }
     }
 
-    /// The encoded form of page `page`, if it has one.
+    /// The encoded form of page `page`; `None` if the page is raw.
     #[must_use]
     pub fn packed(&self, page: usize) -> Option<&PackedPage> {
         self.pages.get(page)?.as_ref()
     }
 }
 
-// SAFETY: an encoded page is a buffer of staging memory that belongs to this value, is initialised,
-// lives as long, and is zero behind the page's end; the other pages are the source's, which
-// promises the same.
+// SAFETY: an encoded page is a staging buffer that belongs to this value, is initialised, lives as
+// long, and is zero after the end of the page; the other pages belong to the source, which makes
+// the same promises.
 unsafe impl PageSource for PackedPages<'_> {
     fn len(&self) -> usize {
         self.pages.len()

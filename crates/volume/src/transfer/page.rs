@@ -13,12 +13,11 @@ use std::ops::Range;
 /// Which bytes of a page the file can be read to, or written from, without a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Direct {
-    /// All of them.
+    /// All bytes.
     Any,
     /// Whole units at aligned addresses, as `O_DIRECT` demands.
     Aligned,
-    /// None: every page goes through staging, unless it is padded, which means that it is in
-    /// staging already.
+    /// No byte: every page goes through staging, except a padded page, which is in staging already.
     Never,
 }
 
@@ -39,7 +38,8 @@ pub(super) struct PageMemory {
     /// Offset of each iovec in the page.
     starts: Vec<usize>,
     bytes: usize,
-    /// Leading bytes of the page that move in place: none, or all but a last unit that is not full.
+    /// Leading bytes of the page that move in place: zero, or all except a last unit that is not
+    /// full.
     in_place: usize,
 }
 
@@ -135,7 +135,7 @@ impl PageMemory {
             if left == 0 {
                 return;
             }
-            // Behind the last fragment is the padding that `PageSource::padded` promises.
+            // The last fragment is followed by the padding that `PageSource::padded` promises.
             let last = self.iovecs.last().is_some_and(|last| last.ptr() == iovec.ptr());
             let room = if last { left } else { iovec.len() - skip };
             let take = left.min(room);
@@ -144,7 +144,7 @@ impl PageMemory {
         }
     }
 
-    /// Copies bytes `range` of the page to `to` and fills the rest of `to` with zeroes.
+    /// Copies bytes `range` of the page to `to` and fills the remainder of `to` with zeroes.
     ///
     /// # Safety
     /// The page's memory is readable, and nothing writes to it during the call.
@@ -167,20 +167,20 @@ impl PageMemory {
     /// Copies `from` to bytes `range` of the page, clipped to the page's end.
     ///
     /// # Safety
-    /// The page's memory is a target's, nothing else accesses it during the call, and `from` does
-    /// not overlap it.
+    /// The page's memory belongs to a target, no other code accesses it during the call, and `from`
+    /// does not overlap it.
     pub(super) unsafe fn scatter(&self, range: Range<usize>, from: &[u8]) {
         let bytes = from.len().min(range.len());
-        // SAFETY: `from` has `bytes` bytes; the rest is promised by the caller.
+        // SAFETY: `from` has `bytes` bytes; the caller promised the other conditions.
         unsafe { self.write_from(range.start, from.as_ptr(), bytes) };
     }
 
-    /// Copies `bytes` bytes at `from` to the page, from its byte `at` on, clipped to the page's
+    /// Copies `bytes` bytes at `from` to the page, starting at its byte `at`, clipped to the page's
     /// end.
     ///
     /// # Safety
-    /// As for [`PageMemory::scatter`]. The bytes at `from` are readable; another process may change
-    /// them during the copy, so they are read through a raw pointer.
+    /// The conditions of [`PageMemory::scatter`] apply. The bytes at `from` are readable; another
+    /// process may change them during the copy, so they are read through a raw pointer.
     pub(super) unsafe fn write_from(&self, at: usize, mut from: *const u8, bytes: usize) {
         let mut left = bytes;
         for (iovec, skip) in self.iovecs_from(at) {
@@ -193,10 +193,12 @@ impl PageMemory {
         }
     }
 
-    /// Copies `bytes` bytes of the page, from its byte `at` on, to `to`, clipped to the page's end.
+    /// Copies `bytes` bytes of the page, starting at its byte `at`, to `to`, clipped to the page's
+    /// end.
     ///
     /// # Safety
-    /// As for [`PageMemory::gather`]. The bytes at `to` are writable and do not overlap the page.
+    /// The conditions of [`PageMemory::gather`] apply. The bytes at `to` are writable and do not
+    /// overlap the page.
     pub(super) unsafe fn read_to(&self, at: usize, mut to: *mut u8, bytes: usize) {
         let mut left = bytes;
         for (iovec, skip) in self.iovecs_from(at) {
@@ -211,7 +213,7 @@ impl PageMemory {
     /// A copy of the first `bytes` of the page.
     ///
     /// # Safety
-    /// As for [`PageMemory::gather`].
+    /// The conditions of [`PageMemory::gather`] apply.
     pub(super) unsafe fn to_block(&self, bytes: usize) -> Block {
         let mut block = Block::new(bytes);
         // SAFETY: promised by the caller.
@@ -222,7 +224,7 @@ impl PageMemory {
     /// Updates the checksums `sums` with bytes `range` of the page.
     ///
     /// # Safety
-    /// As for [`PageMemory::gather`].
+    /// The conditions of [`PageMemory::gather`] apply.
     pub(super) unsafe fn digest(&self, range: Range<usize>, sums: &mut SliceSums<'_>) {
         // SAFETY: promised by the caller.
         unsafe { self.for_each(range, |bytes| sums.update(bytes)) };
@@ -237,7 +239,7 @@ impl PageMemory {
     /// Calls `visit` with bytes `range` of the page, in order.
     ///
     /// # Safety
-    /// As for [`PageMemory::gather`].
+    /// The conditions of [`PageMemory::gather`] apply.
     pub(super) unsafe fn for_each(&self, range: Range<usize>, mut visit: impl FnMut(&[u8])) {
         let mut left = range.end.min(self.bytes).saturating_sub(range.start);
         for (iovec, skip) in self.iovecs_from(range.start) {
@@ -251,7 +253,7 @@ impl PageMemory {
         }
     }
 
-    /// The iovecs from byte `at` on, each with the number of its bytes to skip.
+    /// The iovecs starting at byte `at`, each with the number of its bytes to skip.
     fn iovecs_from(&self, at: usize) -> impl Iterator<Item = (&IoVec, usize)> {
         let first = self.starts.partition_point(|&start| start <= at).saturating_sub(1);
         let inside = at < self.bytes;
@@ -274,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn aligned_fragments_stay_in_place_but_for_a_last_unit_that_is_not_full() {
+    fn aligned_fragments_move_in_place() {
         let (a, b) = (Block::new(8192), Block::new(8192));
         assert_eq!(memory(vec![a.bytes(), b.bytes()], Direct::Aligned).in_place(), 16384);
         assert_eq!(memory(vec![a.bytes(), &b.bytes()[..5000]], Direct::Aligned).in_place(), 12288);
@@ -285,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_of_the_wrong_length_is_refused() {
+    fn page_with_different_length_is_refused() {
         let bytes = [0; 10];
         let source = BorrowedPages::new(&[&bytes]);
         assert!(PageMemory::of_source(&source, 0, 11, Direct::Aligned).is_none());

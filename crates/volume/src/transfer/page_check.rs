@@ -8,11 +8,11 @@ use crate::staging::StagingBuffer;
 use ritornello_format::{RunHeader, Slice, SliceChecksum};
 use std::sync::Arc;
 
-/// A page's bytes as they lie on disk, in memory of this crate.
+/// A page's bytes as stored on disk, in memory of this crate.
 pub(super) enum StoredBytes {
-    /// A buffer of staging memory, and the byte of it at which the page begins.
+    /// A staging buffer, and the offset of the page's first byte in it.
     Staged(Arc<StagingBuffer>, usize),
-    /// A copy on the heap: decoding writes to the memory that the page was read to.
+    /// A copy on the heap: decoding writes to the memory that holds the page as read.
     Block(Block),
 }
 
@@ -37,8 +37,9 @@ enum Work<'a> {
 }
 
 impl<'a> PageCheck<'a> {
-    /// Begins with page `page` of the read. Its bytes are in `staged`, or else `copy` copies a number
-    /// of them from where they are; `copy` is called only if the page has to be decoded.
+    /// Begins with page `page` of the read. The page's bytes are in `staged`. If `staged` is `None`
+    /// and the page must be decoded, `copy` is called with a length and copies that number of bytes
+    /// from the target.
     ///
     /// # Errors
     /// The miss reason if the header rules the page out, or its codec is not available.
@@ -112,7 +113,7 @@ impl<'a> PageCheck<'a> {
             Work::Decode { from, by, number } => {
                 let slice = self.slices[usize::from(*number)];
                 let encoded = from.bytes(self.at, slice.bytes as usize);
-                // The checksum is over the encoded bytes: a decoder never sees damaged input.
+                // The checksum covers the encoded bytes, so a decoder never gets damaged input.
                 let mut sum = SliceChecksum::new(self.key, self.generation, *number);
                 sum.update(encoded);
                 if sum.finish() != slice.checksum {
@@ -159,7 +160,7 @@ impl StoredBytes {
     }
 }
 
-/// The slices of page `page` of the read, as the header lists them.
+/// The slices that the header lists for page `page` of the read.
 ///
 /// # Errors
 /// The miss reason if key or slices do not fit the read, or a codec is not available.

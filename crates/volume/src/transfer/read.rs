@@ -22,7 +22,7 @@ pub(super) struct ReadJob<'a> {
     segments: &'a Segments,
     reads: &'a [RunRead<'a>],
     control: &'a Control,
-    /// The reads that have begun; only the last one has chunks to submit.
+    /// The reads that have begun; only the last read has chunks to submit.
     runs: Vec<ReadState>,
     in_flight: InFlight<PendingOp>,
     /// Pages that are in memory and whose header is known, as run and page.
@@ -41,7 +41,7 @@ struct PendingOp {
     chunk: Chunk,
     buffers: OpBuffers,
     /// Staging memory of pages, held until the operation has completed: the kernel writes to it
-    /// even if the page has missed by then.
+    /// even if the page has already missed.
     _staging_buffers: Vec<Arc<StagingBuffer>>,
 }
 
@@ -76,7 +76,8 @@ impl<'a> ReadJob<'a> {
         job.outcomes()
     }
 
-    /// The outcome of every page. A page without one was not begun, or its header was not.
+    /// The outcome of every page. A page without an outcome was not begun, or its header was not
+    /// read.
     fn outcomes(self) -> Vec<Vec<PageOutcome>> {
         let rest = PageOutcome::Missed(self.stopped.unwrap_or(MissReason::Io));
         let mut outcomes: Vec<Vec<PageOutcome>> = self
@@ -122,9 +123,9 @@ impl<'a> ReadJob<'a> {
             }
         };
         let first = self.reads[at].first as usize;
-        // This call waits for staging memory only while it holds none itself: two calls that each
-        // hold some and wait for more would wait for each other. With operations in flight, their
-        // completion frees memory.
+        // A call waits for staging memory only while it holds no staging memory: two calls that
+        // each hold some and wait for more would wait for each other. With operations in flight,
+        // their completion frees memory.
         let idle = self.in_flight.is_idle() && self.checking.is_none() && self.to_check.is_empty();
         let arena = self.segments.arena();
         let take = |bytes| match arena.try_take(bytes) {
@@ -133,8 +134,9 @@ impl<'a> ReadJob<'a> {
         };
         let mut has_room = run.stage(&chunk, first, |bytes| arena.try_take(bytes));
         if !has_room && idle {
-            // Little memory is free: go page by page. The rest of a page that has memory is read
-            // first: its memory must not be held while the call waits for that of another page.
+            // Little memory is free: continue page by page. The remainder of a page that has memory
+            // is read first: its memory must not be held while the call waits for memory of another
+            // page.
             chunk = run.split_next_chunk();
             has_room = run.stage(&chunk, first, take);
         }
@@ -193,7 +195,7 @@ impl<'a> ReadJob<'a> {
         }
     }
 
-    /// Queues a page that is in memory for its check, unless its header is still to come: then
+    /// Queues a page that is in memory for its check, unless its header is not known yet: then
     /// `complete_chunk` calls again once the header is known.
     fn complete_page(&mut self, at: usize, page: usize) {
         let run = &mut self.runs[at];

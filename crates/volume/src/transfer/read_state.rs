@@ -1,4 +1,4 @@
-//! The state of a run that is being read: its header, and the memory its pages are read to.
+//! The state of a run that is being read: its header, and the memory of its pages.
 
 use super::chunk::{Chunk, RunLayout};
 use super::page::{Direct, PageMemory};
@@ -15,7 +15,7 @@ pub(super) struct ReadState {
     pub(super) chunks: Vec<Chunk>,
     pub(super) issued: usize,
     pub(super) header: Header,
-    /// The memory that the header is read to; dropped once the header is decoded.
+    /// The memory of the header as read; dropped once the header is decoded.
     pub(super) header_block: Option<Block>,
     /// Header chunks that have not completed.
     pub(super) header_chunks: u32,
@@ -42,7 +42,7 @@ pub(super) struct Page {
 
 /// Staging memory of a page that is not read to the target.
 pub(super) struct Staged {
-    /// Shared by the pages that begin in one chunk.
+    /// The staging buffer, which is shared by all pages that begin in one chunk.
     pub(super) buffer: Arc<StagingBuffer>,
     /// Offset of the page's first byte in `buffer`.
     pub(super) at: usize,
@@ -50,7 +50,7 @@ pub(super) struct Staged {
 }
 
 impl Page {
-    /// The memory that the page is read to.
+    /// The memory that receives the page: staging or the target.
     pub(super) fn memory(&self) -> &PageMemory {
         self.staged.as_ref().map_or(&self.target, |staged| &staged.memory)
     }
@@ -107,8 +107,8 @@ impl ReadState {
         run
     }
 
-    /// Allocates staging memory with `take` for the pages of `chunk` that need it and have none, for
-    /// all or for none. Returns whether they have it.
+    /// Allocates staging memory with `take` for the pages of `chunk` that still need it, in one
+    /// buffer. Returns `false`, without changes, if `take` returns `None`.
     pub(super) fn stage(
         &mut self,
         chunk: &Chunk,
@@ -153,7 +153,7 @@ impl ReadState {
         self.chunks[self.issued].clone()
     }
 
-    /// The staging buffers that an operation on `chunk` writes to. The operation holds them, because a
+    /// The staging buffers that an operation on `chunk` fills. The operation holds them, because a
     /// page drops its own reference when it misses early.
     pub(super) fn staging_buffers(&self, chunk: &Chunk, first: usize) -> Vec<Arc<StagingBuffer>> {
         if !self.is_staged {
@@ -192,11 +192,12 @@ impl ReadState {
     }
 }
 
-/// Decodes the header of a run. The checksum from the index proves that the header is the one that the
-/// index means; the key of each page is checked later, in `slices_of`.
+/// Decodes the header of a run. The checksum from the index proves that this is the header that the
+/// index names; the key of each page is checked later, in `slices_of`.
 ///
 /// # Errors
-/// `Header` if the bytes are another header or none, `Scope` if the header names another scope.
+/// `Header` if the bytes are not a header, or a different header; `Scope` if the header names a
+/// different scope.
 pub(super) fn decode_expected_header(
     read: &RunRead<'_>,
     bytes: &[u8],

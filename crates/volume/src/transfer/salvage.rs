@@ -35,7 +35,7 @@ impl Segments {
         found: &mut dyn FnMut(SalvagedRun),
     ) -> Result<u64> {
         let length = self.file(segment)?.length()?.min(self.segment_bytes()) / UNIT * UNIT;
-        // A header that begins in a window may end behind it: read that much more.
+        // A header that begins in a window may end after it: read `overlap` bytes more.
         let overlap = u64::from(RUN_HEADER_UNITS_MAX - 1) * UNIT;
         let mut window = crate::memory_block::Block::new((WINDOW + overlap) as usize);
         let mut unreadable = self.segment_bytes() - length;
@@ -64,7 +64,7 @@ impl Segments {
     }
 
     /// Reads unit by unit a window that cannot be read as a whole. Unreadable units become zero.
-    /// Returns their bytes, without those of the overlap, which the next window counts.
+    /// Returns the number of unreadable bytes, without the overlap, which the next window counts.
     fn fetch_units(&self, segment: SegmentId, start: u64, to: &mut [u8]) -> u64 {
         let mut unreadable = 0;
         for (at, unit) in to.chunks_mut(UNIT as usize).enumerate() {
@@ -80,7 +80,7 @@ impl Segments {
     fn parse_run(&self, segment: SegmentId, offset: u64, bytes: &[u8]) -> Option<SalvagedRun> {
         let (header, header_checksum) = RunHeader::decode(bytes).ok()?;
         let Extent { segment: named, start, .. } = *header.extents.first()?;
-        // A header that names another position is the content of a page, not a run.
+        // A header that names a different position is the content of a page, not a run.
         if named != segment || u64::from(start) * UNIT != offset {
             return None;
         }

@@ -14,8 +14,7 @@ use std::io;
 /// Bytes verified per round, or one page if pages are longer.
 const WINDOW: usize = 16 << 20;
 
-/// Whether the error is the disk's refusal to read (`EIO`), rather than a shortage of files or
-/// memory.
+/// Whether the disk failed a read (`EIO`), rather than a shortage of files or memory.
 #[must_use]
 pub fn is_unreadable_on_disk(error: &Error) -> bool {
     let cause = error.source().and_then(|cause| cause.downcast_ref::<io::Error>());
@@ -35,8 +34,8 @@ impl Segments {
     /// Reads the header of a run.
     ///
     /// # Errors
-    /// `Miss` if it is not the header that the place names; `Retry` if it cannot be read now, which
-    /// does not prove damage.
+    /// `Miss` if the bytes are not the header that the place names; `Retry` if the header cannot be
+    /// read now, which does not prove damage.
     pub fn read_header(&self, place: &Place) -> Result<RunHeader> {
         let adds_up = RunLayout::new(place, u64::from(place.page_units) * UNIT, 0..0, self);
         let layout = adds_up.ok_or_else(|| {
@@ -63,7 +62,7 @@ impl Segments {
         if same {
             Ok(header)
         } else {
-            Err(Error::miss("another run header than the one expected")
+            Err(Error::miss("a run header differs from the expected header")
                 .with("generation", place.generation))
         }
     }
@@ -71,7 +70,8 @@ impl Segments {
     /// Reads a whole run and verifies every page that the place holds, without decoding.
     ///
     /// # Errors
-    /// The errors of [`Segments::read_header`].
+    /// `Miss` if the header is not the header that the place names, or does not match the place;
+    /// `Retry` if the header cannot be read now.
     pub fn verify_run(&self, place: &Place, control: &Control) -> Result<VerifiedRun> {
         let header = self.read_header(place)?;
         let body = place.units().saturating_sub(u64::from(place.header_units));
@@ -107,7 +107,7 @@ impl Segments {
         Ok(VerifiedRun { header, pages })
     }
 
-    /// Whether the disk refuses to read a page: `EIO`, not a shortage of files or memory.
+    /// Whether the disk fails a read of a page: `EIO`, not a shortage of files or memory.
     #[must_use]
     pub fn is_unreadable(&self, place: &Place, page: u32) -> bool {
         let mut block = Block::new(place.page_units as usize * UNIT as usize);

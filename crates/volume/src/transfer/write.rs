@@ -23,13 +23,13 @@ pub(super) struct WriteJob<'a> {
     segments: &'a Segments,
     writes: &'a [RunWrite<'a>],
     control: &'a Control,
-    /// The runs that have begun; only the last one has pages to submit.
+    /// The runs that have begun; only the last run has pages to submit.
     runs: Vec<WriteState<'a>>,
     /// Runs whose pages are submitted and whose header waits for their checksums.
     heads: VecDeque<usize>,
     in_flight: InFlight<PendingOp>,
     /// Pages that move in place and are not checksummed yet, as run and page. Pages that go through
-    /// staging are checksummed as they are copied.
+    /// staging are checksummed during the copy.
     to_sum: VecDeque<(usize, usize)>,
     summing: Option<PageSums<'a>>,
 }
@@ -155,8 +155,8 @@ impl<'a> WriteJob<'a> {
             run.layout,
             header.as_ref(),
             |page| &run.pages[page].memory,
-            // Waits for staging memory only with nothing in flight: what this call holds may be
-            // what another call waits for.
+            // Waits for staging memory only if no operation is in flight: another call may wait for
+            // the memory that this call holds.
             |bytes| match self.segments.arena().try_take(bytes) {
                 None if idle => self.segments.arena().take(bytes, self.control),
                 buffer => buffer,

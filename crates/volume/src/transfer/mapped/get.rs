@@ -176,7 +176,7 @@ impl<'r, 'a> MappedRead<'r, 'a> {
     }
 }
 
-/// Copies `length` bytes of the run, from byte `start` on, to the start of `block`. Headers and
+/// Copies `length` bytes of the run, starting at byte `start`, to the start of `block`. Headers and
 /// encoded pages are copied before they are parsed, because other processes may change mapped
 /// bytes.
 pub(in crate::transfer) fn copy_out(
@@ -188,8 +188,8 @@ pub(in crate::transfer) fn copy_out(
     debug_assert!(length <= block.len());
     let mut to = block.as_ptr();
     let copied = mapped.for_each(start..start + length as u64, |bytes, length| {
-        // SAFETY: the block has `length` bytes and does not overlap the map; `for_each` faulted the
-        // mapped bytes in.
+        // SAFETY: the block has `length` bytes and does not overlap the map; the mapped bytes were
+        // faulted in by `for_each`.
         unsafe { to.copy_from_nonoverlapping(bytes, length) };
         to = to.wrapping_add(length);
     });

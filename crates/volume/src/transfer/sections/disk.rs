@@ -39,7 +39,7 @@ fn io_failure(error: &io::Error, chunk: &Chunk) -> MissReason {
 /// An operation that reads `chunk` to `iovecs`.
 ///
 /// # Safety
-/// As for [`Op::new`].
+/// The conditions of [`Op::new`] apply.
 unsafe fn op(
     segments: &Segments,
     chunk: &Chunk,
@@ -127,11 +127,11 @@ impl Work for HeaderReads<'_> {
 /// A group of slices that is being read.
 struct PendingGroup {
     group: usize,
-    /// The memory that the group is read to, from the first byte of its cover on; `None` if it is
+    /// The memory of the group, starting at the first byte of its cover; `None` if the group is
     /// read to the target.
     buffer: Option<StagingBuffer>,
-    /// Operations in flight, and whether all of the group's are submitted. The group completes only
-    /// when both say so.
+    /// Operations in flight, and whether all of the group's are submitted. The group is complete
+    /// once all are submitted and completed.
     ops_in_flight: usize,
     all_submitted: bool,
     /// The next slice to verify.
@@ -182,7 +182,7 @@ impl<'a> GroupReads<'a> {
         work.plan.outcomes()
     }
 
-    /// Begins the next group. `None` if there is no further group, or no memory for it now.
+    /// Begins the next group. `None` if all groups have begun, or no memory is free.
     fn begin(&mut self) -> Option<()> {
         let group = loop {
             let group = self.plan.groups.get(self.next)?.clone();
@@ -203,8 +203,8 @@ impl<'a> GroupReads<'a> {
         let mut buffer = None;
         if !in_place {
             buffer = arena.try_take(bytes);
-            // Waits for staging memory only while this call holds none: with operations in flight
-            // or groups to verify, completing those frees memory.
+            // Waits for staging memory only while this call holds no staging memory: operations in
+            // flight and groups to verify free memory when they complete.
             if buffer.is_none() {
                 if !self.in_flight.is_idle() || !self.unverified.is_empty() {
                     return None;
