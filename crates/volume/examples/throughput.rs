@@ -1,7 +1,7 @@
 //! `cargo run --release -p ritornello-volume --example throughput -- [DIR [MIB [PAGE_KIB [IN_FLIGHT_MIB [SKEW]]]]]`
 //!
-//! Prints the rates of writing and reading runs, relative to the limit of the same disk in the same
-//! process.
+//! Prints the rates of writing and reading runs, relative to the baseline of the same disk in the
+//! same process.
 #![allow(clippy::unwrap_used)]
 
 use ritornello_format::{Extent, Place, RunHeader, ScopeId, SegmentId, units_of};
@@ -63,7 +63,7 @@ fn main() {
     let segments = Segments::open(Arc::new(Host), config).unwrap();
     println!("{:?}", segments.report());
 
-    // Runs, laid out one behind the other.
+    // Runs, stored one after another.
     let page_units = units_of(page) as u32;
     let mut runs = Vec::new();
     let (mut segment, mut at) = (0u32, 0u32);

@@ -4,14 +4,14 @@
 //! through the fastest engine that works (`io_uring`, a thread pool, the page cache, or copies
 //! where the files are in memory), with a checksum over every byte. `Staging` is the huge-page
 //! memory that pages pass through where the caller's own memory cannot be used. `space` allocates
-//! extents. `baseline` measures what disk and memory can do.
+//! extents. `baseline` measures the speed of disk and memory.
 //!
-//! **Promises.** A page that is reported as verified holds, byte for byte, what was written under
-//! its key in its generation. Any other outcome is a miss with a reason, never a panic. When a call
-//! returns, none of its I/O is in flight. Memory is bounded by what a call keeps in flight, and by
-//! the arena.
+//! **Promises.** A page that is reported as verified holds, byte for byte, the page that was
+//! written under its key in its generation. Any other outcome is a miss with a reason, never a
+//! panic. When a call returns, its I/O has completed. Memory is bounded by the bytes that a call
+//! keeps in flight, and by the arena.
 //!
-//! **May not know** which pages exist, which client wants them, or which may be overwritten: the
+//! **May not know** which pages exist, which client requests them, or which may be overwritten: the
 //! caller supplies places.
 
 pub mod baseline;

@@ -16,7 +16,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// The longest wait for staging memory of a call without a deadline.
+/// Maximum time that a call without a deadline waits for staging memory.
 const WAIT_MAX: Duration = Duration::from_secs(30);
 /// How often a waiter checks whether it was cancelled.
 const CANCEL_CHECK: Duration = Duration::from_millis(20);
@@ -46,7 +46,7 @@ pub struct StagingStats {
     pub capacity: usize,
     /// Bytes in use.
     pub in_use: usize,
-    /// The most bytes that were in use at the same time.
+    /// Maximum bytes that were in use at the same time.
     pub peak: usize,
     /// The kind of memory.
     pub backing: Backing,
@@ -76,14 +76,14 @@ impl Staging {
         }
     }
 
-    /// Memory for `bytes`, rounded up to a multiple of 4 KiB; `None` if there is none now.
+    /// Memory for `bytes`, rounded up to a multiple of 4 KiB; `None` if no span is free.
     #[must_use]
     pub fn try_take(self: &Arc<Self>, bytes: usize) -> Option<StagingBuffer> {
         self.carve(&mut self.state.lock(), bytes)
     }
 
     /// Memory for `bytes`, rounded up to a multiple of 4 KiB; waits until `control` stops the call,
-    /// at most 30 seconds. `None` if there was none in time, or the arena is smaller.
+    /// at most 30 seconds. `None` if no span became free in time, or the arena is smaller.
     #[must_use]
     pub fn take(self: &Arc<Self>, bytes: usize, control: &Control) -> Option<StagingBuffer> {
         let limit = Instant::now() + WAIT_MAX;
@@ -102,8 +102,8 @@ impl Staging {
         }
     }
 
-    /// First fit: there are few buffers, and buffers allocated one after the other lie one behind the
-    /// other, which keeps scatter lists short.
+    /// First fit: buffers are few, and consecutive allocations get adjacent spans, which keeps
+    /// scatter lists short.
     fn carve(self: &Arc<Self>, state: &mut State, bytes: usize) -> Option<StagingBuffer> {
         let want = bytes.max(1).checked_next_multiple_of(UNIT as usize)?;
         let (&offset, &length) = state.free.iter().find(|(_, length)| **length >= want)?;
@@ -136,7 +136,7 @@ impl Staging {
     }
 
     /// Copies pages into staging, so that the caller can reuse their memory before they are
-    /// written. `None` if there is not enough room now, or the source lacks one of the pages.
+    /// written. `None` if the arena has not enough room now, or the source lacks one of the pages.
     #[must_use]
     pub fn try_copy(
         self: &Arc<Self>,
@@ -147,7 +147,7 @@ impl Staging {
         Some(self.copy_leading(source, pages)).filter(|staged| staged.pages.len() == requested)
     }
 
-    /// Copies as many of the leading pages as fit now.
+    /// Copies the leading pages until the arena has no more room.
     #[must_use]
     pub fn copy_leading(
         self: &Arc<Self>,
@@ -197,7 +197,7 @@ pub struct StagingBuffer {
 }
 
 impl StagingBuffer {
-    /// The bytes of the buffer. They may hold what an earlier user wrote.
+    /// The bytes of the buffer. The buffer may hold bytes of an earlier user.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         // SAFETY: the arena is initialised (anonymous memory starts as zeroes) and lives as long as
@@ -222,7 +222,7 @@ impl StagingBuffer {
     }
 
     pub(crate) fn as_ptr(&self) -> *mut u8 {
-        // SAFETY: the span lies inside the arena.
+        // SAFETY: the span is inside the arena.
         unsafe { self.staging.arena.base().add(self.offset) }
     }
 }
@@ -252,8 +252,8 @@ impl StagedPages {
     }
 }
 
-// SAFETY: the buffers belong to this value alone, live as long as it, and are zero behind a page's
-// end.
+// SAFETY: the buffers belong to this value alone, live as long as it, and are zero after the end of
+// a page.
 unsafe impl PageSource for StagedPages {
     fn len(&self) -> usize {
         self.pages.len()

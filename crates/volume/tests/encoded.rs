@@ -1,5 +1,5 @@
-//! Encoded pages through a two-line codec: for every shape, pages come back as they were put, or
-//! miss.
+//! Encoded pages through a two-line codec: for every shape, a get returns the pages that were put,
+//! or misses.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -47,7 +47,8 @@ fn page(seed: u64, number: usize, length: usize, noise: usize) -> Vec<u8> {
     let mut page = bytes(seed, number, length);
     let from = length * noise / 16;
     for (at, byte) in page.iter_mut().enumerate().skip(from) {
-        // Odd bytes are zero. A slice that begins at an odd byte sees them at even positions, and is raw.
+        // Odd bytes are zero. A slice that begins at an odd byte has them at even positions, and is
+        // raw.
         *byte = if (at - from).is_multiple_of(2) { *byte } else { 0 };
     }
     page
@@ -207,7 +208,7 @@ fn flipped_byte_of_encoded_page_misses_by_checksum() {
         assert_eq!(seen.pages, expected);
         segment.write_all_at(&byte, start + at).unwrap();
     }
-    // Bytes behind the last slice are padding.
+    // Bytes after the last slice are padding.
     segment.write_all_at(&[1], start + encoded).unwrap();
     assert!(judge(&rig, &run, 0, 100_000, 0).iter().all(|outcome| outcome.is_verified()));
 }
@@ -232,12 +233,12 @@ impl Unpack for Ignorant {
         false
     }
     fn unpack(&self, _: u8, _: &[u8], _: &mut [u8]) -> Result<(), MissReason> {
-        panic!("asked for a codec that it does not know")
+        panic!("called for an unknown codec")
     }
 }
 
 #[test]
-fn unknown_codec_is_no_damage_but_bad_frame_is() {
+fn unknown_codec_is_not_damage_but_invalid_frame_is() {
     let rig = rig(IoChoice::Auto);
     let contents = vec![page(9, 0, 100_000, 0), page(9, 1, 100_000, 16)];
     let run = encoded_run(&rig, 1, 4, contents, &[]);
@@ -257,7 +258,7 @@ fn unknown_codec_is_no_damage_but_bad_frame_is() {
     assert!(!MissReason::Codec.is_damage() && MissReason::Frame.is_damage());
 }
 
-/// Takes all staging memory in pieces of these lengths, as encoded pages that are kept.
+/// Takes all staging memory in buffers of these lengths, and keeps them as encoded pages.
 fn hold(rig: &Rig, lengths: &[u64]) -> Vec<transfer::PackedPage> {
     let mut held = Vec::new();
     for &length in lengths {

@@ -1,4 +1,4 @@
-//! Pages come back as they were written, for every layout of memory and place.
+//! A get returns the pages that were written, for every layout of memory and place.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
@@ -53,7 +53,7 @@ fn runs_in_many_extents_round_trip() {
 #[test]
 fn fragments_of_any_length_and_alignment_round_trip() {
     for rig in rigs() {
-        // Lengths of fragments, and how far each begins behind a 4 KiB border.
+        // Lengths of fragments, and the distance of each start from the 4 KiB border before it.
         let shapes: [&[(usize, usize)]; 5] = [
             &[(65536, 0), (131_072, 0)],
             &[(65536, 0), (4096, 0), (126_976, 0)],

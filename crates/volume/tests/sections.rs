@@ -92,7 +92,7 @@ fn all_pages_arrive_for_any_slices_and_sections() {
 }
 
 #[test]
-fn damaged_slice_spares_earlier_sections_and_other_pages() {
+fn damaged_slice_misses_only_its_page_and_later_sections() {
     for rig in rigs() {
         for skew in [0, 1] {
             let run = run_of(&rig, PAGE, 6, &[]);

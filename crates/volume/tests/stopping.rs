@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// Cancels the call after a number of pages have been asked for.
+/// Cancels the call after a number of requested pages.
 struct Cancelling<'a, T: ?Sized> {
     inner: &'a T,
     after: AtomicUsize,
@@ -128,7 +128,7 @@ fn threads_take_turns_with_scarce_staging() {
 }
 
 #[test]
-fn panicking_source_or_target_leaves_nothing_in_flight() {
+fn panicking_source_or_target_leaves_no_io_in_flight() {
     struct Panics;
     // SAFETY: hands out no fragments.
     unsafe impl PageSource for Panics {

@@ -1,13 +1,13 @@
-//! One read or write: a range of a file, and the memory that it is read to or written from.
+//! One read or write: a range of a file, and the memory to fill or to write.
 
 use ritornello_medium::MediumFile;
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 
-/// The most entries of one vectored call (`IOV_MAX`).
+/// Maximum entries of one vectored call (`IOV_MAX`).
 const IOVECS_MAX: usize = 1024;
-/// Consecutive retries (`EAGAIN`, `EINTR`) after which an operation fails.
+/// Maximum consecutive retries (`EAGAIN`, `EINTR`) of an operation.
 const RETRIES_MAX: u32 = 1000;
 
 /// A range of memory, laid out as an `iovec`.
@@ -15,7 +15,7 @@ const RETRIES_MAX: u32 = 1000;
 #[repr(transparent)]
 pub(crate) struct IoVec(libc::iovec);
 
-// SAFETY: an address and a length; `Op::new` says when the memory may be accessed.
+// SAFETY: an address and a length; `Op::new` defines when the memory may be accessed.
 unsafe impl Send for IoVec {}
 // SAFETY: as above.
 unsafe impl Sync for IoVec {}
@@ -61,7 +61,7 @@ impl Op {
     ///
     /// # Safety
     /// Until the operation completes, the iovecs are valid for reads. For a read of the file they
-    /// are also valid for writes, and nothing else accesses them.
+    /// are also valid for writes, and no other code accesses them.
     pub(crate) unsafe fn new(
         tag: u64,
         file: Arc<dyn MediumFile>,

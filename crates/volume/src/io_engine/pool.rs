@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 
-/// Threads of the pool, and the most operations of one call in flight.
+/// Maximum threads of the pool, and maximum operations of one call in flight.
 const THREADS_MAX: usize = 16;
 
 /// A pool of threads. Threads start when they are first needed, and end when the pool is dropped.
@@ -15,8 +15,8 @@ const THREADS_MAX: usize = 16;
 /// for its own operations.
 pub(crate) struct Pool {
     queue: Arc<ForkSafeLock<Queue>>,
-    /// The process that made the pool. A forked child has none of the threads, and may inherit a
-    /// lock that is held for ever: its drop must not touch the queue.
+    /// The process that made the pool. A forked child does not have the threads, and may inherit a
+    /// lock that is never released: its drop must not touch the queue.
     process: u32,
 }
 
@@ -73,7 +73,7 @@ fn run_jobs(shared: &ForkSafeLock<Queue>) {
             drop(queue);
             let result = op.perform();
             let tag = op.tag;
-            // Drop the file first: when a call returns, the pool holds none of its files open.
+            // Drop the file first: when a call returns, the pool must not hold its files open.
             drop(op);
             reply.push(tag, result);
             queue = shared.lock();

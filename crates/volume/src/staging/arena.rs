@@ -74,7 +74,7 @@ impl Arena {
         Ok(arena)
     }
 
-    /// An arena in pages of the huge-page pool; `None` if the pool has not enough of them free.
+    /// An arena in pages of the huge-page pool; `None` if the pool has too few free pages.
     fn reserved(len: usize) -> Option<Self> {
         let mapping = map(len, MapFlags::PRIVATE | MapFlags::HUGETLB).ok()?;
         let arena = Self {

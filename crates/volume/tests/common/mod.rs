@@ -77,7 +77,7 @@ pub struct Run {
 
 impl Run {
     /// `count` pages of `page_bytes`. The extents have the given lengths and alternate between
-    /// segments 0 and 1, with gaps; the last extent holds the rest.
+    /// segments 0 and 1, with gaps; the last extent holds the remainder.
     pub fn new(generation: u64, count: usize, page_bytes: usize, extents: &[u32]) -> Self {
         Self::at(generation, count, page_bytes, extents, 3)
     }
@@ -196,7 +196,7 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// `length` bytes that begin `skew` bytes behind a 4 KiB border.
+    /// `length` bytes that begin `skew` bytes after a 4 KiB border.
     pub fn new(length: usize, skew: usize) -> Self {
         let bytes = vec![0x5a; length + 2 * UNIT as usize];
         let start = bytes.as_ptr().align_offset(UNIT as usize) + skew;
