@@ -4,7 +4,7 @@
 use std::error::Error as StdError;
 use std::fmt;
 
-/// The reaction to an [`Error`] that is expected of the caller.
+/// Classes of errors by the caller's reaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ErrorKind {
     /// The call was wrong and changed nothing. The message names the remedy.
@@ -13,7 +13,7 @@ pub enum ErrorKind {
     Retry,
     /// The requested bytes are not available. Compute them.
     Miss,
-    /// The handle cannot continue. The message names the remedy before it is opened again.
+    /// The handle cannot continue. The message names the steps before it is opened again.
     Fatal,
     /// The handle was closed, or belongs to another process (after a fork).
     Closed,

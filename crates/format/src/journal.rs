@@ -65,7 +65,7 @@ pub struct Frame<'a> {
 pub enum Parsed<'a> {
     /// An intact frame.
     Frame(Frame<'a>),
-    /// The beginning of a frame of this length in bytes.
+    /// The beginning of a frame that has at least this length in bytes.
     Short(usize),
     /// Bytes that are not a frame.
     Damaged,

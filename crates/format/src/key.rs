@@ -25,9 +25,9 @@ pub fn check_keys(keys: &[&[u8]]) -> Result<()> {
 
 /// The index's name for a page: XXH3-128 of the page's key, seeded with its scope.
 ///
-/// The hash does not resist constructed collisions. Collisions are harmless because a read compares
-/// the full key with the run header before it delivers a byte. Never all zeroes, so that zero can
-/// mean "no page".
+/// The hash does not resist constructed collisions. A collision cannot deliver wrong bytes, because
+/// a read first compares the full key with the run header. Never all zeroes, so that zero can mean
+/// "no page".
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 #[repr(transparent)]
 pub struct PageHash(pub [u8; 16]);

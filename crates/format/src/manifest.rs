@@ -14,8 +14,8 @@ pub struct VolumeRecord {
     pub dir: String,
     /// No new run is placed in the volume, and it is retired once its segments are removed.
     pub draining: bool,
-    /// Minimum number of new segments. Segments with lower numbers may have been removed, and
-    /// processes may still have them open.
+    /// The lowest number that new segments may get. Segments with lower numbers may have been
+    /// removed, and processes may still have them open.
     pub first_segment: u32,
     /// The directory carries this volume's [`VolumeMarker`](crate::VolumeMarker). If `marked` is
     /// set and the marker is missing, the volume's file system is not mounted.

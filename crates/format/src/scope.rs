@@ -477,7 +477,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_of_any_field_makes_another_scope() {
+    fn change_of_any_field_changes_the_scope() {
         let changes: [fn(&mut Scope); 17] = [
             |s| s.model.push('x'),
             |s| s.weights.push(1),

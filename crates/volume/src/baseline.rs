@@ -102,8 +102,8 @@ pub fn copy_threads(pages: usize, bytes: u64) -> usize {
     crate::transfer::copy_threads(pages, bytes)
 }
 
-/// A preallocated file in a directory, and a buffer to write it from and read it to. Dropping the
-/// value removes the file.
+/// A preallocated file in a directory, and the buffer for its transfers. Dropping the value removes
+/// the file.
 pub struct Limit {
     medium: Arc<dyn Medium>,
     path: PathBuf,

@@ -79,7 +79,7 @@ pub struct Segments {
     engine: Box<dyn IoEngine>,
     staging: Arc<Staging>,
     files: RwLock<HashMap<SegmentId, Arc<dyn MediumFile>>>,
-    /// Number of segment files that the limit of open files allows.
+    /// Number of segment files for which the limit of open files has been raised.
     reserved: AtomicUsize,
     /// The maps of segments, where directories are in memory.
     maps: Option<Maps>,
@@ -293,9 +293,9 @@ impl Segments {
 
     /// Removes a segment, durably. Succeeds if it does not exist. On a disk the segment's blocks
     /// are free immediately, even if another process has it open; in memory they are free once
-    /// every process has dropped its map of the segment. A segment in memory is never truncated, in
-    /// any I/O mode of this process: truncation would raise SIGBUS in every process that reads the
-    /// segment through a map.
+    /// every process has closed the segment. A segment in memory is never truncated, in any I/O
+    /// mode of this process: truncation would raise SIGBUS in every process that reads the segment
+    /// through a map.
     ///
     /// # Errors
     /// `Retry` if the file system refuses, or if the directory does not hold the volume now.

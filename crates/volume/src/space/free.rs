@@ -50,7 +50,7 @@ pub(super) struct FreeMap {
     /// Sealed segments whose file is being removed, or is partly removed.
     removing: BTreeSet<u32>,
     sealed_units: u64,
-    /// Minimum number of new segments.
+    /// The lowest number that new segments may get.
     first: u32,
     by_size: BTreeSet<Hole>,
     units: u64,
@@ -90,7 +90,7 @@ impl FreeMap {
         self.first + taken.take_while(|((number, _), at)| *number == at).count() as u32
     }
 
-    /// Raises the minimum number of new segments to `first`.
+    /// Gives new segments numbers starting at `first`, unless they already start higher.
     pub(super) fn start_numbers_at(&mut self, first: u32) {
         self.first = self.first.max(first);
     }

@@ -99,8 +99,9 @@ impl Space {
         }
     }
 
-    /// Raises the minimum number of new segments of a volume to `number`. A process that still has
-    /// a removed segment open must not mistake a new segment for it.
+    /// Gives new segments of a volume numbers starting at `number`, unless they already start
+    /// higher. A process that still has a removed segment open must not mistake a new segment for
+    /// it.
     pub fn start_numbers_at(&mut self, volume: u8, number: u32) {
         if let Some(volume) = self.volumes.get_mut(usize::from(volume)) {
             volume.free.start_numbers_at(number);

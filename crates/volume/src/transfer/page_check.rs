@@ -38,8 +38,8 @@ enum Work<'a> {
 
 impl<'a> PageCheck<'a> {
     /// Begins with page `page` of the read. The page's bytes are in `staged`. If `staged` is `None`
-    /// and the page must be decoded, `copy` is called with a length and copies that number of bytes
-    /// from the target.
+    /// and the page must be decoded, `copy` is called with a length and returns a copy of that
+    /// number of the page's bytes.
     ///
     /// # Errors
     /// The miss reason if the header rules the page out, or its codec is not available.
@@ -176,7 +176,10 @@ pub(super) fn slices_of<'h>(
     let slices = header.slices_of(in_run);
     let bytes = total(slices);
     let fits = bytes <= read.page_bytes && bytes <= place_bytes(read);
-    if slices.is_empty() || !fits || !(0..).zip(slices).all(|(at, s)| is_intact(header, at, s)) {
+    if slices.is_empty()
+        || !fits
+        || !(0..).zip(slices).all(|(at, s)| has_valid_length(header, at, s))
+    {
         return Err(MissReason::Header);
     }
     let known = |slice: &Slice| match read.encoded {
@@ -193,7 +196,7 @@ fn place_bytes(read: &RunRead<'_>) -> u64 {
 
 /// Whether a slice has a possible length: as long as its part of the page if it is raw, else not
 /// empty and not longer.
-fn is_intact(header: &RunHeader, number: u16, slice: &Slice) -> bool {
+fn has_valid_length(header: &RunHeader, number: u16, slice: &Slice) -> bool {
     let part = Slice::part(number, header.slices_per_page, header.page_bytes);
     let (bytes, most) = (u64::from(slice.bytes), part.end - part.start);
     bytes > 0 && if slice.codec == Slice::RAW { bytes == most } else { bytes <= most }

@@ -14,7 +14,7 @@ use std::io;
 /// Bytes verified per round, or one page if pages are longer.
 const WINDOW: usize = 16 << 20;
 
-/// Whether the disk failed a read (`EIO`), rather than a shortage of files or memory.
+/// Whether `error` is a failed read of the disk (`EIO`), not a shortage of files or memory.
 #[must_use]
 pub fn is_unreadable_on_disk(error: &Error) -> bool {
     let cause = error.source().and_then(|cause| cause.downcast_ref::<io::Error>());
