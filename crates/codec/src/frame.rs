@@ -67,7 +67,7 @@ impl<'a> FrameReader<'a> {
             _ => return Err(damaged("number format")),
         };
         if head[0] != VERSION {
-            return Err(Error::miss("an encoded slice of another version: recompute")
+            return Err(Error::miss("an encoded slice of an unsupported version: recompute")
                 .with("version", head[0]));
         }
         if head[2..4] != [0, 0] || u32_of(&head[4..8]) != slice {

@@ -2,7 +2,7 @@
 
 use std::sync::OnceLock;
 
-/// An instruction set. Only those that this processor has can be constructed.
+/// An instruction set. Only instruction sets that this processor has can be constructed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Kernel(pub(crate) Instructions);
 
@@ -18,10 +18,10 @@ pub(crate) enum Instructions {
 }
 
 impl Kernel {
-    /// The portable one, which the others must agree with.
+    /// The portable kernel. All other kernels must write the same frames.
     pub const SCALAR: Self = Self(Instructions::Scalar);
 
-    /// All that this processor has, the fastest last.
+    /// All kernels that this processor has, the fastest last.
     #[must_use]
     pub fn available() -> &'static [Self] {
         static AVAILABLE: OnceLock<Vec<Kernel>> = OnceLock::new();
@@ -52,7 +52,7 @@ impl Kernel {
         })
     }
 
-    /// The fastest.
+    /// The fastest kernel that this processor has.
     #[must_use]
     pub fn best() -> Self {
         Self::available().last().copied().unwrap_or(Self::SCALAR)

@@ -5,14 +5,13 @@
 //! number of the codec and the length of the slice, which the run header holds. The format of
 //! frames is specified in `docs/codecs.md`.
 //!
-//! **Promises.** `split` and `zstd` restore every bit, whatever it means. A frame is never longer
-//! than the slice: if a codec would not make it shorter, the slice is stored raw, and the header
-//! must record [`Codec::Raw`]. [`decode`] never panics, never touches memory outside its two slices
-//! and allocates at most ten times the slice, whatever the frame holds. Damage it detects is a
-//! `Miss`; damage it cannot detect is left to the slice's checksum. All kernels write the same
-//! frames.
+//! **Promises.** `split` and `zstd` restore every bit of any slice. A frame is never longer than
+//! the slice: if a codec would not make it shorter, the slice is stored raw, and the header must
+//! record [`Codec::Raw`]. [`decode`] never panics, never touches memory outside its two slices and
+//! allocates at most ten times the slice, for any frame. Damage it detects is a `Miss`; damage it
+//! cannot detect is left to the slice's checksum. All kernels write the same frames.
 //!
-//! **Must not know** what a page is, where frames lie, or why a codec was chosen.
+//! **Must not know** pages, the location of frames, or the reason why a codec was chosen.
 
 mod frame;
 mod kernel;
@@ -90,8 +89,8 @@ impl Codec {
     }
 
     /// Encodes `input` into the beginning of `out`, which must have at least [`Codec::bound`]
-    /// bytes. Returns the codec used and the number of bytes written. The codec is `Raw` if this
-    /// one would not be shorter, or if a lossy one met a number that is not finite.
+    /// bytes. Returns the codec used and the number of bytes written. The codec is `Raw` if `self`
+    /// would not make the slice shorter, or if a lossy codec met a number that is not finite.
     ///
     /// # Errors
     /// `Invalid` if `out` is too short, if `input` is longer than 4 GiB, or if a lossy codec lacks
@@ -103,7 +102,7 @@ impl Codec {
     /// [`Codec::encode`] with a given kernel. The result is the same.
     ///
     /// # Errors
-    /// As for [`Codec::encode`].
+    /// `Invalid` under the same conditions as in [`Codec::encode`].
     pub fn encode_with(
         self,
         kernel: Kernel,
@@ -146,12 +145,12 @@ pub fn is_supported(codec: u8, encoded: &[u8]) -> bool {
     }
 }
 
-/// Decodes a frame of the codec with this number into `out`, whose length must be that of the
-/// slice. All of `out` is written.
+/// Decodes a frame of the codec with this number into `out`, which must be as long as the slice.
+/// All of `out` is written.
 ///
 /// # Errors
-/// `Miss` if the codec is unknown, or the frame is damaged or of a slice of another length; the
-/// contents of `out` are then unspecified.
+/// `Miss` if the codec is unknown, or if the frame is damaged or its slice is not as long as `out`;
+/// the contents of `out` are then unspecified.
 pub fn decode(codec: u8, encoded: &[u8], out: &mut [u8]) -> Result<()> {
     decode_with(Kernel::best(), codec, encoded, out)
 }
@@ -159,14 +158,14 @@ pub fn decode(codec: u8, encoded: &[u8], out: &mut [u8]) -> Result<()> {
 /// [`decode`] with a given kernel. The result is the same.
 ///
 /// # Errors
-/// As for [`decode`].
+/// `Miss` under the same conditions as in [`decode`].
 pub fn decode_with(kernel: Kernel, codec: u8, encoded: &[u8], out: &mut [u8]) -> Result<()> {
     match Codec::from_number(codec) {
         Some(Codec::Raw) if encoded.len() == out.len() => {
             out.copy_from_slice(encoded);
             Ok(())
         }
-        Some(Codec::Raw) => Err(frame::damaged("a raw slice has another length")),
+        Some(Codec::Raw) => Err(frame::damaged("a raw slice has a different length")),
         Some(Codec::Split) => split::decode(kernel, encoded, out),
         Some(Codec::Zstd) => planes::decode(encoded, out),
         Some(Codec::Int8) => quant::decode(kernel, Bits::Eight, encoded, out),

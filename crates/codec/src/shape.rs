@@ -21,7 +21,7 @@ impl Dtype {
     }
 }
 
-/// The shape of a slice, as far as codecs need it.
+/// The properties of a slice that codecs need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SliceShape {
     /// Format of the numbers.

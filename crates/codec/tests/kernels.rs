@@ -17,7 +17,7 @@ fn check(input: &[u8], kind: u8, escapes: usize) {
         let mut frame = vec![0; input.len()];
         let (used, bytes) = Codec::Split.encode_with(kernel, &shape, input, &mut frame).unwrap();
         assert_eq!((used, frame[8]), (Codec::Split, kind));
-        // No spare byte: Miri detects every read behind the end.
+        // Without spare bytes, Miri detects every read past the end.
         frame.truncate(bytes);
         frame.shrink_to_fit();
         frames.push(frame);
@@ -46,8 +46,8 @@ fn kernels_agree_on_codebook_frames() {
     }
 }
 
-/// Neighbouring exponents at both ends of the range: groups with no escape, with one and with
-/// nothing else, and full and partial strips.
+/// Neighbouring exponents at both ends of the range: groups without escapes, with one escape and
+/// with escapes only, and full and partial strips.
 #[test]
 fn kernels_agree_on_window_frames() {
     for (length, exponent) in [(192, 0), (1029, 120), (2300, 249)] {

@@ -164,7 +164,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
     #[test]
-    fn any_bytes_come_back(
+    fn any_bytes_round_trip(
         bytes in proptest::collection::vec(any::<u8>(), 0..3000),
         half in any::<bool>(),
     ) {
@@ -175,7 +175,7 @@ proptest! {
 
     /// Any mixture of frequent and rare numbers, at every length and so with every remainder.
     #[test]
-    fn any_numbers_come_back(
+    fn any_numbers_round_trip(
         length in 0usize..5000,
         seed in any::<u64>(),
         rare in 0u64..200,

@@ -2,10 +2,10 @@
 //!
 //! **File.** A [`CheckpointHeader`] (48 bytes), then frames as in the journal. A frame's sequence
 //! number has the checkpoint's id in the high 32 bits and the frame's ordinal in the low 32, so
-//! that a frame of an older checkpoint in the same file is not taken for one of this. Frames of
-//! kind 1 hold runs, those of kind 3 the retentions of runs before them and the store's clock
-//! ([`Retentions`]), and one of kind 2 is the last ([`CheckpointEnd`]). A checkpoint without an
-//! intact and consistent last frame is invalid.
+//! that a frame of an older checkpoint in the same file is not mistaken for a frame of this
+//! checkpoint. Frames of kind 1 hold runs. Frames of kind 3 hold the retentions of preceding runs
+//! and the store's clock ([`Retentions`]). The last frame is of kind 2 ([`CheckpointEnd`]). A
+//! checkpoint without an intact and consistent last frame is invalid.
 //!
 //! **Fuzzy.** Runs are copied while the index changes, so a copy may already show the effect of
 //! journal records up to [`CheckpointEnd::last`]. The state is exact once the journal has been
@@ -24,7 +24,7 @@ pub struct CheckpointHeader {
     /// The checkpoint's number, counted from one. Its low 32 bits are part of every frame's
     /// sequence number.
     pub id: u64,
-    /// Number of the journal file to replay from.
+    /// Number of the first journal file to replay.
     pub journal: u64,
     /// Sequence number of the first record of that file.
     pub first: u64,
@@ -44,7 +44,7 @@ impl CheckpointHeader {
     /// Decodes what [`CheckpointHeader::encode`] wrote.
     ///
     /// # Errors
-    /// `Miss` if it is damaged, `Invalid` if it is intact and of another version.
+    /// `Miss` if the header is damaged; `Invalid` if it is intact and its version is unsupported.
     pub fn decode(bytes: &[u8]) -> Result<Self> {
         let [id, journal, first] = read_header(Self::MAGIC, "checkpoint", bytes)?;
         Ok(Self { id, journal, first })
@@ -60,7 +60,8 @@ impl CheckpointHeader {
 /// The last frame of a checkpoint. Body: last `u64`, reuse `u32`, runs `u64`, pages `u64`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CheckpointEnd {
-    /// The last journal record whose effect the runs may show. It is durable before this frame is.
+    /// The last journal record whose effect the runs may show. That record is durable before this
+    /// frame is written.
     pub last: u64,
     /// The largest reuse count assigned so far.
     pub reuse: u32,

@@ -1,19 +1,19 @@
-//! The error type of all crates: a kind that says what the caller should do, a sentence, and
+//! The error type of all crates: a kind that selects the caller's reaction, a sentence, and
 //! context.
 
 use std::error::Error as StdError;
 use std::fmt;
 
-/// What the caller should do about an [`Error`].
+/// Classes of errors by the caller's reaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ErrorKind {
-    /// The call was wrong and changed nothing. The message says what to call instead.
+    /// The call was wrong and changed nothing. The message names the remedy.
     Invalid,
-    /// Nothing is lost; the same call may succeed later.
+    /// No data is lost; the same call may succeed later.
     Retry,
     /// The requested bytes are not available. Compute them.
     Miss,
-    /// The handle cannot continue. The message says what to do before it is opened again.
+    /// The handle cannot continue. The message names the steps before it is opened again.
     Fatal,
     /// The handle was closed, or belongs to another process (after a fork).
     Closed,
@@ -33,7 +33,7 @@ impl ErrorKind {
     }
 }
 
-/// An error: kind, message (with the remedy where there is one), context and cause.
+/// An error: kind, message (with a remedy if known), context and cause.
 pub struct Error(Box<Inner>);
 
 struct Inner {
@@ -89,7 +89,7 @@ impl Error {
         self
     }
 
-    /// What the caller should do.
+    /// The kind, which selects the caller's reaction.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         self.0.kind

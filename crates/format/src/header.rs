@@ -12,8 +12,8 @@ pub const RUN_MAGIC: [u8; 8] = *b"RITORUN\0";
 /// The longest run header, in units. A longer batch becomes several runs.
 pub const RUN_HEADER_UNITS_MAX: u32 = 4;
 
-/// A header always has room for this many extents. Further extents are listed while they fit; only
-/// salvage needs them.
+/// Minimum number of extents that a header has room for. Further extents are listed while they fit;
+/// only salvage needs them.
 const EXTENT_ROOM: usize = 32;
 /// Magic, version, length, store, scope, slot, slices per page, units of header and page,
 /// generation, page bytes, extents in all, extents listed, pages, parent length.
@@ -23,7 +23,7 @@ const SLICE_BYTES: usize = 4 + 1 + 8;
 const CHECKSUM_BYTES: usize = 8;
 const BYTES_MAX: usize = RUN_HEADER_UNITS_MAX as usize * UNIT as usize;
 
-/// One slice of a page, as it lies on disk.
+/// One slice of a page, as stored on disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Slice {
     /// Encoded length in bytes.
@@ -52,7 +52,7 @@ impl Slice {
 /// two-level checksum tree over all pages.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct RunHeader {
-    /// The store it belongs to.
+    /// The store that holds the run.
     pub store: [u8; 16],
     /// The scope of all its keys.
     pub scope: ScopeId,
@@ -69,7 +69,7 @@ pub struct RunHeader {
     /// Key of the page before the run's first, if known.
     pub parent: Option<Vec<u8>>,
     /// The run's extents when it was written; a truncated run has fewer. If not all
-    /// [`RunHeader::extents_total`] fit, the leading ones.
+    /// [`RunHeader::extents_total`] fit, the list holds the leading extents.
     pub extents: Vec<Extent>,
     /// Number of the run's extents when it was written.
     pub extents_total: u32,
@@ -118,7 +118,7 @@ impl RunHeader {
             .count()
     }
 
-    /// The slices of page `page`; empty if there is no such page.
+    /// The slices of page `page`; empty if the header has no page `page`.
     #[must_use]
     pub fn slices_of(&self, page: usize) -> &[Slice] {
         let count = usize::from(self.slices_per_page);
@@ -126,9 +126,8 @@ impl RunHeader {
         self.slices.get(from..from.saturating_add(count)).unwrap_or(&[])
     }
 
-    /// The encoded header, not padded, and its checksum: the CRC-64 of everything before its last
-    /// eight bytes, which hold the CRC. The CRC of the whole header would be the same for all
-    /// headers.
+    /// The encoded header, not padded, and its checksum: the CRC-64 of all bytes before the last
+    /// eight, which hold the CRC. The CRC of the whole header would be the same for all headers.
     ///
     /// `extents_total` is taken from `extents`. Extents that do not fit `header_units` are left
     /// out.
@@ -202,7 +201,8 @@ impl RunHeader {
         }
         let version = reader.u32()?;
         if version != FORMAT_VERSION {
-            return Err(Error::miss("a run header of another format").with("version", version));
+            return Err(Error::miss("a run header of an unsupported format version")
+                .with("version", version));
         }
         let length = reader.u32()? as usize;
         let whole = bytes
@@ -241,7 +241,7 @@ impl RunHeader {
             0 => None,
             length => Some(reader.raw(length)?.to_vec()),
         };
-        // Bound both counts by the bytes that remain, before anything is allocated.
+        // Bound both counts by the remaining bytes before allocating memory.
         if listed > reader.remaining() / EXTENT_BYTES || listed > header.extents_total as usize {
             return Err(Error::miss("a run header lists more extents than it holds"));
         }

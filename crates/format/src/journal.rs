@@ -2,21 +2,21 @@
 //!
 //! **File.** A [`JournalHeader`] (40 bytes), then frames up to the end of the file. Sequence
 //! numbers increase by one from frame to frame, across files too. The first frame that is short,
-//! damaged or out of sequence ends the journal: frames behind it are ignored.
+//! damaged or out of sequence ends the journal: frames after it are ignored.
 //!
 //! **Frame**, the unit of checksumming. Checkpoints consist of frames as well:
 //!
 //! | bytes | field |
 //! |---|---|
-//! | 4 | length `n` of everything between this field and the checksum, 9 to [`FRAME_BYTES_MAX`] |
+//! | 4 | length `n` of all bytes between this field and the checksum, 9 to [`FRAME_BYTES_MAX`] |
 //! | 8 | sequence number |
 //! | 1 | kind |
 //! | n - 9 | body |
-//! | 8 | CRC-64/NVME of everything before it, the length included |
+//! | 8 | CRC-64/NVME of all preceding bytes of the frame, the length included |
 //!
-//! Replay is idempotent: to replay a record twice has the effect of once, and a record about a run
-//! that is removed (or whose number belongs to a later run) has none. A checkpoint can therefore be
-//! copied while the index changes.
+//! Replay is idempotent: to replay a record twice has the effect of once, and a record about a
+//! removed run (or about a number that a later run has) has no effect. A checkpoint can therefore
+//! be copied while the index changes.
 
 use crate::wire::{Reader, Writer};
 use crate::{
@@ -50,7 +50,7 @@ pub fn write_frame(
 /// A verified frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Frame<'a> {
-    /// Its sequence number.
+    /// The frame's sequence number.
     pub sequence: u64,
     /// The kind of the body.
     pub kind: u8,
@@ -65,9 +65,9 @@ pub struct Frame<'a> {
 pub enum Parsed<'a> {
     /// An intact frame.
     Frame(Frame<'a>),
-    /// The beginning of a frame that needs this many bytes in all.
+    /// The beginning of a frame that has at least this length in bytes.
     Short(usize),
-    /// Bytes that are no frame.
+    /// Bytes that are not a frame.
     Damaged,
 }
 
@@ -96,7 +96,7 @@ pub fn read_frame(bytes: &[u8]) -> Parsed<'_> {
 }
 
 /// Encodes the header of a file of frames, the same in every version: magic (8), version `u32`,
-/// zero `u32`, `N` numbers `u64`, CRC-64 of everything before it.
+/// zero `u32`, `N` numbers `u64`, CRC-64 of all preceding bytes.
 pub(crate) fn write_header<const N: usize>(magic: &[u8; 8], numbers: [u64; N]) -> Vec<u8> {
     let mut writer = Writer::new();
     writer.raw(magic).u32(FORMAT_VERSION).u32(0);
@@ -109,7 +109,7 @@ pub(crate) fn write_header<const N: usize>(magic: &[u8; 8], numbers: [u64; N]) -
 }
 
 /// Decodes what [`write_header`] wrote. Checks the checksum first: a flipped bit in the version is
-/// damage, not another version.
+/// damage, not an unsupported version.
 pub(crate) fn read_header<const N: usize>(
     magic: &[u8; 8],
     what: &str,
@@ -124,7 +124,9 @@ pub(crate) fn read_header<const N: usize>(
     let (found, version) = (reader.array::<8>()?, reader.u32()?);
     reader.u32()?;
     if &found != magic {
-        return Err(Error::miss(format!("a file in the place of a {what} is something else")));
+        return Err(Error::miss(format!(
+            "a file in the place of a {what} has a different magic number"
+        )));
     }
     if version != FORMAT_VERSION {
         return Err(Error::invalid(format!(
@@ -163,7 +165,7 @@ impl JournalHeader {
     /// Decodes what [`JournalHeader::encode`] wrote.
     ///
     /// # Errors
-    /// `Miss` if it is damaged, `Invalid` if it is intact and of another version.
+    /// `Miss` if the header is damaged; `Invalid` if it is intact and its version is unsupported.
     pub fn decode(bytes: &[u8]) -> Result<Self> {
         let [number, first] = read_header(Self::MAGIC, "journal", bytes)?;
         Ok(Self { number, first })
@@ -178,7 +180,7 @@ impl JournalHeader {
 /// | 4 | scope slot |
 /// | 1 | flags: bit 0 the scope is chained, bit 1 the parent is known; others zero |
 /// | 8 | parent run (zero if unknown) |
-/// | 2 | page of the parent run that this one follows (zero if unknown) |
+/// | 2 | page of the parent run that this run follows (zero if unknown) |
 /// | 8 | recency |
 /// | 8 | generation |
 /// | 8 | checksum of the run header |
@@ -192,7 +194,7 @@ impl JournalHeader {
 pub struct RunImage<'a> {
     /// The run's number (low 32 bits) and reuse count (high 32 bits).
     pub run: u64,
-    /// Its scope.
+    /// The scope of the run's pages.
     pub scope: ScopeSlot,
     /// Whether the scope's keys are chained.
     pub chained: bool,
@@ -322,7 +324,7 @@ pub enum JournalRecord<'a> {
     Relocate {
         /// The run.
         run: u64,
-        /// Its new place.
+        /// The run's new place.
         place: Cow<'a, Place>,
     },
     /// Kind 6: runs were used. Body: count `u32`, then run `u64` and recency `u64` of each.
@@ -331,15 +333,15 @@ pub enum JournalRecord<'a> {
     Retain(Retentions),
 }
 
-/// Until when runs are not evicted, and the time when that was written.
+/// The times until which runs are not evicted, and the time when the record was written.
 ///
 /// Body: clock `u64`, count `u32`, then run `u64` and end `u64` of each. Times are in seconds of
-/// the store's clock: seconds since 1970, except that the clock never goes back. An end of zero
+/// the store's clock: seconds since 1970, except that the clock never decreases. An end of zero
 /// ends a retention.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Retentions {
     /// The store's clock when the record was written. After a restart the clock continues from the
-    /// latest one.
+    /// latest stored clock.
     pub clock: u64,
     /// Runs, and the ends of their retentions.
     pub runs: Vec<(u64, u64)>,
@@ -488,7 +490,7 @@ impl JournalRecord<'_> {
     }
 }
 
-/// Reads a `u32` count, and returns the bytes of that many entries of `size` bytes.
+/// Reads a `u32` count, and returns the bytes of `count` entries of `size` bytes.
 fn counted<'a>(reader: &mut Reader<'a>, size: usize) -> Result<&'a [u8]> {
     let count = reader.u32()? as usize;
     reader.raw(count.checked_mul(size).ok_or_else(|| Error::miss("absurd number of entries"))?)

@@ -11,7 +11,7 @@ pub const KEY_BYTES_MAX: usize = 64;
 /// Checks that all keys have a length in [`KEY_BYTES_MIN`]`..=`[`KEY_BYTES_MAX`].
 ///
 /// # Errors
-/// `Invalid`, with the number of the first key that does not.
+/// `Invalid`, with the number of the first key that is shorter or longer.
 pub fn check_keys(keys: &[&[u8]]) -> Result<()> {
     match keys.iter().position(|key| !(KEY_BYTES_MIN..=KEY_BYTES_MAX).contains(&key.len())) {
         None => Ok(()),
@@ -25,15 +25,15 @@ pub fn check_keys(keys: &[&[u8]]) -> Result<()> {
 
 /// The index's name for a page: XXH3-128 of the page's key, seeded with its scope.
 ///
-/// It does not withstand an adversary who constructs collisions, and need not: a read compares the
-/// full key with the run header before it delivers a byte. Never all zeroes, so that zero can mean
+/// The hash does not resist constructed collisions. A collision cannot deliver wrong bytes, because
+/// a read first compares the full key with the run header. Never all zeroes, so that zero can mean
 /// "no page".
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 #[repr(transparent)]
 pub struct PageHash(pub [u8; 16]);
 
 impl PageHash {
-    /// The value that no page has.
+    /// The value that is never the hash of a page.
     pub const NONE: Self = Self([0; 16]);
 
     /// The hash of `key` in `scope`.
@@ -59,8 +59,7 @@ impl PageHash {
     }
 }
 
-/// A sequence of page hashes. They are computed on demand, because a probe needs only a few of
-/// them.
+/// A sequence of page hashes. Hashes are computed on demand, because a probe needs only a few.
 pub trait PageHashes {
     /// Number of pages.
     fn len(&self) -> usize;

@@ -12,9 +12,9 @@ pub struct VolumeRecord {
     /// Relative to the store's directory, or absolute. Empty if the volume is retired; its number
     /// is not used again.
     pub dir: String,
-    /// Nothing new is placed in the volume, and it is retired once its segments are removed.
+    /// No new run is placed in the volume, and it is retired once its segments are removed.
     pub draining: bool,
-    /// New segments get this number or a higher one. Segments with lower numbers may have been
+    /// The lowest number that new segments may get. Segments with lower numbers may have been
     /// removed, and processes may still have them open.
     pub first_segment: u32,
     /// The directory carries this volume's [`VolumeMarker`](crate::VolumeMarker). If `marked` is
@@ -31,31 +31,31 @@ impl VolumeRecord {
 
     /// Whether the volume is retired.
     #[must_use]
-    pub fn is_gone(&self) -> bool {
+    pub fn is_retired(&self) -> bool {
         self.dir.is_empty()
     }
 
     /// Whether runs are placed in the volume.
     #[must_use]
     pub fn is_active(&self) -> bool {
-        !self.is_gone() && !self.draining
+        !self.is_retired() && !self.draining
     }
 }
 
-/// The identity and layout of a store. Replaced as a whole (new file, rename) at every open and
-/// clean close.
+/// The identity and layout of a store. The file is replaced as a whole (new file, rename) at every
+/// open and clean close.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Manifest {
     /// Drawn at random when the store was created. Ties segments to their store.
     pub uuid: [u8; 16],
     /// Number of owners so far; zero while the store is being created.
-    pub epoch: u32,
+    pub owner_epoch: u32,
     /// Upper half of the next owner's generations, minus one. Increases with every owner, and
     /// whenever an owner has used up the lower half, so that no generation is used twice.
     pub generations: u32,
-    /// The last owner closed the store, and everything was durable then. If not, its files may read
-    /// back from the page cache bytes that never reach the disk, and its writes may still be in
-    /// flight.
+    /// The last owner closed the store, and all changes were durable then. If not, its files may
+    /// read back from the page cache bytes that never reach the disk, and its writes may still be
+    /// in flight.
     pub clean: bool,
     /// Length of a segment file in bytes.
     pub segment_bytes: u64,
@@ -74,7 +74,7 @@ impl Manifest {
     #[must_use]
     pub fn paths(&self, dir: &Path) -> Vec<PathBuf> {
         let path = |volume: &VolumeRecord| {
-            if volume.is_gone() { PathBuf::new() } else { dir.join(&volume.dir) }
+            if volume.is_retired() { PathBuf::new() } else { dir.join(&volume.dir) }
         };
         self.volumes.iter().map(path).collect()
     }
@@ -85,12 +85,12 @@ impl Manifest {
         self.paths(dir).into_iter().filter(|path| !path.as_os_str().is_empty()).collect()
     }
 
-    /// Encodes the record: magic, version, length, body, CRC-64 of everything before it.
+    /// Encodes the record: magic, version, length, body, CRC-64 of all preceding bytes.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let mut body = Writer::new();
         body.raw(&self.uuid)
-            .u32(self.epoch)
+            .u32(self.owner_epoch)
             .u64(self.segment_bytes)
             .u64(self.capacity)
             .blob(self.index.as_bytes())
@@ -112,7 +112,8 @@ impl Manifest {
     /// Decodes what [`Manifest::encode`] wrote.
     ///
     /// # Errors
-    /// `Invalid` if it is not a manifest, or is one of another version; `Fatal` if it is damaged.
+    /// `Invalid` if the file is not a manifest, or its version is unsupported; `Fatal` if the
+    /// manifest is damaged.
     pub fn decode(bytes: &[u8]) -> Result<Self> {
         let damaged = |error: Error| Error::fatal("the manifest is damaged").because(error);
         let body = unseal(MAGIC, "store", bytes)?;
@@ -120,7 +121,7 @@ impl Manifest {
             let mut reader = Reader::new(body);
             let mut manifest = Self {
                 uuid: reader.array()?,
-                epoch: reader.u32()?,
+                owner_epoch: reader.u32()?,
                 generations: 0,
                 clean: false,
                 segment_bytes: reader.u64()?,
@@ -146,8 +147,8 @@ impl Manifest {
                     volume.marked = reader.u8()? != 0;
                 }
             }
-            // Earlier builds used the epoch as the upper half of generations.
-            manifest.generations = manifest.generations.max(manifest.epoch);
+            // Earlier builds used the owner epoch as the upper half of generations.
+            manifest.generations = manifest.generations.max(manifest.owner_epoch);
             Ok(manifest)
         })()
         .map_err(damaged)
@@ -167,7 +168,7 @@ pub fn seal(magic: &[u8; 8], body: &[u8]) -> Vec<u8> {
 /// Decodes a record of [`seal`] and returns its body. `what` names the kind of file in errors.
 ///
 /// # Errors
-/// `Invalid` for another magic or version, `Fatal` for damage.
+/// `Invalid` if the magic or the version differs; `Fatal` if the record is damaged.
 pub fn unseal<'a>(magic: &[u8; 8], what: &str, bytes: &'a [u8]) -> Result<&'a [u8]> {
     let damaged = || Error::fatal(format!("the {what} file is damaged")).with("bytes", bytes.len());
     let mut reader = Reader::new(bytes);
@@ -198,7 +199,7 @@ mod tests {
     fn manifest() -> Manifest {
         Manifest {
             uuid: [7; 16],
-            epoch: 3,
+            owner_epoch: 3,
             generations: 5,
             clean: true,
             segment_bytes: 256 << 20,

@@ -8,8 +8,8 @@ const MAGIC: &[u8; 8] = b"RTRNVOLU";
 
 /// The content of the file [`VolumeMarker::FILE`] in every volume's directory.
 ///
-/// A file system that is not mounted leaves an empty mount point. Without the marker it would look
-/// like a volume that has lost all its segments.
+/// A file system that is not mounted leaves an empty mount point. Without the marker, an empty
+/// mount point would look like a volume that has lost all its segments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VolumeMarker {
     /// The store: [`Manifest::uuid`](crate::Manifest::uuid).
@@ -22,7 +22,7 @@ impl VolumeMarker {
     /// Name of the file.
     pub const FILE: &'static str = "VOLUME";
 
-    /// Encodes the file: magic, version, length, body, CRC-64 of everything before it.
+    /// Encodes the file: magic, version, length, body, CRC-64 of all preceding bytes.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let mut body = Writer::new();
@@ -33,7 +33,8 @@ impl VolumeMarker {
     /// Decodes what [`VolumeMarker::encode`] wrote.
     ///
     /// # Errors
-    /// `Invalid` for another kind of file or another version, `Fatal` for a damaged one.
+    /// `Invalid` if the file is not a marker, or its version is unsupported; `Fatal` if the marker
+    /// is damaged.
     pub fn decode(bytes: &[u8]) -> Result<Self> {
         let body = unseal(MAGIC, "volume marker", bytes)?;
         let damaged = |error: Error| Error::fatal("the volume marker is damaged").because(error);

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 /// The unit of allocation, alignment and direct I/O, in bytes.
 pub const UNIT: u64 = 4096;
 
-/// Pages of at most this many units are never split across extents.
+/// Maximum length, in units, of pages that are never split across extents.
 pub const WHOLE_PAGE_UNITS: u32 = (256 * 1024 / UNIT) as u32;
 /// The shortest piece of a split page, in units.
 pub const PIECE_UNITS: u32 = WHOLE_PAGE_UNITS;
@@ -65,7 +65,7 @@ impl Extent {
     pub const fn bytes(&self) -> u64 {
         self.units as u64 * UNIT
     }
-    /// The unit behind the last one.
+    /// The first unit after the extent.
     #[must_use]
     pub const fn end(&self) -> u32 {
         self.start + self.units
@@ -109,7 +109,7 @@ impl Place {
         self.pages(page, 1)
     }
 
-    /// The extents of `count` pages from page `first` on, in order.
+    /// The extents of `count` pages starting at page `first`, in order.
     #[must_use]
     pub fn pages(&self, first: u32, count: u32) -> Vec<Extent> {
         let units = u64::from(self.page_units);
@@ -117,8 +117,8 @@ impl Place {
         slice(&self.extents, from, u64::from(count) * units)
     }
 
-    /// Truncates the place after `keep` pages and returns the extents behind. If `keep` is zero,
-    /// these are all extents, the header's included.
+    /// Truncates the place after `keep` pages and returns the freed extents. If `keep` is zero, all
+    /// extents are freed, including the header's.
     pub fn truncate(&mut self, keep: u32) -> Vec<Extent> {
         if keep == 0 {
             return std::mem::take(&mut self.extents);
@@ -143,11 +143,11 @@ impl Place {
         self.extents.iter().map(|extent| u64::from(extent.units)).sum()
     }
 
-    /// Checks that the extents hold exactly the header and `pages` pages, and lie inside segments
+    /// Checks that the extents hold exactly the header and `pages` pages, and are inside segments
     /// of `segment_units` units.
     ///
     /// # Errors
-    /// `Miss` if they do not.
+    /// `Miss` if the extents are shorter or longer, or exceed a segment.
     pub fn check(&self, pages: u32, segment_units: u32) -> Result<()> {
         let expected = u64::from(self.header_units) + u64::from(pages) * u64::from(self.page_units);
         let inside = |e: &Extent| {
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn truncation_frees_exactly_the_extents_behind() {
+    fn truncation_frees_exactly_the_removed_extents() {
         let mut kept = place();
         assert_eq!(kept.truncate(1), vec![extent(15, 2), extent(100, 6)]);
         assert_eq!(kept.extents, vec![extent(10, 5)]);

@@ -23,9 +23,9 @@ const DROPPED: u8 = 2;
 pub struct ScopeSettings {
     /// The codec of pages that are put: the number that a slice records.
     pub codec: Option<u8>,
-    /// The most bytes on disk that the scope's pages take.
+    /// Maximum bytes on disk that the scope's pages take.
     pub quota_bytes: Option<u64>,
-    /// The most bytes on disk that the scope's retained pages take.
+    /// Maximum bytes on disk that the scope's retained pages take.
     pub retained_bytes: Option<u64>,
 }
 
@@ -61,7 +61,8 @@ impl ScopeSettings {
 /// dropped, and so have all runs that name the slot.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ScopeRegistry {
-    /// The slot of the next registration. It only increases, so that no slot is assigned twice.
+    /// The slot of the next registration. The slot only increases, so that no slot is assigned
+    /// twice.
     pub next: u32,
     /// Live scopes.
     pub scopes: BTreeMap<ScopeSlot, Arc<Scope>>,
@@ -76,7 +77,7 @@ pub struct StoredRegistry {
     pub registry: ScopeRegistry,
     /// Length of the head.
     pub head_bytes: usize,
-    /// Length of the records behind the head.
+    /// Length of the records after the head.
     pub appended_bytes: usize,
     /// Whether all bytes belong to intact records. If not, the last append was torn or records are
     /// damaged, and `next` may be lower than it was.
@@ -84,7 +85,7 @@ pub struct StoredRegistry {
 }
 
 impl ScopeRegistry {
-    /// Encodes the head, sealed as the manifest is. Body: next slot; count, then slot and scope of
+    /// Encodes the head, sealed like the manifest. Body: next slot; count, then slot and scope of
     /// each; count, then slot and settings of each; [`Scope::IDENTITY`].
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
@@ -123,7 +124,7 @@ impl ScopeRegistry {
         record(&body)
     }
 
-    /// Decodes a file: the head, and the records behind it up to the first that is cut, damaged or
+    /// Decodes a file: the head, and the records after it up to the first that is cut, damaged or
     /// out of order.
     ///
     /// # Errors

@@ -1,4 +1,4 @@
-//! The records of the reservation log: space that a client process may still write to.
+//! The records of the reservation log: space that may still be written by a client process.
 
 use crate::wire::{Reader, Writer};
 use crate::{Extent, Result, SegmentId, checksum};
@@ -10,9 +10,9 @@ pub enum ReservationRecord {
     Reserved {
         /// The reservation's number.
         id: u64,
-        /// The client's name, which is that of the lock file that it holds while it lives.
+        /// The client's name: also the name of the lock file that the client holds while it runs.
         client: String,
-        /// The extents that the client may write to.
+        /// The extents that may be written by the client.
         extents: Vec<Extent>,
     },
     /// The reservation was committed or aborted: the client no longer writes to its space.

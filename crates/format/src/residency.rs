@@ -86,7 +86,7 @@ impl From<Tier> for Tiers {
     }
 }
 
-/// A worker that holds a page, and the tiers on which it does: at least one.
+/// A worker that holds a page, and the tiers that hold it: at least one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Holder {
     /// The worker.
@@ -119,7 +119,7 @@ impl ResidencyHeader {
     /// Decodes what [`ResidencyHeader::encode`] wrote.
     ///
     /// # Errors
-    /// `Miss` if it is damaged, `Invalid` if it is intact and of another version.
+    /// `Miss` if the header is damaged; `Invalid` if it is intact and its version is unsupported.
     pub fn decode(bytes: &[u8]) -> Result<Self> {
         let [number, first] = read_header(Self::MAGIC, "residency log", bytes)?;
         Ok(Self { number, first })
@@ -135,7 +135,7 @@ pub enum ResidencyRecord<'a> {
     Stored {
         /// The pages' scope.
         scope: ScopeSlot,
-        /// The page before the first one, if known.
+        /// The page before the first of `pages`, if known.
         parent: Option<PageHash>,
         /// The holders added to each page, ordered by worker.
         holders: Cow<'a, [Holder]>,

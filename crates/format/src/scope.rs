@@ -31,16 +31,16 @@ impl fmt::Debug for ScopeId {
     }
 }
 
-/// The number that a store assigned to a scope at registration. Never reused: a scope that is
-/// dropped and registered again gets another slot, which makes a drop durable at once.
+/// The number that a store assigned to a scope at registration. A slot is never reused: a scope
+/// that is dropped and registered again gets a new slot, so a drop is durable immediately.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Default, Serialize, Deserialize,
 )]
 pub struct ScopeSlot(pub u32);
 
 /// The description of a scope. Every field takes part in its [`ScopeId`], `layout` by its canonical
-/// name and `page_bytes` as resolved. So two descriptions of the same bytes are one scope, and
-/// bytes with different arrangements never are.
+/// name and `page_bytes` as resolved. Two descriptions of the same bytes are therefore one scope,
+/// and bytes with different arrangements are always different scopes.
 #[derive(Clone, Debug, Eq, Serialize, Deserialize)]
 pub struct Scope {
     /// The model's normalised configuration after overrides, or a name for it.
@@ -73,9 +73,10 @@ pub struct Scope {
     pub extra: BTreeMap<String, String>,
     /// The arrangement of a page's bytes. Three layouts are known. `page_first` and `layer_first`
     /// differ in where an engine keeps a page, not in its bytes, and name one scope: layer by
-    /// layer, in each the keys, then the values, token by token. `page_head`: head by head, in each
-    /// the same, so that heads can be told apart. Any other name is the caller's, and makes another
-    /// scope. `opaque` and names that begin with `opaque/` need no shape.
+    /// layer, in each the keys, then the values, token by token. `page_head`: head by head, with
+    /// the same order inside each head, so that heads can be distinguished. Any other name is the
+    /// caller's, and makes another scope. `opaque` and names that begin with `opaque/` need no
+    /// shape.
     pub layout: String,
     /// Bytes per page. `None` if they follow from a known layout, which makes the same scope as the
     /// derived number.
@@ -113,8 +114,8 @@ const CONTEXT: &str = "ritornello 2026 scope identity v1";
 pub const PAGE_BYTES_MAX: u64 = 64 << 20;
 
 impl Scope {
-    /// The version of the identity that a [`ScopeId`] digests. A registry records it, because the
-    /// ids and page hashes of another version are all different.
+    /// The version of the identity that a [`ScopeId`] digests. A registry records it, because all
+    /// ids and page hashes differ between versions.
     pub const IDENTITY: u8 = 1;
 
     /// A scope for callers that know only a name, a page length, and whether keys chain.
@@ -141,8 +142,8 @@ impl Scope {
         }
     }
 
-    /// The digest of the identity. A scope whose page length cannot be resolved has an id of its
-    /// own, but no store registers it.
+    /// The digest of the identity. A scope whose page length cannot be resolved has a distinct id,
+    /// but no store registers it.
     #[must_use]
     pub fn id(&self) -> ScopeId {
         let digest = blake3::derive_key(CONTEXT, &self.identity());
@@ -245,8 +246,8 @@ impl Scope {
         (!differences.is_empty()).then(|| differences.join(", "))
     }
 
-    /// A digest of all fields except those that arrange pages: equal for all scopes between which
-    /// [`Scope::rearranged`] finds differences.
+    /// A digest of all fields except the fields that arrange pages: equal for all scopes between
+    /// which [`Scope::rearranged`] finds differences.
     #[must_use]
     pub fn content_digest(&self) -> [u8; 16] {
         let mut writer = Writer::new();
@@ -256,7 +257,7 @@ impl Scope {
         digest
     }
 
-    /// Whether all fields except those that arrange pages are equal.
+    /// Whether all fields except the fields that arrange pages are equal.
     fn has_same_content(&self, other: &Self) -> bool {
         // Destructures, so that a new field does not compile until it is considered here.
         let Self {
@@ -455,7 +456,7 @@ mod tests {
     }
 
     #[test]
-    fn unresolved_page_bytes_have_ids_of_their_own() {
+    fn unresolved_page_bytes_have_distinct_ids() {
         let unresolved = [
             Scope { page_bytes: Some(1), ..llama() },
             Scope { page_bytes: Some(2), ..llama() },
@@ -476,7 +477,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_of_any_field_makes_another_scope() {
+    fn change_of_any_field_changes_the_scope() {
         let changes: [fn(&mut Scope); 17] = [
             |s| s.model.push('x'),
             |s| s.weights.push(1),

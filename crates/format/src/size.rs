@@ -30,7 +30,7 @@ pub fn parse_bytes(text: &str) -> Result<u64> {
     let Some(&(_, scale)) = known else {
         return Err(match unit.to_ascii_uppercase().as_str() {
             letter @ ("K" | "M" | "G" | "T") => refused(format!(
-                "say which: {number}{letter}iB (powers of 1024) or {number}{letter}B (of 1000)"
+                "write {number}{letter}iB (powers of 1024) or {number}{letter}B (powers of 1000)"
             )),
             _ => refused("a size is a number and a unit, such as 200GiB".to_owned()),
         });

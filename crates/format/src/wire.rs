@@ -90,7 +90,7 @@ impl<'a> Reader<'a> {
     pub fn array<const N: usize>(&mut self) -> Result<[u8; N]> {
         self.raw(N)?.try_into().map_err(|_| short())
     }
-    /// A `u32` length and that many bytes.
+    /// A `u32` length, then the bytes.
     pub fn blob(&mut self) -> Result<&'a [u8]> {
         let count = self.u32()?;
         self.raw(count as usize)

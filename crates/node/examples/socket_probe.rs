@@ -7,7 +7,7 @@
 use ritornello_format::{Result, Scope};
 use ritornello_node::{Options, Role, open};
 use ritornello_store::{PutOptions, Store};
-use ritornello_volume::memory::BorrowedPages;
+use ritornello_volume::page_memory::BorrowedPages;
 use ritornello_volume::transfer::Control;
 use std::path::PathBuf;
 use std::process::Command;

@@ -23,7 +23,7 @@ use crate::owner::Owner;
 use crate::reopening::Reopening;
 use ritornello_format::{Error, Result};
 use ritornello_store::CatalogStats;
-use ritornello_volume::Parked;
+use ritornello_volume::ForkSafeLock;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -44,7 +44,7 @@ const LOG_PERIOD: Duration = Duration::from_secs(60);
 
 /// Wakes the heal thread.
 #[derive(Debug, Default)]
-pub(crate) struct HealSignal(Parked<HealState>);
+pub(crate) struct HealSignal(ForkSafeLock<HealState>);
 
 #[derive(Debug, Default)]
 struct HealState {

@@ -7,7 +7,7 @@ use common::*;
 use ritornello_format::{ErrorKind, Scope, ScopeSettings};
 use ritornello_node::{Node, Options, Role, open};
 use ritornello_store::{LeaseNumber, Leased, PutOptions};
-use ritornello_volume::memory::BorrowedPages;
+use ritornello_volume::page_memory::BorrowedPages;
 use ritornello_volume::transfer::Control;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;

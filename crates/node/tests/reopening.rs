@@ -8,7 +8,7 @@ use ritornello_format::ErrorKind;
 use ritornello_medium::{Fault, Faulty, Host, Op, Rule, Schedule};
 use ritornello_node::{Durability, Node, Options, Role, open_on};
 use ritornello_store::{CatalogStats, PutOptions};
-use ritornello_volume::memory::{Fragment, OwnedPages, PageSource};
+use ritornello_volume::page_memory::{Fragment, OwnedPages, PageSource};
 use ritornello_volume::transfer::Control;
 use std::path::Path;
 use std::sync::mpsc::{Receiver, Sender, channel};

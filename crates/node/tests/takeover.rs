@@ -7,7 +7,7 @@ use common::*;
 use ritornello_format::ErrorKind;
 use ritornello_node::{Node, Role, open};
 use ritornello_store::{PutOptions, Store};
-use ritornello_volume::memory::{BorrowedPages, Fragment, OwnedPages, PageSource};
+use ritornello_volume::page_memory::{BorrowedPages, Fragment, OwnedPages, PageSource};
 use ritornello_volume::transfer::Control;
 use std::collections::BTreeSet;
 use std::path::Path;

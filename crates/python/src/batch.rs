@@ -5,7 +5,7 @@ use crate::error::invalid;
 use crate::pages::Pages;
 use crate::pool::{PoolPages, Selection};
 use pyo3::prelude::*;
-use ritornello_volume::memory::{PageSource, PageTarget};
+use ritornello_volume::page_memory::{PageSource, PageTarget};
 use std::sync::Arc;
 
 /// The memory of a batch.

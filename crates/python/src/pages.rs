@@ -6,7 +6,7 @@ use crate::overlap::{Span, overlap};
 use parking_lot::Mutex;
 use pyo3::prelude::*;
 use pyo3::types::PyString;
-use ritornello_volume::memory::{Fragment, FragmentMut, PageSource, PageTarget};
+use ritornello_volume::page_memory::{Fragment, FragmentMut, PageSource, PageTarget};
 use std::ops::Range;
 
 /// The memory of pages, kept until [`Pages::release`] or the last reference is dropped.

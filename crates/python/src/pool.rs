@@ -5,7 +5,7 @@ use crate::error::invalid;
 use crate::overlap::Span;
 use crate::pages::check_disjoint;
 use pyo3::prelude::*;
-use ritornello_volume::memory::{Fragment, FragmentMut, PageSource, PageTarget};
+use ritornello_volume::page_memory::{Fragment, FragmentMut, PageSource, PageTarget};
 use std::sync::Arc;
 
 /// One buffer of a pool.

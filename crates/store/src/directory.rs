@@ -143,7 +143,7 @@ impl Directory {
             return decoded
                 .map_err(|error| error.with("dir", self.display()).with("file", MANIFEST));
         }
-        if copy.epoch > 0 {
+        if copy.owner_epoch > 0 {
             tracing::warn!(dir = %self.display(), "MANIFEST is absent: its copy is used");
         }
         Ok(copy)
@@ -171,7 +171,7 @@ impl Directory {
     ) -> Result<Manifest> {
         self.medium.create_dir(&self.path).map_err(|e| self.refused(e))?;
         let stored = match self.manifest()? {
-            Some(stored) if stored.epoch > 0 => stored,
+            Some(stored) if stored.owner_epoch > 0 => stored,
             begun => return self.new_manifest(options, begun),
         };
         IndexKind::stored(&stored.index).map_err(|error| error.with("dir", self.display()))?;
@@ -247,7 +247,7 @@ impl Directory {
         let segment_bytes = options.segment_bytes.or(begun.map(|begun| begun.segment_bytes));
         let manifest = Manifest {
             uuid,
-            epoch: 0,
+            owner_epoch: 0,
             generations: 0,
             clean: true,
             segment_bytes: segment_bytes.unwrap_or(SEGMENT_BYTES),
@@ -355,7 +355,7 @@ impl Directory {
     fn has_paths(&self, options: &Options, stored: &Manifest) -> Result<bool> {
         let given: BTreeSet<PathBuf> =
             self.volumes(options)?.iter().map(|volume| self.real(&volume.dir)).collect();
-        let there = stored.volumes.iter().filter(|volume| !volume.is_gone());
+        let there = stored.volumes.iter().filter(|volume| !volume.is_retired());
         let has: BTreeSet<PathBuf> = there.map(|volume| self.real(&volume.dir)).collect();
         let mut active = stored.volumes.iter().filter(|volume| volume.is_active());
         Ok(given.is_subset(&has) && active.all(|volume| given.contains(&self.real(&volume.dir))))

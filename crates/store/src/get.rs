@@ -5,8 +5,8 @@ use crate::encode::Decoder;
 use crate::outcome::Outcome;
 use crate::store::Store;
 use ritornello_format::Result;
-use ritornello_volume::memory::PageTarget;
-use ritornello_volume::transfer::{Control, Encoded, MissReason, PageFate, RunRead};
+use ritornello_volume::page_memory::PageTarget;
+use ritornello_volume::transfer::{Control, Encoded, MissReason, PageOutcome, RunRead};
 use std::time::Instant;
 
 impl Store {
@@ -38,20 +38,20 @@ impl Store {
         let all = covered == keys.len() as u64;
         let whole = (!all && control.sections.is_some())
             .then(|| Control { sections: None, ..control.clone() });
-        let fates = self.segments.read_runs(&reads, whole.as_ref().unwrap_or(control));
+        let outcomes = self.segments.read_runs(&reads, whole.as_ref().unwrap_or(control));
         // If the release fails, the lease expires on its own.
         let _ = self.catalog.release(located.lease);
         let (mut ok, mut reason) = (vec![false; keys.len()], "");
-        for (run, fates) in located.runs.iter().zip(&fates) {
-            for (at, fate) in (run.at as usize..).zip(fates) {
-                match fate {
-                    PageFate::Verified => ok[at] = true,
-                    PageFate::Missed(missed) if reason.is_empty() => reason = missed.word(),
-                    PageFate::Missed(_) => {}
+        for (run, outcomes) in located.runs.iter().zip(&outcomes) {
+            for (at, outcome) in (run.at as usize..).zip(outcomes) {
+                match outcome {
+                    PageOutcome::Verified => ok[at] = true,
+                    PageOutcome::Missed(missed) if reason.is_empty() => reason = missed.word(),
+                    PageOutcome::Missed(_) => {}
                 }
             }
         }
-        self.report(scope, keys, &located, &fates);
+        self.report(scope, keys, &located, &outcomes);
         let verified = ok.iter().filter(|ok| **ok).count() as u64;
         let pages = ok.iter().take_while(|ok| **ok).count();
         if pages < keys.len() && reason.is_empty() {
@@ -68,10 +68,16 @@ impl Store {
 
     /// Reports pages that failed verification to the owner, which reads them itself and removes
     /// them if it agrees. In a chained scope one page per run is enough.
-    fn report(&self, scope: ScopeRef, keys: &[&[u8]], located: &Located, fates: &[Vec<PageFate>]) {
-        for (run, fates) in located.runs.iter().zip(fates) {
-            for (at, fate) in (run.at as usize..).zip(fates) {
-                let PageFate::Missed(reason) = fate else { continue };
+    fn report(
+        &self,
+        scope: ScopeRef,
+        keys: &[&[u8]],
+        located: &Located,
+        outcomes: &[Vec<PageOutcome>],
+    ) {
+        for (run, outcomes) in located.runs.iter().zip(outcomes) {
+            for (at, outcome) in (run.at as usize..).zip(outcomes) {
+                let PageOutcome::Missed(reason) = outcome else { continue };
                 let on_disk = reason.is_damage() || *reason == MissReason::Io;
                 if on_disk {
                     // If the report fails, the next reader will report the page.

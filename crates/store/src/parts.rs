@@ -3,7 +3,7 @@
 use crate::catalog::ScopeRef;
 use crate::encode::Encoder;
 use ritornello_format::{Slice, units_of};
-use ritornello_volume::memory::PageSource;
+use ritornello_volume::page_memory::PageSource;
 use ritornello_volume::segments::Segments;
 use ritornello_volume::transfer::{Control, PackedPages, Packing};
 use std::ops::Range;

@@ -8,7 +8,7 @@ use crate::parts::{Part, Parts};
 use crate::store::{DEFAULT_TIMEOUT, PutOptions, Store};
 use parking_lot::Mutex;
 use ritornello_format::{Result, RunHeader, Scope, UNIT};
-use ritornello_volume::memory::PageSource;
+use ritornello_volume::page_memory::PageSource;
 use ritornello_volume::transfer::{Control, RunWrite};
 use std::thread;
 use std::time::Instant;

@@ -9,7 +9,7 @@ use crate::resolved::Resolved;
 use crate::ticket::Workers;
 use crate::transfer_stats::{StoreStats, TransferCounters};
 use ritornello_format::{Error, ErrorKind, Result, Scope, ScopeSettings, ScopeSlot, check_keys};
-use ritornello_volume::memory::{BorrowedPages, OffsetPages, PageSource, PageTarget};
+use ritornello_volume::page_memory::{BorrowedPages, OffsetPages, PageSource, PageTarget};
 use ritornello_volume::process_id;
 use ritornello_volume::segments::Segments;
 use ritornello_volume::staging::Staging;

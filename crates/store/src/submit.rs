@@ -5,7 +5,7 @@ use crate::put::PutBytes;
 use crate::store::{PutOptions, Store, check_sections};
 use crate::ticket::{Closing, Lane, Ticket};
 use ritornello_format::{ErrorKind, Result, Scope};
-use ritornello_volume::memory::{OffsetPages, PageSource, PageTarget};
+use ritornello_volume::page_memory::{OffsetPages, PageSource, PageTarget};
 use ritornello_volume::staging::StagedPages;
 use ritornello_volume::transfer::Control;
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -3,7 +3,7 @@
 use crate::outcome::Outcome;
 use parking_lot::Mutex;
 use ritornello_format::{Error, ErrorKind, Result};
-use ritornello_volume::{Parked, Sections};
+use ritornello_volume::{ForkSafeLock, Sections};
 use rustix::event::{EventfdFlags, eventfd};
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -27,7 +27,7 @@ pub struct Ticket {
 
 #[derive(Debug)]
 struct TicketState {
-    outcome: Parked<Option<Arc<Outcome>>>,
+    outcome: ForkSafeLock<Option<Arc<Outcome>>>,
     event: OwnedFd,
     cancelled: Arc<AtomicBool>,
     listener: Mutex<Option<(Arc<CompletionQueue>, u64)>>,
@@ -90,7 +90,7 @@ impl Ticket {
     pub(crate) fn new(sections: Option<Arc<Sections>>) -> Result<Self> {
         Ok(Self {
             shared: Arc::new(TicketState {
-                outcome: Parked::new(None),
+                outcome: ForkSafeLock::new(None),
                 event: event()?,
                 cancelled: Arc::default(),
                 listener: Mutex::default(),
@@ -197,7 +197,7 @@ struct Queues {
 
 /// The threads that work on tickets, gets before puts.
 pub(crate) struct Workers {
-    shared: Arc<Parked<Queues>>,
+    shared: Arc<ForkSafeLock<Queues>>,
     threads: Mutex<Vec<std::thread::JoinHandle<()>>>,
 }
 
@@ -256,7 +256,7 @@ impl Workers {
     }
 }
 
-fn work(queues: &Parked<Queues>) {
+fn work(queues: &ForkSafeLock<Queues>) {
     let mut guard = queues.lock();
     loop {
         let put_allowed = guard.puts_running < WORKERS - WORKERS_FOR_GETS;

@@ -53,7 +53,7 @@ impl Directory {
     pub(crate) fn volume_states(&self, manifest: &Manifest) -> Vec<VolumeState> {
         let each = (0..=u8::MAX).zip(&manifest.volumes);
         each.map(|(number, volume)| {
-            if volume.is_gone() {
+            if volume.is_retired() {
                 return VolumeState::Gone;
             }
             let dir = self.path().join(&volume.dir);
@@ -99,7 +99,7 @@ impl Directory {
     /// Whether the directory of volume `number` holds it now.
     pub(crate) fn is_volume_here(&self, manifest: &Manifest, number: u8) -> bool {
         let Some(volume) = manifest.volumes.get(usize::from(number)) else { return false };
-        if volume.is_gone() {
+        if volume.is_retired() {
             return false;
         }
         let marker = VolumeMarker { store: manifest.uuid, volume: number };
@@ -185,10 +185,10 @@ impl Directory {
     /// # Errors
     /// `Invalid` if a directory holds another volume; those of the file system.
     pub(crate) fn mark_volumes(&self, manifest: &mut Manifest) -> Result<()> {
-        let (store, being_made) = (manifest.uuid, manifest.epoch == 0);
+        let (store, being_made) = (manifest.uuid, manifest.owner_epoch == 0);
         let path = self.path().to_owned();
         for (number, volume) in (0..=u8::MAX).zip(&mut manifest.volumes) {
-            if volume.is_gone() {
+            if volume.is_retired() {
                 continue;
             }
             let dir = path.join(&volume.dir);

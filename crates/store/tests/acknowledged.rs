@@ -11,7 +11,7 @@ use ritornello_store::admission::AdmissionMode;
 use ritornello_store::{
     Catalog, ClientId, Durability, Options, Outcome, PutOptions, ReserveRequest,
 };
-use ritornello_volume::memory::{BorrowedPages, Fragment, PageSource};
+use ritornello_volume::page_memory::{BorrowedPages, Fragment, PageSource};
 use ritornello_volume::transfer::{Control, RunWrite};
 use std::path::Path;
 use std::sync::Arc;

@@ -10,7 +10,7 @@ use ritornello_codec::Codec;
 use ritornello_format::{ErrorKind, Result, Scope, ScopeSettings};
 use ritornello_medium::{Host, SimDisk};
 use ritornello_store::{ClientId, Durability, Options, Outcome, PutOptions, Store};
-use ritornello_volume::memory::{BorrowedPages, BorrowedPagesMut};
+use ritornello_volume::page_memory::{BorrowedPages, BorrowedPagesMut};
 use ritornello_volume::staging::Staging;
 use ritornello_volume::transfer::{Control, Packing};
 use std::fs;

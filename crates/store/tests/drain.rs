@@ -49,7 +49,7 @@ fn directory_is_added_and_another_drained() {
     assert!(first > 0 && other > 0, "{first} and {other}");
     open.store.change_capacity(&CapacityChange::DrainPath("segments".to_owned())).unwrap();
     assert_eq!(segments_in(&home.join("segments")), 0);
-    assert!(open.core.manifest().volumes[0].is_gone());
+    assert!(open.core.manifest().volumes[0].is_retired());
     let left = whole(&open.store, 48);
     assert!(there.iter().any(|name| left.contains(name)), "moved, not lost");
     assert!(left.len() > 24, "{}", left.len());
@@ -154,7 +154,7 @@ fn power_loss_while_draining_keeps_flushed_pages() {
         assert_eq!(whole(&open.store, 20).len(), 20, "seed {seed}");
         open.core.run_once();
         let volumes = &open.core.manifest().volumes;
-        assert!(volumes[0].is_gone() || volumes[0].is_active(), "{volumes:?}");
+        assert!(volumes[0].is_retired() || volumes[0].is_active(), "{volumes:?}");
         assert_eq!(whole(&open.store, 20).len(), 20, "seed {seed}");
         open.close();
     }

@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use ritornello_format::ErrorKind;
 use ritornello_medium::{Fault, Faulty, Op, Rule, Schedule, SimDisk};
 use ritornello_store::{Options, PutOptions};
-use ritornello_volume::memory::{BorrowedPages, BorrowedPagesMut};
+use ritornello_volume::page_memory::{BorrowedPages, BorrowedPagesMut};
 use ritornello_volume::transfer::Control;
 use std::path::Path;
 use std::sync::Arc;

@@ -6,7 +6,7 @@ mod common;
 use common::*;
 use ritornello_format::Scope;
 use ritornello_store::{CompletionQueue, Options, PutOptions};
-use ritornello_volume::memory::OwnedPages;
+use ritornello_volume::page_memory::OwnedPages;
 use ritornello_volume::transfer::Control;
 use std::sync::Arc;
 use std::time::Duration;

@@ -8,7 +8,7 @@ use ritornello_format::ErrorKind;
 use ritornello_medium::{Fault, Faulty, Host, Op, Rule, Schedule, SimDisk};
 use ritornello_store::eviction::Policy;
 use ritornello_store::{CapacityChange, Directory, Options, PutOptions};
-use ritornello_volume::memory::BorrowedPages;
+use ritornello_volume::page_memory::BorrowedPages;
 use ritornello_volume::transfer::Control;
 use std::path::Path;
 use std::sync::Arc;

@@ -8,7 +8,7 @@ use ritornello_format::{Scope, ScopeSettings};
 use ritornello_medium::{Host, Medium, SimDisk};
 use ritornello_store::eviction::Policy;
 use ritornello_store::{Options, Outcome, PutOptions, Store};
-use ritornello_volume::memory::BorrowedPages;
+use ritornello_volume::page_memory::BorrowedPages;
 use ritornello_volume::transfer::Control;
 use std::path::Path;
 use std::sync::Arc;

@@ -7,7 +7,7 @@ use common::*;
 use ritornello_codec::Codec;
 use ritornello_format::{ErrorKind, Scope, ScopeSettings};
 use ritornello_store::Store;
-use ritornello_volume::memory::{BorrowedPages, BorrowedPagesMut, OwnedPagesMut};
+use ritornello_volume::page_memory::{BorrowedPages, BorrowedPagesMut, OwnedPagesMut};
 use ritornello_volume::transfer::{Control, Sections};
 use std::fs;
 use std::os::unix::fs::FileExt;

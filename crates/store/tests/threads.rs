@@ -5,7 +5,7 @@ mod common;
 
 use common::*;
 use ritornello_store::PutOptions;
-use ritornello_volume::memory::OwnedPages;
+use ritornello_volume::page_memory::OwnedPages;
 use ritornello_volume::transfer::Control;
 use std::sync::Arc;
 use std::time::Duration;
@@ -112,7 +112,7 @@ fn copied_put_needs_no_source_afterwards() {
     let boxed = keys.iter().map(|k| k.clone().into_boxed_slice()).collect();
     let ticket = {
         let slices: Vec<&[u8]> = pages.iter().map(Vec::as_slice).collect();
-        let source = ritornello_volume::memory::BorrowedPages::new(&slices);
+        let source = ritornello_volume::page_memory::BorrowedPages::new(&slices);
         open.store
             .submit_put_copy(
                 Arc::clone(&scope),
@@ -155,11 +155,11 @@ fn cancelled_or_late_ticket_leaves_nothing_behind() {
 struct Broken;
 
 // SAFETY: it never hands out memory.
-unsafe impl ritornello_volume::memory::PageSource for Broken {
+unsafe impl ritornello_volume::page_memory::PageSource for Broken {
     fn len(&self) -> usize {
         4
     }
-    fn fragments(&self, _: usize, _: &mut Vec<ritornello_volume::memory::Fragment>) {
+    fn fragments(&self, _: usize, _: &mut Vec<ritornello_volume::page_memory::Fragment>) {
         panic!("a broken source");
     }
 }

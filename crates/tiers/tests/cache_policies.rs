@@ -8,7 +8,7 @@ use ritornello_node::Options;
 use ritornello_store::PutOptions;
 use ritornello_tiers::Tier;
 use ritornello_tiers::cache::{Cache, PrefetchPolicy, Settings};
-use ritornello_volume::memory::BorrowedPages;
+use ritornello_volume::page_memory::BorrowedPages;
 use ritornello_volume::transfer::Control;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;

@@ -251,7 +251,7 @@ fn unchained_scope_is_read_page_by_page() {
     let scope = std::sync::Arc::new(ritornello_format::Scope::opaque("apart", PAGE as u64, false));
     let keys = keys(1, 0, 6);
     let pages: Vec<Vec<u8>> = keys.iter().map(|key| page(key)).collect();
-    let source = ritornello_volume::memory::BorrowedPages::new(&refs(&pages[3..]));
+    let source = ritornello_volume::page_memory::BorrowedPages::new(&refs(&pages[3..]));
     let ticket = cache.submit_put(
         std::sync::Arc::clone(&scope),
         boxed(&keys[3..]),

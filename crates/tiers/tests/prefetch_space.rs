@@ -9,7 +9,7 @@ use ritornello_format::Scope;
 use ritornello_store::PutOptions;
 use ritornello_tiers::cache::{Cache, Found, LookupOptions, PrefetchPolicy, Readiness};
 use ritornello_tiers::gate::LoadMode;
-use ritornello_volume::memory::BorrowedPages;
+use ritornello_volume::page_memory::BorrowedPages;
 use ritornello_volume::transfer::Control;
 use std::path::Path;
 use std::sync::Arc;

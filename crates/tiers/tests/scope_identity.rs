@@ -7,7 +7,7 @@ use common::*;
 use ritornello_format::Scope;
 use ritornello_store::PutOptions;
 use ritornello_tiers::cache::{Cache, Found, LookupOptions, Readiness};
-use ritornello_volume::memory::BorrowedPages;
+use ritornello_volume::page_memory::BorrowedPages;
 use ritornello_volume::transfer::Control;
 use std::sync::Arc;
 use std::time::Duration;

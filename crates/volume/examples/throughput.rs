@@ -1,12 +1,12 @@
 //! `cargo run --release -p ritornello-volume --example throughput -- [DIR [MIB [PAGE_KIB [IN_FLIGHT_MIB [SKEW]]]]]`
 //!
-//! Prints the rates of writing and reading runs, relative to the limit of the same disk in the same
-//! process.
+//! Prints the rates of writing and reading runs, relative to the baseline of the same disk in the
+//! same process.
 #![allow(clippy::unwrap_used)]
 
 use ritornello_format::{Extent, Place, RunHeader, ScopeId, SegmentId, units_of};
 use ritornello_medium::Host;
-use ritornello_volume::limit::{Limit, Rate};
+use ritornello_volume::baseline::{Limit, Rate};
 use ritornello_volume::*;
 use std::sync::Arc;
 
@@ -14,16 +14,16 @@ const SEGMENT: u64 = 256 << 20;
 const RUN_PAGES: usize = 32;
 
 /// Huge-page memory in the role of a caller's.
-struct Caller(Vec<Piece>, usize);
+struct Caller(Vec<StagingBuffer>, usize);
 
-// SAFETY: the pieces live as long as this value, and `main` reads into each page once at a time.
+// SAFETY: the buffers live as long as this value, and `main` reads into each page once at a time.
 unsafe impl PageTarget for Caller {
     fn len(&self) -> usize {
         self.0.len()
     }
     fn fragments(&self, page: usize, out: &mut Vec<FragmentMut>) {
         let at = self.0[page % self.0.len()].bytes().as_ptr().cast_mut();
-        // SAFETY: inside the piece.
+        // SAFETY: inside the buffer.
         out.push(unsafe { FragmentMut::new(at, self.1) });
     }
 }
@@ -35,7 +35,7 @@ unsafe impl PageSource for Caller {
     }
     fn fragments(&self, page: usize, out: &mut Vec<Fragment>) {
         let at = self.0[page % self.0.len()].bytes().as_ptr();
-        // SAFETY: inside the piece.
+        // SAFETY: inside the buffer.
         out.push(unsafe { Fragment::new(at, self.1) });
     }
 }
@@ -63,7 +63,7 @@ fn main() {
     let segments = Segments::open(Arc::new(Host), config).unwrap();
     println!("{:?}", segments.report());
 
-    // Runs, laid out one behind the other.
+    // Runs, stored one after another.
     let page_units = units_of(page) as u32;
     let mut runs = Vec::new();
     let (mut segment, mut at) = (0u32, 0u32);
@@ -91,13 +91,12 @@ fn main() {
 
     // Use at most 1 GiB of caller memory.
     let arena = Staging::new((1 << 30) + (2 << 20)).unwrap();
-    let pieces =
-        ((1 << 30) / (page as usize + skew).next_multiple_of(4096)) / run_pages * run_pages;
-    let mut memory: Vec<Piece> = (0..pieces.min(runs.len() * run_pages).max(run_pages))
+    let count = ((1 << 30) / (page as usize + skew).next_multiple_of(4096)) / run_pages * run_pages;
+    let mut memory: Vec<StagingBuffer> = (0..count.min(runs.len() * run_pages).max(run_pages))
         .map(|_| arena.try_take(page as usize + skew).unwrap())
         .collect();
-    for (n, piece) in memory.iter_mut().enumerate() {
-        for (at, word) in piece.bytes_mut().chunks_mut(8).enumerate() {
+    for (n, buffer) in memory.iter_mut().enumerate() {
+        for (at, word) in buffer.bytes_mut().chunks_mut(8).enumerate() {
             word.copy_from_slice(&((at * 77 + n) as u64).to_le_bytes());
         }
     }
@@ -154,8 +153,8 @@ fn main() {
                         encoded: Encoded::Refuse,
                     })
                     .collect();
-                for fates in segments.read_runs(&reads, &Control::default()) {
-                    assert!(fates.iter().all(|fate| fate.is_verified()), "{fates:?}");
+                for outcomes in segments.read_runs(&reads, &Control::default()) {
+                    assert!(outcomes.iter().all(|outcome| outcome.is_verified()), "{outcomes:?}");
                 }
             }
             Ok(())

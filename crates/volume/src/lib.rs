@@ -4,38 +4,38 @@
 //! through the fastest engine that works (`io_uring`, a thread pool, the page cache, or copies
 //! where the files are in memory), with a checksum over every byte. `Staging` is the huge-page
 //! memory that pages pass through where the caller's own memory cannot be used. `space` allocates
-//! extents. `limit` measures what disk and memory can do.
+//! extents. `baseline` measures the speed of disk and memory.
 //!
-//! **Promises.** A page that is reported as verified holds, byte for byte, what was written under
-//! its key in its generation. Any other outcome is a miss with a reason, never a panic. When a call
-//! returns, none of its I/O is in flight. Memory is bounded by what a call keeps in flight, and by
-//! the arena.
+//! **Promises.** A page that is reported as verified holds, byte for byte, the page that was
+//! written under its key in its generation. Any other outcome is a miss with a reason, never a
+//! panic. When a call returns, its I/O has completed. Memory is bounded by the bytes that a call
+//! keeps in flight, and by the arena.
 //!
-//! **May not know** which pages exist, which client wants them, or which may be overwritten: the
+//! **May not know** which pages exist, which client requests them, or which may be overwritten: the
 //! caller supplies places.
 
-mod engine;
-pub mod limit;
+pub mod baseline;
+mod fork_safe_lock;
+mod io_engine;
 mod map;
-pub mod memory;
 mod memory_block;
 mod open_files;
-mod parked;
+pub mod page_memory;
 mod process;
 pub mod segments;
 pub mod space;
 pub mod staging;
 pub mod transfer;
 
-pub use memory::{
+pub use fork_safe_lock::ForkSafeLock;
+pub use open_files::OTHER_FILES;
+pub use page_memory::{
     BorrowedPages, BorrowedPagesMut, Fragment, FragmentMut, OwnedPages, PageSource, PageTarget,
 };
-pub use open_files::OTHER_FILES;
-pub use parked::Parked;
 pub use process::{heap_bytes, process_id};
 pub use segments::{IoChoice, IoMode, IoReport, Segments, SegmentsConfig};
-pub use staging::{Backing, Piece, StagedPages, Staging, StagingStats};
+pub use staging::{Backing, StagedPages, Staging, StagingBuffer, StagingStats};
 pub use transfer::{
-    Control, Encoded, FoundRun, MissReason, Pack, PackedPages, Packing, PageFate, RunRead,
-    RunWrite, Sections, Unpack, VerifiedRun,
+    Control, Encoded, MissReason, Pack, PackedPages, Packing, PageOutcome, RunRead, RunWrite,
+    SalvagedRun, Sections, Unpack, VerifiedRun,
 };

@@ -1,14 +1,14 @@
 //! Memory maps of segments in memory (tmpfs): reads and writes of them are copies.
 //!
 //! **Concurrent writers.** Every process that has the store open maps the same bytes and may write
-//! to them during a copy: a reader that outlived its lease may read space that belongs to another
-//! run by now. So no reference to mapped bytes is ever made. They are copied through raw pointers,
-//! and the copy is trusted only after its checksum.
+//! to them during a copy: a reader that outlived its lease may read space that now belongs to a
+//! different run. So no reference to mapped bytes is ever made. Mapped bytes are copied through raw
+//! pointers, and the copy is trusted only after its checksum.
 //!
-//! **No `SIGBUS`.** The kernel raises it for an access behind the end of the file, and where a
-//! missing page cannot be allocated. So all pages of a segment are allocated when it is created,
-//! and a segment is never truncated, only unlinked ([`Segments::remove`](crate::Segments::remove)).
-//! The length is checked before every transfer, because another program may truncate the file, and
+//! **No `SIGBUS`.** The kernel raises it for an access past the end of the file, and for a missing
+//! page that cannot be allocated. So all pages of a segment are allocated when it is created, and a
+//! segment is never truncated, only unlinked ([`Segments::remove`](crate::Segments::remove)). The
+//! length is checked before every transfer, because another program may truncate the file, and
 //! pages are faulted in by a call that returns errors ([`Map::fault_in`]), not by an access.
 
 use ritornello_medium::MediumFile;
@@ -30,7 +30,7 @@ pub(crate) struct Map {
     file: Arc<dyn MediumFile>,
     base: NonNull<c_void>,
     length: usize,
-    /// For each 2 MiB piece, whether this process has page tables for it.
+    /// For each 2 MiB, whether this process has page tables for them.
     faulted: Box<[AtomicBool]>,
     /// The process that made the map. A forked child does not have it, and may have another mapping
     /// at the same address.
@@ -43,10 +43,10 @@ unsafe impl Send for Map {}
 unsafe impl Sync for Map {}
 
 impl Map {
-    /// Maps the first `length` bytes of `file`; `None` if it has no descriptor.
+    /// Maps the first `length` bytes of `file`; `None` if the file has no descriptor.
     ///
     /// # Errors
-    /// The errors of `mmap(2)`.
+    /// Any error of `mmap(2)` or `madvise(2)`.
     pub(crate) fn new(file: &Arc<dyn MediumFile>, length: u64) -> io::Result<Option<Self>> {
         let Some(descriptor) = file.descriptor() else { return Ok(None) };
         let length = usize::try_from(length).map_err(io::Error::other)?;
@@ -60,7 +60,7 @@ impl Map {
         let map = Self { file, base, length, faulted, process: std::process::id() };
         // SAFETY: the mapping was made above. A child must not keep memory that its parent unmaps.
         unsafe { madvise(base.as_ptr(), length, Advice::LinuxDontFork) }?;
-        // Without huge pages the mapping works with small ones, so an error does not matter.
+        // Without huge pages the mapping works with small pages, so an error does not matter.
         // SAFETY: the mapping was made above.
         let _ = unsafe { madvise(base.as_ptr(), length, Advice::LinuxHugepage) };
         Ok(Some(map))
@@ -69,7 +69,7 @@ impl Map {
     /// Current length of the file, at most the map's; zero if the file has been removed.
     ///
     /// # Errors
-    /// The errors of `fstat(2)`.
+    /// Any error of `fstat(2)`.
     pub(crate) fn file_bytes(&self) -> io::Result<u64> {
         let Some(descriptor) = self.file.descriptor() else { return Ok(0) };
         let stat = fstat(descriptor)?;
@@ -80,7 +80,8 @@ impl Map {
     /// Faults `range` in, so that accesses to it raise no signal.
     ///
     /// # Errors
-    /// If a page is missing and cannot be allocated, or `range` exceeds the map.
+    /// `UnexpectedEof` if `range` exceeds the map; any error of `madvise(2)` if a missing page
+    /// cannot be allocated.
     pub(crate) fn fault_in(&self, range: Range<u64>) -> io::Result<()> {
         let end = usize::try_from(range.end).map_err(io::Error::other)?;
         if end > self.length {
@@ -97,7 +98,8 @@ impl Map {
                 madvise(self.base.as_ptr().byte_add(at), length, Advice::LinuxPopulateRead)
             };
             match populated {
-                // Kernels before 5.14 do not know the advice; there, an access faults the page in.
+                // Kernels before 5.14 do not know the advice; on these kernels an access faults the
+                // page in.
                 Ok(()) | Err(Errno::INVAL) => self.faulted[piece].store(true, Ordering::Relaxed),
                 Err(error) => return Err(error.into()),
             }

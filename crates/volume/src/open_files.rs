@@ -1,4 +1,5 @@
-//! The limit of open files of this process (`RLIMIT_NOFILE`), raised as far as a store needs.
+//! The limit of open files of this process (`RLIMIT_NOFILE`), raised to the number that a store
+//! needs.
 
 use parking_lot::Mutex;
 use ritornello_format::{Error, Result};
@@ -8,12 +9,12 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 /// tickets.
 pub const OTHER_FILES: u64 = 1024;
 
-/// Raises the soft limit so that `segments` files and [`OTHER_FILES`] can be opened besides those
-/// that are open now. Never lowers it.
+/// Raises the soft limit so that `segments` files and [`OTHER_FILES`] can be opened in addition to
+/// the files open now. Never lowers the limit.
 ///
 /// # Errors
-/// `Invalid`, with the number needed, if the hard limit is lower; the soft limit is then raised to
-/// the hard one.
+/// `Invalid`, with the required number, if the hard limit is lower; the soft limit is then raised
+/// to the hard limit.
 pub(crate) fn reserve(segments: u64) -> Result<()> {
     /// Serialises read and write of the limit: a concurrent raise could otherwise be overwritten by
     /// a lower value.
@@ -22,15 +23,15 @@ pub(crate) fn reserve(segments: u64) -> Result<()> {
     let limit = getrlimit(Resource::Nofile);
     let needed = open_now().saturating_add(segments).saturating_add(OTHER_FILES);
     let Some(soft) = limit.current.filter(|soft| *soft < needed) else { return Ok(()) };
-    let wanted = limit.maximum.map_or(needed, |hard| needed.min(hard));
-    if wanted > soft {
-        let raised = Rlimit { current: Some(wanted), ..limit };
+    let raised_limit = limit.maximum.map_or(needed, |hard| needed.min(hard));
+    if raised_limit > soft {
+        let raised = Rlimit { current: Some(raised_limit), ..limit };
         setrlimit(Resource::Nofile, raised).map_err(|error| {
             Error::invalid(shortage(needed, soft)).because(std::io::Error::from(error))
         })?;
-        tracing::debug!(from = soft, to = wanted, "the limit of open files is raised");
+        tracing::debug!(from = soft, to = raised_limit, "the limit of open files is raised");
     }
-    if wanted < needed { Err(Error::invalid(shortage(needed, wanted))) } else { Ok(()) }
+    if raised_limit < needed { Err(Error::invalid(shortage(needed, raised_limit))) } else { Ok(()) }
 }
 
 fn shortage(needed: u64, limit: u64) -> String {

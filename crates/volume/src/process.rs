@@ -35,8 +35,9 @@ fn wiped_on_fork() -> Option<&'static AtomicU32> {
     Some(unsafe { AtomicU32::from_ptr(page.cast()) })
 }
 
-/// Bytes allocated on the heap as the allocator counts them, modulo 4 GiB; `None` if it does not
-/// count. Resident memory would say less: it includes the stacks of threads that ended.
+/// Bytes allocated on the heap as the allocator counts them, modulo 4 GiB; `None` if the allocator
+/// does not count. Resident memory would be less accurate: it includes the stacks of threads that
+/// ended.
 #[must_use]
 pub fn heap_bytes() -> Option<u32> {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]

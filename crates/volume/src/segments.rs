@@ -14,7 +14,7 @@ pub use volumes::{Candidate, Discover, Guard};
 
 use volumes::Volume;
 
-use crate::engine::IoEngine;
+use crate::io_engine::IoEngine;
 use crate::map::Map;
 use crate::open_files;
 use crate::staging::{Staging, StagingStats};
@@ -31,12 +31,12 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-/// The most files that are synced at the same time.
+/// Maximum files that are synced at the same time.
 const SYNCS_MAX: usize = 8;
-/// The longest operation in bytes. Longer ones are no faster, and overlap less.
+/// Maximum of the longest operation in bytes. Longer operations are not faster, and overlap less.
 const OP_BYTES_MAX: usize = 4 << 20;
-/// The longest operation in bytes where little is kept in flight: shorter ones cost too much CPU
-/// each.
+/// Minimum of the longest operation in bytes, even if few bytes are kept in flight: shorter
+/// operations cost too much CPU per byte.
 const OP_BYTES_MIN: usize = 256 << 10;
 /// Prefix of the file name of a segment; at least six decimal digits follow.
 const FILE_PREFIX: &str = "seg-";
@@ -44,8 +44,8 @@ const FILE_PREFIX: &str = "seg-";
 /// Configuration of [`Segments::open`].
 #[derive(Clone, Debug)]
 pub struct SegmentsConfig {
-    /// The volumes' directories; a volume's number is its position. An empty path is a volume that
-    /// is retired or away.
+    /// The volumes' directories; a volume's number is its position. The path of a retired or absent
+    /// volume is empty.
     pub dirs: Vec<PathBuf>,
     /// Length of every segment file in bytes: a multiple of 4 KiB.
     pub segment_bytes: u64,
@@ -61,8 +61,8 @@ impl SegmentsConfig {
     pub const IN_FLIGHT_BYTES: usize = 32 << 20;
 }
 
-/// Open handles of segment files `<dir>/seg-<number>`. It does not know which of their space is
-/// allocated.
+/// Open handles of segment files `<dir>/seg-<number>`. Allocation of space inside the files is the
+/// task of [`Space`](crate::space::Space).
 ///
 /// A file is opened when it is first used, because the owner of a store may create segments after a
 /// client opened it. Volumes may be added, too: see [`Segments::discover_with`]. The number of a
@@ -79,15 +79,15 @@ pub struct Segments {
     engine: Box<dyn IoEngine>,
     staging: Arc<Staging>,
     files: RwLock<HashMap<SegmentId, Arc<dyn MediumFile>>>,
-    /// Number of files that the limit of open files was raised for.
+    /// Number of segment files for which the limit of open files has been raised.
     reserved: AtomicUsize,
     /// The maps of segments, where directories are in memory.
     maps: Option<Maps>,
     report: RwLock<IoReport>,
-    /// When [`Segments::discover_with`] was last called for a volume that is away.
+    /// When the function of [`Segments::discover_with`] was last called for an absent volume.
     last_discovery: Mutex<Option<Instant>>,
     /// Volumes whose directories could not be used when the segments were opened, with the reasons.
-    refused: Vec<(u8, String)>,
+    unusable_dirs: Vec<(u8, String)>,
     /// The process that opened the segments: rings and threads do not survive a fork.
     process: u32,
 }
@@ -118,14 +118,14 @@ impl Segments {
         let staging = Staging::new((4 * in_flight_bytes).max(PAGE_BYTES_MAX as usize))?;
         let choice = choose::choose(medium.as_ref(), &live, io, staging.stats().backing)?;
         let mut found = choice.volumes.into_iter();
-        let (mut volumes, mut refused) = (Vec::new(), Vec::new());
+        let (mut volumes, mut unusable_dirs) = (Vec::new(), Vec::new());
         for (number, dir) in (0..=u8::MAX).zip(dirs) {
-            let here = !dir.as_os_str().is_empty();
-            let volume = match here.then(|| found.next()).flatten() {
+            let is_named = !dir.as_os_str().is_empty();
+            let volume = match is_named.then(|| found.next()).flatten() {
                 Some(Ok(volume)) => volume,
                 Some(Err(error)) => {
                     tracing::warn!(%error, dir = %dir.display(), "a volume cannot be used");
-                    refused.push((number, error.to_string()));
+                    unusable_dirs.push((number, error.to_string()));
                     Volume::default()
                 }
                 None => Volume::default(),
@@ -147,7 +147,7 @@ impl Segments {
             maps: (choice.report.mode == IoMode::Mapped).then(Maps::new),
             report: RwLock::new(choice.report),
             last_discovery: Mutex::new(None),
-            refused,
+            unusable_dirs,
             process: std::process::id(),
         })
     }
@@ -161,11 +161,12 @@ impl Segments {
     pub fn create(&self, id: SegmentId) -> Result<()> {
         let path = self.path(id)?;
         self.check_volume(id.volume())?;
-        let there = self.medium.open(&path, Access::default());
-        match there {
+        let existing = self.medium.open(&path, Access::default());
+        match existing {
             Ok(_) => {
-                return Err(Error::fatal("a segment that is to be created already exists")
-                    .with("path", path.display()));
+                return Err(
+                    Error::fatal("a new segment already exists").with("path", path.display())
+                );
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(Error::from(error).with("path", path.display())),
@@ -183,8 +184,8 @@ impl Segments {
             file.allocate(self.segment_bytes)?;
             Ok(file)
         });
-        // Sync the name now, not at the next flush: the path may lead to another file system by
-        // then.
+        // Sync the name now, not at the next flush: until then, a different file system may be
+        // mounted at the path.
         let made = filled.and_then(|file| self.sync_names(id.volume()).map(|()| file));
         match made {
             Ok(file) => {
@@ -224,7 +225,7 @@ impl Segments {
             Ok(true)
         });
         // A handle of a device that failed keeps failing: close it, so that the next attempt opens
-        // another.
+        // the file again.
         Ok(restored.inspect_err(|_| self.close(id))?)
     }
 
@@ -249,7 +250,8 @@ impl Segments {
     /// The segments of one volume, in order.
     ///
     /// # Errors
-    /// `Retry` if its directory cannot be listed; `Invalid` if the volume is away or unknown.
+    /// `Retry` if the volume's directory cannot be listed; `Invalid` if the volume is absent or
+    /// unknown.
     pub fn list(&self, volume: u8) -> Result<Vec<SegmentId>> {
         let dir = self.dir(volume)?;
         let names = self.medium.list(&dir).map_err(|error| {
@@ -270,10 +272,11 @@ impl Segments {
     }
 
     /// Lists the segments of one volume for an owner, which may write to them, and makes their
-    /// names durable: a previous owner may have died before it did.
+    /// names durable: a previous owner may have died before it synced them.
     ///
     /// # Errors
-    /// The errors of [`Segments::list`]; `Retry` if the directory cannot be synced.
+    /// `Retry` if the volume's directory cannot be listed or synced; `Invalid` if the volume is
+    /// absent or unknown.
     pub fn list_durably(&self, volume: u8) -> Result<Vec<SegmentId>> {
         let listed = self.list(volume)?;
         self.sync_names(volume)?;
@@ -283,14 +286,16 @@ impl Segments {
     /// Syncs the directory of a volume, and checks that it was the volume's.
     fn sync_names(&self, volume: u8) -> io::Result<()> {
         self.medium.sync_dir(&self.dir(volume).map_err(io::Error::other)?)?;
-        // Check after the sync: another file system may have been mounted there before it.
+        // Check after the sync: a different file system may have been mounted on the directory
+        // before it.
         self.check_volume(volume)
     }
 
-    /// Removes a segment, durably. Succeeds if it does not exist. On a disk its blocks are free at
-    /// once, even if another process has it open; in memory they are free when the last process
-    /// that maps it has noticed. A segment in memory is never truncated, whatever the I/O mode of
-    /// this process: that would raise SIGBUS in every process that reads it through a map.
+    /// Removes a segment, durably. Succeeds if it does not exist. On a disk the segment's blocks
+    /// are free immediately, even if another process has it open; in memory they are free once
+    /// every process has closed the segment. A segment in memory is never truncated, in any I/O
+    /// mode of this process: truncation would raise SIGBUS in every process that reads the segment
+    /// through a map.
     ///
     /// # Errors
     /// `Retry` if the file system refuses, or if the directory does not hold the volume now.
@@ -352,8 +357,8 @@ impl Segments {
     /// Makes durable all writes to these segments by any process.
     ///
     /// # Errors
-    /// `Fatal` if a sync fails: what is on the disk is then unknown. `Retry` if a file cannot be
-    /// opened, for example because too many are open; then nothing was synced.
+    /// `Fatal` if a sync fails: the contents of the disk are then unknown. `Retry` if a file cannot
+    /// be opened, for example because too many are open; then no file was synced.
     pub fn sync(&self, ids: &[SegmentId]) -> Result<()> {
         for &id in ids {
             self.file(id)?;
@@ -370,7 +375,7 @@ impl Segments {
         std::thread::scope(|scope| {
             // Sync simulated files in order, so that a test is repeatable.
             let mode = self.report.read().mode;
-            // A mapped segment has nothing to sync.
+            // A sync of mapped segments has no work to share between threads.
             let one = matches!(mode, IoMode::Simulated | IoMode::Mapped);
             let threads = if one { 1 } else { SYNCS_MAX };
             let helpers: Vec<_> = (1..ids.len().min(threads))
@@ -386,7 +391,7 @@ impl Segments {
         })
     }
 
-    /// Bytes of the blocks that all segments take, as far as their files can be read now.
+    /// Bytes of the blocks that all segments take, without files that cannot be read now.
     #[must_use]
     pub fn allocated_bytes(&self) -> u64 {
         let allocated = |id| self.file(id).and_then(|file| file.allocated()).unwrap_or(0);
@@ -394,10 +399,10 @@ impl Segments {
     }
 
     /// Volumes whose directories could not be used when the segments were opened, with the reasons.
-    /// They count as away.
+    /// These volumes count as absent.
     #[must_use]
-    pub fn refused(&self) -> Vec<(u8, String)> {
-        self.refused.clone()
+    pub fn unusable_dirs(&self) -> Vec<(u8, String)> {
+        self.unusable_dirs.clone()
     }
 
     /// How bytes are moved, and why this way.
@@ -406,7 +411,7 @@ impl Segments {
         self.report.read().clone()
     }
 
-    /// Usage of the staging memory that unaligned reads and writes go through.
+    /// Usage of the staging memory for unaligned reads and writes.
     #[must_use]
     pub fn staging(&self) -> StagingStats {
         self.staging.stats()
@@ -431,7 +436,7 @@ impl Segments {
     pub(crate) fn in_flight_bytes(&self) -> usize {
         self.in_flight_bytes
     }
-    /// Length of the longest operation in bytes: a quarter of what is kept in flight, within
+    /// Length of the longest operation in bytes: a quarter of the bytes kept in flight, within
     /// limits.
     pub(crate) fn op_bytes(&self) -> u64 {
         (self.in_flight_bytes / 4 / UNIT as usize * UNIT as usize).clamp(OP_BYTES_MIN, OP_BYTES_MAX)
@@ -448,22 +453,22 @@ impl Segments {
         self.volumes.read().iter().any(|volume| volume.direct)
     }
 
-    /// The directories of the present volumes, with the volumes' numbers.
+    /// The directories of all present volumes, with the volumes' numbers.
     fn dirs(&self) -> Vec<(u8, PathBuf)> {
         let volumes = self.volumes.read();
-        let here = (0..=u8::MAX).zip(volumes.iter()).filter(|(_, volume)| volume.is_present());
-        here.map(|(at, volume)| (at, volume.dir.clone())).collect()
+        let present = (0..=u8::MAX).zip(volumes.iter()).filter(|(_, volume)| volume.is_present());
+        present.map(|(at, volume)| (at, volume.dir.clone())).collect()
     }
 
     /// The directory of a volume.
     ///
     /// # Errors
-    /// `Invalid` if the volume is unknown, retired, or away.
+    /// `Invalid` if the volume is unknown, retired, or absent.
     pub fn dir(&self, volume: u8) -> Result<PathBuf> {
         let volumes = self.volumes.read();
         match volumes.get(usize::from(volume)) {
             Some(found) if found.is_present() => Ok(found.dir.clone()),
-            _ => Err(Error::invalid("the volume of a segment is away, or unknown to this store")
+            _ => Err(Error::invalid("the volume of a segment is absent, or unknown to this store")
                 .with("volume", volume)),
         }
     }
@@ -476,7 +481,7 @@ impl Segments {
         let path = self.path(id).map_err(io::Error::other)?;
         let access = Access { write: true, create: false, direct: self.is_direct(id) };
         let file = self.medium.open(&path, access)?;
-        // Check after the open: what is mounted there from now on does not affect the open file.
+        // Check after the open: a later mount on the directory does not affect the open file.
         self.check_volume(id.volume())?;
         Ok(self.cache_file(id, file))
     }
@@ -488,7 +493,7 @@ impl Segments {
             let kept = Arc::clone(files.entry(id).or_insert(file));
             (kept, files.len())
         };
-        // The store has grown since the segments were opened: make room for twice as many.
+        // The store has grown since the segments were opened: make room for twice `count`.
         if count > self.reserved.load(Relaxed) {
             self.reserve_files(2 * count);
         }
@@ -527,7 +532,7 @@ impl fmt::Debug for Segments {
 }
 
 fn failed_sync(what: impl fmt::Display, error: io::Error) -> Error {
-    Error::fatal("a sync failed: what was written since the last one may be lost; reopen the store")
+    Error::fatal("a sync failed: bytes written since the last sync may be lost; reopen the store")
         .with("what", what)
         .because(error)
 }
@@ -535,7 +540,7 @@ fn failed_sync(what: impl fmt::Display, error: io::Error) -> Error {
 fn number_of(name: &str) -> Option<u32> {
     let digits = name.strip_prefix(FILE_PREFIX)?;
     let number = digits.parse().ok()?;
-    // Accept only names in the form that `file_name` gives: not "seg-7" or "seg-+00007".
+    // Accept only names that `file_name` returns: not "seg-7" or "seg-+00007".
     (name == Segments::file_name(SegmentId::new(0, number))).then_some(number)
 }
 

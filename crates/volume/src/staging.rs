@@ -5,7 +5,7 @@ mod arena;
 
 pub use arena::Backing;
 
-use crate::memory::{Fragment, PageSource};
+use crate::page_memory::{Fragment, PageSource};
 use crate::transfer::Control;
 use arena::Arena;
 use parking_lot::{Condvar, Mutex};
@@ -16,12 +16,12 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// The longest wait for staging memory of a call without a deadline.
+/// Maximum time that a call without a deadline waits for staging memory.
 const WAIT_MAX: Duration = Duration::from_secs(30);
 /// How often a waiter checks whether it was cancelled.
 const CANCEL_CHECK: Duration = Duration::from_millis(20);
 
-/// A bounded arena of staging memory, handed out in 4 KiB-aligned [`Piece`]s.
+/// A bounded arena of staging memory, handed out in 4 KiB-aligned [`StagingBuffer`]s.
 ///
 /// In huge pages if the machine permits (see [`StagingStats::backing`]), and not inherited by a
 /// forked child. Memory becomes resident when it is first used, and stays resident.
@@ -46,7 +46,7 @@ pub struct StagingStats {
     pub capacity: usize,
     /// Bytes in use.
     pub in_use: usize,
-    /// The most bytes that were in use at the same time.
+    /// Maximum bytes that were in use at the same time.
     pub peak: usize,
     /// The kind of memory.
     pub backing: Backing,
@@ -76,16 +76,16 @@ impl Staging {
         }
     }
 
-    /// Memory for `bytes`, rounded up to a multiple of 4 KiB; `None` if there is none now.
+    /// Memory for `bytes`, rounded up to a multiple of 4 KiB; `None` if no span is free.
     #[must_use]
-    pub fn try_take(self: &Arc<Self>, bytes: usize) -> Option<Piece> {
+    pub fn try_take(self: &Arc<Self>, bytes: usize) -> Option<StagingBuffer> {
         self.carve(&mut self.state.lock(), bytes)
     }
 
     /// Memory for `bytes`, rounded up to a multiple of 4 KiB; waits until `control` stops the call,
-    /// at most 30 seconds. `None` if there was none in time, or the arena is smaller.
+    /// at most 30 seconds. `None` if no span became free in time, or the arena is smaller.
     #[must_use]
-    pub fn take(self: &Arc<Self>, bytes: usize, control: &Control) -> Option<Piece> {
+    pub fn take(self: &Arc<Self>, bytes: usize, control: &Control) -> Option<StagingBuffer> {
         let limit = Instant::now() + WAIT_MAX;
         let deadline = control.deadline.map_or(limit, |deadline| deadline.min(limit));
         let mut state = self.state.lock();
@@ -93,18 +93,18 @@ impl Staging {
             if bytes > self.arena.len() {
                 return None;
             }
-            let piece = self.carve(&mut state, bytes);
+            let buffer = self.carve(&mut state, bytes);
             let now = Instant::now();
-            if piece.is_some() || now >= deadline || control.stop().is_some() {
-                return piece;
+            if buffer.is_some() || now >= deadline || control.stop().is_some() {
+                return buffer;
             }
             self.freed.wait_until(&mut state, deadline.min(now + CANCEL_CHECK));
         }
     }
 
-    /// First fit: there are few pieces, and pieces allocated one after the other lie one behind the
-    /// other, which keeps scatter lists short.
-    fn carve(self: &Arc<Self>, state: &mut State, bytes: usize) -> Option<Piece> {
+    /// First fit: buffers are few, and consecutive allocations get adjacent spans, which keeps
+    /// scatter lists short.
+    fn carve(self: &Arc<Self>, state: &mut State, bytes: usize) -> Option<StagingBuffer> {
         let want = bytes.max(1).checked_next_multiple_of(UNIT as usize)?;
         let (&offset, &length) = state.free.iter().find(|(_, length)| **length >= want)?;
         state.free.remove(&offset);
@@ -113,7 +113,7 @@ impl Staging {
         }
         state.in_use += want;
         state.peak = state.peak.max(state.in_use);
-        Some(Piece { staging: Arc::clone(self), offset, length: want })
+        Some(StagingBuffer { staging: Arc::clone(self), offset, length: want })
     }
 
     fn release(&self, offset: usize, length: usize) {
@@ -136,18 +136,18 @@ impl Staging {
     }
 
     /// Copies pages into staging, so that the caller can reuse their memory before they are
-    /// written. `None` if there is not enough room now, or the source lacks one of the pages.
+    /// written. `None` if the arena has not enough room now, or the source lacks one of the pages.
     #[must_use]
     pub fn try_copy(
         self: &Arc<Self>,
         source: &dyn PageSource,
         pages: Range<usize>,
     ) -> Option<StagedPages> {
-        let wanted = pages.len();
-        Some(self.copy_leading(source, pages)).filter(|staged| staged.pages.len() == wanted)
+        let requested = pages.len();
+        Some(self.copy_leading(source, pages)).filter(|staged| staged.pages.len() == requested)
     }
 
-    /// Copies as many of the leading pages as fit now.
+    /// Copies the leading pages until the arena has no more room.
     #[must_use]
     pub fn copy_leading(
         self: &Arc<Self>,
@@ -164,12 +164,12 @@ impl Staging {
         source: &dyn PageSource,
         page: usize,
         fragments: &mut Vec<Fragment>,
-    ) -> Option<(Piece, usize)> {
+    ) -> Option<(StagingBuffer, usize)> {
         fragments.clear();
         source.fragments(page, fragments);
         let bytes: usize = fragments.iter().map(Fragment::len).sum();
-        let mut piece = if bytes > 0 { self.try_take(bytes)? } else { return None };
-        let mut rest = piece.bytes_mut();
+        let mut buffer = if bytes > 0 { self.try_take(bytes)? } else { return None };
+        let mut rest = buffer.bytes_mut();
         for fragment in fragments.iter() {
             let (head, tail) = rest.split_at_mut(fragment.len());
             // SAFETY: `PageSource` promises that the bytes are readable.
@@ -178,7 +178,7 @@ impl Staging {
             rest = tail;
         }
         rest.fill(0);
-        Some((piece, bytes))
+        Some((buffer, bytes))
     }
 }
 
@@ -188,24 +188,24 @@ impl fmt::Debug for Staging {
     }
 }
 
-/// A piece of staging memory. Dropping it frees the memory.
+/// A buffer of staging memory. Dropping it frees the memory.
 #[derive(Debug)]
-pub struct Piece {
+pub struct StagingBuffer {
     staging: Arc<Staging>,
     offset: usize,
     length: usize,
 }
 
-impl Piece {
-    /// The bytes of the piece. They may hold what an earlier user wrote.
+impl StagingBuffer {
+    /// The bytes of the buffer. The buffer may hold bytes of an earlier user.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         // SAFETY: the arena is initialised (anonymous memory starts as zeroes) and lives as long as
-        // `self.staging`; `carve` assigned this span to this piece only.
+        // `self.staging`; `carve` assigned this span to this buffer only.
         unsafe { std::slice::from_raw_parts(self.as_ptr(), self.length) }
     }
 
-    /// The bytes of the piece, mutable.
+    /// The bytes of the buffer, mutable.
     #[must_use]
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: as in `bytes`, and `self` is borrowed mutably.
@@ -222,12 +222,12 @@ impl Piece {
     }
 
     pub(crate) fn as_ptr(&self) -> *mut u8 {
-        // SAFETY: the span lies inside the arena.
+        // SAFETY: the span is inside the arena.
         unsafe { self.staging.arena.base().add(self.offset) }
     }
 }
 
-impl Drop for Piece {
+impl Drop for StagingBuffer {
     fn drop(&mut self) {
         self.staging.release(self.offset, self.length);
     }
@@ -236,14 +236,14 @@ impl Drop for Piece {
 /// Pages copied into staging: aligned and padded, so they are written without another copy.
 #[derive(Debug)]
 pub struct StagedPages {
-    pages: Vec<(Piece, usize)>,
+    pages: Vec<(StagingBuffer, usize)>,
 }
 
 impl StagedPages {
     /// The bytes of a page.
     #[must_use]
     pub fn bytes(&self, page: usize) -> Option<&[u8]> {
-        self.pages.get(page).map(|(piece, bytes)| &piece.bytes()[..*bytes])
+        self.pages.get(page).map(|(buffer, bytes)| &buffer.bytes()[..*bytes])
     }
 
     /// Frees all pages before `first`, which becomes page 0.
@@ -252,16 +252,16 @@ impl StagedPages {
     }
 }
 
-// SAFETY: the pieces belong to this value alone, live as long as it, and are zero behind a page's
-// end.
+// SAFETY: the buffers belong to this value alone, live as long as it, and are zero after the end of
+// a page.
 unsafe impl PageSource for StagedPages {
     fn len(&self) -> usize {
         self.pages.len()
     }
     fn fragments(&self, page: usize, out: &mut Vec<Fragment>) {
-        if let Some((piece, bytes)) = self.pages.get(page) {
-            // SAFETY: `bytes` is at most the piece's length.
-            out.push(unsafe { Fragment::new(piece.as_ptr(), *bytes) });
+        if let Some((buffer, bytes)) = self.pages.get(page) {
+            // SAFETY: `bytes` is at most the buffer's length.
+            out.push(unsafe { Fragment::new(buffer.as_ptr(), *bytes) });
         }
     }
     fn padded(&self, _: usize) -> bool {

@@ -1,29 +1,29 @@
 //! Moves runs between the caller's memory and the segments, and checksums every byte on the way.
 
-mod check;
 mod chunk;
 mod copy;
 mod in_flight;
 mod mapped;
 mod pack;
 mod page;
+mod page_check;
 mod read;
 mod read_state;
 mod salvage;
 mod sections;
 mod slices;
-mod verify;
+mod verify_run;
 mod write;
 mod write_error;
 mod write_state;
 
 pub(crate) use mapped::copy_threads;
 pub use pack::{Pack, PackedPage, PackedPages, Packing, Unpack};
-pub use salvage::FoundRun;
+pub use salvage::SalvagedRun;
 pub use sections::Sections;
-pub use verify::{VerifiedRun, is_refused_by_disk};
+pub use verify_run::{VerifiedRun, is_unreadable_on_disk};
 
-use crate::memory::{PageSource, PageTarget};
+use crate::page_memory::{PageSource, PageTarget};
 use crate::segments::Segments;
 use ritornello_format::{Place, Result, RunHeader, ScopeId};
 use std::sync::Arc;
@@ -39,7 +39,7 @@ pub struct Control {
     pub deadline: Option<Instant>,
     /// Stop when this flag is set.
     pub cancelled: Option<Arc<AtomicBool>>,
-    /// Send all bytes through staging, including those that could move in place. The copy is faster
+    /// Send all bytes through staging, including bytes that could move in place. The copy is faster
     /// where the caller's memory is in small pages and the disk takes few segments per operation.
     pub through_staging: bool,
     /// The order in which parts of the pages of a get are needed, and the waiters to notify. Puts
@@ -69,9 +69,9 @@ pub struct RunWrite<'a> {
     /// encoded, also every slice, with checksum zero. The other fields follow from the place and
     /// from the bytes, and are ignored.
     pub header: &'a RunHeader,
-    /// The bytes as they will lie on disk.
+    /// The bytes as stored on disk.
     pub source: &'a dyn PageSource,
-    /// The page of `source` that is the run's first.
+    /// The page of `source` that becomes the run's first page.
     pub first: usize,
 }
 
@@ -87,36 +87,36 @@ pub struct RunRead<'a> {
     pub keys: &'a [&'a [u8]],
     /// The first page to read, counted in the run.
     pub first: u32,
-    /// The destination. Memory of pages that miss may have been written to.
+    /// The destination. After a miss, the page's memory may hold any bytes.
     pub target: &'a dyn PageTarget,
-    /// The page of `target` that `first` goes to.
+    /// The page of `target` that receives page `first`.
     pub target_first: usize,
-    /// What to do with encoded pages.
+    /// The handling of encoded pages.
     pub encoded: Encoded<'a>,
 }
 
 /// Handling of encoded pages.
 #[derive(Clone, Copy)]
 pub enum Encoded<'a> {
-    /// Decode them. An unknown codec is a miss.
+    /// Decode encoded pages. A page with an unknown codec misses.
     Unpack(&'a dyn Unpack),
-    /// Miss them.
+    /// Miss encoded pages.
     Refuse,
-    /// Deliver all pages as they lie on disk, verified and padded: the target's pages are as long as
-    /// the place's.
+    /// Deliver all pages as stored on disk, verified and padded: the target's pages are as long as
+    /// the place's pages.
     AsStored,
 }
 
 /// The outcome of reading one page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum PageFate {
+pub enum PageOutcome {
     /// The target holds the bytes that were written under the page's key.
     Verified,
     /// The target does not hold the page.
     Missed(MissReason),
 }
 
-impl PageFate {
+impl PageOutcome {
     /// Whether the page was verified.
     #[must_use]
     pub const fn is_verified(self) -> bool {
@@ -127,20 +127,20 @@ impl PageFate {
 /// Why a page missed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum MissReason {
-    /// The place is inconsistent, or lies outside the volumes.
+    /// The place is inconsistent, or outside the volumes.
     Place,
-    /// The place holds no run header, or another one than the index names.
+    /// The place holds no run header, or a header that the index does not name.
     Header,
-    /// The header names another scope.
+    /// The header names a different scope.
     Scope,
-    /// The header names another key for this page.
+    /// The header names a different key for this page.
     Key,
     /// This process does not know the page's codec.
     Codec,
-    /// The checksum matches and the codec is known, but the bytes do not decode: they were wrong when
-    /// they were written.
+    /// The checksum matches and the codec is known, but the bytes do not decode: they were damaged
+    /// before they were written.
     Frame,
-    /// The checksum does not match: the bytes are not those that were written.
+    /// The checksum does not match: the stored bytes differ from the bytes written.
     Checksum,
     /// The file system failed.
     Io,
@@ -190,8 +190,8 @@ impl MissReason {
         }
     }
 
-    /// Whether the bytes on disk caused the miss, so that the entry is to be quarantined, rather than
-    /// the conditions of this call.
+    /// Whether the bytes on disk caused the miss, so that the caller must quarantine the entry. The
+    /// other reasons are conditions of the call.
     #[must_use]
     pub const fn is_damage(self) -> bool {
         matches!(
@@ -202,8 +202,8 @@ impl MissReason {
 }
 
 impl Segments {
-    /// Writes runs, and returns for each the header checksum that the index is to keep. Nothing is
-    /// durable before [`Segments::sync`].
+    /// Writes runs, and returns for each the header checksum that the index must keep. The runs are
+    /// durable only after [`Segments::sync`].
     ///
     /// The header of a run is submitted after its pages, because it holds their checksums. Pages
     /// are padded with zeroes. If any operation of a run fails, the run fails.
@@ -222,9 +222,9 @@ impl Segments {
     /// at the same time as the pages, which saves a round trip to the disk.
     ///
     /// If `control` names sections, the call reads section by section, each for all pages of all
-    /// reads, and leaves sections that arrived in an earlier call ([`Sections::arrived`]) untouched.
+    /// reads, and does not write sections that arrived in an earlier call ([`Sections::arrived`]).
     /// The caller ensures that waiters on the sections need no page outside this call.
-    pub fn read_runs(&self, reads: &[RunRead<'_>], control: &Control) -> Vec<Vec<PageFate>> {
+    pub fn read_runs(&self, reads: &[RunRead<'_>], control: &Control) -> Vec<Vec<PageOutcome>> {
         if let Some(sections) = control.sections.as_deref().filter(|all| all.fit(reads)) {
             let read = if self.is_mapped() { sections::read_mapped } else { sections::read };
             return read(self, reads, sections, control);

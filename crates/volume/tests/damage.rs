@@ -11,8 +11,8 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 
-fn verified(fates: &[PageFate]) -> Vec<bool> {
-    fates.iter().map(|fate| fate.is_verified()).collect()
+fn verified(outcomes: &[PageOutcome]) -> Vec<bool> {
+    outcomes.iter().map(|outcome| outcome.is_verified()).collect()
 }
 
 /// Changes bytes of a segment without the store's knowledge.
@@ -35,13 +35,17 @@ fn flipped_bit_costs_one_page_or_with_header_the_run() {
         harm(&rig, 0, start + UNIT + 2 * UNIT * 3 - UNIT * 3 + 9_999, |byte| byte[0] ^= 4, 1);
         assert_eq!(
             run.check(&rig.segments),
-            [PageFate::Verified, PageFate::Missed(MissReason::Checksum), PageFate::Verified]
+            [
+                PageOutcome::Verified,
+                PageOutcome::Missed(MissReason::Checksum),
+                PageOutcome::Verified
+            ]
         );
         // Damage in padding affects no page.
         harm(&rig, 0, start + UNIT + 10_001, |byte| byte[0] ^= 4, 1);
         assert_eq!(verified(&run.check(&rig.segments)), [true, false, true]);
         harm(&rig, 0, start + 60, |byte| byte[0] ^= 1, 1);
-        assert_eq!(run.check(&rig.segments), [PageFate::Missed(MissReason::Header); 3]);
+        assert_eq!(run.check(&rig.segments), [PageOutcome::Missed(MissReason::Header); 3]);
         assert!(rig.segments.read_header(&run.place).is_err());
         assert!(rig.segments.verify_run(&run.place, &Control::default()).is_err());
     }
@@ -54,7 +58,7 @@ fn swapped_pages_miss() {
         run.write(&rig.segments);
         let first = run.place.extents[0].offset() + UNIT;
         harm(&rig, 0, first, |pages| pages.rotate_left(8192), 3 * 8192);
-        assert_eq!(run.check(&rig.segments), [PageFate::Missed(MissReason::Checksum); 3]);
+        assert_eq!(run.check(&rig.segments), [PageOutcome::Missed(MissReason::Checksum); 3]);
     }
 }
 
@@ -66,15 +70,15 @@ fn run_that_replaced_another_misses() {
         let mut new = Run::new(2, 3, 8192, &[]);
         new.header.keys = old.header.keys.clone();
         new.write(&rig.segments);
-        assert_eq!(old.check(&rig.segments), [PageFate::Missed(MissReason::Header); 3]);
+        assert_eq!(old.check(&rig.segments), [PageOutcome::Missed(MissReason::Header); 3]);
         assert_eq!(verified(&new.check(&rig.segments)), [true; 3]);
         // Even if only the index's generation or only its checksum is wrong.
         let place = Place { generation: 1, ..new.place.clone() };
         let lies = Run { place, ..new.clone() };
-        assert_eq!(lies.check(&rig.segments), [PageFate::Missed(MissReason::Header); 3]);
+        assert_eq!(lies.check(&rig.segments), [PageOutcome::Missed(MissReason::Header); 3]);
         let place = Place { header_checksum: old.place.header_checksum, ..new.place.clone() };
         let lies = Run { place, ..new.clone() };
-        assert_eq!(lies.check(&rig.segments), [PageFate::Missed(MissReason::Header); 3]);
+        assert_eq!(lies.check(&rig.segments), [PageOutcome::Missed(MissReason::Header); 3]);
     }
 }
 
@@ -87,12 +91,12 @@ fn other_keys_scopes_and_page_lengths_miss() {
     other.header.keys[1][5] ^= 1;
     assert_eq!(
         other.check(&rig.segments),
-        [PageFate::Verified, PageFate::Missed(MissReason::Key), PageFate::Verified]
+        [PageOutcome::Verified, PageOutcome::Missed(MissReason::Key), PageOutcome::Verified]
     );
     let mut other = run.clone();
     other.header.page_bytes = 8191;
     other.pages.iter_mut().for_each(|page| page.truncate(8191));
-    assert_eq!(other.check(&rig.segments), [PageFate::Missed(MissReason::Header); 3]);
+    assert_eq!(other.check(&rig.segments), [PageOutcome::Missed(MissReason::Header); 3]);
 
     let keys = run.keys();
     let mut out = vec![vec![0; 8192]; 3];
@@ -107,8 +111,8 @@ fn other_keys_scopes_and_page_lengths_miss() {
         target_first: 0,
         encoded: Encoded::Refuse,
     };
-    let fates = rig.segments.read_runs(&[read], &Control::default());
-    assert_eq!(fates, [vec![PageFate::Missed(MissReason::Scope); 3]]);
+    let outcomes = rig.segments.read_runs(&[read], &Control::default());
+    assert_eq!(outcomes, [vec![PageOutcome::Missed(MissReason::Scope); 3]]);
 }
 
 #[test]
@@ -121,14 +125,14 @@ fn impossible_places_miss() {
         change(&mut run.place);
         run.check(&rig.segments)
     };
-    let place = [PageFate::Missed(MissReason::Place); 2];
+    let place = [PageOutcome::Missed(MissReason::Place); 2];
     assert_eq!(lie(&|place| place.extents.clear()), place);
     assert_eq!(lie(&|place| place.extents[0].start = u32::MAX), place);
     assert_eq!(lie(&|place| place.extents[0].units = u32::MAX), place);
     assert_eq!(lie(&|place| place.extents[0].segment = SegmentId::new(9, 0)), place);
     assert_eq!(lie(&|place| place.page_units = 0), place);
     assert_eq!(lie(&|place| place.header_units = 200), place);
-    let io = [PageFate::Missed(MissReason::Io); 2];
+    let io = [PageOutcome::Missed(MissReason::Io); 2];
     assert_eq!(lie(&|place| place.extents[0].segment = SegmentId::new(0, 77)), io);
 }
 
@@ -139,12 +143,12 @@ fn truncated_or_zeroed_segment_misses() {
         run.write(&rig.segments);
         let file = std::fs::OpenOptions::new().write(true).open(segment_path(&rig, 0)).unwrap();
         file.set_len(run.place.extents[0].offset() + UNIT + 74 * UNIT + 100).unwrap();
-        let fates = run.check(&rig.segments);
-        assert!(!fates[1].is_verified() && !fates[2].is_verified());
+        let outcomes = run.check(&rig.segments);
+        assert!(!outcomes[1].is_verified() && !outcomes[2].is_verified());
         file.set_len(0).unwrap();
         assert!(verified(&run.check(&rig.segments)).iter().all(|hit| !hit));
         file.set_len(SEGMENT_BYTES).unwrap();
-        assert_eq!(run.check(&rig.segments), [PageFate::Missed(MissReason::Header); 3]);
+        assert_eq!(run.check(&rig.segments), [PageOutcome::Missed(MissReason::Header); 3]);
         let id = SegmentId::new(0, 0);
         let mut found = 0;
         rig.segments.scan_headers(id, &Control::default(), &mut |_| found += 1).unwrap();

@@ -1,5 +1,5 @@
-//! Encoded pages through a two-line codec: for every shape, pages come back as they were put, or
-//! miss.
+//! Encoded pages through a two-line codec: for every shape, a get returns the pages that were put,
+//! or misses.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -47,7 +47,8 @@ fn page(seed: u64, number: usize, length: usize, noise: usize) -> Vec<u8> {
     let mut page = bytes(seed, number, length);
     let from = length * noise / 16;
     for (at, byte) in page.iter_mut().enumerate().skip(from) {
-        // Odd bytes are zero. A slice that begins at an odd byte sees them at even positions, and is raw.
+        // Odd bytes are zero. A slice that begins at an odd byte has them at even positions, and is
+        // raw.
         *byte = if (at - from).is_multiple_of(2) { *byte } else { 0 };
     }
     page
@@ -102,7 +103,7 @@ fn read<'a>(
     target: &dyn PageTarget,
     encoded: Encoded<'a>,
     control: &Control,
-) -> Vec<PageFate> {
+) -> Vec<PageOutcome> {
     let keys = run.keys();
     let read = RunRead {
         place: &run.place,
@@ -119,7 +120,7 @@ fn read<'a>(
 
 /// Reads pages from `first` on into fragments of the given length and alignment, and checks their
 /// bytes.
-fn judge(rig: &Rig, run: &Run, first: usize, fragment: usize, skew: usize) -> Vec<PageFate> {
+fn judge(rig: &Rig, run: &Run, first: usize, fragment: usize, skew: usize) -> Vec<PageOutcome> {
     let wanted = &run.pages[first..];
     let mut memory: Vec<Vec<Memory>> = wanted
         .iter()
@@ -129,13 +130,13 @@ fn judge(rig: &Rig, run: &Run, first: usize, fragment: usize, skew: usize) -> Ve
         memory.iter_mut().map(|page| page.iter_mut().map(Memory::slice_mut).collect()).collect();
     let target = BorrowedPagesMut::fragmented(&mut parts);
     let unpack = Encoded::Unpack(&EveryOther);
-    let fates = read(rig, run, first, &target, unpack, &Control::default());
+    let outcomes = read(rig, run, first, &target, unpack, &Control::default());
     drop(target);
-    for (at, fate) in fates.iter().enumerate() {
+    for (at, outcome) in outcomes.iter().enumerate() {
         let got: Vec<u8> = memory[at].iter().flat_map(|part| part.slice().to_vec()).collect();
-        assert!(!fate.is_verified() || got == wanted[at], "wrong bytes in page {at}");
+        assert!(!outcome.is_verified() || got == wanted[at], "wrong bytes in page {at}");
     }
-    fates
+    outcomes
 }
 
 #[test]
@@ -150,12 +151,15 @@ fn mixed_encodings_round_trip_in_every_io_mode() {
                 let run = encoded_run(&rig, 1, slices, contents, &[40, 3]);
                 for first in 0..noises.len() {
                     for (fragment, skew) in [(length, 0), (length, 1), (70_001, 0), (5000, 7)] {
-                        let fates = judge(&rig, &run, first, fragment, skew);
-                        assert!(fates.iter().all(|fate| fate.is_verified()), "{fates:?}");
+                        let outcomes = judge(&rig, &run, first, fragment, skew);
+                        assert!(
+                            outcomes.iter().all(|outcome| outcome.is_verified()),
+                            "{outcomes:?}"
+                        );
                     }
                 }
                 let seen = rig.segments.verify_run(&run.place, &Control::default()).unwrap();
-                assert!(seen.pages.iter().all(|fate| fate.is_verified()), "{:?}", seen.pages);
+                assert!(seen.pages.iter().all(|outcome| outcome.is_verified()), "{:?}", seen.pages);
             }
         }
     }
@@ -179,8 +183,8 @@ proptest! {
             (0..noises.len()).map(|n| page(seed, n, length, noises[n])).collect();
         let run = encoded_run(&rig, seed >> 1 | 1, slices, contents, &extents);
         let fragment = fragment.max(length / 500 + 1);
-        let fates = judge(&rig, &run, seed as usize % noises.len(), fragment, skew);
-        prop_assert!(fates.iter().all(|fate| fate.is_verified()), "{:?}", fates);
+        let outcomes = judge(&rig, &run, seed as usize % noises.len(), fragment, skew);
+        prop_assert!(outcomes.iter().all(|outcome| outcome.is_verified()), "{:?}", outcomes);
     }
 }
 
@@ -197,16 +201,16 @@ fn flipped_byte_of_encoded_page_misses_by_checksum() {
         let mut byte = [0];
         segment.read_exact_at(&mut byte, start + at).unwrap();
         segment.write_all_at(&[byte[0] ^ 4], start + at).unwrap();
-        let miss = PageFate::Missed(MissReason::Checksum);
-        let expected = [PageFate::Verified, miss, PageFate::Verified];
+        let miss = PageOutcome::Missed(MissReason::Checksum);
+        let expected = [PageOutcome::Verified, miss, PageOutcome::Verified];
         assert_eq!(judge(&rig, &run, 0, 100_000, 0), expected, "byte {at}");
         let seen = rig.segments.verify_run(&run.place, &Control::default()).unwrap();
         assert_eq!(seen.pages, expected);
         segment.write_all_at(&byte, start + at).unwrap();
     }
-    // Bytes behind the last slice are padding.
+    // Bytes after the last slice are padding.
     segment.write_all_at(&[1], start + encoded).unwrap();
-    assert!(judge(&rig, &run, 0, 100_000, 0).iter().all(|fate| fate.is_verified()));
+    assert!(judge(&rig, &run, 0, 100_000, 0).iter().all(|outcome| outcome.is_verified()));
 }
 
 /// Knows the codec, and refuses every frame with this reason.
@@ -229,12 +233,12 @@ impl Unpack for Ignorant {
         false
     }
     fn unpack(&self, _: u8, _: &[u8], _: &mut [u8]) -> Result<(), MissReason> {
-        panic!("asked for a codec that it does not know")
+        panic!("called for an unknown codec")
     }
 }
 
 #[test]
-fn unknown_codec_is_no_damage_but_bad_frame_is() {
+fn unknown_codec_is_not_damage_but_invalid_frame_is() {
     let rig = rig(IoChoice::Auto);
     let contents = vec![page(9, 0, 100_000, 0), page(9, 1, 100_000, 16)];
     let run = encoded_run(&rig, 1, 4, contents, &[]);
@@ -248,13 +252,13 @@ fn unknown_codec_is_no_damage_but_bad_frame_is() {
         let mut memory = vec![vec![0; 100_000]; 2];
         let mut pages: Vec<&mut [u8]> = memory.iter_mut().map(Vec::as_mut_slice).collect();
         let target = BorrowedPagesMut::new(&mut pages);
-        let fates = read(&rig, &run, 0, &target, encoded, &Control::default());
-        assert_eq!(fates, [PageFate::Missed(reason), PageFate::Verified]);
+        let outcomes = read(&rig, &run, 0, &target, encoded, &Control::default());
+        assert_eq!(outcomes, [PageOutcome::Missed(reason), PageOutcome::Verified]);
     }
     assert!(!MissReason::Codec.is_damage() && MissReason::Frame.is_damage());
 }
 
-/// Takes all staging memory in pieces of these lengths, as encoded pages that are kept.
+/// Takes all staging memory in buffers of these lengths, and keeps them as encoded pages.
 fn hold(rig: &Rig, lengths: &[u64]) -> Vec<transfer::PackedPage> {
     let mut held = Vec::new();
     for &length in lengths {
@@ -287,9 +291,9 @@ fn staging_for_one_page_suffices_for_many() {
             deadline: Some(Instant::now() + Duration::from_secs(5)),
             ..Control::default()
         };
-        let fates = read(&rig, &run, 0, &target, Encoded::Unpack(&EveryOther), &soon);
+        let outcomes = read(&rig, &run, 0, &target, Encoded::Unpack(&EveryOther), &soon);
         drop(target);
-        assert_eq!(fates, [PageFate::Verified; 6]);
+        assert_eq!(outcomes, [PageOutcome::Verified; 6]);
         assert!(memory == run.pages, "wrong bytes");
     }
 }
@@ -309,7 +313,7 @@ fn read_without_staging_misses_at_its_deadline() {
         read(&rig, &run, 0, &target, Encoded::Unpack(&EveryOther), &control)
     };
     let soon = Instant::now() + Duration::from_millis(50);
-    assert_eq!(attempt(Some(soon)), [PageFate::Missed(MissReason::Deadline); 4]);
+    assert_eq!(attempt(Some(soon)), [PageOutcome::Missed(MissReason::Deadline); 4]);
     held.clear();
-    assert_eq!(attempt(None), [PageFate::Verified; 4]);
+    assert_eq!(attempt(None), [PageOutcome::Verified; 4]);
 }

@@ -1,4 +1,4 @@
-//! Pages come back as they were written, for every layout of memory and place.
+//! A get returns the pages that were written, for every layout of memory and place.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
@@ -7,8 +7,8 @@ use proptest::prelude::*;
 use ritornello_format::UNIT;
 use ritornello_volume::*;
 
-fn all_verified(fates: &[PageFate]) -> bool {
-    fates.iter().all(|fate| fate.is_verified())
+fn all_verified(outcomes: &[PageOutcome]) -> bool {
+    outcomes.iter().all(|outcome| outcome.is_verified())
 }
 
 #[test]
@@ -23,8 +23,8 @@ fn pages_of_any_size_round_trip() {
             let mut run = Run::new(n as u64 + 1, count, page_bytes, &[]);
             run.write(&rig.segments);
             assert!(all_verified(&run.check(&rig.segments)), "{page_bytes} {:?}", rig.segments);
-            let (fates, out) = run.read(&rig.segments, 1, 1);
-            assert!(all_verified(&fates) && out[0] == run.pages[1]);
+            let (outcomes, out) = run.read(&rig.segments, 1, 1);
+            assert!(all_verified(&outcomes) && out[0] == run.pages[1]);
         }
         assert_eq!(rig.segments.staging().in_use, 0);
     }
@@ -44,8 +44,8 @@ fn runs_in_many_extents_round_trip() {
             assert!(run.place.extents.len() > 1);
             run.write(&rig.segments);
             assert!(all_verified(&run.check(&rig.segments)), "case {n} {:?}", rig.segments);
-            let (fates, out) = run.read(&rig.segments, count - 1, 1);
-            assert!(all_verified(&fates) && out[0] == run.pages[count - 1]);
+            let (outcomes, out) = run.read(&rig.segments, count - 1, 1);
+            assert!(all_verified(&outcomes) && out[0] == run.pages[count - 1]);
         }
     }
 }
@@ -53,7 +53,7 @@ fn runs_in_many_extents_round_trip() {
 #[test]
 fn fragments_of_any_length_and_alignment_round_trip() {
     for rig in rigs() {
-        // Lengths of fragments, and how far each begins behind a 4 KiB border.
+        // Lengths of fragments, and the distance of each start from the 4 KiB border before it.
         let shapes: [&[(usize, usize)]; 5] = [
             &[(65536, 0), (131_072, 0)],
             &[(65536, 0), (4096, 0), (126_976, 0)],
@@ -113,7 +113,7 @@ fn only_unaligned_memory_uses_and_frees_staging() {
         assert_eq!(rig.segments.staging().peak, 0);
         // Padding on the disk is zero, and a page is handed out to one read only.
         let again = run.read_into(&rig.segments, 0, &target);
-        assert_eq!(again, [PageFate::Missed(MissReason::Memory); 4]);
+        assert_eq!(again, [PageOutcome::Missed(MissReason::Memory); 4]);
     }
 }
 
@@ -180,8 +180,8 @@ fn many_runs_are_written_and_read_in_one_call() {
                 encoded: Encoded::Refuse,
             })
             .collect();
-        let fates = rig.segments.read_runs(&reads, &Control::default());
-        assert!(fates.iter().all(|fates| all_verified(fates)));
+        let outcomes = rig.segments.read_runs(&reads, &Control::default());
+        assert!(outcomes.iter().all(|outcomes| all_verified(outcomes)));
         for (n, page) in out.iter().enumerate() {
             assert!(*page == runs[n / 3].pages[n % 3]);
         }
@@ -260,8 +260,8 @@ proptest! {
         let source: Vec<&[u8]> = memory.iter().map(Memory::slice).collect();
         run.write_from(&rig.segments, &BorrowedPages::new(&source));
         let first = first.min(count - 1);
-        let (fates, out) = run.read(&rig.segments, first, count - first);
-        prop_assert!(all_verified(&fates), "{fates:?}");
+        let (outcomes, out) = run.read(&rig.segments, first, count - first);
+        prop_assert!(all_verified(&outcomes), "{outcomes:?}");
         prop_assert!(out == run.pages[first..]);
     }
 }

@@ -28,7 +28,7 @@ fn read(
     memory: &mut [Memory],
     fragment: usize,
     sections: &Arc<Sections>,
-) -> Vec<PageFate> {
+) -> Vec<PageOutcome> {
     let mut pages: Vec<Vec<&mut [u8]>> =
         memory.iter_mut().map(|page| page.slice_mut().chunks_mut(fragment).collect()).collect();
     let target = BorrowedPagesMut::fragmented(&mut pages);
@@ -74,8 +74,11 @@ fn all_pages_arrive_for_any_slices_and_sections() {
                     for (skew, fragment) in [(0, page), (0, UNIT as usize), (1, 777)] {
                         let (first, ends) = (usize::from(skew > 0), sections(&ends));
                         let mut to = memory(PAGES - first, page, skew);
-                        let fates = read(&rig, &run, first, &mut to, fragment, &ends);
-                        assert!(fates.iter().all(|fate| fate.is_verified()), "{fates:?}");
+                        let outcomes = read(&rig, &run, first, &mut to, fragment, &ends);
+                        assert!(
+                            outcomes.iter().all(|outcome| outcome.is_verified()),
+                            "{outcomes:?}"
+                        );
                         for (memory, page) in to.iter().zip(&run.pages[first..]) {
                             assert!(memory.slice() == page, "wrong bytes");
                         }
@@ -89,18 +92,18 @@ fn all_pages_arrive_for_any_slices_and_sections() {
 }
 
 #[test]
-fn damaged_slice_spares_earlier_sections_and_other_pages() {
+fn damaged_slice_misses_only_its_page_and_later_sections() {
     for rig in rigs() {
         for skew in [0, 1] {
             let run = run_of(&rig, PAGE, 6, &[]);
             damage(&rig, &run, 2, PAGE * 4 / 6 + 5);
             let ends = sections(&[PAGE / 6, PAGE / 3, PAGE * 2 / 3, PAGE * 5 / 6, PAGE]);
             let mut to = memory(PAGES, PAGE, skew);
-            let fates = read(&rig, &run, 0, &mut to, PAGE, &ends);
-            let missed = PageFate::Missed(MissReason::Checksum);
-            for (page, fate) in fates.iter().enumerate() {
+            let outcomes = read(&rig, &run, 0, &mut to, PAGE, &ends);
+            let missed = PageOutcome::Missed(MissReason::Checksum);
+            for (page, outcome) in outcomes.iter().enumerate() {
                 let whole = page != 2;
-                assert_eq!(*fate, if whole { PageFate::Verified } else { missed });
+                assert_eq!(*outcome, if whole { PageOutcome::Verified } else { missed });
                 let right = if whole { PAGE } else { PAGE * 2 / 3 };
                 assert!(to[page].slice()[..right] == run.pages[page][..right]);
             }
@@ -115,9 +118,9 @@ fn damaged_first_slice_lets_no_section_arrive() {
         let run = run_of(&rig, PAGE, 6, &[]);
         damage(&rig, &run, 4, 5);
         let ends = sections(&[PAGE / 6, PAGE]);
-        let fates = read(&rig, &run, 0, &mut memory(PAGES, PAGE, 0), PAGE, &ends);
-        assert_eq!(fates[4], PageFate::Missed(MissReason::Checksum));
-        assert!(fates[..4].iter().all(|fate| fate.is_verified()));
+        let outcomes = read(&rig, &run, 0, &mut memory(PAGES, PAGE, 0), PAGE, &ends);
+        assert_eq!(outcomes[4], PageOutcome::Missed(MissReason::Checksum));
+        assert!(outcomes[..4].iter().all(|outcome| outcome.is_verified()));
         assert_eq!(ends.arrived(), 0);
     }
 }
@@ -135,8 +138,8 @@ fn arrived_sections_are_not_written_again() {
             to.iter_mut().for_each(|page| page.slice_mut().fill(0x77));
             // Another store has the pages, cut into other slices.
             let run = run_of(&rig, PAGE, slices, &[]);
-            let fates = read(&rig, &run, 0, &mut to, PAGE, &ends);
-            assert!(fates.iter().all(|fate| fate.is_verified()));
+            let outcomes = read(&rig, &run, 0, &mut to, PAGE, &ends);
+            assert!(outcomes.iter().all(|outcome| outcome.is_verified()));
             for (memory, page) in to.iter().zip(&run.pages) {
                 assert!(memory.slice()[..PAGE / 2].iter().all(|byte| *byte == 0x77));
                 assert!(memory.slice()[PAGE / 2..] == page[PAGE / 2..]);
@@ -159,12 +162,12 @@ fn wrong_header_or_stopped_call_misses() {
             sections: Some(Arc::clone(&ends)),
             ..Control::default()
         };
-        let fates = run.read_controlled(&rig.segments, 0, &target, &now);
-        assert_eq!(fates, [PageFate::Missed(MissReason::Deadline); PAGES]);
+        let outcomes = run.read_controlled(&rig.segments, 0, &target, &now);
+        assert_eq!(outcomes, [PageOutcome::Missed(MissReason::Deadline); PAGES]);
         drop(target);
         run.place.header_checksum ^= 1;
-        let fates = read(&rig, &run, 0, &mut to, PAGE, &ends);
-        assert_eq!(fates, [PageFate::Missed(MissReason::Header); PAGES]);
+        let outcomes = read(&rig, &run, 0, &mut to, PAGE, &ends);
+        assert_eq!(outcomes, [PageOutcome::Missed(MissReason::Header); PAGES]);
         assert_eq!(ends.arrived(), 0);
     }
 }
@@ -174,7 +177,7 @@ fn sections_of_another_page_length_are_ignored() {
     let rig = rig(IoChoice::Buffered);
     let run = run_of(&rig, PAGE, 6, &[]);
     let ends = sections(&[PAGE / 2, PAGE * 2]);
-    let fates = read(&rig, &run, 0, &mut memory(PAGES, PAGE, 0), PAGE, &ends);
-    assert!(fates.iter().all(|fate| fate.is_verified()));
+    let outcomes = read(&rig, &run, 0, &mut memory(PAGES, PAGE, 0), PAGE, &ends);
+    assert!(outcomes.iter().all(|outcome| outcome.is_verified()));
     assert_eq!(ends.arrived(), 0);
 }

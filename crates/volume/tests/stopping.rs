@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// Cancels the call after a number of pages have been asked for.
+/// Cancels the call after a number of requested pages.
 struct Cancelling<'a, T: ?Sized> {
     inner: &'a T,
     after: AtomicUsize,
@@ -47,8 +47,8 @@ fn cancelled_or_late_call_submits_nothing() {
             let mut out = vec![vec![0xa5; 50_000]; 3];
             let mut slices: Vec<&mut [u8]> = out.iter_mut().map(Vec::as_mut_slice).collect();
             let target = BorrowedPagesMut::new(&mut slices);
-            let fates = run.read_controlled(&rig.segments, 0, &target, &control);
-            assert_eq!(fates, [PageFate::Missed(reason); 3]);
+            let outcomes = run.read_controlled(&rig.segments, 0, &target, &control);
+            assert_eq!(outcomes, [PageOutcome::Missed(reason); 3]);
             drop(target);
             assert!(out.iter().flatten().all(|&byte| byte == 0xa5));
             let source = OwnedPages::new(run.pages.clone());
@@ -58,7 +58,7 @@ fn cancelled_or_late_call_submits_nothing() {
             assert_eq!(error.kind(), ritornello_format::ErrorKind::Retry);
             assert!(error.to_string().contains(reason.word()), "{error}");
         }
-        assert!(run.check(&rig.segments).iter().all(|fate| fate.is_verified()));
+        assert!(run.check(&rig.segments).iter().all(|outcome| outcome.is_verified()));
     }
 }
 
@@ -91,14 +91,14 @@ fn cancelled_call_delivers_pages_already_read() {
                 })
                 .collect();
             let control = Control { cancelled: Some(flag), ..Control::default() };
-            let fates: Vec<PageFate> =
+            let outcomes: Vec<PageOutcome> =
                 rig.segments.read_runs(&reads, &control).into_iter().flatten().collect();
-            assert_eq!(fates.len(), 20);
-            assert_eq!(fates[19], PageFate::Missed(MissReason::Cancelled));
-            for (page, fate) in fates.iter().enumerate() {
-                match fate {
-                    PageFate::Verified => assert!(out[page] == runs[page / 2].pages[page % 2]),
-                    other => assert_eq!(*other, PageFate::Missed(MissReason::Cancelled)),
+            assert_eq!(outcomes.len(), 20);
+            assert_eq!(outcomes[19], PageOutcome::Missed(MissReason::Cancelled));
+            for (page, outcome) in outcomes.iter().enumerate() {
+                match outcome {
+                    PageOutcome::Verified => assert!(out[page] == runs[page / 2].pages[page % 2]),
+                    other => assert_eq!(*other, PageOutcome::Missed(MissReason::Cancelled)),
                 }
             }
         }
@@ -118,8 +118,8 @@ fn threads_take_turns_with_scarce_staging() {
                 let mut out: Vec<Memory> = (0..6).map(|_| Memory::new(1 << 20, 8)).collect();
                 let mut slices: Vec<&mut [u8]> = out.iter_mut().map(Memory::slice_mut).collect();
                 let target = BorrowedPagesMut::new(&mut slices);
-                let fates = run.read_into(&rig.segments, 0, &target);
-                assert!(fates.iter().all(|fate| fate.is_verified()), "{fates:?}");
+                let outcomes = run.read_into(&rig.segments, 0, &target);
+                assert!(outcomes.iter().all(|outcome| outcome.is_verified()), "{outcomes:?}");
             });
         }
     });
@@ -128,7 +128,7 @@ fn threads_take_turns_with_scarce_staging() {
 }
 
 #[test]
-fn panicking_source_or_target_leaves_nothing_in_flight() {
+fn panicking_source_or_target_leaves_no_io_in_flight() {
     struct Panics;
     // SAFETY: hands out no fragments.
     unsafe impl PageSource for Panics {
@@ -152,7 +152,7 @@ fn panicking_source_or_target_leaves_nothing_in_flight() {
         });
         assert!(std::panic::catch_unwind(call).is_err());
         good.write(&rig.segments);
-        assert!(good.check(&rig.segments).iter().all(|fate| fate.is_verified()));
+        assert!(good.check(&rig.segments).iter().all(|outcome| outcome.is_verified()));
         assert_eq!(rig.segments.staging().in_use, 0);
     }
 }
@@ -202,8 +202,8 @@ fn forked_child_is_refused_and_drops_safely() {
                 target_first: 0,
                 encoded: Encoded::Refuse,
             };
-            let fates = segments.read_runs(&[read], &Control::default());
-            let refused = fates == [vec![PageFate::Missed(MissReason::Io); 2]];
+            let outcomes = segments.read_runs(&[read], &Control::default());
+            let refused = outcomes == [vec![PageOutcome::Missed(MissReason::Io); 2]];
             drop(segments);
             // SAFETY: exits the child here, without running the test harness.
             unsafe { libc::_exit(if refused { 0 } else { 1 }) };
@@ -212,7 +212,7 @@ fn forked_child_is_refused_and_drops_safely() {
         // SAFETY: the process is our child.
         assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
         assert_eq!(status, 0);
-        assert!(run.check(&segments).iter().all(|fate| fate.is_verified()));
+        assert!(run.check(&segments).iter().all(|outcome| outcome.is_verified()));
         drop(dir);
     }
 }

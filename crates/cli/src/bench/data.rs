@@ -13,7 +13,7 @@ use ritornello_format::{Error, UNIT, WHOLE_PAGE_UNITS};
 use ritornello_medium::Host;
 use ritornello_node::Node;
 use ritornello_store::{Budget, Options};
-use ritornello_volume::limit::{Limit, Rate};
+use ritornello_volume::baseline::{Limit, Rate};
 use std::path::Path;
 use std::sync::Arc;
 

@@ -5,8 +5,8 @@ use super::content::{Content, Keys, PageName};
 use super::shape::Shape;
 use crate::exit::Failure;
 use ritornello_store::{Outcome, PutOptions, Store, memory_left};
-use ritornello_volume::limit::{Rate, copy_threads, cpu_seconds};
-use ritornello_volume::staging::{Backing, Piece, Staging};
+use ritornello_volume::baseline::{Rate, copy_threads, cpu_seconds};
+use ritornello_volume::staging::{Backing, Staging, StagingBuffer};
 use ritornello_volume::transfer::Control;
 use ritornello_volume::{BorrowedPages, BorrowedPagesMut};
 use std::ops::Range;
@@ -22,7 +22,7 @@ const MEMORY_SHARE: u64 = 4;
 pub struct LoadDriver {
     shape: Shape,
     content: Content,
-    memory: Piece,
+    memory: StagingBuffer,
     backing: Backing,
     window: u32,
 }
@@ -65,7 +65,7 @@ impl LoadDriver {
     ///
     /// # Errors
     /// If the memory does not suffice.
-    pub fn allocate_like_window(&self) -> Result<Piece, Failure> {
+    pub fn allocate_like_window(&self) -> Result<StagingBuffer, Failure> {
         let bytes = self.memory.bytes().len();
         let piece = Staging::new(bytes)?.try_take(bytes);
         let mut piece =
@@ -76,7 +76,7 @@ impl LoadDriver {
 
     /// Copies a whole set of sequences from `from`, which is as long as a window: page by page, and
     /// each sequence with as many threads as a get of one has.
-    pub fn copy(&mut self, from: &Piece) -> Rate {
+    pub fn copy(&mut self, from: &StagingBuffer) -> Rate {
         let (stride, page_bytes) = (self.shape.stride(), self.shape.page_bytes as usize);
         let sequence = self.shape.sequence_bytes();
         let mut sum = none();

@@ -1,6 +1,6 @@
 //! The figures of `bench store`, as `--json` prints them.
 
-use ritornello_volume::limit::IoShape;
+use ritornello_volume::baseline::IoShape;
 use serde::Serialize;
 
 /// All figures. A figure that was not measured is `null`.

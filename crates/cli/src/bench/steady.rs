@@ -390,7 +390,7 @@ fn put(movers: &mut Movers, store: &Store, set: u32) -> Result<f64, Failure> {
 
 /// Aligned memory for a few pages.
 struct Reader {
-    memory: ritornello_volume::staging::Piece,
+    memory: ritornello_volume::staging::StagingBuffer,
 }
 
 impl Reader {

@@ -8,7 +8,7 @@ use ritornello_format::Scope;
 use ritornello_medium::{Host, Medium};
 use ritornello_node::{Node, Role};
 use ritornello_store::{CatalogStats, Options, Outcome, PutOptions, Store};
-use ritornello_volume::limit::{Limit, Rate};
+use ritornello_volume::baseline::{Limit, Rate};
 use ritornello_volume::staging::Staging;
 use ritornello_volume::transfer::Control;
 use ritornello_volume::{BorrowedPages, BorrowedPagesMut};

@@ -34,7 +34,7 @@ impl Bits {
 /// Bytes of the smallest number and the step of a group.
 pub const SCALE_BYTES: usize = 4;
 
-/// Smallest usable step: the inverse of a smaller one would not be finite. Below it the step is
+/// Smallest usable step: the inverse of a smaller step would not be finite. Below it the step is
 /// zero.
 const STEP_MIN: f32 = 1e-37;
 /// 2^23: adding a number to it rounds the number to an integer, which the low bits then hold.

@@ -1,4 +1,4 @@
-//! `int8` and `int4`: quantised numbers, grouped by where outliers lie.
+//! `int8` and `int4`: quantised numbers, grouped by the axis along which outliers occur.
 
 mod matrix;
 mod number;
@@ -32,7 +32,8 @@ struct QuantLayout {
 /// finite.
 ///
 /// # Errors
-/// `Invalid` if the shape does not tell keys from values, or its length is not that of `input`.
+/// `Invalid` if the shape does not distinguish keys from values, or its length differs from the
+/// length of `input`.
 pub fn encode(
     kernel: Kernel,
     bits: Bits,

@@ -15,7 +15,7 @@ const SORTED: [u8; 16] = [0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15];
 /// Prefetch distance in bytes. The processor's own prefetcher stops at the end of a page.
 const AHEAD: usize = 2048;
 
-/// Prefetches the cache lines [`AHEAD`] of these bytes, which may lie outside of the slice.
+/// Prefetches the cache lines [`AHEAD`] bytes after `bytes`, which may be outside the slice.
 #[target_feature(enable = "sse")]
 pub fn prefetch<const N: usize>(bytes: &[u8; N]) {
     let ahead = bytes.as_ptr().wrapping_add(AHEAD).cast::<i8>();
@@ -27,14 +27,14 @@ pub fn prefetch<const N: usize>(bytes: &[u8; N]) {
 #[target_feature(enable = "avx2")]
 fn load<const N: usize>(bytes: &[u8; N], at: usize) -> __m256i {
     assert!(at + 32 <= N, "inside the array");
-    // SAFETY: the array goes on for at least 32 bytes from there.
+    // SAFETY: the array has at least 32 bytes starting at `at`.
     unsafe { _mm256_loadu_si256(bytes.as_ptr().add(at).cast()) }
 }
 
 #[target_feature(enable = "avx2")]
 fn store<const N: usize>(bytes: &mut [u8; N], at: usize, value: __m256i) {
     assert!(at + 32 <= N, "inside the array");
-    // SAFETY: the array goes on for at least 32 bytes from there.
+    // SAFETY: the array has at least 32 bytes starting at `at`.
     unsafe { _mm256_storeu_si256(bytes.as_mut_ptr().add(at).cast(), value) };
 }
 
@@ -171,7 +171,7 @@ pub fn decode(
     scalar::decode(exponents, plane_tail, nibble_tail, escapes, tail)
 }
 
-/// Shifts that move the last eight of 32 code pairs above the others, eight bytes each.
+/// Shifts that move the last eight of 32 code pairs above the first 24, eight bytes each.
 #[target_feature(enable = "avx2")]
 fn spread_shifts() -> __m256i {
     _mm256_set_epi64x(64, 2, 4, 6)
@@ -203,7 +203,7 @@ pub fn pack(pairs: __m256i) -> __m256i {
     _mm256_or_si256(pairs, _mm256_and_si256(last, _mm256_set1_epi8(-64)))
 }
 
-/// Unpacks what [`pack`] wrote; the bytes behind the 24 must be zero.
+/// Unpacks the result of [`pack`]; all bytes after the first 24 must be zero.
 #[target_feature(enable = "avx2")]
 pub fn unpack(packed: __m256i) -> __m256i {
     let top = _mm256_and_si256(packed, _mm256_set1_epi8(-64));

@@ -23,8 +23,8 @@ const fn sequence(first: u8, step: u8) -> [u8; 64] {
     bytes
 }
 
-/// Indices that alternate between the bytes of two registers (the second begins at 64), from
-/// `first` on.
+/// Indices that alternate between the bytes of two registers (the second begins at 64), starting at
+/// `first`.
 const fn interleaved(first: u8) -> [u8; 64] {
     let mut bytes = [0; 64];
     let mut at = 0;
@@ -80,7 +80,7 @@ pub fn encode(
                 _mm512_loadu_si512(numbers.as_ptr().add(64).cast()),
             )
         };
-        // Rotated by one bit, a number is its exponent above its mantissa and sign.
+        // A number rotated by one bit has its exponent above its mantissa and sign.
         let (a, b) = (_mm512_shldi_epi16::<1>(a, a), _mm512_shldi_epi16::<1>(b, b));
         let exponent = _mm512_permutex2var_epi8(a, odd, b);
         let low_half = _mm512_and_si512(exponent, half);
@@ -182,15 +182,15 @@ pub fn encode_strip(
                 _mm512_loadu_si512(numbers.as_ptr().add(64).cast()),
             )
         };
-        // Rotated by one bit, a number is its exponent above its mantissa and sign.
+        // A number rotated by one bit has its exponent above its mantissa and sign.
         let (a, b) = (_mm512_shldi_epi16::<1>(a, a), _mm512_shldi_epi16::<1>(b, b));
         let exponent = _mm512_permutex2var_epi8(a, odd, b);
         let code = _mm512_min_epu8(_mm512_sub_epi8(exponent, first), escape);
         let missing = _mm512_cmpeq_epi8_mask(code, escape);
         let (front, back) = (_mm512_castsi512_si256(code), _mm512_extracti64x4_epi64::<1>(code));
         let pairs = pack(_mm256_or_si256(front, _mm256_slli_epi16::<3>(back)));
-        // SAFETY: a plane is as long as the register, and the mask admits as many bytes of the codes
-        // as there are.
+        // SAFETY: a plane is as long as the register, and the mask admits only bytes inside
+        // `packed`.
         unsafe {
             _mm512_storeu_si512(plane.as_mut_ptr().cast(), _mm512_permutex2var_epi8(a, even, b));
             _mm256_mask_storeu_epi8(packed.as_mut_ptr().cast(), CODES, pairs);
@@ -219,7 +219,7 @@ pub fn decode_strip<'e>(
     for ((plane, packed), numbers) in planes.iter().zip(codes).zip(groups) {
         prefetch(plane);
         prefetch(packed);
-        // SAFETY: the mask admits as many bytes as there are.
+        // SAFETY: the mask admits only bytes inside `packed`.
         let pairs = unpack(unsafe { _mm256_maskz_loadu_epi8(CODES, packed.as_ptr().cast()) });
         let code = _mm512_castsi256_si512(pairs);
         let code = _mm512_inserti64x4::<1>(code, _mm256_srli_epi16::<3>(pairs));

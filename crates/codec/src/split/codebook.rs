@@ -2,10 +2,10 @@
 
 /// Exponents that have a code.
 pub const CODES: usize = 15;
-/// The code of an escape: the exponent is the next in the list behind the codes.
+/// The code of an escape: the exponent is the next in the list after the codes.
 pub const ESCAPE: u8 = 15;
-/// Sampling of a block before its codebook is chosen: one in this many cache lines, at least and at
-/// most this many lines.
+/// Sampling of a block before its codebook is chosen: the interval between sampled cache lines,
+/// then the minimum and maximum number of sampled lines.
 const SAMPLE: (usize, usize, usize) = (32, 8, 32);
 /// Numbers per cache line.
 const LINE: usize = 32;
@@ -25,8 +25,8 @@ pub struct Codebook {
 /// Exponents and codes, indexed by the low half of an exponent.
 #[derive(Clone, Copy, Debug)]
 pub struct Lookup {
-    /// The exponent that has a code; if there is none, one with another low half, which never
-    /// matches.
+    /// The exponent that has a code; if no exponent has a code, an exponent with a different low
+    /// half, which never matches.
     pub exponents: [u8; 16],
     /// The code of that exponent.
     pub codes: [u8; 16],
@@ -55,8 +55,8 @@ impl Codebook {
         let counts = count(block);
         let sampled: u32 = counts.iter().sum();
         let least = counts.iter().position(|&seen| seen > 0).unwrap_or(0);
-        // Likelier exponents first; of those not in the sample, the next ones below its smallest.
-        // Counts of a sample are far below 2^16.
+        // Likelier exponents first; of exponents not in the sample, those just below the smallest
+        // in the sample. Counts of a sample are far below 2^16.
         let rank = |exponent: usize| {
             let below = if exponent < least { exponent as u32 } else { 0 };
             counts[exponent] << 16 | below << 8 | exponent as u32

@@ -8,7 +8,7 @@ use ritornello_format::Result;
 
 /// Neighbouring exponents that have a code.
 const WINDOW: u8 = 7;
-/// The code of an escape: the exponent is the next in the list behind the codes.
+/// The code of an escape: the exponent is the next in the list after the codes.
 const ESCAPE: u8 = 7;
 /// Bytes of the codes of a group: three bits of code and three of mantissa per number.
 const CODES: usize = GROUP / 4 * 3;
@@ -19,7 +19,7 @@ const SAMPLE: usize = 32;
 
 type Numbers = [u8; 2 * GROUP];
 
-/// Encodes a block: head, plane of the low eight bits, codes, escapes, and the raw numbers behind
+/// Encodes a block: head, plane of the low eight bits, codes, escapes, and the raw numbers after
 /// the last full group. `None` if that would not be shorter than the block.
 pub fn encode(kernel: Kernel, block: &[u8], out: &mut [u8]) -> Option<usize> {
     let (groups, tail) = block.as_chunks::<{ 2 * GROUP }>();

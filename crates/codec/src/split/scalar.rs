@@ -3,8 +3,8 @@
 use super::GROUP;
 use super::codebook::{Codebook, ESCAPE, exponent};
 
-/// Encodes numbers into as many bytes of `plane` and half as many of `nibbles`. Returns how many
-/// exponents were written to `escapes`; `None` if they did not fit.
+/// Encodes each number into one byte of `plane` and half a byte of `nibbles`. Returns the number of
+/// exponents written to `escapes`; `None` if they did not fit.
 pub fn encode(
     book: &Codebook,
     input: &[u8],

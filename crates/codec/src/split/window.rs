@@ -14,13 +14,13 @@ use std::hint::select_unpredictable;
 const STRIP: usize = 16;
 /// Neighbouring exponents that have a code.
 const WINDOW: u8 = 7;
-/// The code of an escape: the exponent is the next in the list behind the codes.
+/// The code of an escape: the exponent is the next in the list after the codes.
 pub const ESCAPE: u8 = 7;
 /// Bytes of the codes of a group.
 pub const CODES: usize = GROUP / 8 * 3;
 /// Kind, number of escapes.
 const HEAD_BYTES: usize = 1 + 4;
-/// With more than one escape in this many numbers, 4-bit codes are shorter.
+/// Minimum count of numbers per escape: with more escapes, 4-bit codes are shorter.
 const ESCAPES: usize = 8;
 /// Groups sampled before the window of a strip is chosen.
 const SAMPLE: usize = 8;
@@ -31,7 +31,7 @@ const BRANCHLESS_ESCAPES: usize = 4;
 pub type Numbers = [u8; 2 * GROUP];
 
 /// Encodes a block: head, first exponent of each strip's window, plane of mantissas and signs,
-/// codes, escapes, and the raw numbers behind the last full group. `None` if a codebook is shorter.
+/// codes, escapes, and the raw numbers after the last full group. `None` if a codebook is shorter.
 pub fn encode(kernel: Kernel, block: &[u8], out: &mut [u8]) -> Option<usize> {
     let (groups, tail) = block.as_chunks::<{ 2 * GROUP }>();
     let strips = groups.len().div_ceil(STRIP);
@@ -217,7 +217,7 @@ fn number(exponent: u8, rest: u8) -> u16 {
 }
 
 /// Packs two codes per byte into six bits; the last eight of these sextets fill the top bits of the
-/// others.
+/// first 24.
 #[inline(always)]
 fn pack(code: &[u8; GROUP], packed: &mut [u8; CODES]) {
     let sextets: [u8; GROUP / 2] = std::array::from_fn(|at| code[at] | code[GROUP / 2 + at] << 3);
@@ -260,7 +260,7 @@ fn escapes_of(code: &[u8; GROUP]) -> u64 {
     })
 }
 
-/// Whether most of the strip's middle group lies in the given window.
+/// Whether most exponents of the strip's middle group are in the given window.
 #[inline(always)]
 fn fits(first: u8, groups: &[Numbers]) -> bool {
     let middle = &groups[groups.len() / 2];

@@ -4,7 +4,7 @@
 use ritornello_format::{Result, Scope};
 use ritornello_node::{Node, Options, open};
 use ritornello_store::{IndexKind, Outcome, PutOptions, Store};
-use ritornello_volume::memory::{BorrowedPages, BorrowedPagesMut};
+use ritornello_volume::page_memory::{BorrowedPages, BorrowedPagesMut};
 use ritornello_volume::transfer::Control;
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;

@@ -133,7 +133,7 @@ impl StoreCore {
         // Another caller may have reattached one, or given it up.
         volumes.retain(|(number, _)| self.state.lock().absence.volumes.contains_key(number));
         for (number, volume) in (0..=u8::MAX).zip(&self.manifest().volumes) {
-            if volume.is_gone() {
+            if volume.is_retired() {
                 self.segments.retire_volume(number);
             }
         }

@@ -122,7 +122,7 @@ impl StoreCore {
                 self.maintain_space(&Control::default())?;
             }
             if Instant::now() >= deadline && !self.is_space_as_wanted() {
-                let closed = self.state.lock().space.closed().len();
+                let closed = self.state.lock().space.sealed().len();
                 return Err(Error::retry(
                     "the store is still being emptied, and continues in the background",
                 )
@@ -135,7 +135,7 @@ impl StoreCore {
     fn is_space_as_wanted(&self) -> bool {
         let draining = self.is_draining_paths();
         let fits = self.index.stats().disk_bytes <= self.budget().index_bytes;
-        !draining && fits && self.state.lock().space.closed().is_empty()
+        !draining && fits && self.state.lock().space.sealed().is_empty()
     }
 
     /// Whether a present directory is being drained.
@@ -143,7 +143,7 @@ impl StoreCore {
         let manifest = self.manifest();
         let state = self.state.lock();
         (0..=u8::MAX).zip(&manifest.volumes).any(|(number, volume)| {
-            volume.draining && !volume.is_gone() && !state.absence.volumes.contains_key(&number)
+            volume.draining && !volume.is_retired() && !state.absence.volumes.contains_key(&number)
         })
     }
 
@@ -241,7 +241,7 @@ impl StoreCore {
         };
         self.medium.create_dir(&path).map_err(refused)?;
         directory.check_owner(&path)?;
-        let there = manifest.volumes.iter().filter(|volume| !volume.is_gone());
+        let there = manifest.volumes.iter().filter(|volume| !volume.is_retired());
         let new = directory.real(&name);
         if there.into_iter().any(|volume| directory.real(&volume.dir) == new) {
             return Err(Error::invalid("the store has this directory already, by another name")
@@ -288,7 +288,7 @@ impl StoreCore {
         let directory = self.directory();
         let name = directory.volume_name(Path::new(dir))?;
         let real = directory.real(&name);
-        let here = |volume: &VolumeRecord| !volume.is_gone();
+        let here = |volume: &VolumeRecord| !volume.is_retired();
         let found = manifest.volumes.iter().position(|volume| {
             here(volume) && (volume.dir == dir || directory.real(&volume.dir) == real)
         });
@@ -385,7 +385,7 @@ impl State {
     pub(super) fn release_quarantined(&mut self) {
         let (gone, kept): (Vec<_>, Vec<_>) = std::mem::take(&mut self.quarantine)
             .into_iter()
-            .partition(|extent| self.space.is_closed(extent.segment));
+            .partition(|extent| self.space.is_sealed(extent.segment));
         self.quarantine = kept.into();
         self.quarantine_units -= gone.iter().map(|e| u64::from(e.units)).sum::<u64>();
         self.add_to_limbo(gone);

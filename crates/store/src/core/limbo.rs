@@ -67,7 +67,7 @@ impl Limbo {
 impl State {
     /// Units in limbo that will not be reused, because their segments are closed.
     pub(super) fn leaving_units(&self) -> u64 {
-        let closed = self.space.closed();
+        let closed = self.space.sealed();
         closed.into_iter().map(|segment| self.limbo.units_in(segment)).sum()
     }
 

@@ -55,7 +55,7 @@ use ritornello_format::{
 };
 use ritornello_index::{PrefixIndex, Removed, RunId};
 use ritornello_medium::Medium;
-use ritornello_volume::Parked;
+use ritornello_volume::ForkSafeLock;
 use ritornello_volume::segments::Segments;
 use ritornello_volume::space::Space;
 use scopes::Scopes;
@@ -166,7 +166,7 @@ struct State {
 /// A background thread and its wake-up flag.
 #[derive(Default)]
 struct BackgroundThread {
-    wakeup: Parked<WakeState>,
+    wakeup: ForkSafeLock<WakeState>,
     thread: Mutex<Option<std::thread::JoinHandle<()>>>,
 }
 
@@ -358,12 +358,12 @@ impl StoreCore {
         let state = self.state.lock();
         let space = state.space.stats();
         health.reserve_bytes = space.reserve_units * UNIT;
-        health.closed_bytes = state.space.closed().len() as u64 * budget.segment_bytes;
+        health.closed_bytes = state.space.sealed().len() as u64 * budget.segment_bytes;
         let paths = paths(&manifest, &state);
         let unavailable = self.unavailable(&state);
         Ok(CatalogStats {
             uuid: manifest.uuid.iter().map(|byte| format!("{byte:02x}")).collect(),
-            epoch: manifest.epoch,
+            epoch: manifest.owner_epoch,
             owner_pid: std::process::id(),
             durability: self.options.durability.word().to_owned(),
             index: manifest.index.clone(),
@@ -375,7 +375,7 @@ impl StoreCore {
             files: existing + index.files + 5 + manifest.volumes.len() as u64,
             used_bytes: (state.space.total_units()
                 - state.space.free_units()
-                - state.space.closed_units())
+                - state.space.sealed_units())
             .saturating_sub(
                 state.limbo.units()
                     + state.quarantine_units
@@ -531,7 +531,7 @@ impl State {
 /// Statistics of the directories in use.
 fn paths(manifest: &Manifest, state: &State) -> Vec<PathStats> {
     let (segments, used) = (state.space.segments_by_volume(), state.space.used_by_volume());
-    let there = (0..=u8::MAX).zip(&manifest.volumes).filter(|(_, volume)| !volume.is_gone());
+    let there = (0..=u8::MAX).zip(&manifest.volumes).filter(|(_, volume)| !volume.is_retired());
     there
         .map(|(number, volume)| {
             let at = usize::from(number);

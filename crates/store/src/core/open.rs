@@ -65,12 +65,12 @@ impl StoreCore {
         let directory = Directory::new(Arc::clone(&medium), &options.dir);
         let mut manifest = directory.manifest_to_resize(options)?;
         let budget = Budget::divide(manifest.capacity, manifest.segment_bytes)?;
-        if manifest.epoch == 0 {
+        if manifest.owner_epoch == 0 {
             // The store's identity is durable before any directory is marked with it, so that the
             // next opening continues an interrupted creation.
             directory.write_manifest(&manifest)?;
         }
-        let being_made = manifest.epoch == 0;
+        let being_made = manifest.owner_epoch == 0;
         directory.mark_volumes(&mut manifest)?;
         let found = directory.volume_states(&manifest);
         directory.check_expected(&manifest, &found)?;
@@ -78,7 +78,7 @@ impl StoreCore {
         let mut absence = Absence::of(&manifest, &found);
         let segments = directory.open_segments(&manifest, &found, options.io)?;
         check_trust(&segments)?;
-        for (number, why) in segments.refused() {
+        for (number, why) in segments.unusable_dirs() {
             if being_made {
                 return Err(Error::invalid("a directory of the new store cannot be used")
                     .with("dir", options.dir.display())
@@ -88,7 +88,7 @@ impl StoreCore {
         }
         let clean = manifest.clean;
         let kind = resolve_index(&medium, &directory, &mut manifest, &absence, options)?;
-        manifest.epoch += 1;
+        manifest.owner_epoch += 1;
         manifest.generations += 1;
         manifest.clean = false;
         manifest.owner = owner_line();

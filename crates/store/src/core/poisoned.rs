@@ -43,7 +43,7 @@ impl StoreCore {
             let dir = self.options.dir.join(&volume.dir);
             let marker = VolumeMarker { store: manifest.uuid, volume: number };
             // Another file system may be mounted there by now.
-            let is_here = !volume.is_gone() && !away.contains(&number);
+            let is_here = !volume.is_retired() && !away.contains(&number);
             if is_here && volume.marked && self.directory().has_marker(&dir, marker) {
                 self.directory().write_marker(&dir, marker)?;
             }

@@ -35,7 +35,7 @@ pub(super) fn find_segments(
 ) -> Vec<SegmentId> {
     let mut usable = Vec::new();
     for (number, volume) in (0..=u8::MAX).zip(&manifest.volumes) {
-        if volume.is_gone() || absence.volumes.contains_key(&number) {
+        if volume.is_retired() || absence.volumes.contains_key(&number) {
             continue;
         }
         let listed = segments.list_durably(number).map_err(|error| error.to_string());

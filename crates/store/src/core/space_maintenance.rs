@@ -94,7 +94,7 @@ impl StoreCore {
             }
             self.empty_segment(segment, control)?;
             left |= !self.drop_empty_segments()?.contains(&segment)
-                && self.state.lock().space.is_closed(segment);
+                && self.state.lock().space.is_sealed(segment);
         }
         self.fit_index(control)?;
         self.retire_volumes()?;
@@ -104,7 +104,7 @@ impl StoreCore {
     /// Closed segments, the emptiest first.
     fn closed_segments(&self) -> Vec<SegmentId> {
         let state = self.state.lock();
-        let mut closed = state.space.closed();
+        let mut closed = state.space.sealed();
         // Withheld space can neither be moved nor evicted.
         closed.retain(|id| !state.draining.holds(*id));
         closed.sort_by_key(|id| std::cmp::Reverse(state.space.free_in(*id)));
@@ -146,7 +146,7 @@ impl StoreCore {
         let until = Instant::now() + SYNC_TIMEOUT;
         let busy = || Error::retry("the disk is still busy with an earlier sync");
         let _turn = self.shape.try_lock_until(until).ok_or_else(busy)?;
-        let closed = self.state.lock().space.closed();
+        let closed = self.state.lock().space.sealed();
         let is_empty = |id: &SegmentId| self.state.lock().space.is_empty(*id);
         let empty: Vec<SegmentId> = closed.iter().copied().filter(is_empty).collect();
         if empty.is_empty() {
@@ -161,7 +161,7 @@ impl StoreCore {
             state.space.begin_removal(id);
             drop(state);
             self.segments.remove(id)?;
-            if let Err(error) = self.state.lock().space.drop_segment(id) {
+            if let Err(error) = self.state.lock().space.remove_segment(id) {
                 tracing::error!(%error, "a segment was removed that is in use");
             }
             self.counters.segments_removed.add(1);
@@ -231,7 +231,7 @@ impl StoreCore {
         let mut gone = Vec::new();
         for (at, volume) in (0..=u8::MAX).zip(&mut manifest.volumes) {
             let empty = there.get(usize::from(at)) == Some(&0) && !absent.contains(&at);
-            if volume.draining && !volume.is_gone() && empty {
+            if volume.draining && !volume.is_retired() && empty {
                 volume.dir.clear();
                 volume.draining = false;
                 gone.push(at);
@@ -251,7 +251,7 @@ impl StoreCore {
 
     /// Returns whether segments, directories or the index exceed their target.
     pub(super) fn needs_maintenance(&self) -> bool {
-        !self.state.lock().space.closed().is_empty()
+        !self.state.lock().space.sealed().is_empty()
             || self.is_draining_paths()
             || self.index.stats().disk_bytes > self.budget().index_bytes
     }

@@ -4,7 +4,9 @@ use super::{StoreCore, resident};
 use crate::catalog::ScopeRef;
 use ritornello_format::{ErrorKind, PageHash, Place, Result, UNIT};
 use ritornello_index::{NewRun, RunId, RunView};
-use ritornello_volume::transfer::{Control, FoundRun, MissReason, PageFate, is_refused_by_disk};
+use ritornello_volume::transfer::{
+    Control, MissReason, PageOutcome, SalvagedRun, is_unreadable_on_disk,
+};
 use serde::Serialize;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -98,7 +100,7 @@ impl StoreCore {
             progress(used + (at as u64 + 1) * self.budget().segment_bytes, total);
         }
         // Parents were written before their children, so they are salvaged first and found.
-        lost.sort_by_key(|run: &FoundRun| run.place.generation);
+        lost.sort_by_key(|run: &SalvagedRun| run.place.generation);
         for run in lost {
             report.pages_salvaged += self.salvage_run(run);
         }
@@ -158,7 +160,7 @@ impl StoreCore {
         let found = match self.segments.verify_run(&view.place, control) {
             Ok(found) => found,
             Err(error) if error.kind() == ErrorKind::Miss => return all("header"),
-            Err(error) if unreadable == Unreadable::Drop && is_refused_by_disk(&error) => {
+            Err(error) if unreadable == Unreadable::Drop && is_unreadable_on_disk(&error) => {
                 return all("io");
             }
             Err(_) => return Vec::new(),
@@ -174,17 +176,17 @@ impl StoreCore {
         (0..count)
             .filter(live)
             .filter_map(|page| match found.pages.get(page as usize) {
-                Some(PageFate::Verified) if known(page) => None,
-                Some(PageFate::Verified) => Some((page, "key")),
-                Some(PageFate::Missed(why)) if why.is_damage() => Some((page, why.word())),
-                Some(PageFate::Missed(MissReason::Io))
+                Some(PageOutcome::Verified) if known(page) => None,
+                Some(PageOutcome::Verified) => Some((page, "key")),
+                Some(PageOutcome::Missed(why)) if why.is_damage() => Some((page, why.word())),
+                Some(PageOutcome::Missed(MissReason::Io))
                     if unreadable == Unreadable::Drop
                         && self.segments.is_unreadable(&view.place, page) =>
                 {
                     Some((page, MissReason::Io.word()))
                 }
                 // The page was not read, so nothing is known against it.
-                Some(PageFate::Missed(_)) => None,
+                Some(PageOutcome::Missed(_)) => None,
                 None => Some((page, "header")),
             })
             .collect()
@@ -195,8 +197,8 @@ impl StoreCore {
     pub(super) fn is_wrong(&self, place: &Place, page: u32) -> bool {
         match self.segments.verify_run(place, &Control::default()) {
             Ok(run) => match run.pages.get(page as usize) {
-                Some(PageFate::Missed(why)) => why.is_damage(),
-                Some(PageFate::Verified) => false,
+                Some(PageOutcome::Missed(why)) => why.is_damage(),
+                Some(PageOutcome::Verified) => false,
                 None => true,
             },
             Err(error) => error.kind() == ErrorKind::Miss,
@@ -204,8 +206,8 @@ impl StoreCore {
     }
 
     /// Inserts a lost run, as far as its pages verify. Returns the number of pages salvaged.
-    fn salvage_run(&self, found: FoundRun) -> u64 {
-        let FoundRun { mut place, header, .. } = found;
+    fn salvage_run(&self, found: SalvagedRun) -> u64 {
+        let SalvagedRun { mut place, header, .. } = found;
         let Some(scope) = self.scopes.by_slot(header.slot) else { return 0 };
         let ours = header.store == self.manifest().uuid
             && header.scope == scope.id
@@ -214,7 +216,7 @@ impl StoreCore {
             return 0;
         }
         let Ok(read) = self.segments.verify_run(&place, &Control::default()) else { return 0 };
-        let good = read.pages.iter().take_while(|fate| fate.is_verified()).count();
+        let good = read.pages.iter().take_while(|outcome| outcome.is_verified()).count();
         let hashes: Vec<PageHash> =
             header.keys[..good].iter().map(|key| PageHash::of(&scope.id, key)).collect();
         if good == 0 || self.index.exists(scope.slot, &hashes).contains(&true) {

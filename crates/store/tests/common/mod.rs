@@ -14,7 +14,7 @@ use ritornello_store::{
     Catalog, ClientAlive, ClientId, Durability, IndexKind, LeaseNumber, Options, Outcome,
     PutOptions, Store, StoreCore,
 };
-use ritornello_volume::memory::{BorrowedPages, BorrowedPagesMut};
+use ritornello_volume::page_memory::{BorrowedPages, BorrowedPagesMut};
 use ritornello_volume::segments::IoChoice;
 use ritornello_volume::staging::Staging;
 use ritornello_volume::transfer::Control;

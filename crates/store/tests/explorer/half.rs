@@ -4,7 +4,7 @@ use crate::common::refs;
 use crate::kinds::keys_of;
 use ritornello_format::{Result, RunHeader};
 use ritornello_store::{Catalog, ReserveRequest, Reserved, ReservedRun, ScopeRef};
-use ritornello_volume::memory::BorrowedPages;
+use ritornello_volume::page_memory::BorrowedPages;
 use ritornello_volume::segments::Segments;
 use ritornello_volume::transfer::{Control, RunWrite};
 use std::sync::Arc;

@@ -3,7 +3,7 @@
 use crate::common::{self, refs, sequence};
 use ritornello_format::{Result, Scope};
 use ritornello_store::{Outcome, PutOptions, Store};
-use ritornello_volume::memory::{BorrowedPages, BorrowedPagesMut};
+use ritornello_volume::page_memory::{BorrowedPages, BorrowedPagesMut};
 use ritornello_volume::transfer::Control;
 use std::sync::OnceLock;
 

@@ -13,7 +13,7 @@ use crate::remote::RemoteTier;
 use ritornello_format::residency::Tier;
 use ritornello_format::{Error, ErrorKind, PageHash, Result, Scope};
 use ritornello_store::{PutOptions, StorePolicy, Ticket, check_sections};
-use ritornello_volume::memory::{PageSource, PageTarget};
+use ritornello_volume::page_memory::{PageSource, PageTarget};
 use ritornello_volume::process_id;
 use ritornello_volume::transfer::Control;
 use std::sync::Arc;

@@ -1,7 +1,7 @@
 //! Loads in progress, which background writes yield to.
 
 use ritornello_format::residency::Tier;
-use ritornello_volume::Parked;
+use ritornello_volume::ForkSafeLock;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 /// Counters loads that are queued or running.
 #[derive(Debug, Default)]
 pub(super) struct LoadTracker {
-    loads: Parked<usize>,
+    loads: ForkSafeLock<usize>,
     /// Bytes still to load, by tier.
     queued: [AtomicU64; 4],
 }

@@ -16,8 +16,8 @@ use parking_lot::Mutex;
 use ritornello_format::PageHash;
 use ritornello_format::residency::Tier;
 use ritornello_store::{LeaseNumber, PutOptions};
-use ritornello_volume::Parked;
-use ritornello_volume::memory::BorrowedPages;
+use ritornello_volume::ForkSafeLock;
+use ritornello_volume::page_memory::BorrowedPages;
 use ritornello_volume::transfer::Control;
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
@@ -49,7 +49,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// Prefetches of a cache: those that are tracked, the queue, and the threads.
 #[derive(Debug, Default)]
 pub(super) struct Prefetches {
-    state: Parked<State>,
+    state: ForkSafeLock<State>,
     /// Held while a prefetch decides how much to fetch, so that no two count on the same space.
     deciding: Mutex<()>,
 }

@@ -6,7 +6,7 @@ use super::shared::Shared;
 use ritornello_format::residency::Tier;
 use ritornello_format::{Error, Scope};
 use ritornello_store::{Outcome, PutOptions};
-use ritornello_volume::memory::{BorrowedPagesMut, PageTarget, SelectedPages};
+use ritornello_volume::page_memory::{BorrowedPagesMut, PageTarget, SelectedPages};
 use ritornello_volume::transfer::Control;
 use std::ops::Range;
 use std::sync::Arc;

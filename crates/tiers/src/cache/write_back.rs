@@ -249,7 +249,7 @@ mod tests {
     use super::*;
     use ritornello_format::Error;
     use ritornello_store::PutOptions;
-    use ritornello_volume::memory::BorrowedPages;
+    use ritornello_volume::page_memory::BorrowedPages;
     use ritornello_volume::transfer::Control;
     use std::time::Duration;
 

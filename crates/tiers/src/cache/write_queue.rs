@@ -11,8 +11,8 @@ use super::spill::Spilled;
 use crate::{Phase, remote::RemoteTier};
 use ritornello_format::residency::Tier;
 use ritornello_store::{PutOptions, Ticket};
-use ritornello_volume::Parked;
-use ritornello_volume::memory::BorrowedPages;
+use ritornello_volume::ForkSafeLock;
+use ritornello_volume::page_memory::BorrowedPages;
 use ritornello_volume::transfer::Control;
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -40,7 +40,7 @@ pub(super) struct WriteQueue {
     pub(super) policy: WritePolicy,
     pub(super) dirty: super::write_back::DirtyPages,
     max_bytes: u64,
-    state: Parked<QueueState>,
+    state: ForkSafeLock<QueueState>,
 }
 
 #[derive(Debug, Default)]
@@ -76,7 +76,7 @@ pub(super) struct PendingPut {
 impl WriteQueue {
     pub(super) fn new(to: Tier, policy: WritePolicy, max_bytes: u64) -> Self {
         let dirty = super::write_back::DirtyPages::default();
-        Self { to, policy, dirty, max_bytes, state: Parked::default() }
+        Self { to, policy, dirty, max_bytes, state: ForkSafeLock::default() }
     }
 
     /// Whether the tier takes these pages: a remote needs prompts from their first page on.

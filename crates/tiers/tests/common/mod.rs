@@ -11,7 +11,7 @@ use ritornello_tiers::cache::{
     Cache, Found, LookupOptions, PrefetchPolicy, Readiness, Settings, TierSpec, TierStats,
 };
 use ritornello_tiers::remote::{Backend, DirectoryBackend, MemoryBackend, RemoteTier};
-use ritornello_volume::memory::{BorrowedPages, OwnedPagesMut, PageTarget};
+use ritornello_volume::page_memory::{BorrowedPages, OwnedPagesMut, PageTarget};
 use ritornello_volume::transfer::Control;
 use std::path::Path;
 use std::sync::Arc;

@@ -1,12 +1,12 @@
-//! Chooses the engine from the request, the abilities of the directories, and what the kernel
-//! permits.
+//! Chooses the engine from the requested mode, the capabilities of the directories, and the
+//! permissions of the kernel.
 
 use super::huge;
 use super::kind::Trust;
 use super::report::{IoChoice, IoMode, IoReport};
-use super::selftest::{Finding, examine};
+use super::selftest::{DirectoryTest, examine};
 use super::volumes::Volume;
-use crate::engine::{Inline, IoEngine, Pool, Uring};
+use crate::io_engine::{Inline, IoEngine, Pool, Uring};
 use crate::staging::Backing;
 use ritornello_format::{Error, Result};
 use ritornello_medium::Medium;
@@ -23,45 +23,45 @@ pub(super) struct Choice {
 pub(super) fn choose(
     medium: &dyn Medium,
     dirs: &[PathBuf],
-    asked: IoChoice,
+    chosen: IoChoice,
     backing: Backing,
 ) -> Result<Choice> {
-    let (mut findings, mut usable, mut refused) = (Vec::new(), Vec::new(), BTreeMap::new());
+    let (mut tests, mut usable, mut unusable) = (Vec::new(), Vec::new(), BTreeMap::new());
     for (at, dir) in dirs.iter().enumerate() {
         match examine(medium, dir) {
-            Ok(finding) => {
-                findings.push(finding);
+            Ok(test) => {
+                tests.push(test);
                 usable.push(dir);
             }
-            Err(error) => drop(refused.insert(at, error)),
+            Err(error) => drop(unusable.insert(at, error)),
         }
     }
-    // One usable directory is enough. With none, report why the first failed.
-    if findings.is_empty()
-        && let Some((_, error)) = refused.pop_first()
+    // One usable directory is enough. Without a usable directory, report why the first failed.
+    if tests.is_empty()
+        && let Some((_, error)) = unusable.pop_first()
     {
         return Err(error);
     }
     let mut warnings = Vec::new();
     let mut distrust = String::new();
-    // Do not map if all volumes are away: their file systems are unknown.
+    // Do not map if all volumes are absent: their file systems are unknown.
     let mapped =
-        asked == IoChoice::Auto && !findings.is_empty() && findings.iter().all(Finding::in_memory);
-    for (dir, finding) in usable.iter().zip(&findings) {
-        let (dir, kind) = (dir.display(), &finding.kind);
-        if finding.in_memory() && !mapped {
+        chosen == IoChoice::Auto && !tests.is_empty() && tests.iter().all(DirectoryTest::in_memory);
+    for (dir, test) in usable.iter().zip(&tests) {
+        let (dir, kind) = (dir.display(), &test.kind);
+        if test.in_memory() && !mapped {
             warnings.push(format!(
-                "{dir} ({kind}) is driven by system calls, several times the CPU: a store of its \
-                 own, with io=auto, is mapped"
+                "{dir} ({kind}) is driven by system calls, several times the CPU: a separate store \
+                 here, with io=auto, is mapped"
             ));
-        } else if finding.real && !finding.direct && !mapped && asked != IoChoice::Buffered {
+        } else if test.real && !test.direct && !mapped && chosen != IoChoice::Buffered {
             warnings.push(format!(
                 "{dir} ({kind}) is driven through the page cache, several times the CPU: {}; \
                  put the store on ext4 or XFS",
-                finding.why
+                test.why
             ));
         }
-        match finding.trust {
+        match test.trust {
             Trust::Foreign if distrust.is_empty() => {
                 distrust = format!(
                     "{dir} is on {kind}, which is served from elsewhere: locks and durability \
@@ -80,14 +80,13 @@ pub(super) fn choose(
         );
     }
 
-    let undrained =
-        findings.iter().find(|finding| finding.direct && !finding.drains).map(|f| f.kind.clone());
-    let real = findings.iter().all(|finding| finding.real);
+    let undrained = tests.iter().find(|test| test.direct && !test.drains).map(|f| f.kind.clone());
+    let real = tests.iter().all(|test| test.real);
     let mut direct: Vec<bool> =
-        findings.iter().map(|finding| finding.direct && asked != IoChoice::Buffered).collect();
+        tests.iter().map(|test| test.direct && chosen != IoChoice::Buffered).collect();
     let some_direct = direct.contains(&true);
-    let (engine, mode, why): (Box<dyn IoEngine>, _, _) = match asked {
-        _ if !real && asked != IoChoice::Pool => {
+    let (engine, mode, why): (Box<dyn IoEngine>, _, _) = match chosen {
+        _ if !real && chosen != IoChoice::Pool => {
             direct.fill(false);
             (Box::new(Inline), IoMode::Simulated, "the files are simulated".to_owned())
         }
@@ -95,20 +94,20 @@ pub(super) fn choose(
             let why = usable.iter().find_map(|dir| huge::why_unavailable(dir)).unwrap_or_default();
             (Box::new(Inline), IoMode::Mapped, why)
         }
-        IoChoice::Buffered => (pool(), IoMode::Buffered, "asked for".to_owned()),
+        IoChoice::Buffered => (pool(), IoMode::Buffered, "requested".to_owned()),
         IoChoice::Auto if !some_direct => {
-            let why = findings.first().map(|finding| finding.why.clone());
+            let why = tests.first().map(|test| test.why.clone());
             (pool(), IoMode::Buffered, why.unwrap_or_default())
         }
-        IoChoice::Pool => (pool(), IoMode::Pool, "asked for".to_owned()),
+        IoChoice::Pool => (pool(), IoMode::Pool, "requested".to_owned()),
         _ if undrained.is_some() => {
             let why = format!(
                 "{} is not known to wait for a killed process's io_uring writes",
                 undrained.unwrap_or_default()
             );
-            if asked == IoChoice::Uring {
+            if chosen == IoChoice::Uring {
                 return Err(Error::invalid(format!(
-                    "io_uring was asked for and {why}: choose io=auto, or put the store on ext4 \
+                    "io_uring is requested and {why}: choose io=auto, or put the store on ext4 \
                      or XFS"
                 )));
             }
@@ -118,9 +117,9 @@ pub(super) fn choose(
         }
         IoChoice::Auto | IoChoice::Uring => match Uring::new() {
             Ok(engine) => (Box::new(engine), IoMode::Uring, String::new()),
-            Err(error) if asked == IoChoice::Uring => {
+            Err(error) if chosen == IoChoice::Uring => {
                 return Err(Error::invalid(
-                    "io_uring was asked for and is forbidden or unknown here: allow it (seccomp, \
+                    "io_uring is requested and is forbidden or unknown here: allow it (seccomp, \
                      kernel.io_uring_disabled), or choose io=auto",
                 )
                 .because(error));
@@ -132,14 +131,13 @@ pub(super) fn choose(
             }
         },
     };
-    let mut found =
-        usable.iter().zip(&findings).zip(&direct).map(|((dir, finding), direct)| Volume {
-            dir: (*dir).clone(),
-            direct: *direct,
-            in_memory: finding.in_memory(),
-            drains: finding.drains,
-        });
-    let volume = |at| match refused.remove(&at) {
+    let mut found = usable.iter().zip(&tests).zip(&direct).map(|((dir, test), direct)| Volume {
+        dir: (*dir).clone(),
+        direct: *direct,
+        in_memory: test.in_memory(),
+        drains: test.drains,
+    });
+    let volume = |at| match unusable.remove(&at) {
         Some(error) => Err(error),
         None => Ok(found.next().unwrap_or_default()),
     };
@@ -147,7 +145,7 @@ pub(super) fn choose(
     let report = IoReport {
         mode,
         why,
-        file_systems: findings.into_iter().map(|finding| finding.kind).collect(),
+        file_systems: tests.into_iter().map(|test| test.kind).collect(),
         direct: !direct.contains(&false),
         backing,
         trusted: distrust.is_empty(),

@@ -11,7 +11,8 @@ pub(super) fn are_available(path: &Path) -> bool {
     why_unavailable(path).is_none()
 }
 
-/// Why files at `path` get no huge pages, and the command that changes that; `None` if they do.
+/// Why files at `path` get no huge pages, and the command that changes that; `None` if huge pages
+/// are available.
 pub(super) fn why_unavailable(path: &Path) -> Option<String> {
     let kernel = fs::read_to_string(KERNEL).unwrap_or_default();
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
@@ -38,8 +39,8 @@ fn diagnose(kernel: &str, mounts: &str, path: &Path) -> Option<String> {
     ))
 }
 
-/// The mount point of `path` and the options of its file system. Of several mounts on one point the
-/// last is in effect: it hides those before it.
+/// The mount point of `path` and the options of its file system. If a mount point has several
+/// mounts, the last is in effect, because it hides the earlier mounts.
 fn mount_of<'a>(mounts: &'a str, path: &Path) -> Option<(&'a str, &'a str)> {
     let mounts = mounts.lines().filter_map(|line| {
         let (mount, file_system) = line.split_once(" - ")?;

@@ -7,9 +7,9 @@ pub(super) enum Trust {
     Local,
     /// In memory: contents are lost at the next boot, and direct I/O gains nothing.
     Memory,
-    /// Local, but accepts `O_DIRECT` and uses the page cache all the same.
+    /// Local, but accepts `O_DIRECT` and uses the page cache anyway.
     PageCache,
-    /// Served by another machine or process, which locks, durability and cache coherence depend on.
+    /// Remote: locks, durability and cache coherence depend on another machine or process.
     Foreign,
     /// Not in the list.
     Unknown,
@@ -51,9 +51,10 @@ pub(super) fn of(magic: u64) -> (&'static str, Trust) {
 }
 
 /// Whether `fallocate` on a file of this file system waits for all direct writes to the file that
-/// are in flight, including those of a killed process. Established by a test in `tests/python`, for
-/// ext4 and XFS. Only there may `io_uring` write, because its requests outlive the process that
-/// submitted them. Writes by threads do not: a thread exits only after its `pwrite` returns.
+/// are in flight, including writes of a killed process. A test in `tests/python` proves this for
+/// ext4 and XFS. `io_uring` may write only on such file systems, because its requests outlive the
+/// process that submitted them. Writes by threads end with the process: a thread exits only after
+/// its `pwrite` returns.
 pub(super) fn drains(magic: u64) -> bool {
     const EXT4: u64 = 0xef53;
     const XFS: u64 = 0x5846_5342;

@@ -9,7 +9,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How often removed segments are looked for: a map keeps their memory allocated.
+/// Interval between searches for removed segments: a map keeps their memory allocated.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(2);
 
 /// Maps by segment; `None` for a segment that cannot be mapped and is accessed by system calls.
@@ -23,7 +23,7 @@ impl Maps {
         Self { open: RwLock::default(), swept: Mutex::new(Instant::now()) }
     }
 
-    /// The map of a segment; `map` makes it if there is none yet.
+    /// The map of a segment. Calls `map` to make it if the segment is not mapped yet.
     pub(super) fn get(
         &self,
         id: SegmentId,
@@ -52,15 +52,15 @@ impl Maps {
             return Vec::new();
         };
         *swept = Instant::now();
-        let is_gone = |map: &Option<Arc<Map>>| {
+        let is_removed = |map: &Option<Arc<Map>>| {
             map.as_ref().is_some_and(|map| map.file_bytes().is_ok_and(|bytes| bytes == 0))
         };
         let open = self.open.read();
-        let gone: Vec<SegmentId> =
-            open.iter().filter(|(_, map)| is_gone(map)).map(|(id, _)| *id).collect();
+        let removed: Vec<SegmentId> =
+            open.iter().filter(|(_, map)| is_removed(map)).map(|(id, _)| *id).collect();
         drop(open);
-        gone.iter().for_each(|id| self.remove(*id));
-        gone
+        removed.iter().for_each(|id| self.remove(*id));
+        removed
     }
 }
 
@@ -73,8 +73,8 @@ impl Segments {
     /// The map of a segment; `None` if it is not in memory or cannot be mapped.
     pub(crate) fn map(&self, id: SegmentId) -> io::Result<Option<Arc<Map>>> {
         let Some(maps) = &self.maps else { return Ok(None) };
-        for gone in maps.sweep() {
-            self.close(gone);
+        for removed in maps.sweep() {
+            self.close(removed);
         }
         maps.get(id, || {
             let file = self.file(id)?;
@@ -96,7 +96,7 @@ impl Segments {
         }
     }
 
-    /// Closes all files and maps: the next call opens the files that have their names then.
+    /// Closes all files and maps: the next call opens the files again by name.
     pub fn close_all(&self) {
         self.files.write().clear();
         if let Some(maps) = &self.maps {

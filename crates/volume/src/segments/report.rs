@@ -28,7 +28,7 @@ pub enum IoMode {
     Buffered,
     /// Copies from and to mapped segments, where all directories are in memory.
     Mapped,
-    /// One call after the other, on a simulated file system.
+    /// One call at a time, on a simulated file system.
     Simulated,
 }
 
@@ -51,7 +51,7 @@ impl IoMode {
 pub struct IoReport {
     /// The I/O mode in use.
     pub mode: IoMode,
-    /// Why a better mode is not in use; empty if there is none.
+    /// Why a better mode is not in use; empty if the best mode is in use.
     pub why: String,
     /// Name of each directory's file system.
     pub file_systems: Vec<String>,
@@ -68,8 +68,8 @@ pub struct IoReport {
 }
 
 impl IoReport {
-    /// Advice for a user who inspects the store: the warnings, and what a store in memory lacks,
-    /// which is not worth a warning in the log.
+    /// Advice for a user who inspects the store: the warnings, and why a store in memory has no
+    /// huge pages, which is not worth a warning in the log.
     #[must_use]
     pub fn advice(&self) -> Vec<String> {
         let lacking = (self.mode == IoMode::Mapped && !self.why.is_empty()).then_some(&self.why);

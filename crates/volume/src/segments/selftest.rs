@@ -1,8 +1,8 @@
-//! Tests what a directory can do, by doing it.
+//! Tests the capabilities of a directory by writing and reading a file in it.
 
 use super::Segments;
 use super::kind::{self, Trust};
-use crate::engine::{Inline, IoEngine, Op, Span, Work};
+use crate::io_engine::{Inline, IoEngine, IoVec, Op, Work};
 use crate::memory_block::Block;
 use ritornello_format::{Error, Result, UNIT};
 use ritornello_medium::{Access, Medium, MediumFile};
@@ -18,12 +18,12 @@ pub(super) const PREFIX: &str = ".selftest-";
 const TRIAL_BYTES: usize = 5 * UNIT as usize;
 
 /// The result of testing a directory.
-pub(super) struct Finding {
+pub(super) struct DirectoryTest {
     pub(super) kind: String,
     pub(super) trust: Trust,
     /// Whether writes of a dead process can be waited for: see [`kind::drains`].
     pub(super) drains: bool,
-    /// Whether files have descriptors; simulated ones do not.
+    /// Whether files have descriptors; simulated files have no descriptors.
     pub(super) real: bool,
     /// Whether direct I/O works and bypasses the page cache.
     pub(super) direct: bool,
@@ -31,7 +31,7 @@ pub(super) struct Finding {
     pub(super) why: String,
 }
 
-impl Finding {
+impl DirectoryTest {
     /// Whether files are in memory, and can be mapped.
     pub(super) fn in_memory(&self) -> bool {
         self.real && self.trust == Trust::Memory
@@ -41,7 +41,7 @@ impl Finding {
 /// Writes, reads and compares a small file, through `O_DIRECT` if the file system may honour it,
 /// and with the alignment of all later I/O. On a full file system it reads from an existing segment
 /// instead: segments are allocated as a whole, so they can still be read and written.
-pub(super) fn examine(medium: &dyn Medium, dir: &Path) -> Result<Finding> {
+pub(super) fn examine(medium: &dyn Medium, dir: &Path) -> Result<DirectoryTest> {
     static SERIAL: AtomicU32 = AtomicU32::new(0);
     let room = medium.room(dir).map_err(|error| {
         Error::invalid("a volume's directory cannot be looked at: does it exist?")
@@ -79,7 +79,7 @@ pub(super) fn examine(medium: &dyn Medium, dir: &Path) -> Result<Finding> {
     })?;
     let why = refusal.unwrap_or_default();
     let drains = kind::drains(room.kind);
-    Ok(Finding { kind, trust, drains, real, direct: real && why.is_empty(), why })
+    Ok(DirectoryTest { kind, trust, drains, real, direct: real && why.is_empty(), why })
 }
 
 /// Whether files have descriptors, and why direct I/O is not possible, if so.
@@ -107,7 +107,7 @@ fn trial(
     let direct = open(true).and_then(|file| check(&file));
     match direct {
         Ok(()) => Ok((true, None)),
-        // A full file system says nothing about direct I/O.
+        // A full file system proves nothing about direct I/O.
         Err(error) if is_full(&error) => Err(error),
         Err(error) => {
             check(&plain)?;
@@ -120,7 +120,7 @@ fn is_full(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 
-/// Tests with an existing segment, by reading only. `None` if there is none.
+/// Tests with an existing segment, by reading only. `None` if the directory holds no segment.
 fn on_segment(medium: &dyn Medium, dir: &Path, trust: Trust) -> Option<io::Result<Outcome>> {
     let names = medium.list(dir).ok()?;
     let path = dir.join(names.iter().find(|name| Segments::is_segment(name))?);
@@ -143,7 +143,10 @@ fn round_trip(file: &Arc<dyn MediumFile>) -> io::Result<()> {
     if written.bytes() == read.bytes() {
         Ok(())
     } else {
-        Err(io::Error::new(io::ErrorKind::InvalidData, "what was read is not what was written"))
+        Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            "the bytes read differ from the bytes written",
+        ))
     }
 }
 
@@ -160,9 +163,9 @@ fn transfer(file: &Arc<dyn MediumFile>, write: bool, block: &mut Block) -> io::R
             false
         }
     }
-    let span = Span::new(block.as_ptr(), block.len());
+    let iovec = IoVec::new(block.as_ptr(), block.len());
     // SAFETY: the block is borrowed mutably until the engine returns.
-    let op = unsafe { Op::new(0, Arc::clone(file), write, UNIT, vec![span]) };
+    let op = unsafe { Op::new(0, Arc::clone(file), write, UNIT, vec![iovec]) };
     let mut work = Once(Some(op), Ok(()));
     Inline.run(&mut work);
     work.1

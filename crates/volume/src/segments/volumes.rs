@@ -6,13 +6,13 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// How often a process that reads looks for volumes that are away.
+/// Minimum interval between two searches for absent volumes in a process that reads.
 const DISCOVERY_INTERVAL: Duration = Duration::from_secs(1);
 
 /// A volume.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Volume {
-    /// Its directory; empty if the volume is retired or away.
+    /// The volume's directory; empty if the volume is retired or absent.
     pub(super) dir: PathBuf,
     /// Whether its files are opened with `O_DIRECT`.
     pub(super) direct: bool,
@@ -75,9 +75,9 @@ impl Segments {
         let _ = self.discover.set(discover);
     }
 
-    /// Sets the function that checks whether a directory holds its volume. Another file system,
-    /// with segments of another store, may be mounted there at any time: no file of it may be
-    /// opened, created or removed.
+    /// Sets the function that checks whether a directory holds its volume. A different file system,
+    /// with segments of another store, may be mounted on the directory at any time: no file of it
+    /// may be opened, created or removed.
     pub fn guard_with(&self, guard: Guard) {
         let _ = self.guard.set(guard);
     }
@@ -90,10 +90,10 @@ impl Segments {
         Err(io::Error::other("the directory does not hold the volume: is its file system mounted?"))
     }
 
-    /// Tests a directory that is to become a volume.
+    /// Tests a directory before it becomes a volume.
     ///
     /// # Errors
-    /// `Invalid` if it is not writable.
+    /// `Invalid` if the directory is not writable.
     pub fn examine(&self, dir: &Path) -> Result<Candidate> {
         let found = selftest::examine(self.medium.as_ref(), dir)?;
         let direct = found.direct && self.io != IoChoice::Buffered;
@@ -110,8 +110,8 @@ impl Segments {
         self.push_volume(None, candidate);
     }
 
-    /// Appends volume `at`, or the next one for `None`. Does nothing if another thread has added
-    /// it.
+    /// Appends volume `at`, or the next volume if `at` is `None`. Does nothing if another thread
+    /// has added volume `at`.
     fn push_volume(&self, at: Option<usize>, candidate: Candidate) {
         let mut volumes = self.volumes.write();
         if at.is_some_and(|at| at != volumes.len()) {
@@ -123,8 +123,8 @@ impl Segments {
         volumes.push(candidate.volume);
     }
 
-    /// Takes back a volume that was away when the segments were opened. A present volume stays as
-    /// it is.
+    /// Reattaches a volume that was absent when the segments were opened. A present volume is not
+    /// changed.
     ///
     /// # Errors
     /// `Invalid` if the volume is unknown, or this store's I/O mode does not suit it.
@@ -132,7 +132,9 @@ impl Segments {
         self.check_drivable(&candidate)?;
         let mut volumes = self.volumes.write();
         let Some(volume) = volumes.get_mut(usize::from(number)) else {
-            return Err(Error::invalid("this store has no such volume").with("volume", number));
+            return Err(
+                Error::invalid("this store has no volume of this number").with("volume", number)
+            );
         };
         if !volume.is_present() {
             let mut report = self.report.write();
@@ -146,7 +148,7 @@ impl Segments {
     /// Checks that this store's I/O mode suits a directory.
     ///
     /// # Errors
-    /// `Invalid` if it does not.
+    /// `Invalid` if the mode does not suit the directory.
     pub fn check_drivable(&self, candidate: &Candidate) -> Result<()> {
         let refused = match self.report.read().mode {
             IoMode::Mapped if !candidate.is_in_memory() => {
@@ -163,20 +165,20 @@ impl Segments {
         Err(Error::invalid(refused).with("dir", dir).with("file_system", &candidate.file_system))
     }
 
-    /// Forgets the directory of a volume whose segments are all removed.
+    /// Retires a volume whose segments are all removed.
     pub fn retire_volume(&self, volume: u8) {
         if let Some(volume) = self.volumes.write().get_mut(usize::from(volume)) {
             volume.dir = PathBuf::new();
         }
     }
 
-    /// Number of volumes. Looks for `wanted` first if it is unknown or away.
-    pub(crate) fn volumes_up_to(&self, wanted: u8) -> usize {
-        let (known, here) = {
+    /// Number of volumes. Searches for `volume` first if it is unknown or absent.
+    pub(crate) fn volumes_up_to(&self, volume: u8) -> usize {
+        let (known, present) = {
             let volumes = self.volumes.read();
-            (volumes.len(), volumes.get(usize::from(wanted)).map(Volume::is_present))
+            (volumes.len(), volumes.get(usize::from(volume)).map(Volume::is_present))
         };
-        if here == Some(true) || (here == Some(false) && !self.is_discovery_due()) {
+        if present == Some(true) || (present == Some(false) && !self.is_discovery_due()) {
             return known;
         }
         let Some(discover) = self.discover.get() else { return known };
@@ -214,8 +216,8 @@ impl Segments {
         self.volumes.read().len()
     }
 
-    /// Whether volumes that are away may be looked for now. A retired volume looks the same as one
-    /// that is away, so the interval limits the cost.
+    /// Whether a search for absent volumes is due. Retired and absent volumes look the same, so the
+    /// interval limits the cost.
     fn is_discovery_due(&self) -> bool {
         let mut last = self.last_discovery.lock();
         let due = last.is_none_or(|at| at.elapsed() >= DISCOVERY_INTERVAL);

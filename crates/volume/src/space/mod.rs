@@ -1,22 +1,22 @@
 //! The allocator of the owner: free space of all segments.
 //!
-//! Purely in memory and never persisted. At open, free space is derived from what the index says is
-//! in use ([`Space::mark`]), so the two cannot disagree after a crash.
+//! Purely in memory and never persisted. At open, free space is derived from the extents that the
+//! index names ([`Space::mark`]), so allocator and index cannot disagree after a crash.
 //!
 //! **Rules**, found by simulation (see `docs/space.md`): a run's header and page 0 are contiguous;
-//! pages up to 256 KiB are never split, longer ones only into pieces of at least 256 KiB; a run has
-//! as few extents as possible, and is on one volume if possible; a share of all space stays free,
-//! so that there are holes to choose from.
+//! pages up to 256 KiB are never split, longer pages only into pieces of at least 256 KiB; a run
+//! has as few extents as possible, and is on one volume if possible; a share of all space stays
+//! free, so that runs have a choice of holes.
 //!
-//! **Growth.** Segments are created as they are needed. When [`Space::allocate`] returns `None`,
-//! call [`Space::next_segment`]. If it names a segment, create it, add it, and try again. If the
-//! file system has no room for it, call [`Space::stop_growth`] and try again. Evict only when there
-//! is no next segment.
+//! **Growth.** Segments are created on demand. When [`Space::allocate`] returns `None`, call
+//! [`Space::next_segment`]. If it names a segment, create it, add it, and try again. If the file
+//! system has no room for it, call [`Space::stop_growth`] and try again. Evict only when
+//! `next_segment` returns `None`.
 //!
-//! **Shares.** Each volume has a maximum of segments, and so have all together
-//! ([`Space::set_shares`]). Segments beyond a share are closed, the emptiest first: nothing is
-//! placed in a closed segment, and once its owner has emptied it, it is removed
-//! ([`Space::drop_segment`]). The number of a removed segment is not used again: see
+//! **Shares.** The number of segments has a maximum per volume, and a maximum for all volumes
+//! together ([`Space::set_shares`]). Segments beyond a share are sealed, the emptiest first: a
+//! sealed segment takes no more runs, and once its owner has emptied it, it is removed
+//! ([`Space::remove_segment`]). The number of a removed segment is not used again: see
 //! [`Space::start_numbers_at`].
 
 mod free;
@@ -40,7 +40,7 @@ use std::fmt;
 
 /// Segment numbers are below this.
 const SEGMENT_NUMBERS: u32 = 1 << 24;
-/// The most extents of a run. Where a run would need more, evicting a little more is better.
+/// Maximum extents of a run. If a run would need more, evicting a little more is better.
 pub const RUN_EXTENTS_MAX: usize = 64;
 
 /// Configuration of a [`Space`].
@@ -48,7 +48,7 @@ pub const RUN_EXTENTS_MAX: usize = 64;
 pub struct SpaceConfig {
     /// Length of every segment, in units.
     pub segment_units: u32,
-    /// The most segments of each volume.
+    /// Maximum segments of each volume.
     pub volumes: Vec<u32>,
     /// Share of the capacity in percent that allocations with [`Reserve::Keep`] leave free.
     pub reserve_percent: u8,
@@ -66,7 +66,7 @@ pub enum Reserve {
 /// An extent or segment that contradicts the allocator's state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SpaceError {
-    /// The extent is in no segment, past the end of one, or empty.
+    /// The extent is in no segment, past the end of its segment, or empty.
     OutOfRange(Extent),
     /// The extent to mark is not free.
     InUse(Extent),
@@ -79,12 +79,12 @@ pub enum SpaceError {
 impl fmt::Display for SpaceError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (what, extent) = match self {
-            Self::OutOfRange(extent) => ("lies outside the segments", extent),
+            Self::OutOfRange(extent) => ("is outside the segments", extent),
             Self::InUse(extent) => ("overlaps space in use", extent),
             Self::FreeAlready(extent) => ("is free already", extent),
             Self::Segment(id) => {
                 let (volume, number) = (id.volume(), id.number());
-                return write!(f, "segment {volume}/{number} is there already or one too many");
+                return write!(f, "segment {volume}/{number} exists already, or exceeds the share");
             }
         };
         let (id, start, units) = (extent.segment, extent.start, extent.units);
@@ -123,7 +123,8 @@ pub struct SpaceStats {
 }
 
 impl SpaceStats {
-    /// Mean number of extents of the runs allocated since the space was made; one if there is none.
+    /// Mean number of extents of the runs allocated since the space was made; 1 if no run was
+    /// allocated.
     #[must_use]
     pub fn extents_per_run(&self) -> f64 {
         if self.runs == 0 { 1.0 } else { self.extents as f64 / self.runs as f64 }
@@ -136,7 +137,7 @@ pub struct Space {
     segment_units: u32,
     reserve_percent: u8,
     volumes: Vec<Volume>,
-    /// The most segments of all volumes together.
+    /// Maximum segments of all volumes together.
     segments_max: u64,
     /// The volume to allocate from next.
     next_volume: usize,
@@ -149,7 +150,7 @@ pub struct Space {
 #[derive(Debug, Default)]
 struct Volume {
     free: FreeMap,
-    /// The most segments of this volume.
+    /// Maximum segments of this volume.
     max: u32,
     /// Whether no segment is created, because the file system has no room.
     stopped: bool,
@@ -165,8 +166,8 @@ impl Space {
     /// A space without segments.
     ///
     /// # Errors
-    /// `Invalid` if segments are empty or 4 GiB and longer, if there are no volumes or more than
-    /// 256, or if the reserve is over 50 %.
+    /// `Invalid` if segments are empty or 4 GiB and longer, if the number of volumes is zero or
+    /// over 256, or if the reserve is over 50 %.
     pub fn new(config: SpaceConfig) -> ritornello_format::Result<Self> {
         let SpaceConfig { segment_units, volumes, reserve_percent } = config;
         if segment_units == 0 || segment_units >= SEGMENT_UNITS_LIMIT {
@@ -210,8 +211,8 @@ impl Space {
         }
     }
 
-    /// Adds a segment that was away; all of it is free. Its volume may exceed its share until
-    /// [`Space::set_shares`] closes segments.
+    /// Adds a segment that was absent; all of it is free. Its volume may exceed its share until
+    /// [`Space::set_shares`] seals segments.
     ///
     /// # Errors
     /// [`SpaceError::Segment`] if it exists already or is of an unknown volume.
@@ -233,8 +234,9 @@ impl Space {
         volume.is_some_and(|volume| volume.free.has_segment(id.number()))
     }
 
-    /// The segment to create when the existing ones have no room: on the volume whose turn it is,
-    /// else on the one that has the smallest part of its share. `None` if no volume may grow.
+    /// The segment to create when the existing segments have no room: on the volume whose turn it
+    /// is, else on the volume that has the smallest part of its share. `None` if no volume may
+    /// grow.
     #[must_use]
     pub fn next_segment(&self) -> Option<SegmentId> {
         let count = self.volumes.len();
@@ -274,7 +276,7 @@ impl Space {
     }
 
     /// Records that the file system of `volume` has no room for another segment. Until
-    /// [`Space::resume_growth`] the volume's capacity is that of its existing segments.
+    /// [`Space::resume_growth`] the volume's capacity equals the size of its existing segments.
     pub fn stop_growth(&mut self, volume: u8) {
         if let Some(volume) = self.volumes.get_mut(usize::from(volume)) {
             volume.stopped = true;
@@ -288,8 +290,8 @@ impl Space {
         }
     }
 
-    /// Marks `extents` as in use, at open: all of them or none. On an error nothing changes, and
-    /// the caller drops the run that claims them.
+    /// Marks `extents` as in use, at open. On an error no extent is marked, and the caller drops
+    /// the run that claims them.
     ///
     /// # Errors
     /// The extent that is not free or not inside a segment, and why.
@@ -306,8 +308,8 @@ impl Space {
     }
 
     /// Allocates extents for a header and `pages` pages under the rules of this module. In order,
-    /// the extents are exactly the header and the pages. `None` if there is no room: the module
-    /// documentation says how to proceed.
+    /// the extents are exactly the header and the pages. `None` if the run does not fit: see the
+    /// module documentation for the next step.
     pub fn allocate(
         &mut self,
         header_units: u32,
@@ -355,9 +357,8 @@ impl Space {
     /// Frees extents.
     ///
     /// # Errors
-    /// The first extent that is free already, at least in part, or lies outside the segments. Such
-    /// an extent is left alone, all others are freed. The error means that the caller's accounting
-    /// is wrong.
+    /// The first extent that is free already, at least in part, or outside the segments. All other
+    /// extents are freed. The error means that the caller's accounting is wrong.
     pub fn free(&mut self, extents: &[Extent]) -> Result<(), SpaceError> {
         let mut result = Ok(());
         for &extent in extents {
@@ -367,20 +368,20 @@ impl Space {
         result
     }
 
-    /// Free units of open segments.
+    /// Free units of segments that are not sealed.
     #[must_use]
     pub fn free_units(&self) -> u64 {
         self.volumes.iter().map(|volume| volume.free.units()).sum()
     }
 
-    /// Units of the segments that exist, closed ones included.
+    /// Units of the segments that exist, sealed segments included.
     #[must_use]
     pub fn total_units(&self) -> u64 {
         self.segments() * u64::from(self.segment_units)
     }
 
-    /// Units of the segments that are open or may be created: the total once all closed segments
-    /// are removed.
+    /// Units of the segments that are not sealed or may be created: the total once all sealed
+    /// segments are removed.
     #[must_use]
     pub fn capacity_units(&self) -> u64 {
         let open: u64 = self.volumes.iter().map(|v| u64::from(v.free.open_segments())).sum();

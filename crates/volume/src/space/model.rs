@@ -80,7 +80,7 @@ fn check_rules(header: u32, page: u32, pages: u32, extents: &[Extent]) {
     let total: u32 = extents.iter().map(|extent| extent.units).sum();
     assert_eq!(total, header + page * pages);
     assert!(extents.len() <= RUN_EXTENTS_MAX);
-    assert!(extents[0].units >= header + page, "header and page 0 lie together");
+    assert!(extents[0].units >= header + page, "header and page 0 are contiguous");
     let place = ritornello_format::Place {
         header_units: header,
         page_units: page,

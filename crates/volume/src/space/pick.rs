@@ -15,12 +15,13 @@ pub(super) struct Pick {
 impl Space {
     /// Selects holes for a run, in the order of its bytes:
     ///
-    /// 1. the smallest hole that fits all of it, on the volume whose turn it is, else on the next;
-    /// 2. pieces on one volume: of the volumes that can, the one that needs the fewest;
+    /// 1. the smallest hole that fits all of it, on the volume whose turn it is, else on the next
+    ///    volume;
+    /// 2. pieces on one volume: if several volumes have room, the volume that needs the fewest;
     /// 3. pieces on several volumes.
     ///
     /// While segments can still be created, a run is not cut into more pieces than it must be, and
-    /// a volume that can grow keeps its turn: so volumes fill evenly.
+    /// a volume that can grow keeps its turn, so that volumes fill evenly.
     pub(super) fn pick(&self, shape: RunShape) -> Option<Vec<Pick>> {
         let count = self.volumes.len();
         let growing = (0..count).any(|at| self.can_grow(at));
@@ -49,8 +50,8 @@ impl Space {
         fewest
     }
 
-    /// Takes the largest holes of `volumes` until the rest fits one hole, then the smallest hole
-    /// that fits the rest. No other choice has fewer pieces.
+    /// Takes the largest holes of `volumes` until the remainder fits one hole, then the smallest
+    /// hole that fits the remainder. No other choice has fewer pieces.
     fn pieces(&self, shape: RunShape, volumes: &[usize], limit: usize) -> Option<Vec<Pick>> {
         let mut cursors: Vec<_> = volumes
             .iter()
@@ -70,7 +71,7 @@ impl Space {
             let largest = holes.next()?;
             if u64::from(largest.units()) >= left {
                 // No hole is picked twice: holes picked so far on this volume are larger than
-                // `largest` in the order of holes, and the best fit is not.
+                // `largest` in the order of holes, and the best fit is at most `largest`.
                 let hole = self.volumes[at].free.best(left).unwrap_or(largest);
                 debug_assert!(hole <= largest);
                 picks.push(Pick { volume: u8::try_from(at).ok()?, hole, units: left as u32 });

@@ -1,4 +1,4 @@
-//! Where the extents of a run may be cut.
+//! Legal cuts of a run into extents.
 
 use ritornello_format::{PIECE_UNITS, WHOLE_PAGE_UNITS};
 
@@ -20,9 +20,9 @@ impl RunShape {
         u64::from(self.header_units) + u64::from(self.page_units)
     }
 
-    /// Number of units of the run, from its unit `from` on, that a hole of `room` units can hold.
-    /// `from` is zero or a legal cut, and so is the end of what is held, unless it is the end of
-    /// the run.
+    /// Number of units of the run, starting at its unit `from`, that a hole of `room` units can
+    /// hold. `from` is zero or a legal cut. The held units end at a legal cut or at the end of the
+    /// run.
     ///
     /// Legal cuts are between pages, and inside a page longer than 256 KiB if every piece of that
     /// page is at least 256 KiB long; never before the end of page 0.
@@ -36,7 +36,7 @@ impl RunShape {
         if from + room < self.first_units() {
             return 0;
         }
-        // From here on positions count from the first page, without the header.
+        // The following positions count from the first page, without the header.
         let raw = from + room - header;
         let start = raw - raw % page;
         let mut cut = raw;
@@ -44,7 +44,7 @@ impl RunShape {
             cut = start;
         } else if cut > start {
             let piece = u64::from(PIECE_UNITS);
-            // The piece behind the cut keeps its minimum length.
+            // The piece after the cut keeps its minimum length.
             cut = cut.min(start + page - piece.min(page));
             // The piece before the cut begins at the last cut in this page, or with the page.
             let near = start.max(from.saturating_sub(header));

@@ -1,12 +1,12 @@
-//! The segments that each volume may hold, and the closing of those beyond.
+//! The segments that each volume may hold, and the sealing of surplus segments.
 
 use super::{Space, SpaceError, Volume};
 use ritornello_format::SegmentId;
 
 impl Space {
-    /// Sets the most segments of each volume, and of all together. Adds volumes that are new. Where
-    /// a volume has more, its emptiest segments are closed; where it has fewer, closed ones are
-    /// opened.
+    /// Sets the maximum number of segments of each volume, and of all volumes together. Adds new
+    /// volumes. Seals the emptiest segments of a volume that has more, and unseals segments of a
+    /// volume that has fewer.
     pub fn set_shares(&mut self, shares: &[u32], segments_max: u32) {
         self.segments_max = u64::from(segments_max);
         while self.volumes.len() < shares.len() {
@@ -14,13 +14,13 @@ impl Space {
         }
         for (at, volume) in self.volumes.iter_mut().enumerate() {
             volume.max = shares.get(at).copied().unwrap_or(0).min(super::SEGMENT_NUMBERS);
-            for number in volume.free.closed().collect::<Vec<_>>() {
-                volume.free.set_closed(number, false);
+            for number in volume.free.sealed().collect::<Vec<_>>() {
+                volume.free.set_sealed(number, false);
             }
             let staying = volume.free.segments() - volume.free.removing();
             let surplus = staying.saturating_sub(volume.max) as usize;
             for number in volume.free.emptiest_first().into_iter().take(surplus) {
-                volume.free.set_closed(number, true);
+                volume.free.set_sealed(number, true);
             }
         }
     }
@@ -37,24 +37,24 @@ impl Space {
         let used = |volume: &Volume| {
             u64::from(volume.free.segments()) * u64::from(self.segment_units)
                 - volume.free.units()
-                - volume.free.closed_units()
+                - volume.free.sealed_units()
         };
         self.volumes.iter().map(used).collect()
     }
 
-    /// The segments that are closed.
+    /// The segments that are sealed.
     #[must_use]
-    pub fn closed(&self) -> Vec<SegmentId> {
+    pub fn sealed(&self) -> Vec<SegmentId> {
         let each = (0..=u8::MAX).zip(&self.volumes);
-        each.flat_map(|(at, volume)| volume.free.closed().map(move |n| SegmentId::new(at, n)))
+        each.flat_map(|(at, volume)| volume.free.sealed().map(move |n| SegmentId::new(at, n)))
             .collect()
     }
 
-    /// Whether a segment is closed: nothing is placed in it any more.
+    /// Whether a segment is sealed: it takes no more runs.
     #[must_use]
-    pub fn is_closed(&self, id: SegmentId) -> bool {
+    pub fn is_sealed(&self, id: SegmentId) -> bool {
         let volume = self.volumes.get(usize::from(id.volume()));
-        volume.is_some_and(|volume| volume.free.is_closed(id.number()))
+        volume.is_some_and(|volume| volume.free.is_sealed(id.number()))
     }
 
     /// Whether nothing is allocated in a segment.
@@ -71,35 +71,37 @@ impl Space {
         volume.map_or(0, |volume| volume.free.free_in(id.number()))
     }
 
-    /// Free units of closed segments.
+    /// Free units of sealed segments.
     #[must_use]
-    pub fn closed_units(&self) -> u64 {
-        self.volumes.iter().map(|volume| volume.free.closed_units()).sum()
+    pub fn sealed_units(&self) -> u64 {
+        self.volumes.iter().map(|volume| volume.free.sealed_units()).sum()
     }
 
-    /// Marks a closed segment whose file is about to be removed. It is never opened again, even if
-    /// the removal fails half way: its blocks may be gone.
+    /// Marks a sealed segment whose file is about to be removed. The segment is never unsealed,
+    /// even if the removal fails half way: its blocks may be freed.
     pub fn begin_removal(&mut self, id: SegmentId) {
         if let Some(volume) = self.volumes.get_mut(usize::from(id.volume())) {
             volume.free.begin_removal(id.number());
         }
     }
 
-    /// Forgets a closed segment that is empty, after its file is removed.
+    /// Removes a sealed segment that is empty, after its file is removed.
     ///
     /// # Errors
-    /// [`SpaceError::Segment`] if the segment is not closed or not empty; nothing is changed.
-    pub fn drop_segment(&mut self, id: SegmentId) -> Result<(), SpaceError> {
+    /// [`SpaceError::Segment`] if the segment is not sealed or not empty; the space is then
+    /// unchanged.
+    pub fn remove_segment(&mut self, id: SegmentId) -> Result<(), SpaceError> {
         let units = self.segment_units;
         let volume = self.volumes.get_mut(usize::from(id.volume()));
-        match volume.is_some_and(|volume| volume.free.drop_segment(id.number(), units)) {
+        match volume.is_some_and(|volume| volume.free.remove_segment(id.number(), units)) {
             true => Ok(()),
             false => Err(SpaceError::Segment(id)),
         }
     }
 
-    /// Gives new segments of a volume this number or a higher one. A process that still has a
-    /// removed segment open must not mistake a new one for it.
+    /// Gives new segments of a volume numbers starting at `number`, unless they already start
+    /// higher. A process that still has a removed segment open must not mistake a new segment for
+    /// it.
     pub fn start_numbers_at(&mut self, volume: u8, number: u32) {
         if let Some(volume) = self.volumes.get_mut(usize::from(volume)) {
             volume.free.start_numbers_at(number);
@@ -125,49 +127,49 @@ mod tests {
     }
 
     #[test]
-    fn emptiest_segment_is_closed_and_dropped_when_empty() {
+    fn emptiest_segment_is_sealed_and_removed_when_empty() {
         let mut space = space(&[3]);
         let extent = |number, units| Extent { segment: SegmentId::new(0, number), start: 0, units };
         space.mark(&[extent(0, 60), extent(1, 5), extent(2, 40)]).unwrap();
         space.set_shares(&[2], 2);
-        let closed = SegmentId::new(0, 1);
-        assert_eq!(space.closed(), [closed]);
-        assert_eq!((space.free_units(), space.closed_units()), (100, 95));
+        let sealed = SegmentId::new(0, 1);
+        assert_eq!(space.sealed(), [sealed]);
+        assert_eq!((space.free_units(), space.sealed_units()), (100, 95));
         assert_eq!((space.capacity_units(), space.total_units()), (200, 300));
         assert_eq!(space.next_segment(), None);
         while let Some(run) = space.allocate(1, 9, 1, Reserve::Use) {
-            assert_ne!(run[0].segment, closed);
+            assert_ne!(run[0].segment, sealed);
         }
-        assert!(space.drop_segment(closed).is_err(), "the segment is not empty");
+        assert!(space.remove_segment(sealed).is_err(), "the segment is not empty");
         space.free(&[extent(1, 5)]).unwrap();
-        assert!(space.is_empty(closed));
-        space.drop_segment(closed).unwrap();
+        assert!(space.is_empty(sealed));
+        space.remove_segment(sealed).unwrap();
         assert_eq!(space.total_units(), 200);
-        assert!(space.closed().is_empty() && space.drop_segment(closed).is_err());
+        assert!(space.sealed().is_empty() && space.remove_segment(sealed).is_err());
     }
 
     #[test]
-    fn growing_share_reopens_closed_segments() {
+    fn growing_share_unseals_segments() {
         let mut space = space(&[4]);
         let free = space.free_units();
         space.set_shares(&[1], 1);
-        assert_eq!((space.closed().len(), space.free_units()), (3, 100));
+        assert_eq!((space.sealed().len(), space.free_units()), (3, 100));
         space.set_shares(&[4], 4);
-        assert_eq!((space.closed().len(), space.free_units()), (0, free));
+        assert_eq!((space.sealed().len(), space.free_units()), (0, free));
     }
 
     #[test]
-    fn partly_removed_segment_stays_closed() {
+    fn partly_removed_segment_stays_sealed() {
         let mut space = space(&[3]);
         space.set_shares(&[1], 1);
-        let closed = space.closed();
-        space.begin_removal(closed[0]);
+        let sealed = space.sealed();
+        space.begin_removal(sealed[0]);
         space.set_shares(&[3], 3);
-        assert_eq!((space.closed(), space.free_units()), (closed[..1].to_vec(), 200));
+        assert_eq!((space.sealed(), space.free_units()), (sealed[..1].to_vec(), 200));
         assert_eq!(space.next_segment(), None, "its blocks may still be allocated");
         space.set_shares(&[2], 2);
-        assert_eq!(space.closed(), closed[..1], "it counts as one of the segments to remove");
-        space.drop_segment(closed[0]).unwrap();
+        assert_eq!(space.sealed(), sealed[..1], "it counts as one of the segments to remove");
+        space.remove_segment(sealed[0]).unwrap();
         space.set_shares(&[3], 3);
         assert!(space.next_segment().is_some());
     }
@@ -177,9 +179,9 @@ mod tests {
         let mut space = space(&[3]);
         space.set_shares(&[1], 1);
         space.start_numbers_at(0, 3);
-        for id in space.closed() {
+        for id in space.sealed() {
             assert!(space.is_empty(id));
-            space.drop_segment(id).unwrap();
+            space.remove_segment(id).unwrap();
         }
         space.set_shares(&[2], 2);
         assert_eq!(space.next_segment(), Some(SegmentId::new(0, 3)));
@@ -190,8 +192,8 @@ mod tests {
         let mut space = space(&[2, 2]);
         space.set_shares(&[0, 4, 4], 4);
         assert_eq!(space.next_segment(), None, "four exist");
-        let gone = space.closed()[0];
-        space.drop_segment(gone).unwrap();
+        let sealed = space.sealed()[0];
+        space.remove_segment(sealed).unwrap();
         assert_ne!(space.next_segment().unwrap().volume(), 0);
         assert_eq!(space.segments_by_volume(), [1, 2, 0]);
     }

@@ -1,5 +1,5 @@
 //! A full space in steady state: runs of mixed shapes are allocated, and the least recently used
-//! ones are freed to make just enough room. The measure is the number of extents per run.
+//! runs are freed to make just enough room. The measure is the number of extents per run.
 
 use super::*;
 use ritornello_format::Place;
@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 
 struct Mix {
     name: &'static str,
-    /// Units per page, and the most pages of a run.
+    /// Units per page, and maximum pages of a run.
     shapes: &'static [(u32, u32)],
     /// Percentage of operations that use an old run again instead of allocating one.
     reuse: u64,
-    /// The most extents per run, on average.
+    /// Maximum extents per run, on average.
     bound: f64,
 }
 
@@ -47,7 +47,7 @@ struct Steady {
     placed: u64,
     extents: u64,
     most: usize,
-    /// Allocations that failed although there were enough free units.
+    /// Allocations that failed although enough units were free.
     misfits: u64,
 }
 

@@ -74,7 +74,7 @@ impl Arena {
         Ok(arena)
     }
 
-    /// An arena in pages of the huge-page pool; `None` if the pool has not enough of them free.
+    /// An arena in pages of the huge-page pool; `None` if the pool has too few free pages.
     fn reserved(len: usize) -> Option<Self> {
         let mapping = map(len, MapFlags::PRIVATE | MapFlags::HUGETLB).ok()?;
         let arena = Self {
@@ -134,7 +134,7 @@ impl Drop for Arena {
         if self.process != std::process::id() {
             return;
         }
-        // SAFETY: mapped in `new`, and not in use: every piece holds a reference to the `Staging`.
+        // SAFETY: mapped in `new`, and not in use: every buffer holds a reference to the `Staging`.
         let unmapped = unsafe { munmap(self.mapping.as_ptr(), self.mapped) };
         if let Err(error) = unmapped {
             tracing::warn!(%error, "staging memory could not be unmapped");

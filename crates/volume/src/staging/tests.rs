@@ -1,16 +1,16 @@
 use super::*;
-use crate::memory::{BorrowedPages, OwnedPages};
+use crate::page_memory::{BorrowedPages, OwnedPages};
 
 #[test]
 fn pieces_are_aligned_and_freed_whole() {
     let staging = Staging::new(2 << 20).unwrap();
-    let pieces: Vec<Piece> =
+    let buffers: Vec<StagingBuffer> =
         [1, 4096, 5000, 1 << 20].into_iter().map(|n| staging.try_take(n).unwrap()).collect();
-    for piece in &pieces {
-        assert_eq!(piece.as_ptr() as usize % 4096, 0);
+    for buffer in &buffers {
+        assert_eq!(buffer.as_ptr() as usize % 4096, 0);
     }
     assert_eq!(staging.stats().in_use, 4096 * 4 + (1 << 20));
-    drop(pieces);
+    drop(buffers);
     assert_eq!(staging.stats().in_use, 0);
     assert_eq!(staging.stats().peak, 4096 * 4 + (1 << 20));
     assert!(staging.try_take(2 << 20).is_some());

@@ -25,7 +25,7 @@ pub(super) struct RunLayout {
 
 impl RunLayout {
     /// The layout of `place` for pages of `page_bytes`, encoded or not. `None` if the place is
-    /// inconsistent, lies outside the segments, or does not hold pages `pages`.
+    /// inconsistent, outside the segments, or does not hold pages `pages`.
     pub(super) fn new(
         place: &Place,
         page_bytes: u64,
@@ -56,13 +56,13 @@ impl RunLayout {
                 && usize::from(extent.segment.volume()) < volumes
                 && extent.offset() + extent.bytes() <= segment_bytes
         };
-        let sound = (1..=PAGE_BYTES_MAX).contains(&page_bytes)
+        let valid = (1..=PAGE_BYTES_MAX).contains(&page_bytes)
             && (1..=units_of(page_bytes)).contains(&u64::from(place.page_units))
             && (1..=RUN_HEADER_UNITS_MAX).contains(&place.header_units)
             && place.extents.iter().all(fits);
         let units = pages.end.checked_mul(u64::from(place.page_units))?;
         let enough = place.units() >= units.checked_add(u64::from(place.header_units))?;
-        (sound && enough).then(|| Self {
+        (valid && enough).then(|| Self {
             op,
             header: u64::from(place.header_units) * UNIT,
             page: u64::from(place.page_units) * UNIT,
@@ -125,8 +125,8 @@ impl RunLayout {
         if border > at.max(self.header) {
             return border;
         }
-        // A page longer than an operation is cut into equal parts: a short rest would cost an
-        // operation of its own.
+        // A page longer than an operation is cut into equal parts: a short remainder would cost
+        // another operation.
         let left = (border + self.page).min(to) - at.max(self.header);
         let share = left.div_ceil(left.div_ceil(self.op)).next_multiple_of(UNIT);
         (at.max(self.header) + share).min(to)

@@ -1,10 +1,10 @@
-//! Copies a run to another place without decoding it.
+//! Copies a run to a new place without decoding it.
 
 use super::Control;
 use super::chunk::RunLayout;
-use super::verify::{SingleOp, is_refused_by_disk};
+use super::verify_run::{SingleOp, is_unreadable_on_disk};
 use super::write_error::stopped;
-use crate::engine::{Op, Span};
+use crate::io_engine::{IoVec, Op};
 use crate::memory_block::Block;
 use crate::segments::Segments;
 use ritornello_format::{Error, ErrorKind, Extent, Place, Result, RunHeader, SliceChecksum, UNIT};
@@ -14,13 +14,13 @@ use std::io;
 const WINDOW: u64 = 4 << 20;
 
 impl Segments {
-    /// Copies a run, verifies each page on the way, and returns the header checksum that the index is
-    /// to keep for the new place. Pages stay encoded and keep their generation, so their checksums
-    /// stay valid; only the header changes, because it names the extents.
+    /// Copies a run, verifies each page on the way, and returns the header checksum that the index
+    /// must keep for the new place. Pages stay encoded and keep their generation, so their
+    /// checksums stay valid; only the header changes, because it names the extents.
     ///
-    /// `live` says which pages still exist. Other pages are not read, and are zero in the new place.
-    /// `to` holds as many pages as `live` has entries; its `header_checksum` is ignored. Nothing is
-    /// durable before [`Segments::sync`].
+    /// `live` holds for each page whether it still exists. Other pages are not read, and are zero
+    /// in the new place. `to` holds as many pages as `live` has entries; its `header_checksum` is
+    /// ignored. The copy is durable only after [`Segments::sync`].
     ///
     /// # Errors
     /// `Miss` if the header or a live page fails verification, or the disk refuses to read it. `Retry`
@@ -34,7 +34,7 @@ impl Segments {
         control: &Control,
     ) -> Result<u64> {
         let header = self.read_header(from).map_err(|error| match error.kind() {
-            ErrorKind::Retry if is_refused_by_disk(&error) => {
+            ErrorKind::Retry if is_unreadable_on_disk(&error) => {
                 Error::miss("the disk refuses to read a run to be moved").because(error)
             }
             _ => error,
@@ -65,7 +65,7 @@ impl Segments {
             let pages = (live.len() - first).min(at_once as usize);
             let bytes = &mut memory.bytes_mut()[..pages * page_bytes as usize];
             let window = first as u32..(first + pages) as u32;
-            // The space of a removed page may be reused or unreadable: read around it.
+            // The space of a removed page may be reused or unreadable: skip it.
             let whole = live[first..first + pages].iter().all(|live| *live);
             if whole {
                 let read = self.read_extents(&from.pages(window.start, pages as u32), bytes);
@@ -80,7 +80,7 @@ impl Segments {
                     let read = self.read_extents(&from.page((first + at) as u32), page);
                     read.map_err(|error| unread(from, error))?;
                 }
-                if !is_sound(&header, from.generation, first + at, page) {
+                if !is_intact(&header, from.generation, first + at, page) {
                     return Err(Error::miss("a page to be moved fails its checksum")
                         .with("generation", from.generation)
                         .with("page", first + at));
@@ -115,9 +115,9 @@ impl Segments {
         for extent in extents {
             let (now, rest) = from.split_at_mut(extent.bytes() as usize);
             let file = self.file(extent.segment)?;
-            let span = Span::new(now.as_mut_ptr(), now.len());
+            let iovec = IoVec::new(now.as_mut_ptr(), now.len());
             // SAFETY: `now` is borrowed until the engine returns.
-            let op = unsafe { Op::new(0, file, true, extent.offset(), vec![span]) };
+            let op = unsafe { Op::new(0, file, true, extent.offset(), vec![iovec]) };
             SingleOp::run(self, op)?;
             from = rest;
         }
@@ -126,7 +126,7 @@ impl Segments {
 }
 
 /// Whether all slices of a page, stored contiguously in `bytes`, match their checksums.
-fn is_sound(header: &RunHeader, generation: u64, page: usize, bytes: &[u8]) -> bool {
+fn is_intact(header: &RunHeader, generation: u64, page: usize, bytes: &[u8]) -> bool {
     let slices = header.slices_of(page);
     let mut at = 0;
     !slices.is_empty()

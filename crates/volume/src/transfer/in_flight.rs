@@ -1,10 +1,10 @@
-//! Operations in flight, and the memory that they read to or write from.
+//! Operations in flight, and their memory.
 
 use super::chunk::{Chunk, RunLayout};
 use super::page::PageMemory;
-use crate::engine::Span;
+use crate::io_engine::IoVec;
 use crate::memory_block::Block;
-use crate::staging::Piece;
+use crate::staging::StagingBuffer;
 use ritornello_format::UNIT;
 use std::ops::Range;
 
@@ -20,8 +20,8 @@ impl<T> InFlight<T> {
     pub(super) fn new(limit: usize) -> Self {
         Self { slots: Vec::new(), vacant: Vec::new(), bytes: 0, limit: limit as u64 }
     }
-    /// Whether another operation may start. With nothing in flight one always may, whatever its
-    /// length.
+    /// Whether another operation may start. If no operation is in flight, an operation of any
+    /// length may start.
     pub(super) fn has_room(&self) -> bool {
         self.bytes < self.limit
     }
@@ -53,7 +53,7 @@ pub(super) struct Bounce {
     pub(super) range: Range<usize>,
     /// Whether the whole page goes through staging, rather than its last unit only.
     pub(super) staged: bool,
-    /// Offset of the bytes in the staging piece or in the block.
+    /// Offset of the bytes in the staging buffer or in the block.
     at: usize,
 }
 
@@ -63,7 +63,7 @@ pub(super) struct Bounce {
 pub(super) struct OpBuffers {
     pub(super) bounces: Vec<Bounce>,
     /// Holds pages that go through staging.
-    piece: Option<Piece>,
+    staging_buffer: Option<StagingBuffer>,
     /// Holds last units that are not full: `O_DIRECT` moves whole units only.
     block: Option<Block>,
 }
@@ -82,52 +82,52 @@ fn bounce_bytes<'m>(
 }
 
 impl OpBuffers {
-    /// Builds the spans of `chunk`: the run header from `header`, pages in place or through
+    /// Builds the iovecs of `chunk`: the run header from `header`, pages in place or through
     /// buffers, which it allocates. `None` if `staging` has no room.
     pub(super) fn prepare<'m>(
         chunk: &Chunk,
         layout: RunLayout,
         header: Option<&Block>,
         memory: impl Fn(usize) -> &'m PageMemory,
-        staging: impl FnOnce(usize) -> Option<Piece>,
-    ) -> Option<(Self, Vec<Span>)> {
+        staging: impl FnOnce(usize) -> Option<StagingBuffer>,
+    ) -> Option<(Self, Vec<IoVec>)> {
         let (staged, tails) = bounce_bytes(chunk, layout, &memory);
-        let piece = if staged > 0 { Some(staging(staged)?) } else { None };
+        let staging_buffer = if staged > 0 { Some(staging(staged)?) } else { None };
         let block = (tails > 0).then(|| Block::new(tails));
-        let mut buffers = Self { bounces: Vec::new(), piece, block };
-        let mut spans = Vec::new();
+        let mut buffers = Self { bounces: Vec::new(), staging_buffer, block };
+        let mut iovecs = Vec::new();
         let Range { start, end } = chunk.logical;
         if let Some(header) = header
             && start < layout.header
         {
             let length = end.min(layout.header) - start;
-            Span::new(header.as_ptr().wrapping_add(start as usize), length as usize)
-                .push_to(&mut spans);
+            IoVec::new(header.as_ptr().wrapping_add(start as usize), length as usize)
+                .push_to(&mut iovecs);
         }
-        let (mut in_piece, mut in_block) = (0, 0);
+        let (mut in_staging, mut in_block) = (0, 0);
         for (page, range) in layout.parts(&chunk.logical) {
             let memory = memory(page);
             let split = memory.in_place().clamp(range.start, range.end);
-            memory.spans(range.start..split, &mut spans);
+            memory.iovecs(range.start..split, &mut iovecs);
             if split == range.end {
                 continue;
             }
             let staged = !memory.is_in_place();
-            let at = if staged { &mut in_piece } else { &mut in_block };
+            let at = if staged { &mut in_staging } else { &mut in_block };
             let bounce = Bounce { page, range: split..range.end, staged, at: *at };
             *at += bounce.range.len();
-            Span::new(buffers.address(&bounce), bounce.range.len()).push_to(&mut spans);
+            IoVec::new(buffers.address(&bounce), bounce.range.len()).push_to(&mut iovecs);
             buffers.bounces.push(bounce);
         }
-        debug_assert_eq!(spans.iter().map(Span::len).sum::<usize>() as u64, end - start);
-        debug_assert!(spans.iter().all(|span| span.len() < u32::MAX as usize));
+        debug_assert_eq!(iovecs.iter().map(IoVec::len).sum::<usize>() as u64, end - start);
+        debug_assert!(iovecs.iter().all(|iovec| iovec.len() < u32::MAX as usize));
         debug_assert_eq!((end - start) % UNIT, 0);
-        Some((buffers, spans))
+        Some((buffers, iovecs))
     }
 
     fn address(&self, bounce: &Bounce) -> *mut u8 {
-        let base = match (bounce.staged, &self.piece, &self.block) {
-            (true, Some(piece), _) => piece.as_ptr(),
+        let base = match (bounce.staged, &self.staging_buffer, &self.block) {
+            (true, Some(staging_buffer), _) => staging_buffer.as_ptr(),
             (false, _, Some(block)) => block.as_ptr(),
             // Unreachable: `prepare` allocated a buffer for every bounce.
             _ => std::ptr::null_mut(),
@@ -140,14 +140,14 @@ impl OpBuffers {
     /// # Safety
     /// `bounce` is one of [`OpBuffers::bounces`], and no operation is in flight on it.
     pub(super) unsafe fn bytes(&self, bounce: &Bounce) -> &[u8] {
-        // SAFETY: inside the piece or block, which `self` owns, and which is initialised.
+        // SAFETY: inside the staging buffer or block, which `self` owns, and which is initialised.
         unsafe { std::slice::from_raw_parts(self.address(bounce), bounce.range.len()) }
     }
 
     /// The bytes of a bounce, mutable.
     ///
     /// # Safety
-    /// As for [`OpBuffers::bytes`].
+    /// The conditions of [`OpBuffers::bytes`] apply.
     #[allow(clippy::mut_from_ref)] // Callers hold one bounce at a time, and do not share `self`.
     pub(super) unsafe fn bytes_mut(&self, bounce: &Bounce) -> &mut [u8] {
         // SAFETY: as in `bytes`.

@@ -1,10 +1,10 @@
-//! Encodes pages into staging memory, from where they are written.
+//! Encodes pages into staging memory, to be written from staging.
 
 use super::page::{Direct, PageMemory};
 use super::{Control, MissReason};
-use crate::memory::{Fragment, PageSource};
+use crate::page_memory::{Fragment, PageSource};
 use crate::segments::Segments;
-use crate::staging::Piece;
+use crate::staging::StagingBuffer;
 use ritornello_format::{Slice, UNIT, units_of};
 
 /// Encodes slices. The store implements it: this crate knows no codecs.
@@ -17,27 +17,27 @@ pub trait Pack: Send + Sync {
 
 /// Decodes slices. The store implements it: this crate knows no codecs.
 pub trait Unpack: Send + Sync {
-    /// Whether it knows the codec of this number.
+    /// Whether the codec of number `codec` is known.
     fn knows(&self, codec: u8) -> bool;
     /// Decodes a slice whose checksum matches, and fills all of `out`.
     ///
     /// # Errors
     /// [`MissReason::Codec`] if the codec or its variant is unknown; [`MissReason::Frame`] if it is
-    /// known and the bytes do not decode to exactly `out.len()` bytes: they were wrong when they
-    /// were written.
+    /// known and the bytes do not decode to exactly `out.len()` bytes: they were damaged before
+    /// they were written.
     fn unpack(&self, codec: u8, encoded: &[u8], out: &mut [u8]) -> Result<(), MissReason>;
 }
 
 /// An encoded page in staging memory.
 #[derive(Debug)]
 pub struct PackedPage {
-    piece: Piece,
+    buffer: StagingBuffer,
     bytes: usize,
     slices: Vec<Slice>,
 }
 
 impl PackedPage {
-    /// Length on disk in units of 4 KiB; less than that of the raw page.
+    /// Length on disk in units of 4 KiB; less than the length of the raw page.
     #[must_use]
     pub const fn units(&self) -> u32 {
         units_of(self.bytes as u64) as u32
@@ -79,11 +79,11 @@ impl Segments {
             return Packing::NoShorter;
         };
         let arena = self.arena();
-        let piece = match control {
+        let buffer = match control {
             None => arena.try_take(length),
             Some(control) => arena.take(length, control),
         };
-        let Some(mut piece) = piece else { return Packing::NoMemory };
+        let Some(mut buffer) = buffer else { return Packing::NoMemory };
         let (mut scratch, mut packed, mut at) = (Vec::new(), Vec::new(), 0);
         for number in 0..slices {
             let part = Slice::part(number, slices, page_bytes);
@@ -100,7 +100,8 @@ impl Segments {
             };
             // The output never overtakes the input: each encoded slice is at most as long as its
             // part.
-            let Some((codec, bytes)) = pack.pack(slice, &mut piece.bytes_mut()[at..][..part.len()])
+            let Some((codec, bytes)) =
+                pack.pack(slice, &mut buffer.bytes_mut()[at..][..part.len()])
             else {
                 return Packing::NoShorter;
             };
@@ -111,9 +112,9 @@ impl Segments {
             return Packing::NoShorter;
         }
         let padded = at.next_multiple_of(UNIT as usize);
-        piece.bytes_mut()[at..padded].fill(0);
-        piece.shrink(padded);
-        Packing::Packed(PackedPage { piece, bytes: at, slices: packed })
+        buffer.bytes_mut()[at..padded].fill(0);
+        buffer.shrink(padded);
+        Packing::Packed(PackedPage { buffer, bytes: at, slices: packed })
     }
 }
 
@@ -125,22 +126,22 @@ pub struct PackedPages<'a> {
 }
 
 impl<'a> PackedPages<'a> {
-    /// The pages of `source` from `first` on, one for each entry of `pages`.
+    /// The pages of `source` starting at `first`, one for each entry of `pages`.
     #[must_use]
     pub fn new(source: &'a dyn PageSource, first: usize, pages: Vec<Option<PackedPage>>) -> Self {
         Self { source, first, pages }
     }
 
-    /// The encoded form of page `page`, if it has one.
+    /// The encoded form of page `page`; `None` if the page is raw.
     #[must_use]
     pub fn packed(&self, page: usize) -> Option<&PackedPage> {
         self.pages.get(page)?.as_ref()
     }
 }
 
-// SAFETY: an encoded page is a piece of staging memory that belongs to this value, is initialised,
-// lives as long, and is zero behind the page's end; the other pages are the source's, which
-// promises the same.
+// SAFETY: an encoded page is a staging buffer that belongs to this value, is initialised, lives as
+// long, and is zero after the end of the page; the other pages belong to the source, which makes
+// the same promises.
 unsafe impl PageSource for PackedPages<'_> {
     fn len(&self) -> usize {
         self.pages.len()
@@ -148,8 +149,8 @@ unsafe impl PageSource for PackedPages<'_> {
     fn fragments(&self, page: usize, out: &mut Vec<Fragment>) {
         match self.pages.get(page) {
             Some(Some(packed)) => {
-                // SAFETY: `bytes` is at most the piece's length.
-                out.push(unsafe { Fragment::new(packed.piece.as_ptr(), packed.bytes) });
+                // SAFETY: `bytes` is at most the buffer's length.
+                out.push(unsafe { Fragment::new(packed.buffer.as_ptr(), packed.bytes) });
             }
             Some(None) => self.source.fragments(self.first + page, out),
             None => {}

@@ -3,9 +3,9 @@
 
 use super::Control;
 use super::slices::SliceSums;
-use crate::engine::Span;
-use crate::memory::{PageSource, PageTarget};
+use crate::io_engine::IoVec;
 use crate::memory_block::Block;
+use crate::page_memory::{PageSource, PageTarget};
 use crate::segments::Segments;
 use ritornello_format::UNIT;
 use std::ops::Range;
@@ -13,12 +13,11 @@ use std::ops::Range;
 /// Which bytes of a page the file can be read to, or written from, without a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Direct {
-    /// All of them.
+    /// All bytes.
     Any,
     /// Whole units at aligned addresses, as `O_DIRECT` demands.
     Aligned,
-    /// None: every page goes through staging, unless it is padded, which means that it is in
-    /// staging already.
+    /// No byte: every page goes through staging, except a padded page, which is in staging already.
     Never,
 }
 
@@ -35,11 +34,12 @@ impl Direct {
 
 /// The fragments of one page of a source or a target.
 pub(super) struct PageMemory {
-    spans: Vec<Span>,
-    /// Offset of each span in the page.
+    iovecs: Vec<IoVec>,
+    /// Offset of each iovec in the page.
     starts: Vec<usize>,
     bytes: usize,
-    /// Leading bytes of the page that move in place: none, or all but a last unit that is not full.
+    /// Leading bytes of the page that move in place: zero, or all except a last unit that is not
+    /// full.
     in_place: usize,
 }
 
@@ -54,8 +54,8 @@ impl PageMemory {
         let mut fragments = Vec::new();
         source.fragments(page, &mut fragments);
         // The cast changes the type only: a write to a file does not change its source.
-        let spans = fragments.iter().map(|part| Span::new(part.as_ptr().cast_mut(), part.len()));
-        Self::new(spans, bytes, direct, source.padded(page))
+        let iovecs = fragments.iter().map(|part| IoVec::new(part.as_ptr().cast_mut(), part.len()));
+        Self::new(iovecs, bytes, direct, source.padded(page))
     }
 
     /// Page `page` of `target`; `None` if it is not `bytes` long.
@@ -67,44 +67,44 @@ impl PageMemory {
     ) -> Option<Self> {
         let mut fragments = Vec::new();
         target.fragments(page, &mut fragments);
-        let spans = fragments.iter().map(|part| Span::new(part.as_ptr(), part.len()));
-        Self::new(spans, bytes, direct, false)
+        let iovecs = fragments.iter().map(|part| IoVec::new(part.as_ptr(), part.len()));
+        Self::new(iovecs, bytes, direct, false)
     }
 
     /// `bytes` of staging memory at `ptr`, a multiple of 4 KiB.
     pub(super) fn of_staging(ptr: *mut u8, bytes: usize) -> Self {
-        Self { spans: vec![Span::new(ptr, bytes)], starts: vec![0], bytes, in_place: bytes }
+        Self { iovecs: vec![IoVec::new(ptr, bytes)], starts: vec![0], bytes, in_place: bytes }
     }
 
     /// A page without memory, for reads that miss before they begin.
     pub(super) fn empty() -> Self {
-        Self { spans: Vec::new(), starts: Vec::new(), bytes: 0, in_place: 0 }
+        Self { iovecs: Vec::new(), starts: Vec::new(), bytes: 0, in_place: 0 }
     }
 
     fn new(
-        fragments: impl Iterator<Item = Span>,
+        fragments: impl Iterator<Item = IoVec>,
         bytes: usize,
         direct: Direct,
         padded: bool,
     ) -> Option<Self> {
-        let mut spans = Vec::new();
-        fragments.for_each(|span| span.push_to(&mut spans));
+        let mut iovecs = Vec::new();
+        fragments.for_each(|iovec| iovec.push_to(&mut iovecs));
         let mut total = 0usize;
-        let mut starts = Vec::with_capacity(spans.len());
-        for span in &spans {
+        let mut starts = Vec::with_capacity(iovecs.len());
+        for iovec in &iovecs {
             starts.push(total);
-            total = total.checked_add(span.len())?;
+            total = total.checked_add(iovec.len())?;
         }
         if total != bytes {
             return None;
         }
         let unit = UNIT as usize;
-        let is_last = |at: usize| at + 1 == spans.len();
-        let fits = |at: usize, span: &Span| {
-            (span.ptr() as usize).is_multiple_of(unit)
-                && (is_last(at) || span.len().is_multiple_of(unit))
+        let is_last = |at: usize| at + 1 == iovecs.len();
+        let fits = |at: usize, iovec: &IoVec| {
+            (iovec.ptr() as usize).is_multiple_of(unit)
+                && (is_last(at) || iovec.len().is_multiple_of(unit))
         };
-        let fit = || spans.iter().enumerate().all(|(at, span)| fits(at, span));
+        let fit = || iovecs.iter().enumerate().all(|(at, iovec)| fits(at, iovec));
         let is_staged = match direct {
             Direct::Any => false,
             Direct::Aligned => !fit(),
@@ -112,12 +112,12 @@ impl PageMemory {
         };
         let in_place = if is_staged {
             0
-        } else if padded && spans.last().is_some_and(|last| fits(spans.len() - 1, last)) {
+        } else if padded && iovecs.last().is_some_and(|last| fits(iovecs.len() - 1, last)) {
             bytes.next_multiple_of(unit)
         } else {
             bytes - bytes % unit
         };
-        Some(Self { spans, starts, bytes, in_place })
+        Some(Self { iovecs, starts, bytes, in_place })
     }
 
     pub(super) fn in_place(&self) -> usize {
@@ -129,22 +129,22 @@ impl PageMemory {
     }
 
     /// Appends the memory of bytes `range`, which end at or before [`PageMemory::in_place`].
-    pub(super) fn spans(&self, range: Range<usize>, out: &mut Vec<Span>) {
+    pub(super) fn iovecs(&self, range: Range<usize>, out: &mut Vec<IoVec>) {
         let mut left = range.len();
-        for (span, skip) in self.spans_from(range.start) {
+        for (iovec, skip) in self.iovecs_from(range.start) {
             if left == 0 {
                 return;
             }
-            // Behind the last fragment is the padding that `PageSource::padded` promises.
-            let last = self.spans.last().is_some_and(|last| last.ptr() == span.ptr());
-            let room = if last { left } else { span.len() - skip };
+            // The last fragment is followed by the padding that `PageSource::padded` promises.
+            let last = self.iovecs.last().is_some_and(|last| last.ptr() == iovec.ptr());
+            let room = if last { left } else { iovec.len() - skip };
             let take = left.min(room);
-            Span::new(span.ptr().wrapping_add(skip), take).push_to(out);
+            IoVec::new(iovec.ptr().wrapping_add(skip), take).push_to(out);
             left -= take;
         }
     }
 
-    /// Copies bytes `range` of the page to `to` and fills the rest of `to` with zeroes.
+    /// Copies bytes `range` of the page to `to` and fills the remainder of `to` with zeroes.
     ///
     /// # Safety
     /// The page's memory is readable, and nothing writes to it during the call.
@@ -167,42 +167,44 @@ impl PageMemory {
     /// Copies `from` to bytes `range` of the page, clipped to the page's end.
     ///
     /// # Safety
-    /// The page's memory is a target's, nothing else accesses it during the call, and `from` does
-    /// not overlap it.
+    /// The page's memory belongs to a target, no other code accesses it during the call, and `from`
+    /// does not overlap it.
     pub(super) unsafe fn scatter(&self, range: Range<usize>, from: &[u8]) {
         let bytes = from.len().min(range.len());
-        // SAFETY: `from` has `bytes` bytes; the rest is promised by the caller.
+        // SAFETY: `from` has `bytes` bytes; the caller promised the other conditions.
         unsafe { self.write_from(range.start, from.as_ptr(), bytes) };
     }
 
-    /// Copies `bytes` bytes at `from` to the page, from its byte `at` on, clipped to the page's
+    /// Copies `bytes` bytes at `from` to the page, starting at its byte `at`, clipped to the page's
     /// end.
     ///
     /// # Safety
-    /// As for [`PageMemory::scatter`]. The bytes at `from` are readable; another process may change
-    /// them during the copy, so they are read through a raw pointer.
+    /// The conditions of [`PageMemory::scatter`] apply. The bytes at `from` are readable; another
+    /// process may change them during the copy, so they are read through a raw pointer.
     pub(super) unsafe fn write_from(&self, at: usize, mut from: *const u8, bytes: usize) {
         let mut left = bytes;
-        for (span, skip) in self.spans_from(at) {
-            let now = left.min(span.len() - skip);
+        for (iovec, skip) in self.iovecs_from(at) {
+            let now = left.min(iovec.len() - skip);
             // SAFETY: inside the fragment, which a target promises to be writable; no overlap,
             // promised by the caller.
-            unsafe { span.ptr().add(skip).copy_from_nonoverlapping(from, now) };
+            unsafe { iovec.ptr().add(skip).copy_from_nonoverlapping(from, now) };
             from = from.wrapping_add(now);
             left -= now;
         }
     }
 
-    /// Copies `bytes` bytes of the page, from its byte `at` on, to `to`, clipped to the page's end.
+    /// Copies `bytes` bytes of the page, starting at its byte `at`, to `to`, clipped to the page's
+    /// end.
     ///
     /// # Safety
-    /// As for [`PageMemory::gather`]. The bytes at `to` are writable and do not overlap the page.
+    /// The conditions of [`PageMemory::gather`] apply. The bytes at `to` are writable and do not
+    /// overlap the page.
     pub(super) unsafe fn read_to(&self, at: usize, mut to: *mut u8, bytes: usize) {
         let mut left = bytes;
-        for (span, skip) in self.spans_from(at) {
-            let now = left.min(span.len() - skip);
+        for (iovec, skip) in self.iovecs_from(at) {
+            let now = left.min(iovec.len() - skip);
             // SAFETY: inside the fragment, which is readable; no overlap, promised by the caller.
-            unsafe { to.copy_from_nonoverlapping(span.ptr().add(skip), now) };
+            unsafe { to.copy_from_nonoverlapping(iovec.ptr().add(skip), now) };
             to = to.wrapping_add(now);
             left -= now;
         }
@@ -211,7 +213,7 @@ impl PageMemory {
     /// A copy of the first `bytes` of the page.
     ///
     /// # Safety
-    /// As for [`PageMemory::gather`].
+    /// The conditions of [`PageMemory::gather`] apply.
     pub(super) unsafe fn to_block(&self, bytes: usize) -> Block {
         let mut block = Block::new(bytes);
         // SAFETY: promised by the caller.
@@ -222,7 +224,7 @@ impl PageMemory {
     /// Updates the checksums `sums` with bytes `range` of the page.
     ///
     /// # Safety
-    /// As for [`PageMemory::gather`].
+    /// The conditions of [`PageMemory::gather`] apply.
     pub(super) unsafe fn digest(&self, range: Range<usize>, sums: &mut SliceSums<'_>) {
         // SAFETY: promised by the caller.
         unsafe { self.for_each(range, |bytes| sums.update(bytes)) };
@@ -230,43 +232,43 @@ impl PageMemory {
 
     /// The address of bytes `range` of the page, if they are contiguous in memory.
     pub(super) fn contiguous(&self, range: &Range<usize>) -> Option<*mut u8> {
-        let (span, skip) = self.spans_from(range.start).next()?;
-        (skip + range.len() <= span.len()).then(|| span.ptr().wrapping_add(skip))
+        let (iovec, skip) = self.iovecs_from(range.start).next()?;
+        (skip + range.len() <= iovec.len()).then(|| iovec.ptr().wrapping_add(skip))
     }
 
     /// Calls `visit` with bytes `range` of the page, in order.
     ///
     /// # Safety
-    /// As for [`PageMemory::gather`].
+    /// The conditions of [`PageMemory::gather`] apply.
     pub(super) unsafe fn for_each(&self, range: Range<usize>, mut visit: impl FnMut(&[u8])) {
         let mut left = range.end.min(self.bytes).saturating_sub(range.start);
-        for (span, skip) in self.spans_from(range.start) {
+        for (iovec, skip) in self.iovecs_from(range.start) {
             if left == 0 {
                 return;
             }
-            let take = left.min(span.len() - skip);
+            let take = left.min(iovec.len() - skip);
             // SAFETY: inside the fragment, which is readable, promised by the caller.
-            visit(unsafe { std::slice::from_raw_parts(span.ptr().add(skip), take) });
+            visit(unsafe { std::slice::from_raw_parts(iovec.ptr().add(skip), take) });
             left -= take;
         }
     }
 
-    /// The spans from byte `at` on, each with the number of its bytes to skip.
-    fn spans_from(&self, at: usize) -> impl Iterator<Item = (&Span, usize)> {
+    /// The iovecs starting at byte `at`, each with the number of its bytes to skip.
+    fn iovecs_from(&self, at: usize) -> impl Iterator<Item = (&IoVec, usize)> {
         let first = self.starts.partition_point(|&start| start <= at).saturating_sub(1);
         let inside = at < self.bytes;
-        self.spans[first..]
+        self.iovecs[first..]
             .iter()
             .zip(&self.starts[first..])
-            .filter_map(move |(span, &start)| inside.then_some((span, at.saturating_sub(start))))
+            .filter_map(move |(iovec, &start)| inside.then_some((iovec, at.saturating_sub(start))))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::memory::{BorrowedPages, BorrowedPagesMut};
     use crate::memory_block::Block;
+    use crate::page_memory::{BorrowedPages, BorrowedPagesMut};
 
     fn memory(parts: Vec<&[u8]>, direct: Direct) -> PageMemory {
         let bytes = parts.iter().map(|part| part.len()).sum();
@@ -274,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn aligned_fragments_stay_in_place_but_for_a_last_unit_that_is_not_full() {
+    fn aligned_fragments_move_in_place() {
         let (a, b) = (Block::new(8192), Block::new(8192));
         assert_eq!(memory(vec![a.bytes(), b.bytes()], Direct::Aligned).in_place(), 16384);
         assert_eq!(memory(vec![a.bytes(), &b.bytes()[..5000]], Direct::Aligned).in_place(), 12288);
@@ -285,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_of_the_wrong_length_is_refused() {
+    fn page_with_different_length_is_refused() {
         let bytes = [0; 10];
         let source = BorrowedPages::new(&[&bytes]);
         assert!(PageMemory::of_source(&source, 0, 11, Direct::Aligned).is_none());

@@ -1,14 +1,14 @@
 //! Reads runs: headers and pages at the same time, each page verified once both are in memory.
 
-use super::check::PageCheck;
 use super::chunk::Chunk;
 use super::in_flight::{InFlight, OpBuffers};
 use super::page::Direct;
+use super::page_check::PageCheck;
 use super::read_state::{Header, Page, ReadState};
-use super::{Control, MissReason, PageFate, RunRead};
-use crate::engine::{Op, Work};
+use super::{Control, MissReason, PageOutcome, RunRead};
+use crate::io_engine::{Op, Work};
 use crate::segments::Segments;
-use crate::staging::Piece;
+use crate::staging::StagingBuffer;
 use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ pub(super) struct ReadJob<'a> {
     segments: &'a Segments,
     reads: &'a [RunRead<'a>],
     control: &'a Control,
-    /// The reads that have begun; only the last one has chunks to submit.
+    /// The reads that have begun; only the last read has chunks to submit.
     runs: Vec<ReadState>,
     in_flight: InFlight<PendingOp>,
     /// Pages that are in memory and whose header is known, as run and page.
@@ -41,8 +41,8 @@ struct PendingOp {
     chunk: Chunk,
     buffers: OpBuffers,
     /// Staging memory of pages, held until the operation has completed: the kernel writes to it
-    /// even if the page has missed by then.
-    _pieces: Vec<Arc<Piece>>,
+    /// even if the page has already missed.
+    _staging_buffers: Vec<Arc<StagingBuffer>>,
 }
 
 enum NextOp {
@@ -56,7 +56,7 @@ impl<'a> ReadJob<'a> {
         segments: &'a Segments,
         reads: &'a [RunRead<'a>],
         control: &'a Control,
-    ) -> Vec<Vec<PageFate>> {
+    ) -> Vec<Vec<PageOutcome>> {
         let mut job = Self {
             segments,
             reads,
@@ -70,22 +70,24 @@ impl<'a> ReadJob<'a> {
             stopped: segments.is_inherited().then_some(MissReason::Io),
         };
         if job.stopped.is_some() {
-            return job.fates();
+            return job.outcomes();
         }
         segments.engine().run(&mut job);
-        job.fates()
+        job.outcomes()
     }
 
-    /// The outcome of every page. A page without one was not begun, or its header was not.
-    fn fates(self) -> Vec<Vec<PageFate>> {
-        let rest = PageFate::Missed(self.stopped.unwrap_or(MissReason::Io));
-        let mut fates: Vec<Vec<PageFate>> = self
+    /// The outcome of every page. A page without an outcome was not begun, or its header was not
+    /// read.
+    fn outcomes(self) -> Vec<Vec<PageOutcome>> {
+        let rest = PageOutcome::Missed(self.stopped.unwrap_or(MissReason::Io));
+        let mut outcomes: Vec<Vec<PageOutcome>> = self
             .runs
             .iter()
-            .map(|run| run.pages.iter().map(|page| page.fate.unwrap_or(rest)).collect())
+            .map(|run| run.pages.iter().map(|page| page.outcome.unwrap_or(rest)).collect())
             .collect();
-        fates.extend(self.reads[fates.len()..].iter().map(|read| vec![rest; read.keys.len()]));
-        fates
+        outcomes
+            .extend(self.reads[outcomes.len()..].iter().map(|read| vec![rest; read.keys.len()]));
+        outcomes
     }
 
     /// The run with a chunk to submit, begun if necessary. `None` if all are submitted.
@@ -109,7 +111,7 @@ impl<'a> ReadJob<'a> {
 
     fn next_op(&mut self, at: usize) -> NextOp {
         let run = &mut self.runs[at];
-        if let Header::Bad(reason) = run.header {
+        if let Header::Invalid(reason) = run.header {
             return NextOp::Fail(reason);
         }
         let mut chunk = run.chunks[run.issued].clone();
@@ -121,19 +123,20 @@ impl<'a> ReadJob<'a> {
             }
         };
         let first = self.reads[at].first as usize;
-        // This call waits for staging memory only while it holds none itself: two calls that each
-        // hold some and wait for more would wait for each other. With operations in flight, their
-        // completion frees memory.
+        // A call waits for staging memory only while it holds no staging memory: two calls that
+        // each hold some and wait for more would wait for each other. With operations in flight,
+        // their completion frees memory.
         let idle = self.in_flight.is_idle() && self.checking.is_none() && self.to_check.is_empty();
         let arena = self.segments.arena();
         let take = |bytes| match arena.try_take(bytes) {
             None if idle => arena.take(bytes, self.control),
-            piece => piece,
+            buffer => buffer,
         };
         let mut has_room = run.stage(&chunk, first, |bytes| arena.try_take(bytes));
         if !has_room && idle {
-            // Little memory is free: go page by page. The rest of a page that has memory is read
-            // first: its memory must not be held while the call waits for that of another page.
+            // Little memory is free: continue page by page. The remainder of a page that has memory
+            // is read first: its memory must not be held while the call waits for memory of another
+            // page.
             chunk = run.split_next_chunk();
             has_room = run.stage(&chunk, first, take);
         }
@@ -141,18 +144,18 @@ impl<'a> ReadJob<'a> {
             let memory = |page: usize| run.pages[page - first].memory();
             OpBuffers::prepare(&chunk, run.layout, run.header_block.as_ref(), memory, take)
         });
-        let Some((buffers, spans)) = buffers.flatten() else {
+        let Some((buffers, iovecs)) = buffers.flatten() else {
             let reason = self.control.stop().unwrap_or(MissReason::Staging);
             return if idle { NextOp::Fail(reason) } else { NextOp::Wait };
         };
         let (offset, bytes) = (chunk.offset, chunk.logical.end - chunk.logical.start);
-        let pieces = run.pieces(&chunk, first);
-        let pending = PendingOp { run: at, chunk, buffers, _pieces: pieces };
+        let staging_buffers = run.staging_buffers(&chunk, first);
+        let pending = PendingOp { run: at, chunk, buffers, _staging_buffers: staging_buffers };
         let tag = self.in_flight.insert(bytes, pending);
         // SAFETY: the target's memory is exclusive until `run` returns (`PageTarget`), `pending`
-        // holds the buffers and pieces until the operation completes, the header block stays until
+        // holds the buffers until the operation completes, the header block stays until
         // its last chunk completes, and the engine does not return before all operations complete.
-        NextOp::Ready(unsafe { Op::new(tag, file, false, offset, spans) })
+        NextOp::Ready(unsafe { Op::new(tag, file, false, offset, iovecs) })
     }
 
     /// Accounts for a chunk that was read, or failed with a reason.
@@ -163,7 +166,7 @@ impl<'a> ReadJob<'a> {
             run.header_chunks -= 1;
             if matches!(run.header, Header::Awaited) {
                 if let Some(reason) = failure {
-                    run.header = Header::Bad(reason);
+                    run.header = Header::Invalid(reason);
                 } else if run.header_chunks == 0 {
                     run.read_header(&self.reads[at]);
                 }
@@ -184,7 +187,7 @@ impl<'a> ReadJob<'a> {
             let run = &mut self.runs[at];
             run.pages[page].chunks -= 1;
             if let Some(reason) = failure {
-                run.set_fate(page, PageFate::Missed(reason));
+                run.set_outcome(page, PageOutcome::Missed(reason));
             }
             if run.pages[page].chunks == 0 {
                 self.complete_page(at, page);
@@ -192,17 +195,17 @@ impl<'a> ReadJob<'a> {
         }
     }
 
-    /// Queues a page that is in memory for its check, unless its header is still to come: then
+    /// Queues a page that is in memory for its check, unless its header is not known yet: then
     /// `complete_chunk` calls again once the header is known.
     fn complete_page(&mut self, at: usize, page: usize) {
         let run = &mut self.runs[at];
-        if run.pages[page].fate.is_some() {
+        if run.pages[page].outcome.is_some() {
             return;
         }
         match &run.header {
             Header::Awaited => {}
-            Header::Bad(reason) => run.set_fate(page, PageFate::Missed(*reason)),
-            Header::Good(_) => {
+            Header::Invalid(reason) => run.set_outcome(page, PageOutcome::Missed(*reason)),
+            Header::Valid(_) => {
                 self.unchecked_bytes += if run.is_staged { run.layout.page } else { 0 };
                 self.to_check.push_back((at, page));
             }
@@ -215,22 +218,22 @@ impl<'a> ReadJob<'a> {
             let (at, page) = self.to_check.pop_front()?;
             let (run, read) = (&mut self.runs[at], &self.reads[at]);
             let Page { target, staged, .. } = &mut run.pages[page];
-            let staged = staged.take().map(|staged| (staged.piece, staged.at));
-            let Header::Good(header) = &run.header else { continue };
+            let staged = staged.take().map(|staged| (staged.buffer, staged.at));
+            let Header::Valid(header) = &run.header else { continue };
             // SAFETY: the page has been read to the target, which is exclusive until `run` returns.
             let copy = |bytes| unsafe { target.to_block(bytes) };
             match PageCheck::open(read, header, page, staged, copy) {
                 Ok(check) => return Some((at, check)),
-                Err(reason) => self.finish_check(at, page, PageFate::Missed(reason)),
+                Err(reason) => self.finish_check(at, page, PageOutcome::Missed(reason)),
             }
         }
     }
 
     /// Sets the outcome of a page that waited for its check.
-    fn finish_check(&mut self, at: usize, page: usize, fate: PageFate) {
+    fn finish_check(&mut self, at: usize, page: usize, outcome: PageOutcome) {
         let run = &mut self.runs[at];
         self.unchecked_bytes -= if run.is_staged { run.layout.page } else { 0 };
-        run.set_fate(page, fate);
+        run.set_outcome(page, outcome);
     }
 }
 
@@ -290,7 +293,7 @@ impl Work for ReadJob<'_> {
         // SAFETY: all operations on this page have completed, and the target is exclusive.
         match unsafe { check.step(target, &mut self.scratch, STEP) } {
             None => self.checking = Some((at, check)),
-            Some(fate) => self.finish_check(at, check.page(), fate),
+            Some(outcome) => self.finish_check(at, check.page(), outcome),
         }
         true
     }

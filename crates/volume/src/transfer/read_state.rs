@@ -1,11 +1,11 @@
-//! The state of a run that is being read: its header, and the memory its pages are read to.
+//! The state of a run that is being read: its header, and the memory of its pages.
 
 use super::chunk::{Chunk, RunLayout};
 use super::page::{Direct, PageMemory};
-use super::{Encoded, MissReason, PageFate, RunRead};
+use super::{Encoded, MissReason, PageOutcome, RunRead};
 use crate::memory_block::Block;
 use crate::segments::Segments;
-use crate::staging::Piece;
+use crate::staging::StagingBuffer;
 use ritornello_format::{RunHeader, units_of};
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ pub(super) struct ReadState {
     pub(super) chunks: Vec<Chunk>,
     pub(super) issued: usize,
     pub(super) header: Header,
-    /// The memory that the header is read to; dropped once the header is decoded.
+    /// The memory of the header as read; dropped once the header is decoded.
     pub(super) header_block: Option<Block>,
     /// Header chunks that have not completed.
     pub(super) header_chunks: u32,
@@ -28,8 +28,8 @@ pub(super) struct ReadState {
 
 pub(super) enum Header {
     Awaited,
-    Good(Box<RunHeader>),
-    Bad(MissReason),
+    Valid(Box<RunHeader>),
+    Invalid(MissReason),
 }
 
 pub(super) struct Page {
@@ -37,20 +37,20 @@ pub(super) struct Page {
     pub(super) staged: Option<Staged>,
     /// Chunks that have not completed.
     pub(super) chunks: u32,
-    pub(super) fate: Option<PageFate>,
+    pub(super) outcome: Option<PageOutcome>,
 }
 
 /// Staging memory of a page that is not read to the target.
 pub(super) struct Staged {
-    /// Shared by the pages that begin in one chunk.
-    pub(super) piece: Arc<Piece>,
-    /// Offset of the page's first byte in `piece`.
+    /// The staging buffer, which is shared by all pages that begin in one chunk.
+    pub(super) buffer: Arc<StagingBuffer>,
+    /// Offset of the page's first byte in `buffer`.
     pub(super) at: usize,
     memory: PageMemory,
 }
 
 impl Page {
-    /// The memory that the page is read to.
+    /// The memory that receives the page: staging or the target.
     pub(super) fn memory(&self) -> &PageMemory {
         self.staged.as_ref().map_or(&self.target, |staged| &staged.memory)
     }
@@ -83,10 +83,10 @@ impl ReadState {
             });
             let lacking = memory.is_none();
             let target = memory.unwrap_or_else(PageMemory::empty);
-            run.pages.push(Page { target, staged: None, chunks: 0, fate: None });
+            run.pages.push(Page { target, staged: None, chunks: 0, outcome: None });
             if lacking {
                 let reason = if layout.is_some() { MissReason::Memory } else { MissReason::Place };
-                run.set_fate(page, PageFate::Missed(reason));
+                run.set_outcome(page, PageOutcome::Missed(reason));
             }
         }
         let Some(layout) = layout.filter(|_| run.undecided > 0) else { return run };
@@ -107,29 +107,31 @@ impl ReadState {
         run
     }
 
-    /// Allocates staging memory with `take` for the pages of `chunk` that need it and have none, for
-    /// all or for none. Returns whether they have it.
+    /// Allocates staging memory with `take` for the pages of `chunk` that still need it, in one
+    /// buffer. Returns `false`, without changes, if `take` returns `None`.
     pub(super) fn stage(
         &mut self,
         chunk: &Chunk,
         first: usize,
-        take: impl FnOnce(usize) -> Option<Piece>,
+        take: impl FnOnce(usize) -> Option<StagingBuffer>,
     ) -> bool {
         let length = self.layout.page as usize;
         let lacking: Vec<usize> = self
             .layout
             .parts(&chunk.logical)
             .map(|(page, _)| page - first)
-            .filter(|page| self.pages[*page].staged.is_none() && self.pages[*page].fate.is_none())
+            .filter(|page| {
+                self.pages[*page].staged.is_none() && self.pages[*page].outcome.is_none()
+            })
             .collect();
         if !self.is_staged || lacking.is_empty() {
             return true;
         }
-        let Some(piece) = take(lacking.len() * length).map(Arc::new) else { return false };
+        let Some(buffer) = take(lacking.len() * length).map(Arc::new) else { return false };
         for (at, page) in lacking.into_iter().enumerate() {
             let at = at * length;
-            let memory = PageMemory::of_staging(piece.as_ptr().wrapping_add(at), length);
-            self.pages[page].staged = Some(Staged { piece: Arc::clone(&piece), at, memory });
+            let memory = PageMemory::of_staging(buffer.as_ptr().wrapping_add(at), length);
+            self.pages[page].staged = Some(Staged { buffer: Arc::clone(&buffer), at, memory });
         }
         true
     }
@@ -151,30 +153,31 @@ impl ReadState {
         self.chunks[self.issued].clone()
     }
 
-    /// The staging pieces that an operation on `chunk` writes to. The operation holds them, because a
+    /// The staging buffers that an operation on `chunk` fills. The operation holds them, because a
     /// page drops its own reference when it misses early.
-    pub(super) fn pieces(&self, chunk: &Chunk, first: usize) -> Vec<Arc<Piece>> {
+    pub(super) fn staging_buffers(&self, chunk: &Chunk, first: usize) -> Vec<Arc<StagingBuffer>> {
         if !self.is_staged {
             return Vec::new();
         }
         let pages = self.layout.parts(&chunk.logical);
         let staged = pages.filter_map(|(page, _)| self.pages[page - first].staged.as_ref());
-        let mut pieces: Vec<Arc<Piece>> = staged.map(|staged| Arc::clone(&staged.piece)).collect();
-        pieces.dedup_by(|a, b| Arc::ptr_eq(a, b));
-        pieces
+        let mut buffers: Vec<Arc<StagingBuffer>> =
+            staged.map(|staged| Arc::clone(&staged.buffer)).collect();
+        buffers.dedup_by(|a, b| Arc::ptr_eq(a, b));
+        buffers
     }
 
-    pub(super) fn set_fate(&mut self, page: usize, fate: PageFate) {
+    pub(super) fn set_outcome(&mut self, page: usize, outcome: PageOutcome) {
         let page = &mut self.pages[page];
         page.staged = None;
-        if page.fate.is_none() {
-            page.fate = Some(fate);
+        if page.outcome.is_none() {
+            page.outcome = Some(outcome);
             self.undecided -= 1;
         }
         if self.undecided == 0 {
             // Thousands of runs may be read in one call: free the headers of finished ones.
-            if let Header::Good(_) = self.header {
-                self.header = Header::Bad(MissReason::Header);
+            if let Header::Valid(_) = self.header {
+                self.header = Header::Invalid(MissReason::Header);
             }
         }
     }
@@ -183,17 +186,18 @@ impl ReadState {
     pub(super) fn read_header(&mut self, read: &RunRead<'_>) {
         let Some(block) = &self.header_block else { return };
         self.header = match decode_expected_header(read, block.bytes()) {
-            Ok(header) => Header::Good(Box::new(header)),
-            Err(reason) => Header::Bad(reason),
+            Ok(header) => Header::Valid(Box::new(header)),
+            Err(reason) => Header::Invalid(reason),
         };
     }
 }
 
-/// Decodes the header of a run. The checksum from the index proves that the header is the one that the
-/// index means; the key of each page is checked later, in `slices_of`.
+/// Decodes the header of a run. The checksum from the index proves that this is the header that the
+/// index names; the key of each page is checked later, in `slices_of`.
 ///
 /// # Errors
-/// `Header` if the bytes are another header or none, `Scope` if the header names another scope.
+/// `Header` if the bytes are not a header, or a different header; `Scope` if the header names a
+/// different scope.
 pub(super) fn decode_expected_header(
     read: &RunRead<'_>,
     bytes: &[u8],

@@ -12,7 +12,7 @@ const WINDOW: u64 = 4 << 20;
 
 /// A run header found in a segment. Its pages are not verified, and may be overwritten.
 #[derive(Clone, Debug)]
-pub struct FoundRun {
+pub struct SalvagedRun {
     /// Location of the run when it was written. Holds fewer pages than the header names if the
     /// header had no room for all extents.
     pub place: Place,
@@ -32,10 +32,10 @@ impl Segments {
         &self,
         segment: SegmentId,
         control: &Control,
-        found: &mut dyn FnMut(FoundRun),
+        found: &mut dyn FnMut(SalvagedRun),
     ) -> Result<u64> {
         let length = self.file(segment)?.length()?.min(self.segment_bytes()) / UNIT * UNIT;
-        // A header that begins in a window may end behind it: read that much more.
+        // A header that begins in a window may end after it: read `overlap` bytes more.
         let overlap = u64::from(RUN_HEADER_UNITS_MAX - 1) * UNIT;
         let mut window = crate::memory_block::Block::new((WINDOW + overlap) as usize);
         let mut unreadable = self.segment_bytes() - length;
@@ -51,9 +51,9 @@ impl Segments {
                 unreadable += self.fetch_units(segment, start, bytes);
             }
             for at in (0..WINDOW.min(length - start)).step_by(UNIT as usize) {
-                let here = &bytes[at as usize..];
-                if here.starts_with(&RUN_MAGIC)
-                    && let Some(run) = self.parse_run(segment, start + at, here)
+                let unit = &bytes[at as usize..];
+                if unit.starts_with(&RUN_MAGIC)
+                    && let Some(run) = self.parse_run(segment, start + at, unit)
                 {
                     found(run);
                 }
@@ -64,7 +64,7 @@ impl Segments {
     }
 
     /// Reads unit by unit a window that cannot be read as a whole. Unreadable units become zero.
-    /// Returns their bytes, without those of the overlap, which the next window counts.
+    /// Returns the number of unreadable bytes, without the overlap, which the next window counts.
     fn fetch_units(&self, segment: SegmentId, start: u64, to: &mut [u8]) -> u64 {
         let mut unreadable = 0;
         for (at, unit) in to.chunks_mut(UNIT as usize).enumerate() {
@@ -77,10 +77,10 @@ impl Segments {
         unreadable
     }
 
-    fn parse_run(&self, segment: SegmentId, offset: u64, bytes: &[u8]) -> Option<FoundRun> {
+    fn parse_run(&self, segment: SegmentId, offset: u64, bytes: &[u8]) -> Option<SalvagedRun> {
         let (header, header_checksum) = RunHeader::decode(bytes).ok()?;
         let Extent { segment: named, start, .. } = *header.extents.first()?;
-        // A header that names another position is the content of a page, not a run.
+        // A header that names a different position is the content of a page, not a run.
         if named != segment || u64::from(start) * UNIT != offset {
             return None;
         }
@@ -99,6 +99,6 @@ impl Segments {
         }
         place.truncate(pages);
         RunLayout::new(&place, header.page_bytes, 0..u64::from(pages), self)?;
-        Some(FoundRun { place, header, pages })
+        Some(SalvagedRun { place, header, pages })
     }
 }

@@ -1,9 +1,9 @@
 //! Reads pages section by section: the parts of the pages that are needed first are read first, and
 //! waiters are notified when all pages have them.
 //!
-//! A slice is the smallest part of a page that can be verified. It is read with the first section
-//! that needs a byte of it, so that no slice is read twice, whatever slices the run was written
-//! with.
+//! A slice is the smallest part of a page that can be verified. Each slice is read with the first
+//! section that needs one of its bytes, so that no slice is read twice, for any division of the run
+//! into slices.
 
 mod disk;
 mod mapped;
@@ -13,17 +13,17 @@ pub(super) use disk::read;
 pub(super) use mapped::read as read_mapped;
 
 use super::{Encoded, RunRead};
-use crate::parked::Parked;
+use crate::fork_safe_lock::ForkSafeLock;
 use ritornello_format::{Error, PAGE_BYTES_MAX, Result};
 use std::time::{Duration, Instant};
 
 /// The sections of a page, in the order in which they are needed and equal for all pages of a read,
-/// and the number that have arrived. A value belongs to one target: a repeated read continues
-/// behind the sections that have arrived.
+/// and the number that have arrived. A value belongs to one target: a repeated read continues after
+/// the sections that have arrived.
 #[derive(Debug)]
 pub struct Sections {
     ends: Box<[u64]>,
-    state: Parked<State>,
+    state: ForkSafeLock<State>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -43,7 +43,7 @@ impl Sections {
             return Err(Error::invalid("the ends of sections must ascend within a page")
                 .with("sections", ends.len()));
         }
-        Ok(Self { ends: ends.into(), state: Parked::default() })
+        Ok(Self { ends: ends.into(), state: ForkSafeLock::default() })
     }
 
     /// Length of a page in bytes.
@@ -59,8 +59,8 @@ impl Sections {
         self.state.lock().arrived
     }
 
-    /// Waits until section `number` and all before it have arrived, or until the read ends without
-    /// them, at most until `deadline`. Returns `false` if the deadline passed first.
+    /// Waits until section `number` and all before it have arrived, or until the read ends early,
+    /// at most until `deadline`. Returns `false` if the deadline passed first.
     #[must_use]
     pub fn wait(&self, number: usize, deadline: Option<Instant>) -> bool {
         let mut state = self.state.lock();

@@ -2,14 +2,14 @@
 
 use ritornello_format::{Slice, SliceChecksum};
 
-/// Computes the checksums of the slices of one page from the page's bytes as they lie on disk, in
+/// Computes the checksums of the slices of one page from the page's bytes as stored on disk, in
 /// order.
 pub(super) struct SliceSums<'a> {
     key: &'a [u8],
     generation: u64,
     /// Length of each slice on disk, at least one byte.
     lengths: Vec<u32>,
-    /// Bytes of the current slice that are still to come.
+    /// Bytes of the current slice that are not added yet.
     left: usize,
     open: SliceChecksum,
     done: Vec<u64>,
@@ -28,7 +28,7 @@ impl<'a> SliceSums<'a> {
         }
     }
 
-    /// Adds the next bytes. Bytes behind the last slice are padding and are ignored.
+    /// Adds the next bytes. Bytes after the last slice are padding and are ignored.
     pub(super) fn update(&mut self, mut bytes: &[u8]) {
         while !bytes.is_empty() && self.left > 0 {
             let (now, rest) = bytes.split_at(bytes.len().min(self.left));

@@ -7,7 +7,7 @@ use super::slices::SliceSums;
 use super::write_error::{failed, inherited, stopped};
 use super::write_state::{Page, WriteState};
 use super::{Control, MissReason, RunWrite};
-use crate::engine::{Op, Work};
+use crate::io_engine::{Op, Work};
 use crate::memory_block::Block;
 use crate::segments::Segments;
 use ritornello_format::{Error, Result};
@@ -23,13 +23,13 @@ pub(super) struct WriteJob<'a> {
     segments: &'a Segments,
     writes: &'a [RunWrite<'a>],
     control: &'a Control,
-    /// The runs that have begun; only the last one has pages to submit.
+    /// The runs that have begun; only the last run has pages to submit.
     runs: Vec<WriteState<'a>>,
     /// Runs whose pages are submitted and whose header waits for their checksums.
     heads: VecDeque<usize>,
     in_flight: InFlight<PendingOp>,
     /// Pages that move in place and are not checksummed yet, as run and page. Pages that go through
-    /// staging are checksummed as they are copied.
+    /// staging are checksummed during the copy.
     to_sum: VecDeque<(usize, usize)>,
     summing: Option<PageSums<'a>>,
 }
@@ -155,14 +155,14 @@ impl<'a> WriteJob<'a> {
             run.layout,
             header.as_ref(),
             |page| &run.pages[page].memory,
-            // Waits for staging memory only with nothing in flight: what this call holds may be
-            // what another call waits for.
+            // Waits for staging memory only if no operation is in flight: another call may wait for
+            // the memory that this call holds.
             |bytes| match self.segments.arena().try_take(bytes) {
                 None if idle => self.segments.arena().take(bytes, self.control),
-                piece => piece,
+                buffer => buffer,
             },
         );
-        let Some((buffers, spans)) = loaded else {
+        let Some((buffers, iovecs)) = loaded else {
             let reason = self.control.stop().unwrap_or(MissReason::Staging);
             return if idle { NextOp::Fail(stopped(reason)) } else { NextOp::Wait };
         };
@@ -183,7 +183,7 @@ impl<'a> WriteJob<'a> {
         // SAFETY: the source's memory is readable until `run` returns (`PageSource`), `in_flight`
         // holds buffers and header until the operation completes, and the engine does not return
         // before.
-        NextOp::Ready(unsafe { Op::new(tag, file, true, offset, spans) })
+        NextOp::Ready(unsafe { Op::new(tag, file, true, offset, iovecs) })
     }
 }
 

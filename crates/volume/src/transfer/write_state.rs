@@ -24,8 +24,8 @@ pub(super) struct WriteState<'a> {
     pub(super) encoded_header: Option<(Vec<u8>, u64)>,
     /// Pages whose checksums are not known.
     pub(super) unsummed: usize,
-    /// Of these, pages that are checksummed only when the header is submitted, because they share
-    /// its operation and go through staging.
+    /// The subset of these pages that are checksummed only when the header is submitted, because
+    /// they share its operation and go through staging.
     pub(super) unsummed_in_head: usize,
     /// Checksums of the page that is being copied to staging, chunk by chunk.
     gather_sums: Option<SliceSums<'a>>,
@@ -138,7 +138,7 @@ impl<'a> WriteState<'a> {
         SliceSums::new(&header.keys[page], write.place.generation, &self.pages[page].slices)
     }
 
-    /// Copies the bytes that do not move in place to their buffers, and checksums those of pages
+    /// Copies the bytes that do not move in place to their buffers, and checksums bytes of pages
     /// that go through staging. Chunks are submitted in order, so each page's bytes come in order.
     pub(super) fn gather(&mut self, buffers: &OpBuffers, write: &RunWrite<'a>) {
         for bounce in &buffers.bounces {
@@ -149,7 +149,7 @@ impl<'a> WriteState<'a> {
                 copy
             };
             let bytes = self.pages[bounce.page].bytes;
-            // Bytes behind a page's end are padding, which no checksum covers.
+            // Bytes after the end of a page are padding, which no checksum covers.
             if !bounce.staged || bounce.range.start >= bytes {
                 continue;
             }

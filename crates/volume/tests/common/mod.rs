@@ -77,7 +77,7 @@ pub struct Run {
 
 impl Run {
     /// `count` pages of `page_bytes`. The extents have the given lengths and alternate between
-    /// segments 0 and 1, with gaps; the last extent holds the rest.
+    /// segments 0 and 1, with gaps; the last extent holds the remainder.
     pub fn new(generation: u64, count: usize, page_bytes: usize, extents: &[u32]) -> Self {
         Self::at(generation, count, page_bytes, extents, 3)
     }
@@ -138,7 +138,7 @@ impl Run {
         segments: &Segments,
         first: usize,
         target: &dyn PageTarget,
-    ) -> Vec<PageFate> {
+    ) -> Vec<PageOutcome> {
         self.read_controlled(segments, first, target, &Control::default())
     }
 
@@ -148,7 +148,7 @@ impl Run {
         first: usize,
         target: &dyn PageTarget,
         control: &Control,
-    ) -> Vec<PageFate> {
+    ) -> Vec<PageOutcome> {
         let keys = self.keys();
         let read = RunRead {
             place: &self.place,
@@ -169,22 +169,22 @@ impl Run {
         segments: &Segments,
         first: usize,
         count: usize,
-    ) -> (Vec<PageFate>, Vec<Vec<u8>>) {
+    ) -> (Vec<PageOutcome>, Vec<Vec<u8>>) {
         let mut out = vec![vec![0xa5; self.header.page_bytes as usize]; count];
         let mut slices: Vec<&mut [u8]> = out.iter_mut().map(Vec::as_mut_slice).collect();
-        let fates = self.read_into(segments, first, &BorrowedPagesMut::new(&mut slices));
-        (fates, out)
+        let outcomes = self.read_into(segments, first, &BorrowedPagesMut::new(&mut slices));
+        (outcomes, out)
     }
 
     /// Reads all pages and asserts that verified pages have the right bytes. Returns the outcomes.
-    pub fn check(&self, segments: &Segments) -> Vec<PageFate> {
-        let (fates, out) = self.read(segments, 0, self.pages.len());
-        for (page, fate) in fates.iter().enumerate() {
-            if fate.is_verified() {
+    pub fn check(&self, segments: &Segments) -> Vec<PageOutcome> {
+        let (outcomes, out) = self.read(segments, 0, self.pages.len());
+        for (page, outcome) in outcomes.iter().enumerate() {
+            if outcome.is_verified() {
                 assert!(out[page] == self.pages[page], "wrong bytes in page {page}");
             }
         }
-        fates
+        outcomes
     }
 }
 
@@ -196,7 +196,7 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// `length` bytes that begin `skew` bytes behind a 4 KiB border.
+    /// `length` bytes that begin `skew` bytes after a 4 KiB border.
     pub fn new(length: usize, skew: usize) -> Self {
         let bytes = vec![0x5a; length + 2 * UNIT as usize];
         let start = bytes.as_ptr().align_offset(UNIT as usize) + skew;

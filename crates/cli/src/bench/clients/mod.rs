@@ -23,7 +23,7 @@ use report::{Report, Row};
 use ritornello_codec::Codec;
 use ritornello_format::Scope;
 use ritornello_store::{Options, SEGMENT_BYTES};
-use ritornello_volume::limit::Rate;
+use ritornello_volume::baseline::Rate;
 use serde::de::DeserializeOwned;
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;

@@ -9,7 +9,7 @@ use crate::open;
 use crate::print::print_stdout;
 use ritornello_format::Scope;
 use ritornello_store::Store;
-use ritornello_volume::limit::Rate;
+use ritornello_volume::baseline::Rate;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};

@@ -16,7 +16,7 @@ use report::{Machine, Report, Row};
 use ritornello_codec::Codec;
 use ritornello_format::Scope;
 use ritornello_store::{Options, SEGMENT_BYTES};
-use ritornello_volume::limit::{Rate, copy_threads};
+use ritornello_volume::baseline::{Rate, copy_threads};
 
 /// Pages per put and per get.
 const CALL_PAGES: u32 = 64;

@@ -4,11 +4,11 @@
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Bytes for which another thread is worth its start.
+/// Minimum bytes per thread: fewer are not worth the start of a thread.
 const BYTES_PER_THREAD: u64 = 16 << 20;
-/// The most threads of one call.
+/// Maximum threads of one call.
 const THREADS_MAX: usize = 4;
-/// Processors of the machine per copying thread: the rest is for the process that calls.
+/// Processors of the machine per copying thread: the calling process uses the other processors.
 const PROCESSORS_PER_THREAD: usize = 8;
 
 /// Calls `work` for every number below `count` on as many threads as `bytes` in all justify, and
@@ -26,8 +26,8 @@ pub(super) fn map_pages<T: Send>(
 
 /// Number of threads for `count` pages of `bytes` in all, at least one.
 pub(crate) fn copy_threads(count: usize, bytes: u64) -> usize {
-    let wanted = usize::try_from(bytes / BYTES_PER_THREAD).unwrap_or(THREADS_MAX).min(count);
-    wanted.clamp(1, threads_of_machine())
+    let useful = usize::try_from(bytes / BYTES_PER_THREAD).unwrap_or(THREADS_MAX).min(count);
+    useful.clamp(1, threads_of_machine())
 }
 
 /// Calls `work` for every number below `count` on up to `threads` threads, the caller's included.
@@ -65,7 +65,8 @@ fn map_on_threads<T: Send>(
     done.into_iter().map(|(_, result)| result).collect()
 }
 
-/// The most threads of one call on this machine. Computed once: it reads files.
+/// Maximum threads of one call on this machine, computed once because `available_parallelism` reads
+/// files.
 fn threads_of_machine() -> usize {
     static THREADS: OnceLock<usize> = OnceLock::new();
     *THREADS.get_or_init(|| {

@@ -5,12 +5,12 @@ use super::copy_threads::map_pages;
 use super::mapped_run::MappedRun;
 use crate::memory_block::Block;
 use crate::segments::Segments;
-use crate::transfer::check::PageCheck;
 use crate::transfer::chunk::RunLayout;
 use crate::transfer::page::{Direct, PageMemory};
+use crate::transfer::page_check::PageCheck;
 use crate::transfer::read::ReadJob;
 use crate::transfer::read_state::decode_expected_header;
-use crate::transfer::{Control, Encoded, MissReason, PageFate, RunRead};
+use crate::transfer::{Control, Encoded, MissReason, PageOutcome, RunRead};
 use ritornello_format::{RunHeader, SegmentId};
 use std::io;
 
@@ -30,7 +30,7 @@ struct MappedRead<'r, 'a> {
 enum ReadStart<'r, 'a> {
     Ready(Box<MappedRead<'r, 'a>>),
     /// All pages miss.
-    Bad(MissReason),
+    Missed(MissReason),
     /// Part of the run is not mapped: system calls read it.
     Elsewhere,
 }
@@ -40,8 +40,8 @@ pub(in crate::transfer) fn read(
     segments: &Segments,
     reads: &[RunRead<'_>],
     control: &Control,
-) -> Vec<Vec<PageFate>> {
-    let mut fates = Vec::with_capacity(reads.len());
+) -> Vec<Vec<PageOutcome>> {
+    let mut outcomes = Vec::with_capacity(reads.len());
     let mut rest = reads;
     while !rest.is_empty() {
         let mut bytes = 0;
@@ -51,10 +51,10 @@ pub(in crate::transfer) fn read(
             before < WINDOW
         };
         let (window, behind) = rest.split_at(rest.iter().take_while(fits).count());
-        fates.extend(read_window(segments, window, control));
+        outcomes.extend(read_window(segments, window, control));
         rest = behind;
     }
-    fates
+    outcomes
 }
 
 fn bytes_of(read: &RunRead<'_>) -> u64 {
@@ -65,9 +65,9 @@ fn read_window(
     segments: &Segments,
     reads: &[RunRead<'_>],
     control: &Control,
-) -> Vec<Vec<PageFate>> {
+) -> Vec<Vec<PageOutcome>> {
     let begin = |read| match control.stop() {
-        Some(reason) => ReadStart::Bad(reason),
+        Some(reason) => ReadStart::Missed(reason),
         None => MappedRead::begin(segments, read),
     };
     let starts: Vec<ReadStart<'_, '_>> = reads.iter().map(begin).collect();
@@ -81,17 +81,17 @@ fn read_window(
     let mut moved = map_pages(pages.len(), bytes, |number| {
         let (run, page) = pages[number];
         match control.stop() {
-            Some(reason) => PageFate::Missed(reason),
+            Some(reason) => PageOutcome::Missed(reason),
             None => run.get(page),
         }
     })
     .into_iter();
     let one = |(read, starts): (&RunRead<'_>, &ReadStart<'_, '_>)| match starts {
         ReadStart::Ready(_) => moved.by_ref().take(read.keys.len()).collect(),
-        ReadStart::Bad(reason) => vec![PageFate::Missed(*reason); read.keys.len()],
+        ReadStart::Missed(reason) => vec![PageOutcome::Missed(*reason); read.keys.len()],
         ReadStart::Elsewhere => ReadJob::run(segments, std::slice::from_ref(read), control)
             .pop()
-            .unwrap_or_else(|| vec![PageFate::Missed(MissReason::Io); read.keys.len()]),
+            .unwrap_or_else(|| vec![PageOutcome::Missed(MissReason::Io); read.keys.len()]),
     };
     reads.iter().zip(&starts).map(one).collect()
 }
@@ -99,35 +99,35 @@ fn read_window(
 impl<'r, 'a> MappedRead<'r, 'a> {
     fn begin(segments: &'a Segments, read: &'r RunRead<'a>) -> ReadStart<'r, 'a> {
         if segments.is_inherited() {
-            return ReadStart::Bad(MissReason::Io);
+            return ReadStart::Missed(MissReason::Io);
         }
         let first = u64::from(read.first);
         let pages = first..first + read.keys.len() as u64;
         let Some(layout) = RunLayout::new(read.place, read.page_bytes, pages.clone(), segments)
         else {
-            return ReadStart::Bad(MissReason::Place);
+            return ReadStart::Missed(MissReason::Place);
         };
         let mapped = match MappedRun::new(segments, read.place, 0..layout.pages(pages).end) {
             Ok(Some(mapped)) => mapped,
             Ok(None) => return ReadStart::Elsewhere,
-            Err(failure) => return ReadStart::Bad(failed(&failure)),
+            Err(failure) => return ReadStart::Missed(failed(&failure)),
         };
         let mut block = Block::new(layout.header as usize);
         if let Err(reason) = copy_out(&mapped, 0, layout.header as usize, &mut block) {
-            return ReadStart::Bad(reason);
+            return ReadStart::Missed(reason);
         }
         match decode_expected_header(read, block.bytes()) {
             Ok(header) => ReadStart::Ready(Box::new(Self { read, layout, mapped, header })),
-            Err(reason) => ReadStart::Bad(reason),
+            Err(reason) => ReadStart::Missed(reason),
         }
     }
 
     /// Copies page `page` of the read to its target, and verifies it.
-    fn get(&self, page: usize) -> PageFate {
-        self.try_get(page).unwrap_or_else(PageFate::Missed)
+    fn get(&self, page: usize) -> PageOutcome {
+        self.try_get(page).unwrap_or_else(PageOutcome::Missed)
     }
 
-    fn try_get(&self, page: usize) -> Result<PageFate, MissReason> {
+    fn try_get(&self, page: usize) -> Result<PageOutcome, MissReason> {
         let read = self.read;
         let start = self.layout.pages(0..u64::from(read.first) + page as u64).end;
         let as_stored = matches!(read.encoded, Encoded::AsStored);
@@ -145,12 +145,12 @@ impl<'r, 'a> MappedRead<'r, 'a> {
         if let Some(reason) = failure {
             return Err(reason);
         }
-        let (mut scratch, mut at, mut fate) = (Vec::new(), 0, None);
+        let (mut scratch, mut at, mut outcome) = (Vec::new(), 0, None);
         if !check.is_in_place() {
             loop {
                 // SAFETY: the target is exclusive (`PageTarget`); the decoder reads a copy.
-                if let Some(fate) = unsafe { check.step(&target, &mut scratch, PIECE) } {
-                    return Ok(fate);
+                if let Some(outcome) = unsafe { check.step(&target, &mut scratch, PIECE) } {
+                    return Ok(outcome);
                 }
             }
         }
@@ -167,16 +167,16 @@ impl<'r, 'a> MappedRead<'r, 'a> {
             });
             copied.map_err(|failure| failed(&failure))?;
             at += piece;
-            if fate.is_none() {
+            if outcome.is_none() {
                 // SAFETY: the target is exclusive, and these bytes of it were copied above.
-                fate = unsafe { check.step(&target, &mut scratch, piece) };
+                outcome = unsafe { check.step(&target, &mut scratch, piece) };
             }
         }
-        Ok(fate.unwrap_or(PageFate::Missed(MissReason::Checksum)))
+        Ok(outcome.unwrap_or(PageOutcome::Missed(MissReason::Checksum)))
     }
 }
 
-/// Copies `length` bytes of the run, from byte `start` on, to the start of `block`. Headers and
+/// Copies `length` bytes of the run, starting at byte `start`, to the start of `block`. Headers and
 /// encoded pages are copied before they are parsed, because other processes may change mapped
 /// bytes.
 pub(in crate::transfer) fn copy_out(
@@ -188,8 +188,8 @@ pub(in crate::transfer) fn copy_out(
     debug_assert!(length <= block.len());
     let mut to = block.as_ptr();
     let copied = mapped.for_each(start..start + length as u64, |bytes, length| {
-        // SAFETY: the block has `length` bytes and does not overlap the map; `for_each` faulted the
-        // mapped bytes in.
+        // SAFETY: the block has `length` bytes and does not overlap the map; the mapped bytes were
+        // faulted in by `for_each`.
         unsafe { to.copy_from_nonoverlapping(bytes, length) };
         to = to.wrapping_add(length);
     });

@@ -1,4 +1,4 @@
-//! Writes runs to mapped segments: each page by itself, and the header last.
+//! Writes runs to mapped segments: page by page, and the header last.
 
 use super::PIECE;
 use super::copy_threads::map_pages;

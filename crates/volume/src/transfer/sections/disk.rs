@@ -3,13 +3,13 @@
 
 use super::Sections;
 use super::plan::Plan;
-use crate::engine::{Op, Span, Work};
+use crate::io_engine::{IoVec, Op, Work};
 use crate::memory_block::Block;
 use crate::segments::Segments;
-use crate::staging::Piece;
+use crate::staging::StagingBuffer;
 use crate::transfer::chunk::{Chunk, RunLayout};
 use crate::transfer::in_flight::InFlight;
-use crate::transfer::{Control, MissReason, PageFate, RunRead};
+use crate::transfer::{Control, MissReason, PageOutcome, RunRead};
 use ritornello_format::UNIT;
 use std::collections::VecDeque;
 use std::io;
@@ -25,7 +25,7 @@ pub(in crate::transfer) fn read(
     reads: &[RunRead<'_>],
     sections: &Sections,
     control: &Control,
-) -> Vec<Vec<PageFate>> {
+) -> Vec<Vec<PageOutcome>> {
     let headers = HeaderReads::read(segments, reads, control);
     let plan = Plan::new(segments, reads, headers, sections, control);
     GroupReads::read(segments, reads, plan)
@@ -36,19 +36,19 @@ fn io_failure(error: &io::Error, chunk: &Chunk) -> MissReason {
     MissReason::Io
 }
 
-/// An operation that reads `chunk` to `spans`.
+/// An operation that reads `chunk` to `iovecs`.
 ///
 /// # Safety
-/// As for [`Op::new`].
+/// The conditions of [`Op::new`] apply.
 unsafe fn op(
     segments: &Segments,
     chunk: &Chunk,
     tag: u64,
-    spans: Vec<Span>,
+    iovecs: Vec<IoVec>,
 ) -> Result<Op, MissReason> {
     let file = segments.file(chunk.segment).map_err(|error| io_failure(&error, chunk))?;
     // SAFETY: promised by the caller.
-    Ok(unsafe { Op::new(tag, file, false, chunk.offset, spans) })
+    Ok(unsafe { Op::new(tag, file, false, chunk.offset, iovecs) })
 }
 
 /// Reads the headers of all runs at the same time.
@@ -99,7 +99,8 @@ impl Work for HeaderReads<'_> {
             let (number, chunk) = self.chunks.pop_front()?;
             let Ok((_, block)) = &self.found[number] else { continue };
             let Range { start, end } = chunk.logical;
-            let to = Span::new(block.as_ptr().wrapping_add(start as usize), (end - start) as usize);
+            let to =
+                IoVec::new(block.as_ptr().wrapping_add(start as usize), (end - start) as usize);
             let tag = self.in_flight.insert(end - start, (number, chunk.clone()));
             // SAFETY: the block is on the heap, so it does not move with `found`; it is kept and
             // not accessed until the engine returns.
@@ -126,11 +127,11 @@ impl Work for HeaderReads<'_> {
 /// A group of slices that is being read.
 struct PendingGroup {
     group: usize,
-    /// The memory that the group is read to, from the first byte of its cover on; `None` if it is
+    /// The memory of the group, starting at the first byte of its cover; `None` if the group is
     /// read to the target.
-    piece: Option<Piece>,
-    /// Operations in flight, and whether all of the group's are submitted. The group completes only
-    /// when both say so.
+    buffer: Option<StagingBuffer>,
+    /// Operations in flight, and whether all of the group's are submitted. The group is complete
+    /// once all are submitted and completed.
     ops_in_flight: usize,
     all_submitted: bool,
     /// The next slice to verify.
@@ -160,7 +161,7 @@ impl<'a> GroupReads<'a> {
         segments: &'a Segments,
         reads: &'a [RunRead<'a>],
         plan: Plan<'a>,
-    ) -> Vec<Vec<PageFate>> {
+    ) -> Vec<Vec<PageOutcome>> {
         let mut work = Self {
             segments,
             reads,
@@ -178,10 +179,10 @@ impl<'a> GroupReads<'a> {
         for group in work.plan.groups.split_off(work.next) {
             work.plan.complete_group(&group, Err(rest));
         }
-        work.plan.fates()
+        work.plan.outcomes()
     }
 
-    /// Begins the next group. `None` if there is no further group, or no memory for it now.
+    /// Begins the next group. `None` if all groups have begun, or no memory is free.
     fn begin(&mut self) -> Option<()> {
         let group = loop {
             let group = self.plan.groups.get(self.next)?.clone();
@@ -199,18 +200,18 @@ impl<'a> GroupReads<'a> {
             && group.slices.clone().all(|number| self.plan.is_plain(group.page, number));
         let (arena, bytes) = (self.segments.arena(), (cover.end - cover.start) as usize);
         let mut result = Ok(());
-        let mut piece = None;
+        let mut buffer = None;
         if !in_place {
-            piece = arena.try_take(bytes);
-            // Waits for staging memory only while this call holds none: with operations in flight
-            // or groups to verify, completing those frees memory.
-            if piece.is_none() {
+            buffer = arena.try_take(bytes);
+            // Waits for staging memory only while this call holds no staging memory: operations in
+            // flight and groups to verify free memory when they complete.
+            if buffer.is_none() {
                 if !self.in_flight.is_idle() || !self.unverified.is_empty() {
                     return None;
                 }
-                piece = arena.take(bytes, self.plan.control);
+                buffer = arena.take(bytes, self.plan.control);
             }
-            if piece.is_none() {
+            if buffer.is_none() {
                 result = Err(self.plan.control.stop().unwrap_or(MissReason::Staging));
             }
         }
@@ -226,7 +227,7 @@ impl<'a> GroupReads<'a> {
         let group = self.next - 1;
         self.pending.push(Some(PendingGroup {
             group,
-            piece,
+            buffer,
             ops_in_flight: 0,
             all_submitted: false,
             next_slice: next,
@@ -241,24 +242,24 @@ impl<'a> GroupReads<'a> {
         let group_read = self.pending[at].as_mut()?;
         let group = &self.plan.groups[group_read.group];
         let Range { start, end } = chunk.logical;
-        let (mut spans, length) = (Vec::new(), (end - start) as usize);
-        match &group_read.piece {
-            Some(piece) => {
+        let (mut iovecs, length) = (Vec::new(), (end - start) as usize);
+        match &group_read.buffer {
+            Some(buffer) => {
                 let skip = (start - self.plan.cover(group).start) as usize;
-                spans.push(Span::new(piece.as_ptr().wrapping_add(skip), length));
+                iovecs.push(IoVec::new(buffer.as_ptr().wrapping_add(skip), length));
             }
             None => {
                 let page = &self.plan.pages[group.page];
                 let from = (start - page.start) as usize;
-                page.memory.spans(from..from + length, &mut spans);
+                page.memory.iovecs(from..from + length, &mut iovecs);
             }
         }
         group_read.ops_in_flight += 1;
         group_read.all_submitted = self.chunks.is_empty();
         let tag = self.in_flight.insert(end - start, (at, chunk.clone()));
-        // SAFETY: `pending` holds the piece until all operations of the group complete, and the
+        // SAFETY: `pending` holds the buffer until all operations of the group complete, and the
         // target is exclusive (`PageTarget`) until the engine returns.
-        match unsafe { op(self.segments, &chunk, tag, spans) } {
+        match unsafe { op(self.segments, &chunk, tag, iovecs) } {
             Ok(op) => Some(op),
             Err(_) => {
                 self.done(tag, Err(io::ErrorKind::Other.into()));
@@ -286,13 +287,13 @@ impl<'a> GroupReads<'a> {
         let group = self.plan.groups[group_read.group].clone();
         let number = group_read.next_slice;
         group_read.next_slice += 1;
-        let result = match &group_read.piece {
-            Some(piece) => {
+        let result = match &group_read.buffer {
+            Some(buffer) => {
                 let stored = self.plan.stored_at(&group, number);
                 let skip = group.stored.start / UNIT * UNIT;
                 let bytes = (stored.start - skip) as usize..(stored.end - skip) as usize;
-                // SAFETY: the target is exclusive, and the piece is other memory.
-                unsafe { self.plan.deliver(group.page, number, &piece.bytes()[bytes]) }
+                // SAFETY: the target is exclusive, and the buffer is other memory.
+                unsafe { self.plan.deliver(group.page, number, &buffer.bytes()[bytes]) }
             }
             // SAFETY: the slice was read to the target, which is exclusive.
             None => unsafe { self.plan.verify(group.page, number) },

@@ -6,7 +6,7 @@ use crate::memory_block::Block;
 use crate::segments::Segments;
 use crate::transfer::chunk::RunLayout;
 use crate::transfer::mapped::{MappedRun, PIECE, copy_out, failed};
-use crate::transfer::{Control, MissReason, PageFate, RunRead};
+use crate::transfer::{Control, MissReason, PageOutcome, RunRead};
 
 /// See [`Segments::read_runs`].
 pub(in crate::transfer) fn read(
@@ -14,7 +14,7 @@ pub(in crate::transfer) fn read(
     reads: &[RunRead<'_>],
     sections: &Sections,
     control: &Control,
-) -> Vec<Vec<PageFate>> {
+) -> Vec<Vec<PageOutcome>> {
     let (mut headers, mut mapped_runs) = (Vec::with_capacity(reads.len()), Vec::new());
     for read in reads {
         let found = begin(segments, read, control);
@@ -44,7 +44,7 @@ pub(in crate::transfer) fn read(
         };
         plan.complete_group(&group, result);
     }
-    plan.fates()
+    plan.outcomes()
 }
 
 /// Maps a run and reads its header; `None` if part of the run is not mapped.

@@ -3,11 +3,11 @@
 use super::Sections;
 use crate::memory_block::Block;
 use crate::segments::Segments;
-use crate::transfer::check::slices_of;
 use crate::transfer::chunk::RunLayout;
 use crate::transfer::page::{Direct, PageMemory};
+use crate::transfer::page_check::slices_of;
 use crate::transfer::read_state::decode_expected_header;
-use crate::transfer::{Control, Encoded, MissReason, PageFate, RunRead, Unpack};
+use crate::transfer::{Control, Encoded, MissReason, PageOutcome, RunRead, Unpack};
 use ritornello_format::{Slice, SliceChecksum, UNIT};
 use std::ops::Range;
 
@@ -33,7 +33,7 @@ pub(super) struct Page<'a> {
     bytes: u64,
     by: Option<&'a dyn Unpack>,
     slices: Vec<Slice>,
-    /// Why the page missed, if it did.
+    /// Why the page missed; `None` if it has not missed.
     missed: Option<MissReason>,
 }
 
@@ -52,8 +52,8 @@ pub(super) struct Plan<'a> {
     /// Sections below this number can still arrive. A page that misses limits it: a section arrives
     /// only if every page has it.
     deliverable: usize,
-    /// Leading bytes of each page that arrived in an earlier call. They may be in use by waiters
-    /// and are not written again.
+    /// Leading bytes of each page that arrived in an earlier call. These bytes may be in use by
+    /// waiters and are not written again.
     arrived_bytes: usize,
     scratch: Vec<u8>,
 }
@@ -182,8 +182,8 @@ impl<'a> Plan<'a> {
         self.sections.set_arrived(settled.min(self.deliverable));
     }
 
-    /// Whether a slice can be read straight to the target: it is raw, and none of its bytes arrived
-    /// earlier.
+    /// Whether a slice can be read straight to the target: the slice is raw, and all its bytes are
+    /// still to be delivered.
     pub(super) fn is_plain(&self, page: usize, number: u16) -> bool {
         let page = &self.pages[page];
         page.slices[usize::from(number)].codec == Slice::RAW
@@ -221,7 +221,7 @@ impl<'a> Plan<'a> {
     ///
     /// # Safety
     /// This call has exclusive use of the target except for bytes that arrived earlier, which it
-    /// leaves alone; `stored` does not overlap the target.
+    /// does not access; `stored` does not overlap the target.
     pub(super) unsafe fn deliver(
         &mut self,
         page: usize,
@@ -251,18 +251,19 @@ impl<'a> Plan<'a> {
     }
 
     /// The outcome of every page, after all groups are complete.
-    pub(super) fn fates(self) -> Vec<Vec<PageFate>> {
-        let fate = |page: &Page<'_>| page.missed.map_or(PageFate::Verified, PageFate::Missed);
+    pub(super) fn outcomes(self) -> Vec<Vec<PageOutcome>> {
+        let outcome =
+            |page: &Page<'_>| page.missed.map_or(PageOutcome::Verified, PageOutcome::Missed);
         let of = |(count, pages): &(usize, Result<Range<usize>, MissReason>)| match pages {
-            Ok(pages) => self.pages[pages.clone()].iter().map(fate).collect(),
-            Err(reason) => vec![PageFate::Missed(*reason); *count],
+            Ok(pages) => self.pages[pages.clone()].iter().map(outcome).collect(),
+            Err(reason) => vec![PageOutcome::Missed(*reason); *count],
         };
         self.reads.iter().map(of).collect()
     }
 }
 
 impl Page<'_> {
-    /// Byte range of the page that slice `number` decodes to.
+    /// Byte range of slice `number` in the decoded page.
     pub(super) fn part(&self, number: u16) -> Range<u64> {
         Slice::part(number, self.slices.len() as u16, self.bytes)
     }

@@ -10,7 +10,7 @@ pub use offset::OffsetPages;
 pub use owned::{OwnedPages, OwnedPagesMut};
 pub use selected::SelectedPages;
 
-/// A range of memory to read from.
+/// A readable range of memory.
 #[derive(Clone, Copy, Debug)]
 pub struct Fragment {
     ptr: *const u8,
@@ -49,7 +49,7 @@ impl Fragment {
     }
 }
 
-/// A range of memory to write to.
+/// A writable range of memory.
 #[derive(Clone, Copy, Debug)]
 pub struct FragmentMut {
     ptr: *mut u8,
@@ -67,7 +67,7 @@ impl FragmentMut {
     ///
     /// # Safety
     /// The bytes are readable and writable from any thread for as long as the fragment is used, and
-    /// nothing else accesses them in that time.
+    /// no other code accesses them in that time.
     #[must_use]
     pub const unsafe fn new(ptr: *mut u8, len: usize) -> Self {
         Self { ptr, len }
@@ -103,33 +103,34 @@ impl FragmentMut {
 pub unsafe trait PageSource: Send + Sync {
     /// Number of pages.
     fn len(&self) -> usize;
-    /// Appends the fragments of page `page`, in order; none if there is no such page.
+    /// Appends the fragments of page `page`, in order. Appends no fragment if page `page` does not
+    /// exist.
     fn fragments(&self, page: usize, out: &mut Vec<Fragment>);
-    /// Whether a page is padded in memory as it is on disk, so that its last unit can be written in
-    /// place.
+    /// Whether a page has the same padding in memory as on disk, so that its last unit can be
+    /// written in place.
     fn padded(&self, _page: usize) -> bool {
         false
     }
-    /// Whether there are no pages.
+    /// Whether the number of pages is zero.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
 }
 
-/// The memory that pages are read to.
+/// The memory that receives the pages of a get.
 ///
 /// # Safety
 /// The fragments of a page are valid for reads and writes from any thread for as long as the value
 /// lives; together they are as long as the page, and fragments of different pages do not overlap.
-/// From the moment they are handed out until the call that received them returns, nothing else
-/// accesses them; the exception are sections that have arrived, which others may read.
+/// From the moment they are handed out until the call that received them returns, no other code
+/// accesses them; the exception are sections that have arrived, which other threads may read.
 pub unsafe trait PageTarget: Send + Sync {
     /// Number of pages.
     fn len(&self) -> usize;
-    /// Appends the fragments of page `page`, in order; none if there is no such page, or if it is
-    /// in use.
+    /// Appends the fragments of page `page`, in order. Appends no fragment if page `page` does not
+    /// exist or is in use.
     fn fragments(&self, page: usize, out: &mut Vec<FragmentMut>);
-    /// Whether there are no pages.
+    /// Whether the number of pages is zero.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }

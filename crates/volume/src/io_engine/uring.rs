@@ -7,10 +7,10 @@ use std::collections::VecDeque;
 use std::io;
 use std::time::Duration;
 
-/// The most operations of one call in flight.
+/// Maximum operations of one call in flight.
 const ENTRIES: u32 = 128;
-/// Idle rings kept for later calls. If more calls than that run at once, the others create and drop
-/// rings of their own.
+/// Maximum idle rings kept for later calls. If more calls run concurrently, each further call
+/// creates a ring and drops it at its end.
 const IDLE_RINGS_MAX: usize = 16;
 
 /// The engine, with its idle rings.
@@ -23,7 +23,8 @@ pub(crate) struct Uring {
 
 impl Uring {
     /// # Errors
-    /// The errors of `io_uring_setup(2)`: `EPERM` or `ENOSYS` where it is forbidden or unknown.
+    /// `EPERM` or `ENOSYS` if `io_uring` is forbidden or unknown to the kernel; other errors of
+    /// `io_uring_setup(2)`.
     pub(crate) fn new() -> io::Result<Self> {
         Ok(Self { idle: Mutex::new(vec![ring()?]), process: std::process::id() })
     }
@@ -39,7 +40,7 @@ fn ring() -> io::Result<IoUring> {
         .build(ENTRIES)
         .or_else(|_| IoUring::builder().dontfork().build(ENTRIES))?;
     // Before Linux 5.5 the vectors had to outlive their submission (`SUBMIT_STABLE`), and
-    // completions could be dropped (`NODROP`): such kernels use the pool instead.
+    // completions could be dropped (`NODROP`): on older kernels the pool is used instead.
     if ring.params().is_feature_nodrop() && ring.params().is_feature_submit_stable() {
         Ok(ring)
     } else {
@@ -229,8 +230,8 @@ impl OpQueue for RingQueue {
         if enter && !self.broken {
             self.enter(want);
         } else if enter && want > 0 {
-            // A broken ring cannot be entered to wait, but completes what the kernel has consumed:
-            // poll.
+            // A broken ring cannot be entered to wait, but entries that the kernel has consumed
+            // still complete: poll.
             std::thread::sleep(Duration::from_millis(1));
         }
         ended.append(&mut self.failed);

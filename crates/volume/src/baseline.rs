@@ -1,11 +1,11 @@
-//! Measures what disk and memory of this machine can do: the reference for a store's own figures.
+//! Measures the speed of this machine's disk and memory: the reference for a store's own figures.
 //!
-//! Measurements use the engines and the huge-page memory of the store, and nothing else: no
-//! checksums, no headers, no index, one file, operations of equal length. A figure covers one pass,
-//! so that a benchmark can alternate between these passes and its own.
+//! Measurements use only the engines and the huge-page memory of the store, with one file and
+//! operations of equal length: no checksums, no headers, no index. A figure covers one pass, so
+//! that a benchmark can alternate between these passes and its own.
 
-use crate::engine::{IoEngine, Op, Pool, Span, Uring, Work};
-use crate::staging::{Backing, Piece, Staging};
+use crate::io_engine::{IoEngine, IoVec, Op, Pool, Uring, Work};
+use crate::staging::{Backing, Staging, StagingBuffer};
 use ritornello_format::{Error, Result, UNIT};
 use ritornello_medium::{Access, Medium, MediumFile};
 use std::io;
@@ -16,7 +16,7 @@ use std::time::Instant;
 
 /// Memory of all operations in flight, in bytes.
 const BUFFER_BYTES: usize = 32 << 20;
-/// The most bytes of one pass of the sweep.
+/// Maximum bytes of one pass of the sweep.
 const SWEEP_BYTES: u64 = 256 << 20;
 /// Shapes that the sweep tries.
 const SHAPES: [IoShape; 6] = [
@@ -58,7 +58,7 @@ impl Rate {
     /// Measures `pass`, which moves `bytes`.
     ///
     /// # Errors
-    /// The errors of `pass`.
+    /// Any error that `pass` returns.
     pub fn of(bytes: u64, pass: impl FnOnce() -> Result<()>) -> Result<Self> {
         let (start, cpu) = (Instant::now(), cpu_seconds());
         pass()?;
@@ -102,7 +102,7 @@ pub fn copy_threads(pages: usize, bytes: u64) -> usize {
     crate::transfer::copy_threads(pages, bytes)
 }
 
-/// A preallocated file in a directory, and the memory to move it with. Dropping the value removes
+/// A preallocated file in a directory, and the buffer for its transfers. Dropping the value removes
 /// the file.
 pub struct Limit {
     medium: Arc<dyn Medium>,
@@ -110,7 +110,7 @@ pub struct Limit {
     file: Arc<dyn MediumFile>,
     bytes: u64,
     engine: Box<dyn IoEngine>,
-    buffer: Piece,
+    buffer: StagingBuffer,
     backing: Backing,
     read_shape: IoShape,
     write_shape: IoShape,
@@ -121,7 +121,7 @@ impl Limit {
     ///
     /// # Errors
     /// `Invalid` if the directory does not support direct I/O: the page cache would be measured.
-    /// `Retry` if there is no room.
+    /// `Retry` if the disk or the memory has no room.
     pub fn prepare(medium: Arc<dyn Medium>, dir: &Path, bytes: u64) -> Result<Self> {
         static SERIAL: AtomicU32 = AtomicU32::new(0);
         let largest = SHAPES.iter().map(|shape| shape.op_bytes as u64).max().unwrap_or(UNIT);
@@ -260,7 +260,7 @@ impl Drop for Limit {
 fn preallocate(medium: &dyn Medium, path: &Path, bytes: u64) -> Result<Arc<dyn MediumFile>> {
     let access = Access { write: true, create: true, direct: true };
     let file = medium.open(path, access).map_err(|error| {
-        Error::invalid("this directory does not do direct I/O: nothing to measure against")
+        Error::invalid("this directory does not support direct I/O, which the measurement needs")
             .with("path", path.display())
             .because(error)
     })?;
@@ -294,11 +294,11 @@ impl Work for Pass<'_> {
         let slot = self.vacant.pop()?;
         let length = (self.op_bytes as u64).min(self.bytes - self.at) as usize;
         let to = self.limit.buffer.as_ptr().wrapping_add(slot as usize * self.op_bytes);
-        let spans = vec![Span::new(to, length)];
+        let iovecs = vec![IoVec::new(to, length)];
         let file = Arc::clone(&self.limit.file);
-        // SAFETY: `slot` is below the depth, so the span is inside the buffer, which outlives the
+        // SAFETY: `slot` is below the depth, so the iovec is inside the buffer, which outlives the
         // engine's run, and no other operation uses the slot.
-        let op = unsafe { Op::new(slot, file, self.write, self.at, spans) };
+        let op = unsafe { Op::new(slot, file, self.write, self.at, iovecs) };
         self.at += length as u64;
         Some(op)
     }

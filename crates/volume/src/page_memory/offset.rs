@@ -2,7 +2,7 @@
 
 use super::{Fragment, PageSource};
 
-/// The pages of a source, numbered from `offset` on. Pages before `offset` have no fragments.
+/// The pages of a source, numbered starting at `offset`. Pages before `offset` have no fragments.
 #[derive(Clone, Copy)]
 pub struct OffsetPages<'a> {
     of: &'a dyn PageSource,
@@ -17,8 +17,8 @@ impl<'a> OffsetPages<'a> {
     }
 }
 
-// SAFETY: all fragments are those of `of`, which promises the same for them; a page before `offset`
-// has none, like a page that does not exist.
+// SAFETY: all fragments belong to `of`, which makes the same promises; a page before `offset` has
+// no fragments, like a page that does not exist.
 unsafe impl PageSource for OffsetPages<'_> {
     fn len(&self) -> usize {
         self.offset + self.of.len()
@@ -42,7 +42,7 @@ impl std::fmt::Debug for OffsetPages<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::memory::OwnedPages;
+    use crate::page_memory::OwnedPages;
 
     #[test]
     fn pages_before_the_offset_have_no_bytes() {

@@ -1,26 +1,26 @@
-//! One read or write: a range of a file, and the memory that it is read to or written from.
+//! One read or write: a range of a file, and the memory to fill or to write.
 
 use ritornello_medium::MediumFile;
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 
-/// The most entries of one vectored call (`IOV_MAX`).
-const SPANS_MAX: usize = 1024;
-/// Consecutive refusals (`EAGAIN`, `EINTR`) after which an operation fails.
-const REFUSALS_MAX: u32 = 1000;
+/// Maximum entries of one vectored call (`IOV_MAX`).
+const IOVECS_MAX: usize = 1024;
+/// Maximum consecutive retries (`EAGAIN`, `EINTR`) of an operation.
+const RETRIES_MAX: u32 = 1000;
 
 /// A range of memory, laid out as an `iovec`.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
-pub(crate) struct Span(libc::iovec);
+pub(crate) struct IoVec(libc::iovec);
 
-// SAFETY: an address and a length; `Op::new` says when the memory may be accessed.
-unsafe impl Send for Span {}
+// SAFETY: an address and a length; `Op::new` defines when the memory may be accessed.
+unsafe impl Send for IoVec {}
 // SAFETY: as above.
-unsafe impl Sync for Span {}
+unsafe impl Sync for IoVec {}
 
-impl Span {
+impl IoVec {
     pub(crate) const fn new(ptr: *mut u8, len: usize) -> Self {
         Self(libc::iovec { iov_base: ptr.cast(), iov_len: len })
     }
@@ -30,7 +30,7 @@ impl Span {
     pub(crate) const fn len(&self) -> usize {
         self.0.iov_len
     }
-    /// Appends the span to `list`, or extends the last span if the two are adjacent.
+    /// Appends the iovec to `list`, or extends the last iovec if the two are adjacent.
     pub(crate) fn push_to(self, list: &mut Vec<Self>) {
         match list.last_mut() {
             _ if self.len() == 0 => {}
@@ -49,28 +49,28 @@ pub(crate) struct Op {
     file: Arc<dyn MediumFile>,
     write: bool,
     offset: u64,
-    spans: Vec<Span>,
-    /// Index of the first span that is not fully transferred.
+    iovecs: Vec<IoVec>,
+    /// Index of the first iovec that is not fully transferred.
     at: usize,
     left: usize,
-    refusals: u32,
+    retries: u32,
 }
 
 impl Op {
-    /// A read into, or a write from, `spans` at `offset` of `file`.
+    /// A read into, or a write from, `iovecs` at `offset` of `file`.
     ///
     /// # Safety
-    /// Until the operation completes, the spans are valid for reads. For a read of the file they
-    /// are also valid for writes, and nothing else accesses them.
+    /// Until the operation completes, the iovecs are valid for reads. For a read of the file they
+    /// are also valid for writes, and no other code accesses them.
     pub(crate) unsafe fn new(
         tag: u64,
         file: Arc<dyn MediumFile>,
         write: bool,
         offset: u64,
-        spans: Vec<Span>,
+        iovecs: Vec<IoVec>,
     ) -> Self {
-        let left = spans.iter().map(Span::len).sum();
-        Self { tag, file, write, offset, spans, at: 0, left, refusals: 0 }
+        let left = iovecs.iter().map(IoVec::len).sum();
+        Self { tag, file, write, offset, iovecs, at: 0, left, retries: 0 }
     }
 
     pub(super) const fn is_write(&self) -> bool {
@@ -83,11 +83,11 @@ impl Op {
         self.file.descriptor().map(|fd| fd.as_raw_fd())
     }
 
-    /// The `iovec`s of the next system call, at most `SPANS_MAX`.
+    /// The `iovec`s of the next system call, at most `IOVECS_MAX`.
     pub(super) fn window(&self) -> &[libc::iovec] {
-        let rest = &self.spans[self.at..];
-        let rest = &rest[..rest.len().min(SPANS_MAX)];
-        // SAFETY: `Span` is a transparent `iovec`.
+        let rest = &self.iovecs[self.at..];
+        let rest = &rest[..rest.len().min(IOVECS_MAX)];
+        // SAFETY: `IoVec` is a transparent `iovec`.
         unsafe { std::slice::from_raw_parts(rest.as_ptr().cast(), rest.len()) }
     }
 
@@ -104,7 +104,7 @@ impl Op {
                 Some(Err(kind.into()))
             }
             Ok(moved) => {
-                self.refusals = 0;
+                self.retries = 0;
                 self.skip(moved.min(self.left));
                 (self.left == 0).then_some(Ok(()))
             }
@@ -112,9 +112,9 @@ impl Op {
                 if matches!(
                     error.kind(),
                     io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock
-                ) && self.refusals < REFUSALS_MAX =>
+                ) && self.retries < RETRIES_MAX =>
             {
-                self.refusals += 1;
+                self.retries += 1;
                 None
             }
             Err(error) => Some(Err(error)),
@@ -125,12 +125,12 @@ impl Op {
         self.offset += bytes as u64;
         self.left -= bytes;
         while bytes > 0 {
-            let span = &mut self.spans[self.at];
-            if bytes < span.len() {
-                *span = Span::new(span.ptr().wrapping_add(bytes), span.len() - bytes);
+            let iovec = &mut self.iovecs[self.at];
+            if bytes < iovec.len() {
+                *iovec = IoVec::new(iovec.ptr().wrapping_add(bytes), iovec.len() - bytes);
                 return;
             }
-            bytes -= span.len();
+            bytes -= iovec.len();
             self.at += 1;
         }
     }
@@ -152,10 +152,10 @@ impl Op {
     }
 
     fn call(&self, fd: RawFd) -> io::Result<usize> {
-        let spans = self.window();
-        let (ptr, count) = (spans.as_ptr(), spans.len() as libc::c_int);
+        let iovecs = self.window();
+        let (ptr, count) = (iovecs.as_ptr(), iovecs.len() as libc::c_int);
         let offset = self.offset as libc::off_t;
-        // SAFETY: `Op::new` promised that the spans are valid; `self` holds the open file.
+        // SAFETY: `Op::new` promised that the iovecs are valid; `self` holds the open file.
         let moved = unsafe {
             if self.write {
                 libc::pwritev(fd, ptr, count, offset)
@@ -168,20 +168,20 @@ impl Op {
 
     /// Runs the operation through the calls of a file that has no descriptor.
     fn simulate(&mut self) -> io::Result<()> {
-        for span in &self.spans {
+        for iovec in &self.iovecs {
             if self.write {
-                // SAFETY: `Op::new` promised that the span is readable.
-                let bytes = unsafe { std::slice::from_raw_parts(span.ptr(), span.len()) };
+                // SAFETY: `Op::new` promised that the iovec is readable.
+                let bytes = unsafe { std::slice::from_raw_parts(iovec.ptr(), iovec.len()) };
                 self.file.write_at(bytes, self.offset)?;
             } else {
                 // SAFETY: `Op::new` promised exclusive access; all memory that callers hand in is
                 // initialised.
-                let bytes = unsafe { std::slice::from_raw_parts_mut(span.ptr(), span.len()) };
+                let bytes = unsafe { std::slice::from_raw_parts_mut(iovec.ptr(), iovec.len()) };
                 if self.file.read_at(bytes, self.offset)? < bytes.len() {
                     return Err(io::ErrorKind::UnexpectedEof.into());
                 }
             }
-            self.offset += span.len() as u64;
+            self.offset += iovec.len() as u64;
         }
         Ok(())
     }
@@ -192,19 +192,19 @@ mod tests {
     use super::*;
     use ritornello_medium::{Access, Host, Medium};
 
-    fn op(spans: Vec<Span>) -> Op {
+    fn op(iovecs: Vec<IoVec>) -> Op {
         let dir = tempfile::tempdir().unwrap();
         let access = Access { write: true, create: true, direct: false };
         let file = Host.open(&dir.path().join("f"), access).unwrap();
         // SAFETY: never performed.
-        unsafe { Op::new(1, file, false, 100, spans) }
+        unsafe { Op::new(1, file, false, 100, iovecs) }
     }
 
     #[test]
     fn short_transfer_continues_where_it_stopped() {
         let mut memory = [0u8; 30];
         let base = memory.as_mut_ptr();
-        let mut op = op((0..3).map(|n| Span::new(base.wrapping_add(n * 10), 10)).collect());
+        let mut op = op((0..3).map(|n| IoVec::new(base.wrapping_add(n * 10), 10)).collect());
         assert!(op.advance(Ok(13)).is_none());
         assert_eq!((op.offset(), op.window().len(), op.window()[0].iov_len), (113, 2, 7));
         assert!(op.advance(Err(io::ErrorKind::Interrupted.into())).is_none());
@@ -212,23 +212,23 @@ mod tests {
     }
 
     #[test]
-    fn end_of_file_and_repeated_refusal_are_errors() {
+    fn end_of_file_and_too_many_retries_are_errors() {
         let mut memory = [0u8; 10];
-        let mut op = op(vec![Span::new(memory.as_mut_ptr(), 10)]);
-        let refused = || Err(io::ErrorKind::WouldBlock.into());
-        assert!((0..REFUSALS_MAX).all(|_| op.advance(refused()).is_none()));
-        assert!(op.advance(refused()).unwrap().is_err());
+        let mut op = op(vec![IoVec::new(memory.as_mut_ptr(), 10)]);
+        let would_block = || Err(io::ErrorKind::WouldBlock.into());
+        assert!((0..RETRIES_MAX).all(|_| op.advance(would_block()).is_none()));
+        assert!(op.advance(would_block()).unwrap().is_err());
         assert!(op.advance(Ok(0)).unwrap().is_err());
     }
 
     #[test]
-    fn adjacent_spans_are_joined() {
+    fn adjacent_iovecs_are_joined() {
         let mut memory = [0u8; 30];
         let base = memory.as_mut_ptr();
         let mut list = Vec::new();
         for (at, len) in [(0, 10), (10, 5), (20, 0), (20, 10)] {
-            Span::new(base.wrapping_add(at), len).push_to(&mut list);
+            IoVec::new(base.wrapping_add(at), len).push_to(&mut list);
         }
-        assert_eq!(list.iter().map(Span::len).collect::<Vec<_>>(), [15, 10]);
+        assert_eq!(list.iter().map(IoVec::len).collect::<Vec<_>>(), [15, 10]);
     }
 }

@@ -1,12 +1,12 @@
 //! Verifies runs without delivering their bytes: for `fsck`, and where only the header matters.
 
 use super::chunk::{Chunk, RunLayout};
-use super::{Control, Encoded, MissReason, PageFate, RunRead};
-use crate::engine::{Op, Span, Work};
-use crate::memory::{FragmentMut, PageTarget};
+use super::{Control, Encoded, MissReason, PageOutcome, RunRead};
+use crate::io_engine::{IoVec, Op, Work};
 use crate::memory_block::Block;
+use crate::page_memory::{FragmentMut, PageTarget};
 use crate::segments::Segments;
-use crate::staging::Piece;
+use crate::staging::StagingBuffer;
 use ritornello_format::{Error, Place, Result, RunHeader, SegmentId, UNIT};
 use std::error::Error as _;
 use std::io;
@@ -14,10 +14,9 @@ use std::io;
 /// Bytes verified per round, or one page if pages are longer.
 const WINDOW: usize = 16 << 20;
 
-/// Whether the error is the disk's refusal to read (`EIO`), rather than a shortage of files or
-/// memory.
+/// Whether `error` is a failed read of the disk (`EIO`), not a shortage of files or memory.
 #[must_use]
-pub fn is_refused_by_disk(error: &Error) -> bool {
+pub fn is_unreadable_on_disk(error: &Error) -> bool {
     let cause = error.source().and_then(|cause| cause.downcast_ref::<io::Error>());
     cause.and_then(io::Error::raw_os_error) == Some(libc::EIO)
 }
@@ -28,15 +27,15 @@ pub struct VerifiedRun {
     /// The run header; it has the checksum that the place names.
     pub header: RunHeader,
     /// The outcome of every page that the place holds.
-    pub pages: Vec<PageFate>,
+    pub pages: Vec<PageOutcome>,
 }
 
 impl Segments {
     /// Reads the header of a run.
     ///
     /// # Errors
-    /// `Miss` if it is not the header that the place names; `Retry` if it cannot be read now, which
-    /// does not prove damage.
+    /// `Miss` if the bytes are not the header that the place names; `Retry` if the header cannot be
+    /// read now, which does not prove damage.
     pub fn read_header(&self, place: &Place) -> Result<RunHeader> {
         let adds_up = RunLayout::new(place, u64::from(place.page_units) * UNIT, 0..0, self);
         let layout = adds_up.ok_or_else(|| {
@@ -63,7 +62,7 @@ impl Segments {
         if same {
             Ok(header)
         } else {
-            Err(Error::miss("another run header than the one expected")
+            Err(Error::miss("a run header differs from the expected header")
                 .with("generation", place.generation))
         }
     }
@@ -71,7 +70,8 @@ impl Segments {
     /// Reads a whole run and verifies every page that the place holds, without decoding.
     ///
     /// # Errors
-    /// The errors of [`Segments::read_header`].
+    /// `Miss` if the header is not the header that the place names, or does not match the place;
+    /// `Retry` if the header cannot be read now.
     pub fn verify_run(&self, place: &Place, control: &Control) -> Result<VerifiedRun> {
         let header = self.read_header(place)?;
         let body = place.units().saturating_sub(u64::from(place.header_units));
@@ -103,11 +103,11 @@ impl Segments {
             }
         }
         let rest = control.stop().unwrap_or(MissReason::Staging);
-        pages.resize(keys.len(), PageFate::Missed(rest));
+        pages.resize(keys.len(), PageOutcome::Missed(rest));
         Ok(VerifiedRun { header, pages })
     }
 
-    /// Whether the disk refuses to read a page: `EIO`, not a shortage of files or memory.
+    /// Whether the disk fails a read of a page: `EIO`, not a shortage of files or memory.
     #[must_use]
     pub fn is_unreadable(&self, place: &Place, page: u32) -> bool {
         let mut block = Block::new(place.page_units as usize * UNIT as usize);
@@ -121,9 +121,9 @@ impl Segments {
             return Err(io::Error::other("these segments were opened before a fork"));
         }
         let file = self.file(segment)?;
-        let span = Span::new(to.as_mut_ptr(), to.len());
+        let iovec = IoVec::new(to.as_mut_ptr(), to.len());
         // SAFETY: `to` is borrowed mutably until the engine returns.
-        let op = unsafe { Op::new(0, file, false, offset, vec![span]) };
+        let op = unsafe { Op::new(0, file, false, offset, vec![iovec]) };
         SingleOp::run(self, op)
     }
 }
@@ -157,11 +157,11 @@ impl Work for SingleOp {
 
 /// Staging memory for several pages.
 struct WindowTarget {
-    memory: Piece,
+    memory: StagingBuffer,
     padded: usize,
 }
 
-// SAFETY: the piece belongs to this value and lives as long, pages do not overlap in it, and
+// SAFETY: the buffer belongs to this value and lives as long, pages do not overlap in it, and
 // `verify_run` reads each page of it once per call and waits for the call.
 unsafe impl PageTarget for WindowTarget {
     fn len(&self) -> usize {
@@ -170,7 +170,7 @@ unsafe impl PageTarget for WindowTarget {
     fn fragments(&self, page: usize, out: &mut Vec<FragmentMut>) {
         if page < self.len() {
             let at = self.memory.as_ptr().wrapping_add(page * self.padded);
-            // SAFETY: inside the piece.
+            // SAFETY: inside the buffer.
             out.push(unsafe { FragmentMut::new(at, self.padded) });
         }
     }

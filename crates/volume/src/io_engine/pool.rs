@@ -2,21 +2,21 @@
 //! `io_uring` is forbidden.
 
 use super::{IoEngine, Op, OpQueue, Work, drive};
-use crate::Parked;
+use crate::ForkSafeLock;
 use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 
-/// Threads of the pool, and the most operations of one call in flight.
+/// Maximum threads of the pool, and maximum operations of one call in flight.
 const THREADS_MAX: usize = 16;
 
 /// A pool of threads. Threads start when they are first needed, and end when the pool is dropped.
 /// The drop does not wait for them: an idle thread holds no caller's memory, since every call waits
 /// for its own operations.
 pub(crate) struct Pool {
-    queue: Arc<Parked<Queue>>,
-    /// The process that made the pool. A forked child has none of the threads, and may inherit a
-    /// lock that is held for ever: its drop must not touch the queue.
+    queue: Arc<ForkSafeLock<Queue>>,
+    /// The process that made the pool. A forked child does not have the threads, and may inherit a
+    /// lock that is never released: its drop must not touch the queue.
     process: u32,
 }
 
@@ -31,7 +31,7 @@ struct Queue {
 /// Completed operations of one call.
 #[derive(Default)]
 struct Reply {
-    ended: Parked<Vec<(u64, io::Result<()>)>>,
+    ended: ForkSafeLock<Vec<(u64, io::Result<()>)>>,
 }
 
 impl Reply {
@@ -66,14 +66,14 @@ impl IoEngine for Pool {
     }
 }
 
-fn run_jobs(shared: &Parked<Queue>) {
+fn run_jobs(shared: &ForkSafeLock<Queue>) {
     let mut queue = shared.lock();
     loop {
         if let Some((mut op, reply)) = queue.jobs.pop_front() {
             drop(queue);
             let result = op.perform();
             let tag = op.tag;
-            // Drop the file first: when a call returns, the pool holds none of its files open.
+            // Drop the file first: when a call returns, the pool must not hold its files open.
             drop(op);
             reply.push(tag, result);
             queue = shared.lock();
@@ -89,7 +89,7 @@ fn run_jobs(shared: &Parked<Queue>) {
 }
 
 struct PoolQueue<'a> {
-    queue: &'a Arc<Parked<Queue>>,
+    queue: &'a Arc<ForkSafeLock<Queue>>,
     reply: Arc<Reply>,
     in_flight: usize,
 }
@@ -101,7 +101,7 @@ impl PoolQueue<'_> {
             return;
         }
         let shared = Arc::clone(self.queue);
-        let thread = std::thread::Builder::new().name("ritornello-io".into());
+        let thread = std::thread::Builder::new().name("ritornello-pool".into());
         if thread.spawn(move || run_jobs(&shared)).is_ok() {
             queue.threads += 1;
         }

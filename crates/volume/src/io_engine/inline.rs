@@ -1,4 +1,4 @@
-//! The engine of simulated files: one operation after the other, on the calling thread.
+//! The engine of simulated files: one operation at a time, on the calling thread.
 
 use super::{IoEngine, Op, OpQueue, Work, drive};
 use std::io;
@@ -16,7 +16,7 @@ impl IoEngine for Inline {
     }
 }
 
-/// Operations that completed. They complete when they are submitted.
+/// Completed operations. Every operation completes when it is submitted.
 struct Completed(Vec<(u64, io::Result<()>)>);
 
 impl OpQueue for Completed {

@@ -2,17 +2,17 @@
 
 use super::page::PageMemory;
 use super::slices::{SliceSums, total};
-use super::{Encoded, MissReason, PageFate, RunRead, Unpack};
+use super::{Encoded, MissReason, PageOutcome, RunRead, Unpack};
 use crate::memory_block::Block;
-use crate::staging::Piece;
+use crate::staging::StagingBuffer;
 use ritornello_format::{RunHeader, Slice, SliceChecksum};
 use std::sync::Arc;
 
-/// A page's bytes as they lie on disk, in memory of this crate.
+/// A page's bytes as stored on disk, in memory of this crate.
 pub(super) enum StoredBytes {
-    /// A piece of staging memory, and the byte of it at which the page begins.
-    Staged(Arc<Piece>, usize),
-    /// A copy on the heap: decoding writes to the memory that the page was read to.
+    /// A staging buffer, and the offset of the page's first byte in it.
+    Staged(Arc<StagingBuffer>, usize),
+    /// A copy on the heap: decoding writes to the memory that holds the page as read.
     Block(Block),
 }
 
@@ -37,8 +37,9 @@ enum Work<'a> {
 }
 
 impl<'a> PageCheck<'a> {
-    /// Begins with page `page` of the read. Its bytes are in `staged`, or else `copy` copies a number
-    /// of them from where they are; `copy` is called only if the page has to be decoded.
+    /// Begins with page `page` of the read. The page's bytes are in `staged`. If `staged` is `None`
+    /// and the page must be decoded, `copy` is called with a length and returns a copy of that
+    /// number of the page's bytes.
     ///
     /// # Errors
     /// The miss reason if the header rules the page out, or its codec is not available.
@@ -46,7 +47,7 @@ impl<'a> PageCheck<'a> {
         read: &RunRead<'a>,
         header: &RunHeader,
         page: usize,
-        staged: Option<(Arc<Piece>, usize)>,
+        staged: Option<(Arc<StagingBuffer>, usize)>,
         copy: impl FnOnce(usize) -> Block,
     ) -> Result<Self, MissReason> {
         let key = read.keys[page];
@@ -62,7 +63,7 @@ impl<'a> PageCheck<'a> {
             (Encoded::Unpack(by), staged) => {
                 let from = staged.map_or_else(
                     || StoredBytes::Block(copy(bytes as usize)),
-                    |(piece, at)| StoredBytes::Staged(piece, at),
+                    |(buffer, at)| StoredBytes::Staged(buffer, at),
                 );
                 Work::Decode { from, by, number: 0 }
             }
@@ -101,7 +102,7 @@ impl<'a> PageCheck<'a> {
         target: &PageMemory,
         scratch: &mut Vec<u8>,
         most: usize,
-    ) -> Option<PageFate> {
+    ) -> Option<PageOutcome> {
         match &mut self.work {
             Work::InPlace(sums) => {
                 let next = (self.at + most).min(self.end);
@@ -112,11 +113,11 @@ impl<'a> PageCheck<'a> {
             Work::Decode { from, by, number } => {
                 let slice = self.slices[usize::from(*number)];
                 let encoded = from.bytes(self.at, slice.bytes as usize);
-                // The checksum is over the encoded bytes: a decoder never sees damaged input.
+                // The checksum covers the encoded bytes, so a decoder never gets damaged input.
                 let mut sum = SliceChecksum::new(self.key, self.generation, *number);
                 sum.update(encoded);
                 if sum.finish() != slice.checksum {
-                    return Some(PageFate::Missed(MissReason::Checksum));
+                    return Some(PageOutcome::Missed(MissReason::Checksum));
                 }
                 let part = Slice::part(*number, self.slices.len() as u16, self.page_bytes);
                 let part = part.start as usize..part.end as usize;
@@ -127,12 +128,12 @@ impl<'a> PageCheck<'a> {
                     // SAFETY: inside a fragment of the target, which is initialised and exclusive.
                     let to = unsafe { std::slice::from_raw_parts_mut(to, part.len()) };
                     if let Err(reason) = by.unpack(slice.codec, encoded, to) {
-                        return Some(PageFate::Missed(reason));
+                        return Some(PageOutcome::Missed(reason));
                     }
                 } else {
                     scratch.resize(part.len(), 0);
                     if let Err(reason) = by.unpack(slice.codec, encoded, scratch) {
-                        return Some(PageFate::Missed(reason));
+                        return Some(PageOutcome::Missed(reason));
                     }
                     // SAFETY: promised by the caller; `scratch` is memory of this crate.
                     unsafe { target.scatter(part, scratch) };
@@ -144,22 +145,22 @@ impl<'a> PageCheck<'a> {
         if self.at < self.end {
             return None;
         }
-        let Work::InPlace(sums) = &mut self.work else { return Some(PageFate::Verified) };
+        let Work::InPlace(sums) = &mut self.work else { return Some(PageOutcome::Verified) };
         let right = self.slices.iter().map(|slice| slice.checksum).eq(sums.done().iter().copied());
-        Some(if right { PageFate::Verified } else { PageFate::Missed(MissReason::Checksum) })
+        Some(if right { PageOutcome::Verified } else { PageOutcome::Missed(MissReason::Checksum) })
     }
 }
 
 impl StoredBytes {
     fn bytes(&self, at: usize, length: usize) -> &[u8] {
         match self {
-            Self::Staged(piece, start) => &piece.bytes()[start + at..start + at + length],
+            Self::Staged(buffer, start) => &buffer.bytes()[start + at..start + at + length],
             Self::Block(block) => &block.bytes()[at..at + length],
         }
     }
 }
 
-/// The slices of page `page` of the read, as the header lists them.
+/// The slices that the header lists for page `page` of the read.
 ///
 /// # Errors
 /// The miss reason if key or slices do not fit the read, or a codec is not available.
@@ -175,7 +176,10 @@ pub(super) fn slices_of<'h>(
     let slices = header.slices_of(in_run);
     let bytes = total(slices);
     let fits = bytes <= read.page_bytes && bytes <= place_bytes(read);
-    if slices.is_empty() || !fits || !(0..).zip(slices).all(|(at, s)| is_sound(header, at, s)) {
+    if slices.is_empty()
+        || !fits
+        || !(0..).zip(slices).all(|(at, s)| has_valid_length(header, at, s))
+    {
         return Err(MissReason::Header);
     }
     let known = |slice: &Slice| match read.encoded {
@@ -192,7 +196,7 @@ fn place_bytes(read: &RunRead<'_>) -> u64 {
 
 /// Whether a slice has a possible length: as long as its part of the page if it is raw, else not
 /// empty and not longer.
-fn is_sound(header: &RunHeader, number: u16, slice: &Slice) -> bool {
+fn has_valid_length(header: &RunHeader, number: u16, slice: &Slice) -> bool {
     let part = Slice::part(number, header.slices_per_page, header.page_bytes);
     let (bytes, most) = (u64::from(slice.bytes), part.end - part.start);
     bytes > 0 && if slice.codec == Slice::RAW { bytes == most } else { bytes <= most }

@@ -7,7 +7,7 @@ mod pool;
 mod uring;
 
 pub(crate) use inline::Inline;
-pub(crate) use op::{Op, Span};
+pub(crate) use op::{IoVec, Op};
 pub(crate) use pool::Pool;
 pub(crate) use uring::Uring;
 
@@ -15,21 +15,21 @@ use std::io;
 
 /// A source of operations, and of computation to do while they are in flight.
 pub(crate) trait Work {
-    /// The next operation. `None` if there is none now: all are submitted, or one in flight must
-    /// complete first, or [`Work::compute`] must run first.
+    /// The next operation. `None` if no operation is ready: all are submitted, or an operation in
+    /// flight must complete first, or [`Work::compute`] must run first.
     ///
-    /// May block only while nothing of this work is in flight.
+    /// May block only while no operation of this work is in flight.
     fn next(&mut self) -> Option<Op>;
     /// Reports that the operation `tag` has completed; the kernel no longer uses its memory.
     fn done(&mut self, tag: u64, result: io::Result<()>);
-    /// Does one short step of computation; `false` if there is none to do.
+    /// Does one short step of computation; `false` if no step is ready.
     fn compute(&mut self) -> bool;
 }
 
 /// A way to do I/O. Any number of threads may call `run` at the same time.
 pub(crate) trait IoEngine: Send + Sync {
-    /// Runs `work` to its end. Nothing is in flight when this returns or unwinds, because the
-    /// memory of the operations is the caller's.
+    /// Runs `work` to its end. When the call returns or unwinds, no operation is in flight, because
+    /// the caller owns the memory of the operations.
     fn run(&self, work: &mut dyn Work);
     /// The engine's name as one lower-case word.
     fn name(&self) -> &'static str;
@@ -43,12 +43,13 @@ trait OpQueue {
     fn submit(&mut self, op: Op);
     /// Number of operations in flight.
     fn in_flight(&self) -> usize;
-    /// Appends completed operations to `ended`; with `wait`, blocks until there is at least one.
+    /// Appends completed operations to `ended`; with `wait`, blocks until at least one operation
+    /// has completed.
     fn reap(&mut self, wait: bool, ended: &mut Vec<(u64, io::Result<()>)>);
 }
 
 /// The loop of all engines. First submit, so that the device is never idle; then compute; block
-/// only when there is nothing to compute.
+/// only when no computation is ready.
 fn drive(queue: &mut dyn OpQueue, work: &mut dyn Work) {
     let mut ended = Vec::new();
     loop {

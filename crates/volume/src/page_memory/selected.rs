@@ -11,7 +11,7 @@ pub struct SelectedPages<'a> {
 }
 
 impl<'a> SelectedPages<'a> {
-    /// Selects these pages; none if the numbers do not strictly ascend.
+    /// Selects `pages`, or no page if the numbers do not strictly ascend.
     #[must_use]
     pub fn new(of: &'a dyn PageTarget, pages: &'a [usize]) -> Self {
         let rise = pages.windows(2).all(|two| two[0] < two[1]);
@@ -26,8 +26,8 @@ impl<'a> SelectedPages<'a> {
     }
 }
 
-// SAFETY: the fragments are those of `of`, which promises the same for them. Its pages do not
-// overlap, and strictly ascending numbers select none twice.
+// SAFETY: the fragments belong to `of`, which makes the same promises. Its pages do not overlap,
+// and strictly ascending numbers select no page twice.
 unsafe impl PageTarget for SelectedPages<'_> {
     fn len(&self) -> usize {
         self.pages.len()
@@ -64,7 +64,7 @@ impl std::fmt::Debug for SelectedPages<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::memory::OwnedPagesMut;
+    use crate::page_memory::OwnedPagesMut;
 
     fn lengths(pages: &dyn PageTarget) -> Vec<usize> {
         let mut found = Vec::new();

@@ -3,22 +3,22 @@
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// A value behind a mutex, and a condition variable that says that it has changed.
+/// A value behind a mutex, and a condition variable that signals changes of the value.
 ///
-/// Both are the standard library's, whose whole state is in the object. `parking_lot` keeps
-/// sleeping threads in one table per process: a forked child inherits the table without the threads,
-/// and its own threads then meet entries of threads that do not exist. Threads that sleep while the
-/// process is idle, which is when a caller forks, therefore sleep here.
+/// Mutex and condition variable are the standard library's, whose whole state is in the object.
+/// `parking_lot` keeps sleeping threads in one table per process: a forked child inherits the table
+/// without the threads, and its own threads then meet entries of threads that do not exist. Callers
+/// usually fork while the process is idle. Threads that sleep at that time therefore use this type.
 ///
-/// A poisoned mutex is locked all the same: every change to a guarded value is complete before code
-/// that can panic runs.
+/// A poisoned mutex is locked anyway: every change to a guarded value is complete before code that
+/// can panic runs.
 #[derive(Debug, Default)]
-pub struct Parked<T> {
+pub struct ForkSafeLock<T> {
     state: Mutex<T>,
     changed: Condvar,
 }
 
-impl<T> Parked<T> {
+impl<T> ForkSafeLock<T> {
     /// A value in its first state.
     pub const fn new(state: T) -> Self {
         Self { state: Mutex::new(state), changed: Condvar::new() }

@@ -45,8 +45,8 @@ unsafe impl PageSource for OwnedPages {
 #[derive(Debug)]
 pub struct OwnedPagesMut {
     pages: Vec<Vec<u8>>,
-    /// The vectors' addresses. Taken once, so that page bytes are only ever accessed through these
-    /// pointers.
+    /// The addresses of the vectors, taken once, so that page bytes are only ever accessed through
+    /// these pointers.
     starts: Vec<NonNull<u8>>,
 }
 
@@ -57,7 +57,7 @@ unsafe impl Send for OwnedPagesMut {}
 unsafe impl Sync for OwnedPagesMut {}
 
 impl OwnedPagesMut {
-    /// These pages, whose bytes stay until a read overwrites them.
+    /// A target with `pages`. Their bytes stay until a read overwrites them.
     #[must_use]
     pub fn new(mut pages: Vec<Vec<u8>>) -> Self {
         let start = |page: &mut Vec<u8>| NonNull::new(page.as_mut_ptr());
