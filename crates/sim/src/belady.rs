@@ -86,7 +86,7 @@ mod tests {
     use crate::TraceBuilder;
     use crate::replay::replay;
     use proptest::prelude::*;
-    use ritornello_store::eviction::Policy;
+    use ritornello_store::eviction::PolicyKind;
     use std::collections::HashMap;
 
     /// Maximum number of hits from request `at` on if the blocks in the set `held` are stored.
@@ -132,7 +132,7 @@ mod tests {
             let bound = belady(&trace, &sizes, &mut |_| ()).unwrap();
             let optimum = best(&trace, capacity as u32, 0, 0, &mut HashMap::new());
             prop_assert_eq!(bound.hits, u64::from(optimum));
-            let lru = replay(&trace, Policy::Lru.build().as_mut(), &sizes, &mut |_| ()).unwrap();
+            let lru = replay(&trace, PolicyKind::Lru.build().as_mut(), &sizes, &mut |_| ()).unwrap();
             prop_assert!(lru.hits <= bound.hits);
         }
     }

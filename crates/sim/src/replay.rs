@@ -205,7 +205,7 @@ fn header_units(block_bytes: u64) -> Vec<u32> {
 mod tests {
     use super::*;
     use crate::TraceBuilder;
-    use ritornello_store::eviction::Policy;
+    use ritornello_store::eviction::PolicyKind;
 
     fn sizes(capacity_blocks: u64, block_bytes: u64) -> Sizes {
         Sizes { capacity_blocks, block_bytes, warm_up: 0.0 }
@@ -218,7 +218,7 @@ mod tests {
     }
 
     fn lru(trace: &Trace, sizes: Sizes) -> ReplayCounts {
-        replay(trace, Policy::Lru.build().as_mut(), &sizes, &mut |_| ()).unwrap()
+        replay(trace, PolicyKind::Lru.build().as_mut(), &sizes, &mut |_| ()).unwrap()
     }
 
     #[test]
@@ -260,11 +260,11 @@ mod tests {
         let trace = trace_of(&[&[1]]);
         for bad in [sizes(0, 4096), sizes(1, 0), sizes(1, u64::MAX)] {
             assert!(
-                replay(&trace, Policy::Lru.build().as_mut(), &bad, &mut |_| ()).is_err(),
+                replay(&trace, PolicyKind::Lru.build().as_mut(), &bad, &mut |_| ()).is_err(),
                 "{bad:?}"
             );
         }
         let late = Sizes { warm_up: 1.0, ..sizes(1, 4096) };
-        assert!(replay(&trace, Policy::Lru.build().as_mut(), &late, &mut |_| ()).is_err());
+        assert!(replay(&trace, PolicyKind::Lru.build().as_mut(), &late, &mut |_| ()).is_err());
     }
 }

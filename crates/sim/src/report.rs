@@ -4,7 +4,7 @@ use crate::Trace;
 use crate::belady::belady;
 use crate::replay::{ReplayCounts, Sizes, replay};
 use ritornello_format::{Error, Result};
-use ritornello_store::eviction::Policy;
+use ritornello_store::eviction::PolicyKind;
 use serde::Serialize;
 use std::time::Instant;
 
@@ -12,7 +12,7 @@ use std::time::Instant;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SimPolicy {
     /// A policy of the store.
-    Store(Policy),
+    Store(PolicyKind),
     /// The optimal policy: the upper bound.
     Belady,
 }
@@ -35,8 +35,8 @@ impl SimPolicy {
         if word == "belady" {
             return Ok(Self::Belady);
         }
-        Policy::parse(word).map(Self::Store).map_err(|_| {
-            let words = Policy::ALL.map(Policy::word).join(", ");
+        PolicyKind::parse(word).map(Self::Store).map_err(|_| {
+            let words = PolicyKind::ALL.map(PolicyKind::word).join(", ");
             Error::invalid(format!("a policy is one of {words}, belady")).with("given", word)
         })
     }

@@ -6,7 +6,7 @@ mod common;
 use common::*;
 use ritornello_format::{ErrorKind, Scope, UNIT};
 use ritornello_medium::Host;
-use ritornello_store::eviction::Policy;
+use ritornello_store::eviction::PolicyKind;
 use ritornello_store::{LEASE_PAGES_MAX, Options};
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use std::time::Duration;
 #[test]
 fn budget_holds_and_recent_pages_stay() {
     let dir = tempfile::tempdir().unwrap();
-    let lru = Options { eviction: Policy::Lru, ..options(dir.path(), 12) };
+    let lru = Options { eviction: PolicyKind::Lru, ..options(dir.path(), 12) };
     let open = open_on(Arc::new(Host), &lru).unwrap();
     let scope = chained(64 << 10);
     for name in 0..60 {

@@ -6,7 +6,7 @@ mod common;
 use common::*;
 use ritornello_format::ErrorKind;
 use ritornello_medium::{Fault, Faulty, Host, Op, Rule, Schedule, SimDisk};
-use ritornello_store::eviction::Policy;
+use ritornello_store::eviction::PolicyKind;
 use ritornello_store::{CapacityChange, Directory, Options, PutOptions};
 use ritornello_volume::memory::BorrowedPages;
 use ritornello_volume::transfer::Control;
@@ -79,7 +79,7 @@ fn grown_store_holds_more() {
 #[test]
 fn shrunk_store_keeps_recent_pages() {
     let dir = tempfile::tempdir().unwrap();
-    let lru = Options { eviction: Policy::Lru, ..options(dir.path(), 24) };
+    let lru = Options { eviction: PolicyKind::Lru, ..options(dir.path(), 24) };
     let open = open_on(Arc::new(Host), &lru).unwrap();
     let scope = chained(PAGE);
     fill(&open, 0, 50);
@@ -385,7 +385,7 @@ fn index_rewrite_causes_no_eviction() {
 #[test]
 fn put_finds_space_during_a_large_shrink() {
     let dir = tempfile::tempdir().unwrap();
-    let lru = Options { eviction: Policy::Lru, ..options(dir.path(), 96) };
+    let lru = Options { eviction: PolicyKind::Lru, ..options(dir.path(), 96) };
     let open = open_on(Arc::new(Host), &lru).unwrap();
     let scope = chained(PAGE);
     fill(&open, 0, 220);

@@ -6,7 +6,7 @@ mod common;
 use common::*;
 use ritornello_format::{Scope, ScopeSettings};
 use ritornello_medium::{Host, Medium, SimDisk};
-use ritornello_store::eviction::Policy;
+use ritornello_store::eviction::PolicyKind;
 use ritornello_store::{Options, Outcome, PutOptions, Store};
 use ritornello_volume::memory::BorrowedPages;
 use ritornello_volume::transfer::Control;
@@ -66,7 +66,7 @@ fn wait_for(what: impl Fn() -> bool) {
 
 /// Under LRU, a use does not keep a page once newer pages fill the store.
 fn options_at(dir: &Path, wall_clock: fn() -> u64) -> Options {
-    Options { wall_clock, eviction: Policy::Lru, ..options(dir, 12) }
+    Options { wall_clock, eviction: PolicyKind::Lru, ..options(dir, 12) }
 }
 
 fn open_at(dir: &Path, wall_clock: fn() -> u64) -> Open {

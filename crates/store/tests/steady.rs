@@ -7,7 +7,7 @@ mod common;
 use common::{refs, sequence};
 use ritornello_format::Scope;
 use ritornello_medium::SimDisk;
-use ritornello_store::eviction::Policy;
+use ritornello_store::eviction::PolicyKind;
 use ritornello_store::{
     Catalog, ClientId, LocalCatalog, Options, ReserveRequest, ScopeRef, SpaceHealth, StoreCore,
 };
@@ -50,7 +50,7 @@ fn mix(mut x: u64) -> u64 {
 impl Steady {
     /// Shapes are bytes per page, maximum pages per sequence, and minimum and maximum length of an
     /// encoded page in percent.
-    fn new(capacity: u64, policy: Policy, shapes: &[(u64, u64, (u64, u64))]) -> Self {
+    fn new(capacity: u64, policy: PolicyKind, shapes: &[(u64, u64, (u64, u64))]) -> Self {
         let options = Options {
             capacity: Some(capacity),
             eviction: policy,
@@ -142,7 +142,7 @@ impl Steady {
     }
 }
 
-fn check(gib: u64, policy: Policy, shapes: &[(u64, u64, (u64, u64))], free_percent: u64) {
+fn check(gib: u64, policy: PolicyKind, shapes: &[(u64, u64, (u64, u64))], free_percent: u64) {
     let mut steady = Steady::new(gib << 30, policy, shapes);
     let health = steady.age();
     let stats = steady.catalog.stats().unwrap();
@@ -158,7 +158,7 @@ fn check(gib: u64, policy: Policy, shapes: &[(u64, u64, (u64, u64))], free_perce
 
 #[test]
 fn runs_lie_in_few_extents() {
-    for (gib, policy) in [(2, Policy::Lru), (2, Policy::Adaptive), (8, Policy::Lru)] {
+    for (gib, policy) in [(2, PolicyKind::Lru), (2, PolicyKind::Adaptive), (8, PolicyKind::Lru)] {
         check(gib, policy, &[(192 * KIB, 256, RAW)], 6);
     }
 }
@@ -171,7 +171,7 @@ fn runs_of_many_lengths_lie_in_few_extents() {
         (192 * KIB, 256, (52, 54)),
         (8192 * KIB, 4, (66, 74)),
     ];
-    for policy in [Policy::Lru, Policy::Adaptive] {
+    for policy in [PolicyKind::Lru, PolicyKind::Adaptive] {
         check(2, policy, &shapes, 8);
     }
 }

@@ -154,12 +154,12 @@ impl MultiRoundQa {
 mod tests {
     use super::*;
     use crate::{Sizes, replay};
-    use ritornello_store::eviction::Policy;
+    use ritornello_store::eviction::PolicyKind;
 
     fn unbounded(trace: &Trace) -> f64 {
         let sizes =
             Sizes { capacity_blocks: trace.footprint() as u64, block_bytes: 1 << 20, warm_up: 0.5 };
-        replay(trace, Policy::Lru.build().as_mut(), &sizes, &mut |_| ()).unwrap().hit_rate()
+        replay(trace, PolicyKind::Lru.build().as_mut(), &sizes, &mut |_| ()).unwrap().hit_rate()
     }
 
     #[test]

@@ -14,7 +14,7 @@ mod fold;
 mod ghost;
 mod lru;
 mod pieces;
-mod policy;
+mod policy_kind;
 mod s3fifo;
 mod shadow;
 mod tree;
@@ -24,7 +24,7 @@ mod two_q;
 mod model;
 
 pub use clock::RecencyClock;
-pub use policy::Policy;
+pub use policy_kind::PolicyKind;
 
 use ritornello_index::RunId;
 use serde::{Deserialize, Serialize};

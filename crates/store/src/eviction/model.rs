@@ -148,7 +148,7 @@ fn hits_of_a_loop(policy: &mut dyn Eviction) -> u32 {
 #[test]
 fn oversized_loop_is_kept_in_part() {
     assert_eq!(hits_of_a_loop(&mut lru(1)), 0);
-    for policy in [Policy::Density, Policy::Adaptive] {
+    for policy in [PolicyKind::Density, PolicyKind::Adaptive] {
         let mut policy = policy.build();
         let hits = hits_of_a_loop(policy.as_mut());
         assert!(hits > 10_000, "{}: {hits} of 40,000", policy.name());

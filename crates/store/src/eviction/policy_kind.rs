@@ -13,7 +13,7 @@ use ritornello_format::{Error, Result};
 
 /// How victims are chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub enum Policy {
+pub enum PolicyKind {
     /// Least recently used first.
     Lru,
     /// Adaptive replacement: Megiddo and Modha, FAST '03.
@@ -29,7 +29,7 @@ pub enum Policy {
     Adaptive,
 }
 
-impl Policy {
+impl PolicyKind {
     /// All policies.
     pub const ALL: [Self; 6] =
         [Self::Lru, Self::Arc, Self::TwoQ, Self::S3Fifo, Self::Density, Self::Adaptive];
@@ -79,11 +79,11 @@ mod tests {
 
     #[test]
     fn policy_names_parse_back() {
-        for policy in Policy::ALL {
-            assert_eq!(Policy::parse(policy.word()).unwrap(), policy);
+        for policy in PolicyKind::ALL {
+            assert_eq!(PolicyKind::parse(policy.word()).unwrap(), policy);
             assert_eq!(policy.build().name(), policy.word());
         }
-        let error = Policy::parse("mru").unwrap_err().to_string();
+        let error = PolicyKind::parse("mru").unwrap_err().to_string();
         assert!(error.contains("\"2q\"") && error.contains("mru"));
     }
 }
