@@ -1,6 +1,6 @@
 //! Follows the candidate that would have done best recently.
 
-use super::arc::Arc;
+use super::arc::AdaptiveReplacement;
 use super::density::Density;
 use super::eviction_policy::EvictionPolicy;
 use super::lru::Lru;
@@ -18,7 +18,7 @@ type Make = fn() -> Box<dyn EvictionPolicy>;
 const CANDIDATES: [Make; 5] = [
     || Box::new(Density::new()),
     || Box::new(S3Fifo::new()),
-    || Box::new(Arc::new()),
+    || Box::new(AdaptiveReplacement::new()),
     || Box::new(TwoQ::new()),
     || Box::new(Lru::new()),
 ];

@@ -1,7 +1,7 @@
 //! LRU against a plain list, and the promises of every policy.
 
 use super::adaptive::Adaptive;
-use super::arc::Arc;
+use super::arc::AdaptiveReplacement;
 use super::density::Density;
 use super::eviction_policy::EvictionPolicy;
 use super::fixed::FixedPolicy;
@@ -44,7 +44,7 @@ fn lru(chunk_units: u32) -> FixedPolicy {
 fn orders() -> [Box<dyn EvictionPolicy>; 5] {
     [
         Box::new(Lru::new()),
-        Box::new(Arc::new()),
+        Box::new(AdaptiveReplacement::new()),
         Box::new(TwoQ::new()),
         Box::new(S3Fifo::new()),
         Box::new(Density::new()),

@@ -2,7 +2,7 @@
 
 use super::Eviction;
 use super::adaptive::Adaptive;
-use super::arc::Arc;
+use super::arc::AdaptiveReplacement;
 use super::density::Density;
 use super::eviction_policy::EvictionPolicy;
 use super::fixed::FixedPolicy;
@@ -63,7 +63,7 @@ impl PolicyKind {
     pub fn build(self) -> Box<dyn Eviction> {
         let policy: Box<dyn EvictionPolicy> = match self {
             Self::Lru => Box::new(Lru::new()),
-            Self::Arc => Box::new(Arc::new()),
+            Self::Arc => Box::new(AdaptiveReplacement::new()),
             Self::TwoQ => Box::new(TwoQ::new()),
             Self::S3Fifo => Box::new(S3Fifo::new()),
             Self::Density => Box::new(Density::new()),

@@ -1,6 +1,6 @@
 //! A shadow that samples every page behaves like a store with its policy.
 
-use super::super::arc::Arc;
+use super::super::arc::AdaptiveReplacement;
 use super::super::density::Density;
 use super::super::lru::Lru;
 use super::super::s3fifo::S3Fifo;
@@ -92,7 +92,7 @@ fn sequences() -> Vec<Vec<u64>> {
 fn full_shadow_behaves_like_the_store() {
     let orders: [fn() -> Box<dyn EvictionPolicy>; 5] = [
         || Box::new(Lru::new()),
-        || Box::new(Arc::new()),
+        || Box::new(AdaptiveReplacement::new()),
         || Box::new(TwoQ::new()),
         || Box::new(S3Fifo::new()),
         || Box::new(Density::new()),
