@@ -8,7 +8,7 @@ use super::s3fifo::S3Fifo;
 use super::shadow::{CANDIDATES_MAX, Sample, Shadow};
 use super::tree::{CHUNK_UNITS, Tree};
 use super::two_q::TwoQ;
-use super::{Demand, Eviction, EvictionStats, Holdings, Resident, Used, Victim};
+use super::{Demand, Eviction, EvictionStats, Holdings, Resident, ShadowStats, Used, Victim};
 use ritornello_index::RunId;
 
 /// Creates a candidate's policy.
@@ -105,9 +105,9 @@ impl Adaptive {
             }
         }
         let lead = score(best) - score(self.followed);
-        let asked = self.shadows[best].recent_asked();
+        let requested = self.shadows[best].recent_requested();
         if best != self.followed
-            && lead > MARGIN * asked + SIGMAS * self.apart[best][self.followed].sqrt()
+            && lead > MARGIN * requested + SIGMAS * self.apart[best][self.followed].sqrt()
         {
             self.tree.follow(CANDIDATES[best]());
             self.followed = best;
@@ -166,9 +166,9 @@ impl Eviction for Adaptive {
 
     fn measured(&self) -> EvictionStats {
         let shadows = self.shadows.iter().enumerate();
-        let shadows = shadows.map(|(at, shadow)| super::Shadow {
+        let shadows = shadows.map(|(at, shadow)| ShadowStats {
             name: shadow.name().to_owned(),
-            asked: shadow.asked(),
+            requested: shadow.requested(),
             hits: shadow.hits(),
             followed: at == self.followed,
         });

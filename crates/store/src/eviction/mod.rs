@@ -89,16 +89,16 @@ pub struct EvictionStats {
     /// One page in this many is sampled; zero without shadows.
     pub sample_rate: u64,
     /// The candidates.
-    pub shadows: Vec<Shadow>,
+    pub shadows: Vec<ShadowStats>,
 }
 
 /// A shadow cache: the hits of a candidate over a sample of the requested pages.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Shadow {
+pub struct ShadowStats {
     /// The candidate.
     pub name: String,
     /// Sampled pages requested.
-    pub asked: u64,
+    pub requested: u64,
     /// Pages that it would have hit, including all pages before them.
     pub hits: u64,
     /// Whether the store follows it.

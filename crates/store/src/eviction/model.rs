@@ -155,7 +155,7 @@ fn oversized_loop_is_kept_in_part() {
         let measured = policy.measured();
         let by_name = |name| measured.shadows.iter().find(|shadow| shadow.name == name);
         if let (Some(lru), Some(density)) = (by_name("lru"), by_name("density")) {
-            assert!(density.hits > 4 * lru.hits && density.asked == lru.asked);
+            assert!(density.hits > 4 * lru.hits && density.requested == lru.requested);
             assert_eq!(measured.following, "density");
         }
     }

@@ -101,9 +101,9 @@ pub(super) struct Shadow {
     name: &'static str,
     tree: Tree,
     capacity: u64,
-    asked: u64,
+    requested: u64,
     hits: u64,
-    recent_asked: f64,
+    recent_requested: f64,
     recent_hits: f64,
     path: Vec<Used>,
 }
@@ -114,9 +114,9 @@ impl Shadow {
             name: policy.name(),
             tree: Tree::new(policy, 1),
             capacity: u64::MAX,
-            asked: 0,
+            requested: 0,
             hits: 0,
-            recent_asked: 0.0,
+            recent_requested: 0.0,
             recent_hits: 0.0,
             path: Vec::new(),
         }
@@ -126,16 +126,16 @@ impl Shadow {
         self.name
     }
 
-    pub(super) fn asked(&self) -> u64 {
-        self.asked
+    pub(super) fn requested(&self) -> u64 {
+        self.requested
     }
 
     pub(super) fn hits(&self) -> u64 {
         self.hits
     }
 
-    pub(super) fn recent_asked(&self) -> f64 {
-        self.recent_asked
+    pub(super) fn recent_requested(&self) -> f64 {
+        self.recent_requested
     }
 
     pub(super) fn recent_hits(&self) -> f64 {
@@ -166,9 +166,9 @@ impl Shadow {
         let used = |key: u64| Used { run: RunId(key), pages: 1 };
         let there = keys.iter().take_while(|key| self.tree.knows(RunId(**key))).count();
         let hits = if alive { there as u64 } else { 0 };
-        self.asked += keys.len() as u64;
+        self.requested += keys.len() as u64;
         self.hits += hits;
-        self.recent_asked = self.recent_asked * kept + keys.len() as f64;
+        self.recent_requested = self.recent_requested * kept + keys.len() as f64;
         self.recent_hits = self.recent_hits * kept + hits as f64;
         self.path.clear();
         self.path.extend(keys[..there].iter().map(|key| used(*key)));
@@ -213,7 +213,7 @@ impl Shadow {
         if self.capacity != u64::MAX {
             self.capacity = (self.capacity / 2).max(1);
         }
-        self.recent_asked /= 2.0;
+        self.recent_requested /= 2.0;
         self.recent_hits /= 2.0;
     }
 }

@@ -40,7 +40,7 @@ impl Store {
     }
 
     /// Reads the present pages of a sequence and puts the rest. Returns the number present.
-    fn ask(&mut self, sequence: &[u64]) -> usize {
+    fn request(&mut self, sequence: &[u64]) -> usize {
         let there = sequence.iter().map_while(|key| self.runs.get(key));
         let path: Vec<Used> = there.map(|run| Used { run: RunId(*run), pages: 1 }).collect();
         let missing = &sequence[path.len()..];
@@ -79,13 +79,13 @@ fn sequences() -> Vec<Vec<u64>> {
         (state >> 33) % bound
     };
     let fill = (0..20).map(|which| (which, FITS as u64 / 20));
-    let mut asked: Vec<(u64, u64)> = fill.collect();
+    let mut requested: Vec<(u64, u64)> = fill.collect();
     for _ in 0..4000 {
         let spread = 1 + below(120);
-        asked.push((below(spread), 1 + below(30)));
+        requested.push((below(spread), 1 + below(30)));
     }
     let sequence = |(which, pages)| (0..pages).map(|page| ((which + 1) << 32) | page).collect();
-    asked.into_iter().map(sequence).collect()
+    requested.into_iter().map(sequence).collect()
 }
 
 #[test]
@@ -102,7 +102,7 @@ fn full_shadow_behaves_like_the_store() {
         shadow.set_capacity(FITS as u64);
         let mut hits = 0;
         for (at, sequence) in sequences().iter().enumerate() {
-            let there = store.ask(sequence);
+            let there = store.request(sequence);
             // Reported as by the core: first the pages read, then those put.
             let (read, put) = sequence.split_at(there);
             let mut had = shadow.demand(None, true, read, 1.0);

@@ -74,7 +74,7 @@ struct PinnedBefore(Cell<u64>, Cell<u64>);
 
 impl Holdings for PinnedBefore {
     fn is_pinned(&self, run: RunId) -> bool {
-        self.1.update(|asked| asked + 1);
+        self.1.update(|queries| queries + 1);
         run.0 < self.0.get()
     }
     fn page_key(&self, run: RunId, _: u32) -> u64 {
@@ -100,13 +100,13 @@ fn pinned_pieces_are_skipped_once() {
     };
     assert_eq!(next(&holdings).0, Some(PINNED), "all are passed");
     for run in PINNED + 1..PINNED + 20 {
-        let (victim, asked) = next(&holdings);
+        let (victim, queries) = next(&holdings);
         assert_eq!(victim, Some(run));
-        assert!(asked < 200, "{asked} runs were asked about");
+        assert!(queries < 200, "{queries} queries");
     }
-    let (victim, asked) = next(&holdings);
+    let (victim, queries) = next(&holdings);
     assert_eq!(victim, None, "all the others are pinned");
-    assert!(asked < PINNED, "{asked} runs were asked about");
+    assert!(queries < PINNED, "{queries} queries");
     holdings.0.set(0);
     let mut gone: Vec<u64> = std::iter::from_fn(|| next(&holdings).0).collect();
     assert_eq!(gone.len() as u64, PINNED);

@@ -58,15 +58,15 @@ impl Tree {
         freed.into_iter().rev().for_each(|slot| self.relist(slot));
     }
 
-    /// Cuts a piece without children by about `units` units of the `asked`. A rest shorter than a
-    /// chunk, or than `asked`, is cut too: the next call would take it, and would leave a hole too
+    /// Cuts a piece without children by about `units` units of the `requested`. A rest shorter than a
+    /// chunk, or than `requested`, is cut too: the next call would take it, and would leave a hole too
     /// short for a run of that length.
-    fn cut(&mut self, slot: u32, units: u64, asked: u64, holdings: &dyn Holdings) -> Victim {
+    fn cut(&mut self, slot: u32, units: u64, requested: u64, holdings: &dyn Holdings) -> Victim {
         let Piece { run, start, pages, page_units, .. } = self.pieces[slot];
         let (page, chunk) = (u64::from(page_units), u64::from(self.chunk_units));
         let request = units.div_ceil(chunk).saturating_mul(chunk).div_ceil(page);
         let mut keep = u64::from(pages).saturating_sub(request);
-        if keep * page < chunk.max(asked) {
+        if keep * page < chunk.max(requested) {
             keep = 0;
         }
         // At most `pages`, so it fits.
