@@ -4,7 +4,7 @@
 use crate::Trace;
 use ritornello_format::{Error, Result};
 use ritornello_index::RunId;
-use ritornello_store::eviction::{Holdings, Used};
+use ritornello_store::eviction::{EvictionContext, Used};
 
 /// No run.
 const NONE: u32 = u32::MAX;
@@ -21,7 +21,7 @@ pub(crate) struct SimIndex<'t> {
     children: Vec<u32>,
     /// By run number; numbers are not reused.
     runs: Vec<Run>,
-    pins: u64,
+    round: u64,
 }
 
 /// Consecutive blocks of one request.
@@ -31,8 +31,8 @@ struct Run {
     pages: u32,
     /// Whether a block precedes it.
     has_parent: bool,
-    /// The last pin round that included it.
-    pinned: u64,
+    /// The last round that protected it.
+    protected_in: u64,
 }
 
 impl<'t> SimIndex<'t> {
@@ -43,14 +43,14 @@ impl<'t> SimIndex<'t> {
             locations: vec![(NONE, 0); blocks],
             children: vec![0; blocks],
             runs: Vec::new(),
-            pins: 0,
+            round: 0,
         }
     }
 
-    /// Walks the leading stored blocks, pins their runs and unpins all others, and fills `path`
+    /// Walks the leading stored blocks, protects their runs and no others, and fills `path`
     /// with the runs. Returns the number of blocks.
     pub(crate) fn walk(&mut self, blocks: &[u32], path: &mut Vec<Used>) -> usize {
-        self.pins += 1;
+        self.round += 1;
         path.clear();
         let mut last = NONE;
         for (at, block) in blocks.iter().enumerate() {
@@ -64,7 +64,7 @@ impl<'t> SimIndex<'t> {
                 used.pages = page + 1;
             } else {
                 path.push(Used { run: RunId(u64::from(run)), pages: page + 1 });
-                self.runs[run as usize].pinned = self.pins;
+                self.runs[run as usize].protected_in = self.round;
                 last = run;
             }
         }
@@ -81,7 +81,7 @@ impl<'t> SimIndex<'t> {
     ) -> (RunId, Option<(RunId, u32)>) {
         // Memory ends before four billion runs.
         let run = self.runs.len() as u32;
-        self.runs.push(Run { first, pages, has_parent: predecessor.is_some(), pinned: 0 });
+        self.runs.push(Run { first, pages, has_parent: predecessor.is_some(), protected_in: 0 });
         for (page, block) in (0..).zip(&self.trace.blocks()[first..first + pages as usize]) {
             self.locations[*block as usize] = (run, page);
         }
@@ -121,9 +121,9 @@ impl<'t> SimIndex<'t> {
     }
 }
 
-impl Holdings for SimIndex<'_> {
-    fn is_pinned(&self, run: RunId) -> bool {
-        self.runs.get(run.0 as usize).is_some_and(|run| run.pinned == self.pins)
+impl EvictionContext for SimIndex<'_> {
+    fn is_protected(&self, run: RunId) -> bool {
+        self.runs.get(run.0 as usize).is_some_and(|run| run.protected_in == self.round)
     }
 
     fn page_key(&self, run: RunId, page: u32) -> u64 {

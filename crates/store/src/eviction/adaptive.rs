@@ -8,7 +8,9 @@ use super::s3fifo::S3Fifo;
 use super::shadow::{CANDIDATES_MAX, Sample, Shadow};
 use super::tree::{CHUNK_UNITS, Tree};
 use super::two_q::TwoQ;
-use super::{Demand, Eviction, EvictionStats, Holdings, Resident, ShadowStats, Used, Victim};
+use super::{
+    Demand, Eviction, EvictionContext, EvictionStats, Resident, ShadowStats, Used, Victim,
+};
 use ritornello_index::RunId;
 
 /// Creates a candidate's policy.
@@ -191,8 +193,8 @@ impl Eviction for Adaptive {
         self.tree.remove(run);
     }
 
-    fn victims(&mut self, units: u64, holdings: &dyn Holdings) -> Vec<Victim> {
-        let victims = self.tree.victims(units, holdings);
+    fn victims(&mut self, units: u64, context: &dyn EvictionContext) -> Vec<Victim> {
+        let victims = self.tree.victims(units, context);
         let pages = self.tree.pages_when_full() / self.sample.rate();
         self.shadows.iter_mut().for_each(|shadow| shadow.set_capacity(pages.max(1)));
         victims

@@ -2,7 +2,7 @@
 
 use super::eviction_policy::EvictionPolicy;
 use super::tree::{CHUNK_UNITS, Tree};
-use super::{Eviction, Holdings, Resident, Used, Victim};
+use super::{Eviction, EvictionContext, Resident, Used, Victim};
 use ritornello_index::RunId;
 
 /// Follows one policy.
@@ -48,8 +48,8 @@ impl Eviction for FixedPolicy {
         self.tree.remove(run);
     }
 
-    fn victims(&mut self, units: u64, holdings: &dyn Holdings) -> Vec<Victim> {
-        self.tree.victims(units, holdings)
+    fn victims(&mut self, units: u64, context: &dyn EvictionContext) -> Vec<Victim> {
+        self.tree.victims(units, context)
     }
 
     fn len(&self) -> usize {

@@ -67,9 +67,9 @@ pub enum Demand {
 }
 
 /// The state of runs that a policy may query while it chooses victims.
-pub trait Holdings {
+pub trait EvictionContext {
     /// Whether a run must stay complete for now: it is leased, being appended to, or retained.
-    fn is_pinned(&self, run: RunId) -> bool;
+    fn is_protected(&self, run: RunId) -> bool;
     /// The key of page `page` of a run, which survives eviction: see [`Resident::key`]. Zero if
     /// there is no such page.
     fn page_key(&self, run: RunId, page: u32) -> u64;
@@ -168,7 +168,7 @@ pub trait Eviction: Send + Debug {
     ///
     /// The store cuts the victims in the given order, and the policy relies on it: a victim is not
     /// chosen again. A victim unknown to the index (it removes nothing) needs no further call.
-    fn victims(&mut self, units: u64, holdings: &dyn Holdings) -> Vec<Victim>;
+    fn victims(&mut self, units: u64, context: &dyn EvictionContext) -> Vec<Victim>;
 
     /// Number of known runs.
     fn len(&self) -> usize;

@@ -42,8 +42,8 @@ pub(super) struct Piece {
 const LISTED: u8 = 1;
 /// Set if its key was remembered when it was admitted.
 const KNOWN: u8 = 2;
-/// Set while the piece waits for its pins to end: see `tree::pinned`.
-const HELD: u8 = 4;
+/// Set while the piece waits for its pins to end: see `tree::protected`.
+const PROTECTED: u8 = 4;
 /// The bits from here on hold the turn of its policy: see `tree`.
 const TURN: u8 = 8;
 /// Turns are counted modulo this.
@@ -91,12 +91,12 @@ impl Piece {
         self.flags = (self.flags & !KNOWN) | if known { KNOWN } else { 0 };
     }
 
-    pub(super) fn is_held(&self) -> bool {
-        self.flags & HELD != 0
+    pub(super) fn is_protected(&self) -> bool {
+        self.flags & PROTECTED != 0
     }
 
-    pub(super) fn set_held(&mut self, held: bool) {
-        self.flags = (self.flags & !HELD) | if held { HELD } else { 0 };
+    pub(super) fn set_protected(&mut self, protected: bool) {
+        self.flags = (self.flags & !PROTECTED) | if protected { PROTECTED } else { 0 };
     }
 
     /// The turn of its policy, modulo [`TURNS`].

@@ -2,7 +2,7 @@
 
 use super::eviction_policy::EvictionPolicy;
 use super::tree::Tree;
-use super::{Holdings, Resident, Used};
+use super::{EvictionContext, Resident, Used};
 use ritornello_index::RunId;
 
 /// Maximum candidates.
@@ -186,7 +186,7 @@ impl Shadow {
         }
         let excess = (self.tree.pages() + request).saturating_sub(self.capacity);
         if excess > 0 {
-            self.tree.victims(excess, &Pinned(parent));
+            self.tree.victims(excess, &Protected(parent));
         }
         // Pages that do not fit are refused, as by the store.
         let room = usize::try_from(self.capacity.saturating_sub(self.tree.pages()));
@@ -219,10 +219,10 @@ impl Shadow {
 }
 
 /// The page that others are about to follow.
-struct Pinned(Option<u64>);
+struct Protected(Option<u64>);
 
-impl Holdings for Pinned {
-    fn is_pinned(&self, run: RunId) -> bool {
+impl EvictionContext for Protected {
+    fn is_protected(&self, run: RunId) -> bool {
         self.0 == Some(run.0)
     }
     fn page_key(&self, run: RunId, _: u32) -> u64 {

@@ -6,12 +6,12 @@ use super::fold::{Folding, table_bytes};
 use super::pieces::{NONE, Piece, Pieces, TURNS};
 use super::{Resident, Used};
 use capacity::CapacityEstimate;
-use pinned::PinnedPieces;
+use protected::ProtectedPieces;
 use ritornello_index::RunId;
 use std::collections::HashMap;
 
 mod capacity;
-mod pinned;
+mod protected;
 mod victims;
 
 /// Runs are cut in chunks of about this many units (16 MiB): smaller chunks fragment the free
@@ -57,7 +57,7 @@ pub(super) struct Tree {
     units: u64,
     pages: u64,
     capacity: CapacityEstimate,
-    pinned: PinnedPieces,
+    protected: ProtectedPieces,
     chunk_units: u32,
 }
 
@@ -73,7 +73,7 @@ impl Tree {
             units: 0,
             pages: 0,
             capacity: CapacityEstimate::default(),
-            pinned: PinnedPieces::default(),
+            protected: ProtectedPieces::default(),
             chunk_units: chunk_units.max(1),
         }
     }
@@ -109,7 +109,7 @@ impl Tree {
     pub(super) fn memory_bytes(&self) -> usize {
         let orders = [Some(&self.policy), self.retiring.as_ref()];
         self.pieces.memory_bytes()
-            + self.pinned.memory_bytes()
+            + self.protected.memory_bytes()
             + table_bytes(self.last.capacity(), size_of::<(RunId, u32)>())
             + orders.iter().flatten().map(|policy| policy.memory_bytes()).sum::<usize>()
     }

@@ -22,10 +22,10 @@ struct Store {
 }
 
 /// Keys of all runs, and the pages pinned by the present put.
-struct Held<'a>(&'a [u64], &'a [Used]);
+struct ProtectedByPut<'a>(&'a [u64], &'a [Used]);
 
-impl Holdings for Held<'_> {
-    fn is_pinned(&self, run: RunId) -> bool {
+impl EvictionContext for ProtectedByPut<'_> {
+    fn is_protected(&self, run: RunId) -> bool {
         self.1.iter().any(|used| used.run == run)
     }
     fn page_key(&self, run: RunId, _: u32) -> u64 {
@@ -48,8 +48,8 @@ impl Store {
         let mut free = FITS - self.runs.len();
         for _ in missing {
             if free == 0 {
-                let held = Held(&self.keys, &path);
-                let victims = self.tree.victims(u64::from(self.page_units), &held);
+                let context = ProtectedByPut(&self.keys, &path);
+                let victims = self.tree.victims(u64::from(self.page_units), &context);
                 assert_eq!(victims.len(), 1);
                 self.runs.remove(&self.keys[victims[0].run.0 as usize]);
                 self.tree.remove(victims[0].run);

@@ -1,7 +1,7 @@
 //! Chooses victims: pieces without children, cut from their tails.
 
 use super::super::pieces::Piece;
-use super::super::{Holdings, Victim};
+use super::super::{EvictionContext, Victim};
 use super::Tree;
 
 /// Maximum pinned pieces that a call skips and lists again. Further ones are held back; as many of
@@ -11,13 +11,17 @@ const LOOKED_AT: usize = 64;
 const LOOKED_AT_LAST: usize = 4096;
 
 impl Tree {
-    pub(in super::super) fn victims(&mut self, units: u64, holdings: &dyn Holdings) -> Vec<Victim> {
+    pub(in super::super) fn victims(
+        &mut self,
+        units: u64,
+        context: &dyn EvictionContext,
+    ) -> Vec<Victim> {
         self.move_some();
         self.capacity.observe(self.units, self.pages, self.pieces.len());
         self.policy.set_capacity(self.capacity.units(), self.capacity.keys());
         let mut victims = Vec::new();
         let mut left = units;
-        self.list_freed(holdings, LOOKED_AT);
+        self.relist_unprotected(context, LOOKED_AT);
         let (mut passed, mut last) = (Vec::new(), false);
         while left > 0 {
             let retiring = self.retiring.as_mut().and_then(|old| old.victim(&mut self.pieces));
@@ -26,20 +30,20 @@ impl Tree {
                     break;
                 }
                 last = true;
-                self.list_freed(holdings, LOOKED_AT_LAST);
+                self.relist_unprotected(context, LOOKED_AT_LAST);
                 continue;
             };
-            if holdings.is_pinned(self.pieces[slot].run) {
+            if context.is_protected(self.pieces[slot].run) {
                 self.unlink(slot);
                 if passed.len() < LOOKED_AT {
                     passed.push(slot);
                 } else {
-                    self.pinned.push(&mut self.pieces, slot);
+                    self.protected.push(&mut self.pieces, slot);
                 }
             } else if self.pieces[slot].children > 0 {
                 self.unlink(slot);
             } else {
-                let victim = self.cut(slot, left, units, holdings);
+                let victim = self.cut(slot, left, units, context);
                 left = left.saturating_sub(victim.units);
                 victims.push(victim);
             }
@@ -53,15 +57,21 @@ impl Tree {
     }
 
     /// Lists held pieces whose pins have ended, as the next victims.
-    fn list_freed(&mut self, holdings: &dyn Holdings, count: usize) {
-        let freed = self.pinned.freed(&mut self.pieces, holdings, count);
-        freed.into_iter().rev().for_each(|slot| self.relist(slot));
+    fn relist_unprotected(&mut self, context: &dyn EvictionContext, count: usize) {
+        let unprotected = self.protected.unprotected(&mut self.pieces, context, count);
+        unprotected.into_iter().rev().for_each(|slot| self.relist(slot));
     }
 
     /// Cuts a piece without children by about `units` units of the `requested`. A rest shorter than a
     /// chunk, or than `requested`, is cut too: the next call would take it, and would leave a hole too
     /// short for a run of that length.
-    fn cut(&mut self, slot: u32, units: u64, requested: u64, holdings: &dyn Holdings) -> Victim {
+    fn cut(
+        &mut self,
+        slot: u32,
+        units: u64,
+        requested: u64,
+        context: &dyn EvictionContext,
+    ) -> Victim {
         let Piece { run, start, pages, page_units, .. } = self.pieces[slot];
         let (page, chunk) = (u64::from(page_units), u64::from(self.chunk_units));
         let request = units.div_ceil(chunk).saturating_mul(chunk).div_ceil(page);
@@ -77,7 +87,7 @@ impl Tree {
             Some(retiring) if !ours => retiring,
             _ => &mut self.policy,
         };
-        let key = if policy.remembers() { holdings.page_key(run, start + keep) } else { 0 };
+        let key = if policy.remembers() { context.page_key(run, start + keep) } else { 0 };
         policy.evicted(&self.pieces, slot, key, u64::from(gone) * page);
         self.pieces[slot].owed += gone;
         let units = self.take_off(slot, gone);

@@ -1,6 +1,6 @@
 //! Victims that were pinned.
 
-use super::super::Holdings;
+use super::super::EvictionContext;
 use super::super::pieces::Pieces;
 use ritornello_index::RunId;
 use std::collections::VecDeque;
@@ -11,46 +11,46 @@ use std::collections::VecDeque;
 /// The end of a pin is not reported, so each eviction re-examines some of them, the longest-waiting
 /// first. A piece pinned for long is thus skipped once, not by every call.
 #[derive(Debug, Default)]
-pub(super) struct PinnedPieces {
+pub(super) struct ProtectedPieces {
     queue: VecDeque<(u32, RunId)>,
 }
 
-impl PinnedPieces {
+impl ProtectedPieces {
     /// Adds a piece that was unlinked because it is pinned.
     pub(super) fn push(&mut self, pieces: &mut Pieces, slot: u32) {
         let piece = &mut pieces[slot];
-        if !piece.is_held() {
-            piece.set_held(true);
+        if !piece.is_protected() {
+            piece.set_protected(true);
             self.queue.push_back((slot, piece.run));
         }
     }
 
     /// Examines the next `count` pieces. Returns those to be listed again, in the order in which
     /// they were added.
-    pub(super) fn freed(
+    pub(super) fn unprotected(
         &mut self,
         pieces: &mut Pieces,
-        holdings: &dyn Holdings,
+        context: &dyn EvictionContext,
         count: usize,
     ) -> Vec<u32> {
-        let mut freed = Vec::new();
+        let mut unprotected = Vec::new();
         for _ in 0..count.min(self.queue.len()) {
             let Some((slot, run)) = self.queue.pop_front() else { break };
             let piece = &mut pieces[slot];
-            if piece.run != run || !piece.is_held() {
+            if piece.run != run || !piece.is_protected() {
                 continue;
             }
             // A piece that was used or lost a child meanwhile is listed already.
-            if !piece.is_listed() && holdings.is_pinned(run) {
+            if !piece.is_listed() && context.is_protected(run) {
                 self.queue.push_back((slot, run));
                 continue;
             }
-            piece.set_held(false);
+            piece.set_protected(false);
             if !piece.is_listed() {
-                freed.push(slot);
+                unprotected.push(slot);
             }
         }
-        freed
+        unprotected
     }
 
     pub(super) fn memory_bytes(&self) -> usize {
