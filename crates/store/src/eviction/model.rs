@@ -366,7 +366,7 @@ proptest! {
     /// At every step another policy takes over.
     #[test]
     fn switching_policies_loses_no_piece(actions in actions(true)) {
-        run(&actions, &mut Restless { tree: Tree::new(Box::new(Lru::new()), 8), turn: 0 }, false);
+        run(&actions, &mut Restless { tree: Tree::new(Box::new(Lru::new()), 8), switches: 0 }, false);
     }
 }
 
@@ -374,14 +374,14 @@ proptest! {
 #[derive(Debug)]
 struct Restless {
     tree: Tree,
-    turn: usize,
+    switches: usize,
 }
 
 impl Restless {
-    fn turn(&mut self) {
+    fn switch(&mut self) {
         if !self.tree.is_moving() {
-            self.turn += 1;
-            let policy = orders().into_iter().nth(self.turn % 5).unwrap();
+            self.switches += 1;
+            let policy = orders().into_iter().nth(self.switches % 5).unwrap();
             self.tree.follow(policy);
         }
     }
@@ -392,14 +392,14 @@ impl Eviction for Restless {
         "restless"
     }
     fn admit(&mut self, resident: &Resident) {
-        self.turn();
+        self.switch();
         self.tree.admit(resident);
     }
     fn link(&mut self, run: RunId, parent: RunId, page: u32) {
         self.tree.link(run, parent, page);
     }
     fn hit(&mut self, path: &[Used]) {
-        self.turn();
+        self.switch();
         self.tree.hit(path);
     }
     fn shrink(&mut self, run: RunId, pages: u32) {
@@ -409,7 +409,7 @@ impl Eviction for Restless {
         self.tree.remove(run);
     }
     fn victims(&mut self, units: u64, context: &dyn EvictionContext) -> Vec<Victim> {
-        self.turn();
+        self.switch();
         self.tree.victims(units, context)
     }
     fn len(&self) -> usize {

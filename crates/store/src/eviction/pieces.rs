@@ -44,10 +44,10 @@ const LISTED: u8 = 1;
 const KNOWN: u8 = 2;
 /// Set while the piece waits for its pins to end: see `tree::protected`.
 const PROTECTED: u8 = 4;
-/// The bits from here on hold the turn of its policy: see `tree`.
-const TURN: u8 = 8;
-/// Turns are counted modulo this.
-pub(super) const TURNS: u8 = u8::MAX / TURN + 1;
+/// The bits from here on hold the generation of its policy: see `tree`.
+const POLICY_GENERATION: u8 = 8;
+/// Generations are counted modulo this.
+pub(super) const POLICY_GENERATIONS: u8 = u8::MAX / POLICY_GENERATION + 1;
 
 impl Piece {
     pub(super) fn new(run: RunId, pages: u32, page_units: u32, header_units: u32) -> Self {
@@ -99,13 +99,13 @@ impl Piece {
         self.flags = (self.flags & !PROTECTED) | if protected { PROTECTED } else { 0 };
     }
 
-    /// The turn of its policy, modulo [`TURNS`].
-    pub(super) fn turn(&self) -> u8 {
-        self.flags / TURN
+    /// The generation of its policy, modulo [`POLICY_GENERATIONS`].
+    pub(super) fn policy_generation(&self) -> u8 {
+        self.flags / POLICY_GENERATION
     }
 
-    pub(super) fn set_turn(&mut self, turn: u8) {
-        self.flags = (self.flags % TURN) | (turn * TURN);
+    pub(super) fn set_policy_generation(&mut self, generation: u8) {
+        self.flags = (self.flags % POLICY_GENERATION) | (generation * POLICY_GENERATION);
     }
 
     /// Whether it is removed and kept only for its children.

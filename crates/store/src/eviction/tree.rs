@@ -3,7 +3,7 @@
 
 use super::eviction_policy::{Arrival, EvictionPolicy};
 use super::fold::{Folding, table_bytes};
-use super::pieces::{NONE, Piece, Pieces, TURNS};
+use super::pieces::{NONE, POLICY_GENERATIONS, Piece, Pieces};
 use super::{Resident, Used};
 use capacity::CapacityEstimate;
 use protected::ProtectedPieces;
@@ -41,9 +41,10 @@ const MOVED_PER_CALL: usize = 32;
 /// the warmest first, each becoming the oldest in the new policy, while victims come from those
 /// that have not moved: the order of use is kept, and no call takes long.
 ///
-/// Invariants: a piece that is not listed (between calls) has children; a listed piece of this turn
-/// is listed by `policy`, any other listed one by `retiring`; `last` names the last piece of every
-/// run, from which `up` leads to the others.
+/// Invariants: between calls, a piece that is not listed has children or is protected; a listed
+/// piece of the current `policy_generation` is listed by `policy`, any other listed piece by
+/// `previous_policy`; `last` names the last piece of every run, from which `up` leads to the
+/// earlier pieces.
 #[derive(Debug)]
 pub(super) struct Tree {
     pieces: Pieces,
@@ -51,9 +52,9 @@ pub(super) struct Tree {
     /// Runs admitted before their parents, by parent: at opening, runs are admitted by last use.
     orphans: HashMap<RunId, Vec<(RunId, u32)>, Folding>,
     policy: Box<dyn EvictionPolicy>,
-    retiring: Option<Box<dyn EvictionPolicy>>,
+    previous_policy: Option<Box<dyn EvictionPolicy>>,
     /// Number of policies so far, modulo 64.
-    turn: u8,
+    policy_generation: u8,
     units: u64,
     pages: u64,
     capacity: CapacityEstimate,
@@ -68,8 +69,8 @@ impl Tree {
             last: HashMap::default(),
             orphans: HashMap::default(),
             policy,
-            retiring: None,
-            turn: 0,
+            previous_policy: None,
+            policy_generation: 0,
             units: 0,
             pages: 0,
             capacity: CapacityEstimate::default(),
@@ -103,11 +104,11 @@ impl Tree {
 
     /// Whether pieces are still moving to a new policy.
     pub(super) fn is_moving(&self) -> bool {
-        self.retiring.is_some()
+        self.previous_policy.is_some()
     }
 
     pub(super) fn memory_bytes(&self) -> usize {
-        let orders = [Some(&self.policy), self.retiring.as_ref()];
+        let orders = [Some(&self.policy), self.previous_policy.as_ref()];
         self.pieces.memory_bytes()
             + self.protected.memory_bytes()
             + table_bytes(self.last.capacity(), size_of::<(RunId, u32)>())
@@ -116,29 +117,29 @@ impl Tree {
 
     /// Switches to another policy, unless a switch is in progress.
     pub(super) fn follow(&mut self, mut policy: Box<dyn EvictionPolicy>) {
-        debug_assert!(self.retiring.is_none());
+        debug_assert!(self.previous_policy.is_none());
         policy.set_capacity(self.capacity.units(), self.capacity.keys());
-        self.retiring = Some(std::mem::replace(&mut self.policy, policy));
-        self.turn = (self.turn + 1) % TURNS;
+        self.previous_policy = Some(std::mem::replace(&mut self.policy, policy));
+        self.policy_generation = (self.policy_generation + 1) % POLICY_GENERATIONS;
     }
 
-    /// Moves some pieces from the retiring policy.
+    /// Moves some pieces from the previous policy.
     fn move_some(&mut self) {
         for _ in 0..MOVED_PER_CALL {
-            let Some(retiring) = &mut self.retiring else { return };
-            match retiring.warmest() {
+            let Some(previous) = &mut self.previous_policy else { return };
+            match previous.warmest() {
                 Some(slot) => {
-                    retiring.unlink(&mut self.pieces, slot);
+                    previous.unlink(&mut self.pieces, slot);
                     self.inherit(slot);
                 }
-                None => self.retiring = None,
+                None => self.previous_policy = None,
             }
         }
     }
 
     /// Lists a piece of another policy.
     fn inherit(&mut self, slot: u32) {
-        self.pieces[slot].set_turn(self.turn);
+        self.pieces[slot].set_policy_generation(self.policy_generation);
         self.policy.insert(&mut self.pieces, slot, Arrival::Inherited);
     }
 
@@ -146,28 +147,28 @@ impl Tree {
         if !self.pieces[slot].is_listed() {
             return;
         }
-        if self.pieces[slot].turn() == self.turn {
+        if self.pieces[slot].policy_generation() == self.policy_generation {
             self.policy.unlink(&mut self.pieces, slot);
-        } else if let Some(retiring) = &mut self.retiring {
-            retiring.unlink(&mut self.pieces, slot);
+        } else if let Some(previous) = &mut self.previous_policy {
+            previous.unlink(&mut self.pieces, slot);
         }
     }
 
     /// Lists a piece again that was unlinked as a victim.
     fn relist(&mut self, slot: u32) {
-        let turn = self.pieces[slot].turn();
-        let before = (self.turn + TURNS - 1) % TURNS;
-        match &mut self.retiring {
-            _ if turn == self.turn => self.policy.relist(&mut self.pieces, slot),
-            Some(retiring) if turn == before => retiring.relist(&mut self.pieces, slot),
+        let generation = self.pieces[slot].policy_generation();
+        let before = (self.policy_generation + POLICY_GENERATIONS - 1) % POLICY_GENERATIONS;
+        match &mut self.previous_policy {
+            _ if generation == self.policy_generation => self.policy.relist(&mut self.pieces, slot),
+            Some(previous) if generation == before => previous.relist(&mut self.pieces, slot),
             _ => self.inherit(slot),
         }
     }
 
     fn list_after(&mut self, listed: u32, slot: u32) {
-        let ours = self.pieces[slot].turn() == self.turn;
-        match &mut self.retiring {
-            Some(retiring) if !ours => retiring.list_after(&mut self.pieces, listed, slot),
+        let ours = self.pieces[slot].policy_generation() == self.policy_generation;
+        match &mut self.previous_policy {
+            Some(previous) if !ours => previous.list_after(&mut self.pieces, listed, slot),
             _ => self.policy.list_after(&mut self.pieces, listed, slot),
         }
     }
@@ -177,8 +178,10 @@ impl Tree {
         if !piece.is_listed() {
             return;
         }
-        match &mut self.retiring {
-            Some(retiring) if piece.turn() != self.turn => retiring.shrunk(piece, units),
+        match &mut self.previous_policy {
+            Some(previous) if piece.policy_generation() != self.policy_generation => {
+                previous.shrunk(piece, units)
+            }
             _ => self.policy.shrunk(piece, units),
         }
     }
@@ -205,7 +208,7 @@ impl Tree {
         }
         piece.up = up;
         piece.set_known(known);
-        piece.set_turn(self.turn);
+        piece.set_policy_generation(self.policy_generation);
         let slot = self.pieces.add(piece);
         self.last.insert(run, slot);
         self.units += units;
@@ -264,7 +267,7 @@ impl Tree {
         (head.up, head.start, head.children) = (tail.up, tail.start, 1);
         (head.stamp, head.queue, head.uses) = (tail.stamp, tail.queue, tail.uses);
         head.set_known(tail.is_known());
-        head.set_turn(tail.turn());
+        head.set_policy_generation(tail.policy_generation());
         tail.pages = tail.end() - at;
         tail.start = at;
         let (lost, listed) = (units - tail.units(), tail.is_listed());
@@ -282,7 +285,9 @@ impl Tree {
         let Some(before) = self.before(slot) else { return false };
         let (head, tail) = (&self.pieces[before], &self.pieces[slot]);
         // Policies do not distinguish more than two uses.
-        let standing = |piece: &Piece| (piece.queue, piece.stamp, piece.uses.min(2), piece.turn());
+        let standing = |piece: &Piece| {
+            (piece.queue, piece.stamp, piece.uses.min(2), piece.policy_generation())
+        };
         if head.children > 1
             || !head.is_listed()
             || !tail.is_listed()
@@ -343,7 +348,8 @@ impl Tree {
     fn touch(&mut self, slot: u32) {
         let piece = &mut self.pieces[slot];
         piece.uses = piece.uses.saturating_add(1);
-        let (listed, ours) = (piece.is_listed(), piece.turn() == self.turn);
+        let (listed, ours) =
+            (piece.is_listed(), piece.policy_generation() == self.policy_generation);
         if !ours {
             self.unlink(slot);
             self.inherit(slot);

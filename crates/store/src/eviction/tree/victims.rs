@@ -24,8 +24,9 @@ impl Tree {
         self.relist_unprotected(context, LOOKED_AT);
         let (mut passed, mut last) = (Vec::new(), false);
         while left > 0 {
-            let retiring = self.retiring.as_mut().and_then(|old| old.victim(&mut self.pieces));
-            let Some(slot) = retiring.or_else(|| self.policy.victim(&mut self.pieces)) else {
+            let previous =
+                self.previous_policy.as_mut().and_then(|old| old.victim(&mut self.pieces));
+            let Some(slot) = previous.or_else(|| self.policy.victim(&mut self.pieces)) else {
                 if last {
                     break;
                 }
@@ -82,9 +83,9 @@ impl Tree {
         // At most `pages`, so it fits.
         let keep = keep as u32;
         let gone = pages - keep;
-        let ours = self.pieces[slot].turn() == self.turn;
-        let policy = match &mut self.retiring {
-            Some(retiring) if !ours => retiring,
+        let ours = self.pieces[slot].policy_generation() == self.policy_generation;
+        let policy = match &mut self.previous_policy {
+            Some(previous) if !ours => previous,
             _ => &mut self.policy,
         };
         let key = if policy.remembers() { context.page_key(run, start + keep) } else { 0 };
