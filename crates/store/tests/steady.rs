@@ -157,14 +157,14 @@ fn check(gib: u64, policy: PolicyKind, shapes: &[(u64, u64, (u64, u64))], free_p
 }
 
 #[test]
-fn runs_lie_in_few_extents() {
+fn runs_take_few_extents() {
     for (gib, policy) in [(2, PolicyKind::Lru), (2, PolicyKind::Adaptive), (8, PolicyKind::Lru)] {
         check(gib, policy, &[(192 * KIB, 256, RAW)], 6);
     }
 }
 
 #[test]
-fn runs_of_many_lengths_lie_in_few_extents() {
+fn runs_of_many_lengths_take_few_extents() {
     let shapes = [
         (16 * KIB, 512, RAW),
         (64 * KIB, 256, (66, 74)),

@@ -26,25 +26,25 @@ const CANDIDATES: [Make; 5] = [
 ];
 const _: () = assert!(CANDIDATES.len() <= CANDIDATES_MAX);
 
-/// Memory of the shadows is at most this part of the index's, at [`INDEX_BYTES_PER_PAGE`],
+/// The maximum memory of the shadows is the index's, at [`INDEX_BYTES_PER_PAGE`], divided by this,
 const MEMORY_PART: u64 = 20;
 const INDEX_BYTES_PER_PAGE: u64 = 34;
-/// or this many bytes if that is more.
+/// or this number of bytes if that is more.
 const MEMORY_FLOOR: u64 = 4 << 20;
 /// Memory of a page in one shadow, including ghosts and the slack of growing tables.
 const SHADOW_BYTES_PER_PAGE: u64 = 256;
-/// The recent past: demands for this many times the pages that the store holds.
+/// The recent past, in demanded pages: a multiple of the pages that the store holds.
 const WINDOW: f64 = 64.0;
-/// A candidate takes over if its hits exceed those of the followed one by this part of all
+/// A candidate takes over if its hits exceed the followed candidate's by this share of all
 /// requested pages,
 const MARGIN: f64 = 0.005;
-/// and by this many standard errors. Whole sequences hit or miss together, so the error follows
-/// from the differences between the two, demand by demand.
+/// and by this number of standard errors. Whole sequences hit or miss together, so the error
+/// follows from the differences between the two, demand by demand.
 const SIGMAS: f64 = 2.0;
 /// Sampled pages between two decisions.
 const DECIDE_EVERY: u64 = 64;
 
-/// Follows, among several candidates, the one whose shadow had most hits recently.
+/// Follows the candidate whose shadow had most hits recently.
 ///
 /// A shadow is a miniature of the store: it runs a candidate's own code over the pages whose keys
 /// fall into a sample, at the same part of the capacity. Sampling turns a sequence into a shorter
@@ -70,8 +70,8 @@ impl Adaptive {
         Self::with_chunk(CHUNK_UNITS)
     }
 
-    /// Creates the policy with runs cut in chunks of about `chunk_units` units; a smaller rest is
-    /// evicted too.
+    /// Creates the policy with runs cut in chunks of about `chunk_units` units; a shorter remainder
+    /// is evicted too.
     pub(super) fn with_chunk(chunk_units: u32) -> Self {
         Self {
             tree: Tree::new(CANDIDATES[0](), chunk_units),

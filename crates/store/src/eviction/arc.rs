@@ -11,7 +11,7 @@ use super::pieces::{List, Piece, Pieces};
 /// instead of pages.
 #[derive(Debug)]
 pub(super) struct AdaptiveReplacement {
-    /// Pages not used since they were put; then all others.
+    /// Pages not used since they were put; then all other pages.
     lists: [List; 2],
     /// Keys evicted from either list.
     ghosts: [Ghosts; 2],

@@ -80,7 +80,7 @@ fn shared_prompt_outlives_its_tails() {
     lru.admit(&resident(1, None, 10));
     lru.admit(&resident(2, Some((1, 2)), 5));
     lru.hit(&[used(1, 10), used(2, 5)]);
-    // Run 2 is listed before run 1, though both were used at once.
+    // Run 2 is listed before run 1, though one request used both.
     assert_eq!(names(&lru.victims(20, UNPROTECTED)), [(2, 0)]);
     lru.admit(&resident(3, Some((1, 2)), 5));
     assert_eq!(names(&lru.victims(1000, &|run: RunId| run == RunId(3))), [(1, 3)]);
@@ -235,7 +235,7 @@ impl Index {
     /// Truncates as the index does, and reports it to the policy.
     fn truncate(&mut self, run: u64, keep: u32, policy: &mut dyn Eviction) {
         let Some((_, pages)) = self.runs.get_mut(&run) else { return };
-        let gone = pages.saturating_sub(keep);
+        let removed = pages.saturating_sub(keep);
         *pages = (*pages).min(keep);
         self.policy.retain(|(other, page)| *other != run || *page < keep);
         let behind: Vec<u64> = self
@@ -248,8 +248,8 @@ impl Index {
             self.runs.remove(&run);
             self.protected.remove(&run);
             policy.remove(RunId(run));
-        } else if gone > 0 {
-            policy.shrink(RunId(run), gone);
+        } else if removed > 0 {
+            policy.shrink(RunId(run), removed);
         }
         behind.into_iter().for_each(|child| self.truncate(child, 0, policy));
     }
@@ -259,21 +259,21 @@ impl Index {
         let victims = policy.victims(units, &|run: RunId| protected.contains(&run.0));
         let mut freed = 0;
         for Victim { run, keep_pages, units: promised } in victims {
-            assert!(!protected.contains(&run.0), "a protected run was chosen");
+            assert!(!protected.contains(&run.0), "a protected run must not be chosen");
             let pages = self.runs[&run.0].1;
             assert!(keep_pages < pages);
-            assert!(self.held(run.0) <= keep_pages, "a run went before what hangs from it");
+            assert!(self.held(run.0) <= keep_pages, "a run was evicted before its descendants");
             assert_eq!(
                 promised,
                 u64::from(pages - keep_pages) * 4 + u64::from(keep_pages == 0),
-                "the victim frees what it says"
+                "a victim must free its announced units"
             );
-            assert!(freed < units, "no more than it takes");
+            assert!(freed < units, "a victim was chosen beyond the requested units");
             if exact {
                 let free = self.policy.iter().filter(|(run, _)| !protected.contains(run));
                 let oldest: Vec<_> = free.take((pages - keep_pages) as usize).copied().collect();
-                let gone: Vec<_> = (keep_pages..pages).rev().map(|page| (run.0, page)).collect();
-                assert_eq!(gone, oldest, "what was used longest ago goes first");
+                let evicted: Vec<_> = (keep_pages..pages).rev().map(|page| (run.0, page)).collect();
+                assert_eq!(evicted, oldest, "the least recently used pages must go first");
             }
             freed += promised;
             self.truncate(run.0, keep_pages, policy);
@@ -281,7 +281,7 @@ impl Index {
         if freed < units {
             let cuttable =
                 |run: &u64| !protected.contains(run) && self.held(*run) < self.runs[run].1;
-            assert!(!self.runs.keys().any(cuttable), "something could still have gone");
+            assert!(!self.runs.keys().any(cuttable), "a run could still have been cut");
         }
     }
 }
@@ -344,7 +344,7 @@ fn run(actions: &[Action], policy: &mut dyn Eviction, exact: bool) {
     index.evict(u64::MAX, policy, exact);
     assert!(
         policy.is_empty() && index.runs.is_empty(),
-        "everything can go when nothing is protected"
+        "all runs must be evictable when none is protected"
     );
 }
 
@@ -363,10 +363,11 @@ proptest! {
         run(&actions, &mut lru(1), true);
     }
 
-    /// At every step another policy takes over.
+    /// A different policy takes over at every step.
     #[test]
     fn switching_policies_loses_no_piece(actions in actions(true)) {
-        run(&actions, &mut Restless { tree: Tree::new(Box::new(Lru::new()), 8), switches: 0 }, false);
+        let tree = Tree::new(Box::new(Lru::new()), 8);
+        run(&actions, &mut Restless { tree, switches: 0 }, false);
     }
 }
 

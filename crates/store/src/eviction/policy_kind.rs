@@ -1,4 +1,4 @@
-//! The available eviction policies.
+//! The kinds of eviction policies.
 
 use super::Eviction;
 use super::adaptive::Adaptive;
@@ -50,7 +50,7 @@ impl PolicyKind {
     /// Reads the name users type.
     ///
     /// # Errors
-    /// `Invalid`, listing the names.
+    /// `Invalid` with the list of names if `word` is not a policy's name.
     pub fn parse(word: &str) -> Result<Self> {
         Self::ALL.into_iter().find(|policy| policy.word() == word).ok_or_else(|| {
             let words = Self::ALL.map(|policy| format!("{:?}", policy.word())).join(", ");

@@ -1,4 +1,4 @@
-//! A candidate's miniature store, and the sample of pages that all of them see.
+//! A candidate's miniature store, and the sample of pages that all candidates share.
 
 use super::eviction_policy::EvictionPolicy;
 use super::tree::Tree;
@@ -13,9 +13,9 @@ const ENDS: usize = 1024;
 /// The pages before a page.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Prefix {
-    /// The last of them in the sample.
+    /// The last of these pages in the sample.
     pub(super) last: Option<u64>,
-    /// Which shadows had all of them.
+    /// Which shadows had all these pages.
     pub(super) alive: [bool; CANDIDATES_MAX],
 }
 
@@ -23,11 +23,12 @@ pub(super) struct Prefix {
 #[derive(Debug)]
 pub(super) struct Sample {
     shift: u32,
-    /// The sampled pages of the present sequence, the pages before them, and the key at its end.
+    /// The sampled pages of the current sequence, the pages before them, and the sequence's last
+    /// key.
     keys: Vec<u64>,
     prefix: Prefix,
     end: Option<u64>,
-    /// Ends of recent sequences, by key, modulo.
+    /// Ends of recent sequences, by key modulo [`ENDS`].
     ends: Vec<(u64, Prefix)>,
 }
 
@@ -36,7 +37,7 @@ impl Sample {
         Self { shift: 0, keys: Vec::new(), prefix: Prefix::default(), end: None, ends: Vec::new() }
     }
 
-    /// One page in this many is sampled.
+    /// The sample is one page in this number.
     pub(super) fn rate(&self) -> u64 {
         1 << self.shift
     }
@@ -51,7 +52,7 @@ impl Sample {
         (mixed ^ (mixed >> 32)) & (self.rate() - 1) == 0
     }
 
-    /// Adds a sequence.
+    /// Makes a sequence the current one, after the page `after`.
     pub(super) fn take(&mut self, after: Option<u64>, pages: &mut dyn Iterator<Item = u64>) {
         self.prefix = match after {
             None => Prefix { last: None, alive: [true; CANDIDATES_MAX] },
@@ -78,8 +79,8 @@ impl Sample {
         self.prefix
     }
 
-    /// Remembers the end of the present sequence, and which shadows had all of it. Does nothing if
-    /// no page of it was sampled.
+    /// Remembers the end of the current sequence, and which shadows had all its pages. Does nothing
+    /// for an empty sequence at a root.
     pub(super) fn note_end(&mut self, alive: &[bool]) {
         let Some(end) = self.end else { return };
         let mut prefix = self.prefix;
@@ -94,8 +95,7 @@ impl Sample {
     }
 }
 
-/// A candidate's contents, as far as they are sampled. Each page is a run of its own, named by its
-/// key.
+/// A candidate's contents within the sample. Each page is a run named by the page's key.
 #[derive(Debug)]
 pub(super) struct Shadow {
     name: &'static str,
@@ -154,8 +154,9 @@ impl Shadow {
         self.tree.memory_bytes() + self.path.capacity() * size_of::<Used>()
     }
 
-    /// Reads the present pages of a sequence and puts the rest. `alive`: it had all pages before.
-    /// Multiplies earlier counts by `kept`. Returns the number of hits.
+    /// Reads the leading stored pages of a sequence and puts the missing pages. `alive`: the shadow
+    /// had all pages before the sequence. Multiplies earlier counts by `kept`. Returns the number
+    /// of hits.
     pub(super) fn demand(
         &mut self,
         before: Option<u64>,
@@ -188,7 +189,7 @@ impl Shadow {
         if excess > 0 {
             self.tree.victims(excess, &Protected(parent));
         }
-        // Pages that do not fit are refused, as by the store.
+        // The store refuses pages that do not fit, and so does the shadow.
         let room = usize::try_from(self.capacity.saturating_sub(self.tree.pages()));
         let fit = (keys.len() - there).min(room.unwrap_or(usize::MAX));
         let mut parent = parent;
@@ -218,7 +219,7 @@ impl Shadow {
     }
 }
 
-/// The page that others are about to follow.
+/// Protects the page that new pages are about to follow.
 struct Protected(Option<u64>);
 
 impl EvictionContext for Protected {

@@ -1,5 +1,5 @@
-//! The tree of pieces that all policies share: which pages exist, which follow which, and which may
-//! be evicted.
+//! The tree of pieces that all policies share: which pages exist, which pages they follow, and
+//! which pages may be evicted.
 
 use super::eviction_policy::{Arrival, EvictionPolicy};
 use super::fold::{Folding, table_bytes};
@@ -14,16 +14,16 @@ mod capacity;
 mod protected;
 mod victims;
 
-/// Runs are cut in chunks of about this many units (16 MiB): smaller chunks fragment the free
-/// space, larger ones evict more than needed. At 95 % full, runs of mixed shapes take 1.3 to 1.8
-/// extents with it, 1.5 to 1.9 with a quarter of it (`ritornello_volume::space`, test
-/// `runs_stay_whole_at_steady_state`).
+/// Length in units (16 MiB) of the chunks in which runs are cut, approximately: smaller chunks
+/// fragment the free space, larger chunks evict more than needed. At 95 % full, runs of mixed
+/// shapes take 1.3 to 1.8 extents with this length, 1.5 to 1.9 with a quarter of it
+/// (`ritornello_volume::space`, test `runs_stay_whole_at_steady_state`).
 pub(super) const CHUNK_UNITS: u32 = 4096;
-/// Uses split runs into pieces of at least this many chunks. Pieces are evicted one by one, and the
-/// space of a short one holds no complete run: with uses that end anywhere, runs lie in 2.1 to 2.5
-/// extents if splits are unrestricted, and in 1.0 to 1.5 with this limit (test
-/// `runs_lie_in_few_extents`). The price is that up to as many pages behind the end of a use are
-/// kept with it.
+/// Minimum length in chunks of the pieces into which uses split runs. Pieces are evicted one by
+/// one, and the space of a short piece holds no complete run: with uses that end anywhere, runs
+/// take 2.1 to 2.5 extents if splits are unrestricted, and 1.0 to 1.5 with this limit (test
+/// `runs_take_few_extents`). The price is that unused pages, up to this length, are kept with the
+/// used pages before them.
 const SPLIT_CHUNKS: u32 = 2;
 /// Pieces allowed beyond one per run.
 const SPLITS_SPARE: usize = 1024;
@@ -34,12 +34,12 @@ const MOVED_PER_CALL: usize = 32;
 ///
 /// A run is one piece at first. It is split where another run follows one of its middle pages, so
 /// that children always follow a piece's last page, and a piece without children may be evicted;
-/// and near the end of a use in its middle, so that the head counts as used and the tail does not.
-/// Pieces that are used together again are merged.
+/// and near the end of a use in its middle, so that only the head counts as used. Pieces that are
+/// used together again are merged.
 ///
-/// Another policy can take over at any time: [`Tree::follow`]. A few pieces move with every call,
-/// the warmest first, each becoming the oldest in the new policy, while victims come from those
-/// that have not moved: the order of use is kept, and no call takes long.
+/// [`Tree::follow`] switches to a different policy at any time. A few pieces move with every call,
+/// the warmest first, each becoming the oldest in the new policy, while victims are chosen among
+/// the pieces that have not moved: the order of use is kept, and no call takes long.
 ///
 /// Invariants: between calls, a piece that is not listed has children or is protected; a listed
 /// piece of the current `policy_generation` is listed by `policy`, any other listed piece by
@@ -137,7 +137,7 @@ impl Tree {
         }
     }
 
-    /// Lists a piece of another policy.
+    /// Lists a piece that moved from the previous policy.
     fn inherit(&mut self, slot: u32) {
         self.pieces[slot].set_policy_generation(self.policy_generation);
         self.policy.insert(&mut self.pieces, slot, Arrival::Inherited);
@@ -154,7 +154,7 @@ impl Tree {
         }
     }
 
-    /// Lists a piece again that was unlinked as a victim.
+    /// Lists a piece that was unlinked as a victim.
     fn relist(&mut self, slot: u32) {
         let generation = self.pieces[slot].policy_generation();
         let before = (self.policy_generation + POLICY_GENERATIONS - 1) % POLICY_GENERATIONS;
@@ -202,7 +202,7 @@ impl Tree {
         let mut continues = false;
         if up != NONE {
             let before = &self.pieces[up];
-            // The runs of a long put: its first page decides for all.
+            // All runs of a long put are known if the put's first page is.
             known |= before.is_known() && before.uses == 0;
             continues = before.uses > 0 && before.children == 1;
         }
@@ -245,7 +245,7 @@ impl Tree {
         (piece.start > 0 && piece.up != NONE).then_some(piece.up)
     }
 
-    /// Returns the piece that ends with a page, which gets one more child.
+    /// Returns the piece that ends with a page, after counting one more child of the piece.
     fn attach(&mut self, (run, page): (RunId, u32)) -> Option<u32> {
         let mut slot = *self.last.get(&run)?;
         while self.pieces[slot].start > page {
@@ -258,7 +258,7 @@ impl Tree {
         Some(slot)
     }
 
-    /// Makes the pages before `at` a piece of their own. Returns it.
+    /// Makes the pages before `at` a separate piece. Returns the new piece's slot.
     fn split(&mut self, slot: u32, at: u32) -> u32 {
         let tail = &mut self.pieces[slot];
         let units = tail.units();
@@ -280,7 +280,8 @@ impl Tree {
         head
     }
 
-    /// Merges a piece with the previous one in its run, if they were used alike.
+    /// Merges a piece with the previous piece of the run, if both were used alike. Returns whether
+    /// it did.
     fn merge(&mut self, slot: u32) -> bool {
         let Some(before) = self.before(slot) else { return false };
         let (head, tail) = (&self.pieces[before], &self.pieces[slot]);
@@ -310,7 +311,7 @@ impl Tree {
         self.move_some();
         for used in path.iter().rev() {
             let Some(&last) = self.last.get(&used.run) else { continue };
-            // The next piece, if it was used as well.
+            // The piece after `slot`, if it was used too.
             let (mut slot, mut behind) = (last, None);
             loop {
                 let piece = &self.pieces[slot];
@@ -333,8 +334,9 @@ impl Tree {
         }
     }
 
-    /// Where a use that ended before page `pages` of a run splits `piece`: at a multiple of
-    /// [`SPLIT_CHUNKS`] with as much behind it, or not at all.
+    /// The page where a use that ended before page `pages` of a run splits `piece`: a multiple of
+    /// [`SPLIT_CHUNKS`] after which at least [`SPLIT_CHUNKS`] remain, or the piece's end for no
+    /// split.
     fn end_of_use(&self, piece: &Piece, pages: u32) -> u32 {
         let least = (self.chunk_units.saturating_mul(SPLIT_CHUNKS) / piece.page_units).max(1);
         let end = pages.div_ceil(least).saturating_mul(least);
@@ -367,9 +369,9 @@ impl Tree {
         let mut left = pages - repaid;
         while left > 0 {
             let Some(&slot) = self.last.get(&run) else { return };
-            let gone = left.min(self.pieces[slot].pages);
-            self.take_off(slot, gone);
-            left -= gone;
+            let removed = left.min(self.pieces[slot].pages);
+            self.take_off(slot, removed);
+            left -= removed;
         }
     }
 
@@ -379,15 +381,15 @@ impl Tree {
         }
     }
 
-    /// Removes the last `gone` pages of a run's last piece. Returns their units.
-    fn take_off(&mut self, slot: u32, gone: u32) -> u64 {
+    /// Removes the last `removed` pages of a run's last piece. Returns their units.
+    fn take_off(&mut self, slot: u32, removed: u32) -> u64 {
         let piece = &self.pieces[slot];
         let (run, up, owed) = (piece.run, piece.up, piece.owed);
-        self.pages -= u64::from(gone);
-        if gone < piece.pages {
-            let units = u64::from(gone) * u64::from(piece.page_units);
+        self.pages -= u64::from(removed);
+        if removed < piece.pages {
+            let units = u64::from(removed) * u64::from(piece.page_units);
             self.units -= units;
-            self.pieces[slot].pages -= gone;
+            self.pieces[slot].pages -= removed;
             self.shrunk(slot, units);
             return units;
         }
@@ -416,7 +418,7 @@ impl Tree {
         if piece.children > 0 {
             return;
         }
-        if piece.is_gone() {
+        if piece.is_removed() {
             self.pieces.remove(up);
         } else if !piece.is_listed() {
             self.relist(up);

@@ -21,7 +21,7 @@ struct Store {
     keys: Vec<u64>,
 }
 
-/// Keys of all runs, and the pages pinned by the present put.
+/// Keys of all runs, and the pages that the current put protects.
 struct ProtectedByPut<'a>(&'a [u64], &'a [Used]);
 
 impl EvictionContext for ProtectedByPut<'_> {
@@ -35,11 +35,12 @@ impl EvictionContext for ProtectedByPut<'_> {
 
 impl Store {
     fn new(policy: Box<dyn EvictionPolicy>, page_units: u32) -> Self {
-        // The chunk is no longer than a page.
+        // A chunk is not longer than a page.
         Self { tree: Tree::new(policy, 1), page_units, runs: HashMap::new(), keys: Vec::new() }
     }
 
-    /// Reads the present pages of a sequence and puts the rest. Returns the number present.
+    /// Reads the leading stored pages of a sequence and puts the missing pages. Returns the number
+    /// of stored pages.
     fn request(&mut self, sequence: &[u64]) -> usize {
         let there = sequence.iter().map_while(|key| self.runs.get(key));
         let path: Vec<Used> = there.map(|run| Used { run: RunId(*run), pages: 1 }).collect();
@@ -70,7 +71,7 @@ impl Store {
     }
 }
 
-/// Growing conversations, some requested more often, between new ones.
+/// Growing conversations, of which some are requested more often, between new conversations.
 fn sequences() -> Vec<Vec<u64>> {
     let mut state = 7u64;
     let mut below = |bound: u64| {
@@ -103,7 +104,7 @@ fn full_shadow_behaves_like_the_store() {
         let mut hits = 0;
         for (at, sequence) in sequences().iter().enumerate() {
             let there = store.request(sequence);
-            // Reported as by the core: first the pages read, then those put.
+            // The core reports the pages read first, then the pages put.
             let (read, put) = sequence.split_at(there);
             let mut had = shadow.demand(None, true, read, 1.0);
             if !put.is_empty() {

@@ -1,22 +1,22 @@
-//! Victims that were pinned.
+//! Victims that were protected.
 
 use super::super::EvictionContext;
 use super::super::pieces::Pieces;
 use ritornello_index::RunId;
 use std::collections::VecDeque;
 
-/// Pieces that are in no list because they were pinned when they became victims, behind many
-/// others.
+/// Pieces that are in no list because they were protected when they became victims, after many
+/// other protected pieces.
 ///
-/// The end of a pin is not reported, so each eviction re-examines some of them, the longest-waiting
-/// first. A piece pinned for long is thus skipped once, not by every call.
+/// The end of a protection is not reported, so each eviction re-examines some of these pieces, the
+/// longest-waiting first. A piece protected for long is thus skipped once, not by every call.
 #[derive(Debug, Default)]
 pub(super) struct ProtectedPieces {
     queue: VecDeque<(u32, RunId)>,
 }
 
 impl ProtectedPieces {
-    /// Adds a piece that was unlinked because it is pinned.
+    /// Adds a piece that was unlinked because it is protected.
     pub(super) fn push(&mut self, pieces: &mut Pieces, slot: u32) {
         let piece = &mut pieces[slot];
         if !piece.is_protected() {
@@ -25,8 +25,8 @@ impl ProtectedPieces {
         }
     }
 
-    /// Examines the next `count` pieces. Returns those to be listed again, in the order in which
-    /// they were added.
+    /// Examines the next `count` pieces. Returns the unlisted pieces that are no longer protected,
+    /// in the order in which they were added.
     pub(super) fn unprotected(
         &mut self,
         pieces: &mut Pieces,
@@ -40,7 +40,7 @@ impl ProtectedPieces {
             if piece.run != run || !piece.is_protected() {
                 continue;
             }
-            // A piece that was used or lost a child meanwhile is listed already.
+            // A piece that was used or lost a child since it was added is listed already.
             if !piece.is_listed() && context.is_protected(run) {
                 self.queue.push_back((slot, run));
                 continue;

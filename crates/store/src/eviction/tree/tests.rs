@@ -98,19 +98,19 @@ fn protected_pieces_are_skipped_once() {
         let victims = tree.victims(4, context);
         (victims.first().map(|victim| victim.run.0), context.1.get())
     };
-    assert_eq!(next(&context).0, Some(PROTECTED), "all are passed");
+    assert_eq!(next(&context).0, Some(PROTECTED), "the victim follows all protected runs");
     for run in PROTECTED + 1..PROTECTED + 20 {
         let (victim, queries) = next(&context);
         assert_eq!(victim, Some(run));
         assert!(queries < 200, "{queries} queries");
     }
     let (victim, queries) = next(&context);
-    assert_eq!(victim, None, "all the others are protected");
+    assert_eq!(victim, None, "all remaining runs are protected");
     assert!(queries < PROTECTED, "{queries} queries");
     context.0.set(0);
-    let mut gone: Vec<u64> = std::iter::from_fn(|| next(&context).0).collect();
-    assert_eq!(gone.len() as u64, PROTECTED);
-    gone.sort_unstable();
-    gone.dedup();
-    assert_eq!(gone.len() as u64, PROTECTED, "each went once");
+    let mut evicted: Vec<u64> = std::iter::from_fn(|| next(&context).0).collect();
+    assert_eq!(evicted.len() as u64, PROTECTED);
+    evicted.sort_unstable();
+    evicted.dedup();
+    assert_eq!(evicted.len() as u64, PROTECTED, "each run is evicted once");
 }

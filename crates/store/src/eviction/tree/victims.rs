@@ -4,11 +4,11 @@ use super::super::pieces::Piece;
 use super::super::{EvictionContext, Victim};
 use super::Tree;
 
-/// Maximum pinned pieces that a call skips and lists again. Further ones are held back; as many of
-/// the held ones are re-examined by each call.
-const LOOKED_AT: usize = 64;
-/// Held pieces re-examined if nothing else is left.
-const LOOKED_AT_LAST: usize = 4096;
+/// Maximum protected pieces that a call skips and lists again; further pieces are queued. Also the
+/// number of queued pieces that each call re-examines.
+const EXAMINED_MAX: usize = 64;
+/// Number of queued pieces re-examined if no other victim is left.
+const EXAMINED_LAST: usize = 4096;
 
 impl Tree {
     pub(in super::super) fn victims(
@@ -21,7 +21,7 @@ impl Tree {
         self.policy.set_capacity(self.capacity.units(), self.capacity.keys());
         let mut victims = Vec::new();
         let mut left = units;
-        self.relist_unprotected(context, LOOKED_AT);
+        self.relist_unprotected(context, EXAMINED_MAX);
         let (mut passed, mut last) = (Vec::new(), false);
         while left > 0 {
             let previous =
@@ -31,12 +31,12 @@ impl Tree {
                     break;
                 }
                 last = true;
-                self.relist_unprotected(context, LOOKED_AT_LAST);
+                self.relist_unprotected(context, EXAMINED_LAST);
                 continue;
             };
             if context.is_protected(self.pieces[slot].run) {
                 self.unlink(slot);
-                if passed.len() < LOOKED_AT {
+                if passed.len() < EXAMINED_MAX {
                     passed.push(slot);
                 } else {
                     self.protected.push(&mut self.pieces, slot);
@@ -49,7 +49,8 @@ impl Tree {
                 victims.push(victim);
             }
         }
-        // These return to their positions. (A piece that lost a child meanwhile was skipped twice.)
+        // The skipped pieces return to their positions. (A piece that lost a child during this call
+        // was skipped twice.)
         for slot in passed.into_iter().rev() {
             self.unlink(slot);
             self.relist(slot);
@@ -57,15 +58,15 @@ impl Tree {
         victims
     }
 
-    /// Lists held pieces whose pins have ended, as the next victims.
+    /// Lists queued pieces that are no longer protected, as the next victims.
     fn relist_unprotected(&mut self, context: &dyn EvictionContext, count: usize) {
         let unprotected = self.protected.unprotected(&mut self.pieces, context, count);
         unprotected.into_iter().rev().for_each(|slot| self.relist(slot));
     }
 
-    /// Cuts a piece without children by about `units` units of the `requested`. A rest shorter than a
-    /// chunk, or than `requested`, is cut too: the next call would take it, and would leave a hole too
-    /// short for a run of that length.
+    /// Cuts a piece without children by about `units` units of the `requested`. A remainder shorter
+    /// than a chunk, or than `requested`, is cut too: the next call would take the remainder, and
+    /// would leave a hole too short for a run of that length.
     fn cut(
         &mut self,
         slot: u32,
@@ -82,16 +83,16 @@ impl Tree {
         }
         // At most `pages`, so it fits.
         let keep = keep as u32;
-        let gone = pages - keep;
+        let removed = pages - keep;
         let ours = self.pieces[slot].policy_generation() == self.policy_generation;
         let policy = match &mut self.previous_policy {
             Some(previous) if !ours => previous,
             _ => &mut self.policy,
         };
         let key = if policy.remembers() { context.page_key(run, start + keep) } else { 0 };
-        policy.evicted(&self.pieces, slot, key, u64::from(gone) * page);
-        self.pieces[slot].owed += gone;
-        let units = self.take_off(slot, gone);
+        policy.evicted(&self.pieces, slot, key, u64::from(removed) * page);
+        self.pieces[slot].owed += removed;
+        let units = self.take_off(slot, removed);
         Victim { run, keep_pages: start + keep, units }
     }
 }
