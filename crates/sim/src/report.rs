@@ -30,7 +30,7 @@ impl SimPolicy {
     /// Parses the name users type.
     ///
     /// # Errors
-    /// `Invalid`, listing the names.
+    /// `Invalid` with the list of names if `word` is not a policy's name.
     pub fn parse(word: &str) -> Result<Self> {
         if word == "belady" {
             return Ok(Self::Belady);
@@ -78,10 +78,11 @@ pub struct Row {
 }
 
 /// Replays `trace` through `policy` with a capacity of `fraction` of the trace's footprint, at
-/// least one block. `progress` receives the number of requests done.
+/// least one block. `progress` periodically receives the number of completed requests.
 ///
 /// # Errors
-/// `Invalid` for an unusable capacity or block size; `Fatal` if a policy violates its contract.
+/// `Invalid` if the capacity or the block size is out of range; `Fatal` if a policy violates its
+/// contract.
 pub fn simulate(
     trace: &Trace,
     policy: SimPolicy,

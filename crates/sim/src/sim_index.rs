@@ -15,23 +15,23 @@ const NONE: u32 = u32::MAX;
 /// would break it, which exposes a policy that does not evict leaves first.
 pub(crate) struct SimIndex<'t> {
     trace: &'t Trace,
-    /// By block: its run, or [`NONE`], and its page in the run.
+    /// The run, or [`NONE`], and the page in the run of every block.
     locations: Vec<(u32, u32)>,
-    /// By block: number of runs whose parent it is.
+    /// The number of child runs of every block.
     children: Vec<u32>,
-    /// By run number; numbers are not reused.
+    /// Runs by number; numbers are not reused.
     runs: Vec<Run>,
     round: u64,
 }
 
 /// Consecutive blocks of one request.
 struct Run {
-    /// Index of its first block among the references of the trace.
+    /// Index of the run's first block among the references of the trace.
     first: usize,
     pages: u32,
-    /// Whether a block precedes it.
+    /// Whether a block precedes the run.
     has_parent: bool,
-    /// The last round that protected it.
+    /// The last round that protected the run.
     protected_in: u64,
 }
 
@@ -71,8 +71,9 @@ impl<'t> SimIndex<'t> {
         blocks.len()
     }
 
-    /// Inserts `pages` blocks, from reference `first` of the trace on, as a run behind the stored
-    /// block `predecessor`. None of them may be stored yet. Returns the run and its parent.
+    /// Inserts `pages` blocks, starting at reference `first` of the trace, as a run after the
+    /// stored block `predecessor`. The blocks must not be stored yet. Returns the run and its
+    /// parent.
     pub(crate) fn insert(
         &mut self,
         first: usize,
@@ -93,7 +94,7 @@ impl<'t> SimIndex<'t> {
         (RunId(u64::from(run)), parent)
     }
 
-    /// Cuts a run to its first `keep` pages. Returns how many pages were removed.
+    /// Cuts a run to its first `keep` pages. Returns the number of removed pages.
     ///
     /// # Errors
     /// `Fatal` if a removed page is the parent of another run.
@@ -104,8 +105,8 @@ impl<'t> SimIndex<'t> {
             return Ok(0);
         }
         entry.pages = keep;
-        let gone = first + keep as usize..first + pages as usize;
-        for &block in &self.trace.blocks()[gone] {
+        let removed = first + keep as usize..first + pages as usize;
+        for &block in &self.trace.blocks()[removed] {
             if self.children[block as usize] > 0 {
                 return Err(Error::fatal("the policy cut a page that is the parent of a run")
                     .with("run", run.0)
