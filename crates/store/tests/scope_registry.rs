@@ -1,5 +1,5 @@
-//! The scope registry: what it writes, what it drops when it is full, and what a crash leaves of
-//! it.
+//! The scope registry: the bytes written, the scopes dropped when it is full, and recovery after a
+//! crash.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -269,8 +269,8 @@ fn scope_with_quota_or_reservation_is_kept() {
     let catalog = open.core.catalog_for(ClientId::LOCAL, "");
     let reference = catalog.resolve(&written, true).unwrap().unwrap();
     let keys = sequence(1, 1);
-    let wanted = ritornello_store::ReserveRequest::default();
-    let reserved = catalog.reserve(reference, &refs(&keys), None, &wanted).unwrap();
+    let request = ritornello_store::ReserveRequest::default();
+    let reserved = catalog.reserve(reference, &refs(&keys), None, &request).unwrap();
     assert_eq!(reserved.runs.len(), 1);
     for salt in 0..200 {
         register(&open, &long(salt, 4000)).unwrap();
@@ -291,7 +291,7 @@ fn crash_at_any_change_keeps_registrations() {
     put(&open.store, &kept, &keys, None);
     open.store.flush().unwrap();
     let mut slots: BTreeMap<u64, ScopeSlot> = BTreeMap::new();
-    let mut judged = 0;
+    let mut checked = 0;
     for salt in 0..150 {
         let before = slots.clone();
         medium.noted.lock().clear();
@@ -302,7 +302,7 @@ fn crash_at_any_change_keeps_registrations() {
             slots.insert(salt, register(&open, &long(salt, 3000)).unwrap());
         }
         slots.retain(|salt, _| known(&open, &long(*salt, 3000)).is_some());
-        let held = |state: &Open| {
+        let check = |state: &Open| {
             for (salt, slot) in before.iter().filter(|(salt, _)| slots.contains_key(salt)) {
                 assert_eq!(known(state, &long(*salt, 3000)), Some(*slot), "scope {salt}");
             }
@@ -310,17 +310,17 @@ fn crash_at_any_change_keeps_registrations() {
             let next = register(state, &salted(1)).unwrap();
             assert!(before.values().all(|slot| *slot < next), "{next:?} was given before");
         };
-        // Every moment of some registrations; those in between are alike.
+        // All crash moments of some registrations; the registrations in between are alike.
         if salt % 10 == 4 || salt % 10 == 5 || medium.noted.lock().len() > 6 {
             for state in std::mem::take(&mut *medium.noted.lock()) {
                 let state = open_with(state);
-                held(&state);
+                check(&state);
                 state.forget();
-                judged += 1;
+                checked += 1;
             }
         }
     }
-    assert!(counter(&open, "scopes_dropped") > 0 && judged > 200, "{judged}");
+    assert!(counter(&open, "scopes_dropped") > 0 && checked > 200, "{checked}");
     open.close();
 }
 

@@ -19,7 +19,7 @@ const KIB: u64 = 1 << 10;
 /// An unencoded page, in percent of its length.
 const RAW: (u64, u64) = (100, 100);
 /// Volume put into the full store, in capacities.
-const TURNS: u64 = 4;
+const TURNOVERS: u64 = 4;
 /// Uses of a few pages, of each kind, per put.
 const GLANCES: u64 = 8;
 
@@ -120,10 +120,11 @@ impl Steady {
         }
     }
 
-    /// Fills the store and turns it over. Each set is used once more, and so is an older one.
+    /// Fills the store, and replaces its contents `TURNOVERS` times. Each set is used a second
+    /// time, together with an older set.
     fn age(&mut self) -> SpaceHealth {
         let mut set = 0;
-        while self.put < self.capacity * (TURNS + 1) {
+        while self.put < self.capacity * (TURNOVERS + 1) {
             for kind in 0..self.kinds.len() {
                 for number in 0..self.kinds[kind].sequences {
                     self.put(kind, set, number);
