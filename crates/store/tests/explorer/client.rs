@@ -1,8 +1,8 @@
 //! A client process: its own view of the disk, its own store over it, and a link to the owner.
 
-use crate::half::Half;
-use crate::link::Link;
-use crate::watch::Watched;
+use crate::client_catalog::Link;
+use crate::recording_medium::Watched;
+use crate::unfinished_put::Half;
 use parking_lot::Mutex;
 use ritornello_store::{Catalog, ClientAlive, ClientId, Store, StoreCore, open_segments};
 use ritornello_volume::segments::{IoChoice, Segments};

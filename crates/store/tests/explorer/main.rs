@@ -15,7 +15,7 @@
 //! * a put that is not committed is answered so: by a poisoned owner, or by one that did not reserve
 //!   its space.
 //!
-//! The seed decides the kind of a life: see [`family`].
+//! The seed decides the kind of a life: see [`workload`].
 //!
 //! A life follows from its seed alone. `RITORNELLO_CRASH_SEED=7` runs life 7 and prints its acts;
 //! `RITORNELLO_CRASH_STATES=1000000` runs lives until that many states were judged, starting with the
@@ -26,19 +26,19 @@
 #[path = "../common/mod.rs"]
 mod common;
 
-mod act;
+mod checker;
 mod client;
-mod dice;
-mod family;
-mod half;
-mod judge;
+mod client_catalog;
+mod history;
 mod kinds;
-mod life;
-mod link;
 mod mapped;
-mod watch;
+mod operation;
+mod recording_medium;
+mod rng;
+mod unfinished_put;
+mod workload;
 
-use life::Life;
+use history::Life;
 use std::env;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -5,15 +5,15 @@
 //! ends with its thread, so nothing is in flight after a kill. The remaining promise to check:
 //! kills at any change of the metadata cost no flushed page.
 
-use crate::act::Act;
+use crate::checker::stats;
 use crate::common::{MIB, Open, open_on, options};
-use crate::dice::Dice;
-use crate::family::Family;
-use crate::half::Half;
-use crate::judge::stats;
 use crate::kinds::{
     KINDS, NAMES, Pages, SEQUENCES, deliver, keys_of, kinds, leading, left_by_delete, present, put,
 };
+use crate::operation::Act;
+use crate::rng::Dice;
+use crate::unfinished_put::Half;
+use crate::workload::Family;
 use parking_lot::Mutex;
 use ritornello_medium::{Access, Host, Medium, MediumFile, Room};
 use ritornello_store::{ClientId, Options};

@@ -1,23 +1,23 @@
 //! One random life of a store.
 
+mod check;
 mod clients;
-mod ends;
 mod expect;
-mod look;
-mod salts;
+mod owner_change;
+mod scopes;
 mod volumes;
 
-use crate::act::Act;
+use crate::checker::{Bounds, in_shape, stats};
 use crate::client::{Client, Names};
 use crate::common::{MIB, Open, open_beside, options, refs};
-use crate::dice::Dice;
-use crate::family::Family;
-use crate::half::Half;
-use crate::judge::{Bounds, in_shape, stats};
 use crate::kinds::{
     KINDS, Pages, SEQUENCES, deliver, keys_of, kinds, leading, left_by_delete, present, put,
 };
-use crate::watch::Watched;
+use crate::operation::Act;
+use crate::recording_medium::Watched;
+use crate::rng::Dice;
+use crate::unfinished_put::Half;
+use crate::workload::Family;
 use ritornello_format::Result;
 use ritornello_medium::SimDisk;
 use ritornello_store::{CapacityChange, ClientId, Durability, IndexKind, LeaseNumber, Options};

@@ -1,10 +1,10 @@
 //! How owners end, and what the next owner finds.
 
 use super::Life;
-use crate::act::{Act, End};
+use crate::checker::{Bounds, stats};
 use crate::common::{MIB, Open, open_on};
-use crate::judge::{Bounds, stats};
 use crate::kinds::{NAMES, Pages, SEQUENCES, deliver, keys_of, present, put};
+use crate::operation::{Act, End};
 use ritornello_format::ErrorKind;
 use ritornello_store::Options;
 use std::sync::Arc;

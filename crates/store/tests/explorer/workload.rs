@@ -1,6 +1,6 @@
 //! Families of lives: which acts can happen besides those of every life.
 
-use crate::dice::Dice;
+use crate::rng::Dice;
 
 /// The family that a seed selects.
 #[derive(Clone, Copy, Debug, Default)]

@@ -1,9 +1,9 @@
 //! What each act allows a later crash to remove or to leave.
 
 use super::Life;
-use crate::act::Act;
 use crate::common::MIB;
 use crate::kinds::{KINDS, NAMES, leading, left_by_delete};
+use crate::operation::Act;
 
 impl Life {
     /// Records what an act may leave, before it begins.

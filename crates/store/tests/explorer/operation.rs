@@ -1,8 +1,8 @@
 //! The acts of a life.
 
-use crate::dice::Dice;
-use crate::family::Family;
 use crate::kinds::{KINDS, NAMES, NUMBERS, SEQUENCES, keys_of};
+use crate::rng::Dice;
+use crate::workload::Family;
 use ritornello_codec::Codec;
 use ritornello_format::ScopeSettings;
 

@@ -1,6 +1,6 @@
 //! A client's connection to the owner: ends with the client, and is renewed for each owner.
 
-use crate::watch::Watched;
+use crate::recording_medium::Watched;
 use parking_lot::Mutex;
 use ritornello_format::{Error, ErrorKind, Result, Scope, ScopeSettings, ScopeSlot};
 use ritornello_store::{

@@ -1,7 +1,7 @@
 //! A process's view of a disk that records, at random moments, the state in which the disk would
 //! come up after a power loss.
 
-use crate::dice::Dice;
+use crate::rng::Dice;
 use parking_lot::Mutex;
 use ritornello_medium::{Access, Fault, Medium, MediumFile, Room, SimDisk, SimProcess};
 use std::ffi::OsString;

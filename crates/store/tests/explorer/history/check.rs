@@ -1,8 +1,8 @@
 //! Judging recorded crash states.
 
 use super::Life;
+use crate::checker::Bounds;
 use crate::common::{Open, open_on};
-use crate::judge::Bounds;
 use crate::kinds::{Pages, present};
 use ritornello_medium::SimDisk;
 use std::path::Path;

@@ -1,11 +1,11 @@
 //! Client processes beside the owner.
 
 use super::Life;
-use crate::act::Act;
 use crate::client::Client;
 use crate::common::Open;
-use crate::half::Half;
 use crate::kinds::{deliver, leading, present, put};
+use crate::operation::Act;
+use crate::unfinished_put::Half;
 use ritornello_format::ErrorKind;
 use ritornello_store::ClientId;
 

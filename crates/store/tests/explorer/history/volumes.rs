@@ -1,10 +1,10 @@
 //! Volumes and segments that are away temporarily.
 
 use super::Life;
-use crate::act::End;
+use crate::checker::Bounds;
 use crate::common::Open;
-use crate::judge::Bounds;
 use crate::kinds::{Pages, SEQUENCES, check_probe, deliver, present};
+use crate::operation::End;
 use std::path::Path;
 
 impl Life {
