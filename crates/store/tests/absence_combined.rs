@@ -62,13 +62,13 @@ fn drained_volume_waits_for_its_absent_segment() {
             stats.paths,
             segments(&disk, "/b")
         );
-        let (now, evicted) = (found(&open), evictions(&open));
+        let (now, evictions) = (found(&open), evicted(&open));
         open.close();
         let open = reopen(Arc::new(disk));
         let again = found(&open);
         assert!(
-            again as u64 + evicted >= 60,
-            "{now}, and {again} after reopening, of 60 found, {evicted} evicted: pages were lost"
+            again as u64 + evictions >= 60,
+            "{now}, and {again} after reopening, of 60 found, {evictions} evicted: pages were lost"
         );
     }
 }

@@ -1,4 +1,4 @@
-//! One random life of a store.
+//! One random history of a store.
 
 mod check;
 mod clients;
@@ -7,17 +7,17 @@ mod owner_change;
 mod scopes;
 mod volumes;
 
-use crate::checker::{Bounds, in_shape, stats};
+use crate::checker::{Bounds, is_change_complete, stats};
 use crate::client::{Client, Names};
 use crate::common::{MIB, Open, open_beside, options, refs};
 use crate::kinds::{
-    KINDS, Pages, SEQUENCES, deliver, keys_of, kinds, leading, left_by_delete, present, put,
+    KINDS, Pages, SEQUENCES, check_get, keys_of, kinds, leading, left_by_delete, present_pages, put,
 };
-use crate::operation::Act;
-use crate::recording_medium::Watched;
-use crate::rng::Dice;
-use crate::unfinished_put::Half;
-use crate::workload::Family;
+use crate::operation::Operation;
+use crate::recording_medium::RecordingMedium;
+use crate::rng::Rng;
+use crate::unfinished_put::UnfinishedPut;
+use crate::workload::Workload;
 use ritornello_format::Result;
 use ritornello_medium::SimDisk;
 use ritornello_store::{CapacityChange, ClientId, Durability, IndexKind, LeaseNumber, Options};
@@ -31,65 +31,65 @@ const HOUR: u64 = 3600;
 const LEASES: usize = 2;
 
 thread_local! {
-    /// A life runs in one thread with its own clock: seconds since 1970.
+    /// The history's clock, in seconds since 1970; a history runs in one thread.
     static NOW: Cell<u64> = const { Cell::new(0) };
 }
 
-pub struct Life {
-    dice: Dice,
-    /// Decides about acts that were added later, so that the seeds of older lives keep their
-    /// meaning.
-    fate: Dice,
-    family: Family,
-    acts: u64,
+pub struct History {
+    rng: Rng,
+    /// Chooses among operations that were added later, so that the seeds of older histories keep
+    /// their meaning.
+    extra_rng: Rng,
+    workload: Workload,
+    operations: u64,
     options: Options,
-    watched: Watched,
+    recording: RecordingMedium,
     bounds: Bounds,
     /// Retained pages, flushed or not: sequence, pages, end.
     retained: Vec<(usize, Pages, u64)>,
     leased: Vec<(LeaseNumber, usize, Pages)>,
-    /// Retentions released early, as far as this owner counted.
+    /// Number of retentions that the current owner released early, at the last check.
     displaced: u64,
     clients: Vec<Client>,
     names: Names,
-    /// Number of clients so far.
-    born: u64,
+    /// Number of clients started so far.
+    clients_started: u64,
     /// Dead clients whose locks the kernel has not released yet.
-    lingering: Vec<String>,
-    /// The owner, if it was a client before.
-    successor: Option<Client>,
+    locked_dead_clients: Vec<String>,
+    /// The owner's process, if it was a client before.
+    promoted_client: Option<Client>,
     /// Number of scopes that requests created so far.
     salts: u64,
-    /// The volume that is away.
+    /// The absent volume.
     absent: Option<&'static str>,
-    tell: bool,
-    /// The present act.
-    pub now: String,
-    /// Number of crash states judged.
+    verbose: bool,
+    /// The current operation, for messages.
+    pub current: String,
+    /// Number of crash states checked.
     pub states: u64,
 }
 
-impl Life {
-    pub fn new(seed: u64, tell: bool) -> Self {
+impl History {
+    pub fn new(seed: u64, verbose: bool) -> Self {
         NOW.set(1_000_000 * HOUR);
-        let (mut dice, mut fate) = (Dice::new(seed), Dice::new(seed ^ 0xfa7e));
-        let family = Family::of(seed, &mut fate);
-        // Disk space for the store; sometimes not for all of it.
-        let mut mib = 4 + dice.below(4);
-        let mut roomy = !dice.one_in(8);
-        let mut disk_mib = if roomy { 32 } else { 4 };
-        if family.never_full {
-            (mib, disk_mib, roomy) = (40, 128, true);
+        let (mut rng, mut extra_rng) = (Rng::new(seed), Rng::new(seed ^ 0xfa7e));
+        let workload = Workload::of(seed, &mut extra_rng);
+        // The disk usually has space for the whole store.
+        let mut mib = 4 + rng.below(4);
+        let mut has_room = !rng.one_in(8);
+        let mut disk_mib = if has_room { 32 } else { 4 };
+        if workload.never_full {
+            (mib, disk_mib, has_room) = (40, 128, true);
         }
-        let durable = dice.one_in(8);
+        let durable = rng.one_in(8);
         let durability = if durable { Durability::Durable } else { Durability::Cache };
         let wall_clock = || NOW.get();
         let base = options(Path::new("/store"), mib);
         let mut options = Options { durability, upkeep: false, wall_clock, ..base };
-        let long = dice.one_in(12);
-        let acts = if long { 800 } else { 20 + dice.below(100) };
-        let acts = if family.steady { 2000 } else { acts };
-        if family.volumes || (!family.plain && dice.one_in(2)) {
+        let long = rng.one_in(12);
+        let operations = if long { 800 } else { 20 + rng.below(100) };
+        let operations = if workload.steady { 2000 } else { operations };
+        if workload.volumes || (!workload.plain && rng.one_in(2)) {
             options.paths = vec!["/a".into(), "/b".into()];
         }
         let nothing = vec![0; SEQUENCES];
@@ -101,67 +101,69 @@ impl Life {
             limited: [false; KINDS],
             retained: Vec::new(),
             ceiling: mib * MIB,
-            roomy: family.plain || roomy,
+            has_room: workload.plain || has_room,
         };
-        let watched = Watched::new(&SimDisk::new(disk_mib * MIB), seed, acts);
+        let recording = RecordingMedium::new(&SimDisk::new(disk_mib * MIB), seed, operations);
         Self {
-            dice,
-            fate,
-            family,
-            acts,
+            rng,
+            extra_rng,
+            workload,
+            operations,
             options,
-            watched,
+            recording,
             bounds,
             retained: Vec::new(),
             leased: Vec::new(),
             displaced: 0,
             clients: Vec::new(),
             names: Names::default(),
-            born: 0,
-            lingering: Vec::new(),
-            successor: None,
+            clients_started: 0,
+            locked_dead_clients: Vec::new(),
+            promoted_client: None,
             salts: 0,
             absent: None,
-            tell,
-            now: String::from("birth"),
+            verbose,
+            current: String::from("the creation"),
             states: 0,
         }
     }
 
     pub fn changes_digest(&self) -> u64 {
-        self.watched.changes_digest()
+        self.recording.changes_digest()
     }
 
-    pub fn live(&mut self) {
-        if self.family.converted {
+    pub fn run(&mut self) {
+        if self.workload.converted {
             self.convert();
         }
         let mut open = self.open();
-        self.look();
-        // From now on the manifest describes the store.
+        self.check_recorded();
+        // After the creation, the manifest describes the store.
         self.options.paths.clear();
         self.options.index = None;
-        self.options.capacity = self.options.capacity.filter(|_| self.family.plain);
-        for number in 0..self.acts {
-            let act = Act::pick_in(&mut self.dice, &self.family, self.absent.is_some());
-            self.now = format!("act {number}, {act:?}");
-            if self.tell {
-                println!("{}", self.now);
+        self.options.capacity = self.options.capacity.filter(|_| self.workload.plain);
+        for number in 0..self.operations {
+            let operation =
+                Operation::choose_for(&mut self.rng, &self.workload, self.absent.is_some());
+            self.current = format!("operation {number}, {operation:?}");
+            if self.verbose {
+                println!("{}", self.current);
             }
-            open = self.act(open, &act);
+            open = self.apply(open, &operation);
         }
         open.close();
     }
 
     /// Opens the store in the owner's process, and connects the clients.
     fn open(&mut self) -> Open {
-        let medium = Arc::new(self.watched.clone());
+        let medium = Arc::new(self.recording.clone());
         let open = open_beside(medium, &self.options, self.names.alive()).unwrap();
         self.connect(&open);
         open
     }
 
-    /// Converts a store whose index persists nothing. Power may fail at any moment of it.
+    /// Converts a store whose index persists nothing. Power may fail at any moment of the
+    /// conversion.
     fn convert(&mut self) {
         self.options.index = Some(IndexKind::Memory);
         let open = self.open();
@@ -169,136 +171,157 @@ impl Life {
             put(&open.store, at, 3, 0).unwrap();
         }
         open.store.flush().unwrap();
-        deliver(&open.store, 0, leading(3));
+        check_get(&open.store, 0, leading(3));
         open.close();
         // Recorded states are opened with their own index.
         self.options.index = None;
-        self.look();
+        self.check_recorded();
         self.options.index = Some(IndexKind::Run);
         let open = self.open();
-        assert_eq!(present(&open.store), self.bounds.least, "converted from nothing");
+        assert_eq!(
+            present_pages(&open.store),
+            self.bounds.least,
+            "the converted store must hold no pages"
+        );
         assert_eq!(stats(&open).index, "run");
         open.close();
-        self.look();
+        self.check_recorded();
     }
 
-    fn act(&mut self, open: Open, act: &Act) -> Open {
+    fn apply(&mut self, open: Open, operation: &Operation) -> Open {
         let before = self.bounds.clone();
-        self.watched.pass_time(3);
+        self.recording.land_writes(3);
         self.drop_locks();
-        if self.family.salted {
+        if self.workload.salted {
             self.make_scopes(&open);
         }
-        match act {
-            Act::FailSync { part, at, pages, end } => {
+        match operation {
+            Operation::FailSync { part, at, pages, end } => {
                 return self.fail_sync(open, part, (*at, *pages), *end, &before);
             }
-            Act::Leave { dir, end } => return self.leave(open, dir, *end, &before),
-            Act::FailOpen { nth, reopen } => return self.fail_open(open, *nth, *reopen, &before),
-            Act::Return { reopen } => return self.come_back(open, *reopen, &before),
-            Act::Takeover { who, at, pages, after } => {
-                let put = Act::Put { at: *at, pages: *pages, hours: 0 };
-                return self.kill(open, &put, *after, Some(*who), &before);
+            Operation::LoseVolume { dir, end } => {
+                return self.lose_volume(open, dir, *end, &before);
             }
-            Act::Reopen { capacity } => return self.reopen(open, *capacity, &before),
-            Act::Kill { act, after } => return self.kill(open, act, *after, None, &before),
-            Act::Crash { seed } => return self.crash(open, *seed, &before),
-            Act::Get { at } => deliver(&open.store, *at, present(&open.store)[*at]),
-            Act::Lease { at } => self.lease(&open, *at),
-            Act::Release => {
+            Operation::FailOpen { nth, reopen } => {
+                return self.fail_open(open, *nth, *reopen, &before);
+            }
+            Operation::ReturnVolume { reopen } => {
+                return self.return_volume(open, *reopen, &before);
+            }
+            Operation::Takeover { client_number, at, pages, after } => {
+                let put = Operation::Put { at: *at, pages: *pages, hours: 0 };
+                return self.kill(open, &put, *after, Some(*client_number), &before);
+            }
+            Operation::Reopen { capacity } => return self.reopen(open, *capacity, &before),
+            Operation::Kill { operation, after } => {
+                return self.kill(open, operation, *after, None, &before);
+            }
+            Operation::Crash { seed } => return self.crash(open, *seed, &before),
+            Operation::Get { at } => check_get(&open.store, *at, present_pages(&open.store)[*at]),
+            Operation::Lease { at } => self.lease(&open, *at),
+            Operation::Release => {
                 if !self.leased.is_empty() {
                     open.store.release(self.leased.remove(0).0).unwrap();
                 }
             }
-            Act::Scrub => {
-                let there = present(&open.store);
+            Operation::Scrub => {
+                let present = present_pages(&open.store);
                 let found = open.core.verify(false, &mut |_, _| {}).unwrap();
                 assert!(found.findings.is_empty(), "{:?}", found.findings);
-                assert_eq!(present(&open.store), there, "verified");
+                assert_eq!(present_pages(&open.store), present, "verified");
             }
-            Act::Later { hours } => self.pass(*hours),
-            Act::Beside { at, pages, maintain, after } => {
+            Operation::AdvanceClock { hours } => self.pass(*hours),
+            Operation::ConcurrentCommit { at, pages, maintain, after } => {
                 self.expect_put(*at, *pages);
                 let catalog = Arc::new(open.core.catalog_for(ClientId::LOCAL, ""));
-                let half = Half::reserve(catalog, open.core.segments(), *at, *pages);
-                self.beside(&open, half.map(Half::write), *maintain, *after, &before);
+                let unfinished = UnfinishedPut::reserve(catalog, open.core.segments(), *at, *pages);
+                self.commit_concurrently(
+                    &open,
+                    unfinished.map(UnfinishedPut::write),
+                    *maintain,
+                    *after,
+                    &before,
+                );
             }
-            Act::ClientPut { .. }
-            | Act::ClientGet { .. }
-            | Act::ClientFlush { .. }
-            | Act::ClientReserve { .. }
-            | Act::ClientEnd { .. }
-            | Act::ClientKill { .. } => self.act_of_client(&open, act),
+            Operation::ClientPut { .. }
+            | Operation::ClientGet { .. }
+            | Operation::ClientFlush { .. }
+            | Operation::ClientReserve { .. }
+            | Operation::ClientEnd { .. }
+            | Operation::ClientKill { .. } => self.apply_client_operation(&open, operation),
             _ => {
-                self.expect(act);
-                let answer = self.attempt(&open, act);
-                self.check_answer(act, &answer);
+                self.expect(operation);
+                let result = self.attempt(&open, operation);
+                self.check_answer(operation, &result);
             }
         }
         let displaced = self.note_displaced(&open);
-        self.look_within(&before, &open);
-        self.forget_dropped(act);
-        let there = present(&open.store);
+        self.check_recorded_within(&before, &open);
+        self.expect_dropped(operation);
+        let present = present_pages(&open.store);
         let durable = self.options.durability == Durability::Durable;
-        let is_durable = match *act {
-            Act::Put { at, pages, .. } | Act::ClientPut { at, pages, .. } => {
-                let stored = leading(pages) & !there[at] == 0;
-                assert!(stored || !self.family.never_full || self.absent.is_some(), "not stored");
+        let is_durable = match *operation {
+            Operation::Put { at, pages, .. } | Operation::ClientPut { at, pages, .. } => {
+                let stored = leading(pages) & !present[at] == 0;
+                assert!(
+                    stored || !self.workload.never_full || self.absent.is_some(),
+                    "a page was not stored"
+                );
                 durable && stored
             }
-            Act::Delete { at, page } => {
-                assert_eq!(there[at] & !left_by_delete(at, page), 0, "deleted and still present");
+            Operation::Delete { at, page } => {
+                assert_eq!(present[at] & !left_by_delete(at, page), 0, "a deleted page is present");
                 false
             }
-            Act::Flush | Act::Scrub | Act::ClientFlush { .. } => true,
+            Operation::Flush | Operation::Scrub | Operation::ClientFlush { .. } => true,
             _ => false,
         };
-        if let Act::Put { at, pages, hours } = *act
+        if let Operation::Put { at, pages, hours } = *operation
             && hours > 0
             && !displaced
-            && leading(pages) & !there[at] == 0
+            && leading(pages) & !present[at] == 0
         {
             self.retained.push((at, leading(pages), NOW.get() + hours * HOUR));
         }
-        self.check_what_stays(&open, &there);
+        self.check_protected(&open, &present);
         if is_durable {
-            self.mark_durable(there);
+            self.mark_durable(present);
         }
-        // The state at the end of the act.
-        let seed = self.dice.next();
-        let disk = self.watched.disk().crash(seed);
-        self.judge(seed, disk);
+        // The state at the end of the operation.
+        let seed = self.rng.next();
+        let disk = self.recording.disk().crash(seed);
+        self.check_state(seed, disk);
         open
     }
 
-    /// Performs the acts that can fail.
-    fn attempt(&self, open: &Open, act: &Act) -> Result<()> {
-        // Without background threads the store does what it can within the call.
+    /// Performs the operations that can fail.
+    fn attempt(&self, open: &Open, operation: &Operation) -> Result<()> {
+        // Without background threads the store changes as much as possible within the call.
         let change_capacity = |change| open.core.change_capacity(&change, Duration::ZERO);
-        match *act {
-            Act::Put { at, pages, hours } => {
+        match *operation {
+            Operation::Put { at, pages, hours } => {
                 let until = if hours > 0 { NOW.get() + hours * HOUR } else { 0 };
                 put(&open.store, at, pages, until).map(drop)
             }
-            Act::Touch { at } => {
+            Operation::Touch { at } => {
                 let (kind, keys) = keys_of(at);
                 open.store.touch(&kind.scope, &refs(keys)).map(drop)
             }
-            Act::Delete { at, page } => {
+            Operation::Delete { at, page } => {
                 let (kind, keys) = keys_of(at);
                 open.store.delete(&kind.scope, &[&keys[page]]).map(drop)
             }
-            Act::DropScope { kind } => open.store.drop_scope(&kinds()[kind].scope),
-            Act::Clear => open.store.clear(),
-            Act::Flush => open.store.flush(),
-            Act::Resize { mib } => change_capacity(CapacityChange::Capacity(mib * MIB)),
-            Act::AddPath { dir } => change_capacity(CapacityChange::AddPath(dir.to_owned())),
-            Act::DrainPath { which } => {
+            Operation::DropScope { kind } => open.store.drop_scope(&kinds()[kind].scope),
+            Operation::Clear => open.store.clear(),
+            Operation::Flush => open.store.flush(),
+            Operation::Resize { mib } => change_capacity(CapacityChange::Capacity(mib * MIB)),
+            Operation::AddPath { dir } => change_capacity(CapacityChange::AddPath(dir.to_owned())),
+            Operation::DrainPath { which } => {
                 let paths = stats(open).paths;
                 let path = &paths[(which % paths.len() as u64) as usize];
                 change_capacity(CapacityChange::DrainPath(path.dir.clone()))
             }
-            Act::Configure { kind, ref settings } => {
+            Operation::Configure { kind, ref settings } => {
                 open.store.configure(&kinds()[kind].scope, settings)
             }
             _ => {
@@ -308,59 +331,59 @@ impl Life {
         }
     }
 
-    /// Changes of the space may be refused, or may take longer; all other acts succeed.
-    fn check_answer(&self, act: &Act, answer: &Result<()>) {
-        let Err(error) = answer else { return };
-        let said = error.to_string();
-        let known = match act {
-            Act::Resize { .. } | Act::AddPath { .. } | Act::DrainPath { .. } => {
-                // Also waits for the rest of an earlier change.
-                said.contains("still being emptied")
-                    || said.contains("may not be evicted")
-                    || said.contains("has this directory already")
-                    || said.contains("last directory")
+    /// Changes of capacity may be refused, or may take longer; all other operations must succeed.
+    fn check_answer(&self, operation: &Operation, result: &Result<()>) {
+        let Err(error) = result else { return };
+        let message = error.to_string();
+        let known = match operation {
+            Operation::Resize { .. } | Operation::AddPath { .. } | Operation::DrainPath { .. } => {
+                // A change also waits for the remainder of an earlier change.
+                message.contains("still being emptied")
+                    || message.contains("may not be evicted")
+                    || message.contains("has this directory already")
+                    || message.contains("last directory")
             }
             _ => false,
         };
-        assert!(known, "{said}");
+        assert!(known, "{message}");
     }
 
-    /// A flush or upkeep, and after `after` changes of the disk the other half of a put.
-    fn beside(
+    /// Runs a flush or maintenance, and commits `unfinished` after `after` changes of the disk.
+    fn commit_concurrently(
         &mut self,
         open: &Open,
-        half: Option<Half>,
+        unfinished: Option<UnfinishedPut>,
         maintain: bool,
         after: u64,
         before: &Bounds,
     ) {
-        let there = present(&open.store);
-        self.check_what_stays(open, &there);
-        // In durable mode the commit would wait for the sync it is called from.
+        let present = present_pages(&open.store);
+        self.check_protected(open, &present);
+        // In durable mode the commit would wait for the sync that calls it.
         let within = self.options.durability == Durability::Cache;
-        if let Some(half) = half {
+        if let Some(unfinished) = unfinished {
             let after = if within { after } else { u64::MAX };
-            self.watched.meanwhile(after, Box::new(move || half.commit().unwrap()));
+            self.recording.concurrent_action(after, Box::new(move || unfinished.commit().unwrap()));
         }
         if maintain {
             open.core.run_once();
         } else {
             open.store.flush().unwrap();
         }
-        self.watched.end_meanwhile();
-        self.look_within(before, open);
+        self.recording.end_concurrent_action();
+        self.check_recorded_within(before, open);
         if !maintain {
-            let now = present(&open.store);
-            let both = |join: fn((&u64, &u64)) -> u64| there.iter().zip(&now).map(join).collect();
+            let now = present_pages(&open.store);
+            let both = |join: fn((&u64, &u64)) -> u64| present.iter().zip(&now).map(join).collect();
             let (least, most) = (both(|(a, b)| a & b), both(|(a, b)| a | b));
             let visible = self.bounds.visible.clone();
             self.mark_durable(now);
             if self.absent.is_none() {
                 self.bounds = Bounds { least, most, ..self.bounds.clone() };
             } else {
-                // Commits made meanwhile may not be durable.
+                // Commits during the flush may not be durable.
                 for (at, committed) in most.iter().enumerate() {
-                    let unsure = committed & !there[at];
+                    let unsure = committed & !present[at];
                     self.bounds.least[at] &= !unsure | before.least[at];
                     self.bounds.visible[at] &= !unsure | visible[at];
                 }
@@ -392,8 +415,8 @@ impl Life {
         self.bounds.retained.retain(|(at, _)| !ended.iter().any(|(gone, _)| gone == at));
     }
 
-    /// A store too small for its retained pages releases some. Returns whether it has since the
-    /// last call.
+    /// A store too small for its retained pages releases some. Returns whether the store has
+    /// released retentions since the last call.
     pub(super) fn note_displaced(&mut self, open: &Open) -> bool {
         let displaced = stats(open).counters["retentions_displaced"];
         let more = displaced != self.displaced;
@@ -405,26 +428,26 @@ impl Life {
         more
     }
 
-    /// While the store is open, pinned pages stay.
-    fn check_what_stays(&mut self, open: &Open, there: &[Pages]) {
+    /// While the store is open, protected pages must stay.
+    fn check_protected(&mut self, open: &Open, present: &[Pages]) {
         self.note_displaced(open);
         let found = stats(open);
         let retained = self.retained.iter().map(|&(at, pages, _)| (at, pages));
         let leased = self.leased.iter().map(|&(_, at, pages)| (at, pages));
         for (at, pages) in retained.chain(leased) {
-            assert_eq!(pages & !there[at], 0, "pages of {at} are gone that were held");
+            assert_eq!(pages & !present[at], 0, "protected pages of {at} were evicted");
         }
-        if in_shape(&found) {
+        if is_change_complete(&found) {
             self.bounds.ceiling = found.capacity_bytes;
             assert!(found.segments <= found.segments_max, "{found:?}");
         }
         assert!(found.allocated_bytes <= self.bounds.ceiling, "{found:?}");
         let evicted = found.counters["pages_evicted"];
-        assert!(evicted == 0 || !self.family.never_full, "{evicted} pages evicted for no need");
+        assert!(evicted == 0 || !self.workload.never_full, "{evicted} pages evicted without need");
     }
 
-    fn mark_durable(&mut self, there: Vec<Pages>) {
-        self.bounds.mark_durable(there);
+    fn mark_durable(&mut self, present: Vec<Pages>) {
+        self.bounds.mark_durable(present);
         self.bounds.retained = self.retained.iter().map(|&(at, pages, _)| (at, pages)).collect();
     }
 }

@@ -1,7 +1,6 @@
-//! A process's view of a disk that records, at random moments, the state in which the disk would
-//! come up after a power loss.
+//! A process's view of a disk that records, at random moments, the disk's state after a power loss.
 
-use crate::rng::Dice;
+use crate::rng::Rng;
 use parking_lot::Mutex;
 use ritornello_medium::{Access, Fault, Medium, MediumFile, Room, SimDisk, SimProcess};
 use std::ffi::OsString;
@@ -11,36 +10,36 @@ use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Maximum moments recorded between two calls of [`Watched::taken`].
+/// Maximum moments recorded between two calls of [`RecordingMedium::take_states`].
 const MOMENTS: usize = 10;
 
-/// An action to run within an act.
+/// An action to run within an operation.
 type Action = Box<dyn FnOnce() + Send>;
 
 #[derive(Clone, Debug)]
-pub struct Watched {
+pub struct RecordingMedium {
     process: SimProcess,
-    notes: Arc<Mutex<Notes>>,
+    recorder: Arc<Mutex<Recorder>>,
 }
 
-struct Notes {
-    dice: Dice,
-    /// Decides when writes in flight land; `dice` decides about the moments.
-    landing: Dice,
-    /// One operation in this many is recorded.
-    rarity: u64,
-    taken: Vec<(u64, SimDisk)>,
-    /// Opens of segments until one fails for want of a file handle.
+struct Recorder {
+    rng: Rng,
+    /// Chooses when writes in flight land; `rng` chooses the recorded moments.
+    landing_rng: Rng,
+    /// The share of recorded changes: one in `record_one_in`.
+    record_one_in: u64,
+    states: Vec<(u64, SimDisk)>,
+    /// Opens of segments until an open fails because no file handle is free.
     failing_open: Option<u64>,
     /// Action to run after a number of further changes.
-    meanwhile: Option<(u64, Action)>,
+    concurrent_action: Option<(u64, Action)>,
     /// Digest of all changes to the disk, in order.
     changes_digest: DefaultHasher,
 }
 
-impl std::fmt::Debug for Notes {
+impl std::fmt::Debug for Recorder {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Notes").field("taken", &self.taken.len()).finish_non_exhaustive()
+        f.debug_struct("Recorder").field("states", &self.states.len()).finish_non_exhaustive()
     }
 }
 
@@ -49,31 +48,31 @@ fn is_segment(path: &Path) -> bool {
     path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("seg-"))
 }
 
-impl Watched {
-    /// Creates the first process of a life of `acts` acts.
-    pub fn new(disk: &SimDisk, seed: u64, acts: u64) -> Self {
-        let (mut dice, landing) = (Dice::new(!seed), Dice::new(seed ^ 0x1a4d));
-        let rarity = 1 + dice.below(4) + acts / 40;
-        let notes = Notes {
-            dice,
-            landing,
-            rarity,
-            taken: Vec::new(),
+impl RecordingMedium {
+    /// Creates the first process of a history of `operations` operations.
+    pub fn new(disk: &SimDisk, seed: u64, operations: u64) -> Self {
+        let (mut rng, landing_rng) = (Rng::new(!seed), Rng::new(seed ^ 0x1a4d));
+        let record_one_in = 1 + rng.below(4) + operations / 40;
+        let recorder = Recorder {
+            rng,
+            landing_rng,
+            record_one_in,
+            states: Vec::new(),
             failing_open: None,
-            meanwhile: None,
+            concurrent_action: None,
             changes_digest: DefaultHasher::new(),
         };
-        Self { process: disk.process(is_segment), notes: Arc::new(Mutex::new(notes)) }
+        Self { process: disk.process(is_segment), recorder: Arc::new(Mutex::new(recorder)) }
     }
 
-    /// Creates another process, on `disk`, with the same records.
-    pub fn over(&self, disk: &SimDisk) -> Self {
-        Self { process: disk.process(is_segment), notes: Arc::clone(&self.notes) }
+    /// Creates a process on `disk` with the same recorder.
+    pub fn on_disk(&self, disk: &SimDisk) -> Self {
+        Self { process: disk.process(is_segment), recorder: Arc::clone(&self.recorder) }
     }
 
-    /// Creates another process on the same disk.
-    pub fn another(&self) -> Self {
-        self.over(self.disk())
+    /// Creates a process on the same disk.
+    pub fn new_process(&self) -> Self {
+        self.on_disk(self.disk())
     }
 
     pub fn disk(&self) -> &SimDisk {
@@ -81,8 +80,8 @@ impl Watched {
     }
 
     /// The disks recorded since the last call, with the seeds of their crashes.
-    pub fn taken(&self) -> Vec<(u64, SimDisk)> {
-        std::mem::take(&mut self.notes.lock().taken)
+    pub fn take_states(&self) -> Vec<(u64, SimDisk)> {
+        std::mem::take(&mut self.recorder.lock().states)
     }
 
     /// Kills the process after `changes` more changes, with up to `in_flight` segment writes in
@@ -99,68 +98,69 @@ impl Watched {
         self.process.is_dead()
     }
 
-    /// Makes the `nth` open of a segment from now on (from 1) fail for want of a file handle.
+    /// Makes the `nth` following open of a segment (starting at 1) fail because no file handle is
+    /// free.
     pub fn fail_open(&self, nth: u64) {
-        self.notes.lock().failing_open = Some(nth);
+        self.recorder.lock().failing_open = Some(nth);
     }
 
-    /// Ends that. Returns whether no open failed.
+    /// Cancels [`Self::fail_open`]. Returns whether no open failed.
     pub fn heal_open(&self) -> bool {
-        self.notes.lock().failing_open.take().is_some()
+        self.recorder.lock().failing_open.take().is_some()
     }
 
-    /// Lands some of the writes in flight, sometimes.
-    pub fn pass_time(&self, one_in: u64) {
+    /// Lands some of the writes in flight, once in `one_in` calls on average.
+    pub fn land_writes(&self, one_in: u64) {
         if self.disk().in_flight() == 0 {
             return;
         }
         let seed = {
-            let mut notes = self.notes.lock();
-            notes.landing.one_in(one_in).then(|| notes.landing.next())
+            let mut recorder = self.recorder.lock();
+            recorder.landing_rng.one_in(one_in).then(|| recorder.landing_rng.next())
         };
         if let Some(seed) = seed {
             self.disk().land(seed);
         }
     }
 
-    /// Runs `action` after `after` changes, in the thread that makes the next one.
-    pub fn meanwhile(&self, after: u64, action: Action) {
-        self.notes.lock().meanwhile = Some((after, action));
+    /// Runs `action` after `after` changes, in the thread that makes the next change.
+    pub fn concurrent_action(&self, after: u64, action: Action) {
+        self.recorder.lock().concurrent_action = Some((after, action));
     }
 
     /// Runs the action now if it is still pending.
-    pub fn end_meanwhile(&self) {
-        let waiting = self.notes.lock().meanwhile.take();
+    pub fn end_concurrent_action(&self) {
+        let waiting = self.recorder.lock().concurrent_action.take();
         if let Some((_, action)) = waiting {
             action();
         }
     }
 
-    /// Called before a change.
-    fn prepare(&self) {
+    /// Runs before every change: lands writes, and runs a pending action.
+    fn before_change(&self) {
         if self.is_dead() {
             return;
         }
-        self.pass_time(8);
-        let mut notes = self.notes.lock();
-        match &mut notes.meanwhile {
+        self.land_writes(8);
+        let mut recorder = self.recorder.lock();
+        match &mut recorder.concurrent_action {
             Some((after @ 1.., _)) => *after -= 1,
             _ => {
-                drop(notes);
-                self.end_meanwhile();
+                drop(recorder);
+                self.end_concurrent_action();
             }
         }
     }
 
-    /// Whether this open of a segment shall fail.
+    /// Whether this open of a segment must fail.
     fn open_fails(&self, path: &Path) -> bool {
-        let mut notes = self.notes.lock();
-        match &mut notes.failing_open {
+        let mut recorder = self.recorder.lock();
+        match &mut recorder.failing_open {
             Some(left) if is_segment(path) => {
                 *left -= 1;
                 let fails = *left == 0;
                 if fails {
-                    notes.failing_open = None;
+                    recorder.failing_open = None;
                 }
                 fails
             }
@@ -169,23 +169,23 @@ impl Watched {
     }
 
     pub fn changes_digest(&self) -> u64 {
-        self.notes.lock().changes_digest.finish()
+        self.recorder.lock().changes_digest.finish()
     }
 
-    fn note(&self, action: impl Hash) {
-        let mut notes = self.notes.lock();
-        action.hash(&mut notes.changes_digest);
-        let rarity = notes.rarity;
-        if notes.taken.len() < MOMENTS && notes.dice.one_in(rarity) {
-            for _ in 0..=notes.dice.below(3) {
-                let seed = notes.dice.next();
-                notes.taken.push((seed, self.disk().crash(seed)));
+    fn record(&self, action: impl Hash) {
+        let mut recorder = self.recorder.lock();
+        action.hash(&mut recorder.changes_digest);
+        let record_one_in = recorder.record_one_in;
+        if recorder.states.len() < MOMENTS && recorder.rng.one_in(record_one_in) {
+            for _ in 0..=recorder.rng.below(3) {
+                let seed = recorder.rng.next();
+                recorder.states.push((seed, self.disk().crash(seed)));
             }
         }
     }
 }
 
-impl Medium for Watched {
+impl Medium for RecordingMedium {
     fn create_dir(&self, path: &Path) -> io::Result<()> {
         self.process.create_dir(path)
     }
@@ -194,33 +194,33 @@ impl Medium for Watched {
             return Err(Fault::NoSystemFiles.error());
         }
         if access.create {
-            self.prepare();
+            self.before_change();
         }
         let file = self.process.open(path, access)?;
         if access.create {
-            self.note((0, path.extension()));
+            self.record((0, path.extension()));
         }
-        Ok(Arc::new(WatchedFile { file, watched: self.clone() }))
+        Ok(Arc::new(RecordingFile { file, recording: self.clone() }))
     }
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
-        self.prepare();
+        self.before_change();
         self.process.rename(from, to)?;
-        self.note((1, from, to));
+        self.record((1, from, to));
         Ok(())
     }
     fn remove(&self, path: &Path) -> io::Result<()> {
-        self.prepare();
+        self.before_change();
         self.process.remove(path)?;
-        self.note(2);
+        self.record(2);
         Ok(())
     }
     fn list(&self, dir: &Path) -> io::Result<Vec<OsString>> {
         self.process.list(dir)
     }
     fn sync_dir(&self, dir: &Path) -> io::Result<()> {
-        self.prepare();
+        self.before_change();
         self.process.sync_dir(dir)?;
-        self.note((3, dir));
+        self.record((3, dir));
         Ok(())
     }
     fn room(&self, dir: &Path) -> io::Result<Room> {
@@ -229,41 +229,41 @@ impl Medium for Watched {
 }
 
 #[derive(Debug)]
-struct WatchedFile {
+struct RecordingFile {
     file: Arc<dyn MediumFile>,
-    watched: Watched,
+    recording: RecordingMedium,
 }
 
-impl MediumFile for WatchedFile {
+impl MediumFile for RecordingFile {
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
         self.file.read_at(buffer, offset)
     }
     fn write_at(&self, buffer: &[u8], offset: u64) -> io::Result<()> {
-        self.watched.prepare();
+        self.recording.before_change();
         self.file.write_at(buffer, offset)?;
-        self.watched.note((4, offset, buffer.len()));
+        self.recording.record((4, offset, buffer.len()));
         Ok(())
     }
     fn sync_data(&self) -> io::Result<()> {
-        self.watched.prepare();
+        self.recording.before_change();
         self.file.sync_data()?;
-        self.watched.note(5);
+        self.recording.record(5);
         Ok(())
     }
     fn allocate(&self, length: u64) -> io::Result<()> {
-        self.watched.prepare();
+        self.recording.before_change();
         self.file.allocate(length)?;
-        self.watched.note((6, length));
+        self.recording.record((6, length));
         Ok(())
     }
     fn set_len(&self, length: u64) -> io::Result<()> {
-        self.watched.prepare();
+        self.recording.before_change();
         self.file.set_len(length)?;
-        self.watched.note((7, length));
+        self.recording.record((7, length));
         Ok(())
     }
     fn drain(&self) -> io::Result<()> {
-        // Changes nothing that is stored, so no moment is recorded.
+        // A drain changes no stored bytes, so no moment is recorded.
         self.file.drain()
     }
     fn length(&self) -> io::Result<u64> {

@@ -1,95 +1,101 @@
-//! Client processes beside the owner.
+//! Client processes in addition to the owner.
 
-use super::Life;
+use super::History;
 use crate::client::Client;
 use crate::common::Open;
-use crate::kinds::{deliver, leading, present, put};
-use crate::operation::Act;
-use crate::unfinished_put::Half;
+use crate::kinds::{check_get, leading, present_pages, put};
+use crate::operation::Operation;
+use crate::unfinished_put::UnfinishedPut;
 use ritornello_format::ErrorKind;
 use ritornello_store::ClientId;
 
-impl Life {
-    /// Connects all live processes to the owner, and starts missing clients.
+impl History {
+    /// Connects all running processes to the owner, and starts missing clients.
     pub(super) fn connect(&mut self, open: &Open) {
         self.clients.iter().for_each(|client| client.connect(&open.core));
-        if let Some(successor) = &self.successor {
-            successor.link.connect(open.core.catalog_for(ClientId::LOCAL, ""));
+        if let Some(promoted_client) = &self.promoted_client {
+            promoted_client.link.connect(open.core.catalog_for(ClientId::LOCAL, ""));
         }
-        while self.clients.len() < self.family.clients {
+        while self.clients.len() < self.workload.clients {
             let client = self.start_client(open);
             self.clients.push(client);
         }
     }
 
     fn start_client(&mut self, open: &Open) -> Client {
-        self.born += 1;
-        Client::new(self.watched.another(), &open.core, self.born, &self.names)
+        self.clients_started += 1;
+        Client::new(self.recording.new_process(), &open.core, self.clients_started, &self.names)
     }
 
-    /// The owner's process is dead, and so are the reservations that it made as a client.
+    /// Records the death of the owner's process, which ends the reservations that it made as a
+    /// client.
     pub(super) fn end_owner_process(&mut self) {
-        if let Some(successor) = self.successor.take() {
-            self.names.remove(&successor.name);
+        if let Some(promoted_client) = self.promoted_client.take() {
+            self.names.remove(&promoted_client.name);
         }
     }
 
     /// A power loss ends all processes.
     pub(super) fn end_all_processes(&mut self) {
-        self.successor = None;
+        self.promoted_client = None;
         self.clients.clear();
-        self.lingering.clear();
+        self.locked_dead_clients.clear();
         self.names.clear();
     }
 
-    /// Makes client `who` the owner.
-    pub(super) fn take_over(&mut self, who: usize) {
-        let client = self.clients.remove(who);
-        self.watched = client.watched.clone();
-        self.successor = Some(client);
+    /// Makes client `client_number` the owner.
+    pub(super) fn make_owner(&mut self, client_number: usize) {
+        let client = self.clients.remove(client_number);
+        self.recording = client.recording.clone();
+        self.promoted_client = Some(client);
     }
 
-    /// At some later time the kernel releases the locks of dead processes.
+    /// Releases the lock of a dead process, at random: the kernel may release locks late.
     pub(super) fn drop_locks(&mut self) {
-        if !self.lingering.is_empty() && self.fate.one_in(3) {
-            let name = self.lingering.remove(0);
+        if !self.locked_dead_clients.is_empty() && self.extra_rng.one_in(3) {
+            let name = self.locked_dead_clients.remove(0);
             self.names.remove(&name);
         }
     }
 
     /// Marks reservations of dropped scopes as void.
-    pub(super) fn void_halves(&mut self, of: impl Fn(usize) -> bool) {
-        let clients = self.clients.iter_mut().chain(&mut self.successor);
-        for half in clients.filter_map(|client| client.half.as_mut()) {
-            if of(half.pages().0) {
-                half.void = true;
+    pub(super) fn void_unfinished_puts(&mut self, of: impl Fn(usize) -> bool) {
+        let clients = self.clients.iter_mut().chain(&mut self.promoted_client);
+        for unfinished in clients.filter_map(|client| client.unfinished.as_mut()) {
+            if of(unfinished.pages().0) {
+                unfinished.void = true;
             }
         }
     }
 
-    pub(super) fn act_of_client(&mut self, open: &Open, act: &Act) {
-        match *act {
-            Act::ClientPut { who, at, pages } => {
+    pub(super) fn apply_client_operation(&mut self, open: &Open, operation: &Operation) {
+        match *operation {
+            Operation::ClientPut { client_number, at, pages } => {
                 self.expect_put(at, pages);
-                put(&self.clients[who].store, at, pages, 0).unwrap();
+                put(&self.clients[client_number].store, at, pages, 0).unwrap();
             }
-            Act::ClientGet { who, at } => {
-                let store = &self.clients[who].store;
-                deliver(store, at, present(store)[at]);
+            Operation::ClientGet { client_number, at } => {
+                let store = &self.clients[client_number].store;
+                check_get(store, at, present_pages(store)[at]);
             }
-            Act::ClientFlush { who } => self.clients[who].store.flush().unwrap(),
-            Act::ClientReserve { who, at, pages } => {
+            Operation::ClientFlush { client_number } => {
+                self.clients[client_number].store.flush().unwrap()
+            }
+            Operation::ClientReserve { client_number, at, pages } => {
                 let epoch = open.core.manifest().epoch;
-                let client = &mut self.clients[who];
-                if client.half.is_none() {
+                let client = &mut self.clients[client_number];
+                if client.unfinished.is_none() {
                     let segments = client.segments.clone();
-                    client.half = Half::reserve(client.catalog(), segments, at, pages);
-                    client.half.iter_mut().for_each(|half| half.epoch = epoch);
+                    client.unfinished =
+                        UnfinishedPut::reserve(client.catalog(), segments, at, pages);
+                    client.unfinished.iter_mut().for_each(|unfinished| unfinished.epoch = epoch);
                 }
             }
-            Act::ClientEnd { who, commit } => self.end_half(open, who, commit),
-            Act::ClientKill { who, at, pages, after, in_flight, maintain } => {
-                self.kill_client(open, who, (at, pages), (after, in_flight));
+            Operation::ClientEnd { client_number, commit } => {
+                self.end_unfinished_put(open, client_number, commit)
+            }
+            Operation::ClientKill { client_number, at, pages, after, in_flight, maintain } => {
+                self.kill_client(open, client_number, (at, pages), (after, in_flight));
                 if maintain {
                     open.core.run_once();
                 }
@@ -98,63 +104,67 @@ impl Life {
         }
     }
 
-    /// A client writes what it reserved. If another owner opened the store since, the space was
-    /// withheld for it, and its commit fails with `Retry`.
-    fn end_half(&mut self, open: &Open, who: usize, commit: bool) {
-        let half = match &mut self.successor {
-            Some(Client { half: half @ Some(_), .. }) => half.take(),
-            _ => self.clients[who].half.take(),
+    /// A client writes its reserved runs. If a different owner opened the store since, the client's
+    /// space was withheld, and the commit fails with `Retry`.
+    fn end_unfinished_put(&mut self, open: &Open, client_number: usize, commit: bool) {
+        let unfinished = match &mut self.promoted_client {
+            Some(Client { unfinished: unfinished @ Some(_), .. }) => unfinished.take(),
+            _ => self.clients[client_number].unfinished.take(),
         };
-        let Some(half) = half else { return };
-        let half = half.write();
+        let Some(unfinished) = unfinished else { return };
+        let unfinished = unfinished.write();
         if commit {
-            let (at, pages) = half.pages();
-            if !half.void {
+            let (at, pages) = unfinished.pages();
+            if !unfinished.void {
                 self.expect_put(at, pages);
             }
-            match half.commit() {
+            match unfinished.commit() {
                 Ok(()) => {
-                    assert_eq!(half.epoch, open.core.manifest().epoch, "another owner's");
+                    assert_eq!(
+                        unfinished.epoch,
+                        open.core.manifest().epoch,
+                        "a commit of a different owner's reservation"
+                    );
                     return;
                 }
                 Err(error) => {
                     assert_eq!(error.kind(), ErrorKind::Retry, "{error}");
-                    assert_ne!(half.epoch, open.core.manifest().epoch, "{error}");
+                    assert_ne!(unfinished.epoch, open.core.manifest().epoch, "{error}");
                 }
             }
         }
-        half.abort();
+        unfinished.abort();
     }
 
-    /// A client dies within its puts. Its connection ends at once, its locks possibly later.
+    /// A client dies within its puts. Its connection ends immediately, its locks possibly later.
     fn kill_client(
         &mut self,
         open: &Open,
-        who: usize,
+        client_number: usize,
         (at, pages): (usize, usize),
         (after, in_flight): (u64, usize),
     ) {
         self.expect_put(at, pages);
-        let half = self.clients[who].half.take();
-        if let Some(half) = half.as_ref().filter(|half| !half.void) {
-            let (at, pages) = half.pages();
+        let unfinished = self.clients[client_number].unfinished.take();
+        if let Some(unfinished) = unfinished.as_ref().filter(|unfinished| !unfinished.void) {
+            let (at, pages) = unfinished.pages();
             self.bounds.most[at] |= leading(pages);
         }
         let fresh = self.start_client(open);
-        let client = std::mem::replace(&mut self.clients[who], fresh);
-        client.watched.kill(after, in_flight);
-        if let Some(half) = half {
-            // The client may be dead by then.
-            let _ = half.write().commit();
+        let client = std::mem::replace(&mut self.clients[client_number], fresh);
+        client.recording.kill(after, in_flight);
+        if let Some(unfinished) = unfinished {
+            // The client may already be dead.
+            let _ = unfinished.write().commit();
         }
         let _ = put(&client.store, at, pages, 0);
-        client.watched.kill_now();
+        client.recording.kill_now();
         client.store.close();
         open.core.client_left(client.id);
-        if self.fate.one_in(2) {
+        if self.extra_rng.one_in(2) {
             self.names.remove(&client.name);
         } else {
-            self.lingering.push(client.name);
+            self.locked_dead_clients.push(client.name);
         }
     }
 }

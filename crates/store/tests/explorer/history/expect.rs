@@ -1,25 +1,25 @@
-//! What each act allows a later crash to remove or to leave.
+//! Pages that a crash after each operation may remove or leave.
 
-use super::Life;
+use super::History;
 use crate::common::MIB;
-use crate::kinds::{KINDS, NAMES, leading, left_by_delete};
-use crate::operation::Act;
+use crate::kinds::{KINDS, SEQUENCES_PER_KIND, leading, left_by_delete};
+use crate::operation::Operation;
 
-impl Life {
-    /// Records what an act may leave, before it begins.
-    pub(super) fn expect(&mut self, act: &Act) {
-        match *act {
-            Act::Put { at, pages, .. } => self.expect_put(at, pages),
-            Act::Resize { mib } => self.bounds.ceiling = self.bounds.ceiling.max(mib * MIB),
-            Act::Configure { kind, settings: ref wanted } => {
-                self.bounds.limited[kind] |= wanted.quota_bytes.is_some();
-                // Less may be retained now.
-                self.retained.retain(|(at, ..)| at / NAMES as usize != kind);
-                self.bounds.retained.retain(|(at, _)| at / NAMES as usize != kind);
+impl History {
+    /// Records the pages that an operation may leave, before the operation begins.
+    pub(super) fn expect(&mut self, operation: &Operation) {
+        match *operation {
+            Operation::Put { at, pages, .. } => self.expect_put(at, pages),
+            Operation::Resize { mib } => self.bounds.ceiling = self.bounds.ceiling.max(mib * MIB),
+            Operation::Configure { kind, settings: ref request } => {
+                self.bounds.limited[kind] |= request.quota_bytes.is_some();
+                // The new settings may retain fewer pages.
+                self.retained.retain(|(at, ..)| at / SEQUENCES_PER_KIND as usize != kind);
+                self.bounds.retained.retain(|(at, _)| at / SEQUENCES_PER_KIND as usize != kind);
             }
-            Act::Delete { at, page } => {
+            Operation::Delete { at, page } => {
                 let left = left_by_delete(at, page);
-                if self.family.never_full {
+                if self.workload.never_full {
                     self.bounds.least[at] &= left;
                     self.bounds.deleted[at] |= !left;
                 }
@@ -27,13 +27,13 @@ impl Life {
                 self.bounds.retained.retain(|retained| retained.0 != at);
                 self.leased.retain(|leased| leased.1 != at);
             }
-            Act::DropScope { .. } | Act::Clear => {
-                if self.family.never_full {
-                    let kinds = match *act {
-                        Act::DropScope { kind } => kind..kind + 1,
+            Operation::DropScope { .. } | Operation::Clear => {
+                if self.workload.never_full {
+                    let kinds = match *operation {
+                        Operation::DropScope { kind } => kind..kind + 1,
                         _ => 0..KINDS,
                     };
-                    let of = |kind: usize| kind * NAMES as usize;
+                    let of = |kind: usize| kind * SEQUENCES_PER_KIND as usize;
                     self.bounds.least[of(kinds.start)..of(kinds.end)].fill(0);
                 }
                 self.retained.clear();
@@ -50,16 +50,18 @@ impl Life {
         self.bounds.deleted[at] &= !leading(pages);
     }
 
-    /// Dropped pages are gone, now and after any crash.
-    pub(super) fn forget_dropped(&mut self, act: &Act) {
-        match *act {
-            Act::DropScope { kind } => {
-                self.bounds.most[kind * NAMES as usize..][..NAMES as usize].fill(0);
-                self.void_halves(|at| at / NAMES as usize == kind);
+    /// Records that dropped pages must not return, not even after a crash.
+    pub(super) fn expect_dropped(&mut self, operation: &Operation) {
+        match *operation {
+            Operation::DropScope { kind } => {
+                self.bounds.most[kind * SEQUENCES_PER_KIND as usize..]
+                    [..SEQUENCES_PER_KIND as usize]
+                    .fill(0);
+                self.void_unfinished_puts(|at| at / SEQUENCES_PER_KIND as usize == kind);
             }
-            Act::Clear => {
+            Operation::Clear => {
                 self.bounds.most.fill(0);
-                self.void_halves(|_| true);
+                self.void_unfinished_puts(|_| true);
             }
             _ => {}
         }
