@@ -30,7 +30,7 @@ fn memory_index_is_converted_from_but_not_to() {
     let refused = open_on(Arc::new(Host), &with(dir.path(), IndexKind::Memory)).err().unwrap();
     assert_eq!(refused.kind(), ErrorKind::Invalid);
     assert!(refused.to_string().contains("new stores"), "{refused}");
-    // The manifest names the index if the options do not.
+    // If the options name no index, the manifest's index is used.
     let open =
         open_on(Arc::new(Host), &Options { index: None, ..options(dir.path(), 16) }).unwrap();
     assert_eq!(open.store.stats().unwrap().catalog.index, "run");

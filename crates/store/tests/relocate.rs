@@ -111,7 +111,7 @@ fn unreadable_holes_do_not_stop_a_move() {
     open.close();
 }
 
-/// A read of a place before its run moved is no evidence for the run's current place.
+/// A failed read of a run's old place does not condemn the run's current place.
 #[test]
 fn run_moved_during_verification_is_kept() {
     let dir = tempfile::tempdir().unwrap();

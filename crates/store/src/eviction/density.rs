@@ -118,8 +118,8 @@ impl Kind {
     /// Computes the worth by age from the observations and from the prior, which weighs as much as
     /// `expected` units; then lets the observations decay.
     fn review(&mut self, now: u32, prior: f32, expected: f32) {
-        // The chance of use at each age, after Kaplan and Meier: recent entries are no evidence for
-        // ages that they have not reached.
+        // The chance of use at each age, after Kaplan and Meier: recent entries count only for the
+        // ages that they have reached.
         let mut hazards = [0.0; AGES];
         let (mut reached, mut left) = (self.began, 1.0);
         for (age, hazard) in hazards.iter_mut().enumerate().take(AGES - 1) {

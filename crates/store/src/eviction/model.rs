@@ -344,7 +344,7 @@ fn run(actions: &[Action], policy: &mut dyn Eviction, exact: bool) {
     index.evict(u64::MAX, policy, exact);
     assert!(
         policy.is_empty() && index.runs.is_empty(),
-        "all runs must be evictable when none is protected"
+        "all runs must be evictable without protected runs"
     );
 }
 

@@ -202,7 +202,7 @@ impl Tree {
         let mut continues = false;
         if up != NONE {
             let before = &self.pieces[up];
-            // All runs of a long put are known if the put's first page is.
+            // A long put is known as a whole if its first page is known.
             known |= before.is_known() && before.uses == 0;
             continues = before.uses > 0 && before.children == 1;
         }
@@ -281,7 +281,7 @@ impl Tree {
     }
 
     /// Merges a piece with the previous piece of the run, if both were used alike. Returns whether
-    /// it did.
+    /// the pieces were merged.
     fn merge(&mut self, slot: u32) -> bool {
         let Some(before) = self.before(slot) else { return false };
         let (head, tail) = (&self.pieces[before], &self.pieces[slot]);

@@ -4,8 +4,8 @@ use super::super::pieces::Piece;
 use super::super::{EvictionContext, Victim};
 use super::Tree;
 
-/// Maximum protected pieces that a call skips and lists again; further pieces are queued. Also the
-/// number of queued pieces that each call re-examines.
+/// Maximum protected pieces that a call skips and lists again; further pieces are queued. Each call
+/// re-examines at most the same number of queued pieces.
 const EXAMINED_MAX: usize = 64;
 /// Number of queued pieces re-examined if no other victim is left.
 const EXAMINED_LAST: usize = 4096;
