@@ -1,5 +1,5 @@
-//! The same operations on every index, read from bytes: each must answer as `memory` does, and hold
-//! the same after it was opened again.
+//! The same operations on every index, read from bytes: each index must return the results of
+//! `memory`, and keep its contents across a reopening.
 
 use ritornello_format::{ErrorKind, PageHash, ScopeSlot};
 use ritornello_index::conformance::{contents, page, place, sum};
@@ -10,7 +10,7 @@ use ritornello_medium::SimDisk;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Bytes of an operation: what, scope, path, first page, number of pages, and one more.
+/// Bytes of an operation: its kind, scope, path, first page, number of pages, and an operand.
 const OP_BYTES: usize = 6;
 const OPS_MAX: usize = 100;
 /// The first half of the scopes is chained.
@@ -51,7 +51,7 @@ fn open(disk: &SimDisk, dir: &Path) -> Vec<Box<dyn PrefixIndex>> {
     vec![Box::new(run), Box::new(ArtIndex::open(&dir.join("art"), options).unwrap())]
 }
 
-/// Page `at` of a path. Paths part at 4 and at 12; some pages share their first eight bytes.
+/// Page `at` of a path. Paths branch at 4 and at 12; some pages share their first eight bytes.
 fn key(path: u8, at: u64) -> PageHash {
     let family = u64::from(path % 16) & [0, 3, 15][usize::from(at >= 4) + usize::from(at >= 12)];
     let mut hash = page(family, at);
@@ -83,7 +83,7 @@ impl All {
         self.others = open(disk, dir);
     }
 
-    /// The run that holds a page, by the name that each index gave it.
+    /// Calls `f` with each index, the run that holds a page there, and the run's pages.
     fn on_run<T: PartialEq + std::fmt::Debug>(
         &self,
         scope: ScopeSlot,

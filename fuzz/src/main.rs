@@ -1,11 +1,12 @@
-//! Feeds every parser of bytes that may be damaged with inputs that nearly make sense: good ones,
-//! changed in a few places, cut, spliced and grown, with their checksums made right again, because
-//! blind damage would not get past those. A parser may refuse; it must not panic, hang, or allocate
-//! what a length field claims. Messages of the socket are read, and questions asked of a store. And
-//! the same operations, whatever they are, are done on every index.
+//! Feeds every parser of bytes that may be damaged with nearly valid inputs: valid inputs, changed
+//! in a few places, cut, spliced and grown, with recomputed checksums, because a parser would
+//! reject blind damage by its checksum. A parser may refuse an input; a parser must not panic,
+//! hang, or allocate the number of bytes that a length field claims. The fuzzer also parses
+//! messages of the socket, sends requests to a store, and applies the same random operations to
+//! every index.
 //!
 //! ```text
-//! cargo run -p ritornello-fuzz -- [SECONDS a target] [SEED] [TARGET]
+//! cargo run -p ritornello-fuzz -- [SECONDS per target] [SEED] [TARGET]
 //! ```
 //! The same seed makes the same inputs in the same order. An input that breaks a parser is printed.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a fuzzer fails by panicking")]
@@ -22,9 +23,10 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 use targets::{Target, targets};
 
-/// A single input that takes longer than this hangs.
+/// Time after which a single input counts as hanging.
 const SLOW: Duration = Duration::from_secs(5);
-/// Limit of the process's address space: a parser that allocates what a length claims exceeds it.
+/// Limit of the process's address space: a parser that allocates the bytes that a length field
+/// claims exceeds the limit.
 const MEMORY_MAX: u64 = 2 << 30;
 
 fn main() -> ExitCode {
@@ -48,7 +50,7 @@ fn fuzz(target: &Target, time: Duration, seed: u64) -> bool {
     let mut mutator = Mutator::new(seed, &target.seeds);
     let (started, mut inputs, mut accepted) = (Instant::now(), 0u64, 0u64);
     for good in &target.seeds {
-        assert!((target.parse)(good), "{}: a good input is refused", target.name);
+        assert!((target.parse)(good), "{}: a valid input is refused", target.name);
     }
     while started.elapsed() < time {
         let mut input = mutator.next();
@@ -57,7 +59,7 @@ fn fuzz(target: &Target, time: Duration, seed: u64) -> bool {
         let outcome = catch_unwind(AssertUnwindSafe(|| (target.parse)(&input)));
         if outcome.is_err() || begun.elapsed() > SLOW {
             let hex: String = input.iter().map(|byte| format!("{byte:02x}")).collect();
-            eprintln!("{} broke, input {inputs} of seed {seed}:\n{hex}", target.name);
+            eprintln!("{} failed, input {inputs} of seed {seed}:\n{hex}", target.name);
             return false;
         }
         inputs += 1;

@@ -10,13 +10,14 @@ use std::sync::Arc;
 
 const MIB: u64 = 1 << 20;
 /// Maximum messages to one store, because scopes and leases accumulate in it.
-const QUESTIONS: u32 = 2000;
+const REQUESTS_MAX: u32 = 2000;
 
 thread_local! {
     static STORE: RefCell<Option<(u32, LocalCatalog, ScopeRef)>> = const { RefCell::new(None) };
 }
 
-/// A small store in memory with a client of another process, and its only scope.
+/// A small store in memory, a catalog for a client in a different process, and the store's only
+/// scope.
 fn open() -> (LocalCatalog, ScopeRef) {
     let options = Options {
         capacity: Some(8 * MIB),
@@ -39,22 +40,22 @@ pub fn messages() -> Vec<Vec<u8>> {
     fuzzing::messages(&scope(), open().1)
 }
 
-pub fn questions() -> Vec<Vec<u8>> {
-    messages().into_iter().filter(|message| ask(message)).collect()
+pub fn requests() -> Vec<Vec<u8>> {
+    messages().into_iter().filter(|message| send(message)).collect()
 }
 
-pub fn ask(message: &[u8]) -> bool {
+pub fn send(message: &[u8]) -> bool {
     STORE.with_borrow_mut(|store| {
-        let (asked, catalog, known) = store.get_or_insert_with(|| {
+        let (sent, catalog, known) = store.get_or_insert_with(|| {
             let (catalog, known) = open();
             (0, catalog, known)
         });
-        let is_question = fuzzing::ask(catalog, message);
-        *asked += 1;
-        // Without the scope that they are about, all questions have the same answer.
-        if *asked == QUESTIONS || catalog.probe(*known, &[]).is_err() {
+        let is_request = fuzzing::ask(catalog, message);
+        *sent += 1;
+        // Without the scope that the requests name, all requests would get the same response.
+        if *sent == REQUESTS_MAX || catalog.probe(*known, &[]).is_err() {
             *store = None;
         }
-        is_question
+        is_request
     })
 }

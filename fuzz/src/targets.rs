@@ -1,4 +1,4 @@
-//! The parsers, good inputs for each, and how its inputs are sealed.
+//! The parsers, valid inputs for each parser, and the recomputation of checksums in changed inputs.
 
 use crate::{indexes, socket};
 use ritornello_codec::{Codec, Dtype, SliceKind, SliceShape, decode};
@@ -21,13 +21,13 @@ use std::io::Write;
 pub struct Target {
     pub name: &'static str,
     pub seeds: Vec<Vec<u8>>,
-    /// Makes lengths and checksums right again.
+    /// Recomputes lengths and checksums.
     pub seal: fn(&mut Vec<u8>),
-    /// Returns whether it was taken for good.
+    /// Parses an input. Returns whether the parser accepted the input.
     pub parse: fn(&[u8]) -> bool,
 }
 
-/// A checksum over everything before it, at the end.
+/// Seals an input that ends with a checksum over all bytes before the checksum.
 fn seal_end(input: &mut Vec<u8>) {
     let body = input.len().saturating_sub(8);
     let sum = checksum(&input[..body]).to_le_bytes();
@@ -35,7 +35,7 @@ fn seal_end(input: &mut Vec<u8>) {
     input.extend(sum);
 }
 
-/// Magic (8), version, length of the body, body, checksum.
+/// Seals a file: magic (8), version, length of the body, body, checksum.
 fn seal_file(input: &mut Vec<u8>) {
     if let Some(body) = input.len().checked_sub(24) {
         input[12..16].copy_from_slice(&(body as u32).to_le_bytes());
@@ -43,14 +43,15 @@ fn seal_file(input: &mut Vec<u8>) {
     seal_end(input);
 }
 
-/// A file whose head is followed by records: length of the body, body, checksum. The last one ends
-/// where the input does.
+/// Seals a file whose head is followed by records: length of the body, body, checksum. The last
+/// record ends at the input's end.
 fn seal_registry(input: &mut [u8]) {
     let (mut start, mut fixed) = (0, 16);
     while let Some(rest) = input.len().checked_sub(start + fixed + 8) {
         let length = start + fixed - 4..start + fixed;
-        let said: [u8; 4] = input[length.clone()].try_into().unwrap_or_default();
-        let body = usize::try_from(u32::from_le_bytes(said)).map_or(rest, |said| said.min(rest));
+        let claimed: [u8; 4] = input[length.clone()].try_into().unwrap_or_default();
+        let body =
+            usize::try_from(u32::from_le_bytes(claimed)).map_or(rest, |claimed| claimed.min(rest));
         input[length].copy_from_slice(&(body as u32).to_le_bytes());
         let end = start + fixed + body;
         let sum = checksum(&input[start..end]).to_le_bytes();
@@ -59,7 +60,7 @@ fn seal_registry(input: &mut [u8]) {
     }
 }
 
-/// Magic (8), version, length of everything, ..., checksum.
+/// Seals a file: magic (8), version, total length, ..., checksum.
 fn seal_header(input: &mut Vec<u8>) {
     if input.len() >= 24 {
         let length = input.len() as u32;
@@ -68,7 +69,7 @@ fn seal_header(input: &mut Vec<u8>) {
     seal_end(input);
 }
 
-/// Length, sequence and kind, body, checksum.
+/// Seals a frame: length, sequence and kind, body, checksum.
 fn seal_frame(input: &mut Vec<u8>) {
     if let Some(length) = input.len().checked_sub(12) {
         input[..4].copy_from_slice(&(length as u32).to_le_bytes());
@@ -76,7 +77,7 @@ fn seal_frame(input: &mut Vec<u8>) {
     seal_end(input);
 }
 
-fn as_it_is(_: &mut Vec<u8>) {}
+fn keep(_: &mut Vec<u8>) {}
 
 fn frame(write: impl FnOnce(&mut Writer)) -> Vec<u8> {
     let mut writer = Writer::new();
@@ -107,7 +108,7 @@ pub fn targets() -> Vec<Target> {
         Target {
             name: "reservations",
             seeds: reservations(),
-            seal: as_it_is,
+            seal: keep,
             parse: |bytes| !ReservationRecord::decode_all(bytes).is_empty(),
         },
         Target { name: "journal", seeds: records(), seal: seal_frame, parse: journal },
@@ -147,25 +148,15 @@ pub fn targets() -> Vec<Target> {
         Target {
             name: "name",
             seeds: fuzzing_remote::names(),
-            seal: as_it_is,
+            seal: keep,
             parse: fuzzing_remote::name,
         },
-        Target { name: "key_file", seeds: key_files(), seal: as_it_is, parse: key_file },
-        Target { name: "codec", seeds: codec_frames(), seal: as_it_is, parse: codec },
-        Target {
-            name: "message",
-            seeds: socket::messages(),
-            seal: as_it_is,
-            parse: fuzzing::parse,
-        },
-        Target { name: "question", seeds: socket::questions(), seal: as_it_is, parse: socket::ask },
-        Target {
-            name: "indexes",
-            seeds: indexes::operations(),
-            seal: as_it_is,
-            parse: indexes::run,
-        },
-        Target { name: "trace", seeds: traces(), seal: as_it_is, parse: trace },
+        Target { name: "key_file", seeds: key_files(), seal: keep, parse: key_file },
+        Target { name: "codec", seeds: codec_frames(), seal: keep, parse: codec },
+        Target { name: "message", seeds: socket::messages(), seal: keep, parse: fuzzing::parse },
+        Target { name: "request", seeds: socket::requests(), seal: keep, parse: socket::send },
+        Target { name: "indexes", seeds: indexes::operations(), seal: keep, parse: indexes::run },
+        Target { name: "trace", seeds: traces(), seal: keep, parse: trace },
     ]
 }
 
@@ -349,7 +340,7 @@ fn key_files() -> Vec<Vec<u8>> {
     vec![key("2026a").into_bytes(), format!("# keys\n{}\n{}", key("b"), key("a")).into_bytes()]
 }
 
-/// The text of a remote's key file. No error quotes what may be a key.
+/// The text of a remote's key file. Errors must not quote any part of a key.
 fn key_file(bytes: &[u8]) -> bool {
     let Ok(text) = std::str::from_utf8(bytes) else { return false };
     match KeyRing::parse(text) {

@@ -88,9 +88,10 @@ pub fn eviction(stats: &EvictionStats) -> String {
     if !stats.following.is_empty() {
         text += &format!(" follows {} ({} changes)", stats.following, stats.switches);
     }
-    let asked = stats.shadows.iter().filter(|shadow| shadow.asked > 0);
-    let rates: Vec<String> =
-        asked.map(|s| format!("{} {}", s.name, percent(s.hits as f64 / s.asked as f64))).collect();
+    let requested = stats.shadows.iter().filter(|shadow| shadow.requested > 0);
+    let rates: Vec<String> = requested
+        .map(|s| format!("{} {}", s.name, percent(s.hits as f64 / s.requested as f64)))
+        .collect();
     if !rates.is_empty() {
         text += &format!("; would hit: {}", rates.join(", "));
     }

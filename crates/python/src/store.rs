@@ -15,7 +15,7 @@ use pyo3::types::{PyBytes, PyDict};
 use ritornello_format::{Error, ErrorKind, ScopeSettings, parse_bytes};
 use ritornello_node::{Node, Role};
 use ritornello_store::admission::{AdmissionMode, WriteBudget};
-use ritornello_store::eviction::Policy;
+use ritornello_store::eviction::PolicyKind;
 use ritornello_store::{Durability, LeaseNumber, Options, parse_codec, parse_index};
 use ritornello_volume::segments::IoChoice;
 use ritornello_volume::transfer::Control;
@@ -70,7 +70,7 @@ impl Store {
                 paths,
                 durability: Durability::parse(durability).or_raise(py)?,
                 io: io_choice(py, io)?,
-                eviction: Policy::parse(eviction).or_raise(py)?,
+                eviction: PolicyKind::parse(eviction).or_raise(py)?,
                 codec: parse_codec(codec).or_raise(py)?,
                 admission: AdmissionMode::parse(admission).or_raise(py)?,
                 write_budget: write_budget.as_ref().map(budget_of).transpose()?,

@@ -8,26 +8,26 @@ use std::collections::BinaryHeap;
 /// Never used again.
 const NEVER: u32 = u32::MAX;
 
-/// Replays `trace` through the optimal policy: of the stored blocks and those of a request, it
+/// Replays `trace` through the optimal policy: of the stored blocks and a request's blocks, it
 /// keeps the blocks that are used again soonest, and does not write blocks that are never used
 /// again.
 ///
 /// No policy has more hits (Belady, "A study of replacement algorithms for a virtual-storage
 /// computer", 1966, with bypass). A prefix is used again at least as soon as its extensions, and is
 /// evicted after them if both are used at the same time, so that the stored blocks are always
-/// closed and each of them is a hit. Blocks are evicted one by one here; the store's policies cut
-/// runs.
+/// closed and every stored block is a hit. Blocks are evicted one by one here; the store's policies
+/// cut runs.
 ///
 /// # Errors
-/// `Invalid` for unusable sizes.
+/// `Invalid` if `sizes` cannot be simulated.
 pub fn belady(trace: &Trace, sizes: &Sizes, progress: &mut dyn FnMut(u64)) -> Result<ReplayCounts> {
     sizes.check()?;
     let next = next_uses(trace);
     let counted_from = sizes.counted_from(trace);
     let page_bytes = units_of(sizes.block_bytes) * UNIT;
-    // By block: the request that uses it next, while it is stored.
+    // The request that uses a block next, while the block is stored; indexed by block.
     let mut due: Vec<Option<u32>> = vec![None; trace.footprint()];
-    // Farthest use first, then deepest. Entries of past uses are stale.
+    // Farthest use first, then deepest block. Entries of past uses are stale.
     let mut farthest: BinaryHeap<(u32, u32, u32)> = BinaryHeap::new();
     let mut held = 0u64;
     let mut counts = ReplayCounts::default();
@@ -68,7 +68,7 @@ pub fn belady(trace: &Trace, sizes: &Sizes, progress: &mut dyn FnMut(u64)) -> Re
     Ok(counts)
 }
 
-/// By reference: the next request that contains its block.
+/// Returns, for every reference, the next request that contains the block.
 fn next_uses(trace: &Trace) -> Vec<u32> {
     let mut next = vec![NEVER; trace.references()];
     let mut seen = vec![NEVER; trace.footprint()];
@@ -86,7 +86,7 @@ mod tests {
     use crate::TraceBuilder;
     use crate::replay::replay;
     use proptest::prelude::*;
-    use ritornello_store::eviction::Policy;
+    use ritornello_store::eviction::PolicyKind;
     use std::collections::HashMap;
 
     /// Maximum number of hits from request `at` on if the blocks in the set `held` are stored.
@@ -132,7 +132,7 @@ mod tests {
             let bound = belady(&trace, &sizes, &mut |_| ()).unwrap();
             let optimum = best(&trace, capacity as u32, 0, 0, &mut HashMap::new());
             prop_assert_eq!(bound.hits, u64::from(optimum));
-            let lru = replay(&trace, Policy::Lru.build().as_mut(), &sizes, &mut |_| ()).unwrap();
+            let lru = replay(&trace, PolicyKind::Lru.build().as_mut(), &sizes, &mut |_| ()).unwrap();
             prop_assert!(lru.hits <= bound.hits);
         }
     }

@@ -1,7 +1,8 @@
 //! # ritornello-sim
 //!
 //! Replays request traces through the store's eviction policies, to measure the hit rate and the
-//! writes at a capacity. Without bytes, files or clocks, so that hours of requests take seconds.
+//! writes at a capacity. A replay moves no bytes and needs no files or clocks, so that hours of
+//! requests take seconds.
 //!
 //! A [`Trace`] is [`read`] from a file or made by a [generator](generate). [`replay`] runs it
 //! against any `dyn Eviction` in the protocol of the store's engine; [`belady`] against an optimal
@@ -9,10 +10,11 @@
 //! draws.
 //!
 //! **Promises.** The same trace, policy and capacity always give the same results. Writes are
-//! counted, not estimated: the bytes are those of the pages and headers that the store would write.
+//! counted, not estimated: the bytes include the padded pages and headers that the store would
+//! write.
 //!
-//! **Must not know** where pages lie: space is a number here. Fragmentation and the reserve of free
-//! space are the concern of `ritornello_volume::space`.
+//! **Must not know** where pages are stored: space is a number here. Fragmentation and the reserve
+//! of free space are the concern of `ritornello_volume::space`.
 
 #![forbid(unsafe_code)]
 

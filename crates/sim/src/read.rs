@@ -11,10 +11,10 @@ use std::path::Path;
 /// How malformed lines are handled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum BadLines {
-    /// The first one is an error.
+    /// The first malformed line is an error.
     #[default]
     Fatal,
-    /// They are skipped, and listed in [`Trace::skipped`].
+    /// Malformed lines are skipped, and listed in [`Trace::skipped`].
     Skip,
 }
 
@@ -31,13 +31,14 @@ struct Line {
 }
 
 /// Reads a trace: JSON lines with `timestamp` (milliseconds, not negative), `input_length`,
-/// `output_length` (tokens) and `hash_ids` (one number for each block of the prompt, from the first
-/// on). Requests keep the order of the lines, whatever their times; empty lines count as lines and
+/// `output_length` (tokens) and `hash_ids` (one number for each block of the prompt, in order).
+/// Requests keep the order of the lines, regardless of their times; empty lines count as lines and
 /// are ignored. `progress` receives the number of bytes read.
 ///
 /// # Errors
-/// `Invalid` if a line is malformed (with its number, starting at 1) and such lines are not
-/// skipped, or if there is no block; `Retry` if the file cannot be read.
+/// `Invalid` if a line is malformed and `bad_lines` is [`BadLines::Fatal`] (with the line's number,
+/// starting at 1), if a read fails after the beginning (as in damaged gzip data), or if the trace
+/// has no blocks; `Retry` if the file cannot be opened or its beginning cannot be read.
 pub fn read(path: &Path, bad_lines: BadLines, progress: &mut dyn FnMut(u64)) -> Result<Trace> {
     let with_file = |error: Error| error.with("file", path.display());
     let unreadable = |error| with_file(Error::retry("the trace cannot be read").because(error));
@@ -61,7 +62,9 @@ fn lines(name: &str, mut source: impl BufRead, bad_lines: BadLines) -> Result<Tr
         line.clear();
         let length = source.read_until(b'\n', &mut line);
         let length = length.map_err(|error| {
-            Error::invalid("the trace breaks off").with("line", number).because(error)
+            Error::invalid("the trace cannot be read to its end")
+                .with("line", number)
+                .because(error)
         })?;
         if length == 0 {
             break;
@@ -74,7 +77,7 @@ fn lines(name: &str, mut source: impl BufRead, bad_lines: BadLines) -> Result<Tr
             Err(_) if bad_lines == BadLines::Skip => builder.skip(number),
             Err(reason) => {
                 let line = format!("line {number} of the trace is broken: {reason}");
-                return Err(Error::invalid(line + "; --skip-broken leaves such lines out"));
+                return Err(Error::invalid(line + "; --skip-broken skips malformed lines"));
             }
         }
     }

@@ -17,7 +17,7 @@ pub struct Sizes {
     pub capacity_blocks: u64,
     /// Bytes per block.
     pub block_bytes: u64,
-    /// Share of the requests, from the first on, whose hits are not counted.
+    /// Share of the requests, starting at the first, whose hits are not counted.
     pub warm_up: f64,
 }
 
@@ -25,7 +25,7 @@ impl Sizes {
     /// Checks the sizes.
     ///
     /// # Errors
-    /// `Invalid` for sizes that cannot be simulated.
+    /// `Invalid` if the sizes cannot be simulated.
     pub(crate) fn check(&self) -> Result<()> {
         if self.capacity_blocks == 0 {
             return Err(Error::invalid("a capacity of no blocks holds nothing"));
@@ -52,13 +52,13 @@ impl Sizes {
 pub struct ReplayCounts {
     /// Block references after the warm-up.
     pub references: u64,
-    /// References that were hits: the block and all before it were stored.
+    /// References that were hits: the block and all blocks before it were stored.
     pub hits: u64,
     /// Blocks written in the whole replay.
     pub admitted: u64,
     /// Blocks that found no space in the whole replay.
     pub refused: u64,
-    /// Bytes written for them: pages, padding, run headers.
+    /// Bytes written for the admitted blocks: pages, padding, run headers.
     pub bytes_written: u64,
     /// Bytes of the blocks written.
     pub bytes_admitted: u64,
@@ -81,16 +81,16 @@ impl ReplayCounts {
     }
 }
 
-/// Replays `trace` through `policy`, which must be empty. `progress` receives the number of
-/// requests done from time to time.
+/// Replays `trace` through `policy`, which must be empty. `progress` periodically receives the
+/// number of completed requests.
 ///
-/// A request reads its leading stored blocks and puts the others: `hit`, `demanded` for both,
-/// `victims` until there is space, and `admit` for each run as the store forms them. The runs on
-/// the request's path are pinned meanwhile. A run that finds no space is refused, and so are all
-/// behind it.
+/// A request reads its leading stored blocks and puts the missing blocks: `hit`, `demanded` for
+/// both, `victims` until there is space, and `admit` for each run as the store forms runs. The runs
+/// on the request's path are protected during the request. A run that finds no space is refused,
+/// and so are all runs after it.
 ///
 /// # Errors
-/// `Invalid` for unusable sizes; `Fatal` if the policy violates its contract.
+/// `Invalid` if `sizes` cannot be simulated; `Fatal` if the policy violates its contract.
 pub fn replay(
     trace: &Trace,
     policy: &mut dyn Eviction,
@@ -124,7 +124,7 @@ pub fn replay(
             let after = read.last().map(|block| trace.key(*block));
             policy.demanded(Demand::Write, after, &mut keys(missing).into_iter());
         }
-        // As in the store, all runs of a put get their space before the first is visible.
+        // As in the store, all runs of a put get their space before the first run is visible.
         let mut fit = 0;
         for run in missing.chunks(run_pages) {
             let wanted = run.len() as u64;
@@ -165,18 +165,18 @@ pub fn replay(
     Ok(counts)
 }
 
-/// Evicts until `blocks` blocks are gone, or the policy has no victims. Returns how many were
-/// evicted.
+/// Evicts until `blocks` blocks are evicted, or the policy has no victims. Returns the number of
+/// evicted blocks.
 fn evict(
     policy: &mut dyn Eviction,
     index: &mut SimIndex<'_>,
     blocks: u64,
     page_units: u32,
 ) -> Result<u64> {
-    let mut gone = 0;
-    while gone < blocks {
-        let victims = policy.victims((blocks - gone) * u64::from(page_units), &*index);
-        let before = gone;
+    let mut evicted = 0;
+    while evicted < blocks {
+        let victims = policy.victims((blocks - evicted) * u64::from(page_units), &*index);
+        let before = evicted;
         for victim in &victims {
             let pages = index.cut(victim.run, victim.keep_pages)?;
             if pages > 0 && victim.keep_pages > 0 {
@@ -184,13 +184,13 @@ fn evict(
             } else {
                 policy.remove(victim.run);
             }
-            gone += u64::from(pages);
+            evicted += u64::from(pages);
         }
-        if gone == before {
+        if evicted == before {
             break;
         }
     }
-    Ok(gone)
+    Ok(evicted)
 }
 
 /// Length of a run's header by its number of pages, up to the longest run.
@@ -205,7 +205,7 @@ fn header_units(block_bytes: u64) -> Vec<u32> {
 mod tests {
     use super::*;
     use crate::TraceBuilder;
-    use ritornello_store::eviction::Policy;
+    use ritornello_store::eviction::PolicyKind;
 
     fn sizes(capacity_blocks: u64, block_bytes: u64) -> Sizes {
         Sizes { capacity_blocks, block_bytes, warm_up: 0.0 }
@@ -218,15 +218,16 @@ mod tests {
     }
 
     fn lru(trace: &Trace, sizes: Sizes) -> ReplayCounts {
-        replay(trace, Policy::Lru.build().as_mut(), &sizes, &mut |_| ()).unwrap()
+        replay(trace, PolicyKind::Lru.build().as_mut(), &sizes, &mut |_| ()).unwrap()
     }
 
     #[test]
     fn hits_and_writes_match_manual_count() {
-        // With pages of 64 MiB every block is a run, so that only what must go is evicted.
+        // With pages of 64 MiB every block is a run, so that no more blocks are evicted than
+        // needed.
         let trace = trace_of(&[&[1, 2, 3], &[1, 2, 4], &[5], &[1, 2, 3], &[1, 9, 3]]);
-        // 1 2 3 | 4 replaces 3 | 5 replaces 4 | 3 replaces 5 | 9 replaces 3, and 3' behind it
-        // replaces 2.
+        // 1 2 3 | 4 replaces 3 | 5 replaces 4 | 3 replaces 5 | 9 replaces 3, and 3', which follows
+        // 9, replaces 2.
         let counts = lru(&trace, sizes(3, 64 << 20));
         assert_eq!((counts.references, counts.hits), (13, 2 + 2 + 1));
         assert_eq!((counts.admitted, counts.refused), (3 + 1 + 1 + 1 + 2, 0));
@@ -237,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn pinned_path_stays_and_rest_is_refused() {
+    fn protected_path_stays_and_new_runs_are_refused() {
         let trace = trace_of(&[&[1, 2], &[1, 2, 3, 4], &[1, 2]]);
         let counts = lru(&trace, sizes(2, 64 << 20));
         assert_eq!((counts.hits, counts.admitted, counts.refused), (4, 2, 2));
@@ -260,11 +261,11 @@ mod tests {
         let trace = trace_of(&[&[1]]);
         for bad in [sizes(0, 4096), sizes(1, 0), sizes(1, u64::MAX)] {
             assert!(
-                replay(&trace, Policy::Lru.build().as_mut(), &bad, &mut |_| ()).is_err(),
+                replay(&trace, PolicyKind::Lru.build().as_mut(), &bad, &mut |_| ()).is_err(),
                 "{bad:?}"
             );
         }
         let late = Sizes { warm_up: 1.0, ..sizes(1, 4096) };
-        assert!(replay(&trace, Policy::Lru.build().as_mut(), &late, &mut |_| ()).is_err());
+        assert!(replay(&trace, PolicyKind::Lru.build().as_mut(), &late, &mut |_| ()).is_err());
     }
 }

@@ -4,7 +4,7 @@ use crate::Trace;
 use crate::belady::belady;
 use crate::replay::{ReplayCounts, Sizes, replay};
 use ritornello_format::{Error, Result};
-use ritornello_store::eviction::Policy;
+use ritornello_store::eviction::PolicyKind;
 use serde::Serialize;
 use std::time::Instant;
 
@@ -12,7 +12,7 @@ use std::time::Instant;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SimPolicy {
     /// A policy of the store.
-    Store(Policy),
+    Store(PolicyKind),
     /// The optimal policy: the upper bound.
     Belady,
 }
@@ -30,13 +30,13 @@ impl SimPolicy {
     /// Parses the name users type.
     ///
     /// # Errors
-    /// `Invalid`, listing the names.
+    /// `Invalid` with the list of names if `word` is not a policy's name.
     pub fn parse(word: &str) -> Result<Self> {
         if word == "belady" {
             return Ok(Self::Belady);
         }
-        Policy::parse(word).map(Self::Store).map_err(|_| {
-            let words = Policy::ALL.map(Policy::word).join(", ");
+        PolicyKind::parse(word).map(Self::Store).map_err(|_| {
+            let words = PolicyKind::ALL.map(PolicyKind::word).join(", ");
             Error::invalid(format!("a policy is one of {words}, belady")).with("given", word)
         })
     }
@@ -78,10 +78,11 @@ pub struct Row {
 }
 
 /// Replays `trace` through `policy` with a capacity of `fraction` of the trace's footprint, at
-/// least one block. `progress` receives the number of requests done.
+/// least one block. `progress` periodically receives the number of completed requests.
 ///
 /// # Errors
-/// `Invalid` for an unusable capacity or block size; `Fatal` if a policy violates its contract.
+/// `Invalid` if the capacity or the block size is out of range; `Fatal` if a policy violates its
+/// contract.
 pub fn simulate(
     trace: &Trace,
     policy: SimPolicy,

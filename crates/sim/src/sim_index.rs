@@ -4,7 +4,7 @@
 use crate::Trace;
 use ritornello_format::{Error, Result};
 use ritornello_index::RunId;
-use ritornello_store::eviction::{Holdings, Used};
+use ritornello_store::eviction::{EvictionContext, Used};
 
 /// No run.
 const NONE: u32 = u32::MAX;
@@ -15,24 +15,24 @@ const NONE: u32 = u32::MAX;
 /// would break it, which exposes a policy that does not evict leaves first.
 pub(crate) struct SimIndex<'t> {
     trace: &'t Trace,
-    /// By block: its run, or [`NONE`], and its page in the run.
+    /// The run, or [`NONE`], and the page in the run of every block.
     locations: Vec<(u32, u32)>,
-    /// By block: number of runs whose parent it is.
+    /// The number of child runs of every block.
     children: Vec<u32>,
-    /// By run number; numbers are not reused.
+    /// Runs by number; numbers are not reused.
     runs: Vec<Run>,
-    pins: u64,
+    round: u64,
 }
 
 /// Consecutive blocks of one request.
 struct Run {
-    /// Index of its first block among the references of the trace.
+    /// Index of the run's first block among the references of the trace.
     first: usize,
     pages: u32,
-    /// Whether a block precedes it.
+    /// Whether a block precedes the run.
     has_parent: bool,
-    /// The last pin round that included it.
-    pinned: u64,
+    /// The last round that protected the run.
+    protected_in: u64,
 }
 
 impl<'t> SimIndex<'t> {
@@ -43,14 +43,14 @@ impl<'t> SimIndex<'t> {
             locations: vec![(NONE, 0); blocks],
             children: vec![0; blocks],
             runs: Vec::new(),
-            pins: 0,
+            round: 0,
         }
     }
 
-    /// Walks the leading stored blocks, pins their runs and unpins all others, and fills `path`
+    /// Walks the leading stored blocks, protects their runs and no others, and fills `path`
     /// with the runs. Returns the number of blocks.
     pub(crate) fn walk(&mut self, blocks: &[u32], path: &mut Vec<Used>) -> usize {
-        self.pins += 1;
+        self.round += 1;
         path.clear();
         let mut last = NONE;
         for (at, block) in blocks.iter().enumerate() {
@@ -64,15 +64,16 @@ impl<'t> SimIndex<'t> {
                 used.pages = page + 1;
             } else {
                 path.push(Used { run: RunId(u64::from(run)), pages: page + 1 });
-                self.runs[run as usize].pinned = self.pins;
+                self.runs[run as usize].protected_in = self.round;
                 last = run;
             }
         }
         blocks.len()
     }
 
-    /// Inserts `pages` blocks, from reference `first` of the trace on, as a run behind the stored
-    /// block `predecessor`. None of them may be stored yet. Returns the run and its parent.
+    /// Inserts `pages` blocks, starting at reference `first` of the trace, as a run after the
+    /// stored block `predecessor`. The blocks must not be stored yet. Returns the run and its
+    /// parent.
     pub(crate) fn insert(
         &mut self,
         first: usize,
@@ -81,7 +82,7 @@ impl<'t> SimIndex<'t> {
     ) -> (RunId, Option<(RunId, u32)>) {
         // Memory ends before four billion runs.
         let run = self.runs.len() as u32;
-        self.runs.push(Run { first, pages, has_parent: predecessor.is_some(), pinned: 0 });
+        self.runs.push(Run { first, pages, has_parent: predecessor.is_some(), protected_in: 0 });
         for (page, block) in (0..).zip(&self.trace.blocks()[first..first + pages as usize]) {
             self.locations[*block as usize] = (run, page);
         }
@@ -93,7 +94,7 @@ impl<'t> SimIndex<'t> {
         (RunId(u64::from(run)), parent)
     }
 
-    /// Cuts a run to its first `keep` pages. Returns how many pages were removed.
+    /// Cuts a run to its first `keep` pages. Returns the number of removed pages.
     ///
     /// # Errors
     /// `Fatal` if a removed page is the parent of another run.
@@ -104,8 +105,8 @@ impl<'t> SimIndex<'t> {
             return Ok(0);
         }
         entry.pages = keep;
-        let gone = first + keep as usize..first + pages as usize;
-        for &block in &self.trace.blocks()[gone] {
+        let removed = first + keep as usize..first + pages as usize;
+        for &block in &self.trace.blocks()[removed] {
             if self.children[block as usize] > 0 {
                 return Err(Error::fatal("the policy cut a page that is the parent of a run")
                     .with("run", run.0)
@@ -121,9 +122,9 @@ impl<'t> SimIndex<'t> {
     }
 }
 
-impl Holdings for SimIndex<'_> {
-    fn is_pinned(&self, run: RunId) -> bool {
-        self.runs.get(run.0 as usize).is_some_and(|run| run.pinned == self.pins)
+impl EvictionContext for SimIndex<'_> {
+    fn is_protected(&self, run: RunId) -> bool {
+        self.runs.get(run.0 as usize).is_some_and(|run| run.protected_in == self.round)
     }
 
     fn page_key(&self, run: RunId, page: u32) -> u64 {

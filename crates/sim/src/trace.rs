@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::ops::Range;
 
-/// Requests in arrival order. Each is a path of blocks from a root; blocks are numbered in the
+/// Requests in arrival order. A request is a path of blocks from a root; blocks are numbered in the
 /// order of their first appearance, without gaps.
 #[derive(Clone, Debug, Default)]
 pub struct Trace {
@@ -12,13 +12,13 @@ pub struct Trace {
     /// End of each request's blocks in `blocks`.
     ends: Vec<usize>,
     blocks: Vec<u32>,
-    /// By block: its stable key, see `Resident::key`.
+    /// The stable key of every block: see `Resident::key`.
     keys: Vec<u64>,
     skipped: Vec<u64>,
     clock_jumps: u64,
 }
 
-/// A part of a trace, for tuning on one half and reporting the other.
+/// A part of a trace, for tuning on one half and reporting the second half.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum TracePart {
     /// The first half of the requests.
@@ -49,7 +49,7 @@ impl Trace {
         self.blocks.len()
     }
 
-    /// Number of distinct blocks: what an unbounded store would hold in the end.
+    /// Number of distinct blocks: an unbounded store would hold this number at the end.
     #[must_use]
     pub fn footprint(&self) -> usize {
         self.keys.len()
@@ -61,16 +61,16 @@ impl Trace {
         &self.skipped
     }
 
-    /// How often a request's time was before that of the preceding request.
+    /// Number of requests whose time is before the preceding request's time.
     #[must_use]
     pub const fn clock_jumps(&self) -> u64 {
         self.clock_jumps
     }
 
-    /// The blocks of request `at`, from the root on.
+    /// The blocks of request `at`, starting at the root.
     ///
     /// # Panics
-    /// If there is no such request.
+    /// If `at` is not below [`Self::requests`].
     #[must_use]
     pub fn request(&self, at: usize) -> &[u32] {
         &self.blocks[self.span(at)]
@@ -92,7 +92,7 @@ impl Trace {
         self.keys[block as usize]
     }
 
-    /// The requests of a part as a trace of their own, with the footprint of that part.
+    /// Returns the requests of a part as a separate trace, with the part's footprint.
     #[must_use]
     pub fn part(self, part: TracePart) -> Self {
         let middle = self.requests() / 2;
@@ -126,12 +126,12 @@ impl Trace {
 /// Builds a trace from requests.
 ///
 /// A block is identified by its id *and all ids before it*, as engines hash blocks: the same id
-/// behind other blocks is another block, and an id that occurs twice in one request makes two
-/// blocks.
+/// after different blocks is a different block, and an id that occurs twice in one request makes
+/// two blocks.
 #[derive(Debug, Default)]
 pub struct TraceBuilder {
     trace: Trace,
-    /// By predecessor (`u32::MAX` for none) and id.
+    /// Known blocks by predecessor (`u32::MAX` at a root) and id.
     known: HashMap<(u32, u64), u32>,
     last_time: f64,
 }
@@ -143,8 +143,8 @@ impl TraceBuilder {
         Self { trace: Trace { name: name.into(), ..Trace::default() }, ..Self::default() }
     }
 
-    /// Adds a request. Requests keep the order of the calls; times (milliseconds) that go back are
-    /// only counted.
+    /// Adds a request. Requests keep the order of the calls; times (milliseconds) before the
+    /// preceding request's are counted, not corrected.
     pub fn request(&mut self, time_ms: f64, ids: impl IntoIterator<Item = u64>) {
         self.trace.clock_jumps += u64::from(time_ms < self.last_time);
         self.last_time = time_ms;

@@ -1,7 +1,7 @@
 //! The options of opening a store.
 
 use crate::admission::{AdmissionMode, WriteBudget};
-use crate::eviction::Policy;
+use crate::eviction::PolicyKind;
 use ritornello_codec::Codec;
 use ritornello_format::{Error, Result, parse_bytes};
 use ritornello_volume::segments::IoChoice;
@@ -165,7 +165,7 @@ pub struct Options {
     /// [`StoreCore::run_once`](crate::StoreCore::run_once): for deterministic tests.
     pub upkeep: bool,
     /// The eviction policy.
-    pub eviction: Policy,
+    pub eviction: PolicyKind,
     /// The codec of scopes without a setting of their own. A lossy codec applies to scopes whose
     /// numbers it knows; pages of other scopes are stored unencoded.
     pub codec: Codec,
@@ -211,7 +211,7 @@ impl Options {
             segment_bytes: None,
             sync_interval: Duration::from_secs(2),
             upkeep: true,
-            eviction: Policy::default(),
+            eviction: PolicyKind::default(),
             codec: Codec::Raw,
             scrub_rate: SCRUB_RATE,
             admission: AdmissionMode::default(),

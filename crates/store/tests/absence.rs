@@ -19,8 +19,8 @@ fn unmounted_volume_is_reattached_while_open() {
     fill(&disk);
     disk.unmount(Path::new("/b")).unwrap();
     let open = reopen(Arc::new(disk.clone()));
-    let there = found(&open);
-    assert!((1..PAGES).contains(&there), "{there}");
+    let present = found(&open);
+    assert!((1..PAGES).contains(&present), "{present}");
     let stats = open.store.stats().unwrap().catalog;
     assert_eq!(stats.unavailable.reasons.len(), 1, "{:?}", stats.unavailable);
     assert!(stats.unavailable.reasons[0].contains("/b"), "{:?}", stats.unavailable);
@@ -31,7 +31,7 @@ fn unmounted_volume_is_reattached_while_open() {
         let pages = get(&open.store, &scope, &keys).pages;
         assert_eq!(open.store.probe(&scope, &refs(&keys)).unwrap(), pages);
         let exists = open.store.exists(&scope, &refs(&keys)).unwrap();
-        assert_eq!(exists.iter().filter(|there| **there).count(), pages);
+        assert_eq!(exists.iter().filter(|present| **present).count(), pages);
         let again = put(&open.store, &scope, &keys, None);
         assert_eq!(again.pages, pages);
         assert_eq!(again.reason, if pages < 8 { "unavailable" } else { "" });
@@ -39,7 +39,7 @@ fn unmounted_volume_is_reattached_while_open() {
     // The present volume takes new pages.
     assert_eq!(put(&open.store, &chained(65_536), &sequence(99, 2), None).pages, 2);
     open.core.run_once();
-    assert_eq!(found(&open), there);
+    assert_eq!(found(&open), present);
     assert!(disk.created_under(Path::new("/b")).is_empty());
 
     disk.mount(Path::new("/b")).unwrap();
@@ -63,7 +63,7 @@ fn unmounted_volume_is_whole_at_next_opening() {
     disk.unmount(Path::new("/a")).unwrap();
     let open = reopen(Arc::new(disk.clone()));
     assert!(found(&open) < PAGES);
-    // Pages deleted while the volume is away stay deleted after its return.
+    // Pages deleted while the volume is absent stay deleted after its return.
     assert_eq!(open.store.delete(&chained(65_536), &refs(&sequence(0, 8))).unwrap(), 8);
     open.store.flush().unwrap();
     open.close();
@@ -83,15 +83,15 @@ fn segment_that_fails_to_open_once_keeps_its_pages() {
         let faulty = Arc::new(Faulty::new(Arc::new(disk.clone()), schedule.clone()));
         schedule.add(Rule::nth(1, fault).onward().on(Op::Open).at("/a/seg-000000"));
         let open = reopen(Arc::clone(&faulty) as _);
-        let there = found(&open);
-        assert!((1..PAGES).contains(&there), "{there}");
+        let present = found(&open);
+        assert!((1..PAGES).contains(&present), "{present}");
         open.store.flush().unwrap();
         open.core.run_once();
-        assert_eq!(found(&open), there);
+        assert_eq!(found(&open), present);
         schedule.heal();
         open.core.run_once();
         assert_eq!(found(&open), PAGES);
-        // Its number was in use all the time: the store still grows.
+        // The segment's number stayed in use: the store still grows.
         for name in 100..108 {
             put(&open.store, &chained(65_536), &sequence(name, 8), None);
         }
@@ -102,7 +102,7 @@ fn segment_that_fails_to_open_once_keeps_its_pages() {
 }
 
 #[test]
-fn forgotten_volume_loses_pages_and_number() {
+fn retired_volume_loses_pages_and_number() {
     let disk = SimDisk::new(64 * MIB);
     fill(&disk);
     let forget = |open: &Open, dir: &str| {
@@ -114,11 +114,11 @@ fn forgotten_volume_loses_pages_and_number() {
     open.close();
     disk.unmount(Path::new("/b")).unwrap();
     let open = reopen(Arc::new(disk.clone()));
-    let there = found(&open);
+    let present = found(&open);
     forget(&open, "/b").unwrap();
     let stats = open.store.stats().unwrap().catalog;
     assert_eq!((stats.unavailable.runs, stats.paths.len()), (0, 1));
-    // Its pages can be stored again.
+    // The retired volume's pages can be stored again.
     for name in 0..SEQUENCES {
         assert_eq!(put(&open.store, &chained(65_536), &sequence(name, 8), None).pages, 8);
     }
@@ -127,8 +127,12 @@ fn forgotten_volume_loses_pages_and_number() {
     disk.mount(Path::new("/b")).unwrap();
     let open = reopen(Arc::new(disk));
     assert_eq!(found(&open), PAGES);
-    assert!(there < PAGES);
-    assert_eq!(open.store.stats().unwrap().catalog.paths.len(), 1, "given up for good");
+    assert!(present < PAGES);
+    assert_eq!(
+        open.store.stats().unwrap().catalog.paths.len(),
+        1,
+        "the retired volume was used again"
+    );
     open.close();
 }
 

@@ -77,9 +77,10 @@ fn durable(admission: AdmissionMode) -> Options {
 fn commit_unsynced(open: &Open, scope: &Scope, keys: &[Vec<u8>]) {
     let catalog = open.core.catalog_for(ClientId(7), "other");
     let reference = catalog.resolve(scope, true).unwrap().unwrap();
-    let wanted = ReserveRequest { flushed_later: true, timeout: LONG, ..ReserveRequest::default() };
+    let request =
+        ReserveRequest { flushed_later: true, timeout: LONG, ..ReserveRequest::default() };
     let keys_of = refs(keys);
-    let reserve = || catalog.reserve(reference, &keys_of, None, &wanted).unwrap();
+    let reserve = || catalog.reserve(reference, &keys_of, None, &request).unwrap();
     let mut reserved = reserve();
     if reserved.runs.is_empty() {
         // Admission admits pages at their second put.
@@ -112,7 +113,7 @@ fn commit_unsynced(open: &Open, scope: &Scope, keys: &[Vec<u8>]) {
 
 /// In `durable` mode: a put of `asked` pages after another client committed six of them, and power
 /// loss after it acknowledged `expected` pages.
-fn survive(scope: &Scope, admission: AdmissionMode, way: Way, asked: usize, expected: usize) {
+fn survive(scope: &Scope, admission: AdmissionMode, way: Way, requested: usize, expected: usize) {
     let scope = Arc::new(scope.clone());
     for seed in 0..12 {
         let disk = SimDisk::new(128 * MIB);
@@ -124,13 +125,13 @@ fn survive(scope: &Scope, admission: AdmissionMode, way: Way, asked: usize, expe
         }
         let keys = sequence(1, 8);
         commit_unsynced(&open, &scope, &keys[..6]);
-        let outcome = way(&open, &scope, &keys[..asked]);
+        let outcome = way(&open, &scope, &keys[..requested]);
         assert_eq!(outcome.pages, expected, "{outcome:?}");
         let after = disk.crash(seed);
         open.forget();
         let open = open_on(Arc::new(after), &opts).unwrap();
         let survived = get(&open.store, &scope, &keys[..expected]).pages;
-        assert_eq!(survived, expected, "seed {seed}: acknowledged pages are gone");
+        assert_eq!(survived, expected, "seed {seed}: acknowledged pages were lost");
         open.close();
     }
 }
@@ -149,8 +150,8 @@ fn copied_puts_acknowledge_durable_pages_only() {
 fn plain_and_encoded_puts_acknowledge_durable_pages_only() {
     let all = AdmissionMode::WriteThrough;
     for scope in [chained(PAGE), numbers()] {
-        for (asked, way) in [(6, plain as Way), (8, plain), (6, copy), (8, copy)] {
-            survive(&scope, all, way, asked, asked);
+        for (requested, way) in [(6, plain as Way), (8, plain), (6, copy), (8, copy)] {
+            survive(&scope, all, way, requested, requested);
         }
         survive(&scope, AdmissionMode::SecondSight, plain, 8, 6);
     }
@@ -164,7 +165,7 @@ struct Deleting<'a> {
     done: AtomicBool,
 }
 
-// SAFETY: all fragments are those of `pages`.
+// SAFETY: all fragments are fragments of `pages`.
 unsafe impl PageSource for Deleting<'_> {
     fn len(&self) -> usize {
         self.pages.len()
@@ -177,8 +178,8 @@ unsafe impl PageSource for Deleting<'_> {
     }
 }
 
-/// Puts eight pages, six of which are stored at first; `gone` is deleted meanwhile.
-fn put_while_deleting(scope: &Scope, gone: usize) -> (Outcome, Vec<bool>) {
+/// Puts eight pages, six of which are stored at first; page `deleted` is deleted during the put.
+fn put_while_deleting(scope: &Scope, deleted: usize) -> (Outcome, Vec<bool>) {
     let dir = tempfile::tempdir().unwrap();
     let open = open(dir.path(), 32);
     let scope = Arc::new(scope.clone());
@@ -190,31 +191,31 @@ fn put_while_deleting(scope: &Scope, gone: usize) -> (Outcome, Vec<bool>) {
     let pages: Vec<Vec<u8>> = keys.iter().map(|key| page(&scope, key)).collect();
     let pages: Vec<&[u8]> = pages.iter().map(Vec::as_slice).collect();
     let (store, name) = (Arc::clone(&open.store), Arc::clone(&scope));
-    let victim = keys[gone].clone();
+    let victim = keys[deleted].clone();
     let delete = Box::new(move || assert_eq!(store.delete(&name, &[&victim]).unwrap(), 1));
     let pages = BorrowedPages::new(&pages);
     let source = Deleting { pages, delete, done: AtomicBool::default() };
     let outcome = submit_copy(&open, &scope, &keys, &source);
-    let there = open.store.exists(&scope, &refs(&keys)).unwrap();
+    let present = open.store.exists(&scope, &refs(&keys)).unwrap();
     assert_eq!(get(&open.store, &scope, &keys).pages, outcome.pages);
     assert_eq!(open.store.stats().unwrap().catalog.reserved_bytes, 0);
     drop(source);
     open.close();
-    (outcome, there)
+    (outcome, present)
 }
 
 #[test]
 fn chained_tail_is_not_put_without_its_head() {
-    let (outcome, there) = put_while_deleting(&chained(PAGE), 3);
+    let (outcome, present) = put_while_deleting(&chained(PAGE), 3);
     assert_eq!((outcome.pages, outcome.reason, outcome.ok.len()), (3, "absent", 8));
-    assert_eq!(there, [true, true, true, false, false, false, false, false]);
+    assert_eq!(present, [true, true, true, false, false, false, false, false]);
 }
 
 #[test]
 fn unchained_tail_is_put_without_its_head() {
-    let (outcome, there) = put_while_deleting(&unchained(PAGE), 3);
+    let (outcome, present) = put_while_deleting(&unchained(PAGE), 3);
     assert_eq!((outcome.pages, outcome.reason), (3, "absent"));
-    assert_eq!(there, [true, true, true, false, true, true, true, true]);
+    assert_eq!(present, [true, true, true, false, true, true, true, true]);
 }
 
 /// In `durable` mode a delete is durable: its pages do not return.
@@ -228,7 +229,7 @@ fn durable_deletes_survive_power_loss() {
     for seed in 0..12 {
         let open =
             open_on(Arc::new(disk.crash(seed)), &durable(AdmissionMode::WriteThrough)).unwrap();
-        let there = open.store.exists(&scope, &refs(&keys)).unwrap();
-        assert_eq!(there, [false, true, true, true], "crash {seed}");
+        let present = open.store.exists(&scope, &refs(&keys)).unwrap();
+        assert_eq!(present, [false, true, true, true], "crash {seed}");
     }
 }

@@ -30,7 +30,7 @@ fn second_put_is_admitted() {
     let first = put(&open.store, &scope, &keys[..6], None);
     assert_eq!((first.pages, first.reason), (0, "admission"));
     assert_eq!(stats(&open).admission.ghost_pages, 6);
-    // Admitted as far as known; the rest follows a refused page, and is known from now on.
+    // The six known pages are admitted; the last two are refused, and are known for the next put.
     let again = put(&open.store, &scope, &keys, None);
     assert_eq!((again.pages, again.reason), (6, "admission"));
     assert_eq!(put(&open.store, &scope, &keys, None).pages, 8);
@@ -39,7 +39,7 @@ fn second_put_is_admitted() {
     assert_eq!((seen.counters["refused_admission"], seen.counters["pages_refused"]), (8, 8));
     assert_eq!(seen.admission.policy, "second_sight");
     open.close();
-    // Refused pages are forgotten with the process; stored pages remain.
+    // The list of refused pages ends with the process; stored pages remain.
     let open = open_with(dir.path(), AdmissionMode::SecondSight, None);
     put(&open.store, &scope, &sequence(2, 8), None);
     assert_eq!(put(&open.store, &scope, &keys, None).pages, 8);
@@ -61,7 +61,7 @@ fn zero_budget_writes_nothing_and_reads() {
         let refused = put(&open.store, &scope, &sequence(2, 8), None);
         assert_eq!((refused.pages, refused.reason), (0, "write_budget"));
     }
-    assert_eq!(put(&open.store, &scope, &sequence(1, 8), None).pages, 8, "there already");
+    assert_eq!(put(&open.store, &scope, &sequence(1, 8), None).pages, 8, "already present");
     assert_eq!(get(&open.store, &scope, &sequence(1, 8)).pages, 8);
     let seen = stats(&open);
     assert_eq!(seen.counters["refused_write_budget"], 24);
@@ -111,7 +111,7 @@ fn unplaced_pages_are_refunded() {
     }
     let after = stats(&open);
     assert!(after.counters["refused_space"] > 500, "{after:?}");
-    // Fifty megabytes were put, and only what fitted the free space was written.
+    // Fifty megabytes were put, and only the pages that fitted the free space were written.
     assert!(after.admission.available_bytes.unwrap() + 12 * MIB > before);
     open.close();
 }

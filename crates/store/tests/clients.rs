@@ -13,8 +13,8 @@ use std::time::Duration;
 
 fn reserve(catalog: &LocalCatalog, pages: usize) -> Result<Reserved> {
     let scope = catalog.resolve(&chained(4096), true)?.unwrap();
-    let wanted = ReserveRequest { timeout: Duration::from_secs(5), ..ReserveRequest::default() };
-    catalog.reserve(scope, &refs(&sequence(1, pages)), None, &wanted)
+    let request = ReserveRequest { timeout: Duration::from_secs(5), ..ReserveRequest::default() };
+    catalog.reserve(scope, &refs(&sequence(1, pages)), None, &request)
 }
 
 fn refused<T: std::fmt::Debug>(result: Result<T>) {
@@ -36,16 +36,16 @@ fn only_its_client_ends_a_reservation() {
     refused(two.abort(reserved.id));
     refused(core.catalog_for(ClientId::LOCAL, "").abort(reserved.id));
     assert_eq!(one.commit(reserved.id, &[Some(7)]).unwrap().stored, 4);
-    // An abort of an ended reservation is no error.
+    // The abort of an ended reservation succeeds.
     two.abort(reserved.id).unwrap();
     // A disconnected client's reservation is aborted by a client with its name, or by the owner.
     for name in ["three", "owner"] {
         let three = catalog(3, "three");
         let scope = three.resolve(&chained(4096), true).unwrap().unwrap();
-        let wanted =
+        let request =
             ReserveRequest { timeout: Duration::from_secs(5), ..ReserveRequest::default() };
         let keys = sequence(9, 4);
-        let reserved = three.reserve(scope, &refs(&keys), None, &wanted).unwrap();
+        let reserved = three.reserve(scope, &refs(&keys), None, &request).unwrap();
         core.client_left(ClientId(3));
         refused(two.abort(reserved.id));
         assert!(two.commit(reserved.id, &[Some(7)]).is_err());
@@ -65,11 +65,11 @@ fn hoarding_client_leaves_space_for_others() {
         open_on(Arc::new(SimDisk::new(64 << 20)), &options(Path::new("/store"), 24)).unwrap();
     let hoarder = open.core.catalog_for(ClientId(1), "hoarder");
     let scope = hoarder.resolve(&chained(4096), true).unwrap().unwrap();
-    let wanted = ReserveRequest { timeout: Duration::from_secs(5), ..ReserveRequest::default() };
+    let request = ReserveRequest { timeout: Duration::from_secs(5), ..ReserveRequest::default() };
     let mut refused = None;
     for name in 0..1000 {
         let keys = sequence(name, 64);
-        let reserved = hoarder.reserve(scope, &refs(&keys), None, &wanted).unwrap();
+        let reserved = hoarder.reserve(scope, &refs(&keys), None, &request).unwrap();
         refused = reserved.refused;
         if refused.is_some() {
             break;

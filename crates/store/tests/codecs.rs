@@ -1,5 +1,5 @@
-//! Encoded pages, end to end: puts come back, take less space, and every codec is read by every
-//! process.
+//! Encoded pages, end to end: gets return the pages put, pages take less space, and every process
+//! reads every codec.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -189,7 +189,7 @@ fn all_codecs_are_read_after_restart() {
     expect(&open.store, &scope, &keys[5..19], 5);
     let report = open.core.verify(true, &mut |_, _| {}).unwrap();
     assert_eq!((report.pages, report.findings.len()), (24, 0), "{report:?}");
-    // A client reads and encodes by itself.
+    // A client process reads and encodes pages without the owner.
     let catalog = Arc::new(open.core.catalog_for(ClientId(3), "client"));
     let staging = Staging::new(8 << 20).unwrap();
     let client = Store::new(catalog, open.core.segments(), staging);
@@ -204,7 +204,7 @@ fn all_codecs_are_read_after_restart() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
     #[test]
-    fn page_of_unknown_layout_comes_back(
+    fn page_of_unknown_layout_is_returned(
         page_bytes in 1u64..900_000,
         pages in 1usize..12,
         odd in 0usize..4,
@@ -308,7 +308,7 @@ fn durable_put_in_parts_is_flushed_once() {
     let syncs = || open.store.stats().unwrap().catalog.counters["syncs"];
     let before = syncs();
     put_all(&open.store, &scope, &keys, 0);
-    // 44 MiB in parts of 8, 16, 16 and the rest.
+    // 44 MiB in parts of 8, 16, 16 and 4 MiB.
     assert!(syncs() - before < 4, "{} rounds", syncs() - before);
     let after = disk.crash(7);
     open.forget();
@@ -351,7 +351,7 @@ fn without_staging_memory_pages_are_stored_raw() {
     drop(held);
     expect(&open.store, &scope, &keys, 0);
     let moved = open.store.stats().unwrap().transfer;
-    assert!(moved.put_stored_bytes > moved.put_bytes, "as they came, and a header");
+    assert!(moved.put_stored_bytes > moved.put_bytes, "pages are stored unencoded, with a header");
     open.close();
 }
 

@@ -1,4 +1,4 @@
-//! Converting a store to another index loses nothing, even if interrupted.
+//! A conversion of a store's index loses no page, even if interrupted.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -30,7 +30,7 @@ fn memory_index_is_converted_from_but_not_to() {
     let refused = open_on(Arc::new(Host), &with(dir.path(), IndexKind::Memory)).err().unwrap();
     assert_eq!(refused.kind(), ErrorKind::Invalid);
     assert!(refused.to_string().contains("new stores"), "{refused}");
-    // Named or not, the index is the one in the manifest.
+    // If the options name no index, the manifest's index is used.
     let open =
         open_on(Arc::new(Host), &Options { index: None, ..options(dir.path(), 16) }).unwrap();
     assert_eq!(open.store.stats().unwrap().catalog.index, "run");
@@ -72,8 +72,11 @@ fn missing_index_backend_gives_advice() {
     directory.write_manifest(&manifest).unwrap();
     let refused = open_on(Arc::new(Host), &options(dir.path(), 16)).err().unwrap();
     assert_eq!(refused.kind(), ErrorKind::Invalid);
-    let said = refused.to_string();
-    assert!(said.contains("`lsm`") && said.contains("convert-index DIR --to run"), "{said}");
+    let message = refused.to_string();
+    assert!(
+        message.contains("`lsm`") && message.contains("convert-index DIR --to run"),
+        "{message}"
+    );
 }
 
 #[cfg(feature = "lsm")]
@@ -160,7 +163,7 @@ mod lsm {
     }
 
     #[test]
-    fn conversion_back_and_forth_keeps_everything() {
+    fn conversion_back_and_forth_keeps_all_runs() {
         let dir = tempfile::tempdir().unwrap();
         let expected = make(dir.path(), CHAINS);
         let pages: usize = expected
@@ -185,7 +188,7 @@ mod lsm {
     }
 
     #[test]
-    fn opening_with_another_index_converts() {
+    fn opening_with_a_different_index_converts() {
         let dir = tempfile::tempdir().unwrap();
         let kinds = [IndexKind::Run, IndexKind::Lsm, IndexKind::Run];
         for (at, kind) in (1u64..).zip(kinds) {
@@ -218,21 +221,21 @@ mod lsm {
         assert!(refused.to_string().contains("--to run:"), "{refused}");
         let (backend, contents, _) = now(dir.path());
         assert_eq!((backend, contents), (Backend::Lsm, expected));
-        assert!(!files(dir.path(), Backend::Run), "what was begun is gone");
+        assert!(!files(dir.path(), Backend::Run), "the unfinished index must be removed");
     }
 
-    /// Not a test by itself: the process that [`kill_at_any_moment_leaves_one_index`] kills.
+    /// Not a test: the process that [`kill_at_any_moment_leaves_one_index`] kills.
     #[test]
     fn converting_child() {
         let Some(dir) = std::env::var_os("RITORNELLO_TEST_CONVERTED_DIR") else { return };
         let dir = Path::new(&dir);
         let to = if stored(dir) == Backend::Run { IndexKind::Lsm } else { IndexKind::Run };
         println!("\nbegun");
-        let mut said = None;
+        let mut printed = None;
         convert_index(Arc::new(Host), dir, to, None, &mut |runs, total| {
             let part = Some(4 * runs / total);
-            if said != part {
-                said = part;
+            if printed != part {
+                printed = part;
                 println!("copied {}/4", 4 * runs / total);
             }
         })
@@ -249,7 +252,7 @@ mod lsm {
             .spawn()
             .unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        assert!(lines.any(|line| line.unwrap() == word), "never heard of {word}");
+        assert!(lines.any(|line| line.unwrap() == word), "the child never printed {word}");
         std::thread::sleep(pause);
         child.kill().unwrap();
         child.wait().unwrap();

@@ -1,4 +1,4 @@
-//! Power loss on a disk that loses and tears what was not synced.
+//! Power loss on a disk that loses and tears unsynced writes.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -109,7 +109,7 @@ impl Run {
                 self.check_promises(true);
             }
             Act::Crash(seed) => {
-                // Pages evicted since the flush need not be present.
+                // Pages evicted since the flush may be missing.
                 let still: BTreeMap<u64, usize> = self
                     .oracle
                     .durable
@@ -123,7 +123,7 @@ impl Run {
                 for (name, pages) in &still {
                     let keys = sequence(*name, *pages);
                     let got = get(&self.now().store, self.scope(*name), &keys).pages;
-                    assert_eq!(got, *pages, "flushed pages of sequence {name} are gone");
+                    assert_eq!(got, *pages, "flushed pages of sequence {name} were lost");
                 }
                 self.check_promises(false);
                 self.oracle.durable = still;

@@ -144,7 +144,7 @@ fn shortened_reservation_log_is_found() {
         std::mem::forget(open);
         let open = open_beside(Arc::new(disk), &store_options(), alive).unwrap();
         let withheld = open.store.stats().unwrap().catalog.reserved_bytes;
-        assert!(withheld > 0, "the next owner gives the space of a living client away");
+        assert!(withheld > 0, "the next owner must withhold a living client's space");
     }
 }
 
@@ -153,7 +153,7 @@ fn shortened_reservation_log_is_found() {
 fn salvaged_pages_are_durable_after_a_flush() {
     let disk = SimDisk::new(64 * MIB);
     let open = open_on(Arc::new(disk.clone()), &store_options()).unwrap();
-    // Syncs what was dirty at the opening, and creates the first segment.
+    // Syncs the writes of the opening, and creates the first segment.
     put(&open.store, &chained(65_536), &sequence(50, 1), None);
     open.store.flush().unwrap();
     // The bytes of the run come from a put into a copy of the store.

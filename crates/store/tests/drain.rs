@@ -41,7 +41,7 @@ fn directory_is_added_and_another_drained() {
     let (home, second) = (dir.path().join("home"), dir.path().join("second"));
     let open = open(&home, 12);
     fill(&open, 0, 24);
-    let there = whole(&open.store, 24);
+    let present = whole(&open.store, 24);
     open.store.change_capacity(&CapacityChange::AddPath(text(&second))).unwrap();
     open.store.resize(24 * MIB).unwrap();
     fill(&open, 24, 24);
@@ -51,10 +51,14 @@ fn directory_is_added_and_another_drained() {
     assert_eq!(segments_in(&home.join("segments")), 0);
     assert!(open.core.manifest().volumes[0].is_retired());
     let left = whole(&open.store, 48);
-    assert!(there.iter().any(|name| left.contains(name)), "moved, not lost");
+    assert!(present.iter().any(|name| left.contains(name)), "pages must be moved, not lost");
     assert!(left.len() > 24, "{}", left.len());
     fill(&open, 100, 10);
-    assert_eq!(segments_in(&home.join("segments")), 0, "nothing new is placed there");
+    assert_eq!(
+        segments_in(&home.join("segments")),
+        0,
+        "new pages were placed in the drained directory"
+    );
     let left = whole(&open.store, 48);
     open.close();
     let again = Options { capacity: None, paths: vec![second.clone()], ..options(&home, 0) };
@@ -97,11 +101,12 @@ fn unusable_directories_are_refused() {
     std::fs::write(&file, "").unwrap();
     refused(&CapacityChange::AddPath(text(&file)), "cannot be used");
     fill(&open, 0, 3);
-    assert_eq!(whole(&open.store, 3).len(), 3, "the store goes on");
+    assert_eq!(whole(&open.store, 3).len(), 3, "the store must continue");
     open.close();
 }
 
-/// A process that opened the segments before a directory was added reads and writes there.
+/// A process that opened the segments before a directory was added reads and writes in the added
+/// directory.
 #[test]
 fn open_clients_find_a_new_directory() {
     let dir = tempfile::tempdir().unwrap();
@@ -115,7 +120,7 @@ fn open_clients_find_a_new_directory() {
     open.store.change_capacity(&CapacityChange::AddPath(text(&second))).unwrap();
     open.store.change_capacity(&CapacityChange::DrainPath("segments".to_owned())).unwrap();
     assert!(segments_in(&second) > 0);
-    assert_eq!(whole(&theirs, 4).len(), 4, "moved to where this process has never been");
+    assert_eq!(whole(&theirs, 4).len(), 4, "pages moved to a new directory must be found");
     put(&theirs, &chained(PAGE), &sequence(9, PAGES), None);
     assert_eq!(get(&open.store, &chained(PAGE), &sequence(9, PAGES)).pages, PAGES);
     theirs.close();
@@ -147,7 +152,7 @@ fn power_loss_while_draining_keeps_flushed_pages() {
             (after, draining.join().unwrap())
         });
         done.unwrap();
-        assert_eq!(whole(&open.store, 20).len(), 20, "there was room for all");
+        assert_eq!(whole(&open.store, 20).len(), 20, "all sequences must fit");
         open.forget();
         let again = Options { capacity: None, paths: Vec::new(), ..opts };
         let open = open_on(Arc::new(after), &again).unwrap();
@@ -160,7 +165,7 @@ fn power_loss_while_draining_keeps_flushed_pages() {
     }
 }
 
-/// A segment that is created while its directory is drained is removed with the others.
+/// A segment that is created while its directory is drained is removed with the other segments.
 #[test]
 fn drained_directory_gets_no_new_segment() {
     let (schedule, disk) = (Schedule::new(), SimDisk::new(64 << 20));

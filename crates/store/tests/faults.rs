@@ -40,7 +40,7 @@ fn failed_writes_release_their_space() {
 }
 
 #[test]
-fn torn_writes_miss_once_then_are_absent() {
+fn torn_writes_miss_once_then_are_not_found() {
     let (schedule, open) = faulty();
     let (scope, keys) = (chained(64 << 10), sequence(1, 4));
     schedule.add(Rule::always(Fault::Torn).on(Op::Write).at("seg-"));
@@ -209,7 +209,7 @@ fn survives(opts: &Options, fault: Fault, nth: u64) -> bool {
     let Ok(open) = open_on(medium, opts) else { return false };
     let flushed = small_life(&open);
     schedule.heal();
-    // Eviction may have removed it, and a torn write may have damaged it; nothing else may.
+    // Only eviction may have removed a page, and only a torn write may have damaged a page.
     let kept: Vec<(u64, usize)> = flushed
         .iter()
         .map(|&(name, pages)| {
@@ -229,9 +229,9 @@ fn survives(opts: &Options, fault: Fault, nth: u64) -> bool {
     drop(open);
     let open = open_on(Arc::new(disk.crash(nth)), opts).unwrap();
     for (name, pages) in kept {
-        let there = get(&open.store, &scope, &sequence(name, 16)).pages;
+        let present = get(&open.store, &scope, &sequence(name, 16)).pages;
         let evicted = !stopped;
-        assert!(there >= pages || evicted, "{fault:?} {nth}: {name} had {pages}, has {there}");
+        assert!(present >= pages || evicted, "{fault:?} {nth}: {name} had {pages}, has {present}");
     }
     assert_eq!(put(&open.store, &scope, &sequence(60, 4), None).pages, 4, "{fault:?} {nth}");
     open.store.flush().unwrap();
@@ -241,7 +241,7 @@ fn survives(opts: &Options, fault: Fault, nth: u64) -> bool {
 }
 
 /// A fault at every operation of the workload: never a wrong byte, never stuck, no flushed page
-/// lost; the store continues, or asks to be reopened and then continues.
+/// lost; the store continues, or is poisoned and continues after it is reopened.
 #[test]
 fn any_single_fault_is_survived() {
     let opts = Options { upkeep: false, ..options(Path::new("/store"), 6) };
@@ -292,7 +292,7 @@ fn slow_disk_is_awaited_until_the_deadline() {
     };
     let outcome = late(0);
     assert_eq!((outcome.pages, outcome.reason), (0, "deadline"));
-    assert_eq!(late(60_000).pages, 16, "slow is not gone");
+    assert_eq!(late(60_000).pages, 16, "a slow disk must return the pages");
     let pages: Vec<Vec<u8>> = sequence(2, 16).iter().map(|key| page(&scope, key)).collect();
     let pages: Vec<&[u8]> = pages.iter().map(Vec::as_slice).collect();
     let source = BorrowedPages::new(&pages);

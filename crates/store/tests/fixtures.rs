@@ -23,17 +23,17 @@ fn unpacked(name: &str) -> (tempfile::TempDir, Open) {
 fn format_0_store_opens_with_its_pages() {
     let (_dir, open) = unpacked("v0.tar.gz");
     assert_eq!(get(&open.store, &chained(20_000), &sequence(1, 8)).pages, 8);
-    let there = open.store.exists(&unchained(4096), &refs(&sequence(2, 4))).unwrap();
-    assert_eq!(there, [true, false, true, true]);
+    let present = open.store.exists(&unchained(4096), &refs(&sequence(2, 4))).unwrap();
+    assert_eq!(present, [true, false, true, true]);
     assert_eq!(get(&open.store, &unchained(4096), &sequence(2, 4)[2..]).pages, 2);
     let report = open.core.verify(false, &mut |_, _| {}).unwrap();
     assert_eq!((report.pages, report.findings.len()), (11, 0));
     open.close();
 }
 
-/// Ids did not cover the arrangement of pages. Under the ids of this build none of their pages
-/// verifies, so their scopes are dropped with all pages: no page counts as damaged, and no space is
-/// withheld.
+/// Ids of an earlier build did not cover the arrangement of pages. Under this build's ids no page
+/// of those scopes verifies, so the scopes are dropped with all pages: no page counts as damaged,
+/// and no space is withheld.
 #[test]
 fn scopes_with_old_ids_are_dropped() {
     let (_dir, open) = unpacked("v0-identity-0.tar.gz");

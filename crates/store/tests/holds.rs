@@ -35,14 +35,14 @@ fn crowd(
     retain_until: u64,
 ) -> ScopeRef {
     let scope = catalog.resolve(scope, true).unwrap().unwrap();
-    let wanted = ReserveRequest {
+    let request = ReserveRequest {
         retain_until,
         timeout: Duration::from_secs(60),
         ..ReserveRequest::default()
     };
     for name in names {
         let key = name.to_le_bytes();
-        let reserved = catalog.reserve(scope, &[&key], None, &wanted).unwrap();
+        let reserved = catalog.reserve(scope, &[&key], None, &request).unwrap();
         assert_eq!(catalog.commit(reserved.id, &[Some(7)]).unwrap().stored, 1);
         if name % 10_000 == 0 {
             catalog.flush().unwrap();
@@ -56,12 +56,12 @@ fn crowd(
 fn longest_wait(catalog: &LocalCatalog, work: impl FnOnce()) -> Duration {
     let (started, done) = (AtomicBool::new(false), AtomicBool::new(false));
     std::thread::scope(|scope| {
-        let asking = scope.spawn(|| {
+        let caller = scope.spawn(|| {
             let mut longest = Duration::ZERO;
             while !done.load(Ordering::Acquire) {
-                let asked = Instant::now();
+                let called = Instant::now();
                 catalog.release(LeaseNumber::default()).unwrap();
-                longest = longest.max(asked.elapsed());
+                longest = longest.max(called.elapsed());
                 started.store(true, Ordering::Release);
             }
             longest
@@ -71,7 +71,7 @@ fn longest_wait(catalog: &LocalCatalog, work: impl FnOnce()) -> Duration {
         }
         work();
         done.store(true, Ordering::Release);
-        asking.join().unwrap()
+        caller.join().unwrap()
     })
 }
 
@@ -137,9 +137,9 @@ fn quota_is_applied_in_steps() {
     catalog.configure(tenant, &quota(Some(kept * 8192))).unwrap();
     let keys: Vec<[u8; 8]> = (0..MANY).map(u64::to_le_bytes).collect();
     let keys: Vec<&[u8]> = keys.iter().map(|key| &key[..]).collect();
-    let there = catalog.exists(tenant, &keys).unwrap();
-    assert_eq!(there.iter().filter(|there| **there).count() as u64, kept);
-    assert!(there[(MANY - kept) as usize..].iter().all(|there| *there));
+    let present = catalog.exists(tenant, &keys).unwrap();
+    assert_eq!(present.iter().filter(|present| **present).count() as u64, kept);
+    assert!(present[(MANY - kept) as usize..].iter().all(|present| *present));
     open.close();
 }
 
@@ -164,9 +164,9 @@ fn quota_set_under_traffic_holds() {
     let (open, catalog) = open(|| 1000);
     let tenant = crowd(&catalog, &unchained(64), 0..8000, 0);
     let quota = |quota_bytes| ScopeSettings { quota_bytes, ..ScopeSettings::default() };
-    let loved: Vec<[u8; 8]> = (0..100).map(u64::to_le_bytes).collect();
-    let loved: Vec<&[u8]> = loved.iter().map(|key| &key[..]).collect();
-    for key in &loved {
+    let hot: Vec<[u8; 8]> = (0..100).map(u64::to_le_bytes).collect();
+    let hot: Vec<&[u8]> = hot.iter().map(|key| &key[..]).collect();
+    for key in &hot {
         catalog.touch(tenant, &[key]).unwrap();
     }
     let done = AtomicBool::new(false);
@@ -176,12 +176,12 @@ fn quota_set_under_traffic_holds() {
                 if done.load(Ordering::Acquire) {
                     break;
                 }
-                for key in &loved {
+                for key in &hot {
                     catalog.touch(tenant, &[key]).unwrap();
                 }
                 crowd(&catalog, &unchained(64), 1_000_000 + name..1_000_001 + name, 0);
-                let gone = (4000 + name % 4000).to_le_bytes();
-                catalog.delete(tenant, &[&gone]).unwrap();
+                let deleted = (4000 + name % 4000).to_le_bytes();
+                catalog.delete(tenant, &[&deleted]).unwrap();
             }
         });
         for _ in 0..20 {
@@ -193,8 +193,8 @@ fn quota_set_under_traffic_holds() {
     });
     let stats = catalog.stats().unwrap();
     assert!(stats.largest_scopes[0].bytes <= 1000 * 8192, "{:?}", stats.largest_scopes);
-    let there = catalog.exists(tenant, &loved).unwrap();
-    assert!(there.iter().all(|there| *there), "what is in use stays: {there:?}");
+    let present = catalog.exists(tenant, &hot).unwrap();
+    assert!(present.iter().all(|present| *present), "pages in use were evicted: {present:?}");
     catalog.configure(tenant, &quota(Some(0))).unwrap();
     assert_eq!(catalog.stats().unwrap().pages, 0, "the order knows every run");
     open.close();

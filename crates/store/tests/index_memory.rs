@@ -73,7 +73,7 @@ fn index_ceiling_refuses_puts_until_eviction() {
 }
 
 #[test]
-fn put_beyond_the_index_budget_says_so() {
+fn put_beyond_the_index_budget_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     // No sync, so that the index's unwritten records accumulate.
     let opts = Options {

@@ -15,14 +15,14 @@ const MIB_ALL: u64 = 24;
 const PAGES: usize = 10;
 const TTL: Duration = Duration::from_secs(600);
 
-/// The store as another client sees it.
+/// The store in a client process.
 fn client(open: &Open, number: u64) -> Arc<Store> {
     let catalog = Arc::new(open.core.catalog_for(ClientId(number), &format!("client {number}")));
     Store::new(catalog, open.core.segments(), Staging::new(8 * MIB as usize).unwrap())
 }
 
-/// Fills a store, and has a client lease all that it may. Returns its leases and the error that
-/// ended it.
+/// Fills a store, and leases pages for a client until a lease is refused. Returns the leases and
+/// the refusal.
 fn hoard(open: &Open, hoarder: &Store) -> (Vec<(u64, LeaseNumber)>, Error) {
     let scope = chained(PAGE);
     let names = 0..MIB_ALL * MIB / (PAGE * PAGES as u64);
@@ -82,7 +82,7 @@ fn hoarded_leases_leave_space_for_puts() {
         let outcome = put(&other, &scope, &sequence(name, PAGES), None);
         assert_eq!((outcome.pages, outcome.reason), (PAGES, ""), "{name}");
         let leased = other.lease(&scope, &refs(&sequence(name, PAGES)), TTL).unwrap();
-        assert_eq!(leased.pages, PAGES, "a second client may lease what is left");
+        assert_eq!(leased.pages, PAGES, "a second client must be able to lease pages");
         other.release(leased.lease).unwrap();
     }
     for (name, lease) in leases {
@@ -101,12 +101,12 @@ fn reads_and_puts_exceed_the_share() {
     let (leases, _) = hoard(&open, &hoarder);
     let keys = sequence(5000, 2 * PAGES);
     assert_eq!(put(&hoarder, &scope, &keys[..PAGES], None).pages, PAGES);
-    // It follows pages that the put pins.
+    // The new pages follow pages that the put itself leases.
     assert_eq!(put(&hoarder, &scope, &keys, None).pages, 2 * PAGES);
     assert_eq!(get(&hoarder, &scope, &keys).pages, 2 * PAGES);
     assert!(hoarder.lease(&scope, &refs(&keys), TTL).is_err());
     assert_eq!(hoarder.touch(&scope, &refs(&keys)).unwrap(), 2 * PAGES);
-    // A client may lease again what it has leased or released.
+    // A client may lease pages again that it has leased or released.
     let again = hoarder.lease(&scope, &refs(&sequence(leases[0].0, PAGES)), TTL).unwrap();
     assert_eq!(again.pages, PAGES);
     for (_, lease) in &leases[leases.len() - 3..] {
@@ -129,7 +129,7 @@ fn oversized_prefix_is_leased_in_part() {
     assert!(leased.pages > 20 * PAGES && leased.pages < 40 * PAGES, "{leased:?}");
     assert_eq!((leased.pages % PAGES, stats().counters["leases_shortened"]), (0, 1));
     assert_eq!(get(&store, &scope, &keys).pages, keys.len());
-    // Its pages stay while others are evicted.
+    // The leased pages stay while other pages are evicted.
     for name in 1000..1100 {
         assert_eq!(put(&open.store, &scope, &sequence(name, PAGES), None).pages, PAGES);
     }
@@ -154,7 +154,7 @@ fn shortened_lease_covers_same_pages_per_scope() {
         assert_eq!(put(&open.store, &scopes[0], &sequence(name, PAGES), None).pages, PAGES);
     }
     for scope in &scopes {
-        assert!(get(&store, scope, &keys).pages >= leased.pages, "what is leased is there");
+        assert!(get(&store, scope, &keys).pages >= leased.pages, "a leased page is missing");
     }
     // No page fits for both scopes.
     let other = client(&open, 2);

@@ -14,21 +14,21 @@ use std::time::Duration;
 const PAGE: u64 = 8192;
 
 #[test]
-fn unchained_pages_are_found_behind_a_gap() {
+fn unchained_pages_are_found_after_a_gap() {
     let dir = tempfile::tempdir().unwrap();
     let open = open(dir.path(), 16);
     let (scope, keys) = (unchained(PAGE), sequence(1, 9));
     put(&open.store, &scope, &keys[1..3], None);
     put(&open.store, &scope, &keys[4..8], None);
     open.store.delete(&scope, &refs(&keys[5..6])).unwrap();
-    let there = [false, true, true, false, true, false, true, true, false];
+    let present = [false, true, true, false, true, false, true, true, false];
     let got = get(&open.store, &scope, &keys);
-    assert_eq!((got.pages, got.ok.as_slice(), got.reason), (0, there.as_slice(), "absent"));
+    assert_eq!((got.pages, got.ok.as_slice(), got.reason), (0, present.as_slice(), "absent"));
     assert_eq!(got.bytes, 5 * PAGE);
-    // Keys in another order than they were put in.
-    let turned: Vec<Vec<u8>> = keys.iter().rev().cloned().collect();
-    let got = get(&open.store, &scope, &turned);
-    assert!(got.ok.iter().eq(there.iter().rev()));
+    // The keys in reverse order.
+    let reversed: Vec<Vec<u8>> = keys.iter().rev().cloned().collect();
+    let got = get(&open.store, &scope, &reversed);
+    assert!(got.ok.iter().eq(present.iter().rev()));
     assert_eq!(open.store.probe(&scope, &refs(&keys[1..])).unwrap(), 2);
     open.close();
 }
@@ -59,8 +59,8 @@ fn unchained_lease_covers_all_present_pages() {
     for name in 10..40 {
         try_put(&open.store, &filler, &sequence(name, 6), None).unwrap();
     }
-    let there = open.store.exists(&scope, &refs(&keys)).unwrap();
-    assert_eq!(there, [true, false, false, true, true]);
+    let present = open.store.exists(&scope, &refs(&keys)).unwrap();
+    assert_eq!(present, [true, false, false, true, true]);
     open.store.release(leased.lease).unwrap();
     open.close();
 }
@@ -81,9 +81,14 @@ fn scopes_and_keys_are_listed_after_restart() {
         open.close();
     }
     let open = open_on(Arc::new(ritornello_medium::Host), &Options::new(dir.path())).unwrap();
-    let held: Vec<(Scope, u64)> =
-        open.store.scopes().unwrap().into_iter().map(|held| (held.scope, held.pages)).collect();
-    assert_eq!(held, [(one.clone(), 18), (other.clone(), 3)]);
+    let listed: Vec<(Scope, u64)> = open
+        .store
+        .scopes()
+        .unwrap()
+        .into_iter()
+        .map(|listed| (listed.scope, listed.pages))
+        .collect();
+    assert_eq!(listed, [(one.clone(), 18), (other.clone(), 3)]);
     for limit in [1, 5, 12, 1000] {
         let (mut seen, mut after) = (Vec::new(), 0);
         loop {
@@ -111,7 +116,7 @@ fn many_scopes_are_listed_in_batches() {
         put(&open.store, scope, &sequence(1, 1), None);
     }
     let listed = open.store.scopes().unwrap();
-    assert!(listed.iter().map(|held| &held.scope).eq(&scopes));
+    assert!(listed.iter().map(|listed| &listed.scope).eq(&scopes));
     assert!(listed.windows(2).all(|pair| pair[0].slot < pair[1].slot));
     open.close();
 }
@@ -136,15 +141,15 @@ fn completion_queue_names_every_ticket_once() {
     for ticket in &tickets {
         assert_eq!(ticket.wait(None).unwrap().pages, 2);
     }
-    let mut rung = queue.take();
+    let mut completed = queue.take();
     // The last ticket completes after its outcome is set.
-    while rung.len() < tickets.len() {
+    while completed.len() < tickets.len() {
         std::thread::yield_now();
-        rung.extend(queue.take());
+        completed.extend(queue.take());
     }
-    rung.sort_unstable();
-    assert!(rung.into_iter().eq(0..10));
-    // A finished ticket is pushed at once.
+    completed.sort_unstable();
+    assert!(completed.into_iter().eq(0..10));
+    // A finished ticket is pushed immediately.
     tickets[3].notify(&queue, 77);
     assert_eq!(queue.take(), [77]);
     open.close();

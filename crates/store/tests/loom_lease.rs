@@ -5,7 +5,7 @@
 //!
 //! The bytes of a run are a cell that loom watches: reading it under a lease and writing it as its
 //! next owner must never overlap, though neither holds a lock. As in the store, the lease table,
-//! the free space and the choice of victims are behind one mutex; the index has a lock of its own.
+//! the free space and the choice of victims share one mutex; the index has a separate lock.
 
 #![cfg(loom)]
 
@@ -86,7 +86,7 @@ impl Owner {
         state.free.extend(freed);
     }
 
-    /// Removes the run. An eviction respects leases; a deletion does not.
+    /// Removes the run. An eviction respects leases; a deletion ignores them.
     fn remove(&self, respectful: bool) {
         let mut state = self.state.lock().unwrap();
         if respectful && state.leases.pinned(RUN) {
@@ -98,7 +98,7 @@ impl Owner {
         }
     }
 
-    /// Writes to the space if it is free. Returns whether it was.
+    /// Writes to the space if it is free. Returns whether it was free.
     fn reuse(&self) -> bool {
         let taken = self.state.lock().unwrap().free.pop();
         if taken.is_some() {
@@ -114,8 +114,8 @@ fn check_end(owner: &Owner, reused: bool) {
     let leftover = state.leases.drop_client(ClientId(2));
     assert!(leftover.is_empty() && state.leases.is_empty());
     assert_eq!((state.leases.deferred_units(), state.leases.leased_units()), (0, 0));
-    let there = owner.index.read().unwrap().is_some();
-    let copies = usize::from(there) + usize::from(reused) + state.free.len();
+    let present = owner.index.read().unwrap().is_some();
+    let copies = usize::from(present) + usize::from(reused) + state.free.len();
     assert_eq!(copies, 1, "space was lost, or handed out twice");
 }
 

@@ -2,9 +2,9 @@
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p ritornello-store --test loom_rounds --release`
 //!
-//! Every caller has a page. It marks the page written and joins a round; a round makes durable what
-//! is marked when it begins. The marks are relaxed: only the rounds order them. The disk is a cell
-//! that loom watches, so two concurrent rounds fail the model.
+//! Every caller has a page. A caller marks its page written and joins a round; a round makes the
+//! pages durable that are marked when the round begins. The marks are relaxed: only the rounds
+//! order them. The disk is a cell that loom watches, so two concurrent rounds fail the model.
 
 #![cfg(loom)]
 
@@ -34,7 +34,7 @@ struct Disk {
     written: [AtomicBool; CALLERS],
     /// Unknown to loom, so it orders no accesses.
     state: Mutex<State>,
-    /// Written by a round, read between two.
+    /// Written by a round, read between two rounds.
     busy: UnsafeCell<()>,
     first: First,
 }
@@ -77,7 +77,7 @@ impl Disk {
         self.written[page].store(true, Ordering::Relaxed);
         self.rounds.join(deadline, || self.round())?;
         let durable = self.state.lock().unwrap().durable[page];
-        assert!(durable, "page {page} was said to be durable");
+        assert!(durable, "page {page} was reported as durable");
         let _turn = self.rounds.between(never())?;
         self.busy.with(|_| ());
         Ok(())
@@ -96,9 +96,9 @@ fn together(disk: &Arc<Disk>, callers: usize) -> (Vec<Result<()>>, usize) {
             thread::spawn(move || disk.put(page, never()))
         })
         .collect();
-    let mut fared = vec![disk.put(0, never())];
-    fared.extend(others.into_iter().map(|other| other.join().unwrap()));
-    (fared, disk.state.lock().unwrap().rounds)
+    let mut results = vec![disk.put(0, never())];
+    results.extend(others.into_iter().map(|other| other.join().unwrap()));
+    (results, disk.state.lock().unwrap().rounds)
 }
 
 /// All interleavings with at most three preemptions, so that it takes seconds.
@@ -113,8 +113,8 @@ fn rounds_are_shared_and_durable() {
     static SHARED: AtomicUsize = AtomicUsize::new(0);
     static ALONE: AtomicUsize = AtomicUsize::new(0);
     model(|| {
-        let (fared, rounds) = together(&Disk::new(First::Well), CALLERS);
-        assert!(fared.iter().all(Result::is_ok), "{fared:?}");
+        let (results, rounds) = together(&Disk::new(First::Well), CALLERS);
+        assert!(results.iter().all(Result::is_ok), "{results:?}");
         assert!((1..=CALLERS).contains(&rounds));
         let count = if rounds < CALLERS { &SHARED } else { &ALONE };
         count.fetch_add(1, Plain::Relaxed);
@@ -127,8 +127,8 @@ fn rounds_are_shared_and_durable() {
 fn no_round_follows_a_fatal_one() {
     model(|| {
         let disk = Disk::new(First::Broken);
-        let (fared, rounds) = together(&disk, CALLERS);
-        for caller in fared {
+        let (results, rounds) = together(&disk, CALLERS);
+        for caller in results {
             assert_eq!(caller.unwrap_err().kind(), ErrorKind::Fatal);
         }
         assert_eq!(rounds, 1, "a failed sync is not repeated");
@@ -140,9 +140,9 @@ fn no_round_follows_a_fatal_one() {
 fn refused_round_fails_its_leader_only() {
     model(|| {
         let disk = Disk::new(First::Refused);
-        let (fared, rounds) = together(&disk, CALLERS);
-        let failed: Vec<_> = fared.into_iter().filter_map(Result::err).collect();
-        assert_eq!(failed.len(), 1, "the next leads a round of its own");
+        let (results, rounds) = together(&disk, CALLERS);
+        let failed: Vec<_> = results.into_iter().filter_map(Result::err).collect();
+        assert_eq!(failed.len(), 1, "only the leader fails: the next caller leads a new round");
         assert_eq!(failed[0].kind(), ErrorKind::Retry);
         assert!((2..=CALLERS).contains(&rounds));
         assert!(disk.rounds.check().is_ok());

@@ -1,4 +1,4 @@
-//! The limit of open files. In a process of its own, because the limit is per process.
+//! The limit of open files. A separate test binary, because the limit is per process.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -52,7 +52,10 @@ fn open_file_limit_is_raised_as_needed() {
     set(Rlimit { current: Some(SOFT), maximum: Some(512) });
     let open = open_on(Arc::new(ritornello_medium::Host), &Options::new(dir.path())).unwrap();
     assert_eq!(getrlimit(Resource::Nofile).current, Some(512));
-    let said = warned(&open);
-    assert!(said.contains("may open 512 files") && said.contains("LimitNOFILE="), "{said}");
+    let warning = warned(&open);
+    assert!(
+        warning.contains("may open 512 files") && warning.contains("LimitNOFILE="),
+        "{warning}"
+    );
     open.close();
 }

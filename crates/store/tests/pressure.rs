@@ -6,7 +6,7 @@ mod common;
 use common::*;
 use ritornello_format::{ErrorKind, Scope, UNIT};
 use ritornello_medium::Host;
-use ritornello_store::eviction::Policy;
+use ritornello_store::eviction::PolicyKind;
 use ritornello_store::{LEASE_PAGES_MAX, Options};
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use std::time::Duration;
 #[test]
 fn budget_holds_and_recent_pages_stay() {
     let dir = tempfile::tempdir().unwrap();
-    let lru = Options { eviction: Policy::Lru, ..options(dir.path(), 12) };
+    let lru = Options { eviction: PolicyKind::Lru, ..options(dir.path(), 12) };
     let open = open_on(Arc::new(Host), &lru).unwrap();
     let scope = chained(64 << 10);
     for name in 0..60 {
@@ -38,21 +38,21 @@ fn used_sequences_and_heads_outlive_others() {
     let dir = tempfile::tempdir().unwrap();
     let open = open(dir.path(), 12);
     let scope = chained(64 << 10);
-    let loved = sequence(999, 16);
-    for part in loved.chunks(4) {
-        let before = loved.iter().position(|key| *key == part[0]).unwrap().checked_sub(1);
-        put(&open.store, &scope, part, before.map(|at| loved[at].as_slice()));
+    let hot = sequence(999, 16);
+    for part in hot.chunks(4) {
+        let before = hot.iter().position(|key| *key == part[0]).unwrap().checked_sub(1);
+        put(&open.store, &scope, part, before.map(|at| hot[at].as_slice()));
     }
     for name in 0..80 {
         put(&open.store, &scope, &sequence(name, 8), None);
-        assert_eq!(open.store.touch(&scope, &refs(&loved)).unwrap(), 16, "after {name}");
+        assert_eq!(open.store.touch(&scope, &refs(&hot)).unwrap(), 16, "after {name}");
     }
-    assert_eq!(get(&open.store, &scope, &loved).pages, 16);
-    // Never a tail without its head, whatever was evicted.
+    assert_eq!(get(&open.store, &scope, &hot).pages, 16);
+    // Evictions leave no tail without its head.
     for name in 0..80 {
-        let there = open.store.exists(&scope, &refs(&sequence(name, 8))).unwrap();
-        let prefix = there.iter().take_while(|there| **there).count();
-        assert!(there[prefix..].iter().all(|there| !there), "{there:?}");
+        let present = open.store.exists(&scope, &refs(&sequence(name, 8))).unwrap();
+        let prefix = present.iter().take_while(|present| **present).count();
+        assert!(present[prefix..].iter().all(|present| !present), "{present:?}");
     }
     open.close();
 }
@@ -118,8 +118,8 @@ fn leased_pages_stay_readable() {
     assert_eq!(get(&open.store, &scope, &keys).pages, 8, "evicted under a lease");
     open.store.delete(&scope, &refs(&keys)).unwrap();
     assert_eq!(open.store.probe(&scope, &refs(&keys)).unwrap(), 0);
-    let held = open.store.stats().unwrap().catalog.deferred_bytes;
-    assert!(held >= 8 * (64 << 10), "{held}");
+    let deferred = open.store.stats().unwrap().catalog.deferred_bytes;
+    assert!(deferred >= 8 * (64 << 10), "{deferred}");
     open.store.release(leased.lease).unwrap();
     assert_eq!(open.store.stats().unwrap().catalog.deferred_bytes, 0);
     open.close();

@@ -36,31 +36,31 @@ fn scope_over_quota_evicts_its_own_leaves() {
     for name in 0..4 {
         put(&open.store, &other, &sequence(name, 8), None);
     }
-    let loved = sequence(999, 8);
-    put(&open.store, &tenant, &loved, None);
+    let hot = sequence(999, 8);
+    put(&open.store, &tenant, &hot, None);
     for name in 0..40 {
         assert_eq!(put(&open.store, &tenant, &sequence(name, 8), None).pages, 8);
-        assert_eq!(open.store.touch(&tenant, &refs(&loved)).unwrap(), 8, "used, so kept");
-        let held = usage(&open, &tenant);
-        assert!(held.bytes <= 3 * MIB && held.quota_bytes == Some(3 * MIB), "{held:?}");
+        assert_eq!(open.store.touch(&tenant, &refs(&hot)).unwrap(), 8, "used pages must be kept");
+        let used = usage(&open, &tenant);
+        assert!(used.bytes <= 3 * MIB && used.quota_bytes == Some(3 * MIB), "{used:?}");
         if name == 20 {
             open.close();
             open = common::open(dir.path(), 12);
         }
     }
-    assert!(usage(&open, &tenant).bytes > 2 * MIB, "a quota is there to be used");
+    assert!(usage(&open, &tenant).bytes > 2 * MIB, "the quota must be used up");
     let alive = |name| open.store.probe(&other, &refs(&sequence(name, 8))).unwrap();
     assert_eq!((0..4).map(alive).sum::<usize>(), 32);
     for name in 0..40 {
-        let there = open.store.exists(&tenant, &refs(&sequence(name, 8))).unwrap();
-        let prefix = there.iter().take_while(|there| **there).count();
-        assert!(there[prefix..].iter().all(|there| !there), "leaf first: {there:?}");
+        let present = open.store.exists(&tenant, &refs(&sequence(name, 8))).unwrap();
+        let prefix = present.iter().take_while(|present| **present).count();
+        assert!(present[prefix..].iter().all(|present| !present), "leaf first: {present:?}");
     }
     open.close();
 }
 
 #[test]
-fn quota_full_of_pinned_pages_refuses() {
+fn quota_full_of_leased_pages_refuses() {
     let dir = tempfile::tempdir().unwrap();
     let open = open(dir.path(), 12);
     let scope = chained(PAGE);
@@ -74,7 +74,7 @@ fn quota_full_of_pinned_pages_refuses() {
     assert_eq!(stats(&open).counters["pages_refused"], 8);
     open.store.release(lease.lease).unwrap();
     assert_eq!(put(&open.store, &scope, &sequence(2, 8), None).pages, 8);
-    // Longer than the quota: stores as much of its beginning as fits.
+    // A sequence longer than the quota: its beginning is stored, up to the quota.
     let long = put(&open.store, &scope, &sequence(3, 40), None);
     assert!(long.pages >= 14 && long.pages < 16 && long.reason == "quota", "{long:?}");
     open.close();
@@ -98,7 +98,7 @@ fn quota_can_be_lowered_lifted_and_zero() {
     let more = ScopeSettings { retained_bytes: Some(3 * MIB), ..quota(2 * MIB) };
     let error = open.store.configure(&scope, &more).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Invalid);
-    // A scope that is registered again is a new one.
+    // A scope that is registered again after a drop is a new scope, without settings.
     open.store.configure(&scope, &quota(0)).unwrap();
     open.store.drop_scope(&scope).unwrap();
     assert_eq!(put(&open.store, &scope, &sequence(1, 8), None).pages, 8);

@@ -44,8 +44,8 @@ fn holes_take_no_space_when_moved() {
     let check = |open: &Open| {
         for name in 0..20 {
             let keys = sequence(name, 8);
-            let there = open.store.exists(&scope, &refs(&keys)).unwrap();
-            assert_eq!(there, [true, true, true, false, true, false, true, true]);
+            let present = open.store.exists(&scope, &refs(&keys)).unwrap();
+            assert_eq!(present, [true, true, true, false, true, false, true, true]);
             assert_eq!(get(&open.store, &scope, &keys[..3]).pages, 3);
             assert_eq!(get(&open.store, &scope, &keys[6..]).pages, 2);
         }
@@ -59,7 +59,7 @@ fn holes_take_no_space_when_moved() {
     open.close();
 }
 
-/// A damaged page is not moved, and does not stop the rest.
+/// A damaged page is not moved, and does not stop the move of other pages.
 #[test]
 fn damaged_pages_are_not_moved() {
     let dir = tempfile::tempdir().unwrap();
@@ -76,7 +76,7 @@ fn damaged_pages_are_not_moved() {
     let stats = open.store.stats().unwrap().catalog;
     assert!(stats.counters["pages_distrusted"] > 0 && stats.counters["runs_moved"] > 0);
     let hit = |name| open.store.probe(&scope, &refs(&sequence(name, 8))).unwrap();
-    // One run lost the page and those behind it; those before it moved.
+    // One run lost the page and the pages after it; the pages before it moved.
     let mut hits: Vec<usize> = (0..20).map(hit).collect();
     hits.sort_unstable();
     assert_eq!((hits[0], &hits[1..]), (4, &[8; 19][..]));
@@ -86,8 +86,7 @@ fn damaged_pages_are_not_moved() {
     open.close();
 }
 
-/// The place of removed pages is never read: a disk that is drained because it fails gives up the
-/// rest.
+/// The place of removed pages is never read: a failing disk's readable pages can still be drained.
 #[test]
 fn unreadable_holes_do_not_stop_a_move() {
     let dir = tempfile::tempdir().unwrap();
@@ -112,7 +111,7 @@ fn unreadable_holes_do_not_stop_a_move() {
     open.close();
 }
 
-/// A result of reading a place before its run moved says nothing about the place now.
+/// A failed read of a run's old place does not condemn the run's current place.
 #[test]
 fn run_moved_during_verification_is_kept() {
     let dir = tempfile::tempdir().unwrap();

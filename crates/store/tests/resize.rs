@@ -6,7 +6,7 @@ mod common;
 use common::*;
 use ritornello_format::ErrorKind;
 use ritornello_medium::{Fault, Faulty, Host, Op, Rule, Schedule, SimDisk};
-use ritornello_store::eviction::Policy;
+use ritornello_store::eviction::PolicyKind;
 use ritornello_store::{CapacityChange, Directory, Options, PutOptions};
 use ritornello_volume::page_memory::BorrowedPages;
 use ritornello_volume::transfer::Control;
@@ -49,7 +49,7 @@ fn blocks(dir: &Path) -> u64 {
         .sum()
 }
 
-/// Number of files, without those of RocksDB, which has any number.
+/// Number of files, without the files of RocksDB, whose number varies.
 fn files(dir: &Path) -> u64 {
     let entries = std::fs::read_dir(dir).unwrap().flatten().filter(|e| e.file_name() != "lsm");
     entries.map(|e| if e.path().is_dir() { files(&e.path()) } else { 1 }).sum()
@@ -68,7 +68,7 @@ fn grown_store_holds_more() {
     assert_eq!(stats(&open).capacity_bytes, 24 * MIB);
     assert!(stats(&open).segments > 8);
     open.close();
-    // The manifest keeps the capacity if none is named.
+    // The manifest keeps the capacity if the options name no capacity.
     let options = Options { capacity: None, ..options(dir.path(), 0) };
     let open = open_on(Arc::new(Host), &options).unwrap();
     assert_eq!(stats(&open).capacity_bytes, 24 * MIB);
@@ -79,12 +79,12 @@ fn grown_store_holds_more() {
 #[test]
 fn shrunk_store_keeps_recent_pages() {
     let dir = tempfile::tempdir().unwrap();
-    let lru = Options { eviction: Policy::Lru, ..options(dir.path(), 24) };
+    let lru = Options { eviction: PolicyKind::Lru, ..options(dir.path(), 24) };
     let open = open_on(Arc::new(Host), &lru).unwrap();
     let scope = chained(PAGE);
     fill(&open, 0, 50);
     assert_eq!(whole(&open, 50).len(), 50);
-    // Used last: a smaller store keeps these.
+    // The sequences used last, which a smaller store keeps.
     for name in 0..12 {
         assert_eq!(get(&open.store, &scope, &sequence(name, PAGES)).pages, PAGES);
     }
@@ -100,7 +100,7 @@ fn shrunk_store_keeps_recent_pages() {
     assert!((0..12).all(|name| left.contains(&name)), "the recent stays: {left:?}");
     open.close();
     let open = open_on(Arc::new(Host), &options(dir.path(), 10)).unwrap();
-    assert_eq!(whole(&open, 50), left, "what was moved is found after a restart");
+    assert_eq!(whole(&open, 50), left, "moved runs must be found after a restart");
     open.close();
 }
 
@@ -243,20 +243,20 @@ fn removed_segment_number_is_never_reused() {
         names.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
     };
     fill(&open, 0, 50);
-    let mut gone: Vec<String> = Vec::new();
+    let mut removed: Vec<String> = Vec::new();
     for round in 0..3 {
         let before = numbers();
         open.store.resize(6 * MIB).unwrap();
         let after = numbers();
-        gone.extend(before.into_iter().filter(|name| !after.contains(name)));
-        assert!(!gone.is_empty());
+        removed.extend(before.into_iter().filter(|name| !after.contains(name)));
+        assert!(!removed.is_empty());
         if round == 1 {
             open.close();
             open = open_on(Arc::new(Host), &options(dir.path(), 6)).unwrap();
         }
         open.store.resize(16 * MIB).unwrap();
         fill(&open, 50 * (round + 1), 50);
-        assert!(numbers().iter().all(|name| !gone.contains(name)));
+        assert!(numbers().iter().all(|name| !removed.contains(name)));
     }
     open.close();
 }
@@ -273,7 +273,7 @@ fn power_loss_while_shrinking_keeps_flushed_pages() {
         fill(&open, 0, 30);
         open.store.flush().unwrap();
         let crashed = AtomicBool::new(false);
-        let after = std::thread::scope(|scope| {
+        let snapshot = std::thread::scope(|scope| {
             let shrinking = scope.spawn(|| {
                 let done = open
                     .core
@@ -294,11 +294,11 @@ fn power_loss_while_shrinking_keeps_flushed_pages() {
         });
         moved += stats(&open).counters["runs_moved"];
         open.forget();
-        let Some((before, disk, behind)) = after else { continue };
+        let Some((before, disk, after)) = snapshot else { continue };
         let open = open_on(Arc::new(disk), &Options { capacity: None, ..opts }).unwrap();
-        let there = whole(&open, 30);
-        for name in before.iter().filter(|name| behind.contains(name)) {
-            assert!(there.contains(name), "seed {seed}: sequence {name} is gone");
+        let present = whole(&open, 30);
+        for name in before.iter().filter(|name| after.contains(name)) {
+            assert!(present.contains(name), "seed {seed}: sequence {name} was lost");
         }
         open.core.run_once();
         let s = stats(&open);
@@ -316,7 +316,7 @@ fn whole_by_probe(open: &Open, count: u64) -> Vec<u64> {
     (0..count).filter(|name| hit(name) == PAGES).collect()
 }
 
-/// An owner that ended before it began to shrink leaves it to the next one, which empties the
+/// If an owner ends before it begins to shrink, the next owner shrinks the store, and empties the
 /// emptiest segments.
 #[test]
 fn resumed_shrink_closes_emptiest_segments() {
@@ -337,7 +337,7 @@ fn resumed_shrink_closes_emptiest_segments() {
     assert!(stats(&open).health.closed_bytes > 0);
     open.core.run_once();
     assert_eq!(stats(&open).health.closed_bytes, 0);
-    assert_eq!(stats(&open).counters["runs_moved"], 0, "they lie in segments that stay");
+    assert_eq!(stats(&open).counters["runs_moved"], 0, "runs in segments that stay must not move");
     assert_eq!(whole(&open, 4).len(), 4);
     open.close();
 }
@@ -385,11 +385,11 @@ fn index_rewrite_causes_no_eviction() {
 #[test]
 fn put_finds_space_during_a_large_shrink() {
     let dir = tempfile::tempdir().unwrap();
-    let lru = Options { eviction: Policy::Lru, ..options(dir.path(), 96) };
+    let lru = Options { eviction: PolicyKind::Lru, ..options(dir.path(), 96) };
     let open = open_on(Arc::new(Host), &lru).unwrap();
     let scope = chained(PAGE);
     fill(&open, 0, 220);
-    // The emptiest segments are removed first: those with the coldest pages.
+    // The segments with the coldest pages are the emptiest, which are removed first.
     for name in 0..190 {
         open.store.delete(&scope, &refs(&sequence(name, PAGES)[PAGES - 1..])).unwrap();
     }

@@ -6,7 +6,7 @@ mod common;
 use common::*;
 use ritornello_format::{Scope, ScopeSettings};
 use ritornello_medium::{Host, Medium, SimDisk};
-use ritornello_store::eviction::Policy;
+use ritornello_store::eviction::PolicyKind;
 use ritornello_store::{Options, Outcome, PutOptions, Store};
 use ritornello_volume::page_memory::BorrowedPages;
 use ritornello_volume::transfer::Control;
@@ -43,7 +43,7 @@ fn press(open: &Open, scope: &Scope, first: u64) {
     }
 }
 
-fn there(open: &Open, scope: &Scope, name: u64) -> usize {
+fn present_pages(open: &Open, scope: &Scope, name: u64) -> usize {
     get(&open.store, scope, &sequence(name, 8)).pages
 }
 
@@ -59,14 +59,14 @@ fn retained(open: &Open) -> u64 {
 fn wait_for(what: impl Fn() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(60);
     while !what() {
-        assert!(Instant::now() < deadline, "the upkeep never came");
+        assert!(Instant::now() < deadline, "periodic maintenance did not run");
         std::thread::sleep(Duration::from_millis(20));
     }
 }
 
 /// Under LRU, a use does not keep a page once newer pages fill the store.
 fn options_at(dir: &Path, wall_clock: fn() -> u64) -> Options {
-    Options { wall_clock, eviction: Policy::Lru, ..options(dir, 12) }
+    Options { wall_clock, eviction: PolicyKind::Lru, ..options(dir, 12) }
 }
 
 fn open_at(dir: &Path, wall_clock: fn() -> u64) -> Open {
@@ -102,13 +102,13 @@ fn retained_pages_outlive_pressure_until_their_end() {
     put_until(&open.store, &scope, &sequence(1000, 8), until(50_000));
     put(&open.store, &scope, &sequence(1001, 8), None);
     press(&open, &scope, 0);
-    assert_eq!((there(&open, &scope, 1000), there(&open, &scope, 1001)), (8, 0));
+    assert_eq!((present_pages(&open, &scope, 1000), present_pages(&open, &scope, 1001)), (8, 0));
     assert!(retained(&open) >= 8 * PAGE);
     time.store(60_000, Ordering::Relaxed);
     wait_for(|| counter(&open, "retentions_lapsed") == 1);
     assert_eq!(retained(&open), 0);
     press(&open, &scope, 100);
-    assert_eq!(there(&open, &scope, 1000), 0);
+    assert_eq!(present_pages(&open, &scope, 1000), 0);
     // Too late to be retained, and stored nevertheless.
     assert_eq!(put_until(&open.store, &scope, &sequence(1002, 8), until(60_000)).pages, 8);
     assert_eq!(retained(&open), 0);
@@ -123,15 +123,15 @@ fn ancestors_are_retained_and_counted() {
     let scope = chained(PAGE);
     let keys = sequence(1000, 8);
     put(&open.store, &scope, &keys[..3], None);
-    let behind = PutOptions { parent: Some(keys[2].clone().into()), retain_until: 9000 };
-    put_until(&open.store, &scope, &keys[3..6], behind);
+    let options = PutOptions { parent: Some(keys[2].clone().into()), retain_until: 9000 };
+    put_until(&open.store, &scope, &keys[3..6], options);
     // Pages before a page that was stored first are retained, too.
     let other = sequence(1001, 8);
-    let behind = PutOptions { parent: Some(other[3].clone().into()), retain_until: 9000 };
-    put_until(&open.store, &scope, &other[4..], behind);
+    let options = PutOptions { parent: Some(other[3].clone().into()), retain_until: 9000 };
+    put_until(&open.store, &scope, &other[4..], options);
     put(&open.store, &scope, &other[..4], None);
     press(&open, &scope, 0);
-    assert_eq!((there(&open, &scope, 1000), there(&open, &scope, 1001)), (6, 8));
+    assert_eq!((present_pages(&open, &scope, 1000), present_pages(&open, &scope, 1001)), (6, 8));
     assert!(retained(&open) >= 14 * PAGE);
     open.close();
 }
@@ -153,7 +153,7 @@ fn retention_end_never_moves_earlier() {
     time.store(80_020, Ordering::Relaxed);
     wait_for(|| counter(&open, "retentions_lapsed") == 1);
     press(&open, &scope, 0);
-    assert_eq!((there(&open, &scope, 1000), there(&open, &scope, 1001)), (8, 0));
+    assert_eq!((present_pages(&open, &scope, 1000), present_pages(&open, &scope, 1001)), (8, 0));
     open.close();
 }
 
@@ -179,9 +179,9 @@ fn earliest_retention_is_released_at_the_limit() {
         assert!(retained(&open) <= 12 * MIB / 2);
     }
     // The latest ends are kept, which were requested first here.
-    assert_eq!(there(&open, &scope, 119), 8);
+    assert_eq!(present_pages(&open, &scope, 119), 8);
     assert!(retained(&open) > 12 * MIB / 4);
-    // The limit is lowered: the excess is released at once.
+    // The limit is lowered: the excess is released immediately.
     let none = ScopeSettings { retained_bytes: Some(0), ..ScopeSettings::default() };
     open.store.configure(&scope, &none).unwrap();
     assert_eq!(retained(&open), 0);
@@ -223,11 +223,11 @@ fn retention_survives_restart_with_a_reset_clock() {
     let open = open_at(dir.path(), clock);
     assert_eq!(retained(&open), before);
     press(&open, &scope, 0);
-    assert_eq!((there(&open, &scope, 1000), there(&open, &scope, 1001)), (8, 8));
+    assert_eq!((present_pages(&open, &scope, 1000), present_pages(&open, &scope, 1001)), (8, 8));
     time.store(60_000, Ordering::Relaxed);
     wait_for(|| counter(&open, "retentions_lapsed") == 1);
     press(&open, &scope, 100);
-    assert_eq!((there(&open, &scope, 1000), there(&open, &scope, 1001)), (0, 8));
+    assert_eq!((present_pages(&open, &scope, 1000), present_pages(&open, &scope, 1001)), (0, 8));
     open.close();
     // At most a year, and the recorded time counts.
     time.store(3_000_000, Ordering::Relaxed);
@@ -256,7 +256,7 @@ fn flushed_retention_survives_power_loss() {
         let open = open_on(Arc::new(after), &opts()).unwrap();
         assert!(retained(&open) >= 8 * PAGE, "seed {seed}");
         press(&open, &scope, 0);
-        assert_eq!(there(&open, &scope, 1000), 8, "seed {seed}");
+        assert_eq!(present_pages(&open, &scope, 1000), 8, "seed {seed}");
         open.close();
     }
 }

@@ -1,4 +1,4 @@
-//! Puts come back, also after a restart.
+//! Gets return the pages put, also after a restart.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -82,8 +82,8 @@ fn tail_committed_first_is_linked_to_its_head() {
     assert_eq!(put(&open.store, &scope, &keys[..3], None).pages, 3);
     assert_eq!(get(&open.store, &scope, &keys).pages, 6);
     assert_eq!(open.store.delete(&scope, &refs(&keys[2..3])).unwrap(), 1);
-    let there = open.store.exists(&scope, &refs(&keys)).unwrap();
-    assert_eq!(there, [true, true, false, false, false, false]);
+    let present = open.store.exists(&scope, &refs(&keys)).unwrap();
+    assert_eq!(present, [true, true, false, false, false, false]);
     open.close();
 }
 
@@ -94,8 +94,8 @@ fn unchained_pages_are_independent() {
     let (scope, keys) = (unchained(5000), sequence(1, 6));
     put(&open.store, &scope, &keys, None);
     assert_eq!(open.store.delete(&scope, &refs(&keys[2..3])).unwrap(), 1);
-    let there = open.store.exists(&scope, &refs(&keys)).unwrap();
-    assert_eq!(there, [true, true, false, true, true, true]);
+    let present = open.store.exists(&scope, &refs(&keys)).unwrap();
+    assert_eq!(present, [true, true, false, true, true, true]);
     assert_eq!(get(&open.store, &scope, &keys).pages, 2);
     assert_eq!(get(&open.store, &scope, &keys[3..]).pages, 3);
     assert_eq!(put(&open.store, &scope, &keys, None).pages, 6);
@@ -104,7 +104,7 @@ fn unchained_pages_are_independent() {
 }
 
 #[test]
-fn dropped_scope_is_gone_for_good() {
+fn dropped_scope_stays_dropped_after_restart() {
     let dir = tempfile::tempdir().unwrap();
     let (scope, other, keys) = (chained(4096), unchained(4096), sequence(1, 5));
     let forgotten = {

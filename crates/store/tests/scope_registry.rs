@@ -1,5 +1,5 @@
-//! The scope registry: what it writes, what it drops when it is full, and what a crash leaves of
-//! it.
+//! The scope registry: the bytes written, the scopes dropped when it is full, and recovery after a
+//! crash.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -22,45 +22,45 @@ use std::sync::atomic::{AtomicU64, Ordering};
 const BYTES_MAX: u64 = 256 << 10;
 const FILE_MAX: u64 = 2 * BYTES_MAX + (64 << 10);
 
-/// A disk that counts the bytes written to the registry, and can record, at each change of it, how
-/// the disk would come up after a power loss.
+/// A disk that counts the bytes written to the registry, and records at each change of the registry
+/// the disk's states after a power loss.
 #[derive(Clone, Debug)]
-struct Watched {
+struct RecordingDisk {
     disk: SimDisk,
     written: Arc<AtomicU64>,
     /// Seeds of the states recorded for each change.
     seeds: std::ops::Range<u64>,
-    noted: Arc<parking_lot::Mutex<Vec<SimDisk>>>,
+    crash_states: Arc<parking_lot::Mutex<Vec<SimDisk>>>,
 }
 
 #[derive(Debug)]
-struct WatchedFile(Arc<dyn MediumFile>, Watched);
+struct RecordingFile(Arc<dyn MediumFile>, RecordingDisk);
 
-impl Watched {
+impl RecordingDisk {
     fn new(disk: &SimDisk, seeds: std::ops::Range<u64>) -> Self {
-        let (written, noted) = Default::default();
-        Self { disk: disk.clone(), written, seeds, noted }
+        let (written, crash_states) = Default::default();
+        Self { disk: disk.clone(), written, seeds, crash_states }
     }
 
-    fn note<T>(&self, change: impl FnOnce() -> T) -> T {
+    fn record<T>(&self, change: impl FnOnce() -> T) -> T {
         let changed = change();
         let states = self.seeds.clone().map(|seed| self.disk.crash(seed));
-        self.noted.lock().extend(states);
+        self.crash_states.lock().extend(states);
         changed
     }
 }
 
-impl Medium for Watched {
+impl Medium for RecordingDisk {
     fn create_dir(&self, path: &Path) -> io::Result<()> {
         self.disk.create_dir(path)
     }
     fn open(&self, path: &Path, access: Access) -> io::Result<Arc<dyn MediumFile>> {
         let file = self.disk.open(path, access)?;
-        let watched = access.write && path.to_string_lossy().contains("SCOPES");
-        Ok(if watched { Arc::new(WatchedFile(file, self.clone())) } else { file })
+        let recorded = access.write && path.to_string_lossy().contains("SCOPES");
+        Ok(if recorded { Arc::new(RecordingFile(file, self.clone())) } else { file })
     }
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
-        self.note(|| self.disk.rename(from, to))
+        self.record(|| self.disk.rename(from, to))
     }
     fn remove(&self, path: &Path) -> io::Result<()> {
         self.disk.remove(path)
@@ -69,29 +69,29 @@ impl Medium for Watched {
         self.disk.list(dir)
     }
     fn sync_dir(&self, dir: &Path) -> io::Result<()> {
-        self.note(|| self.disk.sync_dir(dir))
+        self.record(|| self.disk.sync_dir(dir))
     }
     fn room(&self, dir: &Path) -> io::Result<Room> {
         self.disk.room(dir)
     }
 }
 
-impl MediumFile for WatchedFile {
+impl MediumFile for RecordingFile {
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
         self.0.read_at(buffer, offset)
     }
     fn write_at(&self, buffer: &[u8], offset: u64) -> io::Result<()> {
         self.1.written.fetch_add(buffer.len() as u64, Ordering::Relaxed);
-        self.1.note(|| self.0.write_at(buffer, offset))
+        self.1.record(|| self.0.write_at(buffer, offset))
     }
     fn sync_data(&self) -> io::Result<()> {
-        self.1.note(|| self.0.sync_data())
+        self.1.record(|| self.0.sync_data())
     }
     fn allocate(&self, length: u64) -> io::Result<()> {
         self.0.allocate(length)
     }
     fn set_len(&self, length: u64) -> io::Result<()> {
-        self.1.note(|| self.0.set_len(length))
+        self.1.record(|| self.0.set_len(length))
     }
     fn drain(&self) -> io::Result<()> {
         self.0.drain()
@@ -146,7 +146,7 @@ fn is_head(disk: &SimDisk) -> bool {
 
 #[test]
 fn registration_appends_one_description() {
-    let medium = Watched::new(&SimDisk::new(64 * MIB), 0..0);
+    let medium = RecordingDisk::new(&SimDisk::new(64 * MIB), 0..0);
     let open = open_with(medium.clone());
     for salt in 0..1000 {
         register(&open, &salted(salt)).unwrap();
@@ -269,8 +269,8 @@ fn scope_with_quota_or_reservation_is_kept() {
     let catalog = open.core.catalog_for(ClientId::LOCAL, "");
     let reference = catalog.resolve(&written, true).unwrap().unwrap();
     let keys = sequence(1, 1);
-    let wanted = ritornello_store::ReserveRequest::default();
-    let reserved = catalog.reserve(reference, &refs(&keys), None, &wanted).unwrap();
+    let request = ritornello_store::ReserveRequest::default();
+    let reserved = catalog.reserve(reference, &refs(&keys), None, &request).unwrap();
     assert_eq!(reserved.runs.len(), 1);
     for salt in 0..200 {
         register(&open, &long(salt, 4000)).unwrap();
@@ -285,16 +285,16 @@ fn scope_with_quota_or_reservation_is_kept() {
 #[test]
 fn crash_at_any_change_keeps_registrations() {
     let disk = SimDisk::new(64 * MIB);
-    let medium = Watched::new(&disk, 0..3);
+    let medium = RecordingDisk::new(&disk, 0..3);
     let open = open_with(medium.clone());
     let (kept, keys) = (long(1000, 3000), sequence(1, 3));
     put(&open.store, &kept, &keys, None);
     open.store.flush().unwrap();
     let mut slots: BTreeMap<u64, ScopeSlot> = BTreeMap::new();
-    let mut judged = 0;
+    let mut checked = 0;
     for salt in 0..150 {
         let before = slots.clone();
-        medium.noted.lock().clear();
+        medium.crash_states.lock().clear();
         if salt % 5 == 4 {
             open.store.drop_scope(&long(salt - 2, 3000)).unwrap();
             slots.remove(&(salt - 2));
@@ -302,7 +302,7 @@ fn crash_at_any_change_keeps_registrations() {
             slots.insert(salt, register(&open, &long(salt, 3000)).unwrap());
         }
         slots.retain(|salt, _| known(&open, &long(*salt, 3000)).is_some());
-        let held = |state: &Open| {
+        let check = |state: &Open| {
             for (salt, slot) in before.iter().filter(|(salt, _)| slots.contains_key(salt)) {
                 assert_eq!(known(state, &long(*salt, 3000)), Some(*slot), "scope {salt}");
             }
@@ -310,17 +310,17 @@ fn crash_at_any_change_keeps_registrations() {
             let next = register(state, &salted(1)).unwrap();
             assert!(before.values().all(|slot| *slot < next), "{next:?} was given before");
         };
-        // Every moment of some registrations; those in between are alike.
-        if salt % 10 == 4 || salt % 10 == 5 || medium.noted.lock().len() > 6 {
-            for state in std::mem::take(&mut *medium.noted.lock()) {
+        // All crash moments of some registrations; the registrations in between are alike.
+        if salt % 10 == 4 || salt % 10 == 5 || medium.crash_states.lock().len() > 6 {
+            for state in std::mem::take(&mut *medium.crash_states.lock()) {
                 let state = open_with(state);
-                held(&state);
+                check(&state);
                 state.forget();
-                judged += 1;
+                checked += 1;
             }
         }
     }
-    assert!(counter(&open, "scopes_dropped") > 0 && judged > 200, "{judged}");
+    assert!(counter(&open, "scopes_dropped") > 0 && checked > 200, "{checked}");
     open.close();
 }
 

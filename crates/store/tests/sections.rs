@@ -105,7 +105,7 @@ fn flipped_bits_never_reach_a_section() {
         let open = open(dir.path(), 128);
         for codec in CODECS {
             let scope = scope(codec.word());
-            let mut told = [0; 4];
+            let mut announced = [0; 4];
             for part in 0..8 {
                 let keys = sequence(100 + part, 2);
                 let before = segments(dir.path());
@@ -116,14 +116,18 @@ fn flipped_bits_never_reach_a_section() {
                 let sections = groups();
                 let (ok, pages) = get(&open.store, &scope, &keys, Some(&sections));
                 let here = sections.arrived();
-                told[here] += 1;
+                announced[here] += 1;
                 for (page, (ok, whole)) in pages.iter().zip(ok.iter().zip(&whole)) {
                     let right = if *ok { whole.len() } else { here * 16 * LAYER as usize };
                     assert!(page[..right] == whole[..right], "{}", codec.word());
                 }
                 assert_eq!(here == 3, ok.iter().all(|ok| *ok));
             }
-            assert!(told[0] > 0 && told[1] + told[2] > 0, "{}: {told:?}", codec.word());
+            assert!(
+                announced[0] > 0 && announced[1] + announced[2] > 0,
+                "{}: {announced:?}",
+                codec.word()
+            );
         }
         open.close();
     }
@@ -186,7 +190,7 @@ fn ticket_announces_every_section() {
     let long = Some(Duration::from_secs(60));
     let ticket = submit(Some(Sections::new(vec![LAYER, bytes as u64]).unwrap())).unwrap();
     assert!(ticket.wait_section(0, long) && ticket.wait_section(1, long));
-    assert!(ticket.wait_section(7, long), "there is no such section: when it is done");
+    assert!(ticket.wait_section(7, long), "a wait for an unknown section ends with the ticket");
     assert_eq!(ticket.wait(Some(Duration::ZERO)).unwrap().pages, keys.len());
     let plain = submit(None).unwrap();
     assert!(plain.wait_section(0, long) && plain.done());

@@ -1,5 +1,5 @@
-//! Names of new segments: a flush covers them wherever their volume is by then, and whichever owner
-//! created them.
+//! Names of new segments: a flush makes them durable even if their volume was detached, and if a
+//! dead owner created them.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -29,7 +29,7 @@ fn check_crashes(disk: &SimDisk) {
     }
 }
 
-/// Open files can be synced after `umount --lazy`, their directory cannot.
+/// Open files can be synced after `umount --lazy`, but their directory cannot be synced.
 #[test]
 fn flush_covers_segments_of_a_detached_volume() {
     let disk = SimDisk::new(64 * MIB);
@@ -81,7 +81,7 @@ fn failed_segment_costs_no_other_store_a_file() {
     assert_eq!(disk.list(Path::new("/b")).unwrap(), ["seg-000000"]);
 }
 
-/// A failed creation that could not remove its file prevents no later one.
+/// A failed creation that could not remove its file prevents no later creation.
 #[test]
 fn volume_grows_past_a_leftover_segment() {
     let disk = SimDisk::new(64 * MIB);
@@ -105,16 +105,16 @@ fn volume_grows_past_a_leftover_segment() {
     }
 }
 
-/// An owner dies between creating a segment and syncing its directory; the next one writes to it,
-/// with the volume present at its opening or returning later.
+/// An owner dies between creating a segment and syncing its directory; the next owner writes to the
+/// segment, with the volume present at the opening or returning later.
 #[test]
 fn flush_covers_a_dead_owners_segments() {
-    for back_later in [false, true] {
-        cover_segments_of_dead_owner(back_later);
+    for returns_later in [false, true] {
+        cover_segments_of_dead_owner(returns_later);
     }
 }
 
-fn cover_segments_of_dead_owner(back_later: bool) {
+fn cover_segments_of_dead_owner(returns_later: bool) {
     let disk = SimDisk::new(64 * MIB);
     open_on(Arc::new(disk.clone()), &two_volumes()).unwrap().close();
     let schedule = Schedule::new();
@@ -127,11 +127,11 @@ fn cover_segments_of_dead_owner(back_later: bool) {
     std::mem::forget(open);
     let made = disk.list(Path::new("/b")).unwrap();
     assert!(made.iter().any(|name| name.to_string_lossy().starts_with("seg-")), "{made:?}");
-    if back_later {
+    if returns_later {
         disk.detach(Path::new("/b")).unwrap();
     }
     let open = reopen(Arc::new(disk.clone()));
-    if back_later {
+    if returns_later {
         disk.mount(Path::new("/b")).unwrap();
         open.core.run_once();
     }
@@ -139,7 +139,7 @@ fn cover_segments_of_dead_owner(back_later: bool) {
         assert_eq!(put(&open.store, &chained(65_536), &sequence(name, 8), None).pages, 8);
     }
     open.store.flush().unwrap();
-    // Creating another segment would make this one's name durable.
+    // The creation of a second segment would make the first segment's name durable.
     assert_eq!(disk.list(Path::new("/b")).unwrap(), made);
     let paths = open.store.stats().unwrap().catalog.paths;
     assert!(paths[1].used_bytes > 0, "{paths:?}");

@@ -113,7 +113,11 @@ fn settings_survive_power_loss_until_the_drop() {
         assert_eq!(open.store.probe(&scope, &[b"12345678"]).unwrap(), 0);
         open.store.configure(&numbers("float16"), &ScopeSettings::default()).unwrap();
         let catalog = open.core.catalog_for(ClientId::LOCAL, "");
-        assert_eq!(catalog.resolve(&scope, false).unwrap(), None, "dropped at once: seed {seed}");
+        assert_eq!(
+            catalog.resolve(&scope, false).unwrap(),
+            None,
+            "the scope must be dropped: seed {seed}"
+        );
         open.close();
     }
 }
@@ -128,19 +132,19 @@ fn only_the_reserver_ends_a_reservation() {
     let (mine, theirs) =
         (core.catalog_for(ClientId(1), "me"), core.catalog_for(ClientId(2), "them"));
     let reference = mine.resolve(&scope, true).unwrap().unwrap();
-    let wanted = ReserveRequest { timeout: Duration::from_secs(5), ..ReserveRequest::default() };
-    let reserved = mine.reserve(reference, &[b"12345678"], None, &wanted).unwrap();
+    let request = ReserveRequest { timeout: Duration::from_secs(5), ..ReserveRequest::default() };
+    let reserved = mine.reserve(reference, &[b"12345678"], None, &request).unwrap();
     assert_eq!(reserved.runs.len(), 1);
     assert_eq!(theirs.commit(reserved.id, &[None]).unwrap_err().kind(), ErrorKind::Invalid);
     assert_eq!(theirs.abort(reserved.id).unwrap_err().kind(), ErrorKind::Invalid);
-    let held = || core.stats().unwrap().reserved_bytes;
-    assert!(held() > 0, "still mine");
+    let reserved_bytes = || core.stats().unwrap().reserved_bytes;
+    assert!(reserved_bytes() > 0, "the reservation must remain");
     // A withheld reservation belongs to the client with its name.
     core.client_left(ClientId(1));
     assert_eq!(theirs.abort(reserved.id).unwrap_err().kind(), ErrorKind::Invalid);
-    assert!(held() > 0);
+    assert!(reserved_bytes() > 0);
     core.catalog_for(ClientId(3), "me").abort(reserved.id).unwrap();
-    assert_eq!(held(), 0);
+    assert_eq!(reserved_bytes(), 0);
     theirs.abort(reserved.id).unwrap();
     core.close().unwrap();
 }
@@ -173,7 +177,7 @@ fn alias_of_a_directory_is_recognised() {
 }
 
 #[test]
-fn new_store_rejects_foreign_segments() {
+fn new_store_refuses_foreign_segments() {
     let dir = tempfile::tempdir().unwrap();
     let disk = dir.path().join("disk");
     let with = |store: &str| ritornello_store::Options {

@@ -1,4 +1,4 @@
-//! Space that returns under load, and a directory that cannot be written to.
+//! Space that returns under load, and an unwritable directory.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -18,10 +18,10 @@ fn two_volumes(mib: u64) -> Options {
     Options { paths, upkeep: false, ..options(Path::new("/store"), mib) }
 }
 
-/// One of two volumes cannot be written to: the store opens with the other. On a full disk only new
-/// files cannot be created: existing segments are used.
+/// If one of two volumes is unwritable, the store opens with the other volume. On a full disk only
+/// new files cannot be created: existing segments are used.
 #[test]
-fn unwritable_volume_is_away_unless_full() {
+fn unwritable_volume_is_absent_unless_full() {
     let disk = SimDisk::new(64 * MIB);
     let open = open_on(Arc::new(disk.clone()), &two_volumes(16)).unwrap();
     for name in 0..12 {

@@ -7,7 +7,7 @@ mod common;
 use common::{refs, sequence};
 use ritornello_format::Scope;
 use ritornello_medium::SimDisk;
-use ritornello_store::eviction::Policy;
+use ritornello_store::eviction::PolicyKind;
 use ritornello_store::{
     Catalog, ClientId, LocalCatalog, Options, ReserveRequest, ScopeRef, SpaceHealth, StoreCore,
 };
@@ -19,7 +19,7 @@ const KIB: u64 = 1 << 10;
 /// An unencoded page, in percent of its length.
 const RAW: (u64, u64) = (100, 100);
 /// Volume put into the full store, in capacities.
-const TURNS: u64 = 4;
+const TURNOVERS: u64 = 4;
 /// Uses of a few pages, of each kind, per put.
 const GLANCES: u64 = 8;
 
@@ -50,7 +50,7 @@ fn mix(mut x: u64) -> u64 {
 impl Steady {
     /// Shapes are bytes per page, maximum pages per sequence, and minimum and maximum length of an
     /// encoded page in percent.
-    fn new(capacity: u64, policy: Policy, shapes: &[(u64, u64, (u64, u64))]) -> Self {
+    fn new(capacity: u64, policy: PolicyKind, shapes: &[(u64, u64, (u64, u64))]) -> Self {
         let options = Options {
             capacity: Some(capacity),
             eviction: policy,
@@ -120,10 +120,11 @@ impl Steady {
         }
     }
 
-    /// Fills the store and turns it over. Each set is used once more, and so is an older one.
+    /// Fills the store, and replaces its contents `TURNOVERS` times. Each set is used a second
+    /// time, together with an older set.
     fn age(&mut self) -> SpaceHealth {
         let mut set = 0;
-        while self.put < self.capacity * (TURNS + 1) {
+        while self.put < self.capacity * (TURNOVERS + 1) {
             for kind in 0..self.kinds.len() {
                 for number in 0..self.kinds[kind].sequences {
                     self.put(kind, set, number);
@@ -142,7 +143,7 @@ impl Steady {
     }
 }
 
-fn check(gib: u64, policy: Policy, shapes: &[(u64, u64, (u64, u64))], free_percent: u64) {
+fn check(gib: u64, policy: PolicyKind, shapes: &[(u64, u64, (u64, u64))], free_percent: u64) {
     let mut steady = Steady::new(gib << 30, policy, shapes);
     let health = steady.age();
     let stats = steady.catalog.stats().unwrap();
@@ -157,21 +158,21 @@ fn check(gib: u64, policy: Policy, shapes: &[(u64, u64, (u64, u64))], free_perce
 }
 
 #[test]
-fn runs_lie_in_few_extents() {
-    for (gib, policy) in [(2, Policy::Lru), (2, Policy::Adaptive), (8, Policy::Lru)] {
+fn runs_take_few_extents() {
+    for (gib, policy) in [(2, PolicyKind::Lru), (2, PolicyKind::Adaptive), (8, PolicyKind::Lru)] {
         check(gib, policy, &[(192 * KIB, 256, RAW)], 6);
     }
 }
 
 #[test]
-fn runs_of_many_lengths_lie_in_few_extents() {
+fn runs_of_many_lengths_take_few_extents() {
     let shapes = [
         (16 * KIB, 512, RAW),
         (64 * KIB, 256, (66, 74)),
         (192 * KIB, 256, (52, 54)),
         (8192 * KIB, 4, (66, 74)),
     ];
-    for policy in [Policy::Lru, Policy::Adaptive] {
+    for policy in [PolicyKind::Lru, PolicyKind::Adaptive] {
         check(2, policy, &shapes, 8);
     }
 }

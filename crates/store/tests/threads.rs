@@ -1,4 +1,4 @@
-//! Many threads at once, blocking calls and tickets, under eviction.
+//! Many concurrent threads, with blocking calls and tickets, under eviction.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -133,7 +133,7 @@ fn copied_put_needs_no_source_afterwards() {
 }
 
 #[test]
-fn cancelled_or_late_ticket_leaves_nothing_behind() {
+fn late_ticket_leaks_no_space() {
     let dir = tempfile::tempdir().unwrap();
     let open = open(dir.path(), 32);
     let scope = Arc::new(chained(64 << 10));

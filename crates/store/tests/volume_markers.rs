@@ -52,7 +52,7 @@ fn upgraded_store_takes_no_other_stores_volume() {
     let mut manifest = directory.manifest().unwrap().unwrap();
     manifest.volumes[0].marked = false;
     directory.write_manifest(&manifest).unwrap();
-    // Its volume is away, and another store's file system is mounted in its place.
+    // The store's volume is unmounted, and another store's file system is mounted in its place.
     disk.unmount(Path::new("/b")).unwrap();
     fill_with(&disk, &Options { paths: vec!["/b".into()], ..two_volumes() });
     match open_on(Arc::new(disk.clone()), &at("/old")) {
@@ -94,8 +94,8 @@ fn upgraded_store_takes_only_an_empty_directory() {
 }
 
 /// A store of an earlier build has a volume without pages that is not mounted at the first opening
-/// by this build: nothing is written below the mount point. If it is no mount point, `paths add`
-/// marks it.
+/// by this build: nothing is written below the mount point. If the directory is not a mount point,
+/// `paths add` marks it.
 #[test]
 fn upgraded_empty_directory_is_marked_on_demand() {
     let disk = SimDisk::new(64 * MIB);
@@ -144,7 +144,11 @@ fn segments_do_not_identify_a_marked_volume() {
     assert!(is_degraded(&open));
     let marked =
         open.core.change_capacity(&CapacityChange::AddPath("/b".to_owned()), Duration::ZERO);
-    assert_eq!(marked.unwrap_err().kind(), ErrorKind::Invalid, "most segments are not there");
+    assert_eq!(
+        marked.unwrap_err().kind(),
+        ErrorKind::Invalid,
+        "marked a directory without most segments"
+    );
     open.close();
     assert_eq!(disk.list(Path::new("/b")).unwrap(), ["seg-000000"]);
     disk.mount(Path::new("/b")).unwrap();
@@ -166,7 +170,7 @@ fn lost_marker_is_rewritten_on_demand() {
     let open = reopen(Arc::new(disk.clone()));
     assert_eq!((is_degraded(&open), found(&open)), (false, PAGES));
     assert!(open.core.change_capacity(&add, Duration::ZERO).is_err());
-    // Lost while the store is open.
+    // The marker is lost while the store is open.
     disk.remove(Path::new("/b/VOLUME")).unwrap();
     open.core.change_capacity(&add, Duration::ZERO).unwrap();
     assert!(disk.list(Path::new("/b")).unwrap().contains(&"VOLUME".into()));
@@ -244,8 +248,9 @@ fn client_writes_to_no_segment_of_another_store() {
     };
     let acknowledged: Vec<u64> = (700..740).filter(stored).collect();
     client.flush().unwrap();
-    let came = |name: &&u64| get(&open.store, &chained(65_536), &sequence(**name, 1)).pages == 1;
-    assert_eq!(acknowledged.iter().filter(came).count(), acknowledged.len());
+    let returned =
+        |name: &&u64| get(&open.store, &chained(65_536), &sequence(**name, 1)).pages == 1;
+    assert_eq!(acknowledged.iter().filter(returned).count(), acknowledged.len());
     assert_eq!(found(&second), PAGES);
 }
 
@@ -275,7 +280,7 @@ fn is_degraded(open: &Open) -> bool {
     !open.store.stats().unwrap().catalog.unavailable.reasons.is_empty()
 }
 
-/// A creation that was refused for its options can be repeated with other ones.
+/// A creation that was refused for its options can be repeated with different options.
 #[test]
 fn refused_creation_can_be_repeated_with_other_paths() {
     let disk = SimDisk::new(64 * MIB);
@@ -303,7 +308,7 @@ fn stats_work_while_a_segment_is_absent() {
     assert!(larger.is_ok(), "{}", larger.unwrap_err());
 }
 
-/// A store shrinks while a volume is away.
+/// A store shrinks while a volume is absent.
 #[test]
 fn shrinking_with_an_absent_volume_keeps_pages() {
     let disk = SimDisk::new(64 * MIB);
@@ -325,7 +330,7 @@ fn shrinking_with_an_absent_volume_keeps_pages() {
         open.core.run_once();
         open.store.flush().unwrap();
     }
-    assert!(after > 0, "everything that was here was evicted");
+    assert!(after > 0, "all pages of the present volume were evicted");
 }
 
 /// A volume that is unmounted while the store is open gets no new segment in its mount point.

@@ -7,7 +7,7 @@ use ritornello_format::Result;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-/// Multi-round question answering, with the arithmetic of LMCache's benchmark of that name
+/// Multi-round question answering, with the arithmetic of LMCache's benchmark of the same name
 /// (`benchmarks/multi_round_qa/multi-round-qa.py` in LMCache/LMCache).
 ///
 /// A prompt consists of the shared system prompt, the user's own history, and the questions and
@@ -69,7 +69,7 @@ impl Default for MultiRoundQa {
 struct User {
     /// Number of the user, starting at 1.
     number: u64,
-    /// Rounds that count as asked.
+    /// Questions asked, including assumed questions before the trace begins.
     asked: u32,
     /// Rounds that are in the prompt.
     in_prompt: u32,
@@ -79,11 +79,15 @@ impl MultiRoundQa {
     /// Generates the trace.
     ///
     /// # Errors
-    /// `Invalid`, naming the unusable option.
+    /// `Invalid` with the option's name if an option is out of range.
     pub fn generate(&self) -> Result<Trace> {
-        check(self.users > 0, "users", "at least one user asks")?;
-        check(self.rounds > 1, "rounds", "users ask at least twice")?;
-        check(self.qps > 0.0 && self.qps.is_finite(), "qps", "questions a second are above zero")?;
+        check(self.users > 0, "users", "at least one user is needed")?;
+        check(self.rounds > 1, "rounds", "a user has at least two rounds")?;
+        check(
+            self.qps > 0.0 && self.qps.is_finite(),
+            "qps",
+            "the rate in questions per second must be above zero",
+        )?;
         check((0.0..=1.0).contains(&self.jitter), "jitter", "jitter is between 0 and 1")?;
         check(self.requests > 0, "requests", "at least one request is needed")?;
         check(self.block_tokens > 0, "block_tokens", "a block has at least one token")?;
@@ -136,8 +140,7 @@ impl MultiRoundQa {
         Ok(builder.finish())
     }
 
-    /// The full blocks of a user's next prompt. A block is shared as long as it lies in the system
-    /// prompt.
+    /// The full blocks of a user's next prompt. Blocks within the system prompt are shared.
     fn prompt(&self, user: &User) -> impl Iterator<Item = u64> + use<> {
         let in_prompt = u64::from(user.in_prompt);
         let tokens = self.system_tokens
@@ -154,12 +157,12 @@ impl MultiRoundQa {
 mod tests {
     use super::*;
     use crate::{Sizes, replay};
-    use ritornello_store::eviction::Policy;
+    use ritornello_store::eviction::PolicyKind;
 
     fn unbounded(trace: &Trace) -> f64 {
         let sizes =
             Sizes { capacity_blocks: trace.footprint() as u64, block_bytes: 1 << 20, warm_up: 0.5 };
-        replay(trace, Policy::Lru.build().as_mut(), &sizes, &mut |_| ()).unwrap().hit_rate()
+        replay(trace, PolicyKind::Lru.build().as_mut(), &sizes, &mut |_| ()).unwrap().hit_rate()
     }
 
     #[test]
@@ -170,18 +173,18 @@ mod tests {
             let trace = workload.generate().unwrap();
             assert_eq!(trace.requests(), 20_000);
             // A round hits all but its new tokens: the history in the first round, an answer and a
-            // question in the others.
-            let (mut hit, mut asked) = (0.0, 0.0);
+            // question in later rounds.
+            let (mut hit, mut references) = (0.0, 0.0);
             for round in 0..20 {
                 let blocks = (1000 + history_tokens + round * 120 + 20) / 64;
-                asked += blocks as f64;
+                references += blocks as f64;
                 hit += if round == 0 {
                     15.0
                 } else {
                     ((900 + history_tokens + round * 120) / 64) as f64
                 };
             }
-            assert!((unbounded(&trace) - hit / asked).abs() < 0.005, "{history_tokens}");
+            assert!((unbounded(&trace) - hit / references).abs() < 0.005, "{history_tokens}");
         }
     }
 

@@ -9,15 +9,15 @@ use std::ops::Range;
 /// The share of each stage's tokens that an unbounded store hits.
 pub const EXPECTED_HIT_RATES: [f64; 10] = [0.2, 0.3, 0.5, 0.7, 0.5, 0.3, 0.1, 0.3, 0.5, 0.7];
 
-/// A warm-up of new prompts, then ten stages of prompts that begin like earlier ones.
+/// A warm-up of new prompts, then ten stages of prompts that begin like earlier prompts.
 ///
 /// All prompts have the same length of `n` blocks. In a stage with expected hit rate `h` a prompt
-/// begins with the first `k` blocks of an earlier one and continues with new blocks. `k / n` is
+/// begins with the first `k` blocks of an earlier prompt and continues with new blocks. `k / n` is
 /// drawn uniformly from the widest interval with mean `h` between 0 and 1; fractions of a block are
 /// rounded up with the probability that preserves the mean. An unbounded store thus hits `k`
 /// blocks, and the stage's rate on average. The earlier prompt is number `m * u^(1 / (1 - skew))`
 /// of the `m` so far, for a uniform `u`: number `i` is chosen about in proportion to `i^-skew`, and
-/// without skew all are equally likely.
+/// without skew all prompts are equally likely.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TenStage {
     /// Tokens of new prompts before the first stage.
@@ -51,7 +51,7 @@ impl TenStage {
     /// Generates the trace.
     ///
     /// # Errors
-    /// `Invalid`, naming the unusable option.
+    /// `Invalid` with the option's name if an option is out of range.
     pub fn generate(&self) -> Result<Trace> {
         check(self.block_tokens > 0, "block_tokens", "a block has at least one token")?;
         let blocks = self.prompt_tokens / self.block_tokens;
@@ -122,14 +122,14 @@ mod tests {
             let trace = small(seed).generate().unwrap();
             let mut seen = HashSet::new();
             let mut hits_of = |requests: Range<usize>| {
-                let (mut hits, mut asked) = (0, 0);
+                let (mut hits, mut references) = (0, 0);
                 for at in requests {
                     let blocks = trace.request(at);
                     hits += blocks.iter().take_while(|block| seen.contains(*block)).count();
-                    asked += blocks.len();
+                    references += blocks.len();
                     seen.extend(blocks.iter().copied());
                 }
-                hits as f64 / asked as f64
+                hits as f64 / references as f64
             };
             let stages = small(seed).stages();
             assert_eq!(hits_of(0..stages[0].start), 0.0);

@@ -7,7 +7,7 @@
 use super::reclaim::{Pins, STEP_UNITS};
 use super::{STEP_RUNS, State, StoreCore};
 use crate::catalog::{Refusal, ScopeRef};
-use crate::eviction::{Eviction, Policy, Resident, Used};
+use crate::eviction::{Eviction, PolicyKind, Resident, Used};
 use crate::stats::{SCOPES_SHOWN, ScopeUsage};
 use parking_lot::MutexGuard;
 use ritornello_codec::Codec;
@@ -49,7 +49,7 @@ impl Holding {
 impl Usage {
     /// Creates empty holdings; the scopes in `limited` have a quota.
     pub(super) fn new(limited: Vec<ScopeSlot>) -> Self {
-        let eviction = || Some(Policy::Lru.build());
+        let eviction = || Some(PolicyKind::Lru.build());
         let empty = |slot| (slot, Holding { eviction: eviction(), ..Holding::default() });
         Self { scopes: limited.into_iter().map(empty).collect() }
     }
@@ -235,7 +235,7 @@ impl StoreCore {
             if holding.eviction.is_some() {
                 return;
             }
-            holding.eviction = Some(Policy::Lru.build());
+            holding.eviction = Some(PolicyKind::Lru.build());
             holding.pending = Some(Vec::new());
         }
         let mut runs: Vec<(u64, RunId)> = Vec::new();

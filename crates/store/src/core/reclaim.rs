@@ -7,7 +7,7 @@
 use super::hidden::Hidden;
 use super::retention::Retention;
 use super::{ClientId, STEP_RUNS, State, StoreCore};
-use crate::eviction::{Holdings, Victim};
+use crate::eviction::{EvictionContext, Victim};
 use crate::lease::LeaseTable;
 use parking_lot::MutexGuard;
 use ritornello_format::{Error, Extent, Result, ScopeSlot, SegmentId, UNIT};
@@ -36,8 +36,8 @@ pub(super) struct Pins<'a> {
     pub(super) index: &'a dyn PrefixIndex,
 }
 
-impl Holdings for Pins<'_> {
-    fn is_pinned(&self, run: RunId) -> bool {
+impl EvictionContext for Pins<'_> {
+    fn is_protected(&self, run: RunId) -> bool {
         self.leases.pinned(run) || self.retention.is_retained(run) || self.hidden.is_absent(run)
     }
     fn page_key(&self, run: RunId, page: u32) -> u64 {

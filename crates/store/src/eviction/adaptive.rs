@@ -1,6 +1,6 @@
 //! Follows the candidate that would have done best recently.
 
-use super::arc::Arc;
+use super::arc::AdaptiveReplacement;
 use super::density::Density;
 use super::eviction_policy::EvictionPolicy;
 use super::lru::Lru;
@@ -8,7 +8,9 @@ use super::s3fifo::S3Fifo;
 use super::shadow::{CANDIDATES_MAX, Sample, Shadow};
 use super::tree::{CHUNK_UNITS, Tree};
 use super::two_q::TwoQ;
-use super::{Demand, Eviction, EvictionStats, Holdings, Resident, Used, Victim};
+use super::{
+    Demand, Eviction, EvictionContext, EvictionStats, Resident, ShadowStats, Used, Victim,
+};
 use ritornello_index::RunId;
 
 /// Creates a candidate's policy.
@@ -18,31 +20,31 @@ type Make = fn() -> Box<dyn EvictionPolicy>;
 const CANDIDATES: [Make; 5] = [
     || Box::new(Density::new()),
     || Box::new(S3Fifo::new()),
-    || Box::new(Arc::new()),
+    || Box::new(AdaptiveReplacement::new()),
     || Box::new(TwoQ::new()),
     || Box::new(Lru::new()),
 ];
 const _: () = assert!(CANDIDATES.len() <= CANDIDATES_MAX);
 
-/// Memory of the shadows is at most this part of the index's, at [`INDEX_BYTES_PER_PAGE`],
+/// The maximum memory of the shadows is the index's, at [`INDEX_BYTES_PER_PAGE`], divided by this,
 const MEMORY_PART: u64 = 20;
 const INDEX_BYTES_PER_PAGE: u64 = 34;
-/// or this many bytes if that is more.
+/// or this number of bytes if that is more.
 const MEMORY_FLOOR: u64 = 4 << 20;
 /// Memory of a page in one shadow, including ghosts and the slack of growing tables.
 const SHADOW_BYTES_PER_PAGE: u64 = 256;
-/// The recent past: demands for this many times the pages that the store holds.
+/// The recent past, in demanded pages: a multiple of the pages that the store holds.
 const WINDOW: f64 = 64.0;
-/// A candidate takes over if its hits exceed those of the followed one by this part of all
+/// A candidate takes over if its hits exceed the followed candidate's by this share of all
 /// requested pages,
 const MARGIN: f64 = 0.005;
-/// and by this many standard errors. Whole sequences hit or miss together, so the error follows
-/// from the differences between the two, demand by demand.
+/// and by this number of standard errors. Whole sequences hit or miss together, so the error
+/// follows from the differences between the two, demand by demand.
 const SIGMAS: f64 = 2.0;
 /// Sampled pages between two decisions.
 const DECIDE_EVERY: u64 = 64;
 
-/// Follows, among several candidates, the one whose shadow had most hits recently.
+/// Follows the candidate whose shadow had most hits recently.
 ///
 /// A shadow is a miniature of the store: it runs a candidate's own code over the pages whose keys
 /// fall into a sample, at the same part of the capacity. Sampling turns a sequence into a shorter
@@ -68,8 +70,8 @@ impl Adaptive {
         Self::with_chunk(CHUNK_UNITS)
     }
 
-    /// Creates the policy with runs cut in chunks of about `chunk_units` units; a smaller rest is
-    /// evicted too.
+    /// Creates the policy with runs cut in chunks of about `chunk_units` units; a shorter remainder
+    /// is evicted too.
     pub(super) fn with_chunk(chunk_units: u32) -> Self {
         Self {
             tree: Tree::new(CANDIDATES[0](), chunk_units),
@@ -105,9 +107,9 @@ impl Adaptive {
             }
         }
         let lead = score(best) - score(self.followed);
-        let asked = self.shadows[best].recent_asked();
+        let requested = self.shadows[best].recent_requested();
         if best != self.followed
-            && lead > MARGIN * asked + SIGMAS * self.apart[best][self.followed].sqrt()
+            && lead > MARGIN * requested + SIGMAS * self.apart[best][self.followed].sqrt()
         {
             self.tree.follow(CANDIDATES[best]());
             self.followed = best;
@@ -166,9 +168,9 @@ impl Eviction for Adaptive {
 
     fn measured(&self) -> EvictionStats {
         let shadows = self.shadows.iter().enumerate();
-        let shadows = shadows.map(|(at, shadow)| super::Shadow {
+        let shadows = shadows.map(|(at, shadow)| ShadowStats {
             name: shadow.name().to_owned(),
-            asked: shadow.asked(),
+            requested: shadow.requested(),
             hits: shadow.hits(),
             followed: at == self.followed,
         });
@@ -191,8 +193,8 @@ impl Eviction for Adaptive {
         self.tree.remove(run);
     }
 
-    fn victims(&mut self, units: u64, holdings: &dyn Holdings) -> Vec<Victim> {
-        let victims = self.tree.victims(units, holdings);
+    fn victims(&mut self, units: u64, context: &dyn EvictionContext) -> Vec<Victim> {
+        let victims = self.tree.victims(units, context);
         let pages = self.tree.pages_when_full() / self.sample.rate();
         self.shadows.iter_mut().for_each(|shadow| shadow.set_capacity(pages.max(1)));
         victims

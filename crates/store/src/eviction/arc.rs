@@ -10,8 +10,8 @@ use super::pieces::{List, Piece, Pieces};
 /// Megiddo and Modha, "ARC: A Self-Tuning, Low Overhead Replacement Cache", FAST '03; in units
 /// instead of pages.
 #[derive(Debug)]
-pub(super) struct Arc {
-    /// Pages not used since they were put; then all others.
+pub(super) struct AdaptiveReplacement {
+    /// Pages not used since they were put; then all other pages.
     lists: [List; 2],
     /// Keys evicted from either list.
     ghosts: [Ghosts; 2],
@@ -24,7 +24,7 @@ pub(super) struct Arc {
 const ONCE: usize = 0;
 const AGAIN: usize = 1;
 
-impl Arc {
+impl AdaptiveReplacement {
     pub(super) fn new() -> Self {
         Self {
             lists: [List::new(); 2],
@@ -40,7 +40,7 @@ impl Arc {
     }
 }
 
-impl EvictionPolicy for Arc {
+impl EvictionPolicy for AdaptiveReplacement {
     fn name(&self) -> &'static str {
         "arc"
     }

@@ -8,8 +8,8 @@ use super::pieces::{List, Piece, Pieces};
 /// use is least likely in the time that waiting for it would take.
 ///
 /// A page of age `a` is worth the best rate of hits that waiting can bring: the maximum over `t` of
-/// P(used within `t`) / E(time until it is used, at most `t`), both given that it was not used up
-/// to `a`. Pages that recur at long intervals are therefore kept in part rather than lost as a
+/// P(used within `t`) / E(time until the use, at most `t`), both given that the page was not used
+/// up to `a`. Pages that recur at long intervals are therefore kept in part rather than lost as a
 /// whole, and pages past their expected time are evicted. After Beckmann, Chen and Cidon, "LHD:
 /// Improving Cache Hit Rate by Maximizing Hit Density", NSDI '18, with the stopping time of
 /// Gittins' index ("Bandit Processes and Dynamic Allocation Indices", 1979) in place of the cache's
@@ -22,9 +22,9 @@ pub(super) struct Density {
     kinds: [Kind; KINDS],
     ghosts: Ghosts,
     capacity: u64,
-    /// As many keys as the policy holds pieces.
+    /// Number of keys to remember: one per piece.
     keys: usize,
-    /// The present step, and the units used in it.
+    /// The current step, and the units used in it.
     now: u32,
     used: u64,
     /// Steps until worths are recomputed.
@@ -38,38 +38,38 @@ pub(super) struct Density {
 
 /// Ages that are distinguished, in steps.
 const AGES: usize = 128;
-/// Steps in which as many units are used as the store holds.
+/// Number of steps in which the used units equal the store's capacity.
 const STEPS: u64 = 16;
 /// Steps between recomputations of worths.
 const REVIEW: u32 = 4;
 /// Factor by which counts decay at each review.
 const FADE: f32 = 0.985;
-/// Kinds of pages: just put; just put as the only pages behind used ones; used once; used more
-/// often; and put again soon after an eviction.
+/// Kinds of pages: just put; just put as the only pages that follow used pages; used once; used
+/// more often; and put again soon after an eviction.
 const KINDS: usize = 5;
 const RETURNED: usize = 4;
 /// Bits of a ghost's note that hold its kind.
 const KIND_BITS: u32 = 3;
-/// Prior chance of use in a step, by kind, as a multiple of 1 / (4 + age): it falls as it does for
-/// reuse without a time scale.
+/// Prior chance of use in a step, by kind, as a multiple of 1 / (4 + age): the chance of reuse
+/// without a time scale falls in this way.
 const PRIORS: [f32; KINDS] = [0.05, 0.2, 0.8, 0.8, 0.8];
-/// Weight of the prior, as a part of the capacity. High, because sequences are used as a whole, so
-/// that many uses of pages are few independent observations.
+/// Weight of the prior, as a part of the capacity. High, because sequences are used as a whole: the
+/// uses of their pages are few independent observations.
 const EXPECTED: f32 = 0.4;
-/// Evicted keys are remembered for this many times the capacity.
+/// Units of evicted pages whose keys are remembered, as a multiple of the capacity.
 const REMEMBERED: u64 = 2;
 
 /// Pages of one kind.
 #[derive(Debug)]
 struct Kind {
-    /// By step of last use, modulo.
+    /// Pieces by step of last use, modulo [`AGES`].
     ages: Box<[List; AGES]>,
-    /// Which of those lists may have a piece; the others are empty.
+    /// Bits of `ages`: lists whose bit is unset are empty.
     filled: u128,
-    /// Pieces older than all those.
+    /// Pieces older than all pieces in `ages`.
     old: List,
-    /// Units that entered this kind, in total and by step, modulo; and units that were used again,
-    /// by age. All decay.
+    /// Units that entered this kind, in total and by step, modulo [`AGES`]; and units that were
+    /// used again, by age. The counts decay.
     began: f32,
     begins: Box<[f32; AGES]>,
     used: Box<[f32; AGES]>,
@@ -118,8 +118,8 @@ impl Kind {
     /// Computes the worth by age from the observations and from the prior, which weighs as much as
     /// `expected` units; then lets the observations decay.
     fn review(&mut self, now: u32, prior: f32, expected: f32) {
-        // The chance of use at each age, after Kaplan and Meier: recent entries say nothing about
-        // ages that they have not reached.
+        // The chance of use at each age, after Kaplan and Meier: recent entries count only for the
+        // ages that they have reached.
         let mut hazards = [0.0; AGES];
         let (mut reached, mut left) = (self.began, 1.0);
         for (age, hazard) in hazards.iter_mut().enumerate().take(AGES - 1) {
@@ -147,10 +147,10 @@ struct Wait {
     on: f32,
 }
 
-/// Computes, for every age, the best rate of uses per step that waiting can bring; `hazards` has
-/// the share used in a step of those that reach it.
+/// Computes, for every age, the best rate of uses per step that waiting can bring; `hazards` has,
+/// for every age, the share used within the step of the pages that reach it.
 ///
-/// From the last step backwards: an interval grows as long as that raises its rate, so the
+/// Iterates from the last step backwards. An interval grows while growth raises its rate, so the
 /// intervals on the stack have falling rates (as in pooling adjacent violators), and the work is
 /// linear.
 fn assess(hazards: &[f32; AGES], worth: &mut [f32; AGES]) {
@@ -192,7 +192,8 @@ impl Density {
         self.kinds[usize::from(piece.queue) % KINDS].list(self.now, piece.stamp)
     }
 
-    /// Prepares the listing of a piece of a kind and age.
+    /// Prepares the listing of a piece of a kind and age: its list becomes the next to evict from
+    /// if it is worth least.
     fn listing(&mut self, kind: usize, age: u32) {
         let age = (age as usize).min(AGES - 1);
         let worth = self.kinds[kind].worth[age];
@@ -237,7 +238,7 @@ impl Density {
         self.next = None;
     }
 
-    /// Makes a piece of a kind, just used or put, the newest of it.
+    /// Makes a piece that was just used or put the newest of a kind.
     fn begin(&mut self, pieces: &mut Pieces, slot: u32, kind: usize) {
         let units = pieces[slot].units();
         let piece = &mut pieces[slot];

@@ -3,14 +3,14 @@
 use super::pieces::{Piece, Pieces};
 use std::fmt::Debug;
 
-/// How a piece comes to a policy.
+/// How a piece arrives at a policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Arrival {
     /// The piece was just put.
     New {
         /// The policy remembers its eviction, by [`EvictionPolicy::recall`].
         known: bool,
-        /// The piece is the only one behind used pages, as when a conversation continues.
+        /// No other piece follows the used pages before it, as when a conversation continues.
         continues: bool,
     },
     /// The piece comes from another policy, and is older than all inherited so far.
@@ -18,7 +18,7 @@ pub(super) enum Arrival {
 }
 
 /// An eviction policy's own part: it lists pieces and chooses the next victim. The tree decides
-/// what may be evicted: a victim that may not is unlinked and returns by
+/// which pieces may be evicted: it unlinks any other victim, and returns it by
 /// [`EvictionPolicy::relist`].
 ///
 /// Every operation takes amortised constant time.
@@ -31,7 +31,7 @@ pub(super) trait EvictionPolicy: Send + Debug {
         let _ = (units, keys);
     }
 
-    /// Returns whether the eviction of this key is remembered, and forgets it.
+    /// Removes the key from the remembered evictions. Returns whether the key was among them.
     fn recall(&mut self, key: u64, units: u64) -> bool {
         let _ = (key, units);
         false
@@ -40,18 +40,18 @@ pub(super) trait EvictionPolicy: Send + Debug {
     /// Lists a piece.
     fn insert(&mut self, pieces: &mut Pieces, slot: u32, arrival: Arrival);
 
-    /// Records a use of a listed piece. Its `uses` counts this use.
+    /// Records a use of a listed piece. The piece's `uses` counts this use.
     fn touch(&mut self, pieces: &mut Pieces, slot: u32);
 
     /// Removes a listed piece from its list.
     fn unlink(&mut self, pieces: &mut Pieces, slot: u32);
 
-    /// Lists an unlinked piece as the next victim of its kind. Its `queue` and `stamp` are
+    /// Lists an unlinked piece as the next victim of its kind, with its `queue` and `stamp`
     /// unchanged.
     fn relist(&mut self, pieces: &mut Pieces, slot: u32);
 
-    /// Lists a piece next to a listed one, to be evicted right after it. Both have the same `queue`
-    /// and `stamp`.
+    /// Lists a piece next to the piece `listed`, to be evicted right after it. The two pieces have
+    /// the same `queue` and `stamp`.
     fn list_after(&mut self, pieces: &mut Pieces, listed: u32, slot: u32);
 
     /// Records that a listed piece lost `units`.

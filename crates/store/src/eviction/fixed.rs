@@ -2,10 +2,10 @@
 
 use super::eviction_policy::EvictionPolicy;
 use super::tree::{CHUNK_UNITS, Tree};
-use super::{Eviction, Holdings, Resident, Used, Victim};
+use super::{Eviction, EvictionContext, Resident, Used, Victim};
 use ritornello_index::RunId;
 
-/// Follows one policy.
+/// The eviction state of a store with one policy.
 #[derive(Debug)]
 pub(super) struct FixedPolicy {
     name: &'static str,
@@ -17,7 +17,7 @@ impl FixedPolicy {
         Self::with_chunk(policy, CHUNK_UNITS)
     }
 
-    /// Cuts runs in chunks of about `chunk_units` units; a smaller rest is evicted too.
+    /// Cuts runs in chunks of about `chunk_units` units; a shorter remainder is evicted too.
     pub(super) fn with_chunk(policy: Box<dyn EvictionPolicy>, chunk_units: u32) -> Self {
         Self { name: policy.name(), tree: Tree::new(policy, chunk_units) }
     }
@@ -48,8 +48,8 @@ impl Eviction for FixedPolicy {
         self.tree.remove(run);
     }
 
-    fn victims(&mut self, units: u64, holdings: &dyn Holdings) -> Vec<Victim> {
-        self.tree.victims(units, holdings)
+    fn victims(&mut self, units: u64, context: &dyn EvictionContext) -> Vec<Victim> {
+        self.tree.victims(units, context)
     }
 
     fn len(&self) -> usize {

@@ -4,8 +4,8 @@ use std::collections::{HashMap, VecDeque};
 
 /// Keys of evicted pages, oldest first. Bounded in units and in number.
 ///
-/// Invariant: every key in `by_key` is in `queue` with the same number; entries of `queue` with
-/// another number were recalled since, and are fewer than the others plus [`KEYS_MIN`]. `units` is
+/// Invariant: every key in `by_key` is in `queue` with the same number; entries of `queue` with a
+/// different number are obsolete, and fewer than the valid entries plus [`KEYS_MIN`]. `units` is
 /// the sum over `by_key`.
 #[derive(Debug, Default)]
 pub(super) struct Ghosts {
@@ -31,8 +31,8 @@ impl Ghosts {
         self.units
     }
 
-    /// Remembers a key with a note, and forgets the oldest keys while there are more than
-    /// `units_max` units or `keys_max` keys.
+    /// Adds a key with a note, then removes the oldest keys while there are more than `units_max`
+    /// units or `keys_max` keys.
     pub(super) fn remember(
         &mut self,
         key: u64,
@@ -61,7 +61,7 @@ impl Ghosts {
         }
     }
 
-    /// Forgets a key. Returns its note if it was remembered.
+    /// Removes a key. Returns its note if the key was remembered.
     pub(super) fn recall(&mut self, key: u64) -> Option<u32> {
         let ghost = self.by_key.remove(&key)?;
         self.units -= u64::from(ghost.units);

@@ -14,7 +14,7 @@ mod fold;
 mod ghost;
 mod lru;
 mod pieces;
-mod policy;
+mod policy_kind;
 mod s3fifo;
 mod shadow;
 mod tree;
@@ -24,7 +24,7 @@ mod two_q;
 mod model;
 
 pub use clock::RecencyClock;
-pub use policy::Policy;
+pub use policy_kind::PolicyKind;
 
 use ritornello_index::RunId;
 use serde::{Deserialize, Serialize};
@@ -33,12 +33,12 @@ use std::fmt::Debug;
 /// A run as an eviction policy knows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Resident {
-    /// Its id.
+    /// The run's id.
     pub run: RunId,
     /// Survives eviction and a later put under another id: the low half of the first page's hash.
     /// Policies that remember evicted pages use it.
     pub key: u64,
-    /// The page that it follows, if known: its run and the index of the page there.
+    /// The page that the run follows, if known: the parent run, and the page's index in the parent.
     pub parent: Option<(RunId, u32)>,
     /// Number of pages.
     pub pages: u32,
@@ -53,7 +53,7 @@ pub struct Resident {
 pub struct Used {
     /// The run.
     pub run: RunId,
-    /// One past the last used page; the pages behind it were not used.
+    /// Number of leading pages used; later pages were not used.
     pub pages: u32,
 }
 
@@ -67,11 +67,11 @@ pub enum Demand {
 }
 
 /// The state of runs that a policy may query while it chooses victims.
-pub trait Holdings {
-    /// Whether a run must stay complete for now: it is leased, being appended to, or retained.
-    fn is_pinned(&self, run: RunId) -> bool;
-    /// The key of page `page` of a run, which survives eviction: see [`Resident::key`]. Zero if
-    /// there is no such page.
+pub trait EvictionContext {
+    /// Whether a run must stay complete: it is leased, being appended to, retained, or absent.
+    fn is_protected(&self, run: RunId) -> bool;
+    /// The key of page `page` of a run, which survives eviction: see [`Resident::key`]. Zero if the
+    /// run has no page `page`.
     fn page_key(&self, run: RunId, page: u32) -> u64;
 }
 
@@ -80,28 +80,28 @@ pub trait Holdings {
 pub struct EvictionStats {
     /// The configured policy.
     pub policy: String,
-    /// The candidate that the store follows now; empty without candidates.
+    /// The candidate that the store follows; empty without candidates.
     pub following: String,
     /// Switches to another candidate.
     pub switches: u64,
     /// Bytes of all shadow caches.
     pub shadow_bytes: u64,
-    /// One page in this many is sampled; zero without shadows.
+    /// The sample is one page in `sample_rate`; zero without shadows.
     pub sample_rate: u64,
     /// The candidates.
-    pub shadows: Vec<Shadow>,
+    pub shadows: Vec<ShadowStats>,
 }
 
 /// A shadow cache: the hits of a candidate over a sample of the requested pages.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Shadow {
+pub struct ShadowStats {
     /// The candidate.
     pub name: String,
     /// Sampled pages requested.
-    pub asked: u64,
-    /// Pages that it would have hit, including all pages before them.
+    pub requested: u64,
+    /// Sampled pages that the candidate would have hit, with all pages before them.
     pub hits: u64,
-    /// Whether the store follows it.
+    /// Whether the store follows the candidate.
     pub followed: bool,
 }
 
@@ -110,7 +110,7 @@ pub struct Shadow {
 pub struct Victim {
     /// The run.
     pub run: RunId,
-    /// Pages that stay; with zero the whole run is evicted.
+    /// Pages that stay; zero evicts the whole run.
     pub keep_pages: u32,
     /// Units that become free unless leased.
     pub units: u64,
@@ -118,8 +118,8 @@ pub struct Victim {
 
 /// An eviction policy.
 ///
-/// The store reports all events of runs, and the policy chooses victims. It is called under the
-/// owner's lock, so every method is fast: no I/O, and no work proportional to the number of runs.
+/// The store reports all events of runs, and the policy chooses victims. Calls hold the owner's
+/// lock, so every method is fast: no I/O, and no work proportional to the number of runs.
 ///
 /// **Protocol.** Runs are admitted when they are committed, at open oldest first. Whenever the
 /// index reports removed pages, for any reason, the store calls [`Eviction::shrink`] or
@@ -131,15 +131,15 @@ pub trait Eviction: Send + Debug {
     /// Adds a run, used now. Replaces a known run.
     fn admit(&mut self, resident: &Resident);
 
-    /// Sets the parent of a run that was admitted without one.
+    /// Sets the parent of a run that was admitted without a parent.
     fn link(&mut self, run: RunId, parent: RunId, page: u32);
 
-    /// Records the use of a sequence: its runs from the root on. Skips unknown runs.
+    /// Records the use of a sequence: its runs, starting at the root. Skips unknown runs.
     fn hit(&mut self, path: &[Used]);
 
-    /// Records the demand for a sequence, page by page ([`Resident::key`] of each), behind the page
-    /// `after`, or from the root without one. For policies that measure themselves; called once for
-    /// each page that was read or had to be put.
+    /// Records the demand for a sequence, page by page ([`Resident::key`] of each), after the page
+    /// `after`, or starting at the root if `after` is `None`. Used by policies that measure
+    /// themselves; called once for each page that was read or had to be put.
     fn demanded(
         &mut self,
         demand: Demand,
@@ -160,15 +160,16 @@ pub trait Eviction: Send + Debug {
     /// Removes a run. Ignores unknown runs.
     fn remove(&mut self, run: RunId);
 
-    /// Chooses runs to cut until `units` units become free, or nothing is left to cut. Pinned runs
+    /// Chooses runs to cut until `units` units become free, or no run can be cut. Protected runs
     /// stay complete, and so do the pages they follow.
     ///
-    /// The only work that grows is skipping pinned runs when their turn comes; it is not repeated
-    /// by the next call.
+    /// The only work that grows is skipping protected runs when they become victims; the next call
+    /// does not repeat it.
     ///
     /// The store cuts the victims in the given order, and the policy relies on it: a victim is not
-    /// chosen again. A victim unknown to the index (it removes nothing) needs no further call.
-    fn victims(&mut self, units: u64, holdings: &dyn Holdings) -> Vec<Victim>;
+    /// chosen again. For a victim unknown to the index, which removes no pages, no further call
+    /// follows.
+    fn victims(&mut self, units: u64, context: &dyn EvictionContext) -> Vec<Victim>;
 
     /// Number of known runs.
     fn len(&self) -> usize;

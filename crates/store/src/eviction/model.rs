@@ -1,7 +1,7 @@
 //! LRU against a plain list, and the promises of every policy.
 
 use super::adaptive::Adaptive;
-use super::arc::Arc;
+use super::arc::AdaptiveReplacement;
 use super::density::Density;
 use super::eviction_policy::EvictionPolicy;
 use super::fixed::FixedPolicy;
@@ -22,8 +22,8 @@ fn names(victims: &[Victim]) -> Vec<(u64, u32)> {
     victims.iter().map(|victim| (victim.run.0, victim.keep_pages)).collect()
 }
 
-impl<F: Fn(RunId) -> bool> Holdings for F {
-    fn is_pinned(&self, run: RunId) -> bool {
+impl<F: Fn(RunId) -> bool> EvictionContext for F {
+    fn is_protected(&self, run: RunId) -> bool {
         self(run)
     }
     fn page_key(&self, run: RunId, page: u32) -> u64 {
@@ -35,7 +35,7 @@ fn used(run: u64, pages: u32) -> Used {
     Used { run: RunId(run), pages }
 }
 
-const NOBODY: &dyn Holdings = &(|_: RunId| false);
+const UNPROTECTED: &dyn EvictionContext = &(|_: RunId| false);
 
 fn lru(chunk_units: u32) -> FixedPolicy {
     FixedPolicy::with_chunk(Box::new(Lru::new()), chunk_units)
@@ -44,7 +44,7 @@ fn lru(chunk_units: u32) -> FixedPolicy {
 fn orders() -> [Box<dyn EvictionPolicy>; 5] {
     [
         Box::new(Lru::new()),
-        Box::new(Arc::new()),
+        Box::new(AdaptiveReplacement::new()),
         Box::new(TwoQ::new()),
         Box::new(S3Fifo::new()),
         Box::new(Density::new()),
@@ -64,11 +64,11 @@ fn long_runs_lose_their_tail_in_chunks() {
     let mut lru = lru(16);
     lru.admit(&resident(1, None, 100));
     lru.admit(&resident(2, None, 100));
-    assert_eq!(names(&lru.victims(1, NOBODY)), [(1, 96)]);
+    assert_eq!(names(&lru.victims(1, UNPROTECTED)), [(1, 96)]);
     lru.shrink(RunId(1), 4);
-    assert_eq!(names(&lru.victims(17, NOBODY)), [(1, 88)]);
+    assert_eq!(names(&lru.victims(17, UNPROTECTED)), [(1, 88)]);
     lru.shrink(RunId(1), 8);
-    let victims = lru.victims(360, NOBODY);
+    let victims = lru.victims(360, UNPROTECTED);
     assert_eq!(names(&victims), [(1, 0), (2, 96)]);
     assert_eq!(victims[0].units, 88 * 4 + 1);
     assert_eq!(lru.len(), 1);
@@ -80,11 +80,11 @@ fn shared_prompt_outlives_its_tails() {
     lru.admit(&resident(1, None, 10));
     lru.admit(&resident(2, Some((1, 2)), 5));
     lru.hit(&[used(1, 10), used(2, 5)]);
-    // Run 2 is listed before run 1, though both were used at once.
-    assert_eq!(names(&lru.victims(20, NOBODY)), [(2, 0)]);
+    // Run 2 is listed before run 1, though one request used both.
+    assert_eq!(names(&lru.victims(20, UNPROTECTED)), [(2, 0)]);
     lru.admit(&resident(3, Some((1, 2)), 5));
     assert_eq!(names(&lru.victims(1000, &|run: RunId| run == RunId(3))), [(1, 3)]);
-    assert_eq!(names(&lru.victims(1000, NOBODY)), [(3, 0), (1, 0)]);
+    assert_eq!(names(&lru.victims(1000, UNPROTECTED)), [(3, 0), (1, 0)]);
     assert!(lru.is_empty());
 }
 
@@ -96,10 +96,10 @@ fn parent_is_evicted_after_its_last_child() {
     lru.admit(&resident(3, None, 1));
     lru.link(RunId(3), RunId(1), 0);
     lru.admit(&resident(4, None, 1));
-    assert_eq!(names(&lru.victims(1, NOBODY)), [(2, 0)]);
-    assert_eq!(names(&lru.victims(6, NOBODY)), [(3, 0), (1, 0)]);
+    assert_eq!(names(&lru.victims(1, UNPROTECTED)), [(2, 0)]);
+    assert_eq!(names(&lru.victims(6, UNPROTECTED)), [(3, 0), (1, 0)]);
     lru.remove(RunId(4));
-    assert!(lru.victims(1, NOBODY).is_empty());
+    assert!(lru.victims(1, UNPROTECTED).is_empty());
 }
 
 #[test]
@@ -112,7 +112,7 @@ fn used_head_outlives_unused_tail() {
         policy.hit(&[used(1, 10)]);
         policy.hit(&[used(1, 10)]);
         // Less than both tails: with every policy neither victim is a head.
-        let victims = policy.victims(4 * 60, NOBODY);
+        let victims = policy.victims(4 * 60, UNPROTECTED);
         let kept: u32 =
             victims.iter().filter(|v| v.run == RunId(1)).map(|v| v.keep_pages).min().unwrap_or(40);
         assert!(kept >= 10, "{}: {victims:?}", policy.name());
@@ -133,7 +133,7 @@ fn hits_of_a_loop(policy: &mut dyn Eviction) -> u32 {
         }
         policy.demanded(Demand::Write, None, &mut page());
         if there.len() == FITS {
-            for victim in policy.victims(1, NOBODY) {
+            for victim in policy.victims(1, UNPROTECTED) {
                 there.retain(|_, run| *run != victim.run.0);
                 policy.remove(victim.run);
             }
@@ -148,14 +148,14 @@ fn hits_of_a_loop(policy: &mut dyn Eviction) -> u32 {
 #[test]
 fn oversized_loop_is_kept_in_part() {
     assert_eq!(hits_of_a_loop(&mut lru(1)), 0);
-    for policy in [Policy::Density, Policy::Adaptive] {
+    for policy in [PolicyKind::Density, PolicyKind::Adaptive] {
         let mut policy = policy.build();
         let hits = hits_of_a_loop(policy.as_mut());
         assert!(hits > 10_000, "{}: {hits} of 40,000", policy.name());
         let measured = policy.measured();
         let by_name = |name| measured.shadows.iter().find(|shadow| shadow.name == name);
         if let (Some(lru), Some(density)) = (by_name("lru"), by_name("density")) {
-            assert!(density.hits > 4 * lru.hits && density.asked == lru.asked);
+            assert!(density.hits > 4 * lru.hits && density.requested == lru.requested);
             assert_eq!(measured.following, "density");
         }
     }
@@ -168,8 +168,8 @@ enum Action {
     Hit { which: usize, pages: u32 },
     Drop(usize),
     Cut { which: usize, pages: u32 },
-    Pin(usize),
-    Unpin(usize),
+    Protect(usize),
+    Unprotect(usize),
     Evict(u64),
 }
 
@@ -190,8 +190,8 @@ fn actions(parents: bool) -> impl Strategy<Value = Vec<Action>> {
         3 => (any(), 1..40u32).prop_map(|(which, pages)| Action::Hit { which, pages }),
         1 => any().prop_map(Action::Drop),
         1 => (any(), 1..10u32).prop_map(|(which, pages)| Action::Cut { which, pages }),
-        1 => any().prop_map(Action::Pin),
-        1 => any().prop_map(Action::Unpin),
+        1 => any().prop_map(Action::Protect),
+        1 => any().prop_map(Action::Unprotect),
         3 => (1..400u64).prop_map(Action::Evict),
     ];
     prop::collection::vec(action, 1..150)
@@ -203,7 +203,7 @@ struct Index {
     runs: BTreeMap<u64, (Option<(u64, u32)>, u32)>,
     /// Pages by last use, oldest first.
     policy: Vec<(u64, u32)>,
-    pinned: BTreeSet<u64>,
+    protected: BTreeSet<u64>,
     next: u64,
 }
 
@@ -235,7 +235,7 @@ impl Index {
     /// Truncates as the index does, and reports it to the policy.
     fn truncate(&mut self, run: u64, keep: u32, policy: &mut dyn Eviction) {
         let Some((_, pages)) = self.runs.get_mut(&run) else { return };
-        let gone = pages.saturating_sub(keep);
+        let removed = pages.saturating_sub(keep);
         *pages = (*pages).min(keep);
         self.policy.retain(|(other, page)| *other != run || *page < keep);
         let behind: Vec<u64> = self
@@ -246,41 +246,42 @@ impl Index {
             .collect();
         if keep == 0 {
             self.runs.remove(&run);
-            self.pinned.remove(&run);
+            self.protected.remove(&run);
             policy.remove(RunId(run));
-        } else if gone > 0 {
-            policy.shrink(RunId(run), gone);
+        } else if removed > 0 {
+            policy.shrink(RunId(run), removed);
         }
         behind.into_iter().for_each(|child| self.truncate(child, 0, policy));
     }
 
     fn evict(&mut self, units: u64, policy: &mut dyn Eviction, exact: bool) {
-        let pinned = self.pinned.clone();
-        let victims = policy.victims(units, &|run: RunId| pinned.contains(&run.0));
+        let protected = self.protected.clone();
+        let victims = policy.victims(units, &|run: RunId| protected.contains(&run.0));
         let mut freed = 0;
         for Victim { run, keep_pages, units: promised } in victims {
-            assert!(!pinned.contains(&run.0), "a pinned run was chosen");
+            assert!(!protected.contains(&run.0), "a protected run must not be chosen");
             let pages = self.runs[&run.0].1;
             assert!(keep_pages < pages);
-            assert!(self.held(run.0) <= keep_pages, "a run went before what hangs from it");
+            assert!(self.held(run.0) <= keep_pages, "a run was evicted before its descendants");
             assert_eq!(
                 promised,
                 u64::from(pages - keep_pages) * 4 + u64::from(keep_pages == 0),
-                "the victim frees what it says"
+                "a victim must free its announced units"
             );
-            assert!(freed < units, "no more than it takes");
+            assert!(freed < units, "a victim was chosen beyond the requested units");
             if exact {
-                let free = self.policy.iter().filter(|(run, _)| !pinned.contains(run));
+                let free = self.policy.iter().filter(|(run, _)| !protected.contains(run));
                 let oldest: Vec<_> = free.take((pages - keep_pages) as usize).copied().collect();
-                let gone: Vec<_> = (keep_pages..pages).rev().map(|page| (run.0, page)).collect();
-                assert_eq!(gone, oldest, "what was used longest ago goes first");
+                let evicted: Vec<_> = (keep_pages..pages).rev().map(|page| (run.0, page)).collect();
+                assert_eq!(evicted, oldest, "the least recently used pages must go first");
             }
             freed += promised;
             self.truncate(run.0, keep_pages, policy);
         }
         if freed < units {
-            let cuttable = |run: &u64| !pinned.contains(run) && self.held(*run) < self.runs[run].1;
-            assert!(!self.runs.keys().any(cuttable), "something could still have gone");
+            let cuttable =
+                |run: &u64| !protected.contains(run) && self.held(*run) < self.runs[run].1;
+            assert!(!self.runs.keys().any(cuttable), "a run could still have been cut");
         }
     }
 }
@@ -330,18 +331,21 @@ fn run(actions: &[Action], policy: &mut dyn Eviction, exact: bool) {
                 let keep = index.runs[&run].1.saturating_sub(pages);
                 index.truncate(run, keep, policy);
             }
-            Action::Pin(which) => index.pinned.extend(index.nth(which)),
-            Action::Unpin(which) => {
-                let run = index.pinned.iter().nth(which % index.pinned.len().max(1)).copied();
-                run.map(|run| index.pinned.remove(&run));
+            Action::Protect(which) => index.protected.extend(index.nth(which)),
+            Action::Unprotect(which) => {
+                let run = index.protected.iter().nth(which % index.protected.len().max(1)).copied();
+                run.map(|run| index.protected.remove(&run));
             }
             Action::Evict(units) => index.evict(units, policy, exact),
         }
         assert_eq!(policy.len(), index.runs.len());
     }
-    index.pinned.clear();
+    index.protected.clear();
     index.evict(u64::MAX, policy, exact);
-    assert!(policy.is_empty() && index.runs.is_empty(), "everything can go when nothing is pinned");
+    assert!(
+        policy.is_empty() && index.runs.is_empty(),
+        "all runs must be evictable without protected runs"
+    );
 }
 
 proptest! {
@@ -359,10 +363,11 @@ proptest! {
         run(&actions, &mut lru(1), true);
     }
 
-    /// At every step another policy takes over.
+    /// A different policy takes over at every step.
     #[test]
     fn switching_policies_loses_no_piece(actions in actions(true)) {
-        run(&actions, &mut Restless { tree: Tree::new(Box::new(Lru::new()), 8), turn: 0 }, false);
+        let tree = Tree::new(Box::new(Lru::new()), 8);
+        run(&actions, &mut Restless { tree, switches: 0 }, false);
     }
 }
 
@@ -370,14 +375,14 @@ proptest! {
 #[derive(Debug)]
 struct Restless {
     tree: Tree,
-    turn: usize,
+    switches: usize,
 }
 
 impl Restless {
-    fn turn(&mut self) {
+    fn switch(&mut self) {
         if !self.tree.is_moving() {
-            self.turn += 1;
-            let policy = orders().into_iter().nth(self.turn % 5).unwrap();
+            self.switches += 1;
+            let policy = orders().into_iter().nth(self.switches % 5).unwrap();
             self.tree.follow(policy);
         }
     }
@@ -388,14 +393,14 @@ impl Eviction for Restless {
         "restless"
     }
     fn admit(&mut self, resident: &Resident) {
-        self.turn();
+        self.switch();
         self.tree.admit(resident);
     }
     fn link(&mut self, run: RunId, parent: RunId, page: u32) {
         self.tree.link(run, parent, page);
     }
     fn hit(&mut self, path: &[Used]) {
-        self.turn();
+        self.switch();
         self.tree.hit(path);
     }
     fn shrink(&mut self, run: RunId, pages: u32) {
@@ -404,9 +409,9 @@ impl Eviction for Restless {
     fn remove(&mut self, run: RunId) {
         self.tree.remove(run);
     }
-    fn victims(&mut self, units: u64, holdings: &dyn Holdings) -> Vec<Victim> {
-        self.turn();
-        self.tree.victims(units, holdings)
+    fn victims(&mut self, units: u64, context: &dyn EvictionContext) -> Vec<Victim> {
+        self.switch();
+        self.tree.victims(units, context)
     }
     fn len(&self) -> usize {
         self.tree.len()

@@ -13,18 +13,18 @@ const NO_RUN: RunId = RunId(u64::MAX);
 pub(super) struct Piece {
     /// The run.
     pub(super) run: RunId,
-    /// The piece that it follows: the previous one in its run, or the run's parent.
+    /// The piece that this piece follows: the previous piece of the run, or the run's parent.
     pub(super) up: u32,
-    /// Index of its first page in the run.
+    /// Index of the first page in the run.
     pub(super) start: u32,
     /// Number of pages; zero for a removed piece.
     pub(super) pages: u32,
     /// Length of a page in units.
     pub(super) page_units: u32,
-    /// Pages cut off behind it whose removal the store has yet to report; only for the last piece
-    /// of a run.
+    /// Pages cut off the end whose removal the store has yet to report; only for the last piece of
+    /// a run.
     pub(super) owed: u32,
-    /// Pieces that follow its last page.
+    /// Number of pieces that follow the last page.
     pub(super) children: u32,
     older: u32,
     newer: u32,
@@ -34,20 +34,20 @@ pub(super) struct Piece {
     pub(super) header_units: u8,
     /// The policy's list.
     pub(super) queue: u8,
-    /// Uses since it was admitted.
+    /// Number of uses since the piece was admitted.
     pub(super) uses: u8,
     flags: u8,
 }
 
 const LISTED: u8 = 1;
-/// Set if its key was remembered when it was admitted.
+/// Set if the piece's key was remembered when the piece was admitted.
 const KNOWN: u8 = 2;
-/// Set while the piece waits for its pins to end: see `tree::pinned`.
-const HELD: u8 = 4;
-/// The bits from here on hold the turn of its policy: see `tree`.
-const TURN: u8 = 8;
-/// Turns are counted modulo this.
-pub(super) const TURNS: u8 = u8::MAX / TURN + 1;
+/// Set while the piece is in the queue of protected pieces: see `tree::protected`.
+const PROTECTED: u8 = 4;
+/// The lowest bit of the generation of the piece's policy: see `tree`.
+const POLICY_GENERATION: u8 = 8;
+/// Generations of policies are counted modulo this number.
+pub(super) const POLICY_GENERATIONS: u8 = u8::MAX / POLICY_GENERATION + 1;
 
 impl Piece {
     pub(super) fn new(run: RunId, pages: u32, page_units: u32, header_units: u32) -> Self {
@@ -91,25 +91,25 @@ impl Piece {
         self.flags = (self.flags & !KNOWN) | if known { KNOWN } else { 0 };
     }
 
-    pub(super) fn is_held(&self) -> bool {
-        self.flags & HELD != 0
+    pub(super) fn is_protected(&self) -> bool {
+        self.flags & PROTECTED != 0
     }
 
-    pub(super) fn set_held(&mut self, held: bool) {
-        self.flags = (self.flags & !HELD) | if held { HELD } else { 0 };
+    pub(super) fn set_protected(&mut self, protected: bool) {
+        self.flags = (self.flags & !PROTECTED) | if protected { PROTECTED } else { 0 };
     }
 
-    /// The turn of its policy, modulo [`TURNS`].
-    pub(super) fn turn(&self) -> u8 {
-        self.flags / TURN
+    /// The generation of the piece's policy, modulo [`POLICY_GENERATIONS`].
+    pub(super) fn policy_generation(&self) -> u8 {
+        self.flags / POLICY_GENERATION
     }
 
-    pub(super) fn set_turn(&mut self, turn: u8) {
-        self.flags = (self.flags % TURN) | (turn * TURN);
+    pub(super) fn set_policy_generation(&mut self, generation: u8) {
+        self.flags = (self.flags % POLICY_GENERATION) | (generation * POLICY_GENERATION);
     }
 
-    /// Whether it is removed and kept only for its children.
-    pub(super) fn is_gone(&self) -> bool {
+    /// Whether the piece is removed, and kept only for its children.
+    pub(super) fn is_removed(&self) -> bool {
         self.run == NO_RUN
     }
 }
@@ -118,7 +118,7 @@ impl Piece {
 #[derive(Debug)]
 pub(super) struct Pieces {
     slots: Vec<Piece>,
-    /// First vacant slot; the others are chained by `up`.
+    /// First vacant slot; `up` chains the vacant slots.
     vacant: u32,
     used: usize,
 }
@@ -235,7 +235,7 @@ impl List {
         self.join(pieces, slot, newer);
     }
 
-    /// Makes two slots neighbours; with [`NONE`], makes one an end.
+    /// Makes two slots neighbours; with [`NONE`], makes the other slot an end.
     fn join(&mut self, pieces: &mut Pieces, older: u32, newer: u32) {
         match older {
             NONE => self.oldest = newer,
@@ -309,7 +309,7 @@ mod tests {
         let mut pieces = pieces(2);
         pieces[0].children = 1;
         pieces.remove(0);
-        assert!(pieces[0].is_gone());
+        assert!(pieces[0].is_removed());
         assert_eq!(pieces.add(Piece::new(RunId(7), 1, 1, 1)), 2);
         pieces[0].children = 0;
         pieces.remove(0);

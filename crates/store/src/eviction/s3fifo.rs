@@ -5,10 +5,11 @@ use super::ghost::Ghosts;
 use super::pieces::{List, Piece, Pieces};
 
 /// New pages enter a small queue, a tenth of the space, and move to the main queue only if they
-/// were used there; the main queue gives a page another round for each of its last three uses.
+/// were used in the small queue; the main queue gives a page another round for each of its last
+/// three uses.
 ///
 /// Yang et al., "FIFO Queues Are All You Need for Cache Eviction", SOSP '23. One use suffices to
-/// move on: a request that reads pages twice counts twice here.
+/// move a page: a request that reads pages twice counts twice here.
 #[derive(Debug)]
 pub(super) struct S3Fifo {
     /// The small queue, then the main one.
@@ -20,7 +21,7 @@ pub(super) struct S3Fifo {
 
 const SMALL: usize = 0;
 const MAIN: usize = 1;
-/// Maximum uses that count. A piece's `stamp` is the number it has left.
+/// Maximum uses that count. A piece's `stamp` is the number of rounds that it has left.
 const USES_MAX: u32 = 3;
 
 impl S3Fifo {

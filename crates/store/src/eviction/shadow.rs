@@ -1,8 +1,8 @@
-//! A candidate's miniature store, and the sample of pages that all of them see.
+//! A candidate's miniature store, and the sample of pages that all candidates share.
 
 use super::eviction_policy::EvictionPolicy;
 use super::tree::Tree;
-use super::{Holdings, Resident, Used};
+use super::{EvictionContext, Resident, Used};
 use ritornello_index::RunId;
 
 /// Maximum candidates.
@@ -13,9 +13,9 @@ const ENDS: usize = 1024;
 /// The pages before a page.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Prefix {
-    /// The last of them in the sample.
+    /// The last of these pages in the sample.
     pub(super) last: Option<u64>,
-    /// Which shadows had all of them.
+    /// Which shadows had all these pages.
     pub(super) alive: [bool; CANDIDATES_MAX],
 }
 
@@ -23,11 +23,12 @@ pub(super) struct Prefix {
 #[derive(Debug)]
 pub(super) struct Sample {
     shift: u32,
-    /// The sampled pages of the present sequence, the pages before them, and the key at its end.
+    /// The sampled pages of the current sequence, the pages before them, and the sequence's last
+    /// key.
     keys: Vec<u64>,
     prefix: Prefix,
     end: Option<u64>,
-    /// Ends of recent sequences, by key, modulo.
+    /// Ends of recent sequences, by key modulo [`ENDS`].
     ends: Vec<(u64, Prefix)>,
 }
 
@@ -36,7 +37,7 @@ impl Sample {
         Self { shift: 0, keys: Vec::new(), prefix: Prefix::default(), end: None, ends: Vec::new() }
     }
 
-    /// One page in this many is sampled.
+    /// The sample is one page in this number.
     pub(super) fn rate(&self) -> u64 {
         1 << self.shift
     }
@@ -51,7 +52,7 @@ impl Sample {
         (mixed ^ (mixed >> 32)) & (self.rate() - 1) == 0
     }
 
-    /// Adds a sequence.
+    /// Makes a sequence the current one, after the page `after`.
     pub(super) fn take(&mut self, after: Option<u64>, pages: &mut dyn Iterator<Item = u64>) {
         self.prefix = match after {
             None => Prefix { last: None, alive: [true; CANDIDATES_MAX] },
@@ -78,8 +79,8 @@ impl Sample {
         self.prefix
     }
 
-    /// Remembers the end of the present sequence, and which shadows had all of it. Does nothing if
-    /// no page of it was sampled.
+    /// Remembers the end of the current sequence, and which shadows had all its pages. Does nothing
+    /// for an empty sequence at a root.
     pub(super) fn note_end(&mut self, alive: &[bool]) {
         let Some(end) = self.end else { return };
         let mut prefix = self.prefix;
@@ -94,16 +95,15 @@ impl Sample {
     }
 }
 
-/// A candidate's contents, as far as they are sampled. Each page is a run of its own, named by its
-/// key.
+/// A candidate's contents within the sample. Each page is a run named by the page's key.
 #[derive(Debug)]
 pub(super) struct Shadow {
     name: &'static str,
     tree: Tree,
     capacity: u64,
-    asked: u64,
+    requested: u64,
     hits: u64,
-    recent_asked: f64,
+    recent_requested: f64,
     recent_hits: f64,
     path: Vec<Used>,
 }
@@ -114,9 +114,9 @@ impl Shadow {
             name: policy.name(),
             tree: Tree::new(policy, 1),
             capacity: u64::MAX,
-            asked: 0,
+            requested: 0,
             hits: 0,
-            recent_asked: 0.0,
+            recent_requested: 0.0,
             recent_hits: 0.0,
             path: Vec::new(),
         }
@@ -126,16 +126,16 @@ impl Shadow {
         self.name
     }
 
-    pub(super) fn asked(&self) -> u64 {
-        self.asked
+    pub(super) fn requested(&self) -> u64 {
+        self.requested
     }
 
     pub(super) fn hits(&self) -> u64 {
         self.hits
     }
 
-    pub(super) fn recent_asked(&self) -> f64 {
-        self.recent_asked
+    pub(super) fn recent_requested(&self) -> f64 {
+        self.recent_requested
     }
 
     pub(super) fn recent_hits(&self) -> f64 {
@@ -154,8 +154,9 @@ impl Shadow {
         self.tree.memory_bytes() + self.path.capacity() * size_of::<Used>()
     }
 
-    /// Reads the present pages of a sequence and puts the rest. `alive`: it had all pages before.
-    /// Multiplies earlier counts by `kept`. Returns the number of hits.
+    /// Reads the leading stored pages of a sequence and puts the missing pages. `alive`: the shadow
+    /// had all pages before the sequence. Multiplies earlier counts by `kept`. Returns the number
+    /// of hits.
     pub(super) fn demand(
         &mut self,
         before: Option<u64>,
@@ -166,9 +167,9 @@ impl Shadow {
         let used = |key: u64| Used { run: RunId(key), pages: 1 };
         let there = keys.iter().take_while(|key| self.tree.knows(RunId(**key))).count();
         let hits = if alive { there as u64 } else { 0 };
-        self.asked += keys.len() as u64;
+        self.requested += keys.len() as u64;
         self.hits += hits;
-        self.recent_asked = self.recent_asked * kept + keys.len() as f64;
+        self.recent_requested = self.recent_requested * kept + keys.len() as f64;
         self.recent_hits = self.recent_hits * kept + hits as f64;
         self.path.clear();
         self.path.extend(keys[..there].iter().map(|key| used(*key)));
@@ -186,9 +187,9 @@ impl Shadow {
         }
         let excess = (self.tree.pages() + request).saturating_sub(self.capacity);
         if excess > 0 {
-            self.tree.victims(excess, &Pinned(parent));
+            self.tree.victims(excess, &Protected(parent));
         }
-        // Pages that do not fit are refused, as by the store.
+        // The store refuses pages that do not fit, and so does the shadow.
         let room = usize::try_from(self.capacity.saturating_sub(self.tree.pages()));
         let fit = (keys.len() - there).min(room.unwrap_or(usize::MAX));
         let mut parent = parent;
@@ -213,16 +214,16 @@ impl Shadow {
         if self.capacity != u64::MAX {
             self.capacity = (self.capacity / 2).max(1);
         }
-        self.recent_asked /= 2.0;
+        self.recent_requested /= 2.0;
         self.recent_hits /= 2.0;
     }
 }
 
-/// The page that others are about to follow.
-struct Pinned(Option<u64>);
+/// Protects the page that new pages are about to follow.
+struct Protected(Option<u64>);
 
-impl Holdings for Pinned {
-    fn is_pinned(&self, run: RunId) -> bool {
+impl EvictionContext for Protected {
+    fn is_protected(&self, run: RunId) -> bool {
         self.0 == Some(run.0)
     }
     fn page_key(&self, run: RunId, _: u32) -> u64 {

@@ -1,29 +1,29 @@
-//! The tree of pieces that all policies share: which pages exist, which follow which, and which may
-//! be evicted.
+//! The tree of pieces that all policies share: which pages exist, which pages they follow, and
+//! which pages may be evicted.
 
 use super::eviction_policy::{Arrival, EvictionPolicy};
 use super::fold::{Folding, table_bytes};
-use super::pieces::{NONE, Piece, Pieces, TURNS};
+use super::pieces::{NONE, POLICY_GENERATIONS, Piece, Pieces};
 use super::{Resident, Used};
 use capacity::CapacityEstimate;
-use pinned::PinnedPieces;
+use protected::ProtectedPieces;
 use ritornello_index::RunId;
 use std::collections::HashMap;
 
 mod capacity;
-mod pinned;
+mod protected;
 mod victims;
 
-/// Runs are cut in chunks of about this many units (16 MiB): smaller chunks fragment the free
-/// space, larger ones evict more than needed. At 95 % full, runs of mixed shapes take 1.3 to 1.8
-/// extents with it, 1.5 to 1.9 with a quarter of it (`ritornello_volume::space`, test
-/// `runs_stay_whole_at_steady_state`).
+/// Length in units (16 MiB) of the chunks in which runs are cut, approximately: smaller chunks
+/// fragment the free space, larger chunks evict more than needed. At 95 % full, runs of mixed
+/// shapes take 1.3 to 1.8 extents with this length, 1.5 to 1.9 with a quarter of it
+/// (`ritornello_volume::space`, test `runs_stay_whole_at_steady_state`).
 pub(super) const CHUNK_UNITS: u32 = 4096;
-/// Uses split runs into pieces of at least this many chunks. Pieces are evicted one by one, and the
-/// space of a short one holds no complete run: with uses that end anywhere, runs lie in 2.1 to 2.5
-/// extents if splits are unrestricted, and in 1.0 to 1.5 with this limit (test
-/// `runs_lie_in_few_extents`). The price is that up to as many pages behind the end of a use are
-/// kept with it.
+/// Minimum length in chunks of the pieces into which uses split runs. Pieces are evicted one by
+/// one, and the space of a short piece holds no complete run: with uses that end anywhere, runs
+/// take 2.1 to 2.5 extents if splits are unrestricted, and 1.0 to 1.5 with this limit (test
+/// `runs_take_few_extents`). The price is that unused pages, up to this length, are kept with the
+/// used pages before them.
 const SPLIT_CHUNKS: u32 = 2;
 /// Pieces allowed beyond one per run.
 const SPLITS_SPARE: usize = 1024;
@@ -34,16 +34,17 @@ const MOVED_PER_CALL: usize = 32;
 ///
 /// A run is one piece at first. It is split where another run follows one of its middle pages, so
 /// that children always follow a piece's last page, and a piece without children may be evicted;
-/// and near the end of a use in its middle, so that the head counts as used and the tail does not.
-/// Pieces that are used together again are merged.
+/// and near the end of a use in its middle, so that only the head counts as used. Pieces that are
+/// used together again are merged.
 ///
-/// Another policy can take over at any time: [`Tree::follow`]. A few pieces move with every call,
-/// the warmest first, each becoming the oldest in the new policy, while victims come from those
-/// that have not moved: the order of use is kept, and no call takes long.
+/// [`Tree::follow`] switches to a different policy at any time. A few pieces move with every call,
+/// the warmest first, each becoming the oldest in the new policy, while victims are chosen among
+/// the pieces that have not moved: the order of use is kept, and no call takes long.
 ///
-/// Invariants: a piece that is not listed (between calls) has children; a listed piece of this turn
-/// is listed by `policy`, any other listed one by `retiring`; `last` names the last piece of every
-/// run, from which `up` leads to the others.
+/// Invariants: between calls, a piece that is not listed has children or is protected; a listed
+/// piece of the current `policy_generation` is listed by `policy`, any other listed piece by
+/// `previous_policy`; `last` names the last piece of every run, from which `up` leads to the
+/// earlier pieces.
 #[derive(Debug)]
 pub(super) struct Tree {
     pieces: Pieces,
@@ -51,13 +52,13 @@ pub(super) struct Tree {
     /// Runs admitted before their parents, by parent: at opening, runs are admitted by last use.
     orphans: HashMap<RunId, Vec<(RunId, u32)>, Folding>,
     policy: Box<dyn EvictionPolicy>,
-    retiring: Option<Box<dyn EvictionPolicy>>,
+    previous_policy: Option<Box<dyn EvictionPolicy>>,
     /// Number of policies so far, modulo 64.
-    turn: u8,
+    policy_generation: u8,
     units: u64,
     pages: u64,
     capacity: CapacityEstimate,
-    pinned: PinnedPieces,
+    protected: ProtectedPieces,
     chunk_units: u32,
 }
 
@@ -68,12 +69,12 @@ impl Tree {
             last: HashMap::default(),
             orphans: HashMap::default(),
             policy,
-            retiring: None,
-            turn: 0,
+            previous_policy: None,
+            policy_generation: 0,
             units: 0,
             pages: 0,
             capacity: CapacityEstimate::default(),
-            pinned: PinnedPieces::default(),
+            protected: ProtectedPieces::default(),
             chunk_units: chunk_units.max(1),
         }
     }
@@ -103,42 +104,42 @@ impl Tree {
 
     /// Whether pieces are still moving to a new policy.
     pub(super) fn is_moving(&self) -> bool {
-        self.retiring.is_some()
+        self.previous_policy.is_some()
     }
 
     pub(super) fn memory_bytes(&self) -> usize {
-        let orders = [Some(&self.policy), self.retiring.as_ref()];
+        let orders = [Some(&self.policy), self.previous_policy.as_ref()];
         self.pieces.memory_bytes()
-            + self.pinned.memory_bytes()
+            + self.protected.memory_bytes()
             + table_bytes(self.last.capacity(), size_of::<(RunId, u32)>())
             + orders.iter().flatten().map(|policy| policy.memory_bytes()).sum::<usize>()
     }
 
     /// Switches to another policy, unless a switch is in progress.
     pub(super) fn follow(&mut self, mut policy: Box<dyn EvictionPolicy>) {
-        debug_assert!(self.retiring.is_none());
+        debug_assert!(self.previous_policy.is_none());
         policy.set_capacity(self.capacity.units(), self.capacity.keys());
-        self.retiring = Some(std::mem::replace(&mut self.policy, policy));
-        self.turn = (self.turn + 1) % TURNS;
+        self.previous_policy = Some(std::mem::replace(&mut self.policy, policy));
+        self.policy_generation = (self.policy_generation + 1) % POLICY_GENERATIONS;
     }
 
-    /// Moves some pieces from the retiring policy.
+    /// Moves some pieces from the previous policy.
     fn move_some(&mut self) {
         for _ in 0..MOVED_PER_CALL {
-            let Some(retiring) = &mut self.retiring else { return };
-            match retiring.warmest() {
+            let Some(previous) = &mut self.previous_policy else { return };
+            match previous.warmest() {
                 Some(slot) => {
-                    retiring.unlink(&mut self.pieces, slot);
+                    previous.unlink(&mut self.pieces, slot);
                     self.inherit(slot);
                 }
-                None => self.retiring = None,
+                None => self.previous_policy = None,
             }
         }
     }
 
-    /// Lists a piece of another policy.
+    /// Lists a piece that moved from the previous policy.
     fn inherit(&mut self, slot: u32) {
-        self.pieces[slot].set_turn(self.turn);
+        self.pieces[slot].set_policy_generation(self.policy_generation);
         self.policy.insert(&mut self.pieces, slot, Arrival::Inherited);
     }
 
@@ -146,28 +147,28 @@ impl Tree {
         if !self.pieces[slot].is_listed() {
             return;
         }
-        if self.pieces[slot].turn() == self.turn {
+        if self.pieces[slot].policy_generation() == self.policy_generation {
             self.policy.unlink(&mut self.pieces, slot);
-        } else if let Some(retiring) = &mut self.retiring {
-            retiring.unlink(&mut self.pieces, slot);
+        } else if let Some(previous) = &mut self.previous_policy {
+            previous.unlink(&mut self.pieces, slot);
         }
     }
 
-    /// Lists a piece again that was unlinked as a victim.
+    /// Lists a piece that was unlinked as a victim.
     fn relist(&mut self, slot: u32) {
-        let turn = self.pieces[slot].turn();
-        let before = (self.turn + TURNS - 1) % TURNS;
-        match &mut self.retiring {
-            _ if turn == self.turn => self.policy.relist(&mut self.pieces, slot),
-            Some(retiring) if turn == before => retiring.relist(&mut self.pieces, slot),
+        let generation = self.pieces[slot].policy_generation();
+        let before = (self.policy_generation + POLICY_GENERATIONS - 1) % POLICY_GENERATIONS;
+        match &mut self.previous_policy {
+            _ if generation == self.policy_generation => self.policy.relist(&mut self.pieces, slot),
+            Some(previous) if generation == before => previous.relist(&mut self.pieces, slot),
             _ => self.inherit(slot),
         }
     }
 
     fn list_after(&mut self, listed: u32, slot: u32) {
-        let ours = self.pieces[slot].turn() == self.turn;
-        match &mut self.retiring {
-            Some(retiring) if !ours => retiring.list_after(&mut self.pieces, listed, slot),
+        let ours = self.pieces[slot].policy_generation() == self.policy_generation;
+        match &mut self.previous_policy {
+            Some(previous) if !ours => previous.list_after(&mut self.pieces, listed, slot),
             _ => self.policy.list_after(&mut self.pieces, listed, slot),
         }
     }
@@ -177,8 +178,10 @@ impl Tree {
         if !piece.is_listed() {
             return;
         }
-        match &mut self.retiring {
-            Some(retiring) if piece.turn() != self.turn => retiring.shrunk(piece, units),
+        match &mut self.previous_policy {
+            Some(previous) if piece.policy_generation() != self.policy_generation => {
+                previous.shrunk(piece, units)
+            }
             _ => self.policy.shrunk(piece, units),
         }
     }
@@ -199,13 +202,13 @@ impl Tree {
         let mut continues = false;
         if up != NONE {
             let before = &self.pieces[up];
-            // The runs of a long put: its first page decides for all.
+            // A long put is known as a whole if its first page is known.
             known |= before.is_known() && before.uses == 0;
             continues = before.uses > 0 && before.children == 1;
         }
         piece.up = up;
         piece.set_known(known);
-        piece.set_turn(self.turn);
+        piece.set_policy_generation(self.policy_generation);
         let slot = self.pieces.add(piece);
         self.last.insert(run, slot);
         self.units += units;
@@ -242,7 +245,7 @@ impl Tree {
         (piece.start > 0 && piece.up != NONE).then_some(piece.up)
     }
 
-    /// Returns the piece that ends with a page, which gets one more child.
+    /// Returns the piece that ends with a page, after counting one more child of the piece.
     fn attach(&mut self, (run, page): (RunId, u32)) -> Option<u32> {
         let mut slot = *self.last.get(&run)?;
         while self.pieces[slot].start > page {
@@ -255,7 +258,7 @@ impl Tree {
         Some(slot)
     }
 
-    /// Makes the pages before `at` a piece of their own. Returns it.
+    /// Makes the pages before `at` a separate piece. Returns the new piece's slot.
     fn split(&mut self, slot: u32, at: u32) -> u32 {
         let tail = &mut self.pieces[slot];
         let units = tail.units();
@@ -264,7 +267,7 @@ impl Tree {
         (head.up, head.start, head.children) = (tail.up, tail.start, 1);
         (head.stamp, head.queue, head.uses) = (tail.stamp, tail.queue, tail.uses);
         head.set_known(tail.is_known());
-        head.set_turn(tail.turn());
+        head.set_policy_generation(tail.policy_generation());
         tail.pages = tail.end() - at;
         tail.start = at;
         let (lost, listed) = (units - tail.units(), tail.is_listed());
@@ -277,12 +280,15 @@ impl Tree {
         head
     }
 
-    /// Merges a piece with the previous one in its run, if they were used alike.
+    /// Merges a piece with the previous piece of the run, if both were used alike. Returns whether
+    /// the pieces were merged.
     fn merge(&mut self, slot: u32) -> bool {
         let Some(before) = self.before(slot) else { return false };
         let (head, tail) = (&self.pieces[before], &self.pieces[slot]);
         // Policies do not distinguish more than two uses.
-        let standing = |piece: &Piece| (piece.queue, piece.stamp, piece.uses.min(2), piece.turn());
+        let standing = |piece: &Piece| {
+            (piece.queue, piece.stamp, piece.uses.min(2), piece.policy_generation())
+        };
         if head.children > 1
             || !head.is_listed()
             || !tail.is_listed()
@@ -305,7 +311,7 @@ impl Tree {
         self.move_some();
         for used in path.iter().rev() {
             let Some(&last) = self.last.get(&used.run) else { continue };
-            // The next piece, if it was used as well.
+            // The piece after `slot`, if it was used too.
             let (mut slot, mut behind) = (last, None);
             loop {
                 let piece = &self.pieces[slot];
@@ -328,8 +334,9 @@ impl Tree {
         }
     }
 
-    /// Where a use that ended before page `pages` of a run splits `piece`: at a multiple of
-    /// [`SPLIT_CHUNKS`] with as much behind it, or not at all.
+    /// The page where a use that ended before page `pages` of a run splits `piece`: a multiple of
+    /// [`SPLIT_CHUNKS`] after which at least [`SPLIT_CHUNKS`] remain, or the piece's end for no
+    /// split.
     fn end_of_use(&self, piece: &Piece, pages: u32) -> u32 {
         let least = (self.chunk_units.saturating_mul(SPLIT_CHUNKS) / piece.page_units).max(1);
         let end = pages.div_ceil(least).saturating_mul(least);
@@ -343,7 +350,8 @@ impl Tree {
     fn touch(&mut self, slot: u32) {
         let piece = &mut self.pieces[slot];
         piece.uses = piece.uses.saturating_add(1);
-        let (listed, ours) = (piece.is_listed(), piece.turn() == self.turn);
+        let (listed, ours) =
+            (piece.is_listed(), piece.policy_generation() == self.policy_generation);
         if !ours {
             self.unlink(slot);
             self.inherit(slot);
@@ -361,9 +369,9 @@ impl Tree {
         let mut left = pages - repaid;
         while left > 0 {
             let Some(&slot) = self.last.get(&run) else { return };
-            let gone = left.min(self.pieces[slot].pages);
-            self.take_off(slot, gone);
-            left -= gone;
+            let removed = left.min(self.pieces[slot].pages);
+            self.take_off(slot, removed);
+            left -= removed;
         }
     }
 
@@ -373,15 +381,15 @@ impl Tree {
         }
     }
 
-    /// Removes the last `gone` pages of a run's last piece. Returns their units.
-    fn take_off(&mut self, slot: u32, gone: u32) -> u64 {
+    /// Removes the last `removed` pages of a run's last piece. Returns their units.
+    fn take_off(&mut self, slot: u32, removed: u32) -> u64 {
         let piece = &self.pieces[slot];
         let (run, up, owed) = (piece.run, piece.up, piece.owed);
-        self.pages -= u64::from(gone);
-        if gone < piece.pages {
-            let units = u64::from(gone) * u64::from(piece.page_units);
+        self.pages -= u64::from(removed);
+        if removed < piece.pages {
+            let units = u64::from(removed) * u64::from(piece.page_units);
             self.units -= units;
-            self.pieces[slot].pages -= gone;
+            self.pieces[slot].pages -= removed;
             self.shrunk(slot, units);
             return units;
         }
@@ -410,7 +418,7 @@ impl Tree {
         if piece.children > 0 {
             return;
         }
-        if piece.is_gone() {
+        if piece.is_removed() {
             self.pieces.remove(up);
         } else if !piece.is_listed() {
             self.relist(up);

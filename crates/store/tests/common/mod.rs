@@ -1,8 +1,8 @@
 //! A small store in a temporary directory or on a simulated disk, and pages whose bytes follow from
 //! their key, so that every byte read can be checked.
 //!
-//! `RITORNELLO_TEST_INDEX=lsm` names the index of the stores in real directories. Those on a
-//! simulated disk keep `run`: RocksDB does its own I/O, which no simulated disk sees.
+//! `RITORNELLO_TEST_INDEX=lsm` names the index of the stores in real directories. Stores on a
+//! simulated disk keep `run`, because RocksDB bypasses the simulated disk.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 #![allow(dead_code, reason = "each test file uses its own part")]
 
@@ -43,8 +43,8 @@ impl Open {
         self.core.close().unwrap();
     }
 
-    /// Stops without making anything durable, like a killed process. RocksDB does not open twice in
-    /// one process, so with it this is a close. Returns whether it was not.
+    /// Stops without making data durable, like a killed process. RocksDB does not open twice in one
+    /// process: a store with the index `lsm` is closed instead, and the result is false.
     pub fn forget(self) -> bool {
         if self.tested_index.is_some() {
             self.close();
@@ -95,7 +95,7 @@ pub fn unchained(page_bytes: u64) -> Scope {
     Scope::opaque("unchained", page_bytes, false)
 }
 
-/// The keys of a sequence: key `n` commits to the sequence's name and everything before it.
+/// The keys of a sequence: key `n` commits to the sequence's name and all pages before it.
 pub fn sequence(name: u64, pages: usize) -> Vec<Vec<u8>> {
     (0..pages as u64).map(|n| [name.to_le_bytes(), n.to_le_bytes()].concat()).collect()
 }
@@ -119,8 +119,8 @@ pub fn page(scope: &Scope, key: &[u8]) -> Vec<u8> {
     (0..bytes.div_ceil(8)).flat_map(word).take(bytes).collect()
 }
 
-/// Puts pages. The index `lsm` refuses with `metadata` while compaction has not caught up, which on a
-/// busy machine takes a while: such a put is repeated for some seconds.
+/// Puts pages. The index `lsm` refuses with `metadata` while compaction has not caught up, which on
+/// a busy machine takes a while: the put is repeated for at most 10 seconds.
 pub fn put(store: &Store, scope: &Scope, keys: &[Vec<u8>], parent: Option<&[u8]>) -> Outcome {
     let compacts = std::env::var("RITORNELLO_TEST_INDEX").is_ok_and(|index| index == "lsm");
     let until = Instant::now() + Duration::from_secs(10);

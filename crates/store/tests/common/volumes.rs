@@ -1,4 +1,4 @@
-//! A store in `/store` whose segments lie in `/a` and `/b`.
+//! A store in `/store` whose segments are in `/a` and `/b`.
 
 use super::*;
 use ritornello_medium::SimDisk;

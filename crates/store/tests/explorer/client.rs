@@ -1,8 +1,8 @@
-//! A client process: its own view of the disk, its own store over it, and a link to the owner.
+//! A client process: its view of the disk, its store, and its connection to the owner.
 
-use crate::half::Half;
-use crate::link::Link;
-use crate::watch::Watched;
+use crate::client_catalog::ClientCatalog;
+use crate::recording_medium::RecordingMedium;
+use crate::unfinished_put::UnfinishedPut;
 use parking_lot::Mutex;
 use ritornello_store::{Catalog, ClientAlive, ClientId, Store, StoreCore, open_segments};
 use ritornello_volume::segments::{IoChoice, Segments};
@@ -38,26 +38,31 @@ impl Names {
 pub struct Client {
     pub id: ClientId,
     pub name: String,
-    pub watched: Watched,
-    pub link: Arc<Link>,
+    pub recording: RecordingMedium,
+    pub link: Arc<ClientCatalog>,
     pub segments: Arc<Segments>,
     pub store: Arc<Store>,
     /// A put in progress.
-    pub half: Option<Half>,
+    pub unfinished: Option<UnfinishedPut>,
 }
 
 impl Client {
-    /// The `number`th client of a life, connected to `owner`.
-    pub fn new(watched: Watched, owner: &Arc<StoreCore>, number: u64, names: &Names) -> Self {
+    /// Creates client `number` of a history, connected to `owner`.
+    pub fn new(
+        recording: RecordingMedium,
+        owner: &Arc<StoreCore>,
+        number: u64,
+        names: &Names,
+    ) -> Self {
         let (id, name) = (ClientId(number), format!("client-{number}"));
         names.add(&name);
-        let medium = Arc::new(watched.clone());
+        let medium = Arc::new(recording.clone());
         let (_, segments) = open_segments(medium, Path::new("/store"), IoChoice::Auto).unwrap();
-        let link = Arc::new(Link::new(watched.clone(), owner.catalog_for(id, &name)));
+        let link = Arc::new(ClientCatalog::new(recording.clone(), owner.catalog_for(id, &name)));
         let catalog: Arc<dyn Catalog> = Arc::clone(&link) as _;
         let staging = Staging::new(8 << 20).unwrap();
         let store = Store::new(catalog, Arc::clone(&segments), staging);
-        Self { id, name, watched, link, segments, store, half: None }
+        Self { id, name, recording, link, segments, store, unfinished: None }
     }
 
     /// Connects to the next owner.

@@ -1,4 +1,4 @@
-//! The scopes and sequences of a life, and the only correct bytes of each page.
+//! The scopes and sequences of a history, and the only correct bytes of each page.
 
 use crate::common::{self, refs, sequence};
 use ritornello_format::{Result, Scope};
@@ -8,11 +8,11 @@ use ritornello_volume::transfer::Control;
 use std::sync::OnceLock;
 
 /// Sequences of each scope.
-pub const NAMES: u64 = 10;
+pub const SEQUENCES_PER_KIND: u64 = 10;
 /// Scopes.
 pub const KINDS: usize = 4;
 /// Sequences of all scopes.
-pub const SEQUENCES: usize = KINDS * NAMES as usize;
+pub const SEQUENCES: usize = KINDS * SEQUENCES_PER_KIND as usize;
 /// The scope with pages of numbers, for codecs.
 pub const NUMBERS: usize = 3;
 
@@ -23,13 +23,17 @@ pub type Pages = u64;
 pub struct Kind {
     pub scope: Scope,
     pub pages: usize,
-    /// The keys by name.
+    /// The keys by sequence.
     keys: Vec<Vec<Vec<u8>>>,
 }
 
 impl Kind {
     fn new(scope: Scope, pages: usize) -> Self {
-        Self { scope, pages, keys: (0..NAMES).map(|name| sequence(name, pages)).collect() }
+        Self {
+            scope,
+            pages,
+            keys: (0..SEQUENCES_PER_KIND).map(|name| sequence(name, pages)).collect(),
+        }
     }
 
     /// The only correct bytes for `key`.
@@ -47,7 +51,7 @@ impl Kind {
     }
 }
 
-/// Small pages in long runs, unchained ones of two units, large ones that are split, and numbers.
+/// Small pages in long runs, unchained pages of two units, large pages that are split, and numbers.
 pub fn kinds() -> &'static [Kind; KINDS] {
     static KINDS: OnceLock<[Kind; 4]> = OnceLock::new();
     let numbers = Scope {
@@ -72,8 +76,8 @@ pub fn kinds() -> &'static [Kind; KINDS] {
 
 /// The kind and the keys of sequence `at`.
 pub fn keys_of(at: usize) -> (&'static Kind, &'static [Vec<u8>]) {
-    let kind = &kinds()[at / NAMES as usize];
-    (kind, &kind.keys[at % NAMES as usize])
+    let kind = &kinds()[at / SEQUENCES_PER_KIND as usize];
+    (kind, &kind.keys[at % SEQUENCES_PER_KIND as usize])
 }
 
 /// The leading `count` pages of a sequence.
@@ -81,18 +85,18 @@ pub const fn leading(count: usize) -> Pages {
     (1 << count) - 1
 }
 
-/// What a delete of `page` leaves of sequence `at`: in a chained scope nothing behind it.
+/// What a delete of `page` leaves of sequence `at`: in a chained scope no page after it.
 pub fn left_by_delete(at: usize, page: usize) -> Pages {
     if keys_of(at).0.scope.chained { leading(page) } else { !(1 << page) }
 }
 
 /// The present pages of every sequence.
-pub fn present(store: &Store) -> Vec<Pages> {
+pub fn present_pages(store: &Store) -> Vec<Pages> {
     (0..SEQUENCES)
         .map(|at| {
             let (kind, keys) = keys_of(at);
-            let there = store.exists(&kind.scope, &refs(keys)).unwrap();
-            there.iter().rev().fold(0, |pages, there| pages << 1 | u64::from(*there))
+            let present = store.exists(&kind.scope, &refs(keys)).unwrap();
+            present.iter().rev().fold(0, |pages, present| pages << 1 | u64::from(*present))
         })
         .collect()
 }
@@ -101,7 +105,7 @@ pub fn present(store: &Store) -> Vec<Pages> {
 pub fn check_probe(store: &Store, at: usize, present: Pages) {
     let (kind, keys) = keys_of(at);
     let probed = store.probe(&kind.scope, &refs(keys)).unwrap();
-    assert_eq!(probed, present.trailing_ones() as usize, "probed of {at}, of {present:b}");
+    assert_eq!(probed, present.trailing_ones() as usize, "probed pages of {at}, of {present:b}");
 }
 
 /// Puts the first `count` pages of a sequence, retained until a time.
@@ -110,12 +114,12 @@ pub fn put(store: &Store, at: usize, count: usize, retain_until: u64) -> Result<
     let pages: Vec<Vec<u8>> = keys[..count].iter().map(|key| kind.page(key)).collect();
     let pages: Vec<&[u8]> = pages.iter().map(Vec::as_slice).collect();
     let (source, control) = (BorrowedPages::new(&pages), Control::default());
-    let terms = PutOptions { retain_until, ..PutOptions::default() };
-    store.put_batch(&kind.scope, &refs(&keys[..count]), &source, &terms, &control)
+    let options = PutOptions { retain_until, ..PutOptions::default() };
+    store.put_batch(&kind.scope, &refs(&keys[..count]), &source, &options, &control)
 }
 
-/// Every promised page is delivered with its own bytes.
-pub fn deliver(store: &Store, at: usize, pages: Pages) {
+/// Gets pages, and checks that every promised page is delivered with its correct bytes.
+pub fn check_get(store: &Store, at: usize, pages: Pages) {
     let (kind, keys) = keys_of(at);
     let mut from = 0;
     while from < keys.len() {
@@ -125,7 +129,7 @@ pub fn deliver(store: &Store, at: usize, pages: Pages) {
             continue;
         }
         let outcome = get(store, kind, &keys[from..from + run]);
-        assert_eq!(outcome.pages, run, "pages of {at} from {from} on: {}", outcome.reason);
+        assert_eq!(outcome.pages, run, "pages of {at}, starting at {from}: {}", outcome.reason);
         from += run;
     }
 }

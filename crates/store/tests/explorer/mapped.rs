@@ -1,19 +1,20 @@
-//! Lives of stores in memory, whose segments are mapped.
+//! Histories of stores in memory, whose segments are mapped.
 //!
-//! A simulated disk has no descriptors, so its files cannot be mapped. These lives run on the
-//! machine's own tmpfs instead. There a power loss ends the store, and a copy into mapped memory
-//! ends with its thread, so nothing is in flight after a kill. The remaining promise to check:
-//! kills at any change of the metadata cost no flushed page.
+//! A simulated disk has no descriptors, so its files cannot be mapped. These histories run on the
+//! machine's own tmpfs instead. On a tmpfs a power loss ends the store, and a copy into mapped
+//! memory ends with its thread, so nothing is in flight after a kill. The remaining promise to
+//! check: kills at any change of the metadata cost no flushed page.
 
-use crate::act::Act;
+use crate::checker::stats;
 use crate::common::{MIB, Open, open_on, options};
-use crate::dice::Dice;
-use crate::family::Family;
-use crate::half::Half;
-use crate::judge::stats;
 use crate::kinds::{
-    KINDS, NAMES, Pages, SEQUENCES, deliver, keys_of, kinds, leading, left_by_delete, present, put,
+    KINDS, Pages, SEQUENCES, SEQUENCES_PER_KIND, check_get, keys_of, kinds, leading,
+    left_by_delete, present_pages, put,
 };
+use crate::operation::Operation;
+use crate::rng::Rng;
+use crate::unfinished_put::UnfinishedPut;
+use crate::workload::Workload;
 use parking_lot::Mutex;
 use ritornello_medium::{Access, Host, Medium, MediumFile, Room};
 use ritornello_store::{ClientId, Options};
@@ -23,24 +24,24 @@ use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::sync::Arc;
 
-const LIVES: u64 = 40;
-const ACTS: u64 = 120;
+const HISTORIES: u64 = 40;
+const OPERATIONS: u64 = 120;
 const CAPACITY_MIB: u64 = 32;
 
 #[test]
 fn kills_of_mapped_stores_keep_flushed_pages() {
     let shm = Path::new("/dev/shm");
     if Host.room(shm).is_ok_and(|room| room.kind == ritornello_medium::TMPFS) {
-        (0..LIVES).for_each(|seed| MappedLife::new(shm, seed).live());
+        (0..HISTORIES).for_each(|seed| MappedHistory::new(shm, seed).run());
     } else {
-        println!("skipped: /dev/shm is no tmpfs");
+        println!("skipped: /dev/shm is not a tmpfs");
     }
 }
 
 /// A process on the machine's own file system that can be killed.
 #[derive(Clone, Debug, Default)]
 struct Process {
-    /// Changes until the kill; `None` if none is planned.
+    /// Changes until the kill; `None` if no kill is planned.
     left: Arc<Mutex<Option<u64>>>,
 }
 
@@ -129,20 +130,20 @@ impl MediumFile for ProcessFile {
 }
 
 /// The store is never full, so flushed pages stay until they are deleted or dropped.
-struct MappedLife {
+struct MappedHistory {
     seed: u64,
-    dice: Dice,
+    rng: Rng,
     dir: tempfile::TempDir,
     process: Process,
     least: Vec<Pages>,
     most: Vec<Pages>,
 }
 
-impl MappedLife {
+impl MappedHistory {
     fn new(shm: &Path, seed: u64) -> Self {
         Self {
             seed,
-            dice: Dice::new(seed ^ 0x3a99),
+            rng: Rng::new(seed ^ 0x3a99),
             dir: tempfile::tempdir_in(shm).unwrap(),
             process: Process::default(),
             least: vec![0; SEQUENCES],
@@ -157,60 +158,63 @@ impl MappedLife {
         open
     }
 
-    fn live(mut self) {
+    fn run(mut self) {
         let mut open = self.open();
-        let family = Family { plain: true, never_full: true, faults: true, ..Family::default() };
-        for number in 0..ACTS {
-            let act = Act::pick_in(&mut self.dice, &family, false);
-            let what = format!("mapped life {}, act {number}, {act:?}", self.seed);
-            open = self.act(open, &act);
-            let there = present(&open.store);
-            for (at, &pages) in there.iter().enumerate() {
-                assert_eq!(self.least[at] & !pages, 0, "{what}: flushed pages of {at} are gone");
-                assert_eq!(pages & !self.most[at], 0, "{what}: pages of {at} are back");
+        let workload =
+            Workload { plain: true, never_full: true, faults: true, ..Workload::default() };
+        for number in 0..OPERATIONS {
+            let operation = Operation::choose_for(&mut self.rng, &workload, false);
+            let what = format!("mapped history {}, operation {number}, {operation:?}", self.seed);
+            open = self.apply(open, &operation);
+            let present = present_pages(&open.store);
+            for (at, &pages) in present.iter().enumerate() {
+                assert_eq!(self.least[at] & !pages, 0, "{what}: flushed pages of {at} were lost");
+                assert_eq!(pages & !self.most[at], 0, "{what}: removed pages of {at} returned");
             }
-            let at = self.dice.below(SEQUENCES as u64) as usize;
-            deliver(&open.store, at, there[at]);
+            let at = self.rng.below(SEQUENCES as u64) as usize;
+            check_get(&open.store, at, present[at]);
         }
         open.close();
     }
 
-    fn act(&mut self, open: Open, act: &Act) -> Open {
-        match *act {
-            Act::Put { at, pages, .. } => self.put(&open, at, pages),
-            Act::Beside { at, pages, .. } => {
+    fn apply(&mut self, open: Open, operation: &Operation) -> Open {
+        match *operation {
+            Operation::Put { at, pages, .. } => self.put(&open, at, pages),
+            Operation::ConcurrentCommit { at, pages, .. } => {
                 self.most[at] |= leading(pages);
                 let catalog = Arc::new(open.core.catalog_for(ClientId::LOCAL, ""));
-                let half = Half::reserve(catalog, open.core.segments(), at, pages);
-                if let Some(half) = half.map(Half::write) {
-                    half.commit().unwrap();
+                let unfinished = UnfinishedPut::reserve(catalog, open.core.segments(), at, pages);
+                if let Some(unfinished) = unfinished.map(UnfinishedPut::write) {
+                    unfinished.commit().unwrap();
                 }
             }
-            Act::Delete { at, page } => {
+            Operation::Delete { at, page } => {
                 let (kind, keys) = keys_of(at);
                 self.least[at] &= left_by_delete(at, page);
                 open.store.delete(&kind.scope, &[&keys[page]]).unwrap();
             }
-            Act::DropScope { kind } => {
+            Operation::DropScope { kind } => {
                 open.store.drop_scope(&kinds()[kind].scope).unwrap();
                 self.drop_kinds(kind..kind + 1);
             }
-            Act::Clear => {
+            Operation::Clear => {
                 open.store.clear().unwrap();
                 self.drop_kinds(0..KINDS);
             }
-            Act::Flush => {
+            Operation::Flush => {
                 open.store.flush().unwrap();
                 self.mark_durable(&open);
             }
-            Act::Maintain => open.core.run_once(),
-            Act::Reopen { .. } => {
+            Operation::Maintain => open.core.run_once(),
+            Operation::Reopen { .. } => {
                 self.mark_durable(&open);
                 open.close();
                 return self.open();
             }
-            // In memory every end but a close is a kill.
-            Act::Kill { .. } | Act::Crash { .. } | Act::FailSync { .. } => return self.kill(open),
+            // For a store in memory every end of an owner except a close is a kill.
+            Operation::Kill { .. } | Operation::Crash { .. } | Operation::FailSync { .. } => {
+                return self.kill(open);
+            }
             _ => {}
         }
         open
@@ -219,20 +223,20 @@ impl MappedLife {
     fn put(&mut self, open: &Open, at: usize, pages: usize) {
         self.most[at] |= leading(pages);
         let stored = put(&open.store, at, pages, 0).unwrap().pages;
-        assert_eq!(stored, pages, "not stored");
+        assert_eq!(stored, pages, "a page was not stored");
     }
 
     /// Kills the owner within puts and a flush.
     fn kill(&mut self, open: Open) -> Open {
-        *self.process.left.lock() = Some(self.dice.below(12));
+        *self.process.left.lock() = Some(self.rng.below(12));
         for _ in 0..3 {
-            let at = self.dice.below(SEQUENCES as u64) as usize;
-            let pages = 1 + self.dice.below(keys_of(at).0.pages as u64) as usize;
+            let at = self.rng.below(SEQUENCES as u64) as usize;
+            let pages = 1 + self.rng.below(keys_of(at).0.pages as u64) as usize;
             self.most[at] |= leading(pages);
             let _ = put(&open.store, at, pages, 0);
         }
         if open.store.flush().is_ok() {
-            self.least = present(&open.store);
+            self.least = present_pages(&open.store);
         }
         drop(open);
         self.process = Process::default();
@@ -240,15 +244,16 @@ impl MappedLife {
     }
 
     fn mark_durable(&mut self, open: &Open) {
-        self.least = present(&open.store);
+        self.least = present_pages(&open.store);
         self.most.clone_from(&self.least);
     }
 
     fn drop_kinds(&mut self, kinds: std::ops::Range<usize>) {
-        let sequences = kinds.start * NAMES as usize..kinds.end * NAMES as usize;
+        let sequences =
+            kinds.start * SEQUENCES_PER_KIND as usize..kinds.end * SEQUENCES_PER_KIND as usize;
         self.least[sequences.clone()].fill(0);
         self.most[sequences].fill(0);
     }
 }
 
-const _: () = assert!(CAPACITY_MIB * MIB > 16 << 20, "more than all sequences take");
+const _: () = assert!(CAPACITY_MIB * MIB > 16 << 20, "the capacity must exceed all sequences");

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Breaks the store on purpose and tells which breakages the crash explorer sees.
+"""Breaks the store on purpose and prints which breakages the crash explorer detects.
 
-Each mutation replaces one piece of text in a temporary copy of the workspace, builds the explorer
-there and runs it. A piece that is not found exactly once is an error: the code has changed, and the
-mutation has to be written anew.
+Each mutation replaces one text in a temporary copy of the workspace, then builds and runs the
+explorer in that copy. A text that is not found exactly once is an error: the code has changed, and
+the mutation must be rewritten.
 
     python3 crates/store/tests/explorer/mutations.py --states 30000
     python3 crates/store/tests/explorer/mutations.py --only "journal not synced" --keep
@@ -63,7 +63,7 @@ MUTATIONS = [
         "        sync_data()\n",
     ),
     Mutation(
-        "records written that came after the data was taken",
+        "records written that were added after the data sync began",
         f"{INDEX}/log.rs",
         "        sync_data()?;\n        self.pending.lock().allow_write_through(last);\n",
         "        sync_data()?;\n"
@@ -71,7 +71,7 @@ MUTATIONS = [
         "        self.pending.lock().allow_write_through(last);\n",
     ),
     Mutation(
-        "a checkpoint ended without the data of what it shows",
+        "a checkpoint ended before the data that it names is synced",
         f"{INDEX}/checkpoint.rs",
         "        self.commit(end.last, sync_data)?;\n",
         "        let _ = sync_data;\n        self.commit(end.last, &|| Ok(()))?;\n",
@@ -145,7 +145,7 @@ MUTATIONS = [
         "        round()?;\n",
     ),
     Mutation(
-        "a dropped scope forgotten in memory only",
+        "a dropped scope removed from memory only",
         f"{CORE}/scopes.rs",
         "            self.drop_durably(&mut registry, &slots)?;\n",
         "",
@@ -192,7 +192,7 @@ MUTATIONS = [
         "            Abandoned::ByDeath => self.free(&mut state, &extents),\n",
     ),
     Mutation(
-        "the index believed as read after an unclean end",
+        "the index used as read after an unclean end",
         "crates/store/src/conversion.rs",
         "                clean,\n",
         "                clean: clean || !clean,\n",
@@ -226,7 +226,7 @@ MUTATIONS = [
 
 
 def copy_workspace(to: pathlib.Path) -> None:
-    """Copies what git tracks, as it is in the working tree, and what it does not ignore."""
+    """Copies the files of the working tree that git tracks or does not ignore."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,
@@ -266,7 +266,7 @@ def cargo(copy: pathlib.Path, environment: dict[str, str], *words: str) -> tuple
 
 
 def run(copy: pathlib.Path, mutation: Mutation | None, states: int, start: int) -> str:
-    """What the explorer says of one mutation; of none: of the code as it is."""
+    """Returns whether the explorer detects a mutation; without one it runs the unchanged code."""
     environment = dict(os.environ)
     environment["CARGO_TARGET_DIR"] = str(copy / "target")
     environment["RUSTFLAGS"] = environment.get("RUSTFLAGS", "") + " --allow warnings"
@@ -278,32 +278,32 @@ def run(copy: pathlib.Path, mutation: Mutation | None, states: int, start: int) 
     if path and mutation:
         path.write_text(before.replace(mutation.old, mutation.new))
     try:
-        status, said = cargo(copy, environment, "--no-run")
+        status, output = cargo(copy, environment, "--no-run")
         if status != 0:
-            sys.exit(f"{mutation.name if mutation else 'unchanged'}: does not compile\n{said}")
-        status, said = cargo(copy, environment, "no_moment", "--", "--nocapture")
+            sys.exit(f"{mutation.name if mutation else 'unchanged'}: does not compile\n{output}")
+        status, output = cargo(copy, environment, "no_moment", "--", "--nocapture")
     finally:
         if path:
             path.write_text(before)
     if status == 0:
         return "no"
-    ended = re.search(r"life (\d+) ended badly at (.*)", said)
+    ended = re.search(r"history (\d+) failed at (.*)", output)
     if ended is None:
-        sys.exit(f"{mutation.name if mutation else 'unchanged'}: failed in another way\n{said}")
-    return f"yes: life {ended[1]}, {ended[2].removesuffix(': to see it again, run')}"
+        sys.exit(f"{mutation.name if mutation else 'unchanged'}: failed differently\n{output}")
+    return f"yes: history {ended[1]}, {ended[2].removesuffix(': to repeat it, run')}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--states", type=int, default=30_000, help="crash states a mutation")
-    parser.add_argument("--from", type=int, default=0, dest="start", help="the first life's seed")
+    parser.add_argument("--states", type=int, default=30_000, help="crash states per mutation")
+    parser.add_argument("--from", type=int, default=0, dest="start", help="the first seed")
     parser.add_argument("--only", action="append", help="a mutation by its name; may be repeated")
-    parser.add_argument("--check", action="store_true", help="only see that every text is found")
+    parser.add_argument("--check", action="store_true", help="only check that the texts are found")
     parser.add_argument("--keep", action="store_true", help="keep the copy")
     given = parser.parse_args()
     unknown = set(given.only or []) - {mutation.name for mutation in MUTATIONS}
     if unknown:
-        sys.exit(f"no such mutation: {', '.join(sorted(unknown))}")
+        sys.exit(f"unknown mutation: {', '.join(sorted(unknown))}")
     mutations = [m for m in MUTATIONS if not given.only or m.name in given.only]
     check(mutations)
     if given.check:
@@ -315,10 +315,10 @@ def main() -> None:
         unchanged = run(copy, None, given.states, given.start)
         if unchanged != "no":
             sys.exit(f"the explorer fails without a mutation: {unchanged}")
-        print("| broken on purpose | seen |\n|---|---|", flush=True)
+        print("| broken on purpose | detected |\n|---|---|", flush=True)
         for mutation in mutations:
-            answer = run(copy, mutation, given.states, given.start)
-            print(f"| {mutation.name} | {answer} |", flush=True)
+            detected = run(copy, mutation, given.states, given.start)
+            print(f"| {mutation.name} | {detected} |", flush=True)
     finally:
         if given.keep:
             print(f"the copy is {copy}", file=sys.stderr)

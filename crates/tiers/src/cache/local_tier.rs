@@ -5,7 +5,7 @@ use super::rate::RateLimiter;
 use ritornello_format::residency::Tier;
 use ritornello_format::{Error, Result};
 use ritornello_node::{Node, Options};
-use ritornello_store::eviction::Policy;
+use ritornello_store::eviction::PolicyKind;
 use ritornello_store::{POLICY_FILE, Store, control_group};
 use std::fs;
 use std::path::PathBuf;
@@ -52,7 +52,7 @@ pub(super) fn open(
         let wanted = (capacity / MIN_SEGMENTS).max(ritornello_store::SEGMENT_BYTES_MIN);
         (1 << wanted.ilog2()).min(ritornello_store::SEGMENT_BYTES)
     });
-    let eviction = if oldest_first { Policy::Lru } else { Policy::default() };
+    let eviction = if oldest_first { PolicyKind::Lru } else { PolicyKind::default() };
     ritornello_node::open(&Options { capacity, segment_bytes, eviction, ..Options::new(dir) })
 }
 

@@ -8,7 +8,7 @@ use crate::bench::index::load::Load;
 use crate::exit::Failure;
 use ritornello_format::{UNIT, units_of};
 use ritornello_sim::{ReplayCounts, Sizes, Trace, TracePart, replay};
-use ritornello_store::eviction::Policy;
+use ritornello_store::eviction::PolicyKind;
 use std::collections::BTreeMap;
 
 /// Bytes that a file takes besides its blocks: an inode on ext4.
@@ -63,7 +63,7 @@ pub fn measure(args: &AdaptiveArgs) -> Result<Vec<HitRate>, Failure> {
 fn store(trace: &Trace, pages: u64, page_bytes: u64, from: usize) -> Result<ReplayCounts, Failure> {
     let warm_up = from as f64 / trace.requests().max(1) as f64;
     let sizes = Sizes { capacity_blocks: pages.max(1), block_bytes: page_bytes, warm_up };
-    Ok(replay(trace, Policy::default().build().as_mut(), &sizes, &mut |_| ())?)
+    Ok(replay(trace, PolicyKind::default().build().as_mut(), &sizes, &mut |_| ())?)
 }
 
 /// Returns the hit rate of one file per page: a request uses its pages in order, and the least

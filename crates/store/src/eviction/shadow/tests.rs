@@ -1,6 +1,6 @@
 //! A shadow that samples every page behaves like a store with its policy.
 
-use super::super::arc::Arc;
+use super::super::arc::AdaptiveReplacement;
 use super::super::density::Density;
 use super::super::lru::Lru;
 use super::super::s3fifo::S3Fifo;
@@ -21,11 +21,11 @@ struct Store {
     keys: Vec<u64>,
 }
 
-/// Keys of all runs, and the pages pinned by the present put.
-struct Held<'a>(&'a [u64], &'a [Used]);
+/// Keys of all runs, and the pages that the current put protects.
+struct ProtectedByPut<'a>(&'a [u64], &'a [Used]);
 
-impl Holdings for Held<'_> {
-    fn is_pinned(&self, run: RunId) -> bool {
+impl EvictionContext for ProtectedByPut<'_> {
+    fn is_protected(&self, run: RunId) -> bool {
         self.1.iter().any(|used| used.run == run)
     }
     fn page_key(&self, run: RunId, _: u32) -> u64 {
@@ -35,12 +35,13 @@ impl Holdings for Held<'_> {
 
 impl Store {
     fn new(policy: Box<dyn EvictionPolicy>, page_units: u32) -> Self {
-        // The chunk is no longer than a page.
+        // A chunk is not longer than a page.
         Self { tree: Tree::new(policy, 1), page_units, runs: HashMap::new(), keys: Vec::new() }
     }
 
-    /// Reads the present pages of a sequence and puts the rest. Returns the number present.
-    fn ask(&mut self, sequence: &[u64]) -> usize {
+    /// Reads the leading stored pages of a sequence and puts the missing pages. Returns the number
+    /// of stored pages.
+    fn request(&mut self, sequence: &[u64]) -> usize {
         let there = sequence.iter().map_while(|key| self.runs.get(key));
         let path: Vec<Used> = there.map(|run| Used { run: RunId(*run), pages: 1 }).collect();
         let missing = &sequence[path.len()..];
@@ -48,8 +49,8 @@ impl Store {
         let mut free = FITS - self.runs.len();
         for _ in missing {
             if free == 0 {
-                let held = Held(&self.keys, &path);
-                let victims = self.tree.victims(u64::from(self.page_units), &held);
+                let context = ProtectedByPut(&self.keys, &path);
+                let victims = self.tree.victims(u64::from(self.page_units), &context);
                 assert_eq!(victims.len(), 1);
                 self.runs.remove(&self.keys[victims[0].run.0 as usize]);
                 self.tree.remove(victims[0].run);
@@ -70,7 +71,7 @@ impl Store {
     }
 }
 
-/// Growing conversations, some requested more often, between new ones.
+/// Growing conversations, of which some are requested more often, between new conversations.
 fn sequences() -> Vec<Vec<u64>> {
     let mut state = 7u64;
     let mut below = |bound: u64| {
@@ -79,20 +80,20 @@ fn sequences() -> Vec<Vec<u64>> {
         (state >> 33) % bound
     };
     let fill = (0..20).map(|which| (which, FITS as u64 / 20));
-    let mut asked: Vec<(u64, u64)> = fill.collect();
+    let mut requested: Vec<(u64, u64)> = fill.collect();
     for _ in 0..4000 {
         let spread = 1 + below(120);
-        asked.push((below(spread), 1 + below(30)));
+        requested.push((below(spread), 1 + below(30)));
     }
     let sequence = |(which, pages)| (0..pages).map(|page| ((which + 1) << 32) | page).collect();
-    asked.into_iter().map(sequence).collect()
+    requested.into_iter().map(sequence).collect()
 }
 
 #[test]
 fn full_shadow_behaves_like_the_store() {
     let orders: [fn() -> Box<dyn EvictionPolicy>; 5] = [
         || Box::new(Lru::new()),
-        || Box::new(Arc::new()),
+        || Box::new(AdaptiveReplacement::new()),
         || Box::new(TwoQ::new()),
         || Box::new(S3Fifo::new()),
         || Box::new(Density::new()),
@@ -102,8 +103,8 @@ fn full_shadow_behaves_like_the_store() {
         shadow.set_capacity(FITS as u64);
         let mut hits = 0;
         for (at, sequence) in sequences().iter().enumerate() {
-            let there = store.ask(sequence);
-            // Reported as by the core: first the pages read, then those put.
+            let there = store.request(sequence);
+            // The core reports the pages read first, then the pages put.
             let (read, put) = sequence.split_at(there);
             let mut had = shadow.demand(None, true, read, 1.0);
             if !put.is_empty() {

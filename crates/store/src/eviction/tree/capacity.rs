@@ -2,12 +2,12 @@
 
 /// The contents of a full store: the recent maximum.
 ///
-/// Whenever an eviction is requested the store is full, except for space evicted for a put and not
-/// filled yet. That gap must not count: policies would underestimate the store by the length of a
-/// request.
+/// Whenever an eviction is requested, the store is full, except for space that was evicted for a
+/// put and is not filled yet. That gap must not count: policies would underestimate the store by
+/// the length of a request.
 #[derive(Debug, Default)]
 pub(super) struct CapacityEstimate {
-    /// The maximum of this period, and of the previous one.
+    /// Maximum of the current and of the previous period.
     peak: [Peak; 2],
     /// Observations in this period.
     observations: u32,
@@ -20,7 +20,8 @@ struct Peak {
     pieces: usize,
 }
 
-/// Observations per period. A store that was made smaller is noticed after at most two periods.
+/// Observations per period. The estimate follows a store that was made smaller after at most two
+/// periods.
 const PERIOD: u32 = 4096;
 /// Units (8 MiB) per remembered key, if there are few pieces.
 const UNITS_PER_KEY: u64 = 2048;
@@ -58,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn estimate_ignores_gaps_and_notices_shrinking() {
+    fn estimate_ignores_gaps_and_follows_shrinking() {
         let mut capacity = CapacityEstimate::default();
         capacity.observe(100, 10, 3);
         capacity.observe(70, 7, 2);

@@ -1,7 +1,7 @@
 //! Splitting and merging of pieces.
 
 use super::super::lru::Lru;
-use super::super::{Holdings, Victim};
+use super::super::{EvictionContext, Victim};
 use super::*;
 use std::cell::Cell;
 
@@ -59,22 +59,22 @@ fn late_parent_precedes_its_child() {
     tree.admit(&resident(3, Some((RunId(1), 1))));
     tree.remove(RunId(3));
     tree.admit(&resident(1, None));
-    let nobody: &dyn Holdings = &(|_: RunId| false);
+    let unprotected: &dyn EvictionContext = &(|_: RunId| false);
     let names = |victim: &Victim| (victim.run.0, victim.keep_pages);
-    assert_eq!(tree.victims(4, nobody).iter().map(names).collect::<Vec<_>>(), [(2, 1)]);
+    assert_eq!(tree.victims(4, unprotected).iter().map(names).collect::<Vec<_>>(), [(2, 1)]);
     assert_eq!(
-        tree.victims(12, nobody).iter().map(names).collect::<Vec<_>>(),
+        tree.victims(12, unprotected).iter().map(names).collect::<Vec<_>>(),
         [(2, 0), (1, 1), (1, 0)]
     );
     assert!(tree.orphans.is_empty());
 }
 
-/// Pins the runs before a number, and counts the queries.
-struct PinnedBefore(Cell<u64>, Cell<u64>);
+/// Protects the runs before a number, and counts the queries.
+struct ProtectedBefore(Cell<u64>, Cell<u64>);
 
-impl Holdings for PinnedBefore {
-    fn is_pinned(&self, run: RunId) -> bool {
-        self.1.update(|asked| asked + 1);
+impl EvictionContext for ProtectedBefore {
+    fn is_protected(&self, run: RunId) -> bool {
+        self.1.update(|queries| queries + 1);
         run.0 < self.0.get()
     }
     fn page_key(&self, run: RunId, _: u32) -> u64 {
@@ -83,34 +83,34 @@ impl Holdings for PinnedBefore {
 }
 
 #[test]
-fn pinned_pieces_are_skipped_once() {
-    const PINNED: u64 = 10_000;
+fn protected_pieces_are_skipped_once() {
+    const PROTECTED: u64 = 10_000;
     let mut tree = Tree::new(Box::new(Lru::new()), 1);
-    for run in 0..PINNED + 20 {
+    for run in 0..PROTECTED + 20 {
         let run = RunId(run);
         let resident =
             Resident { run, key: run.0, parent: None, pages: 1, page_units: 4, header_units: 0 };
         tree.admit(&resident);
     }
-    let holdings = PinnedBefore(Cell::new(PINNED), Cell::new(0));
-    let mut next = |holdings: &PinnedBefore| {
-        holdings.1.set(0);
-        let victims = tree.victims(4, holdings);
-        (victims.first().map(|victim| victim.run.0), holdings.1.get())
+    let context = ProtectedBefore(Cell::new(PROTECTED), Cell::new(0));
+    let mut next = |context: &ProtectedBefore| {
+        context.1.set(0);
+        let victims = tree.victims(4, context);
+        (victims.first().map(|victim| victim.run.0), context.1.get())
     };
-    assert_eq!(next(&holdings).0, Some(PINNED), "all are passed");
-    for run in PINNED + 1..PINNED + 20 {
-        let (victim, asked) = next(&holdings);
+    assert_eq!(next(&context).0, Some(PROTECTED), "the victim follows all protected runs");
+    for run in PROTECTED + 1..PROTECTED + 20 {
+        let (victim, queries) = next(&context);
         assert_eq!(victim, Some(run));
-        assert!(asked < 200, "{asked} runs were asked about");
+        assert!(queries < 200, "{queries} queries");
     }
-    let (victim, asked) = next(&holdings);
-    assert_eq!(victim, None, "all the others are pinned");
-    assert!(asked < PINNED, "{asked} runs were asked about");
-    holdings.0.set(0);
-    let mut gone: Vec<u64> = std::iter::from_fn(|| next(&holdings).0).collect();
-    assert_eq!(gone.len() as u64, PINNED);
-    gone.sort_unstable();
-    gone.dedup();
-    assert_eq!(gone.len() as u64, PINNED, "each went once");
+    let (victim, queries) = next(&context);
+    assert_eq!(victim, None, "all remaining runs are protected");
+    assert!(queries < PROTECTED, "{queries} queries");
+    context.0.set(0);
+    let mut evicted: Vec<u64> = std::iter::from_fn(|| next(&context).0).collect();
+    assert_eq!(evicted.len() as u64, PROTECTED);
+    evicted.sort_unstable();
+    evicted.dedup();
+    assert_eq!(evicted.len() as u64, PROTECTED, "each run is evicted once");
 }

@@ -1,50 +1,56 @@
 //! Chooses victims: pieces without children, cut from their tails.
 
 use super::super::pieces::Piece;
-use super::super::{Holdings, Victim};
+use super::super::{EvictionContext, Victim};
 use super::Tree;
 
-/// Maximum pinned pieces that a call skips and lists again. Further ones are held back; as many of
-/// the held ones are re-examined by each call.
-const LOOKED_AT: usize = 64;
-/// Held pieces re-examined if nothing else is left.
-const LOOKED_AT_LAST: usize = 4096;
+/// Maximum protected pieces that a call skips and lists again; further pieces are queued. Each call
+/// re-examines at most the same number of queued pieces.
+const EXAMINED_MAX: usize = 64;
+/// Number of queued pieces re-examined if no other victim is left.
+const EXAMINED_LAST: usize = 4096;
 
 impl Tree {
-    pub(in super::super) fn victims(&mut self, units: u64, holdings: &dyn Holdings) -> Vec<Victim> {
+    pub(in super::super) fn victims(
+        &mut self,
+        units: u64,
+        context: &dyn EvictionContext,
+    ) -> Vec<Victim> {
         self.move_some();
         self.capacity.observe(self.units, self.pages, self.pieces.len());
         self.policy.set_capacity(self.capacity.units(), self.capacity.keys());
         let mut victims = Vec::new();
         let mut left = units;
-        self.list_freed(holdings, LOOKED_AT);
+        self.relist_unprotected(context, EXAMINED_MAX);
         let (mut passed, mut last) = (Vec::new(), false);
         while left > 0 {
-            let retiring = self.retiring.as_mut().and_then(|old| old.victim(&mut self.pieces));
-            let Some(slot) = retiring.or_else(|| self.policy.victim(&mut self.pieces)) else {
+            let previous =
+                self.previous_policy.as_mut().and_then(|old| old.victim(&mut self.pieces));
+            let Some(slot) = previous.or_else(|| self.policy.victim(&mut self.pieces)) else {
                 if last {
                     break;
                 }
                 last = true;
-                self.list_freed(holdings, LOOKED_AT_LAST);
+                self.relist_unprotected(context, EXAMINED_LAST);
                 continue;
             };
-            if holdings.is_pinned(self.pieces[slot].run) {
+            if context.is_protected(self.pieces[slot].run) {
                 self.unlink(slot);
-                if passed.len() < LOOKED_AT {
+                if passed.len() < EXAMINED_MAX {
                     passed.push(slot);
                 } else {
-                    self.pinned.push(&mut self.pieces, slot);
+                    self.protected.push(&mut self.pieces, slot);
                 }
             } else if self.pieces[slot].children > 0 {
                 self.unlink(slot);
             } else {
-                let victim = self.cut(slot, left, units, holdings);
+                let victim = self.cut(slot, left, units, context);
                 left = left.saturating_sub(victim.units);
                 victims.push(victim);
             }
         }
-        // These return to their positions. (A piece that lost a child meanwhile was skipped twice.)
+        // The skipped pieces return to their positions. (A piece that lost a child during this call
+        // was skipped twice.)
         for slot in passed.into_iter().rev() {
             self.unlink(slot);
             self.relist(slot);
@@ -52,35 +58,41 @@ impl Tree {
         victims
     }
 
-    /// Lists held pieces whose pins have ended, as the next victims.
-    fn list_freed(&mut self, holdings: &dyn Holdings, count: usize) {
-        let freed = self.pinned.freed(&mut self.pieces, holdings, count);
-        freed.into_iter().rev().for_each(|slot| self.relist(slot));
+    /// Lists queued pieces that are no longer protected, as the next victims.
+    fn relist_unprotected(&mut self, context: &dyn EvictionContext, count: usize) {
+        let unprotected = self.protected.unprotected(&mut self.pieces, context, count);
+        unprotected.into_iter().rev().for_each(|slot| self.relist(slot));
     }
 
-    /// Cuts a piece without children by about `units` units of the `asked`. A rest shorter than a
-    /// chunk, or than `asked`, is cut too: the next call would take it, and would leave a hole too
-    /// short for a run of that length.
-    fn cut(&mut self, slot: u32, units: u64, asked: u64, holdings: &dyn Holdings) -> Victim {
+    /// Cuts a piece without children by about `units` units of the `requested`. A remainder shorter
+    /// than a chunk, or than `requested`, is cut too: the next call would take the remainder, and
+    /// would leave a hole too short for a run of that length.
+    fn cut(
+        &mut self,
+        slot: u32,
+        units: u64,
+        requested: u64,
+        context: &dyn EvictionContext,
+    ) -> Victim {
         let Piece { run, start, pages, page_units, .. } = self.pieces[slot];
         let (page, chunk) = (u64::from(page_units), u64::from(self.chunk_units));
         let request = units.div_ceil(chunk).saturating_mul(chunk).div_ceil(page);
         let mut keep = u64::from(pages).saturating_sub(request);
-        if keep * page < chunk.max(asked) {
+        if keep * page < chunk.max(requested) {
             keep = 0;
         }
         // At most `pages`, so it fits.
         let keep = keep as u32;
-        let gone = pages - keep;
-        let ours = self.pieces[slot].turn() == self.turn;
-        let policy = match &mut self.retiring {
-            Some(retiring) if !ours => retiring,
+        let removed = pages - keep;
+        let ours = self.pieces[slot].policy_generation() == self.policy_generation;
+        let policy = match &mut self.previous_policy {
+            Some(previous) if !ours => previous,
             _ => &mut self.policy,
         };
-        let key = if policy.remembers() { holdings.page_key(run, start + keep) } else { 0 };
-        policy.evicted(&self.pieces, slot, key, u64::from(gone) * page);
-        self.pieces[slot].owed += gone;
-        let units = self.take_off(slot, gone);
+        let key = if policy.remembers() { context.page_key(run, start + keep) } else { 0 };
+        policy.evicted(&self.pieces, slot, key, u64::from(removed) * page);
+        self.pieces[slot].owed += removed;
+        let units = self.take_off(slot, removed);
         Victim { run, keep_pages: start + keep, units }
     }
 }

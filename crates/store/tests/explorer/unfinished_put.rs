@@ -1,4 +1,4 @@
-//! A put in steps, so that other acts can happen in between.
+//! A put in steps, so that other operations can happen between the steps.
 
 use crate::common::refs;
 use crate::kinds::keys_of;
@@ -10,7 +10,7 @@ use ritornello_volume::transfer::{Control, RunWrite};
 use std::sync::Arc;
 
 /// A reservation and its pages.
-pub struct Half {
+pub struct UnfinishedPut {
     catalog: Arc<dyn Catalog>,
     segments: Arc<Segments>,
     scope: ScopeRef,
@@ -18,15 +18,15 @@ pub struct Half {
     at: usize,
     count: usize,
     sums: Vec<Option<u64>>,
-    /// Its scope was dropped, so a commit stores nothing.
+    /// The scope was dropped, so a commit stores no pages.
     pub void: bool,
-    /// The epoch of the owner that reserved it.
+    /// The epoch of the owner that reserved the space.
     pub epoch: u32,
 }
 
-impl Half {
-    /// Reserves space for the missing ones of the first `count` pages of sequence `at`; `None` if
-    /// none is missing or there is no space.
+impl UnfinishedPut {
+    /// Reserves space for the missing pages among the first `count` pages of sequence `at`; `None`
+    /// if no page is missing or no space is free.
     pub fn reserve(
         catalog: Arc<dyn Catalog>,
         segments: Arc<Segments>,
@@ -39,8 +39,8 @@ impl Half {
         let reserved = catalog.reserve(scope, &keys, None, &ReserveRequest::default()).unwrap();
         let sums = vec![None; reserved.runs.len()];
         let (void, epoch) = (false, 0);
-        let half = Self { catalog, segments, scope, reserved, at, count, sums, void, epoch };
-        (!half.reserved.runs.is_empty()).then_some(half)
+        let unfinished = Self { catalog, segments, scope, reserved, at, count, sums, void, epoch };
+        (!unfinished.reserved.runs.is_empty()).then_some(unfinished)
     }
 
     /// Sequence and number of pages.
@@ -77,7 +77,7 @@ impl Half {
     /// Makes the written runs visible.
     ///
     /// # Errors
-    /// `Retry` if the owner that reserved the space is gone.
+    /// `Retry` if the owner that reserved the space has ended.
     pub fn commit(&self) -> Result<()> {
         self.catalog.commit(self.reserved.id, &self.sums).map(drop)
     }

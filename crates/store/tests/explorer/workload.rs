@@ -1,19 +1,19 @@
-//! Families of lives: which acts can happen besides those of every life.
+//! Groups of workloads: which operations can happen in addition to the operations of every history.
 
-use crate::dice::Dice;
+use crate::rng::Rng;
 
-/// The family that a seed selects.
+/// The group of workloads that a seed selects.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Family {
+pub struct Workload {
     /// The store's space and settings never change.
     pub plain: bool,
-    /// A long life with one owner: only then does the journal grow until a checkpoint is due.
+    /// A long history with one owner: only then does the journal grow until a checkpoint is due.
     pub steady: bool,
     /// The store is never full: flushed pages stay until they are deleted or dropped.
     pub never_full: bool,
-    /// Client processes beside the owner.
+    /// Number of client processes in addition to the owner.
     pub clients: usize,
-    /// The segments lie in two directories, one of which may be away.
+    /// The segments are in two directories, one of which may be absent.
     pub volumes: bool,
     /// Syncs may fail.
     pub faults: bool,
@@ -23,25 +23,25 @@ pub struct Family {
     pub converted: bool,
 }
 
-impl Family {
-    pub fn of(seed: u64, fate: &mut Dice) -> Self {
-        let plain = Self { plain: true, converted: fate.one_in(4), ..Self::default() };
+impl Workload {
+    pub fn of(seed: u64, extra_rng: &mut Rng) -> Self {
+        let plain = Self { plain: true, converted: extra_rng.one_in(4), ..Self::default() };
         match seed % 6 {
             0 | 2 => Self::default(),
             1 => Self { converted: false, steady: seed % 24 == 1, ..plain },
             3 => {
-                let (clients, never_full) = (1 + fate.below(2) as usize, fate.one_in(2));
-                Self { clients, never_full, faults: fate.one_in(4), ..plain }
+                let (clients, never_full) = (1 + extra_rng.below(2) as usize, extra_rng.one_in(2));
+                Self { clients, never_full, faults: extra_rng.one_in(4), ..plain }
             }
             4 => Self { never_full: true, faults: true, salted: true, ..plain },
             _ => {
-                let (faults, clients) = (fate.one_in(2), usize::from(fate.one_in(3)));
+                let (faults, clients) = (extra_rng.one_in(2), usize::from(extra_rng.one_in(3)));
                 Self { never_full: true, volumes: true, faults, clients, ..plain }
             }
         }
     }
 
-    /// Whether only the acts of every life happen.
+    /// Whether only the operations of every history happen.
     pub fn is_simple(&self) -> bool {
         self.clients == 0 && !self.volumes && !self.faults
     }

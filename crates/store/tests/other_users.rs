@@ -1,6 +1,6 @@
-//! Directories and segments of other users: nothing there is read or written, and they are
-//! reattached once they belong to this user again. Changing owners requires root; other users run
-//! the rest.
+//! Directories and segments of other users: their files are neither read nor written, and they are
+//! reattached once they belong to this user again. The tests that change a file's owner require
+//! root; without root they pass.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -57,14 +57,14 @@ fn segment_in(dir: &Path) -> PathBuf {
     names.find(|path| path.to_str().unwrap().contains("seg-")).unwrap()
 }
 
-fn refused(change: ritornello_format::Result<()>, told: &str) {
+fn refused(change: ritornello_format::Result<()>, expected: &str) {
     let error = change.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
-    assert!(error.to_string().contains(told), "{error}");
+    assert!(error.to_string().contains(expected), "{error}");
 }
 
 #[test]
-fn volume_of_another_user_is_away() {
+fn volume_of_another_user_is_absent() {
     if !is_root() {
         return;
     }
@@ -77,7 +77,11 @@ fn volume_of_another_user_is_away() {
     assert!((1..PAGES).contains(&found(&open)), "the other volume serves its pages");
     assert!(reasons(&open).contains("belongs to another user"), "{}", reasons(&open));
     assert_eq!(put(&open.store, &chained(65_536), &sequence(99, 4), None).pages, 4);
-    assert_eq!(fs::read_dir(&volume).unwrap().count(), before, "something was written there");
+    assert_eq!(
+        fs::read_dir(&volume).unwrap().count(),
+        before,
+        "a file was created in a foreign directory"
+    );
     give_to(&volume, 0);
     open.core.run_once();
     assert_eq!((found(&open), reasons(&open)), (PAGES, String::new()));
@@ -127,10 +131,10 @@ fn new_volume_of_another_user_is_refused() {
         fs::set_permissions(dir, Permissions::from_mode(rights)).unwrap();
         give_to(dir, OTHER_USER);
     }
-    for (dir, told) in [(&theirs, "another user"), (&group, "group/ritornello instead")] {
+    for (dir, expected) in [(&theirs, "another user"), (&group, "group/ritornello instead")] {
         let home = root.path().join("new");
         let new = Options { paths: vec![dir.clone()], ..options(&home, 8) };
-        refused(open_on(Arc::new(Host), &new).map(Open::close), told);
+        refused(open_on(Arc::new(Host), &new).map(Open::close), expected);
         let _ = fs::remove_dir_all(&home);
     }
     let open = open_on(Arc::new(Host), &with_paths(root.path())).unwrap();
@@ -140,7 +144,11 @@ fn new_volume_of_another_user_is_refused() {
     refused(add(&theirs), "another user");
     refused(add(&group), "group/ritornello instead");
     for dir in [&theirs, &group] {
-        assert_eq!(fs::read_dir(dir).unwrap().count(), 0, "something was written there");
+        assert_eq!(
+            fs::read_dir(dir).unwrap().count(),
+            0,
+            "a file was created in a foreign directory"
+        );
     }
     add(&group.join("ritornello")).unwrap();
     open.close();

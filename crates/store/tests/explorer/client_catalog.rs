@@ -1,6 +1,6 @@
-//! A client's connection to the owner: ends with the client, and is renewed for each owner.
+//! A client's connection to the owner: it ends with the client, and is renewed for each owner.
 
-use crate::watch::Watched;
+use crate::recording_medium::RecordingMedium;
 use parking_lot::Mutex;
 use ritornello_format::{Error, ErrorKind, Result, Scope, ScopeSettings, ScopeSlot};
 use ritornello_store::{
@@ -10,23 +10,23 @@ use ritornello_store::{
 use std::time::Duration;
 
 /// The catalog of one client process.
-pub struct Link {
-    client: Watched,
+pub struct ClientCatalog {
+    client: RecordingMedium,
     owner: Mutex<LocalCatalog>,
 }
 
-impl Link {
-    pub fn new(client: Watched, owner: LocalCatalog) -> Self {
+impl ClientCatalog {
+    pub fn new(client: RecordingMedium, owner: LocalCatalog) -> Self {
         Self { client, owner: Mutex::new(owner) }
     }
 
-    /// Connects to another owner.
+    /// Connects to the next owner.
     pub fn connect(&self, owner: LocalCatalog) {
         *self.owner.lock() = owner;
     }
 
-    /// A dead client makes no calls.
-    fn ask(&self) -> Result<LocalCatalog> {
+    /// Returns the owner's catalog; `Closed` if the client was killed.
+    fn owner(&self) -> Result<LocalCatalog> {
         if self.client.is_dead() {
             return Err(Error::new(ErrorKind::Closed, "this client was killed"));
         }
@@ -34,42 +34,42 @@ impl Link {
     }
 }
 
-impl Catalog for Link {
+impl Catalog for ClientCatalog {
     fn resolve(&self, scope: &Scope, create: bool) -> Result<Option<ScopeRef>> {
-        self.ask()?.resolve(scope, create)
+        self.owner()?.resolve(scope, create)
     }
     fn configure(&self, scope: ScopeRef, settings: &ScopeSettings) -> Result<()> {
-        self.ask()?.configure(scope, settings)
+        self.owner()?.configure(scope, settings)
     }
     fn probe(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<usize> {
-        self.ask()?.probe(scope, keys)
+        self.owner()?.probe(scope, keys)
     }
     fn lease(&self, scopes: &[ScopeRef], keys: &[&[u8]], ttl: Duration) -> Result<Leased> {
-        self.ask()?.lease(scopes, keys, ttl)
+        self.owner()?.lease(scopes, keys, ttl)
     }
     fn release(&self, lease: LeaseNumber) -> Result<()> {
-        self.ask()?.release(lease)
+        self.owner()?.release(lease)
     }
     fn locate(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<Located> {
-        self.ask()?.locate(scope, keys)
+        self.owner()?.locate(scope, keys)
     }
     fn exists(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<Vec<bool>> {
-        self.ask()?.exists(scope, keys)
+        self.owner()?.exists(scope, keys)
     }
     fn reserve(
         &self,
         scope: ScopeRef,
         keys: &[&[u8]],
         parent: Option<&[u8]>,
-        wanted: &ReserveRequest,
+        request: &ReserveRequest,
     ) -> Result<Reserved> {
-        self.ask()?.reserve(scope, keys, parent, wanted)
+        self.owner()?.reserve(scope, keys, parent, request)
     }
     fn commit(&self, reservation: u64, written: &[Option<u64>]) -> Result<Committed> {
-        self.ask()?.commit(reservation, written)
+        self.owner()?.commit(reservation, written)
     }
     fn abort(&self, reservation: u64) -> Result<()> {
-        self.ask()?.abort(reservation)
+        self.owner()?.abort(reservation)
     }
     fn report_corruption(
         &self,
@@ -78,33 +78,33 @@ impl Catalog for Link {
         generation: u64,
         reason: &str,
     ) -> Result<()> {
-        self.ask()?.report_corruption(scope, key, generation, reason)
+        self.owner()?.report_corruption(scope, key, generation, reason)
     }
     fn touch(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<usize> {
-        self.ask()?.touch(scope, keys)
+        self.owner()?.touch(scope, keys)
     }
     fn delete(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<usize> {
-        self.ask()?.delete(scope, keys)
+        self.owner()?.delete(scope, keys)
     }
     fn drop_scope(&self, scope: ScopeRef) -> Result<()> {
-        self.ask()?.drop_scope(scope)
+        self.owner()?.drop_scope(scope)
     }
     fn scopes(&self, from: ScopeSlot) -> Result<Vec<ScopeListing>> {
-        self.ask()?.scopes(from)
+        self.owner()?.scopes(from)
     }
     fn keys(&self, scope: ScopeRef, after: u64, limit: u32) -> Result<KeyListing> {
-        self.ask()?.keys(scope, after, limit)
+        self.owner()?.keys(scope, after, limit)
     }
     fn change_capacity(&self, change: &CapacityChange) -> Result<()> {
-        self.ask()?.change_capacity(change)
+        self.owner()?.change_capacity(change)
     }
     fn clear(&self) -> Result<()> {
-        self.ask()?.clear()
+        self.owner()?.clear()
     }
     fn flush(&self) -> Result<()> {
-        self.ask()?.flush()
+        self.owner()?.flush()
     }
     fn stats(&self) -> Result<CatalogStats> {
-        self.ask()?.stats()
+        self.owner()?.stats()
     }
 }

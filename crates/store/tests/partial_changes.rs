@@ -13,16 +13,16 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The rename of MANIFEST may be on disk: pages of the forgotten volume, which has returned, must
-/// not be acknowledged.
+/// The rename of MANIFEST may be on disk: pages of the retired volume, which has returned, must not
+/// be acknowledged.
 #[test]
-fn failed_forget_of_a_volume_fails_flush() {
+fn failed_retirement_of_a_volume_fails_flush() {
     let disk = SimDisk::new(64 * MIB);
     fill(&disk);
     disk.unmount(Path::new("/b")).unwrap();
     let schedule = Schedule::new();
     let open = reopen(Arc::new(Faulty::new(Arc::new(disk.clone()), schedule.clone())));
-    // The second is that of MANIFEST, the first that of MANIFEST.copy.
+    // The first sync is for MANIFEST.copy, the second for MANIFEST.
     schedule.add(Rule::nth(2, Fault::Io).on(Op::SyncDir).at("/store"));
     let forgotten =
         open.core.change_capacity(&CapacityChange::ForgetPath("/b".to_owned()), Duration::ZERO);
@@ -48,7 +48,7 @@ fn failed_drop_of_a_scope_fails_puts() {
     assert_eq!(open.store.flush().unwrap_err().kind(), ErrorKind::Retry);
 }
 
-/// A change on a full disk leaves the store as it was.
+/// A change that fails on a full disk leaves the store unchanged.
 #[test]
 fn change_on_full_disk_loses_nothing() {
     for name in ["MANIFEST.copy.new", "/MANIFEST.new", "SCOPES.new"] {
@@ -105,7 +105,7 @@ fn unopenable_manifest_is_not_replaced_by_copy() {
 /// A process opens the store while another creates it: MANIFEST is absent at first, and its copy is
 /// outdated by the time it is read.
 #[test]
-fn manifest_created_meanwhile_is_read() {
+fn manifest_created_during_the_opening_is_read() {
     let disk = SimDisk::new(64 * MIB);
     fill(&disk);
     let (path, aside) = (Path::new("/store/MANIFEST"), Path::new("/store/MANIFEST.new"));

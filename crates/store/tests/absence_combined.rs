@@ -62,13 +62,13 @@ fn drained_volume_waits_for_its_absent_segment() {
             stats.paths,
             segments(&disk, "/b")
         );
-        let (now, gone) = (found(&open), evicted(&open));
+        let (now, evictions) = (found(&open), evicted(&open));
         open.close();
         let open = reopen(Arc::new(disk));
         let again = found(&open);
         assert!(
-            again as u64 + gone >= 60,
-            "{now}, and {again} after reopening, of 60 found, {gone} evicted: the rest is lost"
+            again as u64 + evictions >= 60,
+            "{now}, and {again} after reopening, of 60 found, {evictions} evicted: pages were lost"
         );
     }
 }
@@ -97,8 +97,8 @@ fn absent_segments_count_for_the_budget() {
     assert!(files as u64 <= max, "{files} segment files, the budget has {max}");
 }
 
-/// A segment that could not be opened, and whose file is gone for good, is given up: its pages can
-/// be put again, and the store does not stay degraded.
+/// A segment that could not be opened, and whose file was removed, is given up: its pages can be
+/// put again, and the store does not stay degraded.
 #[test]
 fn absent_segment_without_file_is_given_up() {
     let disk = SimDisk::new(64 * MIB);
@@ -138,7 +138,7 @@ fn absent_segment_of_unmounted_volume_is_kept() {
     assert_eq!(found(&open), PAGES);
 }
 
-/// A live client's reservation lies in a segment that the next owner temporarily cannot open.
+/// A live client's reservation is in a segment that the next owner temporarily cannot open.
 #[test]
 fn live_clients_absent_space_stays_withheld() {
     let disk = SimDisk::new(64 * MIB);
@@ -148,8 +148,8 @@ fn live_clients_absent_space_stays_withheld() {
     let client = open.core.catalog_for(ClientId(1), NAME);
     let scope = client.resolve(&chained(65_536), true).unwrap().unwrap();
     let keys = sequence(77, 4);
-    let wanted = ReserveRequest { timeout: Duration::from_secs(1), ..ReserveRequest::default() };
-    let reserved = client.reserve(scope, &refs(&keys), None, &wanted).unwrap();
+    let request = ReserveRequest { timeout: Duration::from_secs(1), ..ReserveRequest::default() };
+    let reserved = client.reserve(scope, &refs(&keys), None, &request).unwrap();
     let theirs: Vec<Extent> =
         reserved.runs.iter().flat_map(|run| run.place.extents.clone()).collect();
     std::mem::forget(open);
@@ -165,7 +165,7 @@ fn live_clients_absent_space_stays_withheld() {
     let scope = catalog.resolve(&chained(65_536), true).unwrap().unwrap();
     for name in 0..20 {
         let keys = sequence(name, 4);
-        let ours = catalog.reserve(scope, &refs(&keys), None, &wanted).unwrap();
+        let ours = catalog.reserve(scope, &refs(&keys), None, &request).unwrap();
         for extent in ours.runs.iter().flat_map(|run| &run.place.extents) {
             let overlaps = |other: &&Extent| {
                 other.segment == extent.segment
@@ -198,13 +198,13 @@ fn space_deleted_while_returning_waits_for_durability() {
     let store = Arc::clone(&open.store);
     let scope = chained(65_536);
     // Sequences on the absent volume.
-    let away: Vec<u64> = (0..SEQUENCES)
+    let absent: Vec<u64> = (0..SEQUENCES)
         .filter(|name| store.probe(&scope, &refs(&sequence(*name, 8))).unwrap() == 0)
         .collect();
-    assert!(!away.is_empty());
+    assert!(!absent.is_empty());
     // Something to sync, so that the index has a record to write and the round a segment.
     put(&store, &scope, &sequence(900, 1), None);
-    let (names, deleting) = (away.clone(), Arc::clone(&store));
+    let (names, deleting) = (absent.clone(), Arc::clone(&store));
     let delete = move || {
         for name in names {
             deleting.delete(&chained(65_536), &refs(&sequence(name, 8))).unwrap();
@@ -221,13 +221,13 @@ fn space_deleted_while_returning_waits_for_durability() {
     }
     std::mem::forget(open);
     let mut broken = 0;
-    // The process is killed: the disk keeps what it wrote, and loses what it had only in memory.
+    // The process is killed: its writes stay on the disk, and its memory is lost.
     let open = reopen(Arc::new(disk));
-    for name in &away {
+    for name in &absent {
         let keys = sequence(*name, 8);
         let promised = open.store.probe(&scope, &refs(&keys)).unwrap();
-        let came = get(&open.store, &scope, &keys).pages;
-        broken += promised.saturating_sub(came);
+        let returned = get(&open.store, &scope, &keys).pages;
+        broken += promised.saturating_sub(returned);
     }
     assert_eq!(broken, 0, "pages were promised that cannot be delivered");
 }
@@ -243,7 +243,7 @@ fn volume_lost_during_opening_keeps_its_pages() {
     schedule.before(Op::List, "/b", move || unmounting.unmount(Path::new("/b")).unwrap());
     let open = reopen(Arc::new(Faulty::new(Arc::new(disk.clone()), schedule.clone())));
     assert_eq!(schedule.hooks(), 0, "the volume was not listed");
-    assert!((1..PAGES).contains(&found(&open)), "the volume is away");
+    assert!((1..PAGES).contains(&found(&open)), "the volume must be absent");
     open.store.flush().unwrap();
     open.close();
     disk.mount(Path::new("/b")).unwrap();
@@ -314,7 +314,7 @@ fn volume_returning_after_listing_is_kept() {
     assert_eq!(found(&reopen(Arc::new(disk))), PAGES);
 }
 
-/// A store of an earlier build is first opened by this one while a volume is not mounted.
+/// This build opens a store of an earlier build for the first time while a volume is not mounted.
 #[test]
 fn upgrade_with_unmounted_volume_keeps_its_pages() {
     let disk = SimDisk::new(64 * MIB);
@@ -358,7 +358,7 @@ fn unmarked_volume_of_another_store_is_rejected() {
     manifest.volumes[0].marked = false;
     directory.write_manifest(&manifest).unwrap();
     disk.remove(Path::new("/b/VOLUME")).unwrap();
-    // This store opens with the other one's volume in place of its own.
+    // This store opens with the other store's volume in place of its volume.
     let open = reopen(Arc::new(disk.clone()));
     for name in 300..330 {
         let _ = try_put(&open.store, &chained(65_536), &sequence(name, 8), None);

@@ -1,8 +1,8 @@
-//! The available eviction policies.
+//! The kinds of eviction policies.
 
 use super::Eviction;
 use super::adaptive::Adaptive;
-use super::arc::Arc;
+use super::arc::AdaptiveReplacement;
 use super::density::Density;
 use super::eviction_policy::EvictionPolicy;
 use super::fixed::FixedPolicy;
@@ -13,7 +13,7 @@ use ritornello_format::{Error, Result};
 
 /// How victims are chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub enum Policy {
+pub enum PolicyKind {
     /// Least recently used first.
     Lru,
     /// Adaptive replacement: Megiddo and Modha, FAST '03.
@@ -29,7 +29,7 @@ pub enum Policy {
     Adaptive,
 }
 
-impl Policy {
+impl PolicyKind {
     /// All policies.
     pub const ALL: [Self; 6] =
         [Self::Lru, Self::Arc, Self::TwoQ, Self::S3Fifo, Self::Density, Self::Adaptive];
@@ -50,7 +50,7 @@ impl Policy {
     /// Reads the name users type.
     ///
     /// # Errors
-    /// `Invalid`, listing the names.
+    /// `Invalid` with the list of names if `word` is not a policy's name.
     pub fn parse(word: &str) -> Result<Self> {
         Self::ALL.into_iter().find(|policy| policy.word() == word).ok_or_else(|| {
             let words = Self::ALL.map(|policy| format!("{:?}", policy.word())).join(", ");
@@ -63,7 +63,7 @@ impl Policy {
     pub fn build(self) -> Box<dyn Eviction> {
         let policy: Box<dyn EvictionPolicy> = match self {
             Self::Lru => Box::new(Lru::new()),
-            Self::Arc => Box::new(Arc::new()),
+            Self::Arc => Box::new(AdaptiveReplacement::new()),
             Self::TwoQ => Box::new(TwoQ::new()),
             Self::S3Fifo => Box::new(S3Fifo::new()),
             Self::Density => Box::new(Density::new()),
@@ -79,11 +79,11 @@ mod tests {
 
     #[test]
     fn policy_names_parse_back() {
-        for policy in Policy::ALL {
-            assert_eq!(Policy::parse(policy.word()).unwrap(), policy);
+        for policy in PolicyKind::ALL {
+            assert_eq!(PolicyKind::parse(policy.word()).unwrap(), policy);
             assert_eq!(policy.build().name(), policy.word());
         }
-        let error = Policy::parse("mru").unwrap_err().to_string();
+        let error = PolicyKind::parse("mru").unwrap_err().to_string();
         assert!(error.contains("\"2q\"") && error.contains("mru"));
     }
 }

@@ -1,26 +1,28 @@
-//! Scopes that requests create, as salts do: they hold no pages, and fill the registry.
+//! Scopes without pages, as requests with new salts create: they fill the registry.
 
-use super::Life;
+use super::History;
 use crate::common::Open;
 use ritornello_format::{Scope, ScopeSlot};
 use ritornello_store::{Catalog, ClientId};
 
-impl Life {
+impl History {
     /// Creates a few scopes, and drops one. Their descriptions are long, so that the registry is
     /// soon full, and its file is replaced from time to time.
     pub(super) fn make_scopes(&mut self, open: &Open) {
-        if !self.fate.one_in(3) {
+        if !self.extra_rng.one_in(3) {
             return;
         }
         let catalog = open.core.catalog_for(ClientId::LOCAL, "");
         let mut slots: Vec<ScopeSlot> = Vec::new();
-        for _ in 0..=self.fate.below(3) {
+        for _ in 0..=self.extra_rng.below(3) {
             self.salts += 1;
             slots.push(catalog.resolve(&salted(self.salts), true).unwrap().unwrap().slot);
         }
-        assert!(slots.is_sorted(), "{slots:?} given in this order");
-        if self.fate.one_in(2) {
-            open.store.drop_scope(&salted(self.salts.saturating_sub(self.fate.below(4)))).unwrap();
+        assert!(slots.is_sorted(), "slots must ascend: {slots:?}");
+        if self.extra_rng.one_in(2) {
+            open.store
+                .drop_scope(&salted(self.salts.saturating_sub(self.extra_rng.below(4))))
+                .unwrap();
         }
     }
 }

@@ -1,8 +1,8 @@
 //! Random numbers that follow from a seed (SplitMix64).
 
-pub struct Dice(u64);
+pub struct Rng(u64);
 
-impl Dice {
+impl Rng {
     pub fn new(seed: u64) -> Self {
         Self(seed.wrapping_mul(0x2545_f491_4f6c_dd1d) ^ 0x6a09_e667_f3bc_c909)
     }
@@ -20,7 +20,7 @@ impl Dice {
         self.next() % bound
     }
 
-    pub fn one_in(&mut self, sides: u64) -> bool {
-        self.below(sides) == 0
+    pub fn one_in(&mut self, number: u64) -> bool {
+        self.below(number) == 0
     }
 }

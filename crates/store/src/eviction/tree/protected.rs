@@ -1,0 +1,59 @@
+//! Victims that were protected.
+
+use super::super::EvictionContext;
+use super::super::pieces::Pieces;
+use ritornello_index::RunId;
+use std::collections::VecDeque;
+
+/// Pieces that are in no list because they were protected when they became victims, after many
+/// other protected pieces.
+///
+/// The end of a protection is not reported, so each eviction re-examines some of these pieces, the
+/// longest-waiting first. A piece protected for long is thus skipped once, not by every call.
+#[derive(Debug, Default)]
+pub(super) struct ProtectedPieces {
+    queue: VecDeque<(u32, RunId)>,
+}
+
+impl ProtectedPieces {
+    /// Adds a piece that was unlinked because it is protected.
+    pub(super) fn push(&mut self, pieces: &mut Pieces, slot: u32) {
+        let piece = &mut pieces[slot];
+        if !piece.is_protected() {
+            piece.set_protected(true);
+            self.queue.push_back((slot, piece.run));
+        }
+    }
+
+    /// Examines the next `count` pieces. Returns the unlisted pieces that are no longer protected,
+    /// in the order in which they were added.
+    pub(super) fn unprotected(
+        &mut self,
+        pieces: &mut Pieces,
+        context: &dyn EvictionContext,
+        count: usize,
+    ) -> Vec<u32> {
+        let mut unprotected = Vec::new();
+        for _ in 0..count.min(self.queue.len()) {
+            let Some((slot, run)) = self.queue.pop_front() else { break };
+            let piece = &mut pieces[slot];
+            if piece.run != run || !piece.is_protected() {
+                continue;
+            }
+            // A piece that was used or lost a child since it was added is listed already.
+            if !piece.is_listed() && context.is_protected(run) {
+                self.queue.push_back((slot, run));
+                continue;
+            }
+            piece.set_protected(false);
+            if !piece.is_listed() {
+                unprotected.push(slot);
+            }
+        }
+        unprotected
+    }
+
+    pub(super) fn memory_bytes(&self) -> usize {
+        self.queue.capacity() * size_of::<(u32, RunId)>()
+    }
+}

@@ -1,0 +1,155 @@
+//! Checks that a store holds the required and only permitted pages after a power loss.
+
+use crate::common::{MIB, Open, get, put, sequence};
+use crate::kinds::{
+    KINDS, Pages, SEQUENCES, SEQUENCES_PER_KIND, check_get, check_probe, keys_of, kinds,
+    present_pages,
+};
+use ritornello_store::CatalogStats;
+
+/// Lower and upper bounds of a store's pages after a crash.
+#[derive(Clone)]
+pub struct Bounds {
+    pub least: Vec<Pages>,
+    pub most: Vec<Pages>,
+    /// Pages reachable without the absent volume; all pages if no volume is absent.
+    pub visible: Vec<Pages>,
+    /// Pages deleted while a volume was absent, and not flushed since.
+    pub deleted: Vec<Pages>,
+    /// Scopes that may have a quota: opening evicts the excess, and the order of use is less exact
+    /// after opening.
+    pub limited: [bool; KINDS],
+    /// Flushed pages that must not be evicted: sequences and their retained pages.
+    pub retained: Vec<(usize, Pages)>,
+    /// Maximum allocated bytes.
+    pub ceiling: u64,
+    /// Whether the disk always has space for the store.
+    pub has_room: bool,
+}
+
+impl Bounds {
+    /// Records that exactly the pages `present` are durable, and possibly pages of an absent
+    /// volume.
+    pub fn mark_durable(&mut self, present: Vec<Pages>) {
+        if !self.has_absent_volume() {
+            self.least.clone_from(&present);
+            self.most = present;
+            return;
+        }
+        for (at, &present) in present.iter().enumerate() {
+            self.least[at] |= present;
+            self.most[at] = (self.most[at] & !self.deleted[at]) | present;
+            self.deleted[at] = 0;
+        }
+        self.visible = present;
+    }
+
+    /// Whether a volume is absent.
+    pub fn has_absent_volume(&self) -> bool {
+        self.visible.iter().any(|visible| *visible != Pages::MAX)
+    }
+
+    /// Returns the pages of sequence `at` that must be present; `absent`: a volume is absent.
+    pub fn must(&self, at: usize, absent: bool) -> Pages {
+        if absent { self.least[at] & self.visible[at] } else { self.least[at] }
+    }
+
+    /// Checks a store opened after a crash; `absent`: a volume is absent. `seed` selects the
+    /// sequences to read.
+    pub fn check_state(&self, open: &Open, seed: u64, absent: bool) {
+        let present = present_pages(&open.store);
+        let found = stats(open);
+        let evicted = found.counters["pages_evicted"] > 0;
+        for (at, &pages) in present.iter().enumerate() {
+            let (kind, _) = keys_of(at);
+            let (least, most) = (self.must(at, absent), self.most[at]);
+            if !(evicted && self.limited[at / SEQUENCES_PER_KIND as usize]) {
+                assert_eq!(
+                    least & !pages,
+                    0,
+                    "flushed pages of {at} were lost: {least:b}, {pages:b}"
+                );
+            }
+            assert_eq!(pages & !most, 0, "removed pages of {at} returned: {most:b}, {pages:b}");
+            if absent {
+                check_probe(&open.store, at, pages);
+            }
+            // The head of a tail may be on the absent volume.
+            if kind.scope.chained && !absent {
+                assert_eq!(pages & (pages + 1), 0, "{at} has a tail without its head: {pages:b}");
+            }
+        }
+        assert!(
+            found.allocated_bytes <= self.ceiling,
+            "{} of {}",
+            found.allocated_bytes,
+            self.ceiling
+        );
+        self.check_retained(open);
+        for turn in 0..4 {
+            let at = (seed.rotate_left(turn * 16) % SEQUENCES as u64) as usize;
+            check_get(&open.store, at, present[at]);
+        }
+        if seed.is_multiple_of(16) && !absent {
+            let found = open.core.verify(false, &mut |_, _| {}).unwrap();
+            assert!(found.findings.is_empty(), "damaged pages: {:?}", found.findings);
+        }
+        if seed.is_multiple_of(3) {
+            self.complete_change(open);
+        }
+        let scope = &kinds()[0].scope;
+        let fresh = sequence(1 << 40, 2);
+        let outcome = put(&open.store, scope, &fresh, None);
+        let stored = outcome.pages;
+        if stored < 2 {
+            // Sealed segments count until they are removed.
+            let now = stats(open);
+            // A page that an earlier check put may be on the absent volume.
+            let absent = absent && outcome.reason == "unavailable";
+            let refused = !self.has_room || !is_change_complete(&now) || absent;
+            assert!(refused, "put refused ({}): {now:?}", outcome.reason);
+        }
+        open.store.flush().unwrap();
+        assert_eq!(get(&open.store, scope, &fresh).pages, stored);
+        open.store.delete(scope, &[&fresh[0]]).unwrap();
+    }
+
+    /// Completes a change of capacity that the power loss interrupted.
+    fn complete_change(&self, open: &Open) {
+        open.core.run_once();
+        self.check_retained(open);
+        let found = stats(open);
+        if is_change_complete(&found) {
+            assert!(found.allocated_bytes <= found.capacity_bytes, "{found:?}");
+            assert!(found.segments <= found.segments_max, "{found:?}");
+        }
+        let present = present_pages(&open.store);
+        for (at, &pages) in present.iter().enumerate() {
+            assert_eq!(pages & !self.most[at], 0, "a move restored removed pages of {at}");
+            if found.counters["runs_moved"] > 0 {
+                check_get(&open.store, at, pages);
+            }
+        }
+    }
+
+    fn check_retained(&self, open: &Open) {
+        if stats(open).counters["retentions_displaced"] > 0 {
+            return;
+        }
+        let present = present_pages(&open.store);
+        for &(at, pages) in &self.retained {
+            assert_eq!(pages & !present[at], 0, "retained pages of {at} were lost");
+        }
+    }
+}
+
+pub fn stats(open: &Open) -> CatalogStats {
+    open.core.stats().unwrap()
+}
+
+/// Whether no change of capacity is pending.
+pub fn is_change_complete(found: &CatalogStats) -> bool {
+    found.health.closed_bytes == 0
+        && found.paths.iter().all(|path| !path.draining)
+        && found.index_disk_bytes <= (found.capacity_bytes / 32).max(MIB)
+}

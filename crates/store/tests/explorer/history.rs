@@ -1,0 +1,453 @@
+//! One random history of a store.
+
+mod check;
+mod clients;
+mod expect;
+mod owner_change;
+mod scopes;
+mod volumes;
+
+use crate::checker::{Bounds, is_change_complete, stats};
+use crate::client::{Client, Names};
+use crate::common::{MIB, Open, open_beside, options, refs};
+use crate::kinds::{
+    KINDS, Pages, SEQUENCES, check_get, keys_of, kinds, leading, left_by_delete, present_pages, put,
+};
+use crate::operation::Operation;
+use crate::recording_medium::RecordingMedium;
+use crate::rng::Rng;
+use crate::unfinished_put::UnfinishedPut;
+use crate::workload::Workload;
+use ritornello_format::Result;
+use ritornello_medium::SimDisk;
+use ritornello_store::{CapacityChange, ClientId, Durability, IndexKind, LeaseNumber, Options};
+use std::cell::Cell;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+const HOUR: u64 = 3600;
+/// Maximum leases at a time.
+const LEASES: usize = 2;
+
+thread_local! {
+    /// The history's clock, in seconds since 1970; a history runs in one thread.
+    static NOW: Cell<u64> = const { Cell::new(0) };
+}
+
+pub struct History {
+    rng: Rng,
+    /// Chooses among operations that were added later, so that the seeds of older histories keep
+    /// their meaning.
+    extra_rng: Rng,
+    workload: Workload,
+    operations: u64,
+    options: Options,
+    recording: RecordingMedium,
+    bounds: Bounds,
+    /// Retained pages, flushed or not: sequence, pages, end.
+    retained: Vec<(usize, Pages, u64)>,
+    leased: Vec<(LeaseNumber, usize, Pages)>,
+    /// Number of retentions that the current owner released early, at the last check.
+    displaced: u64,
+    clients: Vec<Client>,
+    names: Names,
+    /// Number of clients started so far.
+    clients_started: u64,
+    /// Dead clients whose locks the kernel has not released yet.
+    locked_dead_clients: Vec<String>,
+    /// The owner's process, if it was a client before.
+    promoted_client: Option<Client>,
+    /// Number of scopes that requests created so far.
+    salts: u64,
+    /// The absent volume.
+    absent: Option<&'static str>,
+    verbose: bool,
+    /// The current operation, for messages.
+    pub current: String,
+    /// Number of crash states checked.
+    pub states: u64,
+}
+
+impl History {
+    pub fn new(seed: u64, verbose: bool) -> Self {
+        NOW.set(1_000_000 * HOUR);
+        let (mut rng, mut extra_rng) = (Rng::new(seed), Rng::new(seed ^ 0xfa7e));
+        let workload = Workload::of(seed, &mut extra_rng);
+        // The disk usually has space for the whole store.
+        let mut mib = 4 + rng.below(4);
+        let mut has_room = !rng.one_in(8);
+        let mut disk_mib = if has_room { 32 } else { 4 };
+        if workload.never_full {
+            (mib, disk_mib, has_room) = (40, 128, true);
+        }
+        let durable = rng.one_in(8);
+        let durability = if durable { Durability::Durable } else { Durability::Cache };
+        let wall_clock = || NOW.get();
+        let base = options(Path::new("/store"), mib);
+        let mut options = Options { durability, upkeep: false, wall_clock, ..base };
+        let long = rng.one_in(12);
+        let operations = if long { 800 } else { 20 + rng.below(100) };
+        let operations = if workload.steady { 2000 } else { operations };
+        if workload.volumes || (!workload.plain && rng.one_in(2)) {
+            options.paths = vec!["/a".into(), "/b".into()];
+        }
+        let nothing = vec![0; SEQUENCES];
+        let bounds = Bounds {
+            least: nothing.clone(),
+            most: nothing.clone(),
+            visible: vec![Pages::MAX; SEQUENCES],
+            deleted: nothing,
+            limited: [false; KINDS],
+            retained: Vec::new(),
+            ceiling: mib * MIB,
+            has_room: workload.plain || has_room,
+        };
+        let recording = RecordingMedium::new(&SimDisk::new(disk_mib * MIB), seed, operations);
+        Self {
+            rng,
+            extra_rng,
+            workload,
+            operations,
+            options,
+            recording,
+            bounds,
+            retained: Vec::new(),
+            leased: Vec::new(),
+            displaced: 0,
+            clients: Vec::new(),
+            names: Names::default(),
+            clients_started: 0,
+            locked_dead_clients: Vec::new(),
+            promoted_client: None,
+            salts: 0,
+            absent: None,
+            verbose,
+            current: String::from("the creation"),
+            states: 0,
+        }
+    }
+
+    pub fn changes_digest(&self) -> u64 {
+        self.recording.changes_digest()
+    }
+
+    pub fn run(&mut self) {
+        if self.workload.converted {
+            self.convert();
+        }
+        let mut open = self.open();
+        self.check_recorded();
+        // After the creation, the manifest describes the store.
+        self.options.paths.clear();
+        self.options.index = None;
+        self.options.capacity = self.options.capacity.filter(|_| self.workload.plain);
+        for number in 0..self.operations {
+            let operation =
+                Operation::choose_for(&mut self.rng, &self.workload, self.absent.is_some());
+            self.current = format!("operation {number}, {operation:?}");
+            if self.verbose {
+                println!("{}", self.current);
+            }
+            open = self.apply(open, &operation);
+        }
+        open.close();
+    }
+
+    /// Opens the store in the owner's process, and connects the clients.
+    fn open(&mut self) -> Open {
+        let medium = Arc::new(self.recording.clone());
+        let open = open_beside(medium, &self.options, self.names.alive()).unwrap();
+        self.connect(&open);
+        open
+    }
+
+    /// Converts a store whose index persists nothing. Power may fail at any moment of the
+    /// conversion.
+    fn convert(&mut self) {
+        self.options.index = Some(IndexKind::Memory);
+        let open = self.open();
+        for at in [0, 11, 22] {
+            put(&open.store, at, 3, 0).unwrap();
+        }
+        open.store.flush().unwrap();
+        check_get(&open.store, 0, leading(3));
+        open.close();
+        // Recorded states are opened with their own index.
+        self.options.index = None;
+        self.check_recorded();
+        self.options.index = Some(IndexKind::Run);
+        let open = self.open();
+        assert_eq!(
+            present_pages(&open.store),
+            self.bounds.least,
+            "the converted store must hold no pages"
+        );
+        assert_eq!(stats(&open).index, "run");
+        open.close();
+        self.check_recorded();
+    }
+
+    fn apply(&mut self, open: Open, operation: &Operation) -> Open {
+        let before = self.bounds.clone();
+        self.recording.land_writes(3);
+        self.drop_locks();
+        if self.workload.salted {
+            self.make_scopes(&open);
+        }
+        match operation {
+            Operation::FailSync { part, at, pages, end } => {
+                return self.fail_sync(open, part, (*at, *pages), *end, &before);
+            }
+            Operation::LoseVolume { dir, end } => {
+                return self.lose_volume(open, dir, *end, &before);
+            }
+            Operation::FailOpen { nth, reopen } => {
+                return self.fail_open(open, *nth, *reopen, &before);
+            }
+            Operation::ReturnVolume { reopen } => {
+                return self.return_volume(open, *reopen, &before);
+            }
+            Operation::Takeover { client_number, at, pages, after } => {
+                let put = Operation::Put { at: *at, pages: *pages, hours: 0 };
+                return self.kill(open, &put, *after, Some(*client_number), &before);
+            }
+            Operation::Reopen { capacity } => return self.reopen(open, *capacity, &before),
+            Operation::Kill { operation, after } => {
+                return self.kill(open, operation, *after, None, &before);
+            }
+            Operation::Crash { seed } => return self.crash(open, *seed, &before),
+            Operation::Get { at } => check_get(&open.store, *at, present_pages(&open.store)[*at]),
+            Operation::Lease { at } => self.lease(&open, *at),
+            Operation::Release => {
+                if !self.leased.is_empty() {
+                    open.store.release(self.leased.remove(0).0).unwrap();
+                }
+            }
+            Operation::Scrub => {
+                let present = present_pages(&open.store);
+                let found = open.core.verify(false, &mut |_, _| {}).unwrap();
+                assert!(found.findings.is_empty(), "{:?}", found.findings);
+                assert_eq!(present_pages(&open.store), present, "verified");
+            }
+            Operation::AdvanceClock { hours } => self.pass(*hours),
+            Operation::ConcurrentCommit { at, pages, maintain, after } => {
+                self.expect_put(*at, *pages);
+                let catalog = Arc::new(open.core.catalog_for(ClientId::LOCAL, ""));
+                let unfinished = UnfinishedPut::reserve(catalog, open.core.segments(), *at, *pages);
+                self.commit_concurrently(
+                    &open,
+                    unfinished.map(UnfinishedPut::write),
+                    *maintain,
+                    *after,
+                    &before,
+                );
+            }
+            Operation::ClientPut { .. }
+            | Operation::ClientGet { .. }
+            | Operation::ClientFlush { .. }
+            | Operation::ClientReserve { .. }
+            | Operation::ClientEnd { .. }
+            | Operation::ClientKill { .. } => self.apply_client_operation(&open, operation),
+            _ => {
+                self.expect(operation);
+                let result = self.attempt(&open, operation);
+                self.check_answer(operation, &result);
+            }
+        }
+        let displaced = self.note_displaced(&open);
+        self.check_recorded_within(&before, &open);
+        self.expect_dropped(operation);
+        let present = present_pages(&open.store);
+        let durable = self.options.durability == Durability::Durable;
+        let is_durable = match *operation {
+            Operation::Put { at, pages, .. } | Operation::ClientPut { at, pages, .. } => {
+                let stored = leading(pages) & !present[at] == 0;
+                assert!(
+                    stored || !self.workload.never_full || self.absent.is_some(),
+                    "a page was not stored"
+                );
+                durable && stored
+            }
+            Operation::Delete { at, page } => {
+                assert_eq!(present[at] & !left_by_delete(at, page), 0, "a deleted page is present");
+                false
+            }
+            Operation::Flush | Operation::Scrub | Operation::ClientFlush { .. } => true,
+            _ => false,
+        };
+        if let Operation::Put { at, pages, hours } = *operation
+            && hours > 0
+            && !displaced
+            && leading(pages) & !present[at] == 0
+        {
+            self.retained.push((at, leading(pages), NOW.get() + hours * HOUR));
+        }
+        self.check_protected(&open, &present);
+        if is_durable {
+            self.mark_durable(present);
+        }
+        // The state at the end of the operation.
+        let seed = self.rng.next();
+        let disk = self.recording.disk().crash(seed);
+        self.check_state(seed, disk);
+        open
+    }
+
+    /// Performs the operations that can fail.
+    fn attempt(&self, open: &Open, operation: &Operation) -> Result<()> {
+        // Without background threads the store changes as much as possible within the call.
+        let change_capacity = |change| open.core.change_capacity(&change, Duration::ZERO);
+        match *operation {
+            Operation::Put { at, pages, hours } => {
+                let until = if hours > 0 { NOW.get() + hours * HOUR } else { 0 };
+                put(&open.store, at, pages, until).map(drop)
+            }
+            Operation::Touch { at } => {
+                let (kind, keys) = keys_of(at);
+                open.store.touch(&kind.scope, &refs(keys)).map(drop)
+            }
+            Operation::Delete { at, page } => {
+                let (kind, keys) = keys_of(at);
+                open.store.delete(&kind.scope, &[&keys[page]]).map(drop)
+            }
+            Operation::DropScope { kind } => open.store.drop_scope(&kinds()[kind].scope),
+            Operation::Clear => open.store.clear(),
+            Operation::Flush => open.store.flush(),
+            Operation::Resize { mib } => change_capacity(CapacityChange::Capacity(mib * MIB)),
+            Operation::AddPath { dir } => change_capacity(CapacityChange::AddPath(dir.to_owned())),
+            Operation::DrainPath { which } => {
+                let paths = stats(open).paths;
+                let path = &paths[(which % paths.len() as u64) as usize];
+                change_capacity(CapacityChange::DrainPath(path.dir.clone()))
+            }
+            Operation::Configure { kind, ref settings } => {
+                open.store.configure(&kinds()[kind].scope, settings)
+            }
+            _ => {
+                open.core.run_once();
+                Ok(())
+            }
+        }
+    }
+
+    /// Changes of capacity may be refused, or may take longer; all other operations must succeed.
+    fn check_answer(&self, operation: &Operation, result: &Result<()>) {
+        let Err(error) = result else { return };
+        let message = error.to_string();
+        let known = match operation {
+            Operation::Resize { .. } | Operation::AddPath { .. } | Operation::DrainPath { .. } => {
+                // A change also waits for the remainder of an earlier change.
+                message.contains("still being emptied")
+                    || message.contains("may not be evicted")
+                    || message.contains("has this directory already")
+                    || message.contains("last directory")
+            }
+            _ => false,
+        };
+        assert!(known, "{message}");
+    }
+
+    /// Runs a flush or maintenance, and commits `unfinished` after `after` changes of the disk.
+    fn commit_concurrently(
+        &mut self,
+        open: &Open,
+        unfinished: Option<UnfinishedPut>,
+        maintain: bool,
+        after: u64,
+        before: &Bounds,
+    ) {
+        let present = present_pages(&open.store);
+        self.check_protected(open, &present);
+        // In durable mode the commit would wait for the sync that calls it.
+        let within = self.options.durability == Durability::Cache;
+        if let Some(unfinished) = unfinished {
+            let after = if within { after } else { u64::MAX };
+            self.recording.concurrent_action(after, Box::new(move || unfinished.commit().unwrap()));
+        }
+        if maintain {
+            open.core.run_once();
+        } else {
+            open.store.flush().unwrap();
+        }
+        self.recording.end_concurrent_action();
+        self.check_recorded_within(before, open);
+        if !maintain {
+            let now = present_pages(&open.store);
+            let both = |join: fn((&u64, &u64)) -> u64| present.iter().zip(&now).map(join).collect();
+            let (least, most) = (both(|(a, b)| a & b), both(|(a, b)| a | b));
+            let visible = self.bounds.visible.clone();
+            self.mark_durable(now);
+            if self.absent.is_none() {
+                self.bounds = Bounds { least, most, ..self.bounds.clone() };
+            } else {
+                // Commits during the flush may not be durable.
+                for (at, committed) in most.iter().enumerate() {
+                    let unsure = committed & !present[at];
+                    self.bounds.least[at] &= !unsure | before.least[at];
+                    self.bounds.visible[at] &= !unsure | visible[at];
+                }
+            }
+        }
+    }
+
+    fn lease(&mut self, open: &Open, at: usize) {
+        let (kind, keys) = keys_of(at);
+        if self.leased.len() == LEASES {
+            return;
+        }
+        let leased = open.store.lease(&kind.scope, &refs(keys), Duration::from_secs(HOUR)).unwrap();
+        if leased.pages > 0 {
+            self.leased.push((leased.lease, at, leading(leased.pages)));
+        }
+    }
+
+    fn pass(&mut self, hours: u64) {
+        NOW.set(NOW.get() + hours * HOUR);
+        let ended: Vec<(usize, Pages)> = self
+            .retained
+            .iter()
+            .filter(|(.., end)| *end <= NOW.get())
+            .map(|&(at, pages, _)| (at, pages))
+            .collect();
+        self.retained.retain(|(.., end)| *end > NOW.get());
+        // A sequence may have been retained more than once.
+        self.bounds.retained.retain(|(at, _)| !ended.iter().any(|(gone, _)| gone == at));
+    }
+
+    /// A store too small for its retained pages releases some. Returns whether the store has
+    /// released retentions since the last call.
+    pub(super) fn note_displaced(&mut self, open: &Open) -> bool {
+        let displaced = stats(open).counters["retentions_displaced"];
+        let more = displaced != self.displaced;
+        if more {
+            self.displaced = displaced;
+            self.retained.clear();
+            self.bounds.retained.clear();
+        }
+        more
+    }
+
+    /// While the store is open, protected pages must stay.
+    fn check_protected(&mut self, open: &Open, present: &[Pages]) {
+        self.note_displaced(open);
+        let found = stats(open);
+        let retained = self.retained.iter().map(|&(at, pages, _)| (at, pages));
+        let leased = self.leased.iter().map(|&(_, at, pages)| (at, pages));
+        for (at, pages) in retained.chain(leased) {
+            assert_eq!(pages & !present[at], 0, "protected pages of {at} were evicted");
+        }
+        if is_change_complete(&found) {
+            self.bounds.ceiling = found.capacity_bytes;
+            assert!(found.segments <= found.segments_max, "{found:?}");
+        }
+        assert!(found.allocated_bytes <= self.bounds.ceiling, "{found:?}");
+        let evicted = found.counters["pages_evicted"];
+        assert!(evicted == 0 || !self.workload.never_full, "{evicted} pages evicted without need");
+    }
+
+    fn mark_durable(&mut self, present: Vec<Pages>) {
+        self.bounds.mark_durable(present);
+        self.bounds.retained = self.retained.iter().map(|&(at, pages, _)| (at, pages)).collect();
+    }
+}

@@ -1,0 +1,70 @@
+//! Checks of recorded crash states.
+
+use super::History;
+use crate::checker::Bounds;
+use crate::common::{Open, open_on};
+use crate::kinds::{Pages, present_pages};
+use ritornello_medium::SimDisk;
+use std::path::Path;
+use std::sync::Arc;
+
+impl History {
+    /// Allows the pages that an operation removed to be missing after a crash. In a store that is
+    /// never full only deletes and drops remove pages.
+    pub(super) fn allow_evictions(&mut self, present: &[Pages]) {
+        if self.workload.never_full {
+            self.check_least(present, "flushed pages were lost");
+        } else {
+            self.bounds
+                .least
+                .iter_mut()
+                .zip(present)
+                .for_each(|(least, present)| *least &= present);
+        }
+    }
+
+    /// Checks that all durable pages of present volumes are present.
+    pub(super) fn check_least(&self, present: &[Pages], what: &str) {
+        for (at, present) in present.iter().enumerate() {
+            let must = self.bounds.must(at, self.absent.is_some());
+            assert_eq!(must & !present, 0, "{what}: {at} must have {must:b}, and has {present:b}");
+        }
+    }
+
+    /// Checks the states recorded during an operation. Pages that the operation removed may be
+    /// missing.
+    pub(super) fn check_recorded_within(&mut self, before: &Bounds, open: &Open) {
+        self.allow_evictions(&present_pages(&open.store));
+        // Power may have failed after the operation released retained pages.
+        self.note_displaced(open);
+        self.check_recorded_since(before);
+    }
+
+    /// Checks the states recorded since `before`: pages removed since may be present or missing.
+    pub(super) fn check_recorded_since(&mut self, before: &Bounds) {
+        let most = before.most.iter().zip(&self.bounds.most).map(|(a, b)| a | b).collect();
+        let visible = before.visible.iter().zip(&self.bounds.visible).map(|(a, b)| a & b).collect();
+        let most = std::mem::replace(&mut self.bounds.most, most);
+        let visible = std::mem::replace(&mut self.bounds.visible, visible);
+        self.check_recorded();
+        (self.bounds.most, self.bounds.visible) = (most, visible);
+    }
+
+    pub(super) fn check_recorded(&mut self) {
+        for (seed, disk) in self.recording.take_states() {
+            self.check_state(seed, disk);
+        }
+    }
+
+    pub(super) fn check_state(&mut self, seed: u64, disk: SimDisk) {
+        let unmounted = ["/a", "/b"].map(Path::new).into_iter().find(|dir| disk.is_unmounted(dir));
+        if let Some(dir) = unmounted.filter(|_| seed.is_multiple_of(2)) {
+            disk.mount(dir).unwrap();
+        }
+        let absent = unmounted.is_some_and(|dir| disk.is_unmounted(dir));
+        let open = open_on(Arc::new(disk), &self.options).unwrap();
+        self.bounds.check_state(&open, seed, absent);
+        open.store.close();
+        self.states += 1;
+    }
+}

@@ -1,0 +1,112 @@
+//! Volumes and segments that are temporarily absent.
+
+use super::History;
+use crate::checker::Bounds;
+use crate::common::Open;
+use crate::kinds::{Pages, SEQUENCES, check_get, check_probe, present_pages};
+use crate::operation::OwnerEnd;
+use std::path::Path;
+
+impl History {
+    /// The owner ends, a volume is unmounted, and the next owner opens the store without it: its
+    /// pages are misses.
+    pub(super) fn lose_volume(
+        &mut self,
+        open: Open,
+        dir: &'static str,
+        end: OwnerEnd,
+        before: &Bounds,
+    ) -> Open {
+        self.end(open, end, before);
+        self.recording.disk().unmount(Path::new(dir)).unwrap();
+        self.absent = Some(dir);
+        let open = self.open();
+        let present = present_pages(&open.store);
+        self.bounds.deleted.fill(0);
+        self.bounds.visible.clone_from(&present);
+        self.check_nothing_new(&present, &open);
+        self.check_mount_point();
+        self.check_recorded_within(before, &open);
+        self.begin_ownership(&open);
+        open
+    }
+
+    /// The volume returns: all flushed pages are present again.
+    pub(super) fn return_volume(&mut self, open: Open, reopen: bool, before: &Bounds) -> Open {
+        self.check_mount_point();
+        let Some(dir) = self.absent else { return open };
+        let open = if reopen {
+            self.end(open, OwnerEnd::Close, before);
+            self.recording.disk().mount(Path::new(dir)).unwrap();
+            self.open()
+        } else {
+            self.recording.disk().mount(Path::new(dir)).unwrap();
+            open.core.run_once();
+            for (at, present) in present_pages(&open.store).iter().enumerate() {
+                let deleted = self.bounds.deleted[at];
+                assert_eq!(
+                    present & deleted,
+                    0,
+                    "pages of {at} were deleted while absent, and returned"
+                );
+            }
+            open
+        };
+        self.absent = None;
+        self.bounds.visible = vec![Pages::MAX; SEQUENCES];
+        let present = present_pages(&open.store);
+        self.check_least(&present, "the volume returned");
+        self.check_nothing_new(&present, &open);
+        self.check_recorded_within(before, &open);
+        if reopen {
+            self.begin_ownership(&open);
+        }
+        open
+    }
+
+    /// The next owner's first open of one of the segments fails: no page is lost.
+    pub(super) fn fail_open(
+        &mut self,
+        open: Open,
+        nth: u64,
+        reopen: bool,
+        before: &Bounds,
+    ) -> Open {
+        let stored = present_pages(&open.store);
+        self.end(open, OwnerEnd::Close, before);
+        self.recording.fail_open(nth);
+        let mut open = self.open();
+        self.recording.heal_open();
+        self.check_nothing_new(&present_pages(&open.store), &open);
+        open.store.flush().unwrap();
+        if reopen {
+            open.close();
+            open = self.open();
+        } else {
+            open.core.run_once();
+        }
+        let present = present_pages(&open.store);
+        assert_eq!(present, stored, "a segment could not be opened once");
+        self.check_nothing_new(&present, &open);
+        self.check_recorded_within(before, &open);
+        self.begin_ownership(&open);
+        open
+    }
+
+    /// Checks that promised pages are delivered, and were stored before.
+    fn check_nothing_new(&self, present: &[Pages], open: &Open) {
+        for (at, &pages) in present.iter().enumerate() {
+            let most = self.bounds.most[at];
+            assert_eq!(pages & !most, 0, "removed pages of {at} returned: {most:b}, {pages:b}");
+            check_probe(&open.store, at, pages);
+            check_get(&open.store, at, pages);
+        }
+    }
+
+    /// Checks that no file was created under the mount point of an absent volume.
+    fn check_mount_point(&self) {
+        let Some(dir) = self.absent else { return };
+        let created = self.recording.disk().created_under(Path::new(dir));
+        assert!(created.is_empty(), "created under a mount point: {created:?}");
+    }
+}

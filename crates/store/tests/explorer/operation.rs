@@ -1,0 +1,309 @@
+//! The operations of a history.
+
+use crate::kinds::{KINDS, NUMBERS, SEQUENCES, SEQUENCES_PER_KIND, keys_of};
+use crate::rng::Rng;
+use crate::workload::Workload;
+use ritornello_codec::Codec;
+use ritornello_format::ScopeSettings;
+
+#[derive(Clone, Debug)]
+pub enum Operation {
+    /// Puts the first pages of a sequence, retained for some hours.
+    Put {
+        at: usize,
+        pages: usize,
+        hours: u64,
+    },
+    Get {
+        at: usize,
+    },
+    Touch {
+        at: usize,
+    },
+    Delete {
+        at: usize,
+        page: usize,
+    },
+    DropScope {
+        kind: usize,
+    },
+    Clear,
+    Flush,
+    Maintain,
+    /// A flush or maintenance, during which a put that was written before is committed.
+    ConcurrentCommit {
+        at: usize,
+        pages: usize,
+        maintain: bool,
+        after: u64,
+    },
+    Reopen {
+        /// The new capacity in MiB, if it changes.
+        capacity: Option<u64>,
+    },
+    Resize {
+        mib: u64,
+    },
+    AddPath {
+        dir: &'static str,
+    },
+    /// Drains one of the directories.
+    DrainPath {
+        which: u64,
+    },
+    Configure {
+        kind: usize,
+        settings: ScopeSettings,
+    },
+    /// Reads and verifies every page, as scrubbing does over time.
+    Scrub,
+    Lease {
+        at: usize,
+    },
+    Release,
+    /// Advances the clock by some hours.
+    AdvanceClock {
+        hours: u64,
+    },
+    /// Kills the process within an operation and a flush; the disk keeps its power.
+    Kill {
+        operation: Box<Operation>,
+        after: u64,
+    },
+    /// Power loss; the history continues with the surviving state.
+    Crash {
+        seed: u64,
+    },
+    /// The next sync of a file whose path contains `part` fails and drops dirty pages. The owner is
+    /// poisoned and ends; the next owner opens the store, puts and flushes.
+    FailSync {
+        part: &'static str,
+        at: usize,
+        pages: usize,
+        end: OwnerEnd,
+    },
+    /// The owner ends, and the next owner opens the store without one of its volumes.
+    LoseVolume {
+        dir: &'static str,
+        end: OwnerEnd,
+    },
+    /// The owner ends, and the next owner's first open of a segment fails.
+    FailOpen {
+        nth: u64,
+        reopen: bool,
+    },
+    /// The volume returns: for the running owner, or for the next owner.
+    ReturnVolume {
+        reopen: bool,
+    },
+    /// A client puts, without interruption.
+    ClientPut {
+        client_number: usize,
+        at: usize,
+        pages: usize,
+    },
+    ClientGet {
+        client_number: usize,
+        at: usize,
+    },
+    ClientFlush {
+        client_number: usize,
+    },
+    /// A client reserves space for a put.
+    ClientReserve {
+        client_number: usize,
+        at: usize,
+        pages: usize,
+    },
+    /// A client writes its reserved runs, which this or an earlier owner granted, and commits or
+    /// aborts.
+    ClientEnd {
+        client_number: usize,
+        commit: bool,
+    },
+    /// A client is killed after `after` changes of a put, with writes in flight. The core is
+    /// notified, and `run_once` begins the reuse of the space.
+    ClientKill {
+        client_number: usize,
+        at: usize,
+        pages: usize,
+        after: u64,
+        in_flight: usize,
+        maintain: bool,
+    },
+    /// The owner is killed within a put, and a client becomes the owner.
+    Takeover {
+        client_number: usize,
+        at: usize,
+        pages: usize,
+        after: u64,
+    },
+}
+
+/// How an owner ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OwnerEnd {
+    Close,
+    Kill,
+    Crash(u64),
+}
+
+impl Operation {
+    /// Chooses an operation; in a plain history no operation changes the store's capacity and
+    /// settings.
+    pub fn choose(rng: &mut Rng, plain: bool) -> Self {
+        let sequences = if plain { SEQUENCES - SEQUENCES_PER_KIND as usize } else { SEQUENCES };
+        let at = rng.below(sequences as u64) as usize;
+        let (kind, _) = keys_of(at);
+        let page = rng.below(kind.pages as u64) as usize;
+        let put = Self::Put { at, pages: page + 1, hours: 0 };
+        match rng.below(if plain { 64 } else { 88 }) {
+            0..=31 => put,
+            32 | 33 => {
+                let (maintain, after) = (rng.one_in(2), rng.below(6));
+                Self::ConcurrentCommit { at, pages: page + 1, maintain, after }
+            }
+            34..=37 => Self::Get { at },
+            38..=41 => Self::Touch { at },
+            42..=45 => Self::Delete { at, page },
+            46 => Self::DropScope { kind: at / SEQUENCES_PER_KIND as usize },
+            47 => {
+                if rng.one_in(4) {
+                    Self::Clear
+                } else {
+                    Self::Flush
+                }
+            }
+            48..=54 => Self::Flush,
+            55..=57 => Self::Maintain,
+            58 | 59 => {
+                let another = !plain && rng.one_in(4);
+                Self::Reopen { capacity: another.then(|| mib(rng)) }
+            }
+            60 | 61 if plain => Self::Kill { operation: Box::new(put), after: rng.below(40) },
+            60 | 61 => {
+                let operation = match rng.below(4) {
+                    0 => put,
+                    1 => Self::Reopen { capacity: None },
+                    _ => Self::choose_capacity_change(rng),
+                };
+                Self::Kill { operation: Box::new(operation), after: rng.below(60) }
+            }
+            62 | 63 => Self::Crash { seed: rng.next() },
+            64..=67 => Self::Put { at, pages: page + 1, hours: 1 + rng.below(20) },
+            68..=78 => Self::choose_capacity_change(rng),
+            79..=81 => Self::Configure {
+                kind: at / SEQUENCES_PER_KIND as usize,
+                settings: settings(rng, at),
+            },
+            82 => Self::Scrub,
+            83 | 84 => Self::Lease { at },
+            85 | 86 => Self::Release,
+            _ => Self::AdvanceClock { hours: 1 + rng.below(12) },
+        }
+    }
+
+    /// Chooses an operation for `workload`; `absent`: a volume is absent.
+    pub fn choose_for(rng: &mut Rng, workload: &Workload, absent: bool) -> Self {
+        if workload.is_simple() {
+            let operation = Self::choose(rng, workload.plain);
+            let opens =
+                matches!(operation, Self::Reopen { .. } | Self::Kill { .. } | Self::Crash { .. });
+            return if workload.steady && opens { Self::Maintain } else { operation };
+        }
+        let at = rng.below((SEQUENCES - SEQUENCES_PER_KIND as usize) as u64) as usize;
+        let pages = 1 + rng.below(keys_of(at).0.pages as u64) as usize;
+        let client_number = rng.below(workload.clients.max(1) as u64) as usize;
+        let roll = rng.below(100);
+        // With clients, the operations on volumes take different numbers.
+        let choose_for_volumes = if workload.clients > 0 { roll.wrapping_sub(64) } else { roll };
+        if workload.volumes
+            && let Some(operation) = Self::choose_for_volumes(rng, choose_for_volumes, absent)
+        {
+            return operation;
+        }
+        match roll {
+            0..=34 if workload.clients > 0 => {
+                Self::choose_for_client(rng, client_number, at, pages)
+            }
+            35..=38 if workload.clients > 0 => {
+                Self::Takeover { client_number, at, pages, after: rng.below(40) }
+            }
+            40..=45 if workload.faults => {
+                let part = ["seg-", "/index/", ""][rng.below(3) as usize];
+                Self::FailSync { part, at, pages, end: OwnerEnd::choose(rng) }
+            }
+            46..=49 => {
+                let put = Self::Put { at, pages, hours: 0 };
+                Self::Kill { operation: Box::new(put), after: rng.below(20) }
+            }
+            _ => Self::choose(rng, true),
+        }
+    }
+
+    fn choose_for_volumes(rng: &mut Rng, roll: u64, absent: bool) -> Option<Self> {
+        Some(match roll {
+            0..=11 if absent => Self::ReturnVolume { reopen: rng.one_in(2) },
+            0..=7 => Self::LoseVolume {
+                dir: ["/a", "/b"][rng.below(2) as usize],
+                end: OwnerEnd::choose(rng),
+            },
+            12..=17 if !absent => Self::FailOpen { nth: 1 + rng.below(6), reopen: rng.one_in(2) },
+            _ => return None,
+        })
+    }
+
+    fn choose_for_client(rng: &mut Rng, client_number: usize, at: usize, pages: usize) -> Self {
+        match rng.below(16) {
+            0..=4 => Self::ClientPut { client_number, at, pages },
+            5 | 6 => Self::ClientGet { client_number, at },
+            7 => Self::ClientFlush { client_number },
+            8..=10 => Self::ClientReserve { client_number, at, pages },
+            11 | 12 => Self::ClientEnd { client_number, commit: !rng.one_in(3) },
+            _ => {
+                let (after, in_flight) = (rng.below(3), 1 + rng.below(16) as usize);
+                Self::ClientKill {
+                    client_number,
+                    at,
+                    pages,
+                    after,
+                    in_flight,
+                    maintain: rng.one_in(2),
+                }
+            }
+        }
+    }
+
+    fn choose_capacity_change(rng: &mut Rng) -> Self {
+        match rng.below(8) {
+            0..=3 => Self::Resize { mib: mib(rng) },
+            4 | 5 => Self::AddPath { dir: ["/b", "/c", "/d"][rng.below(3) as usize] },
+            _ => Self::DrainPath { which: rng.next() },
+        }
+    }
+}
+
+impl OwnerEnd {
+    fn choose(rng: &mut Rng) -> Self {
+        match rng.below(4) {
+            0 => Self::Kill,
+            1 => Self::Crash(rng.next()),
+            _ => Self::Close,
+        }
+    }
+}
+
+/// A capacity of at least the minimum.
+fn mib(rng: &mut Rng) -> u64 {
+    4 + rng.below(6)
+}
+
+fn settings(rng: &mut Rng, at: usize) -> ScopeSettings {
+    let quota = rng.one_in(2).then(|| (512 + rng.below(2048)) << 10);
+    let retained = rng.one_in(3).then(|| quota.unwrap_or(2 << 20) / 2);
+    let codec = (at / SEQUENCES_PER_KIND as usize == NUMBERS)
+        .then(|| [Codec::Raw, Codec::Split, Codec::Zstd][rng.below(3) as usize].number());
+    ScopeSettings { codec, quota_bytes: quota, retained_bytes: retained }
+}
+
+const _: () = assert!(NUMBERS < KINDS, "NUMBERS must be a kind");
