@@ -157,7 +157,7 @@ def check_dead_writes_harmless(
     lost = len(flushed) - len(read(store, flushed))
     assert lost == 0, f"{lost} of {len(flushed)} flushed pages were overwritten by a dead process"
     # Pages that were overwritten before the first read are missing in `flushed`.
-    assert store.stats()["counters"]["pages_distrusted"] == 0
+    assert store.stats()["counters"]["damaged_pages"] == 0
 
 
 @FILE_SYSTEMS

@@ -430,14 +430,14 @@ impl Catalog for FailoverCatalog {
         aborted
     }
 
-    fn report_corruption(
+    fn report_damage(
         &self,
         scope: ScopeRef,
         key: &[u8],
         generation: u64,
         reason: &str,
     ) -> Result<()> {
-        self.call_catalog(|catalog| catalog.report_corruption(scope, key, generation, reason))
+        self.call_catalog(|catalog| catalog.report_damage(scope, key, generation, reason))
     }
 
     fn touch(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<usize> {

@@ -112,7 +112,7 @@ impl Catalog for SocketCatalog<'_> {
         self.send_for_done(&Request::Abort { reservation })
     }
 
-    fn report_corruption(
+    fn report_damage(
         &self,
         scope: ScopeRef,
         key: &[u8],

@@ -228,7 +228,7 @@ pub trait Catalog: Send + Sync {
     fn abort(&self, reservation: u64) -> Result<()>;
     /// Reports that page `key` of the run of `generation` failed verification. If the owner
     /// confirms it, the page is removed and its space quarantined.
-    fn report_corruption(
+    fn report_damage(
         &self,
         scope: ScopeRef,
         key: &[u8],

@@ -76,8 +76,7 @@ impl Store {
                 if on_disk {
                     // If the report fails, the next reader will report the page.
                     let generation = run.place.generation;
-                    let _ =
-                        self.catalog.report_corruption(scope, keys[at], generation, reason.word());
+                    let _ = self.catalog.report_damage(scope, keys[at], generation, reason.word());
                 }
                 if on_disk && scope.chained {
                     break;

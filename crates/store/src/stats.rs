@@ -382,7 +382,7 @@ counters! {
     /// Pages deleted, including those of dropped scopes.
     pages_deleted,
     /// Pages removed because they failed verification.
-    pages_distrusted,
+    damaged_pages,
     /// Runs abandoned at commit: aborted, orphaned, or stored by another put meanwhile.
     runs_abandoned,
     /// Sync rounds of data and index.

@@ -155,7 +155,7 @@ fn read_failure_removes_no_page() {
     assert_eq!(found(&open), 0);
     schedule.heal();
     assert_eq!(found(&open), PAGES, "a reader's report of a failed read took pages out");
-    assert_eq!(open.store.stats().unwrap().catalog.counters["pages_distrusted"], 0);
+    assert_eq!(open.store.stats().unwrap().catalog.counters["damaged_pages"], 0);
     open.close();
 }
 

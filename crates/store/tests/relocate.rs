@@ -74,7 +74,7 @@ fn damaged_pages_are_not_moved() {
     file.write_at(&[0x5A; 4096], 70 * 4096).unwrap();
     drain(&open, &dir.path().join("a")).unwrap();
     let stats = open.store.stats().unwrap().catalog;
-    assert!(stats.counters["pages_distrusted"] > 0 && stats.counters["runs_moved"] > 0);
+    assert!(stats.counters["damaged_pages"] > 0 && stats.counters["runs_moved"] > 0);
     let hit = |name| open.store.probe(&scope, &refs(&sequence(name, 8))).unwrap();
     // One run lost the page and those behind it; those before it moved.
     let mut hits: Vec<usize> = (0..20).map(hit).collect();

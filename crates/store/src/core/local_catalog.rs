@@ -309,7 +309,7 @@ impl Catalog for LocalCatalog {
         Ok(())
     }
 
-    fn report_corruption(
+    fn report_damage(
         &self,
         scope: ScopeRef,
         key: &[u8],
@@ -324,7 +324,7 @@ impl Catalog for LocalCatalog {
             return Ok(());
         };
         // The reporter may have lacked memory, files or time, so the owner reads the page itself.
-        if !core.is_wrong(&place, page) {
+        if !core.is_damaged(&place, page) {
             return Ok(());
         }
         let mut state = core.state.lock();
@@ -334,7 +334,7 @@ impl Catalog for LocalCatalog {
                 reason, generation, page, scope = %scope.id,
                 "a page failed verification on disk and was removed"
             );
-            core.remove_corrupt_page(&mut state, scope, run, hash);
+            core.remove_damaged_page(&mut state, scope, run, hash);
         }
         Ok(())
     }
@@ -449,7 +449,7 @@ impl StoreCore {
     }
 
     /// Removes a page that failed verification and quarantines its space.
-    pub(super) fn remove_corrupt_page(
+    pub(super) fn remove_damaged_page(
         &self,
         state: &mut MutexGuard<'_, State>,
         scope: ScopeRef,
@@ -457,9 +457,9 @@ impl StoreCore {
         page: PageHash,
     ) {
         let removed = self.index.remove(scope.slot, &[page]);
-        let (pages, suspects) = self.apply_removals(state, removed, Some(run));
-        self.counters.pages_distrusted.add(pages);
-        self.quarantine(state, suspects);
+        let (pages, damaged_extents) = self.apply_removals(state, removed, Some(run));
+        self.counters.damaged_pages.add(pages);
+        self.quarantine(state, damaged_extents);
     }
 
     /// Drops scopes durably first, then in memory: a caller that was told of the drop never finds

@@ -445,23 +445,23 @@ impl StoreCore {
         &self,
         state: &mut MutexGuard<'_, State>,
         removed: Vec<Removed>,
-        suspect: Option<RunId>,
+        damaged_run: Option<RunId>,
     ) -> (u64, Vec<Extent>) {
-        let (mut pages, mut suspects) = (0, Vec::new());
+        let (mut pages, mut damaged_extents) = (0, Vec::new());
         let mut removed = removed.into_iter().peekable();
         state.removals_under_way += 1;
         while removed.peek().is_some() {
             let (more, found) =
-                state.apply_removals(removed.by_ref().take(STEP_RUNS).collect(), suspect);
+                state.apply_removals(removed.by_ref().take(STEP_RUNS).collect(), damaged_run);
             pages += more;
-            suspects.extend(found);
+            damaged_extents.extend(found);
             if removed.peek().is_some() {
                 MutexGuard::bump(state);
             }
         }
         state.removals_under_way -= 1;
         self.removals_applied.notify_all();
-        (pages, suspects)
+        (pages, damaged_extents)
     }
 
     fn admission_stats(&self) -> AdmissionStats {
@@ -480,13 +480,13 @@ impl StoreCore {
 impl State {
     /// Applies removals from the index to eviction, usage and retention. Extents go into limbo, or
     /// are deferred while leased. Returns the pages removed, and instead of freeing them the
-    /// extents of the run `suspect`, whose bytes failed verification.
+    /// extents of the run `damaged_run`, whose bytes failed verification.
     fn apply_removals(
         &mut self,
         removed: Vec<Removed>,
-        suspect: Option<RunId>,
+        damaged_run: Option<RunId>,
     ) -> (u64, Vec<Extent>) {
-        let (mut pages, mut suspects) = (0, Vec::new());
+        let (mut pages, mut damaged_extents) = (0, Vec::new());
         for gone in removed {
             pages += u64::from(gone.pages);
             self.usage.remove(&gone);
@@ -499,14 +499,14 @@ impl State {
                 self.retention.shrink(gone.run, if gone.pages > 0 { units } else { 0 });
             }
             let extents = self.in_present_segments(gone.extents);
-            if suspect == Some(gone.run) {
-                suspects.extend(extents);
+            if damaged_run == Some(gone.run) {
+                damaged_extents.extend(extents);
             } else {
                 let free = self.leases.defer(gone.run, extents);
                 self.add_to_limbo(free);
             }
         }
-        (pages, suspects)
+        (pages, damaged_extents)
     }
 
     /// Rejects a commit or abort of another client's reservation. A withheld reservation may be

@@ -129,7 +129,7 @@ impl StoreCore {
             {
                 continue;
             }
-            self.remove_corrupt_page(&mut state, scope, run, hash);
+            self.remove_damaged_page(&mut state, scope, run, hash);
             report.pages_dropped += before.saturating_sub(self.index.stats().pages);
             if report.findings.len() < FINDINGS_MAX {
                 report.findings.push(Finding {
@@ -192,7 +192,7 @@ impl StoreCore {
 
     /// Whether page `page` of the run in `place` is corrupt on disk, or missing there. A page that
     /// cannot be read now is not: the disk may recover.
-    pub(super) fn is_wrong(&self, place: &Place, page: u32) -> bool {
+    pub(super) fn is_damaged(&self, place: &Place, page: u32) -> bool {
         match self.segments.verify_run(place, &Control::default()) {
             Ok(run) => match run.pages.get(page as usize) {
                 Some(PageFate::Missed(why)) => why.is_damage(),

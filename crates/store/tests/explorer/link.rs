@@ -71,14 +71,14 @@ impl Catalog for Link {
     fn abort(&self, reservation: u64) -> Result<()> {
         self.ask()?.abort(reservation)
     }
-    fn report_corruption(
+    fn report_damage(
         &self,
         scope: ScopeRef,
         key: &[u8],
         generation: u64,
         reason: &str,
     ) -> Result<()> {
-        self.ask()?.report_corruption(scope, key, generation, reason)
+        self.ask()?.report_damage(scope, key, generation, reason)
     }
     fn touch(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<usize> {
         self.ask()?.touch(scope, keys)
