@@ -28,7 +28,7 @@ fn ask(catalog: &dyn Catalog, request: Request<'_>) -> Result<Response> {
         }
         Request::Release { lease } => catalog.release(lease).map(done),
         Request::Locate { scope, keys } => {
-            catalog.locate(scope, &keys.split()?).map(Response::Located)
+            catalog.begin_read(scope, &keys.split()?).map(Response::Located)
         }
         Request::Exists { scope, keys } => {
             catalog.exists(scope, &keys.split()?).map(Response::Exists)

@@ -353,8 +353,8 @@ impl Catalog for FailoverCatalog {
         }
     }
 
-    fn locate(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<Located> {
-        self.call_catalog(|catalog| catalog.locate(scope, keys))
+    fn begin_read(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<Located> {
+        self.call_catalog(|catalog| catalog.begin_read(scope, keys))
     }
 
     fn exists(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<Vec<bool>> {

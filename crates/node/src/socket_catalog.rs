@@ -74,7 +74,7 @@ impl Catalog for SocketCatalog<'_> {
         self.client.notify(&Request::Release { lease }, self.until)
     }
 
-    fn locate(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<Located> {
+    fn begin_read(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<Located> {
         let keys = Flattened::new(keys)?;
         let request = Request::Locate { scope, keys: keys.as_keys() };
         expect!(self.call(&request)?, Response::Located(located) => located)

@@ -207,7 +207,7 @@ pub trait Catalog: Send + Sync {
     fn release(&self, lease: LeaseNumber) -> Result<()>;
     /// Returns where the leading pages lie (in an unchained scope, all pages present), under a
     /// short lease that does not count for the client's share.
-    fn locate(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<Located>;
+    fn begin_read(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<Located>;
     /// Returns which pages are present, each by itself.
     fn exists(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<Vec<bool>>;
     /// Reserves space for the missing pages.

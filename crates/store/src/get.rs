@@ -1,4 +1,4 @@
-//! Gets: locate under a lease, read, verify, release.
+//! Gets: lease the leading pages, read, verify, release the lease.
 
 use crate::catalog::{Located, ScopeRef};
 use crate::encode::Decoder;
@@ -18,7 +18,7 @@ impl Store {
         control: &Control,
     ) -> Result<Outcome> {
         let started = Instant::now();
-        let located = self.catalog.locate(scope, keys)?;
+        let located = self.catalog.begin_read(scope, keys)?;
         let reads: Vec<RunRead<'_>> = located
             .runs
             .iter()

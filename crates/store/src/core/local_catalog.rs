@@ -17,7 +17,7 @@ use ritornello_index::{RunId, Step};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Lease of a read, from `locate` to `release`.
+/// Lease of a read, from `begin_read` to `release`.
 const READ_LEASE: Duration = Duration::from_secs(120);
 /// Maximum wait for a capacity change; the rest of it continues in the background.
 const CAPACITY_CHANGE_TIMEOUT: Duration = Duration::from_secs(240);
@@ -249,7 +249,7 @@ impl Catalog for LocalCatalog {
         Ok(())
     }
 
-    fn locate(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<Located> {
+    fn begin_read(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<Located> {
         let (lease, steps) = self.pin(scope, keys, READ_LEASE)?;
         if !steps.is_empty() {
             let found =

@@ -50,8 +50,8 @@ impl Catalog for Link {
     fn release(&self, lease: LeaseNumber) -> Result<()> {
         self.ask()?.release(lease)
     }
-    fn locate(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<Located> {
-        self.ask()?.locate(scope, keys)
+    fn begin_read(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<Located> {
+        self.ask()?.begin_read(scope, keys)
     }
     fn exists(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<Vec<bool>> {
         self.ask()?.exists(scope, keys)
