@@ -89,7 +89,7 @@ pub(crate) fn convert(
     // Before files are removed: an interrupted conversion may have changed one of the two
     // manifests.
     directory.write_manifest(manifest)?;
-    tidy(medium.as_ref(), directory, from)?;
+    remove_leftovers(medium.as_ref(), directory, from)?;
     let mut done = Conversion {
         from: from.word().to_owned(),
         to: to.word().to_owned(),
@@ -128,7 +128,7 @@ pub(crate) fn convert(
     medium.sync_dir(directory.path()).map_err(refused)?;
     to.word().clone_into(&mut manifest.index);
     directory.write_manifest(manifest)?;
-    tidy(medium.as_ref(), directory, to)?;
+    remove_leftovers(medium.as_ref(), directory, to)?;
     done.seconds = started.elapsed().as_secs_f64();
     tracing::warn!(
         dir = %directory.path().display(),
@@ -180,7 +180,11 @@ fn copy_all(
 }
 
 /// Removes the files of every index but `kept`, which an interrupted conversion left.
-pub(crate) fn tidy(medium: &dyn Medium, directory: &Directory, kept: IndexKind) -> Result<()> {
+pub(crate) fn remove_leftovers(
+    medium: &dyn Medium,
+    directory: &Directory,
+    kept: IndexKind,
+) -> Result<()> {
     for other in [Backend::Run, Backend::Lsm].into_iter().filter(|other| *other != backend(kept)) {
         let removed = other.remove(medium, &directory.index()).map_err(|error| {
             Error::retry(

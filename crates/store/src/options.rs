@@ -163,7 +163,7 @@ pub struct Options {
     pub sync_interval: Duration,
     /// Whether background threads sync and maintain the store. Without them the caller does, with
     /// [`StoreCore::run_once`](crate::StoreCore::run_once): for deterministic tests.
-    pub upkeep: bool,
+    pub background_threads: bool,
     /// The eviction policy.
     pub eviction: Policy,
     /// The codec of scopes without a setting of their own. A lossy codec applies to scopes whose
@@ -210,7 +210,7 @@ impl Options {
             index_memory: None,
             segment_bytes: None,
             sync_interval: Duration::from_secs(2),
-            upkeep: true,
+            background_threads: true,
             eviction: Policy::default(),
             codec: Codec::Raw,
             scrub_rate: SCRUB_RATE,

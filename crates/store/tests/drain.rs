@@ -128,7 +128,7 @@ fn power_loss_while_draining_keeps_flushed_pages() {
     for seed in 0..16u64 {
         let disk = SimDisk::new(64 << 20);
         let paths = vec!["/a".into(), "/b".into()];
-        let opts = Options { upkeep: false, paths, ..options(Path::new("/store"), 24) };
+        let opts = Options { background_threads: false, paths, ..options(Path::new("/store"), 24) };
         let open = open_on(Arc::new(disk.clone()), &opts).unwrap();
         fill(&open, 0, 20);
         open.store.flush().unwrap();
@@ -166,7 +166,7 @@ fn drained_directory_gets_no_new_segment() {
     let (schedule, disk) = (Schedule::new(), SimDisk::new(64 << 20));
     let medium = Faulty::new(Arc::new(disk.clone()), schedule.clone());
     let paths = vec!["/a".into(), "/b".into()];
-    let opts = Options { upkeep: false, paths, ..options(Path::new("/store"), 24) };
+    let opts = Options { background_threads: false, paths, ..options(Path::new("/store"), 24) };
     let open = open_on(Arc::new(medium), &opts).unwrap();
     schedule.add(Rule::nth(1, Fault::Slow(Duration::from_millis(300))).on(Op::Allocate));
     std::thread::scope(|scope| {

@@ -244,7 +244,7 @@ fn survives(opts: &Options, fault: Fault, nth: u64) -> bool {
 /// lost; the store continues, or asks to be reopened and then continues.
 #[test]
 fn any_single_fault_is_survived() {
-    let opts = Options { upkeep: false, ..options(Path::new("/store"), 6) };
+    let opts = Options { background_threads: false, ..options(Path::new("/store"), 6) };
     let count = {
         let (schedule, disk) = (Schedule::new(), Arc::new(SimDisk::new(64 << 20)));
         let open = open_on(Arc::new(Faulty::new(disk, schedule.clone())), &opts).unwrap();

@@ -32,7 +32,7 @@ fn index_ceiling_refuses_puts_until_eviction() {
     let opts = Options {
         index: Some(IndexKind::Run),
         index_memory: Some(1 << 20),
-        upkeep: false,
+        background_threads: false,
         ..options(dir.path(), 128)
     };
     let open = open_on(Arc::new(Host), &opts).unwrap();
@@ -79,7 +79,7 @@ fn put_beyond_the_index_budget_says_so() {
     let opts = Options {
         index: Some(IndexKind::Run),
         index_memory: Some(1 << 20),
-        upkeep: false,
+        background_threads: false,
         ..options(dir.path(), 128)
     };
     let open = open_on(Arc::new(Host), &opts).unwrap();

@@ -142,7 +142,7 @@ fn failed_copy_moves_nothing_and_is_retried() {
     let disk = SimDisk::new(64 << 20);
     let medium = Faulty::new(Arc::new(disk.clone()), schedule.clone());
     let paths = vec!["/a".into(), "/b".into()];
-    let options = Options { upkeep: false, paths, ..options(Path::new("/store"), 24) };
+    let options = Options { background_threads: false, paths, ..options(Path::new("/store"), 24) };
     let open = open_on(Arc::new(medium), &options).unwrap();
     let scope = chained(PAGE);
     for name in 0..20 {

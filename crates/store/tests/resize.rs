@@ -268,7 +268,7 @@ fn power_loss_while_shrinking_keeps_flushed_pages() {
     let mut moved = 0;
     for seed in 0..24u64 {
         let disk = SimDisk::new(64 << 20);
-        let opts = Options { upkeep: false, ..options(Path::new("/store"), 14) };
+        let opts = Options { background_threads: false, ..options(Path::new("/store"), 14) };
         let open = open_on(Arc::new(disk.clone()), &opts).unwrap();
         fill(&open, 0, 30);
         open.store.flush().unwrap();
@@ -332,7 +332,7 @@ fn resumed_shrink_closes_emptiest_segments() {
     let mut manifest = directory.manifest().unwrap().unwrap();
     manifest.capacity = 12 * MIB;
     directory.write_manifest(&manifest).unwrap();
-    let again = Options { capacity: None, upkeep: false, ..options(dir.path(), 0) };
+    let again = Options { capacity: None, background_threads: false, ..options(dir.path(), 0) };
     let open = open_on(Arc::new(Host), &again).unwrap();
     assert!(stats(&open).health.closed_bytes > 0);
     open.core.run_once();
@@ -348,7 +348,7 @@ fn index_rewrite_causes_no_eviction() {
     let schedule = Schedule::new();
     let disk = SimDisk::new(4 << 30);
     let medium = Faulty::new(Arc::new(disk), schedule.clone());
-    let opts = Options { upkeep: false, ..options(Path::new("/store"), 1024) };
+    let opts = Options { background_threads: false, ..options(Path::new("/store"), 1024) };
     let open = open_on(Arc::new(medium), &opts).unwrap();
     let scope = unchained(64);
     for round in 0..1500 {
@@ -398,7 +398,7 @@ fn put_finds_space_during_a_large_shrink() {
     let mut manifest = directory.manifest().unwrap().unwrap();
     manifest.capacity = 10 * MIB;
     directory.write_manifest(&manifest).unwrap();
-    let again = Options { capacity: None, upkeep: false, ..lru };
+    let again = Options { capacity: None, background_threads: false, ..lru };
     let open = open_on(Arc::new(Host), &again).unwrap();
     assert!(stats(&open).health.closed_bytes > 60 * MIB);
     for name in 1000..1020 {

@@ -54,7 +54,7 @@ impl Steady {
         let options = Options {
             capacity: Some(capacity),
             eviction: policy,
-            upkeep: false,
+            background_threads: false,
             scrub_rate: 0,
             sync_interval: Duration::from_secs(3600),
             ..Options::new(Path::new("/store"))

@@ -31,7 +31,7 @@ fn mode(path: &Path) -> u32 {
 
 fn with_paths(root: &Path) -> Options {
     let paths = vec![root.join("a"), root.join("b")];
-    Options { paths, upkeep: false, ..options(&root.join("store"), 16) }
+    Options { paths, background_threads: false, ..options(&root.join("store"), 16) }
 }
 
 fn filled(root: &Path) {
@@ -44,7 +44,7 @@ fn filled(root: &Path) {
 }
 
 fn reopened(root: &Path) -> Open {
-    let options = Options { upkeep: false, ..Options::new(root.join("store")) };
+    let options = Options { background_threads: false, ..Options::new(root.join("store")) };
     open_on(Arc::new(Host), &options).unwrap()
 }
 

@@ -116,7 +116,7 @@ impl StoreCore {
                 return Ok(());
             }
             self.check_writable()?;
-            if self.options.upkeep {
+            if self.options.background_threads {
                 seen = self.maintenance.wait(seen, deadline);
             } else {
                 self.maintain_space(&Control::default())?;

@@ -112,7 +112,7 @@ impl StoreCore {
         {
             return;
         }
-        if !self.options.upkeep {
+        if !self.options.background_threads {
             self.drain_all();
             return;
         }
@@ -121,7 +121,7 @@ impl StoreCore {
             .name("ritornello-drain".to_owned())
             .spawn(move || core.drain_all());
         if let Err(error) = started {
-            // The upkeep thread retries.
+            // The periodic thread retries.
             tracing::warn!(%error, "no thread to wait for writes of a dead process");
             self.is_draining.store(false, Ordering::Release);
         }
@@ -141,7 +141,7 @@ impl StoreCore {
             for volume in volumes {
                 let drain = || volume.iter().for_each(|(id, count)| self.drain_one(*id, *count));
                 let thread = std::thread::Builder::new().name("ritornello-drain".to_owned());
-                if !self.options.upkeep || thread.spawn_scoped(scope, drain).is_err() {
+                if !self.options.background_threads || thread.spawn_scoped(scope, drain).is_err() {
                     drain();
                 }
             }

@@ -35,7 +35,7 @@ impl StoreCore {
                  --to lsm`)"
             );
         }
-        self.upkeep.wake();
+        self.periodic.wake();
         false
     }
 

@@ -1,6 +1,6 @@
 //! The owner's [`Catalog`] for one client.
 
-use super::reclaim::Abandoned;
+use super::reservations::Abandoned;
 use super::{CapacityChange, ClientId, State, StoreCore};
 use crate::catalog::{
     Catalog, Committed, KeyListing, LEASE_PAGES_MAX, LeaseNumber, Leased, Located, LocatedRun,

@@ -15,6 +15,7 @@ mod listing;
 mod local_catalog;
 mod numbers;
 mod open;
+mod periodic;
 mod poisoned;
 mod quota;
 mod rearranged;
@@ -121,7 +122,7 @@ pub struct StoreCore {
     hidden: Hidden,
     rounds: Arc<Rounds>,
     next_generation: AtomicU64,
-    upkeep: BackgroundThread,
+    periodic: BackgroundThread,
     maintenance: SpaceMaintenance,
     alive: ClientAlive,
     closed: AtomicBool,
@@ -266,7 +267,7 @@ impl StoreCore {
             }
         }
         drop(state);
-        self.upkeep.wake();
+        self.periodic.wake();
     }
 
     /// Makes everything durable, stops the background threads and rejects later calls.
@@ -276,7 +277,7 @@ impl StoreCore {
     pub fn close(&self) -> Result<()> {
         if !self.closed.swap(true, Ordering::AcqRel) {
             self.maintenance.stop();
-            self.upkeep.stop();
+            self.periodic.stop();
         }
         match self.make_durable() {
             // An earlier close has completed.

@@ -62,7 +62,7 @@ mod tests {
             let options = Options {
                 capacity,
                 segment_bytes: Some(1 << 20),
-                upkeep: false,
+                background_threads: false,
                 ..Options::new(Path::new("/store"))
             };
             StoreCore::open(Arc::new(disk.clone()), &options, Arc::new(|_| false)).unwrap()

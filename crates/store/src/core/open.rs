@@ -15,7 +15,7 @@ use super::space_maintenance::SpaceMaintenance;
 use super::{BackgroundThread, ClientAlive, ClientId, OpenReport, State, StoreCore};
 use crate::admission::Admission;
 use crate::budget::Budget;
-use crate::conversion::{convert, open_index, tidy};
+use crate::conversion::{convert, open_index, remove_leftovers};
 use crate::directory::Directory;
 use crate::eviction::RecencyClock;
 use crate::lease::LeaseTable;
@@ -95,7 +95,7 @@ impl StoreCore {
         directory.write_manifest(&manifest)?;
         // The index in use does not depend on these files. They are removed only after both
         // manifests name that index.
-        if let Err(error) = tidy(medium.as_ref(), &directory, kind) {
+        if let Err(error) = remove_leftovers(medium.as_ref(), &directory, kind) {
             tracing::warn!(%error, "what a conversion left is still there");
         }
         let index =
@@ -242,7 +242,7 @@ impl StoreCore {
             drain_failed: Mutex::new(None),
             hidden,
             rounds,
-            upkeep: BackgroundThread::default(),
+            periodic: BackgroundThread::default(),
             maintenance: SpaceMaintenance::default(),
             alive,
             closed: AtomicBool::new(false),
@@ -251,12 +251,12 @@ impl StoreCore {
         });
         core.start_drain();
         core.enforce_quotas();
-        if options.upkeep {
-            core.start_upkeep()?;
+        if options.background_threads {
+            core.start_periodic()?;
         }
         // Before the maintenance thread may move what a former owner left.
         core.apply_capacity()?;
-        if options.upkeep {
+        if options.background_threads {
             core.start_maintenance()?;
         }
         Ok(core)

@@ -5,7 +5,7 @@
 //! is drained. The log needs no sync: a power loss ends the clients, too.
 
 use crate::catalog::{LeaseNumber, ScopeRef};
-use crate::core::ClientId;
+use crate::core::{ClientId, StoreCore};
 use crate::directory::Directory;
 use ritornello_format::{Extent, PageHash, Place, ReservationRecord, Result};
 use ritornello_medium::MediumFile;
@@ -73,6 +73,47 @@ impl Reservations {
         let withheld = self.withheld.values().flat_map(|w| &w.extents).map(|e| u64::from(e.units));
         open.chain(withheld).sum()
     }
+}
+
+impl StoreCore {
+    /// Frees the space of a reservation that will not be written: immediately, or after a drain if
+    /// its client died.
+    pub(super) fn abandon(&self, id: u64, by: Abandoned) {
+        let (extents, logged) = {
+            let mut state = self.state.lock();
+            if let Some(withheld) = state.reservations.withheld.remove(&id) {
+                (withheld.extents, true)
+            } else if let Some(reservation) = state.reservations.open.remove(&id) {
+                self.counters.runs_abandoned.add(reservation.runs.len() as u64);
+                let freed = state.leases.release(reservation.lease.0);
+                state.add_to_limbo(freed);
+                let extents = reservation.runs.into_iter().flat_map(|run| run.place.extents);
+                (extents.collect(), reservation.client != ClientId::LOCAL)
+            } else {
+                return;
+            }
+        };
+        // Logged before the space is freed: a record that came later could withhold space that has
+        // a new user.
+        if logged {
+            self.log.lock().note_ended(id);
+        }
+        let mut state = self.state.lock();
+        match by {
+            // No run and no journal record ever named this space, so it skips limbo.
+            Abandoned::ByCall => self.free(&mut state, &extents),
+            Abandoned::ByDeath => state.draining.add(extents),
+        }
+    }
+}
+
+/// How a reservation was abandoned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Abandoned {
+    /// Its writer aborted it, and has no write in flight.
+    ByCall,
+    /// Its writer died, and its last writes may be in flight.
+    ByDeath,
 }
 
 /// The reservation log file.

@@ -30,7 +30,7 @@ pub enum Act {
     Clear,
     Flush,
     Maintain,
-    /// A flush or upkeep, during which a put that was written before is committed.
+    /// A flush or maintenance, during which a put that was written before is committed.
     Beside {
         at: usize,
         pages: usize,

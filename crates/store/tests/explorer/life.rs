@@ -85,7 +85,7 @@ impl Life {
         let durability = if durable { Durability::Durable } else { Durability::Cache };
         let wall_clock = || NOW.get();
         let base = options(Path::new("/store"), mib);
-        let mut options = Options { durability, upkeep: false, wall_clock, ..base };
+        let mut options = Options { durability, background_threads: false, wall_clock, ..base };
         let long = dice.one_in(12);
         let acts = if long { 800 } else { 20 + dice.below(100) };
         let acts = if family.steady { 2000 } else { acts };
@@ -325,7 +325,7 @@ impl Life {
         assert!(known, "{said}");
     }
 
-    /// A flush or upkeep, and after `after` changes of the disk the other half of a put.
+    /// A flush or maintenance, and after `after` changes of the disk the other half of a put.
     fn beside(
         &mut self,
         open: &Open,

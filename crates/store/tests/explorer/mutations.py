@@ -134,7 +134,7 @@ MUTATIONS = [
     ),
     Mutation(
         "space of a client that left reused while its process lives",
-        f"{CORE}/reclaim.rs",
+        f"{CORE}/periodic.rs",
         "            if !(self.alive)(&name) {\n",
         "            if !(self.alive)(&name) || !name.is_empty() {\n",
     ),
@@ -187,7 +187,7 @@ MUTATIONS = [
     ),
     Mutation(
         "space of a dead client reused before it is drained",
-        f"{CORE}/reclaim.rs",
+        f"{CORE}/reservations.rs",
         "            Abandoned::ByDeath => state.draining.add(extents),\n",
         "            Abandoned::ByDeath => self.free(&mut state, &extents),\n",
     ),
