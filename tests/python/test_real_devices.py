@@ -490,7 +490,7 @@ def test_full_directory_is_still_used(
                 while True:
                     filler.write(bytes(length))
     with rt.Store.open(path) as store:
-        assert store.stats()["unavailable"]["reasons"] == []
+        assert store.stats()["absent_space"]["reasons"] == []
         assert len(read(store, keys)) == len(keys), "a full disk made hits misses"
         assert store.delete(SCOPE, keys[:8]) == 8
         store.flush()

@@ -148,8 +148,8 @@ fn show(context: &Context, node: &Node) -> Result<(), Failure> {
             path.dir.clone(),
             path.segments.to_string(),
             bytes(path.used_bytes),
-            match &path.away {
-                Some(why) => format!("away: {why}"),
+            match &path.absent {
+                Some(why) => format!("absent: {why}"),
                 None if path.draining => "draining".to_owned(),
                 None => String::new(),
             },

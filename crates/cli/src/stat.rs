@@ -36,7 +36,7 @@ pub fn run(context: &Context, args: &StatArgs) -> Result<Status, Failure> {
         print_stdout(&describe(node.path(), role, &stats));
     }
     node.close()?;
-    let degraded = !stats.catalog.unavailable.reasons.is_empty();
+    let degraded = !stats.catalog.absent_space.reasons.is_empty();
     let failed = stats.catalog.poisoned.is_some();
     Ok(if degraded || failed { Status::Problems } else { Status::Fine })
 }
@@ -242,13 +242,13 @@ fn describe(dir: &Path, role: &str, stats: &StoreStats) -> String {
     if let Some(cause) = &s.poisoned {
         row("POISONED", format!("{cause}: {}", print::REOPENS));
     }
-    for reason in &s.unavailable.reasons {
+    for reason in &s.absent_space.reasons {
         row("DEGRADED", reason.clone());
     }
-    if s.unavailable.runs > 0 {
+    if s.absent_space.runs > 0 {
         row(
-            "unavailable",
-            format!("{} runs, misses until their space is back", count(s.unavailable.runs)),
+            "absent space",
+            format!("{} runs, misses until their space is back", count(s.absent_space.runs)),
         );
     }
     for warning in &s.io.warnings {

@@ -154,8 +154,8 @@ pub enum Refusal {
     WriteBudget,
     /// The index has reached its memory ceiling.
     IndexMemory,
-    /// The pages are stored in a volume or segment that is away.
-    Unavailable,
+    /// The pages are stored in an absent volume or segment.
+    Absent,
 }
 
 impl Refusal {
@@ -170,7 +170,7 @@ impl Refusal {
             Self::Admission => "admission",
             Self::WriteBudget => "write_budget",
             Self::IndexMemory => "index_memory",
-            Self::Unavailable => "unavailable",
+            Self::Absent => "absent_space",
         }
     }
 }

@@ -102,7 +102,7 @@ pub(crate) fn convert(
     let found = directory.volume_states(manifest);
     if let Some(why) = found.iter().find_map(VolumeState::absence) {
         return Err(Error::invalid(
-            "the index cannot be converted while a volume is away: mount it, or give it up with \
+            "the index cannot be converted while a volume is absent: mount it, or give it up with \
              `ritornello paths forget`",
         )
         .with("why", why));

@@ -64,8 +64,8 @@ pub use owner_silent::{OwnerSilent, StoreReopening};
 pub use ownership::foreign_directory;
 pub use policy::{ClientCall, POLICY_FILE, StorePolicy};
 pub use stats::{
-    AdmissionStats, CatalogStats, Counter, Counters, IndexDecision, IndexTuning, IoStats,
-    LsmEstimate, PathStats, Pieces, SCOPES_SHOWN, ScopeUsage, SpaceHealth, Unavailable,
+    AbsentSpace, AdmissionStats, CatalogStats, Counter, Counters, IndexDecision, IndexTuning,
+    IoStats, LsmEstimate, PathStats, Pieces, SCOPES_SHOWN, ScopeUsage, SpaceHealth,
 };
 pub use store::{PutOptions, Store, check_sections};
 pub use ticket::{CompletionQueue, Ticket};

@@ -68,7 +68,7 @@ pub(crate) struct Parts<'a> {
 impl Parts<'_> {
     /// Whether one part holds all missing pages.
     pub(crate) fn is_one(&self) -> bool {
-        let missing = self.present.iter().filter(|there| !**there).count() as u64;
+        let missing = self.present.iter().filter(|present| !**present).count() as u64;
         missing.saturating_mul(self.scope.page_bytes) <= FIRST_BYTES
     }
 

@@ -91,8 +91,8 @@ pub struct CatalogStats {
     pub io: IoStats,
     /// What poisoned the store, if it is poisoned.
     pub poisoned: Option<String>,
-    /// Space that cannot be used now; if there is any, the store is degraded.
-    pub unavailable: Unavailable,
+    /// Space that cannot be used now. If any space is absent, the store is degraded.
+    pub absent_space: AbsentSpace,
     /// Counters since open, by name.
     pub counters: BTreeMap<String, u64>,
     /// Duration of opening in milliseconds.
@@ -101,9 +101,9 @@ pub struct CatalogStats {
     pub dropped_at_open: BTreeMap<String, u64>,
 }
 
-/// Volumes and segments that are away, and their contents.
+/// Absent volumes and segments, and their contents.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Unavailable {
+pub struct AbsentSpace {
     /// At most 64 sentences: directory, and why it cannot be used.
     pub reasons: Vec<String>,
     /// Runs whose pages are misses until their space returns.
@@ -264,8 +264,8 @@ pub struct PathStats {
     pub segments: u64,
     /// Used bytes of them.
     pub used_bytes: u64,
-    /// Why the directory cannot be used now; `None` if it can.
-    pub away: Option<String>,
+    /// Why the directory cannot be used now; `None` if the directory is present.
+    pub absent: Option<String>,
 }
 
 /// Maximum scopes in [`CatalogStats::largest_scopes`].
@@ -364,7 +364,7 @@ counters! {
     /// Refused because the index has reached its memory ceiling.
     refused_index_memory,
     /// Refused because they are stored in absent space.
-    refused_unavailable,
+    refused_absent_space,
     /// New scopes refused because the registry is full of scopes that hold pages.
     refused_scopes,
     /// Empty scopes that a full registry dropped.

@@ -1,7 +1,7 @@
 //! Determines which volumes of a store are present, by the marker in each volume's directory.
 //!
 //! A directory whose file system is not mounted looks like an empty volume. Nothing is concluded
-//! from it and nothing is created in it: the volume is *away* until its marker can be read.
+//! from it and nothing is created in it: the volume is *absent* until its marker can be read.
 
 use crate::directory::Directory;
 use ritornello_format::{Error, Manifest, Result, RunHeader, UNIT, VolumeMarker, VolumeRecord};
@@ -19,13 +19,13 @@ const SEARCH_SEGMENTS: usize = 8;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum VolumeState {
     /// Present in this directory.
-    Here(PathBuf),
+    Present(PathBuf),
     /// Present in this directory, whose marker is damaged or lost.
     Unmarked(PathBuf),
     /// Drained or given up: its number is not reused.
-    Gone,
+    Retired,
     /// Its directory cannot be used now, for this reason.
-    Away(String),
+    Absent(String),
     /// Its directory holds a volume of another store, or another volume of this one.
     Foreign(String),
 }
@@ -34,16 +34,16 @@ impl VolumeState {
     /// The directory to use; empty if there is none.
     pub(crate) fn dir(&self) -> PathBuf {
         match self {
-            Self::Here(dir) | Self::Unmarked(dir) => dir.clone(),
-            Self::Gone | Self::Away(_) | Self::Foreign(_) => PathBuf::new(),
+            Self::Present(dir) | Self::Unmarked(dir) => dir.clone(),
+            Self::Retired | Self::Absent(_) | Self::Foreign(_) => PathBuf::new(),
         }
     }
 
-    /// Why the volume cannot be used now, unless it is gone.
+    /// Why the volume cannot be used now, unless it is retired.
     pub(crate) fn absence(&self) -> Option<&str> {
         match self {
-            Self::Here(_) | Self::Unmarked(_) | Self::Gone => None,
-            Self::Away(why) | Self::Foreign(why) => Some(why),
+            Self::Present(_) | Self::Unmarked(_) | Self::Retired => None,
+            Self::Absent(why) | Self::Foreign(why) => Some(why),
         }
     }
 }
@@ -54,7 +54,7 @@ impl Directory {
         let each = (0..=u8::MAX).zip(&manifest.volumes);
         each.map(|(number, volume)| {
             if volume.is_gone() {
-                return VolumeState::Gone;
+                return VolumeState::Retired;
             }
             let dir = self.path().join(&volume.dir);
             let marker = VolumeMarker { store: manifest.uuid, volume: number };
@@ -69,7 +69,7 @@ impl Directory {
         let store = manifest.uuid;
         for ((number, volume), at) in (0..=u8::MAX).zip(&mut manifest.volumes).zip(found) {
             let marked = match at {
-                VolumeState::Here(_) => Ok(()),
+                VolumeState::Present(_) => Ok(()),
                 VolumeState::Unmarked(dir) => {
                     self.write_marker(dir, VolumeMarker { store, volume: number })
                 }
@@ -91,13 +91,13 @@ impl Directory {
 
     /// The directories of the volumes that are present.
     #[must_use]
-    pub fn volumes_here(&self, manifest: &Manifest) -> Vec<PathBuf> {
+    pub fn present_volumes(&self, manifest: &Manifest) -> Vec<PathBuf> {
         let dirs = self.volume_states(manifest).into_iter().map(|at| at.dir());
         dirs.filter(|dir| !dir.as_os_str().is_empty()).collect()
     }
 
     /// Whether the directory of volume `number` holds it now.
-    pub(crate) fn is_volume_here(&self, manifest: &Manifest, number: u8) -> bool {
+    pub(crate) fn is_volume_present(&self, manifest: &Manifest, number: u8) -> bool {
         let Some(volume) = manifest.volumes.get(usize::from(number)) else { return false };
         if volume.is_gone() {
             return false;
@@ -117,17 +117,17 @@ impl Directory {
     ) -> VolumeState {
         let found = match self.marker_in(&dir) {
             Ok(found) => found,
-            Err(error) => return VolumeState::Away(error.to_string()),
+            Err(error) => return VolumeState::Absent(error.to_string()),
         };
         let at = match found {
-            Some(Ok(found)) if found == expected => VolumeState::Here(dir),
+            Some(Ok(found)) if found == expected => VolumeState::Present(dir),
             Some(Ok(found)) if found.store == expected.store => {
                 VolumeState::Foreign(format!("its directory holds volume {}", found.volume))
             }
             Some(Ok(_)) => {
                 VolumeState::Foreign("its directory holds another store's volume".to_owned())
             }
-            None if needs_marker => VolumeState::Away(
+            None if needs_marker => VolumeState::Absent(
                 "its directory has no marker: mount its file system, or, if the marker was lost, \
                  name the directory to `ritornello paths add`"
                     .to_owned(),
@@ -138,16 +138,18 @@ impl Directory {
                 Ok(Some(_)) => {
                     VolumeState::Foreign("its directory holds another store's segments".to_owned())
                 }
-                Ok(None) => VolumeState::Away(
+                Ok(None) => VolumeState::Absent(
                     "its directory has no marker: is its file system mounted?".to_owned(),
                 ),
-                Err(error) => VolumeState::Away(error.to_string()),
+                Err(error) => VolumeState::Absent(error.to_string()),
             },
         };
         match &at {
-            VolumeState::Here(dir) | VolumeState::Unmarked(dir) => {
+            VolumeState::Present(dir) | VolumeState::Unmarked(dir) => {
                 self.close_to_others(dir).map_or_else(
-                    |error| VolumeState::Away(format!("cannot be closed to other users: {error}")),
+                    |error| {
+                        VolumeState::Absent(format!("cannot be closed to other users: {error}"))
+                    },
                     |()| at.clone(),
                 )
             }
@@ -256,7 +258,8 @@ impl Directory {
     /// present, and some of their directories hold other volumes.
     pub(crate) fn check_expected(&self, manifest: &Manifest, found: &[VolumeState]) -> Result<()> {
         let foreign = |at: &VolumeState| matches!(at, VolumeState::Foreign(_));
-        let ours = |at: &VolumeState| matches!(at, VolumeState::Here(_) | VolumeState::Unmarked(_));
+        let ours =
+            |at: &VolumeState| matches!(at, VolumeState::Present(_) | VolumeState::Unmarked(_));
         if !found.iter().any(foreign) || found.iter().any(ours) {
             return Ok(());
         }

@@ -22,9 +22,9 @@ fn unmounted_volume_is_reattached_while_open() {
     let there = found(&open);
     assert!((1..PAGES).contains(&there), "{there}");
     let stats = open.store.stats().unwrap().catalog;
-    assert_eq!(stats.unavailable.reasons.len(), 1, "{:?}", stats.unavailable);
-    assert!(stats.unavailable.reasons[0].contains("/b"), "{:?}", stats.unavailable);
-    assert!(stats.unavailable.runs > 0);
+    assert_eq!(stats.absent_space.reasons.len(), 1, "{:?}", stats.absent_space);
+    assert!(stats.absent_space.reasons[0].contains("/b"), "{:?}", stats.absent_space);
+    assert!(stats.absent_space.runs > 0);
     // Lookups agree with each other, and no hidden page counts as stored.
     for name in 0..SEQUENCES {
         let (scope, keys) = (chained(65_536), sequence(name, 8));
@@ -34,7 +34,7 @@ fn unmounted_volume_is_reattached_while_open() {
         assert_eq!(exists.iter().filter(|there| **there).count(), pages);
         let again = put(&open.store, &scope, &keys, None);
         assert_eq!(again.pages, pages);
-        assert_eq!(again.reason, if pages < 8 { "unavailable" } else { "" });
+        assert_eq!(again.reason, if pages < 8 { "absent_space" } else { "" });
     }
     // The present volume takes new pages.
     assert_eq!(put(&open.store, &chained(65_536), &sequence(99, 2), None).pages, 2);
@@ -46,7 +46,7 @@ fn unmounted_volume_is_reattached_while_open() {
     open.core.run_once();
     assert_eq!(found(&open), PAGES);
     let stats = open.store.stats().unwrap().catalog;
-    assert_eq!((stats.unavailable.reasons.len(), stats.unavailable.runs), (0, 0));
+    assert_eq!((stats.absent_space.reasons.len(), stats.absent_space.runs), (0, 0));
     open.close();
     let open = reopen(Arc::new(disk));
     assert_eq!(
@@ -117,7 +117,7 @@ fn forgotten_volume_loses_pages_and_number() {
     let there = found(&open);
     forget(&open, "/b").unwrap();
     let stats = open.store.stats().unwrap().catalog;
-    assert_eq!((stats.unavailable.runs, stats.paths.len()), (0, 1));
+    assert_eq!((stats.absent_space.runs, stats.paths.len()), (0, 1));
     // Its pages can be stored again.
     for name in 0..SEQUENCES {
         assert_eq!(put(&open.store, &chained(65_536), &sequence(name, 8), None).pages, 8);

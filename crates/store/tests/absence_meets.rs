@@ -58,7 +58,7 @@ fn drained_volume_waits_for_its_absent_segment() {
         let stats = open.store.stats().unwrap().catalog;
         println!(
             "{path}: while absent {absent}; {:?} {:?}; left in /b: {:?}",
-            stats.unavailable,
+            stats.absent_space,
             stats.paths,
             segments(&disk, "/b")
         );

@@ -107,7 +107,7 @@ fn space_returns_under_load() {
         open.store.flush().unwrap();
         open.store.flush().unwrap();
         let stats = open.store.stats().unwrap().catalog;
-        assert!(stats.unavailable.reasons.is_empty());
+        assert!(stats.absent_space.reasons.is_empty());
         let evicted = stats.counters["pages_evicted"];
         let kept: u64 =
             (30..60).map(|name| get(&open.store, &scope, &sequence(name, 8)).pages as u64).sum();

@@ -49,7 +49,7 @@ fn reopened(root: &Path) -> Open {
 }
 
 fn reasons(open: &Open) -> String {
-    open.store.stats().unwrap().catalog.unavailable.reasons.join("\n")
+    open.store.stats().unwrap().catalog.absent_space.reasons.join("\n")
 }
 
 fn segment_in(dir: &Path) -> PathBuf {

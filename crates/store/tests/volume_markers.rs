@@ -272,7 +272,7 @@ fn unmark(disk: &SimDisk, store: &str, dirs: &[&str]) {
 }
 
 fn is_degraded(open: &Open) -> bool {
-    !open.store.stats().unwrap().catalog.unavailable.reasons.is_empty()
+    !open.store.stats().unwrap().catalog.absent_space.reasons.is_empty()
 }
 
 /// A creation that was refused for its options can be repeated with other ones.

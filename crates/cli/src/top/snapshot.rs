@@ -139,7 +139,7 @@ impl Snapshot {
             reservations: s.reservations,
             clients: s.clients,
             poisoned: s.poisoned.clone(),
-            unavailable: s.unavailable.reasons.clone(),
+            unavailable: s.absent_space.reasons.clone(),
             rates: before.map(|before| Rates::between(before, now)),
         }
     }

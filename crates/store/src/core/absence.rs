@@ -2,13 +2,13 @@
 //!
 //! A late mount, a file limit or a failing disk must not cost pages: the index keeps their runs and
 //! journals nothing about them. Until the space returns they are *hidden*, with all runs behind
-//! them in chained scopes: lookups miss them, and puts of their pages are refused as `unavailable`.
+//! them in chained scopes: lookups miss them, and puts of their pages are refused as `absent_space`.
 //! Eviction skips runs in absent space, because evicting them would free nothing.
 
 use super::capacity::share_out;
 use super::hidden::{Cause, Hidden};
 use super::{State, StoreCore};
-use crate::stats::Unavailable;
+use crate::stats::AbsentSpace;
 use crate::volumes::VolumeState;
 use ritornello_format::{Error, Extent, Manifest, Result, SegmentId};
 use ritornello_index::{Removed, RunId, RunView};
@@ -34,13 +34,17 @@ pub(super) struct Absence {
 }
 
 impl Absence {
-    /// Volumes of `manifest` that `found` reports as away.
+    /// Volumes of `manifest` that `found` reports as absent.
     pub(super) fn of(manifest: &Manifest, found: &[VolumeState]) -> Self {
         let mut absence = Self::default();
         for (number, at) in (0..=u8::MAX).zip(found) {
             if let Some(why) = at.absence() {
                 let dir = manifest.volumes.get(usize::from(number)).map_or("", |v| v.dir.as_str());
-                tracing::warn!(dir, why, "a volume is away: its pages are misses until it is back");
+                tracing::warn!(
+                    dir,
+                    why,
+                    "a volume is absent: its pages are misses until it returns"
+                );
                 absence.volumes.insert(number, why.to_owned());
             }
         }
@@ -95,7 +99,7 @@ impl Absence {
 
 impl StoreCore {
     /// Describes what cannot be used now, for `stat`.
-    pub(super) fn unavailable(&self, state: &State) -> Unavailable {
+    pub(super) fn absent_space(&self, state: &State) -> AbsentSpace {
         let manifest = self.manifest();
         let dir = |volume: u8| {
             manifest.volumes.get(usize::from(volume)).map_or("", |v| v.dir.as_str()).to_owned()
@@ -106,7 +110,7 @@ impl StoreCore {
             .segments
             .iter()
             .map(|(id, why)| format!("{}, segment {}: {why}", dir(id.volume()), id.number()));
-        Unavailable {
+        AbsentSpace {
             reasons: volumes.chain(segments).take(REASONS_MAX).collect(),
             runs: self.hidden.len() as u64,
         }
@@ -148,7 +152,7 @@ impl StoreCore {
                 Err(error) => {
                     let listed = self.segments.list(id.volume());
                     let is_gone = listed.is_ok_and(|listed| !listed.contains(&id))
-                        && self.is_volume_here(id.volume());
+                        && self.is_volume_present(id.volume());
                     let mut state = self.state.lock();
                     if is_gone {
                         state.absence.segments.remove(&id);
@@ -191,7 +195,7 @@ impl StoreCore {
         self.directory().repair_markers(&mut manifest.as_ref().clone(), &found);
         let mut here = Vec::new();
         for number in absent {
-            let at = found.get(usize::from(number)).cloned().unwrap_or(VolumeState::Gone);
+            let at = found.get(usize::from(number)).cloned().unwrap_or(VolumeState::Retired);
             let attached = match at.absence() {
                 Some(why) => Err(why.to_owned()),
                 None => self.attach(number, &at.dir()).map_err(|error| error.to_string()),
@@ -210,8 +214,8 @@ impl StoreCore {
     }
 
     /// Whether the directory of a volume carries its marker now.
-    pub(super) fn is_volume_here(&self, number: u8) -> bool {
-        self.directory().is_volume_here(&self.manifest(), number)
+    pub(super) fn is_volume_present(&self, number: u8) -> bool {
+        self.directory().is_volume_present(&self.manifest(), number)
     }
 
     fn attach(&self, number: u8, dir: &Path) -> Result<Vec<SegmentId>> {
@@ -222,8 +226,8 @@ impl StoreCore {
         self.segments.attach(number, candidate)?;
         let listed = self.segments.list_durably(number)?;
         // Checked after the list and its sync, because an empty mount point lists no files.
-        if !self.is_volume_here(number) {
-            return Err(Error::retry("it became unavailable again"));
+        if !self.is_volume_present(number) {
+            return Err(Error::retry("it became absent again"));
         }
         Ok(listed)
     }
@@ -282,10 +286,10 @@ impl StoreCore {
                 still.insert(run);
                 continue;
             }
-            let lies_there = |extent: &Extent| {
+            let is_restored = |extent: &Extent| {
                 !unmarked.contains(extent) && state.space.has_segment(extent.segment)
             };
-            if extents.iter().all(lies_there) {
+            if extents.iter().all(is_restored) {
                 shown += 1;
             } else {
                 dropped += self.drop_unmarked(&mut state, run, unmarked);
@@ -321,11 +325,11 @@ impl StoreCore {
     pub(super) fn forget_volume(&self, number: u8) -> Result<()> {
         // Excludes `reattach_absent`, because both replace the hidden runs.
         let _turn = self.shape.lock();
-        let lies_there =
+        let is_in_volume =
             |view: &RunView| view.live_extents().iter().any(|e| e.segment.volume() == number);
         let mut lost = Vec::new();
         self.index.for_each(&mut |run, view| {
-            if lies_there(&view) {
+            if is_in_volume(&view) {
                 lost.push(run);
             }
         });

@@ -79,7 +79,7 @@ impl StoreCore {
                 Refusal::Admission => &counters.refused_admission,
                 Refusal::WriteBudget => &counters.refused_write_budget,
                 Refusal::IndexMemory => &counters.refused_index_memory,
-                Refusal::Unavailable => &counters.refused_unavailable,
+                Refusal::Absent => &counters.refused_absent_space,
             };
             counter.add(pages as u64);
             counters.pages_refused.add(pages as u64);

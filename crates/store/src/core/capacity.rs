@@ -27,12 +27,12 @@ use std::time::{Duration, Instant};
 pub enum CapacityChange {
     /// Sets the budget, in bytes.
     Capacity(u64),
-    /// Adds a directory for segments, or marks a directory of the store again that is away because
+    /// Adds a directory for segments, or marks a directory of the store again that is absent because
     /// its marker was lost.
     AddPath(String),
     /// Drains a directory: no new run is placed there, and its runs are moved or evicted.
     DrainPath(String),
-    /// Gives up a directory that is away, and its pages.
+    /// Gives up an absent directory and its pages.
     ForgetPath(String),
 }
 
@@ -305,7 +305,7 @@ impl StoreCore {
         let found = self.volume_in(manifest, dir)?;
         if self.state.lock().absence.volumes.contains_key(&(found as u8)) {
             return Err(Error::invalid(
-                "this directory is away: mount it, or give it up (`ritornello paths forget`)",
+                "this directory is absent: mount it, or give it up (`ritornello paths forget`)",
             )
             .with("dir", dir));
         }
@@ -358,19 +358,19 @@ pub(super) fn share_out(
     manifest: &Manifest,
     budget: &Budget,
 ) {
-    let there = space.segments_by_volume();
-    let mut absent = 0;
+    let by_volume = space.segments_by_volume();
+    let mut absent_total = 0;
     let mut existing: Vec<Option<u32>> = Vec::with_capacity(manifest.volumes.len());
     for (at, volume) in (0..=u8::MAX).zip(&manifest.volumes) {
-        let here = there.get(usize::from(at)).copied().unwrap_or(0);
-        let away = absence.segments_of(at);
-        absent += away;
-        existing.push(volume.is_active().then_some(here + away));
+        let present = by_volume.get(usize::from(at)).copied().unwrap_or(0);
+        let absent = absence.segments_of(at);
+        absent_total += absent;
+        existing.push(volume.is_active().then_some(present + absent));
         if absence.volumes.contains_key(&at) {
             space.stop_growth(at);
         }
     }
-    space.set_shares(&budget.shares(&existing), budget.segments_max.saturating_sub(absent));
+    space.set_shares(&budget.shares(&existing), budget.segments_max.saturating_sub(absent_total));
     for segment in absence.segments.keys() {
         // The file exists, so its number is in use.
         space.start_numbers_at(segment.volume(), segment.number() + 1);

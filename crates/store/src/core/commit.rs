@@ -45,7 +45,7 @@ impl StoreCore {
                 scope: scope.slot,
                 chained: scope.chained,
                 // The index refuses a run whose parent existed when it was planned and is gone.
-                parent: run.parent.filter(|_| found.is_some() || run.parent_there),
+                parent: run.parent.filter(|_| found.is_some() || run.parent_present),
                 pages,
                 place: &place,
                 recency: self.clock.tick(),

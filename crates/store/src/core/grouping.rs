@@ -31,7 +31,7 @@ impl StoreCore {
                 at += 1;
                 continue;
             }
-            let gap = present[at..].iter().take_while(|there| !**there).count();
+            let gap = present[at..].iter().take_while(|present| !**present).count();
             let lengths = keys[at..at + gap].iter().map(|key| key.len());
             let fit = RunHeader::pages_that_fit(lengths, request.slices_per_page.max(1)).max(1);
             let pages = pages_alike(scope, request, at..at + gap.min(fit), most);

@@ -278,13 +278,13 @@ impl Catalog for LocalCatalog {
         self.core.scopes.check(scope)?;
         check_keys(keys)?;
         let scoped = ScopedKeys { scope: &scope.id, keys };
-        let mut there = self.core.index.exists(scope.slot, &scoped);
+        let mut present = self.core.index.exists(scope.slot, &scoped);
         if !self.core.hidden.is_empty() {
-            for (there, key) in there.iter_mut().zip(keys) {
-                *there &= !self.core.is_hidden(scope.slot, PageHash::of(&scope.id, key));
+            for (present, key) in present.iter_mut().zip(keys) {
+                *present &= !self.core.is_hidden(scope.slot, PageHash::of(&scope.id, key));
             }
         }
-        Ok(there)
+        Ok(present)
     }
 
     fn reserve(
@@ -352,7 +352,7 @@ impl Catalog for LocalCatalog {
         check_keys(keys)?;
         let scoped = ScopedKeys { scope: &scope.id, keys };
         let mut state = core.state.lock();
-        let there = core.index.exists(scope.slot, &scoped);
+        let present = core.index.exists(scope.slot, &scoped);
         let removed = core.index.remove(scope.slot, &scoped);
         let (pages, _) = core.apply_removals(&mut state, removed, None);
         core.counters.pages_deleted.add(pages);
@@ -361,7 +361,7 @@ impl Catalog for LocalCatalog {
         if core.durable_puts() && pages > 0 {
             core.make_durable().map_err(|error| core.retryable(error))?;
         }
-        Ok(there.into_iter().filter(|there| *there).count())
+        Ok(present.into_iter().filter(|present| *present).count())
     }
 
     fn drop_scope(&self, scope: ScopeRef) -> Result<()> {

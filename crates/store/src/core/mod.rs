@@ -361,7 +361,7 @@ impl StoreCore {
         health.reserve_bytes = space.reserve_units * UNIT;
         health.closed_bytes = state.space.closed().len() as u64 * budget.segment_bytes;
         let paths = paths(&manifest, &state);
-        let unavailable = self.unavailable(&state);
+        let absent_space = self.absent_space(&state);
         Ok(CatalogStats {
             uuid: manifest.uuid.iter().map(|byte| format!("{byte:02x}")).collect(),
             epoch: manifest.epoch,
@@ -418,7 +418,7 @@ impl StoreCore {
                 warnings: report.advice(),
             },
             poisoned: self.rounds.cause().map(str::to_owned),
-            unavailable,
+            absent_space,
             counters: self.counters.snapshot(),
             open_ms: self.opened.millis,
             dropped_at_open: self.opened.dropped.clone(),
@@ -541,7 +541,7 @@ fn paths(manifest: &Manifest, state: &State) -> Vec<PathStats> {
                 draining: volume.draining,
                 segments: segments.get(at).copied().unwrap_or(0).into(),
                 used_bytes: used.get(at).copied().unwrap_or(0) * UNIT,
-                away: state.absence.volumes.get(&number).cloned(),
+                absent: state.absence.volumes.get(&number).cloned(),
             }
         })
         .collect()

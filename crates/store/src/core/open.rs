@@ -103,7 +103,7 @@ impl StoreCore {
         let mut dropped = BTreeMap::new();
         let unmarked: Vec<u8> = (0..=u8::MAX)
             .zip(&found)
-            .filter(|(_, at)| matches!(at, VolumeState::Away(_)))
+            .filter(|(_, at)| matches!(at, VolumeState::Absent(_)))
             .map(|(number, _)| number)
             .collect();
         if mark_empty_volumes(
@@ -136,7 +136,7 @@ impl StoreCore {
             volumes: manifest.volumes.iter().map(|_| u32::MAX).collect(),
             reserve_percent: RESERVE_PERCENT,
         })?;
-        let here = |number| directory.is_volume_here(&manifest, number);
+        let here = |number| directory.is_volume_present(&manifest, number);
         let existing =
             find_segments(&segments, &mut space, &manifest, &here, &mut absence, &mut dropped);
         let (kept, absent) = validate_runs(
@@ -309,7 +309,7 @@ fn owner_line() -> String {
     format!("{host} {} pid {}", boot.trim(), std::process::id())
 }
 
-/// Converts the store to the index that it is opened with, unless a volume is away. Returns the
+/// Converts the store to the index that it is opened with, unless a volume is absent. Returns the
 /// index in use.
 fn resolve_index(
     medium: &Arc<dyn Medium>,
@@ -326,7 +326,7 @@ fn resolve_index(
     if !absence.is_empty() {
         tracing::warn!(
             dir = %options.dir.display(),
-            "the index cannot be converted while a volume is away, and stays: mount it, or give it up \
+            "the index cannot be converted while a volume is absent, and stays: mount it, or give it up \
              with `ritornello paths forget`"
         );
         return Ok(stored);

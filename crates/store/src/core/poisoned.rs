@@ -38,13 +38,13 @@ impl StoreCore {
             turn.ok_or_else(|| Error::retry("the store's directories are being changed"))?;
         let manifest = self.manifest();
         self.directory().write_manifest(&manifest)?;
-        let away: Vec<u8> = self.state.lock().absence.volumes.keys().copied().collect();
+        let absent: Vec<u8> = self.state.lock().absence.volumes.keys().copied().collect();
         for (number, volume) in (0..=u8::MAX).zip(&manifest.volumes) {
             let dir = self.options.dir.join(&volume.dir);
             let marker = VolumeMarker { store: manifest.uuid, volume: number };
             // Another file system may be mounted there by now.
-            let is_here = !volume.is_gone() && !away.contains(&number);
-            if is_here && volume.marked && self.directory().has_marker(&dir, marker) {
+            let is_present = !volume.is_gone() && !absent.contains(&number);
+            if is_present && volume.marked && self.directory().has_marker(&dir, marker) {
                 self.directory().write_marker(&dir, marker)?;
             }
         }

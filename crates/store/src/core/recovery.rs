@@ -29,7 +29,7 @@ pub(super) fn find_segments(
     segments: &Segments,
     space: &mut Space,
     manifest: &Manifest,
-    is_here: &dyn Fn(u8) -> bool,
+    is_present: &dyn Fn(u8) -> bool,
     absence: &mut Absence,
     dropped: &mut BTreeMap<String, u64>,
 ) -> Vec<SegmentId> {
@@ -41,13 +41,13 @@ pub(super) fn find_segments(
         let listed = segments.list_durably(number).map_err(|error| error.to_string());
         let listed = match listed {
             // Checked after the list and its sync, because an empty mount point lists no files.
-            Ok(_) if !is_here(number) => Err("it became unavailable during the opening".to_owned()),
+            Ok(_) if !is_present(number) => Err("it became absent during the opening".to_owned()),
             listed => listed,
         };
         let listed = match listed {
             Ok(listed) => listed,
             Err(why) => {
-                tracing::warn!(dir = volume.dir, why, "a volume is away: its pages are misses");
+                tracing::warn!(dir = volume.dir, why, "a volume is absent: its pages are misses");
                 absence.volumes.insert(number, why);
                 continue;
             }

@@ -40,7 +40,7 @@ pub(crate) struct PlannedRun {
     pub(crate) parent: Option<PageHash>,
     /// Whether that page existed, or was part of the same put, when the run was planned. If not,
     /// the run may be committed before it.
-    pub(crate) parent_there: bool,
+    pub(crate) parent_present: bool,
 }
 
 /// Extents withheld until their writer is proven dead.
@@ -214,7 +214,7 @@ mod tests {
     fn reservation(client: u64, units: u32) -> Reservation {
         let extents = vec![Extent { segment: SegmentId::new(0, 0), start: 0, units }];
         let place = Place { extents, ..Place::default() };
-        let run = PlannedRun { place, at: 0, pages: 1, parent: None, parent_there: false };
+        let run = PlannedRun { place, at: 0, pages: 1, parent: None, parent_present: false };
         let (id, slot) = (ScopeId([0; 16]), ScopeSlot(0));
         Reservation {
             client: ClientId(client),

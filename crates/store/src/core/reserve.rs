@@ -74,26 +74,26 @@ impl StoreCore {
             true => Some(0),
             false => hashes.iter().position(|page| self.is_hidden(scope.slot, *page)),
         };
-        let unavailable = hidden.map(|_| Refusal::Unavailable);
+        let absent = hidden.map(|_| Refusal::Absent);
         if let Some(end) = hidden {
             // These pages do not reach `count_refused`.
-            self.counters.refused_unavailable.add((keys.len() - end) as u64);
+            self.counters.refused_absent_space.add((keys.len() - end) as u64);
             self.counters.pages_refused.add((keys.len() - end) as u64);
             hashes.truncate(end);
         }
         let keys = &keys[..hashes.len()];
-        let parent_there = parent.is_some_and(|p| self.index.locate(scope.slot, p).is_some());
+        let parent_present = parent.is_some_and(|p| self.index.locate(scope.slot, p).is_some());
         let present = self.index.exists(scope.slot, &hashes);
-        let leading = present.iter().take_while(|there| **there).count();
+        let leading = present.iter().take_while(|present| **present).count();
         let mut reserved = Reserved {
             id: 0,
             store: self.manifest().uuid,
             runs: Vec::new(),
             present: leading,
-            refused: unavailable,
+            refused: absent,
             durable: self.durable_puts(),
         };
-        self.counters.pages_present.add(present.iter().filter(|there| **there).count() as u64);
+        self.counters.pages_present.add(present.iter().filter(|present| **present).count() as u64);
         if leading == keys.len() {
             self.link_and_count(scope.slot, scope.chained, &hashes);
             if request.retain_until > 0 {
@@ -109,7 +109,7 @@ impl StoreCore {
         self.report_demand(&hashes, &present, parent);
         let admitted = self.admit(scope, &hashes, &present, request);
         let end = admitted.end;
-        reserved.refused = admitted.refused.or(unavailable);
+        reserved.refused = admitted.refused.or(absent);
         let mut promised = 0;
         let mut runs = Vec::new();
         for (at, pages) in self.missing_runs(scope, &keys[..end], &present[..end], request) {
@@ -135,7 +135,7 @@ impl StoreCore {
                         at: at as u32,
                         pages: pages as u32,
                         parent: before.filter(|_| scope.chained),
-                        parent_there: at > 0 || parent_there,
+                        parent_present: at > 0 || parent_present,
                     });
                 }
                 Err(refusal) => {

@@ -59,8 +59,8 @@ impl StoreClock {
     /// Converts `until` of the system clock to this clock by its distance from now, so that it is
     /// right even if the two differ. `None` if it has passed.
     fn end(&self, until: u64) -> Option<u64> {
-        let away = until.checked_sub((self.wall)()).filter(|away| *away > 0)?;
-        Some(self.now().saturating_add(away.min(RETENTION_MAX)))
+        let remaining = until.checked_sub((self.wall)()).filter(|remaining| *remaining > 0)?;
+        Some(self.now().saturating_add(remaining.min(RETENTION_MAX)))
     }
 }
 

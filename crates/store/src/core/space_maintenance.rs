@@ -114,8 +114,8 @@ impl StoreCore {
     fn empty_segment(&self, segment: SegmentId, control: &Control) -> Result<()> {
         let mut runs: Vec<(u64, RunId)> = Vec::new();
         self.index.for_each(&mut |run, view| {
-            let lies_there = view.place.extents.iter().any(|extent| extent.segment == segment);
-            if lies_there && !self.hidden.is_absent(run) {
+            let is_in_segment = view.place.extents.iter().any(|extent| extent.segment == segment);
+            if is_in_segment && !self.hidden.is_absent(run) {
                 runs.push((view.place.generation, run));
             }
         });

@@ -101,7 +101,7 @@ impl Bounds {
             // Closed segments count until they are removed.
             let now = stats(open);
             // A put by an earlier judge may lie on the absent volume.
-            let away = away && outcome.reason == "unavailable";
+            let away = away && outcome.reason == "absent_space";
             let refused = !self.roomy || !in_shape(&now) || away;
             assert!(refused, "not taken ({}): {now:?}", outcome.reason);
         }

@@ -212,9 +212,9 @@ MUTATIONS = [
     Mutation(
         "a mount point taken for a volume",
         "crates/store/src/volumes.rs",
-        "            None if needs_marker => VolumeState::Away(\n",
+        "            None if needs_marker => VolumeState::Absent(\n",
         "            None if needs_marker && dir.is_absolute() => VolumeState::Unmarked(dir),\n"
-        "            None if needs_marker => VolumeState::Away(\n",
+        "            None if needs_marker => VolumeState::Absent(\n",
     ),
     Mutation(
         "hidden runs found by lookups",
