@@ -96,7 +96,7 @@ fn flushed_pages_survive_owner_kills_under_load() {
     }
     let stats = figures();
     assert!(stats.epoch > 5, "{stats:?}");
-    assert_eq!((stats.reserved_bytes, stats.counters["pages_evicted"]), (0, 0));
+    assert_eq!((stats.reserved_bytes, stats.counters["evicted_pages"]), (0, 0));
     let lost: Vec<u64> = flushed
         .iter()
         .copied()

@@ -61,8 +61,8 @@ impl Store {
         self.transfers.gets.add(1);
         self.transfers.get_bytes.add(bytes);
         self.transfers.get_micros.add(started.elapsed().as_micros() as u64);
-        self.transfers.pages_read.add(verified);
-        self.transfers.pages_missed.add(covered - verified);
+        self.transfers.read_pages.add(verified);
+        self.transfers.missed_pages.add(covered - verified);
         Ok(Outcome { pages, bytes, seconds: 0.0, reason, ok })
     }
 

@@ -342,15 +342,15 @@ counters! {
     /// Calls of `probe` and `lease`.
     probes,
     /// Pages requested by them.
-    pages_probed,
+    probed_pages,
     /// Pages found by them.
-    pages_hit,
+    hit_pages,
     /// Pages committed.
-    pages_stored,
+    stored_pages,
     /// Pages of puts that were present already.
-    pages_present,
+    present_pages,
     /// Pages refused, for any reason.
-    pages_refused,
+    refused_pages,
     /// Refused because all space is leased or being written, or because the deadline passed.
     refused_space,
     /// Refused because the index has reached its share of the budget.
@@ -378,9 +378,9 @@ counters! {
     /// Runs whose retention expired.
     retentions_lapsed,
     /// Pages evicted.
-    pages_evicted,
+    evicted_pages,
     /// Pages deleted, including those of dropped scopes.
-    pages_deleted,
+    deleted_pages,
     /// Pages removed because they failed verification.
     damaged_pages,
     /// Runs abandoned at commit: aborted, orphaned, or stored by another put meanwhile.

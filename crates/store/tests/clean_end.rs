@@ -78,7 +78,7 @@ fn shrink_resumes_with_emptiest_segments_after_kill() {
         let found: usize =
             (0..5).map(|name| get(&open.store, &chained(65_536), &sequence(name, 8)).pages).sum();
         let counters = &stats.counters;
-        (found, counters["pages_evicted"], counters["bytes_moved"], stats.segments)
+        (found, counters["evicted_pages"], counters["bytes_moved"], stats.segments)
     };
     let (clean, killed) = (run(true), run(false));
     assert_eq!(clean, killed);

@@ -108,7 +108,7 @@ fn full_disk_stops_growth_only() {
     }
     assert_eq!(get(&open.store, &scope, &sequence(39, 4)).pages, 4);
     let stats = open.store.stats().unwrap().catalog;
-    assert!(stats.segments < stats.segments_max && stats.counters["pages_evicted"] > 0);
+    assert!(stats.segments < stats.segments_max && stats.counters["evicted_pages"] > 0);
     open.close();
 }
 

@@ -377,7 +377,7 @@ fn index_rewrite_causes_no_eviction() {
         open.core.run_once();
     });
     assert!(stats(&open).index_disk_bytes <= 40 * MIB / 32);
-    assert_eq!((stats(&open).pages, stats(&open).counters["pages_evicted"]), (before, 0));
+    assert_eq!((stats(&open).pages, stats(&open).counters["evicted_pages"]), (before, 0));
     open.close();
 }
 
@@ -404,6 +404,6 @@ fn put_finds_space_during_a_large_shrink() {
     for name in 1000..1020 {
         assert_eq!(put(&open.store, &scope, &sequence(name, PAGES), None).pages, PAGES, "{name}");
     }
-    assert_eq!(stats(&open).counters["pages_refused"], 0);
+    assert_eq!(stats(&open).counters["refused_pages"], 0);
     open.close();
 }

@@ -108,7 +108,7 @@ fn space_returns_under_load() {
         open.store.flush().unwrap();
         let stats = open.store.stats().unwrap().catalog;
         assert!(stats.absent_space.reasons.is_empty());
-        let evicted = stats.counters["pages_evicted"];
+        let evicted = stats.counters["evicted_pages"];
         let kept: u64 =
             (30..60).map(|name| get(&open.store, &scope, &sequence(name, 8)).pages as u64).sum();
         assert!(kept + evicted >= 240, "round {round}: {kept} kept, {evicted} evicted");
@@ -177,7 +177,7 @@ fn scope_dropped_during_return_is_freed_once() {
         let flushed = flushed.into_inner();
         let lost = flushed.iter().filter(lost).count() as u64;
         // With enough time the threads fill the store.
-        let evicted = open.store.stats().unwrap().catalog.counters["pages_evicted"];
+        let evicted = open.store.stats().unwrap().catalog.counters["evicted_pages"];
         assert!(lost <= evicted, "round {round}: {lost} of {} flushed pages", flushed.len());
     }
 }

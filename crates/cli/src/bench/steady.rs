@@ -449,7 +449,7 @@ impl Figures {
         self.files = stats.files;
         self.write_amplification = health.write_amplification;
         self.index_written_bytes = stats.index_written_bytes;
-        self.pages_evicted = stats.counters.get("pages_evicted").copied().unwrap_or(0);
+        self.pages_evicted = stats.counters.get("evicted_pages").copied().unwrap_or(0);
     }
 }
 

@@ -337,7 +337,7 @@ impl StoreCore {
             let mut state = self.state.lock();
             let removed = self.index.truncate(run, 0);
             let (pages, _) = state.apply_removals(removed, None);
-            self.counters.pages_deleted.add(pages);
+            self.counters.deleted_pages.add(pages);
         }
         self.hide(self.hidden.list(Cause::Absent).into_iter().collect());
         self.make_durable()

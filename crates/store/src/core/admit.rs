@@ -82,7 +82,7 @@ impl StoreCore {
                 Refusal::Absent => &counters.refused_absent_space,
             };
             counter.add(pages as u64);
-            counters.pages_refused.add(pages as u64);
+            counters.refused_pages.add(pages as u64);
         }
     }
 

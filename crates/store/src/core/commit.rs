@@ -27,7 +27,7 @@ impl StoreCore {
         let Reservation { client, scope, hashes, runs, retain_until, flushed_later, lease } =
             reservation;
         let mut unused: Vec<Extent> = Vec::new();
-        let (mut pages_refused, mut retained) = (0, false);
+        let (mut refused_pages, mut retained) = (0, false);
         for (at, run) in runs.iter().enumerate() {
             let checksum = written.get(at).copied().flatten();
             let pages = &hashes[run.at as usize..(run.at + run.pages) as usize];
@@ -65,12 +65,12 @@ impl StoreCore {
                     }
                     retained |= self.link_waiting_children(&mut state, scope.slot, run_id, pages);
                     state.dirty.extend(place.extents.iter().map(|e| e.segment));
-                    self.counters.pages_stored.add(u64::from(run.pages));
+                    self.counters.stored_pages.add(u64::from(run.pages));
                     self.counters.bytes_admitted.add(u64::from(run.pages) * scope.page_bytes);
                 }
                 Err(error) => {
                     if error.kind() == ErrorKind::Retry {
-                        pages_refused += u64::from(run.pages);
+                        refused_pages += u64::from(run.pages);
                     }
                     // A failed index accepts no further records.
                     self.rounds.poison_if_fatal(&error);
@@ -80,10 +80,10 @@ impl StoreCore {
                 }
             }
         }
-        let refused = (pages_refused > 0).then_some(Refusal::Metadata);
+        let refused = (refused_pages > 0).then_some(Refusal::Metadata);
         if refused.is_some() {
-            self.counters.refused_metadata.add(pages_refused);
-            self.counters.pages_refused.add(pages_refused);
+            self.counters.refused_metadata.add(refused_pages);
+            self.counters.refused_pages.add(refused_pages);
             // The index is full: evicting as much as was refused makes space for the next put.
             let units = runs.iter().map(|run: &PlannedRun| run.place.units()).sum();
             self.evict(&mut state, units);

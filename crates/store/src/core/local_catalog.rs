@@ -190,8 +190,8 @@ impl Catalog for LocalCatalog {
             leading(&core.visible(true, core.index.walk(scope.slot, &scoped)))
         };
         core.counters.probes.add(1);
-        core.counters.pages_probed.add(keys.len() as u64);
-        core.counters.pages_hit.add(hit as u64);
+        core.counters.probed_pages.add(keys.len() as u64);
+        core.counters.hit_pages.add(hit as u64);
         Ok(hit)
     }
 
@@ -213,8 +213,8 @@ impl Catalog for LocalCatalog {
             let asked = &keys[..pages];
             pages = leading(&self.use_leading(&mut state, *scope, asked, &mut runs));
             core.counters.probes.add(1);
-            core.counters.pages_probed.add(asked.len() as u64);
-            core.counters.pages_hit.add(pages as u64);
+            core.counters.probed_pages.add(asked.len() as u64);
+            core.counters.hit_pages.add(pages as u64);
             if pages == 0 && number > 0 {
                 // No page is present in all scopes.
                 runs.clear();
@@ -355,7 +355,7 @@ impl Catalog for LocalCatalog {
         let present = core.index.exists(scope.slot, &scoped);
         let removed = core.index.remove(scope.slot, &scoped);
         let (pages, _) = core.apply_removals(&mut state, removed, None);
-        core.counters.pages_deleted.add(pages);
+        core.counters.deleted_pages.add(pages);
         core.wake_if_limbo_is_large(&state);
         drop(state);
         if core.durable_puts() && pages > 0 {
@@ -477,7 +477,7 @@ impl StoreCore {
             state.dropping -= 1;
             let (pages, _) = self.apply_removals(&mut state, removed, None);
             state.usage.forget(slot);
-            self.counters.pages_deleted.add(pages);
+            self.counters.deleted_pages.add(pages);
             self.wake_if_limbo_is_large(&state);
         }
         Ok(())

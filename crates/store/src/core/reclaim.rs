@@ -85,7 +85,7 @@ impl StoreCore {
             }
             pages += state.apply_removals(removed, None).0;
         }
-        self.counters.pages_evicted.add(pages);
+        self.counters.evicted_pages.add(pages);
         self.wake_if_limbo_is_large(state);
         pages > 0
     }

@@ -78,7 +78,7 @@ impl StoreCore {
         if let Some(end) = hidden {
             // These pages do not reach `count_refused`.
             self.counters.refused_absent_space.add((keys.len() - end) as u64);
-            self.counters.pages_refused.add((keys.len() - end) as u64);
+            self.counters.refused_pages.add((keys.len() - end) as u64);
             hashes.truncate(end);
         }
         let keys = &keys[..hashes.len()];
@@ -93,7 +93,7 @@ impl StoreCore {
             refused: absent,
             durable: self.durable_puts(),
         };
-        self.counters.pages_present.add(present.iter().filter(|present| **present).count() as u64);
+        self.counters.present_pages.add(present.iter().filter(|present| **present).count() as u64);
         if leading == keys.len() {
             self.link_and_count(scope.slot, scope.chained, &hashes);
             if request.retain_until > 0 {

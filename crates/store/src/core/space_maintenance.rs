@@ -136,7 +136,7 @@ impl StoreCore {
             if !held && !self.index.has_children(run) {
                 let removed = self.index.truncate(run, 0);
                 let (pages, _) = state.apply_removals(removed, None);
-                self.counters.pages_evicted.add(pages);
+                self.counters.evicted_pages.add(pages);
             }
         }
     }

@@ -43,5 +43,5 @@ pub fn found(open: &Open) -> usize {
 }
 
 pub fn evicted(open: &Open) -> u64 {
-    open.store.stats().unwrap().catalog.counters["pages_evicted"]
+    open.store.stats().unwrap().catalog.counters["evicted_pages"]
 }

@@ -55,7 +55,7 @@ impl Bounds {
     pub fn judge(&self, open: &Open, seed: u64, away: bool) {
         let there = present(&open.store);
         let found = stats(open);
-        let evicted = found.counters["pages_evicted"] > 0;
+        let evicted = found.counters["evicted_pages"] > 0;
         for (at, &pages) in there.iter().enumerate() {
             let (kind, _) = keys_of(at);
             let (least, most) = (self.must(at, away), self.most[at]);

@@ -419,7 +419,7 @@ impl Life {
             assert!(found.segments <= found.segments_max, "{found:?}");
         }
         assert!(found.allocated_bytes <= self.bounds.ceiling, "{found:?}");
-        let evicted = found.counters["pages_evicted"];
+        let evicted = found.counters["evicted_pages"];
         assert!(evicted == 0 || !self.family.never_full, "{evicted} pages evicted for no need");
     }
 

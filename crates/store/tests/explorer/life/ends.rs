@@ -179,7 +179,7 @@ impl Life {
         if let Some(flushed) = flushed {
             self.check_same(&open, &flushed, "flushed, killed and opened again");
         }
-        let evicted = stats(&open).counters["pages_evicted"] > 0;
+        let evicted = stats(&open).counters["evicted_pages"] > 0;
         for (at, must) in must.iter().enumerate() {
             let spared = evicted && self.bounds.limited[at / NAMES as usize];
             assert!(must & !there[at] == 0 || spared, "a kill cost flushed pages of {at}");
@@ -219,7 +219,7 @@ impl Life {
 
     /// No page was added or removed, except by a quota.
     pub(super) fn check_same(&self, open: &Open, expected: &[Pages], what: &str) {
-        let evicted = stats(open).counters["pages_evicted"] > 0;
+        let evicted = stats(open).counters["evicted_pages"] > 0;
         for (at, (there, expected)) in present(&open.store).iter().zip(expected).enumerate() {
             let fewer = evicted && self.bounds.limited[at / NAMES as usize];
             let same = there == expected || (fewer && there & !expected == 0);
