@@ -114,7 +114,7 @@ impl WriteBudget {
 
 /// Why pages were not admitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AdmissionReject {
+pub enum AdmissionRefusal {
     /// First put of the pages within the reach of the ghost list.
     FirstSight,
     /// The write budget is used up.
@@ -123,11 +123,11 @@ pub enum AdmissionReject {
 
 /// The result of [`Admission::decide`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Decision {
+pub struct AdmissionDecision {
     /// Leading pages that may be written.
     pub pages: usize,
     /// Why the other pages may not be written, if there are any.
-    pub rejected: Option<AdmissionReject>,
+    pub refused: Option<AdmissionRefusal>,
 }
 
 /// The state machine. Times are measured from any fixed moment, and must not decrease (if they do,
@@ -208,21 +208,21 @@ impl Admission {
         pages: impl ExactSizeIterator<Item = PageHash>,
         page_bytes: u64,
         now: Duration,
-    ) -> Decision {
-        let asked = pages.len();
+    ) -> AdmissionDecision {
+        let requested = pages.len();
         if let Some(bucket) = &mut self.bucket {
             bucket.fill(now);
         }
         if self.bucket.is_none() && self.policy() == AdmissionMode::WriteThrough {
-            return Decision { pages: asked, rejected: None };
+            return AdmissionDecision { pages: requested, refused: None };
         }
-        let mut decision = Decision { pages: 0, rejected: None };
+        let mut decision = AdmissionDecision { pages: 0, refused: None };
         for page in pages {
             let page = page.low();
-            if decision.rejected.is_none() {
-                decision.rejected = self.refuses(page);
+            if decision.refused.is_none() {
+                decision.refused = self.refuses(page);
             }
-            match decision.rejected {
+            match decision.refused {
                 None => {
                     self.ghost.take(page);
                     decision.pages += 1;
@@ -277,12 +277,12 @@ impl Admission {
         self.ghost.young.len() + self.ghost.old.len()
     }
 
-    fn refuses(&self, page: u64) -> Option<AdmissionReject> {
+    fn refuses(&self, page: u64) -> Option<AdmissionRefusal> {
         if self.bucket.as_ref().is_some_and(|bucket| bucket.level <= 0.0) {
-            return Some(AdmissionReject::Budget);
+            return Some(AdmissionRefusal::Budget);
         }
         let first = self.policy() == AdmissionMode::SecondSight && !self.ghost.knows(page);
-        first.then_some(AdmissionReject::FirstSight)
+        first.then_some(AdmissionRefusal::FirstSight)
     }
 
     fn is_closed(&self) -> bool {
@@ -309,20 +309,20 @@ mod tests {
     fn without_budget_every_page_is_admitted() {
         let mut admission = Admission::new(AdmissionMode::Auto, None, 100);
         let all = admission.decide(pages(0..50), 1 << 20, Duration::ZERO);
-        assert_eq!(all, Decision { pages: 50, rejected: None });
+        assert_eq!(all, AdmissionDecision { pages: 50, refused: None });
         assert_eq!((admission.ghost_pages(), admission.available_bytes()), (0, None));
     }
 
     #[test]
     fn second_put_is_admitted_as_far_as_known() {
         let mut admission = Admission::new(AdmissionMode::SecondSight, None, 100);
-        let first = Some(AdmissionReject::FirstSight);
+        let first = Some(AdmissionRefusal::FirstSight);
         let mut decide = |range| admission.decide(pages(range), 1, Duration::ZERO);
-        assert_eq!(decide(0..4), Decision { pages: 0, rejected: first });
-        assert_eq!(decide(0..6), Decision { pages: 4, rejected: first });
-        assert_eq!(decide(4..6), Decision { pages: 2, rejected: None });
+        assert_eq!(decide(0..4), AdmissionDecision { pages: 0, refused: first });
+        assert_eq!(decide(0..6), AdmissionDecision { pages: 4, refused: first });
+        assert_eq!(decide(4..6), AdmissionDecision { pages: 2, refused: None });
         // Pages that were admitted and evicted count as new.
-        assert_eq!(decide(0..2), Decision { pages: 0, rejected: first });
+        assert_eq!(decide(0..2), AdmissionDecision { pages: 0, refused: first });
     }
 
     #[test]
@@ -352,10 +352,16 @@ mod tests {
         assert_eq!(admission.policy(), AdmissionMode::WriteThrough);
         // A bucket of 1000 bytes: only pages seen twice may use its last quarter.
         let once = admission.decide(pages(100..1100), 1, HOUR);
-        assert_eq!(once, Decision { pages: 750, rejected: Some(AdmissionReject::FirstSight) });
+        assert_eq!(
+            once,
+            AdmissionDecision { pages: 750, refused: Some(AdmissionRefusal::FirstSight) }
+        );
         assert_eq!(admission.policy(), AdmissionMode::SecondSight);
         let twice = admission.decide(pages(850..1200), 1, HOUR);
-        assert_eq!(twice, Decision { pages: 250, rejected: Some(AdmissionReject::Budget) });
+        assert_eq!(
+            twice,
+            AdmissionDecision { pages: 250, refused: Some(AdmissionRefusal::Budget) }
+        );
         assert_eq!(admission.available_bytes(), Some(0));
         admission.give_back(7);
         assert_eq!(admission.available_bytes(), Some(7));
@@ -367,7 +373,10 @@ mod tests {
             let mut admission = Admission::new(mode, Some(WriteBudget::per_day(0)), 100);
             for hour in 0..3 {
                 let none = admission.decide(pages(0..5), 1, HOUR * hour);
-                assert_eq!(none, Decision { pages: 0, rejected: Some(AdmissionReject::Budget) });
+                assert_eq!(
+                    none,
+                    AdmissionDecision { pages: 0, refused: Some(AdmissionRefusal::Budget) }
+                );
             }
             assert_eq!(admission.ghost_pages(), 0);
         }
@@ -429,7 +438,7 @@ mod tests {
                 now += put.wait_seconds;
                 let range = put.first..put.first + put.pages;
                 let decision = admission.decide(pages(range), page_bytes, Duration::from_secs(now));
-                prop_assert_eq!(decision.rejected.is_none(), decision.pages as u64 == put.pages);
+                prop_assert_eq!(decision.refused.is_none(), decision.pages as u64 == put.pages);
                 prop_assert!(admission.ghost_pages() <= 64);
                 written.push((now, decision.pages as u64 * page_bytes));
             }

@@ -27,7 +27,7 @@ pub fn foreign_directory(dir: &Path, owner: Owner) -> Error {
 }
 
 impl Directory {
-    /// Rejects a directory of another user. A directory that does not exist passes.
+    /// Refuses a directory of another user. A directory that does not exist passes.
     ///
     /// # Errors
     /// `Invalid` for another user's; those of the file system.

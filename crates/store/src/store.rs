@@ -341,14 +341,14 @@ impl Store {
         &self.staging
     }
 
-    /// Finishes running tickets, ends waiting ones, and rejects later calls.
+    /// Finishes running tickets, ends waiting ones, and refuses later calls.
     pub fn close(&self) {
         if process_id() == self.process && !self.closed.swap(true, Ordering::AcqRel) {
             self.workers.close();
         }
     }
 
-    /// Rejects a closed handle, and one from before a fork: the child has neither the threads nor
+    /// Refuses a closed handle, and one from before a fork: the child has neither the threads nor
     /// the locks that the handle relies on.
     fn check_process(&self) -> Result<()> {
         if process_id() != self.process {

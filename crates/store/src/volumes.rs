@@ -254,7 +254,7 @@ impl Directory {
         }
     }
 
-    /// Rejects a directory that is not the main directory of the volumes it names: none of them is
+    /// Refuses a directory that is not the main directory of the volumes it names: none of them is
     /// present, and some of their directories hold other volumes.
     pub(crate) fn check_expected(&self, manifest: &Manifest, found: &[VolumeState]) -> Result<()> {
         let foreign = |at: &VolumeState| matches!(at, VolumeState::Foreign(_));

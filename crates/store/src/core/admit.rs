@@ -2,7 +2,7 @@
 
 use super::StoreCore;
 use super::reservations::PlannedRun;
-use crate::admission::AdmissionReject;
+use crate::admission::AdmissionRefusal;
 use crate::catalog::{Refusal, ReserveRequest, ScopeRef};
 use ritornello_format::{PageHash, RUN_HEADER_UNITS_MAX, UNIT, units_of};
 
@@ -49,10 +49,10 @@ impl StoreCore {
             self.started.elapsed(),
         );
         let over_quota = (allowed < missing.len()).then_some(Refusal::Quota);
-        let refused = decision.rejected.map_or(over_quota, |rejected| {
-            Some(match rejected {
-                AdmissionReject::FirstSight => Refusal::Admission,
-                AdmissionReject::Budget => Refusal::WriteBudget,
+        let refused = decision.refused.map_or(over_quota, |refused| {
+            Some(match refused {
+                AdmissionRefusal::FirstSight => Refusal::Admission,
+                AdmissionRefusal::Budget => Refusal::WriteBudget,
             })
         });
         Admitted {

@@ -270,7 +270,7 @@ impl StoreCore {
         self.periodic.wake();
     }
 
-    /// Makes everything durable, stops the background threads and rejects later calls.
+    /// Makes everything durable, stops the background threads and refuses later calls.
     ///
     /// # Errors
     /// The errors of the last sync.
@@ -510,7 +510,7 @@ impl State {
         (pages, damaged_extents)
     }
 
-    /// Rejects a commit or abort of another client's reservation. A withheld reservation may be
+    /// Refuses a commit or abort of another client's reservation. A withheld reservation may be
     /// aborted by a client with the name that made it, and by the owner, which may have been that
     /// client at the time.
     fn check_reservation_owner(&self, asking: ClientId, id: u64) -> Result<()> {

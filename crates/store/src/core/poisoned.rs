@@ -1,4 +1,4 @@
-//! A store poisoned by a failed write or sync: it rejects changes, still serves lookups and reads,
+//! A store poisoned by a failed write or sync: it refuses changes, still serves lookups and reads,
 //! and its owner reopens it when the disks accept writes.
 
 use super::StoreCore;

@@ -83,18 +83,18 @@ pub(super) fn validate_runs(
 ) -> (Vec<RecoveredRun>, HashSet<RunId>) {
     let mut hidden = HashSet::new();
     let mut kept: Vec<RecoveredRun> = Vec::new();
-    let mut refused: Vec<(RunId, &'static str)> = Vec::new();
+    let mut rejected: Vec<(RunId, &'static str)> = Vec::new();
     let segment_units = (manifest.segment_bytes / UNIT) as u32;
     // Rejected runs are collected, because the index cannot change while it is visited.
     index.for_each(&mut |run, view| match rejection(&view, scopes, segment_units) {
-        Some(reason) => refused.push((run, reason)),
+        Some(reason) => rejected.push((run, reason)),
         None => {
             let extents: Vec<Extent> = view.live_extents();
             let is_hidden = absence.hides(&extents);
             let here = extents.iter().copied().filter(|e| !absence.covers(e.segment));
             // Beyond the segments, or claimed by a run visited before.
             if space.mark(&here.collect::<Vec<_>>()).is_err() {
-                refused.push((run, "space"));
+                rejected.push((run, "space"));
                 return;
             }
             if is_hidden {
@@ -116,7 +116,7 @@ pub(super) fn validate_runs(
     // Runs behind a dropped run are dropped with it, and their space is free again.
     let believed: HashSet<RunId> = kept.iter().map(|kept| kept.resident.run).collect();
     let mut gone = HashSet::new();
-    for (run, reason) in refused {
+    for (run, reason) in rejected {
         let removed = index.truncate(run, 0);
         *dropped.entry(reason.to_owned()).or_default() +=
             removed.iter().map(|r| u64::from(r.pages)).sum::<u64>();

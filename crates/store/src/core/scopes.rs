@@ -255,7 +255,7 @@ impl Scopes {
         }
     }
 
-    /// Rejects a reference whose scope was dropped or configured after it was resolved. Counts as a
+    /// Refuses a reference whose scope was dropped or configured after it was resolved. Counts as a
     /// use of the scope.
     pub(crate) fn check(&self, scope: ScopeRef) -> Result<()> {
         let live = self.live.read();
