@@ -65,7 +65,7 @@ pub use ownership::foreign_directory;
 pub use policy::{ClientCall, POLICY_FILE, StorePolicy};
 pub use stats::{
     AbsentSpace, AdmissionStats, CatalogStats, Counter, Counters, IndexDecision, IndexTuning,
-    IoStats, LsmEstimate, PathStats, Pieces, SCOPES_SHOWN, ScopeUsage, SpaceHealth,
+    IoStats, LsmEstimate, Pieces, SCOPES_SHOWN, ScopeUsage, SpaceHealth, VolumeStats,
 };
 pub use store::{PutOptions, Store, check_sections};
 pub use ticket::{CompletionQueue, Ticket};

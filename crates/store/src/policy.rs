@@ -24,7 +24,6 @@ pub enum ClientCall {
     /// Dropping a scope with its pages.
     DropScope,
     /// Changing the capacity or the directories.
-    #[serde(rename = "reshape")]
     ChangeCapacity,
     /// Setting codec, quota or retention of a scope.
     Configure,
@@ -37,7 +36,7 @@ impl ClientCall {
         match self {
             Self::Clear => "clear",
             Self::DropScope => "drop_scope",
-            Self::ChangeCapacity => "reshape",
+            Self::ChangeCapacity => "change_capacity",
             Self::Configure => "configure",
         }
     }
@@ -70,7 +69,7 @@ impl StorePolicy {
             Error::invalid(format!(
                 "the store's policy file cannot be read: {}; its lines are \
                  `allow_weak_hashes = true`, `allow_request_retention = true` (or `false`) and \
-                 `deny_clients = [\"clear\", \"drop_scope\", \"reshape\", \"configure\"]` (or some of them), and \
+                 `deny_clients = [\"clear\", \"drop_scope\", \"change_capacity\", \"configure\"]` (or some of them), and \
                  there are no others",
                 error.message().trim_end()
             ))
@@ -163,7 +162,8 @@ mod tests {
 
     #[test]
     fn calls_are_denied_by_name() {
-        let policy = StorePolicy::parse("deny_clients = [\"clear\", \"reshape\"]\n").unwrap();
+        let policy =
+            StorePolicy::parse("deny_clients = [\"clear\", \"change_capacity\"]\n").unwrap();
         assert!(policy.check_client(ClientCall::DropScope).is_ok());
         for call in [ClientCall::Clear, ClientCall::ChangeCapacity] {
             let error = policy.check_client(call).unwrap_err();

@@ -53,7 +53,7 @@ pub struct CatalogStats {
     /// State of the allocator.
     pub health: SpaceHealth,
     /// The directories of the segments.
-    pub paths: Vec<PathStats>,
+    pub paths: Vec<VolumeStats>,
     /// Live scopes.
     pub scopes: u64,
     /// The scopes that hold most, largest first, at most [`SCOPES_SHOWN`].
@@ -254,7 +254,7 @@ pub struct Pieces {
 
 /// A directory of segments.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PathStats {
+pub struct VolumeStats {
     /// The directory, relative to the store's or absolute.
     pub dir: String,
     /// Whether the directory is being drained: no run is placed there, and its runs are moved or

@@ -106,7 +106,7 @@ fn forgotten_volume_loses_pages_and_number() {
     let disk = SimDisk::new(64 * MIB);
     fill(&disk);
     let forget = |open: &Open, dir: &str| {
-        open.core.change_capacity(&CapacityChange::ForgetPath(dir.to_owned()), Duration::ZERO)
+        open.core.change_capacity(&CapacityChange::ForgetVolume(dir.to_owned()), Duration::ZERO)
     };
     let open = reopen(Arc::new(disk.clone()));
     let error = forget(&open, "/b").unwrap_err();

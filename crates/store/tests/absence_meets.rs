@@ -44,8 +44,9 @@ fn drained_volume_waits_for_its_absent_segment() {
         schedule.add(Rule::nth(1, Fault::NoSystemFiles).onward().on(Op::Open).at(path.as_str()));
         let open = reopen(faulty);
         let absent = found(&open);
-        let _ =
-            open.core.change_capacity(&CapacityChange::DrainPath("/b".to_owned()), Duration::ZERO);
+        let _ = open
+            .core
+            .change_capacity(&CapacityChange::DrainVolume("/b".to_owned()), Duration::ZERO);
         for _ in 0..4 {
             open.core.run_once();
             open.store.flush().unwrap();

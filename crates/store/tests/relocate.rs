@@ -19,7 +19,7 @@ fn two_paths(dir: &Path) -> Options {
 }
 
 fn drain(open: &Open, dir: &Path) -> ritornello_format::Result<()> {
-    open.store.change_capacity(&CapacityChange::DrainPath(dir.to_str().unwrap().to_owned()))
+    open.store.change_capacity(&CapacityChange::DrainVolume(dir.to_str().unwrap().to_owned()))
 }
 
 /// Pages removed from the middle leave holes; a moved run has the same holes, and their space is
@@ -150,7 +150,7 @@ fn failed_copy_moves_nothing_and_is_retried() {
     }
     open.store.flush().unwrap();
     schedule.add(Rule::always(Fault::Io).on(Op::Write).at("seg-"));
-    let change = CapacityChange::DrainPath("/a".to_owned());
+    let change = CapacityChange::DrainVolume("/a".to_owned());
     assert!(open.core.change_capacity(&change, Duration::from_secs(5)).is_err());
     assert!(schedule.injected() > 0);
     schedule.heal();

@@ -135,7 +135,7 @@ fn new_volume_of_another_user_is_refused() {
     }
     let open = open_on(Arc::new(Host), &with_paths(root.path())).unwrap();
     let add = |dir: &Path| {
-        open.store.change_capacity(&CapacityChange::AddPath(dir.to_str().unwrap().into()))
+        open.store.change_capacity(&CapacityChange::AddVolume(dir.to_str().unwrap().into()))
     };
     refused(add(&theirs), "another user");
     refused(add(&group), "group/ritornello instead");
@@ -156,7 +156,7 @@ fn volumes_are_closed_to_other_users() {
     }
     let open = open_on(Arc::new(Host), &with_paths(root.path())).unwrap();
     assert_eq!(mode(&a), 0o700, "when the store is made");
-    open.store.change_capacity(&CapacityChange::AddPath(more.to_str().unwrap().into())).unwrap();
+    open.store.change_capacity(&CapacityChange::AddVolume(more.to_str().unwrap().into())).unwrap();
     assert_eq!(mode(&more), 0o700, "when the directory is added");
     open.close();
     fs::set_permissions(&a, Permissions::from_mode(0o755)).unwrap();

@@ -322,7 +322,7 @@ impl StoreCore {
     ///
     /// # Errors
     /// As of [`StoreCore::make_durable`].
-    pub(super) fn forget_volume(&self, number: u8) -> Result<()> {
+    pub(super) fn retire_absent_volume(&self, number: u8) -> Result<()> {
         // Excludes `reattach_absent`, because both replace the hidden runs.
         let _turn = self.shape.lock();
         let is_in_volume =

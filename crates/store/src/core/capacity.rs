@@ -29,11 +29,11 @@ pub enum CapacityChange {
     Capacity(u64),
     /// Adds a directory for segments, or marks a directory of the store again that is absent because
     /// its marker was lost.
-    AddPath(String),
+    AddVolume(String),
     /// Drains a directory: no new run is placed there, and its runs are moved or evicted.
-    DrainPath(String),
+    DrainVolume(String),
     /// Gives up an absent directory and its pages.
-    ForgetPath(String),
+    ForgetVolume(String),
 }
 
 impl StoreCore {
@@ -60,16 +60,16 @@ impl StoreCore {
             let mut candidate = None;
             match change {
                 CapacityChange::Capacity(bytes) => manifest.capacity = *bytes,
-                CapacityChange::AddPath(dir) => {
+                CapacityChange::AddVolume(dir) => {
                     let name = self.directory().volume_name(Path::new(dir))?;
                     match manifest.volumes.iter().position(|volume| volume.dir == name) {
                         Some(at) => marked = Some(self.mark_again(&mut manifest, at as u8)?),
                         None => candidate = Some(self.add_volume(&mut manifest, name)?),
                     }
                 }
-                CapacityChange::DrainPath(dir) => self.drain_volume(&mut manifest, dir)?,
-                CapacityChange::ForgetPath(dir) => {
-                    forgotten = Some(self.forget_path(&mut manifest, dir)?)
+                CapacityChange::DrainVolume(dir) => self.evacuate_volume(&mut manifest, dir)?,
+                CapacityChange::ForgetVolume(dir) => {
+                    forgotten = Some(self.forget_volume(&mut manifest, dir)?)
                 }
             }
             let budget = Budget::divide(manifest.capacity, manifest.segment_bytes)?;
@@ -94,7 +94,7 @@ impl StoreCore {
         }
         if let Some(number) = forgotten {
             // The change is durable in the manifest: a next owner drops the remaining runs.
-            self.forget_volume(number)?;
+            self.retire_absent_volume(number)?;
         }
         if let Some(number) = marked {
             self.reattach_absent()?;
@@ -133,13 +133,13 @@ impl StoreCore {
 
     /// Whether no capacity change is pending.
     fn is_space_as_wanted(&self) -> bool {
-        let draining = self.is_draining_paths();
+        let draining = self.is_draining_volumes();
         let fits = self.index.stats().disk_bytes <= self.budget().index_bytes;
         !draining && fits && self.state.lock().space.closed().is_empty()
     }
 
     /// Whether a present directory is being drained.
-    pub(super) fn is_draining_paths(&self) -> bool {
+    pub(super) fn is_draining_volumes(&self) -> bool {
         let manifest = self.manifest();
         let state = self.state.lock();
         (0..=u8::MAX).zip(&manifest.volumes).any(|(number, volume)| {
@@ -301,7 +301,7 @@ impl StoreCore {
         })
     }
 
-    fn drain_volume(&self, manifest: &mut Manifest, dir: &str) -> Result<()> {
+    fn evacuate_volume(&self, manifest: &mut Manifest, dir: &str) -> Result<()> {
         let found = self.volume_in(manifest, dir)?;
         if self.state.lock().absence.volumes.contains_key(&(found as u8)) {
             return Err(Error::invalid(
@@ -314,7 +314,7 @@ impl StoreCore {
     }
 
     /// Removes an absent volume from `manifest`. Returns its number.
-    fn forget_path(&self, manifest: &mut Manifest, dir: &str) -> Result<u8> {
+    fn forget_volume(&self, manifest: &mut Manifest, dir: &str) -> Result<u8> {
         let found = self.volume_in(manifest, dir)?;
         let number = found as u8;
         if !self.state.lock().absence.volumes.contains_key(&number) {

@@ -42,7 +42,7 @@ use crate::eviction::{Eviction, RecencyClock, Resident};
 use crate::lease::LeaseTable;
 use crate::options::{Durability, Options};
 use crate::rounds::Rounds;
-use crate::stats::{AdmissionStats, CatalogStats, Counters, IoStats, LsmEstimate, PathStats};
+use crate::stats::{AdmissionStats, CatalogStats, Counters, IoStats, LsmEstimate, VolumeStats};
 use absence::Absence;
 use drain::Draining;
 use hidden::Hidden;
@@ -530,13 +530,13 @@ impl State {
 }
 
 /// Statistics of the directories in use.
-fn paths(manifest: &Manifest, state: &State) -> Vec<PathStats> {
+fn paths(manifest: &Manifest, state: &State) -> Vec<VolumeStats> {
     let (segments, used) = (state.space.segments_by_volume(), state.space.used_by_volume());
     let there = (0..=u8::MAX).zip(&manifest.volumes).filter(|(_, volume)| !volume.is_gone());
     there
         .map(|(number, volume)| {
             let at = usize::from(number);
-            PathStats {
+            VolumeStats {
                 dir: volume.dir.clone(),
                 draining: volume.draining,
                 segments: segments.get(at).copied().unwrap_or(0).into(),

@@ -86,14 +86,14 @@ impl StoreCore {
     /// The errors of the file system; the caller may retry.
     pub(super) fn maintain_space(&self, control: &Control) -> Result<bool> {
         self.state.lock().release_quarantined();
-        self.drop_empty_segments()?;
+        self.remove_empty_segments()?;
         let mut left = false;
         for segment in self.closed_segments() {
             if control.stop().is_some() || self.rounds.cause().is_some() {
                 return Ok(true);
             }
             self.empty_segment(segment, control)?;
-            left |= !self.drop_empty_segments()?.contains(&segment)
+            left |= !self.remove_empty_segments()?.contains(&segment)
                 && self.state.lock().space.is_closed(segment);
         }
         self.fit_index(control)?;
@@ -142,7 +142,7 @@ impl StoreCore {
     }
 
     /// Removes the files of empty closed segments. Returns those segments.
-    fn drop_empty_segments(&self) -> Result<Vec<SegmentId>> {
+    fn remove_empty_segments(&self) -> Result<Vec<SegmentId>> {
         let until = Instant::now() + SYNC_TIMEOUT;
         let busy = || Error::retry("the disk is still busy with an earlier sync");
         let _turn = self.shape.try_lock_until(until).ok_or_else(busy)?;
@@ -152,7 +152,7 @@ impl StoreCore {
         if empty.is_empty() {
             return Ok(empty);
         }
-        self.retire_numbers(&closed)?;
+        self.record_used_numbers(&closed)?;
         // A sync would reopen segments that it finds dirty.
         let _round = self.rounds.between(until)?;
         for &id in &empty {
@@ -171,7 +171,7 @@ impl StoreCore {
 
     /// Records durably, before a segment is removed, that its number is never reused: a process
     /// with the old file open must not take another file for it.
-    fn retire_numbers(&self, closed: &[SegmentId]) -> Result<()> {
+    fn record_used_numbers(&self, closed: &[SegmentId]) -> Result<()> {
         let mut manifest = Manifest::clone(&self.manifest());
         for id in closed {
             if let Some(volume) = manifest.volumes.get_mut(usize::from(id.volume())) {
@@ -252,7 +252,7 @@ impl StoreCore {
     /// Returns whether segments, directories or the index exceed their target.
     pub(super) fn needs_maintenance(&self) -> bool {
         !self.state.lock().space.closed().is_empty()
-            || self.is_draining_paths()
+            || self.is_draining_volumes()
             || self.index.stats().disk_bytes > self.budget().index_bytes
     }
 }

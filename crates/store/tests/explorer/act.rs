@@ -44,11 +44,11 @@ pub enum Act {
     Resize {
         mib: u64,
     },
-    AddPath {
+    AddVolume {
         dir: &'static str,
     },
     /// Drains one of the directories.
-    DrainPath {
+    DrainVolume {
         which: u64,
     },
     Configure {
@@ -261,8 +261,8 @@ impl Act {
     fn reshaping(dice: &mut Dice) -> Self {
         match dice.below(8) {
             0..=3 => Self::Resize { mib: mib(dice) },
-            4 | 5 => Self::AddPath { dir: ["/b", "/c", "/d"][dice.below(3) as usize] },
-            _ => Self::DrainPath { which: dice.next() },
+            4 | 5 => Self::AddVolume { dir: ["/b", "/c", "/d"][dice.below(3) as usize] },
+            _ => Self::DrainVolume { which: dice.next() },
         }
     }
 }

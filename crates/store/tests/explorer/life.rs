@@ -292,11 +292,11 @@ impl Life {
             Act::Clear => open.store.clear(),
             Act::Flush => open.store.flush(),
             Act::Resize { mib } => change_capacity(CapacityChange::Capacity(mib * MIB)),
-            Act::AddPath { dir } => change_capacity(CapacityChange::AddPath(dir.to_owned())),
-            Act::DrainPath { which } => {
+            Act::AddVolume { dir } => change_capacity(CapacityChange::AddVolume(dir.to_owned())),
+            Act::DrainVolume { which } => {
                 let paths = stats(open).paths;
                 let path = &paths[(which % paths.len() as u64) as usize];
-                change_capacity(CapacityChange::DrainPath(path.dir.clone()))
+                change_capacity(CapacityChange::DrainVolume(path.dir.clone()))
             }
             Act::Configure { kind, ref settings } => {
                 open.store.configure(&kinds()[kind].scope, settings)
@@ -313,7 +313,7 @@ impl Life {
         let Err(error) = answer else { return };
         let said = error.to_string();
         let known = match act {
-            Act::Resize { .. } | Act::AddPath { .. } | Act::DrainPath { .. } => {
+            Act::Resize { .. } | Act::AddVolume { .. } | Act::DrainVolume { .. } => {
                 // Also waits for the rest of an earlier change.
                 said.contains("still being emptied")
                     || said.contains("may not be evicted")
