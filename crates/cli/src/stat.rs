@@ -188,8 +188,8 @@ fn describe(dir: &Path, role: &str, stats: &StoreStats) -> String {
             bytes(s.index_written_bytes)
         ),
     );
-    if h.closed_bytes > 0 {
-        row("shrinking", format!("{} of segments are being emptied", bytes(h.closed_bytes)));
+    if h.sealed_bytes > 0 {
+        row("shrinking", format!("{} of segments are being emptied", bytes(h.sealed_bytes)));
     }
     for path in s.paths.iter().filter(|path| s.paths.len() > 1 || path.draining) {
         let draining = if path.draining { ", draining" } else { "" };

@@ -237,8 +237,8 @@ pub struct SpaceHealth {
     pub admitted_bytes: u64,
     /// `written_bytes` over `admitted_bytes`. The index's writes are in `index_written_bytes`.
     pub write_amplification: f64,
-    /// Bytes of closed segments that are not removed yet.
-    pub closed_bytes: u64,
+    /// Bytes of sealed segments that are not removed yet.
+    pub sealed_bytes: u64,
 }
 
 /// Pieces per page; zero without pages.

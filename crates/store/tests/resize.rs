@@ -334,9 +334,9 @@ fn resumed_shrink_closes_emptiest_segments() {
     directory.write_manifest(&manifest).unwrap();
     let again = Options { capacity: None, background_threads: false, ..options(dir.path(), 0) };
     let open = open_on(Arc::new(Host), &again).unwrap();
-    assert!(stats(&open).health.closed_bytes > 0);
+    assert!(stats(&open).health.sealed_bytes > 0);
     open.core.run_once();
-    assert_eq!(stats(&open).health.closed_bytes, 0);
+    assert_eq!(stats(&open).health.sealed_bytes, 0);
     assert_eq!(stats(&open).counters["runs_moved"], 0, "they lie in segments that stay");
     assert_eq!(whole(&open, 4).len(), 4);
     open.close();
@@ -400,7 +400,7 @@ fn put_finds_space_during_a_large_shrink() {
     directory.write_manifest(&manifest).unwrap();
     let again = Options { capacity: None, background_threads: false, ..lru };
     let open = open_on(Arc::new(Host), &again).unwrap();
-    assert!(stats(&open).health.closed_bytes > 60 * MIB);
+    assert!(stats(&open).health.sealed_bytes > 60 * MIB);
     for name in 1000..1020 {
         assert_eq!(put(&open.store, &scope, &sequence(name, PAGES), None).pages, PAGES, "{name}");
     }

@@ -1,7 +1,7 @@
 //! Changing the capacity and the directories of a store in use.
 //!
 //! The manifest records the target durably before any action. A larger capacity is available at
-//! once. For a smaller one, or a drained directory, the segments beyond the shares are closed, and
+//! once. For a smaller one, or a drained directory, the segments beyond the shares are sealed, and
 //! the maintenance thread empties and removes them. If the owner ends half-way, the next one
 //! continues from the manifest.
 
@@ -122,11 +122,11 @@ impl StoreCore {
                 self.maintain_space(&Control::default())?;
             }
             if Instant::now() >= deadline && !self.is_space_as_wanted() {
-                let closed = self.state.lock().space.closed().len();
+                let sealed = self.state.lock().space.sealed().len();
                 return Err(Error::retry(
                     "the store is still being emptied, and continues in the background",
                 )
-                .with("segments_to_go", closed));
+                .with("segments_to_go", sealed));
             }
         }
     }
@@ -135,7 +135,7 @@ impl StoreCore {
     fn is_space_as_wanted(&self) -> bool {
         let draining = self.is_draining_volumes();
         let fits = self.index.stats().disk_bytes <= self.budget().index_bytes;
-        !draining && fits && self.state.lock().space.closed().is_empty()
+        !draining && fits && self.state.lock().space.sealed().is_empty()
     }
 
     /// Whether a present directory is being drained.
@@ -381,11 +381,11 @@ pub(super) fn share_out(
 }
 
 impl State {
-    /// Releases quarantined space of closed segments, which is not reused anyway.
+    /// Releases quarantined space of sealed segments, which is not reused anyway.
     pub(super) fn release_quarantined(&mut self) {
         let (gone, kept): (Vec<_>, Vec<_>) = std::mem::take(&mut self.quarantine)
             .into_iter()
-            .partition(|extent| self.space.is_closed(extent.segment));
+            .partition(|extent| self.space.is_sealed(extent.segment));
         self.quarantine = kept.into();
         self.quarantine_units -= gone.iter().map(|e| u64::from(e.units)).sum::<u64>();
         self.add_to_limbo(gone);

@@ -65,15 +65,15 @@ impl Limbo {
 }
 
 impl State {
-    /// Units in limbo that will not be reused, because their segments are closed.
-    pub(super) fn leaving_units(&self) -> u64 {
-        let closed = self.space.closed();
-        closed.into_iter().map(|segment| self.limbo.units_in(segment)).sum()
+    /// Units in limbo that will not be reused, because their segments are sealed.
+    pub(super) fn sealed_limbo_units(&self) -> u64 {
+        let sealed = self.space.sealed();
+        sealed.into_iter().map(|segment| self.limbo.units_in(segment)).sum()
     }
 
     /// Units that a put may use soon.
     pub(super) fn reclaimable(&self) -> u64 {
-        self.space.free_units() + self.limbo.units() - self.leaving_units()
+        self.space.free_units() + self.limbo.units() - self.sealed_limbo_units()
     }
 
     /// Adds released space to the limbo, because the record that frees it may not be durable.

@@ -359,7 +359,7 @@ impl StoreCore {
         let state = self.state.lock();
         let space = state.space.stats();
         health.reserve_bytes = space.reserve_units * UNIT;
-        health.closed_bytes = state.space.closed().len() as u64 * budget.segment_bytes;
+        health.sealed_bytes = state.space.sealed().len() as u64 * budget.segment_bytes;
         let paths = paths(&manifest, &state);
         let absent_space = self.absent_space(&state);
         Ok(CatalogStats {
@@ -376,7 +376,7 @@ impl StoreCore {
             files: existing + index.files + 5 + manifest.volumes.len() as u64,
             used_bytes: (state.space.total_units()
                 - state.space.free_units()
-                - state.space.closed_units())
+                - state.space.sealed_units())
             .saturating_sub(
                 state.limbo.units()
                     + state.quarantine_units

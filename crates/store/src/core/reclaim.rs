@@ -41,7 +41,7 @@ impl Holdings for Pins<'_> {
 }
 
 impl StoreCore {
-    /// Evicts about `units` from segments that are not closed, leaves first, and passes the lock on
+    /// Evicts about `units` from segments that are not sealed, leaves first, and passes the lock on
     /// between steps. Returns whether any page was evicted.
     pub(super) fn evict(&self, state: &mut MutexGuard<'_, State>, units: u64) -> bool {
         let (mut left, mut any) = (units, false);
@@ -49,7 +49,7 @@ impl StoreCore {
             if any {
                 MutexGuard::bump(state);
             }
-            let leaving = state.leaving_units();
+            let leaving = state.sealed_limbo_units();
             let State { eviction, leases, retention, .. } = &mut **state;
             let hidden = &self.hidden;
             let held = Pins { leases, retention, hidden, index: self.index.as_ref() };
@@ -58,9 +58,9 @@ impl StoreCore {
                 break;
             }
             any = true;
-            // Space in closed segments does not count, because no put can use it.
+            // Space in sealed segments does not count, because no put can use it.
             let gone: u64 = victims.iter().map(|victim| victim.units).sum();
-            left = left.saturating_sub(gone.saturating_sub(state.leaving_units() - leaving));
+            left = left.saturating_sub(gone.saturating_sub(state.sealed_limbo_units() - leaving));
         }
         any
     }

@@ -1,4 +1,4 @@
-//! Space maintenance: a thread that empties closed segments, and scrubs.
+//! Space maintenance: a thread that empties sealed segments, and scrubs.
 
 use super::absence::ABSENT_INTERVAL;
 use super::scrub::Scrub;
@@ -79,7 +79,7 @@ impl StoreCore {
         Ok(())
     }
 
-    /// Empties closed segments and removes them. Returns whether some remain because a lease pins
+    /// Empties sealed segments and removes them. Returns whether some remain because a lease pins
     /// them or a put writes to them.
     ///
     /// # Errors
@@ -88,13 +88,13 @@ impl StoreCore {
         self.state.lock().release_quarantined();
         self.remove_empty_segments()?;
         let mut left = false;
-        for segment in self.closed_segments() {
+        for segment in self.sealed_segments() {
             if control.stop().is_some() || self.rounds.cause().is_some() {
                 return Ok(true);
             }
             self.empty_segment(segment, control)?;
             left |= !self.remove_empty_segments()?.contains(&segment)
-                && self.state.lock().space.is_closed(segment);
+                && self.state.lock().space.is_sealed(segment);
         }
         self.fit_index(control)?;
         self.retire_volumes()?;
@@ -102,13 +102,13 @@ impl StoreCore {
     }
 
     /// Closed segments, the emptiest first.
-    fn closed_segments(&self) -> Vec<SegmentId> {
+    fn sealed_segments(&self) -> Vec<SegmentId> {
         let state = self.state.lock();
-        let mut closed = state.space.closed();
+        let mut sealed = state.space.sealed();
         // Withheld space can neither be moved nor evicted.
-        closed.retain(|id| !state.draining.holds(*id));
-        closed.sort_by_key(|id| std::cmp::Reverse(state.space.free_in(*id)));
-        closed
+        sealed.retain(|id| !state.draining.holds(*id));
+        sealed.sort_by_key(|id| std::cmp::Reverse(state.space.free_in(*id)));
+        sealed
     }
 
     fn empty_segment(&self, segment: SegmentId, control: &Control) -> Result<()> {
@@ -141,18 +141,18 @@ impl StoreCore {
         }
     }
 
-    /// Removes the files of empty closed segments. Returns those segments.
+    /// Removes the files of empty sealed segments. Returns those segments.
     fn remove_empty_segments(&self) -> Result<Vec<SegmentId>> {
         let until = Instant::now() + SYNC_TIMEOUT;
         let busy = || Error::retry("the disk is still busy with an earlier sync");
         let _turn = self.shape.try_lock_until(until).ok_or_else(busy)?;
-        let closed = self.state.lock().space.closed();
+        let sealed = self.state.lock().space.sealed();
         let is_empty = |id: &SegmentId| self.state.lock().space.is_empty(*id);
-        let empty: Vec<SegmentId> = closed.iter().copied().filter(is_empty).collect();
+        let empty: Vec<SegmentId> = sealed.iter().copied().filter(is_empty).collect();
         if empty.is_empty() {
             return Ok(empty);
         }
-        self.record_used_numbers(&closed)?;
+        self.record_used_numbers(&sealed)?;
         // A sync would reopen segments that it finds dirty.
         let _round = self.rounds.between(until)?;
         for &id in &empty {
@@ -161,7 +161,7 @@ impl StoreCore {
             state.space.begin_removal(id);
             drop(state);
             self.segments.remove(id)?;
-            if let Err(error) = self.state.lock().space.drop_segment(id) {
+            if let Err(error) = self.state.lock().space.remove_segment(id) {
                 tracing::error!(%error, "a segment was removed that is in use");
             }
             self.counters.segments_removed.add(1);
@@ -171,9 +171,9 @@ impl StoreCore {
 
     /// Records durably, before a segment is removed, that its number is never reused: a process
     /// with the old file open must not take another file for it.
-    fn record_used_numbers(&self, closed: &[SegmentId]) -> Result<()> {
+    fn record_used_numbers(&self, sealed: &[SegmentId]) -> Result<()> {
         let mut manifest = Manifest::clone(&self.manifest());
-        for id in closed {
+        for id in sealed {
             if let Some(volume) = manifest.volumes.get_mut(usize::from(id.volume())) {
                 volume.first_segment = volume.first_segment.max(id.number() + 1);
             }
@@ -251,7 +251,7 @@ impl StoreCore {
 
     /// Returns whether segments, directories or the index exceed their target.
     pub(super) fn needs_maintenance(&self) -> bool {
-        !self.state.lock().space.closed().is_empty()
+        !self.state.lock().space.sealed().is_empty()
             || self.is_draining_volumes()
             || self.index.stats().disk_bytes > self.budget().index_bytes
     }

@@ -145,7 +145,7 @@ pub fn stats(open: &Open) -> CatalogStats {
 
 /// Whether no change of the space is pending.
 pub fn in_shape(found: &CatalogStats) -> bool {
-    found.health.closed_bytes == 0
+    found.health.sealed_bytes == 0
         && found.paths.iter().all(|path| !path.draining)
         && found.index_disk_bytes <= (found.capacity_bytes / 32).max(MIB)
 }

@@ -39,17 +39,17 @@ impl Hole {
 ///
 /// Invariants: `by_size` and the maps in `segments` hold the same holes, except those of closed
 /// segments, which only `segments` holds. Holes of a segment neither overlap nor touch. `units` is
-/// the sum of the lengths in `by_size`, `classes` their number by size, and `closed_units` the sum
+/// the sum of the lengths in `by_size`, `classes` their number by size, and `sealed_units` the sum
 /// of the other lengths.
 #[derive(Debug, Default)]
 pub(super) struct FreeMap {
     /// For each segment that exists, its holes: start to length.
     segments: BTreeMap<u32, BTreeMap<u32, u32>>,
     /// Segments in which nothing is placed any more.
-    closed: BTreeSet<u32>,
+    sealed: BTreeSet<u32>,
     /// Closed segments whose file is being removed, or is partly removed.
     removing: BTreeSet<u32>,
-    closed_units: u64,
+    sealed_units: u64,
     /// New segments get this number or a higher one.
     first: u32,
     by_size: BTreeSet<Hole>,
@@ -81,7 +81,7 @@ impl FreeMap {
 
     /// Number of segments that are not closed.
     pub(super) fn open_segments(&self) -> u32 {
-        self.segments() - self.closed.len() as u32
+        self.segments() - self.sealed.len() as u32
     }
 
     /// The lowest unused number that new segments may get.
@@ -96,21 +96,21 @@ impl FreeMap {
     }
 
     /// Free units of closed segments.
-    pub(super) fn closed_units(&self) -> u64 {
-        self.closed_units
+    pub(super) fn sealed_units(&self) -> u64 {
+        self.sealed_units
     }
 
-    pub(super) fn closed(&self) -> impl Iterator<Item = u32> + '_ {
-        self.closed.iter().copied()
+    pub(super) fn sealed(&self) -> impl Iterator<Item = u32> + '_ {
+        self.sealed.iter().copied()
     }
 
-    pub(super) fn is_closed(&self, number: u32) -> bool {
-        self.closed.contains(&number)
+    pub(super) fn is_sealed(&self, number: u32) -> bool {
+        self.sealed.contains(&number)
     }
 
     /// Marks a closed segment as being removed: it is never opened again.
     pub(super) fn begin_removal(&mut self, number: u32) {
-        if self.is_closed(number) {
+        if self.is_sealed(number) {
             self.removing.insert(number);
         }
     }
@@ -129,24 +129,24 @@ impl FreeMap {
     /// Open segments, ordered by free units, the most first.
     pub(super) fn emptiest_first(&self) -> Vec<u32> {
         let mut numbers: Vec<u32> =
-            self.segments.keys().copied().filter(|number| !self.is_closed(*number)).collect();
+            self.segments.keys().copied().filter(|number| !self.is_sealed(*number)).collect();
         numbers.sort_by_key(|number| (std::cmp::Reverse(self.free_in(*number)), *number));
         numbers
     }
 
     /// Closes or opens a segment. A segment that is being removed stays closed.
-    pub(super) fn set_closed(&mut self, number: u32, closed: bool) {
+    pub(super) fn set_sealed(&mut self, number: u32, sealed: bool) {
         let Some(holes) = self.segments.get(&number).cloned() else { return };
-        if self.is_closed(number) == closed || self.removing.contains(&number) {
+        if self.is_sealed(number) == sealed || self.removing.contains(&number) {
             return;
         }
         for (&start, &units) in &holes {
             self.remove(number, start, units);
         }
-        if closed {
-            self.closed.insert(number);
+        if sealed {
+            self.sealed.insert(number);
         } else {
-            self.closed.remove(&number);
+            self.sealed.remove(&number);
         }
         for (&start, &units) in &holes {
             self.insert(number, start, units);
@@ -154,14 +154,14 @@ impl FreeMap {
     }
 
     /// Forgets a closed segment that is empty. Returns `false` if it is not one.
-    pub(super) fn drop_segment(&mut self, number: u32, units: u32) -> bool {
-        if !self.is_closed(number) || self.free_in(number) != u64::from(units) {
+    pub(super) fn remove_segment(&mut self, number: u32, units: u32) -> bool {
+        if !self.is_sealed(number) || self.free_in(number) != u64::from(units) {
             return false;
         }
         self.segments.remove(&number);
-        self.closed.remove(&number);
+        self.sealed.remove(&number);
         self.removing.remove(&number);
-        self.closed_units -= u64::from(units);
+        self.sealed_units -= u64::from(units);
         true
     }
 
@@ -244,8 +244,8 @@ impl FreeMap {
             let old = holes.insert(start, units);
             debug_assert!(old.is_none());
         }
-        if self.is_closed(number) {
-            self.closed_units += u64::from(units);
+        if self.is_sealed(number) {
+            self.sealed_units += u64::from(units);
             return;
         }
         let fresh = self.by_size.insert(Hole::new(number, start, units));
@@ -259,8 +259,8 @@ impl FreeMap {
             let old = holes.remove(&start);
             debug_assert_eq!(old, Some(units));
         }
-        if self.is_closed(number) {
-            self.closed_units -= u64::from(units);
+        if self.is_sealed(number) {
+            self.sealed_units -= u64::from(units);
             return;
         }
         let there = self.by_size.remove(&Hole::new(number, start, units));

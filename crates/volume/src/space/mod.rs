@@ -16,7 +16,7 @@
 //! **Shares.** Each volume has a maximum of segments, and so have all together
 //! ([`Space::set_shares`]). Segments beyond a share are closed, the emptiest first: nothing is
 //! placed in a closed segment, and once its owner has emptied it, it is removed
-//! ([`Space::drop_segment`]). The number of a removed segment is not used again: see
+//! ([`Space::remove_segment`]). The number of a removed segment is not used again: see
 //! [`Space::start_numbers_at`].
 
 mod free;

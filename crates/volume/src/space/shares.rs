@@ -14,13 +14,13 @@ impl Space {
         }
         for (at, volume) in self.volumes.iter_mut().enumerate() {
             volume.max = shares.get(at).copied().unwrap_or(0).min(super::SEGMENT_NUMBERS);
-            for number in volume.free.closed().collect::<Vec<_>>() {
-                volume.free.set_closed(number, false);
+            for number in volume.free.sealed().collect::<Vec<_>>() {
+                volume.free.set_sealed(number, false);
             }
             let staying = volume.free.segments() - volume.free.removing();
             let surplus = staying.saturating_sub(volume.max) as usize;
             for number in volume.free.emptiest_first().into_iter().take(surplus) {
-                volume.free.set_closed(number, true);
+                volume.free.set_sealed(number, true);
             }
         }
     }
@@ -37,24 +37,24 @@ impl Space {
         let used = |volume: &Volume| {
             u64::from(volume.free.segments()) * u64::from(self.segment_units)
                 - volume.free.units()
-                - volume.free.closed_units()
+                - volume.free.sealed_units()
         };
         self.volumes.iter().map(used).collect()
     }
 
     /// The segments that are closed.
     #[must_use]
-    pub fn closed(&self) -> Vec<SegmentId> {
+    pub fn sealed(&self) -> Vec<SegmentId> {
         let each = (0..=u8::MAX).zip(&self.volumes);
-        each.flat_map(|(at, volume)| volume.free.closed().map(move |n| SegmentId::new(at, n)))
+        each.flat_map(|(at, volume)| volume.free.sealed().map(move |n| SegmentId::new(at, n)))
             .collect()
     }
 
     /// Whether a segment is closed: nothing is placed in it any more.
     #[must_use]
-    pub fn is_closed(&self, id: SegmentId) -> bool {
+    pub fn is_sealed(&self, id: SegmentId) -> bool {
         let volume = self.volumes.get(usize::from(id.volume()));
-        volume.is_some_and(|volume| volume.free.is_closed(id.number()))
+        volume.is_some_and(|volume| volume.free.is_sealed(id.number()))
     }
 
     /// Whether nothing is allocated in a segment.
@@ -73,8 +73,8 @@ impl Space {
 
     /// Free units of closed segments.
     #[must_use]
-    pub fn closed_units(&self) -> u64 {
-        self.volumes.iter().map(|volume| volume.free.closed_units()).sum()
+    pub fn sealed_units(&self) -> u64 {
+        self.volumes.iter().map(|volume| volume.free.sealed_units()).sum()
     }
 
     /// Marks a closed segment whose file is about to be removed. It is never opened again, even if
@@ -89,10 +89,10 @@ impl Space {
     ///
     /// # Errors
     /// [`SpaceError::Segment`] if the segment is not closed or not empty; nothing is changed.
-    pub fn drop_segment(&mut self, id: SegmentId) -> Result<(), SpaceError> {
+    pub fn remove_segment(&mut self, id: SegmentId) -> Result<(), SpaceError> {
         let units = self.segment_units;
         let volume = self.volumes.get_mut(usize::from(id.volume()));
-        match volume.is_some_and(|volume| volume.free.drop_segment(id.number(), units)) {
+        match volume.is_some_and(|volume| volume.free.remove_segment(id.number(), units)) {
             true => Ok(()),
             false => Err(SpaceError::Segment(id)),
         }
@@ -131,19 +131,19 @@ mod tests {
         space.mark(&[extent(0, 60), extent(1, 5), extent(2, 40)]).unwrap();
         space.set_shares(&[2], 2);
         let closed = SegmentId::new(0, 1);
-        assert_eq!(space.closed(), [closed]);
-        assert_eq!((space.free_units(), space.closed_units()), (100, 95));
+        assert_eq!(space.sealed(), [closed]);
+        assert_eq!((space.free_units(), space.sealed_units()), (100, 95));
         assert_eq!((space.capacity_units(), space.total_units()), (200, 300));
         assert_eq!(space.next_segment(), None);
         while let Some(run) = space.allocate(1, 9, 1, Reserve::Use) {
             assert_ne!(run[0].segment, closed);
         }
-        assert!(space.drop_segment(closed).is_err(), "the segment is not empty");
+        assert!(space.remove_segment(closed).is_err(), "the segment is not empty");
         space.free(&[extent(1, 5)]).unwrap();
         assert!(space.is_empty(closed));
-        space.drop_segment(closed).unwrap();
+        space.remove_segment(closed).unwrap();
         assert_eq!(space.total_units(), 200);
-        assert!(space.closed().is_empty() && space.drop_segment(closed).is_err());
+        assert!(space.sealed().is_empty() && space.remove_segment(closed).is_err());
     }
 
     #[test]
@@ -151,23 +151,23 @@ mod tests {
         let mut space = space(&[4]);
         let free = space.free_units();
         space.set_shares(&[1], 1);
-        assert_eq!((space.closed().len(), space.free_units()), (3, 100));
+        assert_eq!((space.sealed().len(), space.free_units()), (3, 100));
         space.set_shares(&[4], 4);
-        assert_eq!((space.closed().len(), space.free_units()), (0, free));
+        assert_eq!((space.sealed().len(), space.free_units()), (0, free));
     }
 
     #[test]
     fn partly_removed_segment_stays_closed() {
         let mut space = space(&[3]);
         space.set_shares(&[1], 1);
-        let closed = space.closed();
+        let closed = space.sealed();
         space.begin_removal(closed[0]);
         space.set_shares(&[3], 3);
-        assert_eq!((space.closed(), space.free_units()), (closed[..1].to_vec(), 200));
+        assert_eq!((space.sealed(), space.free_units()), (closed[..1].to_vec(), 200));
         assert_eq!(space.next_segment(), None, "its blocks may still be allocated");
         space.set_shares(&[2], 2);
-        assert_eq!(space.closed(), closed[..1], "it counts as one of the segments to remove");
-        space.drop_segment(closed[0]).unwrap();
+        assert_eq!(space.sealed(), closed[..1], "it counts as one of the segments to remove");
+        space.remove_segment(closed[0]).unwrap();
         space.set_shares(&[3], 3);
         assert!(space.next_segment().is_some());
     }
@@ -177,9 +177,9 @@ mod tests {
         let mut space = space(&[3]);
         space.set_shares(&[1], 1);
         space.start_numbers_at(0, 3);
-        for id in space.closed() {
+        for id in space.sealed() {
             assert!(space.is_empty(id));
-            space.drop_segment(id).unwrap();
+            space.remove_segment(id).unwrap();
         }
         space.set_shares(&[2], 2);
         assert_eq!(space.next_segment(), Some(SegmentId::new(0, 3)));
@@ -190,8 +190,8 @@ mod tests {
         let mut space = space(&[2, 2]);
         space.set_shares(&[0, 4, 4], 4);
         assert_eq!(space.next_segment(), None, "four exist");
-        let gone = space.closed()[0];
-        space.drop_segment(gone).unwrap();
+        let gone = space.sealed()[0];
+        space.remove_segment(gone).unwrap();
         assert_ne!(space.next_segment().unwrap().volume(), 0);
         assert_eq!(space.segments_by_volume(), [1, 2, 0]);
     }
