@@ -286,7 +286,7 @@ impl LeaseTable {
 
     /// Whether a lease is on `run`.
     #[must_use]
-    pub fn pinned(&self, run: RunId) -> bool {
+    pub fn is_leased(&self, run: RunId) -> bool {
         self.pins.contains_key(&run)
     }
 
@@ -305,12 +305,6 @@ impl LeaseTable {
         self.leases.get(&lease).map(|lease| lease.client)
     }
 
-    /// When the next lease expires, by the table's clock.
-    #[must_use]
-    pub fn next_deadline(&self) -> Option<Duration> {
-        self.deadlines.first().map(|(deadline, _)| *deadline)
-    }
-
     /// Number of leases.
     #[must_use]
     pub fn len(&self) -> usize {
@@ -325,7 +319,7 @@ impl LeaseTable {
 
     /// Number of leased runs.
     #[must_use]
-    pub fn pinned_runs(&self) -> usize {
+    pub fn leased_runs(&self) -> usize {
         self.pins.len()
     }
 

@@ -21,8 +21,6 @@ use std::time::Duration;
 const READ_LEASE: Duration = Duration::from_secs(120);
 /// Maximum wait for a capacity change; the rest of it continues in the background.
 const CAPACITY_CHANGE_TIMEOUT: Duration = Duration::from_secs(240);
-/// Maximum duration of a lease.
-const LEASE_MAX: Duration = Duration::from_secs(3600);
 
 /// The catalog of one client, in the owner's process.
 #[derive(Clone, Debug)]
@@ -36,9 +34,9 @@ impl LocalCatalog {
         Self { core, client }
     }
 
-    /// Walks the leading pages (in an unchained scope, all pages present) and pins their runs. No
+    /// Walks the leading pages (in an unchained scope, all pages present) and leases their runs. No
     /// eviction comes between.
-    fn pin(
+    fn lease_for_call(
         &self,
         scope: ScopeRef,
         keys: &[&[u8]],
@@ -51,7 +49,7 @@ impl LocalCatalog {
         let mut found = Vec::new();
         let steps = self.use_leading(&mut state, scope, keys, &mut found);
         let runs: Vec<RunId> = found.into_iter().map(|found| found.run).collect();
-        Ok((self.hold(state, &runs, ttl)?, steps))
+        Ok((self.lease_runs(state, &runs, ttl)?, steps))
     }
 
     /// Walks the pages of one scope, records the use, and adds their runs to `runs` in page order.
@@ -60,7 +58,7 @@ impl LocalCatalog {
         state: &mut State,
         scope: ScopeRef,
         keys: &[&[u8]],
-        runs: &mut Vec<FoundRun>,
+        runs: &mut Vec<LeasedRun>,
     ) -> Vec<Step> {
         let steps = self.core.walk(scope, keys);
         if steps.is_empty() {
@@ -71,7 +69,7 @@ impl LocalCatalog {
         state.eviction.hit(&path);
         state.usage.hit(scope.slot, &path);
         let others = runs.len();
-        runs.extend(steps.iter().map(|step| FoundRun { run: step.run, at: step.at }));
+        runs.extend(steps.iter().map(|step| LeasedRun { run: step.run, at: step.at }));
         if !scope.chained {
             let mut own = runs.split_off(others);
             own.sort_unstable();
@@ -88,10 +86,10 @@ impl LocalCatalog {
     ///
     /// # Errors
     /// `Retry` if that is none.
-    fn hold_leading(
+    fn lease_leading(
         &self,
         mut state: MutexGuard<'_, State>,
-        found: &[FoundRun],
+        found: &[LeasedRun],
         pages: usize,
         ttl: Duration,
     ) -> Result<Leased> {
@@ -102,7 +100,6 @@ impl LocalCatalog {
         let (tick, capacity) = (core.clock.tick(), state.space.capacity_units());
         let runs: Vec<RunId> = found.iter().map(|found| found.run).collect();
         let units = |run| core.index.place(run).map_or(0, |place| place.units());
-        let ttl = ttl.min(LEASE_MAX);
         let (lease, taken) =
             state.leases.grant_leading(&runs, units, capacity, ttl, self.client)?;
         let within = found.get(taken).map_or(pages, |next| pages.min(next.at as usize));
@@ -125,7 +122,7 @@ impl LocalCatalog {
     /// Leases `runs`, which were found under the lock that `state` holds, without counting them for
     /// the client's share: the lease ends with the call that it serves. The null lease if `runs` is
     /// empty.
-    fn hold(
+    fn lease_runs(
         &self,
         mut state: MutexGuard<'_, State>,
         runs: &[RunId],
@@ -135,7 +132,7 @@ impl LocalCatalog {
             return Ok(LeaseNumber::default());
         }
         let tick = self.core.clock.tick();
-        let lease = state.leases.grant(runs, ttl.min(LEASE_MAX), self.client)?;
+        let lease = state.leases.grant(runs, ttl, self.client)?;
         state.touched = true;
         drop(state);
         runs.iter().for_each(|run| self.core.index.touch(*run, tick));
@@ -145,7 +142,7 @@ impl LocalCatalog {
 
 /// A run that holds requested pages. Ordered by run id first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct FoundRun {
+struct LeasedRun {
     run: RunId,
     /// Position of its first page in the requested keys.
     at: u32,
@@ -210,10 +207,10 @@ impl Catalog for LocalCatalog {
         let mut runs = Vec::new();
         let mut state = core.state.lock();
         for (number, scope) in scopes.iter().enumerate() {
-            let asked = &keys[..pages];
-            pages = leading(&self.use_leading(&mut state, *scope, asked, &mut runs));
+            let requested = &keys[..pages];
+            pages = leading(&self.use_leading(&mut state, *scope, requested, &mut runs));
             core.counters.probes.add(1);
-            core.counters.probed_pages.add(asked.len() as u64);
+            core.counters.probed_pages.add(requested.len() as u64);
             core.counters.hit_pages.add(pages as u64);
             if pages == 0 && number > 0 {
                 // No page is present in all scopes.
@@ -222,10 +219,10 @@ impl Catalog for LocalCatalog {
             }
         }
         if scopes.len() > 1 {
-            runs.retain(|found: &FoundRun| (found.at as usize) < pages);
+            runs.retain(|found: &LeasedRun| (found.at as usize) < pages);
             runs.sort_by_key(|found| found.at);
         }
-        self.hold_leading(state, &runs, pages, ttl)
+        self.lease_leading(state, &runs, pages, ttl)
     }
 
     fn release(&self, lease: LeaseNumber) -> Result<()> {
@@ -250,7 +247,7 @@ impl Catalog for LocalCatalog {
     }
 
     fn begin_read(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<Located> {
-        let (lease, steps) = self.pin(scope, keys, READ_LEASE)?;
+        let (lease, steps) = self.lease_for_call(scope, keys, READ_LEASE)?;
         if !steps.is_empty() {
             let found =
                 steps.iter().flat_map(|step| &keys[step.at as usize..][..step.pages as usize]);
@@ -340,7 +337,7 @@ impl Catalog for LocalCatalog {
     }
 
     fn touch(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<usize> {
-        let (lease, steps) = self.pin(scope, keys, READ_LEASE)?;
+        let (lease, steps) = self.lease_for_call(scope, keys, READ_LEASE)?;
         self.release(lease)?;
         Ok(leading(&steps))
     }

@@ -4,7 +4,7 @@
 //! first, and leaves first as everywhere. A put within the quota therefore never evicts pages of
 //! another scope.
 
-use super::reclaim::{Pins, STEP_UNITS};
+use super::reclaim::{ProtectedRuns, STEP_UNITS};
 use super::{STEP_RUNS, State, StoreCore};
 use crate::catalog::{Refusal, ScopeRef};
 use crate::eviction::{Eviction, Policy, Resident, Used};
@@ -202,7 +202,8 @@ impl StoreCore {
     fn evict_from(&self, state: &mut State, slot: ScopeSlot, units: u64) -> bool {
         let State { usage, leases, retention, .. } = state;
         let Some(eviction) = usage.eviction(slot) else { return false };
-        let held = Pins { leases, retention, hidden: &self.hidden, index: self.index.as_ref() };
+        let held =
+            ProtectedRuns { leases, retention, hidden: &self.hidden, index: self.index.as_ref() };
         let victims = eviction.victims(units, &held);
         self.remove_victims(state, &victims, Some(slot))
     }

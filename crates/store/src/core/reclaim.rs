@@ -23,7 +23,7 @@ const SYNC_TIMEOUT: Duration = Duration::from_secs(300);
 pub(super) const PENDING_BYTES_MAX: u64 = 16 << 20;
 
 /// What an eviction policy may ask about runs.
-pub(super) struct Pins<'a> {
+pub(super) struct ProtectedRuns<'a> {
     pub(super) leases: &'a LeaseTable,
     pub(super) retention: &'a Retention,
     /// Evicting a run in absent space would free no present space.
@@ -31,9 +31,9 @@ pub(super) struct Pins<'a> {
     pub(super) index: &'a dyn PrefixIndex,
 }
 
-impl Holdings for Pins<'_> {
+impl Holdings for ProtectedRuns<'_> {
     fn is_pinned(&self, run: RunId) -> bool {
-        self.leases.pinned(run) || self.retention.is_retained(run) || self.hidden.is_absent(run)
+        self.leases.is_leased(run) || self.retention.is_retained(run) || self.hidden.is_absent(run)
     }
     fn page_key(&self, run: RunId, page: u32) -> u64 {
         self.index.page(run, page).map_or(0, |page| page.low())
@@ -52,7 +52,7 @@ impl StoreCore {
             let leaving = state.sealed_limbo_units();
             let State { eviction, leases, retention, .. } = &mut **state;
             let hidden = &self.hidden;
-            let held = Pins { leases, retention, hidden, index: self.index.as_ref() };
+            let held = ProtectedRuns { leases, retention, hidden, index: self.index.as_ref() };
             let victims = eviction.victims(left.min(STEP_UNITS), &held);
             if !self.remove_victims(state, &victims, None) {
                 break;

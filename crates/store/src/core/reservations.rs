@@ -26,7 +26,7 @@ pub(crate) struct Reservation {
     pub(crate) retain_until: u64,
     /// Whether the caller flushes after all parts of the put are committed.
     pub(crate) flushed_later: bool,
-    /// Pins the runs that this put follows.
+    /// Keeps the runs that this put follows.
     pub(crate) lease: LeaseNumber,
 }
 

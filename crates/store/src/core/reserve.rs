@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 /// Maximum pages of one put.
 const PUT_PAGES_MAX: usize = 65_535;
-/// How long the parents of a put stay pinned; a put that takes longer may fail at commit.
+/// How long the parents of a put stay leased; a put that takes longer may fail at commit.
 const PUT_LEASE: Duration = Duration::from_secs(600);
 /// The pause before failed growth is retried.
 const GROWTH_PAUSE: Duration = Duration::from_secs(10);
@@ -105,7 +105,7 @@ impl StoreCore {
             }
             return Ok(reserved);
         }
-        let lease = self.pin_parents(client, scope, &hashes, &present, parent)?;
+        let lease = self.lease_parents(client, scope, &hashes, &present, parent)?;
         self.report_demand(&hashes, &present, parent);
         let admitted = self.admit(scope, &hashes, &present, request);
         let end = admitted.end;
@@ -214,8 +214,8 @@ impl StoreCore {
         self.log.lock().reserved(id, &name, runs)
     }
 
-    /// Pins the runs that the missing pages follow, and thereby their ancestors.
-    fn pin_parents(
+    /// Leases the runs that the missing pages follow, and thereby their ancestors.
+    fn lease_parents(
         &self,
         client: ClientId,
         scope: ScopeRef,

@@ -130,7 +130,7 @@ impl StoreCore {
     fn evict_stuck(&self, runs: &[RunId]) {
         let mut state = self.state.lock();
         for &run in runs {
-            let held = state.leases.pinned(run)
+            let held = state.leases.is_leased(run)
                 || state.retention.is_retained(run)
                 || self.hidden.is_absent(run);
             if !held && !self.index.has_children(run) {
