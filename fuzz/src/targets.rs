@@ -172,7 +172,7 @@ pub fn targets() -> Vec<Target> {
 fn manifest() -> Manifest {
     Manifest {
         uuid: [7; 16],
-        epoch: 3,
+        owner_epoch: 3,
         generations: 3,
         clean: true,
         segment_bytes: 1 << 20,

@@ -5,7 +5,7 @@ use crate::args::StatArgs;
 use crate::exit::{Failure, Status};
 use crate::print::{bytes, count, json, print_stdout, table};
 use crate::{open, print};
-use ritornello_store::{CatalogStats, IndexDecision, IndexTuning, Pieces, StoreStats};
+use ritornello_store::{CatalogStats, IndexDecision, IndexTuning, PiecePercentiles, StoreStats};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -53,7 +53,7 @@ fn extents(sizes: &BTreeMap<u64, u64>) -> String {
 }
 
 /// Formats the piece counts of the kinds of pages that exist; `None` without pages.
-fn pieces(small: Pieces, large: Pieces) -> Option<String> {
+fn pieces(small: PiecePercentiles, large: PiecePercentiles) -> Option<String> {
     let kinds = [("up to 256 KiB", small), ("longer", large)];
     let there = kinds.into_iter().filter(|(_, of)| of.max > 0).map(|(kind, of)| {
         format!("{kind}: half in {}, 99 % in {}, all in {}", of.p50, of.p99, of.max)
@@ -235,7 +235,7 @@ fn describe(dir: &Path, role: &str, stats: &StoreStats) -> String {
     row("admission", format!("{}{}", s.admission.policy, budget.unwrap_or_default()));
     row("eviction", print::eviction(&s.eviction));
     row("retained", bytes(s.retained_bytes));
-    row("opened in", format!("{:.1} ms, epoch {}", s.open_ms, s.epoch));
+    row("opened in", format!("{:.1} ms, epoch {}", s.open_ms, s.owner_epoch));
     for (reason, pages) in &s.dropped_at_open {
         row("dropped at open", format!("{}: {reason}", count(*pages)));
     }
@@ -303,8 +303,8 @@ mod tests {
 
     #[test]
     fn no_pages_show_no_pieces() {
-        let one = Pieces { p50: 1, p99: 2, max: 3 };
-        let (none, line) = (Pieces::default(), "half in 1, 99 % in 2, all in 3");
+        let one = PiecePercentiles { p50: 1, p99: 2, max: 3 };
+        let (none, line) = (PiecePercentiles::default(), "half in 1, 99 % in 2, all in 3");
         assert_eq!(pieces(none, none), None);
         assert_eq!(pieces(one, none), Some(format!("up to 256 KiB: {line}")));
         assert_eq!(pieces(none, one), Some(format!("longer: {line}")));

@@ -49,7 +49,7 @@ pub struct Manifest {
     /// Drawn at random when the store was created. Ties segments to their store.
     pub uuid: [u8; 16],
     /// Number of owners so far; zero while the store is being created.
-    pub epoch: u32,
+    pub owner_epoch: u32,
     /// Upper half of the next owner's generations, minus one. Increases with every owner, and
     /// whenever an owner has used up the lower half, so that no generation is used twice.
     pub generations: u32,
@@ -90,7 +90,7 @@ impl Manifest {
     pub fn encode(&self) -> Vec<u8> {
         let mut body = Writer::new();
         body.raw(&self.uuid)
-            .u32(self.epoch)
+            .u32(self.owner_epoch)
             .u64(self.segment_bytes)
             .u64(self.capacity)
             .blob(self.index.as_bytes())
@@ -120,7 +120,7 @@ impl Manifest {
             let mut reader = Reader::new(body);
             let mut manifest = Self {
                 uuid: reader.array()?,
-                epoch: reader.u32()?,
+                owner_epoch: reader.u32()?,
                 generations: 0,
                 clean: false,
                 segment_bytes: reader.u64()?,
@@ -147,7 +147,7 @@ impl Manifest {
                 }
             }
             // Earlier builds used the epoch as the upper half of generations.
-            manifest.generations = manifest.generations.max(manifest.epoch);
+            manifest.generations = manifest.generations.max(manifest.owner_epoch);
             Ok(manifest)
         })()
         .map_err(damaged)
@@ -198,7 +198,7 @@ mod tests {
     fn manifest() -> Manifest {
         Manifest {
             uuid: [7; 16],
-            epoch: 3,
+            owner_epoch: 3,
             generations: 5,
             clean: true,
             segment_bytes: 256 << 20,

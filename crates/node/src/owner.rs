@@ -55,7 +55,7 @@ impl Owner {
         let manifest = core.manifest();
         let epoch = OwnerEpoch {
             store: manifest.uuid,
-            owner: manifest.epoch,
+            owner: manifest.owner_epoch,
             clean: socket::present(directory).is_none(),
             durable: options.durability == Durability::Durable,
         };

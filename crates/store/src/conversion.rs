@@ -6,7 +6,7 @@
 
 use crate::budget::Budget;
 use crate::directory::Directory;
-use crate::memory;
+use crate::machine_memory;
 use crate::options::IndexKind;
 use crate::volumes::VolumeState;
 use ritornello_format::{Error, ErrorKind, Manifest, Result};
@@ -214,7 +214,7 @@ pub(crate) fn open_index(
 ) -> Result<Arc<dyn PrefixIndex>> {
     Ok(match kind {
         IndexKind::Run => {
-            let most = index_memory.unwrap_or_else(|| memory::available() / MEMORY_SHARE);
+            let most = index_memory.unwrap_or_else(|| machine_memory::available() / MEMORY_SHARE);
             let options = RunOptions {
                 metadata_bytes_max: budget.index_bytes,
                 memory_bytes_max: most,

@@ -11,9 +11,9 @@
 //! ```
 
 use crate::budget::Budget;
-use crate::memory::check_memory;
+use crate::machine_memory::check_memory;
 use crate::options::{IndexKind, Options, SEGMENT_BYTES};
-use crate::policy::POLICY_FILE;
+use crate::permissions::POLICY_FILE;
 use ritornello_format::{
     Error, ErrorKind, Manifest, Result, ScopeRegistry, StoredRegistry, VolumeMarker, VolumeRecord,
 };
@@ -143,7 +143,7 @@ impl Directory {
             return decoded
                 .map_err(|error| error.with("dir", self.display()).with("file", MANIFEST));
         }
-        if copy.epoch > 0 {
+        if copy.owner_epoch > 0 {
             tracing::warn!(dir = %self.display(), "MANIFEST is absent: its copy is used");
         }
         Ok(copy)
@@ -171,7 +171,7 @@ impl Directory {
     ) -> Result<Manifest> {
         self.medium.create_dir(&self.path).map_err(|e| self.refused(e))?;
         let stored = match self.manifest()? {
-            Some(stored) if stored.epoch > 0 => stored,
+            Some(stored) if stored.owner_epoch > 0 => stored,
             begun => return self.new_manifest(options, begun),
         };
         IndexKind::stored(&stored.index).map_err(|error| error.with("dir", self.display()))?;
@@ -247,7 +247,7 @@ impl Directory {
         let segment_bytes = options.segment_bytes.or(begun.map(|begun| begun.segment_bytes));
         let manifest = Manifest {
             uuid,
-            epoch: 0,
+            owner_epoch: 0,
             generations: 0,
             clean: true,
             segment_bytes: segment_bytes.unwrap_or(SEGMENT_BYTES),

@@ -26,13 +26,13 @@ mod encode;
 pub mod eviction;
 mod get;
 pub mod lease;
-mod memory;
+mod machine_memory;
 mod options;
 mod outcome;
 mod owner_silent;
 mod ownership;
 mod parts;
-mod policy;
+mod permissions;
 mod put;
 mod registry_file;
 mod resolved;
@@ -52,20 +52,20 @@ pub use catalog::{
 };
 pub use conversion::{Conversion, convert_index};
 pub use core::{
-    CapacityChange, ClientAlive, ClientId, Finding, LocalCatalog, StoreCore, Verification,
+    CapacityChange, ClientAlive, ClientId, DamagedPage, LocalCatalog, StoreCore, Verification,
 };
 pub use directory::Directory;
-pub use memory::{ControlGroup, check_memory, control_group, memory_left};
+pub use machine_memory::{ControlGroup, check_memory, control_group, memory_left};
 pub use options::{
     Durability, IndexKind, Options, SEGMENT_BYTES, SEGMENT_BYTES_MIN, parse_codec, parse_index,
 };
 pub use outcome::Outcome;
 pub use owner_silent::{OwnerSilent, StoreReopening};
 pub use ownership::foreign_directory;
-pub use policy::{ClientCall, POLICY_FILE, StorePolicy};
+pub use permissions::{ClientCall, POLICY_FILE, StorePolicy};
 pub use stats::{
     AbsentSpace, AdmissionStats, CatalogStats, Counter, Counters, IndexDecision, IndexTuning,
-    IoStats, LsmEstimate, Pieces, SCOPES_SHOWN, ScopeUsage, SpaceHealth, VolumeStats,
+    IoStats, LsmEstimate, PiecePercentiles, SCOPES_SHOWN, ScopeUsage, SpaceHealth, VolumeStats,
 };
 pub use store::{PutOptions, Store, check_sections};
 pub use ticket::{CompletionQueue, Ticket};

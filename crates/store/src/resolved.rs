@@ -44,7 +44,7 @@ impl Resolved {
     }
 
     /// Removes `scopes`.
-    pub(crate) fn forget(&self, scopes: &[&Scope]) {
+    pub(crate) fn invalidate(&self, scopes: &[&Scope]) {
         self.0.write().retain(|(_, known)| !scopes.contains(&known));
     }
 }

@@ -34,9 +34,11 @@ struct Progress {
     ended: bool,
 }
 
-/// Prevents rounds while held.
+/// Prevents sync rounds while held.
 #[derive(Debug)]
-pub struct Turn<'a>(#[expect(dead_code, reason = "held, not looked at")] MutexGuard<'a, Progress>);
+pub struct RoundsPaused<'a>(
+    #[expect(dead_code, reason = "held, not looked at")] MutexGuard<'a, Progress>,
+);
 
 impl Rounds {
     /// Returns once a `round` that began after this call has succeeded, led by this caller or
@@ -66,8 +68,8 @@ impl Rounds {
     ///
     /// # Errors
     /// `Retry` if it has not ended by `deadline`.
-    pub fn between(&self, deadline: Instant) -> Result<Turn<'_>> {
-        self.progress.try_lock_until(deadline).map(Turn).ok_or_else(busy)
+    pub fn between(&self, deadline: Instant) -> Result<RoundsPaused<'_>> {
+        self.progress.try_lock_until(deadline).map(RoundsPaused).ok_or_else(busy)
     }
 
     /// Waits until no round runs, and prevents further ones for good.
@@ -87,7 +89,7 @@ impl Rounds {
     pub fn poison(&self, error: &Error) {
         if error.kind() != ErrorKind::Retry && self.poison.set(error.to_string()).is_ok() {
             match self.on_poison.get() {
-                Some(told) => told(),
+                Some(callback) => callback(),
                 None => tracing::error!(%error, "the store is poisoned"),
             }
         }
@@ -95,12 +97,12 @@ impl Rounds {
 
     /// Sets the callback for poisoning, which replaces the log line; calls it immediately if
     /// already poisoned. Only the first call has an effect.
-    pub fn on_poison(&self, told: OnPoison) {
-        if self.on_poison.set(told).is_ok()
+    pub fn on_poison(&self, callback: OnPoison) {
+        if self.on_poison.set(callback).is_ok()
             && self.cause().is_some()
-            && let Some(told) = self.on_poison.get()
+            && let Some(callback) = self.on_poison.get()
         {
-            told();
+            callback();
         }
     }
 

@@ -13,7 +13,7 @@ pub struct CatalogStats {
     /// Identity of the store, as hexadecimal digits.
     pub uuid: String,
     /// Number of this owner since the store was created.
-    pub epoch: u32,
+    pub owner_epoch: u32,
     /// Process id of the owner.
     pub owner_pid: u32,
     /// `cache` or `durable`.
@@ -228,9 +228,9 @@ pub struct SpaceHealth {
     /// Mean extents of present runs; one if there are none.
     pub extents_per_run: f64,
     /// Pieces of pages up to 256 KiB.
-    pub small_pages: Pieces,
+    pub small_pages: PiecePercentiles,
     /// Pieces of longer pages.
-    pub large_pages: Pieces,
+    pub large_pages: PiecePercentiles,
     /// Bytes written to segments since open: pages, headers, padding, and moved runs.
     pub written_bytes: u64,
     /// Bytes of pages admitted since open.
@@ -243,7 +243,7 @@ pub struct SpaceHealth {
 
 /// Pieces per page; zero without pages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Pieces {
+pub struct PiecePercentiles {
     /// Median.
     pub p50: u32,
     /// 99th percentile.

@@ -6,7 +6,7 @@ use crate::outcome::Outcome;
 use crate::owner_silent;
 use crate::put::PutBytes;
 use crate::resolved::Resolved;
-use crate::ticket::Workers;
+use crate::ticket::IoThreads;
 use crate::transfer_stats::{StoreStats, TransferCounters};
 use ritornello_format::{Error, ErrorKind, Result, Scope, ScopeSettings, ScopeSlot, check_keys};
 use ritornello_volume::memory::{BorrowedPages, OffsetPages, PageSource, PageTarget};
@@ -54,7 +54,7 @@ pub struct Store {
     pub(crate) staging: Arc<Staging>,
     pub(crate) transfers: TransferCounters,
     resolved: Resolved,
-    pub(crate) workers: Workers,
+    pub(crate) io_threads: IoThreads,
     process: u32,
     closed: AtomicBool,
 }
@@ -73,7 +73,7 @@ impl Store {
             staging,
             transfers: TransferCounters::default(),
             resolved: Resolved::default(),
-            workers: Workers::new(),
+            io_threads: IoThreads::new(),
             process: process_id(),
             closed: AtomicBool::new(false),
         })
@@ -132,7 +132,7 @@ impl Store {
     /// `Invalid` for a codec that does not suit the scope's numbers, or more retention than quota.
     pub fn configure(&self, scope: &Scope, settings: &ScopeSettings) -> Result<()> {
         self.retry_stale(&[scope], || self.catalog.configure(self.registered(scope)?, settings))?;
-        self.resolved.forget(&[scope]);
+        self.resolved.invalidate(&[scope]);
         Ok(())
     }
 
@@ -301,7 +301,7 @@ impl Store {
     /// Like `probe`.
     pub fn drop_scope(&self, scope: &Scope) -> Result<()> {
         self.with_scope(scope, (), |scope| self.catalog.drop_scope(scope))?;
-        self.resolved.forget(&[scope]);
+        self.resolved.invalidate(&[scope]);
         Ok(())
     }
 
@@ -344,7 +344,7 @@ impl Store {
     /// Finishes running tickets, ends waiting ones, and refuses later calls.
     pub fn close(&self) {
         if process_id() == self.process && !self.closed.swap(true, Ordering::AcqRel) {
-            self.workers.close();
+            self.io_threads.close();
         }
     }
 
@@ -415,7 +415,7 @@ impl Store {
                     if late || attempts == ATTEMPTS {
                         return Err(error);
                     }
-                    self.resolved.forget(scopes);
+                    self.resolved.invalidate(scopes);
                 }
                 answer => return answer,
             }

@@ -157,7 +157,7 @@ impl Store {
             };
             handle.finish(outcome);
         };
-        self.workers.submit(lane, Box::new(job))?;
+        self.io_threads.submit(lane, Box::new(job))?;
         Ok(ticket)
     }
 }

@@ -13,9 +13,9 @@ use std::time::{Duration, Instant};
 
 /// Threads that work on tickets. Each keeps its own I/O in flight, so few saturate a disk; but a
 /// page may be stored as several objects, and a layer waits for its part of all of them.
-const WORKERS: usize = 8;
-/// Workers reserved for gets, because reads come first.
-const WORKERS_FOR_GETS: usize = 5;
+const IO_THREADS: usize = 8;
+/// Threads reserved for gets, because reads come first.
+const IO_THREADS_FOR_GETS: usize = 5;
 /// Maximum waiting tickets.
 const QUEUE_MAX: usize = 4096;
 
@@ -168,7 +168,7 @@ impl Ticket {
 
 type Job = Box<dyn FnOnce(Closing) + Send>;
 
-/// Whether a job shall do its work, or only report that the workers are closing.
+/// Whether a job shall do its work, or only report that the I/O threads are closing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Closing {
     No,
@@ -191,12 +191,12 @@ struct Queues {
 }
 
 /// The threads that work on tickets, gets before puts.
-pub(crate) struct Workers {
+pub(crate) struct IoThreads {
     shared: Arc<Parked<Queues>>,
     threads: Mutex<Vec<std::thread::JoinHandle<()>>>,
 }
 
-impl Workers {
+impl IoThreads {
     pub(crate) fn new() -> Self {
         Self { shared: Arc::default(), threads: Mutex::default() }
     }
@@ -221,7 +221,7 @@ impl Workers {
 
     fn start(&self) -> Result<()> {
         let mut threads = self.threads.lock();
-        while threads.len() < WORKERS {
+        while threads.len() < IO_THREADS {
             let shared = Arc::clone(&self.shared);
             let thread = std::thread::Builder::new()
                 .name("ritornello-io".to_owned())
@@ -254,7 +254,7 @@ impl Workers {
 fn work(queues: &Parked<Queues>) {
     let mut guard = queues.lock();
     loop {
-        let put_allowed = guard.puts_running < WORKERS - WORKERS_FOR_GETS;
+        let put_allowed = guard.puts_running < IO_THREADS - IO_THREADS_FOR_GETS;
         if let Some(job) = guard.gets.pop_front() {
             drop(guard);
             job(Closing::No);
@@ -274,8 +274,8 @@ fn work(queues: &Parked<Queues>) {
     }
 }
 
-impl std::fmt::Debug for Workers {
+impl std::fmt::Debug for IoThreads {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Workers").finish_non_exhaustive()
+        f.debug_struct("IoThreads").finish_non_exhaustive()
     }
 }

@@ -187,7 +187,7 @@ impl Directory {
     /// # Errors
     /// `Invalid` if a directory holds another volume; those of the file system.
     pub(crate) fn mark_volumes(&self, manifest: &mut Manifest) -> Result<()> {
-        let (store, being_made) = (manifest.uuid, manifest.epoch == 0);
+        let (store, being_made) = (manifest.uuid, manifest.owner_epoch == 0);
         let path = self.path().to_owned();
         for (number, volume) in (0..=u8::MAX).zip(&mut manifest.volumes) {
             if volume.is_gone() {

@@ -111,7 +111,7 @@ fn manifest_created_meanwhile_is_read() {
     let (path, aside) = (Path::new("/store/MANIFEST"), Path::new("/store/MANIFEST.new"));
     let stored = Directory::new(Arc::new(disk.clone()), Path::new("/store")).manifest().unwrap();
     let stored = stored.unwrap();
-    let older = Manifest { epoch: stored.epoch - 1, ..stored.clone() };
+    let older = Manifest { owner_epoch: stored.owner_epoch - 1, ..stored.clone() };
     let write = Access { write: true, ..Access::default() };
     let copy = disk.open(Path::new("/store/MANIFEST.copy"), write).unwrap();
     copy.write_at(&older.encode(), 0).unwrap();

@@ -81,7 +81,7 @@ impl Absence {
     }
 
     /// Removes a volume that was given up.
-    pub(super) fn forget(&mut self, number: u8) {
+    pub(super) fn retire(&mut self, number: u8) {
         self.volumes.remove(&number);
         self.known.remove(&number);
         self.segments.retain(|id, _| id.volume() != number);
@@ -131,7 +131,7 @@ impl StoreCore {
             return Ok(());
         }
         let mut volumes = self.attach_volumes();
-        let Some(_turn) = self.shape.try_lock_until(Instant::now() + SHAPE_TIMEOUT) else {
+        let Some(_shape) = self.shape.try_lock_until(Instant::now() + SHAPE_TIMEOUT) else {
             return Ok(());
         };
         // Another caller may have reattached one, or given it up.
@@ -324,7 +324,7 @@ impl StoreCore {
     /// As of [`StoreCore::make_durable`].
     pub(super) fn retire_absent_volume(&self, number: u8) -> Result<()> {
         // Excludes `reattach_absent`, because both replace the hidden runs.
-        let _turn = self.shape.lock();
+        let _shape = self.shape.lock();
         let is_in_volume =
             |view: &RunView| view.live_extents().iter().any(|e| e.segment.volume() == number);
         let mut lost = Vec::new();

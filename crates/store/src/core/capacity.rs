@@ -48,7 +48,7 @@ impl StoreCore {
         let deadline = Instant::now() + timeout;
         let (mut forgotten, mut marked) = (None, None);
         {
-            let Some(_turn) = self.shape.try_lock_until(deadline) else {
+            let Some(_shape) = self.shape.try_lock_until(deadline) else {
                 return Err(Error::retry("the store's space is being changed already"));
             };
             // A segment being created must be registered before shares change, or its file would be
@@ -84,7 +84,7 @@ impl StoreCore {
             {
                 let mut state = self.state.lock();
                 if let Some(number) = forgotten {
-                    state.absence.forget(number);
+                    state.absence.retire(number);
                 }
                 let State { space, absence, .. } = &mut *state;
                 share_out(space, absence, &manifest, &budget);

@@ -13,13 +13,13 @@ const WAITING_MAX: usize = 4096;
 impl StoreCore {
     pub(super) fn commit(
         &self,
-        asking: ClientId,
+        client: ClientId,
         id: u64,
         written: &[Option<u64>],
     ) -> Result<Committed> {
         self.check_writable()?;
         let mut state = self.state.lock();
-        state.check_reservation_owner(asking, id)?;
+        state.check_reservation_owner(client, id)?;
         let Some(reservation) = state.reservations.open.remove(&id) else {
             return Err(Error::retry("this reservation is not known here: put again")
                 .with("reservation", id));

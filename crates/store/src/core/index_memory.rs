@@ -7,7 +7,7 @@ use ritornello_format::PageHash;
 use std::time::{Duration, Instant};
 
 /// Shortest interval between log lines.
-const SAID_AGAIN: Duration = Duration::from_secs(3600);
+const LOG_INTERVAL: Duration = Duration::from_secs(3600);
 /// One part in this many of the index is evicted at once.
 const EVICTED_SHARE: u64 = 16;
 
@@ -19,9 +19,9 @@ impl StoreCore {
         }
         let mut state = self.state.lock();
         state.index_full = true;
-        let said = state.index_full_said;
-        if said.is_none_or(|at| at.elapsed() >= SAID_AGAIN) {
-            state.index_full_said = Some(Instant::now());
+        let logged = state.index_full_logged_at;
+        if logged.is_none_or(|at| at.elapsed() >= LOG_INTERVAL) {
+            state.index_full_logged_at = Some(Instant::now());
             drop(state);
             let index = self.index.stats();
             tracing::warn!(

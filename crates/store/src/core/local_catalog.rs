@@ -462,7 +462,7 @@ impl StoreCore {
     /// Drops scopes durably first, then in memory: a caller that was told of the drop never finds
     /// the scope again.
     fn drop_scopes(&self, which: impl Fn(ritornello_format::ScopeSlot) -> bool) -> Result<()> {
-        let gone = self.scopes.forget(which)?;
+        let gone = self.scopes.drop_selected(which)?;
         // A commit that still saw one of the scopes has inserted its runs after this.
         drop(self.state.lock());
         for slot in gone {
@@ -473,7 +473,7 @@ impl StoreCore {
             let mut state = self.state.lock();
             state.dropping -= 1;
             let (pages, _) = self.apply_removals(&mut state, removed, None);
-            state.usage.forget(slot);
+            state.usage.drop_scope(slot);
             self.counters.deleted_pages.add(pages);
             self.wake_if_limbo_is_large(&state);
         }

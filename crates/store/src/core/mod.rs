@@ -2,12 +2,11 @@
 //! pages are evicted.
 
 mod absence;
-mod admit;
+mod allocator_stats;
 mod capacity;
 mod commit;
 mod drain;
 mod grouping;
-mod health;
 mod hidden;
 mod index_memory;
 mod limbo;
@@ -17,23 +16,24 @@ mod numbers;
 mod open;
 mod periodic;
 mod poisoned;
+mod put_admission;
 mod quota;
-mod rearranged;
 mod reclaim;
-mod recovery;
 mod relocate;
 mod reservations;
 mod reserve;
 mod retention;
+mod scope_arrangements;
 mod scope_limit;
 mod scopes;
 mod scrub;
 mod space_maintenance;
+mod validate;
 mod verify;
 
 pub use capacity::CapacityChange;
 pub use local_catalog::LocalCatalog;
-pub use verify::{Finding, Verification};
+pub use verify::{DamagedPage, Verification};
 
 use crate::admission::{Admission, WriteBudget};
 use crate::budget::Budget;
@@ -161,7 +161,7 @@ struct State {
     /// The index refused a run for want of memory, and no eviction has followed.
     index_full: bool,
     /// When `index_full` was last logged.
-    index_full_said: Option<Instant>,
+    index_full_logged_at: Option<Instant>,
 }
 
 /// A background thread and its wake-up flag.
@@ -289,7 +289,7 @@ impl StoreCore {
     /// Records a clean end in the manifest, unless a write of this owner may be in flight.
     fn note_clean(&self) -> Result<()> {
         let until = Instant::now() + SHAPE_TIMEOUT;
-        let Some(_turn) = self.shape.try_lock_until(until) else { return Ok(()) };
+        let Some(_shape) = self.shape.try_lock_until(until) else { return Ok(()) };
         // A caller from before the close may still lead a round: if that round fails, this end is
         // not clean.
         match self.rounds.end(until) {
@@ -364,7 +364,7 @@ impl StoreCore {
         let absent_space = self.absent_space(&state);
         Ok(CatalogStats {
             uuid: manifest.uuid.iter().map(|byte| format!("{byte:02x}")).collect(),
-            epoch: manifest.epoch,
+            owner_epoch: manifest.owner_epoch,
             owner_pid: std::process::id(),
             durability: self.options.durability.word().to_owned(),
             index: manifest.index.clone(),
@@ -513,12 +513,12 @@ impl State {
     /// Refuses a commit or abort of another client's reservation. A withheld reservation may be
     /// aborted by a client with the name that made it, and by the owner, which may have been that
     /// client at the time.
-    fn check_reservation_owner(&self, asking: ClientId, id: u64) -> Result<()> {
+    fn check_reservation_owner(&self, client: ClientId, id: u64) -> Result<()> {
         let theirs = match self.reservations.open.get(&id) {
-            Some(reservation) => reservation.client == asking,
+            Some(reservation) => reservation.client == client,
             None => self.reservations.withheld.get(&id).is_none_or(|withheld| {
-                let name = self.clients.get(&asking);
-                asking == ClientId::LOCAL || name == Some(&withheld.client)
+                let name = self.clients.get(&client);
+                client == ClientId::LOCAL || name == Some(&withheld.client)
             }),
         };
         if theirs {

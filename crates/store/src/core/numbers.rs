@@ -30,7 +30,7 @@ impl StoreCore {
         if left() >= MARGIN {
             return Ok(());
         }
-        let Some(_turn) = self.shape.try_lock_until(deadline) else {
+        let Some(_shape) = self.shape.try_lock_until(deadline) else {
             if left() >= MARGIN / 2 {
                 return Ok(());
             }

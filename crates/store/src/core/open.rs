@@ -7,11 +7,11 @@ use super::hidden::Hidden;
 use super::limbo::Limbo;
 use super::numbers;
 use super::quota::Usage;
-use super::recovery::{find_segments, restore, validate_runs};
 use super::reservations::{ReservationLog, Reservations};
 use super::retention::StoreClock;
 use super::scopes::Scopes;
 use super::space_maintenance::SpaceMaintenance;
+use super::validate::{find_segments, restore, validate_runs};
 use super::{BackgroundThread, ClientAlive, ClientId, OpenReport, State, StoreCore};
 use crate::admission::Admission;
 use crate::budget::Budget;
@@ -65,12 +65,12 @@ impl StoreCore {
         let directory = Directory::new(Arc::clone(&medium), &options.dir);
         let mut manifest = directory.manifest_to_resize(options)?;
         let budget = Budget::divide(manifest.capacity, manifest.segment_bytes)?;
-        if manifest.epoch == 0 {
+        if manifest.owner_epoch == 0 {
             // The store's identity is durable before any directory is marked with it, so that the
             // next opening continues an interrupted creation.
             directory.write_manifest(&manifest)?;
         }
-        let being_made = manifest.epoch == 0;
+        let being_made = manifest.owner_epoch == 0;
         directory.mark_volumes(&mut manifest)?;
         let found = directory.volume_states(&manifest);
         directory.check_expected(&manifest, &found)?;
@@ -88,7 +88,7 @@ impl StoreCore {
         }
         let clean = manifest.clean;
         let kind = resolve_index(&medium, &directory, &mut manifest, &absence, options)?;
-        manifest.epoch += 1;
+        manifest.owner_epoch += 1;
         manifest.generations += 1;
         manifest.clean = false;
         manifest.owner = owner_line();
@@ -154,7 +154,7 @@ impl StoreCore {
             let used: HashSet<ScopeSlot> = kept.iter().map(|kept| kept.scope).collect();
             // Settings of an empty scope must apply when its pages return.
             let set = |slot| scopes.settings(slot) != ScopeSettings::default();
-            scopes.forget(|slot| !used.contains(&slot) && !set(slot))?;
+            scopes.drop_selected(|slot| !used.contains(&slot) && !set(slot))?;
         }
         let clock = RecencyClock::starting_after(kept.iter().map(|run| run.recency).max());
         let mut eviction = options.eviction.build();
@@ -230,7 +230,7 @@ impl StoreCore {
                 quarantine_units: 0,
                 growth_paused: Vec::new(),
                 index_full: false,
-                index_full_said: None,
+                index_full_logged_at: None,
             }),
             log: Mutex::new(log),
             growing: Mutex::new(()),

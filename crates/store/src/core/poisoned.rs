@@ -14,8 +14,8 @@ impl StoreCore {
 
     /// Sets the callback for poisoning, which replaces the log line; calls it immediately if
     /// already poisoned. Only the first call has an effect.
-    pub fn on_poison(&self, told: OnPoison) {
-        self.rounds.on_poison(told);
+    pub fn on_poison(&self, callback: OnPoison) {
+        self.rounds.on_poison(callback);
     }
 
     /// Adds to the count of reopenings by this process.
@@ -33,9 +33,9 @@ impl StoreCore {
     /// # Errors
     /// The errors of the file system; `Retry` while capacity or directories change.
     pub fn check_disks_writable(&self) -> Result<()> {
-        let turn = self.shape.try_lock();
-        let _turn =
-            turn.ok_or_else(|| Error::retry("the store's directories are being changed"))?;
+        let shape = self.shape.try_lock();
+        let _shape =
+            shape.ok_or_else(|| Error::retry("the store's directories are being changed"))?;
         let manifest = self.manifest();
         self.directory().write_manifest(&manifest)?;
         let absent: Vec<u8> = self.state.lock().absence.volumes.keys().copied().collect();

@@ -108,14 +108,14 @@ impl Usage {
     }
 
     /// Forgets a victim of the scope's policy that the index does not know.
-    pub(super) fn forget_run(&mut self, slot: ScopeSlot, run: RunId) {
+    pub(super) fn remove_run(&mut self, slot: ScopeSlot, run: RunId) {
         if let Some(eviction) = self.eviction(slot) {
             eviction.remove(run);
         }
     }
 
     /// Removes a dropped scope.
-    pub(super) fn forget(&mut self, slot: ScopeSlot) {
+    pub(super) fn drop_scope(&mut self, slot: ScopeSlot) {
         self.scopes.remove(&slot);
     }
 
@@ -211,7 +211,7 @@ impl StoreCore {
     /// Builds the scope's own policy if it has a quota now, drops it if it has none, and evicts
     /// what exceeds the quota.
     pub(super) fn apply_quota(&self, slot: ScopeSlot) {
-        let _turn = self.quotas.lock();
+        let _quotas = self.quotas.lock();
         let Some(quota) = self.scopes.settings(slot).quota_bytes else {
             let eviction =
                 self.state.lock().usage.scopes.get_mut(&slot).and_then(|h| h.eviction.take());

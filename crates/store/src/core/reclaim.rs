@@ -79,7 +79,7 @@ impl StoreCore {
             if removed.is_empty() {
                 // Unknown to the index: its policy must forget the run, or would choose it again.
                 match slot {
-                    Some(slot) => state.usage.forget_run(slot, victim.run),
+                    Some(slot) => state.usage.remove_run(slot, victim.run),
                     None => state.eviction.remove(victim.run),
                 }
             }
@@ -159,7 +159,7 @@ impl StoreCore {
     /// # Errors
     /// As of [`StoreCore::make_durable`].
     pub(super) fn sync_segments(&self, segments: &[SegmentId]) -> Result<()> {
-        let _turn = self.rounds.between(Instant::now() + SYNC_TIMEOUT)?;
+        let _paused = self.rounds.between(Instant::now() + SYNC_TIMEOUT)?;
         self.rounds.check()?;
         self.segments.sync(segments).inspect_err(|error| self.rounds.poison(error))
     }

@@ -6,7 +6,7 @@ use super::{ClientId, StoreCore};
 use crate::budget::Budget;
 use crate::catalog::{LeaseNumber, Refusal, ReserveRequest, Reserved, ReservedRun, ScopeRef};
 use crate::eviction::Demand;
-use crate::memory::check_memory;
+use crate::machine_memory::check_memory;
 use ritornello_format::{Error, Extent, PageHash, Result, SegmentId, UNIT, check_keys};
 use ritornello_index::RunId;
 use ritornello_volume::space::Reserve;

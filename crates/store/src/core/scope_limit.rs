@@ -114,8 +114,8 @@ impl Scopes {
                     continue;
                 }
                 if let Some(scope) = registry.table.scopes.get(slot) {
-                    live.forget(*slot);
-                    state.usage.forget(*slot);
+                    live.drop_scope(*slot);
+                    state.usage.drop_scope(*slot);
                     chosen.bytes += ScopeRegistry::registration(*slot, scope).len() as u64;
                     chosen.slots.push(*slot);
                 }

@@ -1,7 +1,7 @@
 //! The scopes of a store: registered durably, looked up without disk I/O.
 
 use super::State;
-use super::rearranged::Arrangements;
+use super::scope_arrangements::Arrangements;
 use crate::catalog::ScopeRef;
 use crate::directory::Directory;
 use crate::encode;
@@ -214,14 +214,17 @@ impl Scopes {
     }
 
     /// Drops the scopes that `which` selects, durably. Returns them.
-    pub(crate) fn forget(&self, which: impl Fn(ScopeSlot) -> bool) -> Result<Vec<ScopeSlot>> {
+    pub(crate) fn drop_selected(
+        &self,
+        which: impl Fn(ScopeSlot) -> bool,
+    ) -> Result<Vec<ScopeSlot>> {
         let mut registry = self.registry.lock();
         let slots = registry.table.scopes.keys().copied();
         let slots: Vec<ScopeSlot> = slots.filter(|slot| which(*slot)).collect();
         if !slots.is_empty() {
             self.drop_durably(&mut registry, &slots)?;
             let mut live = self.live.write();
-            slots.iter().for_each(|slot| live.forget(*slot));
+            slots.iter().for_each(|slot| live.drop_scope(*slot));
         }
         Ok(slots)
     }
@@ -241,7 +244,7 @@ impl Scopes {
         let record = ScopeRegistry::removal(slots);
         let removed = file.remove(&record, freed, &changed, table);
         removed.inspect_err(|error| self.rounds.poison_if_fatal(error))?;
-        gone.iter().for_each(|(slot, scope)| arrangements.forget(*slot, scope));
+        gone.iter().for_each(|(slot, scope)| arrangements.drop_scope(*slot, scope));
         *table = changed;
         Ok(())
     }
@@ -314,7 +317,7 @@ impl Live {
         Ok(reference)
     }
 
-    pub(super) fn forget(&mut self, slot: ScopeSlot) {
+    pub(super) fn drop_scope(&mut self, slot: ScopeSlot) {
         self.settings.remove(&slot);
         if let Some(known) = self.by_slot.remove(&slot) {
             self.by_id.remove(&known.reference.id);

@@ -80,7 +80,7 @@ impl StoreCore {
             scrub.left.sort_unstable_by(|a, b| b.cmp(a));
             if first && !scrub.left.is_empty() {
                 // The epoch changes with each restart, which makes it a good enough random start.
-                let skip = self.manifest().epoch as usize * 7919 % scrub.left.len();
+                let skip = self.manifest().owner_epoch as usize * 7919 % scrub.left.len();
                 scrub.left.rotate_right(skip);
             }
         }

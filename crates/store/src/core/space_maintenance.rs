@@ -145,7 +145,7 @@ impl StoreCore {
     fn remove_empty_segments(&self) -> Result<Vec<SegmentId>> {
         let until = Instant::now() + SYNC_TIMEOUT;
         let busy = || Error::retry("the disk is still busy with an earlier sync");
-        let _turn = self.shape.try_lock_until(until).ok_or_else(busy)?;
+        let _shape = self.shape.try_lock_until(until).ok_or_else(busy)?;
         let sealed = self.state.lock().space.sealed();
         let is_empty = |id: &SegmentId| self.state.lock().space.is_empty(*id);
         let empty: Vec<SegmentId> = sealed.iter().copied().filter(is_empty).collect();
@@ -154,7 +154,7 @@ impl StoreCore {
         }
         self.record_used_numbers(&sealed)?;
         // A sync would reopen segments that it finds dirty.
-        let _round = self.rounds.between(until)?;
+        let _paused = self.rounds.between(until)?;
         for &id in &empty {
             let mut state = self.state.lock();
             state.dirty.remove(&id);
@@ -218,7 +218,7 @@ impl StoreCore {
 
     /// Removes drained and empty directories from the manifest.
     fn retire_volumes(&self) -> Result<()> {
-        let Some(_turn) = self.shape.try_lock_until(Instant::now() + SYNC_TIMEOUT) else {
+        let Some(_shape) = self.shape.try_lock_until(Instant::now() + SYNC_TIMEOUT) else {
             return Ok(());
         };
         let (there, absent) = {

@@ -25,7 +25,7 @@ pub(super) enum Unreadable {
 
 /// A page that failed verification.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Finding {
+pub struct DamagedPage {
     /// Generation of its run.
     pub generation: u64,
     /// Its scope, in hexadecimal digits.
@@ -46,7 +46,7 @@ pub struct Verification {
     /// Bytes read.
     pub bytes: u64,
     /// The first pages that failed verification.
-    pub findings: Vec<Finding>,
+    pub findings: Vec<DamagedPage>,
     /// Pages removed, including those behind a bad page in a chained scope.
     pub pages_dropped: u64,
     /// Pages salvaged.
@@ -132,7 +132,7 @@ impl StoreCore {
             self.remove_damaged_page(&mut state, scope, run, hash);
             report.pages_dropped += before.saturating_sub(self.index.stats().pages);
             if report.findings.len() < FINDINGS_MAX {
-                report.findings.push(Finding {
+                report.findings.push(DamagedPage {
                     generation: view.place.generation,
                     scope: scope.id.to_string(),
                     page,

@@ -199,13 +199,13 @@ MUTATIONS = [
     ),
     Mutation(
         "runs of an absent volume dropped",
-        f"{CORE}/recovery.rs",
+        f"{CORE}/validate.rs",
         "            let here = extents.iter().copied().filter(|e| !absence.covers(e.segment));\n",
         "            let here = extents.iter().copied();\n",
     ),
     Mutation(
         "runs of a segment that cannot be opened dropped",
-        f"{CORE}/recovery.rs",
+        f"{CORE}/validate.rs",
         "                    absence.segments.insert(id, error.to_string());\n",
         "                    drop(error);\n",
     ),

@@ -79,7 +79,7 @@ impl Life {
             }
             Act::ClientFlush { who } => self.clients[who].store.flush().unwrap(),
             Act::ClientReserve { who, at, pages } => {
-                let epoch = open.core.manifest().epoch;
+                let epoch = open.core.manifest().owner_epoch;
                 let client = &mut self.clients[who];
                 if client.half.is_none() {
                     let segments = client.segments.clone();
@@ -114,12 +114,12 @@ impl Life {
             }
             match half.commit() {
                 Ok(()) => {
-                    assert_eq!(half.epoch, open.core.manifest().epoch, "another owner's");
+                    assert_eq!(half.epoch, open.core.manifest().owner_epoch, "another owner's");
                     return;
                 }
                 Err(error) => {
                     assert_eq!(error.kind(), ErrorKind::Retry, "{error}");
-                    assert_ne!(half.epoch, open.core.manifest().epoch, "{error}");
+                    assert_ne!(half.epoch, open.core.manifest().owner_epoch, "{error}");
                 }
             }
         }

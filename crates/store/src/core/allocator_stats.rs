@@ -1,7 +1,7 @@
 //! Statistics of the allocator: padding, fragmentation, bytes written.
 
 use super::StoreCore;
-use crate::stats::{Pieces, SpaceHealth};
+use crate::stats::{PiecePercentiles, SpaceHealth};
 use ritornello_format::{PageHash, UNIT, WHOLE_PAGE_UNITS, units_of};
 use ritornello_index::RunView;
 
@@ -28,9 +28,9 @@ impl Histogram {
         at.unwrap_or(0) as u32
     }
 
-    fn pieces(&self) -> Pieces {
+    fn pieces(&self) -> PiecePercentiles {
         let max = self.0.iter().rposition(|count| *count > 0).unwrap_or(0);
-        Pieces { p50: self.quantile(0.5), p99: self.quantile(0.99), max: max as u32 }
+        PiecePercentiles { p50: self.quantile(0.5), p99: self.quantile(0.99), max: max as u32 }
     }
 }
 
@@ -91,10 +91,10 @@ mod tests {
     #[test]
     fn quantiles_count_pages() {
         let mut histogram = Histogram([0; PIECES_MAX + 1]);
-        assert_eq!(histogram.pieces(), Pieces { p50: 0, p99: 0, max: 0 });
+        assert_eq!(histogram.pieces(), PiecePercentiles { p50: 0, p99: 0, max: 0 });
         histogram.add(1, 98);
         histogram.add(3, 1);
         histogram.add(99, 1);
-        assert_eq!(histogram.pieces(), Pieces { p50: 1, p99: 3, max: PIECES_MAX as u32 });
+        assert_eq!(histogram.pieces(), PiecePercentiles { p50: 1, p99: 3, max: PIECES_MAX as u32 });
     }
 }

@@ -23,7 +23,7 @@ impl Arrangements {
         self.slots.insert((scope.content_digest(), slot));
     }
 
-    pub(super) fn forget(&mut self, slot: ScopeSlot, scope: &Scope) {
+    pub(super) fn drop_scope(&mut self, slot: ScopeSlot, scope: &Scope) {
         self.slots.remove(&(scope.content_digest(), slot));
     }
 
@@ -89,7 +89,7 @@ mod tests {
         let stored = registered((1..9).map(|bytes| sized("a", bytes)));
         arrangements = noted(&stored);
         assert!(arrangements.newest(&stored, &sized("a", 99)).is_none());
-        arrangements.forget(ScopeSlot(7), &sized("a", 8));
+        arrangements.drop_scope(ScopeSlot(7), &sized("a", 8));
         assert!(arrangements.newest(&stored, &sized("a", 99)).is_some());
     }
 
