@@ -28,10 +28,10 @@ impl PutProgress {
     }
 
     /// The outcome: the leading pages are stored; pages behind a gap count as not stored.
-    pub(crate) fn outcome(&self, asked: usize) -> Outcome {
-        let mut ok = vec![false; asked];
+    pub(crate) fn outcome(&self, requested: usize) -> Outcome {
+        let mut ok = vec![false; requested];
         ok[..self.stored].fill(true);
-        let reason = if self.stored == asked { "" } else { self.reason };
+        let reason = if self.stored == requested { "" } else { self.reason };
         Outcome { pages: self.stored, bytes: self.bytes, seconds: 0.0, reason, ok }
     }
 }

@@ -55,7 +55,7 @@ impl Store {
         let verified = ok.iter().filter(|ok| **ok).count() as u64;
         let pages = ok.iter().take_while(|ok| **ok).count();
         if pages < keys.len() && reason.is_empty() {
-            reason = "absent";
+            reason = "not_found";
         }
         let bytes = verified * scope.page_bytes;
         self.transfers.gets.add(1);

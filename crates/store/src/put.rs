@@ -14,7 +14,7 @@ use std::thread;
 use std::time::Instant;
 
 /// Reason of a put that ends at a page which was evicted after the put began.
-const ABSENT: &str = "absent";
+const NOT_FOUND: &str = "not_found";
 
 /// The payload of a put.
 #[derive(Clone, Copy)]
@@ -194,7 +194,7 @@ impl Put<'_> {
                 .ok()
         };
         prepared.sums = reserved.runs.iter().map(written).collect();
-        prepared.reason = if lost { ABSENT } else { reason };
+        prepared.reason = if lost { NOT_FOUND } else { reason };
         Ok(prepared)
     }
 }

@@ -142,8 +142,8 @@ impl Store {
     /// `Invalid` for malformed keys.
     pub fn probe(&self, scope: &Scope, keys: &[&[u8]]) -> Result<usize> {
         check_keys(keys)?;
-        let asked = self.with_scope(scope, 0, |scope| self.catalog.probe(scope, keys));
-        self.or_miss(asked, |_| 0)
+        let answer = self.with_scope(scope, 0, |scope| self.catalog.probe(scope, keys));
+        self.or_miss(answer, |_| 0)
     }
 
     /// Like `probe`, with a lease that keeps the pages readable for `ttl` or until released. In an
@@ -169,11 +169,11 @@ impl Store {
     pub fn lease_all(&self, scopes: &[&Scope], keys: &[&[u8]], ttl: Duration) -> Result<Leased> {
         check_keys(keys)?;
         let none = Leased { pages: 0, lease: LeaseNumber::default() };
-        let asked = self.retry_stale(scopes, || {
+        let answer = self.retry_stale(scopes, || {
             let known = self.resolve_all(scopes)?;
             known.map_or(Ok(none), |known| self.catalog.lease(&known, keys, ttl))
         });
-        self.or_miss(asked, |_| none)
+        self.or_miss(answer, |_| none)
     }
 
     /// Ends a lease of this process. Leases of other processes are not affected.
@@ -192,8 +192,8 @@ impl Store {
     pub fn exists(&self, scope: &Scope, keys: &[&[u8]]) -> Result<Vec<bool>> {
         check_keys(keys)?;
         let none = || vec![false; keys.len()];
-        let asked = self.with_scope(scope, none(), |s| self.catalog.exists(s, keys));
-        self.or_miss(asked, |_| none())
+        let answer = self.with_scope(scope, none(), |s| self.catalog.exists(s, keys));
+        self.or_miss(answer, |_| none())
     }
 
     /// Stores pages, and skips those present. `source` has one page per key.
@@ -267,7 +267,7 @@ impl Store {
     ) -> Result<Outcome> {
         self.check_batch(keys, target.len())?;
         let started = Instant::now();
-        let unknown = || Outcome::none(keys.len(), if keys.is_empty() { "" } else { "absent" });
+        let unknown = || Outcome::none(keys.len(), if keys.is_empty() { "" } else { "not_found" });
         let outcome =
             self.with_scope(scope, None, |scope| self.get(scope, keys, target, control).map(Some));
         let outcome = outcome.map(|outcome| outcome.unwrap_or_else(unknown));
@@ -281,8 +281,8 @@ impl Store {
     /// Like `probe`.
     pub fn touch(&self, scope: &Scope, keys: &[&[u8]]) -> Result<usize> {
         check_keys(keys)?;
-        let asked = self.with_scope(scope, 0, |scope| self.catalog.touch(scope, keys));
-        self.or_miss(asked, |_| 0)
+        let answer = self.with_scope(scope, 0, |scope| self.catalog.touch(scope, keys));
+        self.or_miss(answer, |_| 0)
     }
 
     /// Removes pages; in chained scopes with all pages behind them. Returns how many of `keys` were
@@ -376,9 +376,9 @@ impl Store {
 
     /// Replaces an error that says that the owner does not answer for now by `miss`, which receives
     /// the reason.
-    fn or_miss<T>(&self, asked: Result<T>, miss: impl FnOnce(&'static str) -> T) -> Result<T> {
-        match asked.as_ref().err().and_then(owner_silent::reason) {
-            None => asked,
+    fn or_miss<T>(&self, answer: Result<T>, miss: impl FnOnce(&'static str) -> T) -> Result<T> {
+        match answer.as_ref().err().and_then(owner_silent::reason) {
+            None => answer,
             Some(reason) => {
                 self.transfers.unanswered.add(1);
                 Ok(miss(reason))

@@ -34,7 +34,7 @@ impl Store {
     /// Starts a put of bytes that are copied into staging before this returns. If staging is full,
     /// pages are skipped from the first one without memory on. Leading pages that are stored
     /// already are not copied: the ticket acknowledges those that the owner still has when the put
-    /// runs. If one is gone by then, the ticket ends before it, with reason `absent`.
+    /// runs. If one is gone by then, the ticket ends before it, with reason `not_found`.
     ///
     /// # Errors
     /// Like `submit_put`.
@@ -63,21 +63,22 @@ impl Store {
         control: Control,
         left: impl FnOnce(usize, StagedPages) + Send + 'static,
     ) -> Result<Ticket> {
-        let asked = keys.len();
+        let requested = keys.len();
         let first = {
             let keys: Vec<&[u8]> = keys.iter().map(AsRef::as_ref).collect();
             self.check_batch(&keys, source.len())?;
             self.probe(&scope, &keys)?
         };
-        let mut staged = self.staging.copy_leading(source, first..asked);
+        let mut staged = self.staging.copy_leading(source, first..requested);
         let held = first + staged.len();
-        self.transfers.staging_refusals.add((asked - held) as u64);
+        self.transfers.staging_refusals.add((requested - held) as u64);
         if held == 0 {
             let ticket = Ticket::new(None)?;
-            ticket.finish(Outcome::none(asked, if asked > 0 { "staging_full" } else { "" }));
+            ticket
+                .finish(Outcome::none(requested, if requested > 0 { "staging_full" } else { "" }));
             return Ok(ticket);
         }
-        self.submit(Lane::Put, keys, asked, control, move |store, keys, control| {
+        self.submit(Lane::Put, keys, requested, control, move |store, keys, control| {
             let source = OffsetPages::new(&staged, first);
             let bytes = PutBytes { source: &source, lacking: first };
             let outcome = store.put_pages(&scope, &keys[..held], bytes, &options, control);
@@ -88,10 +89,10 @@ impl Store {
                 left(stored, staged);
             }
             let mut outcome = outcome?;
-            if outcome.reason.is_empty() && held < asked {
+            if outcome.reason.is_empty() && held < requested {
                 outcome.reason = "staging_full";
             }
-            outcome.ok.resize(asked, false);
+            outcome.ok.resize(requested, false);
             Ok(outcome)
         })
     }
