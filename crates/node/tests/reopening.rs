@@ -122,7 +122,7 @@ fn poisoned_store_still_serves_reads() {
     assert_eq!(client.ask("get 1 4"), "4");
     assert_eq!(put(store, 3, 4).unwrap_err().kind(), ErrorKind::Retry);
     let refused = client.ask("put 3 4");
-    assert!(refused.contains("until it is reopened"), "{refused}");
+    assert!(refused.contains("until the owner reopens the store"), "{refused}");
     assert_eq!(store.flush().unwrap_err().kind(), ErrorKind::Retry);
     assert!(node.problem().is_some() && stats(&node).poisoned.is_some());
     assert_eq!(client.ask("problem"), "true");

@@ -1,9 +1,9 @@
 //! Admission: decides which pages are worth the wear of a write.
 //!
-//! [`Admission`] is a state machine without I/O, locks or a clock of its own, so that the owner of
-//! a store and a simulator run the same code. It is called once per put, with the missing pages in
-//! sequence order, and returns how many *leading* ones may be written: in a chained scope a page
-//! behind a refused one could never be hit.
+//! [`Admission`] is a state machine without I/O, locks or a clock, so that the owner of a store and
+//! a simulator run the same code. A put calls it once, with the missing pages in sequence order.
+//! The result is the number of *leading* pages that may be written: in a chained scope a page after
+//! a refused page could never be hit.
 //!
 //! * **Write-through** admits every page.
 //! * **Second sight** admits a page when it is put for the second time within the reach of a ghost
@@ -142,8 +142,8 @@ pub struct Admission {
 #[derive(Debug)]
 struct Bucket {
     budget: WriteBudget,
-    /// Bytes that may be written now. Negative by less than a page, because the last admitted page
-    /// may be longer than what is left; this way no page is too long for a small budget.
+    /// Bytes that may be written now. May be negative by less than a page: the last admitted page
+    /// may be longer than the remaining level, so that no page is too long for a small budget.
     level: f64,
     filled: Duration,
 }
@@ -160,7 +160,7 @@ impl Bucket {
     }
 }
 
-/// Two generations of hashes: the older one is dropped when the younger one is full. The list
+/// Two generations of hashes: the older generation is dropped when the younger is full. The list
 /// reaches back over half to all of its maximum length, and needs no order.
 #[derive(Debug)]
 struct Ghost {
@@ -230,7 +230,7 @@ impl Admission {
                         bucket.level -= page_bytes as f64;
                     }
                 }
-                // Remembered for a second put. With a budget of zero there is none.
+                // Remembers the page for a second put, which a budget of zero never admits.
                 Some(_) if !self.is_closed() && !self.ghost.knows(page) => {
                     self.ghost.remember(page)
                 }
@@ -247,7 +247,7 @@ impl Admission {
         }
     }
 
-    /// The mode in force now: for `auto`, its present choice.
+    /// The mode in force: for `auto`, its current choice.
     #[must_use]
     pub fn policy(&self) -> AdmissionMode {
         match (self.mode, &self.bucket) {
@@ -259,7 +259,7 @@ impl Admission {
         }
     }
 
-    /// Bytes that may be written at once now, if there is a budget.
+    /// Bytes that may be written immediately, if there is a budget.
     #[must_use]
     pub fn available_bytes(&self) -> Option<u64> {
         self.bucket.as_ref().map(|bucket| bucket.level.max(0.0) as u64)
@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn second_put_is_admitted_as_far_as_known() {
+    fn second_put_admits_known_pages() {
         let mut admission = Admission::new(AdmissionMode::SecondSight, None, 100);
         let first = Some(AdmissionRefusal::FirstSight);
         let mut decide = |range| admission.decide(pages(range), 1, Duration::ZERO);
@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_behind_an_unknown_page_are_refused() {
+    fn pages_after_an_unknown_page_are_refused() {
         let mut admission = Admission::new(AdmissionMode::SecondSight, None, 100);
         admission.decide(pages(5..9), 1, Duration::ZERO);
         assert_eq!(admission.decide(pages(4..9), 1, Duration::ZERO).pages, 0);
@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn ghost_list_forgets_old_pages() {
+    fn ghost_list_drops_old_pages() {
         let mut admission = Admission::new(AdmissionMode::SecondSight, None, 100);
         for at in 0..1000 {
             admission.decide(pages(at..at + 1), 1, Duration::ZERO);
@@ -348,7 +348,7 @@ mod tests {
     fn auto_requires_second_sight_on_low_budget() {
         let budget = WriteBudget::per_day(24 * 1000);
         let mut admission = Admission::new(AdmissionMode::Auto, Some(budget), 10_000);
-        assert_eq!(admission.available_bytes(), Some(500), "a restart is no gift of a bucket");
+        assert_eq!(admission.available_bytes(), Some(500), "a restart does not fill the bucket");
         assert_eq!(admission.policy(), AdmissionMode::WriteThrough);
         // A bucket of 1000 bytes: only pages seen twice may use its last quarter.
         let once = admission.decide(pages(100..1100), 1, HOUR);
@@ -453,8 +453,8 @@ mod tests {
             }
         }
 
-        /// Second sight is exact while nothing is forgotten: a page is admitted if and only if it
-        /// and all pages before it in its put were refused before.
+        /// Second sight is exact while the ghost list drops no page: a page is admitted if and only
+        /// if the page, and all pages before it in the put, were refused earlier.
         #[test]
         fn second_sight_is_exact(puts in puts()) {
             let mut admission = Admission::new(AdmissionMode::SecondSight, None, 1 << 16);
@@ -470,7 +470,7 @@ mod tests {
             }
         }
 
-        /// A clock that goes back adds no budget.
+        /// A clock that is set back adds no budget.
         #[test]
         fn clock_going_back_adds_no_budget(times in proptest::collection::vec(0..9u64, 1..40)) {
             let budget = WriteBudget::per_day(24 * 100);

@@ -34,12 +34,12 @@ impl Store {
             })
             .collect();
         let covered: u64 = located.runs.iter().map(|run| u64::from(run.pages)).sum();
-        // A section is complete when all pages have it, which cannot happen if some are missing.
+        // A section is complete when all pages have it, which cannot happen if pages are missing.
         let all = covered == keys.len() as u64;
         let whole = (!all && control.sections.is_some())
             .then(|| Control { sections: None, ..control.clone() });
         let fates = self.segments.read_runs(&reads, whole.as_ref().unwrap_or(control));
-        // If the release fails, the lease expires on its own.
+        // If the release fails, the lease expires.
         let _ = self.catalog.release(located.lease);
         let (mut ok, mut reason) = (vec![false; keys.len()], "");
         for (run, fates) in located.runs.iter().zip(&fates) {

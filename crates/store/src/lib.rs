@@ -3,10 +3,10 @@
 //! The disk tier: `put_batch / probe / get_batch` over an index and a volume, with leases,
 //! reservations, eviction and durability.
 //!
-//! It has two halves. The [`StoreCore`] is the owner's: it knows which pages exist and where they
-//! lie, grants space, evicts, and answers small questions through [`Catalog`]. Every process has a
-//! [`Store`]: it moves payload between the caller's memory and the segment files, and asks a
-//! catalog, its own process's or another's.
+//! A store has two halves. The [`StoreCore`] is the owner's half: it knows which pages exist and
+//! where they are stored, grants space, evicts, and answers small calls through [`Catalog`]. Every
+//! process has a [`Store`], which moves payload between the caller's memory and the segment files,
+//! and calls a catalog, in its own process or in another.
 //!
 //! **Promises.** A get returns the bytes that were put under the key, or a miss with a reason. No
 //! call waits without a deadline. The budget is never exceeded.

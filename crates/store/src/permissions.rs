@@ -9,7 +9,7 @@ use serde::Deserialize;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
-/// Its name in the store's directory.
+/// Name of the policy file in the store's directory.
 pub const POLICY_FILE: &str = "policy.toml";
 
 /// Hash algorithms for which no collisions can be made.
@@ -30,7 +30,7 @@ pub enum ClientCall {
 }
 
 impl ClientCall {
-    /// Its name in the policy file.
+    /// The call's name in the policy file.
     #[must_use]
     pub const fn word(self) -> &'static str {
         match self {
@@ -88,7 +88,7 @@ impl StorePolicy {
         }
         Err(Error::invalid(
             "keys of this hash may collide, and the store would keep a collision: use sha256 or \
-             sha256_cbor (LMCache: blake3), or, if nobody who sends prompts could want that, write \
+             sha256_cbor (LMCache: blake3), or, if all senders of prompts are trusted, write \
              `allow_weak_hashes = true` into the store's policy file and start again",
         )
         .with("hash", algorithm)
@@ -116,7 +116,7 @@ impl Directory {
     /// Reads the policy of the store.
     ///
     /// # Errors
-    /// `Invalid` for a malformed file; those of the file system, with advice.
+    /// `Invalid` if the file is malformed; file-system errors, with advice.
     pub fn policy(&self) -> Result<StorePolicy> {
         let file = self.path().join(POLICY_FILE);
         let Some(bytes) = self.read(POLICY_FILE)? else {

@@ -1,10 +1,10 @@
-//! Group commit: callers that want durability share sync rounds, one at a time.
+//! Group commit: callers that need durability share sync rounds, which run one at a time.
 //!
 //! A caller is served by any round that began after its request. A caller that finds a round
-//! running waits for the next one, which the first waiting caller leads for all of them. No round
-//! follows one that failed for good: after a failed sync the kernel may report success for pages
-//! that it dropped (Rebello et al., "Can Applications Recover from fsync Failures?", ATC '20).
-//! `tests/loom_rounds.rs` checks every interleaving.
+//! running waits for the next round, which the first waiting caller leads for all. After a
+//! permanent failure no further round runs: after a failed sync the kernel may report success for
+//! pages that it dropped (Rebello et al., "Can Applications Recover from fsync Failures?", ATC
+//! '20). `tests/loom_rounds.rs` checks every interleaving.
 
 use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering};
 use ritornello_format::{Error, ErrorKind, Result};
@@ -12,7 +12,8 @@ use std::fmt;
 use std::sync::OnceLock;
 use std::time::Instant;
 
-/// Called by the thread that met the failure, with its locks held: it must not block.
+/// Callback for poisoning. The thread whose write or sync failed calls it with its locks held, so
+/// it must not block.
 pub type OnPoison = Box<dyn Fn() + Send + Sync>;
 
 /// The sync rounds of a store.
@@ -20,7 +21,7 @@ pub type OnPoison = Box<dyn Fn() + Send + Sync>;
 pub struct Rounds {
     /// Number of requests.
     requested: AtomicU64,
-    /// Held while a round runs.
+    /// Locked while a round runs.
     progress: Mutex<Progress>,
     poison: OnceLock<String>,
     on_poison: OnceLock<OnPoison>,
@@ -30,7 +31,7 @@ pub struct Rounds {
 struct Progress {
     /// The last request that a finished round has covered.
     covered: u64,
-    /// No further round begins.
+    /// Whether [`Rounds::end`] was called: no further round begins.
     ended: bool,
 }
 
@@ -45,8 +46,9 @@ impl Rounds {
     /// another.
     ///
     /// # Errors
-    /// `Retry` if earlier rounds have not ended by `deadline`. Those of `round`: all but `Retry`
-    /// poison. `Fatal` without a round if poisoned; `Closed` after [`Rounds::end`].
+    /// `Retry` if earlier rounds have not ended by `deadline`; `Fatal` if the store is poisoned;
+    /// `Closed` after [`Rounds::end`]. Errors of `round`, which poison the store unless they are
+    /// `Retry`.
     pub fn join(&self, deadline: Instant, round: impl FnOnce() -> Result<()>) -> Result<()> {
         let request = self.requested.fetch_add(1, Ordering::AcqRel) + 1;
         let mut progress = self.progress.try_lock_until(deadline).ok_or_else(busy)?;
@@ -64,19 +66,18 @@ impl Rounds {
         Ok(())
     }
 
-    /// Waits for the running round and prevents further ones.
+    /// Waits for the running round, and prevents further rounds while the guard is held.
     ///
     /// # Errors
-    /// `Retry` if it has not ended by `deadline`.
+    /// `Retry` if the running round has not ended by `deadline`.
     pub fn between(&self, deadline: Instant) -> Result<RoundsPaused<'_>> {
         self.progress.try_lock_until(deadline).map(RoundsPaused).ok_or_else(busy)
     }
 
-    /// Waits until no round runs, and prevents further ones for good.
+    /// Waits until no round runs, and prevents all further rounds permanently.
     ///
     /// # Errors
-    /// `Retry` if the running round has not ended by `deadline`; `Fatal` if a round has failed for
-    /// good.
+    /// `Retry` if the running round has not ended by `deadline`; `Fatal` if the store is poisoned.
     pub fn end(&self, deadline: Instant) -> Result<()> {
         let mut progress = self.progress.try_lock_until(deadline).ok_or_else(busy)?;
         self.check()?;
@@ -120,7 +121,7 @@ impl Rounds {
     }
 
     /// # Errors
-    /// `Fatal` if it is poisoned.
+    /// `Fatal` if the store is poisoned.
     pub fn check(&self) -> Result<()> {
         self.cause().map_or(Ok(()), |cause| {
             Err(Error::fatal("a write or sync failed, so the store is poisoned: reopen it")

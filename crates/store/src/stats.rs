@@ -40,7 +40,7 @@ pub struct CatalogStats {
     pub limbo_bytes: u64,
     /// Bytes removed while leased.
     pub deferred_bytes: u64,
-    /// Bytes in reservations, including those of dead clients.
+    /// Bytes in reservations, including reservations of dead clients.
     pub reserved_bytes: u64,
     /// Bytes withheld because their contents failed verification.
     pub quarantined_bytes: u64,
@@ -89,7 +89,7 @@ pub struct CatalogStats {
     pub reservations: u64,
     /// The I/O backend, and why it was chosen.
     pub io: IoStats,
-    /// What poisoned the store, if it is poisoned.
+    /// Error that poisoned the store, if it is poisoned.
     pub poisoned: Option<String>,
     /// Space that cannot be used now. If any space is absent, the store is degraded.
     pub absent_space: AbsentSpace,
@@ -97,14 +97,14 @@ pub struct CatalogStats {
     pub counters: BTreeMap<String, u64>,
     /// Duration of opening in milliseconds.
     pub open_ms: f64,
-    /// What recovery dropped, by reason.
+    /// Pages or files that recovery dropped, by reason.
     pub dropped_at_open: BTreeMap<String, u64>,
 }
 
 /// Absent volumes and segments, and their contents.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AbsentSpace {
-    /// At most 64 sentences: directory, and why it cannot be used.
+    /// At most 64 sentences: the directory, and the reason why it is absent.
     pub reasons: Vec<String>,
     /// Runs whose pages are misses until their space returns.
     pub runs: u64,
@@ -136,7 +136,7 @@ pub struct IndexTuning {
     pub target_runs: u32,
     /// Number of levels; zero while everything fits the memtable.
     pub levels: u32,
-    /// Present sorted runs.
+    /// Current number of sorted runs.
     pub sorted_runs: u64,
     /// Bytes written by compactions over bytes written by flushes, since open.
     pub rewrites: f64,
@@ -225,7 +225,7 @@ pub struct SpaceHealth {
     pub padding_bytes: u64,
     /// Bytes of run headers.
     pub header_bytes: u64,
-    /// Mean extents of present runs; one if there are none.
+    /// Mean extents per stored run; 1 if the store has no runs.
     pub extents_per_run: f64,
     /// Pieces of pages up to 256 KiB.
     pub small_pages: PiecePercentiles,
@@ -257,14 +257,14 @@ pub struct PiecePercentiles {
 pub struct VolumeStats {
     /// The directory, relative to the store's or absolute.
     pub dir: String,
-    /// Whether the directory is being drained: no run is placed there, and its runs are moved or
-    /// evicted.
+    /// Whether the directory is being drained: new runs are placed in other directories, and its
+    /// runs are moved or evicted.
     pub draining: bool,
     /// Segment files.
     pub segments: u64,
-    /// Used bytes of them.
+    /// Used bytes of the segment files.
     pub used_bytes: u64,
-    /// Why the directory cannot be used now; `None` if the directory is present.
+    /// Reason why the directory is absent; `None` if it is present.
     pub absent: Option<String>,
 }
 
@@ -301,7 +301,7 @@ pub struct AdmissionStats {
     pub policy: String,
     /// Bytes that may be written per day, if there is a budget.
     pub budget_bytes_per_day: Option<u64>,
-    /// Bytes that may be written at once now, if there is a budget.
+    /// Bytes that may be written immediately, if there is a budget.
     pub available_bytes: Option<u64>,
     /// Refused pages that are remembered.
     pub ghost_pages: u64,
@@ -341,9 +341,9 @@ macro_rules! counters {
 counters! {
     /// Calls of `probe` and `lease`.
     probes,
-    /// Pages requested by them.
+    /// Pages requested by `probe` and `lease`.
     probed_pages,
-    /// Pages found by them.
+    /// Pages found by `probe` and `lease`.
     hit_pages,
     /// Pages committed.
     stored_pages,
@@ -351,19 +351,19 @@ counters! {
     present_pages,
     /// Pages refused, for any reason.
     refused_pages,
-    /// Refused because all space is leased or being written, or because the deadline passed.
+    /// Pages refused because all space is leased or being written, or because the deadline passed.
     refused_space,
-    /// Refused because the index has reached its share of the budget.
+    /// Pages refused because the index has reached its share of the budget.
     refused_metadata,
-    /// Refused because of the scope's quota.
+    /// Pages refused because of the scope's quota.
     refused_quota,
-    /// Refused because they were put for the first time.
+    /// Pages refused because they were put for the first time.
     refused_admission,
-    /// Refused because the write budget is used up.
+    /// Pages refused because the write budget is used up.
     refused_write_budget,
-    /// Refused because the index has reached its memory ceiling.
+    /// Pages refused because the index has reached its memory ceiling.
     refused_index_memory,
-    /// Refused because they are stored in absent space.
+    /// Pages refused because they are stored in absent space.
     refused_absent_space,
     /// New scopes refused because the registry is full of scopes that hold pages.
     refused_scopes,
@@ -373,17 +373,17 @@ counters! {
     foreign_releases,
     /// Runs retained, or retained for longer than before.
     runs_retained,
-    /// Runs whose retention was refused or ended early in favour of longer ones.
+    /// Runs whose retention was refused or ended early in favour of longer retentions.
     retentions_displaced,
     /// Runs whose retention expired.
     retentions_lapsed,
     /// Pages evicted.
     evicted_pages,
-    /// Pages deleted, including those of dropped scopes.
+    /// Pages deleted, including pages of dropped scopes.
     deleted_pages,
     /// Pages removed because they failed verification.
     damaged_pages,
-    /// Runs abandoned at commit: aborted, orphaned, or stored by another put meanwhile.
+    /// Runs abandoned at commit: aborted, orphaned, or already stored by another put.
     runs_abandoned,
     /// Sync rounds of data and index.
     syncs,
@@ -393,7 +393,7 @@ counters! {
     bytes_admitted,
     /// Bytes written to segments for them, including headers, padding and abandoned runs.
     bytes_written,
-    /// Runs moved to another place.
+    /// Runs moved to a new place.
     runs_moved,
     /// Bytes written by moving runs.
     bytes_moved,

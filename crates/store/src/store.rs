@@ -1,4 +1,5 @@
-//! The payload half of a store, present in every process: it moves bytes, and asks a catalog where.
+//! The payload half of a store, present in every process: it moves bytes to and from the places
+//! that a catalog returns.
 
 use crate::catalog::{Catalog, KeyListing, LeaseNumber, Leased, ScopeListing, ScopeRef};
 use crate::core::CapacityChange;
@@ -31,11 +32,11 @@ const RETRY_FOR: Duration = Duration::from_secs(10);
 pub struct PutOptions {
     /// Key of the page before the first, if known.
     pub parent: Option<Box<[u8]>>,
-    /// Seconds since 1970 until which the pages and all known pages before them shall not be
-    /// evicted; zero for no retention. At most a year from now; applies to whole runs. Above the
-    /// scope's limit (`retained_bytes`, by default a quarter of its quota or of the store) or half
-    /// of the store in total, the retention that ends first is released. An earlier end than the
-    /// present one changes nothing. Deleting pages and dropping scopes end retention.
+    /// Seconds since 1970 until which eviction skips the pages and all known pages before them;
+    /// zero for no retention. At most a year ahead; applies to whole runs. Above the scope's limit
+    /// (`retained_bytes`, by default a quarter of its quota or of the store) or half of the store
+    /// in total, the retention that ends first is released. An end before the current end changes
+    /// nothing. Deleting pages and dropping scopes end retention.
     pub retain_until: u64,
 }
 
@@ -96,9 +97,9 @@ impl Store {
         }
     }
 
-    /// Lists keys of a scope in batches, oldest run first: whole runs behind `after` (zero, or
-    /// `last` of the previous batch) until there are `limit` keys. Pages added or removed meanwhile
-    /// may be included or not.
+    /// Lists keys of a scope in batches, oldest run first: whole runs after `after` (zero, or
+    /// `last` of the previous batch) until the batch has `limit` keys. Pages added or removed
+    /// concurrently may or may not be included.
     ///
     /// # Errors
     /// Like `probe`.
@@ -109,8 +110,8 @@ impl Store {
     /// Changes capacity or directories of a store in use. Returns when the change is complete.
     ///
     /// # Errors
-    /// `Retry` if it takes longer than some minutes; it then continues in the background. `Invalid`
-    /// for an impossible change.
+    /// `Retry` if the change takes longer than some minutes, and continues in the background.
+    /// `Invalid` if the change is impossible.
     pub fn change_capacity(&self, change: &CapacityChange) -> Result<()> {
         self.check_process()?;
         self.catalog.change_capacity(change)
@@ -119,14 +120,15 @@ impl Store {
     /// Sets the capacity in bytes: see [`Store::change_capacity`].
     ///
     /// # Errors
-    /// As there.
+    /// `Retry` if the change takes longer than some minutes; `Invalid` if the capacity is
+    /// impossible.
     pub fn resize(&self, capacity: u64) -> Result<()> {
         self.change_capacity(&CapacityChange::Capacity(capacity))
     }
 
     /// Changes the settings of a scope, durably, and registers a new scope; fields not given in
-    /// `settings` return to the default. Present pages keep their encoding; a quota below what the
-    /// scope holds evicts at once.
+    /// `settings` return to the default. Stored pages keep their encoding; a quota below the
+    /// scope's size evicts immediately.
     ///
     /// # Errors
     /// `Invalid` for a codec that does not suit the scope's numbers, or more retention than quota.
@@ -149,13 +151,13 @@ impl Store {
     /// Like `probe`, with a lease that keeps the pages readable for `ttl` or until released. In an
     /// unchained scope the lease covers every page present.
     ///
-    /// A client's leases cover at most as much of the store as is left for other clients: half of
-    /// it if no other client has leases. A longer prefix is leased as far as it fits, and the
-    /// answer counts the leased pages; `probe` counts all. Reads are not bounded by this.
+    /// A client's leases cover at most the space left for other clients: half of the store if no
+    /// other client has leases. Of a longer prefix, the leading pages that fit are leased and
+    /// counted; `probe` counts all pages. Reads are not bounded by this.
     ///
     /// # Errors
     /// Like `probe`; `Retry` if there are too many leases, or the first page exceeds the client's
-    /// share of the store: release leases that are not needed.
+    /// share of the store: release unneeded leases.
     pub fn lease(&self, scope: &Scope, keys: &[&[u8]], ttl: Duration) -> Result<Leased> {
         self.lease_all(&[scope], keys, ttl)
     }
@@ -185,7 +187,7 @@ impl Store {
         if lease == LeaseNumber::default() { Ok(()) } else { self.catalog.release(lease) }
     }
 
-    /// Returns which pages are present, each by itself.
+    /// Returns for each page whether it is present.
     ///
     /// # Errors
     /// Like `probe`.
@@ -196,11 +198,11 @@ impl Store {
         self.or_miss(answer, |_| none())
     }
 
-    /// Stores pages, and skips those present. `source` has one page per key.
+    /// Stores pages, and skips pages already present. `source` has one page per key.
     ///
     /// # Errors
-    /// `Invalid` for bad keys, sizes or scopes; other reasons why pages were not stored are in the
-    /// outcome.
+    /// `Invalid` for malformed keys, sizes or scopes; the outcome has other reasons why pages were
+    /// not stored.
     pub fn put_batch(
         &self,
         scope: &Scope,
@@ -285,7 +287,7 @@ impl Store {
         self.or_miss(answer, |_| 0)
     }
 
-    /// Removes pages; in chained scopes with all pages behind them. Returns how many of `keys` were
+    /// Removes pages; in chained scopes with all pages after them. Returns how many of `keys` were
     /// present.
     ///
     /// # Errors
@@ -295,7 +297,8 @@ impl Store {
         self.with_scope(scope, 0, |scope| self.catalog.delete(scope, keys))
     }
 
-    /// Drops a scope and its pages, durably at once. The bytes stay on disk until overwritten.
+    /// Drops a scope and its pages; the drop is durable when the call returns. The bytes stay on
+    /// disk until overwritten.
     ///
     /// # Errors
     /// Like `probe`.
@@ -315,7 +318,7 @@ impl Store {
         self.catalog.clear()
     }
 
-    /// Makes everything put before durable.
+    /// Makes all pages put before the call durable.
     ///
     /// # Errors
     /// `Retry` while the store is poisoned or reopened; `Miss`, once, if puts since the last flush
@@ -369,13 +372,12 @@ impl Store {
         if keys.len() == pages {
             return Ok(());
         }
-        Err(Error::invalid("there must be one page a key")
+        Err(Error::invalid("there must be one page per key")
             .with("keys", keys.len())
             .with("pages", pages))
     }
 
-    /// Replaces an error that says that the owner does not answer for now by `miss`, which receives
-    /// the reason.
+    /// Replaces the error of a silent owner by `miss`, which receives the reason.
     fn or_miss<T>(&self, answer: Result<T>, miss: impl FnOnce(&'static str) -> T) -> Result<T> {
         match answer.as_ref().err().and_then(owner_silent::reason) {
             None => answer,
@@ -398,8 +400,8 @@ impl Store {
     }
 
     /// Calls `ask`, which resolves scopes and makes a call. `Retry` may mean that another process
-    /// dropped a scope, or that the owner changed during a put: forgets the references and retries,
-    /// at most [`ATTEMPTS`] times within [`RETRY_FOR`].
+    /// dropped a scope, or that the owner changed during a put: invalidates the references and
+    /// retries, at most [`ATTEMPTS`] times within [`RETRY_FOR`].
     fn retry_stale<T>(&self, scopes: &[&Scope], mut ask: impl FnMut() -> Result<T>) -> Result<T> {
         self.check_process()?;
         // Read at the first failure only: a clock costs as much as a probe.
@@ -433,7 +435,7 @@ impl Store {
     }
 
     fn registered(&self, scope: &Scope) -> Result<ScopeRef> {
-        let dropped = || Error::retry("the scope was dropped meanwhile");
+        let dropped = || Error::retry("the scope was dropped during the call");
         self.resolve(scope, true)?.ok_or_else(dropped)
     }
 
@@ -450,7 +452,7 @@ impl Store {
 /// Checks that the sections of `control` make up a page of `scope`.
 ///
 /// # Errors
-/// `Invalid` if they do not.
+/// `Invalid` if the sections do not make up a page.
 pub fn check_sections(scope: &Scope, control: &Control) -> Result<()> {
     let (page, Some(sections)) = (scope.resolved_page_bytes()?, &control.sections) else {
         return Ok(());

@@ -32,9 +32,10 @@ impl Store {
     }
 
     /// Starts a put of bytes that are copied into staging before this returns. If staging is full,
-    /// pages are skipped from the first one without memory on. Leading pages that are stored
-    /// already are not copied: the ticket acknowledges those that the owner still has when the put
-    /// runs. If one is gone by then, the ticket ends before it, with reason `not_found`.
+    /// the first page without memory and all later pages are skipped. Leading pages that are
+    /// already stored are not copied: the ticket acknowledges them if the owner still has them when
+    /// the put runs. Otherwise the put ends before the first page that was evicted, with reason
+    /// `not_found`.
     ///
     /// # Errors
     /// Like `submit_put`.
@@ -49,8 +50,8 @@ impl Store {
         self.submit_put_copy_or(scope, keys, source, options, control, |_, _| {})
     }
 
-    /// Like `submit_put_copy`; passes copied pages that could not be stored to `left`, from the
-    /// first such page on and with its number, before the ticket is done.
+    /// Like `submit_put_copy`; before the ticket is done, passes the copied pages to `left`,
+    /// starting at the first page that could not be stored, with that page's number.
     ///
     /// # Errors
     /// Like `submit_put`.
@@ -97,8 +98,8 @@ impl Store {
         })
     }
 
-    /// Runs `work` as a get of `pages` pages: in the same queue, with the same ticket. It may also
-    /// read from other stores. Its control stops it when the ticket is cancelled.
+    /// Runs `work` as a get of `pages` pages: in the same queue, with the same ticket. `work` may
+    /// also read from other stores. Its control stops it when the ticket is cancelled.
     ///
     /// # Errors
     /// Like `submit_put`.
@@ -169,7 +170,7 @@ fn attempt(pages: usize, work: impl FnOnce() -> Result<Outcome>) -> Outcome {
     match catch_unwind(AssertUnwindSafe(work)) {
         Ok(Ok(outcome)) => outcome,
         Ok(Err(error)) => {
-            // A closed store is no failure; the outcome says it.
+            // A closed store is not a failure; the outcome has the reason.
             if error.kind() != ErrorKind::Closed {
                 tracing::warn!(%error, "a ticket failed");
             }

@@ -1,7 +1,8 @@
 //! Determines which volumes of a store are present, by the marker in each volume's directory.
 //!
-//! A directory whose file system is not mounted looks like an empty volume. Nothing is concluded
-//! from it and nothing is created in it: the volume is *absent* until its marker can be read.
+//! A directory whose file system is not mounted looks like an empty volume. The store concludes
+//! nothing from such a directory and creates nothing in it: the volume is *absent* until its marker
+//! can be read.
 
 use crate::directory::Directory;
 use ritornello_format::{Error, Manifest, Result, RunHeader, UNIT, VolumeMarker, VolumeRecord};
@@ -22,16 +23,16 @@ pub(crate) enum VolumeState {
     Present(PathBuf),
     /// Present in this directory, whose marker is damaged or lost.
     Unmarked(PathBuf),
-    /// Drained or given up: its number is not reused.
+    /// Drained or given up. The number is not reused.
     Retired,
-    /// Its directory cannot be used now, for this reason.
+    /// The volume's directory cannot be used, for this reason.
     Absent(String),
-    /// Its directory holds a volume of another store, or another volume of this one.
+    /// The volume's directory holds a volume of another store, or a different volume of this store.
     Foreign(String),
 }
 
 impl VolumeState {
-    /// The directory to use; empty if there is none.
+    /// The directory to use; empty if the volume has no usable directory.
     pub(crate) fn dir(&self) -> PathBuf {
         match self {
             Self::Present(dir) | Self::Unmarked(dir) => dir.clone(),
@@ -39,7 +40,7 @@ impl VolumeState {
         }
     }
 
-    /// Why the volume cannot be used now, unless it is retired.
+    /// Reason why the volume is absent; `None` if it is present or retired.
     pub(crate) fn absence(&self) -> Option<&str> {
         match self {
             Self::Present(_) | Self::Unmarked(_) | Self::Retired => None,
@@ -82,7 +83,7 @@ impl Directory {
         }
     }
 
-    /// Whether `dir` carries the marker of another store than `manifest`'s.
+    /// Whether `dir` carries the marker of a store different from `manifest`'s.
     #[must_use]
     pub fn is_foreign(&self, dir: &Path, manifest: &Manifest) -> bool {
         let found = self.marker_in(dir).ok().flatten();
@@ -96,7 +97,7 @@ impl Directory {
         dirs.filter(|dir| !dir.as_os_str().is_empty()).collect()
     }
 
-    /// Whether the directory of volume `number` holds it now.
+    /// Whether the directory of volume `number` holds the volume.
     pub(crate) fn is_volume_present(&self, manifest: &Manifest, number: u8) -> bool {
         let Some(volume) = manifest.volumes.get(usize::from(number)) else { return false };
         if volume.is_gone() {
@@ -157,8 +158,8 @@ impl Directory {
         }
     }
 
-    /// The store whose runs lie in the segments of `dir`, according to the first run header found
-    /// near the beginning of one; `None` if there is none.
+    /// Returns the store whose runs are in the segments of `dir`, according to the first run header
+    /// found near the beginning of a segment; `None` if no header is found.
     fn store_of_segments(&self, dir: &Path) -> io::Result<Option<[u8; 16]>> {
         let mut buffer = vec![0; SEARCH_BYTES];
         let names = self.medium.list(dir)?;
@@ -181,11 +182,11 @@ impl Directory {
         failed.map_or(Ok(None), Err)
     }
 
-    /// Creates and marks the directories of a new store, and those that were removed from inside
-    /// the main directory. The caller writes the manifest afterwards.
+    /// Creates and marks the directories of a new store, and directories that were removed from
+    /// inside the main directory. The caller writes the manifest afterwards.
     ///
     /// # Errors
-    /// `Invalid` if a directory holds another volume; those of the file system.
+    /// `Invalid` if a directory holds a different volume; file-system errors.
     pub(crate) fn mark_volumes(&self, manifest: &mut Manifest) -> Result<()> {
         let (store, being_made) = (manifest.uuid, manifest.owner_epoch == 0);
         let path = self.path().to_owned();
@@ -194,8 +195,8 @@ impl Directory {
                 continue;
             }
             let dir = path.join(&volume.dir);
-            // A mount point, and a link to one, exists. A missing directory inside the main one was
-            // removed.
+            // A mount point, and a link to one, exists. A missing directory inside the main
+            // directory was removed.
             let named = self.medium.list(&path).is_ok_and(|names| {
                 names.iter().any(|name| name.as_os_str() == volume.dir.as_str())
             });
@@ -212,7 +213,7 @@ impl Directory {
                 && !own
             {
                 return Err(Error::invalid(
-                    "the directory holds a volume of another store: name an empty or new one",
+                    "the directory holds a volume of another store: name an empty or new directory",
                 )
                 .with("dir", dir.display())
                 .with("why", why));
@@ -254,8 +255,8 @@ impl Directory {
         }
     }
 
-    /// Refuses a directory that is not the main directory of the volumes it names: none of them is
-    /// present, and some of their directories hold other volumes.
+    /// Refuses a directory that is not the main directory of the volumes it names: no named volume
+    /// is present, and some of the named directories hold other volumes.
     pub(crate) fn check_expected(&self, manifest: &Manifest, found: &[VolumeState]) -> Result<()> {
         let foreign = |at: &VolumeState| matches!(at, VolumeState::Foreign(_));
         let ours =
@@ -306,7 +307,8 @@ impl Directory {
 }
 
 /// Whether only its marker identifies a volume that carried one: a build without markers may have
-/// written segments below the mount point. A directory inside the main one is no mount point.
+/// written segments below the mount point. A directory inside the main directory is not a mount
+/// point.
 fn needs_marker(volume: &VolumeRecord) -> bool {
     volume.marked && Path::new(&volume.dir).is_absolute()
 }
@@ -314,7 +316,7 @@ fn needs_marker(volume: &VolumeRecord) -> bool {
 /// Opens the manifest and the segment files of a store that another process owns.
 ///
 /// # Errors
-/// `Retry` if there is no store; those of [`Segments::open`].
+/// `Retry` if the directory has no store; errors of [`Segments::open`].
 pub fn open_segments(
     medium: Arc<dyn Medium>,
     dir: &Path,

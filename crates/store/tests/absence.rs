@@ -140,7 +140,7 @@ fn main_directory_with_foreign_volumes_is_refused() {
     let elsewhere = Options { dir: "/elsewhere".into(), ..two_volumes() };
     let error = open_on(Arc::new(disk.clone()), &elsewhere).map(Open::close).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Invalid);
-    assert!(error.to_string().contains("mount or name that one"), "{error}");
+    assert!(error.to_string().contains("mount or name the right one"), "{error}");
     assert_eq!(found(&reopen(Arc::new(disk))), PAGES);
 }
 

@@ -86,7 +86,7 @@ fn unusable_directories_are_refused() {
     let full = dir.path().join("full");
     std::fs::create_dir(&full).unwrap();
     std::fs::write(full.join("seg-000000"), "another store's").unwrap();
-    refused(&CapacityChange::AddVolume(text(&full)), "holds something");
+    refused(&CapacityChange::AddVolume(text(&full)), "is not empty");
     let (empty, alias) = (dir.path().join("empty"), dir.path().join("alias"));
     // The root of a new ext4 file system.
     std::fs::create_dir_all(empty.join("lost+found")).unwrap();

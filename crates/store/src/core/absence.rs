@@ -1,9 +1,9 @@
-//! Volumes and segments that cannot be used now, and the runs that lie there.
+//! Absent volumes and segments, and the runs stored in them.
 //!
 //! A late mount, a file limit or a failing disk must not cost pages: the index keeps their runs and
-//! journals nothing about them. Until the space returns they are *hidden*, with all runs behind
-//! them in chained scopes: lookups miss them, and puts of their pages are refused as `absent_space`.
-//! Eviction skips runs in absent space, because evicting them would free nothing.
+//! journals nothing about them. Until the space returns, the runs are *hidden*, with all runs after
+//! them in chained scopes: lookups miss them, and puts of their pages are refused as
+//! `absent_space`. Eviction skips runs in absent space, because evicting them would free nothing.
 
 use super::capacity::share_out;
 use super::hidden::{Cause, Hidden};
@@ -18,12 +18,12 @@ use std::time::{Duration, Instant};
 
 /// Interval of checks for absent volumes and segments.
 pub(super) const ABSENT_INTERVAL: Duration = Duration::from_secs(2);
-/// Maximum reasons listed in one answer.
+/// Maximum reasons per answer.
 const REASONS_MAX: usize = 64;
 /// Maximum time that reattaching waits for a capacity change.
 const SHAPE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Volumes and segments that cannot be used now, with the reasons.
+/// Absent volumes and segments, with the reasons.
 #[derive(Debug, Default)]
 pub(super) struct Absence {
     pub(super) volumes: BTreeMap<u8, String>,
@@ -34,7 +34,7 @@ pub(super) struct Absence {
 }
 
 impl Absence {
-    /// Volumes of `manifest` that `found` reports as absent.
+    /// Returns the volumes of `manifest` that `found` reports as absent.
     pub(super) fn of(manifest: &Manifest, found: &[VolumeState]) -> Self {
         let mut absence = Self::default();
         for (number, at) in (0..=u8::MAX).zip(found) {
@@ -59,7 +59,7 @@ impl Absence {
         self.volumes.contains_key(&segment.volume()) || self.segments.contains_key(&segment)
     }
 
-    /// Whether any part of a run lies in absent space.
+    /// Whether any of `extents` is in absent space.
     pub(super) fn hides(&self, extents: &[Extent]) -> bool {
         !self.is_empty() && extents.iter().any(|extent| self.covers(extent.segment))
     }
@@ -80,7 +80,7 @@ impl Absence {
         (known + single) as u32
     }
 
-    /// Removes a volume that was given up.
+    /// Removes a retired volume.
     pub(super) fn retire(&mut self, number: u8) {
         self.volumes.remove(&number);
         self.known.remove(&number);
@@ -98,7 +98,7 @@ impl Absence {
 }
 
 impl StoreCore {
-    /// Describes what cannot be used now, for `stat`.
+    /// Describes the absent space, for `stat`.
     pub(super) fn absent_space(&self, state: &State) -> AbsentSpace {
         let manifest = self.manifest();
         let dir = |volume: u8| {
@@ -121,11 +121,11 @@ impl StoreCore {
         !self.state.lock().absence.is_empty()
     }
 
-    /// Checks absent volumes and segments, and reattaches those that have returned: lookups find
-    /// their runs again, except those whose space is gone.
+    /// Checks absent volumes and segments, and reattaches returned volumes and segments: lookups
+    /// find their runs again, except runs whose space was removed.
     ///
     /// # Errors
-    /// The errors of the file system: what was not reattached stays absent.
+    /// File-system errors: volumes and segments that were not reattached stay absent.
     pub(super) fn reattach_absent(&self) -> Result<()> {
         if !self.is_degraded() {
             return Ok(());
@@ -134,7 +134,7 @@ impl StoreCore {
         let Some(_shape) = self.shape.try_lock_until(Instant::now() + SHAPE_TIMEOUT) else {
             return Ok(());
         };
-        // Another caller may have reattached one, or given it up.
+        // Another caller may have reattached or retired a volume.
         volumes.retain(|(number, _)| self.state.lock().absence.volumes.contains_key(number));
         for (number, volume) in (0..=u8::MAX).zip(&self.manifest().volumes) {
             if volume.is_gone() {
@@ -180,7 +180,7 @@ impl StoreCore {
             segments = restored.len(),
             runs = shown,
             pages_dropped = dropped,
-            "absent space is back"
+            "absent space has returned"
         );
         // Free space in the restored segments is reused after this round and a drain.
         self.make_durable()
@@ -191,7 +191,8 @@ impl StoreCore {
         let absent: Vec<u8> = self.state.lock().absence.volumes.keys().copied().collect();
         let manifest = self.manifest();
         let found = self.directory().volume_states(&manifest);
-        // Before a segment of theirs is opened: without its marker a volume cannot be used.
+        // Markers are repaired before a segment is opened: without its marker a volume cannot be
+        // used.
         self.directory().repair_markers(&mut manifest.as_ref().clone(), &found);
         let mut here = Vec::new();
         for number in absent {
@@ -203,7 +204,7 @@ impl StoreCore {
             match attached {
                 Ok(segments) => here.push((number, segments)),
                 Err(why) => {
-                    // The volume may have been given up meanwhile.
+                    // The volume may have been retired concurrently.
                     if let Some(reason) = self.state.lock().absence.volumes.get_mut(&number) {
                         *reason = why;
                     }
@@ -225,7 +226,8 @@ impl StoreCore {
         }
         self.segments.attach(number, candidate)?;
         let listed = self.segments.list_durably(number)?;
-        // Checked after the list and its sync, because an empty mount point lists no files.
+        // The marker is checked after the list and its sync, because an empty mount point lists no
+        // files.
         if !self.is_volume_present(number) {
             return Err(Error::retry("it became absent again"));
         }
@@ -233,8 +235,8 @@ impl StoreCore {
     }
 
     /// Adds returned segments to the space. Extents of hidden runs and of living clients are in
-    /// use; the rest is withheld until the removals made during the absence are durable and the
-    /// segments are drained. Returns the extents that could not be marked.
+    /// use. All other extents are withheld until the removals made during the absence are durable
+    /// and the segments are drained. Returns the extents that could not be marked.
     fn restore(&self, segments: &[SegmentId]) -> HashSet<Extent> {
         let mut runs: HashMap<SegmentId, Vec<RunId>> = HashMap::new();
         for run in self.hidden.list(Cause::Absent) {
@@ -247,9 +249,9 @@ impl StoreCore {
         }
         let mut unmarked = HashSet::new();
         for &id in segments {
-            // Held until all extents are marked, so that no put is placed in the segment before.
-            // Pending removals are applied first: otherwise their extents would be freed a second
-            // time, because the segment returns with them as free space.
+            // The lock is held until all extents are marked, so that no put is placed in the
+            // segment before. Pending removals are applied first: the segment returns with their
+            // extents as free space, so a later removal would free them a second time.
             let mut state = self.state.lock();
             while state.removals_under_way + state.dropping > 0 {
                 self.removals_applied.wait(&mut state);
@@ -273,8 +275,8 @@ impl StoreCore {
         unmarked
     }
 
-    /// Unhides the runs whose space has returned completely, and drops those whose space differs
-    /// from the index. Returns the number of runs unhidden and of pages dropped.
+    /// Unhides the runs whose space has returned completely, and removes the runs whose space
+    /// differs from the index. Returns the number of runs unhidden and of pages dropped.
     fn unhide_returned(&self, unmarked: &HashSet<Extent>) -> (usize, u64) {
         let mut still = HashSet::new();
         let (mut shown, mut dropped) = (0, 0);
@@ -299,7 +301,7 @@ impl StoreCore {
         (shown, dropped)
     }
 
-    /// Hides the `absent` runs and those behind them, and unhides all others.
+    /// Hides the `absent` runs and the runs after them, and unhides all other runs.
     fn hide(&self, mut absent: HashSet<RunId>) {
         absent.retain(|run| self.index.place(*run).is_some());
         let behind = self.hidden.list(Cause::Behind);
@@ -308,7 +310,7 @@ impl StoreCore {
         self.hidden.replace(Hidden::new(&absent, &parents));
     }
 
-    /// Removes a run whose space is gone, with all runs behind it. Returns the number of pages
+    /// Removes a run whose space was removed, with all runs after it. Returns the number of pages
     /// removed.
     fn drop_unmarked(&self, state: &mut State, run: RunId, unmarked: &HashSet<Extent>) -> u64 {
         let mut removed = self.index.truncate(run, 0);
@@ -318,10 +320,10 @@ impl StoreCore {
         state.apply_removals(removed, None).0
     }
 
-    /// Gives an absent volume up: removes its runs from the index, durably.
+    /// Retires an absent volume: removes its runs from the index, durably.
     ///
     /// # Errors
-    /// As of [`StoreCore::make_durable`].
+    /// `Fatal` if a sync failed: the store is poisoned.
     pub(super) fn retire_absent_volume(&self, number: u8) -> Result<()> {
         // Excludes `reattach_absent`, because both replace the hidden runs.
         let _shape = self.shape.lock();

@@ -8,7 +8,7 @@ use ritornello_index::RunView;
 /// Highest number of pieces per page that is counted separately.
 const PIECES_MAX: usize = 64;
 
-/// Number of pages by the number of pieces they lie in.
+/// Number of pages by pieces per page.
 #[derive(Clone, Copy)]
 struct Histogram([u64; PIECES_MAX + 1]);
 
@@ -63,8 +63,8 @@ impl StoreCore {
         health
     }
 
-    /// Padding of a run's pages, in bytes. Zero for encoded pages, whose length only their header
-    /// knows; theirs is less than a unit beyond the longest page of the run.
+    /// Padding of a run's pages, in bytes. Zero for encoded pages, because only the run header has
+    /// their lengths; their padding is less than a unit beyond the longest page of the run.
     fn padding(&self, view: &RunView) -> u64 {
         let Some(scope) = self.scopes.by_slot(view.scope) else { return 0 };
         if u64::from(view.place.page_units) != units_of(scope.page_bytes) {

@@ -1,9 +1,9 @@
 //! Changing the capacity and the directories of a store in use.
 //!
-//! The manifest records the target durably before any action. A larger capacity is available at
-//! once. For a smaller one, or a drained directory, the segments beyond the shares are sealed, and
-//! the maintenance thread empties and removes them. If the owner ends half-way, the next one
-//! continues from the manifest.
+//! The manifest records the target durably before any action. A larger capacity is available
+//! immediately. After a smaller capacity, or for a drained directory, the segments beyond the
+//! shares are sealed, and the maintenance thread empties and removes them. If the owner ends
+//! half-way, the next owner continues from the manifest.
 
 use super::absence::Absence;
 use super::{State, StoreCore};
@@ -27,10 +27,11 @@ use std::time::{Duration, Instant};
 pub enum CapacityChange {
     /// Sets the budget, in bytes.
     Capacity(u64),
-    /// Adds a directory for segments, or marks a directory of the store again that is absent because
-    /// its marker was lost.
+    /// Adds a directory for segments, or marks an absent directory of the store whose marker was
+    /// lost.
     AddVolume(String),
-    /// Drains a directory: no new run is placed there, and its runs are moved or evicted.
+    /// Drains a directory: new runs are placed in other directories, and its runs are moved or
+    /// evicted.
     DrainVolume(String),
     /// Gives up an absent directory and its pages.
     ForgetVolume(String),
@@ -38,11 +39,12 @@ pub enum CapacityChange {
 
 impl StoreCore {
     /// Changes capacity or directories. Returns when the change is complete, or `Retry` after
-    /// `timeout`; the rest then continues in the background.
+    /// `timeout`; the change then continues in the background.
     ///
     /// # Errors
-    /// `Invalid` for a capacity below two segments, or below what is leased, retained and being
-    /// written; for a directory that is in use already, unknown, another store's, or the last one.
+    /// `Invalid` if the capacity is below two segments, or below the leased, retained and reserved
+    /// bytes; if the directory is already in use, unknown, another store's, or the store's last
+    /// directory.
     pub fn change_capacity(&self, change: &CapacityChange, timeout: Duration) -> Result<()> {
         self.check_writable()?;
         let deadline = Instant::now() + timeout;
@@ -99,17 +101,17 @@ impl StoreCore {
         if let Some(number) = marked {
             self.reattach_absent()?;
             if let Some(why) = self.state.lock().absence.volumes.get(&number) {
-                let said = "the directory is marked again, and cannot be used yet";
+                let said = "the directory is marked again, but still absent";
                 return Err(Error::retry(said).with("why", why));
             }
         }
         self.await_maintenance(deadline)
     }
 
-    /// Waits until the space has its target size.
+    /// Waits until segments, directories and the index have their target sizes.
     fn await_maintenance(&self, deadline: Instant) -> Result<()> {
         let mut seen = 0;
-        // Woken once: the maintenance thread retries leased segments on its own.
+        // One wake-up suffices: the maintenance thread retries leased segments.
         self.maintenance.wake();
         loop {
             if self.is_space_as_wanted() {
@@ -124,7 +126,7 @@ impl StoreCore {
             if Instant::now() >= deadline && !self.is_space_as_wanted() {
                 let sealed = self.state.lock().space.sealed().len();
                 return Err(Error::retry(
-                    "the store is still being emptied, and continues in the background",
+                    "segments are still being emptied, which continues in the background",
                 )
                 .with("segments_to_go", sealed));
             }
@@ -138,7 +140,7 @@ impl StoreCore {
         !draining && fits && self.state.lock().space.sealed().is_empty()
     }
 
-    /// Whether a present directory is being drained.
+    /// Whether a directory is being drained and not absent.
     pub(super) fn is_draining_volumes(&self) -> bool {
         let manifest = self.manifest();
         let state = self.state.lock();
@@ -151,7 +153,7 @@ impl StoreCore {
         self.directory.clone()
     }
 
-    /// Checks that a smaller capacity holds what cannot be evicted.
+    /// Checks that a smaller capacity holds all runs that cannot be evicted.
     fn check_holds_what_stays(&self, budget: &Budget) -> Result<()> {
         let segment_units = budget.segment_bytes / UNIT;
         let units = u64::from(budget.segments_max) * segment_units;
@@ -169,8 +171,8 @@ impl StoreCore {
             return Ok(());
         }
         Err(Error::invalid(
-            "the capacity is below what may not be evicted: give more, or wait until leases and \
-             retentions end",
+            "the capacity is below the bytes that may not be evicted: give more, or wait until \
+             leases and retentions end",
         )
         .with("capacity", budget.capacity)
         .with("retained", retained * UNIT)
@@ -188,8 +190,9 @@ impl StoreCore {
     }
 
     /// Marks the directory of a volume whose marker was lost. Returns the volume's number. Every
-    /// segment that the index names must exist there, because the pages of a missing one would be
-    /// given up. If the index names none, the directory must hold nothing else, like a new one.
+    /// segment that the index names must exist in the directory, because the pages of a missing
+    /// segment would be lost. If the index names no segment, the directory must be empty, like a
+    /// new directory.
     fn mark_again(&self, manifest: &mut Manifest, number: u8) -> Result<u8> {
         let marker = VolumeMarker { store: manifest.uuid, volume: number };
         let volume = &mut manifest.volumes[usize::from(number)];
@@ -251,11 +254,13 @@ impl StoreCore {
         let number = manifest.volumes.len() as u8;
         let marker = VolumeMarker { store: manifest.uuid, volume: number };
         if let Some(found) = names.iter().find(|name| self.is_strange(&path, name)) {
-            return Err(Error::invalid("the directory holds something: name an empty or new one")
-                .with("dir", path.display())
-                .with("found", found.to_string_lossy()));
+            return Err(Error::invalid(
+                "the directory is not empty: name an empty or new directory",
+            )
+            .with("dir", path.display())
+            .with("found", found.to_string_lossy()));
         }
-        // Removes what an owner left that was killed while it added the directory.
+        // Removes the files of an owner that was killed while it added the directory.
         for name in names.iter().filter(|name| name.as_os_str() != LOST_AND_FOUND) {
             self.medium.remove(&path.join(name)).map_err(refused)?;
         }
@@ -295,7 +300,7 @@ impl StoreCore {
         found.ok_or_else(|| {
             let dirs: Vec<&str> =
                 manifest.volumes.iter().filter(|v| here(v)).map(|v| v.dir.as_str()).collect();
-            Error::invalid("the store has no such directory")
+            Error::invalid("the directory is not in the store")
                 .with("given", dir)
                 .with("has", dirs.join(", "))
         })
@@ -319,7 +324,7 @@ impl StoreCore {
         let number = found as u8;
         if !self.state.lock().absence.volumes.contains_key(&number) {
             return Err(Error::invalid(
-                "this directory is here, and so are its pages: drain it instead (`ritornello paths \
+                "this directory and its pages are present: drain it instead (`ritornello paths \
                  drain`)",
             )
             .with("dir", dir));
@@ -346,7 +351,7 @@ fn check_not_last(manifest: &Manifest, dir: &str) -> Result<()> {
         return Ok(());
     }
     Err(Error::invalid(
-        "this is the store's last directory: add another one first (`ritornello paths add`)",
+        "this is the store's last directory: add another directory first (`ritornello paths add`)",
     )
     .with("dir", dir))
 }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 /// Shortest interval between log lines.
 const LOG_INTERVAL: Duration = Duration::from_secs(3600);
-/// One part in this many of the index is evicted at once.
+/// Evicts 1/`EVICTED_SHARE` of the index per pass.
 const EVICTED_SHARE: u64 = 16;
 
 impl StoreCore {
@@ -29,8 +29,8 @@ impl StoreCore {
                 ceiling_bytes = index.memory_bytes_max,
                 pages = index.pages,
                 runs = index.runs,
-                "the index has reached its memory ceiling: puts are skipped until eviction has made \
-                 room. Raise the ceiling (index=\"run:8GiB\"), give the store less capacity \
+                "the index has reached its memory ceiling: puts are skipped until eviction has \
+                 made room. Raise the ceiling (index=\"run:8GiB\"), give the store less capacity \
                  (`ritornello resize`), or keep the index on disk (`ritornello convert-index DIR \
                  --to lsm`)"
             );

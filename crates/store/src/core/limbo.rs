@@ -25,7 +25,8 @@ impl Limbo {
         }
     }
 
-    /// Takes the extents that the next sync round covers. They count until [`Limbo::remove`].
+    /// Takes the extents that the next sync round covers. The extents count until
+    /// [`Limbo::remove`].
     pub(super) fn take(&mut self) -> Vec<Extent> {
         std::mem::take(&mut self.waiting)
     }

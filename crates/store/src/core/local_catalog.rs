@@ -19,7 +19,7 @@ use std::time::Duration;
 
 /// Lease of a read, from `begin_read` to `release`.
 const READ_LEASE: Duration = Duration::from_secs(120);
-/// Maximum wait for a capacity change; the rest of it continues in the background.
+/// Maximum wait for a capacity change, which then continues in the background.
 const CAPACITY_CHANGE_TIMEOUT: Duration = Duration::from_secs(240);
 
 /// The catalog of one client, in the owner's process.
@@ -80,12 +80,12 @@ impl LocalCatalog {
         steps
     }
 
-    /// Leases the leading runs of `found` that fit the client's share; they were found under the
-    /// lock that `state` holds, and all of them hold the `pages` leading pages. Returns how many of
-    /// these pages lie in leased runs.
+    /// Leases the leading runs of `found` that fit the client's share; the runs were found under
+    /// the lock that `state` holds, and together hold the `pages` leading pages. Returns the number
+    /// of leading pages in leased runs.
     ///
     /// # Errors
-    /// `Retry` if that is none.
+    /// `Retry` if the client's share holds no page.
     fn lease_leading(
         &self,
         mut state: MutexGuard<'_, State>,
@@ -140,15 +140,15 @@ impl LocalCatalog {
     }
 }
 
-/// A run that holds requested pages. Ordered by run id first.
+/// A run that holds requested pages. The order is by run id, then by position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct LeasedRun {
     run: RunId,
-    /// Position of its first page in the requested keys.
+    /// Position of the run's first page in the requested keys.
     at: u32,
 }
 
-/// Pages from the first key on, up to the first missing one.
+/// Returns the number of leading pages before the first missing page.
 fn leading(steps: &[Step]) -> usize {
     steps.iter().fold(0, |pages, step| {
         if step.at as usize == pages { pages + step.pages as usize } else { pages }
@@ -194,7 +194,7 @@ impl Catalog for LocalCatalog {
 
     fn lease(&self, scopes: &[ScopeRef], keys: &[&[u8]], ttl: Duration) -> Result<Leased> {
         if scopes.len() > 1 && keys.len().saturating_mul(scopes.len()) > LEASE_PAGES_MAX {
-            return Err(Error::invalid("too many pages to lease at once: ask in several calls")
+            return Err(Error::invalid("too many pages for one lease: use several calls")
                 .with("keys", keys.len())
                 .with("scopes", scopes.len())
                 .with("at_most", LEASE_PAGES_MAX));
@@ -235,7 +235,8 @@ impl Catalog for LocalCatalog {
                 tracing::warn!(
                     client = self.client.0,
                     lease = lease.0,
-                    "a client released a lease of another one, to no effect; others are only counted"
+                    "a client tried to release another client's lease: ignored; later attempts \
+                     are only counted"
                 );
             }
             foreign.add(1);
@@ -256,7 +257,7 @@ impl Catalog for LocalCatalog {
         }
         let mut runs = Vec::with_capacity(steps.len());
         for step in steps {
-            // The run was deleted or truncated after the walk: the prefix ends there.
+            // If the run was deleted or truncated after the walk, the prefix ends at the cut.
             let place = self.core.index.place(step.run);
             let pages = place.as_ref().map_or(0, |place| place.holds().saturating_sub(step.first));
             let pages = pages.min(step.pages);
@@ -423,7 +424,7 @@ impl StoreCore {
                 if error.kind() == ErrorKind::Miss {
                     let refused = &self.counters.refused_scopes;
                     if refused.get() == 0 {
-                        tracing::warn!(%error, "a new scope was refused; others are only counted");
+                        tracing::warn!(%error, "a new scope was refused; more are only counted");
                     }
                     refused.add(1);
                 }
@@ -432,8 +433,8 @@ impl StoreCore {
         }
     }
 
-    /// Locates a page, if it lies in the run of `generation`. Otherwise the reader's lease had
-    /// expired, and its bytes were another run's.
+    /// Locates a page, if it is in the run of `generation`. Otherwise the reader's lease had
+    /// expired, and the bytes were another run's.
     fn placed(
         &self,
         scope: ScopeRef,
@@ -459,8 +460,8 @@ impl StoreCore {
         self.quarantine(state, damaged_extents);
     }
 
-    /// Drops scopes durably first, then in memory: a caller that was told of the drop never finds
-    /// the scope again.
+    /// Drops scopes, durably first and then in memory: after the call returns, no caller finds the
+    /// scope.
     fn drop_scopes(&self, which: impl Fn(ritornello_format::ScopeSlot) -> bool) -> Result<()> {
         let gone = self.scopes.drop_selected(which)?;
         // A commit that still saw one of the scopes has inserted its runs after this.

@@ -1,5 +1,5 @@
-//! The owner's half of a store: which pages exist and where they lie, which puts get space, which
-//! pages are evicted.
+//! The owner's half of a store: which pages exist and where they are stored, which puts get space,
+//! which pages are evicted.
 
 mod absence;
 mod allocator_stats;
@@ -66,7 +66,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Identifies the calling process: the owner itself, or a connected client.
+/// Identifies the calling process: the owner, or a connected client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ClientId(pub u64);
 
@@ -76,8 +76,8 @@ impl ClientId {
     pub const LOCAL: Self = Self(0);
 }
 
-/// Maximum runs handled under one hold of the owner's lock; a waiting thread is delayed by one such
-/// step, however large the store is.
+/// Maximum runs handled under one hold of the owner's lock. A waiting thread is delayed by at most
+/// one step, independent of the store's size.
 const STEP_RUNS: usize = 1024;
 
 /// Maximum time that closing waits for a change of the manifest.
@@ -88,33 +88,34 @@ pub type ClientAlive = Arc<dyn Fn(&str) -> bool + Send + Sync>;
 
 /// The core of a store. The caller holds the directory's lock for as long as it lives.
 pub struct StoreCore {
-    /// Dropped before the medium: RocksDB uses its [`Medium::host_path`] until it is closed.
+    /// The index is dropped before the medium: RocksDB uses the path of [`Medium::host_path`] until
+    /// it is closed.
     index: Arc<dyn PrefixIndex>,
     directory: Directory,
     options: Options,
     manifest: RwLock<Arc<Manifest>>,
     budget: RwLock<Budget>,
-    /// Held while capacity or directories change. Taken before any other lock.
+    /// Locked while the capacity or the directories change. First in the lock order.
     shape: Mutex<()>,
     medium: Arc<dyn Medium>,
     segments: Arc<Segments>,
     scopes: Scopes,
     clock: RecencyClock,
     time: StoreClock,
-    /// Never held together with another lock.
+    /// Never locked together with another lock.
     admission: Mutex<Admission>,
     started: Instant,
     state: Mutex<State>,
     log: Mutex<ReservationLog>,
-    /// Held while a segment file is created.
+    /// Locked while a segment file is created.
     growing: Mutex<()>,
-    /// Held while a scope's own eviction policy is built. Taken before `state`.
+    /// Locked while a scope's own eviction policy is built. Before `state` in the lock order.
     quotas: Mutex<()>,
-    /// Notified when a scope's own eviction policy is complete, or removed.
+    /// Signals that a scope's own eviction policy is complete, or removed.
     scope_eviction_built: Condvar,
-    /// Notified when a removal is completely applied to `state`.
+    /// Signals that a removal is completely applied to `state`.
     removals_applied: Condvar,
-    /// Notified when withheld space is freed.
+    /// Signals that withheld space was freed.
     drained: Condvar,
     is_draining: AtomicBool,
     /// When a drain last failed.
@@ -143,7 +144,7 @@ struct State {
     limbo: Limbo,
     draining: Draining,
     absence: Absence,
-    /// Removals that the index has made and that are not completely applied here.
+    /// Removals made by the index and not yet completely applied to this state.
     removals_under_way: usize,
     /// Scopes whose runs the index is removing.
     dropping: usize,
@@ -153,12 +154,13 @@ struct State {
     waiting_children: HashMap<(ScopeSlot, PageHash), PageHash>,
     /// Segments with commits since the last sync.
     dirty: BTreeSet<SegmentId>,
-    /// Space whose bytes failed verification. Bounded; the oldest extents leave first.
+    /// Space whose bytes failed verification. Bounded: above the limit the oldest extents are
+    /// released first.
     quarantine: std::collections::VecDeque<Extent>,
     quarantine_units: u64,
     /// Volumes whose growth failed, with the time of the next attempt.
     growth_paused: Vec<(u8, Instant)>,
-    /// The index refused a run for want of memory, and no eviction has followed.
+    /// Whether the index refused a run because its memory was full, and no eviction has followed.
     index_full: bool,
     /// When `index_full` was last logged.
     index_full_logged_at: Option<Instant>,
@@ -183,7 +185,7 @@ impl BackgroundThread {
         self.wakeup.wake_one();
     }
 
-    /// Sleeps until woken, at most `long`. Returns whether the thread shall end. May wake
+    /// Sleeps until woken, at most `long`. Returns whether the thread must end. May wake
     /// spuriously.
     fn sleep(&self, long: Duration) -> bool {
         let mut wakeup = self.wakeup.lock();
@@ -208,7 +210,7 @@ impl BackgroundThread {
     }
 }
 
-/// What opening the store found.
+/// Duration and dropped pages of the opening.
 #[derive(Default)]
 struct OpenReport {
     millis: f64,
@@ -273,7 +275,7 @@ impl StoreCore {
     /// Makes everything durable, stops the background threads and refuses later calls.
     ///
     /// # Errors
-    /// The errors of the last sync.
+    /// The error of the last sync.
     pub fn close(&self) -> Result<()> {
         if !self.closed.swap(true, Ordering::AcqRel) {
             self.maintenance.stop();
@@ -290,8 +292,8 @@ impl StoreCore {
     fn note_clean(&self) -> Result<()> {
         let until = Instant::now() + SHAPE_TIMEOUT;
         let Some(_shape) = self.shape.try_lock_until(until) else { return Ok(()) };
-        // A caller from before the close may still lead a round: if that round fails, this end is
-        // not clean.
+        // A call made before the close may still lead a round. If the round fails, the end is not
+        // clean.
         match self.rounds.end(until) {
             Err(error) if error.kind() == ErrorKind::Retry => return Ok(()),
             ended => ended?,
@@ -318,8 +320,8 @@ impl StoreCore {
     /// Replaces the manifest. The caller holds `shape`.
     ///
     /// # Errors
-    /// The errors of the file system. After a `Fatal` one the next owner may find either manifest: the
-    /// store is poisoned, and acknowledges nothing that only one of them keeps.
+    /// File-system errors. After a `Fatal` error the next owner may read either manifest: the store
+    /// is poisoned, so that no acknowledgement depends on one of the two.
     fn write_manifest(&self, manifest: &Manifest) -> Result<()> {
         let written = self.directory().write_manifest(manifest);
         written.inspect_err(|error| self.rounds.poison_if_fatal(error))
@@ -347,7 +349,7 @@ impl StoreCore {
     /// The owner's statistics.
     ///
     /// # Errors
-    /// The errors of the file system.
+    /// File-system errors.
     pub fn stats(&self) -> Result<CatalogStats> {
         let index = self.index.stats();
         let existing = self.segments.listable().len() as u64;

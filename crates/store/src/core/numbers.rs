@@ -20,11 +20,11 @@ impl StoreCore {
     }
 
     /// Takes the next upper half, durably, before the lower half could carry into it: the next
-    /// owner begins with the number after the manifest's.
+    /// owner begins after the manifest's upper half.
     ///
     /// # Errors
-    /// The errors of the file system, and `Retry` if few numbers are left and the manifest is being
-    /// changed until `deadline`.
+    /// File-system errors; `Retry` if few numbers are left and another thread changes the manifest
+    /// until `deadline`.
     pub(super) fn ensure_numbers(&self, deadline: Instant) -> Result<()> {
         let left = || (1 << 32) - (self.next_generation.load(Ordering::Relaxed) & 0xffff_ffff);
         if left() >= MARGIN {

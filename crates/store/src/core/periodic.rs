@@ -7,14 +7,14 @@ use ritornello_format::{Error, Result};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-/// Longest pause between two passes of the thread.
+/// Maximum pause between two passes of the thread.
 const PERIODIC_INTERVAL: Duration = Duration::from_millis(500);
-/// Longest time until uses of pages are durable.
+/// Maximum time until uses of pages are durable.
 const RECENCY_INTERVAL: Duration = Duration::from_secs(60);
 
 impl StoreCore {
-    /// Starts the thread that syncs in the background and drains the space of dead clients. It ends
-    /// when the core is closed or dropped.
+    /// Starts the thread that syncs in the background and drains the space of dead clients. The
+    /// thread ends when the core is closed or dropped.
     pub(super) fn start_periodic(self: &Arc<Self>) -> Result<()> {
         let core = Arc::downgrade(self);
         let thread = std::thread::Builder::new()
@@ -27,18 +27,18 @@ impl StoreCore {
         Ok(())
     }
 
-    /// Runs one pass of periodic and space maintenance, for a store that was opened without background
+    /// Runs one pass of periodic and space maintenance, for a store opened without background
     /// threads.
     pub fn run_once(self: &Arc<Self>) {
         self.run_periodic_once(&mut Instant::now());
         if let Err(error) = self.reattach_absent() {
-            tracing::warn!(%error, "absent volumes could not be taken back for now");
+            tracing::warn!(%error, "absent volumes could not be reattached");
         }
         self.start_drain();
         if self.needs_maintenance()
             && let Err(error) = self.maintain_space(&self.maintenance.control())
         {
-            tracing::warn!(%error, "segments that are to go could not be emptied for now");
+            tracing::warn!(%error, "sealed segments could not be emptied");
         }
     }
 
@@ -86,8 +86,8 @@ impl StoreCore {
     }
 }
 
-/// Journal bytes that trigger a sync of an index with a memory ceiling: a quarter of those that it
-/// lets wait.
+/// Unsynced journal bytes that trigger a sync: for an index with a memory ceiling, a quarter of its
+/// limit of unsynced bytes.
 fn pending_max(ceiling: u64) -> u64 {
     if ceiling == 0 { PENDING_BYTES_MAX } else { PENDING_BYTES_MAX.min(ceiling / 64) }
 }

@@ -24,14 +24,14 @@ impl StoreCore {
     }
 
     /// Checks whether the disks of a poisoned store accept writes: rewrites the manifest, the
-    /// volume markers and the reservation log with their present contents, and syncs what must be
-    /// durable.
+    /// volume markers and the reservation log with their current contents, and syncs the files that
+    /// must be durable.
     ///
-    /// The log is rewritten because the next owner reads it, and its copy in the page cache may be
-    /// one whose write failed.
+    /// The log is rewritten because the next owner reads it, and the page cache may hold a copy
+    /// whose write failed.
     ///
     /// # Errors
-    /// The errors of the file system; `Retry` while capacity or directories change.
+    /// File-system errors; `Retry` while the capacity or the directories change.
     pub fn check_disks_writable(&self) -> Result<()> {
         let shape = self.shape.try_lock();
         let _shape =
@@ -42,7 +42,7 @@ impl StoreCore {
         for (number, volume) in (0..=u8::MAX).zip(&manifest.volumes) {
             let dir = self.options.dir.join(&volume.dir);
             let marker = VolumeMarker { store: manifest.uuid, volume: number };
-            // Another file system may be mounted there by now.
+            // Another file system may have been mounted over the directory.
             let is_present = !volume.is_gone() && !absent.contains(&number);
             if is_present && volume.marked && self.directory().has_marker(&dir, marker) {
                 self.directory().write_marker(&dir, marker)?;
@@ -61,11 +61,11 @@ impl StoreCore {
     }
 }
 
-/// The error of a call that would change a poisoned store.
+/// Returns the error of a call that would change a poisoned store.
 pub(super) fn refusal(cause: &str) -> Error {
     Error::retry(
-        "a write or sync failed, so nothing written since the last flush is certain: the store takes \
-         nothing until it is reopened, which its owner does when the disk takes writes again",
+        "a write or sync failed, and writes since the last flush may be lost: writes are refused \
+         until the owner reopens the store",
     )
     .with("cause", cause)
 }

@@ -14,7 +14,7 @@ pub(super) struct Admitted {
     pub(super) refused: Option<Refusal>,
     /// Missing pages before `end`.
     pages: usize,
-    /// Missing pages from `end` on.
+    /// Missing pages at `end` and after it.
     behind: usize,
     /// Units of the longest page.
     page_units: u32,
@@ -30,7 +30,7 @@ impl Admitted {
 }
 
 impl StoreCore {
-    /// Asks the quota, then admission, and charges the write budget.
+    /// Applies the quota, then admission, and charges the write budget.
     pub(super) fn admit(
         &self,
         scope: ScopeRef,

@@ -17,16 +17,16 @@ use std::time::{Duration, Instant};
 /// Maximum units evicted under one hold of the owner's lock, which bounds the delay of waiting
 /// threads.
 pub(super) const STEP_UNITS: u64 = (16 << 20) / UNIT;
-/// Maximum time that a sync waits for earlier ones.
+/// Maximum time that a sync waits for earlier syncs.
 const SYNC_TIMEOUT: Duration = Duration::from_secs(300);
 /// Unsynced bytes of the index journal that trigger a sync.
 pub(super) const PENDING_BYTES_MAX: u64 = 16 << 20;
 
-/// What an eviction policy may ask about runs.
+/// Answers an eviction policy's queries about runs.
 pub(super) struct ProtectedRuns<'a> {
     pub(super) leases: &'a LeaseTable,
     pub(super) retention: &'a Retention,
-    /// Evicting a run in absent space would free no present space.
+    /// Runs in absent space: evicting them would free no usable space.
     pub(super) hidden: &'a Hidden,
     pub(super) index: &'a dyn PrefixIndex,
 }
@@ -65,7 +65,7 @@ impl StoreCore {
         any
     }
 
-    /// Removes the victims chosen by the store's eviction policy, or by that of the scope in
+    /// Removes the victims chosen by the store's eviction policy, or by the policy of the scope in
     /// `slot`. Returns whether any page was removed.
     pub(super) fn remove_victims(
         &self,
@@ -77,7 +77,8 @@ impl StoreCore {
         for victim in victims {
             let removed = self.index.truncate(victim.run, victim.keep_pages);
             if removed.is_empty() {
-                // Unknown to the index: its policy must forget the run, or would choose it again.
+                // The index does not know the run. The policy must remove it too, or would choose
+                // it again.
                 match slot {
                     Some(slot) => state.usage.remove_run(slot, victim.run),
                     None => state.eviction.remove(victim.run),
@@ -97,8 +98,8 @@ impl StoreCore {
     }
 
     /// Syncs the data, then the index, then frees the limbo. Requests that arrive during a round
-    /// share the next one. Puts continue meanwhile; the next round records what they commit after
-    /// the data sync began.
+    /// share the next round. Puts continue during a round; commits made after the data sync began
+    /// belong to the next round.
     ///
     /// # Errors
     /// `Fatal`: the store is poisoned. `Retry` if no round could begin.
@@ -109,7 +110,7 @@ impl StoreCore {
     /// Like [`StoreCore::make_durable`], if earlier rounds end by `deadline`.
     ///
     /// # Errors
-    /// `Retry` if they do not.
+    /// `Retry` if earlier rounds have not ended by `deadline`.
     pub(super) fn make_durable_by(&self, deadline: Instant) -> Result<()> {
         self.rounds.join(deadline, || self.sync_all())
     }
@@ -117,8 +118,8 @@ impl StoreCore {
     /// Runs one sync round.
     fn sync_all(&self) -> Result<()> {
         let started = Instant::now();
-        // Taken before the index seals its records, so that the records which free this space are
-        // among those sealed.
+        // The limbo is taken before the index seals its records, so that the sealed records include
+        // those which free this space.
         let (limbo, returned) = {
             let mut state = self.state.lock();
             (state.limbo.take(), state.draining.take_undurable())
@@ -157,7 +158,7 @@ impl StoreCore {
     /// Syncs `segments` between two rounds.
     ///
     /// # Errors
-    /// As of [`StoreCore::make_durable`].
+    /// `Fatal` if the sync failed: the store is poisoned. `Retry` if earlier rounds have not ended.
     pub(super) fn sync_segments(&self, segments: &[SegmentId]) -> Result<()> {
         let _paused = self.rounds.between(Instant::now() + SYNC_TIMEOUT)?;
         self.rounds.check()?;

@@ -1,4 +1,4 @@
-//! Space that puts in progress are writing to.
+//! Reservations: the space of puts in progress.
 //!
 //! A client's reservation is logged before its extents are granted: the I/O of a dead client may
 //! still land, and a new owner must not reuse that space before the process is dead and the segment
@@ -22,11 +22,11 @@ pub(crate) struct Reservation {
     pub(crate) scope: ScopeRef,
     pub(crate) hashes: Vec<PageHash>,
     pub(crate) runs: Vec<PlannedRun>,
-    /// Seconds since 1970 until which the pages shall be retained, or zero.
+    /// Seconds since 1970 until which the pages are retained, or zero.
     pub(crate) retain_until: u64,
     /// Whether the caller flushes after all parts of the put are committed.
     pub(crate) flushed_later: bool,
-    /// Keeps the runs that this put follows.
+    /// Lease on the runs that this put follows.
     pub(crate) lease: LeaseNumber,
 }
 
@@ -36,10 +36,10 @@ pub(crate) struct PlannedRun {
     pub(crate) place: Place,
     pub(crate) at: u32,
     pub(crate) pages: u32,
-    /// The page before its first one, if known.
+    /// The page before the run's first page, if known.
     pub(crate) parent: Option<PageHash>,
-    /// Whether that page existed, or was part of the same put, when the run was planned. If not,
-    /// the run may be committed before it.
+    /// Whether the parent existed, or was part of the same put, when the run was planned. Otherwise
+    /// the run may be committed before the parent.
     pub(crate) parent_present: bool,
 }
 
@@ -60,8 +60,8 @@ pub(crate) struct Reservations {
 }
 
 impl Reservations {
-    /// Returns whether `client` may reserve `more` of `total` units: at most as much as is left for
-    /// others, because the space of a hung process is unavailable to them.
+    /// Returns whether `client` may reserve `more` of `total` units: at most the units left for
+    /// other clients, which cannot use the space of a hung process.
     pub(crate) fn allow(&self, client: ClientId, more: u64, total: u64) -> bool {
         let own = self.open.values().filter(|reservation| reservation.client == client);
         let own: u64 = own.flat_map(|r| &r.runs).map(|run| run.place.units()).sum();
@@ -93,7 +93,7 @@ impl StoreCore {
                 return;
             }
         };
-        // Logged before the space is freed: a record that came later could withhold space that has
+        // The end is logged before the space is freed: a later record could withhold space that has
         // a new user.
         if logged {
             self.log.lock().note_ended(id);
@@ -110,9 +110,9 @@ impl StoreCore {
 /// How a reservation was abandoned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Abandoned {
-    /// Its writer aborted it, and has no write in flight.
+    /// The writer aborted the reservation, and has no write in flight.
     ByCall,
-    /// Its writer died, and its last writes may be in flight.
+    /// The writer died; its last writes may be in flight.
     ByDeath,
 }
 
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn client_reserves_at_most_what_is_left() {
+    fn client_reserves_at_most_half() {
         let mut all = Reservations { open: HashMap::new(), withheld: HashMap::new() };
         let (one, two) = (ClientId(1), ClientId(2));
         assert!(all.allow(one, 50, 100) && !all.allow(one, 51, 100));

@@ -35,7 +35,7 @@ pub(super) struct SpaceDeadline {
 }
 
 impl SpaceDeadline {
-    /// Deadlines of a put that ends at `space`, with a shorter one for withheld space.
+    /// Deadlines of a put that ends at `space`, with a shorter deadline for withheld space.
     pub(super) fn until(space: Instant) -> Self {
         Self { drain: space.min(Instant::now() + DRAIN_TIMEOUT), space }
     }
@@ -76,7 +76,7 @@ impl StoreCore {
         };
         let absent = hidden.map(|_| Refusal::Absent);
         if let Some(end) = hidden {
-            // These pages do not reach `count_refused`.
+            // Pages in absent space are counted now, because `count_refused` never sees them.
             self.counters.refused_absent_space.add((keys.len() - end) as u64);
             self.counters.refused_pages.add((keys.len() - end) as u64);
             hashes.truncate(end);
@@ -161,7 +161,7 @@ impl StoreCore {
             self.retain(scope.slot, &hashes, request.retain_until);
         }
         let mut state = self.state.lock();
-        // Checked under the lock: a close that finds no open reservation records a clean end.
+        // The check is under the lock: a close that finds no open reservation records a clean end.
         let logged = logged.and_then(|()| self.check_open());
         state.release_promise(scope.slot, promised);
         if runs.is_empty() || logged.is_err() {
@@ -205,7 +205,7 @@ impl StoreCore {
         }
     }
 
-    /// Logs a reservation before its client learns of the space: see [`super::reservations`].
+    /// Logs a reservation before the client receives its space: see [`super::reservations`].
     fn log_reservation(&self, client: ClientId, id: u64, runs: &[PlannedRun]) -> Result<()> {
         if client == ClientId::LOCAL {
             return Ok(());
@@ -316,8 +316,8 @@ impl StoreCore {
         if more || state.limbo.units() > 0 { Err(Obstacle::Sync) } else { Err(Obstacle::Full) }
     }
 
-    /// Adds a segment file, unless the free-space floor or the file system prevents it. One thread
-    /// at a time: the next one finds the new segment.
+    /// Adds a segment file, unless the free-space floor or the file system prevents it. Threads
+    /// take turns: the next thread finds the new segment.
     fn grow(&self, segment: SegmentId, deadline: Instant) -> std::result::Result<(), Refusal> {
         let growing = self.growing.try_lock_until(deadline);
         let _growing = growing.ok_or(Refusal::Deadline)?;
@@ -344,7 +344,7 @@ impl StoreCore {
         let refused = refused
             .or_else(|| state.space.add_segment(segment).err().map(|error| error.to_string()));
         if let Some(reason) = refused {
-            tracing::warn!(%reason, segment = segment.number(), "the store stops growing for now");
+            tracing::warn!(%reason, segment = segment.number(), "growth stops temporarily");
             state.space.stop_growth(segment.volume());
             state.growth_paused.push((segment.volume(), Instant::now() + GROWTH_PAUSE));
         }
@@ -367,7 +367,7 @@ impl StoreCore {
 }
 
 impl super::State {
-    /// Resumes growth of volumes whose pause is over.
+    /// Resumes growth of volumes whose pause has ended.
     fn resume_growth(&mut self) {
         let now = Instant::now();
         let Self { space, growth_paused, .. } = self;

@@ -11,10 +11,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-/// Longest pause between two passes.
+/// Maximum pause between two passes.
 const PASS_INTERVAL: Duration = Duration::from_secs(10);
-/// The pause before segments are retried that cannot be emptied now, because of a lease for
-/// example.
+/// Pause before a retry of segments that could not be emptied, for example because of a lease.
 const RETRY_PAUSE: Duration = Duration::from_millis(200);
 /// Maximum evictions until the index fits a smaller share.
 const INDEX_ROUNDS: u32 = 64;
@@ -61,14 +60,14 @@ impl SpaceMaintenance {
         self.pass_ended.notify_all();
     }
 
-    /// Cancels transfers of the thread when it shall end.
+    /// Returns the control that cancels the thread's transfers when the thread must end.
     pub(super) fn control(&self) -> Control {
         Control { cancelled: Some(Arc::clone(&self.stopped)), ..Control::default() }
     }
 }
 
 impl StoreCore {
-    /// Starts the thread. It ends when the core is closed or dropped.
+    /// Starts the thread, which ends when the core is closed or dropped.
     pub(super) fn start_maintenance(self: &Arc<Self>) -> Result<()> {
         let (core, thread) = (Arc::downgrade(self), Arc::clone(&self.maintenance.thread));
         let thread = std::thread::Builder::new()
@@ -79,11 +78,11 @@ impl StoreCore {
         Ok(())
     }
 
-    /// Empties sealed segments and removes them. Returns whether some remain because a lease pins
-    /// them or a put writes to them.
+    /// Empties sealed segments and removes them. Returns whether some remain because of a lease on
+    /// their runs or a put that writes to them.
     ///
     /// # Errors
-    /// The errors of the file system; the caller may retry.
+    /// File-system errors; the caller may retry.
     pub(super) fn maintain_space(&self, control: &Control) -> Result<bool> {
         self.state.lock().release_quarantined();
         self.remove_empty_segments()?;
@@ -101,7 +100,7 @@ impl StoreCore {
         Ok(left)
     }
 
-    /// Closed segments, the emptiest first.
+    /// Sealed segments, the emptiest first.
     fn sealed_segments(&self) -> Vec<SegmentId> {
         let state = self.state.lock();
         let mut sealed = state.space.sealed();
@@ -126,7 +125,7 @@ impl StoreCore {
         self.make_durable()
     }
 
-    /// Evicts runs for which no other place was found, unless they are pinned.
+    /// Evicts runs for which no other place was found, unless they are protected.
     fn evict_stuck(&self, runs: &[RunId]) {
         let mut state = self.state.lock();
         for &run in runs {
@@ -199,7 +198,7 @@ impl StoreCore {
             if before.disk_bytes <= most || control.stop().is_some() {
                 return Ok(());
             }
-            // The least size of the files is known only after both were rewritten.
+            // The minimum size of the files is known only after both were rewritten.
             if before.checkpoints >= written + 2 {
                 let mut state = self.state.lock();
                 let units = state.space.total_units() / 16;
@@ -267,7 +266,7 @@ fn run(core: &Weak<StoreCore>, thread: &BackgroundThread) {
         pause = PASS_INTERVAL;
         if core.is_degraded() {
             if let Err(error) = core.reattach_absent() {
-                tracing::warn!(%error, "absent volumes could not be taken back for now");
+                tracing::warn!(%error, "absent volumes could not be reattached");
             }
             pause = ABSENT_INTERVAL;
         }
@@ -275,13 +274,13 @@ fn run(core: &Weak<StoreCore>, thread: &BackgroundThread) {
             match core.maintain_space(&core.maintenance.control()) {
                 Ok(false) => {}
                 Ok(true) => pause = pause.min(RETRY_PAUSE),
-                // Nothing can be done until the owner reopens the store, which it logs.
+                // The store is poisoned: the owner reopens it, and logs that.
                 Err(_) if core.rounds.cause().is_some() => {}
                 Err(error) => {
                     let again =
                         if error.kind() == ErrorKind::Fatal { PASS_INTERVAL } else { RETRY_PAUSE };
                     pause = pause.min(again);
-                    tracing::warn!(%error, "segments that are to go could not be emptied for now");
+                    tracing::warn!(%error, "sealed segments could not be emptied");
                 }
             }
         }

@@ -1,4 +1,5 @@
-//! Recovery: compares the index with the segments that exist.
+//! Validates the index against the segments that exist: part of recovery, after `core/open.rs` has
+//! read the files and `index::run::recovery` the index.
 
 use super::absence::Absence;
 use super::quota::Usage;
@@ -23,8 +24,8 @@ pub(super) struct RecoveredRun {
     retain_until: u64,
 }
 
-/// Adds the segments of all present volumes to `space`. A segment that cannot be opened now is
-/// absent: its pages are misses, not lost. Returns the usable segments.
+/// Adds the segments of all present volumes to `space`. A segment that cannot be opened is absent:
+/// its pages are misses, not lost. Returns the usable segments.
 pub(super) fn find_segments(
     segments: &Segments,
     space: &mut Space,
@@ -40,7 +41,8 @@ pub(super) fn find_segments(
         }
         let listed = segments.list_durably(number).map_err(|error| error.to_string());
         let listed = match listed {
-            // Checked after the list and its sync, because an empty mount point lists no files.
+            // The marker is checked after the list and its sync, because an empty mount point lists
+            // no files.
             Ok(_) if !is_present(number) => Err("it became absent during the opening".to_owned()),
             listed => listed,
         };
@@ -57,7 +59,8 @@ pub(super) fn find_segments(
                 Ok(false) => {}
                 Ok(true) => *dropped.entry("segments_cut_short".to_owned()).or_default() += 1,
                 Err(error) => {
-                    tracing::warn!(%error, segment = id.number(), "a segment cannot be used now");
+                    let segment = id.number();
+                    tracing::warn!(%error, segment, "a segment is absent: its pages are misses");
                     absence.segments.insert(id, error.to_string());
                     continue;
                 }
@@ -71,8 +74,8 @@ pub(super) fn find_segments(
     usable
 }
 
-/// Marks the space of every valid run, and removes the others from the index. Also returns the runs
-/// in absent space: the index keeps them, lookups skip them.
+/// Marks the space of every valid run, and removes invalid runs from the index. Returns the valid
+/// runs, and which of them are in absent space: the index keeps these, lookups skip them.
 pub(super) fn validate_runs(
     index: &dyn PrefixIndex,
     scopes: &Scopes,
@@ -92,7 +95,7 @@ pub(super) fn validate_runs(
             let extents: Vec<Extent> = view.live_extents();
             let is_hidden = absence.hides(&extents);
             let here = extents.iter().copied().filter(|e| !absence.covers(e.segment));
-            // Beyond the segments, or claimed by a run visited before.
+            // The extents are beyond the segments, or claimed by a run visited before.
             if space.mark(&here.collect::<Vec<_>>()).is_err() {
                 rejected.push((run, "space"));
                 return;
@@ -113,7 +116,7 @@ pub(super) fn validate_runs(
             });
         }
     });
-    // Runs behind a dropped run are dropped with it, and their space is free again.
+    // Runs after a removed run are removed with it, which frees their space.
     let believed: HashSet<RunId> = kept.iter().map(|kept| kept.resident.run).collect();
     let mut gone = HashSet::new();
     for (run, reason) in rejected {
@@ -123,7 +126,8 @@ pub(super) fn validate_runs(
         for lost in removed {
             gone.insert(lost.run);
             if believed.contains(&lost.run) {
-                // Its present extents were marked above, so freeing them cannot fail.
+                // The run's extents in present segments were marked above, so freeing them cannot
+                // fail.
                 let here = lost.extents.into_iter().filter(|e| !absence.covers(e.segment));
                 let _ = space.free(&here.collect::<Vec<_>>());
             }
@@ -134,7 +138,7 @@ pub(super) fn validate_runs(
     (kept, hidden)
 }
 
-/// Returns why a run is invalid, if it is.
+/// Returns the reason why a run is invalid, or `None`.
 fn rejection(view: &RunView, scopes: &Scopes, segment_units: u32) -> Option<&'static str> {
     let Some(scope) = scopes.by_slot(view.scope) else { return Some("dropped_scope") };
     let metadata_only = view.place.extents.is_empty();
@@ -156,7 +160,7 @@ pub(super) fn restore(
         eviction.admit(&kept.resident);
         usage.admit(kept.scope, &kept.resident, kept.pages, kept.units);
     }
-    // In the order of their puts, so that a root precedes the runs behind it.
+    // Runs are retained in the order of their puts, so that a root precedes its descendants.
     let mut retained: Vec<RecoveredRun> =
         kept.into_iter().filter(|kept| kept.retain_until > 0).collect();
     retained.sort_by_key(|kept| kept.generation);
