@@ -105,8 +105,8 @@ pub struct ReserveRequest {
     pub retain_until: u64,
     /// Maximum time that the owner waits for space.
     pub timeout: Duration,
-    /// Whether the caller flushes after all parts of its put are committed, so that a single part
-    /// need not be durable.
+    /// Whether the caller flushes after all parts of its put are committed, so that the commit of a
+    /// single part does not have to be durable.
     pub flushed_later: bool,
 }
 

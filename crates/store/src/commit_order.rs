@@ -27,7 +27,7 @@ impl PutProgress {
         self.unflushed |= part.unflushed;
     }
 
-    /// Returns the outcome. Only leading pages count as stored; pages after a gap do not.
+    /// Returns the outcome. Only leading pages count as stored, not pages after a gap.
     pub(crate) fn outcome(&self, requested: usize) -> Outcome {
         let mut ok = vec![false; requested];
         ok[..self.stored].fill(true);
@@ -72,7 +72,7 @@ impl CommitOrder {
     /// The result of all parts.
     ///
     /// # Errors
-    /// The error of the first part that failed.
+    /// Returns the error of the first part that failed.
     pub(crate) fn into_written(self) -> Result<PutProgress> {
         let State { all, error, .. } = self.state.into_inner();
         error.map_or(Ok(all), Err)

@@ -52,8 +52,8 @@ impl RegistryFile {
     /// registry with the registration.
     ///
     /// # Errors
-    /// File-system errors, with advice: the next owner may or may not find the registration, under
-    /// a slot that no page has. `Fatal` if the next opening may read either registry.
+    /// File-system errors, with advice: the next owner possibly finds the registration, under a
+    /// slot that no page has. `Fatal` if the next opening may read either registry.
     pub(crate) fn register(&mut self, record: &[u8], changed: &ScopeRegistry) -> Result<()> {
         let added = record.len() as u64;
         let Some(file) = self.appendable(added, self.live + added) else {

@@ -83,7 +83,7 @@ impl Store {
     /// Lists the scopes in order of registration, with their contents.
     ///
     /// # Errors
-    /// The errors of the connection.
+    /// Connection errors.
     pub fn scopes(&self) -> Result<Vec<ScopeListing>> {
         self.check_process()?;
         let mut scopes: Vec<ScopeListing> = Vec::new();
@@ -152,7 +152,7 @@ impl Store {
     /// unchained scope the lease covers every page present.
     ///
     /// A client's leases cover at most the space left for other clients: half of the store if no
-    /// other client has leases. Of a longer prefix, the leading pages that fit are leased and
+    /// other client has leases. If the prefix is longer, its leading pages that fit are leased and
     /// counted; `probe` counts all pages. Reads are not bounded by this.
     ///
     /// # Errors
@@ -181,7 +181,7 @@ impl Store {
     /// Ends a lease of this process. Leases of other processes are not affected.
     ///
     /// # Errors
-    /// The errors of the connection.
+    /// Connection errors.
     pub fn release(&self, lease: LeaseNumber) -> Result<()> {
         self.check_process()?;
         if lease == LeaseNumber::default() { Ok(()) } else { self.catalog.release(lease) }
@@ -331,7 +331,7 @@ impl Store {
     /// Returns statistics.
     ///
     /// # Errors
-    /// The errors of the connection.
+    /// Connection errors.
     pub fn stats(&self) -> Result<StoreStats> {
         self.check_process()?;
         let transfer = self.transfers.stats(self.staging.stats().in_use as u64);

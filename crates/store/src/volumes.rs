@@ -1,8 +1,8 @@
 //! Determines which volumes of a store are present, by the marker in each volume's directory.
 //!
-//! A directory whose file system is not mounted looks like an empty volume. The store concludes
-//! nothing from such a directory and creates nothing in it: the volume is *absent* until its marker
-//! can be read.
+//! A directory whose file system is not mounted looks like an empty volume. The store draws no
+//! conclusion from such a directory and creates no file in it: the volume is *absent* until its
+//! marker can be read.
 
 use crate::directory::Directory;
 use ritornello_format::{Error, Manifest, Result, RunHeader, UNIT, VolumeMarker, VolumeRecord};
@@ -277,7 +277,7 @@ impl Directory {
     /// Volumes that return later are found when one of their segments is opened.
     ///
     /// # Errors
-    /// The errors of [`Segments::open`].
+    /// Errors of [`Segments::open`].
     pub(crate) fn open_segments(
         &self,
         manifest: &Manifest,

@@ -275,7 +275,8 @@ impl StoreCore {
     /// Makes everything durable, stops the background threads and refuses later calls.
     ///
     /// # Errors
-    /// The error of the last sync.
+    /// `Fatal` if the last sync failed; `Retry` if an earlier sync has not ended; file-system
+    /// errors of the manifest.
     pub fn close(&self) -> Result<()> {
         if !self.closed.swap(true, Ordering::AcqRel) {
             self.maintenance.stop();

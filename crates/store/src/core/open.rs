@@ -49,9 +49,9 @@ const GHOST_PAGE_BYTES: u64 = 64 << 10;
 const RESERVE_PERCENT: u8 = 5;
 
 impl StoreCore {
-    /// Opens the store in `options.dir`; creates the store if the directory has none. The caller
-    /// holds the directory's lock. `alive` returns whether the client process with a name may still
-    /// be writing.
+    /// Opens the store in `options.dir`; creates the store if the directory holds no files yet. The
+    /// caller holds the directory's lock. `alive` returns whether the client process with a name
+    /// may still be writing.
     ///
     /// # Errors
     /// `Invalid` if the options do not fit the store, the directory holds other files, or the file

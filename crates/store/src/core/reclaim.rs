@@ -119,7 +119,7 @@ impl StoreCore {
     fn sync_all(&self) -> Result<()> {
         let started = Instant::now();
         // The limbo is taken before the index seals its records, so that the sealed records include
-        // those which free this space.
+        // the records which free this space.
         let (limbo, returned) = {
             let mut state = self.state.lock();
             (state.limbo.take(), state.draining.take_undurable())

@@ -235,9 +235,9 @@ impl StoreCore {
         grew
     }
 
-    /// Retains `run` and those of its ancestors whose retention ends earlier. Starts at the root,
-    /// so that among runs with the same end a leaf is added after its ancestors. Returns whether
-    /// anything changed.
+    /// Retains `run` and its ancestors whose retention ends earlier. Starts at the root, so that
+    /// among runs with the same end a leaf is added after its ancestors. Returns whether anything
+    /// changed.
     fn retain_path(
         &self,
         state: &mut State,
