@@ -22,7 +22,7 @@ fn open() -> (LocalCatalog, ScopeRef) {
     let options = Options {
         capacity: Some(8 * MIB),
         segment_bytes: Some(MIB),
-        upkeep: false,
+        background_threads: false,
         ..Options::new(Path::new("/store"))
     };
     let disk = Arc::new(SimDisk::new(64 * MIB));

@@ -134,7 +134,7 @@ class Match:
 class Outcome:
     """Result of a ticket. `pages`: leading pages stored (put), or filled and verified (get).
     `bytes`: payload moved. `reason`: "" if all pages were moved, else why the first one was not
-    ("absent", "checksum", "header", "io", "no_space", "staging_full", "cancelled", "deadline",
+    ("not_found", "checksum", "header", "io", "no_space", "staging_full", "cancelled", "deadline",
     ...). `ok[i]`: page i was moved.
     """
 
@@ -196,7 +196,7 @@ class StorePolicy:
         """Whether requests may protect their pages from eviction for a time."""
     @property
     def deny_clients(self) -> list[str]:
-        """Calls (`clear`, `drop_scope`, `reshape`) that the owner refuses to other processes."""
+        """Calls (`clear`, `drop_scope`, `change_capacity`) that the owner refuses to other processes."""
     def check_hash(self, algorithm: str) -> None:
         """Raises InvalidError, which names the permission, if keys of `algorithm` may not be
         used.
@@ -294,7 +294,7 @@ class Store:
         """`copy=True`: the bytes are copied into bounded staging before this returns, so that the
         memory may be reused; pages that do not fit into staging are skipped (reason
         "staging_full"). Pages that are already stored are not copied; if one of them is evicted
-        before the put reaches the owner, the put ends there (reason "absent"). `copy=False`: the
+        before the put reaches the owner, the put ends there (reason "not_found"). `copy=False`: the
         memory must not change until the ticket is done.
         """
     def submit_get(

@@ -171,9 +171,9 @@ def test_other_arrangement_makes_other_scope(
     assert other.id != SCOPE.id
     assert other != SCOPE
     assert store.probe(other, KEYS) == 0
-    assert "differs from a registered one" not in capfd.readouterr().err
+    assert "differs from a registered scope" not in capfd.readouterr().err
     store.put_batch(other, KEYS, pages_of(KEYS, other.page_bytes))
-    assert f"differs from a registered one in {warned} only" in capfd.readouterr().err
+    assert f"differs from a registered scope in {warned} only" in capfd.readouterr().err
     assert store.probe(SCOPE, KEYS) == 3
 
 

@@ -289,7 +289,7 @@ FULL = "24MiB"
 
 def evicted(store: rt.Store) -> int:
     """Returns the pages that the owner of the store has evicted since it became the owner."""
-    return int(store.stats()["counters"]["pages_evicted"])
+    return int(store.stats()["counters"]["evicted_pages"])
 
 
 def stored_keys(store: rt.Store) -> list[bytes]:

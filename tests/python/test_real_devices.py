@@ -157,7 +157,7 @@ def check_dead_writes_harmless(
     lost = len(flushed) - len(read(store, flushed))
     assert lost == 0, f"{lost} of {len(flushed)} flushed pages were overwritten by a dead process"
     # Pages that were overwritten before the first read are missing in `flushed`.
-    assert store.stats()["counters"]["pages_distrusted"] == 0
+    assert store.stats()["counters"]["damaged_pages"] == 0
 
 
 @FILE_SYSTEMS
@@ -490,7 +490,7 @@ def test_full_directory_is_still_used(
                 while True:
                     filler.write(bytes(length))
     with rt.Store.open(path) as store:
-        assert store.stats()["unavailable"]["reasons"] == []
+        assert store.stats()["absent_space"]["reasons"] == []
         assert len(read(store, keys)) == len(keys), "a full disk made hits misses"
         assert store.delete(SCOPE, keys[:8]) == 8
         store.flush()

@@ -231,7 +231,7 @@ def test_cache_with_replaced_tier_is_reopened(
     try:
         assert can_store(fail_safe)
         replace()
-        wait_until(lambda: missed_why() == "absent", "it looks into the new store")
+        wait_until(lambda: missed_why() == "not_found", "it looks into the new store")
         assert can_store(fail_safe)
     finally:
         fail_safe.close()

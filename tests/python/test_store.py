@@ -127,7 +127,7 @@ def test_full_store_evicts_oldest_pages(store: rt.Store, page_bytes: int, chaine
     assert store.probe(scope, sequences[0]) == 0
     stats = store.stats()
     assert stats["allocated_bytes"] <= capacity
-    assert stats["counters"]["pages_evicted"] > 0
+    assert stats["counters"]["evicted_pages"] > 0
 
 
 @pytest.mark.parametrize("durability", ["cache", "durable"])

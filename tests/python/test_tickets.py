@@ -45,7 +45,7 @@ def test_put_then_get(store: rt.Store, copy: bool) -> None:
 def test_missing_pages_are_named(store: rt.Store) -> None:
     store.put_batch(SCOPE, KEYS[:3], pages_of(KEYS[:3], PAGE))
     outcome = finished(store.submit_get(SCOPE, KEYS[:5], blank(5, PAGE)))
-    assert (outcome.pages, outcome.reason) == (3, "absent")
+    assert (outcome.pages, outcome.reason) == (3, "not_found")
     assert outcome.ok == [True, True, True, False, False]
 
 
@@ -70,7 +70,7 @@ def test_sections_of_missing_pages_end_with_ticket(store: rt.Store) -> None:
     ticket = store.submit_get(scope, KEYS, blank(8, LONG), sections=SECTIONS)
     assert ticket.wait_section(0)
     assert ticket.done()
-    assert finished(ticket).reason == "absent"
+    assert finished(ticket).reason == "not_found"
     for wrong in ((), (5, 5), (LONG // 2,)):
         with pytest.raises(rt.errors.InvalidError):
             store.submit_get(scope, KEYS, blank(8, LONG), sections=wrong)
@@ -235,6 +235,6 @@ def test_many_tickets_share_one_eventfd(store: rt.Store) -> None:
     assert len(done) == 0
     assert not select.select([done], [], [], 0)[0]
     late = store.submit_get(SCOPE, KEYS, blank(8, PAGE))
-    assert finished(late).reason == "absent"
+    assert finished(late).reason == "not_found"
     done.add(late, "late")
     assert [(tag, outcome.pages) for tag, outcome in done.drain()] == [("late", 0)]

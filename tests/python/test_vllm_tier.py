@@ -115,9 +115,9 @@ def test_missing_chunks_are_not_promised_again(rig: TierHarness) -> None:
     rig.store._store.delete(rig.tier._scopes[0][1], KEYS[8:])
     loaded = rig.load(request, KEYS)
     assert loaded.ok == [True] * 8 + [False] * 4
-    assert loaded.reasons == {"absent": 4}
+    assert loaded.reasons == {"not_found": 4}
     assert rig.right(KEYS) == loaded.ok
-    assert rig.counts.take()["failed_chunks", "absent"] == 4
+    assert rig.counts.take()["failed_chunks", "not_found"] == 4
     rig.save(request, KEYS)
     assert rig.hits(request, KEYS) == 8
     assert rig.hits(rig.begin("t", KEYS), KEYS) == 12

@@ -6,7 +6,7 @@ use crate::print::{bytes, json, print_stderr, print_stdout, table};
 use crate::{Context, open};
 use ritornello_format::{Error, ErrorKind};
 use ritornello_node::Node;
-use ritornello_store::{CapacityChange, PathStats};
+use ritornello_store::{CapacityChange, VolumeStats};
 use serde::Serialize;
 use std::io::{IsTerminal, Write};
 use std::path::Path;
@@ -18,7 +18,7 @@ struct Answer<'a> {
     allocated_bytes: u64,
     segments: u64,
     segments_max: u64,
-    paths: &'a [PathStats],
+    paths: &'a [VolumeStats],
 }
 
 /// Sets the capacity.
@@ -42,13 +42,13 @@ pub fn paths(context: &Context, args: &PathsArgs) -> Result<Status, Failure> {
             Ok(Status::Fine)
         }
         PathsCommand::Add { dir, path } => {
-            change_capacity(context, dir, &CapacityChange::AddPath(absolute(path)?))
+            change_capacity(context, dir, &CapacityChange::AddVolume(absolute(path)?))
         }
         PathsCommand::Drain { dir, path } => {
-            change_capacity(context, dir, &CapacityChange::DrainPath(resolve_listed(dir, path)?))
+            change_capacity(context, dir, &CapacityChange::DrainVolume(resolve_listed(dir, path)?))
         }
         PathsCommand::Forget { dir, path } => {
-            change_capacity(context, dir, &CapacityChange::ForgetPath(resolve_listed(dir, path)?))
+            change_capacity(context, dir, &CapacityChange::ForgetVolume(resolve_listed(dir, path)?))
         }
     }
 }
@@ -148,8 +148,8 @@ fn show(context: &Context, node: &Node) -> Result<(), Failure> {
             path.dir.clone(),
             path.segments.to_string(),
             bytes(path.used_bytes),
-            match &path.away {
-                Some(why) => format!("away: {why}"),
+            match &path.absent {
+                Some(why) => format!("absent: {why}"),
                 None if path.draining => "draining".to_owned(),
                 None => String::new(),
             },

@@ -5,7 +5,7 @@ use crate::args::StatArgs;
 use crate::exit::{Failure, Status};
 use crate::print::{bytes, count, json, print_stdout, table};
 use crate::{open, print};
-use ritornello_store::{CatalogStats, IndexDecision, IndexTuning, Pieces, StoreStats};
+use ritornello_store::{CatalogStats, IndexDecision, IndexTuning, PiecePercentiles, StoreStats};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -36,7 +36,7 @@ pub fn run(context: &Context, args: &StatArgs) -> Result<Status, Failure> {
         print_stdout(&describe(node.path(), role, &stats));
     }
     node.close()?;
-    let degraded = !stats.catalog.unavailable.reasons.is_empty();
+    let degraded = !stats.catalog.absent_space.reasons.is_empty();
     let failed = stats.catalog.poisoned.is_some();
     Ok(if degraded || failed { Status::Problems } else { Status::Fine })
 }
@@ -53,7 +53,7 @@ fn extents(sizes: &BTreeMap<u64, u64>) -> String {
 }
 
 /// Formats the piece counts of the kinds of pages that exist; `None` without pages.
-fn pieces(small: Pieces, large: Pieces) -> Option<String> {
+fn pieces(small: PiecePercentiles, large: PiecePercentiles) -> Option<String> {
     let kinds = [("up to 256 KiB", small), ("longer", large)];
     let there = kinds.into_iter().filter(|(_, of)| of.max > 0).map(|(kind, of)| {
         format!("{kind}: half in {}, 99 % in {}, all in {}", of.p50, of.p99, of.max)
@@ -188,8 +188,8 @@ fn describe(dir: &Path, role: &str, stats: &StoreStats) -> String {
             bytes(s.index_written_bytes)
         ),
     );
-    if h.closed_bytes > 0 {
-        row("shrinking", format!("{} of segments are being emptied", bytes(h.closed_bytes)));
+    if h.sealed_bytes > 0 {
+        row("shrinking", format!("{} of segments are being emptied", bytes(h.sealed_bytes)));
     }
     for path in s.paths.iter().filter(|path| s.paths.len() > 1 || path.draining) {
         let draining = if path.draining { ", draining" } else { "" };
@@ -235,20 +235,20 @@ fn describe(dir: &Path, role: &str, stats: &StoreStats) -> String {
     row("admission", format!("{}{}", s.admission.policy, budget.unwrap_or_default()));
     row("eviction", print::eviction(&s.eviction));
     row("retained", bytes(s.retained_bytes));
-    row("opened in", format!("{:.1} ms, epoch {}", s.open_ms, s.epoch));
+    row("opened in", format!("{:.1} ms, epoch {}", s.open_ms, s.owner_epoch));
     for (reason, pages) in &s.dropped_at_open {
         row("dropped at open", format!("{}: {reason}", count(*pages)));
     }
     if let Some(cause) = &s.poisoned {
         row("POISONED", format!("{cause}: {}", print::REOPENS));
     }
-    for reason in &s.unavailable.reasons {
+    for reason in &s.absent_space.reasons {
         row("DEGRADED", reason.clone());
     }
-    if s.unavailable.runs > 0 {
+    if s.absent_space.runs > 0 {
         row(
-            "unavailable",
-            format!("{} runs, misses until their space is back", count(s.unavailable.runs)),
+            "absent space",
+            format!("{} runs, misses until their space is back", count(s.absent_space.runs)),
         );
     }
     for warning in &s.io.warnings {
@@ -303,8 +303,8 @@ mod tests {
 
     #[test]
     fn no_pages_show_no_pieces() {
-        let one = Pieces { p50: 1, p99: 2, max: 3 };
-        let (none, line) = (Pieces::default(), "half in 1, 99 % in 2, all in 3");
+        let one = PiecePercentiles { p50: 1, p99: 2, max: 3 };
+        let (none, line) = (PiecePercentiles::default(), "half in 1, 99 % in 2, all in 3");
         assert_eq!(pieces(none, none), None);
         assert_eq!(pieces(one, none), Some(format!("up to 256 KiB: {line}")));
         assert_eq!(pieces(none, one), Some(format!("longer: {line}")));

@@ -28,7 +28,7 @@ fn ask(catalog: &dyn Catalog, request: Request<'_>) -> Result<Response> {
         }
         Request::Release { lease } => catalog.release(lease).map(done),
         Request::Locate { scope, keys } => {
-            catalog.locate(scope, &keys.split()?).map(Response::Located)
+            catalog.begin_read(scope, &keys.split()?).map(Response::Located)
         }
         Request::Exists { scope, keys } => {
             catalog.exists(scope, &keys.split()?).map(Response::Exists)
@@ -43,7 +43,7 @@ fn ask(catalog: &dyn Catalog, request: Request<'_>) -> Result<Response> {
         }
         Request::Abort { reservation } => catalog.abort(reservation).map(done),
         Request::ReportCorruption { scope, key, generation, reason } => {
-            catalog.report_corruption(scope, key, generation, reason).map(done)
+            catalog.report_damage(scope, key, generation, reason).map(done)
         }
         Request::Touch { scope, keys } => catalog.touch(scope, &keys.split()?).map(Response::Count),
         Request::Delete { scope, keys } => {

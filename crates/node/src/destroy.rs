@@ -39,7 +39,7 @@ pub fn destroy(path: &Path) -> Result<()> {
     let manifest = directory.manifest()?.ok_or_else(|| {
         Error::invalid("there is no store here: nothing was removed").with("dir", path.display())
     })?;
-    let mut volumes = directory.volumes_here(&manifest);
+    let mut volumes = directory.present_volumes(&manifest);
     // A drained volume is no longer in the manifest.
     let drained = path.join("segments");
     if !directory.is_foreign(&drained, &manifest) {

@@ -353,8 +353,8 @@ impl Catalog for FailoverCatalog {
         }
     }
 
-    fn locate(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<Located> {
-        self.call_catalog(|catalog| catalog.locate(scope, keys))
+    fn begin_read(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<Located> {
+        self.call_catalog(|catalog| catalog.begin_read(scope, keys))
     }
 
     fn exists(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<Vec<bool>> {
@@ -430,14 +430,14 @@ impl Catalog for FailoverCatalog {
         aborted
     }
 
-    fn report_corruption(
+    fn report_damage(
         &self,
         scope: ScopeRef,
         key: &[u8],
         generation: u64,
         reason: &str,
     ) -> Result<()> {
-        self.call_catalog(|catalog| catalog.report_corruption(scope, key, generation, reason))
+        self.call_catalog(|catalog| catalog.report_damage(scope, key, generation, reason))
     }
 
     fn touch(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<usize> {

@@ -15,8 +15,8 @@ use crate::protocol::{Hello, HelloReply, Request, Response};
 use ritornello_format::{Error, Extent, Place, Scope, ScopeSettings, ScopeSlot, SegmentId};
 use ritornello_store::{
     CapacityChange, Catalog, CatalogStats, Committed, IndexDecision, IndexTuning, KeyListing,
-    LeaseNumber, Leased, Located, LocatedRun, PathStats, Refusal, ReserveRequest, Reserved,
-    ReservedRun, ScopeListing, ScopeRef, ScopeUsage,
+    LeaseNumber, Leased, Located, LocatedRun, Refusal, ReserveRequest, Reserved, ReservedRun,
+    ScopeListing, ScopeRef, ScopeUsage, VolumeStats,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -172,7 +172,9 @@ fn questions<'a>(
         Request::Configure { scope, settings: most },
         Request::Scopes { from: ScopeSlot(0) },
         Request::Keys { scope, after: 0, limit: 2 },
-        Request::ChangeCapacity { change: Cow::Owned(CapacityChange::AddPath("/more".to_owned())) },
+        Request::ChangeCapacity {
+            change: Cow::Owned(CapacityChange::AddVolume("/more".to_owned())),
+        },
         Request::Clear,
         Request::Flush,
         Request::Stats,
@@ -199,7 +201,7 @@ fn answers(scope: ScopeRef) -> Vec<Response> {
     let described = Scope::opaque("a", scope.page_bytes, false);
     let held = ScopeListing { slot: scope.slot, scope: described, pages: 3, bytes: 1 << 20 };
     let mut stats = CatalogStats { open_ms: 0.5, ..CatalogStats::default() };
-    stats.paths = vec![PathStats { dir: "/a".to_owned(), ..PathStats::default() }];
+    stats.paths = vec![VolumeStats { dir: "/a".to_owned(), ..VolumeStats::default() }];
     stats.largest_scopes = vec![ScopeUsage::default()];
     let decisions = vec![IndexDecision { cost_ns: 1.5, ..IndexDecision::default() }];
     stats.index_tuning = Some(IndexTuning { decisions, ..IndexTuning::default() });

@@ -74,7 +74,7 @@ impl Catalog for SocketCatalog<'_> {
         self.client.notify(&Request::Release { lease }, self.until)
     }
 
-    fn locate(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<Located> {
+    fn begin_read(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<Located> {
         let keys = Flattened::new(keys)?;
         let request = Request::Locate { scope, keys: keys.as_keys() };
         expect!(self.call(&request)?, Response::Located(located) => located)
@@ -112,7 +112,7 @@ impl Catalog for SocketCatalog<'_> {
         self.send_for_done(&Request::Abort { reservation })
     }
 
-    fn report_corruption(
+    fn report_damage(
         &self,
         scope: ScopeRef,
         key: &[u8],

@@ -130,7 +130,7 @@ fn client_supports_every_call() {
 #[test]
 fn policy_file_denies_calls_to_clients() {
     let dir = tempfile::tempdir().unwrap();
-    let policy = "deny_clients = [\"clear\", \"drop_scope\", \"reshape\", \"configure\"]\n";
+    let policy = "deny_clients = [\"clear\", \"drop_scope\", \"change_capacity\", \"configure\"]\n";
     std::fs::write(dir.path().join("policy.toml"), policy).unwrap();
     let owner = Helper::opened(dir.path());
     let node = open(&options(dir.path())).unwrap();

@@ -135,11 +135,11 @@ fn mapped_store_moves_within_memory_only() {
     }
     let text = |path: &Path| path.to_str().unwrap().to_owned();
     let refused =
-        node.store().change_capacity(&CapacityChange::AddPath(text(&disk.path().join("kv"))));
+        node.store().change_capacity(&CapacityChange::AddVolume(text(&disk.path().join("kv"))));
     assert!(refused.unwrap_err().to_string().contains("in memory"));
     let second = dir.path().join("second");
-    node.store().change_capacity(&CapacityChange::AddPath(text(&second))).unwrap();
-    node.store().change_capacity(&CapacityChange::DrainPath("segments".to_owned())).unwrap();
+    node.store().change_capacity(&CapacityChange::AddVolume(text(&second))).unwrap();
+    node.store().change_capacity(&CapacityChange::DrainVolume("segments".to_owned())).unwrap();
     for name in 0..20 {
         assert_eq!(client.ask(&format!("get {name} 50")), "50");
     }

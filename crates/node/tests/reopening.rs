@@ -23,7 +23,7 @@ fn helper() {
 fn own_command(node: &Arc<Node>, command: &str) -> String {
     match command {
         "problem" => node.problem().is_some().to_string(),
-        "epoch" => node.store().stats().unwrap().catalog.epoch.to_string(),
+        "epoch" => node.store().stats().unwrap().catalog.owner_epoch.to_string(),
         _ => panic!("what is {command}?"),
     }
 }
@@ -74,7 +74,7 @@ fn owner_reopens_after_failed_sync() {
     assert_eq!(error.kind(), ErrorKind::Retry, "{error}");
     eventually("the store is reopened", || reopened(&node));
     let stats = stats(&node);
-    assert_eq!((stats.poisoned, stats.epoch, stats.counters["reopenings"]), (None, 2, 1));
+    assert_eq!((stats.poisoned, stats.owner_epoch, stats.counters["reopenings"]), (None, 2, 1));
     assert_eq!(get(store, 1, 4).unwrap(), 4, "flushed before the failure");
     assert_eq!(store.flush().unwrap_err().kind(), ErrorKind::Miss, "puts may be gone");
     assert_eq!(put(store, 2, 4).unwrap().pages, 4);
@@ -122,7 +122,7 @@ fn poisoned_store_still_serves_reads() {
     assert_eq!(client.ask("get 1 4"), "4");
     assert_eq!(put(store, 3, 4).unwrap_err().kind(), ErrorKind::Retry);
     let refused = client.ask("put 3 4");
-    assert!(refused.contains("until it is reopened"), "{refused}");
+    assert!(refused.contains("until the owner reopens the store"), "{refused}");
     assert_eq!(store.flush().unwrap_err().kind(), ErrorKind::Retry);
     assert!(node.problem().is_some() && stats(&node).poisoned.is_some());
     assert_eq!(client.ask("problem"), "true");
@@ -298,7 +298,7 @@ fn reopening_waits_for_own_write() {
         eventually("an attempt began", || refused(put(store, 3, 1)));
         for _ in 0..100 {
             assert!(refused(put(store, 3, 1)), "reopened under a write");
-            assert_eq!((get(store, 1, 4).unwrap(), stats(&node).epoch), (4, 1));
+            assert_eq!((get(store, 1, 4).unwrap(), stats(&node).owner_epoch), (4, 1));
         }
         drop(let_go);
         let answer = put_slowly.join().unwrap();

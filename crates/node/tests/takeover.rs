@@ -95,8 +95,8 @@ fn flushed_pages_survive_owner_kills_under_load() {
         std::thread::sleep(Duration::from_millis(10));
     }
     let stats = figures();
-    assert!(stats.epoch > 5, "{stats:?}");
-    assert_eq!((stats.reserved_bytes, stats.counters["pages_evicted"]), (0, 0));
+    assert!(stats.owner_epoch > 5, "{stats:?}");
+    assert_eq!((stats.reserved_bytes, stats.counters["evicted_pages"]), (0, 0));
     let lost: Vec<u64> = flushed
         .iter()
         .copied()
@@ -129,7 +129,7 @@ fn client_takes_over_from_a_killed_owner() {
     let node = open(&options(dir.path())).unwrap();
     assert_eq!(node.role(), Role::Client);
     let stats = node.store().stats().unwrap().catalog;
-    assert_eq!((stats.epoch, stats.poisoned), (2, None));
+    assert_eq!((stats.owner_epoch, stats.poisoned), (2, None));
     drop(node);
     for client in clients {
         flushed.extend(client.kill().iter().filter_map(|name| name.parse::<u64>().ok()));
@@ -138,7 +138,7 @@ fn client_takes_over_from_a_killed_owner() {
     assert_eq!(node.role(), Role::Owner);
     let stats = node.store().stats().unwrap().catalog;
     // If the owner among the clients is killed first, another may take over before its turn.
-    assert!((3..=5).contains(&stats.epoch), "{stats:?}");
+    assert!((3..=5).contains(&stats.owner_epoch), "{stats:?}");
     // Space that dead processes may have been writing to is drained in the background.
     eventually("all space is free", || node.store().stats().unwrap().catalog.reserved_bytes == 0);
     let lost: Vec<u64> =
@@ -169,7 +169,7 @@ fn last_client_has_all_pages_after_kills() {
     for name in 0..5 {
         assert_eq!(get(node.store(), name, 9).unwrap(), 9);
     }
-    assert_eq!(node.store().stats().unwrap().catalog.epoch, 6);
+    assert_eq!(node.store().stats().unwrap().catalog.owner_epoch, 6);
 }
 
 #[test]

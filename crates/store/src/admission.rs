@@ -1,9 +1,9 @@
 //! Admission: decides which pages are worth the wear of a write.
 //!
-//! [`Admission`] is a state machine without I/O, locks or a clock of its own, so that the owner of
-//! a store and a simulator run the same code. It is called once per put, with the missing pages in
-//! sequence order, and returns how many *leading* ones may be written: in a chained scope a page
-//! behind a refused one could never be hit.
+//! [`Admission`] is a state machine without I/O, locks or a clock, so that the owner of a store and
+//! a simulator run the same code. A put calls it once, with the missing pages in sequence order.
+//! The result is the number of *leading* pages that may be written: in a chained scope a page after
+//! a refused page could never be hit.
 //!
 //! * **Write-through** admits every page.
 //! * **Second sight** admits a page when it is put for the second time within the reach of a ghost
@@ -114,7 +114,7 @@ impl WriteBudget {
 
 /// Why pages were not admitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AdmissionReject {
+pub enum AdmissionRefusal {
     /// First put of the pages within the reach of the ghost list.
     FirstSight,
     /// The write budget is used up.
@@ -123,11 +123,11 @@ pub enum AdmissionReject {
 
 /// The result of [`Admission::decide`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Decision {
+pub struct AdmissionDecision {
     /// Leading pages that may be written.
     pub pages: usize,
     /// Why the other pages may not be written, if there are any.
-    pub rejected: Option<AdmissionReject>,
+    pub refused: Option<AdmissionRefusal>,
 }
 
 /// The state machine. Times are measured from any fixed moment, and must not decrease (if they do,
@@ -142,8 +142,8 @@ pub struct Admission {
 #[derive(Debug)]
 struct Bucket {
     budget: WriteBudget,
-    /// Bytes that may be written now. Negative by less than a page, because the last admitted page
-    /// may be longer than what is left; this way no page is too long for a small budget.
+    /// Bytes that may be written now. May be negative by less than a page: the last admitted page
+    /// may be longer than the remaining level, so that no page is too long for a small budget.
     level: f64,
     filled: Duration,
 }
@@ -160,7 +160,7 @@ impl Bucket {
     }
 }
 
-/// Two generations of hashes: the older one is dropped when the younger one is full. The list
+/// Two generations of hashes: the older generation is dropped when the younger is full. The list
 /// reaches back over half to all of its maximum length, and needs no order.
 #[derive(Debug)]
 struct Ghost {
@@ -208,21 +208,21 @@ impl Admission {
         pages: impl ExactSizeIterator<Item = PageHash>,
         page_bytes: u64,
         now: Duration,
-    ) -> Decision {
-        let asked = pages.len();
+    ) -> AdmissionDecision {
+        let requested = pages.len();
         if let Some(bucket) = &mut self.bucket {
             bucket.fill(now);
         }
         if self.bucket.is_none() && self.policy() == AdmissionMode::WriteThrough {
-            return Decision { pages: asked, rejected: None };
+            return AdmissionDecision { pages: requested, refused: None };
         }
-        let mut decision = Decision { pages: 0, rejected: None };
+        let mut decision = AdmissionDecision { pages: 0, refused: None };
         for page in pages {
             let page = page.low();
-            if decision.rejected.is_none() {
-                decision.rejected = self.refuses(page);
+            if decision.refused.is_none() {
+                decision.refused = self.refuses(page);
             }
-            match decision.rejected {
+            match decision.refused {
                 None => {
                     self.ghost.take(page);
                     decision.pages += 1;
@@ -230,7 +230,7 @@ impl Admission {
                         bucket.level -= page_bytes as f64;
                     }
                 }
-                // Remembered for a second put. With a budget of zero there is none.
+                // Remembers the page for a second put, which a budget of zero never admits.
                 Some(_) if !self.is_closed() && !self.ghost.knows(page) => {
                     self.ghost.remember(page)
                 }
@@ -247,7 +247,7 @@ impl Admission {
         }
     }
 
-    /// The mode in force now: for `auto`, its present choice.
+    /// The mode in force: for `auto`, its current choice.
     #[must_use]
     pub fn policy(&self) -> AdmissionMode {
         match (self.mode, &self.bucket) {
@@ -259,7 +259,7 @@ impl Admission {
         }
     }
 
-    /// Bytes that may be written at once now, if there is a budget.
+    /// Bytes that may be written immediately, if there is a budget.
     #[must_use]
     pub fn available_bytes(&self) -> Option<u64> {
         self.bucket.as_ref().map(|bucket| bucket.level.max(0.0) as u64)
@@ -277,12 +277,12 @@ impl Admission {
         self.ghost.young.len() + self.ghost.old.len()
     }
 
-    fn refuses(&self, page: u64) -> Option<AdmissionReject> {
+    fn refuses(&self, page: u64) -> Option<AdmissionRefusal> {
         if self.bucket.as_ref().is_some_and(|bucket| bucket.level <= 0.0) {
-            return Some(AdmissionReject::Budget);
+            return Some(AdmissionRefusal::Budget);
         }
         let first = self.policy() == AdmissionMode::SecondSight && !self.ghost.knows(page);
-        first.then_some(AdmissionReject::FirstSight)
+        first.then_some(AdmissionRefusal::FirstSight)
     }
 
     fn is_closed(&self) -> bool {
@@ -309,24 +309,24 @@ mod tests {
     fn without_budget_every_page_is_admitted() {
         let mut admission = Admission::new(AdmissionMode::Auto, None, 100);
         let all = admission.decide(pages(0..50), 1 << 20, Duration::ZERO);
-        assert_eq!(all, Decision { pages: 50, rejected: None });
+        assert_eq!(all, AdmissionDecision { pages: 50, refused: None });
         assert_eq!((admission.ghost_pages(), admission.available_bytes()), (0, None));
     }
 
     #[test]
-    fn second_put_is_admitted_as_far_as_known() {
+    fn second_put_admits_known_pages() {
         let mut admission = Admission::new(AdmissionMode::SecondSight, None, 100);
-        let first = Some(AdmissionReject::FirstSight);
+        let first = Some(AdmissionRefusal::FirstSight);
         let mut decide = |range| admission.decide(pages(range), 1, Duration::ZERO);
-        assert_eq!(decide(0..4), Decision { pages: 0, rejected: first });
-        assert_eq!(decide(0..6), Decision { pages: 4, rejected: first });
-        assert_eq!(decide(4..6), Decision { pages: 2, rejected: None });
+        assert_eq!(decide(0..4), AdmissionDecision { pages: 0, refused: first });
+        assert_eq!(decide(0..6), AdmissionDecision { pages: 4, refused: first });
+        assert_eq!(decide(4..6), AdmissionDecision { pages: 2, refused: None });
         // Pages that were admitted and evicted count as new.
-        assert_eq!(decide(0..2), Decision { pages: 0, rejected: first });
+        assert_eq!(decide(0..2), AdmissionDecision { pages: 0, refused: first });
     }
 
     #[test]
-    fn pages_behind_an_unknown_page_are_refused() {
+    fn pages_after_an_unknown_page_are_refused() {
         let mut admission = Admission::new(AdmissionMode::SecondSight, None, 100);
         admission.decide(pages(5..9), 1, Duration::ZERO);
         assert_eq!(admission.decide(pages(4..9), 1, Duration::ZERO).pages, 0);
@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn ghost_list_forgets_old_pages() {
+    fn ghost_list_drops_old_pages() {
         let mut admission = Admission::new(AdmissionMode::SecondSight, None, 100);
         for at in 0..1000 {
             admission.decide(pages(at..at + 1), 1, Duration::ZERO);
@@ -348,14 +348,20 @@ mod tests {
     fn auto_requires_second_sight_on_low_budget() {
         let budget = WriteBudget::per_day(24 * 1000);
         let mut admission = Admission::new(AdmissionMode::Auto, Some(budget), 10_000);
-        assert_eq!(admission.available_bytes(), Some(500), "a restart is no gift of a bucket");
+        assert_eq!(admission.available_bytes(), Some(500), "a restart does not fill the bucket");
         assert_eq!(admission.policy(), AdmissionMode::WriteThrough);
         // A bucket of 1000 bytes: only pages seen twice may use its last quarter.
         let once = admission.decide(pages(100..1100), 1, HOUR);
-        assert_eq!(once, Decision { pages: 750, rejected: Some(AdmissionReject::FirstSight) });
+        assert_eq!(
+            once,
+            AdmissionDecision { pages: 750, refused: Some(AdmissionRefusal::FirstSight) }
+        );
         assert_eq!(admission.policy(), AdmissionMode::SecondSight);
         let twice = admission.decide(pages(850..1200), 1, HOUR);
-        assert_eq!(twice, Decision { pages: 250, rejected: Some(AdmissionReject::Budget) });
+        assert_eq!(
+            twice,
+            AdmissionDecision { pages: 250, refused: Some(AdmissionRefusal::Budget) }
+        );
         assert_eq!(admission.available_bytes(), Some(0));
         admission.give_back(7);
         assert_eq!(admission.available_bytes(), Some(7));
@@ -367,7 +373,10 @@ mod tests {
             let mut admission = Admission::new(mode, Some(WriteBudget::per_day(0)), 100);
             for hour in 0..3 {
                 let none = admission.decide(pages(0..5), 1, HOUR * hour);
-                assert_eq!(none, Decision { pages: 0, rejected: Some(AdmissionReject::Budget) });
+                assert_eq!(
+                    none,
+                    AdmissionDecision { pages: 0, refused: Some(AdmissionRefusal::Budget) }
+                );
             }
             assert_eq!(admission.ghost_pages(), 0);
         }
@@ -429,7 +438,7 @@ mod tests {
                 now += put.wait_seconds;
                 let range = put.first..put.first + put.pages;
                 let decision = admission.decide(pages(range), page_bytes, Duration::from_secs(now));
-                prop_assert_eq!(decision.rejected.is_none(), decision.pages as u64 == put.pages);
+                prop_assert_eq!(decision.refused.is_none(), decision.pages as u64 == put.pages);
                 prop_assert!(admission.ghost_pages() <= 64);
                 written.push((now, decision.pages as u64 * page_bytes));
             }
@@ -444,8 +453,8 @@ mod tests {
             }
         }
 
-        /// Second sight is exact while nothing is forgotten: a page is admitted if and only if it
-        /// and all pages before it in its put were refused before.
+        /// Second sight is exact while the ghost list drops no page: a page is admitted if and only
+        /// if the page, and all pages before it in the put, were refused earlier.
         #[test]
         fn second_sight_is_exact(puts in puts()) {
             let mut admission = Admission::new(AdmissionMode::SecondSight, None, 1 << 16);
@@ -461,7 +470,7 @@ mod tests {
             }
         }
 
-        /// A clock that goes back adds no budget.
+        /// A clock that is set back adds no budget.
         #[test]
         fn clock_going_back_adds_no_budget(times in proptest::collection::vec(0..9u64, 1..40)) {
             let budget = WriteBudget::per_day(24 * 100);

@@ -7,15 +7,16 @@ use ritornello_format::{Error, Result};
 /// Bytes of the manifest, the reservation log, lock and client files, and the scope registry files
 /// while their records take [`REGISTRY_MIN`].
 const FIXED_METADATA: u64 = 1 << 20;
-/// The records of live scopes take at most one part in this many of the capacity, within limits.
+/// The records of live scopes take at most 1/`REGISTRY_SHARE` of the capacity, within
+/// [`REGISTRY_MIN`] and [`REGISTRY_MAX`].
 const REGISTRY_SHARE: u64 = 4096;
-/// Lower limit of their share: about a thousand scopes.
+/// Minimum bytes of the records of live scopes: about a thousand scopes.
 const REGISTRY_MIN: u64 = 256 << 10;
-/// Upper limit of their share, which suffices for the maximum number of scopes.
+/// Maximum bytes of the records of live scopes, enough for the maximum number of scopes.
 const REGISTRY_MAX: u64 = 32 << 20;
-/// The index takes at most one part in this many of the capacity.
+/// The index takes at most 1/`INDEX_SHARE` of the capacity.
 const INDEX_SHARE: u64 = 32;
-/// Lower limit of the index's share.
+/// Minimum bytes of the index's share.
 const INDEX_MIN: u64 = 1 << 20;
 /// Growth stops when the file system would have less than this left, or a fiftieth of it if that is
 /// less.
@@ -40,8 +41,8 @@ impl Budget {
     /// Divides `capacity`.
     ///
     /// # Errors
-    /// `Invalid` if fewer than two segments fit beside the metadata, naming the least capacity, or
-    /// if the segment size is not a power of two from 1 MiB to 256 MiB.
+    /// `Invalid` if the capacity does not hold two segments and their metadata; the error names the
+    /// minimum capacity. `Invalid` if the segment size is not a power of two from 1 MiB to 256 MiB.
     pub fn divide(capacity: u64, segment_bytes: u64) -> Result<Self> {
         if !segment_bytes.is_power_of_two()
             || !(SEGMENT_BYTES_MIN..=crate::options::SEGMENT_BYTES).contains(&segment_bytes)
@@ -72,10 +73,10 @@ impl Budget {
         Ok(Self { capacity, segment_bytes, segments_max, index_bytes, registry_bytes })
     }
 
-    /// Maximum segments of each directory. `existing` has their present numbers, or `None` for a
-    /// directory that shall hold none. The division is as even as possible without removing
-    /// segments while there is budget: directories with the fewest get more, and above the budget
-    /// those with the most give some up.
+    /// Returns the maximum segments of each directory. `existing` has the current number of
+    /// segments per directory, or `None` for a directory that must become empty. The division is as
+    /// even as possible. Below the budget, no directory loses segments and the directories with the
+    /// fewest segments grow; above the budget, the directories with the most segments shrink.
     #[must_use]
     pub fn shares(&self, existing: &[Option<u32>]) -> Vec<u32> {
         let mut shares: Vec<u32> = existing.iter().map(|there| there.unwrap_or(0)).collect();

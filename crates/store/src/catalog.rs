@@ -6,12 +6,12 @@ use ritornello_format::{Place, Result, Scope, ScopeId, ScopeSettings, ScopeSlot}
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
-/// A reference to a registered scope, with what every call needs of it.
+/// A reference to a registered scope, with the properties that every call needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ScopeRef {
     /// Digest of the scope's identity.
     pub id: ScopeId,
-    /// Its slot, which goes stale when the scope is dropped.
+    /// Slot of the scope; stale after the scope is dropped.
     pub slot: ScopeSlot,
     /// Bytes per page.
     pub page_bytes: u64,
@@ -33,14 +33,14 @@ pub const LEASE_PAGES_MAX: usize = 1 << 22;
 pub struct Leased {
     /// Leading pages that are present and leased.
     pub pages: usize,
-    /// Keeps them readable; the null lease if there are none.
+    /// Lease on these pages; the null lease if `pages` is zero.
     pub lease: LeaseNumber,
 }
 
 /// Consecutive pages of one run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LocatedRun {
-    /// Where the run lies.
+    /// Place of the run.
     pub place: Place,
     /// First page, as an index into the run.
     pub first: u32,
@@ -50,21 +50,21 @@ pub struct LocatedRun {
     pub at: u32,
 }
 
-/// Where the leading pages of the requested keys lie, under a lease of their own.
+/// The places of the leading pages of the requested keys, and a lease on them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Located {
-    /// To be released after the bytes were read.
+    /// Lease on the runs; the caller releases it after the read.
     pub lease: LeaseNumber,
-    /// In key order; in a chained scope without gaps from the first key on.
+    /// Runs in key order; in a chained scope without gaps, starting at the first key.
     pub runs: Vec<LocatedRun>,
 }
 
 /// A registered scope and its contents.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ScopeListing {
-    /// Its slot: slots are assigned in order of registration.
+    /// Slot of the scope; slots are assigned in order of registration.
     pub slot: ScopeSlot,
-    /// Its description.
+    /// Description of the scope.
     pub scope: Scope,
     /// Number of pages.
     pub pages: u64,
@@ -84,7 +84,7 @@ pub struct KeyListing {
 /// One run of a reservation: the caller writes it, header and pages, and commits.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReservedRun {
-    /// Where to write; the caller computes `header_checksum`.
+    /// Place to write to; the caller computes `header_checksum`.
     pub place: Place,
     /// Position of its first page in the given keys.
     pub at: u32,
@@ -96,17 +96,17 @@ pub struct ReservedRun {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReserveRequest {
     /// Units of each page on disk, one entry per key; empty for unencoded pages. All pages of a run
-    /// take as many as its longest.
+    /// take the units of its longest page.
     pub page_units: Vec<u32>,
     /// Slices per page; zero means one.
     pub slices_per_page: u16,
-    /// Seconds since 1970 until which the pages, including those present, shall not be evicted: see
+    /// Seconds since 1970 until which eviction skips the pages, including pages already stored: see
     /// [`crate::PutOptions::retain_until`]. Zero for no retention.
     pub retain_until: u64,
     /// Maximum time that the owner waits for space.
     pub timeout: Duration,
-    /// Whether the caller flushes after all parts of its put are committed, so that a part need not
-    /// be durable by itself.
+    /// Whether the caller flushes after all parts of its put are committed, so that the commit of a
+    /// single part does not have to be durable.
     pub flushed_later: bool,
 }
 
@@ -117,7 +117,7 @@ pub struct Reserved {
     pub id: u64,
     /// The store's identity, for the run headers.
     pub store: [u8; 16],
-    /// In key order. Keys in no run are stored already, or follow the point of `refused`.
+    /// Runs in key order. Keys in no run are already stored, or follow the first refused page.
     pub runs: Vec<ReservedRun>,
     /// Leading pages in the store at the time of the call.
     pub present: usize,
@@ -130,10 +130,10 @@ pub struct Reserved {
 /// The result of a commit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Committed {
-    /// Leading pages of the put that are stored now.
+    /// Leading pages of the put that are stored.
     pub stored: usize,
-    /// Why written runs are not visible, if the index refused them. (Otherwise another put stored
-    /// their pages meanwhile, or the pages they follow are gone.)
+    /// Why written runs are not visible, if the index refused them. (Otherwise another put has
+    /// stored their pages, or the pages that they follow were removed.)
     pub refused: Option<Refusal>,
 }
 
@@ -154,8 +154,8 @@ pub enum Refusal {
     WriteBudget,
     /// The index has reached its memory ceiling.
     IndexMemory,
-    /// The pages are stored in a volume or segment that is away.
-    Unavailable,
+    /// The pages are stored in an absent volume or segment.
+    Absent,
 }
 
 impl Refusal {
@@ -170,7 +170,7 @@ impl Refusal {
             Self::Admission => "admission",
             Self::WriteBudget => "write_budget",
             Self::IndexMemory => "index_memory",
-            Self::Unavailable => "unavailable",
+            Self::Absent => "absent_space",
         }
     }
 }
@@ -187,7 +187,7 @@ pub trait Catalog: Send + Sync {
     /// registry is full of scopes that hold pages.
     fn resolve(&self, scope: &Scope, create: bool) -> Result<Option<ScopeRef>>;
     /// Changes the settings of a scope, durably; fields not given return to the default. A quota
-    /// below what the scope holds evicts at once. References go stale if the codec changes.
+    /// below the scope's size evicts immediately. References go stale if the codec changes.
     ///
     /// # Errors
     /// `Invalid` for a codec that does not suit the scope's numbers, or more retention than quota.
@@ -196,8 +196,8 @@ pub trait Catalog: Send + Sync {
     fn probe(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<usize>;
     /// Like `probe`, with a lease for `ttl`; counts as a use of the pages. With several scopes: the
     /// leading pages present in all of them. In a single unchained scope the lease covers every
-    /// page present. Pages that exceed the client's share of the store are left out, from the first
-    /// such page on.
+    /// page present. The lease ends before the first page that exceeds the client's share of the
+    /// store.
     ///
     /// # Errors
     /// `Retry` if the first page exceeds the share, or there are too many leases. `Invalid` for
@@ -205,10 +205,10 @@ pub trait Catalog: Send + Sync {
     fn lease(&self, scopes: &[ScopeRef], keys: &[&[u8]], ttl: Duration) -> Result<Leased>;
     /// Ends a lease. Unknown leases (expired, or another owner's) are ignored.
     fn release(&self, lease: LeaseNumber) -> Result<()>;
-    /// Returns where the leading pages lie (in an unchained scope, all pages present), under a
-    /// short lease that does not count for the client's share.
-    fn locate(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<Located>;
-    /// Returns which pages are present, each by itself.
+    /// Returns the places of the leading pages (in an unchained scope, of all pages present), under
+    /// a short lease that does not count towards the client's share.
+    fn begin_read(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<Located>;
+    /// Returns for each page whether it is present.
     fn exists(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<Vec<bool>>;
     /// Reserves space for the missing pages.
     ///
@@ -228,7 +228,7 @@ pub trait Catalog: Send + Sync {
     fn abort(&self, reservation: u64) -> Result<()>;
     /// Reports that page `key` of the run of `generation` failed verification. If the owner
     /// confirms it, the page is removed and its space quarantined.
-    fn report_corruption(
+    fn report_damage(
         &self,
         scope: ScopeRef,
         key: &[u8],
@@ -237,16 +237,17 @@ pub trait Catalog: Send + Sync {
     ) -> Result<()>;
     /// Records a use of the leading pages. Returns their number.
     fn touch(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<usize>;
-    /// Removes pages (in chained scopes with all pages behind them). Returns how many of `keys`
-    /// were present.
+    /// Removes pages (in chained scopes with all pages after them). Returns how many of `keys` were
+    /// present.
     fn delete(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<usize>;
-    /// Drops a scope and its pages, durably at once. The bytes stay on disk until overwritten.
+    /// Drops a scope and its pages; the drop is durable when the call returns. The bytes stay on
+    /// disk until overwritten.
     fn drop_scope(&self, scope: ScopeRef) -> Result<()>;
-    /// Lists scopes from a slot on, in slot order, as many as fit one answer; an empty list ends
-    /// the listing.
+    /// Lists scopes in slot order, starting at `from`, up to the maximum of one answer; an empty
+    /// list ends the listing.
     fn scopes(&self, from: ScopeSlot) -> Result<Vec<ScopeListing>>;
     /// Lists keys of whole runs with a generation above `after`, until there are `limit` keys.
-    /// Reads run headers, and skips those that cannot be read.
+    /// Reads run headers, and skips runs whose header cannot be read.
     fn keys(&self, scope: ScopeRef, after: u64, limit: u32) -> Result<KeyListing>;
     /// Changes capacity or directories; see [`StoreCore::change_capacity`](crate::StoreCore::change_capacity).
     fn change_capacity(&self, change: &CapacityChange) -> Result<()>;

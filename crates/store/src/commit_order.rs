@@ -27,16 +27,16 @@ impl PutProgress {
         self.unflushed |= part.unflushed;
     }
 
-    /// The outcome: the leading pages are stored; pages behind a gap count as not stored.
-    pub(crate) fn outcome(&self, asked: usize) -> Outcome {
-        let mut ok = vec![false; asked];
+    /// Returns the outcome. Only leading pages count as stored, not pages after a gap.
+    pub(crate) fn outcome(&self, requested: usize) -> Outcome {
+        let mut ok = vec![false; requested];
         ok[..self.stored].fill(true);
-        let reason = if self.stored == asked { "" } else { self.reason };
+        let reason = if self.stored == requested { "" } else { self.reason };
         Outcome { pages: self.stored, bytes: self.bytes, seconds: 0.0, reason, ok }
     }
 }
 
-/// The commit order of parts: each part follows the pages of the one before it.
+/// The commit order of parts: each part follows the pages of the previous part.
 pub(crate) struct CommitOrder {
     state: Mutex<State>,
     changed: Condvar,
@@ -45,13 +45,14 @@ pub(crate) struct CommitOrder {
 struct State {
     /// The next part to commit.
     next: usize,
-    /// No part from this one on is committed.
+    /// Parts numbered `end` and above are not committed.
     end: usize,
     all: PutProgress,
     error: Option<Error>,
 }
 
-/// The turn of one part. If it is dropped uncommitted, no part from this one on is committed.
+/// The turn of one part to commit. Dropping it uncommitted prevents the commits of this part and of
+/// all later parts.
 pub(crate) struct CommitTurn<'a> {
     turns: &'a CommitOrder,
     number: usize,
@@ -71,7 +72,7 @@ impl CommitOrder {
     /// The result of all parts.
     ///
     /// # Errors
-    /// That of the first part that failed.
+    /// Returns the error of the first part that failed.
     pub(crate) fn into_written(self) -> Result<PutProgress> {
         let State { all, error, .. } = self.state.into_inner();
         error.map_or(Ok(all), Err)
@@ -79,8 +80,9 @@ impl CommitOrder {
 }
 
 impl CommitTurn<'_> {
-    /// Waits for the parts before this one of `count` pages, and commits it unless one of them was
-    /// not stored completely. Returns whether this part was stored completely.
+    /// Waits until all earlier parts are committed, then commits this part of `count` pages. Skips
+    /// the commit if an earlier part was not stored completely. Returns whether all pages of this
+    /// part were stored.
     pub(crate) fn commit(self, count: usize, commit: impl FnOnce() -> Result<PutProgress>) -> bool {
         let mut state = self.turns.state.lock();
         while state.next < self.number && self.number < state.end {

@@ -1,12 +1,13 @@
 //! The index of a store, and its conversion to another backend.
 //!
-//! The manifest names the index in use. A new index is built beside it, complete and durable; then
-//! the manifest is replaced by one rename, and the old index's files are removed. An interruption
-//! at any point leaves one index in use and unused files, which the next owner removes.
+//! The manifest names the index in use. The new index is built completely and durably next to the
+//! old index; then one rename replaces the manifest, and the old index's files are removed. An
+//! interruption at any point leaves one index in use and unused files, which the next owner
+//! removes.
 
 use crate::budget::Budget;
 use crate::directory::Directory;
-use crate::memory;
+use crate::machine_memory;
 use crate::options::IndexKind;
 use crate::volumes::VolumeState;
 use ritornello_format::{Error, ErrorKind, Manifest, Result};
@@ -19,7 +20,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// By default the index may use one part in this many of the process's memory.
+/// By default the index may use 1/`MEMORY_SHARE` of the process's memory.
 const MEMORY_SHARE: u64 = 4;
 
 /// The result of [`convert_index`].
@@ -31,7 +32,7 @@ pub struct Conversion {
     pub to: String,
     /// Runs copied.
     pub runs: u64,
-    /// Their pages.
+    /// Pages of the copied runs.
     pub pages: u64,
     /// Invalid runs that were not copied.
     pub runs_dropped: u64,
@@ -50,8 +51,8 @@ pub struct Conversion {
 /// receives the number of runs copied and the total.
 ///
 /// # Errors
-/// `Invalid` if there is no store, for an index that is not compiled in or not persistent, or if
-/// the runs do not fit the new index; those of the file system. The store keeps its old index then.
+/// `Invalid` if the directory has no store, if the index is not compiled in or not persistent, or
+/// if the runs do not fit the new index; file-system errors. The store keeps its old index then.
 pub fn convert_index(
     medium: Arc<dyn Medium>,
     dir: &Path,
@@ -79,7 +80,7 @@ pub(crate) fn convert(
     let from = IndexKind::stored(&manifest.index)?;
     if to == IndexKind::Memory && from != to {
         return Err(Error::invalid(
-            "an index that ends with its process is for new stores: keep this one, or make another \
+            "an index without files is for new stores: keep the current index, or make another \
              store",
         )
         .with("stored", from.word()));
@@ -89,7 +90,7 @@ pub(crate) fn convert(
     // Before files are removed: an interrupted conversion may have changed one of the two
     // manifests.
     directory.write_manifest(manifest)?;
-    tidy(medium.as_ref(), directory, from)?;
+    remove_leftovers(medium.as_ref(), directory, from)?;
     let mut done = Conversion {
         from: from.word().to_owned(),
         to: to.word().to_owned(),
@@ -102,7 +103,7 @@ pub(crate) fn convert(
     let found = directory.volume_states(manifest);
     if let Some(why) = found.iter().find_map(VolumeState::absence) {
         return Err(Error::invalid(
-            "the index cannot be converted while a volume is away: mount it, or give it up with \
+            "the index cannot be converted while a volume is absent: mount it, or give it up with \
              `ritornello paths forget`",
         )
         .with("why", why));
@@ -128,7 +129,7 @@ pub(crate) fn convert(
     medium.sync_dir(directory.path()).map_err(refused)?;
     to.word().clone_into(&mut manifest.index);
     directory.write_manifest(manifest)?;
-    tidy(medium.as_ref(), directory, to)?;
+    remove_leftovers(medium.as_ref(), directory, to)?;
     done.seconds = started.elapsed().as_secs_f64();
     tracing::warn!(
         dir = %directory.path().display(),
@@ -142,7 +143,7 @@ pub(crate) fn convert(
     Ok(done)
 }
 
-/// Copies all runs, and checks that none is missing.
+/// Copies all runs, and checks that every run was copied.
 fn copy_all(
     old: &dyn PrefixIndex,
     new: &dyn PrefixIndex,
@@ -151,7 +152,7 @@ fn copy_all(
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<()> {
     let before = old.stats();
-    // The old index fits its budget; the new one may exceed it temporarily.
+    // The old index fits its budget; the new index may exceed the budget temporarily.
     new.set_budget(u64::MAX);
     progress(0, before.runs);
     let copied = copy(old, new, &|| Ok(()), &mut |runs| progress(runs, before.runs));
@@ -165,7 +166,7 @@ fn copy_all(
     })?;
     let after = new.stats();
     if (after.runs, after.pages) != (runs, pages) || before.runs != runs + dropped {
-        return Err(Error::fatal("the new index does not hold what the old one does")
+        return Err(Error::fatal("the new index differs from the old index")
             .with("runs", before.runs)
             .with("copied", after.runs)
             .with("dropped", dropped));
@@ -180,7 +181,11 @@ fn copy_all(
 }
 
 /// Removes the files of every index but `kept`, which an interrupted conversion left.
-pub(crate) fn tidy(medium: &dyn Medium, directory: &Directory, kept: IndexKind) -> Result<()> {
+pub(crate) fn remove_leftovers(
+    medium: &dyn Medium,
+    directory: &Directory,
+    kept: IndexKind,
+) -> Result<()> {
     for other in [Backend::Run, Backend::Lsm].into_iter().filter(|other| *other != backend(kept)) {
         let removed = other.remove(medium, &directory.index()).map_err(|error| {
             Error::retry(
@@ -210,7 +215,7 @@ pub(crate) fn open_index(
 ) -> Result<Arc<dyn PrefixIndex>> {
     Ok(match kind {
         IndexKind::Run => {
-            let most = index_memory.unwrap_or_else(|| memory::available() / MEMORY_SHARE);
+            let most = index_memory.unwrap_or_else(|| machine_memory::available() / MEMORY_SHARE);
             let options = RunOptions {
                 metadata_bytes_max: budget.index_bytes,
                 memory_bytes_max: most,
@@ -220,7 +225,7 @@ pub(crate) fn open_index(
             Arc::new(RunIndex::open(Arc::clone(medium), dir, options)?)
         }
         IndexKind::Memory => Arc::new(MemoryIndex::new()),
-        // RocksDB does its own I/O beside the medium.
+        // RocksDB does its own I/O, not through the medium.
         #[cfg(feature = "lsm")]
         IndexKind::Lsm => {
             let options = ritornello_index::LsmOptions::within(budget.index_bytes);

@@ -11,9 +11,9 @@
 //! ```
 
 use crate::budget::Budget;
-use crate::memory::check_memory;
+use crate::machine_memory::check_memory;
 use crate::options::{IndexKind, Options, SEGMENT_BYTES};
-use crate::policy::POLICY_FILE;
+use crate::permissions::POLICY_FILE;
 use ritornello_format::{
     Error, ErrorKind, Manifest, Result, ScopeRegistry, StoredRegistry, VolumeMarker, VolumeRecord,
 };
@@ -43,12 +43,12 @@ const OURS: [&str; 15] = [
     LOST_AND_FOUND,
 ];
 
-/// Exists in the root of every ext4 file system.
+/// A directory in the root of every ext4 file system.
 pub(crate) const LOST_AND_FOUND: &str = "lost+found";
 
 const MANIFEST: &str = "MANIFEST";
-/// Written before `MANIFEST`, so it is never the older of the two: an owner that opens by the copy
-/// does not reuse an epoch.
+/// The copy is written before `MANIFEST`, so the copy is never older: an owner that opens by the
+/// copy does not reuse an epoch.
 const MANIFEST_COPY: &str = "MANIFEST.copy";
 
 pub(crate) const SCOPES: &str = "SCOPES";
@@ -77,8 +77,8 @@ impl Directory {
     /// exists.
     ///
     /// # Errors
-    /// `Invalid` for another format version, and for a directory that holds other things; `Fatal`
-    /// if both copies are damaged.
+    /// `Invalid` if the format version differs, or the directory holds other files; `Fatal` if both
+    /// copies are damaged.
     pub fn manifest(&self) -> Result<Option<Manifest>> {
         let decode = |name, bytes: io::Result<Option<Vec<u8>>>| -> Result<Option<Manifest>> {
             let bytes = bytes.map_err(|error| self.refused(error).with("file", name))?;
@@ -108,9 +108,9 @@ impl Directory {
                 }
                 (Err(error), _) if error.kind() == ErrorKind::Fatal => {
                     return Err(Error::fatal(
-                        "MANIFEST and MANIFEST.copy are both damaged, and nothing else says how \
-                         the store is laid out: restore one of them from a backup of the \
-                         directory, or move the directory away and start with an empty one",
+                        "MANIFEST and MANIFEST.copy are both damaged, and no other file has the \
+                         layout of the store: restore one of them from a backup of the directory, \
+                         or move the directory elsewhere and start with an empty directory",
                     )
                     .with("dir", self.display())
                     .because(error));
@@ -127,15 +127,15 @@ impl Directory {
         match foreign {
             None => Ok(None),
             Some(name) => Err(Error::invalid(
-                "this directory holds something that is not a Ritornello store: \
-                 name an empty or new one",
+                "this directory holds files that are not a Ritornello store: name an empty or new \
+                 directory",
             )
             .with("dir", self.display())
             .with("found", name)),
         }
     }
 
-    /// Decides what holds if MANIFEST is absent and its copy exists. A process that creates the
+    /// Chooses the manifest if MANIFEST is missing and its copy exists. A process that creates the
     /// store writes the copy first, and MANIFEST, in epoch 0, before the copy of a later epoch.
     fn manifest_behind(&self, copy: Manifest) -> Result<Manifest> {
         if let Some(bytes) = self.read(MANIFEST)? {
@@ -153,7 +153,7 @@ impl Directory {
     /// and `options`: the owner of a store decides.
     ///
     /// # Errors
-    /// `Invalid` for another format, and if the options do not suffice to create a store.
+    /// `Invalid` if the format version differs, or the options do not suffice to create a store.
     pub fn manifest_for(&self, options: &Options) -> Result<Manifest> {
         self.manifest_as(options, Self::differences)
     }
@@ -208,8 +208,8 @@ impl Directory {
         let mut differences = Vec::new();
         if let Some(given) = options.segment_bytes.filter(|given| *given != stored.segment_bytes) {
             differences.push(format!(
-                "this process was given another segment size ({given}) than the store was made with \
-                 ({}), which stays: leave it out, or make a new store",
+                "this process was given another segment size ({given}) than the store was made \
+                 with ({}), which stays: leave it out, or make a new store",
                 stored.segment_bytes
             ));
         }
@@ -218,8 +218,8 @@ impl Directory {
                 stored.volumes.iter().map(|volume| volume.dir.as_str()).collect();
             differences.push(format!(
                 "this process was given another set of paths ({:?}) than the store has ({}), which \
-                 stays: leave it out, or change it with `ritornello paths add` and `ritornello paths \
-                 drain`",
+                 stays: leave it out, or change it with `ritornello paths add` and `ritornello \
+                 paths drain`",
                 options.paths,
                 there.join(":")
             ));
@@ -294,7 +294,8 @@ impl Directory {
         .with("paths", format!("{:?}", options.paths)))
     }
 
-    /// The volumes of a new store: none may hold segments, which would be another store's.
+    /// Returns the volumes of a new store, whose directories must not hold another store's
+    /// segments.
     fn new_volumes(&self, options: &Options, uuid: [u8; 16]) -> Result<Vec<VolumeRecord>> {
         let volumes = self.volumes(options)?;
         for dir in volumes.iter().map(|volume| self.path.join(&volume.dir)) {
@@ -310,9 +311,9 @@ impl Directory {
             let found = names.iter().find(is_volume);
             if let Some(found) = found.filter(|_| !options.paths.is_empty()) {
                 return Err(Error::invalid(
-                    "the directory holds a volume of another store: name an empty or new one; if \
-                     it is this store's volume, the store's own directory is not the expected one: \
-                     mount or name that one",
+                    "the directory holds a volume of another store: name an empty or new \
+                     directory; if the volume is this store's, the store's own directory is \
+                     wrong: mount or name the right one",
                 )
                 .with("dir", dir.display())
                 .with("found", found.to_string_lossy()));
@@ -321,8 +322,8 @@ impl Directory {
         Ok(volumes)
     }
 
-    /// Resolves the directory of a volume's name, with links and `..` as far as it exists, so that
-    /// two names of one directory compare equal.
+    /// Resolves the directory of a volume's name, with links and `..` in the existing part of the
+    /// path, so that two names of one directory compare equal.
     pub(crate) fn real(&self, name: &str) -> PathBuf {
         let path = self.path.join(name);
         let there =
@@ -364,8 +365,8 @@ impl Directory {
     /// Replaces both copies of the manifest, durably.
     ///
     /// # Errors
-    /// The errors of the file system, with advice: the old manifest holds. `Fatal` if the next opening
-    /// may find either of the two.
+    /// File-system errors, with advice: the old manifest remains valid. `Fatal` if the next opening
+    /// may read either manifest.
     pub fn write_manifest(&self, manifest: &Manifest) -> Result<()> {
         let bytes = manifest.encode();
         self.replace(MANIFEST_COPY, &bytes)?;
@@ -378,11 +379,11 @@ impl Directory {
         Err(if restored { error } else { self.uncertain_error(MANIFEST).because(error) })
     }
 
-    /// Reads the scope registry. An absent one is empty and not whole; a damaged one, or one whose
-    /// scopes have ids of another version, is `None`.
+    /// Reads the scope registry. A missing registry is returned as empty and not whole. `None` if
+    /// the registry is damaged, or its scopes have ids of a different version.
     ///
     /// # Errors
-    /// The errors of the file system, and `Invalid` for another format.
+    /// File-system errors; `Invalid` if the format version differs.
     pub fn registry(&self) -> Result<Option<StoredRegistry>> {
         match self.read(SCOPES)? {
             None => Ok(Some(StoredRegistry::default())),
@@ -400,11 +401,12 @@ impl Directory {
         }
     }
 
-    /// Replaces the scope registry by the file `bytes`, durably. Returns the new file, to append
-    /// to.
+    /// Replaces the scope registry by the file `bytes`, durably. Returns the new file, for
+    /// appending.
     ///
     /// # Errors
-    /// As of [`Directory::write_manifest`].
+    /// File-system errors, with advice: the old registry remains valid. `Fatal` if the next opening
+    /// may read either registry.
     pub fn write_registry(&self, bytes: &[u8]) -> Result<Arc<dyn MediumFile>> {
         self.replace(SCOPES, bytes)
     }
@@ -412,18 +414,18 @@ impl Directory {
     /// Reads the reservation log.
     ///
     /// # Errors
-    /// The errors of the file system, with advice.
+    /// File-system errors, with advice.
     pub fn reservation_log(&self) -> Result<Vec<u8>> {
         Ok(self.read(RESERVATIONS)?.unwrap_or_default())
     }
 
-    /// Replaces the reservation log by `records`. Returns the renamed file, to append to: opening
+    /// Replaces the reservation log by `records`. Returns the renamed file for appending: opening
     /// it again by its name could fail and leave the caller with a file that no next owner reads.
-    /// For the same reason the directory is not synced, which is not needed either: a power loss
-    /// ends the clients too.
+    /// For the same reason the directory is not synced. The sync is not needed either, because a
+    /// power loss ends the clients too.
     ///
     /// # Errors
-    /// The errors of the file system, with advice: the old log remains in place.
+    /// File-system errors, with advice: the old log remains in place.
     pub fn replace_reservation_log(&self, records: &[u8]) -> Result<Arc<dyn MediumFile>> {
         let replaced = self.rename_over(&self.path, RESERVATIONS, records);
         replaced.map_err(|error| self.refused(error).with("file", RESERVATIONS))
@@ -458,8 +460,8 @@ impl Directory {
         Ok(Some(bytes))
     }
 
-    /// Writes a new file, syncs it, renames it over the old one and syncs the directory. Returns
-    /// the file.
+    /// Writes a new file, syncs it, renames it over the old file and syncs the directory. Returns
+    /// the new file.
     fn replace(&self, name: &str, bytes: &[u8]) -> Result<Arc<dyn MediumFile>> {
         let replaced = self.rename_over(&self.path, name, bytes);
         let file = replaced.map_err(|error| self.refused(error).with("file", name))?;
@@ -475,7 +477,7 @@ impl Directory {
         self.medium.sync_dir(dir)
     }
 
-    /// Writes a new file, syncs it and renames it over the old one. Returns the file.
+    /// Writes a new file, syncs it and renames it over the old file. Returns the new file.
     fn rename_over(&self, dir: &Path, name: &str, bytes: &[u8]) -> io::Result<Arc<dyn MediumFile>> {
         let new = dir.join(format!("{name}.new"));
         let file = self.medium.open(&new, Access { write: true, create: true, direct: false })?;
@@ -486,7 +488,7 @@ impl Directory {
         Ok(file)
     }
 
-    /// The error of a failed change that the next opening may find nevertheless.
+    /// Returns the error of a failed change that the next opening may nevertheless find.
     pub(crate) fn uncertain_error(&self, name: &str) -> Error {
         Error::fatal(
             "a change of the store's directory failed half-way: close the store, check the disk, \
@@ -499,7 +501,7 @@ impl Directory {
     pub(crate) fn refused(&self, error: io::Error) -> Error {
         let advice = match error.kind() {
             io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
-                "the directory cannot be written: run as its owner, or name another one"
+                "the directory cannot be written: run as its owner, or name another directory"
             }
             io::ErrorKind::StorageFull => "the disk is full: free some space and open again",
             io::ErrorKind::NotADirectory | io::ErrorKind::AlreadyExists => {
@@ -519,7 +521,7 @@ impl Directory {
     }
 }
 
-/// Whether an error number says that the disk cannot return a file's contents.
+/// Whether an error number means that the disk cannot return a file's contents.
 fn is_damage(number: i32) -> bool {
     use rustix::io::Errno;
     [Errno::IO, Errno::UCLEAN, Errno::BADMSG].map(Errno::raw_os_error).contains(&number)

@@ -1,11 +1,12 @@
-//! How the pages of a scope are encoded: how a page is divided into slices, and what they hold.
+//! How the pages of a scope are encoded: the division of a page into slices, and the contents of a
+//! slice.
 
 use ritornello_codec::{Codec, Dtype, SliceKind, SliceShape, decode, is_supported};
 use ritornello_format::{Error, Result, Scope, UNIT};
 use ritornello_volume::transfer::{MissReason, Pack, Unpack};
 
 /// Minimum length of a slice, unless its page is shorter: shorter slices compress no worse, but
-/// each takes space in the run header, and longer ones leave the processor's cache between two
+/// each slice takes space in the run header; longer slices leave the processor's cache between two
 /// passes.
 const SLICE_BYTES_MIN: u64 = 128 << 10;
 
@@ -37,8 +38,8 @@ pub(crate) fn raw_slices(page_bytes: u64) -> u16 {
 
 impl Encoder {
     /// Returns the encoder of a scope, or `None` if its pages are stored unencoded: because raw was
-    /// chosen, the layout of their numbers is unknown, or the owner is a newer version whose codec
-    /// this one lacks.
+    /// chosen, the layout of their numbers is unknown, or the owner is a newer version with a codec
+    /// that this version lacks.
     ///
     /// # Errors
     /// `Invalid` if a lossy codec was chosen for numbers of unknown layout.

@@ -1,4 +1,4 @@
-//! Gets: locate under a lease, read, verify, release.
+//! Gets: lease the leading pages, read, verify, release the lease.
 
 use crate::catalog::{Located, ScopeRef};
 use crate::encode::Decoder;
@@ -18,7 +18,7 @@ impl Store {
         control: &Control,
     ) -> Result<Outcome> {
         let started = Instant::now();
-        let located = self.catalog.locate(scope, keys)?;
+        let located = self.catalog.begin_read(scope, keys)?;
         let reads: Vec<RunRead<'_>> = located
             .runs
             .iter()
@@ -34,12 +34,12 @@ impl Store {
             })
             .collect();
         let covered: u64 = located.runs.iter().map(|run| u64::from(run.pages)).sum();
-        // A section is complete when all pages have it, which cannot happen if some are missing.
+        // A section is complete when all pages have it, which cannot happen if pages are missing.
         let all = covered == keys.len() as u64;
         let whole = (!all && control.sections.is_some())
             .then(|| Control { sections: None, ..control.clone() });
         let outcomes = self.segments.read_runs(&reads, whole.as_ref().unwrap_or(control));
-        // If the release fails, the lease expires on its own.
+        // If the release fails, the lease expires.
         let _ = self.catalog.release(located.lease);
         let (mut ok, mut reason) = (vec![false; keys.len()], "");
         for (run, outcomes) in located.runs.iter().zip(&outcomes) {
@@ -55,14 +55,14 @@ impl Store {
         let verified = ok.iter().filter(|ok| **ok).count() as u64;
         let pages = ok.iter().take_while(|ok| **ok).count();
         if pages < keys.len() && reason.is_empty() {
-            reason = "absent";
+            reason = "not_found";
         }
         let bytes = verified * scope.page_bytes;
         self.transfers.gets.add(1);
         self.transfers.get_bytes.add(bytes);
         self.transfers.get_micros.add(started.elapsed().as_micros() as u64);
-        self.transfers.pages_read.add(verified);
-        self.transfers.pages_missed.add(covered - verified);
+        self.transfers.read_pages.add(verified);
+        self.transfers.missed_pages.add(covered - verified);
         Ok(Outcome { pages, bytes, seconds: 0.0, reason, ok })
     }
 
@@ -82,8 +82,7 @@ impl Store {
                 if on_disk {
                     // If the report fails, the next reader will report the page.
                     let generation = run.place.generation;
-                    let _ =
-                        self.catalog.report_corruption(scope, keys[at], generation, reason.word());
+                    let _ = self.catalog.report_damage(scope, keys[at], generation, reason.word());
                 }
                 if on_disk && scope.chained {
                     break;

@@ -1,21 +1,21 @@
-//! Leases: keep the bytes of a prefix in place until they have been read.
+//! Leases: keep the bytes of a prefix in place until a reader has read them.
 //!
 //! A lease pins runs. The index may remove a pinned run at any time, for example by a deletion; its
-//! extents are then deferred here and freed with the last lease on it. One lock, the owner's,
-//! covers the lookup of runs, their pins and the free extents; it alone keeps a leased extent from
-//! being allocated (`tests/loom_lease.rs` checks every interleaving).
+//! extents are then deferred in the lease table, and freed with the last lease on the run. One
+//! lock, the owner's, covers the lookup of runs, their pins and the free extents; it alone keeps a
+//! leased extent from being allocated (`tests/loom_lease.rs` checks every interleaving).
 //!
 //! A reader that is slower than its lease reads the bytes of another run, and the checksums detect
 //! it: a lease makes hits certain, not bytes right.
 //!
-//! No client holds more leases, or more pins, than are left for the others (the dynamic threshold
-//! of Choudhury and Hahne, 1998): a single client has at most half of them, and a later one finds
-//! some.
+//! No client holds more leases, or more pins, than are left for other clients (the dynamic
+//! threshold of Choudhury and Hahne, 1998): a single client has at most half of the leases, and a
+//! later client still gets some.
 //!
 //! The same threshold bounds the space that a client's counted leases keep from eviction: after a
 //! grant, the client's units are at most the store's units without counted leases. A run counts
-//! once for each client that leases it, however many leases the client has on it, and once in the
-//! store's total, however many clients lease it. Requests that share a prefix therefore share its
+//! once per client that leases it, independent of the number of its leases, and once in the store's
+//! total, independent of the number of clients. Requests that share a prefix therefore share its
 //! units, and a client can lease what another has leased already. Leases of reads and of puts in
 //! progress do not count: the I/O in flight bounds them, and they end with it.
 
@@ -49,7 +49,7 @@ pub struct BootClock;
 impl Clock for BootClock {
     fn now(&self) -> Duration {
         let time = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
-        // Neither is negative: the clock starts at zero.
+        // Both parts are non-negative: the clock starts at zero.
         Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec.unsigned_abs() as u32)
     }
 }
@@ -122,8 +122,8 @@ impl LeaseTable {
     /// Creates an empty table with another clock.
     #[must_use]
     pub fn with_clock(clock: Box<dyn Clock>) -> Self {
-        // Numbers start at the nanoseconds since boot, so that they differ from those of earlier
-        // owners: no owner grants a lease per nanosecond. Zero is the null lease.
+        // Numbers start at the nanoseconds since boot, so that they differ from earlier owners'
+        // numbers: no owner grants a lease per nanosecond. Zero is the null lease.
         let next = u64::try_from(clock.now().as_nanos()).unwrap_or(0).max(1);
         Self {
             clock,
@@ -138,7 +138,7 @@ impl LeaseTable {
         }
     }
 
-    /// Pins `runs` for `ttl` (at most [`LEASE_TTL_MAX`]) for `client`, without counting their
+    /// Leases `runs` for `ttl` (at most [`LEASE_TTL_MAX`]) for `client`, without counting their
     /// units. Returns the lease's number, which is never zero.
     ///
     /// The caller has found the runs in the index under the lock of this table, or looks them up
@@ -155,12 +155,13 @@ impl LeaseTable {
         Ok(self.enter(runs, ttl, client, false))
     }
 
-    /// Like [`grant`](Self::grant), but counted: pins the leading runs that fit the client's share
-    /// of a store of `capacity` units. `units` returns those of a run. Returns the lease's number
-    /// and how many runs it pins.
+    /// Like [`grant`](Self::grant), but counted: leases the leading runs that fit the client's
+    /// share of a store of `capacity` units. `units` returns the units of a run. Returns the
+    /// lease's number and the number of leased runs.
     ///
     /// # Errors
-    /// The errors of `grant`, and `Retry` if the first run exceeds the share; nothing is changed.
+    /// `Retry` if the client would hold more leases or pins than are left, as in `grant`, or if the
+    /// first run exceeds the share; nothing is changed.
     pub fn grant_leading(
         &mut self,
         runs: &[RunId],
@@ -204,11 +205,11 @@ impl LeaseTable {
         Ok((number, taken))
     }
 
-    /// The error of a lease that exceeds the share of `client`.
+    /// Returns the error of a lease that exceeds the share of `client`.
     pub(crate) fn share_exceeded(&self, client: ClientId, capacity: u64) -> Error {
         Error::retry(
-            "leases would keep too much of the store from other clients: release those that are not \
-             needed, or make the store larger",
+            "leases would keep too much of the store from other clients: release unneeded leases, \
+             or make the store larger",
         )
         .with("own_bytes", self.clients.get(&client).map_or(0, |own| own.units) * UNIT)
         .with("leased_bytes", self.leased_units * UNIT)
@@ -216,12 +217,12 @@ impl LeaseTable {
     }
 
     /// # Errors
-    /// `Retry` if one more lease, on `runs` runs, exceeds the client's share.
+    /// `Retry` if another lease, on `runs` runs, would exceed the client's share.
     fn check_numbers(&self, runs: usize, client: ClientId) -> Result<()> {
         let own = self.clients.get(&client).map_or((0, 0), |own| (own.leases.len(), own.pins));
         let left = (LEASES_MAX - self.leases.len(), PINS_MAX - self.pinned);
         if own.0 >= left.0 || own.1 + runs > left.1.saturating_sub(runs) {
-            return Err(Error::retry("too many leases: release those that are not needed")
+            return Err(Error::retry("too many leases: release unneeded leases")
                 .with("leases", self.leases.len())
                 .with("pins", self.pinned)
                 .with("own", own.0));
@@ -245,7 +246,7 @@ impl LeaseTable {
         number
     }
 
-    /// Ends a lease. Returns the extents that no lease defers any more. Ignores ended leases and
+    /// Ends a lease. Returns the extents that no lease defers any longer. Ignores ended leases and
     /// the null lease.
     pub fn release(&mut self, lease: u64) -> Vec<Extent> {
         let mut freed = Vec::new();
@@ -253,8 +254,8 @@ impl LeaseTable {
         freed
     }
 
-    /// Ends expired leases. Returns the extents that no lease defers any more, and the number of
-    /// leases.
+    /// Ends expired leases. Returns the extents that no lease defers any longer, and the number of
+    /// ended leases.
     pub fn expire(&mut self) -> (Vec<Extent>, u64) {
         let now = self.clock.now();
         let (mut freed, mut count) = (Vec::new(), 0);
@@ -268,7 +269,8 @@ impl LeaseTable {
         (freed, count)
     }
 
-    /// Ends all leases of a disconnected client. Returns the extents that no lease defers any more.
+    /// Ends all leases of a disconnected client. Returns the extents that no lease defers any
+    /// longer.
     pub fn drop_client(&mut self, client: ClientId) -> Vec<Extent> {
         let mut freed = Vec::new();
         let leases = self.clients.get(&client).map(|own| own.leases.clone());
@@ -286,7 +288,7 @@ impl LeaseTable {
 
     /// Whether a lease is on `run`.
     #[must_use]
-    pub fn pinned(&self, run: RunId) -> bool {
+    pub fn is_leased(&self, run: RunId) -> bool {
         self.pins.contains_key(&run)
     }
 
@@ -305,19 +307,13 @@ impl LeaseTable {
         self.leases.get(&lease).map(|lease| lease.client)
     }
 
-    /// When the next lease expires, by the table's clock.
-    #[must_use]
-    pub fn next_deadline(&self) -> Option<Duration> {
-        self.deadlines.first().map(|(deadline, _)| *deadline)
-    }
-
     /// Number of leases.
     #[must_use]
     pub fn len(&self) -> usize {
         self.leases.len()
     }
 
-    /// Whether there are no leases.
+    /// Whether the table has no leases.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.leases.is_empty()
@@ -325,7 +321,7 @@ impl LeaseTable {
 
     /// Number of leased runs.
     #[must_use]
-    pub fn pinned_runs(&self) -> usize {
+    pub fn leased_runs(&self) -> usize {
         self.pins.len()
     }
 

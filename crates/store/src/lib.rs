@@ -3,10 +3,10 @@
 //! The disk tier: `put_batch / probe / get_batch` over an index and a volume, with leases,
 //! reservations, eviction and durability.
 //!
-//! It has two halves. The [`StoreCore`] is the owner's: it knows which pages exist and where they
-//! lie, grants space, evicts, and answers small questions through [`Catalog`]. Every process has a
-//! [`Store`]: it moves payload between the caller's memory and the segment files, and asks a
-//! catalog, its own process's or another's.
+//! A store has two halves. The [`StoreCore`] is the owner's half: it knows which pages exist and
+//! where they are stored, grants space, evicts, and answers small calls through [`Catalog`]. Every
+//! process has a [`Store`], which moves payload between the caller's memory and the segment files,
+//! and calls a catalog, in its own process or in another.
 //!
 //! **Promises.** A get returns the bytes that were put under the key, or a miss with a reason. No
 //! call waits without a deadline. The budget is never exceeded.
@@ -26,13 +26,13 @@ mod encode;
 pub mod eviction;
 mod get;
 pub mod lease;
-mod memory;
+mod machine_memory;
 mod options;
 mod outcome;
 mod owner_silent;
 mod ownership;
 mod parts;
-mod policy;
+mod permissions;
 mod put;
 mod registry_file;
 mod resolved;
@@ -52,20 +52,20 @@ pub use catalog::{
 };
 pub use conversion::{Conversion, convert_index};
 pub use core::{
-    CapacityChange, ClientAlive, ClientId, Finding, LocalCatalog, StoreCore, Verification,
+    CapacityChange, ClientAlive, ClientId, DamagedPage, LocalCatalog, StoreCore, Verification,
 };
 pub use directory::Directory;
-pub use memory::{ControlGroup, check_memory, control_group, memory_left};
+pub use machine_memory::{ControlGroup, check_memory, control_group, memory_left};
 pub use options::{
     Durability, IndexKind, Options, SEGMENT_BYTES, SEGMENT_BYTES_MIN, parse_codec, parse_index,
 };
 pub use outcome::Outcome;
 pub use owner_silent::{OwnerSilent, StoreReopening};
 pub use ownership::foreign_directory;
-pub use policy::{ClientCall, POLICY_FILE, StorePolicy};
+pub use permissions::{ClientCall, POLICY_FILE, StorePolicy};
 pub use stats::{
-    AdmissionStats, CatalogStats, Counter, Counters, IndexDecision, IndexTuning, IoStats,
-    LsmEstimate, PathStats, Pieces, SCOPES_SHOWN, ScopeUsage, SpaceHealth, Unavailable,
+    AbsentSpace, AdmissionStats, CatalogStats, Counter, Counters, IndexDecision, IndexTuning,
+    IoStats, LsmEstimate, PiecePercentiles, SCOPES_SHOWN, ScopeUsage, SpaceHealth, VolumeStats,
 };
 pub use store::{PutOptions, Store, check_sections};
 pub use ticket::{CompletionQueue, Ticket};

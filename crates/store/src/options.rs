@@ -10,19 +10,20 @@ use std::time::{Duration, SystemTime};
 
 /// Default bytes per segment file; the manifest holds the actual value.
 pub const SEGMENT_BYTES: u64 = 256 << 20;
-/// The smallest segment, for tests.
+/// Minimum bytes per segment file, for tests.
 pub const SEGMENT_BYTES_MIN: u64 = 1 << 20;
 
 /// Default scrub rate in bytes per second: a terabyte in a day and a half.
 pub const SCRUB_RATE: u64 = 8 << 20;
 
-/// The lowest memory ceiling of an index that users may choose.
+/// Minimum memory ceiling of an index, in bytes.
 const INDEX_MEMORY_MIN: u64 = 16 << 20;
 
 /// When a put counts as done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Durability {
-    /// When it is visible. It survives the process soon after, and power loss after `flush`.
+    /// When it is visible. The put survives a crash of the process soon afterwards, and a power
+    /// loss after `flush`.
     #[default]
     Cache,
     /// When it survives power loss.
@@ -52,7 +53,7 @@ impl Durability {
     }
 }
 
-/// The index backend of a store. An owner that names another one converts it.
+/// The index backend of a store. If the owner names a different index, the store is converted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum IndexKind {
     /// Run records in memory, a journal and checkpoints on disk.
@@ -107,7 +108,7 @@ impl IndexKind {
     /// Parses the name in a manifest.
     ///
     /// # Errors
-    /// `Invalid` if the backend is not compiled in, saying what to do about it.
+    /// `Invalid` if the backend is not compiled in, with advice.
     pub(crate) fn stored(word: &str) -> Result<Self> {
         Self::parse(word).map_err(|error| {
             Error::invalid(format!(
@@ -128,7 +129,7 @@ impl IndexKind {
             let advice = match word {
                 "lsm" => {
                     ": \"lsm\" is RocksDB, and needs a build with the cargo feature `lsm` \
-                     (`make rocksdb` says how to have it)"
+                     (`make rocksdb` explains how)"
                 }
                 _ => "",
             };
@@ -145,8 +146,8 @@ pub struct Options {
     pub dir: PathBuf,
     /// Budget in bytes. Required for a new store; the owner resizes an existing one to it.
     pub capacity: Option<u64>,
-    /// Directories of the segments, possibly on several disks. Those of an existing store are
-    /// changed with [`Catalog::change_capacity`](crate::Catalog::change_capacity).
+    /// Directories of the segments, possibly on several disks. The directories of an existing store
+    /// are changed with [`Catalog::change_capacity`](crate::Catalog::change_capacity).
     pub paths: Vec<PathBuf>,
     /// When a put counts as done.
     pub durability: Durability,
@@ -157,17 +158,17 @@ pub struct Options {
     /// Maximum resident bytes of the index `run`: at this ceiling puts are skipped until eviction
     /// has freed memory. `None`: a quarter of the memory available to this process.
     pub index_memory: Option<u64>,
-    /// Bytes per segment file. Fixed when the store is created.
+    /// Bytes per segment file. The size is fixed when the store is created.
     pub segment_bytes: Option<u64>,
-    /// Longest time between a commit and its durability in `cache` mode.
+    /// Maximum time between a commit and its durability in `cache` mode.
     pub sync_interval: Duration,
     /// Whether background threads sync and maintain the store. Without them the caller does, with
     /// [`StoreCore::run_once`](crate::StoreCore::run_once): for deterministic tests.
-    pub upkeep: bool,
+    pub background_threads: bool,
     /// The eviction policy.
     pub eviction: PolicyKind,
-    /// The codec of scopes without a setting of their own. A lossy codec applies to scopes whose
-    /// numbers it knows; pages of other scopes are stored unencoded.
+    /// The codec of scopes without a codec setting. A lossy codec applies to scopes whose numbers
+    /// it knows; pages of other scopes are stored unencoded.
     pub codec: Codec,
     /// Bytes per second that scrubbing reads while the store is idle, and an eighth of it while it
     /// is in use; zero for no scrubbing.
@@ -210,7 +211,7 @@ impl Options {
             index_memory: None,
             segment_bytes: None,
             sync_interval: Duration::from_secs(2),
-            upkeep: true,
+            background_threads: true,
             eviction: PolicyKind::default(),
             codec: Codec::Raw,
             scrub_rate: SCRUB_RATE,

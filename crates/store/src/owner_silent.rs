@@ -1,8 +1,8 @@
-//! Errors of an owner that lives but does not answer for now: it is stopped, frozen, in a debugger,
-//! or reopens its store after a failed write or sync.
+//! Errors of an owner that is alive but does not answer: it is stopped, frozen, in a debugger, or
+//! reopening its store after a failed write or sync.
 //!
 //! No other process can answer, so lookups miss and puts are skipped: an inference engine computes
-//! what it cannot get, and is not delayed. Calls without a truthful default (a flush, a deletion)
+//! the missing pages, and is not delayed. Calls without a truthful default (a flush, a deletion)
 //! fail.
 
 use ritornello_format::Error;

@@ -6,15 +6,15 @@ use ritornello_medium::Owner;
 use std::io;
 use std::path::Path;
 
-/// The error for a directory of another user, with what to name instead.
+/// Returns the error for a directory of another user, with advice.
 #[must_use]
 pub fn foreign_directory(dir: &Path, owner: Owner) -> Error {
     let error = if owner.by_group {
-        // A Kubernetes volume with `fsGroup` is such a directory.
+        // A Kubernetes volume with `fsGroup` belongs to another user but is writable by group.
         let inside = dir.join("ritornello");
         Error::invalid(format!(
-            "the directory belongs to another user, and this one may write to it by its group only \
-             (as with a Kubernetes volume and fsGroup): name {} instead, which is made then",
+            "the directory belongs to another user, and this user may write to it by group only \
+             (as with a Kubernetes volume and fsGroup): name {} instead, which is then created",
             inside.display()
         ))
     } else {
@@ -27,10 +27,10 @@ pub fn foreign_directory(dir: &Path, owner: Owner) -> Error {
 }
 
 impl Directory {
-    /// Rejects a directory of another user. A directory that does not exist passes.
+    /// Refuses a directory of another user. A directory that does not exist passes.
     ///
     /// # Errors
-    /// `Invalid` for another user's; those of the file system.
+    /// `Invalid` if the directory belongs to another user; file-system errors.
     pub(crate) fn check_owner(&self, dir: &Path) -> Result<()> {
         match self.medium.owner(dir) {
             Ok(owner) if owner.is_this_user => Ok(()),
@@ -48,8 +48,8 @@ impl Directory {
         Ok(())
     }
 
-    /// Reads the marker in `dir`; `None` if there is none. Reads nothing in a directory of another
-    /// user.
+    /// Reads the marker in `dir`; `None` if `dir` has no marker. Fails without reading if the
+    /// directory belongs to another user.
     pub(crate) fn marker_in(&self, dir: &Path) -> io::Result<Option<Result<VolumeMarker>>> {
         self.check_owner(dir).map_err(io::Error::other)?;
         let found = self.read_in(dir, VolumeMarker::FILE)?;

@@ -1,4 +1,4 @@
-//! Puts in parts: a part is encoded while the previous one is written.
+//! Puts in parts: a part is encoded while the previous part is written.
 
 use crate::catalog::ScopeRef;
 use crate::encode::Encoder;
@@ -58,17 +58,17 @@ pub(crate) struct Parts<'a> {
     pub(crate) encoder: &'a Encoder,
     pub(crate) source: &'a dyn PageSource,
     pub(crate) control: &'a Control,
-    /// Which pages are stored already.
+    /// For each page, whether it is already stored.
     pub(crate) present: Vec<bool>,
     pub(crate) at: usize,
-    /// Whether this put has waited for staging memory and got none.
+    /// Whether a wait of this put for staging memory has timed out.
     pub(crate) starved: bool,
 }
 
 impl Parts<'_> {
-    /// Whether one part holds all missing pages.
+    /// Whether a single part holds all missing pages.
     pub(crate) fn is_one(&self) -> bool {
-        let missing = self.present.iter().filter(|there| !**there).count() as u64;
+        let missing = self.present.iter().filter(|present| !**present).count() as u64;
         missing.saturating_mul(self.scope.page_bytes) <= FIRST_BYTES
     }
 
@@ -77,7 +77,7 @@ impl Parts<'_> {
         self.segments.pack_page(self.source, page, bytes, slices, self.encoder, control)
     }
 
-    /// Waits briefly for staging memory; a page that gets none is written unencoded.
+    /// Waits briefly for staging memory. After a timeout, pages are written unencoded.
     fn pack_with_wait(&mut self, page: usize) -> Packing {
         if self.starved {
             return Packing::NoMemory;
@@ -105,7 +105,7 @@ impl<'a> Iterator for Parts<'a> {
                 break;
             } else {
                 let packing = match self.pack(self.at, None) {
-                    // The memory of this part is free again after it is written.
+                    // After this part is written, its memory is free again.
                     Packing::NoMemory if pages.iter().any(Option::is_some) => break,
                     Packing::NoMemory => self.pack_with_wait(self.at),
                     packing => packing,

@@ -14,7 +14,7 @@ use std::thread;
 use std::time::Instant;
 
 /// Reason of a put that ends at a page which was evicted after the put began.
-const ABSENT: &str = "absent";
+const NOT_FOUND: &str = "not_found";
 
 /// The payload of a put.
 #[derive(Clone, Copy)]
@@ -26,7 +26,7 @@ pub(crate) struct PutBytes<'a> {
     pub(crate) lacking: usize,
 }
 
-/// What all parts of a put share.
+/// The state shared by all parts of a put.
 struct Put<'a> {
     store: &'a Store,
     scope: ScopeRef,
@@ -67,11 +67,11 @@ impl Store {
 }
 
 impl Put<'_> {
-    /// Encodes and writes the missing pages; a part is encoded while the previous one is written.
+    /// Encodes and writes the missing pages; a part is encoded while the previous part is written.
     fn encode(&self, encoder: &Encoder, source: &dyn PageSource) -> Result<PutProgress> {
         let mut present = self.store.catalog.exists(self.scope, self.keys)?;
-        // They have no bytes to encode. The reservation of their part tells whether they are
-        // stored.
+        // The leading `lacking` pages have no bytes to encode. The reservation of their part shows
+        // whether they are stored.
         present[..self.lacking].fill(true);
         if !present.contains(&false) {
             return self.write(0, self.keys.len(), source);
@@ -102,7 +102,7 @@ impl Put<'_> {
         let mut all = turns.into_written()?;
         if all.unflushed {
             self.store.catalog.flush()?;
-            // An owner that died meanwhile may have lost its commits.
+            // If the owner died before the flush, its commits may be lost.
             all.stored = all.stored.min(self.store.catalog.probe(self.scope, self.keys)?);
         }
         if all.stored < self.keys.len() && all.reason.is_empty() {
@@ -111,7 +111,7 @@ impl Put<'_> {
         Ok(all)
     }
 
-    /// Encodes and writes parts until none is left, and commits them in order.
+    /// Encodes and writes the remaining parts, and commits them in order.
     fn write_parts(&self, parts: &Mutex<(usize, Parts<'_>)>, turns: &CommitOrder) {
         loop {
             let (turn, part) = {
@@ -122,7 +122,7 @@ impl Put<'_> {
             };
             let keys = part.keys.len();
             let prepared = self.prepare(part.keys.start, keys, &part.pages, Some(&part));
-            // Frees the part's memory for the next one before waiting for a turn or a sync.
+            // Frees the part's memory for the next part before waiting for a turn or a sync.
             drop(part);
             if !turn.commit(keys, || prepared.and_then(|prepared| prepared.commit(self, keys))) {
                 return;
@@ -130,13 +130,14 @@ impl Put<'_> {
         }
     }
 
-    /// Writes the missing ones of the `count` pages from `first` on, and makes them visible.
+    /// Writes the missing pages among the `count` pages starting at `first`, and makes them
+    /// visible.
     fn write(&self, first: usize, count: usize, source: &dyn PageSource) -> Result<PutProgress> {
         self.prepare(first, count, source, None)?.commit(self, count)
     }
 
-    /// Reserves and writes the missing ones of the `count` pages from `first` on. `source` has
-    /// these pages, unencoded or encoded as `part` says.
+    /// Reserves and writes the missing pages among the `count` pages starting at `first`. `source`
+    /// has these pages: encoded if `part` is given, otherwise unencoded.
     fn prepare(
         &self,
         first: usize,
@@ -167,7 +168,7 @@ impl Put<'_> {
         }
         let lacks = |run: &ReservedRun| first + (run.at as usize) < self.lacking;
         let lost = reserved.runs.iter().any(lacks);
-        // In a chained scope the index refuses runs behind a missing page.
+        // In a chained scope the index refuses runs after a missing page.
         let writable = |run: &ReservedRun| !(lacks(run) || lost && self.scope.chained);
         let runs: Vec<&ReservedRun> = reserved.runs.iter().filter(|run| writable(run)).collect();
         let headers: Vec<RunHeader> =
@@ -194,16 +195,16 @@ impl Put<'_> {
                 .ok()
         };
         prepared.sums = reserved.runs.iter().map(written).collect();
-        prepared.reason = if lost { ABSENT } else { reason };
+        prepared.reason = if lost { NOT_FOUND } else { reason };
         Ok(prepared)
     }
 }
 
-/// A reservation that is neither committed nor aborted. If it is dropped (an error, a panic), this
-/// process writes there no more, and the present owner is told.
+/// A reservation that is neither committed nor aborted. If the reservation is dropped (after an
+/// error or a panic), this process writes to it no longer, and aborts it at the current owner.
 struct PreparedPart<'a> {
     store: &'a Store,
-    /// Without runs: no page was missing, or none may be put.
+    /// The reservation has no runs if no page was missing, or no page may be put.
     reserved: Reserved,
     /// Header checksum of each run that was written.
     sums: Vec<Option<u64>>,
@@ -238,7 +239,7 @@ impl PreparedPart<'_> {
 impl Drop for PreparedPart<'_> {
     fn drop(&mut self) {
         if !self.reserved.runs.is_empty() {
-            // An owner that cannot be told learns of it when this process ends.
+            // If the abort fails, the owner frees the space when this process ends.
             let _ = self.store.catalog.abort(self.reserved.id);
         }
     }

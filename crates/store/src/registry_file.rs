@@ -1,4 +1,5 @@
-//! The file of the scope registry: appended to, and replaced when most of it is dead.
+//! The file of the scope registry: records are appended, and the file is replaced when most of its
+//! bytes are dead.
 
 use crate::directory::{Directory, SCOPES};
 use ritornello_format::{Result, ScopeRegistry, StoredRegistry};
@@ -12,8 +13,8 @@ const DEAD_BYTES: u64 = 64 << 10;
 #[derive(Debug)]
 pub(crate) struct RegistryFile {
     directory: Directory,
-    /// The file that records are appended to. `None` until this owner has replaced the file, and
-    /// after an append with unknown result on disk: the next change then replaces the file.
+    /// The file for appending records. `None` until this owner has replaced the file, and after an
+    /// append with unknown result on disk: the next change then replaces the file.
     file: Option<Arc<dyn MediumFile>>,
     length: u64,
     /// Whether any record follows the head.
@@ -23,8 +24,8 @@ pub(crate) struct RegistryFile {
 }
 
 impl RegistryFile {
-    /// Opens the file that holds `stored`. Replaces it if it has appended records, because those of
-    /// a former owner may have been read from the page cache without being on disk.
+    /// Opens the file that holds `stored`. Replaces the file if it has appended records: a former
+    /// owner's records may have been read from the page cache without being on disk.
     ///
     /// # Errors
     /// As of [`Directory::write_registry`].
@@ -37,8 +38,7 @@ impl RegistryFile {
         Ok(opened)
     }
 
-    /// Maximum bytes of the file while live scopes take `live`, including its replacement beside
-    /// it.
+    /// Maximum bytes of the file and of its replacement while live scopes take `live` bytes.
     pub(crate) const fn bytes_max(live: u64) -> u64 {
         3 * live + DEAD_BYTES
     }
@@ -52,8 +52,8 @@ impl RegistryFile {
     /// registry with the registration.
     ///
     /// # Errors
-    /// The errors of the file system, with advice: a next owner may find the registration or not, under
-    /// a slot that no page has. `Fatal` as of [`Directory::write_registry`].
+    /// File-system errors, with advice: the next owner possibly finds the registration, under a
+    /// slot that no page has. `Fatal` if the next opening may read either registry.
     pub(crate) fn register(&mut self, record: &[u8], changed: &ScopeRegistry) -> Result<()> {
         let added = record.len() as u64;
         let Some(file) = self.appendable(added, self.live + added) else {
@@ -64,8 +64,8 @@ impl RegistryFile {
             self.file = file.set_len(self.length).is_ok().then_some(file);
             return Err(self.directory.refused(error).with("file", SCOPES));
         }
-        // A second sync of the same file may succeed without writing what the first one lost, so
-        // the file is not appended to after an error.
+        // A second sync of the same file may succeed without writing the bytes that the first sync
+        // lost, so no record is appended after an error.
         file.sync_data().map_err(|error| self.directory.refused(error).with("file", SCOPES))?;
         self.file = Some(file);
         self.length += added;
@@ -78,8 +78,8 @@ impl RegistryFile {
     /// by `changed`, the registry without them. `former` is the registry with them.
     ///
     /// # Errors
-    /// The errors of the file system, with advice: `former` holds. `Fatal` if the next opening may find
-    /// either of the two.
+    /// File-system errors, with advice: `former` remains valid. `Fatal` if the next opening may
+    /// read either registry.
     pub(crate) fn remove(
         &mut self,
         record: &[u8],
@@ -107,7 +107,7 @@ impl RegistryFile {
     /// owner then reads a head only, which earlier versions can read too.
     ///
     /// # Errors
-    /// The errors of the file system: the contents are unchanged.
+    /// File-system errors: the contents are unchanged.
     pub(crate) fn compact(&mut self, registry: &ScopeRegistry) -> Result<()> {
         if self.appended { self.replace(registry) } else { Ok(()) }
     }

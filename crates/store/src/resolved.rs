@@ -4,17 +4,17 @@ use crate::catalog::ScopeRef;
 use parking_lot::RwLock;
 use ritornello_format::Scope;
 
-/// Maximum scopes cached: those of a few models, split over heads and stages.
+/// Maximum scopes cached: enough for a few models, split over heads and stages.
 const KNOWN: usize = 128;
 
-/// Scopes and their references, newest last. Found by comparing descriptions, which is cheaper than
-/// hashing them, and an equal description needs no further check.
+/// Scopes and their references, newest last. Lookups compare descriptions, which is cheaper than
+/// hashing, and an equal description needs no further check.
 #[derive(Debug, Default)]
 pub(crate) struct Resolved(RwLock<Vec<(ScopeRef, Scope)>>);
 
 impl Resolved {
-    /// Passes the references of `scopes` to `each`, `None` for an unknown one. The scopes of one
-    /// model are usually requested in the order of their resolution, so each search starts behind
+    /// Passes the references of `scopes` to `each`, `None` for an unknown scope. The scopes of one
+    /// model are usually requested in the order of their resolution, so each search starts after
     /// the previous hit.
     pub(crate) fn find(&self, scopes: &[&Scope], mut each: impl FnMut(Option<ScopeRef>)) {
         let known = self.0.read();
@@ -29,7 +29,7 @@ impl Resolved {
         }
     }
 
-    /// Adds a scope; the oldest one makes way if there are too many.
+    /// Adds a scope; above [`KNOWN`] scopes the oldest is removed.
     pub(crate) fn note(&self, reference: ScopeRef, scope: &Scope) {
         let mut known = self.0.write();
         if known.len() >= KNOWN {
@@ -44,7 +44,7 @@ impl Resolved {
     }
 
     /// Removes `scopes`.
-    pub(crate) fn forget(&self, scopes: &[&Scope]) {
+    pub(crate) fn invalidate(&self, scopes: &[&Scope]) {
         self.0.write().retain(|(_, known)| !scopes.contains(&known));
     }
 }

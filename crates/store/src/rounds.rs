@@ -1,10 +1,10 @@
-//! Group commit: callers that want durability share sync rounds, one at a time.
+//! Group commit: callers that need durability share sync rounds, which run one at a time.
 //!
 //! A caller is served by any round that began after its request. A caller that finds a round
-//! running waits for the next one, which the first waiting caller leads for all of them. No round
-//! follows one that failed for good: after a failed sync the kernel may report success for pages
-//! that it dropped (Rebello et al., "Can Applications Recover from fsync Failures?", ATC '20).
-//! `tests/loom_rounds.rs` checks every interleaving.
+//! running waits for the next round, which the first waiting caller leads for all. After a
+//! permanent failure no further round runs: after a failed sync the kernel may report success for
+//! pages that it dropped (Rebello et al., "Can Applications Recover from fsync Failures?", ATC
+//! '20). `tests/loom_rounds.rs` checks every interleaving.
 
 use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering};
 use ritornello_format::{Error, ErrorKind, Result};
@@ -12,7 +12,8 @@ use std::fmt;
 use std::sync::OnceLock;
 use std::time::Instant;
 
-/// Called by the thread that met the failure, with its locks held: it must not block.
+/// Callback for poisoning. The thread whose write or sync failed calls it with its locks held, so
+/// it must not block.
 pub type OnPoison = Box<dyn Fn() + Send + Sync>;
 
 /// The sync rounds of a store.
@@ -20,7 +21,7 @@ pub type OnPoison = Box<dyn Fn() + Send + Sync>;
 pub struct Rounds {
     /// Number of requests.
     requested: AtomicU64,
-    /// Held while a round runs.
+    /// Locked while a round runs.
     progress: Mutex<Progress>,
     poison: OnceLock<String>,
     on_poison: OnceLock<OnPoison>,
@@ -30,21 +31,24 @@ pub struct Rounds {
 struct Progress {
     /// The last request that a finished round has covered.
     covered: u64,
-    /// No further round begins.
+    /// Whether [`Rounds::end`] was called: no further round begins.
     ended: bool,
 }
 
-/// Prevents rounds while held.
+/// Prevents sync rounds while held.
 #[derive(Debug)]
-pub struct Turn<'a>(#[expect(dead_code, reason = "held, not looked at")] MutexGuard<'a, Progress>);
+pub struct RoundsPaused<'a>(
+    #[expect(dead_code, reason = "held, not looked at")] MutexGuard<'a, Progress>,
+);
 
 impl Rounds {
     /// Returns once a `round` that began after this call has succeeded, led by this caller or
     /// another.
     ///
     /// # Errors
-    /// `Retry` if earlier rounds have not ended by `deadline`. Those of `round`: all but `Retry`
-    /// poison. `Fatal` without a round if poisoned; `Closed` after [`Rounds::end`].
+    /// `Retry` if earlier rounds have not ended by `deadline`; `Fatal` if the store is poisoned;
+    /// `Closed` after [`Rounds::end`]. Errors of `round`, which poison the store unless they are
+    /// `Retry`.
     pub fn join(&self, deadline: Instant, round: impl FnOnce() -> Result<()>) -> Result<()> {
         let request = self.requested.fetch_add(1, Ordering::AcqRel) + 1;
         let mut progress = self.progress.try_lock_until(deadline).ok_or_else(busy)?;
@@ -62,19 +66,18 @@ impl Rounds {
         Ok(())
     }
 
-    /// Waits for the running round and prevents further ones.
+    /// Waits for the running round, and prevents further rounds while the guard is held.
     ///
     /// # Errors
-    /// `Retry` if it has not ended by `deadline`.
-    pub fn between(&self, deadline: Instant) -> Result<Turn<'_>> {
-        self.progress.try_lock_until(deadline).map(Turn).ok_or_else(busy)
+    /// `Retry` if the running round has not ended by `deadline`.
+    pub fn between(&self, deadline: Instant) -> Result<RoundsPaused<'_>> {
+        self.progress.try_lock_until(deadline).map(RoundsPaused).ok_or_else(busy)
     }
 
-    /// Waits until no round runs, and prevents further ones for good.
+    /// Waits until no round runs, and prevents all further rounds permanently.
     ///
     /// # Errors
-    /// `Retry` if the running round has not ended by `deadline`; `Fatal` if a round has failed for
-    /// good.
+    /// `Retry` if the running round has not ended by `deadline`; `Fatal` if the store is poisoned.
     pub fn end(&self, deadline: Instant) -> Result<()> {
         let mut progress = self.progress.try_lock_until(deadline).ok_or_else(busy)?;
         self.check()?;
@@ -87,7 +90,7 @@ impl Rounds {
     pub fn poison(&self, error: &Error) {
         if error.kind() != ErrorKind::Retry && self.poison.set(error.to_string()).is_ok() {
             match self.on_poison.get() {
-                Some(told) => told(),
+                Some(callback) => callback(),
                 None => tracing::error!(%error, "the store is poisoned"),
             }
         }
@@ -95,12 +98,12 @@ impl Rounds {
 
     /// Sets the callback for poisoning, which replaces the log line; calls it immediately if
     /// already poisoned. Only the first call has an effect.
-    pub fn on_poison(&self, told: OnPoison) {
-        if self.on_poison.set(told).is_ok()
+    pub fn on_poison(&self, callback: OnPoison) {
+        if self.on_poison.set(callback).is_ok()
             && self.cause().is_some()
-            && let Some(told) = self.on_poison.get()
+            && let Some(callback) = self.on_poison.get()
         {
-            told();
+            callback();
         }
     }
 
@@ -118,7 +121,7 @@ impl Rounds {
     }
 
     /// # Errors
-    /// `Fatal` if it is poisoned.
+    /// `Fatal` if the store is poisoned.
     pub fn check(&self) -> Result<()> {
         self.cause().map_or(Ok(()), |cause| {
             Err(Error::fatal("a write or sync failed, so the store is poisoned: reopen it")

@@ -13,7 +13,7 @@ pub struct CatalogStats {
     /// Identity of the store, as hexadecimal digits.
     pub uuid: String,
     /// Number of this owner since the store was created.
-    pub epoch: u32,
+    pub owner_epoch: u32,
     /// Process id of the owner.
     pub owner_pid: u32,
     /// `cache` or `durable`.
@@ -40,7 +40,7 @@ pub struct CatalogStats {
     pub limbo_bytes: u64,
     /// Bytes removed while leased.
     pub deferred_bytes: u64,
-    /// Bytes in reservations, including those of dead clients.
+    /// Bytes in reservations, including reservations of dead clients.
     pub reserved_bytes: u64,
     /// Bytes withheld because their contents failed verification.
     pub quarantined_bytes: u64,
@@ -53,7 +53,7 @@ pub struct CatalogStats {
     /// State of the allocator.
     pub health: SpaceHealth,
     /// The directories of the segments.
-    pub paths: Vec<PathStats>,
+    pub paths: Vec<VolumeStats>,
     /// Live scopes.
     pub scopes: u64,
     /// The scopes that hold most, largest first, at most [`SCOPES_SHOWN`].
@@ -89,22 +89,22 @@ pub struct CatalogStats {
     pub reservations: u64,
     /// The I/O backend, and why it was chosen.
     pub io: IoStats,
-    /// What poisoned the store, if it is poisoned.
+    /// Error that poisoned the store, if it is poisoned.
     pub poisoned: Option<String>,
-    /// Space that cannot be used now; if there is any, the store is degraded.
-    pub unavailable: Unavailable,
+    /// Space that cannot be used now. If any space is absent, the store is degraded.
+    pub absent_space: AbsentSpace,
     /// Counters since open, by name.
     pub counters: BTreeMap<String, u64>,
     /// Duration of opening in milliseconds.
     pub open_ms: f64,
-    /// What recovery dropped, by reason.
+    /// Pages or files that recovery dropped, by reason.
     pub dropped_at_open: BTreeMap<String, u64>,
 }
 
-/// Volumes and segments that are away, and their contents.
+/// Absent volumes and segments, and their contents.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Unavailable {
-    /// At most 64 sentences: directory, and why it cannot be used.
+pub struct AbsentSpace {
+    /// At most 64 sentences: the directory, and the reason why it is absent.
     pub reasons: Vec<String>,
     /// Runs whose pages are misses until their space returns.
     pub runs: u64,
@@ -136,7 +136,7 @@ pub struct IndexTuning {
     pub target_runs: u32,
     /// Number of levels; zero while everything fits the memtable.
     pub levels: u32,
-    /// Present sorted runs.
+    /// Current number of sorted runs.
     pub sorted_runs: u64,
     /// Bytes written by compactions over bytes written by flushes, since open.
     pub rewrites: f64,
@@ -225,25 +225,25 @@ pub struct SpaceHealth {
     pub padding_bytes: u64,
     /// Bytes of run headers.
     pub header_bytes: u64,
-    /// Mean extents of present runs; one if there are none.
+    /// Mean extents per stored run; 1 if the store has no runs.
     pub extents_per_run: f64,
     /// Pieces of pages up to 256 KiB.
-    pub small_pages: Pieces,
+    pub small_pages: PiecePercentiles,
     /// Pieces of longer pages.
-    pub large_pages: Pieces,
+    pub large_pages: PiecePercentiles,
     /// Bytes written to segments since open: pages, headers, padding, and moved runs.
     pub written_bytes: u64,
     /// Bytes of pages admitted since open.
     pub admitted_bytes: u64,
     /// `written_bytes` over `admitted_bytes`. The index's writes are in `index_written_bytes`.
     pub write_amplification: f64,
-    /// Bytes of closed segments that are not removed yet.
-    pub closed_bytes: u64,
+    /// Bytes of sealed segments that are not removed yet.
+    pub sealed_bytes: u64,
 }
 
 /// Pieces per page; zero without pages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Pieces {
+pub struct PiecePercentiles {
     /// Median.
     pub p50: u32,
     /// 99th percentile.
@@ -254,18 +254,18 @@ pub struct Pieces {
 
 /// A directory of segments.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PathStats {
+pub struct VolumeStats {
     /// The directory, relative to the store's or absolute.
     pub dir: String,
-    /// Whether the directory is being drained: no run is placed there, and its runs are moved or
-    /// evicted.
+    /// Whether the directory is being drained: new runs are placed in other directories, and its
+    /// runs are moved or evicted.
     pub draining: bool,
     /// Segment files.
     pub segments: u64,
-    /// Used bytes of them.
+    /// Used bytes of the segment files.
     pub used_bytes: u64,
-    /// Why the directory cannot be used now; `None` if it can.
-    pub away: Option<String>,
+    /// Reason why the directory is absent; `None` if it is present.
+    pub absent: Option<String>,
 }
 
 /// Maximum scopes in [`CatalogStats::largest_scopes`].
@@ -301,7 +301,7 @@ pub struct AdmissionStats {
     pub policy: String,
     /// Bytes that may be written per day, if there is a budget.
     pub budget_bytes_per_day: Option<u64>,
-    /// Bytes that may be written at once now, if there is a budget.
+    /// Bytes that may be written immediately, if there is a budget.
     pub available_bytes: Option<u64>,
     /// Refused pages that are remembered.
     pub ghost_pages: u64,
@@ -341,30 +341,30 @@ macro_rules! counters {
 counters! {
     /// Calls of `probe` and `lease`.
     probes,
-    /// Pages requested by them.
-    pages_probed,
-    /// Pages found by them.
-    pages_hit,
+    /// Pages requested by `probe` and `lease`.
+    probed_pages,
+    /// Pages found by `probe` and `lease`.
+    hit_pages,
     /// Pages committed.
-    pages_stored,
+    stored_pages,
     /// Pages of puts that were present already.
-    pages_present,
+    present_pages,
     /// Pages refused, for any reason.
-    pages_refused,
-    /// Refused because all space is leased or being written, or because the deadline passed.
+    refused_pages,
+    /// Pages refused because all space is leased or being written, or because the deadline passed.
     refused_space,
-    /// Refused because the index has reached its share of the budget.
+    /// Pages refused because the index has reached its share of the budget.
     refused_metadata,
-    /// Refused because of the scope's quota.
+    /// Pages refused because of the scope's quota.
     refused_quota,
-    /// Refused because they were put for the first time.
+    /// Pages refused because they were put for the first time.
     refused_admission,
-    /// Refused because the write budget is used up.
+    /// Pages refused because the write budget is used up.
     refused_write_budget,
-    /// Refused because the index has reached its memory ceiling.
+    /// Pages refused because the index has reached its memory ceiling.
     refused_index_memory,
-    /// Refused because they are stored in absent space.
-    refused_unavailable,
+    /// Pages refused because they are stored in absent space.
+    refused_absent_space,
     /// New scopes refused because the registry is full of scopes that hold pages.
     refused_scopes,
     /// Empty scopes that a full registry dropped.
@@ -373,17 +373,17 @@ counters! {
     foreign_releases,
     /// Runs retained, or retained for longer than before.
     runs_retained,
-    /// Runs whose retention was refused or ended early in favour of longer ones.
+    /// Runs whose retention was refused or ended early in favour of longer retentions.
     retentions_displaced,
     /// Runs whose retention expired.
     retentions_lapsed,
     /// Pages evicted.
-    pages_evicted,
-    /// Pages deleted, including those of dropped scopes.
-    pages_deleted,
+    evicted_pages,
+    /// Pages deleted, including pages of dropped scopes.
+    deleted_pages,
     /// Pages removed because they failed verification.
-    pages_distrusted,
-    /// Runs abandoned at commit: aborted, orphaned, or stored by another put meanwhile.
+    damaged_pages,
+    /// Runs abandoned at commit: aborted, orphaned, or already stored by another put.
     runs_abandoned,
     /// Sync rounds of data and index.
     syncs,
@@ -393,7 +393,7 @@ counters! {
     bytes_admitted,
     /// Bytes written to segments for them, including headers, padding and abandoned runs.
     bytes_written,
-    /// Runs moved to another place.
+    /// Runs moved to a new place.
     runs_moved,
     /// Bytes written by moving runs.
     bytes_moved,

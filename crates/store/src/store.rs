@@ -1,4 +1,5 @@
-//! The payload half of a store, present in every process: it moves bytes, and asks a catalog where.
+//! The payload half of a store, present in every process: it moves bytes to and from the places
+//! that a catalog returns.
 
 use crate::catalog::{Catalog, KeyListing, LeaseNumber, Leased, ScopeListing, ScopeRef};
 use crate::core::CapacityChange;
@@ -6,7 +7,7 @@ use crate::outcome::Outcome;
 use crate::owner_silent;
 use crate::put::PutBytes;
 use crate::resolved::Resolved;
-use crate::ticket::Workers;
+use crate::ticket::IoThreads;
 use crate::transfer_stats::{StoreStats, TransferCounters};
 use ritornello_format::{Error, ErrorKind, Result, Scope, ScopeSettings, ScopeSlot, check_keys};
 use ritornello_volume::page_memory::{BorrowedPages, OffsetPages, PageSource, PageTarget};
@@ -31,11 +32,11 @@ const RETRY_FOR: Duration = Duration::from_secs(10);
 pub struct PutOptions {
     /// Key of the page before the first, if known.
     pub parent: Option<Box<[u8]>>,
-    /// Seconds since 1970 until which the pages and all known pages before them shall not be
-    /// evicted; zero for no retention. At most a year from now; applies to whole runs. Above the
-    /// scope's limit (`retained_bytes`, by default a quarter of its quota or of the store) or half
-    /// of the store in total, the retention that ends first is released. An earlier end than the
-    /// present one changes nothing. Deleting pages and dropping scopes end retention.
+    /// Seconds since 1970 until which eviction skips the pages and all known pages before them;
+    /// zero for no retention. At most a year ahead; applies to whole runs. Above the scope's limit
+    /// (`retained_bytes`, by default a quarter of its quota or of the store) or half of the store
+    /// in total, the retention that ends first is released. An end before the current end changes
+    /// nothing. Deleting pages and dropping scopes end retention.
     pub retain_until: u64,
 }
 
@@ -54,7 +55,7 @@ pub struct Store {
     pub(crate) staging: Arc<Staging>,
     pub(crate) transfers: TransferCounters,
     resolved: Resolved,
-    pub(crate) workers: Workers,
+    pub(crate) io_threads: IoThreads,
     process: u32,
     closed: AtomicBool,
 }
@@ -73,7 +74,7 @@ impl Store {
             staging,
             transfers: TransferCounters::default(),
             resolved: Resolved::default(),
-            workers: Workers::new(),
+            io_threads: IoThreads::new(),
             process: process_id(),
             closed: AtomicBool::new(false),
         })
@@ -82,7 +83,7 @@ impl Store {
     /// Lists the scopes in order of registration, with their contents.
     ///
     /// # Errors
-    /// The errors of the connection.
+    /// Connection errors.
     pub fn scopes(&self) -> Result<Vec<ScopeListing>> {
         self.check_process()?;
         let mut scopes: Vec<ScopeListing> = Vec::new();
@@ -96,9 +97,9 @@ impl Store {
         }
     }
 
-    /// Lists keys of a scope in batches, oldest run first: whole runs behind `after` (zero, or
-    /// `last` of the previous batch) until there are `limit` keys. Pages added or removed meanwhile
-    /// may be included or not.
+    /// Lists keys of a scope in batches, oldest run first: whole runs after `after` (zero, or
+    /// `last` of the previous batch) until the batch has `limit` keys. Pages added or removed
+    /// concurrently may or may not be included.
     ///
     /// # Errors
     /// Like `probe`.
@@ -109,8 +110,8 @@ impl Store {
     /// Changes capacity or directories of a store in use. Returns when the change is complete.
     ///
     /// # Errors
-    /// `Retry` if it takes longer than some minutes; it then continues in the background. `Invalid`
-    /// for an impossible change.
+    /// `Retry` if the change takes longer than some minutes, and continues in the background.
+    /// `Invalid` if the change is impossible.
     pub fn change_capacity(&self, change: &CapacityChange) -> Result<()> {
         self.check_process()?;
         self.catalog.change_capacity(change)
@@ -119,20 +120,21 @@ impl Store {
     /// Sets the capacity in bytes: see [`Store::change_capacity`].
     ///
     /// # Errors
-    /// As there.
+    /// `Retry` if the change takes longer than some minutes; `Invalid` if the capacity is
+    /// impossible.
     pub fn resize(&self, capacity: u64) -> Result<()> {
         self.change_capacity(&CapacityChange::Capacity(capacity))
     }
 
     /// Changes the settings of a scope, durably, and registers a new scope; fields not given in
-    /// `settings` return to the default. Present pages keep their encoding; a quota below what the
-    /// scope holds evicts at once.
+    /// `settings` return to the default. Stored pages keep their encoding; a quota below the
+    /// scope's size evicts immediately.
     ///
     /// # Errors
     /// `Invalid` for a codec that does not suit the scope's numbers, or more retention than quota.
     pub fn configure(&self, scope: &Scope, settings: &ScopeSettings) -> Result<()> {
         self.retry_stale(&[scope], || self.catalog.configure(self.registered(scope)?, settings))?;
-        self.resolved.forget(&[scope]);
+        self.resolved.invalidate(&[scope]);
         Ok(())
     }
 
@@ -142,20 +144,20 @@ impl Store {
     /// `Invalid` for malformed keys.
     pub fn probe(&self, scope: &Scope, keys: &[&[u8]]) -> Result<usize> {
         check_keys(keys)?;
-        let asked = self.with_scope(scope, 0, |scope| self.catalog.probe(scope, keys));
-        self.or_miss(asked, |_| 0)
+        let answer = self.with_scope(scope, 0, |scope| self.catalog.probe(scope, keys));
+        self.or_miss(answer, |_| 0)
     }
 
     /// Like `probe`, with a lease that keeps the pages readable for `ttl` or until released. In an
     /// unchained scope the lease covers every page present.
     ///
-    /// A client's leases cover at most as much of the store as is left for other clients: half of
-    /// it if no other client has leases. A longer prefix is leased as far as it fits, and the
-    /// answer counts the leased pages; `probe` counts all. Reads are not bounded by this.
+    /// A client's leases cover at most the space left for other clients: half of the store if no
+    /// other client has leases. If the prefix is longer, its leading pages that fit are leased and
+    /// counted; `probe` counts all pages. Reads are not bounded by this.
     ///
     /// # Errors
     /// Like `probe`; `Retry` if there are too many leases, or the first page exceeds the client's
-    /// share of the store: release leases that are not needed.
+    /// share of the store: release unneeded leases.
     pub fn lease(&self, scope: &Scope, keys: &[&[u8]], ttl: Duration) -> Result<Leased> {
         self.lease_all(&[scope], keys, ttl)
     }
@@ -169,38 +171,38 @@ impl Store {
     pub fn lease_all(&self, scopes: &[&Scope], keys: &[&[u8]], ttl: Duration) -> Result<Leased> {
         check_keys(keys)?;
         let none = Leased { pages: 0, lease: LeaseNumber::default() };
-        let asked = self.retry_stale(scopes, || {
+        let answer = self.retry_stale(scopes, || {
             let known = self.resolve_all(scopes)?;
             known.map_or(Ok(none), |known| self.catalog.lease(&known, keys, ttl))
         });
-        self.or_miss(asked, |_| none)
+        self.or_miss(answer, |_| none)
     }
 
     /// Ends a lease of this process. Leases of other processes are not affected.
     ///
     /// # Errors
-    /// The errors of the connection.
+    /// Connection errors.
     pub fn release(&self, lease: LeaseNumber) -> Result<()> {
         self.check_process()?;
         if lease == LeaseNumber::default() { Ok(()) } else { self.catalog.release(lease) }
     }
 
-    /// Returns which pages are present, each by itself.
+    /// Returns for each page whether it is present.
     ///
     /// # Errors
     /// Like `probe`.
     pub fn exists(&self, scope: &Scope, keys: &[&[u8]]) -> Result<Vec<bool>> {
         check_keys(keys)?;
         let none = || vec![false; keys.len()];
-        let asked = self.with_scope(scope, none(), |s| self.catalog.exists(s, keys));
-        self.or_miss(asked, |_| none())
+        let answer = self.with_scope(scope, none(), |s| self.catalog.exists(s, keys));
+        self.or_miss(answer, |_| none())
     }
 
-    /// Stores pages, and skips those present. `source` has one page per key.
+    /// Stores pages, and skips pages already present. `source` has one page per key.
     ///
     /// # Errors
-    /// `Invalid` for bad keys, sizes or scopes; other reasons why pages were not stored are in the
-    /// outcome.
+    /// `Invalid` for malformed keys, sizes or scopes; the outcome has other reasons why pages were
+    /// not stored.
     pub fn put_batch(
         &self,
         scope: &Scope,
@@ -267,7 +269,7 @@ impl Store {
     ) -> Result<Outcome> {
         self.check_batch(keys, target.len())?;
         let started = Instant::now();
-        let unknown = || Outcome::none(keys.len(), if keys.is_empty() { "" } else { "absent" });
+        let unknown = || Outcome::none(keys.len(), if keys.is_empty() { "" } else { "not_found" });
         let outcome =
             self.with_scope(scope, None, |scope| self.get(scope, keys, target, control).map(Some));
         let outcome = outcome.map(|outcome| outcome.unwrap_or_else(unknown));
@@ -281,11 +283,11 @@ impl Store {
     /// Like `probe`.
     pub fn touch(&self, scope: &Scope, keys: &[&[u8]]) -> Result<usize> {
         check_keys(keys)?;
-        let asked = self.with_scope(scope, 0, |scope| self.catalog.touch(scope, keys));
-        self.or_miss(asked, |_| 0)
+        let answer = self.with_scope(scope, 0, |scope| self.catalog.touch(scope, keys));
+        self.or_miss(answer, |_| 0)
     }
 
-    /// Removes pages; in chained scopes with all pages behind them. Returns how many of `keys` were
+    /// Removes pages; in chained scopes with all pages after them. Returns how many of `keys` were
     /// present.
     ///
     /// # Errors
@@ -295,13 +297,14 @@ impl Store {
         self.with_scope(scope, 0, |scope| self.catalog.delete(scope, keys))
     }
 
-    /// Drops a scope and its pages, durably at once. The bytes stay on disk until overwritten.
+    /// Drops a scope and its pages; the drop is durable when the call returns. The bytes stay on
+    /// disk until overwritten.
     ///
     /// # Errors
     /// Like `probe`.
     pub fn drop_scope(&self, scope: &Scope) -> Result<()> {
         self.with_scope(scope, (), |scope| self.catalog.drop_scope(scope))?;
-        self.resolved.forget(&[scope]);
+        self.resolved.invalidate(&[scope]);
         Ok(())
     }
 
@@ -315,7 +318,7 @@ impl Store {
         self.catalog.clear()
     }
 
-    /// Makes everything put before durable.
+    /// Makes all pages put before the call durable.
     ///
     /// # Errors
     /// `Retry` while the store is poisoned or reopened; `Miss`, once, if puts since the last flush
@@ -328,7 +331,7 @@ impl Store {
     /// Returns statistics.
     ///
     /// # Errors
-    /// The errors of the connection.
+    /// Connection errors.
     pub fn stats(&self) -> Result<StoreStats> {
         self.check_process()?;
         let transfer = self.transfers.stats(self.staging.stats().in_use as u64);
@@ -341,14 +344,14 @@ impl Store {
         &self.staging
     }
 
-    /// Finishes running tickets, ends waiting ones, and rejects later calls.
+    /// Finishes running tickets, ends waiting ones, and refuses later calls.
     pub fn close(&self) {
         if process_id() == self.process && !self.closed.swap(true, Ordering::AcqRel) {
-            self.workers.close();
+            self.io_threads.close();
         }
     }
 
-    /// Rejects a closed handle, and one from before a fork: the child has neither the threads nor
+    /// Refuses a closed handle, and one from before a fork: the child has neither the threads nor
     /// the locks that the handle relies on.
     fn check_process(&self) -> Result<()> {
         if process_id() != self.process {
@@ -369,16 +372,15 @@ impl Store {
         if keys.len() == pages {
             return Ok(());
         }
-        Err(Error::invalid("there must be one page a key")
+        Err(Error::invalid("there must be one page per key")
             .with("keys", keys.len())
             .with("pages", pages))
     }
 
-    /// Replaces an error that says that the owner does not answer for now by `miss`, which receives
-    /// the reason.
-    fn or_miss<T>(&self, asked: Result<T>, miss: impl FnOnce(&'static str) -> T) -> Result<T> {
-        match asked.as_ref().err().and_then(owner_silent::reason) {
-            None => asked,
+    /// Replaces the error of a silent owner by `miss`, which receives the reason.
+    fn or_miss<T>(&self, answer: Result<T>, miss: impl FnOnce(&'static str) -> T) -> Result<T> {
+        match answer.as_ref().err().and_then(owner_silent::reason) {
+            None => answer,
             Some(reason) => {
                 self.transfers.unanswered.add(1);
                 Ok(miss(reason))
@@ -398,8 +400,8 @@ impl Store {
     }
 
     /// Calls `ask`, which resolves scopes and makes a call. `Retry` may mean that another process
-    /// dropped a scope, or that the owner changed during a put: forgets the references and retries,
-    /// at most [`ATTEMPTS`] times within [`RETRY_FOR`].
+    /// dropped a scope, or that the owner changed during a put: invalidates the references and
+    /// retries, at most [`ATTEMPTS`] times within [`RETRY_FOR`].
     fn retry_stale<T>(&self, scopes: &[&Scope], mut ask: impl FnMut() -> Result<T>) -> Result<T> {
         self.check_process()?;
         // Read at the first failure only: a clock costs as much as a probe.
@@ -415,7 +417,7 @@ impl Store {
                     if late || attempts == ATTEMPTS {
                         return Err(error);
                     }
-                    self.resolved.forget(scopes);
+                    self.resolved.invalidate(scopes);
                 }
                 answer => return answer,
             }
@@ -433,7 +435,7 @@ impl Store {
     }
 
     fn registered(&self, scope: &Scope) -> Result<ScopeRef> {
-        let dropped = || Error::retry("the scope was dropped meanwhile");
+        let dropped = || Error::retry("the scope was dropped during the call");
         self.resolve(scope, true)?.ok_or_else(dropped)
     }
 
@@ -450,7 +452,7 @@ impl Store {
 /// Checks that the sections of `control` make up a page of `scope`.
 ///
 /// # Errors
-/// `Invalid` if they do not.
+/// `Invalid` if the sections do not make up a page.
 pub fn check_sections(scope: &Scope, control: &Control) -> Result<()> {
     let (page, Some(sections)) = (scope.resolved_page_bytes()?, &control.sections) else {
         return Ok(());

@@ -32,9 +32,10 @@ impl Store {
     }
 
     /// Starts a put of bytes that are copied into staging before this returns. If staging is full,
-    /// pages are skipped from the first one without memory on. Leading pages that are stored
-    /// already are not copied: the ticket acknowledges those that the owner still has when the put
-    /// runs. If one is gone by then, the ticket ends before it, with reason `absent`.
+    /// the first page without memory and all later pages are skipped. Leading pages that are
+    /// already stored are not copied: the ticket acknowledges them if the owner still has them when
+    /// the put runs. Otherwise the put ends before the first page that was evicted, with reason
+    /// `not_found`.
     ///
     /// # Errors
     /// Like `submit_put`.
@@ -49,8 +50,8 @@ impl Store {
         self.submit_put_copy_or(scope, keys, source, options, control, |_, _| {})
     }
 
-    /// Like `submit_put_copy`; passes copied pages that could not be stored to `left`, from the
-    /// first such page on and with its number, before the ticket is done.
+    /// Like `submit_put_copy`; before the ticket is done, passes the copied pages to `left`,
+    /// starting at the first page that could not be stored, with that page's number.
     ///
     /// # Errors
     /// Like `submit_put`.
@@ -63,21 +64,22 @@ impl Store {
         control: Control,
         left: impl FnOnce(usize, StagedPages) + Send + 'static,
     ) -> Result<Ticket> {
-        let asked = keys.len();
+        let requested = keys.len();
         let first = {
             let keys: Vec<&[u8]> = keys.iter().map(AsRef::as_ref).collect();
             self.check_batch(&keys, source.len())?;
             self.probe(&scope, &keys)?
         };
-        let mut staged = self.staging.copy_leading(source, first..asked);
+        let mut staged = self.staging.copy_leading(source, first..requested);
         let held = first + staged.len();
-        self.transfers.staging_refusals.add((asked - held) as u64);
+        self.transfers.staging_refusals.add((requested - held) as u64);
         if held == 0 {
             let ticket = Ticket::new(None)?;
-            ticket.finish(Outcome::none(asked, if asked > 0 { "staging_full" } else { "" }));
+            ticket
+                .finish(Outcome::none(requested, if requested > 0 { "staging_full" } else { "" }));
             return Ok(ticket);
         }
-        self.submit(Lane::Put, keys, asked, control, move |store, keys, control| {
+        self.submit(Lane::Put, keys, requested, control, move |store, keys, control| {
             let source = OffsetPages::new(&staged, first);
             let bytes = PutBytes { source: &source, lacking: first };
             let outcome = store.put_pages(&scope, &keys[..held], bytes, &options, control);
@@ -88,16 +90,16 @@ impl Store {
                 left(stored, staged);
             }
             let mut outcome = outcome?;
-            if outcome.reason.is_empty() && held < asked {
+            if outcome.reason.is_empty() && held < requested {
                 outcome.reason = "staging_full";
             }
-            outcome.ok.resize(asked, false);
+            outcome.ok.resize(requested, false);
             Ok(outcome)
         })
     }
 
-    /// Runs `work` as a get of `pages` pages: in the same queue, with the same ticket. It may also
-    /// read from other stores. Its control stops it when the ticket is cancelled.
+    /// Runs `work` as a get of `pages` pages: in the same queue, with the same ticket. `work` may
+    /// also read from other stores. Its control stops it when the ticket is cancelled.
     ///
     /// # Errors
     /// Like `submit_put`.
@@ -157,7 +159,7 @@ impl Store {
             };
             handle.finish(outcome);
         };
-        self.workers.submit(lane, Box::new(job))?;
+        self.io_threads.submit(lane, Box::new(job))?;
         Ok(ticket)
     }
 }
@@ -168,7 +170,7 @@ fn attempt(pages: usize, work: impl FnOnce() -> Result<Outcome>) -> Outcome {
     match catch_unwind(AssertUnwindSafe(work)) {
         Ok(Ok(outcome)) => outcome,
         Ok(Err(error)) => {
-            // A closed store is no failure; the outcome says it.
+            // A closed store is not a failure; the outcome has the reason.
             if error.kind() != ErrorKind::Closed {
                 tracing::warn!(%error, "a ticket failed");
             }

@@ -11,15 +11,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Threads that work on tickets. Each keeps its own I/O in flight, so few saturate a disk; but a
-/// page may be stored as several objects, and a layer waits for its part of all of them.
-const WORKERS: usize = 8;
-/// Workers reserved for gets, because reads come first.
-const WORKERS_FOR_GETS: usize = 5;
+/// Threads that work on tickets. Each thread keeps its own I/O in flight, so few threads saturate a
+/// disk. But a page may be stored as several objects, and a layer waits for its part of every
+/// object.
+const IO_THREADS: usize = 8;
+/// Threads reserved for gets, because reads come first.
+const IO_THREADS_FOR_GETS: usize = 5;
 /// Maximum waiting tickets.
 const QUEUE_MAX: usize = 4096;
 
-/// A submitted put or get. Its buffers are kept until it is done, even if the ticket is dropped.
+/// A submitted put or get. Its buffers are kept until the ticket is done, even if the ticket is
+/// dropped.
 #[derive(Clone, Debug)]
 pub struct Ticket {
     shared: Arc<TicketState>,
@@ -34,7 +36,7 @@ struct TicketState {
     sections: Option<Arc<Sections>>,
 }
 
-/// Collects the completions of many tickets behind one eventfd.
+/// Collects the completions of many tickets, and signals them on one eventfd.
 #[derive(Debug)]
 pub struct CompletionQueue {
     event: OwnedFd,
@@ -111,8 +113,8 @@ impl Ticket {
         self.shared.outcome.lock().is_some()
     }
 
-    /// Pushes `name` into `queue` once the ticket is done, immediately if it is. Replaces an
-    /// earlier queue.
+    /// Pushes `name` into `queue` when the ticket is done, or immediately if it is already done.
+    /// Replaces an earlier queue.
     pub fn notify(&self, queue: &Arc<CompletionQueue>, name: u64) {
         let mut listener = self.shared.listener.lock();
         if self.done() {
@@ -123,7 +125,7 @@ impl Ticket {
     }
 
     /// Stops the ticket: no further I/O is started. The ticket is done when I/O in flight has
-    /// landed; pages complete by then count.
+    /// ended; pages that completed count.
     pub fn cancel(&self) {
         self.shared.cancelled.store(true, Ordering::Release);
     }
@@ -144,7 +146,7 @@ impl Ticket {
         outcome.clone()
     }
 
-    /// Waits, at most `timeout`, until section `number` of all pages and those before it have
+    /// Waits, at most `timeout`, until section `number` and all earlier sections of all pages have
     /// arrived, or the ticket is done. Returns `false` on timeout. Arrived sections may be read;
     /// the buffers remain the ticket's until it is done.
     #[must_use]
@@ -164,7 +166,8 @@ impl Ticket {
             sections.end();
         }
         signal(&self.shared.event);
-        // After the outcome is set, so that a queue registered meanwhile is served by `notify`.
+        // The listener is read after the outcome is set, so that `notify` serves a queue registered
+        // concurrently.
         if let Some((queue, name)) = self.shared.listener.lock().take() {
             queue.push(name);
         }
@@ -173,14 +176,14 @@ impl Ticket {
 
 type Job = Box<dyn FnOnce(Closing) + Send>;
 
-/// Whether a job shall do its work, or only report that the workers are closing.
+/// Whether a job does its work, or only reports that the I/O threads are closing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Closing {
     No,
     Yes,
 }
 
-/// The queue that a job waits in.
+/// The queue of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Lane {
     Get,
@@ -196,17 +199,17 @@ struct Queues {
 }
 
 /// The threads that work on tickets, gets before puts.
-pub(crate) struct Workers {
+pub(crate) struct IoThreads {
     shared: Arc<ForkSafeLock<Queues>>,
     threads: Mutex<Vec<std::thread::JoinHandle<()>>>,
 }
 
-impl Workers {
+impl IoThreads {
     pub(crate) fn new() -> Self {
         Self { shared: Arc::default(), threads: Mutex::default() }
     }
 
-    /// Queues a job. The first one starts the threads.
+    /// Queues a job. The first job starts the threads.
     pub(crate) fn submit(&self, lane: Lane, job: Job) -> Result<()> {
         self.start()?;
         let mut queues = self.shared.lock();
@@ -226,7 +229,7 @@ impl Workers {
 
     fn start(&self) -> Result<()> {
         let mut threads = self.threads.lock();
-        while threads.len() < WORKERS {
+        while threads.len() < IO_THREADS {
             let shared = Arc::clone(&self.shared);
             let thread = std::thread::Builder::new()
                 .name("ritornello-io".to_owned())
@@ -259,7 +262,7 @@ impl Workers {
 fn work(queues: &ForkSafeLock<Queues>) {
     let mut guard = queues.lock();
     loop {
-        let put_allowed = guard.puts_running < WORKERS - WORKERS_FOR_GETS;
+        let put_allowed = guard.puts_running < IO_THREADS - IO_THREADS_FOR_GETS;
         if let Some(job) = guard.gets.pop_front() {
             drop(guard);
             job(Closing::No);
@@ -279,8 +282,8 @@ fn work(queues: &ForkSafeLock<Queues>) {
     }
 }
 
-impl std::fmt::Debug for Workers {
+impl std::fmt::Debug for IoThreads {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Workers").finish_non_exhaustive()
+        f.debug_struct("IoThreads").finish_non_exhaustive()
     }
 }

@@ -13,8 +13,8 @@ pub(crate) struct TransferCounters {
     pub(crate) gets: Counter,
     pub(crate) get_bytes: Counter,
     pub(crate) get_micros: Counter,
-    pub(crate) pages_read: Counter,
-    pub(crate) pages_missed: Counter,
+    pub(crate) read_pages: Counter,
+    pub(crate) missed_pages: Counter,
     pub(crate) staging_refusals: Counter,
     pub(crate) unanswered: Counter,
 }
@@ -47,9 +47,9 @@ pub struct TransferStats {
     /// Seconds spent in gets, over all threads.
     pub get_seconds: f64,
     /// Pages read and verified.
-    pub pages_read: u64,
+    pub read_pages: u64,
     /// Pages that were located but not delivered.
-    pub pages_missed: u64,
+    pub missed_pages: u64,
     /// Pages not accepted because staging was full.
     pub staging_refusals: u64,
     /// Staging memory in use now, in bytes.
@@ -70,8 +70,8 @@ impl TransferCounters {
             gets: self.gets.get(),
             get_bytes: self.get_bytes.get(),
             get_seconds: self.get_micros.get() as f64 / 1e6,
-            pages_read: self.pages_read.get(),
-            pages_missed: self.pages_missed.get(),
+            read_pages: self.read_pages.get(),
+            missed_pages: self.missed_pages.get(),
             staging_refusals: self.staging_refusals.get(),
             staging_bytes,
             unanswered: self.unanswered.get(),

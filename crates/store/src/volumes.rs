@@ -1,7 +1,8 @@
 //! Determines which volumes of a store are present, by the marker in each volume's directory.
 //!
-//! A directory whose file system is not mounted looks like an empty volume. Nothing is concluded
-//! from it and nothing is created in it: the volume is *away* until its marker can be read.
+//! A directory whose file system is not mounted looks like an empty volume. The store draws no
+//! conclusion from such a directory and creates no file in it: the volume is *absent* until its
+//! marker can be read.
 
 use crate::directory::Directory;
 use ritornello_format::{Error, Manifest, Result, RunHeader, UNIT, VolumeMarker, VolumeRecord};
@@ -19,31 +20,31 @@ const SEARCH_SEGMENTS: usize = 8;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum VolumeState {
     /// Present in this directory.
-    Here(PathBuf),
+    Present(PathBuf),
     /// Present in this directory, whose marker is damaged or lost.
     Unmarked(PathBuf),
-    /// Drained or given up: its number is not reused.
-    Gone,
-    /// Its directory cannot be used now, for this reason.
-    Away(String),
-    /// Its directory holds a volume of another store, or another volume of this one.
+    /// Drained or given up. The number is not reused.
+    Retired,
+    /// The volume's directory cannot be used, for this reason.
+    Absent(String),
+    /// The volume's directory holds a volume of another store, or a different volume of this store.
     Foreign(String),
 }
 
 impl VolumeState {
-    /// The directory to use; empty if there is none.
+    /// The directory to use; empty if the volume has no usable directory.
     pub(crate) fn dir(&self) -> PathBuf {
         match self {
-            Self::Here(dir) | Self::Unmarked(dir) => dir.clone(),
-            Self::Gone | Self::Away(_) | Self::Foreign(_) => PathBuf::new(),
+            Self::Present(dir) | Self::Unmarked(dir) => dir.clone(),
+            Self::Retired | Self::Absent(_) | Self::Foreign(_) => PathBuf::new(),
         }
     }
 
-    /// Why the volume cannot be used now, unless it is gone.
+    /// Reason why the volume is absent; `None` if it is present or retired.
     pub(crate) fn absence(&self) -> Option<&str> {
         match self {
-            Self::Here(_) | Self::Unmarked(_) | Self::Gone => None,
-            Self::Away(why) | Self::Foreign(why) => Some(why),
+            Self::Present(_) | Self::Unmarked(_) | Self::Retired => None,
+            Self::Absent(why) | Self::Foreign(why) => Some(why),
         }
     }
 }
@@ -54,7 +55,7 @@ impl Directory {
         let each = (0..=u8::MAX).zip(&manifest.volumes);
         each.map(|(number, volume)| {
             if volume.is_retired() {
-                return VolumeState::Gone;
+                return VolumeState::Retired;
             }
             let dir = self.path().join(&volume.dir);
             let marker = VolumeMarker { store: manifest.uuid, volume: number };
@@ -69,7 +70,7 @@ impl Directory {
         let store = manifest.uuid;
         for ((number, volume), at) in (0..=u8::MAX).zip(&mut manifest.volumes).zip(found) {
             let marked = match at {
-                VolumeState::Here(_) => Ok(()),
+                VolumeState::Present(_) => Ok(()),
                 VolumeState::Unmarked(dir) => {
                     self.write_marker(dir, VolumeMarker { store, volume: number })
                 }
@@ -82,7 +83,7 @@ impl Directory {
         }
     }
 
-    /// Whether `dir` carries the marker of another store than `manifest`'s.
+    /// Whether `dir` carries the marker of a store different from `manifest`'s.
     #[must_use]
     pub fn is_foreign(&self, dir: &Path, manifest: &Manifest) -> bool {
         let found = self.marker_in(dir).ok().flatten();
@@ -91,13 +92,13 @@ impl Directory {
 
     /// The directories of the volumes that are present.
     #[must_use]
-    pub fn volumes_here(&self, manifest: &Manifest) -> Vec<PathBuf> {
+    pub fn present_volumes(&self, manifest: &Manifest) -> Vec<PathBuf> {
         let dirs = self.volume_states(manifest).into_iter().map(|at| at.dir());
         dirs.filter(|dir| !dir.as_os_str().is_empty()).collect()
     }
 
-    /// Whether the directory of volume `number` holds it now.
-    pub(crate) fn is_volume_here(&self, manifest: &Manifest, number: u8) -> bool {
+    /// Whether the directory of volume `number` holds the volume.
+    pub(crate) fn is_volume_present(&self, manifest: &Manifest, number: u8) -> bool {
         let Some(volume) = manifest.volumes.get(usize::from(number)) else { return false };
         if volume.is_retired() {
             return false;
@@ -117,17 +118,17 @@ impl Directory {
     ) -> VolumeState {
         let found = match self.marker_in(&dir) {
             Ok(found) => found,
-            Err(error) => return VolumeState::Away(error.to_string()),
+            Err(error) => return VolumeState::Absent(error.to_string()),
         };
         let at = match found {
-            Some(Ok(found)) if found == expected => VolumeState::Here(dir),
+            Some(Ok(found)) if found == expected => VolumeState::Present(dir),
             Some(Ok(found)) if found.store == expected.store => {
                 VolumeState::Foreign(format!("its directory holds volume {}", found.volume))
             }
             Some(Ok(_)) => {
                 VolumeState::Foreign("its directory holds another store's volume".to_owned())
             }
-            None if needs_marker => VolumeState::Away(
+            None if needs_marker => VolumeState::Absent(
                 "its directory has no marker: mount its file system, or, if the marker was lost, \
                  name the directory to `ritornello paths add`"
                     .to_owned(),
@@ -138,16 +139,18 @@ impl Directory {
                 Ok(Some(_)) => {
                     VolumeState::Foreign("its directory holds another store's segments".to_owned())
                 }
-                Ok(None) => VolumeState::Away(
+                Ok(None) => VolumeState::Absent(
                     "its directory has no marker: is its file system mounted?".to_owned(),
                 ),
-                Err(error) => VolumeState::Away(error.to_string()),
+                Err(error) => VolumeState::Absent(error.to_string()),
             },
         };
         match &at {
-            VolumeState::Here(dir) | VolumeState::Unmarked(dir) => {
+            VolumeState::Present(dir) | VolumeState::Unmarked(dir) => {
                 self.close_to_others(dir).map_or_else(
-                    |error| VolumeState::Away(format!("cannot be closed to other users: {error}")),
+                    |error| {
+                        VolumeState::Absent(format!("cannot be closed to other users: {error}"))
+                    },
                     |()| at.clone(),
                 )
             }
@@ -155,8 +158,8 @@ impl Directory {
         }
     }
 
-    /// The store whose runs lie in the segments of `dir`, according to the first run header found
-    /// near the beginning of one; `None` if there is none.
+    /// Returns the store whose runs are in the segments of `dir`, according to the first run header
+    /// found near the beginning of a segment; `None` if no header is found.
     fn store_of_segments(&self, dir: &Path) -> io::Result<Option<[u8; 16]>> {
         let mut buffer = vec![0; SEARCH_BYTES];
         let names = self.medium.list(dir)?;
@@ -179,11 +182,11 @@ impl Directory {
         failed.map_or(Ok(None), Err)
     }
 
-    /// Creates and marks the directories of a new store, and those that were removed from inside
-    /// the main directory. The caller writes the manifest afterwards.
+    /// Creates and marks the directories of a new store, and directories that were removed from
+    /// inside the main directory. The caller writes the manifest afterwards.
     ///
     /// # Errors
-    /// `Invalid` if a directory holds another volume; those of the file system.
+    /// `Invalid` if a directory holds a different volume; file-system errors.
     pub(crate) fn mark_volumes(&self, manifest: &mut Manifest) -> Result<()> {
         let (store, being_made) = (manifest.uuid, manifest.owner_epoch == 0);
         let path = self.path().to_owned();
@@ -192,8 +195,8 @@ impl Directory {
                 continue;
             }
             let dir = path.join(&volume.dir);
-            // A mount point, and a link to one, exists. A missing directory inside the main one was
-            // removed.
+            // A mount point, and a link to one, exists. A missing directory inside the main
+            // directory was removed.
             let named = self.medium.list(&path).is_ok_and(|names| {
                 names.iter().any(|name| name.as_os_str() == volume.dir.as_str())
             });
@@ -210,7 +213,7 @@ impl Directory {
                 && !own
             {
                 return Err(Error::invalid(
-                    "the directory holds a volume of another store: name an empty or new one",
+                    "the directory holds a volume of another store: name an empty or new directory",
                 )
                 .with("dir", dir.display())
                 .with("why", why));
@@ -252,11 +255,12 @@ impl Directory {
         }
     }
 
-    /// Rejects a directory that is not the main directory of the volumes it names: none of them is
-    /// present, and some of their directories hold other volumes.
+    /// Refuses a directory that is not the main directory of the volumes it names: no named volume
+    /// is present, and some of the named directories hold other volumes.
     pub(crate) fn check_expected(&self, manifest: &Manifest, found: &[VolumeState]) -> Result<()> {
         let foreign = |at: &VolumeState| matches!(at, VolumeState::Foreign(_));
-        let ours = |at: &VolumeState| matches!(at, VolumeState::Here(_) | VolumeState::Unmarked(_));
+        let ours =
+            |at: &VolumeState| matches!(at, VolumeState::Present(_) | VolumeState::Unmarked(_));
         if !found.iter().any(foreign) || found.iter().any(ours) {
             return Ok(());
         }
@@ -273,7 +277,7 @@ impl Directory {
     /// Volumes that return later are found when one of their segments is opened.
     ///
     /// # Errors
-    /// The errors of [`Segments::open`].
+    /// Errors of [`Segments::open`].
     pub(crate) fn open_segments(
         &self,
         manifest: &Manifest,
@@ -303,7 +307,8 @@ impl Directory {
 }
 
 /// Whether only its marker identifies a volume that carried one: a build without markers may have
-/// written segments below the mount point. A directory inside the main one is no mount point.
+/// written segments below the mount point. A directory inside the main directory is not a mount
+/// point.
 fn needs_marker(volume: &VolumeRecord) -> bool {
     volume.marked && Path::new(&volume.dir).is_absolute()
 }
@@ -311,7 +316,7 @@ fn needs_marker(volume: &VolumeRecord) -> bool {
 /// Opens the manifest and the segment files of a store that another process owns.
 ///
 /// # Errors
-/// `Retry` if there is no store; those of [`Segments::open`].
+/// `Retry` if the directory has no store; errors of [`Segments::open`].
 pub fn open_segments(
     medium: Arc<dyn Medium>,
     dir: &Path,

@@ -22,9 +22,9 @@ fn unmounted_volume_is_reattached_while_open() {
     let present = found(&open);
     assert!((1..PAGES).contains(&present), "{present}");
     let stats = open.store.stats().unwrap().catalog;
-    assert_eq!(stats.unavailable.reasons.len(), 1, "{:?}", stats.unavailable);
-    assert!(stats.unavailable.reasons[0].contains("/b"), "{:?}", stats.unavailable);
-    assert!(stats.unavailable.runs > 0);
+    assert_eq!(stats.absent_space.reasons.len(), 1, "{:?}", stats.absent_space);
+    assert!(stats.absent_space.reasons[0].contains("/b"), "{:?}", stats.absent_space);
+    assert!(stats.absent_space.runs > 0);
     // Lookups agree with each other, and no hidden page counts as stored.
     for name in 0..SEQUENCES {
         let (scope, keys) = (chained(65_536), sequence(name, 8));
@@ -34,7 +34,7 @@ fn unmounted_volume_is_reattached_while_open() {
         assert_eq!(exists.iter().filter(|present| **present).count(), pages);
         let again = put(&open.store, &scope, &keys, None);
         assert_eq!(again.pages, pages);
-        assert_eq!(again.reason, if pages < 8 { "unavailable" } else { "" });
+        assert_eq!(again.reason, if pages < 8 { "absent_space" } else { "" });
     }
     // The present volume takes new pages.
     assert_eq!(put(&open.store, &chained(65_536), &sequence(99, 2), None).pages, 2);
@@ -46,7 +46,7 @@ fn unmounted_volume_is_reattached_while_open() {
     open.core.run_once();
     assert_eq!(found(&open), PAGES);
     let stats = open.store.stats().unwrap().catalog;
-    assert_eq!((stats.unavailable.reasons.len(), stats.unavailable.runs), (0, 0));
+    assert_eq!((stats.absent_space.reasons.len(), stats.absent_space.runs), (0, 0));
     open.close();
     let open = reopen(Arc::new(disk));
     assert_eq!(
@@ -106,7 +106,7 @@ fn retired_volume_loses_pages_and_number() {
     let disk = SimDisk::new(64 * MIB);
     fill(&disk);
     let forget = |open: &Open, dir: &str| {
-        open.core.change_capacity(&CapacityChange::ForgetPath(dir.to_owned()), Duration::ZERO)
+        open.core.change_capacity(&CapacityChange::ForgetVolume(dir.to_owned()), Duration::ZERO)
     };
     let open = reopen(Arc::new(disk.clone()));
     let error = forget(&open, "/b").unwrap_err();
@@ -117,7 +117,7 @@ fn retired_volume_loses_pages_and_number() {
     let present = found(&open);
     forget(&open, "/b").unwrap();
     let stats = open.store.stats().unwrap().catalog;
-    assert_eq!((stats.unavailable.runs, stats.paths.len()), (0, 1));
+    assert_eq!((stats.absent_space.runs, stats.paths.len()), (0, 1));
     // The retired volume's pages can be stored again.
     for name in 0..SEQUENCES {
         assert_eq!(put(&open.store, &chained(65_536), &sequence(name, 8), None).pages, 8);
@@ -144,7 +144,7 @@ fn main_directory_with_foreign_volumes_is_refused() {
     let elsewhere = Options { dir: "/elsewhere".into(), ..two_volumes() };
     let error = open_on(Arc::new(disk.clone()), &elsewhere).map(Open::close).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Invalid);
-    assert!(error.to_string().contains("mount or name that one"), "{error}");
+    assert!(error.to_string().contains("mount or name the right one"), "{error}");
     assert_eq!(found(&reopen(Arc::new(disk))), PAGES);
 }
 
@@ -159,7 +159,7 @@ fn read_failure_removes_no_page() {
     assert_eq!(found(&open), 0);
     schedule.heal();
     assert_eq!(found(&open), PAGES, "a reader's report of a failed read took pages out");
-    assert_eq!(open.store.stats().unwrap().catalog.counters["pages_distrusted"], 0);
+    assert_eq!(open.store.stats().unwrap().catalog.counters["damaged_pages"], 0);
     open.close();
 }
 

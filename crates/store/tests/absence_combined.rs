@@ -44,8 +44,9 @@ fn drained_volume_waits_for_its_absent_segment() {
         schedule.add(Rule::nth(1, Fault::NoSystemFiles).onward().on(Op::Open).at(path.as_str()));
         let open = reopen(faulty);
         let absent = found(&open);
-        let _ =
-            open.core.change_capacity(&CapacityChange::DrainPath("/b".to_owned()), Duration::ZERO);
+        let _ = open
+            .core
+            .change_capacity(&CapacityChange::DrainVolume("/b".to_owned()), Duration::ZERO);
         for _ in 0..4 {
             open.core.run_once();
             open.store.flush().unwrap();
@@ -58,7 +59,7 @@ fn drained_volume_waits_for_its_absent_segment() {
         let stats = open.store.stats().unwrap().catalog;
         println!(
             "{path}: while absent {absent}; {:?} {:?}; left in /b: {:?}",
-            stats.unavailable,
+            stats.absent_space,
             stats.paths,
             segments(&disk, "/b")
         );
@@ -143,7 +144,7 @@ fn absent_segment_of_unmounted_volume_is_kept() {
 fn live_clients_absent_space_stays_withheld() {
     let disk = SimDisk::new(64 * MIB);
     let alive: ClientAlive = Arc::new(|_| true);
-    let all = Options { upkeep: false, ..options(Path::new("/store"), 8) };
+    let all = Options { background_threads: false, ..options(Path::new("/store"), 8) };
     let open = open_beside(Arc::new(disk.clone()), &all, Arc::clone(&alive)).unwrap();
     let client = open.core.catalog_for(ClientId(1), NAME);
     let scope = client.resolve(&chained(65_536), true).unwrap().unwrap();
@@ -367,7 +368,7 @@ fn unmarked_volume_of_another_store_is_rejected() {
     open.close();
     let open = open_on(
         Arc::new(disk.clone()),
-        &Options { upkeep: false, ..Options::new(Path::new("/other")) },
+        &Options { background_threads: false, ..Options::new(Path::new("/other")) },
     );
     let theirs: usize = match &open {
         Ok(open) => (0..SEQUENCES)

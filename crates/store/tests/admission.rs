@@ -36,7 +36,7 @@ fn second_put_is_admitted() {
     assert_eq!(put(&open.store, &scope, &keys, None).pages, 8);
     assert_eq!(get(&open.store, &scope, &keys).pages, 8);
     let seen = stats(&open);
-    assert_eq!((seen.counters["refused_admission"], seen.counters["pages_refused"]), (8, 8));
+    assert_eq!((seen.counters["refused_admission"], seen.counters["refused_pages"]), (8, 8));
     assert_eq!(seen.admission.policy, "second_sight");
     open.close();
     // The list of refused pages ends with the process; stored pages remain.

@@ -14,7 +14,7 @@ fn process(disk: &SimDisk) -> SimProcess {
 }
 
 fn store_options() -> Options {
-    Options { upkeep: false, ..options(Path::new("/store"), 8) }
+    Options { background_threads: false, ..options(Path::new("/store"), 8) }
 }
 
 /// A process is killed with writes in flight; the next owner cannot open that segment and closes;
@@ -53,7 +53,7 @@ fn absent_segment_makes_the_end_unclean() {
 fn shrink_resumes_with_emptiest_segments_after_kill() {
     let run = |clean: bool| {
         let disk = SimDisk::new(64 * MIB);
-        let one = Options { upkeep: false, ..options(Path::new("/store"), 16) };
+        let one = Options { background_threads: false, ..options(Path::new("/store"), 16) };
         let open = open_on(Arc::new(disk.clone()), &one).unwrap();
         for name in 0..12 {
             put(&open.store, &chained(65_536), &sequence(name, 8), None);
@@ -68,7 +68,7 @@ fn shrink_resumes_with_emptiest_segments_after_kill() {
         manifest.capacity = 6 * MIB;
         manifest.clean = clean;
         directory.write_manifest(&manifest).unwrap();
-        let plain = Options { upkeep: false, ..Options::new(Path::new("/store")) };
+        let plain = Options { background_threads: false, ..Options::new(Path::new("/store")) };
         let open = open_on(Arc::new(disk), &plain).unwrap();
         for _ in 0..5 {
             open.core.run_once();
@@ -78,7 +78,7 @@ fn shrink_resumes_with_emptiest_segments_after_kill() {
         let found: usize =
             (0..5).map(|name| get(&open.store, &chained(65_536), &sequence(name, 8)).pages).sum();
         let counters = &stats.counters;
-        (found, counters["pages_evicted"], counters["bytes_moved"], stats.segments)
+        (found, counters["evicted_pages"], counters["bytes_moved"], stats.segments)
     };
     let (clean, killed) = (run(true), run(false));
     assert_eq!(clean, killed);

@@ -259,7 +259,7 @@ fn damaged_frame_is_a_miss_and_removed() {
     }
     assert!(open.store.probe(&scope, &refs(&keys)).unwrap() < 8, "distrusted");
     assert_eq!(
-        open.store.stats().unwrap().catalog.counters["pages_distrusted"],
+        open.store.stats().unwrap().catalog.counters["damaged_pages"],
         8 - outcome.pages as u64
     );
     put_all(&open.store, &scope, &keys, 0);

@@ -161,7 +161,7 @@ fn revived_entries_own_their_bytes() {
         let opts = options(Path::new("/store"), 8);
         let open = open_on(Arc::new(disk.clone()), &opts).unwrap();
         let scope = chained(PAGE);
-        let evicted = || open.store.stats().unwrap().catalog.counters["pages_evicted"];
+        let evicted = || open.store.stats().unwrap().catalog.counters["evicted_pages"];
         let mut name = 0;
         while evicted() == 0 {
             put(&open.store, &scope, &sequence(name, 5), None);

@@ -23,7 +23,7 @@ fn process(disk: &SimDisk) -> SimProcess {
 }
 
 fn store_options() -> Options {
-    Options { upkeep: false, ..options(Path::new("/store"), 8) }
+    Options { background_threads: false, ..options(Path::new("/store"), 8) }
 }
 
 /// Puts and flushes sequences until the store is nearly full. Returns their number.

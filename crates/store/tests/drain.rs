@@ -42,12 +42,12 @@ fn directory_is_added_and_another_drained() {
     let open = open(&home, 12);
     fill(&open, 0, 24);
     let present = whole(&open.store, 24);
-    open.store.change_capacity(&CapacityChange::AddPath(text(&second))).unwrap();
+    open.store.change_capacity(&CapacityChange::AddVolume(text(&second))).unwrap();
     open.store.resize(24 * MIB).unwrap();
     fill(&open, 24, 24);
     let (first, other) = (segments_in(&home.join("segments")), segments_in(&second));
     assert!(first > 0 && other > 0, "{first} and {other}");
-    open.store.change_capacity(&CapacityChange::DrainPath("segments".to_owned())).unwrap();
+    open.store.change_capacity(&CapacityChange::DrainVolume("segments".to_owned())).unwrap();
     assert_eq!(segments_in(&home.join("segments")), 0);
     assert!(open.core.manifest().volumes[0].is_retired());
     let left = whole(&open.store, 48);
@@ -84,22 +84,22 @@ fn unusable_directories_are_refused() {
         assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
         assert!(error.to_string().contains(word), "{error}");
     };
-    refused(&CapacityChange::DrainPath("segments".to_owned()), "last");
-    refused(&CapacityChange::DrainPath("elsewhere".to_owned()), "no such");
-    refused(&CapacityChange::AddPath(text(&home.join("segments"))), "already");
+    refused(&CapacityChange::DrainVolume("segments".to_owned()), "last");
+    refused(&CapacityChange::DrainVolume("elsewhere".to_owned()), "no such");
+    refused(&CapacityChange::AddVolume(text(&home.join("segments"))), "already");
     let full = dir.path().join("full");
     std::fs::create_dir(&full).unwrap();
     std::fs::write(full.join("seg-000000"), "another store's").unwrap();
-    refused(&CapacityChange::AddPath(text(&full)), "holds something");
+    refused(&CapacityChange::AddVolume(text(&full)), "is not empty");
     let (empty, alias) = (dir.path().join("empty"), dir.path().join("alias"));
     // The root of a new ext4 file system.
     std::fs::create_dir_all(empty.join("lost+found")).unwrap();
-    open.store.change_capacity(&CapacityChange::AddPath(text(&empty))).unwrap();
+    open.store.change_capacity(&CapacityChange::AddVolume(text(&empty))).unwrap();
     std::os::unix::fs::symlink(&empty, &alias).unwrap();
-    refused(&CapacityChange::AddPath(text(&alias)), "already");
+    refused(&CapacityChange::AddVolume(text(&alias)), "already");
     let file = dir.path().join("file");
     std::fs::write(&file, "").unwrap();
-    refused(&CapacityChange::AddPath(text(&file)), "cannot be used");
+    refused(&CapacityChange::AddVolume(text(&file)), "cannot be used");
     fill(&open, 0, 3);
     assert_eq!(whole(&open.store, 3).len(), 3, "the store must continue");
     open.close();
@@ -117,8 +117,8 @@ fn open_clients_find_a_new_directory() {
     let catalog = open.core.catalog_for(ritornello_store::ClientId(7), "seven");
     let theirs = Store::new(Arc::new(catalog), segments, Staging::new(8 * MIB as usize).unwrap());
     assert_eq!(whole(&theirs, 4).len(), 4);
-    open.store.change_capacity(&CapacityChange::AddPath(text(&second))).unwrap();
-    open.store.change_capacity(&CapacityChange::DrainPath("segments".to_owned())).unwrap();
+    open.store.change_capacity(&CapacityChange::AddVolume(text(&second))).unwrap();
+    open.store.change_capacity(&CapacityChange::DrainVolume("segments".to_owned())).unwrap();
     assert!(segments_in(&second) > 0);
     assert_eq!(whole(&theirs, 4).len(), 4, "pages moved to a new directory must be found");
     put(&theirs, &chained(PAGE), &sequence(9, PAGES), None);
@@ -133,12 +133,12 @@ fn power_loss_while_draining_keeps_flushed_pages() {
     for seed in 0..16u64 {
         let disk = SimDisk::new(64 << 20);
         let paths = vec!["/a".into(), "/b".into()];
-        let opts = Options { upkeep: false, paths, ..options(Path::new("/store"), 24) };
+        let opts = Options { background_threads: false, paths, ..options(Path::new("/store"), 24) };
         let open = open_on(Arc::new(disk.clone()), &opts).unwrap();
         fill(&open, 0, 20);
         open.store.flush().unwrap();
         let (after, done) = std::thread::scope(|scope| {
-            let change = CapacityChange::DrainPath("/a".to_owned());
+            let change = CapacityChange::DrainVolume("/a".to_owned());
             let core = Arc::clone(&open.core);
             let draining =
                 scope.spawn(move || core.change_capacity(&change, Duration::from_secs(60)));
@@ -171,7 +171,7 @@ fn drained_directory_gets_no_new_segment() {
     let (schedule, disk) = (Schedule::new(), SimDisk::new(64 << 20));
     let medium = Faulty::new(Arc::new(disk.clone()), schedule.clone());
     let paths = vec!["/a".into(), "/b".into()];
-    let opts = Options { upkeep: false, paths, ..options(Path::new("/store"), 24) };
+    let opts = Options { background_threads: false, paths, ..options(Path::new("/store"), 24) };
     let open = open_on(Arc::new(medium), &opts).unwrap();
     schedule.add(Rule::nth(1, Fault::Slow(Duration::from_millis(300))).on(Op::Allocate));
     std::thread::scope(|scope| {
@@ -181,7 +181,7 @@ fn drained_directory_gets_no_new_segment() {
             std::thread::yield_now();
         }
         open.core
-            .change_capacity(&CapacityChange::DrainPath("/a".to_owned()), Duration::from_secs(60))
+            .change_capacity(&CapacityChange::DrainVolume("/a".to_owned()), Duration::from_secs(60))
             .unwrap();
     });
     assert_eq!(disk.list(Path::new("/a")).unwrap().len(), 0);

@@ -108,7 +108,7 @@ fn full_disk_stops_growth_only() {
     }
     assert_eq!(get(&open.store, &scope, &sequence(39, 4)).pages, 4);
     let stats = open.store.stats().unwrap().catalog;
-    assert!(stats.segments < stats.segments_max && stats.counters["pages_evicted"] > 0);
+    assert!(stats.segments < stats.segments_max && stats.counters["evicted_pages"] > 0);
     open.close();
 }
 
@@ -244,7 +244,7 @@ fn survives(opts: &Options, fault: Fault, nth: u64) -> bool {
 /// lost; the store continues, or is poisoned and continues after it is reopened.
 #[test]
 fn any_single_fault_is_survived() {
-    let opts = Options { upkeep: false, ..options(Path::new("/store"), 6) };
+    let opts = Options { background_threads: false, ..options(Path::new("/store"), 6) };
     let count = {
         let (schedule, disk) = (Schedule::new(), Arc::new(SimDisk::new(64 << 20)));
         let open = open_on(Arc::new(Faulty::new(disk, schedule.clone())), &opts).unwrap();

@@ -20,7 +20,8 @@ const MANY: u64 = 40_000;
 const ROUNDS: usize = 3;
 
 fn open(wall_clock: fn() -> u64) -> (Open, LocalCatalog) {
-    let opts = Options { upkeep: false, wall_clock, ..options(Path::new("/store"), 2048) };
+    let opts =
+        Options { background_threads: false, wall_clock, ..options(Path::new("/store"), 2048) };
     let opts = Options { segment_bytes: Some(64 * MIB), ..opts };
     let open = open_on(Arc::new(SimDisk::new(8 << 30)), &opts).unwrap();
     let catalog = open.core.catalog_for(ClientId::LOCAL, "");

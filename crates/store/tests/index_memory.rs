@@ -32,7 +32,7 @@ fn index_ceiling_refuses_puts_until_eviction() {
     let opts = Options {
         index: Some(IndexKind::Run),
         index_memory: Some(1 << 20),
-        upkeep: false,
+        background_threads: false,
         ..options(dir.path(), 128)
     };
     let open = open_on(Arc::new(Host), &opts).unwrap();
@@ -46,7 +46,7 @@ fn index_ceiling_refuses_puts_until_eviction() {
     assert!(stats.index_memory_bytes <= 1 << 20);
     let lsm = stats.index_as_lsm.unwrap();
     assert!(lsm.memory_bytes > 0 && lsm.disk_bytes > 100 * first, "{lsm:?}");
-    assert_eq!((stats.counters["refused_index_memory"], stats.counters["pages_evicted"]), (1, 0));
+    assert_eq!((stats.counters["refused_index_memory"], stats.counters["evicted_pages"]), (1, 0));
     // Reads continue, and so do puts of present pages.
     for name in [0, first / 2, first - 1] {
         assert_eq!(open.store.probe(&scope, &refs(&sequence(name, 1))).unwrap(), 1);
@@ -55,7 +55,7 @@ fn index_ceiling_refuses_puts_until_eviction() {
     }
     // The refusal has scheduled an eviction.
     open.core.run_once();
-    let evicted = open.store.stats().unwrap().catalog.counters["pages_evicted"];
+    let evicted = open.store.stats().unwrap().catalog.counters["evicted_pages"];
     assert!((first / 16..first / 2).contains(&evicted), "{evicted} of {first}");
     let again = fill(&open, &mut next);
     assert!(again >= evicted / 2, "{again}");
@@ -66,9 +66,9 @@ fn index_ceiling_refuses_puts_until_eviction() {
     assert!(fill(&open, &mut next) > 0);
     // Without a refusal nothing is evicted.
     open.core.run_once();
-    let before = open.store.stats().unwrap().catalog.counters["pages_evicted"];
+    let before = open.store.stats().unwrap().catalog.counters["evicted_pages"];
     open.core.run_once();
-    assert_eq!(open.store.stats().unwrap().catalog.counters["pages_evicted"], before);
+    assert_eq!(open.store.stats().unwrap().catalog.counters["evicted_pages"], before);
     open.close();
 }
 
@@ -79,7 +79,7 @@ fn put_beyond_the_index_budget_is_refused() {
     let opts = Options {
         index: Some(IndexKind::Run),
         index_memory: Some(1 << 20),
-        upkeep: false,
+        background_threads: false,
         ..options(dir.path(), 128)
     };
     let open = open_on(Arc::new(Host), &opts).unwrap();
@@ -95,7 +95,7 @@ fn put_beyond_the_index_budget_is_refused() {
     };
     assert_eq!(refused.reason, "metadata");
     let counters = open.store.stats().unwrap().catalog.counters;
-    assert_eq!((counters["refused_metadata"], counters["pages_refused"]), (1, 1));
+    assert_eq!((counters["refused_metadata"], counters["refused_pages"]), (1, 1));
     open.store.flush().unwrap();
     assert_eq!(put(&open.store, &scope, &sequence(stored, 1), None).pages, 1);
     open.close();

@@ -74,7 +74,7 @@ fn hoarded_leases_leave_space_for_puts() {
     let (hoarder, other, scope) = (client(&open, 1), client(&open, 2), chained(PAGE));
     let (leases, refused) = hoard(&open, &hoarder);
     assert_eq!(refused.kind(), ErrorKind::Retry);
-    assert!(refused.to_string().contains("release those that are not needed"), "{refused}");
+    assert!(refused.to_string().contains("release unneeded leases"), "{refused}");
     let leased = leases.len() as u64 * PAGES as u64 * PAGE;
     assert!(leased > MIB_ALL * MIB / 3 && leased < MIB_ALL * MIB / 2, "{leased}");
     // Three times the contents of the store.

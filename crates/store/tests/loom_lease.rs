@@ -89,7 +89,7 @@ impl Owner {
     /// Removes the run. An eviction respects leases; a deletion ignores them.
     fn remove(&self, respectful: bool) {
         let mut state = self.state.lock().unwrap();
-        if respectful && state.leases.pinned(RUN) {
+        if respectful && state.leases.is_leased(RUN) {
             return;
         }
         if let Some(extent) = self.index.write().unwrap().take() {

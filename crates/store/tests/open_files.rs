@@ -25,7 +25,7 @@ fn open_file_limit_is_raised_as_needed() {
     let limit = getrlimit(Resource::Nofile);
     let dir = tempfile::tempdir().unwrap();
     set(Rlimit { current: Some(SOFT), ..limit });
-    let small = Options { upkeep: false, ..options(dir.path(), 8) };
+    let small = Options { background_threads: false, ..options(dir.path(), 8) };
     let open = open_on(Arc::new(ritornello_medium::Host), &small).unwrap();
     let raised = getrlimit(Resource::Nofile).current.unwrap();
     assert!(raised > SOFT, "the limit is {raised} at open");

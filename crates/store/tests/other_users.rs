@@ -31,7 +31,7 @@ fn mode(path: &Path) -> u32 {
 
 fn with_paths(root: &Path) -> Options {
     let paths = vec![root.join("a"), root.join("b")];
-    Options { paths, upkeep: false, ..options(&root.join("store"), 16) }
+    Options { paths, background_threads: false, ..options(&root.join("store"), 16) }
 }
 
 fn filled(root: &Path) {
@@ -44,12 +44,12 @@ fn filled(root: &Path) {
 }
 
 fn reopened(root: &Path) -> Open {
-    let options = Options { upkeep: false, ..Options::new(root.join("store")) };
+    let options = Options { background_threads: false, ..Options::new(root.join("store")) };
     open_on(Arc::new(Host), &options).unwrap()
 }
 
 fn reasons(open: &Open) -> String {
-    open.store.stats().unwrap().catalog.unavailable.reasons.join("\n")
+    open.store.stats().unwrap().catalog.absent_space.reasons.join("\n")
 }
 
 fn segment_in(dir: &Path) -> PathBuf {
@@ -139,7 +139,7 @@ fn new_volume_of_another_user_is_refused() {
     }
     let open = open_on(Arc::new(Host), &with_paths(root.path())).unwrap();
     let add = |dir: &Path| {
-        open.store.change_capacity(&CapacityChange::AddPath(dir.to_str().unwrap().into()))
+        open.store.change_capacity(&CapacityChange::AddVolume(dir.to_str().unwrap().into()))
     };
     refused(add(&theirs), "another user");
     refused(add(&group), "group/ritornello instead");
@@ -164,7 +164,7 @@ fn volumes_are_closed_to_other_users() {
     }
     let open = open_on(Arc::new(Host), &with_paths(root.path())).unwrap();
     assert_eq!(mode(&a), 0o700, "when the store is made");
-    open.store.change_capacity(&CapacityChange::AddPath(more.to_str().unwrap().into())).unwrap();
+    open.store.change_capacity(&CapacityChange::AddVolume(more.to_str().unwrap().into())).unwrap();
     assert_eq!(mode(&more), 0o700, "when the directory is added");
     open.close();
     fs::set_permissions(&a, Permissions::from_mode(0o755)).unwrap();

@@ -25,7 +25,7 @@ fn failed_retirement_of_a_volume_fails_flush() {
     // The first sync is for MANIFEST.copy, the second for MANIFEST.
     schedule.add(Rule::nth(2, Fault::Io).on(Op::SyncDir).at("/store"));
     let forgotten =
-        open.core.change_capacity(&CapacityChange::ForgetPath("/b".to_owned()), Duration::ZERO);
+        open.core.change_capacity(&CapacityChange::ForgetVolume("/b".to_owned()), Duration::ZERO);
     assert_eq!(forgotten.unwrap_err().kind(), ErrorKind::Fatal);
     disk.mount(Path::new("/b")).unwrap();
     open.core.run_once();
@@ -90,7 +90,7 @@ fn unopenable_manifest_is_not_replaced_by_copy() {
     // The copy cannot be restored either.
     schedule.add(Rule::nth(2, Fault::NoSystemFiles).on(Op::Open).at("/store/MANIFEST.copy.new"));
     let forgotten =
-        open.core.change_capacity(&CapacityChange::ForgetPath("/b".to_owned()), Duration::ZERO);
+        open.core.change_capacity(&CapacityChange::ForgetVolume("/b".to_owned()), Duration::ZERO);
     assert_eq!((forgotten.unwrap_err().kind(), schedule.injected()), (ErrorKind::Fatal, 2));
     disk.mount(Path::new("/b")).unwrap();
     std::mem::forget(open);

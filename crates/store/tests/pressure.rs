@@ -26,7 +26,7 @@ fn budget_holds_and_recent_pages_stay() {
         assert!(stats.segments <= stats.segments_max);
     }
     let stats = open.store.stats().unwrap().catalog;
-    assert!(stats.counters["pages_evicted"] > 0, "{stats:?}");
+    assert!(stats.counters["evicted_pages"] > 0, "{stats:?}");
     let alive = |name| open.store.probe(&scope, &refs(&sequence(name, 8))).unwrap();
     assert_eq!((56..60).map(alive).sum::<usize>(), 32);
     assert_eq!(alive(0), 0);
@@ -139,7 +139,7 @@ fn put_is_refused_while_all_pages_are_leased() {
         }
         leases.push(begin_read(&open, &scope, &keys));
     }
-    assert!(open.store.stats().unwrap().catalog.counters["pages_refused"] > 0);
+    assert!(open.store.stats().unwrap().catalog.counters["refused_pages"] > 0);
     for lease in leases {
         open.store.release(lease).unwrap();
     }

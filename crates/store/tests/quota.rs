@@ -71,7 +71,7 @@ fn quota_full_of_leased_pages_refuses() {
     let refused = put(&open.store, &scope, &sequence(2, 8), None);
     assert_eq!((refused.pages, refused.reason), (0, "quota"));
     assert_eq!(stats(&open).counters["refused_quota"], 8);
-    assert_eq!(stats(&open).counters["pages_refused"], 8);
+    assert_eq!(stats(&open).counters["refused_pages"], 8);
     open.store.release(lease.lease).unwrap();
     assert_eq!(put(&open.store, &scope, &sequence(2, 8), None).pages, 8);
     // A sequence longer than the quota: its beginning is stored, up to the quota.

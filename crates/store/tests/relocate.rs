@@ -19,7 +19,7 @@ fn two_paths(dir: &Path) -> Options {
 }
 
 fn drain(open: &Open, dir: &Path) -> ritornello_format::Result<()> {
-    open.store.change_capacity(&CapacityChange::DrainPath(dir.to_str().unwrap().to_owned()))
+    open.store.change_capacity(&CapacityChange::DrainVolume(dir.to_str().unwrap().to_owned()))
 }
 
 /// Pages removed from the middle leave holes; a moved run has the same holes, and their space is
@@ -74,7 +74,7 @@ fn damaged_pages_are_not_moved() {
     file.write_at(&[0x5A; 4096], 70 * 4096).unwrap();
     drain(&open, &dir.path().join("a")).unwrap();
     let stats = open.store.stats().unwrap().catalog;
-    assert!(stats.counters["pages_distrusted"] > 0 && stats.counters["runs_moved"] > 0);
+    assert!(stats.counters["damaged_pages"] > 0 && stats.counters["runs_moved"] > 0);
     let hit = |name| open.store.probe(&scope, &refs(&sequence(name, 8))).unwrap();
     // One run lost the page and the pages after it; the pages before it moved.
     let mut hits: Vec<usize> = (0..20).map(hit).collect();
@@ -141,7 +141,7 @@ fn failed_copy_moves_nothing_and_is_retried() {
     let disk = SimDisk::new(64 << 20);
     let medium = Faulty::new(Arc::new(disk.clone()), schedule.clone());
     let paths = vec!["/a".into(), "/b".into()];
-    let options = Options { upkeep: false, paths, ..options(Path::new("/store"), 24) };
+    let options = Options { background_threads: false, paths, ..options(Path::new("/store"), 24) };
     let open = open_on(Arc::new(medium), &options).unwrap();
     let scope = chained(PAGE);
     for name in 0..20 {
@@ -149,7 +149,7 @@ fn failed_copy_moves_nothing_and_is_retried() {
     }
     open.store.flush().unwrap();
     schedule.add(Rule::always(Fault::Io).on(Op::Write).at("seg-"));
-    let change = CapacityChange::DrainPath("/a".to_owned());
+    let change = CapacityChange::DrainVolume("/a".to_owned());
     assert!(open.core.change_capacity(&change, Duration::from_secs(5)).is_err());
     assert!(schedule.injected() > 0);
     schedule.heal();

@@ -268,7 +268,7 @@ fn power_loss_while_shrinking_keeps_flushed_pages() {
     let mut moved = 0;
     for seed in 0..24u64 {
         let disk = SimDisk::new(64 << 20);
-        let opts = Options { upkeep: false, ..options(Path::new("/store"), 14) };
+        let opts = Options { background_threads: false, ..options(Path::new("/store"), 14) };
         let open = open_on(Arc::new(disk.clone()), &opts).unwrap();
         fill(&open, 0, 30);
         open.store.flush().unwrap();
@@ -332,11 +332,11 @@ fn resumed_shrink_closes_emptiest_segments() {
     let mut manifest = directory.manifest().unwrap().unwrap();
     manifest.capacity = 12 * MIB;
     directory.write_manifest(&manifest).unwrap();
-    let again = Options { capacity: None, upkeep: false, ..options(dir.path(), 0) };
+    let again = Options { capacity: None, background_threads: false, ..options(dir.path(), 0) };
     let open = open_on(Arc::new(Host), &again).unwrap();
-    assert!(stats(&open).health.closed_bytes > 0);
+    assert!(stats(&open).health.sealed_bytes > 0);
     open.core.run_once();
-    assert_eq!(stats(&open).health.closed_bytes, 0);
+    assert_eq!(stats(&open).health.sealed_bytes, 0);
     assert_eq!(stats(&open).counters["runs_moved"], 0, "runs in segments that stay must not move");
     assert_eq!(whole(&open, 4).len(), 4);
     open.close();
@@ -348,7 +348,7 @@ fn index_rewrite_causes_no_eviction() {
     let schedule = Schedule::new();
     let disk = SimDisk::new(4 << 30);
     let medium = Faulty::new(Arc::new(disk), schedule.clone());
-    let opts = Options { upkeep: false, ..options(Path::new("/store"), 1024) };
+    let opts = Options { background_threads: false, ..options(Path::new("/store"), 1024) };
     let open = open_on(Arc::new(medium), &opts).unwrap();
     let scope = unchained(64);
     for round in 0..1500 {
@@ -377,7 +377,7 @@ fn index_rewrite_causes_no_eviction() {
         open.core.run_once();
     });
     assert!(stats(&open).index_disk_bytes <= 40 * MIB / 32);
-    assert_eq!((stats(&open).pages, stats(&open).counters["pages_evicted"]), (before, 0));
+    assert_eq!((stats(&open).pages, stats(&open).counters["evicted_pages"]), (before, 0));
     open.close();
 }
 
@@ -398,12 +398,12 @@ fn put_finds_space_during_a_large_shrink() {
     let mut manifest = directory.manifest().unwrap().unwrap();
     manifest.capacity = 10 * MIB;
     directory.write_manifest(&manifest).unwrap();
-    let again = Options { capacity: None, upkeep: false, ..lru };
+    let again = Options { capacity: None, background_threads: false, ..lru };
     let open = open_on(Arc::new(Host), &again).unwrap();
-    assert!(stats(&open).health.closed_bytes > 60 * MIB);
+    assert!(stats(&open).health.sealed_bytes > 60 * MIB);
     for name in 1000..1020 {
         assert_eq!(put(&open.store, &scope, &sequence(name, PAGES), None).pages, PAGES, "{name}");
     }
-    assert_eq!(stats(&open).counters["pages_refused"], 0);
+    assert_eq!(stats(&open).counters["refused_pages"], 0);
     open.close();
 }

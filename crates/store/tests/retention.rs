@@ -55,7 +55,7 @@ fn retained(open: &Open) -> u64 {
     open.store.stats().unwrap().catalog.retained_bytes
 }
 
-/// Waits until the upkeep thread has read the clock.
+/// Waits until the maintenance thread has read the clock.
 fn wait_for(what: impl Fn() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(60);
     while !what() {

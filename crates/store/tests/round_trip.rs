@@ -34,7 +34,7 @@ fn pages_survive_a_restart() {
     }
     let stats = open.store.stats().unwrap();
     assert_eq!(stats.catalog.pages, shapes.len() as u64 * 2 * 7);
-    assert_eq!(stats.catalog.epoch, 2);
+    assert_eq!(stats.catalog.owner_epoch, 2);
     open.close();
 }
 

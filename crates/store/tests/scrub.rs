@@ -46,7 +46,7 @@ fn scrub_removes_damaged_pages() {
     let open = open_scrubbing(dir.path(), 1 << 30);
     let seen = wait_for(&open, |s| s.counters["scrub_damaged_pages"] > 0);
     assert!(seen.counters["scrub_damaged_pages"] >= 1 && seen.counters["scrubbed_bytes"] > 0);
-    assert!(seen.counters["pages_distrusted"] >= 1 && seen.quarantined_bytes > 0);
+    assert!(seen.counters["damaged_pages"] >= 1 && seen.quarantined_bytes > 0);
     let hit = |name| open.store.probe(&chained(PAGE), &refs(&sequence(name, 5))).unwrap();
     assert!((0..8).any(|name| hit(name) < 5) && (0..8).any(|name| hit(name) == 5));
     for name in 0..8 {

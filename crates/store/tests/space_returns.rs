@@ -15,7 +15,7 @@ use std::time::Duration;
 
 fn two_volumes(mib: u64) -> Options {
     let paths = vec!["/a".into(), "/b".into()];
-    Options { paths, upkeep: false, ..options(Path::new("/store"), mib) }
+    Options { paths, background_threads: false, ..options(Path::new("/store"), mib) }
 }
 
 /// If one of two volumes is unwritable, the store opens with the other volume. On a full disk only
@@ -36,7 +36,7 @@ fn unwritable_volume_is_absent_unless_full() {
             schedule.add(Rule::nth(1, fault).onward().on(Op::Write).at("/b/"));
         }
         let medium = Arc::new(Faulty::new(Arc::new(disk.clone()), schedule));
-        let plain = Options { upkeep: false, ..Options::new(Path::new("/store")) };
+        let plain = Options { background_threads: false, ..Options::new(Path::new("/store")) };
         let open = open_on(medium, &plain);
         assert!(open.is_ok(), "{fault:?}: {}", open.map(Open::close).unwrap_err());
         let open = open.unwrap();
@@ -69,7 +69,8 @@ fn space_returns_under_load() {
         }
         let medium: Arc<dyn Medium> =
             Arc::new(Faulty::new(Arc::new(disk.clone()), schedule.clone()));
-        let plain = Options { upkeep: round % 4 < 2, ..Options::new(Path::new("/store")) };
+        let plain =
+            Options { background_threads: round % 4 < 2, ..Options::new(Path::new("/store")) };
         let open = open_on(medium, &plain).unwrap();
         let stop = AtomicBool::new(false);
         std::thread::scope(|threads| {
@@ -106,14 +107,15 @@ fn space_returns_under_load() {
         open.store.flush().unwrap();
         open.store.flush().unwrap();
         let stats = open.store.stats().unwrap().catalog;
-        assert!(stats.unavailable.reasons.is_empty());
-        let evicted = stats.counters["pages_evicted"];
+        assert!(stats.absent_space.reasons.is_empty());
+        let evicted = stats.counters["evicted_pages"];
         let kept: u64 =
             (30..60).map(|name| get(&open.store, &scope, &sequence(name, 8)).pages as u64).sum();
         assert!(kept + evicted >= 240, "round {round}: {kept} kept, {evicted} evicted");
         let used = open.store.stats().unwrap().catalog.used_bytes;
         open.close();
-        let open = open_on(Arc::new(disk), &Options { upkeep: false, ..plain }).unwrap();
+        let open =
+            open_on(Arc::new(disk), &Options { background_threads: false, ..plain }).unwrap();
         let again = open.store.stats().unwrap().catalog.used_bytes;
         assert_eq!(used, again, "round {round}: space was lost");
         assert!(open.core.verify(false, &mut |_, _| {}).unwrap().findings.is_empty());
@@ -137,7 +139,7 @@ fn scope_dropped_during_return_is_freed_once() {
     for round in 0..40 {
         let disk = full.crash(round);
         disk.unmount(Path::new("/b")).unwrap();
-        let plain = Options { upkeep: false, ..Options::new(Path::new("/store")) };
+        let plain = Options { background_threads: false, ..Options::new(Path::new("/store")) };
         let open = open_on(Arc::new(disk.clone()), &plain).unwrap();
         let stop = AtomicBool::new(false);
         let flushed = Mutex::new(Vec::new());
@@ -175,7 +177,7 @@ fn scope_dropped_during_return_is_freed_once() {
         let flushed = flushed.into_inner();
         let lost = flushed.iter().filter(lost).count() as u64;
         // With enough time the threads fill the store.
-        let evicted = open.store.stats().unwrap().catalog.counters["pages_evicted"];
+        let evicted = open.store.stats().unwrap().catalog.counters["evicted_pages"];
         assert!(lost <= evicted, "round {round}: {lost} of {} flushed pages", flushed.len());
     }
 }

@@ -54,7 +54,7 @@ impl Steady {
         let options = Options {
             capacity: Some(capacity),
             eviction: policy,
-            upkeep: false,
+            background_threads: false,
             scrub_rate: 0,
             sync_interval: Duration::from_secs(3600),
             ..Options::new(Path::new("/store"))
@@ -149,7 +149,7 @@ fn check(gib: u64, policy: PolicyKind, shapes: &[(u64, u64, (u64, u64))], free_p
     let stats = steady.catalog.stats().unwrap();
     let extents = health.extents_per_run;
     println!("{gib} GiB, {}: {extents:.2} extents a run, {health:?}", stats.eviction.policy);
-    assert!(stats.counters["pages_evicted"] > 0);
+    assert!(stats.counters["evicted_pages"] > 0);
     assert!(extents <= 2.0, "{gib} GiB, {}: {extents:.2} extents a run", stats.eviction.policy);
     assert!(health.small_pages.max <= 1 && health.large_pages.p99 <= 3, "{health:?}");
     let space = stats.segments_max * stats.segment_bytes;

@@ -30,7 +30,7 @@ fn concurrent_threads_read_right_bytes() {
                             let lease =
                                 store.lease(scope, &refs(&keys), Duration::from_secs(9)).unwrap();
                             let got = get(store, scope, &keys[..lease.pages]);
-                            assert!(got.pages == lease.pages || got.reason == "absent");
+                            assert!(got.pages == lease.pages || got.reason == "not_found");
                             store.release(lease.lease).unwrap();
                         }
                         _ if round % 3 == 0 => {

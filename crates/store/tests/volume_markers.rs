@@ -114,7 +114,7 @@ fn upgraded_empty_directory_is_marked_on_demand() {
     assert!(is_degraded(&open), "an empty directory is taken for a volume");
     for dir in ["/a", "/b"] {
         open.core
-            .change_capacity(&CapacityChange::AddPath(dir.to_owned()), Duration::ZERO)
+            .change_capacity(&CapacityChange::AddVolume(dir.to_owned()), Duration::ZERO)
             .unwrap();
     }
     assert!(!is_degraded(&open));
@@ -143,7 +143,7 @@ fn segments_do_not_identify_a_marked_volume() {
     let open = reopen(Arc::new(disk.clone()));
     assert!(is_degraded(&open));
     let marked =
-        open.core.change_capacity(&CapacityChange::AddPath("/b".to_owned()), Duration::ZERO);
+        open.core.change_capacity(&CapacityChange::AddVolume("/b".to_owned()), Duration::ZERO);
     assert_eq!(
         marked.unwrap_err().kind(),
         ErrorKind::Invalid,
@@ -163,7 +163,7 @@ fn lost_marker_is_rewritten_on_demand() {
     disk.remove(Path::new("/b/VOLUME")).unwrap();
     let open = reopen(Arc::new(disk.clone()));
     assert!(is_degraded(&open) && found(&open) < PAGES);
-    let add = CapacityChange::AddPath("/b".to_owned());
+    let add = CapacityChange::AddVolume("/b".to_owned());
     open.core.change_capacity(&add, Duration::ZERO).unwrap();
     assert_eq!((is_degraded(&open), found(&open)), (false, PAGES));
     open.close();
@@ -190,7 +190,7 @@ fn foreign_files_forbid_marking_without_segments() {
     make("/b/photos");
     let open = reopen(Arc::new(disk.clone()));
     let add = |open: &Open| {
-        open.core.change_capacity(&CapacityChange::AddPath("/b".to_owned()), Duration::ZERO)
+        open.core.change_capacity(&CapacityChange::AddVolume("/b".to_owned()), Duration::ZERO)
     };
     let refused = add(&open).unwrap_err();
     assert!(refused.kind() == ErrorKind::Invalid && refused.to_string().contains("photos"));
@@ -220,7 +220,7 @@ fn drain_removes_no_files_of_another_store() {
     let open = reopen(Arc::new(disk.clone()));
     let second = mount_another_store(&disk);
     let before = disk.list(Path::new("/b")).unwrap();
-    let change = CapacityChange::DrainPath("/b".to_owned());
+    let change = CapacityChange::DrainVolume("/b".to_owned());
     let _ = open.core.change_capacity(&change, Duration::from_millis(200));
     for _ in 0..5 {
         open.core.run_once();
@@ -277,7 +277,7 @@ fn unmark(disk: &SimDisk, store: &str, dirs: &[&str]) {
 }
 
 fn is_degraded(open: &Open) -> bool {
-    !open.store.stats().unwrap().catalog.unavailable.reasons.is_empty()
+    !open.store.stats().unwrap().catalog.absent_space.reasons.is_empty()
 }
 
 /// A creation that was refused for its options can be repeated with different options.

@@ -573,7 +573,7 @@ class SchedulerSide:
         self._meter.add("probed_pages", probed)
         self._meter.add("hit_pages", hits)
         if probed > hits:
-            reason = "absent" if state.loads else "declined"
+            reason = "not_found" if state.loads else "declined"
             if (
                 self._deferred is not None
                 and not external

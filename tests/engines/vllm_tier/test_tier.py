@@ -197,7 +197,7 @@ def test_store_smaller_than_working_set_serves(engine: TierEngine) -> None:
     for seed in range(100, 160):
         engine.ask(prompt(seed, 500), answer=1)
         engine.tier._jobs.wait(60)
-    assert store.stats()["counters"]["pages_evicted"] > 0
+    assert store.stats()["counters"]["evicted_pages"] > 0
     asked = prompt(160, 500)
     expected = ask(engine, asked)
     engine.forget_all()

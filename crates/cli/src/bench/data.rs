@@ -194,7 +194,7 @@ impl Bench<'_> {
 
     fn evicted(&self, node: &Node) -> Result<u64, Failure> {
         let counters = node.store().stats()?.catalog.counters;
-        Ok(counters.get("pages_evicted").copied().unwrap_or(0))
+        Ok(counters.get("evicted_pages").copied().unwrap_or(0))
     }
 
     fn describe(&self, node: &Node, report: &mut Report) -> Result<(), Failure> {

@@ -13,7 +13,7 @@ use crate::{Context, open, progress};
 use ritornello_codec::Codec;
 use ritornello_format::{Scope, ScopeSettings};
 use ritornello_node::Node;
-use ritornello_store::{CatalogStats, Options, Pieces, SEGMENT_BYTES, Store};
+use ritornello_store::{CatalogStats, Options, PiecePercentiles, SEGMENT_BYTES, Store};
 use ritornello_volume::BorrowedPagesMut;
 use ritornello_volume::staging::Staging;
 use ritornello_volume::transfer::Control;
@@ -112,8 +112,8 @@ struct Figures {
     padding_share: f64,
     reserve_padding_share: f64,
     extents_per_run: f64,
-    small_pages: Pieces,
-    large_pages: Pieces,
+    small_pages: PiecePercentiles,
+    large_pages: PiecePercentiles,
     allocated_bytes_max: u64,
     allocated_samples: u64,
     budget_bytes: u64,
@@ -449,7 +449,7 @@ impl Figures {
         self.files = stats.files;
         self.write_amplification = health.write_amplification;
         self.index_written_bytes = stats.index_written_bytes;
-        self.pages_evicted = stats.counters.get("pages_evicted").copied().unwrap_or(0);
+        self.pages_evicted = stats.counters.get("evicted_pages").copied().unwrap_or(0);
     }
 }
 

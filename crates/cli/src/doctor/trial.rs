@@ -100,7 +100,7 @@ fn condition(stats: &CatalogStats) -> Vec<Finding> {
         let change = "the disk (dmesg): the owner reopens the store when it takes writes again";
         findings.push(Finding::wrong("store", format!("poisoned: {cause}"), change));
     }
-    for reason in &stats.unavailable.reasons {
+    for reason in &stats.absent_space.reasons {
         let change = "mount it, or give it up: ritornello paths forget DIR PATH";
         findings.push(Finding::wrong("store", format!("degraded: {reason}"), change));
     }

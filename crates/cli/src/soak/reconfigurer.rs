@@ -126,12 +126,12 @@ impl Changer {
             let which = self.random_below(active.len() as u64) as usize;
             return self
                 .store
-                .change_capacity(&CapacityChange::DrainPath(active[which].to_owned()));
+                .change_capacity(&CapacityChange::DrainVolume(active[which].to_owned()));
         }
         if paths.iter().any(|path| path.dir == new) {
             return Ok(());
         }
-        match self.store.change_capacity(&CapacityChange::AddPath(new)) {
+        match self.store.change_capacity(&CapacityChange::AddVolume(new)) {
             // A long soak has used all directory numbers.
             Err(error) if error.message().contains("256 directories") => Ok(()),
             // An owner added the directory and was killed before it replied.

@@ -109,7 +109,7 @@ impl Snapshot {
             dir: now.dir.clone(),
             role: now.role,
             owner_pid: s.owner_pid,
-            hit_rate: share(now.counter("pages_hit"), now.counter("pages_probed")),
+            hit_rate: share(now.counter("hit_pages"), now.counter("probed_pages")),
             tiers: vec![Tier {
                 tier: "disk",
                 pages: s.pages,
@@ -126,9 +126,9 @@ impl Snapshot {
                 quarantined_bytes: s.quarantined_bytes,
             },
             writes: Writes {
-                pages_stored: now.counter("pages_stored"),
-                pages_evicted: now.counter("pages_evicted"),
-                pages_refused: now.counter("pages_refused"),
+                pages_stored: now.counter("stored_pages"),
+                pages_evicted: now.counter("evicted_pages"),
+                pages_refused: now.counter("refused_pages"),
                 written_bytes: s.health.written_bytes,
                 admitted_bytes: s.health.admitted_bytes,
                 write_amplification: s.health.write_amplification,
@@ -139,7 +139,7 @@ impl Snapshot {
             reservations: s.reservations,
             clients: s.clients,
             poisoned: s.poisoned.clone(),
-            unavailable: s.unavailable.reasons.clone(),
+            unavailable: s.absent_space.reasons.clone(),
             rates: before.map(|before| Rates::between(before, now)),
         }
     }
@@ -267,11 +267,11 @@ impl Rates {
         let index = new.index_written_bytes.saturating_sub(old.index_written_bytes);
         Self {
             seconds,
-            hit_rate: share(grown("pages_hit"), grown("pages_probed")),
-            pages_probed_per_second: rate("pages_probed"),
-            pages_hit_per_second: rate("pages_hit"),
-            pages_stored_per_second: rate("pages_stored"),
-            pages_evicted_per_second: rate("pages_evicted"),
+            hit_rate: share(grown("hit_pages"), grown("probed_pages")),
+            pages_probed_per_second: rate("probed_pages"),
+            pages_hit_per_second: rate("hit_pages"),
+            pages_stored_per_second: rate("stored_pages"),
+            pages_evicted_per_second: rate("evicted_pages"),
             index_bytes_per_second: index as f64 / seconds,
         }
     }

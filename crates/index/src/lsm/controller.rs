@@ -2,7 +2,7 @@
 //! that suit them.
 //!
 //! Counting is a relaxed addition. Everything else happens in [`Controller::look`], which the
-//! writer and the upkeep thread call: readers never decide. A new target is not applied at once.
+//! writer and the maintenance thread call: readers never decide. A new target is not applied at once.
 //! [`Controller::step`] returns it one step at a time, once per flush or compaction that happens
 //! anyway, so that a transition causes no rewrite that is not due.
 

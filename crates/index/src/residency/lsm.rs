@@ -140,7 +140,7 @@ impl LsmResidency {
             )
             .with("dir", dir.display())
             .because(error)),
-            Err(error) if error.kind() == rocksdb::ErrorKind::IOError && !is_gone(&error) => {
+            Err(error) if error.kind() == rocksdb::ErrorKind::IOError && !is_retired(&error) => {
                 Err(refused(dir, error))
             }
             Err(error) => Self::recreate(dir, options, error.as_ref()),
@@ -292,7 +292,7 @@ impl LsmResidency {
     }
 }
 
-fn is_gone(error: &rocksdb::Error) -> bool {
+fn is_retired(error: &rocksdb::Error) -> bool {
     error.to_string().contains("No such file")
 }
 

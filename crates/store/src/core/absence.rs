@@ -1,14 +1,14 @@
-//! Volumes and segments that cannot be used now, and the runs that lie there.
+//! Absent volumes and segments, and the runs stored in them.
 //!
 //! A late mount, a file limit or a failing disk must not cost pages: the index keeps their runs and
-//! journals nothing about them. Until the space returns they are *hidden*, with all runs behind
-//! them in chained scopes: lookups miss them, and puts of their pages are refused as `unavailable`.
-//! Eviction skips runs in absent space, because evicting them would free nothing.
+//! journals nothing about them. Until the space returns, the runs are *hidden*, with all runs after
+//! them in chained scopes: lookups miss them, and puts of their pages are refused as
+//! `absent_space`. Eviction skips runs in absent space, because evicting them would free nothing.
 
 use super::capacity::share_out;
 use super::hidden::{Cause, Hidden};
 use super::{State, StoreCore};
-use crate::stats::Unavailable;
+use crate::stats::AbsentSpace;
 use crate::volumes::VolumeState;
 use ritornello_format::{Error, Extent, Manifest, Result, SegmentId};
 use ritornello_index::{Removed, RunId, RunView};
@@ -18,12 +18,12 @@ use std::time::{Duration, Instant};
 
 /// Interval of checks for absent volumes and segments.
 pub(super) const ABSENT_INTERVAL: Duration = Duration::from_secs(2);
-/// Maximum reasons listed in one answer.
+/// Maximum reasons per answer.
 const REASONS_MAX: usize = 64;
 /// Maximum time that reattaching waits for a capacity change.
 const SHAPE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Volumes and segments that cannot be used now, with the reasons.
+/// Absent volumes and segments, with the reasons.
 #[derive(Debug, Default)]
 pub(super) struct Absence {
     pub(super) volumes: BTreeMap<u8, String>,
@@ -34,13 +34,17 @@ pub(super) struct Absence {
 }
 
 impl Absence {
-    /// Volumes of `manifest` that `found` reports as away.
+    /// Returns the volumes of `manifest` that `found` reports as absent.
     pub(super) fn of(manifest: &Manifest, found: &[VolumeState]) -> Self {
         let mut absence = Self::default();
         for (number, at) in (0..=u8::MAX).zip(found) {
             if let Some(why) = at.absence() {
                 let dir = manifest.volumes.get(usize::from(number)).map_or("", |v| v.dir.as_str());
-                tracing::warn!(dir, why, "a volume is away: its pages are misses until it is back");
+                tracing::warn!(
+                    dir,
+                    why,
+                    "a volume is absent: its pages are misses until it returns"
+                );
                 absence.volumes.insert(number, why.to_owned());
             }
         }
@@ -55,7 +59,7 @@ impl Absence {
         self.volumes.contains_key(&segment.volume()) || self.segments.contains_key(&segment)
     }
 
-    /// Whether any part of a run lies in absent space.
+    /// Whether any of `extents` is in absent space.
     pub(super) fn hides(&self, extents: &[Extent]) -> bool {
         !self.is_empty() && extents.iter().any(|extent| self.covers(extent.segment))
     }
@@ -76,8 +80,8 @@ impl Absence {
         (known + single) as u32
     }
 
-    /// Removes a volume that was given up.
-    pub(super) fn forget(&mut self, number: u8) {
+    /// Removes a retired volume.
+    pub(super) fn retire(&mut self, number: u8) {
         self.volumes.remove(&number);
         self.known.remove(&number);
         self.segments.retain(|id, _| id.volume() != number);
@@ -94,8 +98,8 @@ impl Absence {
 }
 
 impl StoreCore {
-    /// Describes what cannot be used now, for `stat`.
-    pub(super) fn unavailable(&self, state: &State) -> Unavailable {
+    /// Describes the absent space, for `stat`.
+    pub(super) fn absent_space(&self, state: &State) -> AbsentSpace {
         let manifest = self.manifest();
         let dir = |volume: u8| {
             manifest.volumes.get(usize::from(volume)).map_or("", |v| v.dir.as_str()).to_owned()
@@ -106,7 +110,7 @@ impl StoreCore {
             .segments
             .iter()
             .map(|(id, why)| format!("{}, segment {}: {why}", dir(id.volume()), id.number()));
-        Unavailable {
+        AbsentSpace {
             reasons: volumes.chain(segments).take(REASONS_MAX).collect(),
             runs: self.hidden.len() as u64,
         }
@@ -117,20 +121,20 @@ impl StoreCore {
         !self.state.lock().absence.is_empty()
     }
 
-    /// Checks absent volumes and segments, and reattaches those that have returned: lookups find
-    /// their runs again, except those whose space is gone.
+    /// Checks absent volumes and segments, and reattaches returned volumes and segments: lookups
+    /// find their runs again, except runs whose space was removed.
     ///
     /// # Errors
-    /// The errors of the file system: what was not reattached stays absent.
+    /// File-system errors: volumes and segments that were not reattached stay absent.
     pub(super) fn reattach_absent(&self) -> Result<()> {
         if !self.is_degraded() {
             return Ok(());
         }
         let mut volumes = self.attach_volumes();
-        let Some(_turn) = self.shape.try_lock_until(Instant::now() + SHAPE_TIMEOUT) else {
+        let Some(_shape) = self.shape.try_lock_until(Instant::now() + SHAPE_TIMEOUT) else {
             return Ok(());
         };
-        // Another caller may have reattached one, or given it up.
+        // Another caller may have reattached or retired a volume.
         volumes.retain(|(number, _)| self.state.lock().absence.volumes.contains_key(number));
         for (number, volume) in (0..=u8::MAX).zip(&self.manifest().volumes) {
             if volume.is_retired() {
@@ -147,10 +151,10 @@ impl StoreCore {
                 Ok(_) => restored.push(id),
                 Err(error) => {
                     let listed = self.segments.list(id.volume());
-                    let is_gone = listed.is_ok_and(|listed| !listed.contains(&id))
-                        && self.is_volume_here(id.volume());
+                    let is_retired = listed.is_ok_and(|listed| !listed.contains(&id))
+                        && self.is_volume_present(id.volume());
                     let mut state = self.state.lock();
-                    if is_gone {
+                    if is_retired {
                         state.absence.segments.remove(&id);
                         vanished += 1;
                     } else if let Some(reason) = state.absence.segments.get_mut(&id) {
@@ -176,7 +180,7 @@ impl StoreCore {
             segments = restored.len(),
             runs = shown,
             pages_dropped = dropped,
-            "absent space is back"
+            "absent space has returned"
         );
         // Free space in the restored segments is reused after this round and a drain.
         self.make_durable()
@@ -187,11 +191,12 @@ impl StoreCore {
         let absent: Vec<u8> = self.state.lock().absence.volumes.keys().copied().collect();
         let manifest = self.manifest();
         let found = self.directory().volume_states(&manifest);
-        // Before a segment of theirs is opened: without its marker a volume cannot be used.
+        // Markers are repaired before a segment is opened: without its marker a volume cannot be
+        // used.
         self.directory().repair_markers(&mut manifest.as_ref().clone(), &found);
         let mut here = Vec::new();
         for number in absent {
-            let at = found.get(usize::from(number)).cloned().unwrap_or(VolumeState::Gone);
+            let at = found.get(usize::from(number)).cloned().unwrap_or(VolumeState::Retired);
             let attached = match at.absence() {
                 Some(why) => Err(why.to_owned()),
                 None => self.attach(number, &at.dir()).map_err(|error| error.to_string()),
@@ -199,7 +204,7 @@ impl StoreCore {
             match attached {
                 Ok(segments) => here.push((number, segments)),
                 Err(why) => {
-                    // The volume may have been given up meanwhile.
+                    // The volume may have been retired concurrently.
                     if let Some(reason) = self.state.lock().absence.volumes.get_mut(&number) {
                         *reason = why;
                     }
@@ -210,8 +215,8 @@ impl StoreCore {
     }
 
     /// Whether the directory of a volume carries its marker now.
-    pub(super) fn is_volume_here(&self, number: u8) -> bool {
-        self.directory().is_volume_here(&self.manifest(), number)
+    pub(super) fn is_volume_present(&self, number: u8) -> bool {
+        self.directory().is_volume_present(&self.manifest(), number)
     }
 
     fn attach(&self, number: u8, dir: &Path) -> Result<Vec<SegmentId>> {
@@ -221,16 +226,17 @@ impl StoreCore {
         }
         self.segments.attach(number, candidate)?;
         let listed = self.segments.list_durably(number)?;
-        // Checked after the list and its sync, because an empty mount point lists no files.
-        if !self.is_volume_here(number) {
-            return Err(Error::retry("it became unavailable again"));
+        // The marker is checked after the list and its sync, because an empty mount point lists no
+        // files.
+        if !self.is_volume_present(number) {
+            return Err(Error::retry("it became absent again"));
         }
         Ok(listed)
     }
 
     /// Adds returned segments to the space. Extents of hidden runs and of living clients are in
-    /// use; the rest is withheld until the removals made during the absence are durable and the
-    /// segments are drained. Returns the extents that could not be marked.
+    /// use. All other extents are withheld until the removals made during the absence are durable
+    /// and the segments are drained. Returns the extents that could not be marked.
     fn restore(&self, segments: &[SegmentId]) -> HashSet<Extent> {
         let mut runs: HashMap<SegmentId, Vec<RunId>> = HashMap::new();
         for run in self.hidden.list(Cause::Absent) {
@@ -243,9 +249,9 @@ impl StoreCore {
         }
         let mut unmarked = HashSet::new();
         for &id in segments {
-            // Held until all extents are marked, so that no put is placed in the segment before.
-            // Pending removals are applied first: otherwise their extents would be freed a second
-            // time, because the segment returns with them as free space.
+            // The lock is held until all extents are marked, so that no put is placed in the
+            // segment before. Pending removals are applied first: the segment returns with their
+            // extents as free space, so a later removal would free them a second time.
             let mut state = self.state.lock();
             while state.removals_under_way + state.dropping > 0 {
                 self.removals_applied.wait(&mut state);
@@ -269,8 +275,8 @@ impl StoreCore {
         unmarked
     }
 
-    /// Unhides the runs whose space has returned completely, and drops those whose space differs
-    /// from the index. Returns the number of runs unhidden and of pages dropped.
+    /// Unhides the runs whose space has returned completely, and removes the runs whose space
+    /// differs from the index. Returns the number of runs unhidden and of pages dropped.
     fn unhide_returned(&self, unmarked: &HashSet<Extent>) -> (usize, u64) {
         let mut still = HashSet::new();
         let (mut shown, mut dropped) = (0, 0);
@@ -282,10 +288,10 @@ impl StoreCore {
                 still.insert(run);
                 continue;
             }
-            let lies_there = |extent: &Extent| {
+            let is_restored = |extent: &Extent| {
                 !unmarked.contains(extent) && state.space.has_segment(extent.segment)
             };
-            if extents.iter().all(lies_there) {
+            if extents.iter().all(is_restored) {
                 shown += 1;
             } else {
                 dropped += self.drop_unmarked(&mut state, run, unmarked);
@@ -295,7 +301,7 @@ impl StoreCore {
         (shown, dropped)
     }
 
-    /// Hides the `absent` runs and those behind them, and unhides all others.
+    /// Hides the `absent` runs and the runs after them, and unhides all other runs.
     fn hide(&self, mut absent: HashSet<RunId>) {
         absent.retain(|run| self.index.place(*run).is_some());
         let behind = self.hidden.list(Cause::Behind);
@@ -304,7 +310,7 @@ impl StoreCore {
         self.hidden.replace(Hidden::new(&absent, &parents));
     }
 
-    /// Removes a run whose space is gone, with all runs behind it. Returns the number of pages
+    /// Removes a run whose space was removed, with all runs after it. Returns the number of pages
     /// removed.
     fn drop_unmarked(&self, state: &mut State, run: RunId, unmarked: &HashSet<Extent>) -> u64 {
         let mut removed = self.index.truncate(run, 0);
@@ -314,18 +320,18 @@ impl StoreCore {
         state.apply_removals(removed, None).0
     }
 
-    /// Gives an absent volume up: removes its runs from the index, durably.
+    /// Retires an absent volume: removes its runs from the index, durably.
     ///
     /// # Errors
-    /// As of [`StoreCore::make_durable`].
-    pub(super) fn forget_volume(&self, number: u8) -> Result<()> {
+    /// `Fatal` if a sync failed: the store is poisoned.
+    pub(super) fn retire_absent_volume(&self, number: u8) -> Result<()> {
         // Excludes `reattach_absent`, because both replace the hidden runs.
-        let _turn = self.shape.lock();
-        let lies_there =
+        let _shape = self.shape.lock();
+        let is_in_volume =
             |view: &RunView| view.live_extents().iter().any(|e| e.segment.volume() == number);
         let mut lost = Vec::new();
         self.index.for_each(&mut |run, view| {
-            if lies_there(&view) {
+            if is_in_volume(&view) {
                 lost.push(run);
             }
         });
@@ -333,7 +339,7 @@ impl StoreCore {
             let mut state = self.state.lock();
             let removed = self.index.truncate(run, 0);
             let (pages, _) = state.apply_removals(removed, None);
-            self.counters.pages_deleted.add(pages);
+            self.counters.deleted_pages.add(pages);
         }
         self.hide(self.hidden.list(Cause::Absent).into_iter().collect());
         self.make_durable()

@@ -1,9 +1,9 @@
 //! Changing the capacity and the directories of a store in use.
 //!
-//! The manifest records the target durably before any action. A larger capacity is available at
-//! once. For a smaller one, or a drained directory, the segments beyond the shares are closed, and
-//! the maintenance thread empties and removes them. If the owner ends half-way, the next one
-//! continues from the manifest.
+//! The manifest records the target durably before any action. A larger capacity is available
+//! immediately. After a smaller capacity, or for a drained directory, the segments beyond the
+//! shares are sealed, and the maintenance thread empties and removes them. If the owner ends
+//! half-way, the next owner continues from the manifest.
 
 use super::absence::Absence;
 use super::{State, StoreCore};
@@ -27,28 +27,30 @@ use std::time::{Duration, Instant};
 pub enum CapacityChange {
     /// Sets the budget, in bytes.
     Capacity(u64),
-    /// Adds a directory for segments, or marks a directory of the store again that is away because
-    /// its marker was lost.
-    AddPath(String),
-    /// Drains a directory: no new run is placed there, and its runs are moved or evicted.
-    DrainPath(String),
-    /// Gives up a directory that is away, and its pages.
-    ForgetPath(String),
+    /// Adds a directory for segments, or marks an absent directory of the store whose marker was
+    /// lost.
+    AddVolume(String),
+    /// Drains a directory: new runs are placed in other directories, and its runs are moved or
+    /// evicted.
+    DrainVolume(String),
+    /// Gives up an absent directory and its pages.
+    ForgetVolume(String),
 }
 
 impl StoreCore {
     /// Changes capacity or directories. Returns when the change is complete, or `Retry` after
-    /// `timeout`; the rest then continues in the background.
+    /// `timeout`; the change then continues in the background.
     ///
     /// # Errors
-    /// `Invalid` for a capacity below two segments, or below what is leased, retained and being
-    /// written; for a directory that is in use already, unknown, another store's, or the last one.
+    /// `Invalid` if the capacity is below two segments, or below the leased, retained and reserved
+    /// bytes; if the directory is already in use, unknown, another store's, or the store's last
+    /// directory.
     pub fn change_capacity(&self, change: &CapacityChange, timeout: Duration) -> Result<()> {
         self.check_writable()?;
         let deadline = Instant::now() + timeout;
         let (mut forgotten, mut marked) = (None, None);
         {
-            let Some(_turn) = self.shape.try_lock_until(deadline) else {
+            let Some(_shape) = self.shape.try_lock_until(deadline) else {
                 return Err(Error::retry("the store's space is being changed already"));
             };
             // A segment being created must be registered before shares change, or its file would be
@@ -60,16 +62,16 @@ impl StoreCore {
             let mut candidate = None;
             match change {
                 CapacityChange::Capacity(bytes) => manifest.capacity = *bytes,
-                CapacityChange::AddPath(dir) => {
+                CapacityChange::AddVolume(dir) => {
                     let name = self.directory().volume_name(Path::new(dir))?;
                     match manifest.volumes.iter().position(|volume| volume.dir == name) {
                         Some(at) => marked = Some(self.mark_again(&mut manifest, at as u8)?),
                         None => candidate = Some(self.add_volume(&mut manifest, name)?),
                     }
                 }
-                CapacityChange::DrainPath(dir) => self.drain_volume(&mut manifest, dir)?,
-                CapacityChange::ForgetPath(dir) => {
-                    forgotten = Some(self.forget_path(&mut manifest, dir)?)
+                CapacityChange::DrainVolume(dir) => self.evacuate_volume(&mut manifest, dir)?,
+                CapacityChange::ForgetVolume(dir) => {
+                    forgotten = Some(self.forget_volume(&mut manifest, dir)?)
                 }
             }
             let budget = Budget::divide(manifest.capacity, manifest.segment_bytes)?;
@@ -84,7 +86,7 @@ impl StoreCore {
             {
                 let mut state = self.state.lock();
                 if let Some(number) = forgotten {
-                    state.absence.forget(number);
+                    state.absence.retire(number);
                 }
                 let State { space, absence, .. } = &mut *state;
                 share_out(space, absence, &manifest, &budget);
@@ -94,52 +96,52 @@ impl StoreCore {
         }
         if let Some(number) = forgotten {
             // The change is durable in the manifest: a next owner drops the remaining runs.
-            self.forget_volume(number)?;
+            self.retire_absent_volume(number)?;
         }
         if let Some(number) = marked {
             self.reattach_absent()?;
             if let Some(why) = self.state.lock().absence.volumes.get(&number) {
-                let said = "the directory is marked again, and cannot be used yet";
+                let said = "the directory is marked again, but still absent";
                 return Err(Error::retry(said).with("why", why));
             }
         }
         self.await_maintenance(deadline)
     }
 
-    /// Waits until the space has its target size.
+    /// Waits until segments, directories and the index have their target sizes.
     fn await_maintenance(&self, deadline: Instant) -> Result<()> {
         let mut seen = 0;
-        // Woken once: the maintenance thread retries leased segments on its own.
+        // One wake-up suffices: the maintenance thread retries leased segments.
         self.maintenance.wake();
         loop {
             if self.is_space_as_wanted() {
                 return Ok(());
             }
             self.check_writable()?;
-            if self.options.upkeep {
+            if self.options.background_threads {
                 seen = self.maintenance.wait(seen, deadline);
             } else {
                 self.maintain_space(&Control::default())?;
             }
             if Instant::now() >= deadline && !self.is_space_as_wanted() {
-                let closed = self.state.lock().space.sealed().len();
+                let sealed = self.state.lock().space.sealed().len();
                 return Err(Error::retry(
-                    "the store is still being emptied, and continues in the background",
+                    "segments are still being emptied, which continues in the background",
                 )
-                .with("segments_to_go", closed));
+                .with("segments_to_go", sealed));
             }
         }
     }
 
     /// Whether no capacity change is pending.
     fn is_space_as_wanted(&self) -> bool {
-        let draining = self.is_draining_paths();
+        let draining = self.is_draining_volumes();
         let fits = self.index.stats().disk_bytes <= self.budget().index_bytes;
         !draining && fits && self.state.lock().space.sealed().is_empty()
     }
 
-    /// Whether a present directory is being drained.
-    pub(super) fn is_draining_paths(&self) -> bool {
+    /// Whether a directory is being drained and not absent.
+    pub(super) fn is_draining_volumes(&self) -> bool {
         let manifest = self.manifest();
         let state = self.state.lock();
         (0..=u8::MAX).zip(&manifest.volumes).any(|(number, volume)| {
@@ -151,7 +153,7 @@ impl StoreCore {
         self.directory.clone()
     }
 
-    /// Checks that a smaller capacity holds what cannot be evicted.
+    /// Checks that a smaller capacity holds all runs that cannot be evicted.
     fn check_holds_what_stays(&self, budget: &Budget) -> Result<()> {
         let segment_units = budget.segment_bytes / UNIT;
         let units = u64::from(budget.segments_max) * segment_units;
@@ -169,8 +171,8 @@ impl StoreCore {
             return Ok(());
         }
         Err(Error::invalid(
-            "the capacity is below what may not be evicted: give more, or wait until leases and \
-             retentions end",
+            "the capacity is below the bytes that may not be evicted: give more, or wait until \
+             leases and retentions end",
         )
         .with("capacity", budget.capacity)
         .with("retained", retained * UNIT)
@@ -188,8 +190,9 @@ impl StoreCore {
     }
 
     /// Marks the directory of a volume whose marker was lost. Returns the volume's number. Every
-    /// segment that the index names must exist there, because the pages of a missing one would be
-    /// given up. If the index names none, the directory must hold nothing else, like a new one.
+    /// segment that the index names must exist in the directory, because the pages of a missing
+    /// segment would be lost. If the index names no segment, the directory must be empty, like a
+    /// new directory.
     fn mark_again(&self, manifest: &mut Manifest, number: u8) -> Result<u8> {
         let marker = VolumeMarker { store: manifest.uuid, volume: number };
         let volume = &mut manifest.volumes[usize::from(number)];
@@ -251,11 +254,13 @@ impl StoreCore {
         let number = manifest.volumes.len() as u8;
         let marker = VolumeMarker { store: manifest.uuid, volume: number };
         if let Some(found) = names.iter().find(|name| self.is_strange(&path, name)) {
-            return Err(Error::invalid("the directory holds something: name an empty or new one")
-                .with("dir", path.display())
-                .with("found", found.to_string_lossy()));
+            return Err(Error::invalid(
+                "the directory is not empty: name an empty or new directory",
+            )
+            .with("dir", path.display())
+            .with("found", found.to_string_lossy()));
         }
-        // Removes what an owner left that was killed while it added the directory.
+        // Removes the files of an owner that was killed while it added the directory.
         for name in names.iter().filter(|name| name.as_os_str() != LOST_AND_FOUND) {
             self.medium.remove(&path.join(name)).map_err(refused)?;
         }
@@ -295,17 +300,17 @@ impl StoreCore {
         found.ok_or_else(|| {
             let dirs: Vec<&str> =
                 manifest.volumes.iter().filter(|v| here(v)).map(|v| v.dir.as_str()).collect();
-            Error::invalid("the store has no such directory")
+            Error::invalid("the directory is not in the store")
                 .with("given", dir)
                 .with("has", dirs.join(", "))
         })
     }
 
-    fn drain_volume(&self, manifest: &mut Manifest, dir: &str) -> Result<()> {
+    fn evacuate_volume(&self, manifest: &mut Manifest, dir: &str) -> Result<()> {
         let found = self.volume_in(manifest, dir)?;
         if self.state.lock().absence.volumes.contains_key(&(found as u8)) {
             return Err(Error::invalid(
-                "this directory is away: mount it, or give it up (`ritornello paths forget`)",
+                "this directory is absent: mount it, or give it up (`ritornello paths forget`)",
             )
             .with("dir", dir));
         }
@@ -314,12 +319,12 @@ impl StoreCore {
     }
 
     /// Removes an absent volume from `manifest`. Returns its number.
-    fn forget_path(&self, manifest: &mut Manifest, dir: &str) -> Result<u8> {
+    fn forget_volume(&self, manifest: &mut Manifest, dir: &str) -> Result<u8> {
         let found = self.volume_in(manifest, dir)?;
         let number = found as u8;
         if !self.state.lock().absence.volumes.contains_key(&number) {
             return Err(Error::invalid(
-                "this directory is here, and so are its pages: drain it instead (`ritornello paths \
+                "this directory and its pages are present: drain it instead (`ritornello paths \
                  drain`)",
             )
             .with("dir", dir));
@@ -346,7 +351,7 @@ fn check_not_last(manifest: &Manifest, dir: &str) -> Result<()> {
         return Ok(());
     }
     Err(Error::invalid(
-        "this is the store's last directory: add another one first (`ritornello paths add`)",
+        "this is the store's last directory: add another directory first (`ritornello paths add`)",
     )
     .with("dir", dir))
 }
@@ -358,19 +363,19 @@ pub(super) fn share_out(
     manifest: &Manifest,
     budget: &Budget,
 ) {
-    let there = space.segments_by_volume();
-    let mut absent = 0;
+    let by_volume = space.segments_by_volume();
+    let mut absent_total = 0;
     let mut existing: Vec<Option<u32>> = Vec::with_capacity(manifest.volumes.len());
     for (at, volume) in (0..=u8::MAX).zip(&manifest.volumes) {
-        let here = there.get(usize::from(at)).copied().unwrap_or(0);
-        let away = absence.segments_of(at);
-        absent += away;
-        existing.push(volume.is_active().then_some(here + away));
+        let present = by_volume.get(usize::from(at)).copied().unwrap_or(0);
+        let absent = absence.segments_of(at);
+        absent_total += absent;
+        existing.push(volume.is_active().then_some(present + absent));
         if absence.volumes.contains_key(&at) {
             space.stop_growth(at);
         }
     }
-    space.set_shares(&budget.shares(&existing), budget.segments_max.saturating_sub(absent));
+    space.set_shares(&budget.shares(&existing), budget.segments_max.saturating_sub(absent_total));
     for segment in absence.segments.keys() {
         // The file exists, so its number is in use.
         space.start_numbers_at(segment.volume(), segment.number() + 1);
@@ -381,7 +386,7 @@ pub(super) fn share_out(
 }
 
 impl State {
-    /// Releases quarantined space of closed segments, which is not reused anyway.
+    /// Releases quarantined space of sealed segments, which is not reused anyway.
     pub(super) fn release_quarantined(&mut self) {
         let (gone, kept): (Vec<_>, Vec<_>) = std::mem::take(&mut self.quarantine)
             .into_iter()

@@ -6,20 +6,20 @@ use crate::catalog::{Committed, Refusal};
 use ritornello_format::{Error, ErrorKind, Extent, PageHash, Result, ScopeSlot, UNIT};
 use ritornello_index::{NewRun, RunId};
 
-/// Maximum runs remembered that wait for the page they follow; further ones are linked by the next
-/// put over both.
+/// Maximum runs remembered while the page that they follow is not committed. Runs above the limit
+/// are linked by the next put that covers both pages.
 const WAITING_MAX: usize = 4096;
 
 impl StoreCore {
     pub(super) fn commit(
         &self,
-        asking: ClientId,
+        client: ClientId,
         id: u64,
         written: &[Option<u64>],
     ) -> Result<Committed> {
         self.check_writable()?;
         let mut state = self.state.lock();
-        state.check_reservation_owner(asking, id)?;
+        state.check_reservation_owner(client, id)?;
         let Some(reservation) = state.reservations.open.remove(&id) else {
             return Err(Error::retry("this reservation is not known here: put again")
                 .with("reservation", id));
@@ -27,7 +27,7 @@ impl StoreCore {
         let Reservation { client, scope, hashes, runs, retain_until, flushed_later, lease } =
             reservation;
         let mut unused: Vec<Extent> = Vec::new();
-        let (mut pages_refused, mut retained) = (0, false);
+        let (mut refused_pages, mut retained) = (0, false);
         for (at, run) in runs.iter().enumerate() {
             let checksum = written.get(at).copied().flatten();
             let pages = &hashes[run.at as usize..(run.at + run.pages) as usize];
@@ -39,13 +39,15 @@ impl StoreCore {
             self.counters.bytes_written.add(run.place.units() * UNIT);
             let mut place = run.place.clone();
             place.header_checksum = checksum;
-            // Eviction needs the owner's lock, so the parent stays until the run is inserted.
+            // Eviction needs the owner's lock, so the parent cannot be evicted before the run is
+            // inserted.
             let found = run.parent.and_then(|page| self.index.locate(scope.slot, page));
             let new = NewRun {
                 scope: scope.slot,
                 chained: scope.chained,
-                // The index refuses a run whose parent existed when it was planned and is gone.
-                parent: run.parent.filter(|_| found.is_some() || run.parent_there),
+                // The index refuses the run if its parent existed at planning time and was removed
+                // since.
+                parent: run.parent.filter(|_| found.is_some() || run.parent_present),
                 pages,
                 place: &place,
                 recency: self.clock.tick(),
@@ -65,12 +67,12 @@ impl StoreCore {
                     }
                     retained |= self.link_waiting_children(&mut state, scope.slot, run_id, pages);
                     state.dirty.extend(place.extents.iter().map(|e| e.segment));
-                    self.counters.pages_stored.add(u64::from(run.pages));
+                    self.counters.stored_pages.add(u64::from(run.pages));
                     self.counters.bytes_admitted.add(u64::from(run.pages) * scope.page_bytes);
                 }
                 Err(error) => {
                     if error.kind() == ErrorKind::Retry {
-                        pages_refused += u64::from(run.pages);
+                        refused_pages += u64::from(run.pages);
                     }
                     // A failed index accepts no further records.
                     self.rounds.poison_if_fatal(&error);
@@ -80,10 +82,10 @@ impl StoreCore {
                 }
             }
         }
-        let refused = (pages_refused > 0).then_some(Refusal::Metadata);
+        let refused = (refused_pages > 0).then_some(Refusal::Metadata);
         if refused.is_some() {
-            self.counters.refused_metadata.add(pages_refused);
-            self.counters.pages_refused.add(pages_refused);
+            self.counters.refused_metadata.add(refused_pages);
+            self.counters.refused_pages.add(refused_pages);
             // The index is full: evicting as much as was refused makes space for the next put.
             let units = runs.iter().map(|run: &PlannedRun| run.place.units()).sum();
             self.evict(&mut state, units);
@@ -91,7 +93,7 @@ impl StoreCore {
         let freed = state.leases.release(lease.0);
         state.add_to_limbo(freed);
         drop(state);
-        // Logged before the space is freed: a record that came later could withhold space that has
+        // The end is logged before the space is freed: a later record could withhold space that has
         // a new user.
         if client != ClientId::LOCAL {
             self.log.lock().note_ended(id);
@@ -139,11 +141,11 @@ impl StoreCore {
     /// Inserts a run.
     ///
     /// # Errors
-    /// `Invalid` if another put stored one of its pages meanwhile; those of the index, if its
-    /// parent is gone.
+    /// `Invalid` if another put stored one of the run's pages; the error of
+    /// [`PrefixIndex::insert`](ritornello_index::PrefixIndex::insert) if the parent was removed.
     fn insert(&self, new: &NewRun<'_>) -> Result<RunId> {
         if self.index.exists(new.scope, &new.pages).contains(&true) {
-            return Err(Error::invalid("another put stored a page of this run meanwhile"));
+            return Err(Error::invalid("another put has stored a page of this run"));
         }
         self.index.insert(new)
     }
@@ -162,8 +164,8 @@ impl StoreCore {
                 let first = pair[1].at as usize;
                 if pair[1].first == 0 {
                     let parent_page = pair[0].first + pair[0].pages - 1;
-                    // Index, eviction and usage learn of the link under one lock, or a victim
-                    // could be chosen that has a child.
+                    // Index, eviction and usage record the link under one lock; otherwise a run
+                    // with a child could become a victim.
                     let mut state = self.state.lock();
                     self.index.link(slot, hashes[first - 1], hashes[first]);
                     state.eviction.link(pair[1].run, pair[0].run, parent_page);

@@ -1,11 +1,11 @@
-//! Space that a dead process may still be writing to.
+//! Withheld space: a dead process may still be writing to it.
 //!
 //! `io_uring` outlives its process: the kernel releases the file locks of a killed process while
-//! its direct writes are still queued in the block layer, for as long as the disk takes. Space that
-//! such a process may have been writing to is withheld until its segment is drained
-//! ([`Segments::drain`](ritornello_volume::segments::Segments::drain)). After an unclean end that
-//! is all free space, because an owner's own reservations are in no log; after the death of a
-//! client it is the client's reservations.
+//! its direct writes are still queued in the block layer, for as long as the disk takes. Space to
+//! which the process may have been writing is withheld until its segment is drained
+//! ([`Segments::drain`](ritornello_volume::segments::Segments::drain)). After an unclean end all
+//! free space is withheld, because the owner's reservations are in no log; after the death of a
+//! client, the client's reservations.
 
 use super::{State, StoreCore};
 use ritornello_format::{Extent, SegmentId};
@@ -81,7 +81,7 @@ impl Draining {
     }
 }
 
-/// Marks `holes` as in use. Returns those that could be marked.
+/// Marks `holes` as in use. Returns the holes that could be marked.
 pub(super) fn withhold(space: &mut Space, holes: Vec<Extent>) -> Vec<Extent> {
     let withheld = |hole: &Extent| {
         let marked = space.mark(std::slice::from_ref(hole));
@@ -112,7 +112,7 @@ impl StoreCore {
         {
             return;
         }
-        if !self.options.upkeep {
+        if !self.options.background_threads {
             self.drain_all();
             return;
         }
@@ -121,7 +121,7 @@ impl StoreCore {
             .name("ritornello-drain".to_owned())
             .spawn(move || core.drain_all());
         if let Err(error) = started {
-            // The upkeep thread retries.
+            // The periodic thread retries.
             tracing::warn!(%error, "no thread to wait for writes of a dead process");
             self.is_draining.store(false, Ordering::Release);
         }
@@ -141,13 +141,14 @@ impl StoreCore {
             for volume in volumes {
                 let drain = || volume.iter().for_each(|(id, count)| self.drain_one(*id, *count));
                 let thread = std::thread::Builder::new().name("ritornello-drain".to_owned());
-                if !self.options.upkeep || thread.spawn_scoped(scope, drain).is_err() {
+                if !self.options.background_threads || thread.spawn_scoped(scope, drain).is_err() {
                     drain();
                 }
             }
             last.into_iter().flatten().for_each(|(id, count)| self.drain_one(*id, *count));
         });
-        // Notified under the lock, so that a caller between its check and its wait is woken.
+        // The notification is sent under the lock, so that a caller between its check and its wait
+        // is woken.
         let _state = self.state.lock();
         self.is_draining.store(false, Ordering::Release);
         self.drained.notify_all();

@@ -8,9 +8,11 @@ use std::ops::Range;
 
 /// Maximum payload of a run, which keeps eviction and reads fine-grained.
 const RUN_BYTES_MAX: u64 = 64 << 20;
-/// Pages of different length on disk share a run if padding is at most one part in this many of it,
+/// Pages of different length on disk share a run if padding is at most 1/`PADDING_SHARE` of the
+/// run, or at most [`PADDING_UNITS`].
 const PADDING_SHARE: u64 = 32;
-/// or at most this many units: another run costs a header, and an operation for each reader.
+/// Maximum units of padding in a short run; another run would cost a header, and an operation per
+/// reader.
 const PADDING_UNITS: u64 = 8;
 
 impl StoreCore {
@@ -31,7 +33,7 @@ impl StoreCore {
                 at += 1;
                 continue;
             }
-            let gap = present[at..].iter().take_while(|there| !**there).count();
+            let gap = present[at..].iter().take_while(|present| !**present).count();
             let lengths = keys[at..at + gap].iter().map(|key| key.len());
             let fit = RunHeader::pages_that_fit(lengths, request.slices_per_page.max(1)).max(1);
             let pages = pages_alike(scope, request, at..at + gap.min(fit), most);

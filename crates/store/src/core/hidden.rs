@@ -1,4 +1,4 @@
-//! Runs hidden from lookups, because part of them lies in absent space.
+//! Runs hidden from lookups: runs with extents in absent space, and the runs after them.
 
 use super::StoreCore;
 use parking_lot::RwLock;
@@ -10,9 +10,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// Why a run is hidden.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Cause {
-    /// Part of the run lies in absent space.
+    /// Some extents of the run are in absent space.
     Absent,
-    /// A run that it follows is hidden.
+    /// An ancestor of the run is hidden.
     Behind,
 }
 
@@ -25,8 +25,8 @@ pub(super) struct Hidden {
 }
 
 impl Hidden {
-    /// Hides the `absent` runs, and those keys of `parents` (run, the run that it follows) that
-    /// have an absent ancestor.
+    /// Hides the `absent` runs, and the keys of `parents` (run to parent) that have an absent
+    /// ancestor.
     pub(super) fn new(absent: &HashSet<RunId>, parents: &HashMap<RunId, RunId>) -> Self {
         let mut runs: HashMap<RunId, Cause> =
             absent.iter().map(|run| (*run, Cause::Absent)).collect();
@@ -49,7 +49,7 @@ impl Hidden {
         Self { any: AtomicBool::new(!runs.is_empty()), runs: RwLock::new(runs) }
     }
 
-    /// Whether part of `run` lies in absent space.
+    /// Whether some extents of `run` are in absent space.
     pub(super) fn is_absent(&self, run: RunId) -> bool {
         !self.is_empty() && self.runs.read().get(&run) == Some(&Cause::Absent)
     }
@@ -81,8 +81,8 @@ impl Hidden {
 }
 
 impl StoreCore {
-    /// Keeps the steps that a reader can follow: none in a hidden run, and in a chained scope none
-    /// behind one.
+    /// Removes the steps that a reader cannot follow: steps in hidden runs, and in a chained scope
+    /// all steps after them.
     pub(super) fn visible(&self, chained: bool, mut steps: Vec<Step>) -> Vec<Step> {
         if self.hidden.is_empty() {
             return steps;

@@ -7,8 +7,8 @@ use ritornello_format::PageHash;
 use std::time::{Duration, Instant};
 
 /// Shortest interval between log lines.
-const SAID_AGAIN: Duration = Duration::from_secs(3600);
-/// One part in this many of the index is evicted at once.
+const LOG_INTERVAL: Duration = Duration::from_secs(3600);
+/// Evicts 1/`EVICTED_SHARE` of the index per pass.
 const EVICTED_SHARE: u64 = 16;
 
 impl StoreCore {
@@ -19,9 +19,9 @@ impl StoreCore {
         }
         let mut state = self.state.lock();
         state.index_full = true;
-        let said = state.index_full_said;
-        if said.is_none_or(|at| at.elapsed() >= SAID_AGAIN) {
-            state.index_full_said = Some(Instant::now());
+        let logged = state.index_full_logged_at;
+        if logged.is_none_or(|at| at.elapsed() >= LOG_INTERVAL) {
+            state.index_full_logged_at = Some(Instant::now());
             drop(state);
             let index = self.index.stats();
             tracing::warn!(
@@ -29,13 +29,13 @@ impl StoreCore {
                 ceiling_bytes = index.memory_bytes_max,
                 pages = index.pages,
                 runs = index.runs,
-                "the index has reached its memory ceiling: puts are skipped until eviction has made \
-                 room. Raise the ceiling (index=\"run:8GiB\"), give the store less capacity \
+                "the index has reached its memory ceiling: puts are skipped until eviction has \
+                 made room. Raise the ceiling (index=\"run:8GiB\"), give the store less capacity \
                  (`ritornello resize`), or keep the index on disk (`ritornello convert-index DIR \
                  --to lsm`)"
             );
         }
-        self.upkeep.wake();
+        self.periodic.wake();
         false
     }
 

@@ -25,7 +25,8 @@ impl Limbo {
         }
     }
 
-    /// Takes the extents that the next sync round covers. They count until [`Limbo::remove`].
+    /// Takes the extents that the next sync round covers. The extents count until
+    /// [`Limbo::remove`].
     pub(super) fn take(&mut self) -> Vec<Extent> {
         std::mem::take(&mut self.waiting)
     }
@@ -65,15 +66,15 @@ impl Limbo {
 }
 
 impl State {
-    /// Units in limbo that will not be reused, because their segments are closed.
-    pub(super) fn leaving_units(&self) -> u64 {
-        let closed = self.space.sealed();
-        closed.into_iter().map(|segment| self.limbo.units_in(segment)).sum()
+    /// Units in limbo that will not be reused, because their segments are sealed.
+    pub(super) fn sealed_limbo_units(&self) -> u64 {
+        let sealed = self.space.sealed();
+        sealed.into_iter().map(|segment| self.limbo.units_in(segment)).sum()
     }
 
     /// Units that a put may use soon.
     pub(super) fn reclaimable(&self) -> u64 {
-        self.space.free_units() + self.limbo.units() - self.leaving_units()
+        self.space.free_units() + self.limbo.units() - self.sealed_limbo_units()
     }
 
     /// Adds released space to the limbo, because the record that frees it may not be durable.

@@ -6,9 +6,9 @@ use crate::catalog::{KeyListing, ScopeListing, ScopeRef};
 use ritornello_format::{PageHash, Scope, ScopeSlot, ScopedKeys, UNIT};
 use ritornello_index::{RunId, Step};
 
-/// Maximum scopes in one answer: their descriptions must fit a message.
+/// Maximum scopes per answer: their descriptions must fit a message.
 const SCOPES_AT_ONCE: usize = 256;
-/// Maximum keys in one answer, besides those of the run that it ends with.
+/// Maximum keys per answer; the last run is always completed.
 const KEYS_AT_ONCE: u32 = 16_384;
 
 impl StoreCore {
@@ -25,7 +25,7 @@ impl StoreCore {
         let after = |steps: &[Step], from: usize| {
             steps.last().map_or(from, |step| from + (step.at + step.pages) as usize)
         };
-        // Continues behind the first missing key.
+        // Continues after the first missing key.
         let mut from = after(&steps, 0) + 1;
         while from < keys.len() {
             let further = walk(from);
@@ -72,7 +72,7 @@ impl StoreCore {
         held
     }
 
-    /// Adds the keys of a run's pages, unless the run was removed meanwhile.
+    /// Adds the keys of a run's pages, unless the run was removed concurrently.
     fn add_keys(&self, scope: ScopeRef, run: RunId, keys: &mut Vec<Vec<u8>>) {
         let Some(view) = self.index.run(run) else { return };
         let Ok(header) = self.segments.read_header(&view.place) else { return };

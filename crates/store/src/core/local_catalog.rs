@@ -1,6 +1,6 @@
 //! The owner's [`Catalog`] for one client.
 
-use super::reclaim::Abandoned;
+use super::reservations::Abandoned;
 use super::{CapacityChange, ClientId, State, StoreCore};
 use crate::catalog::{
     Catalog, Committed, KeyListing, LEASE_PAGES_MAX, LeaseNumber, Leased, Located, LocatedRun,
@@ -17,12 +17,10 @@ use ritornello_index::{RunId, Step};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Lease of a read, from `locate` to `release`.
+/// Lease of a read, from `begin_read` to `release`.
 const READ_LEASE: Duration = Duration::from_secs(120);
-/// Maximum wait for a capacity change; the rest of it continues in the background.
+/// Maximum wait for a capacity change, which then continues in the background.
 const CAPACITY_CHANGE_TIMEOUT: Duration = Duration::from_secs(240);
-/// Maximum duration of a lease.
-const LEASE_MAX: Duration = Duration::from_secs(3600);
 
 /// The catalog of one client, in the owner's process.
 #[derive(Clone, Debug)]
@@ -36,9 +34,9 @@ impl LocalCatalog {
         Self { core, client }
     }
 
-    /// Walks the leading pages (in an unchained scope, all pages present) and pins their runs. No
+    /// Walks the leading pages (in an unchained scope, all pages present) and leases their runs. No
     /// eviction comes between.
-    fn pin(
+    fn lease_for_call(
         &self,
         scope: ScopeRef,
         keys: &[&[u8]],
@@ -51,7 +49,7 @@ impl LocalCatalog {
         let mut found = Vec::new();
         let steps = self.use_leading(&mut state, scope, keys, &mut found);
         let runs: Vec<RunId> = found.into_iter().map(|found| found.run).collect();
-        Ok((self.hold(state, &runs, ttl)?, steps))
+        Ok((self.lease_runs(state, &runs, ttl)?, steps))
     }
 
     /// Walks the pages of one scope, records the use, and adds their runs to `runs` in page order.
@@ -60,7 +58,7 @@ impl LocalCatalog {
         state: &mut State,
         scope: ScopeRef,
         keys: &[&[u8]],
-        runs: &mut Vec<FoundRun>,
+        runs: &mut Vec<LeasedRun>,
     ) -> Vec<Step> {
         let steps = self.core.walk(scope, keys);
         if steps.is_empty() {
@@ -71,7 +69,7 @@ impl LocalCatalog {
         state.eviction.hit(&path);
         state.usage.hit(scope.slot, &path);
         let others = runs.len();
-        runs.extend(steps.iter().map(|step| FoundRun { run: step.run, at: step.at }));
+        runs.extend(steps.iter().map(|step| LeasedRun { run: step.run, at: step.at }));
         if !scope.chained {
             let mut own = runs.split_off(others);
             own.sort_unstable();
@@ -82,16 +80,16 @@ impl LocalCatalog {
         steps
     }
 
-    /// Leases the leading runs of `found` that fit the client's share; they were found under the
-    /// lock that `state` holds, and all of them hold the `pages` leading pages. Returns how many of
-    /// these pages lie in leased runs.
+    /// Leases the leading runs of `found` that fit the client's share; the runs were found under
+    /// the lock that `state` holds, and together hold the `pages` leading pages. Returns the number
+    /// of leading pages in leased runs.
     ///
     /// # Errors
-    /// `Retry` if that is none.
-    fn hold_leading(
+    /// `Retry` if the client's share holds no page.
+    fn lease_leading(
         &self,
         mut state: MutexGuard<'_, State>,
-        found: &[FoundRun],
+        found: &[LeasedRun],
         pages: usize,
         ttl: Duration,
     ) -> Result<Leased> {
@@ -102,7 +100,6 @@ impl LocalCatalog {
         let (tick, capacity) = (core.clock.tick(), state.space.capacity_units());
         let runs: Vec<RunId> = found.iter().map(|found| found.run).collect();
         let units = |run| core.index.place(run).map_or(0, |place| place.units());
-        let ttl = ttl.min(LEASE_MAX);
         let (lease, taken) =
             state.leases.grant_leading(&runs, units, capacity, ttl, self.client)?;
         let within = found.get(taken).map_or(pages, |next| pages.min(next.at as usize));
@@ -125,7 +122,7 @@ impl LocalCatalog {
     /// Leases `runs`, which were found under the lock that `state` holds, without counting them for
     /// the client's share: the lease ends with the call that it serves. The null lease if `runs` is
     /// empty.
-    fn hold(
+    fn lease_runs(
         &self,
         mut state: MutexGuard<'_, State>,
         runs: &[RunId],
@@ -135,7 +132,7 @@ impl LocalCatalog {
             return Ok(LeaseNumber::default());
         }
         let tick = self.core.clock.tick();
-        let lease = state.leases.grant(runs, ttl.min(LEASE_MAX), self.client)?;
+        let lease = state.leases.grant(runs, ttl, self.client)?;
         state.touched = true;
         drop(state);
         runs.iter().for_each(|run| self.core.index.touch(*run, tick));
@@ -143,15 +140,15 @@ impl LocalCatalog {
     }
 }
 
-/// A run that holds requested pages. Ordered by run id first.
+/// A run that holds requested pages. The order is by run id, then by position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct FoundRun {
+struct LeasedRun {
     run: RunId,
-    /// Position of its first page in the requested keys.
+    /// Position of the run's first page in the requested keys.
     at: u32,
 }
 
-/// Pages from the first key on, up to the first missing one.
+/// Returns the number of leading pages before the first missing page.
 fn leading(steps: &[Step]) -> usize {
     steps.iter().fold(0, |pages, step| {
         if step.at as usize == pages { pages + step.pages as usize } else { pages }
@@ -190,14 +187,14 @@ impl Catalog for LocalCatalog {
             leading(&core.visible(true, core.index.walk(scope.slot, &scoped)))
         };
         core.counters.probes.add(1);
-        core.counters.pages_probed.add(keys.len() as u64);
-        core.counters.pages_hit.add(hit as u64);
+        core.counters.probed_pages.add(keys.len() as u64);
+        core.counters.hit_pages.add(hit as u64);
         Ok(hit)
     }
 
     fn lease(&self, scopes: &[ScopeRef], keys: &[&[u8]], ttl: Duration) -> Result<Leased> {
         if scopes.len() > 1 && keys.len().saturating_mul(scopes.len()) > LEASE_PAGES_MAX {
-            return Err(Error::invalid("too many pages to lease at once: ask in several calls")
+            return Err(Error::invalid("too many pages for one lease: use several calls")
                 .with("keys", keys.len())
                 .with("scopes", scopes.len())
                 .with("at_most", LEASE_PAGES_MAX));
@@ -210,11 +207,11 @@ impl Catalog for LocalCatalog {
         let mut runs = Vec::new();
         let mut state = core.state.lock();
         for (number, scope) in scopes.iter().enumerate() {
-            let asked = &keys[..pages];
-            pages = leading(&self.use_leading(&mut state, *scope, asked, &mut runs));
+            let requested = &keys[..pages];
+            pages = leading(&self.use_leading(&mut state, *scope, requested, &mut runs));
             core.counters.probes.add(1);
-            core.counters.pages_probed.add(asked.len() as u64);
-            core.counters.pages_hit.add(pages as u64);
+            core.counters.probed_pages.add(requested.len() as u64);
+            core.counters.hit_pages.add(pages as u64);
             if pages == 0 && number > 0 {
                 // No page is present in all scopes.
                 runs.clear();
@@ -222,10 +219,10 @@ impl Catalog for LocalCatalog {
             }
         }
         if scopes.len() > 1 {
-            runs.retain(|found: &FoundRun| (found.at as usize) < pages);
+            runs.retain(|found: &LeasedRun| (found.at as usize) < pages);
             runs.sort_by_key(|found| found.at);
         }
-        self.hold_leading(state, &runs, pages, ttl)
+        self.lease_leading(state, &runs, pages, ttl)
     }
 
     fn release(&self, lease: LeaseNumber) -> Result<()> {
@@ -238,7 +235,8 @@ impl Catalog for LocalCatalog {
                 tracing::warn!(
                     client = self.client.0,
                     lease = lease.0,
-                    "a client released a lease of another one, to no effect; others are only counted"
+                    "a client tried to release another client's lease: ignored; later attempts \
+                     are only counted"
                 );
             }
             foreign.add(1);
@@ -249,8 +247,8 @@ impl Catalog for LocalCatalog {
         Ok(())
     }
 
-    fn locate(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<Located> {
-        let (lease, steps) = self.pin(scope, keys, READ_LEASE)?;
+    fn begin_read(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<Located> {
+        let (lease, steps) = self.lease_for_call(scope, keys, READ_LEASE)?;
         if !steps.is_empty() {
             let found =
                 steps.iter().flat_map(|step| &keys[step.at as usize..][..step.pages as usize]);
@@ -259,7 +257,7 @@ impl Catalog for LocalCatalog {
         }
         let mut runs = Vec::with_capacity(steps.len());
         for step in steps {
-            // The run was deleted or truncated after the walk: the prefix ends there.
+            // If the run was deleted or truncated after the walk, the prefix ends at the cut.
             let place = self.core.index.place(step.run);
             let pages = place.as_ref().map_or(0, |place| place.holds().saturating_sub(step.first));
             let pages = pages.min(step.pages);
@@ -278,13 +276,13 @@ impl Catalog for LocalCatalog {
         self.core.scopes.check(scope)?;
         check_keys(keys)?;
         let scoped = ScopedKeys { scope: &scope.id, keys };
-        let mut there = self.core.index.exists(scope.slot, &scoped);
+        let mut present = self.core.index.exists(scope.slot, &scoped);
         if !self.core.hidden.is_empty() {
-            for (there, key) in there.iter_mut().zip(keys) {
-                *there &= !self.core.is_hidden(scope.slot, PageHash::of(&scope.id, key));
+            for (present, key) in present.iter_mut().zip(keys) {
+                *present &= !self.core.is_hidden(scope.slot, PageHash::of(&scope.id, key));
             }
         }
-        Ok(there)
+        Ok(present)
     }
 
     fn reserve(
@@ -309,7 +307,7 @@ impl Catalog for LocalCatalog {
         Ok(())
     }
 
-    fn report_corruption(
+    fn report_damage(
         &self,
         scope: ScopeRef,
         key: &[u8],
@@ -324,7 +322,7 @@ impl Catalog for LocalCatalog {
             return Ok(());
         };
         // The reporter may have lacked memory, files or time, so the owner reads the page itself.
-        if !core.is_wrong(&place, page) {
+        if !core.is_damaged(&place, page) {
             return Ok(());
         }
         let mut state = core.state.lock();
@@ -334,13 +332,13 @@ impl Catalog for LocalCatalog {
                 reason, generation, page, scope = %scope.id,
                 "a page failed verification on disk and was removed"
             );
-            core.remove_corrupt_page(&mut state, scope, run, hash);
+            core.remove_damaged_page(&mut state, scope, run, hash);
         }
         Ok(())
     }
 
     fn touch(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<usize> {
-        let (lease, steps) = self.pin(scope, keys, READ_LEASE)?;
+        let (lease, steps) = self.lease_for_call(scope, keys, READ_LEASE)?;
         self.release(lease)?;
         Ok(leading(&steps))
     }
@@ -352,16 +350,16 @@ impl Catalog for LocalCatalog {
         check_keys(keys)?;
         let scoped = ScopedKeys { scope: &scope.id, keys };
         let mut state = core.state.lock();
-        let there = core.index.exists(scope.slot, &scoped);
+        let present = core.index.exists(scope.slot, &scoped);
         let removed = core.index.remove(scope.slot, &scoped);
         let (pages, _) = core.apply_removals(&mut state, removed, None);
-        core.counters.pages_deleted.add(pages);
+        core.counters.deleted_pages.add(pages);
         core.wake_if_limbo_is_large(&state);
         drop(state);
         if core.durable_puts() && pages > 0 {
             core.make_durable().map_err(|error| core.retryable(error))?;
         }
-        Ok(there.into_iter().filter(|there| *there).count())
+        Ok(present.into_iter().filter(|present| *present).count())
     }
 
     fn drop_scope(&self, scope: ScopeRef) -> Result<()> {
@@ -426,7 +424,7 @@ impl StoreCore {
                 if error.kind() == ErrorKind::Miss {
                     let refused = &self.counters.refused_scopes;
                     if refused.get() == 0 {
-                        tracing::warn!(%error, "a new scope was refused; others are only counted");
+                        tracing::warn!(%error, "a new scope was refused; more are only counted");
                     }
                     refused.add(1);
                 }
@@ -435,8 +433,8 @@ impl StoreCore {
         }
     }
 
-    /// Locates a page, if it lies in the run of `generation`. Otherwise the reader's lease had
-    /// expired, and its bytes were another run's.
+    /// Locates a page, if it is in the run of `generation`. Otherwise the reader's lease had
+    /// expired, and the bytes were another run's.
     fn placed(
         &self,
         scope: ScopeRef,
@@ -449,7 +447,7 @@ impl StoreCore {
     }
 
     /// Removes a page that failed verification and quarantines its space.
-    pub(super) fn remove_corrupt_page(
+    pub(super) fn remove_damaged_page(
         &self,
         state: &mut MutexGuard<'_, State>,
         scope: ScopeRef,
@@ -457,15 +455,15 @@ impl StoreCore {
         page: PageHash,
     ) {
         let removed = self.index.remove(scope.slot, &[page]);
-        let (pages, suspects) = self.apply_removals(state, removed, Some(run));
-        self.counters.pages_distrusted.add(pages);
-        self.quarantine(state, suspects);
+        let (pages, damaged_extents) = self.apply_removals(state, removed, Some(run));
+        self.counters.damaged_pages.add(pages);
+        self.quarantine(state, damaged_extents);
     }
 
-    /// Drops scopes durably first, then in memory: a caller that was told of the drop never finds
-    /// the scope again.
+    /// Drops scopes, durably first and then in memory: after the call returns, no caller finds the
+    /// scope.
     fn drop_scopes(&self, which: impl Fn(ritornello_format::ScopeSlot) -> bool) -> Result<()> {
-        let gone = self.scopes.forget(which)?;
+        let gone = self.scopes.drop_selected(which)?;
         // A commit that still saw one of the scopes has inserted its runs after this.
         drop(self.state.lock());
         for slot in gone {
@@ -476,8 +474,8 @@ impl StoreCore {
             let mut state = self.state.lock();
             state.dropping -= 1;
             let (pages, _) = self.apply_removals(&mut state, removed, None);
-            state.usage.forget(slot);
-            self.counters.pages_deleted.add(pages);
+            state.usage.drop_scope(slot);
+            self.counters.deleted_pages.add(pages);
             self.wake_if_limbo_is_large(&state);
         }
         Ok(())

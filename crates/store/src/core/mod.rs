@@ -1,13 +1,12 @@
-//! The owner's half of a store: which pages exist and where they lie, which puts get space, which
-//! pages are evicted.
+//! The owner's half of a store: which pages exist and where they are stored, which puts get space,
+//! which pages are evicted.
 
 mod absence;
-mod admit;
+mod allocator_stats;
 mod capacity;
 mod commit;
 mod drain;
 mod grouping;
-mod health;
 mod hidden;
 mod index_memory;
 mod limbo;
@@ -15,24 +14,26 @@ mod listing;
 mod local_catalog;
 mod numbers;
 mod open;
+mod periodic;
 mod poisoned;
+mod put_admission;
 mod quota;
-mod rearranged;
 mod reclaim;
-mod recovery;
 mod relocate;
 mod reservations;
 mod reserve;
 mod retention;
+mod scope_arrangements;
 mod scope_limit;
 mod scopes;
 mod scrub;
 mod space_maintenance;
+mod validate;
 mod verify;
 
 pub use capacity::CapacityChange;
 pub use local_catalog::LocalCatalog;
-pub use verify::{Finding, Verification};
+pub use verify::{DamagedPage, Verification};
 
 use crate::admission::{Admission, WriteBudget};
 use crate::budget::Budget;
@@ -41,7 +42,7 @@ use crate::eviction::{Eviction, RecencyClock, Resident};
 use crate::lease::LeaseTable;
 use crate::options::{Durability, Options};
 use crate::rounds::Rounds;
-use crate::stats::{AdmissionStats, CatalogStats, Counters, IoStats, LsmEstimate, PathStats};
+use crate::stats::{AdmissionStats, CatalogStats, Counters, IoStats, LsmEstimate, VolumeStats};
 use absence::Absence;
 use drain::Draining;
 use hidden::Hidden;
@@ -65,7 +66,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Identifies the calling process: the owner itself, or a connected client.
+/// Identifies the calling process: the owner, or a connected client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ClientId(pub u64);
 
@@ -75,8 +76,8 @@ impl ClientId {
     pub const LOCAL: Self = Self(0);
 }
 
-/// Maximum runs handled under one hold of the owner's lock; a waiting thread is delayed by one such
-/// step, however large the store is.
+/// Maximum runs handled under one hold of the owner's lock. A waiting thread is delayed by at most
+/// one step, independent of the store's size.
 const STEP_RUNS: usize = 1024;
 
 /// Maximum time that closing waits for a change of the manifest.
@@ -87,33 +88,34 @@ pub type ClientAlive = Arc<dyn Fn(&str) -> bool + Send + Sync>;
 
 /// The core of a store. The caller holds the directory's lock for as long as it lives.
 pub struct StoreCore {
-    /// Dropped before the medium: RocksDB uses its [`Medium::host_path`] until it is closed.
+    /// The index is dropped before the medium: RocksDB uses the path of [`Medium::host_path`] until
+    /// it is closed.
     index: Arc<dyn PrefixIndex>,
     directory: Directory,
     options: Options,
     manifest: RwLock<Arc<Manifest>>,
     budget: RwLock<Budget>,
-    /// Held while capacity or directories change. Taken before any other lock.
+    /// Locked while the capacity or the directories change. First in the lock order.
     shape: Mutex<()>,
     medium: Arc<dyn Medium>,
     segments: Arc<Segments>,
     scopes: Scopes,
     clock: RecencyClock,
     time: StoreClock,
-    /// Never held together with another lock.
+    /// Never locked together with another lock.
     admission: Mutex<Admission>,
     started: Instant,
     state: Mutex<State>,
     log: Mutex<ReservationLog>,
-    /// Held while a segment file is created.
+    /// Locked while a segment file is created.
     growing: Mutex<()>,
-    /// Held while a scope's own eviction policy is built. Taken before `state`.
+    /// Locked while a scope's own eviction policy is built. Before `state` in the lock order.
     quotas: Mutex<()>,
-    /// Notified when a scope's own eviction policy is complete, or removed.
+    /// Signals that a scope's own eviction policy is complete, or removed.
     scope_eviction_built: Condvar,
-    /// Notified when a removal is completely applied to `state`.
+    /// Signals that a removal is completely applied to `state`.
     removals_applied: Condvar,
-    /// Notified when withheld space is freed.
+    /// Signals that withheld space was freed.
     drained: Condvar,
     is_draining: AtomicBool,
     /// When a drain last failed.
@@ -121,7 +123,7 @@ pub struct StoreCore {
     hidden: Hidden,
     rounds: Arc<Rounds>,
     next_generation: AtomicU64,
-    upkeep: BackgroundThread,
+    periodic: BackgroundThread,
     maintenance: SpaceMaintenance,
     alive: ClientAlive,
     closed: AtomicBool,
@@ -142,7 +144,7 @@ struct State {
     limbo: Limbo,
     draining: Draining,
     absence: Absence,
-    /// Removals that the index has made and that are not completely applied here.
+    /// Removals made by the index and not yet completely applied to this state.
     removals_under_way: usize,
     /// Scopes whose runs the index is removing.
     dropping: usize,
@@ -152,15 +154,16 @@ struct State {
     waiting_children: HashMap<(ScopeSlot, PageHash), PageHash>,
     /// Segments with commits since the last sync.
     dirty: BTreeSet<SegmentId>,
-    /// Space whose bytes failed verification. Bounded; the oldest extents leave first.
+    /// Space whose bytes failed verification. Bounded: above the limit the oldest extents are
+    /// released first.
     quarantine: std::collections::VecDeque<Extent>,
     quarantine_units: u64,
     /// Volumes whose growth failed, with the time of the next attempt.
     growth_paused: Vec<(u8, Instant)>,
-    /// The index refused a run for want of memory, and no eviction has followed.
+    /// Whether the index refused a run because its memory was full, and no eviction has followed.
     index_full: bool,
     /// When `index_full` was last logged.
-    index_full_said: Option<Instant>,
+    index_full_logged_at: Option<Instant>,
 }
 
 /// A background thread and its wake-up flag.
@@ -182,7 +185,7 @@ impl BackgroundThread {
         self.wakeup.wake_one();
     }
 
-    /// Sleeps until woken, at most `long`. Returns whether the thread shall end. May wake
+    /// Sleeps until woken, at most `long`. Returns whether the thread must end. May wake
     /// spuriously.
     fn sleep(&self, long: Duration) -> bool {
         let mut wakeup = self.wakeup.lock();
@@ -207,7 +210,7 @@ impl BackgroundThread {
     }
 }
 
-/// What opening the store found.
+/// Duration and dropped pages of the opening.
 #[derive(Default)]
 struct OpenReport {
     millis: f64,
@@ -266,17 +269,18 @@ impl StoreCore {
             }
         }
         drop(state);
-        self.upkeep.wake();
+        self.periodic.wake();
     }
 
-    /// Makes everything durable, stops the background threads and rejects later calls.
+    /// Makes everything durable, stops the background threads and refuses later calls.
     ///
     /// # Errors
-    /// The errors of the last sync.
+    /// `Fatal` if the last sync failed; `Retry` if an earlier sync has not ended; file-system
+    /// errors of the manifest.
     pub fn close(&self) -> Result<()> {
         if !self.closed.swap(true, Ordering::AcqRel) {
             self.maintenance.stop();
-            self.upkeep.stop();
+            self.periodic.stop();
         }
         match self.make_durable() {
             // An earlier close has completed.
@@ -288,9 +292,9 @@ impl StoreCore {
     /// Records a clean end in the manifest, unless a write of this owner may be in flight.
     fn note_clean(&self) -> Result<()> {
         let until = Instant::now() + SHAPE_TIMEOUT;
-        let Some(_turn) = self.shape.try_lock_until(until) else { return Ok(()) };
-        // A caller from before the close may still lead a round: if that round fails, this end is
-        // not clean.
+        let Some(_shape) = self.shape.try_lock_until(until) else { return Ok(()) };
+        // A call made before the close may still lead a round. If the round fails, the end is not
+        // clean.
         match self.rounds.end(until) {
             Err(error) if error.kind() == ErrorKind::Retry => return Ok(()),
             ended => ended?,
@@ -317,8 +321,8 @@ impl StoreCore {
     /// Replaces the manifest. The caller holds `shape`.
     ///
     /// # Errors
-    /// The errors of the file system. After a `Fatal` one the next owner may find either manifest: the
-    /// store is poisoned, and acknowledges nothing that only one of them keeps.
+    /// File-system errors. After a `Fatal` error the next owner may read either manifest: the store
+    /// is poisoned, so that no acknowledgement depends on one of the two.
     fn write_manifest(&self, manifest: &Manifest) -> Result<()> {
         let written = self.directory().write_manifest(manifest);
         written.inspect_err(|error| self.rounds.poison_if_fatal(error))
@@ -346,7 +350,7 @@ impl StoreCore {
     /// The owner's statistics.
     ///
     /// # Errors
-    /// The errors of the file system.
+    /// File-system errors.
     pub fn stats(&self) -> Result<CatalogStats> {
         let index = self.index.stats();
         let existing = self.segments.listable().len() as u64;
@@ -358,12 +362,12 @@ impl StoreCore {
         let state = self.state.lock();
         let space = state.space.stats();
         health.reserve_bytes = space.reserve_units * UNIT;
-        health.closed_bytes = state.space.sealed().len() as u64 * budget.segment_bytes;
+        health.sealed_bytes = state.space.sealed().len() as u64 * budget.segment_bytes;
         let paths = paths(&manifest, &state);
-        let unavailable = self.unavailable(&state);
+        let absent_space = self.absent_space(&state);
         Ok(CatalogStats {
             uuid: manifest.uuid.iter().map(|byte| format!("{byte:02x}")).collect(),
-            epoch: manifest.owner_epoch,
+            owner_epoch: manifest.owner_epoch,
             owner_pid: std::process::id(),
             durability: self.options.durability.word().to_owned(),
             index: manifest.index.clone(),
@@ -417,7 +421,7 @@ impl StoreCore {
                 warnings: report.advice(),
             },
             poisoned: self.rounds.cause().map(str::to_owned),
-            unavailable,
+            absent_space,
             counters: self.counters.snapshot(),
             open_ms: self.opened.millis,
             dropped_at_open: self.opened.dropped.clone(),
@@ -445,23 +449,23 @@ impl StoreCore {
         &self,
         state: &mut MutexGuard<'_, State>,
         removed: Vec<Removed>,
-        suspect: Option<RunId>,
+        damaged_run: Option<RunId>,
     ) -> (u64, Vec<Extent>) {
-        let (mut pages, mut suspects) = (0, Vec::new());
+        let (mut pages, mut damaged_extents) = (0, Vec::new());
         let mut removed = removed.into_iter().peekable();
         state.removals_under_way += 1;
         while removed.peek().is_some() {
             let (more, found) =
-                state.apply_removals(removed.by_ref().take(STEP_RUNS).collect(), suspect);
+                state.apply_removals(removed.by_ref().take(STEP_RUNS).collect(), damaged_run);
             pages += more;
-            suspects.extend(found);
+            damaged_extents.extend(found);
             if removed.peek().is_some() {
                 MutexGuard::bump(state);
             }
         }
         state.removals_under_way -= 1;
         self.removals_applied.notify_all();
-        (pages, suspects)
+        (pages, damaged_extents)
     }
 
     fn admission_stats(&self) -> AdmissionStats {
@@ -480,13 +484,13 @@ impl StoreCore {
 impl State {
     /// Applies removals from the index to eviction, usage and retention. Extents go into limbo, or
     /// are deferred while leased. Returns the pages removed, and instead of freeing them the
-    /// extents of the run `suspect`, whose bytes failed verification.
+    /// extents of the run `damaged_run`, whose bytes failed verification.
     fn apply_removals(
         &mut self,
         removed: Vec<Removed>,
-        suspect: Option<RunId>,
+        damaged_run: Option<RunId>,
     ) -> (u64, Vec<Extent>) {
-        let (mut pages, mut suspects) = (0, Vec::new());
+        let (mut pages, mut damaged_extents) = (0, Vec::new());
         for gone in removed {
             pages += u64::from(gone.pages);
             self.usage.remove(&gone);
@@ -499,25 +503,25 @@ impl State {
                 self.retention.shrink(gone.run, if gone.pages > 0 { units } else { 0 });
             }
             let extents = self.in_present_segments(gone.extents);
-            if suspect == Some(gone.run) {
-                suspects.extend(extents);
+            if damaged_run == Some(gone.run) {
+                damaged_extents.extend(extents);
             } else {
                 let free = self.leases.defer(gone.run, extents);
                 self.add_to_limbo(free);
             }
         }
-        (pages, suspects)
+        (pages, damaged_extents)
     }
 
-    /// Rejects a commit or abort of another client's reservation. A withheld reservation may be
+    /// Refuses a commit or abort of another client's reservation. A withheld reservation may be
     /// aborted by a client with the name that made it, and by the owner, which may have been that
     /// client at the time.
-    fn check_reservation_owner(&self, asking: ClientId, id: u64) -> Result<()> {
+    fn check_reservation_owner(&self, client: ClientId, id: u64) -> Result<()> {
         let theirs = match self.reservations.open.get(&id) {
-            Some(reservation) => reservation.client == asking,
+            Some(reservation) => reservation.client == client,
             None => self.reservations.withheld.get(&id).is_none_or(|withheld| {
-                let name = self.clients.get(&asking);
-                asking == ClientId::LOCAL || name == Some(&withheld.client)
+                let name = self.clients.get(&client);
+                client == ClientId::LOCAL || name == Some(&withheld.client)
             }),
         };
         if theirs {
@@ -529,18 +533,18 @@ impl State {
 }
 
 /// Statistics of the directories in use.
-fn paths(manifest: &Manifest, state: &State) -> Vec<PathStats> {
+fn paths(manifest: &Manifest, state: &State) -> Vec<VolumeStats> {
     let (segments, used) = (state.space.segments_by_volume(), state.space.used_by_volume());
     let there = (0..=u8::MAX).zip(&manifest.volumes).filter(|(_, volume)| !volume.is_retired());
     there
         .map(|(number, volume)| {
             let at = usize::from(number);
-            PathStats {
+            VolumeStats {
                 dir: volume.dir.clone(),
                 draining: volume.draining,
                 segments: segments.get(at).copied().unwrap_or(0).into(),
                 used_bytes: used.get(at).copied().unwrap_or(0) * UNIT,
-                away: state.absence.volumes.get(&number).cloned(),
+                absent: state.absence.volumes.get(&number).cloned(),
             }
         })
         .collect()

@@ -20,17 +20,17 @@ impl StoreCore {
     }
 
     /// Takes the next upper half, durably, before the lower half could carry into it: the next
-    /// owner begins with the number after the manifest's.
+    /// owner begins after the manifest's upper half.
     ///
     /// # Errors
-    /// The errors of the file system, and `Retry` if few numbers are left and the manifest is being
-    /// changed until `deadline`.
+    /// File-system errors; `Retry` if few numbers are left and another thread changes the manifest
+    /// until `deadline`.
     pub(super) fn ensure_numbers(&self, deadline: Instant) -> Result<()> {
         let left = || (1 << 32) - (self.next_generation.load(Ordering::Relaxed) & 0xffff_ffff);
         if left() >= MARGIN {
             return Ok(());
         }
-        let Some(_turn) = self.shape.try_lock_until(deadline) else {
+        let Some(_shape) = self.shape.try_lock_until(deadline) else {
             if left() >= MARGIN / 2 {
                 return Ok(());
             }
@@ -62,7 +62,7 @@ mod tests {
             let options = Options {
                 capacity,
                 segment_bytes: Some(1 << 20),
-                upkeep: false,
+                background_threads: false,
                 ..Options::new(Path::new("/store"))
             };
             StoreCore::open(Arc::new(disk.clone()), &options, Arc::new(|_| false)).unwrap()

@@ -1,4 +1,5 @@
-//! Opening a store as its owner: reads the files, keeps what passes validation and drops the rest.
+//! Opening a store as its owner: reads the files, keeps the runs that pass validation and drops all
+//! others.
 
 use super::absence::Absence;
 use super::capacity::{CapacityChange, share_out};
@@ -7,15 +8,15 @@ use super::hidden::Hidden;
 use super::limbo::Limbo;
 use super::numbers;
 use super::quota::Usage;
-use super::recovery::{find_segments, restore, validate_runs};
 use super::reservations::{ReservationLog, Reservations};
 use super::retention::StoreClock;
 use super::scopes::Scopes;
 use super::space_maintenance::SpaceMaintenance;
+use super::validate::{find_segments, restore, validate_runs};
 use super::{BackgroundThread, ClientAlive, ClientId, OpenReport, State, StoreCore};
 use crate::admission::Admission;
 use crate::budget::Budget;
-use crate::conversion::{convert, open_index, tidy};
+use crate::conversion::{convert, open_index, remove_leftovers};
 use crate::directory::Directory;
 use crate::eviction::RecencyClock;
 use crate::lease::LeaseTable;
@@ -38,9 +39,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::{Duration, Instant};
 
-/// Scopes without pages are removed at open if there are more than this many scopes; every epoch
-/// creates one. Fewer are kept, because a lost index leaves all scopes without pages and salvage
-/// needs them.
+/// Above this number of scopes, scopes without pages are dropped at open, because every epoch of an
+/// engine creates a scope. Up to this number they are kept, because a lost index leaves all scopes
+/// without pages and salvage needs them.
 const EMPTY_SCOPES_MAX: usize = 1024;
 /// The ghost list holds as many pages as a store full of pages of this length.
 const GHOST_PAGE_BYTES: u64 = 64 << 10;
@@ -48,14 +49,15 @@ const GHOST_PAGE_BYTES: u64 = 64 << 10;
 const RESERVE_PERCENT: u8 = 5;
 
 impl StoreCore {
-    /// Opens the store in `options.dir`, or creates one. The caller holds the directory's lock.
-    /// `alive` returns whether the client process with a name may still be writing.
+    /// Opens the store in `options.dir`; creates the store if the directory holds no files yet. The
+    /// caller holds the directory's lock. `alive` returns whether the client process with a name
+    /// may still be writing.
     ///
     /// # Errors
-    /// `Invalid` for options that do not fit, a directory that holds no store, or a file system
-    /// that cannot be trusted; `Fatal` if both copies of the manifest are damaged. Other damage is
-    /// no error: what fails validation is dropped and counted. Volumes and segments that cannot be
-    /// used now are no error either: their pages are misses until they return.
+    /// `Invalid` if the options do not fit the store, the directory holds other files, or the file
+    /// system cannot be trusted; `Fatal` if both copies of the manifest are damaged. Other damage
+    /// is not an error: runs that fail validation are dropped and counted. Absent volumes and
+    /// segments are not an error either: their pages are misses until they return.
     pub fn open(
         medium: Arc<dyn Medium>,
         options: &Options,
@@ -93,17 +95,17 @@ impl StoreCore {
         manifest.clean = false;
         manifest.owner = owner_line();
         directory.write_manifest(&manifest)?;
-        // The index in use does not depend on these files. They are removed only after both
+        // The index in use does not depend on these files. The files are removed only after both
         // manifests name that index.
-        if let Err(error) = tidy(medium.as_ref(), &directory, kind) {
-            tracing::warn!(%error, "what a conversion left is still there");
+        if let Err(error) = remove_leftovers(medium.as_ref(), &directory, kind) {
+            tracing::warn!(%error, "the files left by a conversion could not be removed");
         }
         let index =
             open_index(&medium, &directory.index(), kind, &budget, options.index_memory, clean)?;
         let mut dropped = BTreeMap::new();
         let unmarked: Vec<u8> = (0..=u8::MAX)
             .zip(&found)
-            .filter(|(_, at)| matches!(at, VolumeState::Away(_)))
+            .filter(|(_, at)| matches!(at, VolumeState::Absent(_)))
             .map(|(number, _)| number)
             .collect();
         if mark_empty_volumes(
@@ -136,7 +138,7 @@ impl StoreCore {
             volumes: manifest.volumes.iter().map(|_| u32::MAX).collect(),
             reserve_percent: RESERVE_PERCENT,
         })?;
-        let here = |number| directory.is_volume_here(&manifest, number);
+        let here = |number| directory.is_volume_present(&manifest, number);
         let existing =
             find_segments(&segments, &mut space, &manifest, &here, &mut absence, &mut dropped);
         let (kept, absent) = validate_runs(
@@ -154,7 +156,7 @@ impl StoreCore {
             let used: HashSet<ScopeSlot> = kept.iter().map(|kept| kept.scope).collect();
             // Settings of an empty scope must apply when its pages return.
             let set = |slot| scopes.settings(slot) != ScopeSettings::default();
-            scopes.forget(|slot| !used.contains(&slot) && !set(slot))?;
+            scopes.drop_selected(|slot| !used.contains(&slot) && !set(slot))?;
         }
         let clock = RecencyClock::starting_after(kept.iter().map(|run| run.recency).max());
         let mut eviction = options.eviction.build();
@@ -166,8 +168,8 @@ impl StoreCore {
             let logged = std::mem::take(&mut held.extents);
             (held.absent, held.extents) =
                 logged.into_iter().partition(|e| absence.covers(e.segment));
-            // Marked one by one: a conflict with a committed run in one extent is no reason to give
-            // up the others.
+            // Each extent is marked separately: if one extent conflicts with a committed run, the
+            // other extents are still withheld.
             held.extents.retain(|extent| space.mark(std::slice::from_ref(extent)).is_ok());
         }
         // Writes of dead clients, and after an unclean end writes of the last owner to any free
@@ -230,7 +232,7 @@ impl StoreCore {
                 quarantine_units: 0,
                 growth_paused: Vec::new(),
                 index_full: false,
-                index_full_said: None,
+                index_full_logged_at: None,
             }),
             log: Mutex::new(log),
             growing: Mutex::new(()),
@@ -242,7 +244,7 @@ impl StoreCore {
             drain_failed: Mutex::new(None),
             hidden,
             rounds,
-            upkeep: BackgroundThread::default(),
+            periodic: BackgroundThread::default(),
             maintenance: SpaceMaintenance::default(),
             alive,
             closed: AtomicBool::new(false),
@@ -251,12 +253,12 @@ impl StoreCore {
         });
         core.start_drain();
         core.enforce_quotas();
-        if options.upkeep {
-            core.start_upkeep()?;
+        if options.background_threads {
+            core.start_periodic()?;
         }
-        // Before the maintenance thread may move what a former owner left.
+        // Before the maintenance thread starts, which may move runs of a former owner.
         core.apply_capacity()?;
-        if options.upkeep {
+        if options.background_threads {
             core.start_maintenance()?;
         }
         Ok(core)
@@ -264,11 +266,11 @@ impl StoreCore {
 }
 
 impl StoreCore {
-    /// Resizes the store to the capacity it was opened with; long work runs in the background. A
-    /// capacity that cannot be had is logged, and the store keeps its present one.
+    /// Resizes the store to the capacity given at open; long work runs in the background. If the
+    /// capacity is impossible, logs a warning and keeps the current capacity.
     ///
     /// # Errors
-    /// Those after which the core cannot go on.
+    /// Errors that leave the core unusable; it is closed.
     fn apply_capacity(&self) -> Result<()> {
         let stored = self.budget().capacity;
         let Some(capacity) = self.options.capacity.filter(|given| *given != stored) else {
@@ -309,7 +311,7 @@ fn owner_line() -> String {
     format!("{host} {} pid {}", boot.trim(), std::process::id())
 }
 
-/// Converts the store to the index that it is opened with, unless a volume is away. Returns the
+/// Converts the store to the index that it is opened with, unless a volume is absent. Returns the
 /// index in use.
 fn resolve_index(
     medium: &Arc<dyn Medium>,
@@ -326,8 +328,8 @@ fn resolve_index(
     if !absence.is_empty() {
         tracing::warn!(
             dir = %options.dir.display(),
-            "the index cannot be converted while a volume is away, and stays: mount it, or give it up \
-             with `ritornello paths forget`"
+            "the index cannot be converted while a volume is absent, and stays: mount it, or give \
+             it up with `ritornello paths forget`"
         );
         return Ok(stored);
     }
@@ -335,7 +337,7 @@ fn resolve_index(
         dir = %options.dir.display(),
         from = stored.word(),
         to = chosen.word(),
-        "the store is opened with another index than it was written with, and is converted"
+        "the index named at open differs from the store's index: the store is converted"
     );
     if stored == IndexKind::Memory {
         tracing::warn!("the index `memory` keeps nothing: the store starts without any page");
@@ -344,17 +346,18 @@ fn resolve_index(
     Ok(chosen)
 }
 
-/// Raises the next slot of a registry that was lost, in whole or at its end, above all slots that
-/// runs in the index carry, so that none is reused.
+/// Raises the next slot of a registry that was lost, in whole or at its end, above the slots of all
+/// runs in the index, so that no slot is reused.
 fn never_reuse_slots(registry: &mut ScopeRegistry, index: &dyn PrefixIndex) {
     index.for_each(&mut |_, run| {
         registry.next = registry.next.max(run.scope.0.saturating_add(1));
     });
 }
 
-/// Marks those `candidates`, volumes of a store from an earlier build, whose directories are empty,
-/// lie inside the store's own directory and hold no segment that the index names. Any other empty
-/// directory may be a mount point. Returns whether there were any.
+/// Marks empty volumes among `candidates`, volumes of a store from an earlier build. A volume is
+/// marked if its directory is empty and inside the store's directory, and if the index names no
+/// segment of the volume. Any other empty directory may be a mount point. Returns whether any
+/// volume was empty.
 fn mark_empty_volumes(
     directory: &Directory,
     manifest: &mut Manifest,

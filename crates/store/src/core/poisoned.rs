@@ -1,4 +1,4 @@
-//! A store poisoned by a failed write or sync: it rejects changes, still serves lookups and reads,
+//! A store poisoned by a failed write or sync: it refuses changes, still serves lookups and reads,
 //! and its owner reopens it when the disks accept writes.
 
 use super::StoreCore;
@@ -14,8 +14,8 @@ impl StoreCore {
 
     /// Sets the callback for poisoning, which replaces the log line; calls it immediately if
     /// already poisoned. Only the first call has an effect.
-    pub fn on_poison(&self, told: OnPoison) {
-        self.rounds.on_poison(told);
+    pub fn on_poison(&self, callback: OnPoison) {
+        self.rounds.on_poison(callback);
     }
 
     /// Adds to the count of reopenings by this process.
@@ -24,27 +24,27 @@ impl StoreCore {
     }
 
     /// Checks whether the disks of a poisoned store accept writes: rewrites the manifest, the
-    /// volume markers and the reservation log with their present contents, and syncs what must be
-    /// durable.
+    /// volume markers and the reservation log with their current contents, and syncs the files that
+    /// must be durable.
     ///
-    /// The log is rewritten because the next owner reads it, and its copy in the page cache may be
-    /// one whose write failed.
+    /// The log is rewritten because the next owner reads it, and the page cache may hold a copy
+    /// whose write failed.
     ///
     /// # Errors
-    /// The errors of the file system; `Retry` while capacity or directories change.
+    /// File-system errors; `Retry` while the capacity or the directories change.
     pub fn check_disks_writable(&self) -> Result<()> {
-        let turn = self.shape.try_lock();
-        let _turn =
-            turn.ok_or_else(|| Error::retry("the store's directories are being changed"))?;
+        let shape = self.shape.try_lock();
+        let _shape =
+            shape.ok_or_else(|| Error::retry("the store's directories are being changed"))?;
         let manifest = self.manifest();
         self.directory().write_manifest(&manifest)?;
-        let away: Vec<u8> = self.state.lock().absence.volumes.keys().copied().collect();
+        let absent: Vec<u8> = self.state.lock().absence.volumes.keys().copied().collect();
         for (number, volume) in (0..=u8::MAX).zip(&manifest.volumes) {
             let dir = self.options.dir.join(&volume.dir);
             let marker = VolumeMarker { store: manifest.uuid, volume: number };
-            // Another file system may be mounted there by now.
-            let is_here = !volume.is_retired() && !away.contains(&number);
-            if is_here && volume.marked && self.directory().has_marker(&dir, marker) {
+            // Another file system may have been mounted over the directory.
+            let is_present = !volume.is_retired() && !absent.contains(&number);
+            if is_present && volume.marked && self.directory().has_marker(&dir, marker) {
                 self.directory().write_marker(&dir, marker)?;
             }
         }
@@ -61,11 +61,11 @@ impl StoreCore {
     }
 }
 
-/// The error of a call that would change a poisoned store.
+/// Returns the error of a call that would change a poisoned store.
 pub(super) fn refusal(cause: &str) -> Error {
     Error::retry(
-        "a write or sync failed, so nothing written since the last flush is certain: the store takes \
-         nothing until it is reopened, which its owner does when the disk takes writes again",
+        "a write or sync failed, and writes since the last flush may be lost: writes are refused \
+         until the owner reopens the store",
     )
     .with("cause", cause)
 }

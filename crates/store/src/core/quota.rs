@@ -1,10 +1,10 @@
-//! What each scope holds, and eviction within a scope that has a quota.
+//! Usage of each scope, and eviction within a scope that has a quota.
 //!
-//! A scope with a quota has an eviction policy of its own besides the store's: least recently used
-//! first, and leaves first as everywhere. A put within the quota therefore never evicts pages of
-//! another scope.
+//! A scope with a quota has its own eviction policy, in addition to the store's: least recently
+//! used first, and leaves before their ancestors. A put within the quota therefore never evicts
+//! pages of another scope.
 
-use super::reclaim::{Pins, STEP_UNITS};
+use super::reclaim::{ProtectedRuns, STEP_UNITS};
 use super::{STEP_RUNS, State, StoreCore};
 use crate::catalog::{Refusal, ScopeRef};
 use crate::eviction::{Eviction, PolicyKind, Resident, Used};
@@ -30,8 +30,8 @@ struct Holding {
     promised: u64,
     /// The scope's own policy, if it has a quota.
     eviction: Option<Box<dyn Eviction>>,
-    /// While the policy is being built: runs that were added, used or cut meanwhile. They are
-    /// applied last, in this order.
+    /// While the policy is being built: runs added, used or cut since the build began, to be
+    /// applied last and in this order.
     pending: Option<Vec<RunId>>,
 }
 
@@ -84,7 +84,7 @@ impl Usage {
         }
     }
 
-    /// Subtracts removed pages. A run that only moved takes as many units as before.
+    /// Subtracts removed pages. A moved run takes the same units as before.
     pub(super) fn remove(&mut self, gone: &Removed) {
         if gone.pages == 0 && !gone.whole {
             return;
@@ -107,15 +107,15 @@ impl Usage {
         }
     }
 
-    /// Forgets a victim of the scope's policy that the index does not know.
-    pub(super) fn forget_run(&mut self, slot: ScopeSlot, run: RunId) {
+    /// Removes a victim that the index does not know from the scope's policy.
+    pub(super) fn remove_run(&mut self, slot: ScopeSlot, run: RunId) {
         if let Some(eviction) = self.eviction(slot) {
             eviction.remove(run);
         }
     }
 
     /// Removes a dropped scope.
-    pub(super) fn forget(&mut self, slot: ScopeSlot) {
+    pub(super) fn drop_scope(&mut self, slot: ScopeSlot) {
         self.scopes.remove(&slot);
     }
 
@@ -124,7 +124,7 @@ impl Usage {
         self.scopes.get(&slot).map_or((0, 0), |holding| (holding.pages, holding.units))
     }
 
-    /// Whether a scope holds nothing, and no put was promised space in it.
+    /// Whether a scope holds no page, and no put was promised space in it.
     pub(super) fn is_empty(&self, slot: ScopeSlot) -> bool {
         let held = self.scopes.get(&slot);
         held.is_none_or(|held| held.pages == 0 && held.units == 0 && held.promised == 0)
@@ -145,7 +145,7 @@ impl Usage {
 }
 
 impl State {
-    /// Units that a scope holds, is promised, or writes to.
+    /// Returns the units of a scope: stored, promised and reserved.
     fn units_of_scope(&self, slot: ScopeSlot) -> u64 {
         let open = self.reservations.open.values().filter(|open| open.scope.slot == slot);
         let writing: u64 = open.flat_map(|open| &open.runs).map(|run| run.place.units()).sum();
@@ -168,8 +168,8 @@ impl StoreCore {
         usize::try_from(units / u64::from(page_units.max(1))).unwrap_or(usize::MAX)
     }
 
-    /// Promises `units` to a scope, after evicting in steps within its quota, if it has one. The
-    /// caller ends the promise with [`State::release_promise`].
+    /// Promises `units` to a scope. If the scope has a quota, first evicts within the quota, in
+    /// steps. The caller ends the promise with [`State::release_promise`].
     pub(super) fn make_quota_space(
         &self,
         slot: ScopeSlot,
@@ -178,8 +178,8 @@ impl StoreCore {
     ) -> std::result::Result<(), Refusal> {
         let mut state = self.state.lock();
         loop {
-            // Promised even without a quota, so that a quota set meanwhile counts what is about to
-            // be written.
+            // The promise is made even without a quota, so that a quota set before the write counts
+            // these units.
             let most =
                 self.scopes.settings(slot).quota_bytes.map_or(u64::MAX, |quota| quota / UNIT);
             let over = (state.units_of_scope(slot) + units).saturating_sub(most);
@@ -202,15 +202,16 @@ impl StoreCore {
     fn evict_from(&self, state: &mut State, slot: ScopeSlot, units: u64) -> bool {
         let State { usage, leases, retention, .. } = state;
         let Some(eviction) = usage.eviction(slot) else { return false };
-        let held = Pins { leases, retention, hidden: &self.hidden, index: self.index.as_ref() };
+        let held =
+            ProtectedRuns { leases, retention, hidden: &self.hidden, index: self.index.as_ref() };
         let victims = eviction.victims(units, &held);
         self.remove_victims(state, &victims, Some(slot))
     }
 
-    /// Builds the scope's own policy if it has a quota now, drops it if it has none, and evicts
-    /// what exceeds the quota.
+    /// Builds the scope's own policy if the scope has a quota, otherwise drops the policy. Evicts
+    /// pages above the quota.
     pub(super) fn apply_quota(&self, slot: ScopeSlot) {
-        let _turn = self.quotas.lock();
+        let _quotas = self.quotas.lock();
         let Some(quota) = self.scopes.settings(slot).quota_bytes else {
             let eviction =
                 self.state.lock().usage.scopes.get_mut(&slot).and_then(|h| h.eviction.take());
@@ -226,8 +227,8 @@ impl StoreCore {
         });
     }
 
-    /// Builds a scope's own policy, unless it has one: from the index first, then from the events
-    /// recorded meanwhile.
+    /// Builds a scope's own policy unless it exists: first from the index, then from the events
+    /// recorded since the build began.
     fn build_scope_eviction(&self, slot: ScopeSlot) {
         {
             let mut state = self.state.lock();
@@ -247,7 +248,7 @@ impl StoreCore {
         runs.sort_unstable();
         let mut runs = runs.into_iter().map(|(_, run)| run);
         self.in_steps(|state| {
-            // The scope was dropped meanwhile.
+            // The scope was dropped concurrently.
             let Some(holding) = state.usage.scopes.get_mut(&slot) else { return false };
             let (Some(eviction), Some(pending)) = (&mut holding.eviction, &mut holding.pending)
             else {
@@ -280,8 +281,8 @@ impl StoreCore {
         self.scope_eviction_built.notify_all();
     }
 
-    /// Applied after opening: the capacity may have changed, or a crash may have undone an
-    /// eviction.
+    /// Applies all quotas after opening: the capacity may have changed, or a crash may have undone
+    /// an eviction.
     pub(super) fn enforce_quotas(&self) {
         for slot in self.scopes.with_quota() {
             self.apply_quota(slot);

@@ -1,9 +1,9 @@
-//! Moving runs to another place, under the same run id and generation.
+//! Moves runs to a new place, under the same run id and generation.
 //!
 //! **A crash is harmless at any moment.** The copy is durable before the index names it, so
 //! whichever place the journal names after a crash holds the run. The old place goes into limbo
-//! with the journal record that replaces it, or waits for its leases. No record names the new place
-//! until then; it is free again if the process ends.
+//! with the journal record that replaces it, or waits for its leases. Until the switch no record
+//! names the new place, which is free again if the process ends.
 
 use super::reserve::SpaceDeadline;
 use super::verify::Unreadable;
@@ -39,8 +39,8 @@ pub(super) struct Moving {
 }
 
 impl StoreCore {
-    /// Moves runs to free space, which eviction provides if needed. Skips runs that are gone, and
-    /// removes pages that fail verification.
+    /// Moves runs to free space, which eviction provides if needed. Skips removed runs, and removes
+    /// pages that fail verification.
     ///
     /// # Errors
     /// `Retry` if `control` stopped the work or the file system failed: runs not moved keep their
@@ -71,7 +71,7 @@ impl StoreCore {
         Ok(moving)
     }
 
-    /// Copies a run. Returns `None` if there is nothing to copy.
+    /// Copies a run. Returns `None` if the run was removed or has no extents.
     ///
     /// # Errors
     /// `Miss` if the run must keep its place.
@@ -86,7 +86,7 @@ impl StoreCore {
         let extents = match self.find_space(header_units, page_units, pages, until) {
             Ok(extents) => extents,
             Err(Refusal::NoSpace | Refusal::Deadline) => {
-                return Err(Error::miss("there is no room for a run that is to be moved"));
+                return Err(Error::miss("a run cannot be moved: no space for the copy"));
             }
             Err(refusal) => {
                 return Err(Error::retry("a run cannot be moved").with("why", refusal.word()));
@@ -107,7 +107,7 @@ impl StoreCore {
             Err(error) => {
                 self.free(&mut self.state.lock(), &place.extents);
                 match error.kind() {
-                    // Removes pages that fail verification, and moves the rest.
+                    // Removes pages that fail verification, and copies the remaining pages.
                     ErrorKind::Miss => {
                         let mut report = super::Verification::default();
                         self.verify_run(run, &view, &mut report, Unreadable::Keep, control);
@@ -154,7 +154,7 @@ impl StoreCore {
         };
         let free = state.leases.defer(*run, gone.extents);
         state.add_to_limbo(free);
-        // Nothing names the space of removed pages, so it is free at once.
+        // No record names the space of removed pages, so it is freed immediately.
         let holes: Vec<Extent> = (0u32..)
             .zip(&view.pages)
             .filter(|(_, page)| **page == PageHash::NONE)

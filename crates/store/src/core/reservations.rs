@@ -1,11 +1,11 @@
-//! Space that puts in progress are writing to.
+//! Reservations: the space of puts in progress.
 //!
 //! A client's reservation is logged before its extents are granted: the I/O of a dead client may
 //! still land, and a new owner must not reuse that space before the process is dead and the segment
 //! is drained. The log needs no sync: a power loss ends the clients, too.
 
 use crate::catalog::{LeaseNumber, ScopeRef};
-use crate::core::ClientId;
+use crate::core::{ClientId, StoreCore};
 use crate::directory::Directory;
 use ritornello_format::{Extent, PageHash, Place, ReservationRecord, Result};
 use ritornello_medium::MediumFile;
@@ -22,11 +22,11 @@ pub(crate) struct Reservation {
     pub(crate) scope: ScopeRef,
     pub(crate) hashes: Vec<PageHash>,
     pub(crate) runs: Vec<PlannedRun>,
-    /// Seconds since 1970 until which the pages shall be retained, or zero.
+    /// Seconds since 1970 until which the pages are retained, or zero.
     pub(crate) retain_until: u64,
     /// Whether the caller flushes after all parts of the put are committed.
     pub(crate) flushed_later: bool,
-    /// Pins the runs that this put follows.
+    /// Lease on the runs that this put follows.
     pub(crate) lease: LeaseNumber,
 }
 
@@ -36,11 +36,11 @@ pub(crate) struct PlannedRun {
     pub(crate) place: Place,
     pub(crate) at: u32,
     pub(crate) pages: u32,
-    /// The page before its first one, if known.
+    /// The page before the run's first page, if known.
     pub(crate) parent: Option<PageHash>,
-    /// Whether that page existed, or was part of the same put, when the run was planned. If not,
-    /// the run may be committed before it.
-    pub(crate) parent_there: bool,
+    /// Whether the parent existed, or was part of the same put, when the run was planned. Otherwise
+    /// the run may be committed before the parent.
+    pub(crate) parent_present: bool,
 }
 
 /// Extents withheld until their writer is proven dead.
@@ -60,8 +60,8 @@ pub(crate) struct Reservations {
 }
 
 impl Reservations {
-    /// Returns whether `client` may reserve `more` of `total` units: at most as much as is left for
-    /// others, because the space of a hung process is unavailable to them.
+    /// Returns whether `client` may reserve `more` of `total` units: at most the units left for
+    /// other clients, which cannot use the space of a hung process.
     pub(crate) fn allow(&self, client: ClientId, more: u64, total: u64) -> bool {
         let own = self.open.values().filter(|reservation| reservation.client == client);
         let own: u64 = own.flat_map(|r| &r.runs).map(|run| run.place.units()).sum();
@@ -73,6 +73,47 @@ impl Reservations {
         let withheld = self.withheld.values().flat_map(|w| &w.extents).map(|e| u64::from(e.units));
         open.chain(withheld).sum()
     }
+}
+
+impl StoreCore {
+    /// Frees the space of a reservation that will not be written: immediately, or after a drain if
+    /// its client died.
+    pub(super) fn abandon(&self, id: u64, by: Abandoned) {
+        let (extents, logged) = {
+            let mut state = self.state.lock();
+            if let Some(withheld) = state.reservations.withheld.remove(&id) {
+                (withheld.extents, true)
+            } else if let Some(reservation) = state.reservations.open.remove(&id) {
+                self.counters.runs_abandoned.add(reservation.runs.len() as u64);
+                let freed = state.leases.release(reservation.lease.0);
+                state.add_to_limbo(freed);
+                let extents = reservation.runs.into_iter().flat_map(|run| run.place.extents);
+                (extents.collect(), reservation.client != ClientId::LOCAL)
+            } else {
+                return;
+            }
+        };
+        // The end is logged before the space is freed: a later record could withhold space that has
+        // a new user.
+        if logged {
+            self.log.lock().note_ended(id);
+        }
+        let mut state = self.state.lock();
+        match by {
+            // No run and no journal record ever named this space, so it skips limbo.
+            Abandoned::ByCall => self.free(&mut state, &extents),
+            Abandoned::ByDeath => state.draining.add(extents),
+        }
+    }
+}
+
+/// How a reservation was abandoned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Abandoned {
+    /// The writer aborted the reservation, and has no write in flight.
+    ByCall,
+    /// The writer died; its last writes may be in flight.
+    ByDeath,
 }
 
 /// The reservation log file.
@@ -173,7 +214,7 @@ mod tests {
     fn reservation(client: u64, units: u32) -> Reservation {
         let extents = vec![Extent { segment: SegmentId::new(0, 0), start: 0, units }];
         let place = Place { extents, ..Place::default() };
-        let run = PlannedRun { place, at: 0, pages: 1, parent: None, parent_there: false };
+        let run = PlannedRun { place, at: 0, pages: 1, parent: None, parent_present: false };
         let (id, slot) = (ScopeId([0; 16]), ScopeSlot(0));
         Reservation {
             client: ClientId(client),
@@ -187,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn client_reserves_at_most_what_is_left() {
+    fn client_reserves_at_most_half() {
         let mut all = Reservations { open: HashMap::new(), withheld: HashMap::new() };
         let (one, two) = (ClientId(1), ClientId(2));
         assert!(all.allow(one, 50, 100) && !all.allow(one, 51, 100));

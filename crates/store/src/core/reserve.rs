@@ -6,7 +6,7 @@ use super::{ClientId, StoreCore};
 use crate::budget::Budget;
 use crate::catalog::{LeaseNumber, Refusal, ReserveRequest, Reserved, ReservedRun, ScopeRef};
 use crate::eviction::Demand;
-use crate::memory::check_memory;
+use crate::machine_memory::check_memory;
 use ritornello_format::{Error, Extent, PageHash, Result, SegmentId, UNIT, check_keys};
 use ritornello_index::RunId;
 use ritornello_volume::space::Reserve;
@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 /// Maximum pages of one put.
 const PUT_PAGES_MAX: usize = 65_535;
-/// How long the parents of a put stay pinned; a put that takes longer may fail at commit.
+/// How long the parents of a put stay leased; a put that takes longer may fail at commit.
 const PUT_LEASE: Duration = Duration::from_secs(600);
 /// The pause before failed growth is retried.
 const GROWTH_PAUSE: Duration = Duration::from_secs(10);
@@ -35,7 +35,7 @@ pub(super) struct SpaceDeadline {
 }
 
 impl SpaceDeadline {
-    /// Deadlines of a put that ends at `space`, with a shorter one for withheld space.
+    /// Deadlines of a put that ends at `space`, with a shorter deadline for withheld space.
     pub(super) fn until(space: Instant) -> Self {
         Self { drain: space.min(Instant::now() + DRAIN_TIMEOUT), space }
     }
@@ -74,26 +74,26 @@ impl StoreCore {
             true => Some(0),
             false => hashes.iter().position(|page| self.is_hidden(scope.slot, *page)),
         };
-        let unavailable = hidden.map(|_| Refusal::Unavailable);
+        let absent = hidden.map(|_| Refusal::Absent);
         if let Some(end) = hidden {
-            // These pages do not reach `count_refused`.
-            self.counters.refused_unavailable.add((keys.len() - end) as u64);
-            self.counters.pages_refused.add((keys.len() - end) as u64);
+            // Pages in absent space are counted now, because `count_refused` never sees them.
+            self.counters.refused_absent_space.add((keys.len() - end) as u64);
+            self.counters.refused_pages.add((keys.len() - end) as u64);
             hashes.truncate(end);
         }
         let keys = &keys[..hashes.len()];
-        let parent_there = parent.is_some_and(|p| self.index.locate(scope.slot, p).is_some());
+        let parent_present = parent.is_some_and(|p| self.index.locate(scope.slot, p).is_some());
         let present = self.index.exists(scope.slot, &hashes);
-        let leading = present.iter().take_while(|there| **there).count();
+        let leading = present.iter().take_while(|present| **present).count();
         let mut reserved = Reserved {
             id: 0,
             store: self.manifest().uuid,
             runs: Vec::new(),
             present: leading,
-            refused: unavailable,
+            refused: absent,
             durable: self.durable_puts(),
         };
-        self.counters.pages_present.add(present.iter().filter(|there| **there).count() as u64);
+        self.counters.present_pages.add(present.iter().filter(|present| **present).count() as u64);
         if leading == keys.len() {
             self.link_and_count(scope.slot, scope.chained, &hashes);
             if request.retain_until > 0 {
@@ -105,11 +105,11 @@ impl StoreCore {
             }
             return Ok(reserved);
         }
-        let lease = self.pin_parents(client, scope, &hashes, &present, parent)?;
+        let lease = self.lease_parents(client, scope, &hashes, &present, parent)?;
         self.report_demand(&hashes, &present, parent);
         let admitted = self.admit(scope, &hashes, &present, request);
         let end = admitted.end;
-        reserved.refused = admitted.refused.or(unavailable);
+        reserved.refused = admitted.refused.or(absent);
         let mut promised = 0;
         let mut runs = Vec::new();
         for (at, pages) in self.missing_runs(scope, &keys[..end], &present[..end], request) {
@@ -135,7 +135,7 @@ impl StoreCore {
                         at: at as u32,
                         pages: pages as u32,
                         parent: before.filter(|_| scope.chained),
-                        parent_there: at > 0 || parent_there,
+                        parent_present: at > 0 || parent_present,
                     });
                 }
                 Err(refusal) => {
@@ -161,7 +161,7 @@ impl StoreCore {
             self.retain(scope.slot, &hashes, request.retain_until);
         }
         let mut state = self.state.lock();
-        // Checked under the lock: a close that finds no open reservation records a clean end.
+        // The check is under the lock: a close that finds no open reservation records a clean end.
         let logged = logged.and_then(|()| self.check_open());
         state.release_promise(scope.slot, promised);
         if runs.is_empty() || logged.is_err() {
@@ -205,7 +205,7 @@ impl StoreCore {
         }
     }
 
-    /// Logs a reservation before its client learns of the space: see [`super::reservations`].
+    /// Logs a reservation before the client receives its space: see [`super::reservations`].
     fn log_reservation(&self, client: ClientId, id: u64, runs: &[PlannedRun]) -> Result<()> {
         if client == ClientId::LOCAL {
             return Ok(());
@@ -214,8 +214,8 @@ impl StoreCore {
         self.log.lock().reserved(id, &name, runs)
     }
 
-    /// Pins the runs that the missing pages follow, and thereby their ancestors.
-    fn pin_parents(
+    /// Leases the runs that the missing pages follow, and thereby their ancestors.
+    fn lease_parents(
         &self,
         client: ClientId,
         scope: ScopeRef,
@@ -316,8 +316,8 @@ impl StoreCore {
         if more || state.limbo.units() > 0 { Err(Obstacle::Sync) } else { Err(Obstacle::Full) }
     }
 
-    /// Adds a segment file, unless the free-space floor or the file system prevents it. One thread
-    /// at a time: the next one finds the new segment.
+    /// Adds a segment file, unless the free-space floor or the file system prevents it. Threads
+    /// take turns: the next thread finds the new segment.
     fn grow(&self, segment: SegmentId, deadline: Instant) -> std::result::Result<(), Refusal> {
         let growing = self.growing.try_lock_until(deadline);
         let _growing = growing.ok_or(Refusal::Deadline)?;
@@ -344,7 +344,7 @@ impl StoreCore {
         let refused = refused
             .or_else(|| state.space.add_segment(segment).err().map(|error| error.to_string()));
         if let Some(reason) = refused {
-            tracing::warn!(%reason, segment = segment.number(), "the store stops growing for now");
+            tracing::warn!(%reason, segment = segment.number(), "growth stops temporarily");
             state.space.stop_growth(segment.volume());
             state.growth_paused.push((segment.volume(), Instant::now() + GROWTH_PAUSE));
         }
@@ -367,7 +367,7 @@ impl StoreCore {
 }
 
 impl super::State {
-    /// Resumes growth of volumes whose pause is over.
+    /// Resumes growth of volumes whose pause has ended.
     fn resume_growth(&mut self) {
         let now = Instant::now();
         let Self { space, growth_paused, .. } = self;

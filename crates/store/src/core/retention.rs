@@ -1,12 +1,12 @@
 //! Retention: eviction skips a run until the time that its put named.
 //!
-//! A retained run pins its ancestors, so they are retained with it, and everything pinned is
-//! counted. A run's retention ends no earlier than that of the runs behind it. Above the limit, the
-//! retention that ends first is released; of several that end together, the latest one, so that
-//! leaves precede their ancestors.
+//! The ancestors of a retained run are retained with it, and count towards the limits. A run's
+//! retention ends no earlier than the retention of its descendants. Above the limit, the retention
+//! that ends first is released; if several end at the same time, the latest is released first, so
+//! that leaves precede their ancestors.
 //!
-//! Only eviction is held off. Deleting pages, dropping scopes and removing corrupt pages end a
-//! retention.
+//! Retention prevents eviction only. Deleting pages, dropping scopes and removing damaged pages end
+//! a retention.
 
 use super::reclaim::PENDING_BYTES_MAX;
 use super::{STEP_RUNS, State, StoreCore};
@@ -19,12 +19,12 @@ use std::time::{Duration, Instant};
 
 /// Maximum retention in seconds: a year.
 pub(super) const RETENTION_MAX: u64 = 366 * 86_400;
-/// By default a scope retains at most one part in this many of its quota, or of the store.
+/// By default a scope retains at most 1/`DEFAULT_SHARE` of its quota, or of the store.
 const DEFAULT_SHARE: u64 = 4;
-/// All scopes together retain at most one part in this many of the store, whatever their settings,
+/// All scopes together retain at most 1/`STORE_SHARE` of the store, independent of their settings,
 /// so that eviction always finds victims.
 const STORE_SHARE: u64 = 2;
-/// Interval of durable clock records while anything is retained.
+/// Interval of durable clock records while runs are retained.
 const CLOCK_INTERVAL: Duration = Duration::from_secs(600);
 
 /// The store's clock: the system's seconds since 1970, but never earlier than a time recorded
@@ -33,7 +33,7 @@ const CLOCK_INTERVAL: Duration = Duration::from_secs(600);
 #[derive(Debug)]
 pub(super) struct StoreClock {
     wall: fn() -> u64,
-    /// Seconds that the system clock was behind when the store was opened.
+    /// Seconds that the system clock lagged the recorded time when the store was opened.
     skew: u64,
     base: u64,
     started: Instant,
@@ -56,15 +56,15 @@ impl StoreClock {
         *latest
     }
 
-    /// Converts `until` of the system clock to this clock by its distance from now, so that it is
-    /// right even if the two differ. `None` if it has passed.
+    /// Converts `until` of the system clock to this clock by its distance from now, which is
+    /// correct even if the two clocks differ. `None` if it has passed.
     fn end(&self, until: u64) -> Option<u64> {
-        let away = until.checked_sub((self.wall)()).filter(|away| *away > 0)?;
-        Some(self.now().saturating_add(away.min(RETENTION_MAX)))
+        let remaining = until.checked_sub((self.wall)()).filter(|remaining| *remaining > 0)?;
+        Some(self.now().saturating_add(remaining.min(RETENTION_MAX)))
     }
 }
 
-/// End, reversed order of arrival, and run: the least is released first.
+/// End, reversed order of arrival, and run: the smallest is released first.
 type End = (u64, Reverse<u64>, RunId);
 
 #[derive(Clone, Copy, Debug)]
@@ -201,8 +201,8 @@ impl StoreCore {
         own.min(store / STORE_SHARE)
     }
 
-    /// Retains the runs of the present `pages` and their ancestors until the system clock shows
-    /// `until`.
+    /// Retains the runs of the stored pages among `pages`, and their ancestors, until the system
+    /// clock shows `until`.
     pub(super) fn retain(&self, slot: ScopeSlot, pages: &[PageHash], until: u64) {
         let Some(end) = self.time.end(until) else { return };
         let mut state = self.state.lock();
@@ -221,21 +221,23 @@ impl StoreCore {
     }
 
     /// Extends the retention of a newly linked child's ancestors to its own end. Returns whether
-    /// more is retained now; the caller then trims.
+    /// further runs were retained; the caller then trims.
     #[must_use]
     pub(super) fn retain_parents(&self, state: &mut State, slot: ScopeSlot, child: RunId) -> bool {
         let Some(held) = state.retention.runs.get(&child).copied() else { return false };
         let parent = self.index.run(child).and_then(|view| view.parent);
         let grew = self.retain_path(state, slot, parent.map(|(parent, _)| parent), held.end);
         if grew {
-            // Ordered behind its ancestors, which were added just now.
+            // The ancestors were just added, so the child is added again to follow them in the
+            // order.
             state.retention.retain(child, slot, held.units, held.end);
         }
         grew
     }
 
-    /// Retains `run` and its ancestors as far as their retention ends earlier: from the root on, so
-    /// that of runs that end together a leaf was added later. Returns whether anything changed.
+    /// Retains `run` and its ancestors whose retention ends earlier. Starts at the root, so that
+    /// among runs with the same end a leaf is added after its ancestors. Returns whether anything
+    /// changed.
     fn retain_path(
         &self,
         state: &mut State,
@@ -268,7 +270,7 @@ impl StoreCore {
         !changes.is_empty()
     }
 
-    /// Releases what exceeds the limits of the scope and of the store.
+    /// Releases retentions above the limits of the scope and of the store.
     pub(super) fn trim_retention(&self, slot: ScopeSlot) {
         self.in_steps(|state| {
             let most = self.retained_units_max(slot, state);
@@ -282,8 +284,8 @@ impl StoreCore {
         });
     }
 
-    /// Releases ended retentions, records the clock, and releases what exceeds a store that has
-    /// shrunk.
+    /// Releases ended retentions, records the clock, and releases retentions above the limit of a
+    /// store that has shrunk.
     pub(super) fn maintain_retention(&self) {
         let now = self.time.now();
         self.in_steps(|state| {
@@ -298,8 +300,8 @@ impl StoreCore {
                 state.retention.noted = Some(Instant::now());
                 self.unretain(&released);
             }
-            // Inserts are refused while much of the journal is unsynced, so the rest waits for a
-            // sync.
+            // Inserts are refused while much of the journal is unsynced, so further releases wait
+            // for a sync.
             !released.is_empty() && self.index.stats().pending_bytes < PENDING_BYTES_MAX
         });
     }
@@ -323,7 +325,8 @@ mod tests {
     fn earliest_end_is_released_first_leaves_before_roots() {
         let (a, b) = (ScopeSlot(1), ScopeSlot(2));
         let mut retention = Retention::default();
-        // A root and two leaves that end together, one that ends later, and another scope.
+        // A root and two leaves that end together, a run that ends later, and a run of a different
+        // scope.
         for (run, slot, end) in [(1, a, 50), (2, a, 50), (3, a, 50), (4, a, 90), (5, b, 40)] {
             retention.retain(RunId(run), slot, 10, end);
         }
@@ -354,7 +357,7 @@ mod tests {
     static WALL: AtomicU64 = AtomicU64::new(0);
 
     #[test]
-    fn clock_never_goes_back() {
+    fn clock_never_decreases() {
         let set = |seconds| WALL.store(seconds, Ordering::Relaxed);
         // Real time passes during a test.
         let near = |time: u64, expected: u64| (expected..expected + 100).contains(&time);

@@ -10,8 +10,8 @@ use std::sync::atomic::Ordering;
 
 /// Maximum scopes examined under one hold of the owner's lock.
 const STEP_SCOPES: usize = 256;
-/// A full registry frees one part in this many of its limits, so that not every registration
-/// searches for empty scopes.
+/// A full registry frees 1/`SLACK` of its limits, so that not every registration searches for empty
+/// scopes.
 const SLACK: u64 = 64;
 
 /// Limits of the registry.
@@ -40,10 +40,11 @@ struct ChosenScopes {
 }
 
 impl Scopes {
-    /// Drops empty scopes until a record of `added` bytes fits, with some slack. Returns how many.
+    /// Drops empty scopes until a record of `added` bytes fits, with some slack. Returns the number
+    /// of dropped scopes.
     ///
     /// # Errors
-    /// `Miss` if too few scopes are empty; those of the file system. No scope is dropped then.
+    /// `Miss` if too few scopes are empty; file-system errors. After an error, no scope is dropped.
     pub(super) fn drop_empty_scopes(
         &self,
         registry: &mut Registry,
@@ -114,8 +115,8 @@ impl Scopes {
                     continue;
                 }
                 if let Some(scope) = registry.table.scopes.get(slot) {
-                    live.forget(*slot);
-                    state.usage.forget(*slot);
+                    live.drop_scope(*slot);
+                    state.usage.drop_scope(*slot);
                     chosen.bytes += ScopeRegistry::registration(*slot, scope).len() as u64;
                     chosen.slots.push(*slot);
                 }

@@ -1,7 +1,7 @@
 //! The scopes of a store: registered durably, looked up without disk I/O.
 
 use super::State;
-use super::rearranged::Arrangements;
+use super::scope_arrangements::Arrangements;
 use crate::catalog::ScopeRef;
 use crate::directory::Directory;
 use crate::encode;
@@ -16,16 +16,16 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Maximum live scopes: epochs and salts create new ones on request.
+/// Maximum live scopes: epochs and salts create scopes on request.
 pub(super) const SCOPES_MAX: usize = 65_536;
 
 /// The scope table. `registry` is the state on disk, changed under its own lock because a change
 /// does I/O; `live` serves lookups.
 #[derive(Debug)]
 pub(crate) struct Scopes {
-    /// Poisoned by a failed change that may be on disk.
+    /// Sync rounds, poisoned by a failed change that may be on disk.
     rounds: Arc<Rounds>,
-    /// The codec of scopes without a setting of their own.
+    /// The codec of scopes without a codec setting.
     codec: Codec,
     registry: Mutex<Registry>,
     live: RwLock<Live>,
@@ -35,7 +35,7 @@ pub(crate) struct Scopes {
     bytes_max: AtomicU64,
 }
 
-/// The state on disk, and what registrations need besides.
+/// The state on disk, and the arrangements that registrations compare.
 #[derive(Debug)]
 pub(super) struct Registry {
     pub(super) table: ScopeRegistry,
@@ -59,7 +59,7 @@ pub(super) struct LiveScope {
 }
 
 impl LiveScope {
-    /// Most uses come between two registrations and write nothing.
+    /// Writes only once between two registrations.
     fn note_use(&self, now: u64) {
         if self.used.load(Ordering::Relaxed) != now {
             self.used.store(now, Ordering::Relaxed);
@@ -105,7 +105,7 @@ impl Scopes {
         &self.live
     }
 
-    /// The codec of scopes without a setting of their own.
+    /// The codec of scopes without a codec setting.
     pub(super) fn codec(&self) -> Codec {
         self.codec
     }
@@ -127,11 +127,11 @@ impl Scopes {
     }
 
     /// Registers `scope` durably unless it is registered. If the registry is full, drops scopes
-    /// that are empty according to `state`, least recently used first. Also returns how many were
-    /// dropped.
+    /// that are empty according to `state`, least recently used first. Returns the reference and
+    /// the number of dropped scopes.
     ///
     /// # Errors
-    /// `Miss` if the registry is full of scopes in use; those of the file system.
+    /// `Miss` if the registry is full of scopes in use; file-system errors.
     pub(super) fn register(
         &self,
         scope: &Scope,
@@ -145,7 +145,7 @@ impl Scopes {
         let slot = ScopeSlot(registry.table.next);
         let Some(next) = slot.0.checked_add(1) else {
             return Err(Error::miss(
-                "the store has given every scope number there is: make a new store",
+                "all scope numbers of the store are used up: make a new store",
             ));
         };
         let record = ScopeRegistry::registration(slot, scope);
@@ -214,14 +214,17 @@ impl Scopes {
     }
 
     /// Drops the scopes that `which` selects, durably. Returns them.
-    pub(crate) fn forget(&self, which: impl Fn(ScopeSlot) -> bool) -> Result<Vec<ScopeSlot>> {
+    pub(crate) fn drop_selected(
+        &self,
+        which: impl Fn(ScopeSlot) -> bool,
+    ) -> Result<Vec<ScopeSlot>> {
         let mut registry = self.registry.lock();
         let slots = registry.table.scopes.keys().copied();
         let slots: Vec<ScopeSlot> = slots.filter(|slot| which(*slot)).collect();
         if !slots.is_empty() {
             self.drop_durably(&mut registry, &slots)?;
             let mut live = self.live.write();
-            slots.iter().for_each(|slot| live.forget(*slot));
+            slots.iter().for_each(|slot| live.drop_scope(*slot));
         }
         Ok(slots)
     }
@@ -241,7 +244,7 @@ impl Scopes {
         let record = ScopeRegistry::removal(slots);
         let removed = file.remove(&record, freed, &changed, table);
         removed.inspect_err(|error| self.rounds.poison_if_fatal(error))?;
-        gone.iter().for_each(|(slot, scope)| arrangements.forget(*slot, scope));
+        gone.iter().for_each(|(slot, scope)| arrangements.drop_scope(*slot, scope));
         *table = changed;
         Ok(())
     }
@@ -255,7 +258,7 @@ impl Scopes {
         }
     }
 
-    /// Rejects a reference whose scope was dropped or configured after it was resolved. Counts as a
+    /// Refuses a reference whose scope was dropped or configured after it was resolved. Counts as a
     /// use of the scope.
     pub(crate) fn check(&self, scope: ScopeRef) -> Result<()> {
         let live = self.live.read();
@@ -277,7 +280,7 @@ impl Scopes {
         self.live.read().by_slot.get(&slot).map(|known| known.reference)
     }
 
-    /// At most `most` scopes from `slot` on, in slot order.
+    /// Returns at most `most` scopes in slot order, starting at `slot`.
     pub(crate) fn from(&self, slot: ScopeSlot, most: usize) -> Vec<(ScopeSlot, Arc<Scope>)> {
         let registry = self.registry.lock();
         let scopes = registry.table.scopes.range(slot..).take(most);
@@ -314,7 +317,7 @@ impl Live {
         Ok(reference)
     }
 
-    pub(super) fn forget(&mut self, slot: ScopeSlot) {
+    pub(super) fn drop_scope(&mut self, slot: ScopeSlot) {
         self.settings.remove(&slot);
         if let Some(known) = self.by_slot.remove(&slot) {
             self.by_id.remove(&known.reference.id);
@@ -346,7 +349,7 @@ fn check_settings(scope: &Scope, settings: &ScopeSettings) -> Result<()> {
     }
     match (settings.quota_bytes, settings.retained_bytes) {
         (Some(quota), Some(retained)) if retained > quota => {
-            Err(Error::invalid("more is to be retained than the quota allows: retain less")
+            Err(Error::invalid("the retention limit exceeds the quota: retain less")
                 .with("retained_bytes", retained)
                 .with("quota_bytes", quota))
         }

@@ -9,15 +9,15 @@ use std::time::{Duration, Instant};
 
 /// Slow-down factor while the store is in use.
 const YIELD: u32 = 8;
-/// Pause when there is nothing to scrub, or scrubbing is off.
+/// Pause when no run can be scrubbed, or scrubbing is off.
 const NOTHING: Duration = Duration::from_secs(60);
-/// The store counts as in use for this long after a use.
+/// Time after a use during which the store counts as in use.
 const QUIET: Duration = Duration::from_secs(1);
 
 /// Progress of scrubbing.
 #[derive(Debug)]
 pub(super) struct Scrub {
-    /// Runs of this pass that are still to be read, by descending generation: the next one is last.
+    /// Remaining runs of this pass, by descending generation: the next run is last.
     left: Vec<(u64, RunId)>,
     due: Instant,
     /// Last observed use counter of the store, and when it changed.

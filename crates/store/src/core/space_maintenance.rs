@@ -1,4 +1,4 @@
-//! Space maintenance: a thread that empties closed segments, and scrubs.
+//! Space maintenance: a thread that empties sealed segments, and scrubs.
 
 use super::absence::ABSENT_INTERVAL;
 use super::scrub::Scrub;
@@ -11,10 +11,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-/// Longest pause between two passes.
+/// Maximum pause between two passes.
 const PASS_INTERVAL: Duration = Duration::from_secs(10);
-/// The pause before segments are retried that cannot be emptied now, because of a lease for
-/// example.
+/// Pause before a retry of segments that could not be emptied, for example because of a lease.
 const RETRY_PAUSE: Duration = Duration::from_millis(200);
 /// Maximum evictions until the index fits a smaller share.
 const INDEX_ROUNDS: u32 = 64;
@@ -61,14 +60,14 @@ impl SpaceMaintenance {
         self.pass_ended.notify_all();
     }
 
-    /// Cancels transfers of the thread when it shall end.
+    /// Returns the control that cancels the thread's transfers when the thread must end.
     pub(super) fn control(&self) -> Control {
         Control { cancelled: Some(Arc::clone(&self.stopped)), ..Control::default() }
     }
 }
 
 impl StoreCore {
-    /// Starts the thread. It ends when the core is closed or dropped.
+    /// Starts the thread, which ends when the core is closed or dropped.
     pub(super) fn start_maintenance(self: &Arc<Self>) -> Result<()> {
         let (core, thread) = (Arc::downgrade(self), Arc::clone(&self.maintenance.thread));
         let thread = std::thread::Builder::new()
@@ -79,21 +78,21 @@ impl StoreCore {
         Ok(())
     }
 
-    /// Empties closed segments and removes them. Returns whether some remain because a lease pins
-    /// them or a put writes to them.
+    /// Empties sealed segments and removes them. Returns whether some remain because of a lease on
+    /// their runs or a put that writes to them.
     ///
     /// # Errors
-    /// The errors of the file system; the caller may retry.
+    /// File-system errors; the caller may retry.
     pub(super) fn maintain_space(&self, control: &Control) -> Result<bool> {
         self.state.lock().release_quarantined();
-        self.drop_empty_segments()?;
+        self.remove_empty_segments()?;
         let mut left = false;
-        for segment in self.closed_segments() {
+        for segment in self.sealed_segments() {
             if control.stop().is_some() || self.rounds.cause().is_some() {
                 return Ok(true);
             }
             self.empty_segment(segment, control)?;
-            left |= !self.drop_empty_segments()?.contains(&segment)
+            left |= !self.remove_empty_segments()?.contains(&segment)
                 && self.state.lock().space.is_sealed(segment);
         }
         self.fit_index(control)?;
@@ -101,21 +100,21 @@ impl StoreCore {
         Ok(left)
     }
 
-    /// Closed segments, the emptiest first.
-    fn closed_segments(&self) -> Vec<SegmentId> {
+    /// Sealed segments, the emptiest first.
+    fn sealed_segments(&self) -> Vec<SegmentId> {
         let state = self.state.lock();
-        let mut closed = state.space.sealed();
+        let mut sealed = state.space.sealed();
         // Withheld space can neither be moved nor evicted.
-        closed.retain(|id| !state.draining.holds(*id));
-        closed.sort_by_key(|id| std::cmp::Reverse(state.space.free_in(*id)));
-        closed
+        sealed.retain(|id| !state.draining.holds(*id));
+        sealed.sort_by_key(|id| std::cmp::Reverse(state.space.free_in(*id)));
+        sealed
     }
 
     fn empty_segment(&self, segment: SegmentId, control: &Control) -> Result<()> {
         let mut runs: Vec<(u64, RunId)> = Vec::new();
         self.index.for_each(&mut |run, view| {
-            let lies_there = view.place.extents.iter().any(|extent| extent.segment == segment);
-            if lies_there && !self.hidden.is_absent(run) {
+            let is_in_segment = view.place.extents.iter().any(|extent| extent.segment == segment);
+            if is_in_segment && !self.hidden.is_absent(run) {
                 runs.push((view.place.generation, run));
             }
         });
@@ -126,35 +125,35 @@ impl StoreCore {
         self.make_durable()
     }
 
-    /// Evicts runs for which no other place was found, unless they are pinned.
+    /// Evicts runs for which no other place was found, unless they are protected.
     fn evict_stuck(&self, runs: &[RunId]) {
         let mut state = self.state.lock();
         for &run in runs {
-            let held = state.leases.pinned(run)
+            let held = state.leases.is_leased(run)
                 || state.retention.is_retained(run)
                 || self.hidden.is_absent(run);
             if !held && !self.index.has_children(run) {
                 let removed = self.index.truncate(run, 0);
                 let (pages, _) = state.apply_removals(removed, None);
-                self.counters.pages_evicted.add(pages);
+                self.counters.evicted_pages.add(pages);
             }
         }
     }
 
-    /// Removes the files of empty closed segments. Returns those segments.
-    fn drop_empty_segments(&self) -> Result<Vec<SegmentId>> {
+    /// Removes the files of empty sealed segments. Returns those segments.
+    fn remove_empty_segments(&self) -> Result<Vec<SegmentId>> {
         let until = Instant::now() + SYNC_TIMEOUT;
         let busy = || Error::retry("the disk is still busy with an earlier sync");
-        let _turn = self.shape.try_lock_until(until).ok_or_else(busy)?;
-        let closed = self.state.lock().space.sealed();
+        let _shape = self.shape.try_lock_until(until).ok_or_else(busy)?;
+        let sealed = self.state.lock().space.sealed();
         let is_empty = |id: &SegmentId| self.state.lock().space.is_empty(*id);
-        let empty: Vec<SegmentId> = closed.iter().copied().filter(is_empty).collect();
+        let empty: Vec<SegmentId> = sealed.iter().copied().filter(is_empty).collect();
         if empty.is_empty() {
             return Ok(empty);
         }
-        self.retire_numbers(&closed)?;
+        self.record_used_numbers(&sealed)?;
         // A sync would reopen segments that it finds dirty.
-        let _round = self.rounds.between(until)?;
+        let _paused = self.rounds.between(until)?;
         for &id in &empty {
             let mut state = self.state.lock();
             state.dirty.remove(&id);
@@ -171,9 +170,9 @@ impl StoreCore {
 
     /// Records durably, before a segment is removed, that its number is never reused: a process
     /// with the old file open must not take another file for it.
-    fn retire_numbers(&self, closed: &[SegmentId]) -> Result<()> {
+    fn record_used_numbers(&self, sealed: &[SegmentId]) -> Result<()> {
         let mut manifest = Manifest::clone(&self.manifest());
-        for id in closed {
+        for id in sealed {
             if let Some(volume) = manifest.volumes.get_mut(usize::from(id.volume())) {
                 volume.first_segment = volume.first_segment.max(id.number() + 1);
             }
@@ -199,7 +198,7 @@ impl StoreCore {
             if before.disk_bytes <= most || control.stop().is_some() {
                 return Ok(());
             }
-            // The least size of the files is known only after both were rewritten.
+            // The minimum size of the files is known only after both were rewritten.
             if before.checkpoints >= written + 2 {
                 let mut state = self.state.lock();
                 let units = state.space.total_units() / 16;
@@ -218,7 +217,7 @@ impl StoreCore {
 
     /// Removes drained and empty directories from the manifest.
     fn retire_volumes(&self) -> Result<()> {
-        let Some(_turn) = self.shape.try_lock_until(Instant::now() + SYNC_TIMEOUT) else {
+        let Some(_shape) = self.shape.try_lock_until(Instant::now() + SYNC_TIMEOUT) else {
             return Ok(());
         };
         let (there, absent) = {
@@ -252,7 +251,7 @@ impl StoreCore {
     /// Returns whether segments, directories or the index exceed their target.
     pub(super) fn needs_maintenance(&self) -> bool {
         !self.state.lock().space.sealed().is_empty()
-            || self.is_draining_paths()
+            || self.is_draining_volumes()
             || self.index.stats().disk_bytes > self.budget().index_bytes
     }
 }
@@ -267,7 +266,7 @@ fn run(core: &Weak<StoreCore>, thread: &BackgroundThread) {
         pause = PASS_INTERVAL;
         if core.is_degraded() {
             if let Err(error) = core.reattach_absent() {
-                tracing::warn!(%error, "absent volumes could not be taken back for now");
+                tracing::warn!(%error, "absent volumes could not be reattached");
             }
             pause = ABSENT_INTERVAL;
         }
@@ -275,13 +274,13 @@ fn run(core: &Weak<StoreCore>, thread: &BackgroundThread) {
             match core.maintain_space(&core.maintenance.control()) {
                 Ok(false) => {}
                 Ok(true) => pause = pause.min(RETRY_PAUSE),
-                // Nothing can be done until the owner reopens the store, which it logs.
+                // The store is poisoned: the owner reopens it, and logs that.
                 Err(_) if core.rounds.cause().is_some() => {}
                 Err(error) => {
                     let again =
                         if error.kind() == ErrorKind::Fatal { PASS_INTERVAL } else { RETRY_PAUSE };
                     pause = pause.min(again);
-                    tracing::warn!(%error, "segments that are to go could not be emptied for now");
+                    tracing::warn!(%error, "sealed segments could not be emptied");
                 }
             }
         }

@@ -1,4 +1,4 @@
-//! Reading and verifying every page, for `fsck`, and salvaging runs that the index has lost.
+//! Reads and verifies every page, for `fsck`, and salvages runs that the index has lost.
 
 use super::{StoreCore, resident};
 use crate::catalog::ScopeRef;
@@ -11,30 +11,30 @@ use serde::Serialize;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Maximum findings listed; further ones are only counted.
+/// Maximum damaged pages listed; further pages are only counted.
 const FINDINGS_MAX: usize = 10_000;
 /// Maximum time that a verification waits for writes of dead processes.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// How a verification treats pages that the disk refuses to read.
+/// How a verification treats pages that the disk cannot read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Unreadable {
     /// Keep them: the fault may be temporary.
     Keep,
-    /// Drop them: an operator asked for it.
+    /// Remove them: an operator requested it.
     Drop,
 }
 
 /// A page that failed verification.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Finding {
-    /// Generation of its run.
+pub struct DamagedPage {
+    /// Generation of the page's run.
     pub generation: u64,
-    /// Its scope, in hexadecimal digits.
+    /// Scope of the page, in hexadecimal digits.
     pub scope: String,
-    /// Its index in the run.
+    /// Index of the page in the run.
     pub page: u32,
-    /// What failed.
+    /// Reason of the failure.
     pub reason: String,
 }
 
@@ -48,8 +48,8 @@ pub struct Verification {
     /// Bytes read.
     pub bytes: u64,
     /// The first pages that failed verification.
-    pub findings: Vec<Finding>,
-    /// Pages removed, including those behind a bad page in a chained scope.
+    pub findings: Vec<DamagedPage>,
+    /// Pages removed, including the pages after a damaged page in a chained scope.
     pub pages_dropped: u64,
     /// Pages salvaged.
     pub pages_salvaged: u64,
@@ -58,9 +58,9 @@ pub struct Verification {
 }
 
 impl StoreCore {
-    /// Reads and verifies every page, and removes those that fail. With `salvage`, then searches
-    /// all segments for runs that the index does not know, and inserts those whose scope is live,
-    /// whose place is free and whose pages verify.
+    /// Reads and verifies every page, and removes damaged pages. With `salvage`, then searches all
+    /// segments for runs that the index does not know, and inserts those whose scope is live, whose
+    /// place is free and whose pages verify.
     ///
     /// # Errors
     /// `Closed`; `Fatal` if the result could not be made durable.
@@ -71,7 +71,7 @@ impl StoreCore {
     ) -> Result<Verification> {
         self.check_writable()?;
         let started = Instant::now();
-        // Salvage uses space that no run has, so none of it may be withheld.
+        // Salvage uses space that no run has, so no space may be withheld.
         self.finish_drain(started + DRAIN_TIMEOUT);
         let mut report = Verification::default();
         let mut runs: Vec<(RunId, RunView)> = Vec::new();
@@ -131,10 +131,10 @@ impl StoreCore {
             {
                 continue;
             }
-            self.remove_corrupt_page(&mut state, scope, run, hash);
+            self.remove_damaged_page(&mut state, scope, run, hash);
             report.pages_dropped += before.saturating_sub(self.index.stats().pages);
             if report.findings.len() < FINDINGS_MAX {
-                report.findings.push(Finding {
+                report.findings.push(DamagedPage {
                     generation: view.place.generation,
                     scope: scope.id.to_string(),
                     page,
@@ -146,7 +146,8 @@ impl StoreCore {
     }
 
     /// Returns the pages of a run that fail verification, with the reason; all pages if the header
-    /// fails. Excludes what could not be read for want of memory, files or time.
+    /// fails. Excludes pages that could not be read because memory, file descriptors or time ran
+    /// out.
     fn bad_pages(
         &self,
         scope: ScopeRef,
@@ -185,16 +186,16 @@ impl StoreCore {
                 {
                     Some((page, MissReason::Io.word()))
                 }
-                // The page was not read, so nothing is known against it.
+                // The page was not read, so it does not count as damaged.
                 Some(PageOutcome::Missed(_)) => None,
                 None => Some((page, "header")),
             })
             .collect()
     }
 
-    /// Whether page `page` of the run in `place` is corrupt on disk, or missing there. A page that
-    /// cannot be read now is not: the disk may recover.
-    pub(super) fn is_wrong(&self, place: &Place, page: u32) -> bool {
+    /// Whether page `page` of the run in `place` is damaged on disk, or missing from the run. A
+    /// page that cannot be read does not count as damaged: the disk may recover.
+    pub(super) fn is_damaged(&self, place: &Place, page: u32) -> bool {
         match self.segments.verify_run(place, &Control::default()) {
             Ok(run) => match run.pages.get(page as usize) {
                 Some(PageOutcome::Missed(why)) => why.is_damage(),
@@ -205,7 +206,7 @@ impl StoreCore {
         }
     }
 
-    /// Inserts a lost run, as far as its pages verify. Returns the number of pages salvaged.
+    /// Inserts the leading pages of a lost run that verify. Returns the number of pages salvaged.
     fn salvage_run(&self, found: SalvagedRun) -> u64 {
         let SalvagedRun { mut place, header, .. } = found;
         let Some(scope) = self.scopes.by_slot(header.slot) else { return 0 };
@@ -242,7 +243,7 @@ impl StoreCore {
                 let resident = resident(run, found, &hashes, &place);
                 state.eviction.admit(&resident);
                 state.usage.admit(scope.slot, &resident, good as u64, place.units());
-                // Its writer may not have synced it.
+                // The run's writer may not have synced it.
                 state.dirty.extend(place.extents.iter().map(|extent| extent.segment));
                 good as u64
             }

@@ -42,13 +42,13 @@ fn last_lease_frees_deferred_extents() {
     assert!(table.defer(a, vec![extent(0)]).is_empty());
     assert!(table.defer(b, vec![extent(2)]).is_empty());
     assert!(table.defer(a, vec![extent(4)]).is_empty());
-    assert_eq!((table.len(), table.pinned_runs(), table.deferred_units()), (2, 2, 6));
+    assert_eq!((table.len(), table.leased_runs(), table.deferred_units()), (2, 2, 6));
     assert_eq!(table.release(first), [extent(2)]);
     assert!(table.release(first).is_empty() && table.release(0).is_empty());
-    assert!(table.pinned(a) && !table.pinned(b));
+    assert!(table.is_leased(a) && !table.is_leased(b));
     assert_eq!(table.holder(second), Some(ClientId(2)));
     assert_eq!(table.drop_client(ClientId(2)), [extent(0), extent(4)]);
-    assert!(table.is_empty() && table.deferred_units() == 0 && table.pinned_runs() == 0);
+    assert!(table.is_empty() && table.deferred_units() == 0 && table.leased_runs() == 0);
 }
 
 #[test]
@@ -67,7 +67,6 @@ fn leases_expire() {
     table.grant(&[RunId(2)], 3 * SECOND, ME).unwrap();
     table.grant(&[RunId(3)], Duration::MAX, ME).unwrap();
     table.defer(RunId(1), vec![extent(0)]);
-    assert_eq!(table.next_deadline(), Some(SECOND));
     assert_eq!(table.expire(), (vec![], 0));
     clock.pass(2);
     assert_eq!(table.expire(), (vec![extent(0)], 1));
@@ -83,7 +82,7 @@ fn client_holds_at_most_what_is_left() {
     let all = table.grant(&half, SECOND, ME).unwrap();
     let refused = table.grant(&[RunId(1)], SECOND, ME).unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::Retry);
-    assert!(!table.pinned(RunId(1)));
+    assert!(!table.is_leased(RunId(1)));
     table.grant(&half[..PINS_MAX / 4], SECOND, ClientId(8)).unwrap();
     assert!(table.grant(&half[..PINS_MAX / 4], SECOND, ClientId(9)).is_err());
     table.drop_client(ClientId(8));
@@ -123,7 +122,7 @@ fn counted_leases_are_within_the_share() {
     table.drop_client(ME);
     table.drop_client(other);
     assert_eq!(table.leased_units(), 20);
-    assert!(!table.pinned(RunId(4)) && !table.pinned(RunId(7)));
+    assert!(!table.is_leased(RunId(4)) && !table.is_leased(RunId(7)));
 }
 
 #[test]
@@ -136,7 +135,7 @@ fn uncounted_leases_pin_beyond_the_share() {
     assert_eq!((taken, table.leased_units()), (2, 2));
     assert!(table.defer(RunId(0), vec![extent(0)]).is_empty());
     assert!(table.release(lease).is_empty(), "the read is not over");
-    assert_eq!((table.leased_units(), table.pinned_runs()), (0, 4));
+    assert_eq!((table.leased_units(), table.leased_runs()), (0, 4));
     assert_eq!(table.release(read), [extent(0)]);
 }
 
@@ -271,8 +270,8 @@ proptest! {
                 let own = table.clients.get(&ClientId(client)).map_or(0, |own| own.units);
                 prop_assert_eq!(own, counted_units(&leases, Some(client)));
             }
-            prop_assert!((0..8).all(|run| table.pinned(RunId(run)) == pinned(run)));
-            prop_assert_eq!(table.pinned_runs(), (0..8).filter(|run| pinned(*run)).count());
+            prop_assert!((0..8).all(|run| table.is_leased(RunId(run)) == pinned(run)));
+            prop_assert_eq!(table.leased_runs(), (0..8).filter(|run| pinned(*run)).count());
         }
     }
 }

@@ -149,7 +149,7 @@ pub fn try_put(
 pub fn begin_read(open: &Open, scope: &Scope, keys: &[Vec<u8>]) -> LeaseNumber {
     let catalog = open.core.catalog_for(ClientId::LOCAL, "");
     let reference = catalog.resolve(scope, false).unwrap().unwrap();
-    catalog.locate(reference, &refs(keys)).unwrap().lease
+    catalog.begin_read(reference, &refs(keys)).unwrap().lease
 }
 
 /// Gets the leading pages and checks every page reported as read.

@@ -9,12 +9,12 @@ pub const PAGES: usize = 96;
 
 pub fn two_volumes() -> Options {
     let paths = vec!["/a".into(), "/b".into()];
-    Options { paths, upkeep: false, ..options(Path::new("/store"), 16) }
+    Options { paths, background_threads: false, ..options(Path::new("/store"), 16) }
 }
 
 /// Options for the store in `dir`.
 pub fn at(dir: &str) -> Options {
-    Options { upkeep: false, ..Options::new(Path::new(dir)) }
+    Options { background_threads: false, ..Options::new(Path::new(dir)) }
 }
 
 pub fn reopen(medium: Arc<dyn Medium>) -> Open {
@@ -43,5 +43,5 @@ pub fn found(open: &Open) -> usize {
 }
 
 pub fn evicted(open: &Open) -> u64 {
-    open.store.stats().unwrap().catalog.counters["pages_evicted"]
+    open.store.stats().unwrap().catalog.counters["evicted_pages"]
 }

@@ -59,7 +59,7 @@ impl Bounds {
     pub fn check_state(&self, open: &Open, seed: u64, absent: bool) {
         let present = present_pages(&open.store);
         let found = stats(open);
-        let evicted = found.counters["pages_evicted"] > 0;
+        let evicted = found.counters["evicted_pages"] > 0;
         for (at, &pages) in present.iter().enumerate() {
             let (kind, _) = keys_of(at);
             let (least, most) = (self.must(at, absent), self.most[at]);
@@ -105,7 +105,7 @@ impl Bounds {
             // Sealed segments count until they are removed.
             let now = stats(open);
             // A page that an earlier check put may be on the absent volume.
-            let absent = absent && outcome.reason == "unavailable";
+            let absent = absent && outcome.reason == "absent_space";
             let refused = !self.has_room || !is_change_complete(&now) || absent;
             assert!(refused, "put refused ({}): {now:?}", outcome.reason);
         }
@@ -149,7 +149,7 @@ pub fn stats(open: &Open) -> CatalogStats {
 
 /// Whether no change of capacity is pending.
 pub fn is_change_complete(found: &CatalogStats) -> bool {
-    found.health.closed_bytes == 0
+    found.health.sealed_bytes == 0
         && found.paths.iter().all(|path| !path.draining)
         && found.index_disk_bytes <= (found.capacity_bytes / 32).max(MIB)
 }

@@ -50,8 +50,8 @@ impl Catalog for ClientCatalog {
     fn release(&self, lease: LeaseNumber) -> Result<()> {
         self.owner()?.release(lease)
     }
-    fn locate(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<Located> {
-        self.owner()?.locate(scope, keys)
+    fn begin_read(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<Located> {
+        self.owner()?.begin_read(scope, keys)
     }
     fn exists(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<Vec<bool>> {
         self.owner()?.exists(scope, keys)
@@ -71,14 +71,14 @@ impl Catalog for ClientCatalog {
     fn abort(&self, reservation: u64) -> Result<()> {
         self.owner()?.abort(reservation)
     }
-    fn report_corruption(
+    fn report_damage(
         &self,
         scope: ScopeRef,
         key: &[u8],
         generation: u64,
         reason: &str,
     ) -> Result<()> {
-        self.owner()?.report_corruption(scope, key, generation, reason)
+        self.owner()?.report_damage(scope, key, generation, reason)
     }
     fn touch(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<usize> {
         self.owner()?.touch(scope, keys)

@@ -85,7 +85,7 @@ impl History {
         let durability = if durable { Durability::Durable } else { Durability::Cache };
         let wall_clock = || NOW.get();
         let base = options(Path::new("/store"), mib);
-        let mut options = Options { durability, upkeep: false, wall_clock, ..base };
+        let mut options = Options { durability, background_threads: false, wall_clock, ..base };
         let long = rng.one_in(12);
         let operations = if long { 800 } else { 20 + rng.below(100) };
         let operations = if workload.steady { 2000 } else { operations };
@@ -315,11 +315,13 @@ impl History {
             Operation::Clear => open.store.clear(),
             Operation::Flush => open.store.flush(),
             Operation::Resize { mib } => change_capacity(CapacityChange::Capacity(mib * MIB)),
-            Operation::AddPath { dir } => change_capacity(CapacityChange::AddPath(dir.to_owned())),
-            Operation::DrainPath { which } => {
+            Operation::AddVolume { dir } => {
+                change_capacity(CapacityChange::AddVolume(dir.to_owned()))
+            }
+            Operation::DrainVolume { which } => {
                 let paths = stats(open).paths;
                 let path = &paths[(which % paths.len() as u64) as usize];
-                change_capacity(CapacityChange::DrainPath(path.dir.clone()))
+                change_capacity(CapacityChange::DrainVolume(path.dir.clone()))
             }
             Operation::Configure { kind, ref settings } => {
                 open.store.configure(&kinds()[kind].scope, settings)
@@ -336,7 +338,9 @@ impl History {
         let Err(error) = result else { return };
         let message = error.to_string();
         let known = match operation {
-            Operation::Resize { .. } | Operation::AddPath { .. } | Operation::DrainPath { .. } => {
+            Operation::Resize { .. }
+            | Operation::AddVolume { .. }
+            | Operation::DrainVolume { .. } => {
                 // A change also waits for the remainder of an earlier change.
                 message.contains("still being emptied")
                     || message.contains("may not be evicted")
@@ -442,7 +446,7 @@ impl History {
             assert!(found.segments <= found.segments_max, "{found:?}");
         }
         assert!(found.allocated_bytes <= self.bounds.ceiling, "{found:?}");
-        let evicted = found.counters["pages_evicted"];
+        let evicted = found.counters["evicted_pages"];
         assert!(evicted == 0 || !self.workload.never_full, "{evicted} pages evicted without need");
     }
 

@@ -152,7 +152,8 @@ impl MappedHistory {
     }
 
     fn open(&self) -> Open {
-        let options = Options { upkeep: false, ..options(self.dir.path(), CAPACITY_MIB) };
+        let options =
+            Options { background_threads: false, ..options(self.dir.path(), CAPACITY_MIB) };
         let open = open_on(Arc::new(self.process.clone()), &options).unwrap();
         assert_eq!(stats(&open).io.mode, "mapped");
         open

@@ -134,7 +134,7 @@ MUTATIONS = [
     ),
     Mutation(
         "space of a client that left reused while its process lives",
-        f"{CORE}/reclaim.rs",
+        f"{CORE}/periodic.rs",
         "            if !(self.alive)(&name) {\n",
         "            if !(self.alive)(&name) || !name.is_empty() {\n",
     ),
@@ -187,7 +187,7 @@ MUTATIONS = [
     ),
     Mutation(
         "space of a dead client reused before it is drained",
-        f"{CORE}/reclaim.rs",
+        f"{CORE}/reservations.rs",
         "            Abandoned::ByDeath => state.draining.add(extents),\n",
         "            Abandoned::ByDeath => self.free(&mut state, &extents),\n",
     ),
@@ -199,22 +199,22 @@ MUTATIONS = [
     ),
     Mutation(
         "runs of an absent volume dropped",
-        f"{CORE}/recovery.rs",
+        f"{CORE}/validate.rs",
         "            let here = extents.iter().copied().filter(|e| !absence.covers(e.segment));\n",
         "            let here = extents.iter().copied();\n",
     ),
     Mutation(
         "runs of a segment that cannot be opened dropped",
-        f"{CORE}/recovery.rs",
+        f"{CORE}/validate.rs",
         "                    absence.segments.insert(id, error.to_string());\n",
         "                    drop(error);\n",
     ),
     Mutation(
         "a mount point taken for a volume",
         "crates/store/src/volumes.rs",
-        "            None if needs_marker => VolumeState::Away(\n",
+        "            None if needs_marker => VolumeState::Absent(\n",
         "            None if needs_marker && dir.is_absolute() => VolumeState::Unmarked(dir),\n"
-        "            None if needs_marker => VolumeState::Away(\n",
+        "            None if needs_marker => VolumeState::Absent(\n",
     ),
     Mutation(
         "hidden runs found by lookups",

@@ -44,11 +44,11 @@ pub enum Operation {
     Resize {
         mib: u64,
     },
-    AddPath {
+    AddVolume {
         dir: &'static str,
     },
     /// Drains one of the directories.
-    DrainPath {
+    DrainVolume {
         which: u64,
     },
     Configure {
@@ -277,8 +277,8 @@ impl Operation {
     fn choose_capacity_change(rng: &mut Rng) -> Self {
         match rng.below(8) {
             0..=3 => Self::Resize { mib: mib(rng) },
-            4 | 5 => Self::AddPath { dir: ["/b", "/c", "/d"][rng.below(3) as usize] },
-            _ => Self::DrainPath { which: rng.next() },
+            4 | 5 => Self::AddVolume { dir: ["/b", "/c", "/d"][rng.below(3) as usize] },
+            _ => Self::DrainVolume { which: rng.next() },
         }
     }
 }

@@ -117,7 +117,7 @@ pub fn begin_read(dir: &Path, keys: &[Vec<u8>]) -> Arc<Node> {
     let node = ritornello_node::open(&ritornello_node::Options::new(dir)).unwrap();
     let catalog = node.core().unwrap().catalog_for(ClientId::LOCAL, "");
     let reference = catalog.resolve(&scope(), false).unwrap().unwrap();
-    assert!(!catalog.locate(reference, &refs(keys)).unwrap().runs.is_empty());
+    assert!(!catalog.begin_read(reference, &refs(keys)).unwrap().runs.is_empty());
     node
 }
 

@@ -301,7 +301,7 @@ impl Client {
         if !lost.is_empty()
             && let Ok(stats) = self.open().and_then(|node| node.store().stats())
         {
-            let evicted = stats.catalog.counters.get("pages_evicted").copied().unwrap_or_default();
+            let evicted = stats.catalog.counters.get("evicted_pages").copied().unwrap_or_default();
             why.push_str(&format!(" ({evicted} pages were evicted since the owner opened)"));
         }
         send(&mut stdout().lock(), &Answer::Checked { lost, why });

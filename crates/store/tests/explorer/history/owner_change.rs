@@ -179,7 +179,7 @@ impl History {
         if let Some(flushed) = flushed {
             self.check_same(&open, &flushed, "flushed, killed and opened again");
         }
-        let evicted = stats(&open).counters["pages_evicted"] > 0;
+        let evicted = stats(&open).counters["evicted_pages"] > 0;
         for (at, must) in must.iter().enumerate() {
             let spared = evicted && self.bounds.limited[at / SEQUENCES_PER_KIND as usize];
             assert!(must & !present[at] == 0 || spared, "a kill removed flushed pages of {at}");
@@ -221,7 +221,7 @@ impl History {
 
     /// Checks that no page was added or removed, except by a quota.
     pub(super) fn check_same(&self, open: &Open, expected: &[Pages], what: &str) {
-        let evicted = stats(open).counters["pages_evicted"] > 0;
+        let evicted = stats(open).counters["evicted_pages"] > 0;
         for (at, (present, expected)) in present_pages(&open.store).iter().zip(expected).enumerate()
         {
             let fewer = evicted && self.bounds.limited[at / SEQUENCES_PER_KIND as usize];

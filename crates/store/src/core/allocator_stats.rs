@@ -1,14 +1,14 @@
 //! Statistics of the allocator: padding, fragmentation, bytes written.
 
 use super::StoreCore;
-use crate::stats::{Pieces, SpaceHealth};
+use crate::stats::{PiecePercentiles, SpaceHealth};
 use ritornello_format::{PageHash, UNIT, WHOLE_PAGE_UNITS, units_of};
 use ritornello_index::RunView;
 
 /// Highest number of pieces per page that is counted separately.
 const PIECES_MAX: usize = 64;
 
-/// Number of pages by the number of pieces they lie in.
+/// Number of pages by pieces per page.
 #[derive(Clone, Copy)]
 struct Histogram([u64; PIECES_MAX + 1]);
 
@@ -28,9 +28,9 @@ impl Histogram {
         at.unwrap_or(0) as u32
     }
 
-    fn pieces(&self) -> Pieces {
+    fn pieces(&self) -> PiecePercentiles {
         let max = self.0.iter().rposition(|count| *count > 0).unwrap_or(0);
-        Pieces { p50: self.quantile(0.5), p99: self.quantile(0.99), max: max as u32 }
+        PiecePercentiles { p50: self.quantile(0.5), p99: self.quantile(0.99), max: max as u32 }
     }
 }
 
@@ -63,8 +63,8 @@ impl StoreCore {
         health
     }
 
-    /// Padding of a run's pages, in bytes. Zero for encoded pages, whose length only their header
-    /// knows; theirs is less than a unit beyond the longest page of the run.
+    /// Padding of a run's pages, in bytes. Zero for encoded pages, because only the run header has
+    /// their lengths; their padding is less than a unit beyond the longest page of the run.
     fn padding(&self, view: &RunView) -> u64 {
         let Some(scope) = self.scopes.by_slot(view.scope) else { return 0 };
         if u64::from(view.place.page_units) != units_of(scope.page_bytes) {
@@ -91,10 +91,10 @@ mod tests {
     #[test]
     fn quantiles_count_pages() {
         let mut histogram = Histogram([0; PIECES_MAX + 1]);
-        assert_eq!(histogram.pieces(), Pieces { p50: 0, p99: 0, max: 0 });
+        assert_eq!(histogram.pieces(), PiecePercentiles { p50: 0, p99: 0, max: 0 });
         histogram.add(1, 98);
         histogram.add(3, 1);
         histogram.add(99, 1);
-        assert_eq!(histogram.pieces(), Pieces { p50: 1, p99: 3, max: PIECES_MAX as u32 });
+        assert_eq!(histogram.pieces(), PiecePercentiles { p50: 1, p99: 3, max: PIECES_MAX as u32 });
     }
 }

@@ -1,12 +1,12 @@
-//! Scopes that differ from a registered one only in the arrangement of their pages: probably a
-//! wrong setting, and in any case neither finds the pages of the other.
+//! Warns about scopes that differ from a registered scope only in the arrangement of their pages:
+//! probably a wrong setting, because neither scope finds the other's pages.
 
 use ritornello_format::{Scope, ScopeSlot};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// With this many scopes that differ only in arrangement, new ones cause no warning: a caller with
-/// a different size for every object, such as LMCache with a serde, is not warned each time.
+/// Maximum scopes that differ only in arrangement and cause a warning: a caller with a different
+/// size for every object, such as LMCache with a serde, is not warned each time.
 const REARRANGED_MAX: usize = 8;
 /// Maximum log lines per owner: requests choose salts, and each could cause a line.
 const LINES_MAX: u32 = 64;
@@ -23,11 +23,11 @@ impl Arrangements {
         self.slots.insert((scope.content_digest(), slot));
     }
 
-    pub(super) fn forget(&mut self, slot: ScopeSlot, scope: &Scope) {
+    pub(super) fn drop_scope(&mut self, slot: ScopeSlot, scope: &Scope) {
         self.slots.remove(&(scope.content_digest(), slot));
     }
 
-    /// Warns about `scope`, which is to be registered, if it differs from a registered one only in
+    /// Warns if `scope`, before its registration, differs from a registered scope only in
     /// arrangement.
     pub(super) fn warn(&mut self, stored: &BTreeMap<ScopeSlot, Arc<Scope>>, scope: &Scope) {
         let Some((other, differences)) = self.newest(stored, scope) else { return };
@@ -35,11 +35,11 @@ impl Arrangements {
             return;
         }
         self.lines += 1;
-        let last = if self.lines == LINES_MAX { "; further ones are not logged" } else { "" };
+        let last = if self.lines == LINES_MAX { "; later scopes are not logged" } else { "" };
         tracing::warn!(
             scope = %scope.id(), other = %other.id(), model = %scope.model,
-            "a new scope differs from a registered one in {differences} only: neither finds the \
-             pages of the other; if they should be shared, make these settings the same{last}"
+            "a new scope differs from a registered scope in {differences} only, and neither finds \
+             the other's pages; to share pages, make these settings the same{last}"
         );
     }
 
@@ -89,7 +89,7 @@ mod tests {
         let stored = registered((1..9).map(|bytes| sized("a", bytes)));
         arrangements = noted(&stored);
         assert!(arrangements.newest(&stored, &sized("a", 99)).is_none());
-        arrangements.forget(ScopeSlot(7), &sized("a", 8));
+        arrangements.drop_scope(ScopeSlot(7), &sized("a", 8));
         assert!(arrangements.newest(&stored, &sized("a", 99)).is_some());
     }
 

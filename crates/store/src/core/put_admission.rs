@@ -2,7 +2,7 @@
 
 use super::StoreCore;
 use super::reservations::PlannedRun;
-use crate::admission::AdmissionReject;
+use crate::admission::AdmissionRefusal;
 use crate::catalog::{Refusal, ReserveRequest, ScopeRef};
 use ritornello_format::{PageHash, RUN_HEADER_UNITS_MAX, UNIT, units_of};
 
@@ -14,7 +14,7 @@ pub(super) struct Admitted {
     pub(super) refused: Option<Refusal>,
     /// Missing pages before `end`.
     pages: usize,
-    /// Missing pages from `end` on.
+    /// Missing pages at `end` and after it.
     behind: usize,
     /// Units of the longest page.
     page_units: u32,
@@ -30,7 +30,7 @@ impl Admitted {
 }
 
 impl StoreCore {
-    /// Asks the quota, then admission, and charges the write budget.
+    /// Applies the quota, then admission, and charges the write budget.
     pub(super) fn admit(
         &self,
         scope: ScopeRef,
@@ -49,10 +49,10 @@ impl StoreCore {
             self.started.elapsed(),
         );
         let over_quota = (allowed < missing.len()).then_some(Refusal::Quota);
-        let refused = decision.rejected.map_or(over_quota, |rejected| {
-            Some(match rejected {
-                AdmissionReject::FirstSight => Refusal::Admission,
-                AdmissionReject::Budget => Refusal::WriteBudget,
+        let refused = decision.refused.map_or(over_quota, |refused| {
+            Some(match refused {
+                AdmissionRefusal::FirstSight => Refusal::Admission,
+                AdmissionRefusal::Budget => Refusal::WriteBudget,
             })
         });
         Admitted {
@@ -79,10 +79,10 @@ impl StoreCore {
                 Refusal::Admission => &counters.refused_admission,
                 Refusal::WriteBudget => &counters.refused_write_budget,
                 Refusal::IndexMemory => &counters.refused_index_memory,
-                Refusal::Unavailable => &counters.refused_unavailable,
+                Refusal::Absent => &counters.refused_absent_space,
             };
             counter.add(pages as u64);
-            counters.pages_refused.add(pages as u64);
+            counters.refused_pages.add(pages as u64);
         }
     }
 

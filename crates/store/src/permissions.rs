@@ -9,7 +9,7 @@ use serde::Deserialize;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
-/// Its name in the store's directory.
+/// Name of the policy file in the store's directory.
 pub const POLICY_FILE: &str = "policy.toml";
 
 /// Hash algorithms for which no collisions can be made.
@@ -24,20 +24,19 @@ pub enum ClientCall {
     /// Dropping a scope with its pages.
     DropScope,
     /// Changing the capacity or the directories.
-    #[serde(rename = "reshape")]
     ChangeCapacity,
     /// Setting codec, quota or retention of a scope.
     Configure,
 }
 
 impl ClientCall {
-    /// Its name in the policy file.
+    /// The call's name in the policy file.
     #[must_use]
     pub const fn word(self) -> &'static str {
         match self {
             Self::Clear => "clear",
             Self::DropScope => "drop_scope",
-            Self::ChangeCapacity => "reshape",
+            Self::ChangeCapacity => "change_capacity",
             Self::Configure => "configure",
         }
     }
@@ -70,7 +69,7 @@ impl StorePolicy {
             Error::invalid(format!(
                 "the store's policy file cannot be read: {}; its lines are \
                  `allow_weak_hashes = true`, `allow_request_retention = true` (or `false`) and \
-                 `deny_clients = [\"clear\", \"drop_scope\", \"reshape\", \"configure\"]` (or some of them), and \
+                 `deny_clients = [\"clear\", \"drop_scope\", \"change_capacity\", \"configure\"]` (or some of them), and \
                  there are no others",
                 error.message().trim_end()
             ))
@@ -89,7 +88,7 @@ impl StorePolicy {
         }
         Err(Error::invalid(
             "keys of this hash may collide, and the store would keep a collision: use sha256 or \
-             sha256_cbor (LMCache: blake3), or, if nobody who sends prompts could want that, write \
+             sha256_cbor (LMCache: blake3), or, if all senders of prompts are trusted, write \
              `allow_weak_hashes = true` into the store's policy file and start again",
         )
         .with("hash", algorithm)
@@ -117,7 +116,7 @@ impl Directory {
     /// Reads the policy of the store.
     ///
     /// # Errors
-    /// `Invalid` for a malformed file; those of the file system, with advice.
+    /// `Invalid` if the file is malformed; file-system errors, with advice.
     pub fn policy(&self) -> Result<StorePolicy> {
         let file = self.path().join(POLICY_FILE);
         let Some(bytes) = self.read(POLICY_FILE)? else {
@@ -163,7 +162,8 @@ mod tests {
 
     #[test]
     fn calls_are_denied_by_name() {
-        let policy = StorePolicy::parse("deny_clients = [\"clear\", \"reshape\"]\n").unwrap();
+        let policy =
+            StorePolicy::parse("deny_clients = [\"clear\", \"change_capacity\"]\n").unwrap();
         assert!(policy.check_client(ClientCall::DropScope).is_ok());
         for call in [ClientCall::Clear, ClientCall::ChangeCapacity] {
             let error = policy.check_client(call).unwrap_err();

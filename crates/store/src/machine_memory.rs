@@ -104,7 +104,8 @@ fn sources(room: &Room) -> Vec<Source> {
 /// for other file systems.
 ///
 /// # Errors
-/// `Invalid`, naming what is too small, what would fit, and what to do.
+/// `Invalid` if `bytes` do not fit; the error names the limit, a capacity that would fit, and
+/// advice.
 pub fn check_memory(room: &Room, bytes: u64) -> Result<()> {
     if room.kind != TMPFS {
         return Ok(());
@@ -119,7 +120,7 @@ fn judge(sources: &[Source], bytes: u64) -> Result<()> {
     }
     let Source { left, what, advice } = least;
     Err(Error::invalid(format!(
-        "a store in memory must fit there, and {what} leaves {} MiB: give a capacity of {}MiB or \
+        "a store in memory must fit into it, and {what} leaves {} MiB: give a capacity of {}MiB or \
          less, or {advice}",
         left >> 20,
         (left >> 20) / 10 * 9,

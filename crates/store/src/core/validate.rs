@@ -1,4 +1,5 @@
-//! Recovery: compares the index with the segments that exist.
+//! Validates the index against the segments that exist: part of recovery, after `core/open.rs` has
+//! read the files and `index::run::recovery` the index.
 
 use super::absence::Absence;
 use super::quota::Usage;
@@ -23,13 +24,13 @@ pub(super) struct RecoveredRun {
     retain_until: u64,
 }
 
-/// Adds the segments of all present volumes to `space`. A segment that cannot be opened now is
-/// absent: its pages are misses, not lost. Returns the usable segments.
+/// Adds the segments of all present volumes to `space`. A segment that cannot be opened is absent:
+/// its pages are misses, not lost. Returns the usable segments.
 pub(super) fn find_segments(
     segments: &Segments,
     space: &mut Space,
     manifest: &Manifest,
-    is_here: &dyn Fn(u8) -> bool,
+    is_present: &dyn Fn(u8) -> bool,
     absence: &mut Absence,
     dropped: &mut BTreeMap<String, u64>,
 ) -> Vec<SegmentId> {
@@ -40,14 +41,15 @@ pub(super) fn find_segments(
         }
         let listed = segments.list_durably(number).map_err(|error| error.to_string());
         let listed = match listed {
-            // Checked after the list and its sync, because an empty mount point lists no files.
-            Ok(_) if !is_here(number) => Err("it became unavailable during the opening".to_owned()),
+            // The marker is checked after the list and its sync, because an empty mount point lists
+            // no files.
+            Ok(_) if !is_present(number) => Err("it became absent during the opening".to_owned()),
             listed => listed,
         };
         let listed = match listed {
             Ok(listed) => listed,
             Err(why) => {
-                tracing::warn!(dir = volume.dir, why, "a volume is away: its pages are misses");
+                tracing::warn!(dir = volume.dir, why, "a volume is absent: its pages are misses");
                 absence.volumes.insert(number, why);
                 continue;
             }
@@ -57,7 +59,8 @@ pub(super) fn find_segments(
                 Ok(false) => {}
                 Ok(true) => *dropped.entry("segments_cut_short".to_owned()).or_default() += 1,
                 Err(error) => {
-                    tracing::warn!(%error, segment = id.number(), "a segment cannot be used now");
+                    let segment = id.number();
+                    tracing::warn!(%error, segment, "a segment is absent: its pages are misses");
                     absence.segments.insert(id, error.to_string());
                     continue;
                 }
@@ -71,8 +74,8 @@ pub(super) fn find_segments(
     usable
 }
 
-/// Marks the space of every valid run, and removes the others from the index. Also returns the runs
-/// in absent space: the index keeps them, lookups skip them.
+/// Marks the space of every valid run, and removes invalid runs from the index. Returns the valid
+/// runs, and which of them are in absent space: the index keeps these, lookups skip them.
 pub(super) fn validate_runs(
     index: &dyn PrefixIndex,
     scopes: &Scopes,
@@ -83,18 +86,18 @@ pub(super) fn validate_runs(
 ) -> (Vec<RecoveredRun>, HashSet<RunId>) {
     let mut hidden = HashSet::new();
     let mut kept: Vec<RecoveredRun> = Vec::new();
-    let mut refused: Vec<(RunId, &'static str)> = Vec::new();
+    let mut rejected: Vec<(RunId, &'static str)> = Vec::new();
     let segment_units = (manifest.segment_bytes / UNIT) as u32;
     // Rejected runs are collected, because the index cannot change while it is visited.
     index.for_each(&mut |run, view| match rejection(&view, scopes, segment_units) {
-        Some(reason) => refused.push((run, reason)),
+        Some(reason) => rejected.push((run, reason)),
         None => {
             let extents: Vec<Extent> = view.live_extents();
             let is_hidden = absence.hides(&extents);
             let here = extents.iter().copied().filter(|e| !absence.covers(e.segment));
-            // Beyond the segments, or claimed by a run visited before.
+            // The extents are beyond the segments, or claimed by a run visited before.
             if space.mark(&here.collect::<Vec<_>>()).is_err() {
-                refused.push((run, "space"));
+                rejected.push((run, "space"));
                 return;
             }
             if is_hidden {
@@ -113,17 +116,18 @@ pub(super) fn validate_runs(
             });
         }
     });
-    // Runs behind a dropped run are dropped with it, and their space is free again.
+    // Runs after a removed run are removed with it, which frees their space.
     let believed: HashSet<RunId> = kept.iter().map(|kept| kept.resident.run).collect();
     let mut gone = HashSet::new();
-    for (run, reason) in refused {
+    for (run, reason) in rejected {
         let removed = index.truncate(run, 0);
         *dropped.entry(reason.to_owned()).or_default() +=
             removed.iter().map(|r| u64::from(r.pages)).sum::<u64>();
         for lost in removed {
             gone.insert(lost.run);
             if believed.contains(&lost.run) {
-                // Its present extents were marked above, so freeing them cannot fail.
+                // The run's extents in present segments were marked above, so freeing them cannot
+                // fail.
                 let here = lost.extents.into_iter().filter(|e| !absence.covers(e.segment));
                 let _ = space.free(&here.collect::<Vec<_>>());
             }
@@ -134,7 +138,7 @@ pub(super) fn validate_runs(
     (kept, hidden)
 }
 
-/// Returns why a run is invalid, if it is.
+/// Returns the reason why a run is invalid, or `None`.
 fn rejection(view: &RunView, scopes: &Scopes, segment_units: u32) -> Option<&'static str> {
     let Some(scope) = scopes.by_slot(view.scope) else { return Some("dropped_scope") };
     let metadata_only = view.place.extents.is_empty();
@@ -156,7 +160,7 @@ pub(super) fn restore(
         eviction.admit(&kept.resident);
         usage.admit(kept.scope, &kept.resident, kept.pages, kept.units);
     }
-    // In the order of their puts, so that a root precedes the runs behind it.
+    // Runs are retained in the order of their puts, so that a root precedes its descendants.
     let mut retained: Vec<RecoveredRun> =
         kept.into_iter().filter(|kept| kept.retain_until > 0).collect();
     retained.sort_by_key(|kept| kept.generation);

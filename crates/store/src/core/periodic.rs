@@ -1,0 +1,104 @@
+//! Periodic maintenance: expired leases, dead clients, background syncs.
+
+use super::StoreCore;
+use super::reclaim::PENDING_BYTES_MAX;
+use super::reservations::Abandoned;
+use ritornello_format::{Error, Result};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+/// Maximum pause between two passes of the thread.
+const PERIODIC_INTERVAL: Duration = Duration::from_millis(500);
+/// Maximum time until uses of pages are durable.
+const RECENCY_INTERVAL: Duration = Duration::from_secs(60);
+
+impl StoreCore {
+    /// Starts the thread that syncs in the background and drains the space of dead clients. The
+    /// thread ends when the core is closed or dropped.
+    pub(super) fn start_periodic(self: &Arc<Self>) -> Result<()> {
+        let core = Arc::downgrade(self);
+        let thread = std::thread::Builder::new()
+            .name("ritornello-periodic".to_owned())
+            .spawn(move || run_periodically(&core))
+            .map_err(|e| {
+                Error::retry("no thread for the store's periodic maintenance").because(e)
+            })?;
+        *self.periodic.thread.lock() = Some(thread);
+        Ok(())
+    }
+
+    /// Runs one pass of periodic and space maintenance, for a store opened without background
+    /// threads.
+    pub fn run_once(self: &Arc<Self>) {
+        self.run_periodic_once(&mut Instant::now());
+        if let Err(error) = self.reattach_absent() {
+            tracing::warn!(%error, "absent volumes could not be reattached");
+        }
+        self.start_drain();
+        if self.needs_maintenance()
+            && let Err(error) = self.maintain_space(&self.maintenance.control())
+        {
+            tracing::warn!(%error, "sealed segments could not be emptied");
+        }
+    }
+
+    fn run_periodic_once(self: &Arc<Self>, last_sync: &mut Instant) {
+        let mut state = self.state.lock();
+        let (freed, expired) = state.leases.expire();
+        state.add_to_limbo(freed);
+        self.counters.leases_expired.add(expired);
+        let names: Vec<(u64, String)> = state
+            .reservations
+            .withheld
+            .iter()
+            .map(|(id, withheld)| (*id, withheld.client.clone()))
+            .collect();
+        let pressing = state.limbo.units() * 2 > state.space.reserve_units();
+        let busy = !state.dirty.is_empty() || state.limbo.has_waiting();
+        let touched = state.touched && last_sync.elapsed() >= RECENCY_INTERVAL;
+        // With other work pending, its sync records the uses, too.
+        state.touched &= !(busy || touched);
+        drop(state);
+        for (id, name) in names {
+            if !(self.alive)(&name) {
+                tracing::info!(client = %name, "a client died while writing: its space is drained");
+                self.abandon(id, Abandoned::ByDeath);
+            }
+        }
+        self.retry_drain();
+        if self.rounds.cause().is_some() {
+            return;
+        }
+        self.maintain_retention();
+        self.maintain_index_memory();
+        let index = self.index.stats();
+        let (pending, most) = (index.pending_bytes, pending_max(index.memory_bytes_max));
+        let due = last_sync.elapsed() >= self.options.sync_interval || pending > most;
+        if touched || ((busy || pending > 0) && (pressing || due)) {
+            // An error has poisoned the store, and its next writer receives it.
+            let _ = self.make_durable();
+            *last_sync = Instant::now();
+        }
+        if let Err(error) = self.index.maintain_after(&|| self.make_durable()) {
+            self.rounds.poison_if_fatal(&error);
+            tracing::error!(%error, "the index could not be maintained");
+        }
+    }
+}
+
+/// Unsynced journal bytes that trigger a sync: for an index with a memory ceiling, a quarter of its
+/// limit of unsynced bytes.
+fn pending_max(ceiling: u64) -> u64 {
+    if ceiling == 0 { PENDING_BYTES_MAX } else { PENDING_BYTES_MAX.min(ceiling / 64) }
+}
+
+fn run_periodically(core: &Weak<StoreCore>) {
+    let mut last_sync = Instant::now();
+    loop {
+        let Some(core) = core.upgrade() else { return };
+        if core.periodic.sleep(PERIODIC_INTERVAL) {
+            return;
+        }
+        core.run_periodic_once(&mut last_sync);
+    }
+}
