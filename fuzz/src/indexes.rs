@@ -137,7 +137,7 @@ impl All {
             }),
         }
         let all: Vec<PageHash> = (0..40).map(|at| key(path, at)).collect();
-        self.same(|index| (index.longest_prefix(slot, &all), index.exists(slot, &all)));
+        self.same(|index| (index.probe(slot, &all), index.exists(slot, &all)));
         self.same(|index| {
             let walk = index.walk(slot, &all);
             walk.iter().map(|step| (step.first, step.pages, step.at)).collect::<Vec<_>>()

@@ -177,18 +177,18 @@ pub trait PrefixIndex: Send + Sync + std::fmt::Debug {
     fn relocate(&self, run: RunId, place: &Place) -> Option<Removed>;
 
     /// Number of leading pages that are in the index.
-    fn longest_prefix(&self, scope: ScopeSlot, pages: &dyn PageHashes) -> usize;
+    fn probe(&self, scope: ScopeSlot, pages: &dyn PageHashes) -> usize;
 
-    /// Names of the methods that can answer [`PrefixIndex::longest_prefix`]; the first is the one
+    /// Names of the methods that can answer [`PrefixIndex::probe`]; the first is the one
     /// in use.
     fn probe_methods(&self) -> &'static [&'static str] {
         &["walk"]
     }
 
-    /// [`PrefixIndex::longest_prefix`] by one of [`PrefixIndex::probe_methods`], for measurements.
-    fn longest_prefix_by(&self, method: &str, scope: ScopeSlot, pages: &dyn PageHashes) -> usize {
+    /// [`PrefixIndex::probe`] by one of [`PrefixIndex::probe_methods`], for measurements.
+    fn probe_by(&self, method: &str, scope: ScopeSlot, pages: &dyn PageHashes) -> usize {
         let _ = method;
-        self.longest_prefix(scope, pages)
+        self.probe(scope, pages)
     }
 
     /// The leading pages that are in the index, by run.

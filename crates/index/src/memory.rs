@@ -213,7 +213,7 @@ impl PrefixIndex for MemoryIndex {
         self.0.lock().relocate(run, place)
     }
 
-    fn longest_prefix(&self, scope: ScopeSlot, pages: &dyn PageHashes) -> usize {
+    fn probe(&self, scope: ScopeSlot, pages: &dyn PageHashes) -> usize {
         let state = self.0.lock();
         let there = |at: &usize| state.pages.contains_key(&(scope, pages.at(*at)));
         (0..pages.len()).take_while(there).count()

@@ -140,7 +140,7 @@ mod tests {
             let keys = shape.keys(chain);
             let keys: Vec<&[u8]> = keys.iter().map(|key| key.as_slice()).collect();
             let scoped = ScopedKeys { scope: &shape.scope(), keys: &keys };
-            assert_eq!(index.longest_prefix(SLOT, &scoped), keys.len());
+            assert_eq!(index.probe(SLOT, &scoped), keys.len());
         }
     }
 }

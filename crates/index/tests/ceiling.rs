@@ -119,7 +119,7 @@ fn only_puts_are_refused_at_the_ceiling() {
     // Only puts are refused.
     let last = full.pages(1)[0];
     let there = page(1, full.next - 1);
-    assert_eq!(full.index.longest_prefix(SCOPE, &[there, last]), 1);
+    assert_eq!(full.index.probe(SCOPE, &[there, last]), 1);
     assert!(full.index.locate(SCOPE, there).is_some() && !full.put(1));
     full.runs.iter().for_each(|run| full.index.touch(*run, 9));
     full.check(1);
@@ -139,7 +139,7 @@ fn only_puts_are_refused_at_the_ceiling() {
     }
     let pages = full.index.stats().pages;
     assert!(pages > 20 * single as u64 / 16, "{pages} pages, {long} long runs");
-    assert_eq!(full.index.longest_prefix(SCOPE, &[there]), 0, "the oldest run was removed first");
+    assert_eq!(full.index.probe(SCOPE, &[there]), 0, "the oldest run was removed first");
     // An index that exceeds its ceiling opens, and refuses puts.
     full.index.sync().unwrap();
     let kept = full.index.stats();

@@ -93,7 +93,7 @@ fn late_linked_parents_are_copied_first() {
         assert_eq!(copied.unwrap(), Copied { runs: 204, pages: 610, dropped: 0 }, "{backend}");
         assert_eq!(contents(&*index), expected, "{backend}");
         let keys: Vec<_> = (0..600).map(|number| page(1, number)).collect();
-        assert_eq!(index.longest_prefix(ScopeSlot(0), &keys), 600, "{backend}");
+        assert_eq!(index.probe(ScopeSlot(0), &keys), 600, "{backend}");
     }
 }
 

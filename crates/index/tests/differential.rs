@@ -97,7 +97,7 @@ impl All {
         match *op {
             Op::Put { scope, path, length, attach, skip } => {
                 let (slot, keys) = (ScopeSlot(scope), keys(scope, path, length));
-                let from = self.same(|index| index.longest_prefix(slot, &keys));
+                let from = self.same(|index| index.probe(slot, &keys));
                 let from = (from + usize::from(skip.saturating_sub(6))).min(keys.len());
                 let is_new = |key: &&PageHash| self.memory.locate(slot, **key).is_none();
                 let pages = &keys[from..];
@@ -159,12 +159,12 @@ impl All {
                 let (slot, keys) = (ScopeSlot(scope), keys(scope, path, 24));
                 for from in [0, 5] {
                     let keys = &&keys[from..];
-                    let found = self.same(|index| index.longest_prefix(slot, keys));
+                    let found = self.same(|index| index.probe(slot, keys));
                     self.same(|index| index.exists(slot, keys));
                     self.same(|index| steps(&index.walk(slot, keys)));
                     for index in self.each() {
                         for method in index.probe_methods() {
-                            let found_by = index.longest_prefix_by(method, slot, keys);
+                            let found_by = index.probe_by(method, slot, keys);
                             assert_eq!(found_by, found, "{method}");
                         }
                     }

@@ -44,11 +44,11 @@ fn failed_write_or_sync_poisons() {
         let refused = insert(&index, 3, None, &pages(3, 3)).unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::Fatal);
         // Probes and removals work; no records accumulate.
-        assert_eq!(index.longest_prefix(SCOPE, &pages(1, 3)), 3);
+        assert_eq!(index.probe(SCOPE, &pages(1, 3)), 3);
         let (run, _) = index.locate(SCOPE, page(1, 0)).unwrap();
         assert_eq!(index.truncate(run, 0).len(), 1);
         let after = open(Arc::new(disk.crash(5)), RunOptions::default());
-        assert_eq!(after.longest_prefix(SCOPE, &pages(1, 3)), 3, "synced runs exist");
+        assert_eq!(after.probe(SCOPE, &pages(1, 3)), 3, "synced runs exist");
     }
 }
 
@@ -64,8 +64,8 @@ fn full_disk_delays_but_does_not_poison() {
     insert(&index, 2, None, &pages(2, 3)).unwrap();
     index.sync().unwrap();
     let after = open(Arc::new(disk.crash(5)), RunOptions::default());
-    assert_eq!(after.longest_prefix(SCOPE, &pages(1, 3)), 3, "the run that had found no room");
-    assert_eq!(after.longest_prefix(SCOPE, &pages(2, 3)), 3, "the run inserted after it");
+    assert_eq!(after.probe(SCOPE, &pages(1, 3)), 3, "the run that had found no room");
+    assert_eq!(after.probe(SCOPE, &pages(2, 3)), 3, "the run inserted after it");
 }
 
 #[test]

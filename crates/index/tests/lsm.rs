@@ -79,7 +79,7 @@ fn synced_changes_survive_a_kill() {
     let _ = contents(&index);
     let mut ended = false;
     for family in 0..last + 1000 {
-        let found = index.longest_prefix(SCOPE, &pages(family, 15));
+        let found = index.probe(SCOPE, &pages(family, 15));
         let cut = family % 5 == 0 && family + 2 <= last;
         if family <= last {
             assert_eq!(found, if cut { 7 } else { 15 }, "family {family} of {last}");
@@ -138,7 +138,7 @@ fn check_dropped_pages(root: &Path, on_disk: &Path, cached: &Path) {
     let index = open(&left);
     assert!(!index.recovered().damaged);
     for family in 0..60 {
-        assert_eq!(index.longest_prefix(SCOPE, &pages(family, 15)), 15, "family {family}");
+        assert_eq!(index.probe(SCOPE, &pages(family, 15)), 15, "family {family}");
     }
 }
 
@@ -273,7 +273,7 @@ fn damaged_database_is_repaired_or_dropped() {
             drop(index);
             let index = open(dir.path());
             assert!(!index.recovered().damaged, "once is enough");
-            assert_eq!(index.longest_prefix(SCOPE, &pages(5009, 15)), 15);
+            assert_eq!(index.probe(SCOPE, &pages(5009, 15)), 15);
         }
     }
     assert!(repaired > 5, "{repaired}");
@@ -327,18 +327,18 @@ fn truncated_manifest_is_damage() {
             }
             // Runs attached behind a page are removed with it, and can be inserted again.
             let keys = pages(7, 15);
-            let there = index.longest_prefix(SCOPE, &keys);
+            let there = index.probe(SCOPE, &keys);
             index.remove(SCOPE, &&keys[4..5]);
             let stay = index.exists(SCOPE, &keys).into_iter().filter(|there| *there).count();
             assert_eq!(stay, there.min(4), "cut at {cut} of {length}");
             index.remove(SCOPE, &keys);
             insert(&index, 1 << 40, None, &keys).unwrap();
-            assert_eq!(index.longest_prefix(SCOPE, &keys), 15);
+            assert_eq!(index.probe(SCOPE, &keys), 15);
             index.sync().unwrap();
             drop(index);
             let index = open(copy.path());
             assert!(!index.recovered().damaged, "once is enough");
-            assert_eq!(index.longest_prefix(SCOPE, &keys), 15);
+            assert_eq!(index.probe(SCOPE, &keys), 15);
         }
     }
     assert!(families.len() > 5, "every number of families was met: {families:?}");
@@ -545,8 +545,8 @@ fn decisions_follow_operations_and_are_reported() {
     let last = *written.decisions.last().unwrap();
     assert!(last.mix.writes > 0.5, "{last:?}");
     for family in 0..2000 {
-        index.longest_prefix(SCOPE, &pages(family % next, 15));
-        index.longest_prefix(SCOPE, &pages(1 << 20, 15));
+        index.probe(SCOPE, &pages(family % next, 15));
+        index.probe(SCOPE, &pages(1 << 20, 15));
         index.maintain().unwrap();
     }
     let read = index.tuning().unwrap();

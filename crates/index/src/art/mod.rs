@@ -190,7 +190,7 @@ impl PrefixIndex for ArtIndex {
         self.move_run(run, place)
     }
 
-    fn longest_prefix(&self, scope: ScopeSlot, pages: &dyn PageHashes) -> usize {
+    fn probe(&self, scope: ScopeSlot, pages: &dyn PageHashes) -> usize {
         self.along(scope, pages, true, |_, _| ())
     }
 
@@ -206,7 +206,7 @@ impl PrefixIndex for ArtIndex {
         &["walk", "range"]
     }
 
-    fn longest_prefix_by(&self, method: &str, scope: ScopeSlot, pages: &dyn PageHashes) -> usize {
+    fn probe_by(&self, method: &str, scope: ScopeSlot, pages: &dyn PageHashes) -> usize {
         self.along(scope, pages, method != "range", |_, _| ())
     }
 

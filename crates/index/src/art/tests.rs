@@ -166,8 +166,8 @@ impl Pair {
             };
             assert_eq!(steps(art), steps(&self.memory));
             for method in art.probe_methods() {
-                let found = art.longest_prefix_by(method, slot, &keys);
-                assert_eq!(found, self.memory.longest_prefix(slot, &keys), "{method}");
+                let found = art.probe_by(method, slot, &keys);
+                assert_eq!(found, self.memory.probe(slot, &keys), "{method}");
             }
         }
     }
@@ -280,7 +280,7 @@ fn failed_rollback_poisons_the_index() {
     assert_eq!(error.kind(), ErrorKind::Fatal, "{error}");
     assert_eq!(index.sync().unwrap_err().kind(), ErrorKind::Fatal);
     assert_eq!(
-        index.longest_prefix(ScopeSlot(2), &pages(1, 50)),
+        index.probe(ScopeSlot(2), &pages(1, 50)),
         0,
         "an incomplete run does not exist"
     );
@@ -368,7 +368,7 @@ fn damage_causes_misses_or_drops_only() {
         }
         // The index still accepts changes.
         insert(&index, 4, None, &pages(900, 20), 9000).unwrap();
-        assert_eq!(index.longest_prefix(ScopeSlot(4), &pages(900, 20)), 20);
+        assert_eq!(index.probe(ScopeSlot(4), &pages(900, 20)), 20);
     }
     assert!(lost > 0, "some damage was found");
 }

@@ -40,7 +40,7 @@ impl Bench {
     }
 
     fn prefix(&self, keys: &[PageHash]) -> usize {
-        let found = self.index.longest_prefix(A, &keys);
+        let found = self.index.probe(A, &keys);
         let steps = self.index.walk(A, &keys);
         let mut at = 0;
         for step in &steps {
@@ -51,7 +51,7 @@ impl Bench {
             }
             at += step.pages;
         }
-        assert_eq!(at as usize, found, "walk() reaches as far as longest_prefix()");
+        assert_eq!(at as usize, found, "walk() reaches as far as probe()");
         found
     }
 }
@@ -137,14 +137,14 @@ pub(super) fn scopes_are_isolated(make: Make<'_>) {
     let bench = Bench::new(make);
     let keys = pages(1, 6);
     bench.insert(true, None, &keys);
-    assert_eq!(bench.index.longest_prefix(B, &keys), 0);
+    assert_eq!(bench.index.probe(B, &keys), 0);
     assert_eq!(bench.index.locate(B, keys[0]), None);
     // Equal hashes, in another scope that is not chained.
     assert!(bench.try_insert(B, false, None, &keys[2..5]).is_ok());
-    assert_eq!(bench.index.longest_prefix(B, &&keys[2..]), 3);
+    assert_eq!(bench.index.probe(B, &&keys[2..]), 3);
     assert_eq!(bench.prefix(&keys), 6);
     bench.index.remove(B, &keys);
-    assert_eq!((bench.prefix(&keys), bench.index.longest_prefix(B, &&keys[2..])), (6, 0));
+    assert_eq!((bench.prefix(&keys), bench.index.probe(B, &&keys[2..])), (6, 0));
 }
 
 pub(super) fn run_links_when_parent_is_known(make: Make<'_>) {
@@ -337,7 +337,7 @@ pub(super) fn hashes_that_share_bits_are_distinguished(make: Make<'_>) {
             let found = bench.index.locate(A, *page).map(|(_, page)| page as usize);
             assert_eq!(found, (at < 100).then_some(at), "byte {position}");
         }
-        assert_eq!(bench.index.longest_prefix(A, &&family[..]), 100);
+        assert_eq!(bench.index.probe(A, &&family[..]), 100);
         assert_eq!(sum(&bench.index.remove(A, &&family[..])).1, 100);
     }
 }
@@ -384,14 +384,14 @@ pub(super) fn long_runs_work_like_short_ones(make: Make<'_>) {
     let bench = Bench::new(make);
     let keys = pages(1, 65_535);
     let run = bench.insert(true, None, &keys);
-    assert_eq!(bench.index.longest_prefix(A, &keys), 65_535);
+    assert_eq!(bench.index.probe(A, &keys), 65_535);
     let mut off = keys.clone();
     off.truncate(40_000);
     off.extend(pages(2, 100));
-    assert_eq!(bench.index.longest_prefix(A, &off), 40_000);
+    assert_eq!(bench.index.probe(A, &off), 40_000);
     assert_eq!(sum(&bench.index.truncate(run, 1)).1, 65_534);
     bench.insert(true, Some(keys[0]), &keys[1..]);
-    assert_eq!(bench.index.longest_prefix(A, &keys), 65_535);
+    assert_eq!(bench.index.probe(A, &keys), 65_535);
     let (_, gone, whole) = sum(&bench.index.truncate(run, 0));
     assert_eq!((gone, whole.len()), (65_535, 2));
 }

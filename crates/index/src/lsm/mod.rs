@@ -133,8 +133,8 @@ impl LsmIndex {
         self.db.set_mode(mode);
     }
 
-    fn probe_by(&self, probe: Probe, scope: ScopeSlot, pages: &dyn PageHashes) -> usize {
-        let bisected = match probe {
+    fn probe_with(&self, method: Probe, scope: ScopeSlot, pages: &dyn PageHashes) -> usize {
+        let bisected = match method {
             Probe::Bisect => probe::bisect(&self.db, scope, pages),
             Probe::Scan => None,
         };
@@ -142,8 +142,8 @@ impl LsmIndex {
     }
 
     /// [`PrefixIndex::walk`] by either method.
-    pub fn walk_by(&self, probe: Probe, scope: ScopeSlot, pages: &dyn PageHashes) -> Vec<Step> {
-        let climbed = match probe {
+    pub fn walk_with(&self, method: Probe, scope: ScopeSlot, pages: &dyn PageHashes) -> Vec<Step> {
+        let climbed = match method {
             Probe::Bisect => probe::walk_back(&self.db, scope, pages),
             Probe::Scan => None,
         };
@@ -220,8 +220,8 @@ impl PrefixIndex for LsmIndex {
         self.move_run(run, place)
     }
 
-    fn longest_prefix(&self, scope: ScopeSlot, pages: &dyn PageHashes) -> usize {
-        self.probe_by(self.probe, scope, pages)
+    fn probe(&self, scope: ScopeSlot, pages: &dyn PageHashes) -> usize {
+        self.probe_with(self.probe, scope, pages)
     }
 
     fn probe_methods(&self) -> &'static [&'static str] {
@@ -231,13 +231,13 @@ impl PrefixIndex for LsmIndex {
         }
     }
 
-    fn longest_prefix_by(&self, method: &str, scope: ScopeSlot, pages: &dyn PageHashes) -> usize {
+    fn probe_by(&self, method: &str, scope: ScopeSlot, pages: &dyn PageHashes) -> usize {
         let named = [Probe::Bisect, Probe::Scan].into_iter().find(|probe| probe.name() == method);
-        self.probe_by(named.unwrap_or(self.probe), scope, pages)
+        self.probe_with(named.unwrap_or(self.probe), scope, pages)
     }
 
     fn walk(&self, scope: ScopeSlot, pages: &dyn PageHashes) -> Vec<Step> {
-        self.walk_by(self.probe, scope, pages)
+        self.walk_with(self.probe, scope, pages)
     }
 
     fn exists(&self, scope: ScopeSlot, pages: &dyn PageHashes) -> Vec<bool> {

@@ -149,7 +149,7 @@ impl PrefixIndex for RunIndex {
         self.move_run(run, place)
     }
 
-    fn longest_prefix(&self, scope: ScopeSlot, pages: &dyn PageHashes) -> usize {
+    fn probe(&self, scope: ScopeSlot, pages: &dyn PageHashes) -> usize {
         self.tables.read().walk(scope, pages, |_, _, _, _| ())
     }
 

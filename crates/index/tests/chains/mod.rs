@@ -41,7 +41,7 @@ pub fn crowd(
                     // on.
                     let family = (writer << 20) | (round % 40);
                     let keys = pages(family, length as u64);
-                    let mut at = index.longest_prefix(SCOPE, &keys);
+                    let mut at = index.probe(SCOPE, &keys);
                     while at < length {
                         let to = (at + 60).min(length);
                         let parent = at.checked_sub(1).map(|at| keys[at]);
@@ -51,7 +51,7 @@ pub fn crowd(
                     }
                     let cut = round as usize * 97 % length;
                     index.remove(SCOPE, &&keys[cut..=cut]);
-                    assert_eq!(index.longest_prefix(SCOPE, &keys), cut);
+                    assert_eq!(index.probe(SCOPE, &keys), cut);
                     if round % 16 == 0 {
                         index.sync().unwrap();
                     }

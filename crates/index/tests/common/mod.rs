@@ -172,8 +172,8 @@ impl Pair {
     fn put(&mut self, scope: u32, path: u8, length: u8, attach: bool, skip: u8) {
         let slot = ScopeSlot(scope);
         let keys = keys(scope, path, length);
-        let from = self.memory.longest_prefix(slot, &keys);
-        assert_eq!(self.run.longest_prefix(slot, &keys), from);
+        let from = self.memory.probe(slot, &keys);
+        assert_eq!(self.run.probe(slot, &keys), from);
         let from = (from + usize::from(skip.saturating_sub(6))).min(keys.len());
         let missing =
             keys[from..].iter().take_while(|key| self.memory.locate(slot, **key).is_none()).count();
@@ -321,8 +321,8 @@ impl Pair {
                 for from in [0, 5] {
                     let slot = ScopeSlot(scope);
                     let keys = &&keys[from..];
-                    let found = self.memory.longest_prefix(slot, keys);
-                    assert_eq!(self.run.longest_prefix(slot, keys), found);
+                    let found = self.memory.probe(slot, keys);
+                    assert_eq!(self.run.probe(slot, keys), found);
                     assert_eq!(self.run.exists(slot, keys), self.memory.exists(slot, keys));
                     let steps = |index: &dyn PrefixIndex| -> Vec<(u32, u32, u32)> {
                         let walk = index.walk(slot, keys);

@@ -185,7 +185,7 @@ impl Catalog for LocalCatalog {
         core.scopes.check(scope)?;
         let scoped = ScopedKeys { scope: &scope.id, keys };
         let hit = if core.hidden.is_empty() {
-            core.index.longest_prefix(scope.slot, &scoped)
+            core.index.probe(scope.slot, &scoped)
         } else {
             leading(&core.visible(true, core.index.walk(scope.slot, &scoped)))
         };
