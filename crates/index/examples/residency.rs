@@ -96,12 +96,12 @@ fn measure(
     for at in 0..20_000 {
         let chain = chain(mix(at) % chains);
         let started = Instant::now();
-        let found = index.locate(SCOPE, &chain);
+        let found = index.prefixes(SCOPE, &chain);
         samples.push(started.elapsed().as_secs_f64() * 1e6);
         assert_eq!(found.first().map(|prefix| prefix.pages), Some(256));
     }
     let (p50, p99) = (percentile(&mut samples, 0.5), percentile(&mut samples, 0.99));
-    println!("  locate of 256 pages: p50 {p50:.2} us, p99 {p99:.2} us");
+    println!("  prefixes of 256 pages: p50 {p50:.2} us, p99 {p99:.2} us");
     let started = Instant::now();
     let mut removed = 0;
     for number in 0..chains / 4 {

@@ -578,7 +578,7 @@ fn many_threads_run_concurrently() {
     let index = &index;
     let walk = |seed: u64, keys: &[PageHash]| {
         let probe = [Probe::Bisect, Probe::Scan][(seed >> 32) as usize % 2];
-        index.walk_by(probe, SCOPE, &keys)
+        index.walk_with(probe, SCOPE, &keys)
     };
     crowd(index, 2, 300, &AtomicBool::new(false), &walk);
     index.sync().unwrap();

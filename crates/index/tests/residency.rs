@@ -123,8 +123,8 @@ fn check(index: &dyn Residency, model: &MemoryResidency, after: &Event) {
         let chain = chain(number);
         for first in [0, 5, 16] {
             let keys = &&chain[first..];
-            let found = index.locate(ScopeSlot(scope), keys);
-            assert_eq!(found, model.locate(ScopeSlot(scope), keys), "after {after:?}");
+            let found = index.prefixes(ScopeSlot(scope), keys);
+            assert_eq!(found, model.prefixes(ScopeSlot(scope), keys), "after {after:?}");
         }
     }
 }
@@ -312,7 +312,7 @@ fn record_out_of_sequence_ends_a_file() {
     file.write_at(&stored, file.length().unwrap()).unwrap();
     let index = open(&disk);
     assert_eq!(index.recovered().torn_bytes, stored.len() as u64);
-    assert_eq!(index.locate(ScopeSlot(0), &pages), []);
+    assert_eq!(index.prefixes(ScopeSlot(0), &pages), []);
 }
 
 /// After holes were removed, a later branch must not make a run look like a chain that it does not
@@ -330,7 +330,7 @@ fn branch_behind_removed_holes_does_not_match() {
     put(Some(chain[12]), &branch);
     // The distance from the first page to the branch equals the present distance in the run.
     let asked = [&chain[..13], &branch].concat();
-    assert_eq!(index.locate(ScopeSlot(0), &asked)[0].pages, 1);
+    assert_eq!(index.prefixes(ScopeSlot(0), &asked)[0].pages, 1);
 }
 
 #[test]
@@ -359,7 +359,7 @@ fn file_without_predecessor_counts_if_complete() {
     to.write_at(&bytes, 0).unwrap();
     let index = open(&disk);
     assert!(index.recovered().damaged);
-    assert_eq!(index.locate(ScopeSlot(0), &pages)[0].pages, 100);
+    assert_eq!(index.prefixes(ScopeSlot(0), &pages)[0].pages, 100);
     assert_eq!(disk.list(Path::new(DIR)).unwrap().len(), 1, "skipped files are removed");
 }
 
@@ -465,7 +465,7 @@ mod lsm {
         std::fs::write(dir.path().join("lsm/CURRENT"), "nonsense").unwrap();
         let index = LsmResidency::open(dir.path(), &options).unwrap();
         assert!(index.was_damaged());
-        assert_eq!(index.locate(ScopeSlot(1), &pages), []);
+        assert_eq!(index.prefixes(ScopeSlot(1), &pages), []);
         drop(index);
         // Give the second record the type of a recycled log, which RocksDB would read for ever.
         let database = dir.path().join("lsm");

@@ -369,7 +369,7 @@ impl Residency for LsmResidency {
         })
     }
 
-    fn locate(&self, scope: ScopeSlot, pages: &dyn PageHashes) -> Vec<Prefix> {
+    fn prefixes(&self, scope: ScopeSlot, pages: &dyn PageHashes) -> Vec<Prefix> {
         let epochs = self.epochs.read();
         let mut prefixes = Prefixes::default();
         let mut last = Vec::new();

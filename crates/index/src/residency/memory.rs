@@ -45,7 +45,7 @@ impl Residency for MemoryResidency {
         Ok(())
     }
 
-    fn locate(&self, scope: ScopeSlot, pages: &dyn PageHashes) -> Vec<Prefix> {
+    fn prefixes(&self, scope: ScopeSlot, pages: &dyn PageHashes) -> Vec<Prefix> {
         let map = self.0.lock();
         let holders = |at: usize| map.get(&(scope, pages.at(at)));
         let first = if pages.is_empty() { None } else { holders(0) };

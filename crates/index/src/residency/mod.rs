@@ -76,7 +76,7 @@ pub trait Residency: Send + Sync + std::fmt::Debug {
 
     /// For every worker that holds the first page, the number of leading pages that it holds.
     /// Ordered by length, longest first, then by worker.
-    fn locate(&self, scope: ScopeSlot, pages: &dyn PageHashes) -> Vec<Prefix>;
+    fn prefixes(&self, scope: ScopeSlot, pages: &dyn PageHashes) -> Vec<Prefix>;
 
     /// The holders of one page, by worker.
     fn holders(&self, scope: ScopeSlot, page: PageHash) -> Vec<Holder>;

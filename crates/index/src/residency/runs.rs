@@ -124,7 +124,7 @@ impl Runs {
 
     /// Advances along `keys` from `*at`, by at most [`SECTION`] steps. Returns `false` when the
     /// lookup is complete.
-    pub(super) fn locate(
+    pub(super) fn prefixes(
         &self,
         scope: ScopeSlot,
         keys: &(impl PageHashes + ?Sized),

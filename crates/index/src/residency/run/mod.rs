@@ -160,9 +160,9 @@ impl Residency for RunResidency {
         Ok(())
     }
 
-    fn locate(&self, scope: ScopeSlot, pages: &dyn PageHashes) -> Vec<Prefix> {
+    fn prefixes(&self, scope: ScopeSlot, pages: &dyn PageHashes) -> Vec<Prefix> {
         let (mut at, mut prefixes) = (0, Prefixes::default());
-        while self.runs.read().locate(scope, pages, &mut at, &mut prefixes) {}
+        while self.runs.read().prefixes(scope, pages, &mut at, &mut prefixes) {}
         prefixes.finish()
     }
 
