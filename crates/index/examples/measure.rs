@@ -33,8 +33,7 @@ fn probe(
         let keys = shape.keys(pick(at));
         let keys: Vec<&[u8]> = keys.iter().map(|key| key.as_slice()).collect();
         let started = Instant::now();
-        let found =
-            index.probe(SLOT, &ScopedKeys { scope: &scope, keys: black_box(&keys) });
+        let found = index.probe(SLOT, &ScopedKeys { scope: &scope, keys: black_box(&keys) });
         samples.push(started.elapsed().as_nanos() as u64);
         assert_eq!(found, keys.len());
     }

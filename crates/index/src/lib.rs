@@ -86,7 +86,7 @@ pub struct Removed {
 
 /// Consecutive pages of one run that match a sequence of keys.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Step {
+pub struct MatchedRun {
     /// The run.
     pub run: RunId,
     /// First page, counted in the run.
@@ -192,7 +192,7 @@ pub trait PrefixIndex: Send + Sync + std::fmt::Debug {
     }
 
     /// The leading pages that are in the index, by run.
-    fn walk(&self, scope: ScopeSlot, pages: &dyn PageHashes) -> Vec<Step>;
+    fn walk(&self, scope: ScopeSlot, pages: &dyn PageHashes) -> Vec<MatchedRun>;
 
     /// Which of the pages are in the index. Each is looked up by itself.
     fn exists(&self, scope: ScopeSlot, pages: &dyn PageHashes) -> Vec<bool>;

@@ -3,7 +3,7 @@
 
 use crate::sync::Mutex;
 use crate::view::join;
-use crate::{IndexStats, NewRun, PrefixIndex, Removed, RunId, RunView, Step, SyncData};
+use crate::{IndexStats, MatchedRun, NewRun, PrefixIndex, Removed, RunId, RunView, SyncData};
 use ritornello_format::{Error, Extent, PageHash, PageHashes, Place, Result, ScopeSlot};
 use std::collections::{BTreeSet, HashMap};
 
@@ -219,17 +219,17 @@ impl PrefixIndex for MemoryIndex {
         (0..pages.len()).take_while(there).count()
     }
 
-    fn walk(&self, scope: ScopeSlot, pages: &dyn PageHashes) -> Vec<Step> {
+    fn walk(&self, scope: ScopeSlot, pages: &dyn PageHashes) -> Vec<MatchedRun> {
         let state = self.0.lock();
-        let mut steps: Vec<Step> = Vec::new();
+        let mut matched: Vec<MatchedRun> = Vec::new();
         for at in 0..pages.len() {
             let Some(&(run, page)) = state.pages.get(&(scope, pages.at(at))) else { break };
-            match steps.last_mut() {
-                Some(step) if step.run == run && step.first + step.pages == page => step.pages += 1,
-                _ => steps.push(Step { run, first: page, pages: 1, at: at as u32 }),
+            match matched.last_mut() {
+                Some(last) if last.run == run && last.first + last.pages == page => last.pages += 1,
+                _ => matched.push(MatchedRun { run, first: page, pages: 1, at: at as u32 }),
             }
         }
-        steps
+        matched
     }
 
     fn exists(&self, scope: ScopeSlot, pages: &dyn PageHashes) -> Vec<bool> {

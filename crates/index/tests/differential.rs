@@ -11,7 +11,7 @@ use proptest::prelude::*;
 use ritornello_format::{PageHash, ScopeSlot};
 use ritornello_index::conformance::{Content, contents, place, sum};
 use ritornello_index::{
-    ArtIndex, ArtOptions, MemoryIndex, NewRun, PrefixIndex, Removed, RunId, RunIndex, Step,
+    ArtIndex, ArtOptions, MatchedRun, MemoryIndex, NewRun, PrefixIndex, Removed, RunId, RunIndex,
 };
 use ritornello_medium::SimDisk;
 use std::collections::BTreeMap;
@@ -48,7 +48,7 @@ fn open_others(dir: &Path, opened: u32) -> Vec<Box<dyn PrefixIndex>> {
     ]
 }
 
-fn steps(walk: &[Step]) -> Vec<(u32, u32, u32)> {
+fn steps(walk: &[MatchedRun]) -> Vec<(u32, u32, u32)> {
     walk.iter().map(|step| (step.first, step.pages, step.at)).collect()
 }
 

@@ -50,7 +50,7 @@ mod tests;
 mod tree;
 mod write;
 
-use crate::{IndexStats, NewRun, PrefixIndex, Removed, RunId, RunView, Step, SyncData};
+use crate::{IndexStats, MatchedRun, NewRun, PrefixIndex, Removed, RunId, RunView, SyncData};
 use parking_lot::Mutex;
 use ritornello_format::{PageHash, PageHashes, Place, Result, ScopeSlot};
 use std::collections::{BTreeMap, HashMap};
@@ -194,12 +194,17 @@ impl PrefixIndex for ArtIndex {
         self.along(scope, pages, true, |_, _| ())
     }
 
-    fn walk(&self, scope: ScopeSlot, pages: &dyn PageHashes) -> Vec<Step> {
-        let mut steps = Vec::new();
+    fn walk(&self, scope: ScopeSlot, pages: &dyn PageHashes) -> Vec<MatchedRun> {
+        let mut matched = Vec::new();
         self.along(scope, pages, true, |(run, page, count), at| {
-            steps.push(Step { run, first: u32::from(page), pages: count as u32, at: at as u32 });
+            matched.push(MatchedRun {
+                run,
+                first: u32::from(page),
+                pages: count as u32,
+                at: at as u32,
+            });
         });
-        steps
+        matched
     }
 
     fn probe_methods(&self) -> &'static [&'static str] {

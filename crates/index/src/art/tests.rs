@@ -279,11 +279,7 @@ fn failed_rollback_poisons_the_index() {
     let error = insert(&index, 2, None, &pages(2, 5), 2).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Fatal, "{error}");
     assert_eq!(index.sync().unwrap_err().kind(), ErrorKind::Fatal);
-    assert_eq!(
-        index.probe(ScopeSlot(2), &pages(1, 50)),
-        0,
-        "an incomplete run does not exist"
-    );
+    assert_eq!(index.probe(ScopeSlot(2), &pages(1, 50)), 0, "an incomplete run does not exist");
     drop(index);
     let index = open(dir.path());
     assert!(contents(&index).is_empty());

@@ -41,15 +41,15 @@ impl Bench {
 
     fn prefix(&self, keys: &[PageHash]) -> usize {
         let found = self.index.probe(A, &keys);
-        let steps = self.index.walk(A, &keys);
+        let matched = self.index.walk(A, &keys);
         let mut at = 0;
-        for step in &steps {
-            assert_eq!(step.at, at, "steps are consecutive");
-            for offset in 0..step.pages {
+        for run in &matched {
+            assert_eq!(run.at, at, "matched runs are consecutive");
+            for offset in 0..run.pages {
                 let key = keys[(at + offset) as usize];
-                assert_eq!(self.index.locate(A, key), Some((step.run, step.first + offset)));
+                assert_eq!(self.index.locate(A, key), Some((run.run, run.first + offset)));
             }
-            at += step.pages;
+            at += run.pages;
         }
         assert_eq!(at as usize, found, "walk() reaches as far as probe()");
         found
@@ -409,7 +409,7 @@ pub(super) fn sequences_of_any_length_are_found(make: Make<'_>) {
     }
     assert_eq!((bench.prefix(&one), bench.prefix(&keys)), (1, 100_000));
     let walked: Vec<(u32, u32)> =
-        bench.index.walk(A, &keys).iter().map(|step| (step.at, step.pages)).collect();
+        bench.index.walk(A, &keys).iter().map(|run| (run.at, run.pages)).collect();
     assert_eq!(walked, [(0, 1), (1, 59_999), (60_000, 39_999), (99_999, 1)]);
     assert_eq!(sum(&bench.index.remove(A, &[keys[70_000]])).1, 30_000);
     assert_eq!((bench.prefix(&one), bench.prefix(&keys)), (1, 70_000));

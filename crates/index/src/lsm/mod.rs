@@ -84,7 +84,9 @@ pub use options::{LsmOptions, Probe};
 pub use recovery::LsmRecovered;
 
 use crate::sync::{Mutex, Ordering};
-use crate::{IndexStats, NewRun, PrefixIndex, Removed, RunId, RunView, Step, SyncData, Tuning};
+use crate::{
+    IndexStats, MatchedRun, NewRun, PrefixIndex, Removed, RunId, RunView, SyncData, Tuning,
+};
 use families::{Families, Family};
 use gauges::Gauges;
 use record::{Record, Use};
@@ -142,15 +144,20 @@ impl LsmIndex {
     }
 
     /// [`PrefixIndex::walk`] by either method.
-    pub fn walk_with(&self, method: Probe, scope: ScopeSlot, pages: &dyn PageHashes) -> Vec<Step> {
+    pub fn walk_with(
+        &self,
+        method: Probe,
+        scope: ScopeSlot,
+        pages: &dyn PageHashes,
+    ) -> Vec<MatchedRun> {
         let climbed = match method {
             Probe::Bisect => probe::walk_back(&self.db, scope, pages),
             Probe::Scan => None,
         };
         climbed.unwrap_or_else(|| {
-            let mut steps = Vec::new();
-            probe::scan(&self.db, scope, pages, |step| steps.push(step));
-            steps
+            let mut matched = Vec::new();
+            probe::scan(&self.db, scope, pages, |run| matched.push(run));
+            matched
         })
     }
 
@@ -236,7 +243,7 @@ impl PrefixIndex for LsmIndex {
         self.probe_with(named.unwrap_or(self.probe), scope, pages)
     }
 
-    fn walk(&self, scope: ScopeSlot, pages: &dyn PageHashes) -> Vec<Step> {
+    fn walk(&self, scope: ScopeSlot, pages: &dyn PageHashes) -> Vec<MatchedRun> {
         self.walk_with(self.probe, scope, pages)
     }
 

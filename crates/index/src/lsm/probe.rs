@@ -6,7 +6,7 @@
 
 use super::families::{Families, Family};
 use super::keys;
-use crate::{RunId, Step};
+use crate::{MatchedRun, RunId};
 use ritornello_format::{PageHashes, ScopeSlot};
 
 /// The result of a bisection: a number of pages, and the location of the last of them.
@@ -31,23 +31,23 @@ pub(super) fn walk_back(
     db: &Families,
     scope: ScopeSlot,
     keys: &dyn PageHashes,
-) -> Option<Vec<Step>> {
+) -> Option<Vec<MatchedRun>> {
     let Some(found) = last_found(db, scope, keys) else { return Some(Vec::new()) };
     let (mut run, mut page, mut left) = (found.run, found.page, found.pages);
-    let mut steps = Vec::new();
+    let mut matched = Vec::new();
     loop {
         let record = db.record(run).filter(|record| record.chained)?;
         let pages = left.min(usize::from(page) + 1);
         left -= pages;
-        steps.push(Step {
+        matched.push(MatchedRun {
             run,
             first: (usize::from(page) + 1 - pages) as u32,
             pages: pages as u32,
             at: left as u32,
         });
         if left == 0 {
-            steps.reverse();
-            return Some(steps);
+            matched.reverse();
+            return Some(matched);
         }
         (run, page) = record.parent?;
     }
@@ -82,7 +82,7 @@ pub(super) fn scan(
     db: &Families,
     scope: ScopeSlot,
     keys: &dyn PageHashes,
-    mut visit: impl FnMut(Step),
+    mut visit: impl FnMut(MatchedRun),
 ) -> usize {
     let Ok(handle) = db.handle(Family::Path) else { return 0 };
     let mut iterator = db.db.raw_iterator_cf(handle);
@@ -115,7 +115,7 @@ pub(super) fn scan(
             break;
         }
         let pages = (at - start) as u32;
-        visit(Step { run, first: first.into(), pages, at: start as u32 });
+        visit(MatchedRun { run, first: first.into(), pages, at: start as u32 });
     }
     at
 }

@@ -37,7 +37,7 @@ pub use options::RunOptions;
 pub(crate) use write::{check, check_place};
 
 use crate::sync::{AtomicBool, AtomicU64, Mutex, Ordering, RwLock};
-use crate::{IndexStats, NewRun, PrefixIndex, Removed, RunId, RunView, Step, SyncData};
+use crate::{IndexStats, MatchedRun, NewRun, PrefixIndex, Removed, RunId, RunView, SyncData};
 use checkpoint::Checkpoints;
 use log::Log;
 use pending::Pending;
@@ -153,18 +153,18 @@ impl PrefixIndex for RunIndex {
         self.tables.read().walk(scope, pages, |_, _, _, _| ())
     }
 
-    fn walk(&self, scope: ScopeSlot, pages: &dyn PageHashes) -> Vec<Step> {
-        let mut steps = Vec::new();
+    fn walk(&self, scope: ScopeSlot, pages: &dyn PageHashes) -> Vec<MatchedRun> {
+        let mut matched = Vec::new();
         let tables = self.tables.read();
         tables.walk(scope, pages, |run, page, count, at| {
-            steps.push(Step {
+            matched.push(MatchedRun {
                 run: tables.runs.id(run),
                 first: u32::from(page),
                 pages: count as u32,
                 at: at as u32,
             });
         });
-        steps
+        matched
     }
 
     fn exists(&self, scope: ScopeSlot, pages: &dyn PageHashes) -> Vec<bool> {

@@ -3,7 +3,7 @@
 
 use ritornello_format::{PageHash, ScopeSlot};
 use ritornello_index::conformance::{pages, place};
-use ritornello_index::{NewRun, PrefixIndex, RunId, Step};
+use ritornello_index::{MatchedRun, NewRun, PrefixIndex, RunId};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -27,7 +27,7 @@ pub fn crowd(
     threads: u64,
     length: usize,
     stop: &AtomicBool,
-    walk: &(dyn Fn(u64, &[PageHash]) -> Vec<Step> + Sync),
+    walk: &(dyn Fn(u64, &[PageHash]) -> Vec<MatchedRun> + Sync),
 ) {
     let generation = &AtomicU64::new(1);
     std::thread::scope(|scope| {

@@ -13,7 +13,7 @@ use ritornello_format::{
     Error, ErrorKind, PageHash, Place, RUN_HEADER_UNITS_MAX, Result, Scope, ScopeSettings,
     ScopeSlot, ScopedKeys, UNIT, check_keys,
 };
-use ritornello_index::{RunId, Step};
+use ritornello_index::{MatchedRun, RunId};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -43,7 +43,7 @@ impl LocalCatalog {
         scope: ScopeRef,
         keys: &[&[u8]],
         ttl: Duration,
-    ) -> Result<(LeaseNumber, Vec<Step>)> {
+    ) -> Result<(LeaseNumber, Vec<MatchedRun>)> {
         self.core.check_open()?;
         self.core.scopes.check(scope)?;
         check_keys(keys)?;
@@ -61,12 +61,12 @@ impl LocalCatalog {
         scope: ScopeRef,
         keys: &[&[u8]],
         runs: &mut Vec<FoundRun>,
-    ) -> Vec<Step> {
+    ) -> Vec<MatchedRun> {
         let steps = self.core.walk(scope, keys);
         if steps.is_empty() {
             return steps;
         }
-        let used = |step: &Step| Used { run: step.run, pages: step.first + step.pages };
+        let used = |step: &MatchedRun| Used { run: step.run, pages: step.first + step.pages };
         let path: Vec<Used> = steps.iter().map(used).collect();
         state.eviction.hit(&path);
         state.usage.hit(scope.slot, &path);
@@ -152,7 +152,7 @@ struct FoundRun {
 }
 
 /// Pages from the first key on, up to the first missing one.
-fn leading(steps: &[Step]) -> usize {
+fn leading(steps: &[MatchedRun]) -> usize {
     steps.iter().fold(0, |pages, step| {
         if step.at as usize == pages { pages + step.pages as usize } else { pages }
     })

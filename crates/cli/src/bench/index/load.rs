@@ -235,11 +235,7 @@ mod tests {
             assert!(load.whole() <= whole && load.whole() * 10 >= whole * 9, "{workload:?}");
             for number in 0..whole {
                 let (pages, _) = load.sequence(number);
-                assert_eq!(
-                    index.probe(SLOT, &pages),
-                    pages.len(),
-                    "{workload:?} {number}"
-                );
+                assert_eq!(index.probe(SLOT, &pages), pages.len(), "{workload:?} {number}");
             }
         }
     }
