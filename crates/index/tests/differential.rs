@@ -37,9 +37,10 @@ fn open_others(dir: &Path, opened: u32) -> Vec<Box<dyn PrefixIndex>> {
         Box::new(art),
         #[cfg(feature = "lsm")]
         {
-            use ritornello_index::lsm::{LsmIndex, LsmOptions, Probe};
+            use ritornello_index::lsm::{LsmIndex, LsmOptions, ProbeMethod};
             // So small that memtables are flushed and compacted during the test.
-            let probe = if opened.is_multiple_of(2) { Probe::Bisect } else { Probe::Scan };
+            let probe =
+                if opened.is_multiple_of(2) { ProbeMethod::Bisect } else { ProbeMethod::Scan };
             let options = LsmOptions { probe, ..LsmOptions::within(1 << 20) };
             let lsm = LsmIndex::open(&dir.join("lsm"), &options).unwrap();
             assert!(!lsm.recovered().damaged);

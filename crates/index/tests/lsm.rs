@@ -7,7 +7,7 @@ mod chains;
 use chains::{SCOPE, crowd, insert};
 use ritornello_format::{ErrorKind, PageHash};
 use ritornello_index::conformance::{contents, page, pages};
-use ritornello_index::lsm::{Mode, Probe};
+use ritornello_index::lsm::{Mode, ProbeMethod};
 use ritornello_index::tuning::Setting;
 use ritornello_index::{LsmIndex, LsmOptions, PrefixIndex};
 use std::fs::{self, File};
@@ -577,7 +577,7 @@ fn many_threads_run_concurrently() {
     let index = LsmIndex::open(dir.path(), &LsmOptions::within(64 << 20)).unwrap();
     let index = &index;
     let walk = |seed: u64, keys: &[PageHash]| {
-        let probe = [Probe::Bisect, Probe::Scan][(seed >> 32) as usize % 2];
+        let probe = [ProbeMethod::Bisect, ProbeMethod::Scan][(seed >> 32) as usize % 2];
         index.walk_with(probe, SCOPE, &keys)
     };
     crowd(index, 2, 300, &AtomicBool::new(false), &walk);

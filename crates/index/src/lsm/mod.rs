@@ -80,7 +80,7 @@ pub(crate) mod wal_corruption;
 mod write;
 
 pub use controller::Mode;
-pub use options::{LsmOptions, Probe};
+pub use options::{LsmOptions, ProbeMethod};
 pub use recovery::LsmRecovered;
 
 use crate::sync::{Mutex, Ordering};
@@ -99,7 +99,7 @@ use std::path::Path;
 #[derive(Debug)]
 pub struct LsmIndex {
     db: Families,
-    probe: Probe,
+    probe: ProbeMethod,
     writer: Mutex<write::Writer>,
     /// Runs used since their recency was last written, and when.
     touched: Mutex<HashMap<RunId, u64>>,
@@ -135,10 +135,10 @@ impl LsmIndex {
         self.db.set_mode(mode);
     }
 
-    fn probe_with(&self, method: Probe, scope: ScopeSlot, pages: &dyn PageHashes) -> usize {
+    fn probe_with(&self, method: ProbeMethod, scope: ScopeSlot, pages: &dyn PageHashes) -> usize {
         let bisected = match method {
-            Probe::Bisect => probe::bisect(&self.db, scope, pages),
-            Probe::Scan => None,
+            ProbeMethod::Bisect => probe::bisect(&self.db, scope, pages),
+            ProbeMethod::Scan => None,
         };
         bisected.unwrap_or_else(|| probe::scan(&self.db, scope, pages, |_| ()))
     }
@@ -146,13 +146,13 @@ impl LsmIndex {
     /// [`PrefixIndex::walk`] by either method.
     pub fn walk_with(
         &self,
-        method: Probe,
+        method: ProbeMethod,
         scope: ScopeSlot,
         pages: &dyn PageHashes,
     ) -> Vec<MatchedRun> {
         let climbed = match method {
-            Probe::Bisect => probe::walk_back(&self.db, scope, pages),
-            Probe::Scan => None,
+            ProbeMethod::Bisect => probe::walk_back(&self.db, scope, pages),
+            ProbeMethod::Scan => None,
         };
         climbed.unwrap_or_else(|| {
             let mut matched = Vec::new();
@@ -233,13 +233,17 @@ impl PrefixIndex for LsmIndex {
 
     fn probe_methods(&self) -> &'static [&'static str] {
         match self.probe {
-            Probe::Bisect => const { &[Probe::Bisect.name(), Probe::Scan.name()] },
-            Probe::Scan => const { &[Probe::Scan.name(), Probe::Bisect.name()] },
+            ProbeMethod::Bisect => {
+                const { &[ProbeMethod::Bisect.name(), ProbeMethod::Scan.name()] }
+            }
+            ProbeMethod::Scan => const { &[ProbeMethod::Scan.name(), ProbeMethod::Bisect.name()] },
         }
     }
 
     fn probe_by(&self, method: &str, scope: ScopeSlot, pages: &dyn PageHashes) -> usize {
-        let named = [Probe::Bisect, Probe::Scan].into_iter().find(|probe| probe.name() == method);
+        let named = [ProbeMethod::Bisect, ProbeMethod::Scan]
+            .into_iter()
+            .find(|probe| probe.name() == method);
         self.probe_with(named.unwrap_or(self.probe), scope, pages)
     }
 

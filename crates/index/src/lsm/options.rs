@@ -18,17 +18,17 @@ use rocksdb::{BlockBasedOptions, Cache, DBCompactionStyle, DBRecoveryMode, LogLe
 
 /// The method by which a probe finds the longest prefix. Both find the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub enum Probe {
+pub enum ProbeMethod {
     /// Bisection over lookups of single hashes, and one read of the run found last, which tells
     /// whether everything before it is present. If it cannot tell (scopes that are not chained,
-    /// runs with unknown parents), continues like [`Probe::Scan`].
+    /// runs with unknown parents), continues like [`ProbeMethod::Scan`].
     #[default]
     Bisect,
     /// Finds the run of the first page, reads its pages in order, then the next run.
     Scan,
 }
 
-impl Probe {
+impl ProbeMethod {
     /// The name in [`crate::PrefixIndex::probe_methods`].
     #[must_use]
     pub const fn name(self) -> &'static str {
@@ -55,7 +55,7 @@ pub struct LsmOptions {
     /// Bytes of blocks, filters and block indexes that are cached in memory.
     pub block_cache_bytes: u64,
     /// The method of probes.
-    pub probe: Probe,
+    pub probe: ProbeMethod,
     /// Read everything once at open, so that damage is repaired then. Damage found later poisons
     /// the index until it is opened again.
     pub verify: bool,
@@ -69,7 +69,7 @@ impl Default for LsmOptions {
             budget: 1 << 40,
             bloom_bits: 10,
             block_cache_bytes: 64 << 20,
-            probe: Probe::default(),
+            probe: ProbeMethod::default(),
             verify: true,
         }
     }
