@@ -187,9 +187,9 @@ impl ArtIndex {
 
     /// Some runs, from number `from` on.
     pub(super) fn runs_from(&self, from: u64) -> Result<Vec<RunId>> {
-        const SECTION: usize = 1024;
+        const BATCH: usize = 1024;
         let start = key::run(RunId(from));
-        let runs = self.tree.keys_after(key::RUNS, &start, SECTION)?;
+        let runs = self.tree.keys_after(key::RUNS, &start, BATCH)?;
         Ok(runs.iter().map(|key| key::run_at_end(key)).collect())
     }
 }

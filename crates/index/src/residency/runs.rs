@@ -24,7 +24,7 @@ const RUN_PAGES: usize = 512;
 /// Runs with fewer pages keep their holes.
 const COMPACT_FROM: usize = 16;
 /// The most steps of a probe under one hold of the lock.
-pub(super) const SECTION: usize = 512;
+pub(super) const LOCK_BATCH: usize = 512;
 
 #[derive(Debug)]
 pub(super) struct Runs {
@@ -122,7 +122,7 @@ impl Runs {
         self.sets.holders(set)
     }
 
-    /// Advances along `keys` from `*at`, by at most [`SECTION`] steps. Returns `false` when the
+    /// Advances along `keys` from `*at`, by at most [`LOCK_BATCH`] steps. Returns `false` when the
     /// lookup is complete.
     pub(super) fn prefixes(
         &self,
@@ -135,7 +135,7 @@ impl Runs {
         // Set names are valid while the lock is held, so equal names mean equal sets.
         let mut last = EMPTY;
         let mut steps = 0;
-        while steps < SECTION {
+        while steps < LOCK_BATCH {
             if *at >= keys.len() {
                 return false;
             }

@@ -169,10 +169,10 @@ impl PrefixIndex for RunIndex {
 
     fn exists(&self, scope: ScopeSlot, pages: &dyn PageHashes) -> Vec<bool> {
         let mut found = Vec::with_capacity(pages.len());
-        // In sections: a request for many pages must not delay a writer for long.
+        // In batches: a request for many pages must not delay a writer for long.
         while found.len() < pages.len() {
             let tables = self.tables.read();
-            let end = pages.len().min(found.len() + tables::SECTION);
+            let end = pages.len().min(found.len() + tables::LOCK_BATCH);
             for at in found.len()..end {
                 found.push(tables.find(scope, pages.at(at)).is_some());
             }

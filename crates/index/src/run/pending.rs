@@ -12,7 +12,7 @@
 
 use super::RunIndex;
 use super::options::checkpoint_bytes;
-use super::tables::SECTION;
+use super::tables::LOCK_BATCH;
 use crate::sync::Ordering;
 use ritornello_format::journal::JournalRecord;
 use ritornello_format::wire::Writer;
@@ -132,12 +132,12 @@ impl RunIndex {
     /// Appends the recency of all runs touched since the last call, each once.
     pub(super) fn append_touches(&self) {
         let touched = std::mem::take(&mut *self.touched.lock());
-        for section in touched.chunks(SECTION * 4) {
+        for batch in touched.chunks(LOCK_BATCH * 4) {
             let mut pending = self.pending.lock();
-            let mut entries = Vec::with_capacity(section.len());
+            let mut entries = Vec::with_capacity(batch.len());
             {
                 let tables = self.tables.read();
-                for &run in section {
+                for &run in batch {
                     // Clear the flag before reading the recency: a later touch then lists the run
                     // again. A run that took over the record in between is either not flagged, or
                     // listed as well.

@@ -1,8 +1,8 @@
 //! The memory-resident tables, slots and runs, and the lookup of key sequences in them.
 //!
 //! [`super::RunIndex`] guards them with one read-write lock. A probe holds it for reading once, for
-//! well under a microsecond. A writer holds it for writing in *sections* of at most [`SECTION`]
-//! pages, and the state between two sections is one that a reader may see: a run that is being
+//! well under a microsecond. A writer holds it for writing in *batches* of at most [`LOCK_BATCH`]
+//! pages, and the state between two batches is one that a reader may see: a run that is being
 //! inserted has length zero until all its slots exist, and what is removed loses its length before
 //! its slots.
 
@@ -12,7 +12,7 @@ use super::slots::{Number, Slots};
 use ritornello_format::{PageHash, PageHashes, ScopeSlot};
 
 /// The most pages whose slots are written under one hold of the lock.
-pub(crate) const SECTION: usize = if cfg!(loom) { 2 } else { 256 };
+pub(crate) const LOCK_BATCH: usize = if cfg!(loom) { 2 } else { 256 };
 
 /// Runs that a walk looks up at the same time.
 const LOOKAHEAD_RUNS: usize = 8;

@@ -1,11 +1,11 @@
 //! Changes of the index. The lock of `pending` serialises writers; the tables are locked for one
-//! section at a time, so that a probe waits for at most one section.
+//! batch at a time, so that a probe waits for at most one batch.
 
 use super::RunIndex;
 use super::pending::Pending;
 use super::runs::NO_RUN;
 use super::slots::Number;
-use super::tables::{SECTION, pages_of};
+use super::tables::{LOCK_BATCH, pages_of};
 use crate::view::held;
 use crate::{NewRun, Removed, RunId};
 use ritornello_format::journal::{
@@ -37,7 +37,7 @@ impl RunIndex {
         tables.runs.set_place(run, new.place);
         let mut from = 0;
         loop {
-            let to = new.pages.len().min(from + SECTION);
+            let to = new.pages.len().min(from + LOCK_BATCH);
             if tables.add_slots(run, from..to).is_err() {
                 debug_assert!(false, "a page appeared while the writers' lock was held");
             }
@@ -167,13 +167,13 @@ impl RunIndex {
         let (id, scope) = (tables.runs.id(run), tables.runs.hot(run).scope);
         let cut = tables.runs.cut(run, keep)?;
         let mut first = usize::from(cut.first);
-        for (at, section) in cut.hashes.chunks(SECTION).enumerate() {
+        for (at, batch) in cut.hashes.chunks(LOCK_BATCH).enumerate() {
             if at > 0 {
                 drop(tables);
                 tables = self.tables.write();
             }
-            tables.drop_slots(run, first, section);
-            first += section.len();
+            tables.drop_slots(run, first, batch);
+            first += batch.len();
         }
         if cut.whole {
             tables.runs.release(run);
@@ -233,10 +233,10 @@ impl RunIndex {
         while next < end {
             let mut pending = self.pending.lock();
             let mut found = Vec::new();
-            let stop = end.min(next + 16 * SECTION as Number);
+            let stop = end.min(next + 16 * LOCK_BATCH as Number);
             {
                 let tables = self.tables.read();
-                while next < stop && found.len() < SECTION {
+                while next < stop && found.len() < LOCK_BATCH {
                     if tables.runs.is_live(next) && tables.runs.hot(next).scope == scope {
                         found.push(next);
                     }
@@ -270,11 +270,11 @@ impl RunIndex {
         let mut pending = self.pending.lock();
         // Append at least one record, which carries the clock.
         let first = runs.chunks(ENTRIES).next().unwrap_or_default();
-        for section in std::iter::once(first).chain(runs.chunks(ENTRIES).skip(1)) {
-            let mut entries = Vec::with_capacity(section.len());
+        for batch in std::iter::once(first).chain(runs.chunks(ENTRIES).skip(1)) {
+            let mut entries = Vec::with_capacity(batch.len());
             let mut tables = self.tables.write();
             tables.runs.clock = tables.runs.clock.max(clock);
-            for &(id, until) in section {
+            for &(id, until) in batch {
                 if let Some(run) = tables.runs.number(id) {
                     tables.runs.retain(run, until);
                     entries.push((id.0, until));

@@ -33,7 +33,7 @@ use std::sync::Arc;
 
 /// The most pages changed under one hold of the lock that a probe takes, and the most pages of a
 /// record.
-const SECTION: usize = 256;
+const LOCK_BATCH: usize = 256;
 /// Runs per change that are searched for cleared pages, under one hold of that lock.
 const SWEPT: usize = 16;
 
@@ -148,7 +148,7 @@ impl Residency for RunResidency {
         }
         let holders = &[Holder { worker, tiers: tier.into() }];
         let mut parent = parent;
-        for pages in pages.chunks(SECTION) {
+        for pages in pages.chunks(LOCK_BATCH) {
             let mut runs = self.runs.write();
             runs.reclaim(SWEPT);
             runs.put(scope, holders, parent, pages);
@@ -176,7 +176,7 @@ impl Residency for RunResidency {
         }
         let mut pending = self.pending.lock();
         let holder = Holder { worker, tiers };
-        for pages in pages.chunks(SECTION) {
+        for pages in pages.chunks(LOCK_BATCH) {
             let mut runs = self.runs.write();
             runs.reclaim(SWEPT);
             pages.iter().for_each(|page| runs.remove(scope, worker, tiers, *page));
