@@ -63,18 +63,18 @@ pub(super) enum Extents {
     None,
     One(Extent),
     /// Boxed twice: a thin pointer and `One` fit 16 bytes.
-    Many(Box<Pieces>),
+    Many(Box<ManyExtents>),
 }
 
 #[derive(Debug)]
-pub(super) struct Pieces(Box<[Extent]>);
+pub(super) struct ManyExtents(Box<[Extent]>);
 
 impl Extents {
     pub(super) fn new(extents: &[Extent]) -> Self {
         match extents {
             [] => Self::None,
             [one] => Self::One(*one),
-            many => Self::Many(Box::new(Pieces(many.into()))),
+            many => Self::Many(Box::new(ManyExtents(many.into()))),
         }
     }
 
