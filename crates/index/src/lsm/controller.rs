@@ -6,7 +6,7 @@
 //! [`Controller::step`] returns it one step at a time, once per flush or compaction that happens
 //! anyway, so that a transition causes no rewrite that is not due.
 
-use crate::tuning::{Decision, Mix, Prices, Reason, Setting, Tree};
+use crate::tuning::{Mix, Prices, Reason, Setting, TreeSize, TuningDecision};
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -69,14 +69,14 @@ struct State {
     began: [u64; 4],
     windows: VecDeque<Mix>,
     /// Mix and tree of the last decision.
-    anchor: Option<(Mix, Tree)>,
+    anchor: Option<(Mix, TreeSize)>,
     /// Consecutive windows that differed from the anchor.
     differing: usize,
     target: Setting,
     applied: Setting,
     /// Flushes and compactions at the last step.
     events: u64,
-    log: VecDeque<Decision>,
+    log: VecDeque<TuningDecision>,
 }
 
 /// See the [module](self).
@@ -139,7 +139,7 @@ impl Controller {
 
     /// Closes the window if it is full, and makes a decision if there is a reason. Returns the
     /// decision.
-    pub fn look(&self, tree: Tree, prices: &Prices) -> Option<Decision> {
+    pub fn look(&self, tree: TreeSize, prices: &Prices) -> Option<TuningDecision> {
         let mut state = self.state.lock();
         let now = self.counts.now();
         if sum(now) < sum(state.began) + WINDOW {
@@ -175,7 +175,8 @@ impl Controller {
         let to = if cost_best < cost_from * (1.0 - GAIN) { best } else { from };
         state.target = to;
         let cost_to = prices.cost(&mix, &tree, to);
-        let decision = Decision { at: sum(now), reason, mix, tree, from, to, cost_from, cost_to };
+        let decision =
+            TuningDecision { at: sum(now), reason, mix, tree, from, to, cost_from, cost_to };
         if state.log.len() == LOG {
             state.log.pop_front();
         }
@@ -227,13 +228,13 @@ impl Controller {
 
     /// The latest decisions, oldest first.
     #[must_use]
-    pub fn log(&self) -> Vec<Decision> {
+    pub fn log(&self) -> Vec<TuningDecision> {
         self.state.lock().log.iter().copied().collect()
     }
 }
 
 impl State {
-    fn reason(&self, tree: &Tree) -> Option<Reason> {
+    fn reason(&self, tree: &TreeSize) -> Option<Reason> {
         let Some((_, then)) = &self.anchor else { return Some(Reason::First) };
         // What fits the memtable is not a tree yet.
         let grown = tree.bytes.max(tree.memtable) / then.bytes.max(then.memtable);
@@ -273,9 +274,9 @@ mod tests {
 
     const PRICES: Prices =
         Prices { rewrite: 400.0, filter: 100.0, block: 1500.0, seek: 1500.0, false_positive: 0.01 };
-    const TREE: Tree = Tree { bytes: 4e9, memtable: 16e6 };
+    const TREE: TreeSize = TreeSize { bytes: 4e9, memtable: 16e6 };
 
-    fn write(controller: &Controller, windows: u64) -> Vec<Decision> {
+    fn write(controller: &Controller, windows: u64) -> Vec<TuningDecision> {
         (0..windows)
             .filter_map(|_| {
                 controller.wrote(WINDOW);
@@ -284,7 +285,7 @@ mod tests {
             .collect()
     }
 
-    fn read(controller: &Controller, windows: u64) -> Vec<Decision> {
+    fn read(controller: &Controller, windows: u64) -> Vec<TuningDecision> {
         (0..windows)
             .filter_map(|_| {
                 controller.looked_up(WINDOW / 2, WINDOW / 2);
@@ -321,7 +322,7 @@ mod tests {
         let controller = Controller::new(Mode::Adaptive);
         write(&controller, 2);
         controller.wrote(WINDOW);
-        let grown = Tree { bytes: TREE.bytes * 3.0, ..TREE };
+        let grown = TreeSize { bytes: TREE.bytes * 3.0, ..TREE };
         assert_eq!(controller.look(grown, &PRICES).map(|made| made.reason), Some(Reason::Growth));
     }
 

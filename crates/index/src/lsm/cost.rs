@@ -9,7 +9,7 @@
 //! as in CAMAL (Yu and others, SIGMOD 2024), not block transfers: most of an index is in memory,
 //! where visiting a run costs processor time, whether or not a block is read.
 
-use crate::tuning::{Mix, Prices, Setting, Tree};
+use crate::tuning::{Mix, Prices, Setting, TreeSize};
 
 impl Setting {
     /// The largest size ratio considered. Beyond it the number of levels hardly decreases.
@@ -79,7 +79,7 @@ const ABSORBED: f64 = 0.7;
 /// Rewrites of a run when it is made of others.
 const MADE: f64 = 0.5;
 
-impl Tree {
+impl TreeSize {
     /// Number of levels below the memtable with this size ratio, as a fraction while the last one
     /// is not full; zero while everything fits the memtable.
     #[must_use]
@@ -119,7 +119,7 @@ impl Tree {
 impl Prices {
     /// The cost of `mix` on `tree` with `setting`, in nanoseconds.
     #[must_use]
-    pub fn cost(&self, mix: &Mix, tree: &Tree, setting: Setting) -> f64 {
+    pub fn cost(&self, mix: &Mix, tree: &TreeSize, setting: Setting) -> f64 {
         let runs = tree.runs(setting);
         let ask = self.filter + self.false_positive * self.block;
         let write = self.rewrite * tree.rewrites(setting);
@@ -133,7 +133,7 @@ impl Prices {
 
     /// The cheapest setting for `mix` on `tree`; of equal ones the first.
     #[must_use]
-    pub fn best(&self, mix: &Mix, tree: &Tree) -> Setting {
+    pub fn best(&self, mix: &Mix, tree: &TreeSize) -> Setting {
         let cost = |setting: &Setting| self.cost(mix, tree, *setting);
         Setting::all().min_by(|a, b| cost(a).total_cmp(&cost(b))).unwrap_or(Setting::DEFAULT)
     }
@@ -145,7 +145,7 @@ mod tests {
 
     const PRICES: Prices =
         Prices { rewrite: 400.0, filter: 100.0, block: 1500.0, seek: 1500.0, false_positive: 0.01 };
-    const TREE: Tree = Tree { bytes: 4e9, memtable: 16e6 };
+    const TREE: TreeSize = TreeSize { bytes: 4e9, memtable: 16e6 };
 
     fn mix(writes: f64, hits: f64, ranges: f64, empty: f64) -> Mix {
         Mix { writes, hits, ranges, empty }
@@ -180,7 +180,7 @@ mod tests {
         let (mut written, mut seen, mut foreseen, mut expected) = (0.0, 0.0, 0.0, 0.0);
         for flush in 1..=flushes {
             runs.insert(0, 1.0);
-            let tree = Tree { bytes: f64::from(flush), memtable: 1.0 };
+            let tree = TreeSize { bytes: f64::from(flush), memtable: 1.0 };
             let most = (setting.runs * tree.levels(setting.ratio)).max(width as u32) as usize;
             while let Some(picked) = pick(&runs, width, widest, fit, most) {
                 let merged = runs[picked.clone()].iter().sum();
@@ -237,7 +237,7 @@ mod tests {
 
     #[test]
     fn tree_within_memtable_costs_nothing_below_it() {
-        let small = Tree { bytes: 1e6, memtable: 16e6 };
+        let small = TreeSize { bytes: 1e6, memtable: 16e6 };
         for setting in Setting::all() {
             assert_eq!(PRICES.cost(&mix(1.0, 1.0, 1.0, 1.0), &small, setting), 0.0);
         }

@@ -10,7 +10,7 @@
 
 use super::options::LsmOptions;
 use crate::sync::{AtomicU64, Mutex, Ordering::Relaxed};
-use crate::tuning::{Prices, Setting, Tree};
+use crate::tuning::{Prices, Setting, TreeSize};
 use rocksdb::perf::{PerfContext, PerfMetric, PerfStatsLevel, set_perf_stats};
 use rocksdb::statistics::Ticker;
 
@@ -174,7 +174,7 @@ impl Meter {
         options: &rocksdb::Options,
         log: u64,
         entries: u64,
-        tree: impl FnOnce(f64) -> (Tree, u64),
+        tree: impl FnOnce(f64) -> (TreeSize, u64),
         setting: Setting,
     ) -> u64 {
         let mut written = self.written.lock();

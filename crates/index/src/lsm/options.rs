@@ -12,7 +12,7 @@
 
 use super::controller::Mode;
 use super::shape::TreeShape;
-use crate::tuning::Tree;
+use crate::tuning::TreeSize;
 use rocksdb::statistics::StatsLevel;
 use rocksdb::{BlockBasedOptions, Cache, DBCompactionStyle, DBRecoveryMode, LogLevel, Options};
 
@@ -144,7 +144,7 @@ impl LsmOptions {
         // There are many families and memtables may be small: one block of each must not fill them.
         options.set_arena_block_size(((memtable / 64) as usize).next_multiple_of(4096));
         options.set_compaction_style(DBCompactionStyle::Universal);
-        let empty = Tree { bytes: 0.0, memtable: memtable as f64 };
+        let empty = TreeSize { bytes: 0.0, memtable: memtable as f64 };
         TreeShape::new(self.mode.start(), &empty).open_with(&mut options);
         options.set_target_file_size_base(memtable);
         options

@@ -8,7 +8,7 @@
 //! | `L` levels | `max_read_amp` = K L |
 //! | this number of runs does not slow writers down | `level0_slowdown_writes_trigger`, `level0_stop_writes_trigger` |
 
-use crate::tuning::{Setting, Tree};
+use crate::tuning::{Setting, TreeSize};
 use rocksdb::{Options, UniversalCompactOptions};
 
 /// Runs beyond the maximum at which writers are slowed down, and stopped.
@@ -24,7 +24,7 @@ pub(super) struct TreeShape {
 }
 
 impl TreeShape {
-    pub(super) fn new(setting: Setting, tree: &Tree) -> Self {
+    pub(super) fn new(setting: Setting, tree: &TreeSize) -> Self {
         Self { setting, levels: tree.levels(setting.ratio).max(1) }
     }
 
@@ -103,7 +103,7 @@ mod tests {
 
     #[test]
     fn leveling_and_tiering_map_to_options() {
-        let tree = Tree { bytes: 99e6, memtable: 1e6 };
+        let tree = TreeSize { bytes: 99e6, memtable: 1e6 };
         let words = |ratio, runs| TreeShape::new(Setting { ratio, runs }, &tree).options();
         let leveling = words(10, 1);
         assert!(leveling[0].1.starts_with("{size_ratio=900;min_merge_width=2;"), "{leveling:?}");
@@ -119,7 +119,7 @@ mod tests {
     fn every_shape_allows_enough_runs_to_merge() {
         for setting in Setting::all() {
             for bytes in [0.0, 2e6, 1e9] {
-                let shape = TreeShape::new(setting, &Tree { bytes, memtable: 1e6 });
+                let shape = TreeShape::new(setting, &TreeSize { bytes, memtable: 1e6 });
                 assert!(shape.most() >= shape.width() && shape.levels >= 1);
             }
         }

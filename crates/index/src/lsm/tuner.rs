@@ -6,7 +6,7 @@ use super::meter::Meter;
 use super::options::LsmOptions;
 use super::shape::TreeShape;
 use crate::sync::Mutex;
-use crate::tuning::{Tree, Tuning};
+use crate::tuning::{TreeSize, Tuning};
 use ritornello_format::{Error, Result};
 use rocksdb::properties;
 
@@ -104,17 +104,17 @@ impl Families {
             .map_err(|error| Error::fatal("RocksDB refuses the shape of the tree").because(error))
     }
 
-    fn tree_now(&self) -> Tree {
+    fn tree_now(&self) -> TreeSize {
         self.tree(self.tuner.meter.flush_bytes().unwrap_or(self.tuner.memtable))
     }
 
-    fn tree(&self, memtable: f64) -> Tree {
+    fn tree(&self, memtable: f64) -> TreeSize {
         let bytes = |family: Family| {
             let handle = self.handle(family).ok()?;
             self.db.property_int_value_cf(handle, properties::LIVE_SST_FILES_SIZE).ok()?
         };
         let bytes: u64 = Family::ALL.into_iter().filter_map(bytes).sum();
-        Tree { bytes: bytes as f64, memtable }
+        TreeSize { bytes: bytes as f64, memtable }
     }
 
     /// Sorted runs of the family of page hashes: the files of level 0, and the levels below that
