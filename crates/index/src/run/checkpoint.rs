@@ -48,7 +48,7 @@ pub(super) fn path_of_new(dir: &Path) -> PathBuf {
 
 /// One of the two checkpoint files.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Slot {
+pub(super) struct CheckpointFile {
     /// Id of the checkpoint; zero if the file holds none that counts.
     pub(super) id: u64,
     /// Number of the journal file that follows it.
@@ -57,15 +57,15 @@ pub(super) struct Slot {
 
 #[derive(Debug, Default)]
 pub(super) struct Checkpoints {
-    pub(super) slots: [Slot; 2],
+    pub(super) files: [CheckpointFile; 2],
     /// The largest id in the header of any checkpoint file so far.
     pub(super) last_id: u64,
 }
 
 impl Checkpoints {
-    /// The slot to write next: that of the older checkpoint.
+    /// Number of the file to write next: the file of the older checkpoint.
     pub(super) fn next(&self) -> usize {
-        usize::from(self.slots[0].id > self.slots[1].id)
+        usize::from(self.files[0].id > self.files[1].id)
     }
 }
 
@@ -115,12 +115,12 @@ impl RunIndex {
             first: journal.first,
         };
         let slot = checkpoints.next();
-        checkpoints.slots[slot].id = 0;
+        checkpoints.files[slot].id = 0;
         checkpoints.last_id = header.id;
         let bytes = self.write_checkpoint(&path(&self.dir, slot), header, sync_data)?;
-        checkpoints.slots[slot] = Slot { id: header.id, journal: journal.number };
+        checkpoints.files[slot] = CheckpointFile { id: header.id, journal: journal.number };
         self.count_checkpoint(slot, bytes);
-        self.remove_before(checkpoints.slots[0].journal.min(checkpoints.slots[1].journal))
+        self.remove_before(checkpoints.files[0].journal.min(checkpoints.files[1].journal))
     }
 
     pub(super) fn count_checkpoint(&self, slot: usize, bytes: u64) {

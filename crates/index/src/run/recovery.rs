@@ -31,7 +31,7 @@
 //! files as they were. None of the old files can be removed first, because each may be needed; and
 //! they are not overwritten in place, because a disk that has just failed may tear the only copy.
 
-use super::checkpoint::{self, Checkpoints, Slot};
+use super::checkpoint::{self, CheckpointFile, Checkpoints};
 use super::frames::{Frames, Next};
 use super::log::{self, JournalFile, Log, write_refused};
 use super::options::checkpoint_bytes;
@@ -207,8 +207,8 @@ impl RunIndex {
         self.count_checkpoint(slot, bytes);
 
         let other = 1 - slot;
-        checkpoints.slots[slot] = Slot { id: header.id, journal };
-        checkpoints.slots[other] = Slot { id: 0, journal };
+        checkpoints.files[slot] = CheckpointFile { id: header.id, journal };
+        checkpoints.files[other] = CheckpointFile { id: 0, journal };
         let gone = match self.medium.remove(&checkpoint::path(&self.dir, other)) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
             _ => self.medium.sync_dir(&self.dir),
@@ -236,18 +236,20 @@ fn checkpoints_of(
     used: Option<usize>,
     first: u64,
 ) -> Checkpoints {
-    let slots = [0, 1].map(|slot| match headers[slot] {
+    let files = [0, 1].map(|slot| match headers[slot] {
         // Loaded or not: the older one was not read, and the next checkpoint replaces it.
-        Some(header) if used == Some(slot) => Slot { id: header.id, journal: header.journal },
+        Some(header) if used == Some(slot) => {
+            CheckpointFile { id: header.id, journal: header.journal }
+        }
         Some(header)
             if used.is_some_and(|used| headers[used].is_some_and(|u| u.id > header.id)) =>
         {
-            Slot { id: header.id, journal: header.journal.max(first) }
+            CheckpointFile { id: header.id, journal: header.journal.max(first) }
         }
-        _ => Slot { id: 0, journal: first },
+        _ => CheckpointFile { id: 0, journal: first },
     });
     let last_id = headers.iter().flatten().map(|header| header.id).max().unwrap_or(0);
-    Checkpoints { slots, last_id }
+    Checkpoints { files, last_id }
 }
 
 fn gauges(log: &Log, medium: &dyn Medium, dir: &Path, budget: u64) -> Result<Gauges> {
