@@ -131,7 +131,7 @@ fn check(index: &dyn Residency, model: &MemoryResidency, after: &Event) {
 
 fn options() -> RunResidencyOptions {
     // Files are replaced very often.
-    RunResidencyOptions { log_bytes: 2 << 10, ..RunResidencyOptions::default() }
+    RunResidencyOptions { journal_bytes: 2 << 10, ..RunResidencyOptions::default() }
 }
 
 fn open_on(medium: Arc<dyn Medium>) -> RunResidency {

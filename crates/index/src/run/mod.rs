@@ -8,20 +8,20 @@
 //! | `tables` | both together, and the probe |
 //! | `write` | changes: insert, link, cut, punch, relocate |
 //! | `pending` | journal records that are not written yet |
-//! | `log` | the journal files, and group commit |
+//! | `journal` | the journal files, and group commit |
 //! | `checkpoint` | copies all runs while the index changes |
 //! | `frames` | reads files of checksummed frames in bounded memory |
 //! | `recovery` | selects the checkpoint and the journals to recover from |
 //! | `replay` | builds the tables from them |
 //!
-//! **Locks**, in the order in which they may be taken: `checkpoints` and `log` are held across I/O
-//! (`checkpoints` across a [`SyncData`] too, `log` not), and only `sync` and `checkpoint` take
-//! them; `pending` serialises writers; `tables` is the only one that a probe takes. No lock that a
-//! probe or a writer takes is held across I/O.
+//! **Locks**, in the order in which they may be taken: `checkpoints` and `journal` are held across
+//! I/O (`checkpoints` across a [`SyncData`] too, `journal` not), and only `sync` and `checkpoint`
+//! take them; `pending` serialises writers; `tables` is the only lock that a probe takes. No lock
+//! that a probe or a writer takes is held across I/O.
 
 mod checkpoint;
 pub(crate) mod frames;
-mod log;
+mod journal;
 mod options;
 mod pending;
 mod record;
@@ -39,7 +39,7 @@ pub(crate) use write::{check, check_place};
 use crate::sync::{AtomicBool, AtomicU64, Mutex, Ordering, RwLock};
 use crate::{IndexStats, MatchedRun, NewRun, PrefixIndex, Removed, RunId, RunView, SyncData};
 use checkpoint::Checkpoints;
-use log::Log;
+use journal::Journal;
 use pending::Pending;
 use ritornello_format::{PageHash, PageHashes, Place, Result, ScopeSlot};
 use ritornello_medium::Medium;
@@ -54,7 +54,7 @@ pub struct RunIndex {
     dir: PathBuf,
     options: RunOptions,
     checkpoints: Mutex<Checkpoints>,
-    log: Mutex<Log>,
+    journal: Mutex<Journal>,
     pending: Mutex<Pending>,
     tables: RwLock<Tables>,
     /// Runs touched since the last sync, each once (see [`record::Hot::touched`]).

@@ -33,7 +33,7 @@
 
 use super::checkpoint::{self, CheckpointFile, Checkpoints};
 use super::frames::{Frames, Next};
-use super::log::{self, JournalFile, Log, write_refused};
+use super::journal::{self, Journal, JournalFile, write_refused};
 use super::options::checkpoint_bytes;
 use super::pending::Pending;
 use super::replay::{Restored, finish};
@@ -81,10 +81,10 @@ pub(super) fn open(medium: Arc<dyn Medium>, dir: &Path, options: RunOptions) -> 
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error.into()),
         _ => {}
     }
-    let numbers = log::numbers(medium.as_ref(), dir)?;
+    let numbers = journal::numbers(medium.as_ref(), dir)?;
     let mut files = Vec::new();
     for &number in &numbers {
-        let bytes = medium.open(&log::path(dir, number), READ)?.length()?;
+        let bytes = medium.open(&journal::path(dir, number), READ)?.length()?;
         files.push(JournalFile { number, bytes });
     }
     let mut headers = [None; 2];
@@ -111,13 +111,13 @@ pub(super) fn open(medium: Arc<dyn Medium>, dir: &Path, options: RunOptions) -> 
         _ if must_rewrite => {
             let number = last.unwrap_or(0).max(newest_journal(&headers)) + 1;
             let header = JournalHeader { number, first: next };
-            let created = log::create(medium.as_ref(), dir, header);
+            let created = journal::create(medium.as_ref(), dir, header);
             let (file, entry) = created.map_err(|error| write_refused(dir, error))?;
             files.push(entry);
             file
         }
         Some((number, position)) if Some(number) == last && options.clean => {
-            let file = medium.open(&log::path(dir, number), WRITE)?;
+            let file = medium.open(&journal::path(dir, number), WRITE)?;
             if replayed.torn_bytes > 0 {
                 file.set_len(position)?;
             }
@@ -130,7 +130,7 @@ pub(super) fn open(medium: Arc<dyn Medium>, dir: &Path, options: RunOptions) -> 
             // The file's creation was interrupted by a kill or power loss: create it again.
             let number = files.pop().map_or(1, |file| file.number);
             let header = JournalHeader { number, first: next };
-            let (file, entry) = log::create(medium.as_ref(), dir, header)?;
+            let (file, entry) = journal::create(medium.as_ref(), dir, header)?;
             files.push(entry);
             file
         }
@@ -139,7 +139,7 @@ pub(super) fn open(medium: Arc<dyn Medium>, dir: &Path, options: RunOptions) -> 
         // The previous process may have died before its sync, so that recovery read bytes that are
         // in the page cache only. After this sync the index may treat them as durable.
         let checkpoint = slot.map(|slot| checkpoint::path(dir, slot));
-        let journals = numbers.iter().map(|number| log::path(dir, *number));
+        let journals = numbers.iter().map(|number| journal::path(dir, *number));
         for path in checkpoint.into_iter().chain(journals) {
             medium.open(&path, READ)?.sync_data()?;
         }
@@ -154,11 +154,11 @@ pub(super) fn open(medium: Arc<dyn Medium>, dir: &Path, options: RunOptions) -> 
     if recovered.damaged || recovered.torn_bytes > 0 || recovered.dropped_runs > 0 {
         tracing::warn!(dir = %dir.display(), ?recovered, "the index was not complete; opened with what could be recovered");
     }
-    let log = Log::new(file, files, replayed.last);
+    let journal = Journal::new(file, files, replayed.last);
     let index = RunIndex {
-        checkpoints: Mutex::new(checkpoints_of(&headers, slot, log.first_number())),
-        gauges: gauges(&log, medium.as_ref(), dir, options.metadata_bytes_max)?,
-        log: Mutex::new(log),
+        checkpoints: Mutex::new(checkpoints_of(&headers, slot, journal.first_number())),
+        gauges: gauges(&journal, medium.as_ref(), dir, options.metadata_bytes_max)?,
+        journal: Mutex::new(journal),
         pending: Mutex::new(Pending::new(next)),
         tables: RwLock::new(tables),
         touched: Mutex::new(Vec::new()),
@@ -185,7 +185,7 @@ impl RunIndex {
     /// record will be `first`.
     fn rewrite(&self, first: u64) -> Result<()> {
         let mut checkpoints = self.checkpoints.lock();
-        let journal = self.log.lock().current().number;
+        let journal = self.journal.lock().current().number;
         let header = CheckpointHeader { id: checkpoints.last_id + 1, journal, first };
         checkpoints.last_id = header.id;
         let new = checkpoint::path_of_new(&self.dir);
@@ -194,7 +194,7 @@ impl RunIndex {
             Err(error) if error.kind() == ErrorKind::Retry => {
                 // Best effort to free the room. The next open removes what remains.
                 let _ = self.medium.remove(&new);
-                let _ = self.medium.remove(&log::path(&self.dir, journal));
+                let _ = self.medium.remove(&journal::path(&self.dir, journal));
                 let images = self.tables.read().runs.image_bytes;
                 let needed = checkpoint_bytes(images, self.options.checkpoint_write_bytes);
                 return Err(error.with("bytes", needed));
@@ -252,7 +252,7 @@ fn checkpoints_of(
     Checkpoints { files, last_id }
 }
 
-fn gauges(log: &Log, medium: &dyn Medium, dir: &Path, budget: u64) -> Result<Gauges> {
+fn gauges(journal: &Journal, medium: &dyn Medium, dir: &Path, budget: u64) -> Result<Gauges> {
     let length = |slot| -> Result<AtomicU64> {
         match medium.open(&checkpoint::path(dir, slot), READ) {
             Ok(file) => Ok(AtomicU64::new(file.length()?)),
@@ -264,9 +264,9 @@ fn gauges(log: &Log, medium: &dyn Medium, dir: &Path, budget: u64) -> Result<Gau
         poisoned: AtomicBool::new(false),
         budget: AtomicU64::new(budget),
         pending: AtomicU64::new(0),
-        journals: AtomicU64::new(log.bytes()),
-        journal: AtomicU64::new(log.current().bytes),
-        journal_files: AtomicU64::new(log.count()),
+        journals: AtomicU64::new(journal.bytes()),
+        journal: AtomicU64::new(journal.current().bytes),
+        journal_files: AtomicU64::new(journal.count()),
         checkpoints: [length(0)?, length(1)?],
         written: AtomicU64::new(0),
         made: AtomicU64::new(0),
@@ -385,7 +385,7 @@ impl Source<'_> {
     }
 
     fn file(&self, number: u64) -> Result<Option<Arc<dyn MediumFile>>> {
-        match self.medium.open(&log::path(self.dir, number), READ) {
+        match self.medium.open(&journal::path(self.dir, number), READ) {
             Ok(file) => Ok(Some(file)),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(error.into()),

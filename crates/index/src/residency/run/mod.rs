@@ -1,10 +1,10 @@
-//! The `run` backend: runs in memory, and a log of changes.
+//! The `run` backend: runs in memory, and a journal of changes.
 //!
 //! | module | noun |
 //! |---|---|
 //! | [`super::runs`] | the pages, in memory |
-//! | `log` | the files |
-//! | `recovery` | making pages of the files again |
+//! | `journal` | the files |
+//! | `recovery` | restores the pages from the files |
 //!
 //! **Durable form.** A change is appended to a buffer under the lock under which it is applied; a
 //! sync writes the buffer to the newest file. When that file has grown long, the next one begins
@@ -12,18 +12,18 @@
 //! order of the file is the order of events. When the copy is complete, the older files are
 //! removed.
 //!
-//! **Locks**, in the order in which they may be taken: `copying` and `log` are held across I/O, and
-//! only calls that sync or maintain take them; `pending` serialises writers; `runs` is the only one
-//! that a probe takes, for a bounded number of steps at a time.
+//! **Locks**, in the order in which they may be taken: `copying` and `journal` are held across I/O,
+//! and only calls that sync or maintain take them; `pending` serialises writers; `runs` is the only
+//! lock that a probe takes, for a bounded number of steps at a time.
 
-mod log;
+mod journal;
 mod recovery;
 
 use super::prefix::Prefixes;
 use super::runs::Runs;
 use super::{Holder, Prefix, Residency, ResidencyStats, Tier, Tiers, Worker, check};
 use crate::sync::{AtomicBool, AtomicU64, Mutex, Ordering, RwLock};
-use log::{Log, Pending, poisoned};
+use journal::{Journal, Pending, poisoned};
 use ritornello_format::residency::ResidencyRecord;
 use ritornello_format::{Error, PageHash, PageHashes, Result, ScopeSlot};
 use ritornello_medium::Medium;
@@ -46,12 +46,12 @@ pub struct RunResidencyOptions {
     /// removals, whose records are small, are not.
     pub pending_bytes_max: u64,
     /// A file is replaced when it exceeds twice its initial copy by this many bytes.
-    pub log_bytes: u64,
+    pub journal_bytes: u64,
 }
 
 impl Default for RunResidencyOptions {
     fn default() -> Self {
-        Self { memory_bytes_max: 4 << 30, pending_bytes_max: 64 << 20, log_bytes: 16 << 20 }
+        Self { memory_bytes_max: 4 << 30, pending_bytes_max: 64 << 20, journal_bytes: 16 << 20 }
     }
 }
 
@@ -73,7 +73,7 @@ pub struct RunResidency {
     dir: PathBuf,
     options: RunResidencyOptions,
     copying: Mutex<()>,
-    log: Mutex<Log>,
+    journal: Mutex<Journal>,
     pending: Mutex<Pending>,
     runs: RwLock<Runs>,
     refused: AtomicU64,

@@ -6,7 +6,7 @@
 //! the files are undamaged, the recovered state is written to a new file, and all others are
 //! removed, before it is used.
 
-use super::log::{self, Log, Pending};
+use super::journal::{self, Journal, Pending};
 use super::{ResidencyRecovered, RunResidency, RunResidencyOptions, SWEPT};
 use crate::residency::runs::Runs;
 use crate::run::frames::{Frames, Next};
@@ -96,13 +96,13 @@ pub(super) fn open(
     options: RunResidencyOptions,
 ) -> Result<RunResidency> {
     medium.create_dir(dir)?;
-    let numbers = log::numbers(medium.as_ref(), dir)?;
+    let numbers = journal::numbers(medium.as_ref(), dir)?;
     let access = Access { write: true, ..Access::default() };
     let mut restored: Option<Restored> = None;
     let mut older = Vec::new();
     let mut damaged = false;
     for &number in &numbers {
-        let file = medium.open(&log::path(dir, number), access)?;
+        let file = medium.open(&journal::path(dir, number), access)?;
         older.push((number, file.length()?));
         let Some(header) = read_header(file.as_ref(), number)? else {
             // A file whose creation was interrupted holds nothing.
@@ -126,7 +126,7 @@ pub(super) fn open(
     let next = restored.last + 1;
     let last = numbers.last().copied().unwrap_or(0);
     let (file, number, length) = if is_undamaged {
-        let file = medium.open(&log::path(dir, last), access)?;
+        let file = medium.open(&journal::path(dir, last), access)?;
         if restored.recovered.torn_bytes > 0 {
             file.set_len(restored.length)?;
         }
@@ -137,7 +137,7 @@ pub(super) fn open(
         (file, last, restored.length)
     } else {
         let header = ResidencyHeader { number: last + 1, first: next };
-        let file = log::create(medium.as_ref(), dir, header)?;
+        let file = journal::create(medium.as_ref(), dir, header)?;
         (file, header.number, ResidencyHeader::BYTES as u64)
     };
     let recovered = ResidencyRecovered { damaged, ..restored.recovered };
@@ -150,7 +150,7 @@ pub(super) fn open(
         dir: dir.to_owned(),
         options,
         copying: Mutex::new(()),
-        log: Mutex::new(Log { file, number, length, copied: restored.copied, older }),
+        journal: Mutex::new(Journal { file, number, length, copied: restored.copied, older }),
         pending: Mutex::new(Pending::new(next)),
         runs: RwLock::new(restored.runs),
         refused: AtomicU64::new(0),

@@ -37,7 +37,7 @@ pub(super) struct JournalFile {
 }
 
 #[derive(Debug)]
-pub(super) struct Log {
+pub(super) struct Journal {
     file: Arc<dyn MediumFile>,
     /// All files, ascending; the last one is `file`.
     files: Vec<JournalFile>,
@@ -45,7 +45,7 @@ pub(super) struct Log {
     durable: u64,
 }
 
-impl Log {
+impl Journal {
     pub(super) fn new(file: Arc<dyn MediumFile>, files: Vec<JournalFile>, durable: u64) -> Self {
         Self { file, files, durable }
     }
@@ -103,15 +103,15 @@ impl RunIndex {
     pub(super) fn commit(&self, last: u64, sync_data: SyncData<'_>) -> Result<()> {
         sync_data()?;
         self.pending.lock().allow_write_through(last);
-        let mut log = self.log.lock();
-        self.flush(&mut log, last)
+        let mut journal = self.journal.lock();
+        self.flush(&mut journal, last)
     }
 
-    fn flush(&self, log: &mut MutexGuard<'_, Log>, last: u64) -> Result<()> {
+    fn flush(&self, journal: &mut MutexGuard<'_, Journal>, last: u64) -> Result<()> {
         if self.is_poisoned() {
             return Err(poisoned());
         }
-        if log.durable >= last {
+        if journal.durable >= last {
             return Ok(());
         }
         let (records, last) = {
@@ -120,8 +120,8 @@ impl RunIndex {
             self.gauges.pending.store(pending.bytes(), Ordering::Relaxed);
             taken
         };
-        let offset = log.current().bytes;
-        if let Err(error) = log.file.write_at(&records, offset) {
+        let offset = journal.current().bytes;
+        if let Err(error) = journal.file.write_at(&records, offset) {
             // A part that was written is overwritten later with the same bytes.
             let mut pending = self.pending.lock();
             pending.put_back(records, last);
@@ -129,41 +129,42 @@ impl RunIndex {
             drop(pending);
             return self.or_refuse(Err(error));
         }
-        self.or_poison(log.file.sync_data())?;
-        log.durable = last;
-        if let Some(current) = log.files.last_mut() {
+        self.or_poison(journal.file.sync_data())?;
+        journal.durable = last;
+        if let Some(current) = journal.files.last_mut() {
             current.bytes += records.len() as u64;
         }
         self.gauges.written.fetch_add(records.len() as u64, Ordering::Relaxed);
-        self.update_gauges(log);
+        self.update_gauges(journal);
         Ok(())
     }
 
     /// Ends the current file and begins the next, for the records that may not be written yet.
     /// Returns the new file's header.
     pub(super) fn rotate(&self) -> Result<JournalHeader> {
-        let mut log = self.log.lock();
+        let mut journal = self.journal.lock();
         // Flush first: an earlier write may have failed half way, and no torn record may stay in a
         // file that is not the last.
         let last = self.pending.lock().writable_through();
-        self.flush(&mut log, last)?;
-        let header = JournalHeader { number: log.current().number + 1, first: log.durable + 1 };
+        self.flush(&mut journal, last)?;
+        let header =
+            JournalHeader { number: journal.current().number + 1, first: journal.durable + 1 };
         let begun = begin_file(self.medium.as_ref(), &self.dir, header);
         let file = self.or_refuse(begun)?;
         self.or_poison(finish_file(self.medium.as_ref(), &self.dir, file.as_ref()))?;
         let entry = JournalFile { number: header.number, bytes: JournalHeader::BYTES as u64 };
         self.gauges.written.fetch_add(entry.bytes, Ordering::Relaxed);
-        log.file = file;
-        log.files.push(entry);
-        self.update_gauges(&log);
+        journal.file = file;
+        journal.files.push(entry);
+        self.update_gauges(&journal);
         Ok(header)
     }
 
     /// Removes the files before number `first`.
     pub(super) fn remove_before(&self, first: u64) -> Result<()> {
-        let mut log = self.log.lock();
-        let gone = log.files.iter().take_while(|file| file.number < first).count();
-        let gone: Vec<JournalFile> = log.files.drain(..gone).collect();
+        let mut journal = self.journal.lock();
+        let gone = journal.files.iter().take_while(|file| file.number < first).count();
+        let gone: Vec<JournalFile> = journal.files.drain(..gone).collect();
         for file in &gone {
             let removed = self.medium.remove(&path(&self.dir, file.number));
             self.or_poison(removed)?;
@@ -172,14 +173,14 @@ impl RunIndex {
             let synced = self.medium.sync_dir(&self.dir);
             self.or_poison(synced)?;
         }
-        self.update_gauges(&log);
+        self.update_gauges(&journal);
         Ok(())
     }
 
-    pub(super) fn update_gauges(&self, log: &Log) {
-        self.gauges.journals.store(log.bytes(), Ordering::Relaxed);
-        self.gauges.journal.store(log.current().bytes, Ordering::Relaxed);
-        self.gauges.journal_files.store(log.count(), Ordering::Relaxed);
+    pub(super) fn update_gauges(&self, journal: &Journal) {
+        self.gauges.journals.store(journal.bytes(), Ordering::Relaxed);
+        self.gauges.journal.store(journal.current().bytes, Ordering::Relaxed);
+        self.gauges.journal_files.store(journal.count(), Ordering::Relaxed);
     }
 
     /// Passes on the result of an operation that may find no room. That is a `Retry`: it changed

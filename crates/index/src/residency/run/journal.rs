@@ -1,4 +1,4 @@
-//! The files of the log, and appending to them.
+//! The files of the journal, and appending to them.
 
 use super::RunResidency;
 use crate::run::slots::Number;
@@ -62,7 +62,7 @@ impl Pending {
 
 /// The files on disk.
 #[derive(Debug)]
-pub(super) struct Log {
+pub(super) struct Journal {
     pub(super) file: Arc<dyn MediumFile>,
     pub(super) number: u64,
     /// Length of `file`.
@@ -116,31 +116,31 @@ impl RunResidency {
 
     /// Makes all appended records durable.
     pub(super) fn write_out(&self) -> Result<()> {
-        let mut log = self.log.lock();
-        self.write(&mut log)?;
-        let synced = log.file.sync_data();
+        let mut journal = self.journal.lock();
+        self.write(&mut journal)?;
+        let synced = journal.file.sync_data();
         self.or_poison(synced)
     }
 
-    fn write(&self, log: &mut MutexGuard<'_, Log>) -> Result<()> {
+    fn write(&self, journal: &mut MutexGuard<'_, Journal>) -> Result<()> {
         if self.poisoned.load(Ordering::Acquire) {
             return Err(poisoned());
         }
         let (records, first) = self.pending.lock().take();
-        if let Err(error) = log.file.write_at(&records, log.length) {
+        if let Err(error) = journal.file.write_at(&records, journal.length) {
             // A part that was written is overwritten later with the same bytes.
             self.pending.lock().put_back(&records, first);
             return self.or_poison(Err(error));
         }
-        log.length += records.len() as u64;
-        self.measure(log);
+        journal.length += records.len() as u64;
+        self.measure(journal);
         Ok(())
     }
 
     /// Whether the newest file has grown to `times` the length at which it should be replaced.
     pub(super) fn is_due(&self, times: u64) -> bool {
-        let log = self.log.lock();
-        log.length >= times * (2 * log.copied + self.options.log_bytes)
+        let journal = self.journal.lock();
+        journal.length >= times * (2 * journal.copied + self.options.journal_bytes)
     }
 
     /// Writes the whole state to a new file, and removes the older ones. Does nothing if another
@@ -153,20 +153,21 @@ impl RunResidency {
 
     /// Ends the newest file and begins the next.
     fn rotate(&self) -> Result<()> {
-        let mut log = self.log.lock();
-        self.write(&mut log)?;
-        let synced = log.file.sync_data();
+        let mut journal = self.journal.lock();
+        self.write(&mut journal)?;
+        let synced = journal.file.sync_data();
         self.or_poison(synced)?;
         // Records appended since then go to the next file.
-        let header = ResidencyHeader { number: log.number + 1, first: self.pending.lock().first };
+        let header =
+            ResidencyHeader { number: journal.number + 1, first: self.pending.lock().first };
         let created = create(self.medium.as_ref(), &self.dir, header);
         let file = self.or_poison(created)?;
-        let before = (log.number, log.length);
-        log.older.push(before);
-        log.file = file;
-        log.number = header.number;
-        log.length = ResidencyHeader::BYTES as u64;
-        log.copied = 0;
+        let before = (journal.number, journal.length);
+        journal.older.push(before);
+        journal.file = file;
+        journal.number = header.number;
+        journal.length = ResidencyHeader::BYTES as u64;
+        journal.copied = 0;
         Ok(())
     }
 
@@ -175,15 +176,15 @@ impl RunResidency {
         let mut run: Number = 1;
         while self.copy(&mut run) {
             if self.pending.lock().bytes() >= WRITE_BYTES {
-                self.write(&mut self.log.lock())?;
+                self.write(&mut self.journal.lock())?;
             }
         }
         self.append(&mut self.pending.lock(), &ResidencyRecord::Complete);
         self.write_out()?;
-        let mut log = self.log.lock();
-        log.copied = log.length;
-        let older = std::mem::take(&mut log.older);
-        self.measure(&log);
+        let mut journal = self.journal.lock();
+        journal.copied = journal.length;
+        let older = std::mem::take(&mut journal.older);
+        self.measure(&journal);
         for (number, _) in older {
             let removed = self.medium.remove(&path(&self.dir, number));
             self.or_poison(removed)?;
@@ -192,9 +193,9 @@ impl RunResidency {
         self.or_poison(synced)
     }
 
-    fn measure(&self, log: &Log) {
-        let older = log.older.iter().map(|(_, bytes)| bytes).sum::<u64>();
-        self.disk_bytes.store(log.length + older, Ordering::Relaxed);
+    fn measure(&self, journal: &Journal) {
+        let older = journal.older.iter().map(|(_, bytes)| bytes).sum::<u64>();
+        self.disk_bytes.store(journal.length + older, Ordering::Relaxed);
     }
 
     /// Copies runs from `run` on. Writers wait meanwhile, so that the copy has its position in the
