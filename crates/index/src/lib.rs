@@ -21,6 +21,7 @@ mod backend;
 pub mod conformance;
 mod copy;
 mod leftover;
+mod live_extents;
 #[cfg(all(feature = "lsm", not(loom)))]
 pub mod lsm;
 mod memory;
@@ -29,7 +30,6 @@ mod run;
 mod sync;
 pub mod synthetic;
 pub mod tuning;
-mod view;
 
 #[cfg(all(feature = "art", not(loom)))]
 pub use art::{ArtIndex, ArtOptions, ArtRecovered};

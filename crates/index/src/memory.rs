@@ -1,8 +1,8 @@
 //! The `memory` backend: hash maps under one lock, not durable. It is the oracle that other
 //! backends are tested against, so its code is plain.
 
+use crate::live_extents::join;
 use crate::sync::Mutex;
-use crate::view::join;
 use crate::{IndexStats, MatchedRun, NewRun, PrefixIndex, Removed, RunId, RunView, SyncData};
 use ritornello_format::{Error, Extent, PageHash, PageHashes, Place, Result, ScopeSlot};
 use std::collections::{BTreeSet, HashMap};

@@ -4,7 +4,7 @@ use super::ArtIndex;
 use super::key::{self, CHUNK};
 use super::record::{self, Record};
 use super::tree::{Batch, OPS};
-use crate::view::held;
+use crate::live_extents::held;
 use crate::{NewRun, Removed, RunId, run};
 use ritornello_format::{Error, PageHash, Place, Result, ScopeSlot};
 use std::collections::HashSet;

@@ -5,9 +5,9 @@ use super::LsmIndex;
 use super::families::{COUNTS, Families, Family};
 use super::keys;
 use super::record::{Counts, Record, Use};
+use crate::live_extents::held;
 use crate::run::{check, check_place};
 use crate::sync::Ordering;
-use crate::view::held;
 use crate::{NewRun, Removed, RunId};
 use ritornello_format::{Error, PageHash, PageHashes, Place, Result, ScopeSlot};
 use rocksdb::WriteBatch;
@@ -439,6 +439,6 @@ fn punch(
     record.live -= gone;
     change.counts.pages -= u64::from(gone);
     change.replace(Family::Run, run, &before, &record.encode())?;
-    let extents = crate::view::join(extents);
+    let extents = crate::live_extents::join(extents);
     Ok(Removed { run, scope, pages: gone.into(), whole: false, extents })
 }

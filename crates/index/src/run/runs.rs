@@ -351,7 +351,7 @@ impl Runs {
         let freed = hashes.iter().filter(is_live).count();
         let image_bytes = self.image_bytes - self.image_size(run);
         let mut place = self.place(run);
-        let extents = crate::view::held(&place, pages, keep as u32);
+        let extents = crate::live_extents::held(&place, pages, keep as u32);
         place.truncate(keep as u32);
         if whole {
             self.detach(run);

@@ -6,7 +6,7 @@ use super::pending::Pending;
 use super::runs::NO_RUN;
 use super::slots::Number;
 use super::tables::{LOCK_BATCH, pages_of};
-use crate::view::held;
+use crate::live_extents::held;
 use crate::{NewRun, Removed, RunId};
 use ritornello_format::journal::{
     FRAME_BYTES_MAX, FRAME_OVERHEAD, JournalRecord, Retentions, RunImage,
