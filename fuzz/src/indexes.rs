@@ -122,7 +122,7 @@ impl All {
             5 => self.on_run(slot, here, |index, run, pages| {
                 gone(&index.truncate(run, u32::from(more) % (pages as u32 + 1)))
             }),
-            6 if more % 8 == 0 => drop(self.same(|index| gone(&index.remove_scope(slot)))),
+            6 if more % 8 == 0 => drop(self.same(|index| gone(&index.drop_scope(slot)))),
             6 => self.same(|index| index.maintain().unwrap()),
             7 => {
                 self.generation += 1;

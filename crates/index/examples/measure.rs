@@ -126,7 +126,7 @@ fn main() -> Result<()> {
     let index = reopen(index, "checkpoint")?;
     let _ = before;
     let started = Instant::now();
-    let removed = index.remove_scope(SLOT);
+    let removed = index.drop_scope(SLOT);
     println!(
         "remove all {:.2} M pages/s ({} runs)",
         pages as f64 / started.elapsed().as_secs_f64() / 1e6,

@@ -169,7 +169,7 @@ pub trait PrefixIndex: Send + Sync + std::fmt::Debug {
     fn remove(&self, scope: ScopeSlot, pages: &dyn PageHashes) -> Vec<Removed>;
 
     /// Removes every run of a scope.
-    fn remove_scope(&self, scope: ScopeSlot) -> Vec<Removed>;
+    fn drop_scope(&self, scope: ScopeSlot) -> Vec<Removed>;
 
     /// Moves a run to another place. Pages, holes and name stay the same. Returns the extents of
     /// the old place, with zero pages; `None`, without a change, if the run does not exist or the

@@ -202,7 +202,7 @@ impl PrefixIndex for MemoryIndex {
         (0..pages.len()).flat_map(|at| state.remove(scope, pages.at(at))).collect()
     }
 
-    fn remove_scope(&self, scope: ScopeSlot) -> Vec<Removed> {
+    fn drop_scope(&self, scope: ScopeSlot) -> Vec<Removed> {
         let mut state = self.0.lock();
         let runs = state.runs.iter().filter(|(_, run)| run.view.scope == scope);
         let runs: Vec<RunId> = runs.map(|(id, _)| *id).collect();

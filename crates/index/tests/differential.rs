@@ -126,7 +126,7 @@ impl All {
                 self.same(|index| gone(&index.remove(ScopeSlot(scope), &pages)));
             }
             Op::RemoveScope { scope } => {
-                self.same(|index| gone(&index.remove_scope(ScopeSlot(scope))));
+                self.same(|index| gone(&index.drop_scope(ScopeSlot(scope))));
             }
             Op::Relocate { pick } => {
                 let Some(run) = picked(pick) else { return };

@@ -182,7 +182,7 @@ impl PrefixIndex for ArtIndex {
         (0..pages.len()).flat_map(|at| self.remove_page(scope, pages.at(at))).collect()
     }
 
-    fn remove_scope(&self, scope: ScopeSlot) -> Vec<Removed> {
+    fn drop_scope(&self, scope: ScopeSlot) -> Vec<Removed> {
         self.remove_runs_of(scope)
     }
 

@@ -124,7 +124,7 @@ impl Pair {
             }
             Op::RemoveScope(scope) => {
                 let slot = ScopeSlot(scope);
-                same(&art.remove_scope(slot), &memory.remove_scope(slot));
+                same(&art.drop_scope(slot), &memory.drop_scope(slot));
             }
             Op::Relocate(pick) => {
                 let Some((a, b, pages)) = self.pick(pick) else { return };

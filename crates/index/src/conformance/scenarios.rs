@@ -296,10 +296,10 @@ pub(super) fn scope_is_removed_whole(make: Make<'_>) {
         .filter(|content| content.scope == A)
         .map(|content| content.units.len())
         .sum();
-    let (units, gone, whole) = sum(&bench.index.remove_scope(A));
+    let (units, gone, whole) = sum(&bench.index.drop_scope(A));
     assert_eq!((units.len(), gone, whole.len()), (held, 1200, 400));
     assert_eq!(bench.index.stats().runs, 1);
-    assert!(bench.index.remove_scope(A).is_empty());
+    assert!(bench.index.drop_scope(A).is_empty());
 }
 
 pub(super) fn run_moves_and_keeps_its_name(make: Make<'_>) {

@@ -219,7 +219,7 @@ impl PrefixIndex for LsmIndex {
         self.remove_pages(scope, pages)
     }
 
-    fn remove_scope(&self, scope: ScopeSlot) -> Vec<Removed> {
+    fn drop_scope(&self, scope: ScopeSlot) -> Vec<Removed> {
         self.remove_runs_of(scope)
     }
 

@@ -141,7 +141,7 @@ impl PrefixIndex for RunIndex {
         self.remove_pages(scope, pages)
     }
 
-    fn remove_scope(&self, scope: ScopeSlot) -> Vec<Removed> {
+    fn drop_scope(&self, scope: ScopeSlot) -> Vec<Removed> {
         self.remove_runs_of(scope)
     }
 

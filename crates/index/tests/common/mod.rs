@@ -216,7 +216,7 @@ impl Pair {
             }
             Op::RemoveScope { scope } => {
                 let slot = ScopeSlot(scope);
-                compare_removed(&self.run.remove_scope(slot), &self.memory.remove_scope(slot));
+                compare_removed(&self.run.drop_scope(slot), &self.memory.drop_scope(slot));
             }
             Op::Relocate { pick } => {
                 let Some((a, b, pages)) = self.pick(pick) else { return };

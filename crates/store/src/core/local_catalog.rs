@@ -472,7 +472,7 @@ impl StoreCore {
             // From here on a removal is pending: the index may have dropped runs that `state` still
             // counts.
             self.state.lock().dropping += 1;
-            let removed = self.index.remove_scope(slot);
+            let removed = self.index.drop_scope(slot);
             let mut state = self.state.lock();
             state.dropping -= 1;
             let (pages, _) = self.apply_removals(&mut state, removed, None);
