@@ -274,12 +274,12 @@ fn found(record: &Record) -> Found {
 
 /// Runs that are incomplete, or whose parent does not exist.
 fn damaged(runs: &HashMap<RunId, Found>) -> impl Iterator<Item = RunId> + '_ {
-    let is_sound = |found: &Found| {
+    let is_intact = |found: &Found| {
         let there = |(run, page): (RunId, u32)| {
             runs.get(&run)
                 .is_some_and(|parent| parent.scope == found.scope && (page as usize) < parent.pages)
         };
         found.is_whole() && found.parent.is_none_or(there)
     };
-    runs.iter().filter(move |(_, found)| !is_sound(found)).map(|(run, _)| *run)
+    runs.iter().filter(move |(_, found)| !is_intact(found)).map(|(run, _)| *run)
 }

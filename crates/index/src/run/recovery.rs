@@ -105,8 +105,8 @@ pub(super) fn open(medium: Arc<dyn Medium>, dir: &Path, options: RunOptions) -> 
     let is_empty = undamaged && numbers.len() < 2 && newest == 0 && headers == [None; 2];
     // Empty files behind a torn tail were left by a rewriting open that was interrupted.
     let is_last = last.is_none_or(|last| last == replayed.ended_in);
-    let is_sound = options.clean && undamaged && is_last && !renumbered;
-    let must_rewrite = !is_sound && !is_empty;
+    let is_intact = options.clean && undamaged && is_last && !renumbered;
+    let must_rewrite = !is_intact && !is_empty;
     let file = match replayed.tail {
         _ if must_rewrite => {
             let number = last.unwrap_or(0).max(newest_journal(&headers)) + 1;
