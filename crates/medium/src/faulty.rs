@@ -1,6 +1,6 @@
 //! A medium that injects faults on schedule.
 
-use crate::{Access, Fault, Medium, MediumFile, Op, Owner, Room, Schedule};
+use crate::{Access, Fault, FileOwner, Medium, MediumFile, Op, Room, Schedule};
 use std::ffi::OsString;
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -80,7 +80,7 @@ impl Medium for Faulty {
         self.inner.room(dir)
     }
 
-    fn owner(&self, dir: &Path) -> io::Result<Owner> {
+    fn owner(&self, dir: &Path) -> io::Result<FileOwner> {
         self.inner.owner(dir)
     }
 

@@ -22,8 +22,8 @@ use std::sync::Arc;
 mod anchored;
 mod change;
 mod faulty;
+mod file_owner;
 mod host;
-mod owner;
 mod schedule;
 mod sim;
 mod sparse;
@@ -31,8 +31,9 @@ mod tree;
 
 pub use anchored::Anchored;
 pub use faulty::Faulty;
+pub use file_owner::FileOwner;
+use file_owner::FileOwner as Owner;
 pub use host::Host;
-pub use owner::Owner;
 pub use schedule::{Fault, Op, Rule, Schedule};
 pub use sim::{SimDisk, SimProcess};
 
@@ -80,9 +81,9 @@ pub trait Medium: Send + Sync + Debug {
     /// Returns the space of the file system that holds `dir`.
     fn room(&self, dir: &Path) -> io::Result<Room>;
     /// Returns the owner of the directory `dir`. A simulated disk has one user.
-    fn owner(&self, dir: &Path) -> io::Result<Owner> {
+    fn owner(&self, dir: &Path) -> io::Result<FileOwner> {
         let _ = dir;
-        Ok(Owner::this_user())
+        Ok(FileOwner::this_user())
     }
     /// Revokes other users' access to a directory of this user: mode 0700.
     fn close_to_others(&self, dir: &Path) -> io::Result<()> {

@@ -303,7 +303,7 @@ fn durable_index_needs_no_sync() {
 }
 
 /// Checks that every run existed before, at most with fewer pages, and that the index is closed.
-fn is_intact(index: &ArtIndex, before: &BTreeMap<u64, Content>) {
+fn assert_intact(index: &ArtIndex, before: &BTreeMap<u64, Content>) {
     let mut views = BTreeMap::new();
     index.for_each(&mut |run, view| drop(views.insert(run, view)));
     for view in views.values() {
@@ -353,7 +353,7 @@ fn damage_causes_misses_or_drops_only() {
             std::fs::write(dir.path().join(entry.file_name()), bytes).unwrap();
         }
         let index = open(dir.path());
-        is_intact(&index, &before);
+        assert_intact(&index, &before);
         // Nothing is reported if only the end of unsynced changes is missing.
         let runs = index.stats().runs;
         if index.recovered() == ArtRecovered::default() {

@@ -6,7 +6,7 @@ use std::os::unix::fs::MetadataExt;
 
 /// The owner and the rights of a directory, relative to this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Owner {
+pub struct FileOwner {
     /// The owning user.
     pub uid: u32,
     /// Whether this process runs as the owning user.
@@ -17,7 +17,7 @@ pub struct Owner {
     pub by_group: bool,
 }
 
-impl Owner {
+impl FileOwner {
     /// The owner of a directory that only this user can access.
     #[must_use]
     pub fn this_user() -> Self {
