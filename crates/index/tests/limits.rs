@@ -10,7 +10,7 @@ use ritornello_format::journal::{JournalRecord, RunImage};
 use ritornello_format::wire::Writer;
 use ritornello_index::conformance::{contents, page, pages, place};
 use ritornello_index::{PrefixIndex, RunIndex, RunOptions};
-use ritornello_medium::{Access, Fault, Faulty, Medium, Op, Rule, Schedule, SimDisk};
+use ritornello_medium::{Access, Faulty, Medium, MediumFault, Op, Rule, Schedule, SimDisk};
 use std::borrow::Cow;
 use std::path::Path;
 use std::sync::Arc;
@@ -24,9 +24,11 @@ fn open(medium: Arc<dyn Medium>, options: RunOptions) -> RunIndex {
 
 #[test]
 fn failed_write_or_sync_poisons() {
-    for (op, fault) in
-        [(Op::Write, Fault::Io), (Op::Write, Fault::Short), (Op::SyncData, Fault::Io)]
-    {
+    for (op, fault) in [
+        (Op::Write, MediumFault::Io),
+        (Op::Write, MediumFault::Short),
+        (Op::SyncData, MediumFault::Io),
+    ] {
         let disk = SimDisk::new(1 << 24);
         let schedule = Schedule::new();
         let index = open(
@@ -59,7 +61,7 @@ fn full_disk_delays_but_does_not_poison() {
     let medium = Arc::new(Faulty::new(Arc::new(disk.clone()), schedule.clone()));
     let index = open(medium, RunOptions::default());
     insert(&index, 1, None, &pages(1, 3)).unwrap();
-    schedule.add(Rule::nth(1, Fault::NoSpace).on(Op::Write));
+    schedule.add(Rule::nth(1, MediumFault::NoSpace).on(Op::Write));
     assert_eq!(index.sync().unwrap_err().kind(), ErrorKind::Retry);
     insert(&index, 2, None, &pages(2, 3)).unwrap();
     index.sync().unwrap();
@@ -84,7 +86,7 @@ fn failed_checkpoint_poisons_and_loses_nothing() {
             }
             index.sync().unwrap();
             let before = contents(&index);
-            schedule.add(Rule::nth(nth, Fault::Io).on(op));
+            schedule.add(Rule::nth(nth, MediumFault::Io).on(op));
             if let Err(error) = index.checkpoint() {
                 assert_eq!(error.kind(), ErrorKind::Fatal);
                 assert_eq!(index.sync().unwrap_err().kind(), ErrorKind::Fatal);
@@ -110,7 +112,7 @@ fn failed_open_changes_nothing() {
     for op in [Op::Open, Op::Read, Op::List, Op::Stat, Op::CreateDir] {
         for nth in 1..20 {
             let schedule = Schedule::new();
-            schedule.add(Rule::nth(nth, Fault::Io).on(op));
+            schedule.add(Rule::nth(nth, MediumFault::Io).on(op));
             let medium = Arc::new(Faulty::new(Arc::new(disk.clone()), schedule));
             if let Ok(index) = RunIndex::open(medium, Path::new(DIR), RunOptions::default()) {
                 assert_eq!(index.stats().runs, 9);

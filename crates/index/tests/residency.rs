@@ -9,7 +9,7 @@ use ritornello_index::conformance;
 use ritornello_index::residency::{
     Holder, MemoryResidency, Residency, RunResidency, RunResidencyOptions, Tier, Tiers, Worker,
 };
-use ritornello_medium::{Access, Fault, Faulty, Medium, Op, Rule, Schedule, SimDisk};
+use ritornello_medium::{Access, Faulty, Medium, MediumFault, Op, Rule, Schedule, SimDisk};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
@@ -179,7 +179,7 @@ proptest! {
     fn power_loss_recovers_a_past_state(
         events in prop::collection::vec(event(), 1..60),
         fails_at in 1u64..120,
-        fault in prop::sample::select(vec![Fault::Io, Fault::Short]),
+        fault in prop::sample::select(vec![MediumFault::Io, MediumFault::Short]),
         seed in any::<u64>(),
     ) {
         let (disk, schedule) = (SimDisk::new(1 << 30), Schedule::new());
@@ -259,7 +259,7 @@ fn changes_continue_while_files_are_replaced() {
     let schedule = Schedule::new();
     let index = open_on(Arc::new(Faulty::new(Arc::new(disk.clone()), schedule.clone())));
     // The pause lets changes happen during a sync.
-    schedule.add(Rule::always(Fault::Slow(Duration::from_micros(200))).on(Op::SyncData));
+    schedule.add(Rule::always(MediumFault::Slow(Duration::from_micros(200))).on(Op::SyncData));
     let apply_both = |event: &Event| {
         apply(&index, event);
         apply(&model, event);

@@ -11,7 +11,7 @@ use common::watched::Watched;
 use ritornello_format::{Error, ErrorKind};
 use ritornello_index::conformance::{Content, contents, pages};
 use ritornello_index::{Backend, OpenOptions, PrefixIndex, RunIndex, RunOptions};
-use ritornello_medium::{Fault, Faulty, Medium, Op, Rule, Schedule, SimDisk};
+use ritornello_medium::{Faulty, Medium, MediumFault, Op, Rule, Schedule, SimDisk};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
@@ -162,7 +162,7 @@ fn power_loss_while_rewriting_after_kill_is_no_damage() {
     let durable = contents(&index);
     put(&index, 9..11);
     // Killed between the write and the sync of the journal.
-    schedule.add(Rule::nth(1, Fault::Io).on(Op::SyncData));
+    schedule.add(Rule::nth(1, MediumFault::Io).on(Op::SyncData));
     index.sync().unwrap_err();
     drop(index);
     check_power_losses(&disk, 1, &|index| {
@@ -176,7 +176,7 @@ fn power_loss_while_rewriting_after_kill_is_no_damage() {
 fn new_index_killed_early_opens_unclean() {
     let disk = SimDisk::new(1 << 24);
     let schedule = Schedule::new();
-    schedule.add(Rule::nth(1, Fault::Io).on(Op::SyncData));
+    schedule.add(Rule::nth(1, MediumFault::Io).on(Op::SyncData));
     let killed = try_open(Faulty::new(Arc::new(disk.clone()), schedule), true);
     killed.unwrap_err();
     check_power_losses(&disk, 1, &|index| {
@@ -212,7 +212,7 @@ fn full_disk_refuses_rewriting_and_keeps_files() {
     for at in ["checkpoint-new", "journal-"] {
         let (disk, durable, all) = after_failed_sync(Failure::Checkpoint, 3);
         let schedule = Schedule::new();
-        schedule.add(Rule::nth(1, Fault::NoSpace).onward().on(Op::Write).at(at));
+        schedule.add(Rule::nth(1, MediumFault::NoSpace).onward().on(Op::Write).at(at));
         let full = Faulty::new(Arc::new(disk.clone()), schedule.clone());
         let error = try_open(full.clone(), false).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Retry);
@@ -233,13 +233,13 @@ fn killed_checkpoint_is_synced_before_reuse() {
         let faulty = || Faulty::new(Arc::new(disk.clone()), schedule.clone());
         let index = flushed(faulty());
         // Killed between the last write and the sync of a checkpoint.
-        schedule.add(Rule::nth(1, Fault::Io).on(Op::SyncData).at("checkpoint-"));
+        schedule.add(Rule::nth(1, MediumFault::Io).on(Op::SyncData).at("checkpoint-"));
         index.checkpoint().unwrap_err();
         drop(index);
         // The next checkpoint overwrites the other one, and power is lost before its end.
         let index = open(faulty(), true);
         let durable = contents(&index);
-        schedule.add(Rule::nth(1, Fault::Io).on(Op::SyncData).at("checkpoint-"));
+        schedule.add(Rule::nth(1, MediumFault::Io).on(Op::SyncData).at("checkpoint-"));
         index.checkpoint().unwrap_err();
         assert_eq!(contents(&open(disk.crash(seed), true)), durable, "crash {seed}");
     }
@@ -254,7 +254,7 @@ fn killed_journal_tail_is_synced_at_open() {
         let index = flushed(faulty());
         put(&index, 9..11);
         // Killed between the write and the sync of the journal.
-        schedule.add(Rule::nth(1, Fault::Io).on(Op::SyncData));
+        schedule.add(Rule::nth(1, MediumFault::Io).on(Op::SyncData));
         index.sync().unwrap_err();
         drop(index);
         let index = open(faulty(), true);
@@ -272,7 +272,7 @@ fn killed_rotation_has_its_name_synced() {
         let faulty = || Faulty::new(Arc::new(disk.clone()), schedule.clone());
         let index = flushed(faulty());
         // Killed between the sync of a new journal file and that of its directory.
-        schedule.add(Rule::nth(1, Fault::Io).on(Op::SyncDir));
+        schedule.add(Rule::nth(1, MediumFault::Io).on(Op::SyncDir));
         index.checkpoint().unwrap_err();
         drop(index);
         let index = open(faulty(), true);

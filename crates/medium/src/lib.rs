@@ -34,7 +34,7 @@ pub use faulty::Faulty;
 pub use file_owner::FileOwner;
 use file_owner::FileOwner as Owner;
 pub use host::Host;
-pub use schedule::{Fault, Op, Rule, Schedule};
+pub use schedule::{MediumFault, Op, Rule, Schedule};
 pub use sim::{SimDisk, SimProcess};
 
 /// How to open a file.
