@@ -44,7 +44,7 @@ impl Run {
         self.view.parent
     }
 
-    /// The extents of live pages from page `from` on.
+    /// The extents of the live pages starting at page `from`.
     fn held(&self, from: usize) -> Vec<Extent> {
         let pages = self.view.pages.iter().enumerate().skip(from);
         let live = pages.filter(|(_, page)| **page != PageHash::NONE);
@@ -65,7 +65,9 @@ impl State {
             return Err(Error::invalid("the run is malformed"));
         }
         if new.pages.iter().any(|page| self.pages.contains_key(&(new.scope, *page))) {
-            return Err(Error::invalid("a page is in the index already: insert only what is not"));
+            return Err(Error::invalid(
+                "a page is in the index already: insert only missing pages",
+            ));
         }
         let parent = new.parent.map(|page| self.pages.get(&(new.scope, page)).copied());
         if parent == Some(None) {

@@ -1,7 +1,7 @@
 //! The journal files, and group commit.
 //!
-//! Records are appended to one file; a checkpoint begins the next. No position of a file is
-//! rewritten with other bytes, and a file is removed once both checkpoints are newer than its end.
+//! Records are appended to one file; a checkpoint begins the next. Bytes of a file never change
+//! once written, and a file is removed once both checkpoints are newer than its end.
 
 use super::RunIndex;
 use super::pending::poisoned;
@@ -39,7 +39,7 @@ pub(super) struct JournalFile {
 #[derive(Debug)]
 pub(super) struct Journal {
     file: Arc<dyn MediumFile>,
-    /// All files, ascending; the last one is `file`.
+    /// All files, ascending; `file` is the last.
     files: Vec<JournalFile>,
     /// Sequence number of the last durable record.
     durable: u64,
@@ -97,9 +97,9 @@ fn finish_file(medium: &dyn Medium, dir: &Path, file: &dyn MediumFile) -> io::Re
 }
 
 impl RunIndex {
-    /// Makes durable the data that records up to `last`, the end of a batch, name, and then these
-    /// records. Concurrent callers share one write and one sync: the one that gets the lock writes
-    /// all records that may be written by then.
+    /// Makes the data durable that records up to `last`, the end of a batch, name, and then these
+    /// records. Concurrent callers share one write and one sync: the caller that gets the lock
+    /// writes all records that may be written at that time.
     pub(super) fn commit(&self, last: u64, sync_data: SyncData<'_>) -> Result<()> {
         sync_data()?;
         self.pending.lock().allow_write_through(last);
@@ -183,9 +183,9 @@ impl RunIndex {
         self.gauges.journal_files.store(journal.count(), Ordering::Relaxed);
     }
 
-    /// Passes on the result of an operation that may find no room. That is a `Retry`: it changed
-    /// nothing that counts, and the records stay to be written. Any other failure poisons the
-    /// index.
+    /// Passes on the result of an operation that needs room on the file system. A full file system
+    /// is a `Retry`: no valid bytes were changed, and the records are kept for a later write. Any
+    /// other failure poisons the index.
     pub(super) fn or_refuse<T>(&self, result: io::Result<T>) -> Result<T> {
         match result {
             Err(error) if is_full(&error) => Err(write_refused(&self.dir, error)),
@@ -193,9 +193,9 @@ impl RunIndex {
         }
     }
 
-    /// Passes on the result of a write or sync, and poisons the index if it failed: what is on the
-    /// disk is then unknown, and a repeated sync may report success, because the kernel forgets the
-    /// error together with the dirty pages.
+    /// Passes on the result of a write or sync. A failure poisons the index: the state of the disk
+    /// is then unknown, and a repeated sync may report success, because the kernel drops the error
+    /// together with the dirty pages.
     pub(super) fn or_poison<T>(&self, result: io::Result<T>) -> Result<T> {
         result.map_err(|error| {
             self.gauges.poisoned.store(true, Ordering::Release);
@@ -210,7 +210,8 @@ fn is_full(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 
-/// The error of an operation that changed nothing, with advice if the file system has no room.
+/// Converts the error of an operation that changed nothing, and adds advice if the file system has
+/// no room.
 pub(super) fn write_refused(dir: &Path, error: io::Error) -> Error {
     if !is_full(&error) {
         return error.into();

@@ -83,31 +83,31 @@ struct Gauges {
     made: AtomicU64,
 }
 
-/// What [`RunIndex::open`] recovered, and what it had to drop.
+/// Numbers of records and runs that [`RunIndex::open`] recovered and dropped.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Recovered {
     /// Journal records that were replayed.
     pub replayed: u64,
-    /// Bytes of journal behind a torn or damaged frame. A crash tears the last one.
+    /// Bytes of journal after a torn or damaged frame. A crash tears the last frame.
     pub torn_bytes: u64,
-    /// Whether there was damage beyond a torn tail: in a checkpoint, or in a journal before its
-    /// end.
+    /// Whether a checkpoint was damaged, or a journal before its end. A torn tail is not damage.
     pub damaged: bool,
-    /// Runs dropped as inconsistent, and the runs attached behind them.
+    /// Runs dropped as inconsistent, including their descendants.
     pub dropped_runs: u64,
 }
 
 impl RunIndex {
-    /// Opens the index in `dir`, or creates one. Damage is not an error: what cannot be verified is
-    /// dropped, logged, and counted in [`RunIndex::recovered`].
+    /// Opens the index in `dir`, or creates an index. Damage is not an error: records that fail
+    /// verification are dropped, logged, and counted in [`RunIndex::recovered`].
     ///
     /// # Errors
-    /// `Invalid` for files of another format version; `Fatal` if the medium refuses.
+    /// `Invalid` if a file has an unknown format version; `Fatal` if a file cannot be read or
+    /// written.
     pub fn open(medium: Arc<dyn Medium>, dir: &Path, options: RunOptions) -> Result<Self> {
         recovery::open(medium, dir, options)
     }
 
-    /// What the open recovered and dropped.
+    /// Numbers of records and runs that the open recovered and dropped.
     #[must_use]
     pub fn recovered(&self) -> Recovered {
         self.recovered

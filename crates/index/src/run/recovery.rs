@@ -1,34 +1,34 @@
-//! Opens the index: loads the newest exact checkpoint, and replays the journal behind it.
+//! Opens the index: loads the newest exact checkpoint, and replays the journal that follows it.
 //!
 //! Runs are restored by number, without slots, so that replay is idempotent: a record about a run
-//! that does not exist has no effect. Slots and the tree are built at the end. Runs that are
-//! inconsistent then are dropped, with everything attached behind them.
+//! that does not exist has no effect. Slots and the tree are built at the end, and inconsistent
+//! runs are dropped together with their descendants.
 //!
-//! **Undamaged**: one checkpoint (or none yet) loads, and the journal reaches past what the
-//! checkpoint may show and ends at most in a torn frame. The torn frame is truncated. Checkpoint,
-//! journal files and directory are synced, because a process that was killed may have left them in
-//! the page cache.
+//! **Undamaged**: one checkpoint loads, or no checkpoint was written yet; the journal has all
+//! changes that the checkpoint may show; and nothing follows the journal's last record except a
+//! torn frame. The torn frame is truncated. Checkpoint, journal files and directory are synced,
+//! because a process that was killed may have left them in the page cache.
 //!
-//! **Rewriting.** Everything else is damage, and a later recovery must not trust the files that
-//! this one passed over. After an unclean end ([`RunOptions::clean`]) even undamaged files may have
-//! been read from pages that a failed sync dropped: they are in the page cache but not on the disk,
-//! and no sync writes them again. In both cases, and when runs got new names, the recovered state
-//! is written into new files before the index is used:
+//! **Rewriting.** All other states are damage, and a later recovery must not read the files that
+//! this recovery skipped. After an unclean end ([`RunOptions::clean`]) even undamaged files may
+//! have been read from pages that a failed sync dropped: they are in the page cache but not on the
+//! disk, and no sync writes them again. In both cases, and when runs got new names, the recovered
+//! state is written into new files before the index is used:
 //!
-//! 1. Create an empty journal file behind all others, durably.
+//! 1. Create an empty journal file after all other journal files, durably.
 //! 2. Write a checkpoint that this file follows to `checkpoint-new`, durably.
 //! 3. Rename `checkpoint-new` to one of the two checkpoints, and sync the directory.
 //! 4. Remove the other checkpoint, then the older journal files.
 //!
 //! No file that was read is changed before step 3: a checkpoint that looks intact in the page cache
-//! may be garbage on the disk, and the other one with its journal the only valid state. Power loss
-//! before the end of step 3 leaves the old files and an empty journal file, which is not damage;
-//! after it the new checkpoint suffices. `checkpoint-new` is never read, and the next open removes
-//! it.
+//! may be damaged on the disk, so that the other checkpoint and its journal are the only valid
+//! state. Power loss before the end of step 3 leaves the old files and an empty journal file, which
+//! is not damage; after it the new checkpoint suffices. `checkpoint-new` is never read, and the
+//! next open removes it.
 //!
 //! Until step 4 the files may exceed the budget by the new checkpoint. If the file system has no
 //! room for it, the open fails with `Retry`, reports the bytes that it needs, and leaves the old
-//! files as they were. None of the old files can be removed first, because each may be needed; and
+//! files unchanged. None of the old files can be removed first, because each may be needed; and
 //! they are not overwritten in place, because a disk that has just failed may tear the only copy.
 
 use super::checkpoint::{self, CheckpointFile, Checkpoints};
@@ -103,7 +103,7 @@ pub(super) fn open(medium: Arc<dyn Medium>, dir: &Path, options: RunOptions) -> 
     let last = numbers.last().copied();
     // No file, or a single journal file without records: nothing was ever durable.
     let is_empty = undamaged && numbers.len() < 2 && newest == 0 && headers == [None; 2];
-    // Empty files behind a torn tail were left by a rewriting open that was interrupted.
+    // Empty files after a torn tail were left by a rewriting open that was interrupted.
     let is_last = last.is_none_or(|last| last == replayed.ended_in);
     let is_intact = options.clean && undamaged && is_last && !renumbered;
     let must_rewrite = !is_intact && !is_empty;
@@ -152,7 +152,7 @@ pub(super) fn open(medium: Arc<dyn Medium>, dir: &Path, options: RunOptions) -> 
         dropped_runs: dropped.len() as u64,
     };
     if recovered.damaged || recovered.torn_bytes > 0 || recovered.dropped_runs > 0 {
-        tracing::warn!(dir = %dir.display(), ?recovered, "the index was not complete; opened with what could be recovered");
+        tracing::warn!(dir = %dir.display(), ?recovered, "the index was incomplete; opened with the records that could be recovered");
     }
     let journal = Journal::new(file, files, replayed.last);
     let index = RunIndex {
@@ -192,7 +192,7 @@ impl RunIndex {
         let bytes = match self.write_checkpoint(&new, header, &|| Ok(())) {
             Ok(bytes) => bytes,
             Err(error) if error.kind() == ErrorKind::Retry => {
-                // Best effort to free the room. The next open removes what remains.
+                // Best effort to free the room. The next open removes the remaining files.
                 let _ = self.medium.remove(&new);
                 let _ = self.medium.remove(&journal::path(&self.dir, journal));
                 let images = self.tables.read().runs.image_bytes;
@@ -229,15 +229,15 @@ fn newest_journal(headers: &[Option<CheckpointHeader>; 2]) -> u64 {
     headers.iter().flatten().map(|header| header.journal).max().unwrap_or(0)
 }
 
-/// The state of the two checkpoint files. Only the one that was loaded counts. The other one may be
-/// overwritten, and needs no journal file before the first that exists.
+/// The state of the two checkpoint files. Only the checkpoint that was loaded counts. The other
+/// file may be overwritten, and needs no journal file before the first existing file.
 fn checkpoints_of(
     headers: &[Option<CheckpointHeader>; 2],
     used: Option<usize>,
     first: u64,
 ) -> Checkpoints {
     let files = [0, 1].map(|slot| match headers[slot] {
-        // Loaded or not: the older one was not read, and the next checkpoint replaces it.
+        // The older checkpoint was not read, and the next checkpoint replaces it.
         Some(header) if used == Some(slot) => {
             CheckpointFile { id: header.id, journal: header.journal }
         }
@@ -349,7 +349,8 @@ impl Source<'_> {
         }
     }
 
-    /// Loads a checkpoint. `None` unless every frame is intact and the last one agrees.
+    /// Loads a checkpoint. `None` unless every frame is intact and the counts in the last frame
+    /// match.
     fn load(
         &self,
         slot: usize,
@@ -400,8 +401,8 @@ impl Source<'_> {
         Ok(header.filter(|header| header.number == number))
     }
 
-    /// Replays journal file `number` and the files that follow without a gap, from sequence number
-    /// `first` on.
+    /// Replays journal file `number` and the files that follow without a gap, starting at sequence
+    /// number `first`.
     fn replay(&self, restored: &mut Restored, number: u64, first: u64) -> Result<Replayed> {
         let mut replayed = Replayed { last: first - 1, ..Replayed::default() };
         let newest = self.newest;

@@ -14,7 +14,7 @@ use ritornello_format::journal::{
 use ritornello_format::{Error, PageHash, PageHashes, Place, Result, ScopeSlot};
 use std::borrow::Cow;
 
-/// The most entries of one journal record.
+/// Maximum entries of one journal record.
 const ENTRIES: usize = 1024;
 
 impl RunIndex {
@@ -76,7 +76,7 @@ impl RunIndex {
         let most = self.options.tables_max();
         let tables = self.tables.read();
         let held = tables.bytes();
-        // A coarse estimate first: the exact one looks at shards.
+        // Make a coarse estimate first: the exact estimate reads shards.
         let plenty = held + held / 4 + 32 * pages.len() + (1 << 20);
         if plenty as u64 <= most || (held + tables.growth(pages, extents)) as u64 <= most {
             return Ok(());
@@ -87,16 +87,18 @@ impl RunIndex {
             .with("memory_bytes_max", self.options.memory_bytes_max))
     }
 
-    /// Checks a run against the tables. Returns the run and page to attach it to.
+    /// Checks a run against the tables. Returns the run and page of its parent.
     ///
     /// # Errors
-    /// `Invalid` if a page exists already, or the parent does not.
+    /// `Invalid` if a page exists already, or if the parent does not exist.
     fn check_against_tables(&self, new: &NewRun<'_>) -> Result<(Number, u16)> {
         let tables = self.tables.read();
         let there = |page: &PageHash| tables.find(new.scope, *page).is_some();
         if let Some(at) = new.pages.iter().position(there) {
-            return Err(Error::invalid("a page is in the index already: insert only what is not")
-                .with("page", at));
+            return Err(Error::invalid(
+                "a page is in the index already: insert only missing pages",
+            )
+            .with("page", at));
         }
         let parent = tables.parent(new.scope, new.parent);
         if new.parent.is_some() && parent.0 == NO_RUN {
@@ -127,9 +129,9 @@ impl RunIndex {
         self.append(&mut pending, &JournalRecord::Link { child, parent, page });
     }
 
-    /// Cuts a run. Removes everything that is attached behind the cut first, leaves before their
-    /// parents: so the index is closed at every moment, for a probe and in every prefix of the
-    /// journal that a crash leaves.
+    /// Cuts a run. Removes the descendants of the pages after the cut first, leaves before their
+    /// parents. The index is therefore closed at every moment, for a probe and in every prefix of
+    /// the journal that a crash leaves.
     pub(super) fn cut(&self, pending: &mut Pending, run: Number, keep: u32) -> Vec<Removed> {
         let removals = {
             let tables = self.tables.read();
@@ -214,8 +216,8 @@ impl RunIndex {
         removed
     }
 
-    /// How to remove a page: by cutting its run there (`true`), or by a hole. The last page of an
-    /// unchained run is removed by cutting the whole run.
+    /// How to remove a page: by cutting its run at the page (`true`), or by a hole. The last page
+    /// of an unchained run is removed by cutting the whole run.
     fn removal(&self, scope: ScopeSlot, hash: PageHash) -> Option<(Number, u16, bool)> {
         let tables = self.tables.read();
         let (run, page) = tables.find(scope, hash)?;
@@ -290,7 +292,7 @@ impl RunIndex {
 /// Checks that do not need the tables.
 pub(crate) fn check(new: &NewRun<'_>) -> Result<()> {
     if new.pages.is_empty() || new.pages.len() > usize::from(u16::MAX) {
-        return Err(Error::invalid("a run has 1 to 65,535 pages: insert longer ones as several")
+        return Err(Error::invalid("a run has 1 to 65,535 pages: split longer runs")
             .with("pages", new.pages.len()));
     }
     if new.pages.contains(&PageHash::NONE) {
@@ -322,7 +324,7 @@ fn has_twins(pages: &[PageHash]) -> bool {
     if pages.len() <= 8 {
         return (1..pages.len()).any(|at| pages[..at].contains(&pages[at]));
     }
-    // Compare halves of the hashes first: they sort faster, and agree by chance hardly ever.
+    // Compare halves of the hashes first: halves sort faster, and are rarely equal by chance.
     let mut halves: Vec<u64> = pages.iter().map(|page| page.low()).collect();
     halves.sort_unstable();
     if halves.windows(2).all(|pair| pair[0] != pair[1]) {
