@@ -1,5 +1,4 @@
-//! The `memory` backend: one map under one lock. It is the oracle that other backends are tested
-//! against.
+//! The `memory` backend: one map under one lock, the oracle for tests of other backends.
 
 use super::{Holder, Prefix, Residency, ResidencyStats, Tier, Tiers, Worker, check};
 use crate::sync::Mutex;

@@ -13,11 +13,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 const PREFIX: &str = "residency-";
-/// The most bytes copied under one hold of the locks, or one run if it is longer.
+/// Maximum bytes copied under one hold of the locks; a longer run is copied alone.
 const COPY_BYTES: u64 = 64 << 10;
-/// The most records visited under one hold of the locks.
+/// Maximum records visited under one hold of the locks.
 const SCAN_RECORDS: usize = 4096;
-/// The most holders of one record.
+/// Maximum holders of one record.
 const RECORD_HOLDERS: usize = 4096;
 /// Bytes of a copy that are written at a time.
 const WRITE_BYTES: u64 = 1 << 20;
@@ -86,7 +86,7 @@ pub(super) fn numbers(medium: &dyn Medium, dir: &Path) -> io::Result<Vec<u64>> {
     Ok(numbers)
 }
 
-/// Creates an empty file. It is durable when this returns.
+/// Creates an empty file, durably.
 pub(super) fn create(
     medium: &dyn Medium,
     dir: &Path,
@@ -143,8 +143,8 @@ impl RunResidency {
         journal.length >= times * (2 * journal.copied + self.options.journal_bytes)
     }
 
-    /// Writes the whole state to a new file, and removes the older ones. Does nothing if another
-    /// call does so.
+    /// Writes the whole state to a new file, and removes the older files. Does nothing during a
+    /// concurrent call.
     pub(super) fn rewrite(&self) -> Result<()> {
         let Some(_copying) = self.copying.try_lock() else { return Ok(()) };
         self.rotate()?;
@@ -171,7 +171,7 @@ impl RunResidency {
         Ok(())
     }
 
-    /// Copies the state to the newest file, and removes the older ones.
+    /// Copies the state to the newest file, and removes the older files.
     pub(super) fn fill(&self) -> Result<()> {
         let mut run: Number = 1;
         while self.copy(&mut run) {
@@ -198,8 +198,8 @@ impl RunResidency {
         self.disk_bytes.store(journal.length + older, Ordering::Relaxed);
     }
 
-    /// Copies runs from `run` on. Writers wait meanwhile, so that the copy has its position in the
-    /// order of changes. Returns `false` at the end.
+    /// Copies runs, starting at number `run`. Writers wait during the copy, so that it has its
+    /// position in the order of changes. Returns `false` at the end.
     fn copy(&self, run: &mut Number) -> bool {
         let mut pending = self.pending.lock();
         let runs = self.runs.read();
@@ -234,7 +234,7 @@ impl RunResidency {
             }
             _ => {
                 self.poisoned.store(true, Ordering::Release);
-                tracing::error!(dir = %self.dir.display(), %error, "residency is not written any more");
+                tracing::error!(dir = %self.dir.display(), %error, "residency is no longer written");
                 poisoned().because(error)
             }
         })

@@ -7,9 +7,9 @@
 //! | `recovery` | restores the pages from the files |
 //!
 //! **Durable form.** A change is appended to a buffer under the lock under which it is applied; a
-//! sync writes the buffer to the newest file. When that file has grown long, the next one begins
-//! with a copy of the whole state, interleaved with the changes made during the copy, so that the
-//! order of the file is the order of events. When the copy is complete, the older files are
+//! sync writes the buffer to the newest file. When that file has grown long, the next file begins
+//! with a copy of the whole state. Changes made during the copy are appended between its parts, so
+//! the order of the file is the order of events. When the copy is complete, the older files are
 //! removed.
 //!
 //! **Locks**, in the order in which they may be taken: `copying` and `journal` are held across I/O,
@@ -31,8 +31,8 @@ use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// The most pages changed under one hold of the lock that a probe takes, and the most pages of a
-/// record.
+/// Maximum pages of a record, and maximum pages changed under one hold of the lock that a probe
+/// takes.
 const LOCK_BATCH: usize = 256;
 /// Runs per change that are searched for cleared pages, under one hold of that lock.
 const SWEPT: usize = 16;
@@ -40,12 +40,13 @@ const SWEPT: usize = 16;
 /// Options of a [`RunResidency`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RunResidencyOptions {
-    /// Bytes of memory from which on puts are refused with `Retry`. One put may exceed it.
+    /// Maximum bytes of memory. At this limit puts are refused with `Retry`; one put may exceed it.
     pub memory_bytes_max: u64,
-    /// The most bytes of changes that wait for a sync. Puts beyond it are refused with `Retry`;
-    /// removals, whose records are small, are not.
+    /// Maximum bytes of changes that wait for a sync. Puts beyond the limit are refused with
+    /// `Retry`; removals, whose records are small, are always accepted.
     pub pending_bytes_max: u64,
-    /// A file is replaced when it exceeds twice its initial copy by this many bytes.
+    /// A file is replaced when it has grown to twice the length of its initial copy plus
+    /// `journal_bytes`.
     pub journal_bytes: u64,
 }
 
@@ -60,9 +61,9 @@ impl Default for RunResidencyOptions {
 pub struct ResidencyRecovered {
     /// Records applied.
     pub replayed: u64,
-    /// Bytes behind a torn or damaged frame. A crash tears the last one.
+    /// Bytes after a torn or damaged frame. A crash tears the last frame.
     pub torn_bytes: u64,
-    /// Whether there was damage other than at the end of the last file.
+    /// Whether a file was damaged. A torn end of the last file is not damage.
     pub damaged: bool,
 }
 
@@ -84,16 +85,18 @@ pub struct RunResidency {
 }
 
 impl RunResidency {
-    /// Opens the index in its own directory `dir`, or creates one. Damage is not an error: what
-    /// cannot be verified is dropped, logged, and counted in [`RunResidency::recovered`].
+    /// Opens the index in its own directory `dir`, or creates an index. Damage is not an error:
+    /// records that fail verification are dropped, logged, and counted in
+    /// [`RunResidency::recovered`].
     ///
     /// # Errors
-    /// `Invalid` for files of another format version; `Fatal` or `Retry` if the medium refuses.
+    /// `Invalid` if a file has an unknown format version; `Retry` if the file system has no room;
+    /// `Fatal` if a file cannot be read or written.
     pub fn open(medium: Arc<dyn Medium>, dir: &Path, options: RunResidencyOptions) -> Result<Self> {
         recovery::open(medium, dir, options)
     }
 
-    /// What the open recovered and dropped.
+    /// Number of records recovered, and the damage found, by the open.
     #[must_use]
     pub fn recovered(&self) -> ResidencyRecovered {
         self.recovered

@@ -2,9 +2,9 @@
 //!
 //! **Undamaged**: one file that is complete and ends at most in a torn frame, which is truncated. A
 //! crash while a file is being filled leaves the older files, which it continues. Damage can leave
-//! a file that continues none: if it is complete it counts alone, otherwise it is dropped. Unless
-//! the files are undamaged, the recovered state is written to a new file, and all others are
-//! removed, before it is used.
+//! a file that does not continue an older file: if it is complete it counts alone, otherwise it is
+//! dropped. Unless the files are undamaged, the recovered state is written to a new file, and all
+//! other files are removed, before the index is used.
 
 use super::journal::{self, Journal, Pending};
 use super::{ResidencyRecovered, RunResidency, RunResidencyOptions, SWEPT};
@@ -23,8 +23,9 @@ struct Restored {
     runs: Runs,
     /// Sequence number of the last record.
     last: u64,
-    /// End of the intact part of the last file, and length of its initial copy.
+    /// End of the intact part of the last file.
     length: u64,
+    /// Length of the last file when its initial copy was complete; zero if it is incomplete.
     copied: u64,
     is_whole: bool,
     recovered: ResidencyRecovered,
@@ -56,7 +57,7 @@ impl Restored {
         }
     }
 
-    /// Applies the frames of a file whose header has been read, up to the first damaged one.
+    /// Applies the frames of a file whose header has been read, up to the first damaged frame.
     fn read(&mut self, file: Arc<dyn MediumFile>) -> Result<()> {
         let end = file.length()?;
         let mut frames = Frames::new(file, ResidencyHeader::BYTES as u64);
@@ -142,7 +143,7 @@ pub(super) fn open(
     };
     let recovered = ResidencyRecovered { damaged, ..restored.recovered };
     if recovered.damaged || recovered.torn_bytes > 0 {
-        tracing::warn!(dir = %dir.display(), ?recovered, "the residency index was not complete; opened with what could be recovered");
+        tracing::warn!(dir = %dir.display(), ?recovered, "the residency index was incomplete; opened with the records that could be recovered");
     }
     let bytes = length + older.iter().map(|(_, bytes)| bytes).sum::<u64>();
     let index = RunResidency {
