@@ -13,7 +13,7 @@ const SCOPE: ScopeSlot = ScopeSlot(1);
 const A: Worker = Worker(3);
 const B: Worker = Worker(1 << 20);
 
-/// Runs every scenario on an index of its own.
+/// Runs every scenario on a new index.
 ///
 /// # Panics
 /// If a guarantee is broken.
@@ -56,7 +56,7 @@ fn prefixes_end_where_each_worker_does(index: &dyn Residency) {
     let expected = [(B, 9, [1, 3, 5, 0]), (A, 6, [6, 0, 0, 0])];
     assert_eq!(prefixes(index, &chain), expected, "the longest first, by the fastest tiers");
     assert_eq!(prefixes(index, &chain[..2]), [(A, 2, [2, 0, 0, 0]), (B, 2, [1, 1, 0, 0])]);
-    assert_eq!(prefixes(index, &chain[6..]), [(B, 3, [0, 0, 3, 0])], "from any page on");
+    assert_eq!(prefixes(index, &chain[6..]), [(B, 3, [0, 0, 3, 0])], "starting at any page");
     assert_eq!(prefixes(index, &[]), [], "no pages, no prefixes");
     let both = Tiers::from(Tier::Host).with(Tier::Disk.into());
     let expected = [holder(A, Tier::Device), holder(B, both)];
@@ -72,7 +72,7 @@ fn hole_ends_a_prefix_and_keeps_the_rest(index: &dyn Residency) {
     put(index, B, Tier::Device, &chain);
     index.remove_block(SCOPE, A, chain[3]);
     assert_eq!(prefixes(index, &chain), [(B, 8, [8, 0, 0, 0]), (A, 3, [3, 0, 0, 0])]);
-    assert_eq!(prefixes(index, &chain[4..])[0], (A, 4, [4, 0, 0, 0]), "pages behind the hole stay");
+    assert_eq!(prefixes(index, &chain[4..])[0], (A, 4, [4, 0, 0, 0]), "pages after the hole stay");
     index.remove_block(SCOPE, B, chain[3]);
     assert_eq!(index.holders(SCOPE, chain[3]), [], "the page has no holder");
     assert_eq!(prefixes(index, &chain)[1].1, 3);
@@ -80,7 +80,7 @@ fn hole_ends_a_prefix_and_keeps_the_rest(index: &dyn Residency) {
     assert_eq!(prefixes(index, &chain), [(A, 8, [7, 1, 0, 0]), (B, 3, [3, 0, 0, 0])], "closed");
     index.remove_blocks(SCOPE, A, Tier::Host.into(), &chain);
     assert_eq!(prefixes(index, &chain)[0].1, 3, "one tier of each");
-    assert_eq!(prefixes(index, &chain[4..])[0].1, 4, "and not the others");
+    assert_eq!(prefixes(index, &chain[4..])[0].1, 4, "other tiers keep their pages");
 }
 
 fn repeated_and_useless_events_are_harmless(index: &dyn Residency) {
@@ -160,12 +160,12 @@ fn cleared_pages_may_return(index: &dyn Residency) {
         index.clear_worker(B);
         assert_eq!(index.prefixes(other, &&chain[..]), []);
         done(index.maintain());
-        assert_eq!(prefixes(index, &chain), [], "and stays so");
+        assert_eq!(prefixes(index, &chain), [], "the scope stays empty");
     }
 }
 
 fn hashes_that_share_bytes_are_distinguished(index: &dyn Residency) {
-    // Eight bytes are equal: the first, the last, and those that a table may use.
+    // Eight bytes are equal: the first, the last, and bytes that a table may use.
     let alike = |at: usize, number: u64| {
         let mut hash = PageHash([0x5a; 16]);
         hash.0[at..at + 8].copy_from_slice(&number.to_le_bytes());
@@ -175,7 +175,7 @@ fn hashes_that_share_bytes_are_distinguished(index: &dyn Residency) {
         let chain: Vec<PageHash> = (0..3000).map(|number| alike(at, number)).collect();
         put(index, A, Tier::Device, &chain);
         index.remove_blocks(SCOPE, A, Tiers::ALL, &chain[1000..1001]);
-        assert_eq!(prefixes(index, &chain)[0].1, 1000, "each is a page of its own");
+        assert_eq!(prefixes(index, &chain)[0].1, 1000, "each hash is a separate page");
         assert_eq!(prefixes(index, &chain[1001..])[0].1, 1999);
         assert_eq!(index.holders(SCOPE, alike(at, 3000)), []);
         index.clear_scope(SCOPE);

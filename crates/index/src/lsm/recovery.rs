@@ -316,7 +316,7 @@ fn open_damaged(names: &Names, options: &LsmOptions) -> Result<Option<Families>>
         tracing::warn!(%error, dir = %path.display(), "the index could not be repaired");
         return Ok(None);
     }
-    let repaired = Families::open_what_is_left(path, names, options);
+    let repaired = Families::open_remaining(path, names, options);
     match repaired.map_err(|error| classify(path, error)) {
         Ok(db) => Ok(Some(db)),
         Err(OpenFailure::Refused(error)) => Err(error),
