@@ -25,7 +25,7 @@ use std::time::Duration;
 fn single(op: Op) -> Op {
     match op {
         Op::Remove { scope, path, at, .. } => Op::Remove { scope, path, at, count: 1 },
-        Op::RemoveScope { .. } | Op::Reopen | Op::Crash { .. } => Op::Sync,
+        Op::DropScope { .. } | Op::Reopen | Op::Crash { .. } => Op::Sync,
         other => other,
     }
 }

@@ -125,7 +125,7 @@ impl All {
                     (at..at + count).map(|at| key(scope, path, at.into())).collect();
                 self.same(|index| gone(&index.remove(ScopeSlot(scope), &pages)));
             }
-            Op::RemoveScope { scope } => {
+            Op::DropScope { scope } => {
                 self.same(|index| gone(&index.drop_scope(ScopeSlot(scope))));
             }
             Op::Relocate { pick } => {

@@ -32,7 +32,7 @@ enum Op {
     Link { scope: u32, path: u64, at: u64 },
     Truncate { pick: usize, keep: u32 },
     Remove { scope: u32, path: u64, at: u64, count: u64 },
-    RemoveScope(u32),
+    DropScope(u32),
     Relocate(usize),
     Touch(usize, u64),
     Retain(usize, u64),
@@ -50,7 +50,7 @@ fn op() -> impl Strategy<Value = Op> {
         4 => (pick, 0..300u32).prop_map(|(pick, keep)| Op::Truncate { pick, keep }),
         4 => (scope.clone(), path, at, 1..200u64)
             .prop_map(|(scope, path, at, count)| Op::Remove { scope, path, at, count }),
-        1 => scope.prop_map(Op::RemoveScope),
+        1 => scope.prop_map(Op::DropScope),
         2 => pick.prop_map(Op::Relocate),
         2 => (pick, 0..50u64).prop_map(|(pick, recency)| Op::Touch(pick, recency)),
         2 => (pick, 0..5u64).prop_map(|(pick, until)| Op::Retain(pick, until)),
@@ -122,7 +122,7 @@ impl Pair {
                 let slot = ScopeSlot(scope);
                 same(&art.remove(slot, &pages), &memory.remove(slot, &pages));
             }
-            Op::RemoveScope(scope) => {
+            Op::DropScope(scope) => {
                 let slot = ScopeSlot(scope);
                 same(&art.drop_scope(slot), &memory.drop_scope(slot));
             }

@@ -52,7 +52,7 @@ pub enum Op {
         at: u8,
         count: u8,
     },
-    RemoveScope {
+    DropScope {
         scope: u32,
     },
     Relocate {
@@ -83,7 +83,7 @@ pub fn op() -> impl Strategy<Value = Op> {
         4 => (any::<u8>(), 0u8..16).prop_map(|(pick, keep)| Op::Truncate { pick, keep }),
         4 => (scope.clone(), any::<u8>(), 0u8..24, 1u8..6)
             .prop_map(|(scope, path, at, count)| Op::Remove { scope, path, at, count }),
-        1 => scope.prop_map(|scope| Op::RemoveScope { scope }),
+        1 => scope.prop_map(|scope| Op::DropScope { scope }),
         2 => any::<u8>().prop_map(|pick| Op::Relocate { pick }),
         3 => (any::<u8>(), any::<u8>()).prop_map(|(pick, recency)| Op::Touch { pick, recency }),
         3 => (any::<u8>(), 0u8..8).prop_map(|(pick, until)| Op::Retain { pick, until }),
@@ -214,7 +214,7 @@ impl Pair {
                 let slot = ScopeSlot(scope);
                 compare_removed(&self.run.remove(slot, &pages), &self.memory.remove(slot, &pages));
             }
-            Op::RemoveScope { scope } => {
+            Op::DropScope { scope } => {
                 let slot = ScopeSlot(scope);
                 compare_removed(&self.run.drop_scope(slot), &self.memory.drop_scope(slot));
             }

@@ -13,7 +13,7 @@ pub(super) struct Mounts(BTreeMap<PathBuf, Mount>);
 
 #[derive(Clone, Debug, Default)]
 struct Mount {
-    away: bool,
+    unmounted: bool,
     /// While it is unmounted, the file system's names; while it is mounted, those that it hides.
     unseen: Tree,
     /// Paths created under the mount point while the file system was unmounted, removed or not.
@@ -23,9 +23,9 @@ struct Mount {
 impl Mounts {
     /// Records that a process creates `path`.
     pub(super) fn note_created(&mut self, path: &Path) {
-        let mut away = self.0.iter_mut().filter(|(_, mount)| mount.away);
+        let mut unmounted = self.0.iter_mut().filter(|(_, mount)| mount.unmounted);
         if let Some((_, mount)) =
-            away.find(|(dir, _)| path != dir.as_path() && path.starts_with(dir.as_path()))
+            unmounted.find(|(dir, _)| path != dir.as_path() && path.starts_with(dir.as_path()))
         {
             mount.created.push(path.to_owned());
         }
@@ -42,12 +42,12 @@ impl Mounts {
             return Err(io::ErrorKind::NotFound.into());
         }
         let mount = self.0.entry(dir.to_owned()).or_default();
-        if mount.away {
+        if mount.unmounted {
             return Err(io::ErrorKind::InvalidInput.into());
         }
         let names = tree.split_below(dir);
         tree.merge(std::mem::replace(&mut mount.unseen, names));
-        mount.away = true;
+        mount.unmounted = true;
         mount.created.clear();
         Ok(&mut mount.unseen)
     }
@@ -102,21 +102,21 @@ impl SimDisk {
     pub fn mount(&self, dir: &Path) -> io::Result<()> {
         let mut state = self.state.lock();
         let state = &mut *state;
-        let mount = state.mounts.0.get_mut(dir).filter(|mount| mount.away);
+        let mount = state.mounts.0.get_mut(dir).filter(|mount| mount.unmounted);
         let mount = mount.ok_or(io::ErrorKind::InvalidInput)?;
         if !state.tree.is_dir(dir) {
             return Err(io::ErrorKind::NotFound.into());
         }
         let hidden = state.tree.split_below(dir);
         state.tree.merge(std::mem::replace(&mut mount.unseen, hidden));
-        mount.away = false;
+        mount.unmounted = false;
         Ok(())
     }
 
     /// Whether `dir` is unmounted.
     #[must_use]
     pub fn is_unmounted(&self, dir: &Path) -> bool {
-        self.state.lock().mounts.0.get(dir).is_some_and(|mount| mount.away)
+        self.state.lock().mounts.0.get(dir).is_some_and(|mount| mount.unmounted)
     }
 
     /// Paths created below `dir` between its last unmount and the next mount, including removed
