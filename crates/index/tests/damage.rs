@@ -158,7 +158,7 @@ proptest! {
         damages.iter().for_each(|damage| inflict(&disk, damage));
         let index = open(&disk);
         assert_intact(&index, &ever);
-        // The recovered state stays: nothing that was passed over returns.
+        // The recovered state stays: records that recovery skipped do not return.
         let recovered = contents(&*index);
         index.sync().unwrap();
         let again = open(&disk.crash(1));

@@ -22,13 +22,14 @@ struct All {
     disk: SimDisk,
     memory: MemoryIndex,
     run: std::sync::Arc<RunIndex>,
-    /// Backends with I/O of their own, which cannot be open twice.
+    /// Backends that do not use the medium, and cannot be open twice.
     others: Vec<Box<dyn PrefixIndex>>,
     generation: u64,
     opened: u32,
 }
 
-/// Opens them. `opened` counts earlier opens: `lsm` alternates between its probe methods.
+/// Opens the backends that do not use the medium. `opened` counts earlier opens: `lsm` alternates
+/// between its probe methods.
 fn open_others(dir: &Path, opened: u32) -> Vec<Box<dyn PrefixIndex>> {
     let options = ArtOptions { cache_bytes: 8 << 20, ..ArtOptions::default() };
     let art = ArtIndex::open(&dir.join("art"), options).unwrap();

@@ -276,8 +276,8 @@ fn concurrent_syncs_share_one() {
     assert_eq!(index.stats().pending_bytes, 0);
 }
 
-/// Readers, writers and checkpoints run concurrently. What readers see must be consistent, and so
-/// must be what is recovered from the disk at the end.
+/// Readers, writers and checkpoints run concurrently. The results of readers and the state
+/// recovered from the disk at the end must be consistent.
 #[test]
 fn many_threads_run_concurrently() {
     let disk = Arc::new(SimDisk::new(1 << 30));

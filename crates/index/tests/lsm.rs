@@ -35,7 +35,7 @@ fn fill(index: &dyn PrefixIndex, families: std::ops::Range<u64>) {
     }
 }
 
-/// Not a test by itself: the process that [`synced_changes_survive_a_kill`] kills.
+/// The process that [`synced_changes_survive_a_kill`] kills; passes without work when run alone.
 #[test]
 fn child_that_is_killed() {
     let Some(dir) = std::env::var_os("RITORNELLO_TEST_KILLED_DIR") else { return };
@@ -111,7 +111,7 @@ fn copy_files(from: &Path, to: &Path) {
 /// before the manifest names them.
 fn check_dropped_pages(root: &Path, on_disk: &Path, cached: &Path) {
     let database = cached.join("lsm");
-    // Keep it open, so that no new file gets the number of an old one.
+    // Keep the old files open, so that no new file gets the inode number of an old file.
     let files = fs::read_dir(&database).unwrap().map(|entry| File::open(entry.unwrap().path()));
     let held: Vec<File> = files.map(Result::unwrap).collect();
     let old: Vec<u64> = held.iter().map(|file| file.metadata().unwrap().ino()).collect();
@@ -252,7 +252,8 @@ fn damaged_database_is_repaired_or_dropped() {
                 }
             };
             let mut index = open(dir.path());
-            // Damage may be found only now. It is marked then, and the next open repairs it.
+            // Reads may be the first to find damage. The damage is then marked, and the next open
+            // repairs it.
             let mut found = std::collections::BTreeMap::new();
             index.for_each(&mut |_, view| drop(found.insert(view.place.generation, view)));
             for family in 0..310 {
@@ -279,8 +280,8 @@ fn damaged_database_is_repaired_or_dropped() {
     assert!(repaired > 5, "{repaired}");
 }
 
-/// RocksDB takes a manifest that lost its end for that of an older database, without some families
-/// or tables, and deletes the tables that it does not name.
+/// RocksDB reads a manifest that lost its end as the manifest of an older database, without some
+/// families or tables, and deletes the tables that it does not name.
 #[test]
 fn truncated_manifest_is_damage() {
     let dir = tempfile::tempdir().unwrap();
@@ -325,12 +326,12 @@ fn truncated_manifest_is_damage() {
                 // The contents existed at some time.
                 assert!(found.iter().all(|(generation, run)| before[generation] == *run));
             }
-            // Runs attached behind a page are removed with it, and can be inserted again.
+            // The descendants of a page are removed with it, and can be inserted again.
             let keys = pages(7, 15);
-            let there = index.probe(SCOPE, &keys);
+            let found = index.probe(SCOPE, &keys);
             index.remove(SCOPE, &&keys[4..5]);
-            let stay = index.exists(SCOPE, &keys).into_iter().filter(|there| *there).count();
-            assert_eq!(stay, there.min(4), "cut at {cut} of {length}");
+            let stay = index.exists(SCOPE, &keys).into_iter().filter(|present| *present).count();
+            assert_eq!(stay, found.min(4), "cut at {cut} of {length}");
             index.remove(SCOPE, &keys);
             insert(&index, 1 << 40, None, &keys).unwrap();
             assert_eq!(index.probe(SCOPE, &keys), 15);
@@ -522,7 +523,7 @@ fn tree_shape_changes_stepwise_while_open() {
         last = applied;
     }
     assert_eq!(steps, 6);
-    // Seven runs are allowed per level now, so some of the next ones remain.
+    // The setting now allows seven runs per level, so some of the next runs remain.
     let mut most = 0;
     for _ in 0..8 {
         flush(&index, &mut next, 1);

@@ -170,7 +170,7 @@ proptest! {
             check(&index, &model, event);
         }
         index.maintain().unwrap();
-        prop_assert_eq!(index.stats().pages, model.stats().pages, "nothing is left behind");
+        prop_assert_eq!(index.stats().pages, model.stats().pages, "no page is left");
     }
 
     /// The medium fails at some operation, as in a power loss: a past state is recovered, not older
@@ -318,7 +318,7 @@ fn record_out_of_sequence_ends_a_file() {
 /// After holes were removed, a later branch must not make a run look like a chain that it does not
 /// hold.
 #[test]
-fn branch_behind_removed_holes_does_not_match() {
+fn branch_after_removed_holes_does_not_match() {
     let index = open(&SimDisk::new(1 << 30));
     let (chain, branch) = (conformance::pages(1, 24), conformance::pages(2, 1));
     let put = |parent, pages: &[PageHash]| {
@@ -328,9 +328,9 @@ fn branch_behind_removed_holes_does_not_match() {
     index.remove_blocks(ScopeSlot(0), Worker(1), Tiers::ALL, &chain[1..12]);
     put(Some(chain[19]), &chain[20..]);
     put(Some(chain[12]), &branch);
-    // The distance from the first page to the branch equals the present distance in the run.
-    let asked = [&chain[..13], &branch].concat();
-    assert_eq!(index.prefixes(ScopeSlot(0), &asked)[0].pages, 1);
+    // The distance from the first page to the branch equals the current distance in the run.
+    let requested = [&chain[..13], &branch].concat();
+    assert_eq!(index.prefixes(ScopeSlot(0), &requested)[0].pages, 1);
 }
 
 #[test]
@@ -467,7 +467,8 @@ mod lsm {
         assert!(index.was_damaged());
         assert_eq!(index.prefixes(ScopeSlot(1), &pages), []);
         drop(index);
-        // Give the second record the type of a recycled log, which RocksDB would read for ever.
+        // Give the second record the type of a recycled log, which RocksDB would read in an endless
+        // loop.
         let database = dir.path().join("lsm");
         let list = std::fs::read_to_string(database.join("CURRENT")).unwrap();
         let list = database.join(list.trim_end());

@@ -27,9 +27,9 @@ impl Faulty {
         Self { inner, schedule, descriptors: false }
     }
 
-    /// Exposes the descriptors of `inner`'s files: transfers through them never fail, all other
-    /// calls may. For faults under a process that otherwise uses the host's I/O, `io_uring`
-    /// included.
+    /// Exposes the descriptors of `inner`'s files: transfers through descriptors never fail, all
+    /// other calls may fail. For faults under a process that otherwise uses the host's I/O,
+    /// `io_uring` included.
     #[must_use]
     pub fn with_descriptors(mut self) -> Self {
         self.descriptors = true;
@@ -124,14 +124,14 @@ impl FaultyFile {
     }
 }
 
-/// Memory that holds `length` bytes from the returned offset on, aligned for direct I/O.
+/// Memory that holds `length` bytes at the returned offset, aligned for direct I/O.
 fn aligned(length: usize) -> (Vec<u8>, usize) {
     let memory = vec![0; length + BLOCK];
     let start = memory.as_ptr().align_offset(BLOCK).min(BLOCK);
     (memory, start)
 }
 
-/// The first half of `length`, in whole blocks if `length` is.
+/// The first half of `length`, in whole blocks if `length` is a multiple of a block.
 fn half(length: usize) -> usize {
     let unit = if length.is_multiple_of(BLOCK) { BLOCK } else { SECTOR };
     length / 2 / unit * unit

@@ -11,9 +11,9 @@ pub struct FileOwner {
     pub uid: u32,
     /// Whether this process runs as the owning user.
     pub is_this_user: bool,
-    /// Whether users other than the owner have any access.
+    /// Whether other users have any access.
     pub is_open: bool,
-    /// Whether this process may write there only as a member of the directory's group.
+    /// Whether this process may write in the directory only as a member of its group.
     pub by_group: bool,
 }
 

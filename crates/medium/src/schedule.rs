@@ -55,7 +55,7 @@ pub enum MediumFault {
     /// Does nothing and returns `EMFILE`: the process has no file descriptors left.
     NoProcessFiles,
     /// A write stores its first half (in whole sectors) and returns `EIO`; a read returns its first
-    /// half as if the file ended there. Other operations: as [`MediumFault::Io`].
+    /// half as if the file ended after it. Other operations: as [`MediumFault::Io`].
     Short,
     /// Silent damage: a write stores every other 512-byte sector and reports success; a read
     /// returns every other sector with its bits flipped. Other operations: as [`MediumFault::Io`].
@@ -87,7 +87,7 @@ pub struct Rule {
     pub path: String,
     /// Fails at this match, counted from 1 since the rule was added.
     pub nth: u64,
-    /// Also fails at every later match.
+    /// Whether every later match fails too.
     pub onward: bool,
     /// The injected fault.
     pub fault: MediumFault,
@@ -120,7 +120,7 @@ impl Rule {
         self
     }
 
-    /// Extends the rule to every match from the `nth` on.
+    /// Extends the rule to all matches after the `nth`.
     #[must_use]
     pub fn onward(mut self) -> Self {
         self.onward = true;
@@ -166,7 +166,7 @@ impl Schedule {
         Self::default()
     }
 
-    /// Adds a rule, which counts matches from now on. If several rules fire at once, the oldest
+    /// Adds a rule, which counts matches after this call. If several rules match, the oldest rule
     /// applies.
     pub fn add(&self, rule: Rule) {
         debug_assert!(rule.nth > 0, "matches are counted from 1");
@@ -190,13 +190,13 @@ impl Schedule {
         self.0.lock().rules.clear();
     }
 
-    /// Number of operations of one kind so far, including failed ones.
+    /// Number of operations of one kind so far, including failed operations.
     #[must_use]
     pub fn count(&self, op: Op) -> u64 {
         self.0.lock().counts[op as usize]
     }
 
-    /// Number of operations so far, including failed ones.
+    /// Number of operations so far, including failed operations.
     #[must_use]
     pub fn total(&self) -> u64 {
         self.0.lock().counts.iter().sum()
@@ -208,7 +208,7 @@ impl Schedule {
         self.0.lock().injected
     }
 
-    /// Counts an operation and returns the fault to inject, after the delay of a slow one.
+    /// Counts an operation and returns the fault to inject, after the delay of a slow operation.
     pub(crate) fn next(&self, op: Op, path: &Path) -> Option<MediumFault> {
         let due: Vec<_> = {
             let mut script = self.0.lock();

@@ -200,7 +200,7 @@ fn insert_failing_midway_changes_nothing() {
         *index.tree.fail_after.lock() = Some(after);
         let error = insert(&index, 2, trunk.last().copied(), &more, 2).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Retry, "{error}");
-        assert!(error.to_string().contains("remove pages"), "it says what to do: {error}");
+        assert!(error.to_string().contains("remove pages"), "the error has advice: {error}");
         assert_eq!(contents(&index), before);
         assert!(index.tree.scan(b"p").count() == 1, "no key is left");
         assert_eq!(index.tree.scan(b"h").count(), 50);
@@ -259,7 +259,7 @@ fn crash_remains_of_a_long_run_are_removed() {
     drop(index);
     let index = open(dir.path());
     assert_eq!(index.recovered().leftover_keys, 8);
-    assert_eq!(index.recovered().dropped_runs, 1, "and what hung behind it: {behind:?}");
+    assert_eq!(index.recovered().dropped_runs, 1, "including descendants: {behind:?}");
     assert_eq!(contents(&index).len(), 1);
     assert_eq!(index.tree.scan(b"h").count(), 5);
     assert!(!index.tree.any(super::key::CHILDREN).unwrap());
@@ -293,7 +293,7 @@ fn durable_index_needs_no_sync() {
     let options = ArtOptions { durable: true, ..ArtOptions::default() };
     let index = ArtIndex::open(dir.path(), options).unwrap();
     insert(&index, 2, None, &pages(1, 50), 1).unwrap();
-    // A crash: the files as they are now, while the index is open.
+    // Copy the files while the index is open, as after a crash.
     for entry in std::fs::read_dir(dir.path()).unwrap() {
         let entry = entry.unwrap();
         std::fs::copy(entry.path(), copy.path().join(entry.file_name())).unwrap();
@@ -354,10 +354,10 @@ fn damage_causes_misses_or_drops_only() {
         }
         let index = open(dir.path());
         assert_intact(&index, &before);
-        // Nothing is reported if only the end of unsynced changes is missing.
+        // No damage is reported if only the end of unsynced changes is missing.
         let runs = index.stats().runs;
         if index.recovered() == ArtRecovered::default() {
-            assert!(runs > 150, "only {runs} runs, and nothing was said");
+            assert!(runs > 150, "only {runs} runs, without a report");
             assert_eq!(contents(&index).last_key_value().map(|(last, _)| *last), Some(runs));
         } else {
             lost += 1;

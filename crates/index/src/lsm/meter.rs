@@ -143,11 +143,11 @@ impl Meter {
         let (perf, result) = timed(lookup);
         let nanos = perf.metric(PerfMetric::GetFromOutputFilesTime) as f64;
         let yes = perf.metric(PerfMetric::BloomSstHitCount) as f64;
-        let asked = perf.metric(PerfMetric::BloomSstMissCount) as f64 + yes;
-        if asked > 0.0 && yes == 0.0 {
-            self.filter.lock().add(asked, nanos);
+        let checked = perf.metric(PerfMetric::BloomSstMissCount) as f64 + yes;
+        if checked > 0.0 && yes == 0.0 {
+            self.filter.lock().add(checked, nanos);
         } else if yes == 1.0 && found(&result) {
-            let filters = asked * self.filter.lock().get().unwrap_or(GUESS.filter);
+            let filters = checked * self.filter.lock().get().unwrap_or(GUESS.filter);
             self.block.add(nanos - filters);
         }
         result

@@ -20,7 +20,7 @@ pub fn insert(
     index.insert(&run)
 }
 
-/// Runs this many writers and readers for two seconds, then sets `stop`. What readers see, by
+/// Runs `threads` writers and readers for two seconds, then sets `stop`. The results of readers, by
 /// `walk` with a random number, must be consistent.
 pub fn crowd(
     index: &dyn PrefixIndex,
@@ -37,8 +37,8 @@ pub fn crowd(
                     if stop.load(Ordering::Relaxed) {
                         break;
                     }
-                    // A trunk of several runs with branches, which is later removed from some run
-                    // on.
+                    // Insert a trunk of several runs with branches; its last runs are removed
+                    // later.
                     let family = (writer << 20) | (round % 40);
                     let keys = pages(family, length as u64);
                     let mut at = index.probe(SCOPE, &keys);

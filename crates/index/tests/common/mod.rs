@@ -23,7 +23,7 @@ pub fn cases(count: u32) -> ProptestConfig {
     }
 }
 
-/// Scopes 0 and 1 are chained, 2 and 3 are not.
+/// Number of scopes; scopes 0 and 1 are chained.
 pub const SCOPES: u32 = 4;
 
 #[derive(Clone, Debug)]
@@ -264,7 +264,7 @@ impl Pair {
             "a crash leaves a moment since the last sync: {now:#?}\n{:#?}",
             self.history
         );
-        // The oracle continues from there, without the lost runs.
+        // The oracle continues with the recovered state, without the lost runs.
         self.memory = MemoryIndex::new();
         let runs = contents(&*self.run);
         let mut left: Vec<&u64> = runs.keys().collect();

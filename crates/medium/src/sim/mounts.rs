@@ -1,4 +1,4 @@
-//! Directories of a simulated disk that are file systems of their own, and can be unmounted.
+//! Directories of a simulated disk that are separate file systems, and can be unmounted.
 
 use super::SimDisk;
 use crate::change::Chance;
@@ -7,14 +7,15 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// The unmounted file systems, and what mounted ones hide.
+/// The unmounted file systems, and the names that mounted file systems hide.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Mounts(BTreeMap<PathBuf, Mount>);
 
 #[derive(Clone, Debug, Default)]
 struct Mount {
     unmounted: bool,
-    /// While it is unmounted, the file system's names; while it is mounted, those that it hides.
+    /// The names of the file system while it is unmounted; the names that it hides while it is
+    /// mounted.
     unseen: Tree,
     /// Paths created under the mount point while the file system was unmounted, removed or not.
     created: Vec<PathBuf>,
@@ -77,28 +78,30 @@ impl SimDisk {
             if let Some(file) = state.files.get_mut(&inode) {
                 file.drain();
                 file.sync();
-                // The page cache is dropped, including data that a failed sync left only there.
+                // The page cache is dropped, including data that is only in the page cache after a
+                // failed sync.
                 file.now = file.durable.clone();
             }
         }
         Ok(())
     }
 
-    /// Unmounts the file system as `umount --lazy` does while files are open: nothing becomes
-    /// durable, and no path leads to it any more.
+    /// Unmounts the file system as `umount --lazy` does while files are open: no change becomes
+    /// durable, and no path leads to it.
     ///
     /// # Errors
-    /// As of [`SimDisk::unmount`].
+    /// Errors of [`SimDisk::unmount`].
     pub fn detach(&self, dir: &Path) -> io::Result<()> {
         let mut state = self.state.lock();
         let state = &mut *state;
         state.mounts.unmount(&mut state.tree, dir).map(drop)
     }
 
-    /// Mounts the file system again, and hides what was created under the mount point.
+    /// Mounts the file system again, and hides names that were created under the mount point.
     ///
     /// # Errors
-    /// `InvalidInput` if it is not unmounted; `NotFound` if the mount point is gone.
+    /// `InvalidInput` if the file system is not unmounted; `NotFound` if the mount point does not
+    /// exist.
     pub fn mount(&self, dir: &Path) -> io::Result<()> {
         let mut state = self.state.lock();
         let state = &mut *state;
@@ -120,7 +123,7 @@ impl SimDisk {
     }
 
     /// Paths created below `dir` between its last unmount and the next mount, including removed
-    /// ones.
+    /// paths.
     #[must_use]
     pub fn created_under(&self, dir: &Path) -> Vec<PathBuf> {
         self.state.lock().mounts.0.get(dir).map_or_else(Vec::new, |mount| mount.created.clone())
