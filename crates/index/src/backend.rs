@@ -140,9 +140,9 @@ impl FromStr for Backend {
 
 fn not_compiled(name: &str) -> Error {
     let known = Backend::ALL.iter().any(|backend| backend.name() == name);
-    let there: Vec<&str> = Backend::compiled().map(Backend::name).collect();
+    let compiled: Vec<&str> = Backend::compiled().map(Backend::name).collect();
     let why = if known { "is not compiled in: build with its cargo feature" } else { "is unknown" };
-    Error::invalid(format!("the index `{name}` {why}; there are {}", there.join(", ")))
+    Error::invalid(format!("the index `{name}` {why}; there are {}", compiled.join(", ")))
 }
 
 #[cfg(test)]
@@ -154,7 +154,7 @@ mod tests {
         for backend in Backend::compiled() {
             assert_eq!(backend.name().parse::<Backend>().unwrap(), backend);
         }
-        let said = "cuckoo".parse::<Backend>().unwrap_err().to_string();
-        assert!(said.contains("cuckoo") && said.contains("run, memory"), "{said}");
+        let error = "cuckoo".parse::<Backend>().unwrap_err().to_string();
+        assert!(error.contains("cuckoo") && error.contains("run, memory"), "{error}");
     }
 }

@@ -217,8 +217,8 @@ impl PrefixIndex for MemoryIndex {
 
     fn probe(&self, scope: ScopeSlot, pages: &dyn PageHashes) -> usize {
         let state = self.0.lock();
-        let there = |at: &usize| state.pages.contains_key(&(scope, pages.at(*at)));
-        (0..pages.len()).take_while(there).count()
+        let present = |at: &usize| state.pages.contains_key(&(scope, pages.at(*at)));
+        (0..pages.len()).take_while(present).count()
     }
 
     fn walk(&self, scope: ScopeSlot, pages: &dyn PageHashes) -> Vec<MatchedRun> {

@@ -6,7 +6,7 @@
 pub struct Setting {
     /// Size ratio of neighbouring levels, 2 to 12.
     pub ratio: u32,
-    /// The most sorted runs of a level, 1 to `ratio - 1`.
+    /// Maximum sorted runs of a level, 1 to `ratio - 1`.
     pub runs: u32,
 }
 
@@ -92,7 +92,7 @@ pub struct TuningDecision {
     pub cost_to: f64,
 }
 
-/// The present structure of an index, and the decisions that led to it.
+/// The current structure of an index, and the decisions that led to it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tuning {
     /// Whether the structure follows the operations.

@@ -67,8 +67,8 @@ proptest! {
 
 #[test]
 fn late_linked_parents_are_copied_first() {
-    // A chain whose runs are visited last to first, with a branch; and a ring, which intact chains
-    // do not have.
+    // A chain whose runs are visited last to first, with a branch; and a ring, which is not an
+    // intact chain.
     let from = MemoryIndex::new();
     for run in (0..200).rev() {
         insert(&from, run + 1, true, None, run * 3..run * 3 + 3);

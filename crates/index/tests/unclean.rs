@@ -37,8 +37,8 @@ fn put(index: &RunIndex, families: std::ops::Range<u64>) {
     }
 }
 
-/// Nine durable runs: both checkpoints hold some runs, the journal holds the others. The journal
-/// does not have the first run, so one checkpoint must survive.
+/// Nine durable runs: some are in both checkpoints, and the last are only in the journal. The
+/// journal does not have the first run, so one checkpoint must survive.
 fn flushed(medium: impl Medium + 'static) -> RunIndex {
     let index = open(medium, true);
     for families in [0..3, 3..5, 5..7] {

@@ -70,7 +70,7 @@ impl Chance {
     }
 
     /// Begins the decisions on the next file.
-    pub(crate) fn turn(&mut self) {
+    pub(crate) fn begin_file(&mut self) {
         if self.varies_by_file {
             self.quarters = self.next() % 5;
         }

@@ -79,8 +79,8 @@ impl File {
     }
 
     /// Drops pending writes like a failed writeback. Reads still return their bytes; `seed` decides
-    /// which of these bytes are on the disk, and later syncs do not write the others. Lengths and
-    /// allocations are metadata, which the file system keeps and writes later.
+    /// which of these bytes are on the disk, and later syncs do not write the missing bytes.
+    /// Lengths and allocations are metadata, which the file system keeps and writes later.
     fn drop_dirty(&mut self, seed: u64) {
         let mut chance = Chance::new(seed);
         let Self { durable, pending, .. } = self;
@@ -114,7 +114,7 @@ impl SimDisk {
         let mut files = BTreeMap::new();
         for (&inode, file) in &state.files {
             let mut left = file.durable.clone();
-            chance.turn();
+            chance.begin_file();
             file.pending.iter().for_each(|change| change.survive(&mut left, &mut chance));
             file.in_flight.survive(&mut left, &mut chance);
             let file = File { now: left.clone(), durable: left, ..File::default() };
@@ -145,7 +145,7 @@ impl SimDisk {
         let mut chance = Chance::new(seed);
         for file in self.state.lock().files.values_mut() {
             if !file.in_flight.is_empty() {
-                chance.turn();
+                chance.begin_file();
                 let landed = file.in_flight.land(&mut chance);
                 file.land(landed);
             }

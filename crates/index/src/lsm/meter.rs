@@ -36,7 +36,7 @@ const RUNS_GUESSED: u32 = 8;
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Meter {
-    turn: AtomicU64,
+    lookups: AtomicU64,
     seeks: AtomicU64,
     filter: Mutex<Slope>,
     block: Mean,
@@ -122,7 +122,7 @@ impl Slope {
 impl Meter {
     pub(super) fn new(options: &LsmOptions) -> Self {
         Self {
-            turn: AtomicU64::new(0),
+            lookups: AtomicU64::new(0),
             seeks: AtomicU64::new(0),
             filter: Mutex::new(Slope::default()),
             block: Mean::new(GUESS.block),
@@ -137,7 +137,7 @@ impl Meter {
     /// Runs a lookup of one hash, and times it if it is sampled. `found` returns whether the lookup
     /// found the hash.
     pub(super) fn lookup<T>(&self, lookup: impl FnOnce() -> T, found: impl Fn(&T) -> bool) -> T {
-        if !self.turn.fetch_add(1, Relaxed).is_multiple_of(EVERY) {
+        if !self.lookups.fetch_add(1, Relaxed).is_multiple_of(EVERY) {
             return lookup();
         }
         let (perf, result) = timed(lookup);

@@ -317,10 +317,10 @@ impl PrefixIndex for LsmIndex {
 
     fn sync_after(&self, sync_data: SyncData<'_>) -> Result<()> {
         self.write_touches();
-        let wanted = self.gauges.appended.load(Ordering::Acquire);
-        let _turn = self.syncing.lock();
+        let requested = self.gauges.appended.load(Ordering::Acquire);
+        let _syncing = self.syncing.lock();
         self.db.check()?;
-        if self.gauges.synced.load(Ordering::Acquire) >= wanted {
+        if self.gauges.synced.load(Ordering::Acquire) >= requested {
             return Ok(());
         }
         // The data of batches that share this sync was made durable as well.

@@ -48,9 +48,9 @@ impl Frames {
             self.buffer.copy_within(self.start..self.end, 0);
             self.end -= self.start;
             self.start = 0;
-            let wanted = count.max(CHUNK);
-            if self.buffer.len() < wanted {
-                self.buffer.resize(wanted, 0);
+            let requested = count.max(CHUNK);
+            if self.buffer.len() < requested {
+                self.buffer.resize(requested, 0);
             }
             let read = self.file.read_at(&mut self.buffer[self.end..], self.offset)?;
             if read == 0 {

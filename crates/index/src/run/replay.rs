@@ -119,11 +119,11 @@ impl Restored {
                 continue;
             }
             let scope = self.runs.hot(child).scope;
-            let there = self.runs.number(parent).filter(|&parent| {
+            let present = self.runs.number(parent).filter(|&parent| {
                 let hot = self.runs.hot(parent);
                 parent != child && hot.scope == scope && usize::from(page) < hot.pages().len()
             });
-            match there {
+            match present {
                 Some(parent) => self.runs.attach(child, parent, page),
                 None => orphans.push(child),
             }

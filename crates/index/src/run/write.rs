@@ -93,8 +93,8 @@ impl RunIndex {
     /// `Invalid` if a page exists already, or if the parent does not exist.
     fn check_against_tables(&self, new: &NewRun<'_>) -> Result<(Number, u16)> {
         let tables = self.tables.read();
-        let there = |page: &PageHash| tables.find(new.scope, *page).is_some();
-        if let Some(at) = new.pages.iter().position(there) {
+        let present = |page: &PageHash| tables.find(new.scope, *page).is_some();
+        if let Some(at) = new.pages.iter().position(present) {
             return Err(Error::invalid(
                 "a page is in the index already: insert only missing pages",
             )
