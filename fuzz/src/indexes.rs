@@ -122,7 +122,7 @@ impl All {
             5 => self.on_run(slot, here, |index, run, pages| {
                 gone(&index.truncate(run, u32::from(more) % (pages as u32 + 1)))
             }),
-            6 if more % 8 == 0 => drop(self.same(|index| gone(&index.remove_scope(slot)))),
+            6 if more % 8 == 0 => drop(self.same(|index| gone(&index.drop_scope(slot)))),
             6 => self.same(|index| index.maintain().unwrap()),
             7 => {
                 self.generation += 1;
@@ -137,7 +137,7 @@ impl All {
             }),
         }
         let all: Vec<PageHash> = (0..40).map(|at| key(path, at)).collect();
-        self.same(|index| (index.longest_prefix(slot, &all), index.exists(slot, &all)));
+        self.same(|index| (index.probe(slot, &all), index.exists(slot, &all)));
         self.same(|index| {
             let walk = index.walk(slot, &all);
             walk.iter().map(|step| (step.first, step.pages, step.at)).collect::<Vec<_>>()

@@ -33,8 +33,7 @@ fn probe(
         let keys = shape.keys(pick(at));
         let keys: Vec<&[u8]> = keys.iter().map(|key| key.as_slice()).collect();
         let started = Instant::now();
-        let found =
-            index.longest_prefix(SLOT, &ScopedKeys { scope: &scope, keys: black_box(&keys) });
+        let found = index.probe(SLOT, &ScopedKeys { scope: &scope, keys: black_box(&keys) });
         samples.push(started.elapsed().as_nanos() as u64);
         assert_eq!(found, keys.len());
     }
@@ -98,7 +97,7 @@ fn main() -> Result<()> {
                 scope.spawn(move || {
                     for at in 0..200_000 {
                         let keys = &batches[(at * 7 + thread * 13) % batches.len()];
-                        black_box(index.longest_prefix(SLOT, keys));
+                        black_box(index.probe(SLOT, keys));
                     }
                 });
             }
@@ -127,7 +126,7 @@ fn main() -> Result<()> {
     let index = reopen(index, "checkpoint")?;
     let _ = before;
     let started = Instant::now();
-    let removed = index.remove_scope(SLOT);
+    let removed = index.drop_scope(SLOT);
     println!(
         "remove all {:.2} M pages/s ({} runs)",
         pages as f64 / started.elapsed().as_secs_f64() / 1e6,

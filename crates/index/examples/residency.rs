@@ -3,7 +3,7 @@
 //! `cargo run --release -p ritornello-index --features lsm --example residency -- [PAGES] [RUN_PAGES] [BACKEND]`
 //!
 //! Eight workers hold chains of 256 pages, put as events of `RUN_PAGES` pages. Each worker holds
-//! the leading pages of each chain, up to a length of its own.
+//! the leading pages of each chain, up to a length that differs between workers.
 
 use ritornello_format::{PageHash, Result, ScopeSlot};
 #[cfg(feature = "lsm")]
@@ -86,7 +86,7 @@ fn measure(
         puts as f64 / seconds / 1e3
     );
     println!(
-        "  bytes a page: {:.1} resident, {:.1} counted, {:.1} on disk; {} sets",
+        "  bytes per page: {:.1} resident, {:.1} counted, {:.1} on disk; {} sets",
         taken as f64 / pages as f64,
         stats.memory_bytes as f64 / pages as f64,
         stats.disk_bytes as f64 / pages as f64,
@@ -96,12 +96,12 @@ fn measure(
     for at in 0..20_000 {
         let chain = chain(mix(at) % chains);
         let started = Instant::now();
-        let found = index.locate(SCOPE, &chain);
+        let found = index.prefixes(SCOPE, &chain);
         samples.push(started.elapsed().as_secs_f64() * 1e6);
         assert_eq!(found.first().map(|prefix| prefix.pages), Some(256));
     }
     let (p50, p99) = (percentile(&mut samples, 0.5), percentile(&mut samples, 0.99));
-    println!("  locate of 256 pages: p50 {p50:.2} us, p99 {p99:.2} us");
+    println!("  prefixes of 256 pages: p50 {p50:.2} us, p99 {p99:.2} us");
     let started = Instant::now();
     let mut removed = 0;
     for number in 0..chains / 4 {

@@ -25,21 +25,21 @@ pub enum Backend {
     Lsm,
 }
 
-/// Options of [`Backend::open`]. A backend ignores those that do not apply to it.
+/// Options of [`Backend::open`]. A backend ignores options that do not apply to it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OpenOptions {
-    /// The most bytes of files: see [`RunOptions::metadata_bytes_max`].
+    /// Maximum bytes of files: see [`RunOptions::metadata_bytes_max`].
     pub metadata_bytes_max: u64,
     /// Bytes of memory that cache the files.
     pub cache_bytes: u64,
-    /// Every change is durable when the call returns, if the backend supports that by itself. Other
-    /// backends rely on syncs.
+    /// Every change is durable when the call returns, if the backend supports it. Other backends
+    /// rely on syncs.
     pub durable: bool,
     /// Check everything on disk at open, if the backend leaves a choice.
     pub verify: bool,
     /// Whether the previous owner closed the index without a failed sync: see
-    /// [`RunOptions::clean`]. `lsm` ignores it: every open rewrites what may exist in the page
-    /// cache only. `art` ignores it as well: it cannot repair such a loss.
+    /// [`RunOptions::clean`]. `lsm` ignores it: every open rewrites data that may exist in the page
+    /// cache only. `art` ignores it as well, because it cannot repair the loss of this data.
     pub clean: bool,
 }
 
@@ -85,10 +85,10 @@ impl Backend {
         !matches!(self, Self::Memory)
     }
 
-    /// Opens the index in its own directory `dir`, or creates one.
+    /// Opens the index in its own directory `dir`, or creates an index.
     ///
     /// # Errors
-    /// `Invalid` if the backend is not compiled in; those of the backend.
+    /// `Invalid` if the backend is not compiled in; the errors of the backend's own `open`.
     pub fn open(
         self,
         medium: Arc<dyn Medium>,
@@ -140,9 +140,9 @@ impl FromStr for Backend {
 
 fn not_compiled(name: &str) -> Error {
     let known = Backend::ALL.iter().any(|backend| backend.name() == name);
-    let there: Vec<&str> = Backend::compiled().map(Backend::name).collect();
+    let compiled: Vec<&str> = Backend::compiled().map(Backend::name).collect();
     let why = if known { "is not compiled in: build with its cargo feature" } else { "is unknown" };
-    Error::invalid(format!("the index `{name}` {why}; there are {}", there.join(", ")))
+    Error::invalid(format!("the index `{name}` {why}; there are {}", compiled.join(", ")))
 }
 
 #[cfg(test)]
@@ -154,7 +154,7 @@ mod tests {
         for backend in Backend::compiled() {
             assert_eq!(backend.name().parse::<Backend>().unwrap(), backend);
         }
-        let said = "cuckoo".parse::<Backend>().unwrap_err().to_string();
-        assert!(said.contains("cuckoo") && said.contains("run, memory"), "{said}");
+        let error = "cuckoo".parse::<Backend>().unwrap_err().to_string();
+        assert!(error.contains("cuckoo") && error.contains("run, memory"), "{error}");
     }
 }

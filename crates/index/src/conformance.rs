@@ -1,6 +1,6 @@
-//! A suite of the guarantees of every [`PrefixIndex`]: `conformance::run_all(&
-//! Box::new(MyIndex::new()))` panics, naming the scenario, where one is broken. Behind the feature
-//! `conformance`. [`run_durable`] checks indexes that survive power loss.
+//! A suite of the guarantees of every [`PrefixIndex`]: `run_all(&|| Box::new(MyIndex::new()))`
+//! panics at the first guarantee that is broken. Needs the feature `conformance`. [`run_durable`]
+//! checks indexes that survive power loss.
 //!
 //! [`contents`] makes any two indexes comparable: it is independent of the names of runs.
 
@@ -21,21 +21,21 @@ pub type Make<'a> = &'a dyn Fn() -> Box<dyn PrefixIndex>;
 /// A run, identified by the generation of its place.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Content {
-    /// Its scope.
+    /// Scope of the run.
     pub scope: ScopeSlot,
-    /// Whether its scope is chained.
+    /// Whether the scope is chained.
     pub chained: bool,
     /// Generation and page of the parent.
     pub parent: Option<(u64, u32)>,
-    /// Its pages.
+    /// Pages of the run.
     pub pages: Vec<PageHash>,
-    /// Its location.
+    /// Location of the run.
     pub place: Place,
-    /// The units it holds.
+    /// Units that the run occupies.
     pub units: BTreeSet<(SegmentId, u32)>,
-    /// When it was last used.
+    /// Last use of the run.
     pub recency: u64,
-    /// When its retention ends.
+    /// End of the run's retention.
     pub retain_until: u64,
 }
 
@@ -56,8 +56,8 @@ pub fn contents(index: &dyn PrefixIndex) -> BTreeMap<u64, Content> {
         children.extend(view.parent.map(|(parent, _)| parent));
         for (at, page) in view.pages.iter().enumerate() {
             if *page != PageHash::NONE {
-                let there = index.locate(view.scope, *page);
-                assert_eq!(there, Some((*run, at as u32)), "every page is located in its run");
+                let located = index.locate(view.scope, *page);
+                assert_eq!(located, Some((*run, at as u32)), "every page is located in its run");
             }
         }
         let parent = view.parent.map(|(parent, page)| (names[&parent], page));
@@ -103,7 +103,8 @@ pub fn sum(removed: &[Removed]) -> (BTreeSet<(SegmentId, u32)>, u32, BTreeSet<Ru
     (units(&extents), removed.iter().map(|r| r.pages).sum(), whole)
 }
 
-/// A place for `pages` pages of two units and a header of one, in a segment of its own.
+/// A place for `pages` pages of two units each and a header of one unit, in a separate segment per
+/// generation.
 #[must_use]
 pub fn place(generation: u64, pages: u32) -> Place {
     let segment = SegmentId(generation as u32);
@@ -141,17 +142,17 @@ pub fn run_all(make: Make<'_>) {
     scenarios::prefix_spans_runs_and_branches(make);
     scenarios::scopes_are_isolated(make);
     scenarios::run_links_when_parent_is_known(make);
-    scenarios::truncation_removes_runs_attached_behind(make);
+    scenarios::truncation_removes_descendants(make);
     scenarios::deep_and_wide_chains_are_removed(make);
     scenarios::ring_of_runs_is_removable(make);
     scenarios::holes_free_their_own_space_once(make);
-    scenarios::scope_is_removed_whole(make);
+    scenarios::dropping_a_scope_removes_all_its_runs(make);
     scenarios::run_moves_and_keeps_its_name(make);
     scenarios::hashes_that_share_bits_are_distinguished(make);
     scenarios::recency_only_grows(make);
     scenarios::last_retention_counts(make);
     scenarios::names_are_not_reused(make);
-    scenarios::long_runs_work_like_short_ones(make);
+    scenarios::long_runs_behave_like_short_runs(make);
     scenarios::sequences_of_any_length_are_found(make);
     scenarios::sync_makes_data_durable_first(make);
 }
@@ -159,6 +160,6 @@ pub fn run_all(make: Make<'_>) {
 /// Runs the suite for indexes that survive power loss.
 pub fn run_durable(make: &dyn Fn() -> PersistentIndex) {
     durable::changes_during_data_sync_wait_for_next_sync(&make());
-    durable::failed_data_sync_holds_records_back(&make());
+    durable::failed_data_sync_withholds_records(&make());
     durable::sync_may_nest_in_data_sync(&make());
 }

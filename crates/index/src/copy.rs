@@ -1,4 +1,4 @@
-//! Copies an index into another one, of any backends. Only the names of runs change.
+//! Copies an index into another index, between any two backends. Only the names of runs change.
 
 use crate::{NewRun, PrefixIndex, RunId, RunView, SyncData};
 use ritornello_format::{ErrorKind, PageHash, Result, ScopeSlot};
@@ -10,21 +10,22 @@ const SYNC_BYTES: usize = 4 << 20;
 /// The result of [`copy`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Copied {
-    /// Runs that are in the copy.
+    /// Number of runs in the copy.
     pub runs: u64,
-    /// Their pages.
+    /// Number of pages in the copy.
     pub pages: u64,
-    /// Runs dropped as inconsistent, and the runs attached behind them.
+    /// Number of runs dropped as inconsistent, including their descendants.
     pub dropped: u64,
 }
 
 /// Inserts every run of `from` into `to`, which is empty, and makes `to` durable. `from` must not
-/// change meanwhile. Scopes, attachments, holes, places, recency, retentions and the clock are
-/// kept. A run is copied after the one it is attached behind, even if they were linked late. Calls
-/// `progress` with the number of runs copied so far.
+/// change during the call. Scopes, attachments, holes, places, recency, retentions and the clock
+/// are kept. A run is copied after its parent, even if the two were linked late. Calls `progress`
+/// with the number of runs copied so far.
 ///
 /// # Errors
-/// The errors of `to`, which then holds a part; those of `sync_data`.
+/// Errors of `sync_data`, and of inserts and syncs of `to`. After an error `to` holds a part of the
+/// copy.
 pub fn copy(
     from: &dyn PrefixIndex,
     to: &dyn PrefixIndex,
@@ -59,7 +60,7 @@ struct Copier<'a> {
     to: &'a dyn PrefixIndex,
     sync_data: SyncData<'a>,
     progress: &'a mut dyn FnMut(u64),
-    /// Runs that wait for the run they are attached behind, by that run.
+    /// Runs that wait for their parent, by parent.
     waiting: HashMap<RunId, Vec<RunId>>,
     /// Links to make at the end: scope, parent, child.
     links: Vec<(ScopeSlot, PageHash, PageHash)>,
@@ -98,8 +99,8 @@ impl Copier<'_> {
         Ok(())
     }
 
-    /// Copies the runs that still wait: behind a run that was dropped, or behind themselves. Intact
-    /// indexes have no such ring, but a ring is copied as it is.
+    /// Copies the runs that still wait: their parent was dropped, or they are attached to each
+    /// other in a ring. Intact indexes have no rings, but a ring is copied unchanged.
     fn copy_waiting(&mut self) -> Result<()> {
         while let Some(&parent) = self.waiting.keys().next() {
             let children = self.waiting.remove(&parent).unwrap_or_default();
@@ -128,8 +129,8 @@ impl Copier<'_> {
         Ok(())
     }
 
-    /// Counts a run as dropped, and the runs that wait for it. Runs that are visited later and
-    /// attached to it wait until the end.
+    /// Counts a run and the runs that wait for it as dropped. Its children that are visited later
+    /// wait until the end.
     fn drop_behind(&mut self, run: RunId) {
         let mut gone = vec![run];
         while let Some(run) = gone.pop() {

@@ -1,7 +1,7 @@
-//! Files that remain of a backend after a store was converted to another one.
+//! Files of a backend that remain after a store was converted to another backend.
 //!
-//! `run` and `lsm` use different names in one directory. The directory's owner decides which of
-//! them counts.
+//! `run` and `lsm` use different names in one directory. The owner of the directory decides which
+//! backend's files count.
 
 use crate::Backend;
 use ritornello_medium::Medium;
@@ -23,7 +23,7 @@ impl Backend {
     /// there were any.
     ///
     /// # Errors
-    /// The errors of the file system; another call removes what is left then.
+    /// File-system errors. A repeated call removes the remaining files.
     pub fn remove(self, medium: &dyn Medium, dir: &Path) -> io::Result<bool> {
         let names = match medium.list(dir) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
@@ -35,7 +35,7 @@ impl Backend {
             let path = dir.join(name);
             let host = medium.host_path(&path);
             match self {
-                // RocksDB opens its files by itself, not through the medium.
+                // RocksDB opens its files directly, not through the medium.
                 Self::Lsm if host.is_dir() => fs::remove_dir_all(&host)?,
                 _ => medium.remove(&path)?,
             }

@@ -2,13 +2,13 @@
 //!
 //! The index of pages: `trait PrefixIndex` and its backends, `run` (default), `memory` (the plain
 //! oracle) and, by cargo features, `lsm` (RocksDB, for catalogues larger than memory) and `art`
-//! (for comparison). [`Backend`] opens each by its name. [`residency`] tells a router on which
-//! workers and tiers pages are present.
+//! (for comparison). [`Backend`] opens each by its name. [`residency`] tells routers the workers
+//! and tiers on which pages are present.
 //!
 //! **Promises.** A probe holds no lock across I/O, or across work that grows with the index. After
 //! [`PrefixIndex::sync`] all earlier changes survive power loss. With [`PrefixIndex::sync_after`],
 //! no run is found after a power loss whose data was not durable. In chained scopes the index is
-//! closed: when a page is removed, so is everything attached behind it.
+//! closed: removing a page removes all its descendants.
 //!
 //! **May not know** the bytes of pages or how they are read, and which pages are worth keeping.
 
@@ -21,6 +21,7 @@ mod backend;
 pub mod conformance;
 mod copy;
 mod leftover;
+mod live_extents;
 #[cfg(all(feature = "lsm", not(loom)))]
 pub mod lsm;
 mod memory;
@@ -29,7 +30,6 @@ mod run;
 mod sync;
 pub mod synthetic;
 pub mod tuning;
-mod view;
 
 #[cfg(all(feature = "art", not(loom)))]
 pub use art::{ArtIndex, ArtOptions, ArtRecovered};
@@ -47,25 +47,25 @@ use ritornello_format::{PageHash, PageHashes, Place, Result, ScopeSlot};
 /// several times, from any thread that syncs, without any lock that a writer or a probe takes.
 pub type SyncData<'a> = &'a dyn Fn() -> Result<()>;
 
-/// The name of a run. Unique while the index is open, and not reused in that time. May change when
-/// the index is opened again; the generation of the run's place does not.
+/// The name of a run. Unique while the index is open, and not reused in that time. The name may
+/// change when the index is opened again; the generation of the run's place stays the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RunId(pub u64);
 
 /// A run to insert: the consecutive pages of one put.
 #[derive(Clone, Copy, Debug)]
 pub struct NewRun<'a> {
-    /// Its scope.
+    /// Scope of the run.
     pub scope: ScopeSlot,
     /// Whether the scope's keys are chained.
     pub chained: bool,
-    /// The page before the first one, if the caller knows it and it is in the index.
+    /// The page before the first page, if the caller knows it and it is in the index.
     pub parent: Option<PageHash>,
-    /// At least one, at most 65,535; none of them is in the index yet in this scope.
+    /// 1 to 65,535 pages that the scope does not have in the index yet.
     pub pages: &'a [PageHash],
-    /// Its location. `place.extents` may be empty (a metadata-only index).
+    /// Location of the run. `place.extents` may be empty (a metadata-only index).
     pub place: &'a Place,
-    /// Its last use, in ticks of the store's recency clock.
+    /// Last use of the run, in ticks of the store's recency clock.
     pub recency: u64,
 }
 
@@ -74,7 +74,7 @@ pub struct NewRun<'a> {
 pub struct Removed {
     /// The run of the pages.
     pub run: RunId,
-    /// Its scope.
+    /// Scope of the run.
     pub scope: ScopeSlot,
     /// Number of pages removed.
     pub pages: u32,
@@ -86,7 +86,7 @@ pub struct Removed {
 
 /// Consecutive pages of one run that match a sequence of keys.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Step {
+pub struct MatchedRun {
     /// The run.
     pub run: RunId,
     /// First page, counted in the run.
@@ -100,17 +100,17 @@ pub struct Step {
 /// The state of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RunView {
-    /// Its scope.
+    /// Scope of the run.
     pub scope: ScopeSlot,
     /// Whether the scope's keys are chained.
     pub chained: bool,
-    /// The run and page that it is attached behind, if known.
+    /// The parent run and page to which the run is attached, if known.
     pub parent: Option<(RunId, u32)>,
-    /// Hashes of its pages; [`PageHash::NONE`] where a page was removed from the middle.
+    /// Hashes of the run's pages; [`PageHash::NONE`] where a page was removed from the middle.
     pub pages: Vec<PageHash>,
-    /// Its location.
+    /// Location of the run.
     pub place: Place,
-    /// Its last use, in ticks of the store's recency clock.
+    /// Last use of the run, in ticks of the store's recency clock.
     pub recency: u64,
     /// When its retention ends, in seconds of the store's clock; zero if it is not retained.
     pub retain_until: u64,
@@ -125,9 +125,9 @@ pub struct IndexStats {
     pub pages: u64,
     /// Bytes of memory held.
     pub memory_bytes: u64,
-    /// The ceiling of resident memory in bytes; zero if there is none.
+    /// Ceiling of resident memory in bytes; zero without a ceiling.
     pub memory_bytes_max: u64,
-    /// Share of the ceiling that is in use, in percent; zero if there is no ceiling.
+    /// Share of the ceiling in use, in percent; zero without a ceiling.
     pub memory_percent: u32,
     /// Bytes of files now on disk.
     pub disk_bytes: u64,
@@ -144,7 +144,7 @@ pub struct IndexStats {
 
 /// An index of pages. All methods take `&self`; readers and one writer run in parallel.
 pub trait PrefixIndex: Send + Sync + std::fmt::Debug {
-    /// Inserts a run. In a chained scope, a run with a `parent` is attached behind it.
+    /// Inserts a run. In a chained scope, a run with a `parent` is attached to that page.
     ///
     /// # Errors
     /// `Invalid` if a page exists already, if the given `parent` does not, or if the run is
@@ -157,44 +157,43 @@ pub trait PrefixIndex: Send + Sync + std::fmt::Debug {
     /// already.
     fn link(&self, scope: ScopeSlot, parent: PageHash, child: PageHash);
 
-    /// Cuts run `run` after `keep` pages. In chained scopes this also removes everything attached
-    /// behind the cut; each run or tail of a run is one `Removed`. If no live page is left in front
-    /// of the cut, the whole run is removed. Returns nothing for unknown runs, and for cuts at or
-    /// behind the end.
+    /// Cuts run `run` after `keep` pages. In chained scopes this also removes all descendants of
+    /// the removed pages; each run or tail of a run is one `Removed`. If no live page is left
+    /// before the cut, the whole run is removed. Returns nothing if the run does not exist, or if
+    /// the cut is at or after its end.
     fn truncate(&self, run: RunId, keep: u32) -> Vec<Removed>;
 
-    /// Removes single pages. In chained scopes this cuts the run at each of them. In other scopes a
-    /// page leaves a hole: its own extents are returned, and those of the header with the last
-    /// page.
+    /// Removes single pages. In chained scopes this cuts the run at each page. In other scopes a
+    /// page leaves a hole: the page's own extents are returned, and with the last page also the
+    /// extents of the header.
     fn remove(&self, scope: ScopeSlot, pages: &dyn PageHashes) -> Vec<Removed>;
 
     /// Removes every run of a scope.
-    fn remove_scope(&self, scope: ScopeSlot) -> Vec<Removed>;
+    fn drop_scope(&self, scope: ScopeSlot) -> Vec<Removed>;
 
-    /// Moves a run to another place. Pages, holes and name stay the same. Returns the extents of
-    /// the old place, with zero pages; `None`, without a change, if the run does not exist or the
-    /// place does not hold its pages.
+    /// Moves a run to a new place. Pages, holes and name stay the same. Returns the extents of the
+    /// old place, with zero pages; `None`, without a change, if the run does not exist or the place
+    /// does not hold its pages.
     fn relocate(&self, run: RunId, place: &Place) -> Option<Removed>;
 
     /// Number of leading pages that are in the index.
-    fn longest_prefix(&self, scope: ScopeSlot, pages: &dyn PageHashes) -> usize;
+    fn probe(&self, scope: ScopeSlot, pages: &dyn PageHashes) -> usize;
 
-    /// Names of the methods that can answer [`PrefixIndex::longest_prefix`]; the first is the one
-    /// in use.
+    /// Names of the methods that can answer [`PrefixIndex::probe`]; the first method is in use.
     fn probe_methods(&self) -> &'static [&'static str] {
         &["walk"]
     }
 
-    /// [`PrefixIndex::longest_prefix`] by one of [`PrefixIndex::probe_methods`], for measurements.
-    fn longest_prefix_by(&self, method: &str, scope: ScopeSlot, pages: &dyn PageHashes) -> usize {
+    /// [`PrefixIndex::probe`] by one of [`PrefixIndex::probe_methods`], for measurements.
+    fn probe_by(&self, method: &str, scope: ScopeSlot, pages: &dyn PageHashes) -> usize {
         let _ = method;
-        self.longest_prefix(scope, pages)
+        self.probe(scope, pages)
     }
 
     /// The leading pages that are in the index, by run.
-    fn walk(&self, scope: ScopeSlot, pages: &dyn PageHashes) -> Vec<Step>;
+    fn walk(&self, scope: ScopeSlot, pages: &dyn PageHashes) -> Vec<MatchedRun>;
 
-    /// Which of the pages are in the index. Each is looked up by itself.
+    /// Whether each of the pages is in the index. Pages are looked up independently of each other.
     fn exists(&self, scope: ScopeSlot, pages: &dyn PageHashes) -> Vec<bool>;
 
     /// The run of one page, and the page's number in it.
@@ -209,15 +208,16 @@ pub trait PrefixIndex: Send + Sync + std::fmt::Debug {
     /// The state of a run.
     fn run(&self, run: RunId) -> Option<RunView>;
 
-    /// Whether runs are attached behind `run`.
+    /// Whether runs are attached to `run`.
     fn has_children(&self, run: RunId) -> bool;
 
     /// Records the use of a run at `recency`. An earlier value than the known one is ignored.
     /// Durable with the next checkpoint or sync.
     fn touch(&self, run: RunId, recency: u64);
 
-    /// Records until when runs are retained, in seconds of the store's clock, whose present value
-    /// is `clock`. Zero ends a retention. Unknown runs are skipped. Durable with the next sync.
+    /// Records the time at which each run's retention ends, in seconds of the store's clock, whose
+    /// current value is `clock`. Zero ends a retention. Unknown runs are skipped. Durable with the
+    /// next sync.
     fn retain(&self, runs: &[(RunId, u64)], clock: u64);
 
     /// The latest `clock` of all calls of [`PrefixIndex::retain`].
@@ -227,36 +227,36 @@ pub trait PrefixIndex: Send + Sync + std::fmt::Debug {
     fn for_each(&self, visit: &mut dyn FnMut(RunId, RunView));
 
     /// Makes all changes before the call durable. No run becomes durable before `sync_data` was
-    /// called with the run in the index: changes that are made meanwhile wait for the next sync.
+    /// called with the run in the index: concurrent changes wait for the next sync.
     ///
     /// # Errors
-    /// `Fatal` if the medium refused: the index is then poisoned, and every later sync fails too.
-    /// The error of `sync_data`, and then nothing that depends on it is written.
+    /// `Fatal` if a write or sync failed: the index is then poisoned, and every later sync fails
+    /// too. Errors of `sync_data`: then no record that depends on it is written.
     fn sync_after(&self, sync_data: SyncData<'_>) -> Result<()>;
 
-    /// Reduces the size of the files, if that is due. Does I/O and takes long, but delays no other
-    /// call: meant for a thread with nothing else to do. Without it, [`PrefixIndex::sync_after`]
-    /// does the same once it cannot be postponed.
+    /// Reduces the size of the files, if necessary. Does I/O and takes long, but delays no other
+    /// call: meant for a background thread. Without this call, [`PrefixIndex::sync_after`] does the
+    /// work once it cannot be postponed.
     ///
     /// # Errors
-    /// The errors of [`PrefixIndex::sync_after`].
+    /// Errors of [`PrefixIndex::sync_after`].
     fn maintain_after(&self, sync_data: SyncData<'_>) -> Result<()> {
         let _ = sync_data;
         Ok(())
     }
 
-    /// [`PrefixIndex::sync_after`] for runs whose data is durable, or that have none.
+    /// [`PrefixIndex::sync_after`] for runs whose data is durable, or that have no data.
     ///
     /// # Errors
-    /// The errors of [`PrefixIndex::sync_after`].
+    /// Errors of [`PrefixIndex::sync_after`].
     fn sync(&self) -> Result<()> {
         self.sync_after(&|| Ok(()))
     }
 
-    /// [`PrefixIndex::maintain_after`] for runs whose data is durable, or that have none.
+    /// [`PrefixIndex::maintain_after`] for runs whose data is durable, or that have no data.
     ///
     /// # Errors
-    /// The errors of [`PrefixIndex::sync_after`].
+    /// Errors of [`PrefixIndex::sync_after`].
     fn maintain(&self) -> Result<()> {
         self.maintain_after(&|| Ok(()))
     }
@@ -267,8 +267,8 @@ pub trait PrefixIndex: Send + Sync + std::fmt::Debug {
         true
     }
 
-    /// Sets the most bytes of files in the worst case. If the index exceeds it already, inserts are
-    /// refused until pages are removed and [`PrefixIndex::maintain_after`] is called.
+    /// Sets the maximum bytes of files in the worst case. If the index exceeds it already, inserts
+    /// are refused until pages are removed and [`PrefixIndex::maintain_after`] is called.
     fn set_budget(&self, bytes: u64) {
         let _ = bytes;
     }
@@ -276,7 +276,7 @@ pub trait PrefixIndex: Send + Sync + std::fmt::Debug {
     /// Sizes and write statistics.
     fn stats(&self) -> IndexStats;
 
-    /// The tuning of an index that adapts its structure; `None` if it does not.
+    /// The tuning of an index that adapts its structure; `None` for other indexes.
     fn tuning(&self) -> Option<Tuning> {
         None
     }

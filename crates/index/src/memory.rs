@@ -1,9 +1,9 @@
 //! The `memory` backend: hash maps under one lock, not durable. It is the oracle that other
 //! backends are tested against, so its code is plain.
 
+use crate::live_extents::join;
 use crate::sync::Mutex;
-use crate::view::join;
-use crate::{IndexStats, NewRun, PrefixIndex, Removed, RunId, RunView, Step, SyncData};
+use crate::{IndexStats, MatchedRun, NewRun, PrefixIndex, Removed, RunId, RunView, SyncData};
 use ritornello_format::{Error, Extent, PageHash, PageHashes, Place, Result, ScopeSlot};
 use std::collections::{BTreeSet, HashMap};
 
@@ -44,7 +44,7 @@ impl Run {
         self.view.parent
     }
 
-    /// The extents of live pages from page `from` on.
+    /// The extents of the live pages starting at page `from`.
     fn held(&self, from: usize) -> Vec<Extent> {
         let pages = self.view.pages.iter().enumerate().skip(from);
         let live = pages.filter(|(_, page)| **page != PageHash::NONE);
@@ -65,7 +65,9 @@ impl State {
             return Err(Error::invalid("the run is malformed"));
         }
         if new.pages.iter().any(|page| self.pages.contains_key(&(new.scope, *page))) {
-            return Err(Error::invalid("a page is in the index already: insert only what is not"));
+            return Err(Error::invalid(
+                "a page is in the index already: insert only missing pages",
+            ));
         }
         let parent = new.parent.map(|page| self.pages.get(&(new.scope, page)).copied());
         if parent == Some(None) {
@@ -202,7 +204,7 @@ impl PrefixIndex for MemoryIndex {
         (0..pages.len()).flat_map(|at| state.remove(scope, pages.at(at))).collect()
     }
 
-    fn remove_scope(&self, scope: ScopeSlot) -> Vec<Removed> {
+    fn drop_scope(&self, scope: ScopeSlot) -> Vec<Removed> {
         let mut state = self.0.lock();
         let runs = state.runs.iter().filter(|(_, run)| run.view.scope == scope);
         let runs: Vec<RunId> = runs.map(|(id, _)| *id).collect();
@@ -213,23 +215,23 @@ impl PrefixIndex for MemoryIndex {
         self.0.lock().relocate(run, place)
     }
 
-    fn longest_prefix(&self, scope: ScopeSlot, pages: &dyn PageHashes) -> usize {
+    fn probe(&self, scope: ScopeSlot, pages: &dyn PageHashes) -> usize {
         let state = self.0.lock();
-        let there = |at: &usize| state.pages.contains_key(&(scope, pages.at(*at)));
-        (0..pages.len()).take_while(there).count()
+        let present = |at: &usize| state.pages.contains_key(&(scope, pages.at(*at)));
+        (0..pages.len()).take_while(present).count()
     }
 
-    fn walk(&self, scope: ScopeSlot, pages: &dyn PageHashes) -> Vec<Step> {
+    fn walk(&self, scope: ScopeSlot, pages: &dyn PageHashes) -> Vec<MatchedRun> {
         let state = self.0.lock();
-        let mut steps: Vec<Step> = Vec::new();
+        let mut matched: Vec<MatchedRun> = Vec::new();
         for at in 0..pages.len() {
             let Some(&(run, page)) = state.pages.get(&(scope, pages.at(at))) else { break };
-            match steps.last_mut() {
-                Some(step) if step.run == run && step.first + step.pages == page => step.pages += 1,
-                _ => steps.push(Step { run, first: page, pages: 1, at: at as u32 }),
+            match matched.last_mut() {
+                Some(last) if last.run == run && last.first + last.pages == page => last.pages += 1,
+                _ => matched.push(MatchedRun { run, first: page, pages: 1, at: at as u32 }),
             }
         }
-        steps
+        matched
     }
 
     fn exists(&self, scope: ScopeSlot, pages: &dyn PageHashes) -> Vec<bool> {

@@ -1,5 +1,5 @@
-//! The locks and atomics of this crate: those of `parking_lot` and the standard library, or those
-//! of `loom` when a model is checked (`RUSTFLAGS="--cfg loom"`).
+//! The locks and atomics of this crate: from `parking_lot` and the standard library, or from `loom`
+//! when a model is checked (`RUSTFLAGS="--cfg loom"`).
 
 #[cfg(not(loom))]
 pub(crate) use parking_lot::{Mutex, MutexGuard, RwLock};

@@ -8,7 +8,7 @@ use ritornello_format::{
     Extent, PageHash, PageHashes, Place, Result, ScopeId, ScopeSlot, ScopedKeys, SegmentId,
 };
 
-/// The pages to fill an index with.
+/// The pages with which an index is filled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
     /// Pages in all.
@@ -38,7 +38,7 @@ impl Shape {
         ScopeId([0x5a; 16])
     }
 
-    /// Number of chains; the last one may be shorter.
+    /// Number of chains; the last chain may be shorter.
     #[must_use]
     pub fn chains(&self) -> u64 {
         self.pages.div_ceil(u64::from(self.chain_pages.max(1)))
@@ -65,8 +65,8 @@ impl Shape {
     /// number of runs.
     ///
     /// # Errors
-    /// The errors of [`PrefixIndex::insert`], and of [`PrefixIndex::sync`], which is called whenever 1
-    /// MiB of journal waits.
+    /// Errors of [`PrefixIndex::insert`], and of [`PrefixIndex::sync`], which is called whenever
+    /// more than 1 MiB of changes waits.
     pub fn fill(&self, index: &dyn PrefixIndex) -> Result<u64> {
         let scope = self.scope();
         let mut runs = 0;
@@ -140,7 +140,7 @@ mod tests {
             let keys = shape.keys(chain);
             let keys: Vec<&[u8]> = keys.iter().map(|key| key.as_slice()).collect();
             let scoped = ScopedKeys { scope: &shape.scope(), keys: &keys };
-            assert_eq!(index.longest_prefix(SLOT, &scoped), keys.len());
+            assert_eq!(index.probe(SLOT, &scoped), keys.len());
         }
     }
 }

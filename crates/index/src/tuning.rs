@@ -6,7 +6,7 @@
 pub struct Setting {
     /// Size ratio of neighbouring levels, 2 to 12.
     pub ratio: u32,
-    /// The most sorted runs of a level, 1 to `ratio - 1`.
+    /// Maximum sorted runs of a level, 1 to `ratio - 1`.
     pub runs: u32,
 }
 
@@ -26,7 +26,7 @@ pub struct Mix {
 
 /// The size of the tree.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Tree {
+pub struct TreeSize {
     /// Bytes of all entries on disk.
     pub bytes: f64,
     /// Bytes that a flush writes: the length of the smallest run.
@@ -73,7 +73,7 @@ impl Reason {
 
 /// A decision. If `from` equals `to`, the gain was too small for a change.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Decision {
+pub struct TuningDecision {
     /// Operations counted before it.
     pub at: u64,
     /// The reason for it.
@@ -81,7 +81,7 @@ pub struct Decision {
     /// The normalised mix that it is based on.
     pub mix: Mix,
     /// The tree that it is based on.
-    pub tree: Tree,
+    pub tree: TreeSize,
     /// The target before it.
     pub from: Setting,
     /// The target after it.
@@ -92,7 +92,7 @@ pub struct Decision {
     pub cost_to: f64,
 }
 
-/// The present structure of an index, and the decisions that led to it.
+/// The current structure of an index, and the decisions that led to it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tuning {
     /// Whether the structure follows the operations.
@@ -110,9 +110,9 @@ pub struct Tuning {
     /// Bytes that compactions wrote over bytes that flushes wrote, since open.
     pub rewrites: f64,
     /// The tree.
-    pub tree: Tree,
+    pub tree: TreeSize,
     /// Measured costs of operations.
     pub prices: Prices,
     /// The latest decisions, oldest first.
-    pub decisions: Vec<Decision>,
+    pub decisions: Vec<TuningDecision>,
 }

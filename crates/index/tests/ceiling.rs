@@ -12,7 +12,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 const CEILING: u64 = 64 << 20;
-/// The most bytes by which the kernel's count may exceed the ceiling.
+/// Maximum bytes by which the kernel's count may exceed the ceiling.
 const SLACK: u64 = 4 << 20;
 const SCOPE: ScopeSlot = ScopeSlot(3);
 
@@ -43,7 +43,8 @@ impl Filled {
         (self.next..self.next + count).map(|number| page(1, number)).collect()
     }
 
-    /// Whether a run of this many pages was accepted. Syncs when changes wait.
+    /// Inserts a run of `count` pages, and syncs when changes wait. Returns whether the run was
+    /// accepted.
     fn put(&mut self, count: u64) -> bool {
         let pages = self.pages(count);
         let place = Place { generation: self.next + 1, ..Place::default() };
@@ -95,10 +96,13 @@ impl Filled {
         assert!(stats.memory_bytes <= CEILING && stats.memory_percent <= 100, "{stats:?}");
         let own = 8 * self.runs.capacity() as u64;
         let index = resident().saturating_sub(self.before + own);
-        assert!(index <= CEILING + SLACK, "{index} are resident, {count} pages a run: {stats:?}");
+        assert!(
+            index <= CEILING + SLACK,
+            "{index} bytes are resident, with {count} pages per run: {stats:?}"
+        );
     }
 
-    /// Removes this many of the oldest runs.
+    /// Removes the `count` oldest runs.
     fn evict(&mut self, count: usize) {
         for run in self.runs.drain(..count.min(self.runs.len())) {
             assert_eq!(self.index.truncate(run, 0).len(), 1);
@@ -118,9 +122,9 @@ fn only_puts_are_refused_at_the_ceiling() {
     assert!(full.refused == 1 && single > 250_000, "{single}");
     // Only puts are refused.
     let last = full.pages(1)[0];
-    let there = page(1, full.next - 1);
-    assert_eq!(full.index.longest_prefix(SCOPE, &[there, last]), 1);
-    assert!(full.index.locate(SCOPE, there).is_some() && !full.put(1));
+    let present = page(1, full.next - 1);
+    assert_eq!(full.index.probe(SCOPE, &[present, last]), 1);
+    assert!(full.index.locate(SCOPE, present).is_some() && !full.put(1));
     full.runs.iter().for_each(|run| full.index.touch(*run, 9));
     full.check(1);
     full.index.sync().unwrap();
@@ -131,7 +135,7 @@ fn only_puts_are_refused_at_the_ceiling() {
         let again = full.fill(1);
         assert!(again + 1024 >= single / 16, "{again} of {}", single / 16);
     }
-    // And for runs of another length: records of short runs do not keep their memory.
+    // Removals also make room for longer runs: records of short runs do not keep their memory.
     let mut long = 0;
     for _ in 0..24 {
         full.evict(single / 16);
@@ -139,7 +143,7 @@ fn only_puts_are_refused_at_the_ceiling() {
     }
     let pages = full.index.stats().pages;
     assert!(pages > 20 * single as u64 / 16, "{pages} pages, {long} long runs");
-    assert_eq!(full.index.longest_prefix(SCOPE, &[there]), 0, "the oldest run was removed first");
+    assert_eq!(full.index.probe(SCOPE, &[present]), 0, "the oldest run was removed first");
     // An index that exceeds its ceiling opens, and refuses puts.
     full.index.sync().unwrap();
     let kept = full.index.stats();

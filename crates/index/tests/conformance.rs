@@ -50,10 +50,10 @@ fn art() {
 #[cfg(feature = "lsm")]
 #[test]
 fn lsm() {
-    use ritornello_index::lsm::{LsmIndex, LsmOptions, Probe};
+    use ritornello_index::lsm::{LsmIndex, LsmOptions, ProbeMethod};
     let dir = tempfile::tempdir().unwrap();
     let made = std::cell::Cell::new(0);
-    for probe in [Probe::Bisect, Probe::Scan] {
+    for probe in [ProbeMethod::Bisect, ProbeMethod::Scan] {
         conformance::run_all(&|| {
             let dir = dir.path().join(made.replace(made.get() + 1).to_string());
             let options = LsmOptions { probe, ..LsmOptions::default() };

@@ -46,7 +46,7 @@ fn insert(
 proptest! {
     #![proptest_config(common::cases(24))]
     #[test]
-    fn every_backend_holds_what_was_copied(ops in prop::collection::vec(op(), 1..80)) {
+    fn copies_to_every_backend_are_equal(ops in prop::collection::vec(op(), 1..80)) {
         let mut pair = Pair::new();
         let calm = ops.iter().filter(|op| !matches!(op, Op::Crash { .. }));
         calm.for_each(|op| pair.apply(op));
@@ -67,8 +67,8 @@ proptest! {
 
 #[test]
 fn late_linked_parents_are_copied_first() {
-    // A chain whose runs are visited last to first, with a branch; and a ring, which no intact
-    // chain has.
+    // A chain whose runs are visited last to first, with a branch; and a ring, which is not an
+    // intact chain.
     let from = MemoryIndex::new();
     for run in (0..200).rev() {
         insert(&from, run + 1, true, None, run * 3..run * 3 + 3);
@@ -93,7 +93,7 @@ fn late_linked_parents_are_copied_first() {
         assert_eq!(copied.unwrap(), Copied { runs: 204, pages: 610, dropped: 0 }, "{backend}");
         assert_eq!(contents(&*index), expected, "{backend}");
         let keys: Vec<_> = (0..600).map(|number| page(1, number)).collect();
-        assert_eq!(index.longest_prefix(ScopeSlot(0), &keys), 600, "{backend}");
+        assert_eq!(index.probe(ScopeSlot(0), &keys), 600, "{backend}");
     }
 }
 

@@ -21,11 +21,12 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-/// Operations that are one journal record, so that no state lies within one.
+/// Replaces operations that are several journal records, so that no recovered state is in the
+/// middle of an operation.
 fn single(op: Op) -> Op {
     match op {
         Op::Remove { scope, path, at, .. } => Op::Remove { scope, path, at, count: 1 },
-        Op::RemoveScope { .. } | Op::Reopen | Op::Crash { .. } => Op::Sync,
+        Op::DropScope { .. } | Op::Reopen | Op::Crash { .. } => Op::Sync,
         other => other,
     }
 }
@@ -99,7 +100,7 @@ proptest! {
                     past.push(contents(&*pair.run));
                 });
             } else {
-                // During the operation, the last sync is the one before it.
+                // During the operation, the last sync is the sync before it.
                 pair.apply(op);
             }
             pair.check(op);

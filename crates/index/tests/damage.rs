@@ -118,7 +118,7 @@ fn inflict(disk: &SimDisk, damage: &Damage) {
 
 /// Checks that every run existed before, at most with fewer pages, that the index is closed, and
 /// that no unit is claimed twice.
-fn is_sound(index: &RunIndex, ever: &BTreeMap<u64, Content>) {
+fn assert_intact(index: &RunIndex, ever: &BTreeMap<u64, Content>) {
     let now = contents(index);
     let mut units = BTreeSet::new();
     for (generation, run) in &now {
@@ -157,8 +157,8 @@ proptest! {
         let disk = pair.disk.crash(0);
         damages.iter().for_each(|damage| inflict(&disk, damage));
         let index = open(&disk);
-        is_sound(&index, &ever);
-        // The recovered state stays: nothing that was passed over returns.
+        assert_intact(&index, &ever);
+        // The recovered state stays: records that recovery skipped do not return.
         let recovered = contents(&*index);
         index.sync().unwrap();
         let again = open(&disk.crash(1));

@@ -11,7 +11,7 @@ use proptest::prelude::*;
 use ritornello_format::{PageHash, ScopeSlot};
 use ritornello_index::conformance::{Content, contents, place, sum};
 use ritornello_index::{
-    ArtIndex, ArtOptions, MemoryIndex, NewRun, PrefixIndex, Removed, RunId, RunIndex, Step,
+    ArtIndex, ArtOptions, MatchedRun, MemoryIndex, NewRun, PrefixIndex, Removed, RunId, RunIndex,
 };
 use ritornello_medium::SimDisk;
 use std::collections::BTreeMap;
@@ -22,13 +22,14 @@ struct All {
     disk: SimDisk,
     memory: MemoryIndex,
     run: std::sync::Arc<RunIndex>,
-    /// Backends with I/O of their own, which cannot be open twice.
+    /// Backends that do not use the medium, and cannot be open twice.
     others: Vec<Box<dyn PrefixIndex>>,
     generation: u64,
     opened: u32,
 }
 
-/// Opens them. `opened` counts earlier opens: `lsm` alternates between its probe methods.
+/// Opens the backends that do not use the medium. `opened` counts earlier opens: `lsm` alternates
+/// between its probe methods.
 fn open_others(dir: &Path, opened: u32) -> Vec<Box<dyn PrefixIndex>> {
     let options = ArtOptions { cache_bytes: 8 << 20, ..ArtOptions::default() };
     let art = ArtIndex::open(&dir.join("art"), options).unwrap();
@@ -37,9 +38,10 @@ fn open_others(dir: &Path, opened: u32) -> Vec<Box<dyn PrefixIndex>> {
         Box::new(art),
         #[cfg(feature = "lsm")]
         {
-            use ritornello_index::lsm::{LsmIndex, LsmOptions, Probe};
+            use ritornello_index::lsm::{LsmIndex, LsmOptions, ProbeMethod};
             // So small that memtables are flushed and compacted during the test.
-            let probe = if opened.is_multiple_of(2) { Probe::Bisect } else { Probe::Scan };
+            let probe =
+                if opened.is_multiple_of(2) { ProbeMethod::Bisect } else { ProbeMethod::Scan };
             let options = LsmOptions { probe, ..LsmOptions::within(1 << 20) };
             let lsm = LsmIndex::open(&dir.join("lsm"), &options).unwrap();
             assert!(!lsm.recovered().damaged);
@@ -48,7 +50,7 @@ fn open_others(dir: &Path, opened: u32) -> Vec<Box<dyn PrefixIndex>> {
     ]
 }
 
-fn steps(walk: &[Step]) -> Vec<(u32, u32, u32)> {
+fn steps(walk: &[MatchedRun]) -> Vec<(u32, u32, u32)> {
     walk.iter().map(|step| (step.first, step.pages, step.at)).collect()
 }
 
@@ -97,7 +99,7 @@ impl All {
         match *op {
             Op::Put { scope, path, length, attach, skip } => {
                 let (slot, keys) = (ScopeSlot(scope), keys(scope, path, length));
-                let from = self.same(|index| index.longest_prefix(slot, &keys));
+                let from = self.same(|index| index.probe(slot, &keys));
                 let from = (from + usize::from(skip.saturating_sub(6))).min(keys.len());
                 let is_new = |key: &&PageHash| self.memory.locate(slot, **key).is_none();
                 let pages = &keys[from..];
@@ -124,8 +126,8 @@ impl All {
                     (at..at + count).map(|at| key(scope, path, at.into())).collect();
                 self.same(|index| gone(&index.remove(ScopeSlot(scope), &pages)));
             }
-            Op::RemoveScope { scope } => {
-                self.same(|index| gone(&index.remove_scope(ScopeSlot(scope))));
+            Op::DropScope { scope } => {
+                self.same(|index| gone(&index.drop_scope(ScopeSlot(scope))));
             }
             Op::Relocate { pick } => {
                 let Some(run) = picked(pick) else { return };
@@ -159,12 +161,12 @@ impl All {
                 let (slot, keys) = (ScopeSlot(scope), keys(scope, path, 24));
                 for from in [0, 5] {
                     let keys = &&keys[from..];
-                    let found = self.same(|index| index.longest_prefix(slot, keys));
+                    let found = self.same(|index| index.probe(slot, keys));
                     self.same(|index| index.exists(slot, keys));
                     self.same(|index| steps(&index.walk(slot, keys)));
                     for index in self.each() {
                         for method in index.probe_methods() {
-                            let found_by = index.longest_prefix_by(method, slot, keys);
+                            let found_by = index.probe_by(method, slot, keys);
                             assert_eq!(found_by, found, "{method}");
                         }
                     }

@@ -10,7 +10,7 @@ use ritornello_format::journal::{JournalRecord, RunImage};
 use ritornello_format::wire::Writer;
 use ritornello_index::conformance::{contents, page, pages, place};
 use ritornello_index::{PrefixIndex, RunIndex, RunOptions};
-use ritornello_medium::{Access, Fault, Faulty, Medium, Op, Rule, Schedule, SimDisk};
+use ritornello_medium::{Access, Faulty, Medium, MediumFault, Op, Rule, Schedule, SimDisk};
 use std::borrow::Cow;
 use std::path::Path;
 use std::sync::Arc;
@@ -24,9 +24,11 @@ fn open(medium: Arc<dyn Medium>, options: RunOptions) -> RunIndex {
 
 #[test]
 fn failed_write_or_sync_poisons() {
-    for (op, fault) in
-        [(Op::Write, Fault::Io), (Op::Write, Fault::Short), (Op::SyncData, Fault::Io)]
-    {
+    for (op, fault) in [
+        (Op::Write, MediumFault::Io),
+        (Op::Write, MediumFault::Short),
+        (Op::SyncData, MediumFault::Io),
+    ] {
         let disk = SimDisk::new(1 << 24);
         let schedule = Schedule::new();
         let index = open(
@@ -44,11 +46,11 @@ fn failed_write_or_sync_poisons() {
         let refused = insert(&index, 3, None, &pages(3, 3)).unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::Fatal);
         // Probes and removals work; no records accumulate.
-        assert_eq!(index.longest_prefix(SCOPE, &pages(1, 3)), 3);
+        assert_eq!(index.probe(SCOPE, &pages(1, 3)), 3);
         let (run, _) = index.locate(SCOPE, page(1, 0)).unwrap();
         assert_eq!(index.truncate(run, 0).len(), 1);
         let after = open(Arc::new(disk.crash(5)), RunOptions::default());
-        assert_eq!(after.longest_prefix(SCOPE, &pages(1, 3)), 3, "synced runs exist");
+        assert_eq!(after.probe(SCOPE, &pages(1, 3)), 3, "synced runs exist");
     }
 }
 
@@ -59,13 +61,13 @@ fn full_disk_delays_but_does_not_poison() {
     let medium = Arc::new(Faulty::new(Arc::new(disk.clone()), schedule.clone()));
     let index = open(medium, RunOptions::default());
     insert(&index, 1, None, &pages(1, 3)).unwrap();
-    schedule.add(Rule::nth(1, Fault::NoSpace).on(Op::Write));
+    schedule.add(Rule::nth(1, MediumFault::NoSpace).on(Op::Write));
     assert_eq!(index.sync().unwrap_err().kind(), ErrorKind::Retry);
     insert(&index, 2, None, &pages(2, 3)).unwrap();
     index.sync().unwrap();
     let after = open(Arc::new(disk.crash(5)), RunOptions::default());
-    assert_eq!(after.longest_prefix(SCOPE, &pages(1, 3)), 3, "the run that had found no room");
-    assert_eq!(after.longest_prefix(SCOPE, &pages(2, 3)), 3, "the run inserted after it");
+    assert_eq!(after.probe(SCOPE, &pages(1, 3)), 3, "the run that had found no room");
+    assert_eq!(after.probe(SCOPE, &pages(2, 3)), 3, "the run inserted after it");
 }
 
 #[test]
@@ -84,7 +86,7 @@ fn failed_checkpoint_poisons_and_loses_nothing() {
             }
             index.sync().unwrap();
             let before = contents(&index);
-            schedule.add(Rule::nth(nth, Fault::Io).on(op));
+            schedule.add(Rule::nth(nth, MediumFault::Io).on(op));
             if let Err(error) = index.checkpoint() {
                 assert_eq!(error.kind(), ErrorKind::Fatal);
                 assert_eq!(index.sync().unwrap_err().kind(), ErrorKind::Fatal);
@@ -110,7 +112,7 @@ fn failed_open_changes_nothing() {
     for op in [Op::Open, Op::Read, Op::List, Op::Stat, Op::CreateDir] {
         for nth in 1..20 {
             let schedule = Schedule::new();
-            schedule.add(Rule::nth(nth, Fault::Io).on(op));
+            schedule.add(Rule::nth(nth, MediumFault::Io).on(op));
             let medium = Arc::new(Faulty::new(Arc::new(disk.clone()), schedule));
             if let Ok(index) = RunIndex::open(medium, Path::new(DIR), RunOptions::default()) {
                 assert_eq!(index.stats().runs, 9);
@@ -274,8 +276,8 @@ fn concurrent_syncs_share_one() {
     assert_eq!(index.stats().pending_bytes, 0);
 }
 
-/// Readers, writers and checkpoints run concurrently. What readers see must be consistent, and so
-/// must be what is recovered from the disk at the end.
+/// Readers, writers and checkpoints run concurrently. The results of readers and the state
+/// recovered from the disk at the end must be consistent.
 #[test]
 fn many_threads_run_concurrently() {
     let disk = Arc::new(SimDisk::new(1 << 30));

@@ -63,7 +63,7 @@ fn run_becomes_visible_as_a_whole() {
 }
 
 #[test]
-fn cut_removes_leaves_first_and_for_good() {
+fn cut_removes_leaves_before_parents() {
     loom::model(|| {
         let index = index();
         let keys = pages(1, 6);
@@ -77,7 +77,7 @@ fn cut_removes_leaves_first_and_for_good() {
         };
         let found = probe(&index, &keys);
         assert!([6, 3, 1].contains(&found), "{found} of 6");
-        // One hold of the lock: a page is never visible without the one that it follows.
+        // One hold of the lock: a page is never visible without the page before it.
         let exists = index.exists(SCOPE, &[keys[3], keys[2]]);
         assert!(!exists[0] || exists[1], "an orphan");
         let again = probe(&index, &keys);
@@ -109,7 +109,7 @@ fn reused_record_is_not_taken_for_the_old_run() {
             assert_eq!(
                 probe(&index, &old),
                 0,
-                "the old run was removed before the new one was inserted"
+                "the old run was removed before the new run was inserted"
             );
             assert!(index.run(run).is_none());
         }

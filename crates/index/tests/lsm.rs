@@ -7,7 +7,7 @@ mod chains;
 use chains::{SCOPE, crowd, insert};
 use ritornello_format::{ErrorKind, PageHash};
 use ritornello_index::conformance::{contents, page, pages};
-use ritornello_index::lsm::{Mode, Probe};
+use ritornello_index::lsm::{Mode, ProbeMethod};
 use ritornello_index::tuning::Setting;
 use ritornello_index::{LsmIndex, LsmOptions, PrefixIndex};
 use std::fs::{self, File};
@@ -35,7 +35,7 @@ fn fill(index: &dyn PrefixIndex, families: std::ops::Range<u64>) {
     }
 }
 
-/// Not a test by itself: the process that [`synced_changes_survive_a_kill`] kills.
+/// The process that [`synced_changes_survive_a_kill`] kills; passes without work when run alone.
 #[test]
 fn child_that_is_killed() {
     let Some(dir) = std::env::var_os("RITORNELLO_TEST_KILLED_DIR") else { return };
@@ -79,7 +79,7 @@ fn synced_changes_survive_a_kill() {
     let _ = contents(&index);
     let mut ended = false;
     for family in 0..last + 1000 {
-        let found = index.longest_prefix(SCOPE, &pages(family, 15));
+        let found = index.probe(SCOPE, &pages(family, 15));
         let cut = family % 5 == 0 && family + 2 <= last;
         if family <= last {
             assert_eq!(found, if cut { 7 } else { 15 }, "family {family} of {last}");
@@ -111,7 +111,7 @@ fn copy_files(from: &Path, to: &Path) {
 /// before the manifest names them.
 fn check_dropped_pages(root: &Path, on_disk: &Path, cached: &Path) {
     let database = cached.join("lsm");
-    // Keep it open, so that no new file gets the number of an old one.
+    // Keep the old files open, so that no new file gets the inode number of an old file.
     let files = fs::read_dir(&database).unwrap().map(|entry| File::open(entry.unwrap().path()));
     let held: Vec<File> = files.map(Result::unwrap).collect();
     let old: Vec<u64> = held.iter().map(|file| file.metadata().unwrap().ino()).collect();
@@ -138,7 +138,7 @@ fn check_dropped_pages(root: &Path, on_disk: &Path, cached: &Path) {
     let index = open(&left);
     assert!(!index.recovered().damaged);
     for family in 0..60 {
-        assert_eq!(index.longest_prefix(SCOPE, &pages(family, 15)), 15, "family {family}");
+        assert_eq!(index.probe(SCOPE, &pages(family, 15)), 15, "family {family}");
     }
 }
 
@@ -252,7 +252,8 @@ fn damaged_database_is_repaired_or_dropped() {
                 }
             };
             let mut index = open(dir.path());
-            // Damage may be found only now. It is marked then, and the next open repairs it.
+            // Reads may be the first to find damage. The damage is then marked, and the next open
+            // repairs it.
             let mut found = std::collections::BTreeMap::new();
             index.for_each(&mut |_, view| drop(found.insert(view.place.generation, view)));
             for family in 0..310 {
@@ -273,14 +274,14 @@ fn damaged_database_is_repaired_or_dropped() {
             drop(index);
             let index = open(dir.path());
             assert!(!index.recovered().damaged, "once is enough");
-            assert_eq!(index.longest_prefix(SCOPE, &pages(5009, 15)), 15);
+            assert_eq!(index.probe(SCOPE, &pages(5009, 15)), 15);
         }
     }
     assert!(repaired > 5, "{repaired}");
 }
 
-/// RocksDB takes a manifest that lost its end for that of an older database, without some families
-/// or tables, and deletes the tables that it does not name.
+/// RocksDB reads a manifest that lost its end as the manifest of an older database, without some
+/// families or tables, and deletes the tables that it does not name.
 #[test]
 fn truncated_manifest_is_damage() {
     let dir = tempfile::tempdir().unwrap();
@@ -325,20 +326,20 @@ fn truncated_manifest_is_damage() {
                 // The contents existed at some time.
                 assert!(found.iter().all(|(generation, run)| before[generation] == *run));
             }
-            // Runs attached behind a page are removed with it, and can be inserted again.
+            // The descendants of a page are removed with it, and can be inserted again.
             let keys = pages(7, 15);
-            let there = index.longest_prefix(SCOPE, &keys);
+            let found = index.probe(SCOPE, &keys);
             index.remove(SCOPE, &&keys[4..5]);
-            let stay = index.exists(SCOPE, &keys).into_iter().filter(|there| *there).count();
-            assert_eq!(stay, there.min(4), "cut at {cut} of {length}");
+            let stay = index.exists(SCOPE, &keys).into_iter().filter(|present| *present).count();
+            assert_eq!(stay, found.min(4), "cut at {cut} of {length}");
             index.remove(SCOPE, &keys);
             insert(&index, 1 << 40, None, &keys).unwrap();
-            assert_eq!(index.longest_prefix(SCOPE, &keys), 15);
+            assert_eq!(index.probe(SCOPE, &keys), 15);
             index.sync().unwrap();
             drop(index);
             let index = open(copy.path());
             assert!(!index.recovered().damaged, "once is enough");
-            assert_eq!(index.longest_prefix(SCOPE, &keys), 15);
+            assert_eq!(index.probe(SCOPE, &keys), 15);
         }
     }
     assert!(families.len() > 5, "every number of families was met: {families:?}");
@@ -522,7 +523,7 @@ fn tree_shape_changes_stepwise_while_open() {
         last = applied;
     }
     assert_eq!(steps, 6);
-    // Seven runs are allowed per level now, so some of the next ones remain.
+    // The setting now allows seven runs per level, so some of the next runs remain.
     let mut most = 0;
     for _ in 0..8 {
         flush(&index, &mut next, 1);
@@ -545,8 +546,8 @@ fn decisions_follow_operations_and_are_reported() {
     let last = *written.decisions.last().unwrap();
     assert!(last.mix.writes > 0.5, "{last:?}");
     for family in 0..2000 {
-        index.longest_prefix(SCOPE, &pages(family % next, 15));
-        index.longest_prefix(SCOPE, &pages(1 << 20, 15));
+        index.probe(SCOPE, &pages(family % next, 15));
+        index.probe(SCOPE, &pages(1 << 20, 15));
         index.maintain().unwrap();
     }
     let read = index.tuning().unwrap();
@@ -577,8 +578,8 @@ fn many_threads_run_concurrently() {
     let index = LsmIndex::open(dir.path(), &LsmOptions::within(64 << 20)).unwrap();
     let index = &index;
     let walk = |seed: u64, keys: &[PageHash]| {
-        let probe = [Probe::Bisect, Probe::Scan][(seed >> 32) as usize % 2];
-        index.walk_by(probe, SCOPE, &keys)
+        let probe = [ProbeMethod::Bisect, ProbeMethod::Scan][(seed >> 32) as usize % 2];
+        index.walk_with(probe, SCOPE, &keys)
     };
     crowd(index, 2, 300, &AtomicBool::new(false), &walk);
     index.sync().unwrap();

@@ -9,7 +9,7 @@ use ritornello_index::conformance;
 use ritornello_index::residency::{
     Holder, MemoryResidency, Residency, RunResidency, RunResidencyOptions, Tier, Tiers, Worker,
 };
-use ritornello_medium::{Access, Fault, Faulty, Medium, Op, Rule, Schedule, SimDisk};
+use ritornello_medium::{Access, Faulty, Medium, MediumFault, Op, Rule, Schedule, SimDisk};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
@@ -123,15 +123,15 @@ fn check(index: &dyn Residency, model: &MemoryResidency, after: &Event) {
         let chain = chain(number);
         for first in [0, 5, 16] {
             let keys = &&chain[first..];
-            let found = index.locate(ScopeSlot(scope), keys);
-            assert_eq!(found, model.locate(ScopeSlot(scope), keys), "after {after:?}");
+            let found = index.prefixes(ScopeSlot(scope), keys);
+            assert_eq!(found, model.prefixes(ScopeSlot(scope), keys), "after {after:?}");
         }
     }
 }
 
 fn options() -> RunResidencyOptions {
     // Files are replaced very often.
-    RunResidencyOptions { log_bytes: 2 << 10, ..RunResidencyOptions::default() }
+    RunResidencyOptions { journal_bytes: 2 << 10, ..RunResidencyOptions::default() }
 }
 
 fn open_on(medium: Arc<dyn Medium>) -> RunResidency {
@@ -170,7 +170,7 @@ proptest! {
             check(&index, &model, event);
         }
         index.maintain().unwrap();
-        prop_assert_eq!(index.stats().pages, model.stats().pages, "nothing is left behind");
+        prop_assert_eq!(index.stats().pages, model.stats().pages, "no page is left");
     }
 
     /// The medium fails at some operation, as in a power loss: a past state is recovered, not older
@@ -179,7 +179,7 @@ proptest! {
     fn power_loss_recovers_a_past_state(
         events in prop::collection::vec(event(), 1..60),
         fails_at in 1u64..120,
-        fault in prop::sample::select(vec![Fault::Io, Fault::Short]),
+        fault in prop::sample::select(vec![MediumFault::Io, MediumFault::Short]),
         seed in any::<u64>(),
     ) {
         let (disk, schedule) = (SimDisk::new(1 << 30), Schedule::new());
@@ -259,7 +259,7 @@ fn changes_continue_while_files_are_replaced() {
     let schedule = Schedule::new();
     let index = open_on(Arc::new(Faulty::new(Arc::new(disk.clone()), schedule.clone())));
     // The pause lets changes happen during a sync.
-    schedule.add(Rule::always(Fault::Slow(Duration::from_micros(200))).on(Op::SyncData));
+    schedule.add(Rule::always(MediumFault::Slow(Duration::from_micros(200))).on(Op::SyncData));
     let apply_both = |event: &Event| {
         apply(&index, event);
         apply(&model, event);
@@ -312,13 +312,13 @@ fn record_out_of_sequence_ends_a_file() {
     file.write_at(&stored, file.length().unwrap()).unwrap();
     let index = open(&disk);
     assert_eq!(index.recovered().torn_bytes, stored.len() as u64);
-    assert_eq!(index.locate(ScopeSlot(0), &pages), []);
+    assert_eq!(index.prefixes(ScopeSlot(0), &pages), []);
 }
 
 /// After holes were removed, a later branch must not make a run look like a chain that it does not
 /// hold.
 #[test]
-fn branch_behind_removed_holes_does_not_match() {
+fn branch_after_removed_holes_does_not_match() {
     let index = open(&SimDisk::new(1 << 30));
     let (chain, branch) = (conformance::pages(1, 24), conformance::pages(2, 1));
     let put = |parent, pages: &[PageHash]| {
@@ -328,9 +328,9 @@ fn branch_behind_removed_holes_does_not_match() {
     index.remove_blocks(ScopeSlot(0), Worker(1), Tiers::ALL, &chain[1..12]);
     put(Some(chain[19]), &chain[20..]);
     put(Some(chain[12]), &branch);
-    // The distance from the first page to the branch equals the present distance in the run.
-    let asked = [&chain[..13], &branch].concat();
-    assert_eq!(index.locate(ScopeSlot(0), &asked)[0].pages, 1);
+    // The distance from the first page to the branch equals the current distance in the run.
+    let requested = [&chain[..13], &branch].concat();
+    assert_eq!(index.prefixes(ScopeSlot(0), &requested)[0].pages, 1);
 }
 
 #[test]
@@ -359,7 +359,7 @@ fn file_without_predecessor_counts_if_complete() {
     to.write_at(&bytes, 0).unwrap();
     let index = open(&disk);
     assert!(index.recovered().damaged);
-    assert_eq!(index.locate(ScopeSlot(0), &pages)[0].pages, 100);
+    assert_eq!(index.prefixes(ScopeSlot(0), &pages)[0].pages, 100);
     assert_eq!(disk.list(Path::new(DIR)).unwrap().len(), 1, "skipped files are removed");
 }
 
@@ -465,9 +465,10 @@ mod lsm {
         std::fs::write(dir.path().join("lsm/CURRENT"), "nonsense").unwrap();
         let index = LsmResidency::open(dir.path(), &options).unwrap();
         assert!(index.was_damaged());
-        assert_eq!(index.locate(ScopeSlot(1), &pages), []);
+        assert_eq!(index.prefixes(ScopeSlot(1), &pages), []);
         drop(index);
-        // Give the second record the type of a recycled log, which RocksDB would read for ever.
+        // Give the second record the type of a recycled log, which RocksDB would read in an endless
+        // loop.
         let database = dir.path().join("lsm");
         let list = std::fs::read_to_string(database.join("CURRENT")).unwrap();
         let list = database.join(list.trim_end());

@@ -11,13 +11,13 @@ use common::watched::Watched;
 use ritornello_format::{Error, ErrorKind};
 use ritornello_index::conformance::{Content, contents, pages};
 use ritornello_index::{Backend, OpenOptions, PrefixIndex, RunIndex, RunOptions};
-use ritornello_medium::{Fault, Faulty, Medium, Op, Rule, Schedule, SimDisk};
+use ritornello_medium::{Faulty, Medium, MediumFault, Op, Rule, Schedule, SimDisk};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
 const DIR: &str = "/index";
-/// So long that a checkpoint of a few runs has several blocks.
+/// Long enough that a checkpoint of a few runs has several blocks.
 const PAGES: u64 = 60;
 
 type Contents = BTreeMap<u64, Content>;
@@ -37,8 +37,8 @@ fn put(index: &RunIndex, families: std::ops::Range<u64>) {
     }
 }
 
-/// Nine durable runs: both checkpoints hold some, the journal holds the rest. The journal does not
-/// go back to the first run, so one checkpoint must survive.
+/// Nine durable runs: some are in both checkpoints, and the last are only in the journal. The
+/// journal does not have the first run, so one checkpoint must survive.
 fn flushed(medium: impl Medium + 'static) -> RunIndex {
     let index = open(medium, true);
     for families in [0..3, 3..5, 5..7] {
@@ -60,7 +60,8 @@ enum Failure {
 
 const FAILURES: [Failure; 2] = [Failure::Journal, Failure::Checkpoint];
 
-/// A disk after an owner whose last sync failed; what was durable before, and what the owner had.
+/// A disk after an owner whose last sync failed, with the contents that were durable before and the
+/// contents of the owner's index.
 fn after_failed_sync(failure: Failure, seed: u64) -> (SimDisk, Contents, Contents) {
     let disk = SimDisk::new(1 << 24);
     let index = flushed(disk.clone());
@@ -97,7 +98,7 @@ fn synced_runs_survive_a_predecessors_failed_sync() {
         for seed in 0..12 {
             let (disk, _, all) = after_failed_sync(failure, seed);
             let index = open(disk.clone(), false);
-            assert_eq!(contents(&index), all, "the page cache has everything");
+            assert_eq!(contents(&index), all, "the page cache has all runs");
             for round in 0..3 {
                 let what = format!("{failure:?} failed with {seed}, round {round}");
                 put(&index, 20 + round * 2..22 + round * 2);
@@ -155,14 +156,14 @@ fn power_loss_while_rewriting_keeps_durable_runs() {
 }
 
 #[test]
-fn power_loss_while_rewriting_after_kill_is_no_damage() {
+fn power_loss_while_rewriting_is_not_damage() {
     let disk = SimDisk::new(1 << 24);
     let schedule = Schedule::new();
     let index = flushed(Faulty::new(Arc::new(disk.clone()), schedule.clone()));
     let durable = contents(&index);
     put(&index, 9..11);
-    // Killed between the write and the sync of the journal.
-    schedule.add(Rule::nth(1, Fault::Io).on(Op::SyncData));
+    // The process was killed between the write and the sync of the journal.
+    schedule.add(Rule::nth(1, MediumFault::Io).on(Op::SyncData));
     index.sync().unwrap_err();
     drop(index);
     check_power_losses(&disk, 1, &|index| {
@@ -176,7 +177,7 @@ fn power_loss_while_rewriting_after_kill_is_no_damage() {
 fn new_index_killed_early_opens_unclean() {
     let disk = SimDisk::new(1 << 24);
     let schedule = Schedule::new();
-    schedule.add(Rule::nth(1, Fault::Io).on(Op::SyncData));
+    schedule.add(Rule::nth(1, MediumFault::Io).on(Op::SyncData));
     let killed = try_open(Faulty::new(Arc::new(disk.clone()), schedule), true);
     killed.unwrap_err();
     check_power_losses(&disk, 1, &|index| {
@@ -184,7 +185,7 @@ fn new_index_killed_early_opens_unclean() {
         assert_eq!(index.stats().runs, 0);
     });
     let fresh = SimDisk::new(1 << 24);
-    assert_eq!(open(fresh, false).stats().files, 1, "nothing to rewrite");
+    assert_eq!(open(fresh, false).stats().files, 1, "an empty index is not rewritten");
 }
 
 #[test]
@@ -212,7 +213,7 @@ fn full_disk_refuses_rewriting_and_keeps_files() {
     for at in ["checkpoint-new", "journal-"] {
         let (disk, durable, all) = after_failed_sync(Failure::Checkpoint, 3);
         let schedule = Schedule::new();
-        schedule.add(Rule::nth(1, Fault::NoSpace).onward().on(Op::Write).at(at));
+        schedule.add(Rule::nth(1, MediumFault::NoSpace).onward().on(Op::Write).at(at));
         let full = Faulty::new(Arc::new(disk.clone()), schedule.clone());
         let error = try_open(full.clone(), false).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Retry);
@@ -232,14 +233,14 @@ fn killed_checkpoint_is_synced_before_reuse() {
         let schedule = Schedule::new();
         let faulty = || Faulty::new(Arc::new(disk.clone()), schedule.clone());
         let index = flushed(faulty());
-        // Killed between the last write and the sync of a checkpoint.
-        schedule.add(Rule::nth(1, Fault::Io).on(Op::SyncData).at("checkpoint-"));
+        // The process was killed between the last write and the sync of a checkpoint.
+        schedule.add(Rule::nth(1, MediumFault::Io).on(Op::SyncData).at("checkpoint-"));
         index.checkpoint().unwrap_err();
         drop(index);
-        // The next checkpoint overwrites the other one, and power is lost before its end.
+        // The next checkpoint overwrites the other file, and power is lost before its end.
         let index = open(faulty(), true);
         let durable = contents(&index);
-        schedule.add(Rule::nth(1, Fault::Io).on(Op::SyncData).at("checkpoint-"));
+        schedule.add(Rule::nth(1, MediumFault::Io).on(Op::SyncData).at("checkpoint-"));
         index.checkpoint().unwrap_err();
         assert_eq!(contents(&open(disk.crash(seed), true)), durable, "crash {seed}");
     }
@@ -253,8 +254,8 @@ fn killed_journal_tail_is_synced_at_open() {
         let faulty = || Faulty::new(Arc::new(disk.clone()), schedule.clone());
         let index = flushed(faulty());
         put(&index, 9..11);
-        // Killed between the write and the sync of the journal.
-        schedule.add(Rule::nth(1, Fault::Io).on(Op::SyncData));
+        // The process was killed between the write and the sync of the journal.
+        schedule.add(Rule::nth(1, MediumFault::Io).on(Op::SyncData));
         index.sync().unwrap_err();
         drop(index);
         let index = open(faulty(), true);
@@ -271,8 +272,9 @@ fn killed_rotation_has_its_name_synced() {
         let schedule = Schedule::new();
         let faulty = || Faulty::new(Arc::new(disk.clone()), schedule.clone());
         let index = flushed(faulty());
-        // Killed between the sync of a new journal file and that of its directory.
-        schedule.add(Rule::nth(1, Fault::Io).on(Op::SyncDir));
+        // The process was killed between the sync of a new journal file and the sync of its
+        // directory.
+        schedule.add(Rule::nth(1, MediumFault::Io).on(Op::SyncDir));
         index.checkpoint().unwrap_err();
         drop(index);
         let index = open(faulty(), true);
@@ -284,7 +286,7 @@ fn killed_rotation_has_its_name_synced() {
 }
 
 #[test]
-fn backend_passes_unclean_on() {
+fn backend_open_passes_clean_option() {
     let (disk, _, all) = after_failed_sync(Failure::Journal, 0);
     let options = OpenOptions { clean: false, ..OpenOptions::default() };
     let index = Backend::Run.open(Arc::new(disk.clone()), Path::new(DIR), &options).unwrap();

@@ -1,4 +1,4 @@
-//! Unsynced changes to a simulated file, and what a power loss does to them.
+//! Unsynced changes to a simulated file, and the effect of a power loss.
 
 use crate::sparse::{BLOCK, SECTOR, Sparse};
 use std::sync::Arc;
@@ -20,8 +20,8 @@ impl Change {
         }
     }
 
-    /// Applies what survives a power loss: each 4 KiB of a write is kept, lost, or torn into
-    /// 512-byte sectors that are kept or lost individually; other changes are kept or lost.
+    /// Applies the parts that survive a power loss: each 4 KiB of a write is kept, lost, or torn
+    /// into 512-byte sectors that are kept or lost individually; other changes are kept or lost.
     pub(crate) fn survive(&self, file: &mut Sparse, chance: &mut Chance) {
         let Self::Write { offset, bytes } = self else {
             if chance.keep() {
@@ -44,7 +44,7 @@ impl Change {
             }
         }
         if file.length() < end && chance.one_in(2) {
-            // The new length reached the disk, the bytes did not.
+            // Only the new length reached the disk, not the bytes.
             file.set_len(end);
         }
     }
@@ -54,14 +54,14 @@ impl Change {
 #[derive(Clone, Debug)]
 pub(crate) struct Chance {
     state: u64,
-    /// Of four unsynced changes, about this many survive.
+    /// Mean number of survivors per four unsynced changes.
     quarters: u64,
-    /// Whether the rate differs between files: one may be complete while another is lost.
+    /// Whether the rate differs between files: a file may be complete while another file is lost.
     varies_by_file: bool,
 }
 
 impl Chance {
-    /// The seed also decides how much survives: from nothing to everything.
+    /// The seed also decides the share of changes that survive, from none to all.
     pub(crate) fn new(seed: u64) -> Self {
         let mut chance = Self { state: seed, quarters: 0, varies_by_file: false };
         chance.quarters = chance.next() % 5;
@@ -70,7 +70,7 @@ impl Chance {
     }
 
     /// Begins the decisions on the next file.
-    pub(crate) fn turn(&mut self) {
+    pub(crate) fn begin_file(&mut self) {
         if self.varies_by_file {
             self.quarters = self.next() % 5;
         }

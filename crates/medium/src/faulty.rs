@@ -1,6 +1,6 @@
 //! A medium that injects faults on schedule.
 
-use crate::{Access, Fault, Medium, MediumFile, Op, Owner, Room, Schedule};
+use crate::{Access, FileOwner, Medium, MediumFault, MediumFile, Op, Room, Schedule};
 use std::ffi::OsString;
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -27,9 +27,9 @@ impl Faulty {
         Self { inner, schedule, descriptors: false }
     }
 
-    /// Exposes the descriptors of `inner`'s files: transfers through them never fail, all other
-    /// calls may. For faults under a process that otherwise uses the host's I/O, `io_uring`
-    /// included.
+    /// Exposes the descriptors of `inner`'s files: transfers through descriptors never fail, all
+    /// other calls may fail. For faults under a process that otherwise uses the host's I/O,
+    /// `io_uring` included.
     #[must_use]
     pub fn with_descriptors(mut self) -> Self {
         self.descriptors = true;
@@ -80,7 +80,7 @@ impl Medium for Faulty {
         self.inner.room(dir)
     }
 
-    fn owner(&self, dir: &Path) -> io::Result<Owner> {
+    fn owner(&self, dir: &Path) -> io::Result<FileOwner> {
         self.inner.owner(dir)
     }
 
@@ -102,7 +102,7 @@ struct FaultyFile {
 }
 
 impl FaultyFile {
-    fn next(&self, op: Op) -> Option<Fault> {
+    fn next(&self, op: Op) -> Option<MediumFault> {
         self.schedule.next(op, &self.path)
     }
 
@@ -124,14 +124,14 @@ impl FaultyFile {
     }
 }
 
-/// Memory that holds `length` bytes from the returned offset on, aligned for direct I/O.
+/// Memory that holds `length` bytes at the returned offset, aligned for direct I/O.
 fn aligned(length: usize) -> (Vec<u8>, usize) {
     let memory = vec![0; length + BLOCK];
     let start = memory.as_ptr().align_offset(BLOCK).min(BLOCK);
     (memory, start)
 }
 
-/// The first half of `length`, in whole blocks if `length` is.
+/// The first half of `length`, in whole blocks if `length` is a multiple of a block.
 fn half(length: usize) -> usize {
     let unit = if length.is_multiple_of(BLOCK) { BLOCK } else { SECTOR };
     length / 2 / unit * unit
@@ -141,11 +141,11 @@ impl MediumFile for FaultyFile {
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
         match self.next(Op::Read) {
             None => self.inner.read_at(buffer, offset),
-            Some(Fault::Short) => {
+            Some(MediumFault::Short) => {
                 let length = half(buffer.len());
                 self.inner.read_at(&mut buffer[..length], offset)
             }
-            Some(Fault::Torn) => {
+            Some(MediumFault::Torn) => {
                 let read = self.inner.read_at(buffer, offset)?;
                 for sector in buffer[..read].chunks_mut(SECTOR).step_by(2) {
                     sector.iter_mut().for_each(|byte| *byte = !*byte);
@@ -159,11 +159,11 @@ impl MediumFile for FaultyFile {
     fn write_at(&self, buffer: &[u8], offset: u64) -> io::Result<()> {
         match self.next(Op::Write) {
             None => self.inner.write_at(buffer, offset),
-            Some(Fault::Short) => {
+            Some(MediumFault::Short) => {
                 self.inner.write_at(&buffer[..half(buffer.len())], offset)?;
-                Err(Fault::Short.error())
+                Err(MediumFault::Short.error())
             }
-            Some(Fault::Torn) => self.write_torn(buffer, offset),
+            Some(MediumFault::Torn) => self.write_torn(buffer, offset),
             Some(fault) => Err(fault.error()),
         }
     }
@@ -221,7 +221,7 @@ mod tests {
         let disk = disk(&schedule);
         let (a, b) =
             (disk.open(Path::new("/a"), WRITE).unwrap(), disk.open(Path::new("/b"), WRITE));
-        schedule.add(Rule::nth(2, Fault::NoSpace).on(Op::Write).at("a"));
+        schedule.add(Rule::nth(2, MediumFault::NoSpace).on(Op::Write).at("a"));
         a.write_at(b"1", 0).unwrap();
         b.unwrap().write_at(b"1", 0).unwrap();
         let error = a.write_at(b"2", 0).unwrap_err();
@@ -236,12 +236,12 @@ mod tests {
         let schedule = Schedule::new();
         let disk = disk(&schedule);
         let file = disk.open(Path::new("/a"), WRITE).unwrap();
-        schedule.add(Rule::nth(2, Fault::Io).onward().on(Op::SyncData));
+        schedule.add(Rule::nth(2, MediumFault::Io).onward().on(Op::SyncData));
         assert!(file.sync_data().is_ok());
         assert!(file.sync_data().is_err() && file.sync_data().is_err());
         schedule.heal();
         assert!(file.sync_data().is_ok());
-        schedule.add(Rule::always(Fault::Io));
+        schedule.add(Rule::always(MediumFault::Io));
         assert!(disk.room(Path::new("/")).is_err() && disk.list(Path::new("/")).is_err());
     }
 
@@ -249,8 +249,8 @@ mod tests {
     fn opens_fail_without_file_handles() {
         let schedule = Schedule::new();
         let disk = disk(&schedule);
-        schedule.add(Rule::nth(1, Fault::NoSystemFiles).on(Op::Open));
-        schedule.add(Rule::nth(2, Fault::NoProcessFiles).on(Op::Open));
+        schedule.add(Rule::nth(1, MediumFault::NoSystemFiles).on(Op::Open));
+        schedule.add(Rule::nth(2, MediumFault::NoProcessFiles).on(Op::Open));
         let refused = || disk.open(Path::new("/a"), WRITE).err().unwrap().raw_os_error();
         let (system, process) = (rustix::io::Errno::NFILE, rustix::io::Errno::MFILE);
         assert_eq!(refused(), Some(system.raw_os_error()));
@@ -264,19 +264,19 @@ mod tests {
         let disk = disk(&schedule);
         let file = disk.open(Path::new("/a"), WRITE).unwrap();
         file.write_at(&[1; 2048], 0).unwrap();
-        schedule.add(Rule::nth(1, Fault::Short).on(Op::Write));
+        schedule.add(Rule::nth(1, MediumFault::Short).on(Op::Write));
         assert!(file.write_at(&[2; 2048], 0).is_err());
         let mut got = [0; 2048];
         file.read_at(&mut got, 0).unwrap();
         assert!(got[..1024].iter().all(|&byte| byte == 2) && got[1024..].iter().all(|&b| b == 1));
 
-        schedule.add(Rule::nth(1, Fault::Torn).on(Op::Write));
+        schedule.add(Rule::nth(1, MediumFault::Torn).on(Op::Write));
         file.write_at(&[3; 2048], 0).unwrap();
         file.read_at(&mut got, 0).unwrap();
         assert_eq!([got[0], got[512], got[1024], got[1536]], [3, 2, 3, 1]);
 
-        schedule.add(Rule::nth(1, Fault::Torn).on(Op::Read));
-        schedule.add(Rule::nth(2, Fault::Short).on(Op::Read));
+        schedule.add(Rule::nth(1, MediumFault::Torn).on(Op::Read));
+        schedule.add(Rule::nth(2, MediumFault::Short).on(Op::Read));
         file.read_at(&mut got, 0).unwrap();
         assert_eq!([got[0], got[512]], [!3, 2]);
         assert_eq!(file.read_at(&mut got, 0).unwrap(), 1024);
@@ -292,7 +292,7 @@ mod tests {
             return; // no direct I/O here
         };
         assert!(file.descriptor().is_none());
-        schedule.add(Rule::nth(1, Fault::Torn).on(Op::Write));
+        schedule.add(Rule::nth(1, MediumFault::Torn).on(Op::Write));
         let (mut memory, start) = aligned(8192);
         memory[start..start + 8192].fill(7);
         file.write_at(&memory[start..start + 8192], 0).unwrap();

@@ -11,7 +11,7 @@ use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt};
 use std::path::Path;
 use std::sync::Arc;
 
-/// Offsets and lengths of direct I/O are multiples of this many bytes.
+/// Offsets and lengths of direct I/O are multiples of 4,096 bytes.
 const SECTOR: usize = 4096;
 /// The unit of `st_blocks` on every file system.
 const STAT_BLOCK: u64 = 512;
@@ -246,7 +246,7 @@ mod tests {
         assert_eq!(Host.owner(root.path()).unwrap(), Owner::this_user());
         assert!(Host.owner(&root.path().join("absent")).is_err());
         if rustix::process::geteuid().is_root() {
-            // A directory of another user, writable by a group of this one.
+            // A directory of another user, writable by a group of this user.
             std::os::unix::fs::chown(root.path(), Some(12_345), None).unwrap();
             mode(0o2775).unwrap();
             assert!(Host.close_to_others(root.path()).is_err());

@@ -1,14 +1,14 @@
 //! # ritornello-medium
 //!
-//! The interface between Ritornello and the file system: the few operations it uses, behind two
-//! small traits, so that tests can put a faulty or a forgetful disk underneath everything.
+//! The interface between Ritornello and the file system: two small traits with the operations that
+//! Ritornello uses, so that tests can run all code on a faulty or a simulated disk.
 //!
 //! **Promises.** [`Host`] is the machine's own file system, unchanged. [`Faulty`] fails on
-//! schedule; [`Anchored`] stays in a directory that is moved or mounted over; [`SimDisk`] loses and
-//! tears unsynced data when it crashes. A [`SimProcess`] on it can be killed with writes in flight,
-//! and directories of it can be unmounted.
+//! schedule; [`Anchored`] keeps using a directory that is moved or hidden by a mount; [`SimDisk`]
+//! loses and tears unsynced data when it crashes. A [`SimProcess`] on it can be killed with writes
+//! in flight, and directories of it can be unmounted.
 //!
-//! **May not know** what is stored: this crate handles bytes and paths.
+//! **May not know** the meaning of stored bytes: this crate handles bytes and paths.
 
 #![forbid(unsafe_code)]
 
@@ -22,8 +22,8 @@ use std::sync::Arc;
 mod anchored;
 mod change;
 mod faulty;
+mod file_owner;
 mod host;
-mod owner;
 mod schedule;
 mod sim;
 mod sparse;
@@ -31,9 +31,10 @@ mod tree;
 
 pub use anchored::Anchored;
 pub use faulty::Faulty;
+pub use file_owner::FileOwner;
+use file_owner::FileOwner as Owner;
 pub use host::Host;
-pub use owner::Owner;
-pub use schedule::{Fault, Op, Rule, Schedule};
+pub use schedule::{MediumFault, Op, Rule, Schedule};
 pub use sim::{SimDisk, SimProcess};
 
 /// How to open a file.
@@ -67,7 +68,7 @@ pub trait Medium: Send + Sync + Debug {
     /// Creates `path` and its parents with mode 0700.
     fn create_dir(&self, path: &Path) -> io::Result<()>;
     /// Opens a file; a new file has mode 0600. For writing, the file must be a regular file of this
-    /// user: links and files of other users are rejected.
+    /// user: links and files of other users are refused.
     fn open(&self, path: &Path, access: Access) -> io::Result<Arc<dyn MediumFile>>;
     /// Replaces `to` by `from` atomically.
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
@@ -80,17 +81,17 @@ pub trait Medium: Send + Sync + Debug {
     /// Returns the space of the file system that holds `dir`.
     fn room(&self, dir: &Path) -> io::Result<Room>;
     /// Returns the owner of the directory `dir`. A simulated disk has one user.
-    fn owner(&self, dir: &Path) -> io::Result<Owner> {
+    fn owner(&self, dir: &Path) -> io::Result<FileOwner> {
         let _ = dir;
-        Ok(Owner::this_user())
+        Ok(FileOwner::this_user())
     }
     /// Revokes other users' access to a directory of this user: mode 0700.
     fn close_to_others(&self, dir: &Path) -> io::Result<()> {
         let _ = dir;
         Ok(())
     }
-    /// Returns the path by which a library that opens files beside the medium reaches `path`. Valid
-    /// as long as the medium exists.
+    /// Returns the path by which a library that opens files without the medium reaches `path`.
+    /// Valid as long as the medium exists.
     fn host_path(&self, path: &Path) -> PathBuf {
         path.to_owned()
     }
@@ -108,15 +109,15 @@ pub trait MediumFile: Send + Sync + Debug {
     fn allocate(&self, length: u64) -> io::Result<()>;
     /// Truncates or extends the file.
     fn set_len(&self, length: u64) -> io::Result<()>;
-    /// Waits until every direct write to the file has ended that any process has begun, including
-    /// dead processes. Writes that begin meanwhile may wait for this call.
+    /// Waits until all direct writes to the file that any process has begun have ended, including
+    /// writes of dead processes. Writes that begin during this call may wait for it.
     ///
     /// `io_uring` outlives its process: a killed process releases its file locks while its writes
-    /// are still queued in the block layer. Space that such a process may have been writing to is
-    /// safe to reuse only after this call.
+    /// are still queued in the block layer. Space to which a killed process may have been writing
+    /// is safe to reuse only after this call.
     ///
     /// # Errors
-    /// The errors of the file system. After an error, writes of the dead process may still be queued.
+    /// File-system errors. After an error, writes of the dead process may still be queued.
     fn drain(&self) -> io::Result<()>;
     /// Length in bytes.
     fn length(&self) -> io::Result<u64>;

@@ -45,7 +45,7 @@ const OPS: usize = Op::Stat as usize + 1;
 
 /// A fault, injected instead of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Fault {
+pub enum MediumFault {
     /// Does nothing and returns `EIO`.
     Io,
     /// Does nothing and returns `ENOSPC`.
@@ -55,16 +55,16 @@ pub enum Fault {
     /// Does nothing and returns `EMFILE`: the process has no file descriptors left.
     NoProcessFiles,
     /// A write stores its first half (in whole sectors) and returns `EIO`; a read returns its first
-    /// half as if the file ended there. Other operations: as [`Fault::Io`].
+    /// half as if the file ended after it. Other operations: as [`MediumFault::Io`].
     Short,
     /// Silent damage: a write stores every other 512-byte sector and reports success; a read
-    /// returns every other sector with its bits flipped. Other operations: as [`Fault::Io`].
+    /// returns every other sector with its bits flipped. Other operations: as [`MediumFault::Io`].
     Torn,
     /// Performs the operation after a delay.
     Slow(Duration),
 }
 
-impl Fault {
+impl MediumFault {
     /// The error that the caller receives.
     #[must_use]
     pub fn error(self) -> io::Error {
@@ -87,22 +87,22 @@ pub struct Rule {
     pub path: String,
     /// Fails at this match, counted from 1 since the rule was added.
     pub nth: u64,
-    /// Also fails at every later match.
+    /// Whether every later match fails too.
     pub onward: bool,
     /// The injected fault.
-    pub fault: Fault,
+    pub fault: MediumFault,
 }
 
 impl Rule {
     /// A rule for the `nth` operation (from 1) of any kind on any path.
     #[must_use]
-    pub fn nth(nth: u64, fault: Fault) -> Self {
+    pub fn nth(nth: u64, fault: MediumFault) -> Self {
         Self { op: None, path: String::new(), nth, onward: false, fault }
     }
 
     /// A rule for every operation.
     #[must_use]
-    pub fn always(fault: Fault) -> Self {
+    pub fn always(fault: MediumFault) -> Self {
         Self::nth(1, fault).onward()
     }
 
@@ -120,7 +120,7 @@ impl Rule {
         self
     }
 
-    /// Extends the rule to every match from the `nth` on.
+    /// Extends the rule to all matches after the `nth`.
     #[must_use]
     pub fn onward(mut self) -> Self {
         self.onward = true;
@@ -166,7 +166,7 @@ impl Schedule {
         Self::default()
     }
 
-    /// Adds a rule, which counts matches from now on. If several rules fire at once, the oldest
+    /// Adds a rule, which counts matches after this call. If several rules match, the oldest rule
     /// applies.
     pub fn add(&self, rule: Rule) {
         debug_assert!(rule.nth > 0, "matches are counted from 1");
@@ -190,13 +190,13 @@ impl Schedule {
         self.0.lock().rules.clear();
     }
 
-    /// Number of operations of one kind so far, including failed ones.
+    /// Number of operations of one kind so far, including failed operations.
     #[must_use]
     pub fn count(&self, op: Op) -> u64 {
         self.0.lock().counts[op as usize]
     }
 
-    /// Number of operations so far, including failed ones.
+    /// Number of operations so far, including failed operations.
     #[must_use]
     pub fn total(&self) -> u64 {
         self.0.lock().counts.iter().sum()
@@ -208,8 +208,8 @@ impl Schedule {
         self.0.lock().injected
     }
 
-    /// Counts an operation and returns the fault to inject, after the delay of a slow one.
-    pub(crate) fn next(&self, op: Op, path: &Path) -> Option<Fault> {
+    /// Counts an operation and returns the fault to inject, after the delay of a slow operation.
+    pub(crate) fn next(&self, op: Op, path: &Path) -> Option<MediumFault> {
         let due: Vec<_> = {
             let mut script = self.0.lock();
             let path = path.to_string_lossy();
@@ -220,7 +220,7 @@ impl Schedule {
         };
         due.into_iter().for_each(|(.., hook)| hook());
         match self.decide(op, path) {
-            Some(Fault::Slow(pause)) => {
+            Some(MediumFault::Slow(pause)) => {
                 std::thread::sleep(pause);
                 None
             }
@@ -228,7 +228,7 @@ impl Schedule {
         }
     }
 
-    fn decide(&self, op: Op, path: &Path) -> Option<Fault> {
+    fn decide(&self, op: Op, path: &Path) -> Option<MediumFault> {
         let mut script = self.0.lock();
         script.counts[op as usize] += 1;
         let mut fault = None;

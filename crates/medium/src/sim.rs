@@ -1,4 +1,4 @@
-//! A simulated disk in memory that forgets what was not synced.
+//! A simulated disk in memory that loses unsynced changes in a crash.
 
 mod flight;
 mod mounts;
@@ -23,7 +23,7 @@ use std::sync::Arc;
 /// `f_type` of a simulated disk: ext4's, so that it counts as trusted.
 const KIND: u64 = 0xef53;
 
-/// A file system in memory that tracks what is durable.
+/// A file system in memory that tracks which changes are durable.
 ///
 /// Contents are durable after [`MediumFile::sync_data`], names after [`Medium::sync_dir`] of their
 /// directory; as in POSIX, neither suffices alone. Paths are absolute. Direct access is supported,
@@ -50,8 +50,8 @@ struct FailingSync {
     seed: u64,
 }
 
-/// `now` is `durable` with all of `pending` applied, plus what a failed sync dropped, without
-/// `in_flight`.
+/// `now` is `durable` with all of `pending` applied, plus the writes that a failed sync dropped,
+/// without `in_flight`.
 #[derive(Clone, Debug, Default)]
 struct File {
     now: Sparse,
@@ -79,8 +79,8 @@ impl File {
     }
 
     /// Drops pending writes like a failed writeback. Reads still return their bytes; `seed` decides
-    /// what the disk has of them, and no later sync adds to it. Lengths and allocations are
-    /// metadata, which the file system keeps and writes later.
+    /// which of these bytes are on the disk, and later syncs do not write the missing bytes.
+    /// Lengths and allocations are metadata, which the file system keeps and writes later.
     fn drop_dirty(&mut self, seed: u64) {
         let mut chance = Chance::new(seed);
         let Self { durable, pending, .. } = self;
@@ -101,10 +101,10 @@ impl SimDisk {
         Self { state: Arc::new(Mutex::new(State { capacity, ..State::default() })) }
     }
 
-    /// Returns the disk as it comes up after losing power now. Synced data is intact. Of the rest,
-    /// each change of a name survives or not; each 4 KiB of a write survives, is lost, or is torn
-    /// into 512-byte sectors. Writes in flight are treated as unsynced. `seed` decides all of it.
-    /// This disk is unaffected.
+    /// Returns the disk as it comes up after losing power now. Synced data is intact. Each unsynced
+    /// change of a name survives or not; each 4 KiB of an unsynced write survives, is lost, or is
+    /// torn into 512-byte sectors. Writes in flight are treated as unsynced. `seed` decides each
+    /// outcome. This disk is unaffected.
     #[must_use]
     pub fn crash(&self, seed: u64) -> Self {
         let state = self.state.lock();
@@ -114,13 +114,13 @@ impl SimDisk {
         let mut files = BTreeMap::new();
         for (&inode, file) in &state.files {
             let mut left = file.durable.clone();
-            chance.turn();
+            chance.begin_file();
             file.pending.iter().for_each(|change| change.survive(&mut left, &mut chance));
             file.in_flight.survive(&mut left, &mut chance);
             let file = File { now: left.clone(), durable: left, ..File::default() };
             files.insert(inode, file);
         }
-        // Files without a name are gone.
+        // Files without a name are removed.
         let named: BTreeSet<Inode> = tree.files().chain(mounts.files()).collect();
         files.retain(|inode, _| named.contains(inode));
         let (next, capacity) = (state.next, state.capacity);
@@ -140,12 +140,12 @@ impl SimDisk {
     }
 
     /// Advances writes in flight (see [`SimProcess::kill`]): some of them land, completely or in
-    /// part, in any order; the rest stays in flight. `seed` decides all of it.
+    /// part, in any order; the remaining writes stay in flight. `seed` decides each outcome.
     pub fn land(&self, seed: u64) {
         let mut chance = Chance::new(seed);
         for file in self.state.lock().files.values_mut() {
             if !file.in_flight.is_empty() {
-                chance.turn();
+                chance.begin_file();
                 let landed = file.in_flight.land(&mut chance);
                 file.land(landed);
             }
@@ -193,7 +193,7 @@ impl State {
         self.files.get_mut(&inode).ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 
-    /// Returns the seed if the present sync of `inode` is the one to fail.
+    /// Returns the seed if the current sync of `inode` must fail.
     fn take_failing_sync(&mut self, inode: Inode) -> Option<u64> {
         let FailingSync { part, seed } = self.failing_sync.as_ref()?;
         let is_due = self.tree.path(inode)?.to_string_lossy().contains(part);

@@ -11,12 +11,12 @@ pub(crate) const SECTOR: u64 = 512;
 type Block = Arc<[u8; BLOCK as usize]>;
 
 /// A sparse file: unwritten blocks read as zeroes. Clones are cheap: blocks and their table are
-/// shared until a clone is written to.
+/// shared until a clone is written.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Sparse {
     blocks: Arc<BTreeMap<u64, Block>>,
     length: u64,
-    /// Blocks before this one are allocated, written or not.
+    /// Number of leading blocks that are allocated, written or not.
     preallocated: u64,
 }
 
@@ -27,8 +27,8 @@ impl Sparse {
 
     /// Bytes of allocated blocks.
     pub(crate) fn allocated(&self) -> u64 {
-        let behind = self.blocks.range(self.preallocated..).count() as u64;
-        (self.preallocated + behind) * BLOCK
+        let after = self.blocks.range(self.preallocated..).count() as u64;
+        (self.preallocated + after) * BLOCK
     }
 
     /// Blocks that a write of `length` bytes at `offset` would add.

@@ -1,4 +1,4 @@
-//! The directories of a simulated disk, and what a power loss may undo.
+//! The directories of a simulated disk, and their changes that a power loss may undo.
 
 use crate::change::Chance;
 use std::collections::BTreeMap;
@@ -15,8 +15,8 @@ pub(crate) enum Entry {
     File(Inode),
 }
 
-/// A change to a directory. Refers to what is named, so that any ordered subset of changes is
-/// meaningful.
+/// A change to a directory. Refers to the named file or directory, so that any ordered subset of
+/// changes is meaningful.
 #[derive(Clone, Debug)]
 enum Link {
     Dir(PathBuf),
@@ -74,7 +74,7 @@ impl Tree {
         })
     }
 
-    /// A path of `inode`, if it has one.
+    /// A path of `inode`, if any.
     pub(crate) fn path(&self, inode: Inode) -> Option<&Path> {
         let mut entries = self.now.iter();
         entries.find(|(_, entry)| **entry == Entry::File(inode)).map(|(path, _)| path.as_path())
@@ -141,8 +141,8 @@ impl Tree {
         Ok(())
     }
 
-    /// Makes the changes in `dir` durable, and those on the path to it (as the journaling file
-    /// systems of Linux do).
+    /// Makes the changes in `dir` durable, and the changes on the path to it (as the journaling
+    /// file systems of Linux do).
     pub(crate) fn sync_dir(&mut self, dir: &Path) -> io::Result<()> {
         if !self.is_dir(dir) {
             return Err(io::ErrorKind::NotFound.into());
@@ -164,7 +164,7 @@ impl Tree {
         self.crash_below(Path::new("/"), chance)
     }
 
-    /// Returns what a crash leaves of the tree that was unmounted from `root`.
+    /// Returns the state after a crash of the tree that was unmounted from `root`.
     pub(crate) fn crash_below(&self, root: &Path, chance: &mut Chance) -> Self {
         let mut names = self.durable.clone();
         for link in &self.pending {

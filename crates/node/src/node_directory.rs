@@ -12,7 +12,7 @@ use crate::mounts::{Mounts, Place};
 use crate::process::Process;
 use parking_lot::Mutex;
 use ritornello_format::{Error, Result};
-use ritornello_medium::{Anchored, Host, Medium, Owner};
+use ritornello_medium::{Anchored, FileOwner, Host, Medium};
 use ritornello_store::{Directory, foreign_directory};
 use rustix::fs::{Mode, OFlags};
 use std::collections::BTreeSet;
@@ -64,7 +64,7 @@ impl NodeDirectory {
             .map_err(|error| refused(error.into()))?
             .into();
         let found = dir.metadata().map_err(refused)?;
-        let owner = Owner::of(&found);
+        let owner = FileOwner::of(&found);
         if !owner.is_this_user {
             return Err(foreign_directory(path, owner));
         }

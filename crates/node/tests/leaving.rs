@@ -5,7 +5,7 @@ mod common;
 
 use common::*;
 use ritornello_format::ErrorKind;
-use ritornello_medium::{Fault, Faulty, Host, Op, Rule, Schedule};
+use ritornello_medium::{Faulty, Host, MediumFault, Op, Rule, Schedule};
 use ritornello_node::{Node, Role, open, open_on};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -48,7 +48,7 @@ impl Moved {
 
     /// Every sync takes this long from now on.
     fn slow_syncs(&self, pause: Duration) {
-        self.schedule.add(Rule::always(Fault::Slow(pause)).on(Op::SyncData));
+        self.schedule.add(Rule::always(MediumFault::Slow(pause)).on(Op::SyncData));
     }
 
     /// Moves the store away. The owner of the one in its place holds the sequence 3.
@@ -74,7 +74,7 @@ fn processes_leave_store_whose_path_leads_to_another() {
         let moved = Moved::new();
         let node = &moved.node;
         if fails {
-            moved.schedule.add(Rule::always(Fault::Io).on(Op::SyncData));
+            moved.schedule.add(Rule::always(MediumFault::Io).on(Op::SyncData));
             assert_eq!(put(node.store(), 2, 4).unwrap().pages, 4);
             assert!(node.store().flush().is_err());
         }

@@ -5,7 +5,7 @@ mod common;
 
 use common::*;
 use ritornello_format::ErrorKind;
-use ritornello_medium::{Fault, Faulty, Host, Op, Rule, Schedule};
+use ritornello_medium::{Faulty, Host, MediumFault, Op, Rule, Schedule};
 use ritornello_node::{Durability, Node, Options, Role, open_on};
 use ritornello_store::{CatalogStats, PutOptions};
 use ritornello_volume::page_memory::{Fragment, OwnedPages, PageSource};
@@ -52,7 +52,7 @@ fn stats(node: &Node) -> CatalogStats {
 
 /// Puts a sequence whose flush fails, once. Returns its error.
 fn poison(schedule: &Schedule, node: &Node, name: u64) -> ritornello_format::Error {
-    schedule.add(Rule::nth(1, Fault::Io).on(Op::SyncData).at("seg-"));
+    schedule.add(Rule::nth(1, MediumFault::Io).on(Op::SyncData).at("seg-"));
     assert_eq!(put(node.store(), name, 4).unwrap().pages, 4);
     let error = node.store().flush().unwrap_err();
     assert_eq!(schedule.injected(), 1);
@@ -113,7 +113,7 @@ fn poisoned_store_still_serves_reads() {
     let store = node.store();
     assert_eq!(put(store, 1, 4).unwrap().pages, 4);
     store.flush().unwrap();
-    schedule.add(Rule::always(Fault::Io).on(Op::SyncData));
+    schedule.add(Rule::always(MediumFault::Io).on(Op::SyncData));
     assert_eq!(put(store, 2, 4).unwrap().pages, 4);
     assert!(store.flush().is_err());
     let before = schedule.injected();
@@ -143,7 +143,7 @@ fn reopening_reopens_segment_files() {
     assert_eq!(put(store, 1, 4).unwrap().pages, 4);
     assert_eq!(client.ask("put 4 4"), "4");
     store.flush().unwrap();
-    schedule.add(Rule::always(Fault::Io).on(Op::SyncData));
+    schedule.add(Rule::always(MediumFault::Io).on(Op::SyncData));
     assert_eq!(put(store, 2, 4).unwrap().pages, 4);
     assert!(store.flush().is_err());
     for found in std::fs::read_dir(dir.path().join("segments")).unwrap() {
@@ -176,7 +176,7 @@ fn takeover_on_failing_disk_misses_until_healed() {
     let store = node.store();
     assert_eq!(put(store, 1, 4).unwrap().pages, 4);
     store.flush().unwrap();
-    schedule.add(Rule::always(Fault::Io).on(Op::SyncData));
+    schedule.add(Rule::always(MediumFault::Io).on(Op::SyncData));
     owner.kill();
     let failed = schedule.injected();
     for _ in 0..3 {
@@ -202,7 +202,7 @@ fn calls_miss_at_once_while_reopening() {
     let store = node.store();
     assert_eq!(put(store, 1, 4).unwrap().pages, 4);
     store.flush().unwrap();
-    schedule.add(Rule::always(Fault::Io).on(Op::SyncData).at("/index/"));
+    schedule.add(Rule::always(MediumFault::Io).on(Op::SyncData).at("/index/"));
     assert_eq!(put(store, 2, 4).unwrap().pages, 4);
     assert!(store.flush().is_err());
     eventually("the core is closed", || node.core().is_none());
@@ -238,7 +238,7 @@ fn closing_does_not_wait_for_a_broken_disk() {
         assert_eq!(put(node.store(), 1, 4).unwrap().pages, 4);
         node.store().flush().unwrap();
         let part = if closed_core { "/index/" } else { "" };
-        schedule.add(Rule::always(Fault::Io).on(Op::SyncData).at(part));
+        schedule.add(Rule::always(MediumFault::Io).on(Op::SyncData).at(part));
         assert_eq!(put(node.store(), 2, 4).unwrap().pages, 4);
         assert!(node.store().flush().is_err());
         let before = schedule.injected();
@@ -317,7 +317,7 @@ fn failed_durable_put_can_be_repeated() {
     let durable = Options { durability: Durability::Durable, ..options(dir.path()) };
     let (schedule, node) = owner_with(&durable);
     assert_eq!(put(node.store(), 1, 4).unwrap().pages, 4);
-    schedule.add(Rule::nth(1, Fault::Io).on(Op::SyncData).at("seg-"));
+    schedule.add(Rule::nth(1, MediumFault::Io).on(Op::SyncData).at("seg-"));
     assert_eq!(put(node.store(), 2, 4).unwrap_err().kind(), ErrorKind::Retry);
     eventually("the store is reopened", || reopened(&node));
     assert_eq!(put(node.store(), 2, 4).unwrap().pages, 4);

@@ -2,13 +2,13 @@
 
 use crate::directory::Directory;
 use ritornello_format::{Error, Result, VolumeMarker};
-use ritornello_medium::Owner;
+use ritornello_medium::FileOwner;
 use std::io;
 use std::path::Path;
 
 /// Returns the error for a directory of another user, with advice.
 #[must_use]
-pub fn foreign_directory(dir: &Path, owner: Owner) -> Error {
+pub fn foreign_directory(dir: &Path, owner: FileOwner) -> Error {
     let error = if owner.by_group {
         // A Kubernetes volume with `fsGroup` belongs to another user but is writable by group.
         let inside = dir.join("ritornello");

@@ -2,7 +2,7 @@
 
 use crate::eviction::EvictionStats;
 use ritornello_index::Tuning;
-use ritornello_index::tuning::Decision;
+use ritornello_index::tuning::TuningDecision;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -194,8 +194,8 @@ impl From<Tuning> for IndexTuning {
     }
 }
 
-impl From<Decision> for IndexDecision {
-    fn from(made: Decision) -> Self {
+impl From<TuningDecision> for IndexDecision {
+    fn from(made: TuningDecision) -> Self {
         Self {
             at: made.at,
             reason: made.reason.word().to_owned(),

@@ -7,7 +7,7 @@ mod common;
 use common::volumes::*;
 use common::*;
 use ritornello_format::ErrorKind;
-use ritornello_medium::{Fault, Faulty, Op, Rule, Schedule, SimDisk};
+use ritornello_medium::{Faulty, MediumFault, Op, Rule, Schedule, SimDisk};
 use ritornello_store::{CapacityChange, Options};
 use std::path::Path;
 use std::sync::Arc;
@@ -76,7 +76,7 @@ fn unmounted_volume_is_whole_at_next_opening() {
 
 #[test]
 fn segment_that_fails_to_open_once_keeps_its_pages() {
-    for fault in [Fault::NoSystemFiles, Fault::NoProcessFiles, Fault::Io] {
+    for fault in [MediumFault::NoSystemFiles, MediumFault::NoProcessFiles, MediumFault::Io] {
         let disk = SimDisk::new(64 * MIB);
         fill(&disk);
         let schedule = Schedule::new();
@@ -155,7 +155,7 @@ fn read_failure_removes_no_page() {
     let schedule = Schedule::new();
     let faulty = Arc::new(Faulty::new(Arc::new(disk), schedule.clone()));
     let open = reopen(faulty);
-    schedule.add(Rule::nth(1, Fault::Io).onward().on(Op::Read).at("seg-"));
+    schedule.add(Rule::nth(1, MediumFault::Io).onward().on(Op::Read).at("seg-"));
     assert_eq!(found(&open), 0);
     schedule.heal();
     assert_eq!(found(&open), PAGES, "a reader's report of a failed read took pages out");
@@ -171,7 +171,7 @@ fn scrub_keeps_unreadable_pages() {
     let faulty = Arc::new(Faulty::new(Arc::new(disk), schedule.clone()));
     let options = Options { scrub_rate: 1 << 40, ..Options::new(Path::new("/store")) };
     let open = open_on(faulty, &options).unwrap();
-    schedule.add(Rule::nth(1, Fault::Io).onward().on(Op::Read).at("seg-"));
+    schedule.add(Rule::nth(1, MediumFault::Io).onward().on(Op::Read).at("seg-"));
     let scrubbed = || open.store.stats().unwrap().catalog.counters["scrubbed_runs"];
     let until = std::time::Instant::now() + Duration::from_secs(30);
     while scrubbed() < SEQUENCES && std::time::Instant::now() < until {

@@ -7,7 +7,7 @@ mod common;
 use common::volumes::*;
 use common::*;
 use ritornello_format::{Extent, Manifest};
-use ritornello_medium::{Fault, Faulty, Medium, Op, Rule, Schedule, SimDisk};
+use ritornello_medium::{Faulty, Medium, MediumFault, Op, Rule, Schedule, SimDisk};
 use ritornello_store::{
     CapacityChange, Catalog, ClientAlive, ClientId, Directory, Options, ReserveRequest,
 };
@@ -41,7 +41,8 @@ fn drained_volume_waits_for_its_absent_segment() {
         let schedule = Schedule::new();
         let faulty = Arc::new(Faulty::new(Arc::new(disk.clone()), schedule.clone()));
         let path = format!("/b/seg-00000{number}");
-        schedule.add(Rule::nth(1, Fault::NoSystemFiles).onward().on(Op::Open).at(path.as_str()));
+        schedule
+            .add(Rule::nth(1, MediumFault::NoSystemFiles).onward().on(Op::Open).at(path.as_str()));
         let open = reopen(faulty);
         let absent = found(&open);
         let _ = open
@@ -86,7 +87,8 @@ fn absent_segments_count_for_the_budget() {
     let schedule = Schedule::new();
     let faulty = Arc::new(Faulty::new(Arc::new(disk.clone()), schedule.clone()));
     for path in &before {
-        schedule.add(Rule::nth(1, Fault::NoSystemFiles).onward().on(Op::Open).at(path.as_str()));
+        schedule
+            .add(Rule::nth(1, MediumFault::NoSystemFiles).onward().on(Op::Open).at(path.as_str()));
     }
     let open = reopen(faulty);
     for name in 100..200 {
@@ -106,7 +108,8 @@ fn absent_segment_without_file_is_given_up() {
     fill(&disk);
     let schedule = Schedule::new();
     let faulty = Arc::new(Faulty::new(Arc::new(disk.clone()), schedule.clone()));
-    schedule.add(Rule::nth(1, Fault::NoSystemFiles).onward().on(Op::Open).at("/b/seg-000000"));
+    schedule
+        .add(Rule::nth(1, MediumFault::NoSystemFiles).onward().on(Op::Open).at("/b/seg-000000"));
     let open = reopen(faulty);
     schedule.heal();
     disk.remove(Path::new("/b/seg-000000")).unwrap();
@@ -126,7 +129,8 @@ fn absent_segment_of_unmounted_volume_is_kept() {
     fill(&disk);
     let schedule = Schedule::new();
     let faulty = Arc::new(Faulty::new(Arc::new(disk.clone()), schedule.clone()));
-    schedule.add(Rule::nth(1, Fault::NoSystemFiles).onward().on(Op::Open).at("/b/seg-000000"));
+    schedule
+        .add(Rule::nth(1, MediumFault::NoSystemFiles).onward().on(Op::Open).at("/b/seg-000000"));
     let open = reopen(faulty);
     schedule.heal();
     disk.unmount(Path::new("/b")).unwrap();
@@ -157,7 +161,7 @@ fn live_clients_absent_space_stays_withheld() {
 
     let schedule = Schedule::new();
     let faulty = Arc::new(Faulty::new(Arc::new(disk.clone()), schedule.clone()));
-    schedule.add(Rule::nth(1, Fault::NoSystemFiles).onward().on(Op::Open).at("seg-000000"));
+    schedule.add(Rule::nth(1, MediumFault::NoSystemFiles).onward().on(Op::Open).at("seg-000000"));
     let open = open_beside(faulty, &at("/store"), alive).unwrap();
     schedule.heal();
     open.core.run_once();
@@ -297,7 +301,7 @@ fn volume_returning_after_listing_is_kept() {
     let disk = SimDisk::new(64 * MIB);
     fill(&disk);
     let schedule = Schedule::new();
-    schedule.add(Rule::nth(1, Fault::NoSystemFiles).onward().on(Op::Open).at("/b/seg-"));
+    schedule.add(Rule::nth(1, MediumFault::NoSystemFiles).onward().on(Op::Open).at("/b/seg-"));
     let open = reopen(Arc::new(Faulty::new(Arc::new(disk.clone()), schedule.clone())));
     schedule.heal();
     disk.unmount(Path::new("/b")).unwrap();

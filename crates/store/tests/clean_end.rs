@@ -4,7 +4,7 @@
 mod common;
 
 use common::*;
-use ritornello_medium::{Fault, Faulty, Medium, Op, Rule, Schedule, SimDisk, SimProcess};
+use ritornello_medium::{Faulty, Medium, MediumFault, Op, Rule, Schedule, SimDisk, SimProcess};
 use ritornello_store::{Directory, Options};
 use std::path::Path;
 use std::sync::Arc;
@@ -32,7 +32,7 @@ fn absent_segment_makes_the_end_unclean() {
     std::mem::forget(open);
 
     let schedule = Schedule::new();
-    schedule.add(Rule::nth(1, Fault::NoSystemFiles).onward().on(Op::Open).at("seg-000000"));
+    schedule.add(Rule::nth(1, MediumFault::NoSystemFiles).onward().on(Op::Open).at("seg-000000"));
     let faulty: Arc<dyn Medium> = Arc::new(Faulty::new(Arc::new(process(&disk)), schedule));
     open_on(faulty, &store_options()).unwrap().close();
 

@@ -5,7 +5,9 @@
 mod common;
 
 use common::*;
-use ritornello_medium::{Access, Fault, Faulty, Medium, Op, Rule, Schedule, SimDisk, SimProcess};
+use ritornello_medium::{
+    Access, Faulty, Medium, MediumFault, Op, Rule, Schedule, SimDisk, SimProcess,
+};
 use ritornello_store::{
     Catalog, ClientAlive, ClientId, Options, ReserveRequest, Store, open_segments,
 };
@@ -100,7 +102,7 @@ fn undrainable_space_stays_withheld() {
     let disk = SimDisk::new(64 * MIB);
     kill_owner_in_a_put(&disk);
     let schedule = Schedule::new();
-    schedule.add(Rule::nth(1, Fault::Io).onward().on(Op::Drain));
+    schedule.add(Rule::nth(1, MediumFault::Io).onward().on(Op::Drain));
     let medium = Faulty::new(Arc::new(process(&disk)), schedule.clone());
     let open = open_on(Arc::new(medium), &store_options()).unwrap();
     let withheld = open.store.stats().unwrap().catalog.reserved_bytes;
@@ -119,8 +121,8 @@ fn undrainable_space_stays_withheld() {
 /// directory, a failure would leave it appending to a file without a name.
 #[test]
 fn shortened_reservation_log_is_found() {
-    let reopened = Rule::nth(2, Fault::NoSystemFiles).on(Op::Open).at("RESERVATIONS");
-    let synced = Rule::nth(1, Fault::Io).on(Op::SyncDir).at("/store");
+    let reopened = Rule::nth(2, MediumFault::NoSystemFiles).on(Op::Open).at("RESERVATIONS");
+    let synced = Rule::nth(1, MediumFault::Io).on(Op::SyncDir).at("/store");
     for rule in [reopened, synced] {
         let disk = SimDisk::new(64 * MIB);
         let schedule = Schedule::new();

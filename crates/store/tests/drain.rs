@@ -5,7 +5,7 @@ mod common;
 
 use common::*;
 use ritornello_format::ErrorKind;
-use ritornello_medium::{Fault, Faulty, Host, Medium, Op, Rule, Schedule, SimDisk};
+use ritornello_medium::{Faulty, Host, Medium, MediumFault, Op, Rule, Schedule, SimDisk};
 use ritornello_store::{CapacityChange, Options, Store, open_segments};
 use ritornello_volume::segments::IoChoice;
 use ritornello_volume::staging::Staging;
@@ -173,7 +173,7 @@ fn drained_directory_gets_no_new_segment() {
     let paths = vec!["/a".into(), "/b".into()];
     let opts = Options { background_threads: false, paths, ..options(Path::new("/store"), 24) };
     let open = open_on(Arc::new(medium), &opts).unwrap();
-    schedule.add(Rule::nth(1, Fault::Slow(Duration::from_millis(300))).on(Op::Allocate));
+    schedule.add(Rule::nth(1, MediumFault::Slow(Duration::from_millis(300))).on(Op::Allocate));
     std::thread::scope(|scope| {
         let before = schedule.count(Op::Allocate);
         scope.spawn(|| fill(&open, 0, 1));

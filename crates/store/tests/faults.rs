@@ -6,7 +6,7 @@ mod common;
 use common::*;
 use parking_lot::Mutex;
 use ritornello_format::ErrorKind;
-use ritornello_medium::{Fault, Faulty, Op, Rule, Schedule, SimDisk};
+use ritornello_medium::{Faulty, MediumFault, Op, Rule, Schedule, SimDisk};
 use ritornello_store::{Options, PutOptions};
 use ritornello_volume::page_memory::{BorrowedPages, BorrowedPagesMut};
 use ritornello_volume::transfer::Control;
@@ -27,7 +27,7 @@ fn failed_writes_release_their_space() {
     let (schedule, open) = faulty();
     let scope = chained(64 << 10);
     put(&open.store, &scope, &sequence(1, 4), None);
-    for fault in [Fault::Io, Fault::NoSpace, Fault::Short] {
+    for fault in [MediumFault::Io, MediumFault::NoSpace, MediumFault::Short] {
         schedule.add(Rule::always(fault).on(Op::Write).at("seg-"));
         let outcome = put(&open.store, &scope, &sequence(2, 4), None);
         assert_eq!((outcome.pages, outcome.reason), (0, "io"), "{fault:?}");
@@ -43,7 +43,7 @@ fn failed_writes_release_their_space() {
 fn torn_writes_miss_once_then_are_not_found() {
     let (schedule, open) = faulty();
     let (scope, keys) = (chained(64 << 10), sequence(1, 4));
-    schedule.add(Rule::always(Fault::Torn).on(Op::Write).at("seg-"));
+    schedule.add(Rule::always(MediumFault::Torn).on(Op::Write).at("seg-"));
     put(&open.store, &scope, &keys, None);
     schedule.heal();
     let outcome = get(&open.store, &scope, &keys);
@@ -58,7 +58,7 @@ fn torn_writes_miss_once_then_are_not_found() {
 
 #[test]
 fn failed_and_damaged_reads_are_misses() {
-    for fault in [Fault::Io, Fault::Short, Fault::Torn] {
+    for fault in [MediumFault::Io, MediumFault::Short, MediumFault::Torn] {
         let (schedule, open) = faulty();
         let (scope, keys) = (chained(64 << 10), sequence(1, 4));
         put(&open.store, &scope, &keys, None);
@@ -82,7 +82,7 @@ fn failed_sync_poisons_until_reopened() {
         put(&open.store, &scope, &sequence(1, 4), None);
         open.store.flush().unwrap();
         put(&open.store, &scope, &sequence(2, 4), None);
-        schedule.add(Rule::nth(1, Fault::Io).on(Op::SyncData).at(file));
+        schedule.add(Rule::nth(1, MediumFault::Io).on(Op::SyncData).at(file));
         assert_eq!(open.store.flush().unwrap_err().kind(), ErrorKind::Retry, "{file}");
         // Not retried, although the disk works again.
         assert_eq!(open.store.flush().unwrap_err().kind(), ErrorKind::Retry);
@@ -102,7 +102,7 @@ fn full_disk_stops_growth_only() {
     let (schedule, open) = faulty();
     let scope = chained(64 << 10);
     put(&open.store, &scope, &sequence(1, 4), None);
-    schedule.add(Rule::always(Fault::NoSpace).on(Op::Allocate));
+    schedule.add(Rule::always(MediumFault::NoSpace).on(Op::Allocate));
     for name in 2..40 {
         assert_eq!(put(&open.store, &scope, &sequence(name, 4), None).pages, 4);
     }
@@ -122,7 +122,7 @@ fn any_fault_during_open_is_handled() {
     open.close();
     for nth in 1..60 {
         let schedule = Schedule::new();
-        schedule.add(Rule::nth(nth, Fault::Io));
+        schedule.add(Rule::nth(nth, MediumFault::Io));
         let medium = Arc::new(Faulty::new(Arc::new(disk.clone()), schedule.clone()));
         if let Ok(open) = open_on(medium, &opts) {
             schedule.heal();
@@ -140,7 +140,7 @@ fn full_disk_fails_flush_and_recovers() {
         let medium = Arc::new(Faulty::new(Arc::new(disk.clone()), schedule.clone()));
         let open = open_on(medium, &options(Path::new("/store"), 12)).unwrap();
         let (scope, other) = (chained(64 << 10), unchained(4096));
-        let full = || schedule.add(Rule::always(Fault::NoSpace).on(op).at("index"));
+        let full = || schedule.add(Rule::always(MediumFault::NoSpace).on(op).at("index"));
         full();
         put(&open.store, &scope, &sequence(1, 4), None);
         if let Err(error) = open.store.flush() {
@@ -201,7 +201,7 @@ fn small_life(open: &Open) -> Vec<(u64, usize)> {
 }
 
 /// Runs the workload with one fault. Returns whether the store was poisoned.
-fn survives(opts: &Options, fault: Fault, nth: u64) -> bool {
+fn survives(opts: &Options, fault: MediumFault, nth: u64) -> bool {
     let scope = chained(64 << 10);
     let (schedule, disk) = (Schedule::new(), SimDisk::new(64 << 20));
     let medium = Arc::new(Faulty::new(Arc::new(disk.clone()), schedule.clone()));
@@ -253,7 +253,7 @@ fn any_single_fault_is_survived() {
     };
     assert!(count > 200, "{count}");
     // Every operation fails once; each other fault hits every third operation.
-    let faults = [Fault::Io, Fault::NoSpace, Fault::Short, Fault::Torn];
+    let faults = [MediumFault::Io, MediumFault::NoSpace, MediumFault::Short, MediumFault::Torn];
     let meets = |(at, nth): &(usize, u64)| *at == 0 || *nth % 3 == *at as u64 % 3;
     let cases = (0..4).flat_map(|at| (1..=count).map(move |nth| (at, nth))).filter(meets);
     let (cases, poisoned) = (Mutex::new(cases), AtomicU64::new(0));
@@ -278,8 +278,10 @@ fn slow_disk_is_awaited_until_the_deadline() {
     let (schedule, open) = faulty();
     let (scope, keys) = (chained(64 << 10), sequence(1, 16));
     put(&open.store, &scope, &keys, None);
-    schedule.add(Rule::always(Fault::Slow(Duration::from_millis(30))).on(Op::Read).at("seg-"));
-    schedule.add(Rule::always(Fault::Slow(Duration::from_millis(30))).on(Op::Write).at("seg-"));
+    schedule
+        .add(Rule::always(MediumFault::Slow(Duration::from_millis(30))).on(Op::Read).at("seg-"));
+    schedule
+        .add(Rule::always(MediumFault::Slow(Duration::from_millis(30))).on(Op::Write).at("seg-"));
     let control = |millis| Control {
         deadline: Some(Instant::now() + Duration::from_millis(millis)),
         ..Control::default()

@@ -7,7 +7,7 @@ mod common;
 use common::volumes::*;
 use common::*;
 use ritornello_format::{ErrorKind, Manifest};
-use ritornello_medium::{Access, Fault, Faulty, Medium, Op, Rule, Schedule, SimDisk};
+use ritornello_medium::{Access, Faulty, Medium, MediumFault, Op, Rule, Schedule, SimDisk};
 use ritornello_store::{CapacityChange, Directory};
 use std::path::Path;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ fn failed_retirement_of_a_volume_fails_flush() {
     let schedule = Schedule::new();
     let open = reopen(Arc::new(Faulty::new(Arc::new(disk.clone()), schedule.clone())));
     // The first sync is for MANIFEST.copy, the second for MANIFEST.
-    schedule.add(Rule::nth(2, Fault::Io).on(Op::SyncDir).at("/store"));
+    schedule.add(Rule::nth(2, MediumFault::Io).on(Op::SyncDir).at("/store"));
     let forgotten =
         open.core.change_capacity(&CapacityChange::ForgetVolume("/b".to_owned()), Duration::ZERO);
     assert_eq!(forgotten.unwrap_err().kind(), ErrorKind::Fatal);
@@ -39,7 +39,7 @@ fn failed_drop_of_a_scope_fails_puts() {
     fill(&disk);
     let schedule = Schedule::new();
     let open = reopen(Arc::new(Faulty::new(Arc::new(disk.clone()), schedule.clone())));
-    schedule.add(Rule::nth(1, Fault::Io).onward().on(Op::SyncDir).at("/store"));
+    schedule.add(Rule::nth(1, MediumFault::Io).onward().on(Op::SyncDir).at("/store"));
     let dropped = open.store.drop_scope(&chained(65_536));
     assert_eq!(dropped.unwrap_err().kind(), ErrorKind::Retry);
     schedule.heal();
@@ -56,7 +56,7 @@ fn change_on_full_disk_loses_nothing() {
         fill(&disk);
         let schedule = Schedule::new();
         let open = reopen(Arc::new(Faulty::new(Arc::new(disk.clone()), schedule.clone())));
-        schedule.add(Rule::nth(1, Fault::NoSpace).onward().on(Op::Write).at(name));
+        schedule.add(Rule::nth(1, MediumFault::NoSpace).onward().on(Op::Write).at(name));
         if name == "SCOPES.new" {
             assert!(open.store.drop_scope(&chained(65_536)).is_err());
         } else {
@@ -86,15 +86,16 @@ fn unopenable_manifest_is_not_replaced_by_copy() {
     let schedule = Schedule::new();
     let medium: Arc<dyn Medium> = Arc::new(Faulty::new(Arc::new(disk.clone()), schedule.clone()));
     let open = reopen(Arc::clone(&medium));
-    schedule.add(Rule::nth(1, Fault::NoSystemFiles).on(Op::Open).at("/store/MANIFEST.new"));
+    schedule.add(Rule::nth(1, MediumFault::NoSystemFiles).on(Op::Open).at("/store/MANIFEST.new"));
     // The copy cannot be restored either.
-    schedule.add(Rule::nth(2, Fault::NoSystemFiles).on(Op::Open).at("/store/MANIFEST.copy.new"));
+    schedule
+        .add(Rule::nth(2, MediumFault::NoSystemFiles).on(Op::Open).at("/store/MANIFEST.copy.new"));
     let forgotten =
         open.core.change_capacity(&CapacityChange::ForgetVolume("/b".to_owned()), Duration::ZERO);
     assert_eq!((forgotten.unwrap_err().kind(), schedule.injected()), (ErrorKind::Fatal, 2));
     disk.mount(Path::new("/b")).unwrap();
     std::mem::forget(open);
-    schedule.add(Rule::nth(1, Fault::NoSystemFiles).on(Op::Open).at("/store/MANIFEST"));
+    schedule.add(Rule::nth(1, MediumFault::NoSystemFiles).on(Op::Open).at("/store/MANIFEST"));
     assert_eq!(
         open_on(medium, &at("/store")).map(Open::close).unwrap_err().kind(),
         ErrorKind::Retry
@@ -132,7 +133,7 @@ fn second_close_claims_no_durability() {
     let schedule = Schedule::new();
     let open = reopen(Arc::new(Faulty::new(Arc::new(disk.clone()), schedule.clone())));
     assert_eq!(put(&open.store, &chained(65_536), &sequence(77, 6), None).pages, 6);
-    schedule.add(Rule::nth(1, Fault::NoSpace).onward().on(Op::Write).at("/index/"));
+    schedule.add(Rule::nth(1, MediumFault::NoSpace).onward().on(Op::Write).at("/index/"));
     assert!(open.core.close().is_err());
     assert!(open.core.close().is_err());
     schedule.heal();

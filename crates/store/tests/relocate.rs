@@ -4,7 +4,7 @@
 mod common;
 
 use common::*;
-use ritornello_medium::{Fault, Faulty, Host, Medium, Op, Rule, Schedule, SimDisk};
+use ritornello_medium::{Faulty, Host, Medium, MediumFault, Op, Rule, Schedule, SimDisk};
 use ritornello_store::{CapacityChange, Options};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -148,7 +148,7 @@ fn failed_copy_moves_nothing_and_is_retried() {
         put(&open.store, &scope, &sequence(name, 8), None);
     }
     open.store.flush().unwrap();
-    schedule.add(Rule::always(Fault::Io).on(Op::Write).at("seg-"));
+    schedule.add(Rule::always(MediumFault::Io).on(Op::Write).at("seg-"));
     let change = CapacityChange::DrainVolume("/a".to_owned());
     assert!(open.core.change_capacity(&change, Duration::from_secs(5)).is_err());
     assert!(schedule.injected() > 0);

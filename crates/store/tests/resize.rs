@@ -5,7 +5,7 @@ mod common;
 
 use common::*;
 use ritornello_format::ErrorKind;
-use ritornello_medium::{Fault, Faulty, Host, Op, Rule, Schedule, SimDisk};
+use ritornello_medium::{Faulty, Host, MediumFault, Op, Rule, Schedule, SimDisk};
 use ritornello_store::eviction::PolicyKind;
 use ritornello_store::{CapacityChange, Directory, Options, PutOptions};
 use ritornello_volume::page_memory::BorrowedPages;
@@ -362,7 +362,7 @@ fn index_rewrite_causes_no_eviction() {
     open.store.flush().unwrap();
     assert!(stats(&open).index_disk_bytes > MIB + MIB / 2, "{}", stats(&open).index_disk_bytes);
     let before = stats(&open).pages;
-    let slow = Fault::Slow(Duration::from_millis(300));
+    let slow = MediumFault::Slow(Duration::from_millis(300));
     schedule.add(Rule::always(slow).on(Op::Write).at("checkpoint-"));
     std::thread::scope(|scope| {
         let writes = schedule.count(Op::Write);

@@ -7,7 +7,7 @@ mod common;
 use common::*;
 use ritornello_format::{ErrorKind, Scope, ScopeSlot};
 use ritornello_medium::{
-    Access, Fault, Faulty, Medium, MediumFile, Op, Room, Rule, Schedule, SimDisk,
+    Access, Faulty, Medium, MediumFault, MediumFile, Op, Room, Rule, Schedule, SimDisk,
 };
 use ritornello_store::{Catalog, ClientId, Directory};
 use std::collections::BTreeMap;
@@ -367,7 +367,7 @@ fn lost_registry_tail_mixes_no_scopes() {
 /// the registry accepts further scopes unless the store is poisoned.
 #[test]
 fn failed_change_keeps_acknowledged_scopes() {
-    for fault in [Fault::Io, Fault::NoSpace, Fault::Short] {
+    for fault in [MediumFault::Io, MediumFault::NoSpace, MediumFault::Short] {
         for (op, at) in [(Op::Write, "SCOPES"), (Op::SyncData, "SCOPES"), (Op::SyncDir, "/store")] {
             for nth in 1..8 {
                 let (disk, schedule) = (SimDisk::new(64 * MIB), Schedule::new());

@@ -6,7 +6,7 @@ mod common;
 
 use common::volumes::*;
 use common::*;
-use ritornello_medium::{Access, Fault, Faulty, Medium, Op, Rule, Schedule, SimDisk};
+use ritornello_medium::{Access, Faulty, Medium, MediumFault, Op, Rule, Schedule, SimDisk};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -88,8 +88,8 @@ fn volume_grows_past_a_leftover_segment() {
     open_on(Arc::new(disk.clone()), &two_volumes()).unwrap().close();
     let schedule = Schedule::new();
     let open = reopen(Arc::new(Faulty::new(Arc::new(disk.clone()), schedule.clone())));
-    schedule.add(Rule::nth(1, Fault::Io).on(Op::SyncDir).at("/b"));
-    schedule.add(Rule::nth(1, Fault::Io).on(Op::Remove).at("/b/seg"));
+    schedule.add(Rule::nth(1, MediumFault::Io).on(Op::SyncDir).at("/b"));
+    schedule.add(Rule::nth(1, MediumFault::Io).on(Op::Remove).at("/b/seg"));
     put(&open.store, &chained(65_536), &sequence(0, 8), None);
     put(&open.store, &chained(65_536), &sequence(1, 8), None);
     assert_eq!(schedule.injected(), 2);
@@ -119,8 +119,8 @@ fn cover_segments_of_dead_owner(returns_later: bool) {
     open_on(Arc::new(disk.clone()), &two_volumes()).unwrap().close();
     let schedule = Schedule::new();
     let open = reopen(Arc::new(Faulty::new(Arc::new(disk.clone()), schedule.clone())));
-    schedule.add(Rule::nth(1, Fault::Io).onward().on(Op::SyncDir).at("/b"));
-    schedule.add(Rule::nth(1, Fault::Io).onward().on(Op::Remove).at("/b/seg"));
+    schedule.add(Rule::nth(1, MediumFault::Io).onward().on(Op::SyncDir).at("/b"));
+    schedule.add(Rule::nth(1, MediumFault::Io).onward().on(Op::Remove).at("/b/seg"));
     put(&open.store, &chained(65_536), &sequence(0, 8), None);
     put(&open.store, &chained(65_536), &sequence(1, 8), None);
     // The owner neither flushes nor closes.

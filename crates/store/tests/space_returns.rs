@@ -6,7 +6,7 @@ mod common;
 use common::*;
 use parking_lot::Mutex;
 use ritornello_format::Scope;
-use ritornello_medium::{Fault, Faulty, Medium, Op, Rule, Schedule, SimDisk};
+use ritornello_medium::{Faulty, Medium, MediumFault, Op, Rule, Schedule, SimDisk};
 use ritornello_store::Options;
 use std::path::Path;
 use std::sync::Arc;
@@ -29,10 +29,10 @@ fn unwritable_volume_is_absent_unless_full() {
     }
     open.store.flush().unwrap();
     open.close();
-    for fault in [Fault::NoSystemFiles, Fault::NoSpace, Fault::Io] {
+    for fault in [MediumFault::NoSystemFiles, MediumFault::NoSpace, MediumFault::Io] {
         let schedule = Schedule::new();
         schedule.add(Rule::nth(1, fault).onward().on(Op::Open).at("/b/.selftest"));
-        if fault != Fault::NoSpace {
+        if fault != MediumFault::NoSpace {
             schedule.add(Rule::nth(1, fault).onward().on(Op::Write).at("/b/"));
         }
         let medium = Arc::new(Faulty::new(Arc::new(disk.clone()), schedule));
@@ -42,7 +42,7 @@ fn unwritable_volume_is_absent_unless_full() {
         let open = open.unwrap();
         let pages = |name| get(&open.store, &chained(65_536), &sequence(name, 8)).pages;
         let found: usize = (0..12).map(pages).sum();
-        assert_eq!(found == 96, fault == Fault::NoSpace, "{fault:?}: {found} pages");
+        assert_eq!(found == 96, fault == MediumFault::NoSpace, "{fault:?}: {found} pages");
         open.close();
     }
 }
@@ -64,7 +64,7 @@ fn space_returns_under_load() {
         if round % 2 == 0 {
             disk.unmount(Path::new("/b")).unwrap();
         } else {
-            let rule = Rule::nth(1, Fault::NoSystemFiles).onward().on(Op::Open);
+            let rule = Rule::nth(1, MediumFault::NoSystemFiles).onward().on(Op::Open);
             schedule.add(rule.at("/b/seg-000000"));
         }
         let medium: Arc<dyn Medium> =

@@ -7,7 +7,7 @@ mod common;
 use common::volumes::*;
 use common::*;
 use ritornello_format::ErrorKind;
-use ritornello_medium::{Access, Fault, Faulty, Medium, Op, Rule, Schedule, SimDisk};
+use ritornello_medium::{Access, Faulty, Medium, MediumFault, Op, Rule, Schedule, SimDisk};
 use ritornello_store::{CapacityChange, ClientId, Directory, Options, Store, open_segments};
 use ritornello_volume::segments::IoChoice;
 use ritornello_volume::staging::Staging;
@@ -22,7 +22,7 @@ fn interrupted_creation_takes_no_other_stores_volume() {
     let disk = SimDisk::new(128 * MIB);
     let schedule = Schedule::new();
     let faulty = Arc::new(Faulty::new(Arc::new(disk.clone()), schedule.clone()));
-    schedule.add(Rule::nth(1, Fault::NoSpace).on(Op::Write).at("/b/VOLUME"));
+    schedule.add(Rule::nth(1, MediumFault::NoSpace).on(Op::Write).at("/b/VOLUME"));
     let first = Options { dir: "/first".into(), ..two_volumes() };
     assert!(open_on(faulty, &first).is_err());
     let paths = vec!["/b".into()];
@@ -286,7 +286,7 @@ fn refused_creation_can_be_repeated_with_other_paths() {
     let disk = SimDisk::new(64 * MIB);
     let schedule = Schedule::new();
     let faulty = Arc::new(Faulty::new(Arc::new(disk.clone()), schedule.clone()));
-    schedule.add(Rule::nth(1, Fault::Io).onward().on(Op::CreateDir).at("/typo"));
+    schedule.add(Rule::nth(1, MediumFault::Io).onward().on(Op::CreateDir).at("/typo"));
     let wrong = Options { paths: vec!["/typo".into()], ..two_volumes() };
     assert!(open_on(faulty, &wrong).is_err());
     let again = open_on(Arc::new(disk), &two_volumes()).map(Open::close);
@@ -300,7 +300,7 @@ fn stats_work_while_a_segment_is_absent() {
     fill_with(&disk, &two_volumes());
     let schedule = Schedule::new();
     let faulty = Arc::new(Faulty::new(Arc::new(disk.clone()), schedule.clone()));
-    schedule.add(Rule::nth(1, Fault::Io).onward().on(Op::Open).at("/b/seg-000000"));
+    schedule.add(Rule::nth(1, MediumFault::Io).onward().on(Op::Open).at("/b/seg-000000"));
     let open = reopen(faulty);
     let stats = open.store.stats();
     assert!(stats.is_ok(), "{}", stats.unwrap_err());

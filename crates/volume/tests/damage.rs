@@ -5,7 +5,7 @@ mod common;
 use common::*;
 use proptest::prelude::*;
 use ritornello_format::{Place, SegmentId, UNIT};
-use ritornello_medium::{Fault, Faulty, Host, Medium, Op, Rule, Schedule, SimDisk};
+use ritornello_medium::{Faulty, Host, Medium, MediumFault, Op, Rule, Schedule, SimDisk};
 use ritornello_volume::*;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -159,7 +159,8 @@ fn truncated_or_zeroed_segment_misses() {
 #[test]
 fn failed_operation_affects_only_its_run() {
     for io in [IoChoice::Auto, IoChoice::Pool] {
-        for fault in [Fault::Io, Fault::NoSpace, Fault::Short, Fault::Torn] {
+        for fault in [MediumFault::Io, MediumFault::NoSpace, MediumFault::Short, MediumFault::Torn]
+        {
             for op in [Op::Read, Op::Write] {
                 for nth in 1..6 {
                     let schedule = Schedule::new();
@@ -186,7 +187,7 @@ fn failed_operation_affects_only_its_run() {
                         run.check(&segments);
                     } else {
                         assert_eq!(op, Op::Write);
-                        assert_ne!(fault, Fault::Torn);
+                        assert_ne!(fault, MediumFault::Torn);
                     }
                     assert_eq!(segments.staging().in_use, 0);
                 }
@@ -226,14 +227,14 @@ fn failed_sync_is_fatal_but_full_disk_is_not() {
     let faulty = Faulty::new(Arc::new(disk.clone()), schedule.clone());
     let segments = open(Arc::new(faulty), dir.into(), IoChoice::Auto);
     let id = SegmentId::new(0, 0);
-    schedule.add(Rule::nth(1, Fault::NoSpace).on(Op::Allocate));
+    schedule.add(Rule::nth(1, MediumFault::NoSpace).on(Op::Allocate));
     let error = segments.create(id).unwrap_err();
     assert_eq!(error.kind(), ritornello_format::ErrorKind::Retry);
     assert!(disk.list(dir).unwrap().is_empty());
     // An empty directory may be a mount point.
     assert!(segments.existing().is_err());
     segments.create(id).unwrap();
-    schedule.add(Rule::nth(1, Fault::Io).on(Op::SyncData));
+    schedule.add(Rule::nth(1, MediumFault::Io).on(Op::SyncData));
     let error = segments.sync(&[id]).unwrap_err();
     assert_eq!(error.kind(), ritornello_format::ErrorKind::Fatal);
 }

@@ -144,7 +144,7 @@ impl Bench<'_> {
         let index = metadata_store::index(dir, self.entries, RUN_PAGES)?;
         let id = scope.id();
         let asked = |keys: &[&[u8]]| {
-            Ok(index.longest_prefix(metadata_store::SLOT, &ScopedKeys { scope: &id, keys }))
+            Ok(index.probe(metadata_store::SLOT, &ScopedKeys { scope: &id, keys }))
         };
         let index_warm = time_warm(&asked, WARM_SEQUENCES.min(sequences))?;
         let index_cold = time_cold(&asked, sequences)?;

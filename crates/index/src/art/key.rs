@@ -1,16 +1,16 @@
 //! The keys of the tree.
 //!
-//! One tree holds everything; the first byte of a key is its kind. Numbers are big-endian, so that
-//! the order of keys is the order of paths. All keys of a kind have the same length, so that none
-//! is a prefix of another.
+//! One tree holds all entries; the first byte of a key is its kind. Numbers are big-endian, so that
+//! the order of keys is the order of paths. All keys of a kind have the same length, so that keys
+//! are never prefixes of each other.
 //!
 //! | key | value |
 //! |---|---|
 //! | `p` scope, run, first page | up to [`CHUNK`] page hashes of the run |
-//! | `h` scope, page hash | run and page number there |
+//! | `h` scope, page hash | run, and the page's number in the run |
 //! | `r` run | the run's record: the commit marker of its pages |
-//! | `c` parent, child | the page of the parent that the child is attached behind |
-//! | `t` run | until when the run is retained |
+//! | `c` parent, child | the page of the parent to which the child is attached |
+//! | `t` run | the end of the run's retention |
 //! | `m` name | numbers of the index itself |
 
 use crate::RunId;
@@ -80,7 +80,7 @@ pub(super) fn scoped(scope: ScopeSlot) -> [u8; 5] {
     key
 }
 
-/// The run at the end of a key of kind `r` or `t`, or the child in one of kind `c`.
+/// The run at the end of a key of kind `r` or `t`, or the child at the end of a key of kind `c`.
 pub(super) fn run_at_end(key: &[u8]) -> RunId {
     key.last_chunk().map_or(RunId(0), |bytes| RunId(u64::from_be_bytes(*bytes)))
 }

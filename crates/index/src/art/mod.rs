@@ -11,33 +11,33 @@
 //!
 //! **Atomic changes.** A batch of Holt is one record of its log. A run exists once its record (`r`)
 //! does, which is written last; the chunks of a run that is too long for one batch are written
-//! before. The next open finds what a crash leaves of such a run by the missing record, and removes
-//! it. If Holt fails in the middle of a batch, it may have applied a part: an insert then removes
-//! all its keys again before it returns the error. If that fails as well, or if a removal fails,
-//! the index is poisoned.
+//! before. The next open removes chunks without a record, which a crash can leave of a long run. If
+//! Holt fails in the middle of a batch, it may have applied a part: an insert then removes all its
+//! keys again before it returns the error. If that fails as well, or if a removal fails, the index
+//! is poisoned.
 //!
 //! **Limits of Holt 0.9.2**, and how the backend handles them:
 //!
 //! * *No sync without a checkpoint.* Either every batch waits for an `fdatasync` of the log
 //!   ([`ArtOptions::durable`]), or the only barrier is a checkpoint, which writes every dirty frame
-//!   of 512 KiB. [`PrefixIndex::sync`] makes one: durable, but expensive.
-//! * *Records cannot be held back until their data is durable.* An inserted run is in the log at
-//!   once, and may exist without its pages after a power loss; their checksums make them misses.
-//!   The backend `run` holds such records back.
-//! * *Damage is not detected.* Holt's log has checksums, its frames have none. So every value
-//!   carries a checksum, seeded with its key, and a damaged value is a miss. The open checks and
-//!   counts all of them. Damage that only makes Holt miss a key shows in the count.
+//!   of 512 KiB. [`PrefixIndex::sync`] writes a checkpoint, which is durable, but expensive.
+//! * *Records cannot be held back until their data is durable.* The log gets an inserted run
+//!   immediately, so the run may exist without its pages after a power loss; their checksums make
+//!   them misses. The backend `run` withholds records until their data is durable.
+//! * *Damage is not detected.* Holt's frames have no checksums. So every value carries a checksum,
+//!   seeded with its key, and a damaged value is a miss. The open checks and counts all values.
+//!   Damage that only makes Holt miss a key shows in the count.
 //! * *No recovery from damage.* If Holt refuses its files, its log is dropped; if it still refuses,
-//!   all files. Both are logged and reported by [`ArtIndex::recovered`].
+//!   all files are dropped. The losses are logged and reported by [`ArtIndex::recovered`].
 //! * *A kill loses changes that were not synced.* Up to 64 KiB of the log are in the memory of the
 //!   process. Synced changes are safe.
 //! * *A failed sync is not repaired.* Holt reads its log and its list of frames from the page
 //!   cache, and appends to the same files. Records of the log reach the frames with the next
-//!   checkpoint; what the list has lost is not written again. After a failed sync the index is safe
-//!   until the next power loss: remove it, or convert it. [`crate::OpenOptions::clean`] has no
-//!   effect.
+//!   checkpoint; entries that the list has lost are not written again. After a failed sync the
+//!   index is safe until the next power loss: remove it, or convert it.
+//!   [`crate::OpenOptions::clean`] has no effect.
 //! * *Writes are not reported.* [`IndexStats::written_bytes`] counts keys and values, once.
-//! * *Holt uses the host's file system.* It does its own I/O, not through the `Medium`.
+//! * *Holt uses the host's file system.* Its I/O does not go through the `Medium`.
 //! * *Keys and values are at most 64 KiB.* A run whose place has more than about 5,400 extents is
 //!   refused (`Invalid`).
 
@@ -50,7 +50,7 @@ mod tests;
 mod tree;
 mod write;
 
-use crate::{IndexStats, NewRun, PrefixIndex, Removed, RunId, RunView, Step, SyncData};
+use crate::{IndexStats, MatchedRun, NewRun, PrefixIndex, Removed, RunId, RunView, SyncData};
 use parking_lot::Mutex;
 use ritornello_format::{PageHash, PageHashes, Place, Result, ScopeSlot};
 use std::collections::{BTreeMap, HashMap};
@@ -67,8 +67,8 @@ pub struct ArtOptions {
     /// Every change is durable when the call returns. [`PrefixIndex::sync`] then writes only the
     /// recency from [`PrefixIndex::touch`].
     pub durable: bool,
-    /// Check every run at open. Otherwise a damaged run is found when it is used, and runs attached
-    /// behind it stay.
+    /// Check every run at open. Otherwise a damaged run is found when it is used, and its
+    /// descendants stay.
     pub verify: bool,
 }
 
@@ -104,7 +104,7 @@ struct Retained {
 struct Gauges {
     poisoned: AtomicBool,
     /// Whether damage has been logged.
-    complained: AtomicBool,
+    damage_logged: AtomicBool,
     runs: AtomicU64,
     pages: AtomicU64,
     /// Bytes of keys and values written since the last sync.
@@ -113,24 +113,24 @@ struct Gauges {
     checkpoints: AtomicU64,
 }
 
-/// What [`ArtIndex::open`] recovered, and what it had to drop.
+/// Files, runs and keys that [`ArtIndex::open`] dropped.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ArtRecovered {
     /// Holt refused its log, which was dropped.
     pub log_dropped: bool,
     /// Holt refused all of its files, which were dropped.
     pub all_dropped: bool,
-    /// Whether the numbers of runs and pages differ from the stored ones.
+    /// Whether the numbers of runs and pages differ from the stored numbers.
     pub lost: bool,
-    /// Runs dropped as inconsistent, and the runs attached behind them.
+    /// Runs dropped as inconsistent, including their descendants.
     pub dropped_runs: u64,
     /// Keys of runs that were being written or removed when the process died.
     pub leftover_keys: u64,
 }
 
 impl ArtIndex {
-    /// Opens the index in its own directory `dir`, or creates one. Damage is not an error: what
-    /// cannot be verified is dropped, logged, and reported by [`ArtIndex::recovered`].
+    /// Opens the index in its own directory `dir`, or creates an index. Damage is not an error:
+    /// entries that fail verification are dropped, logged, and reported by [`ArtIndex::recovered`].
     ///
     /// # Errors
     /// `Fatal` if the file system refuses, or another process has the index open.
@@ -145,8 +145,8 @@ impl ArtIndex {
     }
 
     /// Logs the first damage. The caller treats damage as a miss.
-    fn complain(&self, run: RunId) {
-        if !self.gauges.complained.swap(true, Ordering::Relaxed) {
+    fn log_damage(&self, run: RunId) {
+        if !self.gauges.damage_logged.swap(true, Ordering::Relaxed) {
             tracing::warn!(dir = %self.dir.display(), run = run.0, "a run in the index is damaged and is a miss; opening it again drops it");
         }
     }
@@ -155,7 +155,7 @@ impl ArtIndex {
     fn or_miss<T>(&self, result: Result<T>) -> Option<T> {
         result
             .inspect_err(|error| {
-                if !self.gauges.complained.swap(true, Ordering::Relaxed) {
+                if !self.gauges.damage_logged.swap(true, Ordering::Relaxed) {
                     tracing::warn!(dir = %self.dir.display(), %error, "the index could not be read: a miss");
                 }
             })
@@ -182,7 +182,7 @@ impl PrefixIndex for ArtIndex {
         (0..pages.len()).flat_map(|at| self.remove_page(scope, pages.at(at))).collect()
     }
 
-    fn remove_scope(&self, scope: ScopeSlot) -> Vec<Removed> {
+    fn drop_scope(&self, scope: ScopeSlot) -> Vec<Removed> {
         self.remove_runs_of(scope)
     }
 
@@ -190,23 +190,28 @@ impl PrefixIndex for ArtIndex {
         self.move_run(run, place)
     }
 
-    fn longest_prefix(&self, scope: ScopeSlot, pages: &dyn PageHashes) -> usize {
+    fn probe(&self, scope: ScopeSlot, pages: &dyn PageHashes) -> usize {
         self.along(scope, pages, true, |_, _| ())
     }
 
-    fn walk(&self, scope: ScopeSlot, pages: &dyn PageHashes) -> Vec<Step> {
-        let mut steps = Vec::new();
+    fn walk(&self, scope: ScopeSlot, pages: &dyn PageHashes) -> Vec<MatchedRun> {
+        let mut matched = Vec::new();
         self.along(scope, pages, true, |(run, page, count), at| {
-            steps.push(Step { run, first: u32::from(page), pages: count as u32, at: at as u32 });
+            matched.push(MatchedRun {
+                run,
+                first: u32::from(page),
+                pages: count as u32,
+                at: at as u32,
+            });
         });
-        steps
+        matched
     }
 
     fn probe_methods(&self) -> &'static [&'static str] {
         &["walk", "range"]
     }
 
-    fn longest_prefix_by(&self, method: &str, scope: ScopeSlot, pages: &dyn PageHashes) -> usize {
+    fn probe_by(&self, method: &str, scope: ScopeSlot, pages: &dyn PageHashes) -> usize {
         self.along(scope, pages, method != "range", |_, _| ())
     }
 
@@ -239,8 +244,8 @@ impl PrefixIndex for ArtIndex {
     }
 
     fn touch(&self, run: RunId, recency: u64) {
-        let there = self.or_miss(self.record(run)).flatten();
-        if there.is_some_and(|record| record.recency < recency) {
+        let record = self.or_miss(self.record(run)).flatten();
+        if record.is_some_and(|record| record.recency < recency) {
             self.touched.lock().insert(run, recency);
         }
     }
@@ -256,10 +261,10 @@ impl PrefixIndex for ArtIndex {
     fn for_each(&self, visit: &mut dyn FnMut(RunId, RunView)) {
         let mut from = 0;
         loop {
-            let section = self.or_miss(self.runs_from(from)).unwrap_or_default();
-            let Some(last) = section.last() else { return };
+            let batch = self.or_miss(self.runs_from(from)).unwrap_or_default();
+            let Some(last) = batch.last() else { return };
             from = last.0;
-            for run in section {
+            for run in batch {
                 if let Some(view) = self.run(run) {
                     visit(run, view);
                 }

@@ -7,7 +7,7 @@ use crate::{RunId, RunView};
 use ritornello_format::{PageHash, PageHashes, Result, ScopeSlot};
 
 /// Consecutive pages of a run: the run, the first page in it, the number of pages.
-pub(super) type Stretch = (RunId, u16, usize);
+pub(super) type PageRange = (RunId, u16, usize);
 
 impl ArtIndex {
     pub(super) fn record(&self, run: RunId) -> Result<Option<Record>> {
@@ -19,7 +19,7 @@ impl ArtIndex {
                     record.recency = record.recency.max(*recency);
                 }
             }
-            None => self.complain(run),
+            None => self.log_damage(run),
         }
         Ok(record)
     }
@@ -29,7 +29,7 @@ impl ArtIndex {
         let key = key::chunk(scope, run, page);
         let Some(value) = self.tree.get(&key)? else { return Ok(Vec::new()) };
         Ok(record::decode_chunk(&key, &value).unwrap_or_else(|| {
-            self.complain(run);
+            self.log_damage(run);
             Vec::new()
         }))
     }
@@ -84,9 +84,9 @@ impl ArtIndex {
         Ok(is.then_some((run, page, record)))
     }
 
-    /// Matches the keys from `at` on with one run.
+    /// Matches the keys starting at `at` with one run.
     ///
-    /// In a chained scope a hash commits to everything before it. So if the run's last page matches
+    /// In a chained scope a hash commits to all pages before it. So if the run's last page matches
     /// the key at its position, the whole run matches, and only its record is read. Otherwise pages
     /// are compared one by one.
     pub(super) fn match_run(
@@ -95,7 +95,7 @@ impl ArtIndex {
         keys: &dyn PageHashes,
         at: usize,
         skip: bool,
-    ) -> Result<Option<Stretch>> {
+    ) -> Result<Option<PageRange>> {
         let Some((run, page, record)) = self.hint(scope, keys.at(at))? else { return Ok(None) };
         let left = usize::from(record.pages - page);
         if skip
@@ -131,7 +131,7 @@ impl ArtIndex {
         Ok((common > 0).then_some((run, page, common)))
     }
 
-    /// The pages of a run from page `from` on, by a range read.
+    /// The pages of a run starting at page `from`, by a range read.
     fn scanned(&self, scope: ScopeSlot, run: RunId, from: usize) -> Result<Option<Vec<PageHash>>> {
         let mut pages = Vec::new();
         for entry in self.tree.scan(&key::chunks(scope, run)) {
@@ -148,7 +148,7 @@ impl ArtIndex {
         scope: ScopeSlot,
         keys: &dyn PageHashes,
         skip: bool,
-        mut visit: impl FnMut(Stretch, usize),
+        mut visit: impl FnMut(PageRange, usize),
     ) -> usize {
         let mut at = 0;
         while at < keys.len() {
@@ -185,11 +185,11 @@ impl ArtIndex {
         }))
     }
 
-    /// Some runs, from number `from` on.
+    /// A batch of runs, starting at number `from`.
     pub(super) fn runs_from(&self, from: u64) -> Result<Vec<RunId>> {
-        const SECTION: usize = 1024;
+        const BATCH: usize = 1024;
         let start = key::run(RunId(from));
-        let runs = self.tree.keys_after(key::RUNS, &start, SECTION)?;
+        let runs = self.tree.keys_after(key::RUNS, &start, BATCH)?;
         Ok(runs.iter().map(|key| key::run_at_end(key)).collect())
     }
 }

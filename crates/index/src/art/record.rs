@@ -1,5 +1,5 @@
-//! The values of the tree. Each has a checksum seeded with its key, because Holt's frames have
-//! none.
+//! The values of the tree. Every value has a checksum seeded with its key, because Holt's frames
+//! have no checksums.
 
 use super::key;
 use crate::RunId;
@@ -21,7 +21,8 @@ pub(super) struct Record {
     pub(super) pages: u16,
     /// Number of pages that were not removed from the middle.
     pub(super) live: u16,
-    /// Hash of the last page: of a run that lies inside the prefix, a probe reads nothing else.
+    /// Hash of the last page. A probe reads only the record of a run that is completely inside the
+    /// prefix.
     pub(super) last: PageHash,
     pub(super) recency: u64,
     pub(super) parent: Option<(RunId, u32)>,

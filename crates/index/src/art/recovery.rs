@@ -2,8 +2,9 @@
 //!
 //! Holt recovers its tree. This module reads the records of runs, and with
 //! [`ArtOptions::verify`](super::ArtOptions) every chunk and every link as well. A run is valid if
-//! its record, all its chunks and its parent are. Entries that belong to no valid run are removed:
-//! the run was being written or removed when the process died, or it was damaged.
+//! its record and all its chunks are intact and its parent is valid. Entries that belong to no
+//! valid run are removed: the run was being written or removed when the process died, or it was
+//! damaged.
 
 use super::key;
 use super::record::{self, Record};
@@ -23,13 +24,14 @@ const LOG: &str = "journal.wal";
 /// Marks that the index was created: Holt takes files without a root for a new tree.
 const MADE: &str = "made";
 
-/// Opens the index: without Holt's log if its files cannot be read, and empty if they still cannot.
+/// Opens the index. If Holt cannot read its files, drops Holt's log; if that is not sufficient,
+/// drops all files.
 pub(super) fn open(dir: &Path, options: ArtOptions) -> Result<ArtIndex> {
     std::fs::create_dir_all(dir)?;
     let mut recovered = ArtRecovered::default();
     loop {
         let attempt = || attempt(dir, options.clone(), recovered);
-        // Holt's frames have no checksums: on a damaged one it may panic.
+        // Holt's frames have no checksums: a damaged frame may make Holt panic.
         let error = match catch_unwind(AssertUnwindSafe(attempt)) {
             Ok(Ok(index)) => return Ok(index),
             Ok(Err(error)) if recovered.all_dropped || !tree::is_damage(&error) => {
@@ -41,7 +43,7 @@ pub(super) fn open(dir: &Path, options: ArtOptions) -> Result<ArtIndex> {
             }
             Err(_) => Error::fatal("Holt panicked over its files"),
         };
-        let what = if recovered.log_dropped { "all it has" } else { "its log" };
+        let what = if recovered.log_dropped { "every file" } else { "its log" };
         tracing::warn!(dir = %dir.display(), %error, "the index cannot be read; {what} is dropped");
         for entry in std::fs::read_dir(dir)? {
             let entry = entry?;
@@ -137,7 +139,7 @@ impl ArtIndex {
             let mut batch = Batch::default();
             self.put_sum(&mut batch, 0, 0);
             self.apply(&batch)?;
-            tracing::warn!(dir = %self.dir.display(), ?recovered, "the index was not complete; opened with what could be recovered");
+            tracing::warn!(dir = %self.dir.display(), ?recovered, "the index was incomplete; opened with the records that could be recovered");
         }
         Ok(self)
     }
@@ -174,7 +176,7 @@ impl ArtIndex {
             let Some((scope, run, first)) = key::parse_chunk(&key) else { continue };
             match runs.get_mut(&run).filter(|found| found.scope == scope && first < found.pages) {
                 Some(found) => {
-                    // Chunks come in order: after a missing or damaged one the run stays
+                    // Chunks come in order: after a missing or damaged chunk the run stays
                     // incomplete.
                     let chunk = record::decode_chunk(&key, &value).unwrap_or_default();
                     if first == found.pages_found {
@@ -201,7 +203,7 @@ impl ArtIndex {
         for &(scope, run, first) in leftover {
             let mut batch = Batch::default();
             for page in self.chunk(scope, run, first)? {
-                self.forget(&mut batch, scope, page, run)?;
+                self.delete_entry(&mut batch, scope, page, run)?;
             }
             batch.delete(&key::chunk(scope, run, first));
             self.apply(&batch)?;
@@ -209,7 +211,7 @@ impl ArtIndex {
         Ok(())
     }
 
-    /// Restores lost links, so that a removal reaches everything attached behind a run.
+    /// Restores lost links, so that a removal reaches all descendants of a run.
     fn relink(&self, runs: &HashMap<RunId, Found>) -> Result<()> {
         let mut batch = Batch::default();
         for (run, found) in runs {
@@ -226,7 +228,7 @@ impl ArtIndex {
         if batch.len() > 0 { self.apply(&batch) } else { Ok(()) }
     }
 
-    /// Drops invalid runs, and all runs attached behind them. Returns their number.
+    /// Drops invalid runs and their descendants. Returns their number.
     fn drop_runs(&self, invalid: &[RunId], runs: &HashMap<RunId, Found>) -> Result<u64> {
         let mut waiting = invalid.to_vec();
         let mut dropped = 0;
@@ -274,12 +276,12 @@ fn found(record: &Record) -> Found {
 
 /// Runs that are incomplete, or whose parent does not exist.
 fn damaged(runs: &HashMap<RunId, Found>) -> impl Iterator<Item = RunId> + '_ {
-    let is_sound = |found: &Found| {
-        let there = |(run, page): (RunId, u32)| {
+    let is_intact = |found: &Found| {
+        let has_page = |(run, page): (RunId, u32)| {
             runs.get(&run)
                 .is_some_and(|parent| parent.scope == found.scope && (page as usize) < parent.pages)
         };
-        found.is_whole() && found.parent.is_none_or(there)
+        found.is_whole() && found.parent.is_none_or(has_page)
     };
-    runs.iter().filter(move |(_, found)| !is_sound(found)).map(|(run, _)| *run)
+    runs.iter().filter(move |(_, found)| !is_intact(found)).map(|(run, _)| *run)
 }

@@ -32,7 +32,7 @@ enum Op {
     Link { scope: u32, path: u64, at: u64 },
     Truncate { pick: usize, keep: u32 },
     Remove { scope: u32, path: u64, at: u64, count: u64 },
-    RemoveScope(u32),
+    DropScope(u32),
     Relocate(usize),
     Touch(usize, u64),
     Retain(usize, u64),
@@ -50,7 +50,7 @@ fn op() -> impl Strategy<Value = Op> {
         4 => (pick, 0..300u32).prop_map(|(pick, keep)| Op::Truncate { pick, keep }),
         4 => (scope.clone(), path, at, 1..200u64)
             .prop_map(|(scope, path, at, count)| Op::Remove { scope, path, at, count }),
-        1 => scope.prop_map(Op::RemoveScope),
+        1 => scope.prop_map(Op::DropScope),
         2 => pick.prop_map(Op::Relocate),
         2 => (pick, 0..50u64).prop_map(|(pick, recency)| Op::Touch(pick, recency)),
         2 => (pick, 0..5u64).prop_map(|(pick, until)| Op::Retain(pick, until)),
@@ -122,9 +122,9 @@ impl Pair {
                 let slot = ScopeSlot(scope);
                 same(&art.remove(slot, &pages), &memory.remove(slot, &pages));
             }
-            Op::RemoveScope(scope) => {
+            Op::DropScope(scope) => {
                 let slot = ScopeSlot(scope);
-                same(&art.remove_scope(slot), &memory.remove_scope(slot));
+                same(&art.drop_scope(slot), &memory.drop_scope(slot));
             }
             Op::Relocate(pick) => {
                 let Some((a, b, pages)) = self.pick(pick) else { return };
@@ -166,8 +166,8 @@ impl Pair {
             };
             assert_eq!(steps(art), steps(&self.memory));
             for method in art.probe_methods() {
-                let found = art.longest_prefix_by(method, slot, &keys);
-                assert_eq!(found, self.memory.longest_prefix(slot, &keys), "{method}");
+                let found = art.probe_by(method, slot, &keys);
+                assert_eq!(found, self.memory.probe(slot, &keys), "{method}");
             }
         }
     }
@@ -200,7 +200,7 @@ fn insert_failing_midway_changes_nothing() {
         *index.tree.fail_after.lock() = Some(after);
         let error = insert(&index, 2, trunk.last().copied(), &more, 2).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Retry, "{error}");
-        assert!(error.to_string().contains("remove pages"), "it says what to do: {error}");
+        assert!(error.to_string().contains("remove pages"), "the error has advice: {error}");
         assert_eq!(contents(&index), before);
         assert!(index.tree.scan(b"p").count() == 1, "no key is left");
         assert_eq!(index.tree.scan(b"h").count(), 50);
@@ -259,7 +259,7 @@ fn crash_remains_of_a_long_run_are_removed() {
     drop(index);
     let index = open(dir.path());
     assert_eq!(index.recovered().leftover_keys, 8);
-    assert_eq!(index.recovered().dropped_runs, 1, "and what hung behind it: {behind:?}");
+    assert_eq!(index.recovered().dropped_runs, 1, "including descendants: {behind:?}");
     assert_eq!(contents(&index).len(), 1);
     assert_eq!(index.tree.scan(b"h").count(), 5);
     assert!(!index.tree.any(super::key::CHILDREN).unwrap());
@@ -279,11 +279,7 @@ fn failed_rollback_poisons_the_index() {
     let error = insert(&index, 2, None, &pages(2, 5), 2).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Fatal, "{error}");
     assert_eq!(index.sync().unwrap_err().kind(), ErrorKind::Fatal);
-    assert_eq!(
-        index.longest_prefix(ScopeSlot(2), &pages(1, 50)),
-        0,
-        "an incomplete run does not exist"
-    );
+    assert_eq!(index.probe(ScopeSlot(2), &pages(1, 50)), 0, "an incomplete run does not exist");
     drop(index);
     let index = open(dir.path());
     assert!(contents(&index).is_empty());
@@ -297,7 +293,7 @@ fn durable_index_needs_no_sync() {
     let options = ArtOptions { durable: true, ..ArtOptions::default() };
     let index = ArtIndex::open(dir.path(), options).unwrap();
     insert(&index, 2, None, &pages(1, 50), 1).unwrap();
-    // A crash: the files as they are now, while the index is open.
+    // Copy the files while the index is open, as after a crash.
     for entry in std::fs::read_dir(dir.path()).unwrap() {
         let entry = entry.unwrap();
         std::fs::copy(entry.path(), copy.path().join(entry.file_name())).unwrap();
@@ -307,7 +303,7 @@ fn durable_index_needs_no_sync() {
 }
 
 /// Checks that every run existed before, at most with fewer pages, and that the index is closed.
-fn is_sound(index: &ArtIndex, before: &BTreeMap<u64, Content>) {
+fn assert_intact(index: &ArtIndex, before: &BTreeMap<u64, Content>) {
     let mut views = BTreeMap::new();
     index.for_each(&mut |run, view| drop(views.insert(run, view)));
     for view in views.values() {
@@ -357,18 +353,18 @@ fn damage_causes_misses_or_drops_only() {
             std::fs::write(dir.path().join(entry.file_name()), bytes).unwrap();
         }
         let index = open(dir.path());
-        is_sound(&index, &before);
-        // Nothing is reported if only the end of unsynced changes is missing.
+        assert_intact(&index, &before);
+        // No damage is reported if only the end of unsynced changes is missing.
         let runs = index.stats().runs;
         if index.recovered() == ArtRecovered::default() {
-            assert!(runs > 150, "only {runs} runs, and nothing was said");
+            assert!(runs > 150, "only {runs} runs, without a report");
             assert_eq!(contents(&index).last_key_value().map(|(last, _)| *last), Some(runs));
         } else {
             lost += 1;
         }
         // The index still accepts changes.
         insert(&index, 4, None, &pages(900, 20), 9000).unwrap();
-        assert_eq!(index.longest_prefix(ScopeSlot(4), &pages(900, 20)), 20);
+        assert_eq!(index.probe(ScopeSlot(4), &pages(900, 20)), 20);
     }
     assert!(lost > 0, "some damage was found");
 }

@@ -10,10 +10,10 @@ pub(super) const OPS: usize = 1024;
 /// Bytes to which values are padded.
 ///
 /// A frame of Holt has 512 KiB and 10,240 slots, one per node. If the slots run out first, Holt
-/// cannot move a part of the frame to another one, because that takes a slot: from then on inserts
-/// into it fail (`OutOfSlots`), after hundreds of milliseconds. So leaves must be long enough for
-/// the bytes to run out first. Keys have 9 to 21 bytes, a leaf adds 16, and inner nodes take a
-/// third as many slots.
+/// cannot move a part of the frame to another frame, because the move takes a slot: all later
+/// inserts into the frame fail (`OutOfSlots`), after hundreds of milliseconds. So leaves must be
+/// long enough for the bytes to run out first. Keys have 9 to 21 bytes, a leaf adds 16, and there
+/// is one inner node per three leaves.
 const VALUE_BYTES_MIN: usize = 64;
 
 fn pad(value: &[u8]) -> Box<[u8]> {
@@ -51,7 +51,7 @@ impl Batch {
         self.0.len()
     }
 
-    /// The batch that reverts puts of new keys, except those of `stay`; the last put first.
+    /// The batch that reverts puts of new keys except `stay`, the last put first.
     pub(super) fn undo(&self, stay: &[u8]) -> Self {
         let new = self.0.iter().rev().filter(|(key, _)| **key != *stay);
         Self(new.map(|(key, _)| (key.clone(), None)).collect())
@@ -79,7 +79,7 @@ impl std::fmt::Debug for Holt {
 }
 
 impl Holt {
-    /// Opens the tree in `dir`, or creates one.
+    /// Opens the tree in `dir`, or creates a tree.
     pub(super) fn open(dir: &Path, cache_bytes: u64, durable: bool) -> holt::Result<Self> {
         let mut config = TreeConfig::new(dir);
         // Frames have 512 KiB; fewer than eight do not hold a path through the tree.
@@ -160,13 +160,13 @@ impl Holt {
     }
 }
 
-/// Whether an error is about the contents of the files, rather than the file system.
+/// Whether an error is caused by the contents of the files, not by the file system.
 pub(super) fn is_damage(error: &Error) -> bool {
     use std::error::Error as _;
     use std::io::ErrorKind::{NotFound, WouldBlock};
     let cause = error.source().and_then(|source| source.downcast_ref::<holt::Error>());
     cause.is_some_and(|cause| match cause {
-        // Missing files, short reads, and errors of Holt's own; not errors of the kernel.
+        // Missing files, short reads, and errors that Holt raises; not errors of the kernel.
         holt::Error::BlobStoreIo(cause) => {
             cause.kind() == NotFound || cause.raw_os_error().is_none() && cause.kind() != WouldBlock
         }
@@ -180,16 +180,16 @@ pub(super) fn error(cause: holt::Error) -> Error {
     let error = match &cause {
         E::Alloc(_) | E::Free(_) | E::NotYetImplemented(_) => Error::retry(
             "Holt found no room for the keys in its frames and nothing was changed: remove pages, \
-             or use the index `run` or `lsm`, which have no such limit",
+             or use the index `run` or `lsm`, which do not have this limit",
         ),
         E::KeyTooLong { .. } | E::ValueTooLong { .. } | E::WalRecordTooLarge { .. } => {
             Error::invalid("Holt takes keys and values of up to 64 KiB: insert shorter runs")
         }
         E::BlobStoreIo(_) => Error::fatal(
-            "Holt could not read or write its files: see to the disk, and open the index again",
+            "Holt could not read or write its files: check the disk, and open the index again",
         ),
         _ => Error::fatal(
-            "Holt's files are damaged: close the index and open it again, which drops what is; \
+            "Holt's files are damaged: close the index and open it again, which drops damaged files; \
              or remove its directory",
         ),
     };

@@ -4,7 +4,7 @@ use super::ArtIndex;
 use super::key::{self, CHUNK};
 use super::record::{self, Record};
 use super::tree::{Batch, OPS};
-use crate::view::held;
+use crate::live_extents::held;
 use crate::{NewRun, Removed, RunId, run};
 use ritornello_format::{Error, PageHash, Place, Result, ScopeSlot};
 use std::collections::HashSet;
@@ -25,11 +25,11 @@ impl ArtIndex {
     pub(super) fn insert_run(&self, new: &NewRun<'_>) -> Result<RunId> {
         run::check(new)?;
         let mut numbers = self.numbers.lock();
-        self.sound()?;
+        self.check_not_poisoned()?;
         for (at, page) in new.pages.iter().enumerate() {
             if self.find(new.scope, *page)?.is_some() {
                 return Err(Error::invalid(
-                    "a page is in the index already: insert only what is not",
+                    "a page is in the index already: insert only missing pages",
                 )
                 .with("page", at));
             }
@@ -106,8 +106,8 @@ impl ArtIndex {
         Ok(())
     }
 
-    /// Applies a batch of new keys, or else removes them and those of `done` again. If that fails
-    /// too, the index is poisoned.
+    /// Applies a batch of new keys. On failure removes its keys and the keys of `done` again. If
+    /// the removal fails too, the index is poisoned.
     fn apply_or_undo(&self, batch: &Batch, done: &[Batch]) -> Result<()> {
         let Err(error) = self.apply(batch) else { return Ok(()) };
         for undone in std::iter::once(batch).chain(done.iter().rev()) {
@@ -118,8 +118,8 @@ impl ArtIndex {
         Err(error)
     }
 
-    /// Adds the numbers of runs and pages after the batch to it: nothing else would show that Holt
-    /// no longer finds some of them.
+    /// Adds the numbers of runs and pages after the batch to the batch. Only these numbers can
+    /// reveal that Holt no longer finds some runs or pages.
     pub(super) fn put_sum(&self, batch: &mut Batch, runs: i64, pages: i64) {
         let add =
             |gauge: &AtomicU64, more| gauge.load(Ordering::Relaxed).saturating_add_signed(more);
@@ -135,7 +135,7 @@ impl ArtIndex {
         })
     }
 
-    fn sound(&self) -> Result<()> {
+    fn check_not_poisoned(&self) -> Result<()> {
         if self.gauges.poisoned.load(Ordering::Acquire) {
             return Err(Error::fatal(
                 "Holt failed in the middle of a change: close the store and open it again",
@@ -149,7 +149,11 @@ impl ArtIndex {
         let find = |hash| self.or_miss(self.find(scope, hash)).flatten();
         let Some((child, 0, mut record)) = find(child) else { return };
         let Some((parent, page, _)) = find(parent) else { return };
-        if child == parent || record.parent.is_some() || !record.chained || self.sound().is_err() {
+        if child == parent
+            || record.parent.is_some()
+            || !record.chained
+            || self.check_not_poisoned().is_err()
+        {
             return;
         }
         record.parent = Some((parent, page.into()));
@@ -161,13 +165,14 @@ impl ArtIndex {
         let _ = self.apply_or_poison(&batch);
     }
 
-    /// Cuts a run. Removes everything attached behind the cut first, leaves before their parents:
-    /// so the index is closed at every moment. Stops if Holt fails; the index is poisoned then.
+    /// Cuts a run. Removes the descendants of the pages after the cut first, leaves before their
+    /// parents. The index is therefore closed at every moment. Stops if Holt fails; the index is
+    /// then poisoned.
     pub(super) fn cut(&self, run: RunId, keep: u32) -> Vec<Removed> {
         let removals = self.or_miss(self.closure(run, keep)).unwrap_or_default();
         let mut removed = Vec::with_capacity(removals.len());
         for (run, keep) in removals.into_iter().rev() {
-            if self.sound().is_err() {
+            if self.check_not_poisoned().is_err() {
                 break;
             }
             removed.extend(self.or_miss(self.cut_one(run, keep)).flatten());
@@ -175,7 +180,7 @@ impl ArtIndex {
         removed
     }
 
-    /// The run, and every run attached behind the cut, each after the run it is attached to.
+    /// The run, and all descendants of the pages after the cut, each run after its parent.
     fn closure(&self, run: RunId, keep: u32) -> Result<Vec<(RunId, u32)>> {
         let Some(record) = self.record(run)? else { return Ok(Vec::new()) };
         if keep >= u32::from(record.pages) {
@@ -191,8 +196,8 @@ impl ArtIndex {
                     continue;
                 }
                 // A run has one parent, so only the first run can occur again, and only if it is
-                // attached behind itself. Intact chains have no such ring; the run is then removed
-                // with all its children.
+                // its own descendant. Intact chains have no rings. The run is then removed with all
+                // its children.
                 if child == run && removals[0].1 > 0 {
                     removals[0].1 = 0;
                     for (child, page) in self.children(run)? {
@@ -209,7 +214,7 @@ impl ArtIndex {
         Ok(removals)
     }
 
-    /// Removes or cuts the record first: then nothing behind the cut exists. If the process dies,
+    /// Removes or cuts the record first: then no page after the cut exists. If the process dies,
     /// the next open removes the remains of a longer run.
     fn cut_one(&self, run: RunId, keep: u32) -> Result<Option<Removed>> {
         let Some(mut record) = self.record(run)? else { return Ok(None) };
@@ -251,7 +256,7 @@ impl ArtIndex {
                 batch.delete(&key);
             }
             for page in chunk[kept..].iter().filter(|page| **page != PageHash::NONE) {
-                self.forget(&mut batch, scope, *page, run)?;
+                self.delete_entry(&mut batch, scope, *page, run)?;
             }
         }
         self.apply_or_poison(&batch)?;
@@ -264,8 +269,8 @@ impl ArtIndex {
         Ok(Some(Removed { run, scope, pages: gone as u32, whole, extents }))
     }
 
-    /// Deletes the entry of a page, unless it leads to another run.
-    pub(super) fn forget(
+    /// Deletes the entry of a page, unless the entry names another run.
+    pub(super) fn delete_entry(
         &self,
         batch: &mut Batch,
         scope: ScopeSlot,
@@ -291,7 +296,7 @@ impl ArtIndex {
     }
 
     fn punch(&self, run: RunId, page: u16, mut record: Record) -> Result<Removed> {
-        self.sound()?;
+        self.check_not_poisoned()?;
         let (scope, at) = (record.scope, usize::from(page));
         let key = key::chunk(scope, run, at);
         let mut chunk = self.chunk(scope, run, at)?;
@@ -343,7 +348,7 @@ impl ArtIndex {
         let scope = record.scope;
         record.place = place.clone();
         let value = record.encode(run).ok()?;
-        self.sound().ok()?;
+        self.check_not_poisoned().ok()?;
         let mut batch = Batch::default();
         batch.put(&key::run(run), &value);
         self.apply_or_poison(&batch).ok()?;
@@ -352,7 +357,7 @@ impl ArtIndex {
 
     pub(super) fn retain_runs(&self, runs: &[(RunId, u64)], clock: u64) {
         let _writer = self.numbers.lock();
-        if self.sound().is_err() {
+        if self.check_not_poisoned().is_err() {
             return;
         }
         let clock = clock.max(self.retained.lock().clock);
@@ -381,7 +386,7 @@ impl ArtIndex {
     pub(super) fn sync_all(&self) -> Result<()> {
         {
             let _writer = self.numbers.lock();
-            self.sound()?;
+            self.check_not_poisoned()?;
             let touched: Vec<RunId> = self.touched.lock().keys().copied().collect();
             for section in touched.chunks(OPS) {
                 let mut batch = Batch::default();

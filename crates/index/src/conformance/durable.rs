@@ -8,9 +8,9 @@ use ritornello_format::{Error, ErrorKind, ScopeSlot};
 
 /// An index, and a way to open it as it would be after a power loss.
 pub struct PersistentIndex {
-    /// It.
+    /// The open index.
     pub index: Box<dyn PrefixIndex>,
-    /// Opens it again, with only the durable state.
+    /// Opens the index again, with only the durable state.
     pub after_power_loss: Box<dyn Fn() -> Box<dyn PrefixIndex>>,
 }
 
@@ -42,7 +42,7 @@ pub(super) fn changes_during_data_sync_wait_for_next_sync(persistent: &Persisten
     assert_eq!(persistent.generations(), [1, 2]);
 }
 
-pub(super) fn failed_data_sync_holds_records_back(persistent: &PersistentIndex) {
+pub(super) fn failed_data_sync_withholds_records(persistent: &PersistentIndex) {
     persistent.insert(1);
     let failed = persistent.index.sync_after(&|| Err(Error::retry("not now")));
     assert_eq!(failed.map_err(|error| error.kind()), Err(ErrorKind::Retry));

@@ -13,7 +13,7 @@ const SCOPE: ScopeSlot = ScopeSlot(1);
 const A: Worker = Worker(3);
 const B: Worker = Worker(1 << 20);
 
-/// Runs every scenario on an index of its own.
+/// Runs every scenario on a new index.
 ///
 /// # Panics
 /// If a guarantee is broken.
@@ -37,8 +37,8 @@ fn put(index: &dyn Residency, worker: Worker, tier: Tier, pages: &[PageHash]) {
 }
 
 /// Worker, number of pages, and number of pages by tier.
-fn located(index: &dyn Residency, pages: &[PageHash]) -> Vec<(Worker, u32, [u32; 4])> {
-    let prefixes = index.locate(SCOPE, &pages);
+fn prefixes(index: &dyn Residency, pages: &[PageHash]) -> Vec<(Worker, u32, [u32; 4])> {
+    let prefixes = index.prefixes(SCOPE, &pages);
     prefixes.iter().map(|Prefix { worker, pages, on }| (*worker, *pages, *on)).collect()
 }
 
@@ -48,22 +48,22 @@ fn holder(worker: Worker, tiers: impl Into<Tiers>) -> Holder {
 
 fn prefixes_end_where_each_worker_does(index: &dyn Residency) {
     let chain = pages(1, 10);
-    assert_eq!(located(index, &chain), [], "there are no holders yet");
+    assert_eq!(prefixes(index, &chain), [], "there are no holders yet");
     put(index, A, Tier::Device, &chain[..6]);
     put(index, B, Tier::Host, &chain[..4]);
     put(index, B, Tier::Device, &chain[..1]);
     put(index, B, Tier::Disk, &chain[3..9]);
     let expected = [(B, 9, [1, 3, 5, 0]), (A, 6, [6, 0, 0, 0])];
-    assert_eq!(located(index, &chain), expected, "the longest first, by the fastest tiers");
-    assert_eq!(located(index, &chain[..2]), [(A, 2, [2, 0, 0, 0]), (B, 2, [1, 1, 0, 0])]);
-    assert_eq!(located(index, &chain[6..]), [(B, 3, [0, 0, 3, 0])], "from any page on");
-    assert_eq!(located(index, &[]), [], "no pages, no prefixes");
+    assert_eq!(prefixes(index, &chain), expected, "the longest first, by the fastest tiers");
+    assert_eq!(prefixes(index, &chain[..2]), [(A, 2, [2, 0, 0, 0]), (B, 2, [1, 1, 0, 0])]);
+    assert_eq!(prefixes(index, &chain[6..]), [(B, 3, [0, 0, 3, 0])], "starting at any page");
+    assert_eq!(prefixes(index, &[]), [], "no pages, no prefixes");
     let both = Tiers::from(Tier::Host).with(Tier::Disk.into());
     let expected = [holder(A, Tier::Device), holder(B, both)];
     assert_eq!(index.holders(SCOPE, chain[3]), expected, "every tier of every worker");
     assert_eq!(index.holders(SCOPE, chain[9]), []);
     let branch = [&chain[..5], &pages(2, 3)[..]].concat();
-    assert_eq!(located(index, &branch)[0].1, 5, "another chain ends where it branches off");
+    assert_eq!(prefixes(index, &branch)[0].1, 5, "another chain ends where it branches off");
 }
 
 fn hole_ends_a_prefix_and_keeps_the_rest(index: &dyn Residency) {
@@ -71,16 +71,16 @@ fn hole_ends_a_prefix_and_keeps_the_rest(index: &dyn Residency) {
     put(index, A, Tier::Device, &chain);
     put(index, B, Tier::Device, &chain);
     index.remove_block(SCOPE, A, chain[3]);
-    assert_eq!(located(index, &chain), [(B, 8, [8, 0, 0, 0]), (A, 3, [3, 0, 0, 0])]);
-    assert_eq!(located(index, &chain[4..])[0], (A, 4, [4, 0, 0, 0]), "pages behind the hole stay");
+    assert_eq!(prefixes(index, &chain), [(B, 8, [8, 0, 0, 0]), (A, 3, [3, 0, 0, 0])]);
+    assert_eq!(prefixes(index, &chain[4..])[0], (A, 4, [4, 0, 0, 0]), "pages after the hole stay");
     index.remove_block(SCOPE, B, chain[3]);
     assert_eq!(index.holders(SCOPE, chain[3]), [], "the page has no holder");
-    assert_eq!(located(index, &chain)[1].1, 3);
+    assert_eq!(prefixes(index, &chain)[1].1, 3);
     done(index.put(SCOPE, A, Tier::Host, Some(chain[2]), &chain[3..4]));
-    assert_eq!(located(index, &chain), [(A, 8, [7, 1, 0, 0]), (B, 3, [3, 0, 0, 0])], "closed");
+    assert_eq!(prefixes(index, &chain), [(A, 8, [7, 1, 0, 0]), (B, 3, [3, 0, 0, 0])], "closed");
     index.remove_blocks(SCOPE, A, Tier::Host.into(), &chain);
-    assert_eq!(located(index, &chain)[0].1, 3, "one tier of each");
-    assert_eq!(located(index, &chain[4..])[0].1, 4, "and not the others");
+    assert_eq!(prefixes(index, &chain)[0].1, 3, "one tier of each");
+    assert_eq!(prefixes(index, &chain[4..])[0].1, 4, "other tiers keep their pages");
 }
 
 fn repeated_and_useless_events_are_harmless(index: &dyn Residency) {
@@ -88,7 +88,7 @@ fn repeated_and_useless_events_are_harmless(index: &dyn Residency) {
     index.remove_block(SCOPE, A, chain[0]);
     index.clear_worker(A);
     index.clear_scope(SCOPE);
-    assert_eq!(located(index, &chain), [], "an empty put changes nothing");
+    assert_eq!(prefixes(index, &chain), [], "an empty put changes nothing");
     let unknown = Some(pages(9, 1)[0]);
     let stored = |parent, pages: &[PageHash]| {
         done(index.put(SCOPE, A, Tier::Device, parent, pages));
@@ -96,30 +96,30 @@ fn repeated_and_useless_events_are_harmless(index: &dyn Residency) {
     stored(Some(chain[2]), &chain[3..]);
     stored(unknown, &chain[..2]);
     stored(None, &[]);
-    assert_eq!(located(index, &chain)[0].1, 2);
+    assert_eq!(prefixes(index, &chain)[0].1, 2);
     stored(Some(chain[1]), &chain[2..3]);
     for _ in 0..2 {
         stored(None, &chain[1..5]);
         assert_eq!(
-            located(index, &chain),
+            prefixes(index, &chain),
             [(A, 6, [6, 0, 0, 0])],
             "a repeated event changes nothing"
         );
     }
     for _ in 0..2 {
         index.remove_blocks(SCOPE, A, Tiers::ALL, &[chain[5], chain[5], pages(9, 1)[0]]);
-        assert_eq!(located(index, &chain)[0].1, 5);
+        assert_eq!(prefixes(index, &chain)[0].1, 5);
     }
     index.remove_blocks(SCOPE, A, Tier::Disk.into(), &chain);
     index.remove_blocks(SCOPE, A, Tiers::NONE, &chain);
     index.remove_block(SCOPE, B, chain[0]);
     index.remove_block(ScopeSlot(2), A, chain[0]);
-    assert_eq!(located(index, &chain)[0].1, 5, "unknown page, other tier, other worker");
+    assert_eq!(prefixes(index, &chain)[0].1, 5, "unknown page, other tier, other worker");
     let refused = index.put(SCOPE, A, Tier::Device, None, &[chain[0], PageHash::NONE]);
     assert_eq!(refused.map_err(|error| error.kind()), Err(ErrorKind::Invalid));
     index.remove_blocks(SCOPE, A, Tiers::ALL, &[chain[0], PageHash::NONE]);
-    assert_eq!(located(index, &chain)[0].1, 5, "the hash of no page changes nothing");
-    assert_eq!(located(index, &[chain[0], PageHash::NONE])[0].1, 1);
+    assert_eq!(prefixes(index, &chain)[0].1, 5, "the hash of no page changes nothing");
+    assert_eq!(prefixes(index, &[chain[0], PageHash::NONE])[0].1, 1);
 }
 
 fn cleared_pages_may_return(index: &dyn Residency) {
@@ -134,8 +134,8 @@ fn cleared_pages_may_return(index: &dyn Residency) {
     for round in 0..3 {
         fill();
         index.clear_worker(A);
-        assert_eq!(located(index, &chain), [(B, 40, [40, 0, 0, 0])], "round {round}");
-        assert_eq!(index.locate(other, &&chain[..]).len(), 1, "in every scope");
+        assert_eq!(prefixes(index, &chain), [(B, 40, [40, 0, 0, 0])], "round {round}");
+        assert_eq!(index.prefixes(other, &&chain[..]).len(), 1, "in every scope");
         put(index, A, Tier::Remote, &chain[..5]);
         let expected =
             [holder(A, Tier::Remote), holder(B, Tiers::from(Tier::Device).with(Tier::Host.into()))];
@@ -145,27 +145,27 @@ fn cleared_pages_may_return(index: &dyn Residency) {
             "the worker may return under its name"
         );
         index.clear_scope(SCOPE);
-        assert_eq!(located(index, &chain), []);
+        assert_eq!(prefixes(index, &chain), []);
         assert_eq!(
-            index.locate(other, &&chain[..])[0].pages,
+            index.prefixes(other, &&chain[..])[0].pages,
             40,
             "other scopes keep their holders"
         );
         put(index, B, Tier::Host, &chain[..2]);
         assert_eq!(
-            located(index, &chain),
+            prefixes(index, &chain),
             [(B, 2, [0, 2, 0, 0])],
             "a cleared scope may be filled again"
         );
         index.clear_worker(B);
-        assert_eq!(index.locate(other, &&chain[..]), []);
+        assert_eq!(index.prefixes(other, &&chain[..]), []);
         done(index.maintain());
-        assert_eq!(located(index, &chain), [], "and stays so");
+        assert_eq!(prefixes(index, &chain), [], "the scope stays empty");
     }
 }
 
 fn hashes_that_share_bytes_are_distinguished(index: &dyn Residency) {
-    // Eight bytes are equal: the first, the last, and those that a table may use.
+    // Eight bytes are equal: the first, the last, and bytes that a table may use.
     let alike = |at: usize, number: u64| {
         let mut hash = PageHash([0x5a; 16]);
         hash.0[at..at + 8].copy_from_slice(&number.to_le_bytes());
@@ -175,8 +175,8 @@ fn hashes_that_share_bytes_are_distinguished(index: &dyn Residency) {
         let chain: Vec<PageHash> = (0..3000).map(|number| alike(at, number)).collect();
         put(index, A, Tier::Device, &chain);
         index.remove_blocks(SCOPE, A, Tiers::ALL, &chain[1000..1001]);
-        assert_eq!(located(index, &chain)[0].1, 1000, "each is a page of its own");
-        assert_eq!(located(index, &chain[1001..])[0].1, 1999);
+        assert_eq!(prefixes(index, &chain)[0].1, 1000, "each hash is a separate page");
+        assert_eq!(prefixes(index, &chain[1001..])[0].1, 1999);
         assert_eq!(index.holders(SCOPE, alike(at, 3000)), []);
         index.clear_scope(SCOPE);
     }
@@ -187,15 +187,15 @@ fn short_and_long_sequences_are_found(index: &dyn Residency) {
     put(index, A, Tier::Device, &one);
     put(index, A, Tier::Disk, &many);
     put(index, B, Tier::Disk, &many[..70_001]);
-    assert_eq!(located(index, &one), [(A, 1, [1, 0, 0, 0])]);
+    assert_eq!(prefixes(index, &one), [(A, 1, [1, 0, 0, 0])]);
     assert_eq!(
-        located(index, &many),
+        prefixes(index, &many),
         [(A, 100_000, [0, 0, 100_000, 0]), (B, 70_001, [0, 0, 70_001, 0])]
     );
     index.remove_blocks(SCOPE, A, Tiers::ALL, &many);
-    assert_eq!(located(index, &many), [(B, 70_001, [0, 0, 70_001, 0])]);
+    assert_eq!(prefixes(index, &many), [(B, 70_001, [0, 0, 70_001, 0])]);
     index.remove_blocks(SCOPE, B, Tiers::ALL, &many);
-    assert_eq!(located(index, &many), []);
+    assert_eq!(prefixes(index, &many), []);
 }
 
 fn chain_may_arrive_page_by_page(index: &dyn Residency) {
@@ -204,7 +204,7 @@ fn chain_may_arrive_page_by_page(index: &dyn Residency) {
         let parent = at.checked_sub(1).map(|before| chain[before]);
         done(index.put(SCOPE, A, Tier::Device, parent, &[*page]));
     }
-    assert_eq!(located(index, &chain)[0].1, 1500);
+    assert_eq!(prefixes(index, &chain)[0].1, 1500);
     // The last page first, as an engine evicts; then every third.
     for page in chain[1200..].iter().rev().chain(chain.iter().step_by(3)) {
         index.remove_block(SCOPE, A, *page);
@@ -214,7 +214,7 @@ fn chain_may_arrive_page_by_page(index: &dyn Residency) {
         assert_eq!(held, at < 1200 && at % 3 != 0, "page {at}");
     }
     put(index, A, Tier::Device, &chain);
-    assert_eq!(located(index, &chain)[0].1, 1500);
+    assert_eq!(prefixes(index, &chain)[0].1, 1500);
 }
 
 fn readers_see_pages_that_are_not_removed(index: &dyn Residency) {
@@ -227,7 +227,7 @@ fn readers_see_pages_that_are_not_removed(index: &dyn Residency) {
                 scope.spawn(|| {
                     let mut reads = 0;
                     while !stop.load(Ordering::Relaxed) || reads == 0 {
-                        let prefixes = located(index, &chain);
+                        let prefixes = prefixes(index, &chain);
                         let a = prefixes.iter().find(|(worker, ..)| *worker == A);
                         assert_eq!(a, Some(&(A, 300, [300, 0, 0, 0])), "the page was not removed");
                         let b = prefixes.iter().find(|(worker, ..)| *worker == B);

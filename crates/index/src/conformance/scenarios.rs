@@ -40,18 +40,18 @@ impl Bench {
     }
 
     fn prefix(&self, keys: &[PageHash]) -> usize {
-        let found = self.index.longest_prefix(A, &keys);
-        let steps = self.index.walk(A, &keys);
+        let found = self.index.probe(A, &keys);
+        let matched = self.index.walk(A, &keys);
         let mut at = 0;
-        for step in &steps {
-            assert_eq!(step.at, at, "steps are consecutive");
-            for offset in 0..step.pages {
+        for run in &matched {
+            assert_eq!(run.at, at, "matched runs are consecutive");
+            for offset in 0..run.pages {
                 let key = keys[(at + offset) as usize];
-                assert_eq!(self.index.locate(A, key), Some((step.run, step.first + offset)));
+                assert_eq!(self.index.locate(A, key), Some((run.run, run.first + offset)));
             }
-            at += step.pages;
+            at += run.pages;
         }
-        assert_eq!(at as usize, found, "walk() reaches as far as longest_prefix()");
+        assert_eq!(at as usize, found, "walk() and probe() agree");
         found
     }
 }
@@ -66,7 +66,7 @@ pub(super) fn malformed_runs_are_refused_without_change(make: Make<'_>) {
         assert_eq!(kind, Err(ErrorKind::Invalid), "{why}");
     };
     refused(A, None, &[], "no page");
-    refused(A, None, &keys[3..5], "a page that is there");
+    refused(A, None, &keys[3..5], "a present page");
     refused(A, None, &[keys[4], keys[5], keys[4]], "a page twice");
     refused(A, None, &[keys[4], PageHash::NONE], "the hash of no page");
     refused(A, Some(keys[7]), &keys[4..6], "an unknown parent");
@@ -102,7 +102,7 @@ pub(super) fn prefix_spans_runs_and_branches(make: Make<'_>) {
     }
     let mut off = trunk.clone();
     for at in 0..40 {
-        // In a chain all hashes behind a difference differ.
+        // In a chain all hashes after a difference differ.
         off.truncate(at);
         off.extend((0..5).map(|number| page(100 + at as u64, number)));
         assert_eq!(bench.prefix(&off), at, "a sequence that leaves the trunk at {at}");
@@ -117,7 +117,7 @@ pub(super) fn prefix_spans_runs_and_branches(make: Make<'_>) {
     let twice: Vec<PageHash> =
         trunk[..5].iter().chain(&branch[..3]).chain(&branch[7..9]).copied().collect();
     assert_eq!(bench.prefix(&twice), 10);
-    // From the middle on, without the pages before.
+    // A probe that starts in the middle, without the pages before.
     assert_eq!(bench.prefix(&trunk[15..]), 25);
     assert_eq!(bench.prefix(&branch[9..]), 0);
     // Unchained pages match in any order.
@@ -137,14 +137,14 @@ pub(super) fn scopes_are_isolated(make: Make<'_>) {
     let bench = Bench::new(make);
     let keys = pages(1, 6);
     bench.insert(true, None, &keys);
-    assert_eq!(bench.index.longest_prefix(B, &keys), 0);
+    assert_eq!(bench.index.probe(B, &keys), 0);
     assert_eq!(bench.index.locate(B, keys[0]), None);
     // Equal hashes, in another scope that is not chained.
     assert!(bench.try_insert(B, false, None, &keys[2..5]).is_ok());
-    assert_eq!(bench.index.longest_prefix(B, &&keys[2..]), 3);
+    assert_eq!(bench.index.probe(B, &&keys[2..]), 3);
     assert_eq!(bench.prefix(&keys), 6);
     bench.index.remove(B, &keys);
-    assert_eq!((bench.prefix(&keys), bench.index.longest_prefix(B, &&keys[2..])), (6, 0));
+    assert_eq!((bench.prefix(&keys), bench.index.probe(B, &&keys[2..])), (6, 0));
 }
 
 pub(super) fn run_links_when_parent_is_known(make: Make<'_>) {
@@ -174,15 +174,15 @@ pub(super) fn run_links_when_parent_is_known(make: Make<'_>) {
     assert_eq!(parent(run), None, "unchained pages have no parents");
 }
 
-pub(super) fn truncation_removes_runs_attached_behind(make: Make<'_>) {
+pub(super) fn truncation_removes_descendants(make: Make<'_>) {
     let bench = Bench::new(make);
     let trunk = pages(1, 10);
     let run = bench.insert(true, None, &trunk);
     let early = bench.insert(true, Some(trunk[3]), &pages(2, 3));
     let late = bench.insert(true, Some(trunk[6]), &pages(3, 3));
     let later = bench.insert(true, Some(page(3, 1)), &pages(4, 3));
-    assert!(bench.index.truncate(run, 10).is_empty(), "nothing behind the end");
-    assert!(bench.index.truncate(run, 70_000).is_empty(), "nor far behind it");
+    assert!(bench.index.truncate(run, 10).is_empty(), "no page is after the end");
+    assert!(bench.index.truncate(run, 70_000).is_empty(), "no page is far after the end");
     let place = bench.index.place(run).unwrap_or_default();
     let removed = bench.index.truncate(run, 6);
     let (freed, gone, whole) = sum(&removed);
@@ -282,7 +282,7 @@ fn pages_of(count: u64) -> Vec<PageHash> {
     pages(50, count)
 }
 
-pub(super) fn scope_is_removed_whole(make: Make<'_>) {
+pub(super) fn dropping_a_scope_removes_all_its_runs(make: Make<'_>) {
     let bench = Bench::new(make);
     let mut parent = None;
     for family in 0..400 {
@@ -296,10 +296,10 @@ pub(super) fn scope_is_removed_whole(make: Make<'_>) {
         .filter(|content| content.scope == A)
         .map(|content| content.units.len())
         .sum();
-    let (units, gone, whole) = sum(&bench.index.remove_scope(A));
+    let (units, gone, whole) = sum(&bench.index.drop_scope(A));
     assert_eq!((units.len(), gone, whole.len()), (held, 1200, 400));
     assert_eq!(bench.index.stats().runs, 1);
-    assert!(bench.index.remove_scope(A).is_empty());
+    assert!(bench.index.drop_scope(A).is_empty());
 }
 
 pub(super) fn run_moves_and_keeps_its_name(make: Make<'_>) {
@@ -309,7 +309,7 @@ pub(super) fn run_moves_and_keeps_its_name(make: Make<'_>) {
     bench.index.remove(A, &[keys[1]]);
     let old = bench.index.run(run).map(|view| units(&view.live_extents())).unwrap_or_default();
     assert!(bench.index.relocate(run, &place(70, 4)).is_none(), "a place that is too small");
-    assert!(bench.index.relocate(RunId(u64::MAX), &place(70, 5)).is_none(), "no such run");
+    assert!(bench.index.relocate(RunId(u64::MAX), &place(70, 5)).is_none(), "an unknown run");
     let moved = bench.index.relocate(run, &place(70, 5));
     let moved: Vec<Removed> = moved.into_iter().collect();
     assert_eq!(sum(&moved), (old, 0, BTreeSet::new()));
@@ -337,7 +337,7 @@ pub(super) fn hashes_that_share_bits_are_distinguished(make: Make<'_>) {
             let found = bench.index.locate(A, *page).map(|(_, page)| page as usize);
             assert_eq!(found, (at < 100).then_some(at), "byte {position}");
         }
-        assert_eq!(bench.index.longest_prefix(A, &&family[..]), 100);
+        assert_eq!(bench.index.probe(A, &&family[..]), 100);
         assert_eq!(sum(&bench.index.remove(A, &&family[..])).1, 100);
     }
 }
@@ -362,7 +362,7 @@ pub(super) fn last_retention_counts(make: Make<'_>) {
     assert_eq!((until(), bench.index.clock()), (Some(9), 5));
     bench.index.retain(&[(run, 7)], 3);
     bench.index.truncate(run, 1);
-    assert_eq!((until(), bench.index.clock()), (Some(7), 5), "a clock does not go back");
+    assert_eq!((until(), bench.index.clock()), (Some(7), 5), "the clock never decreases");
     bench.index.retain(&[(run, 0)], 6);
     assert_eq!((until(), bench.index.clock()), (Some(0), 6));
     bench.index.retain(&[], 8);
@@ -380,18 +380,18 @@ pub(super) fn names_are_not_reused(make: Make<'_>) {
     }
 }
 
-pub(super) fn long_runs_work_like_short_ones(make: Make<'_>) {
+pub(super) fn long_runs_behave_like_short_runs(make: Make<'_>) {
     let bench = Bench::new(make);
     let keys = pages(1, 65_535);
     let run = bench.insert(true, None, &keys);
-    assert_eq!(bench.index.longest_prefix(A, &keys), 65_535);
+    assert_eq!(bench.index.probe(A, &keys), 65_535);
     let mut off = keys.clone();
     off.truncate(40_000);
     off.extend(pages(2, 100));
-    assert_eq!(bench.index.longest_prefix(A, &off), 40_000);
+    assert_eq!(bench.index.probe(A, &off), 40_000);
     assert_eq!(sum(&bench.index.truncate(run, 1)).1, 65_534);
     bench.insert(true, Some(keys[0]), &keys[1..]);
-    assert_eq!(bench.index.longest_prefix(A, &keys), 65_535);
+    assert_eq!(bench.index.probe(A, &keys), 65_535);
     let (_, gone, whole) = sum(&bench.index.truncate(run, 0));
     assert_eq!((gone, whole.len()), (65_535, 2));
 }
@@ -409,7 +409,7 @@ pub(super) fn sequences_of_any_length_are_found(make: Make<'_>) {
     }
     assert_eq!((bench.prefix(&one), bench.prefix(&keys)), (1, 100_000));
     let walked: Vec<(u32, u32)> =
-        bench.index.walk(A, &keys).iter().map(|step| (step.at, step.pages)).collect();
+        bench.index.walk(A, &keys).iter().map(|run| (run.at, run.pages)).collect();
     assert_eq!(walked, [(0, 1), (1, 59_999), (60_000, 39_999), (99_999, 1)]);
     assert_eq!(sum(&bench.index.remove(A, &[keys[70_000]])).1, 30_000);
     assert_eq!((bench.prefix(&one), bench.prefix(&keys)), (1, 70_000));

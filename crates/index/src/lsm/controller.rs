@@ -1,17 +1,17 @@
 //! Watches the operations on the index, and selects the size ratio and the number of runs per level
 //! that suit them.
 //!
-//! Counting is a relaxed addition. Everything else happens in [`Controller::look`], which the
-//! writer and the maintenance thread call: readers never decide. A new target is not applied at once.
-//! [`Controller::step`] returns it one step at a time, once per flush or compaction that happens
-//! anyway, so that a transition causes no rewrite that is not due.
+//! Counting is a relaxed addition. Decisions are made in [`Controller::decide`], which the writer
+//! and the maintenance thread call, never by readers. A new target is not applied immediately:
+//! [`Controller::step`] returns it one step at a time, once per regular flush or compaction, so
+//! that a transition causes no additional rewrites.
 
-use crate::tuning::{Decision, Mix, Prices, Reason, Setting, Tree};
+use crate::tuning::{Mix, Prices, Reason, Setting, TreeSize, TuningDecision};
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Operations of a window. With less than a few thousand, the mix of a window is noise.
+/// Operations per window. The mix of less than a few thousand operations is noise.
 const WINDOW: u64 = 4096;
 /// Windows over which the mix is averaged while it does not shift.
 const WINDOWS: usize = 16;
@@ -19,21 +19,21 @@ const WINDOWS: usize = 16;
 const CONFIRM: usize = 2;
 /// Distance of mixes that counts as a shift, see [`Mix::distance`].
 const SHIFT: f64 = 0.15;
-/// Share of the present cost that another setting must save. The model's error is about that, and a
-/// transition costs merges.
+/// Share of the current cost that a new setting must save. The model's error is about as large, and
+/// a transition costs merges.
 const GAIN: f64 = 0.1;
 /// Growth of the tree after which the same mix leads to a new decision.
 const GROWTH: f64 = 2.0;
-/// The most decisions that are kept.
+/// Maximum number of decisions kept.
 const LOG: usize = 64;
 
 /// Whether the controller changes the setting.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Mode {
-    /// It follows the operations.
+    /// The setting follows the operations.
     #[default]
     Adaptive,
-    /// It keeps this setting: for comparisons.
+    /// The setting is fixed, for comparisons.
     Static(Setting),
 }
 
@@ -65,18 +65,18 @@ impl Counts {
 #[derive(Debug)]
 struct State {
     mode: Mode,
-    /// The counts at the start of the present window.
+    /// The counts at the start of the current window.
     began: [u64; 4],
     windows: VecDeque<Mix>,
     /// Mix and tree of the last decision.
-    anchor: Option<(Mix, Tree)>,
+    anchor: Option<(Mix, TreeSize)>,
     /// Consecutive windows that differed from the anchor.
     differing: usize,
     target: Setting,
     applied: Setting,
     /// Flushes and compactions at the last step.
     events: u64,
-    log: VecDeque<Decision>,
+    log: VecDeque<TuningDecision>,
 }
 
 /// See the [module](self).
@@ -87,7 +87,7 @@ pub struct Controller {
 }
 
 impl Controller {
-    /// A controller with the setting that `mode` starts with.
+    /// A controller with the initial setting of `mode`.
     #[must_use]
     pub fn new(mode: Mode) -> Self {
         let setting = mode.start();
@@ -105,7 +105,7 @@ impl Controller {
         Self { counts: Counts::default(), state: Mutex::new(state) }
     }
 
-    /// Follows the mix from now on, or moves to a setting and stays there.
+    /// Sets the mode. With [`Mode::Static`] the given setting becomes the target.
     pub fn set_mode(&self, mode: Mode) {
         let mut state = self.state.lock();
         state.mode = mode;
@@ -130,7 +130,7 @@ impl Controller {
         self.counts.ranges.fetch_add(ranges, Relaxed);
     }
 
-    /// Whether a window is full, so that [`Controller::look`] is worth its lock.
+    /// Whether a window is full, so that [`Controller::decide`] is worth its lock.
     #[must_use]
     pub fn is_due(&self) -> bool {
         let Some(state) = self.state.try_lock() else { return false };
@@ -139,7 +139,7 @@ impl Controller {
 
     /// Closes the window if it is full, and makes a decision if there is a reason. Returns the
     /// decision.
-    pub fn look(&self, tree: Tree, prices: &Prices) -> Option<Decision> {
+    pub fn decide(&self, tree: TreeSize, prices: &Prices) -> Option<TuningDecision> {
         let mut state = self.state.lock();
         let now = self.counts.now();
         if sum(now) < sum(state.began) + WINDOW {
@@ -175,7 +175,8 @@ impl Controller {
         let to = if cost_best < cost_from * (1.0 - GAIN) { best } else { from };
         state.target = to;
         let cost_to = prices.cost(&mix, &tree, to);
-        let decision = Decision { at: sum(now), reason, mix, tree, from, to, cost_from, cost_to };
+        let decision =
+            TuningDecision { at: sum(now), reason, mix, tree, from, to, cost_from, cost_to };
         if state.log.len() == LOG {
             state.log.pop_front();
         }
@@ -227,15 +228,15 @@ impl Controller {
 
     /// The latest decisions, oldest first.
     #[must_use]
-    pub fn log(&self) -> Vec<Decision> {
+    pub fn log(&self) -> Vec<TuningDecision> {
         self.state.lock().log.iter().copied().collect()
     }
 }
 
 impl State {
-    fn reason(&self, tree: &Tree) -> Option<Reason> {
+    fn reason(&self, tree: &TreeSize) -> Option<Reason> {
         let Some((_, then)) = &self.anchor else { return Some(Reason::First) };
-        // What fits the memtable is not a tree yet.
+        // Entries that fit the memtable do not form a tree yet.
         let grown = tree.bytes.max(tree.memtable) / then.bytes.max(then.memtable);
         if self.differing >= CONFIRM {
             Some(Reason::Shift)
@@ -273,22 +274,22 @@ mod tests {
 
     const PRICES: Prices =
         Prices { rewrite: 400.0, filter: 100.0, block: 1500.0, seek: 1500.0, false_positive: 0.01 };
-    const TREE: Tree = Tree { bytes: 4e9, memtable: 16e6 };
+    const TREE: TreeSize = TreeSize { bytes: 4e9, memtable: 16e6 };
 
-    fn write(controller: &Controller, windows: u64) -> Vec<Decision> {
+    fn write(controller: &Controller, windows: u64) -> Vec<TuningDecision> {
         (0..windows)
             .filter_map(|_| {
                 controller.wrote(WINDOW);
-                controller.look(TREE, &PRICES)
+                controller.decide(TREE, &PRICES)
             })
             .collect()
     }
 
-    fn read(controller: &Controller, windows: u64) -> Vec<Decision> {
+    fn read(controller: &Controller, windows: u64) -> Vec<TuningDecision> {
         (0..windows)
             .filter_map(|_| {
                 controller.looked_up(WINDOW / 2, WINDOW / 2);
-                controller.look(TREE, &PRICES)
+                controller.decide(TREE, &PRICES)
             })
             .collect()
     }
@@ -303,7 +304,7 @@ mod tests {
         assert_eq!(decided[0].reason, Reason::Shift);
         assert!(decided[0].to.runs < decided[0].from.runs);
         assert!(decided[0].cost_to < decided[0].cost_from);
-        assert!(decided[0].mix.writes < 1e-9, "the mix is that of the new workload alone");
+        assert!(decided[0].mix.writes < 1e-9, "the mix has only the new workload");
     }
 
     #[test]
@@ -321,8 +322,8 @@ mod tests {
         let controller = Controller::new(Mode::Adaptive);
         write(&controller, 2);
         controller.wrote(WINDOW);
-        let grown = Tree { bytes: TREE.bytes * 3.0, ..TREE };
-        assert_eq!(controller.look(grown, &PRICES).map(|made| made.reason), Some(Reason::Growth));
+        let grown = TreeSize { bytes: TREE.bytes * 3.0, ..TREE };
+        assert_eq!(controller.decide(grown, &PRICES).map(|made| made.reason), Some(Reason::Growth));
     }
 
     #[test]

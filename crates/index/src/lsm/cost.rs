@@ -1,20 +1,20 @@
 //! The cost of an operation on a fluid LSM-tree, as a function of its size ratio `T` and of `K`,
-//! the most sorted runs per level.
+//! the maximum number of sorted runs per level.
 //!
-//! The model is that of Dostoevsky (Dayan and Idreos, SIGMOD 2018, section 4.4): `K = 1` is
-//! leveling, `K = T - 1` is tiering. It differs from the paper in four ways. Every level, also the
-//! last one, may have `K` runs, and the filters of all runs have the same number of bits per key,
-//! because RocksDB has no other options. Rewrites are those of RocksDB's own rules. Reads pay for
-//! the mean number of runs, not for the maximum. Prices are nanoseconds, measured on the machine,
-//! as in CAMAL (Yu and others, SIGMOD 2024), not block transfers: most of an index is in memory,
-//! where visiting a run costs processor time, whether or not a block is read.
+//! The model is taken from Dostoevsky (Dayan and Idreos, SIGMOD 2018, section 4.4): `K = 1` is
+//! leveling, `K = T - 1` is tiering. This model differs from the paper in four ways. Every level,
+//! also the last level, may have `K` runs, and the filters of all runs have the same number of bits
+//! per key, because RocksDB has no other options. Rewrites follow RocksDB's own rules. Reads pay
+//! for the mean number of runs, not for the maximum. Prices are nanoseconds, measured on the
+//! machine, as in CAMAL (Yu and others, SIGMOD 2024), not block transfers: most of an index is in
+//! memory, where visiting a run costs processor time, whether or not a block is read.
 
-use crate::tuning::{Mix, Prices, Setting, Tree};
+use crate::tuning::{Mix, Prices, Setting, TreeSize};
 
 impl Setting {
     /// The largest size ratio considered. Beyond it the number of levels hardly decreases.
     pub const RATIO_MAX: u32 = 12;
-    /// The setting of a new index: the cheapest one, or nearly, in measured workloads.
+    /// The setting of a new index: the cheapest setting, or nearly, in measured workloads.
     pub const DEFAULT: Self = Self { ratio: 8, runs: 7 };
 
     /// Every setting, smaller size ratios first.
@@ -43,7 +43,7 @@ impl Mix {
         self.writes + self.hits + self.ranges + self.empty
     }
 
-    /// The same mix with a total of one; a mix without operations stays so.
+    /// The mix scaled to a total of 1. A mix without operations is unchanged.
     #[must_use]
     pub fn normalised(&self) -> Self {
         let total = self.total();
@@ -58,7 +58,7 @@ impl Mix {
         }
     }
 
-    /// The share of one normalised mix that must change to make it equal to the other, 0 to 1.
+    /// The share of one normalised mix that must change to make the two mixes equal, 0 to 1.
     #[must_use]
     pub fn distance(&self, other: &Self) -> f64 {
         let (a, b) = (self.normalised(), other.normalised());
@@ -71,17 +71,17 @@ impl Mix {
 }
 
 /// Mean number of sorted runs, as a share of levels times `K + 1`: levels fill up and empty, and
-/// the last one is seldom full. This constant and the next two are fitted to a replay of RocksDB's
-/// rules, which the tests repeat.
+/// the last level is seldom full. This constant and the next two are fitted to a replay of
+/// RocksDB's rules, which the tests repeat.
 const FILLED: f64 = 0.45;
-/// Rewrites of a run while it absorbs smaller ones, per time that it can.
+/// Rewrites of a run per possible absorption of smaller runs.
 const ABSORBED: f64 = 0.7;
-/// Rewrites of a run when it is made of others.
+/// Rewrites of a run when it is merged from other runs.
 const MADE: f64 = 0.5;
 
-impl Tree {
-    /// Number of levels below the memtable with this size ratio, as a fraction while the last one
-    /// is not full; zero while everything fits the memtable.
+impl TreeSize {
+    /// Number of levels below the memtable with this size ratio, as a fraction while the last level
+    /// is not full; zero while all entries fit the memtable.
     #[must_use]
     pub fn depth(&self, ratio: u32) -> f64 {
         if self.bytes <= self.memtable || self.memtable <= 0.0 {
@@ -111,29 +111,29 @@ impl Tree {
         if depth == 0.0 {
             return 0.0;
         }
-        let there = FILLED * depth * (f64::from(setting.runs) + 1.0);
-        there.min(self.bytes / self.memtable).max(1.0)
+        let expected = FILLED * depth * (f64::from(setting.runs) + 1.0);
+        expected.min(self.bytes / self.memtable).max(1.0)
     }
 }
 
 impl Prices {
     /// The cost of `mix` on `tree` with `setting`, in nanoseconds.
     #[must_use]
-    pub fn cost(&self, mix: &Mix, tree: &Tree, setting: Setting) -> f64 {
+    pub fn cost(&self, mix: &Mix, tree: &TreeSize, setting: Setting) -> f64 {
         let runs = tree.runs(setting);
-        let ask = self.filter + self.false_positive * self.block;
+        let check = self.filter + self.false_positive * self.block;
         let write = self.rewrite * tree.rewrites(setting);
-        let empty = runs * ask;
+        let empty = runs * check;
         // A key is in one run; on average, half of the other runs are checked before.
         let found = if runs > 0.0 { self.filter + self.block } else { 0.0 };
-        let hit = (runs - 1.0).max(0.0) / 2.0 * ask + found;
+        let hit = (runs - 1.0).max(0.0) / 2.0 * check + found;
         let range = runs * self.seek;
         mix.writes * write + mix.hits * hit + mix.ranges * range + mix.empty * empty
     }
 
-    /// The cheapest setting for `mix` on `tree`; of equal ones the first.
+    /// The cheapest setting for `mix` on `tree`; the first of several equal settings.
     #[must_use]
-    pub fn best(&self, mix: &Mix, tree: &Tree) -> Setting {
+    pub fn best(&self, mix: &Mix, tree: &TreeSize) -> Setting {
         let cost = |setting: &Setting| self.cost(mix, tree, *setting);
         Setting::all().min_by(|a, b| cost(a).total_cmp(&cost(b))).unwrap_or(Setting::DEFAULT)
     }
@@ -145,7 +145,7 @@ mod tests {
 
     const PRICES: Prices =
         Prices { rewrite: 400.0, filter: 100.0, block: 1500.0, seek: 1500.0, false_positive: 0.01 };
-    const TREE: Tree = Tree { bytes: 4e9, memtable: 16e6 };
+    const TREE: TreeSize = TreeSize { bytes: 4e9, memtable: 16e6 };
 
     fn mix(writes: f64, hits: f64, ranges: f64, empty: f64) -> Mix {
         Mix { writes, hits, ranges, empty }
@@ -180,7 +180,7 @@ mod tests {
         let (mut written, mut seen, mut foreseen, mut expected) = (0.0, 0.0, 0.0, 0.0);
         for flush in 1..=flushes {
             runs.insert(0, 1.0);
-            let tree = Tree { bytes: f64::from(flush), memtable: 1.0 };
+            let tree = TreeSize { bytes: f64::from(flush), memtable: 1.0 };
             let most = (setting.runs * tree.levels(setting.ratio)).max(width as u32) as usize;
             while let Some(picked) = pick(&runs, width, widest, fit, most) {
                 let merged = runs[picked.clone()].iter().sum();
@@ -237,7 +237,7 @@ mod tests {
 
     #[test]
     fn tree_within_memtable_costs_nothing_below_it() {
-        let small = Tree { bytes: 1e6, memtable: 16e6 };
+        let small = TreeSize { bytes: 1e6, memtable: 16e6 };
         for setting in Setting::all() {
             assert_eq!(PRICES.cost(&mix(1.0, 1.0, 1.0, 1.0), &small, setting), 0.0);
         }

@@ -87,8 +87,8 @@ impl std::fmt::Debug for Families {
 }
 
 impl Families {
-    /// Opens the database in `path`, which is one of `names`, or creates one. Families that an
-    /// existing database lacks are not created: they were lost, which is damage.
+    /// Opens the database in `path`, which is one of `names`, or creates a database. Families that
+    /// are missing in an existing database are not created: their loss is damage.
     pub(super) fn open(
         path: &Path,
         names: &Names,
@@ -99,7 +99,7 @@ impl Families {
     }
 
     /// Opens a repaired database, in which only the families with tables exist.
-    pub(super) fn open_what_is_left(
+    pub(super) fn open_remaining(
         path: &Path,
         names: &Names,
         choices: &LsmOptions,
@@ -111,11 +111,11 @@ impl Families {
         path: &Path,
         names: &Names,
         choices: &LsmOptions,
-        makes_what_is_missing: bool,
+        creates_missing: bool,
     ) -> std::result::Result<Self, rocksdb::Error> {
         let mut options = choices.database();
-        options.create_if_missing(makes_what_is_missing);
-        options.create_missing_column_families(makes_what_is_missing);
+        options.create_if_missing(creates_missing);
+        options.create_missing_column_families(creates_missing);
         let cache = Cache::new_lru_cache(choices.block_cache_bytes as usize);
         let families = Family::ALL.map(|family| {
             ColumnFamilyDescriptor::new(family.name(), choices.family(&cache, family.is_filtered()))
@@ -130,7 +130,8 @@ impl Families {
     /// The handle of a family.
     ///
     /// # Errors
-    /// None: every family was opened with the database. The type alone cannot express that.
+    /// Does not fail: every family was opened with the database. The type alone cannot express
+    /// that.
     pub(super) fn handle(&self, family: Family) -> Result<&ColumnFamily> {
         self.named(family.name())
     }
@@ -144,7 +145,7 @@ impl Families {
     /// The handles of all families, and of the family of the [`Counts`].
     ///
     /// # Errors
-    /// As [`Self::handle`].
+    /// Errors of [`Self::handle`].
     pub(super) fn handles(&self) -> Result<Vec<&ColumnFamily>> {
         let names = Family::ALL.map(Family::name).into_iter().chain([DEFAULT]);
         names.map(|name| self.named(name)).collect()
@@ -154,10 +155,10 @@ impl Families {
         self.poisoned.load(Ordering::Acquire)
     }
 
-    /// Poisons the index after a failed read or write: reads continue as far as possible, and
-    /// nothing is written any more.
+    /// Poisons the index after a failed read or write: it refuses writes, and reads continue where
+    /// possible.
     pub(super) fn poison(&self, error: &rocksdb::Error) {
-        // A refusal of the file system says nothing about the contents of the files.
+        // A file-system error does not prove that the contents of the files are damaged.
         let refused = error.kind() == rocksdb::ErrorKind::IOError
             && !error.to_string().contains("No such file");
         if refused {
@@ -170,7 +171,7 @@ impl Families {
     }
 
     /// Poisons the index because of inconsistent contents, and marks it, so that the next open
-    /// checks everything.
+    /// checks all files.
     pub(super) fn note_damage(&self, error: &dyn std::fmt::Display) {
         if self.poisoned.swap(true, Ordering::AcqRel) {
             return;
@@ -178,14 +179,15 @@ impl Families {
         tracing::error!(
             %error,
             path = %self.db.path().display(),
-            "the index is damaged: nothing more is written to it, and the next open repairs it"
+            "the index is damaged: it is no longer written, and the next open repairs it"
         );
         if let Err(error) = std::fs::write(&self.names.marker, b"") {
-            tracing::error!(%error, "the damage could not be noted for the next open");
+            tracing::error!(%error, "the damage could not be recorded for the next open");
         }
     }
 
-    /// The value of a key; `None` if it does not exist, or cannot be read, which poisons the index.
+    /// The value of a key; `None` if the key does not exist, or if it cannot be read, which poisons
+    /// the index.
     pub(super) fn get(&self, family: Family, key: &[u8]) -> Option<DBPinnableSlice<'_>> {
         let read = self.handle(family).map(|handle| self.db.get_pinned_cf(handle, key));
         match read {
@@ -229,7 +231,7 @@ impl Families {
     /// The stored counts.
     ///
     /// # Errors
-    /// `Invalid` for a database of another format; `Miss` if the counts cannot be read.
+    /// `Invalid` if the database has an unknown format; `Miss` if the counts cannot be read.
     pub(super) fn counts(&self) -> Result<Option<Counts>> {
         let unreadable = |error| Error::miss("the index's counts cannot be read").because(error);
         self.db.get(COUNTS).map_err(unreadable)?.map(|bytes| Counts::decode(&bytes)).transpose()
@@ -253,8 +255,8 @@ impl Families {
         hashes
     }
 
-    /// Visits keys and values from `start` on until `visit` returns `false`. Returns `false` if an
-    /// entry cannot be read, which ends the scan and poisons the index.
+    /// Visits keys and values in order, starting at `start`, until `visit` returns `false`. Returns
+    /// `false` if an entry cannot be read, which ends the scan and poisons the index.
     pub(super) fn scan(
         &self,
         family: Family,
@@ -274,8 +276,8 @@ impl Families {
         iterator.status().map_err(|error| self.poison(&error)).is_ok()
     }
 
-    /// Whether every block of every family is readable and intact, and the entries are those that
-    /// the counts were written with, neither older nor fewer.
+    /// Whether every block of every family is readable and intact, and the entries match the
+    /// checksum in the counts: no entry is missing or older than the counts.
     pub(super) fn adds_up(&self) -> bool {
         let Ok(counts) = self.counts() else { return false };
         let mut sum = Sum::default();
@@ -297,7 +299,7 @@ impl Families {
         }
         let adds_up = sum == counts.unwrap_or_default().sum;
         if !adds_up {
-            self.note_damage(&"entries are missing, or are older than others");
+            self.note_damage(&"entries are missing or out of date");
         }
         adds_up
     }
@@ -314,7 +316,7 @@ impl Families {
     pub(super) fn check(&self) -> Result<()> {
         if self.is_poisoned() {
             return Err(Error::fatal(
-                "the index is damaged or its disk refused: open the store again",
+                "the index is damaged or its disk failed: open the store again",
             ));
         }
         Ok(())

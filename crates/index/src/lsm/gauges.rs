@@ -8,7 +8,7 @@ use rocksdb::statistics::Ticker;
 use std::os::unix::fs::MetadataExt;
 use std::time::{Duration, Instant};
 
-/// Age at which a snapshot of the directory is taken again.
+/// Maximum age of a snapshot of the directory.
 const SNAPSHOT_MAX_AGE: Duration = Duration::from_millis(50);
 
 /// Bytes and number of files.
@@ -32,7 +32,7 @@ pub(super) struct Gauges {
     pub(super) budget: AtomicU64,
     /// Bytes of batches written since the index was opened.
     pub(super) appended: AtomicU64,
-    /// Bytes of them that are durable.
+    /// Bytes of these batches that are durable.
     pub(super) synced: AtomicU64,
     pub(super) runs: AtomicU64,
     pub(super) pages: AtomicU64,
@@ -88,8 +88,8 @@ impl Gauges {
         (files, 0)
     }
 
-    /// The most bytes of files that can result without another insert: memtables become tables, and
-    /// compaction holds tables twice.
+    /// Maximum bytes of files without another insert: memtables become tables, and compaction holds
+    /// tables twice.
     pub(super) fn worst_bytes(&self, db: &Families) -> u64 {
         let (files, since) = self.files(db);
         files.bytes + files.tables + 3 * since

@@ -1,5 +1,5 @@
-//! Keys and small values. Numbers are big-endian, so that the order of bytes is the order of
-//! numbers, and the order of keys that of prefixes.
+//! Keys and small values. Numbers are big-endian, so that bytes sort like numbers, and keys like
+//! prefixes.
 
 use crate::RunId;
 use ritornello_format::{PageHash, ScopeSlot};
@@ -50,7 +50,7 @@ pub(super) fn read_run(key: &[u8]) -> Option<RunId> {
     Some(RunId(u64::from_be_bytes(key.try_into().ok()?)))
 }
 
-/// `parent | page of the parent | child`: the runs attached behind a page are adjacent.
+/// `parent | page of the parent | child`: the runs attached to a page are adjacent.
 pub(super) fn child(parent: RunId, page: u16, child: RunId) -> [u8; 18] {
     let mut key = [0; 18];
     key[..10].copy_from_slice(&page_position(parent, page));

@@ -1,34 +1,34 @@
 //! Measures the cost of operations on this machine, in the running index.
 //!
 //! A sample of lookups and seeks is timed with RocksDB's own clock, which reports the time spent in
-//! tables and the number of filters checked; the cost of a filter is the slope of the one over the
-//! other. The cost of a rewrite is the processor time of compactions, divided by the rewrites that
-//! the model predicts for the bytes flushed meanwhile. So the model is right on average about the
-//! setting in force, and its errors about compactions (entries that are moved and not rewritten)
-//! are part of the price. The prices of a filter and of a seek are per predicted run as well, of
-//! which there may be more or fewer.
+//! tables and the number of filters checked; the cost of a filter is the slope of the time over the
+//! number of filters. The cost of a rewrite is the processor time of compactions, divided by the
+//! rewrites that the model predicts for the bytes flushed in the same time. The model is therefore
+//! right on average about the setting in force, and its errors about compactions (entries that are
+//! moved and not rewritten) are part of the price. The prices of a filter and of a seek are also
+//! per predicted run; the real number of runs may differ.
 
 use super::options::LsmOptions;
 use crate::sync::{AtomicU64, Mutex, Ordering::Relaxed};
-use crate::tuning::{Prices, Setting, Tree};
+use crate::tuning::{Prices, Setting, TreeSize};
 use rocksdb::perf::{PerfContext, PerfMetric, PerfStatsLevel, set_perf_stats};
 use rocksdb::statistics::Ticker;
 
-/// One lookup of this many is timed. Timing takes about as long as a filter.
+/// One of `EVERY` lookups is timed. Timing takes about as long as a filter.
 const EVERY: u64 = 256;
-/// One seek of this many is timed.
+/// One of `EVERY_SEEK` seeks is timed.
 const EVERY_SEEK: u64 = 32;
 /// Weight of a new time in a mean.
 const WEIGHT: f64 = 1.0 / 32.0;
-/// A time this many times as long as usual includes other work, for example of a preempting
-/// process, and counts as that many.
+/// Maximum time that counts, as a multiple of the usual time. A longer time includes other work,
+/// for example of a preempting process.
 const OUTLIER: f64 = 8.0;
 /// Variance of the number of filters below which no slope is computed.
 const SPREAD: f64 = 0.5;
 /// Prices before the first measurement.
 const GUESS: Prices =
     Prices { rewrite: 500.0, filter: 100.0, block: 1500.0, seek: 700.0, false_positive: 0.01 };
-/// Number of rewrites that the initial price counts for.
+/// Weight of the initial price, in rewrites.
 const GUESSED: f64 = 100_000.0;
 /// Weight, in runs, of the initial assumption that there are as many runs as predicted.
 const RUNS_GUESSED: u32 = 8;
@@ -36,7 +36,7 @@ const RUNS_GUESSED: u32 = 8;
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Meter {
-    turn: AtomicU64,
+    lookups: AtomicU64,
     seeks: AtomicU64,
     filter: Mutex<Slope>,
     block: Mean,
@@ -61,7 +61,7 @@ struct Written {
     runs_foreseen: f64,
 }
 
-/// A running mean, as bits. Of two concurrent additions one may be lost.
+/// A running mean, as bits. One of two concurrent additions may be lost.
 #[derive(Debug)]
 struct Mean(AtomicU64);
 
@@ -122,7 +122,7 @@ impl Slope {
 impl Meter {
     pub(super) fn new(options: &LsmOptions) -> Self {
         Self {
-            turn: AtomicU64::new(0),
+            lookups: AtomicU64::new(0),
             seeks: AtomicU64::new(0),
             filter: Mutex::new(Slope::default()),
             block: Mean::new(GUESS.block),
@@ -134,20 +134,20 @@ impl Meter {
         }
     }
 
-    /// Runs a lookup of one hash, and times it if it is sampled. `found` tells whether it found the
-    /// hash.
+    /// Runs a lookup of one hash, and times it if it is sampled. `found` returns whether the lookup
+    /// found the hash.
     pub(super) fn lookup<T>(&self, lookup: impl FnOnce() -> T, found: impl Fn(&T) -> bool) -> T {
-        if !self.turn.fetch_add(1, Relaxed).is_multiple_of(EVERY) {
+        if !self.lookups.fetch_add(1, Relaxed).is_multiple_of(EVERY) {
             return lookup();
         }
         let (perf, result) = timed(lookup);
         let nanos = perf.metric(PerfMetric::GetFromOutputFilesTime) as f64;
         let yes = perf.metric(PerfMetric::BloomSstHitCount) as f64;
-        let asked = perf.metric(PerfMetric::BloomSstMissCount) as f64 + yes;
-        if asked > 0.0 && yes == 0.0 {
-            self.filter.lock().add(asked, nanos);
+        let checked = perf.metric(PerfMetric::BloomSstMissCount) as f64 + yes;
+        if checked > 0.0 && yes == 0.0 {
+            self.filter.lock().add(checked, nanos);
         } else if yes == 1.0 && found(&result) {
-            let filters = asked * self.filter.lock().get().unwrap_or(GUESS.filter);
+            let filters = checked * self.filter.lock().get().unwrap_or(GUESS.filter);
             self.block.add(nanos - filters);
         }
         result
@@ -166,15 +166,15 @@ impl Meter {
         result
     }
 
-    /// The number of flushes so far; those since the last call count as one. `log` is the oldest
-    /// log still needed, `entries` the number of entries written so far. `tree` returns the tree
-    /// for a memtable of a number of bytes, and the number of sorted runs.
+    /// The number of flushes so far; several flushes since the last call count once. `log` is the
+    /// oldest log still needed, `entries` the number of entries written so far. `tree` returns the
+    /// tree for a memtable of a number of bytes, and the number of sorted runs.
     pub(super) fn flushes(
         &self,
         options: &rocksdb::Options,
         log: u64,
         entries: u64,
-        tree: impl FnOnce(f64) -> (Tree, u64),
+        tree: impl FnOnce(f64) -> (TreeSize, u64),
         setting: Setting,
     ) -> u64 {
         let mut written = self.written.lock();

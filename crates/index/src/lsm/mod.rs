@@ -15,31 +15,31 @@
 //! | `tuner` | puts the four above to work |
 //! | `gauges` | sizes and write statistics |
 //! | `recovery` | opens, repairs, and starts over |
-//! | `wal_corruption` | finds records that RocksDB would read for ever |
+//! | `wal_corruption` | finds records that RocksDB would read in an endless loop |
 //! | `seal` | the recorded length of RocksDB's manifest |
 //!
 //! **Column families.** `path` holds `scope | run | page → hash`, so that the order of keys is the
 //! order of prefixes; `page` holds `scope | hash → run, page`; `run` holds the record of a run,
-//! `use` its recency and the end of its retention, `child` the runs attached behind a page.
+//! `use` its recency and the end of its retention, `child` the runs attached to a page.
 //!
 //! **Durable form.** RocksDB's log. A batch is in the log's buffer when a method returns, and on
-//! the disk after [`PrefixIndex::sync_after`]; concurrent syncs share one, and the data is made
-//! durable before. Names of runs last until the index is repaired.
+//! the disk after [`PrefixIndex::sync_after`]; concurrent syncs share one sync of the log, before
+//! which the data is made durable. Names of runs last until the index is repaired.
 //!
-//! **Records that become durable early.** A batch is appended to the log at once, and may become
-//! durable before the data that it names: when full memtables are flushed, when the kernel writes
-//! the log, when an index that was not synced is opened again, and when it is appended during a
-//! sync whose `sync_data` has returned. After a power loss such a run may exist without its pages;
-//! their checksums make them misses. The backend `run` holds such records back. This backend never
-//! makes a record durable itself without its data: neither by a sync, nor by
-//! [`PrefixIndex::maintain_after`], nor when it is closed.
+//! **Records that become durable early.** A batch is appended to the log immediately, and may
+//! become durable before the data that it names: when full memtables are flushed, when the kernel
+//! writes the log, when an index that was not synced is opened again, and when it is appended
+//! during a sync whose `sync_data` has returned. After a power loss the run of an early batch may
+//! exist without its pages; their checksums make them misses. The backend `run` withholds records
+//! until their data is durable. This backend never makes a record durable itself without its data:
+//! neither by a sync, nor by [`PrefixIndex::maintain_after`], nor when it is closed.
 //!
 //! **After a failed sync** the pages that it dropped still read back, but are not on the disk
-//! ([`crate::RunOptions::clean`]). Every open rewrites what may have been lost, so it does not need
-//! to know about the failure:
+//! ([`crate::RunOptions::clean`]). Every open rewrites all data that may have been lost, so the
+//! failure does not have to be recorded:
 //!
 //! * The log: its records are read into memtables, and flushed to new, synced tables before the
-//!   open returns (`avoid_flush_during_recovery` is off). The old log is not appended to.
+//!   open returns (`avoid_flush_during_recovery` is off). No record is appended to the old log.
 //! * The manifest: the first change after an open, which the open itself makes, writes the whole
 //!   manifest to a new file, syncs it, and only then lets `CURRENT` name it
 //!   (`reuse_manifest_on_open` is off). Old files are removed after that.
@@ -48,18 +48,18 @@
 //!
 //! A process does not write or sync a file again after a failure; the index is poisoned.
 //!
-//! **Locks.** Readers take none. The writer's lock makes read-modify-write atomic; RocksDB may
+//! **Locks.** Readers take no lock. The writer's lock makes read-modify-write atomic; RocksDB may
 //! delay the lock's holder while it flushes memtables.
 //!
 //! **Limits.**
-//! * It reads and writes with RocksDB's own I/O, not through the medium: it does not work on a
-//!   simulated disk, and faults cannot be injected.
-//! * A store keeps a record of every run for eviction, whatever the index is, so memory limits the
-//!   number of runs, though not of pages.
+//! * The index reads and writes with RocksDB's own I/O, not through the medium: it does not work on
+//!   a simulated disk, and faults cannot be injected.
+//! * A store keeps a record of every run for eviction, with any index, so memory limits the number
+//!   of runs, but not of pages.
 //! * The budget counts tables twice, because compaction writes new tables before it deletes the old
-//!   ones; so about half of the budget is usable.
-//! * It cannot be opened in a forked child of a process that has used it.
-//! * A full disk poisons it: open the store again once there is room.
+//!   tables; so about half of the budget is usable.
+//! * The index cannot be opened in a forked child of a process that has used it.
+//! * A full disk poisons the index: open the store again once there is room.
 //! * After damage, the next open copies the recoverable runs, which temporarily takes the same
 //!   space again.
 
@@ -80,11 +80,13 @@ pub(crate) mod wal_corruption;
 mod write;
 
 pub use controller::Mode;
-pub use options::{LsmOptions, Probe};
+pub use options::{LsmOptions, ProbeMethod};
 pub use recovery::LsmRecovered;
 
 use crate::sync::{Mutex, Ordering};
-use crate::{IndexStats, NewRun, PrefixIndex, Removed, RunId, RunView, Step, SyncData, Tuning};
+use crate::{
+    IndexStats, MatchedRun, NewRun, PrefixIndex, Removed, RunId, RunView, SyncData, Tuning,
+};
 use families::{Families, Family};
 use gauges::Gauges;
 use record::{Record, Use};
@@ -97,60 +99,65 @@ use std::path::Path;
 #[derive(Debug)]
 pub struct LsmIndex {
     db: Families,
-    probe: Probe,
+    probe: ProbeMethod,
     writer: Mutex<write::Writer>,
-    /// Runs used since their recency was last written, and when.
+    /// Runs used since their recency was last written, and their new recency.
     touched: Mutex<HashMap<RunId, u64>>,
-    /// Held by syncs.
+    /// Syncs hold this lock, so that concurrent syncs share one.
     syncing: Mutex<()>,
-    /// Held by compactions of the whole database: [`Gauges::appended`] at the last one.
+    /// [`Gauges::appended`] at the last compaction of the whole database, which holds the lock.
     compacting: Mutex<u64>,
     gauges: Gauges,
     recovered: LsmRecovered,
 }
 
 impl LsmIndex {
-    /// Opens the index in `dir`, or creates one. Damage is not an error: what cannot be verified is
-    /// dropped, logged, and counted in [`LsmIndex::recovered`].
+    /// Opens the index in `dir`, or creates an index. Damage is not an error: records that fail
+    /// verification are dropped, logged, and counted in [`LsmIndex::recovered`].
     ///
     /// # Errors
-    /// `Invalid` for files of another format version; `Retry` if it is open already; `Fatal` if the
-    /// file system refuses.
+    /// `Invalid` if a file has an unknown format version; `Retry` if the index is open already;
+    /// `Fatal` for file-system errors.
     pub fn open(dir: &Path, options: &LsmOptions) -> Result<Self> {
         recovery::open(dir, options)
     }
 
-    /// What the open recovered and dropped.
+    /// Numbers of runs that the open recovered and dropped.
     #[must_use]
     pub fn recovered(&self) -> LsmRecovered {
         self.recovered
     }
 
-    /// Lets the structure of the tree follow the operations from now on, or moves to a setting and
-    /// stays there. Takes effect step by step, with flushes, when [`PrefixIndex::maintain`] is
-    /// called; nothing is rewritten for it.
+    /// Sets whether the structure of the tree follows the operations or approaches a fixed setting.
+    /// Takes effect step by step, with flushes, when [`PrefixIndex::maintain`] is called, without
+    /// additional rewrites.
     pub fn set_mode(&self, mode: Mode) {
         self.db.set_mode(mode);
     }
 
-    fn probe_by(&self, probe: Probe, scope: ScopeSlot, pages: &dyn PageHashes) -> usize {
-        let bisected = match probe {
-            Probe::Bisect => probe::bisect(&self.db, scope, pages),
-            Probe::Scan => None,
+    fn probe_with(&self, method: ProbeMethod, scope: ScopeSlot, pages: &dyn PageHashes) -> usize {
+        let bisected = match method {
+            ProbeMethod::Bisect => probe::bisect(&self.db, scope, pages),
+            ProbeMethod::Scan => None,
         };
         bisected.unwrap_or_else(|| probe::scan(&self.db, scope, pages, |_| ()))
     }
 
-    /// [`PrefixIndex::walk`] by either method.
-    pub fn walk_by(&self, probe: Probe, scope: ScopeSlot, pages: &dyn PageHashes) -> Vec<Step> {
-        let climbed = match probe {
-            Probe::Bisect => probe::walk_back(&self.db, scope, pages),
-            Probe::Scan => None,
+    /// [`PrefixIndex::walk`] by the given method.
+    pub fn walk_with(
+        &self,
+        method: ProbeMethod,
+        scope: ScopeSlot,
+        pages: &dyn PageHashes,
+    ) -> Vec<MatchedRun> {
+        let climbed = match method {
+            ProbeMethod::Bisect => probe::walk_back(&self.db, scope, pages),
+            ProbeMethod::Scan => None,
         };
         climbed.unwrap_or_else(|| {
-            let mut steps = Vec::new();
-            probe::scan(&self.db, scope, pages, |step| steps.push(step));
-            steps
+            let mut matched = Vec::new();
+            probe::scan(&self.db, scope, pages, |run| matched.push(run));
+            matched
         })
     }
 
@@ -178,8 +185,8 @@ impl LsmIndex {
 }
 
 impl Drop for LsmIndex {
-    /// Flushes, so that the next open has nothing to replay, if everything was synced. Otherwise
-    /// the records stay in the log: their data may not be durable.
+    /// Flushes if all changes were synced, so that the next open has no records to replay.
+    /// Otherwise the records stay in the log, because their data may not be durable.
     fn drop(&mut self) {
         if self.db.is_poisoned() {
             return;
@@ -187,8 +194,8 @@ impl Drop for LsmIndex {
         let synced = self.gauges.pending() == 0;
         self.write_touches();
         if let Err(error) = if synced { self.flush() } else { Ok(()) } {
-            // Do not seal the manifest: its end may not be on the disk.
-            tracing::error!(%error, "the index could not be written out as it was closed");
+            // Do not seal the manifest: its end may be missing on the disk.
+            tracing::error!(%error, "the index could not be flushed when it was closed");
             return;
         }
         self.db.seal();
@@ -212,7 +219,7 @@ impl PrefixIndex for LsmIndex {
         self.remove_pages(scope, pages)
     }
 
-    fn remove_scope(&self, scope: ScopeSlot) -> Vec<Removed> {
+    fn drop_scope(&self, scope: ScopeSlot) -> Vec<Removed> {
         self.remove_runs_of(scope)
     }
 
@@ -220,24 +227,28 @@ impl PrefixIndex for LsmIndex {
         self.move_run(run, place)
     }
 
-    fn longest_prefix(&self, scope: ScopeSlot, pages: &dyn PageHashes) -> usize {
-        self.probe_by(self.probe, scope, pages)
+    fn probe(&self, scope: ScopeSlot, pages: &dyn PageHashes) -> usize {
+        self.probe_with(self.probe, scope, pages)
     }
 
     fn probe_methods(&self) -> &'static [&'static str] {
         match self.probe {
-            Probe::Bisect => const { &[Probe::Bisect.name(), Probe::Scan.name()] },
-            Probe::Scan => const { &[Probe::Scan.name(), Probe::Bisect.name()] },
+            ProbeMethod::Bisect => {
+                const { &[ProbeMethod::Bisect.name(), ProbeMethod::Scan.name()] }
+            }
+            ProbeMethod::Scan => const { &[ProbeMethod::Scan.name(), ProbeMethod::Bisect.name()] },
         }
     }
 
-    fn longest_prefix_by(&self, method: &str, scope: ScopeSlot, pages: &dyn PageHashes) -> usize {
-        let named = [Probe::Bisect, Probe::Scan].into_iter().find(|probe| probe.name() == method);
-        self.probe_by(named.unwrap_or(self.probe), scope, pages)
+    fn probe_by(&self, method: &str, scope: ScopeSlot, pages: &dyn PageHashes) -> usize {
+        let named = [ProbeMethod::Bisect, ProbeMethod::Scan]
+            .into_iter()
+            .find(|probe| probe.name() == method);
+        self.probe_with(named.unwrap_or(self.probe), scope, pages)
     }
 
-    fn walk(&self, scope: ScopeSlot, pages: &dyn PageHashes) -> Vec<Step> {
-        self.walk_by(self.probe, scope, pages)
+    fn walk(&self, scope: ScopeSlot, pages: &dyn PageHashes) -> Vec<MatchedRun> {
+        self.walk_with(self.probe, scope, pages)
     }
 
     fn exists(&self, scope: ScopeSlot, pages: &dyn PageHashes) -> Vec<bool> {
@@ -263,7 +274,8 @@ impl PrefixIndex for LsmIndex {
             let record = self.db.record(run)?;
             let pages = self.db.hashes(run, &record, 0);
             let used = self.db.used(run)?;
-            // Every removal of pages changes the record in the same batch, and none is reverted.
+            // Every removal of pages changes the record in the same batch, and removals are never
+            // reverted.
             if self.db.record(run)? == record {
                 return Some(self.view(run, record, pages, used));
             }
@@ -292,7 +304,7 @@ impl PrefixIndex for LsmIndex {
     }
 
     fn for_each(&self, visit: &mut dyn FnMut(RunId, RunView)) {
-        // Visits the names of one scan, and reads each run as it is at its visit.
+        // Visits the names of one scan, and reads the state of each run at its visit.
         self.db.scan(Family::Run, &[], |key, _| {
             if let Some(run) = keys::read_run(key)
                 && let Some(view) = self.run(run)
@@ -305,10 +317,10 @@ impl PrefixIndex for LsmIndex {
 
     fn sync_after(&self, sync_data: SyncData<'_>) -> Result<()> {
         self.write_touches();
-        let wanted = self.gauges.appended.load(Ordering::Acquire);
-        let _turn = self.syncing.lock();
+        let requested = self.gauges.appended.load(Ordering::Acquire);
+        let _syncing = self.syncing.lock();
         self.db.check()?;
-        if self.gauges.synced.load(Ordering::Acquire) >= wanted {
+        if self.gauges.synced.load(Ordering::Acquire) >= requested {
             return Ok(());
         }
         // The data of batches that share this sync was made durable as well.
@@ -323,7 +335,7 @@ impl PrefixIndex for LsmIndex {
     }
 
     /// Compacts if necessary, and tunes the structure of the tree. Without calls, the tree keeps
-    /// the structure that it was opened with.
+    /// the structure that it had when it was opened.
     fn maintain_after(&self, sync_data: SyncData<'_>) -> Result<()> {
         if !self.db.is_poisoned() {
             self.db.tune()?;

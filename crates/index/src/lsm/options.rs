@@ -1,34 +1,33 @@
-//! Options of the index: those that can be set, those that can be changed while it is open, and
-//! their RocksDB names.
+//! Options of the index, with the time at which they can be changed, and their RocksDB names.
 //!
 //! | | while open | RocksDB's own word |
 //! |---|---|---|
 //! | [`LsmOptions::mode`] | yes | see `shape` |
-//! | [`LsmOptions::budget`] | yes | none: inserts are refused |
+//! | [`LsmOptions::budget`] | yes | not an option of RocksDB: inserts are refused |
 //! | [`LsmOptions::memtable_bytes`] | at open, as it bounds all families together | `db_write_buffer_size` |
-//! | [`LsmOptions::bloom_bits`] | at open, for files written from then on | `filter_policy` |
+//! | [`LsmOptions::bloom_bits`] | at open, for files written later | `filter_policy` |
 //! | [`LsmOptions::block_cache_bytes`] | at open | `block_cache` |
-//! | [`LsmOptions::probe`], [`LsmOptions::verify`] | at open | none |
+//! | [`LsmOptions::probe`], [`LsmOptions::verify`] | at open | not options of RocksDB |
 
 use super::controller::Mode;
 use super::shape::TreeShape;
-use crate::tuning::Tree;
+use crate::tuning::TreeSize;
 use rocksdb::statistics::StatsLevel;
 use rocksdb::{BlockBasedOptions, Cache, DBCompactionStyle, DBRecoveryMode, LogLevel, Options};
 
-/// The method by which a probe finds the longest prefix. Both find the same.
+/// The method by which a probe finds the longest prefix. Both methods have the same result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub enum Probe {
-    /// Bisection over lookups of single hashes, and one read of the run found last, which tells
-    /// whether everything before it is present. If it cannot tell (scopes that are not chained,
-    /// runs with unknown parents), continues like [`Probe::Scan`].
+pub enum ProbeMethod {
+    /// Bisection over lookups of single hashes, and one read of the run found last, whose depth
+    /// proves that all pages before it are present. Without proof (in scopes that are not chained,
+    /// for runs with unknown parents) continues like [`ProbeMethod::Scan`].
     #[default]
     Bisect,
     /// Finds the run of the first page, reads its pages in order, then the next run.
     Scan,
 }
 
-impl Probe {
+impl ProbeMethod {
     /// The name in [`crate::PrefixIndex::probe_methods`].
     #[must_use]
     pub const fn name(self) -> &'static str {
@@ -47,17 +46,17 @@ pub struct LsmOptions {
     /// Bytes of changes, of all families together, that are gathered in memory before they are
     /// written as sorted runs; at least 64 KiB.
     pub memtable_bytes: u64,
-    /// The most bytes of files, including those of compactions in progress. Inserts that could
-    /// exceed it are refused with `Retry`.
+    /// Maximum bytes of files, including files of compactions in progress. Inserts that could
+    /// exceed the limit are refused with `Retry`.
     pub budget: u64,
     /// Bits per key of the Bloom filters, in families that are searched for single keys.
     pub bloom_bits: u8,
     /// Bytes of blocks, filters and block indexes that are cached in memory.
     pub block_cache_bytes: u64,
     /// The method of probes.
-    pub probe: Probe,
-    /// Read everything once at open, so that damage is repaired then. Damage found later poisons
-    /// the index until it is opened again.
+    pub probe: ProbeMethod,
+    /// Whether the open reads the whole database, so that it repairs damage. Damage found later
+    /// poisons the index until it is opened again.
     pub verify: bool,
 }
 
@@ -69,7 +68,7 @@ impl Default for LsmOptions {
             budget: 1 << 40,
             bloom_bits: 10,
             block_cache_bytes: 64 << 20,
-            probe: Probe::default(),
+            probe: ProbeMethod::default(),
             verify: true,
         }
     }
@@ -77,7 +76,7 @@ impl Default for LsmOptions {
 
 /// RocksDB increases smaller values.
 const MEMTABLE_BYTES_MIN: u64 = 64 << 10;
-/// The most bytes that a file preallocates.
+/// Maximum bytes that a file preallocates.
 const PREALLOCATED_BYTES: usize = 64 << 10;
 
 impl LsmOptions {
@@ -97,7 +96,7 @@ impl LsmOptions {
 
     /// Options of the whole database.
     ///
-    /// Nothing is compressed: hashes do not compress, and a database with compression is not
+    /// Data is not compressed: hashes do not compress, and a database with compression is not
     /// readable by a RocksDB that was built without the compressor.
     pub(super) fn database(&self) -> Options {
         let mut options = Options::default();
@@ -144,7 +143,7 @@ impl LsmOptions {
         // There are many families and memtables may be small: one block of each must not fill them.
         options.set_arena_block_size(((memtable / 64) as usize).next_multiple_of(4096));
         options.set_compaction_style(DBCompactionStyle::Universal);
-        let empty = Tree { bytes: 0.0, memtable: memtable as f64 };
+        let empty = TreeSize { bytes: 0.0, memtable: memtable as f64 };
         TreeShape::new(self.mode.start(), &empty).open_with(&mut options);
         options.set_target_file_size_base(memtable);
         options

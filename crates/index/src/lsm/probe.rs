@@ -1,67 +1,67 @@
 //! The two methods that find the longest prefix.
 //!
-//! A probe takes no lock and no snapshot. It may see concurrent changes or not. What it finds was
-//! all present at some moment of the probe, because a chained run is never removed before the runs
-//! attached to it.
+//! A probe takes no lock and no snapshot. A probe may or may not return concurrent changes. All
+//! pages of its result were present at some moment of the probe, because a chained run is never
+//! removed before the runs attached to it.
 
 use super::families::{Families, Family};
 use super::keys;
-use crate::{RunId, Step};
+use crate::{MatchedRun, RunId};
 use ritornello_format::{PageHashes, ScopeSlot};
 
-/// The result of a bisection: a number of pages, and the location of the last of them.
+/// The result of a bisection: a number of pages, and the location of the last page.
 struct Found {
     pages: usize,
     run: RunId,
     page: u16,
 }
 
-/// The number of leading pages, by bisection; `None` if bisection cannot tell.
+/// The number of leading pages, by bisection; `None` if bisection cannot determine it.
 pub(super) fn bisect(db: &Families, scope: ScopeSlot, keys: &dyn PageHashes) -> Option<usize> {
     let Some(found) = last_found(db, scope, keys) else { return Some(0) };
     let record = db.record(found.run)?;
-    // All pages before the last one precede it: the chain of its parents is known.
+    // All pages before the last page precede it in the index: the chain of its parents is known.
     let proven = record.chained && record.depth + u64::from(found.page) + 1 >= found.pages as u64;
     proven.then_some(found.pages)
 }
 
-/// The leading pages as steps: from the last page back along the parents. `None` if bisection
-/// cannot tell.
+/// The leading pages by run, collected from the last page back along the parents. `None` if
+/// bisection cannot determine them.
 pub(super) fn walk_back(
     db: &Families,
     scope: ScopeSlot,
     keys: &dyn PageHashes,
-) -> Option<Vec<Step>> {
+) -> Option<Vec<MatchedRun>> {
     let Some(found) = last_found(db, scope, keys) else { return Some(Vec::new()) };
     let (mut run, mut page, mut left) = (found.run, found.page, found.pages);
-    let mut steps = Vec::new();
+    let mut matched = Vec::new();
     loop {
         let record = db.record(run).filter(|record| record.chained)?;
         let pages = left.min(usize::from(page) + 1);
         left -= pages;
-        steps.push(Step {
+        matched.push(MatchedRun {
             run,
             first: (usize::from(page) + 1 - pages) as u32,
             pages: pages as u32,
             at: left as u32,
         });
         if left == 0 {
-            steps.reverse();
-            return Some(steps);
+            matched.reverse();
+            return Some(matched);
         }
         (run, page) = record.parent?;
     }
 }
 
-/// The last page that is present while the next one is not. If all pages before it are present, it
-/// ends the longest prefix.
+/// The last page that is present while the next page is missing. If all pages before it are
+/// present, it ends the longest prefix.
 fn last_found(db: &Families, scope: ScopeSlot, keys: &dyn PageHashes) -> Option<Found> {
     let find = |at: usize| {
         db.find(scope, keys.at(at)).map(|(run, page)| Found { pages: at + 1, run, page })
     };
     let (mut known, mut missing) = (0, keys.len());
     let mut found = None;
-    // The first page first: most probes of a cold cache end there.
+    // Look up the first page first: most probes of a cold cache end with it.
     let mut next = 0;
     while known < missing {
         match find(next) {
@@ -76,13 +76,13 @@ fn last_found(db: &Families, scope: ScopeSlot, keys: &dyn PageHashes) -> Option<
     found
 }
 
-/// Finds the run of a page, reads the run's pages in order, and continues behind it. Returns the
-/// number of leading pages.
+/// Finds the run of a page, reads the run's pages in order, and continues with the page after the
+/// run. Returns the number of leading pages.
 pub(super) fn scan(
     db: &Families,
     scope: ScopeSlot,
     keys: &dyn PageHashes,
-    mut visit: impl FnMut(Step),
+    mut visit: impl FnMut(MatchedRun),
 ) -> usize {
     let Ok(handle) = db.handle(Family::Path) else { return 0 };
     let mut iterator = db.db.raw_iterator_cf(handle);
@@ -115,7 +115,7 @@ pub(super) fn scan(
             break;
         }
         let pages = (at - start) as u32;
-        visit(Step { run, first: first.into(), pages, at: start as u32 });
+        visit(MatchedRun { run, first: first.into(), pages, at: start as u32 });
     }
     at
 }

@@ -12,9 +12,9 @@ pub(super) struct Record {
     pub(super) scope: ScopeSlot,
     pub(super) chained: bool,
     pub(super) parent: Option<(RunId, u16)>,
-    /// Number of pages that are known to precede the first one, by following parents. Computed when
-    /// the run is attached, and valid from then on, because parents are not removed before their
-    /// children. Runs behind one that was linked late know fewer than there are.
+    /// Number of pages that are known to precede the run, by following parents. The number is
+    /// computed when the run is attached, and stays valid, because parents are not removed before
+    /// their children. It is too low for descendants of a run that was linked late.
     pub(super) depth: u64,
     /// Number of pages, holes included.
     pub(super) pages: u16,
@@ -84,8 +84,8 @@ impl Use {
     }
 }
 
-/// A checksum over entries that does not depend on their order. Distinguishes the entries that were
-/// written from fewer or older ones.
+/// A checksum over entries that does not depend on their order. A missing or outdated entry changes
+/// the checksum.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Sum(u64);
 
@@ -117,7 +117,7 @@ pub(super) struct Counts {
 }
 
 impl Counts {
-    /// Version of these keys and values. Another version is refused, not converted.
+    /// Version of these keys and values. A different version is refused, not converted.
     const VERSION: u8 = 2;
 
     pub(super) fn encode(&self) -> Vec<u8> {
@@ -128,13 +128,13 @@ impl Counts {
     }
 
     /// # Errors
-    /// `Invalid` for another version, `Miss` for bytes that are too short.
+    /// `Invalid` if the version is unknown, `Miss` if there are too few bytes.
     pub(super) fn decode(bytes: &[u8]) -> Result<Self> {
         let mut input = Reader::new(bytes);
         let version = input.u8()?;
         if version != Self::VERSION {
             return Err(Error::invalid(
-                "the index is of another format: open it with the version \
+                "the index has an unknown format: open it with the version \
                  that wrote it, or make a new store",
             )
             .with("format", version));

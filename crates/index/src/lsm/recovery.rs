@@ -2,17 +2,17 @@
 //!
 //! ```text
 //! lsm/           the database
-//! lsm.new/       what was saved of a damaged one, until it is complete
-//! lsm.old/       the damaged one, until the saved one has its name
-//! lsm.damaged    damage was met: everything is looked at when the index is opened
-//! lsm.seal       how long RocksDB's list of files has been
+//! lsm.new/       the new database for the runs of a damaged database, until it is complete
+//! lsm.old/       the damaged database, until the new database has its name
+//! lsm.damaged    marks damage: the next open checks and repairs the database
+//! lsm.seal       the recorded length of RocksDB's manifest
 //! ```
 //!
 //! A crash leaves a torn end of a log, which RocksDB truncates. A database is damaged if it does
-//! not open, or would open without end, or its manifest has become shorter, or damage was found in
-//! it. RocksDB repairs it as far as it can. Then every consistent run is inserted into a new
-//! database, which takes the old one's name. Nothing is taken over unchecked. If nothing can be
-//! read, the index is empty.
+//! not open, or its open would not end, or its manifest has become shorter, or damage was found in
+//! it. RocksDB repairs as many files as possible. Every run that passes the checks is then inserted
+//! into a new database, which takes the name of the old database. If no run can be read, the index
+//! is empty.
 
 use super::LsmIndex;
 use super::families::{Families, Family, Names};
@@ -32,18 +32,19 @@ use std::path::Path;
 use std::sync::OnceLock;
 use std::{fs, io};
 
-/// What [`LsmIndex::open`] recovered, and what it had to drop.
+/// Numbers of runs that [`LsmIndex::open`] recovered and dropped.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LsmRecovered {
-    /// Whether the database was damaged, so that its consistent runs were copied into a new one.
+    /// Whether the database was damaged, so that its consistent runs were copied into a new
+    /// database.
     pub damaged: bool,
     /// Runs that were copied.
     pub saved_runs: u64,
-    /// Runs dropped as inconsistent, and the runs attached behind them.
+    /// Runs dropped as inconsistent, including their descendants.
     pub dropped_runs: u64,
 }
 
-/// The most bytes that wait for a sync while runs are copied.
+/// Maximum bytes that wait for a sync while runs are copied.
 const SYNC_BYTES: u64 = 1 << 20;
 
 pub(super) fn open(dir: &Path, options: &LsmOptions) -> Result<LsmIndex> {
@@ -67,7 +68,7 @@ pub(super) fn open(dir: &Path, options: &LsmOptions) -> Result<LsmIndex> {
                 return Ok(index);
             }
             Ok(_) if !names.marker.exists() => {
-                return Err(refused(dir, "a file of it cannot be read"));
+                return Err(refused(dir, "one of its files cannot be read"));
             }
             Ok(_) => {}
             Err(OpenFailure::Refused(error)) => return Err(error),
@@ -81,8 +82,8 @@ pub(super) fn open(dir: &Path, options: &LsmOptions) -> Result<LsmIndex> {
 }
 
 /// Refuses to open in a forked child of a process that has used RocksDB. All databases share
-/// RocksDB's threads, which belong to the process that opened the first one: a child has none, and
-/// would wait for them for ever.
+/// RocksDB's threads, which belong to the process that opened the first database: a child does not
+/// have these threads, and would wait for them forever.
 pub(crate) fn refuse_in_forked_child(dir: &Path) -> Result<()> {
     static PROCESS: OnceLock<u32> = OnceLock::new();
     let this = std::process::id();
@@ -97,7 +98,7 @@ pub(crate) fn refuse_in_forked_child(dir: &Path) -> Result<()> {
 }
 
 enum OpenFailure {
-    /// Nothing was changed, and the files are not known to be damaged.
+    /// The files were not changed, and are not known to be damaged.
     Refused(Error),
     Damage(Box<dyn std::error::Error + Send + Sync>),
 }
@@ -177,7 +178,7 @@ fn index(db: Families, counts: Counts, options: &LsmOptions, recovered: LsmRecov
 }
 
 /// Whether `CURRENT` is missing, because creating the database was interrupted or the file was
-/// lost. RocksDB would make a new database there, and delete the existing files.
+/// lost. RocksDB would create a new database in the directory, and delete the existing files.
 fn is_unfinished(path: &Path) -> bool {
     path.exists() && !path.join("CURRENT").exists()
 }
@@ -199,15 +200,15 @@ fn holds_entries(path: &Path) -> io::Result<bool> {
     Ok(holds)
 }
 
-/// Whether this process or another one has the database open. RocksDB reports it only in the
+/// Whether this process or another process has the database open. RocksDB reports it only in the
 /// error's text.
 pub(crate) fn is_open_already(error: &rocksdb::Error) -> bool {
     let text = error.to_string();
-    let said = ["IO error: While lock file: ", "IO error: lock hold by current process"];
-    said.iter().any(|words| text.starts_with(words))
+    let texts = ["IO error: While lock file: ", "IO error: lock hold by current process"];
+    texts.iter().any(|words| text.starts_with(words))
 }
 
-/// Whether a database lacks column families that it was created with.
+/// Whether a database lacks column families with which it was created.
 fn lacks_families(error: &rocksdb::Error) -> bool {
     error.kind() == rocksdb::ErrorKind::InvalidArgument
         && error.to_string().contains("Column family not found")
@@ -226,14 +227,14 @@ fn classify(path: &Path, error: rocksdb::Error) -> OpenFailure {
     if text.contains("Column families not opened") {
         return OpenFailure::Refused(
             Error::invalid(
-                "the index is of another format: open it with the version that wrote it",
+                "the index has an unknown format: open it with the version that wrote it",
             )
             .with("dir", path.display())
             .because(error),
         );
     }
-    let gone = text.contains("No such file");
-    if error.kind() == rocksdb::ErrorKind::IOError && !gone {
+    let is_missing_file = text.contains("No such file");
+    if error.kind() == rocksdb::ErrorKind::IOError && !is_missing_file {
         return OpenFailure::Refused(refused(path, error));
     }
     OpenFailure::Damage(Box::new(error))
@@ -251,10 +252,10 @@ fn save(names: &Names, options: &LsmOptions) -> Result<LsmIndex> {
     if old.is_none() {
         tracing::error!(
             dir = %path.display(),
-            "the index cannot be repaired and is dropped: the store starts without any page"
+            "the index cannot be repaired and is dropped: the store starts without pages"
         );
     }
-    // The marker belongs to the old database, whose files have other names.
+    // The seal belongs to the old database, whose files have different names.
     match fs::remove_file(&names.seal) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
             return Err(refused(&names.seal, error));
@@ -287,7 +288,7 @@ fn save(names: &Names, options: &LsmOptions) -> Result<LsmIndex> {
         saved = recovered.saved_runs,
         dropped = recovered.dropped_runs,
         dir = %path.display(),
-        "the index was damaged: consistent runs were copied into a new one"
+        "the index was damaged: consistent runs were copied into a new database"
     );
     match try_open(names, options) {
         Ok(mut index) => {
@@ -300,7 +301,7 @@ fn save(names: &Names, options: &LsmOptions) -> Result<LsmIndex> {
     }
 }
 
-/// Opens the damaged database as far as possible.
+/// Opens the damaged database, repaired if necessary. `None` if it cannot be opened.
 fn open_damaged(names: &Names, options: &LsmOptions) -> Result<Option<Families>> {
     let path = &names.database;
     let open = || Families::open(path, names, options).map_err(|error| classify(path, error));
@@ -315,7 +316,7 @@ fn open_damaged(names: &Names, options: &LsmOptions) -> Result<Option<Families>>
         tracing::warn!(%error, dir = %path.display(), "the index could not be repaired");
         return Ok(None);
     }
-    let repaired = Families::open_what_is_left(path, names, options);
+    let repaired = Families::open_remaining(path, names, options);
     match repaired.map_err(|error| classify(path, error)) {
         Ok(db) => Ok(Some(db)),
         Err(OpenFailure::Refused(error)) => Err(error),
@@ -357,7 +358,7 @@ fn copy(old: &Families, new: &LsmIndex) -> Result<(u64, u64)> {
         if let Some(error) = failed {
             return Err(error);
         }
-        // The scan continues behind entries that cannot be read.
+        // The scan continues after entries that cannot be read.
         stride = if seen.is_some() { 1 } else { stride.saturating_mul(2) };
         let behind = seen.unwrap_or(start).checked_add(stride);
         match behind {
@@ -384,7 +385,7 @@ fn copy(old: &Families, new: &LsmIndex) -> Result<(u64, u64)> {
 
 enum Saved {
     As(RunId),
-    /// Inserted under this name, without its parent, which is inserted later.
+    /// The run was inserted under this name, without its parent, which is inserted later.
     Later(RunId, RunId, u16),
     Not,
 }

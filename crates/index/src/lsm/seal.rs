@@ -1,5 +1,5 @@
-//! The recorded length of RocksDB's manifest. Without it, a manifest that lost its end reads as an
-//! older database, and RocksDB deletes the files that it does not name.
+//! The recorded length of RocksDB's manifest. Without this length, a manifest that lost its end
+//! reads as an older database, and RocksDB deletes the files that it does not name.
 //!
 //! `lsm.seal` holds the manifest's name and its length when the index was last opened or closed.
 //! RocksDB syncs its manifest before it relies on it, so no crash makes it shorter. If RocksDB has
@@ -15,8 +15,7 @@ fn list(database: &Path) -> io::Result<(String, u64)> {
     Ok((name, length))
 }
 
-/// Records the manifest's length. A failure leaves the index unsealed, which is no reason not to
-/// use it.
+/// Records the manifest's length. A failure leaves the index unsealed but usable.
 pub(super) fn write(database: &Path, seal: &Path) {
     let written =
         list(database).and_then(|(name, length)| fs::write(seal, format!("{name} {length}\n")));
@@ -30,5 +29,5 @@ pub(super) fn is_broken(database: &Path, seal: &Path) -> bool {
     let Ok(text) = fs::read_to_string(seal) else { return false };
     let Some((name, length)) = text.trim_end().rsplit_once(' ') else { return false };
     let Ok(length) = length.parse::<u64>() else { return false };
-    list(database).is_ok_and(|(now, there)| now == name && there < length)
+    list(database).is_ok_and(|(now, present)| now == name && present < length)
 }

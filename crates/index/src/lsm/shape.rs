@@ -1,14 +1,14 @@
 //! Maps size ratio and runs to RocksDB's universal compaction, whose options can be changed while
-//! the database is open. `docs/adaptive-lsm.md` says what this mapping can express and what not.
+//! the database is open. `docs/adaptive-lsm.md` describes the limits of this mapping.
 //!
 //! | | RocksDB's own word |
 //! |---|---|
-//! | a level holds `K` runs, the next one merges them | `min_merge_width` = `max_merge_width` = `level0_file_num_compaction_trigger` = K + 1 |
-//! | with the run behind them if that is at most `T / K` as large as they are together | `size_ratio` = 100 (T / K - 1) |
+//! | when a level has `K` runs, the next run causes a merge | `min_merge_width` = `max_merge_width` = `level0_file_num_compaction_trigger` = K + 1 |
+//! | the merge includes the next older run if it has at most `T / K` times the total size of the newer runs | `size_ratio` = 100 (T / K - 1) |
 //! | `L` levels | `max_read_amp` = K L |
-//! | this number of runs does not slow writers down | `level0_slowdown_writes_trigger`, `level0_stop_writes_trigger` |
+//! | `K L` runs do not slow writers down | `level0_slowdown_writes_trigger`, `level0_stop_writes_trigger` |
 
-use crate::tuning::{Setting, Tree};
+use crate::tuning::{Setting, TreeSize};
 use rocksdb::{Options, UniversalCompactOptions};
 
 /// Runs beyond the maximum at which writers are slowed down, and stopped.
@@ -24,7 +24,7 @@ pub(super) struct TreeShape {
 }
 
 impl TreeShape {
-    pub(super) fn new(setting: Setting, tree: &Tree) -> Self {
+    pub(super) fn new(setting: Setting, tree: &TreeSize) -> Self {
         Self { setting, levels: tree.levels(setting.ratio).max(1) }
     }
 
@@ -34,13 +34,12 @@ impl TreeShape {
         Self { levels: 24, ..*self }
     }
 
-    /// The fewest runs that a merge takes.
+    /// Minimum runs of a merge.
     const fn width(&self) -> u32 {
         self.setting.runs + 1
     }
 
-    /// The most runs that a merge takes. With one run per level, a merge continues as long as the
-    /// sizes fit.
+    /// Maximum runs of a merge. With one run per level, a merge continues as long as the sizes fit.
     const fn widest(&self) -> u32 {
         if self.setting.runs == 1 { i32::MAX as u32 } else { self.width() }
     }
@@ -50,21 +49,21 @@ impl TreeShape {
         100 * self.setting.ratio / self.setting.runs - 100
     }
 
-    /// Size of all runs but the oldest, in percent of the oldest, at which everything is merged:
-    /// limits dead entries, beyond what the sizes cause.
+    /// Size of all runs but the oldest, in percent of the oldest, at which all runs are merged.
+    /// This limits dead entries more than the sizes alone.
     const fn amplification(&self) -> u32 {
         200 * self.setting.runs
     }
 
-    /// The most runs.
+    /// Maximum runs of the tree.
     const fn most(&self) -> u32 {
         let most = self.setting.runs * self.levels;
         // RocksDB requires at least the number that starts a merge.
         if most > self.width() { most } else { self.width() }
     }
 
-    /// Sets the options of a database that is not open yet. The bound of all runs cannot be set
-    /// there.
+    /// Sets the options of a database that is not open yet. The bound of all runs can only be set
+    /// later.
     pub(super) fn open_with(&self, options: &mut Options) {
         let mut universal = UniversalCompactOptions::default();
         universal.set_size_ratio(self.size_ratio() as i32);
@@ -103,7 +102,7 @@ mod tests {
 
     #[test]
     fn leveling_and_tiering_map_to_options() {
-        let tree = Tree { bytes: 99e6, memtable: 1e6 };
+        let tree = TreeSize { bytes: 99e6, memtable: 1e6 };
         let words = |ratio, runs| TreeShape::new(Setting { ratio, runs }, &tree).options();
         let leveling = words(10, 1);
         assert!(leveling[0].1.starts_with("{size_ratio=900;min_merge_width=2;"), "{leveling:?}");
@@ -119,7 +118,7 @@ mod tests {
     fn every_shape_allows_enough_runs_to_merge() {
         for setting in Setting::all() {
             for bytes in [0.0, 2e6, 1e9] {
-                let shape = TreeShape::new(setting, &Tree { bytes, memtable: 1e6 });
+                let shape = TreeShape::new(setting, &TreeSize { bytes, memtable: 1e6 });
                 assert!(shape.most() >= shape.width() && shape.levels >= 1);
             }
         }

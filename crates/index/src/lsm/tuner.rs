@@ -6,7 +6,7 @@ use super::meter::Meter;
 use super::options::LsmOptions;
 use super::shape::TreeShape;
 use crate::sync::Mutex;
-use crate::tuning::{Tree, Tuning};
+use crate::tuning::{TreeSize, Tuning};
 use ritornello_format::{Error, Result};
 use rocksdb::properties;
 
@@ -42,13 +42,13 @@ impl Tuner {
 }
 
 impl Families {
-    /// Follows the mix of operations from now on, or moves to a setting and stays there.
+    /// Sets whether the setting follows the operations or is fixed.
     pub(super) fn set_mode(&self, mode: Mode) {
         self.tuner.controller.set_mode(mode);
     }
 
-    /// Makes a decision if a window is full, and goes one step if something was flushed. May wait
-    /// until RocksDB has written the changed options to a file.
+    /// Makes a decision if a window is full, and goes one step towards the target after a flush.
+    /// May wait until RocksDB has written the changed options to a file.
     pub(super) fn tune(&self) -> Result<()> {
         let tuner = &self.tuner;
         let Some(mut applied_options) = tuner.applied_options.try_lock() else { return Ok(()) };
@@ -65,7 +65,7 @@ impl Families {
         );
         if tuner.controller.is_due() {
             let decision =
-                tuner.controller.look(self.tree_now(), &tuner.meter.prices(&self.options));
+                tuner.controller.decide(self.tree_now(), &tuner.meter.prices(&self.options));
             if let Some(decision) = decision.filter(|decision| decision.from != decision.to) {
                 tracing::info!(?decision, path = %self.db.path().display(), "the tree's shape");
             }
@@ -85,8 +85,8 @@ impl Families {
 
     /// Gives all families their options once, because some cannot be given at open; later only the
     /// family of page hashes. The keys of other families arrive in order, so their tables hardly
-    /// overlap and are moved, whatever the sizes; and writers wait while RocksDB records a change
-    /// of options in a file.
+    /// overlap and are moved, independent of the sizes; and writers wait while RocksDB records a
+    /// change of options in a file.
     fn apply(&self, shape: &TreeShape, first: bool) -> Result<()> {
         self.apply_to_family(Family::Page, shape)?;
         if first {
@@ -97,24 +97,24 @@ impl Families {
     }
 
     fn apply_to_family(&self, family: Family, shape: &TreeShape) -> Result<()> {
-        let words = shape.options();
-        let words = words.each_ref().map(|(word, value)| (*word, value.as_str()));
+        let names = shape.options();
+        let names = names.each_ref().map(|(name, value)| (*name, value.as_str()));
         self.db
-            .set_options_cf(self.handle(family)?, &words)
+            .set_options_cf(self.handle(family)?, &names)
             .map_err(|error| Error::fatal("RocksDB refuses the shape of the tree").because(error))
     }
 
-    fn tree_now(&self) -> Tree {
+    fn tree_now(&self) -> TreeSize {
         self.tree(self.tuner.meter.flush_bytes().unwrap_or(self.tuner.memtable))
     }
 
-    fn tree(&self, memtable: f64) -> Tree {
+    fn tree(&self, memtable: f64) -> TreeSize {
         let bytes = |family: Family| {
             let handle = self.handle(family).ok()?;
             self.db.property_int_value_cf(handle, properties::LIVE_SST_FILES_SIZE).ok()?
         };
         let bytes: u64 = Family::ALL.into_iter().filter_map(bytes).sum();
-        Tree { bytes: bytes as f64, memtable }
+        TreeSize { bytes: bytes as f64, memtable }
     }
 
     /// Sorted runs of the family of page hashes: the files of level 0, and the levels below that

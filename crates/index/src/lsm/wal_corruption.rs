@@ -1,10 +1,11 @@
-//! Finds records that RocksDB would read for ever, before it opens a database.
+//! Finds records that RocksDB would read in an endless loop, before a database is opened.
 //!
 //! RocksDB's manifest and its write-ahead logs consist of blocks of 32 KiB, and blocks of records:
-//! a checksum (4 bytes), a length (2), a type (1), and that many bytes. Some types are those of
-//! recycled logs. In a file that did not begin with one, RocksDB 11.8 does not skip such a record,
-//! and reads it again and again (`Reader::ReadPhysicalRecord` in its `db/log_reader.cc`). This
-//! crate does not recycle logs, so such a type is damage; a single flipped bit produces it.
+//! a checksum (4 bytes), a length (2), a type (1), and the data. Some types belong to recycled
+//! logs. In a file whose first record is of a different type, RocksDB 11.8 does not skip a record
+//! of a recycled log, and reads it again and again (`Reader::ReadPhysicalRecord` in its
+//! `db/log_reader.cc`). This crate does not recycle logs, so these types are damage; a single
+//! flipped bit produces them.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read};
@@ -12,7 +13,8 @@ use std::path::{Path, PathBuf};
 
 const BLOCK: usize = 32 << 10;
 
-/// The logs of a database that have such a record, with the offset of the first.
+/// The logs of a database that have a record of a recycled log, with the offset of the first of
+/// these records.
 pub(crate) fn find_in_logs(database: &Path) -> io::Result<Vec<(PathBuf, u64)>> {
     let entries = match fs::read_dir(database) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -40,15 +42,15 @@ pub(crate) fn truncate_logs(logs: &[(PathBuf, u64)]) -> io::Result<()> {
     Ok(())
 }
 
-/// Whether the manifest that `CURRENT` names has such a record. `false` if it cannot be read:
-/// RocksDB reports that itself.
+/// Whether the manifest that `CURRENT` names has a record of a recycled log. `false` if it cannot
+/// be read: RocksDB reports that itself.
 pub(crate) fn is_in_manifest(database: &Path) -> bool {
     fs::read_to_string(database.join("CURRENT"))
         .and_then(|name| find_in_file(&database.join(name.trim_end())))
         .is_ok_and(|at| at.is_some())
 }
 
-/// Offset of the first such record in a file.
+/// Offset of the first record of a recycled log in a file.
 fn find_in_file(path: &Path) -> io::Result<Option<u64>> {
     let mut file = File::open(path)?;
     let (mut start, mut block) = (0, Vec::with_capacity(BLOCK));
@@ -65,7 +67,7 @@ fn find_in_file(path: &Path) -> io::Result<Option<u64>> {
     }
 }
 
-/// Offset of the first such record in a block.
+/// Offset of the first record of a recycled log in a block.
 fn find_in_block(block: &[u8]) -> Option<usize> {
     let mut at = 0;
     while let Some(&[_, _, _, _, low, high, kind]) = block.get(at..).and_then(<[u8]>::first_chunk) {

@@ -5,18 +5,17 @@ use super::LsmIndex;
 use super::families::{COUNTS, Families, Family};
 use super::keys;
 use super::record::{Counts, Record, Use};
+use crate::live_extents::held;
 use crate::run::{check, check_place};
 use crate::sync::Ordering;
-use crate::view::held;
 use crate::{NewRun, Removed, RunId};
 use ritornello_format::{Error, PageHash, PageHashes, Place, Result, ScopeSlot};
 use rocksdb::WriteBatch;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-/// The most runs of a scope that are removed in one batch, together with the runs attached behind
-/// them.
+/// Maximum runs of a scope that are removed in one batch, together with their descendants.
 const SCOPE_RUNS: usize = 1024;
-/// The most touched runs that are gathered before they are written.
+/// Maximum touched runs that are gathered before they are written.
 const TOUCHED_MAX: usize = 1 << 16;
 
 /// The state of the writer.
@@ -81,10 +80,12 @@ impl LsmIndex {
         if self.is_full() {
             return Err(Error::retry("the index's files have reached their budget: remove pages"));
         }
-        let there = |page: &PageHash| self.db.find(new.scope, *page).is_some();
-        if let Some(at) = new.pages.iter().position(there) {
-            return Err(Error::invalid("a page is in the index already: insert only what is not")
-                .with("page", at));
+        let present = |page: &PageHash| self.db.find(new.scope, *page).is_some();
+        if let Some(at) = new.pages.iter().position(present) {
+            return Err(Error::invalid(
+                "a page is in the index already: insert only missing pages",
+            )
+            .with("page", at));
         }
         let parent = match new.parent {
             None => None,
@@ -126,7 +127,7 @@ impl LsmIndex {
         Ok(run)
     }
 
-    /// The [`Record::depth`] of a run that is attached behind `parent`.
+    /// The [`Record::depth`] of a run that is attached to `parent`.
     fn depth_behind(&self, parent: Option<(RunId, u16)>) -> u64 {
         let Some((parent, page)) = parent else { return 0 };
         // A page of an unchained run can be removed without the runs attached to it.
@@ -160,8 +161,8 @@ impl LsmIndex {
         }
     }
 
-    /// Cuts runs, each after a number of pages, removes everything attached behind the cuts, and
-    /// makes holes. One batch.
+    /// Cuts runs, each after a number of pages, removes the descendants of the pages after the
+    /// cuts, and makes holes, in one batch.
     fn cut(
         &self,
         writer: &mut Writer,
@@ -200,7 +201,7 @@ impl LsmIndex {
         removed
     }
 
-    /// The runs to cut, and every run attached behind a cut, directly or not.
+    /// The runs to cut, and all descendants of the pages after the cuts.
     fn closure(&self, cuts: BTreeMap<RunId, u16>) -> HashMap<RunId, (u16, Record)> {
         let mut removals: HashMap<RunId, (u16, Record)> = HashMap::new();
         let mut open: Vec<(RunId, u16)> = cuts.into_iter().collect();
@@ -335,7 +336,7 @@ impl LsmIndex {
             }
             self.commit(&mut writer, change)
         })();
-        // Keep runs that were touched again meanwhile.
+        // Keep runs that were touched again during the write.
         self.touched
             .lock()
             .retain(|run, recency| touched.binary_search(&(*run, *recency)).is_err());
@@ -439,6 +440,6 @@ fn punch(
     record.live -= gone;
     change.counts.pages -= u64::from(gone);
     change.replace(Family::Run, run, &before, &record.encode())?;
-    let extents = crate::view::join(extents);
+    let extents = crate::live_extents::join(extents);
     Ok(Removed { run, scope, pages: gone.into(), whole: false, extents })
 }

@@ -7,9 +7,9 @@
 //!
 //! **Durable form.** RocksDB's log: in its buffer when a method returns, on the disk after a sync.
 //! Every block has a checksum that is verified when it is read. A page that cannot be read counts
-//! as absent, and a database that does not open is created again.
+//! as not stored, and a database that does not open is created again.
 //!
-//! **Locks.** Readers take none. The writer's lock makes read-modify-write atomic.
+//! **Locks.** Readers take no lock. The writer's lock makes read-modify-write atomic.
 
 use super::prefix::Prefixes;
 use super::{Holder, Prefix, Residency, ResidencyStats, Tier, Tiers, Worker, check};
@@ -29,7 +29,7 @@ use std::{fs, io};
 /// Options of an [`LsmResidency`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LsmResidencyOptions {
-    /// Bytes of tables, on disk and in memory, from which on puts are refused with `Retry`.
+    /// Maximum bytes of tables on disk and in memory. At this limit puts are refused with `Retry`.
     pub budget: u64,
     /// Bytes of changes that are gathered in memory before they are written as a table.
     pub memtable_bytes: u64,
@@ -48,7 +48,7 @@ const PAGES: &str = "page";
 const VERSION: &[u8] = b"version";
 /// The first byte of the key of a worker's epoch.
 const WORKER: u8 = b'w';
-/// The most keys of a chain that are looked up at the same time.
+/// Maximum keys of a chain that one read looks up.
 const AT_ONCE: usize = 32;
 
 /// The epoch of every worker that was cleared.
@@ -93,7 +93,7 @@ fn number(bytes: &[u8]) -> Option<u32> {
     bytes.try_into().ok().map(u32::from_be_bytes)
 }
 
-/// The holders that count, ordered by worker; none for a malformed value.
+/// The holders that count, ordered by worker; empty for a malformed value.
 fn decode(value: &[u8], epochs: &Epochs) -> Vec<Holder> {
     let (entries, rest) = value.as_chunks::<9>();
     let entries = if rest.is_empty() { entries } else { &[] };
@@ -119,12 +119,12 @@ fn encode(holders: &[Holder], epochs: &Epochs) -> Vec<u8> {
 }
 
 impl LsmResidency {
-    /// Opens the index in its own directory `dir`, or creates one. A database that is too damaged
-    /// to open is dropped, and [`LsmResidency::was_damaged`] returns `true`.
+    /// Opens the index in its own directory `dir`, or creates an index. A database that is too
+    /// damaged to open is dropped, and [`LsmResidency::was_damaged`] returns `true`.
     ///
     /// # Errors
-    /// `Invalid` for a database of another format; `Retry` if it is open already; `Fatal` if the
-    /// file system refuses.
+    /// `Invalid` if the database has an unknown format version; `Retry` if the database is open
+    /// already; `Fatal` for file-system errors.
     pub fn open(dir: &Path, options: &LsmResidencyOptions) -> Result<Self> {
         let path = dir.join("lsm");
         recovery::refuse_in_forked_child(dir)?;
@@ -140,7 +140,9 @@ impl LsmResidency {
             )
             .with("dir", dir.display())
             .because(error)),
-            Err(error) if error.kind() == rocksdb::ErrorKind::IOError && !is_retired(&error) => {
+            Err(error)
+                if error.kind() == rocksdb::ErrorKind::IOError && !is_missing_file(&error) =>
+            {
                 Err(refused(dir, error))
             }
             Err(error) => Self::recreate(dir, options, error.as_ref()),
@@ -157,7 +159,8 @@ impl LsmResidency {
         }
     }
 
-    /// The outer error is RocksDB's about its files, the inner one is about their contents.
+    /// The outer error is RocksDB's and concerns its files; the inner error concerns their
+    /// contents.
     fn try_open(
         path: &Path,
         choices: &LsmResidencyOptions,
@@ -169,7 +172,7 @@ impl LsmResidency {
         let pages = ColumnFamilyDescriptor::new(PAGES, family(choices, &cache, &epochs, &loaded));
         let plain = ColumnFamilyDescriptor::new("default", Options::default());
         let mut options = database();
-        // Create families only in a new database: one that lacks a family is damaged.
+        // Create families only in a new database: an existing database without a family is damaged.
         options.create_missing_column_families(!path.join("CURRENT").exists());
         let db = DB::open_cf_descriptors(&options, path, [pages, plain])?;
         match db.get(VERSION)?.as_deref().map(number) {
@@ -177,8 +180,8 @@ impl LsmResidency {
             Some(Some(FORMAT_VERSION)) => {}
             Some(found) => {
                 return Ok(Err(Error::invalid(format!(
-                    "this residency index is of another format, and this Ritornello reads format \
-                     {FORMAT_VERSION}: use the version that wrote it, or another directory"
+                    "this residency index has an unknown format, and this Ritornello reads format \
+                     {FORMAT_VERSION}: use the version that wrote it, or a new directory"
                 ))
                 .with("version", found.unwrap_or(u32::MAX))));
             }
@@ -216,7 +219,7 @@ impl LsmResidency {
     /// The handle of the family `page`.
     ///
     /// # Errors
-    /// None: the family was opened with the database. The type alone cannot express that.
+    /// Does not fail: the family was opened with the database. The type alone cannot express that.
     fn pages(&self) -> Result<&ColumnFamily> {
         self.db.cf_handle(PAGES).ok_or_else(|| Error::fatal("the residency index lacks a family"))
     }
@@ -242,7 +245,7 @@ impl LsmResidency {
         self.pending.fetch_add(batch.size_in_bytes() as u64, Ordering::Relaxed);
         self.db.write(batch).map_err(|error| {
             self.failed.store(true, Ordering::Release);
-            tracing::error!(%error, "residency is not written any more");
+            tracing::error!(%error, "residency is no longer written");
             Error::fatal("the residency index could not be written: open it again").because(error)
         })
     }
@@ -292,7 +295,7 @@ impl LsmResidency {
     }
 }
 
-fn is_retired(error: &rocksdb::Error) -> bool {
+fn is_missing_file(error: &rocksdb::Error) -> bool {
     error.to_string().contains("No such file")
 }
 
@@ -369,7 +372,7 @@ impl Residency for LsmResidency {
         })
     }
 
-    fn locate(&self, scope: ScopeSlot, pages: &dyn PageHashes) -> Vec<Prefix> {
+    fn prefixes(&self, scope: ScopeSlot, pages: &dyn PageHashes) -> Vec<Prefix> {
         let epochs = self.epochs.read();
         let mut prefixes = Prefixes::default();
         let mut last = Vec::new();

@@ -1,5 +1,4 @@
-//! The `memory` backend: one map under one lock. It is the oracle that other backends are tested
-//! against.
+//! The `memory` backend: one map under one lock, the oracle for tests of other backends.
 
 use super::{Holder, Prefix, Residency, ResidencyStats, Tier, Tiers, Worker, check};
 use crate::sync::Mutex;
@@ -45,7 +44,7 @@ impl Residency for MemoryResidency {
         Ok(())
     }
 
-    fn locate(&self, scope: ScopeSlot, pages: &dyn PageHashes) -> Vec<Prefix> {
+    fn prefixes(&self, scope: ScopeSlot, pages: &dyn PageHashes) -> Vec<Prefix> {
         let map = self.0.lock();
         let holders = |at: usize| map.get(&(scope, pages.at(at)));
         let first = if pages.is_empty() { None } else { holders(0) };

@@ -11,13 +11,13 @@
 //! | `LsmResidency` | RocksDB, for more pages than memory holds (feature `lsm`) | what was synced |
 //!
 //! **A hint.** Events come late, twice, out of order, or not at all. None of this is an error, and
-//! readers of pages do not rely on the answers: a wrong one costs a hit. So an event that cannot be
-//! applied is dropped, and so are damaged records on disk.
+//! readers of pages do not rely on the answers: a wrong answer costs a hit. Events that cannot be
+//! applied and damaged records on disk are therefore dropped.
 //!
 //! **Chains.** A page's hash commits to all pages before it, as block hashes of engines do. A
 //! backend may conclude from a page that the pages before it in its chain are the same. Holding is
-//! not chained: a worker may hold a page without the one before it, and removing a page removes
-//! none behind it; the worker's prefix ends there.
+//! not chained: a worker may hold a page without the page before it. Removing a page keeps the
+//! pages after it, but ends the worker's prefix.
 
 mod memory;
 mod prefix;
@@ -48,7 +48,7 @@ pub struct ResidencyStats {
     pub sets: u64,
     /// Bytes of memory held.
     pub memory_bytes: u64,
-    /// Bytes of files now on disk.
+    /// Bytes of files on disk.
     pub disk_bytes: u64,
     /// Bytes of changes in memory that are not synced.
     pub pending_bytes: u64,
@@ -59,7 +59,7 @@ pub struct ResidencyStats {
 /// The holders of pages. Readers and one writer run in parallel; writers wait for each other.
 pub trait Residency: Send + Sync + std::fmt::Debug {
     /// Adds `worker` on `tier` to the holders of `pages`, which are consecutive. `parent` is the
-    /// page before the first one, if the event names it; it need not be known.
+    /// page before the first page, if the event names it; the index may not have it.
     ///
     /// # Errors
     /// `Invalid` if a page is [`PageHash::NONE`]; `Retry` at a limit (call [`Residency::sync`] and
@@ -74,9 +74,9 @@ pub trait Residency: Send + Sync + std::fmt::Debug {
         pages: &[PageHash],
     ) -> Result<()>;
 
-    /// For every worker that holds the first page, the number of leading pages that it holds.
-    /// Ordered by length, longest first, then by worker.
-    fn locate(&self, scope: ScopeSlot, pages: &dyn PageHashes) -> Vec<Prefix>;
+    /// For every worker that holds the first page, the number of leading pages that it holds. The
+    /// result is ordered by length, longest first, then by worker.
+    fn prefixes(&self, scope: ScopeSlot, pages: &dyn PageHashes) -> Vec<Prefix>;
 
     /// The holders of one page, by worker.
     fn holders(&self, scope: ScopeSlot, page: PageHash) -> Vec<Holder>;
@@ -100,14 +100,15 @@ pub trait Residency: Send + Sync + std::fmt::Debug {
     /// Makes every change before the call durable, if the backend persists changes.
     ///
     /// # Errors
-    /// `Retry` if there was no room; `Fatal` if the medium refused: the index is then poisoned.
+    /// `Retry` if the file system has no room; `Fatal` if a write or sync failed: the index is then
+    /// poisoned.
     fn sync(&self) -> Result<()>;
 
-    /// Removes pages of cleared holders, and reduces the size of files. Delays no other call for
-    /// long: meant for a thread with nothing else to do.
+    /// Removes pages of cleared holders, and reduces the size of files. Does not delay other calls
+    /// for long: meant for a background thread.
     ///
     /// # Errors
-    /// The errors of [`Residency::sync`].
+    /// Errors of [`Residency::sync`].
     fn maintain(&self) -> Result<()>;
 
     /// Sizes and counts.

@@ -7,7 +7,7 @@ use super::{Holder, Tier, Tiers, Worker};
 pub struct Prefix {
     /// The worker.
     pub worker: Worker,
-    /// Number of leading pages that it holds, on any tier.
+    /// Number of leading pages that the worker holds, on any tier.
     pub pages: u32,
     /// Number of these pages by the fastest tier that holds them, in the order of [`Tier::ALL`].
     /// The sum is `pages`.
@@ -51,12 +51,12 @@ impl Prefixes {
             self.alive.retain_mut(|(prefix, tiers)| {
                 let before = rest.iter().take_while(|holder| holder.worker < prefix.worker).count();
                 rest = &rest[before..];
-                let goes_on = rest.first().filter(|holder| holder.worker == prefix.worker);
-                match goes_on {
+                let continued = rest.first().filter(|holder| holder.worker == prefix.worker);
+                match continued {
                     Some(holder) => *tiers = holder.tiers,
                     None => self.done.push(*prefix),
                 }
-                goes_on.is_some()
+                continued.is_some()
             });
             self.done[ended..].reverse();
         }

@@ -2,10 +2,10 @@
 //! hashes.
 //!
 //! A run holds pages of one chain in the order of their arrival, so that a long prefix takes few
-//! steps. It may have gaps: a page without holders leaves a hole, and holes are removed once they
-//! are half of a run. A hash commits to everything before it, so two pages of a run that match a
-//! chain at the same distance prove that the pages between them match as well, except for holes.
-//! The page of a hole may be in another run.
+//! steps. A run may have gaps: a page without holders leaves a hole, and holes are removed once
+//! they are half of the run. A hash commits to all pages before it, so two pages of a run that
+//! match a chain at the same distance prove that the pages between them match as well, except for
+//! holes. The page of a hole may be in another run.
 //!
 //! **Clears** are lazy. A cleared scope gets another number, and a cleared worker is removed from
 //! the sets; no page is touched. [`Runs::reclaim`] removes the pages later, a few runs at a time.
@@ -19,12 +19,12 @@ use ritornello_format::{PageHash, PageHashes, ScopeSlot};
 use std::collections::HashMap;
 use std::ops::Range;
 
-/// The most pages of a run.
+/// Maximum pages of a run.
 const RUN_PAGES: usize = 512;
 /// Runs with fewer pages keep their holes.
 const COMPACT_FROM: usize = 16;
-/// The most steps of a probe under one hold of the lock.
-pub(super) const SECTION: usize = 512;
+/// Maximum steps of a probe under one hold of the lock.
+pub(super) const LOCK_BATCH: usize = 512;
 
 #[derive(Debug)]
 pub(super) struct Runs {
@@ -55,7 +55,7 @@ struct Run {
     /// Pages that are not holes. Zero in a free record.
     live: u16,
     spans: Spans,
-    /// The hashes; [`PageHash::NONE`] for holes. The last one is not a hole.
+    /// The hashes; [`PageHash::NONE`] for holes. The last page is not a hole.
     hashes: Vec<PageHash>,
 }
 
@@ -91,7 +91,7 @@ impl Runs {
         }
     }
 
-    /// Number of pages, including those that [`Runs::reclaim`] will remove.
+    /// Number of pages, including cleared pages that [`Runs::reclaim`] will remove.
     pub(super) fn pages(&self) -> u64 {
         self.pages
     }
@@ -122,9 +122,9 @@ impl Runs {
         self.sets.holders(set)
     }
 
-    /// Advances along `keys` from `*at`, by at most [`SECTION`] steps. Returns `false` when the
+    /// Advances along `keys` from `*at`, by at most [`LOCK_BATCH`] steps. Returns `false` when the
     /// lookup is complete.
-    pub(super) fn locate(
+    pub(super) fn prefixes(
         &self,
         scope: ScopeSlot,
         keys: &(impl PageHashes + ?Sized),
@@ -135,7 +135,7 @@ impl Runs {
         // Set names are valid while the lock is held, so equal names mean equal sets.
         let mut last = EMPTY;
         let mut steps = 0;
-        while steps < SECTION {
+        while steps < LOCK_BATCH {
             if *at >= keys.len() {
                 return false;
             }
@@ -165,7 +165,7 @@ impl Runs {
         true
     }
 
-    /// Number of pages of a run that match the keys, from page `page` and key `at` on.
+    /// Number of pages of a run that match the keys, starting at page `page` and key `at`.
     #[inline]
     fn common(&self, run: &Run, page: u16, keys: &(impl PageHashes + ?Sized), at: usize) -> u16 {
         let page = usize::from(page);
@@ -174,7 +174,7 @@ impl Runs {
         if agrees(span - 1) {
             return span as u16;
         }
-        // Invariant: page `same` matches, page `other` does not.
+        // Invariant: page `same` matches, page `other` differs.
         let (mut same, mut other) = (0, span - 1);
         while other - same > 1 {
             let middle = same.midpoint(other);
@@ -217,17 +217,17 @@ impl Runs {
                 None => self.append(number, before, &pages[at..]),
             };
             let Self { runs, sets, heap, .. } = self;
-            let there = &mut runs[run as usize];
-            let (length, capacity) = (there.length(), there.spans.capacity());
-            there.spans.change(range.clone(), length, |set, pages| sets.add(set, holders, pages));
-            *heap = *heap + there.spans.capacity() * Spans::BYTES - capacity * Spans::BYTES;
+            let changed = &mut runs[run as usize];
+            let (length, capacity) = (changed.length(), changed.spans.capacity());
+            changed.spans.change(range.clone(), length, |set, pages| sets.add(set, holders, pages));
+            *heap = *heap + changed.spans.capacity() * Spans::BYTES - capacity * Spans::BYTES;
             before = Some((run, range.end - 1));
             at += range.len();
         }
     }
 
-    /// Appends the first of `pages`, which does not exist, and those behind it that do not exist
-    /// either, without holders: to the run of the page before if that is its end, or to a new run.
+    /// Appends the leading pages of `pages` that do not exist, at least one, without holders.
+    /// Extends the run of page `before` if that page is its end; otherwise begins a new run.
     fn append(
         &mut self,
         scope: ScopeNumber,
@@ -345,7 +345,7 @@ impl Runs {
             self.compact(number);
         }
         self.heap = self.heap + self.runs[number as usize].heap() - heap;
-        self.forget(scope, gone.into());
+        self.subtract_pages(scope, gone.into());
     }
 
     /// Removes the holes of a run.
@@ -362,8 +362,8 @@ impl Runs {
         }
     }
 
-    /// Accounts for removed pages of a scope, and forgets the scope if it is empty.
-    fn forget(&mut self, scope: ScopeNumber, gone: u64) {
+    /// Subtracts removed pages from the counts, and removes the scope if it is empty.
+    fn subtract_pages(&mut self, scope: ScopeNumber, gone: u64) {
         self.pages -= gone;
         let Some((slot, pages)) = self.alive.get_mut(&scope) else {
             self.orphans -= gone;
@@ -415,7 +415,7 @@ impl Runs {
     }
 
     /// Visits the spans of run `number`: scope, the page before, holders, pages. Returns `false` if
-    /// there is no such run and none behind it.
+    /// neither this run nor a later run exists.
     pub(super) fn visit(
         &self,
         number: Number,

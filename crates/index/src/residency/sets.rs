@@ -1,23 +1,23 @@
-//! Sets of holders, each stored once and referred to by a number: millions of pages have few
-//! different sets.
+//! Sets of holders, each stored once and named by a number: millions of pages have few different
+//! sets.
 //!
-//! A cleared worker is removed from every set at once, without touching pages. A set that thereby
-//! becomes empty, or equal to another one, is *stale*: pages keep naming it until a sweep or a
-//! change of theirs replaces it.
+//! A cleared worker is removed from every set immediately, without changing pages. A set that
+//! becomes empty or equal to another set by this is *stale*: pages keep naming it until a sweep or
+//! a change of these pages replaces it.
 
 use super::{Holder, Tiers, Worker};
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
-/// The name of a set. It is reused once no page has it.
+/// The name of a set, reused once no page has the set.
 pub(super) type SetId = u32;
-/// The empty set: that of a page that does not exist.
+/// The empty set: the set of a page that does not exist.
 pub(super) const EMPTY: SetId = 0;
 
 #[derive(Debug)]
 pub(super) struct Sets {
-    /// Sets by name. The first is [`EMPTY`] and stays so.
+    /// Sets by name. The first set is always [`EMPTY`].
     entries: Vec<Set>,
     free: Vec<SetId>,
     /// Names of sets that are not stale, by contents.
@@ -39,9 +39,9 @@ struct Set {
 
 impl Sets {
     pub(super) fn new() -> Self {
-        let nobody: Arc<[Holder]> = Arc::new([]);
-        let names = HashMap::from([(Arc::clone(&nobody), EMPTY)]);
-        let entries = vec![Set { holders: nobody, pages: 0, stale: false }];
+        let empty: Arc<[Holder]> = Arc::new([]);
+        let names = HashMap::from([(Arc::clone(&empty), EMPTY)]);
+        let entries = vec![Set { holders: empty, pages: 0, stale: false }];
         Self { entries, free: Vec::new(), names, held: 0, waiting: 0 }
     }
 
@@ -63,7 +63,7 @@ impl Sets {
         self.entries.get(set as usize).is_some_and(|entry| entry.stale)
     }
 
-    /// Bytes of memory held. Besides its holders, a set has an entry, a name, and two counters.
+    /// Bytes of memory held. A set has holders, an entry, a name, and two counters.
     pub(super) fn bytes(&self) -> usize {
         self.entries.capacity() * size_of::<Set>()
             + self.names.capacity() * (size_of::<(Arc<[Holder]>, SetId)>() + 1)
@@ -129,7 +129,7 @@ impl Sets {
             Some(name) => *name,
             None => self.name(holders.into()),
         };
-        // Reference the new set first: it may be the old one, which must not be freed.
+        // Reference the new set first: it may be the old set, which must not be freed.
         if let Some(entry) = self.entries.get_mut(new as usize).filter(|_| new != EMPTY) {
             entry.pages += pages;
         }
@@ -155,7 +155,7 @@ impl Sets {
         name
     }
 
-    /// Accounts for `pages` pages that no longer name `set`, and frees it if none does.
+    /// Subtracts `pages` pages that no longer name `set`, and frees the set if no page names it.
     pub(super) fn release(&mut self, set: SetId, pages: u64) {
         let Some(entry) = self.entries.get_mut(set as usize).filter(|_| set != EMPTY) else {
             return;
@@ -228,14 +228,14 @@ mod tests {
         assert_eq!(
             sets.take(one, Worker(2), Tier::Host.into(), 11),
             one,
-            "the worker does not hold it there"
+            "the worker does not hold it on this tier"
         );
         assert_eq!(sets.take(one, Worker(2), Tiers::ALL, 11), EMPTY);
         assert_eq!((sets.len(), sets.held, sets.names.len()), (0, 0, 1));
     }
 
     #[test]
-    fn cleared_worker_leaves_sets_and_stale_ones_are_replaced() {
+    fn clearing_a_worker_makes_sets_stale() {
         let mut sets = Sets::new();
         let one = sets.add(EMPTY, &[holder(1, Tier::Device)], 3);
         let two = sets.add(EMPTY, &[holder(2, Tier::Device)], 3);

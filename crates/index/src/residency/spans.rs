@@ -26,7 +26,7 @@ impl Spans {
         self.rest.capacity()
     }
 
-    /// The span of a page: its set, and the first page behind the span, `u16::MAX` for the last
+    /// The span of a page: its set, and the first page after the span, `u16::MAX` for the last
     /// span.
     #[inline]
     pub(super) fn at(&self, page: u16) -> (SetId, u16) {
@@ -43,7 +43,7 @@ impl Spans {
         spans.zip(ends).map(|(span, end)| (span.start..end, span.set))
     }
 
-    /// Sets the set of the new pages from `start` on.
+    /// Sets the set of the new pages, which start at `start`.
     pub(super) fn extend(&mut self, start: u16, set: SetId) {
         if start == 0 {
             *self = Self { first: set, rest: Vec::new() };
@@ -55,7 +55,7 @@ impl Spans {
         }
     }
 
-    /// Removes the pages from `length` on.
+    /// Removes all pages after the first `length` pages.
     pub(super) fn truncate(&mut self, length: u16) {
         let kept = self.rest.partition_point(|span| span.start < length);
         self.rest.truncate(kept);
@@ -134,12 +134,12 @@ mod tests {
                         model.resize(model.len() + usize::from(count), set);
                     }
                     _ => {
-                        let mut told = 0;
+                        let mut changed = 0;
                         spans.change(range.clone(), length, |old, pages| {
-                            told += pages;
+                            changed += pages;
                             (old + set) % 3
                         });
-                        prop_assert_eq!(told, range.len() as u64);
+                        prop_assert_eq!(changed, range.len() as u64);
                         for page in range {
                             let page = usize::from(page);
                             model[page] = (model[page] + set) % 3;

@@ -1,18 +1,18 @@
 //! Checkpoints: copies of all runs, made while the index changes, so that older journal files can
 //! be removed.
 //!
-//! There are two files, written alternately, and the journal reaches back to the older one: if one
-//! is damaged, the other one and a longer journal hold the same. A checkpoint is written in four
-//! steps:
+//! There are two checkpoint files, written alternately, and the journal reaches back to the older
+//! checkpoint: if one file is damaged, the other file and a longer part of the journal restore the
+//! same state. A checkpoint is written in four steps:
 //!
 //! 1. Sync the journal and begin a new file. Records that are not in the old files will be replayed
 //!    on top.
-//! 2. Copy the runs, a few at a time, under the read lock. A copy may already show changes that the
-//!    new journal file has; to replay them again has no effect.
+//! 2. Copy the runs, a few at a time, under the read lock. A copy may already show changes of the
+//!    new journal file; replaying these changes again has no effect.
 //! 3. Sync the journal up to the last change that a copy can show, after the data that it names;
 //!    write its number into the last frame. A checkpoint without that frame is invalid, so no copy
 //!    counts before its data is durable. If the journal does not reach that number, the checkpoint
-//!    is not exact, and recovery prefers the older one.
+//!    is not exact, and recovery prefers the older checkpoint.
 //! 4. Sync the checkpoint; remove journal files that only the overwritten checkpoint needed.
 
 use super::RunIndex;
@@ -29,11 +29,11 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// The most bytes of images copied under one hold of the lock, or one run if it is longer.
+/// Maximum bytes of images copied under one hold of the lock; a longer run is copied alone.
 const COPY_MAX: usize = 64 << 10;
-/// The most records visited under one hold of the lock.
+/// Maximum records visited under one hold of the lock.
 const SCAN: Number = 4096;
-/// The most retentions per frame.
+/// Maximum retentions per frame.
 const RETAINED_ENTRIES: usize = 4096;
 
 pub(super) fn path(dir: &Path, slot: usize) -> PathBuf {
@@ -48,8 +48,8 @@ pub(super) fn path_of_new(dir: &Path) -> PathBuf {
 
 /// One of the two checkpoint files.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Slot {
-    /// Id of the checkpoint; zero if the file holds none that counts.
+pub(super) struct CheckpointFile {
+    /// Id of the checkpoint; zero if the file holds no valid checkpoint.
     pub(super) id: u64,
     /// Number of the journal file that follows it.
     pub(super) journal: u64,
@@ -57,15 +57,15 @@ pub(super) struct Slot {
 
 #[derive(Debug, Default)]
 pub(super) struct Checkpoints {
-    pub(super) slots: [Slot; 2],
+    pub(super) files: [CheckpointFile; 2],
     /// The largest id in the header of any checkpoint file so far.
     pub(super) last_id: u64,
 }
 
 impl Checkpoints {
-    /// The slot to write next: that of the older checkpoint.
+    /// Number of the file to write next: the file of the older checkpoint.
     pub(super) fn next(&self) -> usize {
-        usize::from(self.slots[0].id > self.slots[1].id)
+        usize::from(self.files[0].id > self.files[1].id)
     }
 }
 
@@ -91,17 +91,17 @@ impl RunIndex {
             || self.worst_case(0) >= self.budget() / 8 * 7 && self.is_checkpoint_due()
     }
 
-    /// [`RunIndex::checkpoint_after`] for runs whose data is durable, or that have none.
+    /// [`RunIndex::checkpoint_after`] for runs whose data is durable, or that have no data.
     ///
     /// # Errors
-    /// The errors of [`RunIndex::checkpoint_after`].
+    /// Errors of [`RunIndex::checkpoint_after`].
     pub fn checkpoint(&self) -> Result<()> {
         self.checkpoint_after(&|| Ok(()))
     }
 
-    /// Writes a checkpoint now, even if none is due. Writers and probes proceed meanwhile. Does
-    /// nothing if another call is writing one. The checkpoint counts once `sync_data` has made the
-    /// data of all its runs durable.
+    /// Writes a checkpoint immediately, even before it is due. Writers and probes proceed
+    /// concurrently. Does nothing if a concurrent call is writing a checkpoint. The checkpoint
+    /// counts once `sync_data` has made the data of all its runs durable.
     ///
     /// # Errors
     /// `Fatal` if the medium refused: the index is then poisoned. `Retry` if there was no room; and
@@ -115,12 +115,12 @@ impl RunIndex {
             first: journal.first,
         };
         let slot = checkpoints.next();
-        checkpoints.slots[slot].id = 0;
+        checkpoints.files[slot].id = 0;
         checkpoints.last_id = header.id;
         let bytes = self.write_checkpoint(&path(&self.dir, slot), header, sync_data)?;
-        checkpoints.slots[slot] = Slot { id: header.id, journal: journal.number };
+        checkpoints.files[slot] = CheckpointFile { id: header.id, journal: journal.number };
         self.count_checkpoint(slot, bytes);
-        self.remove_before(checkpoints.slots[0].journal.min(checkpoints.slots[1].journal))
+        self.remove_before(checkpoints.files[0].journal.min(checkpoints.files[1].journal))
     }
 
     pub(super) fn count_checkpoint(&self, slot: usize, bytes: u64) {
@@ -144,7 +144,7 @@ impl RunIndex {
         let mut end = CheckpointEnd::default();
         let copied = self.copy_runs(&mut out, &mut end).and_then(|()| self.copy_retained(&mut out));
         self.or_refuse(copied)?;
-        // All changes that a copy can show are appended by now: a writer appends its record before
+        // All changes that a copy can show are already appended: a writer appends its record before
         // it releases the lock that is taken here.
         end.last = self.pending.lock().seal();
         end.reuse = self.tables.read().runs.reuse;
@@ -156,7 +156,8 @@ impl RunIndex {
     }
 
     fn copy_runs(&self, out: &mut Output, end: &mut CheckpointEnd) -> io::Result<()> {
-        // Runs with numbers from here on are inserted after the rotation: the new journal has them.
+        // Runs with number `stop` or higher are inserted after the rotation: the new journal has
+        // their records.
         let stop = self.tables.read().runs.end();
         let mut run = 1;
         let mut images = Writer::new();

@@ -8,8 +8,8 @@ use std::sync::Arc;
 /// Bytes per read of the file.
 const CHUNK: usize = 1 << 20;
 
-/// A reader of frames. Its buffer holds at most one chunk and one frame, whatever lengths the file
-/// claims.
+/// A reader of frames. Its buffer holds at most one chunk and one frame, even if the file claims
+/// other lengths.
 #[derive(Debug)]
 pub(crate) struct Frames {
     file: Arc<dyn MediumFile>,
@@ -25,14 +25,14 @@ pub(crate) struct Frames {
 #[derive(Debug)]
 pub(crate) enum Next<'a> {
     Frame(Frame<'a>),
-    /// The end of the file, directly behind a frame.
+    /// The end of the file, directly after a frame.
     End,
-    /// A truncated frame at the end of the file, or bytes that are no frame.
+    /// A truncated frame at the end of the file, or bytes that do not form a frame.
     Torn,
 }
 
 impl Frames {
-    /// A reader of `file` from `offset` on.
+    /// A reader of `file` starting at `offset`.
     pub(crate) fn new(file: Arc<dyn MediumFile>, offset: u64) -> Self {
         Self { file, buffer: Vec::new(), start: 0, end: 0, offset }
     }
@@ -48,9 +48,9 @@ impl Frames {
             self.buffer.copy_within(self.start..self.end, 0);
             self.end -= self.start;
             self.start = 0;
-            let wanted = count.max(CHUNK);
-            if self.buffer.len() < wanted {
-                self.buffer.resize(wanted, 0);
+            let requested = count.max(CHUNK);
+            if self.buffer.len() < requested {
+                self.buffer.resize(requested, 0);
             }
             let read = self.file.read_at(&mut self.buffer[self.end..], self.offset)?;
             if read == 0 {

@@ -8,20 +8,20 @@
 //! | `tables` | both together, and the probe |
 //! | `write` | changes: insert, link, cut, punch, relocate |
 //! | `pending` | journal records that are not written yet |
-//! | `log` | the journal files, and group commit |
+//! | `journal` | the journal files, and group commit |
 //! | `checkpoint` | copies all runs while the index changes |
 //! | `frames` | reads files of checksummed frames in bounded memory |
 //! | `recovery` | selects the checkpoint and the journals to recover from |
 //! | `replay` | builds the tables from them |
 //!
-//! **Locks**, in the order in which they may be taken: `checkpoints` and `log` are held across I/O
-//! (`checkpoints` across a [`SyncData`] too, `log` not), and only `sync` and `checkpoint` take
-//! them; `pending` serialises writers; `tables` is the only one that a probe takes. No lock that a
-//! probe or a writer takes is held across I/O.
+//! **Locks**, in the order in which they may be taken: `checkpoints` and `journal` are held across
+//! I/O (`checkpoints` across a [`SyncData`] too, `journal` not), and only `sync` and `checkpoint`
+//! take them; `pending` serialises writers; `tables` is the only lock that a probe takes. No lock
+//! that a probe or a writer takes is held across I/O.
 
 mod checkpoint;
 pub(crate) mod frames;
-mod log;
+mod journal;
 mod options;
 mod pending;
 mod record;
@@ -37,9 +37,9 @@ pub use options::RunOptions;
 pub(crate) use write::{check, check_place};
 
 use crate::sync::{AtomicBool, AtomicU64, Mutex, Ordering, RwLock};
-use crate::{IndexStats, NewRun, PrefixIndex, Removed, RunId, RunView, Step, SyncData};
+use crate::{IndexStats, MatchedRun, NewRun, PrefixIndex, Removed, RunId, RunView, SyncData};
 use checkpoint::Checkpoints;
-use log::Log;
+use journal::Journal;
 use pending::Pending;
 use ritornello_format::{PageHash, PageHashes, Place, Result, ScopeSlot};
 use ritornello_medium::Medium;
@@ -54,7 +54,7 @@ pub struct RunIndex {
     dir: PathBuf,
     options: RunOptions,
     checkpoints: Mutex<Checkpoints>,
-    log: Mutex<Log>,
+    journal: Mutex<Journal>,
     pending: Mutex<Pending>,
     tables: RwLock<Tables>,
     /// Runs touched since the last sync, each once (see [`record::Hot::touched`]).
@@ -83,31 +83,31 @@ struct Gauges {
     made: AtomicU64,
 }
 
-/// What [`RunIndex::open`] recovered, and what it had to drop.
+/// Numbers of records and runs that [`RunIndex::open`] recovered and dropped.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Recovered {
     /// Journal records that were replayed.
     pub replayed: u64,
-    /// Bytes of journal behind a torn or damaged frame. A crash tears the last one.
+    /// Bytes of journal after a torn or damaged frame. A crash tears the last frame.
     pub torn_bytes: u64,
-    /// Whether there was damage beyond a torn tail: in a checkpoint, or in a journal before its
-    /// end.
+    /// Whether a checkpoint was damaged, or a journal before its end. A torn tail is not damage.
     pub damaged: bool,
-    /// Runs dropped as inconsistent, and the runs attached behind them.
+    /// Runs dropped as inconsistent, including their descendants.
     pub dropped_runs: u64,
 }
 
 impl RunIndex {
-    /// Opens the index in `dir`, or creates one. Damage is not an error: what cannot be verified is
-    /// dropped, logged, and counted in [`RunIndex::recovered`].
+    /// Opens the index in `dir`, or creates an index. Damage is not an error: records that fail
+    /// verification are dropped, logged, and counted in [`RunIndex::recovered`].
     ///
     /// # Errors
-    /// `Invalid` for files of another format version; `Fatal` if the medium refuses.
+    /// `Invalid` if a file has an unknown format version; `Fatal` if a file cannot be read or
+    /// written.
     pub fn open(medium: Arc<dyn Medium>, dir: &Path, options: RunOptions) -> Result<Self> {
         recovery::open(medium, dir, options)
     }
 
-    /// What the open recovered and dropped.
+    /// Numbers of records and runs that the open recovered and dropped.
     #[must_use]
     pub fn recovered(&self) -> Recovered {
         self.recovered
@@ -141,7 +141,7 @@ impl PrefixIndex for RunIndex {
         self.remove_pages(scope, pages)
     }
 
-    fn remove_scope(&self, scope: ScopeSlot) -> Vec<Removed> {
+    fn drop_scope(&self, scope: ScopeSlot) -> Vec<Removed> {
         self.remove_runs_of(scope)
     }
 
@@ -149,30 +149,30 @@ impl PrefixIndex for RunIndex {
         self.move_run(run, place)
     }
 
-    fn longest_prefix(&self, scope: ScopeSlot, pages: &dyn PageHashes) -> usize {
+    fn probe(&self, scope: ScopeSlot, pages: &dyn PageHashes) -> usize {
         self.tables.read().walk(scope, pages, |_, _, _, _| ())
     }
 
-    fn walk(&self, scope: ScopeSlot, pages: &dyn PageHashes) -> Vec<Step> {
-        let mut steps = Vec::new();
+    fn walk(&self, scope: ScopeSlot, pages: &dyn PageHashes) -> Vec<MatchedRun> {
+        let mut matched = Vec::new();
         let tables = self.tables.read();
         tables.walk(scope, pages, |run, page, count, at| {
-            steps.push(Step {
+            matched.push(MatchedRun {
                 run: tables.runs.id(run),
                 first: u32::from(page),
                 pages: count as u32,
                 at: at as u32,
             });
         });
-        steps
+        matched
     }
 
     fn exists(&self, scope: ScopeSlot, pages: &dyn PageHashes) -> Vec<bool> {
         let mut found = Vec::with_capacity(pages.len());
-        // In sections: a request for many pages must not delay a writer for long.
+        // In batches: a request for many pages must not delay a writer for long.
         while found.len() < pages.len() {
             let tables = self.tables.read();
-            let end = pages.len().min(found.len() + tables::SECTION);
+            let end = pages.len().min(found.len() + tables::LOCK_BATCH);
             for at in found.len()..end {
                 found.push(tables.find(scope, pages.at(at)).is_some());
             }

@@ -6,26 +6,26 @@ use ritornello_format::journal::{FRAME_OVERHEAD, RunImage};
 /// Options of a [`super::RunIndex`]. The defaults suit a store of some hundred thousand runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RunOptions {
-    /// The most bytes of all files in the worst case: two checkpoints, the journal back to the
-    /// older one, and records that are not written yet. Inserts that could exceed it are refused
-    /// with `Retry`. [`RunOptions::metadata_bytes_for`] computes a value. An open that rewrites the
-    /// index may exceed it by one checkpoint until it returns.
+    /// Maximum bytes of all files in the worst case: two checkpoints, the journal back to the older
+    /// checkpoint, and records that are not written yet. Inserts that could exceed the limit are
+    /// refused with `Retry`. [`RunOptions::metadata_bytes_for`] computes a value. An open that
+    /// rewrites the index may exceed the limit by one checkpoint until it returns.
     pub metadata_bytes_max: u64,
-    /// The most bytes of journal records in memory. Inserts beyond it are refused with `Retry`;
-    /// removals, whose records are small, are not.
+    /// Maximum bytes of journal records in memory. Inserts beyond the limit are refused with
+    /// `Retry`; removals, whose records are small, are always accepted.
     pub pending_bytes_max: u64,
-    /// The most bytes of resident memory. Inserts that would exceed it are refused with `Retry`;
-    /// reads and removals still work, and removals make room. One eighth is kept for journal
-    /// records, and a quarter of the rest for the allocator's fragmentation. An existing index is
-    /// loaded even if it exceeds the limit, and loading takes 8 more bytes per page for a short
-    /// time.
+    /// Maximum bytes of resident memory. Inserts that would exceed the limit are refused with
+    /// `Retry`; reads and removals still work, and removals make room. One eighth is kept for
+    /// journal records, and a quarter of the rest for the allocator's fragmentation. An existing
+    /// index is loaded even if it exceeds the limit, and loading takes 8 more bytes per page for a
+    /// short time.
     pub memory_bytes_max: u64,
     /// Bytes of runs gathered for one write of a checkpoint, approximately.
     pub checkpoint_write_bytes: usize,
     /// Whether the previous owner closed the index without a failed sync. `false` after a failed
-    /// sync, a kill, or a failed open: what is read may then exist in the page cache only, and a
-    /// sync of the same files would report success and write nothing. The open then rewrites
-    /// everything into new files before it returns.
+    /// sync, a kill, or a failed open: then the bytes that are read may exist in the page cache
+    /// only, and a sync of the same files would report success without writing them. The open
+    /// therefore rewrites the whole index into new files before it returns.
     pub clean: bool,
 }
 
@@ -42,13 +42,13 @@ impl Default for RunOptions {
 }
 
 impl RunOptions {
-    /// The most bytes of records that wait. One half of the eighth that is kept for them; the other
+    /// Maximum bytes of waiting records: one half of the eighth that is kept for records. The other
     /// half is for the copy that is being written.
     pub(super) fn pending_max(&self) -> u64 {
         self.pending_bytes_max.min(self.memory_bytes_max / 16)
     }
 
-    /// The most bytes of records, hashes and slots.
+    /// Maximum bytes of records, hashes and slots.
     pub(super) fn tables_max(&self) -> u64 {
         ((self.memory_bytes_max - 2 * self.pending_max()) / 4 * 3).max(1)
     }

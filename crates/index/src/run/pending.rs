@@ -6,13 +6,13 @@
 //! needs. Records appended after the seal name data that may not be durable yet; they stay for the
 //! next sync.
 //!
-//! Nothing is written under the writers' lock, so the owner of the index bounds the buffer: `sync`
+//! No I/O happens under the writers' lock, so the owner of the index bounds the buffer: `sync`
 //! empties it, [`crate::IndexStats::pending_bytes`] reports its length, and beyond
 //! [`super::RunOptions::pending_bytes_max`] inserts are refused until the next sync.
 
 use super::RunIndex;
 use super::options::checkpoint_bytes;
-use super::tables::SECTION;
+use super::tables::LOCK_BATCH;
 use crate::sync::Ordering;
 use ritornello_format::journal::JournalRecord;
 use ritornello_format::wire::Writer;
@@ -29,7 +29,8 @@ pub(super) struct Pending {
     buffer: Writer,
     /// Sealed batches, oldest first, each with the sequence number of its last record.
     sealed: VecDeque<(u64, Vec<u8>)>,
-    /// Records up to this one may be written: the data that they name is durable. Ends a batch.
+    /// Sequence number of the last record that may be written, because the data that it and earlier
+    /// records name is durable. Ends a batch.
     writable_through: u64,
     /// Sequence number of the next record.
     next: u64,
@@ -60,7 +61,8 @@ impl Pending {
         self.writable_through
     }
 
-    /// Takes the records that may be written. Returns them and the sequence number of the last one.
+    /// Takes the records that may be written. Returns the records and the sequence number of the
+    /// last record.
     pub(super) fn take(&mut self) -> (Vec<u8>, u64) {
         let batches = self.sealed.partition_point(|(last, _)| *last <= self.writable_through);
         let mut batches = self.sealed.drain(..batches).map(|(_, batch)| batch);
@@ -96,7 +98,7 @@ impl RunIndex {
     /// buffer, and in the budget of the files.
     ///
     /// # Errors
-    /// `Retry` if there is none; `Fatal` if the index is poisoned.
+    /// `Retry` if there is no room; `Fatal` if the index is poisoned.
     pub(super) fn reserve(&self, pending: &Pending, bytes: usize, image: usize) -> Result<()> {
         if self.is_poisoned() {
             return Err(poisoned());
@@ -118,7 +120,7 @@ impl RunIndex {
         Ok(())
     }
 
-    /// Bytes of all files at the worst moment: both checkpoints hold the present runs and `more`
+    /// Bytes of all files at the worst moment: both checkpoints hold the current runs and `more`
     /// bytes, and no journal file has been removed yet.
     pub(super) fn worst_case(&self, more: u64) -> u64 {
         let images = self.tables.read().runs.image_bytes + more;
@@ -132,12 +134,12 @@ impl RunIndex {
     /// Appends the recency of all runs touched since the last call, each once.
     pub(super) fn append_touches(&self) {
         let touched = std::mem::take(&mut *self.touched.lock());
-        for section in touched.chunks(SECTION * 4) {
+        for batch in touched.chunks(LOCK_BATCH * 4) {
             let mut pending = self.pending.lock();
-            let mut entries = Vec::with_capacity(section.len());
+            let mut entries = Vec::with_capacity(batch.len());
             {
                 let tables = self.tables.read();
-                for &run in section {
+                for &run in batch {
                     // Clear the flag before reading the recency: a later touch then lists the run
                     // again. A run that took over the record in between is either not flagged, or
                     // listed as well.
@@ -158,7 +160,7 @@ impl RunIndex {
 
 pub(super) fn poisoned() -> Error {
     Error::fatal(
-        "the index could not be written and will not be written again: close the store, see to \
+        "the index could not be written and will not be written again: close the store, check \
          the disk, and open it again",
     )
 }

@@ -1,16 +1,16 @@
 //! The record of a run, in two halves.
 //!
-//! A probe reads the hot half, 32 bytes: scope, length and the last page's hash; the other hashes
-//! are in a box. The cold half, 72 bytes, has the place, the recency, and the tree of attachments
-//! as a parent, a first child, and a doubly linked list of siblings, so that attaching and
-//! detaching take constant time.
+//! A probe reads the hot half, 32 bytes: scope, length and the last page's hash; the hashes of a
+//! run with several pages are in a box. The cold half, 72 bytes, has the place, the recency, and
+//! the tree of attachments as a parent, a first child, and a doubly linked list of siblings, so
+//! that attaching and detaching take constant time.
 
 use super::slots::Number;
 use crate::sync::{AtomicBool, AtomicU64};
 use ritornello_format::{Extent, PageHash, Place, ScopeSlot};
 
-/// The hashes of a run. The last one is in the record itself, as the only one or as a copy: of a
-/// run that lies inside the prefix, a probe reads nothing else.
+/// The hashes of a run. The hash of the last page is in the record itself, so a probe reads only
+/// the record of a run that is completely inside the prefix.
 #[derive(Debug, Default)]
 pub(crate) struct Pages {
     last: PageHash,
@@ -63,18 +63,18 @@ pub(super) enum Extents {
     None,
     One(Extent),
     /// Boxed twice: a thin pointer and `One` fit 16 bytes.
-    Many(Box<Pieces>),
+    Many(Box<ManyExtents>),
 }
 
 #[derive(Debug)]
-pub(super) struct Pieces(Box<[Extent]>);
+pub(super) struct ManyExtents(Box<[Extent]>);
 
 impl Extents {
     pub(super) fn new(extents: &[Extent]) -> Self {
         match extents {
             [] => Self::None,
             [one] => Self::One(*one),
-            many => Self::Many(Box::new(Pieces(many.into()))),
+            many => Self::Many(Box::new(ManyExtents(many.into()))),
         }
     }
 
@@ -120,7 +120,7 @@ impl Hot {
         self.pages.as_slice().get(..usize::from(self.length)).unwrap_or_default()
     }
 
-    /// Number of pages that can be found from `page` on.
+    /// Number of pages that can be found, starting at `page`.
     #[inline]
     pub(crate) fn pages_from(&self, page: u16) -> usize {
         usize::from(self.length.saturating_sub(page))
@@ -138,7 +138,7 @@ impl Hot {
     }
 }
 
-/// The other half.
+/// The half that a probe does not read.
 #[derive(Debug, Default)]
 pub(crate) struct Cold {
     pub(super) generation: u64,

@@ -1,39 +1,39 @@
-//! Opens the index: loads the newest exact checkpoint, and replays the journal behind it.
+//! Opens the index: loads the newest exact checkpoint, and replays the journal that follows it.
 //!
 //! Runs are restored by number, without slots, so that replay is idempotent: a record about a run
-//! that does not exist has no effect. Slots and the tree are built at the end. Runs that are
-//! inconsistent then are dropped, with everything attached behind them.
+//! that does not exist has no effect. Slots and the tree are built at the end, and inconsistent
+//! runs are dropped together with their descendants.
 //!
-//! **Undamaged**: one checkpoint (or none yet) loads, and the journal reaches past what the
-//! checkpoint may show and ends at most in a torn frame. The torn frame is truncated. Checkpoint,
-//! journal files and directory are synced, because a process that was killed may have left them in
-//! the page cache.
+//! **Undamaged**: one checkpoint loads, or no checkpoint was written yet; the journal has all
+//! changes that the checkpoint may show; and nothing follows the journal's last record except a
+//! torn frame. The torn frame is truncated. Checkpoint, journal files and directory are synced,
+//! because a process that was killed may have left them in the page cache.
 //!
-//! **Rewriting.** Everything else is damage, and a later recovery must not trust the files that
-//! this one passed over. After an unclean end ([`RunOptions::clean`]) even undamaged files may have
-//! been read from pages that a failed sync dropped: they are in the page cache but not on the disk,
-//! and no sync writes them again. In both cases, and when runs got new names, the recovered state
-//! is written into new files before the index is used:
+//! **Rewriting.** All other states are damage, and a later recovery must not read the files that
+//! this recovery skipped. After an unclean end ([`RunOptions::clean`]) even undamaged files may
+//! have been read from pages that a failed sync dropped: they are in the page cache but not on the
+//! disk, and no sync writes them again. In both cases, and when runs got new names, the recovered
+//! state is written into new files before the index is used:
 //!
-//! 1. Create an empty journal file behind all others, durably.
+//! 1. Create an empty journal file after all other journal files, durably.
 //! 2. Write a checkpoint that this file follows to `checkpoint-new`, durably.
 //! 3. Rename `checkpoint-new` to one of the two checkpoints, and sync the directory.
 //! 4. Remove the other checkpoint, then the older journal files.
 //!
 //! No file that was read is changed before step 3: a checkpoint that looks intact in the page cache
-//! may be garbage on the disk, and the other one with its journal the only valid state. Power loss
-//! before the end of step 3 leaves the old files and an empty journal file, which is not damage;
-//! after it the new checkpoint suffices. `checkpoint-new` is never read, and the next open removes
-//! it.
+//! may be damaged on the disk, so that the other checkpoint and its journal are the only valid
+//! state. Power loss before the end of step 3 leaves the old files and an empty journal file, which
+//! is not damage; after it the new checkpoint suffices. `checkpoint-new` is never read, and the
+//! next open removes it.
 //!
 //! Until step 4 the files may exceed the budget by the new checkpoint. If the file system has no
 //! room for it, the open fails with `Retry`, reports the bytes that it needs, and leaves the old
-//! files as they were. None of the old files can be removed first, because each may be needed; and
+//! files unchanged. None of the old files can be removed first, because each may be needed; and
 //! they are not overwritten in place, because a disk that has just failed may tear the only copy.
 
-use super::checkpoint::{self, Checkpoints, Slot};
+use super::checkpoint::{self, CheckpointFile, Checkpoints};
 use super::frames::{Frames, Next};
-use super::log::{self, JournalFile, Log, write_refused};
+use super::journal::{self, Journal, JournalFile, write_refused};
 use super::options::checkpoint_bytes;
 use super::pending::Pending;
 use super::replay::{Restored, finish};
@@ -81,10 +81,10 @@ pub(super) fn open(medium: Arc<dyn Medium>, dir: &Path, options: RunOptions) -> 
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error.into()),
         _ => {}
     }
-    let numbers = log::numbers(medium.as_ref(), dir)?;
+    let numbers = journal::numbers(medium.as_ref(), dir)?;
     let mut files = Vec::new();
     for &number in &numbers {
-        let bytes = medium.open(&log::path(dir, number), READ)?.length()?;
+        let bytes = medium.open(&journal::path(dir, number), READ)?.length()?;
         files.push(JournalFile { number, bytes });
     }
     let mut headers = [None; 2];
@@ -103,21 +103,21 @@ pub(super) fn open(medium: Arc<dyn Medium>, dir: &Path, options: RunOptions) -> 
     let last = numbers.last().copied();
     // No file, or a single journal file without records: nothing was ever durable.
     let is_empty = undamaged && numbers.len() < 2 && newest == 0 && headers == [None; 2];
-    // Empty files behind a torn tail were left by a rewriting open that was interrupted.
+    // Empty files after a torn tail were left by a rewriting open that was interrupted.
     let is_last = last.is_none_or(|last| last == replayed.ended_in);
-    let is_sound = options.clean && undamaged && is_last && !renumbered;
-    let must_rewrite = !is_sound && !is_empty;
+    let is_intact = options.clean && undamaged && is_last && !renumbered;
+    let must_rewrite = !is_intact && !is_empty;
     let file = match replayed.tail {
         _ if must_rewrite => {
             let number = last.unwrap_or(0).max(newest_journal(&headers)) + 1;
             let header = JournalHeader { number, first: next };
-            let created = log::create(medium.as_ref(), dir, header);
+            let created = journal::create(medium.as_ref(), dir, header);
             let (file, entry) = created.map_err(|error| write_refused(dir, error))?;
             files.push(entry);
             file
         }
         Some((number, position)) if Some(number) == last && options.clean => {
-            let file = medium.open(&log::path(dir, number), WRITE)?;
+            let file = medium.open(&journal::path(dir, number), WRITE)?;
             if replayed.torn_bytes > 0 {
                 file.set_len(position)?;
             }
@@ -130,7 +130,7 @@ pub(super) fn open(medium: Arc<dyn Medium>, dir: &Path, options: RunOptions) -> 
             // The file's creation was interrupted by a kill or power loss: create it again.
             let number = files.pop().map_or(1, |file| file.number);
             let header = JournalHeader { number, first: next };
-            let (file, entry) = log::create(medium.as_ref(), dir, header)?;
+            let (file, entry) = journal::create(medium.as_ref(), dir, header)?;
             files.push(entry);
             file
         }
@@ -139,7 +139,7 @@ pub(super) fn open(medium: Arc<dyn Medium>, dir: &Path, options: RunOptions) -> 
         // The previous process may have died before its sync, so that recovery read bytes that are
         // in the page cache only. After this sync the index may treat them as durable.
         let checkpoint = slot.map(|slot| checkpoint::path(dir, slot));
-        let journals = numbers.iter().map(|number| log::path(dir, *number));
+        let journals = numbers.iter().map(|number| journal::path(dir, *number));
         for path in checkpoint.into_iter().chain(journals) {
             medium.open(&path, READ)?.sync_data()?;
         }
@@ -152,13 +152,13 @@ pub(super) fn open(medium: Arc<dyn Medium>, dir: &Path, options: RunOptions) -> 
         dropped_runs: dropped.len() as u64,
     };
     if recovered.damaged || recovered.torn_bytes > 0 || recovered.dropped_runs > 0 {
-        tracing::warn!(dir = %dir.display(), ?recovered, "the index was not complete; opened with what could be recovered");
+        tracing::warn!(dir = %dir.display(), ?recovered, "the index was incomplete; opened with the records that could be recovered");
     }
-    let log = Log::new(file, files, replayed.last);
+    let journal = Journal::new(file, files, replayed.last);
     let index = RunIndex {
-        checkpoints: Mutex::new(checkpoints_of(&headers, slot, log.first_number())),
-        gauges: gauges(&log, medium.as_ref(), dir, options.metadata_bytes_max)?,
-        log: Mutex::new(log),
+        checkpoints: Mutex::new(checkpoints_of(&headers, slot, journal.first_number())),
+        gauges: gauges(&journal, medium.as_ref(), dir, options.metadata_bytes_max)?,
+        journal: Mutex::new(journal),
         pending: Mutex::new(Pending::new(next)),
         tables: RwLock::new(tables),
         touched: Mutex::new(Vec::new()),
@@ -185,16 +185,16 @@ impl RunIndex {
     /// record will be `first`.
     fn rewrite(&self, first: u64) -> Result<()> {
         let mut checkpoints = self.checkpoints.lock();
-        let journal = self.log.lock().current().number;
+        let journal = self.journal.lock().current().number;
         let header = CheckpointHeader { id: checkpoints.last_id + 1, journal, first };
         checkpoints.last_id = header.id;
         let new = checkpoint::path_of_new(&self.dir);
         let bytes = match self.write_checkpoint(&new, header, &|| Ok(())) {
             Ok(bytes) => bytes,
             Err(error) if error.kind() == ErrorKind::Retry => {
-                // Best effort to free the room. The next open removes what remains.
+                // Best effort to free the room. The next open removes the remaining files.
                 let _ = self.medium.remove(&new);
-                let _ = self.medium.remove(&log::path(&self.dir, journal));
+                let _ = self.medium.remove(&journal::path(&self.dir, journal));
                 let images = self.tables.read().runs.image_bytes;
                 let needed = checkpoint_bytes(images, self.options.checkpoint_write_bytes);
                 return Err(error.with("bytes", needed));
@@ -207,8 +207,8 @@ impl RunIndex {
         self.count_checkpoint(slot, bytes);
 
         let other = 1 - slot;
-        checkpoints.slots[slot] = Slot { id: header.id, journal };
-        checkpoints.slots[other] = Slot { id: 0, journal };
+        checkpoints.files[slot] = CheckpointFile { id: header.id, journal };
+        checkpoints.files[other] = CheckpointFile { id: 0, journal };
         let gone = match self.medium.remove(&checkpoint::path(&self.dir, other)) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
             _ => self.medium.sync_dir(&self.dir),
@@ -229,28 +229,30 @@ fn newest_journal(headers: &[Option<CheckpointHeader>; 2]) -> u64 {
     headers.iter().flatten().map(|header| header.journal).max().unwrap_or(0)
 }
 
-/// The state of the two checkpoint files. Only the one that was loaded counts. The other one may be
-/// overwritten, and needs no journal file before the first that exists.
+/// The state of the two checkpoint files. Only the checkpoint that was loaded counts. The other
+/// file may be overwritten, and needs no journal file before the first existing file.
 fn checkpoints_of(
     headers: &[Option<CheckpointHeader>; 2],
     used: Option<usize>,
     first: u64,
 ) -> Checkpoints {
-    let slots = [0, 1].map(|slot| match headers[slot] {
-        // Loaded or not: the older one was not read, and the next checkpoint replaces it.
-        Some(header) if used == Some(slot) => Slot { id: header.id, journal: header.journal },
+    let files = [0, 1].map(|slot| match headers[slot] {
+        // The older checkpoint was not read, and the next checkpoint replaces it.
+        Some(header) if used == Some(slot) => {
+            CheckpointFile { id: header.id, journal: header.journal }
+        }
         Some(header)
             if used.is_some_and(|used| headers[used].is_some_and(|u| u.id > header.id)) =>
         {
-            Slot { id: header.id, journal: header.journal.max(first) }
+            CheckpointFile { id: header.id, journal: header.journal.max(first) }
         }
-        _ => Slot { id: 0, journal: first },
+        _ => CheckpointFile { id: 0, journal: first },
     });
     let last_id = headers.iter().flatten().map(|header| header.id).max().unwrap_or(0);
-    Checkpoints { slots, last_id }
+    Checkpoints { files, last_id }
 }
 
-fn gauges(log: &Log, medium: &dyn Medium, dir: &Path, budget: u64) -> Result<Gauges> {
+fn gauges(journal: &Journal, medium: &dyn Medium, dir: &Path, budget: u64) -> Result<Gauges> {
     let length = |slot| -> Result<AtomicU64> {
         match medium.open(&checkpoint::path(dir, slot), READ) {
             Ok(file) => Ok(AtomicU64::new(file.length()?)),
@@ -262,9 +264,9 @@ fn gauges(log: &Log, medium: &dyn Medium, dir: &Path, budget: u64) -> Result<Gau
         poisoned: AtomicBool::new(false),
         budget: AtomicU64::new(budget),
         pending: AtomicU64::new(0),
-        journals: AtomicU64::new(log.bytes()),
-        journal: AtomicU64::new(log.current().bytes),
-        journal_files: AtomicU64::new(log.count()),
+        journals: AtomicU64::new(journal.bytes()),
+        journal: AtomicU64::new(journal.current().bytes),
+        journal_files: AtomicU64::new(journal.count()),
         checkpoints: [length(0)?, length(1)?],
         written: AtomicU64::new(0),
         made: AtomicU64::new(0),
@@ -347,7 +349,8 @@ impl Source<'_> {
         }
     }
 
-    /// Loads a checkpoint. `None` unless every frame is intact and the last one agrees.
+    /// Loads a checkpoint. `None` unless every frame is intact and the counts in the last frame
+    /// match.
     fn load(
         &self,
         slot: usize,
@@ -383,7 +386,7 @@ impl Source<'_> {
     }
 
     fn file(&self, number: u64) -> Result<Option<Arc<dyn MediumFile>>> {
-        match self.medium.open(&log::path(self.dir, number), READ) {
+        match self.medium.open(&journal::path(self.dir, number), READ) {
             Ok(file) => Ok(Some(file)),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(error.into()),
@@ -398,8 +401,8 @@ impl Source<'_> {
         Ok(header.filter(|header| header.number == number))
     }
 
-    /// Replays journal file `number` and the files that follow without a gap, from sequence number
-    /// `first` on.
+    /// Replays journal file `number` and the files that follow without a gap, starting at sequence
+    /// number `first`.
     fn replay(&self, restored: &mut Restored, number: u64, first: u64) -> Result<Replayed> {
         let mut replayed = Replayed { last: first - 1, ..Replayed::default() };
         let newest = self.newest;

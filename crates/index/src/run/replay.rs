@@ -35,8 +35,8 @@ impl Restored {
         self.reuse = self.reuse.max(reuse);
     }
 
-    /// Restores a run, unless its record belongs to the same run or a later one. Returns whether it
-    /// was restored.
+    /// Restores a run, unless its record belongs to the same run or to a later run. Returns whether
+    /// the run was restored.
     pub(super) fn insert(&mut self, image: RunImage<'static>) -> bool {
         self.note_reuse((image.run >> 32) as u32);
         let holes = image.pages.iter().filter(|page| **page == PageHash::NONE).count();
@@ -119,11 +119,11 @@ impl Restored {
                 continue;
             }
             let scope = self.runs.hot(child).scope;
-            let there = self.runs.number(parent).filter(|&parent| {
+            let present = self.runs.number(parent).filter(|&parent| {
                 let hot = self.runs.hot(parent);
                 parent != child && hot.scope == scope && usize::from(page) < hot.pages().len()
             });
-            match there {
+            match present {
                 Some(parent) => self.runs.attach(child, parent, page),
                 None => orphans.push(child),
             }
@@ -155,7 +155,7 @@ pub(super) fn finish(mut restored: Restored, overlaps: bool) -> (Tables, Vec<Run
     (tables, dropped)
 }
 
-/// Drops runs, and all runs attached behind them.
+/// Drops runs and their descendants.
 fn drop_all(tables: &mut Tables, invalid: &[Number], dropped: &mut Vec<RunId>) {
     for &run in invalid {
         for (run, _) in tables.closure(run, 0).into_iter().rev() {
@@ -167,7 +167,7 @@ fn drop_all(tables: &mut Tables, invalid: &[Number], dropped: &mut Vec<RunId>) {
     }
 }
 
-/// Runs whose space overlaps that of another run.
+/// Runs whose space overlaps the space of another run.
 fn overlapping(runs: &Runs) -> Vec<Number> {
     let mut spans = Vec::new();
     for run in (1..runs.end()).filter(|run| runs.is_live(*run)) {
@@ -177,7 +177,7 @@ fn overlapping(runs: &Runs) -> Vec<Number> {
     }
     spans.sort_unstable();
     let mut found = Vec::new();
-    // The extent that reaches farthest so far.
+    // The extent with the highest end so far.
     let mut farthest = None;
     for span in spans {
         if let Some((segment, _, end, run)) = farthest

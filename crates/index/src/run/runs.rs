@@ -13,10 +13,10 @@ use ritornello_format::{Extent, PageHash, Place, ScopeSlot};
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The number that no run has.
+/// Number zero, which is never assigned to a run.
 pub(crate) const NO_RUN: Number = 0;
 
-/// Reuse count from which on an open assigns new names to all runs.
+/// Minimum reuse count at which an open assigns new names to all runs.
 const RENUMBER_AT: u32 = 1 << 31;
 
 /// Bytes that a retained run adds to a checkpoint.
@@ -34,7 +34,7 @@ const CHUNK_BYTES: usize = CHUNK * (size_of::<Hot>() + size_of::<Cold>());
 /// The free records of a chunk.
 #[derive(Clone, Copy, Debug)]
 struct Free {
-    /// The first free record; the others follow by [`Cold::next`].
+    /// The first free record; [`Cold::next`] links the other free records.
     first: Number,
     /// Number of records in use.
     taken: u32,
@@ -42,7 +42,7 @@ struct Free {
 
 #[derive(Debug, Default)]
 pub(crate) struct Runs {
-    /// The chunks. One without live records has length zero.
+    /// The chunks. A chunk without live records has length zero.
     hot: Vec<Box<[Hot]>>,
     cold: Vec<Box<[Cold]>>,
     free: Vec<Free>,
@@ -66,7 +66,7 @@ pub(crate) struct Runs {
     pub(crate) clock: u64,
 }
 
-/// What a cut removed from a run.
+/// The part of a run that a cut removed.
 #[derive(Debug)]
 pub(crate) struct Cut {
     pub(crate) whole: bool,
@@ -74,7 +74,7 @@ pub(crate) struct Cut {
     pub(crate) pages: u32,
     /// Number of the first page of `hashes`.
     pub(crate) first: u16,
-    /// The hashes behind the cut; [`PageHash::NONE`] for pages that had been removed.
+    /// The hashes after the cut; [`PageHash::NONE`] for pages that had been removed.
     pub(crate) hashes: Vec<PageHash>,
     pub(crate) extents: Vec<Extent>,
 }
@@ -119,7 +119,7 @@ impl Runs {
         chunk.and_then(|chunk| chunk.get(run as usize % CHUNK)).is_some_and(|hot| hot.length > 0)
     }
 
-    /// Allocates chunk `chunk`, which is freed or the next one, with all its records free.
+    /// Allocates chunk `chunk`, a freed chunk or the next new chunk, with all its records free.
     fn make_chunk(&mut self, chunk: usize) {
         let first = (chunk * CHUNK) as Number;
         let hot = (0..CHUNK).map(|_| Hot::default()).collect();
@@ -292,12 +292,12 @@ impl Runs {
         self.image_bytes = self.image_bytes + entry * self.retained.len() as u64 - entry * before;
     }
 
-    /// The names of retained runs from number `first` on, and the ends of their retentions.
+    /// The names of retained runs starting at number `first`, and the ends of their retentions.
     pub(crate) fn retained(&self, first: Number) -> impl Iterator<Item = (u64, u64)> + '_ {
         self.retained.range(first..).map(|(run, until)| (self.id(*run).0, *until))
     }
 
-    /// Attaches `child`, which has no parent, behind page `page` of `parent`.
+    /// Attaches `child`, which has no parent, to page `page` of `parent`.
     pub(crate) fn attach(&mut self, child: Number, parent: Number, page: u16) {
         let first = std::mem::replace(&mut self.cold_mut(parent).child, child);
         if first != NO_RUN {
@@ -310,7 +310,7 @@ impl Runs {
         cold.next = first;
     }
 
-    /// Detaches `child` from its parent, if it has one.
+    /// Detaches `child` from its parent, if any.
     pub(crate) fn detach(&mut self, child: Number) {
         let cold = self.cold_mut(child);
         let parent = std::mem::take(&mut cold.parent);
@@ -328,7 +328,7 @@ impl Runs {
         }
     }
 
-    /// The runs attached behind `run` at page `from` or later.
+    /// The runs attached to page `from` of `run`, or to later pages.
     pub(crate) fn children(&self, run: Number, from: u16) -> impl Iterator<Item = Number> + '_ {
         let first = Some(self.cold(run).child);
         std::iter::successors(first, |run| Some(self.cold(*run).next))
@@ -336,8 +336,8 @@ impl Runs {
             .filter(move |run| self.cold(*run).parent_page >= from)
     }
 
-    /// Cuts a published run after `keep` pages. If no live page is left in front of the cut, the
-    /// whole run is removed. Nothing may be attached behind the cut.
+    /// Cuts a published run after `keep` pages. If no live page is left before the cut, the whole
+    /// run is removed. No run may be attached to a page after the cut.
     pub(crate) fn cut(&mut self, run: Number, keep: u16) -> Option<Cut> {
         let pages = self.hot(run).pages();
         let keep = usize::from(keep);
@@ -351,7 +351,7 @@ impl Runs {
         let freed = hashes.iter().filter(is_live).count();
         let image_bytes = self.image_bytes - self.image_size(run);
         let mut place = self.place(run);
-        let extents = crate::view::held(&place, pages, keep as u32);
+        let extents = crate::live_extents::held(&place, pages, keep as u32);
         place.truncate(keep as u32);
         if whole {
             self.detach(run);
@@ -369,7 +369,7 @@ impl Runs {
         Some(Cut { whole, pages: freed as u32, first: keep as u16, hashes, extents })
     }
 
-    /// Sets the length and frees the hashes behind it.
+    /// Sets the length and frees the hashes after it.
     fn shorten(&mut self, run: Number, keep: usize) {
         let hot = self.hot_mut(run);
         hot.length = keep as u16;
@@ -379,8 +379,8 @@ impl Runs {
         self.heap_bytes = self.heap_bytes + after - before;
     }
 
-    /// Removes page `page` from the middle of a run that keeps at least one other. Returns its hash
-    /// and its extents; `None` if it was removed before or is the last one.
+    /// Removes page `page` from the middle of a run that keeps at least one other page. Returns the
+    /// page's hash and extents; `None` if the page was already removed or is the last page.
     pub(crate) fn punch(&mut self, run: Number, page: u16) -> Option<(PageHash, Vec<Extent>)> {
         let hash = *self.hot(run).pages().get(usize::from(page))?;
         if hash == PageHash::NONE || self.cold(run).live <= 1 {
@@ -392,8 +392,8 @@ impl Runs {
         Some((hash, self.place(run).page(u32::from(page))))
     }
 
-    /// Restores a run from a checkpoint or journal, unless its record belongs to the same run or a
-    /// later one. Returns whether it was restored.
+    /// Restores a run from a checkpoint or journal, unless its record belongs to the same run or to
+    /// a later run. Returns whether the run was restored.
     pub(crate) fn restore(&mut self, image: RunImage<'static>) -> bool {
         let (run, reuse) = (image.run as u32, (image.run >> 32) as u32);
         if run == NO_RUN || run > NUMBER_MAX {
@@ -417,8 +417,8 @@ impl Runs {
         true
     }
 
-    /// Assigns new names to all runs if reuse counts are large. Returns whether it did; then no
-    /// older file may be read again.
+    /// Assigns new names to all runs if reuse counts are large. Returns whether names changed; then
+    /// older files must not be read again.
     pub(crate) fn renumber(&mut self) -> bool {
         if self.reuse < RENUMBER_AT {
             return false;

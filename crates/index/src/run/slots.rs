@@ -27,7 +27,7 @@ const CAPACITY_MIN: usize = 16;
 /// Two slots that may belong to the same page.
 pub(crate) type Pair = [(Number, u16); 2];
 
-/// Number of pages from which on several threads build a table.
+/// Minimum pages of a table that several threads build.
 const IN_PARALLEL: usize = 1 << 16;
 
 fn threads() -> usize {
@@ -93,8 +93,8 @@ impl Slots {
     }
 
     /// Builds a table of the pages that `each` visits; `each` is called twice and visits the same
-    /// pages. Also returns the pairs of slots that may be the same page, because 32 bits of their
-    /// hashes agree.
+    /// pages. The second result lists the pairs of slots that may be the same page, because 32 bits
+    /// of their hashes are equal.
     ///
     /// Inserting slot by slot would wait for memory at every page. So slots are first distributed
     /// to their shards. A shard is then sorted and laid out within the first-level cache, and
@@ -149,8 +149,8 @@ impl Slots {
         (hash.high() >> (64 - TAG_BITS)) as u32
     }
 
-    /// The run and number of each page that may have this hash. Nearly always none or one, and then
-    /// mostly the page itself.
+    /// The run and number of each page that may have this hash. Nearly always at most one page, and
+    /// mostly the right page.
     #[inline]
     pub(crate) fn candidates(&self, hash: PageHash) -> impl Iterator<Item = (Number, u16)> + '_ {
         let tag = Self::tag(hash);
@@ -163,8 +163,8 @@ impl Slots {
     }
 
     /// Reads the cache line at which [`Slots::candidates`] will begin, so that several lookups can
-    /// wait for memory at the same time. The value has no meaning; it keeps the read from being
-    /// optimised away.
+    /// wait for memory at the same time. The value has no meaning; returning it prevents the
+    /// compiler from removing the read.
     #[inline]
     pub(crate) fn touch(&self, hash: PageHash) -> u64 {
         let shard = &self.shards[Self::shard(hash)];
@@ -236,7 +236,7 @@ impl Shard {
         }
     }
 
-    /// Inserts a slot; fails if there is no free slot from its home position on.
+    /// Inserts a slot; fails if there is no free slot at or after its home position.
     fn try_insert(&mut self, slot: u64) -> bool {
         let tail = &mut self.slots
             [((u64::from(tag_of(slot)) * u64::from(self.capacity)) >> TAG_BITS) as usize..];
@@ -330,8 +330,8 @@ mod tests {
             let mut slots = Slots::new();
             let mut model = BTreeSet::new();
             for (tag, run, add) in tags {
-                // Tags near the maximum use the last home positions, behind which there is little
-                // room.
+                // Tags near the maximum use the last home positions, which have little room after
+                // them.
                 let tag = (1 << 20) - 1 - tag * spread;
                 if add {
                     let new = slots.insert(hash(1, tag), run, 7, |(other, _)| other == run);
@@ -357,7 +357,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_table_built_at_once_is_one_built_slot_by_slot(
+        fn bulk_build_equals_inserting_slot_by_slot(
             pages in prop::collection::btree_set((0u64..3, 0u64..2000, 1u32..9), 0..600),
         ) {
             let each = |visit: &mut dyn FnMut(PageHash, Number, u16)| {

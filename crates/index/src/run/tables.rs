@@ -1,18 +1,18 @@
 //! The memory-resident tables, slots and runs, and the lookup of key sequences in them.
 //!
 //! [`super::RunIndex`] guards them with one read-write lock. A probe holds it for reading once, for
-//! well under a microsecond. A writer holds it for writing in *sections* of at most [`SECTION`]
-//! pages, and the state between two sections is one that a reader may see: a run that is being
-//! inserted has length zero until all its slots exist, and what is removed loses its length before
-//! its slots.
+//! well under a microsecond. A writer holds it for writing in *batches* of at most [`LOCK_BATCH`]
+//! pages, and a reader may see the state between two batches: a run that is being inserted has
+//! length zero until all its slots exist, and removed pages are excluded by the length before their
+//! slots are removed.
 
 use super::record::Pages;
 use super::runs::{Cut, NO_RUN, Runs};
 use super::slots::{Number, Slots};
 use ritornello_format::{PageHash, PageHashes, ScopeSlot};
 
-/// The most pages whose slots are written under one hold of the lock.
-pub(crate) const SECTION: usize = if cfg!(loom) { 2 } else { 256 };
+/// Maximum pages whose slots are written under one hold of the lock.
+pub(crate) const LOCK_BATCH: usize = if cfg!(loom) { 2 } else { 256 };
 
 /// Runs that a walk looks up at the same time.
 const LOOKAHEAD_RUNS: usize = 8;
@@ -27,8 +27,9 @@ pub(crate) struct Tables {
 }
 
 impl Tables {
-    /// Builds the tables of runs that have no slots yet. Also returns pairs of runs that have a
-    /// page in common, the later run first; a run that has a page twice is paired with itself.
+    /// Builds the tables of runs that have no slots yet. The second result lists pairs of runs that
+    /// have a page in common, the later run first; a run that has a page twice is paired with
+    /// itself.
     pub(crate) fn build(runs: Runs) -> (Self, Vec<(Number, Number)>) {
         let (slots, pairs) = Slots::build(|visit| {
             for run in 1..runs.end() {
@@ -72,12 +73,12 @@ impl Tables {
         })
     }
 
-    /// Matches the keys from `at` on with one run. Returns the run, the first page in it, and the
-    /// number of pages that match.
+    /// Matches the keys starting at `at` with one run. Returns the run, the first page in it, and
+    /// the number of pages that match.
     ///
-    /// In a chained scope a hash commits to everything before it. So if the last page that run and
-    /// keys could have in common is equal, all before it are. This is nearly always the case;
-    /// otherwise bisection finds the last common page. Other scopes compare page by page.
+    /// In a chained scope a hash commits to all pages before it. So if the last page that run and
+    /// keys could have in common is equal, all earlier pages are equal. This is nearly always the
+    /// case; otherwise bisection finds the last common page. Other scopes compare page by page.
     #[inline]
     pub(crate) fn match_run(
         &self,
@@ -107,7 +108,7 @@ impl Tables {
             }
             let pages = &hot.pages()[first..];
             if hot.chained {
-                // Invariant: page `same` is common, page `other` is not.
+                // Invariant: page `same` is common, page `other` differs.
                 let (mut same, mut other) = (0, span - 1);
                 while other - same > 1 {
                     let middle = same.midpoint(other);
@@ -149,9 +150,9 @@ impl Tables {
     }
 
     /// Continues a walk from `at`, guessing that the next runs of a chained scope are `stride`
-    /// pages long, too. Looks up [`LOOKAHEAD_RUNS`] of them in step, so that the processor waits
-    /// for their cache lines at the same time instead of one after the other. Visits the guesses
-    /// that prove right, and returns how far they reach; the walk continues from there.
+    /// pages long, too. Looks up [`LOOKAHEAD_RUNS`] runs in step, so that the processor waits for
+    /// their cache lines at the same time instead of one after the other. Visits the guesses that
+    /// match, and returns the position at which the walk continues.
     #[inline]
     fn match_next_runs(
         &self,
@@ -205,7 +206,7 @@ impl Tables {
     /// Adds the slots of some pages of a run.
     ///
     /// # Errors
-    /// The first page that exists already.
+    /// The number of the first page that exists already.
     pub(crate) fn add_slots(
         &mut self,
         run: Number,
@@ -229,7 +230,7 @@ impl Tables {
         Ok(())
     }
 
-    /// Removes the slots of pages from `first` on.
+    /// Removes the slots of the pages `hashes`, whose numbers start at `first`.
     pub(crate) fn drop_slots(&mut self, run: Number, first: usize, hashes: &[PageHash]) {
         for (at, hash) in hashes.iter().enumerate() {
             if *hash != PageHash::NONE {
@@ -245,17 +246,16 @@ impl Tables {
         Some(cut)
     }
 
-    /// `run`, cut after `keep` pages, and every run that is attached behind the cut, directly or
-    /// not. A run comes after the run it is attached to.
+    /// `run`, cut after `keep` pages, and all descendants of the pages after the cut. A run comes
+    /// after its parent.
     pub(crate) fn closure(&self, run: Number, keep: u16) -> Vec<(Number, u16)> {
         let mut removals = vec![(run, keep)];
         let mut at = 0;
         while let Some(&(next, from)) = removals.get(at) {
             let first = removals.len();
             removals.extend(self.runs.children(next, from).map(|child| (child, 0)));
-            // A run has one parent, so only the first run can occur again, and only if it is
-            // attached behind itself. Intact chains have no such ring; the run is then removed as a
-            // whole.
+            // A run has one parent, so only the first run can occur again, and only if it is its
+            // own descendant. Intact chains have no rings. The whole run is then removed.
             if let Some(again) = removals[first..].iter().position(|&(child, _)| child == run) {
                 removals.swap_remove(first + again);
                 if keep > 0 && removals[0].1 > 0 {
@@ -271,7 +271,8 @@ impl Tables {
         removals
     }
 
-    /// The run and page of `hash`, to attach a run to; [`NO_RUN`] if it is not in the index.
+    /// The run and page of `hash`, the parent of a new run; [`NO_RUN`] if `hash` is not in the
+    /// index.
     pub(crate) fn parent(&self, scope: ScopeSlot, hash: Option<PageHash>) -> (Number, u16) {
         hash.and_then(|hash| self.find(scope, hash)).unwrap_or((NO_RUN, 0))
     }

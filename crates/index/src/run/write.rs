@@ -1,12 +1,12 @@
 //! Changes of the index. The lock of `pending` serialises writers; the tables are locked for one
-//! section at a time, so that a probe waits for at most one section.
+//! batch at a time, so that a probe waits for at most one batch.
 
 use super::RunIndex;
 use super::pending::Pending;
 use super::runs::NO_RUN;
 use super::slots::Number;
-use super::tables::{SECTION, pages_of};
-use crate::view::held;
+use super::tables::{LOCK_BATCH, pages_of};
+use crate::live_extents::held;
 use crate::{NewRun, Removed, RunId};
 use ritornello_format::journal::{
     FRAME_BYTES_MAX, FRAME_OVERHEAD, JournalRecord, Retentions, RunImage,
@@ -14,7 +14,7 @@ use ritornello_format::journal::{
 use ritornello_format::{Error, PageHash, PageHashes, Place, Result, ScopeSlot};
 use std::borrow::Cow;
 
-/// The most entries of one journal record.
+/// Maximum entries of one journal record.
 const ENTRIES: usize = 1024;
 
 impl RunIndex {
@@ -37,7 +37,7 @@ impl RunIndex {
         tables.runs.set_place(run, new.place);
         let mut from = 0;
         loop {
-            let to = new.pages.len().min(from + SECTION);
+            let to = new.pages.len().min(from + LOCK_BATCH);
             if tables.add_slots(run, from..to).is_err() {
                 debug_assert!(false, "a page appeared while the writers' lock was held");
             }
@@ -76,7 +76,7 @@ impl RunIndex {
         let most = self.options.tables_max();
         let tables = self.tables.read();
         let held = tables.bytes();
-        // A coarse estimate first: the exact one looks at shards.
+        // Make a coarse estimate first: the exact estimate reads shards.
         let plenty = held + held / 4 + 32 * pages.len() + (1 << 20);
         if plenty as u64 <= most || (held + tables.growth(pages, extents)) as u64 <= most {
             return Ok(());
@@ -87,16 +87,18 @@ impl RunIndex {
             .with("memory_bytes_max", self.options.memory_bytes_max))
     }
 
-    /// Checks a run against the tables. Returns the run and page to attach it to.
+    /// Checks a run against the tables. Returns the run and page of its parent.
     ///
     /// # Errors
-    /// `Invalid` if a page exists already, or the parent does not.
+    /// `Invalid` if a page exists already, or if the parent does not exist.
     fn check_against_tables(&self, new: &NewRun<'_>) -> Result<(Number, u16)> {
         let tables = self.tables.read();
-        let there = |page: &PageHash| tables.find(new.scope, *page).is_some();
-        if let Some(at) = new.pages.iter().position(there) {
-            return Err(Error::invalid("a page is in the index already: insert only what is not")
-                .with("page", at));
+        let present = |page: &PageHash| tables.find(new.scope, *page).is_some();
+        if let Some(at) = new.pages.iter().position(present) {
+            return Err(Error::invalid(
+                "a page is in the index already: insert only missing pages",
+            )
+            .with("page", at));
         }
         let parent = tables.parent(new.scope, new.parent);
         if new.parent.is_some() && parent.0 == NO_RUN {
@@ -127,9 +129,9 @@ impl RunIndex {
         self.append(&mut pending, &JournalRecord::Link { child, parent, page });
     }
 
-    /// Cuts a run. Removes everything that is attached behind the cut first, leaves before their
-    /// parents: so the index is closed at every moment, for a probe and in every prefix of the
-    /// journal that a crash leaves.
+    /// Cuts a run. Removes the descendants of the pages after the cut first, leaves before their
+    /// parents. The index is therefore closed at every moment, for a probe and in every prefix of
+    /// the journal that a crash leaves.
     pub(super) fn cut(&self, pending: &mut Pending, run: Number, keep: u32) -> Vec<Removed> {
         let removals = {
             let tables = self.tables.read();
@@ -167,13 +169,13 @@ impl RunIndex {
         let (id, scope) = (tables.runs.id(run), tables.runs.hot(run).scope);
         let cut = tables.runs.cut(run, keep)?;
         let mut first = usize::from(cut.first);
-        for (at, section) in cut.hashes.chunks(SECTION).enumerate() {
+        for (at, batch) in cut.hashes.chunks(LOCK_BATCH).enumerate() {
             if at > 0 {
                 drop(tables);
                 tables = self.tables.write();
             }
-            tables.drop_slots(run, first, section);
-            first += section.len();
+            tables.drop_slots(run, first, batch);
+            first += batch.len();
         }
         if cut.whole {
             tables.runs.release(run);
@@ -214,8 +216,8 @@ impl RunIndex {
         removed
     }
 
-    /// How to remove a page: by cutting its run there (`true`), or by a hole. The last page of an
-    /// unchained run is removed by cutting the whole run.
+    /// How to remove a page: by cutting its run at the page (`true`), or by a hole. The last page
+    /// of an unchained run is removed by cutting the whole run.
     fn removal(&self, scope: ScopeSlot, hash: PageHash) -> Option<(Number, u16, bool)> {
         let tables = self.tables.read();
         let (run, page) = tables.find(scope, hash)?;
@@ -233,10 +235,10 @@ impl RunIndex {
         while next < end {
             let mut pending = self.pending.lock();
             let mut found = Vec::new();
-            let stop = end.min(next + 16 * SECTION as Number);
+            let stop = end.min(next + 16 * LOCK_BATCH as Number);
             {
                 let tables = self.tables.read();
-                while next < stop && found.len() < SECTION {
+                while next < stop && found.len() < LOCK_BATCH {
                     if tables.runs.is_live(next) && tables.runs.hot(next).scope == scope {
                         found.push(next);
                     }
@@ -270,11 +272,11 @@ impl RunIndex {
         let mut pending = self.pending.lock();
         // Append at least one record, which carries the clock.
         let first = runs.chunks(ENTRIES).next().unwrap_or_default();
-        for section in std::iter::once(first).chain(runs.chunks(ENTRIES).skip(1)) {
-            let mut entries = Vec::with_capacity(section.len());
+        for batch in std::iter::once(first).chain(runs.chunks(ENTRIES).skip(1)) {
+            let mut entries = Vec::with_capacity(batch.len());
             let mut tables = self.tables.write();
             tables.runs.clock = tables.runs.clock.max(clock);
-            for &(id, until) in section {
+            for &(id, until) in batch {
                 if let Some(run) = tables.runs.number(id) {
                     tables.runs.retain(run, until);
                     entries.push((id.0, until));
@@ -290,7 +292,7 @@ impl RunIndex {
 /// Checks that do not need the tables.
 pub(crate) fn check(new: &NewRun<'_>) -> Result<()> {
     if new.pages.is_empty() || new.pages.len() > usize::from(u16::MAX) {
-        return Err(Error::invalid("a run has 1 to 65,535 pages: insert longer ones as several")
+        return Err(Error::invalid("a run has 1 to 65,535 pages: split longer runs")
             .with("pages", new.pages.len()));
     }
     if new.pages.contains(&PageHash::NONE) {
@@ -322,7 +324,7 @@ fn has_twins(pages: &[PageHash]) -> bool {
     if pages.len() <= 8 {
         return (1..pages.len()).any(|at| pages[..at].contains(&pages[at]));
     }
-    // Compare halves of the hashes first: they sort faster, and agree by chance hardly ever.
+    // Compare halves of the hashes first: halves sort faster, and are rarely equal by chance.
     let mut halves: Vec<u64> = pages.iter().map(|page| page.low()).collect();
     halves.sort_unstable();
     if halves.windows(2).all(|pair| pair[0] != pair[1]) {

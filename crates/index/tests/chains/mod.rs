@@ -3,7 +3,7 @@
 
 use ritornello_format::{PageHash, ScopeSlot};
 use ritornello_index::conformance::{pages, place};
-use ritornello_index::{NewRun, PrefixIndex, RunId, Step};
+use ritornello_index::{MatchedRun, NewRun, PrefixIndex, RunId};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -20,14 +20,14 @@ pub fn insert(
     index.insert(&run)
 }
 
-/// Runs this many writers and readers for two seconds, then sets `stop`. What readers see, by
+/// Runs `threads` writers and readers for two seconds, then sets `stop`. The results of readers, by
 /// `walk` with a random number, must be consistent.
 pub fn crowd(
     index: &dyn PrefixIndex,
     threads: u64,
     length: usize,
     stop: &AtomicBool,
-    walk: &(dyn Fn(u64, &[PageHash]) -> Vec<Step> + Sync),
+    walk: &(dyn Fn(u64, &[PageHash]) -> Vec<MatchedRun> + Sync),
 ) {
     let generation = &AtomicU64::new(1);
     std::thread::scope(|scope| {
@@ -37,11 +37,11 @@ pub fn crowd(
                     if stop.load(Ordering::Relaxed) {
                         break;
                     }
-                    // A trunk of several runs with branches, which is later removed from some run
-                    // on.
+                    // Insert a trunk of several runs with branches; its last runs are removed
+                    // later.
                     let family = (writer << 20) | (round % 40);
                     let keys = pages(family, length as u64);
-                    let mut at = index.longest_prefix(SCOPE, &keys);
+                    let mut at = index.probe(SCOPE, &keys);
                     while at < length {
                         let to = (at + 60).min(length);
                         let parent = at.checked_sub(1).map(|at| keys[at]);
@@ -51,7 +51,7 @@ pub fn crowd(
                     }
                     let cut = round as usize * 97 % length;
                     index.remove(SCOPE, &&keys[cut..=cut]);
-                    assert_eq!(index.longest_prefix(SCOPE, &keys), cut);
+                    assert_eq!(index.probe(SCOPE, &keys), cut);
                     if round % 16 == 0 {
                         index.sync().unwrap();
                     }

@@ -23,7 +23,7 @@ pub fn cases(count: u32) -> ProptestConfig {
     }
 }
 
-/// Scopes 0 and 1 are chained, 2 and 3 are not.
+/// Number of scopes; scopes 0 and 1 are chained.
 pub const SCOPES: u32 = 4;
 
 #[derive(Clone, Debug)]
@@ -52,7 +52,7 @@ pub enum Op {
         at: u8,
         count: u8,
     },
-    RemoveScope {
+    DropScope {
         scope: u32,
     },
     Relocate {
@@ -83,7 +83,7 @@ pub fn op() -> impl Strategy<Value = Op> {
         4 => (any::<u8>(), 0u8..16).prop_map(|(pick, keep)| Op::Truncate { pick, keep }),
         4 => (scope.clone(), any::<u8>(), 0u8..24, 1u8..6)
             .prop_map(|(scope, path, at, count)| Op::Remove { scope, path, at, count }),
-        1 => scope.prop_map(|scope| Op::RemoveScope { scope }),
+        1 => scope.prop_map(|scope| Op::DropScope { scope }),
         2 => any::<u8>().prop_map(|pick| Op::Relocate { pick }),
         3 => (any::<u8>(), any::<u8>()).prop_map(|(pick, recency)| Op::Touch { pick, recency }),
         3 => (any::<u8>(), 0u8..8).prop_map(|(pick, until)| Op::Retain { pick, until }),
@@ -172,8 +172,8 @@ impl Pair {
     fn put(&mut self, scope: u32, path: u8, length: u8, attach: bool, skip: u8) {
         let slot = ScopeSlot(scope);
         let keys = keys(scope, path, length);
-        let from = self.memory.longest_prefix(slot, &keys);
-        assert_eq!(self.run.longest_prefix(slot, &keys), from);
+        let from = self.memory.probe(slot, &keys);
+        assert_eq!(self.run.probe(slot, &keys), from);
         let from = (from + usize::from(skip.saturating_sub(6))).min(keys.len());
         let missing =
             keys[from..].iter().take_while(|key| self.memory.locate(slot, **key).is_none()).count();
@@ -214,9 +214,9 @@ impl Pair {
                 let slot = ScopeSlot(scope);
                 compare_removed(&self.run.remove(slot, &pages), &self.memory.remove(slot, &pages));
             }
-            Op::RemoveScope { scope } => {
+            Op::DropScope { scope } => {
                 let slot = ScopeSlot(scope);
-                compare_removed(&self.run.remove_scope(slot), &self.memory.remove_scope(slot));
+                compare_removed(&self.run.drop_scope(slot), &self.memory.drop_scope(slot));
             }
             Op::Relocate { pick } => {
                 let Some((a, b, pages)) = self.pick(pick) else { return };
@@ -264,7 +264,7 @@ impl Pair {
             "a crash leaves a moment since the last sync: {now:#?}\n{:#?}",
             self.history
         );
-        // The oracle continues from there, without the lost runs.
+        // The oracle continues with the recovered state, without the lost runs.
         self.memory = MemoryIndex::new();
         let runs = contents(&*self.run);
         let mut left: Vec<&u64> = runs.keys().collect();
@@ -321,8 +321,8 @@ impl Pair {
                 for from in [0, 5] {
                     let slot = ScopeSlot(scope);
                     let keys = &&keys[from..];
-                    let found = self.memory.longest_prefix(slot, keys);
-                    assert_eq!(self.run.longest_prefix(slot, keys), found);
+                    let found = self.memory.probe(slot, keys);
+                    assert_eq!(self.run.probe(slot, keys), found);
                     assert_eq!(self.run.exists(slot, keys), self.memory.exists(slot, keys));
                     let steps = |index: &dyn PrefixIndex| -> Vec<(u32, u32, u32)> {
                         let walk = index.walk(slot, keys);

@@ -1,4 +1,4 @@
-//! Directories of a simulated disk that are file systems of their own, and can be unmounted.
+//! Directories of a simulated disk that are separate file systems, and can be unmounted.
 
 use super::SimDisk;
 use crate::change::Chance;
@@ -7,14 +7,15 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// The unmounted file systems, and what mounted ones hide.
+/// The unmounted file systems, and the names that mounted file systems hide.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Mounts(BTreeMap<PathBuf, Mount>);
 
 #[derive(Clone, Debug, Default)]
 struct Mount {
-    away: bool,
-    /// While it is unmounted, the file system's names; while it is mounted, those that it hides.
+    unmounted: bool,
+    /// The names of the file system while it is unmounted; the names that it hides while it is
+    /// mounted.
     unseen: Tree,
     /// Paths created under the mount point while the file system was unmounted, removed or not.
     created: Vec<PathBuf>,
@@ -23,9 +24,9 @@ struct Mount {
 impl Mounts {
     /// Records that a process creates `path`.
     pub(super) fn note_created(&mut self, path: &Path) {
-        let mut away = self.0.iter_mut().filter(|(_, mount)| mount.away);
+        let mut unmounted = self.0.iter_mut().filter(|(_, mount)| mount.unmounted);
         if let Some((_, mount)) =
-            away.find(|(dir, _)| path != dir.as_path() && path.starts_with(dir.as_path()))
+            unmounted.find(|(dir, _)| path != dir.as_path() && path.starts_with(dir.as_path()))
         {
             mount.created.push(path.to_owned());
         }
@@ -42,12 +43,12 @@ impl Mounts {
             return Err(io::ErrorKind::NotFound.into());
         }
         let mount = self.0.entry(dir.to_owned()).or_default();
-        if mount.away {
+        if mount.unmounted {
             return Err(io::ErrorKind::InvalidInput.into());
         }
         let names = tree.split_below(dir);
         tree.merge(std::mem::replace(&mut mount.unseen, names));
-        mount.away = true;
+        mount.unmounted = true;
         mount.created.clear();
         Ok(&mut mount.unseen)
     }
@@ -77,50 +78,52 @@ impl SimDisk {
             if let Some(file) = state.files.get_mut(&inode) {
                 file.drain();
                 file.sync();
-                // The page cache is dropped, including data that a failed sync left only there.
+                // The page cache is dropped, including data that is only in the page cache after a
+                // failed sync.
                 file.now = file.durable.clone();
             }
         }
         Ok(())
     }
 
-    /// Unmounts the file system as `umount --lazy` does while files are open: nothing becomes
-    /// durable, and no path leads to it any more.
+    /// Unmounts the file system as `umount --lazy` does while files are open: no change becomes
+    /// durable, and no path leads to it.
     ///
     /// # Errors
-    /// As of [`SimDisk::unmount`].
+    /// Errors of [`SimDisk::unmount`].
     pub fn detach(&self, dir: &Path) -> io::Result<()> {
         let mut state = self.state.lock();
         let state = &mut *state;
         state.mounts.unmount(&mut state.tree, dir).map(drop)
     }
 
-    /// Mounts the file system again, and hides what was created under the mount point.
+    /// Mounts the file system again, and hides names that were created under the mount point.
     ///
     /// # Errors
-    /// `InvalidInput` if it is not unmounted; `NotFound` if the mount point is gone.
+    /// `InvalidInput` if the file system is not unmounted; `NotFound` if the mount point does not
+    /// exist.
     pub fn mount(&self, dir: &Path) -> io::Result<()> {
         let mut state = self.state.lock();
         let state = &mut *state;
-        let mount = state.mounts.0.get_mut(dir).filter(|mount| mount.away);
+        let mount = state.mounts.0.get_mut(dir).filter(|mount| mount.unmounted);
         let mount = mount.ok_or(io::ErrorKind::InvalidInput)?;
         if !state.tree.is_dir(dir) {
             return Err(io::ErrorKind::NotFound.into());
         }
         let hidden = state.tree.split_below(dir);
         state.tree.merge(std::mem::replace(&mut mount.unseen, hidden));
-        mount.away = false;
+        mount.unmounted = false;
         Ok(())
     }
 
     /// Whether `dir` is unmounted.
     #[must_use]
     pub fn is_unmounted(&self, dir: &Path) -> bool {
-        self.state.lock().mounts.0.get(dir).is_some_and(|mount| mount.away)
+        self.state.lock().mounts.0.get(dir).is_some_and(|mount| mount.unmounted)
     }
 
     /// Paths created below `dir` between its last unmount and the next mount, including removed
-    /// ones.
+    /// paths.
     #[must_use]
     pub fn created_under(&self, dir: &Path) -> Vec<PathBuf> {
         self.state.lock().mounts.0.get(dir).map_or_else(Vec::new, |mount| mount.created.clone())

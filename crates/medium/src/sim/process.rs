@@ -38,21 +38,21 @@ impl SimDisk {
 }
 
 impl SimProcess {
-    /// The disk, as every process sees it.
+    /// The disk, without the restrictions of this process.
     #[must_use]
     pub fn disk(&self) -> &SimDisk {
         &self.disk
     }
 
-    /// Kills the process after `changes` more changes. The asynchronous writes that it attempts
-    /// next, at most `in_flight` and none after any other change, begin and are never waited for:
-    /// they report success, no reader sees them, and they land with [`SimDisk::land`] or a
+    /// Kills the process after `changes` more changes. At most `in_flight` asynchronous writes that
+    /// the process attempts next, before any other change, begin without being waited for: they
+    /// report success, readers do not see them, and they land with [`SimDisk::land`] or a
     /// [`MediumFile::drain`] of their file. A power loss may tear them.
     pub fn kill(&self, changes: u64, in_flight: usize) {
         *self.life.lock() = Life { changes: Some(changes), in_flight, dead: false };
     }
 
-    /// Kills the process now, with nothing in flight.
+    /// Kills the process now, without writes in flight.
     pub fn kill_now(&self) {
         *self.life.lock() = Life { changes: Some(0), in_flight: 0, dead: true };
     }

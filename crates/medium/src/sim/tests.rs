@@ -2,7 +2,7 @@ use super::*;
 use std::collections::BTreeSet;
 
 const WRITE: Access = Access { write: true, create: true, direct: false };
-/// Seeds to crash with.
+/// Seeds of crashes.
 fn seeds() -> std::ops::Range<u64> {
     0..200
 }

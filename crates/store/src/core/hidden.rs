@@ -3,7 +3,7 @@
 use super::StoreCore;
 use parking_lot::RwLock;
 use ritornello_format::{PageHash, ScopeSlot};
-use ritornello_index::{RunId, Step};
+use ritornello_index::{MatchedRun, RunId};
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -83,11 +83,11 @@ impl Hidden {
 impl StoreCore {
     /// Removes the steps that a reader cannot follow: steps in hidden runs, and in a chained scope
     /// all steps after them.
-    pub(super) fn visible(&self, chained: bool, mut steps: Vec<Step>) -> Vec<Step> {
+    pub(super) fn visible(&self, chained: bool, mut steps: Vec<MatchedRun>) -> Vec<MatchedRun> {
         if self.hidden.is_empty() {
             return steps;
         }
-        let is_hidden = |step: &Step| self.hidden.contains(step.run);
+        let is_hidden = |step: &MatchedRun| self.hidden.contains(step.run);
         if chained {
             let end = steps.iter().position(is_hidden).unwrap_or(steps.len());
             steps.truncate(end);

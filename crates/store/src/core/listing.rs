@@ -4,7 +4,7 @@
 use super::StoreCore;
 use crate::catalog::{KeyListing, ScopeListing, ScopeRef};
 use ritornello_format::{PageHash, Scope, ScopeSlot, ScopedKeys, UNIT};
-use ritornello_index::{RunId, Step};
+use ritornello_index::{MatchedRun, RunId};
 
 /// Maximum scopes per answer: their descriptions must fit a message.
 const SCOPES_AT_ONCE: usize = 256;
@@ -13,7 +13,7 @@ const KEYS_AT_ONCE: u32 = 16_384;
 
 impl StoreCore {
     /// Walks `keys`: the leading pages, or, in an unchained scope, all pages present.
-    pub(super) fn walk(&self, scope: ScopeRef, keys: &[&[u8]]) -> Vec<Step> {
+    pub(super) fn walk(&self, scope: ScopeRef, keys: &[&[u8]]) -> Vec<MatchedRun> {
         let walk = |from: usize| {
             let keys = &keys[from..];
             self.index.walk(scope.slot, &ScopedKeys { scope: &scope.id, keys })
@@ -22,7 +22,7 @@ impl StoreCore {
         if scope.chained {
             return self.visible(true, steps);
         }
-        let after = |steps: &[Step], from: usize| {
+        let after = |steps: &[MatchedRun], from: usize| {
             steps.last().map_or(from, |step| from + (step.at + step.pages) as usize)
         };
         // Continues after the first missing key.
@@ -30,8 +30,9 @@ impl StoreCore {
         while from < keys.len() {
             let further = walk(from);
             let next = after(&further, from) + 1;
-            steps
-                .extend(further.into_iter().map(|step| Step { at: step.at + from as u32, ..step }));
+            steps.extend(
+                further.into_iter().map(|step| MatchedRun { at: step.at + from as u32, ..step }),
+            );
             from = next;
         }
         self.visible(false, steps)

@@ -13,7 +13,7 @@ use ritornello_format::{
     Error, ErrorKind, PageHash, Place, RUN_HEADER_UNITS_MAX, Result, Scope, ScopeSettings,
     ScopeSlot, ScopedKeys, UNIT, check_keys,
 };
-use ritornello_index::{RunId, Step};
+use ritornello_index::{MatchedRun, RunId};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -41,7 +41,7 @@ impl LocalCatalog {
         scope: ScopeRef,
         keys: &[&[u8]],
         ttl: Duration,
-    ) -> Result<(LeaseNumber, Vec<Step>)> {
+    ) -> Result<(LeaseNumber, Vec<MatchedRun>)> {
         self.core.check_open()?;
         self.core.scopes.check(scope)?;
         check_keys(keys)?;
@@ -59,12 +59,12 @@ impl LocalCatalog {
         scope: ScopeRef,
         keys: &[&[u8]],
         runs: &mut Vec<LeasedRun>,
-    ) -> Vec<Step> {
+    ) -> Vec<MatchedRun> {
         let steps = self.core.walk(scope, keys);
         if steps.is_empty() {
             return steps;
         }
-        let used = |step: &Step| Used { run: step.run, pages: step.first + step.pages };
+        let used = |step: &MatchedRun| Used { run: step.run, pages: step.first + step.pages };
         let path: Vec<Used> = steps.iter().map(used).collect();
         state.eviction.hit(&path);
         state.usage.hit(scope.slot, &path);
@@ -149,7 +149,7 @@ struct LeasedRun {
 }
 
 /// Returns the number of leading pages before the first missing page.
-fn leading(steps: &[Step]) -> usize {
+fn leading(steps: &[MatchedRun]) -> usize {
     steps.iter().fold(0, |pages, step| {
         if step.at as usize == pages { pages + step.pages as usize } else { pages }
     })
@@ -182,7 +182,7 @@ impl Catalog for LocalCatalog {
         core.scopes.check(scope)?;
         let scoped = ScopedKeys { scope: &scope.id, keys };
         let hit = if core.hidden.is_empty() {
-            core.index.longest_prefix(scope.slot, &scoped)
+            core.index.probe(scope.slot, &scoped)
         } else {
             leading(&core.visible(true, core.index.walk(scope.slot, &scoped)))
         };
@@ -470,7 +470,7 @@ impl StoreCore {
             // From here on a removal is pending: the index may have dropped runs that `state` still
             // counts.
             self.state.lock().dropping += 1;
-            let removed = self.index.remove_scope(slot);
+            let removed = self.index.drop_scope(slot);
             let mut state = self.state.lock();
             state.dropping -= 1;
             let (pages, _) = self.apply_removals(&mut state, removed, None);

@@ -51,20 +51,20 @@ MUTATIONS = [
     ),
     Mutation(
         "index synced before the data",
-        f"{INDEX}/log.rs",
+        f"{INDEX}/journal.rs",
         "        sync_data()?;\n"
         "        self.pending.lock().allow_write_through(last);\n"
-        "        let mut log = self.log.lock();\n"
-        "        self.flush(&mut log, last)\n",
+        "        let mut journal = self.journal.lock();\n"
+        "        self.flush(&mut journal, last)\n",
         "        self.pending.lock().allow_write_through(last);\n"
-        "        let mut log = self.log.lock();\n"
-        "        self.flush(&mut log, last)?;\n"
-        "        drop(log);\n"
+        "        let mut journal = self.journal.lock();\n"
+        "        self.flush(&mut journal, last)?;\n"
+        "        drop(journal);\n"
         "        sync_data()\n",
     ),
     Mutation(
         "records written that were added after the data sync began",
-        f"{INDEX}/log.rs",
+        f"{INDEX}/journal.rs",
         "        sync_data()?;\n        self.pending.lock().allow_write_through(last);\n",
         "        sync_data()?;\n"
         "        let last = self.pending.lock().seal().max(last);\n"
@@ -78,8 +78,8 @@ MUTATIONS = [
     ),
     Mutation(
         "journal not synced",
-        f"{INDEX}/log.rs",
-        "        self.or_poison(log.file.sync_data())?;\n",
+        f"{INDEX}/journal.rs",
+        "        self.or_poison(journal.file.sync_data())?;\n",
         "",
     ),
     Mutation(
@@ -90,7 +90,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a new journal file's name not synced",
-        f"{INDEX}/log.rs",
+        f"{INDEX}/journal.rs",
         "    file.sync_data()?;\n    medium.sync_dir(dir)\n",
         "    let _ = (medium, dir);\n    file.sync_data()\n",
     ),

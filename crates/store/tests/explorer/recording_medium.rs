@@ -2,7 +2,7 @@
 
 use crate::rng::Rng;
 use parking_lot::Mutex;
-use ritornello_medium::{Access, Fault, Medium, MediumFile, Room, SimDisk, SimProcess};
+use ritornello_medium::{Access, Medium, MediumFault, MediumFile, Room, SimDisk, SimProcess};
 use std::ffi::OsString;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
@@ -191,7 +191,7 @@ impl Medium for RecordingMedium {
     }
     fn open(&self, path: &Path, access: Access) -> io::Result<Arc<dyn MediumFile>> {
         if self.open_fails(path) {
-            return Err(Fault::NoSystemFiles.error());
+            return Err(MediumFault::NoSystemFiles.error());
         }
         if access.create {
             self.before_change();

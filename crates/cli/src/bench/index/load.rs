@@ -181,7 +181,7 @@ impl Load {
         let (pages, mut known) = self.sequence(number);
         if self.workload == Workload::OnePrompt {
             // The whole request is offered, and the index tells the new pages.
-            known = index.longest_prefix(SLOT, &pages);
+            known = index.probe(SLOT, &pages);
         }
         let end =
             pages.len().min(known.saturating_add(usize::try_from(left).unwrap_or(usize::MAX)));
@@ -235,11 +235,7 @@ mod tests {
             assert!(load.whole() <= whole && load.whole() * 10 >= whole * 9, "{workload:?}");
             for number in 0..whole {
                 let (pages, _) = load.sequence(number);
-                assert_eq!(
-                    index.longest_prefix(SLOT, &pages),
-                    pages.len(),
-                    "{workload:?} {number}"
-                );
+                assert_eq!(index.probe(SLOT, &pages), pages.len(), "{workload:?} {number}");
             }
         }
     }

@@ -228,7 +228,7 @@ fn probe(
     for at in 0..WARM_UP + PROBES {
         let (pages, _) = load.sequence(scattered(at, among).into());
         let started = Instant::now();
-        let found = black_box(index.longest_prefix_by(method, SLOT, black_box(&pages)));
+        let found = black_box(index.probe_by(method, SLOT, black_box(&pages)));
         let took = started.elapsed().as_secs_f64() * 1e6;
         if found != pages.len() {
             let line = format!("a probe by {method} found {found} of {} pages", pages.len());

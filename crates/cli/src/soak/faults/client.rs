@@ -5,7 +5,7 @@ use super::message::{Answer, InjectedError, Order, State, clock, receive, send};
 use super::sequence::{PAGE_BYTES, PAGES, SALTED_BYTES, Sequence, salted, scope};
 use crate::exit::Status;
 use ritornello_format::{Error, ErrorKind, Result};
-use ritornello_medium::{Fault, Faulty, Host, Op, Rule, Schedule};
+use ritornello_medium::{Faulty, Host, MediumFault, Op, Rule, Schedule};
 use ritornello_node::Node;
 use ritornello_store::{Options, PutOptions, Store};
 use ritornello_volume::transfer::Control;
@@ -143,13 +143,13 @@ impl Client {
                 let rule = |fault, op| self.schedule.add(Rule::always(fault).on(op));
                 match trouble {
                     InjectedError::Sync => {
-                        [Op::SyncData, Op::SyncDir].map(|op| rule(Fault::Io, op))
+                        [Op::SyncData, Op::SyncDir].map(|op| rule(MediumFault::Io, op))
                     }
                     InjectedError::Space => {
-                        [Op::Write, Op::Allocate].map(|op| rule(Fault::NoSpace, op))
+                        [Op::Write, Op::Allocate].map(|op| rule(MediumFault::NoSpace, op))
                     }
                     InjectedError::Files => {
-                        [Op::Open, Op::List].map(|op| rule(Fault::NoProcessFiles, op))
+                        [Op::Open, Op::List].map(|op| rule(MediumFault::NoProcessFiles, op))
                     }
                 };
             }

@@ -1,29 +1,29 @@
-//! The `run` backend: runs in memory, and a log of changes.
+//! The `run` backend: runs in memory, and a journal of changes.
 //!
 //! | module | noun |
 //! |---|---|
 //! | [`super::runs`] | the pages, in memory |
-//! | `log` | the files |
-//! | `recovery` | making pages of the files again |
+//! | `journal` | the files |
+//! | `recovery` | restores the pages from the files |
 //!
 //! **Durable form.** A change is appended to a buffer under the lock under which it is applied; a
-//! sync writes the buffer to the newest file. When that file has grown long, the next one begins
-//! with a copy of the whole state, interleaved with the changes made during the copy, so that the
-//! order of the file is the order of events. When the copy is complete, the older files are
+//! sync writes the buffer to the newest file. When that file has grown long, the next file begins
+//! with a copy of the whole state. Changes made during the copy are appended between its parts, so
+//! the order of the file is the order of events. When the copy is complete, the older files are
 //! removed.
 //!
-//! **Locks**, in the order in which they may be taken: `copying` and `log` are held across I/O, and
-//! only calls that sync or maintain take them; `pending` serialises writers; `runs` is the only one
-//! that a probe takes, for a bounded number of steps at a time.
+//! **Locks**, in the order in which they may be taken: `copying` and `journal` are held across I/O,
+//! and only calls that sync or maintain take them; `pending` serialises writers; `runs` is the only
+//! lock that a probe takes, for a bounded number of steps at a time.
 
-mod log;
+mod journal;
 mod recovery;
 
 use super::prefix::Prefixes;
 use super::runs::Runs;
 use super::{Holder, Prefix, Residency, ResidencyStats, Tier, Tiers, Worker, check};
 use crate::sync::{AtomicBool, AtomicU64, Mutex, Ordering, RwLock};
-use log::{Log, Pending, poisoned};
+use journal::{Journal, Pending, poisoned};
 use ritornello_format::residency::ResidencyRecord;
 use ritornello_format::{Error, PageHash, PageHashes, Result, ScopeSlot};
 use ritornello_medium::Medium;
@@ -31,27 +31,28 @@ use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// The most pages changed under one hold of the lock that a probe takes, and the most pages of a
-/// record.
-const SECTION: usize = 256;
+/// Maximum pages of a record, and maximum pages changed under one hold of the lock that a probe
+/// takes.
+const LOCK_BATCH: usize = 256;
 /// Runs per change that are searched for cleared pages, under one hold of that lock.
 const SWEPT: usize = 16;
 
 /// Options of a [`RunResidency`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RunResidencyOptions {
-    /// Bytes of memory from which on puts are refused with `Retry`. One put may exceed it.
+    /// Maximum bytes of memory. At this limit puts are refused with `Retry`; one put may exceed it.
     pub memory_bytes_max: u64,
-    /// The most bytes of changes that wait for a sync. Puts beyond it are refused with `Retry`;
-    /// removals, whose records are small, are not.
+    /// Maximum bytes of changes that wait for a sync. Puts beyond the limit are refused with
+    /// `Retry`; removals, whose records are small, are always accepted.
     pub pending_bytes_max: u64,
-    /// A file is replaced when it exceeds twice its initial copy by this many bytes.
-    pub log_bytes: u64,
+    /// A file is replaced when it has grown to twice the length of its initial copy plus
+    /// `journal_bytes`.
+    pub journal_bytes: u64,
 }
 
 impl Default for RunResidencyOptions {
     fn default() -> Self {
-        Self { memory_bytes_max: 4 << 30, pending_bytes_max: 64 << 20, log_bytes: 16 << 20 }
+        Self { memory_bytes_max: 4 << 30, pending_bytes_max: 64 << 20, journal_bytes: 16 << 20 }
     }
 }
 
@@ -60,9 +61,9 @@ impl Default for RunResidencyOptions {
 pub struct ResidencyRecovered {
     /// Records applied.
     pub replayed: u64,
-    /// Bytes behind a torn or damaged frame. A crash tears the last one.
+    /// Bytes after a torn or damaged frame. A crash tears the last frame.
     pub torn_bytes: u64,
-    /// Whether there was damage other than at the end of the last file.
+    /// Whether a file was damaged. A torn end of the last file is not damage.
     pub damaged: bool,
 }
 
@@ -73,7 +74,7 @@ pub struct RunResidency {
     dir: PathBuf,
     options: RunResidencyOptions,
     copying: Mutex<()>,
-    log: Mutex<Log>,
+    journal: Mutex<Journal>,
     pending: Mutex<Pending>,
     runs: RwLock<Runs>,
     refused: AtomicU64,
@@ -84,16 +85,18 @@ pub struct RunResidency {
 }
 
 impl RunResidency {
-    /// Opens the index in its own directory `dir`, or creates one. Damage is not an error: what
-    /// cannot be verified is dropped, logged, and counted in [`RunResidency::recovered`].
+    /// Opens the index in its own directory `dir`, or creates an index. Damage is not an error:
+    /// records that fail verification are dropped, logged, and counted in
+    /// [`RunResidency::recovered`].
     ///
     /// # Errors
-    /// `Invalid` for files of another format version; `Fatal` or `Retry` if the medium refuses.
+    /// `Invalid` if a file has an unknown format version; `Retry` if the file system has no room;
+    /// `Fatal` if a file cannot be read or written.
     pub fn open(medium: Arc<dyn Medium>, dir: &Path, options: RunResidencyOptions) -> Result<Self> {
         recovery::open(medium, dir, options)
     }
 
-    /// What the open recovered and dropped.
+    /// Number of records recovered, and the damage found, by the open.
     #[must_use]
     pub fn recovered(&self) -> ResidencyRecovered {
         self.recovered
@@ -148,7 +151,7 @@ impl Residency for RunResidency {
         }
         let holders = &[Holder { worker, tiers: tier.into() }];
         let mut parent = parent;
-        for pages in pages.chunks(SECTION) {
+        for pages in pages.chunks(LOCK_BATCH) {
             let mut runs = self.runs.write();
             runs.reclaim(SWEPT);
             runs.put(scope, holders, parent, pages);
@@ -160,9 +163,9 @@ impl Residency for RunResidency {
         Ok(())
     }
 
-    fn locate(&self, scope: ScopeSlot, pages: &dyn PageHashes) -> Vec<Prefix> {
+    fn prefixes(&self, scope: ScopeSlot, pages: &dyn PageHashes) -> Vec<Prefix> {
         let (mut at, mut prefixes) = (0, Prefixes::default());
-        while self.runs.read().locate(scope, pages, &mut at, &mut prefixes) {}
+        while self.runs.read().prefixes(scope, pages, &mut at, &mut prefixes) {}
         prefixes.finish()
     }
 
@@ -176,7 +179,7 @@ impl Residency for RunResidency {
         }
         let mut pending = self.pending.lock();
         let holder = Holder { worker, tiers };
-        for pages in pages.chunks(SECTION) {
+        for pages in pages.chunks(LOCK_BATCH) {
             let mut runs = self.runs.write();
             runs.reclaim(SWEPT);
             pages.iter().for_each(|page| runs.remove(scope, worker, tiers, *page));

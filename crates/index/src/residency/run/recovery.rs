@@ -2,11 +2,11 @@
 //!
 //! **Undamaged**: one file that is complete and ends at most in a torn frame, which is truncated. A
 //! crash while a file is being filled leaves the older files, which it continues. Damage can leave
-//! a file that continues none: if it is complete it counts alone, otherwise it is dropped. Unless
-//! the files are undamaged, the recovered state is written to a new file, and all others are
-//! removed, before it is used.
+//! a file that does not continue an older file: if it is complete it counts alone, otherwise it is
+//! dropped. Unless the files are undamaged, the recovered state is written to a new file, and all
+//! other files are removed, before the index is used.
 
-use super::log::{self, Log, Pending};
+use super::journal::{self, Journal, Pending};
 use super::{ResidencyRecovered, RunResidency, RunResidencyOptions, SWEPT};
 use crate::residency::runs::Runs;
 use crate::run::frames::{Frames, Next};
@@ -23,8 +23,9 @@ struct Restored {
     runs: Runs,
     /// Sequence number of the last record.
     last: u64,
-    /// End of the intact part of the last file, and length of its initial copy.
+    /// End of the intact part of the last file.
     length: u64,
+    /// Length of the last file when its initial copy was complete; zero if it is incomplete.
     copied: u64,
     is_whole: bool,
     recovered: ResidencyRecovered,
@@ -56,7 +57,7 @@ impl Restored {
         }
     }
 
-    /// Applies the frames of a file whose header has been read, up to the first damaged one.
+    /// Applies the frames of a file whose header has been read, up to the first damaged frame.
     fn read(&mut self, file: Arc<dyn MediumFile>) -> Result<()> {
         let end = file.length()?;
         let mut frames = Frames::new(file, ResidencyHeader::BYTES as u64);
@@ -96,13 +97,13 @@ pub(super) fn open(
     options: RunResidencyOptions,
 ) -> Result<RunResidency> {
     medium.create_dir(dir)?;
-    let numbers = log::numbers(medium.as_ref(), dir)?;
+    let numbers = journal::numbers(medium.as_ref(), dir)?;
     let access = Access { write: true, ..Access::default() };
     let mut restored: Option<Restored> = None;
     let mut older = Vec::new();
     let mut damaged = false;
     for &number in &numbers {
-        let file = medium.open(&log::path(dir, number), access)?;
+        let file = medium.open(&journal::path(dir, number), access)?;
         older.push((number, file.length()?));
         let Some(header) = read_header(file.as_ref(), number)? else {
             // A file whose creation was interrupted holds nothing.
@@ -126,7 +127,7 @@ pub(super) fn open(
     let next = restored.last + 1;
     let last = numbers.last().copied().unwrap_or(0);
     let (file, number, length) = if is_undamaged {
-        let file = medium.open(&log::path(dir, last), access)?;
+        let file = medium.open(&journal::path(dir, last), access)?;
         if restored.recovered.torn_bytes > 0 {
             file.set_len(restored.length)?;
         }
@@ -137,12 +138,12 @@ pub(super) fn open(
         (file, last, restored.length)
     } else {
         let header = ResidencyHeader { number: last + 1, first: next };
-        let file = log::create(medium.as_ref(), dir, header)?;
+        let file = journal::create(medium.as_ref(), dir, header)?;
         (file, header.number, ResidencyHeader::BYTES as u64)
     };
     let recovered = ResidencyRecovered { damaged, ..restored.recovered };
     if recovered.damaged || recovered.torn_bytes > 0 {
-        tracing::warn!(dir = %dir.display(), ?recovered, "the residency index was not complete; opened with what could be recovered");
+        tracing::warn!(dir = %dir.display(), ?recovered, "the residency index was incomplete; opened with the records that could be recovered");
     }
     let bytes = length + older.iter().map(|(_, bytes)| bytes).sum::<u64>();
     let index = RunResidency {
@@ -150,7 +151,7 @@ pub(super) fn open(
         dir: dir.to_owned(),
         options,
         copying: Mutex::new(()),
-        log: Mutex::new(Log { file, number, length, copied: restored.copied, older }),
+        journal: Mutex::new(Journal { file, number, length, copied: restored.copied, older }),
         pending: Mutex::new(Pending::new(next)),
         runs: RwLock::new(restored.runs),
         refused: AtomicU64::new(0),

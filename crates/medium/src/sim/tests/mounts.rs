@@ -42,7 +42,7 @@ fn files_under_the_mount_point_are_hidden() {
 }
 
 #[test]
-fn a_volume_survives_a_power_loss_while_away() {
+fn unmounted_volume_survives_a_power_loss() {
     let disk = disk();
     put(&disk, "/s/v/a", b"contents");
     disk.unmount(Path::new(DIR)).unwrap();
@@ -55,7 +55,7 @@ fn a_volume_survives_a_power_loss_while_away() {
 }
 
 #[test]
-fn unmounting_drops_what_a_failed_sync_left() {
+fn unmounting_drops_data_of_a_failed_sync() {
     let disk = disk();
     let file = put(&disk, "/s/v/a", b"old");
     file.sync_data().unwrap();

@@ -1,4 +1,4 @@
-//! The files of the log, and appending to them.
+//! The files of the journal, and appending to them.
 
 use super::RunResidency;
 use crate::run::slots::Number;
@@ -13,11 +13,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 const PREFIX: &str = "residency-";
-/// The most bytes copied under one hold of the locks, or one run if it is longer.
+/// Maximum bytes copied under one hold of the locks; a longer run is copied alone.
 const COPY_BYTES: u64 = 64 << 10;
-/// The most records visited under one hold of the locks.
+/// Maximum records visited under one hold of the locks.
 const SCAN_RECORDS: usize = 4096;
-/// The most holders of one record.
+/// Maximum holders of one record.
 const RECORD_HOLDERS: usize = 4096;
 /// Bytes of a copy that are written at a time.
 const WRITE_BYTES: u64 = 1 << 20;
@@ -62,7 +62,7 @@ impl Pending {
 
 /// The files on disk.
 #[derive(Debug)]
-pub(super) struct Log {
+pub(super) struct Journal {
     pub(super) file: Arc<dyn MediumFile>,
     pub(super) number: u64,
     /// Length of `file`.
@@ -86,7 +86,7 @@ pub(super) fn numbers(medium: &dyn Medium, dir: &Path) -> io::Result<Vec<u64>> {
     Ok(numbers)
 }
 
-/// Creates an empty file. It is durable when this returns.
+/// Creates an empty file, durably.
 pub(super) fn create(
     medium: &dyn Medium,
     dir: &Path,
@@ -116,35 +116,35 @@ impl RunResidency {
 
     /// Makes all appended records durable.
     pub(super) fn write_out(&self) -> Result<()> {
-        let mut log = self.log.lock();
-        self.write(&mut log)?;
-        let synced = log.file.sync_data();
+        let mut journal = self.journal.lock();
+        self.write(&mut journal)?;
+        let synced = journal.file.sync_data();
         self.or_poison(synced)
     }
 
-    fn write(&self, log: &mut MutexGuard<'_, Log>) -> Result<()> {
+    fn write(&self, journal: &mut MutexGuard<'_, Journal>) -> Result<()> {
         if self.poisoned.load(Ordering::Acquire) {
             return Err(poisoned());
         }
         let (records, first) = self.pending.lock().take();
-        if let Err(error) = log.file.write_at(&records, log.length) {
+        if let Err(error) = journal.file.write_at(&records, journal.length) {
             // A part that was written is overwritten later with the same bytes.
             self.pending.lock().put_back(&records, first);
             return self.or_poison(Err(error));
         }
-        log.length += records.len() as u64;
-        self.measure(log);
+        journal.length += records.len() as u64;
+        self.measure(journal);
         Ok(())
     }
 
     /// Whether the newest file has grown to `times` the length at which it should be replaced.
     pub(super) fn is_due(&self, times: u64) -> bool {
-        let log = self.log.lock();
-        log.length >= times * (2 * log.copied + self.options.log_bytes)
+        let journal = self.journal.lock();
+        journal.length >= times * (2 * journal.copied + self.options.journal_bytes)
     }
 
-    /// Writes the whole state to a new file, and removes the older ones. Does nothing if another
-    /// call does so.
+    /// Writes the whole state to a new file, and removes the older files. Does nothing during a
+    /// concurrent call.
     pub(super) fn rewrite(&self) -> Result<()> {
         let Some(_copying) = self.copying.try_lock() else { return Ok(()) };
         self.rotate()?;
@@ -153,37 +153,38 @@ impl RunResidency {
 
     /// Ends the newest file and begins the next.
     fn rotate(&self) -> Result<()> {
-        let mut log = self.log.lock();
-        self.write(&mut log)?;
-        let synced = log.file.sync_data();
+        let mut journal = self.journal.lock();
+        self.write(&mut journal)?;
+        let synced = journal.file.sync_data();
         self.or_poison(synced)?;
         // Records appended since then go to the next file.
-        let header = ResidencyHeader { number: log.number + 1, first: self.pending.lock().first };
+        let header =
+            ResidencyHeader { number: journal.number + 1, first: self.pending.lock().first };
         let created = create(self.medium.as_ref(), &self.dir, header);
         let file = self.or_poison(created)?;
-        let before = (log.number, log.length);
-        log.older.push(before);
-        log.file = file;
-        log.number = header.number;
-        log.length = ResidencyHeader::BYTES as u64;
-        log.copied = 0;
+        let before = (journal.number, journal.length);
+        journal.older.push(before);
+        journal.file = file;
+        journal.number = header.number;
+        journal.length = ResidencyHeader::BYTES as u64;
+        journal.copied = 0;
         Ok(())
     }
 
-    /// Copies the state to the newest file, and removes the older ones.
+    /// Copies the state to the newest file, and removes the older files.
     pub(super) fn fill(&self) -> Result<()> {
         let mut run: Number = 1;
         while self.copy(&mut run) {
             if self.pending.lock().bytes() >= WRITE_BYTES {
-                self.write(&mut self.log.lock())?;
+                self.write(&mut self.journal.lock())?;
             }
         }
         self.append(&mut self.pending.lock(), &ResidencyRecord::Complete);
         self.write_out()?;
-        let mut log = self.log.lock();
-        log.copied = log.length;
-        let older = std::mem::take(&mut log.older);
-        self.measure(&log);
+        let mut journal = self.journal.lock();
+        journal.copied = journal.length;
+        let older = std::mem::take(&mut journal.older);
+        self.measure(&journal);
         for (number, _) in older {
             let removed = self.medium.remove(&path(&self.dir, number));
             self.or_poison(removed)?;
@@ -192,13 +193,13 @@ impl RunResidency {
         self.or_poison(synced)
     }
 
-    fn measure(&self, log: &Log) {
-        let older = log.older.iter().map(|(_, bytes)| bytes).sum::<u64>();
-        self.disk_bytes.store(log.length + older, Ordering::Relaxed);
+    fn measure(&self, journal: &Journal) {
+        let older = journal.older.iter().map(|(_, bytes)| bytes).sum::<u64>();
+        self.disk_bytes.store(journal.length + older, Ordering::Relaxed);
     }
 
-    /// Copies runs from `run` on. Writers wait meanwhile, so that the copy has its position in the
-    /// order of changes. Returns `false` at the end.
+    /// Copies runs, starting at number `run`. Writers wait during the copy, so that it has its
+    /// position in the order of changes. Returns `false` at the end.
     fn copy(&self, run: &mut Number) -> bool {
         let mut pending = self.pending.lock();
         let runs = self.runs.read();
@@ -233,7 +234,7 @@ impl RunResidency {
             }
             _ => {
                 self.poisoned.store(true, Ordering::Release);
-                tracing::error!(dir = %self.dir.display(), %error, "residency is not written any more");
+                tracing::error!(dir = %self.dir.display(), %error, "residency is no longer written");
                 poisoned().because(error)
             }
         })

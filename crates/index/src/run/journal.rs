@@ -1,7 +1,7 @@
 //! The journal files, and group commit.
 //!
-//! Records are appended to one file; a checkpoint begins the next. No position of a file is
-//! rewritten with other bytes, and a file is removed once both checkpoints are newer than its end.
+//! Records are appended to one file; a checkpoint begins the next. Bytes of a file never change
+//! once written, and a file is removed once both checkpoints are newer than its end.
 
 use super::RunIndex;
 use super::pending::poisoned;
@@ -37,15 +37,15 @@ pub(super) struct JournalFile {
 }
 
 #[derive(Debug)]
-pub(super) struct Log {
+pub(super) struct Journal {
     file: Arc<dyn MediumFile>,
-    /// All files, ascending; the last one is `file`.
+    /// All files, ascending; `file` is the last.
     files: Vec<JournalFile>,
     /// Sequence number of the last durable record.
     durable: u64,
 }
 
-impl Log {
+impl Journal {
     pub(super) fn new(file: Arc<dyn MediumFile>, files: Vec<JournalFile>, durable: u64) -> Self {
         Self { file, files, durable }
     }
@@ -97,21 +97,21 @@ fn finish_file(medium: &dyn Medium, dir: &Path, file: &dyn MediumFile) -> io::Re
 }
 
 impl RunIndex {
-    /// Makes durable the data that records up to `last`, the end of a batch, name, and then these
-    /// records. Concurrent callers share one write and one sync: the one that gets the lock writes
-    /// all records that may be written by then.
+    /// Makes the data durable that records up to `last`, the end of a batch, name, and then these
+    /// records. Concurrent callers share one write and one sync: the caller that gets the lock
+    /// writes all records that may be written at that time.
     pub(super) fn commit(&self, last: u64, sync_data: SyncData<'_>) -> Result<()> {
         sync_data()?;
         self.pending.lock().allow_write_through(last);
-        let mut log = self.log.lock();
-        self.flush(&mut log, last)
+        let mut journal = self.journal.lock();
+        self.flush(&mut journal, last)
     }
 
-    fn flush(&self, log: &mut MutexGuard<'_, Log>, last: u64) -> Result<()> {
+    fn flush(&self, journal: &mut MutexGuard<'_, Journal>, last: u64) -> Result<()> {
         if self.is_poisoned() {
             return Err(poisoned());
         }
-        if log.durable >= last {
+        if journal.durable >= last {
             return Ok(());
         }
         let (records, last) = {
@@ -120,8 +120,8 @@ impl RunIndex {
             self.gauges.pending.store(pending.bytes(), Ordering::Relaxed);
             taken
         };
-        let offset = log.current().bytes;
-        if let Err(error) = log.file.write_at(&records, offset) {
+        let offset = journal.current().bytes;
+        if let Err(error) = journal.file.write_at(&records, offset) {
             // A part that was written is overwritten later with the same bytes.
             let mut pending = self.pending.lock();
             pending.put_back(records, last);
@@ -129,41 +129,42 @@ impl RunIndex {
             drop(pending);
             return self.or_refuse(Err(error));
         }
-        self.or_poison(log.file.sync_data())?;
-        log.durable = last;
-        if let Some(current) = log.files.last_mut() {
+        self.or_poison(journal.file.sync_data())?;
+        journal.durable = last;
+        if let Some(current) = journal.files.last_mut() {
             current.bytes += records.len() as u64;
         }
         self.gauges.written.fetch_add(records.len() as u64, Ordering::Relaxed);
-        self.update_gauges(log);
+        self.update_gauges(journal);
         Ok(())
     }
 
     /// Ends the current file and begins the next, for the records that may not be written yet.
     /// Returns the new file's header.
     pub(super) fn rotate(&self) -> Result<JournalHeader> {
-        let mut log = self.log.lock();
+        let mut journal = self.journal.lock();
         // Flush first: an earlier write may have failed half way, and no torn record may stay in a
         // file that is not the last.
         let last = self.pending.lock().writable_through();
-        self.flush(&mut log, last)?;
-        let header = JournalHeader { number: log.current().number + 1, first: log.durable + 1 };
+        self.flush(&mut journal, last)?;
+        let header =
+            JournalHeader { number: journal.current().number + 1, first: journal.durable + 1 };
         let begun = begin_file(self.medium.as_ref(), &self.dir, header);
         let file = self.or_refuse(begun)?;
         self.or_poison(finish_file(self.medium.as_ref(), &self.dir, file.as_ref()))?;
         let entry = JournalFile { number: header.number, bytes: JournalHeader::BYTES as u64 };
         self.gauges.written.fetch_add(entry.bytes, Ordering::Relaxed);
-        log.file = file;
-        log.files.push(entry);
-        self.update_gauges(&log);
+        journal.file = file;
+        journal.files.push(entry);
+        self.update_gauges(&journal);
         Ok(header)
     }
 
     /// Removes the files before number `first`.
     pub(super) fn remove_before(&self, first: u64) -> Result<()> {
-        let mut log = self.log.lock();
-        let gone = log.files.iter().take_while(|file| file.number < first).count();
-        let gone: Vec<JournalFile> = log.files.drain(..gone).collect();
+        let mut journal = self.journal.lock();
+        let gone = journal.files.iter().take_while(|file| file.number < first).count();
+        let gone: Vec<JournalFile> = journal.files.drain(..gone).collect();
         for file in &gone {
             let removed = self.medium.remove(&path(&self.dir, file.number));
             self.or_poison(removed)?;
@@ -172,19 +173,19 @@ impl RunIndex {
             let synced = self.medium.sync_dir(&self.dir);
             self.or_poison(synced)?;
         }
-        self.update_gauges(&log);
+        self.update_gauges(&journal);
         Ok(())
     }
 
-    pub(super) fn update_gauges(&self, log: &Log) {
-        self.gauges.journals.store(log.bytes(), Ordering::Relaxed);
-        self.gauges.journal.store(log.current().bytes, Ordering::Relaxed);
-        self.gauges.journal_files.store(log.count(), Ordering::Relaxed);
+    pub(super) fn update_gauges(&self, journal: &Journal) {
+        self.gauges.journals.store(journal.bytes(), Ordering::Relaxed);
+        self.gauges.journal.store(journal.current().bytes, Ordering::Relaxed);
+        self.gauges.journal_files.store(journal.count(), Ordering::Relaxed);
     }
 
-    /// Passes on the result of an operation that may find no room. That is a `Retry`: it changed
-    /// nothing that counts, and the records stay to be written. Any other failure poisons the
-    /// index.
+    /// Passes on the result of an operation that needs room on the file system. A full file system
+    /// is a `Retry`: no valid bytes were changed, and the records are kept for a later write. Any
+    /// other failure poisons the index.
     pub(super) fn or_refuse<T>(&self, result: io::Result<T>) -> Result<T> {
         match result {
             Err(error) if is_full(&error) => Err(write_refused(&self.dir, error)),
@@ -192,9 +193,9 @@ impl RunIndex {
         }
     }
 
-    /// Passes on the result of a write or sync, and poisons the index if it failed: what is on the
-    /// disk is then unknown, and a repeated sync may report success, because the kernel forgets the
-    /// error together with the dirty pages.
+    /// Passes on the result of a write or sync. A failure poisons the index: the state of the disk
+    /// is then unknown, and a repeated sync may report success, because the kernel drops the error
+    /// together with the dirty pages.
     pub(super) fn or_poison<T>(&self, result: io::Result<T>) -> Result<T> {
         result.map_err(|error| {
             self.gauges.poisoned.store(true, Ordering::Release);
@@ -209,7 +210,8 @@ fn is_full(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 
-/// The error of an operation that changed nothing, with advice if the file system has no room.
+/// Converts the error of an operation that changed nothing, and adds advice if the file system has
+/// no room.
 pub(super) fn write_refused(dir: &Path, error: io::Error) -> Error {
     if !is_full(&error) {
         return error.into();

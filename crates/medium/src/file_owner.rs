@@ -6,18 +6,18 @@ use std::os::unix::fs::MetadataExt;
 
 /// The owner and the rights of a directory, relative to this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Owner {
+pub struct FileOwner {
     /// The owning user.
     pub uid: u32,
     /// Whether this process runs as the owning user.
     pub is_this_user: bool,
-    /// Whether users other than the owner have any access.
+    /// Whether other users have any access.
     pub is_open: bool,
-    /// Whether this process may write there only as a member of the directory's group.
+    /// Whether this process may write in the directory only as a member of its group.
     pub by_group: bool,
 }
 
-impl Owner {
+impl FileOwner {
     /// The owner of a directory that only this user can access.
     #[must_use]
     pub fn this_user() -> Self {
