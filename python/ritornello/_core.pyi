@@ -196,7 +196,7 @@ class StorePolicy:
         """Whether requests may protect their pages from eviction for a time."""
     @property
     def deny_clients(self) -> list[str]:
-        """Calls (`clear`, `drop_scope`, `change_capacity`) that the owner refuses to other processes."""
+        """Calls (`clear`, `drop_scope`, `change_capacity`) that the owner denies to clients."""
     def check_hash(self, algorithm: str) -> None:
         """Raises InvalidError, which names the permission, if keys of `algorithm` may not be
         used.
