@@ -36,7 +36,7 @@ __all__ = [
     "FatalError",
     "Found",
     "InvalidError",
-    "Match",
+    "LeasedPrefix",
     "Outcome",
     "PagePool",
     "PoolPages",
@@ -114,7 +114,7 @@ class PoolPages:
     def __len__(self) -> int: ...
 
 @final
-class Match:
+class LeasedPrefix:
     """The longest reusable prefix, kept readable until `release()`, or until `ttl` runs out."""
 
     @property
@@ -122,7 +122,7 @@ class Match:
     @property
     def lease(self) -> int: ...
     def release(self) -> None: ...
-    def __enter__(self) -> Match: ...
+    def __enter__(self) -> LeasedPrefix: ...
     def __exit__(
         self,
         kind: type[BaseException] | None,
@@ -260,9 +260,9 @@ class Store:
         Omitted settings return to the store's default.
         """
     def probe(self, scope: Scope, keys: Sequence[bytes]) -> int: ...
-    def pin_prefix(
+    def lease_prefix(
         self, scope: Scope | Sequence[Scope], keys: Sequence[bytes], *, ttl: float = 60.0
-    ) -> Match:
+    ) -> LeasedPrefix:
         """Leases the leading pages that are stored. In a scope whose keys do not chain, leases
         every page that is stored. Of several scopes: the leading pages that all of them have, under
         one lease. A process leases at most the share of the store that leaves room for the others
@@ -309,10 +309,11 @@ class Store:
         sections: Sequence[int] | None = None,
         timeout: float | None = None,
     ) -> Ticket:
-        """`staged=True`: the bytes go through staging, as soon as it has room, because the disk
-        reads faster into its huge pages than into small ones: see `ritornello.memory`. `sections`:
-        where sections of a page end, in bytes, the last at its end. Sections are read in order,
-        each for all pages, and `Ticket.wait_section` waits for one.
+        """`staged=True`: the bytes go through staging, as soon as staging has room, because some
+        disks read faster into its huge pages than into small pages: see
+        `ritornello.staging_choice`. `sections`: where sections of a page end, in bytes, the last at
+        its end. Sections are read in order, each for all pages, and `Ticket.wait_section` waits for
+        one.
         """
     def touch(self, scope: Scope, keys: Sequence[bytes]) -> int: ...
     def delete(self, scope: Scope, keys: Sequence[bytes]) -> int: ...

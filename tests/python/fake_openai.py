@@ -128,7 +128,7 @@ class FakeOpenAI:
             f"{float(self.cached_tokens)}\n"
             f"vllm:ritornello_hit_pages_total{{{same}}} {float(pages)}\n"
             f"vllm:ritornello_hit_pages_created{{{same}}} 1.7e9\n"
-            f'vllm:ritornello_missed_pages_total{{{same},reason="absent"}} 2.0\n'
+            f'vllm:ritornello_missed_pages_total{{{same},reason="not_found"}} 2.0\n'
         )
 
 

@@ -25,7 +25,8 @@ import ritornello as rt
 SECONDS = float(os.environ.get("RITORNELLO_KILL_SECONDS", "4"))
 SEED = int(os.environ.get("RITORNELLO_KILL_SEED", "0"))
 SEGMENT = 4 << 20
-# Puts and flushes one sequence after the other, reads old ones, and prints what was flushed.
+# Puts and flushes sequences one after another, reads old sequences, and prints the number of every
+# flushed sequence.
 CHILD = """
 import random, sys
 sys.path.insert(0, {here!r})
@@ -48,7 +49,7 @@ with rt.Store.open(path, capacity=capacity, segment_bytes=4 << 20) as store:
                 print("flushed", name, stored, flush=True)
             got = store.get_batch(SCOPE, old, out)
         except RitornelloError as error:
-            # Another process was killed that was the owner: said once, and then it goes on.
+            # The owner, another process, was killed: one call fails, and the next call continues.
             if store.stats()["poisoned"]:
                 print("poisoned", error, flush=True)
             continue

@@ -11,6 +11,7 @@ from ritornello.lmcache.executor import LookupExecutor
 from ritornello.lmcache.formats import REFRESH_SECONDS, FormatCatalog
 from ritornello.lmcache.interface import interface_difference, require_tested_interface
 from ritornello.lmcache.listing import list_objects
+from ritornello.lmcache.lmcache_objects import fits
 from ritornello.lmcache.locks import Locks
 from ritornello.lmcache.naming import (
     RANK_PREFIXES_MAX,
@@ -25,7 +26,6 @@ from ritornello.lmcache.naming import (
     scope_of,
     split_key,
 )
-from ritornello.lmcache.object_store import fits
 from ritornello.lmcache.settings import Settings
 
 FAMILY = Family("org/model-7b", 2, "tenant")

@@ -64,7 +64,7 @@ def test_second_process_becomes_client(where: Path) -> None:
                     SCOPE, keys_of("t", 4), pages_of(keys_of("t", 4), PAGE), copy=True
                 )
                 assert ticket.wait(30).pages == 4
-                with store.pin_prefix(SCOPE, keys_of("t", 4)) as match:
+                with store.lease_prefix(SCOPE, keys_of("t", 4)) as match:
                     assert match.pages == 4
                 assert store.delete(SCOPE, keys_of("mine", 4)[:1]) == 1
                 assert store.stats()["clients"] == 1

@@ -4,12 +4,12 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from vllm_shapes import TOKENS, FakeStore, identity, part
+from vllm_shapes import TOKENS, FakeStore, cache_group, identity
 
+from ritornello.vllm.cache_groups import ObjectId, trailing
 from ritornello.vllm.identity import Identity
 from ritornello.vllm.metadata import IDLE, WorkerReport
 from ritornello.vllm.meter import Meter
-from ritornello.vllm.parts import Slice, trailing
 from ritornello.vllm.scheduler import ASYNC_LOAD_BYTES, SchedulerSide
 from ritornello.vllm.store import VllmStore
 from ritornello.vllm.weights.counters import ChangeCounters
@@ -273,7 +273,9 @@ def test_reset_with_used_blocks_stops_serving(
 
 
 def test_worker_refusal_stops_serving(side: SchedulerSide, store: FakeStore) -> None:
-    side.complete_step(WorkerReport(refusal="its KV cache is in cuda memory"), set(), set())
+    side.complete_step(
+        WorkerReport(unsupported_reason="its KV cache is in cuda memory"), set(), set()
+    )
     asked = request(300)
     keep(store, asked, 3)
     assert run(side, asked) is IDLE
@@ -282,7 +284,9 @@ def test_worker_refusal_stops_serving(side: SchedulerSide, store: FakeStore) -> 
 def test_clean_reset_keeps_worker_refusal(
     side: SchedulerSide, store: FakeStore, blocks: Blocks
 ) -> None:
-    side.complete_step(WorkerReport(refusal="its KV cache is in cuda memory"), set(), set())
+    side.complete_step(
+        WorkerReport(unsupported_reason="its KV cache is in cuda memory"), set(), set()
+    )
     asked = request(300)
     for free in (49, 40, 49):
         blocks.free = free
@@ -307,7 +311,7 @@ def test_identity_is_sent_first_and_after_change(side: SchedulerSide) -> None:
 
 
 def test_large_load_is_asynchronous(store: FakeStore, blocks: Blocks) -> None:
-    large = part(head_bytes=ASYNC_LOAD_BYTES // 8)
+    large = cache_group(head_bytes=ASYNC_LOAD_BYTES // 8)
     side = side_of(store, blocks, identity(large))
     small, asked = request(200, name="small"), request(300)
     keep(store, small, 2)
@@ -374,12 +378,12 @@ def test_failed_load_computes_rest(async_side: SchedulerSide, store: FakeStore) 
 
 
 def test_hit_requires_all_objects_of_page(store: FakeStore, blocks: Blocks) -> None:
-    split = part(units=((0, 1), (1, 2)), stages=(("l.0",), ("l.1",)))
+    split = cache_group(head_ranges=((0, 1), (1, 2)), stages=(("l.0",), ("l.1",)))
     side = side_of(store, blocks, identity(split, ranks=2), asynchronous=True)
     asked = request(300)
     for stage in (0, 1):
-        for unit in (0, 1):
-            store.keep(asked.block_hashes[: 4 - stage - unit], Slice(0, stage, unit))
+        for head_range in (0, 1):
+            store.keep(asked.block_hashes[: 4 - stage - head_range], ObjectId(0, stage, head_range))
     metadata = begin_async_load(side, asked)
     assert asked.num_computed_tokens == 2 * TOKENS
     assert len(metadata.loads[0].pages) == 1
@@ -388,26 +392,26 @@ def test_hit_requires_all_objects_of_page(store: FakeStore, blocks: Blocks) -> N
     assert not store.leases
 
 
-WINDOWED = (part(), part(trailing(2 * TOKENS), stages=(("l.2",),)))
+WINDOWED = (cache_group(), cache_group(trailing(2 * TOKENS), stages=(("l.2",),)))
 
 
 def test_window_is_loaded_where_needed(store: FakeStore, blocks: Blocks) -> None:
     side = side_of(store, blocks, identity(*WINDOWED), asynchronous=True)
     asked = request(6 * TOKENS)
-    store.keep(asked.block_hashes[:5], Slice(0, 0, 0))
+    store.keep(asked.block_hashes[:5], ObjectId(0, 0, 0))
     # The third page of the window is missing: neither five nor four pages can be resumed.
-    store.keep([asked.block_hashes[page] for page in (0, 1, 2, 4)], Slice(1, 0, 0))
+    store.keep([asked.block_hashes[page] for page in (0, 1, 2, 4)], ObjectId(1, 0, 0))
     metadata = begin_async_load(side, asked)
     assert asked.num_computed_tokens == 3 * TOKENS
     whole, window = metadata.loads[0].pages
-    assert (whole.part, whole.blocks) == (0, (100, 101, 102))
-    assert (window.part, window.first, window.blocks) == (1, 1, (201, 202))
+    assert (whole.group, whole.blocks) == (0, (100, 101, 102))
+    assert (window.group, window.first, window.blocks) == (1, 1, (201, 202))
     assert len(store.leases) == 2
     # The missing page of the window is saved, though full attention has those pages.
     side.complete_step(None, set(), {"r"})
     side.request_admitted(asked, BLOCKS, 0)
     saves = step(side, asked, 3 * TOKENS).saves
-    assert [(save.pages.part, save.pages.first) for save in saves] == [(0, 5), (1, 3)]
+    assert [(save.pages.group, save.pages.first) for save in saves] == [(0, 5), (1, 3)]
     assert [save.pages.parent is None for save in saves] == [False, True]
 
 
@@ -416,13 +420,13 @@ def test_blocks_behind_window_are_not_saved(store: FakeStore, blocks: Blocks) ->
     asked = request(5 * TOKENS)
     blocks.behind = 3
     saves = run(side, asked).saves
-    assert [(save.pages.part, save.pages.first) for save in saves] == [(0, 0), (1, 3)]
+    assert [(save.pages.group, save.pages.first) for save in saves] == [(0, 0), (1, 3)]
     blocks.behind = 5
     assert len(run(side, request(5 * TOKENS, name="q")).saves) == 1
 
 
 def test_pages_are_named_by_last_hash(store: FakeStore, blocks: Blocks) -> None:
-    model = identity(part(tokens=2 * TOKENS), hash_tokens=TOKENS)
+    model = identity(cache_group(tokens=2 * TOKENS), hash_tokens=TOKENS)
     side = side_of(store, blocks, model)
     asked = request(5 * TOKENS)
     store.keep([asked.block_hashes[1]])

@@ -18,8 +18,8 @@ from ritornello.vllm.tier.namespace import (
     Namespace,
     is_unbounded,
     namespace_of,
-    refusal,
     spec_text,
+    unsupported_reason,
 )
 
 __all__ = ["model"]
@@ -178,17 +178,17 @@ def test_ambiguous_engines_are_refused(
     model: Path, changes: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("PYTHONHASHSEED", raising=False)
-    assert refusal(vllm(model), offloading(), ROW) == ""
-    assert said in refusal(vllm(model, **changes), offloading(), ROW)
+    assert unsupported_reason(vllm(model), offloading(), ROW) == ""
+    assert said in unsupported_reason(vllm(model, **changes), offloading(), ROW)
 
 
 def test_oversized_chunks_and_unknown_engines_are_refused(model: Path) -> None:
-    assert "was not found" in refusal(None, offloading(), ROW)
-    assert "blocks_per_chunk" in refusal(vllm(model), offloading(), ROW_BYTES_MAX + 4096)
-    assert refusal(vllm(model), offloading(), ROW_BYTES_MAX) == ""
-    assert "no KV cache group" in refusal(vllm(model), offloading(0), ROW)
+    assert "was not found" in unsupported_reason(None, offloading(), ROW)
+    assert "blocks_per_chunk" in unsupported_reason(vllm(model), offloading(), ROW_BYTES_MAX + 4096)
+    assert unsupported_reason(vllm(model), offloading(), ROW_BYTES_MAX) == ""
+    assert "no KV cache group" in unsupported_reason(vllm(model), offloading(0), ROW)
     drafts = SimpleNamespace(method="ngram")
-    assert refusal(vllm(model, speculative_config=drafts), offloading(), ROW) == ""
+    assert unsupported_reason(vllm(model, speculative_config=drafts), offloading(), ROW) == ""
 
 
 def base(**changes: Any) -> Any:

@@ -7,14 +7,14 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from vllm_shapes import FIRST, Tensor, identity, part
+from vllm_shapes import FIRST, Tensor, cache_group, identity
 
+from ritornello.vllm.cache_groups import ObjectId
 from ritornello.vllm.identity import Identity
-from ritornello.vllm.metadata import Load, Pages, Save, StepMetadata
+from ritornello.vllm.metadata import Load, PageBlocks, Save, StepMetadata
 from ritornello.vllm.meter import Meter
-from ritornello.vllm.parts import Slice
 from ritornello.vllm.settings import Settings
-from ritornello.vllm.shard import Object
+from ritornello.vllm.shard import PageObject
 from ritornello.vllm.store import VllmStore
 from ritornello.vllm.weights import watch
 from ritornello.vllm.worker import WorkerSide
@@ -44,9 +44,9 @@ class FakeStore:
     def submit_get(
         self,
         identity: Identity,
-        piece: Slice,
+        object_id: ObjectId,
         pool: Any,
-        pages: Pages,
+        pages: PageBlocks,
         timeout: float,
         sections: Sequence[int] = (),
     ) -> Any:
@@ -58,9 +58,14 @@ class FakeStore:
         return bool(ticket.outcome != "late")
 
     def submit_put(
-        self, identity: Identity, piece: Slice, pool: Any, pages: Pages, until: float | None
+        self,
+        identity: Identity,
+        object_id: ObjectId,
+        pool: Any,
+        pages: PageBlocks,
+        until: float | None,
     ) -> Any:
-        self.puts.append((piece, pages.keys, pages.blocks, pages.parent))
+        self.puts.append((object_id, pages.keys, pages.blocks, pages.parent))
         return self._ticket()
 
     def take_loads(self) -> list[tuple[str, int, float]]:
@@ -104,18 +109,20 @@ def meter() -> Meter:
     return Meter()
 
 
-def ready(store: Any, meter: Meter, *objects: Object, groups: int = 1) -> WorkerSide:
+def ready(store: Any, meter: Meter, *objects: PageObject, groups: int = 1) -> WorkerSide:
     """Returns a worker that knows its objects of a page, without memory."""
     made = WorkerSide(store, 8, [([], 2)] * groups, meter)
     made._identity = identity()
     held = list(objects) or [held_object(FIRST)]
-    made._objects = [[one for one in held if one.piece.part == part] for part in range(groups)]
+    made._objects = [
+        [one for one in held if one.object_id.group == group] for group in range(groups)
+    ]
     return made
 
 
-def held_object(piece: Slice, *, is_writer: bool = True) -> Object:
+def held_object(object_id: ObjectId, *, is_writer: bool = True) -> PageObject:
     pool: Any = SimpleNamespace(page_bytes=4096, pages=list)
-    return Object(piece, pool, is_writer)
+    return PageObject(object_id, pool, is_writer)
 
 
 @pytest.fixture
@@ -124,13 +131,15 @@ def side(store: FakeStore, meter: Meter) -> WorkerSide:
 
 
 def loading(*names: str, asynchronous: bool = False) -> StepMetadata:
-    loads = [Load(name, [Pages(0, 4, KEYS, (10, 11, 12))], asynchronous) for name in names]
-    saves = [Save(name, Pages(0, 7, KEYS[:1], (13,), KEYS[2:])) for name in names]
+    loads = [Load(name, [PageBlocks(0, 4, KEYS, (10, 11, 12))], asynchronous) for name in names]
+    saves = [Save(name, PageBlocks(0, 7, KEYS[:1], (13,), KEYS[2:])) for name in names]
     return StepMetadata(None, loads, saves)
 
 
 def saving(name: str, *keys: bytes) -> StepMetadata:
-    return StepMetadata(None, (), [Save(name, Pages(0, 0, keys, tuple(range(1, len(keys) + 1))))])
+    return StepMetadata(
+        None, (), [Save(name, PageBlocks(0, 0, keys, tuple(range(1, len(keys) + 1))))]
+    )
 
 
 def test_complete_load_reports_nothing(side: WorkerSide, store: FakeStore, meter: Meter) -> None:
@@ -165,7 +174,7 @@ def test_failed_load_cancels_saves_of_step(
     assert report.unsaved == [("b", 0, 4), ("a", 0, 7), ("b", 0, 7)]
     counts = meter.take()
     assert counts is not None
-    assert counts["skipped_pages:spoilt"] == 2
+    assert counts["skipped_pages:load_failed"] == 2
     assert counts["missed_pages:io"] == 3
     # The next step is a new one.
     store.outcomes = [outcome(True)]
@@ -311,7 +320,7 @@ def test_full_staging_is_retried_full_store_is_not(side: WorkerSide, store: Fake
 
 
 def test_save_counts_shortest_object(store: FakeStore, meter: Meter) -> None:
-    side = ready(store, meter, held_object(Slice(0, 0, 0)), held_object(Slice(0, 0, 1)))
+    side = ready(store, meter, held_object(ObjectId(0, 0, 0)), held_object(ObjectId(0, 0, 1)))
     store.outcomes = [
         outcome(True, True, True),
         outcome(True, False, False, reason="staging_full"),
@@ -328,7 +337,7 @@ def test_save_counts_shortest_object(store: FakeStore, meter: Meter) -> None:
 
 
 def test_shared_heads_are_stored_by_one_worker(store: FakeStore, meter: Meter) -> None:
-    mine, theirs = Slice(0, 0, 0), Slice(0, 0, 1)
+    mine, theirs = ObjectId(0, 0, 0), ObjectId(0, 0, 1)
     side = ready(store, meter, held_object(mine), held_object(theirs, is_writer=False))
     store.outcomes = [outcome(True)]
     side.save(saving("a", KEYS[0]))
@@ -346,19 +355,19 @@ def test_mismatched_memory_is_refused(
     memory = numpy.zeros((2, 8, 2, 64, 8), numpy.uint8)
     side.register({f"l.{i}": Tensor(memory[i]) for i in range(2)})
     assert side.facts().groups == (GroupMemory(("l.0", "l.1"), 1024, 2, True),)
-    side.load(StepMetadata(identity(part(head_bytes=100)), loading("a").loads))
+    side.load(StepMetadata(identity(cache_group(head_bytes=100)), loading("a").loads))
     assert side.take_failed_blocks() == {10, 11, 12}
     report = side.take_report()
     assert report is not None
-    assert "2048 bytes in memory, 400 by the model" in report.refusal
-    side.load(StepMetadata(identity(part(head_bytes=512))))
+    assert "2048 bytes in memory, 400 by the model" in report.unsupported_reason
+    side.load(StepMetadata(identity(cache_group(head_bytes=512))))
     assert side.take_report() is None
 
 
 def test_worker_without_caches_refuses(store: FakeStore, meter: Meter) -> None:
     side = WorkerSide(cast(VllmStore, store), 8, [(["l.0"], 2)], meter)
     side.register({})
-    assert "no KV cache was registered" in side.facts().refusal
+    assert "no KV cache was registered" in side.facts().unsupported_reason
 
 
 def test_close_waits_for_saves(side: WorkerSide, store: FakeStore, meter: Meter) -> None:
@@ -371,7 +380,7 @@ def test_close_waits_for_saves(side: WorkerSide, store: FakeStore, meter: Meter)
 
 
 def test_async_load_ends_with_last_read(store: FakeStore, meter: Meter) -> None:
-    side = ready(store, meter, held_object(Slice(0, 0, 0)), held_object(Slice(0, 0, 1)))
+    side = ready(store, meter, held_object(ObjectId(0, 0, 0)), held_object(ObjectId(0, 0, 1)))
     slow: Any = outcome(True, True, True)
     store.outcomes = ["late", slow]
     side.load(loading("a", asynchronous=True))
@@ -409,9 +418,11 @@ def test_failed_async_load_cancels_no_save(side: WorkerSide, store: FakeStore) -
 
 
 def test_blocks_of_several_groups_are_not_named(store: FakeStore, meter: Meter) -> None:
-    side = ready(store, meter, held_object(Slice(0, 0, 0)), held_object(Slice(1, 0, 0)), groups=2)
+    side = ready(
+        store, meter, held_object(ObjectId(0, 0, 0)), held_object(ObjectId(1, 0, 0)), groups=2
+    )
     store.outcomes = [outcome(True, True, True), outcome(False, reason="io")]
-    pages = [Pages(0, 0, KEYS, (1, 2, 3)), Pages(1, 2, KEYS[2:], (4,))]
+    pages = [PageBlocks(0, 0, KEYS, (1, 2, 3)), PageBlocks(1, 2, KEYS[2:], (4,))]
     side.load(StepMetadata(None, [Load("a", pages, asynchronous=True)]))
     assert side.take_completed_loads() == ({"a"}, {"a"})
     assert side.take_failed_blocks() == set()
@@ -447,7 +458,7 @@ def test_close_waits_for_async_reads(side: WorkerSide, store: FakeStore) -> None
 
 def test_failing_pool_fails_load_only(broken_core: VllmStore, meter: Meter) -> None:
     pool: Any = SimpleNamespace(page_bytes=4096, pages=fail)
-    side = ready(broken_core, meter, Object(FIRST, pool, True))
+    side = ready(broken_core, meter, PageObject(FIRST, pool, True))
     side.load(loading("a"))
     side.save(saving("a", KEYS[0]))
     assert side.take_failed_blocks() == {10, 11, 12}
@@ -483,8 +494,8 @@ def layered(store: FakeStore, meter: Meter) -> WorkerSide:
     announces.
     """
     pool: Any = SimpleNamespace(page_bytes=4096, pages=list)
-    side = ready(store, meter, Object(FIRST, pool, True, (2048, 3072, 4096)))
-    side._group_of, side._unannounced = LAYERS, {*LAYERS}
+    side = ready(store, meter, PageObject(FIRST, pool, True, (2048, 3072, 4096)))
+    side._layer_group_of, side._unannounced = LAYERS, {*LAYERS}
     run(side, *LAYERS)
     return side
 
@@ -584,8 +595,8 @@ def test_unannounced_layer_disables_layer_loads(
 
 def test_loads_are_whole_until_layers_are_known(store: FakeStore, meter: Meter) -> None:
     pool: Any = SimpleNamespace(page_bytes=4096, pages=list)
-    side = ready(store, meter, Object(FIRST, pool, True, (2048, 3072, 4096)))
-    side._group_of, side._unannounced = LAYERS, {*LAYERS}
+    side = ready(store, meter, PageObject(FIRST, pool, True, (2048, 3072, 4096)))
+    side._layer_group_of, side._unannounced = LAYERS, {*LAYERS}
     for announced in (["l.0"], ["l.1", "l.2", "l.3"]):
         store.outcomes = [outcome(True, True, True)]
         side.load(StepMetadata(None, loading("a").loads))

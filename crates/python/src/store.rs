@@ -152,20 +152,20 @@ impl Store {
     /// Like `probe`, with a lease that keeps the pages readable for `ttl` seconds or until it is
     /// released. Of several scopes: the leading pages that all of them have.
     #[pyo3(signature = (scope, keys, *, ttl=60.0))]
-    fn pin_prefix(
+    fn lease_prefix(
         &self,
         py: Python<'_>,
         scope: &Bound<'_, PyAny>,
         keys: &Bound<'_, PyAny>,
         ttl: f64,
-    ) -> PyResult<Match> {
+    ) -> PyResult<LeasedPrefix> {
         let (node, ttl) = (self.handle.node(py)?, duration(py, "ttl", ttl)?);
         let held = Keys::of(keys)?;
         let keys = held.slices();
         let scopes = Scope::some(scope)?;
         let scopes: Vec<_> = scopes.iter().map(|scope| scope.get().inner.as_ref()).collect();
         let leased = py.detach(|| node.store().lease_all(&scopes, &keys, ttl)).or_raise(py)?;
-        Ok(Match {
+        Ok(LeasedPrefix {
             pages: leased.pages,
             lease: leased.lease,
             node: Arc::downgrade(&node),
@@ -446,7 +446,7 @@ fn io_choice(py: Python<'_>, word: &str) -> PyResult<IoChoice> {
 
 /// The longest reusable prefix, kept readable until `release()` or the end of its time.
 #[pyclass(frozen, module = "ritornello._core")]
-pub(crate) struct Match {
+pub(crate) struct LeasedPrefix {
     pages: usize,
     lease: LeaseNumber,
     node: Weak<Node>,
@@ -454,7 +454,7 @@ pub(crate) struct Match {
 }
 
 #[pymethods]
-impl Match {
+impl LeasedPrefix {
     /// Number of leading pages.
     #[getter]
     fn pages(&self) -> usize {
@@ -494,6 +494,6 @@ impl Match {
     }
 
     fn __repr__(&self) -> String {
-        format!("Match(pages={}, lease={})", self.pages, self.lease.0)
+        format!("LeasedPrefix(pages={}, lease={})", self.pages, self.lease.0)
     }
 }

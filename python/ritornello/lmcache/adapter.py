@@ -24,6 +24,7 @@ from ritornello._core import Completions
 from ritornello.lmcache.executor import LookupExecutor
 from ritornello.lmcache.interface import require_tested_interface
 from ritornello.lmcache.listing import list_objects
+from ritornello.lmcache.lmcache_objects import Item, Job, ObjectStore
 from ritornello.lmcache.locks import Locks
 from ritornello.lmcache.naming import (
     Family,
@@ -33,10 +34,9 @@ from ritornello.lmcache.naming import (
     page_key,
     split_key,
 )
-from ritornello.lmcache.object_store import Item, Job, ObjectStore
 from ritornello.lmcache.settings import Settings
 from ritornello.lmcache.views import owning_view
-from ritornello.memory import wants_staging
+from ritornello.staging_choice import wants_staging
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

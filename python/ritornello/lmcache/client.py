@@ -13,10 +13,10 @@ from threading import Lock
 from typing import Any, TypeAlias
 
 from ritornello.lmcache.executor import LookupExecutor
+from ritornello.lmcache.lmcache_objects import Item, Job, ObjectStore
 from ritornello.lmcache.naming import ObjectFormat, ObjectName, group_names, parse_name
-from ritornello.lmcache.object_store import Item, Job, ObjectStore
 from ritornello.lmcache.settings import Settings
-from ritornello.memory import wants_staging
+from ritornello.staging_choice import wants_staging
 
 # Number of the submission, success, reason of a failure, and success by key.
 Completion: TypeAlias = tuple[int, bool, str, list[bool] | None]

@@ -10,7 +10,7 @@ from ritornello.fail_safe import FailSafeStore
 from ritornello.lmcache.settings import Settings
 
 if TYPE_CHECKING:
-    from ritornello._core import Match, Scope, Store, Ticket
+    from ritornello._core import LeasedPrefix, Scope, Store, Ticket
 
 logger = logging.getLogger("ritornello.lmcache")
 
@@ -49,10 +49,12 @@ class LMCacheStore(FailSafeStore):
         """Returns the reason why the store is not fully usable, "" if it is."""
         return self.broken or self.call("problem", lambda store: store.problem, "") or self.broken
 
-    def pin_prefix(self, scope: "Scope", keys: Sequence[bytes], seconds: float) -> "Match | None":
+    def lease_prefix(
+        self, scope: "Scope", keys: Sequence[bytes], seconds: float
+    ) -> "LeasedPrefix | None":
         """Leases every page that is stored."""
         return self.call(
-            "pin_prefix", lambda store: store.pin_prefix(scope, keys, ttl=seconds), None
+            "lease_prefix", lambda store: store.lease_prefix(scope, keys, ttl=seconds), None
         )
 
     def release(self, lease: int) -> None:

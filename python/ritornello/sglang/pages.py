@@ -8,7 +8,7 @@ checked on the first two pages and the last one.
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ritornello.spans import Span, page_pool
+from ritornello.strided_blocks import Span, page_pool
 
 if TYPE_CHECKING:
     from ritornello._core import PagePool

@@ -43,7 +43,7 @@ from ritornello.sglang.pools import LogicalPool, Pool
 from ritornello.sglang.settings import Settings
 from ritornello.sglang.store import SGLangStore
 from ritornello.sglang.updates import updates
-from ritornello.weights import fingerprint_of
+from ritornello.weight_fingerprint import fingerprint_of
 
 logger = logging.getLogger("ritornello.sglang")
 

@@ -41,7 +41,7 @@ def engine_config(child: object, base: type) -> Any | None:
     return found
 
 
-def refusal(engine: Any | None) -> str:
+def unsupported_reason(engine: Any | None) -> str:
     """Returns why the store serves nothing in this composition; "" if it serves."""
     if engine is not None and DUMMY in _names(engine.kv_transfer_config):
         return f"{DUMMY} fills blocks with dummy values"

@@ -180,7 +180,7 @@ def _current(save: Save, tables: Tables) -> Save | None:
     """
     pages, null = save.pages, tables.block_pool.null_block.block_id
     table = tables.get_block_ids(save.request)
-    now = tuple(table[pages.part][pages.first : pages.first + len(pages.blocks)]) if table else ()
+    now = tuple(table[pages.group][pages.first : pages.first + len(pages.blocks)]) if table else ()
     null_count = 0
     while null_count < len(now) and now[null_count] == null != pages.blocks[null_count]:
         null_count += 1

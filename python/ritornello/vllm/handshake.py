@@ -23,10 +23,10 @@ class GroupMemory:
 
 @dataclass(frozen=True, slots=True)
 class ShardFacts:
-    """Report of one worker. `refusal`: why its memory cannot be used, "" if it can."""
+    """Report of one worker. `unsupported_reason`: why its memory cannot be used, "" if it can."""
 
     groups: tuple[GroupMemory, ...] = ()
-    refusal: str = ""
+    unsupported_reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +43,8 @@ def group_layouts(
 ) -> Sequence[GroupLayout]:
     """Combines the workers' reports, by group. ValueError says where they disagree."""
     for worker_rank, shard in sorted(facts.items()):
-        if shard.refusal:
-            raise ValueError(shard.refusal)
+        if shard.unsupported_reason:
+            raise ValueError(shard.unsupported_reason)
         if len(shard.groups) != groups:
             raise ValueError(
                 f"worker {worker_rank} has {len(shard.groups)} KV cache groups, not {groups}"

@@ -4,7 +4,7 @@ Invariants:
 * A page is claimed only under a lease. Leases are held until the workers have reported the load, or
   released if it does not happen; without a report they expire.
 * The last token of a request is never claimed: the engine must compute one token to answer.
-* The first `RequestState.saved` pages of each part of a request are stored or being saved. The
+* The first `RequestState.saved` pages of each group of a request are stored or being saved. The
   number only grows within an admission, unless a worker reports a save that failed.
 * A load that a step waits for (not `asynchronous`) happens only with one computing worker and one
   step in flight: a failure is then known before anything computed on top of it can be saved.
@@ -23,8 +23,8 @@ from typing import Any, Protocol
 from ritornello.model import new_epoch
 from ritornello.vllm.deferred import DeferredSaves, StepSaves, stale_blocks
 from ritornello.vllm.identity import Identity
-from ritornello.vllm.matching import Lease, Matcher, PrefixMatch, Prompt
-from ritornello.vllm.metadata import IDLE, Load, Pages, Save, StepMetadata, WorkerReport
+from ritornello.vllm.matching import Lease, Matcher, PrefixMatch, PromptLength
+from ritornello.vllm.metadata import IDLE, Load, PageBlocks, Save, StepMetadata, WorkerReport
 from ritornello.vllm.meter import Meter
 from ritornello.vllm.settings import DEFAULT_OPTIONS, RequestOptions
 from ritornello.vllm.store import VllmStore
@@ -159,7 +159,7 @@ class SchedulerSide:
         self._null_block = -1
         # Each of these stops hits and saves: a worker's refusal for good, the other until a clean
         # reset.
-        self._worker_refused = False
+        self._worker_unsupported = False
         self._reset_unclean = False
         self._tokens = identity.alignment
         self._identity_sent = False
@@ -224,7 +224,7 @@ class SchedulerSide:
     def request_admitted(
         self, request: Request, blocks: Sequence[Sequence[int]], external: int
     ) -> None:
-        """Notes the blocks of a request (by part), `external` of whose tokens are to be loaded.
+        """Notes the blocks of a request (by group), `external` of whose tokens are to be loaded.
         vLLM calls this again after an asynchronous load, before it computes the request.
         """
         state = self._requests.get(request.request_id)
@@ -241,7 +241,7 @@ class SchedulerSide:
             return
         match, state.match = state.match, None
         # Pages that the engine has and the store lacks are saved with the rest.
-        state.saved = list(match.found.stored) if match else [0] * len(self._parts)
+        state.saved = list(match.found.stored) if match else [0] * len(self._groups)
         if state.options.retain:
             # A put of the last stored page retains all pages before it.
             state.saved = [max(pages - 1, 0) for pages in state.saved]
@@ -334,12 +334,12 @@ class SchedulerSide:
         if report is not None:
             if self._guard is not None:
                 self._guard.merge_counts(report.changes)
-            if report.refusal:
-                self._refuse(report.refusal)
+            if report.unsupported_reason:
+                self._set_unsupported(report.unsupported_reason)
             if self._store.wants_timings:
                 self._store.record_timings(report, self._decisions)
-            for request_id, part, first in report.unsaved:
-                self._mark_unsaved(request_id, part, first)
+            for request_id, group, first in report.unsaved:
+                self._mark_unsaved(request_id, group, first)
             for request_id in report.failed:
                 if request_id in self._requests:
                     self._requests[request_id].failed = True
@@ -387,7 +387,7 @@ class SchedulerSide:
 
     def _set_identity(self, identity: Identity) -> None:
         self._identity = identity
-        self._parts = identity.parts
+        self._groups = identity.groups
         self._matcher = Matcher(self._store, identity, LEASE_SECONDS)
         self._identity_sent = False
 
@@ -407,8 +407,8 @@ class SchedulerSide:
         if claimable < self._tokens:
             return None
         now = monotonic()
-        prompt = Prompt(computed, state.request.num_tokens, state.loads)
-        found = self._matcher.find(state.request.block_hashes, claimable, prompt)
+        prompt = PromptLength(computed, state.request.num_tokens, state.loads)
+        found = self._matcher.lookup(state.request.block_hashes, claimable, prompt)
         waiting_since, state.waiting_since = state.waiting_since, None
         if found is None:
             return None
@@ -431,24 +431,24 @@ class SchedulerSide:
 
     def _pages_to_load(
         self, request: Request, blocks: Sequence[Sequence[int]], local: int, end: int
-    ) -> list[Pages]:
+    ) -> list[PageBlocks]:
         """Returns the pages from `local` to `end` tokens; of a window only those that are still
         needed.
         """
         loads = []
-        for number, part in enumerate(self._parts):
-            needed = part.needed(end)
-            first = max(needed.start, local // part.page_tokens)
+        for number, group in enumerate(self._groups):
+            needed = group.needed(end)
+            first = max(needed.start, local // group.page_tokens)
             if first < needed.stop:
                 keys = self._matcher.keys(number, request.block_hashes, range(first, needed.stop))
                 loaded = tuple(blocks[number][first : needed.stop])
                 before = self._keys_before(number, request.block_hashes, first)
-                loads.append(Pages(number, first, keys, loaded, before))
+                loads.append(PageBlocks(number, first, keys, loaded, before))
         return loads
 
     def _keys_before(self, number: int, hashes: Sequence[bytes], first: int) -> tuple[bytes, ...]:
         """Returns the keys before page `first` that the store needs."""
-        if not first or self._parts[number].rule.reach is not None:
+        if not first or self._groups[number].rule.reach is not None:
             return ()
         return self._matcher.keys(
             number, hashes, range(0 if self._has_remote else first - 1, first)
@@ -467,15 +467,15 @@ class SchedulerSide:
             return
         result = self._deferred.complete_steps(step, invalid, failed)
         for save in result.dropped:
-            self._mark_unsaved(save.request, save.pages.part, save.pages.first)
+            self._mark_unsaved(save.request, save.pages.group, save.pages.first)
         if result.stale and self._cache is not None:
             self._cache.evict_blocks(result.stale)
 
-    def _mark_unsaved(self, request_id: str, part: int, first: int) -> None:
-        """Marks the pages of a part from `first` on as unsaved."""
+    def _mark_unsaved(self, request_id: str, group: int, first: int) -> None:
+        """Marks the pages of a group from `first` on as unsaved."""
         state = self._requests.get(request_id)
         if state is not None and state.saved:
-            state.saved[part] = min(state.saved[part], first)
+            state.saved[group] = min(state.saved[group], first)
             self._due_requests.append(request_id)
 
     def _measured_prefill(self, step: Step) -> tuple[int, int] | None:
@@ -520,13 +520,13 @@ class SchedulerSide:
         # Parts with equally long pages share their keys.
         names: dict[tuple[int, int], tuple[bytes, ...]] = {}
         wait = self._tokens
-        for number, part in enumerate(self._parts):
-            size, first = part.page_tokens, saved[number]
+        for number, group in enumerate(self._groups):
+            size, first = group.page_tokens, saved[number]
             end = full // size
             if scheduled and end > first:
                 saved[number] = end
                 blocks = blocks or cache.get_block_ids(request.request_id)
-                chained = part.rule.reach is None
+                chained = group.rule.reach is None
                 if not chained:
                     table = blocks[number]
                     while first < end and table[first] == self._null_block:
@@ -537,7 +537,9 @@ class SchedulerSide:
                         keys = self._matcher.keys(number, hashes, range(first, end))
                         names[size, first] = keys
                     before = self._keys_before(number, hashes, first)
-                    pages = Pages(number, first, keys, tuple(blocks[number][first:end]), before)
+                    pages = PageBlocks(
+                        number, first, keys, tuple(blocks[number][first:end]), before
+                    )
                     saves.append(Save(request.request_id, pages, until))
             wait = min(wait, (saved[number] + 1) * size - computed)
         wake = self._step + max(wait, 1)
@@ -564,7 +566,7 @@ class SchedulerSide:
             index = next((i for i, block in enumerate(blocks) if block in stale), None)
             if index is not None:
                 computed = state.request.num_computed_tokens
-                shared = computed > index * self._parts[0].page_tokens
+                shared = computed > index * self._groups[0].page_tokens
                 state.shares_failed_block = state.shares_failed_block or shared
 
     def _count_hits(self, state: RequestState, match: LeasedMatch, external: int) -> None:
@@ -573,7 +575,7 @@ class SchedulerSide:
         self._meter.add("probed_pages", probed)
         self._meter.add("hit_pages", hits)
         if probed > hits:
-            reason = "absent" if state.loads else "declined"
+            reason = "not_found" if state.loads else "opted_out"
             if (
                 self._deferred is not None
                 and not external
@@ -582,22 +584,25 @@ class SchedulerSide:
                 reason = "other_connector"  # earlier in MultiConnector's order
             self._meter.missed(reason, probed - hits)
 
-    def _refuse(self, reason: str) -> None:
-        if not self._worker_refused:
+    def _set_unsupported(self, reason: str) -> None:
+        if not self._worker_unsupported:
             logger.warning("ritornello: %s; neither hits nor saves", reason)
-        self._worker_refused = True
+        self._worker_unsupported = True
 
     def _is_paused(self) -> bool:
         changed = self._guard is not None and self._guard.changed()
-        return changed or self._worker_refused or self._reset_unclean
+        return changed or self._worker_unsupported or self._reset_unclean
 
 
 def _bytes_per_token(identity: Identity) -> int:
     """Returns the approximate bytes that a worker reads to load one token."""
     total = sum(
-        len(layers) * max(part.kv_heads // identity.ranks, 1) * part.head_bytes // part.page_tokens
-        for part in identity.parts
-        for layers in part.stages[:1]
+        len(layers)
+        * max(group.kv_heads // identity.ranks, 1)
+        * group.head_bytes
+        // group.page_tokens
+        for group in identity.groups
+        for layers in group.stages[:1]
     )
     return max(total, 1)
 

@@ -30,7 +30,7 @@ def require_no_context_parallel(vllm_config: "VllmConfig") -> None:
             )
 
 
-def refusal(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> str:
+def unsupported_reason(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> str:
     """Returns why this engine gets neither hits nor saves; "" if it is served."""
     return (
         _device(vllm_config)
@@ -103,7 +103,7 @@ def startup_warnings(identity: Identity) -> list[str]:
         warnings.append(
             "the weights were not loaded from files; nothing saved now is found after a restart"
         )
-    if identity.ranks > 1 and not all(part.shared for part in identity.parts):
+    if identity.ranks > 1 and not all(group.shared for group in identity.groups):
         warnings.append(
             "a page's KV heads cannot be stored apart here: pages are not found at another tensor "
             f"parallel size than {identity.ranks}"

@@ -225,4 +225,4 @@ def test_counters_match_events(engine: Engine) -> None:
     assert moved["hit_pages"] == moved["loaded_pages"] == pages
     assert moved["saved_pages"] >= pages
     assert moved["errors"] == 0
-    assert engine.count("vllm:ritornello_missed_pages", reason="absent") >= pages
+    assert engine.count("vllm:ritornello_missed_pages", reason="not_found") >= pages

@@ -72,7 +72,7 @@ def test_request_needs_one_lookup(engine: TierEngine) -> None:
     ask(engine, SECOND)
     after = engine.offloaded()
     # One for the prompt, and one for the short prompt that reports counts, if it has a chunk.
-    assert after["ritornello_questions"] - before["ritornello_questions"] == 1
+    assert after["ritornello_lookups"] - before["ritornello_lookups"] == 1
     assert after["tiering_chunk_hits"] - before["tiering_chunk_hits"] == len(SECOND) // BLOCK
 
 
@@ -211,7 +211,7 @@ def test_refusing_store_costs_hits_only(
     asked = prompt(11, 300)
     with monkeypatch.context() as broken:
         broken.setattr(TierStore, "submit_put", lambda *a: None)
-        broken.setattr(TierStore, "pin_prefix", lambda *a: None)
+        broken.setattr(TierStore, "lease_prefix", lambda *a: None)
         expected = ask(engine, asked)
         engine.forget_all()
         assert ask(engine, asked)["tokens"] == expected["tokens"]

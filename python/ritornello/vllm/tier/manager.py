@@ -21,13 +21,13 @@ from vllm.v1.kv_offload.tiering.async_lookup import AsyncLookupManager
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob
 
 from ritornello.vllm.tier.counts import COUNTERS, PREFIX, Counts
+from ritornello.vllm.tier.host_rows import HostRows
 from ritornello.vllm.tier.interface import require_tested_interface
 from ritornello.vllm.tier.jobs import FinishedJob
-from ritornello.vllm.tier.memory import HostRows
-from ritornello.vllm.tier.namespace import KernelPlatform, namespace_of, refusal
+from ritornello.vllm.tier.namespace import KernelPlatform, namespace_of, unsupported_reason
 from ritornello.vllm.tier.settings import TierSettings
 from ritornello.vllm.tier.store import TierStore
-from ritornello.vllm.tier.tier import DECLINED_REASONS, Answer, Tier
+from ritornello.vllm.tier.tier import REFUSAL_REASONS, LookupAnswer, Tier
 from ritornello.vllm.weights.engine import guard_of_engine
 
 if TYPE_CHECKING:
@@ -52,15 +52,15 @@ require_tested_interface(
 )
 
 RESULTS = {
-    Answer.HIT: LookupResult.HIT,
-    Answer.MISS: LookupResult.MISS,
-    Answer.PENDING: LookupResult.RETRY,
+    LookupAnswer.HIT: LookupResult.HIT,
+    LookupAnswer.MISS: LookupResult.MISS,
+    LookupAnswer.PENDING: LookupResult.RETRY,
 }
 
 
 class RitornelloTier(SecondaryTierManager):
-    """One instance in the scheduler's process. If the engine is not served (`namespace.refusal`),
-    lookups miss and nothing is stored.
+    """One instance in the scheduler's process. If the engine is not served
+    (`namespace.unsupported_reason`), lookups miss and nothing is stored.
     """
 
     medium: ClassVar[Medium] = Medium.STORAGE
@@ -99,7 +99,7 @@ class RitornelloTier(SecondaryTierManager):
         self._tier: Tier | None = None
         row_bytes = self.block_size_bytes
         vllm_config, kv_cache_config = engine_of(offloading_spec)
-        reason = refusal(vllm_config, offloading_spec.config, row_bytes)
+        reason = unsupported_reason(vllm_config, offloading_spec.config, row_bytes)
         if reason or vllm_config is None or kv_cache_config is None:
             logger.warning("ritornello: %s; neither hits nor stores", reason)
             return
@@ -153,7 +153,7 @@ class RitornelloTier(SecondaryTierManager):
             return LookupResult.MISS
         try:
             answer = tier.lookup(key, req_context)
-            if answer is Answer.PENDING:
+            if answer is LookupAnswer.PENDING:
                 if self._async_lookups is None:
                     self._async_lookups = AsyncLookups(tier, self.tier_type)
                 found = self._async_lookups.lookup(key, req_context)
@@ -290,7 +290,7 @@ class RitornelloTier(SecondaryTierManager):
             self._record_event(finished, moved)
         complete = len(moved) == len(job.keys)
         if not job.load:
-            complete = complete or set(finished.reasons) <= DECLINED_REASONS
+            complete = complete or set(finished.reasons) <= REFUSAL_REASONS
         return JobResult(
             job_id=job.number,
             success=complete,

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ritornello.vllm.settings import RequestOptions
 from ritornello.vllm.tier.counts import Counts
+from ritornello.vllm.tier.host_rows import HostRows
 from ritornello.vllm.tier.jobs import FinishedJob, Job, Jobs, TicketPart
-from ritornello.vllm.tier.memory import HostRows
 from ritornello.vllm.tier.namespace import Namespace
 from ritornello.vllm.tier.sequence import Context, Group, KeySequence, consecutive_runs, group_of
 from ritornello.vllm.tier.settings import TierSettings
@@ -44,13 +44,13 @@ LOAD_SECONDS = 10.0
 STORE_SECONDS = 30.0
 # Maximum time a stopping engine waits for its last stores.
 CLOSE_SECONDS = 10.0
-# Reasons for which the store declines a page. They are not failures: vLLM need not back off.
-DECLINED_REASONS = frozenset(
+# Reasons for which the store refuses a page. They are not failures: vLLM need not back off.
+REFUSAL_REASONS = frozenset(
     {"admission", "write_budget", "read_only", "no_store", "before_reset", "weights_changed"}
 )
 
 
-class Answer(Enum):
+class LookupAnswer(Enum):
     HIT = auto()
     MISS = auto()
     PENDING = auto()
@@ -124,7 +124,7 @@ class Tier:
 
     # Lookups.
 
-    def lookup(self, key: bytes, context: Context) -> Answer:
+    def lookup(self, key: bytes, context: Context) -> LookupAnswer:
         """Returns whether the chunk can be loaded. If this process owns the store, the first lookup
         of a request answers for all keys after it. If not, `PENDING` refers to `batch_lookup`, on a
         thread that may block.
@@ -133,19 +133,19 @@ class Tier:
         answer = state.answers.get(key)
         if answer is None:
             if not self._may_load(state, key):
-                return Answer.MISS
+                return LookupAnswer.MISS
             if not self._store.answers_at_once():
-                return Answer.MISS if self._store.broken else Answer.PENDING
+                return LookupAnswer.MISS if self._store.broken else LookupAnswer.PENDING
             answer = self._lookup_from(state, key, context)
-        return Answer.HIT if answer and key not in state.failed else Answer.MISS
+        return LookupAnswer.HIT if answer and key not in state.failed else LookupAnswer.MISS
 
-    def confirm_lookup(self, key: bytes, context: Context, found: bool) -> Answer:
+    def confirm_lookup(self, key: bytes, context: Context, found: bool) -> LookupAnswer:
         """Returns the answer of `batch_lookup` for a key, unless it was invalidated since."""
         state = self._state_of(context)
         if not found or not self._may_load(state, key):
-            return Answer.MISS
+            return LookupAnswer.MISS
         self._active_requests.add(context.req_id)
-        return Answer.HIT
+        return LookupAnswer.HIT
 
     def batch_lookup(self, keys: Sequence[bytes], context: Context) -> list[bool]:
         """Returns one answer for each key. Runs on the lookup thread; waits for the owner of the
@@ -187,9 +187,9 @@ class Tier:
     def _lease_prefix(self, scope: "Scope", keys: Sequence[bytes], request: str) -> int:
         """Returns the number of leading keys that are stored, and leases them for the request."""
         started = perf_counter()
-        match = self._store.pin_prefix(scope, keys, LEASE_SECONDS)
-        self._counts.add("questions")
-        self._counts.add("question_seconds", amount=perf_counter() - started)
+        match = self._store.lease_prefix(scope, keys, LEASE_SECONDS)
+        self._counts.add("lookups")
+        self._counts.add("lookup_seconds", amount=perf_counter() - started)
         if match is None or not match.pages:
             return 0
         state = self._requests.get(request)

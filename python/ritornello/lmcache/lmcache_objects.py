@@ -236,7 +236,7 @@ class ObjectStore:
     ) -> list[bool]:
         if not seconds:
             return self.store.exists(scope, keys)
-        match = self.store.pin_prefix(scope, keys, seconds)
+        match = self.store.lease_prefix(scope, keys, seconds)
         if match is None or not match.lease:
             return [False] * len(keys)
         if match.pages == len(keys):

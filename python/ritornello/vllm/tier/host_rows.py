@@ -9,7 +9,7 @@ jobs may run.
 
 import ctypes
 
-from ritornello.memory import wants_staging
+from ritornello.staging_choice import wants_staging
 
 
 class HostRows:
