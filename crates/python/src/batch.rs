@@ -72,7 +72,7 @@ impl BatchMemory {
         }
     }
 
-    /// Releases the memory. No operation may use it any more.
+    /// Releases the memory. No operation may use the memory after this call.
     pub(crate) fn release(&self, py: Python<'_>) {
         if let Self::Buffers(pages) = self {
             pages.release();

@@ -77,7 +77,7 @@ impl Buffers {
         Ok(())
     }
 
-    /// Releases the memory. No operation may use it any more.
+    /// Releases the memory. No operation may use the memory after this call.
     pub(crate) fn release(&self) {
         drop(self.held.lock().take());
     }
@@ -125,7 +125,7 @@ unsafe impl PageTarget for Buffers {
     }
 }
 
-/// Refuses memory that two pages, or two pieces of one, would both be written to.
+/// Refuses memory in which two pages, or two pieces of one page, overlap.
 pub(crate) fn check_disjoint(py: Python<'_>, ranges: Vec<MemoryRange>) -> PyResult<()> {
     match overlap(ranges) {
         None => Ok(()),

@@ -111,7 +111,10 @@ impl PagePool {
         id.extract().ok().filter(|page| *page < self.0.pages).ok_or_else(|| {
             let given = id.repr().map(|text| text.to_string()).unwrap_or_default();
             let pages = self.0.pages;
-            invalid(id.py(), format!("id {at} is {given}; this pool has {pages} pages, from 0 on"))
+            invalid(
+                id.py(),
+                format!("id {at} is {given}; this pool has {pages} pages, starting at 0"),
+            )
         })
     }
 }
@@ -135,7 +138,9 @@ fn part(
     if page_bytes == 0 || stride < page_bytes {
         return Err(invalid(
             py,
-            format!("buffer {at}: {page_bytes} bytes a page every {stride} bytes overlap, or none"),
+            format!(
+                "buffer {at}: {page_bytes} bytes per page every {stride} bytes overlap, or a page is empty"
+            ),
         ));
     }
     // Read-only memory is sufficient for puts.
@@ -164,7 +169,7 @@ fn buffers_disjoint(parts: &[Part], pages: usize) -> bool {
     crate::overlap::overlap(ranges.collect()).is_none()
 }
 
-/// Some pages of a pool, in the order of the ids; accepted wherever a list of pages is.
+/// Some pages of a pool, in the order of the ids; accepted wherever a list of pages is accepted.
 #[pyclass(frozen, module = "ritornello._core")]
 pub(crate) struct PoolPages(Selection);
 
