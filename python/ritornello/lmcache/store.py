@@ -1,4 +1,4 @@
-"""Calls of LMCache's adapters to the store. All have deadlines."""
+"""Calls of LMCache's adapters to the store. All calls have deadlines."""
 
 import logging
 from collections import Counter
@@ -46,7 +46,7 @@ class LMCacheStore(FailSafeStore):
         return bool(self.broken) or self.is_owner()
 
     def problem(self) -> str:
-        """Returns the reason why the store is not fully usable, "" if it is."""
+        """Returns the reason why the store is not fully usable, "" if it is fully usable."""
         return self.broken or self.call("problem", lambda store: store.problem, "") or self.broken
 
     def lease_prefix(

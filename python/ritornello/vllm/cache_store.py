@@ -39,7 +39,7 @@ class CacheStore(VllmStore):
         self._reported_counts: Counts = {}
         self._reported_at = 0.0
         # For each prompt with a transfer from the remote: the pending object, and leases on the
-        # others.
+        # prompt's other objects.
         self._pending_lookups: dict[
             tuple[ObjectId, bytes], tuple[ObjectId, list[tuple[TierName, int]]]
         ] = {}
@@ -77,7 +77,8 @@ class CacheStore(VllmStore):
         def action(cache: "Cache") -> StoreHit:
             key = _lookup_key(object_ids, keys)
             pending, leased_before = self._pending_lookups.pop(key, (None, []))
-            # Retries are frequent: while one object is pending, the others are not looked up.
+            # Retries are frequent: while one object is pending, the other objects are not looked
+            # up.
             order = (
                 object_ids
                 if pending is None
@@ -204,8 +205,8 @@ def counts_of(stats: Mapping[str, Any]) -> Counts:
 
 
 def _tiers(found: "Found", brought: int) -> list[tuple[str, int]]:
-    """Returns where the local pages were before this lookup, in order. Pages that the remote
-    `brought` are the last ones.
+    """Returns where the local pages were before this lookup, in order. The last pages are those
+    that the remote `brought`.
     """
     tiers: list[tuple[str, int]] = []
     brought = min(brought, found.local)

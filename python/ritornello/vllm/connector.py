@@ -88,7 +88,7 @@ class RitornelloConnector(KVConnectorBase_V1, SupportsHMA):
         super().__init__(vllm_config, role, kv_cache_config)
         require_no_context_parallel(vllm_config)
         self._settings = Settings.parse(self._kv_transfer_config.kv_connector_extra_config)
-        # The engine's configuration if another connector constructs this one, else None.
+        # The engine's configuration if another connector constructs this connector, else None.
         self._engine = composition.engine_config(self, KVConnectorBase_V1)
         reason = unsupported_reason(vllm_config, kv_cache_config) or composition.unsupported_reason(
             self._engine
@@ -145,8 +145,8 @@ class RitornelloConnector(KVConnectorBase_V1, SupportsHMA):
     # The scheduler's side.
 
     def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], Any]) -> None:
-        """Starts serving: the workers' reports define what a page is. Inside MultiConnector the
-        metadata may belong to another child, and is ignored.
+        """Starts serving: the workers' reports define the contents of a page. Inside MultiConnector
+        the metadata may belong to another child, and is ignored.
         """
         if not self._unsupported_reason and self._engine is None:
             self._start_serving(metadata)
@@ -331,8 +331,8 @@ class RitornelloConnector(KVConnectorBase_V1, SupportsHMA):
         started = perf_counter()
         finished, failed = self._worker.take_completed_loads()
         self._meter.hook(started)
-        # If failed blocks can be named, vLLM keeps the others; if not, it computes the whole
-        # request.
+        # If failed blocks can be named, vLLM keeps the request's other blocks; if not, it computes
+        # the whole request.
         groups = len(self._kv_cache_config.kv_cache_groups)
         return KVConnectorTransferResults(
             finished_sending=self._worker.take_finished_sending(),

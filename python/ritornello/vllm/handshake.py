@@ -23,7 +23,9 @@ class GroupMemory:
 
 @dataclass(frozen=True, slots=True)
 class ShardFacts:
-    """Report of one worker. `unsupported_reason`: why its memory cannot be used, "" if it can."""
+    """Report of one worker. `unsupported_reason`: why its memory cannot be used; "" if the memory
+    can be used.
+    """
 
     groups: tuple[GroupMemory, ...] = ()
     unsupported_reason: str = ""
@@ -51,7 +53,7 @@ def group_layouts(
             )
     missing = {(s, r) for s in range(stages) for r in range(ranks)} - set(facts)
     if missing or not facts:
-        raise ValueError(f"{len(missing)} of {stages * ranks} workers did not say what they hold")
+        raise ValueError(f"{len(missing)} of {stages * ranks} workers sent no facts")
     return [_group_layout(facts, stages, ranks, group) for group in range(groups)]
 
 
@@ -76,5 +78,5 @@ def _group_layout(
                     f"a block of {memory.layer_bytes} bytes does not hold {memory.heads} heads"
                 )
     if len(sizes) != 1:
-        raise ValueError(f"the workers' blocks differ in size ({sorted(sizes)} bytes a head)")
+        raise ValueError(f"the workers' blocks differ in size ({sorted(sizes)} bytes per head)")
     return GroupLayout(tuple(layers), sizes.pop(), orders == {True})

@@ -130,7 +130,7 @@ def _cache_group(
     spec: Any, shape: GroupLayout, kv_heads: int, ranks: int, layout: str
 ) -> CacheGroup:
     layers = sum(len(stage) for stage in shape.stages)
-    # If heads cannot be separated, the bytes of one worker's heads are in another order.
+    # If heads cannot be separated, the bytes of one worker's heads are in a different order.
     order = "heads" if shape.head_major else "mixed"
     head_ranges, shared = head_ranges_of(
         kv_heads, ranks, layers * shape.head_bytes, sliceable=shape.head_major

@@ -31,7 +31,8 @@ class PromptLength(NamedTuple):
 class StoreHit(NamedTuple):
     """Result of a lookup. `pages`: leading pages to load, protected by `lease`. `present`: leading
     pages that are known to be stored. `pending`: the lookup must be repeated, and holds no lease.
-    `tiers`: where the present pages lie, in order. `decision`: what the gate decided on.
+    `tiers`: the tiers of the stored pages, in order. `decision`: the lookup that the gate decided
+    on.
     """
 
     pages: int
@@ -65,8 +66,8 @@ class PageStore(Protocol):
 @dataclass(slots=True)
 class PrefixMatch:
     """What the store has of a request: all that the first `tokens` need, under `leases`. `stored`:
-    leading pages of each group that are known to be stored. `pending`, `tiers` and `decision` are
-    those of a `StoreHit`, for pages of `page_tokens` tokens.
+    leading pages of each group that are known to be stored. `pending`, `tiers` and `decision`: see
+    `StoreHit`, for pages of `page_tokens` tokens.
     """
 
     tokens: int

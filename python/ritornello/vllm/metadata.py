@@ -1,4 +1,6 @@
-"""Messages between the scheduler's side and the workers, one a step. Pickled between processes."""
+"""Messages between the scheduler's side and the workers, one per step. Pickled between
+processes.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -9,9 +11,9 @@ from ritornello.vllm.identity import Identity
 
 
 class PageBlocks(NamedTuple):
-    """Consecutive pages of one group, to be filled from or stored under `keys`. `first`: index of
-    `keys[0]` in its sequence. `before`: the keys before it if keys chain; all of them for a store
-    that needs all, else the last one.
+    """Consecutive pages of one KV cache group, to be filled from or stored under `keys`. `first`:
+    index of `keys[0]` in its sequence. `before`: the keys before it if keys chain; all keys for a
+    store that needs all, else the last key.
     """
 
     group: int
@@ -50,14 +52,14 @@ class Save(NamedTuple):
 class StepMetadata:
     """Work of one step.
 
-    `identity` comes with the first work and after every change (a reset changes the epoch), and
-    holds until the next one. `covered` comes with it: the weight changes that its epoch covers,
-    empty if weights are not watched. `prefill`: tokens before, and tokens that the step computes,
-    if their duration is of interest.
+    `identity` comes with the first work and after every change (a reset changes the epoch), and is
+    valid until the next identity. `covered` comes with it: the weight changes that its epoch
+    covers, empty if weights are not watched. `prefill`: tokens before, and tokens that the step
+    computes, if their duration is of interest.
 
-    Inside MultiConnector: `step` is the number of a step whose outcome workers report (0: none),
-    `finished_sending` names finished requests whose blocks vLLM may free after the step, and
-    `request_facts` asks every worker for its facts.
+    Inside MultiConnector: `step` is the number of a step whose outcome workers report (0: no
+    report), `finished_sending` names finished requests whose blocks vLLM may free after the step,
+    and `request_facts` asks every worker for its facts.
     """
 
     identity: Identity | None = None

@@ -8,10 +8,11 @@ Invariants:
   number only grows within an admission, unless a worker reports a save that failed.
 * A load that a step waits for (not `asynchronous`) happens only with one computing worker and one
   step in flight: a failure is then known before anything computed on top of it can be saved.
-* A request whose load failed computes the rest; the store is not asked again.
+* A request whose load failed computes the remaining tokens without a further lookup.
 * Inside MultiConnector a page is saved only after the outcome of the loads it rests on is known
   (`deferred`).
-* Nothing is claimed or saved while the weights differ from those at the beginning of the epoch.
+* No page is claimed or saved while the weights differ from the weights at the beginning of the
+  epoch.
 """
 
 import logging
@@ -35,7 +36,7 @@ logger = logging.getLogger("vllm.ritornello")
 # Covers the step that claims the pages, and the load's own deadline. A waiting request is looked up
 # again when half of this time has passed.
 LEASE_SECONDS = 60.0
-# A load of more bytes a worker is asynchronous: it would delay the other requests of its step by
+# A load of more bytes per worker is asynchronous: it would delay the other requests of its step by
 # more than the time of a step.
 ASYNC_LOAD_BYTES = 16 << 20
 # Maximum time a request waits for its pages; the tiers' own limits are expected to end earlier.
@@ -78,7 +79,8 @@ class Step(Protocol):
 @dataclass(slots=True)
 class LeasedMatch:
     """What the store has of the first `looked_up` tokens of a request, usable until `valid_until`.
-    `local_tokens`: leading tokens that the engine had. `asynchronous`: the answer that vLLM got.
+    `local_tokens`: leading tokens that were in the engine's cache. `asynchronous`: the answer that
+    vLLM got.
     """
 
     found: PrefixMatch
@@ -95,7 +97,8 @@ class RequestState:
     `loading`: an asynchronous load fills its blocks. `failed`: one of its loads failed in part.
     `wake_step`: the step at which its pages are examined next. `waiting_since`: start of the wait
     for pages that are on their way to a tier that can be loaded from. `sources`: claimed tokens by
-    tier. `shares_failed_block`: another request recomputes a block of this one that failed to load.
+    tier. `shares_failed_block`: another request recomputes a block of this request that failed to
+    load.
     """
 
     request: Request
@@ -115,7 +118,7 @@ class RequestState:
 
 
 class SchedulerSide:
-    """Claims and saves of one engine. `asynchronous`: all loads are, whatever their size.
+    """Claims and saves of one engine. `asynchronous`: all loads are asynchronous, even small loads.
     `has_remote`: the store needs all keys of a prompt. `composed`: other connectors fill blocks
     too. `guard`: knows whether the weights changed.
     """
@@ -140,7 +143,7 @@ class SchedulerSide:
         self._deferred = DeferredSaves() if composed else None
         self._requests: dict[str, RequestState] = {}
         self._loads: list[Load] = []
-        # Leases of loads in progress: those of the last step, and those of asynchronous loads by
+        # Leases of loads in progress: leases of the last step, and leases of asynchronous loads by
         # request.
         self._step_leases: list[Lease] = []
         self._async_leases: dict[str, list[Lease]] = {}
@@ -157,8 +160,8 @@ class SchedulerSide:
         self._step_tables: list[Sequence[Sequence[int]]] = []
         # Block number that vLLM puts in place of blocks outside a window.
         self._null_block = -1
-        # Each of these stops hits and saves: a worker's refusal for good, the other until a clean
-        # reset.
+        # Each flag stops hits and saves: an unsupported worker permanently, an unclean reset until
+        # a clean reset.
         self._worker_unsupported = False
         self._reset_unclean = False
         self._tokens = identity.alignment
@@ -175,11 +178,11 @@ class SchedulerSide:
     def matched_tokens(self, request: Request, computed: int) -> tuple[int | None, bool]:
         """Returns the tokens that can be loaded beyond the first `computed`, and whether
         asynchronously. None instead of a number: pages are on their way to a tier that can be
-        loaded from, ask again.
+        loaded from; vLLM must repeat the call.
 
-        vLLM calls this repeatedly for a waiting request; the store is asked only if its answer may
-        have changed. Failures are misses, because nothing was promised yet. The methods below have
-        promises to keep, and raise if they cannot.
+        vLLM calls this repeatedly for a waiting request; the store is queried only if its answer
+        may have changed. Failures are misses, because nothing was promised yet. The methods below
+        must keep promises, and raise if they fail to.
         """
         try:
             return self._claim(request, computed)
@@ -213,8 +216,8 @@ class SchedulerSide:
         return options.without_retention()
 
     def sources(self, request: Request, tokens: int) -> dict[str, int]:
-        """Returns, by tier, where the `tokens` claimed last lie; empty if they lie in the only
-        store.
+        """Returns the tiers of the `tokens` claimed last, with their numbers of tokens; empty if
+        there is only one store.
         """
         state = self._requests.get(request.request_id)
         if state is None or sum(state.sources.values()) != tokens:
@@ -224,8 +227,8 @@ class SchedulerSide:
     def request_admitted(
         self, request: Request, blocks: Sequence[Sequence[int]], external: int
     ) -> None:
-        """Notes the blocks of a request (by group), `external` of whose tokens are to be loaded.
-        vLLM calls this again after an asynchronous load, before it computes the request.
+        """Notes the blocks of a request (by group), `external` of whose tokens will be loaded. vLLM
+        calls this again after an asynchronous load, before it computes the request.
         """
         state = self._requests.get(request.request_id)
         if state is None:
@@ -240,7 +243,7 @@ class SchedulerSide:
             state.loading = False
             return
         match, state.match = state.match, None
-        # Pages that the engine has and the store lacks are saved with the rest.
+        # Pages that the engine has and the store lacks are saved with the request's new pages.
         state.saved = list(match.found.stored) if match else [0] * len(self._groups)
         if state.options.retain:
             # A put of the last stored page retains all pages before it.
@@ -326,7 +329,7 @@ class SchedulerSide:
         failed: Collection[str] = (),
     ) -> None:
         """Takes the result of a step. `loaded`: requests whose asynchronous load ended on all
-        workers. `failed`: those of them whose load failed, if vLLM cannot name the blocks.
+        workers. `failed`: loaded requests whose load failed, if vLLM cannot name the blocks.
         """
         self._release(self._step_leases)
         for request_id in loaded:
@@ -349,8 +352,9 @@ class SchedulerSide:
 
     def reset(self) -> bool:
         """Begins a random epoch: no page stored before is found again. If blocks of the engine's
-        cache are in use, they belong to the old epoch and might be saved under the new one: then
-        hits and saves stop until a reset finds all blocks free. Returns whether this one did.
+        cache are in use, they belong to the old epoch and might be saved under the new epoch: then
+        hits and saves stop until a reset finds all blocks free. Returns whether all blocks were
+        free.
         """
         self._set_identity(replace(self._identity, epoch=new_epoch()))
         for state in self._requests.values():
@@ -397,8 +401,9 @@ class SchedulerSide:
     def _match_prefix(
         self, state: RequestState, claimable: int, computed: int
     ) -> LeasedMatch | None:
-        """Looks up the request from its first page on, including what the engine has: one call
-        finds what to load and what was not stored, and counts as a use of the prefix.
+        """Looks up the request starting at its first page, including the engine's pages: one call
+        finds the pages to load and the pages that are not stored, and counts as a use of the
+        prefix.
         """
         match = state.match
         if match is not None and match.looked_up == claimable and monotonic() < match.valid_until:
@@ -432,7 +437,7 @@ class SchedulerSide:
     def _pages_to_load(
         self, request: Request, blocks: Sequence[Sequence[int]], local: int, end: int
     ) -> list[PageBlocks]:
-        """Returns the pages from `local` to `end` tokens; of a window only those that are still
+        """Returns the pages from `local` to `end` tokens; of a window only the pages that are still
         needed.
         """
         loads = []
@@ -472,7 +477,7 @@ class SchedulerSide:
             self._cache.evict_blocks(result.stale)
 
     def _mark_unsaved(self, request_id: str, group: int, first: int) -> None:
-        """Marks the pages of a group from `first` on as unsaved."""
+        """Marks the pages of a group, starting at `first`, as unsaved."""
         state = self._requests.get(request_id)
         if state is not None and state.saved:
             state.saved[group] = min(state.saved[group], first)
@@ -551,8 +556,8 @@ class SchedulerSide:
         """Evicts blocks that failed to load, and all blocks computed after them, from the engine's
         prefix cache. vLLM recomputes them in place, but a request that is preempted or aborted
         before that would leave them to be hit. If requests share such a block, vLLM recomputes it
-        in one of them; pages of the others are not saved, because that request may be aborted
-        first.
+        in one of these requests; pages of the other requests are not saved, because the recomputing
+        request may be aborted first.
         """
         if self._cache is None:
             return
@@ -616,7 +621,7 @@ def _loads_slower_than_computing(found: PrefixMatch) -> bool:
 
 
 def _tokens_by_tier(found: PrefixMatch, start: int, end: int) -> dict[str, int]:
-    """Returns how many of the tokens from `start` to `end` lie on each tier."""
+    """Returns how many of the tokens from `start` to `end` are stored on each tier."""
     counts: dict[str, int] = {}
     at = 0
     for tier, pages in found.tiers:

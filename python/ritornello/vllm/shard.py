@@ -1,4 +1,4 @@
-"""The KV memory of one worker, and the objects of a page that lie in it."""
+"""The KV memory of one worker, and the objects of a page in this memory."""
 
 from bisect import bisect_right
 from collections.abc import Mapping
@@ -69,7 +69,9 @@ class Shard:
             self.worker_rank,
         )
         if group.stages[stage] != memory.layers:
-            raise LayoutError(f"{len(memory.layers)} layers here are not those of stage {stage}")
+            raise LayoutError(
+                f"{len(memory.layers)} layers on this worker differ from stage {stage}"
+            )
         if not memory.layers:
             return []
         first, _ = heads_of(rank, identity.ranks, group.kv_heads)

@@ -121,7 +121,7 @@ class VllmStore(FailSafeStore):
         )
 
     def wait(self, ticket: "Ticket", timeout: float | None) -> "Outcome | None":
-        """Returns the ticket's outcome, or None if it has none within `timeout`. Like
+        """Returns the ticket's outcome, or None if the ticket has no outcome within `timeout`. Like
         `cancel_and_wait`, it works on the ticket alone: transfers must also end when the store is
         broken.
         """
@@ -163,7 +163,7 @@ class VllmStore(FailSafeStore):
         return {}
 
     def _put_options(self, pages: PageBlocks) -> tuple[Sequence[bytes], dict[str, Any]]:
-        """Returns the keys, with those before the pages if the store needs them, and further
+        """Returns the keys, with the keys before the pages if the store needs them, and further
         arguments of a put.
         """
         return pages.keys, {"parent": pages.parent, "copy": True}

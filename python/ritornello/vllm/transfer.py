@@ -91,8 +91,8 @@ class PendingLoad:
         return self._final_result()
 
     def wait_layer_group(self, number: int) -> None:
-        """Waits, at most until the deadline, until a group of layers has arrived or failed. What is
-        computed on a group that is late is worthless.
+        """Waits, at most until the deadline, until a group of layers has arrived or failed. Results
+        computed on a late group are worthless.
         """
         for _, ticket in self._reads:
             left = max(self._deadline - monotonic(), 0.0)
@@ -100,7 +100,7 @@ class PendingLoad:
                 self.mark_missed("deadline")
 
     def mark_missed(self, reason: str) -> None:
-        """Counts all pages as missed: something was computed before its pages arrived."""
+        """Counts all pages as missed: layers were computed before their pages arrived."""
         self._miss_reason = self._miss_reason or reason
 
     def wait(self) -> LoadResult:

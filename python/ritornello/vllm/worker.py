@@ -6,11 +6,11 @@ Invariants:
   layers once, these loads end before `load` returns.
 * An asynchronous load is reported once, when all its reads are done: until then vLLM does not reuse
   its blocks.
-* Saves are copied before `save` returns: the engine may overwrite the blocks at once.
-* In a step in which a load failed that the step waited for, nothing is saved: what was computed on
-  top of an unfilled block is worthless, and requests share blocks.
-* Nothing is loaded or saved while the weights of any worker differ from those at the beginning of
-  the epoch, even in a step that was planned before the change.
+* Saves are copied before `save` returns: the engine may overwrite the blocks immediately.
+* In a step in which a load failed that the step waited for, no page is saved: pages computed on top
+  of an unfilled block are worthless, and requests share blocks.
+* No page is loaded or saved while the weights of any worker differ from the weights at the
+  beginning of the epoch, even in a step that was planned before the change.
 """
 
 import logging
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("vllm.ritornello")
 
-# Deadline of a load: a slower one takes longer than computing, and the request continues without
+# Deadline of a load: a slower load takes longer than computing, and the request continues without
 # it.
 LOAD_SECONDS = 10.0
 # Maximum time a stopping engine waits for its last saves.
@@ -119,12 +119,12 @@ class WorkerSide:
             self._weights_changed()
 
     def load(self, metadata: StepMetadata) -> None:
-        """Starts the loads of this step, concurrently. Waits for those of which no layer will
+        """Starts the loads of this step, concurrently. Waits for the loads for which no layer will
         wait.
         """
         self._finish_step_loads()
         self._step_failed = False
-        # Opened in the first step, even if it loads nothing: by then the scheduler's side owns the
+        # Opened in the first step, even if it loads nothing: the scheduler's side then owns the
         # store, and the first load does not wait for the opening.
         self._store.open()
         self._set_identity(metadata)
@@ -168,8 +168,8 @@ class WorkerSide:
         return bool(self._layer_group_of) and not self._unannounced
 
     def take_completed_loads(self) -> tuple[set[str], set[str]]:
-        """Returns requests whose asynchronous load ended, and those of them whose load failed. With
-        one KV cache group, also records the blocks that failed.
+        """Returns requests whose asynchronous load ended, and the requests among them whose load
+        failed. With one KV cache group, also records the blocks that failed.
         """
         # With draft tokens vLLM calls this before `save`: failures of this step belong to its
         # outcome.
@@ -332,13 +332,13 @@ class WorkerSide:
                 self._failed.update(block for _, _, block in result.unfilled)
 
     def _disable_layer_loads(self, pending: PendingLoad) -> None:
-        """Marks a load as missed because layers ran unannounced, perhaps on unfilled blocks. From
-        now on, loads end before the first layer.
+        """Marks a load as missed because layers ran unannounced, perhaps on unfilled blocks. Later
+        loads end before the first layer.
         """
         pending.mark_missed("unannounced")
         if self._layer_group_of:
             logger.warning(
-                "ritornello: %s ran unannounced; loads come before the first layer from now on",
+                "ritornello: %s ran unannounced; later loads end before the first layer",
                 min(self._layers_due),
             )
         self._layer_group_of = {}
@@ -374,7 +374,7 @@ class WorkerSide:
         return True
 
     def _complete_saves(self) -> None:
-        """Counts the saves that are done. They end in order, or nearly so."""
+        """Counts the saves that are done. Saves end nearly in order."""
         while self._pending_saves and all(map(self._store.is_done, self._pending_saves[0].tickets)):
             pending = self._pending_saves.popleft()
             pages, again, reason = len(pending.save.pages.keys), False, ""

@@ -1,7 +1,7 @@
 """vLLM's secondary tier: passes each call to `Tier`, without vLLM's types."""
 
-# vLLM lives in an environment of its own: to the type checker its classes are Any.
-# mypy: allow-subclassing-any
+# vLLM is installed in a separate environment: to the type checker its classes are Any. mypy:
+# allow-subclassing-any
 
 import logging
 import sys
@@ -300,8 +300,8 @@ class RitornelloTier(SecondaryTierManager):
         )
 
     def _record_event(self, finished: FinishedJob, moved: "list[OffloadKey]") -> None:
-        """Records chunks that were stored, and promised ones that are gone. `ownership` is omitted:
-        Dynamo drops events with an owner that it does not know.
+        """Records chunks that were stored, and promised chunks that were evicted. `ownership` is
+        omitted: Dynamo drops events with an owner that it does not know.
         """
         job = finished.job
         missing = [key for key, ok in zip(job.keys, finished.ok, strict=True) if not ok]
@@ -356,8 +356,8 @@ def engine_of(spec: "OffloadingSpec") -> "tuple[VllmConfig | None, KVCacheConfig
     """Returns the engine's configurations, or None for both.
 
     vLLM passes a tier a summary of its configuration, in which a model is only a name. The complete
-    configuration is a local variable of the caller that constructs the tier. It belongs to this
-    engine if it contains the same object, not a copy, that the summary's settings were made from.
+    configuration is a local variable of the caller that constructs the tier. The summary belongs to
+    this engine if it contains the same object, not a copy, from which its settings were made.
     """
     frame = sys._getframe().f_back
     while frame is not None:
@@ -382,8 +382,8 @@ def platform_of(vllm_config: "VllmConfig", spec: "OffloadingSpec") -> KernelPlat
 
 
 def kernel_packing(vllm_config: "VllmConfig") -> str:
-    """Returns the device, and what vLLM chooses kernels by. Workers choose the attention backend;
-    whether named here or not, it follows from the configuration and the device.
+    """Returns the device, and the properties by which vLLM chooses kernels. Workers choose the
+    attention backend; whether named here or not, it follows from the configuration and the device.
     """
     device = str(vllm_config.device_config.device_type)
     backend = str(getattr(vllm_config.attention_config, "backend", None))

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("vllm.ritornello")
 
-# Maximum number of queued calls while the owner does not answer. Further ones are dropped: leases
-# expire by themselves.
+# Maximum number of queued calls while the owner does not answer. Further releases are dropped:
+# leases expire without a release.
 DEFERRED_CALLS_MAX = 4096
 
 
@@ -93,7 +93,7 @@ class TierStore(FailSafeStore):
         retain_until: float | None,
         timeout: float,
     ) -> "Ticket | None":
-        """Starts to store rows of the host tier. They must not change until the ticket is done;
+        """Starts to store rows of the host tier. The rows must not change until the ticket is done;
         vLLM pins a chunk of the host tier until then.
         """
         return self.call(

@@ -4,13 +4,13 @@ Invariants:
 * A hit is found under a lease, which passes to the load or is released at the end of the step: a
   promised chunk is still there when it is read. If another process owns the store, vLLM keeps the
   answer while requests need it, and reuses it without a lease: the chunk may be evicted.
-* A promised chunk that was not loaded is a miss for its request from then on: the request computes
-  it instead of asking again and again.
+* A promised chunk that was not loaded stays a miss for its request: the request computes the chunk
+  instead of repeating the lookup.
 * A row of the host tier belongs to a job until the job is reported, which happens after the kernel
   has finished with the row.
-* No chunk of a request that began before a reset is stored: it may belong to other weights.
-* Nothing is promised or stored while the weights differ from those at the beginning of the epoch,
-  and a load that ends then fails.
+* No chunk of a request that began before a reset is stored: it may belong to earlier weights.
+* No chunk is promised or stored while the weights differ from the weights at the beginning of the
+  epoch, and a load that ends then fails.
 """
 
 import logging
@@ -38,13 +38,14 @@ logger = logging.getLogger("vllm.ritornello")
 
 # A lease lasts from a lookup to the end of its load, but not longer than this.
 LEASE_SECONDS = 60.0
-# Deadline of a load: a slower one takes longer than computing.
+# Deadline of a load: a slower load takes longer than computing.
 LOAD_SECONDS = 10.0
 # Deadline of a store, which pins chunks of the host tier until then.
 STORE_SECONDS = 30.0
 # Maximum time a stopping engine waits for its last stores.
 CLOSE_SECONDS = 10.0
-# Reasons for which the store refuses a page. They are not failures: vLLM need not back off.
+# Reasons for which the store refuses a page. Such a reason is not a failure: vLLM does not have to
+# back off.
 REFUSAL_REASONS = frozenset(
     {"admission", "write_budget", "read_only", "no_store", "before_reset", "weights_changed"}
 )
@@ -180,7 +181,7 @@ class Tier:
         keys = state.sequences[group.number].following(context, key) if group.chained else [key]
         hits = self._lease_prefix(scope, keys, context.req_id)
         self._active_requests.add(context.req_id)
-        # Keys after the first miss are looked up again if vLLM asks for them.
+        # Keys after the first miss are looked up again if vLLM requests them.
         state.answers.update(zip(keys, [True] * hits + [False], strict=False))
         return hits > 0
 
@@ -228,7 +229,7 @@ class Tier:
         self._jobs.add(Job(transfer.job_id, context.req_id, keys, True, parts, leases))
 
     def save(self, transfer: Transfer) -> None:
-        """Starts to store rows of the host tier. The store skips chunks that it has."""
+        """Starts to store rows of the host tier. The store skips chunks that are already stored."""
         context: Context = transfer.req_context
         keys, rows = list(transfer.keys), transfer.chunk_ids.tolist()
         state, host = self._peek_state(context), self._rows
@@ -326,9 +327,9 @@ class Tier:
 
     def reset(self) -> None:
         """Waits for all jobs and begins an epoch: no chunk stored before is found. vLLM calls this
-        when its caches are reset, perhaps because the weights changed. Nothing is loaded or stored
-        until the requests that began before are over, because they may have computed with other
-        weights.
+        when its caches are reset, perhaps because the weights changed. No chunk is loaded or stored
+        until the requests that began earlier have ended, because they may have computed with
+        earlier weights.
         """
         self._jobs.wait()
         for state in self._requests.values():
