@@ -114,7 +114,7 @@ def test_stats_count_operations(store: rt.Store) -> None:
 @pytest.mark.parametrize("page_bytes", [5_000, 64 << 10, 256 << 10, 512 << 10])
 @pytest.mark.parametrize("chained", [True, False])
 def test_full_store_evicts_oldest_pages(store: rt.Store, page_bytes: int, chained: bool) -> None:
-    """Twice the capacity, in sequences of 2 MiB, whatever part of a segment a page leaves
+    """Twice the capacity, in sequences of 2 MiB, for any part of a segment that a page leaves
     unused.
     """
     scope = rt.Scope.opaque("flood", page_bytes, chained=chained)

@@ -26,7 +26,8 @@ STATE = Rule(1)
     [
         (ALL, range(5)),
         (STATE, range(4, 5)),
-        # The next token sees itself and none, one, a page, and a page and one token before it.
+        # The next token sees itself and zero tokens, one token, a page, and a page and one token
+        # before it.
         (trailing(1), range(5, 5)),
         (trailing(2), range(4, 5)),
         (trailing(TOKENS + 1), range(4, 5)),

@@ -99,7 +99,7 @@ def test_failed_foreign_load_is_saved_after_recompute(side: SchedulerSide, block
     asked = request(300)
     admit(side, asked, 2 * TOKENS)
     first = step(side, asked, 300 - 2 * TOKENS, loads=True)
-    asked.num_computed_tokens = TOKENS  # vLLM goes back to the first block that failed
+    asked.num_computed_tokens = TOKENS  # vLLM recomputes from the first block that failed
     over(side, first, 101)
     assert {101, 102, 103} <= blocks.evicted
     second = step(side, asked, 300 - TOKENS)
@@ -117,7 +117,7 @@ def test_request_sharing_failed_block_is_not_saved(side: SchedulerSide, blocks: 
     first = side.plan(SimpleNamespace(num_scheduled_tokens=everyone, has_sync_kv_loads=True))
     assert saved(first) == []
     lent.num_computed_tokens = TOKENS
-    sharing.num_computed_tokens = 2 * TOKENS  # the other one computes it for both
+    sharing.num_computed_tokens = 2 * TOKENS  # the other request computes it for both
     other.num_computed_tokens = 300
     over(side, first, 101)
     again = {"r": 300 - TOKENS, "s": 300 - 2 * TOKENS, "o": 1}

@@ -415,7 +415,7 @@ def test_window_is_loaded_where_needed(store: FakeStore, blocks: Blocks) -> None
     assert [save.pages.parent is None for save in saves] == [False, True]
 
 
-def test_blocks_behind_window_are_not_saved(store: FakeStore, blocks: Blocks) -> None:
+def test_blocks_outside_window_are_not_saved(store: FakeStore, blocks: Blocks) -> None:
     side = side_of(store, blocks, identity(*WINDOWED), asynchronous=True)
     asked = request(5 * TOKENS)
     blocks.behind = 3

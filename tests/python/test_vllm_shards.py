@@ -253,7 +253,7 @@ def test_failed_load_is_recomputed_on_all_workers(store: Path) -> None:
     cluster.side.request_admitted(asked, cluster.blocks, tokens)
     forget(store, cluster, HEADS - 1, 3)
     assert cluster.step(asked, 0) == set(cluster.blocks[0][3:PAGES])
-    # vLLM continues from the loaded pages; the store is not asked again.
+    # vLLM continues from the loaded pages without a further lookup.
     asked.num_computed_tokens = 3 * TOKENS
     cluster.side.request_admitted(asked, cluster.blocks, 0)
     cluster.fill(1)

@@ -1,5 +1,5 @@
 """vLLM's secondary tier without vLLM: promises, transfers, and stores that fail, are full, belong
-to another process, or are gone.
+to another process, or were removed.
 """
 
 import os
@@ -229,7 +229,8 @@ def test_reset_hides_and_drops_earlier_chunks(rig: TierHarness) -> None:
     rig.tier.reset()
     fresh = rig.begin("s", KEYS)
     assert rig.hits(fresh, KEYS) == 0
-    # The running request may have computed with other weights, and others may share its blocks.
+    # The running request may have computed with earlier weights, and other requests may share its
+    # blocks.
     assert rig.save(running, KEYS).reasons == {"before_reset": 12}
     assert rig.save(fresh, KEYS).reasons == {"before_reset": 12}
     rig.tier.end_request(running)
@@ -352,7 +353,7 @@ with rt.Store.open(sys.argv[1], **eval(sys.argv[2])) as store:
 
 @pytest.fixture
 def owner(where: Path) -> Iterator[subprocess.Popen[str]]:
-    """Another process that owns the store, so that this one is a client."""
+    """Another process that owns the store, so that this process is a client."""
     process = subprocess.Popen(
         [sys.executable, "-c", OWNER, str(where), repr(SMALL)],
         stdin=subprocess.PIPE,

@@ -22,8 +22,8 @@ from ritornello.vllm.weights.watch import DECODE_SECONDS, SAMPLE_SECONDS, Weight
 
 
 class Parameter:
-    """Stand-in for a tensor. `write` leaves the trace of PyTorch's operations, `poke` leaves
-    none.
+    """Stand-in for a tensor. `write` leaves the trace of PyTorch's operations, `poke` leaves no
+    trace.
     """
 
     def __init__(self, byte: int = 0, *, inference: bool = False) -> None:
@@ -154,7 +154,7 @@ def test_balanced_experts_are_skipped(model: Model) -> None:
     assert not parameters.sample_changed()
 
 
-def test_unreadable_bytes_are_no_change(model: Model) -> None:
+def test_unreadable_bytes_are_not_change(model: Model) -> None:
     readable = True
 
     def reading(found: list[Any]) -> bytes:
@@ -398,7 +398,7 @@ def test_sleeping_memory_is_not_read(worker: Worker, model: Model) -> None:
     assert watch.check(worker) == (0, 2), "level 2 gives the weights up"
 
 
-def test_discarding_kv_cache_is_no_change(worker: Worker, model: Model) -> None:
+def test_discarding_kv_cache_is_not_change(worker: Worker, model: Model) -> None:
     worker.discard(("kv_cache",))
     assert watch.check(worker) == (0, 0)
     worker.wake_up(["kv_cache"])
@@ -459,7 +459,7 @@ def test_write_after_announced_change_is_counted(worker: Worker, model: Model) -
 
 
 def steps(tokens: int) -> Any:
-    """Returns a step of one request, or of none."""
+    """Returns a step of one request or without requests."""
     counts = {"r": tokens} if tokens else {}
     return SimpleNamespace(total_num_scheduled_tokens=tokens, num_scheduled_tokens=counts)
 
@@ -601,7 +601,7 @@ def test_call_is_followed_by_check(hooks: EngineHooks, core: Any) -> None:
     assert guard.changed(), "also the first call of all"
 
 
-def test_harmless_call_is_no_change(hooks: EngineHooks, core: Any) -> None:
+def test_harmless_call_is_not_change(hooks: EngineHooks, core: Any) -> None:
     guard = hooks.guard(type(core))
     core.collective_rpc(lambda worker: None)
     assert not guard.changed()

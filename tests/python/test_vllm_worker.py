@@ -176,7 +176,7 @@ def test_failed_load_cancels_saves_of_step(
     assert counts is not None
     assert counts["skipped_pages:load_failed"] == 2
     assert counts["missed_pages:io"] == 3
-    # The next step is a new one.
+    # The next step saves again.
     store.outcomes = [outcome(True)]
     side.load(StepMetadata())
     side.save(StepMetadata(None, (), metadata.saves[:1]))
@@ -247,7 +247,7 @@ class FailingTicket:
 
 
 def fail(*_: object, **__: object) -> Any:
-    raise FatalError("the device is gone")
+    raise FatalError("the device was removed")
 
 
 @pytest.fixture
@@ -522,7 +522,7 @@ def test_layers_wait_for_their_group(layered: WorkerSide, store: FakeStore, mete
     assert counts is not None
     assert (counts["layer_loads"], counts["loaded_pages"]) == (2, 6)
     assert 0 < counts["layer_wait_seconds"] <= counts["load_seconds"]
-    # Nothing is waited for in a step without loads.
+    # A step without loads does not wait.
     run(layered, *LAYERS)
     assert len(store.events) == 8
 
@@ -694,7 +694,7 @@ def test_weights_changed_in_step_are_not_saved(
     watching.counted = b"changed"
     side.save(saving("a", *KEYS))
     assert store.puts == []
-    assert side.take_report() is None, "it is not asked for again"
+    assert side.take_report() is None, "the save is not repeated"
 
 
 def test_unwatched_worker_saves_nothing(

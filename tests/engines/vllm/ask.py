@@ -1,8 +1,9 @@
 """One vLLM that answers a few prompts and exits: `ask.py QUESTION_JSON`, see `Question`.
 
-Prints a line of JSON. By prompt: the tokens of the `first` answer, of one from the store alone
-(`stored`) and, if pages are made to fail, of one whose load had `broken` pages; the tokens of the
-prompt that came from the store each time (`first_hits`, ...); and `counts` of the connector.
+Prints a line of JSON. The result, by prompt: the tokens of the `first` answer, of an answer from
+the store alone (`stored`) and, if pages are made to fail, of an answer whose load had `broken`
+pages; the tokens of the prompt that came from the store each time (`first_hits`, ...); and `counts`
+of the connector.
 """
 
 import json

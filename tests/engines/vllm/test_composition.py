@@ -45,7 +45,7 @@ def test_answers_survive_failed_foreign_load(tmp_path: Path, model: Path, order:
     assert said["broken repaired"] == said["broken computed"]
     assert said["lent"] == said["lent computed"]
     assert said["once"] == said["once computed"][:1]
-    # What was saved meanwhile is right and complete.
+    # The pages that were saved until then are intact and complete.
     for name in ("broken", "lent", "once"):
         assert said[f"{name} stored"] == said[f"{name} computed"]
         assert hits[f"{name} stored"] == CLAIMED

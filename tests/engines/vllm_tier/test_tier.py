@@ -27,8 +27,8 @@ def ask(engine: TierEngine, asked: list[int]) -> dict[str, Any]:
 
 
 def assert_quiet(engine: TierEngine) -> None:
-    """Asserts that no job runs, no lease is held, and at most one request is known: the one whose
-    end vLLM reports with its next step.
+    """Asserts that no job runs, no lease is held, and at most one request is known: the request
+    whose end vLLM reports with its next step.
     """
     for _ in range(2):
         engine.ask([1, 2, 3], answer=2)
@@ -164,7 +164,7 @@ def test_reset_hides_earlier_chunks(engine: TierEngine) -> None:
     assert ask(engine, asked) == {"tokens": expected["tokens"], "cached": cached(asked)}
 
 
-def test_chunks_of_other_weights_are_not_stored(engine: TierEngine) -> None:
+def test_chunks_of_earlier_weights_are_not_stored(engine: TierEngine) -> None:
     files, known, fresh = engine.tier._namespace, prompt(14, 300), prompt(15, 300)
     expected = ask(engine, known)
     engine.forget_all()
