@@ -143,7 +143,7 @@ def test_exit_without_close_loses_nothing(where: Path, ending: str) -> None:
 
 
 def in_a_fork(check: str, store: rt.Store, where: Path, ticket: rt.Ticket) -> None:
-    """Returns after a forked child's checks. Raises if the child fails."""
+    """Checks in a forked child: the parent's store and ticket are closed, and a new store opens."""
     assert store.closed, check
     for use in (lambda: put(store, "x"), store.stats, ticket.wait):
         with pytest.raises(ClosedError, match="fork"):

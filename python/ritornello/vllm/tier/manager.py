@@ -1,7 +1,7 @@
 """vLLM's secondary tier: passes each call to `Tier`, without vLLM's types."""
 
-# vLLM is installed in a separate environment: to the type checker its classes are Any. mypy:
-# allow-subclassing-any
+# vLLM is installed in a separate environment: to the type checker its classes are Any.
+# mypy: allow-subclassing-any
 
 import logging
 import sys
