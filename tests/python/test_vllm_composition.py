@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from test_vllm_scheduler import BLOCKS, Blocks, request
+from scheduler_support import BLOCKS, Blocks, request
 from vllm_shapes import TOKENS, FakeStore, cache_group, identity
 
 from ritornello.vllm import composition

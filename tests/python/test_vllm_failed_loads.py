@@ -4,10 +4,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from scheduler_support import Blocks, keep, request, run
+from scheduler_support import side_of as alone
 from test_vllm_composition import Shared, admit, over, saved
 from test_vllm_composition import side_of as composed
-from test_vllm_scheduler import Blocks, keep, request, run
-from test_vllm_scheduler import side_of as alone
 from vllm_shapes import TOKENS, FakeStore, cache_group, identity
 
 from ritornello.vllm.cache_groups import trailing

@@ -1,56 +1,15 @@
 """The scheduler's side with a store of sets: claims, leases, saves, resets."""
 
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
+from scheduler_support import BLOCKS, Blocks, keep, request, run, side_of, step
 from vllm_shapes import TOKENS, FakeStore, cache_group, identity
 
 from ritornello.vllm.cache_groups import ObjectId, trailing
-from ritornello.vllm.identity import Identity
 from ritornello.vllm.metadata import IDLE, WorkerReport
-from ritornello.vllm.meter import Meter
 from ritornello.vllm.scheduler import ASYNC_LOAD_BYTES, SchedulerSide
-from ritornello.vllm.store import VllmStore
-from ritornello.vllm.weights.counters import ChangeCounters
-from ritornello.vllm.weights.guard import WeightGuard
-
-
-class Blocks:
-    """Stand-in for vLLM's cache manager: request "r" has blocks 100, 101, ..., and of a second
-    group 200, 201, ..., where block 0 replaces blocks outside the window.
-    """
-
-    def __init__(self) -> None:
-        self.evicted: set[int] = set()
-        self.free = 49
-        self.behind = 0
-        self.block_pool: Any = SimpleNamespace(
-            num_gpu_blocks=50,
-            get_num_free_blocks=self._free,
-            null_block=SimpleNamespace(block_id=0),
-        )
-
-    def _free(self) -> int:
-        return self.free
-
-    def get_block_ids(self, request_id: str) -> tuple[list[int], ...]:
-        return (list(range(100, 140)), [0] * self.behind + list(range(200 + self.behind, 240)))
-
-    def evict_blocks(self, blocks: set[int]) -> None:
-        self.evicted |= blocks
-
-
-def request(tokens: int, name: str = "r", **changes: Any) -> Any:
-    fields: dict[str, Any] = {
-        "request_id": name,
-        "block_hashes": [f"{name}{place}".encode() * 8 for place in range(tokens // TOKENS)],
-        "num_tokens": tokens,
-        "num_computed_tokens": 0,
-        "skip_reading_prefix_cache": False,
-        "kv_transfer_params": None,
-    }
-    return SimpleNamespace(**(fields | changes))
 
 
 @pytest.fixture
@@ -63,40 +22,9 @@ def blocks() -> Blocks:
     return Blocks()
 
 
-def keep(store: FakeStore, asked: Any, pages: int, epoch: bytes = b"") -> None:
-    store.keep(asked.block_hashes[:pages], epoch=epoch)
-
-
-def side_of(store: FakeStore, blocks: Blocks, model: Identity, **options: Any) -> SchedulerSide:
-    made = SchedulerSide(cast(VllmStore, store), model, Meter(), **options)
-    made.bind_cache(blocks)
-    return made
-
-
 @pytest.fixture
 def side(store: FakeStore, blocks: Blocks) -> SchedulerSide:
     return side_of(store, blocks, identity())
-
-
-BLOCKS = (list(range(100, 140)), list(range(200, 240)))
-
-
-def run(side: SchedulerSide, asked: Any, local: int = 0, computed: int | None = None) -> Any:
-    """Runs one step that admits the request and computes it to its end, or `computed` tokens."""
-    external, _ = side.matched_tokens(asked, local)
-    assert external is not None
-    side.request_admitted(asked, BLOCKS, external)
-    asked.num_computed_tokens = local + external
-    scheduled = (asked.num_tokens if computed is None else computed) - asked.num_computed_tokens
-    metadata = side.plan(SimpleNamespace(num_scheduled_tokens={asked.request_id: scheduled}))
-    asked.num_computed_tokens += scheduled
-    return metadata
-
-
-def step(side: SchedulerSide, asked: Any, tokens: int) -> Any:
-    metadata = side.plan(SimpleNamespace(num_scheduled_tokens={asked.request_id: tokens}))
-    asked.num_computed_tokens += tokens
-    return metadata
 
 
 def test_last_token_is_never_claimed(side: SchedulerSide, store: FakeStore) -> None:
@@ -473,152 +401,3 @@ def test_malformed_request_is_miss(side: SchedulerSide, store: FakeStore) -> Non
     side.request_finished("r")
     assert side.matched_tokens(request(300), 0) == (0, False)
     assert len(store.failed) == 1
-
-
-def test_pending_lookup_is_repeated(side: SchedulerSide, store: FakeStore) -> None:
-    asked = request(300)
-    keep(store, asked, 3)
-    store.pending = True
-    assert side.matched_tokens(asked, 0) == (None, False)
-    assert side.matched_tokens(asked, 0) == (None, False)
-    store.pending = False
-    assert side.matched_tokens(asked, TOKENS)[0] == 2 * TOKENS
-    assert [prompt.computed for prompt in store.prompts] == [0, 0, TOKENS]
-    side.request_finished("r")
-    assert not store.cancelled
-
-
-def test_aborted_request_cancels_pending_lookup(side: SchedulerSide, store: FakeStore) -> None:
-    asked = request(300)
-    store.pending = True
-    side.matched_tokens(asked, 0)
-    side.request_finished("r")
-    assert store.cancelled == [tuple(asked.block_hashes)]
-
-
-def test_pending_lookup_times_out(
-    side: SchedulerSide, store: FakeStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked = request(300)
-    store.pending = True
-    assert side.matched_tokens(asked, 0) == (None, False)
-    monkeypatch.setattr("ritornello.vllm.scheduler.WAIT_SECONDS", 0.0)
-    assert side.matched_tokens(asked, 0) == (0, False)
-
-
-def test_pages_not_worth_loading_are_computed(side: SchedulerSide, store: FakeStore) -> None:
-    asked = request(300)
-    keep(store, asked, 3)
-    store.worth_loading = 1
-    metadata = run(side, asked)
-    assert [pages.keys for load in metadata.loads for pages in load.pages] == [
-        (asked.block_hashes[0],)
-    ]
-    (save,) = metadata.saves
-    assert save.pages.first == 3
-
-
-def test_claimed_tokens_are_counted_by_tier(side: SchedulerSide, store: FakeStore) -> None:
-    asked = request(300)
-    keep(store, asked, 4)
-    store.tiers = [("host", 2), ("disk", 1), ("remote", 1)]
-    run(side, asked, local=TOKENS)
-    expected = {"host": TOKENS, "disk": TOKENS, "remote": TOKENS}
-    assert side.sources(asked, 3 * TOKENS) == expected
-    assert side.sources(asked, 7) == {}
-
-
-def test_slow_load_is_asynchronous(side: SchedulerSide, store: FakeStore) -> None:
-    asked = request(300)
-    keep(store, asked, 3)
-    store.decision = SimpleNamespace(estimate=(0.2, 0.1, 0.9))
-    assert side.matched_tokens(asked, 0) == (3 * TOKENS, True)
-    side.request_finished("r")
-    store.decision = SimpleNamespace(estimate=(0.1, 0.2, 0.9))
-    assert side.matched_tokens(asked, 0) == (3 * TOKENS, False)
-
-
-def test_timings_are_recorded_if_wanted(side: SchedulerSide, store: FakeStore) -> None:
-    asked = request(300)
-    keep(store, asked, 3)
-    store.wants_timings, store.decision = True, SimpleNamespace(estimate=None)
-    metadata = run(side, asked)
-    assert metadata.prefill == (3 * TOKENS, 300 - 3 * TOKENS)
-    report = WorkerReport(prefill=(192, 108, 0.5), load_seconds={"r": 0.25})
-    side.complete_step(report, set(), set())
-    assert store.timings == [(report, {"r": store.decision})]
-    assert step(side, asked, 1).prefill is None
-
-
-def test_remote_gets_all_keys_of_prompt(store: FakeStore, blocks: Blocks) -> None:
-    side = side_of(store, blocks, identity(), has_remote=True)
-    asked = request(300)
-    keep(store, asked, 3)
-    metadata = run(side, asked, local=TOKENS)
-    assert metadata.loads[0].pages[0].before == tuple(asked.block_hashes[:1])
-    assert metadata.saves[0].pages.before == tuple(asked.block_hashes[:3])
-
-
-def watched(changes: int = 0) -> tuple[WeightGuard, ChangeCounters]:
-    guard, counters = WeightGuard(), ChangeCounters.private(2)
-    for _ in range(changes):
-        counters.add(0)
-    guard.set_counters(counters)
-    return guard, counters
-
-
-def test_changed_weights_stop_hits_and_saves(store: FakeStore, blocks: Blocks) -> None:
-    guard, counters = watched()
-    side = side_of(store, blocks, identity(), guard=guard)
-    asked = request(200)
-    keep(store, asked, 3)
-    assert side.matched_tokens(asked, 0)[0] == 3 * TOKENS
-    counters.add(0)
-    assert side.matched_tokens(asked, 0)[0] == 0
-    assert run(side, request(200, name="cold")) is IDLE
-
-
-def test_running_request_saves_no_changed_page(store: FakeStore, blocks: Blocks) -> None:
-    guard, counters = watched()
-    side = side_of(store, blocks, identity(), guard=guard)
-    asked = request(4 * TOKENS)
-    assert len(run(side, asked, computed=2 * TOKENS).saves) == 1
-    counters.add(0)
-    assert step(side, asked, TOKENS) is IDLE
-    assert step(side, asked, TOKENS) is IDLE
-
-
-def test_emptied_engine_begins_epoch(store: FakeStore, blocks: Blocks) -> None:
-    guard, counters = watched(changes=3)
-    side = side_of(store, blocks, identity(), guard=guard)
-    metadata = run(side, request(200))
-    assert (metadata.identity.epoch, metadata.covered) == (b"", counters.read())
-    side.on_caches_reset()
-    assert run(side, request(200, name="s")).identity is None, "the weights are the same"
-    counters.add(0)
-    side.on_caches_reset()
-    metadata = run(side, request(200, name="t"))
-    assert metadata.identity.epoch != b""
-    assert metadata.covered == counters.read()
-
-
-def test_used_blocks_cover_no_change(store: FakeStore, blocks: Blocks) -> None:
-    guard, counters = watched()
-    side = side_of(store, blocks, identity(), guard=guard)
-    counters.add(1)
-    blocks.free -= 5
-    side.on_caches_reset()
-    assert guard.changed()
-    blocks.free += 5
-    side.on_caches_reset()
-    assert not guard.changed()
-
-
-def test_changes_on_other_machines_stop_hits(store: FakeStore, blocks: Blocks) -> None:
-    guard, _ = watched()
-    side = side_of(store, blocks, identity(), guard=guard)
-    asked = request(200)
-    keep(store, asked, 3)
-    both = WorkerReport(changes={0: 0}).aggregate(WorkerReport(changes={1: 1}))
-    side.complete_step(both, set(), set())
-    assert side.matched_tokens(asked, 0)[0] == 0
