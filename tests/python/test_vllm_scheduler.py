@@ -124,7 +124,7 @@ def test_request_options_are_honoured(side: SchedulerSide, store: FakeStore) -> 
 def test_retained_request_has_end_time(
     side: SchedulerSide, store: FakeStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ritornello.vllm.scheduler.time", lambda: 1000.0)
+    monkeypatch.setattr("ritornello.vllm.save_plan.time", lambda: 1000.0)
     asked = request(300, kv_transfer_params={"ritornello.retain": 60})
     assert run(side, asked).saves[0].retain_until == 1060.0
     assert run(side, request(300, name="q")).saves[0].retain_until is None
@@ -371,14 +371,14 @@ def test_request_is_examined_when_page_fills(
     asked = request(TOKENS + 1)
     run(side, asked)
     looked = 0
-    save_filled = side._plan_saves_of
+    save_filled = side._save_plan._add_saves
 
     def watched(*given: Any) -> None:
         nonlocal looked
         looked += 1
         save_filled(*given)
 
-    monkeypatch.setattr(side, "_plan_saves_of", watched)
+    monkeypatch.setattr(side._save_plan, "_add_saves", watched)
     saved = []
     for tokens in range(TOKENS + 1, 3 * TOKENS + 1):
         asked.num_tokens = tokens

@@ -80,9 +80,14 @@ class PrefixMatch:
 
 
 class Matcher:
-    """Looks up requests of one model in one store."""
+    """Looks up requests of one model in one store. `has_remote`: the store needs all keys of a
+    prompt.
+    """
 
-    def __init__(self, store: PageStore, identity: Identity, ttl: float) -> None:
+    def __init__(
+        self, store: PageStore, identity: Identity, ttl: float, *, has_remote: bool = False
+    ) -> None:
+        self._has_remote = has_remote
         self._store = store
         self._identity = identity
         self._ttl = ttl
@@ -95,6 +100,12 @@ class Matcher:
         """Returns the keys of a group's pages. The key of a page is the last block hash in it."""
         step = self._groups[group].page_tokens // self._identity.hash_tokens
         return tuple(hashes[(pages.start + 1) * step - 1 : pages.stop * step : step])
+
+    def keys_before(self, group: int, hashes: Sequence[bytes], first: int) -> tuple[bytes, ...]:
+        """Returns the keys before page `first` that the store needs."""
+        if not first or self._groups[group].rule.reach is not None:
+            return ()
+        return self.keys(group, hashes, range(0 if self._has_remote else first - 1, first))
 
     def lookup(
         self, hashes: Sequence[bytes], tokens: int, prompt: PromptLength

@@ -16,10 +16,10 @@ Invariants:
 """
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from time import monotonic, time
-from typing import Any, Protocol
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from time import monotonic
+from typing import Any
 
 from ritornello.model import new_epoch
 from ritornello.vllm.deferred import DeferredSaves, StepSaves, stale_blocks
@@ -27,7 +27,9 @@ from ritornello.vllm.identity import Identity
 from ritornello.vllm.matching import Lease, Matcher, PrefixMatch, PromptLength
 from ritornello.vllm.metadata import IDLE, Load, PageBlocks, Save, StepMetadata, WorkerReport
 from ritornello.vllm.meter import Meter
-from ritornello.vllm.settings import DEFAULT_OPTIONS, RequestOptions
+from ritornello.vllm.request_state import CacheManager, LeasedMatch, Request, RequestState, Step
+from ritornello.vllm.save_plan import SavePlan
+from ritornello.vllm.settings import RequestOptions
 from ritornello.vllm.store import VllmStore
 from ritornello.vllm.weights.guard import WeightGuard
 
@@ -41,80 +43,6 @@ LEASE_SECONDS = 60.0
 ASYNC_LOAD_BYTES = 16 << 20
 # Maximum time a request waits for its pages; the tiers' own limits are expected to end earlier.
 WAIT_SECONDS = 60.0
-
-
-class Request(Protocol):
-    """The used part of a vLLM request."""
-
-    request_id: str
-    block_hashes: Sequence[bytes]
-    num_tokens: int
-    num_computed_tokens: int
-    skip_reading_prefix_cache: bool
-    kv_transfer_params: Mapping[str, Any] | None
-
-
-class BlockPool(Protocol):
-    num_gpu_blocks: int
-    null_block: Any
-
-    def get_num_free_blocks(self) -> int: ...
-
-
-class CacheManager(Protocol):
-    """The used part of vLLM's KV cache manager."""
-
-    block_pool: BlockPool
-
-    def get_block_ids(self, request_id: str, /) -> Sequence[Sequence[int]]: ...
-    def evict_blocks(self, block_ids: set[int], /) -> None: ...
-
-
-class Step(Protocol):
-    """The used part of a SchedulerOutput."""
-
-    num_scheduled_tokens: Mapping[str, int]
-
-
-@dataclass(slots=True)
-class LeasedMatch:
-    """What the store has of the first `looked_up` tokens of a request, usable until `valid_until`.
-    `local_tokens`: leading tokens that were in the engine's cache. `asynchronous`: the answer that
-    vLLM got.
-    """
-
-    found: PrefixMatch
-    looked_up: int
-    valid_until: float
-    local_tokens: int = 0
-    asynchronous: bool = False
-
-
-@dataclass(slots=True)
-class RequestState:
-    """State of one request.
-
-    `loading`: an asynchronous load fills its blocks. `failed`: one of its loads failed in part.
-    `wake_step`: the step at which its pages are examined next. `waiting_since`: start of the wait
-    for pages that are on their way to a tier that can be loaded from. `sources`: claimed tokens by
-    tier. `shares_failed_block`: another request recomputes a block of this request that failed to
-    load.
-    """
-
-    request: Request
-    options: RequestOptions = DEFAULT_OPTIONS
-    match: LeasedMatch | None = None
-    saved: list[int] = field(default_factory=list)
-    loading: bool = False
-    failed: bool = False
-    wake_step: int = 0
-    waiting_since: float | None = None
-    sources: dict[str, int] = field(default_factory=dict)
-    shares_failed_block: bool = False
-
-    @property
-    def loads(self) -> bool:
-        return self.options.loads and not self.failed and not self.request.skip_reading_prefix_cache
 
 
 class SchedulerSide:
@@ -149,11 +77,6 @@ class SchedulerSide:
         self._async_leases: dict[str, list[Lease]] = {}
         # The gate's decisions on loads in progress, by request.
         self._decisions: dict[str, Any] = {}
-        # With one token a step, a request fills a page at predictable steps: it is examined at
-        # those steps only. `_due_requests`: examined in the next step in any case.
-        self._step = 0
-        self._wakes: dict[int, list[str]] = {}
-        self._due_requests: list[str] = []
         self._cache: CacheManager | None = None
         # Block tables of a step that waits for loads: vLLM ends aborted requests before it reports
         # the outcome of their step, and leaves their blocks in its prefix cache.
@@ -169,11 +92,13 @@ class SchedulerSide:
         self._async_load_tokens = (
             0 if asynchronous else ASYNC_LOAD_BYTES // _bytes_per_token(identity)
         )
+        self._save_plan = SavePlan(identity, self._make_matcher(identity))
         self._set_identity(identity)
 
     def bind_cache(self, cache: CacheManager) -> None:
         self._cache = cache
         self._null_block = cache.block_pool.null_block.block_id
+        self._save_plan.set_null_block(self._null_block)
 
     def matched_tokens(self, request: Request, computed: int) -> tuple[int | None, bool]:
         """Returns the tokens that can be loaded beyond the first `computed`, and whether
@@ -233,7 +158,7 @@ class SchedulerSide:
         state = self._requests.get(request.request_id)
         if state is None:
             return
-        self._due_requests.append(request.request_id)
+        self._save_plan.add_due(request.request_id)
         # After an asynchronous load vLLM calls again with the same blocks.
         if not request.num_computed_tokens:
             state.shares_failed_block = False
@@ -274,9 +199,9 @@ class SchedulerSide:
         loads, self._loads = self._loads, []
         if self._read_only or self._is_paused():
             saves: Sequence[Save] = ()
-            self._due_requests.clear()
+            self._save_plan.clear_due()
         else:
-            saves = self._saves(step)
+            saves = self._save_plan.plan(step.num_scheduled_tokens, self._requests, self._cache)
         waits = self._cache is not None and any(not load.asynchronous for load in loads)
         self._step_tables = (
             [self._cache.get_block_ids(name) for name in step.num_scheduled_tokens]
@@ -389,10 +314,14 @@ class SchedulerSide:
             self._release(leases)
         self._store.close()
 
+    def _make_matcher(self, identity: Identity) -> Matcher:
+        return Matcher(self._store, identity, LEASE_SECONDS, has_remote=self._has_remote)
+
     def _set_identity(self, identity: Identity) -> None:
         self._identity = identity
         self._groups = identity.groups
-        self._matcher = Matcher(self._store, identity, LEASE_SECONDS)
+        self._matcher = self._make_matcher(identity)
+        self._save_plan.set_identity(identity, self._matcher)
         self._identity_sent = False
 
     def _claimable_tokens(self, request: Request) -> int:
@@ -447,17 +376,9 @@ class SchedulerSide:
             if first < needed.stop:
                 keys = self._matcher.keys(number, request.block_hashes, range(first, needed.stop))
                 loaded = tuple(blocks[number][first : needed.stop])
-                before = self._keys_before(number, request.block_hashes, first)
+                before = self._matcher.keys_before(number, request.block_hashes, first)
                 loads.append(PageBlocks(number, first, keys, loaded, before))
         return loads
-
-    def _keys_before(self, number: int, hashes: Sequence[bytes], first: int) -> tuple[bytes, ...]:
-        """Returns the keys before page `first` that the store needs."""
-        if not first or self._groups[number].rule.reach is not None:
-            return ()
-        return self._matcher.keys(
-            number, hashes, range(0 if self._has_remote else first - 1, first)
-        )
 
     def _plan_deferred(self, step: Step, saves: Sequence[Save]) -> StepSaves:
         """Returns the saves of this step and of earlier steps that execute with this step."""
@@ -481,7 +402,7 @@ class SchedulerSide:
         state = self._requests.get(request_id)
         if state is not None and state.saved:
             state.saved[group] = min(state.saved[group], first)
-            self._due_requests.append(request_id)
+            self._save_plan.add_due(request_id)
 
     def _measured_prefill(self, step: Step) -> tuple[int, int] | None:
         """Returns tokens before and tokens of the step's prefill, if exactly one request computes
@@ -492,65 +413,6 @@ class SchedulerSide:
             return None
         state = self._requests.get(many[0][0])
         return None if state is None else (state.request.num_computed_tokens, many[0][1])
-
-    def _saves(self, step: Step) -> Sequence[Save]:
-        self._step += 1
-        scheduled = step.num_scheduled_tokens
-        due, self._due_requests = self._due_requests, []
-        due += self._wakes.pop(self._step, ())
-        if {*scheduled.values()} != {1}:
-            due += [request_id for request_id, tokens in scheduled.items() if tokens != 1]
-        saves: list[Save] = []
-        for request_id in dict.fromkeys(due):
-            state = self._requests.get(request_id)
-            if state is None or state.shares_failed_block:
-                continue
-            if state.options.stores and self._cache is not None:
-                self._plan_saves_of(saves, state, scheduled.get(request_id, 0), self._cache)
-        return saves
-
-    def _plan_saves_of(
-        self, saves: list[Save], state: RequestState, scheduled: int, cache: CacheManager
-    ) -> None:
-        """Adds saves of the pages that are full after this step, and schedules the next
-        examination.
-        """
-        request = state.request
-        hashes, saved, retain = request.block_hashes, state.saved, state.options.retain
-        computed = request.num_computed_tokens + scheduled
-        # A page is full when its tokens are computed and a block hash covers them.
-        full = min(computed, len(hashes) * self._identity.hash_tokens)
-        until = time() + retain if retain else None
-        blocks: Sequence[Sequence[int]] = ()
-        # Parts with equally long pages share their keys.
-        names: dict[tuple[int, int], tuple[bytes, ...]] = {}
-        wait = self._tokens
-        for number, group in enumerate(self._groups):
-            size, first = group.page_tokens, saved[number]
-            end = full // size
-            if scheduled and end > first:
-                saved[number] = end
-                blocks = blocks or cache.get_block_ids(request.request_id)
-                chained = group.rule.reach is None
-                if not chained:
-                    table = blocks[number]
-                    while first < end and table[first] == self._null_block:
-                        first += 1
-                if first < end:
-                    keys = names.get((size, first))
-                    if keys is None:
-                        keys = self._matcher.keys(number, hashes, range(first, end))
-                        names[size, first] = keys
-                    before = self._keys_before(number, hashes, first)
-                    pages = PageBlocks(
-                        number, first, keys, tuple(blocks[number][first:end]), before
-                    )
-                    saves.append(Save(request.request_id, pages, until))
-            wait = min(wait, (saved[number] + 1) * size - computed)
-        wake = self._step + max(wait, 1)
-        if not self._step < state.wake_step <= wake:
-            state.wake_step = wake
-            self._wakes.setdefault(wake, []).append(request.request_id)
 
     def _evict_failed(self, invalid_blocks: set[int]) -> None:
         """Evicts blocks that failed to load, and all blocks computed after them, from the engine's
