@@ -21,7 +21,7 @@ HUGE = ("AnonHugePages", "ShmemPmdMapped", "FilePmdMapped", "Private_Hugetlb", "
 
 def wants_staging(folder: str | os.PathLike[str], address: int, nbytes: int) -> bool:
     """Returns whether reads from files in `folder` into this memory are faster through staging;
-    False if that cannot be determined. The folder need not exist.
+    False if that cannot be determined. The folder may be missing.
     """
     try:
         if not cuts_requests(nearest(Path(folder)).stat().st_dev):

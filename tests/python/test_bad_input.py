@@ -74,7 +74,7 @@ BAD_OUT: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: rt.PagePool([bytes(3 * PAGE)], [PAGE]).pages([0, 1, 2]),
         "buffer 0 of the pool is read-only",
     ),
-    "a pool of other pages": (
+    "a pool with a different page size": (
         lambda: rt.PagePool([blank(3, PAGE)], [PAGE // 2]).pages([0, 1, 2]),
         "pages of the pool have 2048 bytes",
     ),

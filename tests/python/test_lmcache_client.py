@@ -285,7 +285,7 @@ def test_formats_of_other_process_are_found(where: Path) -> None:
 
 
 def weak_texts(count: int) -> list[str]:
-    """Keys like those of `texts`, with LMCache's builtin hash."""
+    """Keys of the form that `texts` returns, with LMCache's builtin hash."""
     return [f"m@{number:08x}@0@{number.to_bytes(8).hex()}" for number in range(count)]
 
 

@@ -308,7 +308,7 @@ def test_store_reopens_on_healed_disk(make_disk: Callable[..., Disk]) -> None:
             assert time.monotonic() < healed + 20, "not reopened"
             time.sleep(0.05)
         assert (store.role, quiet.problem(), stat(path)[0]) == ("owner", "", 0)
-        assert sum(store.exists(SMALL_SCOPE, early)) == len(early), "flushed pages are gone"
+        assert sum(store.exists(SMALL_SCOPE, early)) == len(early), "flushed pages are missing"
         with pytest.raises(RitornelloError) as lost:
             store.flush()
         assert lost.value.kind == "miss"

@@ -51,7 +51,7 @@ class FakeStore:
     lookups: int = 0
     broken: bool = False
     failed: list[str] = field(default_factory=list)
-    # Of a cache over tiers: whether a lookup is pending, and how many pages are worth loading.
+    # For a cache over tiers: whether a lookup is pending, and how many pages are worth loading.
     pending: bool = False
     worth_loading: int = 1 << 20
     tiers: Sequence[tuple[str, int]] = ()

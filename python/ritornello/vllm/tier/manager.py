@@ -281,7 +281,7 @@ class RitornelloTier(SecondaryTierManager):
         return config_info_of(self._settings)
 
     def _result(self, finished: FinishedJob) -> JobResult:
-        """Returns vLLM's result. Chunks that the store declined are no failure: vLLM would store
+        """Returns vLLM's result. Chunks that the store refused are not a failure: vLLM would store
         less.
         """
         job = finished.job
