@@ -139,7 +139,7 @@ fn part(
         return Err(invalid(
             py,
             format!(
-                "buffer {at}: {page_bytes} bytes per page every {stride} bytes overlap, or a page is empty"
+                "buffer {at}: pages of {page_bytes} bytes every {stride} bytes overlap or are empty"
             ),
         ));
     }
