@@ -22,9 +22,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from ritornello._core import Store
+from ritornello.vllm.cache_groups import ALL, CacheGroup, object_ids, trailing
 from ritornello.vllm.identity import Identity
 from ritornello.vllm.meter import Meter
-from ritornello.vllm.parts import ALL, Part, slices, trailing
 from ritornello.vllm.scheduler import SchedulerSide
 from ritornello.vllm.settings import Settings
 from ritornello.vllm.store import VllmStore
@@ -34,22 +34,24 @@ HEAD_BYTES = 32
 WINDOW = 1024
 
 
-def model(block: int, *, units: int = 1, stages: int = 1, windows: int = 0) -> Identity:
+def model(block: int, *, head_ranges: int = 1, stages: int = 1, windows: int = 0) -> Identity:
     """Returns a model with pages of a few bytes: their size does not affect the result."""
     names = tuple((f"l.{stage}",) for stage in range(stages))
-    heads = tuple((unit, unit + 1) for unit in range(units))
+    heads = tuple((head_range, head_range + 1) for head_range in range(head_ranges))
     rules = [ALL] + [trailing(WINDOW)] * windows
-    parts = tuple(
-        Part(rule, block, units, 16, HEAD_BYTES, "bfloat16", "bench", "", heads, True, names)
+    groups = tuple(
+        CacheGroup(
+            rule, block, head_ranges, 16, HEAD_BYTES, "bfloat16", "bench", "", heads, True, names
+        )
         for rule in rules
     )
-    return Identity("bench", b"w", "none", "sha256", block, block, (), parts)
+    return Identity("bench", b"w", "none", "sha256", block, block, (), groups)
 
 
 MODELS: dict[str, dict[str, int]] = {
     "one object": {},
-    "8 head groups": {"units": 8},
-    "8 head groups, 2 stages": {"units": 8, "stages": 2},
+    "8 head groups": {"head_ranges": 8},
+    "8 head groups, 2 stages": {"head_ranges": 8, "stages": 2},
     "full attention and 5 windows": {"windows": 5},
 }
 
@@ -66,7 +68,7 @@ class Engine:
         self.store = VllmStore(Settings(folder, "1GiB"), meter)
         self.store.open()
         self.side = SchedulerSide(self.store, identity, meter, asynchronous=True)
-        blocks = tuple(list(range(1, tokens // self.block + 64)) for _ in identity.parts)
+        blocks = tuple(list(range(1, tokens // self.block + 64)) for _ in identity.groups)
         self.blocks = blocks
         pool = SimpleNamespace(null_block=SimpleNamespace(block_id=0))
         self.side.bind_cache(
@@ -86,7 +88,7 @@ class Engine:
     def keep(self, hashes: Sequence[bytes]) -> None:
         """Puts every object of these pages."""
         with Store.open(self.folder) as store:
-            for of in slices(self.identity.parts):
+            for of in object_ids(self.identity.groups):
                 scope = self.identity.scope(of)
                 store.put_batch(scope, list(hashes), [bytes(scope.page_bytes)] * len(hashes))
 

@@ -17,7 +17,7 @@ twice: not after eviction from memory, not after a restart.
         store.flush()
 
 **Keys** are the engine's block hashes, `bytes` of 8 to 64, in the order of the sequence. In a
-chained scope a key commits to all keys before it, and a page whose predecessor is gone is not
+chained scope a key commits to all keys before it, and a page whose predecessor is missing is not
 found.
 
 **A page** is one buffer (`bytes`, `memoryview`, NumPy array, contiguous CPU tensor), or a list of
@@ -25,12 +25,12 @@ buffers that together, in order, make the page; always `scope.page_bytes` bytes 
 multiples of 4 KiB are read and written in place. `PagePool` registers an engine's memory once and
 names its pages by number.
 
-**Several processes** may open one directory: the first owns it, the others are its clients, and
-both see the same store. After `fork`, the child opens its own.
+**Several processes** may open one directory: the first process owns it, all other processes are its
+clients, and both see the same store. After `fork`, the child opens its own.
 
 **Threads**: everything may be called from any thread, and lets others run while it waits or moves
-bytes. `submit_put` and `submit_get` return a `Ticket` at once; its `fileno()` suits `select` and
-asyncio, and `Completions` joins many in one.
+bytes. `submit_put` and `submit_get` return a `Ticket` immediately; its `fileno()` suits `select`
+and asyncio, and `Completions` joins many in one.
 
 **Several tiers** (memory, disk, a store that machines share) are one `Cache`: docs/tiers.md.
 
@@ -43,7 +43,7 @@ from ritornello._core import (
     Cache,
     Completions,
     Found,
-    Match,
+    LeasedPrefix,
     Outcome,
     PagePool,
     Scope,
@@ -61,7 +61,7 @@ __all__ = [
     "Completions",
     "Found",
     "FullBackend",
-    "Match",
+    "LeasedPrefix",
     "Outcome",
     "PagePool",
     "Scope",

@@ -22,7 +22,7 @@ Buffer: TypeAlias = Any
 Page: TypeAlias = Buffer | Sequence[Buffer]
 # Seconds since 1970, or a datetime; without a time zone it is local time.
 Moment: TypeAlias = float | datetime
-# Encoding of pages: none, lossless, or with a measured loss.
+# Encoding of pages: unencoded, lossless, or with a measured loss.
 Codec: TypeAlias = Literal["raw", "split", "zstd", "int8", "int4"]
 # "auto": load or compute, whichever is faster.
 Gate: TypeAlias = Literal["auto", "always", "never"]
@@ -36,7 +36,7 @@ __all__ = [
     "FatalError",
     "Found",
     "InvalidError",
-    "Match",
+    "LeasedPrefix",
     "Outcome",
     "PagePool",
     "PoolPages",
@@ -109,12 +109,14 @@ class PagePool:
 
 @final
 class PoolPages:
-    """Some pages of a pool, in the order of the ids; accepted wherever a list of pages is."""
+    """Some pages of a pool, in the order of the ids; accepted wherever a list of pages is
+    accepted.
+    """
 
     def __len__(self) -> int: ...
 
 @final
-class Match:
+class LeasedPrefix:
     """The longest reusable prefix, kept readable until `release()`, or until `ttl` runs out."""
 
     @property
@@ -122,7 +124,7 @@ class Match:
     @property
     def lease(self) -> int: ...
     def release(self) -> None: ...
-    def __enter__(self) -> Match: ...
+    def __enter__(self) -> LeasedPrefix: ...
     def __exit__(
         self,
         kind: type[BaseException] | None,
@@ -133,9 +135,9 @@ class Match:
 @final
 class Outcome:
     """Result of a ticket. `pages`: leading pages stored (put), or filled and verified (get).
-    `bytes`: payload moved. `reason`: "" if all pages were moved, else why the first one was not
-    ("not_found", "checksum", "header", "io", "no_space", "staging_full", "cancelled", "deadline",
-    ...). `ok[i]`: page i was moved.
+    `bytes`: payload moved. `reason`: "" if all pages were moved, else why the first missing page
+    was not moved ("not_found", "checksum", "header", "io", "no_space", "staging_full", "cancelled",
+    "deadline", ...). `ok[i]`: page i was moved.
     """
 
     @property
@@ -161,14 +163,14 @@ class Ticket:
         """Returns the outcome, or None if the ticket is not done within `timeout` seconds."""
     def wait_section(self, number: int, timeout: float | None = None) -> bool:
         """Returns whether, within `timeout` seconds, sections up to `number` of all pages were
-        verified, or the ticket is done; its outcome then says what was filled. Filled sections may
-        be read, but the memory belongs to the ticket until it is done. Waits for a ticket without
-        sections to be done.
+        verified, or the ticket is done; its outcome then names the filled pages. Filled sections
+        may be read, but the memory belongs to the ticket until it is done. Waits for a ticket
+        without sections to be done.
         """
 
 @final
 class Completions:
-    """Collects many tickets behind one eventfd. Tags may be any object."""
+    """Collects many tickets under one eventfd. Tags may be any object."""
 
     def __new__(cls) -> Completions: ...
     def fileno(self) -> int:
@@ -221,13 +223,13 @@ class Store:
     ) -> Store:
         """Opens the directory as its owner, or as a client of the process that owns it.
 
-        `capacity` may be omitted if the directory holds a store. `codec` applies to scopes without
-        a codec of their own. `write_budget` limits drive wear: "2TB/day", "500GiB/hour", "20MB/s",
-        or bytes a day; when it runs short, pages are written when they are put for the second time.
-        `index` rarely needs to be given: "run", or "run:8GiB" with a ceiling for its memory
-        (otherwise a quarter of the memory that the process may use); "lsm", in builds that include
-        it, is for catalogues larger than memory; "memory" keeps nothing. An owner that names
-        another index than the store has converts it. `segment_bytes` is fixed when a store is
+        `capacity` may be omitted if the directory holds a store. `codec` applies to scopes for
+        which no codec is configured. `write_budget` limits drive wear: "2TB/day", "500GiB/hour",
+        "20MB/s", or bytes per day; when it runs short, pages are written when they are put for the
+        second time. `index` rarely needs to be given: "run", or "run:8GiB" with a ceiling for its
+        memory (otherwise a quarter of the memory that the process may use); "lsm", in builds that
+        include it, is for catalogues larger than memory; "memory" keeps nothing. An owner whose
+        `index` differs from the store's index converts it. `segment_bytes` is fixed when a store is
         created. Settings that cannot take effect are logged. `SettingError`: an argument is
         invalid; any other error may be temporary.
         """
@@ -253,16 +255,16 @@ class Store:
         quota: str | int | None = None,
         retained: str | int | None = None,
     ) -> None:
-        """Sets a scope's configuration, durably: the codec of pages put from now on, maximum bytes
-        on disk, and maximum retained bytes (by default a quarter of the quota or of the store).
-        Omitted settings return to the store's default.
+        """Sets a scope's configuration, durably: the codec of pages that are put later, maximum
+        bytes on disk, and maximum retained bytes (by default a quarter of the quota or of the
+        store). Omitted settings return to the store's default.
         """
     def probe(self, scope: Scope, keys: Sequence[bytes]) -> int: ...
-    def pin_prefix(
+    def lease_prefix(
         self, scope: Scope | Sequence[Scope], keys: Sequence[bytes], *, ttl: float = 60.0
-    ) -> Match:
+    ) -> LeasedPrefix:
         """Leases the leading pages that are stored. In a scope whose keys do not chain, leases
-        every page that is stored. Of several scopes: the leading pages that all of them have, under
+        every page that is stored. For several scopes: the leading pages that all scopes have, under
         one lease. A process leases at most the share of the store that leaves room for the others
         (half, if it is alone): of a longer prefix, the pages that fit, which `pages` counts.
         RetryError if the first page does not fit: release leases.
@@ -278,7 +280,7 @@ class Store:
         timeout: float | None = None,
     ) -> int:
         """Returns the number of leading pages filled and verified. In a scope whose keys do not
-        chain, pages after a missing one are filled too: `submit_get` says which.
+        chain, pages after a missing page are filled too: the outcome of `submit_get` names them.
         """
     def submit_put(
         self,
@@ -307,10 +309,11 @@ class Store:
         sections: Sequence[int] | None = None,
         timeout: float | None = None,
     ) -> Ticket:
-        """`staged=True`: the bytes go through staging, as soon as it has room, because the disk
-        reads faster into its huge pages than into small ones: see `ritornello.memory`. `sections`:
-        where sections of a page end, in bytes, the last at its end. Sections are read in order,
-        each for all pages, and `Ticket.wait_section` waits for one.
+        """`staged=True`: the bytes go through staging, as soon as staging has room, because some
+        disks read faster into its huge pages than into small pages: see
+        `ritornello.staging_choice`. `sections`: where sections of a page end, in bytes, the last at
+        its end. Sections are read in order, each for all pages, and `Ticket.wait_section` waits for
+        one.
         """
     def touch(self, scope: Scope, keys: Sequence[bytes]) -> int: ...
     def delete(self, scope: Scope, keys: Sequence[bytes]) -> int: ...
@@ -320,8 +323,8 @@ class Store:
         disk.
         """
     def keys(self, scope: Scope, *, after: int = 0, limit: int = 1000) -> tuple[list[bytes], int]:
-        """Returns keys of a scope, those put first before others, at least `limit` if there are as
-        many; and `after` for the next call, 0 after the last key. Reads from disk.
+        """Returns keys of a scope, ordered by the time of the put, at least `limit` if the scope
+        has `limit` keys; and `after` for the next call, 0 after the last key. Reads from disk.
         """
     def flush(self) -> None:
         """Makes acknowledged puts and deletes durable. RitornelloError, once, if the owner that
@@ -329,7 +332,7 @@ class Store:
         """
     def resize(self, capacity: str | int) -> None:
         """Changes the capacity of a store in use. A smaller store keeps the pages used last. Pass
-        the new capacity to `open` from then on: an owner resizes the store to the capacity it is
+        the new capacity to every later `open`: an owner resizes the store to the capacity it is
         given.
         """
     def clear(self) -> None: ...
@@ -348,9 +351,9 @@ class Store:
         """Current role: "owner", or "client", which takes over if the owner dies."""
     @property
     def problem(self) -> str:
-        """Why the store is not fully usable, "" if it is: a write or sync of its owner failed,
-        until the owner has reopened the store; or the owner does not answer. A client asks its
-        owner.
+        """Why the store is not fully usable, "" if it is fully usable: a write or sync of its owner
+        failed, until the owner has reopened the store; or the owner does not answer. A client
+        requests this from the owner.
         """
     def __enter__(self) -> Store: ...
     def __exit__(
@@ -370,14 +373,14 @@ class Found:
     def state(self) -> Literal["ready", "asking", "loading"]: ...
     @property
     def spans(self) -> list[tuple[TierName, int]]:
-        """Tiers of the leading pages, in order; the remote only as far as it is known."""
+        """Tiers of the leading pages, in order; the remote only up to the pages that are known."""
     @property
     def local(self) -> int:
         """Leading pages that are on this machine."""
     @property
     def load(self) -> int:
-        """Leading pages, at most `local`, that the engine is to have after loading those of them
-        that it lacks. If it has as many already, nothing is worth loading.
+        """Leading pages, at most `local`, that the engine should have after it loaded the missing
+        pages. If the engine already has this number of pages, no page is worth loading.
         """
     @property
     def brought(self) -> int:
@@ -387,8 +390,8 @@ class Found:
         """Pages transferred, and pages to transfer."""
     @property
     def estimate(self) -> tuple[float, float, float] | None:
-        """The gate's estimates, in seconds: loading, computing the rest, computing everything. None
-        if the gate was not used or has no estimate.
+        """The gate's estimates, in seconds: loading, computing the remaining tokens, computing all
+        tokens. None if the gate was not used or has no estimate.
         """
     @property
     def leases(self) -> list[tuple[TierName, int]]:
@@ -396,7 +399,7 @@ class Found:
 
 @final
 class Cache:
-    """Several tiers as one: lookups, loads and puts. No call waits for a remote."""
+    """Several tiers used as one store: lookups, loads and puts. No call waits for a remote."""
 
     @staticmethod
     def open(
@@ -424,10 +427,10 @@ class Cache:
         computed: int = 0,
         tokens: int = 0,
     ) -> Found:
-        """`keys` are those of a prompt from its first page. With `page_tokens` the gate decides how
-        many pages are worth loading, for an engine that has `computed` tokens of a prompt of
-        `tokens`; with "always" and "never" it only estimates the cost. `page_bytes`: bytes of a
-        page in all its objects, if there are others than this scope's.
+        """`keys`: the keys of a prompt, starting at its first page. With `page_tokens` the gate
+        decides how many pages are worth loading, for an engine that has `computed` tokens of a
+        prompt of `tokens`; with "always" and "never" it only estimates the cost. `page_bytes`:
+        bytes of a page in all its objects, if the page has objects in other scopes.
         """
     def release(self, lease: tuple[str, int]) -> None: ...
     def exists(self, scope: Scope, keys: Sequence[bytes]) -> list[bool]:
@@ -460,9 +463,10 @@ class Cache:
         retain_until: Moment | None = None,
         timeout: float | None = None,
     ) -> Ticket:
-        """`keys` are those of a prompt from its first page, `pages` those from page `first`, copied
-        before this returns. If only later keys are known, `parent` is the key before them: such
-        pages are not written to a remote. The ticket is that of the first tier.
+        """`keys`: the keys of a prompt, starting at its first page. `pages`: the prompt's pages,
+        starting at page `first`, copied before this returns. If only later keys are known, `parent`
+        is the key before them: such pages are not written to a remote. The ticket belongs to the
+        first tier.
         """
     def learn_prefill(self, before: int, tokens: int, seconds: float) -> None:
         """Records that the engine computed `tokens` tokens after `before` others in `seconds`."""
@@ -498,8 +502,8 @@ class Cache:
     ) -> None: ...
 
 def destroy(path: str | PathLike[str]) -> None:
-    """Removes the files of a store from all its directories, nothing else. No process may have it
-    open.
+    """Removes the files of a store from all its directories, and no other file. No process may have
+    it open.
     """
 
 def run_cli(argv: Sequence[str], python: str) -> int: ...

@@ -23,14 +23,14 @@ class Backend(Protocol):
         """Returns whether `name` has a value."""
 
     def set(self, name: str, value: bytes) -> None:
-        """Stores a value. Readers see all of it or none of it."""
+        """Stores a value. Readers see the whole value or no value."""
 
 
 class FullBackend(Backend, Protocol):
-    """Adds what `ritornello remote stat`, `fsck` and `gc` need."""
+    """Adds the methods that `ritornello remote stat`, `fsck` and `gc` use."""
 
     def delete(self, name: str) -> None:
-        """Removes the value of `name`, if it has one."""
+        """Removes the value of `name`, if the name has a value."""
 
     def list(self, prefix: str) -> Iterable[tuple[str, int, float]]:
         """Returns name, size in bytes and modification time in seconds since 1970 of every value

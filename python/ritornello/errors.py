@@ -31,7 +31,7 @@ class SettingError(InvalidError):
 
 
 class RetryError(RitornelloError):
-    """Nothing was lost; the same call may succeed later."""
+    """No data was lost; the same call may succeed later."""
 
     kind = "retry"
 

@@ -8,7 +8,8 @@ from typing import Any
 
 EPOCH_BYTES = 16
 
-# Fields that say where a configuration came from or how it is run, not what is computed.
+# Fields that describe the origin of a configuration or how the model is run, not the computed
+# values.
 IGNORED_FIELDS = frozenset({"_name_or_path", "name_or_path", "transformers_version", "use_cache"})
 
 

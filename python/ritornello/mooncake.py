@@ -2,7 +2,8 @@
 
 Requires `mooncake.store` (from `mooncake-transfer-engine` or one of its other wheels) and a running
 `mooncake_master`. Reads go by range into buffers that are registered with the transfer engine once.
-The store cannot list its names, so `ritornello remote` does not work with it. It evicts by itself.
+The store cannot list its names, so `ritornello remote` does not work with it. Mooncake evicts
+objects at any time.
 """
 
 import ctypes
@@ -18,15 +19,13 @@ BUFFERS = 8
 BUFFER_BYTES = 9 << 20
 # Seconds to reach the master. The store's own `setup` tries for 90 seconds.
 CONNECT = 5
-# Status codes of the store: no such name, and a name whose write is in progress.
+# Status codes of the store: a name that does not exist, and a name whose write is in progress.
 NOT_FOUND = -704
 ABSENT = (NOT_FOUND, -703)
 
 
 class Mooncake:
-    """Backend over a Mooncake client. Arguments are those of the store's `setup`; sizes in
-    bytes.
-    """
+    """Backend over a Mooncake client. Arguments: see the store's `setup`; sizes in bytes."""
 
     def __init__(
         self,

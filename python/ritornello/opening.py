@@ -5,8 +5,8 @@ from logging import Logger
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ritornello.memory import nearest
 from ritornello.settings import StoreSettings
+from ritornello.staging_choice import nearest
 
 if TYPE_CHECKING:
     from ritornello._core import Store

@@ -12,8 +12,8 @@ SIZES = ("capacity", "write_budget")
 @dataclass(frozen=True, slots=True)
 class StoreSettings:
     """`path`: the store's directory. `capacity`: its size ("200GiB"), needed only to create it;
-    half of the free space if omitted. The other settings are those of `Store.open`, which validates
-    them. The process that opens the store first determines what is in effect.
+    half of the free space if omitted. The other settings are arguments of `Store.open`, which
+    validates them. The process that opens the store first determines the settings in effect.
     """
 
     path: str

@@ -70,7 +70,7 @@ def occupied_by_file(path: Path) -> Callable[[], object]:
 
 def owned_by_other_user(path: Path) -> Callable[[], object]:
     if os.geteuid() != 0:
-        pytest.skip("only root can give a directory away")
+        pytest.skip("only root can change the owner of a directory")
     path.mkdir()
     os.chown(path, 12345, 12345)
     return lambda: os.chown(path, 0, 0)

@@ -19,7 +19,9 @@ SMALL: dict[str, Any] = {"capacity": "64MiB", "segment_bytes": 4 << 20}
 
 
 def open_small(path: Path, **options: Any) -> rt.Store:
-    """Opens a store of 64 MiB in 1 MiB segments; `options` are those of `Store.open`."""
+    """Opens a store of 64 MiB in segments of 4 MiB; `options`: further arguments of
+    `Store.open`.
+    """
     return rt.Store.open(path, **{**SMALL, **options})
 
 

@@ -74,7 +74,7 @@ BAD_OUT: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: rt.PagePool([bytes(3 * PAGE)], [PAGE]).pages([0, 1, 2]),
         "buffer 0 of the pool is read-only",
     ),
-    "a pool of other pages": (
+    "a pool with a different page size": (
         lambda: rt.PagePool([blank(3, PAGE)], [PAGE // 2]).pages([0, 1, 2]),
         "pages of the pool have 2048 bytes",
     ),
@@ -141,7 +141,7 @@ def test_invalid_keys_are_rejected(store: rt.Store, keys: Any, advice: str) -> N
         lambda: store.submit_put(SCOPE, keys, pages),
         lambda: store.submit_get(SCOPE, keys, pages),
         lambda: store.probe(SCOPE, keys),
-        lambda: store.pin_prefix(SCOPE, keys),
+        lambda: store.lease_prefix(SCOPE, keys),
         lambda: store.exists(SCOPE, keys),
         lambda: store.touch(SCOPE, keys),
         lambda: store.delete(SCOPE, keys),
@@ -182,7 +182,7 @@ def test_invalid_durations_are_rejected(store: rt.Store, seconds: float) -> None
     with pytest.raises(InvalidError, match="seconds, zero or more"):
         store.put_batch(SCOPE, KEYS, pages_of(KEYS, PAGE), timeout=seconds)
     with pytest.raises(InvalidError, match="seconds, zero or more"):
-        store.pin_prefix(SCOPE, KEYS, ttl=seconds)
+        store.lease_prefix(SCOPE, KEYS, ttl=seconds)
 
 
 @pytest.mark.parametrize(

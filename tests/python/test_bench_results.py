@@ -181,7 +181,7 @@ def test_ttfts_are_grouped_by_session() -> None:
 
 
 def told(servers: Sequence[FakeOpenAI], *arguments: str) -> int:
-    """The exit status of the command, in a thread beside the servers."""
+    """The exit status of the command, in a thread of the servers' process."""
     import asyncio
 
     async def test(urls: list[str]) -> int:

@@ -118,7 +118,7 @@ def test_gate_is_compared_with_both_fixed_choices() -> None:
     assert not any(fixed_gate_setups(setup, plan) for setup in shorter)
 
 
-def test_answers_are_compared_behind_every_tier() -> None:
+def test_answers_are_compared_for_every_tier() -> None:
     for plan in (full_plan(), short_plan()):
         for name in (HOST_DISK, HOST_S3):
             told = [s for s in plan if s.name == name and s.gate == "always" and s.has_answers]

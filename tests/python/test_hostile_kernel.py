@@ -71,7 +71,7 @@ try:
 except RitornelloError:
     pass
 """
-# By machine: O_DIRECT, and the calls that open files with the index of their flags.
+# By architecture: O_DIRECT, and the calls that open files with the index of their flags.
 MACHINES = {"x86_64": (0x4000, {2: 1, 257: 2}), "aarch64": (0x10000, {56: 2})}
 IO_URING_SETUP = 425
 
@@ -135,7 +135,7 @@ def check(path: Path, said: dict[str, Any]) -> None:
         for name, _, flushed, _ in said["rounds"]:
             keys = keys_of(name, 7)
             got = store.get_batch(SCOPE, keys, out)
-            assert got >= flushed, f"sequence {name} is gone"
+            assert got >= flushed, f"sequence {name} is missing"
             for key, page in zip(keys[:got], out, strict=False):
                 assert bytes(page) == page_of(key), "wrong bytes"
         keys = keys_of(99, 3)
@@ -162,7 +162,7 @@ def test_full_disk_stops_growth_not_store(tmp_path: Path) -> None:
     said = run(path, *inject("fallocate:error=ENOSPC:when=2+"))
     assert not said["poisoned"]
     assert said["rounds"][0][2] == 7
-    # The store has one segment, so old sequences were evicted; the last ones are stored.
+    # The store has one segment, so old sequences were evicted; the last sequences are stored.
     assert said["rounds"][-1][2] == 7
     assert said["right"] >= 7
 

@@ -1,4 +1,4 @@
-"""Processes are killed several times a second while several of them work on one store.
+"""Processes are killed several times per second while several processes work on one store.
 
 `RITORNELLO_KILL_SECONDS=600 make test-python` runs each loop for ten minutes instead of a few
 seconds; `RITORNELLO_KILL_SEED` chooses another course of events.
@@ -25,7 +25,8 @@ import ritornello as rt
 SECONDS = float(os.environ.get("RITORNELLO_KILL_SECONDS", "4"))
 SEED = int(os.environ.get("RITORNELLO_KILL_SEED", "0"))
 SEGMENT = 4 << 20
-# Puts and flushes one sequence after the other, reads old ones, and prints what was flushed.
+# Puts and flushes sequences one after another, reads old sequences, and prints the number of every
+# flushed sequence.
 CHILD = """
 import random, sys
 sys.path.insert(0, {here!r})
@@ -48,7 +49,7 @@ with rt.Store.open(path, capacity=capacity, segment_bytes=4 << 20) as store:
                 print("flushed", name, stored, flush=True)
             got = store.get_batch(SCOPE, old, out)
         except RitornelloError as error:
-            # Another process was killed that was the owner: said once, and then it goes on.
+            # The owner, another process, was killed: one call fails, and the next call continues.
             if store.stats()["poisoned"]:
                 print("poisoned", error, flush=True)
             continue
@@ -82,7 +83,7 @@ class Loop:
             del self.children[0]
 
     def start(self) -> subprocess.Popen[str]:
-        """Starts a child with sequence names of its own."""
+        """Starts a child with unique sequence names."""
         self.next += 10_000
         code = CHILD.format(here=str(Path(__file__).parent))
         words = [sys.executable, "-c", code, str(self.path), self.capacity, str(self.next)]
@@ -119,13 +120,13 @@ class Loop:
             for name in names:
                 keys = keys_of(name, 1 + name % 7)
                 got = store.get_batch(SCOPE, keys, out[: len(keys)])
-                assert evicts or got >= self.flushed[name], f"sequence {name} is gone"
+                assert evicts or got >= self.flushed[name], f"sequence {name} is missing"
                 for key, page in zip(keys[:got], out, strict=False):
                     assert bytes(page) == page_of(key), f"wrong bytes in sequence {name}"
 
 
 def run(loop: Loop, rng: random.Random, *, evicts: bool) -> tuple[int, int]:
-    """Kills children until the time is over. Returns the number of flushed sequences and of
+    """Kills children for `SECONDS` seconds. Returns the number of flushed sequences and of
     kills.
     """
     until = time.monotonic() + SECONDS
@@ -141,7 +142,7 @@ def run(loop: Loop, rng: random.Random, *, evicts: bool) -> tuple[int, int]:
             loop.check(rng.sample(names, min(20, len(names))), evicts=evicts)
         over = time.monotonic() >= until
         if len(loop.flushed) > 3_000 or over:
-            # A new store is created before a large one is full.
+            # A new store is created before a large store is full.
             loop.end()
             loop.check(list(loop.flushed), evicts=evicts)
             flushed += len(loop.flushed)
@@ -154,7 +155,7 @@ def run(loop: Loop, rng: random.Random, *, evicts: bool) -> tuple[int, int]:
 @pytest.mark.timeout(60 + 2 * SECONDS)
 @pytest.mark.parametrize("capacity", ["2GiB", "48MiB"])
 def test_kill_loop(tmp_path: Path, capacity: str) -> None:
-    """A large store has everything that was flushed; a small one evicts all the time."""
+    """A large store has all flushed pages; a small store evicts continuously."""
     loop = Loop(tmp_path / "0", capacity)
     try:
         flushed, kills = run(loop, random.Random(SEED), evicts=capacity == "48MiB")
@@ -208,7 +209,7 @@ class SlowLoop(Loop):
         self.opened = [False, False]
 
     def start_ahead(self) -> subprocess.Popen[str]:
-        """Starts a throttled child with sequence names of its own, which flushes nothing."""
+        """Starts a throttled child with unique sequence names, which flushes no page."""
         self.next += 10_000
         code = AHEAD.format(here=str(Path(__file__).parent))
         words = [sys.executable, "-c", code, str(self.path), self.capacity, str(self.next)]
@@ -230,7 +231,7 @@ class SlowLoop(Loop):
 
 @pytest.mark.timeout(60 + 2 * SECONDS)
 def test_kill_loop_on_slow_device(slow_disk: Disk) -> None:
-    """A killed process leaves writes in the device's queue, and its space is used again at once."""
+    """A killed process leaves writes in the device's queue, and its space is reused immediately."""
     require_io_uring(slow_disk.path / "tried")
     rng = random.Random(SEED + 2)
     throttle = Throttle(slow_disk, "loop")
@@ -305,8 +306,9 @@ def stored_keys(store: rt.Store) -> list[bytes]:
 
 def check_witness(loop: Loop, rng: random.Random) -> tuple[int, int]:
     """Kills a process that has flushed and puts no more. Returns the pages that it had listed, and
-    how many of them may have been evicted. After the kill all listed pages are stored, except those
-    that the owners' counters report as evicted since the listing began: none while nothing is put.
+    how many of them may have been evicted. After the kill all listed pages are stored, except the
+    pages that the owners' counters report as evicted since the listing began: zero pages while no
+    page is put.
     """
     loop.next += 10_000
     code = WITNESS.format(here=str(Path(__file__).parent))
@@ -460,7 +462,7 @@ def test_kill_during_capacity_changes(tmp_path: Path) -> None:
     print(f"{loop.kills} kills of workers; {cut} changes of shape cut off, {shaped} not")
 
 
-# Owns the store, and does nothing else.
+# Owns the store, and makes no calls.
 OWNER = """
 import sys
 import ritornello as rt
@@ -493,7 +495,7 @@ def write(store: rt.Store, name: int) -> None:
 
 
 def test_client_survives_drain_and_resize(tmp_path: Path) -> None:
-    """The client reads and writes through its first session, wherever the pages are."""
+    """The client reads and writes through its first session, in whichever segment the pages are."""
     root, other = tmp_path / "store", tmp_path / "other"
     line = [sys.executable, "-c", OWNER, str(root)]
     names = range(120)

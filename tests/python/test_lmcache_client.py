@@ -96,12 +96,12 @@ def test_each_key_has_its_own_result(client: NativeClient) -> None:
     expected = [False, True, True] * 3
     assert there(client, keys) == expected
     ok, out = get(client, keys, 64 * KIB)
-    assert ok == expected, "what is behind a missing key is there all the same"
+    assert ok == expected, "pages after a missing key are found as well"
     for key, page, is_there in zip(keys, out, ok, strict=True):
         assert (page == (page_of(key.encode(), 64 * KIB) if is_there else 0xA5)).all()
 
 
-def test_other_size_is_miss(client: NativeClient) -> None:
+def test_different_size_is_miss(client: NativeClient) -> None:
     keys = texts(3)
     put(client, keys, 64 * KIB)
     assert there(client, keys) == [True] * 3
@@ -285,13 +285,13 @@ def test_formats_of_other_process_are_found(where: Path) -> None:
 
 
 def weak_texts(count: int) -> list[str]:
-    """Keys like those of `texts`, with LMCache's builtin hash."""
+    """Keys of the form that `texts` returns, with LMCache's builtin hash."""
     return [f"m@{number:08x}@0@{number.to_bytes(8).hex()}" for number in range(count)]
 
 
 def test_weak_hashes_are_refused(where: Path, caplog: pytest.LogCaptureFixture) -> None:
     client, keys = NativeClient(path=str(where)), weak_texts(3)
-    assert put(client, keys, 4 * KIB)[1:3] == (False, "not everything was stored")
+    assert put(client, keys, 4 * KIB)[1:3] == (False, "not all objects were stored")
     assert there(client, keys) == [False] * 3
     assert get(client, keys, 4 * KIB)[0] == [False] * 3
     mixed = [*keys, *texts(3)]

@@ -11,6 +11,7 @@ from ritornello.lmcache.executor import LookupExecutor
 from ritornello.lmcache.formats import REFRESH_SECONDS, FormatCatalog
 from ritornello.lmcache.interface import interface_difference, require_tested_interface
 from ritornello.lmcache.listing import list_objects
+from ritornello.lmcache.lmcache_objects import fits
 from ritornello.lmcache.locks import Locks
 from ritornello.lmcache.naming import (
     RANK_PREFIXES_MAX,
@@ -25,7 +26,6 @@ from ritornello.lmcache.naming import (
     scope_of,
     split_key,
 )
-from ritornello.lmcache.object_store import fits
 from ritornello.lmcache.settings import Settings
 
 FAMILY = Family("org/model-7b", 2, "tenant")
@@ -381,7 +381,7 @@ def test_invalid_cursor_is_refused() -> None:
             list_objects([], none.keys, 5, bad)
     with pytest.raises(ValueError, match="at least one"):
         list_objects([], none.keys, 0, None)
-    assert list_objects([], none.keys, 5, "00:1:2") == ([], None), "its scope is gone"
+    assert list_objects([], none.keys, 5, "00:1:2") == ([], None), "its scope was dropped"
 
 
 # Settings.
@@ -420,6 +420,6 @@ def test_unknown_interface_fails_in_one_line() -> None:
         def close(self) -> None: ...
 
     assert "abstract methods differ" in interface_difference(Stranger, Family)
-    with pytest.raises(ImportError, match=r"LMCache 0\.9\.9 is another one") as refused:
+    with pytest.raises(ImportError, match=r"LMCache 0\.9\.9 differs") as refused:
         require_tested_interface(Stranger, Family, "0.9.9")
     assert "\n" not in str(refused.value)

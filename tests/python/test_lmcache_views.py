@@ -13,6 +13,7 @@ import pytest
 from support import open_small
 
 from ritornello._core import Completions
+from ritornello.lmcache.lmcache_objects import Item, ObjectStore
 from ritornello.lmcache.naming import (
     RANK_BYTES,
     STRONG_HASH_BYTES,
@@ -20,7 +21,6 @@ from ritornello.lmcache.naming import (
     ObjectFormat,
     ObjectName,
 )
-from ritornello.lmcache.object_store import Item, ObjectStore
 from ritornello.lmcache.settings import Settings
 from ritornello.lmcache.views import owning_view
 

@@ -1,4 +1,4 @@
-"""Opening a store: what is refused, and what the error says to do."""
+"""Opening a store: refused arguments, and the remedies that the errors name."""
 
 import logging
 import re
@@ -194,7 +194,7 @@ def test_cache_has_policy_of_lowest_tier(where: Path) -> None:
         rt.destroy(where / "disk")
 
 
-def test_connectors_create_store_beside_policy(where: Path) -> None:
+def test_connectors_create_store_next_to_policy(where: Path) -> None:
     where.mkdir(exist_ok=True)
     (where / "policy.toml").write_text("allow_weak_hashes = true")
     with pytest.raises(InvalidError):

@@ -50,7 +50,7 @@ def tensors(array: Bytes) -> Any:
 
 
 def fragments(array: Bytes) -> Any:
-    """Splits a page into uneven pieces, one of them empty, one a tensor."""
+    """Splits a page into uneven pieces, one piece is empty, one piece is a tensor."""
     third = array.shape[1] // 3
     return [
         [row[:third], row[:0], Tensor(row[third : 2 * third]), row[2 * third :]] for row in array

@@ -64,7 +64,7 @@ def test_second_process_becomes_client(where: Path) -> None:
                     SCOPE, keys_of("t", 4), pages_of(keys_of("t", 4), PAGE), copy=True
                 )
                 assert ticket.wait(30).pages == 4
-                with store.pin_prefix(SCOPE, keys_of("t", 4)) as match:
+                with store.lease_prefix(SCOPE, keys_of("t", 4)) as match:
                     assert match.pages == 4
                 assert store.delete(SCOPE, keys_of("mine", 4)[:1]) == 1
                 assert store.stats()["clients"] == 1
@@ -143,7 +143,7 @@ def test_exit_without_close_loses_nothing(where: Path, ending: str) -> None:
 
 
 def in_a_fork(check: str, store: rt.Store, where: Path, ticket: rt.Ticket) -> None:
-    """Returns what a forked child finds. Raises if the child fails."""
+    """Checks in a forked child: the parent's store and ticket are closed, and a new store opens."""
     assert store.closed, check
     for use in (lambda: put(store, "x"), store.stats, ticket.wait):
         with pytest.raises(ClosedError, match="fork"):

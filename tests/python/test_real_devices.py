@@ -1,7 +1,7 @@
 """Stores on loop devices that are slow, fail for a moment, or are not mounted.
 
 Needs root, loop devices and, for slow devices, the blkio controller of cgroup v1; a test skips and
-names what is missing. `real_device.py` makes the devices.
+names the missing requirement. `real_device.py` makes the devices.
 """
 
 from __future__ import annotations
@@ -114,8 +114,8 @@ def start_writer(
 
 
 def bytes_written(pid: int) -> int:
-    """Returns the bytes that a process has submitted to block devices. Direct writes count at
-    once.
+    """Returns the bytes that a process has submitted to block devices. Direct writes count
+    immediately.
     """
     lines = Path(f"/proc/{pid}/io").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("write_bytes"))
@@ -141,8 +141,8 @@ def kill_in_flight(child: subprocess.Popen[str]) -> None:
 def check_dead_writes_harmless(
     disk: Disk, store: rt.Store, early: Sequence[bytes], killed: float, written: int
 ) -> None:
-    """Puts and flushes pages to the dead writer's space at once. Reads them back when the device
-    has written what was queued. `written` is the device's count at the kill.
+    """Puts and flushes pages to the dead writer's space immediately. Reads them back when the
+    device has completed its queue. `written` is the device's count at the kill.
     """
     late = [keys_of(f"late {n}", 16) for n in range(6)]
     for keys in late:
@@ -210,7 +210,7 @@ def put_small(store: rt.Store, name: str, runs: int) -> list[bytes]:
 
 def fail_flush(store: rt.Store, disk: Disk) -> str:
     """Puts runs whose flush fails on `disk`, which stays cut. Returns the name of the runs."""
-    # The owner flushes every two seconds by itself, perhaps just before the disk is cut.
+    # The owner flushes every two seconds without a call, perhaps just before the disk is cut.
     for name in ("between", "between, again", "between, the third time"):
         put_small(store, name, 5)
         disk.cut(disk.data)
@@ -236,7 +236,7 @@ def test_flush_survives_earlier_failed_sync(tmp_path: Path, make_disk: Callable[
     disk.cut(0)
 
     with rt.Store.open(path) as store:
-        # A put of pages that this owner still knows promises as much as a put of new ones.
+        # A put of pages that this owner still knows promises as much as a put of new pages.
         flushed = early + put_small(store, between, 5) + put_small(store, "late", 3)
         store.flush()
         copy = disk.after_power_loss(tmp_path / "copy")
@@ -253,7 +253,7 @@ def test_flush_survives_earlier_failed_sync(tmp_path: Path, make_disk: Callable[
         copy.detach()
 
 
-# Puts a page for every line it reads, and prints how many were stored or what failed.
+# Puts a page for every line it reads, and prints the number of stored pages or the error.
 CLIENT = """
 import sys
 sys.path.insert(0, {here!r})
@@ -308,7 +308,7 @@ def test_store_reopens_on_healed_disk(make_disk: Callable[..., Disk]) -> None:
             assert time.monotonic() < healed + 20, "not reopened"
             time.sleep(0.05)
         assert (store.role, quiet.problem(), stat(path)[0]) == ("owner", "", 0)
-        assert sum(store.exists(SMALL_SCOPE, early)) == len(early), "flushed pages are gone"
+        assert sum(store.exists(SMALL_SCOPE, early)) == len(early), "flushed pages are missing"
         with pytest.raises(RitornelloError) as lost:
             store.flush()
         assert lost.value.kind == "miss"
@@ -329,7 +329,7 @@ def test_store_reopens_on_healed_disk(make_disk: Callable[..., Disk]) -> None:
 def second_directory(
     tmp_path: Path, request: pytest.FixtureRequest, make_disk: Callable[..., Disk]
 ) -> tuple[Disk, Path, list[bytes]]:
-    """A closed store, half of whose 64 flushed pages lie on a disk that is not mounted."""
+    """A closed store, half of whose 64 flushed pages are on a disk that is not mounted."""
     disk = make_disk("second", 128)
     path, second = tmp_path / "kv", disk.path
     if request.param == "directory below":
@@ -369,7 +369,7 @@ def test_unmounted_directory_keeps_its_pages(
     disk.mount()
     with rt.Store.open(path) as store:
         missing = len(keys + more) - len(read(store, keys + more))
-        assert missing == 0, f"{missing} of {len(keys + more)} flushed pages are gone"
+        assert missing == 0, f"{missing} of {len(keys + more)} flushed pages are missing"
 
 
 def test_directory_mounted_later_serves_open_store(
@@ -405,7 +405,8 @@ def test_late_mount_moves_engine_to_its_disk(
     path = disk.path / folder
     before: list[bytes] = []
     if has_store:
-        # In another process: this one would make no store below the disk that it had a store on.
+        # In another process: this process would not create a store below the disk on which it had a
+        # store.
         line = [
             sys.executable,
             "-c",
@@ -442,7 +443,7 @@ def test_late_mount_moves_engine_to_its_disk(
 
 
 def test_unmounted_disk_gets_no_store_below(make_disk: Callable[..., Disk]) -> None:
-    # On a disk that is mounted over another one: what lies below is a mount point as well.
+    # On a disk that is mounted over another disk: the directory below is a mount point as well.
     below, disk = make_disk("below", 2048), make_disk("above", 2048)
     disk.unmount()
     assert disk.device is not None

@@ -146,8 +146,8 @@ def test_write_budget_refuses_with_reason(where: Path) -> None:
 
 
 def test_probes_do_not_delay_close(where: Path) -> None:
-    """Nor do they block the interpreter: other threads run while the store closes under many
-    probes.
+    """Probes do not block the interpreter either: other threads run while the store closes under
+    many probes.
     """
     for _ in range(5):
         store = open_small(where)

@@ -130,7 +130,7 @@ def test_ranks_with_unknown_heads_are_numbered() -> None:
 def test_pipeline_stages_have_separate_scopes() -> None:
     second = replace(ENGINE, pp=(1, 2))
     assert "pp" not in scope(second, replace(SHAPE, layers=(4, 8))).describe()["extra"]
-    # Numbered from the first layer of its own stage, or a side pool: layers are unknown.
+    # Numbered from the first layer of the pool's stage, or a side pool: layers are unknown.
     assert scope(second).describe()["extra"]["pp"] == "1/2"
     state = replace(SHAPE, pool="mamba", layers=(4, 8))
     assert scope(second, state).describe()["extra"]["pp"] == "1/2"

@@ -140,14 +140,14 @@ def test_compacting_pool_is_copied(quiet: SGLangStore, meter: Meter) -> None:
     assert not pool_of(host, quiet, meter).in_place
 
 
-def test_copies_in_other_order_are_refused(quiet: SGLangStore, meter: Meter) -> None:
+def test_copies_in_different_order_are_refused(quiet: SGLangStore, meter: Meter) -> None:
     host = Host()
     pool = pool_of(host, quiet, meter)
     assert pool.put_flat(keys(1), [host.get_data_page(0)], None) == 0
     assert meter.counts() == {"refused_pages:order": 1}
 
 
-def test_page_of_other_size_ends_batch(quiet: SGLangStore, meter: Meter) -> None:
+def test_page_of_different_size_ends_batch(quiet: SGLangStore, meter: Meter) -> None:
     host = Host(named=False)
     pool = pool_of(host, quiet, meter)
     pages = [host.get_data_page(0), host.get_data_page(4)[1:], host.get_data_page(8)]

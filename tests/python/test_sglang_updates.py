@@ -67,7 +67,7 @@ def test_harmless_methods_begin_no_epoch() -> None:
     assert updates.epoch == updates.flushed == b""
 
 
-def test_failed_reset_is_no_flush() -> None:
+def test_failed_reset_is_not_flush() -> None:
     updates, (updater, manager, controller) = WeightUpdates(), classes()
     updates.watch(updater, manager, controller)
     getattr(updater(), UPDATE_METHODS[0])()

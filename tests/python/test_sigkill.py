@@ -60,7 +60,7 @@ def start(path: Path, name: int) -> subprocess.Popen[str]:
 
 
 def finish(child: subprocess.Popen[str], delay: float) -> dict[int, int]:
-    """Kills the child `delay` seconds after its opening; returns what it had flushed."""
+    """Kills the child `delay` seconds after its opening; returns the pages that it had flushed."""
     assert child.stdout is not None
     assert child.stdout.readline().startswith("open")
     time.sleep(delay)
@@ -72,8 +72,8 @@ def finish(child: subprocess.Popen[str], delay: float) -> dict[int, int]:
 
 
 def flushed_in(said: str) -> dict[int, int]:
-    """Returns what a killed child printed as flushed. Its last line may be cut, which loses no
-    promise.
+    """Returns the pages that a killed child printed as flushed. Its last line may be cut, which
+    loses no promise.
     """
     whole = [line.split() for line in said.splitlines(keepends=True) if line.endswith("\n")]
     return {int(line[1]): int(line[2]) for line in whole if line[0] == "flushed"}
@@ -84,7 +84,7 @@ def check(store: rt.Store, flushed: dict[int, int], upto: int) -> None:
     for name in range(upto):
         keys = keys_of(name, 1 + name % 7)
         there = store.probe(SCOPE, keys)
-        assert there >= flushed.get(name, 0), f"flushed pages of sequence {name} are gone"
+        assert there >= flushed.get(name, 0), f"flushed pages of sequence {name} are missing"
         got = store.get_batch(SCOPE, keys[:there], out[:there])
         assert got >= flushed.get(name, 0)
         for key, page in zip(keys[:got], out, strict=False):
@@ -93,7 +93,7 @@ def check(store: rt.Store, flushed: dict[int, int], upto: int) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_repeatedly_killed_owner_loses_nothing(tmp_path: Path, seed: int) -> None:
-    """Each child starts where the last one may have stopped; nothing is evicted."""
+    """Each child starts where the previous child may have stopped; no page is evicted."""
     rng = random.Random(seed)
     flushed: dict[int, int] = {}
     begin = 0
@@ -122,7 +122,7 @@ def test_killed_writer_loses_nothing_flushed(tmp_path: Path) -> None:
 
 
 def test_client_finds_pages_of_killed_owner(tmp_path: Path) -> None:
-    """The client takes over and finds everything that was flushed."""
+    """The client takes over and finds all flushed pages."""
     owner = start(tmp_path / "kv", 0)
     assert owner.stdout is not None
     assert owner.stdout.readline().split() == ["open", "owner"]

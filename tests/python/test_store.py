@@ -69,18 +69,18 @@ def test_scopes_are_separate(store: rt.Store) -> None:
 
 def test_pinned_prefix_holds_lease(store: rt.Store) -> None:
     put(store, CHAIN, KEYS[:4])
-    with store.pin_prefix(CHAIN, KEYS, ttl=30) as match:
+    with store.lease_prefix(CHAIN, KEYS, ttl=30) as match:
         assert match.pages == 4
         assert match.lease > 0
         assert store.stats()["leases"] == 1
         check(store, CHAIN, KEYS[:4])
     assert store.stats()["leases"] == 0
     match.release()
-    again = store.pin_prefix(CHAIN, KEYS)
+    again = store.lease_prefix(CHAIN, KEYS)
     store.release(again.lease)
     store.release(again.lease)
     assert store.stats()["leases"] == 0
-    nothing = store.pin_prefix(LOOSE, KEYS)
+    nothing = store.lease_prefix(LOOSE, KEYS)
     assert (nothing.pages, nothing.lease) == (0, 0)
     nothing.release()
 
@@ -88,17 +88,17 @@ def test_pinned_prefix_holds_lease(store: rt.Store) -> None:
 def test_pinned_prefix_covers_all_scopes(store: rt.Store) -> None:
     other = rt.Scope.opaque("other", CHAIN.page_bytes, chained=True)
     put(store, CHAIN, KEYS)
-    assert store.pin_prefix((CHAIN, other), KEYS).lease == 0
+    assert store.lease_prefix((CHAIN, other), KEYS).lease == 0
     put(store, other, KEYS[:4])
-    with store.pin_prefix([CHAIN, other], KEYS) as match:
+    with store.lease_prefix([CHAIN, other], KEYS) as match:
         assert match.pages == 4
         assert store.stats()["leases"] == 1
     assert store.stats()["leases"] == 0
-    assert store.pin_prefix([], KEYS).pages == 0
+    assert store.lease_prefix([], KEYS).pages == 0
     wrong: Any
     for wrong in (None, "scope", [CHAIN, None], 7):
         with pytest.raises(InvalidError, match="a Scope, or a sequence of them"):
-            store.pin_prefix(wrong, KEYS)
+            store.lease_prefix(wrong, KEYS)
 
 
 def test_stats_count_operations(store: rt.Store) -> None:
@@ -114,7 +114,7 @@ def test_stats_count_operations(store: rt.Store) -> None:
 @pytest.mark.parametrize("page_bytes", [5_000, 64 << 10, 256 << 10, 512 << 10])
 @pytest.mark.parametrize("chained", [True, False])
 def test_full_store_evicts_oldest_pages(store: rt.Store, page_bytes: int, chained: bool) -> None:
-    """Twice the capacity, in sequences of 2 MiB, whatever part of a segment a page leaves
+    """Twice the capacity, in sequences of 2 MiB, for any part of a segment that a page leaves
     unused.
     """
     scope = rt.Scope.opaque("flood", page_bytes, chained=chained)
@@ -159,7 +159,7 @@ def test_segments_spread_over_directories(where: Path, tmp_path: Path) -> None:
 def test_close_is_final_and_idempotent(where: Path) -> None:
     store = open_small(where)
     put(store, CHAIN, KEYS)
-    match = store.pin_prefix(CHAIN, KEYS)
+    match = store.lease_prefix(CHAIN, KEYS)
     assert "owner" in repr(store)
     store.close()
     store.close()

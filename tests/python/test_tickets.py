@@ -117,7 +117,7 @@ def test_past_deadline_moves_nothing(store: rt.Store) -> None:
 
 
 def test_cancelled_ticket_says_so(where: Path) -> None:
-    """Many puts at once: the last ones wait, and are cancelled before they begin."""
+    """Many concurrent puts: the last puts wait, and are cancelled before they begin."""
     sequences = [keys_of(f"cancel {n}", 16) for n in range(16)]
     source = pages_of(sequences[0], PAGE)
     with open_small(where, capacity="256MiB") as store:
@@ -154,7 +154,7 @@ def test_dropped_ticket_keeps_buffers_until_done(store: rt.Store) -> None:
     del source
     while alive() is not None and time.monotonic() < deadline:
         time.sleep(0.01)
-        store.submit_get(SCOPE, [], [])  # any call lets go of what was dropped
+        store.submit_get(SCOPE, [], [])  # any call releases the dropped buffers
     assert alive() is None
 
 

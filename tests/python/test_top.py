@@ -33,7 +33,7 @@ OWNER = textwrap.dedent(
 
 
 def drawn(written: str) -> str:
-    """Returns the text on the terminal; cursor movements skip what is unchanged."""
+    """Returns the text on the terminal; cursor movements skip unchanged characters."""
     cells: dict[tuple[int, int], str] = {}
     row, column = 1, 1
     for move, other, character in re.findall(
@@ -68,7 +68,7 @@ class Screen:
         while select([self.master], [], [], seconds)[0]:
             try:
                 self.written += os.read(self.master, 1 << 16).decode(errors="replace")
-            except OSError:  # nobody is there any more
+            except OSError:  # no process holds the terminal
                 break
         return self.written
 

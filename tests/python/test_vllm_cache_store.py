@@ -7,18 +7,20 @@ from typing import Any
 
 import pytest
 from support import keys_of, pages_of
-from vllm_shapes import identity, part
+from vllm_shapes import cache_group, identity
 
+from ritornello.vllm.cache_groups import ObjectId
 from ritornello.vllm.cache_store import CacheStore
-from ritornello.vllm.matching import Hit, Prompt
+from ritornello.vllm.matching import PromptLength, StoreHit
 from ritornello.vllm.meter import Meter
-from ritornello.vllm.parts import Slice
 from ritornello.vllm.settings import Settings
 
 WAIT = 60.0
 PAGE = 64 << 10
-IDENTITY = identity(part(units=((0, 1),), stages=(("l.0",),), kv_heads=1, head_bytes=PAGE))
-OBJECT = Slice(0, 0, 0)
+IDENTITY = identity(
+    cache_group(head_ranges=((0, 1),), stages=(("l.0",),), kv_heads=1, head_bytes=PAGE)
+)
+OBJECT = ObjectId(0, 0, 0)
 KEYS = keys_of("prompt", 5)
 
 
@@ -70,8 +72,8 @@ def test_written_pages_are_counted_once(elsewhere: CacheStore) -> None:
     assert not {name for name in told if "dropped" in name or "lost" in name}
 
 
-def match(cache: CacheStore, *, loads: bool) -> Hit:
-    prompt = Prompt(0, len(KEYS) * IDENTITY.parts[0].page_tokens + 1, loads)
+def match(cache: CacheStore, *, loads: bool) -> StoreHit:
+    prompt = PromptLength(0, len(KEYS) * IDENTITY.groups[0].page_tokens + 1, loads)
     hit = cache.lookup(IDENTITY, [OBJECT], KEYS, WAIT, prompt)
     assert hit is not None
     return hit
@@ -81,7 +83,7 @@ def prefetches(cache: CacheStore) -> int:
     return cache.call("stats", lambda each: int(each.stats()["prefetch"]["started"]), -1)
 
 
-def test_declined_loads_are_not_prefetched(elsewhere: CacheStore) -> None:
+def test_opted_out_loads_are_not_prefetched(elsewhere: CacheStore) -> None:
     hit = match(elsewhere, loads=False)
     assert (hit.pages, hit.present, hit.pending) == (0, 0, False)
     assert prefetches(elsewhere) == 0

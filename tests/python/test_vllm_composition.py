@@ -5,15 +5,15 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from test_vllm_scheduler import BLOCKS, Blocks, request
-from vllm_shapes import TOKENS, FakeStore, identity, part
+from scheduler_support import BLOCKS, Blocks, request
+from vllm_shapes import TOKENS, FakeStore, cache_group, identity
 
 from ritornello.vllm import composition
+from ritornello.vllm.cache_groups import trailing
 from ritornello.vllm.composition import REQUEST_FACTS, FactsCollector
 from ritornello.vllm.handshake import ShardFacts
 from ritornello.vllm.metadata import IDLE, WorkerReport
 from ritornello.vllm.meter import Meter
-from ritornello.vllm.parts import trailing
 from ritornello.vllm.scheduler import SchedulerSide
 from ritornello.vllm.store import VllmStore
 
@@ -42,10 +42,10 @@ def side(blocks: Shared) -> SchedulerSide:
 
 
 def side_of(
-    blocks: Shared, *parts: Any, store: FakeStore | None = None, meter: Meter | None = None
+    blocks: Shared, *groups: Any, store: FakeStore | None = None, meter: Meter | None = None
 ) -> SchedulerSide:
     used = cast(VllmStore, store or FakeStore())
-    made = SchedulerSide(used, identity(*parts), meter or Meter(), composed=True)
+    made = SchedulerSide(used, identity(*groups), meter or Meter(), composed=True)
     made.bind_cache(blocks)
     return made
 
@@ -99,7 +99,7 @@ def test_failed_foreign_load_is_saved_after_recompute(side: SchedulerSide, block
     asked = request(300)
     admit(side, asked, 2 * TOKENS)
     first = step(side, asked, 300 - 2 * TOKENS, loads=True)
-    asked.num_computed_tokens = TOKENS  # vLLM goes back to the first block that failed
+    asked.num_computed_tokens = TOKENS  # vLLM recomputes from the first block that failed
     over(side, first, 101)
     assert {101, 102, 103} <= blocks.evicted
     second = step(side, asked, 300 - TOKENS)
@@ -117,7 +117,7 @@ def test_request_sharing_failed_block_is_not_saved(side: SchedulerSide, blocks: 
     first = side.plan(SimpleNamespace(num_scheduled_tokens=everyone, has_sync_kv_loads=True))
     assert saved(first) == []
     lent.num_computed_tokens = TOKENS
-    sharing.num_computed_tokens = 2 * TOKENS  # the other one computes it for both
+    sharing.num_computed_tokens = 2 * TOKENS  # the other request computes it for both
     other.num_computed_tokens = 300
     over(side, first, 101)
     again = {"r": 300 - TOKENS, "s": 300 - 2 * TOKENS, "o": 1}
@@ -205,7 +205,7 @@ def test_readmission_drops_deferred_saves(side: SchedulerSide) -> None:
 
 
 def test_blocks_out_of_window_are_not_saved(blocks: Shared) -> None:
-    side = side_of(blocks, part(), part(rule=trailing(2 * TOKENS)))
+    side = side_of(blocks, cache_group(), cache_group(rule=trailing(2 * TOKENS)))
     asked = request(300)
     admit(side, asked, 2 * TOKENS)
     first = step(side, asked, 300 - 2 * TOKENS, loads=True)
@@ -289,9 +289,9 @@ def test_dummy_blocks_are_refused() -> None:
         extra = {"connectors": [{"kv_connector": name} for name in names]}
         return SimpleNamespace(kv_transfer_config=SimpleNamespace(kv_connector_extra_config=extra))
 
-    assert not composition.refusal(None)
-    assert not composition.refusal(engine("RitornelloConnector", "NixlConnector"))
-    assert "DecodeBenchConnector" in composition.refusal(engine("DecodeBenchConnector"))
+    assert not composition.unsupported_reason(None)
+    assert not composition.unsupported_reason(engine("RitornelloConnector", "NixlConnector"))
+    assert "DecodeBenchConnector" in composition.unsupported_reason(engine("DecodeBenchConnector"))
 
 
 def test_requests_wait_for_facts_of_all_workers() -> None:
@@ -315,7 +315,7 @@ def test_wait_for_facts_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_reports_aggregate_facts_and_step() -> None:
     one = WorkerReport(step=3, facts={(0, 0): ShardFacts()})
-    two = WorkerReport(step=3, facts={(0, 1): ShardFacts(refusal="no")})
+    two = WorkerReport(step=3, facts={(0, 1): ShardFacts(unsupported_reason="no")})
     both = one.aggregate(two)
     assert both.step == 3
-    assert both.facts == {(0, 0): ShardFacts(), (0, 1): ShardFacts(refusal="no")}
+    assert both.facts == {(0, 0): ShardFacts(), (0, 1): ShardFacts(unsupported_reason="no")}

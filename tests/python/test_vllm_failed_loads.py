@@ -4,17 +4,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from scheduler_support import Blocks, keep, request, run
+from scheduler_support import side_of as alone
 from test_vllm_composition import Shared, admit, over, saved
 from test_vllm_composition import side_of as composed
-from test_vllm_scheduler import Blocks, keep, request, run
-from test_vllm_scheduler import side_of as alone
-from vllm_shapes import TOKENS, FakeStore, identity, part
+from vllm_shapes import TOKENS, FakeStore, cache_group, identity
 
+from ritornello.vllm.cache_groups import trailing
 from ritornello.vllm.metadata import WorkerReport
-from ritornello.vllm.parts import trailing
 from ritornello.vllm.scheduler import ASYNC_LOAD_BYTES
 
-WINDOW = part(rule=trailing(2 * TOKENS))
+WINDOW = cache_group(rule=trailing(2 * TOKENS))
 
 
 def plan(side: Any, **tokens: int) -> Any:
@@ -72,7 +72,7 @@ def test_finished_load_keeps_shared_failure(beside: bool) -> None:
     asynchronously. vLLM recomputes it in "a", which still waits, and considers it valid in "b".
     """
     store, blocks = FakeStore(), Shared()
-    model = part(head_bytes=ASYNC_LOAD_BYTES // 8)
+    model = cache_group(head_bytes=ASYNC_LOAD_BYTES // 8)
     side: Any = composed(blocks) if beside else alone(store, blocks, identity(model))
     lent, one, two = request(3 * TOKENS), request(7 * TOKENS, "a"), request(7 * TOKENS, "b")
     blocks.tables["r"] = ([100, 101, 102],)

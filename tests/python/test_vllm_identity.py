@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 
 from ritornello.model import canonical_config, model_name
+from ritornello.vllm.cache_groups import ALL, ObjectId, object_ids, trailing
 from ritornello.vllm.handshake import GroupMemory, ShardFacts, WorkerRank, group_layouts
 from ritornello.vllm.identity import Identity, identity_of
-from ritornello.vllm.parts import ALL, Slice, slices, trailing
 from ritornello.vllm.support import (
-    refusal,
     require_no_context_parallel,
     requires_async_loads,
     startup_warnings,
+    unsupported_reason,
 )
-from ritornello.weights import fingerprint
+from ritornello.weight_fingerprint import fingerprint
 
 
 def safetensors(path: Path, tensors: dict[str, bytes]) -> Path:
@@ -189,18 +189,18 @@ def identify(
 
 
 def scope_ids(identity: Identity) -> set[bytes]:
-    return {identity.scope(of).id for of in slices(identity.parts)}
+    return {identity.scope(of).id for of in object_ids(identity.groups)}
 
 
 def test_same_engine_has_same_identity(model: Path) -> None:
     one = identify(model)
     assert one == identify(model)
     assert one.epoch == b""
-    (part,) = one.parts
-    assert part.layout == "vllm-0.32.0/cpu/amx/heads"
-    assert part.units == ((0, 1), (1, 2))
-    assert part.object_bytes(0, 0) == 2 * 32768
-    assert one.scope(Slice(0, 0, 1)).describe()["kv_heads"] == (1, 2)
+    (group,) = one.groups
+    assert group.layout == "vllm-0.32.0/cpu/amx/heads"
+    assert group.head_ranges == ((0, 1), (1, 2))
+    assert group.object_bytes(0, 0) == 2 * 32768
+    assert one.scope(ObjectId(0, 0, 1)).describe()["kv_heads"] == (1, 2)
 
 
 @pytest.mark.parametrize(
@@ -250,15 +250,15 @@ def test_other_worker_count_finds_same_objects(model: Path) -> None:
 def test_inseparable_heads_depend_on_worker_count(model: Path) -> None:
     whole = identify(model, facts=told(head_major=False))
     halves = split(model, 2, head_major=False)
-    assert whole.parts[0].units == ((0, 2),)
+    assert whole.groups[0].head_ranges == ((0, 2),)
     assert scope_ids(whole).isdisjoint(scope_ids(halves))
     assert "not found at another tensor parallel size than 2" in startup_warnings(halves)[0]
 
 
 def test_stages_are_named_by_layers(model: Path) -> None:
     one = identify(model, facts=told(stages=2), parallel_config__pipeline_parallel_size=2)
-    assert one.parts[0].stages == (("l.0", "l.1"), ("l.2", "l.3"))
-    assert one.scope(Slice(0, 1, 0)).describe()["layers"] == (2, 4)
+    assert one.groups[0].stages == (("l.0", "l.1"), ("l.2", "l.3"))
+    assert one.scope(ObjectId(0, 1, 0)).describe()["layers"] == (2, 4)
     assert len(scope_ids(one)) == 4
 
 
@@ -282,24 +282,24 @@ def test_latent_attention_is_one_object(model: Path) -> None:
 def test_window_is_separate_part(model: Path) -> None:
     window = attention(SlidingWindowSpec, sliding_window=128, extra_retained_tokens=1)
     one = identify(model, attention(), window)
-    assert [part.rule for part in one.parts] == [ALL, trailing(129)]
-    described = one.scope(Slice(1, 0, 0)).describe()
+    assert [group.rule for group in one.groups] == [ALL, trailing(129)]
+    described = one.scope(ObjectId(1, 0, 0)).describe()
     assert (described["part"], described["chained"]) == (1, False)
 
 
 def test_unclear_head_split_is_refused(model: Path) -> None:
-    assert split(model, 2, num_kv_heads=4).parts[0].kv_heads == 8
-    with pytest.raises(ValueError, match="cannot be told"):
+    assert split(model, 2, num_kv_heads=4).groups[0].kv_heads == 8
+    with pytest.raises(ValueError, match="cannot be derived"):
         split(model, 3)
 
 
 @pytest.mark.parametrize(
     ("facts", "why"),
     [
-        ({}, "2 of 2 workers did not say"),
-        ({(0, 0): ShardFacts(refusal="its KV cache is in cuda memory")}, "cuda memory"),
+        ({}, "2 of 2 workers sent no facts"),
+        ({(0, 0): ShardFacts(unsupported_reason="its KV cache is in cuda memory")}, "cuda memory"),
         ({(0, 0): told()[0, 0], (0, 1): ShardFacts()}, r"\(0, 1\) has 0 KV cache groups"),
-        ({(0, 0): told()[0, 0]}, "1 of 2 workers did not say"),
+        ({(0, 0): told()[0, 0]}, "1 of 2 workers sent no facts"),
         (
             {
                 (0, 0): told()[0, 0],
@@ -322,10 +322,10 @@ def test_disagreeing_workers_are_refused(facts: dict[WorkerRank, ShardFacts], wh
 
 
 def test_plain_engine_is_served(model: Path) -> None:
-    assert refusal(engine(model), groups(attention())) == ""
+    assert unsupported_reason(engine(model), groups(attention())) == ""
     without = engine(model, cache_config__enable_prefix_caching=False)
-    assert refusal(without, groups(attention())) == ""
-    assert refusal(engine(model), groups(attention(MLAAttentionSpec))) == ""
+    assert unsupported_reason(without, groups(attention())) == ""
+    assert unsupported_reason(engine(model), groups(attention(MLAAttentionSpec))) == ""
 
 
 @pytest.mark.parametrize(
@@ -354,7 +354,7 @@ def test_unsupported_engines_are_refused(
     why: str,
 ) -> None:
     monkeypatch.delenv("PYTHONHASHSEED", raising=False)
-    assert why in refusal(engine(model, **change), groups(*specs))
+    assert why in unsupported_reason(engine(model, **change), groups(*specs))
 
 
 @pytest.mark.parametrize("kind", ["prefill", "decode"])

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy
 import pytest
-from vllm_shapes import Tensor, identity, part
+from vllm_shapes import Tensor, cache_group, identity
 
 from ritornello.vllm.cache_store import CacheStore
-from ritornello.vllm.metadata import Load, Pages, Save, StepMetadata
+from ritornello.vllm.metadata import Load, PageBlocks, Save, StepMetadata
 from ritornello.vllm.meter import Meter
 from ritornello.vllm.settings import Settings
 from ritornello.vllm.store import VllmStore
@@ -22,7 +22,9 @@ LAYERS = [f"l.{number}" for number in range(6)]
 BYTES = 64 << 10
 KEYS = tuple(f"page {place:02}".encode() * 4 for place in range(5))
 SAVED, LOADED = (1, 2, 3, 4, 5), (11, 9, 8, 7, 6)
-IDENTITY = identity(part(units=((0, 1),), stages=(tuple(LAYERS),), kv_heads=1, head_bytes=BYTES))
+IDENTITY = identity(
+    cache_group(head_ranges=((0, 1),), stages=(tuple(LAYERS),), kv_heads=1, head_bytes=BYTES)
+)
 
 
 class Machine:
@@ -36,7 +38,7 @@ class Machine:
         self.worker = WorkerSide(store, BLOCKS, [(LAYERS, 1)], meter)
         self.worker.register({name: Tensor(array) for name, array in self.memory.items()})
         # A step that saves, and one that notices the completion.
-        self.step(StepMetadata(IDENTITY, (), [Save("a", Pages(0, 0, KEYS, SAVED))]))
+        self.step(StepMetadata(IDENTITY, (), [Save("a", PageBlocks(0, 0, KEYS, SAVED))]))
         while self.worker._pending_saves:
             self.step(StepMetadata())
 
@@ -69,7 +71,7 @@ def machine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Machine]
     made.worker.close()
 
 
-LOAD = StepMetadata(None, [Load("b", [Pages(0, 0, KEYS, LOADED)])])
+LOAD = StepMetadata(None, [Load("b", [PageBlocks(0, 0, KEYS, LOADED)])])
 
 
 def test_announced_layer_has_its_pages(machine: Machine) -> None:
@@ -85,7 +87,7 @@ def test_announced_layer_has_its_pages(machine: Machine) -> None:
 
 def test_missing_pages_are_reported_after_step(machine: Machine) -> None:
     keys = (*KEYS[:4], b"never stored" * 2)
-    assert machine.step(StepMetadata(None, [Load("b", [Pages(0, 0, keys, LOADED)])])) == {6}
+    assert machine.step(StepMetadata(None, [Load("b", [PageBlocks(0, 0, keys, LOADED)])])) == {6}
     report = machine.worker.take_report()
     assert report is not None
     assert report.unsaved == [("b", 0, 4)]

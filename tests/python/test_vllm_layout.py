@@ -1,11 +1,11 @@
-"""From KV tensors to spans of opaque bytes: strides are trusted, shapes are not."""
+"""From KV tensors to spans of opaque bytes: strides are trusted, and shapes are ignored."""
 
 from collections.abc import Sequence
 from math import prod
 
 import pytest
 
-from ritornello.spans import Span
+from ritornello.strided_blocks import Span
 from ritornello.vllm.handshake import GroupMemory
 from ritornello.vllm.layout import LayoutError, group_memory, spans
 
@@ -111,9 +111,9 @@ def test_spans_select_single_head() -> None:
         (Tensor(0, (8, 1, 32, 128)), 1, 8, True),
         # Ordered by token, the heads of each token side by side.
         (Tensor(0, SHAPE, (2 * 32 * 128, 128, 2 * 128, 1)), 2, 8, False),
-        # Several rows make a block: a head lies in as many places.
+        # Several rows make a block: a head is in several places.
         (Tensor(0, SHAPE), 2, 4, False),
-        # The second dimension counts something else.
+        # The second dimension does not count heads.
         (Tensor(0, (8, 4, 32, 64)), 2, 8, False),
     ],
 )

@@ -1,56 +1,15 @@
 """The scheduler's side with a store of sets: claims, leases, saves, resets."""
 
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
-from vllm_shapes import TOKENS, FakeStore, identity, part
+from scheduler_support import BLOCKS, Blocks, keep, request, run, side_of, step
+from vllm_shapes import TOKENS, FakeStore, cache_group, identity
 
-from ritornello.vllm.identity import Identity
+from ritornello.vllm.cache_groups import ObjectId, trailing
 from ritornello.vllm.metadata import IDLE, WorkerReport
-from ritornello.vllm.meter import Meter
-from ritornello.vllm.parts import Slice, trailing
 from ritornello.vllm.scheduler import ASYNC_LOAD_BYTES, SchedulerSide
-from ritornello.vllm.store import VllmStore
-from ritornello.vllm.weights.counters import ChangeCounters
-from ritornello.vllm.weights.guard import WeightGuard
-
-
-class Blocks:
-    """Stand-in for vLLM's cache manager: request "r" has blocks 100, 101, ..., and of a second
-    group 200, 201, ..., where block 0 replaces blocks outside the window.
-    """
-
-    def __init__(self) -> None:
-        self.evicted: set[int] = set()
-        self.free = 49
-        self.behind = 0
-        self.block_pool: Any = SimpleNamespace(
-            num_gpu_blocks=50,
-            get_num_free_blocks=self._free,
-            null_block=SimpleNamespace(block_id=0),
-        )
-
-    def _free(self) -> int:
-        return self.free
-
-    def get_block_ids(self, request_id: str) -> tuple[list[int], ...]:
-        return (list(range(100, 140)), [0] * self.behind + list(range(200 + self.behind, 240)))
-
-    def evict_blocks(self, blocks: set[int]) -> None:
-        self.evicted |= blocks
-
-
-def request(tokens: int, name: str = "r", **changes: Any) -> Any:
-    fields: dict[str, Any] = {
-        "request_id": name,
-        "block_hashes": [f"{name}{place}".encode() * 8 for place in range(tokens // TOKENS)],
-        "num_tokens": tokens,
-        "num_computed_tokens": 0,
-        "skip_reading_prefix_cache": False,
-        "kv_transfer_params": None,
-    }
-    return SimpleNamespace(**(fields | changes))
 
 
 @pytest.fixture
@@ -63,40 +22,9 @@ def blocks() -> Blocks:
     return Blocks()
 
 
-def keep(store: FakeStore, asked: Any, pages: int, epoch: bytes = b"") -> None:
-    store.keep(asked.block_hashes[:pages], epoch=epoch)
-
-
-def side_of(store: FakeStore, blocks: Blocks, model: Identity, **options: Any) -> SchedulerSide:
-    made = SchedulerSide(cast(VllmStore, store), model, Meter(), **options)
-    made.bind_cache(blocks)
-    return made
-
-
 @pytest.fixture
 def side(store: FakeStore, blocks: Blocks) -> SchedulerSide:
     return side_of(store, blocks, identity())
-
-
-BLOCKS = (list(range(100, 140)), list(range(200, 240)))
-
-
-def run(side: SchedulerSide, asked: Any, local: int = 0, computed: int | None = None) -> Any:
-    """Runs one step that admits the request and computes it to its end, or `computed` tokens."""
-    external, _ = side.matched_tokens(asked, local)
-    assert external is not None
-    side.request_admitted(asked, BLOCKS, external)
-    asked.num_computed_tokens = local + external
-    scheduled = (asked.num_tokens if computed is None else computed) - asked.num_computed_tokens
-    metadata = side.plan(SimpleNamespace(num_scheduled_tokens={asked.request_id: scheduled}))
-    asked.num_computed_tokens += scheduled
-    return metadata
-
-
-def step(side: SchedulerSide, asked: Any, tokens: int) -> Any:
-    metadata = side.plan(SimpleNamespace(num_scheduled_tokens={asked.request_id: tokens}))
-    asked.num_computed_tokens += tokens
-    return metadata
 
 
 def test_last_token_is_never_claimed(side: SchedulerSide, store: FakeStore) -> None:
@@ -196,7 +124,7 @@ def test_request_options_are_honoured(side: SchedulerSide, store: FakeStore) -> 
 def test_retained_request_has_end_time(
     side: SchedulerSide, store: FakeStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ritornello.vllm.scheduler.time", lambda: 1000.0)
+    monkeypatch.setattr("ritornello.vllm.save_plan.time", lambda: 1000.0)
     asked = request(300, kv_transfer_params={"ritornello.retain": 60})
     assert run(side, asked).saves[0].retain_until == 1060.0
     assert run(side, request(300, name="q")).saves[0].retain_until is None
@@ -273,7 +201,9 @@ def test_reset_with_used_blocks_stops_serving(
 
 
 def test_worker_refusal_stops_serving(side: SchedulerSide, store: FakeStore) -> None:
-    side.complete_step(WorkerReport(refusal="its KV cache is in cuda memory"), set(), set())
+    side.complete_step(
+        WorkerReport(unsupported_reason="its KV cache is in cuda memory"), set(), set()
+    )
     asked = request(300)
     keep(store, asked, 3)
     assert run(side, asked) is IDLE
@@ -282,7 +212,9 @@ def test_worker_refusal_stops_serving(side: SchedulerSide, store: FakeStore) -> 
 def test_clean_reset_keeps_worker_refusal(
     side: SchedulerSide, store: FakeStore, blocks: Blocks
 ) -> None:
-    side.complete_step(WorkerReport(refusal="its KV cache is in cuda memory"), set(), set())
+    side.complete_step(
+        WorkerReport(unsupported_reason="its KV cache is in cuda memory"), set(), set()
+    )
     asked = request(300)
     for free in (49, 40, 49):
         blocks.free = free
@@ -307,7 +239,7 @@ def test_identity_is_sent_first_and_after_change(side: SchedulerSide) -> None:
 
 
 def test_large_load_is_asynchronous(store: FakeStore, blocks: Blocks) -> None:
-    large = part(head_bytes=ASYNC_LOAD_BYTES // 8)
+    large = cache_group(head_bytes=ASYNC_LOAD_BYTES // 8)
     side = side_of(store, blocks, identity(large))
     small, asked = request(200, name="small"), request(300)
     keep(store, small, 2)
@@ -374,12 +306,12 @@ def test_failed_load_computes_rest(async_side: SchedulerSide, store: FakeStore) 
 
 
 def test_hit_requires_all_objects_of_page(store: FakeStore, blocks: Blocks) -> None:
-    split = part(units=((0, 1), (1, 2)), stages=(("l.0",), ("l.1",)))
+    split = cache_group(head_ranges=((0, 1), (1, 2)), stages=(("l.0",), ("l.1",)))
     side = side_of(store, blocks, identity(split, ranks=2), asynchronous=True)
     asked = request(300)
     for stage in (0, 1):
-        for unit in (0, 1):
-            store.keep(asked.block_hashes[: 4 - stage - unit], Slice(0, stage, unit))
+        for head_range in (0, 1):
+            store.keep(asked.block_hashes[: 4 - stage - head_range], ObjectId(0, stage, head_range))
     metadata = begin_async_load(side, asked)
     assert asked.num_computed_tokens == 2 * TOKENS
     assert len(metadata.loads[0].pages) == 1
@@ -388,41 +320,41 @@ def test_hit_requires_all_objects_of_page(store: FakeStore, blocks: Blocks) -> N
     assert not store.leases
 
 
-WINDOWED = (part(), part(trailing(2 * TOKENS), stages=(("l.2",),)))
+WINDOWED = (cache_group(), cache_group(trailing(2 * TOKENS), stages=(("l.2",),)))
 
 
 def test_window_is_loaded_where_needed(store: FakeStore, blocks: Blocks) -> None:
     side = side_of(store, blocks, identity(*WINDOWED), asynchronous=True)
     asked = request(6 * TOKENS)
-    store.keep(asked.block_hashes[:5], Slice(0, 0, 0))
+    store.keep(asked.block_hashes[:5], ObjectId(0, 0, 0))
     # The third page of the window is missing: neither five nor four pages can be resumed.
-    store.keep([asked.block_hashes[page] for page in (0, 1, 2, 4)], Slice(1, 0, 0))
+    store.keep([asked.block_hashes[page] for page in (0, 1, 2, 4)], ObjectId(1, 0, 0))
     metadata = begin_async_load(side, asked)
     assert asked.num_computed_tokens == 3 * TOKENS
     whole, window = metadata.loads[0].pages
-    assert (whole.part, whole.blocks) == (0, (100, 101, 102))
-    assert (window.part, window.first, window.blocks) == (1, 1, (201, 202))
+    assert (whole.group, whole.blocks) == (0, (100, 101, 102))
+    assert (window.group, window.first, window.blocks) == (1, 1, (201, 202))
     assert len(store.leases) == 2
     # The missing page of the window is saved, though full attention has those pages.
     side.complete_step(None, set(), {"r"})
     side.request_admitted(asked, BLOCKS, 0)
     saves = step(side, asked, 3 * TOKENS).saves
-    assert [(save.pages.part, save.pages.first) for save in saves] == [(0, 5), (1, 3)]
+    assert [(save.pages.group, save.pages.first) for save in saves] == [(0, 5), (1, 3)]
     assert [save.pages.parent is None for save in saves] == [False, True]
 
 
-def test_blocks_behind_window_are_not_saved(store: FakeStore, blocks: Blocks) -> None:
+def test_blocks_outside_window_are_not_saved(store: FakeStore, blocks: Blocks) -> None:
     side = side_of(store, blocks, identity(*WINDOWED), asynchronous=True)
     asked = request(5 * TOKENS)
     blocks.behind = 3
     saves = run(side, asked).saves
-    assert [(save.pages.part, save.pages.first) for save in saves] == [(0, 0), (1, 3)]
+    assert [(save.pages.group, save.pages.first) for save in saves] == [(0, 0), (1, 3)]
     blocks.behind = 5
     assert len(run(side, request(5 * TOKENS, name="q")).saves) == 1
 
 
 def test_pages_are_named_by_last_hash(store: FakeStore, blocks: Blocks) -> None:
-    model = identity(part(tokens=2 * TOKENS), hash_tokens=TOKENS)
+    model = identity(cache_group(tokens=2 * TOKENS), hash_tokens=TOKENS)
     side = side_of(store, blocks, model)
     asked = request(5 * TOKENS)
     store.keep([asked.block_hashes[1]])
@@ -439,14 +371,14 @@ def test_request_is_examined_when_page_fills(
     asked = request(TOKENS + 1)
     run(side, asked)
     looked = 0
-    save_filled = side._plan_saves_of
+    save_filled = side._save_plan._add_saves
 
     def watched(*given: Any) -> None:
         nonlocal looked
         looked += 1
         save_filled(*given)
 
-    monkeypatch.setattr(side, "_plan_saves_of", watched)
+    monkeypatch.setattr(side._save_plan, "_add_saves", watched)
     saved = []
     for tokens in range(TOKENS + 1, 3 * TOKENS + 1):
         asked.num_tokens = tokens
@@ -469,152 +401,3 @@ def test_malformed_request_is_miss(side: SchedulerSide, store: FakeStore) -> Non
     side.request_finished("r")
     assert side.matched_tokens(request(300), 0) == (0, False)
     assert len(store.failed) == 1
-
-
-def test_pending_lookup_is_repeated(side: SchedulerSide, store: FakeStore) -> None:
-    asked = request(300)
-    keep(store, asked, 3)
-    store.pending = True
-    assert side.matched_tokens(asked, 0) == (None, False)
-    assert side.matched_tokens(asked, 0) == (None, False)
-    store.pending = False
-    assert side.matched_tokens(asked, TOKENS)[0] == 2 * TOKENS
-    assert [prompt.computed for prompt in store.prompts] == [0, 0, TOKENS]
-    side.request_finished("r")
-    assert not store.cancelled
-
-
-def test_aborted_request_cancels_pending_lookup(side: SchedulerSide, store: FakeStore) -> None:
-    asked = request(300)
-    store.pending = True
-    side.matched_tokens(asked, 0)
-    side.request_finished("r")
-    assert store.cancelled == [tuple(asked.block_hashes)]
-
-
-def test_pending_lookup_times_out(
-    side: SchedulerSide, store: FakeStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked = request(300)
-    store.pending = True
-    assert side.matched_tokens(asked, 0) == (None, False)
-    monkeypatch.setattr("ritornello.vllm.scheduler.WAIT_SECONDS", 0.0)
-    assert side.matched_tokens(asked, 0) == (0, False)
-
-
-def test_pages_not_worth_loading_are_computed(side: SchedulerSide, store: FakeStore) -> None:
-    asked = request(300)
-    keep(store, asked, 3)
-    store.worth_loading = 1
-    metadata = run(side, asked)
-    assert [pages.keys for load in metadata.loads for pages in load.pages] == [
-        (asked.block_hashes[0],)
-    ]
-    (save,) = metadata.saves
-    assert save.pages.first == 3
-
-
-def test_claimed_tokens_are_counted_by_tier(side: SchedulerSide, store: FakeStore) -> None:
-    asked = request(300)
-    keep(store, asked, 4)
-    store.tiers = [("host", 2), ("disk", 1), ("remote", 1)]
-    run(side, asked, local=TOKENS)
-    expected = {"host": TOKENS, "disk": TOKENS, "remote": TOKENS}
-    assert side.sources(asked, 3 * TOKENS) == expected
-    assert side.sources(asked, 7) == {}
-
-
-def test_slow_load_is_asynchronous(side: SchedulerSide, store: FakeStore) -> None:
-    asked = request(300)
-    keep(store, asked, 3)
-    store.decision = SimpleNamespace(estimate=(0.2, 0.1, 0.9))
-    assert side.matched_tokens(asked, 0) == (3 * TOKENS, True)
-    side.request_finished("r")
-    store.decision = SimpleNamespace(estimate=(0.1, 0.2, 0.9))
-    assert side.matched_tokens(asked, 0) == (3 * TOKENS, False)
-
-
-def test_timings_are_recorded_if_wanted(side: SchedulerSide, store: FakeStore) -> None:
-    asked = request(300)
-    keep(store, asked, 3)
-    store.wants_timings, store.decision = True, SimpleNamespace(estimate=None)
-    metadata = run(side, asked)
-    assert metadata.prefill == (3 * TOKENS, 300 - 3 * TOKENS)
-    report = WorkerReport(prefill=(192, 108, 0.5), load_seconds={"r": 0.25})
-    side.complete_step(report, set(), set())
-    assert store.timings == [(report, {"r": store.decision})]
-    assert step(side, asked, 1).prefill is None
-
-
-def test_remote_gets_all_keys_of_prompt(store: FakeStore, blocks: Blocks) -> None:
-    side = side_of(store, blocks, identity(), has_remote=True)
-    asked = request(300)
-    keep(store, asked, 3)
-    metadata = run(side, asked, local=TOKENS)
-    assert metadata.loads[0].pages[0].before == tuple(asked.block_hashes[:1])
-    assert metadata.saves[0].pages.before == tuple(asked.block_hashes[:3])
-
-
-def watched(changes: int = 0) -> tuple[WeightGuard, ChangeCounters]:
-    guard, counters = WeightGuard(), ChangeCounters.private(2)
-    for _ in range(changes):
-        counters.add(0)
-    guard.set_counters(counters)
-    return guard, counters
-
-
-def test_changed_weights_stop_hits_and_saves(store: FakeStore, blocks: Blocks) -> None:
-    guard, counters = watched()
-    side = side_of(store, blocks, identity(), guard=guard)
-    asked = request(200)
-    keep(store, asked, 3)
-    assert side.matched_tokens(asked, 0)[0] == 3 * TOKENS
-    counters.add(0)
-    assert side.matched_tokens(asked, 0)[0] == 0
-    assert run(side, request(200, name="cold")) is IDLE
-
-
-def test_running_request_saves_no_changed_page(store: FakeStore, blocks: Blocks) -> None:
-    guard, counters = watched()
-    side = side_of(store, blocks, identity(), guard=guard)
-    asked = request(4 * TOKENS)
-    assert len(run(side, asked, computed=2 * TOKENS).saves) == 1
-    counters.add(0)
-    assert step(side, asked, TOKENS) is IDLE
-    assert step(side, asked, TOKENS) is IDLE
-
-
-def test_emptied_engine_begins_epoch(store: FakeStore, blocks: Blocks) -> None:
-    guard, counters = watched(changes=3)
-    side = side_of(store, blocks, identity(), guard=guard)
-    metadata = run(side, request(200))
-    assert (metadata.identity.epoch, metadata.covered) == (b"", counters.read())
-    side.on_caches_reset()
-    assert run(side, request(200, name="s")).identity is None, "the weights are the same"
-    counters.add(0)
-    side.on_caches_reset()
-    metadata = run(side, request(200, name="t"))
-    assert metadata.identity.epoch != b""
-    assert metadata.covered == counters.read()
-
-
-def test_used_blocks_cover_no_change(store: FakeStore, blocks: Blocks) -> None:
-    guard, counters = watched()
-    side = side_of(store, blocks, identity(), guard=guard)
-    counters.add(1)
-    blocks.free -= 5
-    side.on_caches_reset()
-    assert guard.changed()
-    blocks.free += 5
-    side.on_caches_reset()
-    assert not guard.changed()
-
-
-def test_changes_on_other_machines_stop_hits(store: FakeStore, blocks: Blocks) -> None:
-    guard, _ = watched()
-    side = side_of(store, blocks, identity(), guard=guard)
-    asked = request(200)
-    keep(store, asked, 3)
-    both = WorkerReport(changes={0: 0}).aggregate(WorkerReport(changes={1: 1}))
-    side.complete_step(both, set(), set())
-    assert side.matched_tokens(asked, 0)[0] == 0

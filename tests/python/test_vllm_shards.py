@@ -13,10 +13,18 @@ import pytest
 from vllm_shapes import TOKENS, Tensor
 
 from ritornello import Store
+from ritornello.vllm.cache_groups import (
+    ALL,
+    CacheGroup,
+    ObjectId,
+    Rule,
+    head_ranges_of,
+    heads_of,
+    trailing,
+)
 from ritornello.vllm.handshake import ShardFacts, group_layouts
 from ritornello.vllm.identity import Identity
 from ritornello.vllm.meter import Meter
-from ritornello.vllm.parts import ALL, Part, Rule, Slice, heads_of, trailing, units_of
 from ritornello.vllm.scheduler import SchedulerSide
 from ritornello.vllm.settings import Settings
 from ritornello.vllm.store import VllmStore
@@ -53,11 +61,13 @@ class Cluster:
             ]
             for rank in range(ranks):
                 shape = (BLOCKS, HEAD_BYTES, share) if mixed else (BLOCKS, share, HEAD_BYTES)
-                held = {name: numpy.zeros(shape, numpy.uint8) for part in names for name in part}
+                held = {
+                    name: numpy.zeros(shape, numpy.uint8) for layers in names for name in layers
+                }
                 worker = WorkerSide(
                     self._store(path),
                     BLOCKS,
-                    [(part, share) for part in names],
+                    [(layers, share) for layers in names],
                     Meter(),
                     (stage, rank),
                 )
@@ -65,14 +75,14 @@ class Cluster:
                 self.memory[stage, rank], self.workers[stage, rank] = held, worker
         facts: dict[tuple[int, int], ShardFacts] = {p: w.facts() for p, w in self.workers.items()}
         found = group_layouts(facts, stages, ranks, len(rules))
-        parts = []
+        cache_groups = []
         for rule, group in zip(rules, found, strict=True):
-            units, shared = units_of(
+            head_ranges, shared = head_ranges_of(
                 HEADS, ranks, LAYERS * group.head_bytes, sliceable=group.head_major
             )
             order = "heads" if group.head_major else "mixed"
-            parts.append(
-                Part(
+            cache_groups.append(
+                CacheGroup(
                     rule,
                     TOKENS,
                     HEADS,
@@ -81,13 +91,13 @@ class Cluster:
                     "uint8",
                     f"test/{order}",
                     "",
-                    units,
+                    head_ranges,
                     shared,
                     group.stages,
                 )
             )
         self.identity = Identity(
-            "m", b"w", "none", "sha256", TOKENS, TOKENS, (), tuple(parts), ranks
+            "m", b"w", "none", "sha256", TOKENS, TOKENS, (), tuple(cache_groups), ranks
         )
         self.side = SchedulerSide(self._store(path), self.identity, Meter(), asynchronous=True)
         self.blocks = tuple(list(range(1 + 7 * g, 7 + 7 * g)) for g in range(len(rules)))
@@ -180,8 +190,8 @@ def read(cluster: Cluster) -> int:
     if tokens:
         assert asynchronous
         assert cluster.step(asked, 0) == set()
-    for number, part in enumerate(cluster.identity.parts):
-        filled = [cluster.blocks[number][page] for page in part.needed(tokens)]
+    for number, group in enumerate(cluster.identity.groups):
+        filled = [cluster.blocks[number][page] for page in group.needed(tokens)]
         for (_, rank), held in cluster.memory.items():
             for name, array in held.items():
                 if name.startswith(f"{number}."):
@@ -243,7 +253,7 @@ def test_failed_load_is_recomputed_on_all_workers(store: Path) -> None:
     cluster.side.request_admitted(asked, cluster.blocks, tokens)
     forget(store, cluster, HEADS - 1, 3)
     assert cluster.step(asked, 0) == set(cluster.blocks[0][3:PAGES])
-    # vLLM continues from the loaded pages; the store is not asked again.
+    # vLLM continues from the loaded pages without a further lookup.
     asked.num_computed_tokens = 3 * TOKENS
     cluster.side.request_admitted(asked, cluster.blocks, 0)
     cluster.fill(1)
@@ -253,8 +263,8 @@ def test_failed_load_is_recomputed_on_all_workers(store: Path) -> None:
     assert read(Cluster(store, 1)) == PAGES * TOKENS
 
 
-def forget(store: Path, cluster: Cluster, unit: int, pages: int) -> None:
+def forget(store: Path, cluster: Cluster, head_range: int, pages: int) -> None:
     """Deletes one object of all pages except the first few from the store."""
     with Store.open(store) as opened:
-        scope = cluster.identity.scope(Slice(0, 0, unit))
+        scope = cluster.identity.scope(ObjectId(0, 0, head_range))
         assert opened.delete(scope, request().block_hashes[pages:]) > 0

@@ -1,5 +1,5 @@
 """vLLM's secondary tier without vLLM: promises, transfers, and stores that fail, are full, belong
-to another process, or are gone.
+to another process, or were removed.
 """
 
 import os
@@ -16,7 +16,7 @@ from tier_support import ROW, TOKENS, Request, TierHarness, namespace, offload_k
 
 from ritornello.vllm.tier.sequence import Group, KeySequence, consecutive_runs
 from ritornello.vllm.tier.settings import TierSettings
-from ritornello.vllm.tier.tier import Answer
+from ritornello.vllm.tier.tier import LookupAnswer
 from ritornello.vllm.weights.counters import ChangeCounters
 from ritornello.vllm.weights.guard import WeightGuard
 
@@ -56,7 +56,7 @@ def test_one_lookup_answers_following_keys(rig: TierHarness) -> None:
     rig.save(rig.begin("r", KEYS), KEYS[:9])
     rig.counts.take()
     assert rig.hits(rig.begin("s", KEYS), KEYS) == 9
-    assert rig.counts.take()["questions", ""] == 1
+    assert rig.counts.take()["lookups", ""] == 1
 
 
 def test_keys_without_position_are_looked_up_singly(rig: TierHarness) -> None:
@@ -172,13 +172,13 @@ def test_groups_have_own_scopes(rig: TierHarness) -> None:
     both = [*KEYS[:2], *window[8:10]]
     assert rig.save(request, both).ok == [True] * 4
     assert [rig.tier.lookup(key, request) for key in window] == [
-        Answer.HIT if place in (8, 9) else Answer.MISS for place in range(12)
+        LookupAnswer.HIT if place in (8, 9) else LookupAnswer.MISS for place in range(12)
     ]
     assert rig.load(request, both).ok == [True] * 4
     assert all(rig.right(both))
     stranger = [key[:-4] + (7).to_bytes(4, "big") for key in KEYS[:1]]
     assert rig.save(request, stranger).reasons == {"group": 1}
-    assert rig.tier.lookup(stranger[0], request) is Answer.MISS
+    assert rig.tier.lookup(stranger[0], request) is LookupAnswer.MISS
 
 
 def test_request_retains_if_permitted(where: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -229,7 +229,8 @@ def test_reset_hides_and_drops_earlier_chunks(rig: TierHarness) -> None:
     rig.tier.reset()
     fresh = rig.begin("s", KEYS)
     assert rig.hits(fresh, KEYS) == 0
-    # The running request may have computed with other weights, and others may share its blocks.
+    # The running request may have computed with earlier weights, and other requests may share its
+    # blocks.
     assert rig.save(running, KEYS).reasons == {"before_reset": 12}
     assert rig.save(fresh, KEYS).reasons == {"before_reset": 12}
     rig.tier.end_request(running)
@@ -352,7 +353,7 @@ with rt.Store.open(sys.argv[1], **eval(sys.argv[2])) as store:
 
 @pytest.fixture
 def owner(where: Path) -> Iterator[subprocess.Popen[str]]:
-    """Another process that owns the store, so that this one is a client."""
+    """Another process that owns the store, so that this process is a client."""
     process = subprocess.Popen(
         [sys.executable, "-c", OWNER, str(where), repr(SMALL)],
         stdin=subprocess.PIPE,
@@ -376,12 +377,12 @@ def test_client_lookups_run_on_lookup_thread(where: Path, owner: subprocess.Pope
     rig = client(where)
     request = rig.begin("r", KEYS)
     rig.save(request, KEYS[:9])
-    assert {rig.tier.lookup(key, request) for key in KEYS} == {Answer.PENDING}
+    assert {rig.tier.lookup(key, request) for key in KEYS} == {LookupAnswer.PENDING}
     found = rig.tier.batch_lookup(KEYS, request)
     assert found == [True] * 9 + [False] * 3
     assert [
         rig.tier.confirm_lookup(key, request, ok) for key, ok in zip(KEYS, found, strict=True)
-    ] == [Answer.HIT if ok else Answer.MISS for ok in found]
+    ] == [LookupAnswer.HIT if ok else LookupAnswer.MISS for ok in found]
     assert rig.load(request, KEYS[:9]).ok == [True] * 9
     assert all(rig.right(KEYS[:9]))
     rig.tier.close()
@@ -396,7 +397,7 @@ def test_stopped_owner_does_not_block_scheduler(where: Path, owner: subprocess.P
     try:
         # None of these calls has a result; they must return.
         asked = time.monotonic()
-        assert rig.tier.lookup(KEYS[0], request) is Answer.PENDING
+        assert rig.tier.lookup(KEYS[0], request) is LookupAnswer.PENDING
         rig.tier.confirm_lookup(KEYS[0], request, found=True)
         rig.tier.touch(KEYS)
         rig.start_load(request, KEYS)

@@ -18,8 +18,8 @@ from ritornello.vllm.tier.namespace import (
     Namespace,
     is_unbounded,
     namespace_of,
-    refusal,
     spec_text,
+    unsupported_reason,
 )
 
 __all__ = ["model"]
@@ -115,7 +115,7 @@ def test_same_engine_has_same_scope(model: Path) -> None:
         {"model_config__hf_config": SimpleNamespace(to_dict=lambda: {"model_type": "other"})},
     ],
 )
-def test_scope_covers_whatever_changes_bytes(model: Path, change: dict[str, Any]) -> None:
+def test_scope_covers_changes_of_bytes(model: Path, change: dict[str, Any]) -> None:
     one, other = of(model), of(model, **change)
     assert one.scope(one.groups[0]).id != other.scope(other.groups[0]).id
 
@@ -178,17 +178,17 @@ def test_ambiguous_engines_are_refused(
     model: Path, changes: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("PYTHONHASHSEED", raising=False)
-    assert refusal(vllm(model), offloading(), ROW) == ""
-    assert said in refusal(vllm(model, **changes), offloading(), ROW)
+    assert unsupported_reason(vllm(model), offloading(), ROW) == ""
+    assert said in unsupported_reason(vllm(model, **changes), offloading(), ROW)
 
 
 def test_oversized_chunks_and_unknown_engines_are_refused(model: Path) -> None:
-    assert "was not found" in refusal(None, offloading(), ROW)
-    assert "blocks_per_chunk" in refusal(vllm(model), offloading(), ROW_BYTES_MAX + 4096)
-    assert refusal(vllm(model), offloading(), ROW_BYTES_MAX) == ""
-    assert "no KV cache group" in refusal(vllm(model), offloading(0), ROW)
+    assert "was not found" in unsupported_reason(None, offloading(), ROW)
+    assert "blocks_per_chunk" in unsupported_reason(vllm(model), offloading(), ROW_BYTES_MAX + 4096)
+    assert unsupported_reason(vllm(model), offloading(), ROW_BYTES_MAX) == ""
+    assert "no KV cache group" in unsupported_reason(vllm(model), offloading(0), ROW)
     drafts = SimpleNamespace(method="ngram")
-    assert refusal(vllm(model, speculative_config=drafts), offloading(), ROW) == ""
+    assert unsupported_reason(vllm(model, speculative_config=drafts), offloading(), ROW) == ""
 
 
 def base(**changes: Any) -> Any:
@@ -245,6 +245,6 @@ def test_unknown_interface_fails_in_one_line() -> None:
     assert "takes config" in interface.interface_difference(other, Job, Result, Answers)
     assert "Result has" in interface.interface_difference(base(), Result, Result, Answers)
     assert "RETRY" in interface.interface_difference(base(), Job, Result, Enum("Few", "HIT MISS"))
-    with pytest.raises(ImportError, match=r"0\.34\.0 is another one") as raised:
+    with pytest.raises(ImportError, match=r"0\.34\.0 differs") as raised:
         interface.require_tested_interface(abstract, Job, Result, Answers, "0.34.0")
     assert "\n" not in str(raised.value)

@@ -1,97 +1,21 @@
 """The worker's side and its store, with scripted tickets."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from time import monotonic
+from collections.abc import Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from vllm_shapes import FIRST, Tensor, identity, part
+from vllm_shapes import FIRST, Tensor, cache_group, identity
+from worker_support import KEYS, FakeStore, held_object, loading, outcome, ready, saving
 
-from ritornello.vllm.identity import Identity
-from ritornello.vllm.metadata import Load, Pages, Save, StepMetadata
+from ritornello.vllm.cache_groups import ObjectId
+from ritornello.vllm.metadata import Load, PageBlocks, StepMetadata
 from ritornello.vllm.meter import Meter
-from ritornello.vllm.parts import Slice
 from ritornello.vllm.settings import Settings
-from ritornello.vllm.shard import Object
+from ritornello.vllm.shard import PageObject
 from ritornello.vllm.store import VllmStore
-from ritornello.vllm.weights import watch
 from ritornello.vllm.worker import WorkerSide
-
-KEYS = (b"k0" * 8, b"k1" * 8, b"k2" * 8)
-
-
-def outcome(*ok: bool, reason: str = "") -> Any:
-    pages = (*ok, False).index(False)
-    return SimpleNamespace(ok=list(ok), pages=pages, bytes=pages * 4096, reason=reason, seconds=0)
-
-
-@dataclass
-class FakeStore:
-    """Stand-in for the store: `outcomes` in the order of submission."""
-
-    outcomes: list[Any] = field(default_factory=list)
-    cancelled: int = 0
-    puts: list[Any] = field(default_factory=list)
-    events: list[str] = field(default_factory=list)
-    wants_timings: bool = False
-    sections: list[Sequence[int]] = field(default_factory=list)
-
-    def open(self) -> bool:
-        return True
-
-    def submit_get(
-        self,
-        identity: Identity,
-        piece: Slice,
-        pool: Any,
-        pages: Pages,
-        timeout: float,
-        sections: Sequence[int] = (),
-    ) -> Any:
-        self.sections.append(sections)
-        return self._ticket()
-
-    def wait_section(self, ticket: Any, number: int, timeout: float) -> bool:
-        self.events.append(f"group {number}")
-        return bool(ticket.outcome != "late")
-
-    def submit_put(
-        self, identity: Identity, piece: Slice, pool: Any, pages: Pages, until: float | None
-    ) -> Any:
-        self.puts.append((piece, pages.keys, pages.blocks, pages.parent))
-        return self._ticket()
-
-    def take_loads(self) -> list[tuple[str, int, float]]:
-        return [("disk", 4096, 0.5)]
-
-    def report_stats(self) -> None:
-        pass
-
-    def is_done(self, ticket: Any) -> bool:
-        return ticket.outcome != "late" or self.cancelled > 0
-
-    def request_cancel(self, ticket: Any) -> None:
-        self.cancelled += 1
-
-    def wait(self, ticket: Any, timeout: float | None) -> Any:
-        if ticket.outcome == "interrupted":
-            raise KeyboardInterrupt
-        self.events.append("wait")
-        return None if ticket.outcome == "late" else ticket.outcome
-
-    def cancel_and_wait(self, ticket: Any) -> Any:
-        self.cancelled += 1
-        self.events.append("cancel")
-        return outcome(True, False, False, reason="deadline")
-
-    def close(self) -> None:
-        self.events.append("close")
-
-    def _ticket(self) -> Any:
-        found = self.outcomes.pop(0)
-        return found and SimpleNamespace(outcome=found)
 
 
 @pytest.fixture
@@ -104,33 +28,9 @@ def meter() -> Meter:
     return Meter()
 
 
-def ready(store: Any, meter: Meter, *objects: Object, groups: int = 1) -> WorkerSide:
-    """Returns a worker that knows its objects of a page, without memory."""
-    made = WorkerSide(store, 8, [([], 2)] * groups, meter)
-    made._identity = identity()
-    held = list(objects) or [held_object(FIRST)]
-    made._objects = [[one for one in held if one.piece.part == part] for part in range(groups)]
-    return made
-
-
-def held_object(piece: Slice, *, is_writer: bool = True) -> Object:
-    pool: Any = SimpleNamespace(page_bytes=4096, pages=list)
-    return Object(piece, pool, is_writer)
-
-
 @pytest.fixture
 def side(store: FakeStore, meter: Meter) -> WorkerSide:
     return ready(store, meter)
-
-
-def loading(*names: str, asynchronous: bool = False) -> StepMetadata:
-    loads = [Load(name, [Pages(0, 4, KEYS, (10, 11, 12))], asynchronous) for name in names]
-    saves = [Save(name, Pages(0, 7, KEYS[:1], (13,), KEYS[2:])) for name in names]
-    return StepMetadata(None, loads, saves)
-
-
-def saving(name: str, *keys: bytes) -> StepMetadata:
-    return StepMetadata(None, (), [Save(name, Pages(0, 0, keys, tuple(range(1, len(keys) + 1))))])
 
 
 def test_complete_load_reports_nothing(side: WorkerSide, store: FakeStore, meter: Meter) -> None:
@@ -165,9 +65,9 @@ def test_failed_load_cancels_saves_of_step(
     assert report.unsaved == [("b", 0, 4), ("a", 0, 7), ("b", 0, 7)]
     counts = meter.take()
     assert counts is not None
-    assert counts["skipped_pages:spoilt"] == 2
+    assert counts["skipped_pages:load_failed"] == 2
     assert counts["missed_pages:io"] == 3
-    # The next step is a new one.
+    # The next step saves again.
     store.outcomes = [outcome(True)]
     side.load(StepMetadata())
     side.save(StepMetadata(None, (), metadata.saves[:1]))
@@ -238,7 +138,7 @@ class FailingTicket:
 
 
 def fail(*_: object, **__: object) -> Any:
-    raise FatalError("the device is gone")
+    raise FatalError("the device was removed")
 
 
 @pytest.fixture
@@ -311,7 +211,7 @@ def test_full_staging_is_retried_full_store_is_not(side: WorkerSide, store: Fake
 
 
 def test_save_counts_shortest_object(store: FakeStore, meter: Meter) -> None:
-    side = ready(store, meter, held_object(Slice(0, 0, 0)), held_object(Slice(0, 0, 1)))
+    side = ready(store, meter, held_object(ObjectId(0, 0, 0)), held_object(ObjectId(0, 0, 1)))
     store.outcomes = [
         outcome(True, True, True),
         outcome(True, False, False, reason="staging_full"),
@@ -328,7 +228,7 @@ def test_save_counts_shortest_object(store: FakeStore, meter: Meter) -> None:
 
 
 def test_shared_heads_are_stored_by_one_worker(store: FakeStore, meter: Meter) -> None:
-    mine, theirs = Slice(0, 0, 0), Slice(0, 0, 1)
+    mine, theirs = ObjectId(0, 0, 0), ObjectId(0, 0, 1)
     side = ready(store, meter, held_object(mine), held_object(theirs, is_writer=False))
     store.outcomes = [outcome(True)]
     side.save(saving("a", KEYS[0]))
@@ -346,19 +246,19 @@ def test_mismatched_memory_is_refused(
     memory = numpy.zeros((2, 8, 2, 64, 8), numpy.uint8)
     side.register({f"l.{i}": Tensor(memory[i]) for i in range(2)})
     assert side.facts().groups == (GroupMemory(("l.0", "l.1"), 1024, 2, True),)
-    side.load(StepMetadata(identity(part(head_bytes=100)), loading("a").loads))
+    side.load(StepMetadata(identity(cache_group(head_bytes=100)), loading("a").loads))
     assert side.take_failed_blocks() == {10, 11, 12}
     report = side.take_report()
     assert report is not None
-    assert "2048 bytes in memory, 400 by the model" in report.refusal
-    side.load(StepMetadata(identity(part(head_bytes=512))))
+    assert "2048 bytes in memory, 400 by the model" in report.unsupported_reason
+    side.load(StepMetadata(identity(cache_group(head_bytes=512))))
     assert side.take_report() is None
 
 
 def test_worker_without_caches_refuses(store: FakeStore, meter: Meter) -> None:
     side = WorkerSide(cast(VllmStore, store), 8, [(["l.0"], 2)], meter)
     side.register({})
-    assert "no KV cache was registered" in side.facts().refusal
+    assert "no KV cache was registered" in side.facts().unsupported_reason
 
 
 def test_close_waits_for_saves(side: WorkerSide, store: FakeStore, meter: Meter) -> None:
@@ -371,7 +271,7 @@ def test_close_waits_for_saves(side: WorkerSide, store: FakeStore, meter: Meter)
 
 
 def test_async_load_ends_with_last_read(store: FakeStore, meter: Meter) -> None:
-    side = ready(store, meter, held_object(Slice(0, 0, 0)), held_object(Slice(0, 0, 1)))
+    side = ready(store, meter, held_object(ObjectId(0, 0, 0)), held_object(ObjectId(0, 0, 1)))
     slow: Any = outcome(True, True, True)
     store.outcomes = ["late", slow]
     side.load(loading("a", asynchronous=True))
@@ -409,9 +309,11 @@ def test_failed_async_load_cancels_no_save(side: WorkerSide, store: FakeStore) -
 
 
 def test_blocks_of_several_groups_are_not_named(store: FakeStore, meter: Meter) -> None:
-    side = ready(store, meter, held_object(Slice(0, 0, 0)), held_object(Slice(1, 0, 0)), groups=2)
+    side = ready(
+        store, meter, held_object(ObjectId(0, 0, 0)), held_object(ObjectId(1, 0, 0)), groups=2
+    )
     store.outcomes = [outcome(True, True, True), outcome(False, reason="io")]
-    pages = [Pages(0, 0, KEYS, (1, 2, 3)), Pages(1, 2, KEYS[2:], (4,))]
+    pages = [PageBlocks(0, 0, KEYS, (1, 2, 3)), PageBlocks(1, 2, KEYS[2:], (4,))]
     side.load(StepMetadata(None, [Load("a", pages, asynchronous=True)]))
     assert side.take_completed_loads() == ({"a"}, {"a"})
     assert side.take_failed_blocks() == set()
@@ -447,7 +349,7 @@ def test_close_waits_for_async_reads(side: WorkerSide, store: FakeStore) -> None
 
 def test_failing_pool_fails_load_only(broken_core: VllmStore, meter: Meter) -> None:
     pool: Any = SimpleNamespace(page_bytes=4096, pages=fail)
-    side = ready(broken_core, meter, Object(FIRST, pool, True))
+    side = ready(broken_core, meter, PageObject(FIRST, pool, True))
     side.load(loading("a"))
     side.save(saving("a", KEYS[0]))
     assert side.take_failed_blocks() == {10, 11, 12}
@@ -472,232 +374,3 @@ def test_read_times_are_reported_if_wanted(side: WorkerSide, store: FakeStore) -
     assert report is not None
     assert report.loads == [("disk", 4096, 0.5)]
     assert list(report.load_seconds) == ["a"]
-
-
-LAYERS = {"l.0": 0, "l.1": 0, "l.2": 1, "l.3": 2}
-
-
-@pytest.fixture
-def layered(store: FakeStore, meter: Meter) -> WorkerSide:
-    """Returns a worker whose pages have three groups of layers, all of which the engine
-    announces.
-    """
-    pool: Any = SimpleNamespace(page_bytes=4096, pages=list)
-    side = ready(store, meter, Object(FIRST, pool, True, (2048, 3072, 4096)))
-    side._group_of, side._unannounced = LAYERS, {*LAYERS}
-    run(side, *LAYERS)
-    return side
-
-
-def run(side: WorkerSide, *layers: str) -> None:
-    for name in layers:
-        side.await_layer(name)
-
-
-def test_layers_wait_for_their_group(layered: WorkerSide, store: FakeStore, meter: Meter) -> None:
-    store.outcomes = [outcome(True, True, True), outcome(True, True, True), outcome(True)]
-    layered.load(StepMetadata(None, loading("a", "b").loads))
-    assert store.sections == [(2048, 3072, 4096)] * 2
-    assert store.events == []
-    run(layered, "l.0", "l.1")
-    assert store.events == ["group 0"] * 2
-    run(layered, "l.2", "l.3")
-    assert store.events[2:] == ["group 1"] * 2 + ["group 2"] * 2
-    layered.save(loading("a"))
-    assert store.events[6:] == ["wait"] * 2
-    assert len(store.puts) == 1
-    assert layered.take_failed_blocks() == set()
-    counts = meter.take()
-    assert counts is not None
-    assert (counts["layer_loads"], counts["loaded_pages"]) == (2, 6)
-    assert 0 < counts["layer_wait_seconds"] <= counts["load_seconds"]
-    # Nothing is waited for in a step without loads.
-    run(layered, *LAYERS)
-    assert len(store.events) == 8
-
-
-def test_unknown_layer_waits_for_all_groups(layered: WorkerSide, store: FakeStore) -> None:
-    store.outcomes = [outcome(True, True, True)]
-    layered.load(StepMetadata(None, loading("a").loads))
-    run(layered, "another", *LAYERS)
-    assert store.events == [f"group {len(LAYERS)}"]
-
-
-def test_failed_layer_group_fails_page_once(
-    layered: WorkerSide, store: FakeStore, meter: Meter
-) -> None:
-    store.outcomes = [outcome(True, False, True, reason="checksum")]
-    layered.load(loading("a"))
-    run(layered, *LAYERS)
-    assert layered.take_failed_blocks() == set()
-    layered.save(loading("a"))
-    assert store.puts == []
-    assert layered.take_failed_blocks() == {11}
-    report = layered.take_report()
-    assert report is not None
-    assert (report.failed, report.unsaved) == ({"a"}, [("a", 0, 5), ("a", 0, 7)])
-    counts = meter.take()
-    assert counts is not None
-    assert counts["missed_pages:checksum"] == 1
-    layered.load(StepMetadata())
-    layered.save(StepMetadata())
-    assert layered.take_failed_blocks() == set()
-
-
-def test_drafts_report_failures_with_their_step(layered: WorkerSide, store: FakeStore) -> None:
-    """With draft tokens vLLM calls this before the step's pages are saved."""
-    store.outcomes = [outcome(True, False, True, reason="checksum")]
-    layered.load(loading("a"))
-    run(layered, *LAYERS)
-    assert layered.take_completed_loads() == (set(), set())
-    assert layered.take_failed_blocks() == {11}
-    layered.save(loading("a"))
-    assert store.puts == []
-
-
-def test_late_layer_group_is_missed(layered: WorkerSide, store: FakeStore) -> None:
-    store.outcomes = ["late"]
-    layered.load(StepMetadata(None, loading("a").loads))
-    run(layered, "l.0")
-    cast(Any, layered._step_loads[0]._reads[0][1]).outcome = outcome(True, True, True)
-    run(layered, "l.2", "l.3")
-    layered.save(StepMetadata())
-    assert layered.take_failed_blocks() == {10, 11, 12}
-
-
-def test_unannounced_layer_disables_layer_loads(
-    layered: WorkerSide, store: FakeStore, caplog: pytest.LogCaptureFixture
-) -> None:
-    store.outcomes = [outcome(True, True, True)] * 2
-    layered.load(StepMetadata(None, loading("a").loads))
-    run(layered, "l.0", "l.1", "l.3")
-    layered.save(loading("a"))
-    assert store.events[-1] == "wait"
-    assert layered.take_failed_blocks() == {10, 11, 12}
-    assert store.puts == []
-    assert "l.2 ran unannounced" in caplog.text
-    layered.load(StepMetadata(None, loading("b").loads))
-    assert store.sections[-1] == ()
-    assert store.events[-1] == "wait"
-    assert layered.take_failed_blocks() == set()
-
-
-def test_loads_are_whole_until_layers_are_known(store: FakeStore, meter: Meter) -> None:
-    pool: Any = SimpleNamespace(page_bytes=4096, pages=list)
-    side = ready(store, meter, Object(FIRST, pool, True, (2048, 3072, 4096)))
-    side._group_of, side._unannounced = LAYERS, {*LAYERS}
-    for announced in (["l.0"], ["l.1", "l.2", "l.3"]):
-        store.outcomes = [outcome(True, True, True)]
-        side.load(StepMetadata(None, loading("a").loads))
-        assert (store.sections[-1], store.events[-1]) == ((), "wait")
-        run(side, *announced)
-        side.save(StepMetadata())
-    store.outcomes = [outcome(True, True, True)]
-    side.load(StepMetadata(None, loading("a").loads))
-    assert store.sections[-1] == (2048, 3072, 4096)
-
-
-def test_unfinished_step_is_recorded_in_next(layered: WorkerSide, store: FakeStore) -> None:
-    store.outcomes = [outcome(True, False, True, reason="io")]
-    layered.load(StepMetadata(None, loading("a").loads))
-    layered.load(StepMetadata())
-    assert layered.take_failed_blocks() == {10, 11, 12}
-
-
-def test_async_loads_are_whole(layered: WorkerSide, store: FakeStore, meter: Meter) -> None:
-    store.outcomes = [outcome(True, True, True)]
-    layered.load(StepMetadata(None, loading("a", asynchronous=True).loads))
-    run(layered, *LAYERS)
-    assert (store.sections, store.events) == ([()], [])
-    assert layered.take_completed_loads() == ({"a"}, set())
-    counts = meter.take()
-    assert counts is not None
-    assert counts["apart_loads"] == 1
-
-
-def test_layer_load_costs_waited_time(layered: WorkerSide, store: FakeStore) -> None:
-    store.wants_timings = True
-    store.outcomes = [outcome(True, True, True)]
-    layered.begin_step()
-    layered.load(StepMetadata(None, loading("a").loads))
-    run(layered, *LAYERS)
-    begun = layered._step_loads[0].started
-    layered.save(StepMetadata())
-    report = layered.take_report()
-    assert report is not None
-    assert 0 < report.load_seconds["a"] <= monotonic() - begun
-
-
-class Watching:
-    """Stand-in for the watch of this process."""
-
-    shared, slot, count = True, 0, 1
-
-    def __init__(self) -> None:
-        self.counted = b"covered"
-
-    def check(self) -> None:
-        pass
-
-    def covered_by(self, covered: bytes) -> bool:
-        return covered == self.counted
-
-
-@pytest.fixture
-def watching(side: WorkerSide, monkeypatch: pytest.MonkeyPatch) -> Watching:
-    made = Watching()
-    monkeypatch.setattr(watch, "current", lambda: made)
-    side._covered = b"covered"
-    return made
-
-
-def test_changed_weights_refuse_loads_and_saves(
-    side: WorkerSide, store: FakeStore, meter: Meter, watching: Watching
-) -> None:
-    watching.counted = b"changed"
-    side.begin_step(loading("a"))
-    side.load(loading("a"))
-    side.save(loading("a"))
-    assert side.take_failed_blocks() == {10, 11, 12}
-    assert store.puts == []
-    counts = meter.take()
-    assert counts is not None
-    assert counts["missed_pages:weights_changed"] == 3
-    assert counts["skipped_pages:weights_changed"] == 1
-
-
-def test_loads_in_flight_fail_if_weights_change(
-    side: WorkerSide, store: FakeStore, watching: Watching
-) -> None:
-    store.outcomes = [outcome(True, True, True)]
-    side.load(loading("a", asynchronous=True))
-    watching.counted = b"changed"
-    assert side.take_completed_loads() == ({"a"}, {"a"})
-
-
-def test_weights_changed_in_step_are_not_saved(
-    side: WorkerSide, store: FakeStore, watching: Watching
-) -> None:
-    side.begin_step(saving("a", *KEYS))
-    side.load(saving("a", *KEYS))
-    watching.counted = b"changed"
-    side.save(saving("a", *KEYS))
-    assert store.puts == []
-    assert side.take_report() is None, "it is not asked for again"
-
-
-def test_unwatched_worker_saves_nothing(
-    side: WorkerSide, store: FakeStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(watch, "current", lambda: None)
-    side._covered = b"covered"
-    side.save(saving("a", *KEYS))
-    assert store.puts == []
-
-
-def test_remote_worker_reports_changes(side: WorkerSide, watching: Watching) -> None:
-    watching.counted, watching.shared = b"changed", False
-    side.save(saving("a", *KEYS))
-    report = side.take_report()
-    assert report is not None
-    assert report.changes == {0: 1}

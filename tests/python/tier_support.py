@@ -11,13 +11,13 @@ import numpy as np
 from support import Bytes, pages_of
 
 from ritornello.vllm.tier.counts import Counts
+from ritornello.vllm.tier.host_rows import HostRows
 from ritornello.vllm.tier.jobs import FinishedJob
-from ritornello.vllm.tier.memory import HostRows
 from ritornello.vllm.tier.namespace import Namespace
 from ritornello.vllm.tier.sequence import Group
 from ritornello.vllm.tier.settings import TierSettings
 from ritornello.vllm.tier.store import TierStore
-from ritornello.vllm.tier.tier import Answer, Tier
+from ritornello.vllm.tier.tier import LookupAnswer, Tier
 
 ROW = 8192
 TOKENS = 32
@@ -110,7 +110,7 @@ class TierHarness:
     def hits(self, request: Request, keys: Sequence[bytes]) -> int:
         """Returns the leading keys that are promised: vLLM asks until the first miss."""
         for place, key in enumerate(keys):
-            if self.tier.lookup(key, request) is not Answer.HIT:
+            if self.tier.lookup(key, request) is not LookupAnswer.HIT:
                 return place
         return len(keys)
 

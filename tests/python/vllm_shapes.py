@@ -1,27 +1,27 @@
-"""Small models for the tests of the vLLM connector: parts, identities, stores."""
+"""Small models for the tests of the vLLM connector: cache groups, identities, stores."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ritornello.vllm.cache_groups import ALL, CacheGroup, Heads, ObjectId, Rule
 from ritornello.vllm.identity import Identity
-from ritornello.vllm.matching import Hit, Prompt
+from ritornello.vllm.matching import PromptLength, StoreHit
 from ritornello.vllm.metadata import WorkerReport
-from ritornello.vllm.parts import ALL, Heads, Part, Rule, Slice
 
 TOKENS = 64
-FIRST = Slice(0, 0, 0)
+FIRST = ObjectId(0, 0, 0)
 
 
-def part(
+def cache_group(
     rule: Rule = ALL,
-    units: tuple[Heads, ...] = ((0, 2),),
+    head_ranges: tuple[Heads, ...] = ((0, 2),),
     stages: tuple[tuple[str, ...], ...] = (("l.0", "l.1"),),
     tokens: int = TOKENS,
     kv_heads: int = 2,
     head_bytes: int = 1024,
-) -> Part:
-    return Part(
+) -> CacheGroup:
+    return CacheGroup(
         rule,
         tokens,
         kv_heads,
@@ -30,14 +30,14 @@ def part(
         "bfloat16",
         "layout",
         "spec",
-        units,
+        head_ranges,
         True,
         stages,
     )
 
 
-def identity(*parts: Part, ranks: int = 1, hash_tokens: int = TOKENS) -> Identity:
-    made = parts or (part(),)
+def identity(*groups: CacheGroup, ranks: int = 1, hash_tokens: int = TOKENS) -> Identity:
+    made = groups or (cache_group(),)
     alignment = max(one.page_tokens for one in made)
     return Identity("m", b"w", "none", "sha256", hash_tokens, alignment, (), made, ranks)
 
@@ -46,52 +46,55 @@ def identity(*parts: Part, ranks: int = 1, hash_tokens: int = TOKENS) -> Identit
 class FakeStore:
     """Stand-in for the store: pages by epoch and object, and leases in use."""
 
-    pages: set[tuple[bytes, Slice, bytes]] = field(default_factory=set)
+    pages: set[tuple[bytes, ObjectId, bytes]] = field(default_factory=set)
     leases: set[int] = field(default_factory=set)
     lookups: int = 0
     broken: bool = False
     failed: list[str] = field(default_factory=list)
-    # Of a cache over tiers: whether a lookup is pending, and how many pages are worth loading.
+    # For a cache over tiers: whether a lookup is pending, and how many pages are worth loading.
     pending: bool = False
     worth_loading: int = 1 << 20
     tiers: Sequence[tuple[str, int]] = ()
     decision: Any = None
     wants_timings: bool = False
     permits: bool = True
-    prompts: list[Prompt] = field(default_factory=list)
+    prompts: list[PromptLength] = field(default_factory=list)
     cancelled: list[tuple[bytes, ...]] = field(default_factory=list)
     timings: list[tuple[WorkerReport, dict[str, Any]]] = field(default_factory=list)
 
     def lookup(
         self,
         identity: Identity,
-        slices: Sequence[Slice],
+        object_ids: Sequence[ObjectId],
         keys: Sequence[bytes],
         ttl: float,
-        prompt: Prompt,
-    ) -> Hit | None:
+        prompt: PromptLength,
+    ) -> StoreHit | None:
         if self.broken:
             return None
         self.lookups += 1
         self.prompts.append(prompt)
         if self.pending:
-            return Hit(0, 0, pending=True)
-        here = min([*self.exists(identity, piece, keys), False].index(False) for piece in slices)
+            return StoreHit(0, 0, pending=True)
+        here = min(
+            [*self.exists(identity, object_id, keys), False].index(False)
+            for object_id in object_ids
+        )
         self.leases.add(self.lookups)
         worth_loading = min(here, self.worth_loading)
-        return Hit(worth_loading, here, self.lookups, tiers=self.tiers, decision=self.decision)
+        return StoreHit(worth_loading, here, self.lookups, tiers=self.tiers, decision=self.decision)
 
     def permits_retention(self) -> bool:
         return self.permits
 
-    def exists(self, identity: Identity, piece: Slice, keys: Sequence[bytes]) -> list[bool]:
-        return [(identity.epoch, piece, key) in self.pages for key in keys]
+    def exists(self, identity: Identity, object_id: ObjectId, keys: Sequence[bytes]) -> list[bool]:
+        return [(identity.epoch, object_id, key) in self.pages for key in keys]
 
     def release(self, lease: int) -> None:
         self.leases.remove(lease)
 
     def cancel_lookup(
-        self, identity: Identity, slices: Sequence[Slice], keys: Sequence[bytes]
+        self, identity: Identity, object_ids: Sequence[ObjectId], keys: Sequence[bytes]
     ) -> None:
         self.cancelled.append((*keys,))
 
@@ -104,8 +107,8 @@ class FakeStore:
     def close(self) -> None:
         assert not self.leases
 
-    def keep(self, keys: Sequence[bytes], piece: Slice = FIRST, epoch: bytes = b"") -> None:
-        self.pages |= {(epoch, piece, key) for key in keys}
+    def keep(self, keys: Sequence[bytes], object_id: ObjectId = FIRST, epoch: bytes = b"") -> None:
+        self.pages |= {(epoch, object_id, key) for key in keys}
 
 
 class Tensor:

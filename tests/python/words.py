@@ -100,7 +100,7 @@ def paragraphs(lines: Iterable[Line]) -> Iterator[Block]:
 
 
 def rust(source: str) -> Iterator[Line]:
-    """Comments on lines of their own."""
+    """Comments that fill a line."""
     for number, text in enumerate(source.splitlines(), 1):
         sign = re.match(r"\s*//[/!]?", text)
         if sign:
@@ -139,7 +139,7 @@ def marked(block: Block, in_code: bool) -> set[int]:
     for number, line in block:
         text += line.strip() + " "
         numbers += [number] * (len(text) - len(numbers))
-    # A code span may hold any word; its length stays, so that positions do.
+    # A code span may hold any word; its length is kept, so that positions stay correct.
     text = CODE.sub(lambda span: "`" * len(span[0]), text)
     found = {numbers[match.start()] for match in WORDS.finditer(text)}
     starts = [0, *(end.end() for end in SENTENCE_END.finditer(text))]
@@ -167,7 +167,7 @@ def files() -> Iterator[Path]:
 
 
 def part_of(path: Path) -> str:
-    """The folder of the top level, each crate apart; `.` for files beside them."""
+    """The folder of the top level, separately for each crate; `.` for files at the top level."""
     parts = path.relative_to(ROOT).parts[:-1]
     return "/".join(parts[: 2 if parts[:1] == ("crates",) else 1]) or "."
 

@@ -2,7 +2,7 @@
 
 use crate::buffer::{Access, release_dropped};
 use crate::error::invalid;
-use crate::pages::Pages;
+use crate::pages::Buffers;
 use crate::pool::{PoolPages, Selection};
 use pyo3::prelude::*;
 use ritornello_volume::page_memory::{PageSource, PageTarget};
@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 /// The memory of a batch.
 pub(crate) enum BatchMemory {
-    Pages(Arc<Pages>),
+    Buffers(Arc<Buffers>),
     Pool(Selection),
 }
 
@@ -39,42 +39,42 @@ impl BatchMemory {
         release_dropped(pages.py());
         match pages.cast::<PoolPages>() {
             Ok(pool) => pool.get().select(pages.py(), keys, page_bytes, purpose).map(Self::Pool),
-            Err(_) => Pages::of(pages, keys, page_bytes, purpose)
-                .map(|pages| Self::Pages(Arc::new(pages))),
+            Err(_) => Buffers::of(pages, keys, page_bytes, purpose)
+                .map(|pages| Self::Buffers(Arc::new(pages))),
         }
     }
 
     pub(crate) fn as_source(&self) -> &dyn PageSource {
         match self {
-            Self::Pages(pages) => pages.as_ref(),
+            Self::Buffers(pages) => pages.as_ref(),
             Self::Pool(selection) => selection,
         }
     }
 
     pub(crate) fn as_target(&self) -> &dyn PageTarget {
         match self {
-            Self::Pages(pages) => pages.as_ref(),
+            Self::Buffers(pages) => pages.as_ref(),
             Self::Pool(selection) => selection,
         }
     }
 
     pub(crate) fn to_source(&self) -> Arc<dyn PageSource> {
         match self {
-            Self::Pages(pages) => Arc::clone(pages) as Arc<dyn PageSource>,
+            Self::Buffers(pages) => Arc::clone(pages) as Arc<dyn PageSource>,
             Self::Pool(selection) => Arc::new(selection.clone()),
         }
     }
 
     pub(crate) fn to_target(&self) -> Arc<dyn PageTarget> {
         match self {
-            Self::Pages(pages) => Arc::clone(pages) as Arc<dyn PageTarget>,
+            Self::Buffers(pages) => Arc::clone(pages) as Arc<dyn PageTarget>,
             Self::Pool(selection) => Arc::new(selection.clone()),
         }
     }
 
-    /// Releases the memory. No operation may use it any more.
+    /// Releases the memory. No operation may use the memory after this call.
     pub(crate) fn release(&self, py: Python<'_>) {
-        if let Self::Pages(pages) = self {
+        if let Self::Buffers(pages) = self {
             pages.release();
         }
         release_dropped(py);

@@ -31,7 +31,7 @@ unsafe impl Sync for Chunk {}
 impl Chunk {
     /// Bytes `from..from + bytes` of this chunk, which must be inside it.
     pub(crate) fn part(&self, from: usize, bytes: usize) -> Self {
-        debug_assert!(from + bytes <= self.bytes, "a part lies inside its chunk");
+        debug_assert!(from + bytes <= self.bytes, "a part is inside its chunk");
         Self { start: self.start.wrapping_add(from), bytes }
     }
 }
@@ -46,8 +46,8 @@ pub(crate) struct BufferGuard {
     objects: Vec<Py<PyAny>>,
 }
 
-/// An exported buffer. It must not move while exported. Only [`release_dropped`] releases it; a
-/// forgotten one leaks.
+/// An exported buffer. It must not move while exported. Only [`release_dropped`] releases a buffer;
+/// a leaked export is never released.
 struct BufferView(Box<ffi::Py_buffer>);
 
 // SAFETY: only its owner touches it, and releases it attached to the interpreter.
@@ -162,7 +162,7 @@ impl BufferGuard {
         let bytes: usize = tensor.getattr("nbytes")?.extract()?;
         let address: usize = tensor.call_method0("data_ptr")?.extract()?;
         if address == 0 && bytes > 0 {
-            return Err(invalid(py, format!("{} has no memory behind it", name())));
+            return Err(invalid(py, format!("{} has no memory", name())));
         }
         self.objects.push(tensor.clone().unbind());
         Ok(Chunk { start: ptr::with_exposed_provenance_mut(address), bytes })

@@ -53,7 +53,7 @@ impl Handle {
             if !node.is_replaced() {
                 return Ok(Arc::clone(node));
             }
-            "another store has taken this one's place: open it again"
+            "another store has replaced this store: open it again"
         } else {
             "the store is closed: open it again"
         };
@@ -67,12 +67,12 @@ impl Handle {
     /// Closes the node once, detached from the interpreter, because running tickets are waited for.
     ///
     /// # Errors
-    /// The errors of [`Node::close`]; after `Retry` the node must be closed again.
+    /// Errors of [`Node::close`]; after `Retry` the node must be closed again.
     pub(crate) fn close(&self, py: Python<'_>) -> Result<()> {
         let node = self.node.write().take();
         let Some(node) = node else { return Ok(()) };
         let closed = py.detach(|| {
-            // In the child of a fork a thread of the parent may hold the gate for ever.
+            // In the child of a fork a thread of the parent may hold the gate forever.
             let is_opener = self.process == std::process::id();
             let _closing = is_opener.then(|| self.gate.write());
             node.close()

@@ -5,8 +5,8 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
 use ritornello_format::Result;
 
-/// Keys kept alive by references of their own: another thread may change the list while the
-/// interpreter is detached.
+/// Keys kept alive by separate references: another thread may change the list while the interpreter
+/// is detached.
 pub(crate) struct Keys<'py>(Vec<Bound<'py, PyBytes>>);
 
 impl<'py> Keys<'py> {

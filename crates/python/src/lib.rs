@@ -56,7 +56,7 @@ mod _core {
     #[pymodule_export]
     use super::scope::Scope;
     #[pymodule_export]
-    use super::store::{Match, Store};
+    use super::store::{LeasedPrefix, Store};
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {

@@ -11,6 +11,6 @@ pub(crate) fn start() {
         .with_env_filter(filter)
         .with_ansi(std::io::stderr().is_terminal())
         .with_writer(std::io::stderr);
-    // An earlier subscriber stays, such as that of the command line.
+    // An earlier subscriber stays, such as the command line's subscriber.
     let _ = lines.try_init();
 }

@@ -1,16 +1,16 @@
-//! Pages given as Python objects: one buffer each, or several that together make the page.
+//! Buffers given as Python objects: one buffer each, or several that together make the page.
 
 use crate::buffer::{Access, BufferGuard, Chunk};
 use crate::error::invalid;
-use crate::overlap::{Span, overlap};
+use crate::overlap::{MemoryRange, overlap};
 use parking_lot::Mutex;
 use pyo3::prelude::*;
 use pyo3::types::PyString;
 use ritornello_volume::page_memory::{Fragment, FragmentMut, PageSource, PageTarget};
 use std::ops::Range;
 
-/// The memory of pages, kept until [`Pages::release`] or the last reference is dropped.
-pub(crate) struct Pages {
+/// The memory of pages, kept until [`Buffers::release`] or the last reference is dropped.
+pub(crate) struct Buffers {
     chunks: Vec<Chunk>,
     /// Chunks of each page.
     pages: Vec<Range<usize>>,
@@ -18,7 +18,7 @@ pub(crate) struct Pages {
     held: Mutex<Option<BufferGuard>>,
 }
 
-impl Pages {
+impl Buffers {
     /// Takes the first `count` of `pages`, each of `page_bytes` bytes. Memory to be written must
     /// not overlap.
     pub(crate) fn of(
@@ -42,7 +42,7 @@ impl Pages {
             return Err(invalid(py, format!("{count} keys, but {} pages", taken.pages.len())));
         }
         if purpose == Access::Write {
-            check_disjoint(py, taken.spans().collect())?;
+            check_disjoint(py, taken.ranges().collect())?;
         }
         *taken.held.lock() = Some(held);
         Ok(taken)
@@ -77,14 +77,14 @@ impl Pages {
         Ok(())
     }
 
-    /// Releases the memory. No operation may use it any more.
+    /// Releases the memory. No operation may use the memory after this call.
     pub(crate) fn release(&self) {
         drop(self.held.lock().take());
     }
 
-    fn spans(&self) -> impl Iterator<Item = Span> {
+    fn ranges(&self) -> impl Iterator<Item = MemoryRange> {
         self.pages.iter().enumerate().flat_map(|(page, range)| {
-            self.chunks[range.clone()].iter().map(move |chunk| Span {
+            self.chunks[range.clone()].iter().map(move |chunk| MemoryRange {
                 address: chunk.start.addr(),
                 bytes: chunk.bytes,
                 page,
@@ -102,7 +102,7 @@ impl Pages {
 // SAFETY: `held` keeps the buffers exported, so their memory neither moves nor ends; after
 // `release`, which waits for the ticket, no fragment is handed out. The trait permits Python code
 // to change a buffer during a put.
-unsafe impl PageSource for Pages {
+unsafe impl PageSource for Buffers {
     fn len(&self) -> usize {
         self.pages.len()
     }
@@ -112,10 +112,10 @@ unsafe impl PageSource for Pages {
     }
 }
 
-// SAFETY: as above. Pages taken for writing were exported as writable and checked not to overlap;
+// SAFETY: as above. Buffers taken for writing were exported as writable and checked not to overlap;
 // `_core.pyi` requires the Python caller not to touch them until the call returns or the ticket is
 // done.
-unsafe impl PageTarget for Pages {
+unsafe impl PageTarget for Buffers {
     fn len(&self) -> usize {
         self.pages.len()
     }
@@ -125,9 +125,9 @@ unsafe impl PageTarget for Pages {
     }
 }
 
-/// Refuses memory that two pages, or two pieces of one, would both be written to.
-pub(crate) fn check_disjoint(py: Python<'_>, spans: Vec<Span>) -> PyResult<()> {
-    match overlap(spans) {
+/// Refuses memory in which two pages, or two pieces of one page, overlap.
+pub(crate) fn check_disjoint(py: Python<'_>, ranges: Vec<MemoryRange>) -> PyResult<()> {
+    match overlap(ranges) {
         None => Ok(()),
         Some((a, b)) if a == b => Err(invalid(py, format!("the pieces of page {a} overlap"))),
         Some((a, b)) => Err(invalid(py, format!("pages {a} and {b} overlap in memory"))),

@@ -2,7 +2,7 @@
 
 use crate::buffer::{Access, BufferGuard, Chunk};
 use crate::error::invalid;
-use crate::overlap::Span;
+use crate::overlap::MemoryRange;
 use crate::pages::check_disjoint;
 use pyo3::prelude::*;
 use ritornello_volume::page_memory::{Fragment, FragmentMut, PageSource, PageTarget};
@@ -111,7 +111,10 @@ impl PagePool {
         id.extract().ok().filter(|page| *page < self.0.pages).ok_or_else(|| {
             let given = id.repr().map(|text| text.to_string()).unwrap_or_default();
             let pages = self.0.pages;
-            invalid(id.py(), format!("id {at} is {given}; this pool has {pages} pages, from 0 on"))
+            invalid(
+                id.py(),
+                format!("id {at} is {given}; this pool has {pages} pages, starting at 0"),
+            )
         })
     }
 }
@@ -135,7 +138,9 @@ fn part(
     if page_bytes == 0 || stride < page_bytes {
         return Err(invalid(
             py,
-            format!("buffer {at}: {page_bytes} bytes a page every {stride} bytes overlap, or none"),
+            format!(
+                "buffer {at}: pages of {page_bytes} bytes every {stride} bytes overlap or are empty"
+            ),
         ));
     }
     // Read-only memory is sufficient for puts.
@@ -150,21 +155,21 @@ fn part(
     Ok(Part { chunk, page_bytes, stride, writable })
 }
 
-/// Returns whether the used spans of all buffers are disjoint.
+/// Returns whether the used ranges of all buffers are disjoint.
 fn buffers_disjoint(parts: &[Part], pages: usize) -> bool {
     let used = |part: &Part| match pages {
         0 => 0,
         _ => (pages - 1) * part.stride + part.page_bytes,
     };
-    let spans = parts.iter().enumerate().map(|(page, part)| Span {
+    let ranges = parts.iter().enumerate().map(|(page, part)| MemoryRange {
         address: part.chunk.start.addr(),
         bytes: used(part),
         page,
     });
-    crate::overlap::overlap(spans.collect()).is_none()
+    crate::overlap::overlap(ranges.collect()).is_none()
 }
 
-/// Some pages of a pool, in the order of the ids; accepted wherever a list of pages is.
+/// Some pages of a pool, in the order of the ids; accepted wherever a list of pages is accepted.
 #[pyclass(frozen, module = "ritornello._core")]
 pub(crate) struct PoolPages(Selection);
 
@@ -232,14 +237,14 @@ impl Selection {
         if self.memory.apart {
             return Ok(());
         }
-        let spans = (0..self.len).flat_map(|page| {
-            self.memory.chunks(self.ids[page]).map(move |chunk| Span {
+        let ranges = (0..self.len).flat_map(|page| {
+            self.memory.chunks(self.ids[page]).map(move |chunk| MemoryRange {
                 address: chunk.start.addr(),
                 bytes: chunk.bytes,
                 page,
             })
         });
-        check_disjoint(py, spans.collect())
+        check_disjoint(py, ranges.collect())
     }
 
     fn chunks_of(&self, page: usize) -> impl Iterator<Item = Chunk> {

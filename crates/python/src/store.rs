@@ -85,7 +85,8 @@ impl Store {
         Ok(Self { path, handle: Handle::new(node) })
     }
 
-    /// Stores pages and returns the number of leading pages now stored, earlier ones included.
+    /// Stores pages and returns the number of leading pages now stored, including pages stored
+    /// earlier.
     #[pyo3(signature = (scope, keys, pages, *, parent=None, retain_until=None, timeout=None))]
     // Python callers pass them by name.
     #[allow(clippy::too_many_arguments)]
@@ -150,22 +151,22 @@ impl Store {
     }
 
     /// Like `probe`, with a lease that keeps the pages readable for `ttl` seconds or until it is
-    /// released. Of several scopes: the leading pages that all of them have.
+    /// released. For several scopes: the leading pages that all scopes have.
     #[pyo3(signature = (scope, keys, *, ttl=60.0))]
-    fn pin_prefix(
+    fn lease_prefix(
         &self,
         py: Python<'_>,
         scope: &Bound<'_, PyAny>,
         keys: &Bound<'_, PyAny>,
         ttl: f64,
-    ) -> PyResult<Match> {
+    ) -> PyResult<LeasedPrefix> {
         let (node, ttl) = (self.handle.node(py)?, duration(py, "ttl", ttl)?);
         let held = Keys::of(keys)?;
         let keys = held.slices();
         let scopes = Scope::some(scope)?;
         let scopes: Vec<_> = scopes.iter().map(|scope| scope.get().inner.as_ref()).collect();
         let leased = py.detach(|| node.store().lease_all(&scopes, &keys, ttl)).or_raise(py)?;
-        Ok(Match {
+        Ok(LeasedPrefix {
             pages: leased.pages,
             lease: leased.lease,
             node: Arc::downgrade(&node),
@@ -179,7 +180,7 @@ impl Store {
         py.detach(|| node.store().release(LeaseNumber(lease))).or_raise(py)
     }
 
-    /// Returns, for each page by itself, whether it is stored.
+    /// Returns, for each page separately, whether it is stored.
     fn exists(
         &self,
         py: Python<'_>,
@@ -191,7 +192,7 @@ impl Store {
     }
 
     /// Fills `out` and returns the number of leading pages filled and verified. `out` may be longer
-    /// than `keys`. The contents of pages behind the filled ones are unspecified.
+    /// than `keys`. The contents of pages after the filled pages are unspecified.
     #[pyo3(signature = (scope, keys, out, *, timeout=None))]
     fn get_batch(
         &self,
@@ -248,8 +249,8 @@ impl Store {
     }
 
     /// Starts a get. `out` belongs to the store until the ticket is done. With `staged` the bytes
-    /// pass through staging, whose huge pages some disks reach faster than small ones. `sections`
-    /// of the pages are read in order: `Ticket.wait_section`.
+    /// pass through staging, into whose huge pages some disks transfer faster than into small
+    /// pages. `sections` of the pages are read in order: `Ticket.wait_section`.
     #[pyo3(signature = (scope, keys, out, *, staged=false, sections=None, timeout=None))]
     // Python callers pass them by name.
     #[allow(clippy::too_many_arguments)]
@@ -277,7 +278,7 @@ impl Store {
         keys::ask(keys, |keys| node.store().touch(&scope.inner, keys))
     }
 
-    /// Removes pages, in chained scopes with all pages behind them; returns how many of `keys` were
+    /// Removes pages, in chained scopes with all pages after them; returns how many of `keys` were
     /// removed.
     fn delete(&self, py: Python<'_>, scope: &Scope, keys: &Bound<'_, PyAny>) -> PyResult<usize> {
         let node = self.handle.node(py)?;
@@ -371,7 +372,8 @@ impl Store {
         Ok(py.detach(|| node.role().word()))
     }
 
-    /// The problem that limits the use of the store; "" if none. A client asks its owner.
+    /// The problem that limits the use of the store; "" if it is not limited. A client asks its
+    /// owner.
     #[getter]
     fn problem(&self, py: Python<'_>) -> PyResult<String> {
         let node = self.handle.node(py)?;
@@ -424,7 +426,7 @@ fn budget_of(given: &Bound<'_, PyAny>) -> PyResult<WriteBudget> {
     if let Ok(text) = given.extract::<String>() {
         return WriteBudget::parse(&text).or_raise(py);
     }
-    let advice = "bytes a day, or text such as \"2TB/day\"";
+    let advice = "bytes per day, or text such as \"2TB/day\"";
     given
         .extract()
         .map(WriteBudget::per_day)
@@ -446,7 +448,7 @@ fn io_choice(py: Python<'_>, word: &str) -> PyResult<IoChoice> {
 
 /// The longest reusable prefix, kept readable until `release()` or the end of its time.
 #[pyclass(frozen, module = "ritornello._core")]
-pub(crate) struct Match {
+pub(crate) struct LeasedPrefix {
     pages: usize,
     lease: LeaseNumber,
     node: Weak<Node>,
@@ -454,7 +456,7 @@ pub(crate) struct Match {
 }
 
 #[pymethods]
-impl Match {
+impl LeasedPrefix {
     /// Number of leading pages.
     #[getter]
     fn pages(&self) -> usize {
@@ -494,6 +496,6 @@ impl Match {
     }
 
     fn __repr__(&self) -> String {
-        format!("Match(pages={}, lease={})", self.pages, self.lease.0)
+        format!("LeasedPrefix(pages={}, lease={})", self.pages, self.lease.0)
     }
 }

@@ -1,4 +1,4 @@
-//! The arguments of a put or a get behind a ticket.
+//! The arguments of a put or a get that a ticket represents.
 
 use crate::batch::BatchMemory;
 use crate::keys::Keys;
@@ -33,7 +33,7 @@ impl Submission {
         Ok(Self { scope: Arc::clone(&scope.inner), keys, batch, control })
     }
 
-    /// Returns a put of `pages`, those of all keys but the `first` ones.
+    /// Returns a put of `pages`, the pages of all keys except the first `first` keys.
     pub(crate) fn put(
         scope: &Scope,
         keys: &Bound<'_, PyAny>,

@@ -48,7 +48,7 @@ def parser() -> argparse.ArgumentParser:
             metavar="URL",
             help=f"one server or several, asked in turn ({DEFAULT_URL})",
         )
-        add("--model", help="the name of the served model (the only one that is served)")
+        add("--model", help="the name of the served model (default: the only served model)")
         add("--seed", type=int, default=1, help="another seed makes other prompts (1)")
         add(
             "--prompts",
@@ -86,7 +86,7 @@ async def measure(
 
 
 async def model_of(servers: Sequence[Server], wanted: str | None) -> str:
-    """Returns the model to request, which all servers have."""
+    """Returns the model to request; all servers serve it."""
     models: set[str] | None = None
     for server in servers:
         served = await server.models()
@@ -98,14 +98,16 @@ async def model_of(servers: Sequence[Server], wanted: str | None) -> str:
     if wanted is not None:
         return wanted
     if not models:
-        raise ServingError("the servers do not serve one model: give --base-url those that do")
+        raise ServingError(
+            "the servers serve different models: give --base-url servers of one model"
+        )
     if len(models) > 1:
         raise ServingError(f"several models are served: add --model {min(models)}")
     return models.pop()
 
 
 def gain(found: Sequence[Row]) -> float | None:
-    """Returns the mean TTFT of new prompts, divided by that of prompts with a history."""
+    """Returns the mean TTFT of new prompts, divided by the mean TTFT of prompts with a history."""
     fresh = [r for r in found if r.round == 0]
     known = [r for r in found if r.history_tokens]
     if not fresh or not known:
@@ -130,7 +132,7 @@ def report(given: argparse.Namespace, records: Sequence[Record], whole: Total) -
 
 
 def run(given: argparse.Namespace) -> int:
-    # Imported before measuring: a missing package is reported at once.
+    # Imported before measuring: a missing package is reported immediately.
     from ritornello.bench.show import progress_bar, table, totals, wide_console
 
     if given.chart:

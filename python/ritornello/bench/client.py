@@ -2,7 +2,7 @@
 asyncio.
 
 One connection for each request, plain HTTP, and the standard library only, so that it runs on every
-Python that can import this package and the server is what is measured.
+Python that can import this package and the measurement covers the server only.
 """
 
 import asyncio
@@ -59,7 +59,7 @@ class Server:
         self.path = parts.path.rstrip("/").removesuffix("/v1")
 
     async def get(self, path: str, deadline_s: float = CONNECT_SECONDS) -> str:
-        """Returns the body at `path`. ServingError if there is none."""
+        """Returns the body at `path`. ServingError if the server sends no body."""
         try:
             async with asyncio.timeout(deadline_s):
                 body = [line async for line in self._stream_lines("GET", path, None)]
@@ -111,8 +111,8 @@ class Server:
                             ids += new
         except TimeoutError as error:
             raise ServingError(
-                f"{self.base_url}: no answer within {deadline_s:g} s: a larger --timeout, "
-                "or fewer requests at once"
+                f"{self.base_url}: no answer within {deadline_s:g} s: use a larger --timeout, "
+                "or fewer concurrent requests"
             ) from error
         wants_ids = not isinstance(body["prompt"], str)
         if wants_ids and arrivals and not ids:
@@ -148,7 +148,7 @@ class Server:
         except (OSError, TimeoutError) as error:
             raise ServingError(
                 f"nothing answers at {self.base_url}: start it (vllm serve MODEL --port "
-                f"{self.port}), or say where it is with --base-url"
+                f"{self.port}), or name its address with --base-url"
             ) from error
         try:
             writer.write(head.encode() + payload)
@@ -197,7 +197,7 @@ async def _chunked(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
 
 
 def _status_error(base_url: str, path: str, status: int, body: str) -> str:
-    """Returns an error message for a response other than 200, with what to do."""
+    """Returns an error message for a response whose status is not 200, with a remedy."""
     reply_text = body[:300].strip()
     if status == 404 and path == "/v1/completions":
         return f"{base_url} does not serve this model: give --model a name of {base_url}/v1/models"
@@ -205,7 +205,7 @@ def _status_error(base_url: str, path: str, status: int, body: str) -> str:
         return f"{base_url}{path} was not found: give --base-url the address of an OpenAI API"
     if status == 400:
         return (
-            f"{base_url} refused the prompt ({reply_text}): a shorter one, or serve with a larger "
-            "--max-model-len"
+            f"{base_url} refused the prompt ({reply_text}): use a shorter prompt, or serve with a "
+            "larger --max-model-len"
         )
     return f"{base_url}{path}: {status} {reply_text}: look into the server's log"

@@ -82,7 +82,7 @@ class Driver:
         return perf_counter() - self.began
 
     async def until(self, moment: float) -> None:
-        """Waits until `moment` of the run; returns at once if it has passed."""
+        """Waits until `moment` of the run; returns immediately if it has passed."""
         await asyncio.sleep(max(moment - self.now(), 0.0))
 
     async def send(self, request: Request) -> Record:

@@ -14,7 +14,7 @@ POLL_SECONDS = 0.25
 
 @dataclass(frozen=True)
 class MetricsWatch:
-    """Counters of all servers at the start of a run; None if a server has none."""
+    """Counters of all servers at the start of a run; None if a server has no counters."""
 
     servers: Sequence[Server]
     before: Metrics | None

@@ -17,7 +17,7 @@ REPEAT_MODES = ("random", "tile", "interleave")
 @dataclass(frozen=True)
 class LongContext:
     """Round 0 sends every document once, round 1 every document `repeat_count` times with a new
-    question each time. Of every `hit + miss` questions of round 1, the last `miss` are about new
+    question each time. The last `miss` of every `hit + miss` questions of round 1 are about new
     documents. Lengths are in tokens.
     """
 
@@ -43,7 +43,7 @@ class LongContext:
         add("--repeat-count", type=int, default=2, help="questions about each document (2)")
         add("--repeat-mode", choices=REPEAT_MODES, default="random", help="their order (random)")
         add("--shuffle-seed", type=int, default=0, help="of the order `random` (0)")
-        add("--max-inflight-requests", type=int, default=2, help="requests at once (2)")
+        add("--max-inflight-requests", type=int, default=2, help="concurrent requests (2)")
         add("--sleep-time-after-warmup", type=float, default=0.0, help="seconds (0)")
         add("--hit-miss-ratio", type=_hit_miss, default=(1, 0), help='for example "3:1" (all hit)')
 

@@ -64,7 +64,7 @@ class Metrics:
         return found
 
     def hit_tokens(self) -> dict[str, int]:
-        """Returns cached prompt tokens by tier, without tiers that supplied none."""
+        """Returns cached prompt tokens by tier, without tiers that supplied no tokens."""
         values = self.by(CACHED_BY_SOURCE, "source")
         return {TIERS.get(tier, tier): int(tokens) for tier, tokens in values.items() if tokens}
 

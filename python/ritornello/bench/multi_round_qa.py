@@ -1,4 +1,5 @@
-"""Users who each ask for several rounds about a context of their own, behind one system prompt.
+"""Several users; each asks several rounds of questions about a separate context after a shared
+system prompt.
 
 The pattern and flags of LMCache's `multi-round-qa.py`: every user asks once in `num_users / qps`
 seconds, or when the last answer arrives if that is later.
@@ -34,9 +35,9 @@ class MultiRoundQA:
     @classmethod
     def flags(cls, parser: argparse.ArgumentParser) -> None:
         add = parser.add_argument
-        add("--num-users", type=int, required=True, help="users at once")
-        add("--num-rounds", type=int, required=True, help="questions a user asks")
-        add("--qps", type=float, required=True, help="questions a second, of all users")
+        add("--num-users", type=int, required=True, help="concurrent users")
+        add("--num-rounds", type=int, required=True, help="questions per user")
+        add("--qps", type=float, required=True, help="questions per second, of all users")
         add("--shared-system-prompt", type=int, required=True, help="tokens all prompts begin with")
         add("--user-history-prompt", type=int, required=True, help="tokens of a user's own context")
         add("--answer-len", type=int, required=True, help="tokens of an answer")

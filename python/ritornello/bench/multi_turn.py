@@ -27,8 +27,8 @@ class Waiting:
 
 @dataclass
 class ReadyQueue:
-    """Clients whose last answer has arrived. `random` takes any, `fifo` the one that waits
-    longest.
+    """Clients whose last answer has arrived. `random` takes any client, `fifo` the client that
+    waits longest.
     """
 
     policy: str
@@ -65,7 +65,7 @@ class MultiTurn:
     def flags(cls, parser: argparse.ArgumentParser) -> None:
         add = parser.add_argument
         add("--num-clients", type=int, default=256, help="(256)")
-        add("--num-rounds", type=int, default=5, help="questions a client asks (5)")
+        add("--num-rounds", type=int, default=5, help="questions per client (5)")
         add("--request-length", type=int, default=512, help="tokens of a first question (512)")
         add(
             "--sub-question-input-length",
@@ -74,9 +74,9 @@ class MultiTurn:
             help="tokens of each further question (as the first)",
         )
         add("--output-length", type=int, default=64, help="tokens of an answer (64)")
-        add("--request-rate", type=float, default=1.0, help="requests a second, on average (1)")
+        add("--request-rate", type=float, default=1.0, help="requests per second, on average (1)")
         add("--distribution", choices=DISTRIBUTIONS, default="poisson", help="(poisson)")
-        add("--max-parallel", type=int, default=128, help="requests at once (128)")
+        add("--max-parallel", type=int, default=128, help="concurrent requests (128)")
         add("--ready-queue-policy", choices=POLICIES, default="random", help="(random)")
 
     @classmethod
@@ -134,7 +134,9 @@ class MultiTurn:
                     await asyncio.sleep(self.pause_s(rng))
 
     async def _turn(self, driver: Driver, client: Waiting) -> Waiting | None:
-        """Asks one question; returns the client's next one, or None after the last."""
+        """Asks one question; returns the client's next question, or None after the last
+        question.
+        """
         length = self.request_length
         if client.round and self.sub_question_input_length:
             length = self.sub_question_input_length

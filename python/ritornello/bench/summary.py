@@ -12,9 +12,9 @@ from ritornello.bench.metrics import Metrics
 class Row:
     """Requests of one round, with or without a history. `history_tokens`: mean. `ttft_low_s` to
     `ttft_high_s`: 95 % interval of the mean, over sessions. `gap`: time between chunks of an
-    answer. `prompt_tokens_s` and `answer_tokens_s`: mean tokens a second of one request, up to its
-    first token and after it. `hit_rate`: cached prompt tokens over all, None if the server does not
-    report them with each answer.
+    answer. `prompt_tokens_s` and `answer_tokens_s`: mean tokens per second of one request, up to
+    its first token and after it. `hit_rate`: cached prompt tokens over all, None if the server does
+    not report them with each answer.
     """
 
     round: int
@@ -99,7 +99,7 @@ def row(records: Sequence[Record]) -> Row:
 
 
 def _answer_speed(record: Record) -> float:
-    """Returns tokens a second after the first one; 0 if there is one token only."""
+    """Returns tokens per second after the first token; 0 if there is one token only."""
     answer_seconds = sum(record.gaps_s)
     return (record.answer_tokens - 1) / answer_seconds if answer_seconds else 0.0
 

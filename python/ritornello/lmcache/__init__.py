@@ -8,7 +8,7 @@
 a restart, dtype and shape in what decides whether bytes may be reused. `NativeClient`, for `"type":
 "native_plugin"`, is wrapped in an adapter of LMCache's own and knows sizes only.
 
-Further settings beside `path`: see `settings`. Only `adapter` imports LMCache.
+Settings in addition to `path`: see `settings`. Only `adapter` imports LMCache.
 """
 
 from typing import TYPE_CHECKING

@@ -1,7 +1,7 @@
 """The L2 adapter: the only module that imports LMCache, with all methods that LMCache calls.
 
-It has no transfer threads: the core's tickets signal LMCache's poll loops through one eventfd for
-stores and one for loads, and LMCache takes the results when it polls.
+The adapter has no transfer threads: the core's tickets signal LMCache's poll loops through one
+eventfd for stores and one for loads, and LMCache takes the results when it polls.
 """
 
 # LMCache is not installed where types are checked: its classes are Any.
@@ -24,6 +24,7 @@ from ritornello._core import Completions
 from ritornello.lmcache.executor import LookupExecutor
 from ritornello.lmcache.interface import require_tested_interface
 from ritornello.lmcache.listing import list_objects
+from ritornello.lmcache.lmcache_objects import Item, Job, ObjectStore
 from ritornello.lmcache.locks import Locks
 from ritornello.lmcache.naming import (
     Family,
@@ -33,10 +34,9 @@ from ritornello.lmcache.naming import (
     page_key,
     split_key,
 )
-from ritornello.lmcache.object_store import Item, Job, ObjectStore
 from ritornello.lmcache.settings import Settings
 from ritornello.lmcache.views import owning_view
-from ritornello.memory import wants_staging
+from ritornello.staging_choice import wants_staging
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,15 +47,15 @@ if TYPE_CHECKING:
 
 require_tested_interface(L2AdapterInterface, ObjectKey, lmcache.__version__)
 
-# Locks end when a load is over or its request is gone; LMCache's own locks expire after this time.
+# Locks end when a load or its request ends; LMCache's own locks expire after this time.
 LEASE_SECONDS = 300.0
-# Number of keys reported to a listener at once.
+# Number of keys per call of a listener.
 SEED_KEYS = 10_000
 
 
 class RitornelloL2Adapter(L2AdapterInterface):
-    """`params` are those of `settings.Settings`. A store that cannot be opened is logged, and
-    serves misses until it can be.
+    """`params`: see `settings.Settings`. A store that cannot be opened is logged, and serves misses
+    until it can be.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class RitornelloL2Adapter(L2AdapterInterface):
         self._load_results: dict[int, Any] = {}
         self._last_task = 0
         self._closed = False
-        # LMCache's base class keeps a list `_listeners` of its own.
+        # LMCache's base class keeps its list in `_listeners`.
         self._own_listeners: list[L2AdapterListener] = []
         self._objects.store.on_open = self._reopened
         # The store may have been reopened before `on_open` was set.
@@ -210,7 +210,7 @@ class RitornelloL2Adapter(L2AdapterInterface):
     # Deletion, listing and usage.
 
     def delete(self, keys: list[ObjectKey]) -> None:
-        """Deletes objects. Reports all of them to listeners, including those that the store has
+        """Deletes objects. Reports all keys to listeners, including keys that the store has
         evicted.
         """
         if keys:
@@ -230,7 +230,7 @@ class RitornelloL2Adapter(L2AdapterInterface):
         return KeyListPage(tuple(entries), following)
 
     def get_usage(self) -> AdapterUsage:
-        """Returns what the store holds, including objects that other processes stored."""
+        """Returns the stored objects, including objects that other processes stored."""
         used = self._objects.usage()
         return AdapterUsage(sum(used.values()), self._max_capacity_bytes, MappingProxyType(used))
 
@@ -299,7 +299,7 @@ class RitornelloL2Adapter(L2AdapterInterface):
             return self._last_task
 
     def _reopened(self) -> None:
-        """Handles a reopened store: its leases are gone and its contents may differ."""
+        """Handles a reopened store: its leases have ended and its contents may differ."""
         self._locks.clear()
         self._max_capacity_bytes = self._objects.store.capacity()
         for listener in [*self._own_listeners]:

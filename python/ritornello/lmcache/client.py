@@ -13,18 +13,18 @@ from threading import Lock
 from typing import Any, TypeAlias
 
 from ritornello.lmcache.executor import LookupExecutor
+from ritornello.lmcache.lmcache_objects import Item, Job, ObjectStore
 from ritornello.lmcache.naming import ObjectFormat, ObjectName, group_names, parse_name
-from ritornello.lmcache.object_store import Item, Job, ObjectStore
 from ritornello.lmcache.settings import Settings
-from ritornello.memory import wants_staging
+from ritornello.staging_choice import wants_staging
 
 # Number of the submission, success, reason of a failure, and success by key.
 Completion: TypeAlias = tuple[int, bool, str, list[bool] | None]
 
 
 class NativeClient:
-    """Parameters are those of `settings.Settings`. A store that cannot be opened is logged, and
-    serves misses. Thread-safe.
+    """Parameters: see `settings.Settings`. A store that cannot be opened is logged, and serves
+    misses. Thread-safe.
     """
 
     def __init__(self, **params: Any) -> None:
@@ -57,7 +57,7 @@ class NativeClient:
 
     def submit_batch_get(self, keys: Sequence[str], memoryviews: Sequence[Any]) -> int:
         """Starts to load objects. Their memory belongs to the store until the submission is
-        completed. An object of another size is a miss.
+        completed. An object of a different size is a miss.
         """
         number = self._next_number()
         items = self._items(keys, memoryviews)
@@ -144,7 +144,7 @@ class NativeClient:
             return job.number, True, "", job.ok
         self._puts.discard(job.number)
         stored = all(job.ok)
-        return job.number, stored, "" if stored else "not everything was stored", None
+        return job.number, stored, "" if stored else "not all objects were stored", None
 
     def _complete(self, completion: Completion) -> None:
         with self._lock:

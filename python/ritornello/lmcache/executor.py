@@ -1,7 +1,7 @@
 """Runs queries where waiting for the answer blocks no engine thread.
 
-If this process owns the store, queries take microseconds and run in the caller. Otherwise they go
-over a socket to a process that may be dead or stopped: then one background thread runs them in
+If this process owns the store, queries take microseconds and run in the caller. Otherwise they pass
+through a socket to a process that may be dead or stopped: then one background thread runs them in
 order.
 """
 

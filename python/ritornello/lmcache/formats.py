@@ -41,7 +41,7 @@ class FormatCatalog:
         return self._scopes.get(family, {})
 
     def scope(self, family: Family, object_format: ObjectFormat, *, is_stored: bool) -> "Scope":
-        """Returns the scope of a format. With `is_stored`, the format is known from then on."""
+        """Returns the scope of a format. With `is_stored`, later calls know the format."""
         scope = self._scopes.get(family, {}).get(object_format)
         if scope is None:
             scope = scope_of(family, object_format, self._namespace)
@@ -51,7 +51,7 @@ class FormatCatalog:
         return scope
 
     def refresh(self) -> bool:
-        """Reads the formats if an interval has passed. Returns whether new ones were found. One
+        """Reads the formats if an interval has passed. Returns whether new formats were found. One
         thread reads; others do not wait for it, because the answer may take long.
         """
         started = self._clock()

@@ -40,8 +40,8 @@ KEY_FIELDS = ("chunk_hash", "model_name", "kv_rank", "object_group_id", "cache_s
 
 
 def interface_difference(base: Any, key: Any) -> str:
-    """Returns how LMCache's adapter base class and object key differ from the tested ones; "" if
-    they do not.
+    """Returns how LMCache's adapter base class and object key differ from the tested interface; ""
+    if they are equal.
     """
     abstract = frozenset(base.__abstractmethods__)
     if abstract != ABSTRACT:
@@ -65,5 +65,5 @@ def require_tested_interface(base: Any, key: Any, version: str) -> None:
     if problem:
         raise ImportError(
             f"ritornello.lmcache was written for LMCache {TESTED}; the adapter interface of "
-            f"LMCache {version} is another one ({problem}): use that version, or a newer ritornello"
+            f"LMCache {version} differs ({problem}): use that version, or a newer ritornello"
         )

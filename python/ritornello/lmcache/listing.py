@@ -28,7 +28,7 @@ def list_objects(
     cursor: str | None,
 ) -> tuple[list[ListedObject], str | None]:
     """Returns at most `limit` objects of `stored` (scopes with their numbers of objects), and the
-    cursor of the next page, None after the last one. ValueError for an invalid cursor or a limit
+    cursor of the next page, None after the last page. ValueError for an invalid cursor or a limit
     below 1.
     """
     if limit < 1:
@@ -36,11 +36,11 @@ def list_objects(
     start, after, skip = _parse(cursor)
     ids = [scope.id.hex() for _, scope, _ in stored]
     if start and start not in ids:
-        # The scope was dropped meanwhile, and its position in the list with it.
+        # The scope, and its position in the list, was dropped since the previous call.
         return [], None
     listed: list[ListedObject] = []
     for family, scope, objects in stored[ids.index(start) if start else 0 :]:
-        # The scope of the cursor may be empty by now, and is still a valid position.
+        # The scope of the cursor may have become empty, and is still a valid position.
         has_more = objects > 0
         if not has_more:
             after = skip = 0

@@ -9,13 +9,14 @@ from time import monotonic
 
 from ritornello.lmcache.naming import Family
 
-# Number of families that each new lock clears of expired locks: more than the one it may add.
+# Number of families that each new lock clears of expired locks: more than the one family that it
+# may add.
 FAMILIES_SWEPT = 2
 
 
 @dataclass(slots=True, eq=False)
 class LeasedKeys:
-    """A lease, and those of its keys that are still locked."""
+    """A lease, and its keys that are still locked."""
 
     lease: int
     keys: Sequence[bytes]
@@ -29,8 +30,8 @@ class Locks:
         self._seconds = seconds
         self._clock = clock
         self._lock = Lock()
-        # Oldest lease first; one for each request between lookup and load. The family swept last is
-        # last.
+        # Oldest lease first; one lease for each request between lookup and load. The family swept
+        # last is last.
         self._leases: OrderedDict[Family, deque[LeasedKeys]] = OrderedDict()
 
     def __len__(self) -> int:
@@ -57,8 +58,8 @@ class Locks:
             del self._leases[family]
 
     def unlock(self, family: Family, keys: Iterable[bytes]) -> list[int]:
-        """Releases the oldest lock of each key. Returns the leases that protect no locked key any
-        more. Ignores keys that are not locked.
+        """Releases the oldest lock of each key. Returns the leases that no longer protect a locked
+        key. Ignores keys that are not locked.
         """
         released, remaining = [], set(keys)
         with self._lock:

@@ -2,8 +2,8 @@
 
 LMCache names an object by model, KV rank, object group, chunk hash and salt. Two objects of one
 name may differ in chunk size, dtype or layout. Therefore a scope is a `Family` (model, group, salt)
-in one `ObjectFormat` (bytes, dtypes, shapes), and an object is never read into memory for another
-format. The key contains rank and hash.
+in one `ObjectFormat` (bytes, dtypes, shapes), and an object is never read into memory of a
+different format. The key contains rank and hash.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,8 +18,8 @@ ENGINE = "lmcache"
 OPAQUE = "opaque"
 RANK_BYTES = 8
 HASH_BYTES_MAX = 64 - RANK_BYTES
-# Bytes of a collision-resistant hash (sha256, blake3). LMCache does not name its hash. Of the weak
-# ones it supports, builtin has 8 bytes and xxhash 16.
+# Bytes of a collision-resistant hash (sha256, blake3). LMCache does not name its hash. Two
+# supported hashes are weak: builtin has 8 bytes and xxhash 16.
 STRONG_HASH_BYTES = 32
 # More than the number of an engine's workers.
 RANK_PREFIXES_MAX = 4096
@@ -116,7 +116,7 @@ def _name(key: Any) -> ObjectName | None:
 
 
 def group_names(names: Iterable[ObjectName | None]) -> list[Group]:
-    """Groups names by family. None is left out."""
+    """Groups names by family. `None` is left out."""
     groups: dict[Family, tuple[list[int], list[bytes]]] = {}
     for index, name in enumerate(names):
         if name is not None:

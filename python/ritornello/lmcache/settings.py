@@ -11,8 +11,8 @@ PLACE = "adapter_params"
 
 @dataclass(frozen=True, slots=True)
 class Settings(StoreSettings):
-    """`namespace`: separates objects that LMCache's keys do not distinguish, such as those of
-    another revision of the weights.
+    """`namespace`: separates objects that LMCache's keys do not distinguish, such as objects of a
+    different revision of the weights.
     """
 
     namespace: str = ""

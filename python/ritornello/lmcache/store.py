@@ -1,4 +1,4 @@
-"""Calls of LMCache's adapters to the store. All have deadlines."""
+"""Calls of LMCache's adapters to the store. All calls have deadlines."""
 
 import logging
 from collections import Counter
@@ -10,7 +10,7 @@ from ritornello.fail_safe import FailSafeStore
 from ritornello.lmcache.settings import Settings
 
 if TYPE_CHECKING:
-    from ritornello._core import Match, Scope, Store, Ticket
+    from ritornello._core import LeasedPrefix, Scope, Store, Ticket
 
 logger = logging.getLogger("ritornello.lmcache")
 
@@ -46,13 +46,15 @@ class LMCacheStore(FailSafeStore):
         return bool(self.broken) or self.is_owner()
 
     def problem(self) -> str:
-        """Returns the reason why the store is not fully usable, "" if it is."""
+        """Returns the reason why the store is not fully usable, "" if it is fully usable."""
         return self.broken or self.call("problem", lambda store: store.problem, "") or self.broken
 
-    def pin_prefix(self, scope: "Scope", keys: Sequence[bytes], seconds: float) -> "Match | None":
+    def lease_prefix(
+        self, scope: "Scope", keys: Sequence[bytes], seconds: float
+    ) -> "LeasedPrefix | None":
         """Leases every page that is stored."""
         return self.call(
-            "pin_prefix", lambda store: store.pin_prefix(scope, keys, ttl=seconds), None
+            "lease_prefix", lambda store: store.lease_prefix(scope, keys, ttl=seconds), None
         )
 
     def release(self, lease: int) -> None:

@@ -7,8 +7,8 @@
             "module_path": "ritornello.sglang", "class_name": "RitornelloStorage",
             "interface_v1": 1, "path": "/nvme/kv", "capacity": "200GiB"}'
 
-With `interface_v1` SGLang passes its host memory instead of copies of it. Further settings beside
-`path`: those of `settings.Settings`.
+With `interface_v1` SGLang passes its host memory instead of copies of it. Settings in addition to
+`path`: see `settings.Settings`.
 
 SGLang calls `storage` only. The modules that make decisions (`identity`, `pages`, `pools`, `hits`,
 `settings`) do not import SGLang, so that they can be tested without an engine.

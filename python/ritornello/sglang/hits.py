@@ -10,7 +10,7 @@ GROUPS = "block_groups"
 
 @dataclass(frozen=True, slots=True)
 class RestorablePrefixes:
-    """`pools`: the longest prefix that each pool alone allows, without pools that allow none.
+    """`pools`: the longest prefix that each pool alone allows, without pools that allow no prefix.
     `restorable`: the prefix lengths in pages, ascending, that all pools allow.
     """
 
@@ -24,8 +24,8 @@ class RestorablePrefixes:
 
 @dataclass(frozen=True, slots=True)
 class Presence:
-    """The leading pages that a side pool has. `window`: pages required at the end of a prefix,
-    under the policy `trailing_pages`.
+    """The leading pages that are stored for a side pool. `window`: pages required at the end of a
+    prefix, under the policy `trailing_pages`.
     """
 
     pool: str

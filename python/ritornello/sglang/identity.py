@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 KV = "kv"
 MAMBA = "mamba"
 # Pools whose pages have the same bytes in SGLang's flat copies as in the pieces it names: K and V
-# are each in one piece, or in one piece a layer.
+# are each in one piece, or in one piece per layer.
 ORDER_FREE = frozenset(
     {
         ("MHATokenToKVPoolHost", "page_first"),
@@ -127,14 +127,14 @@ def heads_of(total: int, tp: tuple[int, int], local: int) -> tuple[int, int] | N
 
 def names_its_layers(shape: PoolLayout, stage: int) -> bool:
     """Returns whether a pool numbers its layers through the whole model, not from the first one of
-    its pipeline stage. Side pools have numberings of their own.
+    its pipeline stage. Each side pool has a separate numbering.
     """
     return shape.pool == KV and (shape.layers[0] > 0) == (stage > 0)
 
 
 def is_replicated(engine: Engine, shape: PoolLayout) -> bool:
     """Returns whether all ranks hold the same bytes in this pool. State is sharded even if KV is
-    not, and a pool that counts heads has those of its rank.
+    not, and a pool that counts heads has its rank's heads.
     """
     return engine.replicated and shape.pool != MAMBA and not shape.heads
 
@@ -142,9 +142,9 @@ def is_replicated(engine: Engine, shape: PoolLayout) -> bool:
 def scopes_of(
     engine: Engine, shape: PoolLayout, page_bytes: int, *, copied: bool = False, split: int = 1
 ) -> "list[Scope]":
-    """Returns the scopes of a pool's pages: one, or `split` if each page is stored as that many
-    ranges of heads, for engines with more ranks. `page_bytes`: of each range. InvalidError for a
-    layout that the core does not support.
+    """Returns the scopes of a pool's pages: one scope, or `split` scopes if each page is stored as
+    `split` ranges of heads, for engines with more ranks. `page_bytes`: of each range. InvalidError
+    for a layout that the core does not support.
     """
     heads = None
     extra = dict(engine.extra)

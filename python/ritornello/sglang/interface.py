@@ -66,7 +66,7 @@ RESULT = frozenset({"kv_hit_pages", "extra_pool_hit_pages", "restorable_prefix_p
 
 def interface_difference(base: Any, config: Any, transfer: Any, result: Any) -> str:
     """Returns how SGLang's storage classes (`HiCacheStorage`, `HiCacheStorageConfig`,
-    `PoolTransfer`, `PoolTransferResult`) differ from the tested ones; "" if they do not.
+    `PoolTransfer`, `PoolTransferResult`) differ from the tested classes; "" if they are equal.
     """
     abstract = frozenset(base.__abstractmethods__)
     if abstract != ABSTRACT:
@@ -89,7 +89,7 @@ def interface_difference(base: Any, config: Any, transfer: Any, result: Any) -> 
 
 def watch_obstacle(updater: Any, manager: Any, controller: Any) -> str:
     """Returns why updates of weights and flushes cannot be observed on `WeightUpdater`,
-    `SchedulerWeightUpdaterManager` and `HiCacheController`; "" if they can.
+    `SchedulerWeightUpdaterManager` and `HiCacheController`; "" if they can be observed.
     """
     public = {name for name in vars(updater) if not name.startswith("_")}
     methods = {name for name in public if inspect.isfunction(vars(updater)[name])}
@@ -107,5 +107,5 @@ def require_tested_interface(problem: str, version: str) -> None:
     if problem:
         raise ImportError(
             f"ritornello.sglang was written for SGLang {TESTED}; the storage interface of SGLang "
-            f"{version} is another one ({problem}): use that version, or a newer ritornello"
+            f"{version} differs ({problem}): use that version, or a newer ritornello"
         )

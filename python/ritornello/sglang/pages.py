@@ -1,14 +1,14 @@
 """From a host pool's description of its pages to a `PagePool`: the memory of page `i`.
 
 SGLang names the pieces of a page (`get_page_buffer_meta`), differently for each layout and kind of
-pool. Only one property is required: piece `k` of page `i` lies at `base[k] + i * stride[k]`. It is
-checked on the first two pages and the last one.
+pool. Only one property is required: piece `k` of page `i` is at `base[k] + i * stride[k]`. This
+property is checked on the first two pages and the last page.
 """
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ritornello.spans import Span, page_pool
+from ritornello.strided_blocks import Span, page_pool
 
 if TYPE_CHECKING:
     from ritornello._core import PagePool

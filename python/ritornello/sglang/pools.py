@@ -1,7 +1,7 @@
 """Moves whole pages between SGLang's host pools and the store.
 
-Invariant: all bytes under a scope are in that scope's order (`identity.PoolLayout.order`),
-whichever of SGLang's interfaces they come through.
+Invariant: all bytes under a scope are in that scope's order (`identity.PoolLayout.order`), for both
+of SGLang's interfaces.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ SlotRange = Callable[[int, int], Any]
 @dataclass(frozen=True, slots=True)
 class Memory:
     """How a pool's pages are moved: `parts` in place, each a range of heads, or by SGLang's own
-    copies if there are none.
+    copies if `parts` is empty.
     """
 
     page_bytes: int
@@ -31,8 +31,8 @@ class Memory:
 
 
 def memory_of(host: Any, slots: SlotRange, parts: int) -> Memory:
-    """Returns the pool's memory in place if the pool can name its pieces. Raises if it can neither
-    do so nor copy.
+    """Returns the pool's memory in place if the pool can name its pieces. Raises if the pool can
+    neither name its pieces nor copy pages.
     """
     tokens = int(host.page_size)
     pages = int(getattr(host, "page_num", 0) or host.size // tokens)
@@ -170,8 +170,8 @@ class Pool:
         return self._store.get(self._scopes[0], keys[:fitting], pages[:fitting]) if fitting else 0
 
     def _fitting(self, keys: Sequence[bytes], pages: Sequence[Any]) -> int:
-        """Returns the number of leading pages of the right size, 0 if flat copies have another
-        order of bytes than this pool.
+        """Returns the number of leading pages of the right size, 0 if the byte order of flat copies
+        differs from this pool's order.
         """
         if len(self._scopes) != 1 or (self.in_place and self._shape.order(False) != "plain"):
             self._meter.add("refused_pages:order", len(keys))
@@ -193,8 +193,8 @@ class Pool:
 
 
 class LogicalPool:
-    """The anchor of models whose KV lies in side pools only. It has slots and no bytes, so all its
-    pages count as stored.
+    """The anchor of models whose KV is in side pools only. The anchor has slots and no bytes, so
+    all its pages count as stored.
     """
 
     name = "kv"

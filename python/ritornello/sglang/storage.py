@@ -43,7 +43,7 @@ from ritornello.sglang.pools import LogicalPool, Pool
 from ritornello.sglang.settings import Settings
 from ritornello.sglang.store import SGLangStore
 from ritornello.sglang.updates import updates
-from ritornello.weights import fingerprint_of
+from ritornello.weight_fingerprint import fingerprint_of
 
 logger = logging.getLogger("ritornello.sglang")
 
@@ -118,7 +118,7 @@ class RitornelloStorage(HiCacheStorage):
 
     def on_flush(self) -> None:
         """Begins an epoch after a change of the weights. SGLang holds no page that it computed
-        before, and none of its storage threads is in a call.
+        before, and no storage thread of SGLang is in a call.
         """
 
         def action() -> None:
@@ -132,7 +132,7 @@ class RitornelloStorage(HiCacheStorage):
             self._attempt("new epoch", action, None)
 
     def clear(self) -> None:
-        """Deletes what this engine's model has stored; other scopes of the store stay."""
+        """Deletes the pages of this engine's model; other scopes of the store stay."""
         for pool in self._pools.values():
             for scope in pool.scopes:
                 self._store.drop(scope)
@@ -250,7 +250,7 @@ class RitornelloStorage(HiCacheStorage):
     # Metrics.
 
     def get_stats(self) -> StorageMetrics | None:
-        """Returns pages and GB/s of each call since the last one, for SGLang's metrics."""
+        """Returns pages and GB/s of each call since the previous call, for SGLang's metrics."""
         if not self._config.enable_storage_metrics:
             return None
         rates = self._meter.take_rates()
@@ -355,7 +355,7 @@ def engine_of(config: HiCacheStorageConfig) -> Engine:
             facts["draft"] = (draft or new_epoch()).hex()
     except Exception as error:
         # Outside an engine, or in one that publishes its configuration differently.
-        logger.warning("ritornello: SGLang does not say what it runs (%s)", error)
+        logger.warning("ritornello: SGLang does not describe the model that it runs (%s)", error)
         weights = None
     return Engine(
         version=__version__,

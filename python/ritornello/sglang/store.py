@@ -1,4 +1,4 @@
-"""Calls of SGLang's storage threads to the store. All have deadlines."""
+"""Calls of SGLang's storage threads to the store. All calls have deadlines."""
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 logger = logging.getLogger("ritornello.sglang")
 
 # For one batch, at most 128 pages of the KV pool. A slower load takes longer than computing, and
-# SGLang's prefetch thread does nothing else in the meantime.
+# SGLang's prefetch thread makes no other transfer until then.
 GET_SECONDS = 10.0
 PUT_SECONDS = 30.0
 
 
 class SGLangStore(FailSafeStore):
     """The store of one rank. While `stale` returns true, the pages in SGLang's cache may belong to
-    other weights than it computes with: lookups miss and nothing is stored.
+    weights that differ from the current weights: lookups miss and nothing is stored.
     """
 
     def __init__(

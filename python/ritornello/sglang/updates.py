@@ -1,9 +1,9 @@
 """Detects updates of this process's weights, and flushes of SGLang's caches after them.
 
 SGLang reports neither to its storage. Weights change in methods of each model runner's
-`WeightUpdater`. A flush has happened when the cache controller's `reset` returns: by then its
-storage threads have ended and their queues are empty. Both are wrapped on the classes, because
-SGLang looks the methods up there at each call.
+`WeightUpdater`. A flush has happened when the cache controller's `reset` returns: at that time its
+storage threads have ended and their queues are empty. Both methods are wrapped on the classes,
+because SGLang looks them up on the class at each call.
 
 Invariant: from the beginning of an update to the next flush the current epoch is not the flushed
 one, and a storage loads and stores only under the flushed one. A page that was computed before an
@@ -21,9 +21,9 @@ logger = logging.getLogger("ritornello.sglang")
 
 
 class WeightUpdates:
-    """Updates in one process. `epoch`: of the current weights, empty for those that SGLang loaded
-    at its start. `flushed`: the epoch at the last flush. SGLang's scheduler thread makes updates
-    and flushes; any thread may compare the epochs.
+    """Updates in one process. `epoch`: of the current weights, empty for the weights that SGLang
+    loaded at its start. `flushed`: the epoch at the last flush. SGLang's scheduler thread makes
+    updates and flushes; any thread may compare the epochs.
     """
 
     def __init__(self) -> None:
@@ -32,11 +32,11 @@ class WeightUpdates:
         self._watched_controller: Any = None
 
     def begin(self) -> None:
-        """Begins an epoch: the weights may differ from now on."""
+        """Begins an epoch: the weights may have changed."""
         known, self.epoch = self.epoch == self.flushed, new_epoch()
         if known:
             logger.warning(
-                "ritornello: the weights may be others than before; nothing is stored or loaded "
+                "ritornello: the weights may have changed; nothing is stored or loaded "
                 "until SGLang's cache is flushed"
             )
 
@@ -49,7 +49,7 @@ class WeightUpdates:
         self._watched_controller = controller
         for name in UPDATE_METHODS:
             setattr(updater, name, self._wrap_update(getattr(updater, name)))
-        # Also covers other kinds of updaters: every successful update is recorded.
+        # Other kinds of updaters are covered as well: every successful update is recorded.
         setattr(manager, RECORDER, self._wrap_update(getattr(manager, RECORDER)))
         controller.reset = self._wrap_reset(controller.reset)
         return True

@@ -4,12 +4,12 @@
         "kv_connector_module_path": "ritornello.vllm", "kv_role": "kv_both",
         "kv_connector_extra_config": {"path": "/nvme/kv", "capacity": "200GiB"}}'
 
-Further settings beside `path`: `capacity` (needed only to create the store; half of the free space
+Settings in addition to `path`: `capacity` (needed only to create the store; half of the free space
 if omitted) and `read_only`. A request can opt out in its `kv_transfer_params`:
 `{"ritornello.no_load": true}`, `{"ritornello.no_store": true}`. Start vLLM with `--shutdown-timeout
 20`: by default it kills its processes before they can finish a save.
 
-On GPUs, vLLM's own offloading uses the store as a tier behind its host memory: `RitornelloTier`
+On GPUs, vLLM's own offloading uses the store as a tier below its host memory: `RitornelloTier`
 (docs/engines/vllm-tier.md).
 
 vLLM calls `connector` and `tier.manager` only. The modules that make decisions (`scheduler`,

@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from ritornello.vllm.cache_groups import ObjectId
 from ritornello.vllm.identity import Identity
-from ritornello.vllm.matching import Hit, Lease, Prompt
-from ritornello.vllm.metadata import Pages, WorkerReport
+from ritornello.vllm.matching import Lease, PromptLength, StoreHit
+from ritornello.vllm.metadata import PageBlocks, WorkerReport
 from ritornello.vllm.meter import REPORT_SECONDS, Counts, Meter
-from ritornello.vllm.parts import Slice
 from ritornello.vllm.settings import Settings
 from ritornello.vllm.store import VllmStore
 
@@ -39,67 +39,74 @@ class CacheStore(VllmStore):
         self._reported_counts: Counts = {}
         self._reported_at = 0.0
         # For each prompt with a transfer from the remote: the pending object, and leases on the
-        # others.
+        # prompt's other objects.
         self._pending_lookups: dict[
-            tuple[Slice, bytes], tuple[Slice, list[tuple[TierName, int]]]
+            tuple[ObjectId, bytes], tuple[ObjectId, list[tuple[TierName, int]]]
         ] = {}
 
     def lookup(
         self,
         identity: Identity,
-        slices: Sequence[Slice],
+        object_ids: Sequence[ObjectId],
         keys: Sequence[bytes],
         ttl: float,
-        prompt: Prompt,
-    ) -> Hit | None:
-        part = identity.parts[slices[0].part]
-        chained = part.rule.reach is None
+        prompt: PromptLength,
+    ) -> StoreHit | None:
+        group = identity.groups[object_ids[0].group]
+        chained = group.rule.reach is None
         # Pages that will not be loaded are neither fetched from the remote nor judged by the gate.
         gate: Gate = "never"
         if prompt.loads:
             gate = self._settings.gate if chained else "always"
-        moved = sum(identity.parts[p.part].object_bytes(p.stage, p.unit) for p in slices)
+        moved = sum(
+            identity.groups[p.group].object_bytes(p.stage, p.head_range) for p in object_ids
+        )
 
-        def find(cache: "Cache", piece: Slice) -> "Found":
+        def find(cache: "Cache", object_id: ObjectId) -> "Found":
             return cache.find(
-                self._scope_for(identity, piece),
+                self._scope_for(identity, object_id),
                 keys,
                 ttl=ttl,
                 gate=gate,
-                page_tokens=part.page_tokens if chained and prompt.loads else 0,
+                page_tokens=group.page_tokens if chained and prompt.loads else 0,
                 page_bytes=moved,
                 computed=prompt.computed,
                 tokens=prompt.tokens,
             )
 
-        def action(cache: "Cache") -> Hit:
-            key = _lookup_key(slices, keys)
+        def action(cache: "Cache") -> StoreHit:
+            key = _lookup_key(object_ids, keys)
             pending, leased_before = self._pending_lookups.pop(key, (None, []))
-            # Retries are frequent: while one object is pending, the others are not looked up.
-            order = slices if pending is None else (pending, *(p for p in slices if p != pending))
+            # Retries are frequent: while one object is pending, the other objects are not looked
+            # up.
+            order = (
+                object_ids
+                if pending is None
+                else (pending, *(p for p in object_ids if p != pending))
+            )
             found: list[Found] = []
             unfinished = None
-            for piece in order:
-                found.append(find(cache, piece))
+            for object_id in order:
+                found.append(find(cache, object_id))
                 if found[-1].state != "ready":
-                    unfinished = piece
+                    unfinished = object_id
                     if pending is not None:
                         break
-            hit = min(found, key=lambda piece_found: piece_found.load)
-            leases = [lease for piece_found in found for lease in piece_found.leases]
+            hit = min(found, key=lambda object_found: object_found.load)
+            leases = [lease for object_found in found for lease in object_found.leases]
             if unfinished is not None:
                 if len(self._pending_lookups) >= PENDING_LOOKUPS_MAX:
                     self._pending_lookups.clear()
                 self._pending_lookups[key] = (unfinished, leased_before + leases)
-                return Hit(0, 0, pending=True)
+                return StoreHit(0, 0, pending=True)
             for lease in leased_before if hit.load else leased_before + leases:
                 cache.release(lease)
             if not hit.load:
                 leases = []
-            present = min(piece_found.local for piece_found in found)
+            present = min(object_found.local for object_found in found)
             # Reported once, by the objects that arrived last.
-            brought = max(piece_found.brought for piece_found in found)
-            return Hit(hit.load, present, leases, False, _tiers(hit, brought), hit)
+            brought = max(object_found.brought for object_found in found)
+            return StoreHit(hit.load, present, leases, False, _tiers(hit, brought), hit)
 
         return self._on_cache("lookup", action)
 
@@ -111,15 +118,15 @@ class CacheStore(VllmStore):
         self._on_cache("release", action)
 
     def cancel_lookup(
-        self, identity: Identity, slices: Sequence[Slice], keys: Sequence[bytes]
+        self, identity: Identity, object_ids: Sequence[ObjectId], keys: Sequence[bytes]
     ) -> None:
-        _, leased_before = self._pending_lookups.pop(_lookup_key(slices, keys), (None, []))
+        _, leased_before = self._pending_lookups.pop(_lookup_key(object_ids, keys), (None, []))
 
         def action(cache: "Cache") -> None:
             for lease in leased_before:
                 cache.release(lease)
-            for piece in slices:
-                cache.cancel(self._scope_for(identity, piece), keys)
+            for object_id in object_ids:
+                cache.cancel(self._scope_for(identity, object_id), keys)
 
         self._on_cache("cancel_lookup", action)
 
@@ -152,10 +159,10 @@ class CacheStore(VllmStore):
             self._meter.add(name, amount - last if amount >= last else amount)
         self._reported_counts = now or self._reported_counts
 
-    def _get_options(self, pages: Pages) -> dict[str, Any]:
+    def _get_options(self, pages: PageBlocks) -> dict[str, Any]:
         return {"parent": pages.parent}
 
-    def _put_options(self, pages: Pages) -> tuple[Sequence[bytes], dict[str, Any]]:
+    def _put_options(self, pages: PageBlocks) -> tuple[Sequence[bytes], dict[str, Any]]:
         if len(pages.before) != pages.first:
             return pages.keys, {"parent": pages.parent}
         return [*pages.before, *pages.keys], {"first": pages.first}
@@ -170,9 +177,9 @@ class CacheStore(VllmStore):
         return cast("Store", Cache.open(settings.tiers, prefetch=settings.prefetch))
 
 
-def _lookup_key(slices: Sequence[Slice], keys: Sequence[bytes]) -> tuple[Slice, bytes]:
+def _lookup_key(object_ids: Sequence[ObjectId], keys: Sequence[bytes]) -> tuple[ObjectId, bytes]:
     """Identifies a lookup of several objects."""
-    return slices[0], keys[-1] if keys else b""
+    return object_ids[0], keys[-1] if keys else b""
 
 
 def counts_of(stats: Mapping[str, Any]) -> Counts:
@@ -198,8 +205,8 @@ def counts_of(stats: Mapping[str, Any]) -> Counts:
 
 
 def _tiers(found: "Found", brought: int) -> list[tuple[str, int]]:
-    """Returns where the local pages were before this lookup, in order. Pages that the remote
-    `brought` are the last ones.
+    """Returns where the local pages were before this lookup, in order. The last pages are those
+    that the remote `brought`.
     """
     tiers: list[tuple[str, int]] = []
     brought = min(brought, found.local)

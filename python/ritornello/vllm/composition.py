@@ -18,7 +18,7 @@ from ritornello.vllm.metadata import IDLE, StepMetadata
 FACTS_SECONDS = 5.0
 POLICY_LINE = (
     '"kv_load_failure_policy" is now "recompute" for all connectors of this engine, so that a '
-    "failed load fails no request; write it beside the outermost kv_connector"
+    "failed load fails no request; write it next to the outermost kv_connector"
 )
 # A connector that fills blocks with dummy values, which must not be saved as the KV of a prompt.
 DUMMY = "DecodeBenchConnector"
@@ -41,8 +41,10 @@ def engine_config(child: object, base: type) -> Any | None:
     return found
 
 
-def refusal(engine: Any | None) -> str:
-    """Returns why the store serves nothing in this composition; "" if it serves."""
+def unsupported_reason(engine: Any | None) -> str:
+    """Returns why the store serves neither hits nor saves in this composition; "" if the store
+    serves it.
+    """
     if engine is not None and DUMMY in _names(engine.kv_transfer_config):
         return f"{DUMMY} fills blocks with dummy values"
     return ""

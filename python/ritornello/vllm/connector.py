@@ -37,10 +37,10 @@ from ritornello.vllm.scheduler import SchedulerSide
 from ritornello.vllm.settings import Settings
 from ritornello.vllm.store import VllmStore
 from ritornello.vllm.support import (
-    refusal,
     require_no_context_parallel,
     requires_async_loads,
     startup_warnings,
+    unsupported_reason,
 )
 from ritornello.vllm.weights.engine import guard_of_engine
 from ritornello.vllm.weights.guard import WeightGuard
@@ -74,7 +74,7 @@ KVConnectorHandshakeMetadata.register(ShardFacts)
 
 class RitornelloConnector(KVConnectorBase_V1, SupportsHMA):
     """One instance in the scheduler's process, one in each worker. In an engine that is not served
-    (`support.refusal`) both sides are None, and every hook returns "nothing".
+    (`support.unsupported_reason`) both sides are None, and every hook returns "nothing".
     """
 
     _cache_hit_source = CacheHitSource.DISK
@@ -88,15 +88,17 @@ class RitornelloConnector(KVConnectorBase_V1, SupportsHMA):
         super().__init__(vllm_config, role, kv_cache_config)
         require_no_context_parallel(vllm_config)
         self._settings = Settings.parse(self._kv_transfer_config.kv_connector_extra_config)
-        # The engine's configuration if another connector constructs this one, else None.
+        # The engine's configuration if another connector constructs this connector, else None.
         self._engine = composition.engine_config(self, KVConnectorBase_V1)
-        reason = refusal(vllm_config, kv_cache_config) or composition.refusal(self._engine)
+        reason = unsupported_reason(vllm_config, kv_cache_config) or composition.unsupported_reason(
+            self._engine
+        )
         self._meter = Meter()
         kind = CacheStore if self._settings.tiers else VllmStore
         self._store: VllmStore = kind(self._settings, self._meter)
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
-        self._refusal = reason
+        self._unsupported_reason = reason
         self._facts: composition.FactsCollector | None = None
         if self._engine and not reason:
             workers = vllm_config.parallel_config.world_size
@@ -115,9 +117,11 @@ class RitornelloConnector(KVConnectorBase_V1, SupportsHMA):
                 # owner.
                 self._store.open()
                 hashes = str(vllm_config.cache_config.prefix_caching_hash_algo)
-                self._refusal = self._store.require_hash(hashes)
-                if self._refusal:
-                    logger.warning("ritornello: %s; neither hits nor saves", self._refusal)
+                self._unsupported_reason = self._store.require_hash(hashes)
+                if self._unsupported_reason:
+                    logger.warning(
+                        "ritornello: %s; neither hits nor saves", self._unsupported_reason
+                    )
                 else:
                     self._guard = guard_of_engine()
         elif not reason:
@@ -141,10 +145,10 @@ class RitornelloConnector(KVConnectorBase_V1, SupportsHMA):
     # The scheduler's side.
 
     def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], Any]) -> None:
-        """Starts serving: the workers' reports define what a page is. Inside MultiConnector the
-        metadata may belong to another child, and is ignored.
+        """Starts serving: the workers' reports define the contents of a page. Inside MultiConnector
+        the metadata may belong to another child, and is ignored.
         """
-        if not self._refusal and self._engine is None:
+        if not self._unsupported_reason and self._engine is None:
             self._start_serving(metadata)
 
     def _start_serving(self, metadata: Mapping[tuple[int, int], Any]) -> None:
@@ -274,7 +278,11 @@ class RitornelloConnector(KVConnectorBase_V1, SupportsHMA):
         if self._engine is not None or not _is_outermost(self):
             return None  # MultiConnector sends one child's handshake to all children
         if self._worker is None:
-            return ShardFacts(refusal=self._refusal) if self._refusal else None
+            return (
+                ShardFacts(unsupported_reason=self._unsupported_reason)
+                if self._unsupported_reason
+                else None
+            )
         facts: ShardFacts = self._worker.facts()
         return facts
 
@@ -323,8 +331,8 @@ class RitornelloConnector(KVConnectorBase_V1, SupportsHMA):
         started = perf_counter()
         finished, failed = self._worker.take_completed_loads()
         self._meter.hook(started)
-        # If failed blocks can be named, vLLM keeps the others; if not, it computes the whole
-        # request.
+        # If failed blocks can be named, vLLM keeps the request's other blocks; if not, it computes
+        # the whole request.
         groups = len(self._kv_cache_config.kv_cache_groups)
         return KVConnectorTransferResults(
             finished_sending=self._worker.take_finished_sending(),

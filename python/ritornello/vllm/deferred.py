@@ -49,8 +49,8 @@ class PendingStep:
 
 @dataclass(slots=True)
 class StepSaves:
-    """Of one step: `saves` to execute, its `number` (0: no report needed), and finished requests
-    whose blocks vLLM may free after it.
+    """The work of one step: `saves` to execute, its `number` (0: no report needed), and finished
+    requests whose blocks vLLM may free after it.
     """
 
     saves: list[Save] = field(default_factory=list)
@@ -153,8 +153,8 @@ class DeferredSaves:
 
 def stale_blocks(tables: Sequence[Table], invalid: Collection[int], null: int) -> set[int]:
     """Returns the blocks that failed to load and all that were computed on top of them: also by
-    requests that do not hold the failed block, because a window has left it behind. `null` stands
-    for blocks that were left behind.
+    requests that do not hold the failed block, because it is no longer in their window. `null`
+    stands for blocks that are no longer in a window.
     """
     stale: set[int] = set()
     bad, grows = set(invalid), True
@@ -180,7 +180,7 @@ def _current(save: Save, tables: Tables) -> Save | None:
     """
     pages, null = save.pages, tables.block_pool.null_block.block_id
     table = tables.get_block_ids(save.request)
-    now = tuple(table[pages.part][pages.first : pages.first + len(pages.blocks)]) if table else ()
+    now = tuple(table[pages.group][pages.first : pages.first + len(pages.blocks)]) if table else ()
     null_count = 0
     while null_count < len(now) and now[null_count] == null != pages.blocks[null_count]:
         null_count += 1

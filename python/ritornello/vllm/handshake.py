@@ -23,10 +23,12 @@ class GroupMemory:
 
 @dataclass(frozen=True, slots=True)
 class ShardFacts:
-    """Report of one worker. `refusal`: why its memory cannot be used, "" if it can."""
+    """Report of one worker. `unsupported_reason`: why its memory cannot be used; "" if the memory
+    can be used.
+    """
 
     groups: tuple[GroupMemory, ...] = ()
-    refusal: str = ""
+    unsupported_reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +45,15 @@ def group_layouts(
 ) -> Sequence[GroupLayout]:
     """Combines the workers' reports, by group. ValueError says where they disagree."""
     for worker_rank, shard in sorted(facts.items()):
-        if shard.refusal:
-            raise ValueError(shard.refusal)
+        if shard.unsupported_reason:
+            raise ValueError(shard.unsupported_reason)
         if len(shard.groups) != groups:
             raise ValueError(
                 f"worker {worker_rank} has {len(shard.groups)} KV cache groups, not {groups}"
             )
     missing = {(s, r) for s in range(stages) for r in range(ranks)} - set(facts)
     if missing or not facts:
-        raise ValueError(f"{len(missing)} of {stages * ranks} workers did not say what they hold")
+        raise ValueError(f"{len(missing)} of {stages * ranks} workers sent no facts")
     return [_group_layout(facts, stages, ranks, group) for group in range(groups)]
 
 
@@ -76,5 +78,5 @@ def _group_layout(
                     f"a block of {memory.layer_bytes} bytes does not hold {memory.heads} heads"
                 )
     if len(sizes) != 1:
-        raise ValueError(f"the workers' blocks differ in size ({sorted(sizes)} bytes a head)")
+        raise ValueError(f"the workers' blocks differ in size ({sorted(sizes)} bytes per head)")
     return GroupLayout(tuple(layers), sizes.pop(), orders == {True})

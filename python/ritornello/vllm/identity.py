@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from math import lcm
 from typing import TYPE_CHECKING, Any
 
-from ritornello import weights
+from ritornello import weight_fingerprint
 from ritornello.model import canonical_config, dtype_name, model_name, new_epoch
+from ritornello.vllm.cache_groups import ALL, CacheGroup, ObjectId, Rule, head_ranges_of, trailing
 from ritornello.vllm.handshake import GroupLayout
-from ritornello.vllm.parts import ALL, Part, Rule, Slice, trailing, units_of
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -28,7 +28,7 @@ SHARDED = frozenset({"num_kv_heads", "num_head_slots", "max_tp_shards", "dcp_sha
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The common part of the scopes of a model's pages, and the parts of a page; can be pickled.
+    """The common part of the scopes of a model's pages, and the KV cache groups; can be pickled.
     `hash_tokens`: tokens that a block hash covers. `alignment`: a prefix is resumed at multiples of
     this number of tokens. `ranks`: tensor-parallel workers of a stage. `epoch`: empty for weights
     that were loaded from files (their fingerprint identifies them), random otherwise and after
@@ -42,37 +42,37 @@ class Identity:
     hash_tokens: int
     alignment: int
     extra: tuple[tuple[str, str], ...]
-    parts: tuple[Part, ...]
+    groups: tuple[CacheGroup, ...]
     ranks: int = 1
     epoch: bytes = b""
 
-    def scope(self, piece: Slice) -> "Scope":
+    def scope(self, object_id: ObjectId) -> "Scope":
         """Returns the scope of an object. It names layers and heads, not workers: every worker that
         holds the same bytes finds them.
         """
         from ritornello._core import Scope
 
-        part = self.parts[piece.part]
-        layers = part.stages[piece.stage]
+        group = self.groups[object_id.group]
+        layers = group.stages[object_id.stage]
         numbers = [_number(name) for name in layers]
         digest = hashlib.sha256("\n".join(layers).encode()).hexdigest()[:32]
         return Scope(
             self.model,
-            part.dtype,
-            part.page_tokens,
+            group.dtype,
+            group.page_tokens,
             layers=(min(numbers), max(numbers) + 1),
-            kv_heads=part.units[piece.unit],
-            head_dim=part.head_dim,
-            layout=part.layout,
+            kv_heads=group.head_ranges[object_id.head_range],
+            head_dim=group.head_dim,
+            layout=group.layout,
             weights=self.weights,
             kv_scale=self.kv_scale,
             hash_algorithm=self.hash_algorithm,
             epoch=self.epoch,
-            part=piece.part,
-            extra={**dict(self.extra), "kv_spec": part.spec, "layer_names": digest},
+            part=object_id.group,
+            extra={**dict(self.extra), "kv_spec": group.spec, "layer_names": digest},
             # Pages of a window are useful without the pages before the window.
-            chained=part.rule.reach is None,
-            page_bytes=part.object_bytes(piece.stage, piece.unit),
+            chained=group.rule.reach is None,
+            page_bytes=group.object_bytes(object_id.stage, object_id.head_range),
         )
 
 
@@ -88,9 +88,9 @@ def identity_of(
     group_layouts: Sequence[GroupLayout],
     layout: Callable[[Any], str],
 ) -> Identity:
-    """Returns the identity of this engine, which `support.refusal` accepted. `group_layouts`: from
-    the workers' reports. `layout` names how a group's blocks are laid out. ValueError says what
-    cannot be distinguished.
+    """Returns the identity of this engine, which `support.unsupported_reason` accepted.
+    `group_layouts`: from the workers' reports. `layout` names how a group's blocks are laid out.
+    ValueError names the configuration that cannot be distinguished.
     """
     model, cache = vllm_config.model_config, vllm_config.cache_config
     ranks = vllm_config.parallel_config.tensor_parallel_size
@@ -107,31 +107,35 @@ def identity_of(
         extra["max_model_len"] = str(model.max_model_len)
     specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
     total = int(model.get_total_num_kv_heads())
-    parts = tuple(
-        _part(spec, shape, kv_heads_of(spec, total, ranks), ranks, layout(spec))
+    groups = tuple(
+        _cache_group(spec, shape, kv_heads_of(spec, total, ranks), ranks, layout(spec))
         for spec, shape in zip(specs, group_layouts, strict=True)
     )
-    plain_scale = str(cache.cache_dtype) in ("auto", *(part.dtype for part in parts))
+    plain_scale = str(cache.cache_dtype) in ("auto", *(group.dtype for group in groups))
     return Identity(
         model=model_name(config),
         weights=weights or b"",
         kv_scale="none" if plain_scale else "checkpoint",
         hash_algorithm=str(cache.prefix_caching_hash_algo),
         hash_tokens=hash_tokens_of(vllm_config, kv_cache_config),
-        alignment=lcm(*(part.page_tokens for part in parts)),
+        alignment=lcm(*(group.page_tokens for group in groups)),
         extra=tuple(sorted(extra.items())),
-        parts=parts,
+        groups=groups,
         ranks=ranks,
         epoch=b"" if weights else new_epoch(),
     )
 
 
-def _part(spec: Any, shape: GroupLayout, kv_heads: int, ranks: int, layout: str) -> Part:
+def _cache_group(
+    spec: Any, shape: GroupLayout, kv_heads: int, ranks: int, layout: str
+) -> CacheGroup:
     layers = sum(len(stage) for stage in shape.stages)
-    # If heads cannot be separated, the bytes of one worker's heads are in another order.
+    # If heads cannot be separated, the bytes of one worker's heads are in a different order.
     order = "heads" if shape.head_major else "mixed"
-    units, shared = units_of(kv_heads, ranks, layers * shape.head_bytes, sliceable=shape.head_major)
-    return Part(
+    head_ranges, shared = head_ranges_of(
+        kv_heads, ranks, layers * shape.head_bytes, sliceable=shape.head_major
+    )
+    return CacheGroup(
         rule=rule_of(spec),
         page_tokens=spec.block_size,
         kv_heads=kv_heads,
@@ -140,7 +144,7 @@ def _part(spec: Any, shape: GroupLayout, kv_heads: int, ranks: int, layout: str)
         dtype=dtype_name(spec.dtype),
         layout=f"{layout}/{order}",
         spec=spec_text(spec),
-        units=units,
+        head_ranges=head_ranges,
         shared=shared,
         stages=shape.stages,
     )
@@ -166,7 +170,9 @@ def kv_heads_of(spec: Any, total: int, ranks: int) -> int:
         return total
     if local > 1:
         return local * ranks
-    raise ValueError("how the KV heads are split over the workers cannot be told from the model")
+    raise ValueError(
+        "how the KV heads are split over the workers cannot be derived from the model configuration"
+    )
 
 
 def spec_text(spec: Any) -> str:
@@ -190,4 +196,4 @@ def fingerprint_of(vllm_config: "VllmConfig") -> bytes | None:
     model, load = vllm_config.model_config, vllm_config.load_config
     if str(load.load_format) == "dummy":
         return None
-    return weights.fingerprint_of(model.model, model.revision, load.download_dir)
+    return weight_fingerprint.fingerprint_of(model.model, model.revision, load.download_dir)

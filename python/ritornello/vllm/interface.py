@@ -44,7 +44,9 @@ PARAMETERS = ("self", "vllm_config", "role", "kv_cache_config")
 
 
 def interface_difference(base: Any) -> str:
-    """Returns how vLLM's connector base class differs from the tested one; "" if it does not."""
+    """Returns how vLLM's connector base class differs from the tested class; "" if they are
+    equal.
+    """
     abstract = frozenset(base.__abstractmethods__)
     if abstract != ABSTRACT:
         return f"abstract methods differ: {', '.join(sorted(abstract ^ ABSTRACT))}"
@@ -63,6 +65,6 @@ def require_tested_interface(base: Any, version: str) -> None:
     if problem:
         raise ImportError(
             f"ritornello.vllm was written for vLLM {TESTED}; the connector interface of "
-            f"vLLM {version} is another one ({problem}): use one of those versions, or a newer "
+            f"vLLM {version} differs ({problem}): use one of those versions, or a newer "
             "ritornello"
         )

@@ -2,9 +2,9 @@
 
 A layer's block is opaque: its logical shape does not tell the arrangement inside (on CPUs, keys are
 packed by instruction set). A cache must have a first dimension that counts blocks, and each block
-must be one contiguous span. Strides are trusted, shapes are not. One more property is used if it
-holds: if the second dimension counts the KV heads and is the outermost one in the block, each head
-is one span of the block. vLLM's CPU attention stores the keys of a head and then its values in
+must be one contiguous span. Strides are trusted, and shapes are ignored. One more property is used
+if it holds: if the second dimension counts the KV heads and is the outermost one in the block, each
+head is one span of the block. vLLM's CPU attention stores the keys of a head and then its values in
 `cache[block, head]`, for every instruction set.
 """
 
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 from typing import Any, Protocol
 
-from ritornello.spans import Span
+from ritornello.strided_blocks import Span
 from ritornello.vllm.handshake import GroupMemory
 
 
@@ -30,14 +30,14 @@ class CacheTensor(Protocol):
 
 
 class LayoutError(ValueError):
-    """These caches are not blocks of opaque bytes."""
+    """The registered caches are not blocks of opaque bytes."""
 
 
 def group_memory(
     caches: Mapping[str, CacheTensor], layers: Iterable[str], heads: int, blocks: int
 ) -> GroupMemory:
-    """Returns this worker's memory of a KV cache group: its layers with a cache of their own (a
-    layer may share another layer's), sorted by number. `heads`: KV heads by the model.
+    """Returns this worker's memory of a KV cache group: its layers that do not share another
+    layer's cache, sorted by number. `heads`: KV heads by the model.
     """
     sizes, orders, names = set(), set(), []
     seen: set[int] = set()

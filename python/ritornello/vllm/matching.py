@@ -1,24 +1,24 @@
 """Finds the longest prefix of a request that the store can restore.
 
-A page consists of several objects: one for each part of the model, pipeline stage and group of KV
-heads. Objects with the same keys are looked up together. Full attention comes first: the shortest
-prefix of its objects bounds the result. The other parts (windows) must have the pages that a length
-needs; if they lack some, the longest shorter length that they can serve is used. All pages that are
-promised are under leases.
+A page consists of several objects: one per KV cache group, pipeline stage and range of KV heads.
+Objects with the same keys are looked up together. Full attention comes first: the shortest prefix
+of its objects bounds the result. The other groups (windows) must have the pages that a length
+needs; if they lack some, the longest shorter length that they can serve is used. All promised pages
+are under leases.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
+from ritornello.vllm.cache_groups import Bundle, ObjectId, bundles, longest_resumable
 from ritornello.vllm.identity import Identity
-from ritornello.vllm.parts import Bundle, Slice, bundles, longest_resumable
 
 # Protects pages from eviction. Opaque: only the store that issued a lease can interpret it.
 Lease = Any
 
 
-class Prompt(NamedTuple):
+class PromptLength(NamedTuple):
     """`computed`: leading tokens that the engine has, of `tokens`. `loads`: whether pages may be
     loaded for the prompt.
     """
@@ -28,10 +28,11 @@ class Prompt(NamedTuple):
     loads: bool = True
 
 
-class Hit(NamedTuple):
+class StoreHit(NamedTuple):
     """Result of a lookup. `pages`: leading pages to load, protected by `lease`. `present`: leading
     pages that are known to be stored. `pending`: the lookup must be repeated, and holds no lease.
-    `tiers`: where the present pages lie, in order. `decision`: what the gate decided on.
+    `tiers`: the tiers of the stored pages, in order. `decision`: the lookup that the gate decided
+    on.
     """
 
     pages: int
@@ -48,25 +49,25 @@ class PageStore(Protocol):
     def lookup(
         self,
         identity: Identity,
-        slices: Sequence[Slice],
+        object_ids: Sequence[ObjectId],
         keys: Sequence[bytes],
         ttl: float,
-        prompt: Prompt,
-    ) -> Hit | None: ...
+        prompt: PromptLength,
+    ) -> StoreHit | None: ...
     def exists(
-        self, identity: Identity, piece: Slice, keys: Sequence[bytes]
+        self, identity: Identity, object_id: ObjectId, keys: Sequence[bytes]
     ) -> list[bool] | None: ...
     def release(self, lease: Lease) -> None: ...
     def cancel_lookup(
-        self, identity: Identity, slices: Sequence[Slice], keys: Sequence[bytes]
+        self, identity: Identity, object_ids: Sequence[ObjectId], keys: Sequence[bytes]
     ) -> None: ...
 
 
 @dataclass(slots=True)
 class PrefixMatch:
     """What the store has of a request: all that the first `tokens` need, under `leases`. `stored`:
-    leading pages of each part that are known to be stored. `pending`, `tiers` and `decision` are
-    those of a `Hit`, for pages of `page_tokens` tokens.
+    leading pages of each group that are known to be stored. `pending`, `tiers` and `decision`: see
+    `StoreHit`, for pages of `page_tokens` tokens.
     """
 
     tokens: int
@@ -79,28 +80,41 @@ class PrefixMatch:
 
 
 class Matcher:
-    """Looks up requests of one model in one store."""
+    """Looks up requests of one model in one store. `has_remote`: the store needs all keys of a
+    prompt.
+    """
 
-    def __init__(self, store: PageStore, identity: Identity, ttl: float) -> None:
+    def __init__(
+        self, store: PageStore, identity: Identity, ttl: float, *, has_remote: bool = False
+    ) -> None:
+        self._has_remote = has_remote
         self._store = store
         self._identity = identity
         self._ttl = ttl
-        self._parts = identity.parts
-        together = bundles(identity.parts)
+        self._groups = identity.groups
+        together = bundles(identity.groups)
         self._whole = [bundle for bundle in together if bundle.rule.reach is None]
         self._windows = together[len(self._whole) :]
 
-    def keys(self, part: int, hashes: Sequence[bytes], pages: range) -> tuple[bytes, ...]:
-        """Returns the keys of a part's pages. The key of a page is the last block hash in it."""
-        step = self._parts[part].page_tokens // self._identity.hash_tokens
+    def keys(self, group: int, hashes: Sequence[bytes], pages: range) -> tuple[bytes, ...]:
+        """Returns the keys of a group's pages. The key of a page is the last block hash in it."""
+        step = self._groups[group].page_tokens // self._identity.hash_tokens
         return tuple(hashes[(pages.start + 1) * step - 1 : pages.stop * step : step])
 
-    def find(self, hashes: Sequence[bytes], tokens: int, prompt: Prompt) -> PrefixMatch | None:
+    def keys_before(self, group: int, hashes: Sequence[bytes], first: int) -> tuple[bytes, ...]:
+        """Returns the keys before page `first` that the store needs."""
+        if not first or self._groups[group].rule.reach is not None:
+            return ()
+        return self.keys(group, hashes, range(0 if self._has_remote else first - 1, first))
+
+    def lookup(
+        self, hashes: Sequence[bytes], tokens: int, prompt: PromptLength
+    ) -> PrefixMatch | None:
         """Returns the longest prefix of at most `tokens` that can be restored; None if the store
         failed.
         """
         most = self._floor(tokens)
-        stored = [0] * len(self._parts)
+        stored = [0] * len(self._groups)
         leases: list[Lease] = []
         match = PrefixMatch(0, stored, leases)
         for bundle in self._whole:
@@ -110,8 +124,8 @@ class Matcher:
             if hit is None or hit.pending:
                 self._release(leases)
                 return hit and PrefixMatch(0, stored, pending=True)
-            for part in bundle.parts:
-                stored[part] = hit.present
+            for group in bundle.groups:
+                stored[group] = hit.present
             if bundle is self._whole[0]:
                 match.page_tokens, match.tiers = bundle.page_tokens, hit.tiers
                 match.decision = hit.decision
@@ -119,22 +133,22 @@ class Matcher:
         if most and self._windows:
             most = self._with_windows(leases, hashes, most, prompt)
         for bundle in self._windows:
-            for part in bundle.parts:
-                stored[part] = most // bundle.page_tokens
+            for group in bundle.groups:
+                stored[group] = most // bundle.page_tokens
         if not most:
             self._release(leases)
         match.tokens = most
         return match
 
     def cancel_lookup(self, hashes: Sequence[bytes], tokens: int) -> None:
-        """Cancels the transfers of a `find` that was pending."""
+        """Cancels the transfers of a `lookup` that was pending."""
         for bundle in self._whole:
             pages = range(self._floor(tokens) // bundle.page_tokens)
-            keys = self.keys(bundle.parts[0], hashes, pages)
-            self._store.cancel_lookup(self._identity, bundle.slices, keys)
+            keys = self.keys(bundle.groups[0], hashes, pages)
+            self._store.cancel_lookup(self._identity, bundle.object_ids, keys)
 
     def _with_windows(
-        self, leases: list[Lease], hashes: Sequence[bytes], most: int, prompt: Prompt
+        self, leases: list[Lease], hashes: Sequence[bytes], most: int, prompt: PromptLength
     ) -> int:
         """Leases the windows of the longest possible length up to `most`, and returns that
         length.
@@ -144,16 +158,16 @@ class Matcher:
         present = {}
         for bundle in self._windows:
             pages = range(most // bundle.page_tokens)
-            keys = self.keys(bundle.parts[0], hashes, pages)
-            for piece in bundle.slices:
-                present[piece] = self._store.exists(self._identity, piece, keys) or [False] * len(
-                    pages
-                )
-        most = longest_resumable(self._parts, present, most, self._identity.alignment)
+            keys = self.keys(bundle.groups[0], hashes, pages)
+            for object_id in bundle.object_ids:
+                present[object_id] = self._store.exists(self._identity, object_id, keys) or [
+                    False
+                ] * len(pages)
+        most = longest_resumable(self._groups, present, most, self._identity.alignment)
         return most if most and self._lease_windows(leases, hashes, most, prompt) else 0
 
     def _lease_windows(
-        self, leases: list[Lease], hashes: Sequence[bytes], tokens: int, prompt: Prompt
+        self, leases: list[Lease], hashes: Sequence[bytes], tokens: int, prompt: PromptLength
     ) -> bool:
         window_leases: list[Lease] = []
         for bundle in self._windows:
@@ -171,10 +185,10 @@ class Matcher:
         bundle: Bundle,
         hashes: Sequence[bytes],
         pages: range,
-        prompt: Prompt,
-    ) -> Hit | None:
-        keys = self.keys(bundle.parts[0], hashes, pages)
-        hit = self._store.lookup(self._identity, bundle.slices, keys, self._ttl, prompt)
+        prompt: PromptLength,
+    ) -> StoreHit | None:
+        keys = self.keys(bundle.groups[0], hashes, pages)
+        hit = self._store.lookup(self._identity, bundle.object_ids, keys, self._ttl, prompt)
         if hit is not None and hit.lease:
             leases.append(hit.lease)
         return hit

@@ -1,4 +1,6 @@
-"""Messages between the scheduler's side and the workers, one a step. Pickled between processes."""
+"""Messages between the scheduler's side and the workers, one per step. Pickled between
+processes.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -8,13 +10,13 @@ from ritornello.vllm.handshake import ShardFacts, WorkerRank
 from ritornello.vllm.identity import Identity
 
 
-class Pages(NamedTuple):
-    """Consecutive pages of one part, to be filled from or stored under `keys`. `first`: index of
-    `keys[0]` in its sequence. `before`: the keys before it if keys chain; all of them for a store
-    that needs all, else the last one.
+class PageBlocks(NamedTuple):
+    """Consecutive pages of one KV cache group, to be filled from or stored under `keys`. `first`:
+    index of `keys[0]` in its sequence. `before`: the keys before it if keys chain; all keys for a
+    store that needs all, else the last key.
     """
 
-    part: int
+    group: int
     first: int
     keys: Sequence[bytes]
     blocks: Sequence[int]
@@ -32,7 +34,7 @@ class Load(NamedTuple):
     """
 
     request: str
-    pages: Sequence[Pages]
+    pages: Sequence[PageBlocks]
     asynchronous: bool = False
 
 
@@ -42,7 +44,7 @@ class Save(NamedTuple):
     """
 
     request: str
-    pages: Pages
+    pages: PageBlocks
     retain_until: float | None = None
 
 
@@ -50,14 +52,14 @@ class Save(NamedTuple):
 class StepMetadata:
     """Work of one step.
 
-    `identity` comes with the first work and after every change (a reset changes the epoch), and
-    holds until the next one. `covered` comes with it: the weight changes that its epoch covers,
-    empty if weights are not watched. `prefill`: tokens before, and tokens that the step computes,
-    if their duration is of interest.
+    `identity` comes with the first work and after every change (a reset changes the epoch), and is
+    valid until the next identity. `covered` comes with it: the weight changes that its epoch
+    covers, empty if weights are not watched. `prefill`: tokens before, and tokens that the step
+    computes, if their duration is of interest.
 
-    Inside MultiConnector: `step` is the number of a step whose outcome workers report (0: none),
-    `finished_sending` names finished requests whose blocks vLLM may free after the step, and
-    `request_facts` asks every worker for its facts.
+    Inside MultiConnector: `step` is the number of a step whose outcome workers report (0: no
+    report), `finished_sending` names finished requests whose blocks vLLM may free after the step,
+    and `request_facts` asks every worker for its facts.
     """
 
     identity: Identity | None = None
@@ -75,17 +77,17 @@ IDLE = StepMetadata()
 
 @dataclass(slots=True)
 class WorkerReport:
-    """Result of a step. `unsaved`: (request, part, first page) of saves that failed and may be
-    repeated. `failed`: requests whose load failed in part. `refusal`: why this worker cannot serve.
-    `prefill`: tokens before, tokens computed, seconds. `loads`: tier, bytes, seconds of reads.
-    `load_seconds`: duration of each request's load. `step`: the number of the completed step.
-    `facts`: of each worker, if requested. `changes`: weight changes by slot, of a worker on another
-    machine.
+    """Result of a step. `unsaved`: (request, group, first page) of saves that failed and may be
+    repeated. `failed`: requests whose load failed in part. `unsupported_reason`: why this worker is
+    not served. `prefill`: tokens before, tokens computed, seconds. `loads`: tier, bytes, seconds of
+    reads. `load_seconds`: duration of each request's load. `step`: the number of the completed
+    step. `facts`: of each worker, if requested. `changes`: weight changes by slot, of a worker on
+    another machine.
     """
 
     unsaved: list[tuple[str, int, int]] = field(default_factory=list)
     failed: set[str] = field(default_factory=set)
-    refusal: str = ""
+    unsupported_reason: str = ""
     prefill: tuple[int, int, float] | None = None
     loads: list[tuple[str, int, float]] = field(default_factory=list)
     load_seconds: dict[str, float] = field(default_factory=dict)
@@ -98,7 +100,7 @@ class WorkerReport:
         return WorkerReport(
             self.unsaved + other.unsaved,
             self.failed | other.failed,
-            self.refusal or other.refusal,
+            self.unsupported_reason or other.unsupported_reason,
             self.prefill or other.prefill,
             self.loads + other.loads,
             {

@@ -4,29 +4,32 @@ Invariants:
 * A page is claimed only under a lease. Leases are held until the workers have reported the load, or
   released if it does not happen; without a report they expire.
 * The last token of a request is never claimed: the engine must compute one token to answer.
-* The first `RequestState.saved` pages of each part of a request are stored or being saved. The
+* The first `RequestState.saved` pages of each group of a request are stored or being saved. The
   number only grows within an admission, unless a worker reports a save that failed.
 * A load that a step waits for (not `asynchronous`) happens only with one computing worker and one
   step in flight: a failure is then known before anything computed on top of it can be saved.
-* A request whose load failed computes the rest; the store is not asked again.
+* A request whose load failed computes the remaining tokens without a further lookup.
 * Inside MultiConnector a page is saved only after the outcome of the loads it rests on is known
   (`deferred`).
-* Nothing is claimed or saved while the weights differ from those at the beginning of the epoch.
+* No page is claimed or saved while the weights differ from the weights at the beginning of the
+  epoch.
 """
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from time import monotonic, time
-from typing import Any, Protocol
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from time import monotonic
+from typing import Any
 
 from ritornello.model import new_epoch
 from ritornello.vllm.deferred import DeferredSaves, StepSaves, stale_blocks
 from ritornello.vllm.identity import Identity
-from ritornello.vllm.matching import Lease, Matcher, PrefixMatch, Prompt
-from ritornello.vllm.metadata import IDLE, Load, Pages, Save, StepMetadata, WorkerReport
+from ritornello.vllm.matching import Lease, Matcher, PrefixMatch, PromptLength
+from ritornello.vllm.metadata import IDLE, Load, PageBlocks, Save, StepMetadata, WorkerReport
 from ritornello.vllm.meter import Meter
-from ritornello.vllm.settings import DEFAULT_OPTIONS, RequestOptions
+from ritornello.vllm.request_state import CacheManager, LeasedMatch, Request, RequestState, Step
+from ritornello.vllm.save_plan import SavePlan
+from ritornello.vllm.settings import RequestOptions
 from ritornello.vllm.store import VllmStore
 from ritornello.vllm.weights.guard import WeightGuard
 
@@ -35,87 +38,15 @@ logger = logging.getLogger("vllm.ritornello")
 # Covers the step that claims the pages, and the load's own deadline. A waiting request is looked up
 # again when half of this time has passed.
 LEASE_SECONDS = 60.0
-# A load of more bytes a worker is asynchronous: it would delay the other requests of its step by
+# A load of more bytes per worker is asynchronous: it would delay the other requests of its step by
 # more than the time of a step.
 ASYNC_LOAD_BYTES = 16 << 20
 # Maximum time a request waits for its pages; the tiers' own limits are expected to end earlier.
 WAIT_SECONDS = 60.0
 
 
-class Request(Protocol):
-    """The used part of a vLLM request."""
-
-    request_id: str
-    block_hashes: Sequence[bytes]
-    num_tokens: int
-    num_computed_tokens: int
-    skip_reading_prefix_cache: bool
-    kv_transfer_params: Mapping[str, Any] | None
-
-
-class BlockPool(Protocol):
-    num_gpu_blocks: int
-    null_block: Any
-
-    def get_num_free_blocks(self) -> int: ...
-
-
-class CacheManager(Protocol):
-    """The used part of vLLM's KV cache manager."""
-
-    block_pool: BlockPool
-
-    def get_block_ids(self, request_id: str, /) -> Sequence[Sequence[int]]: ...
-    def evict_blocks(self, block_ids: set[int], /) -> None: ...
-
-
-class Step(Protocol):
-    """The used part of a SchedulerOutput."""
-
-    num_scheduled_tokens: Mapping[str, int]
-
-
-@dataclass(slots=True)
-class LeasedMatch:
-    """What the store has of the first `looked_up` tokens of a request, usable until `valid_until`.
-    `local_tokens`: leading tokens that the engine had. `asynchronous`: the answer that vLLM got.
-    """
-
-    found: PrefixMatch
-    looked_up: int
-    valid_until: float
-    local_tokens: int = 0
-    asynchronous: bool = False
-
-
-@dataclass(slots=True)
-class RequestState:
-    """State of one request.
-
-    `loading`: an asynchronous load fills its blocks. `failed`: one of its loads failed in part.
-    `wake_step`: the step at which its pages are examined next. `waiting_since`: start of the wait
-    for pages that are on their way to a tier that can be loaded from. `sources`: claimed tokens by
-    tier. `shares_failed_block`: another request recomputes a block of this one that failed to load.
-    """
-
-    request: Request
-    options: RequestOptions = DEFAULT_OPTIONS
-    match: LeasedMatch | None = None
-    saved: list[int] = field(default_factory=list)
-    loading: bool = False
-    failed: bool = False
-    wake_step: int = 0
-    waiting_since: float | None = None
-    sources: dict[str, int] = field(default_factory=dict)
-    shares_failed_block: bool = False
-
-    @property
-    def loads(self) -> bool:
-        return self.options.loads and not self.failed and not self.request.skip_reading_prefix_cache
-
-
 class SchedulerSide:
-    """Claims and saves of one engine. `asynchronous`: all loads are, whatever their size.
+    """Claims and saves of one engine. `asynchronous`: all loads are asynchronous, even small loads.
     `has_remote`: the store needs all keys of a prompt. `composed`: other connectors fill blocks
     too. `guard`: knows whether the weights changed.
     """
@@ -140,46 +71,43 @@ class SchedulerSide:
         self._deferred = DeferredSaves() if composed else None
         self._requests: dict[str, RequestState] = {}
         self._loads: list[Load] = []
-        # Leases of loads in progress: those of the last step, and those of asynchronous loads by
+        # Leases of loads in progress: leases of the last step, and leases of asynchronous loads by
         # request.
         self._step_leases: list[Lease] = []
         self._async_leases: dict[str, list[Lease]] = {}
         # The gate's decisions on loads in progress, by request.
         self._decisions: dict[str, Any] = {}
-        # With one token a step, a request fills a page at predictable steps: it is examined at
-        # those steps only. `_due_requests`: examined in the next step in any case.
-        self._step = 0
-        self._wakes: dict[int, list[str]] = {}
-        self._due_requests: list[str] = []
         self._cache: CacheManager | None = None
         # Block tables of a step that waits for loads: vLLM ends aborted requests before it reports
         # the outcome of their step, and leaves their blocks in its prefix cache.
         self._step_tables: list[Sequence[Sequence[int]]] = []
         # Block number that vLLM puts in place of blocks outside a window.
         self._null_block = -1
-        # Each of these stops hits and saves: a worker's refusal for good, the other until a clean
-        # reset.
-        self._worker_refused = False
+        # Each flag stops hits and saves: an unsupported worker permanently, an unclean reset until
+        # a clean reset.
+        self._worker_unsupported = False
         self._reset_unclean = False
         self._tokens = identity.alignment
         self._identity_sent = False
         self._async_load_tokens = (
             0 if asynchronous else ASYNC_LOAD_BYTES // _bytes_per_token(identity)
         )
+        self._save_plan = SavePlan(identity, self._make_matcher(identity))
         self._set_identity(identity)
 
     def bind_cache(self, cache: CacheManager) -> None:
         self._cache = cache
         self._null_block = cache.block_pool.null_block.block_id
+        self._save_plan.set_null_block(self._null_block)
 
     def matched_tokens(self, request: Request, computed: int) -> tuple[int | None, bool]:
         """Returns the tokens that can be loaded beyond the first `computed`, and whether
         asynchronously. None instead of a number: pages are on their way to a tier that can be
-        loaded from, ask again.
+        loaded from; vLLM must repeat the call.
 
-        vLLM calls this repeatedly for a waiting request; the store is asked only if its answer may
-        have changed. Failures are misses, because nothing was promised yet. The methods below have
-        promises to keep, and raise if they cannot.
+        vLLM calls this repeatedly for a waiting request; the store is queried only if its answer
+        may have changed. Failures are misses, because nothing was promised yet. The methods below
+        must keep promises, and raise if they fail to.
         """
         try:
             return self._claim(request, computed)
@@ -213,8 +141,8 @@ class SchedulerSide:
         return options.without_retention()
 
     def sources(self, request: Request, tokens: int) -> dict[str, int]:
-        """Returns, by tier, where the `tokens` claimed last lie; empty if they lie in the only
-        store.
+        """Returns the tiers of the `tokens` claimed last, with their numbers of tokens; empty if
+        there is only one store.
         """
         state = self._requests.get(request.request_id)
         if state is None or sum(state.sources.values()) != tokens:
@@ -224,13 +152,13 @@ class SchedulerSide:
     def request_admitted(
         self, request: Request, blocks: Sequence[Sequence[int]], external: int
     ) -> None:
-        """Notes the blocks of a request (by part), `external` of whose tokens are to be loaded.
-        vLLM calls this again after an asynchronous load, before it computes the request.
+        """Notes the blocks of a request (by group), `external` of whose tokens will be loaded. vLLM
+        calls this again after an asynchronous load, before it computes the request.
         """
         state = self._requests.get(request.request_id)
         if state is None:
             return
-        self._due_requests.append(request.request_id)
+        self._save_plan.add_due(request.request_id)
         # After an asynchronous load vLLM calls again with the same blocks.
         if not request.num_computed_tokens:
             state.shares_failed_block = False
@@ -240,8 +168,8 @@ class SchedulerSide:
             state.loading = False
             return
         match, state.match = state.match, None
-        # Pages that the engine has and the store lacks are saved with the rest.
-        state.saved = list(match.found.stored) if match else [0] * len(self._parts)
+        # Pages that the engine has and the store lacks are saved with the request's new pages.
+        state.saved = list(match.found.stored) if match else [0] * len(self._groups)
         if state.options.retain:
             # A put of the last stored page retains all pages before it.
             state.saved = [max(pages - 1, 0) for pages in state.saved]
@@ -271,9 +199,9 @@ class SchedulerSide:
         loads, self._loads = self._loads, []
         if self._read_only or self._is_paused():
             saves: Sequence[Save] = ()
-            self._due_requests.clear()
+            self._save_plan.clear_due()
         else:
-            saves = self._saves(step)
+            saves = self._save_plan.plan(step.num_scheduled_tokens, self._requests, self._cache)
         waits = self._cache is not None and any(not load.asynchronous for load in loads)
         self._step_tables = (
             [self._cache.get_block_ids(name) for name in step.num_scheduled_tokens]
@@ -326,7 +254,7 @@ class SchedulerSide:
         failed: Collection[str] = (),
     ) -> None:
         """Takes the result of a step. `loaded`: requests whose asynchronous load ended on all
-        workers. `failed`: those of them whose load failed, if vLLM cannot name the blocks.
+        workers. `failed`: loaded requests whose load failed, if vLLM cannot name the blocks.
         """
         self._release(self._step_leases)
         for request_id in loaded:
@@ -334,12 +262,12 @@ class SchedulerSide:
         if report is not None:
             if self._guard is not None:
                 self._guard.merge_counts(report.changes)
-            if report.refusal:
-                self._refuse(report.refusal)
+            if report.unsupported_reason:
+                self._set_unsupported(report.unsupported_reason)
             if self._store.wants_timings:
                 self._store.record_timings(report, self._decisions)
-            for request_id, part, first in report.unsaved:
-                self._mark_unsaved(request_id, part, first)
+            for request_id, group, first in report.unsaved:
+                self._mark_unsaved(request_id, group, first)
             for request_id in report.failed:
                 if request_id in self._requests:
                     self._requests[request_id].failed = True
@@ -349,8 +277,9 @@ class SchedulerSide:
 
     def reset(self) -> bool:
         """Begins a random epoch: no page stored before is found again. If blocks of the engine's
-        cache are in use, they belong to the old epoch and might be saved under the new one: then
-        hits and saves stop until a reset finds all blocks free. Returns whether this one did.
+        cache are in use, they belong to the old epoch and might be saved under the new epoch: then
+        hits and saves stop until a reset finds all blocks free. Returns whether all blocks were
+        free.
         """
         self._set_identity(replace(self._identity, epoch=new_epoch()))
         for state in self._requests.values():
@@ -385,10 +314,14 @@ class SchedulerSide:
             self._release(leases)
         self._store.close()
 
+    def _make_matcher(self, identity: Identity) -> Matcher:
+        return Matcher(self._store, identity, LEASE_SECONDS, has_remote=self._has_remote)
+
     def _set_identity(self, identity: Identity) -> None:
         self._identity = identity
-        self._parts = identity.parts
-        self._matcher = Matcher(self._store, identity, LEASE_SECONDS)
+        self._groups = identity.groups
+        self._matcher = self._make_matcher(identity)
+        self._save_plan.set_identity(identity, self._matcher)
         self._identity_sent = False
 
     def _claimable_tokens(self, request: Request) -> int:
@@ -397,8 +330,9 @@ class SchedulerSide:
     def _match_prefix(
         self, state: RequestState, claimable: int, computed: int
     ) -> LeasedMatch | None:
-        """Looks up the request from its first page on, including what the engine has: one call
-        finds what to load and what was not stored, and counts as a use of the prefix.
+        """Looks up the request starting at its first page, including the engine's pages: one call
+        finds the pages to load and the pages that are not stored, and counts as a use of the
+        prefix.
         """
         match = state.match
         if match is not None and match.looked_up == claimable and monotonic() < match.valid_until:
@@ -407,8 +341,8 @@ class SchedulerSide:
         if claimable < self._tokens:
             return None
         now = monotonic()
-        prompt = Prompt(computed, state.request.num_tokens, state.loads)
-        found = self._matcher.find(state.request.block_hashes, claimable, prompt)
+        prompt = PromptLength(computed, state.request.num_tokens, state.loads)
+        found = self._matcher.lookup(state.request.block_hashes, claimable, prompt)
         waiting_since, state.waiting_since = state.waiting_since, None
         if found is None:
             return None
@@ -431,28 +365,20 @@ class SchedulerSide:
 
     def _pages_to_load(
         self, request: Request, blocks: Sequence[Sequence[int]], local: int, end: int
-    ) -> list[Pages]:
-        """Returns the pages from `local` to `end` tokens; of a window only those that are still
+    ) -> list[PageBlocks]:
+        """Returns the pages from `local` to `end` tokens; of a window only the pages that are still
         needed.
         """
         loads = []
-        for number, part in enumerate(self._parts):
-            needed = part.needed(end)
-            first = max(needed.start, local // part.page_tokens)
+        for number, group in enumerate(self._groups):
+            needed = group.needed(end)
+            first = max(needed.start, local // group.page_tokens)
             if first < needed.stop:
                 keys = self._matcher.keys(number, request.block_hashes, range(first, needed.stop))
                 loaded = tuple(blocks[number][first : needed.stop])
-                before = self._keys_before(number, request.block_hashes, first)
-                loads.append(Pages(number, first, keys, loaded, before))
+                before = self._matcher.keys_before(number, request.block_hashes, first)
+                loads.append(PageBlocks(number, first, keys, loaded, before))
         return loads
-
-    def _keys_before(self, number: int, hashes: Sequence[bytes], first: int) -> tuple[bytes, ...]:
-        """Returns the keys before page `first` that the store needs."""
-        if not first or self._parts[number].rule.reach is not None:
-            return ()
-        return self._matcher.keys(
-            number, hashes, range(0 if self._has_remote else first - 1, first)
-        )
 
     def _plan_deferred(self, step: Step, saves: Sequence[Save]) -> StepSaves:
         """Returns the saves of this step and of earlier steps that execute with this step."""
@@ -467,16 +393,16 @@ class SchedulerSide:
             return
         result = self._deferred.complete_steps(step, invalid, failed)
         for save in result.dropped:
-            self._mark_unsaved(save.request, save.pages.part, save.pages.first)
+            self._mark_unsaved(save.request, save.pages.group, save.pages.first)
         if result.stale and self._cache is not None:
             self._cache.evict_blocks(result.stale)
 
-    def _mark_unsaved(self, request_id: str, part: int, first: int) -> None:
-        """Marks the pages of a part from `first` on as unsaved."""
+    def _mark_unsaved(self, request_id: str, group: int, first: int) -> None:
+        """Marks the pages of a group, starting at `first`, as unsaved."""
         state = self._requests.get(request_id)
         if state is not None and state.saved:
-            state.saved[part] = min(state.saved[part], first)
-            self._due_requests.append(request_id)
+            state.saved[group] = min(state.saved[group], first)
+            self._save_plan.add_due(request_id)
 
     def _measured_prefill(self, step: Step) -> tuple[int, int] | None:
         """Returns tokens before and tokens of the step's prefill, if exactly one request computes
@@ -488,69 +414,12 @@ class SchedulerSide:
         state = self._requests.get(many[0][0])
         return None if state is None else (state.request.num_computed_tokens, many[0][1])
 
-    def _saves(self, step: Step) -> Sequence[Save]:
-        self._step += 1
-        scheduled = step.num_scheduled_tokens
-        due, self._due_requests = self._due_requests, []
-        due += self._wakes.pop(self._step, ())
-        if {*scheduled.values()} != {1}:
-            due += [request_id for request_id, tokens in scheduled.items() if tokens != 1]
-        saves: list[Save] = []
-        for request_id in dict.fromkeys(due):
-            state = self._requests.get(request_id)
-            if state is None or state.shares_failed_block:
-                continue
-            if state.options.stores and self._cache is not None:
-                self._plan_saves_of(saves, state, scheduled.get(request_id, 0), self._cache)
-        return saves
-
-    def _plan_saves_of(
-        self, saves: list[Save], state: RequestState, scheduled: int, cache: CacheManager
-    ) -> None:
-        """Adds saves of the pages that are full after this step, and schedules the next
-        examination.
-        """
-        request = state.request
-        hashes, saved, retain = request.block_hashes, state.saved, state.options.retain
-        computed = request.num_computed_tokens + scheduled
-        # A page is full when its tokens are computed and a block hash covers them.
-        full = min(computed, len(hashes) * self._identity.hash_tokens)
-        until = time() + retain if retain else None
-        blocks: Sequence[Sequence[int]] = ()
-        # Parts with equally long pages share their keys.
-        names: dict[tuple[int, int], tuple[bytes, ...]] = {}
-        wait = self._tokens
-        for number, part in enumerate(self._parts):
-            size, first = part.page_tokens, saved[number]
-            end = full // size
-            if scheduled and end > first:
-                saved[number] = end
-                blocks = blocks or cache.get_block_ids(request.request_id)
-                chained = part.rule.reach is None
-                if not chained:
-                    table = blocks[number]
-                    while first < end and table[first] == self._null_block:
-                        first += 1
-                if first < end:
-                    keys = names.get((size, first))
-                    if keys is None:
-                        keys = self._matcher.keys(number, hashes, range(first, end))
-                        names[size, first] = keys
-                    before = self._keys_before(number, hashes, first)
-                    pages = Pages(number, first, keys, tuple(blocks[number][first:end]), before)
-                    saves.append(Save(request.request_id, pages, until))
-            wait = min(wait, (saved[number] + 1) * size - computed)
-        wake = self._step + max(wait, 1)
-        if not self._step < state.wake_step <= wake:
-            state.wake_step = wake
-            self._wakes.setdefault(wake, []).append(request.request_id)
-
     def _evict_failed(self, invalid_blocks: set[int]) -> None:
         """Evicts blocks that failed to load, and all blocks computed after them, from the engine's
         prefix cache. vLLM recomputes them in place, but a request that is preempted or aborted
         before that would leave them to be hit. If requests share such a block, vLLM recomputes it
-        in one of them; pages of the others are not saved, because that request may be aborted
-        first.
+        in one of these requests; pages of the other requests are not saved, because the recomputing
+        request may be aborted first.
         """
         if self._cache is None:
             return
@@ -564,7 +433,7 @@ class SchedulerSide:
             index = next((i for i, block in enumerate(blocks) if block in stale), None)
             if index is not None:
                 computed = state.request.num_computed_tokens
-                shared = computed > index * self._parts[0].page_tokens
+                shared = computed > index * self._groups[0].page_tokens
                 state.shares_failed_block = state.shares_failed_block or shared
 
     def _count_hits(self, state: RequestState, match: LeasedMatch, external: int) -> None:
@@ -573,7 +442,7 @@ class SchedulerSide:
         self._meter.add("probed_pages", probed)
         self._meter.add("hit_pages", hits)
         if probed > hits:
-            reason = "not_found" if state.loads else "declined"
+            reason = "not_found" if state.loads else "opted_out"
             if (
                 self._deferred is not None
                 and not external
@@ -582,22 +451,25 @@ class SchedulerSide:
                 reason = "other_connector"  # earlier in MultiConnector's order
             self._meter.missed(reason, probed - hits)
 
-    def _refuse(self, reason: str) -> None:
-        if not self._worker_refused:
+    def _set_unsupported(self, reason: str) -> None:
+        if not self._worker_unsupported:
             logger.warning("ritornello: %s; neither hits nor saves", reason)
-        self._worker_refused = True
+        self._worker_unsupported = True
 
     def _is_paused(self) -> bool:
         changed = self._guard is not None and self._guard.changed()
-        return changed or self._worker_refused or self._reset_unclean
+        return changed or self._worker_unsupported or self._reset_unclean
 
 
 def _bytes_per_token(identity: Identity) -> int:
     """Returns the approximate bytes that a worker reads to load one token."""
     total = sum(
-        len(layers) * max(part.kv_heads // identity.ranks, 1) * part.head_bytes // part.page_tokens
-        for part in identity.parts
-        for layers in part.stages[:1]
+        len(layers)
+        * max(group.kv_heads // identity.ranks, 1)
+        * group.head_bytes
+        // group.page_tokens
+        for group in identity.groups
+        for layers in group.stages[:1]
     )
     return max(total, 1)
 
@@ -611,7 +483,7 @@ def _loads_slower_than_computing(found: PrefixMatch) -> bool:
 
 
 def _tokens_by_tier(found: PrefixMatch, start: int, end: int) -> dict[str, int]:
-    """Returns how many of the tokens from `start` to `end` lie on each tier."""
+    """Returns how many of the tokens from `start` to `end` are stored on each tier."""
     counts: dict[str, int] = {}
     at = 0
     for tier, pages in found.tiers:

@@ -60,7 +60,7 @@ class Settings(StoreSettings):
         other = next((name for name in extra if name not in OWN), None)
         if other:
             raise ValueError(
-                f'{PLACE}: "{other}" does not go with "tiers": each tier says its place and size '
+                f'{PLACE}: "{other}" does not go with "tiers": each tier names its place and size '
                 'itself, for example "disk /nvme/kv 200GiB"'
             )
         tiers, prefetch = extra["tiers"], extra.get("prefetch", "timeout")
@@ -89,7 +89,7 @@ class Settings(StoreSettings):
 class RequestOptions:
     """What one request may do, from its `kv_transfer_params`: `{"ritornello.no_load": true}`
     computes the whole prompt, `{"ritornello.no_store": true}` saves nothing, `{"ritornello.retain":
-    3600}` protects the request's pages, and those before them, from eviction for an hour if the
+    3600}` protects the request's pages, and the pages before them, from eviction for an hour if the
     store's policy permits it. Invalid values are ignored: an option must not fail a request.
     """
 

@@ -1,27 +1,27 @@
-"""The KV memory of one worker, and the objects of a page that lie in it."""
+"""The KV memory of one worker, and the objects of a page in this memory."""
 
 from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ritornello.spans import page_pool
+from ritornello.strided_blocks import page_pool
+from ritornello.vllm.cache_groups import ObjectId, heads_of, held_head_ranges, is_writer
 from ritornello.vllm.handshake import GroupMemory, ShardFacts, WorkerRank
 from ritornello.vllm.identity import Identity
 from ritornello.vllm.layout import CacheTensor, LayoutError, group_memory, spans
-from ritornello.vllm.parts import Slice, heads_of, held_units, is_writer
 
 if TYPE_CHECKING:
     from ritornello._core import PagePool
 
 
 @dataclass(frozen=True, slots=True)
-class Object:
+class PageObject:
     """One object of every page. `pool`: its blocks in this worker's memory. `is_writer`: this
     worker stores it. `sections`: where its groups of layers end, in bytes.
     """
 
-    piece: Slice
+    object_id: ObjectId
     pool: "PagePool"
     is_writer: bool
     sections: tuple[int, ...] = ()
@@ -47,49 +47,57 @@ class Shard:
     def facts(self) -> ShardFacts:
         return ShardFacts(self.memory)
 
-    def objects(self, identity: Identity) -> list[list[Object]]:
-        """Returns this worker's objects, by part. LayoutError if the memory differs from the
-        identity.
+    def objects(self, identity: Identity) -> list[list[PageObject]]:
+        """Returns this worker's objects, by KV cache group. LayoutError if the memory differs from
+        the identity.
         """
-        if len(identity.parts) != len(self.memory):
+        if len(identity.groups) != len(self.memory):
             raise LayoutError(
-                f"{len(self.memory)} KV cache groups here, {len(identity.parts)} by the model"
+                f"{len(self.memory)} KV cache groups here, {len(identity.groups)} by the model"
             )
-        return [self._part(identity, number) for number in range(len(self.memory))]
+        return [self._group_objects(identity, number) for number in range(len(self.memory))]
 
-    def groups(self, identity: Identity, number: int) -> dict[str, int]:
-        """Returns the layer group of each layer of a part on this worker."""
-        ends = identity.parts[number].layer_groups(self.worker_rank[0])
+    def layer_groups(self, identity: Identity, number: int) -> dict[str, int]:
+        """Returns the index of the layer group of each layer of a KV cache group on this worker."""
+        ends = identity.groups[number].layer_groups(self.worker_rank[0])
         return {name: bisect_right(ends, at) for at, name in enumerate(self.memory[number].layers)}
 
-    def _part(self, identity: Identity, number: int) -> list[Object]:
-        part, memory, (stage, rank) = identity.parts[number], self.memory[number], self.worker_rank
-        if part.stages[stage] != memory.layers:
-            raise LayoutError(f"{len(memory.layers)} layers here are not those of stage {stage}")
+    def _group_objects(self, identity: Identity, number: int) -> list[PageObject]:
+        group, memory, (stage, rank) = (
+            identity.groups[number],
+            self.memory[number],
+            self.worker_rank,
+        )
+        if group.stages[stage] != memory.layers:
+            raise LayoutError(
+                f"{len(memory.layers)} layers on this worker differ from stage {stage}"
+            )
         if not memory.layers:
             return []
-        first, _ = heads_of(rank, identity.ranks, part.kv_heads)
+        first, _ = heads_of(rank, identity.ranks, group.kv_heads)
         found = []
-        groups = part.layer_groups(stage)
-        for unit in held_units(part, rank, identity.ranks):
-            a, b = part.units[unit]
+        section_ends = group.layer_groups(stage)
+        for head_range in held_head_ranges(group, rank, identity.ranks):
+            a, b = group.head_ranges[head_range]
             pool = self._pool(memory, a - first, b - first)
-            bytes_by_model = part.object_bytes(stage, unit)
+            bytes_by_model = group.object_bytes(stage, head_range)
             if pool.page_bytes != bytes_by_model:
                 raise LayoutError(
                     f"a page has {pool.page_bytes} bytes in memory, {bytes_by_model} by the model"
                 )
             layer_bytes = bytes_by_model // len(memory.layers)
             found.append(
-                Object(
-                    Slice(number, stage, unit),
+                PageObject(
+                    ObjectId(number, stage, head_range),
                     pool,
-                    is_writer(part, unit, rank, identity.ranks),
-                    tuple(end * layer_bytes for end in groups),
+                    is_writer(group, head_range, rank, identity.ranks),
+                    tuple(end * layer_bytes for end in section_ends),
                 )
             )
         if not found:
-            raise LayoutError(f"no objects of part {number} lie on worker {self.worker_rank}")
+            raise LayoutError(
+                f"no objects of KV cache group {number} are on worker {self.worker_rank}"
+            )
         return found
 
     def _pool(self, memory: GroupMemory, first: int, end: int) -> "PagePool":

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ritornello.fail_safe import FailSafeStore
+from ritornello.vllm.cache_groups import ObjectId
 from ritornello.vllm.identity import Identity
-from ritornello.vllm.matching import Hit, Lease, Prompt
-from ritornello.vllm.metadata import Pages, WorkerReport
+from ritornello.vllm.matching import Lease, PromptLength, StoreHit
+from ritornello.vllm.metadata import PageBlocks, WorkerReport
 from ritornello.vllm.meter import Meter
-from ritornello.vllm.parts import Slice
 from ritornello.vllm.settings import Settings
 
 if TYPE_CHECKING:
@@ -27,35 +27,37 @@ class VllmStore(FailSafeStore):
         super().__init__(settings, logger, lambda _: meter.add("errors", 1))
         self._settings: Settings = settings
         self._identity: Identity | None = None
-        self._scopes: dict[Slice, Scope] = {}
-        self._bundles: dict[Sequence[Slice], list[Scope]] = {}
+        self._scopes: dict[ObjectId, Scope] = {}
+        self._bundles: dict[Sequence[ObjectId], list[Scope]] = {}
 
     def lookup(
         self,
         identity: Identity,
-        slices: Sequence[Slice],
+        object_ids: Sequence[ObjectId],
         keys: Sequence[bytes],
         ttl: float,
-        prompt: Prompt,
-    ) -> Hit | None:
-        """Returns the leading pages of which all objects (`slices`, a tuple) are present."""
+        prompt: PromptLength,
+    ) -> StoreHit | None:
+        """Returns the leading pages of which all objects (`object_ids`, a tuple) are present."""
 
-        def action(store: "Store") -> Hit:
-            match = store.pin_prefix(self._scopes_for(identity, slices), keys, ttl=ttl)
-            return Hit(match.pages, match.pages, match.lease)
+        def action(store: "Store") -> StoreHit:
+            match = store.lease_prefix(self._scopes_for(identity, object_ids), keys, ttl=ttl)
+            return StoreHit(match.pages, match.pages, match.lease)
 
         return self.call("lookup", action, None)
 
-    def exists(self, identity: Identity, piece: Slice, keys: Sequence[bytes]) -> list[bool] | None:
+    def exists(
+        self, identity: Identity, object_id: ObjectId, keys: Sequence[bytes]
+    ) -> list[bool] | None:
         return self.call(
-            "exists", lambda store: store.exists(self._scope_for(identity, piece), keys), None
+            "exists", lambda store: store.exists(self._scope_for(identity, object_id), keys), None
         )
 
     def release(self, lease: Lease) -> None:
         self.call("release", lambda store: store.release(lease), None)
 
     def cancel_lookup(
-        self, identity: Identity, slices: Sequence[Slice], keys: Sequence[bytes]
+        self, identity: Identity, object_ids: Sequence[ObjectId], keys: Sequence[bytes]
     ) -> None:
         """Cancels the transfers that a pending `lookup` started."""
 
@@ -74,9 +76,9 @@ class VllmStore(FailSafeStore):
     def submit_get(
         self,
         identity: Identity,
-        piece: Slice,
+        object_id: ObjectId,
         pool: "PagePool",
-        pages: Pages,
+        pages: PageBlocks,
         timeout: float,
         sections: Sequence[int] = (),
     ) -> "Ticket | None":
@@ -86,7 +88,7 @@ class VllmStore(FailSafeStore):
         return self.call(
             "get",
             lambda store: store.submit_get(
-                self._scope_for(identity, piece),
+                self._scope_for(identity, object_id),
                 pages.keys,
                 pool.pages(pages.blocks),
                 sections=sections or None,
@@ -99,9 +101,9 @@ class VllmStore(FailSafeStore):
     def submit_put(
         self,
         identity: Identity,
-        piece: Slice,
+        object_id: ObjectId,
         pool: "PagePool",
-        pages: Pages,
+        pages: PageBlocks,
         retain_until: float | None,
     ) -> "Ticket | None":
         """Starts to store blocks. Their bytes are copied before this returns."""
@@ -109,7 +111,7 @@ class VllmStore(FailSafeStore):
         return self.call(
             "put",
             lambda store: store.submit_put(
-                self._scope_for(identity, piece),
+                self._scope_for(identity, object_id),
                 keys,
                 pool.pages(pages.blocks),
                 retain_until=retain_until,
@@ -119,7 +121,7 @@ class VllmStore(FailSafeStore):
         )
 
     def wait(self, ticket: "Ticket", timeout: float | None) -> "Outcome | None":
-        """Returns the ticket's outcome, or None if it has none within `timeout`. Like
+        """Returns the ticket's outcome, or None if the ticket has no outcome within `timeout`. Like
         `cancel_and_wait`, it works on the ticket alone: transfers must also end when the store is
         broken.
         """
@@ -156,24 +158,26 @@ class VllmStore(FailSafeStore):
         """
         self.attempt("cancel", ticket.cancel, None)
 
-    def _get_options(self, pages: Pages) -> dict[str, Any]:
+    def _get_options(self, pages: PageBlocks) -> dict[str, Any]:
         """Returns further arguments of a get, for this kind of store."""
         return {}
 
-    def _put_options(self, pages: Pages) -> tuple[Sequence[bytes], dict[str, Any]]:
-        """Returns the keys, with those before the pages if the store needs them, and further
+    def _put_options(self, pages: PageBlocks) -> tuple[Sequence[bytes], dict[str, Any]]:
+        """Returns the keys, with the keys before the pages if the store needs them, and further
         arguments of a put.
         """
         return pages.keys, {"parent": pages.parent, "copy": True}
 
-    def _scope_for(self, identity: Identity, piece: Slice) -> "Scope":
+    def _scope_for(self, identity: Identity, object_id: ObjectId) -> "Scope":
         if self._identity is not identity:
             self._identity, self._scopes, self._bundles = identity, {}, {}
-        if piece not in self._scopes:
-            self._scopes[piece] = identity.scope(piece)
-        return self._scopes[piece]
+        if object_id not in self._scopes:
+            self._scopes[object_id] = identity.scope(object_id)
+        return self._scopes[object_id]
 
-    def _scopes_for(self, identity: Identity, slices: Sequence[Slice]) -> "list[Scope]":
-        if self._identity is not identity or slices not in self._bundles:
-            self._bundles[slices] = [self._scope_for(identity, piece) for piece in slices]
-        return self._bundles[slices]
+    def _scopes_for(self, identity: Identity, object_ids: Sequence[ObjectId]) -> "list[Scope]":
+        if self._identity is not identity or object_ids not in self._bundles:
+            self._bundles[object_ids] = [
+                self._scope_for(identity, object_id) for object_id in object_ids
+            ]
+        return self._bundles[object_ids]

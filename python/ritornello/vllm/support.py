@@ -1,5 +1,5 @@
-"""Decides which engines are served. The others are refused with one line that gives the reason:
-context parallelism at start-up, all else by serving neither hits nor saves.
+"""Decides which engines are served. Other engines get one line that names the reason: context
+parallelism is refused at start-up, all other unsupported engines get neither hits nor saves.
 """
 
 import os
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
-# Speculation methods that draft from the tokens and keep no KV of their own.
+# Speculation methods that draft from the tokens and keep no separate KV.
 DRAFTS_WITHOUT_KV = ("ngram", "suffix")
 # vLLM's kinds of KV cache groups whose blocks contain only the KV of their tokens.
 SERVED = ("FullAttentionSpec", "MLAAttentionSpec", "SlidingWindowSpec")
@@ -30,7 +30,7 @@ def require_no_context_parallel(vllm_config: "VllmConfig") -> None:
             )
 
 
-def refusal(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> str:
+def unsupported_reason(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> str:
     """Returns why this engine gets neither hits nor saves; "" if it is served."""
     return (
         _device(vllm_config)
@@ -44,7 +44,7 @@ def _device(vllm_config: "VllmConfig") -> str:
     device = vllm_config.device_config.device_type
     if device == "cpu":
         return ""
-    return f"copies between {device} memory and the store are not there yet"
+    return f"copies between {device} memory and the store are not implemented"
 
 
 def _keys(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> str:
@@ -74,7 +74,8 @@ def _speculation(vllm_config: "VllmConfig") -> str:
 
 def _attention(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> str:
     for group in kv_cache_config.kv_cache_groups:
-        # By exact type: the memory of subclasses (sinks, rings, compressed states) differs.
+        # Compared by exact type: the memory of subclasses (sinks, rings, compressed states)
+        # differs.
         kind = type(group.kv_cache_spec).__name__
         if kind not in SERVED:
             return f"{kind} is not served, only {', '.join(SERVED)}"
@@ -82,14 +83,16 @@ def _attention(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> s
             return "KV that stores several tokens in one state is not served"
         if kind == "MLAAttentionSpec" and not vllm_config.cache_config.enable_prefix_caching:
             # vLLM disables it if its kernels cannot continue after a prefix.
-            return "prefix caching is off: latent attention may not be able to go on after a prefix"
+            return (
+                "prefix caching is off: latent attention may not be able to continue after a prefix"
+            )
     return "" if kv_cache_config.kv_cache_groups else "the model keeps no KV"
 
 
 def requires_async_loads(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> bool:
     """Returns whether no step may wait for a load. With overlapping steps, or several workers in
-    one step, a failure is known too late to stop saves of what was computed on top of it. With
-    several KV cache groups vLLM can only repair asynchronous loads.
+    one step, a failure is known too late to stop saves of pages that were computed on top of it.
+    With several KV cache groups vLLM can only repair asynchronous loads.
     """
     workers = vllm_config.parallel_config.world_size
     groups = len(kv_cache_config.kv_cache_groups)
@@ -103,7 +106,7 @@ def startup_warnings(identity: Identity) -> list[str]:
         warnings.append(
             "the weights were not loaded from files; nothing saved now is found after a restart"
         )
-    if identity.ranks > 1 and not all(part.shared for part in identity.parts):
+    if identity.ranks > 1 and not all(group.shared for group in identity.groups):
         warnings.append(
             "a page's KV heads cannot be stored apart here: pages are not found at another tensor "
             f"parallel size than {identity.ranks}"

@@ -6,8 +6,8 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from ritornello.vllm.identity import Identity
-from ritornello.vllm.metadata import Load, Pages
-from ritornello.vllm.shard import Object
+from ritornello.vllm.metadata import Load, PageBlocks
+from ritornello.vllm.shard import PageObject
 from ritornello.vllm.store import VllmStore
 
 if TYPE_CHECKING:
@@ -16,22 +16,22 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class LoadResult:
-    """Outcome of a load. `bad`: (part, index in the sequence, block) of pages that were not filled
-    completely. `reason`: why the first of them was not.
+    """Outcome of a load. `unfilled`: (group, index in the sequence, block) of pages that were not
+    filled completely. `reason`: why the first unfilled page failed.
     """
 
     bytes: int = 0
-    bad: dict[tuple[int, int, int], None] = field(default_factory=dict)
+    unfilled: dict[tuple[int, int, int], None] = field(default_factory=dict)
     reason: str = ""
 
-    def add(self, pages: Pages, outcome: "Outcome | None") -> None:
+    def add(self, pages: PageBlocks, outcome: "Outcome | None") -> None:
         filled: Sequence[bool] = [False] * len(pages.keys) if outcome is None else outcome.ok
         if outcome is not None:
             self.bytes += outcome.bytes
         for index, ok in enumerate(filled):
             if not ok:
-                self.bad[pages.part, pages.first + index, pages.blocks[index]] = None
-        if self.bad and not self.reason:
+                self.unfilled[pages.group, pages.first + index, pages.blocks[index]] = None
+        if self.unfilled and not self.reason:
             self.reason = (outcome.reason if outcome is not None else "") or "error"
 
 
@@ -39,20 +39,20 @@ class PendingLoad:
     """A load in progress. Until every read is done, the kernel may write to the blocks.
 
     `objects` is None if this worker can read nothing: then all pages are reported as missed.
-    `by_layer`: groups of layers arrive in order. `refused`: why nothing is read.
+    `by_layer`: groups of layers arrive in order. `skip_reason`: why nothing is read.
     """
 
     def __init__(
         self,
         store: VllmStore,
         identity: Identity | None,
-        objects: Sequence[Sequence[Object]] | None,
+        objects: Sequence[Sequence[PageObject]] | None,
         load: Load,
         started: float,
         seconds: float,
         *,
         by_layer: bool = False,
-        refused: str = "",
+        skip_reason: str = "",
     ) -> None:
         self.load = load
         self.started = started
@@ -61,15 +61,17 @@ class PendingLoad:
         self._deadline = started + seconds
         self._cancel_requested = False
         self._miss_reason = ""
-        self._reads: list[tuple[Pages, Ticket | None]] = []
-        self._result = LoadResult(reason=refused)
+        self._reads: list[tuple[PageBlocks, Ticket | None]] = []
+        self._result = LoadResult(reason=skip_reason)
         for pages in load.pages:
-            if objects is None or identity is None or refused:
+            if objects is None or identity is None or skip_reason:
                 self._result.add(pages, None)
                 continue
-            for obj in objects[pages.part]:
+            for obj in objects[pages.group]:
                 sections = obj.sections if by_layer else ()
-                ticket = store.submit_get(identity, obj.piece, obj.pool, pages, seconds, sections)
+                ticket = store.submit_get(
+                    identity, obj.object_id, obj.pool, pages, seconds, sections
+                )
                 self._reads.append((pages, ticket))
 
     def poll(self, now: float) -> LoadResult | None:
@@ -88,9 +90,9 @@ class PendingLoad:
             self._add_read(pages, ticket, 0.0)
         return self._final_result()
 
-    def wait_group(self, number: int) -> None:
-        """Waits, at most until the deadline, until a group of layers has arrived or failed. What is
-        computed on a group that is late is worthless.
+    def wait_layer_group(self, number: int) -> None:
+        """Waits, at most until the deadline, until a group of layers has arrived or failed. Results
+        computed on a late group are worthless.
         """
         for _, ticket in self._reads:
             left = max(self._deadline - monotonic(), 0.0)
@@ -98,7 +100,7 @@ class PendingLoad:
                 self.mark_missed("deadline")
 
     def mark_missed(self, reason: str) -> None:
-        """Counts all pages as missed: something was computed before its pages arrived."""
+        """Counts all pages as missed: layers were computed before their pages arrived."""
         self._miss_reason = self._miss_reason or reason
 
     def wait(self) -> LoadResult:
@@ -111,7 +113,7 @@ class PendingLoad:
         return self._final_result()
 
     def _final_result(self) -> LoadResult:
-        """Returns the result; all pages are bad if the load was marked as missed."""
+        """Returns the result; all pages are unfilled if the load was marked as missed."""
         if self._miss_reason:
             self._result = LoadResult(reason=self._miss_reason)
             for pages in self.load.pages:
@@ -126,7 +128,7 @@ class PendingLoad:
                 self._store.cancel_and_wait(ticket)
             self._reads.pop()
 
-    def _add_read(self, pages: Pages, ticket: "Ticket | None", timeout: float) -> None:
+    def _add_read(self, pages: PageBlocks, ticket: "Ticket | None", timeout: float) -> None:
         """Ends the last read. It stays in the list until its memory is free, even if a signal
         interrupts the wait.
         """

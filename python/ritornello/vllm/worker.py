@@ -6,11 +6,11 @@ Invariants:
   layers once, these loads end before `load` returns.
 * An asynchronous load is reported once, when all its reads are done: until then vLLM does not reuse
   its blocks.
-* Saves are copied before `save` returns: the engine may overwrite the blocks at once.
-* In a step in which a load failed that the step waited for, nothing is saved: what was computed on
-  top of an unfilled block is worthless, and requests share blocks.
-* Nothing is loaded or saved while the weights of any worker differ from those at the beginning of
-  the epoch, even in a step that was planned before the change.
+* Saves are copied before `save` returns: the engine may overwrite the blocks immediately.
+* In a step in which a load failed that the step waited for, no page is saved: pages computed on top
+  of an unfilled block are worthless, and requests share blocks.
+* No page is loaded or saved while the weights of any worker differ from the weights at the
+  beginning of the epoch, even in a step that was planned before the change.
 """
 
 import logging
@@ -25,7 +25,7 @@ from ritornello.vllm.identity import Identity
 from ritornello.vllm.layout import CacheTensor, LayoutError
 from ritornello.vllm.metadata import IDLE, Load, Save, StepMetadata, WorkerReport
 from ritornello.vllm.meter import Meter
-from ritornello.vllm.shard import Object, Shard
+from ritornello.vllm.shard import PageObject, Shard
 from ritornello.vllm.store import VllmStore
 from ritornello.vllm.transfer import LoadResult, PendingLoad
 from ritornello.vllm.weights import watch
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("vllm.ritornello")
 
-# Deadline of a load: a slower one takes longer than computing, and the request continues without
+# Deadline of a load: a slower load takes longer than computing, and the request continues without
 # it.
 LOAD_SECONDS = 10.0
 # Maximum time a stopping engine waits for its last saves.
@@ -77,13 +77,13 @@ class WorkerSide:
         self._identity: Identity | None = None
         # The weight changes that the identity's epoch covers.
         self._covered = b""
-        self._objects: list[list[Object]] | None = None
+        self._objects: list[list[PageObject]] | None = None
         # Loads that this step waits for, and the number of their layer groups that have arrived.
         self._step_loads: list[PendingLoad] = []
-        self._groups_ready = 0
+        self._layer_groups_ready = 0
         # Group of each layer, if there are several groups; layers that were never announced; layers
         # that this step has yet to announce.
-        self._group_of: dict[str, int] = {}
+        self._layer_group_of: dict[str, int] = {}
         self._unannounced: set[str] = set()
         self._layers_due: set[str] = set()
         self._async_loads: list[PendingLoad] = []
@@ -99,13 +99,15 @@ class WorkerSide:
         try:
             self._shard = Shard(self._worker_rank, self._blocks, self._groups, caches)
         except LayoutError as error:
-            self._set_refusal(str(error))
+            self._set_unsupported(str(error))
         except Exception as error:  # the core did not load, or refused the memory
-            self._set_refusal(f"the KV memory cannot be used ({error})")
+            self._set_unsupported(f"the KV memory cannot be used ({error})")
 
     def facts(self) -> ShardFacts:
         if self._shard is None:
-            return ShardFacts(refusal=self._report.refusal or "no KV caches were registered")
+            return ShardFacts(
+                unsupported_reason=self._report.unsupported_reason or "no KV caches were registered"
+            )
         return self._shard.facts()
 
     def begin_step(self, metadata: StepMetadata = IDLE) -> None:
@@ -117,20 +119,20 @@ class WorkerSide:
             self._weights_changed()
 
     def load(self, metadata: StepMetadata) -> None:
-        """Starts the loads of this step, concurrently. Waits for those of which no layer will
+        """Starts the loads of this step, concurrently. Waits for the loads for which no layer will
         wait.
         """
         self._finish_step_loads()
         self._step_failed = False
-        # Opened in the first step, even if it loads nothing: by then the scheduler's side owns the
+        # Opened in the first step, even if it loads nothing: the scheduler's side then owns the
         # store, and the first load does not wait for the opening.
         self._store.open()
         self._set_identity(metadata)
         if not metadata.loads:
             return
         started = perf_counter()
-        self._groups_ready = 0
-        self._layers_due = set(self._group_of)
+        self._layer_groups_ready = 0
+        self._layers_due = set(self._layer_group_of)
         for load in metadata.loads:
             pending = self._start_load(load)
             (self._async_loads if load.asynchronous else self._step_loads).append(pending)
@@ -148,13 +150,13 @@ class WorkerSide:
             self._unannounced.discard(name)
             return
         self._layers_due.discard(name)
-        group = self._group_of.get(name, len(self._group_of))
-        if group < self._groups_ready:
+        layer_group = self._layer_group_of.get(name, len(self._layer_group_of))
+        if layer_group < self._layer_groups_ready:
             return
         started = perf_counter()
         for pending in self._step_loads:
-            pending.wait_group(group)
-        self._groups_ready = group + 1
+            pending.wait_layer_group(layer_group)
+        self._layer_groups_ready = layer_group + 1
         self._meter.add("layer_wait_seconds", self._record_wait(started))
         self._meter.hook(started)
 
@@ -163,11 +165,11 @@ class WorkerSide:
         """Whether loads arrive layer by layer: there are several groups, and the engine announces
         every layer before it runs. A layer that runs unannounced would read unfilled blocks.
         """
-        return bool(self._group_of) and not self._unannounced
+        return bool(self._layer_group_of) and not self._unannounced
 
     def take_completed_loads(self) -> tuple[set[str], set[str]]:
-        """Returns requests whose asynchronous load ended, and those of them whose load failed. With
-        one KV cache group, also records the blocks that failed.
+        """Returns requests whose asynchronous load ended, and the requests among them whose load
+        failed. With one KV cache group, also records the blocks that failed.
         """
         # With draft tokens vLLM calls this before `save`: failures of this step belong to its
         # outcome.
@@ -189,7 +191,7 @@ class WorkerSide:
             if self._record_result(pending.load, result):
                 failed.add(request)
                 if len(self._groups) == 1:
-                    self._failed.update(block for _, _, block in result.bad)
+                    self._failed.update(block for _, _, block in result.unfilled)
         return finished, failed
 
     def save(self, metadata: StepMetadata) -> None:
@@ -212,7 +214,7 @@ class WorkerSide:
         step_failed = self._step_failed and not metadata.step
         changed = self._weights_changed()
         if changed or step_failed or objects is None or identity is None:
-            reason = WEIGHTS_CHANGED if changed else "spoilt" if step_failed else "refused"
+            reason = WEIGHTS_CHANGED if changed else "load_failed" if step_failed else "unsupported"
             for save in metadata.saves:
                 self._record_skipped(save, 0, reason, again=step_failed and not changed)
             return
@@ -220,11 +222,11 @@ class WorkerSide:
         for save in metadata.saves:
             pages = save.pages
             tickets = []
-            for obj in objects[pages.part]:
+            for obj in objects[pages.group]:
                 if not obj.is_writer:
                     continue
                 ticket = self._store.submit_put(
-                    identity, obj.piece, obj.pool, pages, save.retain_until
+                    identity, obj.object_id, obj.pool, pages, save.retain_until
                 )
                 if ticket is None:
                     self._record_skipped(save, 0, "error")
@@ -273,7 +275,7 @@ class WorkerSide:
         """
         if metadata.identity is None:
             return
-        self._identity, self._objects, self._group_of = metadata.identity, None, {}
+        self._identity, self._objects, self._layer_group_of = metadata.identity, None, {}
         self._covered = metadata.covered
         if self._shard is None:
             return
@@ -281,11 +283,11 @@ class WorkerSide:
             self._objects = self._shard.objects(metadata.identity)
             # With several KV cache groups, all loads are asynchronous.
             if len(self._objects) == 1:
-                groups = self._shard.groups(metadata.identity, 0)
-                self._group_of = groups if len({*groups.values()}) > 1 else {}
-            self._unannounced = set(self._group_of)
+                layer_groups = self._shard.layer_groups(metadata.identity, 0)
+                self._layer_group_of = layer_groups if len({*layer_groups.values()}) > 1 else {}
+            self._unannounced = set(self._layer_group_of)
         except Exception as error:  # the core may refuse the memory
-            self._set_refusal(str(error))
+            self._set_unsupported(str(error))
 
     def _weights_changed(self) -> bool:
         """Returns whether the weights of this or another worker changed since the epoch began."""
@@ -310,7 +312,7 @@ class WorkerSide:
             monotonic(),
             LOAD_SECONDS,
             by_layer=self._by_layer and not load.asynchronous,
-            refused=WEIGHTS_CHANGED if self._weights_changed() else "",
+            skip_reason=WEIGHTS_CHANGED if self._weights_changed() else "",
         )
 
     def _finish_step_loads(self) -> None:
@@ -327,19 +329,19 @@ class WorkerSide:
             self._record_time(pending)
             if self._record_result(load, result):
                 self._step_failed = True
-                self._failed.update(block for _, _, block in result.bad)
+                self._failed.update(block for _, _, block in result.unfilled)
 
     def _disable_layer_loads(self, pending: PendingLoad) -> None:
-        """Marks a load as missed because layers ran unannounced, perhaps on unfilled blocks. From
-        now on, loads end before the first layer.
+        """Marks a load as missed because layers ran unannounced, perhaps on unfilled blocks. Later
+        loads end before the first layer.
         """
         pending.mark_missed("unannounced")
-        if self._group_of:
+        if self._layer_group_of:
             logger.warning(
-                "ritornello: %s ran unannounced; loads come before the first layer from now on",
+                "ritornello: %s ran unannounced; later loads end before the first layer",
                 min(self._layers_due),
             )
-        self._group_of = {}
+        self._layer_group_of = {}
 
     def _record_wait(self, started: float) -> float:
         waited = perf_counter() - started
@@ -359,20 +361,20 @@ class WorkerSide:
     def _record_result(self, load: Load, result: LoadResult) -> bool:
         """Counts a load's pages. Returns whether some were not filled."""
         asked = sum(len(pages.keys) for pages in load.pages)
-        self._meter.add("loaded_pages", (asked - len(result.bad)) if self._counts_pages else 0)
+        self._meter.add("loaded_pages", (asked - len(result.unfilled)) if self._counts_pages else 0)
         self._meter.add("loaded_bytes", result.bytes)
-        if not result.bad:
+        if not result.unfilled:
             return False
-        for part in {part for part, _, _ in result.bad}:
-            first = min(index for p, index, _ in result.bad if p == part)
-            self._report.unsaved.append((load.request, part, first))
+        for group in {group for group, _, _ in result.unfilled}:
+            first = min(index for p, index, _ in result.unfilled if p == group)
+            self._report.unsaved.append((load.request, group, first))
         self._report.failed.add(load.request)
-        self._meter.add("failed_pages", len(result.bad))
-        self._meter.missed(result.reason, len(result.bad))
+        self._meter.add("failed_pages", len(result.unfilled))
+        self._meter.missed(result.reason, len(result.unfilled))
         return True
 
     def _complete_saves(self) -> None:
-        """Counts the saves that are done. They end in order, or nearly so."""
+        """Counts the saves that are done. Saves end nearly in order."""
         while self._pending_saves and all(map(self._store.is_done, self._pending_saves[0].tickets)):
             pending = self._pending_saves.popleft()
             pages, again, reason = len(pending.save.pages.keys), False, ""
@@ -395,8 +397,8 @@ class WorkerSide:
         pages = save.pages
         self._meter.skipped(reason, len(pages.keys) - stored)
         if again:
-            self._report.unsaved.append((save.request, pages.part, pages.first + stored))
+            self._report.unsaved.append((save.request, pages.group, pages.first + stored))
 
-    def _set_refusal(self, reason: str) -> None:
-        self._report.refusal = reason
+    def _set_unsupported(self, reason: str) -> None:
+        self._report.unsupported_reason = reason
         logger.warning("ritornello: %s", reason)

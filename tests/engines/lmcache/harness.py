@@ -34,8 +34,8 @@ class AdapterKind:
     path: Path
 
     def spec(self, **further: Any) -> dict[str, Any]:
-        """Returns the value of `--l2-adapter`. `further`: keys beside the parameters, `params`
-        among them.
+        """Returns the value of `--l2-adapter`. `further`: keys in addition to the parameters,
+        `params` among them.
         """
         params = {"path": str(self.path), "capacity": CAPACITY, **further.pop("params", {})}
         return {

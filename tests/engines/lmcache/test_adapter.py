@@ -84,7 +84,7 @@ def test_ranks_groups_and_salts_are_separate(adapter_kind: AdapterKind, memory: 
     adapter.close()
 
 
-def test_other_size_is_miss(adapter_kind: AdapterKind, memory: Memory) -> None:
+def test_different_size_is_miss(adapter_kind: AdapterKind, memory: Memory) -> None:
     adapter, keys = adapter_kind.open(memory), keys_of(2)
     put(adapter, memory, keys)
     out = memory.objects(2, (2, 4, 32, 64))
@@ -151,7 +151,9 @@ def test_listeners_get_old_and_new_keys(plugin: AdapterKind, memory: Memory) -> 
     load(adapter, old, memory.objects(3, SHAPE))
     assert listener.accessed == old
     adapter.delete([*old[:1], *keys_of(1, start=99)])
-    assert listener.deleted == [*old[:1], *keys_of(1, start=99)], "what is gone is forgotten"
+    assert listener.deleted == [*old[:1], *keys_of(1, start=99)], (
+        "all deleted keys are reported, stored or not"
+    )
     adapter.close()
     assert listener.stored == dict.fromkeys([*old, *new], OBJECT)
 

@@ -1,4 +1,4 @@
-"""The interface of the installed LMCache is the one that the adapter was tested with."""
+"""The interface of the installed LMCache is the interface that the adapter was tested with."""
 
 import inspect
 
@@ -59,5 +59,5 @@ def test_unknown_interface_fails_in_one_line() -> None:
             return 0
 
     Another.__abstractmethods__ = L2AdapterInterface.__abstractmethods__
-    with pytest.raises(ImportError, match=r"LMCache 0\.6\.0 is another one \(submit_store_task"):
+    with pytest.raises(ImportError, match=r"LMCache 0\.6\.0 differs \(submit_store_task"):
         require_tested_interface(Another, ObjectKey, "0.6.0")

@@ -1,5 +1,5 @@
-"""LMCache's storage manager in two processes: the second finds what the first stored, after any
-end.
+"""LMCache's storage manager in two processes: the second finds the pages that the first stored,
+after any end.
 """
 
 import json
@@ -38,4 +38,4 @@ def test_serialized_objects_are_hit(plugin: AdapterKind) -> None:
     got = driver(plugin, "get", "4", serde=serde)
     assert got["hits"] == 4
     plain = driver(plugin, "get", "4")
-    assert plain["hits"] == 0, "what a serde made is nothing to one who wants none"
+    assert plain["hits"] == 0, "an engine without a serde does not find serialized objects"

@@ -62,13 +62,13 @@ class Process:
         return int(first), int(second)
 
     def kill(self) -> None:
-        """Kills the process at once, like a failed machine."""
+        """Kills the process without warning, like a failed machine."""
         self.process.kill()
         self.process.communicate()
 
 
 def free_port() -> int:
-    """Returns a port that is free unless another process takes it meanwhile."""
+    """Returns a port that is free unless another process takes it before its use."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port: int = listener.getsockname()[1]

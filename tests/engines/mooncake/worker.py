@@ -26,7 +26,9 @@ def hold(master: str) -> None:
 
 
 def use(master: str, place: Path) -> None:
-    """Answers each line with the pages that were found or stored, and those that were loaded."""
+    """Answers each line with the pages that were found or stored, and the pages that were
+    loaded.
+    """
     remote = f"ritornello.mooncake:Mooncake?master={master}&host=127.0.0.1"
     scope = rt.Scope.opaque("mooncake", PAGE, chained=True)
     tiers = [f"host 256MiB {place}", remote]

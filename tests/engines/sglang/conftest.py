@@ -15,7 +15,7 @@ import pytest
 os.environ.update(HF_HUB_OFFLINE="1", OMP_NUM_THREADS="2", SGLANG_USE_CPU_ENGINE="1")
 
 ROOT = Path(__file__).resolve().parents[3]
-# Makes the helpers beside this file, and the demonstration's server, importable.
+# Makes the helpers in this file's directory, and the demonstration's server, importable.
 sys.path[:0] = [str(Path(__file__).resolve().parent), str(ROOT)]
 
 from hosts import config  # noqa: E402
@@ -44,7 +44,7 @@ def attach(
     store_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> Iterator[Attach]:
     """Attaches a host pool to the session's store, as SGLang does it. Engines have one model with 2
-    K/V heads and known weights; every test has a model name of its own.
+    K/V heads and known weights; every test has a unique model name.
     """
     caplog.set_level(logging.INFO)
     name = os.environ["PYTEST_CURRENT_TEST"].partition(" ")[0]

@@ -152,7 +152,7 @@ def config(extra: dict[str, Any], **others: Any) -> HiCacheStorageConfig:
 
 
 def controller(host: Any, storage: Any) -> HiCacheController:
-    """Returns SGLang's controller, as far as its transfer functions need it."""
+    """Returns SGLang's controller with the attributes that its transfer functions use."""
     made = object.__new__(HiCacheController)
     made.storage_backend = storage
     made.storage_host_pool = host

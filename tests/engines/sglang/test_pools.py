@@ -175,7 +175,7 @@ def test_mla_is_written_once_read_by_all(attach: Attach) -> None:
     assert one.batch_exists(keys) == len(keys)
 
 
-def test_page_of_other_size_is_refused(attach: Attach) -> None:
+def test_page_of_different_size_is_refused(attach: Attach) -> None:
     host, smaller = mha("page_first"), mha("page_first", layers=(0, 3))
     storage = attach(host, v1=False)
     key = hashes("size")[0]
@@ -396,7 +396,7 @@ def test_updated_weights_load_and_store_nothing_old(attach: Attach, updates: Any
     assert held.batch_exists(keys) == held.batch_exists(later) == 0
     assert all(held.batch_set_v1(keys, slots(host, FROM)))
     assert held.batch_exists(keys) == len(keys)
-    # A storage attached from then on has the same epoch, not that of the files.
+    # A storage attached later has the same epoch, not the epoch of the files.
     assert attach(host).batch_exists(keys) == len(keys)
     updates.epoch = updates.flushed = b""
     assert all(attach(host).batch_get_v1(keys, slots(host, TO)))

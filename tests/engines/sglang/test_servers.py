@@ -43,8 +43,8 @@ PROMPTS = [prompt(1), prompt(2), prompt(3)]
 
 @dataclass(frozen=True)
 class Reference:
-    """A server's answers when it computed everything, and when its own memory had the pages that
-    the storage will have: another split of a prompt may round differently.
+    """A server's answers when it computed all pages, and when its own memory had the pages that the
+    storage will have later: a different split of a prompt may round differently.
     """
 
     computed: list[Told]

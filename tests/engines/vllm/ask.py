@@ -1,8 +1,9 @@
 """One vLLM that answers a few prompts and exits: `ask.py QUESTION_JSON`, see `Question`.
 
-Prints a line of JSON. By prompt: the tokens of the `first` answer, of one from the store alone
-(`stored`) and, if pages are made to fail, of one whose load had `broken` pages; the tokens of the
-prompt that came from the store each time (`first_hits`, ...); and `counts` of the connector.
+Prints a line of JSON. The result, by prompt: the tokens of the `first` answer, of an answer from
+the store alone (`stored`) and, if pages are made to fail, of an answer whose load had `broken`
+pages; the tokens of the prompt that came from the store each time (`first_hits`, ...); and `counts`
+of the connector.
 """
 
 import json
@@ -74,14 +75,14 @@ def main(asked: Question) -> None:
         VLLM_ALLOW_INSECURE_SERIALIZATION="1",
         VLLM_CPU_KVCACHE_SPACE="1",
         VLLM_CPU_OMP_THREADS_BIND="nobind",
-        VLLM_ENABLE_V1_MULTIPROCESSING="0" if asked.bad else "1",
+        VLLM_ENABLE_V1_MULTIPROCESSING="0" if asked.unfilled else "1",
         VLLM_NO_USAGE_STATS="1",
     )
     from harness import Engine
 
     engine = Engine(Path(asked.model), Path(asked.store), **asked.options)
     engine.llm.collective_rpc(make_room_between_stages)
-    answers = [answer(engine, seed, asked.bad) for seed in asked.seeds]
+    answers = [answer(engine, seed, asked.unfilled) for seed in asked.seeds]
     counts = {name: engine.count(f"vllm:ritornello_{name}") for name in COUNTED}
     for source in ("host", "disk", "external_unspecified"):
         counts[source] = engine.tokens_from(source)

@@ -63,7 +63,7 @@ def talk(engine: Any) -> Conversation:
 
     talk = Conversation(engine)
     broken, lent, once = (prompt(seed, LENGTH) for seed in (61, 62, 63))
-    # Remembered by the other connector, not by the store.
+    # The other connector remembers these prompts, and the store does not.
     MODE.remembers = True
     for name, asked in (("broken", broken), ("lent", lent), ("once", once)):
         talk.ask(f"{name} computed", asked, **NO_STORE)

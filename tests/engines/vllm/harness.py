@@ -36,7 +36,9 @@ class Engine:
     def ask(
         self, *prompts: list[int], answer: int = 24, params: dict[str, Any] | None = None
     ) -> list[Any]:
-        """Returns greedy answers to all prompts at once; an output has its `num_cached_tokens`."""
+        """Returns greedy answers to all prompts of one call; an output has its
+        `num_cached_tokens`.
+        """
         from vllm import SamplingParams
 
         extra = {"kv_transfer_params": params} if params else None
@@ -56,7 +58,7 @@ class Engine:
 
         def wait_for_saves(
             _worker: object,
-        ) -> None:  # here, so that workers of their own get it by value
+        ) -> None:  # here, so that separate worker processes get it by value
             from time import sleep
 
             from vllm.distributed.kv_transfer import get_kv_transfer_group
@@ -74,7 +76,7 @@ class Engine:
             ):
                 sleep(0.001)
             if side and side._store.wants_timings and side._store._store:
-                # Also waits until lower tiers have their pages.
+                # The wait includes the lower tiers' pages.
                 side._store._store.flush()
 
         self.llm.collective_rpc(wait_for_saves, timeout=60)
@@ -82,7 +84,7 @@ class Engine:
 
     def count(self, name: str, **labels: str) -> float:
         """Returns a counter of vLLM's metrics, summed over its other labels. Counts of the
-        connector are reported with engine steps; a short answer makes the last ones arrive.
+        connector are reported with engine steps; a short answer makes the last counts arrive.
         """
         return sum(
             metric.value

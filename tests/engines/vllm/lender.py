@@ -1,5 +1,6 @@
 """Another connector beside Ritornello: it remembers the blocks of a prompt in this process's memory
-and lends them to the next request with the same one, before the step that computes the rest.
+and lends them to the next request with the same prompt, before the step that computes the remaining
+tokens.
 
 As NIXL it sends a handshake, and takes no other connector's for its own.
 """
@@ -21,7 +22,7 @@ BLOCK = 32
 
 @dataclass
 class Mode:
-    """`fails`: the block from which on a load fails, with useless bytes in the blocks."""
+    """`fails`: the first block of a load that fails, and has useless bytes."""
 
     remembers: bool = False
     lends: bool = False

@@ -7,29 +7,29 @@ from typing import Any
 import pytest
 import torch
 
-from ritornello.vllm.matching import Prompt
-from ritornello.vllm.metadata import Load, Pages, StepMetadata
+from ritornello.vllm.matching import PromptLength
+from ritornello.vllm.metadata import Load, PageBlocks, StepMetadata
 from ritornello.vllm.store import VllmStore
 from ritornello.vllm.transfer import LoadResult, PendingLoad
 from ritornello.vllm.worker import LOAD_SECONDS, WorkerSide
 
 
-def digests(worker: WorkerSide, pages: Pages) -> Iterator[tuple[bytes, int, str]]:
-    """Yields key, part and digest of each block in all layers of its part, read through torch
-    instead of the pools.
+def digests(worker: WorkerSide, pages: PageBlocks) -> Iterator[tuple[bytes, int, str]]:
+    """Yields key, cache group and digest of each block in all layers of the group, read through
+    torch instead of the pools.
     """
     assert worker._shard is not None
     for key, block in zip(pages.keys, pages.blocks, strict=True):
         found = hashlib.sha256()
-        for name in worker._shard.memory[pages.part].layers:
+        for name in worker._shard.memory[pages.group].layers:
             cache: Any = worker._shard.caches[name]
             found.update(cache[block].contiguous().view(torch.uint8).numpy().tobytes())
-        yield key, pages.part, found.hexdigest()
+        yield key, pages.group, found.hexdigest()
 
 
 class Digests:
-    """Digests of blocks by key and part: at save (a recomputed page may differ in its last bits and
-    is offered again), and after load.
+    """Digests of blocks by key and cache group: at save (a recomputed page may differ in its last
+    bits and is offered again), and after load.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,12 +45,12 @@ class Digests:
             save(worker, metadata)
 
         def watched_account(worker: WorkerSide, load: Load, landing: LoadResult) -> bool:
-            bad = {(part, block) for part, _, block in landing.bad}
+            bad = {(group, block) for group, _, block in landing.unfilled}
             for work in load.pages:
                 for (key, name, found), block in zip(
                     digests(worker, work), work.blocks, strict=True
                 ):
-                    if (work.part, block) not in bad:
+                    if (work.group, block) not in bad:
                         self.loaded[key, name] = found
             return account(worker, load, landing)
 
@@ -99,7 +99,7 @@ def fail_loads(monkeypatch: pytest.MonkeyPatch, worker_pages: Sequence[int]) -> 
 
     def noisy(worker: WorkerSide, load: Load, landing: LoadResult) -> bool:
         assert worker._shard is not None
-        for _, _, block in landing.bad:
+        for _, _, block in landing.unfilled:
             for cache in worker._shard.caches.values():
                 tensor: Any = cache
                 tensor[block].fill_(7.0)
@@ -125,13 +125,18 @@ def evict_after_match(monkeypatch: pytest.MonkeyPatch, keep: int) -> None:
     lookup = VllmStore.lookup
 
     def forgetful(
-        store: VllmStore, identity: Any, slices: Any, keys: Any, ttl: float, prompt: Prompt
+        store: VllmStore,
+        identity: Any,
+        object_ids: Any,
+        keys: Any,
+        ttl: float,
+        prompt: PromptLength,
     ) -> Any:
-        found = lookup(store, identity, slices, keys, ttl, prompt)
+        found = lookup(store, identity, object_ids, keys, ttl, prompt)
         if found is not None and found.pages > keep and store._store is not None:
             store.release(found.lease)
-            for piece in slices:
-                store._store.delete(identity.scope(piece), list(keys[keep : found.pages]))
+            for object_id in object_ids:
+                store._store.delete(identity.scope(object_id), list(keys[keep : found.pages]))
         return found
 
     monkeypatch.setattr(VllmStore, "lookup", forgetful)

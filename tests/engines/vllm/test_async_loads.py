@@ -36,7 +36,7 @@ def record_async_loads(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     return seen
 
 
-def test_answer_equals_that_of_own_cache(
+def test_answer_equals_answer_of_engine_cache(
     async_engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     digests, seen = Digests(monkeypatch), record_async_loads(monkeypatch)
@@ -154,8 +154,8 @@ def test_preempted_requests_load_their_pages(
     alone = [async_engine.tokens(one, answer=150)[0] for one in asked]
     async_engine.forget()
     before = async_engine.count("vllm:num_preemptions")
-    # Load times decide in which steps requests meet, and with that the last bits of what is
-    # computed. Therefore bytes are compared here, not tokens.
+    # Load times decide in which steps requests meet, and with that the last bits of the computed
+    # pages. Therefore bytes are compared here, not tokens.
     assert [len(answer) for answer in async_engine.tokens(*asked, answer=150)] == [150] * len(asked)
     assert async_engine.count("vllm:num_preemptions") > before, "the test must preempt"
     assert len(seen) > len(asked)

@@ -40,12 +40,12 @@ def test_answers_survive_failed_foreign_load(tmp_path: Path, model: Path, order:
     said, hits = answers["said"], answers["hits"]
     assert answers["errors"] == 0
     assert "neither hits nor saves" not in answers["log"]
-    # The other connector filled blocks for three requests, for one of them wrongly.
+    # The other connector filled blocks for three requests, for one request wrongly.
     assert answers["lent"] == [CLAIMED // 32] * 3
     assert said["broken repaired"] == said["broken computed"]
     assert said["lent"] == said["lent computed"]
     assert said["once"] == said["once computed"][:1]
-    # What was saved meanwhile is right and complete.
+    # The pages that were saved until then are intact and complete.
     for name in ("broken", "lent", "once"):
         assert said[f"{name} stored"] == said[f"{name} computed"]
         assert hits[f"{name} stored"] == CLAIMED

@@ -1,7 +1,7 @@
 """The connector interface of every supported vLLM, read from its sources without importing them.
 
-What the connector overrides must exist there with parameters it accepts, and what it uses of vLLM's
-objects must have the same names.
+Methods that the connector overrides must exist in vLLM with parameters that it accepts, and the
+attributes that it uses of vLLM's objects must have the same names.
 """
 
 import ast

@@ -15,7 +15,7 @@ from ritornello.vllm.store import VllmStore
 CLAIMED = 299 // BLOCK * BLOCK
 
 
-def test_warm_answer_equals_that_of_own_cache(engine: Engine) -> None:
+def test_warm_answer_equals_answer_of_engine_cache(engine: Engine) -> None:
     asked = prompt(1)
     engine.ask(asked)
     local = engine.ask(asked)[0]

@@ -1,4 +1,6 @@
-"""Models with other KV than that of full attention: windows beside it, latent vectors."""
+"""Models whose KV differs from full attention: windows in addition to full attention, latent
+vectors.
+"""
 
 import pytest
 from ask import LENGTH

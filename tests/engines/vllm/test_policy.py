@@ -54,6 +54,6 @@ def test_weak_hashes_need_permission(
     (store / "policy.toml").write_text("allow_weak_hashes = true")
     for hashes in ("xxhash_cbor", "sha256"):
         served = connector(store, hashes)
-        assert not served._refusal
+        assert not served._unsupported_reason
         served.shutdown()
     assert not [line for line in caplog.messages if line.startswith("ritornello: ")]

@@ -1,4 +1,6 @@
-"""A vLLM over several tiers: each start is another machine, or the same one after a restart."""
+"""A vLLM over several tiers: each start is a different machine, or the same machine after a
+restart.
+"""
 
 import shutil
 from pathlib import Path
@@ -52,7 +54,7 @@ def test_every_tier_restores_pages(ask: Ask, tmp_path: Path, remote_folder: Path
     assert first["counts"]["host"] == 2 * CLAIMED
     assert tokens(first, "first") == tokens(first, "stored")
 
-    # After a restart: memory was lost, the disk was not.
+    # After a restart: memory was lost, and the disk was kept.
     shutil.rmtree(tmp_path / "one/host")
     again = ask(SEEDS, **machine("one"))
     assert hits(again, "first") == [CLAIMED, CLAIMED]

@@ -1,4 +1,4 @@
-"""Weights that change while vLLM serves: the changes of `weights.py`, and what is found after
+"""Weights that change while vLLM serves: the changes of `weights.py`, and the pages found after
 them.
 """
 
@@ -48,7 +48,7 @@ def said(model: Path, store: Path) -> Said:
     "change",
     ["after a call", "after a reload", "adapter replaced", "unannounced", "unannounced data"],
 )
-def test_no_page_of_other_weights_is_loaded(said: Said, change: str) -> None:
+def test_no_page_of_earlier_weights_is_loaded(said: Said, change: str) -> None:
     assert said[change]["loaded_pages"] == 0
     assert said[change]["tokens"] == said[change]["expected"]
 

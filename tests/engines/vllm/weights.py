@@ -45,7 +45,7 @@ def flip_soon(worker: Any) -> None:
 
 
 def make_adapter(folder: Path, seed: int) -> None:
-    """Writes a LoRA adapter of the tiny model over the previous one."""
+    """Writes a LoRA adapter of the tiny model over the previous adapter."""
     import torch
     from safetensors.torch import save_file
 
@@ -62,7 +62,7 @@ def make_adapter(folder: Path, seed: int) -> None:
 
 
 def make_other(model: str, folder: Path) -> str:
-    """Makes the model with other weights."""
+    """Makes the model with different weights."""
     from safetensors.torch import load_file, save_file
 
     shutil.copytree(model, folder)
@@ -93,7 +93,7 @@ class WeightScenario:
         self.reset()
 
     def forget(self) -> None:
-        """Removes what was asked from vLLM's cache, although blocks are in use."""
+        """Removes the prompts' blocks from vLLM's cache, although blocks are in use."""
         self.engine.forget()
         self.engine.tokens([1, 2, 3], answer=2)
 
@@ -158,7 +158,7 @@ def change(model: str, store: str) -> WeightScenario:
     engine.engine.forget()
     engine.compare("again in the new epoch", 3)
     engine.forget()
-    # The weights of the files again, without a reset: what is computed is not kept.
+    # The weights of the files again, without a reset: computed pages are not kept.
     engine.call(flip_data)
     engine.ask("no reset", 4)
     engine.reset()

@@ -1,4 +1,4 @@
-"""One vLLM with its own offloading in this process, our tier behind it, and a store that another
+"""One vLLM with its own offloading in this process, our tier below it, and a store that another
 process has filled. Has its own folder, because a process holds one connector.
 """
 
@@ -32,7 +32,7 @@ import ritornello as rt  # noqa: E402
 
 # Small, so that tests fill it.
 STORE: dict[str, Any] = {"capacity": "64MiB", "segment_bytes": 4 << 20}
-# Prompts of the other process; the second does not fit beside the first.
+# Prompts of the other process; the second does not fit in addition to the first.
 FIRST, SECOND = prompt(1), prompt(2, 500)
 
 OWNER = """

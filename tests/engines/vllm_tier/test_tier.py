@@ -27,8 +27,8 @@ def ask(engine: TierEngine, asked: list[int]) -> dict[str, Any]:
 
 
 def assert_quiet(engine: TierEngine) -> None:
-    """Asserts that no job runs, no lease is held, and at most one request is known: the one whose
-    end vLLM reports with its next step.
+    """Asserts that no job runs, no lease is held, and at most one request is known: the request
+    whose end vLLM reports with its next step.
     """
     for _ in range(2):
         engine.ask([1, 2, 3], answer=2)
@@ -72,7 +72,7 @@ def test_request_needs_one_lookup(engine: TierEngine) -> None:
     ask(engine, SECOND)
     after = engine.offloaded()
     # One for the prompt, and one for the short prompt that reports counts, if it has a chunk.
-    assert after["ritornello_questions"] - before["ritornello_questions"] == 1
+    assert after["ritornello_lookups"] - before["ritornello_lookups"] == 1
     assert after["tiering_chunk_hits"] - before["tiering_chunk_hits"] == len(SECOND) // BLOCK
 
 
@@ -164,7 +164,7 @@ def test_reset_hides_earlier_chunks(engine: TierEngine) -> None:
     assert ask(engine, asked) == {"tokens": expected["tokens"], "cached": cached(asked)}
 
 
-def test_chunks_of_other_weights_are_not_stored(engine: TierEngine) -> None:
+def test_chunks_of_earlier_weights_are_not_stored(engine: TierEngine) -> None:
     files, known, fresh = engine.tier._namespace, prompt(14, 300), prompt(15, 300)
     expected = ask(engine, known)
     engine.forget_all()
@@ -211,7 +211,7 @@ def test_refusing_store_costs_hits_only(
     asked = prompt(11, 300)
     with monkeypatch.context() as broken:
         broken.setattr(TierStore, "submit_put", lambda *a: None)
-        broken.setattr(TierStore, "pin_prefix", lambda *a: None)
+        broken.setattr(TierStore, "lease_prefix", lambda *a: None)
         expected = ask(engine, asked)
         engine.forget_all()
         assert ask(engine, asked)["tokens"] == expected["tokens"]

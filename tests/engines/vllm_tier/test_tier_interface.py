@@ -1,8 +1,8 @@
 """The interface of secondary tiers of every supported vLLM, read from its sources without importing
 them.
 
-What the tier overrides must exist there with parameters it accepts, and what it uses of vLLM's
-objects must have the same names.
+Methods that the tier overrides must exist in vLLM with parameters that it accepts, and the
+attributes that it uses of vLLM's objects must have the same names.
 """
 
 import ast
@@ -182,7 +182,7 @@ def test_used_names_exist(sources: Path, file: str, texts: list[str]) -> None:
 
 def test_host_row_depends_on_parallel_size(tmp_path: Path) -> None:
     """The same two layers of two heads, written by one rank and by two as vLLM lays them out: rows
-    that are not canonical are never shared, whatever `is_parallelism_agnostic` says.
+    that are not canonical are never shared, for any value of `is_parallelism_agnostic`.
     """
     import torch
     from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion

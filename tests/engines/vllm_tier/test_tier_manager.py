@@ -1,4 +1,4 @@
-"""The tier behind vLLM's interface, called as the tiering manager calls it: results, events,
+"""The tier through vLLM's interface, called as the tiering manager calls it: results, events,
 counts, unsupported engines, and internal failures.
 """
 
@@ -121,7 +121,7 @@ def test_partial_load_names_loaded_keys(tier: RitornelloTier) -> None:
     assert tier.lookup(keys[5], request) is LookupResult.MISS
 
 
-def test_declined_store_is_no_failure(tmp_path: Path, host: Host) -> None:
+def test_refused_store_is_not_failure(tmp_path: Path, host: Host) -> None:
     """Otherwise vLLM's back-pressure would withhold chunks from a tier that only chooses."""
     tier = made(tmp_path, host, write_budget=0)
     request, keys = sequence("c", 4)
@@ -154,7 +154,7 @@ def test_failed_shutdown_raises_and_ends_lookups(
 
 def test_counts_are_declared(tier: RitornelloTier) -> None:
     declared = RitornelloTier.build_metric_definitions({})
-    assert {name.removeprefix(PREFIX) for name in declared} > {"questions", "failed_chunks"}
+    assert {name.removeprefix(PREFIX) for name in declared} > {"lookups", "failed_chunks"}
     request, keys = sequence("d", 2)
     tier.lookup(keys[0], request)
     stats = tier.get_stats()

@@ -1,4 +1,4 @@
-"""vLLM with its own offloading and our tier behind it. As a program it is one such engine in a
+"""vLLM with its own offloading and our tier below it. As a program this module runs one engine in a
 separate process, controlled line by line.
 """
 
@@ -9,8 +9,8 @@ from typing import Any
 
 from harness import BLOCK, BLOCKS, Engine, prompt
 
-# Chunks in vLLM's host tier: those of the longest prompt, so that the previous prompt is only in
-# the store.
+# Chunks in vLLM's host tier: the chunks of the longest prompt, so that the previous prompt is only
+# in the store.
 HOST_CHUNKS = 16
 PREFIX = "vllm:kv_offload_"
 REPLY = "reply: "
@@ -61,14 +61,14 @@ class TierEngine(Engine):
 
     @property
     def tier(self) -> Any:
-        """The `Tier` behind our secondary tier."""
+        """The `Tier` of our secondary tier."""
         (manager,) = self.manager.secondary_tiers
         return manager._tier
 
     def forget_all(self) -> None:
         """Empties vLLM's prefix cache, and its host tier by a prompt that fills it; the store keeps
-        everything. Chunks are pinned while they are stored: older ones would leave no room for the
-        filler's, and the filler's could not be replaced by loads.
+        everything. Chunks are pinned while they are stored: older pinned chunks would leave no room
+        for the filler's, and the filler's could not be replaced by loads.
         """
         self.forget()
         self._unpin()
@@ -77,8 +77,8 @@ class TierEngine(Engine):
         self.forget()
 
     def _unpin(self) -> None:
-        """Waits for stores, by short prompts: vLLM offloads chunks in the step after the one that
-        computed them, and notices in a later step that they are stored.
+        """Waits for stores, by short prompts: vLLM offloads chunks in the step after the step that
+        computed them, and detects in a later step that they are stored.
         """
         self.ask([1, 2, 3], answer=2)
         if self.tier is not None:
@@ -86,8 +86,8 @@ class TierEngine(Engine):
         self.ask([1, 2, 3], answer=2)
 
     def offloaded(self) -> dict[str, float]:
-        """Returns vLLM's counts of offloading, with those of the tier. Counts are reported with
-        engine steps; a short answer makes the last ones arrive.
+        """Returns vLLM's counts of offloading, with the tier's counts. Counts are reported with
+        engine steps; a short answer makes the last counts arrive.
         """
         self.ask([1, 2, 3], answer=4)
         found: dict[str, float] = {"disk": self.external_tokens()}

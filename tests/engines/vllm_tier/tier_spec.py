@@ -1,7 +1,7 @@
 """vLLM's tiering on a machine without a GPU: its spec with a worker that copies CPU tensors.
 
 All parts except the worker are vLLM's own: the connector, the tiering manager, the host tier in
-shared memory. vLLM's worker refuses CPU memory; this one copies synchronously and in order.
+shared memory. vLLM's worker refuses CPU memory; this worker copies synchronously and in order.
 """
 
 from typing import Any

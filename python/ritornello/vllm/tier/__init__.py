@@ -1,19 +1,21 @@
 """Ritornello as a secondary tier of vLLM's own offloading: `ritornello.vllm.RitornelloTier`.
 
 vLLM copies KV between the device and its host tier; this tier copies between the host tier and the
-store. It runs in the scheduler's process. vLLM calls all its methods under one lock, so none may
-block: the store's threads move bytes, and other threads call the process that owns the store.
+store. The tier runs in the scheduler's process. vLLM calls all its methods under one lock, so no
+method may block: the store's threads move bytes, and other threads call the process that owns the
+store.
 
+A *chunk* is vLLM's word for a page of the host tier: some consecutive blocks of one KV cache group.
 Only `manager` imports vLLM.
 
     manager      vLLM's interface, in vLLM's types
     tier         requests, lookups and jobs
     sequence     which keys are consecutive in a request
     jobs         loads and stores in progress
-    memory       the host tier's rows, as pages
+    host_rows    the host tier's rows, as pages
     store        the store as a scheduler may use it: without exceptions and blocking
-    namespace    everything besides tokens that decides whether a chunk may be reused
+    namespace    properties besides tokens that decide whether a chunk may be reused
     settings     the user's settings
-    counts       counters in addition to those of vLLM for every tier
+    counts       counters in addition to vLLM's counters of every tier
     interface    checks that the installed vLLM has the tested interface
 """

@@ -33,9 +33,9 @@ ANSWERS = frozenset({"HIT", "MISS", "RETRY"})
 
 
 def interface_difference(base: Any, job: Any, result: Any, answers: Any) -> str:
-    """Returns how vLLM's interface of tiers differs from the tested one; "" if it does not. `base`:
-    the class of tiers. `job`, `result`: dataclasses of its arguments and results. `answers`: the
-    enum of lookups.
+    """Returns how vLLM's interface of tiers differs from the tested interface; "" if they are
+    equal. `base`: the class of tiers. `job`, `result`: dataclasses of its arguments and results.
+    `answers`: the enum of lookups.
     """
     abstract = frozenset(base.__abstractmethods__)
     if abstract != ABSTRACT:
@@ -60,6 +60,6 @@ def require_tested_interface(base: Any, job: Any, result: Any, answers: Any, ver
     if problem:
         raise ImportError(
             f"ritornello.vllm.RitornelloTier was written for vLLM {TESTED}; the interface of "
-            f"secondary tiers of vLLM {version} is another one ({problem}): use one of those "
+            f"secondary tiers of vLLM {version} differs ({problem}): use one of those "
             "versions, or a newer ritornello"
         )

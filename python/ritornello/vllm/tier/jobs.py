@@ -1,8 +1,8 @@
 """Loads and stores in progress, and their results.
 
-A job has one ticket or a few: one for each group and each run of consecutive chunks. It is done
-when all its tickets are: until then the kernel may write to, or read from, its rows of the host
-tier.
+A job has at least one ticket: one ticket for each group and each run of consecutive chunks. A job
+is done when all its tickets are done: until then the kernel may write to, or read from, its rows of
+the host tier.
 """
 
 import logging
@@ -89,8 +89,8 @@ class Jobs:
             ticket.cancel()
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Waits until all jobs are done, at most `seconds`; returns whether they are. Every job has
-        its own deadline, so the wait ends unless the kernel does not release memory.
+        """Waits until all jobs are done, at most `seconds`; returns whether all jobs are done.
+        Every job has its own deadline, so the wait ends unless the kernel does not release memory.
         """
         started = monotonic()
         logged = False

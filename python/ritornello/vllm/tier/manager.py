@@ -1,6 +1,6 @@
 """vLLM's secondary tier: passes each call to `Tier`, without vLLM's types."""
 
-# vLLM lives in an environment of its own: to the type checker its classes are Any.
+# vLLM is installed in a separate environment: to the type checker its classes are Any.
 # mypy: allow-subclassing-any
 
 import logging
@@ -21,13 +21,13 @@ from vllm.v1.kv_offload.tiering.async_lookup import AsyncLookupManager
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob
 
 from ritornello.vllm.tier.counts import COUNTERS, PREFIX, Counts
+from ritornello.vllm.tier.host_rows import HostRows
 from ritornello.vllm.tier.interface import require_tested_interface
 from ritornello.vllm.tier.jobs import FinishedJob
-from ritornello.vllm.tier.memory import HostRows
-from ritornello.vllm.tier.namespace import KernelPlatform, namespace_of, refusal
+from ritornello.vllm.tier.namespace import KernelPlatform, namespace_of, unsupported_reason
 from ritornello.vllm.tier.settings import TierSettings
 from ritornello.vllm.tier.store import TierStore
-from ritornello.vllm.tier.tier import DECLINED_REASONS, Answer, Tier
+from ritornello.vllm.tier.tier import REFUSAL_REASONS, LookupAnswer, Tier
 from ritornello.vllm.weights.engine import guard_of_engine
 
 if TYPE_CHECKING:
@@ -52,15 +52,15 @@ require_tested_interface(
 )
 
 RESULTS = {
-    Answer.HIT: LookupResult.HIT,
-    Answer.MISS: LookupResult.MISS,
-    Answer.PENDING: LookupResult.RETRY,
+    LookupAnswer.HIT: LookupResult.HIT,
+    LookupAnswer.MISS: LookupResult.MISS,
+    LookupAnswer.PENDING: LookupResult.RETRY,
 }
 
 
 class RitornelloTier(SecondaryTierManager):
-    """One instance in the scheduler's process. If the engine is not served (`namespace.refusal`),
-    lookups miss and nothing is stored.
+    """One instance in the scheduler's process. If the engine is not served
+    (`namespace.unsupported_reason`), lookups miss and nothing is stored.
     """
 
     medium: ClassVar[Medium] = Medium.STORAGE
@@ -99,7 +99,7 @@ class RitornelloTier(SecondaryTierManager):
         self._tier: Tier | None = None
         row_bytes = self.block_size_bytes
         vllm_config, kv_cache_config = engine_of(offloading_spec)
-        reason = refusal(vllm_config, offloading_spec.config, row_bytes)
+        reason = unsupported_reason(vllm_config, offloading_spec.config, row_bytes)
         if reason or vllm_config is None or kv_cache_config is None:
             logger.warning("ritornello: %s; neither hits nor stores", reason)
             return
@@ -153,7 +153,7 @@ class RitornelloTier(SecondaryTierManager):
             return LookupResult.MISS
         try:
             answer = tier.lookup(key, req_context)
-            if answer is Answer.PENDING:
+            if answer is LookupAnswer.PENDING:
                 if self._async_lookups is None:
                     self._async_lookups = AsyncLookups(tier, self.tier_type)
                 found = self._async_lookups.lookup(key, req_context)
@@ -281,7 +281,7 @@ class RitornelloTier(SecondaryTierManager):
         return config_info_of(self._settings)
 
     def _result(self, finished: FinishedJob) -> JobResult:
-        """Returns vLLM's result. Chunks that the store declined are no failure: vLLM would store
+        """Returns vLLM's result. Chunks that the store refused are not a failure: vLLM would store
         less.
         """
         job = finished.job
@@ -290,7 +290,7 @@ class RitornelloTier(SecondaryTierManager):
             self._record_event(finished, moved)
         complete = len(moved) == len(job.keys)
         if not job.load:
-            complete = complete or set(finished.reasons) <= DECLINED_REASONS
+            complete = complete or set(finished.reasons) <= REFUSAL_REASONS
         return JobResult(
             job_id=job.number,
             success=complete,
@@ -300,8 +300,8 @@ class RitornelloTier(SecondaryTierManager):
         )
 
     def _record_event(self, finished: FinishedJob, moved: "list[OffloadKey]") -> None:
-        """Records chunks that were stored, and promised ones that are gone. `ownership` is omitted:
-        Dynamo drops events with an owner that it does not know.
+        """Records chunks that were stored, and promised chunks that were evicted. `ownership` is
+        omitted: Dynamo drops events with an owner that it does not know.
         """
         job = finished.job
         missing = [key for key, ok in zip(job.keys, finished.ok, strict=True) if not ok]
@@ -356,8 +356,8 @@ def engine_of(spec: "OffloadingSpec") -> "tuple[VllmConfig | None, KVCacheConfig
     """Returns the engine's configurations, or None for both.
 
     vLLM passes a tier a summary of its configuration, in which a model is only a name. The complete
-    configuration is a local variable of the caller that constructs the tier. It belongs to this
-    engine if it contains the same object, not a copy, that the summary's settings were made from.
+    configuration is a local variable of the caller that constructs the tier. The summary belongs to
+    this engine if it contains the same object, not a copy, from which its settings were made.
     """
     frame = sys._getframe().f_back
     while frame is not None:
@@ -382,8 +382,8 @@ def platform_of(vllm_config: "VllmConfig", spec: "OffloadingSpec") -> KernelPlat
 
 
 def kernel_packing(vllm_config: "VllmConfig") -> str:
-    """Returns the device, and what vLLM chooses kernels by. Workers choose the attention backend;
-    whether named here or not, it follows from the configuration and the device.
+    """Returns the device, and the properties by which vLLM chooses kernels. Workers choose the
+    attention backend; whether named here or not, it follows from the configuration and the device.
     """
     device = str(vllm_config.device_config.device_type)
     backend = str(getattr(vllm_config.attention_config, "backend", None))

@@ -91,7 +91,7 @@ class Namespace:
         return replace(self, epoch=new_epoch())
 
 
-def refusal(
+def unsupported_reason(
     vllm_config: "VllmConfig | None", offloading: "OffloadingConfig", row_bytes: int
 ) -> str:
     """Returns why this engine gets neither hits nor stores; "" if it is served."""
@@ -126,8 +126,8 @@ def namespace_of(
     row_bytes: int,
     machine: KernelPlatform,
 ) -> Namespace:
-    """Returns the namespace of an engine that `refusal` accepted. `row_bytes`: one chunk in the
-    host tier, including padding.
+    """Returns the namespace of an engine that `unsupported_reason` accepted. `row_bytes`: one chunk
+    in the host tier, including padding.
     """
     model, cache = vllm_config.model_config, vllm_config.cache_config
     parallel = offloading.parallel

@@ -49,7 +49,7 @@ def chunk_number(context: Context, key: bytes, group: Group) -> int | None:
 
 
 class KeySequence:
-    """The keys of one request and group by chunk number, as far as vLLM has named them."""
+    """The keys of one request and group by chunk number, up to the last key that vLLM has named."""
 
     def __init__(self, group: Group) -> None:
         self._group = group

@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING
 from ritornello.fail_safe import FailSafeStore
 from ritornello.vllm.settings import Settings
 from ritornello.vllm.tier.counts import Counts
-from ritornello.vllm.tier.memory import HostRows
+from ritornello.vllm.tier.host_rows import HostRows
 
 if TYPE_CHECKING:
-    from ritornello._core import Match, Scope, Store, Ticket
+    from ritornello._core import LeasedPrefix, Scope, Store, Ticket
 
 logger = logging.getLogger("vllm.ritornello")
 
-# Maximum number of queued calls while the owner does not answer. Further ones are dropped: leases
-# expire by themselves.
+# Maximum number of queued calls while the owner does not answer. Further releases are dropped:
+# leases expire without a release.
 DEFERRED_CALLS_MAX = 4096
 
 
@@ -52,9 +52,13 @@ class TierStore(FailSafeStore):
         if not self._is_owner:
             self._is_owner = None
 
-    def pin_prefix(self, scope: "Scope", keys: Sequence[bytes], ttl: float) -> "Match | None":
+    def lease_prefix(
+        self, scope: "Scope", keys: Sequence[bytes], ttl: float
+    ) -> "LeasedPrefix | None":
         """May wait for another process; see `answers_at_once`."""
-        return self.call("pin_prefix", lambda store: store.pin_prefix(scope, keys, ttl=ttl), None)
+        return self.call(
+            "lease_prefix", lambda store: store.lease_prefix(scope, keys, ttl=ttl), None
+        )
 
     def release(self, lease: int) -> None:
         self._call_deferred("release", lambda store: store.release(lease))
@@ -89,7 +93,7 @@ class TierStore(FailSafeStore):
         retain_until: float | None,
         timeout: float,
     ) -> "Ticket | None":
-        """Starts to store rows of the host tier. They must not change until the ticket is done;
+        """Starts to store rows of the host tier. The rows must not change until the ticket is done;
         vLLM pins a chunk of the host tier until then.
         """
         return self.call(

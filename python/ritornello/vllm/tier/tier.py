@@ -4,13 +4,13 @@ Invariants:
 * A hit is found under a lease, which passes to the load or is released at the end of the step: a
   promised chunk is still there when it is read. If another process owns the store, vLLM keeps the
   answer while requests need it, and reuses it without a lease: the chunk may be evicted.
-* A promised chunk that was not loaded is a miss for its request from then on: the request computes
-  it instead of asking again and again.
+* A promised chunk that was not loaded stays a miss for its request: the request computes the chunk
+  instead of repeating the lookup.
 * A row of the host tier belongs to a job until the job is reported, which happens after the kernel
   has finished with the row.
-* No chunk of a request that began before a reset is stored: it may belong to other weights.
-* Nothing is promised or stored while the weights differ from those at the beginning of the epoch,
-  and a load that ends then fails.
+* No chunk of a request that began before a reset is stored: it may belong to earlier weights.
+* No chunk is promised or stored while the weights differ from the weights at the beginning of the
+  epoch, and a load that ends then fails.
 """
 
 import logging
@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ritornello.vllm.settings import RequestOptions
 from ritornello.vllm.tier.counts import Counts
+from ritornello.vllm.tier.host_rows import HostRows
 from ritornello.vllm.tier.jobs import FinishedJob, Job, Jobs, TicketPart
-from ritornello.vllm.tier.memory import HostRows
 from ritornello.vllm.tier.namespace import Namespace
 from ritornello.vllm.tier.sequence import Context, Group, KeySequence, consecutive_runs, group_of
 from ritornello.vllm.tier.settings import TierSettings
@@ -38,19 +38,20 @@ logger = logging.getLogger("vllm.ritornello")
 
 # A lease lasts from a lookup to the end of its load, but not longer than this.
 LEASE_SECONDS = 60.0
-# Deadline of a load: a slower one takes longer than computing.
+# Deadline of a load: a slower load takes longer than computing.
 LOAD_SECONDS = 10.0
 # Deadline of a store, which pins chunks of the host tier until then.
 STORE_SECONDS = 30.0
 # Maximum time a stopping engine waits for its last stores.
 CLOSE_SECONDS = 10.0
-# Reasons for which the store declines a page. They are not failures: vLLM need not back off.
-DECLINED_REASONS = frozenset(
+# Reasons for which the store refuses a page. Such a reason is not a failure: vLLM does not have to
+# back off.
+REFUSAL_REASONS = frozenset(
     {"admission", "write_budget", "read_only", "no_store", "before_reset", "weights_changed"}
 )
 
 
-class Answer(Enum):
+class LookupAnswer(Enum):
     HIT = auto()
     MISS = auto()
     PENDING = auto()
@@ -124,7 +125,7 @@ class Tier:
 
     # Lookups.
 
-    def lookup(self, key: bytes, context: Context) -> Answer:
+    def lookup(self, key: bytes, context: Context) -> LookupAnswer:
         """Returns whether the chunk can be loaded. If this process owns the store, the first lookup
         of a request answers for all keys after it. If not, `PENDING` refers to `batch_lookup`, on a
         thread that may block.
@@ -133,19 +134,19 @@ class Tier:
         answer = state.answers.get(key)
         if answer is None:
             if not self._may_load(state, key):
-                return Answer.MISS
+                return LookupAnswer.MISS
             if not self._store.answers_at_once():
-                return Answer.MISS if self._store.broken else Answer.PENDING
+                return LookupAnswer.MISS if self._store.broken else LookupAnswer.PENDING
             answer = self._lookup_from(state, key, context)
-        return Answer.HIT if answer and key not in state.failed else Answer.MISS
+        return LookupAnswer.HIT if answer and key not in state.failed else LookupAnswer.MISS
 
-    def confirm_lookup(self, key: bytes, context: Context, found: bool) -> Answer:
+    def confirm_lookup(self, key: bytes, context: Context, found: bool) -> LookupAnswer:
         """Returns the answer of `batch_lookup` for a key, unless it was invalidated since."""
         state = self._state_of(context)
         if not found or not self._may_load(state, key):
-            return Answer.MISS
+            return LookupAnswer.MISS
         self._active_requests.add(context.req_id)
-        return Answer.HIT
+        return LookupAnswer.HIT
 
     def batch_lookup(self, keys: Sequence[bytes], context: Context) -> list[bool]:
         """Returns one answer for each key. Runs on the lookup thread; waits for the owner of the
@@ -180,16 +181,16 @@ class Tier:
         keys = state.sequences[group.number].following(context, key) if group.chained else [key]
         hits = self._lease_prefix(scope, keys, context.req_id)
         self._active_requests.add(context.req_id)
-        # Keys after the first miss are looked up again if vLLM asks for them.
+        # Keys after the first miss are looked up again if vLLM requests them.
         state.answers.update(zip(keys, [True] * hits + [False], strict=False))
         return hits > 0
 
     def _lease_prefix(self, scope: "Scope", keys: Sequence[bytes], request: str) -> int:
         """Returns the number of leading keys that are stored, and leases them for the request."""
         started = perf_counter()
-        match = self._store.pin_prefix(scope, keys, LEASE_SECONDS)
-        self._counts.add("questions")
-        self._counts.add("question_seconds", amount=perf_counter() - started)
+        match = self._store.lease_prefix(scope, keys, LEASE_SECONDS)
+        self._counts.add("lookups")
+        self._counts.add("lookup_seconds", amount=perf_counter() - started)
         if match is None or not match.pages:
             return 0
         state = self._requests.get(request)
@@ -228,7 +229,7 @@ class Tier:
         self._jobs.add(Job(transfer.job_id, context.req_id, keys, True, parts, leases))
 
     def save(self, transfer: Transfer) -> None:
-        """Starts to store rows of the host tier. The store skips chunks that it has."""
+        """Starts to store rows of the host tier. The store skips chunks that are already stored."""
         context: Context = transfer.req_context
         keys, rows = list(transfer.keys), transfer.chunk_ids.tolist()
         state, host = self._peek_state(context), self._rows
@@ -326,9 +327,9 @@ class Tier:
 
     def reset(self) -> None:
         """Waits for all jobs and begins an epoch: no chunk stored before is found. vLLM calls this
-        when its caches are reset, perhaps because the weights changed. Nothing is loaded or stored
-        until the requests that began before are over, because they may have computed with other
-        weights.
+        when its caches are reset, perhaps because the weights changed. No chunk is loaded or stored
+        until the requests that began earlier have ended, because they may have computed with
+        earlier weights.
         """
         self._jobs.wait()
         for state in self._requests.values():

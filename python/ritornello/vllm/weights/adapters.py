@@ -17,8 +17,8 @@ class Adapters:
         self._signatures: dict[tuple[str, str], frozenset[FileSignature]] = {}
 
     def replaced(self, name: str, path: str, *, in_place: bool) -> bool:
-        """Returns whether an adapter about to be loaded differs from the one last seen under its
-        name and path. If its files cannot be read: whether it is loaded `in_place`.
+        """Returns whether an adapter about to be loaded differs from the adapter last seen under
+        its name and path. If its files cannot be read: whether it is loaded `in_place`.
         """
         found = signature(Path(path))
         known = self._signatures.get((name, path))
@@ -29,8 +29,8 @@ class Adapters:
 
 
 def signature(folder: Path) -> frozenset[FileSignature]:
-    """Returns the signature of the files in a folder; empty if there are none. A write to a file,
-    or its replacement, changes the signature even if timestamps are set back.
+    """Returns the signature of the files in a folder; empty if the folder has no files. A write to
+    a file, or its replacement, changes the signature even if timestamps are set back.
     """
     try:
         return frozenset(

@@ -1,7 +1,7 @@
 """Hooks on vLLM's engine core, in the scheduler's process.
 
 All calls to workers and all resets of the prefix cache pass through the engine core, one at a time
-and between two schedules. After a call, before anything else is scheduled, every worker checks its
+and between two schedules. After a call, before the next step is scheduled, every worker checks its
 weights. Workers also check before a reset, so that the reset covers their answers.
 """
 
@@ -149,8 +149,8 @@ class EngineHooks:
 
 
 def _unresettable(connector: Any) -> list[str]:
-    """Returns the class names of connectors inside `connector` that have no `reset_cache` of their
-    own. They may keep pages, although MultiConnector counts them as reset.
+    """Returns the class names of connectors inside `connector` that do not override `reset_cache`.
+    Such connectors may keep pages, although MultiConnector counts them as reset.
     """
     inner = getattr(connector, "sub_connectors", None)
     if inner:

@@ -1,4 +1,4 @@
-"""The scheduler's side: whether the weights are those of the current epoch."""
+"""The scheduler's side: whether the engine's weights belong to the current epoch."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +12,7 @@ logger = logging.getLogger("vllm.ritornello")
 class WeightGuard:
     """Guard of one connector or tier. Weights count as changed until every worker has a watch.
     `begin_epoch` is called when all caches of the engine are empty: it must begin an epoch and
-    cover the changes. `owner`: the connector, if it alone keeps KV beside vLLM's own cache.
+    cover the changes. `owner`: the connector, if it alone keeps KV in addition to vLLM's own cache.
     """
 
     def __init__(self) -> None:
@@ -21,19 +21,19 @@ class WeightGuard:
         self._counters: ChangeCounters | None = None
         self._covered = b""
         self._warned = False
-        # Nothing was computed or loaded since changes were last covered.
+        # No page was computed or loaded since changes were last covered.
         self._idle_since_cover = False
 
     def set_counters(self, counters: ChangeCounters) -> None:
-        """Starts watching: all workers count changes from now on, and nothing was computed
-        before.
+        """Starts watching: all workers count changes after this call, and no page was computed
+        before it.
         """
         self._counters = counters
         self.cover(counters.read())
 
     def changed(self) -> bool:
-        """Returns whether pages of the current epoch may belong to other weights than the
-        engine's.
+        """Returns whether pages of the current epoch may belong to weights that differ from the
+        engine's weights.
         """
         if self._counters is None:
             return True
@@ -42,7 +42,7 @@ class WeightGuard:
         if not self._warned:
             self._warned = True
             logger.warning(
-                "ritornello: the weights may be others than before; neither hits nor saves until "
+                "ritornello: the weights may have changed; neither hits nor saves until "
                 "vLLM's prefix cache is reset"
             )
         return True
@@ -66,16 +66,16 @@ class WeightGuard:
     def cover(self, reading: bytes | None) -> None:
         """Declares that the current epoch covers the changes of a reading: no cache of the engine
         holds older pages. Pass the reading that was compared: a change that a worker counts in
-        between needs an epoch of its own.
+        between needs a further epoch.
         """
         if reading is not None:
             self._covered = reading
             self._warned, self._idle_since_cover = False, True
 
     def on_reset(self, connector: Any, reset: bool, unresettable: Sequence[str] = ()) -> None:
-        """Called when the engine's prefix cache is empty, and that of `connector` if `reset`. A
-        connector other than the owner may hold pages of earlier weights. `unresettable`: names of
-        those that cannot be reset.
+        """Called when the engine's prefix cache is empty, and the cache of `connector` as well if
+        `reset`. A connector that is not the owner may hold pages of earlier weights.
+        `unresettable`: names of connectors that cannot be reset.
         """
         if unresettable:
             if self.differs(self.read()):
@@ -100,5 +100,5 @@ class WeightGuard:
 
     @property
     def covered(self) -> bytes:
-        """The changes that the current epoch covers, for workers to compare theirs with."""
+        """The changes that the current epoch covers, with which workers compare their changes."""
         return self._covered

@@ -1,9 +1,9 @@
 """Detects changes of a model's parameters without reading all of them.
 
-`state_changed` compares the identity, version counter and address of every parameter. It detects
-replaced parameters and in-place operations of PyTorch, in inference mode too. Writes through
-`.data`, by another process or by a custom kernel leave no such trace: `sample_changed` reads
-`SAMPLE_BYTES` bytes of every parameter and detects writes that hit one of these bytes.
+`state_changed` compares the identity, version counter and address of every parameter. The
+comparison detects replaced parameters and in-place operations of PyTorch, in inference mode too.
+Writes through `.data`, by another process or by a custom kernel leave no trace: `sample_changed`
+reads `SAMPLE_BYTES` bytes of every parameter and detects writes that hit one of these bytes.
 
 A tensor subclass that wraps others (torchao's quantized weights) has no memory: the tensors that
 its `__tensor_flatten__` names are compared and read in its place. A parameter that cannot be
@@ -36,7 +36,7 @@ class TensorRef(NamedTuple):
 
 
 def within(tensor: Any, path: tuple[str, ...]) -> Any:
-    """Returns the tensor inside; None if it is gone."""
+    """Returns the tensor inside; None if the tensor was freed."""
     for name in path:
         tensor = getattr(tensor, name, None)
     return tensor
@@ -144,9 +144,9 @@ def tensor_refs(
 
 
 def sample_tensors(tensors: list[Any]) -> bytes:
-    """Returns about `SAMPLE_BYTES` bytes of each tensor, evenly spaced (all of a small one). Makes
-    one copy from each device, which waits for the device's queued work. Tensors without memory
-    contribute nothing.
+    """Returns about `SAMPLE_BYTES` bytes of each tensor, evenly spaced (all bytes of a small
+    tensor). Makes one copy from each device, which waits for the device's queued work. Tensors
+    without memory contribute nothing.
     """
     import torch
 

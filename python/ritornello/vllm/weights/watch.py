@@ -8,7 +8,7 @@ the parameters' bytes.
 
 A model may be loaded by one call for every tensor, so an announced change only counts. The baseline
 is taken when the next step that computes begins. Checks in between are not needed: a reset that
-covers the change leaves no older pages, and that step computes the first ones after it.
+covers the change leaves no older pages, and that step computes the first pages after the reset.
 
 vLLM calls the functions at the end of this module in the worker's process.
 """
@@ -27,8 +27,8 @@ from ritornello.vllm.weights.parameters import Parameters, sample_tensors
 
 logger = logging.getLogger("vllm.ritornello")
 
-# Methods that change weights. Without those of the worker nothing can be watched; the others need
-# not exist.
+# Methods that change weights. Without the worker's methods no weights can be watched; the other
+# methods may be missing.
 WORKER_METHODS = ("start_weight_update", "update_weights", "finish_weight_update", "reload_weights")
 WORKER_METHODS_OPTIONAL = ("reset_weights",)
 RUNNER_METHODS = ("load_model", "reload_weights")
@@ -43,8 +43,8 @@ SAMPLE_SECONDS = 5.0
 
 
 class WeightWatch:
-    """Watch of one worker process. `shared`: the counters are those of all processes. Hooks may run
-    on any thread; each detected change is counted once.
+    """Watch of one worker process. `shared`: the counters are shared by all processes. Hooks may
+    run on any thread; each detected change is counted once.
     """
 
     def __init__(
@@ -73,8 +73,8 @@ class WeightWatch:
         return self._counters.count(self.slot)
 
     def covered_by(self, covered: bytes) -> bool:
-        """Returns whether no change was counted beyond those of the reading; of this process alone
-        if the scheduler runs on another machine.
+        """Returns whether no change was counted beyond the changes of the reading; changes of this
+        process alone if the scheduler runs on another machine.
         """
         if self.shared:
             return self._counters.read() == covered

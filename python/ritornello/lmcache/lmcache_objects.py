@@ -1,7 +1,7 @@
 """Operations of both interfaces: put, get, lookup and deletion of single objects of many families.
 
 No operation waits for the disk. A put or a get has one ticket or more for each scope, and a `Job`
-that is done when all its tickets are.
+that is done when all its tickets are done.
 """
 
 import re
@@ -88,7 +88,7 @@ class ObjectStore:
     def get(
         self, number: int, items: Sequence[Item | None], completions: "Completions"
     ) -> Job | None:
-        """Starts a get. An object stored in another format is a miss. Returns as `put` does."""
+        """Starts a get. An object stored in a different format is a miss. Returns as `put` does."""
         return self._start_tickets(number, items, completions, False)
 
     def complete_tickets(self, done: "Iterable[tuple[TicketItems, Outcome]]") -> list[Job]:
@@ -190,7 +190,7 @@ class ObjectStore:
 
     def _refuses_hashes(self, keys: Sequence[bytes]) -> bool:
         """Returns whether a key's hash is too short to resist collisions and the store's policy
-        does not permit it. Such an object is neither stored nor found.
+        does not permit it. An object with a refused hash is neither stored nor found.
         """
         if min(map(len, keys)) >= RANK_BYTES + STRONG_HASH_BYTES:
             return False
@@ -236,7 +236,7 @@ class ObjectStore:
     ) -> list[bool]:
         if not seconds:
             return self.store.exists(scope, keys)
-        match = self.store.pin_prefix(scope, keys, seconds)
+        match = self.store.lease_prefix(scope, keys, seconds)
         if match is None or not match.lease:
             return [False] * len(keys)
         if match.pages == len(keys):
@@ -254,7 +254,7 @@ class ObjectStore:
 @lru_cache(maxsize=256)
 def fits(stored: str, wanted: str) -> bool:
     """Returns whether an object of one layout can be used as another. Serialized bytes (a row of
-    uint8) do not show their layout, so they can.
+    uint8) do not show their layout, so they fit.
     """
     layout = stored.partition("@")[0]
     return layout == wanted or SERIALIZED.fullmatch(layout) is not None

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ritornello.memory import cuts_requests, is_huge, nearest, wants_staging
+from ritornello.staging_choice import cuts_requests, is_huge, nearest, wants_staging
 
 SMAPS = """\
 7f0000000000-7f0000400000 rw-p 00000000 00:00 0

@@ -22,7 +22,7 @@ class _Hash(Protocol):
 
 
 def weight_files(model: Path) -> list[Path]:
-    """Returns the weight files of a model: the file itself, or those in its folder, sorted by
+    """Returns the weight files of a model: the file itself, or the files in its folder, sorted by
     name.
     """
     if model.is_file():

@@ -1,10 +1,10 @@
 """Decides whether reads go through the store's staging memory.
 
 Direct I/O names each physically contiguous piece of its target memory, and in pages of 4 KiB each
-page is one piece. A virtual disk that takes 254 pieces a request moves 1 MiB a request; into huge
-pages it moves twice as many bytes a second. There, a copy out of the store's staging memory, which
-lies in huge pages, is faster and costs no more processor time. Writes gain nothing. Disks whose
-requests name every 4 KiB anyway (NVMe) read into the target memory directly.
+page is one piece. A virtual disk that takes 254 pieces per request moves 1 MiB per request; into
+huge pages it moves twice the bytes per second. There, a copy out of the store's staging memory,
+which consists of huge pages, is faster and costs no more processor time. Writes gain nothing. Disks
+whose requests name every 4 KiB anyway (NVMe) read into the target memory directly.
 """
 
 import os
@@ -21,7 +21,7 @@ HUGE = ("AnonHugePages", "ShmemPmdMapped", "FilePmdMapped", "Private_Hugetlb", "
 
 def wants_staging(folder: str | os.PathLike[str], address: int, nbytes: int) -> bool:
     """Returns whether reads from files in `folder` into this memory are faster through staging;
-    False if that cannot be determined. The folder need not exist.
+    False if that cannot be determined. The folder may be missing.
     """
     try:
         if not cuts_requests(nearest(Path(folder)).stat().st_dev):
@@ -56,7 +56,7 @@ def cuts_requests(device: int, sysfs: Path = SYSFS) -> bool:
 
 
 def is_huge(mappings: Iterable[str], address: int, nbytes: int) -> bool:
-    """Returns whether most of the resident part of this memory lies in huge pages, by `smaps`."""
+    """Returns whether most of the resident part of this memory is in huge pages, by `smaps`."""
     resident = huge = 0
     inside = False
     for line in mappings:

@@ -1,21 +1,21 @@
 """Pages that a prefix needs, and the objects, holders and writers of heads."""
 
 import pytest
-from vllm_shapes import TOKENS, part
+from vllm_shapes import TOKENS, cache_group
 
-from ritornello.vllm.parts import (
+from ritornello.vllm.cache_groups import (
     ALL,
+    HEAD_RANGES_MAX,
     OBJECT_BYTES,
-    UNITS_MAX,
+    ObjectId,
     Rule,
-    Slice,
+    head_ranges_of,
     heads_of,
-    held_units,
+    held_head_ranges,
     is_writer,
     longest_resumable,
-    slices,
+    object_ids,
     trailing,
-    units_of,
 )
 
 STATE = Rule(1)
@@ -26,7 +26,8 @@ STATE = Rule(1)
     [
         (ALL, range(5)),
         (STATE, range(4, 5)),
-        # The next token sees itself and none, one, a page, and a page and one token before it.
+        # The next token sees itself and zero tokens, one token, a page, and a page and one token
+        # before it.
         (trailing(1), range(5, 5)),
         (trailing(2), range(4, 5)),
         (trailing(TOKENS + 1), range(4, 5)),
@@ -58,15 +59,15 @@ def present(pages: str) -> list[bool]:
     ],
 )
 def test_resumable_lengths_are_a_set(window: str, state: str, tokens: int) -> None:
-    parts = (part(), part(trailing(2 * TOKENS)), part(STATE))
-    there = {Slice(1, 0, 0): present(window), Slice(2, 0, 0): present(state)}
-    assert longest_resumable(parts, there, 5 * TOKENS, TOKENS) == tokens * TOKENS
+    groups = (cache_group(), cache_group(trailing(2 * TOKENS)), cache_group(STATE))
+    there = {ObjectId(1, 0, 0): present(window), ObjectId(2, 0, 0): present(state)}
+    assert longest_resumable(groups, there, 5 * TOKENS, TOKENS) == tokens * TOKENS
 
 
 def test_lengths_are_whole_pages_of_every_part() -> None:
-    parts = (part(), part(trailing(2 * TOKENS), tokens=2 * TOKENS))
-    there = {Slice(1, 0, 0): present("xx")}
-    assert longest_resumable(parts, there, 5 * TOKENS, 2 * TOKENS) == 4 * TOKENS
+    groups = (cache_group(), cache_group(trailing(2 * TOKENS), tokens=2 * TOKENS))
+    there = {ObjectId(1, 0, 0): present("xx")}
+    assert longest_resumable(groups, there, 5 * TOKENS, 2 * TOKENS) == 4 * TOKENS
 
 
 @pytest.mark.parametrize(
@@ -84,46 +85,59 @@ def test_worker_holds_its_share_of_heads(
     assert [heads_of(rank, ranks, kv_heads) for rank in range(ranks)] == heads
 
 
-def test_units_depend_on_model_alone() -> None:
+def test_head_ranges_depend_on_model_alone() -> None:
     for kv_heads in (1, 2, 3, 8, 32):
-        made = {units_of(kv_heads, ranks, OBJECT_BYTES, sliceable=True) for ranks in (1, 2, 4)}
+        made = {
+            head_ranges_of(kv_heads, ranks, OBJECT_BYTES, sliceable=True) for ranks in (1, 2, 4)
+        }
         if kv_heads != 3:
             assert len(made) == 1
-        units, shared = units_of(kv_heads, 1, OBJECT_BYTES, sliceable=True)
+        head_ranges, shared = head_ranges_of(kv_heads, 1, OBJECT_BYTES, sliceable=True)
         assert shared
-        assert len(units) == min(kv_heads, UNITS_MAX)
-        assert [head for first, end in units for head in range(first, end)] == list(range(kv_heads))
+        assert len(head_ranges) == min(kv_heads, HEAD_RANGES_MAX)
+        assert [head for first, end in head_ranges for head in range(first, end)] == list(
+            range(kv_heads)
+        )
 
 
 def test_small_heads_are_stored_together() -> None:
-    assert units_of(8, 1, OBJECT_BYTES // 2, sliceable=True)[0] == ((0, 2), (2, 4), (4, 6), (6, 8))
-    assert units_of(8, 1, OBJECT_BYTES // 1000, sliceable=True)[0] == ((0, 8),)
+    assert head_ranges_of(8, 1, OBJECT_BYTES // 2, sliceable=True)[0] == (
+        (0, 2),
+        (2, 4),
+        (4, 6),
+        (6, 8),
+    )
+    assert head_ranges_of(8, 1, OBJECT_BYTES // 1000, sliceable=True)[0] == ((0, 8),)
 
 
 def test_worker_with_partial_unit_stores_its_share() -> None:
-    units, shared = units_of(32, 16, OBJECT_BYTES, sliceable=True)
-    assert (len(units), shared) == (16, False)
-    assert units_of(8, 2, OBJECT_BYTES, sliceable=False) == (((0, 4), (4, 8)), False)
+    head_ranges, shared = head_ranges_of(32, 16, OBJECT_BYTES, sliceable=True)
+    assert (len(head_ranges), shared) == (16, False)
+    assert head_ranges_of(8, 2, OBJECT_BYTES, sliceable=False) == (((0, 4), (4, 8)), False)
 
 
 @pytest.mark.parametrize(("kv_heads", "ranks"), [(8, 1), (8, 4), (2, 2), (2, 8), (1, 4), (32, 16)])
 def test_every_unit_has_one_writer(kv_heads: int, ranks: int) -> None:
-    units, _ = units_of(kv_heads, ranks, OBJECT_BYTES, sliceable=True)
-    held = part(units=units, kv_heads=kv_heads)
-    for unit in range(len(units)):
-        holders = [rank for rank in range(ranks) if unit in held_units(held, rank, ranks)]
+    head_ranges, _ = head_ranges_of(kv_heads, ranks, OBJECT_BYTES, sliceable=True)
+    held = cache_group(head_ranges=head_ranges, kv_heads=kv_heads)
+    for head_range in range(len(head_ranges)):
+        holders = [
+            rank for rank in range(ranks) if head_range in held_head_ranges(held, rank, ranks)
+        ]
         assert len(holders) == max(ranks // kv_heads, 1)
-        assert [rank for rank in range(ranks) if is_writer(held, unit, rank, ranks)] == holders[:1]
+        assert [
+            rank for rank in range(ranks) if is_writer(held, head_range, rank, ranks)
+        ] == holders[:1]
 
 
-def test_full_attention_parts_come_first() -> None:
-    window = part(trailing(64), stages=(("l.0",), ("l.3",)))
-    whole = part(units=((0, 1), (1, 2)), stages=((), ("l.4",)))
-    assert slices((window, whole)) == [
-        Slice(1, 1, 0),
-        Slice(1, 1, 1),
-        Slice(0, 0, 0),
-        Slice(0, 1, 0),
+def test_full_attention_groups_come_first() -> None:
+    window = cache_group(trailing(64), stages=(("l.0",), ("l.3",)))
+    whole = cache_group(head_ranges=((0, 1), (1, 2)), stages=((), ("l.4",)))
+    assert object_ids((window, whole)) == [
+        ObjectId(1, 1, 0),
+        ObjectId(1, 1, 1),
+        ObjectId(0, 0, 0),
+        ObjectId(0, 1, 0),
     ]
 
 
@@ -143,4 +157,4 @@ def test_layers_are_grouped_by_read_size(
     layers: int, head_bytes: int, groups: tuple[int, ...]
 ) -> None:
     stages = (tuple(f"l.{n}" for n in range(layers)),)
-    assert part(head_bytes=head_bytes, stages=stages).layer_groups(0) == groups
+    assert cache_group(head_bytes=head_bytes, stages=stages).layer_groups(0) == groups

@@ -1,14 +1,14 @@
-"""The parts of a page: what one KV cache group stores of it, and the objects it is split into.
+"""KV cache groups: which pages each group stores, and the objects that a page is split into.
 
 A model with several kinds of attention has several groups of layers, each with its own blocks. To
-continue a sequence, full attention needs `ALL` pages, a sliding window those within its reach, a
-recurrent state the last one. The lengths at which a sequence can be resumed are therefore a set,
+continue a sequence, full attention needs `ALL` pages, a sliding window the pages within its reach,
+a recurrent state the last page. The lengths at which a sequence can be resumed are therefore a set,
 not an interval.
 
-A part is stored as objects that are named by their contents, not by their writer: the layers of one
-pipeline stage, and a range of KV heads. The head ranges follow from the model alone (`units`), so
-that engines with another number of tensor-parallel workers find the objects: a worker with twice
-the heads loads twice the objects.
+A group's page is stored as objects that are named by their contents, not by their writer: the
+layers of one pipeline stage, and a range of KV heads. The head ranges follow from the model alone
+(`head_ranges_of`), so that engines with a different number of tensor-parallel workers find the
+objects: a worker with twice the heads loads twice the objects.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ from typing import NamedTuple
 # Minimum size of an object, and maximum number of objects of a page in a stage. Smaller objects
 # would cost more bookkeeping than reading.
 OBJECT_BYTES = 64 << 10
-UNITS_MAX = 8
+HEAD_RANGES_MAX = 8
 # Bytes of each object that a step waits for at a time; smaller reads are no faster.
 GROUP_BYTES = 128 << 10
 
@@ -27,8 +27,9 @@ Heads = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """The pages that are needed to continue a sequence at its end: those that contain one of its
-    last `reach` tokens; None: all pages. (A state that is stored at the end of pages has reach 1.)
+    """The pages that are needed to continue a sequence at its end: the pages that contain one of
+    its last `reach` tokens; None: all pages. (A state that is stored at the end of pages has reach
+    1.)
     """
 
     reach: int | None = None
@@ -51,10 +52,10 @@ def trailing(window: int) -> Rule:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class CacheGroup:
     """One KV cache group over the whole model. `head_bytes`: one head of one layer in a block.
-    `units`: head ranges, each stored separately. `shared`: the units depend on the model alone.
-    `stages`: the group's layers in each pipeline stage, possibly none.
+    `head_ranges`: ranges of KV heads, each stored separately. `shared`: the head ranges depend on
+    the model alone. `stages`: the group's layers in each pipeline stage; a stage may be empty.
     """
 
     rule: Rule
@@ -65,7 +66,7 @@ class Part:
     dtype: str
     layout: str
     spec: str
-    units: tuple[Heads, ...]
+    head_ranges: tuple[Heads, ...]
     shared: bool
     stages: tuple[tuple[str, ...], ...]
 
@@ -73,8 +74,8 @@ class Part:
         """Returns the pages that a sequence of `tokens` needs to continue."""
         return self.rule.needed(tokens // self.page_tokens, self.page_tokens)
 
-    def object_bytes(self, stage: int, unit: int) -> int:
-        first, end = self.units[unit]
+    def object_bytes(self, stage: int, head_range: int) -> int:
+        first, end = self.head_ranges[head_range]
         return len(self.stages[stage]) * (end - first) * self.head_bytes
 
     def layer_groups(self, stage: int) -> tuple[int, ...]:
@@ -82,51 +83,56 @@ class Part:
         `GROUP_BYTES` of the smallest object.
         """
         layers = len(self.stages[stage])
-        least = self.head_bytes * min(end - first for first, end in self.units)
+        least = self.head_bytes * min(end - first for first, end in self.head_ranges)
         size = -(-GROUP_BYTES // least)
         return (*(size * n for n in range(1, layers // size)), layers)
 
 
-class Slice(NamedTuple):
-    """Contents of one object of a page: indices of part, pipeline stage and unit."""
+class ObjectId(NamedTuple):
+    """Contents of one object of a page: indices of group, pipeline stage and head range."""
 
-    part: int
+    group: int
     stage: int
-    unit: int
+    head_range: int
 
 
-def slices(parts: Sequence[Part]) -> list[Slice]:
-    """Returns all objects of a page. Parts that need all pages come first: they bound the
+def object_ids(groups: Sequence[CacheGroup]) -> list[ObjectId]:
+    """Returns all objects of a page. Groups that need all pages come first: they bound the
     prefix.
     """
     found = [
-        Slice(number, stage, unit)
-        for number, part in enumerate(parts)
-        for stage, layers in enumerate(part.stages)
+        ObjectId(number, stage, head_range)
+        for number, group in enumerate(groups)
+        for stage, layers in enumerate(group.stages)
         if layers
-        for unit in range(len(part.units))
+        for head_range in range(len(group.head_ranges))
     ]
-    return sorted(found, key=lambda piece: parts[piece.part].rule.reach is not None)
+    return sorted(found, key=lambda object_id: groups[object_id.group].rule.reach is not None)
 
 
 class Bundle(NamedTuple):
-    """Objects with the same keys, of `parts` that need the same pages."""
+    """Objects with the same keys, of `groups` that need the same pages."""
 
     rule: Rule
     page_tokens: int
-    parts: tuple[int, ...]
-    slices: tuple[Slice, ...]
+    groups: tuple[int, ...]
+    object_ids: tuple[ObjectId, ...]
 
 
-def bundles(parts: Sequence[Part]) -> list[Bundle]:
-    """Returns all objects of a page as bundles, in the order of `slices`."""
-    found: dict[tuple[Rule, int], list[Slice]] = {}
-    for piece in slices(parts):
-        part = parts[piece.part]
-        found.setdefault((part.rule, part.page_tokens), []).append(piece)
+def bundles(groups: Sequence[CacheGroup]) -> list[Bundle]:
+    """Returns all objects of a page as bundles, in the order of `object_ids`."""
+    found: dict[tuple[Rule, int], list[ObjectId]] = {}
+    for object_id in object_ids(groups):
+        group = groups[object_id.group]
+        found.setdefault((group.rule, group.page_tokens), []).append(object_id)
     return [
-        Bundle(rule, tokens, tuple(dict.fromkeys(piece.part for piece in pieces)), tuple(pieces))
-        for (rule, tokens), pieces in found.items()
+        Bundle(
+            rule,
+            tokens,
+            tuple(dict.fromkeys(object_id.group for object_id in object_ids)),
+            tuple(object_ids),
+        )
+        for (rule, tokens), object_ids in found.items()
     ]
 
 
@@ -141,12 +147,12 @@ def heads_of(rank: int, ranks: int, kv_heads: int) -> Heads:
     return rank * share, (rank + 1) * share
 
 
-def units_of(
+def head_ranges_of(
     kv_heads: int, ranks: int, head_bytes: int, *, sliceable: bool
 ) -> tuple[tuple[Heads, ...], bool]:
     """Returns the head ranges that are stored separately, and whether they depend on the model
     alone. `head_bytes`: one head in a block, all layers of the model. The ranges also depend on the
-    number of workers if heads are not `sliceable`, or a worker holds less than one unit.
+    number of workers if heads are not `sliceable`, or a worker holds less than one head range.
     """
     share = max(kv_heads // ranks, 1)
     large = [
@@ -154,7 +160,7 @@ def units_of(
         for size in range(1, kv_heads + 1)
         if kv_heads % size == 0
         and size * head_bytes >= OBJECT_BYTES
-        and kv_heads // size <= UNITS_MAX
+        and kv_heads // size <= HEAD_RANGES_MAX
     ]
     size = min(large, default=kv_heads)
     shared = (sliceable or kv_heads == 1) and share % size == 0
@@ -163,28 +169,30 @@ def units_of(
     return tuple((first, first + size) for first in range(0, kv_heads, size)), shared
 
 
-def held_units(part: Part, rank: int, ranks: int) -> list[int]:
-    """Returns the units of `part` that a worker holds."""
-    first, end = heads_of(rank, ranks, part.kv_heads)
-    return [number for number, (a, b) in enumerate(part.units) if first <= a and b <= end]
+def held_head_ranges(group: CacheGroup, rank: int, ranks: int) -> list[int]:
+    """Returns the indices of the head ranges of `group` that a worker holds."""
+    first, end = heads_of(rank, ranks, group.kv_heads)
+    return [number for number, (a, b) in enumerate(group.head_ranges) if first <= a and b <= end]
 
 
-def is_writer(part: Part, unit: int, rank: int, ranks: int) -> bool:
-    """Returns whether this worker stores `unit`: the first of the workers that hold it does."""
-    return rank == next(r for r in range(ranks) if unit in held_units(part, r, ranks))
+def is_writer(group: CacheGroup, head_range: int, rank: int, ranks: int) -> bool:
+    """Returns whether this worker stores `head_range`: the first worker that holds a head range
+    stores it.
+    """
+    return rank == next(r for r in range(ranks) if head_range in held_head_ranges(group, r, ranks))
 
 
 def longest_resumable(
-    parts: Sequence[Part],
-    present: Mapping[Slice, Sequence[bool]],
+    groups: Sequence[CacheGroup],
+    present: Mapping[ObjectId, Sequence[bool]],
     most: int,
     alignment: int,
 ) -> int:
     """Returns the largest number of tokens, at most `most` and a multiple of `alignment`, at which
-    the pages that are `present` suffice to resume; 0 if there is none. `present`: by slice, from
-    the first page on. Slices without an entry count as present.
+    the pages that are `present` suffice to resume; 0 if no length suffices. `present`: by object,
+    starting at the first page. Objects without an entry count as present.
     """
-    before = [(parts[piece.part], _runs(pages)) for piece, pages in present.items()]
+    before = [(groups[object_id.group], _runs(pages)) for object_id, pages in present.items()]
     for tokens in range(most // alignment * alignment, 0, -alignment):
         if all(runs[tokens // p.page_tokens] >= len(p.needed(tokens)) for p, runs in before):
             return tokens

@@ -1,0 +1,82 @@
+"""What the scheduler's side knows of a request, and the used part of vLLM's scheduler."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from ritornello.vllm.matching import PrefixMatch
+from ritornello.vllm.settings import DEFAULT_OPTIONS, RequestOptions
+
+
+class Request(Protocol):
+    """The used part of a vLLM request."""
+
+    request_id: str
+    block_hashes: Sequence[bytes]
+    num_tokens: int
+    num_computed_tokens: int
+    skip_reading_prefix_cache: bool
+    kv_transfer_params: Mapping[str, Any] | None
+
+
+class BlockPool(Protocol):
+    num_gpu_blocks: int
+    null_block: Any
+
+    def get_num_free_blocks(self) -> int: ...
+
+
+class CacheManager(Protocol):
+    """The used part of vLLM's KV cache manager."""
+
+    block_pool: BlockPool
+
+    def get_block_ids(self, request_id: str, /) -> Sequence[Sequence[int]]: ...
+    def evict_blocks(self, block_ids: set[int], /) -> None: ...
+
+
+class Step(Protocol):
+    """The used part of a SchedulerOutput."""
+
+    num_scheduled_tokens: Mapping[str, int]
+
+
+@dataclass(slots=True)
+class LeasedMatch:
+    """What the store has of the first `looked_up` tokens of a request, usable until `valid_until`.
+    `local_tokens`: leading tokens that were in the engine's cache. `asynchronous`: the answer that
+    vLLM got.
+    """
+
+    found: PrefixMatch
+    looked_up: int
+    valid_until: float
+    local_tokens: int = 0
+    asynchronous: bool = False
+
+
+@dataclass(slots=True)
+class RequestState:
+    """State of one request.
+
+    `loading`: an asynchronous load fills its blocks. `failed`: one of its loads failed in part.
+    `wake_step`: the step at which its pages are examined next. `waiting_since`: start of the wait
+    for pages that are on their way to a tier that can be loaded from. `sources`: claimed tokens by
+    tier. `shares_failed_block`: another request recomputes a block of this request that failed to
+    load.
+    """
+
+    request: Request
+    options: RequestOptions = DEFAULT_OPTIONS
+    match: LeasedMatch | None = None
+    saved: list[int] = field(default_factory=list)
+    loading: bool = False
+    failed: bool = False
+    wake_step: int = 0
+    waiting_since: float | None = None
+    sources: dict[str, int] = field(default_factory=dict)
+    shares_failed_block: bool = False
+
+    @property
+    def loads(self) -> bool:
+        return self.options.loads and not self.failed and not self.request.skip_reading_prefix_cache

@@ -1,0 +1,109 @@
+"""The scheduler's side over tiers: pending lookups, loads worth their time, claims by tier."""
+
+from types import SimpleNamespace
+
+import pytest
+from scheduler_support import Blocks, keep, request, run, side_of, step
+from vllm_shapes import TOKENS, FakeStore, identity
+
+from ritornello.vllm.metadata import WorkerReport
+from ritornello.vllm.scheduler import SchedulerSide
+
+
+@pytest.fixture
+def store() -> FakeStore:
+    return FakeStore()
+
+
+@pytest.fixture
+def blocks() -> Blocks:
+    return Blocks()
+
+
+@pytest.fixture
+def side(store: FakeStore, blocks: Blocks) -> SchedulerSide:
+    return side_of(store, blocks, identity())
+
+
+def test_pending_lookup_is_repeated(side: SchedulerSide, store: FakeStore) -> None:
+    asked = request(300)
+    keep(store, asked, 3)
+    store.pending = True
+    assert side.matched_tokens(asked, 0) == (None, False)
+    assert side.matched_tokens(asked, 0) == (None, False)
+    store.pending = False
+    assert side.matched_tokens(asked, TOKENS)[0] == 2 * TOKENS
+    assert [prompt.computed for prompt in store.prompts] == [0, 0, TOKENS]
+    side.request_finished("r")
+    assert not store.cancelled
+
+
+def test_aborted_request_cancels_pending_lookup(side: SchedulerSide, store: FakeStore) -> None:
+    asked = request(300)
+    store.pending = True
+    side.matched_tokens(asked, 0)
+    side.request_finished("r")
+    assert store.cancelled == [tuple(asked.block_hashes)]
+
+
+def test_pending_lookup_times_out(
+    side: SchedulerSide, store: FakeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = request(300)
+    store.pending = True
+    assert side.matched_tokens(asked, 0) == (None, False)
+    monkeypatch.setattr("ritornello.vllm.scheduler.WAIT_SECONDS", 0.0)
+    assert side.matched_tokens(asked, 0) == (0, False)
+
+
+def test_pages_not_worth_loading_are_computed(side: SchedulerSide, store: FakeStore) -> None:
+    asked = request(300)
+    keep(store, asked, 3)
+    store.worth_loading = 1
+    metadata = run(side, asked)
+    assert [pages.keys for load in metadata.loads for pages in load.pages] == [
+        (asked.block_hashes[0],)
+    ]
+    (save,) = metadata.saves
+    assert save.pages.first == 3
+
+
+def test_claimed_tokens_are_counted_by_tier(side: SchedulerSide, store: FakeStore) -> None:
+    asked = request(300)
+    keep(store, asked, 4)
+    store.tiers = [("host", 2), ("disk", 1), ("remote", 1)]
+    run(side, asked, local=TOKENS)
+    expected = {"host": TOKENS, "disk": TOKENS, "remote": TOKENS}
+    assert side.sources(asked, 3 * TOKENS) == expected
+    assert side.sources(asked, 7) == {}
+
+
+def test_slow_load_is_asynchronous(side: SchedulerSide, store: FakeStore) -> None:
+    asked = request(300)
+    keep(store, asked, 3)
+    store.decision = SimpleNamespace(estimate=(0.2, 0.1, 0.9))
+    assert side.matched_tokens(asked, 0) == (3 * TOKENS, True)
+    side.request_finished("r")
+    store.decision = SimpleNamespace(estimate=(0.1, 0.2, 0.9))
+    assert side.matched_tokens(asked, 0) == (3 * TOKENS, False)
+
+
+def test_timings_are_recorded_if_wanted(side: SchedulerSide, store: FakeStore) -> None:
+    asked = request(300)
+    keep(store, asked, 3)
+    store.wants_timings, store.decision = True, SimpleNamespace(estimate=None)
+    metadata = run(side, asked)
+    assert metadata.prefill == (3 * TOKENS, 300 - 3 * TOKENS)
+    report = WorkerReport(prefill=(192, 108, 0.5), load_seconds={"r": 0.25})
+    side.complete_step(report, set(), set())
+    assert store.timings == [(report, {"r": store.decision})]
+    assert step(side, asked, 1).prefill is None
+
+
+def test_remote_gets_all_keys_of_prompt(store: FakeStore, blocks: Blocks) -> None:
+    side = side_of(store, blocks, identity(), has_remote=True)
+    asked = request(300)
+    keep(store, asked, 3)
+    metadata = run(side, asked, local=TOKENS)
+    assert metadata.loads[0].pages[0].before == tuple(asked.block_hashes[:1])
+    assert metadata.saves[0].pages.before == tuple(asked.block_hashes[:3])

@@ -1,0 +1,178 @@
+"""Loads that arrive layer by layer while a step computes, with scripted tickets."""
+
+from time import monotonic
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from vllm_shapes import FIRST
+from worker_support import FakeStore, loading, outcome, ready
+
+from ritornello.vllm.metadata import StepMetadata
+from ritornello.vllm.meter import Meter
+from ritornello.vllm.shard import PageObject
+from ritornello.vllm.worker import WorkerSide
+
+
+@pytest.fixture
+def store() -> FakeStore:
+    return FakeStore()
+
+
+@pytest.fixture
+def meter() -> Meter:
+    return Meter()
+
+
+LAYERS = {"l.0": 0, "l.1": 0, "l.2": 1, "l.3": 2}
+
+
+@pytest.fixture
+def layered(store: FakeStore, meter: Meter) -> WorkerSide:
+    """Returns a worker whose pages have three groups of layers, all of which the engine
+    announces.
+    """
+    pool: Any = SimpleNamespace(page_bytes=4096, pages=list)
+    side = ready(store, meter, PageObject(FIRST, pool, True, (2048, 3072, 4096)))
+    side._layer_group_of, side._unannounced = LAYERS, {*LAYERS}
+    run(side, *LAYERS)
+    return side
+
+
+def run(side: WorkerSide, *layers: str) -> None:
+    for name in layers:
+        side.await_layer(name)
+
+
+def test_layers_wait_for_their_group(layered: WorkerSide, store: FakeStore, meter: Meter) -> None:
+    store.outcomes = [outcome(True, True, True), outcome(True, True, True), outcome(True)]
+    layered.load(StepMetadata(None, loading("a", "b").loads))
+    assert store.sections == [(2048, 3072, 4096)] * 2
+    assert store.events == []
+    run(layered, "l.0", "l.1")
+    assert store.events == ["group 0"] * 2
+    run(layered, "l.2", "l.3")
+    assert store.events[2:] == ["group 1"] * 2 + ["group 2"] * 2
+    layered.save(loading("a"))
+    assert store.events[6:] == ["wait"] * 2
+    assert len(store.puts) == 1
+    assert layered.take_failed_blocks() == set()
+    counts = meter.take()
+    assert counts is not None
+    assert (counts["layer_loads"], counts["loaded_pages"]) == (2, 6)
+    assert 0 < counts["layer_wait_seconds"] <= counts["load_seconds"]
+    # A step without loads does not wait.
+    run(layered, *LAYERS)
+    assert len(store.events) == 8
+
+
+def test_unknown_layer_waits_for_all_groups(layered: WorkerSide, store: FakeStore) -> None:
+    store.outcomes = [outcome(True, True, True)]
+    layered.load(StepMetadata(None, loading("a").loads))
+    run(layered, "another", *LAYERS)
+    assert store.events == [f"group {len(LAYERS)}"]
+
+
+def test_failed_layer_group_fails_page_once(
+    layered: WorkerSide, store: FakeStore, meter: Meter
+) -> None:
+    store.outcomes = [outcome(True, False, True, reason="checksum")]
+    layered.load(loading("a"))
+    run(layered, *LAYERS)
+    assert layered.take_failed_blocks() == set()
+    layered.save(loading("a"))
+    assert store.puts == []
+    assert layered.take_failed_blocks() == {11}
+    report = layered.take_report()
+    assert report is not None
+    assert (report.failed, report.unsaved) == ({"a"}, [("a", 0, 5), ("a", 0, 7)])
+    counts = meter.take()
+    assert counts is not None
+    assert counts["missed_pages:checksum"] == 1
+    layered.load(StepMetadata())
+    layered.save(StepMetadata())
+    assert layered.take_failed_blocks() == set()
+
+
+def test_drafts_report_failures_with_their_step(layered: WorkerSide, store: FakeStore) -> None:
+    """With draft tokens vLLM calls this before the step's pages are saved."""
+    store.outcomes = [outcome(True, False, True, reason="checksum")]
+    layered.load(loading("a"))
+    run(layered, *LAYERS)
+    assert layered.take_completed_loads() == (set(), set())
+    assert layered.take_failed_blocks() == {11}
+    layered.save(loading("a"))
+    assert store.puts == []
+
+
+def test_late_layer_group_is_missed(layered: WorkerSide, store: FakeStore) -> None:
+    store.outcomes = ["late"]
+    layered.load(StepMetadata(None, loading("a").loads))
+    run(layered, "l.0")
+    cast(Any, layered._step_loads[0]._reads[0][1]).outcome = outcome(True, True, True)
+    run(layered, "l.2", "l.3")
+    layered.save(StepMetadata())
+    assert layered.take_failed_blocks() == {10, 11, 12}
+
+
+def test_unannounced_layer_disables_layer_loads(
+    layered: WorkerSide, store: FakeStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    store.outcomes = [outcome(True, True, True)] * 2
+    layered.load(StepMetadata(None, loading("a").loads))
+    run(layered, "l.0", "l.1", "l.3")
+    layered.save(loading("a"))
+    assert store.events[-1] == "wait"
+    assert layered.take_failed_blocks() == {10, 11, 12}
+    assert store.puts == []
+    assert "l.2 ran unannounced" in caplog.text
+    layered.load(StepMetadata(None, loading("b").loads))
+    assert store.sections[-1] == ()
+    assert store.events[-1] == "wait"
+    assert layered.take_failed_blocks() == set()
+
+
+def test_loads_are_whole_until_layers_are_known(store: FakeStore, meter: Meter) -> None:
+    pool: Any = SimpleNamespace(page_bytes=4096, pages=list)
+    side = ready(store, meter, PageObject(FIRST, pool, True, (2048, 3072, 4096)))
+    side._layer_group_of, side._unannounced = LAYERS, {*LAYERS}
+    for announced in (["l.0"], ["l.1", "l.2", "l.3"]):
+        store.outcomes = [outcome(True, True, True)]
+        side.load(StepMetadata(None, loading("a").loads))
+        assert (store.sections[-1], store.events[-1]) == ((), "wait")
+        run(side, *announced)
+        side.save(StepMetadata())
+    store.outcomes = [outcome(True, True, True)]
+    side.load(StepMetadata(None, loading("a").loads))
+    assert store.sections[-1] == (2048, 3072, 4096)
+
+
+def test_unfinished_step_is_recorded_in_next(layered: WorkerSide, store: FakeStore) -> None:
+    store.outcomes = [outcome(True, False, True, reason="io")]
+    layered.load(StepMetadata(None, loading("a").loads))
+    layered.load(StepMetadata())
+    assert layered.take_failed_blocks() == {10, 11, 12}
+
+
+def test_async_loads_are_whole(layered: WorkerSide, store: FakeStore, meter: Meter) -> None:
+    store.outcomes = [outcome(True, True, True)]
+    layered.load(StepMetadata(None, loading("a", asynchronous=True).loads))
+    run(layered, *LAYERS)
+    assert (store.sections, store.events) == ([()], [])
+    assert layered.take_completed_loads() == ({"a"}, set())
+    counts = meter.take()
+    assert counts is not None
+    assert counts["apart_loads"] == 1
+
+
+def test_layer_load_costs_waited_time(layered: WorkerSide, store: FakeStore) -> None:
+    store.wants_timings = True
+    store.outcomes = [outcome(True, True, True)]
+    layered.begin_step()
+    layered.load(StepMetadata(None, loading("a").loads))
+    run(layered, *LAYERS)
+    begun = layered._step_loads[0].started
+    layered.save(StepMetadata())
+    report = layered.take_report()
+    assert report is not None
+    assert 0 < report.load_seconds["a"] <= monotonic() - begun
