@@ -230,7 +230,7 @@ impl History {
                 assert!(found.findings.is_empty(), "{:?}", found.findings);
                 assert_eq!(present_pages(&open.store), present, "verified");
             }
-            Operation::AdvanceClock { hours } => self.pass(*hours),
+            Operation::AdvanceClock { hours } => self.advance_clock(*hours),
             Operation::ConcurrentCommit { at, pages, maintain, after } => {
                 self.expect_put(*at, *pages);
                 let catalog = Arc::new(open.core.catalog_for(ClientId::LOCAL, ""));
@@ -252,7 +252,7 @@ impl History {
             _ => {
                 self.expect(operation);
                 let result = self.attempt(&open, operation);
-                self.check_answer(operation, &result);
+                self.check_result(operation, &result);
             }
         }
         let displaced = self.note_displaced(&open);
@@ -334,7 +334,7 @@ impl History {
     }
 
     /// Changes of capacity may be refused, or may take longer; all other operations must succeed.
-    fn check_answer(&self, operation: &Operation, result: &Result<()>) {
+    fn check_result(&self, operation: &Operation, result: &Result<()>) {
         let Err(error) = result else { return };
         let message = error.to_string();
         let known = match operation {
@@ -406,7 +406,7 @@ impl History {
         }
     }
 
-    fn pass(&mut self, hours: u64) {
+    fn advance_clock(&mut self, hours: u64) {
         NOW.set(NOW.get() + hours * HOUR);
         let ended: Vec<(usize, Pages)> = self
             .retained

@@ -216,9 +216,9 @@ impl Operation {
         let client_number = rng.below(workload.clients.max(1) as u64) as usize;
         let roll = rng.below(100);
         // With clients, the operations on volumes take different numbers.
-        let choose_for_volumes = if workload.clients > 0 { roll.wrapping_sub(64) } else { roll };
+        let volume_roll = if workload.clients > 0 { roll.wrapping_sub(64) } else { roll };
         if workload.volumes
-            && let Some(operation) = Self::choose_for_volumes(rng, choose_for_volumes, absent)
+            && let Some(operation) = Self::choose_for_volumes(rng, volume_roll, absent)
         {
             return operation;
         }
