@@ -20,4 +20,4 @@ pub mod remote;
 mod table;
 
 pub use ritornello_format::residency::Tier;
-pub use table::{PageTable, Phase, Span, TableStats, Victim};
+pub use table::{EvictedPages, PageTable, Residence, TableSpan, TableStats};

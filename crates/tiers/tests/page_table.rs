@@ -3,7 +3,7 @@
 
 use proptest::prelude::*;
 use ritornello_format::PageHash;
-use ritornello_tiers::{PageTable, Phase, Tier};
+use ritornello_tiers::{PageTable, Residence, Tier};
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 /// The pages of a prompt that forks from prompt 0 at page `fork`, and again by its own number.
@@ -52,7 +52,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Page {
-    phases: [Phase; 4],
+    residences: [Residence; 4],
     locks: [u32; 4],
     slot: Option<u32>,
 }
@@ -81,15 +81,15 @@ impl Model {
             Step::Claim(tier, number, a, b) => {
                 let pages = &prompts[number];
                 let range = Self::clip(pages, a, b);
-                let claimed = table.claim(tier, Phase::Loading, pages, range.clone());
+                let claimed = table.claim(tier, Residence::Loading, pages, range.clone());
                 let claimed_pages: Vec<usize> = claimed.iter().cloned().flatten().collect();
                 let absent = |at: &usize| {
                     let known = self.pages.get(&pages[*at]).copied().unwrap_or_default();
-                    known.phases[tier as usize] == Phase::Absent
+                    known.residences[tier as usize] == Residence::None
                 };
                 assert_eq!(claimed_pages, range.filter(absent).collect::<Vec<_>>());
                 for &at in &claimed_pages {
-                    self.page(pages[at]).phases[tier as usize] = Phase::Loading;
+                    self.page(pages[at]).residences[tier as usize] = Residence::Loading;
                 }
                 self.claims.extend(claimed.into_iter().map(|range| (tier, number, range)));
             }
@@ -102,7 +102,7 @@ impl Model {
                 if !came {
                     table.abandon(tier, pages, range.clone());
                     for at in range {
-                        self.page(pages[at]).phases[tier as usize] = Phase::Absent;
+                        self.page(pages[at]).residences[tier as usize] = Residence::None;
                     }
                     return;
                 }
@@ -111,7 +111,7 @@ impl Model {
                     self.slots += 1;
                     let slot = self.slots;
                     let page = self.page(pages[at]);
-                    page.phases[tier as usize] = Phase::Present;
+                    page.residences[tier as usize] = Residence::Present;
                     if tier == Tier::Host {
                         page.slot = Some(slot);
                         slots.push(slot);
@@ -126,7 +126,7 @@ impl Model {
                 let there = |at: &usize| {
                     self.pages
                         .get(&pages[*at])
-                        .is_some_and(|p| p.phases[tier as usize] == Phase::Present)
+                        .is_some_and(|p| p.residences[tier as usize] == Residence::Present)
                 };
                 let expected = range.clone().take_while(there).count();
                 assert_eq!(count, expected);
@@ -161,10 +161,10 @@ impl Model {
                 let mut expected = Vec::new();
                 for at in range {
                     let Some(page) = self.pages.get_mut(&pages[at]) else { continue };
-                    if page.phases[tier as usize] == Phase::Present
+                    if page.residences[tier as usize] == Residence::Present
                         && page.locks[tier as usize] == 0
                     {
-                        page.phases[tier as usize] = Phase::Absent;
+                        page.residences[tier as usize] = Residence::None;
                         if tier == Tier::Host {
                             expected.extend(page.slot.take());
                         }
@@ -179,17 +179,17 @@ impl Model {
                 for span in &spans {
                     assert_eq!(span.at, at);
                     for page in &pages[at..at + span.pages] {
-                        assert_eq!(self.pages[page].phases, span.phases);
+                        assert_eq!(self.pages[page].residences, span.residences);
                     }
                     at += span.pages;
                 }
                 for pair in spans.windows(2) {
-                    assert_ne!(pair[0].phases, pair[1].phases, "spans have maximal length");
+                    assert_ne!(pair[0].residences, pair[1].residences, "spans have maximal length");
                 }
                 let next = pages.get(at).and_then(|page| self.pages.get(page)).copied();
                 assert_eq!(
-                    next.unwrap_or_default().phases,
-                    [Phase::Absent; 4],
+                    next.unwrap_or_default().residences,
+                    [Residence::None; 4],
                     "the walk stopped early"
                 );
             }
@@ -204,8 +204,8 @@ impl Model {
         for victim in &victims {
             for (at, hash) in victim.pages.iter().enumerate() {
                 let page = self.page(*hash);
-                assert_eq!((page.phases[kind], page.locks[kind]), (Phase::Present, 0));
-                page.phases[kind] = Phase::Absent;
+                assert_eq!((page.residences[kind], page.locks[kind]), (Residence::Present, 0));
+                page.residences[kind] = Residence::None;
                 if tier == Tier::Host {
                     assert_eq!(page.slot.take(), Some(victim.slots[at]));
                 }
@@ -213,7 +213,7 @@ impl Model {
             }
         }
         let is_there = |model: &Self, hash: &PageHash| {
-            model.pages.get(hash).is_some_and(|page| page.phases[kind] != Phase::Absent)
+            model.pages.get(hash).is_some_and(|page| page.residences[kind] != Residence::None)
         };
         for pages in prompts {
             for pair in pages.windows(2).filter(|pair| gone.contains(&pair[0])) {
@@ -227,7 +227,10 @@ impl Model {
                 let keeps = |hash: &PageHash| {
                     self.pages.get(hash).is_some_and(|page| {
                         page.locks[kind] > 0
-                            || matches!(page.phases[kind], Phase::Loading | Phase::Storing)
+                            || matches!(
+                                page.residences[kind],
+                                Residence::Loading | Residence::Storing
+                            )
                     })
                 };
                 if let Some(last) = pages.iter().rposition(keeps) {
@@ -235,7 +238,7 @@ impl Model {
                 }
             }
             for (hash, page) in &self.pages {
-                assert!(page.phases[kind] != Phase::Present || kept.contains(hash));
+                assert!(page.residences[kind] != Residence::Present || kept.contains(hash));
             }
         }
     }
@@ -270,7 +273,7 @@ fn eviction_takes_oldest_ends_first() {
     let table = PageTable::new();
     let prompts = [prompt(1, 0, 10), prompt(2, 0, 10), prompt(3, 0, 10)];
     for (number, pages) in prompts.iter().enumerate() {
-        assert_eq!(table.claim(Tier::Host, Phase::Storing, pages, 0..10), vec![0..10]);
+        assert_eq!(table.claim(Tier::Host, Residence::Storing, pages, 0..10), vec![0..10]);
         let slots: Vec<u32> = (0..10).map(|at| number as u32 * 10 + at).collect();
         assert_eq!(table.mark_present(Tier::Host, pages, 0..10, &slots), []);
         table.walk(pages);
@@ -297,7 +300,8 @@ fn concurrent_threads_keep_table_consistent() {
                 for turn in 0..300_usize {
                     let pages = &prompts[(seed + turn * 7) % prompts.len()];
                     let from = turn * 31 % pages.len();
-                    for claimed in table.claim(Tier::Host, Phase::Loading, pages, from..pages.len())
+                    for claimed in
+                        table.claim(Tier::Host, Residence::Loading, pages, from..pages.len())
                     {
                         let slots: Vec<u32> = claimed.clone().map(|at| at as u32).collect();
                         assert_eq!(table.mark_present(Tier::Host, pages, claimed, &slots), []);

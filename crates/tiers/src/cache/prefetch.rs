@@ -9,7 +9,7 @@ use super::policy::{MAX_LOOKUP_WAIT, WritePolicy};
 use super::prompt::Pages;
 use super::shared::{RemoteSlot, Shared, with_prompt};
 use super::write_queue::PendingPut;
-use crate::Phase;
+use crate::Residence;
 use crate::gate::TierSpan;
 use crate::remote::RemoteTier;
 use parking_lot::Mutex;
@@ -364,7 +364,7 @@ impl Shared {
         let mut at = range.start + top.store().probe(&pages.scope, &keys).unwrap_or(0);
         while at < range.end {
             let end = range.end.min((at / group + OBJECTS_AT_ONCE) * group);
-            let claimed = self.table.claim(top.kind, Phase::Loading, &pages.hashes, at..end);
+            let claimed = self.table.claim(top.kind, Residence::Loading, &pages.hashes, at..end);
             let mut mine = claimed.into_iter().peekable();
             while at < end && !job.cancelled.load(Ordering::Acquire) {
                 let wanted;
@@ -466,7 +466,8 @@ impl Shared {
             if at == range.end || stop {
                 return at;
             }
-            let given_up = self.table.claim(top.kind, Phase::Loading, &pages.hashes, at..range.end);
+            let given_up =
+                self.table.claim(top.kind, Residence::Loading, &pages.hashes, at..range.end);
             let mut given_up = given_up.into_iter().peekable();
             if let Some(mine) = given_up.next_if(|mine| mine.start == at) {
                 at = self.fetch_claimed(slot, job, mine.clone());

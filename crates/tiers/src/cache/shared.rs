@@ -10,7 +10,7 @@ use super::stats::{Counters, TierCounters};
 use super::write_queue::WriteQueue;
 use crate::gate::Gate;
 use crate::remote::{Prompt, RemoteTier};
-use crate::{PageTable, Phase};
+use crate::{PageTable, Residence};
 use parking_lot::Mutex;
 use ritornello_format::residency::Tier;
 use std::ops::Range;
@@ -139,7 +139,7 @@ impl Shared {
 
     /// Marks pages as present on a tier.
     pub(super) fn mark_present(&self, tier: Tier, pages: &Pages, range: Range<usize>) {
-        for new in self.table.claim(tier, Phase::Loading, &pages.hashes, range) {
+        for new in self.table.claim(tier, Residence::Loading, &pages.hashes, range) {
             self.table.mark_present(tier, &pages.hashes, new, &[]);
         }
     }

@@ -8,7 +8,7 @@ use super::policy::WritePolicy;
 use super::prompt::Pages;
 use super::shared::{RemoteSlot, Shared, with_prompt};
 use super::spill::Spilled;
-use crate::{Phase, remote::RemoteTier};
+use crate::{Residence, remote::RemoteTier};
 use ritornello_format::residency::Tier;
 use ritornello_store::{PutOptions, Ticket};
 use ritornello_volume::Parked;
@@ -173,7 +173,7 @@ impl Shared {
         // Claims rely on chained hashes: without a chain, prompts that end alike are not the same
         // pages.
         let claimed = if pages.scope.chained {
-            self.table.claim(queue.to, Phase::Storing, &pages.hashes, range)
+            self.table.claim(queue.to, Residence::Storing, &pages.hashes, range)
         } else {
             vec![range]
         };

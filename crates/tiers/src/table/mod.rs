@@ -16,13 +16,13 @@ mod head_index;
 mod node;
 mod tree;
 
-pub use node::Phase;
+pub use node::Residence;
 
 use parking_lot::RwLock;
 use ritornello_format::residency::Tier;
 use ritornello_format::{PageHash, PageHashes};
 use std::ops::Range;
-use tree::{Eviction, Tree};
+use tree::{EvictionStep, Tree};
 
 /// Maximum pages of a node, and of one write-locked step.
 const NODE_PAGES_MAX: usize = 512;
@@ -32,20 +32,20 @@ const SPANS_CAPACITY: usize = 64;
 
 /// Consecutive pages of a prompt in the same state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Span {
+pub struct TableSpan {
     /// Index of the first page in the prompt.
     pub at: usize,
     /// Number of pages.
     pub pages: usize,
-    /// The phase on each of [`Tier::ALL`].
-    pub phases: [Phase; Tier::ALL.len()],
+    /// The residence on each of [`Tier::ALL`].
+    pub residences: [Residence; Tier::ALL.len()],
 }
 
-impl Span {
+impl TableSpan {
     /// Whether the pages are present on `tier`.
     #[must_use]
     pub fn is_on(&self, tier: Tier) -> bool {
-        self.phases[tier as usize] == Phase::Present
+        self.residences[tier as usize] == Residence::Present
     }
 
     /// The fastest tier that the pages are present on.
@@ -57,7 +57,7 @@ impl Span {
 
 /// Evicted pages, consecutive in their prompt.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Victim {
+pub struct EvictedPages {
     /// The pages, in prompt order.
     pub pages: Vec<PageHash>,
     /// Their slots on the host tier, one per page; empty for other tiers.
@@ -91,7 +91,7 @@ impl PageTable {
     }
 
     /// The states of the leading pages that any tier has or is receiving, which are marked as used.
-    pub fn walk(&self, pages: &impl PageHashes) -> Vec<Span> {
+    pub fn walk(&self, pages: &impl PageHashes) -> Vec<TableSpan> {
         let mut spans = Vec::with_capacity(SPANS_CAPACITY);
         self.tree.read().walk(pages, |span| spans.push(span));
         spans
@@ -111,7 +111,7 @@ impl PageTable {
     pub fn claim(
         &self,
         tier: Tier,
-        how: Phase,
+        how: Residence,
         pages: &[PageHash],
         range: Range<usize>,
     ) -> Vec<Range<usize>> {
@@ -188,7 +188,7 @@ impl PageTable {
     /// Evicts at least `wanted` pages from `tier`, or all that are not locked: least recently used
     /// first, and the end of a prompt before its beginning.
     #[must_use]
-    pub fn evict(&self, tier: Tier, wanted: usize) -> Vec<Victim> {
+    pub fn evict(&self, tier: Tier, wanted: usize) -> Vec<EvictedPages> {
         let (mut victims, mut taken) = (Vec::new(), 0);
         // Concurrent walks keep making entries stale: after one round over them, entries are taken
         // as they are.
@@ -197,12 +197,12 @@ impl PageTable {
             let most = (wanted - taken).min(NODE_PAGES_MAX);
             let evicted = self.tree.write().evict(tier, most, relists_left == 0);
             match evicted {
-                Eviction::Evicted(victim) => {
+                EvictionStep::Evicted(victim) => {
                     taken += victim.pages.len();
                     victims.push(victim);
                 }
-                Eviction::Continue => relists_left = relists_left.saturating_sub(1),
-                Eviction::Exhausted => break,
+                EvictionStep::Continue => relists_left = relists_left.saturating_sub(1),
+                EvictionStep::Exhausted => break,
             }
         }
         victims

@@ -1,6 +1,6 @@
 //! A node: consecutive pages, and their state on each tier.
 
-use super::Span;
+use super::TableSpan;
 use ritornello_format::PageHash;
 use ritornello_format::residency::Tier;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
@@ -10,10 +10,10 @@ pub(super) const TIERS: usize = Tier::ALL.len();
 
 /// The state of pages on one tier.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Phase {
+pub enum Residence {
     /// Not on the tier.
     #[default]
-    Absent,
+    None,
     /// In transfer from a slower tier.
     Loading,
     /// In transfer from a faster tier.
@@ -35,7 +35,7 @@ pub(super) struct Node {
     pub(super) pages: Vec<PageHash>,
     pub(super) age: AtomicU64,
     pub(super) hits: AtomicU32,
-    pub(super) phases: [Phase; TIERS],
+    pub(super) residences: [Residence; TIERS],
     pub(super) parent: Option<Id>,
     /// Number of children, and the exclusive or of their ids: the id of an only child.
     pub(super) children: u32,
@@ -66,7 +66,7 @@ impl Node {
             parent,
             age: AtomicU64::default(),
             hits: AtomicU32::default(),
-            phases: Default::default(),
+            residences: Default::default(),
             children: 0,
             child_xor: 0,
             locks: Default::default(),
@@ -76,8 +76,8 @@ impl Node {
         }
     }
 
-    pub(super) fn span(&self, at: usize, pages: usize) -> Span {
-        Span { at, pages, phases: self.phases }
+    pub(super) fn span(&self, at: usize, pages: usize) -> TableSpan {
+        TableSpan { at, pages, residences: self.residences }
     }
 
     pub(super) fn touch(&self, now: u64) {
@@ -88,7 +88,7 @@ impl Node {
     }
 
     pub(super) fn is_anywhere(&self) -> bool {
-        self.phases.iter().any(|phase| *phase != Phase::Absent)
+        self.residences.iter().any(|residence| *residence != Residence::None)
     }
 
     /// Whether the node can be removed: no tier has its pages, and it has no children.
@@ -98,7 +98,9 @@ impl Node {
 
     /// Whether `tier` can evict its last pages.
     pub(super) fn is_evictable(&self, tier: usize) -> bool {
-        self.phases[tier] == Phase::Present && self.locks[tier] == 0 && self.children_on[tier] == 0
+        self.residences[tier] == Residence::Present
+            && self.locks[tier] == 0
+            && self.children_on[tier] == 0
     }
 
     /// Number of leading pages equal to `pages`, given that the first one is. Compares the last
@@ -127,7 +129,7 @@ impl Node {
         self.head = rest[0];
         Self {
             slots: std::mem::replace(&mut self.slots, slots),
-            phases: self.phases,
+            residences: self.residences,
             locks: self.locks,
             age: AtomicU64::new(self.age.load(Relaxed)),
             hits: AtomicU32::new(self.hits.load(Relaxed)),
