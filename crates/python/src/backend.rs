@@ -12,7 +12,7 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBytes, PyDict, PyMemoryView, PyType};
 use ritornello_format::{Error, ErrorKind, Result};
-use ritornello_remote::Address;
+use ritornello_remote::ParsedAddress;
 use ritornello_tiers::remote::{Backend, Listed};
 use std::fmt;
 use std::ops::Range;
@@ -78,7 +78,7 @@ struct PythonBackend {
     class: Py<PyAny>,
     arguments: Py<PyDict>,
     object: PyOnceLock<Py<PyAny>>,
-    address: Address,
+    address: ParsedAddress,
 }
 
 impl fmt::Debug for PythonBackend {
@@ -88,7 +88,7 @@ impl fmt::Debug for PythonBackend {
 }
 
 impl PythonBackend {
-    fn open(address: &Address) -> Result<Self> {
+    fn open(address: &ParsedAddress) -> Result<Self> {
         attached(|py| {
             let (class, arguments) = Self::find(py, address).map_err(|error| {
                 Error::invalid(
@@ -102,7 +102,7 @@ impl PythonBackend {
     }
 
     /// Finds the class that an address names, and checks its methods and the arguments.
-    fn find(py: Python<'_>, address: &Address) -> PyResult<(Py<PyAny>, Py<PyDict>)> {
+    fn find(py: Python<'_>, address: &ParsedAddress) -> PyResult<(Py<PyAny>, Py<PyDict>)> {
         let mut class = py.import(address.scheme.as_str())?.into_any();
         for part in address.path.split('.') {
             class = class.getattr(part)?;

@@ -48,7 +48,7 @@ const ADVICE: [(&[&str], &str); 6] = [
 
 /// Whether the error means that only the object is missing. Existence queries are answered without
 /// a body; every other answer names what is missing.
-pub(crate) fn is_absent(error: &ClientError) -> bool {
+pub(crate) fn is_not_found(error: &ClientError) -> bool {
     // An archived object cannot be read within any deadline.
     if contains_any(&error.to_string(), &["<Code>InvalidObjectState</Code>"]) {
         return true;
@@ -167,27 +167,32 @@ mod tests {
     #[test]
     fn missing_bucket_is_not_missing_object() {
         let missing = |text: &str| ClientError::NotFound { path: "p".into(), source: text.into() };
-        assert!(is_absent(&missing("status code: 404 Not Found: <Error><Code>NoSuchKey</Code>")));
-        assert!(is_absent(&missing("status code: 404 Not Found: ")));
+        assert!(is_not_found(&missing(
+            "status code: 404 Not Found: <Error><Code>NoSuchKey</Code>"
+        )));
+        assert!(is_not_found(&missing("status code: 404 Not Found: ")));
         for body in [
             "<Code>NoSuchBucket</Code>",
             "<Code>XAdminUserNotFound</Code>",
             "<html>a web server</html>",
         ] {
-            assert!(!is_absent(&missing(&format!("status code: 404 Not Found: {body}"))), "{body}");
+            assert!(
+                !is_not_found(&missing(&format!("status code: 404 Not Found: {body}"))),
+                "{body}"
+            );
         }
         let advice = to_error(missing("status code: 404: <Code>NoSuchBucket</Code>"), "s3://b/p");
         assert!(advice.to_string().contains("make it") && advice.to_string().contains("s3://b/p"));
     }
 
     #[test]
-    fn archived_object_is_absent() {
+    fn archived_object_is_not_found() {
         let refused = |code: &str| ClientError::PermissionDenied {
             path: "p".into(),
             source: format!("status code: 403 Forbidden: <Error><Code>{code}</Code>").into(),
         };
-        assert!(is_absent(&refused("InvalidObjectState")));
-        assert!(!is_absent(&refused("AccessDenied")));
+        assert!(is_not_found(&refused("InvalidObjectState")));
+        assert!(!is_not_found(&refused("AccessDenied")));
     }
 
     #[test]

@@ -13,7 +13,8 @@
 
 #![forbid(unsafe_code)]
 
-mod address;
+#[cfg(feature = "clients")]
+mod baseline_client;
 #[cfg(feature = "clients")]
 mod builders;
 #[cfg(feature = "s3")]
@@ -23,14 +24,13 @@ mod error_map;
 #[cfg(feature = "clients")]
 mod objects;
 mod open;
-#[cfg(feature = "clients")]
-mod plain;
-#[cfg(feature = "clients")]
-mod plaintext;
+mod parsed_address;
 #[cfg(feature = "s3")]
 mod profile;
-
-pub use address::Address;
-pub use open::{ConfiguredBackend, Opener, open, register_opener, schemes};
 #[cfg(feature = "clients")]
-pub use plain::PlainClient;
+mod tls_check;
+
+#[cfg(feature = "clients")]
+pub use baseline_client::BaselineClient;
+pub use open::{ConfiguredBackend, Opener, open, register_opener, schemes};
+pub use parsed_address::ParsedAddress;

@@ -106,7 +106,7 @@ impl ObjectBackend {
     fn found<T>(&self, answer: object_store::Result<T>) -> Result<Option<T>> {
         let found = match answer {
             Ok(value) => Some(value),
-            Err(error) if error_map::is_absent(&error) => None,
+            Err(error) if error_map::is_not_found(&error) => None,
             Err(error) => return Err(self.client_error(error)),
         };
         self.bucket_seen.store(true, Relaxed);
@@ -240,9 +240,9 @@ impl Backend for ObjectBackend {
         answers.unwrap_or_else(|error| repeat_error(&error, names.len()))
     }
 
-    fn get_batch(&self, asked: &[(&str, Option<Range<u64>>)]) -> Vec<Result<Option<Vec<u8>>>> {
+    fn get_batch(&self, requests: &[(&str, Option<Range<u64>>)]) -> Vec<Result<Option<Vec<u8>>>> {
         let paths: Vec<_> =
-            asked.iter().map(|(name, range)| (self.path(name), range.clone())).collect();
+            requests.iter().map(|(name, range)| (self.path(name), range.clone())).collect();
         let answer = self.run(|store| async move {
             let request = |(path, range)| {
                 let store = Arc::clone(&store);
@@ -251,7 +251,7 @@ impl Backend for ObjectBackend {
             stream::iter(paths).map(request).buffered(REQUESTS_AT_ONCE).collect::<Vec<_>>().await
         });
         let answers = answer.map(|all| all.into_iter().map(|answer| self.found(answer)).collect());
-        answers.unwrap_or_else(|error| repeat_error(&error, asked.len()))
+        answers.unwrap_or_else(|error| repeat_error(&error, requests.len()))
     }
 }
 

@@ -1,6 +1,6 @@
 //! Opens a remote by its address.
 
-use crate::address::Address;
+use crate::parsed_address::ParsedAddress;
 use parking_lot::RwLock;
 use ritornello_format::{Error, Result};
 use ritornello_tiers::remote::{
@@ -27,7 +27,7 @@ impl ConfiguredBackend {
 }
 
 /// Opens addresses of other schemes: `module:Class?argument=value`.
-pub type Opener = Arc<dyn Fn(&Address) -> Result<Arc<dyn Backend>> + Send + Sync>;
+pub type Opener = Arc<dyn Fn(&ParsedAddress) -> Result<Arc<dyn Backend>> + Send + Sync>;
 
 static OPENER: RwLock<Option<Opener>> = RwLock::new(None);
 
@@ -64,7 +64,7 @@ pub fn schemes() -> Vec<&'static str> {
 /// `Invalid`, with advice, if the address, an option or the scheme is unknown, or the key file
 /// cannot be used. A remote is never opened without the key that its address names.
 pub fn open(address: &str) -> Result<ConfiguredBackend> {
-    let mut address = Address::parse(address)?;
+    let mut address = ParsedAddress::parse(address)?;
     let options = options(&mut address)?;
     let backend: Arc<dyn Backend> = match address.scheme.as_str() {
         "file" => {
@@ -101,7 +101,7 @@ pub fn open(address: &str) -> Result<ConfiguredBackend> {
     Ok(ConfiguredBackend { backend, options })
 }
 
-fn open_registered(address: &Address) -> Result<Arc<dyn Backend>> {
+fn open_registered(address: &ParsedAddress) -> Result<Arc<dyn Backend>> {
     let opener = OPENER.read().clone();
     match opener {
         // A module path has no slashes; other addresses are of unknown schemes, or of ones not
@@ -116,7 +116,7 @@ fn open_registered(address: &Address) -> Result<Arc<dyn Backend>> {
 }
 
 /// Removes the options of every scheme from the address.
-fn options(address: &mut Address) -> Result<RemoteOptions> {
+fn options(address: &mut ParsedAddress) -> Result<RemoteOptions> {
     Ok(RemoteOptions {
         zstd: address.take("zstd").map(|level| zstd(&level)).transpose()?,
         keys: address.take("key").map(|path| keys(&path)).transpose()?.map(Arc::new),
@@ -125,7 +125,7 @@ fn options(address: &mut Address) -> Result<RemoteOptions> {
 
 /// Removes the options of every scheme from an address, for clients that do not use them.
 #[cfg(feature = "clients")]
-pub(crate) fn without_options(address: &mut Address) {
+pub(crate) fn without_options(address: &mut ParsedAddress) {
     for option in ["zstd", "key"] {
         drop(address.take(option));
     }

@@ -1,9 +1,9 @@
 //! A bare client of an object store: the baseline for measuring a remote.
 
-use crate::address::Address;
 use crate::builders::{self, ClientFactory};
 use crate::error_map;
 use crate::open::without_options;
+use crate::parsed_address::ParsedAddress;
 use bytes::Bytes;
 use futures_util::{StreamExt, stream};
 use object_store::path::Path;
@@ -15,19 +15,19 @@ use std::sync::Arc;
 use tokio::runtime::{Builder, Runtime};
 
 /// A client without tier, deadlines or retries.
-pub struct PlainClient {
+pub struct BaselineClient {
     factory: ClientFactory,
     store: Arc<dyn ObjectStore>,
     runtime: Runtime,
 }
 
-impl PlainClient {
+impl BaselineClient {
     /// A client of the object store at `address`.
     ///
     /// # Errors
     /// As for [`open`](crate::open); `Invalid` if it is no object store.
     pub fn open(address: &str) -> Result<Self> {
-        let mut address = Address::parse(address)?;
+        let mut address = ParsedAddress::parse(address)?;
         without_options(&mut address);
         if !builders::is_object_store(&address.scheme) {
             return Err(Error::invalid("the baseline is an object store's client: name a bucket")

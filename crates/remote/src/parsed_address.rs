@@ -13,7 +13,7 @@ const PUBLIC_OPTIONS: [&str; 4] = ["master", "host", "port", "region"];
 
 /// A parsed address. Each scheme interprets the parts.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Address {
+pub struct ParsedAddress {
     /// `s3`, `file`, `memory`, or the module of a registered backend.
     pub scheme: String,
     /// The text between `//` and the next `/`: the bucket. Empty for `file`.
@@ -25,7 +25,7 @@ pub struct Address {
     pub options: Vec<(String, String)>,
 }
 
-impl Address {
+impl ParsedAddress {
     /// Parses `text`.
     ///
     /// # Errors
@@ -118,7 +118,7 @@ fn decoded(text: &str) -> Result<String> {
 }
 
 /// Omits the options, which may hold secrets.
-impl fmt::Display for Address {
+impl fmt::Display for ParsedAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let slash = if self.authority.is_empty() || self.path.is_empty() { "" } else { "/" };
         let slashes = if self.scheme == "file" || !self.authority.is_empty() { "//" } else { "" };
@@ -126,7 +126,7 @@ impl fmt::Display for Address {
     }
 }
 
-impl fmt::Debug for Address {
+impl fmt::Debug for ParsedAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
     }
@@ -140,25 +140,25 @@ mod tests {
     #[test]
     fn addresses_are_parsed() {
         let address =
-            Address::parse("s3://bucket/a/b/?endpoint=http%3A%2F%2Fh:1&style=path").unwrap();
+            ParsedAddress::parse("s3://bucket/a/b/?endpoint=http%3A%2F%2Fh:1&style=path").unwrap();
         assert_eq!((address.scheme.as_str(), address.authority.as_str()), ("s3", "bucket"));
         assert_eq!(address.path, "a/b");
         assert_eq!(address.options[0], ("endpoint".into(), "http://h:1".into()));
         assert_eq!(address.to_string(), "s3://bucket/a/b");
-        let address = Address::parse("file:///mnt/kv").unwrap();
+        let address = ParsedAddress::parse("file:///mnt/kv").unwrap();
         assert_eq!((address.authority.as_str(), address.path.as_str()), ("", "/mnt/kv"));
         assert_eq!(address.to_string(), "file:///mnt/kv");
-        let address = Address::parse("a.b:Class?x=1%202").unwrap();
+        let address = ParsedAddress::parse("a.b:Class?x=1%202").unwrap();
         assert_eq!((address.scheme.as_str(), address.path.as_str()), ("a.b", "Class"));
         assert_eq!(address.options, [("x".to_owned(), "1 2".to_owned())]);
         assert_eq!(address.to_string(), "a.b:Class");
-        assert_eq!(Address::parse("memory:").unwrap().to_string(), "memory:");
+        assert_eq!(ParsedAddress::parse("memory:").unwrap().to_string(), "memory:");
     }
 
     #[test]
     fn invalid_addresses_are_refused() {
         for text in ["", "bucket", "://x", "s3://b?endpoint", "s3://b/%ff"] {
-            assert!(Address::parse(text).is_err(), "{text}");
+            assert!(ParsedAddress::parse(text).is_err(), "{text}");
         }
     }
 
@@ -171,27 +171,27 @@ mod tests {
             "s3://me:hunter2@b",
             "s3://b?password=hunter2%ff",
         ] {
-            let error = Address::parse(text).unwrap_err().to_string();
+            let error = ParsedAddress::parse(text).unwrap_err().to_string();
             assert!(!error.contains("hunter2"), "{error}");
         }
-        let address = Address::parse("m:C?password=hunter2&more=hunter23&n=12").unwrap();
+        let address = ParsedAddress::parse("m:C?password=hunter2&more=hunter23&n=12").unwrap();
         assert_eq!(address.redact("no hunter23, no hunter2, but 12"), "no …, no …, but 12");
         assert!(!format!("{address:?}").contains("hunter2"));
-        let address = Address::parse("m:C?password=p%40s%2Fw'o%20rd").unwrap();
+        let address = ParsedAddress::parse("m:C?password=p%40s%2Fw'o%20rd").unwrap();
         let said = r"p@s/w'o rd p%40s%2Fw%27o%20rd p%40s/w%27o%20rd p%40s%2Fw%27o+rd p@s/w\'o rd";
         assert_eq!(address.redact(said), "… … … … …");
-        let address = Address::parse("m:C?master=127.0.0.1:50051&password=hunter2").unwrap();
+        let address = ParsedAddress::parse("m:C?master=127.0.0.1:50051&password=hunter2").unwrap();
         let said = "127.0.0.1:50051 refuses hunter2";
         assert_eq!(address.redact(said), "127.0.0.1:50051 refuses …");
         for text in ["s3://me:hun/ter2@bucket", "s3://me:hunter2", "s3://me@bucket"] {
-            let error = Address::parse(text).unwrap_err().to_string();
+            let error = ParsedAddress::parse(text).unwrap_err().to_string();
             assert!(error.contains("no user") && !error.contains("ter2"), "{error}");
         }
     }
 
     #[test]
     fn unknown_option_is_named() {
-        let mut address = Address::parse("s3://b?region=x&regoin=y").unwrap();
+        let mut address = ParsedAddress::parse("s3://b?region=x&regoin=y").unwrap();
         assert_eq!(address.take("region").as_deref(), Some("x"));
         let error = address.finish("region").unwrap_err().to_string();
         assert!(error.contains("regoin") && !error.contains("=y"), "{error}");
