@@ -222,6 +222,6 @@ impl PythonBackend {
         if self.call(|object| object.hasattr(method))? {
             return Ok(());
         }
-        Err(Error::invalid("this backend has only get, exists and set").with("asked", method))
+        Err(Error::invalid("this backend has only get, exists and set").with("operation", method))
     }
 }

@@ -38,7 +38,7 @@ fn conforms(address: impl Fn(&str) -> String) {
     for address in [address(""), address("some/prefix")] {
         let backend = open(&address).unwrap().backend;
         for check in check_backend(&backend, "try/", Duration::from_secs(300)) {
-            assert_eq!(check.wrong, None, "{address}: {}", check.what);
+            assert_eq!(check.failure, None, "{address}: {}", check.what);
         }
         let mut left = Vec::new();
         backend.list("", &mut |found| left.push(found.name)).unwrap();
@@ -240,7 +240,7 @@ fn two_writers_write_once_beside_a_collector() {
     assert_eq!(put(&tier(server.port, "a"), &all, patient()), 256);
     let second = tier(server.port, "a");
     assert_eq!(put(&second, &all, patient()), 256);
-    assert_eq!((second.stats().pages_written, second.stats().pages_there), (0, 256));
+    assert_eq!((second.stats().pages_written, second.stats().pages_present), (0, 256));
 
     let before = proxy.requests();
     assert_eq!(probe(&tier(proxy.port, "a"), &all, patient()).unwrap(), 256);
@@ -298,7 +298,7 @@ fn forged_object_is_refused_and_rewritten() {
 
     let reader = keyed().tier();
     assert_eq!(get(&reader, &all, 0..PAGES, patient()), 128);
-    assert_eq!(reader.stats().refused.wrong_tag, 1);
+    assert_eq!(reader.stats().rejected.wrong_tag, 1);
     assert_eq!(put(&reader, &all, patient()), PAGES);
     assert_eq!(backend.get(name, None).unwrap().unwrap(), good);
     assert_eq!(get(&keyed().tier(), &all, 0..PAGES, patient()), PAGES);

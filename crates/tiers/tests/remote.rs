@@ -4,7 +4,7 @@
 use proptest::prelude::*;
 use ritornello_format::{ErrorKind, Result, ScopeId};
 use ritornello_tiers::remote::{
-    Backend, CollectOptions, DirectoryBackend, Fault, FaultyBackend, Inventory, Listed,
+    Backend, BackendFault, CollectOptions, DirectoryBackend, FaultyBackend, Inventory, Listed,
     MemoryBackend, Prompt, RemoteOptions, RemoteTier, check_backend, collect, conformance, fsck,
 };
 use std::ops::Range;
@@ -72,7 +72,7 @@ fn built_in_backends_conform() {
     let directory = DirectoryBackend::new(dir.path(), "test");
     for backend in [&MemoryBackend::default() as &dyn Backend, &directory] {
         for check in conformance(backend, "try/") {
-            assert_eq!(check.wrong, None, "{backend:?}: {}", check.what);
+            assert_eq!(check.failure, None, "{backend:?}: {}", check.what);
         }
     }
     let left = std::fs::read_dir(dir.path().join("try")).unwrap();
@@ -81,11 +81,13 @@ fn built_in_backends_conform() {
 
 #[test]
 fn conformance_detects_bad_backends() {
-    for fault in [Fault::Unavailable, Fault::Short, Fault::Flipped, Fault::Gone] {
+    for fault in
+        [BackendFault::Unavailable, BackendFault::Short, BackendFault::Flipped, BackendFault::Gone]
+    {
         let backend = faulty();
         backend.fail(fault);
         let wrong =
-            conformance(backend.as_ref(), "try/").iter().filter(|c| c.wrong.is_some()).count();
+            conformance(backend.as_ref(), "try/").iter().filter(|c| c.failure.is_some()).count();
         assert!(wrong > 0, "{fault:?}");
     }
 }
@@ -134,12 +136,12 @@ fn second_writer_writes_no_object() {
     assert_eq!(put(&two, &all, 200, 0..300), 300);
     assert_eq!(put(&one, &all, 200, 0..300), 300);
     assert_eq!(backend.set_calls(), sets);
-    assert_eq!((two.stats().pages_written, two.stats().pages_there), (0, 300));
+    assert_eq!((two.stats().pages_written, two.stats().pages_present), (0, 300));
 }
 
 #[test]
 fn faults_cost_hits_and_no_wrong_byte() {
-    for fault in Fault::ALL {
+    for fault in BackendFault::ALL {
         let backend = faulty();
         let all = keys(1, 0, 100);
         let writer = RemoteTier::new(Arc::clone(&backend) as Arc<dyn Backend>);
@@ -160,21 +162,22 @@ fn faults_cost_hits_and_no_wrong_byte() {
             assert!(came < 100, "{fault:?}");
         }
         assert!(tier.stats().pages_lost > 0, "{fault:?}: {:?}", tier.stats());
-        if matches!(fault, Fault::Unavailable | Fault::Refused | Fault::Hangs) {
+        if matches!(fault, BackendFault::Unavailable | BackendFault::Refused | BackendFault::Hangs)
+        {
             assert!(tier.stats().calls.open, "{fault:?}: it is left alone");
             let fresh = RemoteTier::new(Arc::clone(&backend) as Arc<dyn Backend>);
             // On a busy machine a refusal may be late.
-            let patience = if fault == Fault::Hangs { 20 } else { 20_000 };
+            let patience = if fault == BackendFault::Hangs { 20 } else { 20_000 };
             let deadline = Instant::now() + Duration::from_millis(patience);
             assert_eq!(
                 fresh.probe(&prompt, deadline).unwrap_err().kind(),
                 match fault {
-                    Fault::Refused => ErrorKind::Fatal,
+                    BackendFault::Refused => ErrorKind::Fatal,
                     _ => ErrorKind::Retry,
                 }
             );
         }
-        backend.fail(Fault::None);
+        backend.fail(BackendFault::None);
         let again = RemoteTier::new(Arc::clone(&backend) as Arc<dyn Backend>);
         assert_eq!(get(&again, &all, 64 << 10, 0..100), 100, "{fault:?}");
     }
@@ -184,10 +187,10 @@ fn faults_cost_hits_and_no_wrong_byte() {
 fn truncated_object_is_detected_by_read() {
     let backend = faulty();
     let all = keys(1, 0, 40);
-    backend.fail(Fault::Short);
+    backend.fail(BackendFault::Short);
     let writer = RemoteTier::new(Arc::clone(&backend) as Arc<dyn Backend>);
     put(&writer, &all, 300_000, 0..40);
-    backend.fail(Fault::None);
+    backend.fail(BackendFault::None);
     let reader = RemoteTier::new(Arc::clone(&backend) as Arc<dyn Backend>);
     assert_eq!(probe(&reader, &all, 300_000), 40);
     let came = get(&reader, &all, 300_000, 0..40);
@@ -201,7 +204,7 @@ fn backend_check_detects_faulty_backends() {
         let checks = check_backend(&backend, "try/", Duration::from_secs(60));
         checks
             .into_iter()
-            .filter(|check| check.wrong.is_some())
+            .filter(|check| check.failure.is_some())
             .map(|check| check.what)
             .collect::<Vec<_>>()
     };
@@ -210,13 +213,15 @@ fn backend_check_detects_faulty_backends() {
     let mut left = 0;
     memory.list("", &mut |_| left += 1).unwrap();
     assert_eq!(left, 0);
-    for fault in [Fault::Unavailable, Fault::Short, Fault::Flipped, Fault::Gone] {
+    for fault in
+        [BackendFault::Unavailable, BackendFault::Short, BackendFault::Flipped, BackendFault::Gone]
+    {
         let backend = faulty();
         backend.fail(fault);
         assert!(!wrong(backend).is_empty(), "{fault:?}");
     }
     let backend = faulty();
-    backend.fail(Fault::Hangs);
+    backend.fail(BackendFault::Hangs);
     let checks = check_backend(
         &(Arc::clone(&backend) as Arc<dyn Backend>),
         "try/",
@@ -225,9 +230,9 @@ fn backend_check_detects_faulty_backends() {
     assert!(
         checks
             .iter()
-            .all(|check| check.wrong.as_ref().is_some_and(|why| why.contains("no answer")))
+            .all(|check| check.failure.as_ref().is_some_and(|why| why.contains("no answer")))
     );
-    backend.fail(Fault::None);
+    backend.fail(BackendFault::None);
 }
 
 #[test]

@@ -7,7 +7,7 @@ mod common;
 use ritornello_format::{RUN_MAGIC, RunHeader, ScopeId, SliceChecksum};
 use ritornello_tiers::cache::{Cache, Settings, TierSpec};
 use ritornello_tiers::remote::{
-    Backend, CollectOptions, Form, Inventory, KeyRing, MemoryBackend, Prompt, RefusedObjects,
+    Backend, CollectOptions, Form, Inventory, KeyRing, MemoryBackend, Prompt, RejectedObjects,
     RemoteOptions, RemoteStats, RemoteTier, collect, fsck,
 };
 use std::ops::Range;
@@ -161,7 +161,7 @@ fn forged_page_is_a_miss_and_rewritten() {
     forge(&remote, &name);
     let tier = remote.tier("a");
     assert_eq!(get(&tier, &SCOPE, 0..PAGES), 0);
-    assert_eq!(tier.stats().refused, RefusedObjects { wrong_tag: 1, ..Default::default() });
+    assert_eq!(tier.stats().rejected, RejectedObjects { wrong_tag: 1, ..Default::default() });
     // Other processes find that it exists and do not read it, so they cannot reject it.
     assert_eq!(put(&remote.tier("a"), &SCOPE).pages_written, 0);
     // An existence query does not clear the refusal.
@@ -181,23 +181,23 @@ fn pages_are_read_by_range_with_a_key() {
         for range in [0..PAGES, 0..1, 5..6, 100..140, 128..144, PAGES - 1..PAGES] {
             let tier = remote.tier("a");
             assert_eq!(get(&tier, &SCOPE, range.clone()), range.len(), "{range:?}, {zstd:?}");
-            assert_eq!(tier.stats().refused, RefusedObjects::default());
+            assert_eq!(tier.stats().rejected, RejectedObjects::default());
         }
     }
 }
 
 /// What a tier counts when another value is stored under the name of an object.
-fn refused(remote: &TestRemote, scope: &ScopeId, name: &str, value: &[u8]) -> RefusedObjects {
+fn refused(remote: &TestRemote, scope: &ScopeId, name: &str, value: &[u8]) -> RejectedObjects {
     let before = remote.value(name);
     remote.backend.set(name, value).unwrap();
     let tier = remote.tier("a");
     get(&tier, scope, 0..PAGES);
     remote.backend.set(name, &before).unwrap();
-    tier.stats().refused
+    tier.stats().rejected
 }
 
-const WRONG_TAG: RefusedObjects =
-    RefusedObjects { damaged: 0, unsealed: 0, unknown_key: 0, wrong_tag: 1 };
+const WRONG_TAG: RejectedObjects =
+    RejectedObjects { damaged: 0, unsealed: 0, unknown_key: 0, wrong_tag: 1 };
 
 #[test]
 fn swapped_pages_are_refused() {
@@ -289,7 +289,7 @@ fn unsealed_object_under_sealed_name_is_refused() {
     }
     let tier = remote.tier("a");
     assert_eq!(get(&tier, &SCOPE, 0..PAGES), 0);
-    assert_eq!(tier.stats().refused, RefusedObjects { unsealed: 1, ..Default::default() });
+    assert_eq!(tier.stats().rejected, RejectedObjects { unsealed: 1, ..Default::default() });
 }
 
 #[test]
@@ -307,7 +307,7 @@ fn rotation_reads_older_keys_until_they_are_removed() {
     let last = remote.tier("b");
     assert_eq!(get(&last, &OTHER, 0..PAGES), PAGES);
     assert_eq!(get(&last, &SCOPE, 0..PAGES), 0);
-    assert_eq!(last.stats().refused, RefusedObjects { unknown_key: 1, ..Default::default() });
+    assert_eq!(last.stats().rejected, RejectedObjects { unknown_key: 1, ..Default::default() });
     assert_eq!(put(&last, &SCOPE).pages_written, 128, "objects read and rejected");
     assert_eq!(get(&remote.tier("b"), &SCOPE, 0..128), 128);
 }

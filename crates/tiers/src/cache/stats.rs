@@ -175,7 +175,7 @@ pub struct CallStats {
     /// Pages that were found and could not be read: removed, damaged, or timed out.
     pub pages_lost: u64,
     /// Pages that were not written because the remote had them.
-    pub pages_there: u64,
+    pub pages_present: u64,
     /// Objects rejected as damaged: cut, corrupt, of another version, or of other pages.
     pub damaged: u64,
     /// Objects rejected because they have no seal although the remote has a key.
@@ -287,10 +287,10 @@ fn calls(stats: &RemoteStats) -> CallStats {
         spared: stats.calls.spared,
         open: stats.calls.open,
         pages_lost: stats.pages_lost,
-        pages_there: stats.pages_there,
-        damaged: stats.refused.damaged,
-        unsealed: stats.refused.unsealed,
-        unknown_key: stats.refused.unknown_key,
-        wrong_tag: stats.refused.wrong_tag,
+        pages_present: stats.pages_present,
+        damaged: stats.rejected.damaged,
+        unsealed: stats.rejected.unsealed,
+        unknown_key: stats.rejected.unknown_key,
+        wrong_tag: stats.rejected.wrong_tag,
     }
 }

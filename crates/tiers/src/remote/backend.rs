@@ -78,8 +78,8 @@ pub trait Backend: Send + Sync + fmt::Debug {
     }
 
     /// [`get`](Self::get) of several names.
-    fn get_batch(&self, asked: &[(&str, Option<Range<u64>>)]) -> Vec<Result<Option<Vec<u8>>>> {
-        asked.iter().map(|(name, range)| self.get(name, range.clone())).collect()
+    fn get_batch(&self, requests: &[(&str, Option<Range<u64>>)]) -> Vec<Result<Option<Vec<u8>>>> {
+        requests.iter().map(|(name, range)| self.get(name, range.clone())).collect()
     }
 
     /// [`set`](Self::set) of several names.
@@ -89,5 +89,5 @@ pub trait Backend: Send + Sync + fmt::Debug {
 }
 
 fn unsupported(what: &'static str) -> Error {
-    Error::invalid("this backend has only get, exists and set").with("asked", what)
+    Error::invalid("this backend has only get, exists and set").with("operation", what)
 }

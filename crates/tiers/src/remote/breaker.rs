@@ -25,7 +25,7 @@ pub(super) enum CallKind {
     /// A call while the breaker is closed.
     Regular,
     /// The single call that finds out whether the remote answers again.
-    Probe,
+    HalfOpenTrial,
 }
 
 #[derive(Debug, Default)]
@@ -46,7 +46,7 @@ impl Breaker {
         let silent = self.probing_since.is_none_or(|begun| now >= begun + LONGEST);
         (silent && now >= since + wait).then(|| {
             self.probing_since = Some(now);
-            CallKind::Probe
+            CallKind::HalfOpenTrial
         })
     }
 
@@ -86,7 +86,7 @@ impl Breaker {
 mod tests {
     use super::*;
 
-    use CallKind::{Probe, Regular};
+    use CallKind::{HalfOpenTrial, Regular};
 
     #[test]
     fn breaker_opens_probes_and_closes() {
@@ -98,12 +98,12 @@ mod tests {
         }
         assert_eq!(breaker.admit(start), None);
         let later = start + FIRST;
-        assert_eq!(breaker.admit(later), Some(Probe));
+        assert_eq!(breaker.admit(later), Some(HalfOpenTrial));
         assert_eq!(breaker.admit(later), None, "one probe at a time");
-        assert_eq!(breaker.record(Probe, CallOutcome::Failed, later), None);
+        assert_eq!(breaker.record(HalfOpenTrial, CallOutcome::Failed, later), None);
         assert_eq!(breaker.admit(later + FIRST), None, "the wait has doubled");
-        assert_eq!(breaker.admit(later + 2 * FIRST), Some(Probe));
-        assert_eq!(breaker.record(Probe, CallOutcome::Answered, later), Some(false));
+        assert_eq!(breaker.admit(later + 2 * FIRST), Some(HalfOpenTrial));
+        assert_eq!(breaker.record(HalfOpenTrial, CallOutcome::Answered, later), Some(false));
         assert_eq!(breaker.admit(later), breaker.admit(later));
     }
 
@@ -114,7 +114,7 @@ mod tests {
             breaker.record(Regular, CallOutcome::Failed, start);
         }
         let later = start + FIRST;
-        assert_eq!(breaker.admit(later), Some(Probe));
+        assert_eq!(breaker.admit(later), Some(HalfOpenTrial));
         breaker.record(Regular, CallOutcome::Failed, later);
         assert_eq!(breaker.admit(later + FIRST), None, "the probe is still in progress");
         assert_eq!(breaker.record(Regular, CallOutcome::Answered, later), Some(false));
@@ -125,9 +125,9 @@ mod tests {
         let (mut breaker, start) = (Breaker::default(), Instant::now());
         breaker.record(Regular, CallOutcome::Refused, start);
         let later = start + LONGEST;
-        assert_eq!(breaker.admit(later), Some(Probe));
+        assert_eq!(breaker.admit(later), Some(HalfOpenTrial));
         assert_eq!(breaker.admit(later + LONGEST / 2), None);
-        assert_eq!(breaker.admit(later + LONGEST), Some(Probe));
+        assert_eq!(breaker.admit(later + LONGEST), Some(HalfOpenTrial));
     }
 
     #[test]
@@ -135,6 +135,6 @@ mod tests {
         let (mut breaker, start) = (Breaker::default(), Instant::now());
         assert_eq!(breaker.record(Regular, CallOutcome::Refused, start), Some(true));
         assert_eq!(breaker.admit(start + LONGEST / 2), None);
-        assert_eq!(breaker.admit(start + LONGEST), Some(Probe));
+        assert_eq!(breaker.admit(start + LONGEST), Some(HalfOpenTrial));
     }
 }

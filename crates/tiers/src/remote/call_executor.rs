@@ -85,7 +85,7 @@ pub(super) struct PendingCall<T> {
 
 impl std::fmt::Debug for CallExecutor {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_tuple("Guard").field(&self.0.backend).finish()
+        f.debug_tuple("CallExecutor").field(&self.0.backend).finish()
     }
 }
 
@@ -287,11 +287,11 @@ mod tests {
     fn panicking_backend_fails_calls_but_keeps_threads() {
         let executor = CallExecutor::new(Arc::new(MemoryBackend::default()));
         let until = Instant::now() + Duration::from_secs(60);
-        let asked: Vec<_> = (0..THREADS)
+        let calls: Vec<_> = (0..THREADS)
             .map(|_| executor.start(until, |_| -> Result<()> { panic!("a bug") }))
             .collect();
-        for asked in asked {
-            assert!(asked.and_then(PendingCall::wait).is_err());
+        for call in calls {
+            assert!(call.and_then(PendingCall::wait).is_err());
         }
         // The breaker is open for a second or two first.
         while executor.call(until, |remote| remote.exists("a")).is_err() {

@@ -18,8 +18,8 @@ use super::backend::Backend;
 use super::inventory::{CLOCK, Inventory, Object};
 use super::keyring::KeyRing;
 use super::object::Contents;
+use super::packing::{self, Form};
 use super::read_failures::ReadFailures;
-use super::spans::{self, Form};
 use ritornello_format::{Error, PageHash, Result};
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -225,11 +225,11 @@ fn parent_hashes(
     let mut parents = Vec::with_capacity(objects.len());
     let mut failures = ReadFailures::default();
     for some in objects.chunks(HEADERS_AT_ONCE) {
-        let asked: Vec<_> = some
+        let requests: Vec<_> = some
             .iter()
             .map(|object| (object.name.as_str(), Some(0..object.header_bytes())))
             .collect();
-        for (object, head) in some.iter().zip(backend.get_batch(&asked)) {
+        for (object, head) in some.iter().zip(backend.get_batch(&requests)) {
             // A damaged, removed or unauthentic object stands alone. Without a key, a writer that
             // may not delete can use forged headers to choose which objects are removed.
             let head = failures.tolerate(head)?.ok().flatten();
@@ -239,7 +239,7 @@ fn parent_hashes(
             parents.push(contents.and_then(|Contents { header, .. }| {
                 // A sealed header under another object's name is not authentic either.
                 let last = header.keys.last()?;
-                let named = spans::name(object.form, &header.scope, last, header.keys.len());
+                let named = packing::name(object.form, &header.scope, last, header.keys.len());
                 if named != object.name {
                     return None;
                 }

@@ -12,7 +12,7 @@ pub struct Check {
     /// The property that must hold.
     pub what: &'static str,
     /// How it is violated; `None` if it holds.
-    pub wrong: Option<String>,
+    pub failure: Option<String>,
 }
 
 type Outcome = Result<(), String>;
@@ -32,8 +32,10 @@ pub fn conformance(backend: &dyn Backend, prefix: &str) -> Vec<Check> {
         ("readers see a value whole or not at all", &|| subject.atomicity()),
         ("values are listed, and absent after deletion", &|| subject.removal()),
     ];
-    let run =
-        |(what, check): (&'static str, &dyn Fn() -> Outcome)| Check { what, wrong: check().err() };
+    let run = |(what, check): (&'static str, &dyn Fn() -> Outcome)| Check {
+        what,
+        failure: check().err(),
+    };
     let done = checks.map(run).to_vec();
     subject.clean_up();
     done
@@ -133,8 +135,8 @@ impl Subject<'_> {
         let existing: Vec<_> =
             self.backend.exists_batch(&names).into_iter().map(Result::ok).collect();
         same("exists_batch", &existing, &[true, true, true, false].map(Some).to_vec())?;
-        let asked: Vec<_> = names.iter().map(|name| (*name, Some(1..2_000))).collect();
-        for (at, got) in self.backend.get_batch(&asked).into_iter().enumerate() {
+        let requests: Vec<_> = names.iter().map(|name| (*name, Some(1..2_000))).collect();
+        for (at, got) in self.backend.get_batch(&requests).into_iter().enumerate() {
             let got = got.map_err(|error| format!("get_batch: {error}"))?;
             same("get_batch", &got, &values.get(at).map(|value| value[1..2_000].to_vec()))?;
         }

@@ -26,7 +26,7 @@ pub(super) const UNFINISHED: &str = ".new-";
 #[derive(Debug)]
 pub struct DirectoryBackend {
     root: PathBuf,
-    /// Part of the names of unfinished files that is unique to this process.
+    /// ObjectBytes of the names of unfinished files that is unique to this process.
     writer: String,
     /// Whether the directory's group may read and write, too.
     shared: bool,
@@ -87,7 +87,7 @@ impl DirectoryBackend {
 
     /// Returns `None` only while the directory exists: a file system that is not mounted is not
     /// empty.
-    fn absent_if_mounted<T>(&self, result: io::Result<Option<T>>) -> Result<Option<T>> {
+    fn not_found_if_mounted<T>(&self, result: io::Result<Option<T>>) -> Result<Option<T>> {
         match result {
             Ok(Some(value)) => Ok(Some(value)),
             other => self.check().and(other.map_err(failed)),
@@ -191,12 +191,13 @@ fn read(mut file: File, range: Option<Range<u64>>) -> io::Result<Vec<u8>> {
 
 impl Backend for DirectoryBackend {
     fn get(&self, name: &str, range: Option<Range<u64>>) -> Result<Option<Vec<u8>>> {
-        let file = self.absent_if_mounted(open(&self.root.join(name)))?;
+        let file = self.not_found_if_mounted(open(&self.root.join(name)))?;
         file.map(|file| read(file, range)).transpose().map_err(failed)
     }
 
     fn exists(&self, name: &str) -> Result<bool> {
-        let metadata = self.absent_if_mounted(found(fs::symlink_metadata(self.root.join(name))))?;
+        let metadata =
+            self.not_found_if_mounted(found(fs::symlink_metadata(self.root.join(name))))?;
         Ok(metadata.is_some_and(|metadata| metadata.is_file()))
     }
 
@@ -208,7 +209,7 @@ impl Backend for DirectoryBackend {
     }
 
     fn delete(&self, name: &str) -> Result<()> {
-        self.absent_if_mounted(found(fs::remove_file(self.root.join(name)))).map(drop)
+        self.not_found_if_mounted(found(fs::remove_file(self.root.join(name)))).map(drop)
     }
 
     fn list(&self, prefix: &str, each: &mut dyn FnMut(Listed)) -> Result<()> {

@@ -5,11 +5,11 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 /// How long a missing object is not queried again; another process may write it meanwhile.
-const ABSENT_FOR: Duration = Duration::from_secs(5);
+const NOT_FOUND_FOR: Duration = Duration::from_secs(5);
 /// How long an existing object is not queried again; if it is removed meanwhile, a read finds out.
 const PRESENT_FOR: Duration = Duration::from_secs(600);
 /// How long an unauthentic object is not queried again; a shorter time would fetch it repeatedly.
-const REFUSED_FOR: Duration = Duration::from_secs(60);
+const REJECTED_FOR: Duration = Duration::from_secs(60);
 /// Names per generation; two generations are kept.
 const GENERATION_NAMES: usize = 32 << 10;
 
@@ -24,7 +24,7 @@ struct Entry {
     lost: bool,
     /// The object was fetched and rejected. Finding that it exists does not clear this; writing it
     /// here, or reading all of it successfully, does.
-    refused: bool,
+    rejected: bool,
 }
 
 impl ExistenceCache {
@@ -39,17 +39,17 @@ impl ExistenceCache {
     }
 
     /// Whether the object `name` was read and rejected: a writer replaces it.
-    pub(super) fn is_refused(&self, name: &str) -> bool {
-        self.find(name).is_some_and(|entry| entry.refused)
+    pub(super) fn is_rejected(&self, name: &str) -> bool {
+        self.find(name).is_some_and(|entry| entry.rejected)
     }
 
     pub(super) fn record(&self, name: &str, exists: bool, now: Instant) {
-        let long = if exists { PRESENT_FOR } else { ABSENT_FOR };
+        let long = if exists { PRESENT_FOR } else { NOT_FOUND_FOR };
         self.update(name, |before| Entry {
             exists,
             until: now + long,
             lost: !exists && before.is_some_and(|entry| entry.lost),
-            refused: before.is_some_and(|entry| entry.refused),
+            rejected: before.is_some_and(|entry| entry.rejected),
         });
     }
 
@@ -57,30 +57,30 @@ impl ExistenceCache {
     pub(super) fn mark_lost(&self, name: &str, now: Instant) {
         self.update(name, |before| Entry {
             exists: false,
-            until: now + ABSENT_FOR,
+            until: now + NOT_FOUND_FOR,
             lost: true,
-            refused: before.is_some_and(|entry| entry.refused),
+            rejected: before.is_some_and(|entry| entry.rejected),
         });
     }
 
     /// The object was read and rejected: damaged, or not authentic.
-    pub(super) fn mark_refused(&self, name: &str, is_damaged: bool, now: Instant) {
-        let long = if is_damaged { ABSENT_FOR } else { REFUSED_FOR };
+    pub(super) fn mark_rejected(&self, name: &str, is_damaged: bool, now: Instant) {
+        let long = if is_damaged { NOT_FOUND_FOR } else { REJECTED_FOR };
         let until = now + long;
-        self.update(name, |_| Entry { exists: false, until, lost: true, refused: true });
+        self.update(name, |_| Entry { exists: false, until, lost: true, rejected: true });
     }
 
     /// The object was written here, or read and verified.
     pub(super) fn mark_verified(&self, name: &str, now: Instant) {
         let until = now + PRESENT_FOR;
-        self.update(name, |_| Entry { exists: true, until, lost: false, refused: false });
+        self.update(name, |_| Entry { exists: true, until, lost: false, rejected: false });
     }
 
     fn find(&self, name: &str) -> Option<Entry> {
         find(&self.0.lock(), name)
     }
 
-    /// Replaces an entry under one lock, so that no concurrent refusal is lost.
+    /// Replaces an entry under one lock, so that no concurrent rejection is lost.
     fn update(&self, name: &str, change: impl FnOnce(Option<Entry>) -> Entry) {
         let mut generations = self.0.lock();
         let entry = change(find(&generations, name));
@@ -106,16 +106,16 @@ mod tests {
         let (cache, now) = (ExistenceCache::default(), Instant::now());
         cache.record("there", true, now);
         cache.record("gone", false, now);
-        assert_eq!(cache.get("there", now + ABSENT_FOR), Some(true));
+        assert_eq!(cache.get("there", now + NOT_FOUND_FOR), Some(true));
         assert_eq!(cache.get("gone", now), Some(false));
-        assert_eq!(cache.get("gone", now + ABSENT_FOR), None);
+        assert_eq!(cache.get("gone", now + NOT_FOUND_FOR), None);
         assert_eq!(cache.get("there", now + PRESENT_FOR), None);
         cache.record("gone", true, now);
         assert_eq!(cache.get("gone", now), Some(true));
         cache.mark_lost("gone", now);
         cache.record("gone", false, now);
         assert!(cache.is_lost("gone"));
-        assert_eq!(cache.get("gone", now + ABSENT_FOR), None);
+        assert_eq!(cache.get("gone", now + NOT_FOUND_FOR), None);
         cache.record("gone", true, now);
         assert!(!cache.is_lost("gone"));
         for number in 0..3 * GENERATION_NAMES {
@@ -126,32 +126,32 @@ mod tests {
     }
 
     #[test]
-    fn refused_object_stays_refused_until_verified() {
+    fn rejected_object_stays_rejected_until_verified() {
         let (cache, now) = (ExistenceCache::default(), Instant::now());
-        cache.mark_refused("forged", false, now);
-        assert_eq!(cache.get("forged", now + ABSENT_FOR), Some(false));
-        assert_eq!(cache.get("forged", now + REFUSED_FOR), None);
+        cache.mark_rejected("forged", false, now);
+        assert_eq!(cache.get("forged", now + NOT_FOUND_FOR), Some(false));
+        assert_eq!(cache.get("forged", now + REJECTED_FOR), None);
         cache.record("forged", true, now);
-        assert!(cache.is_refused("forged"), "it still exists");
+        assert!(cache.is_rejected("forged"), "it still exists");
         cache.mark_lost("forged", now);
         cache.record("forged", false, now);
-        assert!(cache.is_refused("forged"));
+        assert!(cache.is_rejected("forged"));
         cache.mark_verified("forged", now);
-        assert!(!cache.is_refused("forged") && !cache.is_lost("forged"));
+        assert!(!cache.is_rejected("forged") && !cache.is_lost("forged"));
         assert_eq!(cache.get("forged", now), Some(true));
-        cache.mark_refused("damaged", true, now);
-        assert_eq!(cache.get("damaged", now + ABSENT_FOR), None);
+        cache.mark_rejected("damaged", true, now);
+        assert_eq!(cache.get("damaged", now + NOT_FOUND_FOR), None);
     }
 
     #[test]
-    fn concurrent_record_keeps_refusal() {
+    fn concurrent_record_keeps_rejection() {
         let (cache, now) = (ExistenceCache::default(), Instant::now());
         let all = |change: &dyn Fn(&str)| (0..20_000).for_each(|name| change(&name.to_string()));
         std::thread::scope(|scope| {
             scope.spawn(|| all(&|name| cache.record(name, true, now)));
             scope.spawn(|| all(&|name| cache.mark_lost(name, now)));
-            all(&|name| cache.mark_refused(name, false, now));
+            all(&|name| cache.mark_rejected(name, false, now));
         });
-        all(&|name| assert!(cache.is_refused(name), "{name}"));
+        all(&|name| assert!(cache.is_rejected(name), "{name}"));
     }
 }

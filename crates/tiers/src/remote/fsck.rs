@@ -3,10 +3,10 @@
 use super::backend::Backend;
 use super::inventory::{Inventory, Object};
 use super::keyring::KeyRing;
-use super::object::{self, Contents, Part};
+use super::object::{self, Contents, ObjectBytes};
+use super::packing::{self, Form};
 use super::read_failures::ReadFailures;
-use super::refused::{Refused, Verified};
-use super::spans::{self, Form};
+use super::rejected::{RejectReason, Verified};
 use ritornello_format::Result;
 
 /// Objects read at once.
@@ -53,9 +53,9 @@ pub fn fsck(
     for objects in inventory.objects.chunks(AT_ONCE) {
         // A listing may report any length: at most one byte more than the longest object is read.
         let most = Some(0..object::BYTES_MAX + 1);
-        let asked: Vec<_> =
+        let requests: Vec<_> =
             objects.iter().map(|object| (object.name.as_str(), most.clone())).collect();
-        for (object, read) in objects.iter().zip(backend.get_batch(&asked)) {
+        for (object, read) in objects.iter().zip(backend.get_batch(&requests)) {
             each(object);
             let read = match failures.tolerate(read)? {
                 Ok(read) => read,
@@ -77,7 +77,7 @@ pub fn fsck(
                 Err(wrong) => (object.name.clone(), wrong.to_string(), wrong),
             };
             let (name, why, wrong) = wrong;
-            if matches!(wrong, Refused::UnknownKey(_)) {
+            if matches!(wrong, RejectReason::UnknownKey(_)) {
                 check.unknown_key.push((name, why));
                 continue;
             }
@@ -93,7 +93,7 @@ pub fn fsck(
 
 fn check_object(object: &Object, value: &[u8], keys: Option<&KeyRing>) -> Verified<()> {
     if value.len() as u64 > object::BYTES_MAX || object.bytes > object::BYTES_MAX {
-        return Err(Refused::damaged("it is longer than any object"));
+        return Err(RejectReason::damaged("it is longer than any object"));
     }
     let scope = object.scope_id().unwrap_or_default();
     let contents = Contents::read(value, object.form, keys.map(|keys| (keys, &scope)))?;
@@ -101,13 +101,13 @@ fn check_object(object: &Object, value: &[u8], keys: Option<&KeyRing>) -> Verifi
     let named = header
         .keys
         .last()
-        .map(|last| spans::name(object.form, &header.scope, last, header.keys.len()));
+        .map(|last| packing::name(object.form, &header.scope, last, header.keys.len()));
     if named.as_deref() != Some(&object.name) {
-        return Err(Refused::damaged("it holds other pages than its name says"));
+        return Err(RejectReason::damaged("it holds other pages than its name says"));
     }
     // At most PAGE_BYTES_MAX: decoding rejects longer pages.
     let mut page = vec![0; header.page_bytes as usize];
-    let part = Part { at: 0, bytes: value };
+    let part = ObjectBytes { at: 0, bytes: value };
     for at in 0..header.keys.len() {
         if let (_, Some(why)) = contents.unpack(&part, at..at + 1, &mut page) {
             return Err(why);

@@ -8,10 +8,10 @@
 use super::backend::Listed;
 use super::inventory;
 use super::keyring::KeyRing;
-use super::object::{self, Contents, Part};
+use super::object::{self, Contents, ObjectBytes};
+use super::packing::Form;
+use super::remote_tier::RemoteOptions;
 use super::seal::Sealer;
-use super::spans::Form;
-use super::tier::RemoteOptions;
 use ritornello_format::{RUN_MAGIC, ScopeId, checksum};
 use std::sync::Arc;
 
@@ -99,7 +99,7 @@ pub fn object(input: &[u8]) -> bool {
             continue;
         }
         let mut out = vec![0; contents.header.page_bytes as usize];
-        let part = Part { at: 0, bytes: object };
+        let part = ObjectBytes { at: 0, bytes: object };
         let accepted =
             (0..pages).filter(|&page| contents.unpack(&part, page..page + 1, &mut out).0 == 1);
         whole = accepted.count() == pages;

@@ -4,7 +4,7 @@
 use super::backend::{Backend, Listed};
 use super::directory::UNFINISHED;
 use super::object;
-use super::spans::{Form, PAGES_MAX};
+use super::packing::{Form, PAGES_MAX};
 use ritornello_format::{KEY_BYTES_MAX, Result, ScopeId};
 use std::collections::{BTreeMap, BTreeSet};
 

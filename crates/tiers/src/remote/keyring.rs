@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn key_file_that_others_can_read_is_refused() {
+    fn key_file_that_others_can_read_is_rejected() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("key");
         std::fs::write(&path, format!("a {HEX}\n")).unwrap();

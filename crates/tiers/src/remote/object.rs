@@ -7,10 +7,10 @@
 //! uncompressed: a reader that knows the page length requests enough bytes without asking first.
 
 use super::keyring::KeyRing;
-use super::refused::{Refused, Verified};
+use super::packing::{self, Form};
+use super::rejected::{RejectReason, Verified};
+use super::remote_tier::RemoteOptions;
 use super::seal::{self, Seal, Sealer};
-use super::spans::{self, Form};
-use super::tier::RemoteOptions;
 use blake3::Hash;
 use ritornello_format::{
     Error, PAGE_BYTES_MAX, Result, RunHeader, ScopeId, Slice, SliceChecksum, UNIT, units_of,
@@ -95,13 +95,13 @@ pub(super) fn pack(
 }
 
 /// Consecutive bytes of an object.
-pub(super) struct Part<'a> {
+pub(super) struct ObjectBytes<'a> {
     /// Offset of the first byte in the object.
     pub(super) at: u64,
     pub(super) bytes: &'a [u8],
 }
 
-impl<'a> Part<'a> {
+impl<'a> ObjectBytes<'a> {
     fn slice(&self, range: Range<u64>) -> Option<&'a [u8]> {
         let from = range.start.checked_sub(self.at)?;
         self.bytes.get(from as usize..(range.end - self.at) as usize)
@@ -133,23 +133,27 @@ impl Contents {
                 (seal.header(), Some(seal.tags()), sealer)
             }
         };
-        let (header, _) = RunHeader::decode(encoded).map_err(Refused::damaged)?;
+        let (header, _) = RunHeader::decode(encoded).map_err(RejectReason::damaged)?;
         let pages = header.keys.len();
         if header.slices_per_page != 1 || header.slices.len() != pages {
-            return Err(Refused::damaged("an object's pages have one slice each"));
+            return Err(RejectReason::damaged("an object's pages have one slice each"));
         }
         if tags.as_ref().is_some_and(|tags| tags.len() != pages) {
-            return Err(Refused::damaged("an object's seal is of other pages than its header"));
+            return Err(RejectReason::damaged(
+                "an object's seal is of other pages than its header",
+            ));
         }
-        if pages > spans::group_pages(header.page_bytes) {
-            return Err(Refused::damaged("it holds more pages than an object of such pages does"));
+        if pages > packing::group_pages(header.page_bytes) {
+            return Err(RejectReason::damaged(
+                "it holds more pages than an object of such pages does",
+            ));
         }
         let fits = |slice: &Slice| match slice.codec {
             Slice::RAW => u64::from(slice.bytes) == header.page_bytes,
             _ => u64::from(slice.bytes) <= header.page_bytes,
         };
         if !header.slices.iter().all(fits) {
-            return Err(Refused::damaged("a page of it is stored longer than pages are"));
+            return Err(RejectReason::damaged("a page of it is stored longer than pages are"));
         }
         Ok(Self { header, form, seal: sealer.zip(tags) })
     }
@@ -171,7 +175,7 @@ impl Contents {
         if same {
             Ok(())
         } else {
-            Err(Refused::damaged("an object holds other pages than its name says"))
+            Err(RejectReason::damaged("an object holds other pages than its name says"))
         }
     }
 
@@ -179,10 +183,10 @@ impl Contents {
     /// copied. A page is verified before it is decompressed or copied.
     pub(super) fn unpack(
         &self,
-        part: &Part<'_>,
+        part: &ObjectBytes<'_>,
         wanted: Range<usize>,
         out: &mut [u8],
-    ) -> (usize, Option<Refused>) {
+    ) -> (usize, Option<RejectReason>) {
         let page_bytes = self.header.page_bytes as usize;
         for (copied, (page, out)) in
             wanted.clone().zip(out.chunks_exact_mut(page_bytes.max(1))).enumerate()
@@ -194,9 +198,12 @@ impl Contents {
         (wanted.len(), None)
     }
 
-    fn unpack_page(&self, part: &Part<'_>, page: usize, out: &mut [u8]) -> Verified<()> {
+    fn unpack_page(&self, part: &ObjectBytes<'_>, page: usize, out: &mut [u8]) -> Verified<()> {
         let damaged = || {
-            Refused::damaged(format_args!("page {page} of {} is damaged", self.header.keys.len()))
+            RejectReason::damaged(format_args!(
+                "page {page} of {} is damaged",
+                self.header.keys.len()
+            ))
         };
         let slice = &self.header.slices[page];
         let stored = part.slice(self.stored_range(page..page + 1)).ok_or_else(damaged)?;
@@ -204,7 +211,7 @@ impl Contents {
             Some((sealer, tags)) => {
                 let position = seal::position(&self.header, page, slice);
                 if !tags.get(page).is_some_and(|tag| sealer.is_page(&position, stored, tag)) {
-                    return Err(Refused::WrongTag);
+                    return Err(RejectReason::WrongTag);
                 }
             }
             None if slice.checksum != page_checksum(&self.header.keys[page], stored) => {
@@ -266,7 +273,7 @@ mod tests {
         contents.check(&SCOPE, keys, (out.len() / wanted.len()) as u64)?;
         let place = contents.stored_range(wanted.clone());
         let bytes = object.get(place.start as usize..).unwrap_or_default();
-        Ok(contents.unpack(&Part { at: place.start, bytes }, wanted, out).0)
+        Ok(contents.unpack(&ObjectBytes { at: place.start, bytes }, wanted, out).0)
     }
 
     #[test]
@@ -359,17 +366,20 @@ mod tests {
         let forged = forge(&object, &keys, 1, &[66; 700]);
         let mut out = vec![0; 700];
         let contents = Contents::read(&forged, Form::Sealed, None).unwrap();
-        let whole = Part { at: 0, bytes: &forged };
+        let whole = ObjectBytes { at: 0, bytes: &forged };
         assert_eq!(contents.unpack(&whole, 1..2, &mut out), (1, None), "checksums fit");
         assert_eq!(out, vec![66; 700]);
         let refused = |object: &[u8], options: &RemoteOptions| {
             read(object, &keys, 1..2, &mut vec![0; 700], options).unwrap_err()
         };
-        assert_eq!(refused(&forged, &sealed), Refused::WrongTag);
-        assert_eq!(refused(&object, &options(None, Some("b"))), Refused::UnknownKey("a".into()));
+        assert_eq!(refused(&forged, &sealed), RejectReason::WrongTag);
+        assert_eq!(
+            refused(&object, &options(None, Some("b"))),
+            RejectReason::UnknownKey("a".into())
+        );
         let plain = pack(&SCOPE, None, &keys, &pages, &options(None, None)).unwrap();
-        assert_eq!(refused(&plain, &sealed), Refused::Unsealed);
-        assert!(matches!(refused(&object, &options(None, None)), Refused::Damaged(_)));
+        assert_eq!(refused(&plain, &sealed), RejectReason::Unsealed);
+        assert!(matches!(refused(&object, &options(None, None)), RejectReason::Damaged(_)));
     }
 
     #[test]
@@ -384,6 +394,9 @@ mod tests {
         };
         assert_eq!((read(&old, &both), read(&new, &both)), (Ok(4), Ok(4)));
         assert_eq!(read(&new, &options(None, Some("b"))), Ok(4));
-        assert_eq!(read(&old, &options(None, Some("b"))), Err(Refused::UnknownKey("a".into())));
+        assert_eq!(
+            read(&old, &options(None, Some("b"))),
+            Err(RejectReason::UnknownKey("a".into()))
+        );
     }
 }

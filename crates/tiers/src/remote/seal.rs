@@ -9,7 +9,7 @@
 //! is decompressed or copied.
 
 use super::keyring::{ID_BYTES, Key, KeyRing, id_text};
-use super::refused::{Refused, Verified};
+use super::rejected::{RejectReason, Verified};
 use blake3::{Hash, Hasher};
 use ritornello_format::wire::{Reader, Writer};
 use ritornello_format::{RUN_HEADER_UNITS_MAX, RUN_MAGIC, RunHeader, ScopeId, Slice, UNIT};
@@ -125,9 +125,9 @@ impl<'a> Seal<'a> {
     /// Parses the seal at the beginning of `head`; other bytes may follow.
     pub(super) fn read(head: &'a [u8]) -> Verified<Self> {
         if head.starts_with(&RUN_MAGIC) {
-            return Err(Refused::Unsealed);
+            return Err(RejectReason::Unsealed);
         }
-        Self::parse(head).ok_or_else(|| Refused::damaged("the seal in front of it is no seal"))
+        Self::parse(head).ok_or_else(|| RejectReason::damaged("the seal in front of it is no seal"))
     }
 
     fn parse(head: &'a [u8]) -> Option<Self> {
@@ -145,12 +145,12 @@ impl<'a> Seal<'a> {
 
     /// Verifies the header's authenticator. Returns what verifies the pages.
     pub(super) fn open(&self, keys: &KeyRing, scope: &ScopeId) -> Verified<Sealer> {
-        let key = keys.find(&self.id).ok_or_else(|| Refused::UnknownKey(id_text(&self.id)))?;
+        let key = keys.find(&self.id).ok_or_else(|| RejectReason::UnknownKey(id_text(&self.id)))?;
         let sealer = Sealer::new(key, scope);
         if sealer.header(self.fixed, self.body) == Hash::from_bytes(self.tag) {
             Ok(sealer)
         } else {
-            Err(Refused::WrongTag)
+            Err(RejectReason::WrongTag)
         }
     }
 
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn flipped_or_cut_seal_is_refused() {
+    fn flipped_or_cut_seal_is_rejected() {
         let keys = ring(&[("a", 1)]);
         let sealed = sealer(&keys, &SCOPE).seal(b"header", &[blake3::hash(b"page")]);
         let opens =

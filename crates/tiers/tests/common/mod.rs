@@ -169,7 +169,7 @@ pub fn tier(cache: &Cache, name: &str) -> TierStats {
 
 /// Faults of a test remote.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Fault {
+pub enum BackendFault {
     #[default]
     None,
     /// Every call fails.
@@ -184,24 +184,24 @@ pub enum Fault {
 #[derive(Debug, Default)]
 pub struct FaultyRemote {
     pub inner: MemoryBackend,
-    fault: parking_lot::Mutex<Fault>,
+    fault: parking_lot::Mutex<BackendFault>,
     changed: parking_lot::Condvar,
     pub gets: std::sync::atomic::AtomicUsize,
 }
 
 impl FaultyRemote {
-    pub fn set_fault(&self, fault: Fault) {
+    pub fn set_fault(&self, fault: BackendFault) {
         *self.fault.lock() = fault;
         self.changed.notify_all();
     }
 
-    fn inject(&self) -> Result<Fault> {
+    fn inject(&self) -> Result<BackendFault> {
         let mut fault = self.fault.lock();
-        while *fault == Fault::Hangs {
+        while *fault == BackendFault::Hangs {
             self.changed.wait(&mut fault);
         }
         match *fault {
-            Fault::Fails => Err(ritornello_format::Error::retry("503")),
+            BackendFault::Fails => Err(ritornello_format::Error::retry("503")),
             other => Ok(other),
         }
     }
@@ -213,7 +213,7 @@ impl Backend for FaultyRemote {
         let fault = self.inject()?;
         let value = self.inner.get(name, range)?;
         Ok(value.map(|mut value| {
-            if fault == Fault::Short {
+            if fault == BackendFault::Short {
                 value.truncate(value.len() / 2);
             }
             value

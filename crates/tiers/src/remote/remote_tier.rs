@@ -4,9 +4,9 @@ use super::backend::Backend;
 use super::call_executor::{CallExecutor, PendingCall, RemoteCalls};
 use super::existence_cache::ExistenceCache;
 use super::keyring::KeyRing;
-use super::object::{self, Contents, Part};
-use super::refused::{Refused, RefusedCounters, RefusedObjects};
-use super::spans::{self, Form};
+use super::object::{self, Contents, ObjectBytes};
+use super::packing::{self, Form};
+use super::rejected::{RejectReason, RejectedCounters, RejectedObjects};
 use ritornello_format::{Result, ScopeId, check_keys};
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -59,11 +59,11 @@ pub struct RemoteStats {
     /// Pages written.
     pub pages_written: u64,
     /// Pages not written because the remote had them.
-    pub pages_there: u64,
+    pub pages_present: u64,
     /// Pages that could not be written.
     pub pages_dropped: u64,
     /// Fetched objects that were rejected.
-    pub refused: RefusedObjects,
+    pub rejected: RejectedObjects,
 }
 
 #[derive(Debug, Default)]
@@ -73,7 +73,7 @@ struct Counters {
     written: AtomicU64,
     present: AtomicU64,
     dropped: AtomicU64,
-    refused: RefusedCounters,
+    rejected: RejectedCounters,
 }
 
 /// A remote as a tier. Every call has a deadline: what a slow or dead remote does not deliver in
@@ -103,7 +103,7 @@ impl RemoteTier {
     /// Pages of a full object with pages of this length; full objects begin at multiples of it.
     #[must_use]
     pub fn object_pages(page_bytes: u64) -> usize {
-        spans::group_pages(page_bytes)
+        packing::group_pages(page_bytes)
     }
 
     /// The number of leading pages that the remote has: a hint, until they are read. Queries the
@@ -113,8 +113,11 @@ impl RemoteTier {
     /// `Invalid` for an invalid key; `Retry` if the remote does not answer until `deadline`.
     pub fn probe(&self, prompt: &Prompt<'_>, deadline: Instant) -> Result<usize> {
         check_keys(prompt.keys)?;
-        let sound = self.groups_before_hole(prompt, deadline)?;
-        Ok(self.find_objects(prompt, sound, deadline)?.last().map_or(0, |span| span.end))
+        let groups_before_hole = self.groups_before_hole(prompt, deadline)?;
+        Ok(self
+            .find_objects(prompt, groups_before_hole, deadline)?
+            .last()
+            .map_or(0, |span| span.end))
     }
 
     /// Copies pages `range` of a prompt that was probed before to `out`, one after another. Returns
@@ -148,16 +151,16 @@ impl RemoteTier {
         let mut copied = 0;
         let mut left = wanted.into_iter().map(|span| {
             let pages = range.start.max(span.start)..range.end.min(span.end);
-            let asked = self.fetch(prompt, &span, &pages, deadline);
-            (span, pages, asked)
+            let call = self.fetch(prompt, &span, &pages, deadline);
+            (span, pages, call)
         });
-        let mut asked: VecDeque<_> = left.by_ref().take(OBJECTS_AT_ONCE).collect();
-        while let Some((span, pages, answer)) = asked.pop_front() {
+        let mut pending: VecDeque<_> = left.by_ref().take(OBJECTS_AT_ONCE).collect();
+        while let Some((span, pages, answer)) = pending.pop_front() {
             let at = (pages.start - range.start) * page;
             let out = &mut out[at..at + pages.len() * page];
             let read = answer.and_then(PendingCall::wait).ok().flatten();
             // The next object is fetched while this one is verified.
-            asked.extend(left.next());
+            pending.extend(left.next());
             let (whole, refused) = read.map_or((0, None), |read| {
                 let inside = pages.start - span.start..pages.end - span.start;
                 self.unpack(&read, prompt, &span, inside, out)
@@ -167,15 +170,19 @@ impl RemoteTier {
             if whole == pages.len() {
                 // A partial read does not clear a refusal: the rejected bytes may be in the part
                 // not read.
-                if pages == span && self.existence.is_refused(&name) {
+                if pages == span && self.existence.is_rejected(&name) {
                     self.existence.mark_verified(&name, now);
                 }
                 continue;
             }
             match refused {
                 Some(why) => {
-                    self.counts.refused.add(&name, &why);
-                    self.existence.mark_refused(&name, matches!(why, Refused::Damaged(_)), now);
+                    self.counts.rejected.add(&name, &why);
+                    self.existence.mark_rejected(
+                        &name,
+                        matches!(why, RejectReason::Damaged(_)),
+                        now,
+                    );
                 }
                 None => {
                     tracing::debug!(name, "an object that was found could not be read");
@@ -205,10 +212,10 @@ impl RemoteTier {
         deadline: Instant,
     ) -> Result<usize> {
         check_keys(prompt.keys)?;
-        let group = spans::group_pages(prompt.page_bytes);
+        let group = packing::group_pages(prompt.page_bytes);
         let end = have.end.min(prompt.keys.len());
         let mine: Vec<_> =
-            spans::spans(end, group).filter(|span| span.start >= have.start).collect();
+            packing::spans(end, group).filter(|span| span.start >= have.start).collect();
         let names: Vec<_> = mine.iter().map(|span| self.name_of(prompt, span)).collect();
         let exists = self.readable(&names, deadline).unwrap_or_else(|_| vec![false; names.len()]);
         let mut missing = Vec::new();
@@ -219,15 +226,15 @@ impl RemoteTier {
                 missing.push((span.clone(), name));
             }
         }
-        let mut asked: VecDeque<(Range<usize>, String, _)> =
+        let mut pending: VecDeque<(Range<usize>, String, _)> =
             VecDeque::with_capacity(OBJECTS_AT_ONCE);
         let mut left = missing.into_iter();
         // The first missing page.
         let mut first_missing = end;
         loop {
             let next = left.next();
-            if asked.len() == OBJECTS_AT_ONCE || next.is_none() {
-                let Some((span, name, answer)) = asked.pop_front() else { break };
+            if pending.len() == OBJECTS_AT_ONCE || next.is_none() {
+                let Some((span, name, answer)) = pending.pop_front() else { break };
                 if !self.written(&span, &name, answer) {
                     first_missing = first_missing.min(span.start);
                 }
@@ -244,7 +251,7 @@ impl RemoteTier {
             let (to, packed) = (name.clone(), Arc::new(packed));
             let answer =
                 self.executor.start(deadline, move |remote| remote.set_shared(&to, &packed));
-            asked.push_back((span, name, answer));
+            pending.push_back((span, name, answer));
         }
         Ok(mine.iter().take_while(|span| span.start < first_missing).map(Range::len).sum())
     }
@@ -262,9 +269,9 @@ impl RemoteTier {
         deadline: Instant,
     ) -> Result<Range<usize>> {
         check_keys(prompt.keys)?;
-        let group = spans::group_pages(prompt.page_bytes);
+        let group = packing::group_pages(prompt.page_bytes);
         let all: Vec<_> =
-            spans::spans(prompt.keys.len(), group).filter(|span| span.start >= from).collect();
+            packing::spans(prompt.keys.len(), group).filter(|span| span.start >= from).collect();
         for spans in all.chunks(NAMES_PER_QUERY) {
             let names: Vec<_> = spans.iter().map(|span| self.name_of(prompt, span)).collect();
             let exists = self.readable(&names, deadline)?;
@@ -297,21 +304,21 @@ impl RemoteTier {
             pages_read: self.counts.read.load(Relaxed),
             pages_lost: self.counts.lost.load(Relaxed),
             pages_written: self.counts.written.load(Relaxed),
-            pages_there: self.counts.present.load(Relaxed),
+            pages_present: self.counts.present.load(Relaxed),
             pages_dropped: self.counts.dropped.load(Relaxed),
-            refused: self.counts.refused.get(),
+            rejected: self.counts.rejected.get(),
         }
     }
 
     /// The objects that hold the leading pages: full groups, the last of which is found by ternary
-    /// search, and smaller objects behind them. At most the first `sound` groups are considered.
+    /// search, and smaller objects behind them. At most the first `groups_before_hole` groups are considered.
     fn find_objects(
         &self,
         prompt: &Prompt<'_>,
-        sound: usize,
+        groups_before_hole: usize,
         deadline: Instant,
     ) -> Result<Vec<Range<usize>>> {
-        let group = spans::group_pages(prompt.page_bytes);
+        let group = packing::group_pages(prompt.page_bytes);
         let pages = prompt.keys.len();
         let name = |end: usize| self.name_of(prompt, &((end - 1) * group..end * group));
         // Bounds of the number of leading groups that exist.
@@ -319,11 +326,15 @@ impl RemoteTier {
         while least < most {
             let third = (most - least).div_ceil(3);
             let (low, high) = (least + third, (least + 2 * third).min(most));
-            let asked = if low == high { &[low][..] } else { &[low, high] };
-            let names: Vec<_> =
-                asked.iter().filter(|end| **end <= sound).copied().map(name).collect();
+            let queried = if low == high { &[low][..] } else { &[low, high] };
+            let names: Vec<_> = queried
+                .iter()
+                .filter(|end| **end <= groups_before_hole)
+                .copied()
+                .map(name)
+                .collect();
             let mut exists = self.query_existence(&names, deadline)?;
-            exists.resize(asked.len(), false);
+            exists.resize(queried.len(), false);
             match exists.as_slice() {
                 [true, true] => least = high,
                 [true, false] => (least, most) = (low, high - 1),
@@ -351,8 +362,8 @@ impl RemoteTier {
     /// be read when it was found last and is still missing. The search in
     /// [`find_objects`](Self::find_objects) would not notice such a gap.
     fn groups_before_hole(&self, prompt: &Prompt<'_>, deadline: Instant) -> Result<usize> {
-        let group = spans::group_pages(prompt.page_bytes);
-        let mut sound = 0;
+        let group = packing::group_pages(prompt.page_bytes);
+        let mut groups_before_hole = 0;
         for end in 1..=prompt.keys.len() / group {
             let name = self.name_of(prompt, &((end - 1) * group..end * group));
             let exists = match self.existence.get(&name, Instant::now()) {
@@ -364,19 +375,20 @@ impl RemoteTier {
             if !exists {
                 break;
             }
-            sound += 1;
+            groups_before_hole += 1;
         }
-        Ok(sound)
+        Ok(groups_before_hole)
     }
 
     /// Which of these objects exist and were not lost or rejected when last read. Writers replace
     /// the others, even if a damaged or forged one exists.
     fn readable(&self, names: &[String], deadline: Instant) -> Result<Vec<bool>> {
-        let fails = |name: &String| self.existence.is_lost(name) || self.existence.is_refused(name);
+        let fails =
+            |name: &String| self.existence.is_lost(name) || self.existence.is_rejected(name);
         let lost: Vec<_> = names.iter().map(fails).collect();
-        let asked = names.iter().zip(&lost).filter(|(_, lost)| !**lost);
-        let asked: Vec<_> = asked.map(|(name, _)| name.clone()).collect();
-        let mut answers = self.query_existence(&asked, deadline)?.into_iter();
+        let queried = names.iter().zip(&lost).filter(|(_, lost)| !**lost);
+        let queried: Vec<_> = queried.map(|(name, _)| name.clone()).collect();
+        let mut answers = self.query_existence(&queried, deadline)?.into_iter();
         Ok(lost.into_iter().map(|lost| !lost && answers.next() == Some(true)).collect())
     }
 
@@ -390,9 +402,9 @@ impl RemoteTier {
             .map(|(name, _)| name.clone())
             .collect();
         if !unknown.is_empty() {
-            let asked = unknown.clone();
+            let queried = unknown.clone();
             let answers = self.executor.call(deadline, move |remote| {
-                let names: Vec<&str> = asked.iter().map(String::as_str).collect();
+                let names: Vec<&str> = queried.iter().map(String::as_str).collect();
                 remote.exists_batch(&names).into_iter().collect::<Result<Vec<bool>>>()
             })?;
             for (name, answer) in unknown.iter().zip(&answers) {
@@ -408,7 +420,7 @@ impl RemoteTier {
 
     fn name_of(&self, prompt: &Prompt<'_>, span: &Range<usize>) -> String {
         let last = prompt.keys[span.end - 1];
-        spans::name(self.options.form(), prompt.scope, last, span.len())
+        packing::name(self.options.form(), prompt.scope, last, span.len())
     }
 
     /// Copies pages `wanted` of the object of `span` to `out`. Returns how many were copied, and
@@ -420,7 +432,7 @@ impl RemoteTier {
         span: &Range<usize>,
         wanted: Range<usize>,
         out: &mut [u8],
-    ) -> (usize, Option<Refused>) {
+    ) -> (usize, Option<RejectReason>) {
         let verify = self.options.keys.as_deref().map(|keys| (keys, prompt.scope));
         let checked =
             Contents::read(&read.head, self.options.form(), verify).and_then(|contents| {
@@ -428,8 +440,8 @@ impl RemoteTier {
                 Ok(contents)
             });
         let part = match &read.body {
-            None => Part { at: 0, bytes: &read.head },
-            Some((at, bytes)) => Part { at: *at, bytes },
+            None => ObjectBytes { at: 0, bytes: &read.head },
+            Some((at, bytes)) => ObjectBytes { at: *at, bytes },
         };
         match checked {
             Ok(contents) => contents.unpack(&part, wanted, out),
@@ -459,8 +471,8 @@ impl RemoteTier {
                 let head = remote.get(&name, Some(0..to))?;
                 return Ok(head.map(|head| FetchedObject { head, body: None }));
             }
-            let asked = [(name.as_str(), Some(0..begin)), (name.as_str(), Some(from..to))];
-            let mut answers = remote.get_batch(&asked).into_iter();
+            let requests = [(name.as_str(), Some(0..begin)), (name.as_str(), Some(from..to))];
+            let mut answers = remote.get_batch(&requests).into_iter();
             let (Some(head), Some(body)) = (answers.next(), answers.next()) else {
                 return Ok(None);
             };
@@ -534,7 +546,7 @@ mod tests {
         }
 
         fn first_object(&self) -> String {
-            spans::name(Form::Plain, &SCOPE, &self.keys[7], 8)
+            packing::name(Form::Plain, &SCOPE, &self.keys[7], 8)
         }
 
         /// Lets the cached absence of an object expire.

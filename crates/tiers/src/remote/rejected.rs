@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// Why a fetched object counts as a miss.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Refused {
+pub(super) enum RejectReason {
     /// Cut, corrupt, of another version, or of other pages.
     Damaged(String),
     /// Without a seal although a key was given.
@@ -17,15 +17,15 @@ pub(super) enum Refused {
 }
 
 /// A verified value, or why it was rejected.
-pub(super) type Verified<T> = std::result::Result<T, Refused>;
+pub(super) type Verified<T> = std::result::Result<T, RejectReason>;
 
-impl Refused {
+impl RejectReason {
     pub(super) fn damaged(why: impl fmt::Display) -> Self {
         Self::Damaged(why.to_string())
     }
 }
 
-impl fmt::Display for Refused {
+impl fmt::Display for RejectReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Damaged(why) => f.write_str(why),
@@ -44,7 +44,7 @@ impl fmt::Display for Refused {
 
 /// Rejected objects by reason.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct RefusedObjects {
+pub struct RejectedObjects {
     /// Cut, corrupt, of another version, or of other pages.
     pub damaged: u64,
     /// Without a seal although a key was given.
@@ -56,33 +56,33 @@ pub struct RefusedObjects {
 }
 
 #[derive(Debug, Default)]
-pub(super) struct RefusedCounters {
+pub(super) struct RejectedCounters {
     damaged: AtomicU64,
     unsealed: AtomicU64,
     unknown_key: AtomicU64,
     wrong_tag: AtomicU64,
 }
 
-impl RefusedCounters {
+impl RejectedCounters {
     /// Counts a rejection. The first of each kind that only another writer or another key can cause
     /// is logged as a warning; the others must not fill the log.
-    pub(super) fn add(&self, name: &str, why: &Refused) {
+    pub(super) fn add(&self, name: &str, why: &RejectReason) {
         let count = match why {
-            Refused::Damaged(_) => &self.damaged,
-            Refused::Unsealed => &self.unsealed,
-            Refused::UnknownKey(_) => &self.unknown_key,
-            Refused::WrongTag => &self.wrong_tag,
+            RejectReason::Damaged(_) => &self.damaged,
+            RejectReason::Unsealed => &self.unsealed,
+            RejectReason::UnknownKey(_) => &self.unknown_key,
+            RejectReason::WrongTag => &self.wrong_tag,
         };
         let before = count.fetch_add(1, Relaxed);
-        if before == 0 && !matches!(why, Refused::Damaged(_)) {
+        if before == 0 && !matches!(why, RejectReason::Damaged(_)) {
             tracing::warn!(name, %why, "an object of the remote is not authentic and was not used; further ones are counted");
         } else {
             tracing::debug!(name, %why, "an object of the remote was not used");
         }
     }
 
-    pub(super) fn get(&self) -> RefusedObjects {
-        RefusedObjects {
+    pub(super) fn get(&self) -> RejectedObjects {
+        RejectedObjects {
             damaged: self.damaged.load(Relaxed),
             unsealed: self.unsealed.load(Relaxed),
             unknown_key: self.unknown_key.load(Relaxed),
