@@ -160,11 +160,11 @@ impl Cache {
         retain_until: Option<Bound<'_, PyAny>>,
         timeout: Option<f64>,
     ) -> PyResult<Ticket> {
-        let terms = put_options(parent, retain_until.as_ref())?;
+        let options = put_options(parent, retain_until.as_ref())?;
         let cache = self.cache(py)?;
         let put = Submission::put(scope, keys, pages, first, timeout)?;
         let source = put.batch.as_source();
-        let submit = || cache.submit_put(put.scope, put.keys, first, source, terms, put.control);
+        let submit = || cache.submit_put(put.scope, put.keys, first, source, options, put.control);
         let ticket = py.detach(submit);
         put.batch.release(py);
         Ok(Ticket::new(ticket.or_raise(py)?, None))

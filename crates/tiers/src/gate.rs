@@ -79,7 +79,7 @@ pub struct LoadQuery<'a> {
 
 /// The output of a decision.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Decision {
+pub struct LoadDecision {
     /// Leading pages of the found ones to load.
     pub pages: usize,
     /// Estimated time to load them.
@@ -209,7 +209,7 @@ impl Gate {
     /// Decides how many of the found pages to load. Before the first prefill was recorded: all of
     /// them, unless the mode is [`LoadMode::Never`].
     #[must_use]
-    pub fn decide(&self, query: &LoadQuery<'_>, now: f64) -> Decision {
+    pub fn decide(&self, query: &LoadQuery<'_>, now: f64) -> LoadDecision {
         let (bytes, tokens) = (query.page_bytes as f64, query.page_tokens as f64);
         let (before, all) = (query.before as f64, query.tokens as f64);
         let rest = |pages: usize| {
@@ -222,7 +222,7 @@ impl Gate {
         };
         let Some(recompute) = rest(0) else {
             let none = Duration::ZERO;
-            return Decision { pages: found, load: none, compute: none, recompute: none };
+            return LoadDecision { pages: found, load: none, compute: none, recompute: none };
         };
         let mut best = (0, 0.0, recompute);
         let mut loads = [0.0_f64; 4];
@@ -249,7 +249,7 @@ impl Gate {
             }
         }
         let duration = |seconds: f64| Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX);
-        Decision {
+        LoadDecision {
             pages: best.0,
             load: duration(best.1),
             compute: duration(best.2),

@@ -1,13 +1,13 @@
 //! The cache: tiers of one list, opened together.
 
 use super::local_tier::{self, LocalTier};
-use super::policy::{PrefetchPolicy, WritePolicy};
-use super::prompt::Pages;
+use super::prompt::PromptPages;
 use super::rate::RateLimiter;
-use super::shared::{RemoteSlot, Shared};
+use super::shared::{RemoteHandle, Shared};
 use super::spec::{TierLocation, TierSpec, host_dir};
 use super::spill::Spilled;
 use super::stats::{CacheStats, snapshot};
+use super::tier_policies::{PrefetchPolicy, WritePolicy};
 use super::write_queue::PendingPut;
 use crate::remote::RemoteTier;
 use ritornello_format::residency::Tier;
@@ -67,7 +67,7 @@ impl Cache {
             let (dir, capacity) = match &spec.location {
                 TierLocation::Remote(address) => {
                     let tier = open_remote(address.expose())?;
-                    remote = Some(RemoteSlot {
+                    remote = Some(RemoteHandle {
                         tier,
                         write: spec.write,
                         rate: RateLimiter::new(spec.rate),
@@ -79,7 +79,7 @@ impl Cache {
                 }
                 TierLocation::Disk { dir, capacity } => (dir.clone(), *capacity),
             };
-            let below = list.get(at + 1).is_some_and(|below| below.write == WritePolicy::Back);
+            let below = list.get(at + 1).is_some_and(|below| below.write == WritePolicy::WriteBack);
             let node = local_tier::open(spec.tier(), dir, capacity, below)?;
             let rate = RateLimiter::new(spec.rate);
             let capacity = capacity.unwrap_or(u64::MAX);
@@ -129,7 +129,7 @@ impl Cache {
     ) -> Result<Ticket> {
         self.check()?;
         check_sections(&scope, &control)?;
-        let (shared, top) = (Arc::clone(&self.shared), self.shared.top());
+        let (shared, first_tier) = (Arc::clone(&self.shared), self.shared.first_tier());
         let bytes = keys.len() as u64 * scope.resolved_page_bytes()?;
         let loading = shared.loads.begin(shared.slowest_of(&scope, &keys), bytes);
         if let Some(last) = keys.last() {
@@ -138,7 +138,7 @@ impl Cache {
                 range.end.checked_sub(1).is_some_and(|end| pages.hashes[end] == last)
             });
         }
-        top.store().submit_read(keys, target.len(), control, move |keys, control| {
+        first_tier.store().submit_read(keys, target.len(), control, move |keys, control| {
             let outcome = shared.read(&scope, parent.as_deref(), keys, target.as_ref(), control);
             drop(loading);
             Ok(outcome)
@@ -160,7 +160,7 @@ impl Cache {
         keys: Vec<Box<[u8]>>,
         first: usize,
         source: &dyn PageSource,
-        terms: PutOptions,
+        options: PutOptions,
         control: Control,
     ) -> Result<Ticket> {
         self.check()?;
@@ -169,24 +169,26 @@ impl Cache {
                 .with("first", first)
                 .with("keys", keys.len()));
         }
-        let (shared, top) = (&self.shared, self.shared.top());
-        let pages = Pages::new(Arc::clone(&scope), keys, terms.parent)?;
+        let (shared, first_tier) = (&self.shared, self.shared.first_tier());
+        let pages = PromptPages::new(Arc::clone(&scope), keys, options.parent)?;
         let range = first..pages.len();
-        let terms = PutOptions { parent: pages.before(first).map(Into::into), ..terms };
-        let asked = pages.keys[range.clone()].to_vec();
+        let options = PutOptions { parent: pages.before(first).map(Into::into), ..options };
+        let requested = pages.keys[range.clone()].to_vec();
         let spilled = Arc::<Spilled>::default();
         let keep = {
             let (shared, pages, spilled) =
                 (Arc::clone(shared), pages.clone(), Arc::clone(&spilled));
             move |at, staged| shared.spill(&spilled, &pages, first + at, staged)
         };
-        let ticket = top.store().submit_put_copy_or(scope, asked, source, terms, control, keep)?;
-        top.rate.reserve(pages.bytes(range.len()));
-        shared.record_arrival(top.kind, &pages, range.clone());
-        for queue in shared.write_queues.iter().filter(|queue| queue.to != top.kind) {
+        let ticket = first_tier
+            .store()
+            .submit_put_copy_or(scope, requested, source, options, control, keep)?;
+        first_tier.rate.reserve(pages.bytes(range.len()));
+        shared.record_arrival(first_tier.kind, &pages, range.clone());
+        for queue in shared.write_queues.iter().filter(|queue| queue.to != first_tier.kind) {
             // The engine lacked these pages, so lower tiers may have evicted what the table lists.
             shared.table.forget(queue.to, &pages.hashes, range.clone());
-            if queue.policy == WritePolicy::Through {
+            if queue.policy == WritePolicy::WriteThrough {
                 let put = PendingPut {
                     ticket: Some(ticket.clone()),
                     spilled: Some(Arc::clone(&spilled)),
@@ -240,12 +242,12 @@ impl Cache {
     pub fn flush(&self) -> Result<()> {
         self.check()?;
         let until = Instant::now() + FLUSH_TIMEOUT;
-        let top = self.shared.top().kind;
-        for queue in self.shared.write_queues.iter().filter(|queue| queue.to != top) {
-            if queue.policy == WritePolicy::Back {
-                while self.shared.write_back_batch(queue, false) && queue.drain(until) {}
+        let first_tier = self.shared.first_tier().kind;
+        for queue in self.shared.write_queues.iter().filter(|queue| queue.to != first_tier) {
+            if queue.policy == WritePolicy::WriteBack {
+                while self.shared.write_back_batch(queue, false) && queue.wait_until_empty(until) {}
             }
-            if !queue.drain(until) {
+            if !queue.wait_until_empty(until) {
                 return Err(Error::retry("a tier is too slow for what is to be written to it"));
             }
         }

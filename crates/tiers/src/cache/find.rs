@@ -1,13 +1,13 @@
 //! Lookup: how far a prompt is stored, on which tiers, and how much of it to load.
 
 use super::Cache;
-use super::policy::WritePolicy;
 use super::prefetch::{Prefetch, Stage, Stopped};
-use super::prompt::Pages;
+use super::prompt::PromptPages;
 use super::shared::Shared;
 use super::stats::tier_name;
+use super::tier_policies::WritePolicy;
 use super::write_queue::PendingPut;
-use crate::gate::{Decision, LoadMode, LoadQuery, TierSpan};
+use crate::gate::{LoadDecision, LoadMode, LoadQuery, TierSpan};
 use ritornello_format::residency::Tier;
 use ritornello_format::{ErrorKind, PageHash, Result, Scope, check_keys};
 use ritornello_store::LeaseNumber;
@@ -83,7 +83,7 @@ pub struct Found {
     /// Pages fetched so far, and pages to fetch in all.
     pub progress: (usize, usize),
     /// The gate's decision, if the gate was asked and has measurements.
-    pub decision: Option<Decision>,
+    pub decision: Option<LoadDecision>,
     /// Leases to release once the pages are loaded; they expire by themselves.
     pub leases: Vec<TierLease>,
 }
@@ -121,7 +121,7 @@ impl Cache {
             return Ok(found);
         }
         let boxed = keys.iter().map(|key| (*key).into()).collect();
-        let pages = Pages::new(Arc::clone(scope), boxed, None)?;
+        let pages = PromptPages::new(Arc::clone(scope), boxed, None)?;
         self.shared.find(&pages, ttl, options)
     }
 
@@ -177,7 +177,7 @@ impl Cache {
 impl Shared {
     fn find(
         self: &Arc<Self>,
-        pages: &Pages,
+        pages: &PromptPages,
         ttl: Duration,
         options: &LookupOptions,
     ) -> Result<Found> {
@@ -272,7 +272,7 @@ impl Shared {
     }
 
     /// Leases the leading pages that are on local tiers.
-    fn lease_local(&self, pages: &Pages, ttl: Duration) -> Result<LocalPrefix> {
+    fn lease_local(&self, pages: &PromptPages, ttl: Duration) -> Result<LocalPrefix> {
         let keys = pages.refs(0..pages.len());
         let (mut at, mut spans, mut leases) = (0, Vec::<TierSpan>::new(), Vec::new());
         for _ in 0..MAX_ROUNDS {
@@ -325,11 +325,11 @@ impl Shared {
     /// asked or has no measurements.
     pub(super) fn decide(
         &self,
-        pages: &Pages,
+        pages: &PromptPages,
         found: &[TierSpan],
         options: &LookupOptions,
         queued: [u64; 4],
-    ) -> Option<(usize, Decision)> {
+    ) -> Option<(usize, LoadDecision)> {
         if options.page_tokens == 0 || found.is_empty() {
             return None;
         }
@@ -368,7 +368,7 @@ impl Shared {
     }
 
     /// Counters the lookup, and queues writes of pages that were found often enough.
-    fn record_lookup(self: &Arc<Self>, pages: &Pages, spans: &[TierSpan]) {
+    fn record_lookup(self: &Arc<Self>, pages: &PromptPages, spans: &[TierSpan]) {
         self.counts.asked.add(pages.len() as u64);
         let mut at = 0;
         for span in spans {
@@ -376,7 +376,7 @@ impl Shared {
             at += span.pages;
         }
         self.counts.missed.add((pages.len() - at.min(pages.len())) as u64);
-        let by_use = |policy| matches!(policy, WritePolicy::Selective(_) | WritePolicy::Back);
+        let by_use = |policy| matches!(policy, WritePolicy::Selective(_) | WritePolicy::WriteBack);
         if !self.write_queues.iter().any(|queue| by_use(queue.policy)) {
             return;
         }

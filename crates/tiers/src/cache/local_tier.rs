@@ -1,7 +1,7 @@
 //! A tier of this machine: a store in memory or on disk, shared by all its processes.
 
-use super::policy::WritePolicy;
 use super::rate::RateLimiter;
+use super::tier_policies::WritePolicy;
 use ritornello_format::residency::Tier;
 use ritornello_format::{Error, Result};
 use ritornello_node::{Node, Options};

@@ -5,9 +5,9 @@
 //! page fails or the prefetch is cancelled. No caller waits: repeated lookups report the progress.
 
 use super::find::LookupOptions;
-use super::policy::{MAX_LOOKUP_WAIT, WritePolicy};
-use super::prompt::Pages;
-use super::shared::{RemoteSlot, Shared, with_prompt};
+use super::prompt::PromptPages;
+use super::shared::{RemoteHandle, Shared, with_prompt};
+use super::tier_policies::{MAX_LOOKUP_WAIT, WritePolicy};
 use super::write_queue::PendingPut;
 use crate::Residence;
 use crate::gate::TierSpan;
@@ -33,7 +33,7 @@ const MAX_QUEUED: usize = 256;
 /// outcome replaces another query of the remote.
 const MAX_TRACKED: usize = 2048;
 const STALE_SWEEP_AT: usize = 128;
-const TOLD_FRESH_FOR: Duration = Duration::from_secs(5);
+const REPORTED_VALID_FOR: Duration = Duration::from_secs(5);
 /// Timeouts of one query of the remote, and of one read from it.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
 const READ_TIMEOUT: Duration = Duration::from_secs(10);
@@ -67,7 +67,7 @@ struct State {
 /// The prefetch of one prompt.
 #[derive(Debug)]
 pub(super) struct Prefetch {
-    pages: Pages,
+    pages: PromptPages,
     options: LookupOptions,
     /// Local spans when the prefetch started.
     pub(super) local: Vec<TierSpan>,
@@ -107,7 +107,8 @@ impl Prefetch {
 
     /// Whether the outcome is so old that the remote should be asked again.
     pub(super) fn is_stale(&self) -> bool {
-        let lasts = if self.reported.load(Ordering::Acquire) { TOLD_FRESH_FOR } else { KEEP_FOR };
+        let lasts =
+            if self.reported.load(Ordering::Acquire) { REPORTED_VALID_FOR } else { KEEP_FOR };
         matches!(self.stage(), Stage::Done { at, .. } if at.elapsed() >= lasts)
     }
 
@@ -150,7 +151,7 @@ impl Prefetches {
     }
 
     /// Bytes reserved for other prompts, and bytes still to fetch for this one.
-    fn usage_beside(&self, prompt: &Pages) -> (u64, u64) {
+    fn usage_beside(&self, prompt: &PromptPages) -> (u64, u64) {
         let (mut others, mut own) = (HashMap::<&[u8], u64>::new(), 0);
         let state = self.state.lock();
         for job in state.known.values() {
@@ -213,7 +214,7 @@ impl Shared {
     /// Starts the prefetch of a prompt. `None` if the limits do not allow it.
     pub(super) fn prefetch(
         self: &Arc<Self>,
-        pages: &Pages,
+        pages: &PromptPages,
         options: LookupOptions,
         local: Vec<TierSpan>,
     ) -> Option<Arc<Prefetch>> {
@@ -264,7 +265,7 @@ impl Shared {
         };
         for lease in std::mem::take(&mut *job.kept.lock()) {
             // An error is harmless: the lease expires.
-            let _ = self.top().store().release(lease);
+            let _ = self.first_tier().store().release(lease);
         }
         brought
     }
@@ -291,7 +292,7 @@ impl Shared {
         }
     }
 
-    fn run_prefetch(self: &Arc<Self>, slot: &RemoteSlot, job: &Prefetch) {
+    fn run_prefetch(self: &Arc<Self>, slot: &RemoteHandle, job: &Prefetch) {
         let counts = &self.counts.prefetch;
         let (pages, local) = (&job.pages, job.local_pages());
         let answer = with_prompt(pages, pages.len(), |prompt| {
@@ -349,22 +350,23 @@ impl Shared {
             None => known,
         };
         // Prompts that evict each other's pages would all be fetched in vain.
-        let room = (self.top().capacity / 4 * 3).saturating_sub(others);
+        let room = (self.first_tier().capacity / 4 * 3).saturating_sub(others);
         let needs = (wanted.saturating_sub(local) as u64).saturating_mul(job.page_bytes());
         if needs > room { local } else { wanted }
     }
 
     /// Fetches `range`. Returns how many of its leading pages are now on this machine.
-    fn fetch(self: &Arc<Self>, slot: &RemoteSlot, job: &Prefetch, range: Range<usize>) -> usize {
-        let (pages, top) = (&job.pages, self.top());
+    fn fetch(self: &Arc<Self>, slot: &RemoteHandle, job: &Prefetch, range: Range<usize>) -> usize {
+        let (pages, first_tier) = (&job.pages, self.first_tier());
         let group = RemoteTier::object_pages(pages.page_bytes);
-        self.table.forget(top.kind, &pages.hashes, range.start..pages.len());
+        self.table.forget(first_tier.kind, &pages.hashes, range.start..pages.len());
         // A prompt with the same beginning may have fetched pages since the lookup.
         let keys = pages.refs(range.clone());
-        let mut at = range.start + top.store().probe(&pages.scope, &keys).unwrap_or(0);
+        let mut at = range.start + first_tier.store().probe(&pages.scope, &keys).unwrap_or(0);
         while at < range.end {
             let end = range.end.min((at / group + OBJECTS_AT_ONCE) * group);
-            let claimed = self.table.claim(top.kind, Residence::Loading, &pages.hashes, at..end);
+            let claimed =
+                self.table.claim(first_tier.kind, Residence::Loading, &pages.hashes, at..end);
             let mut mine = claimed.into_iter().peekable();
             while at < end && !job.cancelled.load(Ordering::Acquire) {
                 let wanted;
@@ -381,7 +383,7 @@ impl Shared {
                     break;
                 }
             }
-            mine.for_each(|left| self.table.abandon(top.kind, &pages.hashes, left));
+            mine.for_each(|left| self.table.abandon(first_tier.kind, &pages.hashes, left));
             if at < end {
                 break;
             }
@@ -392,11 +394,11 @@ impl Shared {
     /// Fetches pages claimed by this prefetch. Returns the end of the pages that were stored.
     fn fetch_claimed(
         self: &Arc<Self>,
-        slot: &RemoteSlot,
+        slot: &RemoteHandle,
         job: &Prefetch,
         range: Range<usize>,
     ) -> usize {
-        let (pages, top) = (&job.pages, self.top());
+        let (pages, first_tier) = (&job.pages, self.first_tier());
         let bytes = pages.bytes(range.len());
         let loading = self.loads.begin(Tier::Remote, bytes);
         let begun = Instant::now();
@@ -419,7 +421,7 @@ impl Shared {
         let slices: Vec<&[u8]> =
             buffer.chunks_exact(pages.page_bytes as usize).take(fetched).collect();
         let keys = pages.refs(range.start..range.start + fetched);
-        let stored = top.store().put_batch(
+        let stored = first_tier.store().put_batch(
             &pages.scope,
             &keys,
             &BorrowedPages::new(&slices),
@@ -428,19 +430,19 @@ impl Shared {
         );
         let stored = range.start + stored.map_or(0, |outcome| outcome.pages);
         let keys = pages.refs(range.start..stored);
-        if let Ok(leased) = top.store().lease(&pages.scope, &keys, MAX_LOOKUP_WAIT)
+        if let Ok(leased) = first_tier.store().lease(&pages.scope, &keys, MAX_LOOKUP_WAIT)
             && leased.lease != LeaseNumber::default()
         {
             job.kept.lock().push(leased.lease);
         }
-        top.rate.reserve(pages.bytes(stored - range.start));
+        first_tier.rate.reserve(pages.bytes(stored - range.start));
         self.counts.prefetch.pages.add((stored - range.start) as u64);
         self.counts.prefetch.bytes.add(pages.bytes(stored - range.start));
-        self.table.mark_present(top.kind, &pages.hashes, range.start..stored, &[]);
-        self.table.abandon(top.kind, &pages.hashes, stored..range.end);
+        self.table.mark_present(first_tier.kind, &pages.hashes, range.start..stored, &[]);
+        self.table.abandon(first_tier.kind, &pages.hashes, stored..range.end);
         // Local tiers below the first take fetched pages as they take pages of a put.
         for queue in self.write_queues.iter().filter(|queue| queue.to != Tier::Remote) {
-            if queue.policy == WritePolicy::Through {
+            if queue.policy == WritePolicy::WriteThrough {
                 self.table.forget(queue.to, &pages.hashes, range.start..stored);
                 self.queue_write(queue, pages, range.start..stored, PendingPut::default());
             }
@@ -452,32 +454,32 @@ impl Shared {
     /// the end of the pages that are stored.
     fn await_others(
         self: &Arc<Self>,
-        slot: &RemoteSlot,
+        slot: &RemoteHandle,
         job: &Prefetch,
         range: Range<usize>,
     ) -> usize {
         let until = Instant::now() + READ_TIMEOUT;
-        let (pages, top) = (&job.pages, self.top());
+        let (pages, first_tier) = (&job.pages, self.first_tier());
         let mut at = range.start;
         loop {
             let keys = pages.refs(at..range.end);
-            at += top.store().probe(&pages.scope, &keys).unwrap_or(0);
+            at += first_tier.store().probe(&pages.scope, &keys).unwrap_or(0);
             let stop = Instant::now() >= until || job.cancelled.load(Ordering::Acquire);
             if at == range.end || stop {
                 return at;
             }
             let given_up =
-                self.table.claim(top.kind, Residence::Loading, &pages.hashes, at..range.end);
+                self.table.claim(first_tier.kind, Residence::Loading, &pages.hashes, at..range.end);
             let mut given_up = given_up.into_iter().peekable();
             if let Some(mine) = given_up.next_if(|mine| mine.start == at) {
                 at = self.fetch_claimed(slot, job, mine.clone());
-                given_up.for_each(|left| self.table.abandon(top.kind, &pages.hashes, left));
+                given_up.for_each(|left| self.table.abandon(first_tier.kind, &pages.hashes, left));
                 if at < mine.end {
                     return at;
                 }
                 continue;
             }
-            given_up.for_each(|left| self.table.abandon(top.kind, &pages.hashes, left));
+            given_up.for_each(|left| self.table.abandon(first_tier.kind, &pages.hashes, left));
             thread::sleep(POLL_INTERVAL);
         }
     }

@@ -6,7 +6,7 @@
 //! remaining promotion jobs are cancelled: otherwise pages would be read twice, because loaded
 //! pages are stored in the first tier from the loader's buffer.
 
-use super::prompt::Pages;
+use super::prompt::PromptPages;
 use super::shared::Shared;
 use super::write_queue::PendingPut;
 use crate::gate::TierSpan;
@@ -22,12 +22,14 @@ impl Shared {
     /// Queues promotions of those pages of `wanted` that were found on disk.
     pub(super) fn promote(
         self: &Arc<Self>,
-        pages: &Pages,
+        pages: &PromptPages,
         found: &[TierSpan],
         wanted: Range<usize>,
     ) {
-        let top = self.top().kind;
-        let Some(queue) = self.write_queue(top).filter(|_| pages.scope.chained) else { return };
+        let first_tier = self.first_tier().kind;
+        let Some(queue) = self.write_queue(first_tier).filter(|_| pages.scope.chained) else {
+            return;
+        };
         let mut end = 0;
         for span in found {
             let start = end.max(wanted.start);
@@ -41,14 +43,17 @@ impl Shared {
             }
             // A page found on disk was missed on the first tier, so the table's entry for that tier
             // is stale.
-            self.table.forget(top, &pages.hashes, range.clone());
+            self.table.forget(first_tier, &pages.hashes, range.clone());
             self.queue_write(queue, pages, range, PendingPut::default());
         }
     }
 
     /// Cancels promotions of pages that match `filter`. Returns whether any were queued or running.
-    pub(super) fn cancel_promotions(&self, filter: impl Fn(&Pages, &Range<usize>) -> bool) -> bool {
-        let Some(queue) = self.write_queue(self.top().kind) else { return false };
+    pub(super) fn cancel_promotions(
+        &self,
+        filter: impl Fn(&PromptPages, &Range<usize>) -> bool,
+    ) -> bool {
+        let Some(queue) = self.write_queue(self.first_tier().kind) else { return false };
         let (cancelled, any) = queue.cancel(filter);
         for (pages, range) in cancelled {
             self.table.abandon(queue.to, &pages.hashes, range);

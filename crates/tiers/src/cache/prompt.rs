@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 /// Pages of one scope, from the first page of a prompt on.
 #[derive(Clone, Debug)]
-pub(super) struct Pages {
+pub(super) struct PromptPages {
     pub(super) scope: Arc<Scope>,
     pub(super) id: ScopeId,
     pub(super) page_bytes: u64,
@@ -16,7 +16,7 @@ pub(super) struct Pages {
     pub(super) parent: Option<Box<[u8]>>,
 }
 
-impl Pages {
+impl PromptPages {
     pub(super) fn new(
         scope: Arc<Scope>,
         keys: Vec<Box<[u8]>>,

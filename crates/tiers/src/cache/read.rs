@@ -1,7 +1,7 @@
 //! Reads pages from the local tiers, each from the fastest that has it.
 
 use super::local_tier::LocalTier;
-use super::prompt::Pages;
+use super::prompt::PromptPages;
 use super::shared::Shared;
 use ritornello_format::residency::Tier;
 use ritornello_format::{Error, Scope};
@@ -53,7 +53,7 @@ impl Shared {
     /// The slowest tier needed to read these pages.
     pub(super) fn slowest_of(&self, scope: &Scope, keys: &[Box<[u8]>]) -> Tier {
         let (last, faster) =
-            self.local_tiers.split_last().map_or((self.top(), &[][..]), |split| split);
+            self.local_tiers.split_last().map_or((self.first_tier(), &[][..]), |split| split);
         let keys: Vec<&[u8]> = keys.iter().map(AsRef::as_ref).collect();
         let has_all =
             |tier: &&LocalTier| tier.store().probe(scope, &keys).is_ok_and(|n| n == keys.len());
@@ -70,20 +70,20 @@ impl Shared {
         target: &dyn PageTarget,
         loaded: &[usize],
     ) {
-        let top = self.top();
+        let first_tier = self.first_tier();
         for run in loaded.chunk_by(|a, b| a + 1 == *b) {
             let source = SelectedPages::new(target, run).filled();
             let before = run[0].checked_sub(1).map(|before| keys[before]).or(parent);
             let keys: Vec<Box<[u8]>> = run.iter().map(|page| keys[*page].into()).collect();
-            let asked = top.store().submit_put_copy(
+            let requested = first_tier.store().submit_put_copy(
                 Arc::clone(scope),
                 keys,
                 &source,
                 PutOptions::after(before),
                 Control::default(),
             );
-            let counts = self.counts_of(top.kind);
-            match asked {
+            let counts = self.counts_of(first_tier.kind);
+            match requested {
                 Ok(_) => counts.promoted.add(run.len() as u64),
                 Err(error) => {
                     counts.dropped.add(run.len() as u64);
@@ -98,7 +98,7 @@ impl Shared {
     pub(super) fn copy(
         &self,
         to: Tier,
-        pages: &Pages,
+        pages: &PromptPages,
         range: Range<usize>,
         buffer: &mut [u8],
         control: &Control,
@@ -107,7 +107,7 @@ impl Shared {
         let keys = pages.refs(range.clone());
         let mut copied = 0;
         let is_source =
-            |tier: &&LocalTier| tier.kind != to && (tier.kind < to || to == self.top().kind);
+            |tier: &&LocalTier| tier.kind != to && (tier.kind < to || to == self.first_tier().kind);
         for _ in 0..MAX_ROUNDS {
             let before = copied;
             for tier in self.local_tiers.iter().filter(is_source) {
@@ -162,30 +162,30 @@ impl PartialRead {
             tracing::debug!(%error, tier = ?tier.kind, "a tier could not be read");
             error.kind().word()
         };
-        let mut asked: Vec<usize> = self.missing.clone();
+        let mut requested: Vec<usize> = self.missing.clone();
         // Delay caused by other transfers must not count against the tier's measured speed.
         let mut others = Duration::ZERO;
         if tier.rate.is_capped() {
-            let wanted: Vec<&[u8]> = asked.iter().map(|page| keys[*page]).collect();
+            let wanted: Vec<&[u8]> = requested.iter().map(|page| keys[*page]).collect();
             let present =
                 store.exists(scope, &wanted).map_err(|error| self.reason = failed(&error));
             let mut present = present.ok()?.into_iter();
             let mut open = true;
-            asked.retain(|_| {
+            requested.retain(|_| {
                 open &= present.next() == Some(true) || !scope.chained;
                 open
             });
-            let bytes = asked.len() as u64 * scope.resolved_page_bytes().ok()?;
-            if asked.is_empty() {
+            let bytes = requested.len() as u64 * scope.resolved_page_bytes().ok()?;
+            if requested.is_empty() {
                 return None;
             }
             others = tier.rate.wait(bytes, control)?;
         }
-        let wanted: Vec<&[u8]> = asked.iter().map(|page| keys[*page]).collect();
-        let picked = SelectedPages::new(target, &asked);
+        let wanted: Vec<&[u8]> = requested.iter().map(|page| keys[*page]).collect();
+        let picked = SelectedPages::new(target, &requested);
         // A section is complete once every missing page has it, so a partial read must not report
         // sections.
-        let rest = asked.len() < self.missing.len() && control.sections.is_some();
+        let rest = requested.len() < self.missing.len() && control.sections.is_some();
         let whole = rest.then(|| Control { sections: None, ..control.clone() });
         let control = whole.as_ref().unwrap_or(control);
         let outcome = match store.get_batch(scope, &wanted, &picked, control) {
@@ -199,7 +199,7 @@ impl PartialRead {
             self.reason = outcome.reason;
         }
         let is_read = |at: usize| outcome.ok[at];
-        let filled: Vec<usize> = asked
+        let filled: Vec<usize> = requested
             .iter()
             .enumerate()
             .filter(|(at, _)| is_read(*at))

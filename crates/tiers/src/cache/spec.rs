@@ -6,7 +6,7 @@
 //!
 //! Options follow: `write=` a [`WritePolicy`], `rate=` a limit in bytes per second.
 
-use super::policy::WritePolicy;
+use super::tier_policies::WritePolicy;
 use crate::remote::RemoteAddress;
 use ritornello_format::residency::Tier;
 use ritornello_format::{Error, Result, checksum, parse_bytes};
@@ -194,7 +194,7 @@ mod tests {
         );
         assert_eq!((list[1].write, list[1].rate), (WritePolicy::Selective(2), Some(100 << 20)));
         assert_eq!(list[2].location, TierLocation::Remote("s3://bucket/prefix".into()));
-        assert_eq!(list[2].write, WritePolicy::None);
+        assert_eq!(list[2].write, WritePolicy::Never);
         assert!(TierSpec::list(&["disk /nvme/a=b"]).is_ok());
     }
 

@@ -1,8 +1,8 @@
 //! Pages that the first tier had no space for, kept in staging until the lower tiers have them.
 
-use super::policy::WritePolicy;
-use super::prompt::Pages;
+use super::prompt::PromptPages;
 use super::shared::Shared;
+use super::tier_policies::WritePolicy;
 use super::write_queue::PendingPut;
 use ritornello_volume::staging::StagedPages;
 use std::sync::{Arc, OnceLock};
@@ -27,11 +27,11 @@ impl Shared {
     pub(super) fn spill(
         self: &Arc<Self>,
         spilled: &Arc<Spilled>,
-        pages: &Pages,
+        pages: &PromptPages,
         first: usize,
         staged: StagedPages,
     ) {
-        let staging = self.top().store().staging().stats();
+        let staging = self.first_tier().store().staging().stats();
         if staging.in_use > staging.capacity / 2 {
             return;
         }
@@ -40,7 +40,7 @@ impl Shared {
         // A write-back tier is written when pages leave the tier above: for these pages, now. Tiers
         // with other policies already wait for the put.
         if let Some(queue) =
-            self.write_queues.first().filter(|queue| queue.policy == WritePolicy::Back)
+            self.write_queues.first().filter(|queue| queue.policy == WritePolicy::WriteBack)
         {
             self.table.forget(queue.to, &pages.hashes, range.clone());
             self.queue_write_with(

@@ -1,7 +1,7 @@
 //! Statistics of a cache.
 
 use super::shared::Shared;
-use crate::gate::Decision;
+use crate::gate::LoadDecision;
 use crate::remote::RemoteStats;
 use ritornello_format::residency::Tier;
 use serde::Serialize;
@@ -87,7 +87,7 @@ pub(super) struct GateCounters {
 }
 
 impl GateCounters {
-    pub(super) fn decided(&self, found: usize, decision: &Decision) {
+    pub(super) fn decided(&self, found: usize, decision: &LoadDecision) {
         let count = match decision.pages {
             0 => &self.none,
             pages if pages < found => &self.some,

@@ -8,7 +8,7 @@
 
 use super::WritePolicy;
 use super::local_tier::LocalTier;
-use super::prompt::Pages;
+use super::prompt::PromptPages;
 use super::shared::Shared;
 use super::write_queue::{PendingPut, WriteQueue};
 use parking_lot::Mutex;
@@ -36,43 +36,41 @@ struct State {
     dirty_bytes: u64,
 }
 
-/// A page and its predecessor, from which prompts are put together. It stays recorded while it is
-/// dirty or has recorded successors.
+/// A page and its parent, from which prompts are put together. It stays recorded while it is
+/// dirty or has recorded children.
 #[derive(Debug)]
 struct PageRecord {
     scope: Arc<Scope>,
     page_bytes: u64,
     key: Box<[u8]>,
-    predecessor: Option<PageHash>,
+    parent: Option<PageHash>,
     /// The key before a first page that lies inside a prompt.
-    parent: Option<Box<[u8]>>,
+    parent_key: Option<Box<[u8]>>,
     dirty: bool,
-    /// Recorded pages whose predecessor is this one.
-    successors: u32,
+    /// Recorded pages whose parent is this one.
+    children: u32,
 }
 
 impl DirtyPages {
-    fn add(&self, pages: &Pages, range: Range<usize>) {
+    fn add(&self, pages: &PromptPages, range: Range<usize>) {
         let mut state = self.0.lock();
         let known = |at: &usize| state.pages.contains_key(&pages.hashes[*at]);
         let from = (0..range.start).rev().find(known).map_or(0, |last| last + 1);
         for at in from..range.end {
             let page = pages.hashes[at];
-            let predecessor = at.checked_sub(1).map(|predecessor| pages.hashes[predecessor]);
+            let parent = at.checked_sub(1).map(|parent| pages.hashes[parent]);
             if let Entry::Vacant(place) = state.pages.entry(page) {
                 place.insert(PageRecord {
                     scope: Arc::clone(&pages.scope),
                     page_bytes: pages.page_bytes,
                     key: pages.keys[at].clone(),
-                    predecessor,
-                    parent: pages.parent.clone().filter(|_| at == 0),
+                    parent,
+                    parent_key: pages.parent.clone().filter(|_| at == 0),
                     dirty: false,
-                    successors: 0,
+                    children: 0,
                 });
-                if let Some(predecessor) =
-                    predecessor.and_then(|predecessor| state.pages.get_mut(&predecessor))
-                {
-                    predecessor.successors += 1;
+                if let Some(parent) = parent.and_then(|parent| state.pages.get_mut(&parent)) {
+                    parent.children += 1;
                 }
             }
             if let Some(record) = state.pages.get_mut(&page)
@@ -84,7 +82,7 @@ impl DirtyPages {
         }
     }
 
-    /// Whether this page or a successor of it is dirty.
+    /// Whether this page or a child of it is dirty.
     fn contains(&self, page: &PageHash) -> bool {
         self.0.lock().pages.contains_key(page)
     }
@@ -103,11 +101,11 @@ impl DirtyPages {
     /// Takes the prompt that ends with the last recorded page of `victim`. Returns it with the
     /// range of its pages to write, from the first dirty one on: the pages of `victim` only, or all
     /// with `whole`. Pages of that range are marked clean.
-    fn take_prompt(&self, victim: &[PageHash], whole: bool) -> Option<(Pages, Range<usize>)> {
+    fn take_prompt(&self, victim: &[PageHash], whole: bool) -> Option<(PromptPages, Range<usize>)> {
         let mut state = self.0.lock();
         // Pages of other processes may follow those of this one.
         let count = victim.iter().rposition(|page| state.pages.contains_key(page))? + 1;
-        let (mut prompt, mut keys, mut parent) = (Vec::new(), Vec::new(), None);
+        let (mut prompt, mut keys, mut parent_key) = (Vec::new(), Vec::new(), None);
         let mut next = Some(victim[count - 1]);
         // The whole chain is read before any mark changes: a prompt that cannot be put together
         // stays dirty.
@@ -115,7 +113,7 @@ impl DirtyPages {
             let record = state.pages.get(&page)?;
             prompt.push(page);
             keys.push(record.key.clone());
-            (next, parent) = (record.predecessor, record.parent.clone());
+            (next, parent_key) = (record.parent, record.parent_key.clone());
         }
         prompt.reverse();
         keys.reverse();
@@ -124,7 +122,7 @@ impl DirtyPages {
         let from = if whole { 0 } else { end.saturating_sub(count) };
         let range = from + prompt[from..].iter().position(is_dirty)?..end;
         let scope = Arc::clone(&state.pages.get(&prompt[end - 1])?.scope);
-        let pages = Pages::new(scope, keys, parent).ok()?;
+        let pages = PromptPages::new(scope, keys, parent_key).ok()?;
         for page in &prompt[range.clone()] {
             state.mark_clean(page);
         }
@@ -146,12 +144,11 @@ impl State {
         }
         let mut next = Some(*page);
         while let Some(page) = next
-            && self.pages.get(&page).is_some_and(|record| !record.dirty && record.successors == 0)
+            && self.pages.get(&page).is_some_and(|record| !record.dirty && record.children == 0)
         {
-            next = self.pages.remove(&page).and_then(|record| record.predecessor);
-            if let Some(predecessor) = next.and_then(|predecessor| self.pages.get_mut(&predecessor))
-            {
-                predecessor.successors -= 1;
+            next = self.pages.remove(&page).and_then(|record| record.parent);
+            if let Some(parent) = next.and_then(|parent| self.pages.get_mut(&parent)) {
+                parent.children -= 1;
             }
         }
     }
@@ -159,11 +156,17 @@ impl State {
 
 impl Shared {
     /// Records pages that arrived on a tier as dirty, if the tier below is a write-back tier.
-    pub(super) fn record_arrival(self: &Arc<Self>, tier: Tier, pages: &Pages, range: Range<usize>) {
+    pub(super) fn record_arrival(
+        self: &Arc<Self>,
+        tier: Tier,
+        pages: &PromptPages,
+        range: Range<usize>,
+    ) {
         let above = self.tiers().position(|other| other == tier);
         let below =
             above.and_then(|at| self.tiers().nth(at + 1)).and_then(|to| self.write_queue(to));
-        let late = |queue: &&WriteQueue| queue.policy == WritePolicy::Back && queue.accepts(pages);
+        let late =
+            |queue: &&WriteQueue| queue.policy == WritePolicy::WriteBack && queue.accepts(pages);
         let Some(queue) = below.filter(late).filter(|_| !range.is_empty()) else { return };
         queue.dirty.add(pages, range.clone());
         self.mark_present(tier, pages, range);
@@ -183,10 +186,15 @@ impl Shared {
         }
     }
 
-    /// Evicts pages that were written down, and their successors, from the tier above. They stay if
+    /// Evicts pages that were written down, and their children, from the tier above. They stay if
     /// more pages were put behind them since, because those are nowhere else, or if they were found
     /// or put again, because a load follows.
-    pub(super) fn evict_source(&self, queue: &WriteQueue, pages: &Pages, range: Range<usize>) {
+    pub(super) fn evict_source(
+        &self,
+        queue: &WriteQueue,
+        pages: &PromptPages,
+        range: Range<usize>,
+    ) {
         let Some(above) = self.tier_above(queue.to).filter(|_| !range.is_empty()) else { return };
         let first = range.start..range.start + 1;
         let (used, _) = self.table.lock(above.kind, &pages.hashes, first.clone());
@@ -234,7 +242,7 @@ impl Shared {
     fn queue_write_back(
         self: &Arc<Self>,
         queue: &WriteQueue,
-        pages: &Pages,
+        pages: &PromptPages,
         range: Range<usize>,
         evict_source: bool,
     ) {
@@ -253,15 +261,15 @@ mod tests {
     use ritornello_volume::transfer::Control;
     use std::time::Duration;
 
-    fn prompt(pages: u8) -> Pages {
+    fn prompt(pages: u8) -> PromptPages {
         let scope = Arc::new(Scope::opaque("back", 10, true));
-        Pages::new(scope, (0..pages).map(|at| vec![at; 16].into()).collect(), None).unwrap()
+        PromptPages::new(scope, (0..pages).map(|at| vec![at; 16].into()).collect(), None).unwrap()
     }
 
     #[test]
     fn successors_of_other_processes_change_no_mark() {
         let (dirty, all) = (DirtyPages::default(), prompt(9));
-        let ours = Pages::new(Arc::clone(&all.scope), all.keys[..5].to_vec(), None).unwrap();
+        let ours = PromptPages::new(Arc::clone(&all.scope), all.keys[..5].to_vec(), None).unwrap();
         dirty.add(&ours, 1..5);
         assert!(dirty.take_prompt(&all.hashes[5..], false).is_none());
         assert_eq!(dirty.dirty_bytes(), 40);
@@ -285,7 +293,7 @@ mod tests {
             let own = |at: usize| if at < fork { [0; 2] } else { [number as u8, fork as u8] };
             let key = |at: usize| [own(at).repeat(4), vec![at as u8; 8]].concat().into();
             let scope = Arc::new(Scope::opaque("back", 10, chained));
-            let all = Pages::new(scope, (0..40).map(key).collect(), None).unwrap();
+            let all = PromptPages::new(scope, (0..40).map(key).collect(), None).unwrap();
             (all, below(40), 1 + below(8), below(4))
         };
         for step in 0..3_000 {
@@ -299,14 +307,14 @@ mod tests {
             let state = dirty.0.lock();
             let dirty = state.pages.values().filter(|record| record.dirty).count();
             assert_eq!(state.dirty_bytes, 10 * dirty as u64);
-            let mut successors = HashMap::<PageHash, u32>::new();
-            for predecessor in state.pages.values().filter_map(|record| record.predecessor) {
-                *successors.entry(predecessor).or_default() += 1;
+            let mut children = HashMap::<PageHash, u32>::new();
+            for parent in state.pages.values().filter_map(|record| record.parent) {
+                *children.entry(parent).or_default() += 1;
             }
-            assert!(successors.keys().all(|page| state.pages.contains_key(page)));
+            assert!(children.keys().all(|page| state.pages.contains_key(page)));
             for (page, record) in &state.pages {
-                assert_eq!(record.successors, successors.get(page).copied().unwrap_or(0));
-                assert!(record.dirty || record.successors > 0);
+                assert_eq!(record.children, children.get(page).copied().unwrap_or(0));
+                assert!(record.dirty || record.children > 0);
             }
         }
         dirty.sample(usize::MAX).into_iter().for_each(|page| dirty.mark_clean(page));
@@ -329,8 +337,8 @@ mod tests {
             let keys = all.keys[..end].to_vec();
             let bytes = vec![&[7_u8; 10][..]; end - first];
             let source = BorrowedPages::new(&bytes);
-            let (scope, terms) = (Arc::clone(&all.scope), PutOptions::default());
-            let put = cache.submit_put(scope, keys, first, &source, terms, Control::default());
+            let (scope, options) = (Arc::clone(&all.scope), PutOptions::default());
+            let put = cache.submit_put(scope, keys, first, &source, options, Control::default());
             assert_eq!(put.unwrap().wait(Some(ttl)).unwrap().pages, end - first);
         };
         let take = |end: usize| {
@@ -348,7 +356,7 @@ mod tests {
         let (pages, range) = take(10);
         put(10, 12);
         shared.evict_source(queue, &pages, range);
-        assert_eq!(local(), 12, "successors were put");
+        assert_eq!(local(), 12, "children were put");
         put(0, 12);
         let (pages, range) = take(12);
         assert_eq!(local(), 12);

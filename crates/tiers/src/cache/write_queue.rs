@@ -4,10 +4,10 @@
 //! comes, after pending loads. The queue is bounded by the bytes to write; pages beyond the bound
 //! are dropped and counted, so that no put waits for a slow tier.
 
-use super::policy::WritePolicy;
-use super::prompt::Pages;
-use super::shared::{RemoteSlot, Shared, with_prompt};
+use super::prompt::PromptPages;
+use super::shared::{RemoteHandle, Shared, with_prompt};
 use super::spill::Spilled;
+use super::tier_policies::WritePolicy;
 use crate::{Residence, remote::RemoteTier};
 use ritornello_format::residency::Tier;
 use ritornello_store::{PutOptions, Ticket};
@@ -49,7 +49,7 @@ struct QueueState {
     bytes: u64,
     busy: bool,
     /// The job in progress; cleared by a cancellation.
-    running: Option<(Pages, Range<usize>)>,
+    running: Option<(PromptPages, Range<usize>)>,
     /// When the last job finished, if it wrote fewer pages than it should have.
     failed_at: Option<Instant>,
     threads: usize,
@@ -58,7 +58,7 @@ struct QueueState {
 
 #[derive(Debug)]
 struct Job {
-    pages: Pages,
+    pages: PromptPages,
     range: Range<usize>,
     /// Puts that store the pages on the tiers above.
     puts: Vec<PendingPut>,
@@ -80,7 +80,7 @@ impl WriteQueue {
     }
 
     /// Whether the tier takes these pages: a remote needs prompts from their first page on.
-    pub(super) fn accepts(&self, pages: &Pages) -> bool {
+    pub(super) fn accepts(&self, pages: &PromptPages) -> bool {
         pages.scope.chained || self.to != Tier::Remote
     }
 
@@ -107,8 +107,8 @@ impl WriteQueue {
     /// the removed jobs, and whether any job matched.
     pub(super) fn cancel(
         &self,
-        filter: impl Fn(&Pages, &Range<usize>) -> bool,
-    ) -> (Vec<(Pages, Range<usize>)>, bool) {
+        filter: impl Fn(&PromptPages, &Range<usize>) -> bool,
+    ) -> (Vec<(PromptPages, Range<usize>)>, bool) {
         let mut state = self.state.lock();
         let (cancelled, kept): (Vec<Job>, _) =
             state.jobs.drain(..).partition(|job| filter(&job.pages, &job.range));
@@ -131,7 +131,7 @@ impl WriteQueue {
 
     /// Waits until the queue is empty and no job runs. Returns false at `until`, or if the queue
     /// closes.
-    pub(super) fn drain(&self, until: Instant) -> bool {
+    pub(super) fn wait_until_empty(&self, until: Instant) -> bool {
         let mut state = self.state.lock();
         while state.threads > 0 && (state.busy || !state.jobs.is_empty()) {
             let left = until.saturating_duration_since(Instant::now());
@@ -150,7 +150,7 @@ impl Shared {
     pub(super) fn queue_write(
         self: &Arc<Self>,
         queue: &WriteQueue,
-        pages: &Pages,
+        pages: &PromptPages,
         range: Range<usize>,
         put: PendingPut,
     ) {
@@ -162,7 +162,7 @@ impl Shared {
     pub(super) fn queue_write_with(
         self: &Arc<Self>,
         queue: &WriteQueue,
-        pages: &Pages,
+        pages: &PromptPages,
         range: Range<usize>,
         put: PendingPut,
         evict_source: bool,
@@ -189,7 +189,7 @@ impl Shared {
     fn push_job(
         self: &Arc<Self>,
         queue: &WriteQueue,
-        pages: &Pages,
+        pages: &PromptPages,
         range: &Range<usize>,
         put: PendingPut,
         evict_source: bool,
@@ -254,7 +254,7 @@ impl Shared {
                 if let Some(job) = state.jobs.pop_front() {
                     break job;
                 }
-                if queue.policy == WritePolicy::Back {
+                if queue.policy == WritePolicy::WriteBack {
                     state = queue.state.wait_for(state, WATCH_INTERVAL);
                     if state.jobs.is_empty() && !state.closing {
                         drop(state);
@@ -294,7 +294,7 @@ impl Shared {
         };
         self.table.mark_present(queue.to, &pages.hashes, range.start..range.start + written, &[]);
         self.table.abandon(queue.to, &pages.hashes, range.start + written..range.end);
-        if queue.to != self.top().kind {
+        if queue.to != self.first_tier().kind {
             self.record_arrival(queue.to, pages, range.start..range.start + written);
         }
         if job.evict_source {
@@ -342,7 +342,7 @@ impl Shared {
         let at_once = (COPY_BYTES / pages.page_bytes).max(1) as usize;
         let mut buffer = Vec::new();
         let mut at = range.start;
-        let promotes = to == self.top().kind;
+        let promotes = to == self.first_tier().kind;
         while at < range.end && !self.is_closing() {
             if promotes {
                 self.loads.wait(YIELD_TO_LOADS);
@@ -358,8 +358,8 @@ impl Shared {
             let mut present = present.iter().take_while(|present| **present).count();
             if present > 0 && !promotes {
                 // Another process may have written them: this makes the tier's `flush` cover them.
-                let (stored, terms) = (&keys[..present], PutOptions::after(pages.before(at)));
-                let stored = tier.store().put_stored(&pages.scope, stored, &terms, &control);
+                let (stored, options) = (&keys[..present], PutOptions::after(pages.before(at)));
+                let stored = tier.store().put_stored(&pages.scope, stored, &options, &control);
                 present = stored.unwrap_or(0);
             }
             at += present;
@@ -415,7 +415,7 @@ impl Shared {
     /// Writes a job to the remote. Returns how many leading pages it now has. Objects hold groups
     /// of pages counted from the start of the prompt, so missing pages before the range are written
     /// too: without them no lookup reaches the range.
-    fn write_remote(&self, slot: &RemoteSlot, job: &Job) -> usize {
+    fn write_remote(&self, slot: &RemoteHandle, job: &Job) -> usize {
         let (pages, range) = (&job.pages, job.range.clone());
         let counts = self.counts_of(Tier::Remote);
         if pages.parent.is_some() {

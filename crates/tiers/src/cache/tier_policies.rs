@@ -8,13 +8,13 @@ use std::time::Duration;
 pub enum WritePolicy {
     /// As soon as the tier above has them, in the background.
     #[default]
-    Through,
+    WriteThrough,
     /// After this many hits.
     Selective(u32),
     /// When the tier above is about to evict them.
-    Back,
+    WriteBack,
     /// Never; pages written by other processes are still read.
-    None,
+    Never,
 }
 
 impl WritePolicy {
@@ -25,9 +25,9 @@ impl WritePolicy {
     pub fn parse(word: &str) -> Result<Self> {
         let times = word.strip_prefix("selective(").and_then(|rest| rest.strip_suffix(')'));
         match (word, times.and_then(|times| times.trim().parse().ok())) {
-            ("write_through", _) => Ok(Self::Through),
-            ("write_back", _) => Ok(Self::Back),
-            ("none", _) => Ok(Self::None),
+            ("write_through", _) => Ok(Self::WriteThrough),
+            ("write_back", _) => Ok(Self::WriteBack),
+            ("none", _) => Ok(Self::Never),
             (_, Some(times @ 1..)) => Ok(Self::Selective(times)),
             _ => Err(Error::invalid(
                 "write is write_through, selective(2) (or another number of hits), write_back or none",
@@ -118,10 +118,10 @@ mod tests {
     #[test]
     fn policies_parse_and_errors_list_names() {
         for (word, policy) in [
-            ("write_through", WritePolicy::Through),
+            ("write_through", WritePolicy::WriteThrough),
             ("selective(3)", WritePolicy::Selective(3)),
-            ("write_back", WritePolicy::Back),
-            ("none", WritePolicy::None),
+            ("write_back", WritePolicy::WriteBack),
+            ("none", WritePolicy::Never),
         ] {
             assert_eq!(WritePolicy::parse(word).unwrap(), policy);
         }
