@@ -42,7 +42,7 @@ from ritornello import errors
 from ritornello._core import (
     Cache,
     Completions,
-    Found,
+    Lookup,
     Match,
     Outcome,
     PagePool,
@@ -59,8 +59,8 @@ __all__ = [
     "Backend",
     "Cache",
     "Completions",
-    "Found",
     "FullBackend",
+    "Lookup",
     "Match",
     "Outcome",
     "PagePool",

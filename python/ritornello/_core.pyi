@@ -34,8 +34,8 @@ __all__ = [
     "ClosedError",
     "Completions",
     "FatalError",
-    "Found",
     "InvalidError",
+    "Lookup",
     "Match",
     "Outcome",
     "PagePool",
@@ -363,13 +363,13 @@ class Store:
     ) -> None: ...
 
 @final
-class Found:
-    """Location of a prompt's pages. `state`: "ready"; or "asking" or "loading": call `find` again,
-    the other fields are preliminary and nothing is leased.
+class Lookup:
+    """Location of a prompt's pages. `state`: "ready"; or "querying" or "loading": call `lookup`
+    again, the other fields are preliminary and nothing is leased.
     """
 
     @property
-    def state(self) -> Literal["ready", "asking", "loading"]: ...
+    def state(self) -> Literal["ready", "querying", "loading"]: ...
     @property
     def spans(self) -> list[tuple[TierName, int]]:
         """Tiers of the leading pages, in order; the remote only as far as it is known."""
@@ -382,7 +382,7 @@ class Found:
         that it lacks. If it has as many already, nothing is worth loading.
         """
     @property
-    def brought(self) -> int:
+    def fetched(self) -> int:
         """Pages that were just transferred from the remote for this prompt."""
     @property
     def progress(self) -> tuple[int, int]:
@@ -409,12 +409,12 @@ class Cache:
     ) -> Cache:
         """`tiers`, fastest first: "host 8GiB", "disk /nvme/kv 200GiB", "s3://bucket/prefix", each
         followed by options: `write=` ("write_through", "selective(2)", "write_back", "none") and
-        `rate=` ("100MiB", a second, of this process). `prefetch`: how long `find` stays pending
+        `rate=` ("100MiB", a second, of this process). `prefetch`: how long `lookup` stays pending
         while pages are transferred from a remote: "best_effort", "wait_complete", "timeout", or
         "timeout(1, 0.25)", the seconds at least and for every 1,024 tokens. `write_queue`: maximum
         bytes that wait to be written to each tier (512 MiB).
         """
-    def find(
+    def lookup(
         self,
         scope: Scope,
         keys: Sequence[bytes],
@@ -425,7 +425,7 @@ class Cache:
         page_bytes: int = 0,
         computed: int = 0,
         tokens: int = 0,
-    ) -> Found:
+    ) -> Lookup:
         """`keys` are those of a prompt from its first page. With `page_tokens` the gate decides how
         many pages are worth loading, for an engine that has `computed` tokens of a prompt of
         `tokens`; with "always" and "never" it only estimates the cost. `page_bytes`: bytes of a
@@ -435,7 +435,7 @@ class Cache:
     def exists(self, scope: Scope, keys: Sequence[bytes]) -> list[bool]:
         """Returns for each page whether it is on this machine."""
     def cancel(self, scope: Scope, keys: Sequence[bytes]) -> bool:
-        """Cancels the transfers that `find` started for this prompt. Returns whether there were
+        """Cancels the transfers that `lookup` started for this prompt. Returns whether there were
         any.
         """
     def submit_get(
@@ -466,13 +466,13 @@ class Cache:
         before this returns. If only later keys are known, `parent` is the key before them: such
         pages are not written to a remote. The ticket is that of the first tier.
         """
-    def learn_prefill(self, before: int, tokens: int, seconds: float) -> None:
+    def record_prefill(self, before: int, tokens: int, seconds: float) -> None:
         """Records that the engine computed `tokens` tokens after `before` others in `seconds`."""
-    def learn_load(self, tier: str, bytes: int, seconds: float) -> None:
+    def record_load(self, tier: str, bytes: int, seconds: float) -> None:
         """Records a load of another process, from its `take_loads`."""
     def take_loads(self) -> list[tuple[TierName, int, float]]:
         """Returns the loads of this process since the last call: tier, bytes and seconds."""
-    def judge(self, found: Found, seconds: float) -> None:
+    def record_outcome(self, found: Lookup, seconds: float) -> None:
         """Records the duration of the load that `found` decided on, for the regret in `stats`."""
     def stats(self) -> dict[str, Any]: ...
     def flush(self) -> None:

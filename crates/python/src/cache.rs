@@ -79,7 +79,7 @@ impl Cache {
     ))]
     // Python callers pass them by name.
     #[allow(clippy::too_many_arguments)]
-    fn find(
+    fn lookup(
         &self,
         py: Python<'_>,
         scope: &Scope,
@@ -90,11 +90,11 @@ impl Cache {
         page_bytes: u64,
         computed: u64,
         tokens: u64,
-    ) -> PyResult<Found> {
+    ) -> PyResult<Lookup> {
         let (cache, ttl) = (self.cache(py)?, duration(py, "ttl", ttl)?);
         let mode = LoadMode::parse(gate).or_raise(py)?;
         let options = LookupOptions { mode, page_tokens, page_bytes, computed, tokens };
-        keys::ask(keys, |keys| cache.find(&scope.inner, keys, ttl, &options)).map(Found)
+        keys::ask(keys, |keys| cache.lookup(&scope.inner, keys, ttl, &options)).map(Lookup)
     }
 
     /// Ends a lease, of this process or another. An unknown one is ignored.
@@ -171,7 +171,7 @@ impl Cache {
     }
 
     /// Records that the engine computed `tokens` tokens behind `before` others in `seconds`.
-    fn learn_prefill(
+    fn record_prefill(
         &self,
         py: Python<'_>,
         before: u64,
@@ -179,18 +179,18 @@ impl Cache {
         seconds: f64,
     ) -> PyResult<()> {
         let took = duration(py, "seconds", seconds)?;
-        self.cache(py)?.learn_prefill(before, tokens, took);
+        self.cache(py)?.record_prefill(before, tokens, took);
         Ok(())
     }
 
     /// Records that another process loaded `bytes` from a tier in `seconds`.
-    fn learn_load(&self, py: Python<'_>, tier: &str, bytes: u64, seconds: f64) -> PyResult<()> {
+    fn record_load(&self, py: Python<'_>, tier: &str, bytes: u64, seconds: f64) -> PyResult<()> {
         let (tier, took) = (tier_of(py, tier)?, duration(py, "seconds", seconds)?);
-        self.cache(py)?.learn_load(tier, bytes, took);
+        self.cache(py)?.record_load(tier, bytes, took);
         Ok(())
     }
 
-    /// Returns the loads of this process since the last call, by tier: for `learn_load` in another
+    /// Returns the loads of this process since the last call, by tier: for `record_load` in another
     /// process.
     fn take_loads(&self, py: Python<'_>) -> PyResult<Vec<(&'static str, u64, f64)>> {
         let loads = self.cache(py)?.take_loads();
@@ -198,11 +198,11 @@ impl Cache {
     }
 
     /// Records the duration of the load that `found` decided for.
-    fn judge(&self, py: Python<'_>, found: &Found, seconds: f64) -> PyResult<()> {
+    fn record_outcome(&self, py: Python<'_>, found: &Lookup, seconds: f64) -> PyResult<()> {
         let took = duration(py, "seconds", seconds)?;
         let cache = self.cache(py)?;
         if let Some(decision) = &found.0.decision {
-            cache.judge(took, decision.compute, decision.recompute);
+            cache.record_outcome(took, decision.compute, decision.recompute);
         }
         Ok(())
     }
@@ -297,11 +297,11 @@ pub(crate) fn close_all() {
 
 /// The answer to a lookup.
 #[pyclass(frozen, module = "ritornello._core")]
-pub(crate) struct Found(cache::Found);
+pub(crate) struct Lookup(cache::Lookup);
 
 #[pymethods]
-impl Found {
-    /// "ready"; or "asking" or "loading": look up again.
+impl Lookup {
+    /// "ready"; or "querying" or "loading": look up again.
     #[getter]
     fn state(&self) -> &'static str {
         self.0.readiness.word()
@@ -323,8 +323,8 @@ impl Found {
     }
     /// Pages that were just fetched from the remote for this prompt.
     #[getter]
-    fn brought(&self) -> usize {
-        self.0.brought
+    fn fetched(&self) -> usize {
+        self.0.fetched
     }
     /// Pages that have arrived, and pages that are being fetched.
     #[getter]
@@ -345,7 +345,7 @@ impl Found {
         self.0.leases.iter().map(|lease| (tier_name(lease.tier), lease.lease.0)).collect()
     }
     fn __repr__(&self) -> String {
-        format!("Found({}, {:?}, load={})", self.state(), self.spans(), self.0.load)
+        format!("Lookup({}, {:?}, load={})", self.state(), self.spans(), self.0.load)
     }
 }
 

@@ -163,8 +163,7 @@ async fn fetch(
         if (value.len() + chunk.len()) as u64 > most {
             return Err(object_store::Error::Generic {
                 store: "remote",
-                source: format!("the server sent more than the {most} bytes it was asked for")
-                    .into(),
+                source: format!("the server sent more than the {most} requested bytes").into(),
             });
         }
         value.extend_from_slice(&chunk);

@@ -42,7 +42,7 @@ fn hanging_remote_delays_no_call() {
     let begun = Instant::now();
     assert_eq!(put(&cache, &ours, 0), 40);
     assert!(reads(&cache, &ours, 0));
-    assert_eq!(find_once(&cache, &theirs).readiness, Readiness::Asking);
+    assert_eq!(find_once(&cache, &theirs).readiness, Readiness::Querying);
     assert_eq!(find(&cache, &theirs).local, 0);
     assert_eq!(find(&cache, &ours).local, 40);
     cache.close().unwrap();
@@ -113,7 +113,7 @@ fn prefetch_stops_at_first_missing_page() {
         over(&[&host(&dir, 64), "memory:"], &settings(PrefetchPolicy::WaitComplete), &remote);
     // Found by the probe, and missing when it is read.
     let remote_now = Arc::clone(&remote);
-    assert_eq!(find_once(&cache, &prompt).readiness, Readiness::Asking);
+    assert_eq!(find_once(&cache, &prompt).readiness, Readiness::Querying);
     until("it brings something", || cache.stats().unwrap().prefetch.pages > 0);
     remote_now.set_fault(BackendFault::Short);
     let found = find(&cache, &prompt);
@@ -132,8 +132,8 @@ fn silent_remote_is_waited_for_briefly() {
     let cache = over(&[&host(&dir, 64), "memory:"], &settings(policy), &remote);
     remote.set_fault(BackendFault::Hangs);
     let options = LookupOptions { page_tokens: 16, tokens: 641, ..LookupOptions::default() };
-    let find = || cache.find(&scope(), &refs(&prompt), TTL, &options).unwrap();
-    assert_eq!(find().readiness, Readiness::Asking);
+    let find = || cache.lookup(&scope(), &refs(&prompt), TTL, &options).unwrap();
+    assert_eq!(find().readiness, Readiness::Querying);
     until("an answer", || find().readiness == Readiness::Ready);
     assert_eq!(cache.stats().unwrap().prefetch.failed, 0, "the remote has given up");
     remote.set_fault(BackendFault::None);
@@ -148,13 +148,13 @@ fn prefetch_can_be_cancelled() {
         over(&[&host(&dir, 64), "memory:"], &settings(PrefetchPolicy::WaitComplete), &remote);
     assert!(!cache.cancel(&scope(), &refs(&prompt)).unwrap());
     remote.set_fault(BackendFault::Hangs);
-    assert_eq!(find_once(&cache, &prompt).readiness, Readiness::Asking);
+    assert_eq!(find_once(&cache, &prompt).readiness, Readiness::Querying);
     assert!(cache.cancel(&scope(), &refs(&prompt)).unwrap());
     remote.set_fault(BackendFault::None);
     until("it is counted", || cache.stats().unwrap().prefetch.cancelled == 1);
     assert_eq!(cache.stats().unwrap().prefetch.pages, 0);
     // A new lookup starts a new prefetch, even while the cancelled one still reads.
-    assert_eq!(find_once(&cache, &prompt).readiness, Readiness::Asking);
+    assert_eq!(find_once(&cache, &prompt).readiness, Readiness::Querying);
     until("it reads", || {
         cache.stats().unwrap().prefetch.pages > 0 || find(&cache, &prompt).local == 700
     });

@@ -133,9 +133,9 @@ fn other_machine_finds_pages_through_remote() {
         assert_eq!(tier(&cache, "remote").dropped_pages, 0);
     }
     let cache = open(&[&host(&two, 64), &disk(&two, 64), &remote(remote_dir.path())]);
-    assert_eq!(find_once(&cache, &prompt).readiness, Readiness::Asking);
+    assert_eq!(find_once(&cache, &prompt).readiness, Readiness::Querying);
     let found = find(&cache, &prompt);
-    assert_eq!((spans(&found), found.brought), (vec![(Tier::Host, 150)], 150));
+    assert_eq!((spans(&found), found.fetched), (vec![(Tier::Host, 150)], 150));
     assert!(reads(&cache, &prompt, 0));
     // Prefetched pages are written to the disk as well.
     cache.flush().unwrap();
@@ -218,28 +218,28 @@ fn gate_skips_pages_slower_than_computing() {
     let cache = open(&[&host(&two, 64), &remote(remote_dir.path())]);
     put(&cache, &prompt[..10], 0);
     for _ in 0..60 {
-        cache.learn_prefill(0, 640, Duration::from_millis(10));
-        cache.learn_load(Tier::Host, 8 << 20, Duration::from_micros(100));
-        cache.learn_load(Tier::Remote, 8 << 20, Duration::from_secs(20));
+        cache.record_prefill(0, 640, Duration::from_millis(10));
+        cache.record_load(Tier::Host, 8 << 20, Duration::from_micros(100));
+        cache.record_load(Tier::Remote, 8 << 20, Duration::from_secs(20));
     }
     let options = LookupOptions { page_tokens: 16, tokens: 641, ..LookupOptions::default() };
     let until = Instant::now() + Duration::from_secs(60);
     let found = loop {
-        let found = cache.find(&scope(), &refs(&prompt), TTL, &options).unwrap();
+        let found = cache.lookup(&scope(), &refs(&prompt), TTL, &options).unwrap();
         if found.readiness == Readiness::Ready {
             break found;
         }
         assert!(Instant::now() < until);
     };
     assert_eq!(spans(&found), [(Tier::Host, 10), (Tier::Remote, 30)]);
-    assert_eq!((found.load, found.brought), (10, 0));
+    assert_eq!((found.load, found.fetched), (10, 0));
     let stats = cache.stats().unwrap();
-    assert_eq!((stats.prefetch.declined, stats.prefetch.pages), (1, 0));
+    assert_eq!((stats.prefetch.not_worthwhile, stats.prefetch.pages), (1, 0));
     // The same for host memory, if that is slow, too.
     for _ in 0..60 {
-        cache.learn_load(Tier::Host, 8 << 20, Duration::from_secs(20));
+        cache.record_load(Tier::Host, 8 << 20, Duration::from_secs(20));
     }
-    let found = cache.find(&scope(), &refs(&prompt), TTL, &options).unwrap();
+    let found = cache.lookup(&scope(), &refs(&prompt), TTL, &options).unwrap();
     assert_eq!((found.local, found.load), (10, 0));
     assert!(found.leases.is_empty());
 }
@@ -263,7 +263,7 @@ fn unchained_scope_is_read_page_by_page() {
     assert_eq!(ticket.unwrap().wait(Some(TTL)).unwrap().pages, 3);
     let there = cache.exists(&scope, &refs(&keys)).unwrap();
     assert_eq!(there, [false, false, false, true, true, true]);
-    let found = cache.find(&scope, &refs(&keys[3..]), TTL, &LookupOptions::default()).unwrap();
+    let found = cache.lookup(&scope, &refs(&keys[3..]), TTL, &LookupOptions::default()).unwrap();
     assert_eq!((found.readiness, found.local), (Readiness::Ready, 3));
     cache.flush().unwrap();
     assert_eq!(tier(&cache, "remote").written_pages, 0);

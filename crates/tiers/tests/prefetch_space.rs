@@ -7,7 +7,7 @@ mod common;
 use common::*;
 use ritornello_format::Scope;
 use ritornello_store::PutOptions;
-use ritornello_tiers::cache::{Cache, Found, LookupOptions, PrefetchPolicy, Readiness};
+use ritornello_tiers::cache::{Cache, Lookup, LookupOptions, PrefetchPolicy, Readiness};
 use ritornello_tiers::gate::LoadMode;
 use ritornello_volume::memory::BorrowedPages;
 use ritornello_volume::transfer::Control;
@@ -43,10 +43,15 @@ fn fill(remote_dir: &Path, scopes: &[Arc<Scope>], prompts: &[Vec<Vec<u8>>]) {
     assert_eq!(tier(&cache, "remote").dropped_pages, 0);
 }
 
-fn answer(cache: &Cache, scope: &Arc<Scope>, prompt: &[Vec<u8>], options: &LookupOptions) -> Found {
+fn answer(
+    cache: &Cache,
+    scope: &Arc<Scope>,
+    prompt: &[Vec<u8>],
+    options: &LookupOptions,
+) -> Lookup {
     let until = Instant::now() + Duration::from_secs(60);
     loop {
-        let found = cache.find(scope, &refs(prompt), TTL, options).unwrap();
+        let found = cache.lookup(scope, &refs(prompt), TTL, options).unwrap();
         if found.readiness == Readiness::Ready {
             return found;
         }
@@ -65,7 +70,7 @@ fn only_one_of_two_large_prompts_is_prefetched() {
     let cache = open(&[&host(&dir, 32), &remote(remote_dir.path())]);
     for prompt in &prompts {
         for scope in &scopes {
-            cache.find(scope, &refs(prompt), TTL, &HALVES).unwrap();
+            cache.lookup(scope, &refs(prompt), TTL, &HALVES).unwrap();
         }
     }
     let came = |prompt: &[Vec<u8>]| {
@@ -75,7 +80,7 @@ fn only_one_of_two_large_prompts_is_prefetched() {
     both.sort_unstable();
     assert_eq!(both, [[0, 0], [350, 350]]);
     let prefetch = cache.stats().unwrap().prefetch;
-    assert_eq!((prefetch.completed, prefetch.declined, prefetch.failed), (2, 2, 0));
+    assert_eq!((prefetch.completed, prefetch.not_worthwhile, prefetch.failed), (2, 2, 0));
 }
 
 /// Runs `meanwhile` after a prompt was prefetched, then puts four times the capacity of the first
@@ -87,7 +92,7 @@ fn prefetched_pages_left(meanwhile: impl FnOnce(&Cache, &Arc<Scope>, &[&[u8]])) 
     fill(remote_dir.path(), &scopes, &wanted);
     let cache = open(&[&host(&dir, 32), &remote(remote_dir.path())]);
     let options = LookupOptions { page_bytes: 0, ..HALVES };
-    cache.find(&scopes[0], &refs(&wanted[0]), TTL, &options).unwrap();
+    cache.lookup(&scopes[0], &refs(&wanted[0]), TTL, &options).unwrap();
     until("it is there", || cache.stats().unwrap().prefetch.completed == 1);
     meanwhile(&cache, &scopes[0], &refs(&wanted[0]));
     for number in 2..18 {
@@ -119,10 +124,10 @@ fn lookup_waits_for_expected_long_fetch() {
     let policy = PrefetchPolicy::parse("timeout(0.05, 0)").unwrap();
     let slow = format!("{} rate=2MB", remote(remote_dir.path()));
     let cache = open_with(&[&host(&dir, 64), &slow], policy);
-    cache.learn_prefill(0, 640, Duration::from_secs(60));
+    cache.record_prefill(0, 640, Duration::from_secs(60));
     let options = LookupOptions { page_bytes: 0, tokens: 801, ..HALVES };
     let found = answer(&cache, &scopes[0], &prompt[0], &options);
-    assert_eq!((found.load, found.brought), (50, 50));
+    assert_eq!((found.load, found.fetched), (50, 50));
     assert!(found.decision.unwrap().recompute >= Duration::from_secs(60));
 }
 
@@ -135,9 +140,9 @@ fn pages_never_loaded_are_not_prefetched() {
     let cache = open(&[&host(&dir, 64), &remote(remote_dir.path())]);
     put(&cache, &keys(2, 0, 40), 0);
     let never = LookupOptions { mode: LoadMode::Never, ..HALVES };
-    let found = cache.find(&scopes[0], &refs(&prompt[0]), TTL, &never).unwrap();
+    let found = cache.lookup(&scopes[0], &refs(&prompt[0]), TTL, &never).unwrap();
     assert_eq!((found.readiness, found.local, found.load), (Readiness::Ready, 0, 0));
-    let here = cache.find(&scope(), &refs(&keys(2, 0, 40)), TTL, &never).unwrap();
+    let here = cache.lookup(&scope(), &refs(&keys(2, 0, 40)), TTL, &never).unwrap();
     assert_eq!((here.local, here.load), (40, 0));
     assert!(here.leases.is_empty());
     assert_eq!(cache.stats().unwrap().prefetch.started, 0);

@@ -6,7 +6,7 @@ mod common;
 use common::*;
 use ritornello_format::Scope;
 use ritornello_store::PutOptions;
-use ritornello_tiers::cache::{Cache, Found, LookupOptions, Readiness};
+use ritornello_tiers::cache::{Cache, Lookup, LookupOptions, Readiness};
 use ritornello_volume::memory::BorrowedPages;
 use ritornello_volume::transfer::Control;
 use std::sync::Arc;
@@ -46,10 +46,10 @@ fn put_all(cache: &Cache, scope: &Arc<Scope>, keys: &[Vec<u8>]) {
     assert_eq!(outcome.pages, keys.len());
 }
 
-fn find_in(cache: &Cache, scope: &Arc<Scope>, keys: &[Vec<u8>]) -> Found {
+fn find_in(cache: &Cache, scope: &Arc<Scope>, keys: &[Vec<u8>]) -> Lookup {
     let mut answer = None;
     until("no answer", || {
-        let found = cache.find(scope, &refs(keys), TTL, &LookupOptions::default()).unwrap();
+        let found = cache.lookup(scope, &refs(keys), TTL, &LookupOptions::default()).unwrap();
         let ready = found.readiness == Readiness::Ready;
         answer = Some(found);
         ready

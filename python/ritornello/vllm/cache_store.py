@@ -15,7 +15,7 @@ from ritornello.vllm.store import VllmStore
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ritornello._core import Cache, Found, Gate, Store, TierName
+    from ritornello._core import Cache, Gate, Lookup, Store, TierName
 
 T = TypeVar("T")
 
@@ -23,7 +23,7 @@ T = TypeVar("T")
 PENDING_LOOKUPS_MAX = 1024
 
 # Outcomes of prefetches from the remote.
-PREFETCHES = ("completed", "declined", "cancelled", "failed", "refused")
+PREFETCHES = ("completed", "not_worthwhile", "cancelled", "failed", "queue_full")
 
 
 class CacheStore(VllmStore):
@@ -60,8 +60,8 @@ class CacheStore(VllmStore):
             gate = self._settings.gate if chained else "always"
         moved = sum(identity.parts[p.part].object_bytes(p.stage, p.unit) for p in slices)
 
-        def find(cache: "Cache", piece: Slice) -> "Found":
-            return cache.find(
+        def find(cache: "Cache", piece: Slice) -> "Lookup":
+            return cache.lookup(
                 self._scope_for(identity, piece),
                 keys,
                 ttl=ttl,
@@ -77,7 +77,7 @@ class CacheStore(VllmStore):
             pending, leased_before = self._pending_lookups.pop(key, (None, []))
             # Retries are frequent: while one object is pending, the others are not looked up.
             order = slices if pending is None else (pending, *(p for p in slices if p != pending))
-            found: list[Found] = []
+            found: list[Lookup] = []
             unfinished = None
             for piece in order:
                 found.append(find(cache, piece))
@@ -98,8 +98,8 @@ class CacheStore(VllmStore):
                 leases = []
             present = min(piece_found.local for piece_found in found)
             # Reported once, by the objects that arrived last.
-            brought = max(piece_found.brought for piece_found in found)
-            return Hit(hit.load, present, leases, False, _tiers(hit, brought), hit)
+            fetched = max(piece_found.fetched for piece_found in found)
+            return Hit(hit.load, present, leases, False, _tiers(hit, fetched), hit)
 
         return self._on_cache("lookup", action)
 
@@ -129,13 +129,13 @@ class CacheStore(VllmStore):
     def record_timings(self, report: WorkerReport, decisions: dict[str, Any]) -> None:
         def action(cache: "Cache") -> None:
             if report.prefill is not None:
-                cache.learn_prefill(*report.prefill)
+                cache.record_prefill(*report.prefill)
             for tier, moved, seconds in report.loads:
-                cache.learn_load(tier, moved, seconds)
+                cache.record_load(tier, moved, seconds)
             for request, seconds in report.load_seconds.items():
                 found = decisions.pop(request, None)
                 if found is not None and found.estimate is not None:
-                    cache.judge(found, seconds)
+                    cache.record_outcome(found, seconds)
 
         self._on_cache("record_timings", action)
         self.report_stats()
@@ -197,16 +197,16 @@ def counts_of(stats: Mapping[str, Any]) -> Counts:
     }
 
 
-def _tiers(found: "Found", brought: int) -> list[tuple[str, int]]:
+def _tiers(found: "Lookup", fetched: int) -> list[tuple[str, int]]:
     """Returns where the local pages were before this lookup, in order. Pages that the remote
-    `brought` are the last ones.
+    `fetched` are the last ones.
     """
     tiers: list[tuple[str, int]] = []
-    brought = min(brought, found.local)
-    left = found.local - brought
+    fetched = min(fetched, found.local)
+    left = found.local - fetched
     for tier, pages in found.spans:
         local = min(pages, left)
         if local:
             tiers.append((tier, local))
         left -= local
-    return [*tiers, ("remote", brought)] if brought else tiers
+    return [*tiers, ("remote", fetched)] if fetched else tiers

@@ -200,19 +200,19 @@ impl Cache {
     }
 
     /// Reports that `tokens` tokens were computed after `before` others: a sample for the gate.
-    pub fn learn_prefill(&self, before: u64, tokens: u64, took: Duration) {
+    pub fn record_prefill(&self, before: u64, tokens: u64, took: Duration) {
         self.shared.gate(|gate| gate.record_prefill(before, tokens, took));
     }
 
     /// Reports that another process loaded `bytes` bytes from `tier` for this one.
-    pub fn learn_load(&self, tier: Tier, bytes: u64, took: Duration) {
+    pub fn record_load(&self, tier: Tier, bytes: u64, took: Duration) {
         if bytes > 0 {
             self.shared.gate(|gate| gate.record_load(tier, bytes, took, self.shared.clock()));
         }
     }
 
     /// Loads measured since the last call, as bytes and seconds by tier, for another process to
-    /// [learn](Self::learn_load).
+    /// [record](Self::record_load).
     #[must_use]
     pub fn take_loads(&self) -> Vec<(Tier, u64, f64)> {
         let measured = self.shared.take_measured();
@@ -222,8 +222,8 @@ impl Cache {
 
     /// Records how long a load took that the gate had decided for. `compute` and `recompute` are
     /// the times of that decision.
-    pub fn judge(&self, load: Duration, compute: Duration, recompute: Duration) {
-        self.shared.counts.gate.judge(load, compute, recompute);
+    pub fn record_outcome(&self, load: Duration, compute: Duration, recompute: Duration) {
+        self.shared.counts.gate.record_outcome(load, compute, recompute);
     }
 
     /// Statistics of the cache.

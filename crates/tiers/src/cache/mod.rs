@@ -12,9 +12,9 @@
 
 #[allow(clippy::module_inception, reason = "one noun a file")]
 mod cache;
-mod find;
 mod load_tracker;
 mod local_tier;
+mod lookup;
 mod prefetch;
 mod promotion;
 mod prompt;
@@ -29,7 +29,7 @@ mod write_back;
 mod write_queue;
 
 pub use cache::{Cache, Settings};
-pub use find::{Found, LookupOptions, Readiness, TierLease};
+pub use lookup::{Lookup, LookupOptions, Readiness, TierLease};
 pub use spec::{TierLocation, TierSpec};
 pub use stats::{CacheStats, CallStats, GateStats, PrefetchStats, TierStats, tier_name};
 pub use tier_policies::{MAX_LOOKUP_WAIT, PrefetchPolicy, WritePolicy};

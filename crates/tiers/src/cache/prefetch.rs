@@ -4,7 +4,7 @@
 //! pages it has and the gate how many are worth fetching, and fetches those front to back until a
 //! page fails or the prefetch is cancelled. No caller waits: repeated lookups report the progress.
 
-use super::find::LookupOptions;
+use super::lookup::LookupOptions;
 use super::prompt::PromptPages;
 use super::shared::{RemoteHandle, Shared, with_prompt};
 use super::tier_policies::{MAX_LOOKUP_WAIT, WritePolicy};
@@ -86,11 +86,11 @@ pub(super) struct Prefetch {
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Stage {
     /// The remote has not answered yet.
-    Asking,
+    Querying,
     /// `fetched` of `of` pages are stored.
     Fetching { fetched: usize, of: usize },
     /// Complete since `at`: leading pages the remote has, and pages fetched.
-    Done { at: Instant, known: usize, brought: usize },
+    Done { at: Instant, known: usize, fetched: usize },
 }
 
 /// The state in which a cancellation met a prefetch.
@@ -126,7 +126,7 @@ impl Prefetch {
     fn reserved_bytes(&self) -> u64 {
         let pages = match self.stage() {
             Stage::Fetching { of, .. } => of,
-            Stage::Done { at, brought, .. } if at.elapsed() < KEEP_FOR => brought,
+            Stage::Done { at, fetched, .. } if at.elapsed() < KEEP_FOR => fetched,
             _ => 0,
         };
         (pages as u64).saturating_mul(self.page_bytes())
@@ -222,16 +222,16 @@ impl Shared {
         let counts = &self.counts.prefetch;
         let swept = self.prefetches.state.lock().sweep_stale();
         for job in &swept {
-            self.take_brought(job);
+            self.take_fetched(job);
         }
         let mut state = self.prefetches.state.lock();
         if state.closing || state.queue.len() >= MAX_QUEUED || state.known.len() >= MAX_TRACKED {
-            counts.refused.add(1);
+            counts.queue_full.add(1);
             return None;
         }
         if state.idle <= state.queue.len() && state.threads < THREADS {
             let shared = Arc::clone(self);
-            let thread = thread::Builder::new().name("ritornello-fetch".to_owned());
+            let thread = thread::Builder::new().name("ritornello-prefetch".to_owned());
             if thread.spawn(move || shared.prefetch_worker()).is_ok() {
                 state.threads += 1;
             }
@@ -241,7 +241,7 @@ impl Shared {
             options,
             local,
             since: Instant::now(),
-            stage: Mutex::new(Stage::Asking),
+            stage: Mutex::new(Stage::Querying),
             expected: Mutex::default(),
             kept: Mutex::default(),
             reported: AtomicBool::new(false),
@@ -255,11 +255,11 @@ impl Shared {
     }
 
     /// Takes the number of pages fetched, which is reported once, and releases the leases on them.
-    pub(super) fn take_brought(&self, job: &Prefetch) -> usize {
-        let brought = match &mut *job.stage.lock() {
-            Stage::Done { brought, .. } => {
+    pub(super) fn take_fetched(&self, job: &Prefetch) -> usize {
+        let fetched = match &mut *job.stage.lock() {
+            Stage::Done { fetched, .. } => {
                 job.reported.store(true, Ordering::Release);
-                std::mem::take(brought)
+                std::mem::take(fetched)
             }
             _ => 0,
         };
@@ -267,7 +267,7 @@ impl Shared {
             // An error is harmless: the lease expires.
             let _ = self.first_tier().store().release(lease);
         }
-        brought
+        fetched
     }
 
     fn prefetch_worker(self: Arc<Self>) {
@@ -310,7 +310,7 @@ impl Shared {
         let (fetched, count) = if answer.is_err() {
             (0, &counts.failed)
         } else if wanted <= local {
-            (0, &counts.declined)
+            (0, &counts.not_worthwhile)
         } else {
             self.mark_present(Tier::Remote, pages, 0..known);
             match self.fetch(slot, job, local..wanted) {
@@ -319,11 +319,11 @@ impl Shared {
                 fetched => (fetched, &counts.failed),
             }
         };
-        *job.stage.lock() = Stage::Done { at: Instant::now(), known, brought: fetched };
+        *job.stage.lock() = Stage::Done { at: Instant::now(), known, fetched: fetched };
         count.add(1);
         if job.cancelled.load(Ordering::Acquire) {
             // No lookup will take the result.
-            self.take_brought(job);
+            self.take_fetched(job);
         }
         self.trim_table();
     }

@@ -45,12 +45,12 @@ impl RateLimiter {
     /// Waits until the reserved time of `bytes` has passed. Returns how long earlier transfers
     /// delayed it; `None`, with nothing reserved, if `control` stops it first.
     pub(super) fn wait(&self, bytes: u64, control: &Control) -> Option<Duration> {
-        let asked = Instant::now();
+        let requested_at = Instant::now();
         let Some(reserved) = self.reserve(bytes) else { return Some(Duration::ZERO) };
         loop {
             let left = reserved.end.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return Some(reserved.start.saturating_duration_since(asked));
+                return Some(reserved.start.saturating_duration_since(requested_at));
             }
             if control.stop().is_some()
                 || control.deadline.is_some_and(|until| until < reserved.end)

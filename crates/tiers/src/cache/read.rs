@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 const MAX_ROUNDS: usize = 4;
 
 /// Default reason for pages that were not read.
-const ABSENT: &str = "absent";
+const NOT_FOUND: &str = "not_found";
 
 impl Shared {
     /// Reads as many pages as possible into `target`; stores pages from lower tiers in the first.
@@ -141,7 +141,7 @@ struct PartialRead {
 
 impl PartialRead {
     fn new(pages: usize) -> Self {
-        Self { missing: (0..pages).collect(), reason: ABSENT }
+        Self { missing: (0..pages).collect(), reason: NOT_FOUND }
     }
 
     /// Reads the missing pages that `tier` has. Returns those pages, and the time without
@@ -195,7 +195,7 @@ impl PartialRead {
                 return None;
             }
         };
-        if outcome.reason != ABSENT && !outcome.reason.is_empty() {
+        if outcome.reason != NOT_FOUND && !outcome.reason.is_empty() {
             self.reason = outcome.reason;
         }
         let is_read = |at: usize| outcome.ok[at];

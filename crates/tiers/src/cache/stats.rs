@@ -58,7 +58,7 @@ impl TierCounters {
 #[derive(Debug, Default)]
 pub(super) struct Counters {
     pub(super) tiers: [TierCounters; 4],
-    pub(super) asked: Counter,
+    pub(super) probed: Counter,
     pub(super) missed: Counter,
     pub(super) prefetch: PrefetchCounters,
     pub(super) gate: GateCounters,
@@ -69,9 +69,9 @@ pub(super) struct PrefetchCounters {
     pub(super) started: Counter,
     pub(super) completed: Counter,
     pub(super) cancelled: Counter,
-    pub(super) declined: Counter,
+    pub(super) not_worthwhile: Counter,
     pub(super) failed: Counter,
-    pub(super) refused: Counter,
+    pub(super) queue_full: Counter,
     pub(super) pages: Counter,
     pub(super) bytes: Counter,
 }
@@ -97,7 +97,7 @@ impl GateCounters {
     }
 
     /// Records how long a load took that the gate decided for.
-    pub(super) fn judge(&self, load: Duration, compute: Duration, recompute: Duration) {
+    pub(super) fn record_outcome(&self, load: Duration, compute: Duration, recompute: Duration) {
         self.judged.add(1);
         self.load_micros.add(load.as_micros() as u64);
         if !recompute.is_zero() {
@@ -113,7 +113,7 @@ pub struct CacheStats {
     /// The tiers, fastest first.
     pub tiers: Vec<TierStats>,
     /// Pages looked up.
-    pub asked_pages: u64,
+    pub probed_pages: u64,
     /// Pages looked up that no tier had.
     pub missed_pages: u64,
     /// Prefetches from the remote.
@@ -197,11 +197,11 @@ pub struct PrefetchStats {
     /// Prefetches cancelled on request.
     pub cancelled: u64,
     /// Prefetches with no page worth fetching, or no space on the first tier.
-    pub declined: u64,
+    pub not_worthwhile: u64,
     /// Prefetches that ended at a page that could not be fetched, or without an answer.
     pub failed: u64,
     /// Prefetches not started because the queue was full.
-    pub refused: u64,
+    pub queue_full: u64,
     /// Pages fetched.
     pub pages: u64,
     /// Bytes of these pages.
@@ -252,15 +252,15 @@ pub(super) fn snapshot(shared: &Shared) -> CacheStats {
     let (prefetch, gate, table) = (&counts.prefetch, &counts.gate, shared.table.stats());
     CacheStats {
         tiers: tiers.collect(),
-        asked_pages: counts.asked.get(),
+        probed_pages: counts.probed.get(),
         missed_pages: counts.missed.get(),
         prefetch: PrefetchStats {
             started: prefetch.started.get(),
             completed: prefetch.completed.get(),
             cancelled: prefetch.cancelled.get(),
-            declined: prefetch.declined.get(),
+            not_worthwhile: prefetch.not_worthwhile.get(),
             failed: prefetch.failed.get(),
-            refused: prefetch.refused.get(),
+            queue_full: prefetch.queue_full.get(),
             pages: prefetch.pages.get(),
             bytes: prefetch.bytes.get(),
             running: shared.prefetches.running(),

@@ -37,7 +37,7 @@ impl WritePolicy {
     }
 }
 
-/// How long [`find`](super::Cache::find) stays pending while pages are fetched from a remote.
+/// How long [`lookup`](super::Cache::lookup) stays pending while pages are fetched from a remote.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum PrefetchPolicy {
     /// Never: the lookup takes what is local; fetched pages serve the next one.

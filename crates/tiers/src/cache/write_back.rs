@@ -44,7 +44,7 @@ struct PageRecord {
     page_bytes: u64,
     key: Box<[u8]>,
     parent: Option<PageHash>,
-    /// The key before a first page that lies inside a prompt.
+    /// The key of the page before the first page of a prompt whose beginning is unknown.
     parent_key: Option<Box<[u8]>>,
     dirty: bool,
     /// Recorded pages whose parent is this one.
@@ -347,7 +347,7 @@ mod tests {
         };
         let local = || {
             let found =
-                cache.find(&all.scope, &all.refs(0..all.len()), ttl, &LookupOptions::default());
+                cache.lookup(&all.scope, &all.refs(0..all.len()), ttl, &LookupOptions::default());
             let found = found.unwrap();
             found.leases.iter().for_each(|lease| cache.release(*lease).unwrap());
             found.local

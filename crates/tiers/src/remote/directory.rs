@@ -26,7 +26,7 @@ pub(super) const UNFINISHED: &str = ".new-";
 #[derive(Debug)]
 pub struct DirectoryBackend {
     root: PathBuf,
-    /// ObjectBytes of the names of unfinished files that is unique to this process.
+    /// Part of the names of unfinished files that is unique to this process.
     writer: String,
     /// Whether the directory's group may read and write, too.
     shared: bool,

@@ -175,10 +175,10 @@ mod tests {
             } else if !adds && map.remove(&number).is_some() {
                 heads.remove(head(number), id);
             }
-            let asked = (random >> 45) % 6000;
+            let number = (random >> 45) % 6000;
             assert_eq!(
-                heads.get(head(asked), |id| u64::from(id.0) == asked),
-                map.get(&asked).copied()
+                heads.get(head(number), |id| u64::from(id.0) == number),
+                map.get(&number).copied()
             );
             assert_eq!(heads.len(), map.len());
         }

@@ -13,7 +13,7 @@ pub(super) const TIERS: usize = Tier::ALL.len();
 pub enum Residence {
     /// Not on the tier.
     #[default]
-    None,
+    Absent,
     /// In transfer from a slower tier.
     Loading,
     /// In transfer from a faster tier.

@@ -8,7 +8,7 @@ use ritornello_node::Node;
 use ritornello_store::{Catalog, ClientId, Outcome, PutOptions};
 use ritornello_tiers::Tier;
 use ritornello_tiers::cache::{
-    Cache, Found, LookupOptions, PrefetchPolicy, Readiness, Settings, TierSpec, TierStats,
+    Cache, Lookup, LookupOptions, PrefetchPolicy, Readiness, Settings, TierSpec, TierStats,
 };
 use ritornello_tiers::remote::{Backend, DirectoryBackend, MemoryBackend, RemoteTier};
 use ritornello_volume::memory::{BorrowedPages, OwnedPagesMut, PageTarget};
@@ -94,12 +94,12 @@ pub fn put(cache: &Cache, keys: &[Vec<u8>], first: usize) -> usize {
 }
 
 /// Looks a prompt up once.
-pub fn find_once(cache: &Cache, keys: &[Vec<u8>]) -> Found {
-    cache.find(&scope(), &refs(keys), TTL, &LookupOptions::default()).unwrap()
+pub fn find_once(cache: &Cache, keys: &[Vec<u8>]) -> Lookup {
+    cache.lookup(&scope(), &refs(keys), TTL, &LookupOptions::default()).unwrap()
 }
 
 /// Looks a prompt up until the answer is final.
-pub fn find(cache: &Cache, keys: &[Vec<u8>]) -> Found {
+pub fn find(cache: &Cache, keys: &[Vec<u8>]) -> Lookup {
     let until = Instant::now() + Duration::from_secs(60);
     loop {
         let found = find_once(cache, keys);
@@ -121,11 +121,11 @@ pub fn begin_read(dir: &Path, keys: &[Vec<u8>]) -> Arc<Node> {
     node
 }
 
-pub fn release(cache: &Cache, found: &Found) {
+pub fn release(cache: &Cache, found: &Lookup) {
     found.leases.iter().for_each(|lease| cache.release(*lease).unwrap());
 }
 
-pub fn spans(found: &Found) -> Vec<(Tier, usize)> {
+pub fn spans(found: &Lookup) -> Vec<(Tier, usize)> {
     found.spans.iter().map(|span| (span.tier, span.pages)).collect()
 }
 

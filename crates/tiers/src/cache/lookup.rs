@@ -40,7 +40,7 @@ pub enum Readiness {
     /// The answer is final.
     Ready,
     /// Ask again: the remote has not answered yet.
-    Asking,
+    Querying,
     /// Ask again: pages are being fetched from the remote.
     Loading,
 }
@@ -51,7 +51,7 @@ impl Readiness {
     pub const fn word(self) -> &'static str {
         match self {
             Self::Ready => "ready",
-            Self::Asking => "asking",
+            Self::Querying => "querying",
             Self::Loading => "loading",
         }
     }
@@ -68,7 +68,7 @@ pub struct TierLease {
 
 /// The result of a lookup.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Found {
+pub struct Lookup {
     /// Whether this is the final answer.
     pub readiness: Readiness,
     /// Tiers of the leading pages, in prompt order; remote pages as far as they are known.
@@ -79,7 +79,7 @@ pub struct Found {
     /// Zero, or at most what the engine has: nothing is worth loading.
     pub load: usize,
     /// Pages fetched from the remote for this prompt; reported once.
-    pub brought: usize,
+    pub fetched: usize,
     /// Pages fetched so far, and pages to fetch in all.
     pub progress: (usize, usize),
     /// The gate's decision, if the gate was asked and has measurements.
@@ -103,13 +103,13 @@ impl Cache {
     ///
     /// # Errors
     /// `Invalid` for an invalid key; `Closed`.
-    pub fn find(
+    pub fn lookup(
         &self,
         scope: &Arc<Scope>,
         keys: &[&[u8]],
         ttl: Duration,
         options: &LookupOptions,
-    ) -> Result<Found> {
+    ) -> Result<Lookup> {
         self.check()?;
         check_keys(keys)?;
         // A pending lookup is polled often; this answers it from the hash of its last key alone.
@@ -122,7 +122,7 @@ impl Cache {
         }
         let boxed = keys.iter().map(|key| (*key).into()).collect();
         let pages = PromptPages::new(Arc::clone(scope), boxed, None)?;
-        self.shared.find(&pages, ttl, options)
+        self.shared.lookup(&pages, ttl, options)
     }
 
     /// Ends a lease of this process or another.
@@ -137,7 +137,7 @@ impl Cache {
     /// Whether each page, taken by itself, is on a local tier.
     ///
     /// # Errors
-    /// As for [`find`](Self::find).
+    /// As for [`lookup`](Self::lookup).
     pub fn exists(&self, scope: &Scope, keys: &[&[u8]]) -> Result<Vec<bool>> {
         self.check()?;
         check_keys(keys)?;
@@ -159,28 +159,29 @@ impl Cache {
         check_keys(keys)?;
         let Some(last) = keys.last() else { return Ok(false) };
         let name = PageHash::of(&scope.id(), last);
-        let rose = self.shared.cancel_promotions(|pages, _| pages.name() == Some(name));
+        let promotions_cancelled =
+            self.shared.cancel_promotions(|pages, _| pages.name() == Some(name));
         let job = self.shared.prefetches.get(name);
         let stopped = self.shared.prefetches.cancel(name);
         match (stopped, job) {
             (Some(Stopped::Waiting), _) => self.shared.counts.prefetch.cancelled.add(1),
             // The prefetch is complete: release what it keeps.
             (None, Some(job)) => {
-                self.shared.take_brought(&job);
+                self.shared.take_fetched(&job);
             }
             _ => {}
         }
-        Ok(rose || stopped.is_some())
+        Ok(promotions_cancelled || stopped.is_some())
     }
 }
 
 impl Shared {
-    fn find(
+    fn lookup(
         self: &Arc<Self>,
         pages: &PromptPages,
         ttl: Duration,
         options: &LookupOptions,
-    ) -> Result<Found> {
+    ) -> Result<Lookup> {
         let loads = options.mode != LoadMode::Never;
         let ahead = self.remote.is_some() && pages.scope.chained && loads;
         let name = pages.name().filter(|_| ahead);
@@ -197,11 +198,11 @@ impl Shared {
                 return Ok(found);
             }
         }
-        let mut found = Found {
+        let mut found = Lookup {
             readiness: Readiness::Ready,
             local,
             load: if loads { local } else { 0 },
-            brought: 0,
+            fetched: 0,
             progress: (0, 0),
             decision: None,
             leases: Vec::new(),
@@ -215,15 +216,15 @@ impl Shared {
             self.counts.gate.decided(local.saturating_sub(skipped), &decision);
             found.decision = Some(decision);
         }
-        let brought = known.as_ref().map_or(0, |job| self.take_brought(job));
+        let fetched = known.as_ref().map_or(0, |job| self.take_fetched(job));
         match known.map(|job| job.stage()) {
             Some(Stage::Done { known, .. }) => {
-                found.brought = brought.min(local);
+                found.fetched = fetched.min(local);
                 if known > local {
                     spans.push(TierSpan { tier: Tier::Remote, pages: known - local });
                 }
             }
-            Some(Stage::Fetching { fetched, .. }) => found.brought = fetched.min(local),
+            Some(Stage::Fetching { fetched, .. }) => found.fetched = fetched.min(local),
             _ => {}
         }
         let skipped = options.computed.checked_div(options.page_tokens).unwrap_or(0) as usize;
@@ -241,12 +242,12 @@ impl Shared {
         pages: usize,
         options: &LookupOptions,
         job: &Prefetch,
-    ) -> Option<Found> {
+    ) -> Option<Lookup> {
         let local: usize = job.local.iter().map(|span| span.pages).sum();
         let stage = job.stage();
         // Until the remote answers, no pages are known to wait for.
         let missing = match stage {
-            Stage::Asking => 0,
+            Stage::Querying => 0,
             _ => (pages - local.min(pages)) as u64,
         };
         if job.since.elapsed()
@@ -256,15 +257,15 @@ impl Shared {
         }
         let (readiness, progress) = match stage {
             Stage::Done { .. } => return None,
-            Stage::Asking => (Readiness::Asking, (0, 0)),
+            Stage::Querying => (Readiness::Querying, (0, 0)),
             Stage::Fetching { fetched, of } => (Readiness::Loading, (fetched, of)),
         };
-        Some(Found {
+        Some(Lookup {
             readiness,
             spans: job.local.clone(),
             local: local + progress.0,
             load: 0,
-            brought: progress.0,
+            fetched: progress.0,
             progress,
             decision: None,
             leases: Vec::new(),
@@ -369,7 +370,7 @@ impl Shared {
 
     /// Counters the lookup, and queues writes of pages that were found often enough.
     fn record_lookup(self: &Arc<Self>, pages: &PromptPages, spans: &[TierSpan]) {
-        self.counts.asked.add(pages.len() as u64);
+        self.counts.probed.add(pages.len() as u64);
         let mut at = 0;
         for span in spans {
             self.counts_of(span.tier).found.add(span.pages as u64);
