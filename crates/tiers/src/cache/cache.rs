@@ -23,8 +23,8 @@ use std::time::{Duration, Instant};
 
 /// Default limit of the bytes that may wait to be written to one tier.
 const WRITE_QUEUE_BYTES: u64 = 512 << 20;
-/// Maximum time that `flush` and `close` wait for background writes. After that, threads that hang
-/// in a backend are abandoned.
+/// Maximum time that `flush` and `close` wait for background work. After `CLOSE_TIMEOUT`, threads
+/// that hang in a backend are abandoned.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(60);
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 const CLOSE_POLL_INTERVAL: Duration = Duration::from_millis(5);
@@ -32,7 +32,7 @@ const CLOSE_POLL_INTERVAL: Duration = Duration::from_millis(5);
 /// Settings of a cache.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
-    /// How long a lookup stays pending while pages are fetched from the remote.
+    /// Maximum time that a lookup stays pending while pages are fetched from the remote.
     pub prefetch: PrefetchPolicy,
     /// Bytes that may wait to be written to one tier; pages beyond that are dropped.
     pub write_queue: u64,
@@ -112,9 +112,9 @@ impl Cache {
     }
 
     /// Starts to read pages, each from the fastest local tier that has it. The cache owns `target`
-    /// until the ticket completes. Pages read from below the first tier are then stored in the
-    /// first tier. `parent` is the key of the page before the first one, if any. If `control` names
-    /// sections of the pages, a section is reported once all pages have it.
+    /// until the ticket completes. Pages read from a tier below the first are then stored in the
+    /// first tier. `parent` is the key of the page before the first page, if any. If `control`
+    /// names sections of the pages, a section is reported once all pages have it.
     ///
     /// # Errors
     /// `Invalid` for bad keys, sizes or sections; `Retry` if too many tickets are pending;
@@ -146,14 +146,16 @@ impl Cache {
     }
 
     /// Starts to put pages `first..` of a prompt. The bytes are copied before this returns; pages
-    /// that staging has no space for are skipped. `keys` holds the keys from the first page of the
-    /// prompt on. A caller that lacks the earlier keys passes the preceding page as `parent`; such
-    /// pages are not written to a remote. The first tier is written at once, and the ticket reports
-    /// that write; lower tiers are written in the background as their policies say. Pages that the
-    /// first tier has no space for are written to the lower tiers from staging.
+    /// that staging has no space for are skipped. `keys` holds the keys of the prompt, starting at
+    /// its first page. A caller that lacks the earlier keys passes the key of the preceding page as
+    /// `parent`; these pages are not written to a remote. The first tier is written immediately,
+    /// and the ticket reports that write; lower tiers are written in the background according to
+    /// their policies. Pages that the first tier has no space for are written to the lower tiers
+    /// from staging.
     ///
     /// # Errors
-    /// Like [`submit_get`](Self::submit_get).
+    /// `Invalid` for bad keys or sizes, or if `first` exceeds the number of keys; `Retry` if too
+    /// many tickets are pending; `Closed`.
     pub fn submit_put(
         &self,
         scope: Arc<Scope>,
@@ -165,7 +167,7 @@ impl Cache {
     ) -> Result<Ticket> {
         self.check()?;
         if first > keys.len() {
-            return Err(Error::invalid("the first page to put lies behind the prompt")
+            return Err(Error::invalid("the first page to put is after the end of the prompt")
                 .with("first", first)
                 .with("keys", keys.len()));
         }
@@ -186,7 +188,8 @@ impl Cache {
         first_tier.rate.reserve(pages.bytes(range.len()));
         shared.record_arrival(first_tier.kind, &pages, range.clone());
         for queue in shared.write_queues.iter().filter(|queue| queue.to != first_tier.kind) {
-            // The engine lacked these pages, so lower tiers may have evicted what the table lists.
+            // The engine lacked these pages, so a lower tier may have evicted pages that the table
+            // lists as present.
             shared.table.forget(queue.to, &pages.hashes, range.clone());
             if queue.policy == WritePolicy::WriteThrough {
                 let put = PendingPut {
@@ -199,12 +202,14 @@ impl Cache {
         Ok(ticket)
     }
 
-    /// Reports that `tokens` tokens were computed after `before` others: a sample for the gate.
+    /// Records that computing `tokens` tokens after `before` earlier tokens took `took`: a sample
+    /// for the gate.
     pub fn record_prefill(&self, before: u64, tokens: u64, took: Duration) {
         self.shared.gate(|gate| gate.record_prefill(before, tokens, took));
     }
 
-    /// Reports that another process loaded `bytes` bytes from `tier` for this one.
+    /// Records that another process loaded `bytes` bytes from `tier` in `took`: a sample for the
+    /// gate.
     pub fn record_load(&self, tier: Tier, bytes: u64, took: Duration) {
         if bytes > 0 {
             self.shared.gate(|gate| gate.record_load(tier, bytes, took, self.shared.clock()));
@@ -220,8 +225,8 @@ impl Cache {
         loads.map(|(tier, (bytes, seconds))| (tier, bytes, seconds)).collect()
     }
 
-    /// Records how long a load took that the gate had decided for. `compute` and `recompute` are
-    /// the times of that decision.
+    /// Records the duration of a load that the gate decided on. `compute` and `recompute` are the
+    /// estimates of that decision.
     pub fn record_outcome(&self, load: Duration, compute: Duration, recompute: Duration) {
         self.shared.counts.gate.record_outcome(load, compute, recompute);
     }
@@ -238,7 +243,7 @@ impl Cache {
     /// Waits for all queued writes to lower tiers, then makes the local tiers durable.
     ///
     /// # Errors
-    /// `Retry` if a tier does not finish its writes in time; errors of the stores.
+    /// `Retry` if a tier does not finish its writes in time; errors of flushing a store.
     pub fn flush(&self) -> Result<()> {
         self.check()?;
         let until = Instant::now() + FLUSH_TIMEOUT;
@@ -248,7 +253,7 @@ impl Cache {
                 while self.shared.write_back_batch(queue, false) && queue.wait_until_empty(until) {}
             }
             if !queue.wait_until_empty(until) {
-                return Err(Error::retry("a tier is too slow for what is to be written to it"));
+                return Err(Error::retry("a tier does not finish its queued writes in time"));
             }
         }
         self.shared.local_tiers.iter().try_for_each(|tier| tier.store().flush())

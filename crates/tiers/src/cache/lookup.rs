@@ -1,4 +1,5 @@
-//! Lookup: how far a prompt is stored, on which tiers, and how much of it to load.
+//! Lookup: determines how many leading pages of a prompt are stored, on which tiers, and how many
+//! pages to load.
 
 use super::Cache;
 use super::prefetch::{Prefetch, Stage, Stopped};
@@ -17,7 +18,7 @@ use std::time::Duration;
 /// Maximum rounds over the local tiers for a prompt whose pages alternate between them.
 const MAX_ROUNDS: usize = 4;
 
-/// What an engine says about a prompt besides its keys.
+/// Properties of a prompt besides its keys, supplied by the engine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LookupOptions {
     /// Whether the gate decides how much to load.
@@ -25,10 +26,10 @@ pub struct LookupOptions {
     /// Tokens per page. Zero skips the gate: all pages found are loaded, unless the mode forbids
     /// it.
     pub page_tokens: u64,
-    /// Bytes moved to load one page, if a page also lies in other objects that are looked up by the
-    /// same keys; zero: the page bytes of the scope.
+    /// Bytes moved to load one page, if the page is also stored in other objects with the same
+    /// keys; zero means the page bytes of the scope.
     pub page_bytes: u64,
-    /// Leading tokens that the engine already has.
+    /// Number of leading tokens whose pages the engine already holds.
     pub computed: u64,
     /// Tokens of the prompt.
     pub tokens: u64,
@@ -39,9 +40,9 @@ pub struct LookupOptions {
 pub enum Readiness {
     /// The answer is final.
     Ready,
-    /// Ask again: the remote has not answered yet.
+    /// The remote has not answered yet: the caller should repeat the lookup.
     Querying,
-    /// Ask again: pages are being fetched from the remote.
+    /// Pages are being fetched from the remote: the caller should repeat the lookup.
     Loading,
 }
 
@@ -71,35 +72,36 @@ pub struct TierLease {
 pub struct Lookup {
     /// Whether this is the final answer.
     pub readiness: Readiness,
-    /// Tiers of the leading pages, in prompt order; remote pages as far as they are known.
+    /// Tiers of the leading pages, in prompt order; remote pages only if the remote has answered.
     pub spans: Vec<TierSpan>,
     /// Leading pages on this machine.
     pub local: usize,
-    /// Leading pages that the engine should have after loading those it lacks, kept by `leases`.
-    /// Zero, or at most what the engine has: nothing is worth loading.
+    /// Leading pages that the engine should have after the load, leased by `leases`; the engine
+    /// loads the pages that it lacks. If the engine already has that number of pages, no load is
+    /// worthwhile.
     pub load: usize,
     /// Pages fetched from the remote for this prompt; reported once.
     pub fetched: usize,
     /// Pages fetched so far, and pages to fetch in all.
     pub progress: (usize, usize),
-    /// The gate's decision, if the gate was asked and has measurements.
+    /// The gate's decision; `None` if the lookup skipped the gate or the gate has no measurements.
     pub decision: Option<LoadDecision>,
-    /// Leases to release once the pages are loaded; they expire by themselves.
+    /// Leases to release after the pages are loaded; unreleased leases expire.
     pub leases: Vec<TierLease>,
 }
 
-/// The local pages of a prompt: their tiers, and a lease for each tier's part with the index of its
-/// first page.
+/// The local pages of a prompt: their tiers, and the leases, each with the index of its first page.
 struct LocalPrefix {
     spans: Vec<TierSpan>,
     leases: Vec<(usize, TierLease)>,
 }
 
 impl Cache {
-    /// Looks up a prompt from its first page on. Pages to load are leased for `ttl`, and those on
-    /// disk are promoted to host memory in the background. The call never waits for a remote: while
-    /// the remote is queried or pages are fetched, the answer is that the caller should ask again,
-    /// for as long as the prefetch policy allows.
+    /// Looks up a prompt, starting at its first page. Pages to load are leased for `ttl`, and pages
+    /// to load from disk are promoted to host memory in the background. The call never waits for a
+    /// remote: while the remote is queried or pages are fetched, the result is
+    /// [`Readiness::Querying`] or [`Readiness::Loading`], for as long as the prefetch policy
+    /// allows, and the caller should repeat the lookup.
     ///
     /// # Errors
     /// `Invalid` for an invalid key; `Closed`.
@@ -112,7 +114,8 @@ impl Cache {
     ) -> Result<Lookup> {
         self.check()?;
         check_keys(keys)?;
-        // A pending lookup is polled often; this answers it from the hash of its last key alone.
+        // Callers poll a pending lookup often, so the answer to a pending lookup is found by the
+        // hash of the last key alone.
         let waits = keys.last().and_then(|last| {
             let job = self.shared.prefetches.get(PageHash::of(&scope.id(), last))?;
             self.shared.pending_answer(keys.len(), options, &job)
@@ -128,16 +131,16 @@ impl Cache {
     /// Ends a lease of this process or another.
     ///
     /// # Errors
-    /// Errors of the connection to the tier's owner.
+    /// `Closed`; errors of the connection to the tier's owner.
     pub fn release(&self, lease: TierLease) -> Result<()> {
         self.check()?;
         self.shared.local_tier(lease.tier).map_or(Ok(()), |tier| tier.store().release(lease.lease))
     }
 
-    /// Whether each page, taken by itself, is on a local tier.
+    /// Whether each page is on a local tier, also after a missing page.
     ///
     /// # Errors
-    /// As for [`lookup`](Self::lookup).
+    /// `Invalid` for an invalid key; `Closed`; errors of a tier's store.
     pub fn exists(&self, scope: &Scope, keys: &[&[u8]]) -> Result<Vec<bool>> {
         self.check()?;
         check_keys(keys)?;
@@ -149,8 +152,8 @@ impl Cache {
         Ok(present)
     }
 
-    /// Cancels prefetches and promotions of a prompt that is no longer wanted. Returns whether
-    /// there were any.
+    /// Cancels prefetches and promotions of a prompt whose request has ended. Returns whether any
+    /// were queued or running.
     ///
     /// # Errors
     /// `Invalid` for an invalid key; `Closed`.
@@ -165,7 +168,7 @@ impl Cache {
         let stopped = self.shared.prefetches.cancel(name);
         match (stopped, job) {
             (Some(Stopped::Waiting), _) => self.shared.counts.prefetch.cancelled.add(1),
-            // The prefetch is complete: release what it keeps.
+            // The prefetch is complete: release its leases.
             (None, Some(job)) => {
                 self.shared.take_fetched(&job);
             }
@@ -245,7 +248,7 @@ impl Shared {
     ) -> Option<Lookup> {
         let local: usize = job.local.iter().map(|span| span.pages).sum();
         let stage = job.stage();
-        // Until the remote answers, no pages are known to wait for.
+        // Until the remote answers, the number of pages to wait for is unknown and counts as zero.
         let missing = match stage {
             Stage::Querying => 0,
             _ => (pages - local.min(pages)) as u64,
@@ -322,8 +325,8 @@ impl Shared {
         });
     }
 
-    /// How many leading pages the engine should have, and the decision; `None` if the gate is not
-    /// asked or has no measurements.
+    /// Returns the number of leading pages that the engine should have, and the decision; `None` if
+    /// `options` skip the gate or the gate has no measurements.
     pub(super) fn decide(
         &self,
         pages: &PromptPages,
@@ -368,7 +371,7 @@ impl Shared {
         queued
     }
 
-    /// Counters the lookup, and queues writes of pages that were found often enough.
+    /// Counts the lookup, and queues writes of pages that were found often enough.
     fn record_lookup(self: &Arc<Self>, pages: &PromptPages, spans: &[TierSpan]) {
         self.counts.probed.add(pages.len() as u64);
         let mut at = 0;

@@ -1,8 +1,9 @@
 //! Prefetch: fetches pages of a prompt from the remote before its request is computed.
 //!
-//! A few threads do this, one prompt at a time each. A thread asks the remote how many leading
-//! pages it has and the gate how many are worth fetching, and fetches those front to back until a
-//! page fails or the prefetch is cancelled. No caller waits: repeated lookups report the progress.
+//! A few threads run prefetches, each thread one prompt at a time. A thread probes the remote for
+//! the number of leading pages, lets the gate decide how many of them are worth fetching, and
+//! fetches these pages front to back until a page fails or the prefetch is cancelled. No caller
+//! waits: repeated lookups report the progress.
 
 use super::lookup::LookupOptions;
 use super::prompt::PromptPages;
@@ -26,11 +27,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Prefetches that run at once, and prefetches that may be queued.
+/// Maximum prefetches that run concurrently, and maximum queued prefetches.
 const THREADS: usize = 4;
 const MAX_QUEUED: usize = 256;
-/// Prefetches that are tracked, the number from which stale ones are swept, and how long a reported
-/// outcome replaces another query of the remote.
+/// Maximum tracked prefetches, the number of tracked prefetches that starts a sweep of stale
+/// prefetches, and how long a reported outcome stays valid before the remote is queried again.
 const MAX_TRACKED: usize = 2048;
 const STALE_SWEEP_AT: usize = 128;
 const REPORTED_VALID_FOR: Duration = Duration::from_secs(5);
@@ -39,24 +40,25 @@ const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
 const READ_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time within which fetched pages must find space on the first tier.
 const STORE_TIMEOUT: Duration = Duration::from_secs(1);
-/// How long fetched pages are kept, and their outcome holds, until a lookup takes them.
+/// Time for which fetched pages count as reserved, and an unreported outcome stays valid.
 const KEEP_FOR: Duration = Duration::from_secs(10);
-/// Objects read at once.
+/// Objects read concurrently.
 const OBJECTS_AT_ONCE: usize = 4;
-/// How often a prefetch looks for pages that another prefetch is fetching.
+/// Interval at which a prefetch checks whether another prefetch has stored pages.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
-/// Prefetches of a cache: those that are tracked, the queue, and the threads.
+/// Prefetches of a cache: the tracked prefetches, the queue, and the threads.
 #[derive(Debug, Default)]
 pub(super) struct Prefetches {
     state: Parked<State>,
-    /// Held while a prefetch decides how much to fetch, so that no two count on the same space.
+    /// A prefetch holds this lock while it decides how much to fetch, so that two prefetches do not
+    /// count on the same space.
     deciding: Mutex<()>,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    /// By the hash of the last page of the prompt.
+    /// Tracked prefetches by the hash of the last page of the prompt.
     known: HashMap<PageHash, Arc<Prefetch>>,
     queue: VecDeque<Arc<Prefetch>>,
     threads: usize,
@@ -73,11 +75,11 @@ pub(super) struct Prefetch {
     pub(super) local: Vec<TierSpan>,
     pub(super) since: Instant,
     stage: Mutex<Stage>,
-    /// How long the gate expects the fetch to take.
+    /// The gate's estimate of the duration of the fetch.
     expected: Mutex<Duration>,
     /// Leases that keep fetched pages on the first tier.
     kept: Mutex<Vec<LeaseNumber>>,
-    /// Whether a lookup was given the outcome.
+    /// Whether a lookup has returned the outcome.
     reported: AtomicBool,
     cancelled: Arc<AtomicBool>,
 }
@@ -93,7 +95,7 @@ pub(super) enum Stage {
     Done { at: Instant, known: usize, fetched: usize },
 }
 
-/// The state in which a cancellation met a prefetch.
+/// The state of a prefetch when it was cancelled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stopped {
     Waiting,
@@ -105,7 +107,7 @@ impl Prefetch {
         *self.stage.lock()
     }
 
-    /// Whether the outcome is so old that the remote should be asked again.
+    /// Whether the outcome is so old that the remote should be queried again.
     pub(super) fn is_stale(&self) -> bool {
         let lasts =
             if self.reported.load(Ordering::Acquire) { REPORTED_VALID_FOR } else { KEEP_FOR };
@@ -150,7 +152,7 @@ impl Prefetches {
         self.state.lock().known.get(&name).cloned()
     }
 
-    /// Bytes reserved for other prompts, and bytes still to fetch for this one.
+    /// Returns the bytes reserved for other prompts, and the bytes still to fetch for `prompt`.
     fn usage_beside(&self, prompt: &PromptPages) -> (u64, u64) {
         let (mut others, mut own) = (HashMap::<&[u8], u64>::new(), 0);
         let state = self.state.lock();
@@ -172,7 +174,8 @@ impl Prefetches {
         (state.queue.len() + state.threads - state.idle) as u64
     }
 
-    /// Cancels a prefetch unless it is complete. A running one is counted by its thread.
+    /// Cancels a prefetch unless it is complete. The thread of a running prefetch counts the
+    /// cancellation.
     pub(super) fn cancel(&self, name: PageHash) -> Option<Stopped> {
         let mut state = self.state.lock();
         let found = state.known.get(&name).cloned()?;
@@ -186,7 +189,7 @@ impl Prefetches {
         Some(if state.queue.len() < waiting { Stopped::Waiting } else { Stopped::Running })
     }
 
-    /// Tells the threads to end.
+    /// Cancels all prefetches and stops the threads.
     pub(super) fn close(&self) {
         let mut state = self.state.lock();
         state.closing = true;
@@ -299,22 +302,22 @@ impl Shared {
             slot.tier.probe(prompt, Instant::now() + PROBE_TIMEOUT)
         });
         let known = *answer.as_ref().unwrap_or(&0);
-        let wanted = {
+        let worthwhile = {
             let _alone = self.prefetches.deciding.lock();
-            let wanted = self.pages_worth_fetching(job, known);
-            if wanted > local {
-                *job.stage.lock() = Stage::Fetching { fetched: 0, of: wanted - local };
+            let worthwhile = self.pages_worth_fetching(job, known);
+            if worthwhile > local {
+                *job.stage.lock() = Stage::Fetching { fetched: 0, of: worthwhile - local };
             }
-            wanted
+            worthwhile
         };
         let (fetched, count) = if answer.is_err() {
             (0, &counts.failed)
-        } else if wanted <= local {
+        } else if worthwhile <= local {
             (0, &counts.not_worthwhile)
         } else {
             self.mark_present(Tier::Remote, pages, 0..known);
-            match self.fetch(slot, job, local..wanted) {
-                fetched if fetched == wanted - local => (fetched, &counts.completed),
+            match self.fetch(slot, job, local..worthwhile) {
+                fetched if fetched == worthwhile - local => (fetched, &counts.completed),
                 fetched if job.cancelled.load(Ordering::Acquire) => (fetched, &counts.cancelled),
                 fetched => (fetched, &counts.failed),
             }
@@ -322,14 +325,14 @@ impl Shared {
         *job.stage.lock() = Stage::Done { at: Instant::now(), known, fetched: fetched };
         count.add(1);
         if job.cancelled.load(Ordering::Acquire) {
-            // No lookup will take the result.
+            // No lookup will take the result of a cancelled prefetch.
             self.take_fetched(job);
         }
         self.trim_table();
     }
 
-    /// How many leading pages are worth having here: those on this machine only, if the first tier has
-    /// no space for all others.
+    /// Returns the number of leading pages worth having on this machine; only the local pages if
+    /// the first tier has no space for all remaining pages.
     fn pages_worth_fetching(&self, job: &Prefetch, known: usize) -> usize {
         let local = job.local_pages();
         if known <= local {
@@ -342,48 +345,50 @@ impl Shared {
         // The estimate already counts all objects of a page.
         let remote = &mut queued[Tier::Remote as usize];
         *remote = remote.saturating_sub(own);
-        let wanted = match self.decide(&job.pages, &found, &job.options, queued) {
+        let worthwhile = match self.decide(&job.pages, &found, &job.options, queued) {
             Some((pages, decision)) => {
                 *job.expected.lock() = decision.load;
                 pages
             }
             None => known,
         };
-        // Prompts that evict each other's pages would all be fetched in vain.
+        // Concurrent prompts that evict each other's pages would all be fetched without any
+        // benefit.
         let room = (self.first_tier().capacity / 4 * 3).saturating_sub(others);
-        let needs = (wanted.saturating_sub(local) as u64).saturating_mul(job.page_bytes());
-        if needs > room { local } else { wanted }
+        let needs = (worthwhile.saturating_sub(local) as u64).saturating_mul(job.page_bytes());
+        if needs > room { local } else { worthwhile }
     }
 
-    /// Fetches `range`. Returns how many of its leading pages are now on this machine.
+    /// Fetches `range`. Returns the number of leading pages of `range` that are now on the first
+    /// tier.
     fn fetch(self: &Arc<Self>, slot: &RemoteHandle, job: &Prefetch, range: Range<usize>) -> usize {
         let (pages, first_tier) = (&job.pages, self.first_tier());
         let group = RemoteTier::object_pages(pages.page_bytes);
         self.table.forget(first_tier.kind, &pages.hashes, range.start..pages.len());
-        // A prompt with the same beginning may have fetched pages since the lookup.
+        // A prefetch of a prompt with the same beginning may have fetched pages since the lookup.
         let keys = pages.refs(range.clone());
         let mut at = range.start + first_tier.store().probe(&pages.scope, &keys).unwrap_or(0);
         while at < range.end {
             let end = range.end.min((at / group + OBJECTS_AT_ONCE) * group);
             let claimed =
                 self.table.claim(first_tier.kind, Residence::Loading, &pages.hashes, at..end);
-            let mut mine = claimed.into_iter().peekable();
+            let mut claims = claimed.into_iter().peekable();
             while at < end && !job.cancelled.load(Ordering::Acquire) {
-                let wanted;
-                (at, wanted) = match mine.next_if(|mine| mine.start == at) {
-                    Some(mine) => (self.fetch_claimed(slot, job, mine.clone()), mine.end),
+                let range_end;
+                (at, range_end) = match claims.next_if(|claim| claim.start == at) {
+                    Some(claim) => (self.fetch_claimed(slot, job, claim.clone()), claim.end),
                     None => {
-                        let theirs = at..mine.peek().map_or(end, |mine| mine.start);
-                        (self.await_others(slot, job, theirs.clone()), theirs.end)
+                        let unclaimed = at..claims.peek().map_or(end, |claim| claim.start);
+                        (self.await_others(slot, job, unclaimed.clone()), unclaimed.end)
                     }
                 };
                 let fetched = at - range.start;
                 *job.stage.lock() = Stage::Fetching { fetched, of: range.len() };
-                if at < wanted {
+                if at < range_end {
                     break;
                 }
             }
-            mine.for_each(|left| self.table.abandon(first_tier.kind, &pages.hashes, left));
+            claims.for_each(|left| self.table.abandon(first_tier.kind, &pages.hashes, left));
             if at < end {
                 break;
             }
@@ -440,7 +445,7 @@ impl Shared {
         self.counts.prefetch.bytes.add(pages.bytes(stored - range.start));
         self.table.mark_present(first_tier.kind, &pages.hashes, range.start..stored, &[]);
         self.table.abandon(first_tier.kind, &pages.hashes, stored..range.end);
-        // Local tiers below the first take fetched pages as they take pages of a put.
+        // Local tiers below the first receive fetched pages like pages of a put.
         for queue in self.write_queues.iter().filter(|queue| queue.to != Tier::Remote) {
             if queue.policy == WritePolicy::WriteThrough {
                 self.table.forget(queue.to, &pages.hashes, range.start..stored);
@@ -450,8 +455,8 @@ impl Shared {
         stored
     }
 
-    /// Waits for pages that another prefetch is fetching, and fetches those it gives up. Returns
-    /// the end of the pages that are stored.
+    /// Waits for pages that another prefetch is fetching, and fetches pages that the other prefetch
+    /// abandons. Returns the end of the pages that are stored.
     fn await_others(
         self: &Arc<Self>,
         slot: &RemoteHandle,
@@ -468,18 +473,18 @@ impl Shared {
             if at == range.end || stop {
                 return at;
             }
-            let given_up =
+            let abandoned =
                 self.table.claim(first_tier.kind, Residence::Loading, &pages.hashes, at..range.end);
-            let mut given_up = given_up.into_iter().peekable();
-            if let Some(mine) = given_up.next_if(|mine| mine.start == at) {
-                at = self.fetch_claimed(slot, job, mine.clone());
-                given_up.for_each(|left| self.table.abandon(first_tier.kind, &pages.hashes, left));
-                if at < mine.end {
+            let mut abandoned = abandoned.into_iter().peekable();
+            if let Some(claim) = abandoned.next_if(|claim| claim.start == at) {
+                at = self.fetch_claimed(slot, job, claim.clone());
+                abandoned.for_each(|left| self.table.abandon(first_tier.kind, &pages.hashes, left));
+                if at < claim.end {
                     return at;
                 }
                 continue;
             }
-            given_up.for_each(|left| self.table.abandon(first_tier.kind, &pages.hashes, left));
+            abandoned.for_each(|left| self.table.abandon(first_tier.kind, &pages.hashes, left));
             thread::sleep(POLL_INTERVAL);
         }
     }

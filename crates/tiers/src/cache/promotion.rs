@@ -15,16 +15,16 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long promotions pause after the first tier did not take all pages of a job.
+/// Pause of promotions after the first tier did not store all pages of a job.
 const RETRY_AFTER: Duration = Duration::from_secs(5);
 
 impl Shared {
-    /// Queues promotions of those pages of `wanted` that were found on disk.
+    /// Queues promotions of the pages in `requested` that were found on disk.
     pub(super) fn promote(
         self: &Arc<Self>,
         pages: &PromptPages,
         found: &[TierSpan],
-        wanted: Range<usize>,
+        requested: Range<usize>,
     ) {
         let first_tier = self.first_tier().kind;
         let Some(queue) = self.write_queue(first_tier).filter(|_| pages.scope.chained) else {
@@ -32,9 +32,9 @@ impl Shared {
         };
         let mut end = 0;
         for span in found {
-            let start = end.max(wanted.start);
+            let start = end.max(requested.start);
             end += span.pages;
-            let range = start..end.min(wanted.end);
+            let range = start..end.min(requested.end);
             if span.tier != Tier::Disk || range.is_empty() {
                 continue;
             }

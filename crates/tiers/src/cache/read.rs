@@ -1,4 +1,4 @@
-//! Reads pages from the local tiers, each from the fastest that has it.
+//! Reads pages from the local tiers, each page from the fastest tier that has it.
 
 use super::local_tier::LocalTier;
 use super::prompt::PromptPages;
@@ -19,7 +19,8 @@ const MAX_ROUNDS: usize = 4;
 const NOT_FOUND: &str = "not_found";
 
 impl Shared {
-    /// Reads as many pages as possible into `target`; stores pages from lower tiers in the first.
+    /// Reads the available pages into `target`, and stores pages from lower tiers in the first
+    /// tier.
     pub(super) fn read(
         self: &Arc<Self>,
         scope: &Arc<Scope>,
@@ -60,8 +61,8 @@ impl Shared {
         faster.iter().find(has_all).unwrap_or(last).kind
     }
 
-    /// Stores pages just read in the first tier, from the buffer they were read into. Pages that
-    /// staging has no space for are skipped.
+    /// Stores the pages `loaded` in the first tier, from the read buffer `target`. Pages for which
+    /// staging has no space are skipped.
     fn store_loaded(
         &self,
         scope: &Arc<Scope>,
@@ -93,8 +94,8 @@ impl Shared {
         }
     }
 
-    /// Copies pages to `buffer`, one after another, from the tiers above `to`, or from those below
-    /// if `to` is the first. Returns how many leading pages were copied.
+    /// Copies pages to `buffer`, one after another, from the tiers above `to`, or from the tiers
+    /// below if `to` is the first tier. Returns the number of leading pages copied.
     pub(super) fn copy(
         &self,
         to: Tier,
@@ -133,7 +134,7 @@ impl Shared {
     }
 }
 
-/// A read in progress: the pages still missing, and why.
+/// A read in progress: the missing pages, and the reason.
 struct PartialRead {
     missing: Vec<usize>,
     reason: &'static str,
@@ -144,8 +145,8 @@ impl PartialRead {
         Self { missing: (0..pages).collect(), reason: NOT_FOUND }
     }
 
-    /// Reads the missing pages that `tier` has. Returns those pages, and the time without
-    /// rate-limit delay.
+    /// Reads missing pages from `tier`. Returns the pages read, and the time without rate-limit
+    /// delay.
     fn read_tier(
         &mut self,
         tier: &LocalTier,
@@ -166,9 +167,9 @@ impl PartialRead {
         // Delay caused by other transfers must not count against the tier's measured speed.
         let mut others = Duration::ZERO;
         if tier.rate.is_capped() {
-            let wanted: Vec<&[u8]> = requested.iter().map(|page| keys[*page]).collect();
+            let requested_keys: Vec<&[u8]> = requested.iter().map(|page| keys[*page]).collect();
             let present =
-                store.exists(scope, &wanted).map_err(|error| self.reason = failed(&error));
+                store.exists(scope, &requested_keys).map_err(|error| self.reason = failed(&error));
             let mut present = present.ok()?.into_iter();
             let mut open = true;
             requested.retain(|_| {
@@ -181,14 +182,14 @@ impl PartialRead {
             }
             others = tier.rate.wait(bytes, control)?;
         }
-        let wanted: Vec<&[u8]> = requested.iter().map(|page| keys[*page]).collect();
+        let requested_keys: Vec<&[u8]> = requested.iter().map(|page| keys[*page]).collect();
         let picked = SelectedPages::new(target, &requested);
         // A section is complete once every missing page has it, so a partial read must not report
         // sections.
         let rest = requested.len() < self.missing.len() && control.sections.is_some();
         let whole = rest.then(|| Control { sections: None, ..control.clone() });
         let control = whole.as_ref().unwrap_or(control);
-        let outcome = match store.get_batch(scope, &wanted, &picked, control) {
+        let outcome = match store.get_batch(scope, &requested_keys, &picked, control) {
             Ok(outcome) => outcome,
             Err(error) => {
                 self.reason = failed(&error);

@@ -18,7 +18,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Pages the table may hold; beyond that, the least recently used ones are dropped from it.
+/// Maximum pages of the page table; the least recently used pages beyond this number are removed
+/// from the table.
 const TABLE_PAGES: u64 = 1 << 20;
 
 /// The remote tier of a cache and its settings.
@@ -44,7 +45,7 @@ pub(super) struct Shared {
     pub(super) counts: Counters,
     pub(super) closing: AtomicBool,
     gate: Mutex<Gate>,
-    /// Bytes and seconds of loads measured here and not yet taken by
+    /// Bytes and seconds of loads that this process measured since the last
     /// [`take_measured`](Self::take_measured), by tier.
     measured: Mutex<[(u64, f64); 4]>,
     opened: Instant,
@@ -116,8 +117,8 @@ impl Shared {
         self.opened.elapsed().as_secs_f64()
     }
 
-    pub(super) fn gate<T>(&self, ask: impl FnOnce(&mut Gate) -> T) -> T {
-        ask(&mut self.gate.lock())
+    pub(super) fn gate<T>(&self, run: impl FnOnce(&mut Gate) -> T) -> T {
+        run(&mut self.gate.lock())
     }
 
     /// Records a load from `tier` in the statistics, in the gate and for
@@ -158,8 +159,8 @@ impl Shared {
 pub(super) fn with_prompt<T>(
     pages: &PromptPages,
     end: usize,
-    ask: impl FnOnce(&Prompt<'_>) -> T,
+    run: impl FnOnce(&Prompt<'_>) -> T,
 ) -> T {
     let keys = pages.refs(0..end);
-    ask(&Prompt { scope: &pages.id, page_bytes: pages.page_bytes, keys: &keys })
+    run(&Prompt { scope: &pages.id, page_bytes: pages.page_bytes, keys: &keys })
 }

@@ -1,4 +1,5 @@
-//! Pages that the first tier had no space for, kept in staging until the lower tiers have them.
+//! Spilled pages: pages for which the first tier had no space, kept in staging until the lower
+//! tiers have them.
 
 use super::prompt::PromptPages;
 use super::shared::Shared;
@@ -7,8 +8,8 @@ use super::write_queue::PendingPut;
 use ritornello_volume::staging::StagedPages;
 use std::sync::{Arc, OnceLock};
 
-/// Spilled pages of one put; empty if the first tier took them all. Each queued write that may need
-/// them holds a reference.
+/// Spilled pages of one put; empty if the first tier took all pages. Each queued write that may
+/// need spilled pages holds a reference.
 #[derive(Debug, Default)]
 pub(super) struct Spilled(OnceLock<(usize, StagedPages)>);
 
@@ -21,9 +22,9 @@ impl Spilled {
 }
 
 impl Shared {
-    /// Spills pages `first..` of a prompt, for which the first tier has no space: they stay in
-    /// staging until the lower tiers have written them. If more than half of staging is in use,
-    /// they are dropped, because puts need the memory more.
+    /// Spills pages `first..` of a prompt, for which the first tier has no space: the pages stay in
+    /// staging until the lower tiers have written them. If more than half of staging is in use, the
+    /// pages are dropped instead, because new puts need the memory more.
     pub(super) fn spill(
         self: &Arc<Self>,
         spilled: &Arc<Spilled>,
@@ -37,8 +38,8 @@ impl Shared {
         }
         let range = first..pages.len();
         let _ = spilled.0.set((first, staged));
-        // A write-back tier is written when pages leave the tier above: for these pages, now. Tiers
-        // with other policies already wait for the put.
+        // A write-back tier is written when pages leave the tier above; spilled pages leave it now.
+        // The write queues of tiers with other policies already wait for the put.
         if let Some(queue) =
             self.write_queues.first().filter(|queue| queue.policy == WritePolicy::WriteBack)
         {

@@ -96,7 +96,7 @@ impl GateCounters {
         count.add(1);
     }
 
-    /// Records how long a load took that the gate decided for.
+    /// Records the duration of a load that the gate decided on.
     pub(super) fn record_outcome(&self, load: Duration, compute: Duration, recompute: Duration) {
         self.judged.add(1);
         self.load_micros.add(load.as_micros() as u64);
@@ -112,13 +112,13 @@ impl GateCounters {
 pub struct CacheStats {
     /// The tiers, fastest first.
     pub tiers: Vec<TierStats>,
-    /// Pages looked up.
+    /// Pages that lookups probed.
     pub probed_pages: u64,
-    /// Pages looked up that no tier had.
+    /// Probed pages that were not found on any tier.
     pub missed_pages: u64,
     /// Prefetches from the remote.
     pub prefetch: PrefetchStats,
-    /// Decisions of the gate, and how right they were.
+    /// Decisions of the gate, and the measured times of the decided loads.
     pub gate: GateStats,
     /// Nodes of the page table.
     pub table_nodes: u64,
@@ -131,27 +131,27 @@ pub struct CacheStats {
 pub struct TierStats {
     /// `host`, `disk` or `remote`.
     pub tier: &'static str,
-    /// Pages that lookups found there.
+    /// Pages that lookups found on the tier.
     pub found_pages: u64,
-    /// Pages loaded from there: to the engine, or from the remote to the first tier.
+    /// Pages loaded from the tier: to the engine, or from the remote to the first tier.
     pub loaded_pages: u64,
     /// Bytes of these pages.
     pub loaded_bytes: u64,
     /// Total seconds of these loads.
     pub load_seconds: f64,
-    /// Pages written there from the tier above, in the background.
+    /// Pages written to the tier from the tier above, in the background.
     pub written_pages: u64,
     /// Bytes of these pages.
     pub written_bytes: u64,
-    /// Bytes queued to be written there.
+    /// Bytes queued to be written to the tier.
     pub queued_bytes: u64,
-    /// Bytes waiting to be loaded from there.
+    /// Bytes waiting to be loaded from the tier.
     pub loading_bytes: u64,
-    /// Pages not written there: the queue was full, or the tier refused or failed.
+    /// Pages not written to the tier: the queue was full, or the tier refused or failed the write.
     pub dropped_pages: u64,
-    /// Pages evicted from the tiers above before they could be written there.
+    /// Pages evicted from the tiers above before they could be written to the tier.
     pub lost_pages: u64,
-    /// Pages stored there after a load from a lower tier, or promoted ahead of one.
+    /// Pages stored on the tier after a load from a lower tier, or promoted before a load.
     pub promoted_pages: u64,
     /// Calls of the backend; only for the remote.
     pub remote: Option<CallStats>,
@@ -170,19 +170,20 @@ pub struct CallStats {
     pub late: u64,
     /// Calls not made because the circuit breaker was open or all threads were busy.
     pub spared: u64,
-    /// Whether the circuit breaker is open.
+    /// Whether the circuit breaker is open now.
     pub open: bool,
     /// Pages that were found and could not be read: removed, damaged, or timed out.
     pub pages_lost: u64,
     /// Pages that were not written because the remote had them.
     pub pages_present: u64,
-    /// Objects rejected as damaged: cut, corrupt, of another version, or of other pages.
+    /// Objects rejected as damaged: truncated, with invalid checksums, with an unsupported version,
+    /// or with different pages than requested.
     pub damaged: u64,
     /// Objects rejected because they have no seal although the remote has a key.
     pub unsealed: u64,
     /// Objects rejected because the key file lacks the key of their seal.
     pub unknown_key: u64,
-    /// Objects rejected because their seal does not match: forged, damaged, or two keys have one
+    /// Objects rejected because the authenticator does not match: forged, damaged, or duplicate key
     /// id.
     pub wrong_tag: u64,
 }
@@ -192,13 +193,14 @@ pub struct CallStats {
 pub struct PrefetchStats {
     /// Prefetches started.
     pub started: u64,
-    /// Prefetches that fetched all pages worth it.
+    /// Prefetches that fetched all pages worth fetching.
     pub completed: u64,
     /// Prefetches cancelled on request.
     pub cancelled: u64,
-    /// Prefetches with no page worth fetching, or no space on the first tier.
+    /// Prefetches without a page worth fetching, or without space on the first tier.
     pub not_worthwhile: u64,
-    /// Prefetches that ended at a page that could not be fetched, or without an answer.
+    /// Prefetches that ended at a page that could not be fetched, or without an answer of the
+    /// remote.
     pub failed: u64,
     /// Prefetches not started because the queue was full.
     pub queue_full: u64,

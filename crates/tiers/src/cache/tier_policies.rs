@@ -1,15 +1,15 @@
-//! When a tier is written, and how long a lookup waits for a prefetch.
+//! Write policies of tiers, and the prefetch policy: the maximum time that a lookup stays pending.
 
 use ritornello_format::{Error, Result};
 use std::time::Duration;
 
-/// When pages of the tier above are written to this one.
+/// When pages of the tier above are written to this tier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum WritePolicy {
     /// As soon as the tier above has them, in the background.
     #[default]
     WriteThrough,
-    /// After this many hits.
+    /// After the given number of hits.
     Selective(u32),
     /// When the tier above is about to evict them.
     WriteBack,
@@ -18,7 +18,7 @@ pub enum WritePolicy {
 }
 
 impl WritePolicy {
-    /// Parses the name that users type.
+    /// Parses a policy's name as users type it.
     ///
     /// # Errors
     /// `Invalid`, listing the names.
@@ -30,19 +30,20 @@ impl WritePolicy {
             ("none", _) => Ok(Self::Never),
             (_, Some(times @ 1..)) => Ok(Self::Selective(times)),
             _ => Err(Error::invalid(
-                "write is write_through, selective(2) (or another number of hits), write_back or none",
+                "write is write_through, selective(N) with a number of hits from 1, write_back or none",
             )
             .with("given", word)),
         }
     }
 }
 
-/// How long [`lookup`](super::Cache::lookup) stays pending while pages are fetched from a remote.
+/// Maximum time that a [`lookup`](super::Cache::lookup) stays pending while pages are fetched from
+/// a remote.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum PrefetchPolicy {
-    /// Never: the lookup takes what is local; fetched pages serve the next one.
+    /// Never: the lookup returns the local pages; fetched pages serve later lookups.
     BestEffort,
-    /// Until all pages worth fetching are here, or [`MAX_LOOKUP_WAIT`] has passed.
+    /// Until all pages worth fetching are on the first tier, or [`MAX_LOOKUP_WAIT`] has passed.
     WaitComplete,
     /// For `base`, plus `per_ki_token` for every 1,024 tokens to fetch.
     Timeout {
@@ -94,7 +95,7 @@ impl PrefetchPolicy {
     }
 
     /// Maximum time a lookup stays pending while `tokens` tokens are fetched. `expected` is the
-    /// gate's estimate of the fetch; zero if it has none.
+    /// gate's estimate of the fetch; zero if the gate has no measurements.
     #[must_use]
     pub fn max_wait(&self, tokens: u64, expected: Duration) -> Duration {
         match *self {
@@ -103,7 +104,7 @@ impl PrefetchPolicy {
             Self::Timeout { base, per_ki_token } => {
                 let more = per_ki_token.as_secs_f64() * tokens as f64 / 1024.0;
                 let more = Duration::try_from_secs_f64(more).unwrap_or(MAX_LOOKUP_WAIT);
-                // A fetch judged worth waiting for must not be given up just before it ends.
+                // A lookup must not stop waiting just before a worthwhile fetch ends.
                 let expected = expected.saturating_mul(3) / 2;
                 base.saturating_add(more).max(expected).min(MAX_LOOKUP_WAIT)
             }

@@ -1,10 +1,10 @@
-//! Write-back: tracks pages that no lower tier has, and writes them down before their tier evicts
-//! them.
+//! Write-back: tracks dirty pages, which are not yet on a lower tier, and writes them to the lower
+//! tier before their tier evicts them.
 //!
-//! The tier above is a shared store that evicts what it likes when it is full. While it is nearly
-//! full, dirty pages may therefore take up only a part of it: the least recently used ones are
-//! written down and evicted. They must be evicted here, because the read for writing them down
-//! makes them the most recently used.
+//! The tier above is a shared store, whose own eviction does not know which pages are dirty. While
+//! the store is nearly full, dirty pages may therefore use only a quarter of it: the least recently
+//! used dirty pages are written to the lower tier and then evicted. The eviction must be explicit,
+//! because the read for the write makes these pages the most recently used pages of the store.
 
 use super::WritePolicy;
 use super::local_tier::LocalTier;
@@ -19,14 +19,14 @@ use std::collections::hash_map::Entry;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Used quarters of the tier above from which it counts as nearly full.
+/// Used quarters of the tier above at which the tier counts as nearly full.
 const FULL_QUARTERS: u64 = 3;
-/// Quarters of the tier above that may then be dirty.
+/// Quarters of a nearly full tier that may be dirty.
 const DIRTY_QUARTERS: u64 = 1;
-/// Pages written down at once.
+/// Pages per write-back batch.
 const BATCH_PAGES: usize = 64;
 
-/// Pages that this process put on the tier above and that no lower tier has.
+/// Pages that this process put on the tier above and that are not on any lower tier.
 #[derive(Debug, Default)]
 pub(super) struct DirtyPages(Mutex<State>);
 
@@ -36,18 +36,19 @@ struct State {
     dirty_bytes: u64,
 }
 
-/// A page and its parent, from which prompts are put together. It stays recorded while it is
-/// dirty or has recorded children.
+/// A page and its parent; a prompt is reconstructed by following parents. A page stays recorded
+/// while it is dirty or has recorded children.
 #[derive(Debug)]
 struct PageRecord {
     scope: Arc<Scope>,
     page_bytes: u64,
     key: Box<[u8]>,
     parent: Option<PageHash>,
-    /// The key of the page before the first page of a prompt whose beginning is unknown.
+    /// The key of the preceding page, for the first known page of a prompt whose beginning is
+    /// unknown.
     parent_key: Option<Box<[u8]>>,
     dirty: bool,
-    /// Recorded pages whose parent is this one.
+    /// Number of recorded pages whose parent is this page.
     children: u32,
 }
 
@@ -82,7 +83,7 @@ impl DirtyPages {
         }
     }
 
-    /// Whether this page or a child of it is dirty.
+    /// Whether this page or a descendant of this page is dirty.
     fn contains(&self, page: &PageHash) -> bool {
         self.0.lock().pages.contains_key(page)
     }
@@ -98,16 +99,16 @@ impl DirtyPages {
         dirty.map(|(page, _)| *page).take(max_pages).collect()
     }
 
-    /// Takes the prompt that ends with the last recorded page of `victim`. Returns it with the
-    /// range of its pages to write, from the first dirty one on: the pages of `victim` only, or all
-    /// with `whole`. Pages of that range are marked clean.
+    /// Takes the prompt that ends with the last recorded page of `victim`. Returns the prompt, and
+    /// the range of pages to write, which starts at the first dirty page: of the pages of `victim`,
+    /// or with `whole` of the entire prompt. Pages in the range are marked clean.
     fn take_prompt(&self, victim: &[PageHash], whole: bool) -> Option<(PromptPages, Range<usize>)> {
         let mut state = self.0.lock();
-        // Pages of other processes may follow those of this one.
+        // Pages of other processes, which are not recorded, may follow the pages of this process.
         let count = victim.iter().rposition(|page| state.pages.contains_key(page))? + 1;
         let (mut prompt, mut keys, mut parent_key) = (Vec::new(), Vec::new(), None);
         let mut next = Some(victim[count - 1]);
-        // The whole chain is read before any mark changes: a prompt that cannot be put together
+        // The whole chain is read before any mark changes: a prompt that cannot be reconstructed
         // stays dirty.
         while let Some(page) = next {
             let record = state.pages.get(&page)?;
@@ -129,7 +130,7 @@ impl DirtyPages {
         Some((pages, range))
     }
 
-    /// Gives up writing a page.
+    /// Marks a page that will not be written as clean.
     fn mark_clean(&self, page: PageHash) {
         self.0.lock().mark_clean(&page);
     }
@@ -173,7 +174,8 @@ impl Shared {
         self.watch_fill(queue);
     }
 
-    /// Writes pages down while the tier above is nearly full and too many of its pages are dirty.
+    /// Writes dirty pages to the lower tier while the tier above is nearly full and too many of its
+    /// pages are dirty.
     pub(super) fn write_back_if_full(self: &Arc<Self>, queue: &WriteQueue) {
         let dirty = queue.dirty.dirty_bytes();
         let Some(above) = self.tier_above(queue.to).filter(|_| dirty > 0) else { return };
@@ -186,9 +188,10 @@ impl Shared {
         }
     }
 
-    /// Evicts pages that were written down, and their children, from the tier above. They stay if
-    /// more pages were put behind them since, because those are nowhere else, or if they were found
-    /// or put again, because a load follows.
+    /// Evicts pages that were written to the lower tier, and their descendants, from the tier
+    /// above. The pages stay if further pages of the prompt were put since, because the further
+    /// pages are on no other tier, or if the pages were found or put again, because a load will
+    /// follow.
     pub(super) fn evict_source(
         &self,
         queue: &WriteQueue,
@@ -205,7 +208,7 @@ impl Shared {
             return;
         }
         if let Err(error) = above.store().delete(&pages.scope, &pages.refs(range)) {
-            tracing::debug!(%error, "pages that were written back stay where they are");
+            tracing::debug!(%error, "pages that were written back could not be evicted from the tier above");
         }
     }
 
@@ -227,7 +230,7 @@ impl Shared {
                 self.queue_write_back(queue, &pages, range, evict_source);
             }
         }
-        // Dirty pages that the table has dropped appear in no victim.
+        // Dirty pages that are no longer in the page table are not in any victim.
         let forgotten =
             if victims.is_empty() { queue.dirty.sample(BATCH_PAGES) } else { Vec::new() };
         for page in forgotten {
@@ -267,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn successors_of_other_processes_change_no_mark() {
+    fn pages_of_other_processes_change_no_mark() {
         let (dirty, all) = (DirtyPages::default(), prompt(9));
         let ours = PromptPages::new(Arc::clone(&all.scope), all.keys[..5].to_vec(), None).unwrap();
         dirty.add(&ours, 1..5);
@@ -281,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn records_are_dirty_pages_and_predecessors() {
+    fn only_dirty_pages_and_ancestors_are_recorded() {
         let (dirty, mut random) = (DirtyPages::default(), 1_u64);
         let mut below = |max_pages: usize| {
             random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
@@ -322,14 +325,13 @@ mod tests {
     }
 
     #[test]
-    fn written_pages_stay_if_put_or_found_again() {
+    fn written_pages_stay_if_reused() {
         let (dir, ttl) = (tempfile::tempdir().unwrap(), Duration::from_secs(60));
         let dir = dir.path().display();
         let list =
             [format!("host 16MiB {dir}/host"), format!("disk {dir}/disk 16MiB write=write_back")];
         let list = TierSpec::list(&list).unwrap();
-        let cache =
-            Cache::open(&list, &Settings::default(), |_| Err(Error::retry("there is none")));
+        let cache = Cache::open(&list, &Settings::default(), |_| Err(Error::retry("no remote")));
         let cache = cache.unwrap();
         let (shared, all) = (&cache.shared, prompt(12));
         let queue = shared.write_queue(Tier::Disk).unwrap();
@@ -356,12 +358,12 @@ mod tests {
         let (pages, range) = take(10);
         put(10, 12);
         shared.evict_source(queue, &pages, range);
-        assert_eq!(local(), 12, "children were put");
+        assert_eq!(local(), 12, "further pages were put");
         put(0, 12);
         let (pages, range) = take(12);
         assert_eq!(local(), 12);
         shared.evict_source(queue, &pages, range);
-        assert_eq!(local(), 12, "they were found");
+        assert_eq!(local(), 12, "the pages were found again");
         put(0, 12);
         let (pages, range) = take(12);
         shared.evict_source(queue, &pages, range);
