@@ -11,7 +11,7 @@ use ritornello_format::{PageHash, PageHashes};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Stale entries that one write-locked step of eviction requeues.
+/// Maximum stale entries that one write-locked step of eviction requeues.
 const RELIST_BATCH: usize = 64;
 
 /// The result of one write-locked step of eviction.
@@ -38,9 +38,9 @@ impl Tree {
         let now = self.clock.fetch_add(1, Relaxed) + 1;
         let (mut at, all) = (0, pages.len());
         let mut open: Option<TableSpan> = None;
-        // Most nodes are as long as their parent. A branch on that lets the processor fetch the
-        // next node speculatively while this one is still being loaded; a computed index would have
-        // to wait for it.
+        // Most nodes are as long as their parent. A branch on this length lets the processor fetch
+        // the next node speculatively while the current node is still being loaded; a computed
+        // index would have to wait for the current node.
         let mut usual = 1;
         while at < all {
             let Some(id) = self.node_starting_with(pages.at(at)) else { break };
@@ -196,7 +196,7 @@ impl Tree {
     }
 
     /// Evicts up to `most` pages from the least recently used end. With `now`, entries that were
-    /// used since they were queued are taken as well.
+    /// used since they were queued are evicted as well.
     pub(super) fn evict(&mut self, tier: Tier, most: usize, now: bool) -> EvictionStep {
         for _ in 0..RELIST_BATCH {
             let Some((listed, id)) = self.eviction_queues[tier as usize].oldest() else {
@@ -222,7 +222,7 @@ impl Tree {
         EvictionStep::Continue
     }
 
-    /// Nodes that `tier` can evict from.
+    /// Number of nodes in the eviction queue of `tier`.
     pub(super) fn evictable(&self, tier: Tier) -> usize {
         self.eviction_queues[tier as usize].len()
     }
@@ -268,9 +268,9 @@ impl Tree {
         }
     }
 
-    /// Visits the nodes of `pages[range]`, split so that each lies within the range, until `visit`
-    /// returns false. `visit` receives the index in `pages` at which the node begins. Afterwards
-    /// equal neighbours are merged.
+    /// Visits the nodes of `pages[range]`, split so that each node is within the range, until
+    /// `visit` returns false. `visit` receives the index in `pages` at which the node begins.
+    /// Afterwards equal neighbours are merged.
     fn for_each_node(
         &mut self,
         pages: &[PageHash],
@@ -303,12 +303,12 @@ impl Tree {
         }
     }
 
-    /// Splits a node at page `at`. The node keeps its id and its later pages; the earlier ones
+    /// Splits a node at page `at`. The node keeps its id and its later pages; the earlier pages
     /// become a new node, whose id is returned. So ids of children and queue entries stay valid.
     fn split(&mut self, id: Id, at: usize) -> Id {
         let node = self.nodes.at_mut(id);
         let mut front = node.split_front(at);
-        // This node becomes the only child of the new one.
+        // The split node becomes the only child of the new node.
         front.children = 1;
         front.child_xor = id.0;
         front.children_on =
@@ -328,8 +328,8 @@ impl Tree {
         front
     }
 
-    /// Removes a node that holds no information, and such ancestors; otherwise merges it with its
-    /// neighbours in the same state.
+    /// Removes a node without information, and ancestors without information; merges the remaining
+    /// node with its neighbours in the same state.
     fn compact(&mut self, id: Id) {
         let mut left = id;
         while self.node(left).is_removable() {
