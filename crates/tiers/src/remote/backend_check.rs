@@ -27,7 +27,7 @@ type Outcome = std::result::Result<(), String>;
 
 /// Runs [`conformance`] on `backend`, then transfers through the tier with every [`BackendFault`]
 /// injected. All names begin with `prefix`, which must end with a slash and which no other writer
-/// may use. Deletes what it wrote, if the backend can delete. A check that takes longer than
+/// may use. Deletes the written values, if the backend can delete. A check that takes longer than
 /// `timeout` fails; if the backend cannot be reached, no further checks run.
 #[must_use]
 pub fn check_backend(backend: &Arc<dyn Backend>, prefix: &str, timeout: Duration) -> Vec<Check> {
@@ -51,7 +51,7 @@ pub fn check_backend(backend: &Arc<dyn Backend>, prefix: &str, timeout: Duration
         ("a refusing remote costs hits", BackendFault::Refused),
         ("a hanging remote costs hits, and no time", BackendFault::Hangs),
         ("truncated values cost hits, and are detected", BackendFault::Short),
-        ("wrong bytes cost hits, and are detected", BackendFault::Flipped),
+        ("damaged bytes cost hits, and are detected", BackendFault::Flipped),
         ("vanished values cost hits", BackendFault::Gone),
     ];
     for (number, (what, fault)) in scenarios.into_iter().enumerate() {
@@ -63,24 +63,24 @@ pub fn check_backend(backend: &Arc<dyn Backend>, prefix: &str, timeout: Duration
     let outcome =
         run_with_timeout(timeout, move || clean_up(prefixed.as_ref())).and_then(|outcome| outcome);
     checks.push(Check {
-        what: "the inventory lists what was written, and no more",
+        what: "the inventory lists exactly the written objects",
         failure: outcome.err(),
     });
     checks
 }
 
-/// Runs `run` on a thread of its own; fails if it does not return in time.
+/// Runs `run` on a separate thread; fails if `run` does not return in time.
 fn run_with_timeout<T: Send + 'static>(
     timeout: Duration,
     run: impl FnOnce() -> T + Send + 'static,
 ) -> std::result::Result<T, String> {
-    let (tell, scenarios) = sync_channel(1);
+    let (sender, result) = sync_channel(1);
     let thread = thread::Builder::new().name("ritornello-check".to_owned());
     let started = thread.spawn(move || {
-        let _ = tell.send(run());
+        let _ = sender.send(run());
     });
     started.map_err(|error| format!("no thread: {error}"))?;
-    scenarios.recv_timeout(timeout).map_err(|error| match error {
+    result.recv_timeout(timeout).map_err(|error| match error {
         RecvTimeoutError::Timeout => format!("no answer within {} s", timeout.as_secs()),
         RecvTimeoutError::Disconnected => "a call ended its thread".to_owned(),
     })
@@ -99,7 +99,7 @@ fn check_fault(backend: Arc<dyn Backend>, fault: BackendFault, number: u8) -> Ou
 
     let put = tier().put(&prompt, 0..PAGES, |at| &pages[at], patient());
     expect_eq("pages written", put.map_err(|error| error.to_string())?, PAGES)?;
-    // Found before the fault, so that the read is attempted.
+    // The pages are found before the fault, so that the read is attempted.
     let reader = tier();
     let found = reader.probe(&prompt, patient()).map_err(|error| error.to_string())?;
     expect_eq("pages found", found, PAGES)?;
@@ -139,7 +139,7 @@ fn check_pages(pages: &[Vec<u8>], out: &[u8], range: Range<usize>) -> Outcome {
     let pairs = range.zip(out.chunks(PAGE_BYTES));
     match pairs.into_iter().find(|(at, out)| pages[*at] != *out) {
         None => Ok(()),
-        Some((at, _)) => Err(format!("page {at} has other bytes")),
+        Some((at, _)) => Err(format!("page {at} has different bytes")),
     }
 }
 
@@ -156,7 +156,7 @@ fn page(number: u8, at: usize) -> Vec<u8> {
 }
 
 fn clean_up(backend: &dyn Backend) -> Outcome {
-    // A backend that cannot list is not compared.
+    // The inventory of a backend that cannot list is not checked.
     let Ok(inventory) = Inventory::take(backend) else { return Ok(()) };
     for object in &inventory.objects {
         let _ = backend.delete(&object.name);

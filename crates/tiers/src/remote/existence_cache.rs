@@ -1,14 +1,17 @@
-//! A cache of which objects exist and which are missing, to save queries.
+//! A cache of the existence of objects, to save queries.
 
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-/// How long a missing object is not queried again; another process may write it meanwhile.
+/// Time for which a missing object is not queried again. A write by another process within this
+/// time is not seen.
 const NOT_FOUND_FOR: Duration = Duration::from_secs(5);
-/// How long an existing object is not queried again; if it is removed meanwhile, a read finds out.
+/// Time for which an existing object is not queried again. If the object is removed within this
+/// time, a read fails and updates the cache.
 const PRESENT_FOR: Duration = Duration::from_secs(600);
-/// How long an unauthentic object is not queried again; a shorter time would fetch it repeatedly.
+/// Time for which an unauthentic object is not queried again; a shorter time would fetch the object
+/// repeatedly.
 const REJECTED_FOR: Duration = Duration::from_secs(60);
 /// Names per generation; two generations are kept.
 const GENERATION_NAMES: usize = 32 << 10;
@@ -22,8 +25,8 @@ struct Entry {
     until: Instant,
     /// The object was found, could not be read, and has not been found since.
     lost: bool,
-    /// The object was fetched and rejected. Finding that it exists does not clear this; writing it
-    /// here, or reading all of it successfully, does.
+    /// The object was fetched and rejected. A write by this process or a successful read of the
+    /// whole object clears the flag; an existence query does not.
     rejected: bool,
 }
 
@@ -70,7 +73,7 @@ impl ExistenceCache {
         self.update(name, |_| Entry { exists: false, until, lost: true, rejected: true });
     }
 
-    /// The object was written here, or read and verified.
+    /// The object was written by this process, or read and verified.
     pub(super) fn mark_verified(&self, name: &str, now: Instant) {
         let until = now + PRESENT_FOR;
         self.update(name, |_| Entry { exists: true, until, lost: false, rejected: false });
@@ -104,24 +107,24 @@ mod tests {
     #[test]
     fn entries_expire_and_are_bounded() {
         let (cache, now) = (ExistenceCache::default(), Instant::now());
-        cache.record("there", true, now);
-        cache.record("gone", false, now);
-        assert_eq!(cache.get("there", now + NOT_FOUND_FOR), Some(true));
-        assert_eq!(cache.get("gone", now), Some(false));
-        assert_eq!(cache.get("gone", now + NOT_FOUND_FOR), None);
-        assert_eq!(cache.get("there", now + PRESENT_FOR), None);
-        cache.record("gone", true, now);
-        assert_eq!(cache.get("gone", now), Some(true));
-        cache.mark_lost("gone", now);
-        cache.record("gone", false, now);
-        assert!(cache.is_lost("gone"));
-        assert_eq!(cache.get("gone", now + NOT_FOUND_FOR), None);
-        cache.record("gone", true, now);
-        assert!(!cache.is_lost("gone"));
+        cache.record("present", true, now);
+        cache.record("missing", false, now);
+        assert_eq!(cache.get("present", now + NOT_FOUND_FOR), Some(true));
+        assert_eq!(cache.get("missing", now), Some(false));
+        assert_eq!(cache.get("missing", now + NOT_FOUND_FOR), None);
+        assert_eq!(cache.get("present", now + PRESENT_FOR), None);
+        cache.record("missing", true, now);
+        assert_eq!(cache.get("missing", now), Some(true));
+        cache.mark_lost("missing", now);
+        cache.record("missing", false, now);
+        assert!(cache.is_lost("missing"));
+        assert_eq!(cache.get("missing", now + NOT_FOUND_FOR), None);
+        cache.record("missing", true, now);
+        assert!(!cache.is_lost("missing"));
         for number in 0..3 * GENERATION_NAMES {
             cache.record(&number.to_string(), true, now);
         }
-        assert_eq!(cache.get("there", now), None);
+        assert_eq!(cache.get("present", now), None);
         assert!(cache.0.lock().iter().map(HashMap::len).sum::<usize>() <= 2 * GENERATION_NAMES);
     }
 
@@ -132,7 +135,7 @@ mod tests {
         assert_eq!(cache.get("forged", now + NOT_FOUND_FOR), Some(false));
         assert_eq!(cache.get("forged", now + REJECTED_FOR), None);
         cache.record("forged", true, now);
-        assert!(cache.is_rejected("forged"), "it still exists");
+        assert!(cache.is_rejected("forged"), "a query does not clear the rejection");
         cache.mark_lost("forged", now);
         cache.record("forged", false, now);
         assert!(cache.is_rejected("forged"));

@@ -58,7 +58,7 @@ impl FaultyBackend {
         }
     }
 
-    /// Injects `fault` from now on, also into calls that hang.
+    /// Injects `fault` into all following calls, and into calls that hang now.
     pub fn fail(&self, fault: BackendFault) {
         *self.fault.lock() = fault;
         self.changed.notify_all();

@@ -1,11 +1,11 @@
 //! The remote tier: pages in a store shared by several machines, reached through three required
 //! methods.
 //!
-//! Pages are packed into objects of several MiB behind a header ([`packing`], [`object`]). The name
+//! Pages are packed into objects of several MiB with a header ([`packing`], [`object`]). The name
 //! of an object is derived from its contents, so that writers never conflict and existence can be
 //! queried without a listing. An answer of a remote is used only if header and checksums match the
 //! request and, if a key is given, a holder of the key wrote it ([`seal`]). A remote that is slow,
-//! dead or wrong costs hits, never requests ([`call_executor`]).
+//! unreachable or faulty costs hits, never requests ([`call_executor`]).
 
 mod address;
 mod backend;

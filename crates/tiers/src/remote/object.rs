@@ -1,10 +1,11 @@
-//! Objects: a run header, padded to whole units, followed by the pages. A sealed object has its
-//! [`seal`] before the header, within the same units.
+//! Objects: an object is a run header, padded to whole units, followed by the pages. A sealed
+//! object has its [`seal`] before the header, within the same units.
 //!
-//! The header is that of a run on disk, with the same checksums; fields that are meaningful on one
-//! machine only (store, slot, generation, extents) are zero or empty. Pages are stored one after
-//! another. Compressed pages are shorter, so that no page lies farther back than it would
-//! uncompressed: a reader that knows the page length requests enough bytes without asking first.
+//! The header has the format of a run header on disk, with the same checksums; fields that are
+//! meaningful on one machine only (store, slot, generation, extents) are zero or empty. Pages are
+//! stored one after another. A page is stored compressed only if that makes it shorter, so no page
+//! ends at a larger offset than without compression: a reader that knows the page length requests
+//! enough bytes in its first request.
 
 use super::keyring::KeyRing;
 use super::packing::{self, Form};
@@ -17,10 +18,10 @@ use ritornello_format::{
 };
 use std::ops::Range;
 
-/// The codec of a page that is one Zstandard frame. Codec numbers from 128 on are used in objects
-/// only.
+/// The codec of a page that is one Zstandard frame. Codec numbers of at least 128 are used in
+/// objects only.
 const ZSTD: u8 = 128;
-/// Maximum length of an object: the longest page, or several shorter ones, and what precedes them.
+/// Maximum length of an object: the longest page, or several shorter pages, with header and seal.
 pub(super) const BYTES_MAX: u64 = PAGE_BYTES_MAX + 8 * UNIT;
 
 /// Offset of the first page in an object whose keys have these lengths.
@@ -36,7 +37,8 @@ pub(super) fn first_page_offset(
     }
 }
 
-/// Packs pages of equal length behind a run header. `parent` is the key of the page before them.
+/// Packs a run header and pages of equal length into an object. `parent` is the key of the page
+/// before them.
 ///
 /// # Errors
 /// `Invalid` if pages and keys do not match.
@@ -49,7 +51,7 @@ pub(super) fn pack(
 ) -> Result<Vec<u8>> {
     let page_bytes = pages.first().map_or(0, |page| page.len());
     if keys.len() != pages.len() || pages.iter().any(|page| page.len() != page_bytes) {
-        return Err(Error::invalid("an object's pages are of one length, one page a key"));
+        return Err(Error::invalid("an object needs pages of equal length, one page per key"));
     }
     let begin = first_page_offset(options.form(), keys.iter().map(|key| key.len())) as usize;
     let mut object = Vec::with_capacity(begin + pages.len() * page_bytes);
@@ -119,7 +121,8 @@ pub(super) struct Contents {
 impl Contents {
     /// Reads the first bytes of an object, which must reach its first page at least. With keys and
     /// the expected scope, the header of a sealed object is verified before it is parsed; without
-    /// them only checksums are. No length in an accepted header exceeds what an object can hold.
+    /// keys only checksums are verified. No length in an accepted header exceeds the limits of an
+    /// object.
     pub(super) fn read(
         head: &[u8],
         form: Form,
@@ -136,24 +139,20 @@ impl Contents {
         let (header, _) = RunHeader::decode(encoded).map_err(RejectReason::damaged)?;
         let pages = header.keys.len();
         if header.slices_per_page != 1 || header.slices.len() != pages {
-            return Err(RejectReason::damaged("an object's pages have one slice each"));
+            return Err(RejectReason::damaged("a page does not have exactly one slice"));
         }
         if tags.as_ref().is_some_and(|tags| tags.len() != pages) {
-            return Err(RejectReason::damaged(
-                "an object's seal is of other pages than its header",
-            ));
+            return Err(RejectReason::damaged("seal and header name different numbers of pages"));
         }
         if pages > packing::group_pages(header.page_bytes) {
-            return Err(RejectReason::damaged(
-                "it holds more pages than an object of such pages does",
-            ));
+            return Err(RejectReason::damaged("more pages than fit into an object"));
         }
         let fits = |slice: &Slice| match slice.codec {
             Slice::RAW => u64::from(slice.bytes) == header.page_bytes,
             _ => u64::from(slice.bytes) <= header.page_bytes,
         };
         if !header.slices.iter().all(fits) {
-            return Err(RejectReason::damaged("a page of it is stored longer than pages are"));
+            return Err(RejectReason::damaged("a stored page is longer than the page length"));
         }
         Ok(Self { header, form, seal: sealer.zip(tags) })
     }
@@ -175,27 +174,27 @@ impl Contents {
         if same {
             Ok(())
         } else {
-            Err(RejectReason::damaged("an object holds other pages than its name says"))
+            Err(RejectReason::damaged("the object's pages do not match its name"))
         }
     }
 
-    /// Copies pages `wanted` to `out`, up to the first one that is rejected. Returns how many were
-    /// copied. A page is verified before it is decompressed or copied.
+    /// Copies pages `requested` to `out`, up to the first rejected page. Returns the number of
+    /// pages copied. A page is verified before it is decompressed or copied.
     pub(super) fn unpack(
         &self,
         part: &ObjectBytes<'_>,
-        wanted: Range<usize>,
+        requested: Range<usize>,
         out: &mut [u8],
     ) -> (usize, Option<RejectReason>) {
         let page_bytes = self.header.page_bytes as usize;
         for (copied, (page, out)) in
-            wanted.clone().zip(out.chunks_exact_mut(page_bytes.max(1))).enumerate()
+            requested.clone().zip(out.chunks_exact_mut(page_bytes.max(1))).enumerate()
         {
             if let Err(why) = self.unpack_page(part, page, out) {
                 return (copied, Some(why));
             }
         }
-        (wanted.len(), None)
+        (requested.len(), None)
     }
 
     fn unpack_page(&self, part: &ObjectBytes<'_>, page: usize, out: &mut [u8]) -> Verified<()> {
@@ -264,16 +263,16 @@ mod tests {
     fn read(
         object: &[u8],
         keys: &[&[u8]],
-        wanted: Range<usize>,
+        requested: Range<usize>,
         out: &mut [u8],
         options: &RemoteOptions,
     ) -> Verified<usize> {
         let verify = options.keys.as_deref().map(|keys| (keys, &SCOPE));
         let contents = Contents::read(object, options.form(), verify)?;
-        contents.check(&SCOPE, keys, (out.len() / wanted.len()) as u64)?;
-        let place = contents.stored_range(wanted.clone());
+        contents.check(&SCOPE, keys, (out.len() / requested.len()) as u64)?;
+        let place = contents.stored_range(requested.clone());
         let bytes = object.get(place.start as usize..).unwrap_or_default();
-        Ok(contents.unpack(&ObjectBytes { at: place.start, bytes }, wanted, out).0)
+        Ok(contents.unpack(&ObjectBytes { at: place.start, bytes }, requested, out).0)
     }
 
     #[test]
@@ -331,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_of_other_keys_are_a_miss() {
+    fn pages_of_different_keys_are_rejected() {
         let (keys, pages) = sample();
         let object = pack(&SCOPE, None, &refs(&keys), &refs(&pages), &options(None, None));
         let contents = Contents::read(&object.unwrap(), Form::Plain, None).unwrap();
@@ -358,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn forged_page_is_refused_with_key_only() {
+    fn forged_page_is_rejected_only_with_key() {
         let (keys, pages) = sample();
         let (keys, pages) = (refs(&keys), refs(&pages));
         let sealed = options(None, Some("a"));
@@ -367,19 +366,19 @@ mod tests {
         let mut out = vec![0; 700];
         let contents = Contents::read(&forged, Form::Sealed, None).unwrap();
         let whole = ObjectBytes { at: 0, bytes: &forged };
-        assert_eq!(contents.unpack(&whole, 1..2, &mut out), (1, None), "checksums fit");
+        assert_eq!(contents.unpack(&whole, 1..2, &mut out), (1, None), "checksums match");
         assert_eq!(out, vec![66; 700]);
-        let refused = |object: &[u8], options: &RemoteOptions| {
+        let rejected = |object: &[u8], options: &RemoteOptions| {
             read(object, &keys, 1..2, &mut vec![0; 700], options).unwrap_err()
         };
-        assert_eq!(refused(&forged, &sealed), RejectReason::WrongTag);
+        assert_eq!(rejected(&forged, &sealed), RejectReason::WrongTag);
         assert_eq!(
-            refused(&object, &options(None, Some("b"))),
+            rejected(&object, &options(None, Some("b"))),
             RejectReason::UnknownKey("a".into())
         );
         let plain = pack(&SCOPE, None, &keys, &pages, &options(None, None)).unwrap();
-        assert_eq!(refused(&plain, &sealed), RejectReason::Unsealed);
-        assert!(matches!(refused(&object, &options(None, None)), RejectReason::Damaged(_)));
+        assert_eq!(rejected(&plain, &sealed), RejectReason::Unsealed);
+        assert!(matches!(rejected(&object, &options(None, None)), RejectReason::Damaged(_)));
     }
 
     #[test]

@@ -1,18 +1,19 @@
-//! Why fetched objects are rejected, and how many were.
+//! Reasons for rejecting fetched objects, and counters by reason.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Why a fetched object counts as a miss.
+/// The reason why a fetched object counts as a miss.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum RejectReason {
-    /// Cut, corrupt, of another version, or of other pages.
+    /// Truncated, with invalid checksums, with an unsupported version, or with different pages than
+    /// requested.
     Damaged(String),
-    /// Without a seal although a key was given.
+    /// No seal, although a key was given.
     Unsealed,
-    /// Sealed with a key that the key file lacks.
+    /// The key file does not hold the key of the seal.
     UnknownKey(String),
-    /// The seal does not match the bytes.
+    /// The authenticator does not match the bytes.
     WrongTag,
 }
 
@@ -29,14 +30,12 @@ impl fmt::Display for RejectReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Damaged(why) => f.write_str(why),
-            Self::Unsealed => {
-                f.write_str("it has no seal, although it lies where sealed objects lie")
-            }
+            Self::Unsealed => f.write_str("unsealed object under a sealed prefix"),
             Self::UnknownKey(id) => {
-                write!(f, "it is sealed with the key `{id}`, which the key file does not hold")
+                write!(f, "sealed with the key `{id}`, which the key file does not hold")
             }
             Self::WrongTag => f.write_str(
-                "its seal does not fit its bytes: forged, damaged, or two keys have one id",
+                "the authenticator does not match: forged, damaged, or duplicate key id",
             ),
         }
     }
@@ -45,13 +44,14 @@ impl fmt::Display for RejectReason {
 /// Rejected objects by reason.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RejectedObjects {
-    /// Cut, corrupt, of another version, or of other pages.
+    /// Truncated, with invalid checksums, with an unsupported version, or with different pages than
+    /// requested.
     pub damaged: u64,
-    /// Without a seal although a key was given.
+    /// No seal, although a key was given.
     pub unsealed: u64,
-    /// Sealed with a key that the key file lacks.
+    /// The key file does not hold the key of the seal.
     pub unknown_key: u64,
-    /// With a seal that does not match: forged, damaged, or two keys have one id.
+    /// The authenticator does not match: forged, damaged, or duplicate key id.
     pub wrong_tag: u64,
 }
 
@@ -64,8 +64,9 @@ pub(super) struct RejectedCounters {
 }
 
 impl RejectedCounters {
-    /// Counts a rejection. The first of each kind that only another writer or another key can cause
-    /// is logged as a warning; the others must not fill the log.
+    /// Counts a rejection. The first rejection of each kind that only a foreign writer or key can
+    /// cause is logged as a warning; later rejections are logged at level debug, because they must
+    /// not fill the log.
     pub(super) fn add(&self, name: &str, why: &RejectReason) {
         let count = match why {
             RejectReason::Damaged(_) => &self.damaged,
@@ -75,7 +76,7 @@ impl RejectedCounters {
         };
         let before = count.fetch_add(1, Relaxed);
         if before == 0 && !matches!(why, RejectReason::Damaged(_)) {
-            tracing::warn!(name, %why, "an object of the remote is not authentic and was not used; further ones are counted");
+            tracing::warn!(name, %why, "an object of the remote is not authentic and was not used; further objects are only counted");
         } else {
             tracing::debug!(name, %why, "an object of the remote was not used");
         }
