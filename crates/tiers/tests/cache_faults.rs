@@ -1,4 +1,4 @@
-//! A cache whose remote is slow, dead or faulty: this costs hits and nothing else.
+//! A cache whose remote is slow, unreachable or faulty: the fault costs only hits.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -111,10 +111,10 @@ fn prefetch_stops_at_first_missing_page() {
     remote.inner.list("", &mut |found| lost.lock().unwrap().push(found)).unwrap();
     let cache =
         over(&[&host(&dir, 64), "memory:"], &settings(PrefetchPolicy::WaitComplete), &remote);
-    // Found by the probe, and missing when it is read.
+    // The object is found by the probe, and missing when it is read.
     let remote_now = Arc::clone(&remote);
     assert_eq!(find_once(&cache, &prompt).readiness, Readiness::Querying);
-    until("it brings something", || cache.stats().unwrap().prefetch.pages > 0);
+    until("pages are fetched", || cache.stats().unwrap().prefetch.pages > 0);
     remote_now.set_fault(BackendFault::Short);
     let found = find(&cache, &prompt);
     let prefetch = cache.stats().unwrap().prefetch;
@@ -124,7 +124,7 @@ fn prefetch_stops_at_first_missing_page() {
 }
 
 #[test]
-fn silent_remote_is_waited_for_briefly() {
+fn lookup_waits_briefly_for_silent_remote() {
     let prompt = keys(1, 0, 40);
     let remote = filled(&prompt);
     let dir = tempfile::tempdir().unwrap();
@@ -134,8 +134,8 @@ fn silent_remote_is_waited_for_briefly() {
     let options = LookupOptions { page_tokens: 16, tokens: 641, ..LookupOptions::default() };
     let find = || cache.lookup(&scope(), &refs(&prompt), TTL, &options).unwrap();
     assert_eq!(find().readiness, Readiness::Querying);
-    until("an answer", || find().readiness == Readiness::Ready);
-    assert_eq!(cache.stats().unwrap().prefetch.failed, 0, "the remote has given up");
+    until("the lookup is ready", || find().readiness == Readiness::Ready);
+    assert_eq!(cache.stats().unwrap().prefetch.failed, 0, "the query of the remote has failed");
     remote.set_fault(BackendFault::None);
 }
 
@@ -151,11 +151,11 @@ fn prefetch_can_be_cancelled() {
     assert_eq!(find_once(&cache, &prompt).readiness, Readiness::Querying);
     assert!(cache.cancel(&scope(), &refs(&prompt)).unwrap());
     remote.set_fault(BackendFault::None);
-    until("it is counted", || cache.stats().unwrap().prefetch.cancelled == 1);
+    until("the cancellation is counted", || cache.stats().unwrap().prefetch.cancelled == 1);
     assert_eq!(cache.stats().unwrap().prefetch.pages, 0);
-    // A new lookup starts a new prefetch, even while the cancelled one still reads.
+    // A new lookup starts a new prefetch, even while the cancelled prefetch still reads.
     assert_eq!(find_once(&cache, &prompt).readiness, Readiness::Querying);
-    until("it reads", || {
+    until("the new prefetch reads", || {
         cache.stats().unwrap().prefetch.pages > 0 || find(&cache, &prompt).local == 700
     });
     cache.cancel(&scope(), &refs(&prompt)).unwrap();
@@ -202,8 +202,8 @@ fn objects(remote: &FaultyRemote) -> Vec<String> {
 }
 
 #[test]
-fn put_behind_gap_fills_it() {
-    // Ten full objects; the search for the end does not query the first ones.
+fn put_after_hole_fills_the_hole() {
+    // Ten full objects; the search for the end does not query the first objects.
     let prompt = keys(1, 0, 1310);
     for hole in [128, 256, 1280, 1296] {
         let remote = without(&prompt[..1300], hole);
@@ -223,7 +223,7 @@ fn put_behind_gap_fills_it() {
 }
 
 #[test]
-fn no_write_behind_unfillable_gap() {
+fn unfillable_hole_stops_later_writes() {
     let prompt = keys(1, 0, 1310);
     let remote = without(&prompt[..1300], 128);
     let before = objects(&remote);

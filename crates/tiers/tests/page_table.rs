@@ -40,7 +40,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     let place = || (0..6_usize, 0..1100_usize, 0..1100_usize);
     let step = prop_oneof![
         4 => (tier.clone(), place()).prop_map(|(t, (p, a, b))| Step::Claim(t, p, a, b)),
-        4 => (0..64_usize, any::<bool>()).prop_map(|(n, came)| Step::MarkPresent(n, came)),
+        4 => (0..64_usize, any::<bool>()).prop_map(|(n, arrived)| Step::MarkPresent(n, arrived)),
         2 => (tier.clone(), place()).prop_map(|(t, (p, a, b))| Step::Lock(t, p, a, b)),
         2 => (0..64_usize).prop_map(Step::Unlock),
         2 => (tier.clone(), 1..600_usize).prop_map(|(t, n)| Step::Evict(t, n)),
@@ -93,13 +93,13 @@ impl Model {
                 }
                 self.claims.extend(claimed.into_iter().map(|range| (tier, number, range)));
             }
-            Step::MarkPresent(which, came) => {
+            Step::MarkPresent(which, arrived) => {
                 if self.claims.is_empty() {
                     return;
                 }
                 let (tier, number, range) = self.claims.swap_remove(which % self.claims.len());
                 let pages = &prompts[number];
-                if !came {
+                if !arrived {
                     table.abandon(tier, pages, range.clone());
                     for at in range {
                         self.page(pages[at]).residences[tier as usize] = Residence::None;
@@ -123,12 +123,12 @@ impl Model {
                 let pages = &prompts[number];
                 let range = Self::clip(pages, a, b);
                 let (count, slots) = table.lock(tier, pages, range.clone());
-                let there = |at: &usize| {
+                let present = |at: &usize| {
                     self.pages
                         .get(&pages[*at])
                         .is_some_and(|p| p.residences[tier as usize] == Residence::Present)
                 };
-                let expected = range.clone().take_while(there).count();
+                let expected = range.clone().take_while(present).count();
                 assert_eq!(count, expected);
                 let locked = range.start..range.start + count;
                 let mine: Vec<u32> =
@@ -153,7 +153,7 @@ impl Model {
                     self.page(prompts[number][at]).locks[tier as usize] -= 1;
                 }
             }
-            Step::Evict(tier, wanted) => self.evict(table, prompts, tier, wanted),
+            Step::Evict(tier, requested) => self.evict(table, prompts, tier, requested),
             Step::Forget(tier, number, a, b) => {
                 let pages = &prompts[number];
                 let range = Self::clip(pages, a, b);
@@ -196,11 +196,17 @@ impl Model {
         }
     }
 
-    /// Checks that no locked page is evicted, and no page before one that is on the tier.
-    fn evict(&mut self, table: &PageTable, prompts: &[Vec<PageHash>], tier: Tier, wanted: usize) {
+    /// Checks that no locked page is evicted, and no page before a page that stays on the tier.
+    fn evict(
+        &mut self,
+        table: &PageTable,
+        prompts: &[Vec<PageHash>],
+        tier: Tier,
+        requested: usize,
+    ) {
         let kind = tier as usize;
-        let victims = table.evict(tier, wanted);
-        let mut gone = HashSet::new();
+        let victims = table.evict(tier, requested);
+        let mut evicted = HashSet::new();
         for victim in &victims {
             for (at, hash) in victim.pages.iter().enumerate() {
                 let page = self.page(*hash);
@@ -209,19 +215,19 @@ impl Model {
                 if tier == Tier::Host {
                     assert_eq!(page.slot.take(), Some(victim.slots[at]));
                 }
-                gone.insert(*hash);
+                evicted.insert(*hash);
             }
         }
-        let is_there = |model: &Self, hash: &PageHash| {
+        let is_present = |model: &Self, hash: &PageHash| {
             model.pages.get(hash).is_some_and(|page| page.residences[kind] != Residence::None)
         };
         for pages in prompts {
-            for pair in pages.windows(2).filter(|pair| gone.contains(&pair[0])) {
-                assert!(!is_there(self, &pair[1]), "a page was evicted before its successor");
+            for pair in pages.windows(2).filter(|pair| evicted.contains(&pair[0])) {
+                assert!(!is_present(self, &pair[1]), "a page was evicted before the page after it");
             }
         }
-        if gone.len() < wanted {
-            // All pages left are locked, or before locked ones.
+        if evicted.len() < requested {
+            // All remaining pages are locked, or before locked pages.
             let mut kept: HashSet<PageHash> = HashSet::new();
             for pages in prompts {
                 let keeps = |hash: &PageHash| {
@@ -263,7 +269,7 @@ proptest! {
         for tier in [Tier::Host, Tier::Disk] {
             let _ = table.evict(tier, usize::MAX);
         }
-        prop_assert_eq!(table.stats().nodes, 0, "absent pages are not kept");
+        prop_assert_eq!(table.stats().nodes, 0, "the table keeps no page without a tier");
         prop_assert_eq!(table.stats().pages, 0);
     }
 }

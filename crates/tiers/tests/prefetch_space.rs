@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tempfile::tempdir;
 
-/// Each page of a prompt lies in two objects, and the gate is not asked.
+/// Each page of a prompt is in two objects, and lookups skip the gate.
 const HALVES: LookupOptions = LookupOptions {
     mode: LoadMode::Always,
     page_tokens: 16,
@@ -55,7 +55,7 @@ fn answer(
         if found.readiness == Readiness::Ready {
             return found;
         }
-        assert!(Instant::now() < until, "no answer");
+        assert!(Instant::now() < until, "the lookup stays pending");
         std::thread::sleep(Duration::from_millis(2));
     }
 }
@@ -64,7 +64,8 @@ fn answer(
 fn only_one_of_two_large_prompts_is_prefetched() {
     let remote_dir = tempdir().unwrap();
     let (dir, scopes) = (tempdir().unwrap(), [half("left"), half("right")]);
-    // Of 32 MiB one prompt takes 14 MB in both objects, less than half: `find` can lease all of it.
+    // One prompt uses 14 MB of 32 MiB in both objects, less than half: `lookup` can lease all of
+    // its pages.
     let prompts = [keys(1, 0, 350), keys(2, 0, 350)];
     fill(remote_dir.path(), &scopes, &prompts);
     let cache = open(&[&host(&dir, 32), &remote(remote_dir.path())]);
@@ -73,33 +74,33 @@ fn only_one_of_two_large_prompts_is_prefetched() {
             cache.lookup(scope, &refs(prompt), TTL, &HALVES).unwrap();
         }
     }
-    let came = |prompt: &[Vec<u8>]| {
+    let found_on_host = |prompt: &[Vec<u8>]| {
         scopes.each_ref().map(|scope| answer(&cache, scope, prompt, &HALVES).local)
     };
-    let mut both = [came(&prompts[0]), came(&prompts[1])];
+    let mut both = [found_on_host(&prompts[0]), found_on_host(&prompts[1])];
     both.sort_unstable();
     assert_eq!(both, [[0, 0], [350, 350]]);
     let prefetch = cache.stats().unwrap().prefetch;
     assert_eq!((prefetch.completed, prefetch.not_worthwhile, prefetch.failed), (2, 2, 0));
 }
 
-/// Runs `meanwhile` after a prompt was prefetched, then puts four times the capacity of the first
-/// tier. Returns how many prefetched pages are left.
-fn prefetched_pages_left(meanwhile: impl FnOnce(&Cache, &Arc<Scope>, &[&[u8]])) -> usize {
+/// Runs `action` after a prompt was prefetched, then puts four times the capacity of the first
+/// tier. Returns the number of prefetched pages that remain.
+fn prefetched_pages_left(action: impl FnOnce(&Cache, &Arc<Scope>, &[&[u8]])) -> usize {
     let remote_dir = tempdir().unwrap();
     let (dir, scopes) = (tempdir().unwrap(), [half("left")]);
-    let wanted = [keys(1, 0, 400)];
-    fill(remote_dir.path(), &scopes, &wanted);
+    let prompts = [keys(1, 0, 400)];
+    fill(remote_dir.path(), &scopes, &prompts);
     let cache = open(&[&host(&dir, 32), &remote(remote_dir.path())]);
     let options = LookupOptions { page_bytes: 0, ..HALVES };
-    cache.lookup(&scopes[0], &refs(&wanted[0]), TTL, &options).unwrap();
-    until("it is there", || cache.stats().unwrap().prefetch.completed == 1);
-    meanwhile(&cache, &scopes[0], &refs(&wanted[0]));
+    cache.lookup(&scopes[0], &refs(&prompts[0]), TTL, &options).unwrap();
+    until("the prefetch is complete", || cache.stats().unwrap().prefetch.completed == 1);
+    action(&cache, &scopes[0], &refs(&prompts[0]));
     for number in 2..18 {
         put(&cache, &keys(number, 0, 400), 0);
     }
     let never = LookupOptions { mode: LoadMode::Never, ..options };
-    answer(&cache, &scopes[0], &wanted[0], &never).local
+    answer(&cache, &scopes[0], &prompts[0], &never).local
 }
 
 #[test]

@@ -83,7 +83,7 @@ pub fn open_over(list: &[&str], settings: &Settings, over: Arc<dyn Backend>) -> 
     .unwrap()
 }
 
-/// Puts pages `first..`. Returns how many are then on the first tier.
+/// Puts pages `first..`. Returns the number of pages then on the first tier.
 pub fn put(cache: &Cache, keys: &[Vec<u8>], first: usize) -> usize {
     let pages: Vec<Vec<u8>> = keys[first..].iter().map(|key| page(key)).collect();
     let source = BorrowedPages::new(&refs(&pages));
@@ -93,12 +93,12 @@ pub fn put(cache: &Cache, keys: &[Vec<u8>], first: usize) -> usize {
     ticket.wait(Some(Duration::from_secs(60))).unwrap().pages
 }
 
-/// Looks a prompt up once.
+/// Looks up a prompt once.
 pub fn find_once(cache: &Cache, keys: &[Vec<u8>]) -> Lookup {
     cache.lookup(&scope(), &refs(keys), TTL, &LookupOptions::default()).unwrap()
 }
 
-/// Looks a prompt up until the answer is final.
+/// Looks up a prompt until the answer is final.
 pub fn find(cache: &Cache, keys: &[Vec<u8>]) -> Lookup {
     let until = Instant::now() + Duration::from_secs(60);
     loop {
@@ -106,7 +106,7 @@ pub fn find(cache: &Cache, keys: &[Vec<u8>]) -> Lookup {
         if found.readiness == Readiness::Ready {
             return found;
         }
-        assert!(Instant::now() < until, "no answer");
+        assert!(Instant::now() < until, "the lookup stays pending");
         std::thread::sleep(Duration::from_millis(2));
     }
 }
@@ -144,7 +144,7 @@ pub fn get(cache: &Cache, keys: &[Vec<u8>], first: usize) -> Arc<Outcome> {
         .unwrap();
     let outcome = ticket.wait(Some(Duration::from_secs(60))).unwrap();
     let mut target = target;
-    let came = loop {
+    let read = loop {
         // The reading thread releases the target shortly after it completes the ticket.
         match Arc::try_unwrap(target) {
             Ok(target) => break target.into_inner(),
@@ -153,7 +153,7 @@ pub fn get(cache: &Cache, keys: &[Vec<u8>], first: usize) -> Arc<Outcome> {
         std::thread::yield_now();
     };
     for (at, ok) in outcome.ok.iter().enumerate() {
-        assert!(!ok || came[at] == page(&keys[first + at]), "wrong bytes in page {at}");
+        assert!(!ok || read[at] == page(&keys[first + at]), "different bytes in page {at}");
     }
     outcome
 }
@@ -230,9 +230,9 @@ impl Backend for FaultyRemote {
 }
 
 /// Waits for background work.
-pub fn until(what: &str, mut there: impl FnMut() -> bool) {
+pub fn until(what: &str, mut reached: impl FnMut() -> bool) {
     let end = Instant::now() + Duration::from_secs(60);
-    while !there() {
+    while !reached() {
         assert!(Instant::now() < end, "{what}");
         std::thread::sleep(Duration::from_millis(5));
     }
