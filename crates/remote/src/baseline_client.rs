@@ -25,12 +25,12 @@ impl BaselineClient {
     /// A client of the object store at `address`.
     ///
     /// # Errors
-    /// As for [`open`](crate::open); `Invalid` if it is no object store.
+    /// `Invalid` as for [`open`](crate::open), or if `address` does not name an object store.
     pub fn open(address: &str) -> Result<Self> {
         let mut address = ParsedAddress::parse(address)?;
         without_options(&mut address);
         if !builders::is_object_store(&address.scheme) {
-            return Err(Error::invalid("the baseline is an object store's client: name a bucket")
+            return Err(Error::invalid("the baseline client needs an object store: name a bucket")
                 .with("address", address));
         }
         let factory = builders::factory(address)?;
@@ -43,7 +43,7 @@ impl BaselineClient {
     /// Writes objects, `at_once` at a time.
     ///
     /// # Errors
-    /// The first error.
+    /// The first error of a request.
     pub fn put(&self, objects: &[(String, Bytes)], at_once: usize) -> Result<()> {
         let put = objects.iter().map(|(name, value)| {
             let (store, path) = (Arc::clone(&self.store), self.path(name));
@@ -56,7 +56,7 @@ impl BaselineClient {
     /// Reads `range` of every object, `at_once` at a time. Returns the bytes read.
     ///
     /// # Errors
-    /// The first error.
+    /// The first error of a request.
     pub fn get(&self, names: &[String], range: &Range<u64>, at_once: usize) -> Result<u64> {
         let get = names.iter().map(|name| {
             let (store, path, range) = (Arc::clone(&self.store), self.path(name), range.clone());

@@ -31,12 +31,12 @@ impl ClientFactory {
     /// Builds a client, without connecting.
     ///
     /// # Errors
-    /// `Invalid` if the configuration is wrong.
+    /// `Invalid` if the client cannot be built from the configuration.
     pub(crate) fn build(&self) -> Result<Store> {
         // Fails if the process has already installed a provider, which then stays.
         let _ = rustls::crypto::ring::default_provider().install_default();
         (self.build)().map_err(|error| {
-            Error::invalid("the remote's client cannot be made as it is configured")
+            Error::invalid("the remote's client cannot be built from this configuration")
                 .with("remote", &self.name)
                 .because(error_map::without_secrets(&error.to_string()))
         })
@@ -53,7 +53,7 @@ pub(crate) fn is_object_store(scheme: &str) -> bool {
 /// Parses the options of an address whose scheme [is an object store](is_object_store).
 ///
 /// # Errors
-/// `Invalid` if the bucket is missing, or an option or the environment is wrong.
+/// `Invalid` if the bucket is missing, or an option or a variable of the environment is invalid.
 pub(crate) fn factory(mut address: ParsedAddress) -> Result<ClientFactory> {
     let name = address.to_string();
     if address.authority.is_empty() {

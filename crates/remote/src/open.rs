@@ -31,7 +31,8 @@ pub type Opener = Arc<dyn Fn(&ParsedAddress) -> Result<Arc<dyn Backend>> + Send 
 
 static OPENER: RwLock<Option<Opener>> = RwLock::new(None);
 
-/// Registers `opener` for all addresses whose scheme is not built in. It replaces an earlier one.
+/// Registers `opener` for all addresses whose scheme is not built in, and replaces an earlier
+/// opener.
 pub fn register_opener(opener: Opener) {
     *OPENER.write() = Some(opener);
 }
@@ -104,11 +105,11 @@ pub fn open(address: &str) -> Result<ConfiguredBackend> {
 fn open_registered(address: &ParsedAddress) -> Result<Arc<dyn Backend>> {
     let opener = OPENER.read().clone();
     match opener {
-        // A module path has no slashes; other addresses are of unknown schemes, or of ones not
-        // compiled in.
+        // A module path has no slashes; the scheme of any other address is unknown or not compiled
+        // in.
         Some(opener) if address.authority.is_empty() && !address.path.is_empty() => opener(address),
         _ => Err(Error::invalid(format!(
-            "there is no such remote; type one of {}",
+            "the remote's scheme is unknown; type one of {}",
             schemes().join(", ")
         ))
         .with("address", address)),
@@ -159,7 +160,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     #[test]
-    fn errors_say_what_can_be_opened() {
+    fn errors_list_supported_schemes() {
         let message = |address: &str| open(address).unwrap_err().to_string();
         assert!(message("ftp://host/kv").contains("file:///DIR"), "{}", message("ftp://host/kv"));
         assert!(message("file://mnt/kv").contains("three slashes"));
@@ -170,8 +171,8 @@ mod tests {
     #[test]
     fn memory_and_directories_open() {
         let dir = tempfile::tempdir().unwrap();
-        let absent = open(&format!("file://{}/kv", dir.path().display())).unwrap().backend;
-        assert!(absent.exists("a").unwrap_err().to_string().contains("mount or make it"));
+        let missing = open(&format!("file://{}/kv", dir.path().display())).unwrap().backend;
+        assert!(missing.exists("a").unwrap_err().to_string().contains("mount or make it"));
         let directory = open(&format!("file://{}?zstd=3", dir.path().display())).unwrap();
         assert_eq!(directory.options.zstd, Some(3));
         directory.backend.set("a/b", b"1").unwrap();
@@ -197,12 +198,12 @@ mod tests {
         // Existing directories keep their mode.
         opened("").set("d/e/g", b"1").unwrap();
         assert_eq!((mode(""), mode("d/e"), mode("d/e/g")), (0o2755, 0o2770, 0o600));
-        let wrong = open("file:///x?mode=hunter2").unwrap_err().to_string();
-        assert!(wrong.contains("shared") && !wrong.contains("hunter2"), "{wrong}");
+        let error = open("file:///x?mode=hunter2").unwrap_err().to_string();
+        assert!(error.contains("shared") && !error.contains("hunter2"), "{error}");
     }
 
     #[test]
-    fn good_key_file_is_read_bad_refused() {
+    fn valid_key_file_is_read_invalid_refused() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("the key");
         let address = format!("memory:?key={}", file.display().to_string().replace(' ', "%20"));

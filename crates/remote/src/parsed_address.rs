@@ -29,8 +29,8 @@ impl ParsedAddress {
     /// Parses `text`.
     ///
     /// # Errors
-    /// `Invalid` if it has no scheme, names a user, or an option has no value. Errors quote no
-    /// option, which may be a secret.
+    /// `Invalid` if `text` has no scheme or names a user, or if an option has no value. Errors
+    /// quote no option, because an option may be a secret.
     pub fn parse(text: &str) -> Result<Self> {
         let (front, query) = text.split_once('?').unwrap_or((text, ""));
         let (scheme, rest) = front.split_once(':').filter(|(scheme, _)| !scheme.is_empty()).ok_or_else(|| {
@@ -74,8 +74,8 @@ impl ParsedAddress {
     }
 
     /// `text` without the values of the options, for messages of backends, which may quote them.
-    /// Values shorter than four characters, and those of `master`, `host`, `port` and `region`, are
-    /// not secret and stay.
+    /// Values shorter than four characters, and the values of `master`, `host`, `port` and
+    /// `region`, are not secret and stay.
     #[must_use]
     pub fn redact(&self, text: &str) -> String {
         let hidden = |(name, value): &&(String, String)| {
@@ -83,7 +83,7 @@ impl ParsedAddress {
         };
         let values = self.options.iter().filter(hidden);
         let mut forms: Vec<String> = values.flat_map(|(_, value)| forms(value)).collect();
-        // Longest first: a value may be part of another one.
+        // Replaces the longest form first, because a value may be part of a longer value.
         forms.sort_unstable_by_key(|form| std::cmp::Reverse(form.len()));
         forms.iter().fold(text.to_owned(), |text, form| text.replace(form, "…"))
     }
@@ -96,7 +96,7 @@ impl ParsedAddress {
         match self.options.first() {
             None => Ok(()),
             Some((name, _)) => Err(Error::invalid(format!(
-                "{} has no such option; its options are {known}",
+                "{} does not have this option; its options are {known}",
                 self.scheme
             ))
             .with("option", name)),
@@ -104,7 +104,7 @@ impl ParsedAddress {
     }
 }
 
-/// `value` as it is, percent-encoded as in URLs, and escaped as in Python's `repr`.
+/// `value` unchanged, percent-encoded as in URLs, and escaped as in Python's `repr`.
 fn forms(value: &str) -> [String; 5] {
     let encoded = utf8_percent_encode(value, ENCODED).to_string();
     let (slashes, plus) = (encoded.replace("%2F", "/"), encoded.replace("%20", "+"));
@@ -178,11 +178,11 @@ mod tests {
         assert_eq!(address.redact("no hunter23, no hunter2, but 12"), "no …, no …, but 12");
         assert!(!format!("{address:?}").contains("hunter2"));
         let address = ParsedAddress::parse("m:C?password=p%40s%2Fw'o%20rd").unwrap();
-        let said = r"p@s/w'o rd p%40s%2Fw%27o%20rd p%40s/w%27o%20rd p%40s%2Fw%27o+rd p@s/w\'o rd";
-        assert_eq!(address.redact(said), "… … … … …");
+        let text = r"p@s/w'o rd p%40s%2Fw%27o%20rd p%40s/w%27o%20rd p%40s%2Fw%27o+rd p@s/w\'o rd";
+        assert_eq!(address.redact(text), "… … … … …");
         let address = ParsedAddress::parse("m:C?master=127.0.0.1:50051&password=hunter2").unwrap();
-        let said = "127.0.0.1:50051 refuses hunter2";
-        assert_eq!(address.redact(said), "127.0.0.1:50051 refuses …");
+        let text = "127.0.0.1:50051 refuses hunter2";
+        assert_eq!(address.redact(text), "127.0.0.1:50051 refuses …");
         for text in ["s3://me:hun/ter2@bucket", "s3://me:hunter2", "s3://me@bucket"] {
             let error = ParsedAddress::parse(text).unwrap_err().to_string();
             assert!(error.contains("no user") && !error.contains("ter2"), "{error}");
