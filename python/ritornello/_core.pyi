@@ -364,33 +364,33 @@ class Store:
 
 @final
 class Lookup:
-    """Location of a prompt's pages. `state`: "ready"; or "querying" or "loading": call `lookup`
-    again, the other fields are preliminary and nothing is leased.
+    """Location of a prompt's pages. While `state` is "querying" or "loading", repeat the lookup:
+    the other fields are preliminary and no page is leased.
     """
 
     @property
     def state(self) -> Literal["ready", "querying", "loading"]: ...
     @property
     def spans(self) -> list[tuple[TierName, int]]:
-        """Tiers of the leading pages, in order; the remote only as far as it is known."""
+        """Tiers of the leading pages, in order; remote pages only if the remote has answered."""
     @property
     def local(self) -> int:
         """Leading pages that are on this machine."""
     @property
     def load(self) -> int:
-        """Leading pages, at most `local`, that the engine is to have after loading those of them
-        that it lacks. If it has as many already, nothing is worth loading.
+        """Number of leading pages, at most `local`, that the engine should have after the load; it
+        loads the pages that it lacks. If it already has this number of pages, a load is useless.
         """
     @property
     def fetched(self) -> int:
-        """Pages that were just transferred from the remote for this prompt."""
+        """Pages fetched from the remote for this prompt; reported once."""
     @property
     def progress(self) -> tuple[int, int]:
-        """Pages transferred, and pages to transfer."""
+        """Pages fetched so far, and pages to fetch in all."""
     @property
     def estimate(self) -> tuple[float, float, float] | None:
-        """The gate's estimates, in seconds: loading, computing the rest, computing everything. None
-        if the gate was not used or has no estimate.
+        """The gate's estimates in seconds: of the load, of computing the remaining tokens, and of
+        computing the whole prompt. None if the gate was not used or has no measurements.
         """
     @property
     def leases(self) -> list[tuple[TierName, int]]:
@@ -398,7 +398,7 @@ class Lookup:
 
 @final
 class Cache:
-    """Several tiers as one: lookups, loads and puts. No call waits for a remote."""
+    """A cache over several tiers: lookups, loads and puts. No call waits for a remote."""
 
     @staticmethod
     def open(
@@ -409,10 +409,10 @@ class Cache:
     ) -> Cache:
         """`tiers`, fastest first: "host 8GiB", "disk /nvme/kv 200GiB", "s3://bucket/prefix", each
         followed by options: `write=` ("write_through", "selective(2)", "write_back", "none") and
-        `rate=` ("100MiB", a second, of this process). `prefetch`: how long `lookup` stays pending
-        while pages are transferred from a remote: "best_effort", "wait_complete", "timeout", or
-        "timeout(1, 0.25)", the seconds at least and for every 1,024 tokens. `write_queue`: maximum
-        bytes that wait to be written to each tier (512 MiB).
+        `rate=` (bytes per second of this process, as in "100MiB"). `prefetch`: maximum time that a
+        lookup stays pending while pages are fetched from a remote: "best_effort",
+        "wait_complete", "timeout", or "timeout(1, 0.25)", the minimum seconds and the seconds per
+        1,024 tokens. `write_queue`: maximum bytes that wait to be written to each tier (512 MiB).
         """
     def lookup(
         self,
@@ -426,17 +426,17 @@ class Cache:
         computed: int = 0,
         tokens: int = 0,
     ) -> Lookup:
-        """`keys` are those of a prompt from its first page. With `page_tokens` the gate decides how
-        many pages are worth loading, for an engine that has `computed` tokens of a prompt of
-        `tokens`; with "always" and "never" it only estimates the cost. `page_bytes`: bytes of a
-        page in all its objects, if there are others than this scope's.
+        """`keys` are the keys of a prompt, starting at its first page. With `page_tokens` the gate
+        decides how many pages are worth loading, for an engine that has `computed` of the prompt's
+        `tokens` tokens; with "always" and "never" it only estimates the cost. `page_bytes`: total
+        bytes of a page, if other scopes hold further objects of the same page.
         """
     def release(self, lease: tuple[str, int]) -> None: ...
     def exists(self, scope: Scope, keys: Sequence[bytes]) -> list[bool]:
-        """Returns for each page whether it is on this machine."""
+        """Returns for each page whether a tier of this machine has it."""
     def cancel(self, scope: Scope, keys: Sequence[bytes]) -> bool:
-        """Cancels the transfers that `lookup` started for this prompt. Returns whether there were
-        any.
+        """Cancels the prefetch and promotions that `lookup` started for this prompt. Returns
+        whether any were queued or running.
         """
     def submit_get(
         self,
@@ -462,18 +462,21 @@ class Cache:
         retain_until: Moment | None = None,
         timeout: float | None = None,
     ) -> Ticket:
-        """`keys` are those of a prompt from its first page, `pages` those from page `first`, copied
-        before this returns. If only later keys are known, `parent` is the key before them: such
-        pages are not written to a remote. The ticket is that of the first tier.
+        """`keys` are the keys of a prompt, starting at its first page; `pages` start at page
+        `first` and are copied before this returns. If only later keys are known, `parent` is the
+        key before them, and the pages are not written to a remote. The ticket reports the write to
+        the first tier.
         """
     def record_prefill(self, before: int, tokens: int, seconds: float) -> None:
-        """Records that the engine computed `tokens` tokens after `before` others in `seconds`."""
+        """Records that the engine computed `tokens` tokens after `before` tokens in `seconds`."""
     def record_load(self, tier: str, bytes: int, seconds: float) -> None:
         """Records a load of another process, from its `take_loads`."""
     def take_loads(self) -> list[tuple[TierName, int, float]]:
         """Returns the loads of this process since the last call: tier, bytes and seconds."""
     def record_outcome(self, found: Lookup, seconds: float) -> None:
-        """Records the duration of the load that `found` decided on, for the regret in `stats`."""
+        """Records the duration of a load that the decision in `found` caused, for the regret in
+        `stats`.
+        """
     def stats(self) -> dict[str, Any]: ...
     def flush(self) -> None:
         """Waits until all tiers have received their pages, and makes them durable on this
