@@ -34,9 +34,9 @@ __all__ = [
     "ClosedError",
     "Completions",
     "FatalError",
-    "Found",
     "InvalidError",
     "LeasedPrefix",
+    "Lookup",
     "Outcome",
     "PagePool",
     "PoolPages",
@@ -364,34 +364,34 @@ class Store:
     ) -> None: ...
 
 @final
-class Found:
-    """Location of a prompt's pages. `state`: "ready"; or "asking" or "loading": call `find` again,
-    the other fields are preliminary and nothing is leased.
+class Lookup:
+    """Location of a prompt's pages. While `state` is "querying" or "loading", repeat the lookup:
+    the other fields are preliminary and no page is leased.
     """
 
     @property
-    def state(self) -> Literal["ready", "asking", "loading"]: ...
+    def state(self) -> Literal["ready", "querying", "loading"]: ...
     @property
     def spans(self) -> list[tuple[TierName, int]]:
-        """Tiers of the leading pages, in order; the remote only up to the pages that are known."""
+        """Tiers of the leading pages, in order; remote pages only if the remote has answered."""
     @property
     def local(self) -> int:
         """Leading pages that are on this machine."""
     @property
     def load(self) -> int:
-        """Leading pages, at most `local`, that the engine should have after it loaded the missing
-        pages. If the engine already has this number of pages, no page is worth loading.
+        """Number of leading pages, at most `local`, that the engine should have after the load; it
+        loads the pages that it lacks. If it already has this number of pages, a load is useless.
         """
     @property
-    def brought(self) -> int:
-        """Pages that were just transferred from the remote for this prompt."""
+    def fetched(self) -> int:
+        """Pages fetched from the remote for this prompt; reported once."""
     @property
     def progress(self) -> tuple[int, int]:
-        """Pages transferred, and pages to transfer."""
+        """Pages fetched so far, and pages to fetch in all."""
     @property
     def estimate(self) -> tuple[float, float, float] | None:
-        """The gate's estimates, in seconds: loading, computing the remaining tokens, computing all
-        tokens. None if the gate was not used or has no estimate.
+        """The gate's estimates in seconds: of the load, of computing the remaining tokens, and of
+        computing the whole prompt. None if the gate was not used or has no measurements.
         """
     @property
     def leases(self) -> list[tuple[TierName, int]]:
@@ -399,7 +399,7 @@ class Found:
 
 @final
 class Cache:
-    """Several tiers used as one store: lookups, loads and puts. No call waits for a remote."""
+    """A cache over several tiers: lookups, loads and puts. No call waits for a remote."""
 
     @staticmethod
     def open(
@@ -410,12 +410,12 @@ class Cache:
     ) -> Cache:
         """`tiers`, fastest first: "host 8GiB", "disk /nvme/kv 200GiB", "s3://bucket/prefix", each
         followed by options: `write=` ("write_through", "selective(2)", "write_back", "none") and
-        `rate=` ("100MiB", a second, of this process). `prefetch`: how long `find` stays pending
-        while pages are transferred from a remote: "best_effort", "wait_complete", "timeout", or
-        "timeout(1, 0.25)", the seconds at least and for every 1,024 tokens. `write_queue`: maximum
-        bytes that wait to be written to each tier (512 MiB).
+        `rate=` (bytes per second of this process, as in "100MiB"). `prefetch`: maximum time that a
+        lookup stays pending while pages are fetched from a remote: "best_effort",
+        "wait_complete", "timeout", or "timeout(1, 0.25)", the minimum seconds and the seconds per
+        1,024 tokens. `write_queue`: maximum bytes that wait to be written to each tier (512 MiB).
         """
-    def find(
+    def lookup(
         self,
         scope: Scope,
         keys: Sequence[bytes],
@@ -426,18 +426,18 @@ class Cache:
         page_bytes: int = 0,
         computed: int = 0,
         tokens: int = 0,
-    ) -> Found:
-        """`keys`: the keys of a prompt, starting at its first page. With `page_tokens` the gate
-        decides how many pages are worth loading, for an engine that has `computed` tokens of a
-        prompt of `tokens`; with "always" and "never" it only estimates the cost. `page_bytes`:
-        bytes of a page in all its objects, if the page has objects in other scopes.
+    ) -> Lookup:
+        """`keys` are the keys of a prompt, starting at its first page. With `page_tokens` the gate
+        decides how many pages are worth loading, for an engine that has `computed` of the prompt's
+        `tokens` tokens; with "always" and "never" it only estimates the cost. `page_bytes`: total
+        bytes of a page, if other scopes hold further objects of the same page.
         """
     def release(self, lease: tuple[str, int]) -> None: ...
     def exists(self, scope: Scope, keys: Sequence[bytes]) -> list[bool]:
-        """Returns for each page whether it is on this machine."""
+        """Returns for each page whether a tier of this machine has it."""
     def cancel(self, scope: Scope, keys: Sequence[bytes]) -> bool:
-        """Cancels the transfers that `find` started for this prompt. Returns whether there were
-        any.
+        """Cancels the prefetch and promotions that `lookup` started for this prompt. Returns
+        whether any were queued or running.
         """
     def submit_get(
         self,
@@ -463,19 +463,21 @@ class Cache:
         retain_until: Moment | None = None,
         timeout: float | None = None,
     ) -> Ticket:
-        """`keys`: the keys of a prompt, starting at its first page. `pages`: the prompt's pages,
-        starting at page `first`, copied before this returns. If only later keys are known, `parent`
-        is the key before them: such pages are not written to a remote. The ticket belongs to the
-        first tier.
+        """`keys` are the keys of a prompt, starting at its first page; `pages` start at page
+        `first` and are copied before this returns. If only later keys are known, `parent` is the
+        key before them, and the pages are not written to a remote. The ticket reports the write to
+        the first tier.
         """
-    def learn_prefill(self, before: int, tokens: int, seconds: float) -> None:
-        """Records that the engine computed `tokens` tokens after `before` others in `seconds`."""
-    def learn_load(self, tier: str, bytes: int, seconds: float) -> None:
+    def record_prefill(self, before: int, tokens: int, seconds: float) -> None:
+        """Records that the engine computed `tokens` tokens after `before` tokens in `seconds`."""
+    def record_load(self, tier: str, bytes: int, seconds: float) -> None:
         """Records a load of another process, from its `take_loads`."""
     def take_loads(self) -> list[tuple[TierName, int, float]]:
         """Returns the loads of this process since the last call: tier, bytes and seconds."""
-    def judge(self, found: Found, seconds: float) -> None:
-        """Records the duration of the load that `found` decided on, for the regret in `stats`."""
+    def record_outcome(self, found: Lookup, seconds: float) -> None:
+        """Records the duration of a load that the decision in `found` caused, for the regret in
+        `stats`.
+        """
     def stats(self) -> dict[str, Any]: ...
     def flush(self) -> None:
         """Waits until all tiers have received their pages, and makes them durable on this

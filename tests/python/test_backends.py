@@ -227,7 +227,7 @@ def put(cache: rt.Cache, prompt: str) -> None:
     stored = cache.submit_put(scope, keys, pages_of(keys, PAGE)).wait(60)
     assert stored is not None
     assert stored.pages == PAGES
-    found = cache.find(scope, keys)
+    found = cache.lookup(scope, keys)
     assert found.local == PAGES
     for lease in found.leases:
         cache.release(lease)

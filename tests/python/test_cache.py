@@ -31,9 +31,9 @@ def put(cache: rt.Cache, scope: rt.Scope, keys: Sequence[bytes], first: int = 0)
     return outcome.pages
 
 
-def find(cache: rt.Cache, scope: rt.Scope, keys: Sequence[bytes]) -> rt.Found:
+def find(cache: rt.Cache, scope: rt.Scope, keys: Sequence[bytes]) -> rt.Lookup:
     until = time.monotonic() + WAIT
-    while (found := cache.find(scope, keys)).state != "ready":
+    while (found := cache.lookup(scope, keys)).state != "ready":
         assert time.monotonic() < until
         time.sleep(0.002)
     return found
@@ -65,7 +65,7 @@ def test_put_pages_are_found_and_loaded(tmp_path: Path, scope: rt.Scope) -> None
         assert (disk["tier"], disk["written_pages"], disk["dropped_pages"]) == ("disk", 10, 0)
     assert cache.closed
     with pytest.raises(rt.errors.ClosedError):
-        cache.find(scope, keys)
+        cache.lookup(scope, keys)
 
 
 def test_sections_from_two_tiers_arrive_complete(tmp_path: Path) -> None:
@@ -103,9 +103,9 @@ def test_other_machine_finds_pages_through_remote(tmp_path: Path, scope: rt.Scop
         assert put(cache, scope, keys) == 50
         cache.flush()
     with open_cache(tmp_path / "two", f"file://{far}") as cache:
-        assert cache.find(scope, keys).state in ("asking", "loading")
+        assert cache.lookup(scope, keys).state in ("querying", "loading")
         found = find(cache, scope, keys)
-        assert (found.spans, found.brought) == ([("host", 50)], 50)
+        assert (found.spans, found.fetched) == ([("host", 50)], 50)
         assert load(cache, scope, keys) == 50
         assert cache.stats()["prefetch"]["pages"] == 50
 
@@ -114,18 +114,18 @@ def test_gate_learns_loads_and_prefills(tmp_path: Path, scope: rt.Scope) -> None
     keys = keys_of("a", 20)
     with open_cache(tmp_path) as cache:
         put(cache, scope, keys)
-        assert cache.find(scope, keys, page_tokens=16, tokens=400).estimate is None
+        assert cache.lookup(scope, keys, page_tokens=16, tokens=400).estimate is None
         for _ in range(40):
-            cache.learn_prefill(0, 320, 1e-4)
-            cache.learn_load("host", 20 * PAGE, 10.0)
-        found = cache.find(scope, keys, page_tokens=16, tokens=400)
+            cache.record_prefill(0, 320, 1e-4)
+            cache.record_load("host", 20 * PAGE, 10.0)
+        found = cache.lookup(scope, keys, page_tokens=16, tokens=400)
         assert (found.local, found.load, found.leases) == (20, 0, [])
         for _ in range(40):
-            cache.learn_prefill(0, 320, 1e3)
-        found = cache.find(scope, keys, page_tokens=16, computed=32, tokens=400)
+            cache.record_prefill(0, 320, 1e3)
+        found = cache.lookup(scope, keys, page_tokens=16, computed=32, tokens=400)
         assert found.load == 20
         assert found.estimate is not None
-        cache.judge(found, 0.5)
+        cache.record_outcome(found, 0.5)
         gate = cache.stats()["gate"]
         assert (gate["none"], gate["all"], gate["judged"]) == (1, 1, 1)
         load(cache, scope, keys)
@@ -180,7 +180,7 @@ def test_forked_child_must_open_its_own_cache(tmp_path: Path, scope: rt.Scope) -
 
         def child() -> None:
             try:
-                cache.find(scope, keys)
+                cache.lookup(scope, keys)
                 answers.put("found")
             except rt.errors.ClosedError as error:
                 answers.put(str(error))

@@ -2,9 +2,9 @@
 //!
 //! The remote's own threads call them, and attach to the interpreter during the call only. An
 //! exception fails that call: the tier counts it and continues without the page. The first call
-//! runs the constructor, and the next one again if it raised, so a service that is down or hangs
-//! does not keep the tiers from opening. After the interpreter's exit no call starts, and running
-//! calls get [`STOP_TIMEOUT`] to end.
+//! runs the constructor; if the constructor raises, the next call runs it again. A service that is
+//! down or hangs therefore does not keep the tiers from opening. After the interpreter's exit no
+//! call starts, and running calls get [`STOP_TIMEOUT`] to end.
 
 use parking_lot::{Condvar, Mutex};
 use pyo3::exceptions::{PyAttributeError, PyTypeError, PyValueError};
@@ -12,7 +12,7 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBytes, PyDict, PyMemoryView, PyType};
 use ritornello_format::{Error, ErrorKind, Result};
-use ritornello_remote::Address;
+use ritornello_remote::ParsedAddress;
 use ritornello_tiers::remote::{Backend, Listed};
 use std::fmt;
 use std::ops::Range;
@@ -73,12 +73,12 @@ fn stop_calls(py: Python<'_>) {
     });
 }
 
-/// A backend whose methods are those of a Python object.
+/// A backend that calls the methods of a Python object.
 struct PythonBackend {
     class: Py<PyAny>,
     arguments: Py<PyDict>,
     object: PyOnceLock<Py<PyAny>>,
-    address: Address,
+    address: ParsedAddress,
 }
 
 impl fmt::Debug for PythonBackend {
@@ -88,7 +88,7 @@ impl fmt::Debug for PythonBackend {
 }
 
 impl PythonBackend {
-    fn open(address: &Address) -> Result<Self> {
+    fn open(address: &ParsedAddress) -> Result<Self> {
         attached(|py| {
             let (class, arguments) = Self::find(py, address).map_err(|error| {
                 Error::invalid(
@@ -102,7 +102,7 @@ impl PythonBackend {
     }
 
     /// Finds the class that an address names, and checks its methods and the arguments.
-    fn find(py: Python<'_>, address: &Address) -> PyResult<(Py<PyAny>, Py<PyDict>)> {
+    fn find(py: Python<'_>, address: &ParsedAddress) -> PyResult<(Py<PyAny>, Py<PyDict>)> {
         let mut class = py.import(address.scheme.as_str())?.into_any();
         for part in address.path.split('.') {
             class = class.getattr(part)?;
@@ -118,9 +118,9 @@ impl PythonBackend {
             Err(error) => return Err(error),
         }
         // A class with `__getattr__` may provide methods dynamically.
-        let says = class.is_instance_of::<PyType>() && !class.hasattr("__getattr__")?;
+        let is_static = class.is_instance_of::<PyType>() && !class.hasattr("__getattr__")?;
         for method in ["get", "exists", "set"] {
-            if says && !class.hasattr(method)? {
+            if is_static && !class.hasattr(method)? {
                 return Err(PyAttributeError::new_err(format!("it has no method {method}")));
             }
         }
@@ -139,10 +139,10 @@ impl PythonBackend {
     fn call<T>(&self, call: impl FnOnce(&Bound<'_, PyAny>) -> PyResult<T>) -> Result<T> {
         attached(|py| {
             self.object(py).and_then(call).map_err(|error| {
-                let wrong = error.is_instance_of::<PyTypeError>(py)
+                let fatal = error.is_instance_of::<PyTypeError>(py)
                     || error.is_instance_of::<PyAttributeError>(py)
                     || crate::error::is_fatal(py, &error);
-                let kind = if wrong { ErrorKind::Fatal } else { ErrorKind::Retry };
+                let kind = if fatal { ErrorKind::Fatal } else { ErrorKind::Retry };
                 Error::new(kind, "the backend's class raised an exception")
                     .with("backend", &self.address)
                     .because(self.address.redact(&error.to_string()))
@@ -154,8 +154,8 @@ impl PythonBackend {
 /// Runs `run` attached to the interpreter, or fails with `Closed` after its exit.
 fn attached<T>(run: impl FnOnce(Python<'_>) -> Result<T>) -> Result<T> {
     let _call = Call::begin()?;
-    let gone = || Err(Error::new(ErrorKind::Closed, "the interpreter is exiting"));
-    Python::try_attach(run).unwrap_or_else(gone)
+    let exiting = || Err(Error::new(ErrorKind::Closed, "the interpreter is exiting"));
+    Python::try_attach(run).unwrap_or_else(exiting)
 }
 
 /// Copies the bytes of a buffer; returns `None` without a copy if there are more than `most`.
@@ -222,6 +222,6 @@ impl PythonBackend {
         if self.call(|object| object.hasattr(method))? {
             return Ok(());
         }
-        Err(Error::invalid("this backend has only get, exists and set").with("asked", method))
+        Err(Error::invalid("this backend has only get, exists and set").with("operation", method))
     }
 }

@@ -25,7 +25,7 @@ use std::time::Duration;
 /// Caches to close at exit.
 static OPEN: Mutex<Vec<Weak<cache::Cache>>> = Mutex::new(Vec::new());
 
-/// Several tiers as one cache: found, loaded and put as in a store.
+/// A cache over several tiers: pages are looked up, loaded and put as in a store.
 #[pyclass(frozen, module = "ritornello._core")]
 pub(crate) struct Cache {
     /// Tiers as given, without the options of an address.
@@ -72,14 +72,14 @@ impl Cache {
         Ok(Self { tiers, cache: RwLock::new(Some(cache)) })
     }
 
-    /// Looks a prompt up, from its first page on, and keeps the pages to be loaded for `ttl`
+    /// Looks up a prompt, starting at its first page, and leases the pages to load for `ttl`
     /// seconds.
     #[pyo3(signature = (
         scope, keys, *, ttl=60.0, gate="auto", page_tokens=0, page_bytes=0, computed=0, tokens=0
     ))]
     // Python callers pass them by name.
     #[allow(clippy::too_many_arguments)]
-    fn find(
+    fn lookup(
         &self,
         py: Python<'_>,
         scope: &Scope,
@@ -90,21 +90,21 @@ impl Cache {
         page_bytes: u64,
         computed: u64,
         tokens: u64,
-    ) -> PyResult<Found> {
+    ) -> PyResult<Lookup> {
         let (cache, ttl) = (self.cache(py)?, duration(py, "ttl", ttl)?);
         let mode = LoadMode::parse(gate).or_raise(py)?;
         let options = LookupOptions { mode, page_tokens, page_bytes, computed, tokens };
-        keys::ask(keys, |keys| cache.find(&scope.inner, keys, ttl, &options)).map(Found)
+        keys::ask(keys, |keys| cache.lookup(&scope.inner, keys, ttl, &options)).map(Lookup)
     }
 
-    /// Ends a lease, of this process or another. An unknown one is ignored.
+    /// Ends a lease, of this process or another. An unknown lease is ignored.
     fn release(&self, py: Python<'_>, lease: (String, u64)) -> PyResult<()> {
         let (cache, tier) = (self.cache(py)?, tier_of(py, &lease.0)?);
         let lease = TierLease { tier, lease: LeaseNumber(lease.1) };
         py.detach(|| cache.release(lease)).or_raise(py)
     }
 
-    /// Returns, for each page by itself, whether it is on this machine.
+    /// Returns for each page whether a tier of this machine has it, also after a missing page.
     fn exists(
         &self,
         py: Python<'_>,
@@ -142,8 +142,8 @@ impl Cache {
         Ok(Ticket::new(py.detach(submit).or_raise(py)?, Some(get.batch)))
     }
 
-    /// Starts to put the pages from `first` on of a prompt. Their bytes are copied before the call
-    /// returns.
+    /// Starts to put the pages of a prompt, starting at page `first`. The bytes are copied before
+    /// the call returns.
     #[pyo3(signature = (
         scope, keys, pages, *, first=0, parent=None, retain_until=None, timeout=None
     ))]
@@ -160,18 +160,19 @@ impl Cache {
         retain_until: Option<Bound<'_, PyAny>>,
         timeout: Option<f64>,
     ) -> PyResult<Ticket> {
-        let terms = put_options(parent, retain_until.as_ref())?;
+        let options = put_options(parent, retain_until.as_ref())?;
         let cache = self.cache(py)?;
         let put = Submission::put(scope, keys, pages, first, timeout)?;
         let source = put.batch.as_source();
-        let submit = || cache.submit_put(put.scope, put.keys, first, source, terms, put.control);
+        let submit = || cache.submit_put(put.scope, put.keys, first, source, options, put.control);
         let ticket = py.detach(submit);
         put.batch.release(py);
         Ok(Ticket::new(ticket.or_raise(py)?, None))
     }
 
-    /// Records that the engine computed `tokens` tokens behind `before` others in `seconds`.
-    fn learn_prefill(
+    /// Records that the engine computed `tokens` tokens in `seconds`, after `before` earlier
+    /// tokens.
+    fn record_prefill(
         &self,
         py: Python<'_>,
         before: u64,
@@ -179,35 +180,35 @@ impl Cache {
         seconds: f64,
     ) -> PyResult<()> {
         let took = duration(py, "seconds", seconds)?;
-        self.cache(py)?.learn_prefill(before, tokens, took);
+        self.cache(py)?.record_prefill(before, tokens, took);
         Ok(())
     }
 
     /// Records that another process loaded `bytes` from a tier in `seconds`.
-    fn learn_load(&self, py: Python<'_>, tier: &str, bytes: u64, seconds: f64) -> PyResult<()> {
+    fn record_load(&self, py: Python<'_>, tier: &str, bytes: u64, seconds: f64) -> PyResult<()> {
         let (tier, took) = (tier_of(py, tier)?, duration(py, "seconds", seconds)?);
-        self.cache(py)?.learn_load(tier, bytes, took);
+        self.cache(py)?.record_load(tier, bytes, took);
         Ok(())
     }
 
-    /// Returns the loads of this process since the last call, by tier: for `learn_load` in another
+    /// Returns the loads of this process since the last call, by tier: for `record_load` in another
     /// process.
     fn take_loads(&self, py: Python<'_>) -> PyResult<Vec<(&'static str, u64, f64)>> {
         let loads = self.cache(py)?.take_loads();
         Ok(loads.into_iter().map(|(tier, bytes, took)| (tier_name(tier), bytes, took)).collect())
     }
 
-    /// Records the duration of the load that `found` decided for.
-    fn judge(&self, py: Python<'_>, found: &Found, seconds: f64) -> PyResult<()> {
+    /// Records the duration of a load that the decision of `found` caused.
+    fn record_outcome(&self, py: Python<'_>, found: &Lookup, seconds: f64) -> PyResult<()> {
         let took = duration(py, "seconds", seconds)?;
         let cache = self.cache(py)?;
         if let Some(decision) = &found.0.decision {
-            cache.judge(took, decision.compute, decision.recompute);
+            cache.record_outcome(took, decision.compute, decision.recompute);
         }
         Ok(())
     }
 
-    /// Returns figures of the cache and its tiers.
+    /// Returns statistics of the cache and its tiers.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let cache = self.cache(py)?;
         let stats = py.detach(|| cache.stats()).or_raise(py)?;
@@ -295,13 +296,13 @@ pub(crate) fn close_all() {
     }
 }
 
-/// The answer to a lookup.
+/// The result of a lookup.
 #[pyclass(frozen, module = "ritornello._core")]
-pub(crate) struct Found(cache::Found);
+pub(crate) struct Lookup(cache::Lookup);
 
 #[pymethods]
-impl Found {
-    /// "ready"; or "asking" or "loading": look up again.
+impl Lookup {
+    /// "ready"; while it is "querying" or "loading", look up again.
     #[getter]
     fn state(&self) -> &'static str {
         self.0.readiness.word()
@@ -316,23 +317,25 @@ impl Found {
     fn local(&self) -> usize {
         self.0.local
     }
-    /// Number of leading pages of which the engine is to load those that it lacks.
+    /// Number of leading pages that the engine should have after the load; it loads the pages that
+    /// it lacks.
     #[getter]
     fn load(&self) -> usize {
         self.0.load
     }
-    /// Pages that were just fetched from the remote for this prompt.
+    /// Pages fetched from the remote for this prompt; reported once.
     #[getter]
-    fn brought(&self) -> usize {
-        self.0.brought
+    fn fetched(&self) -> usize {
+        self.0.fetched
     }
     /// Pages that have arrived, and pages that are being fetched.
     #[getter]
     fn progress(&self) -> (usize, usize) {
         self.0.progress
     }
-    /// The gate's estimates in seconds: loading, computing the rest, and computing all; `None` if
-    /// the gate was not asked or has no measurements.
+    /// The gate's estimates in seconds: of the load, of computing the remaining tokens, and of
+    /// computing the whole prompt; `None` if the lookup skipped the gate or the gate has no
+    /// measurements.
     #[getter]
     fn estimate(&self) -> Option<(f64, f64, f64)> {
         let seconds = |took: Duration| took.as_secs_f64();
@@ -345,7 +348,7 @@ impl Found {
         self.0.leases.iter().map(|lease| (tier_name(lease.tier), lease.lease.0)).collect()
     }
     fn __repr__(&self) -> String {
-        format!("Found({}, {:?}, load={})", self.state(), self.spans(), self.0.load)
+        format!("Lookup({}, {:?}, load={})", self.state(), self.spans(), self.0.load)
     }
 }
 

@@ -40,7 +40,7 @@ mod _core {
     use pyo3::prelude::*;
 
     #[pymodule_export]
-    use super::cache::{Cache, Found};
+    use super::cache::{Cache, Lookup};
     #[pymodule_export]
     use super::completions::Completions;
     #[pymodule_export]

@@ -1,8 +1,8 @@
 //! Builds the client of an object store from an address, by scheme.
 
-use crate::address::Address;
 use crate::error_map;
-use crate::plaintext::{is_readable, split_endpoint};
+use crate::parsed_address::ParsedAddress;
+use crate::tls_check::{is_readable, split_endpoint};
 #[cfg(feature = "gcs")]
 use object_store::StaticCredentialProvider;
 use object_store::path::Path;
@@ -31,12 +31,12 @@ impl ClientFactory {
     /// Builds a client, without connecting.
     ///
     /// # Errors
-    /// `Invalid` if the configuration is wrong.
+    /// `Invalid` if the client cannot be built from the configuration.
     pub(crate) fn build(&self) -> Result<Store> {
         // Fails if the process has already installed a provider, which then stays.
         let _ = rustls::crypto::ring::default_provider().install_default();
         (self.build)().map_err(|error| {
-            Error::invalid("the remote's client cannot be made as it is configured")
+            Error::invalid("the remote's client cannot be built from this configuration")
                 .with("remote", &self.name)
                 .because(error_map::without_secrets(&error.to_string()))
         })
@@ -53,8 +53,8 @@ pub(crate) fn is_object_store(scheme: &str) -> bool {
 /// Parses the options of an address whose scheme [is an object store](is_object_store).
 ///
 /// # Errors
-/// `Invalid` if the bucket is missing, or an option or the environment is wrong.
-pub(crate) fn factory(mut address: Address) -> Result<ClientFactory> {
+/// `Invalid` if the bucket is missing, or an option or a variable of the environment is invalid.
+pub(crate) fn factory(mut address: ParsedAddress) -> Result<ClientFactory> {
     let name = address.to_string();
     if address.authority.is_empty() {
         return Err(Error::invalid(format!(
@@ -113,7 +113,7 @@ fn no_retries() -> RetryConfig {
 }
 
 #[cfg(feature = "s3")]
-fn s3(mut address: Address, options: ClientOptions) -> Result<(Build, bool)> {
+fn s3(mut address: ParsedAddress, options: ClientOptions) -> Result<(Build, bool)> {
     use crate::credentials::ProfileCredentials;
     use crate::profile::ProfileFiles;
     use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey as Key};
@@ -180,7 +180,7 @@ fn s3(mut address: Address, options: ClientOptions) -> Result<(Build, bool)> {
 }
 
 #[cfg(feature = "gcs")]
-fn gcs(mut address: Address, options: ClientOptions) -> Result<(Build, bool)> {
+fn gcs(mut address: ParsedAddress, options: ClientOptions) -> Result<(Build, bool)> {
     use object_store::gcp::{GcpCredential, GoogleCloudStorageBuilder, GoogleConfigKey as Key};
 
     let mut builder = GoogleCloudStorageBuilder::from_env()
@@ -212,7 +212,7 @@ fn gcs(mut address: Address, options: ClientOptions) -> Result<(Build, bool)> {
 }
 
 #[cfg(feature = "azure")]
-fn azure(mut address: Address, options: ClientOptions) -> Result<(Build, bool)> {
+fn azure(mut address: ParsedAddress, options: ClientOptions) -> Result<(Build, bool)> {
     use object_store::azure::{AzureConfigKey as Key, MicrosoftAzureBuilder};
 
     let mut builder = MicrosoftAzureBuilder::from_env()
@@ -247,7 +247,7 @@ fn azure(mut address: Address, options: ClientOptions) -> Result<(Build, bool)> 
     Ok((Box::new(move || Ok(Arc::new(builder.clone().build()?) as Store)), readable))
 }
 
-fn flag(address: &mut Address, name: &'static str) -> Result<bool> {
+fn flag(address: &mut ParsedAddress, name: &'static str) -> Result<bool> {
     match address.take(name).as_deref() {
         None | Some("false") => Ok(false),
         Some("true") => Ok(true),

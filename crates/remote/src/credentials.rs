@@ -23,9 +23,10 @@ impl ProfileCredentials {
     }
 }
 
-/// The key in the files, with the version of the files it was read from.
+/// Reads the key from the files. Returns it with the version of the files.
 fn read(files: &ProfileFiles) -> Option<(Stamp, Arc<AwsCredential>)> {
-    // Taken before the files are read, so that the next request notices a change during the read.
+    // The stamp is taken before the files are read, so that the next request detects a change
+    // during the read.
     let stamp = files.stamp();
     let profile = files.read().ok()?;
     let (key_id, secret_key) = (profile.id?, profile.secret?);

@@ -1,4 +1,5 @@
-//! Maps errors of servers and clients to kinds of errors, by what helps against them.
+//! Maps errors of servers and clients to error kinds: `Retry` if a retry can succeed, else `Fatal`
+//! with advice.
 
 use object_store::Error as ClientError;
 use ritornello_format::{Error, ErrorKind};
@@ -10,11 +11,11 @@ const MESSAGE_CHARS_MAX: usize = 400;
 const ADVICE: [(&[&str], &str); 6] = [
     (
         &["NoSuchBucket", "ContainerNotFound", "bucket does not exist"],
-        "there is no such bucket: make it, or correct the address",
+        "the bucket does not exist: make it, or correct the address",
     ),
     (
         &["RequestTimeTooSkewed", "RequestTimeSkewed"],
-        "this machine's clock is wrong, or the server's: set it, with NTP for instance",
+        "the clock of this machine or of the server is wrong: set it, with NTP for instance",
     ),
     (
         &[
@@ -33,8 +34,8 @@ const ADVICE: [(&[&str], &str); 6] = [
     ),
     (
         &["169.254.169.254", "169.254.170.2", "metadata.google.internal"],
-        "there are no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a profile \
-         (GOOGLE_SERVICE_ACCOUNT, AZURE_STORAGE_ACCOUNT_KEY), or say ?anonymous=true",
+        "no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a profile \
+         (GOOGLE_SERVICE_ACCOUNT, AZURE_STORAGE_ACCOUNT_KEY), or add ?anonymous=true",
     ),
     (
         &["AuthorizationHeaderMalformed", "PermanentRedirect", "redirect without LOCATION"],
@@ -46,9 +47,9 @@ const ADVICE: [(&[&str], &str); 6] = [
     ),
 ];
 
-/// Whether the error means that only the object is missing. Existence queries are answered without
-/// a body; every other answer names what is missing.
-pub(crate) fn is_absent(error: &ClientError) -> bool {
+/// Whether the error means that only the object is missing. The answer to an existence query has no
+/// body; every other answer names the missing resource.
+pub(crate) fn is_not_found(error: &ClientError) -> bool {
     // An archived object cannot be read within any deadline.
     if contains_any(&error.to_string(), &["<Code>InvalidObjectState</Code>"]) {
         return true;
@@ -62,7 +63,7 @@ pub(crate) fn is_absent(error: &ClientError) -> bool {
     body.is_empty() || contains_any(body, &["<Code>NoSuchKey</Code>", "<Code>BlobNotFound</Code>"])
 }
 
-/// Whether the error means that the range begins behind the end of the object.
+/// Whether the error means that the range begins after the end of the object.
 pub(crate) fn is_range_past_end(error: &ClientError) -> bool {
     status(&error.to_string()) == Some(416)
 }
@@ -77,10 +78,10 @@ pub(crate) fn to_error(error: ClientError, remote: &str) -> Error {
         (None, ClientError::PermissionDenied { .. } | ClientError::Unauthenticated { .. }, _)
         | (None, _, Some(401 | 403)) => (
             ErrorKind::Fatal,
-            "the remote refuses: give these credentials the right to read, write and list there",
+            "the remote refuses access: give these credentials the right to read, write and list it",
         ),
         (None, _, Some(408 | 409 | 412 | 429)) => {
-            (ErrorKind::Retry, "the remote asks to retry later")
+            (ErrorKind::Retry, "the remote requests a later retry")
         }
         // S3 reports a body that arrived too slowly as a bad request.
         (None, _, Some(400)) if text.contains("RequestTimeout") => {
@@ -88,7 +89,7 @@ pub(crate) fn to_error(error: ClientError, remote: &str) -> Error {
         }
         (None, _, Some(300..=499)) => (
             ErrorKind::Fatal,
-            "the remote rejects such requests: check that the endpoint is an object store and its style (path or virtual)",
+            "the remote refuses this request: check that the endpoint is an object store and its style (path or virtual)",
         ),
         _ => (ErrorKind::Retry, "the remote does not answer as it should"),
     };
@@ -114,12 +115,12 @@ pub(crate) fn without_secrets(text: &str) -> String {
     while let Some(at) = rest.find("://") {
         let (before, url) = rest.split_at(at + 3);
         let end = url.find(|c: char| c.is_whitespace() || "()<>\"'`".contains(c));
-        let (url, behind) = url.split_at(end.unwrap_or(url.len()));
+        let (url, after) = url.split_at(end.unwrap_or(url.len()));
         let (front, query) = url.split_once('?').map_or((url, ""), |(front, _)| (front, "?…"));
         let host = front.split('/').next().unwrap_or_default();
         let user = host.rfind('@').map_or(0, |at| at + 1);
         shown.extend([before, &front[user..], query]);
-        rest = behind;
+        rest = after;
     }
     shown.push_str(rest);
     shown
@@ -167,27 +168,32 @@ mod tests {
     #[test]
     fn missing_bucket_is_not_missing_object() {
         let missing = |text: &str| ClientError::NotFound { path: "p".into(), source: text.into() };
-        assert!(is_absent(&missing("status code: 404 Not Found: <Error><Code>NoSuchKey</Code>")));
-        assert!(is_absent(&missing("status code: 404 Not Found: ")));
+        assert!(is_not_found(&missing(
+            "status code: 404 Not Found: <Error><Code>NoSuchKey</Code>"
+        )));
+        assert!(is_not_found(&missing("status code: 404 Not Found: ")));
         for body in [
             "<Code>NoSuchBucket</Code>",
             "<Code>XAdminUserNotFound</Code>",
             "<html>a web server</html>",
         ] {
-            assert!(!is_absent(&missing(&format!("status code: 404 Not Found: {body}"))), "{body}");
+            assert!(
+                !is_not_found(&missing(&format!("status code: 404 Not Found: {body}"))),
+                "{body}"
+            );
         }
         let advice = to_error(missing("status code: 404: <Code>NoSuchBucket</Code>"), "s3://b/p");
         assert!(advice.to_string().contains("make it") && advice.to_string().contains("s3://b/p"));
     }
 
     #[test]
-    fn archived_object_is_absent() {
+    fn archived_object_is_not_found() {
         let refused = |code: &str| ClientError::PermissionDenied {
             path: "p".into(),
             source: format!("status code: 403 Forbidden: <Error><Code>{code}</Code>").into(),
         };
-        assert!(is_absent(&refused("InvalidObjectState")));
-        assert!(!is_absent(&refused("AccessDenied")));
+        assert!(is_not_found(&refused("InvalidObjectState")));
+        assert!(!is_not_found(&refused("AccessDenied")));
     }
 
     #[test]

@@ -5,15 +5,16 @@
 //!
 //! **Promises.** Opening sends no request: a server that is down when a process starts costs hits
 //! until it is up. Threads and connections are created by the first call, so that a process may
-//! fork before. Every request has a timeout, so that no thread waits for ever. Errors are
-//! classified by what helps: `Retry` if a retry may, `Fatal` with advice if something must be
-//! changed first.
+//! fork before. Every request has a timeout, so that no thread waits without limit. Errors are
+//! classified: `Retry` if a retry can succeed, `Fatal` with advice if the configuration must change
+//! first.
 //!
-//! **Must not know** what the values mean: they are named bytes here.
+//! **Must not know** the meaning of values: a value is named bytes here.
 
 #![forbid(unsafe_code)]
 
-mod address;
+#[cfg(feature = "clients")]
+mod baseline_client;
 #[cfg(feature = "clients")]
 mod builders;
 #[cfg(feature = "s3")]
@@ -23,14 +24,13 @@ mod error_map;
 #[cfg(feature = "clients")]
 mod objects;
 mod open;
-#[cfg(feature = "clients")]
-mod plain;
-#[cfg(feature = "clients")]
-mod plaintext;
+mod parsed_address;
 #[cfg(feature = "s3")]
 mod profile;
-
-pub use address::Address;
-pub use open::{ConfiguredBackend, Opener, open, register_opener, schemes};
 #[cfg(feature = "clients")]
-pub use plain::PlainClient;
+mod tls_check;
+
+#[cfg(feature = "clients")]
+pub use baseline_client::BaselineClient;
+pub use open::{ConfiguredBackend, Opener, open, register_opener, schemes};
+pub use parsed_address::ParsedAddress;

@@ -1,7 +1,7 @@
 //! A backend over an object store: S3, GCS, Azure.
 //!
-//! Requests run on a small runtime of its own. The first call creates the runtime and the
-//! connections; a forked process creates new ones.
+//! Requests run on a small separate runtime. The first call in a process creates the runtime and
+//! the connections; a forked process creates its own at its first call.
 
 use crate::builders::ClientFactory;
 use crate::error_map;
@@ -47,7 +47,7 @@ impl Drop for Client {
         match self.runtime.take() {
             // Requests in progress are cancelled.
             Some(runtime) if self.process == process::id() => runtime.shutdown_background(),
-            // Its threads exist only in the parent of this forked process.
+            // The runtime's threads exist only in the parent of this forked process.
             Some(runtime) => std::mem::forget(runtime),
             None => {}
         }
@@ -93,7 +93,7 @@ impl ObjectBackend {
         let client = self.client()?;
         match &client.runtime {
             Some(runtime) => Ok(runtime.block_on(request(Arc::clone(&client.store)))),
-            None => Err(Error::retry("the remote's client is gone")),
+            None => Err(Error::retry("the remote's client was shut down")),
         }
     }
 
@@ -106,15 +106,15 @@ impl ObjectBackend {
     fn found<T>(&self, answer: object_store::Result<T>) -> Result<Option<T>> {
         let found = match answer {
             Ok(value) => Some(value),
-            Err(error) if error_map::is_absent(&error) => None,
+            Err(error) if error_map::is_not_found(&error) => None,
             Err(error) => return Err(self.client_error(error)),
         };
         self.bucket_seen.store(true, Relaxed);
         Ok(found)
     }
 
-    /// Converts an error of the client. After one that needs a change from outside, the next call
-    /// builds a new client, which rereads keys and tokens.
+    /// Converts an error of the client. After a `Fatal` error the next call builds a new client,
+    /// which rereads keys and tokens.
     fn client_error(&self, error: object_store::Error) -> Error {
         let error = error_map::to_error(error, &self.factory.name);
         if error.kind() == ErrorKind::Fatal {
@@ -123,8 +123,9 @@ impl ObjectBackend {
         error
     }
 
-    /// Whether an object exists. An existence query does not tell a missing bucket from a missing
-    /// object; until the bucket has been seen, the first byte is read instead.
+    /// Whether an object exists. An existence query does not distinguish a missing bucket from a
+    /// missing object; until an answer has proven that the bucket exists, the first byte is read
+    /// instead.
     async fn object_exists(
         store: &dyn ObjectStore,
         path: &Path,
@@ -163,8 +164,7 @@ async fn fetch(
         if (value.len() + chunk.len()) as u64 > most {
             return Err(object_store::Error::Generic {
                 store: "remote",
-                source: format!("the server sent more than the {most} bytes it was asked for")
-                    .into(),
+                source: format!("the server sent more than the {most} requested bytes").into(),
             });
         }
         value.extend_from_slice(&chunk);
@@ -175,12 +175,12 @@ async fn fetch(
 impl Backend for ObjectBackend {
     fn get(&self, name: &str, range: Option<Range<u64>>) -> Result<Option<Vec<u8>>> {
         let mut all = self.get_batch(&[(name, range)]);
-        all.pop().unwrap_or_else(|| Err(Error::retry("the remote's client is gone")))
+        all.pop().unwrap_or_else(|| Err(Error::retry("the remote's client was shut down")))
     }
 
     fn exists(&self, name: &str) -> Result<bool> {
         let mut all = self.exists_batch(&[name]);
-        all.pop().unwrap_or_else(|| Err(Error::retry("the remote's client is gone")))
+        all.pop().unwrap_or_else(|| Err(Error::retry("the remote's client was shut down")))
     }
 
     fn set(&self, name: &str, value: &[u8]) -> Result<()> {
@@ -240,9 +240,9 @@ impl Backend for ObjectBackend {
         answers.unwrap_or_else(|error| repeat_error(&error, names.len()))
     }
 
-    fn get_batch(&self, asked: &[(&str, Option<Range<u64>>)]) -> Vec<Result<Option<Vec<u8>>>> {
+    fn get_batch(&self, requests: &[(&str, Option<Range<u64>>)]) -> Vec<Result<Option<Vec<u8>>>> {
         let paths: Vec<_> =
-            asked.iter().map(|(name, range)| (self.path(name), range.clone())).collect();
+            requests.iter().map(|(name, range)| (self.path(name), range.clone())).collect();
         let answer = self.run(|store| async move {
             let request = |(path, range)| {
                 let store = Arc::clone(&store);
@@ -251,7 +251,7 @@ impl Backend for ObjectBackend {
             stream::iter(paths).map(request).buffered(REQUESTS_AT_ONCE).collect::<Vec<_>>().await
         });
         let answers = answer.map(|all| all.into_iter().map(|answer| self.found(answer)).collect());
-        answers.unwrap_or_else(|error| repeat_error(&error, asked.len()))
+        answers.unwrap_or_else(|error| repeat_error(&error, requests.len()))
     }
 }
 

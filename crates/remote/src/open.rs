@@ -1,6 +1,6 @@
 //! Opens a remote by its address.
 
-use crate::address::Address;
+use crate::parsed_address::ParsedAddress;
 use parking_lot::RwLock;
 use ritornello_format::{Error, Result};
 use ritornello_tiers::remote::{
@@ -27,11 +27,12 @@ impl ConfiguredBackend {
 }
 
 /// Opens addresses of other schemes: `module:Class?argument=value`.
-pub type Opener = Arc<dyn Fn(&Address) -> Result<Arc<dyn Backend>> + Send + Sync>;
+pub type Opener = Arc<dyn Fn(&ParsedAddress) -> Result<Arc<dyn Backend>> + Send + Sync>;
 
 static OPENER: RwLock<Option<Opener>> = RwLock::new(None);
 
-/// Registers `opener` for all addresses whose scheme is not built in. It replaces an earlier one.
+/// Registers `opener` for all addresses whose scheme is not built in, and replaces an earlier
+/// opener.
 pub fn register_opener(opener: Opener) {
     *OPENER.write() = Some(opener);
 }
@@ -64,7 +65,7 @@ pub fn schemes() -> Vec<&'static str> {
 /// `Invalid`, with advice, if the address, an option or the scheme is unknown, or the key file
 /// cannot be used. A remote is never opened without the key that its address names.
 pub fn open(address: &str) -> Result<ConfiguredBackend> {
-    let mut address = Address::parse(address)?;
+    let mut address = ParsedAddress::parse(address)?;
     let options = options(&mut address)?;
     let backend: Arc<dyn Backend> = match address.scheme.as_str() {
         "file" => {
@@ -101,14 +102,14 @@ pub fn open(address: &str) -> Result<ConfiguredBackend> {
     Ok(ConfiguredBackend { backend, options })
 }
 
-fn open_registered(address: &Address) -> Result<Arc<dyn Backend>> {
+fn open_registered(address: &ParsedAddress) -> Result<Arc<dyn Backend>> {
     let opener = OPENER.read().clone();
     match opener {
-        // A module path has no slashes; other addresses are of unknown schemes, or of ones not
-        // compiled in.
+        // A module path has no slashes; the scheme of any other address is unknown or not compiled
+        // in.
         Some(opener) if address.authority.is_empty() && !address.path.is_empty() => opener(address),
         _ => Err(Error::invalid(format!(
-            "there is no such remote; type one of {}",
+            "the remote's scheme is unknown; type one of {}",
             schemes().join(", ")
         ))
         .with("address", address)),
@@ -116,7 +117,7 @@ fn open_registered(address: &Address) -> Result<Arc<dyn Backend>> {
 }
 
 /// Removes the options of every scheme from the address.
-fn options(address: &mut Address) -> Result<RemoteOptions> {
+fn options(address: &mut ParsedAddress) -> Result<RemoteOptions> {
     Ok(RemoteOptions {
         zstd: address.take("zstd").map(|level| zstd(&level)).transpose()?,
         keys: address.take("key").map(|path| keys(&path)).transpose()?.map(Arc::new),
@@ -125,7 +126,7 @@ fn options(address: &mut Address) -> Result<RemoteOptions> {
 
 /// Removes the options of every scheme from an address, for clients that do not use them.
 #[cfg(feature = "clients")]
-pub(crate) fn without_options(address: &mut Address) {
+pub(crate) fn without_options(address: &mut ParsedAddress) {
     for option in ["zstd", "key"] {
         drop(address.take(option));
     }
@@ -159,7 +160,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     #[test]
-    fn errors_say_what_can_be_opened() {
+    fn errors_list_supported_schemes() {
         let message = |address: &str| open(address).unwrap_err().to_string();
         assert!(message("ftp://host/kv").contains("file:///DIR"), "{}", message("ftp://host/kv"));
         assert!(message("file://mnt/kv").contains("three slashes"));
@@ -170,8 +171,8 @@ mod tests {
     #[test]
     fn memory_and_directories_open() {
         let dir = tempfile::tempdir().unwrap();
-        let absent = open(&format!("file://{}/kv", dir.path().display())).unwrap().backend;
-        assert!(absent.exists("a").unwrap_err().to_string().contains("mount or make it"));
+        let missing = open(&format!("file://{}/kv", dir.path().display())).unwrap().backend;
+        assert!(missing.exists("a").unwrap_err().to_string().contains("mount or make it"));
         let directory = open(&format!("file://{}?zstd=3", dir.path().display())).unwrap();
         assert_eq!(directory.options.zstd, Some(3));
         directory.backend.set("a/b", b"1").unwrap();
@@ -197,12 +198,12 @@ mod tests {
         // Existing directories keep their mode.
         opened("").set("d/e/g", b"1").unwrap();
         assert_eq!((mode(""), mode("d/e"), mode("d/e/g")), (0o2755, 0o2770, 0o600));
-        let wrong = open("file:///x?mode=hunter2").unwrap_err().to_string();
-        assert!(wrong.contains("shared") && !wrong.contains("hunter2"), "{wrong}");
+        let error = open("file:///x?mode=hunter2").unwrap_err().to_string();
+        assert!(error.contains("shared") && !error.contains("hunter2"), "{error}");
     }
 
     #[test]
-    fn good_key_file_is_read_bad_refused() {
+    fn valid_key_file_is_read_invalid_refused() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("the key");
         let address = format!("memory:?key={}", file.display().to_string().replace(' ', "%20"));

@@ -15,7 +15,7 @@ pub(crate) struct Profile {
     pub(crate) region: Option<String>,
 }
 
-/// The name of a profile, and the files it is read from.
+/// The name of a profile, and the two files that may define it.
 #[derive(Clone, Debug)]
 pub(crate) struct ProfileFiles {
     /// The name given by an address or the environment; `None` for the default profile.
@@ -28,7 +28,8 @@ pub(crate) struct ProfileFiles {
 pub(crate) type Stamp = [Option<(u64, u64, u64, i64, i64)>; 2];
 
 impl ProfileFiles {
-    /// The profile `name`, or the one the environment names, or the default one.
+    /// The profile `name`; without a name the profile of `AWS_PROFILE`, or else the default
+    /// profile.
     pub(crate) fn new(name: Option<&str>) -> Self {
         let named = name.map(str::to_owned).or_else(|| var("AWS_PROFILE").ok());
         let path = |variable: &str, default: &str| {
@@ -54,9 +55,9 @@ impl ProfileFiles {
         match parse(&text(&self.credentials), &text(&self.config), name) {
             Some(profile) => Ok(profile),
             None if self.named.is_none() => Ok(Profile::default()),
-            None => Err(Error::invalid(
-                "there is no such profile in ~/.aws/credentials or ~/.aws/config",
-            )),
+            None => {
+                Err(Error::invalid("neither ~/.aws/credentials nor ~/.aws/config has this profile"))
+            }
         }
     }
 
@@ -107,14 +108,14 @@ mod tests {
         let credentials = "[default]\naws_access_key_id = A\naws_secret_access_key=B==\n\n[ other ]\naws_access_key_id=C\n";
         let config =
             "[default]\nregion = eu-1\n[profile other]\nregion=eu-2\n[profile third]\nregion=eu-3";
-        let said = |name: &str| {
+        let read = |name: &str| {
             let profile = parse(credentials, config, name)?;
             Some((profile.id, profile.secret, profile.region))
         };
         let some = |text: &str| Some(text.to_owned());
-        assert_eq!(said("default"), Some((some("A"), some("B=="), some("eu-1"))));
-        assert_eq!(said("other"), Some((some("C"), None, some("eu-2"))));
-        assert_eq!(said("third"), Some((None, None, some("eu-3"))));
-        assert_eq!(said("fourth"), None);
+        assert_eq!(read("default"), Some((some("A"), some("B=="), some("eu-1"))));
+        assert_eq!(read("other"), Some((some("C"), None, some("eu-2"))));
+        assert_eq!(read("third"), Some((None, None, some("eu-3"))));
+        assert_eq!(read("fourth"), None);
     }
 }

@@ -1,5 +1,5 @@
 //! Key rotation while a remote is open. The environment names the files, so the client runs in a
-//! process of its own; the server is a minimal HTTP server that checks the key id.
+//! separate process; the server is a minimal HTTP server that checks the key id.
 #![cfg(feature = "s3")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
@@ -16,8 +16,8 @@ use std::sync::{Arc, Mutex};
 const DIR: &str = "RITORNELLO_TEST_DIR";
 const PORT: &str = "RITORNELLO_TEST_PORT";
 
-/// Answers requests signed with the key named in the file `allowed`: the object is absent. Refuses
-/// others. Records the key ids of all requests; unsigned ones are empty.
+/// Answers requests signed with the key named in the file `allowed` with 404, and refuses all other
+/// requests. Records the key id of every request, "" for an unsigned request.
 fn serve(dir: PathBuf) -> (u16, Arc<Mutex<Vec<String>>>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -77,7 +77,7 @@ fn with_files(name: &str) -> Vec<String> {
     seen.clone()
 }
 
-/// Rotates the key: renames a new file over the old one.
+/// Rotates the key: renames a new file over the old file.
 fn rotate(dir: &Path, key: &str) {
     let text = format!("[default]\naws_access_key_id = {key}\naws_secret_access_key = s\n");
     fs::write(dir.join("new"), text).unwrap();

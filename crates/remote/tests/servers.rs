@@ -38,7 +38,7 @@ fn conforms(address: impl Fn(&str) -> String) {
     for address in [address(""), address("some/prefix")] {
         let backend = open(&address).unwrap().backend;
         for check in check_backend(&backend, "try/", Duration::from_secs(300)) {
-            assert_eq!(check.wrong, None, "{address}: {}", check.what);
+            assert_eq!(check.failure, None, "{address}: {}", check.what);
         }
         let mut left = Vec::new();
         backend.list("", &mut |found| left.push(found.name)).unwrap();
@@ -64,7 +64,7 @@ fn network_faults_cost_hits_and_little_time() {
     let proxy = Proxy::start(server.port);
     let all = keys(1, PAGES);
     assert_eq!(put(&tier(proxy.port, "a"), &all, patient()), PAGES);
-    for wrong in [
+    for fault in [
         ProxyFault::Status(500),
         ProxyFault::Status(503),
         ProxyFault::Status(403),
@@ -75,31 +75,31 @@ fn network_faults_cost_hits_and_little_time() {
         ProxyFault::Reset,
     ] {
         let reader = tier(proxy.port, "a");
-        assert_eq!(probe(&reader, &all, patient()).unwrap(), PAGES, "{wrong:?}");
-        proxy.set(wrong);
+        assert_eq!(probe(&reader, &all, patient()).unwrap(), PAGES, "{fault:?}");
+        proxy.set(fault);
         for _ in 0..4 {
             let began = Instant::now();
             // Compares every page read.
             let read = get(&reader, &all, 0..PAGES, in_a_moment(1_000));
-            assert!(read < PAGES, "{wrong:?}");
-            assert!(began.elapsed() < FAR_TOO_LONG, "{wrong:?}: {:?}", began.elapsed());
+            assert!(read < PAGES, "{fault:?}");
+            assert!(began.elapsed() < FAR_TOO_LONG, "{fault:?}: {:?}", began.elapsed());
         }
-        // Pages of other prompts are absent, or the call fails.
+        // Pages of other prompts are not found, or the call fails.
         let others = keys(2, PAGES);
         let dropped = put(&reader, &others, in_a_moment(300));
         assert!(
             dropped == 0
-                || matches!(wrong, ProxyFault::Cut | ProxyFault::Half | ProxyFault::Flipped),
-            "{wrong:?}"
+                || matches!(fault, ProxyFault::Cut | ProxyFault::Half | ProxyFault::Flipped),
+            "{fault:?}"
         );
         let fresh = tier(proxy.port, "a");
-        match (wrong, probe(&fresh, &all, in_a_moment(500))) {
+        match (fault, probe(&fresh, &all, in_a_moment(500))) {
             (ProxyFault::Status(403), Err(error)) => assert_eq!(error.kind(), ErrorKind::Fatal),
             (ProxyFault::Cut | ProxyFault::Half | ProxyFault::Flipped, _) => {}
-            (_, answer) => assert_eq!(answer.unwrap_err().kind(), ErrorKind::Retry, "{wrong:?}"),
+            (_, answer) => assert_eq!(answer.unwrap_err().kind(), ErrorKind::Retry, "{fault:?}"),
         }
         proxy.set(ProxyFault::Nothing);
-        assert_eq!(get(&tier(proxy.port, "a"), &all, 0..PAGES, patient()), PAGES, "{wrong:?}");
+        assert_eq!(get(&tier(proxy.port, "a"), &all, 0..PAGES, patient()), PAGES, "{fault:?}");
     }
 }
 
@@ -119,7 +119,7 @@ fn check_server_restart(server: &mut Server, address: &str) {
         let (until, target) =
             (Instant::now() + Duration::from_secs(120), reads.load(Relaxed) + more);
         while reads.load(Relaxed) < target {
-            assert!(Instant::now() < until, "no read ends any more");
+            assert!(Instant::now() < until, "reads have stopped");
             thread::sleep(Duration::from_millis(20));
         }
     };
@@ -137,10 +137,14 @@ fn check_server_restart(server: &mut Server, address: &str) {
             wait_for(3);
             server.resume();
         }
-        // The breaker closes by itself.
+        // The breaker closes after a successful trial call.
         let (until, read) = (Instant::now() + Duration::from_secs(200), pages.load(Relaxed));
         while pages.load(Relaxed) < read + PAGES {
-            assert!(Instant::now() < until, "it never came back: {:?}", reader.stats());
+            assert!(
+                Instant::now() < until,
+                "no page was read after the restart: {:?}",
+                reader.stats()
+            );
             thread::sleep(Duration::from_millis(100));
         }
     });
@@ -177,7 +181,7 @@ fn server_down_at_start_is_used_later() {
 fn configuration_errors_come_with_advice() {
     let server = Server::start(Kind::VersityGw);
     let proxy = Proxy::start(server.port);
-    let told = |address: &str| {
+    let error_of = |address: &str| {
         let (tier, all) = (open(address).unwrap().tier(), keys(1, 3));
         let error = probe(&tier, &all, patient()).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Fatal, "{error}");
@@ -185,10 +189,10 @@ fn configuration_errors_come_with_advice() {
         error.to_string()
     };
     let endpoint = |port: u16| format!("endpoint=http://127.0.0.1:{port}");
-    let missing = told(&format!("s3://nowhere?profile=server&{}", endpoint(server.port)));
+    let missing = error_of(&format!("s3://nowhere?profile=server&{}", endpoint(server.port)));
     assert!(missing.contains("make it") && missing.contains("s3://nowhere"), "{missing}");
     for profile in ["wrong", "nobody"] {
-        let wrong = told(&format!("s3://{BUCKET}?profile={profile}&{}", endpoint(server.port)));
+        let wrong = error_of(&format!("s3://{BUCKET}?profile={profile}&{}", endpoint(server.port)));
         assert!(wrong.contains("AWS_SECRET_ACCESS_KEY"), "{wrong}");
         assert!(
             !wrong.contains("something-else") && !wrong.contains("ritornello-secret"),
@@ -196,11 +200,11 @@ fn configuration_errors_come_with_advice() {
         );
     }
     proxy.set(ProxyFault::Skewed);
-    let skewed = told(&format!("s3://{BUCKET}?profile=server&{}", endpoint(proxy.port)));
+    let skewed = error_of(&format!("s3://{BUCKET}?profile=server&{}", endpoint(proxy.port)));
     assert!(skewed.contains("clock"), "{skewed}");
     let error = open(&format!("s3://{BUCKET}?profile=none")).unwrap_err().to_string();
     assert!(error.contains("~/.aws/credentials"), "{error}");
-    // TLS is used unless the endpoint says otherwise.
+    // TLS is used unless the endpoint begins with http://.
     let tls =
         open(&format!("s3://{BUCKET}?profile=server&endpoint=https://127.0.0.1:{}", server.port));
     assert!(probe(&tls.unwrap().tier(), &keys(1, 3), patient()).is_err());
@@ -215,7 +219,7 @@ fn foreign_and_damaged_objects_are_reported() {
     backend.set("ritornello/3/some/thing", b"new").unwrap();
     let inventory = Inventory::take(backend.as_ref()).unwrap();
     assert_eq!((inventory.pages(), inventory.others["3"]), (PAGES as u64, (1, 3)));
-    // The second object gets a header of a newer format, the third one a flipped byte.
+    // One object gets a header of a newer format, another object a flipped bit.
     let by_end = |pages: u32| inventory.objects.iter().filter(move |object| object.pages == pages);
     let (newer, damaged) = (by_end(16).next().unwrap(), by_end(4).next().unwrap());
     for (object, at) in [(newer, 8), (damaged, 5 << 14)] {
@@ -233,19 +237,19 @@ fn foreign_and_damaged_objects_are_reported() {
 }
 
 #[test]
-fn two_writers_write_once_beside_a_collector() {
+fn second_writer_writes_nothing_and_gc_removes_ends() {
     let server = Server::start(Kind::VersityGw);
     let proxy = Proxy::start(server.port);
     let all = keys(1, 256);
     assert_eq!(put(&tier(server.port, "a"), &all, patient()), 256);
     let second = tier(server.port, "a");
     assert_eq!(put(&second, &all, patient()), 256);
-    assert_eq!((second.stats().pages_written, second.stats().pages_there), (0, 256));
+    assert_eq!((second.stats().pages_written, second.stats().pages_present), (0, 256));
 
     let before = proxy.requests();
     assert_eq!(probe(&tier(proxy.port, "a"), &all, patient()).unwrap(), 256);
-    let asked = proxy.requests() - before;
-    assert!((1..=12).contains(&asked), "{asked} requests");
+    let requests = proxy.requests() - before;
+    assert!((1..=12).contains(&requests), "{requests} requests");
 
     let backend = open(&address(server.port, "a")).unwrap().backend;
     let half = CollectOptions {
@@ -254,9 +258,9 @@ fn two_writers_write_once_beside_a_collector() {
         grace: Duration::ZERO,
         dry_run: false,
     };
-    let gone = collect(backend.as_ref(), &half, None, &mut |_| {}).unwrap();
-    assert_eq!((gone.objects, gone.removed_objects), (4, 2));
-    assert_eq!(get(&tier(server.port, "a"), &all, 0..256, patient()), 128, "the ends went");
+    let collected = collect(backend.as_ref(), &half, None, &mut |_| {}).unwrap();
+    assert_eq!((collected.objects, collected.removed_objects), (4, 2));
+    assert_eq!(get(&tier(server.port, "a"), &all, 0..256, patient()), 128, "the ends were removed");
     let young = CollectOptions { budget: Some(0), grace: Duration::from_secs(3600), ..half };
     assert_eq!(collect(backend.as_ref(), &young, None, &mut |_| {}).unwrap().removed_objects, 0);
 }
@@ -276,7 +280,7 @@ fn forged(mut object: Vec<u8>, page: usize) -> Vec<u8> {
 }
 
 #[test]
-fn forged_object_is_refused_and_rewritten() {
+fn forged_object_is_rejected_and_rewritten() {
     let server = Server::start(Kind::VersityGw);
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), format!("a {}\n", "5a".repeat(32))).unwrap();
@@ -293,12 +297,12 @@ fn forged_object_is_refused_and_rewritten() {
     let good = backend.get(name, None).unwrap().unwrap();
     backend.set(name, &forged(good.clone(), 3)).unwrap();
     let checked = |keys| fsck(backend.as_ref(), &inventory, keys, false, &mut |_| {}).unwrap();
-    assert_eq!(checked(None).damaged.len(), 0, "checksums are right");
+    assert_eq!(checked(None).damaged.len(), 0, "checksums match");
     assert_eq!(checked(keyed().options.keys.as_deref()).damaged.len(), 1);
 
     let reader = keyed().tier();
     assert_eq!(get(&reader, &all, 0..PAGES, patient()), 128);
-    assert_eq!(reader.stats().refused.wrong_tag, 1);
+    assert_eq!(reader.stats().rejected.wrong_tag, 1);
     assert_eq!(put(&reader, &all, patient()), PAGES);
     assert_eq!(backend.get(name, None).unwrap().unwrap(), good);
     assert_eq!(get(&keyed().tier(), &all, 0..PAGES, patient()), PAGES);

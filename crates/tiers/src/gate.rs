@@ -12,17 +12,18 @@ use std::time::Duration;
 
 /// Weight of a new observation in the moving averages.
 const OBSERVATION_WEIGHT: f64 = 0.2;
-/// Assumed rate of a tier that was never used: about that of an NVMe drive.
+/// Assumed bytes per second of an unused tier: about the rate of an NVMe drive.
 const INITIAL_BYTES_PER_SECOND: f64 = 2e9;
-/// Confidence in that assumption, in long loads; low, so that the first load counts for more.
+/// Confidence in that assumption, in long loads; low, so that the first measured load has more
+/// weight.
 const INITIAL_CONFIDENCE: f64 = 0.1;
 /// Factor per second by which an old estimate is assumed to have recovered.
 const RECOVERY_PER_SECOND: f64 = 1.02;
-/// Minimum gain of loading, as a share of the time to compute. Estimates are no more precise than
-/// this, and a load that was decided for is never compared with computing.
+/// Minimum gain of loading, as a share of the time to compute. Estimates are not more precise than
+/// this share, and the alternative to a load is never measured.
 const MIN_GAIN: f64 = 0.05;
 
-/// What the gate may decide.
+/// The decisions that the gate may make.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LoadMode {
     /// The faster of loading and computing.
@@ -67,20 +68,20 @@ pub struct LoadQuery<'a> {
     pub page_bytes: u64,
     /// Tokens per page.
     pub page_tokens: u64,
-    /// Leading tokens that the engine already has.
+    /// Number of leading tokens whose pages the engine already holds.
     pub before: u64,
     /// Tokens of the prompt.
     pub tokens: u64,
     /// Bytes already waiting to be loaded from each of [`Tier::ALL`].
     pub queued: [u64; 4],
-    /// What may be decided.
+    /// The allowed decisions.
     pub mode: LoadMode,
 }
 
 /// The output of a decision.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Decision {
-    /// Leading pages of the found ones to load.
+pub struct LoadDecision {
+    /// Number of leading found pages to load.
     pub pages: usize,
     /// Estimated time to load them.
     pub load: Duration,
@@ -107,9 +108,9 @@ impl PrefillModel {
         tokens * before + tokens * tokens / 2.0
     }
 
-    fn learn(&mut self, before: f64, tokens: f64, seconds: f64) {
+    fn record(&mut self, before: f64, tokens: f64, seconds: f64) {
         let pairs = Self::pairs(before, tokens);
-        // Normalised per token, so that long steps do not outweigh all others.
+        // Normalised per token, so that long steps do not outweigh short steps.
         let (t, p, s) = (1.0, pairs / tokens, seconds / tokens);
         let blend = |sum: &mut f64, value: f64| *sum += OBSERVATION_WEIGHT * (value - *sum);
         blend(&mut self.tt, t * t);
@@ -160,7 +161,8 @@ impl TierSpeed {
     }
 }
 
-/// Decides what to load, and learns from measurements. Times are seconds of a monotonic clock.
+/// Decides how many pages to load, from measured loads and prefills. Times are seconds of a
+/// monotonic clock.
 #[derive(Clone, Debug)]
 pub struct Gate {
     prefill: PrefillModel,
@@ -185,8 +187,8 @@ impl Gate {
     pub fn record_load(&mut self, tier: Tier, bytes: u64, took: Duration, now: f64) {
         let speed = &mut self.tiers[tier as usize];
         let (bytes, took) = (bytes as f64, took.as_secs_f64().max(1e-6));
-        // The error of the estimate is split between rate and latency by the size of the load: a
-        // small load tells about latency, a large one about the rate.
+        // The size of the load determines how the error of the estimate is split between rate and
+        // latency: a small load mostly measures the latency, a large load the rate.
         let share = bytes / (bytes + speed.rate * 0.01);
         // Averaged in seconds per byte, because the estimate sought is a time.
         let each = (took - speed.latency).max(took / 2.0) / bytes.max(1.0);
@@ -202,14 +204,14 @@ impl Gate {
     /// Records that computing `tokens` tokens after `before` others took `took`.
     pub fn record_prefill(&mut self, before: u64, tokens: u64, took: Duration) {
         if tokens > 0 {
-            self.prefill.learn(before as f64, tokens as f64, took.as_secs_f64());
+            self.prefill.record(before as f64, tokens as f64, took.as_secs_f64());
         }
     }
 
     /// Decides how many of the found pages to load. Before the first prefill was recorded: all of
     /// them, unless the mode is [`LoadMode::Never`].
     #[must_use]
-    pub fn decide(&self, query: &LoadQuery<'_>, now: f64) -> Decision {
+    pub fn decide(&self, query: &LoadQuery<'_>, now: f64) -> LoadDecision {
         let (bytes, tokens) = (query.page_bytes as f64, query.page_tokens as f64);
         let (before, all) = (query.before as f64, query.tokens as f64);
         let rest = |pages: usize| {
@@ -222,7 +224,7 @@ impl Gate {
         };
         let Some(recompute) = rest(0) else {
             let none = Duration::ZERO;
-            return Decision { pages: found, load: none, compute: none, recompute: none };
+            return LoadDecision { pages: found, load: none, compute: none, recompute: none };
         };
         let mut best = (0, 0.0, recompute);
         let mut loads = [0.0_f64; 4];
@@ -249,7 +251,7 @@ impl Gate {
             }
         }
         let duration = |seconds: f64| Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX);
-        Decision {
+        LoadDecision {
             pages: best.0,
             load: duration(best.1),
             compute: duration(best.2),
@@ -331,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn cap_counts_at_once_and_never_fades() {
+    fn rate_cap_applies_immediately_and_permanently() {
         let mut gate = Gate::default();
         gate.record_prefill(0, 2_000, Duration::from_millis(200));
         gate.set_cap(Tier::Disk, 100_000_000);
@@ -350,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn slow_tier_behind_fast_one_is_skipped() {
+    fn slow_tier_below_fast_tier_is_skipped() {
         let mut gate = gate(1.5e9);
         for _ in 0..40 {
             gate.record_load(Tier::Remote, 64_000_000, Duration::from_secs(4), 0.0);

@@ -1,16 +1,17 @@
-//! Tiers of KV pages: on which tiers each page of a prompt lies, from the device to a store shared
-//! by several machines, and where pages should go next.
+//! Tiers of KV pages: records which tiers hold each page of a prompt, from the device to a store
+//! shared by several machines, and moves pages between tiers.
 //!
 //! **Purpose.** [`PageTable`] answers in one walk how many leading pages of a prompt are stored,
-//! and on which tiers. Transfers to a tier are claimed in it, and pages in use are locked in it. It
-//! chooses the pages that a full tier evicts, ends of prompts before their beginnings. [`remote`]
-//! is the slowest tier, shared by several machines. [`cache`] presents all tiers as one.
+//! and on which tiers. Transfers to a tier are claimed in the table, and pages in use are locked in
+//! the table. The table chooses the pages that a full tier evicts, ends of prompts before their
+//! beginnings. [`remote`] is the slowest tier, shared by several machines. [`cache`] combines all
+//! tiers.
 //!
 //! **Promises.** A walk waits for no lock that is held while bytes move, or for longer than some
 //! hundred table entries take to change. A page locked on a tier is not evicted from it.
 //!
-//! **Must not know** sockets and engines. A page is a hash here, in a scope whose keys chain: equal
-//! hashes have equal pages before them.
+//! **Must not know** sockets and engines. The page table identifies a page by its hash, in a scope
+//! whose keys chain: pages with equal hashes have equal pages before them.
 
 #![forbid(unsafe_code)]
 
@@ -20,4 +21,4 @@ pub mod remote;
 mod table;
 
 pub use ritornello_format::residency::Tier;
-pub use table::{PageTable, Phase, Span, TableStats, Victim};
+pub use table::{EvictedPages, PageTable, Residence, TableSpan, TableStats};

@@ -1,4 +1,4 @@
-//! A cache whose remote is slow, dead or faulty: this costs hits and nothing else.
+//! A cache whose remote is slow, unreachable or faulty: the fault costs only hits.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -38,16 +38,16 @@ fn hanging_remote_delays_no_call() {
     let dir = tempfile::tempdir().unwrap();
     let policy = PrefetchPolicy::parse("timeout(0.2, 0)").unwrap();
     let cache = over(&[&host(&dir, 64), "memory:"], &settings(policy), &remote);
-    remote.set_fault(Fault::Hangs);
+    remote.set_fault(BackendFault::Hangs);
     let begun = Instant::now();
     assert_eq!(put(&cache, &ours, 0), 40);
     assert!(reads(&cache, &ours, 0));
-    assert_eq!(find_once(&cache, &theirs).readiness, Readiness::Asking);
+    assert_eq!(find_once(&cache, &theirs).readiness, Readiness::Querying);
     assert_eq!(find(&cache, &theirs).local, 0);
     assert_eq!(find(&cache, &ours).local, 40);
     cache.close().unwrap();
     assert!(begun.elapsed() < BOUND);
-    remote.set_fault(Fault::None);
+    remote.set_fault(BackendFault::None);
 }
 
 #[test]
@@ -55,14 +55,14 @@ fn writes_beyond_queue_are_dropped_and_counted() {
     let (dir, remote) = (tempfile::tempdir().unwrap(), Arc::new(FaultyRemote::default()));
     let few = Settings { write_queue: 30 * PAGE as u64, ..Settings::default() };
     let cache = over(&[&host(&dir, 64), "memory:"], &few, &remote);
-    remote.set_fault(Fault::Hangs);
+    remote.set_fault(BackendFault::Hangs);
     for number in 0..10 {
         assert_eq!(put(&cache, &keys(number, 0, 20), 0), 20);
     }
     let stats = tier(&cache, "remote");
     assert!(stats.queued_bytes <= 30 * PAGE as u64, "{stats:?}");
     assert!(stats.dropped_pages >= 200 - 30 - 20, "{stats:?}");
-    remote.set_fault(Fault::None);
+    remote.set_fault(BackendFault::None);
     cache.flush().unwrap();
     let stats = tier(&cache, "remote");
     assert_eq!(stats.queued_bytes, 0);
@@ -73,7 +73,7 @@ fn writes_beyond_queue_are_dropped_and_counted() {
 fn failing_remote_is_a_miss() {
     let prompt = keys(1, 0, 40);
     let remote = filled(&prompt);
-    for fault in [Fault::Fails, Fault::Short] {
+    for fault in [BackendFault::Fails, BackendFault::Short] {
         let dir = tempfile::tempdir().unwrap();
         let cache =
             over(&[&host(&dir, 64), "memory:"], &settings(PrefetchPolicy::WaitComplete), &remote);
@@ -82,7 +82,7 @@ fn failing_remote_is_a_miss() {
         assert!(found.local < 40, "{fault:?}");
         get(&cache, &prompt, 0);
         assert_eq!(cache.stats().unwrap().prefetch.failed, 1);
-        remote.set_fault(Fault::None);
+        remote.set_fault(BackendFault::None);
     }
 }
 
@@ -111,11 +111,11 @@ fn prefetch_stops_at_first_missing_page() {
     remote.inner.list("", &mut |found| lost.lock().unwrap().push(found)).unwrap();
     let cache =
         over(&[&host(&dir, 64), "memory:"], &settings(PrefetchPolicy::WaitComplete), &remote);
-    // Found by the probe, and missing when it is read.
+    // The object is found by the probe, and missing when it is read.
     let remote_now = Arc::clone(&remote);
-    assert_eq!(find_once(&cache, &prompt).readiness, Readiness::Asking);
-    until("it brings something", || cache.stats().unwrap().prefetch.pages > 0);
-    remote_now.set_fault(Fault::Short);
+    assert_eq!(find_once(&cache, &prompt).readiness, Readiness::Querying);
+    until("pages are fetched", || cache.stats().unwrap().prefetch.pages > 0);
+    remote_now.set_fault(BackendFault::Short);
     let found = find(&cache, &prompt);
     let prefetch = cache.stats().unwrap().prefetch;
     assert_eq!(prefetch.failed + prefetch.completed, 1);
@@ -124,19 +124,19 @@ fn prefetch_stops_at_first_missing_page() {
 }
 
 #[test]
-fn silent_remote_is_waited_for_briefly() {
+fn lookup_waits_briefly_for_silent_remote() {
     let prompt = keys(1, 0, 40);
     let remote = filled(&prompt);
     let dir = tempfile::tempdir().unwrap();
     let policy = PrefetchPolicy::parse("timeout(0.5, 1000)").unwrap();
     let cache = over(&[&host(&dir, 64), "memory:"], &settings(policy), &remote);
-    remote.set_fault(Fault::Hangs);
+    remote.set_fault(BackendFault::Hangs);
     let options = LookupOptions { page_tokens: 16, tokens: 641, ..LookupOptions::default() };
-    let find = || cache.find(&scope(), &refs(&prompt), TTL, &options).unwrap();
-    assert_eq!(find().readiness, Readiness::Asking);
-    until("an answer", || find().readiness == Readiness::Ready);
-    assert_eq!(cache.stats().unwrap().prefetch.failed, 0, "the remote has given up");
-    remote.set_fault(Fault::None);
+    let find = || cache.lookup(&scope(), &refs(&prompt), TTL, &options).unwrap();
+    assert_eq!(find().readiness, Readiness::Querying);
+    until("the lookup is ready", || find().readiness == Readiness::Ready);
+    assert_eq!(cache.stats().unwrap().prefetch.failed, 0, "the query of the remote has failed");
+    remote.set_fault(BackendFault::None);
 }
 
 #[test]
@@ -147,15 +147,15 @@ fn prefetch_can_be_cancelled() {
     let cache =
         over(&[&host(&dir, 64), "memory:"], &settings(PrefetchPolicy::WaitComplete), &remote);
     assert!(!cache.cancel(&scope(), &refs(&prompt)).unwrap());
-    remote.set_fault(Fault::Hangs);
-    assert_eq!(find_once(&cache, &prompt).readiness, Readiness::Asking);
+    remote.set_fault(BackendFault::Hangs);
+    assert_eq!(find_once(&cache, &prompt).readiness, Readiness::Querying);
     assert!(cache.cancel(&scope(), &refs(&prompt)).unwrap());
-    remote.set_fault(Fault::None);
-    until("it is counted", || cache.stats().unwrap().prefetch.cancelled == 1);
+    remote.set_fault(BackendFault::None);
+    until("the cancellation is counted", || cache.stats().unwrap().prefetch.cancelled == 1);
     assert_eq!(cache.stats().unwrap().prefetch.pages, 0);
-    // A new lookup starts a new prefetch, even while the cancelled one still reads.
-    assert_eq!(find_once(&cache, &prompt).readiness, Readiness::Asking);
-    until("it reads", || {
+    // A new lookup starts a new prefetch, even while the cancelled prefetch still reads.
+    assert_eq!(find_once(&cache, &prompt).readiness, Readiness::Querying);
+    until("the new prefetch reads", || {
         cache.stats().unwrap().prefetch.pages > 0 || find(&cache, &prompt).local == 700
     });
     cache.cancel(&scope(), &refs(&prompt)).unwrap();
@@ -202,8 +202,8 @@ fn objects(remote: &FaultyRemote) -> Vec<String> {
 }
 
 #[test]
-fn put_behind_gap_fills_it() {
-    // Ten full objects; the search for the end does not query the first ones.
+fn put_after_hole_fills_the_hole() {
+    // Ten full objects; the search for the end does not query the first objects.
     let prompt = keys(1, 0, 1310);
     for hole in [128, 256, 1280, 1296] {
         let remote = without(&prompt[..1300], hole);
@@ -223,7 +223,7 @@ fn put_behind_gap_fills_it() {
 }
 
 #[test]
-fn no_write_behind_unfillable_gap() {
+fn unfillable_hole_stops_later_writes() {
     let prompt = keys(1, 0, 1310);
     let remote = without(&prompt[..1300], 128);
     let before = objects(&remote);

@@ -1,5 +1,5 @@
-//! A cache against a model: after any sequence of operations, bytes read are right, and pages found
-//! can be read.
+//! A cache against a model: after any sequence of operations, bytes read equal the bytes put, and
+//! pages found can be read.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -76,8 +76,8 @@ proptest! {
                     let keys = keys(number, fork, pages);
                     let range = range(&keys, a, b);
                     let outcome = get(&cache, &keys[..range.end], range.start);
-                    let came = outcome.ok.iter().zip(&keys[range]).filter(|(ok, _)| **ok);
-                    prop_assert!(came.into_iter().all(|(_, key)| given.contains(key)));
+                    let read = outcome.ok.iter().zip(&keys[range]).filter(|(ok, _)| **ok);
+                    prop_assert!(read.into_iter().all(|(_, key)| given.contains(key)));
                 }
                 Step::Cancel(prompt) => {
                     let (number, fork, pages) = PROMPTS[prompt];

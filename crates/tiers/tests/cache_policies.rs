@@ -64,7 +64,7 @@ fn pages_lost_on_disk_are_written_again() {
 }
 
 #[test]
-fn none_policy_reads_without_writing() {
+fn never_policy_reads_without_writing() {
     let dir = tempfile::tempdir().unwrap();
     let (theirs, ours) = (keys(1, 0, 10), keys(2, 0, 10));
     put(&open(&[&disk(&dir, 128)]), &theirs, 0);
@@ -87,14 +87,14 @@ fn write_back_waits_until_memory_is_nearly_full() {
     for number in 1..60 {
         assert_eq!(put(&cache, &keys(number, 0, 20), 0), 20, "{number}");
         if number % 10 == 0 {
-            // The tier fills no faster than its level is checked.
+            // Puts wait, so that the fill level is checked while the tier fills.
             std::thread::sleep(Duration::from_millis(1200));
         }
     }
-    until("what is old is written", || written(&cache) > 0);
+    until("old pages are written", || written(&cache) > 0);
     // Most of the pages evicted from memory are on disk.
-    let gone = |number: &u8| spans(&find(&cache, &keys(*number, 0, 20))) != [(Tier::Host, 20)];
-    let left: Vec<u8> = (0..60).filter(gone).collect();
+    let evicted = |number: &u8| spans(&find(&cache, &keys(*number, 0, 20))) != [(Tier::Host, 20)];
+    let left: Vec<u8> = (0..60).filter(evicted).collect();
     assert!(!left.is_empty());
     let kept = left.iter().filter(|number| find(&cache, &keys(**number, 0, 20)).local == 20);
     assert!(kept.count() * 2 > left.len(), "{left:?}");
@@ -143,15 +143,15 @@ fn pages_extended_by_another_process_are_written_back() {
 fn spilled_pages_go_to_the_next_tier() {
     for policy in ["write_through", "write_back"] {
         let (dir, remote_dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-        // 200 pages with padding are 4.7 MiB. A lease keeps the first of them on the first tier:
-        // less than half of its capacity, which is what one client may lease.
+        // 200 pages with padding are 4.7 MiB. A lease keeps the first pages on the first tier; they
+        // use less than half of its capacity, which is the limit for one client.
         let prompt = keys(1, 0, 200);
         let disk = format!("{} write={policy}", disk(&dir, 64));
         let cache = open(&[&host(&dir, 4), &disk, &remote(remote_dir.path())]);
         assert_eq!(put(&cache, &prompt[..40], 0), 40);
         let found = find(&cache, &prompt[..40]);
         assert_eq!(found.local, 40);
-        assert!(put(&cache, &prompt, 40) < 160, "the first tier has space for all");
+        assert!(put(&cache, &prompt, 40) < 160, "the first tier has space for all pages");
         cache.flush().unwrap();
         cache.flush().unwrap();
         release(&cache, &found);
@@ -171,8 +171,11 @@ fn spilled_pages_go_to_the_remote() {
     let cache = open(&[&host(&dir, 4), &remote(remote_dir.path())]);
     assert!(put(&cache, &prompt, 0) < 200);
     cache.flush().unwrap();
-    let there = tier(&cache, "remote");
-    assert_eq!((there.written_pages, there.lost_pages, there.dropped_pages), (200, 0, 0));
+    let remote_stats = tier(&cache, "remote");
+    assert_eq!(
+        (remote_stats.written_pages, remote_stats.lost_pages, remote_stats.dropped_pages),
+        (200, 0, 0)
+    );
     let other = tempfile::tempdir().unwrap();
     let cache = open(&[&host(&other, 64), &remote(remote_dir.path())]);
     assert_eq!(find(&cache, &prompt).local, 200);
@@ -183,7 +186,7 @@ fn spilled_pages_go_to_the_remote() {
 fn unchained_pages_are_not_merged_into_a_prompt() {
     let dir = tempfile::tempdir().unwrap();
     let cache = open(&[&host(&dir, 4), &format!("{} rate=4MB", disk(&dir, 64))]);
-    // Memory is full and stays so, and the disk is busy for a second.
+    // Memory is full and stays full, and the disk is busy for a second.
     let full = keys(1, 0, 200);
     let taken = put(&cache, &full, 0);
     assert!(taken < 200);
@@ -194,8 +197,8 @@ fn unchained_pages_are_not_merged_into_a_prompt() {
         let pages: Vec<_> = keys[first..].iter().map(|key| page(&name(*key))).collect();
         let source = BorrowedPages::new(&refs(&pages));
         let keys = keys.iter().map(|key| name(*key).into()).collect();
-        let (scope, terms) = (std::sync::Arc::clone(&apart), PutOptions::default());
-        cache.submit_put(scope, keys, first, &source, terms, Control::default()).unwrap()
+        let (scope, options) = (std::sync::Arc::clone(&apart), PutOptions::default());
+        cache.submit_put(scope, keys, first, &source, options, Control::default()).unwrap()
     };
     for ticket in [put(b"abc", 0), put(b"xycd", 3)] {
         assert_eq!(ticket.wait(Some(TTL)).unwrap().pages, 0, "memory is full");
@@ -203,8 +206,8 @@ fn unchained_pages_are_not_merged_into_a_prompt() {
     cache.flush().unwrap();
     drop(reading);
     let all = b"abcdxy".map(name);
-    let there = cache.exists(&apart, &refs(&all)).unwrap();
-    assert_eq!(there, [true, true, true, true, false, false]);
+    let present = cache.exists(&apart, &refs(&all)).unwrap();
+    assert_eq!(present, [true, true, true, true, false, false]);
 }
 
 #[test]
@@ -217,9 +220,9 @@ fn growing_prompt_is_written_in_few_objects() {
     }
     cache.flush().unwrap();
     let other = tempfile::tempdir().unwrap();
-    let there = open(&[&host(&other, 64), &remote(remote_dir.path())]);
-    assert_eq!(find(&there, &prompt).local, 60);
-    assert!(reads(&there, &prompt, 0));
+    let reader = open(&[&host(&other, 64), &remote(remote_dir.path())]);
+    assert_eq!(find(&reader, &prompt).local, 60);
+    assert!(reads(&reader, &prompt, 0));
 }
 
 #[test]
@@ -241,10 +244,10 @@ fn put_with_parent_reaches_disk_not_remote() {
     put(&cache, &prompt[..5], 0);
     let pages: Vec<Vec<u8>> = prompt[5..].iter().map(|key| page(key)).collect();
     let source = BorrowedPages::new(&refs(&pages));
-    let terms = PutOptions::after(Some(&prompt[4]));
+    let options = PutOptions::after(Some(&prompt[4]));
     let control = Control::default();
     let rest = boxed(&prompt[5..]);
-    let ticket = cache.submit_put(scope(), rest, 0, &source, terms, control).unwrap();
+    let ticket = cache.submit_put(scope(), rest, 0, &source, options, control).unwrap();
     assert_eq!(ticket.wait(Some(TTL)).unwrap().pages, 5);
     cache.flush().unwrap();
     assert_eq!((written(&cache), tier(&cache, "remote").written_pages), (10, 5));
@@ -265,7 +268,7 @@ fn host_tier_above_memory_limit_is_refused() {
 }
 
 #[test]
-fn only_waiting_policies_ask_again() {
+fn only_waiting_policies_leave_lookups_pending() {
     let remote_dir = tempfile::tempdir().unwrap();
     for (policy, again) in [("best_effort", false), ("wait_complete", true), ("timeout", true)] {
         let dir = tempfile::tempdir().unwrap();

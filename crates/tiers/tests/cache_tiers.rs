@@ -1,4 +1,4 @@
-//! A cache over its tiers: pages that were put are found, wherever they moved.
+//! A cache over its tiers: pages that were put are found on every tier to which they moved.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -66,9 +66,11 @@ fn pages_found_on_disk_are_promoted_before_load() {
         let cache = open_with(&[&host(&dir, 64), &disk(&dir, 128)], policy);
         let found = find_once(&cache, &prompt);
         assert_eq!((found.readiness, found.load), (Readiness::Ready, 500), "no lookup waits");
-        until("it rises", || tier(&cache, "host").promoted_pages == 500);
+        until("pages are promoted", || tier(&cache, "host").promoted_pages == 500);
         release(&cache, &found);
-        until("it is found there", || spans(&find_once(&cache, &prompt)) == [(Tier::Host, 500)]);
+        until("pages are found on the first tier", || {
+            spans(&find_once(&cache, &prompt)) == [(Tier::Host, 500)]
+        });
         assert!(reads(&cache, &prompt, 0));
         assert_eq!(
             (tier(&cache, "host").loaded_pages, tier(&cache, "disk").loaded_pages),
@@ -88,7 +90,7 @@ fn cancelled_promotion_stops() {
     let cache = open(&[&host(&dir, 64), &format!("{} rate=2MB", disk(&dir, 128))]);
     find_once(&cache, &prompt);
     assert!(cache.cancel(&scope(), &refs(&prompt)).unwrap());
-    until("it has stopped", || tier(&cache, "host").queued_bytes == 0);
+    until("the promotion has stopped", || tier(&cache, "host").queued_bytes == 0);
     assert!(tier(&cache, "host").promoted_pages < 500);
     assert!(!cache.cancel(&scope(), &refs(&prompt)).unwrap());
 }
@@ -108,14 +110,14 @@ fn local_tiers_survive_a_restart() {
         assert_eq!(spans(&find(&cache, &a)), [(Tier::Host, 10)]);
         assert!(reads(&cache, &a, 0));
     }
-    // Host memory is lost, as by a restart of the machine.
+    // The host tier is removed, like by a restart of the machine.
     fs::remove_dir_all(dir.path().join("host")).unwrap();
     let cache = open(&[&host(&dir, 64), &disk(&dir, 128)]);
     assert_eq!(spans(&find(&cache, &b)), [(Tier::Disk, 10)]);
     assert!(reads(&cache, &b, 0));
 }
 
-/// Two machines that share the remote only.
+/// Two machines that share only the remote.
 fn machines() -> (tempfile::TempDir, tempfile::TempDir, tempfile::TempDir) {
     let new = || tempfile::tempdir().unwrap();
     (new(), new(), new())
@@ -133,9 +135,9 @@ fn other_machine_finds_pages_through_remote() {
         assert_eq!(tier(&cache, "remote").dropped_pages, 0);
     }
     let cache = open(&[&host(&two, 64), &disk(&two, 64), &remote(remote_dir.path())]);
-    assert_eq!(find_once(&cache, &prompt).readiness, Readiness::Asking);
+    assert_eq!(find_once(&cache, &prompt).readiness, Readiness::Querying);
     let found = find(&cache, &prompt);
-    assert_eq!((spans(&found), found.brought), (vec![(Tier::Host, 150)], 150));
+    assert_eq!((spans(&found), found.fetched), (vec![(Tier::Host, 150)], 150));
     assert!(reads(&cache, &prompt, 0));
     // Prefetched pages are written to the disk as well.
     cache.flush().unwrap();
@@ -156,17 +158,17 @@ fn best_effort_serves_the_next_lookup() {
     let cache =
         open_with(&[&host(&two, 64), &remote(remote_dir.path())], PrefetchPolicy::BestEffort);
     let until = Instant::now() + Duration::from_secs(60);
-    let mut asked = 0;
+    let mut lookups = 0;
     loop {
         let found = find_once(&cache, &prompt);
         assert_eq!(found.readiness, Readiness::Ready);
-        asked += 1;
+        lookups += 1;
         if found.local == 40 {
             break;
         }
         assert!(Instant::now() < until);
     }
-    assert!(asked > 1, "the pages were found at once");
+    assert!(lookups > 1, "the first lookup found the pages");
     assert!(reads(&cache, &prompt, 0));
 }
 
@@ -218,28 +220,28 @@ fn gate_skips_pages_slower_than_computing() {
     let cache = open(&[&host(&two, 64), &remote(remote_dir.path())]);
     put(&cache, &prompt[..10], 0);
     for _ in 0..60 {
-        cache.learn_prefill(0, 640, Duration::from_millis(10));
-        cache.learn_load(Tier::Host, 8 << 20, Duration::from_micros(100));
-        cache.learn_load(Tier::Remote, 8 << 20, Duration::from_secs(20));
+        cache.record_prefill(0, 640, Duration::from_millis(10));
+        cache.record_load(Tier::Host, 8 << 20, Duration::from_micros(100));
+        cache.record_load(Tier::Remote, 8 << 20, Duration::from_secs(20));
     }
     let options = LookupOptions { page_tokens: 16, tokens: 641, ..LookupOptions::default() };
     let until = Instant::now() + Duration::from_secs(60);
     let found = loop {
-        let found = cache.find(&scope(), &refs(&prompt), TTL, &options).unwrap();
+        let found = cache.lookup(&scope(), &refs(&prompt), TTL, &options).unwrap();
         if found.readiness == Readiness::Ready {
             break found;
         }
         assert!(Instant::now() < until);
     };
     assert_eq!(spans(&found), [(Tier::Host, 10), (Tier::Remote, 30)]);
-    assert_eq!((found.load, found.brought), (10, 0));
+    assert_eq!((found.load, found.fetched), (10, 0));
     let stats = cache.stats().unwrap();
-    assert_eq!((stats.prefetch.declined, stats.prefetch.pages), (1, 0));
-    // The same for host memory, if that is slow, too.
+    assert_eq!((stats.prefetch.not_worthwhile, stats.prefetch.pages), (1, 0));
+    // The gate also skips host memory if it is slow.
     for _ in 0..60 {
-        cache.learn_load(Tier::Host, 8 << 20, Duration::from_secs(20));
+        cache.record_load(Tier::Host, 8 << 20, Duration::from_secs(20));
     }
-    let found = cache.find(&scope(), &refs(&prompt), TTL, &options).unwrap();
+    let found = cache.lookup(&scope(), &refs(&prompt), TTL, &options).unwrap();
     assert_eq!((found.local, found.load), (10, 0));
     assert!(found.leases.is_empty());
 }
@@ -261,9 +263,9 @@ fn unchained_scope_is_read_page_by_page() {
         ritornello_volume::transfer::Control::default(),
     );
     assert_eq!(ticket.unwrap().wait(Some(TTL)).unwrap().pages, 3);
-    let there = cache.exists(&scope, &refs(&keys)).unwrap();
-    assert_eq!(there, [false, false, false, true, true, true]);
-    let found = cache.find(&scope, &refs(&keys[3..]), TTL, &LookupOptions::default()).unwrap();
+    let present = cache.exists(&scope, &refs(&keys)).unwrap();
+    assert_eq!(present, [false, false, false, true, true, true]);
+    let found = cache.lookup(&scope, &refs(&keys[3..]), TTL, &LookupOptions::default()).unwrap();
     assert_eq!((found.readiness, found.local), (Readiness::Ready, 3));
     cache.flush().unwrap();
     assert_eq!(tier(&cache, "remote").written_pages, 0);

@@ -1,4 +1,4 @@
-//! A remote in a directory: absent and unreadable entries.
+//! A remote in a directory: missing and unreadable entries.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 use ritornello_tiers::remote::{Backend, DirectoryBackend};
@@ -26,7 +26,7 @@ fn listing_skips_unreadable_directories() {
     };
     allow("lost", 0);
     allow("ritornello/1/b", 0);
-    // The superuser may read everything.
+    // The superuser may read all directories.
     if std::fs::read_dir(dir.path().join("lost")).is_err() {
         assert_eq!(list("ritornello/").unwrap(), ["ritornello/1/a/x", "ritornello/2/z"]);
         assert!(list("ritornello/1/b/").is_err());

@@ -61,7 +61,7 @@ fn writer_does_not_follow_planted_links() {
 }
 
 #[test]
-fn names_of_other_file_types_are_absent() {
+fn names_of_other_file_types_are_not_found() {
     let dir = tempfile::tempdir().unwrap();
     let backend = DirectoryBackend::new(dir.path(), "host-77");
     backend.set("a/object", b"1").unwrap();

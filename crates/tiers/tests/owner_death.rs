@@ -1,4 +1,4 @@
-//! A cache beside another process that owns the disk tier and is killed.
+//! A cache whose disk tier is owned by another process, which is killed.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -12,14 +12,14 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 const VARIABLE: &str = "RITORNELLO_TEST_DISK";
-const READY: &str = "the disk has them";
+const READY: &str = "the disk has all pages";
 
 /// Waits without a flush until the disk tier has all its pages. Returns how many of them this
 /// process wrote.
 fn pages_written_by_cache(cache: &Cache) -> u64 {
     let until = Instant::now() + TTL;
     while tier(cache, "disk").queued_bytes > 0 {
-        assert!(Instant::now() < until, "never written to the disk");
+        assert!(Instant::now() < until, "pages were not written to the disk");
         std::thread::sleep(Duration::from_millis(5));
     }
     tier(cache, "disk").written_pages
@@ -53,7 +53,7 @@ fn flush_reports_lost_pages_that_disk_tier_had() {
     assert!(said.map_while(Result::ok).any(|line| line.contains(READY)));
     let cache = open(&[&host(&ours, 16), &disk]);
     assert_eq!(put(&cache, &keys(1, 0, 8), 0), 8);
-    assert_eq!(pages_written_by_cache(&cache), 0, "the other process wrote them");
+    assert_eq!(pages_written_by_cache(&cache), 0, "the owner wrote the pages");
     owner.kill().unwrap();
     owner.wait().unwrap();
     let error = cache.flush().unwrap_err();

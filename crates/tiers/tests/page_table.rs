@@ -3,7 +3,7 @@
 
 use proptest::prelude::*;
 use ritornello_format::PageHash;
-use ritornello_tiers::{PageTable, Phase, Tier};
+use ritornello_tiers::{PageTable, Residence, Tier};
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 /// The pages of a prompt that forks from prompt 0 at page `fork`, and again by its own number.
@@ -40,7 +40,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     let place = || (0..6_usize, 0..1100_usize, 0..1100_usize);
     let step = prop_oneof![
         4 => (tier.clone(), place()).prop_map(|(t, (p, a, b))| Step::Claim(t, p, a, b)),
-        4 => (0..64_usize, any::<bool>()).prop_map(|(n, came)| Step::MarkPresent(n, came)),
+        4 => (0..64_usize, any::<bool>()).prop_map(|(n, arrived)| Step::MarkPresent(n, arrived)),
         2 => (tier.clone(), place()).prop_map(|(t, (p, a, b))| Step::Lock(t, p, a, b)),
         2 => (0..64_usize).prop_map(Step::Unlock),
         2 => (tier.clone(), 1..600_usize).prop_map(|(t, n)| Step::Evict(t, n)),
@@ -52,7 +52,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Page {
-    phases: [Phase; 4],
+    residences: [Residence; 4],
     locks: [u32; 4],
     slot: Option<u32>,
 }
@@ -81,28 +81,28 @@ impl Model {
             Step::Claim(tier, number, a, b) => {
                 let pages = &prompts[number];
                 let range = Self::clip(pages, a, b);
-                let claimed = table.claim(tier, Phase::Loading, pages, range.clone());
+                let claimed = table.claim(tier, Residence::Loading, pages, range.clone());
                 let claimed_pages: Vec<usize> = claimed.iter().cloned().flatten().collect();
                 let absent = |at: &usize| {
                     let known = self.pages.get(&pages[*at]).copied().unwrap_or_default();
-                    known.phases[tier as usize] == Phase::Absent
+                    known.residences[tier as usize] == Residence::None
                 };
                 assert_eq!(claimed_pages, range.filter(absent).collect::<Vec<_>>());
                 for &at in &claimed_pages {
-                    self.page(pages[at]).phases[tier as usize] = Phase::Loading;
+                    self.page(pages[at]).residences[tier as usize] = Residence::Loading;
                 }
                 self.claims.extend(claimed.into_iter().map(|range| (tier, number, range)));
             }
-            Step::MarkPresent(which, came) => {
+            Step::MarkPresent(which, arrived) => {
                 if self.claims.is_empty() {
                     return;
                 }
                 let (tier, number, range) = self.claims.swap_remove(which % self.claims.len());
                 let pages = &prompts[number];
-                if !came {
+                if !arrived {
                     table.abandon(tier, pages, range.clone());
                     for at in range {
-                        self.page(pages[at]).phases[tier as usize] = Phase::Absent;
+                        self.page(pages[at]).residences[tier as usize] = Residence::None;
                     }
                     return;
                 }
@@ -111,7 +111,7 @@ impl Model {
                     self.slots += 1;
                     let slot = self.slots;
                     let page = self.page(pages[at]);
-                    page.phases[tier as usize] = Phase::Present;
+                    page.residences[tier as usize] = Residence::Present;
                     if tier == Tier::Host {
                         page.slot = Some(slot);
                         slots.push(slot);
@@ -123,12 +123,12 @@ impl Model {
                 let pages = &prompts[number];
                 let range = Self::clip(pages, a, b);
                 let (count, slots) = table.lock(tier, pages, range.clone());
-                let there = |at: &usize| {
+                let present = |at: &usize| {
                     self.pages
                         .get(&pages[*at])
-                        .is_some_and(|p| p.phases[tier as usize] == Phase::Present)
+                        .is_some_and(|p| p.residences[tier as usize] == Residence::Present)
                 };
-                let expected = range.clone().take_while(there).count();
+                let expected = range.clone().take_while(present).count();
                 assert_eq!(count, expected);
                 let locked = range.start..range.start + count;
                 let mine: Vec<u32> =
@@ -153,7 +153,7 @@ impl Model {
                     self.page(prompts[number][at]).locks[tier as usize] -= 1;
                 }
             }
-            Step::Evict(tier, wanted) => self.evict(table, prompts, tier, wanted),
+            Step::Evict(tier, requested) => self.evict(table, prompts, tier, requested),
             Step::Forget(tier, number, a, b) => {
                 let pages = &prompts[number];
                 let range = Self::clip(pages, a, b);
@@ -161,10 +161,10 @@ impl Model {
                 let mut expected = Vec::new();
                 for at in range {
                     let Some(page) = self.pages.get_mut(&pages[at]) else { continue };
-                    if page.phases[tier as usize] == Phase::Present
+                    if page.residences[tier as usize] == Residence::Present
                         && page.locks[tier as usize] == 0
                     {
-                        page.phases[tier as usize] = Phase::Absent;
+                        page.residences[tier as usize] = Residence::None;
                         if tier == Tier::Host {
                             expected.extend(page.slot.take());
                         }
@@ -179,55 +179,64 @@ impl Model {
                 for span in &spans {
                     assert_eq!(span.at, at);
                     for page in &pages[at..at + span.pages] {
-                        assert_eq!(self.pages[page].phases, span.phases);
+                        assert_eq!(self.pages[page].residences, span.residences);
                     }
                     at += span.pages;
                 }
                 for pair in spans.windows(2) {
-                    assert_ne!(pair[0].phases, pair[1].phases, "spans have maximal length");
+                    assert_ne!(pair[0].residences, pair[1].residences, "spans have maximal length");
                 }
                 let next = pages.get(at).and_then(|page| self.pages.get(page)).copied();
                 assert_eq!(
-                    next.unwrap_or_default().phases,
-                    [Phase::Absent; 4],
+                    next.unwrap_or_default().residences,
+                    [Residence::None; 4],
                     "the walk stopped early"
                 );
             }
         }
     }
 
-    /// Checks that no locked page is evicted, and no page before one that is on the tier.
-    fn evict(&mut self, table: &PageTable, prompts: &[Vec<PageHash>], tier: Tier, wanted: usize) {
+    /// Checks that no locked page is evicted, and no page before a page that stays on the tier.
+    fn evict(
+        &mut self,
+        table: &PageTable,
+        prompts: &[Vec<PageHash>],
+        tier: Tier,
+        requested: usize,
+    ) {
         let kind = tier as usize;
-        let victims = table.evict(tier, wanted);
-        let mut gone = HashSet::new();
+        let victims = table.evict(tier, requested);
+        let mut evicted = HashSet::new();
         for victim in &victims {
             for (at, hash) in victim.pages.iter().enumerate() {
                 let page = self.page(*hash);
-                assert_eq!((page.phases[kind], page.locks[kind]), (Phase::Present, 0));
-                page.phases[kind] = Phase::Absent;
+                assert_eq!((page.residences[kind], page.locks[kind]), (Residence::Present, 0));
+                page.residences[kind] = Residence::None;
                 if tier == Tier::Host {
                     assert_eq!(page.slot.take(), Some(victim.slots[at]));
                 }
-                gone.insert(*hash);
+                evicted.insert(*hash);
             }
         }
-        let is_there = |model: &Self, hash: &PageHash| {
-            model.pages.get(hash).is_some_and(|page| page.phases[kind] != Phase::Absent)
+        let is_present = |model: &Self, hash: &PageHash| {
+            model.pages.get(hash).is_some_and(|page| page.residences[kind] != Residence::None)
         };
         for pages in prompts {
-            for pair in pages.windows(2).filter(|pair| gone.contains(&pair[0])) {
-                assert!(!is_there(self, &pair[1]), "a page was evicted before its successor");
+            for pair in pages.windows(2).filter(|pair| evicted.contains(&pair[0])) {
+                assert!(!is_present(self, &pair[1]), "a page was evicted before the page after it");
             }
         }
-        if gone.len() < wanted {
-            // All pages left are locked, or before locked ones.
+        if evicted.len() < requested {
+            // All remaining pages are locked, or before locked pages.
             let mut kept: HashSet<PageHash> = HashSet::new();
             for pages in prompts {
                 let keeps = |hash: &PageHash| {
                     self.pages.get(hash).is_some_and(|page| {
                         page.locks[kind] > 0
-                            || matches!(page.phases[kind], Phase::Loading | Phase::Storing)
+                            || matches!(
+                                page.residences[kind],
+                                Residence::Loading | Residence::Storing
+                            )
                     })
                 };
                 if let Some(last) = pages.iter().rposition(keeps) {
@@ -235,7 +244,7 @@ impl Model {
                 }
             }
             for (hash, page) in &self.pages {
-                assert!(page.phases[kind] != Phase::Present || kept.contains(hash));
+                assert!(page.residences[kind] != Residence::Present || kept.contains(hash));
             }
         }
     }
@@ -260,7 +269,7 @@ proptest! {
         for tier in [Tier::Host, Tier::Disk] {
             let _ = table.evict(tier, usize::MAX);
         }
-        prop_assert_eq!(table.stats().nodes, 0, "absent pages are not kept");
+        prop_assert_eq!(table.stats().nodes, 0, "the table keeps no page without a tier");
         prop_assert_eq!(table.stats().pages, 0);
     }
 }
@@ -270,7 +279,7 @@ fn eviction_takes_oldest_ends_first() {
     let table = PageTable::new();
     let prompts = [prompt(1, 0, 10), prompt(2, 0, 10), prompt(3, 0, 10)];
     for (number, pages) in prompts.iter().enumerate() {
-        assert_eq!(table.claim(Tier::Host, Phase::Storing, pages, 0..10), vec![0..10]);
+        assert_eq!(table.claim(Tier::Host, Residence::Storing, pages, 0..10), vec![0..10]);
         let slots: Vec<u32> = (0..10).map(|at| number as u32 * 10 + at).collect();
         assert_eq!(table.mark_present(Tier::Host, pages, 0..10, &slots), []);
         table.walk(pages);
@@ -297,7 +306,8 @@ fn concurrent_threads_keep_table_consistent() {
                 for turn in 0..300_usize {
                     let pages = &prompts[(seed + turn * 7) % prompts.len()];
                     let from = turn * 31 % pages.len();
-                    for claimed in table.claim(Tier::Host, Phase::Loading, pages, from..pages.len())
+                    for claimed in
+                        table.claim(Tier::Host, Residence::Loading, pages, from..pages.len())
                     {
                         let slots: Vec<u32> = claimed.clone().map(|at| at as u32).collect();
                         assert_eq!(table.mark_present(Tier::Host, pages, claimed, &slots), []);

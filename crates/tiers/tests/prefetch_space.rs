@@ -7,7 +7,7 @@ mod common;
 use common::*;
 use ritornello_format::Scope;
 use ritornello_store::PutOptions;
-use ritornello_tiers::cache::{Cache, Found, LookupOptions, PrefetchPolicy, Readiness};
+use ritornello_tiers::cache::{Cache, Lookup, LookupOptions, PrefetchPolicy, Readiness};
 use ritornello_tiers::gate::LoadMode;
 use ritornello_volume::page_memory::BorrowedPages;
 use ritornello_volume::transfer::Control;
@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tempfile::tempdir;
 
-/// Each page of a prompt lies in two objects, and the gate is not asked.
+/// Each page of a prompt is in two objects, and lookups skip the gate.
 const HALVES: LookupOptions = LookupOptions {
     mode: LoadMode::Always,
     page_tokens: 16,
@@ -35,22 +35,27 @@ fn fill(remote_dir: &Path, scopes: &[Arc<Scope>], prompts: &[Vec<Vec<u8>>]) {
     for (scope, prompt) in scopes.iter().flat_map(|scope| prompts.iter().map(move |p| (scope, p))) {
         let pages: Vec<Vec<u8>> = prompt.iter().map(|key| page(key)).collect();
         let source = BorrowedPages::new(&refs(&pages));
-        let (terms, control) = (PutOptions::default(), Control::default());
-        let put = cache.submit_put(Arc::clone(scope), boxed(prompt), 0, &source, terms, control);
+        let (options, control) = (PutOptions::default(), Control::default());
+        let put = cache.submit_put(Arc::clone(scope), boxed(prompt), 0, &source, options, control);
         assert_eq!(put.unwrap().wait(Some(TTL)).unwrap().pages, prompt.len());
         cache.flush().unwrap();
     }
     assert_eq!(tier(&cache, "remote").dropped_pages, 0);
 }
 
-fn answer(cache: &Cache, scope: &Arc<Scope>, prompt: &[Vec<u8>], options: &LookupOptions) -> Found {
+fn answer(
+    cache: &Cache,
+    scope: &Arc<Scope>,
+    prompt: &[Vec<u8>],
+    options: &LookupOptions,
+) -> Lookup {
     let until = Instant::now() + Duration::from_secs(60);
     loop {
-        let found = cache.find(scope, &refs(prompt), TTL, options).unwrap();
+        let found = cache.lookup(scope, &refs(prompt), TTL, options).unwrap();
         if found.readiness == Readiness::Ready {
             return found;
         }
-        assert!(Instant::now() < until, "no answer");
+        assert!(Instant::now() < until, "the lookup stays pending");
         std::thread::sleep(Duration::from_millis(2));
     }
 }
@@ -59,42 +64,43 @@ fn answer(cache: &Cache, scope: &Arc<Scope>, prompt: &[Vec<u8>], options: &Looku
 fn only_one_of_two_large_prompts_is_prefetched() {
     let remote_dir = tempdir().unwrap();
     let (dir, scopes) = (tempdir().unwrap(), [half("left"), half("right")]);
-    // Of 32 MiB one prompt takes 14 MB in both objects, less than half: `find` can lease all of it.
+    // One prompt uses 14 MB of 32 MiB in both objects, less than half: `lookup` can lease all of
+    // its pages.
     let prompts = [keys(1, 0, 350), keys(2, 0, 350)];
     fill(remote_dir.path(), &scopes, &prompts);
     let cache = open(&[&host(&dir, 32), &remote(remote_dir.path())]);
     for prompt in &prompts {
         for scope in &scopes {
-            cache.find(scope, &refs(prompt), TTL, &HALVES).unwrap();
+            cache.lookup(scope, &refs(prompt), TTL, &HALVES).unwrap();
         }
     }
-    let came = |prompt: &[Vec<u8>]| {
+    let found_on_host = |prompt: &[Vec<u8>]| {
         scopes.each_ref().map(|scope| answer(&cache, scope, prompt, &HALVES).local)
     };
-    let mut both = [came(&prompts[0]), came(&prompts[1])];
+    let mut both = [found_on_host(&prompts[0]), found_on_host(&prompts[1])];
     both.sort_unstable();
     assert_eq!(both, [[0, 0], [350, 350]]);
     let prefetch = cache.stats().unwrap().prefetch;
-    assert_eq!((prefetch.completed, prefetch.declined, prefetch.failed), (2, 2, 0));
+    assert_eq!((prefetch.completed, prefetch.not_worthwhile, prefetch.failed), (2, 2, 0));
 }
 
-/// Runs `meanwhile` after a prompt was prefetched, then puts four times the capacity of the first
-/// tier. Returns how many prefetched pages are left.
-fn prefetched_pages_left(meanwhile: impl FnOnce(&Cache, &Arc<Scope>, &[&[u8]])) -> usize {
+/// Runs `action` after a prompt was prefetched, then puts four times the capacity of the first
+/// tier. Returns the number of prefetched pages that remain.
+fn prefetched_pages_left(action: impl FnOnce(&Cache, &Arc<Scope>, &[&[u8]])) -> usize {
     let remote_dir = tempdir().unwrap();
     let (dir, scopes) = (tempdir().unwrap(), [half("left")]);
-    let wanted = [keys(1, 0, 400)];
-    fill(remote_dir.path(), &scopes, &wanted);
+    let prompts = [keys(1, 0, 400)];
+    fill(remote_dir.path(), &scopes, &prompts);
     let cache = open(&[&host(&dir, 32), &remote(remote_dir.path())]);
     let options = LookupOptions { page_bytes: 0, ..HALVES };
-    cache.find(&scopes[0], &refs(&wanted[0]), TTL, &options).unwrap();
-    until("it is there", || cache.stats().unwrap().prefetch.completed == 1);
-    meanwhile(&cache, &scopes[0], &refs(&wanted[0]));
+    cache.lookup(&scopes[0], &refs(&prompts[0]), TTL, &options).unwrap();
+    until("the prefetch is complete", || cache.stats().unwrap().prefetch.completed == 1);
+    action(&cache, &scopes[0], &refs(&prompts[0]));
     for number in 2..18 {
         put(&cache, &keys(number, 0, 400), 0);
     }
     let never = LookupOptions { mode: LoadMode::Never, ..options };
-    answer(&cache, &scopes[0], &wanted[0], &never).local
+    answer(&cache, &scopes[0], &prompts[0], &never).local
 }
 
 #[test]
@@ -119,10 +125,10 @@ fn lookup_waits_for_expected_long_fetch() {
     let policy = PrefetchPolicy::parse("timeout(0.05, 0)").unwrap();
     let slow = format!("{} rate=2MB", remote(remote_dir.path()));
     let cache = open_with(&[&host(&dir, 64), &slow], policy);
-    cache.learn_prefill(0, 640, Duration::from_secs(60));
+    cache.record_prefill(0, 640, Duration::from_secs(60));
     let options = LookupOptions { page_bytes: 0, tokens: 801, ..HALVES };
     let found = answer(&cache, &scopes[0], &prompt[0], &options);
-    assert_eq!((found.load, found.brought), (50, 50));
+    assert_eq!((found.load, found.fetched), (50, 50));
     assert!(found.decision.unwrap().recompute >= Duration::from_secs(60));
 }
 
@@ -135,9 +141,9 @@ fn pages_never_loaded_are_not_prefetched() {
     let cache = open(&[&host(&dir, 64), &remote(remote_dir.path())]);
     put(&cache, &keys(2, 0, 40), 0);
     let never = LookupOptions { mode: LoadMode::Never, ..HALVES };
-    let found = cache.find(&scopes[0], &refs(&prompt[0]), TTL, &never).unwrap();
+    let found = cache.lookup(&scopes[0], &refs(&prompt[0]), TTL, &never).unwrap();
     assert_eq!((found.readiness, found.local, found.load), (Readiness::Ready, 0, 0));
-    let here = cache.find(&scope(), &refs(&keys(2, 0, 40)), TTL, &never).unwrap();
+    let here = cache.lookup(&scope(), &refs(&keys(2, 0, 40)), TTL, &never).unwrap();
     assert_eq!((here.local, here.load), (40, 0));
     assert!(here.leases.is_empty());
     assert_eq!(cache.stats().unwrap().prefetch.started, 0);

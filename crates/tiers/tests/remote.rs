@@ -4,7 +4,7 @@
 use proptest::prelude::*;
 use ritornello_format::{ErrorKind, Result, ScopeId};
 use ritornello_tiers::remote::{
-    Backend, CollectOptions, DirectoryBackend, Fault, FaultyBackend, Inventory, Listed,
+    Backend, BackendFault, CollectOptions, DirectoryBackend, FaultyBackend, Inventory, Listed,
     MemoryBackend, Prompt, RemoteOptions, RemoteTier, check_backend, collect, conformance, fsck,
 };
 use std::ops::Range;
@@ -53,11 +53,11 @@ fn get(tier: &RemoteTier, keys: &[Vec<u8>], bytes: usize, range: Range<usize>) -
     let refs = refs(keys);
     let prompt = Prompt { scope: &SCOPE, page_bytes: bytes as u64, keys: &refs };
     let mut out = vec![0; range.len() * bytes];
-    let came = tier.get(&prompt, range.clone(), &mut out, soon()).unwrap();
-    for (at, page_out) in range.zip(out.chunks(bytes)).take(came) {
+    let read = tier.get(&prompt, range.clone(), &mut out, soon()).unwrap();
+    for (at, page_out) in range.zip(out.chunks(bytes)).take(read) {
         assert_eq!(page_out, page(&keys[at], bytes), "page {at}");
     }
-    came
+    read
 }
 
 fn probe(tier: &RemoteTier, keys: &[Vec<u8>], bytes: usize) -> usize {
@@ -72,7 +72,7 @@ fn built_in_backends_conform() {
     let directory = DirectoryBackend::new(dir.path(), "test");
     for backend in [&MemoryBackend::default() as &dyn Backend, &directory] {
         for check in conformance(backend, "try/") {
-            assert_eq!(check.wrong, None, "{backend:?}: {}", check.what);
+            assert_eq!(check.failure, None, "{backend:?}: {}", check.what);
         }
     }
     let left = std::fs::read_dir(dir.path().join("try")).unwrap();
@@ -80,13 +80,15 @@ fn built_in_backends_conform() {
 }
 
 #[test]
-fn conformance_detects_bad_backends() {
-    for fault in [Fault::Unavailable, Fault::Short, Fault::Flipped, Fault::Gone] {
+fn conformance_detects_faulty_backends() {
+    for fault in
+        [BackendFault::Unavailable, BackendFault::Short, BackendFault::Flipped, BackendFault::Gone]
+    {
         let backend = faulty();
         backend.fail(fault);
-        let wrong =
-            conformance(backend.as_ref(), "try/").iter().filter(|c| c.wrong.is_some()).count();
-        assert!(wrong > 0, "{fault:?}");
+        let failures =
+            conformance(backend.as_ref(), "try/").iter().filter(|c| c.failure.is_some()).count();
+        assert!(failures > 0, "{fault:?}");
     }
 }
 
@@ -94,24 +96,24 @@ fn conformance_detects_bad_backends() {
 fn cold_probe_of_256_pages_queries_12_times() {
     for log in 0..=7_u32 {
         let bytes = (8 << 20) >> log;
-        for there in [0, 1, 31, 32, 85, 127, 128, 170, 171, 200, 255, 256] {
+        for present in [0, 1, 31, 32, 85, 127, 128, 170, 171, 200, 255, 256] {
             // Only names count here, so all pages may share one buffer.
             let backend = faulty();
             let all = keys(1, 0, 256);
             let refs = refs(&all);
             for size in (0..=log).rev() {
                 let size = 1_usize << size;
-                for end in (size..=there).step_by(size) {
+                for end in (size..=present).step_by(size) {
                     let name = object_name(refs[end - 1], size);
                     backend.set(&name, b"").unwrap();
                 }
             }
             let tier = RemoteTier::new(Arc::clone(&backend) as Arc<dyn Backend>);
-            assert_eq!(probe(&tier, &all, bytes), there);
-            let asked = backend.exists_calls();
-            assert!(asked <= 12, "{asked} for {there} of pages of {bytes} bytes");
-            assert_eq!(probe(&tier, &all, bytes), there);
-            assert_eq!(backend.exists_calls(), asked, "the answers are cached");
+            assert_eq!(probe(&tier, &all, bytes), present);
+            let queries = backend.exists_calls();
+            assert!(queries <= 12, "{queries} queries for {present} pages of {bytes} bytes");
+            assert_eq!(probe(&tier, &all, bytes), present);
+            assert_eq!(backend.exists_calls(), queries, "the answers are cached");
         }
     }
 }
@@ -134,18 +136,18 @@ fn second_writer_writes_no_object() {
     assert_eq!(put(&two, &all, 200, 0..300), 300);
     assert_eq!(put(&one, &all, 200, 0..300), 300);
     assert_eq!(backend.set_calls(), sets);
-    assert_eq!((two.stats().pages_written, two.stats().pages_there), (0, 300));
+    assert_eq!((two.stats().pages_written, two.stats().pages_present), (0, 300));
 }
 
 #[test]
 fn faults_cost_hits_and_no_wrong_byte() {
-    for fault in Fault::ALL {
+    for fault in BackendFault::ALL {
         let backend = faulty();
         let all = keys(1, 0, 100);
         let writer = RemoteTier::new(Arc::clone(&backend) as Arc<dyn Backend>);
         assert_eq!(put(&writer, &all, 64 << 10, 0..100), 100);
         let tier = RemoteTier::new(Arc::clone(&backend) as Arc<dyn Backend>);
-        // Found before the fault begins.
+        // The pages are found before the fault begins.
         assert_eq!(probe(&tier, &all, 64 << 10), 100);
         backend.fail(fault);
         let refs = refs(&all);
@@ -153,28 +155,29 @@ fn faults_cost_hits_and_no_wrong_byte() {
         for _ in 0..20 {
             let mut out = vec![0; 100 * (64 << 10)];
             let deadline = Instant::now() + Duration::from_millis(20);
-            let came = tier.get(&prompt, 0..100, &mut out, deadline).unwrap();
-            for (key, out) in all.iter().zip(out.chunks(64 << 10)).take(came) {
+            let read = tier.get(&prompt, 0..100, &mut out, deadline).unwrap();
+            for (key, out) in all.iter().zip(out.chunks(64 << 10)).take(read) {
                 assert_eq!(out, page(key, 64 << 10), "{fault:?}");
             }
-            assert!(came < 100, "{fault:?}");
+            assert!(read < 100, "{fault:?}");
         }
         assert!(tier.stats().pages_lost > 0, "{fault:?}: {:?}", tier.stats());
-        if matches!(fault, Fault::Unavailable | Fault::Refused | Fault::Hangs) {
-            assert!(tier.stats().calls.open, "{fault:?}: it is left alone");
+        if matches!(fault, BackendFault::Unavailable | BackendFault::Refused | BackendFault::Hangs)
+        {
+            assert!(tier.stats().calls.open, "{fault:?}: the breaker is open");
             let fresh = RemoteTier::new(Arc::clone(&backend) as Arc<dyn Backend>);
-            // On a busy machine a refusal may be late.
-            let patience = if fault == Fault::Hangs { 20 } else { 20_000 };
+            // On a busy machine a refusal may exceed the deadline.
+            let patience = if fault == BackendFault::Hangs { 20 } else { 20_000 };
             let deadline = Instant::now() + Duration::from_millis(patience);
             assert_eq!(
                 fresh.probe(&prompt, deadline).unwrap_err().kind(),
                 match fault {
-                    Fault::Refused => ErrorKind::Fatal,
+                    BackendFault::Refused => ErrorKind::Fatal,
                     _ => ErrorKind::Retry,
                 }
             );
         }
-        backend.fail(Fault::None);
+        backend.fail(BackendFault::None);
         let again = RemoteTier::new(Arc::clone(&backend) as Arc<dyn Backend>);
         assert_eq!(get(&again, &all, 64 << 10, 0..100), 100, "{fault:?}");
     }
@@ -184,39 +187,41 @@ fn faults_cost_hits_and_no_wrong_byte() {
 fn truncated_object_is_detected_by_read() {
     let backend = faulty();
     let all = keys(1, 0, 40);
-    backend.fail(Fault::Short);
+    backend.fail(BackendFault::Short);
     let writer = RemoteTier::new(Arc::clone(&backend) as Arc<dyn Backend>);
     put(&writer, &all, 300_000, 0..40);
-    backend.fail(Fault::None);
+    backend.fail(BackendFault::None);
     let reader = RemoteTier::new(Arc::clone(&backend) as Arc<dyn Backend>);
     assert_eq!(probe(&reader, &all, 300_000), 40);
-    let came = get(&reader, &all, 300_000, 0..40);
-    assert!(came < 40);
-    assert_eq!(probe(&reader, &all, 300_000), 0, "it is not found again");
+    let read = get(&reader, &all, 300_000, 0..40);
+    assert!(read < 40);
+    assert_eq!(probe(&reader, &all, 300_000), 0, "the damaged object is cached as missing");
 }
 
 #[test]
 fn backend_check_detects_faulty_backends() {
-    let wrong = |backend: Arc<dyn Backend>| {
+    let failed_checks = |backend: Arc<dyn Backend>| {
         let checks = check_backend(&backend, "try/", Duration::from_secs(60));
         checks
             .into_iter()
-            .filter(|check| check.wrong.is_some())
+            .filter(|check| check.failure.is_some())
             .map(|check| check.what)
             .collect::<Vec<_>>()
     };
     let memory = Arc::new(MemoryBackend::default());
-    assert_eq!(wrong(Arc::clone(&memory) as Arc<dyn Backend>), Vec::<&str>::new());
+    assert_eq!(failed_checks(Arc::clone(&memory) as Arc<dyn Backend>), Vec::<&str>::new());
     let mut left = 0;
     memory.list("", &mut |_| left += 1).unwrap();
     assert_eq!(left, 0);
-    for fault in [Fault::Unavailable, Fault::Short, Fault::Flipped, Fault::Gone] {
+    for fault in
+        [BackendFault::Unavailable, BackendFault::Short, BackendFault::Flipped, BackendFault::Gone]
+    {
         let backend = faulty();
         backend.fail(fault);
-        assert!(!wrong(backend).is_empty(), "{fault:?}");
+        assert!(!failed_checks(backend).is_empty(), "{fault:?}");
     }
     let backend = faulty();
-    backend.fail(Fault::Hangs);
+    backend.fail(BackendFault::Hangs);
     let checks = check_backend(
         &(Arc::clone(&backend) as Arc<dyn Backend>),
         "try/",
@@ -225,9 +230,9 @@ fn backend_check_detects_faulty_backends() {
     assert!(
         checks
             .iter()
-            .all(|check| check.wrong.as_ref().is_some_and(|why| why.contains("no answer")))
+            .all(|check| check.failure.as_ref().is_some_and(|why| why.contains("no answer")))
     );
-    backend.fail(Fault::None);
+    backend.fail(BackendFault::None);
 }
 
 #[test]
@@ -305,7 +310,7 @@ fn aged() -> (Arc<Aged>, [Vec<Vec<u8>>; 3]) {
     (backend, prompts)
 }
 
-fn there(backend: &Arc<Aged>, prompt: &[Vec<u8>]) -> usize {
+fn present(backend: &Arc<Aged>, prompt: &[Vec<u8>]) -> usize {
     get(&RemoteTier::new(Arc::clone(backend) as Arc<dyn Backend>), prompt, 1 << 20, 0..prompt.len())
 }
 
@@ -313,16 +318,16 @@ const KEEP: CollectOptions =
     CollectOptions { max_age: None, budget: None, grace: Duration::from_secs(100), dry_run: false };
 
 #[test]
-fn old_objects_go_unless_continued_recently() {
+fn old_objects_are_removed_unless_continued_recently() {
     let (backend, [first, second, third]) = aged();
     let options =
         CollectOptions { max_age: Some(Duration::from_secs(5_000)), dry_run: true, ..KEEP };
     let would = collect(backend.as_ref(), &options, None, &mut |_| {}).unwrap();
     assert_eq!((would.objects, would.removed_objects, would.failed), (8, 4, 0));
-    assert_eq!(there(&backend, &first), 32, "no object was removed");
+    assert_eq!(present(&backend, &first), 32, "no object was removed");
     let options = CollectOptions { dry_run: false, ..options };
     assert_eq!(collect(backend.as_ref(), &options, None, &mut |_| {}).unwrap(), would);
-    assert_eq!([&first, &second, &third].map(|prompt| there(&backend, prompt)), [16, 32, 0]);
+    assert_eq!([&first, &second, &third].map(|prompt| present(&backend, prompt)), [16, 32, 0]);
     let again = collect(backend.as_ref(), &options, None, &mut |_| {}).unwrap();
     assert_eq!((again.objects, again.removed_objects), (4, 0));
 }
@@ -334,29 +339,30 @@ fn budget_removes_ends_first_outside_grace() {
     let options = CollectOptions { budget: Some(all - 1), ..KEEP };
     let one = collect(backend.as_ref(), &options, None, &mut |_| {}).unwrap();
     assert_eq!(one.removed_objects, 1);
-    assert_eq!(there(&backend, &first), 24, "its end was removed");
-    // Three more: the rest of the first prompt's own objects, and the end of the other old prompt.
+    assert_eq!(present(&backend, &first), 24, "the prompt's end was removed");
+    // Removes three more objects: the remaining objects that only the first prompt uses, and the
+    // end of the other old prompt.
     let options = CollectOptions { budget: Some(all * 9 / 16), ..KEEP };
     collect(backend.as_ref(), &options, None, &mut |_| {}).unwrap();
-    assert_eq!([&first, &second, &third].map(|prompt| there(&backend, prompt)), [16, 32, 0]);
+    assert_eq!([&first, &second, &third].map(|prompt| present(&backend, prompt)), [16, 32, 0]);
     let grace = Duration::from_secs(2_000);
     let nothing = CollectOptions { budget: Some(0), grace, ..KEEP };
     collect(backend.as_ref(), &nothing, None, &mut |_| {}).unwrap();
-    assert_eq!(there(&backend, &second), 32, "it is within the grace period");
+    assert_eq!(present(&backend, &second), 32, "the prompt is within the grace period");
     collect(backend.as_ref(), &CollectOptions { budget: Some(0), ..KEEP }, None, &mut |_| {})
         .unwrap();
     let mut left = 0;
     backend.list("", &mut |_| left += 1).unwrap();
-    assert_eq!(left, 0, "the clock object was removed, too");
+    assert_eq!(left, 0, "the clock object was also removed");
 }
 
 #[test]
-fn one_wrong_time_ages_no_other_object() {
+fn future_write_time_ages_no_other_object() {
     let (backend, [first, ..]) = aged();
     backend.written.lock().insert(object_name(refs(&first)[7], 8), 1_000_000);
     let options = CollectOptions { max_age: Some(Duration::from_secs(9_500)), ..KEEP };
-    let went = collect(backend.as_ref(), &options, None, &mut |_| {}).unwrap();
-    assert_eq!((went.objects, went.removed_objects), (8, 0));
+    let collected = collect(backend.as_ref(), &options, None, &mut |_| {}).unwrap();
+    assert_eq!((collected.objects, collected.removed_objects), (8, 0));
 }
 
 #[test]
@@ -367,11 +373,11 @@ fn unfinished_files_are_removed_after_a_day() {
         backend.set(&format!("ritornello/{name}"), b"1").unwrap();
     }
     backend.at(100_000);
-    let went = collect(backend.as_ref(), &KEEP, None, &mut |_| {}).unwrap();
-    assert_eq!((went.objects, went.removed_objects, went.failed), (8, 0, 0));
+    let collected = collect(backend.as_ref(), &KEEP, None, &mut |_| {}).unwrap();
+    assert_eq!((collected.objects, collected.removed_objects, collected.failed), (8, 0, 0));
     let left = Inventory::take(backend.as_ref()).unwrap().unfinished;
     assert_eq!(left.iter().map(|l| l.name.as_str()).collect::<Vec<_>>(), ["ritornello/1/.new-a-2"]);
-    assert_eq!(there(&backend, &first), 32);
+    assert_eq!(present(&backend, &first), 32);
 }
 
 #[test]
@@ -384,8 +390,8 @@ fn orphans_are_removed_first() {
     let one = collect(backend.as_ref(), &options, None, &mut |_| {}).unwrap();
     assert_eq!((one.removed_objects, one.orphans), (1, 1));
     let tier = RemoteTier::new(Arc::clone(&backend) as Arc<dyn Backend>);
-    assert_eq!(put(&tier, &second, 1 << 20, 0..32), 32, "the next put writes them again");
-    assert_eq!(there(&backend, &second), 32);
+    assert_eq!(put(&tier, &second, 1 << 20, 0..32), 32, "the next put writes the objects again");
+    assert_eq!(present(&backend, &second), 32);
 }
 
 #[test]
@@ -509,7 +515,7 @@ fn highly_compressed_pages_are_readable() {
 }
 
 #[test]
-fn pages_behind_a_failed_write_do_not_count() {
+fn pages_after_failed_write_do_not_count() {
     let backend = Arc::new(FailsOnce::default());
     let all = keys(1, 0, 72);
     *backend.name.lock() = object_name(refs(&all)[15], 8);
@@ -520,7 +526,7 @@ fn pages_behind_a_failed_write_do_not_count() {
     assert_eq!(put(&tier, &all, 1 << 20, 0..72), 72);
 }
 
-/// A memory backend that at first refuses to write one name.
+/// A memory backend that refuses the first write of one name.
 #[derive(Debug, Default)]
 struct FailsOnce {
     inner: MemoryBackend,

@@ -1,5 +1,5 @@
-//! A remote with untrusted writers: with a key, only what its holders wrote is delivered, and
-//! rejected objects are written again.
+//! A remote with untrusted writers: with a key, only pages written by a holder of the key are
+//! delivered, and rejected objects are written again.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -7,7 +7,7 @@ mod common;
 use ritornello_format::{RUN_MAGIC, RunHeader, ScopeId, SliceChecksum};
 use ritornello_tiers::cache::{Cache, Settings, TierSpec};
 use ritornello_tiers::remote::{
-    Backend, CollectOptions, Form, Inventory, KeyRing, MemoryBackend, Prompt, RefusedObjects,
+    Backend, CollectOptions, Form, Inventory, KeyRing, MemoryBackend, Prompt, RejectedObjects,
     RemoteOptions, RemoteStats, RemoteTier, collect, fsck,
 };
 use std::ops::Range;
@@ -56,7 +56,7 @@ impl TestRemote {
         inventory.objects.into_iter().map(|object| object.name).collect()
     }
 
-    /// The name of the object with this many pages.
+    /// The name of the object with `pages` pages.
     fn name(&self, scope: &ScopeId, pages: usize) -> String {
         let (scope, end) = (scope.to_string(), format!(".{pages}"));
         self.names().into_iter().find(|n| n.contains(&scope) && n.ends_with(&end)).unwrap()
@@ -76,22 +76,22 @@ fn with_prompt<T>(scope: &ScopeId, run: impl FnOnce(&Prompt<'_>, Instant) -> T) 
 
 fn put(tier: &RemoteTier, scope: &ScopeId) -> RemoteStats {
     let pages: Vec<Vec<u8>> = (0..PAGES).map(|at| page(scope, at)).collect();
-    let there = with_prompt(scope, |p, until| tier.put(p, 0..PAGES, |at| &pages[at], until));
-    assert_eq!(there.unwrap(), PAGES);
+    let present = with_prompt(scope, |p, until| tier.put(p, 0..PAGES, |at| &pages[at], until));
+    assert_eq!(present.unwrap(), PAGES);
     tier.stats()
 }
 
 /// Reads pages and checks their bytes. Returns how many were read.
 fn get(tier: &RemoteTier, scope: &ScopeId, range: Range<usize>) -> usize {
     let mut out = vec![0; range.len() * PAGE];
-    let came = with_prompt(scope, |p, until| tier.get(p, range.clone(), &mut out, until)).unwrap();
-    for (at, out) in range.zip(out.chunks(PAGE)).take(came) {
-        assert!(out == page(scope, at), "page {at} has other bytes");
+    let read = with_prompt(scope, |p, until| tier.get(p, range.clone(), &mut out, until)).unwrap();
+    for (at, out) in range.zip(out.chunks(PAGE)).take(read) {
+        assert!(out == page(scope, at), "page {at} has different bytes");
     }
-    came
+    read
 }
 
-/// An object as a writer without the key can take it apart.
+/// An object, parsed like a writer without the key can parse it.
 struct Apart {
     object: Vec<u8>,
     header: RunHeader,
@@ -115,7 +115,7 @@ impl Apart {
         from..from + self.header.slices[page].bytes as usize
     }
 
-    /// Replaces the stored bytes of a page by others of the same length.
+    /// Replaces the stored bytes of a page by different bytes of the same length.
     fn replace(&mut self, page: usize, bytes: &[u8]) {
         let place = self.stored_range(page);
         self.object[place].copy_from_slice(bytes);
@@ -161,10 +161,10 @@ fn forged_page_is_a_miss_and_rewritten() {
     forge(&remote, &name);
     let tier = remote.tier("a");
     assert_eq!(get(&tier, &SCOPE, 0..PAGES), 0);
-    assert_eq!(tier.stats().refused, RefusedObjects { wrong_tag: 1, ..Default::default() });
-    // Other processes find that it exists and do not read it, so they cannot reject it.
+    assert_eq!(tier.stats().rejected, RejectedObjects { wrong_tag: 1, ..Default::default() });
+    // Other processes find that the object exists and do not read it, so they cannot reject it.
     assert_eq!(put(&remote.tier("a"), &SCOPE).pages_written, 0);
-    // An existence query does not clear the refusal.
+    // An existence query does not clear the rejection.
     with_prompt(&SCOPE, |p, until| assert_eq!(tier.probe(p, until).unwrap(), 0));
     with_prompt(&SCOPE, |p, until| assert_eq!(tier.missing(p, 0, until).unwrap(), 0..128));
     assert_eq!(put(&tier, &SCOPE).pages_written, 128);
@@ -181,26 +181,26 @@ fn pages_are_read_by_range_with_a_key() {
         for range in [0..PAGES, 0..1, 5..6, 100..140, 128..144, PAGES - 1..PAGES] {
             let tier = remote.tier("a");
             assert_eq!(get(&tier, &SCOPE, range.clone()), range.len(), "{range:?}, {zstd:?}");
-            assert_eq!(tier.stats().refused, RefusedObjects::default());
+            assert_eq!(tier.stats().rejected, RejectedObjects::default());
         }
     }
 }
 
-/// What a tier counts when another value is stored under the name of an object.
-fn refused(remote: &TestRemote, scope: &ScopeId, name: &str, value: &[u8]) -> RefusedObjects {
+/// The rejections that a tier counts when a different value is stored under the name of an object.
+fn rejected(remote: &TestRemote, scope: &ScopeId, name: &str, value: &[u8]) -> RejectedObjects {
     let before = remote.value(name);
     remote.backend.set(name, value).unwrap();
     let tier = remote.tier("a");
     get(&tier, scope, 0..PAGES);
     remote.backend.set(name, &before).unwrap();
-    tier.stats().refused
+    tier.stats().rejected
 }
 
-const WRONG_TAG: RefusedObjects =
-    RefusedObjects { damaged: 0, unsealed: 0, unknown_key: 0, wrong_tag: 1 };
+const WRONG_TAG: RejectedObjects =
+    RejectedObjects { damaged: 0, unsealed: 0, unknown_key: 0, wrong_tag: 1 };
 
 #[test]
-fn swapped_pages_are_refused() {
+fn swapped_pages_are_rejected() {
     for zstd in [None, Some(1)] {
         let remote = TestRemote { zstd, ..TestRemote::new() };
         put(&remote.tier("a"), &SCOPE);
@@ -214,7 +214,7 @@ fn swapped_pages_are_refused() {
         let swapped = [&good[three.clone()], &good[two.clone()]].concat();
         apart.object[two.start..three.end].copy_from_slice(&swapped);
         apart.header.slices.swap(2, 3);
-        assert_eq!(refused(&remote, &SCOPE, &name, &apart.assemble()), WRONG_TAG);
+        assert_eq!(rejected(&remote, &SCOPE, &name, &apart.assemble()), WRONG_TAG);
 
         // Two pages with their tags and keys.
         let mut apart = Apart::new(good.clone());
@@ -226,34 +226,34 @@ fn swapped_pages_are_refused() {
         let mut object = apart.assemble();
         let (before, after) = object.split_at_mut(tags + 3 * 32);
         before[tags + 2 * 32..].swap_with_slice(&mut after[..32]);
-        assert_eq!(refused(&remote, &SCOPE, &name, &object), WRONG_TAG);
+        assert_eq!(rejected(&remote, &SCOPE, &name, &object), WRONG_TAG);
 
         // The object of another span, and of another scope.
         let longer = remote.value(&remote.name(&SCOPE, 128));
-        assert_eq!(refused(&remote, &SCOPE, &name, &longer).damaged, 1);
+        assert_eq!(rejected(&remote, &SCOPE, &name, &longer).damaged, 1);
         let other = remote.value(&remote.name(&OTHER, 16));
-        assert_eq!(refused(&remote, &SCOPE, &name, &other), WRONG_TAG);
+        assert_eq!(rejected(&remote, &SCOPE, &name, &other), WRONG_TAG);
         let mut apart = Apart::new(other.clone());
         apart.header.scope = SCOPE;
-        assert_eq!(refused(&remote, &SCOPE, &name, &apart.assemble()), WRONG_TAG);
+        assert_eq!(rejected(&remote, &SCOPE, &name, &apart.assemble()), WRONG_TAG);
 
-        // The pages of another scope behind the right header.
+        // The pages of another scope after the valid header.
         let (theirs, mut apart) = (Apart::new(other), Apart::new(good.clone()));
         if theirs.stored_range(4).len() == apart.stored_range(4).len() {
             apart.replace(4, &theirs.object[theirs.stored_range(4)]);
-            assert_eq!(refused(&remote, &SCOPE, &name, &apart.object), WRONG_TAG);
+            assert_eq!(rejected(&remote, &SCOPE, &name, &apart.object), WRONG_TAG);
         }
 
         // Compressed and not: the codec is bound as well.
         let mut apart = Apart::new(good);
         apart.header.slices[0].codec ^= 128;
-        let form = refused(&remote, &SCOPE, &name, &apart.assemble());
+        let form = rejected(&remote, &SCOPE, &name, &apart.assemble());
         assert_eq!(form, WRONG_TAG);
     }
 }
 
 #[test]
-fn flipped_byte_of_sealed_object_is_refused() {
+fn flipped_byte_of_sealed_object_is_rejected() {
     let remote = TestRemote { zstd: Some(1), ..TestRemote::new() };
     put(&remote.tier("a"), &SCOPE);
     let name = remote.name(&SCOPE, 4);
@@ -265,9 +265,9 @@ fn flipped_byte_of_sealed_object_is_refused() {
         remote.backend.set(&name, &bad).unwrap();
         let tier = remote.tier("a");
         // Checks every byte read. Bytes between header and pages are padding.
-        let came = get(&tier, &SCOPE, 144..148);
+        let read = get(&tier, &SCOPE, 144..148);
         let seal = header.at + header.header.encode().unwrap().0.len() + 4 * 32;
-        assert!(came < 4 || (seal..header.begin).contains(&at), "byte {at}");
+        assert!(read < 4 || (seal..header.begin).contains(&at), "byte {at}");
     }
     for length in [0, 1, 60, 4096, good.len() - 1] {
         remote.backend.set(&name, &good[..length]).unwrap();
@@ -276,11 +276,15 @@ fn flipped_byte_of_sealed_object_is_refused() {
 }
 
 #[test]
-fn unsealed_object_under_sealed_name_is_refused() {
+fn unsealed_object_under_sealed_name_is_rejected() {
     let remote = TestRemote::new();
     put(&remote.tier(""), &SCOPE);
     let plain = remote.names();
-    assert_eq!(get(&remote.tier("a"), &SCOPE, 0..PAGES), 0, "it has another name");
+    assert_eq!(
+        get(&remote.tier("a"), &SCOPE, 0..PAGES),
+        0,
+        "sealed and plain objects have different names"
+    );
     assert_eq!(put(&remote.tier("a"), &SCOPE).pages_written, PAGES as u64);
     assert_eq!(get(&remote.tier(""), &SCOPE, 0..PAGES), PAGES, "both forms exist");
     for name in &plain {
@@ -289,15 +293,15 @@ fn unsealed_object_under_sealed_name_is_refused() {
     }
     let tier = remote.tier("a");
     assert_eq!(get(&tier, &SCOPE, 0..PAGES), 0);
-    assert_eq!(tier.stats().refused, RefusedObjects { unsealed: 1, ..Default::default() });
+    assert_eq!(tier.stats().rejected, RejectedObjects { unsealed: 1, ..Default::default() });
 }
 
 #[test]
 fn rotation_reads_older_keys_until_they_are_removed() {
     let remote = TestRemote::new();
     put(&remote.tier("a"), &SCOPE);
-    // First all processes read the new key, then it becomes the first of the file, then the old one
-    // is removed.
+    // First all processes read the new key, then the new key becomes the first of the file, then
+    // the old key is removed.
     assert_eq!(get(&remote.tier("ab"), &SCOPE, 0..PAGES), PAGES);
     put(&remote.tier("ba"), &OTHER);
     for ids in ["ab", "ba"] {
@@ -307,7 +311,7 @@ fn rotation_reads_older_keys_until_they_are_removed() {
     let last = remote.tier("b");
     assert_eq!(get(&last, &OTHER, 0..PAGES), PAGES);
     assert_eq!(get(&last, &SCOPE, 0..PAGES), 0);
-    assert_eq!(last.stats().refused, RefusedObjects { unknown_key: 1, ..Default::default() });
+    assert_eq!(last.stats().rejected, RejectedObjects { unknown_key: 1, ..Default::default() });
     assert_eq!(put(&last, &SCOPE).pages_written, 128, "objects read and rejected");
     assert_eq!(get(&remote.tier("b"), &SCOPE, 0..128), 128);
 }
@@ -327,7 +331,7 @@ fn fsck_keeps_objects_of_unknown_keys() {
         fsck(remote.backend.as_ref(), &inventory, keys.as_deref(), repair, &mut |_| {}).unwrap()
     };
     let blind = check("", false);
-    assert_eq!((blind.damaged.len(), blind.unauthenticated), (0, 15), "checksums fit");
+    assert_eq!((blind.damaged.len(), blind.unauthenticated), (0, 15), "checksums match");
     let found = check("a", true);
     assert_eq!((found.objects, found.unauthenticated, found.removed), (15, 5, 1));
     assert_eq!((&found.damaged[0].0, found.unknown_key.len()), (&name, 5));
@@ -337,7 +341,7 @@ fn fsck_keeps_objects_of_unknown_keys() {
 }
 
 #[test]
-fn collector_keeps_what_sealed_objects_continue() {
+fn gc_keeps_objects_that_sealed_objects_continue() {
     let remote = TestRemote::new();
     put(&remote.tier("a"), &SCOPE);
     let all = Inventory::take(remote.backend.as_ref()).unwrap().bytes();
@@ -347,8 +351,8 @@ fn collector_keeps_what_sealed_objects_continue() {
         grace: Duration::ZERO,
         dry_run: false,
     };
-    let went = collect(remote.backend.as_ref(), &options, None, &mut |_| {}).unwrap();
-    assert_eq!((went.objects, went.removed_objects, went.orphans), (5, 1, 0));
+    let collected = collect(remote.backend.as_ref(), &options, None, &mut |_| {}).unwrap();
+    assert_eq!((collected.objects, collected.removed_objects, collected.orphans), (5, 1, 0));
     assert_eq!(get(&remote.tier("a"), &SCOPE, 0..PAGES), PAGES - 1, "the end was removed");
 }
 
@@ -383,7 +387,7 @@ fn forged_page_does_not_enter_local_tiers() {
     assert_eq!(find(&cache, &prompt).local, 0);
     let calls = tier(&cache, "remote").remote.unwrap();
     assert!(calls.wrong_tag > 0, "{calls:?}");
-    // This process has read and rejected them: it writes them again.
+    // This process has read and rejected the objects, so it writes them again.
     put(&cache, &prompt, 0);
     cache.flush().unwrap();
     let third = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! Objects that claim other lengths than they have: no fetch and no allocation relies on the claim.
+//! Objects whose header claims false lengths: no fetch and no allocation relies on the claim.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use ritornello_format::{Result, RunHeader, ScopeId, UNIT};
@@ -18,15 +18,15 @@ const PAGES: usize = 4;
 #[derive(Debug, Default)]
 struct RangeRecorder {
     inner: MemoryBackend,
-    asked: AtomicU64,
-    /// The length that listings report, if not the actual one.
+    longest_range: AtomicU64,
+    /// The length that listings report instead of the actual length.
     listed: Option<u64>,
 }
 
 impl Backend for RangeRecorder {
     fn get(&self, name: &str, range: Option<Range<u64>>) -> Result<Option<Vec<u8>>> {
         let bytes = range.as_ref().map_or(u64::MAX, |range| range.end - range.start);
-        self.asked.fetch_max(bytes, Relaxed);
+        self.longest_range.fetch_max(bytes, Relaxed);
         self.inner.get(name, range)
     }
 
@@ -89,8 +89,8 @@ fn slice_longer_than_a_page_is_not_fetched() {
             header.slices[2].codec = 128;
         });
         assert_eq!(get(&backend, 2..3), 0);
-        let asked = backend.asked.load(Relaxed);
-        assert!(asked <= (PAGES * PAGE) as u64 + 2 * UNIT, "{asked} bytes for {claimed}");
+        let fetched = backend.longest_range.load(Relaxed);
+        assert!(fetched <= (PAGES * PAGE) as u64 + 2 * UNIT, "{fetched} bytes for {claimed}");
     }
 }
 
@@ -102,7 +102,7 @@ fn pages_longer_than_the_scope_are_not_fetched() {
         header.slices.iter_mut().for_each(|slice| (slice.bytes, slice.codec) = (64 << 20, 128));
     });
     assert_eq!(get(&backend, 1..2), 0);
-    assert!(backend.asked.load(Relaxed) <= (PAGES * PAGE) as u64 + 2 * UNIT);
+    assert!(backend.longest_range.load(Relaxed) <= (PAGES * PAGE) as u64 + 2 * UNIT);
 }
 
 #[test]
@@ -111,12 +111,16 @@ fn fsck_reads_no_more_than_an_object_can_hold() {
     forged(&backend, |_| {});
     let inventory = Inventory::take(backend.as_ref()).unwrap();
     let found = fsck(backend.as_ref(), &inventory, None, false, &mut |_| {}).unwrap();
-    assert!(backend.asked.load(Relaxed) <= 65 << 20, "{}", backend.asked.load(Relaxed));
+    assert!(
+        backend.longest_range.load(Relaxed) <= 65 << 20,
+        "{}",
+        backend.longest_range.load(Relaxed)
+    );
     assert!(found.damaged[0].1.contains("longer than"), "{:?}", found.damaged);
 }
 
 #[test]
-fn more_pages_than_an_object_has_are_refused() {
+fn header_with_too_many_pages_is_rejected() {
     let backend = Arc::new(RangeRecorder::default());
     let name = forged(&backend, |header| {
         // Four pages of 64 MiB exceed an object of 8 MiB.

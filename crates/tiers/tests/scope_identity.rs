@@ -1,4 +1,4 @@
-//! Two machines that share a remote: pages with another layout are not delivered.
+//! Two machines that share a remote: pages with a different layout are not delivered.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -6,7 +6,7 @@ mod common;
 use common::*;
 use ritornello_format::Scope;
 use ritornello_store::PutOptions;
-use ritornello_tiers::cache::{Cache, Found, LookupOptions, Readiness};
+use ritornello_tiers::cache::{Cache, Lookup, LookupOptions, Readiness};
 use ritornello_volume::page_memory::BorrowedPages;
 use ritornello_volume::transfer::Control;
 use std::sync::Arc;
@@ -46,10 +46,10 @@ fn put_all(cache: &Cache, scope: &Arc<Scope>, keys: &[Vec<u8>]) {
     assert_eq!(outcome.pages, keys.len());
 }
 
-fn find_in(cache: &Cache, scope: &Arc<Scope>, keys: &[Vec<u8>]) -> Found {
+fn find_in(cache: &Cache, scope: &Arc<Scope>, keys: &[Vec<u8>]) -> Lookup {
     let mut answer = None;
-    until("no answer", || {
-        let found = cache.find(scope, &refs(keys), TTL, &LookupOptions::default()).unwrap();
+    until("the lookup is ready", || {
+        let found = cache.lookup(scope, &refs(keys), TTL, &LookupOptions::default()).unwrap();
         let ready = found.readiness == Readiness::Ready;
         answer = Some(found);
         ready
@@ -57,7 +57,8 @@ fn find_in(cache: &Cache, scope: &Arc<Scope>, keys: &[Vec<u8>]) -> Found {
     answer.unwrap()
 }
 
-/// How many pages that one machine put under `arranged(|_| ())` another machine finds.
+/// The number of pages that another machine finds, of pages that one machine put under
+/// `arranged(|_| ())`.
 fn found_on_another_machine(scope: &Arc<Scope>) -> usize {
     let new = || tempfile::tempdir().unwrap();
     let (one, two, remote_dir) = (new(), new(), new());
@@ -74,7 +75,7 @@ fn found_on_another_machine(scope: &Arc<Scope>) -> usize {
 }
 
 #[test]
-fn pages_of_another_layout_are_a_miss() {
+fn pages_of_different_layout_are_misses() {
     assert_eq!(found_on_another_machine(&arranged(|s| s.layout = "page_head".into())), 0);
 }
 

@@ -15,7 +15,7 @@ from ritornello.vllm.store import VllmStore
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ritornello._core import Cache, Found, Gate, Store, TierName
+    from ritornello._core import Cache, Gate, Lookup, Store, TierName
 
 T = TypeVar("T")
 
@@ -23,7 +23,7 @@ T = TypeVar("T")
 PENDING_LOOKUPS_MAX = 1024
 
 # Outcomes of prefetches from the remote.
-PREFETCHES = ("completed", "declined", "cancelled", "failed", "refused")
+PREFETCHES = ("completed", "not_worthwhile", "cancelled", "failed", "queue_full")
 
 
 class CacheStore(VllmStore):
@@ -62,8 +62,8 @@ class CacheStore(VllmStore):
             identity.groups[p.group].object_bytes(p.stage, p.head_range) for p in object_ids
         )
 
-        def find(cache: "Cache", object_id: ObjectId) -> "Found":
-            return cache.find(
+        def find(cache: "Cache", object_id: ObjectId) -> "Lookup":
+            return cache.lookup(
                 self._scope_for(identity, object_id),
                 keys,
                 ttl=ttl,
@@ -84,7 +84,7 @@ class CacheStore(VllmStore):
                 if pending is None
                 else (pending, *(p for p in object_ids if p != pending))
             )
-            found: list[Found] = []
+            found: list[Lookup] = []
             unfinished = None
             for object_id in order:
                 found.append(find(cache, object_id))
@@ -105,8 +105,8 @@ class CacheStore(VllmStore):
                 leases = []
             present = min(object_found.local for object_found in found)
             # Reported once, by the objects that arrived last.
-            brought = max(object_found.brought for object_found in found)
-            return StoreHit(hit.load, present, leases, False, _tiers(hit, brought), hit)
+            fetched = max(object_found.fetched for object_found in found)
+            return StoreHit(hit.load, present, leases, False, _tiers(hit, fetched), hit)
 
         return self._on_cache("lookup", action)
 
@@ -136,13 +136,13 @@ class CacheStore(VllmStore):
     def record_timings(self, report: WorkerReport, decisions: dict[str, Any]) -> None:
         def action(cache: "Cache") -> None:
             if report.prefill is not None:
-                cache.learn_prefill(*report.prefill)
+                cache.record_prefill(*report.prefill)
             for tier, moved, seconds in report.loads:
-                cache.learn_load(tier, moved, seconds)
+                cache.record_load(tier, moved, seconds)
             for request, seconds in report.load_seconds.items():
                 found = decisions.pop(request, None)
                 if found is not None and found.estimate is not None:
-                    cache.judge(found, seconds)
+                    cache.record_outcome(found, seconds)
 
         self._on_cache("record_timings", action)
         self.report_stats()
@@ -204,16 +204,16 @@ def counts_of(stats: Mapping[str, Any]) -> Counts:
     }
 
 
-def _tiers(found: "Found", brought: int) -> list[tuple[str, int]]:
+def _tiers(found: "Lookup", fetched: int) -> list[tuple[str, int]]:
     """Returns where the local pages were before this lookup, in order. The last pages are those
-    that the remote `brought`.
+    that the remote `fetched`.
     """
     tiers: list[tuple[str, int]] = []
-    brought = min(brought, found.local)
-    left = found.local - brought
+    fetched = min(fetched, found.local)
+    left = found.local - fetched
     for tier, pages in found.spans:
         local = min(pages, left)
         if local:
             tiers.append((tier, local))
         left -= local
-    return [*tiers, ("remote", brought)] if brought else tiers
+    return [*tiers, ("remote", fetched)] if fetched else tiers

@@ -43,7 +43,7 @@ def use(master: str, place: Path) -> None:
                 print(stored.pages if stored else 0, below, flush=True)
                 continue
             until = time.monotonic() + WAIT
-            while (found := cache.find(scope, keys)).state != "ready":
+            while (found := cache.lookup(scope, keys)).state != "ready":
                 assert time.monotonic() < until
                 time.sleep(0.01)
             out = blank(PAGES, PAGE)

@@ -8,7 +8,7 @@ use crate::{Context, progress};
 use bytes::Bytes;
 use clap::Args;
 use ritornello_format::ScopeId;
-use ritornello_remote::{ConfiguredBackend, PlainClient};
+use ritornello_remote::{BaselineClient, ConfiguredBackend};
 use ritornello_tiers::remote::{Backend, FaultyBackend, Prompt, RemoteAddress, RemoteTier};
 use serde::Serialize;
 use std::sync::Arc;
@@ -84,7 +84,7 @@ pub fn run(context: &Context, args: &RemoteArgs) -> Result<Status, Failure> {
     let (front, query) = given.split_once('?').unwrap_or((given, ""));
     let address = format!("{}/ritornello-bench-{nanos}?{query}", front.trim_end_matches('/'));
     let address = RemoteAddress::from(address.as_str());
-    let plain = PlainClient::open(address.expose()).map_err(failure)?;
+    let plain = BaselineClient::open(address.expose()).map_err(failure)?;
     let remote = open(&address)?;
     let measured = measure(args, &plain, &remote);
     remove_all(remote.backend.as_ref());
@@ -112,7 +112,7 @@ pub fn run(context: &Context, args: &RemoteArgs) -> Result<Status, Failure> {
 
 fn measure<'a>(
     args: &'a RemoteArgs,
-    plain: &PlainClient,
+    plain: &BaselineClient,
     remote: &ConfiguredBackend,
 ) -> Result<Answer<'a>, Failure> {
     let object_bytes = PAGE_BYTES * PAGES_PER_OBJECT;

@@ -7,7 +7,7 @@ use crate::print::{count, json, print_stdout, table};
 use crate::{Context, progress};
 use ritornello_format::PageHash;
 use ritornello_index::synthetic::mix;
-use ritornello_tiers::{PageTable, Phase, Tier};
+use ritornello_tiers::{PageTable, Residence, Tier};
 use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 use std::hint::black_box;
@@ -100,7 +100,9 @@ fn measure(nodes: usize, pages_per_node: usize) -> Result<Row, Failure> {
             // Neighbours differ in their tier, so that nodes do not merge.
             let tier = if at % 2 == 0 { Tier::Host } else { Tier::Disk };
             let started = busy();
-            for claimed in table.claim(tier, Phase::Storing, &pages, from..from + pages_per_node) {
+            for claimed in
+                table.claim(tier, Residence::Storing, &pages, from..from + pages_per_node)
+            {
                 table.mark_present(tier, &pages, claimed, &[]);
             }
             change_max_us = change_max_us.max((busy() - started).as_secs_f64() * 1e6);

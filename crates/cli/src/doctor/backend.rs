@@ -36,11 +36,11 @@ pub fn run(
     let nanos = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos());
     let checks = check_backend(&backend, &format!("ritornello-doctor/{nanos}/"), timeout);
     bar.finish_and_clear();
-    let healthy = checks.iter().all(|check| check.wrong.is_none());
+    let healthy = checks.iter().all(|check| check.failure.is_none());
     let advice = if healthy { advice(Inventory::take(backend.as_ref())) } else { Vec::new() };
     if context.json {
         let checks =
-            checks.iter().map(|c| Row { what: c.what, wrong: c.wrong.as_deref() }).collect();
+            checks.iter().map(|c| Row { what: c.what, wrong: c.failure.as_deref() }).collect();
         json(&Answer { backend: address, healthy, checks, advice: &advice });
     } else {
         print_stdout(&describe(healthy, &checks, &advice));
@@ -64,7 +64,7 @@ fn advice(inventory: ritornello_format::Result<Inventory>) -> Vec<String> {
 fn describe(healthy: bool, checks: &[Check], advice: &[String]) -> String {
     let mut out = table(&["", "what"]);
     for check in checks {
-        match &check.wrong {
+        match &check.failure {
             None => out.add_row(["ok", check.what]),
             Some(_) => out.add_row(["WRONG", check.what]),
         };
@@ -73,7 +73,8 @@ fn describe(healthy: bool, checks: &[Check], advice: &[String]) -> String {
         out.add_row(["advice", advice]);
     }
     // Errors are printed below the table, whose columns they would widen.
-    let wrong = checks.iter().filter_map(|c| Some(format!("{}: {}\n", c.what, c.wrong.as_ref()?)));
+    let wrong =
+        checks.iter().filter_map(|c| Some(format!("{}: {}\n", c.what, c.failure.as_ref()?)));
     let verdict = if healthy { "nothing is wrong" } else { "something is wrong: see above" };
     format!("{out}\n{}{verdict}", wrong.collect::<String>())
 }

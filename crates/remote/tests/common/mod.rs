@@ -44,7 +44,7 @@ pub fn get(tier: &RemoteTier, keys: &[Vec<u8>], range: Range<usize>, deadline: I
     let mut out = vec![0; range.len() * PAGE];
     let read = tier.get(&prompt, range.clone(), &mut out, deadline).unwrap();
     for (at, out) in range.zip(out.chunks(PAGE)).take(read) {
-        assert!(page(&keys[at]) == out, "page {at} has other bytes");
+        assert!(page(&keys[at]) == out, "page {at} has different bytes");
     }
     read
 }

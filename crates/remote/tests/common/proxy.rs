@@ -34,7 +34,7 @@ pub const TOKEN: &str = "Bearer ritornello-token";
 
 pub struct Proxy {
     pub port: u16,
-    wrong: Arc<Mutex<ProxyFault>>,
+    fault: Arc<Mutex<ProxyFault>>,
     requests: Arc<AtomicU64>,
 }
 
@@ -43,8 +43,9 @@ impl Proxy {
         Self::with(server, false)
     }
 
-    /// Before fake-gcs-server, whose XML interface has gaps: it takes values by names that are signed
-    /// only and gives no tag for them, does not tell what is missing, and takes every token.
+    /// A proxy before fake-gcs-server, whose XML interface has gaps: it accepts values only under
+    /// signed names and returns no tag for them, its errors do not name the missing resource, and
+    /// it accepts every token.
     pub fn before_gcs(server: u16) -> Self {
         Self::with(server, true)
     }
@@ -52,9 +53,9 @@ impl Proxy {
     fn with(server: u16, gcs: bool) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
-        let wrong = Arc::new(Mutex::new(ProxyFault::Nothing));
+        let fault = Arc::new(Mutex::new(ProxyFault::Nothing));
         let requests = Arc::new(AtomicU64::new(0));
-        let (shared, count) = (Arc::clone(&wrong), Arc::clone(&requests));
+        let (shared, count) = (Arc::clone(&fault), Arc::clone(&requests));
         // Ends with the test process.
         thread::spawn(move || {
             for client in listener.incoming().flatten() {
@@ -65,11 +66,11 @@ impl Proxy {
                 });
             }
         });
-        Self { port, wrong, requests }
+        Self { port, fault, requests }
     }
 
-    pub fn set(&self, wrong: ProxyFault) {
-        *self.wrong.lock() = wrong;
+    pub fn set(&self, fault: ProxyFault) {
+        *self.fault.lock() = fault;
     }
 
     /// Number of requests received.
@@ -151,9 +152,9 @@ fn chunks(from: &mut impl BufRead) -> std::io::Result<Vec<u8>> {
 }
 
 /// An answer in the format of S3 and Google's service.
-fn refuse(to: &mut impl Write, asked: &Head, status: u16, code: &str) -> std::io::Result<()> {
+fn refuse(to: &mut impl Write, request: &Head, status: u16, code: &str) -> std::io::Result<()> {
     let text = format!("<Error><Code>{code}</Code><Message>made up</Message></Error>");
-    let shown = if asked.is("HEAD") { "" } else { &text };
+    let shown = if request.is("HEAD") { "" } else { &text };
     write!(
         to,
         "HTTP/1.1 {status} Made Up\r\nContent-Length: {}\r\nContent-Type: application/xml\r\n\r\n{shown}",
@@ -165,7 +166,7 @@ fn serve(
     client: &TcpStream,
     server: u16,
     gcs: bool,
-    wrong: &Mutex<ProxyFault>,
+    fault: &Mutex<ProxyFault>,
     count: &AtomicU64,
 ) -> std::io::Result<()> {
     let mut requests = BufReader::new(client.try_clone()?);
@@ -173,11 +174,11 @@ fn serve(
     let mut upstream: Option<(BufReader<TcpStream>, TcpStream)> = None;
     while let Some(mut request) = Head::read(&mut requests)? {
         count.fetch_add(1, Relaxed);
-        let wrong = *wrong.lock();
+        let fault = *fault.lock();
         let mut body = vec![0; request.length];
         requests.read_exact(&mut body)?;
         let is_head = request.is("HEAD");
-        match wrong {
+        match fault {
             ProxyFault::Reset => return Ok(()),
             ProxyFault::Status(status) => {
                 refuse(&mut client, &request, status, &format!("E{status}"))?;
@@ -234,7 +235,7 @@ fn serve(
             }
         }
         let half = body.len() / 2;
-        match wrong {
+        match fault {
             ProxyFault::Cut if !body.is_empty() => {
                 answer.write(&mut client)?;
                 client.write_all(&body[..half])?;

@@ -15,7 +15,7 @@ pub const BUCKET: &str = "bucket";
 pub const ACCOUNT: &str = "devstoreaccount1";
 pub const ACCOUNT_KEY: &str =
     "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw==";
-/// The same account with another key: the base64 of "something-else".
+/// The same account with a different key: the base64 of "something-else".
 pub const OTHER_ACCOUNT: &str = "other";
 const OTHER_KEY: &str = "c29tZXRoaW5nLWVsc2U=";
 /// A signature for that account until 2100 with that key, which permits creating the container.
@@ -27,7 +27,8 @@ const SIGNED: &str = "sv=2019-12-12&ss=b&srt=sco&sp=rwdlac&se=2100-01-01T00%3A00
 pub enum Kind {
     VersityGw,
     MinIo,
-    /// Of Google Cloud Storage. Its API for XML has gaps, which [`Proxy::before_gcs`] fills.
+    /// An emulator of Google Cloud Storage. Its XML API has gaps, which [`Proxy::before_gcs`]
+    /// fills.
     ///
     /// [`Proxy::before_gcs`]: super::proxy::Proxy::before_gcs
     FakeGcs,
@@ -45,7 +46,7 @@ pub struct Server {
 impl Server {
     /// Starts a server with a bucket.
     pub fn start(kind: Kind) -> Self {
-        // A free port, unless another process takes it meanwhile.
+        // The port is free unless another process takes it before the server starts.
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let mut server = Self { kind, port, dir: tempfile::tempdir().unwrap(), process: None };
         if matches!(kind, Kind::VersityGw | Kind::FakeGcs) {
@@ -53,7 +54,7 @@ impl Server {
         }
         server.resume();
         match kind {
-            // A directory of its drive is a bucket.
+            // A directory in the data directory is a bucket.
             Kind::MinIo => std::fs::create_dir_all(server.data().join(BUCKET)).unwrap(),
             Kind::Azurite => {
                 let container = format!("/{ACCOUNT}/{BUCKET}?restype=container&{SIGNED}");
@@ -163,6 +164,6 @@ fn status(method: &str, path: &str, port: u16) -> Option<u16> {
 fn program(target: &str, name: &str) -> PathBuf {
     let build = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../build");
     let path = build.join(target).join(name);
-    assert!(path.is_file(), "{} is not there: make {target}", path.display());
+    assert!(path.is_file(), "{} does not exist: make {target}", path.display());
     path
 }

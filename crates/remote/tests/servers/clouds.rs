@@ -12,19 +12,19 @@ use std::process::Command;
 use std::thread::sleep;
 use std::time::{Duration, SystemTime};
 
-/// Tells [`another_process`] which remote to probe.
+/// The variable with the address of the remote that [`another_process`] probes.
 const LOOK_INTO: &str = "RITORNELLO_TEST_REMOTE";
 
 fn gs(port: u16, prefix: &str) -> String {
     format!("gs://{BUCKET}/{prefix}?anonymous=true&endpoint=http://127.0.0.1:{port}")
 }
 
-/// An address without a key: the environment has it.
+/// An address without a key, which the environment holds.
 fn az(port: u16, prefix: &str) -> String {
     format!("az://{BUCKET}/{prefix}?account={ACCOUNT}&endpoint=http://127.0.0.1:{port}/{ACCOUNT}")
 }
 
-/// What another process with this environment reports about the remote.
+/// The result of probing the remote in another process with this environment.
 fn probe_in_child(address: &str, environment: &[(&str, &str)]) -> String {
     let ours = |name: &str| ["AWS_", "AZURE_", "GOOGLE_"].iter().any(|its| name.starts_with(its));
     let mut command = Command::new(current_exe().unwrap());
@@ -35,8 +35,8 @@ fn probe_in_child(address: &str, environment: &[(&str, &str)]) -> String {
     let done = command.env(LOOK_INTO, address).envs(environment.iter().copied()).output().unwrap();
     assert!(done.status.success(), "{done:?}");
     let out = String::from_utf8(done.stdout).unwrap();
-    let told = out.lines().find_map(|line| line.split_once("told: "));
-    told.unwrap_or_else(|| panic!("{out}")).1.to_owned()
+    let result = out.lines().find_map(|line| line.split_once("result: "));
+    result.unwrap_or_else(|| panic!("{out}")).1.to_owned()
 }
 
 #[test]
@@ -49,8 +49,8 @@ fn another_process() {
         Ok::<_, ritornello_format::Error>((found, get(&tier, &all, 0..PAGES, patient())))
     };
     match look() {
-        Ok((found, read)) => println!("told: {found} found, {read} read"),
-        Err(error) => println!("told: {:?}: {error}", error.kind()),
+        Ok((found, read)) => println!("result: {found} found, {read} read"),
+        Err(error) => println!("result: {:?}: {error}", error.kind()),
     }
 }
 
@@ -83,7 +83,7 @@ fn azure_restart_costs_hits() {
     let mut server = Server::start(Kind::Azurite);
     let address = az(server.port, "a");
     assert_eq!(put(&open(&address).unwrap().tier(), &keys(1, PAGES), patient()), PAGES);
-    // Azurite saves its state seconds after a change, if there was one.
+    // Azurite saves its state a few seconds after a change.
     let (put, backend) = (SystemTime::now(), open(&az(server.port, "b")).unwrap().backend);
     let noted =
         |file| server.data().join(file).metadata().is_ok_and(|m| m.modified().unwrap() > put);
@@ -105,13 +105,13 @@ fn s3_is_found_by_address_or_environment() {
     let bare = format!("s3://{BUCKET}/a");
     let endpoint = format!("http://127.0.0.1:{}", server.port);
     let nobody = "http://127.0.0.1:1";
-    let told = |address: &str, more: &[(&str, &str)]| {
+    let probed = |address: &str, more: &[(&str, &str)]| {
         let keys = [("AWS_ACCESS_KEY_ID", KEY), ("AWS_SECRET_ACCESS_KEY", SECRET)];
         probe_in_child(address, &[&keys, more].concat())
     };
     for name in ["AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"] {
-        assert_eq!(told(&address, &[(name, nobody)]), all_of_them(), "{name}");
-        assert_eq!(told(&bare, &[(name, &endpoint)]), all_of_them(), "{name}");
+        assert_eq!(probed(&address, &[(name, nobody)]), all_of_them(), "{name}");
+        assert_eq!(probed(&bare, &[(name, &endpoint)]), all_of_them(), "{name}");
     }
 }
 
@@ -156,8 +156,8 @@ fn azure_is_found_or_advice_is_given() {
     let name = ("AZURE_STORAGE_ACCOUNT_NAME", ACCOUNT);
     assert_eq!(probe_in_child(&bare, &[here, name, key]), all_of_them());
     let emulator = ("AZURE_STORAGE_USE_EMULATOR", "true");
-    let there = ("AZURITE_BLOB_STORAGE_URL", endpoint.as_str());
-    assert_eq!(probe_in_child(&bare, &[emulator, there]), all_of_them());
+    let url = ("AZURITE_BLOB_STORAGE_URL", endpoint.as_str());
+    assert_eq!(probe_in_child(&bare, &[emulator, url]), all_of_them());
     // The address takes precedence over the environment.
     let nobody = ("AZURITE_BLOB_STORAGE_URL", "http://127.0.0.1:1");
     assert_eq!(probe_in_child(&address, &[emulator, nobody, key]), all_of_them());

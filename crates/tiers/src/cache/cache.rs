@@ -1,13 +1,13 @@
 //! The cache: tiers of one list, opened together.
 
 use super::local_tier::{self, LocalTier};
-use super::policy::{PrefetchPolicy, WritePolicy};
-use super::prompt::Pages;
+use super::prompt::PromptPages;
 use super::rate::RateLimiter;
-use super::shared::{RemoteSlot, Shared};
+use super::shared::{RemoteHandle, Shared};
 use super::spec::{TierLocation, TierSpec, host_dir};
 use super::spill::Spilled;
 use super::stats::{CacheStats, snapshot};
+use super::tier_policies::{PrefetchPolicy, WritePolicy};
 use super::write_queue::PendingPut;
 use crate::remote::RemoteTier;
 use ritornello_format::residency::Tier;
@@ -23,8 +23,8 @@ use std::time::{Duration, Instant};
 
 /// Default limit of the bytes that may wait to be written to one tier.
 const WRITE_QUEUE_BYTES: u64 = 512 << 20;
-/// Maximum time that `flush` and `close` wait for background writes. After that, threads that hang
-/// in a backend are abandoned.
+/// Maximum time that `flush` and `close` wait for background work. After `CLOSE_TIMEOUT`, threads
+/// that hang in a backend are abandoned.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(60);
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 const CLOSE_POLL_INTERVAL: Duration = Duration::from_millis(5);
@@ -32,7 +32,7 @@ const CLOSE_POLL_INTERVAL: Duration = Duration::from_millis(5);
 /// Settings of a cache.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
-    /// How long a lookup stays pending while pages are fetched from the remote.
+    /// Maximum time that a lookup stays pending while pages are fetched from the remote.
     pub prefetch: PrefetchPolicy,
     /// Bytes that may wait to be written to one tier; pages beyond that are dropped.
     pub write_queue: u64,
@@ -67,7 +67,7 @@ impl Cache {
             let (dir, capacity) = match &spec.location {
                 TierLocation::Remote(address) => {
                     let tier = open_remote(address.expose())?;
-                    remote = Some(RemoteSlot {
+                    remote = Some(RemoteHandle {
                         tier,
                         write: spec.write,
                         rate: RateLimiter::new(spec.rate),
@@ -79,7 +79,7 @@ impl Cache {
                 }
                 TierLocation::Disk { dir, capacity } => (dir.clone(), *capacity),
             };
-            let below = list.get(at + 1).is_some_and(|below| below.write == WritePolicy::Back);
+            let below = list.get(at + 1).is_some_and(|below| below.write == WritePolicy::WriteBack);
             let node = local_tier::open(spec.tier(), dir, capacity, below)?;
             let rate = RateLimiter::new(spec.rate);
             let capacity = capacity.unwrap_or(u64::MAX);
@@ -112,9 +112,9 @@ impl Cache {
     }
 
     /// Starts to read pages, each from the fastest local tier that has it. The cache owns `target`
-    /// until the ticket completes. Pages read from below the first tier are then stored in the
-    /// first tier. `parent` is the key of the page before the first one, if any. If `control` names
-    /// sections of the pages, a section is reported once all pages have it.
+    /// until the ticket completes. Pages read from a tier below the first are then stored in the
+    /// first tier. `parent` is the key of the page before the first page, if any. If `control`
+    /// names sections of the pages, a section is reported once all pages have it.
     ///
     /// # Errors
     /// `Invalid` for bad keys, sizes or sections; `Retry` if too many tickets are pending;
@@ -129,7 +129,7 @@ impl Cache {
     ) -> Result<Ticket> {
         self.check()?;
         check_sections(&scope, &control)?;
-        let (shared, top) = (Arc::clone(&self.shared), self.shared.top());
+        let (shared, first_tier) = (Arc::clone(&self.shared), self.shared.first_tier());
         let bytes = keys.len() as u64 * scope.resolved_page_bytes()?;
         let loading = shared.loads.begin(shared.slowest_of(&scope, &keys), bytes);
         if let Some(last) = keys.last() {
@@ -138,7 +138,7 @@ impl Cache {
                 range.end.checked_sub(1).is_some_and(|end| pages.hashes[end] == last)
             });
         }
-        top.store().submit_read(keys, target.len(), control, move |keys, control| {
+        first_tier.store().submit_read(keys, target.len(), control, move |keys, control| {
             let outcome = shared.read(&scope, parent.as_deref(), keys, target.as_ref(), control);
             drop(loading);
             Ok(outcome)
@@ -146,47 +146,52 @@ impl Cache {
     }
 
     /// Starts to put pages `first..` of a prompt. The bytes are copied before this returns; pages
-    /// that staging has no space for are skipped. `keys` holds the keys from the first page of the
-    /// prompt on. A caller that lacks the earlier keys passes the preceding page as `parent`; such
-    /// pages are not written to a remote. The first tier is written at once, and the ticket reports
-    /// that write; lower tiers are written in the background as their policies say. Pages that the
-    /// first tier has no space for are written to the lower tiers from staging.
+    /// that staging has no space for are skipped. `keys` holds the keys of the prompt, starting at
+    /// its first page. A caller that lacks the earlier keys passes the key of the preceding page as
+    /// `parent`; these pages are not written to a remote. The first tier is written immediately,
+    /// and the ticket reports that write; lower tiers are written in the background according to
+    /// their policies. Pages that the first tier has no space for are written to the lower tiers
+    /// from staging.
     ///
     /// # Errors
-    /// Like [`submit_get`](Self::submit_get).
+    /// `Invalid` for bad keys or sizes, or if `first` exceeds the number of keys; `Retry` if too
+    /// many tickets are pending; `Closed`.
     pub fn submit_put(
         &self,
         scope: Arc<Scope>,
         keys: Vec<Box<[u8]>>,
         first: usize,
         source: &dyn PageSource,
-        terms: PutOptions,
+        options: PutOptions,
         control: Control,
     ) -> Result<Ticket> {
         self.check()?;
         if first > keys.len() {
-            return Err(Error::invalid("the first page to put lies behind the prompt")
+            return Err(Error::invalid("the first page to put is after the end of the prompt")
                 .with("first", first)
                 .with("keys", keys.len()));
         }
-        let (shared, top) = (&self.shared, self.shared.top());
-        let pages = Pages::new(Arc::clone(&scope), keys, terms.parent)?;
+        let (shared, first_tier) = (&self.shared, self.shared.first_tier());
+        let pages = PromptPages::new(Arc::clone(&scope), keys, options.parent)?;
         let range = first..pages.len();
-        let terms = PutOptions { parent: pages.before(first).map(Into::into), ..terms };
-        let asked = pages.keys[range.clone()].to_vec();
+        let options = PutOptions { parent: pages.before(first).map(Into::into), ..options };
+        let requested = pages.keys[range.clone()].to_vec();
         let spilled = Arc::<Spilled>::default();
         let keep = {
             let (shared, pages, spilled) =
                 (Arc::clone(shared), pages.clone(), Arc::clone(&spilled));
             move |at, staged| shared.spill(&spilled, &pages, first + at, staged)
         };
-        let ticket = top.store().submit_put_copy_or(scope, asked, source, terms, control, keep)?;
-        top.rate.reserve(pages.bytes(range.len()));
-        shared.record_arrival(top.kind, &pages, range.clone());
-        for queue in shared.write_queues.iter().filter(|queue| queue.to != top.kind) {
-            // The engine lacked these pages, so lower tiers may have evicted what the table lists.
+        let ticket = first_tier
+            .store()
+            .submit_put_copy_or(scope, requested, source, options, control, keep)?;
+        first_tier.rate.reserve(pages.bytes(range.len()));
+        shared.record_arrival(first_tier.kind, &pages, range.clone());
+        for queue in shared.write_queues.iter().filter(|queue| queue.to != first_tier.kind) {
+            // The engine lacked these pages, so a lower tier may have evicted pages that the table
+            // lists as present.
             shared.table.forget(queue.to, &pages.hashes, range.clone());
-            if queue.policy == WritePolicy::Through {
+            if queue.policy == WritePolicy::WriteThrough {
                 let put = PendingPut {
                     ticket: Some(ticket.clone()),
                     spilled: Some(Arc::clone(&spilled)),
@@ -197,20 +202,22 @@ impl Cache {
         Ok(ticket)
     }
 
-    /// Reports that `tokens` tokens were computed after `before` others: a sample for the gate.
-    pub fn learn_prefill(&self, before: u64, tokens: u64, took: Duration) {
+    /// Records that computing `tokens` tokens after `before` earlier tokens took `took`: a sample
+    /// for the gate.
+    pub fn record_prefill(&self, before: u64, tokens: u64, took: Duration) {
         self.shared.gate(|gate| gate.record_prefill(before, tokens, took));
     }
 
-    /// Reports that another process loaded `bytes` bytes from `tier` for this one.
-    pub fn learn_load(&self, tier: Tier, bytes: u64, took: Duration) {
+    /// Records that another process loaded `bytes` bytes from `tier` in `took`: a sample for the
+    /// gate.
+    pub fn record_load(&self, tier: Tier, bytes: u64, took: Duration) {
         if bytes > 0 {
             self.shared.gate(|gate| gate.record_load(tier, bytes, took, self.shared.clock()));
         }
     }
 
     /// Loads measured since the last call, as bytes and seconds by tier, for another process to
-    /// [learn](Self::learn_load).
+    /// [record](Self::record_load).
     #[must_use]
     pub fn take_loads(&self) -> Vec<(Tier, u64, f64)> {
         let measured = self.shared.take_measured();
@@ -218,10 +225,10 @@ impl Cache {
         loads.map(|(tier, (bytes, seconds))| (tier, bytes, seconds)).collect()
     }
 
-    /// Records how long a load took that the gate had decided for. `compute` and `recompute` are
-    /// the times of that decision.
-    pub fn judge(&self, load: Duration, compute: Duration, recompute: Duration) {
-        self.shared.counts.gate.judge(load, compute, recompute);
+    /// Records the duration of a load that the gate decided on. `compute` and `recompute` are the
+    /// estimates of that decision.
+    pub fn record_outcome(&self, load: Duration, compute: Duration, recompute: Duration) {
+        self.shared.counts.gate.record_outcome(load, compute, recompute);
     }
 
     /// Statistics of the cache.
@@ -236,17 +243,17 @@ impl Cache {
     /// Waits for all queued writes to lower tiers, then makes the local tiers durable.
     ///
     /// # Errors
-    /// `Retry` if a tier does not finish its writes in time; errors of the stores.
+    /// `Retry` if a tier does not finish its writes in time; errors of flushing a store.
     pub fn flush(&self) -> Result<()> {
         self.check()?;
         let until = Instant::now() + FLUSH_TIMEOUT;
-        let top = self.shared.top().kind;
-        for queue in self.shared.write_queues.iter().filter(|queue| queue.to != top) {
-            if queue.policy == WritePolicy::Back {
-                while self.shared.write_back_batch(queue, false) && queue.drain(until) {}
+        let first_tier = self.shared.first_tier().kind;
+        for queue in self.shared.write_queues.iter().filter(|queue| queue.to != first_tier) {
+            if queue.policy == WritePolicy::WriteBack {
+                while self.shared.write_back_batch(queue, false) && queue.wait_until_empty(until) {}
             }
-            if !queue.drain(until) {
-                return Err(Error::retry("a tier is too slow for what is to be written to it"));
+            if !queue.wait_until_empty(until) {
+                return Err(Error::retry("a tier does not finish its queued writes in time"));
             }
         }
         self.shared.local_tiers.iter().try_for_each(|tier| tier.store().flush())

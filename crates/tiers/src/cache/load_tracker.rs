@@ -1,4 +1,4 @@
-//! Loads in progress, which background writes yield to.
+//! Tracks loads in progress. Background writes wait for these loads.
 
 use ritornello_format::residency::Tier;
 use ritornello_volume::ForkSafeLock;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-/// Counters loads that are queued or running.
+/// Counts loads that are queued or running.
 #[derive(Debug, Default)]
 pub(super) struct LoadTracker {
     loads: ForkSafeLock<usize>,

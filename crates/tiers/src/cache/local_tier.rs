@@ -1,7 +1,7 @@
 //! A tier of this machine: a store in memory or on disk, shared by all its processes.
 
-use super::policy::WritePolicy;
 use super::rate::RateLimiter;
+use super::tier_policies::WritePolicy;
 use ritornello_format::residency::Tier;
 use ritornello_format::{Error, Result};
 use ritornello_node::{Node, Options};
@@ -14,12 +14,12 @@ use std::sync::Arc;
 /// Minimum number of segments of a new store, if its capacity allows them.
 const MIN_SEGMENTS: u64 = 16;
 
-/// A local tier and the limits it was configured with.
+/// A local tier and its configured limits.
 #[derive(Debug)]
 pub(super) struct LocalTier {
     pub(super) kind: Tier,
     pub(super) node: Arc<Node>,
-    /// Capacity in bytes from the tier list; `u64::MAX` if the list gives none.
+    /// Capacity in bytes from the tier list; `u64::MAX` if the list does not give a capacity.
     pub(super) capacity: u64,
     pub(super) write: WritePolicy,
     pub(super) rate: RateLimiter,
@@ -35,7 +35,8 @@ impl LocalTier {
 /// written to the tier below.
 ///
 /// # Errors
-/// Errors of [`ritornello_node::open`]; `Invalid` for more memory than this process may use.
+/// Errors of [`ritornello_node::open`]; `Invalid` if the host tier's capacity reaches the memory
+/// limit of this process's control group.
 pub(super) fn open(
     tier: Tier,
     dir: PathBuf,
@@ -45,12 +46,12 @@ pub(super) fn open(
     if tier == Tier::Host {
         check_memory(capacity.unwrap_or(0))?;
     }
-    // The policy file may exist before the store does.
+    // A new store's directory may already contain the policy file.
     let new = fs::read_dir(&dir)
         .map_or(true, |entries| entries.flatten().all(|entry| entry.file_name() == POLICY_FILE));
     let segment_bytes = capacity.filter(|_| new).map(|capacity| {
-        let wanted = (capacity / MIN_SEGMENTS).max(ritornello_store::SEGMENT_BYTES_MIN);
-        (1 << wanted.ilog2()).min(ritornello_store::SEGMENT_BYTES)
+        let bytes = (capacity / MIN_SEGMENTS).max(ritornello_store::SEGMENT_BYTES_MIN);
+        (1 << bytes.ilog2()).min(ritornello_store::SEGMENT_BYTES)
     });
     let eviction = if oldest_first { PolicyKind::Lru } else { PolicyKind::default() };
     ritornello_node::open(&Options { capacity, segment_bytes, eviction, ..Options::new(dir) })
@@ -59,7 +60,7 @@ pub(super) fn open(
 fn check_memory(capacity: u64) -> Result<()> {
     match control_group() {
         Some(group) if capacity >= group.limit => Err(Error::invalid(
-            "the host tier is to be larger than the memory that this process may have: \
+            "the host tier's capacity reaches the memory limit of this process: \
              make it smaller, or raise the limit of its control group",
         )
         .with("host", capacity)

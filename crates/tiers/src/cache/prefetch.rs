@@ -1,15 +1,16 @@
 //! Prefetch: fetches pages of a prompt from the remote before its request is computed.
 //!
-//! A few threads do this, one prompt at a time each. A thread asks the remote how many leading
-//! pages it has and the gate how many are worth fetching, and fetches those front to back until a
-//! page fails or the prefetch is cancelled. No caller waits: repeated lookups report the progress.
+//! A few threads run prefetches, each thread one prompt at a time. A thread probes the remote for
+//! the number of leading pages, lets the gate decide how many of them are worth fetching, and
+//! fetches these pages front to back until a page fails or the prefetch is cancelled. No caller
+//! waits: repeated lookups report the progress.
 
-use super::find::LookupOptions;
-use super::policy::{MAX_LOOKUP_WAIT, WritePolicy};
-use super::prompt::Pages;
-use super::shared::{RemoteSlot, Shared, with_prompt};
+use super::lookup::LookupOptions;
+use super::prompt::PromptPages;
+use super::shared::{RemoteHandle, Shared, with_prompt};
+use super::tier_policies::{MAX_LOOKUP_WAIT, WritePolicy};
 use super::write_queue::PendingPut;
-use crate::Phase;
+use crate::Residence;
 use crate::gate::TierSpan;
 use crate::remote::RemoteTier;
 use parking_lot::Mutex;
@@ -26,37 +27,38 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Prefetches that run at once, and prefetches that may be queued.
+/// Maximum prefetches that run concurrently, and maximum queued prefetches.
 const THREADS: usize = 4;
 const MAX_QUEUED: usize = 256;
-/// Prefetches that are tracked, the number from which stale ones are swept, and how long a reported
-/// outcome replaces another query of the remote.
+/// Maximum tracked prefetches, the number of tracked prefetches that starts a sweep of stale
+/// prefetches, and how long a reported outcome stays valid before the remote is queried again.
 const MAX_TRACKED: usize = 2048;
 const STALE_SWEEP_AT: usize = 128;
-const TOLD_FRESH_FOR: Duration = Duration::from_secs(5);
+const REPORTED_VALID_FOR: Duration = Duration::from_secs(5);
 /// Timeouts of one query of the remote, and of one read from it.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
 const READ_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time within which fetched pages must find space on the first tier.
 const STORE_TIMEOUT: Duration = Duration::from_secs(1);
-/// How long fetched pages are kept, and their outcome holds, until a lookup takes them.
+/// Time for which fetched pages count as reserved, and an unreported outcome stays valid.
 const KEEP_FOR: Duration = Duration::from_secs(10);
-/// Objects read at once.
+/// Objects read concurrently.
 const OBJECTS_AT_ONCE: usize = 4;
-/// How often a prefetch looks for pages that another prefetch is fetching.
+/// Interval at which a prefetch checks whether another prefetch has stored pages.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
-/// Prefetches of a cache: those that are tracked, the queue, and the threads.
+/// Prefetches of a cache: the tracked prefetches, the queue, and the threads.
 #[derive(Debug, Default)]
 pub(super) struct Prefetches {
     state: ForkSafeLock<State>,
-    /// Held while a prefetch decides how much to fetch, so that no two count on the same space.
+    /// A prefetch holds this lock while it decides how much to fetch, so that two prefetches do not
+    /// count on the same space.
     deciding: Mutex<()>,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    /// By the hash of the last page of the prompt.
+    /// Tracked prefetches by the hash of the last page of the prompt.
     known: HashMap<PageHash, Arc<Prefetch>>,
     queue: VecDeque<Arc<Prefetch>>,
     threads: usize,
@@ -67,17 +69,17 @@ struct State {
 /// The prefetch of one prompt.
 #[derive(Debug)]
 pub(super) struct Prefetch {
-    pages: Pages,
+    pages: PromptPages,
     options: LookupOptions,
     /// Local spans when the prefetch started.
     pub(super) local: Vec<TierSpan>,
     pub(super) since: Instant,
     stage: Mutex<Stage>,
-    /// How long the gate expects the fetch to take.
+    /// The gate's estimate of the duration of the fetch.
     expected: Mutex<Duration>,
     /// Leases that keep fetched pages on the first tier.
     kept: Mutex<Vec<LeaseNumber>>,
-    /// Whether a lookup was given the outcome.
+    /// Whether a lookup has returned the outcome.
     reported: AtomicBool,
     cancelled: Arc<AtomicBool>,
 }
@@ -86,14 +88,14 @@ pub(super) struct Prefetch {
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Stage {
     /// The remote has not answered yet.
-    Asking,
+    Querying,
     /// `fetched` of `of` pages are stored.
     Fetching { fetched: usize, of: usize },
     /// Complete since `at`: leading pages the remote has, and pages fetched.
-    Done { at: Instant, known: usize, brought: usize },
+    Done { at: Instant, known: usize, fetched: usize },
 }
 
-/// The state in which a cancellation met a prefetch.
+/// The state of a prefetch when it was cancelled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stopped {
     Waiting,
@@ -105,9 +107,10 @@ impl Prefetch {
         *self.stage.lock()
     }
 
-    /// Whether the outcome is so old that the remote should be asked again.
+    /// Whether the outcome is so old that the remote should be queried again.
     pub(super) fn is_stale(&self) -> bool {
-        let lasts = if self.reported.load(Ordering::Acquire) { TOLD_FRESH_FOR } else { KEEP_FOR };
+        let lasts =
+            if self.reported.load(Ordering::Acquire) { REPORTED_VALID_FOR } else { KEEP_FOR };
         matches!(self.stage(), Stage::Done { at, .. } if at.elapsed() >= lasts)
     }
 
@@ -125,7 +128,7 @@ impl Prefetch {
     fn reserved_bytes(&self) -> u64 {
         let pages = match self.stage() {
             Stage::Fetching { of, .. } => of,
-            Stage::Done { at, brought, .. } if at.elapsed() < KEEP_FOR => brought,
+            Stage::Done { at, fetched, .. } if at.elapsed() < KEEP_FOR => fetched,
             _ => 0,
         };
         (pages as u64).saturating_mul(self.page_bytes())
@@ -149,8 +152,8 @@ impl Prefetches {
         self.state.lock().known.get(&name).cloned()
     }
 
-    /// Bytes reserved for other prompts, and bytes still to fetch for this one.
-    fn usage_beside(&self, prompt: &Pages) -> (u64, u64) {
+    /// Returns the bytes reserved for other prompts, and the bytes still to fetch for `prompt`.
+    fn usage_beside(&self, prompt: &PromptPages) -> (u64, u64) {
         let (mut others, mut own) = (HashMap::<&[u8], u64>::new(), 0);
         let state = self.state.lock();
         for job in state.known.values() {
@@ -171,7 +174,8 @@ impl Prefetches {
         (state.queue.len() + state.threads - state.idle) as u64
     }
 
-    /// Cancels a prefetch unless it is complete. A running one is counted by its thread.
+    /// Cancels a prefetch unless it is complete. The thread of a running prefetch counts the
+    /// cancellation.
     pub(super) fn cancel(&self, name: PageHash) -> Option<Stopped> {
         let mut state = self.state.lock();
         let found = state.known.get(&name).cloned()?;
@@ -185,7 +189,7 @@ impl Prefetches {
         Some(if state.queue.len() < waiting { Stopped::Waiting } else { Stopped::Running })
     }
 
-    /// Tells the threads to end.
+    /// Cancels all prefetches and stops the threads.
     pub(super) fn close(&self) {
         let mut state = self.state.lock();
         state.closing = true;
@@ -213,7 +217,7 @@ impl Shared {
     /// Starts the prefetch of a prompt. `None` if the limits do not allow it.
     pub(super) fn prefetch(
         self: &Arc<Self>,
-        pages: &Pages,
+        pages: &PromptPages,
         options: LookupOptions,
         local: Vec<TierSpan>,
     ) -> Option<Arc<Prefetch>> {
@@ -221,16 +225,16 @@ impl Shared {
         let counts = &self.counts.prefetch;
         let swept = self.prefetches.state.lock().sweep_stale();
         for job in &swept {
-            self.take_brought(job);
+            self.take_fetched(job);
         }
         let mut state = self.prefetches.state.lock();
         if state.closing || state.queue.len() >= MAX_QUEUED || state.known.len() >= MAX_TRACKED {
-            counts.refused.add(1);
+            counts.queue_full.add(1);
             return None;
         }
         if state.idle <= state.queue.len() && state.threads < THREADS {
             let shared = Arc::clone(self);
-            let thread = thread::Builder::new().name("ritornello-fetch".to_owned());
+            let thread = thread::Builder::new().name("ritornello-prefetch".to_owned());
             if thread.spawn(move || shared.prefetch_worker()).is_ok() {
                 state.threads += 1;
             }
@@ -240,7 +244,7 @@ impl Shared {
             options,
             local,
             since: Instant::now(),
-            stage: Mutex::new(Stage::Asking),
+            stage: Mutex::new(Stage::Querying),
             expected: Mutex::default(),
             kept: Mutex::default(),
             reported: AtomicBool::new(false),
@@ -254,19 +258,19 @@ impl Shared {
     }
 
     /// Takes the number of pages fetched, which is reported once, and releases the leases on them.
-    pub(super) fn take_brought(&self, job: &Prefetch) -> usize {
-        let brought = match &mut *job.stage.lock() {
-            Stage::Done { brought, .. } => {
+    pub(super) fn take_fetched(&self, job: &Prefetch) -> usize {
+        let fetched = match &mut *job.stage.lock() {
+            Stage::Done { fetched, .. } => {
                 job.reported.store(true, Ordering::Release);
-                std::mem::take(brought)
+                std::mem::take(fetched)
             }
             _ => 0,
         };
         for lease in std::mem::take(&mut *job.kept.lock()) {
             // An error is harmless: the lease expires.
-            let _ = self.top().store().release(lease);
+            let _ = self.first_tier().store().release(lease);
         }
-        brought
+        fetched
     }
 
     fn prefetch_worker(self: Arc<Self>) {
@@ -291,44 +295,44 @@ impl Shared {
         }
     }
 
-    fn run_prefetch(self: &Arc<Self>, slot: &RemoteSlot, job: &Prefetch) {
+    fn run_prefetch(self: &Arc<Self>, slot: &RemoteHandle, job: &Prefetch) {
         let counts = &self.counts.prefetch;
         let (pages, local) = (&job.pages, job.local_pages());
         let answer = with_prompt(pages, pages.len(), |prompt| {
             slot.tier.probe(prompt, Instant::now() + PROBE_TIMEOUT)
         });
         let known = *answer.as_ref().unwrap_or(&0);
-        let wanted = {
+        let worthwhile = {
             let _alone = self.prefetches.deciding.lock();
-            let wanted = self.pages_worth_fetching(job, known);
-            if wanted > local {
-                *job.stage.lock() = Stage::Fetching { fetched: 0, of: wanted - local };
+            let worthwhile = self.pages_worth_fetching(job, known);
+            if worthwhile > local {
+                *job.stage.lock() = Stage::Fetching { fetched: 0, of: worthwhile - local };
             }
-            wanted
+            worthwhile
         };
         let (fetched, count) = if answer.is_err() {
             (0, &counts.failed)
-        } else if wanted <= local {
-            (0, &counts.declined)
+        } else if worthwhile <= local {
+            (0, &counts.not_worthwhile)
         } else {
             self.mark_present(Tier::Remote, pages, 0..known);
-            match self.fetch(slot, job, local..wanted) {
-                fetched if fetched == wanted - local => (fetched, &counts.completed),
+            match self.fetch(slot, job, local..worthwhile) {
+                fetched if fetched == worthwhile - local => (fetched, &counts.completed),
                 fetched if job.cancelled.load(Ordering::Acquire) => (fetched, &counts.cancelled),
                 fetched => (fetched, &counts.failed),
             }
         };
-        *job.stage.lock() = Stage::Done { at: Instant::now(), known, brought: fetched };
+        *job.stage.lock() = Stage::Done { at: Instant::now(), known, fetched: fetched };
         count.add(1);
         if job.cancelled.load(Ordering::Acquire) {
-            // No lookup will take the result.
-            self.take_brought(job);
+            // No lookup will take the result of a cancelled prefetch.
+            self.take_fetched(job);
         }
         self.trim_table();
     }
 
-    /// How many leading pages are worth having here: those on this machine only, if the first tier has
-    /// no space for all others.
+    /// Returns the number of leading pages worth having on this machine; only the local pages if
+    /// the first tier has no space for all remaining pages.
     fn pages_worth_fetching(&self, job: &Prefetch, known: usize) -> usize {
         let local = job.local_pages();
         if known <= local {
@@ -341,47 +345,50 @@ impl Shared {
         // The estimate already counts all objects of a page.
         let remote = &mut queued[Tier::Remote as usize];
         *remote = remote.saturating_sub(own);
-        let wanted = match self.decide(&job.pages, &found, &job.options, queued) {
+        let worthwhile = match self.decide(&job.pages, &found, &job.options, queued) {
             Some((pages, decision)) => {
                 *job.expected.lock() = decision.load;
                 pages
             }
             None => known,
         };
-        // Prompts that evict each other's pages would all be fetched in vain.
-        let room = (self.top().capacity / 4 * 3).saturating_sub(others);
-        let needs = (wanted.saturating_sub(local) as u64).saturating_mul(job.page_bytes());
-        if needs > room { local } else { wanted }
+        // Concurrent prompts that evict each other's pages would all be fetched without any
+        // benefit.
+        let room = (self.first_tier().capacity / 4 * 3).saturating_sub(others);
+        let needs = (worthwhile.saturating_sub(local) as u64).saturating_mul(job.page_bytes());
+        if needs > room { local } else { worthwhile }
     }
 
-    /// Fetches `range`. Returns how many of its leading pages are now on this machine.
-    fn fetch(self: &Arc<Self>, slot: &RemoteSlot, job: &Prefetch, range: Range<usize>) -> usize {
-        let (pages, top) = (&job.pages, self.top());
+    /// Fetches `range`. Returns the number of leading pages of `range` that are now on the first
+    /// tier.
+    fn fetch(self: &Arc<Self>, slot: &RemoteHandle, job: &Prefetch, range: Range<usize>) -> usize {
+        let (pages, first_tier) = (&job.pages, self.first_tier());
         let group = RemoteTier::object_pages(pages.page_bytes);
-        self.table.forget(top.kind, &pages.hashes, range.start..pages.len());
-        // A prompt with the same beginning may have fetched pages since the lookup.
+        self.table.forget(first_tier.kind, &pages.hashes, range.start..pages.len());
+        // A prefetch of a prompt with the same beginning may have fetched pages since the lookup.
         let keys = pages.refs(range.clone());
-        let mut at = range.start + top.store().probe(&pages.scope, &keys).unwrap_or(0);
+        let mut at = range.start + first_tier.store().probe(&pages.scope, &keys).unwrap_or(0);
         while at < range.end {
             let end = range.end.min((at / group + OBJECTS_AT_ONCE) * group);
-            let claimed = self.table.claim(top.kind, Phase::Loading, &pages.hashes, at..end);
-            let mut mine = claimed.into_iter().peekable();
+            let claimed =
+                self.table.claim(first_tier.kind, Residence::Loading, &pages.hashes, at..end);
+            let mut claims = claimed.into_iter().peekable();
             while at < end && !job.cancelled.load(Ordering::Acquire) {
-                let wanted;
-                (at, wanted) = match mine.next_if(|mine| mine.start == at) {
-                    Some(mine) => (self.fetch_claimed(slot, job, mine.clone()), mine.end),
+                let range_end;
+                (at, range_end) = match claims.next_if(|claim| claim.start == at) {
+                    Some(claim) => (self.fetch_claimed(slot, job, claim.clone()), claim.end),
                     None => {
-                        let theirs = at..mine.peek().map_or(end, |mine| mine.start);
-                        (self.await_others(slot, job, theirs.clone()), theirs.end)
+                        let unclaimed = at..claims.peek().map_or(end, |claim| claim.start);
+                        (self.await_others(slot, job, unclaimed.clone()), unclaimed.end)
                     }
                 };
                 let fetched = at - range.start;
                 *job.stage.lock() = Stage::Fetching { fetched, of: range.len() };
-                if at < wanted {
+                if at < range_end {
                     break;
                 }
             }
-            mine.for_each(|left| self.table.abandon(top.kind, &pages.hashes, left));
+            claims.for_each(|left| self.table.abandon(first_tier.kind, &pages.hashes, left));
             if at < end {
                 break;
             }
@@ -392,11 +399,11 @@ impl Shared {
     /// Fetches pages claimed by this prefetch. Returns the end of the pages that were stored.
     fn fetch_claimed(
         self: &Arc<Self>,
-        slot: &RemoteSlot,
+        slot: &RemoteHandle,
         job: &Prefetch,
         range: Range<usize>,
     ) -> usize {
-        let (pages, top) = (&job.pages, self.top());
+        let (pages, first_tier) = (&job.pages, self.first_tier());
         let bytes = pages.bytes(range.len());
         let loading = self.loads.begin(Tier::Remote, bytes);
         let begun = Instant::now();
@@ -419,7 +426,7 @@ impl Shared {
         let slices: Vec<&[u8]> =
             buffer.chunks_exact(pages.page_bytes as usize).take(fetched).collect();
         let keys = pages.refs(range.start..range.start + fetched);
-        let stored = top.store().put_batch(
+        let stored = first_tier.store().put_batch(
             &pages.scope,
             &keys,
             &BorrowedPages::new(&slices),
@@ -428,19 +435,19 @@ impl Shared {
         );
         let stored = range.start + stored.map_or(0, |outcome| outcome.pages);
         let keys = pages.refs(range.start..stored);
-        if let Ok(leased) = top.store().lease(&pages.scope, &keys, MAX_LOOKUP_WAIT)
+        if let Ok(leased) = first_tier.store().lease(&pages.scope, &keys, MAX_LOOKUP_WAIT)
             && leased.lease != LeaseNumber::default()
         {
             job.kept.lock().push(leased.lease);
         }
-        top.rate.reserve(pages.bytes(stored - range.start));
+        first_tier.rate.reserve(pages.bytes(stored - range.start));
         self.counts.prefetch.pages.add((stored - range.start) as u64);
         self.counts.prefetch.bytes.add(pages.bytes(stored - range.start));
-        self.table.mark_present(top.kind, &pages.hashes, range.start..stored, &[]);
-        self.table.abandon(top.kind, &pages.hashes, stored..range.end);
-        // Local tiers below the first take fetched pages as they take pages of a put.
+        self.table.mark_present(first_tier.kind, &pages.hashes, range.start..stored, &[]);
+        self.table.abandon(first_tier.kind, &pages.hashes, stored..range.end);
+        // Local tiers below the first receive fetched pages like pages of a put.
         for queue in self.write_queues.iter().filter(|queue| queue.to != Tier::Remote) {
-            if queue.policy == WritePolicy::Through {
+            if queue.policy == WritePolicy::WriteThrough {
                 self.table.forget(queue.to, &pages.hashes, range.start..stored);
                 self.queue_write(queue, pages, range.start..stored, PendingPut::default());
             }
@@ -448,35 +455,36 @@ impl Shared {
         stored
     }
 
-    /// Waits for pages that another prefetch is fetching, and fetches those it gives up. Returns
-    /// the end of the pages that are stored.
+    /// Waits for pages that another prefetch is fetching, and fetches pages that the other prefetch
+    /// abandons. Returns the end of the pages that are stored.
     fn await_others(
         self: &Arc<Self>,
-        slot: &RemoteSlot,
+        slot: &RemoteHandle,
         job: &Prefetch,
         range: Range<usize>,
     ) -> usize {
         let until = Instant::now() + READ_TIMEOUT;
-        let (pages, top) = (&job.pages, self.top());
+        let (pages, first_tier) = (&job.pages, self.first_tier());
         let mut at = range.start;
         loop {
             let keys = pages.refs(at..range.end);
-            at += top.store().probe(&pages.scope, &keys).unwrap_or(0);
+            at += first_tier.store().probe(&pages.scope, &keys).unwrap_or(0);
             let stop = Instant::now() >= until || job.cancelled.load(Ordering::Acquire);
             if at == range.end || stop {
                 return at;
             }
-            let given_up = self.table.claim(top.kind, Phase::Loading, &pages.hashes, at..range.end);
-            let mut given_up = given_up.into_iter().peekable();
-            if let Some(mine) = given_up.next_if(|mine| mine.start == at) {
-                at = self.fetch_claimed(slot, job, mine.clone());
-                given_up.for_each(|left| self.table.abandon(top.kind, &pages.hashes, left));
-                if at < mine.end {
+            let abandoned =
+                self.table.claim(first_tier.kind, Residence::Loading, &pages.hashes, at..range.end);
+            let mut abandoned = abandoned.into_iter().peekable();
+            if let Some(claim) = abandoned.next_if(|claim| claim.start == at) {
+                at = self.fetch_claimed(slot, job, claim.clone());
+                abandoned.for_each(|left| self.table.abandon(first_tier.kind, &pages.hashes, left));
+                if at < claim.end {
                     return at;
                 }
                 continue;
             }
-            given_up.for_each(|left| self.table.abandon(top.kind, &pages.hashes, left));
+            abandoned.for_each(|left| self.table.abandon(first_tier.kind, &pages.hashes, left));
             thread::sleep(POLL_INTERVAL);
         }
     }

@@ -6,7 +6,7 @@
 //! remaining promotion jobs are cancelled: otherwise pages would be read twice, because loaded
 //! pages are stored in the first tier from the loader's buffer.
 
-use super::prompt::Pages;
+use super::prompt::PromptPages;
 use super::shared::Shared;
 use super::write_queue::PendingPut;
 use crate::gate::TierSpan;
@@ -15,24 +15,26 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long promotions pause after the first tier did not take all pages of a job.
+/// Pause of promotions after the first tier did not store all pages of a job.
 const RETRY_AFTER: Duration = Duration::from_secs(5);
 
 impl Shared {
-    /// Queues promotions of those pages of `wanted` that were found on disk.
+    /// Queues promotions of the pages in `requested` that were found on disk.
     pub(super) fn promote(
         self: &Arc<Self>,
-        pages: &Pages,
+        pages: &PromptPages,
         found: &[TierSpan],
-        wanted: Range<usize>,
+        requested: Range<usize>,
     ) {
-        let top = self.top().kind;
-        let Some(queue) = self.write_queue(top).filter(|_| pages.scope.chained) else { return };
+        let first_tier = self.first_tier().kind;
+        let Some(queue) = self.write_queue(first_tier).filter(|_| pages.scope.chained) else {
+            return;
+        };
         let mut end = 0;
         for span in found {
-            let start = end.max(wanted.start);
+            let start = end.max(requested.start);
             end += span.pages;
-            let range = start..end.min(wanted.end);
+            let range = start..end.min(requested.end);
             if span.tier != Tier::Disk || range.is_empty() {
                 continue;
             }
@@ -41,14 +43,17 @@ impl Shared {
             }
             // A page found on disk was missed on the first tier, so the table's entry for that tier
             // is stale.
-            self.table.forget(top, &pages.hashes, range.clone());
+            self.table.forget(first_tier, &pages.hashes, range.clone());
             self.queue_write(queue, pages, range, PendingPut::default());
         }
     }
 
     /// Cancels promotions of pages that match `filter`. Returns whether any were queued or running.
-    pub(super) fn cancel_promotions(&self, filter: impl Fn(&Pages, &Range<usize>) -> bool) -> bool {
-        let Some(queue) = self.write_queue(self.top().kind) else { return false };
+    pub(super) fn cancel_promotions(
+        &self,
+        filter: impl Fn(&PromptPages, &Range<usize>) -> bool,
+    ) -> bool {
+        let Some(queue) = self.write_queue(self.first_tier().kind) else { return false };
         let (cancelled, any) = queue.cancel(filter);
         for (pages, range) in cancelled {
             self.table.abandon(queue.to, &pages.hashes, range);

@@ -1,22 +1,22 @@
-//! A prompt in the form that background threads hold.
+//! A prompt whose keys background threads own.
 
 use ritornello_format::{PageHash, Scope, ScopeId};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Pages of one scope, from the first page of a prompt on.
+/// Consecutive pages of a prompt in one scope, starting at its first page unless `parent` is set.
 #[derive(Clone, Debug)]
-pub(super) struct Pages {
+pub(super) struct PromptPages {
     pub(super) scope: Arc<Scope>,
     pub(super) id: ScopeId,
     pub(super) page_bytes: u64,
     pub(super) keys: Arc<[Box<[u8]>]>,
     pub(super) hashes: Arc<[PageHash]>,
-    /// The key of the page before the first one, if the list starts inside a prompt.
+    /// The key of the page before the first listed page, if the list starts inside a prompt.
     pub(super) parent: Option<Box<[u8]>>,
 }
 
-impl Pages {
+impl PromptPages {
     pub(super) fn new(
         scope: Arc<Scope>,
         keys: Vec<Box<[u8]>>,

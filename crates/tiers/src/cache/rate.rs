@@ -1,6 +1,6 @@
-//! Limits the bytes per second that move to and from a tier: a transfer reserves the next stretch
-//! of time and waits until that has passed. Writers reserve short stretches, so that loads get in
-//! between.
+//! Limits the bytes per second that move to and from a tier: a transfer reserves the next free
+//! period and waits until the period has passed. Writers reserve short periods, so that a load can
+//! start between two periods of a writer.
 
 use parking_lot::Mutex;
 use ritornello_volume::transfer::Control;
@@ -8,9 +8,9 @@ use std::ops::Range;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How often a waiting transfer checks whether it was cancelled.
+/// Interval at which a waiting transfer checks for cancellation.
 const CANCEL_CHECK: Duration = Duration::from_millis(20);
-/// Seconds that a writer reserves at a time: the longest a new load waits for it.
+/// Seconds that a writer reserves at a time: the maximum that a new load waits for the writer.
 const WRITE_QUANTUM: f64 = 0.02;
 
 /// Rate limiter of one tier. Without a limit no transfer waits.
@@ -42,15 +42,15 @@ impl RateLimiter {
         Some(begin..end)
     }
 
-    /// Waits until the reserved time of `bytes` has passed. Returns how long earlier transfers
-    /// delayed it; `None`, with nothing reserved, if `control` stops it first.
+    /// Waits until the reserved time of `bytes` has passed. Returns the delay caused by earlier
+    /// transfers; `None`, without a reservation, if `control` stops the wait first.
     pub(super) fn wait(&self, bytes: u64, control: &Control) -> Option<Duration> {
-        let asked = Instant::now();
+        let requested_at = Instant::now();
         let Some(reserved) = self.reserve(bytes) else { return Some(Duration::ZERO) };
         loop {
             let left = reserved.end.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return Some(reserved.start.saturating_duration_since(asked));
+                return Some(reserved.start.saturating_duration_since(requested_at));
             }
             if control.stop().is_some()
                 || control.deadline.is_some_and(|until| until < reserved.end)
@@ -63,7 +63,7 @@ impl RateLimiter {
     }
 
     /// Waits like [`wait`](Self::wait), in steps of [`WRITE_QUANTUM`]. Returns false if `control`
-    /// stops it, or at once if the deadline cannot be met.
+    /// stops the wait, and immediately if the deadline cannot be met.
     pub(super) fn wait_to_write(&self, bytes: u64, control: &Control) -> bool {
         let Some(rate) = self.bytes_per_second else { return true };
         let duration = (self.backlog() as f64 + bytes as f64) / rate as f64;

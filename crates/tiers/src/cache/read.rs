@@ -1,7 +1,7 @@
-//! Reads pages from the local tiers, each from the fastest that has it.
+//! Reads pages from the local tiers, each page from the fastest tier that has it.
 
 use super::local_tier::LocalTier;
-use super::prompt::Pages;
+use super::prompt::PromptPages;
 use super::shared::Shared;
 use ritornello_format::residency::Tier;
 use ritornello_format::{Error, Scope};
@@ -19,7 +19,8 @@ const MAX_ROUNDS: usize = 4;
 const NOT_FOUND: &str = "not_found";
 
 impl Shared {
-    /// Reads as many pages as possible into `target`; stores pages from lower tiers in the first.
+    /// Reads the available pages into `target`, and stores pages from lower tiers in the first
+    /// tier.
     pub(super) fn read(
         self: &Arc<Self>,
         scope: &Arc<Scope>,
@@ -53,15 +54,15 @@ impl Shared {
     /// The slowest tier needed to read these pages.
     pub(super) fn slowest_of(&self, scope: &Scope, keys: &[Box<[u8]>]) -> Tier {
         let (last, faster) =
-            self.local_tiers.split_last().map_or((self.top(), &[][..]), |split| split);
+            self.local_tiers.split_last().map_or((self.first_tier(), &[][..]), |split| split);
         let keys: Vec<&[u8]> = keys.iter().map(AsRef::as_ref).collect();
         let has_all =
             |tier: &&LocalTier| tier.store().probe(scope, &keys).is_ok_and(|n| n == keys.len());
         faster.iter().find(has_all).unwrap_or(last).kind
     }
 
-    /// Stores pages just read in the first tier, from the buffer they were read into. Pages that
-    /// staging has no space for are skipped.
+    /// Stores the pages `loaded` in the first tier, from the read buffer `target`. Pages for which
+    /// staging has no space are skipped.
     fn store_loaded(
         &self,
         scope: &Arc<Scope>,
@@ -70,20 +71,20 @@ impl Shared {
         target: &dyn PageTarget,
         loaded: &[usize],
     ) {
-        let top = self.top();
+        let first_tier = self.first_tier();
         for run in loaded.chunk_by(|a, b| a + 1 == *b) {
             let source = SelectedPages::new(target, run).filled();
             let before = run[0].checked_sub(1).map(|before| keys[before]).or(parent);
             let keys: Vec<Box<[u8]>> = run.iter().map(|page| keys[*page].into()).collect();
-            let asked = top.store().submit_put_copy(
+            let requested = first_tier.store().submit_put_copy(
                 Arc::clone(scope),
                 keys,
                 &source,
                 PutOptions::after(before),
                 Control::default(),
             );
-            let counts = self.counts_of(top.kind);
-            match asked {
+            let counts = self.counts_of(first_tier.kind);
+            match requested {
                 Ok(_) => counts.promoted.add(run.len() as u64),
                 Err(error) => {
                     counts.dropped.add(run.len() as u64);
@@ -93,12 +94,12 @@ impl Shared {
         }
     }
 
-    /// Copies pages to `buffer`, one after another, from the tiers above `to`, or from those below
-    /// if `to` is the first. Returns how many leading pages were copied.
+    /// Copies pages to `buffer`, one after another, from the tiers above `to`, or from the tiers
+    /// below if `to` is the first tier. Returns the number of leading pages copied.
     pub(super) fn copy(
         &self,
         to: Tier,
-        pages: &Pages,
+        pages: &PromptPages,
         range: Range<usize>,
         buffer: &mut [u8],
         control: &Control,
@@ -107,7 +108,7 @@ impl Shared {
         let keys = pages.refs(range.clone());
         let mut copied = 0;
         let is_source =
-            |tier: &&LocalTier| tier.kind != to && (tier.kind < to || to == self.top().kind);
+            |tier: &&LocalTier| tier.kind != to && (tier.kind < to || to == self.first_tier().kind);
         for _ in 0..MAX_ROUNDS {
             let before = copied;
             for tier in self.local_tiers.iter().filter(is_source) {
@@ -133,7 +134,7 @@ impl Shared {
     }
 }
 
-/// A read in progress: the pages still missing, and why.
+/// A read in progress: the missing pages, and the reason.
 struct PartialRead {
     missing: Vec<usize>,
     reason: &'static str,
@@ -144,8 +145,8 @@ impl PartialRead {
         Self { missing: (0..pages).collect(), reason: NOT_FOUND }
     }
 
-    /// Reads the missing pages that `tier` has. Returns those pages, and the time without
-    /// rate-limit delay.
+    /// Reads missing pages from `tier`. Returns the pages read, and the time without rate-limit
+    /// delay.
     fn read_tier(
         &mut self,
         tier: &LocalTier,
@@ -162,33 +163,33 @@ impl PartialRead {
             tracing::debug!(%error, tier = ?tier.kind, "a tier could not be read");
             error.kind().word()
         };
-        let mut asked: Vec<usize> = self.missing.clone();
+        let mut requested: Vec<usize> = self.missing.clone();
         // Delay caused by other transfers must not count against the tier's measured speed.
         let mut others = Duration::ZERO;
         if tier.rate.is_capped() {
-            let wanted: Vec<&[u8]> = asked.iter().map(|page| keys[*page]).collect();
+            let requested_keys: Vec<&[u8]> = requested.iter().map(|page| keys[*page]).collect();
             let present =
-                store.exists(scope, &wanted).map_err(|error| self.reason = failed(&error));
+                store.exists(scope, &requested_keys).map_err(|error| self.reason = failed(&error));
             let mut present = present.ok()?.into_iter();
             let mut open = true;
-            asked.retain(|_| {
+            requested.retain(|_| {
                 open &= present.next() == Some(true) || !scope.chained;
                 open
             });
-            let bytes = asked.len() as u64 * scope.resolved_page_bytes().ok()?;
-            if asked.is_empty() {
+            let bytes = requested.len() as u64 * scope.resolved_page_bytes().ok()?;
+            if requested.is_empty() {
                 return None;
             }
             others = tier.rate.wait(bytes, control)?;
         }
-        let wanted: Vec<&[u8]> = asked.iter().map(|page| keys[*page]).collect();
-        let picked = SelectedPages::new(target, &asked);
+        let requested_keys: Vec<&[u8]> = requested.iter().map(|page| keys[*page]).collect();
+        let picked = SelectedPages::new(target, &requested);
         // A section is complete once every missing page has it, so a partial read must not report
         // sections.
-        let rest = asked.len() < self.missing.len() && control.sections.is_some();
+        let rest = requested.len() < self.missing.len() && control.sections.is_some();
         let whole = rest.then(|| Control { sections: None, ..control.clone() });
         let control = whole.as_ref().unwrap_or(control);
-        let outcome = match store.get_batch(scope, &wanted, &picked, control) {
+        let outcome = match store.get_batch(scope, &requested_keys, &picked, control) {
             Ok(outcome) => outcome,
             Err(error) => {
                 self.reason = failed(&error);
@@ -199,7 +200,7 @@ impl PartialRead {
             self.reason = outcome.reason;
         }
         let is_read = |at: usize| outcome.ok[at];
-        let filled: Vec<usize> = asked
+        let filled: Vec<usize> = requested
             .iter()
             .enumerate()
             .filter(|(at, _)| is_read(*at))

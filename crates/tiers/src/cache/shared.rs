@@ -2,15 +2,15 @@
 
 use super::load_tracker::LoadTracker;
 use super::local_tier::LocalTier;
-use super::policy::{PrefetchPolicy, WritePolicy};
 use super::prefetch::Prefetches;
-use super::prompt::Pages;
+use super::prompt::PromptPages;
 use super::rate::RateLimiter;
 use super::stats::{Counters, TierCounters};
+use super::tier_policies::{PrefetchPolicy, WritePolicy};
 use super::write_queue::WriteQueue;
 use crate::gate::Gate;
 use crate::remote::{Prompt, RemoteTier};
-use crate::{PageTable, Phase};
+use crate::{PageTable, Residence};
 use parking_lot::Mutex;
 use ritornello_format::residency::Tier;
 use std::ops::Range;
@@ -18,12 +18,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Pages the table may hold; beyond that, the least recently used ones are dropped from it.
+/// Maximum pages of the page table; the least recently used pages beyond this number are removed
+/// from the table.
 const TABLE_PAGES: u64 = 1 << 20;
 
 /// The remote tier of a cache and its settings.
 #[derive(Debug)]
-pub(super) struct RemoteSlot {
+pub(super) struct RemoteHandle {
     pub(super) tier: RemoteTier,
     pub(super) write: WritePolicy,
     pub(super) rate: RateLimiter,
@@ -33,7 +34,7 @@ pub(super) struct RemoteSlot {
 pub(super) struct Shared {
     /// The host and disk tiers; at least one.
     pub(super) local_tiers: Vec<LocalTier>,
-    pub(super) remote: Option<RemoteSlot>,
+    pub(super) remote: Option<RemoteHandle>,
     /// One queue for each tier below the first, and last, if there are two local tiers, the queue
     /// of promotions to the first.
     pub(super) write_queues: Vec<WriteQueue>,
@@ -44,7 +45,7 @@ pub(super) struct Shared {
     pub(super) counts: Counters,
     pub(super) closing: AtomicBool,
     gate: Mutex<Gate>,
-    /// Bytes and seconds of loads measured here and not yet taken by
+    /// Bytes and seconds of loads that this process measured since the last
     /// [`take_measured`](Self::take_measured), by tier.
     measured: Mutex<[(u64, f64); 4]>,
     opened: Instant,
@@ -53,14 +54,14 @@ pub(super) struct Shared {
 impl Shared {
     pub(super) fn new(
         local_tiers: Vec<LocalTier>,
-        remote: Option<RemoteSlot>,
+        remote: Option<RemoteHandle>,
         policy: PrefetchPolicy,
         write_queue: u64,
     ) -> Self {
         let below = local_tiers.iter().skip(1).map(|tier| (tier.kind, tier.write));
         let remotes = remote.iter().map(|slot| (Tier::Remote, slot.write));
         let promotion = local_tiers.first().filter(|_| local_tiers.len() > 1);
-        let promotion = promotion.map(|top| (top.kind, WritePolicy::None));
+        let promotion = promotion.map(|first_tier| (first_tier.kind, WritePolicy::Never));
         let write_queues = below.chain(remotes).chain(promotion);
         let write_queues =
             write_queues.map(|(tier, write)| WriteQueue::new(tier, write, write_queue));
@@ -91,7 +92,7 @@ impl Shared {
         self.local_tiers.iter().map(|tier| (tier.kind, &tier.rate)).chain(remotes)
     }
 
-    pub(super) fn top(&self) -> &LocalTier {
+    pub(super) fn first_tier(&self) -> &LocalTier {
         &self.local_tiers[0]
     }
 
@@ -116,8 +117,8 @@ impl Shared {
         self.opened.elapsed().as_secs_f64()
     }
 
-    pub(super) fn gate<T>(&self, ask: impl FnOnce(&mut Gate) -> T) -> T {
-        ask(&mut self.gate.lock())
+    pub(super) fn gate<T>(&self, run: impl FnOnce(&mut Gate) -> T) -> T {
+        run(&mut self.gate.lock())
     }
 
     /// Records a load from `tier` in the statistics, in the gate and for
@@ -138,8 +139,8 @@ impl Shared {
     }
 
     /// Marks pages as present on a tier.
-    pub(super) fn mark_present(&self, tier: Tier, pages: &Pages, range: Range<usize>) {
-        for new in self.table.claim(tier, Phase::Loading, &pages.hashes, range) {
+    pub(super) fn mark_present(&self, tier: Tier, pages: &PromptPages, range: Range<usize>) {
+        for new in self.table.claim(tier, Residence::Loading, &pages.hashes, range) {
             self.table.mark_present(tier, &pages.hashes, new, &[]);
         }
     }
@@ -155,7 +156,11 @@ impl Shared {
 }
 
 /// Lends the first `end` pages as a prompt of the remote tier.
-pub(super) fn with_prompt<T>(pages: &Pages, end: usize, ask: impl FnOnce(&Prompt<'_>) -> T) -> T {
+pub(super) fn with_prompt<T>(
+    pages: &PromptPages,
+    end: usize,
+    run: impl FnOnce(&Prompt<'_>) -> T,
+) -> T {
     let keys = pages.refs(0..end);
-    ask(&Prompt { scope: &pages.id, page_bytes: pages.page_bytes, keys: &keys })
+    run(&Prompt { scope: &pages.id, page_bytes: pages.page_bytes, keys: &keys })
 }

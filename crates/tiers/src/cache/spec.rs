@@ -1,4 +1,4 @@
-//! The tiers of a cache as users list them, fastest first:
+//! The list of a cache's tiers, fastest first:
 //!
 //! ```text
 //! host 8GiB [DIR]   disk DIR [200GiB]   s3://bucket/prefix | file:///mnt/kv | memory: | module:Class
@@ -6,7 +6,7 @@
 //!
 //! Options follow: `write=` a [`WritePolicy`], `rate=` a limit in bytes per second.
 
-use super::policy::WritePolicy;
+use super::tier_policies::WritePolicy;
 use crate::remote::RemoteAddress;
 use ritornello_format::residency::Tier;
 use ritornello_format::{Error, Result, checksum, parse_bytes};
@@ -22,7 +22,7 @@ const TMPFS_ROOT: &str = "/dev/shm";
 /// One tier of a list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TierSpec {
-    /// Where the tier is stored.
+    /// The tier's location.
     pub location: TierLocation,
     /// When the tier is written; ignored for the first tier.
     pub write: WritePolicy,
@@ -30,19 +30,19 @@ pub struct TierSpec {
     pub rate: Option<u64>,
 }
 
-/// Where a tier is stored.
+/// The location of a tier.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TierLocation {
     /// A store in a file system in memory.
     Host {
-        /// Its directory; the default is derived from the tiers below.
+        /// The directory; the default is derived from the tiers below.
         dir: Option<PathBuf>,
         /// Capacity in bytes.
         capacity: u64,
     },
     /// A store on disk.
     Disk {
-        /// Its directory.
+        /// The directory.
         dir: PathBuf,
         /// Capacity in bytes; required to create the store.
         capacity: Option<u64>,
@@ -137,7 +137,8 @@ impl TierSpec {
     }
 }
 
-/// An option begins with a lower-case word; a path with an equals sign does not.
+/// Whether `word` is an option: the name before `=` is lower-case letters only, unlike a path with
+/// an equals sign.
 fn is_option(word: &str) -> bool {
     word.split_once('=').is_some_and(|(name, _)| name.chars().all(|c| c.is_ascii_lowercase()))
 }
@@ -194,7 +195,7 @@ mod tests {
         );
         assert_eq!((list[1].write, list[1].rate), (WritePolicy::Selective(2), Some(100 << 20)));
         assert_eq!(list[2].location, TierLocation::Remote("s3://bucket/prefix".into()));
-        assert_eq!(list[2].write, WritePolicy::None);
+        assert_eq!(list[2].write, WritePolicy::Never);
         assert!(TierSpec::list(&["disk /nvme/a=b"]).is_ok());
     }
 

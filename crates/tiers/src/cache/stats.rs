@@ -1,7 +1,7 @@
 //! Statistics of a cache.
 
 use super::shared::Shared;
-use crate::gate::Decision;
+use crate::gate::LoadDecision;
 use crate::remote::RemoteStats;
 use ritornello_format::residency::Tier;
 use serde::Serialize;
@@ -58,7 +58,7 @@ impl TierCounters {
 #[derive(Debug, Default)]
 pub(super) struct Counters {
     pub(super) tiers: [TierCounters; 4],
-    pub(super) asked: Counter,
+    pub(super) probed: Counter,
     pub(super) missed: Counter,
     pub(super) prefetch: PrefetchCounters,
     pub(super) gate: GateCounters,
@@ -69,9 +69,9 @@ pub(super) struct PrefetchCounters {
     pub(super) started: Counter,
     pub(super) completed: Counter,
     pub(super) cancelled: Counter,
-    pub(super) declined: Counter,
+    pub(super) not_worthwhile: Counter,
     pub(super) failed: Counter,
-    pub(super) refused: Counter,
+    pub(super) queue_full: Counter,
     pub(super) pages: Counter,
     pub(super) bytes: Counter,
 }
@@ -87,7 +87,7 @@ pub(super) struct GateCounters {
 }
 
 impl GateCounters {
-    pub(super) fn decided(&self, found: usize, decision: &Decision) {
+    pub(super) fn decided(&self, found: usize, decision: &LoadDecision) {
         let count = match decision.pages {
             0 => &self.none,
             pages if pages < found => &self.some,
@@ -96,8 +96,8 @@ impl GateCounters {
         count.add(1);
     }
 
-    /// Records how long a load took that the gate decided for.
-    pub(super) fn judge(&self, load: Duration, compute: Duration, recompute: Duration) {
+    /// Records the duration of a load that the gate decided on.
+    pub(super) fn record_outcome(&self, load: Duration, compute: Duration, recompute: Duration) {
         self.judged.add(1);
         self.load_micros.add(load.as_micros() as u64);
         if !recompute.is_zero() {
@@ -112,13 +112,13 @@ impl GateCounters {
 pub struct CacheStats {
     /// The tiers, fastest first.
     pub tiers: Vec<TierStats>,
-    /// Pages looked up.
-    pub asked_pages: u64,
-    /// Pages looked up that no tier had.
+    /// Pages that lookups probed.
+    pub probed_pages: u64,
+    /// Probed pages that were not found on any tier.
     pub missed_pages: u64,
     /// Prefetches from the remote.
     pub prefetch: PrefetchStats,
-    /// Decisions of the gate, and how right they were.
+    /// Decisions of the gate, and the measured times of the decided loads.
     pub gate: GateStats,
     /// Nodes of the page table.
     pub table_nodes: u64,
@@ -131,27 +131,27 @@ pub struct CacheStats {
 pub struct TierStats {
     /// `host`, `disk` or `remote`.
     pub tier: &'static str,
-    /// Pages that lookups found there.
+    /// Pages that lookups found on the tier.
     pub found_pages: u64,
-    /// Pages loaded from there: to the engine, or from the remote to the first tier.
+    /// Pages loaded from the tier: to the engine, or from the remote to the first tier.
     pub loaded_pages: u64,
     /// Bytes of these pages.
     pub loaded_bytes: u64,
     /// Total seconds of these loads.
     pub load_seconds: f64,
-    /// Pages written there from the tier above, in the background.
+    /// Pages written to the tier from the tier above, in the background.
     pub written_pages: u64,
     /// Bytes of these pages.
     pub written_bytes: u64,
-    /// Bytes queued to be written there.
+    /// Bytes queued to be written to the tier.
     pub queued_bytes: u64,
-    /// Bytes waiting to be loaded from there.
+    /// Bytes waiting to be loaded from the tier.
     pub loading_bytes: u64,
-    /// Pages not written there: the queue was full, or the tier refused or failed.
+    /// Pages not written to the tier: the queue was full, or the tier refused or failed the write.
     pub dropped_pages: u64,
-    /// Pages evicted from the tiers above before they could be written there.
+    /// Pages evicted from the tiers above before they could be written to the tier.
     pub lost_pages: u64,
-    /// Pages stored there after a load from a lower tier, or promoted ahead of one.
+    /// Pages stored on the tier after a load from a lower tier, or promoted before a load.
     pub promoted_pages: u64,
     /// Calls of the backend; only for the remote.
     pub remote: Option<CallStats>,
@@ -170,19 +170,20 @@ pub struct CallStats {
     pub late: u64,
     /// Calls not made because the circuit breaker was open or all threads were busy.
     pub spared: u64,
-    /// Whether the circuit breaker is open.
+    /// Whether the circuit breaker is open now.
     pub open: bool,
     /// Pages that were found and could not be read: removed, damaged, or timed out.
     pub pages_lost: u64,
     /// Pages that were not written because the remote had them.
-    pub pages_there: u64,
-    /// Objects rejected as damaged: cut, corrupt, of another version, or of other pages.
+    pub pages_present: u64,
+    /// Objects rejected as damaged: truncated, with invalid checksums, with an unsupported version,
+    /// or with different pages than requested.
     pub damaged: u64,
     /// Objects rejected because they have no seal although the remote has a key.
     pub unsealed: u64,
     /// Objects rejected because the key file lacks the key of their seal.
     pub unknown_key: u64,
-    /// Objects rejected because their seal does not match: forged, damaged, or two keys have one
+    /// Objects rejected because the authenticator does not match: forged, damaged, or duplicate key
     /// id.
     pub wrong_tag: u64,
 }
@@ -192,16 +193,17 @@ pub struct CallStats {
 pub struct PrefetchStats {
     /// Prefetches started.
     pub started: u64,
-    /// Prefetches that fetched all pages worth it.
+    /// Prefetches that fetched all pages worth fetching.
     pub completed: u64,
     /// Prefetches cancelled on request.
     pub cancelled: u64,
-    /// Prefetches with no page worth fetching, or no space on the first tier.
-    pub declined: u64,
-    /// Prefetches that ended at a page that could not be fetched, or without an answer.
+    /// Prefetches without a page worth fetching, or without space on the first tier.
+    pub not_worthwhile: u64,
+    /// Prefetches that ended at a page that could not be fetched, or without an answer of the
+    /// remote.
     pub failed: u64,
     /// Prefetches not started because the queue was full.
-    pub refused: u64,
+    pub queue_full: u64,
     /// Pages fetched.
     pub pages: u64,
     /// Bytes of these pages.
@@ -252,15 +254,15 @@ pub(super) fn snapshot(shared: &Shared) -> CacheStats {
     let (prefetch, gate, table) = (&counts.prefetch, &counts.gate, shared.table.stats());
     CacheStats {
         tiers: tiers.collect(),
-        asked_pages: counts.asked.get(),
+        probed_pages: counts.probed.get(),
         missed_pages: counts.missed.get(),
         prefetch: PrefetchStats {
             started: prefetch.started.get(),
             completed: prefetch.completed.get(),
             cancelled: prefetch.cancelled.get(),
-            declined: prefetch.declined.get(),
+            not_worthwhile: prefetch.not_worthwhile.get(),
             failed: prefetch.failed.get(),
-            refused: prefetch.refused.get(),
+            queue_full: prefetch.queue_full.get(),
             pages: prefetch.pages.get(),
             bytes: prefetch.bytes.get(),
             running: shared.prefetches.running(),
@@ -287,10 +289,10 @@ fn calls(stats: &RemoteStats) -> CallStats {
         spared: stats.calls.spared,
         open: stats.calls.open,
         pages_lost: stats.pages_lost,
-        pages_there: stats.pages_there,
-        damaged: stats.refused.damaged,
-        unsealed: stats.refused.unsealed,
-        unknown_key: stats.refused.unknown_key,
-        wrong_tag: stats.refused.wrong_tag,
+        pages_present: stats.pages_present,
+        damaged: stats.rejected.damaged,
+        unsealed: stats.rejected.unsealed,
+        unknown_key: stats.rejected.unknown_key,
+        wrong_tag: stats.rejected.wrong_tag,
     }
 }

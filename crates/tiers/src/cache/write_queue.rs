@@ -4,11 +4,11 @@
 //! comes, after pending loads. The queue is bounded by the bytes to write; pages beyond the bound
 //! are dropped and counted, so that no put waits for a slow tier.
 
-use super::policy::WritePolicy;
-use super::prompt::Pages;
-use super::shared::{RemoteSlot, Shared, with_prompt};
+use super::prompt::PromptPages;
+use super::shared::{RemoteHandle, Shared, with_prompt};
 use super::spill::Spilled;
-use crate::{Phase, remote::RemoteTier};
+use super::tier_policies::WritePolicy;
+use crate::{Residence, remote::RemoteTier};
 use ritornello_format::residency::Tier;
 use ritornello_store::{PutOptions, Ticket};
 use ritornello_volume::ForkSafeLock;
@@ -20,17 +20,17 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How long a job yields to loads; after that it runs beside them, or a busy cache would never
-/// write.
+/// Maximum time that a job waits for loads; then the job runs concurrently with loads, because a
+/// busy cache would otherwise never write.
 const YIELD_TO_LOADS: Duration = Duration::from_secs(1);
-/// How long a job waits for the put that stores its pages.
+/// Maximum time that a job waits for the put that stores its pages.
 const PUT_TIMEOUT: Duration = Duration::from_secs(30);
 /// Deadline of one write to a tier, or one query of a remote.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
-/// Bytes copied to a local tier, and objects written to a remote, in one step.
+/// Maximum bytes copied to a local tier, and maximum objects written to a remote, in one step.
 const COPY_BYTES: u64 = 8 << 20;
 const OBJECTS_AT_ONCE: usize = 4;
-/// How often the worker of a write-back tier checks how full the tier above is.
+/// Interval at which the worker of a write-back tier checks the used space of the tier above.
 const WATCH_INTERVAL: Duration = Duration::from_millis(500);
 
 /// The queue of writes to one tier.
@@ -49,7 +49,7 @@ struct QueueState {
     bytes: u64,
     busy: bool,
     /// The job in progress; cleared by a cancellation.
-    running: Option<(Pages, Range<usize>)>,
+    running: Option<(PromptPages, Range<usize>)>,
     /// When the last job finished, if it wrote fewer pages than it should have.
     failed_at: Option<Instant>,
     threads: usize,
@@ -58,7 +58,7 @@ struct QueueState {
 
 #[derive(Debug)]
 struct Job {
-    pages: Pages,
+    pages: PromptPages,
     range: Range<usize>,
     /// Puts that store the pages on the tiers above.
     puts: Vec<PendingPut>,
@@ -79,8 +79,8 @@ impl WriteQueue {
         Self { to, policy, dirty, max_bytes, state: ForkSafeLock::default() }
     }
 
-    /// Whether the tier takes these pages: a remote needs prompts from their first page on.
-    pub(super) fn accepts(&self, pages: &Pages) -> bool {
+    /// Whether the tier accepts these pages: a remote accepts only scopes whose keys chain.
+    pub(super) fn accepts(&self, pages: &PromptPages) -> bool {
         pages.scope.chained || self.to != Tier::Remote
     }
 
@@ -93,7 +93,7 @@ impl WriteQueue {
         self.queued_bytes() < self.max_bytes / 2
     }
 
-    /// Tells the worker to end after its current job.
+    /// Closes the queue: the worker ends after its current job.
     pub(super) fn close(&self) {
         self.state.lock().closing = true;
         self.state.wake_all();
@@ -107,8 +107,8 @@ impl WriteQueue {
     /// the removed jobs, and whether any job matched.
     pub(super) fn cancel(
         &self,
-        filter: impl Fn(&Pages, &Range<usize>) -> bool,
-    ) -> (Vec<(Pages, Range<usize>)>, bool) {
+        filter: impl Fn(&PromptPages, &Range<usize>) -> bool,
+    ) -> (Vec<(PromptPages, Range<usize>)>, bool) {
         let mut state = self.state.lock();
         let (cancelled, kept): (Vec<Job>, _) =
             state.jobs.drain(..).partition(|job| filter(&job.pages, &job.range));
@@ -120,18 +120,18 @@ impl WriteQueue {
     }
 
     /// Whether the current job has not been cancelled.
-    fn is_job_wanted(&self) -> bool {
+    fn is_job_current(&self) -> bool {
         self.state.lock().running.is_some()
     }
 
-    /// When the tier last failed to take a whole job, unless a later job succeeded.
+    /// When the tier last failed to store all pages of a job, unless a later job succeeded.
     pub(super) fn failed_at(&self) -> Option<Instant> {
         self.state.lock().failed_at
     }
 
     /// Waits until the queue is empty and no job runs. Returns false at `until`, or if the queue
     /// closes.
-    pub(super) fn drain(&self, until: Instant) -> bool {
+    pub(super) fn wait_until_empty(&self, until: Instant) -> bool {
         let mut state = self.state.lock();
         while state.threads > 0 && (state.busy || !state.jobs.is_empty()) {
             let left = until.saturating_duration_since(Instant::now());
@@ -145,12 +145,12 @@ impl WriteQueue {
 }
 
 impl Shared {
-    /// Queues writes of pages that are on the tier above, or will be once `put` completes, unless
-    /// they are already stored or queued.
+    /// Queues writes of pages that are on the tier above, or will be stored on it by `put`, unless
+    /// the pages are already stored or queued.
     pub(super) fn queue_write(
         self: &Arc<Self>,
         queue: &WriteQueue,
-        pages: &Pages,
+        pages: &PromptPages,
         range: Range<usize>,
         put: PendingPut,
     ) {
@@ -158,11 +158,11 @@ impl Shared {
     }
 
     /// Like [`queue_write`](Self::queue_write); with `evict_source` the tier above evicts the pages
-    /// once they are written.
+    /// after the write.
     pub(super) fn queue_write_with(
         self: &Arc<Self>,
         queue: &WriteQueue,
-        pages: &Pages,
+        pages: &PromptPages,
         range: Range<usize>,
         put: PendingPut,
         evict_source: bool,
@@ -170,10 +170,10 @@ impl Shared {
         if !queue.accepts(pages) {
             return;
         }
-        // Claims rely on chained hashes: without a chain, prompts that end alike are not the same
-        // pages.
+        // Claims rely on chained hashes: without a chain, an equal last page does not prove that
+        // the earlier pages are equal.
         let claimed = if pages.scope.chained {
-            self.table.claim(queue.to, Phase::Storing, &pages.hashes, range)
+            self.table.claim(queue.to, Residence::Storing, &pages.hashes, range)
         } else {
             vec![range]
         };
@@ -185,11 +185,11 @@ impl Shared {
         }
     }
 
-    /// Returns how many leading pages fit into the queue.
+    /// Queues a job. Returns the number of leading pages that fit into the queue.
     fn push_job(
         self: &Arc<Self>,
         queue: &WriteQueue,
-        pages: &Pages,
+        pages: &PromptPages,
         range: &Range<usize>,
         put: PendingPut,
         evict_source: bool,
@@ -211,7 +211,7 @@ impl Shared {
             evict_source,
         };
         match state.jobs.back_mut().filter(|last| job.follows(last)) {
-            // Merging keeps a prompt that grows page by page in few jobs.
+            // Merges the job, so that a prompt that grows page by page stays in few jobs.
             Some(last) => {
                 last.range.end = job.range.end;
                 last.pages = job.pages;
@@ -254,7 +254,7 @@ impl Shared {
                 if let Some(job) = state.jobs.pop_front() {
                     break job;
                 }
-                if queue.policy == WritePolicy::Back {
+                if queue.policy == WritePolicy::WriteBack {
                     state = queue.state.wait_for(state, WATCH_INTERVAL);
                     if state.jobs.is_empty() && !state.closing {
                         drop(state);
@@ -271,7 +271,7 @@ impl Shared {
             let bytes = job.pages.bytes(job.range.len());
             let whole = self.write_job(queue, &job);
             let mut state = queue.state.lock();
-            // A cancelled job is no failure of the tier.
+            // A cancelled job is not a failure of the tier.
             state.failed_at = (!whole && state.running.is_some()).then(Instant::now);
             state.bytes -= bytes;
             state.busy = false;
@@ -294,7 +294,7 @@ impl Shared {
         };
         self.table.mark_present(queue.to, &pages.hashes, range.start..range.start + written, &[]);
         self.table.abandon(queue.to, &pages.hashes, range.start + written..range.end);
-        if queue.to != self.top().kind {
+        if queue.to != self.first_tier().kind {
             self.record_arrival(queue.to, pages, range.start..range.start + written);
         }
         if job.evict_source {
@@ -304,8 +304,8 @@ impl Shared {
         written == range.len()
     }
 
-    /// Copies pages to `buffer`, from the tiers above or from the spilled pages. Returns how many
-    /// leading pages were copied.
+    /// Copies pages to `buffer`, from the tiers above or from the spilled pages. Returns the number
+    /// of leading pages copied.
     fn gather(
         &self,
         below: Tier,
@@ -334,7 +334,8 @@ impl Shared {
         at - range.start
     }
 
-    /// Writes a job to a local tier. Returns how many leading pages the tier now has.
+    /// Writes a job to a local tier. Returns the number of leading pages of the job that are now on
+    /// the tier.
     fn write_local(&self, to: Tier, job: &Job) -> usize {
         let (pages, range) = (&job.pages, job.range.clone());
         let Some(tier) = self.local_tier(to) else { return 0 };
@@ -342,24 +343,25 @@ impl Shared {
         let at_once = (COPY_BYTES / pages.page_bytes).max(1) as usize;
         let mut buffer = Vec::new();
         let mut at = range.start;
-        let promotes = to == self.top().kind;
+        let promotes = to == self.first_tier().kind;
         while at < range.end && !self.is_closing() {
             if promotes {
                 self.loads.wait(YIELD_TO_LOADS);
-                if !self.write_queue(to).is_some_and(WriteQueue::is_job_wanted) {
+                if !self.write_queue(to).is_some_and(WriteQueue::is_job_current) {
                     break;
                 }
             }
             let end = range.end.min(at + at_once);
             let keys = pages.refs(at..end);
             let control = control_within(WRITE_TIMEOUT);
-            // Pages the tier already has need not be read.
+            // Pages that the tier already has are not read.
             let present = tier.store().exists(&pages.scope, &keys).unwrap_or_default();
             let mut present = present.iter().take_while(|present| **present).count();
             if present > 0 && !promotes {
-                // Another process may have written them: this makes the tier's `flush` cover them.
-                let (stored, terms) = (&keys[..present], PutOptions::after(pages.before(at)));
-                let stored = tier.store().put_stored(&pages.scope, stored, &terms, &control);
+                // Another process may have written the pages: `put_stored` makes the tier's `flush`
+                // cover them.
+                let (stored, options) = (&keys[..present], PutOptions::after(pages.before(at)));
+                let stored = tier.store().put_stored(&pages.scope, stored, &options, &control);
                 present = stored.unwrap_or(0);
             }
             at += present;
@@ -412,10 +414,10 @@ impl Shared {
         at.max(range.start) - range.start
     }
 
-    /// Writes a job to the remote. Returns how many leading pages it now has. Objects hold groups
-    /// of pages counted from the start of the prompt, so missing pages before the range are written
-    /// too: without them no lookup reaches the range.
-    fn write_remote(&self, slot: &RemoteSlot, job: &Job) -> usize {
+    /// Writes a job to the remote. Returns the number of leading pages of the job that are now on
+    /// the remote. Objects hold groups of pages counted from the start of the prompt, so missing
+    /// pages before the range are written too: without these pages no lookup reaches the range.
+    fn write_remote(&self, slot: &RemoteHandle, job: &Job) -> usize {
         let (pages, range) = (&job.pages, job.range.clone());
         let counts = self.counts_of(Tier::Remote);
         if pages.parent.is_some() {

@@ -18,12 +18,12 @@ pub struct Listed {
 
 /// A store of named values shared by several machines: an object store, or a mounted file system.
 ///
-/// Values have at least one byte. A name is written once, or again with the same bytes: the last
-/// writer, the first one and one that gives up leave the same value. A value becomes visible whole
-/// or not at all. Names consist of `a-z`, `0-9`, `.`, `-` and `/`, at most 200 characters.
+/// Values have at least one byte. A name is written once, or again with the same bytes, so
+/// concurrent and interrupted writers leave the same value. A value becomes visible whole or not at
+/// all. Names consist of `a-z`, `0-9`, `.`, `-` and `/`, at most 200 characters.
 ///
-/// Calls may come from many threads at once and take any time: the tier waits for none of them
-/// beyond its deadline.
+/// Calls may come from many threads concurrently and take any time: the tier waits for a call at
+/// most until the deadline.
 pub trait Backend: Send + Sync + fmt::Debug {
     /// The value of `name`, or the part of it in `range`, cut at the end of the value. `None` if
     /// there is no value.
@@ -36,20 +36,20 @@ pub trait Backend: Send + Sync + fmt::Debug {
     /// Whether `name` has a value.
     ///
     /// # Errors
-    /// As for [`get`](Self::get).
+    /// The same errors as [`get`](Self::get).
     fn exists(&self, name: &str) -> Result<bool>;
 
     /// Sets the value of `name`.
     ///
     /// # Errors
-    /// As for [`get`](Self::get).
+    /// The same errors as [`get`](Self::get).
     fn set(&self, name: &str, value: &[u8]) -> Result<()>;
 
     /// [`set`](Self::set) of a value that the backend may keep a reference to instead of copying
     /// it.
     ///
     /// # Errors
-    /// As for [`get`](Self::get).
+    /// The same errors as [`get`](Self::get).
     fn set_shared(&self, name: &str, value: &Arc<Vec<u8>>) -> Result<()> {
         self.set(name, value)
     }
@@ -57,7 +57,8 @@ pub trait Backend: Send + Sync + fmt::Debug {
     /// Removes the value of `name`, if any.
     ///
     /// # Errors
-    /// As for [`get`](Self::get); `Invalid` if the backend does not support it.
+    /// `Invalid` if the backend does not support deletion; otherwise the same errors as
+    /// [`get`](Self::get).
     fn delete(&self, name: &str) -> Result<()> {
         let _ = name;
         Err(unsupported("delete"))
@@ -66,7 +67,8 @@ pub trait Backend: Send + Sync + fmt::Debug {
     /// Lists the values whose names begin with `prefix`, in any order.
     ///
     /// # Errors
-    /// As for [`delete`](Self::delete).
+    /// `Invalid` if the backend does not support listing; otherwise the same errors as
+    /// [`get`](Self::get).
     fn list(&self, prefix: &str, each: &mut dyn FnMut(Listed)) -> Result<()> {
         let _ = (prefix, each);
         Err(unsupported("list"))
@@ -78,8 +80,8 @@ pub trait Backend: Send + Sync + fmt::Debug {
     }
 
     /// [`get`](Self::get) of several names.
-    fn get_batch(&self, asked: &[(&str, Option<Range<u64>>)]) -> Vec<Result<Option<Vec<u8>>>> {
-        asked.iter().map(|(name, range)| self.get(name, range.clone())).collect()
+    fn get_batch(&self, requests: &[(&str, Option<Range<u64>>)]) -> Vec<Result<Option<Vec<u8>>>> {
+        requests.iter().map(|(name, range)| self.get(name, range.clone())).collect()
     }
 
     /// [`set`](Self::set) of several names.
@@ -89,5 +91,5 @@ pub trait Backend: Send + Sync + fmt::Debug {
 }
 
 fn unsupported(what: &'static str) -> Error {
-    Error::invalid("this backend has only get, exists and set").with("asked", what)
+    Error::invalid("this backend has only get, exists and set").with("operation", what)
 }

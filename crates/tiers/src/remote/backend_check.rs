@@ -3,9 +3,9 @@
 
 use super::backend::{Backend, Listed};
 use super::conformance::{Check, conformance};
-use super::faults::{Fault, FaultyBackend};
+use super::faults::{BackendFault, FaultyBackend};
 use super::inventory::Inventory;
-use super::tier::{Prompt, RemoteTier};
+use super::remote_tier::{Prompt, RemoteTier};
 use ritornello_format::{Result, ScopeId};
 use std::ops::Range;
 use std::sync::Arc;
@@ -25,9 +25,9 @@ const TRANSFER_TIMEOUT: Duration = Duration::from_secs(120);
 
 type Outcome = std::result::Result<(), String>;
 
-/// Runs [`conformance`] on `backend`, then transfers through the tier with every [`Fault`]
+/// Runs [`conformance`] on `backend`, then transfers through the tier with every [`BackendFault`]
 /// injected. All names begin with `prefix`, which must end with a slash and which no other writer
-/// may use. Deletes what it wrote, if the backend can delete. A check that takes longer than
+/// may use. Deletes the written values, if the backend can delete. A check that takes longer than
 /// `timeout` fails; if the backend cannot be reached, no further checks run.
 #[must_use]
 pub fn check_backend(backend: &Arc<dyn Backend>, prefix: &str, timeout: Duration) -> Vec<Check> {
@@ -37,57 +37,57 @@ pub fn check_backend(backend: &Arc<dyn Backend>, prefix: &str, timeout: Duration
     let (inner, name) = (Arc::clone(backend), format!("{prefix}never"));
     let reached =
         run_with_timeout(timeout, move || inner.exists(&name).map_err(|error| error.to_string()));
-    if let Err(wrong) = reached.and_then(|reached| reached) {
-        return vec![Check { what: "the backend can be reached", wrong: Some(wrong) }];
+    if let Err(failure) = reached.and_then(|reached| reached) {
+        return vec![Check { what: "the backend can be reached", failure: Some(failure) }];
     }
     let (inner, names) = (Arc::clone(backend), prefix.to_owned());
     match run_with_timeout(timeout, move || conformance(inner.as_ref(), &names)) {
         Ok(conforms) => checks.extend(conforms),
-        Err(wrong) => return vec![Check { what: "every call returns", wrong: Some(wrong) }],
+        Err(failure) => return vec![Check { what: "every call returns", failure: Some(failure) }],
     }
-    let scenarios: [(&'static str, Fault); 7] = [
-        ("pages are read back through the tier", Fault::None),
-        ("an unavailable remote costs hits", Fault::Unavailable),
-        ("a refusing remote costs hits", Fault::Refused),
-        ("a hanging remote costs hits, and no time", Fault::Hangs),
-        ("truncated values cost hits, and are detected", Fault::Short),
-        ("wrong bytes cost hits, and are detected", Fault::Flipped),
-        ("vanished values cost hits", Fault::Gone),
+    let scenarios: [(&'static str, BackendFault); 7] = [
+        ("pages are read back through the tier", BackendFault::None),
+        ("an unavailable remote costs hits", BackendFault::Unavailable),
+        ("a refusing remote costs hits", BackendFault::Refused),
+        ("a hanging remote costs hits, and no time", BackendFault::Hangs),
+        ("truncated values cost hits, and are detected", BackendFault::Short),
+        ("damaged bytes cost hits, and are detected", BackendFault::Flipped),
+        ("vanished values cost hits", BackendFault::Gone),
     ];
     for (number, (what, fault)) in scenarios.into_iter().enumerate() {
         let prefixed = Arc::clone(&prefixed);
         let outcome = run_with_timeout(timeout, move || check_fault(prefixed, fault, number as u8))
             .and_then(|outcome| outcome);
-        checks.push(Check { what, wrong: outcome.err() });
+        checks.push(Check { what, failure: outcome.err() });
     }
     let outcome =
         run_with_timeout(timeout, move || clean_up(prefixed.as_ref())).and_then(|outcome| outcome);
     checks.push(Check {
-        what: "the inventory lists what was written, and no more",
-        wrong: outcome.err(),
+        what: "the inventory lists exactly the written objects",
+        failure: outcome.err(),
     });
     checks
 }
 
-/// Runs `run` on a thread of its own; fails if it does not return in time.
+/// Runs `run` on a separate thread; fails if `run` does not return in time.
 fn run_with_timeout<T: Send + 'static>(
     timeout: Duration,
     run: impl FnOnce() -> T + Send + 'static,
 ) -> std::result::Result<T, String> {
-    let (tell, scenarios) = sync_channel(1);
+    let (sender, result) = sync_channel(1);
     let thread = thread::Builder::new().name("ritornello-check".to_owned());
     let started = thread.spawn(move || {
-        let _ = tell.send(run());
+        let _ = sender.send(run());
     });
     started.map_err(|error| format!("no thread: {error}"))?;
-    scenarios.recv_timeout(timeout).map_err(|error| match error {
+    result.recv_timeout(timeout).map_err(|error| match error {
         RecvTimeoutError::Timeout => format!("no answer within {} s", timeout.as_secs()),
         RecvTimeoutError::Disconnected => "a call ended its thread".to_owned(),
     })
 }
 
 /// Writes the pages of a new prompt, reads them while `fault` is injected, and reads them again.
-fn check_fault(backend: Arc<dyn Backend>, fault: Fault, number: u8) -> Outcome {
+fn check_fault(backend: Arc<dyn Backend>, fault: BackendFault, number: u8) -> Outcome {
     let scope = ScopeId([number; 16]);
     let keys: Vec<Vec<u8>> = (0..PAGES as u8).map(|at| [[number, at]; 16].concat()).collect();
     let keys: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
@@ -99,14 +99,14 @@ fn check_fault(backend: Arc<dyn Backend>, fault: Fault, number: u8) -> Outcome {
 
     let put = tier().put(&prompt, 0..PAGES, |at| &pages[at], patient());
     expect_eq("pages written", put.map_err(|error| error.to_string())?, PAGES)?;
-    // Found before the fault, so that the read is attempted.
+    // The pages are found before the fault, so that the read is attempted.
     let reader = tier();
     let found = reader.probe(&prompt, patient()).map_err(|error| error.to_string())?;
     expect_eq("pages found", found, PAGES)?;
-    if fault != Fault::None {
+    if fault != BackendFault::None {
         between.fail(fault);
         let during_fault = read_during_fault(&reader, &prompt, &pages);
-        between.fail(Fault::None);
+        between.fail(BackendFault::None);
         expect_eq("pages read during a fault are fewer than all", during_fault? < PAGES, true)?;
     }
     let mut out = vec![0; PAGES * PAGE_BYTES];
@@ -139,7 +139,7 @@ fn check_pages(pages: &[Vec<u8>], out: &[u8], range: Range<usize>) -> Outcome {
     let pairs = range.zip(out.chunks(PAGE_BYTES));
     match pairs.into_iter().find(|(at, out)| pages[*at] != *out) {
         None => Ok(()),
-        Some((at, _)) => Err(format!("page {at} has other bytes")),
+        Some((at, _)) => Err(format!("page {at} has different bytes")),
     }
 }
 
@@ -156,7 +156,7 @@ fn page(number: u8, at: usize) -> Vec<u8> {
 }
 
 fn clean_up(backend: &dyn Backend) -> Outcome {
-    // A backend that cannot list is not compared.
+    // The inventory of a backend that cannot list is not checked.
     let Ok(inventory) = Inventory::take(backend) else { return Ok(()) };
     for object in &inventory.objects {
         let _ = backend.delete(&object.name);
@@ -208,11 +208,11 @@ impl Backend for PrefixedBackend {
         self.inner.exists_batch(&names.iter().map(String::as_str).collect::<Vec<_>>())
     }
 
-    fn get_batch(&self, asked: &[(&str, Option<Range<u64>>)]) -> Vec<Result<Option<Vec<u8>>>> {
-        let asked: Vec<_> =
-            asked.iter().map(|(name, range)| (self.name(name), range.clone())).collect();
-        let asked: Vec<_> =
-            asked.iter().map(|(name, range)| (name.as_str(), range.clone())).collect();
-        self.inner.get_batch(&asked)
+    fn get_batch(&self, requests: &[(&str, Option<Range<u64>>)]) -> Vec<Result<Option<Vec<u8>>>> {
+        let requests: Vec<_> =
+            requests.iter().map(|(name, range)| (self.name(name), range.clone())).collect();
+        let requests: Vec<_> =
+            requests.iter().map(|(name, range)| (name.as_str(), range.clone())).collect();
+        self.inner.get_batch(&requests)
     }
 }

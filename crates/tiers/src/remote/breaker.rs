@@ -1,10 +1,11 @@
-//! Circuit breaker: after several consecutive failures, no calls are made to a remote for a while.
+//! Circuit breaker: after several consecutive failures, no calls are made to a remote until a wait
+//! has passed.
 
 use std::time::{Duration, Instant};
 
 /// Consecutive failures that open the breaker.
 const FAILURES: u32 = 5;
-/// How long it stays open, at first and at most; doubled when the probe fails.
+/// Initial and maximum time that the breaker stays open; doubled when a trial call fails.
 const FIRST: Duration = Duration::from_secs(1);
 const LONGEST: Duration = Duration::from_secs(60);
 
@@ -24,8 +25,8 @@ pub(super) enum CallOutcome {
 pub(super) enum CallKind {
     /// A call while the breaker is closed.
     Regular,
-    /// The single call that finds out whether the remote answers again.
-    Probe,
+    /// The single trial call while the breaker is half open.
+    HalfOpenTrial,
 }
 
 #[derive(Debug, Default)]
@@ -33,20 +34,20 @@ pub(super) struct Breaker {
     failures: u32,
     /// When the breaker opened, and for how long.
     open: Option<(Instant, Duration)>,
-    /// When the current probe began.
-    probing_since: Option<Instant>,
+    /// When the current trial call began.
+    trial_since: Option<Instant>,
 }
 
 impl Breaker {
-    /// Whether a call may be made, and of which kind. The caller then records its outcome. A probe
-    /// whose outcome is never recorded, because its caller gave up, blocks the next one for at most
-    /// [`LONGEST`].
+    /// Whether a call may be made, and of which kind. The caller then records its outcome. A trial
+    /// call whose outcome is never recorded, because its caller timed out, blocks the next trial
+    /// for at most [`LONGEST`].
     pub(super) fn admit(&mut self, now: Instant) -> Option<CallKind> {
         let Some((since, wait)) = self.open else { return Some(CallKind::Regular) };
-        let silent = self.probing_since.is_none_or(|begun| now >= begun + LONGEST);
-        (silent && now >= since + wait).then(|| {
-            self.probing_since = Some(now);
-            CallKind::Probe
+        let no_trial = self.trial_since.is_none_or(|begun| now >= begun + LONGEST);
+        (no_trial && now >= since + wait).then(|| {
+            self.trial_since = Some(now);
+            CallKind::HalfOpenTrial
         })
     }
 
@@ -59,7 +60,7 @@ impl Breaker {
         now: Instant,
     ) -> Option<bool> {
         if outcome == CallOutcome::Answered {
-            (self.probing_since, self.failures) = (None, 0);
+            (self.trial_since, self.failures) = (None, 0);
             return self.open.take().map(|_| false);
         }
         self.failures = self.failures.saturating_add(1);
@@ -72,7 +73,7 @@ impl Breaker {
             None if enough => FIRST,
             None => return None,
         };
-        self.probing_since = None;
+        self.trial_since = None;
         let was_open = self.open.replace((now, wait)).is_some();
         (!was_open).then_some(true)
     }
@@ -86,10 +87,10 @@ impl Breaker {
 mod tests {
     use super::*;
 
-    use CallKind::{Probe, Regular};
+    use CallKind::{HalfOpenTrial, Regular};
 
     #[test]
-    fn breaker_opens_probes_and_closes() {
+    fn breaker_opens_tries_and_closes() {
         let (mut breaker, start) = (Breaker::default(), Instant::now());
         for failure in 1..=FAILURES {
             assert_eq!(breaker.admit(start), Some(Regular));
@@ -98,12 +99,12 @@ mod tests {
         }
         assert_eq!(breaker.admit(start), None);
         let later = start + FIRST;
-        assert_eq!(breaker.admit(later), Some(Probe));
-        assert_eq!(breaker.admit(later), None, "one probe at a time");
-        assert_eq!(breaker.record(Probe, CallOutcome::Failed, later), None);
+        assert_eq!(breaker.admit(later), Some(HalfOpenTrial));
+        assert_eq!(breaker.admit(later), None, "one trial at a time");
+        assert_eq!(breaker.record(HalfOpenTrial, CallOutcome::Failed, later), None);
         assert_eq!(breaker.admit(later + FIRST), None, "the wait has doubled");
-        assert_eq!(breaker.admit(later + 2 * FIRST), Some(Probe));
-        assert_eq!(breaker.record(Probe, CallOutcome::Answered, later), Some(false));
+        assert_eq!(breaker.admit(later + 2 * FIRST), Some(HalfOpenTrial));
+        assert_eq!(breaker.record(HalfOpenTrial, CallOutcome::Answered, later), Some(false));
         assert_eq!(breaker.admit(later), breaker.admit(later));
     }
 
@@ -114,20 +115,20 @@ mod tests {
             breaker.record(Regular, CallOutcome::Failed, start);
         }
         let later = start + FIRST;
-        assert_eq!(breaker.admit(later), Some(Probe));
+        assert_eq!(breaker.admit(later), Some(HalfOpenTrial));
         breaker.record(Regular, CallOutcome::Failed, later);
-        assert_eq!(breaker.admit(later + FIRST), None, "the probe is still in progress");
+        assert_eq!(breaker.admit(later + FIRST), None, "the trial is still in progress");
         assert_eq!(breaker.record(Regular, CallOutcome::Answered, later), Some(false));
     }
 
     #[test]
-    fn lost_probe_is_replaced_after_limit() {
+    fn lost_trial_is_replaced_after_limit() {
         let (mut breaker, start) = (Breaker::default(), Instant::now());
         breaker.record(Regular, CallOutcome::Refused, start);
         let later = start + LONGEST;
-        assert_eq!(breaker.admit(later), Some(Probe));
+        assert_eq!(breaker.admit(later), Some(HalfOpenTrial));
         assert_eq!(breaker.admit(later + LONGEST / 2), None);
-        assert_eq!(breaker.admit(later + LONGEST), Some(Probe));
+        assert_eq!(breaker.admit(later + LONGEST), Some(HalfOpenTrial));
     }
 
     #[test]
@@ -135,6 +136,6 @@ mod tests {
         let (mut breaker, start) = (Breaker::default(), Instant::now());
         assert_eq!(breaker.record(Regular, CallOutcome::Refused, start), Some(true));
         assert_eq!(breaker.admit(start + LONGEST / 2), None);
-        assert_eq!(breaker.admit(start + LONGEST), Some(Probe));
+        assert_eq!(breaker.admit(start + LONGEST), Some(HalfOpenTrial));
     }
 }

@@ -1,8 +1,8 @@
 //! Runs calls of a backend with threads that may hang, deadlines, retries and a circuit breaker.
 //!
-//! A backend may be supplied by a user and may never return. It is called on a bounded number of
-//! separate threads; a caller waits until its deadline and no longer. When all threads hang, calls
-//! fail at once.
+//! A user-supplied backend may never return from a call. The executor calls the backend on a
+//! bounded number of separate threads; a caller waits at most until its deadline. When all threads
+//! hang and the queue is full, calls fail immediately.
 
 use super::backend::Backend;
 use super::breaker::{Breaker, CallKind, CallOutcome};
@@ -20,10 +20,11 @@ use std::time::{Duration, Instant};
 const THREADS: usize = 8;
 /// Calls that may wait for a thread.
 const MAX_QUEUED: usize = 64;
-/// Attempts of one call, and the pause before the first retry; doubled for each further one.
+/// Maximum attempts of one call, and the pause before the first retry; the pause doubles for each
+/// further retry.
 const TRIES: u32 = 3;
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
-/// One in this many calls may be a retry, plus a fixed allowance.
+/// The retry budget: one retry per `RETRY_SHARE` calls, plus `RETRIES_FREE`.
 const RETRY_SHARE: u64 = 10;
 const RETRIES_FREE: u64 = 20;
 
@@ -34,7 +35,7 @@ pub struct RemoteCalls {
     pub calls: u64,
     /// Calls that were retries.
     pub retries: u64,
-    /// Calls that failed after all retries, including those that timed out.
+    /// Calls that failed after all retries, including calls that timed out.
     pub failures: u64,
     /// Failed calls that timed out.
     pub late: u64,
@@ -65,7 +66,8 @@ struct Queue {
 
 struct Shared {
     backend: Arc<dyn Backend>,
-    // Threads wait on this lock for long: a standard mutex survives a fork meanwhile.
+    // Threads wait on this lock for a long time. A fork during the wait leaves a standard mutex
+    // usable.
     queue: StdMutex<Queue>,
     wake: Condvar,
     breaker: Mutex<Breaker>,
@@ -85,7 +87,7 @@ pub(super) struct PendingCall<T> {
 
 impl std::fmt::Debug for CallExecutor {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_tuple("Guard").field(&self.0.backend).finish()
+        f.debug_tuple("CallExecutor").field(&self.0.backend).finish()
     }
 }
 
@@ -112,14 +114,16 @@ impl CallExecutor {
         let shared = &self.0;
         let Some(kind) = shared.breaker.lock().admit(Instant::now()) else {
             shared.counts.spared.fetch_add(1, Relaxed);
-            return Err(Error::retry("the remote has failed too often: it is not called for now"));
+            return Err(Error::retry("the remote has failed too often: calls are paused"));
         };
         let (answered, answer) = sync_channel(1);
         let job = Box::new(move |shared: &Shared| shared.run(kind, deadline, &answered, &call));
         if !self.enqueue(job) {
             shared.counts.spared.fetch_add(1, Relaxed);
             shared.record(kind, CallOutcome::Failed, "all threads are waiting for answers");
-            return Err(Error::retry("all calls to the remote are still waiting for an answer"));
+            return Err(Error::retry(
+                "all threads for calls to the remote are still waiting for an answer",
+            ));
         }
         Ok(PendingCall { answer, kind, shared: Arc::clone(shared), deadline })
     }
@@ -164,7 +168,7 @@ impl CallExecutor {
 }
 
 impl Drop for CallExecutor {
-    /// Threads that hang are abandoned: they hold nothing but the backend.
+    /// Threads that hang are abandoned: they hold only the backend.
     fn drop(&mut self) {
         let mut queue = self.0.queue.lock().unwrap_or_else(PoisonError::into_inner);
         queue.closed = true;
@@ -209,7 +213,8 @@ impl Shared {
                     queue.idle -= 1;
                 }
             };
-            // A panic of the backend fails its call only: the caller sees the channel closed.
+            // A panic of the backend fails only its call: the sender is dropped, which closes the
+            // caller's channel.
             let _ = catch_unwind(AssertUnwindSafe(|| job(&self)));
         }
     }
@@ -269,7 +274,7 @@ impl Shared {
             Some(true) => tracing::warn!(
                 backend = ?self.backend,
                 %why,
-                "the remote fails and is not called for a while: its pages are not found meanwhile"
+                "the remote fails: calls are paused, and its pages are misses until it answers again"
             ),
             Some(false) => tracing::info!(backend = ?self.backend, "the remote answers again"),
             None => {}
@@ -287,15 +292,15 @@ mod tests {
     fn panicking_backend_fails_calls_but_keeps_threads() {
         let executor = CallExecutor::new(Arc::new(MemoryBackend::default()));
         let until = Instant::now() + Duration::from_secs(60);
-        let asked: Vec<_> = (0..THREADS)
+        let calls: Vec<_> = (0..THREADS)
             .map(|_| executor.start(until, |_| -> Result<()> { panic!("a bug") }))
             .collect();
-        for asked in asked {
-            assert!(asked.and_then(PendingCall::wait).is_err());
+        for call in calls {
+            assert!(call.and_then(PendingCall::wait).is_err());
         }
         // The breaker is open for a second or two first.
         while executor.call(until, |remote| remote.exists("a")).is_err() {
-            assert!(Instant::now() < until, "no thread is left");
+            assert!(Instant::now() < until, "every thread has ended");
             thread::sleep(FIRST_PAUSE);
         }
     }

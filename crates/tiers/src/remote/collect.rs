@@ -1,35 +1,36 @@
-//! Garbage collection of a remote: removes objects that were not written or extended for long, or
-//! the oldest ones beyond a byte budget.
+//! Garbage collection of a remote: removes objects that were not written or extended within an age
+//! limit, or the oldest objects beyond a byte budget.
 //!
-//! A prompt is found from its beginning on, so an object is as recent as the most recent one that
-//! continues it: continuations are removed before what they continue. Objects that continue nothing
-//! present (their beginning was removed, or was never written) are removed first. The header of an
-//! object names what it continues; headers are read only if objects have to be removed.
+//! A lookup starts at the beginning of a prompt, so an object counts as recent as the most recent
+//! object that continues it: an object is removed only after its continuations. Orphans, whose
+//! preceding object was removed or never written, are removed first. The header of an object names
+//! the page before it; headers are read only if objects have to be removed.
 //!
-//! **Concurrent readers and writers.** Objects are removed whole. A reader that found a removed
-//! object reads nothing, and its request is computed. A writer that found it does not write it
-//! again until its cached entry expires after ten minutes; objects it writes behind it meanwhile
-//! continue nothing. Both cost hits but deliver no wrong byte: names are derived from contents, so
-//! an object written again is the same. Objects younger than the grace period stay. Two concurrent
-//! collectors remove the same objects. Ages are by the remote's clock, which is learned by writing
-//! an object. Unfinished files of killed writers are removed after a day.
+//! **Concurrent readers and writers.** Objects are removed whole. If a reader found an object that
+//! is then removed, the read is a miss, and the request is computed. A writer that found the
+//! removed object does not write it again until the writer's cached entry expires after ten
+//! minutes; until then, later objects that it writes are orphans. Both cases cost hits but deliver
+//! no wrong byte: names are derived from contents, so an object that is written again has the same
+//! contents. Objects younger than the grace period stay. Two concurrent collectors remove the same
+//! objects. Ages are measured by the remote's clock, which is read by writing an object. Unfinished
+//! files of killed writers are removed after a day.
 
 use super::backend::Backend;
 use super::inventory::{CLOCK, Inventory, Object};
 use super::keyring::KeyRing;
 use super::object::Contents;
+use super::packing::{self, Form};
 use super::read_failures::ReadFailures;
-use super::spans::{self, Form};
 use ritornello_format::{Error, PageHash, Result};
 use std::collections::HashMap;
 use std::fmt::Write;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// Headers requested at once.
+/// Headers per batch of requests.
 const HEADERS_AT_ONCE: usize = 64;
 
-/// Age at which temporary values count as abandoned; writing one object, or learning the time,
-/// takes far less.
+/// Age at which temporary values count as abandoned; writing one object, or reading the clock,
+/// takes far less time.
 const UNFINISHED_FOR: Duration = Duration::from_secs(24 * 3600);
 
 /// Limits of a collection.
@@ -39,9 +40,9 @@ pub struct CollectOptions {
     pub max_age: Option<Duration>,
     /// Maximum total bytes.
     pub budget: Option<u64>,
-    /// Younger objects stay in any case.
+    /// Objects younger than this are never removed.
     pub grace: Duration,
-    /// Reports what would be removed, without removing it.
+    /// Reports the objects to remove, without removing them.
     pub dry_run: bool,
 }
 
@@ -56,20 +57,22 @@ pub struct Collected {
     pub removed_objects: u64,
     /// Bytes of these objects.
     pub removed_bytes: u64,
-    /// Removed objects that continued nothing present.
+    /// Removed orphans: objects whose preceding object was missing.
     pub orphans: u64,
     /// Objects that could not be removed.
     pub failed: u64,
-    /// Objects whose header could not be read; they count as continuing nothing.
+    /// Objects whose header could not be read; an unreadable object counts as the beginning of a
+    /// prompt.
     pub unreadable: u64,
 }
 
-/// Removes objects beyond the limits. With `keys` the headers of sealed objects are verified; one
-/// without a valid seal counts as continuing nothing. `each` is called for every removed object.
+/// Removes objects beyond the limits. With `keys` the headers of sealed objects are verified; an
+/// object without a valid seal counts as the beginning of a prompt. `each` is called for every
+/// removed object.
 ///
 /// # Errors
-/// The error of the remote if it cannot be listed or written, or if eight headers in a row cannot
-/// be read; `Invalid` if it cannot list or delete.
+/// The remote's error if a listing or a write fails, or if eight consecutive headers cannot be
+/// read; `Invalid` if the backend does not support listing or deletion.
 pub fn collect(
     backend: &dyn Backend,
     options: &CollectOptions,
@@ -95,11 +98,12 @@ pub fn collect(
     }
     let (mut states, unreadable) = object_states(backend, &inventory, keys)?;
     done.unreadable = unreadable;
-    // Orphans first, then the oldest; of equally old objects the one farthest from its beginning.
+    // Orphans first, then the oldest objects; of equally old objects, the object at the greatest
+    // depth in its prompt.
     states.sort_by_key(|at| (!at.orphan, at.last_needed, std::cmp::Reverse(at.depth)));
     for ObjectState { object, last_needed, orphan, .. } in states {
-        let goes = too_old(last_needed) || done.removed_bytes < over;
-        if !goes || age(last_needed) < options.grace {
+        let removable = too_old(last_needed) || done.removed_bytes < over;
+        if !removable || age(last_needed) < options.grace {
             continue;
         }
         each(object);
@@ -123,20 +127,21 @@ fn take_inventory(backend: &dyn Backend) -> Result<(Inventory, u64)> {
     let removed = backend.delete(&clock);
     let inventory = inventory?;
     removed?;
-    // Other temporary values may be from a clock that was wrong.
+    // Other temporary values may carry the time of a wrong clock.
     let now = inventory.unfinished.iter().find(|left| left.name == clock).map(|left| left.written);
-    let now = now.ok_or_else(|| Error::retry("the remote does not list what was just written"))?;
+    let now = now
+        .ok_or_else(|| Error::retry("the remote does not list an object that was just written"))?;
     Ok((inventory, now))
 }
 
-/// What decides whether an object is removed.
+/// The properties of an object that decide whether it is removed.
 struct ObjectState<'a> {
     object: &'a Object,
-    /// When it, or an object that continues it, was last written.
+    /// When the object, or an object that continues it, was last written.
     last_needed: u64,
-    /// Number of objects before it in its prompt.
+    /// Number of preceding objects in the prompt.
     depth: usize,
-    /// It continues an object that is missing.
+    /// Whether the preceding object is missing.
     orphan: bool,
 }
 
@@ -147,8 +152,8 @@ fn object_states<'a>(
     keys: Option<&KeyRing>,
 ) -> Result<(Vec<ObjectState<'a>>, u64)> {
     let objects = &inventory.objects;
-    // By form, scope and last page: several objects, of different lengths, may end with the same
-    // page.
+    // Objects by form, scope and last page: several objects, of different lengths, may end with the
+    // same page.
     let mut ends: HashMap<(Form, &str, &str), Vec<usize>> = HashMap::new();
     for (at, object) in objects.iter().enumerate() {
         ends.entry((object.form, &object.scope, &object.last)).or_default().push(at);
@@ -170,7 +175,8 @@ fn object_states<'a>(
             orphan: parents[at].is_some() && found(at).is_empty(),
         })
         .collect();
-    // Most recent first, so that each object's time is raised at most once, whatever headers say.
+    // Most recent first, so that each object's time is raised at most once, even with forged
+    // headers.
     let mut youngest_first: Vec<usize> = (0..objects.len()).collect();
     youngest_first.sort_by_key(|&at| std::cmp::Reverse(objects[at].written));
     for at in youngest_first {
@@ -225,13 +231,14 @@ fn parent_hashes(
     let mut parents = Vec::with_capacity(objects.len());
     let mut failures = ReadFailures::default();
     for some in objects.chunks(HEADERS_AT_ONCE) {
-        let asked: Vec<_> = some
+        let requests: Vec<_> = some
             .iter()
             .map(|object| (object.name.as_str(), Some(0..object.header_bytes())))
             .collect();
-        for (object, head) in some.iter().zip(backend.get_batch(&asked)) {
-            // A damaged, removed or unauthentic object stands alone. Without a key, a writer that
-            // may not delete can use forged headers to choose which objects are removed.
+        for (object, head) in some.iter().zip(backend.get_batch(&requests)) {
+            // A damaged, removed or unauthentic object counts as the beginning of a prompt. Without
+            // a key, a writer that may not delete can use forged headers to choose which objects
+            // are removed.
             let head = failures.tolerate(head)?.ok().flatten();
             let scope = object.scope_id().unwrap_or_default();
             let verify = keys.map(|keys| (keys, &scope));
@@ -239,7 +246,7 @@ fn parent_hashes(
             parents.push(contents.and_then(|Contents { header, .. }| {
                 // A sealed header under another object's name is not authentic either.
                 let last = header.keys.last()?;
-                let named = spans::name(object.form, &header.scope, last, header.keys.len());
+                let named = packing::name(object.form, &header.scope, last, header.keys.len());
                 if named != object.name {
                     return None;
                 }

@@ -1,4 +1,4 @@
-//! The conformance suite for backends, which a user's own backend can be put through as well.
+//! The conformance suite for backends, also for backends that users supply.
 
 use super::backend::{Backend, Listed};
 use std::collections::BTreeSet;
@@ -12,28 +12,30 @@ pub struct Check {
     /// The property that must hold.
     pub what: &'static str,
     /// How it is violated; `None` if it holds.
-    pub wrong: Option<String>,
+    pub failure: Option<String>,
 }
 
 type Outcome = Result<(), String>;
 
 /// Runs all checks on `backend`, under names that begin with `prefix`, which no other writer may
-/// use. Deletes what it wrote, if the backend can delete.
+/// use. Deletes the written values, if the backend can delete.
 #[must_use]
 pub fn conformance(backend: &dyn Backend, prefix: &str) -> Vec<Check> {
     let subject = Subject { backend, prefix };
     let checks: [(&'static str, &dyn Fn() -> Outcome); 8] = [
-        ("a name that was never written is absent", &|| subject.absent()),
+        ("a name that was never written is not found", &|| subject.not_found()),
         ("values of all lengths are read back", &|| subject.values()),
         ("ranges are read exactly, cut at the end of the value", &|| subject.ranges()),
         ("a name can be overwritten", &|| subject.overwrite()),
         ("names with a common prefix are distinct", &|| subject.names()),
         ("batches answer as single calls do", &|| subject.batches()),
         ("readers see a value whole or not at all", &|| subject.atomicity()),
-        ("values are listed, and absent after deletion", &|| subject.removal()),
+        ("values are listed, and not found after deletion", &|| subject.removal()),
     ];
-    let run =
-        |(what, check): (&'static str, &dyn Fn() -> Outcome)| Check { what, wrong: check().err() };
+    let run = |(what, check): (&'static str, &dyn Fn() -> Outcome)| Check {
+        what,
+        failure: check().err(),
+    };
     let done = checks.map(run).to_vec();
     subject.clean_up();
     done
@@ -74,10 +76,10 @@ impl Subject<'_> {
         self.backend.exists(&self.name(rest)).map_err(|error| format!("exists: {error}"))
     }
 
-    fn absent(&self) -> Outcome {
+    fn not_found(&self) -> Outcome {
         same("exists", &self.exists("never")?, &false)?;
         same("get", &self.get("never", None)?, &None)?;
-        same("get of a part", &self.get("never/there", Some(0..10))?, &None)
+        same("get of a part", &self.get("never/part", Some(0..10))?, &None)
     }
 
     fn values(&self) -> Outcome {
@@ -86,7 +88,7 @@ impl Subject<'_> {
             self.set(&rest, &value)?;
             same("exists", &self.exists(&rest)?, &true)?;
             if self.get(&rest, None)?.as_ref() != Some(&value) {
-                return Err(format!("a value of {length} bytes is read back with other bytes"));
+                return Err(format!("a value of {length} bytes is read back with different bytes"));
             }
         }
         Ok(())
@@ -133,8 +135,8 @@ impl Subject<'_> {
         let existing: Vec<_> =
             self.backend.exists_batch(&names).into_iter().map(Result::ok).collect();
         same("exists_batch", &existing, &[true, true, true, false].map(Some).to_vec())?;
-        let asked: Vec<_> = names.iter().map(|name| (*name, Some(1..2_000))).collect();
-        for (at, got) in self.backend.get_batch(&asked).into_iter().enumerate() {
+        let requests: Vec<_> = names.iter().map(|name| (*name, Some(1..2_000))).collect();
+        for (at, got) in self.backend.get_batch(&requests).into_iter().enumerate() {
             let got = got.map_err(|error| format!("get_batch: {error}"))?;
             same("get_batch", &got, &values.get(at).map(|value| value[1..2_000].to_vec()))?;
         }
@@ -182,8 +184,8 @@ impl Subject<'_> {
         }
         same("exists after delete", &self.exists("removal/one")?, &false)?;
         same("get after delete", &self.get("removal/one", None)?, &None)?;
-        same("the other one", &self.exists("removal/two")?, &true)?;
-        self.backend.delete(&one).map_err(|error| format!("delete of an absent name: {error}"))
+        same("exists of the remaining value", &self.exists("removal/two")?, &true)?;
+        self.backend.delete(&one).map_err(|error| format!("delete of a missing name: {error}"))
     }
 
     fn clean_up(&self) {

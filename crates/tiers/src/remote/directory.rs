@@ -1,8 +1,8 @@
 //! A backend over a mounted file system shared by several machines: NFS, pNFS, 3FS, or any other.
 //!
-//! A value is written to a temporary name and renamed, which such file systems do atomically. Pages
-//! reveal prompts: files are created with mode 0600 and directories with 0700, unless the remote is
-//! shared with a group.
+//! A value is written to a temporary name and renamed, because a rename is atomic on these file
+//! systems. Pages reveal prompts: files are created with mode 0600 and directories with 0700,
+//! unless the remote is shared with a group.
 
 use super::backend::{Backend, Listed};
 use ritornello_format::{Error, ErrorKind as Kind, Result};
@@ -18,8 +18,8 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::UNIX_EPOCH;
 
-/// Prefix of the names of unfinished files, which no object has. They are listed, so that those of
-/// killed writers can be removed.
+/// Prefix of the names of unfinished files; no object's name begins with it. A listing includes
+/// unfinished files, so that the files of killed writers can be removed.
 pub(super) const UNFINISHED: &str = ".new-";
 
 /// A directory that holds values as files.
@@ -28,14 +28,14 @@ pub struct DirectoryBackend {
     root: PathBuf,
     /// Part of the names of unfinished files that is unique to this process.
     writer: String,
-    /// Whether the directory's group may read and write, too.
+    /// Whether the directory's group may also read and write.
     shared: bool,
     next: AtomicU64,
 }
 
 impl DirectoryBackend {
-    /// Stores values in `root`, which may not exist yet: until it does, every call fails. `writer`
-    /// must be unique among all processes that write there, such as host name and process id.
+    /// Stores values in `root`; while `root` does not exist, every call fails. `writer` must be
+    /// unique among all processes that write to `root`, such as host name and process id.
     #[must_use]
     pub fn new(root: &Path, writer: &str) -> Self {
         Self {
@@ -46,8 +46,9 @@ impl DirectoryBackend {
         }
     }
 
-    /// Lets the directory's group read and write what is created from now on, regardless of the
-    /// umask: directories get mode 0770, files 0660. Existing directories keep their mode.
+    /// Lets the directory's group read and write files and directories that this backend creates,
+    /// regardless of the umask: directories get mode 0770, files 0660. Existing directories keep
+    /// their mode.
     #[must_use]
     pub fn shared(self) -> Self {
         Self { shared: true, ..self }
@@ -66,8 +67,8 @@ impl DirectoryBackend {
                 // A member of the group may have replaced the new directory by a link.
                 let flags = (OFlags::DIRECTORY | OFlags::NOFOLLOW).bits().cast_signed();
                 let made = OpenOptions::new().read(true).custom_flags(flags).open(dir)?;
-                // The set-group-ID bit is inherited from the parent, and keeps the group of what is
-                // created here.
+                // The set-group-ID bit is inherited from the parent, and gives new entries the
+                // directory's group.
                 let inherited = made.metadata()?.mode() & 0o2000;
                 made.set_permissions(Permissions::from_mode(0o770 | inherited))
             }
@@ -85,9 +86,9 @@ impl DirectoryBackend {
         Ok(file)
     }
 
-    /// Returns `None` only while the directory exists: a file system that is not mounted is not
-    /// empty.
-    fn absent_if_mounted<T>(&self, result: io::Result<Option<T>>) -> Result<Option<T>> {
+    /// Returns `None` only while the directory exists: a file system that is not mounted must not
+    /// look empty.
+    fn not_found_if_mounted<T>(&self, result: io::Result<Option<T>>) -> Result<Option<T>> {
         match result {
             Ok(Some(value)) => Ok(Some(value)),
             other => self.check().and(other.map_err(failed)),
@@ -145,7 +146,7 @@ fn is_errno(error: &io::Error, errno: Errno) -> bool {
     error.raw_os_error() == Some(errno.raw_os_error())
 }
 
-/// Opens a value; `None` if the name does not exist or is no regular file. Opening or reading a
+/// Opens a value; `None` if the name does not exist or is not a regular file. Opening or reading a
 /// pipe would wait for its other end, and a link may lead out of the remote.
 fn open(path: &Path) -> io::Result<Option<File>> {
     let flags = OFlags::NONBLOCK | OFlags::NOFOLLOW;
@@ -169,7 +170,7 @@ fn failed(error: io::Error) -> Error {
         ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem => {
             error.with(
                 "advice",
-                "give this user the right to read and write it; several users share a remote by a group and \
+                "give this user the right to read and write the directory; several users share a remote by a group and \
                  ?mode=shared",
             )
         }
@@ -191,12 +192,13 @@ fn read(mut file: File, range: Option<Range<u64>>) -> io::Result<Vec<u8>> {
 
 impl Backend for DirectoryBackend {
     fn get(&self, name: &str, range: Option<Range<u64>>) -> Result<Option<Vec<u8>>> {
-        let file = self.absent_if_mounted(open(&self.root.join(name)))?;
+        let file = self.not_found_if_mounted(open(&self.root.join(name)))?;
         file.map(|file| read(file, range)).transpose().map_err(failed)
     }
 
     fn exists(&self, name: &str) -> Result<bool> {
-        let metadata = self.absent_if_mounted(found(fs::symlink_metadata(self.root.join(name))))?;
+        let metadata =
+            self.not_found_if_mounted(found(fs::symlink_metadata(self.root.join(name))))?;
         Ok(metadata.is_some_and(|metadata| metadata.is_file()))
     }
 
@@ -208,24 +210,24 @@ impl Backend for DirectoryBackend {
     }
 
     fn delete(&self, name: &str) -> Result<()> {
-        self.absent_if_mounted(found(fs::remove_file(self.root.join(name)))).map(drop)
+        self.not_found_if_mounted(found(fs::remove_file(self.root.join(name)))).map(drop)
     }
 
     fn list(&self, prefix: &str, each: &mut dyn FnMut(Listed)) -> Result<()> {
         self.check()?;
         let (begin, _) = prefix.rsplit_once('/').unwrap_or_default();
         let begin = self.root.join(begin);
-        let (mut left, mut refused) = (vec![begin.clone()], false);
-        // Directories that this user may not read, and names longer than a path may be, are
-        // skipped, unless nothing else was asked for.
+        let (mut left, mut warned) = (vec![begin.clone()], false);
+        // Directories that this user may not read, and names longer than the limit of a path, are
+        // skipped, unless the listed directory itself cannot be read.
         let mut skip_or_fail = |error: io::Error, dir: &Path| {
             let skipped =
                 error.kind() == ErrorKind::PermissionDenied || is_errno(&error, Errno::NAMETOOLONG);
             if !skipped || dir == begin {
                 return Err(failed(error));
             }
-            if !std::mem::replace(&mut refused, true) {
-                tracing::warn!(dir = %dir.display(), %error, "not listed: this cannot be read");
+            if !std::mem::replace(&mut warned, true) {
+                tracing::warn!(dir = %dir.display(), %error, "a directory that cannot be read is not listed");
             }
             Ok(())
         };

@@ -1,15 +1,18 @@
-//! A cache of which objects exist and which are missing, to save queries.
+//! A cache of the existence of objects, to save queries.
 
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-/// How long a missing object is not queried again; another process may write it meanwhile.
-const ABSENT_FOR: Duration = Duration::from_secs(5);
-/// How long an existing object is not queried again; if it is removed meanwhile, a read finds out.
+/// Time for which a missing object is not queried again. A write by another process within this
+/// time is not seen.
+const NOT_FOUND_FOR: Duration = Duration::from_secs(5);
+/// Time for which an existing object is not queried again. If the object is removed within this
+/// time, a read fails and updates the cache.
 const PRESENT_FOR: Duration = Duration::from_secs(600);
-/// How long an unauthentic object is not queried again; a shorter time would fetch it repeatedly.
-const REFUSED_FOR: Duration = Duration::from_secs(60);
+/// Time for which an unauthentic object is not queried again; a shorter time would fetch the object
+/// repeatedly.
+const REJECTED_FOR: Duration = Duration::from_secs(60);
 /// Names per generation; two generations are kept.
 const GENERATION_NAMES: usize = 32 << 10;
 
@@ -22,9 +25,9 @@ struct Entry {
     until: Instant,
     /// The object was found, could not be read, and has not been found since.
     lost: bool,
-    /// The object was fetched and rejected. Finding that it exists does not clear this; writing it
-    /// here, or reading all of it successfully, does.
-    refused: bool,
+    /// The object was fetched and rejected. A write by this process or a successful read of the
+    /// whole object clears the flag; an existence query does not.
+    rejected: bool,
 }
 
 impl ExistenceCache {
@@ -39,17 +42,17 @@ impl ExistenceCache {
     }
 
     /// Whether the object `name` was read and rejected: a writer replaces it.
-    pub(super) fn is_refused(&self, name: &str) -> bool {
-        self.find(name).is_some_and(|entry| entry.refused)
+    pub(super) fn is_rejected(&self, name: &str) -> bool {
+        self.find(name).is_some_and(|entry| entry.rejected)
     }
 
     pub(super) fn record(&self, name: &str, exists: bool, now: Instant) {
-        let long = if exists { PRESENT_FOR } else { ABSENT_FOR };
+        let long = if exists { PRESENT_FOR } else { NOT_FOUND_FOR };
         self.update(name, |before| Entry {
             exists,
             until: now + long,
             lost: !exists && before.is_some_and(|entry| entry.lost),
-            refused: before.is_some_and(|entry| entry.refused),
+            rejected: before.is_some_and(|entry| entry.rejected),
         });
     }
 
@@ -57,30 +60,30 @@ impl ExistenceCache {
     pub(super) fn mark_lost(&self, name: &str, now: Instant) {
         self.update(name, |before| Entry {
             exists: false,
-            until: now + ABSENT_FOR,
+            until: now + NOT_FOUND_FOR,
             lost: true,
-            refused: before.is_some_and(|entry| entry.refused),
+            rejected: before.is_some_and(|entry| entry.rejected),
         });
     }
 
     /// The object was read and rejected: damaged, or not authentic.
-    pub(super) fn mark_refused(&self, name: &str, is_damaged: bool, now: Instant) {
-        let long = if is_damaged { ABSENT_FOR } else { REFUSED_FOR };
+    pub(super) fn mark_rejected(&self, name: &str, is_damaged: bool, now: Instant) {
+        let long = if is_damaged { NOT_FOUND_FOR } else { REJECTED_FOR };
         let until = now + long;
-        self.update(name, |_| Entry { exists: false, until, lost: true, refused: true });
+        self.update(name, |_| Entry { exists: false, until, lost: true, rejected: true });
     }
 
-    /// The object was written here, or read and verified.
+    /// The object was written by this process, or read and verified.
     pub(super) fn mark_verified(&self, name: &str, now: Instant) {
         let until = now + PRESENT_FOR;
-        self.update(name, |_| Entry { exists: true, until, lost: false, refused: false });
+        self.update(name, |_| Entry { exists: true, until, lost: false, rejected: false });
     }
 
     fn find(&self, name: &str) -> Option<Entry> {
         find(&self.0.lock(), name)
     }
 
-    /// Replaces an entry under one lock, so that no concurrent refusal is lost.
+    /// Replaces an entry under one lock, so that no concurrent rejection is lost.
     fn update(&self, name: &str, change: impl FnOnce(Option<Entry>) -> Entry) {
         let mut generations = self.0.lock();
         let entry = change(find(&generations, name));
@@ -104,54 +107,54 @@ mod tests {
     #[test]
     fn entries_expire_and_are_bounded() {
         let (cache, now) = (ExistenceCache::default(), Instant::now());
-        cache.record("there", true, now);
-        cache.record("gone", false, now);
-        assert_eq!(cache.get("there", now + ABSENT_FOR), Some(true));
-        assert_eq!(cache.get("gone", now), Some(false));
-        assert_eq!(cache.get("gone", now + ABSENT_FOR), None);
-        assert_eq!(cache.get("there", now + PRESENT_FOR), None);
-        cache.record("gone", true, now);
-        assert_eq!(cache.get("gone", now), Some(true));
-        cache.mark_lost("gone", now);
-        cache.record("gone", false, now);
-        assert!(cache.is_lost("gone"));
-        assert_eq!(cache.get("gone", now + ABSENT_FOR), None);
-        cache.record("gone", true, now);
-        assert!(!cache.is_lost("gone"));
+        cache.record("present", true, now);
+        cache.record("missing", false, now);
+        assert_eq!(cache.get("present", now + NOT_FOUND_FOR), Some(true));
+        assert_eq!(cache.get("missing", now), Some(false));
+        assert_eq!(cache.get("missing", now + NOT_FOUND_FOR), None);
+        assert_eq!(cache.get("present", now + PRESENT_FOR), None);
+        cache.record("missing", true, now);
+        assert_eq!(cache.get("missing", now), Some(true));
+        cache.mark_lost("missing", now);
+        cache.record("missing", false, now);
+        assert!(cache.is_lost("missing"));
+        assert_eq!(cache.get("missing", now + NOT_FOUND_FOR), None);
+        cache.record("missing", true, now);
+        assert!(!cache.is_lost("missing"));
         for number in 0..3 * GENERATION_NAMES {
             cache.record(&number.to_string(), true, now);
         }
-        assert_eq!(cache.get("there", now), None);
+        assert_eq!(cache.get("present", now), None);
         assert!(cache.0.lock().iter().map(HashMap::len).sum::<usize>() <= 2 * GENERATION_NAMES);
     }
 
     #[test]
-    fn refused_object_stays_refused_until_verified() {
+    fn rejected_object_stays_rejected_until_verified() {
         let (cache, now) = (ExistenceCache::default(), Instant::now());
-        cache.mark_refused("forged", false, now);
-        assert_eq!(cache.get("forged", now + ABSENT_FOR), Some(false));
-        assert_eq!(cache.get("forged", now + REFUSED_FOR), None);
+        cache.mark_rejected("forged", false, now);
+        assert_eq!(cache.get("forged", now + NOT_FOUND_FOR), Some(false));
+        assert_eq!(cache.get("forged", now + REJECTED_FOR), None);
         cache.record("forged", true, now);
-        assert!(cache.is_refused("forged"), "it still exists");
+        assert!(cache.is_rejected("forged"), "a query does not clear the rejection");
         cache.mark_lost("forged", now);
         cache.record("forged", false, now);
-        assert!(cache.is_refused("forged"));
+        assert!(cache.is_rejected("forged"));
         cache.mark_verified("forged", now);
-        assert!(!cache.is_refused("forged") && !cache.is_lost("forged"));
+        assert!(!cache.is_rejected("forged") && !cache.is_lost("forged"));
         assert_eq!(cache.get("forged", now), Some(true));
-        cache.mark_refused("damaged", true, now);
-        assert_eq!(cache.get("damaged", now + ABSENT_FOR), None);
+        cache.mark_rejected("damaged", true, now);
+        assert_eq!(cache.get("damaged", now + NOT_FOUND_FOR), None);
     }
 
     #[test]
-    fn concurrent_record_keeps_refusal() {
+    fn concurrent_record_keeps_rejection() {
         let (cache, now) = (ExistenceCache::default(), Instant::now());
         let all = |change: &dyn Fn(&str)| (0..20_000).for_each(|name| change(&name.to_string()));
         std::thread::scope(|scope| {
             scope.spawn(|| all(&|name| cache.record(name, true, now)));
             scope.spawn(|| all(&|name| cache.mark_lost(name, now)));
-            all(&|name| cache.mark_refused(name, false, now));
+            all(&|name| cache.mark_rejected(name, false, now));
         });
-        all(&|name| assert!(cache.is_refused(name), "{name}"));
+        all(&|name| assert!(cache.is_rejected(name), "{name}"));
     }
 }

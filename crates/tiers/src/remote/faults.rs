@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// The injected fault.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Fault {
+pub enum BackendFault {
     /// No fault.
     #[default]
     None,
@@ -27,7 +27,7 @@ pub enum Fault {
     Gone,
 }
 
-impl Fault {
+impl BackendFault {
     /// All faults.
     pub const ALL: [Self; 6] =
         [Self::Unavailable, Self::Refused, Self::Hangs, Self::Short, Self::Flipped, Self::Gone];
@@ -37,7 +37,7 @@ impl Fault {
 #[derive(Debug)]
 pub struct FaultyBackend {
     inner: Arc<dyn Backend>,
-    fault: Mutex<Fault>,
+    fault: Mutex<BackendFault>,
     changed: Condvar,
     flips: AtomicU64,
     exists_calls: AtomicU64,
@@ -58,8 +58,8 @@ impl FaultyBackend {
         }
     }
 
-    /// Injects `fault` from now on, also into calls that hang.
-    pub fn fail(&self, fault: Fault) {
+    /// Injects `fault` into all following calls, and into calls that hang now.
+    pub fn fail(&self, fault: BackendFault) {
         *self.fault.lock() = fault;
         self.changed.notify_all();
     }
@@ -74,14 +74,14 @@ impl FaultyBackend {
         self.set_calls.load(Relaxed)
     }
 
-    fn inject(&self) -> Result<Fault> {
+    fn inject(&self) -> Result<BackendFault> {
         let mut fault = self.fault.lock();
-        while *fault == Fault::Hangs {
+        while *fault == BackendFault::Hangs {
             self.changed.wait(&mut fault);
         }
         match *fault {
-            Fault::Unavailable => Err(Error::retry("injected fault: 503")),
-            Fault::Refused => Err(Error::fatal("injected fault: 403")),
+            BackendFault::Unavailable => Err(Error::retry("injected fault: 503")),
+            BackendFault::Refused => Err(Error::fatal("injected fault: 403")),
             other => Ok(other),
         }
     }
@@ -92,12 +92,12 @@ impl Backend for FaultyBackend {
         let fault = self.inject()?;
         let value = self.inner.get(name, range)?;
         Ok(match (fault, value) {
-            (Fault::Gone, _) => None,
-            (Fault::Short, Some(mut value)) => {
+            (BackendFault::Gone, _) => None,
+            (BackendFault::Short, Some(mut value)) => {
                 value.truncate(value.len() / 2);
                 Some(value)
             }
-            (Fault::Flipped, Some(mut value)) if !value.is_empty() => {
+            (BackendFault::Flipped, Some(mut value)) if !value.is_empty() => {
                 let at = self.flips.fetch_add(7919, Relaxed) as usize % value.len();
                 value[at] ^= 1;
                 Some(value)
@@ -115,7 +115,7 @@ impl Backend for FaultyBackend {
     fn set(&self, name: &str, value: &[u8]) -> Result<()> {
         self.set_calls.fetch_add(1, Relaxed);
         let fault = self.inject()?;
-        let half = if fault == Fault::Short { value.len() / 2 } else { value.len() };
+        let half = if fault == BackendFault::Short { value.len() / 2 } else { value.len() };
         self.inner.set(name, &value[..half])
     }
 

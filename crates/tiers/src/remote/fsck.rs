@@ -1,15 +1,15 @@
-//! Reads every object of a remote and reports those that readers would reject.
+//! Reads every object of a remote and reports the objects that readers would reject.
 
 use super::backend::Backend;
 use super::inventory::{Inventory, Object};
 use super::keyring::KeyRing;
-use super::object::{self, Contents, Part};
+use super::object::{self, Contents, ObjectBytes};
+use super::packing::{self, Form};
 use super::read_failures::ReadFailures;
-use super::refused::{Refused, Verified};
-use super::spans::{self, Form};
+use super::rejected::{RejectReason, Verified};
 use ritornello_format::Result;
 
-/// Objects read at once.
+/// Objects per batch of reads.
 const AT_ONCE: usize = 4;
 
 /// Result of a check.
@@ -21,27 +21,29 @@ pub struct RemoteCheck {
     pub pages: u64,
     /// Bytes of these objects.
     pub bytes: u64,
-    /// Names of objects that readers reject, and why.
+    /// Names of objects that readers reject, and the reason.
     pub damaged: Vec<(String, String)>,
     /// Damaged objects that were removed.
     pub removed: u64,
-    /// Sealed objects whose key is not available, and why: neither counted as damaged nor removed.
+    /// Sealed objects whose key is not available, and the reason: neither counted as damaged nor
+    /// removed.
     pub unknown_key: Vec<(String, String)>,
-    /// Objects of which only checksums were verified, because they have no seal or no key was
+    /// Objects of which only checksums were verified, because the object has no seal or no key was
     /// given.
     pub unauthenticated: u64,
-    /// Names of objects that could not be read, and why: whether they are damaged is unknown.
+    /// Names of objects that could not be read, and the error: whether these objects are damaged is
+    /// unknown.
     pub unreadable: Vec<(String, String)>,
-    /// Objects removed while the check ran, by a collector.
+    /// Objects removed by a collector while the check ran.
     pub gone: u64,
 }
 
-/// Reads the objects of `inventory`, and with `repair` removes the damaged ones: the next put of
-/// their prompt writes them again. With `keys` the seals of sealed objects are verified. `each` is
+/// Reads the objects of `inventory`, and with `repair` removes damaged objects: the next put of the
+/// prompt writes the object again. With `keys` the seals of sealed objects are verified. `each` is
 /// called for every object.
 ///
 /// # Errors
-/// The error of the remote, if eight objects in a row cannot be read.
+/// The last error of the remote if eight consecutive objects cannot be read.
 pub fn fsck(
     backend: &dyn Backend,
     inventory: &Inventory,
@@ -53,9 +55,9 @@ pub fn fsck(
     for objects in inventory.objects.chunks(AT_ONCE) {
         // A listing may report any length: at most one byte more than the longest object is read.
         let most = Some(0..object::BYTES_MAX + 1);
-        let asked: Vec<_> =
+        let requests: Vec<_> =
             objects.iter().map(|object| (object.name.as_str(), most.clone())).collect();
-        for (object, read) in objects.iter().zip(backend.get_batch(&asked)) {
+        for (object, read) in objects.iter().zip(backend.get_batch(&requests)) {
             each(object);
             let read = match failures.tolerate(read)? {
                 Ok(read) => read,
@@ -72,12 +74,12 @@ pub fn fsck(
             check.pages += u64::from(object.pages);
             check.bytes += value.len() as u64;
             check.unauthenticated += u64::from(object.form == Form::Plain || keys.is_none());
-            let wrong = match check_object(object, &value, keys) {
+            let rejected = match check_object(object, &value, keys) {
                 Ok(()) => continue,
-                Err(wrong) => (object.name.clone(), wrong.to_string(), wrong),
+                Err(reason) => (object.name.clone(), reason.to_string(), reason),
             };
-            let (name, why, wrong) = wrong;
-            if matches!(wrong, Refused::UnknownKey(_)) {
+            let (name, why, reason) = rejected;
+            if matches!(reason, RejectReason::UnknownKey(_)) {
                 check.unknown_key.push((name, why));
                 continue;
             }
@@ -93,7 +95,7 @@ pub fn fsck(
 
 fn check_object(object: &Object, value: &[u8], keys: Option<&KeyRing>) -> Verified<()> {
     if value.len() as u64 > object::BYTES_MAX || object.bytes > object::BYTES_MAX {
-        return Err(Refused::damaged("it is longer than any object"));
+        return Err(RejectReason::damaged("longer than the maximum of an object"));
     }
     let scope = object.scope_id().unwrap_or_default();
     let contents = Contents::read(value, object.form, keys.map(|keys| (keys, &scope)))?;
@@ -101,13 +103,13 @@ fn check_object(object: &Object, value: &[u8], keys: Option<&KeyRing>) -> Verifi
     let named = header
         .keys
         .last()
-        .map(|last| spans::name(object.form, &header.scope, last, header.keys.len()));
+        .map(|last| packing::name(object.form, &header.scope, last, header.keys.len()));
     if named.as_deref() != Some(&object.name) {
-        return Err(Refused::damaged("it holds other pages than its name says"));
+        return Err(RejectReason::damaged("the object's pages do not match its name"));
     }
     // At most PAGE_BYTES_MAX: decoding rejects longer pages.
     let mut page = vec![0; header.page_bytes as usize];
-    let part = Part { at: 0, bytes: value };
+    let part = ObjectBytes { at: 0, bytes: value };
     for at in 0..header.keys.len() {
         if let (_, Some(why)) = contents.unpack(&part, at..at + 1, &mut page) {
             return Err(why);

@@ -1,17 +1,18 @@
-//! Entry points for fuzzing objects, seals and names of a remote. Behind the feature `fuzzing`.
+//! Entry points for fuzzing objects, seals and names of a remote, compiled with the feature
+//! `fuzzing`.
 //!
-//! The first byte of an input of [`object`] says what [`seal`] makes valid: nothing, the checksums,
-//! or the checksums and the seal. The first bytes of an object follow.
+//! The first byte of an input of [`object`] selects the form of the object; the bytes of the object
+//! follow. [`seal`] makes the checksums valid, and the seal in one of two inputs.
 
 #![allow(clippy::unwrap_used, reason = "a fuzzer fails by panicking")]
 
 use super::backend::Listed;
 use super::inventory;
 use super::keyring::KeyRing;
-use super::object::{self, Contents, Part};
+use super::object::{self, Contents, ObjectBytes};
+use super::packing::Form;
+use super::remote_tier::RemoteOptions;
 use super::seal::Sealer;
-use super::spans::Form;
-use super::tier::RemoteOptions;
 use ritornello_format::{RUN_MAGIC, ScopeId, checksum};
 use std::sync::Arc;
 
@@ -79,8 +80,8 @@ pub fn seal(input: &mut [u8]) {
     object[..sealed.len()].copy_from_slice(&sealed);
 }
 
-/// Reads an object as a reader with the key does, and as `fsck` and `gc` do without one. Returns
-/// whether all of its pages are accepted.
+/// Reads an object without the key, like `fsck` and `gc`, and with the key, like a reader. Returns
+/// whether all pages of the object are accepted.
 #[must_use]
 pub fn object(input: &[u8]) -> bool {
     let Some((&what, object)) = input.split_first() else { return false };
@@ -99,7 +100,7 @@ pub fn object(input: &[u8]) -> bool {
             continue;
         }
         let mut out = vec![0; contents.header.page_bytes as usize];
-        let part = Part { at: 0, bytes: object };
+        let part = ObjectBytes { at: 0, bytes: object };
         let accepted =
             (0..pages).filter(|&page| contents.unpack(&part, page..page + 1, &mut out).0 == 1);
         whole = accepted.count() == pages;

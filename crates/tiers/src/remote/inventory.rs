@@ -1,16 +1,16 @@
-//! The contents of a remote, from its listing: objects of this format, objects of others, and other
-//! names.
+//! The contents of a remote, from its listing: objects of this format, objects of other formats,
+//! and unrecognized names.
 
 use super::backend::{Backend, Listed};
 use super::directory::UNFINISHED;
 use super::object;
-use super::spans::{Form, PAGES_MAX};
+use super::packing::{Form, PAGES_MAX};
 use ritornello_format::{KEY_BYTES_MAX, Result, ScopeId};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Prefix of the names of all formats.
 const FAMILY: &str = "ritornello/";
-/// Prefix of the names that are written briefly to learn the remote's time.
+/// Prefix of temporary names that are written to read the remote's clock.
 pub(super) const CLOCK: &str = "ritornello/clock-";
 
 /// An object of this format, as described by its name.
@@ -18,7 +18,7 @@ pub(super) const CLOCK: &str = "ritornello/clock-";
 pub struct Object {
     /// Name of the object.
     pub name: String,
-    /// Whether it is sealed, according to its name.
+    /// Sealed or plain, according to the name.
     pub form: Form,
     /// The scope of its pages, in hexadecimal digits.
     pub scope: String,
@@ -55,20 +55,20 @@ pub struct Inventory {
     pub objects: Vec<Object>,
     /// Objects and bytes of other versions, by version.
     pub others: BTreeMap<String, (u64, u64)>,
-    /// Names that no version uses, the first [`Inventory::UNRECOGNIZED_MAX`] of them.
+    /// The first [`Inventory::UNRECOGNIZED_MAX`] names that no version uses.
     pub unrecognized: Vec<String>,
-    /// Number of such names.
+    /// Number of all names that no version uses.
     pub unrecognized_names: u64,
-    /// Temporary values: queries of the remote's time, and unfinished writes.
+    /// Temporary values: reads of the remote's clock, and unfinished writes.
     pub unfinished: Vec<Listed>,
 }
 
 impl Inventory {
-    /// Unrecognized names that are kept; the rest is counted. A writer of the remote can create any
-    /// number.
+    /// Maximum unrecognized names listed; further names are only counted, because a writer of the
+    /// remote can create any number.
     pub const UNRECOGNIZED_MAX: usize = 1000;
 
-    /// Lists all that `backend` holds.
+    /// Lists all names that `backend` holds.
     ///
     /// # Errors
     /// Errors of [`Backend::list`].
@@ -159,7 +159,8 @@ fn read(found: &Listed) -> Option<Object> {
     })
 }
 
-/// The version of a name of another format: at most three digits, to bound how many can be made up.
+/// The version in a name of a different format: at most three digits, to bound the number of
+/// versions that a writer can invent.
 fn version(name: &str) -> Option<String> {
     let (version, _) = name.strip_prefix(FAMILY)?.split_once('/')?;
     let number = (1..=3).contains(&version.len()) && version.bytes().all(|c| c.is_ascii_digit());

@@ -1,4 +1,4 @@
-//! The keys that authenticate a remote's objects, and the file they are read from.
+//! The keys that authenticate a remote's objects, and their file.
 
 use ritornello_format::{Error, Result};
 use rustix::fs::{Mode, OFlags};
@@ -23,7 +23,7 @@ pub(super) struct Key {
     pub(super) secret: [u8; 32],
 }
 
-/// The keys of a file: the first one seals what is written, all of them verify what is read.
+/// The keys of a file: the first key seals written objects, all keys verify objects that are read.
 ///
 /// The file has one key per line, `ID HEX`: an id of 1 to 16 characters `A-Z a-z 0-9 . _ -`, and 64
 /// hexadecimal digits. Empty lines and lines that begin with `#` are skipped.
@@ -34,9 +34,8 @@ impl KeyRing {
     /// Reads the file at `path`.
     ///
     /// # Errors
-    /// `Invalid` if the file cannot be read, users other than its owner and group may read it,
-    /// users other than its owner may write it, or it is no key file. Messages quote nothing of it
-    /// but ids.
+    /// `Invalid` if the file cannot be read or parsed, if others may read or write it, or if its
+    /// group may write it. Messages quote only ids from the file.
     pub fn read(path: &Path) -> Result<Self> {
         let refused = |why: &str| Error::invalid(why).with("file", path.display());
         // Opening a pipe would otherwise block until it has a writer.
@@ -50,7 +49,7 @@ impl KeyRing {
             .metadata()
             .map_err(|error| refused("the remote's key file cannot be read").because(error))?;
         if !metadata.is_file() {
-            return Err(refused("the remote's key file is no regular file: correct ?key="));
+            return Err(refused("the remote's key file is not a regular file: correct ?key="));
         }
         if metadata.mode() & OTHERS != 0 {
             return Err(refused(
@@ -61,11 +60,11 @@ impl KeyRing {
         }
         let mut text = String::new();
         file.take(FILE_BYTES_MAX + 1).read_to_string(&mut text).map_err(|error| {
-            refused("the remote's key file cannot be read: it is text, one `ID HEX` a line")
+            refused("the remote's key file cannot be read: it is text, one `ID HEX` per line")
                 .because(error)
         })?;
         if text.len() as u64 > FILE_BYTES_MAX {
-            return Err(refused("the remote's key file is longer than 64 KiB: is it one?"));
+            return Err(refused("the remote's key file is longer than 64 KiB: correct ?key="));
         }
         Self::parse(&text).map_err(|error| error.with("file", path.display()))
     }
@@ -90,7 +89,7 @@ impl KeyRing {
                 )
             })?;
             if keys.iter().any(|known| known.id == key.id) {
-                return Err(refused("two keys have this id: give each its own".to_owned())
+                return Err(refused("duplicate key id: give each key a different id".to_owned())
                     .with("id", id_text(&key.id)));
             }
             if keys.len() == KEYS_MAX {
@@ -104,13 +103,13 @@ impl KeyRing {
         Ok(Self(keys))
     }
 
-    /// Ids of the keys; the first one seals what is written.
+    /// Ids of the keys; the first key seals written objects.
     #[must_use]
     pub fn ids(&self) -> Vec<String> {
         self.0.iter().map(|key| id_text(&key.id)).collect()
     }
 
-    /// The key that seals what is written. Always present after [`parse`](Self::parse).
+    /// The key that seals written objects. Always `Some` after [`parse`](Self::parse).
     pub(super) fn newest(&self) -> Option<&Key> {
         self.0.first()
     }
@@ -176,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_key_files_are_refused_without_quoting_them() {
+    fn invalid_key_files_are_refused_without_quotes() {
         let many: String = (0..=KEYS_MAX).map(|at| format!("k{at} {HEX}\n")).collect();
         for text in [
             "",
@@ -199,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn key_file_that_others_can_read_is_refused() {
+    fn key_file_that_others_can_read_is_rejected() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("key");
         std::fs::write(&path, format!("a {HEX}\n")).unwrap();

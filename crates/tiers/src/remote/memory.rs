@@ -1,4 +1,4 @@
-//! A backend in the memory of this process: for tests, and for trying out what a remote does.
+//! A backend in the memory of this process: for tests and trials of a remote.
 
 use super::backend::{Backend, Listed};
 use parking_lot::RwLock;

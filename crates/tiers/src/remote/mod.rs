@@ -1,11 +1,11 @@
 //! The remote tier: pages in a store shared by several machines, reached through three required
 //! methods.
 //!
-//! Pages are packed into objects of several MiB behind a header ([`spans`], [`object`]). The name
+//! Pages are packed into objects of several MiB with a header ([`packing`], [`object`]). The name
 //! of an object is derived from its contents, so that writers never conflict and existence can be
 //! queried without a listing. An answer of a remote is used only if header and checksums match the
 //! request and, if a key is given, a holder of the key wrote it ([`seal`]). A remote that is slow,
-//! dead or wrong costs hits, never requests ([`call_executor`]).
+//! unreachable or faulty costs hits, never requests ([`call_executor`]).
 
 mod address;
 mod backend;
@@ -24,11 +24,11 @@ mod inventory;
 mod keyring;
 mod memory;
 mod object;
+mod packing;
 mod read_failures;
-mod refused;
+mod rejected;
+mod remote_tier;
 mod seal;
-mod spans;
-mod tier;
 
 pub use address::RemoteAddress;
 pub use backend::{Backend, Listed};
@@ -37,11 +37,11 @@ pub use call_executor::RemoteCalls;
 pub use collect::{CollectOptions, Collected, collect};
 pub use conformance::{Check, conformance};
 pub use directory::DirectoryBackend;
-pub use faults::{Fault, FaultyBackend};
+pub use faults::{BackendFault, FaultyBackend};
 pub use fsck::{RemoteCheck, fsck};
 pub use inventory::{Inventory, Object};
 pub use keyring::KeyRing;
 pub use memory::MemoryBackend;
-pub use refused::RefusedObjects;
-pub use spans::Form;
-pub use tier::{Prompt, RemoteOptions, RemoteStats, RemoteTier};
+pub use packing::Form;
+pub use rejected::RejectedObjects;
+pub use remote_tier::{Prompt, RemoteOptions, RemoteStats, RemoteTier};

@@ -1,26 +1,27 @@
-//! Objects: a run header, padded to whole units, followed by the pages. A sealed object has its
-//! [`seal`] before the header, within the same units.
+//! Objects: an object is a run header, padded to whole units, followed by the pages. A sealed
+//! object has its [`seal`] before the header, within the same units.
 //!
-//! The header is that of a run on disk, with the same checksums; fields that are meaningful on one
-//! machine only (store, slot, generation, extents) are zero or empty. Pages are stored one after
-//! another. Compressed pages are shorter, so that no page lies farther back than it would
-//! uncompressed: a reader that knows the page length requests enough bytes without asking first.
+//! The header has the format of a run header on disk, with the same checksums; fields that are
+//! meaningful on one machine only (store, slot, generation, extents) are zero or empty. Pages are
+//! stored one after another. A page is stored compressed only if that makes it shorter, so no page
+//! ends at a larger offset than without compression: a reader that knows the page length requests
+//! enough bytes in its first request.
 
 use super::keyring::KeyRing;
-use super::refused::{Refused, Verified};
+use super::packing::{self, Form};
+use super::rejected::{RejectReason, Verified};
+use super::remote_tier::RemoteOptions;
 use super::seal::{self, Seal, Sealer};
-use super::spans::{self, Form};
-use super::tier::RemoteOptions;
 use blake3::Hash;
 use ritornello_format::{
     Error, PAGE_BYTES_MAX, Result, RunHeader, ScopeId, Slice, SliceChecksum, UNIT, units_of,
 };
 use std::ops::Range;
 
-/// The codec of a page that is one Zstandard frame. Codec numbers from 128 on are used in objects
-/// only.
+/// The codec of a page that is one Zstandard frame. Codec numbers of at least 128 are used in
+/// objects only.
 const ZSTD: u8 = 128;
-/// Maximum length of an object: the longest page, or several shorter ones, and what precedes them.
+/// Maximum length of an object: the longest page, or several shorter pages, with header and seal.
 pub(super) const BYTES_MAX: u64 = PAGE_BYTES_MAX + 8 * UNIT;
 
 /// Offset of the first page in an object whose keys have these lengths.
@@ -36,7 +37,8 @@ pub(super) fn first_page_offset(
     }
 }
 
-/// Packs pages of equal length behind a run header. `parent` is the key of the page before them.
+/// Packs a run header and pages of equal length into an object. `parent` is the key of the page
+/// before them.
 ///
 /// # Errors
 /// `Invalid` if pages and keys do not match.
@@ -49,7 +51,7 @@ pub(super) fn pack(
 ) -> Result<Vec<u8>> {
     let page_bytes = pages.first().map_or(0, |page| page.len());
     if keys.len() != pages.len() || pages.iter().any(|page| page.len() != page_bytes) {
-        return Err(Error::invalid("an object's pages are of one length, one page a key"));
+        return Err(Error::invalid("an object needs pages of equal length, one page per key"));
     }
     let begin = first_page_offset(options.form(), keys.iter().map(|key| key.len())) as usize;
     let mut object = Vec::with_capacity(begin + pages.len() * page_bytes);
@@ -95,13 +97,13 @@ pub(super) fn pack(
 }
 
 /// Consecutive bytes of an object.
-pub(super) struct Part<'a> {
+pub(super) struct ObjectBytes<'a> {
     /// Offset of the first byte in the object.
     pub(super) at: u64,
     pub(super) bytes: &'a [u8],
 }
 
-impl<'a> Part<'a> {
+impl<'a> ObjectBytes<'a> {
     fn slice(&self, range: Range<u64>) -> Option<&'a [u8]> {
         let from = range.start.checked_sub(self.at)?;
         self.bytes.get(from as usize..(range.end - self.at) as usize)
@@ -119,7 +121,8 @@ pub(super) struct Contents {
 impl Contents {
     /// Reads the first bytes of an object, which must reach its first page at least. With keys and
     /// the expected scope, the header of a sealed object is verified before it is parsed; without
-    /// them only checksums are. No length in an accepted header exceeds what an object can hold.
+    /// keys only checksums are verified. No length in an accepted header exceeds the limits of an
+    /// object.
     pub(super) fn read(
         head: &[u8],
         form: Form,
@@ -133,23 +136,23 @@ impl Contents {
                 (seal.header(), Some(seal.tags()), sealer)
             }
         };
-        let (header, _) = RunHeader::decode(encoded).map_err(Refused::damaged)?;
+        let (header, _) = RunHeader::decode(encoded).map_err(RejectReason::damaged)?;
         let pages = header.keys.len();
         if header.slices_per_page != 1 || header.slices.len() != pages {
-            return Err(Refused::damaged("an object's pages have one slice each"));
+            return Err(RejectReason::damaged("a page does not have exactly one slice"));
         }
         if tags.as_ref().is_some_and(|tags| tags.len() != pages) {
-            return Err(Refused::damaged("an object's seal is of other pages than its header"));
+            return Err(RejectReason::damaged("seal and header name different numbers of pages"));
         }
-        if pages > spans::group_pages(header.page_bytes) {
-            return Err(Refused::damaged("it holds more pages than an object of such pages does"));
+        if pages > packing::group_pages(header.page_bytes) {
+            return Err(RejectReason::damaged("more pages than fit into an object"));
         }
         let fits = |slice: &Slice| match slice.codec {
             Slice::RAW => u64::from(slice.bytes) == header.page_bytes,
             _ => u64::from(slice.bytes) <= header.page_bytes,
         };
         if !header.slices.iter().all(fits) {
-            return Err(Refused::damaged("a page of it is stored longer than pages are"));
+            return Err(RejectReason::damaged("a stored page is longer than the page length"));
         }
         Ok(Self { header, form, seal: sealer.zip(tags) })
     }
@@ -171,32 +174,35 @@ impl Contents {
         if same {
             Ok(())
         } else {
-            Err(Refused::damaged("an object holds other pages than its name says"))
+            Err(RejectReason::damaged("the object's pages do not match its name"))
         }
     }
 
-    /// Copies pages `wanted` to `out`, up to the first one that is rejected. Returns how many were
-    /// copied. A page is verified before it is decompressed or copied.
+    /// Copies pages `requested` to `out`, up to the first rejected page. Returns the number of
+    /// pages copied. A page is verified before it is decompressed or copied.
     pub(super) fn unpack(
         &self,
-        part: &Part<'_>,
-        wanted: Range<usize>,
+        part: &ObjectBytes<'_>,
+        requested: Range<usize>,
         out: &mut [u8],
-    ) -> (usize, Option<Refused>) {
+    ) -> (usize, Option<RejectReason>) {
         let page_bytes = self.header.page_bytes as usize;
         for (copied, (page, out)) in
-            wanted.clone().zip(out.chunks_exact_mut(page_bytes.max(1))).enumerate()
+            requested.clone().zip(out.chunks_exact_mut(page_bytes.max(1))).enumerate()
         {
             if let Err(why) = self.unpack_page(part, page, out) {
                 return (copied, Some(why));
             }
         }
-        (wanted.len(), None)
+        (requested.len(), None)
     }
 
-    fn unpack_page(&self, part: &Part<'_>, page: usize, out: &mut [u8]) -> Verified<()> {
+    fn unpack_page(&self, part: &ObjectBytes<'_>, page: usize, out: &mut [u8]) -> Verified<()> {
         let damaged = || {
-            Refused::damaged(format_args!("page {page} of {} is damaged", self.header.keys.len()))
+            RejectReason::damaged(format_args!(
+                "page {page} of {} is damaged",
+                self.header.keys.len()
+            ))
         };
         let slice = &self.header.slices[page];
         let stored = part.slice(self.stored_range(page..page + 1)).ok_or_else(damaged)?;
@@ -204,7 +210,7 @@ impl Contents {
             Some((sealer, tags)) => {
                 let position = seal::position(&self.header, page, slice);
                 if !tags.get(page).is_some_and(|tag| sealer.is_page(&position, stored, tag)) {
-                    return Err(Refused::WrongTag);
+                    return Err(RejectReason::WrongTag);
                 }
             }
             None if slice.checksum != page_checksum(&self.header.keys[page], stored) => {
@@ -257,16 +263,16 @@ mod tests {
     fn read(
         object: &[u8],
         keys: &[&[u8]],
-        wanted: Range<usize>,
+        requested: Range<usize>,
         out: &mut [u8],
         options: &RemoteOptions,
     ) -> Verified<usize> {
         let verify = options.keys.as_deref().map(|keys| (keys, &SCOPE));
         let contents = Contents::read(object, options.form(), verify)?;
-        contents.check(&SCOPE, keys, (out.len() / wanted.len()) as u64)?;
-        let place = contents.stored_range(wanted.clone());
+        contents.check(&SCOPE, keys, (out.len() / requested.len()) as u64)?;
+        let place = contents.stored_range(requested.clone());
         let bytes = object.get(place.start as usize..).unwrap_or_default();
-        Ok(contents.unpack(&Part { at: place.start, bytes }, wanted, out).0)
+        Ok(contents.unpack(&ObjectBytes { at: place.start, bytes }, requested, out).0)
     }
 
     #[test]
@@ -324,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_of_other_keys_are_a_miss() {
+    fn pages_of_different_keys_are_rejected() {
         let (keys, pages) = sample();
         let object = pack(&SCOPE, None, &refs(&keys), &refs(&pages), &options(None, None));
         let contents = Contents::read(&object.unwrap(), Form::Plain, None).unwrap();
@@ -351,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn forged_page_is_refused_with_key_only() {
+    fn forged_page_is_rejected_only_with_key() {
         let (keys, pages) = sample();
         let (keys, pages) = (refs(&keys), refs(&pages));
         let sealed = options(None, Some("a"));
@@ -359,17 +365,20 @@ mod tests {
         let forged = forge(&object, &keys, 1, &[66; 700]);
         let mut out = vec![0; 700];
         let contents = Contents::read(&forged, Form::Sealed, None).unwrap();
-        let whole = Part { at: 0, bytes: &forged };
-        assert_eq!(contents.unpack(&whole, 1..2, &mut out), (1, None), "checksums fit");
+        let whole = ObjectBytes { at: 0, bytes: &forged };
+        assert_eq!(contents.unpack(&whole, 1..2, &mut out), (1, None), "checksums match");
         assert_eq!(out, vec![66; 700]);
-        let refused = |object: &[u8], options: &RemoteOptions| {
+        let rejected = |object: &[u8], options: &RemoteOptions| {
             read(object, &keys, 1..2, &mut vec![0; 700], options).unwrap_err()
         };
-        assert_eq!(refused(&forged, &sealed), Refused::WrongTag);
-        assert_eq!(refused(&object, &options(None, Some("b"))), Refused::UnknownKey("a".into()));
+        assert_eq!(rejected(&forged, &sealed), RejectReason::WrongTag);
+        assert_eq!(
+            rejected(&object, &options(None, Some("b"))),
+            RejectReason::UnknownKey("a".into())
+        );
         let plain = pack(&SCOPE, None, &keys, &pages, &options(None, None)).unwrap();
-        assert_eq!(refused(&plain, &sealed), Refused::Unsealed);
-        assert!(matches!(refused(&object, &options(None, None)), Refused::Damaged(_)));
+        assert_eq!(rejected(&plain, &sealed), RejectReason::Unsealed);
+        assert!(matches!(rejected(&object, &options(None, None)), RejectReason::Damaged(_)));
     }
 
     #[test]
@@ -384,6 +393,9 @@ mod tests {
         };
         assert_eq!((read(&old, &both), read(&new, &both)), (Ok(4), Ok(4)));
         assert_eq!(read(&new, &options(None, Some("b"))), Ok(4));
-        assert_eq!(read(&old, &options(None, Some("b"))), Err(Refused::UnknownKey("a".into())));
+        assert_eq!(
+            read(&old, &options(None, Some("b"))),
+            Err(RejectReason::UnknownKey("a".into()))
+        );
     }
 }

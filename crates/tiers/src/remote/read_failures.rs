@@ -1,4 +1,5 @@
-//! Tolerates unreadable objects in a command until the remote itself seems to fail.
+//! Tolerates unreadable objects in a command until consecutive failures show that the remote itself
+//! fails.
 
 use ritornello_format::{Error, ErrorKind, Result};
 
@@ -12,11 +13,11 @@ pub(super) struct ReadFailures {
 }
 
 impl ReadFailures {
-    /// The answer, or the error if it is tolerated.
+    /// Returns the answer, or the error if the error is tolerated.
     ///
     /// # Errors
-    /// The error of the eighth consecutive failure; `Invalid` at once, because the backend lacks
-    /// the operation.
+    /// The eighth consecutive error; `Invalid` immediately, because the backend lacks the
+    /// operation.
     pub(super) fn tolerate<T>(
         &mut self,
         answer: Result<T>,

@@ -1,15 +1,15 @@
 //! The seal of an object, which proves that a holder of the key wrote it.
 //!
-//! It precedes the run header and holds the id of its key, an authenticator of the header, and one
-//! of each page's stored bytes, so that a page is verified without the others. All are keyed BLAKE3
-//! hashes, with keys derived from the file's key for the scope and the purpose. The id of a scope
-//! commits to the tenant's salt.
+//! The seal precedes the run header and holds the id of its key, an authenticator of the header,
+//! and an authenticator of each page's stored bytes, so that a page is verified without reading
+//! other pages. The authenticators are keyed BLAKE3 hashes, with keys derived from the file's key
+//! for the scope and the purpose. The id of a scope commits to the tenant's salt.
 //!
 //! The header's authenticator is verified before the header is parsed, and a page's before the page
 //! is decompressed or copied.
 
 use super::keyring::{ID_BYTES, Key, KeyRing, id_text};
-use super::refused::{Refused, Verified};
+use super::rejected::{RejectReason, Verified};
 use blake3::{Hash, Hasher};
 use ritornello_format::wire::{Reader, Writer};
 use ritornello_format::{RUN_HEADER_UNITS_MAX, RUN_MAGIC, RunHeader, ScopeId, Slice, UNIT};
@@ -22,7 +22,7 @@ const FIXED_BYTES: usize = 8 + 4 + 4 + 4 + ID_BYTES;
 /// Bytes before the run header.
 const FRONT_BYTES: usize = FIXED_BYTES + TAG_BYTES;
 const HEADER_BYTES_MAX: usize = RUN_HEADER_UNITS_MAX as usize * UNIT as usize;
-/// Contexts of key derivation, one for each purpose.
+/// Contexts of key derivation, by purpose.
 const HEADERS: &str = "ritornello 2026 remote object header v1";
 const PAGES: &str = "ritornello 2026 remote object page v1";
 
@@ -78,7 +78,7 @@ impl Sealer {
         Hasher::new_keyed(&self.pages).update(front.as_slice()).update(stored).finalize()
     }
 
-    /// Whether `stored` is what was sealed. Comparing [`Hash`] values takes constant time.
+    /// Whether `tag` authenticates `stored`. Comparing [`Hash`] values takes constant time.
     pub(super) fn is_page(&self, at: &Position<'_>, stored: &[u8], tag: &Hash) -> bool {
         self.page(at, stored) == *tag
     }
@@ -112,7 +112,7 @@ impl Sealer {
     }
 }
 
-/// A seal as parsed without a key: nothing in it is verified yet.
+/// A seal as parsed without a key; its fields are not verified yet.
 pub(super) struct Seal<'a> {
     fixed: &'a [u8],
     id: [u8; ID_BYTES],
@@ -125,9 +125,9 @@ impl<'a> Seal<'a> {
     /// Parses the seal at the beginning of `head`; other bytes may follow.
     pub(super) fn read(head: &'a [u8]) -> Verified<Self> {
         if head.starts_with(&RUN_MAGIC) {
-            return Err(Refused::Unsealed);
+            return Err(RejectReason::Unsealed);
         }
-        Self::parse(head).ok_or_else(|| Refused::damaged("the seal in front of it is no seal"))
+        Self::parse(head).ok_or_else(|| RejectReason::damaged("malformed seal"))
     }
 
     fn parse(head: &'a [u8]) -> Option<Self> {
@@ -143,14 +143,14 @@ impl<'a> Seal<'a> {
         Some(Self { fixed: head.get(..FIXED_BYTES)?, id, tag, body, header_bytes })
     }
 
-    /// Verifies the header's authenticator. Returns what verifies the pages.
+    /// Verifies the header's authenticator. Returns the [`Sealer`] that verifies the pages.
     pub(super) fn open(&self, keys: &KeyRing, scope: &ScopeId) -> Verified<Sealer> {
-        let key = keys.find(&self.id).ok_or_else(|| Refused::UnknownKey(id_text(&self.id)))?;
+        let key = keys.find(&self.id).ok_or_else(|| RejectReason::UnknownKey(id_text(&self.id)))?;
         let sealer = Sealer::new(key, scope);
         if sealer.header(self.fixed, self.body) == Hash::from_bytes(self.tag) {
             Ok(sealer)
         } else {
-            Err(Refused::WrongTag)
+            Err(RejectReason::WrongTag)
         }
     }
 
@@ -200,14 +200,14 @@ mod tests {
         let seal = Seal::read(&sealed).unwrap();
         assert_eq!((seal.header(), seal.tags()), (&b"header"[..], vec![tag, tag]));
         assert!(seal.open(&ring(&[("b", 2), ("a", 1)]), &SCOPE).is_ok());
-        let refused = |keys: &KeyRing, scope| seal.open(keys, scope).err().unwrap().to_string();
-        assert!(refused(&ring(&[("b", 1)]), &SCOPE).contains("`a`"));
-        assert!(refused(&ring(&[("a", 2)]), &SCOPE).contains("forged"));
-        assert!(refused(&keys, &ScopeId([6; 16])).contains("forged"));
+        let rejected = |keys: &KeyRing, scope| seal.open(keys, scope).err().unwrap().to_string();
+        assert!(rejected(&ring(&[("b", 1)]), &SCOPE).contains("`a`"));
+        assert!(rejected(&ring(&[("a", 2)]), &SCOPE).contains("forged"));
+        assert!(rejected(&keys, &ScopeId([6; 16])).contains("forged"));
     }
 
     #[test]
-    fn flipped_or_cut_seal_is_refused() {
+    fn flipped_or_truncated_seal_is_rejected() {
         let keys = ring(&[("a", 1)]);
         let sealed = sealer(&keys, &SCOPE).seal(b"header", &[blake3::hash(b"page")]);
         let opens =
@@ -216,9 +216,9 @@ mod tests {
         for at in 0..sealed.len() {
             assert!(!opens(&sealed[..at]), "cut at {at}");
             for bit in 0..8 {
-                let mut bad = sealed.clone();
-                bad[at] ^= 1 << bit;
-                assert!(!opens(&bad), "bit {bit} of byte {at}");
+                let mut damaged = sealed.clone();
+                damaged[at] ^= 1 << bit;
+                assert!(!opens(&damaged), "bit {bit} of byte {at}");
             }
         }
     }
@@ -231,7 +231,7 @@ mod tests {
         let is = |at: &Position<'_>, bytes: &[u8]| sealer(&keys, &SCOPE).is_page(at, bytes, &tag);
         assert!(is(&right, b"bytes"));
         assert!(!is(&right, b"bytez") && !is(&right, b"byte"));
-        for wrong in [
+        for different in [
             Position { key: &[2; 32], ..right },
             Position { key: &[1; 31], ..right },
             Position { page: 3, ..right },
@@ -239,7 +239,7 @@ mod tests {
             Position { page_bytes: 701, ..right },
             Position { codec: 128, ..right },
         ] {
-            assert!(!is(&wrong, b"bytes"), "{wrong:?}");
+            assert!(!is(&different, b"bytes"), "{different:?}");
         }
         assert!(!sealer(&keys, &ScopeId([6; 16])).is_page(&right, b"bytes", &tag));
         let other = Sealer::new(

@@ -9,7 +9,8 @@ use ritornello_format::PageHash;
 
 /// Slots of the first array.
 const INITIAL_SLOTS: usize = 64;
-/// Slots of the old array that each insertion empties: enough to empty it before the new one is full.
+/// Slots of the old array that each insertion empties: enough to empty the old array before the new
+/// array is full.
 const MOVES_PER_INSERTION: usize = 8;
 /// Never used; and tombstone: used before.
 const EMPTY: u64 = 0;
@@ -101,7 +102,7 @@ impl HeadIndex {
     /// Adds a node that is not in the index.
     pub(super) fn add(&mut self, head: PageHash, id: Id) {
         if 2 * (self.len + 1) > self.now.0.len() {
-            // `old` is empty by now: each insertion emptied `MOVES_PER_INSERTION` of its slots.
+            // `old` is already empty: each insertion emptied `MOVES_PER_INSERTION` of its slots.
             let size = (2 * self.now.0.len()).max(INITIAL_SLOTS);
             self.old = std::mem::replace(&mut self.now, Slots(vec![EMPTY; size].into()));
             self.moved = 0;
@@ -175,10 +176,10 @@ mod tests {
             } else if !adds && map.remove(&number).is_some() {
                 heads.remove(head(number), id);
             }
-            let asked = (random >> 45) % 6000;
+            let number = (random >> 45) % 6000;
             assert_eq!(
-                heads.get(head(asked), |id| u64::from(id.0) == asked),
-                map.get(&asked).copied()
+                heads.get(head(number), |id| u64::from(id.0) == number),
+                map.get(&number).copied()
             );
             assert_eq!(heads.len(), map.len());
         }

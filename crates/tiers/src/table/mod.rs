@@ -1,9 +1,9 @@
 //! The page table: a radix tree over page hashes.
 //!
-//! A node holds consecutive pages in the same state on every tier. It is split where a state starts
-//! to differ, and merged when the states agree again. Since the hash of a page commits to all pages
-//! before it, a node is found by the hash of its first page, and compared by its last page alone
-//! unless that differs.
+//! A node holds consecutive pages with the same state on every tier. A node is split where a state
+//! starts to differ, and merged when the states agree again. Since the hash of a page commits to
+//! all pages before it, a node is found by the hash of its first page, and compared by its last
+//! page alone unless the last page differs.
 //!
 //! **Locks.** One read-write lock. Walks hold it for reading. A writer holds it for at most
 //! [`NODE_PAGES_MAX`] pages, after descending to them from the first page of their prompt.
@@ -16,36 +16,36 @@ mod head_index;
 mod node;
 mod tree;
 
-pub use node::Phase;
+pub use node::Residence;
 
 use parking_lot::RwLock;
 use ritornello_format::residency::Tier;
 use ritornello_format::{PageHash, PageHashes};
 use std::ops::Range;
-use tree::{Eviction, Tree};
+use tree::{EvictionStep, Tree};
 
 /// Maximum pages of a node, and of one write-locked step.
 const NODE_PAGES_MAX: usize = 512;
 
-/// Spans that a walk reserves memory for.
+/// Initial capacity of a walk's list of spans.
 const SPANS_CAPACITY: usize = 64;
 
 /// Consecutive pages of a prompt in the same state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Span {
+pub struct TableSpan {
     /// Index of the first page in the prompt.
     pub at: usize,
     /// Number of pages.
     pub pages: usize,
-    /// The phase on each of [`Tier::ALL`].
-    pub phases: [Phase; Tier::ALL.len()],
+    /// The residence on each of [`Tier::ALL`].
+    pub residences: [Residence; Tier::ALL.len()],
 }
 
-impl Span {
+impl TableSpan {
     /// Whether the pages are present on `tier`.
     #[must_use]
     pub fn is_on(&self, tier: Tier) -> bool {
-        self.phases[tier as usize] == Phase::Present
+        self.residences[tier as usize] == Residence::Present
     }
 
     /// The fastest tier that the pages are present on.
@@ -57,10 +57,10 @@ impl Span {
 
 /// Evicted pages, consecutive in their prompt.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Victim {
+pub struct EvictedPages {
     /// The pages, in prompt order.
     pub pages: Vec<PageHash>,
-    /// Their slots on the host tier, one per page; empty for other tiers.
+    /// The slots of the pages on the host tier, one per page; empty for other tiers.
     pub slots: Vec<u32>,
     /// Walks over these pages since they were inserted.
     pub hits: u32,
@@ -90,8 +90,9 @@ impl PageTable {
         Self::default()
     }
 
-    /// The states of the leading pages that any tier has or is receiving, which are marked as used.
-    pub fn walk(&self, pages: &impl PageHashes) -> Vec<Span> {
+    /// Returns the states of the leading pages that any tier has or is receiving, and marks these
+    /// pages as used.
+    pub fn walk(&self, pages: &impl PageHashes) -> Vec<TableSpan> {
         let mut spans = Vec::with_capacity(SPANS_CAPACITY);
         self.tree.read().walk(pages, |span| spans.push(span));
         spans
@@ -111,7 +112,7 @@ impl PageTable {
     pub fn claim(
         &self,
         tier: Tier,
-        how: Phase,
+        how: Residence,
         pages: &[PageHash],
         range: Range<usize>,
     ) -> Vec<Range<usize>> {
@@ -119,10 +120,10 @@ impl PageTable {
         if range.is_empty() {
             return claimed;
         }
-        // Pages before the range are inserted as well, however many there are.
+        // Pages before the range are inserted as well, in steps of at most [`NODE_PAGES_MAX`].
         for piece in pieces(0..range.end, pages.len()) {
-            let wanted = piece.start.max(range.start).min(piece.end)..piece.end;
-            for new in self.tree.write().claim(tier, how, &pages[..piece.end], wanted) {
+            let requested = piece.start.max(range.start).min(piece.end)..piece.end;
+            for new in self.tree.write().claim(tier, how, &pages[..piece.end], requested) {
                 match claimed.last_mut() {
                     Some(last) if last.end == new.start => last.end = new.end,
                     _ => claimed.push(new),
@@ -155,7 +156,7 @@ impl PageTable {
         unused
     }
 
-    /// Gives up a claim: the pages were not transferred.
+    /// Abandons a claim: the pages were not transferred.
     pub fn abandon(&self, tier: Tier, pages: &[PageHash], range: Range<usize>) {
         for piece in pieces(range, pages.len()) {
             self.tree.write().finish_claim(tier, pages, piece, None);
@@ -163,15 +164,16 @@ impl PageTable {
     }
 
     /// Locks the leading pages of `pages[range]` that are present on `tier` until they are
-    /// [unlocked](Self::unlock). Returns how many they are, and their slots on the host tier.
+    /// [unlocked](Self::unlock). Returns the number of locked pages, and their slots on the host
+    /// tier.
     #[must_use]
     pub fn lock(&self, tier: Tier, pages: &[PageHash], range: Range<usize>) -> (usize, Vec<u32>) {
         let (mut locked, mut slots) = (0, Vec::new());
         for piece in pieces(range, pages.len()) {
-            let wanted = piece.len();
+            let requested = piece.len();
             let newly_locked = self.tree.write().lock(tier, pages, piece, &mut slots);
             locked += newly_locked;
-            if newly_locked < wanted {
+            if newly_locked < requested {
                 break;
             }
         }
@@ -185,24 +187,24 @@ impl PageTable {
         }
     }
 
-    /// Evicts at least `wanted` pages from `tier`, or all that are not locked: least recently used
+    /// Evicts at least `requested` pages from `tier`, or all that are not locked: least recently used
     /// first, and the end of a prompt before its beginning.
     #[must_use]
-    pub fn evict(&self, tier: Tier, wanted: usize) -> Vec<Victim> {
+    pub fn evict(&self, tier: Tier, requested: usize) -> Vec<EvictedPages> {
         let (mut victims, mut taken) = (Vec::new(), 0);
-        // Concurrent walks keep making entries stale: after one round over them, entries are taken
-        // as they are.
+        // Concurrent walks keep making entries stale: after one round over the entries, stale
+        // entries are evicted too.
         let mut relists_left = self.tree.read().evictable(tier);
-        while taken < wanted {
-            let most = (wanted - taken).min(NODE_PAGES_MAX);
+        while taken < requested {
+            let most = (requested - taken).min(NODE_PAGES_MAX);
             let evicted = self.tree.write().evict(tier, most, relists_left == 0);
             match evicted {
-                Eviction::Evicted(victim) => {
+                EvictionStep::Evicted(victim) => {
                     taken += victim.pages.len();
                     victims.push(victim);
                 }
-                Eviction::Continue => relists_left = relists_left.saturating_sub(1),
-                Eviction::Exhausted => break,
+                EvictionStep::Continue => relists_left = relists_left.saturating_sub(1),
+                EvictionStep::Exhausted => break,
             }
         }
         victims

@@ -1,6 +1,6 @@
 //! A node: consecutive pages, and their state on each tier.
 
-use super::Span;
+use super::TableSpan;
 use ritornello_format::PageHash;
 use ritornello_format::residency::Tier;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
@@ -10,10 +10,10 @@ pub(super) const TIERS: usize = Tier::ALL.len();
 
 /// The state of pages on one tier.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Phase {
+pub enum Residence {
     /// Not on the tier.
     #[default]
-    Absent,
+    None,
     /// In transfer from a slower tier.
     Loading,
     /// In transfer from a faster tier.
@@ -30,12 +30,12 @@ pub(super) struct Id(pub(super) u32);
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(super) struct Node {
-    /// The first of `pages`; [`PageHash::NONE`] if there are none.
+    /// The first of `pages`; [`PageHash::NONE`] if `pages` is empty.
     pub(super) head: PageHash,
     pub(super) pages: Vec<PageHash>,
     pub(super) age: AtomicU64,
     pub(super) hits: AtomicU32,
-    pub(super) phases: [Phase; TIERS],
+    pub(super) residences: [Residence; TIERS],
     pub(super) parent: Option<Id>,
     /// Number of children, and the exclusive or of their ids: the id of an only child.
     pub(super) children: u32,
@@ -43,10 +43,10 @@ pub(super) struct Node {
     pub(super) locks: [u32; TIERS],
     /// Children that are on a tier or in transfer to it.
     pub(super) children_on: [u32; TIERS],
-    /// Slots of the pages on the host tier; empty unless they are present there.
+    /// Slots of the pages on the host tier; empty unless the pages are present on that tier.
     pub(super) slots: Vec<u32>,
-    /// The age under which a tier's [eviction queue](super::eviction_queue) lists the node, if it
-    /// does.
+    /// The age under which a tier's [eviction queue](super::eviction_queue) lists the node; `None`
+    /// if the queue does not list the node.
     pub(super) listed: [Option<u64>; TIERS],
 }
 
@@ -66,7 +66,7 @@ impl Node {
             parent,
             age: AtomicU64::default(),
             hits: AtomicU32::default(),
-            phases: Default::default(),
+            residences: Default::default(),
             children: 0,
             child_xor: 0,
             locks: Default::default(),
@@ -76,19 +76,19 @@ impl Node {
         }
     }
 
-    pub(super) fn span(&self, at: usize, pages: usize) -> Span {
-        Span { at, pages, phases: self.phases }
+    pub(super) fn span(&self, at: usize, pages: usize) -> TableSpan {
+        TableSpan { at, pages, residences: self.residences }
     }
 
     pub(super) fn touch(&self, now: u64) {
         self.age.store(now, Relaxed);
-        // Not an atomic addition: two concurrent walks may count as one, but a locked instruction
-        // would cost each walk as much as all the rest.
+        // Not an atomic addition: two concurrent walks may count as a single hit, but a locked
+        // instruction would double the cost of each walk.
         self.hits.store(self.hits.load(Relaxed).saturating_add(1), Relaxed);
     }
 
     pub(super) fn is_anywhere(&self) -> bool {
-        self.phases.iter().any(|phase| *phase != Phase::Absent)
+        self.residences.iter().any(|residence| *residence != Residence::None)
     }
 
     /// Whether the node can be removed: no tier has its pages, and it has no children.
@@ -96,13 +96,16 @@ impl Node {
         self.children == 0 && !self.is_anywhere()
     }
 
-    /// Whether `tier` can evict its last pages.
+    /// Whether `tier` can evict the last pages of the node.
     pub(super) fn is_evictable(&self, tier: usize) -> bool {
-        self.phases[tier] == Phase::Present && self.locks[tier] == 0 && self.children_on[tier] == 0
+        self.residences[tier] == Residence::Present
+            && self.locks[tier] == 0
+            && self.children_on[tier] == 0
     }
 
-    /// Number of leading pages equal to `pages`, given that the first one is. Compares the last
-    /// page that both have, which commits to all before it; if it differs, bisects.
+    /// Number of leading pages equal to `pages`, given that the first page is equal. Compares the
+    /// last page of the shorter list, which commits to all pages before it; if the last page
+    /// differs, bisects.
     pub(super) fn matches(&self, at: impl Fn(usize) -> PageHash, rest: usize) -> usize {
         let both = self.pages.len().min(rest);
         if both <= 1 || self.pages[both - 1] == at(both - 1) {
@@ -120,14 +123,14 @@ impl Node {
         same
     }
 
-    /// Splits off the pages before `at` as a new node, which becomes the parent of this one.
+    /// Splits off the pages before `at` as a new node, which becomes the parent of this node.
     pub(super) fn split_front(&mut self, at: usize) -> Self {
         let rest = self.pages.split_off(at);
         let slots = if self.slots.is_empty() { Vec::new() } else { self.slots.split_off(at) };
         self.head = rest[0];
         Self {
             slots: std::mem::replace(&mut self.slots, slots),
-            phases: self.phases,
+            residences: self.residences,
             locks: self.locks,
             age: AtomicU64::new(self.age.load(Relaxed)),
             hits: AtomicU32::new(self.hits.load(Relaxed)),
@@ -135,7 +138,7 @@ impl Node {
         }
     }
 
-    /// Takes over the pages of its parent.
+    /// Takes over the pages of the parent `front`.
     pub(super) fn absorb(&mut self, mut front: Self) {
         front.pages.append(&mut self.pages);
         front.slots.append(&mut self.slots);

@@ -4,20 +4,20 @@
 use super::arena::Arena;
 use super::eviction_queue::EvictionQueue;
 use super::head_index::HeadIndex;
-use super::node::{Id, Node, Phase, TIERS};
-use super::{NODE_PAGES_MAX, Span, TableStats, Victim};
+use super::node::{Id, Node, Residence, TIERS};
+use super::{EvictedPages, NODE_PAGES_MAX, TableSpan, TableStats};
 use ritornello_format::residency::Tier;
 use ritornello_format::{PageHash, PageHashes};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Stale entries that one write-locked step of eviction requeues.
+/// Maximum stale entries that one write-locked step of eviction requeues.
 const RELIST_BATCH: usize = 64;
 
 /// The result of one write-locked step of eviction.
 #[derive(Debug)]
-pub(super) enum Eviction {
-    Evicted(Victim),
+pub(super) enum EvictionStep {
+    Evicted(EvictedPages),
     /// Some entries were stale and were requeued; the next step continues.
     Continue,
     Exhausted,
@@ -34,13 +34,13 @@ pub(super) struct Tree {
 }
 
 impl Tree {
-    pub(super) fn walk(&self, pages: &impl PageHashes, mut found: impl FnMut(Span)) {
+    pub(super) fn walk(&self, pages: &impl PageHashes, mut found: impl FnMut(TableSpan)) {
         let now = self.clock.fetch_add(1, Relaxed) + 1;
         let (mut at, all) = (0, pages.len());
-        let mut open: Option<Span> = None;
-        // Most nodes are as long as their parent. A branch on that lets the processor fetch the
-        // next node speculatively while this one is still being loaded; a computed index would have
-        // to wait for it.
+        let mut open: Option<TableSpan> = None;
+        // Most nodes are as long as their parent. A branch on this length lets the processor fetch
+        // the next node speculatively while the current node is still being loaded; a computed
+        // index would have to wait for the current node.
         let mut usual = 1;
         while at < all {
             let Some(id) = self.node_starting_with(pages.at(at)) else { break };
@@ -54,7 +54,7 @@ impl Tree {
             let matched = if as_usual { usual } else { same(all - at) };
             usual = matched;
             match &mut open {
-                Some(span) if span.phases == node.phases => span.pages += matched,
+                Some(span) if span.residences == node.residences => span.pages += matched,
                 _ => {
                     let span = node.span(at, matched);
                     open.replace(span).into_iter().for_each(&mut found);
@@ -90,7 +90,7 @@ impl Tree {
     pub(super) fn claim(
         &mut self,
         tier: Tier,
-        how: Phase,
+        how: Residence,
         pages: &[PageHash],
         range: Range<usize>,
     ) -> Vec<Range<usize>> {
@@ -99,10 +99,10 @@ impl Tree {
         let mut claimed = Vec::new();
         self.for_each_node(pages, range, |tree, id, at| {
             let node = tree.node(id);
-            if node.phases[tier as usize] == Phase::Absent {
+            if node.residences[tier as usize] == Residence::None {
                 node.age.store(now, Relaxed);
                 claimed.push(at..at + node.pages.len());
-                tree.set_phase(id, tier, how);
+                tree.set_residence(id, tier, how);
             }
             true
         });
@@ -123,7 +123,7 @@ impl Tree {
         let mut taken = 0;
         self.for_each_node(pages, range, |tree, id, at| {
             let node = tree.nodes.at_mut(id);
-            if !matches!(node.phases[tier as usize], Phase::Loading | Phase::Storing) {
+            if !matches!(node.residences[tier as usize], Residence::Loading | Residence::Storing) {
                 return true;
             }
             if slots.is_some_and(|slots| !slots.is_empty()) {
@@ -131,7 +131,11 @@ impl Tree {
                 node.slots = unused.drain(from..from + node.pages.len()).collect();
                 taken += node.pages.len();
             }
-            tree.set_phase(id, tier, if slots.is_some() { Phase::Present } else { Phase::Absent });
+            tree.set_residence(
+                id,
+                tier,
+                if slots.is_some() { Residence::Present } else { Residence::None },
+            );
             true
         });
         unused
@@ -147,7 +151,7 @@ impl Tree {
         let (start, mut end) = (range.start, range.start);
         self.for_each_node(pages, range, |tree, id, at| {
             let node = tree.nodes.at_mut(id);
-            if at != end || node.phases[tier as usize] != Phase::Present {
+            if at != end || node.residences[tier as usize] != Residence::Present {
                 return false;
             }
             node.locks[tier as usize] += 1;
@@ -179,22 +183,24 @@ impl Tree {
     ) {
         self.for_each_node(pages, range, |tree, id, _| {
             let node = tree.nodes.at_mut(id);
-            if node.phases[tier as usize] == Phase::Present && node.locks[tier as usize] == 0 {
+            if node.residences[tier as usize] == Residence::Present
+                && node.locks[tier as usize] == 0
+            {
                 if tier == Tier::Host {
                     slots.append(&mut node.slots);
                 }
-                tree.set_phase(id, tier, Phase::Absent);
+                tree.set_residence(id, tier, Residence::None);
             }
             true
         });
     }
 
     /// Evicts up to `most` pages from the least recently used end. With `now`, entries that were
-    /// used since they were queued are taken as well.
-    pub(super) fn evict(&mut self, tier: Tier, most: usize, now: bool) -> Eviction {
+    /// used since they were queued are evicted as well.
+    pub(super) fn evict(&mut self, tier: Tier, most: usize, now: bool) -> EvictionStep {
         for _ in 0..RELIST_BATCH {
             let Some((listed, id)) = self.eviction_queues[tier as usize].oldest() else {
-                return Eviction::Exhausted;
+                return EvictionStep::Exhausted;
             };
             if !now && self.node(id).age.load(Relaxed) != listed {
                 self.update_listing(id, tier as usize);
@@ -208,15 +214,15 @@ impl Tree {
             let slots =
                 if tier == Tier::Host { std::mem::take(&mut node.slots) } else { Vec::new() };
             let hits = node.hits.load(Relaxed);
-            let victim = Victim { pages: node.pages.clone(), slots, hits };
-            self.set_phase(id, tier, Phase::Absent);
+            let victim = EvictedPages { pages: node.pages.clone(), slots, hits };
+            self.set_residence(id, tier, Residence::None);
             self.compact(id);
-            return Eviction::Evicted(victim);
+            return EvictionStep::Evicted(victim);
         }
-        Eviction::Continue
+        EvictionStep::Continue
     }
 
-    /// Nodes that `tier` can evict from.
+    /// Number of nodes in the eviction queue of `tier`.
     pub(super) fn evictable(&self, tier: Tier) -> usize {
         self.eviction_queues[tier as usize].len()
     }
@@ -262,9 +268,9 @@ impl Tree {
         }
     }
 
-    /// Visits the nodes of `pages[range]`, split so that each lies within the range, until `visit`
-    /// returns false. `visit` receives the index in `pages` at which the node begins. Afterwards
-    /// equal neighbours are merged.
+    /// Visits the nodes of `pages[range]`, split so that each node is within the range, until
+    /// `visit` returns false. `visit` receives the index in `pages` at which the node begins.
+    /// Afterwards equal neighbours are merged.
     fn for_each_node(
         &mut self,
         pages: &[PageHash],
@@ -297,15 +303,16 @@ impl Tree {
         }
     }
 
-    /// Splits a node at page `at`. The node keeps its id and its later pages; the earlier ones
+    /// Splits a node at page `at`. The node keeps its id and its later pages; the earlier pages
     /// become a new node, whose id is returned. So ids of children and queue entries stay valid.
     fn split(&mut self, id: Id, at: usize) -> Id {
         let node = self.nodes.at_mut(id);
         let mut front = node.split_front(at);
-        // This node becomes the only child of the new one.
+        // The split node becomes the only child of the new node.
         front.children = 1;
         front.child_xor = id.0;
-        front.children_on = node.phases.map(|phase| u32::from(phase != Phase::Absent));
+        front.children_on =
+            node.residences.map(|residence| u32::from(residence != Residence::None));
         let (head, rest, parent) = (front.head, node.head, front.parent);
         let front = self.nodes.add(front);
         self.nodes.at_mut(id).parent = Some(front);
@@ -321,8 +328,8 @@ impl Tree {
         front
     }
 
-    /// Removes a node that holds no information, and such ancestors; otherwise merges it with its
-    /// neighbours in the same state.
+    /// Removes a node without information, and ancestors without information; merges the remaining
+    /// node with its neighbours in the same state.
     fn compact(&mut self, id: Id) {
         let mut left = id;
         while self.node(left).is_removable() {
@@ -363,7 +370,7 @@ impl Tree {
         let node = self.node(id);
         let Some(before) = node.parent else { return };
         let front = self.node(before);
-        let alike = front.phases == node.phases && front.locks == node.locks;
+        let alike = front.residences == node.residences && front.locks == node.locks;
         if front.children != 1 || !alike || front.pages.len() + node.pages.len() > NODE_PAGES_MAX {
             return;
         }
@@ -386,20 +393,20 @@ impl Tree {
         }
     }
 
-    /// Sets the phase of a node on a tier, and updates all counts that depend on it.
-    fn set_phase(&mut self, id: Id, tier: Tier, to: Phase) {
+    /// Sets the residence of a node on a tier, and updates all counts that depend on it.
+    fn set_residence(&mut self, id: Id, tier: Tier, to: Residence) {
         let kind = tier as usize;
         let node = self.nodes.at_mut(id);
-        let from = std::mem::replace(&mut node.phases[kind], to);
+        let from = std::mem::replace(&mut node.residences[kind], to);
         let (parent, pages) = (node.parent, node.pages.len() as u64);
-        if from == Phase::Present {
+        if from == Residence::Present {
             self.present[kind] -= pages;
         }
-        if to == Phase::Present {
+        if to == Residence::Present {
             self.present[kind] += pages;
         }
         self.update_listing(id, kind);
-        let (was, is) = (from != Phase::Absent, to != Phase::Absent);
+        let (was, is) = (from != Residence::None, to != Residence::None);
         if let Some(parent) = parent.filter(|_| was != is) {
             let count = &mut self.nodes.at_mut(parent).children_on[kind];
             *count = if is { *count + 1 } else { *count - 1 };
@@ -435,11 +442,11 @@ impl Tree {
             assert_eq!(self.node_starting_with(node.head), Some(id));
             assert!(node.pages.len() <= NODE_PAGES_MAX, "{}", node.pages.len());
             assert!(!node.is_removable(), "{node:?}");
-            let on_host = node.phases[Tier::Host as usize] == Phase::Present;
+            let on_host = node.residences[Tier::Host as usize] == Residence::Present;
             assert!(node.slots.is_empty() || (on_host && node.slots.len() == node.pages.len()));
             pages += node.pages.len() as u64;
             for tier in 0..TIERS {
-                if node.phases[tier] == Phase::Present {
+                if node.residences[tier] == Residence::Present {
                     present[tier] += node.pages.len() as u64;
                 }
                 assert_eq!(node.listed[tier].is_some(), node.is_evictable(tier), "{node:?}");
@@ -455,7 +462,7 @@ impl Tree {
             assert_eq!(node.children as usize, mine.len());
             assert_eq!(node.child_xor, mine.iter().fold(0, |xor, child| xor ^ child.0));
             for tier in 0..TIERS {
-                let occupied = |child: &&Id| self.node(**child).phases[tier] != Phase::Absent;
+                let occupied = |child: &&Id| self.node(**child).residences[tier] != Residence::None;
                 assert_eq!(node.children_on[tier] as usize, mine.iter().filter(occupied).count());
             }
         }

@@ -8,7 +8,7 @@ use ritornello_node::Node;
 use ritornello_store::{Catalog, ClientId, Outcome, PutOptions};
 use ritornello_tiers::Tier;
 use ritornello_tiers::cache::{
-    Cache, Found, LookupOptions, PrefetchPolicy, Readiness, Settings, TierSpec, TierStats,
+    Cache, Lookup, LookupOptions, PrefetchPolicy, Readiness, Settings, TierSpec, TierStats,
 };
 use ritornello_tiers::remote::{Backend, DirectoryBackend, MemoryBackend, RemoteTier};
 use ritornello_volume::page_memory::{BorrowedPages, OwnedPagesMut, PageTarget};
@@ -83,7 +83,7 @@ pub fn open_over(list: &[&str], settings: &Settings, over: Arc<dyn Backend>) -> 
     .unwrap()
 }
 
-/// Puts pages `first..`. Returns how many are then on the first tier.
+/// Puts pages `first..`. Returns the number of pages then on the first tier.
 pub fn put(cache: &Cache, keys: &[Vec<u8>], first: usize) -> usize {
     let pages: Vec<Vec<u8>> = keys[first..].iter().map(|key| page(key)).collect();
     let source = BorrowedPages::new(&refs(&pages));
@@ -93,20 +93,20 @@ pub fn put(cache: &Cache, keys: &[Vec<u8>], first: usize) -> usize {
     ticket.wait(Some(Duration::from_secs(60))).unwrap().pages
 }
 
-/// Looks a prompt up once.
-pub fn find_once(cache: &Cache, keys: &[Vec<u8>]) -> Found {
-    cache.find(&scope(), &refs(keys), TTL, &LookupOptions::default()).unwrap()
+/// Looks up a prompt once.
+pub fn find_once(cache: &Cache, keys: &[Vec<u8>]) -> Lookup {
+    cache.lookup(&scope(), &refs(keys), TTL, &LookupOptions::default()).unwrap()
 }
 
-/// Looks a prompt up until the answer is final.
-pub fn find(cache: &Cache, keys: &[Vec<u8>]) -> Found {
+/// Looks up a prompt until the answer is final.
+pub fn find(cache: &Cache, keys: &[Vec<u8>]) -> Lookup {
     let until = Instant::now() + Duration::from_secs(60);
     loop {
         let found = find_once(cache, keys);
         if found.readiness == Readiness::Ready {
             return found;
         }
-        assert!(Instant::now() < until, "no answer");
+        assert!(Instant::now() < until, "the lookup stays pending");
         std::thread::sleep(Duration::from_millis(2));
     }
 }
@@ -121,11 +121,11 @@ pub fn begin_read(dir: &Path, keys: &[Vec<u8>]) -> Arc<Node> {
     node
 }
 
-pub fn release(cache: &Cache, found: &Found) {
+pub fn release(cache: &Cache, found: &Lookup) {
     found.leases.iter().for_each(|lease| cache.release(*lease).unwrap());
 }
 
-pub fn spans(found: &Found) -> Vec<(Tier, usize)> {
+pub fn spans(found: &Lookup) -> Vec<(Tier, usize)> {
     found.spans.iter().map(|span| (span.tier, span.pages)).collect()
 }
 
@@ -144,7 +144,7 @@ pub fn get(cache: &Cache, keys: &[Vec<u8>], first: usize) -> Arc<Outcome> {
         .unwrap();
     let outcome = ticket.wait(Some(Duration::from_secs(60))).unwrap();
     let mut target = target;
-    let came = loop {
+    let read = loop {
         // The reading thread releases the target shortly after it completes the ticket.
         match Arc::try_unwrap(target) {
             Ok(target) => break target.into_inner(),
@@ -153,7 +153,7 @@ pub fn get(cache: &Cache, keys: &[Vec<u8>], first: usize) -> Arc<Outcome> {
         std::thread::yield_now();
     };
     for (at, ok) in outcome.ok.iter().enumerate() {
-        assert!(!ok || came[at] == page(&keys[first + at]), "wrong bytes in page {at}");
+        assert!(!ok || read[at] == page(&keys[first + at]), "different bytes in page {at}");
     }
     outcome
 }
@@ -169,7 +169,7 @@ pub fn tier(cache: &Cache, name: &str) -> TierStats {
 
 /// Faults of a test remote.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Fault {
+pub enum BackendFault {
     #[default]
     None,
     /// Every call fails.
@@ -184,24 +184,24 @@ pub enum Fault {
 #[derive(Debug, Default)]
 pub struct FaultyRemote {
     pub inner: MemoryBackend,
-    fault: parking_lot::Mutex<Fault>,
+    fault: parking_lot::Mutex<BackendFault>,
     changed: parking_lot::Condvar,
     pub gets: std::sync::atomic::AtomicUsize,
 }
 
 impl FaultyRemote {
-    pub fn set_fault(&self, fault: Fault) {
+    pub fn set_fault(&self, fault: BackendFault) {
         *self.fault.lock() = fault;
         self.changed.notify_all();
     }
 
-    fn inject(&self) -> Result<Fault> {
+    fn inject(&self) -> Result<BackendFault> {
         let mut fault = self.fault.lock();
-        while *fault == Fault::Hangs {
+        while *fault == BackendFault::Hangs {
             self.changed.wait(&mut fault);
         }
         match *fault {
-            Fault::Fails => Err(ritornello_format::Error::retry("503")),
+            BackendFault::Fails => Err(ritornello_format::Error::retry("503")),
             other => Ok(other),
         }
     }
@@ -213,7 +213,7 @@ impl Backend for FaultyRemote {
         let fault = self.inject()?;
         let value = self.inner.get(name, range)?;
         Ok(value.map(|mut value| {
-            if fault == Fault::Short {
+            if fault == BackendFault::Short {
                 value.truncate(value.len() / 2);
             }
             value
@@ -230,9 +230,9 @@ impl Backend for FaultyRemote {
 }
 
 /// Waits for background work.
-pub fn until(what: &str, mut there: impl FnMut() -> bool) {
+pub fn until(what: &str, mut reached: impl FnMut() -> bool) {
     let end = Instant::now() + Duration::from_secs(60);
-    while !there() {
+    while !reached() {
         assert!(Instant::now() < end, "{what}");
         std::thread::sleep(Duration::from_millis(5));
     }

@@ -1,9 +1,9 @@
 //! The objects that hold a prompt's pages, and their names.
 //!
 //! Pages are packed by their position in the prompt, so that all writers pack alike: in groups of a
-//! power of two, as many as make an object of [`OBJECT_BYTES`]. The remaining pages are packed in
-//! halves of a group, quarters and so on, largest first. When a prompt grows, the group that
-//! becomes full holds those pages a second time.
+//! power of two, with the number of pages that fills an object of [`OBJECT_BYTES`]. The remaining
+//! pages are packed in halves of a group, quarters and so on, largest first. When a prompt grows,
+//! the group that becomes full holds those pages a second time.
 //!
 //! The name of an object consists of its scope, the hash of its *last* page, which commits to all
 //! pages before it, and its number of pages: writers of the same pages, and only they, write the
@@ -19,7 +19,7 @@ pub(super) const OBJECT_BYTES: u64 = 8 << 20;
 pub(super) const PAGES_MAX: u64 = 128;
 
 /// The form of an object, which is part of its name: a reader of one form finds no object of the
-/// other.
+/// other form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Form {
     /// With checksums.

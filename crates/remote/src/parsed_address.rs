@@ -13,7 +13,7 @@ const PUBLIC_OPTIONS: [&str; 4] = ["master", "host", "port", "region"];
 
 /// A parsed address. Each scheme interprets the parts.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Address {
+pub struct ParsedAddress {
     /// `s3`, `file`, `memory`, or the module of a registered backend.
     pub scheme: String,
     /// The text between `//` and the next `/`: the bucket. Empty for `file`.
@@ -25,12 +25,12 @@ pub struct Address {
     pub options: Vec<(String, String)>,
 }
 
-impl Address {
+impl ParsedAddress {
     /// Parses `text`.
     ///
     /// # Errors
-    /// `Invalid` if it has no scheme, names a user, or an option has no value. Errors quote no
-    /// option, which may be a secret.
+    /// `Invalid` if `text` has no scheme or names a user, or if an option has no value. Errors
+    /// quote no option, because an option may be a secret.
     pub fn parse(text: &str) -> Result<Self> {
         let (front, query) = text.split_once('?').unwrap_or((text, ""));
         let (scheme, rest) = front.split_once(':').filter(|(scheme, _)| !scheme.is_empty()).ok_or_else(|| {
@@ -74,8 +74,8 @@ impl Address {
     }
 
     /// `text` without the values of the options, for messages of backends, which may quote them.
-    /// Values shorter than four characters, and those of `master`, `host`, `port` and `region`, are
-    /// not secret and stay.
+    /// Values shorter than four characters, and the values of `master`, `host`, `port` and
+    /// `region`, are not secret and stay.
     #[must_use]
     pub fn redact(&self, text: &str) -> String {
         let hidden = |(name, value): &&(String, String)| {
@@ -83,7 +83,7 @@ impl Address {
         };
         let values = self.options.iter().filter(hidden);
         let mut forms: Vec<String> = values.flat_map(|(_, value)| forms(value)).collect();
-        // Longest first: a value may be part of another one.
+        // Replaces the longest form first, because a value may be part of a longer value.
         forms.sort_unstable_by_key(|form| std::cmp::Reverse(form.len()));
         forms.iter().fold(text.to_owned(), |text, form| text.replace(form, "…"))
     }
@@ -96,7 +96,7 @@ impl Address {
         match self.options.first() {
             None => Ok(()),
             Some((name, _)) => Err(Error::invalid(format!(
-                "{} has no such option; its options are {known}",
+                "{} does not have this option; its options are {known}",
                 self.scheme
             ))
             .with("option", name)),
@@ -104,7 +104,7 @@ impl Address {
     }
 }
 
-/// `value` as it is, percent-encoded as in URLs, and escaped as in Python's `repr`.
+/// `value` unchanged, percent-encoded as in URLs, and escaped as in Python's `repr`.
 fn forms(value: &str) -> [String; 5] {
     let encoded = utf8_percent_encode(value, ENCODED).to_string();
     let (slashes, plus) = (encoded.replace("%2F", "/"), encoded.replace("%20", "+"));
@@ -118,7 +118,7 @@ fn decoded(text: &str) -> Result<String> {
 }
 
 /// Omits the options, which may hold secrets.
-impl fmt::Display for Address {
+impl fmt::Display for ParsedAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let slash = if self.authority.is_empty() || self.path.is_empty() { "" } else { "/" };
         let slashes = if self.scheme == "file" || !self.authority.is_empty() { "//" } else { "" };
@@ -126,7 +126,7 @@ impl fmt::Display for Address {
     }
 }
 
-impl fmt::Debug for Address {
+impl fmt::Debug for ParsedAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
     }
@@ -140,25 +140,25 @@ mod tests {
     #[test]
     fn addresses_are_parsed() {
         let address =
-            Address::parse("s3://bucket/a/b/?endpoint=http%3A%2F%2Fh:1&style=path").unwrap();
+            ParsedAddress::parse("s3://bucket/a/b/?endpoint=http%3A%2F%2Fh:1&style=path").unwrap();
         assert_eq!((address.scheme.as_str(), address.authority.as_str()), ("s3", "bucket"));
         assert_eq!(address.path, "a/b");
         assert_eq!(address.options[0], ("endpoint".into(), "http://h:1".into()));
         assert_eq!(address.to_string(), "s3://bucket/a/b");
-        let address = Address::parse("file:///mnt/kv").unwrap();
+        let address = ParsedAddress::parse("file:///mnt/kv").unwrap();
         assert_eq!((address.authority.as_str(), address.path.as_str()), ("", "/mnt/kv"));
         assert_eq!(address.to_string(), "file:///mnt/kv");
-        let address = Address::parse("a.b:Class?x=1%202").unwrap();
+        let address = ParsedAddress::parse("a.b:Class?x=1%202").unwrap();
         assert_eq!((address.scheme.as_str(), address.path.as_str()), ("a.b", "Class"));
         assert_eq!(address.options, [("x".to_owned(), "1 2".to_owned())]);
         assert_eq!(address.to_string(), "a.b:Class");
-        assert_eq!(Address::parse("memory:").unwrap().to_string(), "memory:");
+        assert_eq!(ParsedAddress::parse("memory:").unwrap().to_string(), "memory:");
     }
 
     #[test]
     fn invalid_addresses_are_refused() {
         for text in ["", "bucket", "://x", "s3://b?endpoint", "s3://b/%ff"] {
-            assert!(Address::parse(text).is_err(), "{text}");
+            assert!(ParsedAddress::parse(text).is_err(), "{text}");
         }
     }
 
@@ -171,27 +171,27 @@ mod tests {
             "s3://me:hunter2@b",
             "s3://b?password=hunter2%ff",
         ] {
-            let error = Address::parse(text).unwrap_err().to_string();
+            let error = ParsedAddress::parse(text).unwrap_err().to_string();
             assert!(!error.contains("hunter2"), "{error}");
         }
-        let address = Address::parse("m:C?password=hunter2&more=hunter23&n=12").unwrap();
+        let address = ParsedAddress::parse("m:C?password=hunter2&more=hunter23&n=12").unwrap();
         assert_eq!(address.redact("no hunter23, no hunter2, but 12"), "no …, no …, but 12");
         assert!(!format!("{address:?}").contains("hunter2"));
-        let address = Address::parse("m:C?password=p%40s%2Fw'o%20rd").unwrap();
-        let said = r"p@s/w'o rd p%40s%2Fw%27o%20rd p%40s/w%27o%20rd p%40s%2Fw%27o+rd p@s/w\'o rd";
-        assert_eq!(address.redact(said), "… … … … …");
-        let address = Address::parse("m:C?master=127.0.0.1:50051&password=hunter2").unwrap();
-        let said = "127.0.0.1:50051 refuses hunter2";
-        assert_eq!(address.redact(said), "127.0.0.1:50051 refuses …");
+        let address = ParsedAddress::parse("m:C?password=p%40s%2Fw'o%20rd").unwrap();
+        let text = r"p@s/w'o rd p%40s%2Fw%27o%20rd p%40s/w%27o%20rd p%40s%2Fw%27o+rd p@s/w\'o rd";
+        assert_eq!(address.redact(text), "… … … … …");
+        let address = ParsedAddress::parse("m:C?master=127.0.0.1:50051&password=hunter2").unwrap();
+        let text = "127.0.0.1:50051 refuses hunter2";
+        assert_eq!(address.redact(text), "127.0.0.1:50051 refuses …");
         for text in ["s3://me:hun/ter2@bucket", "s3://me:hunter2", "s3://me@bucket"] {
-            let error = Address::parse(text).unwrap_err().to_string();
+            let error = ParsedAddress::parse(text).unwrap_err().to_string();
             assert!(error.contains("no user") && !error.contains("ter2"), "{error}");
         }
     }
 
     #[test]
     fn unknown_option_is_named() {
-        let mut address = Address::parse("s3://b?region=x&regoin=y").unwrap();
+        let mut address = ParsedAddress::parse("s3://b?region=x&regoin=y").unwrap();
         assert_eq!(address.take("region").as_deref(), Some("x"));
         let error = address.finish("region").unwrap_err().to_string();
         assert!(error.contains("regoin") && !error.contains("=y"), "{error}");

@@ -4,9 +4,9 @@ use super::backend::Backend;
 use super::call_executor::{CallExecutor, PendingCall, RemoteCalls};
 use super::existence_cache::ExistenceCache;
 use super::keyring::KeyRing;
-use super::object::{self, Contents, Part};
-use super::refused::{Refused, RefusedCounters, RefusedObjects};
-use super::spans::{self, Form};
+use super::object::{self, Contents, ObjectBytes};
+use super::packing::{self, Form};
+use super::rejected::{RejectReason, RejectedCounters, RejectedObjects};
 use ritornello_format::{Result, ScopeId, check_keys};
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -14,11 +14,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
 
-/// Objects read or written at once, and names that a writer queries at once.
+/// Objects read or written concurrently, and names per query of a writer.
 const OBJECTS_AT_ONCE: usize = 4;
 const NAMES_PER_QUERY: usize = 16;
 
-/// Pages of one scope, by their keys, from the first page of a prompt on.
+/// Leading pages of a prompt in one scope, by their keys.
 #[derive(Clone, Copy, Debug)]
 pub struct Prompt<'a> {
     /// The scope.
@@ -35,7 +35,7 @@ pub struct RemoteOptions {
     /// Compresses each page with Zstandard at this level, from 1 to 19. Reading accepts any
     /// compression.
     pub zstd: Option<i32>,
-    /// Seals what is written, and accepts only objects sealed with one of these keys.
+    /// Seals written objects, and accepts only objects sealed with one of these keys.
     pub keys: Option<Arc<KeyRing>>,
 }
 
@@ -59,11 +59,11 @@ pub struct RemoteStats {
     /// Pages written.
     pub pages_written: u64,
     /// Pages not written because the remote had them.
-    pub pages_there: u64,
+    pub pages_present: u64,
     /// Pages that could not be written.
     pub pages_dropped: u64,
     /// Fetched objects that were rejected.
-    pub refused: RefusedObjects,
+    pub rejected: RejectedObjects,
 }
 
 #[derive(Debug, Default)]
@@ -73,11 +73,11 @@ struct Counters {
     written: AtomicU64,
     present: AtomicU64,
     dropped: AtomicU64,
-    refused: RefusedCounters,
+    rejected: RejectedCounters,
 }
 
-/// A remote as a tier. Every call has a deadline: what a slow or dead remote does not deliver in
-/// time is a miss, and what it does not take in time is dropped.
+/// A remote as a tier. Every call has a deadline: pages that a slow or unreachable remote does not
+/// deliver in time are misses, and objects that it does not accept in time are dropped.
 #[derive(Debug)]
 pub struct RemoteTier {
     executor: CallExecutor,
@@ -103,22 +103,22 @@ impl RemoteTier {
     /// Pages of a full object with pages of this length; full objects begin at multiples of it.
     #[must_use]
     pub fn object_pages(page_bytes: u64) -> usize {
-        spans::group_pages(page_bytes)
+        packing::group_pages(page_bytes)
     }
 
-    /// The number of leading pages that the remote has: a hint, until they are read. Queries the
-    /// remote at most 12 times for 256 pages, and not for objects whose existence is cached.
+    /// Returns the number of leading pages on the remote: a hint, because a read may still fail.
+    /// Sends at most 12 queries for 256 pages, and none for objects whose existence is cached.
     ///
     /// # Errors
     /// `Invalid` for an invalid key; `Retry` if the remote does not answer until `deadline`.
     pub fn probe(&self, prompt: &Prompt<'_>, deadline: Instant) -> Result<usize> {
         check_keys(prompt.keys)?;
-        let sound = self.groups_before_hole(prompt, deadline)?;
-        Ok(self.find_objects(prompt, sound, deadline)?.last().map_or(0, |span| span.end))
+        let groups = self.groups_before_hole(prompt, deadline)?;
+        Ok(self.find_objects(prompt, groups, deadline)?.last().map_or(0, |span| span.end))
     }
 
     /// Copies pages `range` of a prompt that was probed before to `out`, one after another. Returns
-    /// how many leading ones were read and verified; the others are a miss, whatever the reason.
+    /// the number of leading pages that were read and verified; all further pages are misses.
     ///
     /// # Errors
     /// `Invalid` for an invalid key, or if the length of `out` does not match.
@@ -140,42 +140,43 @@ impl RemoteTier {
             return Ok(0);
         }
         let Ok(found) = self.find_objects(prompt, usize::MAX, deadline) else { return Ok(0) };
-        let wanted: Vec<_> = found
+        let objects: Vec<_> = found
             .into_iter()
             .filter(|span| span.end > range.start && span.start < range.end)
             .collect();
-        let promised = wanted.last().map_or(0, |span| range.end.min(span.end) - range.start);
+        let promised = objects.last().map_or(0, |span| range.end.min(span.end) - range.start);
         let mut copied = 0;
-        let mut left = wanted.into_iter().map(|span| {
+        let mut left = objects.into_iter().map(|span| {
             let pages = range.start.max(span.start)..range.end.min(span.end);
-            let asked = self.fetch(prompt, &span, &pages, deadline);
-            (span, pages, asked)
+            let call = self.fetch(prompt, &span, &pages, deadline);
+            (span, pages, call)
         });
-        let mut asked: VecDeque<_> = left.by_ref().take(OBJECTS_AT_ONCE).collect();
-        while let Some((span, pages, answer)) = asked.pop_front() {
+        let mut pending: VecDeque<_> = left.by_ref().take(OBJECTS_AT_ONCE).collect();
+        while let Some((span, pages, answer)) = pending.pop_front() {
             let at = (pages.start - range.start) * page;
             let out = &mut out[at..at + pages.len() * page];
             let read = answer.and_then(PendingCall::wait).ok().flatten();
-            // The next object is fetched while this one is verified.
-            asked.extend(left.next());
-            let (whole, refused) = read.map_or((0, None), |read| {
+            // The next object is fetched while the current object is verified.
+            pending.extend(left.next());
+            let (whole, rejection) = read.map_or((0, None), |read| {
                 let inside = pages.start - span.start..pages.end - span.start;
                 self.unpack(&read, prompt, &span, inside, out)
             });
             copied += whole;
             let (name, now) = (self.name_of(prompt, &span), Instant::now());
             if whole == pages.len() {
-                // A partial read does not clear a refusal: the rejected bytes may be in the part
-                // not read.
-                if pages == span && self.existence.is_refused(&name) {
+                // A partial read does not clear a rejection, because the rejected bytes may be
+                // outside the range read.
+                if pages == span && self.existence.is_rejected(&name) {
                     self.existence.mark_verified(&name, now);
                 }
                 continue;
             }
-            match refused {
+            match rejection {
                 Some(why) => {
-                    self.counts.refused.add(&name, &why);
-                    self.existence.mark_refused(&name, matches!(why, Refused::Damaged(_)), now);
+                    self.counts.rejected.add(&name, &why);
+                    let is_damaged = matches!(why, RejectReason::Damaged(_));
+                    self.existence.mark_rejected(&name, is_damaged, now);
                 }
                 None => {
                     tracing::debug!(name, "an object that was found could not be read");
@@ -191,12 +192,12 @@ impl RemoteTier {
 
     /// Writes those objects of pages `have` that the remote lacks; `page` lends a page by its index
     /// in the prompt. Only whole objects are written: if `have` begins inside an object, that
-    /// object is skipped. Objects not written until `deadline` are dropped and counted, as are all
-    /// behind them, which no lookup would reach. Returns how many pages the remote now has, up to
-    /// the first missing object.
+    /// object is skipped. Objects not written until `deadline`, and all later objects, which no
+    /// lookup would reach, are dropped and counted. Returns the number of pages of `have` that the
+    /// remote now has, up to the first missing object.
     ///
     /// # Errors
-    /// `Invalid` for an invalid key, or a page of another length.
+    /// `Invalid` for an invalid key, or pages of different lengths.
     pub fn put<'a>(
         &self,
         prompt: &Prompt<'_>,
@@ -205,29 +206,29 @@ impl RemoteTier {
         deadline: Instant,
     ) -> Result<usize> {
         check_keys(prompt.keys)?;
-        let group = spans::group_pages(prompt.page_bytes);
+        let group = packing::group_pages(prompt.page_bytes);
         let end = have.end.min(prompt.keys.len());
-        let mine: Vec<_> =
-            spans::spans(end, group).filter(|span| span.start >= have.start).collect();
-        let names: Vec<_> = mine.iter().map(|span| self.name_of(prompt, span)).collect();
+        let spans: Vec<_> =
+            packing::spans(end, group).filter(|span| span.start >= have.start).collect();
+        let names: Vec<_> = spans.iter().map(|span| self.name_of(prompt, span)).collect();
         let exists = self.readable(&names, deadline).unwrap_or_else(|_| vec![false; names.len()]);
         let mut missing = Vec::new();
-        for ((span, name), exists) in mine.iter().zip(names).zip(exists) {
+        for ((span, name), exists) in spans.iter().zip(names).zip(exists) {
             if exists {
                 self.counts.present.fetch_add(span.len() as u64, Relaxed);
             } else {
                 missing.push((span.clone(), name));
             }
         }
-        let mut asked: VecDeque<(Range<usize>, String, _)> =
+        let mut pending: VecDeque<(Range<usize>, String, _)> =
             VecDeque::with_capacity(OBJECTS_AT_ONCE);
         let mut left = missing.into_iter();
         // The first missing page.
         let mut first_missing = end;
         loop {
             let next = left.next();
-            if asked.len() == OBJECTS_AT_ONCE || next.is_none() {
-                let Some((span, name, answer)) = asked.pop_front() else { break };
+            if pending.len() == OBJECTS_AT_ONCE || next.is_none() {
+                let Some((span, name, answer)) = pending.pop_front() else { break };
                 if !self.written(&span, &name, answer) {
                     first_missing = first_missing.min(span.start);
                 }
@@ -244,17 +245,17 @@ impl RemoteTier {
             let (to, packed) = (name.clone(), Arc::new(packed));
             let answer =
                 self.executor.start(deadline, move |remote| remote.set_shared(&to, &packed));
-            asked.push_back((span, name, answer));
+            pending.push_back((span, name, answer));
         }
-        Ok(mine.iter().take_while(|span| span.start < first_missing).map(Range::len).sum())
+        Ok(spans.iter().take_while(|span| span.start < first_missing).map(Range::len).sum())
     }
 
-    /// The first run of pages, from `from` on, whose objects are missing; `from` must be the start
-    /// of an object. Empty, at the end of the prompt, if none is. For writers: it queries every
-    /// object.
+    /// The first range of consecutive pages whose objects are missing, starting at or after `from`,
+    /// which must be the start of an object; the empty range at the end of the prompt if no object
+    /// is missing. For writers: the call queries every object.
     ///
     /// # Errors
-    /// As for [`probe`](Self::probe).
+    /// `Invalid` for an invalid key; `Retry` if the remote does not answer until `deadline`.
     pub fn missing(
         &self,
         prompt: &Prompt<'_>,
@@ -262,9 +263,9 @@ impl RemoteTier {
         deadline: Instant,
     ) -> Result<Range<usize>> {
         check_keys(prompt.keys)?;
-        let group = spans::group_pages(prompt.page_bytes);
+        let group = packing::group_pages(prompt.page_bytes);
         let all: Vec<_> =
-            spans::spans(prompt.keys.len(), group).filter(|span| span.start >= from).collect();
+            packing::spans(prompt.keys.len(), group).filter(|span| span.start >= from).collect();
         for spans in all.chunks(NAMES_PER_QUERY) {
             let names: Vec<_> = spans.iter().map(|span| self.name_of(prompt, span)).collect();
             let exists = self.readable(&names, deadline)?;
@@ -297,21 +298,21 @@ impl RemoteTier {
             pages_read: self.counts.read.load(Relaxed),
             pages_lost: self.counts.lost.load(Relaxed),
             pages_written: self.counts.written.load(Relaxed),
-            pages_there: self.counts.present.load(Relaxed),
+            pages_present: self.counts.present.load(Relaxed),
             pages_dropped: self.counts.dropped.load(Relaxed),
-            refused: self.counts.refused.get(),
+            rejected: self.counts.rejected.get(),
         }
     }
 
     /// The objects that hold the leading pages: full groups, the last of which is found by ternary
-    /// search, and smaller objects behind them. At most the first `sound` groups are considered.
+    /// search, followed by smaller objects. Considers only the first `groups_before_hole` groups.
     fn find_objects(
         &self,
         prompt: &Prompt<'_>,
-        sound: usize,
+        groups_before_hole: usize,
         deadline: Instant,
     ) -> Result<Vec<Range<usize>>> {
-        let group = spans::group_pages(prompt.page_bytes);
+        let group = packing::group_pages(prompt.page_bytes);
         let pages = prompt.keys.len();
         let name = |end: usize| self.name_of(prompt, &((end - 1) * group..end * group));
         // Bounds of the number of leading groups that exist.
@@ -319,16 +320,16 @@ impl RemoteTier {
         while least < most {
             let third = (most - least).div_ceil(3);
             let (low, high) = (least + third, (least + 2 * third).min(most));
-            let asked = if low == high { &[low][..] } else { &[low, high] };
-            let names: Vec<_> =
-                asked.iter().filter(|end| **end <= sound).copied().map(name).collect();
+            let queried = if low == high { &[low][..] } else { &[low, high] };
+            let is_before_hole = |end: &&usize| **end <= groups_before_hole;
+            let names: Vec<_> = queried.iter().filter(is_before_hole).copied().map(name).collect();
             let mut exists = self.query_existence(&names, deadline)?;
-            exists.resize(asked.len(), false);
+            exists.resize(queried.len(), false);
             match exists.as_slice() {
                 [true, true] => least = high,
                 [true, false] => (least, most) = (low, high - 1),
                 [true] => least = low,
-                // Later groups do not matter: a prompt ends at the first missing one.
+                // Later groups do not matter: a prompt ends at the first missing group.
                 _ => most = low - 1,
             }
         }
@@ -347,12 +348,12 @@ impl RemoteTier {
         Ok(found)
     }
 
-    /// The number of full groups before the first one that is cached as missing, or that could not
-    /// be read when it was found last and is still missing. The search in
-    /// [`find_objects`](Self::find_objects) would not notice such a gap.
+    /// The number of full groups before the first group that is cached as missing, or that could
+    /// not be read when last found and is still missing. The ternary search in
+    /// [`find_objects`](Self::find_objects) may skip over this hole.
     fn groups_before_hole(&self, prompt: &Prompt<'_>, deadline: Instant) -> Result<usize> {
-        let group = spans::group_pages(prompt.page_bytes);
-        let mut sound = 0;
+        let group = packing::group_pages(prompt.page_bytes);
+        let mut groups_before_hole = 0;
         for end in 1..=prompt.keys.len() / group {
             let name = self.name_of(prompt, &((end - 1) * group..end * group));
             let exists = match self.existence.get(&name, Instant::now()) {
@@ -364,19 +365,20 @@ impl RemoteTier {
             if !exists {
                 break;
             }
-            sound += 1;
+            groups_before_hole += 1;
         }
-        Ok(sound)
+        Ok(groups_before_hole)
     }
 
-    /// Which of these objects exist and were not lost or rejected when last read. Writers replace
-    /// the others, even if a damaged or forged one exists.
+    /// Which of these objects exist and were not lost or rejected when last read. Writers write all
+    /// other objects, and so replace damaged and forged objects.
     fn readable(&self, names: &[String], deadline: Instant) -> Result<Vec<bool>> {
-        let fails = |name: &String| self.existence.is_lost(name) || self.existence.is_refused(name);
+        let fails =
+            |name: &String| self.existence.is_lost(name) || self.existence.is_rejected(name);
         let lost: Vec<_> = names.iter().map(fails).collect();
-        let asked = names.iter().zip(&lost).filter(|(_, lost)| !**lost);
-        let asked: Vec<_> = asked.map(|(name, _)| name.clone()).collect();
-        let mut answers = self.query_existence(&asked, deadline)?.into_iter();
+        let queried = names.iter().zip(&lost).filter(|(_, lost)| !**lost);
+        let queried: Vec<_> = queried.map(|(name, _)| name.clone()).collect();
+        let mut answers = self.query_existence(&queried, deadline)?.into_iter();
         Ok(lost.into_iter().map(|lost| !lost && answers.next() == Some(true)).collect())
     }
 
@@ -390,9 +392,9 @@ impl RemoteTier {
             .map(|(name, _)| name.clone())
             .collect();
         if !unknown.is_empty() {
-            let asked = unknown.clone();
+            let queried = unknown.clone();
             let answers = self.executor.call(deadline, move |remote| {
-                let names: Vec<&str> = asked.iter().map(String::as_str).collect();
+                let names: Vec<&str> = queried.iter().map(String::as_str).collect();
                 remote.exists_batch(&names).into_iter().collect::<Result<Vec<bool>>>()
             })?;
             for (name, answer) in unknown.iter().zip(&answers) {
@@ -408,19 +410,19 @@ impl RemoteTier {
 
     fn name_of(&self, prompt: &Prompt<'_>, span: &Range<usize>) -> String {
         let last = prompt.keys[span.end - 1];
-        spans::name(self.options.form(), prompt.scope, last, span.len())
+        packing::name(self.options.form(), prompt.scope, last, span.len())
     }
 
-    /// Copies pages `wanted` of the object of `span` to `out`. Returns how many were copied, and
-    /// why it stopped.
+    /// Copies pages `requested` of the object of `span` to `out`. Returns the number of pages
+    /// copied, and the reason if a page was rejected.
     fn unpack(
         &self,
         read: &FetchedObject,
         prompt: &Prompt<'_>,
         span: &Range<usize>,
-        wanted: Range<usize>,
+        requested: Range<usize>,
         out: &mut [u8],
-    ) -> (usize, Option<Refused>) {
+    ) -> (usize, Option<RejectReason>) {
         let verify = self.options.keys.as_deref().map(|keys| (keys, prompt.scope));
         let checked =
             Contents::read(&read.head, self.options.form(), verify).and_then(|contents| {
@@ -428,17 +430,17 @@ impl RemoteTier {
                 Ok(contents)
             });
         let part = match &read.body {
-            None => Part { at: 0, bytes: &read.head },
-            Some((at, bytes)) => Part { at: *at, bytes },
+            None => ObjectBytes { at: 0, bytes: &read.head },
+            Some((at, bytes)) => ObjectBytes { at: *at, bytes },
         };
         match checked {
-            Ok(contents) => contents.unpack(&part, wanted, out),
+            Ok(contents) => contents.unpack(&part, requested, out),
             Err(why) => (0, Some(why)),
         }
     }
 
-    /// Fetches the header of an object and the bytes of `pages`, which lie in `span`; in one
-    /// request if they are adjacent.
+    /// Fetches the header of an object and the bytes of `pages`, which are a part of `span`; in one
+    /// request if header and bytes are adjacent.
     fn fetch(
         &self,
         prompt: &Prompt<'_>,
@@ -459,14 +461,14 @@ impl RemoteTier {
                 let head = remote.get(&name, Some(0..to))?;
                 return Ok(head.map(|head| FetchedObject { head, body: None }));
             }
-            let asked = [(name.as_str(), Some(0..begin)), (name.as_str(), Some(from..to))];
-            let mut answers = remote.get_batch(&asked).into_iter();
+            let requests = [(name.as_str(), Some(0..begin)), (name.as_str(), Some(from..to))];
+            let mut answers = remote.get_batch(&requests).into_iter();
             let (Some(head), Some(body)) = (answers.next(), answers.next()) else {
                 return Ok(None);
             };
             let (Some(head), Some(body)) = (head?, body?) else { return Ok(None) };
-            // Compressed pages lie farther to the front. The header's page length and count must be
-            // those of the prompt, or a forged header could cause fetches of any length.
+            // Compressed pages start at smaller offsets than computed. The header's page length and
+            // count must equal the prompt's, or a forged header could cause fetches of any length.
             let verify = keys.as_deref().map(|keys| (keys, &scope));
             let actual = Contents::read(&head, form, verify).ok().filter(|contents| {
                 contents.header.page_bytes == page_bytes && contents.header.keys.len() == pages_in
@@ -534,18 +536,18 @@ mod tests {
         }
 
         fn first_object(&self) -> String {
-            spans::name(Form::Plain, &SCOPE, &self.keys[7], 8)
+            packing::name(Form::Plain, &SCOPE, &self.keys[7], 8)
         }
 
-        /// Lets the cached absence of an object expire.
-        fn expire_absence(&self, name: &str) {
+        /// Lets the cached entry of a missing object expire.
+        fn expire_missing(&self, name: &str) {
             let Some(past) = Instant::now().checked_sub(Duration::from_secs(60)) else { return };
             self.tier.existence.record(name, false, past);
         }
     }
 
     #[test]
-    fn gap_is_remembered_until_it_is_filled() {
+    fn hole_is_cached_until_filled() {
         let fixture = Fixture::new(72);
         let name = fixture.first_object();
         assert_eq!(fixture.put(), 72);
@@ -554,10 +556,10 @@ mod tests {
         assert_eq!(fixture.probe(), 72);
         assert_eq!(fixture.get(), 0);
         assert_eq!(fixture.probe(), 0);
-        fixture.expire_absence(&name);
-        assert_eq!(fixture.probe(), 0, "the lost object is queried by itself");
+        fixture.expire_missing(&name);
+        assert_eq!(fixture.probe(), 0, "the lost object is queried separately");
         fixture.backend.set(&name, &value).unwrap();
-        fixture.expire_absence(&name);
+        fixture.expire_missing(&name);
         assert_eq!((fixture.probe(), fixture.get()), (72, 72));
     }
 
@@ -568,14 +570,14 @@ mod tests {
         assert_eq!(fixture.put(), 16);
         fixture.backend.set(&name, b"damage").unwrap();
         assert_eq!(fixture.get(), 0);
-        fixture.expire_absence(&name);
+        fixture.expire_missing(&name);
         assert_eq!(fixture.with(|prompt, until| fixture.tier.missing(prompt, 0, until)), 0..8);
         assert_eq!(fixture.put(), 16);
         assert_eq!(fixture.get(), 16);
     }
 
     #[test]
-    fn part_of_refused_object_does_not_restore_trust() {
+    fn partial_read_does_not_clear_rejection() {
         let fixture = Fixture::new(8);
         let name = fixture.first_object();
         assert_eq!(fixture.put(), 8);
@@ -583,7 +585,7 @@ mod tests {
         *value.last_mut().unwrap() ^= 1;
         fixture.backend.set(&name, &value).unwrap();
         assert_eq!(fixture.get(), 7);
-        fixture.expire_absence(&name);
+        fixture.expire_missing(&name);
         let mut out = vec![0; PAGE];
         assert_eq!(
             fixture.with(|prompt, until| fixture.tier.get(prompt, 0..1, &mut out, until)),

@@ -3,10 +3,10 @@
 use ritornello_format::{Error, Result};
 use std::net::IpAddr;
 
-/// Splits an endpoint into `http` or `https`, and the host with what follows it.
+/// Splits an endpoint into its scheme, `http` or `https`, and its host, port and path.
 ///
 /// # Errors
-/// `Invalid` if `endpoint` begins with neither.
+/// `Invalid` if the scheme is neither `http` nor `https`, or the host is empty.
 pub(crate) fn split_endpoint(endpoint: &str) -> Result<(&str, &str)> {
     endpoint
         .split_once("://")

@@ -1,48 +1,49 @@
-//! When a tier is written, and how long a lookup waits for a prefetch.
+//! Write policies of tiers, and the prefetch policy: the maximum time that a lookup stays pending.
 
 use ritornello_format::{Error, Result};
 use std::time::Duration;
 
-/// When pages of the tier above are written to this one.
+/// When pages of the tier above are written to this tier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum WritePolicy {
     /// As soon as the tier above has them, in the background.
     #[default]
-    Through,
-    /// After this many hits.
+    WriteThrough,
+    /// After the given number of hits.
     Selective(u32),
     /// When the tier above is about to evict them.
-    Back,
+    WriteBack,
     /// Never; pages written by other processes are still read.
-    None,
+    Never,
 }
 
 impl WritePolicy {
-    /// Parses the name that users type.
+    /// Parses a policy's name as users type it.
     ///
     /// # Errors
     /// `Invalid`, listing the names.
     pub fn parse(word: &str) -> Result<Self> {
         let times = word.strip_prefix("selective(").and_then(|rest| rest.strip_suffix(')'));
         match (word, times.and_then(|times| times.trim().parse().ok())) {
-            ("write_through", _) => Ok(Self::Through),
-            ("write_back", _) => Ok(Self::Back),
-            ("none", _) => Ok(Self::None),
+            ("write_through", _) => Ok(Self::WriteThrough),
+            ("write_back", _) => Ok(Self::WriteBack),
+            ("none", _) => Ok(Self::Never),
             (_, Some(times @ 1..)) => Ok(Self::Selective(times)),
             _ => Err(Error::invalid(
-                "write is write_through, selective(2) (or another number of hits), write_back or none",
+                "write is write_through, selective(N) with a number of hits from 1, write_back or none",
             )
             .with("given", word)),
         }
     }
 }
 
-/// How long [`find`](super::Cache::find) stays pending while pages are fetched from a remote.
+/// Maximum time that a [`lookup`](super::Cache::lookup) stays pending while pages are fetched from
+/// a remote.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum PrefetchPolicy {
-    /// Never: the lookup takes what is local; fetched pages serve the next one.
+    /// Never: the lookup returns the local pages; fetched pages serve later lookups.
     BestEffort,
-    /// Until all pages worth fetching are here, or [`MAX_LOOKUP_WAIT`] has passed.
+    /// Until all pages worth fetching are on the first tier, or [`MAX_LOOKUP_WAIT`] has passed.
     WaitComplete,
     /// For `base`, plus `per_ki_token` for every 1,024 tokens to fetch.
     Timeout {
@@ -94,7 +95,7 @@ impl PrefetchPolicy {
     }
 
     /// Maximum time a lookup stays pending while `tokens` tokens are fetched. `expected` is the
-    /// gate's estimate of the fetch; zero if it has none.
+    /// gate's estimate of the fetch; zero if the gate has no measurements.
     #[must_use]
     pub fn max_wait(&self, tokens: u64, expected: Duration) -> Duration {
         match *self {
@@ -103,7 +104,7 @@ impl PrefetchPolicy {
             Self::Timeout { base, per_ki_token } => {
                 let more = per_ki_token.as_secs_f64() * tokens as f64 / 1024.0;
                 let more = Duration::try_from_secs_f64(more).unwrap_or(MAX_LOOKUP_WAIT);
-                // A fetch judged worth waiting for must not be given up just before it ends.
+                // A lookup must not stop waiting just before a worthwhile fetch ends.
                 let expected = expected.saturating_mul(3) / 2;
                 base.saturating_add(more).max(expected).min(MAX_LOOKUP_WAIT)
             }
@@ -118,10 +119,10 @@ mod tests {
     #[test]
     fn policies_parse_and_errors_list_names() {
         for (word, policy) in [
-            ("write_through", WritePolicy::Through),
+            ("write_through", WritePolicy::WriteThrough),
             ("selective(3)", WritePolicy::Selective(3)),
-            ("write_back", WritePolicy::Back),
-            ("none", WritePolicy::None),
+            ("write_back", WritePolicy::WriteBack),
+            ("none", WritePolicy::Never),
         ] {
             assert_eq!(WritePolicy::parse(word).unwrap(), policy);
         }

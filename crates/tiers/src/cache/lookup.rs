@@ -1,13 +1,14 @@
-//! Lookup: how far a prompt is stored, on which tiers, and how much of it to load.
+//! Lookup: determines how many leading pages of a prompt are stored, on which tiers, and how many
+//! pages to load.
 
 use super::Cache;
-use super::policy::WritePolicy;
 use super::prefetch::{Prefetch, Stage, Stopped};
-use super::prompt::Pages;
+use super::prompt::PromptPages;
 use super::shared::Shared;
 use super::stats::tier_name;
+use super::tier_policies::WritePolicy;
 use super::write_queue::PendingPut;
-use crate::gate::{Decision, LoadMode, LoadQuery, TierSpan};
+use crate::gate::{LoadDecision, LoadMode, LoadQuery, TierSpan};
 use ritornello_format::residency::Tier;
 use ritornello_format::{ErrorKind, PageHash, Result, Scope, check_keys};
 use ritornello_store::LeaseNumber;
@@ -17,7 +18,7 @@ use std::time::Duration;
 /// Maximum rounds over the local tiers for a prompt whose pages alternate between them.
 const MAX_ROUNDS: usize = 4;
 
-/// What an engine says about a prompt besides its keys.
+/// Properties of a prompt besides its keys, supplied by the engine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LookupOptions {
     /// Whether the gate decides how much to load.
@@ -25,10 +26,10 @@ pub struct LookupOptions {
     /// Tokens per page. Zero skips the gate: all pages found are loaded, unless the mode forbids
     /// it.
     pub page_tokens: u64,
-    /// Bytes moved to load one page, if a page also lies in other objects that are looked up by the
-    /// same keys; zero: the page bytes of the scope.
+    /// Bytes moved to load one page, if the page is also stored in other objects with the same
+    /// keys; zero means the page bytes of the scope.
     pub page_bytes: u64,
-    /// Leading tokens that the engine already has.
+    /// Number of leading tokens whose pages the engine already holds.
     pub computed: u64,
     /// Tokens of the prompt.
     pub tokens: u64,
@@ -39,9 +40,9 @@ pub struct LookupOptions {
 pub enum Readiness {
     /// The answer is final.
     Ready,
-    /// Ask again: the remote has not answered yet.
-    Asking,
-    /// Ask again: pages are being fetched from the remote.
+    /// The remote has not answered yet: the caller should repeat the lookup.
+    Querying,
+    /// Pages are being fetched from the remote: the caller should repeat the lookup.
     Loading,
 }
 
@@ -51,7 +52,7 @@ impl Readiness {
     pub const fn word(self) -> &'static str {
         match self {
             Self::Ready => "ready",
-            Self::Asking => "asking",
+            Self::Querying => "querying",
             Self::Loading => "loading",
         }
     }
@@ -68,51 +69,53 @@ pub struct TierLease {
 
 /// The result of a lookup.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Found {
+pub struct Lookup {
     /// Whether this is the final answer.
     pub readiness: Readiness,
-    /// Tiers of the leading pages, in prompt order; remote pages as far as they are known.
+    /// Tiers of the leading pages, in prompt order; remote pages only if the remote has answered.
     pub spans: Vec<TierSpan>,
     /// Leading pages on this machine.
     pub local: usize,
-    /// Leading pages that the engine should have after loading those it lacks, kept by `leases`.
-    /// Zero, or at most what the engine has: nothing is worth loading.
+    /// Leading pages that the engine should have after the load, leased by `leases`; the engine
+    /// loads the pages that it lacks. If the engine already has that number of pages, no load is
+    /// worthwhile.
     pub load: usize,
     /// Pages fetched from the remote for this prompt; reported once.
-    pub brought: usize,
+    pub fetched: usize,
     /// Pages fetched so far, and pages to fetch in all.
     pub progress: (usize, usize),
-    /// The gate's decision, if the gate was asked and has measurements.
-    pub decision: Option<Decision>,
-    /// Leases to release once the pages are loaded; they expire by themselves.
+    /// The gate's decision; `None` if the lookup skipped the gate or the gate has no measurements.
+    pub decision: Option<LoadDecision>,
+    /// Leases to release after the pages are loaded; unreleased leases expire.
     pub leases: Vec<TierLease>,
 }
 
-/// The local pages of a prompt: their tiers, and a lease for each tier's part with the index of its
-/// first page.
+/// The local pages of a prompt: their tiers, and the leases, each with the index of its first page.
 struct LocalPrefix {
     spans: Vec<TierSpan>,
     leases: Vec<(usize, TierLease)>,
 }
 
 impl Cache {
-    /// Looks up a prompt from its first page on. Pages to load are leased for `ttl`, and those on
-    /// disk are promoted to host memory in the background. The call never waits for a remote: while
-    /// the remote is queried or pages are fetched, the answer is that the caller should ask again,
-    /// for as long as the prefetch policy allows.
+    /// Looks up a prompt, starting at its first page. Pages to load are leased for `ttl`, and pages
+    /// to load from disk are promoted to host memory in the background. The call never waits for a
+    /// remote: while the remote is queried or pages are fetched, the result is
+    /// [`Readiness::Querying`] or [`Readiness::Loading`], for as long as the prefetch policy
+    /// allows, and the caller should repeat the lookup.
     ///
     /// # Errors
     /// `Invalid` for an invalid key; `Closed`.
-    pub fn find(
+    pub fn lookup(
         &self,
         scope: &Arc<Scope>,
         keys: &[&[u8]],
         ttl: Duration,
         options: &LookupOptions,
-    ) -> Result<Found> {
+    ) -> Result<Lookup> {
         self.check()?;
         check_keys(keys)?;
-        // A pending lookup is polled often; this answers it from the hash of its last key alone.
+        // Callers poll a pending lookup often, so the answer to a pending lookup is found by the
+        // hash of the last key alone.
         let waits = keys.last().and_then(|last| {
             let job = self.shared.prefetches.get(PageHash::of(&scope.id(), last))?;
             self.shared.pending_answer(keys.len(), options, &job)
@@ -121,23 +124,23 @@ impl Cache {
             return Ok(found);
         }
         let boxed = keys.iter().map(|key| (*key).into()).collect();
-        let pages = Pages::new(Arc::clone(scope), boxed, None)?;
-        self.shared.find(&pages, ttl, options)
+        let pages = PromptPages::new(Arc::clone(scope), boxed, None)?;
+        self.shared.lookup(&pages, ttl, options)
     }
 
     /// Ends a lease of this process or another.
     ///
     /// # Errors
-    /// Errors of the connection to the tier's owner.
+    /// `Closed`; errors of the connection to the tier's owner.
     pub fn release(&self, lease: TierLease) -> Result<()> {
         self.check()?;
         self.shared.local_tier(lease.tier).map_or(Ok(()), |tier| tier.store().release(lease.lease))
     }
 
-    /// Whether each page, taken by itself, is on a local tier.
+    /// Whether each page is on a local tier, also after a missing page.
     ///
     /// # Errors
-    /// As for [`find`](Self::find).
+    /// `Invalid` for an invalid key; `Closed`; errors of a tier's store.
     pub fn exists(&self, scope: &Scope, keys: &[&[u8]]) -> Result<Vec<bool>> {
         self.check()?;
         check_keys(keys)?;
@@ -149,8 +152,8 @@ impl Cache {
         Ok(present)
     }
 
-    /// Cancels prefetches and promotions of a prompt that is no longer wanted. Returns whether
-    /// there were any.
+    /// Cancels prefetches and promotions of a prompt whose request has ended. Returns whether any
+    /// were queued or running.
     ///
     /// # Errors
     /// `Invalid` for an invalid key; `Closed`.
@@ -159,28 +162,29 @@ impl Cache {
         check_keys(keys)?;
         let Some(last) = keys.last() else { return Ok(false) };
         let name = PageHash::of(&scope.id(), last);
-        let rose = self.shared.cancel_promotions(|pages, _| pages.name() == Some(name));
+        let promotions_cancelled =
+            self.shared.cancel_promotions(|pages, _| pages.name() == Some(name));
         let job = self.shared.prefetches.get(name);
         let stopped = self.shared.prefetches.cancel(name);
         match (stopped, job) {
             (Some(Stopped::Waiting), _) => self.shared.counts.prefetch.cancelled.add(1),
-            // The prefetch is complete: release what it keeps.
+            // The prefetch is complete: release its leases.
             (None, Some(job)) => {
-                self.shared.take_brought(&job);
+                self.shared.take_fetched(&job);
             }
             _ => {}
         }
-        Ok(rose || stopped.is_some())
+        Ok(promotions_cancelled || stopped.is_some())
     }
 }
 
 impl Shared {
-    fn find(
+    fn lookup(
         self: &Arc<Self>,
-        pages: &Pages,
+        pages: &PromptPages,
         ttl: Duration,
         options: &LookupOptions,
-    ) -> Result<Found> {
+    ) -> Result<Lookup> {
         let loads = options.mode != LoadMode::Never;
         let ahead = self.remote.is_some() && pages.scope.chained && loads;
         let name = pages.name().filter(|_| ahead);
@@ -197,11 +201,11 @@ impl Shared {
                 return Ok(found);
             }
         }
-        let mut found = Found {
+        let mut found = Lookup {
             readiness: Readiness::Ready,
             local,
             load: if loads { local } else { 0 },
-            brought: 0,
+            fetched: 0,
             progress: (0, 0),
             decision: None,
             leases: Vec::new(),
@@ -215,15 +219,15 @@ impl Shared {
             self.counts.gate.decided(local.saturating_sub(skipped), &decision);
             found.decision = Some(decision);
         }
-        let brought = known.as_ref().map_or(0, |job| self.take_brought(job));
+        let fetched = known.as_ref().map_or(0, |job| self.take_fetched(job));
         match known.map(|job| job.stage()) {
             Some(Stage::Done { known, .. }) => {
-                found.brought = brought.min(local);
+                found.fetched = fetched.min(local);
                 if known > local {
                     spans.push(TierSpan { tier: Tier::Remote, pages: known - local });
                 }
             }
-            Some(Stage::Fetching { fetched, .. }) => found.brought = fetched.min(local),
+            Some(Stage::Fetching { fetched, .. }) => found.fetched = fetched.min(local),
             _ => {}
         }
         let skipped = options.computed.checked_div(options.page_tokens).unwrap_or(0) as usize;
@@ -241,12 +245,12 @@ impl Shared {
         pages: usize,
         options: &LookupOptions,
         job: &Prefetch,
-    ) -> Option<Found> {
+    ) -> Option<Lookup> {
         let local: usize = job.local.iter().map(|span| span.pages).sum();
         let stage = job.stage();
-        // Until the remote answers, no pages are known to wait for.
+        // Until the remote answers, the number of pages to wait for is unknown and counts as zero.
         let missing = match stage {
-            Stage::Asking => 0,
+            Stage::Querying => 0,
             _ => (pages - local.min(pages)) as u64,
         };
         if job.since.elapsed()
@@ -256,15 +260,15 @@ impl Shared {
         }
         let (readiness, progress) = match stage {
             Stage::Done { .. } => return None,
-            Stage::Asking => (Readiness::Asking, (0, 0)),
+            Stage::Querying => (Readiness::Querying, (0, 0)),
             Stage::Fetching { fetched, of } => (Readiness::Loading, (fetched, of)),
         };
-        Some(Found {
+        Some(Lookup {
             readiness,
             spans: job.local.clone(),
             local: local + progress.0,
             load: 0,
-            brought: progress.0,
+            fetched: progress.0,
             progress,
             decision: None,
             leases: Vec::new(),
@@ -272,7 +276,7 @@ impl Shared {
     }
 
     /// Leases the leading pages that are on local tiers.
-    fn lease_local(&self, pages: &Pages, ttl: Duration) -> Result<LocalPrefix> {
+    fn lease_local(&self, pages: &PromptPages, ttl: Duration) -> Result<LocalPrefix> {
         let keys = pages.refs(0..pages.len());
         let (mut at, mut spans, mut leases) = (0, Vec::<TierSpan>::new(), Vec::new());
         for _ in 0..MAX_ROUNDS {
@@ -321,15 +325,15 @@ impl Shared {
         });
     }
 
-    /// How many leading pages the engine should have, and the decision; `None` if the gate is not
-    /// asked or has no measurements.
+    /// Returns the number of leading pages that the engine should have, and the decision; `None` if
+    /// `options` skip the gate or the gate has no measurements.
     pub(super) fn decide(
         &self,
-        pages: &Pages,
+        pages: &PromptPages,
         found: &[TierSpan],
         options: &LookupOptions,
         queued: [u64; 4],
-    ) -> Option<(usize, Decision)> {
+    ) -> Option<(usize, LoadDecision)> {
         if options.page_tokens == 0 || found.is_empty() {
             return None;
         }
@@ -367,16 +371,16 @@ impl Shared {
         queued
     }
 
-    /// Counters the lookup, and queues writes of pages that were found often enough.
-    fn record_lookup(self: &Arc<Self>, pages: &Pages, spans: &[TierSpan]) {
-        self.counts.asked.add(pages.len() as u64);
+    /// Counts the lookup, and queues writes of pages that were found often enough.
+    fn record_lookup(self: &Arc<Self>, pages: &PromptPages, spans: &[TierSpan]) {
+        self.counts.probed.add(pages.len() as u64);
         let mut at = 0;
         for span in spans {
             self.counts_of(span.tier).found.add(span.pages as u64);
             at += span.pages;
         }
         self.counts.missed.add((pages.len() - at.min(pages.len())) as u64);
-        let by_use = |policy| matches!(policy, WritePolicy::Selective(_) | WritePolicy::Back);
+        let by_use = |policy| matches!(policy, WritePolicy::Selective(_) | WritePolicy::WriteBack);
         if !self.write_queues.iter().any(|queue| by_use(queue.policy)) {
             return;
         }

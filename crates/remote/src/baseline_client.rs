@@ -1,9 +1,9 @@
 //! A bare client of an object store: the baseline for measuring a remote.
 
-use crate::address::Address;
 use crate::builders::{self, ClientFactory};
 use crate::error_map;
 use crate::open::without_options;
+use crate::parsed_address::ParsedAddress;
 use bytes::Bytes;
 use futures_util::{StreamExt, stream};
 use object_store::path::Path;
@@ -15,22 +15,22 @@ use std::sync::Arc;
 use tokio::runtime::{Builder, Runtime};
 
 /// A client without tier, deadlines or retries.
-pub struct PlainClient {
+pub struct BaselineClient {
     factory: ClientFactory,
     store: Arc<dyn ObjectStore>,
     runtime: Runtime,
 }
 
-impl PlainClient {
+impl BaselineClient {
     /// A client of the object store at `address`.
     ///
     /// # Errors
-    /// As for [`open`](crate::open); `Invalid` if it is no object store.
+    /// `Invalid` as for [`open`](crate::open), or if `address` does not name an object store.
     pub fn open(address: &str) -> Result<Self> {
-        let mut address = Address::parse(address)?;
+        let mut address = ParsedAddress::parse(address)?;
         without_options(&mut address);
         if !builders::is_object_store(&address.scheme) {
-            return Err(Error::invalid("the baseline is an object store's client: name a bucket")
+            return Err(Error::invalid("the baseline client needs an object store: name a bucket")
                 .with("address", address));
         }
         let factory = builders::factory(address)?;
@@ -43,7 +43,7 @@ impl PlainClient {
     /// Writes objects, `at_once` at a time.
     ///
     /// # Errors
-    /// The first error.
+    /// The first error of a request.
     pub fn put(&self, objects: &[(String, Bytes)], at_once: usize) -> Result<()> {
         let put = objects.iter().map(|(name, value)| {
             let (store, path) = (Arc::clone(&self.store), self.path(name));
@@ -56,7 +56,7 @@ impl PlainClient {
     /// Reads `range` of every object, `at_once` at a time. Returns the bytes read.
     ///
     /// # Errors
-    /// The first error.
+    /// The first error of a request.
     pub fn get(&self, names: &[String], range: &Range<u64>, at_once: usize) -> Result<u64> {
         let get = names.iter().map(|name| {
             let (store, path, range) = (Arc::clone(&self.store), self.path(name), range.clone());

@@ -1,0 +1,93 @@
+//! Reasons for rejecting fetched objects, and counters by reason.
+
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// The reason why a fetched object counts as a miss.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum RejectReason {
+    /// Truncated, with invalid checksums, with an unsupported version, or with different pages than
+    /// requested.
+    Damaged(String),
+    /// No seal, although a key was given.
+    Unsealed,
+    /// The key file does not hold the key of the seal.
+    UnknownKey(String),
+    /// The authenticator does not match the bytes.
+    WrongTag,
+}
+
+/// A verified value, or why it was rejected.
+pub(super) type Verified<T> = std::result::Result<T, RejectReason>;
+
+impl RejectReason {
+    pub(super) fn damaged(why: impl fmt::Display) -> Self {
+        Self::Damaged(why.to_string())
+    }
+}
+
+impl fmt::Display for RejectReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Damaged(why) => f.write_str(why),
+            Self::Unsealed => f.write_str("unsealed object under a sealed prefix"),
+            Self::UnknownKey(id) => {
+                write!(f, "sealed with the key `{id}`, which the key file does not hold")
+            }
+            Self::WrongTag => f.write_str(
+                "the authenticator does not match: forged, damaged, or duplicate key id",
+            ),
+        }
+    }
+}
+
+/// Rejected objects by reason.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RejectedObjects {
+    /// Truncated, with invalid checksums, with an unsupported version, or with different pages than
+    /// requested.
+    pub damaged: u64,
+    /// No seal, although a key was given.
+    pub unsealed: u64,
+    /// The key file does not hold the key of the seal.
+    pub unknown_key: u64,
+    /// The authenticator does not match: forged, damaged, or duplicate key id.
+    pub wrong_tag: u64,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct RejectedCounters {
+    damaged: AtomicU64,
+    unsealed: AtomicU64,
+    unknown_key: AtomicU64,
+    wrong_tag: AtomicU64,
+}
+
+impl RejectedCounters {
+    /// Counts a rejection. The first rejection of each kind that only a foreign writer or key can
+    /// cause is logged as a warning; later rejections are logged at level debug, because they must
+    /// not fill the log.
+    pub(super) fn add(&self, name: &str, why: &RejectReason) {
+        let count = match why {
+            RejectReason::Damaged(_) => &self.damaged,
+            RejectReason::Unsealed => &self.unsealed,
+            RejectReason::UnknownKey(_) => &self.unknown_key,
+            RejectReason::WrongTag => &self.wrong_tag,
+        };
+        let before = count.fetch_add(1, Relaxed);
+        if before == 0 && !matches!(why, RejectReason::Damaged(_)) {
+            tracing::warn!(name, %why, "an object of the remote is not authentic and was not used; further objects are only counted");
+        } else {
+            tracing::debug!(name, %why, "an object of the remote was not used");
+        }
+    }
+
+    pub(super) fn get(&self) -> RejectedObjects {
+        RejectedObjects {
+            damaged: self.damaged.load(Relaxed),
+            unsealed: self.unsealed.load(Relaxed),
+            unknown_key: self.unknown_key.load(Relaxed),
+            wrong_tag: self.wrong_tag.load(Relaxed),
+        }
+    }
+}
