@@ -1,18 +1,21 @@
 """The store as a connector uses it: every failure is a miss, never an exception.
 
-A store that cannot be opened, or fails fatally, is opened again by a background thread, with
-back-off. Calls return at once in the meantime. Failures are counted, and logged once per kind.
+A store that cannot be opened, fails fatally, or refuses the engine's keys is opened again by a
+background thread, with back-off; a failed one is closed by another thread, because a hung disk may
+keep it from being closed. Calls return at once in the meantime. Failures are counted, and logged
+once per kind.
 """
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from logging import Logger
 from threading import Event, Lock, Thread
 from time import monotonic
 from typing import TYPE_CHECKING, TypeVar
 from weakref import finalize, ref
 
-from ritornello.errors import InvalidError, RitornelloError, SettingError
+from ritornello.errors import InvalidError, RetryError, RitornelloError, SettingError
 from ritornello.opening import open_store
 from ritornello.settings import StoreSettings
 
@@ -27,6 +30,14 @@ RETRY_SECONDS = 1.0
 RETRY_SECONDS_MAX = 5.0
 # A store that served for longer than this before it failed is reopened after the first pause.
 STABLE_SECONDS = 60.0
+# Opening a store that refuses the engine's keys, only to close it again, takes at most one part in
+# this many of the time; the pause between two attempts never exceeds the maximum.
+REFUSED_PARTS = 20
+REFUSED_SECONDS_MAX = 60.0
+# Maximum number of failed stores that are being closed; while it is reached, none is opened.
+CLOSING_MAX = 4
+# Maximum time that `close` waits. The core waits 90 seconds for writes in progress.
+CLOSE_SECONDS = 100.0
 # Minimum time between two log lines about a failure of the same kind.
 LOG_AGAIN_SECONDS = 60.0
 REOPENING = "opening the store again"
@@ -61,6 +72,9 @@ class FailSafeStore:
         self._retry_pause = RETRY_SECONDS
         self._opened_at = self._lost_at = monotonic()
         self._opener: Thread | None = None
+        # Failed stores that the opener has not seen yet, and the threads that close the others.
+        self._failed: list[Store] = []
+        self._closers: list[Thread] = []
         self._stop = Event()
         # The opener thread also stops when this object is dropped or the interpreter exits.
         finalize(self, self._stop.set)
@@ -73,14 +87,24 @@ class FailSafeStore:
         return self._ensure_open() is not None
 
     def close(self) -> None:
-        """Finishes running operations and releases the directory. Idempotent."""
+        """Finishes running operations and releases the directory, within `CLOSE_SECONDS`: a store
+        that a hung disk keeps open is left to its thread. Idempotent.
+        """
         with self._lock:
             self.closed = True
             self._stop.set()
             store, self._store = self._store, None
             self.broken = self.broken or "closed"
         if store is not None:
-            self.attempt("close", store.close, None)
+            thread = _run_aside(lambda: self.attempt("close", store.close, None))
+            if thread.is_alive():
+                thread.join(CLOSE_SECONDS)
+            if thread.is_alive():
+                self._logger.warning(
+                    "ritornello: the store is still being closed after %.0f seconds: its disk does "
+                    "not answer",
+                    CLOSE_SECONDS,
+                )
 
     def call(self, operation: str, action: "Callable[[Store], T]", default: D) -> T | D:
         """Returns `action(store)`, or `default` if it fails or no store is in use."""
@@ -116,13 +140,10 @@ class FailSafeStore:
         return self.call("policy", check, "")
 
     def expect_hash(self, algorithm: str) -> None:
-        """From now on, a store that refuses keys of `algorithm` is not used."""
+        """From the next opening on, a store that refuses keys of `algorithm` is not used: it is
+        closed, and opened again in case that its policy, or the store at the path, changes.
+        """
         self._hash = algorithm
-
-    def require_hash(self, algorithm: str) -> str:
-        """Calls `expect_hash`, then returns `hash_refusal`."""
-        self.expect_hash(algorithm)
-        return self.hash_refusal(algorithm)
 
     def permits_retention(self) -> bool:
         """Returns whether requests may retain pages; logs the first refusal."""
@@ -165,26 +186,34 @@ class FailSafeStore:
                 self._restart_opener()
         return self._store
 
-    def _open_first(self) -> "Store | None":
+    def _open_first(self) -> "Store":
         try:
-            store = self._open()
+            return self._open_accepted()
         except Exception as error:
-            self._schedule_reopen("open", error, None)
+            self._schedule_reopen("open", error, again=is_retriable(error))
             raise
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # PanicException
             self.broken = f"open: {error}"
             raise
-        self.broken = _hash_refusal(store, self._hash) if self._hash else ""
-        if not self.broken:
-            return store
-        self._logger.warning("ritornello: %s; neither hits nor saves", self.broken)
-        self.attempt("close", store.close, None)
-        return None
 
     def _open(self) -> "Store":
         return open_store(self._settings, self._logger)
+
+    def _open_accepted(self) -> "Store":
+        """Opens the store, and closes it if its policy refuses the keys of `expect_hash`."""
+        began = monotonic()
+        store = self._open()
+        try:
+            if self._hash:
+                store.policy.check_hash(self._hash)
+        except BaseException:
+            self.attempt("close", store.close, None)
+            pause = min(REFUSED_PARTS * (monotonic() - began), REFUSED_SECONDS_MAX)
+            self._retry_pause = max(self._retry_pause, pause)
+            raise
+        return store
 
     def _reopen_after(self, store: "Store", operation: str, error: BaseException) -> bool:
         """Takes a failed store out of use and schedules its reopening. Returns False if another
@@ -193,20 +222,19 @@ class FailSafeStore:
         with self._lock:
             if self._store is not store:
                 return False
-            self._store = None
+            self._store = self._hash_verdict = None
             if monotonic() - self._opened_at > STABLE_SECONDS:
                 self._retry_pause = RETRY_SECONDS
-            self._schedule_reopen(operation, error, store)
+            self._failed.append(store)
+            self._schedule_reopen(operation, error, again=True)
             return True
 
-    def _schedule_reopen(
-        self, operation: str, error: BaseException, failed: "Store | None"
-    ) -> None:
+    def _schedule_reopen(self, operation: str, error: BaseException, *, again: bool) -> None:
         """Marks the store unusable until the opener thread has opened it. Requires the lock."""
         self._lost_at = monotonic()
-        self._set_broken(operation, error, again=failed is not None or is_retriable(error))
+        self._set_broken(operation, error, again=again)
         if self._will_reopen():
-            self._start_opener(failed)
+            self._start_opener()
 
     def _set_broken(self, operation: str, error: BaseException, *, again: bool) -> None:
         self.broken = f"{operation}: {error}" + f"; {REOPENING}" * again
@@ -215,9 +243,9 @@ class FailSafeStore:
         """Returns whether the store is to be opened again."""
         return self.broken.endswith(REOPENING) and not self._stop.is_set()
 
-    def _start_opener(self, failed: "Store | None") -> None:
+    def _start_opener(self) -> None:
         """Starts the opener thread. Requires the lock."""
-        arguments = (ref(self), self._stop, self._retry_pause, failed)
+        arguments = (ref(self), self._stop, self._retry_pause, self._failed, self._closers)
         self._opener = Thread(
             target=FailSafeStore._reopen_loop, args=arguments, name="ritornello-open", daemon=True
         )
@@ -231,21 +259,21 @@ class FailSafeStore:
         with self._lock:
             opener_ended = self._opener is not None and not self._opener.is_alive()
             if opener_ended and self._will_reopen():
-                self._start_opener(None)
+                self._start_opener()
 
     @staticmethod
     def _reopen_loop(
-        waiting: "ref[FailSafeStore]", stop: Event, pause: float, failed: "Store | None"
+        waiting: "ref[FailSafeStore]",
+        stop: Event,
+        pause: float,
+        failed: "list[Store]",
+        closers: list[Thread],
     ) -> None:
         """Body of the opener thread. Holds a reference to the store only during an attempt, so that
         a dropped store is collected.
         """
-        if failed is not None:
-            try:
-                failed.close()
-            except BaseException as error:  # the next attempt reports it
-                logging.getLogger(__name__).debug("ritornello: close failed (%s)", error)
-            del failed
+        while failed:
+            closers.append(_run_aside(partial(_close_failed, failed.pop())))
         while not stop.wait(pause):
             store = waiting()
             if store is None or not store._try_reopen():
@@ -257,30 +285,34 @@ class FailSafeStore:
         """Tries to open the store. Returns whether another attempt is due."""
         self._retry_pause = min(2 * self._retry_pause, RETRY_SECONDS_MAX)
         try:
-            store = self._open()
+            self._check_closers()
+            store = self._open_accepted()
         except BaseException as error:  # PanicException is no Exception
             self._set_broken("open", error, again=is_retriable(error))
             self._log_failure("open", error, repeat=True)
             return self._will_reopen()
-        used = self.attempt("open", lambda: self._adopt(store), None)
-        if used:
+        if self._adopt(store):
             self.attempt("on_open", self.on_open, None)
-        return used is None and self._will_reopen()
+        return False
+
+    def _check_closers(self) -> None:
+        """Raises RetryError if as many failed stores are being closed as may be: each keeps its
+        memory and its files.
+        """
+        self._closers[:] = [thread for thread in self._closers if thread.is_alive()]
+        if len(self._closers) >= CLOSING_MAX:
+            raise RetryError(
+                f"{CLOSING_MAX} failed stores of this process are still being closed: their disks "
+                "do not answer"
+            )
 
     def _adopt(self, store: "Store") -> bool:
-        """Puts a reopened store into use; returns False, and closes it, if it is refused or
-        unwanted.
-        """
-        refusal = _hash_refusal(store, self._hash) if self._hash else ""
+        """Puts a reopened store into use; returns False, and closes it, if `close` was called."""
         with self._lock:
-            used = not self._stop.is_set() and not refusal
+            used = not self._stop.is_set()
             self._opened_at = monotonic()
             if used:
                 self._store, self.broken = store, ""
-            elif refusal:
-                self.broken = refusal
-        if refusal:
-            self._logger.warning("ritornello: %s; neither hits nor saves", refusal)
         if not used:
             self.attempt("close", store.close, None)
             return False
@@ -312,3 +344,22 @@ def _hash_refusal(store: "Store", algorithm: str) -> str:
     except InvalidError as error:
         return str(error)
     return ""
+
+
+def _close_failed(store: "Store") -> None:
+    try:
+        store.close()
+    except BaseException as error:  # the next attempt to open the store reports it
+        logging.getLogger(__name__).debug("ritornello: close failed (%s)", error)
+
+
+def _run_aside(action: Callable[[], object]) -> Thread:
+    """Starts `action` on a thread that the interpreter's exit does not wait for. If no thread can
+    be started, runs it here and returns a thread that is not alive.
+    """
+    thread = Thread(target=action, name="ritornello-close", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:
+        action()
+    return thread

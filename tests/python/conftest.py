@@ -1,13 +1,17 @@
 """Stores and loop devices that last for one test."""
 
 from collections.abc import Callable, Iterator
+from logging import getLogger
 from pathlib import Path
+from typing import Any
 
 import pytest
 from real_device import Disk, require_disks, require_throttle
 from support import open_small
 
 import ritornello as rt
+from ritornello.fail_safe import FailSafeStore
+from ritornello.settings import StoreSettings
 
 
 @pytest.fixture
@@ -20,6 +24,22 @@ def where(tmp_path: Path) -> Path:
 def store(where: Path) -> Iterator[rt.Store]:
     with open_small(where) as opened:
         yield opened
+
+
+@pytest.fixture
+def make_store(tmp_path: Path) -> Iterator[Callable[..., FailSafeStore]]:
+    """Makes stores on `tmp_path/kv`, and closes them after the test."""
+    fail_safes: list[FailSafeStore] = []
+
+    def make(**options: Any) -> FailSafeStore:
+        settings = StoreSettings(str(tmp_path / "kv"), **{"capacity": "1GiB", **options})
+        fail_safe = FailSafeStore(settings, getLogger("ritornello.test"), lambda _: None)
+        fail_safes.append(fail_safe)
+        return fail_safe
+
+    yield make
+    for fail_safe in fail_safes:
+        fail_safe.close()
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 from support import keys_of, pages_of
 
 import ritornello as rt
-from ritornello.errors import FatalError
+from ritornello.errors import FatalError, InvalidError
 from ritornello.fail_safe import FailSafeStore
 from ritornello.lmcache.settings import Settings as LMCacheSettings
 from ritornello.lmcache.store import LMCacheStore
@@ -148,17 +148,62 @@ os._exit(0 if store.open() else 1)
 """
 
 
+# Exit status of a script that misses userfaultfd(2).
+NOT_SUPPORTED = 77
+
+# A put whose memory never answers keeps its store from being closed, as a hung disk would. Another
+# store takes the store's place.
+EXIT_WHILE_CLOSING = f"""{PREAMBLE}
+import ctypes, fcntl, mmap, platform, struct
+import ritornello as rt
+
+memory = mmap.mmap(-1, mmap.PAGESIZE)
+try:
+    number = {{"x86_64": 323, "aarch64": 282}}[platform.machine()]
+    faults = ctypes.CDLL(None, use_errno=True).syscall(number, os.O_CLOEXEC)
+    fcntl.ioctl(faults, 0xC018AA3F, bytearray(struct.pack("QQQ", 0xAA, 0, 0)))  # UFFDIO_API
+    address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    missing = struct.pack("QQQQ", address, mmap.PAGESIZE, 1, 0)
+    fcntl.ioctl(faults, 0xC020AA00, bytearray(missing))  # UFFDIO_REGISTER
+except (KeyError, OSError, ValueError):
+    os._exit({NOT_SUPPORTED})
+scope, key = rt.Scope.opaque("stuck", mmap.PAGESIZE), bytes(32)
+other = path.with_name("other")
+with rt.Store.open(other, "1GiB") as core:
+    assert core.put_batch(scope, [key], [bytes(mmap.PAGESIZE)]) == 1
+assert store.open()
+stuck = store.call("put", lambda core: core.submit_put(scope, [bytes(31) + b"k"], [memory]), None)
+assert stuck.wait(0.5) is None
+path.rename(path.with_name("away"))
+other.rename(path)
+end = time.monotonic() + 30
+while not store.call("exists", lambda core: core.exists(scope, [key]) == [True], False):
+    assert time.monotonic() < end, store.broken
+    time.sleep(0.05)
+print("serves", flush=True)
+"""
+
+
 class FailingStore:
-    """A core store of which every call fails fatally."""
+    """A core store of which every call fails fatally, and which refuses weak hashes. `close` waits
+    for `closable`.
+    """
 
     def __init__(self, role: str = "client") -> None:
         self.role = role
-        self.closed = Event()
+        self.policy = self
+        self.closed, self.closable = Event(), Event()
+        self.closable.set()
 
     def probe(self) -> int:
         raise FatalError("the device is gone")
 
+    def check_hash(self, algorithm: str) -> None:
+        if algorithm != "sha256":
+            raise InvalidError("keys of this hash may collide")
+
     def close(self) -> None:
+        assert self.closable.wait(60)
         self.closed.set()
 
 

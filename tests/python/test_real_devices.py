@@ -442,6 +442,31 @@ def test_late_mount_moves_engine_to_its_disk(
         assert [sum(store.exists(SMALL_SCOPE, keys)) for keys in (below, after)] == [400, 0]
 
 
+def test_late_mount_moves_serve_to_its_disk(make_disk: Callable[..., Disk]) -> None:
+    disk = make_disk("served", 2048)
+    disk.unmount()
+    line = [sys.executable, "-m", "ritornello", "serve", str(disk.path), "--capacity", "1GiB"]
+    served = subprocess.Popen(line, stdout=subprocess.PIPE, text=True)
+    try:
+        assert served.stdout is not None
+        assert served.stdout.readline().startswith("ready: ")
+        disk.mount()
+        assert served.stdout.readline().startswith("reopening: ")
+        assert served.stdout.readline().startswith("ready: ")
+        with rt.Store.open(disk.path) as store:
+            assert store.role == "client"
+            keys = put_small(store, "served", 2)
+            store.flush()
+        served.terminate()
+        assert served.wait(60) == 0
+    finally:
+        served.kill()
+        served.communicate()
+    with rt.Store.open(disk.path) as store:
+        assert sum(store.exists(SMALL_SCOPE, keys)) == 400
+    disk.unmount()
+
+
 def test_unmounted_disk_gets_no_store_below(make_disk: Callable[..., Disk]) -> None:
     # On a disk that is mounted over another disk: the directory below is a mount point as well.
     below, disk = make_disk("below", 2048), make_disk("above", 2048)

@@ -120,8 +120,10 @@ limits of its own.
 
 If another process owns the store, this command waits, and takes over when the owner ends; with
 --must-own it fails instead, with exit code 2. SIGTERM, SIGINT and SIGHUP end it: clients' calls
-finish, all puts are made durable, and a client takes over. Each change of its role is a line on
-standard output: `ready`, `waiting`, `failed`, `closed`; with --json one object per line.
+finish, all puts are made durable, and a client takes over. If a disk is mounted over the directory,
+or another store takes its place, this command opens what is there then. Each change of its role is
+a line on standard output: `ready`, `waiting`, `failed`, `reopening`, `closed`; with --json one
+object per line.
 
 Examples:
   ritornello serve /nvme/kv --capacity 200GiB

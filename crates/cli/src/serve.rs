@@ -4,25 +4,32 @@ use crate::args::ServeArgs;
 use crate::exit::{Failure, Status};
 use crate::print::{bytes, print_stdout};
 use crate::{Context, open};
-use ritornello_format::ErrorKind;
+use ritornello_format::{Error, ErrorKind};
 use ritornello_node::{Node, Role};
-use ritornello_store::{Durability, Options, parse_index};
+use ritornello_store::{CatalogStats, Durability, Options, parse_index};
 use serde::Serialize;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::Duration;
 
 /// Interval at which a client checks whether the owner has ended.
 const OWNER_CHECK: Duration = Duration::from_millis(100);
-/// Interval at which the owner checks whether its last write or sync failed.
-const HEALTH_CHECK: Duration = Duration::from_secs(5);
+/// Interval at which the owner checks whether its last write or sync failed, and whether the store's
+/// path leads to another place.
+const HEALTH_CHECK: Duration = Duration::from_secs(1);
+/// First and longest pause between attempts to open the path again.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(4));
+/// Maximum number of stores that are being left, each with its memory and files: a hung disk may keep
+/// a store from being closed. The path is not opened while there are as many.
+const LEFT_MAX: usize = 4;
 
 /// A line of output.
 #[derive(Serialize)]
 struct Event<'a> {
-    /// `ready`, `waiting`, `failed` or `closed`.
+    /// `ready`, `waiting`, `failed`, `reopening` or `closed`.
     event: &'a str,
     dir: &'a Path,
     /// Process of the owner, and capacity of the store.
@@ -30,41 +37,146 @@ struct Event<'a> {
     owner_pid: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
     capacity_bytes: Option<u64>,
+    /// Why the path cannot be opened again yet.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reason: Option<&'a str>,
 }
 
-/// Owns a store until a signal, or waits to own it.
+impl<'a> Event<'a> {
+    fn new(event: &'a str, dir: &'a Path) -> Self {
+        Self { event, dir, owner_pid: None, capacity_bytes: None, reason: None }
+    }
+}
+
+/// Owns a store until a signal, or waits to own it. Opens the path again when it leads to another
+/// store.
 ///
 /// # Errors
 /// If the store cannot be opened, or another process owns it and `--must-own` is set.
 pub fn run(context: &Context, args: &ServeArgs) -> Result<Status, Failure> {
     let signals_received = signals()?;
-    let node = open::with(&options(args)?)?;
-    let mut announced = None;
+    let options = options(args)?;
+    let first = open::with(&options)?;
+    let dir = first.path().to_owned();
+    let mut served = Some(Served::new(first));
+    let mut reopening = Reopening::default();
     loop {
-        let role = match node.ensure_owner() {
-            Ok(role) => role,
-            // The owner does not respond: keep waiting; the log names it.
-            Err(error) if error.kind() == ErrorKind::Retry => Role::Client,
-            Err(error) => return Err(error.into()),
+        let pause = if let Some(current) = &mut served {
+            let pause = current.check(context, args.must_own)?;
+            if pause.is_none() {
+                emit(context, &Event::new("reopening", &dir));
+                reopening.begin(served.take());
+            }
+            pause.unwrap_or_default()
+        } else {
+            match reopening.open(&options) {
+                Ok(node) => {
+                    served = Some(Served::new(node));
+                    Duration::ZERO
+                }
+                Err(failure) => reopening.report(context, &dir, failure),
+            }
         };
-        // The owner reopens a failed store by itself.
-        let failed = role == Role::Owner && node.problem().is_some();
-        if announced != Some((role, failed))
-            && announce(context, &node, role, failed, args.must_own)?
-        {
-            announced = Some((role, failed));
-        }
-        let pause = if role == Role::Owner { HEALTH_CHECK } else { OWNER_CHECK };
         match signals_received.recv_timeout(pause) {
             Err(RecvTimeoutError::Timeout) => {}
             Ok(()) | Err(RecvTimeoutError::Disconnected) => break,
         }
     }
     drop(signals_received);
-    node.close()?;
-    let dir = node.path();
-    emit(context, &Event { event: "closed", dir, owner_pid: None, capacity_bytes: None });
+    if let Some(current) = &served {
+        current.node.close()?;
+    }
+    drop(reopening);
+    emit(context, &Event::new("closed", &dir));
     Ok(Status::Fine)
+}
+
+/// The store that is served.
+struct Served {
+    node: Arc<Node>,
+    /// The role that was printed last, and whether the store had failed.
+    announced: Option<(Role, bool)>,
+}
+
+impl Served {
+    fn new(node: Arc<Node>) -> Self {
+        Self { node, announced: None }
+    }
+
+    /// Takes over if the owner has ended, and prints the role of this process if it changed. Returns
+    /// the time until the next check; `None` if the store's path leads to another place.
+    fn check(&mut self, context: &Context, must_own: bool) -> Result<Option<Duration>, Failure> {
+        let node = &self.node;
+        let is_left = |error: &Error| error.kind() == ErrorKind::Closed || node.is_replaced();
+        let role = match node.ensure_owner() {
+            Ok(_) if node.is_replaced() => return Ok(None),
+            Ok(role) => role,
+            Err(error) if is_left(&error) => return Ok(None),
+            // The owner does not respond: keep waiting; the log names it.
+            Err(error) if error.kind() == ErrorKind::Retry => Role::Client,
+            Err(error) => return Err(error.into()),
+        };
+        // The owner reopens a failed store by itself.
+        let failed = role == Role::Owner && node.problem().is_some();
+        let is_news = self.announced != Some((role, failed));
+        if role == Role::Client && !is_news {
+            return Ok(Some(OWNER_CHECK));
+        }
+        let pause = if role == Role::Owner { HEALTH_CHECK } else { OWNER_CHECK };
+        match node.store().stats() {
+            Ok(stats) if is_news => {
+                announce(context, node, (role, failed), &stats.catalog, must_own)?;
+                self.announced = Some((role, failed));
+            }
+            Ok(_) => {}
+            Err(error) if is_left(&error) => return Ok(None),
+            Err(error) if must_own && is_news => return Err(Failure::unopened(&error)),
+            // The owner did not answer.
+            Err(_) => {}
+        }
+        Ok(Some(pause))
+    }
+}
+
+/// Attempts to open a path that leads to another store by now.
+#[derive(Default)]
+struct Reopening {
+    /// Stores that were left. Their heal threads close them where they are.
+    left: Vec<Arc<Node>>,
+    /// Pause after the last attempt, and why it failed.
+    failed: Option<(Duration, String)>,
+}
+
+impl Reopening {
+    fn begin(&mut self, left: Option<Served>) {
+        self.left.extend(left.map(|served| served.node));
+        self.failed = None;
+    }
+
+    fn open(&mut self, options: &Options) -> Result<Arc<Node>, Failure> {
+        self.left.retain(|node| !node.is_replaced());
+        if self.left.len() >= LEFT_MAX {
+            return Err(Failure::failed(
+                format!("{LEFT_MAX} stores are still being closed: their disks do not answer"),
+                "",
+            ));
+        }
+        open::with(options)
+    }
+
+    /// Prints a failed attempt, once per reason. Returns the time until the next one.
+    fn report(&mut self, context: &Context, dir: &Path, failure: Failure) -> Duration {
+        let pause = match &self.failed {
+            Some((pause, _)) => (2 * *pause).min(PAUSES.1),
+            None => PAUSES.0,
+        };
+        if self.failed.as_ref().is_none_or(|(_, reason)| *reason != failure.line) {
+            let reason = Some(failure.line.as_str());
+            emit(context, &Event { reason, ..Event::new("reopening", dir) });
+        }
+        self.failed = Some((pause, failure.line));
+        pause
+    }
 }
 
 fn options(args: &ServeArgs) -> Result<Options, Failure> {
@@ -94,20 +206,18 @@ fn signals() -> Result<Receiver<()>, Failure> {
     Ok(receiver)
 }
 
-/// Prints the role of this process; returns false if the owner did not answer.
+/// Prints the role of this process, and whether its store failed.
+///
+/// # Errors
+/// If another process owns the store and this one must.
 fn announce(
     context: &Context,
     node: &Node,
-    role: Role,
-    failed: bool,
+    (role, failed): (Role, bool),
+    stats: &CatalogStats,
     must_own: bool,
-) -> Result<bool, Failure> {
-    let stats = match node.store().stats() {
-        Ok(stats) => stats,
-        Err(error) if must_own => return Err(Failure::unopened(&error)),
-        Err(_) => return Ok(false),
-    };
-    let (owner, capacity) = (stats.catalog.owner_pid, stats.catalog.capacity_bytes);
+) -> Result<(), Failure> {
+    let owner = stats.owner_pid;
     if role == Role::Client && must_own {
         return Err(Failure::unusable(
             format!("process {owner} owns the store in {}", node.path().display()),
@@ -119,9 +229,9 @@ fn announce(
         Role::Owner => "ready",
         Role::Client => "waiting",
     };
-    let (owner_pid, capacity_bytes) = (Some(owner), Some(capacity));
-    emit(context, &Event { event, dir: node.path(), owner_pid, capacity_bytes });
-    Ok(true)
+    let (owner_pid, capacity_bytes) = (Some(owner), Some(stats.capacity_bytes));
+    emit(context, &Event { owner_pid, capacity_bytes, ..Event::new(event, node.path()) });
+    Ok(())
 }
 
 fn emit(context: &Context, event: &Event<'_>) {
@@ -142,6 +252,12 @@ fn emit(context: &Context, event: &Event<'_>) {
                 "failed: a write or sync of {dir} failed; it is reopened when its disk takes writes"
             )
         }
+        ("reopening", ..) => match event.reason {
+            None => format!(
+                "reopening: {dir} leads to another disk or store by now; it is closed and opened again"
+            ),
+            Some(reason) => format!("reopening: {dir} cannot be opened yet: {reason}"),
+        },
         (event, ..) => format!("{event}: {dir}"),
     });
 }

@@ -98,3 +98,54 @@ fn unservable_store_fails_with_reason() {
     }
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
 }
+
+#[test]
+fn serve_opens_store_that_took_its_place() {
+    for waits in [false, true] {
+        let root = scratch();
+        let [dir, next, away] = ["kv", "next", "away"].map(|name| root.path().join(name));
+        let owner = open(&options(&dir)).unwrap();
+        if !waits {
+            owner.close().unwrap();
+        }
+        let mut served = Served::start(&dir, &["--json"]);
+        let mut event = || serde_json::from_str::<Value>(&served.says()).unwrap();
+        assert_eq!(event()["event"], if waits { "waiting" } else { "ready" });
+        filled(&next);
+        std::fs::rename(&dir, &away).unwrap();
+        std::fs::rename(&next, &dir).unwrap();
+        let mut reopening = event();
+        if waits && reopening["event"] == "ready" {
+            // The owner left first, and this process took the store over to close it.
+            reopening = event();
+        }
+        assert_eq!(reopening["event"], "reopening", "{reopening}");
+        assert_eq!(reopening["dir"], text(&dir));
+        let ready = event();
+        assert_eq!(ready["event"], "ready", "{ready}");
+        assert_eq!(probe(&dir), PAGES, "it serves the store at the path");
+        assert_eq!(served.end(Signal::TERM).0, Some(0));
+        drop(owner);
+        assert!(open(&options(&away)).is_ok(), "the store that was left is closed");
+    }
+}
+
+#[test]
+fn serve_retries_until_path_can_be_opened() {
+    let root = scratch();
+    let [dir, next, away] = ["kv", "next", "away"].map(|name| root.path().join(name));
+    open(&options(&dir)).unwrap().close().unwrap();
+    let mut served = Served::start(&dir, &["--must-own"]);
+    assert!(served.says().starts_with("ready"));
+    filled(&next);
+    std::fs::write(next.join("policy.toml"), "permit_all = true").unwrap();
+    std::fs::rename(&dir, &away).unwrap();
+    std::fs::rename(&next, &dir).unwrap();
+    assert!(served.says().starts_with("reopening: "));
+    let said = served.says();
+    assert!(said.contains("cannot be opened yet") && said.contains("permit_all"), "{said}");
+    std::fs::remove_file(dir.join("policy.toml")).unwrap();
+    assert!(served.says().starts_with("ready"));
+    assert_eq!(served.end(Signal::TERM), (Some(0), vec![format!("closed: {}", text(&dir))]));
+    assert_eq!(probe(&dir), PAGES);
+}

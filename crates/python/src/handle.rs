@@ -7,6 +7,11 @@ use ritornello_format::{Error, ErrorKind, Result};
 use ritornello_node::Node;
 use std::mem;
 use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+/// Maximum time that the interpreter's exit waits for stores that other threads are closing: a hung
+/// disk may keep a store from being closed.
+const EXIT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Nodes to close at exit.
 static OPEN: Mutex<Vec<OpenNode>> = Mutex::new(Vec::new());
@@ -94,7 +99,8 @@ impl Drop for Handle {
     }
 }
 
-/// Closes all open nodes: the last writes become durable before the threads are stopped.
+/// Closes all open nodes: the last writes become durable before the threads are stopped. Waits at
+/// most [`EXIT_TIMEOUT`] for nodes that other threads are closing.
 #[pyfunction]
 fn _close_all(py: Python<'_>) {
     let open = mem::take(&mut *OPEN.lock());
@@ -104,8 +110,13 @@ fn _close_all(py: Python<'_>) {
         own.filter_map(|open_node| Some((open_node.node.upgrade()?, open_node.gate))).collect();
     py.detach(|| {
         crate::cache::close_all();
+        let until = Instant::now() + EXIT_TIMEOUT;
         for (node, gate) in &nodes {
-            let _closing = gate.write();
+            let Some(_closing) = gate.try_write_until(until) else {
+                let dir = node.path().display();
+                tracing::error!(%dir, "a store is still being closed at exit: its disk does not answer");
+                continue;
+            };
             if let Err(error) = node.close() {
                 tracing::error!(%error, "a store could not be closed at exit");
             }

@@ -113,17 +113,11 @@ class RitornelloConnector(KVConnectorBase_V1, SupportsHMA):
             if reason:
                 logger.warning("ritornello: %s; neither hits nor saves", reason)
             else:
+                self._store.expect_hash(str(vllm_config.cache_config.prefix_caching_hash_algo))
                 # Opened here, not at the first request: the process with the most calls becomes the
                 # owner.
                 self._store.open()
-                hashes = str(vllm_config.cache_config.prefix_caching_hash_algo)
-                self._unsupported_reason = self._store.require_hash(hashes)
-                if self._unsupported_reason:
-                    logger.warning(
-                        "ritornello: %s; neither hits nor saves", self._unsupported_reason
-                    )
-                else:
-                    self._guard = guard_of_engine()
+                self._guard = guard_of_engine()
         elif not reason:
             self._store.expect_hash(str(vllm_config.cache_config.prefix_caching_hash_algo))
             self._worker = WorkerSide(

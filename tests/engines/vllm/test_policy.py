@@ -1,6 +1,7 @@
 """The connector's use of the store's policy, with a configuration like vLLM's."""
 
 import logging
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -45,15 +46,19 @@ def test_weak_hashes_need_permission(
     (said,) = [line for line in caplog.messages if line.startswith("ritornello: ")]
     assert "allow_weak_hashes = true" in said
     assert str(store / "policy.toml") in said
-    assert said.endswith("neither hits nor saves")
-    # The workers' facts are ignored: no side could claim or save.
-    refused.set_xfer_handshake_metadata_pp_aware({})
-    assert refused.get_num_new_matched_tokens(SimpleNamespace(request_id="r"), 0) == (0, False)  # type: ignore[arg-type]
-    refused.shutdown()
+    assert said.endswith("serving without the store until it can be opened again")
+    assert not refused._store.open()
     caplog.clear()
     (store / "policy.toml").write_text("allow_weak_hashes = true")
+    end = time.monotonic() + 30
+    while not refused._store.open():
+        assert time.monotonic() < end, refused._store.broken
+        time.sleep(0.05)
+    assert "the store serves again" in caplog.text
+    refused.shutdown()
+    caplog.clear()
     for hashes in ("xxhash_cbor", "sha256"):
         served = connector(store, hashes)
-        assert not served._unsupported_reason
+        assert served._store.open()
         served.shutdown()
     assert not [line for line in caplog.messages if line.startswith("ritornello: ")]

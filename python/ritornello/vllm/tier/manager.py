@@ -116,12 +116,7 @@ class RitornelloTier(SecondaryTierManager):
                 "nothing stored now is found after a restart"
             )
         rows = HostRows(primary_kv_view, row_bytes, settings.store.path)
-        store = TierStore(settings.store, self._counts)
-        reason = store.require_hash(namespace.hash_algorithm)
-        if reason:
-            logger.warning("ritornello: %s; neither hits nor stores", reason)
-            store.close()
-            return
+        store = TierStore(settings.store, self._counts, namespace.hash_algorithm)
         guard = guard_of_engine()
         self._tier = Tier(store, namespace, rows, settings, self._counts, guard)
         guard.begin_epoch = self._tier.on_caches_reset

@@ -28,14 +28,17 @@ DEFERRED_CALLS_MAX = 4096
 
 
 class TierStore(FailSafeStore):
-    """The store of a tier, opened at construction."""
+    """The store of a tier, opened at construction. A store that refuses keys of `hash_algorithm` is
+    not used.
+    """
 
-    def __init__(self, settings: Settings, counts: Counts) -> None:
+    def __init__(self, settings: Settings, counts: Counts, hash_algorithm: str = "") -> None:
         super().__init__(settings, logger, lambda operation: counts.add("errors", operation))
         self._counts = counts
         self._is_owner: bool | None = None
         self._role_of: Store | None = None
         self._deferred_calls: queue.Queue[Callable[[], object] | None] | None = None
+        self.expect_hash(hash_algorithm)
         self.open()
 
     def answers_at_once(self) -> bool:
