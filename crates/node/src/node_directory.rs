@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use ritornello_format::{Error, Result};
 use ritornello_medium::{Anchored, Host, Medium, Owner};
 use ritornello_store::{Directory, foreign_directory};
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{Dir, Mode, OFlags};
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::io;
@@ -96,6 +96,16 @@ impl NodeDirectory {
     /// The directory itself, even if it was moved.
     pub(crate) fn dir(&self) -> BorrowedFd<'_> {
         self.dir.as_fd()
+    }
+
+    /// Lists the UTF-8 names in `part`, a directory below this one.
+    pub(crate) fn names_in(&self, part: &str) -> io::Result<Vec<String>> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let dir = rustix::fs::openat(&self.dir, part, flags, Mode::empty())?;
+        let entries = Dir::new(dir)?.filter_map(|entry| {
+            entry.map(|entry| entry.file_name().to_str().ok().map(str::to_owned)).transpose()
+        });
+        Ok(entries.collect::<rustix::io::Result<_>>()?)
     }
 
     /// Returns whether the path now leads to another directory: this one was moved, or mounted

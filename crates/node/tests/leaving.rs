@@ -180,3 +180,35 @@ fn directory_replaced_while_opening_is_opened_again() {
     });
     assert_eq!(open(&options(dir)).unwrap().role(), Role::Owner);
 }
+
+#[test]
+fn client_of_a_moved_store_opens_more_connections() {
+    let root = tempfile::tempdir().unwrap();
+    let (dir, away) = (root.path().join("store"), root.path().join("away"));
+    let mut owner = Helper::opened(&dir);
+    let client = open(&options(&dir)).unwrap();
+    assert_eq!(client.role(), Role::Client);
+    assert_eq!(put(client.store(), 1, 4).unwrap().pages, 4);
+    std::fs::rename(&dir, &away).unwrap();
+    // Calls at one time use a connection each.
+    std::thread::scope(|scope| {
+        let calls: Vec<_> = (0..8u64)
+            .map(|thread| {
+                let store = client.store();
+                scope.spawn(move || {
+                    for round in 0..20 {
+                        put(store, 100 * (thread + 1) + round, 4)?;
+                        probe(store, 1, 4)?;
+                    }
+                    store.flush()
+                })
+            })
+            .collect();
+        for call in calls {
+            call.join().unwrap().unwrap();
+        }
+    });
+    assert_eq!((client.role(), owner.ask("get 1 4")), (Role::Client, "4".into()));
+    client.close().unwrap();
+    owner.finish();
+}
