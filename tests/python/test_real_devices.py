@@ -533,13 +533,19 @@ def test_late_mount_is_noticed_in_chroot(tmp_path: Path, make_disk: Callable[...
             subprocess.run(["umount", "--lazy", str(root / name)], capture_output=True)
 
 
-def test_unmounted_disk_gets_no_store_below(make_disk: Callable[..., Disk]) -> None:
+@pytest.mark.parametrize("was_begun", [False, True], ids=["", "one was begun there"])
+def test_unmounted_disk_gets_no_store_below(
+    make_disk: Callable[..., Disk], was_begun: bool
+) -> None:
     # On a disk that is mounted over another one: what lies below is a mount point as well.
     below, disk = make_disk("below", 2048), make_disk("above", 2048)
     disk.unmount()
+    path = below.path / "kv"
+    if was_begun:
+        path.mkdir(mode=0o700)
+        (path / "LOCK").touch(mode=0o600)
     assert disk.device is not None
     command("mount", disk.device, below.path)
-    path = below.path / "kv"
     handle = FailSafeStore(StoreSettings(str(path)), logging.getLogger(__name__), lambda _: None)
     try:
         keys = handle.call("put", lambda store: put_small(store, "above", 2), [])
@@ -558,7 +564,9 @@ def test_unmounted_disk_gets_no_store_below(make_disk: Callable[..., Disk]) -> N
         while "is not mounted" not in handle.broken:
             assert time.monotonic() < began + 20, handle.broken
             time.sleep(0.05)
-        assert not path.exists(), "a store was made below the mount point"
+        found_below = [name.name for name in path.iterdir()] if was_begun else path.exists()
+        expected = ["LOCK"] if was_begun else False
+        assert found_below == expected, "a store was made below the mount point"
         command("mount", disk.device, below.path)
         while not handle.open():
             assert time.monotonic() < began + 40, handle.broken

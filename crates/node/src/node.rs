@@ -121,18 +121,21 @@ fn prepare(medium: &Arc<dyn Medium>, options: &Options, name: &Path) -> Result<P
     if !owner.is_this_user {
         return Err(foreign_directory(&path, owner));
     }
-    let manifest = Directory::new(Arc::clone(medium), &path).manifest();
-    // Checked after the manifest. If the file exists, another process may be creating the store,
-    // and the holder of the lock judges the other files.
-    if path.join("LOCK").exists() {
-        return Ok(path);
-    }
-    if manifest?.is_none() {
-        if options.capacity.is_none() {
+    let directory = Directory::new(Arc::clone(medium), &path);
+    let manifest = directory.manifest();
+    // Checked after the manifest. If the file exists, another process may be creating the store, or
+    // own one of another format, and the holder of the lock judges the other files.
+    let is_locked = path.join("LOCK").exists();
+    match manifest {
+        Ok(Some(stored)) if stored.epoch > 0 => return Ok(path),
+        Ok(None) if options.capacity.is_none() && !is_locked => {
             return Err(refused(io::ErrorKind::NotFound.into()));
         }
-        mounts::check_creation(name)?;
+        // A `LOCK` of another program is not one of a store.
+        Err(error) if !is_locked || !directory.holds_store() => return Err(error),
+        _ => {}
     }
+    mounts::check_creation(name)?;
     Ok(path)
 }
 
