@@ -72,7 +72,6 @@ pub fn open_on(medium: Arc<dyn Medium>, options: &Options) -> Result<Arc<Node>> 
     let name = std::path::absolute(&options.dir).map_err(|error| unusable(&options.dir, error))?;
     let path = prepare(&medium, options, &name)?;
     let options = Options { dir: path.clone(), ..options.clone() };
-    let policy = Directory::new(Arc::clone(&medium), &path).policy()?;
     let identity = Identity::of(&path).map_err(|error| unusable(&path, error))?;
     let slot = registry::slot(identity)?;
     let Some(mut open) = slot.try_lock_until(until) else {
@@ -82,7 +81,7 @@ pub fn open_on(medium: Arc<dyn Medium>, options: &Options) -> Result<Arc<Node>> 
         .with("dir", path.display()));
     };
     if let Some(shared) = open.upgrade() {
-        if shared.add_handle(&options)? {
+        if let Some(policy) = shared.add_handle(&options)? {
             drop(open);
             return Ok(Node::new(slot, shared, policy));
         }
@@ -94,8 +93,9 @@ pub fn open_on(medium: Arc<dyn Medium>, options: &Options) -> Result<Arc<Node>> 
             .with("dir", path.display()));
     }
     mounts::record_opening(&name, directory.mounts());
-    let shared = Shared::open(directory, medium, &options, policy.clone(), until);
-    let shared = Arc::new(shared.map_err(|error| error.with("dir", path.display()))?);
+    let opened = Shared::open(directory, medium, &options, until);
+    let (shared, policy) = opened.map_err(|error| error.with("dir", path.display()))?;
+    let shared = Arc::new(shared);
     *open = Arc::downgrade(&shared);
     drop(open);
     let node = Node::new(slot, shared, policy);
