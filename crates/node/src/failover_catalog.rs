@@ -105,6 +105,14 @@ impl FailoverCatalog {
         Arc::clone(&self.membership.read())
     }
 
+    /// Returns whether this process owns the store and no thread waits to change that: a call then
+    /// waits for no process and no lock of the membership. Never waits.
+    pub(crate) fn answers_at_once(&self) -> bool {
+        // A waiting writer keeps out new readers, as long as a call in progress takes.
+        let membership = self.membership.try_read();
+        membership.is_some_and(|membership| matches!(&**membership, Membership::Owner(_)))
+    }
+
     /// Identity of the store.
     pub(crate) fn store(&self) -> [u8; 16] {
         self.store

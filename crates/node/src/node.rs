@@ -163,6 +163,13 @@ impl Node {
         self.shared.role()
     }
 
+    /// Returns whether this process owns the store, and a call that needs no disk waits for nothing:
+    /// the store is not being reopened or closed. Never waits.
+    #[must_use]
+    pub fn answers_at_once(&self) -> bool {
+        self.shared.answers_at_once()
+    }
+
     /// Takes over if the owner is gone, as any other call would, and returns the role after that.
     /// For a process that waits for ownership and makes no other call.
     ///

@@ -165,6 +165,11 @@ impl Shared {
         self.catalog.problem()
     }
 
+    /// See [`FailoverCatalog::answers_at_once`].
+    pub(crate) fn answers_at_once(&self) -> bool {
+        self.catalog.answers_at_once()
+    }
+
     pub(crate) fn role(&self) -> Role {
         match &*self.catalog.membership() {
             Membership::Owner(_) | Membership::Reopening(_) => Role::Owner,

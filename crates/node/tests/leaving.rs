@@ -212,3 +212,23 @@ fn client_of_a_moved_store_opens_more_connections() {
     client.close().unwrap();
     owner.finish();
 }
+
+#[test]
+fn store_being_left_is_known_not_to_answer_at_once() {
+    let moved = Moved::new();
+    let node = &moved.node;
+    assert!(node.answers_at_once());
+    assert_eq!(put(node.store(), 2, 4).unwrap().pages, 4);
+    moved.slow_syncs(Duration::from_secs(3));
+    std::thread::scope(|scope| {
+        let flush = scope.spawn(|| node.store().flush());
+        let other = moved.replace();
+        // A caller that waited would see the store only between the attempts to leave it.
+        eventually("the flush is waited for", || {
+            assert!(!flush.is_finished(), "the owner answered while it was waited for");
+            !node.answers_at_once()
+        });
+        let _ = flush.join().unwrap();
+        other.kill();
+    });
+}
