@@ -193,11 +193,19 @@ impl FailoverCatalog {
     /// Takes over from an owner that died, as any call would.
     ///
     /// # Errors
-    /// [`OwnerSilent`] if the owner does not respond; those of [`OpenContext::join`].
+    /// [`OwnerSilent`] if the owner does not respond; `Closed` if the store is closed or being left;
+    /// those of [`OpenContext::join`].
     pub(crate) fn ensure_owner(&self) -> Result<()> {
         self.process.check()?;
+        if self.is_leaving() {
+            return Err(closed());
+        }
         let membership = self.membership();
-        let Membership::Client(client) = &*membership else { return Ok(()) };
+        let client = match &*membership {
+            Membership::Owner(_) | Membership::Reopening(_) => return Ok(()),
+            Membership::Client(client) => client,
+            Membership::Leaving(_) | Membership::Closed => return Err(closed()),
+        };
         match client.check_responsive() {
             Err(error) if is_owner_lost(&error) => {
                 self.change(&membership, Instant::now() + CALL_TIMEOUT)

@@ -174,7 +174,8 @@ impl Node {
     /// For a process that waits for ownership and makes no other call.
     ///
     /// # Errors
-    /// `Retry` if the owner lives and does not answer, or the next owner does not listen.
+    /// `Retry` if the owner lives and does not answer, or the next owner does not listen; `Closed` if
+    /// the store is closed, or left because its path leads to another place.
     pub fn ensure_owner(&self) -> Result<Role> {
         self.shared.ensure_owner()?;
         Ok(self.role())

@@ -83,6 +83,7 @@ fn processes_leave_store_whose_path_leads_to_another() {
         moved.schedule.heal();
         eventually("the owner left", || node.is_replaced());
         assert_eq!(probe(node.store(), 1, 4).unwrap_err().kind(), ErrorKind::Closed);
+        assert_eq!(node.ensure_owner().unwrap_err().kind(), ErrorKind::Closed);
         eventually("the client left", || client.ask("replaced") == "true");
         let _ = node.close();
         client.finish();
