@@ -183,6 +183,30 @@ fn directory_replaced_while_opening_is_opened_again() {
 }
 
 #[test]
+fn permissions_are_those_of_the_opened_store() {
+    let root = tempfile::tempdir().unwrap();
+    let [dir, away, next] = ["store", "away", "next"].map(|name| root.path().join(name));
+    for (dir, policy) in [(&dir, "allow_weak_hashes = true"), (&next, "")] {
+        open(&options(dir)).unwrap().close().unwrap();
+        std::fs::write(dir.join("policy.toml"), policy).unwrap();
+    }
+    let schedule = Schedule::new();
+    let (here, there) = (dir.clone(), away.clone());
+    schedule.before(Op::Read, "policy.toml", move || {
+        std::fs::rename(&here, &there).unwrap();
+        std::fs::rename(&next, &here).unwrap();
+    });
+    let opened = open_on(Arc::new(Faulty::new(Arc::new(Host), schedule)), &options(&dir));
+    assert!(away.exists(), "nothing was read");
+    assert!(
+        !opened.is_ok_and(|node| node.policy().allow_weak_hashes),
+        "another store's permission"
+    );
+    assert!(!open(&options(&dir)).unwrap().policy().allow_weak_hashes);
+    assert!(open(&options(&away)).unwrap().policy().allow_weak_hashes);
+}
+
+#[test]
 fn client_of_a_moved_store_opens_more_connections() {
     let root = tempfile::tempdir().unwrap();
     let (dir, away) = (root.path().join("store"), root.path().join("away"));
