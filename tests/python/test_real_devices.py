@@ -467,13 +467,111 @@ def test_late_mount_moves_serve_to_its_disk(make_disk: Callable[..., Disk]) -> N
     disk.unmount()
 
 
-def test_unmounted_disk_gets_no_store_below(make_disk: Callable[..., Disk]) -> None:
-    # On a disk that is mounted over another disk: the directory below is a mount point as well.
+def test_copy_mounted_over_store_is_opened(
+    tmp_path: Path, make_disk: Callable[..., Disk], capfd: pytest.CaptureFixture[str]
+) -> None:
+    disk = make_disk("original", 2048)
+    line = [sys.executable, "-c", STORE_MAKER.format(here=str(Path(__file__).parent))]
+    subprocess.run([*line, str(disk.path)], check=True, timeout=60)
+    command("sync", "--file-system", disk.path)
+    copy = disk.after_power_loss(tmp_path / "copy")
+    copy.unmount()
+    settings = StoreSettings(str(disk.path))
+    handle = FailSafeStore(settings, logging.getLogger(__name__), lambda _: None)
+
+    def found(keys: list[bytes]) -> int:
+        return handle.call("exists", lambda store: sum(store.exists(SMALL_SCOPE, keys)), 0)
+
+    try:
+        original = handle.call("put", lambda store: put_small(store, "original", 2), [])
+        assert found(original) == 400
+        assert copy.device is not None
+        command("mount", copy.device, disk.path)
+        mounted = time.monotonic()
+        while found(original) > 0 or not handle.open():
+            assert time.monotonic() < mounted + 20, "the engine stays on the original"
+            time.sleep(0.05)
+        assert found(keys_of("before 0", 200)) == 200
+        assert "a file system was mounted over the store: it is left" in capfd.readouterr().err
+    finally:
+        handle.close()
+        command("umount", "--lazy", disk.path)
+        copy.detach()
+
+
+# Keeps a store open in a directory of a chroot, which is no mount point: the kernel does not list
+# the mount that contains it. Prints whether the store has the pages that it put.
+CHROOT = """
+import logging, os, sys
+sys.path.insert(0, {here!r})
+from test_real_devices import FailSafeStore, SMALL_SCOPE, StoreSettings, put_small
+os.chroot(sys.argv[1])
+os.chdir("/")
+handle = FailSafeStore(StoreSettings("/disk/kv"), logging.getLogger(), lambda _: None)
+keys = handle.call("put", lambda store: put_small(store, "below", 2), [])
+for _ in sys.stdin:
+    found = handle.call("exists", lambda store: sum(store.exists(SMALL_SCOPE, keys)), -1)
+    print(found, handle.open(), flush=True)
+handle.close()
+"""
+
+
+def test_late_mount_is_noticed_in_chroot(tmp_path: Path, make_disk: Callable[..., Disk]) -> None:
+    disk = make_disk("late", 2048)
+    disk.unmount()
+    root = tmp_path / "root"
+    for name in ("disk", "proc", "tmp"):
+        (root / name).mkdir(parents=True)
+    command("mount", "-t", "proc", "proc", root / "proc")
+    child = subprocess.Popen(
+        [sys.executable, "-c", CHROOT.format(here=str(Path(__file__).parent)), str(root)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert child.stdin is not None
+    assert child.stdout is not None
+
+    def ask() -> str:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        child.stdin.write("\n")
+        child.stdin.flush()
+        return child.stdout.readline().strip()
+
+    try:
+        assert ask() == "400 True"
+        assert disk.device is not None
+        command("mount", disk.device, root / "disk")
+        mounted = time.monotonic()
+        while (answer := ask()) != "0 True":
+            assert time.monotonic() < mounted + 20, answer
+            time.sleep(0.05)
+        assert (root / "disk" / "kv" / "MANIFEST").exists()
+        # The mount below is older than the process, though it is not listed.
+        command("umount", "--lazy", root / "disk")
+        time.sleep(3)
+        assert ask() == "0 True", "the store was left after an unmount"
+    finally:
+        child.kill()
+        child.communicate()
+        for name in ("disk", "proc"):
+            subprocess.run(["umount", "--lazy", str(root / name)], capture_output=True)
+
+
+@pytest.mark.parametrize("was_begun", [False, True], ids=["", "one was begun there"])
+def test_unmounted_disk_gets_no_store_below(
+    make_disk: Callable[..., Disk], was_begun: bool
+) -> None:
+    # On a disk that is mounted over another one: what lies below is a mount point as well.
     below, disk = make_disk("below", 2048), make_disk("above", 2048)
     disk.unmount()
+    path = below.path / "kv"
+    if was_begun:
+        path.mkdir(mode=0o700)
+        (path / "LOCK").touch(mode=0o600)
     assert disk.device is not None
     command("mount", disk.device, below.path)
-    path = below.path / "kv"
     handle = FailSafeStore(StoreSettings(str(path)), logging.getLogger(__name__), lambda _: None)
     try:
         keys = handle.call("put", lambda store: put_small(store, "above", 2), [])
@@ -492,7 +590,9 @@ def test_unmounted_disk_gets_no_store_below(make_disk: Callable[..., Disk]) -> N
         while "is not mounted" not in handle.broken:
             assert time.monotonic() < began + 20, handle.broken
             time.sleep(0.05)
-        assert not path.exists(), "a store was made below the mount point"
+        found_below = [name.name for name in path.iterdir()] if was_begun else path.exists()
+        expected = ["LOCK"] if was_begun else False
+        assert found_below == expected, "a store was made below the mount point"
         command("mount", disk.device, below.path)
         while not handle.open():
             assert time.monotonic() < began + 40, handle.broken

@@ -109,6 +109,12 @@ impl Manifest {
         seal(MAGIC, body.as_slice())
     }
 
+    /// Whether `bytes` are a manifest, perhaps of another format or damaged.
+    #[must_use]
+    pub fn recognize(bytes: &[u8]) -> bool {
+        bytes.starts_with(MAGIC)
+    }
+
     /// Decodes what [`Manifest::encode`] wrote.
     ///
     /// # Errors

@@ -12,8 +12,9 @@ use ritornello_index::tuning::Setting;
 use ritornello_index::{LsmIndex, LsmOptions, PrefixIndex};
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::AtomicBool;
 
@@ -33,6 +34,22 @@ fn fill(index: &dyn PrefixIndex, families: std::ops::Range<u64>) {
             parent = run.last().copied();
         }
     }
+}
+
+/// RocksDB's own guard goes by the path.
+#[test]
+fn index_opens_once_by_whichever_path() {
+    let dir = tempfile::tempdir().unwrap();
+    let through = |file: &File| PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
+    let (one, two) = (File::open(dir.path()).unwrap(), File::open(dir.path()).unwrap());
+    let index = open(&through(&one));
+    for path in [through(&two), dir.path().to_owned(), through(&one)] {
+        let error = LsmIndex::open(&path, &LsmOptions::within(4 << 20)).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Retry, "{error}");
+    }
+    fill(&index, 0..3);
+    drop(index);
+    open(&through(&two));
 }
 
 /// The process that [`synced_changes_survive_a_kill`] kills; passes without work when run alone.

@@ -105,6 +105,14 @@ impl FailoverCatalog {
         Arc::clone(&self.membership.read())
     }
 
+    /// Returns whether this process owns the store and no thread waits to change that: a call then
+    /// waits for no process and no lock of the membership. Never waits.
+    pub(crate) fn answers_at_once(&self) -> bool {
+        // A waiting writer keeps out new readers, as long as a call in progress takes.
+        let membership = self.membership.try_read();
+        membership.is_some_and(|membership| matches!(&**membership, Membership::Owner(_)))
+    }
+
     /// Identity of the store.
     pub(crate) fn store(&self) -> [u8; 16] {
         self.store
@@ -185,11 +193,19 @@ impl FailoverCatalog {
     /// Takes over from an owner that died, as any call would.
     ///
     /// # Errors
-    /// [`OwnerSilent`] if the owner does not respond; those of [`OpenContext::join`].
+    /// [`OwnerSilent`] if the owner does not respond; `Closed` if the store is closed or being left;
+    /// those of [`OpenContext::join`].
     pub(crate) fn ensure_owner(&self) -> Result<()> {
         self.process.check()?;
+        if self.is_leaving() {
+            return Err(closed());
+        }
         let membership = self.membership();
-        let Membership::Client(client) = &*membership else { return Ok(()) };
+        let client = match &*membership {
+            Membership::Owner(_) | Membership::Reopening(_) => return Ok(()),
+            Membership::Client(client) => client,
+            Membership::Leaving(_) | Membership::Closed => return Err(closed()),
+        };
         match client.check_responsive() {
             Err(error) if is_owner_lost(&error) => {
                 self.change(&membership, Instant::now() + CALL_TIMEOUT)

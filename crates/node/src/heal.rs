@@ -19,11 +19,13 @@
 
 use crate::failover_catalog::FailoverCatalog;
 use crate::membership::Membership;
+use crate::node_directory::Departure;
 use crate::owner::Owner;
 use crate::reopening::Reopening;
 use ritornello_format::{Error, Result};
-use ritornello_store::CatalogStats;
+use ritornello_store::{CatalogStats, Directory};
 use ritornello_volume::ForkSafeLock;
+use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -149,8 +151,8 @@ fn run(catalog: &Weak<FailoverCatalog>, heal_signal: &HealSignal) {
     while heal_signal.wait(PATH_PERIOD) {
         let failed = Instant::now();
         let Some(owner) = catalog.upgrade() else { return };
-        if owner.shall_leave() {
-            return owner.leave(heal_signal);
+        if let Some(departure) = owner.departure() {
+            return owner.leave(departure, heal_signal);
         }
         let (cause, dir) = (owner.failure(), owner.opening.directory.path().to_owned());
         drop(owner);
@@ -165,8 +167,8 @@ fn run(catalog: &Weak<FailoverCatalog>, heal_signal: &HealSignal) {
                 return;
             }
             let Some(catalog) = catalog.upgrade() else { return };
-            if catalog.shall_leave() {
-                return catalog.leave(heal_signal);
+            if let Some(departure) = catalog.departure() {
+                return catalog.leave(departure, heal_signal);
             }
             match catalog.reopen() {
                 Ok(reopened) => {
@@ -188,23 +190,31 @@ fn run(catalog: &Weak<FailoverCatalog>, heal_signal: &HealSignal) {
 }
 
 impl FailoverCatalog {
-    /// Returns whether the store belongs at the new target of its path (see
-    /// [`NodeDirectory::is_superseded`]), or failed and is not found at its path any more.
+    /// Returns why the store is to be left, if it is: see [`NodeDirectory::superseded`], or it failed
+    /// and is not found at its path any more.
     ///
-    /// [`NodeDirectory::is_superseded`]: crate::node_directory::NodeDirectory::is_superseded
-    fn shall_leave(&self) -> bool {
+    /// [`NodeDirectory::superseded`]: crate::node_directory::NodeDirectory::superseded
+    fn departure(&self) -> Option<Departure> {
         let directory = &self.opening.directory;
-        directory.is_superseded(self.store)
-            || (self.failure().is_some() && directory.is_elsewhere())
+        let failed = || self.failure().and_then(|_| directory.missing());
+        directory.superseded(self.store).or_else(failed)
     }
 
     /// Closes the store, so that the process may open the path again. Calls fail with `Closed` from
     /// now on. Returns when the store is closed, or the last handle closes it.
-    fn leave(&self, heal_signal: &HealSignal) {
-        let dir = self.opening.directory.path().display();
-        tracing::warn!(%dir, "a disk was mounted over the store, or another store took its place: it is \
-            left, and the next call opens what is there now");
+    fn leave(&self, departure: Departure, heal_signal: &HealSignal) {
         self.leaving.store(true, Ordering::Release);
+        let directory = &self.opening.directory;
+        let stored = Directory::new(Arc::clone(&self.opening.medium), directory.path()).manifest();
+        let volumes: Vec<String> = stored.ok().flatten().map_or_else(Vec::new, |stored| {
+            let outside = stored.volumes.into_iter().map(|volume| volume.dir);
+            outside.filter(|dir| Path::new(dir).is_absolute()).collect()
+        });
+        tracing::warn!(
+            dir = %directory.path().display(),
+            volumes = volumes.join(", "),
+            "{departure}: it is left, with its volumes, and the next call opens what is at its path"
+        );
         while !self.try_leave() && heal_signal.sleep(PAUSES.0) {}
     }
 

@@ -6,8 +6,10 @@
 
 use parking_lot::Mutex;
 use ritornello_format::{Error, Result};
-use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatxFlags, statx};
+use rustix::io::Errno;
 use std::collections::{BTreeMap, BTreeSet};
+use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -55,38 +57,63 @@ pub(crate) struct Mounts {
 /// Where a path leads now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
-    /// To the mount that it led to before, or the kernel does not say.
+    /// To the mount that it led to before.
     Same,
     /// To a mount that was made since.
     New,
     /// To a mount that was there before, below the one that is gone.
     Below,
+    /// The kernel does not say.
+    Unknown,
 }
 
 impl Mounts {
     /// The mounts now, around `path`.
     pub(crate) fn around(path: &Path) -> Self {
-        let table = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+        // The table is read last, so that it lists the mount unless that is gone again.
+        let number = mount_number(path);
+        Self::of(number, &std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default())
+    }
+
+    fn of(number: Option<String>, table: &str) -> Self {
         let all: BTreeSet<Mount> = table.lines().filter_map(parse).collect();
-        let own = mount_number(path);
-        let own = own.and_then(|number| all.iter().find(|mount| mount[0] == number).cloned());
+        let own = number.filter(|_| !all.is_empty()).map(|number| {
+            let listed = all.iter().find(|mount| mount[0] == number).cloned();
+            listed.unwrap_or_else(|| unlisted(number))
+        });
         Self { own, all }
+    }
+
+    /// Whether the kernel says which mount the path leads to.
+    pub(crate) fn are_known(&self) -> bool {
+        self.own.is_some()
     }
 
     /// Where `path` leads now, or the nearest directory above it that exists.
     pub(crate) fn place(&self, path: &Path) -> Place {
-        let now = Self::around(path);
-        match (&self.own, now.own) {
-            (Some(before), Some(found)) if *before != found => {
-                if self.all.contains(&found) {
-                    Place::Below
-                } else {
-                    Place::New
-                }
+        self.compare(Self::around(path).own)
+    }
+
+    fn compare(&self, now: Option<Mount>) -> Place {
+        match (&self.own, now) {
+            (Some(before), Some(found)) if *before == found => Place::Same,
+            (Some(_), Some(found)) if self.all.contains(&found) || is_unlisted(&found) => {
+                Place::Below
             }
-            _ => Place::Same,
+            (Some(_), Some(_)) => Place::New,
+            _ => Place::Unknown,
         }
     }
+}
+
+/// The mount that contains the root directory of a `chroot(2)`. The table lists all others, and
+/// this one is older than the process.
+fn unlisted(number: String) -> Mount {
+    [number, String::new(), String::new(), String::new()]
+}
+
+fn is_unlisted(mount: &Mount) -> bool {
+    mount[1].is_empty()
 }
 
 /// The mount on a line of `/proc/self/mountinfo` (`proc_pid_mountinfo(5)`): the fields 1, 3, 4 and 5.
@@ -96,13 +123,32 @@ fn parse(line: &str) -> Option<Mount> {
     Some([number, fields.nth(1)?, fields.next()?, fields.next()?])
 }
 
-/// `None` where the kernel is older than Linux 5.8.
+/// The number of the mount that `path` leads to, or the nearest directory above it that exists;
+/// `None` if the kernel does not say.
 fn mount_number(path: &Path) -> Option<String> {
-    let found = path
-        .ancestors()
-        .find_map(|part| statx(CWD, part, AtFlags::empty(), StatxFlags::MNT_ID).ok())?;
-    let has_number = found.stx_mask & StatxFlags::MNT_ID.bits() != 0;
-    has_number.then(|| found.stx_mnt_id.to_string())
+    let found = path.ancestors().find_map(|part| match number_of(part) {
+        Err(Errno::NOENT | Errno::NOTDIR) => None,
+        found => Some(found.ok().flatten()),
+    });
+    found.flatten()
+}
+
+fn number_of(path: &Path) -> rustix::io::Result<Option<String>> {
+    match statx(CWD, path, AtFlags::empty(), StatxFlags::MNT_ID) {
+        Ok(found) if found.stx_mask & StatxFlags::MNT_ID.bits() != 0 => {
+            Ok(Some(found.stx_mnt_id.to_string()))
+        }
+        // The kernel is older than Linux 5.8, or a filter of system calls forbids `statx`.
+        _ => number_by_descriptor(path),
+    }
+}
+
+/// Since Linux 3.15.
+fn number_by_descriptor(path: &Path) -> rustix::io::Result<Option<String>> {
+    let open = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
+    let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", open.as_raw_fd()));
+    let info = info.unwrap_or_default();
+    Ok(info.lines().find_map(|line| Some(line.strip_prefix("mnt_id:")?.trim().to_owned())))
 }
 
 #[cfg(test)]
@@ -129,5 +175,45 @@ mod tests {
         assert_eq!(gone.place(dir.path()), Place::Below);
         let before = Mounts { own: gone.own.clone(), all: gone.own.into_iter().collect() };
         assert_eq!(before.place(dir.path()), Place::New);
+    }
+
+    #[test]
+    fn descriptor_tells_the_same_mount_as_statx() {
+        for path in ["/", "/proc", "/dev"].map(Path::new) {
+            let number = number_by_descriptor(path).unwrap();
+            assert!(number.is_some() && number == number_of(path).unwrap(), "{}", path.display());
+        }
+        assert_eq!(
+            mount_number(Path::new("/proc/not/there")),
+            number_of(Path::new("/proc")).unwrap()
+        );
+    }
+
+    const ROOT: &str = "20 1 8:1 / / rw - ext4 /dev/sda1 rw";
+    const DISK: &str = "31 20 8:2 / /mnt rw - ext4 /dev/sda2 rw";
+
+    fn mounts(number: &str, lines: &[&str]) -> Mounts {
+        Mounts::of(Some(number.to_owned()), &lines.join("\n"))
+    }
+
+    #[test]
+    fn root_of_chroot_is_not_listed_and_old() {
+        let proc = "25 20 0:5 / /proc rw - proc proc rw";
+        let before = mounts("20", &[proc]);
+        assert!(before.are_known());
+        assert_eq!(before.compare(before.own.clone()), Place::Same);
+        let mounted = mounts("31", &[proc, DISK]);
+        assert_eq!(before.compare(mounted.own.clone()), Place::New);
+        assert_eq!(mounted.compare(before.own), Place::Below);
+    }
+
+    #[test]
+    fn place_is_unknown_without_numbers_or_table() {
+        let known = mounts("31", &[ROOT, DISK]);
+        for unknown in [Mounts::of(None, ROOT), Mounts::of(Some("20".to_owned()), "")] {
+            assert!(!unknown.are_known());
+            assert_eq!(known.compare(unknown.own.clone()), Place::Unknown);
+            assert_eq!(unknown.compare(known.own.clone()), Place::Unknown);
+        }
     }
 }

@@ -72,7 +72,6 @@ pub fn open_on(medium: Arc<dyn Medium>, options: &Options) -> Result<Arc<Node>> 
     let name = std::path::absolute(&options.dir).map_err(|error| unusable(&options.dir, error))?;
     let path = prepare(&medium, options, &name)?;
     let options = Options { dir: path.clone(), ..options.clone() };
-    let policy = Directory::new(Arc::clone(&medium), &path).policy()?;
     let identity = Identity::of(&path).map_err(|error| unusable(&path, error))?;
     let slot = registry::slot(identity)?;
     let Some(mut open) = slot.try_lock_until(until) else {
@@ -82,7 +81,7 @@ pub fn open_on(medium: Arc<dyn Medium>, options: &Options) -> Result<Arc<Node>> 
         .with("dir", path.display()));
     };
     if let Some(shared) = open.upgrade() {
-        if shared.add_handle(&options)? {
+        if let Some(policy) = shared.add_handle(&options)? {
             drop(open);
             return Ok(Node::new(slot, shared, policy));
         }
@@ -94,8 +93,9 @@ pub fn open_on(medium: Arc<dyn Medium>, options: &Options) -> Result<Arc<Node>> 
             .with("dir", path.display()));
     }
     mounts::record_opening(&name, directory.mounts());
-    let shared = Shared::open(directory, medium, &options, policy.clone(), until);
-    let shared = Arc::new(shared.map_err(|error| error.with("dir", path.display()))?);
+    let opened = Shared::open(directory, medium, &options, until);
+    let (shared, policy) = opened.map_err(|error| error.with("dir", path.display()))?;
+    let shared = Arc::new(shared);
     *open = Arc::downgrade(&shared);
     drop(open);
     let node = Node::new(slot, shared, policy);
@@ -121,18 +121,21 @@ fn prepare(medium: &Arc<dyn Medium>, options: &Options, name: &Path) -> Result<P
     if !owner.is_this_user {
         return Err(foreign_directory(&path, owner));
     }
-    let manifest = Directory::new(Arc::clone(medium), &path).manifest();
-    // Checked after the manifest. If the file exists, another process may be creating the store,
-    // and the holder of the lock judges the other files.
-    if path.join("LOCK").exists() {
-        return Ok(path);
-    }
-    if manifest?.is_none() {
-        if options.capacity.is_none() {
+    let directory = Directory::new(Arc::clone(medium), &path);
+    let manifest = directory.manifest();
+    // Checked after the manifest. If the file exists, another process may be creating the store, or
+    // own one of another format, and the holder of the lock judges the other files.
+    let is_locked = path.join("LOCK").exists();
+    match manifest {
+        Ok(Some(stored)) if stored.owner_epoch > 0 => return Ok(path),
+        Ok(None) if options.capacity.is_none() && !is_locked => {
             return Err(refused(io::ErrorKind::NotFound.into()));
         }
-        mounts::check_creation(name)?;
+        // A `LOCK` of another program is not one of a store.
+        Err(error) if !is_locked || !directory.holds_store() => return Err(error),
+        _ => {}
     }
+    mounts::check_creation(name)?;
     Ok(path)
 }
 
@@ -160,11 +163,19 @@ impl Node {
         self.shared.role()
     }
 
+    /// Returns whether this process owns the store, and a call that needs no disk waits for nothing:
+    /// the store is not being reopened or closed. Never waits.
+    #[must_use]
+    pub fn answers_at_once(&self) -> bool {
+        self.shared.answers_at_once()
+    }
+
     /// Takes over if the owner is gone, as any other call would, and returns the role after that.
     /// For a process that waits for ownership and makes no other call.
     ///
     /// # Errors
-    /// `Retry` if the owner lives and does not answer, or the next owner does not listen.
+    /// `Retry` if the owner lives and does not answer, or the next owner does not listen; `Closed` if
+    /// the store is closed, or left because its path leads to another place.
     pub fn ensure_owner(&self) -> Result<Role> {
         self.shared.ensure_owner()?;
         Ok(self.role())

@@ -14,17 +14,22 @@ use parking_lot::Mutex;
 use ritornello_format::{Error, Result};
 use ritornello_medium::{Anchored, FileOwner, Host, Medium};
 use ritornello_store::{Directory, foreign_directory};
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{Dir, Mode, OFlags};
 use std::collections::BTreeSet;
+use std::fmt;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The directory of the clients' lock files.
 pub(crate) const CLIENTS: &str = "clients";
+
+/// Whether this process has logged that mounts are not known.
+static IS_UNKNOWN_LOGGED: AtomicBool = AtomicBool::new(false);
 
 /// Identifies a directory independently of the path that leads to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -38,6 +43,28 @@ impl Identity {
     pub(crate) fn of(path: &Path) -> io::Result<Self> {
         let found = std::fs::metadata(path)?;
         Ok(Self { device: found.dev(), inode: found.ino() })
+    }
+}
+
+/// Why a process leaves its store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Departure {
+    MountedOver,
+    Replaced,
+    /// The store failed, too.
+    Unmounted,
+    /// The store failed, too.
+    Moved,
+}
+
+impl fmt::Display for Departure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::MountedOver => "a file system was mounted over the store",
+            Self::Replaced => "another store took the place of the store's directory",
+            Self::Unmounted => "the store failed, and its file system was unmounted",
+            Self::Moved => "the store failed, and its directory was moved or removed",
+        })
     }
 }
 
@@ -76,6 +103,14 @@ impl NodeDirectory {
             Err(error) => return Err(refused(error.into())),
         }
         let lock = DirectoryLock::open(dir.as_fd()).map_err(refused)?;
+        let mounts = Mounts::around(path);
+        if !mounts.are_known() && !IS_UNKNOWN_LOGGED.swap(true, Ordering::AcqRel) {
+            tracing::warn!(
+                dir = %path.display(),
+                "the kernel does not say which mount the store is on: a disk that is mounted over it \
+                 is not noticed, so mount disks before their stores are opened"
+            );
+        }
         Ok(Self {
             process: Process::current(),
             lock,
@@ -83,7 +118,7 @@ impl NodeDirectory {
             mismatch: OwnerMismatch::default(),
             path: path.to_owned(),
             identity: Identity { device: found.dev(), inode: found.ino() },
-            mounts: Mounts::around(path),
+            mounts,
             dir,
         })
     }
@@ -98,10 +133,23 @@ impl NodeDirectory {
         self.dir.as_fd()
     }
 
-    /// Returns whether the path now leads to another directory: this one was moved, or mounted
-    /// over.
-    pub(crate) fn is_elsewhere(&self) -> bool {
-        Identity::of(&self.path).ok() != Some(self.identity)
+    /// Lists the UTF-8 names in `part`, a directory below this one.
+    pub(crate) fn names_in(&self, part: &str) -> io::Result<Vec<String>> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let dir = rustix::fs::openat(&self.dir, part, flags, Mode::empty())?;
+        let entries = Dir::new(dir)?.filter_map(|entry| {
+            entry.map(|entry| entry.file_name().to_str().ok().map(str::to_owned)).transpose()
+        });
+        Ok(entries.collect::<rustix::io::Result<_>>()?)
+    }
+
+    /// Returns whether the path now leads to another directory, or to none: this one was moved, or
+    /// mounted over.
+    ///
+    /// # Errors
+    /// If it is not known where the path leads, for example because its file system fails.
+    pub(crate) fn is_elsewhere(&self) -> io::Result<bool> {
+        is_elsewhere(self.identity, Identity::of(&self.path))
     }
 
     /// Device and inode.
@@ -114,24 +162,40 @@ impl NodeDirectory {
         &self.mounts
     }
 
-    /// Returns whether `store`, which was opened here, belongs at the path's new target: a file
-    /// system was mounted over this directory, or the directory was moved and another store is in
-    /// its place. After an unmount it does not: the path then leads below the mount point, where a
-    /// store that was on the mounted disk has no place.
-    pub(crate) fn is_superseded(&self, store: [u8; 16]) -> bool {
-        if !self.is_elsewhere() {
-            return false;
+    /// Returns why `store`, which was opened here, is to be left: a file system was mounted over
+    /// this directory, or the directory was moved and another store is in its place. After an
+    /// unmount it is not: the path then leads below the mount point, where a store that was on the
+    /// mounted disk has no place.
+    pub(crate) fn superseded(&self, store: [u8; 16]) -> Option<Departure> {
+        let found = Identity::of(&self.path);
+        let is_same_device = found.as_ref().is_ok_and(|found| found.device == self.identity.device);
+        if !is_elsewhere(self.identity, found).unwrap_or(false) {
+            return None;
         }
-        let there = Directory::new(Arc::new(Host), &self.path).manifest().ok().flatten();
-        match there.map(|manifest| manifest.uuid) {
-            // Another mount of the same directory, or a file system with unstable inode numbers.
-            Some(uuid) if uuid == store => false,
-            found => match self.mounts.place(&self.path) {
-                Place::New => true,
-                Place::Same => found.is_some(),
-                Place::Below => false,
-            },
+        match self.mounts.place(&self.path) {
+            // A copy of the store as well: it has an owner of its own.
+            Place::New => Some(Departure::MountedOver),
+            Place::Below => None,
+            // A change of the device may be an unmount.
+            Place::Unknown if !is_same_device => None,
+            Place::Same | Place::Unknown => {
+                let there = Directory::new(Arc::new(Host), &self.path).manifest().ok().flatten();
+                // A file system with unstable inode numbers shows the same store.
+                there.is_some_and(|there| there.uuid != store).then_some(Departure::Replaced)
+            }
         }
+    }
+
+    /// Returns why a store that failed is to be left, because it is not found at its path any more.
+    pub(crate) fn missing(&self) -> Option<Departure> {
+        if !self.is_elsewhere().unwrap_or(false) {
+            return None;
+        }
+        Some(match self.mounts.place(&self.path) {
+            Place::Below => Departure::Unmounted,
+            Place::New => Departure::MountedOver,
+            Place::Same | Place::Unknown => Departure::Moved,
+        })
     }
 
     /// Wraps `medium` so that the store's files are reached through this directory's descriptor,
@@ -157,13 +221,37 @@ impl NodeDirectory {
     /// Takes the directory's lock. Returns `false` if another process holds it.
     pub(crate) fn try_own(&self) -> Result<bool> {
         // A process that opens the store by its path would not find this owner.
-        if self.is_elsewhere() {
-            return Err(Error::fatal(
-                "the store's directory was moved or replaced: open it again where it is now",
-            )
-            .with("dir", self.path.display()));
+        match self.is_elsewhere() {
+            Ok(false) => {}
+            Ok(true) => {
+                return Err(Error::fatal(
+                    "the store's directory was moved or replaced: open it again where it is now",
+                )
+                .with("dir", self.path.display()));
+            }
+            Err(error) => {
+                return Err(Error::retry("it is not known where the store's path leads")
+                    .with("dir", self.path.display())
+                    .because(error));
+            }
         }
         self.lock.try_acquire(self.dir())
+    }
+}
+
+/// Whether `found`, the identity of what a path leads to now, is another one than `opened`.
+///
+/// # Errors
+/// Those that say nothing about where the path leads.
+fn is_elsewhere(opened: Identity, found: io::Result<Identity>) -> io::Result<bool> {
+    match found {
+        Ok(found) => Ok(found != opened),
+        Err(error)
+            if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) =>
+        {
+            Ok(true)
+        }
+        Err(error) => Err(error),
     }
 }
 
@@ -190,6 +278,7 @@ pub(crate) fn unusable(path: &Path, error: io::Error) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use ritornello_format::ErrorKind;
     use std::fs::Permissions;
     use std::os::unix::fs::PermissionsExt;
 
@@ -204,7 +293,7 @@ mod tests {
             Path::new("/")
         };
         let error = NodeDirectory::open(path).unwrap_err();
-        assert_eq!(error.kind(), ritornello_format::ErrorKind::Invalid);
+        assert_eq!(error.kind(), ErrorKind::Invalid);
         assert!(error.to_string().contains("another user"), "{error}");
         assert!(!path.join("LOCK").exists());
     }
@@ -223,5 +312,41 @@ mod tests {
         assert!(error.contains(&format!("name {} instead", inside.display())), "{error}");
         std::fs::create_dir(&inside).unwrap();
         NodeDirectory::open(&inside).unwrap();
+    }
+
+    #[test]
+    fn failed_stat_does_not_tell_where_path_leads() {
+        let here = Identity { device: 1, inode: 2 };
+        let other = Identity { inode: 3, ..here };
+        let found = |found: io::Result<Identity>| is_elsewhere(here, found).ok();
+        assert_eq!((found(Ok(here)), found(Ok(other))), (Some(false), Some(true)));
+        for (error, expected) in [
+            (libc::ENOENT, Some(true)),
+            (libc::ENOTDIR, Some(true)),
+            (libc::EIO, None),
+            (libc::EACCES, None),
+            (libc::ELOOP, None),
+        ] {
+            assert_eq!(found(Err(io::Error::from_raw_os_error(error))), expected, "{error}");
+        }
+    }
+
+    #[test]
+    fn owner_waits_while_its_path_cannot_be_examined() {
+        let root = tempfile::tempdir().unwrap();
+        let (dir, away) = (root.path().join("dir"), root.path().join("away"));
+        std::fs::create_dir(&dir).unwrap();
+        let directory = NodeDirectory::open(&dir).unwrap();
+        std::fs::rename(&dir, &away).unwrap();
+        // A link to itself: ELOOP.
+        std::os::unix::fs::symlink(&dir, &dir).unwrap();
+        assert_eq!(directory.try_own().unwrap_err().kind(), ErrorKind::Retry);
+        assert_eq!((directory.superseded([1; 16]), directory.missing()), (None, None));
+        std::fs::remove_file(&dir).unwrap();
+        assert_eq!(directory.try_own().unwrap_err().kind(), ErrorKind::Fatal);
+        assert_eq!(directory.missing(), Some(Departure::Moved));
+        std::fs::rename(&away, &dir).unwrap();
+        assert!(directory.try_own().unwrap());
+        assert_eq!(directory.missing(), None);
     }
 }

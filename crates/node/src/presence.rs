@@ -99,10 +99,8 @@ pub(crate) fn is_alive(directory: &NodeDirectory, name: &str) -> bool {
 
 /// Removes the files of dead processes. Only the owner calls this.
 pub(crate) fn sweep(directory: &NodeDirectory) {
-    let Ok(replies) = std::fs::read_dir(directory.path().join(CLIENTS)) else { return };
-    for entry in replies.flatten() {
-        let name = entry.file_name();
-        let Some(name) = name.to_str().filter(|name| is_name(name)) else { continue };
+    let Ok(names) = directory.names_in(CLIENTS) else { return };
+    for name in names.iter().filter(|name| is_name(name)) {
         if directory.names.lock().contains(name) {
             continue;
         }
@@ -182,5 +180,18 @@ mod tests {
         assert!(!is_alive(&directory, "../LOCK"));
         sweep(&directory);
         assert!(!stale.exists() && other.exists());
+    }
+
+    #[test]
+    fn sweep_stays_in_a_moved_directory() {
+        const NAME: &str = "0123456789abcdef0123456789abcdef";
+        let root = tempfile::tempdir().unwrap();
+        let (dir, moved) = (root.path().join("dir"), root.path().join("moved"));
+        std::fs::create_dir(&dir).unwrap();
+        let directory = NodeDirectory::open(&dir).unwrap();
+        std::fs::rename(&dir, &moved).unwrap();
+        std::fs::write(moved.join(CLIENTS).join(NAME), b"").unwrap();
+        sweep(&directory);
+        assert!(!moved.join(CLIENTS).join(NAME).exists());
     }
 }

@@ -40,22 +40,22 @@ enum Phase {
 }
 
 impl Shared {
-    /// Opens the store in `directory`, with one handle.
+    /// Opens the store in `directory`, with one handle. Returns the store's permissions, too.
     pub(crate) fn open(
         directory: NodeDirectory,
         medium: Arc<dyn Medium>,
         options: &Options,
-        policy: StorePolicy,
         until: Instant,
-    ) -> Result<Self> {
+    ) -> Result<(Self, StorePolicy)> {
         let anchored = directory.anchor(medium);
         let medium = anchored.map_err(|error| unusable(directory.path(), error))?;
+        let policy = Directory::new(Arc::clone(&medium), directory.path()).policy()?;
         let directory = Arc::new(directory);
         let opening = OpenContext {
             directory: Arc::clone(&directory),
             medium: Arc::clone(&medium),
             options: options.clone(),
-            permissions: Arc::new(ClientPermissions::new(policy)),
+            permissions: Arc::new(ClientPermissions::new(policy.clone())),
             closing: AtomicBool::new(false),
             heal_signal: Arc::default(),
         };
@@ -66,19 +66,21 @@ impl Shared {
         }
         let opened = store_over(catalog, &medium, options);
         let (catalog, store) = opened?;
-        Ok(Self { directory, medium, catalog, store, phase: Mutex::new(Phase::Open(1)) })
+        let phase = Mutex::new(Phase::Open(1));
+        Ok((Self { directory, medium, catalog, store, phase }, policy))
     }
 
-    /// Adds a handle. Returns `false` if the last one was closed or another store has replaced this
-    /// one. Differences between `options` and the store are logged.
+    /// Adds a handle and returns the store's permissions. Returns `None` if the last one was closed
+    /// or another store has replaced this one. Differences between `options` and the store are
+    /// logged.
     ///
     /// # Errors
-    /// `Invalid` if the directory holds no store of this format.
-    pub(crate) fn add_handle(&self, options: &Options) -> Result<bool> {
+    /// `Invalid` if the directory holds no store of this format, or a malformed policy file.
+    pub(crate) fn add_handle(&self, options: &Options) -> Result<Option<StorePolicy>> {
         let mut phase = self.phase.lock();
-        let Phase::Open(handles) = &mut *phase else { return Ok(false) };
+        let Phase::Open(handles) = &mut *phase else { return Ok(None) };
         if self.is_replaced() {
-            return Ok(false);
+            return Ok(None);
         }
         if self.catalog.is_leaving() {
             return Err(Error::retry(
@@ -86,9 +88,11 @@ impl Shared {
                  place: open it again",
             ));
         }
-        Directory::new(Arc::clone(&self.medium), self.directory.path()).manifest_for(options)?;
+        let directory = Directory::new(Arc::clone(&self.medium), self.directory.path());
+        directory.manifest_for(options)?;
+        let policy = directory.policy()?;
         *handles += 1;
-        Ok(true)
+        Ok(Some(policy))
     }
 
     /// Removes a handle. The caller calls [`Shared::close_if_unused`] afterwards.
@@ -159,6 +163,11 @@ impl Shared {
     /// See [`FailoverCatalog::problem`].
     pub(crate) fn problem(&self) -> Option<String> {
         self.catalog.problem()
+    }
+
+    /// See [`FailoverCatalog::answers_at_once`].
+    pub(crate) fn answers_at_once(&self) -> bool {
+        self.catalog.answers_at_once()
     }
 
     pub(crate) fn role(&self) -> Role {

@@ -13,7 +13,6 @@ use rustix::net::{
 };
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -24,8 +23,6 @@ pub(crate) const NAME: &str = "owner.sock";
 const SUFFIX: usize = 8;
 /// Length of the listen queue.
 const BACKLOG: i32 = 256;
-/// Bytes that `sun_path` holds, with the terminating zero.
-const PATH_BYTES_MAX: usize = 107;
 
 /// Distinguishes one owner's socket file from the next owner's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,15 +89,14 @@ impl Listener {
 /// Removes socket files of owners that died before the rename. The caller holds the lock and binds
 /// no socket meanwhile.
 pub(crate) fn sweep(directory: &NodeDirectory) {
-    let Ok(replies) = std::fs::read_dir(directory.path()) else { return };
-    for entry in replies.flatten() {
-        let name = entry.file_name();
-        let suffix = name.to_str().and_then(|name| name.strip_prefix(NAME)?.strip_prefix('.'));
+    let Ok(names) = directory.names_in(".") else { return };
+    for name in names {
+        let suffix = name.strip_prefix(NAME).and_then(|rest| rest.strip_prefix('.'));
         let is_drawn = |digits: &str| {
             digits.len() == SUFFIX && digits.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
         };
         if suffix.is_some_and(is_drawn) {
-            let _ = rustix::fs::unlinkat(directory.dir(), &name, AtFlags::empty());
+            let _ = rustix::fs::unlinkat(directory.dir(), name.as_str(), AtFlags::empty());
         }
     }
 }
@@ -146,14 +142,12 @@ fn stream_socket() -> io::Result<OwnedFd> {
     Ok(socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?)
 }
 
-/// The address of `name` in the directory. A path longer than `sun_path` goes through the
-/// directory's descriptor.
+/// The address of `name` in the directory, through the directory's descriptor: the path may lead to
+/// another store by now. It is used only where `/proc` is not mounted.
 fn address(directory: &NodeDirectory, name: &str) -> io::Result<SocketAddrUnix> {
-    let mut path = directory.path().join(name);
-    if path.as_os_str().as_bytes().len() > PATH_BYTES_MAX {
-        path = PathBuf::from(format!("/proc/self/fd/{}/{name}", directory.dir().as_raw_fd()));
-    }
-    Ok(SocketAddrUnix::new(&path)?)
+    let through = PathBuf::from(format!("/proc/self/fd/{}", directory.dir().as_raw_fd()));
+    let dir = if through.is_dir() { through.as_path() } else { directory.path() };
+    Ok(SocketAddrUnix::new(dir.join(name))?)
 }
 
 /// Ends one or both directions of a connection, also for threads blocked on it.
@@ -165,6 +159,7 @@ pub(crate) fn shut_down(stream: &UnixStream, how: rustix::net::Shutdown) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::path::Path;
 
     #[test]
     fn sweep_removes_unpublished_sockets_only() {
@@ -179,5 +174,34 @@ mod tests {
         assert!(!dir.path().join("owner.sock.01234567").exists());
         assert!(others.iter().all(|name| dir.path().join(name).exists()));
         assert!(present(&directory).is_some_and(|file| Some(file) == listener.file));
+    }
+
+    #[test]
+    fn sockets_stay_in_a_moved_directory() {
+        let root = tempfile::tempdir().unwrap();
+        let (dir, moved) = (root.path().join("dir"), root.path().join("moved"));
+        std::fs::create_dir(&dir).unwrap();
+        let directory = NodeDirectory::open(&dir).unwrap();
+        std::fs::rename(&dir, &moved).unwrap();
+        let listener = Listener::bind(&directory).unwrap();
+        assert!(moved.join(NAME).exists());
+        assert!(dial(&directory, Duration::from_secs(5)).unwrap().is_some());
+
+        std::fs::create_dir(&dir).unwrap();
+        let other = NodeDirectory::open(&dir).unwrap();
+        let others = Listener::bind(&other).unwrap();
+        others.shut();
+        dial(&directory, Duration::from_secs(5)).expect("this store's owner listens");
+        for place in [&dir, &moved] {
+            std::fs::write(place.join("owner.sock.01234567"), b"").unwrap();
+        }
+        std::fs::write(moved.join("owner.sock.76543210"), b"").unwrap();
+        sweep(&directory);
+        let left = |place: &Path| {
+            let names = std::fs::read_dir(place).unwrap().map(|entry| entry.unwrap().file_name());
+            names.filter(|name| name.to_string_lossy().starts_with("owner.sock.")).count()
+        };
+        assert_eq!((left(&dir), left(&moved)), (1, 0));
+        drop(listener);
     }
 }

@@ -83,6 +83,7 @@ fn processes_leave_store_whose_path_leads_to_another() {
         moved.schedule.heal();
         eventually("the owner left", || node.is_replaced());
         assert_eq!(probe(node.store(), 1, 4).unwrap_err().kind(), ErrorKind::Closed);
+        assert_eq!(node.ensure_owner().unwrap_err().kind(), ErrorKind::Closed);
         eventually("the client left", || client.ask("replaced") == "true");
         let _ = node.close();
         client.finish();
@@ -179,4 +180,80 @@ fn directory_replaced_while_opening_is_opened_again() {
         assert_eq!(error.kind(), ErrorKind::Retry, "{error}");
     });
     assert_eq!(open(&options(dir)).unwrap().role(), Role::Owner);
+}
+
+#[test]
+fn permissions_are_those_of_the_opened_store() {
+    let root = tempfile::tempdir().unwrap();
+    let [dir, away, next] = ["store", "away", "next"].map(|name| root.path().join(name));
+    for (dir, policy) in [(&dir, "allow_weak_hashes = true"), (&next, "")] {
+        open(&options(dir)).unwrap().close().unwrap();
+        std::fs::write(dir.join("policy.toml"), policy).unwrap();
+    }
+    let schedule = Schedule::new();
+    let (here, there) = (dir.clone(), away.clone());
+    schedule.before(Op::Read, "policy.toml", move || {
+        std::fs::rename(&here, &there).unwrap();
+        std::fs::rename(&next, &here).unwrap();
+    });
+    let opened = open_on(Arc::new(Faulty::new(Arc::new(Host), schedule)), &options(&dir));
+    assert!(away.exists(), "nothing was read");
+    assert!(
+        !opened.is_ok_and(|node| node.policy().allow_weak_hashes),
+        "another store's permission"
+    );
+    assert!(!open(&options(&dir)).unwrap().policy().allow_weak_hashes);
+    assert!(open(&options(&away)).unwrap().policy().allow_weak_hashes);
+}
+
+#[test]
+fn client_of_a_moved_store_opens_more_connections() {
+    let root = tempfile::tempdir().unwrap();
+    let (dir, away) = (root.path().join("store"), root.path().join("away"));
+    let mut owner = Helper::opened(&dir);
+    let client = open(&options(&dir)).unwrap();
+    assert_eq!(client.role(), Role::Client);
+    assert_eq!(put(client.store(), 1, 4).unwrap().pages, 4);
+    std::fs::rename(&dir, &away).unwrap();
+    // Calls at one time use a connection each.
+    std::thread::scope(|scope| {
+        let calls: Vec<_> = (0..8u64)
+            .map(|thread| {
+                let store = client.store();
+                scope.spawn(move || {
+                    for round in 0..20 {
+                        put(store, 100 * (thread + 1) + round, 4)?;
+                        probe(store, 1, 4)?;
+                    }
+                    store.flush()
+                })
+            })
+            .collect();
+        for call in calls {
+            call.join().unwrap().unwrap();
+        }
+    });
+    assert_eq!((client.role(), owner.ask("get 1 4")), (Role::Client, "4".into()));
+    client.close().unwrap();
+    owner.finish();
+}
+
+#[test]
+fn store_being_left_is_known_not_to_answer_at_once() {
+    let moved = Moved::new();
+    let node = &moved.node;
+    assert!(node.answers_at_once());
+    assert_eq!(put(node.store(), 2, 4).unwrap().pages, 4);
+    moved.slow_syncs(Duration::from_secs(3));
+    std::thread::scope(|scope| {
+        let flush = scope.spawn(|| node.store().flush());
+        let other = moved.replace();
+        // A caller that waited would see the store only between the attempts to leave it.
+        eventually("the flush is waited for", || {
+            assert!(!flush.is_finished(), "the owner answered while it was waited for");
+            !node.answers_at_once()
+        });
+        let _ = flush.join().unwrap();
+        other.kill();
+    });
 }

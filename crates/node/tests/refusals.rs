@@ -48,6 +48,22 @@ fn foreign_directory_is_left_unchanged() {
     assert_eq!(std::fs::metadata(dir.path()).unwrap().permissions().mode() & 0o777, 0o755);
 }
 
+/// LevelDB names its lock as a store does.
+#[test]
+fn directory_with_lock_of_another_program_is_left_unchanged() {
+    use std::os::unix::fs::PermissionsExt;
+    for other in ["CURRENT", "MANIFEST"] {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o755)).unwrap();
+        std::fs::write(dir.path().join("LOCK"), b"").unwrap();
+        std::fs::write(dir.path().join(other), b"precious").unwrap();
+        refused(&options(dir.path()), "not a Ritornello");
+        assert!(!dir.path().join("clients").exists());
+        let mode = std::fs::metadata(dir.path()).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o755);
+    }
+}
+
 #[test]
 fn without_capacity_no_store_is_created() {
     let dir = tempfile::tempdir().unwrap();

@@ -13,7 +13,7 @@ use crate::time::{control, duration};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 use ritornello_format::{Error, ErrorKind, ScopeSettings, parse_bytes};
-use ritornello_node::{Node, Role};
+use ritornello_node::Node;
 use ritornello_store::admission::{AdmissionMode, WriteBudget};
 use ritornello_store::eviction::PolicyKind;
 use ritornello_store::{Durability, LeaseNumber, Options, parse_codec, parse_index};
@@ -140,7 +140,7 @@ impl Store {
         // Probing in memory takes a microsecond, less than detaching costs while other threads run.
         // An attached call never waits: neither for another process nor for a closing store.
         let open = self.handle.unless_closing();
-        let attached = open.is_some() && node.role() == Role::Owner;
+        let attached = open.is_some() && node.answers_at_once();
         let hit = if attached {
             probe()
         } else {

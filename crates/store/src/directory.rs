@@ -135,6 +135,15 @@ impl Directory {
         }
     }
 
+    /// Whether the directory holds a store, perhaps of another format or damaged.
+    #[must_use]
+    pub fn holds_store(&self) -> bool {
+        [MANIFEST, MANIFEST_COPY].iter().any(|name| {
+            let bytes = self.read_in(&self.path, name).ok().flatten();
+            bytes.is_some_and(|bytes| Manifest::recognize(&bytes))
+        })
+    }
+
     /// Chooses the manifest if MANIFEST is missing and its copy exists. A process that creates the
     /// store writes the copy first, and MANIFEST, in epoch 0, before the copy of a later epoch.
     fn manifest_behind(&self, copy: Manifest) -> Result<Manifest> {

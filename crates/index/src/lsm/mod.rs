@@ -15,6 +15,7 @@
 //! | `tuner` | puts the four above to work |
 //! | `gauges` | sizes and write statistics |
 //! | `recovery` | opens, repairs, and starts over |
+//! | `claim` | opens each database once per process |
 //! | `wal_corruption` | finds records that RocksDB would read in an endless loop |
 //! | `seal` | the recorded length of RocksDB's manifest |
 //!
@@ -63,6 +64,7 @@
 //! * After damage, the next open copies the recoverable runs, which temporarily takes the same
 //!   space again.
 
+mod claim;
 mod controller;
 mod cost;
 mod families;
@@ -109,6 +111,8 @@ pub struct LsmIndex {
     compacting: Mutex<u64>,
     gauges: Gauges,
     recovered: LsmRecovered,
+    /// The last field: released when the database is closed.
+    claim: Option<claim::Claim>,
 }
 
 impl LsmIndex {

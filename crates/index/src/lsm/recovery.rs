@@ -15,6 +15,7 @@
 //! is empty.
 
 use super::LsmIndex;
+use super::claim::Claim;
 use super::families::{Families, Family, Names};
 use super::gauges::Gauges;
 use super::keys;
@@ -53,7 +54,14 @@ pub(super) fn open(dir: &Path, options: &LsmOptions) -> Result<LsmIndex> {
     // RocksDB would create the directory readable by all users.
     let mut private = fs::DirBuilder::new();
     private.recursive(true).mode(0o700).create(dir).map_err(|error| refused(dir, error))?;
-    finish_interrupted_save(&names).map_err(|error| refused(dir, error))?;
+    let claim = Claim::take(dir)?;
+    let mut index = open_claimed(dir, &names, options)?;
+    index.claim = Some(claim);
+    Ok(index)
+}
+
+fn open_claimed(dir: &Path, names: &Names, options: &LsmOptions) -> Result<LsmIndex> {
+    finish_interrupted_save(names).map_err(|error| refused(dir, error))?;
     let corrupt_logs =
         wal_corruption::find_in_logs(&names.database).map_err(|error| refused(dir, error))?;
     if !corrupt_logs.is_empty() {
@@ -62,7 +70,7 @@ pub(super) fn open(dir: &Path, options: &LsmOptions) -> Result<LsmIndex> {
         wal_corruption::truncate_logs(&corrupt_logs).map_err(|error| refused(dir, error))?;
     }
     if !names.marker.exists() {
-        match try_open(&names, options) {
+        match try_open(names, options) {
             Ok(index) if !options.verify || index.db.adds_up() => {
                 index.db.seal();
                 return Ok(index);
@@ -78,7 +86,7 @@ pub(super) fn open(dir: &Path, options: &LsmOptions) -> Result<LsmIndex> {
             }
         }
     }
-    save(&names, options)
+    save(names, options)
 }
 
 /// Refuses to open in a forked child of a process that has used RocksDB. All databases share
@@ -174,6 +182,7 @@ fn index(db: Families, counts: Counts, options: &LsmOptions, recovered: LsmRecov
         syncing: Mutex::new(()),
         compacting: Mutex::new(0),
         recovered,
+        claim: None,
     }
 }
 
@@ -240,7 +249,10 @@ fn classify(path: &Path, error: rocksdb::Error) -> OpenFailure {
     OpenFailure::Damage(Box::new(error))
 }
 
-fn refused(path: &Path, error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
+pub(super) fn refused(
+    path: &Path,
+    error: impl Into<Box<dyn std::error::Error + Send + Sync>>,
+) -> Error {
     Error::fatal("the index cannot be opened").with("dir", path.display()).because(error)
 }
 

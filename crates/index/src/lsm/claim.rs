@@ -1,0 +1,40 @@
+//! The indexes that this process has open, by the identity of their directories.
+//!
+//! RocksDB refuses to open a database twice in one process, but knows it by its path: a directory
+//! that is reached through `/proc/self/fd/N` has another path at each opening. Its lock on a file
+//! does not exclude the process that holds it.
+
+use ritornello_format::{Error, Result};
+use std::collections::BTreeSet;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+
+/// Device and inode of each directory. A forked child does not get as far as this, see
+/// [`super::recovery::refuse_in_forked_child`].
+static OPEN: Mutex<BTreeSet<(u64, u64)>> = Mutex::new(BTreeSet::new());
+
+/// A directory that this process opens no second time until this is dropped.
+#[derive(Debug)]
+pub(super) struct Claim((u64, u64));
+
+impl Claim {
+    /// # Errors
+    /// `Retry` if this process has the index open; those of `stat(2)`.
+    pub(super) fn take(dir: &Path) -> Result<Self> {
+        let found = fs::metadata(dir).map_err(|error| super::recovery::refused(dir, error))?;
+        let identity = (found.dev(), found.ino());
+        if OPEN.lock().unwrap_or_else(PoisonError::into_inner).insert(identity) {
+            return Ok(Self(identity));
+        }
+        Err(Error::retry("the index is still open in this process: close it first, or wait")
+            .with("dir", dir.display()))
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        OPEN.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.0);
+    }
+}
