@@ -42,7 +42,7 @@ pub(crate) struct Channel {
     consumed: usize,
     /// Maximum length of a received message.
     bytes_max: usize,
-    /// Memory of `input` beyond what every connection has.
+    /// Memory of `input` beyond `BUFFER_KEPT`, which every connection may have.
     grant: Grant,
     output: Vec<u8>,
 }
@@ -65,7 +65,7 @@ impl Channel {
         self
     }
 
-    /// Accepts long messages of a known peer, as far as `grant` allows.
+    /// Accepts long messages of a known peer, up to the limits of `grant`.
     pub(crate) fn authenticate(&mut self, grant: Grant) {
         self.bytes_max = MESSAGE_BYTES_MAX;
         self.grant = grant;
@@ -74,7 +74,7 @@ impl Channel {
     /// Encodes the message that [`Channel::send`] sends.
     ///
     /// # Errors
-    /// `Invalid` if it is too long; the connection remains usable.
+    /// `Invalid` if the message is too long; the connection remains usable.
     pub(crate) fn stage(&mut self, message: &impl Serialize) -> Result<()> {
         let mut output = std::mem::take(&mut self.output);
         output.clear();
@@ -163,7 +163,7 @@ impl Channel {
         }
     }
 
-    /// Whether bytes arrived behind the last returned message.
+    /// Whether bytes arrived after the last returned message.
     pub(crate) fn has_more(&self) -> bool {
         self.filled > self.consumed
     }
@@ -172,7 +172,7 @@ impl Channel {
     /// arrived completely. Otherwise the peer fails to send it and knows that it did not arrive.
     pub(crate) fn take_last_message(&mut self) -> Option<&[u8]> {
         shut_down(&self.stream, Shutdown::Both);
-        // Received bytes can still be read; the connection ends behind them.
+        // Received bytes can still be read; the connection ends after them.
         self.receive(&mut |_| Ok(())).ok().flatten()
     }
 
@@ -215,7 +215,7 @@ pub(crate) fn decode<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T> {
     }
 }
 
-/// Reads a message that owns what it holds.
+/// Reads a message that owns its data.
 pub(crate) fn decode_owned<T: DeserializeOwned>(bytes: &[u8]) -> Result<T> {
     decode(bytes)
 }

@@ -21,8 +21,8 @@ use std::time::{Duration, Instant};
 pub(crate) const CONNECTIONS_MAX: usize = 16;
 /// An owner that is running answers a handshake within this time.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(2);
-/// How often a waiting call checks the owner's lock. A closed connection wakes the call at once;
-/// the check covers connections that a forked child of a dead owner keeps open.
+/// Interval at which a waiting call checks the owner's lock. A closed connection wakes the call
+/// immediately; the check covers connections that a forked child of a dead owner keeps open.
 const LIVENESS_INTERVAL: Duration = Duration::from_millis(100);
 /// The pause before dialling again while the listen queue is full.
 const DIAL_RETRY_PAUSE: Duration = Duration::from_secs(1);
@@ -63,7 +63,8 @@ impl Client {
     /// another user owns it; `Retry`, cached for a second, if it has no protocol version in common
     /// with this build.
     pub(crate) fn connect(directory: &Arc<NodeDirectory>, until: Instant) -> Result<Arc<Self>> {
-        // Read before connecting: if the owner changes meanwhile, the first liveness check notices.
+        // Read before connecting: if the owner changes after this, the first liveness check
+        // notices.
         let owner =
             directory.lock.holder()?.ok_or_else(|| owner_lost(io::ErrorKind::NotFound.into()))?;
         directory.mismatch.check(owner)?;
@@ -149,13 +150,13 @@ impl Client {
             self.check_in(channel);
             return exchanged;
         }
-        // The next response on this connection would be taken for that of another request.
+        // The next response on this connection would be matched to the wrong request.
         let last = channel.take_last_message().map(response);
         drop(channel);
         self.close_one();
         match (exchanged, last) {
-            // The response arrived while the wait was given up, or this process was the one that
-            // was stopped.
+            // The response arrived while the wait was abandoned, or this process itself was
+            // stopped.
             (Err(error), Some(Ok(response))) if error.kind() == ErrorKind::Retry => {
                 Ok(Some(response))
             }
@@ -234,7 +235,7 @@ impl Client {
         let deferred = self.liveness.take_deferred();
         let leases = deferred.leases.into_iter().map(|lease| Request::Release { lease });
         for request in leases {
-            // If it fails, the lease expires on its own.
+            // If the call fails, the lease expires.
             let _ = self.notify(&request, Instant::now() + DEFERRED_TIMEOUT);
         }
         for reservation in deferred.reservations {
@@ -248,7 +249,8 @@ impl Client {
         }
     }
 
-    /// Returns an idle connection, a new one, or the next that is returned to the pool.
+    /// Returns an idle connection, a new connection, or the next connection that is returned to the
+    /// pool.
     fn check_out(self: &Arc<Self>, until: Instant) -> Result<Channel> {
         let mut pool = self.pool.lock();
         loop {
@@ -257,7 +259,7 @@ impl Client {
                 self.check_responsive()?;
                 pool = self.pool.lock();
             }
-            // The last one used is the warmest.
+            // The most recently used connection is the warmest.
             if let Some(channel) = pool.idle.pop() {
                 return Ok(channel);
             }
@@ -318,7 +320,7 @@ struct OwnerProbe {
     directory: Arc<NodeDirectory>,
     hello: First<Hello>,
     owner: Holder,
-    /// An owner that has not answered by then is marked silent.
+    /// The owner is marked silent if it has not answered at this time.
     until: Instant,
 }
 
@@ -355,7 +357,7 @@ impl OwnerProbe {
     }
 }
 
-/// The error if another process, or none, owns the store by now.
+/// Returns the error for a client whose owner no longer owns the store.
 fn replaced() -> Error {
     owner_lost(io::ErrorKind::ConnectionReset.into())
 }

@@ -1,9 +1,9 @@
 //! Connections to an owner: clients by name, each with its connections, and unauthenticated
 //! connections whose client is not known yet.
 //!
-//! Limits keep one peer from starving the others. Unauthenticated connections have a quota of their
-//! own; when it is used up, the oldest of them is closed. Connections per client, names per process
-//! and memory for long messages are bounded.
+//! Limits keep one peer from starving other peers. Unauthenticated connections have a separate
+//! quota; when it is used up, the oldest unauthenticated connection is closed. Connections per
+//! client, names per process and memory for long messages are bounded.
 
 use crate::authority::Authority;
 use crate::client;
@@ -20,13 +20,13 @@ use std::time::{Duration, Instant};
 
 /// Maximum client processes.
 const CLIENTS_MAX: usize = 256;
-/// Maximum connections over all clients. Each has a thread.
+/// Maximum connections over all clients. Each connection has a thread.
 const CONNECTIONS_MAX: usize = 1024;
-/// Maximum connections of one client: those it uses, and as many that it gave up on and that the
-/// owner still answers.
+/// Maximum connections of one client: its pool, and the same number of abandoned connections with
+/// calls that the owner still answers.
 const CONNECTIONS_PER_CLIENT_MAX: usize = 2 * client::CONNECTIONS_MAX;
-/// Maximum names of one process: it takes a new name with each owner and keeps those it has
-/// reservations under.
+/// Maximum names of one process: the process takes a new name with each owner and keeps every name
+/// that has pending reservations.
 const NAMES_PER_PROCESS_MAX: usize = 8;
 /// Maximum connections without a handshake.
 const UNAUTHENTICATED_MAX: usize = 64;
@@ -45,7 +45,7 @@ pub(crate) struct Connections {
 #[derive(Default)]
 struct State {
     clients: HashMap<String, ClientEntry>,
-    /// By number, oldest first.
+    /// Connections by number, oldest first.
     connections: BTreeMap<u64, Connection>,
     last_client: u64,
     last_connection: u64,
@@ -136,13 +136,13 @@ impl Connections {
 }
 
 impl ConnectionGuard {
-    /// Assigns the connection to a client: a new one if `first`, otherwise a connected one. Returns
-    /// the client's catalog and a grant of memory for its long messages, or `None` if the connected
-    /// client is gone.
+    /// Assigns the connection to a client: a new client if `first`, otherwise a connected client.
+    /// Returns the client's catalog and a grant of memory for its long messages, or `None` if that
+    /// client is no longer connected.
     ///
     /// # Errors
-    /// `Retry` if there are too many clients or connections, `Invalid` if the name is taken; those
-    /// of [`Authority::admit`].
+    /// `Retry` if there are too many clients or connections, `Invalid` if the name is taken; any
+    /// error of [`Authority::admit`].
     pub(crate) fn register(
         &self,
         name: &str,

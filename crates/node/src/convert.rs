@@ -1,4 +1,4 @@
-//! Converting a store to another index.
+//! Conversion of a store to another index.
 
 use crate::exclusive::with_exclusive_store;
 use crate::node_directory::unusable;
@@ -10,10 +10,10 @@ use std::path::Path;
 use std::sync::Arc;
 
 /// Gives the store in `path`, which no process has open, the index `to`. If the conversion is
-/// interrupted at any point, the store has either the complete old index or the complete new one.
+/// interrupted at any point, the store has either the complete old index or the complete new index.
 ///
 /// # Errors
-/// `Invalid` if a process owns the store; those of [`ritornello_store::convert_index`].
+/// `Invalid` if a process owns the store; any error of [`ritornello_store::convert_index`].
 pub fn convert_index(
     path: &Path,
     to: IndexKind,

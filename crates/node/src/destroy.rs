@@ -11,9 +11,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::{fs, result};
 
-/// The store's files beside the manifest and the lock. The policy file is among them, although
-/// operators write it: permissions were given to this store, and the next store in its place begins
-/// with none.
+/// The store's files except the manifest and the lock. They include the policy file, although
+/// operators write it: its permissions were given to this store, and the next store in its place
+/// begins without permissions.
 const FILES: [&str; 7] = [
     "SCOPES",
     "SCOPES.new",
@@ -26,8 +26,8 @@ const FILES: [&str; 7] = [
 
 /// Removes the store in `path`: its files in all its directories, and directories that are empty
 /// afterwards. Other files stay, and so does every file in a directory without the store's marker,
-/// because its volume is away. The manifest is removed last, so that an interrupted removal can be
-/// repeated.
+/// because its volume is absent. The manifest is removed last, so that an interrupted removal can
+/// be repeated.
 ///
 /// # Errors
 /// `Invalid` if there is no store, or a process has it open as its owner; `Fatal` if both copies of

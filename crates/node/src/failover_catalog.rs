@@ -1,5 +1,5 @@
-//! The catalog of a process for as long as it has the store open: calls the core while this process
-//! owns the store and the owner while another process does, and fails over when the owner dies.
+//! The catalog of a process that has the store open. Calls go to the core while this process owns
+//! the store, otherwise to the owning process. The catalog fails over when the owner dies.
 
 use crate::membership::{Membership, OpenContext, closed};
 use crate::owner_epoch::Unflushed;
@@ -32,9 +32,9 @@ const REOPENING_TIMEOUT: Duration = Duration::from_secs(10);
 const QUICK_RETRIES: u32 = 3;
 /// The pause before each further retry.
 const RETRY_PAUSE: Duration = Duration::from_millis(50);
-/// Shortest pause after a search that found no owner; calls in between fail at once.
+/// Shortest pause after a search that found no owner; calls during the pause fail immediately.
 const SEARCH_PAUSE: Duration = Duration::from_secs(1);
-/// Longest such pause.
+/// Longest pause after a search that found no owner.
 const SEARCH_PAUSE_MAX: Duration = Duration::from_secs(5);
 
 /// See the module documentation.
@@ -54,9 +54,9 @@ pub(crate) struct FailoverCatalog {
     pub(crate) segments: OnceLock<Weak<Segments>>,
     /// Number of times that this process has reopened the store.
     pub(crate) reopenings: AtomicU64,
-    /// Calls fail with `Closed`, because the store's path leads to another place.
+    /// Whether calls fail with `Closed` because the store's path no longer leads to it.
     pub(crate) leaving: AtomicBool,
-    /// Another store has replaced this one at the path, and this one is closed.
+    /// Whether another store has replaced this store at the path, and this store is closed.
     pub(crate) replaced: AtomicBool,
 }
 
@@ -74,7 +74,7 @@ impl FailoverCatalog {
     /// Becomes owner or client.
     ///
     /// # Errors
-    /// The errors of [`OpenContext::join`].
+    /// Any error of [`OpenContext::join`].
     pub(crate) fn open(mut opening: OpenContext, until: Instant) -> Result<Self> {
         let membership = opening
             .join(until, REOPENING_TIMEOUT, false)
@@ -100,7 +100,7 @@ impl FailoverCatalog {
         })
     }
 
-    /// Returns what the process is to the store at the moment.
+    /// Returns the current membership of this process.
     pub(crate) fn membership(&self) -> Arc<Membership> {
         Arc::clone(&self.membership.read())
     }
@@ -108,7 +108,7 @@ impl FailoverCatalog {
     /// Returns whether this process owns the store and no thread waits to change that: a call then
     /// waits for no process and no lock of the membership. Never waits.
     pub(crate) fn answers_at_once(&self) -> bool {
-        // A waiting writer keeps out new readers, as long as a call in progress takes.
+        // A waiting writer blocks new readers until the calls in progress end.
         let membership = self.membership.try_read();
         membership.is_some_and(|membership| matches!(&**membership, Membership::Owner(_)))
     }
@@ -144,8 +144,8 @@ impl FailoverCatalog {
         closed
     }
 
-    /// Makes `call` to the owner, and to the next owner if that one dies; only for idempotent
-    /// calls. Also returns `select` of the membership that answered.
+    /// Makes `call` to the owner, and to the next owner if the owner dies; only for idempotent
+    /// calls. Returns the answer, and `select` of the membership that answered.
     fn call_on<T, W>(
         &self,
         timeout: Duration,
@@ -193,8 +193,8 @@ impl FailoverCatalog {
     /// Takes over from an owner that died, as any call would.
     ///
     /// # Errors
-    /// [`OwnerSilent`] if the owner does not respond; `Closed` if the store is closed or being left;
-    /// those of [`OpenContext::join`].
+    /// [`OwnerSilent`] if the owner does not respond; `Closed` if the store is closed or being
+    /// left; any error of [`OpenContext::join`].
     pub(crate) fn ensure_owner(&self) -> Result<()> {
         self.process.check()?;
         if self.is_leaving() {
@@ -214,7 +214,7 @@ impl FailoverCatalog {
         }
     }
 
-    /// Why no space can be reserved now: the store is closed, or about to be reopened.
+    /// Returns why no space can be reserved now: the store is closed, or about to be reopened.
     fn refusal(&self) -> Error {
         let is_open = !self.opening.closing.load(Ordering::Acquire) && !self.is_leaving();
         match &*self.membership() {
@@ -226,8 +226,8 @@ impl FailoverCatalog {
         }
     }
 
-    /// What prevents full use of the store, if anything: the owner's last write or sync failed and
-    /// the store is not reopened yet, or the owner cannot be asked.
+    /// Returns the problem that prevents full use of the store, if any: the owner's last write or
+    /// sync failed and the store is not reopened yet, or the owner does not answer.
     pub(crate) fn problem(&self) -> Option<String> {
         match &*self.membership() {
             Membership::Owner(_) | Membership::Reopening(_) => self.failure(),
@@ -239,7 +239,7 @@ impl FailoverCatalog {
         }
     }
 
-    /// What failed in this process while it owns the store and has not reopened it.
+    /// Returns the failure in this process while it owns the store and has not reopened it.
     pub(crate) fn failure(&self) -> Option<String> {
         match &*self.membership() {
             Membership::Owner(owner) => owner.core().poisoned(),
@@ -248,32 +248,32 @@ impl FailoverCatalog {
         }
     }
 
-    /// Closes the membership and the lock for good, so that the process can open the store that is
-    /// in the directory now while old handles still exist. Returns the error that says so. The
-    /// caller holds `changing`.
+    /// Closes the membership and the lock permanently, so that the process can open the store that
+    /// is now in the directory while old handles still exist. Returns the error for calls on the
+    /// replaced store. The caller holds `changing`.
     pub(crate) fn close_as_replaced(&self) -> Error {
         *self.membership.write() = Arc::new(Membership::Closed);
         self.opening.directory.lock.close();
         self.replaced.store(true, Ordering::Release);
-        Error::fatal("another store has taken this one's place: open it again")
+        Error::fatal("another store has replaced this store: open it again")
             .with("dir", self.opening.directory.path().display())
     }
 
     /// Closes this process's segment files before a new owner is used. The former owner may have
     /// removed segments, or failed to create them, whose numbers the new owner reuses; and a fault
-    /// may have ended in a new mount. Earlier reservations cannot be committed any more.
+    /// may have ended in a new mount. Earlier reservations can no longer be committed.
     pub(crate) fn close_segments(&self) {
         if let Some(segments) = self.segments.get().and_then(Weak::upgrade) {
             segments.close_all();
         }
     }
 
-    /// Returns whether calls are rejected because the store's path leads to another place.
+    /// Returns whether calls are refused because the store's path no longer leads to it.
     pub(crate) fn is_leaving(&self) -> bool {
         self.leaving.load(Ordering::Acquire)
     }
 
-    /// Returns whether another store has replaced this one. Never waits.
+    /// Returns whether another store has replaced this store. Never waits.
     pub(crate) fn is_replaced(&self) -> bool {
         self.replaced.load(Ordering::Acquire)
     }
@@ -286,7 +286,7 @@ impl FailoverCatalog {
         self.call_on(DISK_CALL_TIMEOUT, call, |_| ()).map(|(answer, ())| answer)
     }
 
-    /// Replaces the membership `lost`, unless another call has done so.
+    /// Replaces the membership `lost`, unless another call has replaced it.
     ///
     /// # Errors
     /// [`OwnerSilent`] if a process holds the lock and does not listen: after the full timeout the
@@ -408,8 +408,9 @@ impl Catalog for FailoverCatalog {
         Ok(reserved)
     }
 
-    /// Sent once, and only to the owner that issued the reservation: its number means nothing to
-    /// another owner. If that owner is gone, the pages are not stored and may be put again.
+    /// Sent once, and only to the owner that issued the reservation: the reservation's number means
+    /// nothing to another owner. If the issuing owner has died, the pages are not stored and may be
+    /// put again.
     fn commit(&self, reservation: u64, written: &[Option<u64>]) -> Result<Committed> {
         self.process.check()?;
         let issuer = self.reservations.issuer(reservation).ok_or_else(|| {
@@ -432,8 +433,8 @@ impl Catalog for FailoverCatalog {
         Ok(committed)
     }
 
-    /// Sent to the issuer if it lives, otherwise to the present owner, which found the reservation
-    /// in the log.
+    /// Sent to the issuer if it is alive, otherwise to the current owner, which found the
+    /// reservation in the log.
     fn abort(&self, reservation: u64) -> Result<()> {
         self.process.check()?;
         let Some(issuer) = self.reservations.remove(reservation) else { return Ok(()) };
@@ -516,8 +517,8 @@ impl Catalog for FailoverCatalog {
             return Ok(());
         }
         Err(Error::miss(
-            "the store's owner died, or a write or sync of it failed, since the last flush, and pages \
-             put meanwhile may be gone: put them again, and delete again what was deleted",
+            "the owner died or a write failed since the last flush; puts and deletes since then \
+             may be lost: repeat them",
         ))
     }
 

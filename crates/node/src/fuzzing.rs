@@ -1,4 +1,4 @@
-//! Socket messages for a fuzzer. Behind the feature `fuzzing`.
+//! Socket messages for a fuzzer, compiled only with the feature `fuzzing`.
 //!
 //! The first byte of an input selects which of the four kinds of message follows; on the socket the
 //! sender's turn decides that.
@@ -37,7 +37,7 @@ macro_rules! is_message {
         decode::<$kind>($bytes).is_ok_and(|message| {
             let once = written(&message);
             let again = decode::<$kind>(&once).unwrap();
-            assert!(written(&again) == once, "{message:?} comes back as {again:?}");
+            assert!(written(&again) == once, "{message:?} is decoded again as {again:?}");
             assert!(once.len() <= $bytes.len(), "{message:?} holds more than came");
             true
         })
@@ -50,7 +50,7 @@ fn is_first<T: Serialize + DeserializeOwned + Debug>(bytes: &[u8]) -> bool {
     read(bytes).is_ok_and(|message| {
         let once = written(&message);
         let again = read(&once).unwrap();
-        assert!(written(&again) == once, "{message:?} comes back as {again:?}");
+        assert!(written(&again) == once, "{message:?} is decoded again as {again:?}");
         assert!(once.len() <= bytes.len(), "{message:?} holds more than came");
         true
     })

@@ -5,10 +5,10 @@
 //! └─ fixed in all versions ──┘ └ from 8 on ┘ └ laid out as the version says
 //! ```
 //!
-//! A client says hello in its newest version. An owner that speaks this version replies in it. An
-//! owner that does not replies in its own newest version; if the client speaks that version, it
-//! connects again and says hello in it. So both use the newest common version, and builds that know
-//! only version 7, which accepts nothing else, are understood on both sides.
+//! A client says hello in its newest version. An owner that speaks this version replies in it. Any
+//! other owner replies in its newest version; if the client speaks that version, it connects again
+//! and says hello in it. Both therefore use the newest common version, and builds that know only
+//! version 7, which accepts nothing else, are understood on both sides.
 
 use crate::channel::decode;
 use ritornello_format::{Error, Result};
@@ -19,11 +19,11 @@ use std::fmt;
 use std::ops::RangeInclusive;
 
 /// Increases whenever a message changes. The messages of a version never change: `tests/recorded`
-/// holds recorded ones.
+/// holds recorded messages.
 pub(crate) const NEWEST: u32 = 8;
 /// The oldest version that this build speaks, as owner and as client.
 pub(crate) const OLDEST: u32 = 7;
-/// From this version on, the greeting also says the oldest version that its sender speaks.
+/// First version whose greeting also says the oldest version that its sender speaks.
 const SAYS_OLDEST: u32 = 8;
 const MAGIC: [u8; 4] = *b"RTRN";
 /// The owner, in errors.
@@ -78,7 +78,8 @@ impl<T: DeserializeOwned> First<T> {
     }
 }
 
-/// The versions that a peer speaks, if they do not include the one in use. The cause of an error.
+/// The versions that a peer speaks, if they do not include the version in use. Serves as the cause
+/// of an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct OtherVersion {
     oldest: u32,

@@ -1,11 +1,11 @@
-//! Reopens a poisoned store in the process that owns it, and closes a store whose path leads to
-//! another directory by now.
+//! Reopens a poisoned store in the process that owns it, and closes a store whose path now leads to
+//! another directory.
 //!
-//! A failed write or sync poisons a core for good, because the kernel may have dropped the pages it
-//! could not write and may report success afterwards. Only the bytes on disk are certain. The owner
-//! therefore closes the core and opens another one, which recovers as the next owner would after a
-//! kill: past the page cache, with all free space drained before it is reused. A dedicated thread
-//! does this with back-off; while the disks reject writes, the poisoned core keeps answering
+//! A failed write or sync poisons a core permanently, because the kernel may have dropped the pages
+//! it could not write and may report success afterwards. Only the bytes on disk are certain. The
+//! owner therefore closes the core and opens a new core, which recovers as the next owner would
+//! after a kill: past the page cache, with all free space drained before it is reused. A dedicated
+//! thread does this with back-off; while the disks reject writes, the poisoned core keeps answering
 //! lookups and reads.
 //!
 //! ```text
@@ -33,13 +33,14 @@ use std::time::{Duration, Instant};
 /// First and longest pause between attempts. Clients look for the owner every second, so all
 /// processes are served again within 10 seconds of the end of a fault.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(4));
-/// A failure after this long without an attempt starts the back-off anew.
+/// Time without an attempt after which a failure restarts the back-off.
 const BACKOFF_RESET: Duration = Duration::from_secs(60);
 /// Maximum time an attempt waits for this process's writes in progress.
 const WRITES_TIMEOUT: Duration = Duration::from_secs(5);
-/// Maximum time it waits for calls to leave the poisoned core; new calls are blocked meanwhile.
+/// Maximum time an attempt waits for calls to leave the poisoned core; new calls are blocked until
+/// then.
 const CALLS_TIMEOUT: Duration = Duration::from_millis(200);
-/// Interval of checks where the directory's path leads.
+/// Interval between checks of where the directory's path leads.
 const PATH_PERIOD: Duration = Duration::from_secs(2);
 /// Shortest interval between log lines about a store that fails or cannot be reopened.
 const LOG_PERIOD: Duration = Duration::from_secs(60);
@@ -67,7 +68,7 @@ impl HealSignal {
         self.0.wake_all();
     }
 
-    /// Waits for a notification, at most `period`. Returns `false` if the thread shall end.
+    /// Waits for a notification, at most `period`. Returns `false` if the thread must end.
     fn wait(&self, period: Duration) -> bool {
         let until = Instant::now() + period;
         let mut state = self.0.lock();
@@ -82,7 +83,7 @@ impl HealSignal {
         !state.stopped
     }
 
-    /// Sleeps for `pause` whether notified or not. Returns `false` if the thread shall end.
+    /// Sleeps for `pause` whether notified or not. Returns `false` if the thread must end.
     fn sleep(&self, pause: Duration) -> bool {
         let until = Instant::now() + pause;
         let mut state = self.0.lock();
@@ -117,7 +118,7 @@ impl Backoff {
     }
 }
 
-/// Limits how often a condition is logged: when it was logged last.
+/// Limits how often a condition is logged. Holds the time of the last log line.
 #[derive(Debug, Default)]
 struct LogThrottle(Option<Instant>);
 
@@ -160,7 +161,11 @@ fn run(catalog: &Weak<FailoverCatalog>, heal_signal: &HealSignal) {
         let dir = dir.display();
         let told = throttle.is_due(failed);
         if told {
-            tracing::error!(%dir, cause, "a write or sync failed: the store takes no writes for now");
+            tracing::error!(
+                %dir,
+                cause,
+                "a write or sync failed: the store refuses writes until it is reopened"
+            );
         }
         loop {
             if !heal_signal.sleep(backoff.next(Instant::now())) {
@@ -190,8 +195,8 @@ fn run(catalog: &Weak<FailoverCatalog>, heal_signal: &HealSignal) {
 }
 
 impl FailoverCatalog {
-    /// Returns why the store is to be left, if it is: see [`NodeDirectory::superseded`], or it failed
-    /// and is not found at its path any more.
+    /// Returns why this process must leave the store, if it must: the store is superseded (see
+    /// [`NodeDirectory::superseded`]), or it failed and is no longer found at its path.
     ///
     /// [`NodeDirectory::superseded`]: crate::node_directory::NodeDirectory::superseded
     fn departure(&self) -> Option<Departure> {
@@ -200,8 +205,8 @@ impl FailoverCatalog {
         directory.superseded(self.store).or_else(failed)
     }
 
-    /// Closes the store, so that the process may open the path again. Calls fail with `Closed` from
-    /// now on. Returns when the store is closed, or the last handle closes it.
+    /// Closes the store, so that the process may open the path again. All later calls fail with
+    /// `Closed`. Returns when the store is closed, or the last handle closes it.
     fn leave(&self, departure: Departure, heal_signal: &HealSignal) {
         self.leaving.store(true, Ordering::Release);
         let directory = &self.opening.directory;
@@ -213,13 +218,13 @@ impl FailoverCatalog {
         tracing::warn!(
             dir = %directory.path().display(),
             volumes = volumes.join(", "),
-            "{departure}: it is left, with its volumes, and the next call opens what is at its path"
+            "{departure}: it is left with its volumes; the next call opens the store at the path"
         );
         while !self.try_leave() && heal_signal.sleep(PAUSES.0) {}
     }
 
     /// Returns whether the store is closed. The lock is held until no call and no write of this
-    /// process is in progress: the next owner would reuse the space of those writes.
+    /// process is in progress: otherwise the next owner would reuse the space of these writes.
     fn try_leave(&self) -> bool {
         let until = Instant::now() + WRITES_TIMEOUT;
         if !self.reservations.close(until) {
@@ -240,10 +245,10 @@ impl FailoverCatalog {
         match self.membership().close() {
             Ok(Ok(())) => {}
             Ok(Err(error)) => {
-                tracing::warn!(%error, %dir, "the store that is left was not closed cleanly")
+                tracing::warn!(%error, %dir, "the store was left without a clean close")
             }
             Err(error) => {
-                tracing::debug!(%error, %dir, "the store that is left cannot be closed yet");
+                tracing::debug!(%error, %dir, "the store to be left cannot be closed yet");
                 return false;
             }
         }
@@ -253,13 +258,14 @@ impl FailoverCatalog {
         true
     }
 
-    /// Reopens the store if this process owns it and it is poisoned. Returns whether it did.
+    /// Reopens the store if this process owns it and it is poisoned. Returns whether it was
+    /// reopened.
     ///
     /// # Errors
     /// If the disks reject writes or a write of this process is in progress. The poisoned core then
     /// keeps serving; if it is closed already, calls return misses.
     fn reopen(&self) -> Result<bool> {
-        let busy = || Error::retry("calls of this process are still in the failed store");
+        let busy = || Error::retry("calls of this process still use the failed store");
         let turn = self.changing.try_lock_until(Instant::now() + WRITES_TIMEOUT);
         let _turn = turn.ok_or_else(busy)?;
         let directory = &self.opening.directory;
@@ -270,8 +276,8 @@ impl FailoverCatalog {
             let core = owner.core();
             let Some(cause) = core.poisoned() else { return Ok(false) };
             core.check_disks_writable()?;
-            // No space is reserved from here on, so that none is in use when the next core decides
-            // what is free.
+            // No space is reserved after this, so that no reserved space is in use when the next
+            // core determines the free space.
             if !self.reservations.close(Instant::now() + WRITES_TIMEOUT) {
                 return Err(busy());
             }
@@ -334,7 +340,7 @@ mod tests {
     fn stop_ends_a_sleep_and_notify_does_not() {
         const HOUR: Duration = Duration::from_secs(3600);
         let heal_signal = HealSignal::default();
-        assert!(heal_signal.wait(Duration::from_millis(1)), "the period is over");
+        assert!(heal_signal.wait(Duration::from_millis(1)), "the period has ended");
         heal_signal.notify();
         assert!(heal_signal.wait(HOUR) && heal_signal.sleep(Duration::from_millis(1)));
         heal_signal.notify();

@@ -1,7 +1,7 @@
 //! # ritornello-node
 //!
 //! Many processes, one store, no service: [`open`] makes this process the owner of a directory or a
-//! client of the owning process, behind the same [`Node`].
+//! client of the owning process. Both use the same [`Node`].
 //!
 //! ```text
 //!   Node ── Store ── FailoverCatalog ──┬── LocalCatalog of the core      this process owns the store
@@ -20,8 +20,8 @@
 //! `presence.rs`.
 //!
 //! **Owner failure.** Clients notice at their next call (or during it) and race for the lock. One
-//! of them recovers the store, the others connect to it, and callers see a delay. A client
-//! reconnects under a *new* name and releases the old one when no reservation is left under it;
+//! client recovers the store, the other clients connect to it, and callers see a delay. A client
+//! reconnects under a *new* name and releases the old name when no reservation is left under it;
 //! reservations that the client never received return to the store with the name. Leases of a
 //! former owner are void. Every call is retried automatically except `commit`, which fails with
 //! `Retry`; the pages may be put again. The first `flush` after the death of an owner fails if that
@@ -39,7 +39,7 @@
 //! call waits without a deadline. A peer that sends malformed messages loses its connection and
 //! nothing else.
 //!
-//! **May not know** page contents or where pages lie; both belong to the store.
+//! **May not know** page contents or locations; both belong to the store.
 
 #![forbid(unsafe_code)]
 

@@ -3,24 +3,24 @@
 //! A stopped process (SIGSTOP, a frozen container, a debugger) keeps its lock and answers nothing.
 //! It cannot be deposed, because writes it had begun may still be issued. A process that waits for
 //! its disk keeps its lock and answers no calls either, but it still answers a handshake, because a
-//! handshake takes none of its core's locks. When a call has waited for [`PROBE_AFTER`], a probe
-//! thread starts a handshake. If the handshake is not answered either, the owner is marked silent:
-//! pending calls fail and later calls are not sent. The probe thread waits for a reply, then marks
-//! the owner responsive.
+//! handshake takes no lock of the core. When a call has waited for [`PROBE_AFTER`], a probe thread
+//! starts a handshake. If the handshake is not answered either, the owner is marked silent: pending
+//! calls fail and later calls are not sent. The probe thread waits for a reply, then marks the
+//! owner responsive.
 
 use parking_lot::Mutex;
 use ritornello_store::LeaseNumber;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// A call that has waited this long starts a probe.
+/// Time after which a waiting call starts a probe.
 pub(crate) const PROBE_AFTER: Duration = Duration::from_secs(1);
-/// No probe starts for this long after an answered one.
+/// Minimum time from an answered probe to the next probe of a responsive owner.
 const PROBE_PAUSE: Duration = Duration::from_secs(5);
-/// Maximum releases deferred while the owner is silent; further leases expire on their own.
+/// Maximum releases deferred while the owner is silent; further leases are left to expire.
 const DEFERRED_LEASES_MAX: usize = 4096;
 
-/// What one client knows about its owner's liveness.
+/// One client's view of its owner's liveness.
 #[derive(Debug, Default)]
 pub(crate) struct OwnerLiveness {
     silent: AtomicBool,
@@ -55,8 +55,9 @@ impl OwnerLiveness {
         !self.silent.swap(true, Ordering::AcqRel)
     }
 
-    /// Returns whether the caller shall run a probe: none is running, and none was answered within
-    /// [`PROBE_PAUSE`]. The caller ends the probe with [`OwnerLiveness::end_probe`].
+    /// Returns whether the caller must run a probe: no probe is running, and the owner is silent or
+    /// no probe was answered within [`PROBE_PAUSE`]. The caller ends the probe with
+    /// [`OwnerLiveness::end_probe`].
     pub(crate) fn begin_probe(&self) -> bool {
         let mut probe = self.probe.lock();
         let recent = probe.answered.is_some_and(|answered| answered.elapsed() < PROBE_PAUSE);
@@ -65,8 +66,8 @@ impl OwnerLiveness {
         begins
     }
 
-    /// Ends a probe and marks the owner responsive: it answered, or it is gone. Returns whether it
-    /// was silent before.
+    /// Ends a probe and removes the silent mark: the owner answered or died, or the probe could not
+    /// start. Returns whether the owner was silent before.
     pub(crate) fn end_probe(&self, answered: bool) -> bool {
         let mut probe = self.probe.lock();
         probe.running = false;
@@ -74,8 +75,8 @@ impl OwnerLiveness {
         self.silent.swap(false, Ordering::AcqRel)
     }
 
-    /// Defers the release of `lease`. Returns whether the caller shall send all deferred calls now:
-    /// if the silence ended meanwhile, the thread that ended it may have missed this one.
+    /// Defers the release of `lease`. Returns whether the caller must send all deferred calls now:
+    /// the silence has ended, and the thread that ended it may have missed this call.
     #[must_use]
     pub(crate) fn defer_release(&self, lease: LeaseNumber) -> bool {
         let mut deferred = self.deferred.lock();

@@ -41,8 +41,8 @@ impl DirectoryLock {
             if is_named(dir, file) {
                 return Ok(true);
             }
-            // The file was removed meanwhile, so this lock excludes no process. Closing it releases
-            // a lock on a file that no longer has a name.
+            // The file was removed before it was locked, so this lock excludes no process. Closing
+            // it releases a lock on a file that no longer has a name.
             *slot = Some(open(dir).map_err(unlockable)?);
         }
         Err(Error::retry("another process keeps removing the store's LOCK file"))
@@ -59,11 +59,11 @@ impl DirectoryLock {
         if let Some(file) = self.file.lock().as_ref()
             && let Err(error) = record_lock::unlock(file)
         {
-            tracing::warn!(%error, "the lock could not be given back: it goes with the process");
+            tracing::warn!(%error, "the lock was not released: it is held until the process ends");
         }
     }
 
-    /// Closes the file for good. Explicit rather than in `drop`, which may run late, when this
+    /// Closes the file permanently. The call is explicit because `drop` may run late, when this
     /// process has opened the directory again and holds the lock through another descriptor.
     pub(crate) fn close(&self) {
         if self.process.is_current() {
@@ -74,8 +74,9 @@ impl DirectoryLock {
 
 impl Drop for DirectoryLock {
     fn drop(&mut self) {
-        // In a forked child this descriptor is a copy, and the child may hold the lock through one
-        // of its own: closing the copy would release it. So it stays open.
+        // In a forked child this descriptor is a copy, and the child may hold the lock through
+        // another descriptor: closing the copy would release the lock. The copy therefore stays
+        // open.
         if !self.process.is_current()
             && let Some(file) = self.file.get_mut().take()
         {
@@ -89,7 +90,7 @@ fn open(dir: BorrowedFd<'_>) -> io::Result<File> {
     Ok(rustix::fs::openat(dir, NAME, flags, Mode::RUSR | Mode::WUSR)?.into())
 }
 
-/// Whether `file` is what the directory calls `LOCK` now.
+/// Whether `file` is the current `LOCK` file of the directory.
 fn is_named(dir: BorrowedFd<'_>, file: &File) -> bool {
     let named = rustix::fs::statat(dir, NAME, AtFlags::SYMLINK_NOFOLLOW);
     match (named, file.metadata()) {
@@ -120,7 +121,10 @@ mod tests {
         std::fs::remove_file(dir.path().join(NAME)).unwrap();
         assert!(lock.try_acquire(fd.as_fd()).unwrap());
         assert!(is_named(fd.as_fd(), lock.file.lock().as_ref().unwrap()));
-        assert!(lock.holder().unwrap().is_none(), "one's own lock looks free to oneself");
+        assert!(
+            lock.holder().unwrap().is_none(),
+            "a record lock never conflicts within its own process"
+        );
         lock.close();
         assert_eq!(lock.try_acquire(fd.as_fd()).unwrap_err().kind(), ErrorKind::Closed);
     }

@@ -1,4 +1,4 @@
-//! What a process is to a store at the moment: owner, client, reopening or closed.
+//! The role of this process: owner, client, reopening, leaving or closed.
 
 use crate::client::Client;
 use crate::heal::HealSignal;
@@ -15,31 +15,31 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// First and longest pause between attempts: a released lock gives no notice, and neither does an
-/// owner that has recovered.
+/// First and longest pause between attempts: neither a released lock nor an owner that has
+/// recovered notifies the waiting processes.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(50));
 
-/// What this process is to the store.
+/// The role of this process.
 pub(crate) enum Membership {
     /// This process owns the store.
     Owner(Owner),
     /// Another process owns the store.
     Client(Arc<Client>),
-    /// This process owns the store, whose core failed, and opens another one.
+    /// This process owns the store, whose core failed, and opens a new core.
     Reopening(Reopening),
-    /// The store's path leads to another place: the former membership is being closed, and calls are
-    /// rejected.
+    /// The store's path no longer leads to it: the former membership is being closed, and calls are
+    /// refused.
     Leaving(Arc<Membership>),
     /// The store is closed in this process.
     Closed,
 }
 
-/// What opening a store takes, the first time and after a failover.
+/// Arguments of open, reused after a failover.
 pub(crate) struct OpenContext {
     pub(crate) directory: Arc<NodeDirectory>,
     pub(crate) medium: Arc<dyn Medium>,
     pub(crate) options: Options,
-    /// What clients may do while this process is the owner.
+    /// The calls that clients may make while this process is the owner.
     pub(crate) permissions: Arc<ClientPermissions>,
     /// Ends the attempts of [`OpenContext::join`].
     pub(crate) closing: AtomicBool,
@@ -53,9 +53,9 @@ impl OpenContext {
     /// reopens the store. `known` says that this process has used the store already.
     ///
     /// # Errors
-    /// The errors of [`ritornello_store::StoreCore::open`] if the lock was free; `Invalid` for an owner
-    /// of another user; `Retry` for an owner that does not listen, has no common protocol version,
-    /// or reopens the store.
+    /// Any error of [`ritornello_store::StoreCore::open`] if the lock was free; `Invalid` for an
+    /// owner of another user; `Retry` for an owner that does not listen, has no common protocol
+    /// version, or reopens the store.
     pub(crate) fn join(
         &self,
         until: Instant,
@@ -105,13 +105,13 @@ impl OpenContext {
     }
 }
 
-/// The error of calls on a closed store.
+/// Returns the error for calls on a closed store.
 pub(crate) fn closed() -> Error {
     Error::new(ErrorKind::Closed, "the store is closed: open it again")
 }
 
 impl Membership {
-    /// Returns the epoch of the owner, if there is one.
+    /// Returns the owner's epoch if the process is owner or client.
     pub(crate) fn epoch(&self) -> Option<&OwnerEpoch> {
         match self {
             Self::Owner(owner) => Some(owner.epoch()),
@@ -123,7 +123,7 @@ impl Membership {
     /// Ends an ownership that other processes may wait for; see [`Owner::close`].
     ///
     /// # Errors
-    /// `Retry` if it cannot end yet.
+    /// `Retry` if the ownership cannot end yet.
     pub(crate) fn close(&self) -> Result<Result<()>> {
         match self {
             Self::Owner(owner) => owner.close(),

@@ -1,10 +1,10 @@
-//! A bound on the memory for long messages, which many connections may receive at once.
+//! A bound on the memory for long messages, which many connections may receive at the same time.
 
 use ritornello_format::{Error, Result};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// The bytes left of a budget.
+/// The remaining bytes of a budget.
 #[derive(Debug)]
 pub(crate) struct MemoryBudget(AtomicUsize);
 
@@ -78,7 +78,7 @@ mod tests {
         one.resize(50).unwrap();
         assert!(one.resize(61).unwrap_err().to_string().contains("fewer keys"));
         two.resize(50).unwrap();
-        assert!(one.resize(55).is_err(), "the house is full");
+        assert!(one.resize(55).is_err(), "the shared budget is exhausted");
         assert_eq!(left(), (0, 10));
         one.resize(20).unwrap();
         assert_eq!(left(), (30, 40));

@@ -1,8 +1,9 @@
 //! Which mount a path leads to, compared with the mounts at an earlier time.
 //!
-//! A path that leads to another directory than before does so because a file system was mounted over
-//! the directory, because the directory's file system was unmounted, or because the directory was
-//! moved. Mounts tell which: `statx(2)` gives the mount of a path, `/proc/self/mountinfo` lists all.
+//! A path leads to a different directory after a file system was mounted over the directory, after
+//! the directory's file system was unmounted, or after the directory was moved. Mounts show which
+//! of these happened: `statx(2)` gives the mount of a path, `/proc/self/mountinfo` lists all
+//! mounts.
 
 use parking_lot::Mutex;
 use ritornello_format::{Error, Result};
@@ -13,7 +14,7 @@ use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// The paths at which this process has opened stores, with the mounts when it last did.
+/// The paths at which this process has opened stores, with the mounts at the last opening.
 static OPENED: Mutex<BTreeMap<PathBuf, Mounts>> = Mutex::new(BTreeMap::new());
 
 /// The lock is held for a lookup only. In a forked child a thread that does not exist there may
@@ -37,7 +38,7 @@ pub(crate) fn check_creation(path: &Path) -> Result<()> {
     if before.place(path) == Place::Below {
         return Err(Error::retry(
             "the file system of the store that this process had here is not mounted, and no store \
-             is made below its mount point: mount it, or start the process anew",
+             is created below its mount point: mount it, or restart the process",
         )
         .with("dir", path.display()));
     }
@@ -47,30 +48,31 @@ pub(crate) fn check_creation(path: &Path) -> Result<()> {
 /// One mount: its identifier, which the kernel reuses, with device, root and mount point.
 type Mount = [String; 4];
 
-/// The mounts of this process at one time, and the one that a path led to.
+/// The mounts of this process at one time, and the mount that a path led to.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Mounts {
     own: Option<Mount>,
     all: BTreeSet<Mount>,
 }
 
-/// Where a path leads now.
+/// The mount that a path leads to now, compared with an earlier time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
-    /// To the mount that it led to before.
+    /// The same mount as before.
     Same,
-    /// To a mount that was made since.
+    /// A mount that was made since then.
     New,
-    /// To a mount that was there before, below the one that is gone.
+    /// An older mount, below the mount that was removed.
     Below,
-    /// The kernel does not say.
+    /// The kernel does not report the mount.
     Unknown,
 }
 
 impl Mounts {
-    /// The mounts now, around `path`.
+    /// Returns the current mounts, with the mount that `path` leads to.
     pub(crate) fn around(path: &Path) -> Self {
-        // The table is read last, so that it lists the mount unless that is gone again.
+        // The table is read last, so that it lists the mount unless the mount was removed in
+        // between.
         let number = mount_number(path);
         Self::of(number, &std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default())
     }
@@ -84,12 +86,13 @@ impl Mounts {
         Self { own, all }
     }
 
-    /// Whether the kernel says which mount the path leads to.
+    /// Whether the kernel reports the mount that the path leads to.
     pub(crate) fn are_known(&self) -> bool {
         self.own.is_some()
     }
 
-    /// Where `path` leads now, or the nearest directory above it that exists.
+    /// Returns where `path` leads now; for an absent path, where its nearest existing ancestor
+    /// leads.
     pub(crate) fn place(&self, path: &Path) -> Place {
         self.compare(Self::around(path).own)
     }
@@ -106,8 +109,8 @@ impl Mounts {
     }
 }
 
-/// The mount that contains the root directory of a `chroot(2)`. The table lists all others, and
-/// this one is older than the process.
+/// The mount that contains the root directory of a `chroot(2)`. The table lists all other mounts,
+/// and this mount is older than the process.
 fn unlisted(number: String) -> Mount {
     [number, String::new(), String::new(), String::new()]
 }
@@ -124,7 +127,7 @@ fn parse(line: &str) -> Option<Mount> {
 }
 
 /// The number of the mount that `path` leads to, or the nearest directory above it that exists;
-/// `None` if the kernel does not say.
+/// `None` if the kernel does not report it.
 fn mount_number(path: &Path) -> Option<String> {
     let found = path.ancestors().find_map(|part| match number_of(part) {
         Err(Errno::NOENT | Errno::NOTDIR) => None,
@@ -143,7 +146,7 @@ fn number_of(path: &Path) -> rustix::io::Result<Option<String>> {
     }
 }
 
-/// Since Linux 3.15.
+/// Reads the number from `/proc/self/fdinfo`, which has it since Linux 3.15.
 fn number_by_descriptor(path: &Path) -> rustix::io::Result<Option<String>> {
     let open = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
     let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", open.as_raw_fd()));

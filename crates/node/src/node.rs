@@ -17,10 +17,10 @@ use std::{fmt, fs, io};
 /// Maximum time that opening waits for an owner that is starting, stopping or recovering.
 const CALL_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// What this process is to a store. It changes from client to owner when the owner dies.
+/// The role of this process. A client may become the owner when the owner dies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Role {
-    /// It holds the index and answers the other processes.
+    /// This process holds the index and answers the other processes.
     Owner,
     /// Another process is the owner.
     Client,
@@ -47,8 +47,8 @@ pub struct Node {
     closed: AtomicBool,
 }
 
-/// Opens the store in `options.dir`: as its owner if it has none, otherwise as a client of the
-/// owner. A second open in one process returns a second handle on the same store.
+/// Opens the store in `options.dir`: as its owner if the store has no owner, otherwise as a client
+/// of the owner. A second open in one process returns a second handle on the same store.
 ///
 /// The owner's `durability`, `sync_interval` and `io` apply; a client's apply when it becomes the
 /// owner. A client logs a capacity, an index, paths or a segment size that differ from the store's;
@@ -62,11 +62,11 @@ pub fn open(options: &Options) -> Result<Arc<Node>> {
     open_on(Arc::new(Host), options)
 }
 
-/// Like [`open`], over another medium than the host's: one that injects faults into this process's
-/// I/O. Locks and sockets are always the host's.
+/// Like [`open`], over `medium` instead of the host's files, for example to inject faults into this
+/// process's I/O. Locks and sockets are always the host's.
 ///
 /// # Errors
-/// The errors of [`open`].
+/// Any error of [`open`].
 pub fn open_on(medium: Arc<dyn Medium>, options: &Options) -> Result<Arc<Node>> {
     let until = Instant::now() + CALL_TIMEOUT;
     let name = std::path::absolute(&options.dir).map_err(|error| unusable(&options.dir, error))?;
@@ -124,14 +124,14 @@ fn prepare(medium: &Arc<dyn Medium>, options: &Options, name: &Path) -> Result<P
     let directory = Directory::new(Arc::clone(medium), &path);
     let manifest = directory.manifest();
     // Checked after the manifest. If the file exists, another process may be creating the store, or
-    // own one of another format, and the holder of the lock judges the other files.
+    // own a store of another format; the holder of the lock judges the other files.
     let is_locked = path.join("LOCK").exists();
     match manifest {
         Ok(Some(stored)) if stored.owner_epoch > 0 => return Ok(path),
         Ok(None) if options.capacity.is_none() && !is_locked => {
             return Err(refused(io::ErrorKind::NotFound.into()));
         }
-        // A `LOCK` of another program is not one of a store.
+        // A `LOCK` file of another program does not belong to a store.
         Err(error) if !is_locked || !directory.holds_store() => return Err(error),
         _ => {}
     }
@@ -157,7 +157,7 @@ impl Node {
         self.shared.store()
     }
 
-    /// What this process is to the store now.
+    /// The current role of this process.
     #[must_use]
     pub fn role(&self) -> Role {
         self.shared.role()
@@ -170,26 +170,27 @@ impl Node {
         self.shared.answers_at_once()
     }
 
-    /// Takes over if the owner is gone, as any other call would, and returns the role after that.
+    /// Takes over if the owner has died, as any other call would, and returns the resulting role.
     /// For a process that waits for ownership and makes no other call.
     ///
     /// # Errors
-    /// `Retry` if the owner lives and does not answer, or the next owner does not listen; `Closed` if
-    /// the store is closed, or left because its path leads to another place.
+    /// `Retry` if the owner lives and does not answer, or the next owner does not listen; `Closed`
+    /// if the store is closed, or left because its path no longer leads to it.
     pub fn ensure_owner(&self) -> Result<Role> {
         self.shared.ensure_owner()?;
         Ok(self.role())
     }
 
-    /// Returns whether another store has replaced this one: every call fails from then on, and
-    /// opening again finds the new store. Costs one load from memory.
+    /// Returns whether another store has replaced this store. If so, every call fails, and opening
+    /// again finds the new store. Costs one load from memory.
     #[must_use]
     pub fn is_replaced(&self) -> bool {
         self.shared.is_replaced()
     }
 
-    /// What prevents full use of the store, if anything: its owner's last write or sync failed and
-    /// the store is not reopened yet, or the owner cannot be asked. A client asks its owner.
+    /// Returns the problem that prevents full use of the store, if any: its owner's last write or
+    /// sync failed and the store is not reopened yet, or the owner does not answer. A client asks
+    /// its owner.
     #[must_use]
     pub fn problem(&self) -> Option<String> {
         self.shared.problem()
@@ -209,11 +210,11 @@ impl Node {
         self.shared.path()
     }
 
-    /// Closes this handle, and with the last one the store: running tickets finish, an owner makes
-    /// everything durable, and the directory is free. Does nothing in a forked child.
+    /// Closes this handle, and with the last handle the store: running tickets finish, an owner
+    /// makes everything durable, and the directory is free. Does nothing in a forked child.
     ///
     /// # Errors
-    /// `Retry` if writes of this process are in progress after 90 seconds: the store rejects calls
+    /// `Retry` if writes of this process are in progress after 90 seconds: the store refuses calls
     /// but keeps its lock; close again. `Fatal` if the last sync failed; the store is closed.
     pub fn close(&self) -> Result<()> {
         if !self.process.is_current() {
@@ -238,8 +239,8 @@ impl Drop for Node {
                 return;
             }
         }
-        // A forked child must not close what it shares with its parent; and a lock must outlive the
-        // writes in progress under it.
+        // A forked child must not close resources that it shares with its parent, and a lock must
+        // outlive the writes in progress under it.
         std::mem::forget(Arc::clone(&self.shared));
     }
 }

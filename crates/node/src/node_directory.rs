@@ -133,7 +133,7 @@ impl NodeDirectory {
         self.dir.as_fd()
     }
 
-    /// Lists the UTF-8 names in `part`, a directory below this one.
+    /// Lists the UTF-8 names in the subdirectory `part`.
     pub(crate) fn names_in(&self, part: &str) -> io::Result<Vec<String>> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let dir = rustix::fs::openat(&self.dir, part, flags, Mode::empty())?;
@@ -143,11 +143,11 @@ impl NodeDirectory {
         Ok(entries.collect::<rustix::io::Result<_>>()?)
     }
 
-    /// Returns whether the path now leads to another directory, or to none: this one was moved, or
-    /// mounted over.
+    /// Returns whether the path now leads to another directory or to no directory: this directory
+    /// was moved, or a file system was mounted over it.
     ///
     /// # Errors
-    /// If it is not known where the path leads, for example because its file system fails.
+    /// If the target of the path cannot be determined, for example because its file system fails.
     pub(crate) fn is_elsewhere(&self) -> io::Result<bool> {
         is_elsewhere(self.identity, Identity::of(&self.path))
     }
@@ -162,10 +162,10 @@ impl NodeDirectory {
         &self.mounts
     }
 
-    /// Returns why `store`, which was opened here, is to be left: a file system was mounted over
-    /// this directory, or the directory was moved and another store is in its place. After an
-    /// unmount it is not: the path then leads below the mount point, where a store that was on the
-    /// mounted disk has no place.
+    /// Returns why this process must leave `store`, which was opened here: a file system was
+    /// mounted over this directory, or the directory was moved and another store is in its place.
+    /// An unmount is not a reason: the path then leads below the mount point, where a store of the
+    /// unmounted disk does not belong.
     pub(crate) fn superseded(&self, store: [u8; 16]) -> Option<Departure> {
         let found = Identity::of(&self.path);
         let is_same_device = found.as_ref().is_ok_and(|found| found.device == self.identity.device);
@@ -173,7 +173,7 @@ impl NodeDirectory {
             return None;
         }
         match self.mounts.place(&self.path) {
-            // A copy of the store as well: it has an owner of its own.
+            // The mount may hold a copy of the store: the copy has a separate owner.
             Place::New => Some(Departure::MountedOver),
             Place::Below => None,
             // A change of the device may be an unmount.
@@ -186,7 +186,7 @@ impl NodeDirectory {
         }
     }
 
-    /// Returns why a store that failed is to be left, because it is not found at its path any more.
+    /// Returns why this process must leave a failed store that is no longer found at its path.
     pub(crate) fn missing(&self) -> Option<Departure> {
         if !self.is_elsewhere().unwrap_or(false) {
             return None;
@@ -202,7 +202,7 @@ impl NodeDirectory {
     /// even if the path leads elsewhere later.
     ///
     /// # Errors
-    /// The errors of `dup(2)`.
+    /// Any error of `dup(2)`.
     pub(crate) fn anchor(&self, medium: Arc<dyn Medium>) -> io::Result<Arc<dyn Medium>> {
         let anchored = Anchored::new(Arc::clone(&medium), &self.path, self.dir.try_clone()?);
         Ok(anchored.map_or_else(
@@ -230,7 +230,7 @@ impl NodeDirectory {
                 .with("dir", self.path.display()));
             }
             Err(error) => {
-                return Err(Error::retry("it is not known where the store's path leads")
+                return Err(Error::retry("the target of the store's path cannot be determined")
                     .with("dir", self.path.display())
                     .because(error));
             }
@@ -239,10 +239,10 @@ impl NodeDirectory {
     }
 }
 
-/// Whether `found`, the identity of what a path leads to now, is another one than `opened`.
+/// Whether `found`, the current identity of a path's target, differs from `opened`.
 ///
 /// # Errors
-/// Those that say nothing about where the path leads.
+/// Any error that does not show where the path leads.
 fn is_elsewhere(opened: Identity, found: io::Result<Identity>) -> io::Result<bool> {
     match found {
         Ok(found) => Ok(found != opened),
@@ -261,9 +261,9 @@ pub(crate) fn unusable(path: &Path, error: io::Error) -> Error {
         io::ErrorKind::NotADirectory | io::ErrorKind::AlreadyExists => {
             "this is a file, not a directory: name a directory"
         }
-        io::ErrorKind::NotFound => "there is no store here yet: give a capacity to make one",
+        io::ErrorKind::NotFound => "there is no store here yet: give a capacity to create one",
         io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
-            "the directory cannot be written: run as its owner, or name another one"
+            "the directory cannot be written: run as its owner, or name another directory"
         }
         io::ErrorKind::StorageFull => "the disk is full: free some space and open again",
         _ => {

@@ -1,4 +1,4 @@
-//! What a process holds while it owns a store.
+//! The state of a process that owns a store.
 //!
 //! An owner that closes removes its socket file last, when everything is durable. A leftover socket
 //! file therefore says that its owner died, and that the puts of its last seconds may be lost.
@@ -29,7 +29,7 @@ impl Owner {
     }
 
     /// Like [`Owner::open`], in place of a poisoned core. The new core is used only if it could
-    /// sync what it recovered.
+    /// sync the recovered state.
     pub(crate) fn reopen(opening: &OpenContext) -> Result<Self> {
         let core = Self::open_core(opening)?;
         if let Err(error) = core.catalog_for(ClientId::LOCAL, "").flush() {
@@ -90,7 +90,7 @@ impl Owner {
     }
 
     /// Closes all client connections, so that clients fail over, and closes the core. The inner
-    /// result is that of the last sync: the core is closed either way.
+    /// result is the result of the last sync; the core is closed in any case.
     ///
     /// # Errors
     /// `Retry` if a client's call is stuck in the core, on a disk that does not answer: no other

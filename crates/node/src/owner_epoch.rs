@@ -4,7 +4,7 @@
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
-/// What an owner tells its clients about its epoch.
+/// An owner's epoch, as sent to its clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct OwnerEpoch {
     /// Identity of the store.
@@ -29,12 +29,13 @@ impl OwnerEpoch {
 #[derive(Debug, Default)]
 pub(crate) struct Unflushed(Mutex<FlushMark>);
 
-/// What a flush covers if it succeeds.
+/// The acknowledgements that a flush covers if it succeeds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct FlushMark {
     /// The earliest epoch with an uncovered acknowledgement.
     pub(crate) owner: Option<u32>,
-    /// Counts acknowledgements, so that a flush does not cover those that came after it began.
+    /// Counts acknowledgements, so that a flush does not cover acknowledgements that came after it
+    /// began.
     changes: u64,
 }
 
@@ -90,7 +91,7 @@ mod tests {
         assert_eq!(early.owner, Some(2));
         unflushed.note(&epoch(3, true));
         unflushed.complete_flush(early);
-        assert_eq!(unflushed.mark().owner, Some(2), "one came after the mark");
+        assert_eq!(unflushed.mark().owner, Some(2), "a put was acknowledged after the mark");
         unflushed.complete_flush(unflushed.mark());
         assert_eq!(unflushed.mark().owner, None);
     }

@@ -17,7 +17,7 @@ impl fmt::Display for OwnerLost {
 
 impl StdError for OwnerLost {}
 
-/// The error of a lost owner; `cause` is the failure that showed it.
+/// Returns the error for a lost owner; `cause` is the failure that revealed the loss.
 pub(crate) fn owner_lost(cause: io::Error) -> Error {
     Error::retry("the process that owned the store has ended").because(OwnerLost(cause))
 }

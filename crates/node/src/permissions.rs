@@ -32,7 +32,7 @@ impl ClientPermissions {
         };
         self.policy.check_client(call).inspect_err(|error| {
             if !self.logged.swap(true, Ordering::Relaxed) {
-                tracing::warn!(%error, "a client's call was denied; further ones are not logged");
+                tracing::warn!(%error, "a client's call was denied; later denials are not logged");
             }
         })
     }

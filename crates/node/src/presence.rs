@@ -1,8 +1,8 @@
 //! A client's proof that it may be writing: a locked file with a random name under `clients/`.
 //!
-//! An owner logs the name before it grants space. A later owner, which never met the client, reuses
-//! the space only when the name's lock is free and the segments are drained; [`crate::record_lock`]
-//! says what a free lock proves.
+//! An owner logs the name before it grants space. A later owner, to which the client never
+//! connected, reuses the space only when the name's lock is free and the segments are drained;
+//! [`crate::record_lock`] says what a free lock proves.
 
 use crate::node_directory::{CLIENTS, NodeDirectory};
 use crate::record_lock;
@@ -40,7 +40,9 @@ impl Presence {
                 return Ok(presence);
             }
         }
-        Err(unannounced(io::Error::other("the names were taken away")))
+        Err(unannounced(io::Error::other(
+            "another process keeps removing this process's presence file",
+        )))
     }
 
     /// The name, as the server and the reservation log know it.
@@ -53,8 +55,8 @@ impl Presence {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         let file: File =
             rustix::fs::openat(self.directory.dir(), &path, flags, Mode::RUSR | Mode::WUSR)?.into();
-        // A sweep locks a file before it removes it. So the sweep either holds the lock now, or
-        // held it earlier and has unlinked the file, or will find the lock taken.
+        // A sweep locks a file before it removes it. Therefore the sweep either holds the lock now,
+        // or held it earlier and has unlinked the file, or will find the lock taken.
         let locked = record_lock::try_lock(&file)?;
         let named = rustix::fs::statat(self.directory.dir(), &path, AtFlags::SYMLINK_NOFOLLOW);
         let own = file.metadata()?;

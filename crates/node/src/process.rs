@@ -1,6 +1,6 @@
-//! The process that a value belongs to. After `fork` the child holds copies of everything its
-//! parent had open, and must use none of it: the threads behind it do not exist, the locks are the
-//! parent's, and the sockets are shared.
+//! The process that a value belongs to. After `fork` the child holds copies of all open resources
+//! of its parent and must not use them: their threads do not exist in the child, the locks belong
+//! to the parent, and the sockets are shared.
 
 use ritornello_format::{Error, ErrorKind, Result};
 

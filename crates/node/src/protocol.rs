@@ -17,17 +17,18 @@ use std::time::Duration;
 /// Maximum time that an owner lets a request wait for space.
 pub(crate) const RESERVE_TIMEOUT_MAX: Duration = Duration::from_secs(600);
 
-/// A client's first message, behind the greeting.
+/// A client's first message, after the greeting.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Hello {
     /// The format version that the client writes.
     pub(crate) format: u32,
     /// The client's name, see [`crate::presence`].
     pub(crate) name: String,
-    /// Its process id, for diagnostics.
+    /// The client's process id, for diagnostics.
     pub(crate) pid: u32,
-    /// Whether this is the first connection under the name. Later ones join the client, and are
-    /// refused if it is gone, because its leases and reservations went with it.
+    /// Whether this is the first connection under the name. Later connections join the client. They
+    /// are refused if the client is no longer connected, because its leases and reservations ended
+    /// with it.
     pub(crate) first: bool,
 }
 
@@ -43,14 +44,14 @@ impl Hello {
 pub(crate) enum HelloReply {
     /// The client is admitted, in this owner's epoch.
     Granted(OwnerEpoch),
-    /// The client to join is gone: the process must connect under a new name.
+    /// The client to join is no longer connected: the process must connect under a new name.
     Gone,
     /// The client is refused. A fault of kind `Miss` says that the owner reopens the store after
     /// the failure in its text.
     Refused(WireError),
 }
 
-/// A request: one for each call of [`ritornello_store::Catalog`].
+/// A request, with one variant for each call of [`ritornello_store::Catalog`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) enum Request<'a> {
     Resolve {
@@ -141,27 +142,27 @@ pub(crate) enum Request<'a> {
 /// A response.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) enum Response {
-    /// To `Resolve`.
+    /// Answers `Resolve`.
     Scope(Option<ScopeRef>),
     /// A number of pages.
     Count(usize),
-    /// To `Lease`.
+    /// Answers `Lease`.
     Leased(Leased),
-    /// To `Locate`.
+    /// Answers `Locate`.
     Located(Located),
-    /// To `Exists`.
+    /// Answers `Exists`.
     Exists(Vec<bool>),
-    /// To `Reserve`.
+    /// Answers `Reserve`.
     Reserved(Reserved),
-    /// To `Commit`.
+    /// Answers `Commit`.
     Committed(Committed),
-    /// To `Scopes`.
+    /// Answers `Scopes`.
     Scopes(Vec<ScopeListing>),
-    /// To `Keys`.
+    /// Answers `Keys`.
     Keys(KeyListing),
-    /// To requests with no other response.
+    /// Answers requests that have no other response.
     Done,
-    /// To `Stats`.
+    /// Answers `Stats`.
     Stats(Box<CatalogStats>),
     /// The call failed.
     Failed(WireError),
@@ -185,12 +186,12 @@ enum Kind {
 }
 
 impl WireError {
-    /// Whether it says that the owner is closing.
+    /// Whether the error says that the owner is closing.
     pub(crate) fn is_closed(&self) -> bool {
         self.kind == Kind::Closed
     }
 
-    /// The error of a refused hello.
+    /// Returns the error for a refused hello.
     pub(crate) fn refusal(self) -> Error {
         if self.kind == Kind::Miss { StoreReopening::error(&self.text) } else { self.into() }
     }

@@ -16,7 +16,8 @@ use std::time::Duration;
 /// take long.
 pub(crate) type Slot = Arc<Mutex<Weak<Shared>>>;
 
-/// By directory, with the process that made the entry: a forked child ignores its parent's entries.
+/// Open stores by directory, each with the process that made the entry: a forked child ignores its
+/// parent's entries.
 static OPEN: Mutex<BTreeMap<Identity, (Process, Slot)>> = Mutex::new(BTreeMap::new());
 
 /// The lock is held for a lookup only. In a forked child a thread that does not exist there may

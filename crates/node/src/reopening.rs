@@ -1,8 +1,8 @@
 //! The state between a poisoned core and the next one of the same process.
 //!
 //! The process keeps the directory's lock throughout, so that no client takes the store over. Its
-//! own calls return immediately: with a miss, or with `Retry` where a miss would be an invented
-//! answer. Connections of clients are closed, and a connecting client is told why it is refused.
+//! own calls return immediately: with a miss, or with `Retry` where a miss would be a false answer.
+//! Connections of clients are closed, and a connecting client is told why it is refused.
 
 use crate::authority::Authority;
 use crate::membership::Membership;
@@ -48,12 +48,12 @@ impl Reopening {
         Self { cause, stats: Box::new(stats), former, core, refusing: Mutex::new(None) }
     }
 
-    /// What failed.
+    /// The failure that poisoned the store.
     pub(crate) fn cause(&self) -> &str {
         &self.cause
     }
 
-    /// The error of calls in this state.
+    /// Returns the error for calls in this state.
     pub(crate) fn error(&self) -> Error {
         StoreReopening::error(&self.cause)
     }
@@ -72,7 +72,7 @@ impl Reopening {
         let mut former = self.former.lock();
         if let Some(membership) = &*former {
             self.refuse(directory, membership.epoch());
-            // The inner result is that of the last sync, which is known to have failed.
+            // The inner result is the result of the last sync, which is known to have failed.
             drop(membership.close()?);
         }
         *former = None;
@@ -92,12 +92,13 @@ impl Reopening {
         match Server::start(directory, authority, &Arc::default(), *epoch) {
             Ok(server) => *refusing = Some(server),
             Err(error) => {
-                tracing::debug!(%error, "clients cannot be told that the store is reopened")
+                tracing::debug!(%error, "no server reports to clients that the store is reopened")
             }
         }
     }
 
-    /// Stops refusing clients: another server listens, or none will.
+    /// Stops the server that refuses clients: the reopened owner listens, or this process gives the
+    /// store up.
     pub(crate) fn stop_refusing(&self) {
         if let Some(mut server) = self.refusing.lock().take() {
             server.stop();
@@ -114,8 +115,8 @@ impl Reopening {
         }
         self.stop_refusing();
         Ok(Err(Error::fatal(
-            "the store was closed before it was reopened after a failed write or sync: what was put \
-             since the last flush may be gone",
+            "the store was closed before it was reopened after a failed write or sync: puts and \
+             deletes since the last flush may be lost",
         )
         .with("cause", &self.cause)))
     }

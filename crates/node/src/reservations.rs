@@ -63,7 +63,8 @@ impl<G: Clone> PendingReservations<G> {
         state.closed = closing.load(Ordering::Acquire);
     }
 
-    /// Rejects new reservations and waits until none is pending. Returns `false` on timeout.
+    /// Refuses new reservations and waits until no reservation is pending. Returns `false` on
+    /// timeout.
     pub(crate) fn close(&self, until: Instant) -> bool {
         let mut state = self.state.lock();
         state.closed = true;
@@ -100,7 +101,7 @@ mod tests {
         });
         assert_eq!(reservations.remove(7), None);
         reservations.reopen(&AtomicBool::new(true));
-        assert!(!reservations.begin(), "closed for good");
+        assert!(!reservations.begin(), "closed permanently");
         reservations.reopen(&AtomicBool::new(false));
         assert!(reservations.begin());
     }

@@ -31,17 +31,17 @@ const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
 const MESSAGE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Maximum time for sending the reason why a connection is closed.
 const REJECTION_TIMEOUT: Duration = Duration::from_secs(1);
-/// How often a connection's thread checks its deadline.
+/// Interval at which a connection's thread checks its deadline.
 const WAIT_SLICE: Duration = Duration::from_secs(5);
 /// Interval of checks for dead clients whose connection a forked child keeps open.
 const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 /// Checks between two sweeps of files that dead clients left under `clients/`.
 const SWEEP_CHECKS: u32 = 12;
-/// When the server stops, received calls may run this long.
+/// Maximum time that received calls may run after the server stops.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
-/// They may run this long after the core was closed.
+/// Maximum time that received calls may run after the core was closed.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(60);
-/// The pause after a failed accept (usually for want of descriptors).
+/// The pause after a failed accept (usually because no descriptor is free).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
 
 /// A listening owner.
@@ -91,7 +91,7 @@ impl Server {
 
     /// Stops listening, lets received calls finish, and closes all connections.
     pub(crate) fn stop(&mut self) {
-        // Fails only by overflow, and is written once.
+        // The write fails only on overflow, and happens once.
         let _ = rustix::io::write(&*self.stop, &1u64.to_ne_bytes());
         if let Some(acceptor) = self.acceptor.take() {
             // A panic of that thread was reported where it happened.
@@ -164,7 +164,7 @@ impl Acceptor {
             }
         };
         let Some(guard) = self.connections.accept(&stream) else {
-            tracing::warn!("too many connections: a client was turned away");
+            tracing::warn!("too many connections: a client was refused");
             return false;
         };
         let (directory, epoch) = (Arc::clone(&self.directory), self.epoch);
@@ -237,8 +237,8 @@ fn admit(
 ) -> Result<Option<(Arc<dyn Catalog>, Grant)>> {
     if hello.format != FORMAT_VERSION {
         return Err(Error::retry(
-            "the store's owner writes another format: restart the process with the lower number \
-             with the version of the other one; nothing is hit or stored here until then",
+            "owner and client use different formats: upgrade the process with the lower format; \
+             until then this client gets no hits and stores nothing",
         )
         .with("format", FORMAT_VERSION)
         .with("yours", hello.format));
@@ -269,7 +269,8 @@ fn serve(
             Err(error) => {
                 channel.stage(&Response::Failed(error.into()))?;
                 channel.send(&mut deadline(MESSAGE_TIMEOUT))?;
-                // The response was not sent in full: the client does not know what it reserved.
+                // The response was not sent in full: the client does not know its reservation or
+                // lease.
                 undo_unsent(catalog, &response);
                 continue;
             }
@@ -282,7 +283,7 @@ fn serve(
     }
 }
 
-/// Returns space and leases that the client was not told about.
+/// Releases space and leases that the client does not know about.
 fn undo_unsent(catalog: &dyn Catalog, response: &Response) {
     let undone = match response {
         Response::Reserved(reserved) if !reserved.runs.is_empty() => catalog.abort(reserved.id),
@@ -292,7 +293,7 @@ fn undo_unsent(catalog: &dyn Catalog, response: &Response) {
         _ => return,
     };
     if let Err(error) = undone {
-        tracing::warn!(%error, "space stays withheld until its client ends, or its lease");
+        tracing::warn!(%error, "space stays withheld until its client or its lease ends");
     }
 }
 
@@ -313,5 +314,5 @@ fn idle_or_deadline() -> impl FnMut(bool) -> Result<()> {
 }
 
 fn timed_out() -> Error {
-    Error::retry("the other side stopped in the middle of a message")
+    Error::retry("the peer stopped in the middle of a message")
 }

@@ -16,7 +16,8 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
-/// Memory per process for copies of pages and unaligned reads, resident as far as it is used.
+/// Memory per process for copies of pages and unaligned reads, of which only used parts are
+/// resident.
 const STAGING_BYTES: usize = 256 << 20;
 
 /// An open store.
@@ -31,7 +32,7 @@ pub(crate) struct Shared {
 /// Life cycle of a [`Shared`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
-    /// In use by this many handles.
+    /// In use; the value is the number of handles.
     Open(usize),
     /// The last handle was closed. Writes may still be in progress.
     Closing,
@@ -70,9 +71,9 @@ impl Shared {
         Ok((Self { directory, medium, catalog, store, phase }, policy))
     }
 
-    /// Adds a handle and returns the store's permissions. Returns `None` if the last one was closed
-    /// or another store has replaced this one. Differences between `options` and the store are
-    /// logged.
+    /// Adds a handle and returns the store's permissions. Returns `None` if the last handle was
+    /// closed or another store has replaced this store. Differences between `options` and the store
+    /// are logged.
     ///
     /// # Errors
     /// `Invalid` if the directory holds no store of this format, or a malformed policy file.
@@ -84,8 +85,8 @@ impl Shared {
         }
         if self.catalog.is_leaving() {
             return Err(Error::retry(
-                "this process is closing the store, because its former path leads to another \
-                 place: open it again",
+                "this process is closing the store, because its path no longer leads to it: \
+                 open it again",
             ));
         }
         let directory = Directory::new(Arc::clone(&self.medium), self.directory.path());
@@ -108,8 +109,8 @@ impl Shared {
     /// Closes the store if no handle is left.
     ///
     /// # Errors
-    /// The errors of [`FailoverCatalog::close`]. If [`Shared::is_closing`] holds afterwards, the caller
-    /// calls it again.
+    /// Any error of [`FailoverCatalog::close`]. If [`Shared::is_closing`] holds afterwards, the
+    /// caller calls this function again.
     pub(crate) fn close_if_unused(&self) -> Result<()> {
         if !self.is_closing() {
             return Ok(());
@@ -195,7 +196,9 @@ fn store_over(
                 let (manifest, segments) =
                     open_segments(Arc::clone(medium), &options.dir, options.io)?;
                 if manifest.uuid != catalog.store() {
-                    return Err(Error::retry("the directory was replaced meanwhile: open again"));
+                    return Err(Error::retry(
+                        "the directory was replaced during the open: open again",
+                    ));
                 }
                 segments
             }

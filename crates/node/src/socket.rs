@@ -19,7 +19,7 @@ use std::time::Duration;
 
 /// The name that clients connect to.
 pub(crate) const NAME: &str = "owner.sock";
-/// Digits behind the name until a process listens on the socket.
+/// Digits after the name until a process listens on the socket.
 const SUFFIX: usize = 8;
 /// Length of the listen queue.
 const BACKLOG: i32 = 256;
@@ -31,7 +31,7 @@ pub(crate) struct SocketFile {
     inode: u64,
 }
 
-/// The present socket file, if one exists.
+/// Returns the current socket file, if it exists.
 pub(crate) fn present(directory: &NodeDirectory) -> Option<SocketFile> {
     let found = rustix::fs::statat(directory.dir(), NAME, AtFlags::SYMLINK_NOFOLLOW).ok()?;
     Some(SocketFile { device: found.st_dev, inode: found.st_ino })
@@ -48,9 +48,9 @@ impl Listener {
     /// Listens in `directory` and replaces the socket of a former owner. The caller holds the lock.
     pub(crate) fn bind(directory: &NodeDirectory) -> Result<Self> {
         let failed =
-            |error: io::Error| Error::retry("the store's socket cannot be made").because(error);
-        // Bound under another name and renamed once it listens, so that a client that finds the
-        // socket can connect.
+            |error: io::Error| Error::retry("the store's socket cannot be created").because(error);
+        // The socket is bound under a temporary name and renamed once it listens, so that a client
+        // that finds the socket can connect.
         let temporary = format!("{NAME}.{}", &random_name()?[..SUFFIX]);
         let socket = stream_socket().map_err(failed)?;
         let address = address(directory, &temporary).map_err(failed)?;
@@ -87,7 +87,7 @@ impl Listener {
 }
 
 /// Removes socket files of owners that died before the rename. The caller holds the lock and binds
-/// no socket meanwhile.
+/// no socket during the call.
 pub(crate) fn sweep(directory: &NodeDirectory) {
     let Ok(names) = directory.names_in(".") else { return };
     for name in names {
@@ -142,8 +142,8 @@ fn stream_socket() -> io::Result<OwnedFd> {
     Ok(socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?)
 }
 
-/// The address of `name` in the directory, through the directory's descriptor: the path may lead to
-/// another store by now. It is used only where `/proc` is not mounted.
+/// The address of `name` in the directory, through the directory's descriptor: the path may now
+/// lead to another store. The path is used only where `/proc` is not mounted.
 fn address(directory: &NodeDirectory, name: &str) -> io::Result<SocketAddrUnix> {
     let through = PathBuf::from(format!("/proc/self/fd/{}", directory.dir().as_raw_fd()));
     let dir = if through.is_dir() { through.as_path() } else { directory.path() };

@@ -126,7 +126,7 @@ fn client_supports_every_call() {
     owner.finish();
 }
 
-/// Denied calls are still allowed to the owner, whichever process that is.
+/// The owner may make calls that are denied to clients, whichever process is the owner.
 #[test]
 fn policy_file_denies_calls_to_clients() {
     let dir = tempfile::tempdir().unwrap();
@@ -268,7 +268,7 @@ fn killed_writers_space_is_reclaimed() {
         loop {
             eventually("a reservation", || reserved() > 0);
             client.stop();
-            // By then the request that was pending when it was stopped is answered.
+            // After this pause the request that was pending at the stop is answered.
             std::thread::sleep(std::time::Duration::from_millis(100));
             if reserved() > 0 {
                 break;

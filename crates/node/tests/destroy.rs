@@ -115,7 +115,7 @@ fn store_in_use_is_not_converted() {
     node.close().unwrap();
     let mut owner = Helper::opened(dir.path());
     refused("a process owns");
-    // A client uses the owner's index, whatever its options name.
+    // A client uses the owner's index even if its options name another index.
     let client = open(&Options { index: Some(IndexKind::Run), ..options(dir.path()) }).unwrap();
     let owned = options(dir.path()).index.unwrap_or(IndexKind::Memory);
     assert_eq!(client.store().stats().unwrap().catalog.index, owned.word());

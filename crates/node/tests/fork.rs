@@ -24,7 +24,7 @@ fn fork(child: impl FnOnce() -> String) -> i32 {
         0 => {
             let answer = std::panic::catch_unwind(std::panic::AssertUnwindSafe(child));
             say(answer.unwrap_or_else(|_| "the child panicked".to_owned()));
-            // SAFETY: ends the child without running what belongs to the parent.
+            // SAFETY: ends the child without running cleanup code of the parent.
             unsafe { libc::_exit(0) }
         }
         pid => pid,
@@ -87,7 +87,7 @@ fn own_command(node: &Arc<Node>, command: &str) -> String {
                         let refused = probe(store, 1, 1)
                             .is_err_and(|error| error.kind() == ErrorKind::Closed)
                             && handle.close().is_ok();
-                        // SAFETY: ends the child without running what belongs to the parent.
+                        // SAFETY: ends the child without running cleanup code of the parent.
                         unsafe { libc::_exit(i32::from(!refused)) }
                     }
                     let mut status = 0;

@@ -65,7 +65,7 @@ fn full_lease_share_leaves_space_for_puts() {
     assert!(refused.to_string().contains("release unneeded leases"), "{refused}");
     let held = leases.iter().map(|leased| leased.pages as u64 * PAGE).sum::<u64>();
     assert!(held > CAPACITY / 3 && held < CAPACITY / 2, "{held}");
-    // Other pages are put and evicted beside the leased ones.
+    // Other pages are put and evicted beside the leased pages.
     for name in 1000..1000 + 2 * CAPACITY / (100 * PAGE) {
         assert_eq!(put(store, name, 100).unwrap().pages, 100);
     }

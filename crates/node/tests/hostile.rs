@@ -104,7 +104,7 @@ fn own_command(node: &Arc<Node>, command: &str) -> String {
     said
 }
 
-/// The number of admitted attempts, and the error of the first refused one.
+/// The number of admitted attempts, and the error of the first refused attempt.
 fn refusal(
     entered: impl Iterator<Item = Result<UnixStream, String>>,
     kept: &mut Vec<UnixStream>,
@@ -269,7 +269,9 @@ fn excess_names_and_connections_are_refused() {
     }
     greedy.kill();
     other.kill();
-    eventually("they are gone", || node.store().stats().unwrap().catalog.clients == 1);
+    eventually("the killed clients are removed", || {
+        node.store().stats().unwrap().catalog.clients == 1
+    });
     third.finish();
 }
 
@@ -296,7 +298,7 @@ fn slow_peer_takes_nothing_from_others() {
         let grown = after.wrapping_sub(before).cast_signed();
         assert!(grown < 32 << 20, "{grown} bytes more");
     }
-    // A stopped peer is no worse.
+    // A stopped peer does no more harm.
     crowd[0].stop();
     assert_eq!(client.ask("put 60 5"), "5");
     let started = std::time::Instant::now();

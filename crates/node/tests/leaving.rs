@@ -1,4 +1,4 @@
-//! Stores whose path leads to another store by now: every process closes them where they are.
+//! Stores whose path now leads to another store: every process closes them where they are.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
 mod common;
@@ -46,12 +46,12 @@ impl Moved {
         Self { _root: root, dir, away, schedule, node }
     }
 
-    /// Every sync takes this long from now on.
+    /// Makes every later sync take `pause`.
     fn slow_syncs(&self, pause: Duration) {
         self.schedule.add(Rule::always(MediumFault::Slow(pause)).on(Op::SyncData));
     }
 
-    /// Moves the store away. The owner of the one in its place holds the sequence 3.
+    /// Moves the store away. The owner of the new store in its place holds the sequence 3.
     fn replace(&self) -> Helper {
         std::fs::rename(&self.dir, &self.away).unwrap();
         let mut other = Helper::opened(&self.dir);

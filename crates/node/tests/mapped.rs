@@ -114,7 +114,7 @@ fn removing_mapped_segments_kills_no_process() {
     // A process that moves pages unmaps removed segments.
     let mut name = 1_000_000;
     for client in &mut clients {
-        eventually("the memory is given back", || {
+        eventually("the memory is released", || {
             name += 1;
             assert_eq!(client.ask(&format!("put {name} 1")), "1");
             client.ask("kept") == "0"
@@ -158,11 +158,11 @@ fn capacity_beyond_memory_is_refused() {
     let grown =
         node.store().change_capacity(&CapacityChange::Capacity(1 << 50)).unwrap_err().to_string();
     assert!(grown.contains("MiB or less"), "{grown}");
-    assert_eq!(put(node.store(), 1, 10).unwrap().pages, 10, "it goes on as it was");
+    assert_eq!(put(node.store(), 1, 10).unwrap().pages, 10, "the store continues unchanged");
     node.close().unwrap();
 }
 
-/// Run again by [`full_tmpfs_stops_growth_only`], in a mount namespace of its own.
+/// Run again by [`full_tmpfs_stops_growth_only`], in a separate mount namespace.
 #[test]
 fn in_a_small_file_system() {
     let Some(dir) = std::env::var_os(SMALL) else { return };
@@ -172,7 +172,7 @@ fn in_a_small_file_system() {
     let store = node.store();
     assert_eq!(store.stats().unwrap().catalog.io.mode, "mapped");
     assert_eq!(put(store, 0, 200).unwrap().pages, 200);
-    // Another file takes the rest, except less than a segment.
+    // Another file takes the remaining space, except less than a segment.
     let mut filler = Filler(std::fs::File::create(Path::new(&dir).join("filler")).unwrap(), 0);
     filler.leave(Path::new(&dir), MIB * 3 / 4);
     for name in 1..60 {

@@ -76,7 +76,7 @@ fn owner_reopens_after_failed_sync() {
     let stats = stats(&node);
     assert_eq!((stats.poisoned, stats.owner_epoch, stats.counters["reopenings"]), (None, 2, 1));
     assert_eq!(get(store, 1, 4).unwrap(), 4, "flushed before the failure");
-    assert_eq!(store.flush().unwrap_err().kind(), ErrorKind::Miss, "puts may be gone");
+    assert_eq!(store.flush().unwrap_err().kind(), ErrorKind::Miss, "puts may be lost");
     assert_eq!(put(store, 2, 4).unwrap().pages, 4);
     store.flush().unwrap();
     node.close().unwrap();
@@ -97,7 +97,7 @@ fn clients_find_the_reopened_owner() {
     eventually("the client is served", || client.ask("get 1 4") == "4");
     assert_eq!(client.ask("role"), "client", "the owner kept its lock");
     let flushed = client.ask("flush");
-    assert!(flushed.contains("put them again"), "{flushed}");
+    assert!(flushed.contains("repeat them"), "{flushed}");
     assert_eq!(client.ask("put 3 4"), "4");
     assert_eq!(client.ask("flush"), "flushed");
     assert_eq!((client.ask("problem"), client.ask("epoch")), ("false".into(), "2".into()));
@@ -259,7 +259,7 @@ struct Halted {
     go: Mutex<Receiver<()>>,
 }
 
-// SAFETY: all fragments are those of `pages`.
+// SAFETY: all fragments belong to `pages`.
 unsafe impl PageSource for Halted {
     fn len(&self) -> usize {
         self.pages.len()
@@ -291,7 +291,7 @@ fn reopening_waits_for_own_write() {
         });
         is_reached.recv().unwrap();
         poison(&schedule, &node, 2);
-        // No space is granted any more, and the core stays: reopening waits for the write.
+        // No space is granted, and the core stays: reopening waits for the write.
         let refused = |answer: ritornello_format::Result<ritornello_store::Outcome>| {
             answer.is_ok_and(|put| put.reason == "reopening")
         };

@@ -147,7 +147,7 @@ fn client_closes_despite_a_stopped_owner() {
     owner.signal(libc::SIGCONT);
     let node = open(&options(dir.path())).unwrap();
     assert_eq!(get(node.store(), 1, 4).unwrap(), 4);
-    eventually("the one that closed is gone", || {
+    eventually("the closed client is removed", || {
         node.store().stats().unwrap().catalog.clients == 1
     });
     drop(node);
@@ -179,7 +179,7 @@ fn successor_that_never_listens_delays_once() {
     let store = node.store();
     assert_eq!(put(store, 1, 4).unwrap().pages, 4);
     store.flush().unwrap();
-    // It holds the lock, like an owner that recovers, and is stopped.
+    // The heir holds the lock, like an owner that recovers, and is stopped.
     let mut heir = Helper::opened(dir.path());
     assert_eq!(heir.ask("take-the-lock"), "waiting");
     owner.kill();

@@ -26,8 +26,8 @@ fn own_command(node: &Arc<Node>, command: &str) -> String {
     }
 }
 
-/// Puts sequence after sequence and repeatedly gets those that were flushed. Prints after each
-/// flush the sequence and this process's role. (`get` panics on wrong bytes.)
+/// Puts one sequence at a time and repeatedly gets the flushed sequences. Prints after each flush
+/// the sequence and this process's role. (`get` panics on wrong bytes.)
 fn churn(node: &Node, first: u64) -> ! {
     let store = node.store();
     let mut flushed = Vec::new();
@@ -102,7 +102,7 @@ fn flushed_pages_survive_owner_kills_under_load() {
         .copied()
         .filter(|name| get(node.store(), *name, 12).unwrap() != 12)
         .collect();
-    assert!(lost.is_empty(), "{lost:?} of {} are gone: {stats:?}", flushed.len());
+    assert!(lost.is_empty(), "{lost:?} of {} are lost: {stats:?}", flushed.len());
 }
 
 /// Maximum sequences per client: all of them fit, because flushed pages must not be evicted.
@@ -124,7 +124,7 @@ fn client_takes_over_from_a_killed_owner() {
     };
     hear(50);
     owner.kill();
-    // The others continue, one of them as the owner.
+    // The clients continue, one of them as the owner.
     hear(WORK - 100);
     let node = open(&options(dir.path())).unwrap();
     assert_eq!(node.role(), Role::Client);
@@ -143,7 +143,7 @@ fn client_takes_over_from_a_killed_owner() {
     eventually("all space is free", || node.store().stats().unwrap().catalog.reserved_bytes == 0);
     let lost: Vec<u64> =
         flushed.iter().copied().filter(|name| get(node.store(), *name, 4).unwrap() != 4).collect();
-    assert!(lost.is_empty(), "{lost:?} of {} are gone: {stats:?}", flushed.len());
+    assert!(lost.is_empty(), "{lost:?} of {} are lost: {stats:?}", flushed.len());
 }
 
 #[test]
@@ -210,7 +210,7 @@ fn flush_reports_puts_of_a_dead_owner() {
     assert_eq!(probe(node.store(), 0, 4).unwrap(), 4);
     let error = node.store().flush().unwrap_err();
     assert_eq!(error.kind(), ritornello_format::ErrorKind::Miss);
-    assert!(error.to_string().contains("put them again"), "{error}");
+    assert!(error.to_string().contains("repeat them"), "{error}");
     assert_eq!(put(node.store(), 1, 4).unwrap().pages, 4);
     node.store().flush().unwrap();
 }
@@ -280,7 +280,7 @@ struct Interrupted<F> {
     then: F,
 }
 
-// SAFETY: all fragments are those of `pages`.
+// SAFETY: all fragments belong to `pages`.
 unsafe impl<F: Fn() + Send + Sync> PageSource for Interrupted<F> {
     fn len(&self) -> usize {
         self.pages.len()

@@ -65,7 +65,7 @@ fn read_message(stream: &mut UnixStream) -> Vec<u8> {
 }
 
 /// Listens in the owner's place and replies to each hello with `answer`, or as the owner would if
-/// that returns none. Returns the number of hellos.
+/// `answer` returns none. Returns the number of hellos.
 fn listen_before_owner(
     dir: &Path,
     answer: impl Fn(&[u8]) -> Option<Vec<u8>> + Send + 'static,
@@ -117,7 +117,7 @@ fn recorded_client_of_version_7_is_served() {
     }
     let welcome = &answers[0];
     assert_eq!((&welcome[..8], welcome[8]), (GREETING_7, GRANTED));
-    // Each response is of the same kind as that of an owner of that version.
+    // Each response has the same kind as the recorded response of an owner of that version.
     let kinds = |answers: &[Vec<u8>]| answers[1..].iter().map(|body| body[0]).collect::<Vec<u8>>();
     let expected: Vec<_> = recorded.iter().map(|frame| frame[4..].to_vec()).collect();
     assert_eq!(kinds(&answers), kinds(&expected));
@@ -201,7 +201,7 @@ fn client_survives_a_takeover_by_another_version() {
         assert_eq!(error.kind(), ErrorKind::Retry, "{error}");
         assert!(error.to_string().contains("theirs=6"), "{error}");
     }
-    // At most one attempt per second, however many calls.
+    // At most one attempt is made per second, for any number of calls.
     let most = 1 + started.elapsed().as_secs() as usize;
     assert!(hellos.load(Ordering::Relaxed) <= most, "{hellos:?}");
     hear_owner_again(dir.path());
