@@ -100,7 +100,7 @@ fn open_dir(dir: &Path) -> io::Result<File> {
 fn check(file: &File, write: bool) -> io::Result<()> {
     let found = file.metadata()?;
     if !found.is_file() {
-        return Err(refused("it is no regular file"));
+        return Err(refused("it is not a regular file"));
     }
     if write && found.uid() != rustix::process::geteuid().as_raw() {
         return Err(refused("it belongs to another user"));

@@ -1,4 +1,4 @@
-//! Packs a small store of the present format into a `.tar.gz`, for `tests/fixtures.rs` to open for
+//! Packs a small store of the current format into a `.tar.gz`, for `tests/fixtures.rs` to open for
 //! as long as that format is readable:
 //!
 //! ```text

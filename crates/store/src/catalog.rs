@@ -92,7 +92,7 @@ pub struct ReservedRun {
     pub pages: u32,
 }
 
-/// What a put requests besides its keys.
+/// The parameters of a put besides its keys.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReserveRequest {
     /// Units of each page on disk, one entry per key; empty for unencoded pages. All pages of a run

@@ -241,7 +241,7 @@ impl Directory {
     fn new_manifest(&self, options: &Options, begun: Option<Manifest>) -> Result<Manifest> {
         let begun = begun.as_ref();
         let capacity = options.capacity.or(begun.map(|begun| begun.capacity)).ok_or_else(|| {
-            Error::invalid("there is no store here yet: give a capacity to make one")
+            Error::invalid("there is no store here yet: give a capacity to create one")
                 .with("dir", self.display())
         })?;
         let uuid = begun.map_or_else(random_bytes, |begun| Ok(begun.uuid))?;

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 const FIRST_BYTES: u64 = 8 << 20;
 /// Payload of a later part, each of which becomes at least one run.
 const PART_BYTES: u64 = 16 << 20;
-/// How long a put waits, once, for staging memory.
+/// Maximum time that a put waits, once, for staging memory.
 const STARVED: Duration = Duration::from_millis(100);
 
 /// Consecutive pages of a put, encoded if they are missing and encoding shortens them.

@@ -94,7 +94,7 @@ impl Put<'_> {
         } else {
             thread::scope(|threads| {
                 let other = thread::Builder::new().name("ritornello-put".to_owned());
-                // If the helper thread fails to start, the parts are written one after the other.
+                // If the helper thread fails to start, the parts are written sequentially.
                 let _ = other.spawn_scoped(threads, || put.write_parts(&parts, &turns));
                 put.write_parts(&parts, &turns);
             });

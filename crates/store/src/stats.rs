@@ -73,7 +73,7 @@ pub struct CatalogStats {
     pub index_memory_max_bytes: u64,
     /// See `index_memory_max_bytes`.
     pub index_memory_percent: u32,
-    /// What the index `lsm` would take instead; `None` if the index is `lsm`.
+    /// Memory and disk space that the index `lsm` would take instead; `None` if the index is `lsm`.
     pub index_as_lsm: Option<LsmEstimate>,
     /// Bytes of the index's files.
     pub index_disk_bytes: u64,

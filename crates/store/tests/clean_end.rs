@@ -1,4 +1,4 @@
-//! What a clean end and an unclean one leave to the next owner.
+//! The state that a clean end and an unclean end leave to the next owner.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;

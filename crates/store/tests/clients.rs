@@ -1,4 +1,4 @@
-//! What an owner guarantees to its clients, and prevents between them.
+//! Guarantees of an owner to its clients, and the effects that it prevents between clients.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;

@@ -37,7 +37,7 @@ fn acts() -> impl Strategy<Value = Vec<Act>> {
     prop::collection::vec(act, 1..60)
 }
 
-/// What must survive a power loss: pages flushed, and not deleted, dropped or evicted since.
+/// The pages that must survive a power loss: flushed, and not deleted, dropped or evicted since.
 #[derive(Default)]
 struct Oracle {
     durable: BTreeMap<u64, usize>,

@@ -1,4 +1,4 @@
-//! How much of a store one client's leases keep from others.
+//! The part of a store that one client's leases keep from other clients.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;

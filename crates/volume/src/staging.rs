@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 /// Maximum time that a call without a deadline waits for staging memory.
 const WAIT_MAX: Duration = Duration::from_secs(30);
-/// How often a waiter checks whether it was cancelled.
+/// Interval at which a waiter checks whether it was cancelled.
 const CANCEL_CHECK: Duration = Duration::from_millis(20);
 
 /// A bounded arena of staging memory, handed out in 4 KiB-aligned [`StagingBuffer`]s.

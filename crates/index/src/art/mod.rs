@@ -138,7 +138,7 @@ impl ArtIndex {
         recovery::open(dir, options)
     }
 
-    /// What the open recovered and dropped.
+    /// Returns the files, runs and keys that the open dropped.
     #[must_use]
     pub fn recovered(&self) -> ArtRecovered {
         self.recovered

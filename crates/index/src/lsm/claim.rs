@@ -15,13 +15,13 @@ use std::sync::{Mutex, PoisonError};
 /// [`super::recovery::refuse_in_forked_child`].
 static OPEN: Mutex<BTreeSet<(u64, u64)>> = Mutex::new(BTreeSet::new());
 
-/// A directory that this process opens no second time until this is dropped.
+/// A directory that this process cannot open again until the claim is dropped.
 #[derive(Debug)]
 pub(super) struct Claim((u64, u64));
 
 impl Claim {
     /// # Errors
-    /// `Retry` if this process has the index open; those of `stat(2)`.
+    /// `Retry` if this process has the index open; any error of `stat(2)`.
     pub(super) fn take(dir: &Path) -> Result<Self> {
         let found = fs::metadata(dir).map_err(|error| super::recovery::refused(dir, error))?;
         let identity = (found.dev(), found.ino());

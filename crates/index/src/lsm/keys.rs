@@ -5,7 +5,7 @@ use crate::RunId;
 use ritornello_format::{PageHash, ScopeSlot};
 
 /// `scope | run | page`: the pages of a run are adjacent, and so are the runs of a sequence that
-/// were put one after the other.
+/// were put in succession.
 pub(super) fn path(scope: ScopeSlot, run: RunId, page: u16) -> [u8; 14] {
     let mut key = [0; 14];
     key[..4].copy_from_slice(&scope.0.to_be_bytes());

@@ -1,4 +1,4 @@
-//! Reads frames from a file, one after the other, in bounded memory.
+//! Reads frames from a file, one at a time, in bounded memory.
 
 use ritornello_format::Result;
 use ritornello_format::journal::{Frame, Parsed, read_frame};

@@ -151,8 +151,8 @@ impl Tables {
 
     /// Continues a walk from `at`, guessing that the next runs of a chained scope are `stride`
     /// pages long, too. Looks up [`LOOKAHEAD_RUNS`] runs in step, so that the processor waits for
-    /// their cache lines at the same time instead of one after the other. Visits the guesses that
-    /// match, and returns the position at which the walk continues.
+    /// their cache lines at the same time instead of sequentially. Visits the guesses that match,
+    /// and returns the position at which the walk continues.
     #[inline]
     fn match_next_runs(
         &self,

@@ -27,7 +27,7 @@ impl RunIndex {
         self.check_memory(new.pages, new.place.extents.len())?;
         let (parent, parent_page) = self.check_against_tables(new)?;
         let attach = new.chained && parent != NO_RUN;
-        // Nothing below can fail on a conflict: the writers' lock is held.
+        // No step below can fail on a conflict: the writers' lock is held.
         let mut tables = self.tables.write();
         let run = tables
             .runs

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 /// Maximum pages of one put.
 const PUT_PAGES_MAX: usize = 65_535;
-/// How long the parents of a put stay leased; a put that takes longer may fail at commit.
+/// Lease time of a put's parents; a put that takes longer may fail at commit.
 const PUT_LEASE: Duration = Duration::from_secs(600);
 /// The pause before failed growth is retried.
 const GROWTH_PAUSE: Duration = Duration::from_secs(10);
@@ -41,7 +41,7 @@ impl SpaceDeadline {
     }
 }
 
-/// What prevents a run from being placed.
+/// The reason why a run cannot be placed.
 enum Obstacle {
     /// Space is withheld until a dead process's writes have ended.
     Drain,

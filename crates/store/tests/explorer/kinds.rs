@@ -85,7 +85,8 @@ pub const fn leading(count: usize) -> Pages {
     (1 << count) - 1
 }
 
-/// What a delete of `page` leaves of sequence `at`: in a chained scope no page after it.
+/// The pages of sequence `at` that remain after a delete of `page`: in a chained scope no page
+/// after it.
 pub fn left_by_delete(at: usize, page: usize) -> Pages {
     if keys_of(at).0.scope.chained { leading(page) } else { !(1 << page) }
 }
