@@ -65,7 +65,7 @@ pub struct Manifest {
     pub index: String,
     /// The volumes. Their position is their number.
     pub volumes: Vec<VolumeRecord>,
-    /// Host and boot of the last owner, for people who inspect the store.
+    /// Host and boot of the last owner, for diagnostics.
     pub owner: String,
 }
 

@@ -95,8 +95,8 @@ fn open_dir(dir: &Path) -> io::Result<File> {
     Ok(retry_on_intr(|| rustix::fs::open(dir, flags, Mode::empty()))?.into())
 }
 
-/// Rejects anything but regular files, and for writing also files of other users, who could read
-/// and write them.
+/// Rejects all files except regular files, and for writing also files of other users, because those
+/// users could read and write them.
 fn check(file: &File, write: bool) -> io::Result<()> {
     let found = file.metadata()?;
     if !found.is_file() {

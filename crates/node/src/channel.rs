@@ -21,7 +21,7 @@ pub(crate) const MESSAGE_BYTES_MAX: usize = 16 << 20;
 const HELLO_BYTES_MAX: usize = 1 << 10;
 /// Larger buffers are not kept between messages: there may be a thousand connections.
 const BUFFER_KEPT: usize = 64 << 10;
-/// Initial buffer length: 256 keys of 32 bytes, with some to spare.
+/// Initial buffer length: 256 keys of 32 bytes, and a reserve.
 const BUFFER_START: usize = 16 << 10;
 /// Bytes of the length field.
 const PREFIX: usize = 4;

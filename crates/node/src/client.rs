@@ -74,7 +74,7 @@ impl Client {
         let patient = &mut || Instant::now() < until;
         let mut hello = First { version: NEWEST, body: Hello::new(presence.name(), true) };
         let mut joined = handshake(directory, dialled, &hello, owner, patient);
-        // An owner that speaks only older versions says which.
+        // An owner that speaks only older versions names them.
         let common = joined.as_ref().err().and_then(OtherVersion::of);
         if let Some(older) = common.and_then(OtherVersion::in_common)
             && older != hello.version

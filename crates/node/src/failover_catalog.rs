@@ -397,8 +397,8 @@ impl Catalog for FailoverCatalog {
         self.reservations
             .complete(granted.map(|(reserved, issuer)| (reserved.id, Arc::clone(issuer))));
         let (reserved, issuer) = called?;
-        // No commit follows: the put is acknowledged with the pages that this owner reports. They
-        // may be another client's, and not durable.
+        // No commit follows: the put is acknowledged with the pages that this owner reports. These
+        // pages may belong to another client and may not be durable.
         if reserved.runs.is_empty()
             && reserved.present > 0
             && let Some(epoch) = issuer.epoch()

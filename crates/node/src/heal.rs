@@ -132,7 +132,7 @@ impl LogThrottle {
     }
 }
 
-/// Starts the thread. It ends when the store is closed or dropped.
+/// Starts the thread. The thread ends when the store is closed or dropped.
 ///
 /// # Errors
 /// `Retry` if the thread cannot be created.

@@ -16,8 +16,8 @@
 //! before it reuses their free space.
 //!
 //! **Writers.** A client holds a lock on its own file, `clients/<random name>`. The core logs the
-//! name with every reservation, so that the next owner can tell a slow client from a dead one. See
-//! `presence.rs`.
+//! name with every reservation, so that the next owner can distinguish a slow client from a dead
+//! client. See `presence.rs`.
 //!
 //! **Owner failure.** Clients notice at their next call (or during it) and race for the lock. One
 //! client recovers the store, the other clients connect to it, and callers see a delay. A client

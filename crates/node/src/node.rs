@@ -103,8 +103,8 @@ pub fn open_on(medium: Arc<dyn Medium>, options: &Options) -> Result<Arc<Node>> 
     Ok(node)
 }
 
-/// Creates the directory of a new store. Rejects a directory that holds something else before
-/// anything in it is changed. `name` is the directory as the caller names it.
+/// Creates the directory of a new store. Rejects a directory that holds anything but a store before
+/// any file in it is changed. `name` is the directory as the caller names it.
 fn prepare(medium: &Arc<dyn Medium>, options: &Options, name: &Path) -> Result<PathBuf> {
     let dir = options.dir.as_path();
     let refused = |error| unusable(dir, error);

@@ -2,7 +2,7 @@
 //!
 //! The process keeps the directory's lock throughout, so that no client takes the store over. Its
 //! own calls return immediately: with a miss, or with `Retry` where a miss would be a false answer.
-//! Connections of clients are closed, and a connecting client is told why it is refused.
+//! Connections of clients are closed, and a connecting client receives the reason for its refusal.
 
 use crate::authority::Authority;
 use crate::membership::Membership;

@@ -119,7 +119,7 @@ fn own_command(node: &Arc<Node>, command: &str) -> String {
                     std::thread::sleep(Duration::from_millis(20));
                 }
                 if let Some(index) = options(&dir).index.filter(|index| index.word() == "lsm") {
-                    eventually("the child is told to start anew", || {
+                    eventually("the child is refused", || {
                         let refused = own.store().stats().map(drop).map_err(|e| e.to_string());
                         refused.is_err_and(|error| error.contains("forked child"))
                     });

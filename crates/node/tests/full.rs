@@ -71,7 +71,7 @@ fn full_lease_share_leaves_space_for_puts() {
     }
     assert_eq!(owner.ask("put 5000 100"), "100");
     for (name, leased) in (0..).zip(&leases) {
-        assert_eq!(get(store, name, 100).unwrap(), 100, "leased pages are there");
+        assert_eq!(get(store, name, 100).unwrap(), 100, "leased pages are present");
         store.release(leased.lease).unwrap();
     }
     drop(node);

@@ -1,7 +1,7 @@
 //! The policy file of a store: permissions that are rarely given.
 //!
 //! A file rather than an option, because a permission belongs to the stored data, applies to every
-//! process that opens the store, and is given by users who may write the store's directory.
+//! process that opens the store, and is given by users with write access to the store's directory.
 
 use crate::directory::Directory;
 use ritornello_format::{Error, Result};
@@ -47,7 +47,7 @@ impl ClientCall {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct StorePolicy {
-    /// Keys may come from a hash for which collisions can be made. A user who can choose prompts
+    /// Keys may come from a hash for which collisions can be made. A user with control over prompts
     /// may then have the pages of one prompt found for another, as long as the store keeps them.
     pub allow_weak_hashes: bool,
     /// Requests may set the retention of their pages. Retained pages take up to half of the store

@@ -110,7 +110,7 @@ impl PrefillModel {
 
     fn record(&mut self, before: f64, tokens: f64, seconds: f64) {
         let pairs = Self::pairs(before, tokens);
-        // Normalised per token, so that long steps do not outweigh short steps.
+        // Normalised per token: long steps do not outweigh short steps.
         let (t, p, s) = (1.0, pairs / tokens, seconds / tokens);
         let blend = |sum: &mut f64, value: f64| *sum += OBSERVATION_WEIGHT * (value - *sum);
         blend(&mut self.tt, t * t);

@@ -118,7 +118,7 @@ fn cold_probe_of_256_pages_queries_12_times() {
     }
 }
 
-/// The name of an object, as documented for users who inspect a bucket.
+/// The name of an object, as documented for the inspection of a bucket.
 fn object_name(last: &[u8], pages: usize) -> String {
     let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
     let hash = ritornello_format::PageHash::of(&SCOPE, last);

@@ -1,4 +1,4 @@
-//! A workload of many users who ask several rounds of questions about a long history each.
+//! A workload of many users. Each user asks several rounds of questions about a long history.
 
 use super::check;
 use super::random::Random;

@@ -143,7 +143,7 @@ impl StoreCore {
         Ok(())
     }
 
-    /// Syncs the data of all runs in the index. Only one thread may do this at a time: segments
+    /// Syncs the data of all runs in the index. At most one thread may do this at a time: segments
     /// that another thread took are no longer dirty, and not durable either.
     fn sync_dirty(&self) -> Result<()> {
         let dirty = std::mem::take(&mut self.state.lock().dirty);

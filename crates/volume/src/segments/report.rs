@@ -68,8 +68,8 @@ pub struct IoReport {
 }
 
 impl IoReport {
-    /// Advice for a user who inspects the store: the warnings, and why a store in memory has no
-    /// huge pages, which is not worth a warning in the log.
+    /// Advice for the inspection of the store: the warnings, and why a store in memory has no huge
+    /// pages, which is not worth a warning in the log.
     #[must_use]
     pub fn advice(&self) -> Vec<String> {
         let lacking = (self.mode == IoMode::Mapped && !self.why.is_empty()).then_some(&self.why);
