@@ -72,7 +72,7 @@ pub(crate) enum Request<'a> {
     Release {
         lease: LeaseNumber,
     },
-    Locate {
+    BeginRead {
         scope: ScopeRef,
         #[serde(borrow)]
         keys: Keys<'a>,
@@ -147,7 +147,7 @@ pub(crate) enum Response {
     Count(usize),
     /// To `Lease`.
     Leased(Leased),
-    /// To `Locate`.
+    /// To `BeginRead`.
     Located(Located),
     /// To `Exists`.
     Exists(Vec<bool>),
