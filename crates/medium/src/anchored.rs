@@ -1,6 +1,6 @@
 //! A medium that stays in one directory, even if the directory's path leads elsewhere later.
 
-use crate::{Access, Medium, MediumFile, Owner, Room};
+use crate::{Access, FileOwner, Medium, MediumFile, Room};
 use std::ffi::OsString;
 use std::fs::File;
 use std::io;
@@ -71,7 +71,7 @@ impl Medium for Anchored {
         self.inner.room(&self.reach(dir))
     }
 
-    fn owner(&self, dir: &Path) -> io::Result<Owner> {
+    fn owner(&self, dir: &Path) -> io::Result<FileOwner> {
         self.inner.owner(&self.reach(dir))
     }
 

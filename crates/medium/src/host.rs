@@ -1,6 +1,6 @@
 //! The machine's own file system.
 
-use crate::{Access, Medium, MediumFile, Owner, Room};
+use crate::{Access, FileOwner, Medium, MediumFile, Room};
 use rustix::fs::{FallocateFlags, Mode, OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::io::{Errno, retry_on_intr};
 use std::ffi::OsString;
@@ -77,13 +77,13 @@ impl Medium for Host {
         })
     }
 
-    fn owner(&self, dir: &Path) -> io::Result<Owner> {
-        Ok(Owner::of(&std::fs::metadata(dir)?))
+    fn owner(&self, dir: &Path) -> io::Result<FileOwner> {
+        Ok(FileOwner::of(&std::fs::metadata(dir)?))
     }
 
     fn close_to_others(&self, dir: &Path) -> io::Result<()> {
         let dir = open_dir(dir)?;
-        if !Owner::of(&dir.metadata()?).is_this_user {
+        if !FileOwner::of(&dir.metadata()?).is_this_user {
             return Err(refused("it belongs to another user"));
         }
         Ok(rustix::fs::fchmod(&dir, Mode::RWXU)?)
@@ -243,7 +243,7 @@ mod tests {
         mode(0o755).unwrap();
         assert!(Host.owner(root.path()).unwrap().is_open);
         Host.close_to_others(root.path()).unwrap();
-        assert_eq!(Host.owner(root.path()).unwrap(), Owner::this_user());
+        assert_eq!(Host.owner(root.path()).unwrap(), FileOwner::this_user());
         assert!(Host.owner(&root.path().join("absent")).is_err());
         if rustix::process::geteuid().is_root() {
             // A directory of another user, writable by a group of this user.

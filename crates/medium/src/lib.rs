@@ -32,7 +32,6 @@ mod tree;
 pub use anchored::Anchored;
 pub use faulty::Faulty;
 pub use file_owner::FileOwner;
-use file_owner::FileOwner as Owner;
 pub use host::Host;
 pub use schedule::{MediumFault, Op, Rule, Schedule};
 pub use sim::{SimDisk, SimProcess};

@@ -27,7 +27,7 @@ fn ask(catalog: &dyn Catalog, request: Request<'_>) -> Result<Response> {
             catalog.lease(&scopes, &keys.split()?, ttl).map(Response::Leased)
         }
         Request::Release { lease } => catalog.release(lease).map(done),
-        Request::Locate { scope, keys } => {
+        Request::BeginRead { scope, keys } => {
             catalog.begin_read(scope, &keys.split()?).map(Response::Located)
         }
         Request::Exists { scope, keys } => {

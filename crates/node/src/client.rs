@@ -8,7 +8,7 @@ use crate::owner_epoch::OwnerEpoch;
 use crate::owner_lost::{is_owner_lost, owner_lost};
 use crate::presence::Presence;
 use crate::protocol::{Hello, HelloReply, Request, Response};
-use crate::record_lock::Holder;
+use crate::record_lock::LockHolder;
 use crate::socket::{self, SocketFile};
 use parking_lot::{Condvar, Mutex};
 use ritornello_format::{Error, ErrorKind, Result};
@@ -39,7 +39,7 @@ const DEFERRED_TIMEOUT: Duration = Duration::from_secs(30);
 pub(crate) struct Client {
     directory: Arc<NodeDirectory>,
     presence: Presence,
-    owner: Holder,
+    owner: LockHolder,
     /// The protocol version of this connection.
     version: u32,
     epoch: OwnerEpoch,
@@ -319,7 +319,7 @@ struct OwnerProbe {
     client: Weak<Client>,
     directory: Arc<NodeDirectory>,
     hello: First<Hello>,
-    owner: Holder,
+    owner: LockHolder,
     /// The owner is marked silent if it has not answered at this time.
     until: Instant,
 }
@@ -376,7 +376,7 @@ fn unexpected() -> Error {
 /// Lost if no process listens; [`OwnerSilent`] if the listen queue of `owner` stays full.
 fn dial(
     directory: &NodeDirectory,
-    owner: Holder,
+    owner: LockHolder,
     until: Instant,
 ) -> Result<(Channel, Option<SocketFile>)> {
     let file = socket::present(directory);
@@ -394,7 +394,7 @@ fn handshake(
     directory: &NodeDirectory,
     (mut channel, file): (Channel, Option<SocketFile>),
     hello: &First<Hello>,
-    owner: Holder,
+    owner: LockHolder,
     patient: &mut dyn FnMut() -> bool,
 ) -> Result<(Channel, OwnerEpoch)> {
     let mut patience = |_| {

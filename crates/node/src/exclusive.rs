@@ -1,7 +1,7 @@
 //! Work on a store's directory while no process has the store open.
 
 use crate::node_directory::{Identity, NodeDirectory, unusable};
-use crate::registry;
+use crate::open_stores;
 use ritornello_format::{Error, Result};
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -18,7 +18,7 @@ pub(crate) fn with_exclusive_store<T>(
     path: &Path,
     work: impl FnOnce(&Path) -> Result<T>,
 ) -> Result<T> {
-    let slot = registry::slot(Identity::of(path).map_err(|error| unusable(path, error))?)?;
+    let slot = open_stores::slot(Identity::of(path).map_err(|error| unusable(path, error))?)?;
     let Some(open) = slot.try_lock_until(Instant::now() + CALL_TIMEOUT) else {
         return Err(Error::retry(
             "another thread has been opening or closing this store for a minute",

@@ -4,9 +4,9 @@
 use crate::membership::{Membership, OpenContext, closed};
 use crate::owner_epoch::Unflushed;
 use crate::owner_lost::is_owner_lost;
+use crate::pending_reservations::PendingReservations;
 use crate::process::Process;
 use crate::protocol::RESERVE_TIMEOUT_MAX;
-use crate::reservations::PendingReservations;
 use crate::socket_catalog::SocketCatalog;
 use parking_lot::{Mutex, RwLock};
 use ritornello_format::{Error, Result, Scope, ScopeSettings, ScopeSlot};

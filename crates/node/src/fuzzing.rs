@@ -152,7 +152,7 @@ fn questions<'a>(
         Request::Probe { scope, keys },
         Request::Lease { scopes: Cow::Owned(vec![scope]), keys, ttl: second },
         Request::Release { lease: LeaseNumber(1) },
-        Request::Locate { scope, keys },
+        Request::BeginRead { scope, keys },
         Request::Exists { scope, keys: mixed.as_keys() },
         Request::Lease { scopes: Cow::Owned(vec![scope; 3]), keys, ttl: Duration::MAX },
         Request::Reserve { scope, keys, parent: None, reserve_request: Cow::Owned(greedy) },

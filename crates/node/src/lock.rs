@@ -1,7 +1,7 @@
 //! The lock of a directory: the process that holds it owns the store.
 
 use crate::process::Process;
-use crate::record_lock::{self, Holder};
+use crate::record_lock::{self, LockHolder};
 use parking_lot::Mutex;
 use ritornello_format::{Error, ErrorKind, Result};
 use rustix::fs::{AtFlags, Mode, OFlags};
@@ -49,7 +49,7 @@ impl DirectoryLock {
     }
 
     /// The other process that owns the store, if any.
-    pub(crate) fn holder(&self) -> Result<Option<Holder>> {
+    pub(crate) fn holder(&self) -> Result<Option<LockHolder>> {
         let slot = self.file.lock();
         record_lock::holder(slot.as_ref().ok_or_else(released)?).map_err(unlockable)
     }

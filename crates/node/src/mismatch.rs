@@ -2,7 +2,7 @@
 //! per second.
 
 use crate::greeting::OtherVersion;
-use crate::record_lock::Holder;
+use crate::record_lock::LockHolder;
 use parking_lot::Mutex;
 use ritornello_format::{Error, Result};
 use std::time::{Duration, Instant};
@@ -12,12 +12,12 @@ const PAUSE: Duration = Duration::from_secs(1);
 
 /// The last owner found to speak other versions, and when.
 #[derive(Debug, Default)]
-pub(crate) struct OwnerMismatch(Mutex<Option<(Holder, Instant, OtherVersion)>>);
+pub(crate) struct OwnerMismatch(Mutex<Option<(LockHolder, Instant, OtherVersion)>>);
 
 impl OwnerMismatch {
     /// # Errors
     /// The error noted for this owner less than [`PAUSE`] ago.
-    pub(crate) fn check(&self, owner: Holder) -> Result<()> {
+    pub(crate) fn check(&self, owner: LockHolder) -> Result<()> {
         match *self.0.lock() {
             Some((noted, at, versions)) if noted == owner && at.elapsed() < PAUSE => {
                 Err(versions.of_owner())
@@ -27,7 +27,7 @@ impl OwnerMismatch {
     }
 
     /// Records the owner if `error` is a version mismatch.
-    pub(crate) fn note(&self, owner: Holder, error: &Error) {
+    pub(crate) fn note(&self, owner: LockHolder, error: &Error) {
         if let Some(versions) = OtherVersion::of(error) {
             *self.0.lock() = Some((owner, Instant::now(), versions));
         }

@@ -2,8 +2,8 @@
 
 use crate::mounts;
 use crate::node_directory::{Identity, NodeDirectory, unusable};
+use crate::open_stores::{self, Slot};
 use crate::process::Process;
-use crate::registry::{self, Slot};
 use crate::shared::Shared;
 use ritornello_format::{Error, Result};
 use ritornello_medium::{Host, Medium};
@@ -73,7 +73,7 @@ pub fn open_on(medium: Arc<dyn Medium>, options: &Options) -> Result<Arc<Node>> 
     let path = prepare(&medium, options, &name)?;
     let options = Options { dir: path.clone(), ..options.clone() };
     let identity = Identity::of(&path).map_err(|error| unusable(&path, error))?;
-    let slot = registry::slot(identity)?;
+    let slot = open_stores::slot(identity)?;
     let Some(mut open) = slot.try_lock_until(until) else {
         return Err(Error::retry(
             "another thread has been opening or closing this store for a minute",

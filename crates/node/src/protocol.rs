@@ -73,7 +73,7 @@ pub(crate) enum Request<'a> {
     Release {
         lease: LeaseNumber,
     },
-    Locate {
+    BeginRead {
         scope: ScopeRef,
         #[serde(borrow)]
         keys: Keys<'a>,
@@ -148,7 +148,7 @@ pub(crate) enum Response {
     Count(usize),
     /// Answers `Lease`.
     Leased(Leased),
-    /// Answers `Locate`.
+    /// Answers `BeginRead`.
     Located(Located),
     /// Answers `Exists`.
     Exists(Vec<bool>),

@@ -24,7 +24,7 @@ use std::io;
 
 /// Another process that holds a lock. Its id is zero if it is in another PID namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Holder(pub(crate) i32);
+pub(crate) struct LockHolder(pub(crate) i32);
 
 /// Takes the lock. Returns `false` if another process holds it.
 pub(crate) fn try_lock(file: &File) -> io::Result<bool> {
@@ -44,7 +44,7 @@ pub(crate) fn unlock(file: &File) -> io::Result<()> {
 }
 
 /// The other process that holds the lock, if any.
-pub(crate) fn holder(file: &File) -> io::Result<Option<Holder>> {
+pub(crate) fn holder(file: &File) -> io::Result<Option<LockHolder>> {
     let found = fcntl_getlk(file, &Flock::from(FlockType::WriteLock))?;
-    Ok(found.map(|lock| Holder(lock.pid.map_or(0, |pid| pid.as_raw_nonzero().get()))))
+    Ok(found.map(|lock| LockHolder(lock.pid.map_or(0, |pid| pid.as_raw_nonzero().get()))))
 }

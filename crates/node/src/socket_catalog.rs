@@ -76,7 +76,7 @@ impl Catalog for SocketCatalog<'_> {
 
     fn begin_read(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<Located> {
         let keys = Flattened::new(keys)?;
-        let request = Request::Locate { scope, keys: keys.as_keys() };
+        let request = Request::BeginRead { scope, keys: keys.as_keys() };
         expect!(self.call(&request)?, Response::Located(located) => located)
     }
 
