@@ -67,7 +67,8 @@ impl Failure {
         if StoreReopening::caused(error) || is_disk_failure(error) {
             // The command found a problem of the store: exit code 1.
             failure.status = Status::Problems;
-            failure.advice = "the disk (dmesg): the owner reopens the store by itself".to_owned();
+            failure.advice =
+                "the disk (dmesg): the owner reopens the store automatically".to_owned();
         }
         failure
     }
@@ -84,7 +85,7 @@ impl From<Error> for Failure {
         let advice = match error.kind() {
             ErrorKind::Retry => "again; `ritornello doctor DIR` tells more",
             ErrorKind::Fatal | ErrorKind::Miss => "`ritornello fsck DIR`",
-            ErrorKind::Closed => "again: the store was closed meanwhile",
+            ErrorKind::Closed => "again: the store was closed before the call ended",
             ErrorKind::Invalid => "",
         };
         let status =

@@ -89,10 +89,10 @@ Examples:
 pub struct GcArgs {
     /// The remote's address
     pub address: RemoteAddress,
-    /// Remove objects not written or continued for this long: 30d, 12h, 45m
+    /// Remove objects older than this since their last write or continuation: 30d, 12h, 45m
     #[arg(long, value_parser = age, required_unless_present = "budget")]
     pub max_age: Option<Duration>,
-    /// Remove the oldest objects until this many bytes are left
+    /// Remove the oldest objects until at most this number of bytes is left
     #[arg(long, value_parser = size)]
     pub budget: Option<u64>,
     /// Keep all objects younger than this

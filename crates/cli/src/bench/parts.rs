@@ -1,4 +1,4 @@
-//! Parts in a process of their own: the command starts itself and reads one line of JSON.
+//! Parts in a separate process: the command starts itself and reads one line of JSON.
 
 use super::content::Keys;
 use super::metadata_store;
@@ -36,7 +36,7 @@ pub struct Answer {
 /// The hidden command: runs a part and prints its answer on one line.
 ///
 /// # Errors
-/// The errors of the part.
+/// Errors of the part.
 pub fn run(part: &PartCommand) -> Result<Status, Failure> {
     let answer = match part {
         PartCommand::IndexBackend(part) => return super::index::run_part(&part.part),

@@ -31,7 +31,7 @@ impl Shape {
     /// Returns the shape that the arguments ask for.
     ///
     /// # Errors
-    /// Unusable for a shape without a valid page.
+    /// `Unusable` for a shape without a valid page.
     pub fn from_args(args: &StoreArgs) -> Result<Self, Failure> {
         let scope = scope(args)?;
         let page_bytes = scope.resolved_page_bytes()?;

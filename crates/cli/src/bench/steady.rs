@@ -100,7 +100,7 @@ struct Figures {
     get_ratio: f64,
     /// Ratio of reading whole sequences, by bytes per page.
     long_read_ratio: BTreeMap<u64, f64>,
-    /// 99th percentile of 16-page gets: idle, beside puts into free space, beside puts that evict.
+    /// 99th percentile of 16-page gets: idle, during puts into free space, during puts that evict.
     get16_p99_us_idle: f64,
     get16_p99_us_writing: f64,
     get16_p99_us_evicting: f64,
@@ -326,7 +326,7 @@ impl Bench {
     }
 
     /// Returns the 99th percentile of 16-page gets from the latest set, in microseconds, and the
-    /// last set. Meanwhile sets from `beside` on are put, at most `sets` of them.
+    /// last set. At the same time at most `sets` sets are put, starting at `beside`.
     fn latency(
         &self,
         store: &Store,

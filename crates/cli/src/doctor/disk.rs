@@ -63,9 +63,9 @@ fn io(report: &IoReport) -> Vec<Finding> {
     let mapped = report.mode == IoMode::Mapped;
     let in_memory = report.file_systems.iter().any(|name| ["tmpfs", "ramfs"].contains(&&**name));
     findings.push(if mapped {
-        Finding::fine("file system", format!("{names}: a host tier, gone at the next boot"))
+        Finding::fine("file system", format!("{names}: a host tier, lost at the next boot"))
     } else if report.trusted && in_memory {
-        let found = format!("{names}: memory, gone at the next boot");
+        let found = format!("{names}: memory, lost at the next boot");
         Finding::advice("file system", found, "a directory on a disk")
     } else if report.trusted {
         Finding::fine("file system", format!("{names}, trusted"))

@@ -24,7 +24,7 @@ use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 use work::{Totals, Workers};
 
-/// Maximum duration of a call; a longer one counts as hung.
+/// Maximum duration of a call; a longer call counts as hung.
 const CALL_TIMEOUT: Duration = Duration::from_secs(120);
 /// Maximum time between two restarts.
 const CYCLE_MAX: Duration = Duration::from_secs(20);
@@ -67,7 +67,7 @@ struct Report {
     fd_growth: i64,
     thread_growth: i64,
     memory_growth_bytes: i64,
-    /// Why the soak ended early; empty if it did not.
+    /// Why the soak ended early; empty after the full duration.
     trouble: String,
 }
 
@@ -223,7 +223,7 @@ impl Soak<'_> {
         Ok(())
     }
 
-    /// Verifies every page. Returns the number of damaged ones.
+    /// Verifies every page. Returns the number of damaged pages.
     fn verify(&self) -> Result<usize, Failure> {
         let node: Arc<Node> = open::with(&self.options)?;
         let engine = node
@@ -281,6 +281,6 @@ fn show(report: &Report) {
     }
     print::print_stdout(&table.to_string());
     if !report.trouble.is_empty() {
-        print::print_stderr(&format!("the store could not go on: {}", report.trouble));
+        print::print_stderr(&format!("the store could not continue: {}", report.trouble));
     }
 }

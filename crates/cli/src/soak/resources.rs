@@ -14,7 +14,7 @@ pub struct Resources {
 }
 
 impl Resources {
-    /// Returns the present values; an unreadable one is zero.
+    /// Returns the current values; an unreadable value is zero.
     #[must_use]
     pub fn now() -> Self {
         let status = fs::read_to_string("/proc/self/status").unwrap_or_default();

@@ -19,7 +19,7 @@ const BUDGET_SHARE: f64 = 0.5;
 /// Counts the hits of each way to keep pages.
 ///
 /// # Errors
-/// The errors of the simulator.
+/// Simulator errors.
 pub fn measure(args: &AdaptiveArgs) -> Result<Vec<HitRate>, Failure> {
     let load = Load::new(Workload::TenStage, args.entries)?;
     let Some(trace) = load.trace() else { return Ok(Vec::new()) };

@@ -12,7 +12,7 @@ pub struct Report {
     pub own: Latencies,
     /// Latencies through the socket, with one client.
     pub alone: Latencies,
-    /// Latencies through the socket beside busy clients.
+    /// Latencies through the socket while other clients are busy.
     pub crowded: Latencies,
     /// Number of busy clients.
     pub clients: u32,

@@ -1,5 +1,5 @@
-//! The work of a process of its own, so that memory, processor time and bytes written are those of
-//! one backend.
+//! The work of a separate process, so that memory, processor time and bytes written belong to one
+//! backend.
 
 use super::load::{Load, SLOT, Workload};
 use super::report::{Method, Sync};
@@ -87,7 +87,7 @@ pub struct Answer {
 /// Runs a part.
 ///
 /// # Errors
-/// The errors of the index.
+/// Index errors.
 pub fn run(part: &IndexPart) -> Result<Status, Failure> {
     match part {
         IndexPart::Fill(spec) => {
@@ -269,7 +269,7 @@ fn range(index: &dyn PrefixIndex, load: &Load) -> f64 {
     median(&times)
 }
 
-/// In a full catalog: for every new sequence an old one is removed, leaf first, run by run.
+/// In a full catalog: for every new sequence an old sequence is removed, leaf first, run by run.
 fn churn(spec: &IndexSpec) -> Result<Answer, Failure> {
     let load = Load::new(spec.workload, spec.entries)?;
     let index = open(spec, load.run_pages())?;
