@@ -76,12 +76,12 @@ pub struct FsckArgs {
 /// Arguments of `remote gc`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-An object is as old as the youngest one that continues its prompt: ends of prompts are removed before
-beginnings, and first the objects whose predecessor is missing. Ages are by the remote's clock. If no
+An object is as old as the youngest object that continues its prompt: ends of prompts are removed
+before beginnings, and objects whose predecessor is missing are removed first. Ages are by the remote's clock. If no
 object can be removed, objects are only listed; otherwise their headers are read.
 
-It may run beside engines, and beside another gc: a removed object costs hits, and is written again
-when its pages are computed again. Objects younger than --grace stay.
+The command may run while engines or another gc run: a removed object costs hits, and is written
+again when its pages are computed again. Objects younger than --grace are kept.
 
 Examples:
   ritornello remote gc s3://bucket/kv --max-age 30d

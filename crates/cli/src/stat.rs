@@ -176,7 +176,7 @@ fn describe(dir: &Path, role: &str, stats: &StoreStats) -> String {
         ),
     );
     if let Some(pieces) = pieces(h.small_pages, h.large_pages) {
-        row("pieces a page", pieces);
+        row("pieces per page", pieces);
     }
     row(
         "written",

@@ -63,8 +63,8 @@ from one thread. Processor seconds count the whole process.
 
 Probes ask for 256 pages in an index of --entries pages in 32-page runs, without payload: warm, the
 same few sequences; cold, a random sequence each time. Reopening is timed for the whole store. Memory
-per page is the resident memory of a fresh process with that index open, less the memory with an empty
-index; the next row has the memory of the whole store, which also keeps the order of eviction.
+per page is the resident memory of a fresh process with that index open, less the memory with an
+empty index; the next row has the memory of the whole store, which also keeps the order of eviction.
 
 The measurement needs about three times --total on the disk, and 1 GiB for the index; all files are
 removed.
@@ -163,9 +163,9 @@ pub struct HostArgs {
 #[derive(Debug, Args)]
 #[command(after_help = "\
 How it measures. Walks visit prompts of 256 pages in a page table of --nodes nodes: warm, four prompts
-in turn; cold, another prompt each time. A node is a span of pages in one state; the worst case is one
-page. Each walk is compared with dependent reads of memory, as many as the nodes it visits: of the
-same lines repeatedly, and of all lines.
+in turn; cold, another prompt each time. A node is a span of pages in one state; the worst case is
+one page. Each walk is compared with dependent reads of memory, as many as the nodes it visits: of
+the same lines repeatedly, and of all lines.
 
 Examples:
   ritornello bench table

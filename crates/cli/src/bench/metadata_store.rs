@@ -97,7 +97,7 @@ pub fn index(dir: &Path, entries: u64, run_pages: u32) -> Result<RunIndex, Failu
     Ok(RunIndex::open(medium, &directory.index(), options)?)
 }
 
-/// Returns a capacity with space for a journal beside two checkpoints, as a changing store needs
+/// Returns a capacity with space for a journal and two checkpoints, as a changing store needs
 /// it.
 fn capacity(entries: u64, run_pages: u32) -> Result<u64, Failure> {
     let runs = entries.div_ceil(u64::from(run_pages)) + 1;

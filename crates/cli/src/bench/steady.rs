@@ -469,8 +469,8 @@ fn show(report: &Report) -> String {
         each.collect::<Vec<_>>().join(", ")
     });
     row("16-page get, p99: idle", &|f| format!("{:.0} us", f.get16_p99_us_idle));
-    row("  beside puts", &|f| format!("{:.0} us", f.get16_p99_us_writing));
-    row("  beside puts that evict", &|f| {
+    row("  during puts", &|f| format!("{:.0} us", f.get16_p99_us_writing));
+    row("  during puts that evict", &|f| {
         format!("{:.0} us  ({:.2} times)", f.get16_p99_us_evicting, f.get16_p99_ratio)
     });
     row("reserve and padding", &|f| format!("{:.1} %", 100.0 * f.reserve_padding_share));

@@ -124,7 +124,7 @@ impl Answer {
 fn open(spec: &IndexSpec, run_pages: u32) -> Result<Box<dyn PrefixIndex>, Failure> {
     let runs = spec.entries.div_ceil(u64::from(run_pages)) + 1;
     let metadata_bytes_max = match spec.backend {
-        // Space for a journal beside two checkpoints, as a changing store needs it.
+        // Space for a journal and two checkpoints, as a changing store needs it.
         Backend::Run => RunOptions::metadata_bytes_for(runs, run_pages, 1) * 3 / 2,
         _ => 1 << 50,
     };
