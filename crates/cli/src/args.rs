@@ -132,7 +132,7 @@ Examples:
 pub struct ServeArgs {
     /// The store's directory
     pub dir: PathBuf,
-    /// The store's capacity: creates a missing store, resizes an existing one
+    /// The store's capacity: creates a missing store, resizes an existing store
     #[arg(long, value_parser = size)]
     pub capacity: Option<u64>,
     /// When a put is complete: cache (once visible) or durable
@@ -305,7 +305,7 @@ Examples:
   ritornello doctor /nvme --capacity 200GiB
   ritornello doctor /nvme/kv --json | jq '.findings[] | select(.level != \"fine\")'")]
 pub struct DoctorArgs {
-    /// A directory of a store, or for a future one
+    /// A directory of a store, or for a future store
     #[arg(required_unless_present = "backend")]
     pub dir: Option<PathBuf>,
     /// Check a remote backend instead: its address, or MODULE:CLASS under Python

@@ -77,8 +77,9 @@ pub struct FsckArgs {
 #[derive(Debug, Args)]
 #[command(after_help = "\
 An object is as old as the youngest object that continues its prompt: ends of prompts are removed
-before beginnings, and objects whose predecessor is missing are removed first. Ages are by the remote's clock. If no
-object can be removed, objects are only listed; otherwise their headers are read.
+before beginnings, and objects whose predecessor is missing are removed first. Ages are by the
+remote's clock. If no object can be removed, objects are only listed; otherwise their headers are
+read.
 
 The command may run while engines or another gc run: a removed object costs hits, and is written
 again when its pages are computed again. Objects younger than --grace are kept.
@@ -145,7 +146,7 @@ pub fn failure(error: Error) -> Failure {
     match error.kind() {
         ErrorKind::Retry => Failure::failed(
             error.to_string(),
-            "again; `ritornello doctor --backend ADDRESS` tells more",
+            "again; `ritornello doctor --backend ADDRESS` shows details",
         ),
         // The message names the remedy.
         _ => Failure::unusable(error.to_string(), ""),

@@ -254,7 +254,7 @@ fn emit(context: &Context, event: &Event<'_>) {
         }
         ("reopening", ..) => match event.reason {
             None => format!(
-                "reopening: {dir} leads to another disk or store by now; it is closed and opened again"
+                "reopening: {dir} now leads to another disk or store; it is closed and opened again"
             ),
             Some(reason) => format!("reopening: {dir} cannot be opened yet: {reason}"),
         },

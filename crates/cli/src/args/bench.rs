@@ -89,7 +89,8 @@ pub struct StoreArgs {
     /// Bytes moved by each measurement
     #[arg(long, default_value = "2GiB", value_parser = size)]
     pub total: u64,
-    /// A directory on the disk to measure [default: the current one, or a temporary one if that is in memory]
+    /// A directory on the disk to measure [default: the current directory, or a temporary
+    /// directory if the current one is in memory]
     #[arg(long)]
     pub dir: Option<PathBuf>,
     /// Rounds; the median counts
@@ -98,7 +99,7 @@ pub struct StoreArgs {
     /// Codec of pages: split, zstd, int8 or int4. A store of raw pages is measured in the same rounds
     #[arg(long, default_value = "raw", value_parser = codec)]
     pub codec: Codec,
-    /// Measure a full store that evicts against a fresh one, with a capacity of --total
+    /// Measure a full store that evicts against a fresh store, with a capacity of --total
     #[arg(long, conflicts_with_all = ["only", "runs", "shape", "page_tokens", "codec"])]
     pub steady: bool,
     /// The only part to measure
@@ -223,7 +224,8 @@ pub struct IndexArgs {
     /// Write a chart: an SVG file
     #[arg(long, value_parser = picture)]
     pub chart: Option<PathBuf>,
-    /// A directory on the disk to measure [default: the current one, or a temporary one if that is in memory]
+    /// A directory on the disk to measure [default: the current directory, or a temporary
+    /// directory if the current one is in memory]
     #[arg(long)]
     pub dir: Option<PathBuf>,
 }
@@ -256,7 +258,8 @@ pub struct ClientsArgs {
     /// Rounds; the median counts
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub runs: u32,
-    /// A directory on the disk to measure [default: the current one, or a temporary one if that is in memory]
+    /// A directory on the disk to measure [default: the current directory, or a temporary
+    /// directory if the current one is in memory]
     #[arg(long)]
     pub dir: Option<PathBuf>,
     /// Bytes per segment file

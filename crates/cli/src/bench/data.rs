@@ -250,7 +250,7 @@ fn summarise(rounds: &[Round], report: &mut Report) {
     report.get = Some(moved(&|round| round.read));
 }
 
-/// Compares encoded pages with raw ones, round by round.
+/// Compares encoded pages with raw pages, round by round.
 fn compare(encoded: &[Round], plain: &[Round], codec: Codec, kept: CapacityGain) -> EncodedRates {
     let medians = |of: &dyn Fn(&Round, &Round) -> f64| {
         median(&encoded.iter().zip(plain).map(|(a, b)| of(a, b)).collect::<Vec<_>>())

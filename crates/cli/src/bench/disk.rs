@@ -66,8 +66,8 @@ fn each_file(
     Ok(())
 }
 
-/// Returns the directory to measure in: the given one, else the current one, else a temporary one
-/// if the current one is in memory.
+/// Returns the directory to measure in: the given directory, else the current directory; a
+/// temporary directory if the current one is in memory.
 ///
 /// # Errors
 /// `Unusable` if the path is not a directory, or has less than `needed` bytes free.

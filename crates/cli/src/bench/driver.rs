@@ -13,7 +13,7 @@ use std::ops::Range;
 use std::time::Instant;
 
 /// Maximum bytes of a window: sequences are timed window by window, and only store calls run within
-/// one.
+/// a window.
 const WINDOW_BYTES_MAX: u64 = 1 << 30;
 /// Divisor of the available memory: a window takes at most this part.
 const MEMORY_SHARE: u64 = 4;

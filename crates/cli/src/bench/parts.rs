@@ -136,7 +136,7 @@ pub fn ask(mut command: Command, input: Option<&[u8]>) -> Result<Answer, Failure
     command.stdout(Stdio::piped());
     let mut child = command.spawn().map_err(|error| failed(format!("{name}: {error}")))?;
     if let (Some(input), Some(mut pipe)) = (input, child.stdin.take()) {
-        // If the child does not read its input, its exit status tells more.
+        // If the child does not read its input, its exit status shows details.
         let _ = pipe.write_all(input);
     }
     let output = child.wait_with_output()?;

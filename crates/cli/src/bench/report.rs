@@ -63,7 +63,7 @@ pub struct Machine {
     pub file_system: String,
     /// I/O mode of the store.
     pub io: String,
-    /// Why no better I/O mode is used; empty for the best one.
+    /// Why no better I/O mode is used; empty for the best mode.
     pub io_why: String,
     /// Kind of memory of the buffers.
     pub buffers: String,

@@ -87,7 +87,7 @@ fn scope(args: &StoreArgs) -> Result<Scope, Failure> {
         || args.page_bytes.is_some();
     if given && !custom {
         return Err(Failure::unusable(
-            "the layers, heads, dtype and page bytes are those of a custom shape",
+            "the layers, heads, dtype and page bytes belong to a custom shape",
             "--shape custom, or leave them out",
         ));
     }

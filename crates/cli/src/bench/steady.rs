@@ -90,7 +90,7 @@ struct Report {
     seconds: f64,
 }
 
-/// Figures of one mix of page sizes. Ratios are of the full store to a fresh one.
+/// Figures of one mix of page sizes. Ratios are of the full store to a fresh store.
 #[derive(Default, Serialize)]
 struct Figures {
     page_bytes: Vec<u64>,

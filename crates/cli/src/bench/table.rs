@@ -113,7 +113,7 @@ fn measure(nodes: usize, pages_per_node: usize) -> Result<Row, Failure> {
     let warm: Vec<Vec<PageHash>> =
         (0..WARM).map(|number| prompt(number * 7919 % prompts)).collect();
     let walks = times(|at| walk(&table, &warm[at % WARM]))?;
-    // A large odd step visits all prompts before it repeats one.
+    // A large odd step visits all prompts before it repeats a prompt.
     let cold = |at: usize| prompt(at.wrapping_mul(0x9e37_79b9_7f4a_7c15) % prompts);
     let cold = times(|at| walk(&table, &cold(at)))?;
     drop(table);

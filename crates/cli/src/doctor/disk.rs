@@ -19,7 +19,7 @@ pub fn segments(manifest: Option<&Manifest>, capacity: Option<u64>) -> u64 {
         .map_or(0, |budget| u64::from(budget.segments_max))
 }
 
-/// Examines the directories of the store, or of the future one.
+/// Examines the directories of the store, or of the future store.
 pub fn examine(dir: &Path, manifest: Option<&Manifest>, capacity: Option<u64>) -> Vec<Finding> {
     let dirs: Vec<PathBuf> = match manifest {
         Some(manifest) => manifest.directories(dir),

@@ -239,7 +239,7 @@ fn ready(peer: &mut Peer) -> Result<(), Failure> {
     if peer.wait_ready(CALL_TIMEOUT) {
         return Ok(());
     }
-    Err(Failure::failed("the other process did not open the store", "RUST_LOG=info says more"))
+    Err(Failure::failed("the other process did not open the store", "RUST_LOG=info shows details"))
 }
 
 /// Waits, and fails if a call hangs.
@@ -257,7 +257,7 @@ fn wait_without_hang(workers: &Workers, length: Duration) -> Result<(), Failure>
 fn call_timed_out() -> Failure {
     Failure::failed(
         format!("a call has not returned for {} seconds", CALL_TIMEOUT.as_secs()),
-        "`ritornello doctor DIR`; a stack trace of this process tells more",
+        "`ritornello doctor DIR`; a stack trace of this process shows details",
     )
 }
 
@@ -271,7 +271,7 @@ fn show(report: &Report) {
         ("damaged pages at the end", print::count(report.damaged_pages as u64)),
         ("restarts", print::count(report.restarts)),
         ("processes killed", print::count(report.kills)),
-        ("calls told to retry", print::count(report.retries)),
+        ("calls asked to retry", print::count(report.retries)),
         ("changes of the store", print::count(report.changes)),
         ("more open files", report.fd_growth.to_string()),
         ("more threads", report.thread_growth.to_string()),

@@ -30,7 +30,7 @@ impl Resources {
         }
     }
 
-    /// Returns the median of the last third less the median of the second one. The first third
+    /// Returns the median of the last third less the median of the second third. The first third
     /// warms up caches and the allocator's arenas.
     #[must_use]
     pub fn growth(history: &[Self]) -> Self {

@@ -58,8 +58,8 @@ pub struct AdaptiveArgs {
     /// Bytes per page, for the hit rates
     #[arg(long, default_value = "192KiB", value_parser = size)]
     pub page_bytes: u64,
-    /// A directory on the disk to measure [default: the current one, or a temporary one if that is
-    /// in memory]
+    /// A directory on the disk to measure [default: the current directory, or a temporary
+    /// directory if the current one is in memory]
     #[arg(long)]
     pub dir: Option<PathBuf>,
     /// Write a chart of shapes, costs and latencies with the smallest memtable: an SVG file

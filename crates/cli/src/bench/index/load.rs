@@ -180,7 +180,7 @@ impl Load {
     ) -> std::result::Result<u64, E> {
         let (pages, mut known) = self.sequence(number);
         if self.workload == Workload::OnePrompt {
-            // The whole request is offered, and the index tells the new pages.
+            // The whole request is offered, and the index reports the new pages.
             known = index.probe(SLOT, &pages);
         }
         let end =

@@ -104,8 +104,7 @@ struct Client {
 
 impl Client {
     fn work(&mut self, orders: &Receiver<Order>) {
-        // The first order tells which sequences of this client are in the store, and precedes any
-        // put.
+        // The first order lists the sequences of this client in the store, and precedes any put.
         let Ok(adopt) = orders.recv() else { return };
         self.execute(adopt);
         loop {

@@ -8,7 +8,7 @@ use std::io::{BufRead, Write};
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Order {
     /// Continue the work of an earlier client: the sequences `live` are in the store of the soak.
-    /// Other sequences before the first one of this client may be in it, and must be deleted.
+    /// The store may have other sequences before this client's first sequence: delete them.
     Adopt {
         /// Identity of the store. Sequences put into another store are not checked.
         store: String,
@@ -54,7 +54,7 @@ pub enum Answer {
     Checked {
         /// Sequences that were not found in full.
         lost: Vec<u64>,
-        /// Reason, if the store tells one.
+        /// Reason, if the store gives a reason.
         why: String,
     },
 }
