@@ -15,7 +15,7 @@ use std::time::Instant;
 /// Maximum bytes of a window: sequences are timed window by window, and only store calls run within
 /// a window.
 const WINDOW_BYTES_MAX: u64 = 1 << 30;
-/// Divisor of the available memory: a window takes at most this part.
+/// Divisor of the available memory: the quotient is the maximum size of a window.
 const MEMORY_SHARE: u64 = 4;
 
 /// Huge-page memory for a window of sequences, and their contents.

@@ -49,7 +49,7 @@ pub fn measure(
     let (full, empty) = (dir.join("index"), dir.join("empty"));
     let filled = bench.fill("fill", &full, entries, RUN_PAGES)?;
     let filled_empty = bench.fill("fill", &empty, 0, RUN_PAGES)?;
-    // The first opening writes what the fill left unwritten; it is not timed.
+    // The first opening writes data that the fill left unwritten; it is not timed.
     open::with(&Options::new(&full))?.close()?;
     steps.inc(1);
 

@@ -27,8 +27,8 @@ const TIMEOUT: Duration = Duration::from_secs(300);
 /// Arguments of `bench remote`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-How it measures. Each of --runs rounds writes --total bytes in objects of 8 MiB, four at once, through
-the tier (packing, checksums, checks of existence) and through the plain client of the crate
+How it measures. Each of --runs rounds writes --total bytes in objects of 8 MiB, four in parallel,
+through the tier (packing, checksums, checks of existence) and through the plain client of the crate
 object_store, in alternating order, and reads them back by range in the same way. The tier's probe
 before its reads and the comparison of bytes are outside the time. Ratios are taken by round; the
 median is printed.

@@ -9,7 +9,7 @@ use ritornello_volume::segments::{IoChoice, IoMode, IoReport, Segments, Segments
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Returns the number of segment files the store may have; zero without a known capacity.
+/// Returns the maximum number of segment files of the store; zero without a known capacity.
 pub fn segments(manifest: Option<&Manifest>, capacity: Option<u64>) -> u64 {
     let wanted = manifest
         .map(|manifest| (manifest.capacity, manifest.segment_bytes))

@@ -66,8 +66,8 @@ impl FaultKind {
             Self::FewOpenFiles => "low soft limit of open files",
             Self::DirectoryLate => "directory mounted late",
             Self::DirectoryForeign => "directory of another user",
-            Self::OtherCapacity => "restarted with another capacity",
-            Self::OtherVersion => "owner of another version",
+            Self::OtherCapacity => "restarted with a different capacity",
+            Self::OtherVersion => "owner of a different version",
             Self::ManySalts => "many new scopes",
         }
     }

@@ -6,8 +6,8 @@
 //!      ╰─────────────▶ client 1 ─╯
 //! ```
 //!
-//! A fault begins, lasts for some seconds, and ends. Then every client must complete a put and a
-//! get that began after the end, and all flushed sequences must be found with their bytes.
+//! A fault begins, lasts for some seconds, and ends. Afterwards every client must complete a put and
+//! a get that began after the end, and all flushed sequences must be found with their bytes.
 
 mod client;
 mod foreign;
