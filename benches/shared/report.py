@@ -239,8 +239,8 @@ def answer_differences(
     """
     both = run.answers.keys() & alone.keys()
     told = [
-        f"{title}: the answer to prompt {number}, {cached} tokens of it cached, differs from "
-        "the answer of the engine alone"
+        f"{title}: the answer to prompt {number}, {cached} tokens of it cached, is another than "
+        "that of the engine alone"
         for number, cached in sorted(both)
         if run.answers[number, cached] != alone[number, cached]
     ]
