@@ -3,13 +3,13 @@
     build/env/lmcache/bin/python benches/lmcache.py [--json FILE] [--dir DIR] [--rounds N] [...]
 
 Uses the functions of `lmcache bench l2`: same keys, same memory, same disk. Systems take turns in
-every round, each round in another order. Every loaded byte is compared. A row: `system`,
-`object_bytes`, `op`, `mb_s` (10^6 bytes a second in the median round; null for a lookup), `p50_us`
-(the median round). `ritornello, full` is a store that has written its whole capacity before, as
-stores in use have: its puts overwrite evicted objects. `disk` is the limit in the same rounds: as
-many bytes in operations of 1 MiB from four threads, overwritten in place and read, in LMCache's
-memory (`disk, in place`) and in huge pages (`disk, huge pages`), and written to newly allocated
-space (`disk, new space`), as new stores and new files are.
+every round, in an order that changes with the round. Every loaded byte is compared. A row:
+`system`, `object_bytes`, `op`, `mb_s` (10^6 bytes per second in the median round; null for a
+lookup), `p50_us` (the median round). `ritornello, full` is a store that has written its whole
+capacity before, like a store in use: its puts overwrite evicted objects. `disk` is the limit in the
+same rounds: the same number of bytes in operations of 1 MiB from four threads, overwritten in place
+and read, in LMCache's memory (`disk, in place`) and in huge pages (`disk, huge pages`), and written
+to newly allocated space (`disk, new space`), like new stores and new files.
 """
 
 # ruff: noqa: E402
@@ -202,7 +202,7 @@ def round_of(system: System, number: int, nbytes: int, count: int, buffer: torch
         adapter.submit_unlock(keys)
     for number_of, (stored, loaded) in enumerate(zip(source, target, strict=True)):
         if not torch.equal(stored.raw_data, loaded.raw_data):
-            raise SystemExit(f"{system.name}: object {number_of} came back as another one")
+            raise SystemExit(f"{system.name}: object {number_of} was loaded with wrong bytes")
 
 
 def measure(folder: Path, nbytes: int, count: int, rounds: int) -> list[dict[str, Any]]:

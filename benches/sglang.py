@@ -1,4 +1,4 @@
-"""Ritornello and SGLang's own file backend behind SGLang's own controller functions:
+"""Ritornello and SGLang's file backend under SGLang's controller functions:
 
     build/env/sglang/bin/python benches/sglang.py [--json FILE] [--dir DIR] [--total 1GiB]
 
@@ -9,7 +9,7 @@ time for a GB: 1000 divided by it is the MB/s that one idle core allows). Operat
 
     put           until the calls return: then the file backend's bytes are in the page cache,
                   Ritornello's are on the disk
-    put_synced    the same, followed by what makes them durable: `fsync` of every file, `flush`
+    put_synced    the same, then made durable: `fsync` of every file, or `flush`
     get_cold      the file backend's files are dropped from the page cache before; Ritornello has
                   nothing in it
     exists        `batch_exists` of the keys of 128 stored pages
@@ -61,7 +61,7 @@ Row = dict[str, Any]
 
 
 class System:
-    """A backend behind SGLang's controller, and how its bytes are made durable."""
+    """A backend under SGLang's controller, and how its bytes are made durable."""
 
     name: str
 
@@ -164,7 +164,7 @@ def round_of(system: System, name: str, pages: int, page_bytes: int) -> list[Row
     same = torch.equal(
         host.kv_buffer[:, :half].view(torch.int16), host.kv_buffer[:, half:].view(torch.int16)
     )
-    assert same, f"{system.name} returned other bytes"
+    assert same, f"{system.name} returned wrong bytes"
     asked = keys[:BATCH]
     exists = timed(lambda: system.backend.batch_exists(asked) == len(asked) for _ in range(EXISTS))
     host.kv_buffer[:, half:] = 0
@@ -296,7 +296,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--json", type=Path, help="write the rows to this file")
     parser.add_argument("--dir", type=Path, default=ROOT / "build", help="on the disk to measure")
-    parser.add_argument("--total", type=bytes_of, default=1 << 30, help="bytes a round: 1GiB")
+    parser.add_argument("--total", type=bytes_of, default=1 << 30, help="bytes per round: 1GiB")
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     logging.disable(logging.WARNING)

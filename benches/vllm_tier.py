@@ -39,7 +39,7 @@ MIB = 1 << 20
 HUGE = 2 * MIB
 MADV_COLLAPSE = 25
 CHUNK_TOKENS = 256
-# Chunks that a request stores or loads at once, and keys it looks up.
+# Chunks of one store or load request, and keys of one lookup.
 JOB_CHUNKS = 16
 LOOKUP_KEYS = 256
 LAYERS = ("model.layers.0", "model.layers.1")
@@ -114,7 +114,7 @@ def huge_bytes(memory: mmap.mmap) -> int:
 
 def collapse(fd: int, size: int) -> None:
     """Makes the file's pages huge through an aligned mapping: the kernel collapses pages through a
-    mapping that begins at a multiple of 2 MiB, and vLLM's need not.
+    mapping that begins at a multiple of 2 MiB, and vLLM's mapping may begin elsewhere.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
@@ -225,7 +225,7 @@ class Bench:
         self.host = host
 
     def transfer(self, tier: Any, keys: Sequence[bytes], *, load: bool) -> dict[str, float]:
-        """Moves all keys, in jobs of one request each, all submitted at once."""
+        """Moves all keys, in jobs of one request each, all submitted together."""
         from vllm.v1.kv_offload.tiering.base import TransferJob
 
         begun, busy = time.perf_counter(), cpu()
@@ -310,7 +310,7 @@ def measure(
             note("store", bench.transfer(tier, keys, load=False), at)
             rows[:] = 0
             note("load", bench.transfer(tier, keys, load=True), at)
-            assert (rows == expected).all(), f"{name} returned other bytes"
+            assert (rows == expected).all(), f"{name} returned wrong bytes"
             for _ in range(20):
                 note("lookup", bench.lookup(tier, keys[:LOOKUP_KEYS]), at)
     for _, _, tier in tiers:
@@ -375,7 +375,7 @@ def lookups_elsewhere(folder: Path, host: Host, rounds: int) -> list[dict[str, A
         assert owner.stdout is not None
         assert owner.stdout.readline() == "owner\n"
         tier = ours(folder, host)
-        # Dummy weights have a random epoch: the keys were stored under the previous one.
+        # Dummy weights have a random epoch: the keys were stored under the previous epoch.
         tier._tier._set_namespace(namespace)
         row("ritornello, as client", tier, bench.lookup)
         tier.shutdown()
@@ -395,7 +395,7 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--systems", default="ritornello,fs")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--json", action="store_true", help="one JSON object a line")
+    parser.add_argument("--json", action="store_true", help="one JSON object per line")
     return parser.parse_args()
 
 

@@ -1,7 +1,7 @@
-"""Runs the demonstration: three vLLM processes, one after the other, the same questions.
+"""Runs the demonstration: three vLLM processes in succession, the same questions.
 
 1. a cold process with Ritornello on an empty store: everything is prefilled, and saved;
-2. a *new* process on the same store: vLLM's own prefix cache is empty, the store is not;
+2. a *new* process on the same store: vLLM's own prefix cache is empty, the store is not empty;
 3. a new process without Ritornello: the price of prefilling; then the same questions again, now
    served from vLLM's own prefix cache, which is what answers of the second process must equal.
 

@@ -1,4 +1,4 @@
-"""Generated documents, the same ones in every run."""
+"""Generated documents, the same in every run."""
 
 import random
 from collections.abc import Callable, Sequence

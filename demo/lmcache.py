@@ -1,10 +1,10 @@
-"""Runs the demonstration for LMCache: one store, two LMCache servers, one after the other.
+"""Runs the demonstration for LMCache: one store, two LMCache servers in succession.
 
 1. a server with Ritornello on an empty store: nothing is found, everything is stored;
 2. a *new* server on the same store, its memory empty: the same requests are hits, and every chunk
-   has the checksum that it had.
+   has the same checksum as before.
 
-The requests are those of `lmcache bench server`, which plays the engine without a GPU. Exit code 0
+`lmcache bench server` plays the engine without a GPU, and sends the requests. Exit code 0
 where every claim held, 1 where one did not, 2 where LMCache did not run.
 """
 
@@ -37,7 +37,7 @@ CHECKSUM = re.compile(r"\[seq (\d+)/(?:cold|warm)\] CHECKSUM: (\w+)")
 @dataclass
 class Asked:
     """The outcome of a request: chunks found by its first lookup, all chunks, and the checksums
-    of what the engine has in its memory then.
+    of the engine's memory after the request.
     """
 
     hits: int
@@ -123,7 +123,7 @@ def broken_claims(cold: dict[int, Asked], warm: dict[int, Asked]) -> list[str]:
                 f"request {number}: {again.hits} of {again.chunks} chunks after a restart"
             )
         if len(first.checksums | again.checksums) != 1:
-            broken.append(f"request {number}: the bytes are not those that were stored")
+            broken.append(f"request {number}: the bytes differ from the stored bytes")
     return broken
 
 

@@ -126,7 +126,7 @@ class Server(Process):
         command += ["--host", "127.0.0.1", "--port", str(self.port), "--dtype", "bfloat16"]
         command += ["--enforce-eager", "--block-size", "64", "--disable-uvicorn-access-log"]
         command += ["--max-model-len", str(self.max_tokens), "--max-num-batched-tokens", "2048"]
-        # Without it vLLM kills its processes at once, before anything can be finished.
+        # Without this timeout vLLM kills its processes immediately, before pending work ends.
         command += ["--shutdown-timeout", str(DRAIN_SECONDS)]
         if self.connector is not None:
             command += ["--kv-transfer-config", json.dumps(self.connector)]

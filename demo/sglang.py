@@ -1,9 +1,9 @@
-"""Two SGLang processes, one after the other, the same long prompts: `python -m demo.sglang`.
+"""Two SGLang processes in succession, the same long prompts: `python -m demo.sglang`.
 
-1. a cold process with Ritornello behind its hierarchical cache, on an empty store: every prompt is
+1. a cold process with Ritornello under its hierarchical cache, on an empty store: every prompt is
    prefilled and stored; then asked again, served from SGLang's own memory;
-2. a *new* process on the same store: SGLang's memory is empty, the store is not. Its answers must
-   equal those from SGLang's own memory.
+2. a *new* process on the same store: SGLang's memory is empty, the store is not empty. Its
+   answers must equal the answers from SGLang's own memory.
 
 Exit code 0 where every claim held, 1 where one did not, 2 where the engine did not run.
 """

@@ -1,4 +1,4 @@
-"""An SGLang server process on CPUs, with Ritornello behind its hierarchical cache."""
+"""An SGLang server process on CPUs, with Ritornello under its hierarchical cache."""
 
 import http.client
 import json

@@ -4,8 +4,8 @@
     python -m benches.shared --short          one of each kind, a tiny model: facts only
 
 Every set-up gets two `vllm serve` processes, empty tiers, and multi-round QA round robin. Exit
-status 0 if all facts held (answers equal those of the engine alone, hits come from the tier that a
-set-up tests, no request failed), 1 if one did not, 2 if nothing was measured.
+status 0 if all facts held (answers equal the answers of the engine alone, hits come from the tier
+that a set-up tests, no request failed), 1 if a fact did not hold, 2 if nothing was measured.
 """
 
 import argparse
@@ -130,8 +130,8 @@ class Bench:
 
 
 def supported_setups(plan: list[Setup], folder: Path, report: Report) -> list[Setup]:
-    """Returns the set-ups that the engines' connector accepts; records its reasons against the
-    others.
+    """Returns the set-ups that the engines' connector accepts; records its reasons against
+    all other set-ups.
     """
     somewhere = Place(folder, MEMORY, "s3://bucket/prefix?endpoint=http://127.0.0.1:9000", 1, 1e6)
     configs = [extra_config(setup, somewhere) for setup in plan]

@@ -34,13 +34,13 @@ EXTRA = "kv_connector_extra_config"
 # engine reach the tiers.
 CHECKS = 3
 STORED_SECONDS = 4.0
-# By prompt and cached tokens: the same split of the same prompt must give the same answer.
+# Answers by prompt and cached tokens: the same split of the same prompt must give the same answer.
 Answers = dict[tuple[int, int], tuple[int, ...]]
 
 
 @dataclass
 class Engine(VLLMServer):
-    """One of two engines that share a machine's cores, with little KV memory of its own."""
+    """One of two engines that share a machine's cores, with little KV memory."""
 
     scale: Scale = field(kw_only=True)
     threads: int = 1
@@ -149,7 +149,7 @@ class Fleet(Started):
         return Speed(mean([r.prompt_tokens / r.ttft_s for r in answered]), mean(gaps))
 
     def multi_round_qa(self, history: int, qps: float) -> Measured:
-        """Runs users of this history length, whom no other length has."""
+        """Runs users of this history length; no user has two lengths."""
         scale = self.scale
         return self.measure(
             MultiRoundQA(
@@ -203,15 +203,15 @@ class Fleet(Started):
 
 @dataclass(frozen=True)
 class Speed:
-    """Speed of one engine while the other is as busy: prefilled tokens a second, and seconds
-    between the tokens of an answer.
+    """Speed of one engine while both engines are equally busy: prefilled tokens per second, and
+    seconds between the tokens of an answer.
     """
 
     prefill_tokens_s: float
     gap_s: float
 
     def qps(self, scale: Scale, history: int) -> float:
-        """Returns the questions a second that keep the engines alone busy for `scale.load` of the
+        """Returns the questions per second that keep the engines alone busy for `scale.load` of the
         time.
         """
         said = scale.rounds / 2 * (scale.question + scale.answer)
@@ -222,8 +222,8 @@ class Speed:
 
 
 def equal_answer_share(mine: Sequence[Record], reference: Sequence[Record]) -> float | None:
-    """Returns the share of answers equal to those of the reference run, among equal prompts: a
-    session's prompts are equal while its answers are. Other requests in a batch may change
+    """Returns the share of answers equal to the reference run's answers, among equal prompts: a
+    session's prompts are equal while its answers are equal. Other requests in a batch may change
     rounding.
     """
     told = {(r.session, r.round): r.answer for r in reference if not r.error}

@@ -23,16 +23,16 @@ from ritornello.bench.driver import Record
 from ritornello.bench.show import percent, seconds
 from ritornello.bench.summary import sessions, total, ttfts
 
-# Aims: TTFT over that of the host tier alone at twice break-even and more, over the engine alone at
-# half of it, and the gate's regret.
+# Aims: TTFT over the host tier alone at twice break-even and more, over the engine alone at half of
+# break-even, and the gate's regret.
 ENOUGH_X, CUT, LITTLE_X, WORSE, REGRET = 2.0, 0.6, 0.5, 1.05, 0.10
 
 
 @dataclass(frozen=True)
 class Row:
-    """One set-up at one length of history. TTFT is that of questions with a history (round 2 and
-    later), except for `ttft_first_mean_s`. Intervals are at 95 %, over users. `hit_rate`: prompt
-    tokens from any cache over all prompt tokens, first questions included.
+    """One set-up at one length of history. TTFT is measured on questions with a history (round
+    2 and later), except for `ttft_first_mean_s`. Intervals are at 95 %, over users. `hit_rate`:
+    prompt tokens from any cache over all prompt tokens, first questions included.
     """
 
     setup: str
@@ -88,8 +88,8 @@ class Report:
         return quantile(computed, 0.5) if computed else 0.0
 
     def break_even(self, history: int) -> float:
-        """Returns the bytes a second at which loading such a prompt takes as long as computing
-        it.
+        """Returns the bytes per second at which loading a prompt of this length takes as long as
+        computing it.
         """
         return self.prefill_tokens_s(history) * self.bytes_per_token
 
@@ -143,7 +143,7 @@ class Report:
     def _over(
         self, back: Sequence[Record], other: Run | None, history: int, run: Run
     ) -> Interval | None:
-        """Returns the ratio of TTFT to that of another set-up, users paired."""
+        """Returns the ratio of TTFT to the TTFT of another set-up, users paired."""
         theirs = _returning(self._records(other, history))
         if not theirs or other is run:
             return None
@@ -166,7 +166,7 @@ class Report:
         return regret(chosen, rest)
 
     def check(self) -> None:
-        """Checks facts that hold at any speed; `broken` gets those that do not."""
+        """Checks facts that hold at any speed; adds broken facts to `broken`."""
         alone = self.reference(ALONE)
         for run in self.runs:
             title = run.setup.title
@@ -184,7 +184,7 @@ class Report:
 
     def compared(self) -> dict[str, list[int]]:
         """Returns, by set-up, how many tokens were cached of prompts whose answers were compared
-        with those of the engine alone.
+        with the answers of the engine alone.
         """
         alone = self.reference(ALONE)
         return {
@@ -234,8 +234,8 @@ class Report:
 def answer_differences(
     title: str, run: Run, alone: Mapping[tuple[int, int], tuple[int, ...]]
 ) -> list[str]:
-    """Returns answers that differ from those of the engine alone, to the same prompt with as many
-    cached tokens.
+    """Returns answers that differ from the answers of the engine alone, to the same prompt with the
+    same number of cached tokens.
     """
     both = run.answers.keys() & alone.keys()
     told = [

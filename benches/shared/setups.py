@@ -58,8 +58,8 @@ SHORT = Scale(
 class Setup:
     """`tiers`: in the connector's syntax, with placeholders. `rate_x`: bandwidth of the lowest tier
     in multiples of break-even, None if unlimited. `gate`: how the connector decides between loading
-    and computing. `history`: the length measured, if not the longest; break-even is that of the
-    length.
+    and computing. `history`: the length measured, if not the longest; break-even is taken at
+    this length.
     """
 
     name: str
@@ -69,15 +69,15 @@ class Setup:
     history: int | None = None
 
     def histories(self, scale: Scale) -> tuple[int, ...]:
-        """Returns the lengths measured: all of them if other set-ups are compared with this one."""
+        """Returns the lengths measured: all lengths if other set-ups are compared with it."""
         if self.name in (ALONE, HOST):
             return scale.histories
         return (self.history or max(scale.histories),)
 
     @property
     def has_answers(self) -> bool:
-        """Whether its answers are compared with those of the engine alone: once for the same tiers,
-        and only if all stored pages are loaded.
+        """Whether its answers are compared with the answers of the engine alone: once for the same
+        tiers, and only if all stored pages are loaded.
         """
         return self.gate != "never" and self.rate_x in (None, max(RATES))
 
@@ -92,7 +92,7 @@ class Setup:
 @dataclass(frozen=True)
 class Place:
     """Locations of a set-up's tiers. `memory`: a folder in memory, for host tiers. `s3`: the
-    address of an empty prefix. `break_even`: bytes a second of one engine, at the measured length
+    address of an empty prefix. `break_even`: bytes per second of one engine, at the measured length
     of history.
     """
 
@@ -121,8 +121,8 @@ def extra_config(setup: Setup, place: Place, engine: int = 0) -> dict[str, Any] 
 
 
 def full_plan() -> list[Setup]:
-    """Returns all set-ups, the most informative first: the last ones are left out if time runs
-    out.
+    """Returns all set-ups, the most informative first: the last set-ups are left out if time
+    runs out.
     """
     lower = [(name, ("{host}", LOWER[name])) for name in (HOST_DISK, HOST_S3)]
     auto = [Setup(name, tiers, rate) for rate in RATES for name, tiers in lower]

@@ -60,7 +60,7 @@ BODIES = {
 
 @dataclass
 class Survey:
-    """What a set of shared objects needs: libraries by name, and undefined (symbol, version)s."""
+    """Needs of a set of shared objects: libraries by name, and undefined (symbol, version)s."""
 
     libraries: set[str] = field(default_factory=set)
     undefined: set[tuple[str, str]] = field(default_factory=set)

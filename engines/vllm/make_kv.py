@@ -85,7 +85,7 @@ def main() -> int:
     parser.add_argument("shape", choices=SHAPES)
     parser.add_argument("file", type=Path)
     parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--batch", type=int, default=8, help=f"windows of {WINDOW} tokens a step")
+    parser.add_argument("--batch", type=int, default=8, help=f"windows of {WINDOW} tokens per step")
     parser.add_argument("--tokens", type=int, default=512)
     parser.add_argument("--keep", type=int, default=512, help="tokens of keys and values")
     parser.add_argument("--queries", type=int, default=64)

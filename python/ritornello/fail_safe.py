@@ -2,8 +2,8 @@
 
 A store that cannot be opened, fails fatally, or refuses the engine's keys is opened again by a
 background thread, with back-off; a failed one is closed by another thread, because a hung disk may
-keep it from being closed. Calls return at once in the meantime. Failures are counted, and logged
-once per kind.
+keep it from being closed. Calls return immediately while no store is open. Failures are counted,
+and logged once per kind.
 """
 
 import logging
@@ -31,7 +31,7 @@ RETRY_SECONDS_MAX = 5.0
 # A store that served for longer than this before it failed is reopened after the first pause.
 STABLE_SECONDS = 60.0
 # Opening a store that refuses the engine's keys, only to close it again, takes at most one part in
-# this many of the time; the pause between two attempts never exceeds the maximum.
+# `REFUSED_PARTS` of the time; the pause between two attempts never exceeds the maximum.
 REFUSED_PARTS = 20
 REFUSED_SECONDS_MAX = 60.0
 # Maximum number of failed stores that are being closed; while it is reached, none is opened.
@@ -72,7 +72,7 @@ class FailSafeStore:
         self._retry_pause = RETRY_SECONDS
         self._opened_at = self._lost_at = monotonic()
         self._opener: Thread | None = None
-        # Failed stores that the opener has not seen yet, and the threads that close the others.
+        # Failed stores that the opener has not seen yet, and the threads that close failed stores.
         self._failed: list[Store] = []
         self._closers: list[Thread] = []
         self._stop = Event()
@@ -115,7 +115,7 @@ class FailSafeStore:
             return action(store)
         except (KeyboardInterrupt, SystemExit):
             raise
-        except BaseException as error:  # PanicException is no Exception
+        except BaseException as error:  # PanicException is not an Exception
             lost = getattr(error, "kind", "") in ("fatal", "closed")
             if lost and self._reopen_after(store, operation, error):
                 self._count(operation)
@@ -140,7 +140,7 @@ class FailSafeStore:
         return self.call("policy", check, "")
 
     def expect_hash(self, algorithm: str) -> None:
-        """From the next opening on, a store that refuses keys of `algorithm` is not used: it is
+        """Starting at the next opening, a store that refuses keys of `algorithm` is not used: it is
         closed, and opened again in case that its policy, or the store at the path, changes.
         """
         self._hash = algorithm
@@ -163,7 +163,7 @@ class FailSafeStore:
             return action()
         except (KeyboardInterrupt, SystemExit):
             raise
-        except BaseException as error:  # PanicException is no Exception
+        except BaseException as error:  # PanicException is not an Exception
             self.record_failure(operation, error)
             return default
 
@@ -287,7 +287,7 @@ class FailSafeStore:
         try:
             self._check_closers()
             store = self._open_accepted()
-        except BaseException as error:  # PanicException is no Exception
+        except BaseException as error:  # PanicException is not an Exception
             self._set_broken("open", error, again=is_retriable(error))
             self._log_failure("open", error, repeat=True)
             return self._will_reopen()
@@ -296,8 +296,8 @@ class FailSafeStore:
         return False
 
     def _check_closers(self) -> None:
-        """Raises RetryError if as many failed stores are being closed as may be: each keeps its
-        memory and its files.
+        """Raises RetryError if `CLOSING_MAX` failed stores are being closed: each keeps its memory
+        and its files.
         """
         self._closers[:] = [thread for thread in self._closers if thread.is_alive()]
         if len(self._closers) >= CLOSING_MAX:

@@ -190,7 +190,7 @@ class Throttle:
         (self.group / "cgroup.procs").write_text(str(pid))
 
     def limit(self, bytes_per_second: int) -> None:
-        """Sets the rate of writes; zero is no limit."""
+        """Sets the rate of writes; zero removes the limit."""
         (self.group / LIMIT).write_text(f"{self.disk.number()} {bytes_per_second}")
 
     def remove(self) -> None:

@@ -1,4 +1,4 @@
-"""Remote backends that are Python classes: the documented one, and faulty ones."""
+"""Remote backends that are Python classes: the documented backend, and faulty backends."""
 
 import importlib
 import itertools

@@ -248,7 +248,7 @@ def test_kill_loop_on_slow_device(slow_disk: Disk) -> None:
             if rng.random() < 0.3:
                 loop.kill(1)
                 loop.children[1], loop.opened[1] = loop.start(), False
-            # The second child writes to the space of the dead one.
+            # The second child writes to the space of the dead child.
             loop.wait(1, rng.uniform(0.0, 0.3), opened=True)
             if len(loop.flushed) > 500:
                 flushed += loop.end_and_check()

@@ -27,7 +27,7 @@ from ritornello.settings import StoreSettings
 PAGE_BYTES = 256 << 10
 # Keys do not chain: a lost page hides no other.
 SCOPE = rt.Scope.opaque("device", PAGE_BYTES)
-# Bytes a second of the throttled writer, and pages of its put: 12 MiB, queued for three seconds.
+# Bytes per second of the throttled writer, and pages of its put: 12 MiB, queued for three seconds.
 SLOW = 4 << 20
 IN_FLIGHT = 48
 FILE_SYSTEMS = pytest.mark.parametrize("slow_disk", ["ext4", "xfs"], indirect=True)
@@ -499,8 +499,8 @@ def test_copy_mounted_over_store_is_opened(
         copy.detach()
 
 
-# Keeps a store open in a directory of a chroot, which is no mount point: the kernel does not list
-# the mount that contains it. Prints whether the store has the pages that it put.
+# Keeps a store open in a directory of a chroot, which is not a mount point: the kernel does not
+# list the mount that contains it. Prints whether the store has the pages that it put.
 CHROOT = """
 import logging, os, sys
 sys.path.insert(0, {here!r})
@@ -563,7 +563,7 @@ def test_late_mount_is_noticed_in_chroot(tmp_path: Path, make_disk: Callable[...
 def test_unmounted_disk_gets_no_store_below(
     make_disk: Callable[..., Disk], was_begun: bool
 ) -> None:
-    # On a disk that is mounted over another one: what lies below is a mount point as well.
+    # On a disk that is mounted over another disk: the directory below is a mount point as well.
     below, disk = make_disk("below", 2048), make_disk("above", 2048)
     disk.unmount()
     path = below.path / "kv"

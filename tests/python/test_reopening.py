@@ -1,4 +1,4 @@
-"""A connector's store that cannot be opened, or fails, is reopened when the fault is over."""
+"""A connector's store that cannot be opened, or fails, is reopened after the fault has ended."""
 
 import gc
 import logging
@@ -156,8 +156,8 @@ def test_client_with_another_capacity_serves(
 def start_replaceable_owner(
     start_owner: Callable[[], "subprocess.Popen[str]"], tmp_path: Path
 ) -> Callable[[], Callable[[], object]]:
-    """Starts an owner, and returns a function that replaces its store by another one, with an
-    owner.
+    """Starts an owner, and returns a function that replaces its store by another store, with
+    an owner.
     """
 
     def start() -> Callable[[], object]:

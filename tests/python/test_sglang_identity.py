@@ -1,4 +1,4 @@
-"""What distinguishes two of SGLang's pages."""
+"""The properties that distinguish two of SGLang's pages."""
 
 import hashlib
 from dataclasses import replace

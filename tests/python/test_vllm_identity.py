@@ -1,4 +1,4 @@
-"""What distinguishes two engines' pages: configuration, weights; and engines that are refused."""
+"""Properties that distinguish two engines' pages (configuration, weights); refused engines."""
 
 import json
 import struct

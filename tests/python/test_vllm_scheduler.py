@@ -294,7 +294,7 @@ def test_failed_load_computes_rest(async_side: SchedulerSide, store: FakeStore) 
     keep(store, asked, 3)
     begin_async_load(async_side, asked)
     report = WorkerReport(unsaved=[("r", 0, 1)], failed={"r"})
-    # vLLM keeps the blocks before the failed one.
+    # vLLM keeps the blocks before the failed block.
     asked.num_computed_tokens = TOKENS
     async_side.complete_step(report, {101}, {"r"})
     async_side.request_admitted(asked, BLOCKS, 0)

@@ -1,5 +1,5 @@
-"""What distinguishes two engines' chunks, which engines are refused, and supported versions of
-vLLM.
+"""The properties that distinguish two engines' chunks, engines that are refused, and supported
+versions of vLLM.
 """
 
 from dataclasses import dataclass

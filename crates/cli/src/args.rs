@@ -96,8 +96,8 @@ pub struct StatArgs {
 /// Arguments of `top`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Refreshes each second until q, Esc or Ctrl-C. Prints once if standard output is no terminal. If no
-process owns the store, this command owns it until it ends.
+Refreshes each second until q, Esc or Ctrl-C. Prints once if standard output is not a terminal. If
+no process owns the store, this command owns it until it ends.
 
 Examples:
   ritornello top /nvme/kv
@@ -115,15 +115,15 @@ pub struct TopArgs {
 #[derive(Debug, Args)]
 #[command(after_help = "\
 A store needs no service: the first process that opens it owns it, and when the owner ends another
-process takes over. With this command the owner is a process that outlives engines, with memory and
-limits of its own.
+process takes over. With this command the owner is a process that outlives engines, with separate
+memory and limits.
 
 If another process owns the store, this command waits, and takes over when the owner ends; with
---must-own it fails instead, with exit code 2. SIGTERM, SIGINT and SIGHUP end it: clients' calls
-finish, all puts are made durable, and a client takes over. If a disk is mounted over the directory,
-or another store takes its place, this command opens what is there then. Each change of its role is
-a line on standard output: `ready`, `waiting`, `failed`, `reopening`, `closed`; with --json one
-object per line.
+--must-own it fails instead, with exit code 2. SIGTERM, SIGINT and SIGHUP end the command: clients'
+calls finish, all puts are made durable, and a client takes over. If a disk is mounted over the
+directory, or the directory is replaced by another store's, this command opens the directory at the
+path again. Each change of its role is a line on standard output: `ready`, `waiting`, `failed`,
+`reopening`, `closed`; with --json one object per line.
 
 Examples:
   ritornello serve /nvme/kv --capacity 200GiB
@@ -132,7 +132,7 @@ Examples:
 pub struct ServeArgs {
     /// The store's directory
     pub dir: PathBuf,
-    /// The store's capacity: creates a missing store, resizes an existing one
+    /// The store's capacity: creates a missing store, resizes an existing store
     #[arg(long, value_parser = size)]
     pub capacity: Option<u64>,
     /// When a put is complete: cache (once visible) or durable
@@ -153,10 +153,10 @@ pub struct ServeArgs {
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Pages that fail verification are removed from the index and listed; a get would have missed them.
-Nothing else changes. Exit code 0: every page verified; 1: some did not.
+Nothing else changes. Exit code 0: every page verified; 1: some pages failed verification.
 
 --salvage then searches all segments for pages missing in the index (because it was damaged or
-deleted) and restores those that verify. Dropped scopes stay dropped.
+deleted) and restores the pages that verify. Dropped scopes stay dropped.
 
 Examples:
   ritornello fsck /nvme/kv
@@ -165,7 +165,7 @@ Examples:
 pub struct FsckArgs {
     /// The store's directory
     pub dir: PathBuf,
-    /// Also restore pages that are in the segments but not in the index
+    /// Restore pages that are in the segments but not in the index, after the verification
     #[arg(long)]
     pub salvage: bool,
 }
@@ -174,11 +174,11 @@ pub struct FsckArgs {
 #[derive(Debug, Args)]
 #[command(after_help = "\
 A smaller store keeps the most recently used pages: they are moved out of the segments to be
-removed, and the others are evicted. Leased and retained pages must fit. The command ends when the
-files are removed; if it is interrupted, the store's owner continues.
+removed, and all other pages are evicted. Leased and retained pages must fit. The command ends when
+the files are removed; if it is interrupted, the store's owner continues.
 
-Pass the new capacity to Store.open too, or none: an owner resizes the store to the capacity it is
-given.
+Pass the new capacity to Store.open too, or no capacity: an owner resizes the store to the capacity
+that it is given.
 
 Examples:
   ritornello resize /nvme/kv 400GiB
@@ -186,7 +186,7 @@ Examples:
 pub struct ResizeArgs {
     /// The store's directory
     pub dir: PathBuf,
-    /// Its new capacity
+    /// The store's new capacity
     #[arg(value_parser = size)]
     pub capacity: u64,
 }
@@ -214,7 +214,7 @@ pub enum PathsCommand {
         /// The store's directory
         dir: PathBuf,
     },
-    /// Add a directory; the capacity stays, so resize the store as well
+    /// Add a directory; the capacity does not change, so resize the store as well
     #[command(after_help = "Examples:\n  ritornello paths add /nvme/kv /nvme2/kv-segments")]
     Add {
         /// The store's directory
@@ -232,8 +232,9 @@ pub enum PathsCommand {
     },
     /// Give up a directory that is lost, and its pages
     #[command(after_help = "\
-A directory whose file system is not mounted is away: its pages are misses until it returns, and
-none is lost. Forget it when its disk is dead. Drain a directory that is present.
+A directory whose file system is not mounted is absent: its pages are misses until it is mounted
+again, and no page is lost. Forget a directory whose disk is dead. Drain a directory that is
+present.
 
 Examples:
   ritornello paths list /nvme/kv
@@ -254,9 +255,9 @@ which `ritornello stat` shows. lsm keeps the index in RocksDB, for catalogs larg
 needs a build with the cargo feature `lsm`. The new index keeps all pages, places, recency and
 retentions. Afterwards open the store with index=\"lsm\" or without naming an index.
 
-The new index is built beside the old one, and takes its space again until then; one rename switches
-to it. After a kill the store has one complete index: run the command again. Refuses while a process
-owns the store.
+The new index is built beside the old index, so the disk holds both until one rename switches to the
+new index. After a kill the store has one complete index: run the command again. Refuses while a
+process owns the store.
 
 Examples:
   ritornello convert-index /nvme/kv --to lsm
@@ -291,12 +292,12 @@ pub struct DestroyArgs {
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Writes pages, reads them back and compares every byte: in a temporary store inside DIR, or, if DIR
-holds a store, in that store under a scope of its own, which is dropped afterwards. Then examines
+holds a store, in that store under a separate scope, which is dropped afterwards. Then examines
 the I/O mode, huge pages, the file system, free space and limits, and recommends changes. Exit code
 0: no fault, perhaps advice; 1: a fault.
 
 With --backend it checks the requirements of a remote backend, and the tier over it under faults:
-refusals, silence, truncated values, wrong bytes. It writes some MiB under object names of its own.
+refusals, silence, truncated values, wrong bytes. It writes some MiB under separate object names.
 
 Examples:
   ritornello doctor /nvme/kv
@@ -304,7 +305,7 @@ Examples:
   ritornello doctor /nvme --capacity 200GiB
   ritornello doctor /nvme/kv --json | jq '.findings[] | select(.level != \"fine\")'")]
 pub struct DoctorArgs {
-    /// A directory of a store, or for a future one
+    /// A directory of a store, or for a future store
     #[arg(required_unless_present = "backend")]
     pub dir: Option<PathBuf>,
     /// Check a remote backend instead: its address, or MODULE:CLASS under Python

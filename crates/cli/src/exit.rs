@@ -58,7 +58,7 @@ impl Failure {
     #[must_use]
     pub fn unopened(error: &Error) -> Self {
         let advice = match error.kind() {
-            ErrorKind::Retry => "again in a moment; `ritornello doctor DIR` tells more",
+            ErrorKind::Retry => "again in a moment; `ritornello doctor DIR` shows details",
             ErrorKind::Fatal => "`ritornello fsck DIR`, or restore the directory from a copy",
             // The message names the remedy.
             ErrorKind::Invalid | ErrorKind::Closed | ErrorKind::Miss => "",
@@ -67,7 +67,8 @@ impl Failure {
         if StoreReopening::caused(error) || is_disk_failure(error) {
             // The command found a problem of the store: exit code 1.
             failure.status = Status::Problems;
-            failure.advice = "the disk (dmesg): the owner reopens the store by itself".to_owned();
+            failure.advice =
+                "the disk (dmesg): the owner reopens the store automatically".to_owned();
         }
         failure
     }
@@ -82,9 +83,9 @@ fn is_disk_failure(error: &Error) -> bool {
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         let advice = match error.kind() {
-            ErrorKind::Retry => "again; `ritornello doctor DIR` tells more",
+            ErrorKind::Retry => "again; `ritornello doctor DIR` shows details",
             ErrorKind::Fatal | ErrorKind::Miss => "`ritornello fsck DIR`",
-            ErrorKind::Closed => "again: the store was closed meanwhile",
+            ErrorKind::Closed => "again: the store was closed before the call ended",
             ErrorKind::Invalid => "",
         };
         let status =

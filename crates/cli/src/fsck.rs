@@ -22,8 +22,8 @@ struct Answer<'a> {
     clean: bool,
     #[serde(flatten)]
     verification: &'a Verification,
-    /// What opening the store dropped, by reason: pages, but segments for `segments_cut_short`, and 1
-    /// for a damaged `scope_registry`.
+    /// Items that opening the store dropped, by reason: pages, but segments for
+    /// `segments_cut_short`, and 1 for a damaged `scope_registry`.
     dropped_at_open: &'a BTreeMap<String, u64>,
 }
 
@@ -37,7 +37,7 @@ pub fn run(context: &Context, args: &FsckArgs) -> Result<Status, Failure> {
         let pid = node.store().stats().map_or(0, |stats| stats.catalog.owner_pid);
         return Err(Failure::unusable(
             format!("process {pid} owns the store in {}", args.dir.display()),
-            format!("stop process {pid} and run this again, or `ritornello stat` meanwhile"),
+            format!("stop process {pid} and run this again, or run `ritornello stat` instead"),
         ));
     };
     let bar = progress::bar("verifying");

@@ -5,7 +5,7 @@
 //! with `--json`, for programs.
 //!
 //! **Promises.** Standard output carries the result only; progress and warnings go to standard
-//! error. Exit codes are those of [`exit::Status`]. Files of a measurement are removed when it
+//! error. [`exit::Status`] lists the exit codes. Files of a measurement are removed when it
 //! ends, also by Ctrl-C.
 //!
 //! **May not know** how a store works: it opens stores and prints their answers.
@@ -41,14 +41,14 @@ use std::path::PathBuf;
 struct Context {
     /// Print one JSON object instead of tables.
     json: bool,
-    /// An interpreter for measurements that need one.
+    /// An interpreter for measurements that need Python.
     python: Option<PathBuf>,
     /// Program and first arguments that start this command in another process.
     self_command: Vec<PathBuf>,
 }
 
 /// Runs the command: `args` is its name and its arguments, `python` the interpreter for
-/// measurements that need one. Returns the exit status.
+/// measurements that need Python. Returns the exit status.
 #[must_use]
 pub fn run(args: Vec<String>, python: Option<PathBuf>) -> i32 {
     let cli = match Cli::try_parse_from(args) {
@@ -88,7 +88,7 @@ pub fn run(args: Vec<String>, python: Option<PathBuf>) -> i32 {
     result.unwrap_or_else(|failure| report(&context, &failure)).code()
 }
 
-/// Logs `level` and above, or as `RUST_LOG` says. Keeps the logger of a process that has one.
+/// Logs `level` and above, or as `RUST_LOG` requires. Keeps the process's logger if it has a logger.
 fn log_to_stderr(level: &str) {
     let filter = tracing_subscriber::EnvFilter::try_from_default_env()
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(level));

@@ -1,5 +1,5 @@
 //! The `ritornello` command without Python: `--python` names an interpreter for measurements that
-//! need one.
+//! need Python.
 
 #![forbid(unsafe_code)]
 

@@ -11,22 +11,22 @@ use std::sync::Arc;
 /// Returns the manifest of the store in `dir`; `None` if `dir` is empty or missing.
 ///
 /// # Errors
-/// Unusable if `dir` is no directory, holds other files, or has a damaged manifest.
+/// `Unusable` if `dir` is not a directory, holds other files, or has a damaged manifest.
 pub fn manifest(dir: &Path) -> Result<Option<Manifest>, Failure> {
     if !dir.is_dir() {
         let line = if dir.exists() { "is not a directory" } else { "does not exist" };
         return Err(Failure::unusable(
             format!("{} {line}", dir.display()),
-            "name a directory that exists: the one that is given to Store.open",
+            "name a directory that exists: the directory that is given to Store.open",
         ));
     }
     Directory::new(Arc::new(Host), dir).manifest().map_err(|error| Failure::unopened(&error))
 }
 
-/// Opens the store in `dir`; this process becomes the owner if no other process is.
+/// Opens the store in `dir`; this process becomes the owner if no other process owns the store.
 ///
 /// # Errors
-/// Unusable if no store exists, or it cannot be opened.
+/// `Unusable` if no store exists, or the store cannot be opened.
 pub fn existing(dir: &Path) -> Result<Arc<Node>, Failure> {
     if manifest(dir)?.is_none() {
         return Err(Failure::unusable(
@@ -40,7 +40,7 @@ pub fn existing(dir: &Path) -> Result<Arc<Node>, Failure> {
 /// Opens a store with these options.
 ///
 /// # Errors
-/// Unusable if it cannot be opened.
+/// `Unusable` if the store cannot be opened.
 pub fn with(options: &Options) -> Result<Arc<Node>, Failure> {
     ritornello_node::open(options).map_err(|error| Failure::unopened(&error))
 }

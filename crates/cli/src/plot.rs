@@ -43,7 +43,7 @@ pub struct Line {
 pub enum Join {
     /// Straight lines, with the points marked.
     Points,
-    /// Steps: a value holds until the next one.
+    /// Steps: a value holds until the next value.
     Steps,
 }
 
@@ -53,7 +53,7 @@ pub enum Scale {
     /// Linear; the vertical axis begins at zero.
     #[default]
     Linear,
-    /// By factors.
+    /// Equal distances are equal factors.
     Logarithmic,
 }
 

@@ -7,7 +7,7 @@ use std::io::Write;
 
 /// Advice for a poisoned store.
 pub const REOPENS: &str =
-    "check the disk (dmesg); the owner reopens the store by itself when it takes writes again";
+    "check the disk (dmesg); the owner reopens the store automatically when it takes writes again";
 
 /// Writes lines to standard output. Ignores a closed pipe.
 pub fn print_stdout(text: &str) {

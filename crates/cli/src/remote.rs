@@ -76,12 +76,13 @@ pub struct FsckArgs {
 /// Arguments of `remote gc`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-An object is as old as the youngest one that continues its prompt: ends of prompts are removed before
-beginnings, and first the objects whose predecessor is missing. Ages are by the remote's clock. If no
-object can be removed, objects are only listed; otherwise their headers are read.
+An object is as old as the youngest object that continues its prompt: ends of prompts are removed
+before beginnings, and objects whose predecessor is missing are removed first. Ages are by the
+remote's clock. If no object can be removed, objects are only listed; otherwise their headers are
+read.
 
-It may run beside engines, and beside another gc: a removed object costs hits, and is written again
-when its pages are computed again. Objects younger than --grace stay.
+The command may run while engines or another gc run: a removed object costs hits, and is written
+again when its pages are computed again. Objects younger than --grace are kept.
 
 Examples:
   ritornello remote gc s3://bucket/kv --max-age 30d
@@ -89,10 +90,10 @@ Examples:
 pub struct GcArgs {
     /// The remote's address
     pub address: RemoteAddress,
-    /// Remove objects not written or continued for this long: 30d, 12h, 45m
+    /// Remove objects older than this since their last write or continuation: 30d, 12h, 45m
     #[arg(long, value_parser = age, required_unless_present = "budget")]
     pub max_age: Option<Duration>,
-    /// Remove the oldest objects until this many bytes are left
+    /// Remove the oldest objects until at most this number of bytes is left
     #[arg(long, value_parser = size)]
     pub budget: Option<u64>,
     /// Keep all objects younger than this
@@ -145,7 +146,7 @@ pub fn failure(error: Error) -> Failure {
     match error.kind() {
         ErrorKind::Retry => Failure::failed(
             error.to_string(),
-            "again; `ritornello doctor --backend ADDRESS` tells more",
+            "again; `ritornello doctor --backend ADDRESS` shows details",
         ),
         // The message names the remedy.
         _ => Failure::unusable(error.to_string(), ""),

@@ -56,17 +56,17 @@ fn remove(path: &Path) {
     match std::fs::remove_dir_all(path) {
         Ok(()) => {}
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
-        Err(error) => tracing::warn!(%error, path = %path.display(), "left behind: remove it"),
+        Err(error) => tracing::warn!(%error, path = %path.display(), "not removed: remove it"),
     }
 }
 
-/// Without a signal handler, Ctrl-C leaves the directories behind, as `kill -9` does.
+/// Without a signal handler, Ctrl-C would leave the directories on the disk, as `kill -9` does.
 fn watch_signals() {
     let Ok(mut signals) = Signals::new([SIGINT, SIGTERM, SIGHUP]) else { return };
     let watcher = std::thread::Builder::new().name("ritornello-signals".to_owned());
     let watch = move || {
         for signal in signals.forever() {
-            // Other threads may create files meanwhile: the second pass removes those.
+            // Other threads may create files during the first pass: the second pass removes them.
             LIVE.lock().iter().for_each(|path| remove(path));
             LIVE.lock().iter().for_each(|path| remove(path));
             let _ = signal_hook::low_level::emulate_default_handler(signal);

@@ -23,7 +23,7 @@ const HEALTH_CHECK: Duration = Duration::from_secs(1);
 /// First and longest pause between attempts to open the path again.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(4));
 /// Maximum number of stores that are being left, each with its memory and files: a hung disk may keep
-/// a store from being closed. The path is not opened while there are as many.
+/// a store from being closed. The path is not opened while the number is reached.
 const LEFT_MAX: usize = 4;
 
 /// A line of output.
@@ -116,7 +116,7 @@ impl Served {
             Err(error) if error.kind() == ErrorKind::Retry => Role::Client,
             Err(error) => return Err(error.into()),
         };
-        // The owner reopens a failed store by itself.
+        // The owner reopens a failed store automatically.
         let failed = role == Role::Owner && node.problem().is_some();
         let is_news = self.announced != Some((role, failed));
         if role == Role::Client && !is_news {
@@ -138,7 +138,7 @@ impl Served {
     }
 }
 
-/// Attempts to open a path that leads to another store by now.
+/// Attempts to open a path that now leads to another store.
 #[derive(Default)]
 struct Reopening {
     /// Stores that were left. Their heal threads close them where they are.
@@ -164,7 +164,7 @@ impl Reopening {
         open::with(options)
     }
 
-    /// Prints a failed attempt, once per reason. Returns the time until the next one.
+    /// Prints a failed attempt, once per reason. Returns the time until the next attempt.
     fn report(&mut self, context: &Context, dir: &Path, failure: Failure) -> Duration {
         let pause = match &self.failed {
             Some((pause, _)) => (2 * *pause).min(PAUSES.1),
@@ -191,8 +191,8 @@ fn options(args: &ServeArgs) -> Result<Options, Failure> {
     Ok(options)
 }
 
-/// Returns a message for each signal that ends the command. A second signal ends the process at
-/// once.
+/// Returns a message for each signal that ends the command. A second signal ends the process
+/// immediately.
 fn signals() -> Result<Receiver<()>, Failure> {
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP])?;
     let (sender, receiver) = mpsc::channel();
@@ -209,7 +209,7 @@ fn signals() -> Result<Receiver<()>, Failure> {
 /// Prints the role of this process, and whether its store failed.
 ///
 /// # Errors
-/// If another process owns the store and this one must.
+/// If another process owns the store and this process must own it.
 fn announce(
     context: &Context,
     node: &Node,
@@ -254,7 +254,7 @@ fn emit(context: &Context, event: &Event<'_>) {
         }
         ("reopening", ..) => match event.reason {
             None => format!(
-                "reopening: {dir} leads to another disk or store by now; it is closed and opened again"
+                "reopening: {dir} now leads to another disk or store; it is closed and opened again"
             ),
             Some(reason) => format!("reopening: {dir} cannot be opened yet: {reason}"),
         },

@@ -41,7 +41,7 @@ pub fn run(context: &Context, args: &StatArgs) -> Result<Status, Failure> {
     Ok(if degraded || failed { Status::Problems } else { Status::Fine })
 }
 
-/// Formats the larger half of the extent sizes, each with its count.
+/// Formats the six largest extent size classes present, each with its count.
 fn extents(sizes: &BTreeMap<u64, u64>) -> String {
     let shown: Vec<String> = sizes
         .iter()
@@ -176,7 +176,7 @@ fn describe(dir: &Path, role: &str, stats: &StoreStats) -> String {
         ),
     );
     if let Some(pieces) = pieces(h.small_pages, h.large_pages) {
-        row("pieces a page", pieces);
+        row("pieces per page", pieces);
     }
     row(
         "written",
@@ -248,7 +248,7 @@ fn describe(dir: &Path, role: &str, stats: &StoreStats) -> String {
     if s.absent_space.runs > 0 {
         row(
             "absent space",
-            format!("{} runs, misses until their space is back", count(s.absent_space.runs)),
+            format!("{} runs, misses until their space is present", count(s.absent_space.runs)),
         );
     }
     for warning in &s.io.warnings {

@@ -76,7 +76,7 @@ fn fsck_drops_damaged_page_and_descendants() {
     assert_eq!(json["clean"], false);
     let finding = &json["findings"][0];
     assert_eq!((&finding["page"], &finding["reason"]), (&3.into(), &"checksum".into()), "{json}");
-    // Pages behind it in the chain are unreachable.
+    // Pages after it in the chain are unreachable.
     assert_eq!(json["pages_dropped"], PAGES - 19, "{json}");
     assert_eq!(probe(dir.path()), 19);
     let again = ritornello(&["fsck", text(dir.path())]);

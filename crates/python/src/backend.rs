@@ -62,7 +62,7 @@ pub(crate) fn export(module: &Bound<'_, PyModule>) -> PyResult<()> {
     Ok(())
 }
 
-/// Refuses new calls, and waits for running ones.
+/// Refuses new calls, and waits for running calls.
 #[pyfunction]
 fn stop_calls(py: Python<'_>) {
     py.detach(|| {

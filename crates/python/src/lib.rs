@@ -74,7 +74,7 @@ fn destroy(py: Python<'_>, path: PathBuf) -> PyResult<()> {
 }
 
 /// Runs the `ritornello` command: `argv` is its name and arguments, `python` the interpreter for
-/// measurements that need one. Returns the exit status.
+/// measurements that need Python. Returns the exit status.
 #[pyfunction]
 fn run_cli(py: Python<'_>, argv: Vec<String>, python: PathBuf) -> i32 {
     py.detach(|| ritornello_cli::run(argv, Some(python)))

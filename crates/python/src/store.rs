@@ -340,7 +340,7 @@ impl Store {
         stats_of(py, &stats)
     }
 
-    /// Finishes running tickets, cancels queued ones, makes all puts durable, and releases the
+    /// Finishes running tickets, cancels queued tickets, makes all puts durable, and releases the
     /// directory. A second call does nothing. After a `RetryError` writes of this process are in
     /// flight: close again.
     fn close(&self, py: Python<'_>) -> PyResult<()> {

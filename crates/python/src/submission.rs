@@ -18,7 +18,7 @@ pub(crate) struct Submission {
 }
 
 impl Submission {
-    /// Returns a get into `out`, in the sections with these ends, one after the other.
+    /// Returns a get into `out`, in consecutive sections with these ends.
     pub(crate) fn get(
         scope: &Scope,
         keys: &Bound<'_, PyAny>,

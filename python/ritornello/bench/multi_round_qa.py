@@ -83,7 +83,7 @@ class MultiRoundQA:
                 group.create_task(self._run_user_slot(driver, slot))
 
     async def _run_user_slot(self, driver: Driver, slot: int) -> None:
-        """Runs users one after the other, while there is time."""
+        """Runs users in succession, while there is time."""
         user, rounds = slot, self.rounds_of(slot)
         begin = slot / self.qps
         # The clock is checked too: a user whose wait ends too late asks nothing and leaves `begin`

@@ -36,9 +36,9 @@ class Row:
 
 @dataclass(frozen=True)
 class Total:
-    """Results of the whole run. Tokens a second are over its duration, hits included. `hit_tokens`,
-    by supplying tier, and `counters` of the connector come from the engines; None without
-    `/metrics`.
+    """Results of the whole run. Tokens per second are over its duration, hits included.
+    `hit_tokens`, by supplying tier, and `counters` of the connector come from the engines; None
+    without `/metrics`.
     """
 
     requests: int

@@ -9,8 +9,8 @@ from time import monotonic
 
 from ritornello.lmcache.naming import Family
 
-# Number of families that each new lock clears of expired locks: more than the one family that it
-# may add.
+# Number of families that each new lock clears of expired locks: more than the family that the
+# lock may add.
 FAMILIES_SWEPT = 2
 
 

@@ -344,7 +344,7 @@ def engine_of(config: HiCacheStorageConfig) -> Engine:
         args, model = get_server_args(), process_model_config()
         model_text, heads = model_name(model.hf_config.to_dict()), _kv_heads(model)
         facts = _facts(args, model)
-        # Another version than at the start means weights from elsewhere.
+        # A version that differs from the version at the start means weights from elsewhere.
         if str(args.load_format) != "dummy" and _weight_version() == str(args.weight_version):
             path = str(get_model().model_path)
             weights = fingerprint_of(path, args.revision, args.download_dir)

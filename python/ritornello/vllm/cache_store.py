@@ -205,8 +205,8 @@ def counts_of(stats: Mapping[str, Any]) -> Counts:
 
 
 def _tiers(found: "Lookup", fetched: int) -> list[tuple[str, int]]:
-    """Returns where the local pages were before this lookup, in order. The last pages are those
-    that the remote `fetched`.
+    """Returns where the local pages were before this lookup, in order. The last `fetched` pages are
+    from the remote.
     """
     tiers: list[tuple[str, int]] = []
     fetched = min(fetched, found.local)

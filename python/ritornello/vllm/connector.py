@@ -114,8 +114,8 @@ class RitornelloConnector(KVConnectorBase_V1, SupportsHMA):
                 logger.warning("ritornello: %s; neither hits nor saves", reason)
             else:
                 self._store.expect_hash(str(vllm_config.cache_config.prefix_caching_hash_algo))
-                # Opened here, not at the first request: the process with the most calls becomes the
-                # owner.
+                # Opened here, not at the first request: the process that makes most calls becomes
+                # the owner.
                 self._store.open()
                 self._guard = guard_of_engine()
         elif not reason:

@@ -65,9 +65,9 @@ class PageStore(Protocol):
 
 @dataclass(slots=True)
 class PrefixMatch:
-    """What the store has of a request: all that the first `tokens` need, under `leases`. `stored`:
-    leading pages of each group that are known to be stored. `pending`, `tiers` and `decision`: see
-    `StoreHit`, for pages of `page_tokens` tokens.
+    """Pages of a request that the store has: all that the first `tokens` need, under `leases`.
+    `stored`: leading pages of each group that are known to be stored. `pending`, `tiers` and
+    `decision`: see `StoreHit`, for pages of `page_tokens` tokens.
     """
 
     tokens: int

@@ -1,4 +1,4 @@
-"""What the scheduler's side knows of a request, and the used part of vLLM's scheduler."""
+"""The scheduler's side's state of a request, and the used part of vLLM's scheduler."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -43,7 +43,7 @@ class Step(Protocol):
 
 @dataclass(slots=True)
 class LeasedMatch:
-    """What the store has of the first `looked_up` tokens of a request, usable until `valid_until`.
+    """Stored pages of the first `looked_up` tokens of a request, usable until `valid_until`.
     `local_tokens`: leading tokens that were in the engine's cache. `asynchronous`: the answer that
     vLLM got.
     """

@@ -1,4 +1,4 @@
-"""The scheduler's side: which pages a request may load, and which are ready to be saved.
+"""The scheduler's side: pages that a request may load, and pages that are ready to be saved.
 
 Invariants:
 * A page is claimed only under a lease. Leases are held until the workers have reported the load, or

@@ -1,4 +1,4 @@
-"""Real SGLang servers, one after the other, on one store: identical tokens, under every fault."""
+"""Real SGLang servers in succession, on one store: identical tokens, under every fault."""
 
 import json
 import subprocess

@@ -41,7 +41,7 @@ pub enum BenchCommand {
     Adaptive(AdaptiveArgs),
     /// The remote tier, against the plain client of its object store
     Remote(BenchRemoteArgs),
-    /// One part of a measurement, in a process of its own
+    /// One part of a measurement, in a separate process
     #[command(hide = true)]
     Part(PartArgs),
 }
@@ -59,18 +59,19 @@ bfloat16 pages hold normal noise, which lossless codecs can shorten. Bytes of lo
 are not compared.
 
 A put or get is one sequence of 4,096 tokens, limited to 256 pages and to 512 MiB; calls are blocking,
-from one thread. Processor seconds are those of the whole process.
+from one thread. Processor seconds count the whole process.
 
 Probes ask for 256 pages in an index of --entries pages in 32-page runs, without payload: warm, the
-same few sequences; cold, a random one each time. Reopening is that of the whole store. Memory per
-page is the resident memory of a fresh process with that index open, less that with an empty one;
-beside it that of the whole store, which also keeps the order of eviction.
+same few sequences; cold, a random sequence each time. Reopening is timed for the whole store. Memory
+per page is the resident memory of a fresh process with that index open, less the memory with an
+empty index; the next row has the memory of the whole store, which also keeps the order of eviction.
 
-It needs about three times --total on the disk, and 1 GiB for the index; all of it is removed.
+The measurement needs about three times --total on the disk, and 1 GiB for the index; all files are
+removed.
 
 --steady fills a store of --total bytes and writes four times as much again, with evictions, while
-half of the gets hit; then measures it and fresh stores, in alternating order. Once with pages of
-192 KiB, once with pages of 16 KiB, 64 KiB, 192 KiB and 8 MiB mixed.
+half of the gets hit; then measures it and fresh stores, in alternating order. It measures once with
+pages of 192 KiB, and once with pages of 16 KiB, 64 KiB, 192 KiB and 8 MiB mixed.
 
 Examples:
   ritornello bench store --dir /nvme --shape llama3-8b --page-tokens 64 --total 2GiB
@@ -88,7 +89,8 @@ pub struct StoreArgs {
     /// Bytes moved by each measurement
     #[arg(long, default_value = "2GiB", value_parser = size)]
     pub total: u64,
-    /// A directory on the disk to measure [default: the current one, or a temporary one if that is in memory]
+    /// A directory on the disk to measure [default: the current directory, or a temporary
+    /// directory if the current one is in memory]
     #[arg(long)]
     pub dir: Option<PathBuf>,
     /// Rounds; the median counts
@@ -97,10 +99,10 @@ pub struct StoreArgs {
     /// Codec of pages: split, zstd, int8 or int4. A store of raw pages is measured in the same rounds
     #[arg(long, default_value = "raw", value_parser = codec)]
     pub codec: Codec,
-    /// Measure a full store that evicts against a fresh one, with a capacity of --total
+    /// Measure a full store that evicts against a fresh store, with a capacity of --total
     #[arg(long, conflicts_with_all = ["only", "runs", "shape", "page_tokens", "codec"])]
     pub steady: bool,
-    /// Measure only this part
+    /// The only part to measure
     #[arg(long, value_enum)]
     pub only: Option<Part>,
     /// Pages in the probed index
@@ -135,10 +137,10 @@ pub struct StoreArgs {
 #[derive(Debug, Args)]
 #[command(after_help = "\
 How it measures. Each of --runs rounds creates a store in memory, puts --total bytes into it, clears
-it, puts as much again over the same memory, reopens it and gets that twice; and copies as much with
-memcpy, page by page, from private memory in huge pages to the target of the gets, with as many
-threads as a get. The order alternates; ratios are taken by round; the median is printed. A call is 64
-pages. Every byte read is compared with the byte put, outside the time.
+it, puts --total bytes again over the same memory, reopens it and gets them twice; and copies --total
+bytes with memcpy, page by page, from private memory in huge pages to the target of the gets, with as
+many threads as a get. The order alternates; ratios are taken by round; the median is printed. A call
+is 64 pages. Every byte read is compared with the byte put, outside the time.
 
 Examples:
   ritornello bench host
@@ -162,9 +164,9 @@ pub struct HostArgs {
 #[derive(Debug, Args)]
 #[command(after_help = "\
 How it measures. Walks visit prompts of 256 pages in a page table of --nodes nodes: warm, four prompts
-in turn; cold, another one each time. A node is a span of pages in one state; the worst case is one
-page. Beside each walk stand dependent reads of memory, as many as the nodes it visits: of the same
-lines repeatedly, and of all lines.
+in turn; cold, another prompt each time. A node is a span of pages in one state; the worst case is
+one page. Each walk is compared with dependent reads of memory, as many as the nodes it visits: of
+the same lines repeatedly, and of all lines.
 
 Examples:
   ritornello bench table
@@ -189,14 +191,14 @@ fn node_pages(text: &str) -> Result<u64, String> {
 /// Arguments of `bench index`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-How it measures. Every backend is filled in a process of its own, probed there, and killed; then other
+How it measures. Every backend is filled in a separate process, probed there, and killed; then other
 processes reopen it: after the kill, after a clean close, and with its files out of the page cache. A
-last process removes old sequences, leaf first, while it inserts new ones.
+last process removes old sequences, leaf first, while it inserts new sequences.
 
 Rates are pages per second. Write amplification is the kernel's count of bytes the process wrote to
-storage, after a sync, per 40 bytes of a page; beside it, the backend's own count. Each backend is
-measured with only a final sync, and with a sync after every 65,536 pages; --durable adds one after
-every run.
+storage, after a sync, per 40 bytes of a page; the next column has the backend's count. Each backend
+is measured with only a final sync, and with a sync after every 65,536 pages; --durable adds a
+measurement with a sync after every run.
 
 Examples:
   ritornello bench index --entries 100000,1000000
@@ -210,7 +212,7 @@ pub struct IndexArgs {
     #[arg(long, value_delimiter = ',', default_value = "100000",
           value_parser = clap::value_parser!(u64).range(1000..=100_000_000))]
     pub entries: Vec<u64>,
-    /// Also measure with a sync after every run
+    /// Add a measurement with a sync after every run
     #[arg(long)]
     pub durable: bool,
     /// Source of the pages
@@ -222,7 +224,8 @@ pub struct IndexArgs {
     /// Write a chart: an SVG file
     #[arg(long, value_parser = picture)]
     pub chart: Option<PathBuf>,
-    /// A directory on the disk to measure [default: the current one, or a temporary one if that is in memory]
+    /// A directory on the disk to measure [default: the current directory, or a temporary
+    /// directory if the current one is in memory]
     #[arg(long)]
     pub dir: Option<PathBuf>,
 }
@@ -230,13 +233,13 @@ pub struct IndexArgs {
 /// Arguments of `bench clients`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-How it measures. This process owns a store; clients are processes of their own. Each of --runs rounds
+How it measures. This process owns a store; clients are separate processes. Each of --runs rounds
 puts and flushes --total bytes and gets them back, once here and once in a client, in alternating
 order; ratios are taken by round, and the median is printed. Every byte is compared, outside the time.
 
 Questions are about 256 stored pages (4,096 in the last row, as sixteen requests would ask together),
-4,000 times each: in this process, from a single client, and from a client beside --clients others
-that lease, put and get without pause.
+4,000 times each: in this process, from a single client, and from a client while --clients other
+clients lease, put and get without pause.
 
 Examples:
   ritornello bench clients
@@ -255,7 +258,8 @@ pub struct ClientsArgs {
     /// Rounds; the median counts
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub runs: u32,
-    /// A directory on the disk to measure [default: the current one, or a temporary one if that is in memory]
+    /// A directory on the disk to measure [default: the current directory, or a temporary
+    /// directory if the current one is in memory]
     #[arg(long)]
     pub dir: Option<PathBuf>,
     /// Bytes per segment file
@@ -266,8 +270,8 @@ pub struct ClientsArgs {
 /// Arguments of `bench codec`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-How it measures. A slice holds one layer's keys and values of --page-tokens tokens and is encoded by
-itself. The slices of a set are repeated until they fill --total bytes, which should exceed the
+How it measures. A slice holds one layer's keys and values of --page-tokens tokens and is encoded
+separately. The slices of a set are repeated until they fill --total bytes, which should exceed the
 caches; every round copies, encodes and decodes them. Rates are medians of bytes of numbers per
 processor time of one thread. Lossless codecs are compared bit by bit.
 
@@ -321,7 +325,7 @@ pub enum ShapeName {
     Custom,
 }
 
-/// Arguments of the hidden command that measures in a process of its own.
+/// Arguments of the hidden command that measures in a separate process.
 #[derive(Debug, Args)]
 pub struct PartArgs {
     /// The part.
@@ -329,7 +333,7 @@ pub struct PartArgs {
     pub part: PartCommand,
 }
 
-/// The parts that need a process of their own.
+/// The parts that need a separate process.
 #[derive(Debug, Subcommand)]
 pub enum PartCommand {
     /// Fills a metadata-only store

@@ -11,18 +11,18 @@ use ritornello_format::{RUN_HEADER_UNITS_MAX, UNIT};
 use ritornello_store::{Budget, Options};
 use std::path::Path;
 
-/// The store holds one in this many of the raw pages put. Even at a third of the raw size, not all
-/// pages fit.
+/// Divisor of the raw bytes put: the store's capacity is this part. Even at a third of the raw size,
+/// not all pages fit.
 const CAPACITY_SHARE: u64 = 4;
 /// Puts that fit into the store, at least, so that it evicts gradually.
 const PUTS_MIN: u64 = 8;
-/// Approximate number of segments, so that the unused end of one is small beside the store.
+/// Approximate number of segments, so that the unused end of a segment is a small part of the store.
 const SEGMENTS: u64 = 8;
 
 /// Puts the whole set into a store of a quarter of its size in `dir`, raw and encoded.
 ///
 /// # Errors
-/// The errors of the disk and of the store.
+/// Disk errors and store errors.
 pub fn measure(shape: &Shape, segment_bytes: u64, dir: &Path) -> Result<CapacityGain, Failure> {
     let small = smaller(shape);
     let least = small.page_bytes + u64::from(RUN_HEADER_UNITS_MAX) * UNIT;

@@ -6,7 +6,7 @@ const BLOCK: usize = 4096;
 const PATTERN: usize = 1 << 20;
 /// Bytes at the start of a block that identify it.
 const STAMP: usize = 16;
-/// Length of a key, that of SHA-256 block hashes.
+/// Length of a key: the length of SHA-256 block hashes.
 pub const KEY_BYTES: usize = 32;
 
 /// One of the finalisers of `SplitMix64` (Steele, Lea, Flood, 2014).

@@ -24,7 +24,7 @@ const FRESH: u32 = 1;
 const FILL: u32 = 2;
 const STEADY: u32 = 3;
 
-/// Bytes of a run header at most, and the padding beside it.
+/// Maximum bytes of a run header with its padding.
 const HEADER_BYTES: u64 = 32 << 10;
 
 /// A rate of the store and the raw limit of the same round.
@@ -47,7 +47,7 @@ struct Round {
 /// Returns the bytes of disk that [`measure`] needs.
 ///
 /// # Errors
-/// The errors of [`capacity`].
+/// Errors of [`capacity`].
 pub fn needed(shape: &Shape, segment_bytes: u64) -> Result<u64, Failure> {
     Ok(capacity(shape, segment_bytes)? + shape.total())
 }
@@ -55,7 +55,7 @@ pub fn needed(shape: &Shape, segment_bytes: u64) -> Result<u64, Failure> {
 /// Measures in `dir`, `runs` times, and fills in the report.
 ///
 /// # Errors
-/// The errors of the disk and of the store, and wrong bytes.
+/// Disk errors, store errors, and wrong bytes.
 pub fn measure(
     shape: &Shape,
     segment_bytes: u64,
@@ -212,10 +212,10 @@ impl Bench<'_> {
     }
 }
 
-/// Returns a capacity that holds the whole set beside the free reserve and the headers.
+/// Returns a capacity that holds the whole set, the free reserve and the headers.
 ///
 /// # Errors
-/// Unusable if no capacity fits.
+/// `Unusable` if no capacity fits.
 pub fn capacity(shape: &Shape, segment_bytes: u64) -> Result<u64, Failure> {
     let stored = u64::from(shape.sequences) * shape.sequence_bytes() as u64;
     // Small pages are never split, so the end of a segment may stay unused; headers take space too.
@@ -250,7 +250,7 @@ fn summarise(rounds: &[Round], report: &mut Report) {
     report.get = Some(moved(&|round| round.read));
 }
 
-/// Compares encoded pages with raw ones, round by round.
+/// Compares encoded pages with raw pages, round by round.
 fn compare(encoded: &[Round], plain: &[Round], codec: Codec, kept: CapacityGain) -> EncodedRates {
     let medians = |of: &dyn Fn(&Round, &Round) -> f64| {
         median(&encoded.iter().zip(plain).map(|(a, b)| of(a, b)).collect::<Vec<_>>())

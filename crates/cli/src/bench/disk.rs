@@ -24,7 +24,7 @@ impl Footprint {
     /// Counts the files under `dir`.
     ///
     /// # Errors
-    /// The errors of the file system.
+    /// File system errors.
     pub fn of(dir: &Path) -> std::io::Result<Self> {
         let mut sum = Self::default();
         each_file(dir, &mut |path| {
@@ -39,7 +39,7 @@ impl Footprint {
 /// Drops the files under `dir` from the page cache. The files must be synced.
 ///
 /// # Errors
-/// The errors of the file system.
+/// File system errors.
 pub fn drop_page_cache(dir: &Path) -> std::io::Result<()> {
     each_file(dir, &mut |path| {
         if path.is_file() {
@@ -66,11 +66,11 @@ fn each_file(
     Ok(())
 }
 
-/// Returns the directory to measure in: the given one, else the current one, else a temporary one
-/// if the current one is in memory.
+/// Returns the directory to measure in: the given directory, else the current directory; a
+/// temporary directory if the current one is in memory.
 ///
 /// # Errors
-/// Unusable if it is no directory, or has less than `needed` bytes free.
+/// `Unusable` if the path is not a directory, or has less than `needed` bytes free.
 pub fn choose(given: Option<&Path>, needed: u64) -> Result<PathBuf, Failure> {
     let dir = match given {
         Some(dir) => dir.to_owned(),
@@ -121,7 +121,7 @@ pub fn in_memory(dir: &Path) -> bool {
 /// `index_bytes`.
 ///
 /// # Errors
-/// Unusable if no capacity fits.
+/// `Unusable` if no capacity fits.
 pub fn capacity_for(segments: u64, segment_bytes: u64, index_bytes: u64) -> Result<u64, Failure> {
     let mut capacity = segments.max(2) * segment_bytes;
     loop {

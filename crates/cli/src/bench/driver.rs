@@ -13,9 +13,9 @@ use std::ops::Range;
 use std::time::Instant;
 
 /// Maximum bytes of a window: sequences are timed window by window, and only store calls run within
-/// one.
+/// a window.
 const WINDOW_BYTES_MAX: u64 = 1 << 30;
-/// Divisor of the available memory: a window takes at most this part.
+/// Divisor of the available memory: the quotient is the maximum size of a window.
 const MEMORY_SHARE: u64 = 4;
 
 /// Huge-page memory for a window of sequences, and their contents.
@@ -98,7 +98,7 @@ impl LoadDriver {
     /// Puts `sequences` of `set`, then flushes. Only the calls are timed.
     ///
     /// # Errors
-    /// The errors of the store, and pages that it did not store.
+    /// Store errors, and pages that the store did not take.
     pub fn put(&mut self, store: &Store, set: u32, sequences: u32) -> Result<Rate, Failure> {
         let (shape, stride) = (self.shape.clone(), self.shape.stride());
         let mut sum = none();
@@ -142,7 +142,7 @@ impl LoadDriver {
     /// Touches the sequences of `set`.
     ///
     /// # Errors
-    /// The errors of the store.
+    /// Store errors.
     pub fn touch(&self, store: &Store, set: u32) -> Result<(), Failure> {
         for keys in keys(&self.shape, set, &(0..self.shape.sequences)) {
             store.touch(&self.shape.scope, &keys.slices())?;
@@ -153,7 +153,7 @@ impl LoadDriver {
     /// Gets `sequences` of `set` and compares every byte. Only the calls are timed.
     ///
     /// # Errors
-    /// The errors of the store, missing pages, and wrong bytes.
+    /// Store errors, missing pages, and wrong bytes.
     pub fn get(&mut self, store: &Store, set: u32, sequences: u32) -> Result<Rate, Failure> {
         let (shape, stride) = (self.shape.clone(), self.shape.stride());
         let mut sum = none();

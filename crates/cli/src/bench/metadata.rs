@@ -35,7 +35,7 @@ const RUN_PAGES: u32 = 32;
 /// Measures in `dir`, with `runs` restarts, and fills in the report.
 ///
 /// # Errors
-/// The errors of the disk, of the store, and of the child processes.
+/// Errors of the disk, of the store, and of the child processes.
 pub fn measure(
     context: &Context,
     entries: u64,
@@ -49,7 +49,7 @@ pub fn measure(
     let (full, empty) = (dir.join("index"), dir.join("empty"));
     let filled = bench.fill("fill", &full, entries, RUN_PAGES)?;
     let filled_empty = bench.fill("fill", &empty, 0, RUN_PAGES)?;
-    // The first opening writes what the fill left unwritten; it is not timed.
+    // The first opening writes data that the fill left unwritten; it is not timed.
     open::with(&Options::new(&full))?.close()?;
     steps.inc(1);
 
@@ -81,7 +81,7 @@ pub fn measure(
     report.memory_bytes_per_page = Some(bench.a_page(opened, empty));
     steps.inc(1);
 
-    steps.set_message("memory per page, in runs of one");
+    steps.set_message("memory per page, in one-page runs");
     let single = dir.join("single");
     let filled_single = bench.fill("fill", &single, entries, 1)?;
     let store_single = bench.resident(&single)?;

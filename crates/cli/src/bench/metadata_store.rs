@@ -16,7 +16,7 @@ pub const PROBE_PAGES: u32 = 256;
 pub const SET: u32 = 4;
 /// Runs between two syncs.
 const RUNS_A_SYNC: u32 = 1 << 14;
-/// Bytes of a segment; none is ever created.
+/// Bytes of a segment; no segment is ever created.
 const SEGMENT_BYTES: u64 = 1 << 20;
 
 /// Slot of the scope.
@@ -45,7 +45,7 @@ pub fn scattered(at: usize, sequences: u32) -> u32 {
 /// index. Without entries the store is empty and has the same limits.
 ///
 /// # Errors
-/// The errors of the file system and of the index.
+/// File system errors and index errors.
 pub fn fill(dir: &Path, entries: u64, run_pages: u32) -> Result<RunIndex, Failure> {
     let run_pages = run_pages.clamp(1, PROBE_PAGES);
     let directory = Directory::new(Arc::new(Host), dir);
@@ -88,7 +88,7 @@ pub fn fill(dir: &Path, entries: u64, run_pages: u32) -> Result<RunIndex, Failur
 /// open.
 ///
 /// # Errors
-/// The errors of the file system and of the index.
+/// File system errors and index errors.
 pub fn index(dir: &Path, entries: u64, run_pages: u32) -> Result<RunIndex, Failure> {
     let medium: Arc<dyn Medium> = Arc::new(Host);
     let budget = Budget::divide(capacity(entries, run_pages)?, SEGMENT_BYTES)?;
@@ -97,7 +97,7 @@ pub fn index(dir: &Path, entries: u64, run_pages: u32) -> Result<RunIndex, Failu
     Ok(RunIndex::open(medium, &directory.index(), options)?)
 }
 
-/// Returns a capacity with space for a journal beside two checkpoints, as a changing store needs
+/// Returns a capacity with space for a journal and two checkpoints, as a changing store needs
 /// it.
 fn capacity(entries: u64, run_pages: u32) -> Result<u64, Failure> {
     let runs = entries.div_ceil(u64::from(run_pages)) + 1;

@@ -1,4 +1,4 @@
-//! Parts in a process of their own: the command starts itself and reads one line of JSON.
+//! Parts in a separate process: the command starts itself and reads one line of JSON.
 
 use super::content::Keys;
 use super::metadata_store;
@@ -36,7 +36,7 @@ pub struct Answer {
 /// The hidden command: runs a part and prints its answer on one line.
 ///
 /// # Errors
-/// The errors of the part.
+/// Errors of the part.
 pub fn run(part: &PartCommand) -> Result<Status, Failure> {
     let answer = match part {
         PartCommand::IndexBackend(part) => return super::index::run_part(&part.part),
@@ -136,7 +136,7 @@ pub fn ask(mut command: Command, input: Option<&[u8]>) -> Result<Answer, Failure
     command.stdout(Stdio::piped());
     let mut child = command.spawn().map_err(|error| failed(format!("{name}: {error}")))?;
     if let (Some(input), Some(mut pipe)) = (input, child.stdin.take()) {
-        // If the child does not read its input, its exit status tells more.
+        // If the child does not read its input, its exit status shows details.
         let _ = pipe.write_all(input);
     }
     let output = child.wait_with_output()?;

@@ -27,8 +27,8 @@ const TIMEOUT: Duration = Duration::from_secs(300);
 /// Arguments of `bench remote`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-How it measures. Each of --runs rounds writes --total bytes in objects of 8 MiB, four at once, through
-the tier (packing, checksums, checks of existence) and through the plain client of the crate
+How it measures. Each of --runs rounds writes --total bytes in objects of 8 MiB, four in parallel,
+through the tier (packing, checksums, checks of existence) and through the plain client of the crate
 object_store, in alternating order, and reads them back by range in the same way. The tier's probe
 before its reads and the comparison of bytes are outside the time. Ratios are taken by round; the
 median is printed.
@@ -36,7 +36,7 @@ median is printed.
 A cold probe asks for 256 pages without prior knowledge, of which all, some or none are stored.
 Each request is counted.
 
-All objects have a prefix of their own, and are removed.
+All objects are under a separate prefix, and are removed.
 
 Examples:
   ritornello bench remote 's3://bucket?endpoint=http://127.0.0.1:7070' --json")]
@@ -56,8 +56,8 @@ struct Comparison {
     /// Median rate, in bytes per second.
     tier: f64,
     plain: f64,
-    /// Rate of the tier over that of the plain client: the median of the rounds. `ratios` has each
-    /// round.
+    /// Rate of the tier over the rate of the plain client: the median of the rounds. `ratios` has
+    /// each round.
     ratio: f64,
     ratios: Vec<f64>,
 }
@@ -250,7 +250,7 @@ fn remove_all(backend: &dyn Backend) {
     }
 }
 
-/// The pages of one round, which differ from those of all other rounds.
+/// The pages of one round, which differ from the pages of all other rounds.
 struct Round {
     scope: ScopeId,
     keys: Vec<Vec<u8>>,

@@ -26,7 +26,7 @@ pub struct Report {
     pub put_fresh: Option<Moved>,
     /// Get from a newly opened store.
     pub get: Option<Moved>,
-    /// Encoded pages against raw pages. If present, the figures above are those of encoded pages.
+    /// Encoded pages against raw pages. If present, the figures above are for encoded pages.
     pub encoded: Option<EncodedRates>,
     /// Longest-prefix probes.
     pub probe: Option<Probe>,
@@ -38,7 +38,7 @@ pub struct Report {
     pub reopen_index_ms: Option<f64>,
     /// Resident memory of the index per page, in runs of 32.
     pub memory_bytes_per_page: Option<f64>,
-    /// Resident memory of the index per page, in runs of one.
+    /// Resident memory of the index per page, in one-page runs.
     pub memory_bytes_per_page_single: Option<f64>,
     /// Other figures of resident memory.
     pub memory_more: Option<MemoryMore>,
@@ -63,7 +63,7 @@ pub struct Machine {
     pub file_system: String,
     /// I/O mode of the store.
     pub io: String,
-    /// Why no better I/O mode is used; empty for the best one.
+    /// Why no better I/O mode is used; empty for the best mode.
     pub io_why: String,
     /// Kind of memory of the buffers.
     pub buffers: String,
@@ -142,7 +142,7 @@ pub struct EncodedRates {
 /// Pages of one set kept by two stores of the same capacity.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct CapacityGain {
-    /// Bytes of all segments of such a store.
+    /// Bytes of all segments of this store.
     pub segments_bytes: u64,
     /// Raw pages kept.
     pub raw_pages: u64,
@@ -180,11 +180,11 @@ pub struct Probe {
 pub struct MemoryMore {
     /// The whole store, in runs of 32.
     pub store: f64,
-    /// The whole store, in runs of one.
+    /// The whole store, in one-page runs.
     pub store_single: f64,
     /// The index right after filling, in runs of 32.
     pub filled: f64,
-    /// The index right after filling, in runs of one.
+    /// The index right after filling, in one-page runs.
     pub filled_single: f64,
 }
 

@@ -31,7 +31,7 @@ impl Shape {
     /// Returns the shape that the arguments ask for.
     ///
     /// # Errors
-    /// Unusable for a shape without a valid page.
+    /// `Unusable` for a shape without a valid page.
     pub fn from_args(args: &StoreArgs) -> Result<Self, Failure> {
         let scope = scope(args)?;
         let page_bytes = scope.resolved_page_bytes()?;
@@ -87,7 +87,7 @@ fn scope(args: &StoreArgs) -> Result<Scope, Failure> {
         || args.page_bytes.is_some();
     if given && !custom {
         return Err(Failure::unusable(
-            "the layers, heads, dtype and page bytes are those of a custom shape",
+            "the layers, heads, dtype and page bytes belong to a custom shape",
             "--shape custom, or leave them out",
         ));
     }

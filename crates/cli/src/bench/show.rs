@@ -1,4 +1,4 @@
-//! Tables of the report, with the targets beside the figures.
+//! Tables of the report, with the targets next to the figures.
 
 use super::report::{Moved, Report};
 use crate::print::{bytes, count, table};

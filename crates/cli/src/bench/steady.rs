@@ -90,7 +90,7 @@ struct Report {
     seconds: f64,
 }
 
-/// Figures of one mix of page sizes. Ratios are of the full store to a fresh one.
+/// Figures of one mix of page sizes. Ratios are of the full store to a fresh store.
 #[derive(Default, Serialize)]
 struct Figures {
     page_bytes: Vec<u64>,
@@ -100,7 +100,7 @@ struct Figures {
     get_ratio: f64,
     /// Ratio of reading whole sequences, by bytes per page.
     long_read_ratio: BTreeMap<u64, f64>,
-    /// 99th percentile of 16-page gets: idle, beside puts into free space, beside puts that evict.
+    /// 99th percentile of 16-page gets: idle, during puts into free space, during puts that evict.
     get16_p99_us_idle: f64,
     get16_p99_us_writing: f64,
     get16_p99_us_evicting: f64,
@@ -326,7 +326,7 @@ impl Bench {
     }
 
     /// Returns the 99th percentile of 16-page gets from the latest set, in microseconds, and the
-    /// last set. Meanwhile sets from `beside` on are put, at most `sets` of them.
+    /// last set. At the same time at most `sets` sets are put, starting at `beside`.
     fn latency(
         &self,
         store: &Store,
@@ -469,8 +469,8 @@ fn show(report: &Report) -> String {
         each.collect::<Vec<_>>().join(", ")
     });
     row("16-page get, p99: idle", &|f| format!("{:.0} us", f.get16_p99_us_idle));
-    row("  beside puts", &|f| format!("{:.0} us", f.get16_p99_us_writing));
-    row("  beside puts that evict", &|f| {
+    row("  during puts", &|f| format!("{:.0} us", f.get16_p99_us_writing));
+    row("  during puts that evict", &|f| {
         format!("{:.0} us  ({:.2} times)", f.get16_p99_us_evicting, f.get16_p99_ratio)
     });
     row("reserve and padding", &|f| format!("{:.1} %", 100.0 * f.reserve_padding_share));

@@ -41,13 +41,13 @@ struct Row {
     /// Warm: the same few prompts, repeated.
     walk_p50_us: f64,
     walk_p99_us: f64,
-    /// As many dependent reads, over the same lines repeatedly.
+    /// `nodes_per_walk` dependent reads, over the same lines repeatedly.
     reads_p50_us: f64,
     /// Cold: another prompt each time.
     cold_p50_us: f64,
-    /// As many dependent reads, over memory as large as the nodes.
+    /// `nodes_per_walk` dependent reads, over memory as large as the nodes.
     cold_reads_p50_us: f64,
-    /// Maximum processor time of one change while the table grew: a walk may wait that long.
+    /// Maximum processor time of one change while the table grew: a walk may wait for one change.
     change_max_us: f64,
 }
 
@@ -74,7 +74,8 @@ pub fn run(context: &Context, args: &TableArgs) -> Result<Status, Failure> {
 }
 
 fn show(report: &Report) -> String {
-    let mut shown = table(&["nodes", "pages a node", "warm, us", "p99", "reads", "cold", "reads"]);
+    let mut shown =
+        table(&["nodes", "pages per node", "warm, us", "p99", "reads", "cold", "reads"]);
     for row in &report.rows {
         let us = |us: f64| format!("{us:.2}");
         shown.add_row([
@@ -112,7 +113,7 @@ fn measure(nodes: usize, pages_per_node: usize) -> Result<Row, Failure> {
     let warm: Vec<Vec<PageHash>> =
         (0..WARM).map(|number| prompt(number * 7919 % prompts)).collect();
     let walks = times(|at| walk(&table, &warm[at % WARM]))?;
-    // A large odd step visits all prompts before it repeats one.
+    // A large odd step visits all prompts before it repeats a prompt.
     let cold = |at: usize| prompt(at.wrapping_mul(0x9e37_79b9_7f4a_7c15) % prompts);
     let cold = times(|at| walk(&table, &cold(at)))?;
     drop(table);
@@ -152,7 +153,7 @@ fn prompt(number: usize) -> Vec<PageHash> {
     (0..PAGES).map(page).collect()
 }
 
-/// Times each kind of walk; the first ones warm up.
+/// Times each kind of walk; the first walks warm up.
 fn times(mut one: impl FnMut(usize) -> Result<f64, Failure>) -> Result<Vec<f64>, Failure> {
     let times: Vec<f64> = (0..WALKS + WALKS / 10).map(&mut one).collect::<Result<_, _>>()?;
     Ok(times[WALKS / 10..].to_vec())

@@ -21,7 +21,7 @@ struct Row<'a> {
     wrong: Option<&'a str>,
 }
 
-/// Checks a backend, under object names of its own that are removed afterwards.
+/// Checks a backend, under separate object names; the objects are removed afterwards.
 ///
 /// # Errors
 /// If the address is invalid.

@@ -9,7 +9,7 @@ use ritornello_volume::segments::{IoChoice, IoMode, IoReport, Segments, Segments
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Returns the number of segment files the store may have; zero without a known capacity.
+/// Returns the maximum number of segment files of the store; zero without a known capacity.
 pub fn segments(manifest: Option<&Manifest>, capacity: Option<u64>) -> u64 {
     let wanted = manifest
         .map(|manifest| (manifest.capacity, manifest.segment_bytes))
@@ -19,7 +19,7 @@ pub fn segments(manifest: Option<&Manifest>, capacity: Option<u64>) -> u64 {
         .map_or(0, |budget| u64::from(budget.segments_max))
 }
 
-/// Examines the directories of the store, or of the future one.
+/// Examines the directories of the store, or of the future store.
 pub fn examine(dir: &Path, manifest: Option<&Manifest>, capacity: Option<u64>) -> Vec<Finding> {
     let dirs: Vec<PathBuf> = match manifest {
         Some(manifest) => manifest.directories(dir),
@@ -63,9 +63,9 @@ fn io(report: &IoReport) -> Vec<Finding> {
     let mapped = report.mode == IoMode::Mapped;
     let in_memory = report.file_systems.iter().any(|name| ["tmpfs", "ramfs"].contains(&&**name));
     findings.push(if mapped {
-        Finding::fine("file system", format!("{names}: a host tier, gone at the next boot"))
+        Finding::fine("file system", format!("{names}: a host tier, lost at the next boot"))
     } else if report.trusted && in_memory {
-        let found = format!("{names}: memory, gone at the next boot");
+        let found = format!("{names}: memory, lost at the next boot");
         Finding::advice("file system", found, "a directory on a disk")
     } else if report.trusted {
         Finding::fine("file system", format!("{names}, trusted"))

@@ -23,7 +23,7 @@ pub struct Finding {
     pub what: &'static str,
     /// The observation.
     pub found: String,
-    /// The recommended change; empty if none.
+    /// The recommended change; empty if no change is recommended.
     pub change: String,
 }
 

@@ -49,7 +49,7 @@ fn io_uring() -> Finding {
         Ok("1") => Finding::advice(
             WHAT,
             "for privileged processes only",
-            "sysctl kernel.io_uring_disabled=0, or a group of its own (kernel.io_uring_group)",
+            "sysctl kernel.io_uring_disabled=0, or a separate group (kernel.io_uring_group)",
         ),
         Ok(_) => Finding::fine(WHAT, "allowed by the kernel (a container may still forbid it)"),
         Err(_) => Finding::fine(WHAT, "the kernel has no switch for it"),

@@ -28,7 +28,7 @@ struct Answer<'a> {
 /// Examines a directory.
 ///
 /// # Errors
-/// If it is no directory, or holds other files.
+/// If the path is not a directory, or holds other files.
 pub fn run(context: &Context, args: &DoctorArgs) -> Result<Status, Failure> {
     match (&args.backend, &args.dir) {
         (Some(address), _) => backend::run(context, address, Duration::from_secs(args.timeout)),

@@ -38,7 +38,7 @@ pub struct Rates {
     pub raw_read_gib_s: Option<f64>,
 }
 
-/// Runs a trial in the store in `dir`, or in a temporary one.
+/// Runs a trial in the store in `dir`, or in a temporary store.
 ///
 /// # Errors
 /// Any fault, which becomes a finding.

@@ -42,7 +42,7 @@ pub struct SimulateArgs {
     /// Share of the requests whose hits are not counted
     #[arg(long, default_value = "20%", value_parser = share)]
     pub warm_up: f64,
-    /// Replay only a half of the requests, as a trace of its own
+    /// Replay only a half of the requests, as a separate trace
     #[arg(long, value_enum, default_value = "whole")]
     pub half: HalfName,
     /// Skip broken lines and report them, instead of stopping at the first
@@ -115,7 +115,7 @@ pub struct TenStageArgs {
     /// Tokens per prompt [default: 8192]
     #[arg(long)]
     pub prompt_tokens: Option<u64>,
-    /// How much more often the oldest prompts recur, from 0 to below 1 [default: 0.6]
+    /// Preference for the oldest prompts, from 0 (equally likely) to below 1 [default: 0.6]
     #[arg(long)]
     pub skew: Option<f64>,
 }
@@ -123,7 +123,7 @@ pub struct TenStageArgs {
 /// Workloads by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Workload {
-    /// Users with long histories who ask in rounds
+    /// Users with long histories, and questions in rounds
     MultiRoundQa,
     /// Stages of different expected hit rates
     TenStage,

@@ -14,7 +14,7 @@ use ritornello_sim::{BadLines, Row, Trace, chart, read, simulate};
 use serde::Serialize;
 use std::path::Path;
 
-/// Default tokens per block of a trace: those of Mooncake's traces.
+/// Default tokens per block of a trace, as in Mooncake's traces.
 const TRACE_BLOCK_TOKENS: u64 = 512;
 /// Default tokens per block of a generated workload.
 const GENERATED_BLOCK_TOKENS: u64 = 64;
@@ -41,7 +41,7 @@ struct Summary {
 /// Replays traces through eviction policies.
 ///
 /// # Errors
-/// Unusable for an unreadable trace or invalid numbers.
+/// `Unusable` for an unreadable trace or invalid numbers.
 pub fn run(context: &Context, args: &SimulateArgs) -> std::result::Result<Status, Failure> {
     let mut answer = Answer { traces: Vec::new(), rows: Vec::new() };
     type Given = std::result::Result<(Trace, u64), Failure>;

@@ -41,7 +41,7 @@ fn one(trace: &Summary, rows: &[Row]) -> String {
     let references = trace.block_references as f64 * rows.len() as f64;
     format!(
         "{}: {} requests, {} references to {} blocks of {}\n{out}\n\
-         in brackets: blocks written per distinct block; hits behind the first {} % of the requests\n\
+         in brackets: blocks written per distinct block; hits after the first {} % of the requests\n\
          bytes written / bytes admitted: {amplification:.4} at most\n\
          {:.1} s, {} million block references per second",
         trace.trace,

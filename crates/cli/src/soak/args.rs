@@ -10,23 +10,23 @@ use std::path::PathBuf;
 #[command(after_help = "\
 Writers and readers in this process and in a peer process work on a small store that is always full:
 they put, get, touch, lease, delete and flush, and sometimes drop a scope. Some pages are retained
-for some seconds. Meanwhile the capacity changes between a half of --capacity and all of it,
+for some seconds. During this work the capacity changes between a half of --capacity and all of it,
 directories are added and drained, codecs and quotas change, and all pages are scrubbed. Every byte
 read is compared with the byte that its key implies, and allocated bytes with the capacity. In
 cycles the store is closed and reopened, or one of the processes is killed: a client with puts in
 flight, or the owner, from which the other process takes over. At the end every page is verified as
 by `fsck`.
 
-Growth is that of this process between cycles, when no store is open: open files, threads, and bytes
-allocated on the heap. It is the median of the last third of the cycles less that of the second one;
-the first third warms up. Resident memory is not compared: stacks of ended threads are reused, and
-it varies by megabytes.
+Growth is measured in this process between cycles, when no store is open: open files, threads, and
+bytes allocated on the heap. It is the median of the last third of the cycles less the median of the
+second third; the first third warms up. Resident memory is not compared: stacks of ended threads are
+reused, and it varies by megabytes.
 
 With --faults two clients work on one store as engines do, under one fault after another: processes
 are killed and stopped, fdatasync and opens fail, the disk is full, the directory is mounted late or
 belongs to another user, an owner speaks another version, a client restarts with another capacity or
 few open files, hundreds of scopes are registered. After each fault every client must serve again
-within --within seconds, by itself, and all flushed pages must be found. Failing system calls are
+within --within seconds, without help, and all flushed pages must be found. Failing system calls are
 injected between the store and the file system; all other faults are real.
 
 Exit code 0: no error; 1: wrong bytes, damaged pages, more bytes than the capacity, flushed pages
@@ -45,7 +45,7 @@ pub struct SoakArgs {
     /// Capacity of the store
     #[arg(long, default_value = "256MiB", value_parser = size)]
     pub capacity: u64,
-    /// Index of the store: one that is compiled in
+    /// Index of the store: run, or another compiled-in index
     #[arg(long, default_value = "run", value_parser = index)]
     pub index: IndexKind,
     /// A directory on the disk to use; created files are removed
@@ -63,7 +63,7 @@ pub struct SoakArgs {
     /// Run the peer process: works on this store until standard input ends
     #[arg(long, hide = true)]
     pub join: Option<PathBuf>,
-    /// With --faults and --join: the client's number and that of its first sequence, as N:M
+    /// With --faults and --join: the client's number and its first sequence's number, as N:M
     #[arg(long, hide = true, requires = "join", value_parser = client)]
     pub client: Option<(u64, u64)>,
     /// With --client: soft limit of open files

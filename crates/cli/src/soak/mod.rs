@@ -24,7 +24,7 @@ use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 use work::{Totals, Workers};
 
-/// Maximum duration of a call; a longer one counts as hung.
+/// Maximum duration of a call; a longer call counts as hung.
 const CALL_TIMEOUT: Duration = Duration::from_secs(120);
 /// Maximum time between two restarts.
 const CYCLE_MAX: Duration = Duration::from_secs(20);
@@ -67,7 +67,7 @@ struct Report {
     fd_growth: i64,
     thread_growth: i64,
     memory_growth_bytes: i64,
-    /// Why the soak ended early; empty if it did not.
+    /// Why the soak ended early; empty after the full duration.
     trouble: String,
 }
 
@@ -223,7 +223,7 @@ impl Soak<'_> {
         Ok(())
     }
 
-    /// Verifies every page. Returns the number of damaged ones.
+    /// Verifies every page. Returns the number of damaged pages.
     fn verify(&self) -> Result<usize, Failure> {
         let node: Arc<Node> = open::with(&self.options)?;
         let engine = node
@@ -239,7 +239,7 @@ fn ready(peer: &mut Peer) -> Result<(), Failure> {
     if peer.wait_ready(CALL_TIMEOUT) {
         return Ok(());
     }
-    Err(Failure::failed("the other process did not open the store", "RUST_LOG=info says more"))
+    Err(Failure::failed("the other process did not open the store", "RUST_LOG=info shows details"))
 }
 
 /// Waits, and fails if a call hangs.
@@ -257,7 +257,7 @@ fn wait_without_hang(workers: &Workers, length: Duration) -> Result<(), Failure>
 fn call_timed_out() -> Failure {
     Failure::failed(
         format!("a call has not returned for {} seconds", CALL_TIMEOUT.as_secs()),
-        "`ritornello doctor DIR`; a stack trace of this process tells more",
+        "`ritornello doctor DIR`; a stack trace of this process shows details",
     )
 }
 
@@ -271,7 +271,7 @@ fn show(report: &Report) {
         ("damaged pages at the end", print::count(report.damaged_pages as u64)),
         ("restarts", print::count(report.restarts)),
         ("processes killed", print::count(report.kills)),
-        ("calls told to retry", print::count(report.retries)),
+        ("calls asked to retry", print::count(report.retries)),
         ("changes of the store", print::count(report.changes)),
         ("more open files", report.fd_growth.to_string()),
         ("more threads", report.thread_growth.to_string()),
@@ -281,6 +281,6 @@ fn show(report: &Report) {
     }
     print::print_stdout(&table.to_string());
     if !report.trouble.is_empty() {
-        print::print_stderr(&format!("the store could not go on: {}", report.trouble));
+        print::print_stderr(&format!("the store could not continue: {}", report.trouble));
     }
 }

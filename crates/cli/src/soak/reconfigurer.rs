@@ -115,7 +115,7 @@ impl Changer {
         Ok(())
     }
 
-    /// Drains a directory, or adds one.
+    /// Drains a directory, or adds a directory.
     fn change_paths(&mut self) -> Result<()> {
         let paths = self.store.stats()?.catalog.paths;
         let active: Vec<&str> =

@@ -14,7 +14,7 @@ pub struct Resources {
 }
 
 impl Resources {
-    /// Returns the present values; an unreadable one is zero.
+    /// Returns the current values; an unreadable value is zero.
     #[must_use]
     pub fn now() -> Self {
         let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
@@ -30,7 +30,7 @@ impl Resources {
         }
     }
 
-    /// Returns the median of the last third less the median of the second one. The first third
+    /// Returns the median of the last third less the median of the second third. The first third
     /// warms up caches and the allocator's arenas.
     #[must_use]
     pub fn growth(history: &[Self]) -> Self {

@@ -72,7 +72,7 @@ impl Totals {
         Self::add(&self.operations, 1);
         match answer {
             Ok(value) => Some(value),
-            // An owner was killed, or a scope was dropped meanwhile.
+            // An owner was killed, or a scope was dropped during the call.
             Err(error) if matches!(error.kind(), ErrorKind::Retry | ErrorKind::Closed) => {
                 Self::add(&self.retries, 1);
                 None
@@ -94,7 +94,7 @@ impl Totals {
 pub struct Workers {
     stop: Arc<AtomicBool>,
     threads: Vec<std::thread::JoinHandle<()>>,
-    /// By thread: start of its present call, in milliseconds of `clock`.
+    /// Start of each thread's current call, in milliseconds of `clock`.
     call_starts: Arc<Vec<AtomicU64>>,
     clock: Instant,
 }
@@ -142,7 +142,7 @@ impl Workers {
         now.saturating_sub(Duration::from_millis(oldest.unwrap_or(u64::MAX)))
     }
 
-    /// Stops all threads. Returns whether every one ended within `timeout`.
+    /// Stops all threads. Returns whether every thread ended within `timeout`.
     #[must_use]
     pub fn stop(self, timeout: Duration) -> bool {
         self.stop.store(true, Ordering::Relaxed);
@@ -300,7 +300,7 @@ fn now() -> u64 {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
-/// Writes the only correct bytes for `key`. Of pages of numbers, every third is plain noise.
+/// Writes the only correct bytes for `key`. Every third page of numbers is plain noise.
 pub(super) fn fill(page: &mut Vec<u8>, bytes: usize, key: &[u8], numbers: bool) {
     let word = |word: &[u8]| word.iter().rev().fold(0, |sum, byte| sum << 8 | u64::from(*byte));
     let seed = key.chunks(8).fold(0, |seed, part| mix(seed ^ word(part)));

@@ -103,7 +103,7 @@ fn draw(frame: &mut Frame<'_>, snapshot: &Snapshot, trouble: &str) {
     frame.render_widget(foot_line, foot);
 }
 
-/// Wraps `text` at `width` characters. A longer word gets a line of its own.
+/// Wraps `text` at `width` characters. A longer word gets a separate line.
 fn wrapped(text: &str, width: usize) -> Vec<String> {
     let mut lines = vec![String::new()];
     for word in text.split(' ') {

@@ -80,7 +80,7 @@ class RitornelloTier(SecondaryTierManager):
         self._counts = Counts()
         self._logged: set[str] = set()
         self._results: list[JobResult] = []
-        # Requests with a load that could not be started: a second one would fail as well.
+        # Requests with a load that could not be started: a second load would fail as well.
         self._failed_requests: set[str] = set()
         self._events: list[OffloadingEvent] | None = None
         if settings.enable_kv_events and offloading_spec.kv_events_config.enable_kv_cache_events:

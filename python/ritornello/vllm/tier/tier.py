@@ -375,7 +375,7 @@ class Tier:
         return state
 
     def _peek_state(self, context: Context) -> RequestState:
-        """Returns the state of a request; for a finished one, a new state with its options."""
+        """Returns the state of a request; for a finished request, a new state with its options."""
         state = self._requests.get(context.req_id)
         if state is None:
             sequences = {number: KeySequence(group) for number, (group, _) in self._scopes.items()}

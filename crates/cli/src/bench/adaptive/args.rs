@@ -11,17 +11,18 @@ use std::str::FromStr;
 #[derive(Debug, Args)]
 #[command(after_help = "\
 How it measures. The ten-stage workload runs on the index `lsm`, without payload: a request probes for
-256 pages, reads the places of those found, and inserts the others in runs of 32. A second thread
-maintains the index every 20 ms and syncs it every 2 s, as a store does. The warm-up inserts half of
-the pages and is not counted; then come the stages. Either the controller is on, or the size ratio and
-the runs per level are fixed: read-optimal (12/1), write-optimal (12/11), and some between. Each
-variant is a process of its own; every round runs all of them; the median of the rounds is printed.
+256 pages, reads the places of the pages found, and inserts the missing pages in runs of 32. A second
+thread maintains the index every 20 ms and syncs it every 2 s, as a store does. The warm-up inserts
+half of the pages and is not counted; the stages follow. Either the controller is on, or the size
+ratio and the runs per level are fixed: read-optimal (12/1), write-optimal (12/11), and some between.
+Each variant is a separate process; every round runs all variants; the median of the rounds is
+printed.
 
 Cost is processor seconds of the whole process during the stages: the index operations, RocksDB's
 threads, and the compactions still owed at the end, without the generation of the workload. Bytes
 written are the kernel's count of bytes written to storage, synced.
 
-All variants run twice: with a memtable that holds all pages, and with a small one.
+All variants run twice: with a memtable that holds all pages, and with a small memtable.
 
 Then a switch of the setting: while the stages run, the target alternates between 4/1 and 6/5, and
 puts are timed while the tree moves to a target and while it has reached it.
@@ -57,8 +58,8 @@ pub struct AdaptiveArgs {
     /// Bytes per page, for the hit rates
     #[arg(long, default_value = "192KiB", value_parser = size)]
     pub page_bytes: u64,
-    /// A directory on the disk to measure [default: the current one, or a temporary one if that is
-    /// in memory]
+    /// A directory on the disk to measure [default: the current directory, or a temporary
+    /// directory if the current one is in memory]
     #[arg(long)]
     pub dir: Option<PathBuf>,
     /// Write a chart of shapes, costs and latencies with the smallest memtable: an SVG file
@@ -66,7 +67,7 @@ pub struct AdaptiveArgs {
     pub chart: Option<PathBuf>,
 }
 
-/// Arguments of the part that runs the workload in a process of its own.
+/// Arguments of the part that runs the workload in a separate process.
 #[derive(Clone, Debug, Args)]
 pub struct AdaptivePart {
     /// Directory for the index
@@ -86,7 +87,7 @@ pub struct AdaptivePart {
     /// The fixed setting; without it the controller is on
     #[arg(long)]
     pub setting: Option<SettingArg>,
-    /// Second setting of the target, which alternates between `setting` and this one
+    /// Second setting of the target, which alternates between `setting` and this setting
     #[arg(long)]
     pub swing: Option<SettingArg>,
 }

@@ -19,14 +19,14 @@ const BUDGET_SHARE: f64 = 0.5;
 /// Counts the hits of each way to keep pages.
 ///
 /// # Errors
-/// The errors of the simulator.
+/// Simulator errors.
 pub fn measure(args: &AdaptiveArgs) -> Result<Vec<HitRate>, Failure> {
     let load = Load::new(Workload::TenStage, args.entries)?;
     let Some(trace) = load.trace() else { return Ok(Vec::new()) };
     let counted_from = load.stages()[0].start;
     let budget = (trace.footprint() as f64 * args.page_bytes as f64 * BUDGET_SHARE) as u64;
     let page = units_of(args.page_bytes) * UNIT;
-    // The size of headers depends on the number of runs, which only a trial run tells.
+    // The size of headers depends on the number of runs, which only a trial run shows.
     let tried = store(trace, budget / page, args.page_bytes, counted_from)?;
     let with_header = tried.bytes_written as f64 / tried.admitted.max(1) as f64;
     let pages = (budget as f64 / with_header) as u64;

@@ -3,7 +3,7 @@
 //! | module | noun |
 //! |---|---|
 //! | `args` | command-line arguments |
-//! | `part` | one variant, in a process of its own |
+//! | `part` | one variant, in a separate process |
 //! | `hits` | hit rates, without an index |
 //! | `report` | rows and tables |
 //! | `chart` | charts |
@@ -127,7 +127,7 @@ struct Bench<'a> {
 }
 
 impl Bench<'_> {
-    /// Runs a variant in a process of its own.
+    /// Runs a variant in a separate process.
     fn ask(
         &self,
         memtable: u64,

@@ -21,8 +21,8 @@ const MAINTAIN_EVERY: Duration = Duration::from_millis(20);
 const SYNC_EVERY: Duration = Duration::from_secs(2);
 /// Approximate number of samples of the shape.
 const SAMPLES: usize = 400;
-/// Compactions have ended when the process used at most this much processor time, in seconds, in
-/// this interval.
+/// Interval, and maximum processor time of the process in it, in seconds: below this maximum all
+/// compactions have ended.
 const IDLE: (Duration, f64) = (Duration::from_millis(250), 0.01);
 /// Maximum wait for compactions to end.
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -32,7 +32,7 @@ const REQUESTS_PER_SWING: usize = 200;
 /// Runs a variant and prints its answer on one line.
 ///
 /// # Errors
-/// The errors of the index, and if it does not find pages that were inserted.
+/// Index errors; a failure if inserted pages are not found.
 pub fn run(args: &AdaptivePart) -> Result<Status, Failure> {
     let answer = measure(args)?;
     let line = serde_json::to_string(&answer).map_err(std::io::Error::other)?;
@@ -181,7 +181,7 @@ impl<'a> Variant<'a> {
         }
     }
 
-    /// Probes for a sequence, reads the places of the pages found, and inserts the others.
+    /// Probes for a sequence, reads the places of the pages found, and inserts the missing pages.
     fn request(&mut self, number: usize, times: &mut Times, counted: bool) -> Result<(), Failure> {
         let sequences = self.sequences;
         let Some((pages, known)) = sequences.get(number) else { return Ok(()) };

@@ -44,7 +44,7 @@ pub struct Row {
     pub put_p99_us: f64,
     /// Mean number of sorted runs over the stages.
     pub sorted_runs: f64,
-    /// Bytes that compactions wrote over bytes that flushes wrote, from the first request on.
+    /// Bytes that compactions wrote over bytes that flushes wrote, starting at the first request.
     pub rewrites: f64,
     /// The stages.
     pub stages: Vec<Stage>,

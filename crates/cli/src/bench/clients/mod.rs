@@ -2,7 +2,7 @@
 //!
 //! | module | noun |
 //! |---|---|
-//! | `part` | a client: a process of its own, which reads one command per line |
+//! | `part` | a client: a separate process, which reads one command per line |
 //! | `report` | the figures |
 
 pub mod part;
@@ -114,7 +114,7 @@ pub fn run(context: &Context, args: &ClientsArgs) -> Result<Status, Failure> {
     }
     steps.inc(1);
 
-    steps.set_message("matching beside busy clients");
+    steps.set_message("matching while clients are busy");
     let mut busy = (0..args.clients).map(|_| processes.start()).collect::<Result<Vec<_>, _>>()?;
     for (number, busy) in (0..).zip(&mut busy) {
         busy.ask::<bool>(&format!("busy {}", BUSY_SET + number))?;

@@ -1,4 +1,4 @@
-//! A client: a process of its own, which reads one command per line.
+//! A client: a separate process, which reads one command per line.
 
 use super::super::content::Keys;
 use super::super::driver::LoadDriver;
@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 /// Questions of each kind, and questions before them that are not counted.
 const QUESTIONS: usize = 4000;
 const WARM_UP: usize = 400;
-/// Duration of leases; longer than the measurement of one.
+/// Duration of leases; longer than the measurement of a lease.
 const LEASE: Duration = Duration::from_secs(60);
 
 /// Arguments of the client.
@@ -40,7 +40,7 @@ pub struct Latency {
     pub p99_us: f64,
 }
 
-/// Latencies of questions about 256 stored pages, and about as many as sixteen such questions have.
+/// Latencies of questions about 256 stored pages, and about the pages of sixteen such questions.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Latencies {
     /// Probe of 256 pages.
@@ -66,7 +66,7 @@ impl From<Rate> for Transferred {
 /// Runs the client: opens the store of the parent process and executes its commands.
 ///
 /// # Errors
-/// The errors of the store.
+/// Store errors.
 pub fn run(part: &ClientPart) -> Result<Status, Failure> {
     let node = open::existing(&part.dir)?;
     let store = node.store();
@@ -124,7 +124,7 @@ fn scope() -> Scope {
 /// Measures the latencies of questions to `store`, in the owner or in a client.
 ///
 /// # Errors
-/// The errors of the store, and if stored pages are not found.
+/// Store errors; a failure if stored pages are not found.
 pub fn latencies(store: &Store) -> Result<Latencies, Failure> {
     let scope = scope();
     let long = Keys::of(LONG_SET, 0, LONG_PAGES);

@@ -28,7 +28,7 @@ pub struct Layer {
     pub dtype: Dtype,
     /// Tokens, heads, and numbers per head of keys and values.
     pub shape: [usize; 3],
-    /// Heads of the queries, a multiple of those of the keys.
+    /// Heads of the queries, a multiple of the heads of the keys.
     pub query_heads: usize,
     /// Queries of the last tokens.
     pub queries: Vec<u8>,
@@ -38,8 +38,8 @@ pub struct Layer {
     pub values: Vec<u8>,
 }
 
-/// Returns the sets of `file`, or of the built-in sample, then a synthetic one; and the source of
-/// the former.
+/// Returns the sets of `file`, or of the built-in sample, then a synthetic set; and the source of
+/// the sets before it.
 pub fn sets(file: Option<&Path>) -> Result<(String, Vec<DataSet>), Failure> {
     let (source, mut sets) = match file {
         None => {

@@ -27,7 +27,7 @@ struct Report {
     total_bytes: u64,
     /// Tokens per slice.
     page_tokens: u32,
-    /// Concurrent threads; rates are those of one.
+    /// Concurrent threads; rates are per thread.
     threads: u32,
     /// Rounds; the median counts.
     runs: u32,

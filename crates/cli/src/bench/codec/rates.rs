@@ -1,4 +1,4 @@
-//! Rates from memory to memory, beside those of copying.
+//! Rates from memory to memory, compared with the rate of copying.
 
 use super::super::report::median;
 use crate::exit::Failure;
@@ -143,7 +143,7 @@ impl Share {
     }
 }
 
-/// Returns the failure `before`, if there is one, and otherwise the outcome `now`.
+/// Returns `before` if it is a failure, and otherwise the outcome `now`.
 fn outcome_of(before: &Result<(), Failure>, now: Result<(), Error>) -> Result<(), Failure> {
     before.clone().and_then(|()| now.map_err(Failure::from))
 }

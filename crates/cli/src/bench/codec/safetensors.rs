@@ -27,7 +27,7 @@ struct Entry {
 }
 
 impl<'a> Tensors<'a> {
-    /// Parses a file's bytes; `None` if they are no valid file.
+    /// Parses a file's bytes; `None` if they are not a valid file.
     pub fn read(file: &'a [u8]) -> Option<Self> {
         let (length, rest) = file.split_first_chunk::<8>()?;
         let (header, data) =

@@ -21,7 +21,7 @@ pub struct Report {
     pub memcpy: Row,
     /// Get from segments that the process has mapped and read before.
     pub get: Row,
-    /// Get from a newly opened store: the kernel makes page tables meanwhile, once per process.
+    /// Get from a newly opened store: the kernel makes page tables during it, once per process.
     pub get_first: Row,
     /// Put and flush over memory that was used before.
     pub put: Row,
@@ -35,7 +35,7 @@ pub struct Machine {
     pub dir: String,
     pub io: String,
     pub warnings: Vec<String>,
-    /// Threads that share the pages of a call; memcpy has as many.
+    /// Threads that share the pages of a call, and threads of memcpy.
     pub threads: usize,
 }
 
@@ -45,7 +45,7 @@ pub struct Row {
     pub gib_s: f64,
     /// Processor seconds per GiB, of the whole process.
     pub cpu_s_per_gib: f64,
-    /// Rate over that of memcpy in the same round.
+    /// Rate over the rate of memcpy in the same round.
     pub ratio: f64,
     /// Ratio of each round.
     pub ratios: Vec<f64>,

@@ -31,7 +31,7 @@ pub struct Limits {
 /// Measures both, the append on the disk of `dir`.
 ///
 /// # Errors
-/// The errors of the disk.
+/// Disk errors.
 pub fn measure(dir: &Path) -> Result<Limits, Failure> {
     let mut file = File::create(dir.join("appended"))?;
     let mut times = Vec::with_capacity(APPENDS);

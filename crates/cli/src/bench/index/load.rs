@@ -18,7 +18,7 @@ const RUN: usize = 32;
 /// Sequences that share a prefix, and the pages of that prefix.
 const FAMILY: u64 = 4;
 const HEAD: usize = 128;
-/// Distinct pages of such a family.
+/// Distinct pages of a family.
 const FAMILY_PAGES: u64 = SEQUENCE as u64 + (FAMILY - 1) * (SEQUENCE - HEAD) as u64;
 
 /// Pages of a request of `one-prompt`, and of the shared prompt.
@@ -33,7 +33,7 @@ pub enum Workload {
     Chains,
     /// The same sequences as an engine's events bring them: runs of 1 to 8 pages
     KvEvents,
-    /// Requests of 20 pages, of which the first 16 are the same for all; each offers all of its own
+    /// Requests that offer 20 pages each, of which the first 16 are the same for all
     OnePrompt,
     /// The ten-stage trace of `simulate --generate ten-stage`, scaled to the number of entries
     TenStage,
@@ -45,7 +45,7 @@ pub struct Load {
     workload: Workload,
     /// Number of pages.
     pub entries: u64,
-    /// Number of sequences; the last one may be shorter.
+    /// Number of sequences; the last sequence may be shorter.
     pub sequences: u64,
     /// For `ten-stage`: the requests, and the number of known leading blocks of each.
     trace: Option<(Trace, Vec<u32>)>,
@@ -55,7 +55,7 @@ pub struct Load {
 
 impl Load {
     /// # Errors
-    /// The errors of the generator.
+    /// Generator errors.
     pub fn new(workload: Workload, entries: u64) -> Result<Self> {
         if workload == Workload::OnePrompt {
             let own = (REQUEST - PROMPT) as u64;
@@ -97,7 +97,7 @@ impl Load {
         self.trace.as_ref().map(|(trace, _)| trace)
     }
 
-    /// Returns the sequences of each stage after those of the warm-up, for `ten-stage`.
+    /// Returns the sequences of each stage after the sequences of the warm-up, for `ten-stage`.
     #[must_use]
     pub fn stages(&self) -> &[Range<usize>] {
         &self.stages
@@ -170,7 +170,7 @@ impl Load {
     /// each. Returns the number of pages.
     ///
     /// # Errors
-    /// The errors of the index and of `done`.
+    /// Index errors, and errors of `done`.
     pub fn insert<E: From<ritornello_format::Error>>(
         &self,
         index: &dyn PrefixIndex,
@@ -180,7 +180,7 @@ impl Load {
     ) -> std::result::Result<u64, E> {
         let (pages, mut known) = self.sequence(number);
         if self.workload == Workload::OnePrompt {
-            // The whole request is offered, and the index tells the new pages.
+            // The whole request is offered, and the index reports the new pages.
             known = index.probe(SLOT, &pages);
         }
         let end =

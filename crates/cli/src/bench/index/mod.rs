@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `limit` | lower bounds for any index |
 //! | `load` | contents of an index |
-//! | `part` | the work of a process of its own |
+//! | `part` | the work of a separate process |
 //! | `report` | the rows |
 //! | `chart` | charts of the rows |
 
@@ -33,7 +33,7 @@ use std::process::{Command, Stdio};
 
 /// Bytes of a page's record, the divisor of write amplification.
 const RECORD_BYTES: u64 = 40;
-/// Maximum bytes of disk per page that a backend may need.
+/// Maximum bytes of disk per page for any backend.
 const DISK_BYTES_PER_PAGE: u64 = 4096;
 /// Charts in one row.
 const CHARTS_ABREAST: usize = 3;
@@ -130,7 +130,7 @@ fn measure(context: &Context, spec: &IndexSpec) -> Result<Row, Failure> {
     Ok(row)
 }
 
-/// Opens the index in a process of its own, which must find all pages. Returns milliseconds.
+/// Opens the index in a separate process, which must find all pages. Returns milliseconds.
 fn reopen(context: &Context, spec: &IndexSpec) -> Result<f64, Failure> {
     let opened = run_part_process(context, "open", spec, false)?;
     if opened.pages == spec.entries {
@@ -140,7 +140,7 @@ fn reopen(context: &Context, spec: &IndexSpec) -> Result<f64, Failure> {
     Err(Failure::failed(line, "report this"))
 }
 
-/// Runs a part in a process of its own, which is killed after its answer or ends by itself.
+/// Runs a part in a separate process, which is killed after its answer if `kill`, or exits.
 fn run_part_process(
     context: &Context,
     part: &str,

@@ -1,5 +1,5 @@
-//! The work of a process of its own, so that memory, processor time and bytes written are those of
-//! one backend.
+//! The work of a separate process, so that memory, processor time and bytes written belong to one
+//! backend.
 
 use super::load::{Load, SLOT, Workload};
 use super::report::{Method, Sync};
@@ -87,7 +87,7 @@ pub struct Answer {
 /// Runs a part.
 ///
 /// # Errors
-/// The errors of the index.
+/// Index errors.
 pub fn run(part: &IndexPart) -> Result<Status, Failure> {
     match part {
         IndexPart::Fill(spec) => {
@@ -124,7 +124,7 @@ impl Answer {
 fn open(spec: &IndexSpec, run_pages: u32) -> Result<Box<dyn PrefixIndex>, Failure> {
     let runs = spec.entries.div_ceil(u64::from(run_pages)) + 1;
     let metadata_bytes_max = match spec.backend {
-        // Space for a journal beside two checkpoints, as a changing store needs it.
+        // Space for a journal and two checkpoints, as a changing store needs it.
         Backend::Run => RunOptions::metadata_bytes_for(runs, run_pages, 1) * 3 / 2,
         _ => 1 << 50,
     };
@@ -269,7 +269,7 @@ fn range(index: &dyn PrefixIndex, load: &Load) -> f64 {
     median(&times)
 }
 
-/// In a full catalog: for every new sequence an old one is removed, leaf first, run by run.
+/// In a full catalog: for every new sequence an old sequence is removed, leaf first, run by run.
 fn churn(spec: &IndexSpec) -> Result<Answer, Failure> {
     let load = Load::new(spec.workload, spec.entries)?;
     let index = open(spec, load.run_pages())?;

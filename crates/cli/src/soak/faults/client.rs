@@ -33,7 +33,7 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_
 const REPORT_EVERY: Duration = Duration::from_millis(100);
 
 /// Works on the store until standard input ends. `number` distinguishes this client's sequences
-/// from others'; the first one is `from`.
+/// from others'; the first sequence is `from`.
 pub fn run(options: Options, number: u64, from: u64) -> Status {
     let schedule = Schedule::new();
     let state = Arc::new(Mutex::new(State::default()));
@@ -81,7 +81,7 @@ pub fn run(options: Options, number: u64, from: u64) -> Status {
 struct Client {
     options: Options,
     schedule: Schedule,
-    /// In this process `present` is the start of the present call.
+    /// In this process `present` is the start of the current call.
     state: Arc<Mutex<State>>,
     number: u64,
     /// Number of the next sequence.
@@ -104,8 +104,7 @@ struct Client {
 
 impl Client {
     fn work(&mut self, orders: &Receiver<Order>) {
-        // The first order tells which sequences of this client are in the store, and precedes any
-        // put.
+        // The first order lists the sequences of this client in the store, and precedes any put.
         let Ok(adopt) = orders.recv() else { return };
         self.execute(adopt);
         loop {

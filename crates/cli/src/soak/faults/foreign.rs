@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// A version that no build has.
+/// A version that no build speaks.
 const VERSION: u32 = 1_000_000;
 const SOCKET: &str = "owner.sock";
 

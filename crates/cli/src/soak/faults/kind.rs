@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 const SCOPES_PER_STORM: u64 = 300;
 /// A soft limit below the number of a store's files.
 const FEW_FILES: u64 = 24;
-/// User that a directory is given to; any other than this one.
+/// New owner of a directory: any user except the current user.
 const OTHER_UID: u32 = 65_534;
 
 /// The kinds of faults.
@@ -66,8 +66,8 @@ impl FaultKind {
             Self::FewOpenFiles => "low soft limit of open files",
             Self::DirectoryLate => "directory mounted late",
             Self::DirectoryForeign => "directory of another user",
-            Self::OtherCapacity => "restarted with another capacity",
-            Self::OtherVersion => "owner of another version",
+            Self::OtherCapacity => "restarted with a different capacity",
+            Self::OtherVersion => "owner of a different version",
             Self::ManySalts => "many new scopes",
         }
     }
@@ -82,13 +82,13 @@ pub struct Cluster<'a> {
 
 /// The state that ends a fault.
 pub enum Fault {
-    /// The fault has ended by itself.
+    /// The fault has ended: no state must be restored.
     Passed,
     /// The client with this number is stopped.
     Stopped(usize),
     /// Operations of all clients fail.
     Broken,
-    /// The directory is at `away`; the one in its place is moved to `aside`.
+    /// The directory is at `away`; the directory in its place is moved to `aside`.
     Moved { away: PathBuf, aside: PathBuf },
     /// The directory had this mode and user before.
     Permitted { mode: u32, user: u32 },

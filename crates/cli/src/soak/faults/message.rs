@@ -8,7 +8,7 @@ use std::io::{BufRead, Write};
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Order {
     /// Continue the work of an earlier client: the sequences `live` are in the store of the soak.
-    /// Other sequences before the first one of this client may be in it, and must be deleted.
+    /// The store may have other sequences before this client's first sequence: delete them.
     Adopt {
         /// Identity of the store. Sequences put into another store are not checked.
         store: String,
@@ -19,13 +19,13 @@ pub enum Order {
     Break(InjectedError),
     /// Let operations succeed again.
     Heal,
-    /// Register this many new scopes, and put one page in each.
+    /// Register this number of new scopes, and put one page in each.
     RegisterScopes(u64),
-    /// Read these sequences of a client, and report the missing ones.
+    /// Read these sequences of a client, and report the missing sequences.
     Check {
         /// Number of the client that put the sequences.
         client: u64,
-        /// Their numbers.
+        /// Numbers of the sequences.
         sequences: Vec<u64>,
     },
 }
@@ -44,17 +44,17 @@ pub enum InjectedError {
 /// A message from a client to the command.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Answer {
-    /// State of the client, ten times a second.
+    /// State of the client, ten times per second.
     State(State),
-    /// A flush succeeded: these sequences must be found from now on.
+    /// A flush succeeded: after this message these sequences must be found.
     Flushed(Vec<u64>),
-    /// The client is about to delete these sequences: they may be missing from now on.
+    /// The client is about to delete these sequences: they may be missing after this message.
     Deleting(Vec<u64>),
     /// The answer to [`Order::Check`].
     Checked {
         /// Sequences that were not found in full.
         lost: Vec<u64>,
-        /// Reason, if the store tells one.
+        /// Reason, if the store gives a reason.
         why: String,
     },
 }
@@ -74,7 +74,7 @@ pub struct State {
     pub wrong_bytes: u64,
     /// Milliseconds of the slowest call.
     pub slowest: u64,
-    /// Milliseconds of the present call so far.
+    /// Milliseconds of the current call so far.
     pub present: u64,
     /// "owner", "client", or "" while the store is not open.
     pub role: String,

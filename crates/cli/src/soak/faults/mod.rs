@@ -6,8 +6,8 @@
 //!      ╰─────────────▶ client 1 ─╯
 //! ```
 //!
-//! A fault begins, lasts for some seconds, and ends. Then every client must complete a put and a
-//! get that began after the end, and all flushed sequences must be found with their bytes.
+//! A fault begins, lasts for some seconds, and ends. Afterwards every client must complete a put and
+//! a get that began after the end, and all flushed sequences must be found with their bytes.
 
 mod client;
 mod foreign;
@@ -69,7 +69,7 @@ struct Report {
     late: u64,
     /// Seconds of the slowest call of a client.
     slowest_call: f64,
-    /// Why the soak ended early; empty if it did not.
+    /// Why the soak ended early; empty after the full duration.
     trouble: String,
 }
 
@@ -172,7 +172,7 @@ struct Soak<'a> {
     random: u64,
     looked_for: u64,
     lost: u64,
-    /// Why the soak must end; empty if it goes on.
+    /// Why the soak must end; empty if it continues.
     trouble: String,
 }
 
@@ -205,7 +205,7 @@ impl Soak<'_> {
         Ok(took)
     }
 
-    /// Waits until every client works on the store that was made while the other one was away.
+    /// Waits until every client works on the store that was made while the soak's store was absent.
     fn wait_for_work_below(&mut self) -> Result<(), Failure> {
         let until = Instant::now() + TIMEOUT;
         let works_below = |state: &State| state.rounds > 0 && !state.is_soak_store;

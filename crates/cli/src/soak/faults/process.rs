@@ -21,7 +21,7 @@ pub const POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// Reports of a client, over all its restarts.
 #[derive(Debug, Default)]
 pub struct Reports {
-    /// State of the present process.
+    /// State of the current process.
     pub state: State,
     /// Sequences that must be found.
     pub flushed: BTreeSet<u64>,
