@@ -503,6 +503,7 @@ def test_copy_mounted_over_store_is_opened(
 # list the mount that contains it. Prints whether the store has the pages that it put.
 CHROOT = """
 import logging, os, sys
+import numpy.random  # It loads modules at its first use, which the chroot lacks.
 sys.path.insert(0, {here!r})
 from test_real_devices import FailSafeStore, SMALL_SCOPE, StoreSettings, put_small
 os.chroot(sys.argv[1])
