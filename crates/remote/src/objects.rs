@@ -310,7 +310,7 @@ mod tests {
         let address = format!("s3://bucket?endpoint=http://127.0.0.1:{port}&anonymous=true");
         let backend = crate::open(&address).unwrap().backend;
         let error = backend.get("name", Some(0..10)).unwrap_err().to_string();
-        assert!(error.contains("more than the 10 bytes"), "{error}");
+        assert!(error.contains("more than the 10 requested bytes"), "{error}");
         drop(backend);
         let sent = server.join().unwrap();
         assert!(sent < SENT_MAX / 4, "{sent} bytes were read");

@@ -142,7 +142,7 @@ mod tests {
         let packed = given(&bytes, BadLines::Fatal).unwrap();
         assert_eq!(packed.blocks(), plain.blocks());
         let cut = given(&bytes[..bytes.len() - 12], BadLines::Skip).unwrap_err();
-        assert!(cut.to_string().contains("breaks off"), "{cut}");
+        assert!(cut.to_string().contains("cannot be read to its end"), "{cut}");
     }
 
     #[test]

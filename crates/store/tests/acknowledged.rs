@@ -207,14 +207,14 @@ fn put_while_deleting(scope: &Scope, deleted: usize) -> (Outcome, Vec<bool>) {
 #[test]
 fn chained_tail_is_not_put_without_its_head() {
     let (outcome, present) = put_while_deleting(&chained(PAGE), 3);
-    assert_eq!((outcome.pages, outcome.reason, outcome.ok.len()), (3, "absent", 8));
+    assert_eq!((outcome.pages, outcome.reason, outcome.ok.len()), (3, "not_found", 8));
     assert_eq!(present, [true, true, true, false, false, false, false, false]);
 }
 
 #[test]
 fn unchained_tail_is_put_without_its_head() {
     let (outcome, present) = put_while_deleting(&unchained(PAGE), 3);
-    assert_eq!((outcome.pages, outcome.reason), (3, "absent"));
+    assert_eq!((outcome.pages, outcome.reason), (3, "not_found"));
     assert_eq!(present, [true, true, true, false, true, true, true, true]);
 }
 

@@ -111,7 +111,7 @@ fn counted_leases_are_within_the_share() {
     assert_eq!(taken, 5, "half of the store");
     let refused = grant(&runs[5..], ME).unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::Retry);
-    assert!(refused.to_string().contains("release those that are not needed"), "{refused}");
+    assert!(refused.to_string().contains("release unneeded leases"), "{refused}");
     assert_eq!(grant(&runs[..7], ME).unwrap().1, 5, "its own runs cost it nothing");
     assert_eq!(grant(&runs[..5], other).unwrap().1, 5, "shared runs cost the others nothing");
     assert!(grant(&runs[5..], other).is_err(), "and count in full for each");
