@@ -131,7 +131,7 @@ def test_pages_round_trip_in_place_and_copied(
     host.memory[:] = 0
     assert pool.get(keys(5), slots(0, 1, 3, 4, 6)) == 3
     assert np.array_equal(host.memory[:, [0, 1, 3]], expected)
-    assert meter.counts()["missed_pages:absent"] == 2
+    assert meter.counts()["missed_pages:not_found"] == 2
 
 
 def test_compacting_pool_is_copied(quiet: SGLangStore, meter: Meter) -> None:

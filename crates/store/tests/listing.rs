@@ -23,7 +23,7 @@ fn unchained_pages_are_found_after_a_gap() {
     open.store.delete(&scope, &refs(&keys[5..6])).unwrap();
     let present = [false, true, true, false, true, false, true, true, false];
     let got = get(&open.store, &scope, &keys);
-    assert_eq!((got.pages, got.ok.as_slice(), got.reason), (0, present.as_slice(), "absent"));
+    assert_eq!((got.pages, got.ok.as_slice(), got.reason), (0, present.as_slice(), "not_found"));
     assert_eq!(got.bytes, 5 * PAGE);
     // The keys in reverse order.
     let reversed: Vec<Vec<u8>> = keys.iter().rev().cloned().collect();
