@@ -85,7 +85,7 @@ fn unusable_directories_are_refused() {
         assert!(error.to_string().contains(word), "{error}");
     };
     refused(&CapacityChange::DrainVolume("segments".to_owned()), "last");
-    refused(&CapacityChange::DrainVolume("elsewhere".to_owned()), "no such");
+    refused(&CapacityChange::DrainVolume("elsewhere".to_owned()), "not in the store");
     refused(&CapacityChange::AddVolume(text(&home.join("segments"))), "already");
     let full = dir.path().join("full");
     std::fs::create_dir(&full).unwrap();
