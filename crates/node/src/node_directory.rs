@@ -107,7 +107,7 @@ impl NodeDirectory {
         if !mounts.are_known() && !IS_UNKNOWN_LOGGED.swap(true, Ordering::AcqRel) {
             tracing::warn!(
                 dir = %path.display(),
-                "the kernel does not say which mount the store is on: a disk that is mounted over it \
+                "the kernel does not say which mount the store is on: a file system that is mounted over it \
                  is not noticed, so mount disks before their stores are opened"
             );
         }
