@@ -236,7 +236,7 @@ def test_flush_survives_earlier_failed_sync(tmp_path: Path, make_disk: Callable[
     disk.cut(0)
 
     with rt.Store.open(path) as store:
-        # A put of pages that this owner still knows promises as much as a put of new pages.
+        # A put of pages that this owner still finds must be as durable as a put of new pages.
         flushed = early + put_small(store, between, 5) + put_small(store, "late", 3)
         store.flush()
         copy = disk.after_power_loss(tmp_path / "copy")
@@ -549,7 +549,8 @@ def test_late_mount_is_noticed_in_chroot(tmp_path: Path, make_disk: Callable[...
             assert time.monotonic() < mounted + 20, answer
             time.sleep(0.05)
         assert (root / "disk" / "kv" / "MANIFEST").exists()
-        # The mount below is older than the process, though it is not listed.
+        # After the unmount the path leads to the mount of the chroot, which the kernel does not list
+        # here, and which is older than the process: no disk was mounted over the store.
         command("umount", "--lazy", root / "disk")
         time.sleep(3)
         assert ask() == "0 True", "the store was left after an unmount"

@@ -95,7 +95,7 @@ def test_failed_layer_group_fails_page_once(
 
 
 def test_drafts_report_failures_with_their_step(layered: WorkerSide, store: FakeStore) -> None:
-    """With draft tokens vLLM calls this before the step's pages are saved."""
+    """With draft tokens vLLM calls `take_completed_loads` before `save`."""
     store.outcomes = [outcome(True, False, True, reason="checksum")]
     layered.load(loading("a"))
     run(layered, *LAYERS)

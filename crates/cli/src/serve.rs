@@ -141,7 +141,8 @@ impl Served {
 /// Attempts to open a path that now leads to another store.
 #[derive(Default)]
 struct Reopening {
-    /// Stores that were left. Their heal threads close them where they are.
+    /// Stores that the path no longer leads to. Their heal threads close them, through the
+    /// descriptors of their directories.
     left: Vec<Arc<Node>>,
     /// Pause after the last attempt, and why it failed.
     failed: Option<(Duration, String)>,
@@ -221,7 +222,7 @@ fn announce(
     if role == Role::Client && must_own {
         return Err(Failure::unusable(
             format!("process {owner} owns the store in {}", node.path().display()),
-            "without --must-own, to wait until it ends",
+            "the command without --must-own: it waits until that process ends",
         ));
     }
     let event = match role {

@@ -237,7 +237,7 @@ fn describe(dir: &Path, role: &str, stats: &StoreStats) -> String {
     row("retained", bytes(s.retained_bytes));
     row("opened in", format!("{:.1} ms, epoch {}", s.open_ms, s.owner_epoch));
     for (reason, pages) in &s.dropped_at_open {
-        row("dropped at open", format!("{}: {reason}", count(*pages)));
+        row("repaired at open", format!("{reason}: {}", count(*pages)));
     }
     if let Some(cause) = &s.poisoned {
         row("POISONED", format!("{cause}: {}", print::REOPENS));

@@ -1,4 +1,5 @@
-//! Stores whose path now leads to another store: every process closes them where they are.
+//! Stores whose path now leads to another store: every process closes them, through the descriptor of
+//! their directory.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
 mod common;
@@ -248,7 +249,8 @@ fn store_being_left_is_known_not_to_answer_at_once() {
     std::thread::scope(|scope| {
         let flush = scope.spawn(|| node.store().flush());
         let other = moved.replace();
-        // A caller that waited would see the store only between the attempts to leave it.
+        // Attempts to close the left store follow each other. An `answers_at_once` that waited for
+        // them would return true whenever it returned.
         eventually("the flush is waited for", || {
             assert!(!flush.is_finished(), "the owner answered while it was waited for");
             !node.answers_at_once()

@@ -99,8 +99,8 @@ struct Pin {
     leases: u32,
     /// Clients with counted leases on the run, and the number of these leases.
     holders: Vec<(ClientId, u32)>,
-    /// Units that the run counts for: those it had when the first holder came. Zero without
-    /// holders.
+    /// Units that each holder is charged for the run: the run's units when its first holder leased
+    /// it. Zero without holders.
     units: u64,
     /// Extents that the index has removed from the run.
     deferred: Vec<Extent>,

@@ -23,7 +23,7 @@ pub(crate) struct PutBytes<'a> {
     pub(crate) source: &'a dyn PageSource,
     /// Leading pages without bytes, which were stored when the put began. The put acknowledges them
     /// only if the owner still reports them as present.
-    pub(crate) lacking: usize,
+    pub(crate) without_bytes: usize,
 }
 
 /// The state shared by all parts of a put.
@@ -31,8 +31,8 @@ struct Put<'a> {
     store: &'a Store,
     scope: ScopeRef,
     keys: &'a [&'a [u8]],
-    /// See [`PutBytes::lacking`].
-    lacking: usize,
+    /// See [`PutBytes::without_bytes`].
+    without_bytes: usize,
     options: &'a PutOptions,
     control: &'a Control,
     /// Whether this put is committed in parts, and flushed after the last.
@@ -45,13 +45,14 @@ impl Store {
         reference: ScopeRef,
         scope: &Scope,
         keys: &[&[u8]],
-        PutBytes { source, lacking }: PutBytes<'_>,
+        PutBytes { source, without_bytes }: PutBytes<'_>,
         options: &PutOptions,
         control: &Control,
     ) -> Result<Outcome> {
         let started = Instant::now();
         let in_parts = false;
-        let put = Put { store: self, scope: reference, keys, lacking, options, control, in_parts };
+        let put =
+            Put { store: self, scope: reference, keys, without_bytes, options, control, in_parts };
         let written = match Encoder::of(scope, reference.codec, reference.page_bytes)? {
             None => put.write(0, keys.len(), source)?,
             Some(encoder) => put.encode(&encoder, source)?,
@@ -70,9 +71,9 @@ impl Put<'_> {
     /// Encodes and writes the missing pages; a part is encoded while the previous part is written.
     fn encode(&self, encoder: &Encoder, source: &dyn PageSource) -> Result<PutProgress> {
         let mut present = self.store.catalog.exists(self.scope, self.keys)?;
-        // The leading `lacking` pages have no bytes to encode. The reservation of their part shows
+        // The leading `without_bytes` pages have no bytes to encode. The reservation of their part shows
         // whether they are stored.
-        present[..self.lacking].fill(true);
+        present[..self.without_bytes].fill(true);
         if !present.contains(&false) {
             return self.write(0, self.keys.len(), source);
         }
@@ -166,7 +167,7 @@ impl Put<'_> {
         if reserved.runs.is_empty() {
             return Ok(prepared);
         }
-        let lacks = |run: &ReservedRun| first + (run.at as usize) < self.lacking;
+        let lacks = |run: &ReservedRun| first + (run.at as usize) < self.without_bytes;
         let lost = reserved.runs.iter().any(lacks);
         // In a chained scope the index refuses runs after a missing page.
         let writable = |run: &ReservedRun| !(lacks(run) || lost && self.scope.chained);

@@ -211,7 +211,7 @@ impl Store {
         options: &PutOptions,
         control: &Control,
     ) -> Result<Outcome> {
-        self.put_pages(scope, keys, PutBytes { source, lacking: 0 }, options, control)
+        self.put_pages(scope, keys, PutBytes { source, without_bytes: 0 }, options, control)
     }
 
     /// Acknowledges stored pages as a put of them does, without their bytes: in `durable` mode they
@@ -229,7 +229,7 @@ impl Store {
     ) -> Result<usize> {
         let none = BorrowedPages::new(&[]);
         let source = &OffsetPages::new(&none, keys.len());
-        let bytes = PutBytes { source, lacking: keys.len() };
+        let bytes = PutBytes { source, without_bytes: keys.len() };
         Ok(self.put_pages(scope, keys, bytes, options, control)?.pages)
     }
 

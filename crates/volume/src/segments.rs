@@ -33,10 +33,10 @@ use std::time::Instant;
 
 /// Maximum files that are synced at the same time.
 const SYNCS_MAX: usize = 8;
-/// Maximum of the longest operation in bytes. Longer operations are not faster, and overlap less.
+/// Upper bound of an operation's length in bytes. Longer operations are not faster, and overlap less.
 const OP_BYTES_MAX: usize = 4 << 20;
-/// Minimum of the longest operation in bytes, even if few bytes are kept in flight: shorter
-/// operations cost too much CPU per byte.
+/// The limit of an operation's length is never less than this, in bytes, even if few bytes are kept
+/// in flight: shorter operations cost too much CPU per byte.
 const OP_BYTES_MIN: usize = 256 << 10;
 /// Prefix of the file name of a segment; at least six decimal digits follow.
 const FILE_PREFIX: &str = "seg-";

@@ -33,12 +33,12 @@ def spans(meta: Meta, pages: int) -> list[Span]:
         return [Span(base, size, size) for base, size in zip(bases, sizes, strict=True)]
     second, last = _checked(meta(1)), _checked(meta(pages - 1))
     if second[1] != sizes or last[1] != sizes:
-        raise PagesError("its pages are not all of one size")
+        raise PagesError("the pages of the pool differ in size")
     found = []
     for base, size, next_base, last_base in zip(bases, sizes, second[0], last[0], strict=True):
         stride = next_base - base
         if stride < size or last_base != base + (pages - 1) * stride:
-            raise PagesError("its pages are not evenly spaced")
+            raise PagesError("the pages of the pool are not evenly spaced")
         found.append(Span(base, size, stride))
     return found
 
@@ -49,7 +49,7 @@ def pools(meta: Meta, pages: int, parts: int = 1) -> "list[PagePool]":
     """
     found = spans(meta, pages)
     if len(found) % parts:
-        raise PagesError(f"its {len(found)} pieces are not {parts} groups")
+        raise PagesError(f"the {len(found)} pieces of a page cannot be divided into {parts} groups")
     each = len(found) // parts
     return [page_pool(found[at : at + each], pages) for at in range(0, len(found), each)]
 
@@ -69,5 +69,5 @@ def page_ids(indices: Any, keys: int, page_tokens: int) -> list[int] | None:
 def _checked(pieces: Pieces) -> tuple[list[int], list[int]]:
     bases, sizes = list(pieces[0]), list(pieces[1])
     if not bases or len(bases) != len(sizes) or min(sizes) < 1 or min(bases) < 1:
-        raise PagesError("it names no memory")
+        raise PagesError("the pool names no memory")
     return bases, sizes

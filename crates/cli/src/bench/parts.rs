@@ -117,7 +117,10 @@ pub fn run_in_child(context: &Context, words: &[&OsStr]) -> Result<Answer, Failu
 /// If the program does not know its path.
 pub fn self_command(context: &Context) -> Result<Command, Failure> {
     let Some((program, first)) = context.self_command.split_first() else {
-        return Err(Failure::failed("the path of this program is unknown", "its full path"));
+        return Err(Failure::failed(
+            "the path of this program is unknown",
+            "this program by its full path",
+        ));
     };
     let mut command = Command::new(program);
     command.args(first).args(["bench", "part"]);

@@ -51,7 +51,7 @@ pub fn run(
 fn advice(inventory: ritornello_format::Result<Inventory>) -> Vec<String> {
     let Ok(inventory) = inventory else {
         return vec![
-            "it cannot list: `ritornello remote stat`, `fsck` and `gc` need list and delete"
+            "the backend cannot list objects: `ritornello remote stat`, `fsck` and `gc` need list and delete"
                 .to_owned(),
         ];
     };

@@ -19,7 +19,7 @@ Each variant is a separate process; every round runs all variants; the median of
 printed.
 
 Cost is processor seconds of the whole process during the stages: the index operations, RocksDB's
-threads, and the compactions still owed at the end, without the generation of the workload. Bytes
+threads, and the compactions still to do at the end, without the generation of the workload. Bytes
 written are the kernel's count of bytes written to storage, synced.
 
 All variants run twice: with a memtable that holds all pages, and with a small memtable.

@@ -53,7 +53,8 @@ impl Report {
         row("probe of 256 pages", &|latencies| latencies.probe);
         row("lease on 256 pages", &|latencies| latencies.lease);
         row("probe of 4,096 pages", &|latencies| latencies.long_probe);
-        let mut rates = table(&["GiB/s", "in process", "client", "ratio", "of the rounds, half"]);
+        let mut rates =
+            table(&["GiB/s", "in process", "client", "ratio", "ratio, middle half of the rounds"]);
         for (name, of) in [("put + flush", &self.put), ("get", &self.get)] {
             let cells = [of.own_gib_s, of.client_gib_s, of.ratio].map(|rate| format!("{rate:.2}"));
             let [own, client, ratio] = cells;

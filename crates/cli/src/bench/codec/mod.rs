@@ -148,7 +148,8 @@ fn show(report: &Report) -> String {
     }
     format!(
         "{}; slices of one layer and {} tokens\n{out}\nrates of one of {} threads over {} of numbers, \
-         medians of {} rounds; to reach: split 0.76 and 10 GB/s, int8 1 %",
+         medians of {} rounds; targets: codec split, at most 0.76 of the bytes at 10 GB/s; codec int8, at most 1 % \
+         attention error",
         report.source,
         report.page_tokens,
         report.threads,

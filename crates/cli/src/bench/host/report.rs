@@ -55,7 +55,8 @@ impl Report {
     /// Formats the report as tables.
     #[must_use]
     pub fn show(&self) -> String {
-        let mut rates = table(&["", "GiB/s", "CPU s/GiB", "of memcpy", "of the rounds, half"]);
+        let mut rates =
+            table(&["", "GiB/s", "CPU s/GiB", "of memcpy", "ratio, middle half of the rounds"]);
         let rows = [
             ("memcpy", &self.memcpy),
             ("get", &self.get),
