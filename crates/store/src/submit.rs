@@ -81,7 +81,7 @@ impl Store {
         }
         self.submit(Lane::Put, keys, requested, control, move |store, keys, control| {
             let source = OffsetPages::new(&staged, first);
-            let bytes = PutBytes { source: &source, lacking: first };
+            let bytes = PutBytes { source: &source, without_bytes: first };
             let outcome = store.put_pages(&scope, &keys[..held], bytes, &options, control);
             let stored = |o: &Outcome| o.ok.iter().take_while(|ok| **ok).count();
             let stored = outcome.as_ref().map_or(0, stored).max(first);
