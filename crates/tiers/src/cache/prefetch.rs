@@ -322,7 +322,7 @@ impl Shared {
                 fetched => (fetched, &counts.failed),
             }
         };
-        *job.stage.lock() = Stage::Done { at: Instant::now(), known, fetched: fetched };
+        *job.stage.lock() = Stage::Done { at: Instant::now(), known, fetched };
         count.add(1);
         if job.cancelled.load(Ordering::Acquire) {
             // No lookup will take the result of a cancelled prefetch.
