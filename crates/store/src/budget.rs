@@ -75,8 +75,8 @@ impl Budget {
 
     /// Returns the maximum segments of each directory. `existing` has the current number of
     /// segments per directory, or `None` for a directory that must become empty. The division is as
-    /// even as possible. Below the budget, no directory loses segments and the directories with the
-    /// fewest segments grow; above the budget, the directories with the most segments shrink.
+    /// even as possible. Below the budget, no directory loses segments and the smallest directories
+    /// grow; above the budget, the largest directories shrink.
     #[must_use]
     pub fn shares(&self, existing: &[Option<u32>]) -> Vec<u32> {
         let mut shares: Vec<u32> = existing.iter().map(|there| there.unwrap_or(0)).collect();

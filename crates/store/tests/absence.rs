@@ -36,7 +36,7 @@ fn unmounted_volume_is_reattached_while_open() {
         assert_eq!(again.pages, pages);
         assert_eq!(again.reason, if pages < 8 { "absent_space" } else { "" });
     }
-    // The present volume takes new pages.
+    // The volume that is still mounted takes new pages.
     assert_eq!(put(&open.store, &chained(65_536), &sequence(99, 2), None).pages, 2);
     open.core.run_once();
     assert_eq!(found(&open), present);

@@ -1,8 +1,8 @@
 """From a host pool's description of its pages to a `PagePool`: the memory of page `i`.
 
 SGLang names the pieces of a page (`get_page_buffer_meta`), differently for each layout and kind of
-pool. Only one property is required: piece `k` of page `i` is at `base[k] + i * stride[k]`. This
-property is checked on the first two pages and the last page.
+pool. The module requires one property: piece `k` of page `i` is at `base[k] + i * stride[k]`, and
+checks it on the first two pages and the last page.
 """
 
 from collections.abc import Callable, Sequence

@@ -142,7 +142,7 @@ class SchedulerSide:
 
     def sources(self, request: Request, tokens: int) -> dict[str, int]:
         """Returns the tiers of the `tokens` claimed last, with their numbers of tokens; empty if
-        there is only one store.
+        the connector has a single store.
         """
         state = self._requests.get(request.request_id)
         if state is None or sum(state.sources.values()) != tokens:

@@ -91,7 +91,7 @@ pub fn left_by_delete(at: usize, page: usize) -> Pages {
     if keys_of(at).0.scope.chained { leading(page) } else { !(1 << page) }
 }
 
-/// The present pages of every sequence.
+/// The pages of every sequence that are in the store.
 pub fn present_pages(store: &Store) -> Vec<Pages> {
     (0..SEQUENCES)
         .map(|at| {
