@@ -174,13 +174,15 @@ class Completions:
 
     def __new__(cls) -> Completions: ...
     def fileno(self) -> int:
-        """An eventfd, readable while completed tickets wait for `drain`."""
+        """An eventfd, readable if a ticket was done since it was last read."""
     def add(self, ticket: Ticket, tag: Any) -> None:
         """Adds a ticket, which `drain` returns with `tag` once it is done. Add a ticket to one
         object only.
         """
     def drain(self) -> list[tuple[Any, Outcome]]:
-        """Returns the tickets done since the last call, each once, and resets the eventfd."""
+        """Returns the tickets done since the last call, each once. Read the eventfd before, not
+        after.
+        """
     def __len__(self) -> int:
         """Number of tickets that were not drained yet."""
 

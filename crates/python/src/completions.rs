@@ -32,7 +32,8 @@ impl Completions {
         Ok(Self { queue, pending: Mutex::default(), process: std::process::id() })
     }
 
-    /// An eventfd, readable while completed tickets wait for `drain`. It closes with this object.
+    /// An eventfd, readable when a ticket has completed since it was last read. It closes with this
+    /// object.
     fn fileno(&self) -> i32 {
         self.queue.fd().as_raw_fd()
     }
@@ -50,8 +51,8 @@ impl Completions {
         Ok(())
     }
 
-    /// Returns the tickets completed since the last call, each once: its tag and its outcome.
-    /// Resets the eventfd.
+    /// Returns the tickets completed since the last call, each once: its tag and its outcome. Does
+    /// not read the eventfd; the caller reads it before.
     fn drain(&self, py: Python<'_>) -> PyResult<Vec<(Py<PyAny>, Outcome)>> {
         check_process(py, self.process)?;
         let completed = self.queue.take();

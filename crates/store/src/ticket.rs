@@ -52,7 +52,7 @@ impl CompletionQueue {
         Ok(Arc::new(Self { event: event()?, completed: Mutex::default() }))
     }
 
-    /// An eventfd, readable while completions wait to be taken.
+    /// An eventfd, readable from the first completion until it is read.
     #[must_use]
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.event.as_fd()
@@ -60,19 +60,14 @@ impl CompletionQueue {
 
     /// Adds a completion named `name`.
     pub fn push(&self, name: u64) {
-        let mut completed = self.completed.lock();
-        completed.push(name);
-        // Under the lock, so that `take` resets no signal of a completion that it did not take.
+        self.completed.lock().push(name);
         signal(&self.event);
     }
 
-    /// Takes the completions since the last call, and resets the eventfd.
+    /// Takes the completions since the last call. The caller reads the eventfd before.
     #[must_use]
     pub fn take(&self) -> Vec<u64> {
-        let mut completed = self.completed.lock();
-        // Fails only if the caller has read the eventfd.
-        let _ = rustix::io::read(&self.event, &mut [0; 8]);
-        std::mem::take(&mut *completed)
+        std::mem::take(&mut *self.completed.lock())
     }
 }
 
