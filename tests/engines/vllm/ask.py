@@ -75,14 +75,14 @@ def main(asked: Question) -> None:
         VLLM_ALLOW_INSECURE_SERIALIZATION="1",
         VLLM_CPU_KVCACHE_SPACE="1",
         VLLM_CPU_OMP_THREADS_BIND="nobind",
-        VLLM_ENABLE_V1_MULTIPROCESSING="0" if asked.unfilled else "1",
+        VLLM_ENABLE_V1_MULTIPROCESSING="0" if asked.bad else "1",
         VLLM_NO_USAGE_STATS="1",
     )
     from harness import Engine
 
     engine = Engine(Path(asked.model), Path(asked.store), **asked.options)
     engine.llm.collective_rpc(make_room_between_stages)
-    answers = [answer(engine, seed, asked.unfilled) for seed in asked.seeds]
+    answers = [answer(engine, seed, asked.bad) for seed in asked.seeds]
     counts = {name: engine.count(f"vllm:ritornello_{name}") for name in COUNTED}
     for source in ("host", "disk", "external_unspecified"):
         counts[source] = engine.tokens_from(source)
