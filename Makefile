@@ -46,17 +46,18 @@ WHEEL := build/wheels/ritornello-*.whl
 CARGO_TEST := $(CARGO) --config .cargo/tests.toml test
 test-rust-long test-loom test-remote: export TEST_SILENCE := 1800
 
-# Tests by what they need; `test` runs the first line, `test-all` both, or its shard of them.
-SUITES := test-python test-rust test-lsm test-loom test-vllm
-LONG_SUITES := test-rust-long test-python-long test-vllm-long test-sglang test-sglang-long test-lmcache test-fuzz test-remote test-shared \
-	test-mooncake
+# Tests by what they need; `test` runs the first line and vLLM's, `test-all` all, or its shard of them. Those of the
+# last line mostly keep one core busy, and two of them run at a time.
+SUITES := test-python test-rust test-lsm test-loom
+LONG_SUITES := test-rust-long test-python-long
+PAIRED_SUITES := test-vllm-long test-shared test-vllm test-lmcache test-sglang test-fuzz test-remote test-sglang-long test-mooncake
 shard = $(shell echo $(1) | tr ' ' '\n' | awk -v shard=$(SHARD) \
 	'BEGIN { split(shard, s, "/") } NR % s[2] == s[1] % s[2]')
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help venv rocksdb build wheel wheel-lsm binary-lsm vllm sglang lmcache s3 emulators mooncake test test-all \
-	$(SUITES) $(LONG_SUITES) lint format demo demo-sglang demo-lmcache bench bench-shared clean
+	$(SUITES) $(LONG_SUITES) $(PAIRED_SUITES) lint format demo demo-sglang demo-lmcache bench bench-shared clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -151,19 +152,24 @@ $(STAMPS)/mooncake: $(STAMPS)/wheel $(wildcard engines/mooncake/*) engines/envir
 # ---- checks
 
 # All suites run, so that one failure does not hide another. The last lines say how long each took.
-define run_suites
-@trap 'exit 130' INT; status=0; times=; for suite in $(1); do \
-	began=$$(date +%s); result=passed; \
-	$(MAKE) --no-print-directory $$suite || { result=FAILED; status=1; }; \
-	times="$$times$$suite $$result after $$(($$(date +%s) - began)) s\n"; \
-done; printf "$$times"; exit $$status
-endef
+TIMES := $(STAMPS)/times
+timed-%:
+	@began=$$(date +%s); $(MAKE) --no-print-directory $* && result=passed || result=FAILED; \
+	echo "$* $$result after $$(($$(date +%s) - began)) s" | tee -a $(TIMES); test $$result = passed
+
+# Runs the suites $(2), $(1) at a time. Of several, a suite's output comes when it ends.
+run_suites = $(MAKE) --no-print-directory --keep-going --jobs $(1) --output-sync=target $(addprefix timed-,$(2))
 
 test: ## all tests but the long ones
-	$(call run_suites,$(SUITES))
+	@mkdir -p $(STAMPS) && : >$(TIMES)
+	@status=0; $(call run_suites,1,$(SUITES) test-vllm) || status=1; cat $(TIMES); exit $$status
 
+# Two suites may need the same environment: all are made before.
 test-all: ## all tests; SHARD=2/3 runs the second third
-	$(call run_suites,$(call shard,$(SUITES) $(LONG_SUITES)))
+	@mkdir -p $(STAMPS) && : >$(TIMES)
+	@status=0; $(call run_suites,1,$(call shard,$(SUITES) $(LONG_SUITES))) || status=1; \
+	$(MAKE) --no-print-directory --keep-going --jobs 2 vllm lmcache sglang s3 emulators mooncake || status=1; \
+	$(call run_suites,2,$(call shard,$(PAIRED_SUITES))) || status=1; cat $(TIMES); exit $$status
 
 test-rust: $(LSM)/env
 	. $(LSM)/env && $(CARGO_TEST) --workspace $(FEATURES) --locked --quiet --no-fail-fast

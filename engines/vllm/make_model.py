@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import sys
+from fcntl import LOCK_EX, flock
 from pathlib import Path
 from typing import Any
 
@@ -126,11 +127,14 @@ def main(arguments: list[str]) -> int:
     shape, folder = arguments[0], Path(arguments[1])
     description = json.dumps(COMMON | SHAPES[shape], sort_keys=True)
     stamp = folder / ".stamp"
-    if stamp.is_file() and stamp.read_text() == description:
-        return 0
     folder.mkdir(parents=True, exist_ok=True)
-    parameters = make_model(shape, folder)
-    stamp.write_text(description)
+    # Suites that run side by side share models.
+    with (folder / ".lock").open("w") as lock:
+        flock(lock, LOCK_EX)
+        if stamp.is_file() and stamp.read_text() == description:
+            return 0
+        parameters = make_model(shape, folder)
+        stamp.write_text(description)
     print(f"{folder}: {parameters / 1e6:.1f} M parameters")
     return 0
 
