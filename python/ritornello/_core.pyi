@@ -230,7 +230,7 @@ class Store:
         "20MB/s", or bytes per day; when it runs short, pages are written when they are put for the
         second time. `index` rarely needs to be given: "run", or "run:8GiB" with a ceiling for its
         memory (otherwise a quarter of the memory that the process may use); "lsm", in builds that
-        include it, is for catalogues larger than memory; "memory" keeps nothing. An owner whose
+        include it, is for indexes larger than memory; "memory" keeps nothing. An owner whose
         `index` differs from the store's index converts it. `segment_bytes` is fixed when a store is
         created. Settings that cannot take effect are logged. `SettingError`: an argument is
         invalid; any other error may be temporary.

@@ -21,7 +21,7 @@ pub enum Backend {
     Memory,
     /// Holt, a persistent adaptive radix tree. Cargo feature `art`.
     Art,
-    /// RocksDB, for catalogues larger than memory. Cargo feature `lsm`.
+    /// RocksDB, for indexes larger than memory. Cargo feature `lsm`.
     Lsm,
 }
 

@@ -1,7 +1,7 @@
 //! # ritornello-index
 //!
 //! The index of pages: `trait PrefixIndex` and its backends, `run` (default), `memory` (the plain
-//! oracle) and, by cargo features, `lsm` (RocksDB, for catalogues larger than memory) and `art`
+//! oracle) and, by cargo features, `lsm` (RocksDB, for indexes larger than memory) and `art`
 //! (for comparison). [`Backend`] opens each by its name. [`residency`] tells routers the workers
 //! and tiers on which pages are present.
 //!

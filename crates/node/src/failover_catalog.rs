@@ -9,11 +9,8 @@ use crate::process::Process;
 use crate::protocol::RESERVE_TIMEOUT_MAX;
 use crate::socket_catalog::SocketCatalog;
 use parking_lot::{Mutex, RwLock};
-use ritornello_format::{Error, Result, Scope, ScopeSettings, ScopeSlot};
-use ritornello_store::{
-    CapacityChange, Catalog, CatalogStats, Committed, KeyListing, LeaseNumber, Leased, Located,
-    OwnerSilent, ReserveRequest, Reserved, ScopeListing, ScopeRef, StoreReopening,
-};
+use ritornello_format::{Error, Result};
+use ritornello_store::{Catalog, LeaseNumber, OwnerSilent, Request, Response, StoreReopening};
 use ritornello_volume::Segments;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
@@ -144,14 +141,13 @@ impl FailoverCatalog {
         closed
     }
 
-    /// Makes `call` to the owner, and to the next owner if the owner dies; only for idempotent
-    /// calls. Returns the answer, and `select` of the membership that answered.
-    fn call_on<T, W>(
+    /// Sends `request` to the owner, and to the next owner if the owner dies; only for idempotent
+    /// requests. Returns the response and the membership that answered.
+    fn call_owner(
         &self,
+        request: &Request<'_>,
         timeout: Duration,
-        call: impl Fn(&dyn Catalog) -> Result<T>,
-        select: impl Fn(&Arc<Membership>) -> W,
-    ) -> Result<(T, W)> {
+    ) -> Result<(Response, Arc<Membership>)> {
         self.process.check()?;
         let mut until = None;
         let mut losses = 0;
@@ -163,7 +159,7 @@ impl FailoverCatalog {
             // The guard is held during a call of the local core, so that closing waits for the
             // call.
             if let Membership::Owner(owner) = &**held {
-                return call(owner.catalog()).map(|answer| (answer, select(&held)));
+                return owner.catalog().call(request).map(|response| (response, Arc::clone(&held)));
             }
             let membership = Arc::clone(&held);
             drop(held);
@@ -175,8 +171,8 @@ impl FailoverCatalog {
                 }
             };
             let until = *until.get_or_insert_with(|| Instant::now() + timeout);
-            let error = match call(&SocketCatalog::new(client, until)) {
-                Ok(answer) => return Ok((answer, select(&membership))),
+            let error = match SocketCatalog::new(client, until).call(request) {
+                Ok(response) => return Ok((response, membership)),
                 Err(error) => error,
             };
             if !is_owner_lost(&error) || Instant::now() >= until {
@@ -278,14 +274,6 @@ impl FailoverCatalog {
         self.replaced.load(Ordering::Acquire)
     }
 
-    fn call_catalog<T>(&self, call: impl Fn(&dyn Catalog) -> Result<T>) -> Result<T> {
-        self.call_on(CALL_TIMEOUT, call, |_| ()).map(|(answer, ())| answer)
-    }
-
-    fn call_disk<T>(&self, call: impl Fn(&dyn Catalog) -> Result<T>) -> Result<T> {
-        self.call_on(DISK_CALL_TIMEOUT, call, |_| ()).map(|(answer, ())| answer)
-    }
-
     /// Replaces the membership `lost`, unless another call has replaced it.
     ///
     /// # Errors
@@ -340,192 +328,144 @@ impl FailoverCatalog {
     }
 }
 
-/// Every call may be repeated except `commit`. A repeated `reserve` strands space under the name of
-/// a dropped client; the space is freed with the name (see [`crate::client::Client`]).
+/// Every request may be repeated except `Commit`. A repeated `Reserve` strands space under the name
+/// of a dropped client; the space is freed with the name (see [`crate::client::Client`]).
 impl Catalog for FailoverCatalog {
-    fn resolve(&self, scope: &Scope, create: bool) -> Result<Option<ScopeRef>> {
-        self.call_catalog(|catalog| catalog.resolve(scope, create))
+    fn call(&self, request: &Request<'_>) -> Result<Response> {
+        match request {
+            Request::Release { lease } => self.release_lease(request, *lease),
+            Request::Reserve { reserve_request, .. } => {
+                self.reserve_space(request, reserve_request.timeout)
+            }
+            Request::Commit { reservation, .. } => self.commit_once(request, *reservation),
+            Request::Abort { reservation } => self.abort_reservation(request, *reservation),
+            Request::Delete { .. } => {
+                let (response, issuer) = self.call_owner(request, timeout_of(request))?;
+                if !matches!(response, Response::Count(0)) {
+                    self.note_unflushed(&issuer);
+                }
+                Ok(response)
+            }
+            Request::Flush => self.flush_all(request),
+            Request::Stats => self.owner_stats(request),
+            _ => self.call_owner(request, timeout_of(request)).map(|(response, _)| response),
+        }
+    }
+}
+
+/// Maximum duration of the call, including a takeover.
+fn timeout_of(request: &Request<'_>) -> Duration {
+    if request.waits_for_disk() { DISK_CALL_TIMEOUT } else { CALL_TIMEOUT }
+}
+
+/// Requests that need more than an answer.
+impl FailoverCatalog {
+    /// Records that `issuer` acknowledged a change that no flush has covered.
+    fn note_unflushed(&self, issuer: &Membership) {
+        if let Some(epoch) = issuer.epoch() {
+            self.unflushed.note(epoch);
+        }
     }
 
-    fn probe(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<usize> {
-        self.call_catalog(|catalog| catalog.probe(scope, keys))
-    }
-
-    fn lease(&self, scopes: &[ScopeRef], keys: &[&[u8]], ttl: Duration) -> Result<Leased> {
-        self.call_catalog(|catalog| catalog.lease(scopes, keys, ttl))
-    }
-
-    fn release(&self, lease: LeaseNumber) -> Result<()> {
-        match self.call_catalog(|catalog| catalog.release(lease)) {
+    fn release_lease(&self, request: &Request<'_>, lease: LeaseNumber) -> Result<Response> {
+        match self.call_owner(request, CALL_TIMEOUT) {
             Err(error) if OwnerSilent::caused(&error) => {
                 if let Membership::Client(client) = &*self.membership() {
                     client.release_later(lease);
                 }
-                Ok(())
+                Ok(Response::Done)
             }
             // Leases end with the core that granted them.
-            Err(error) if StoreReopening::caused(&error) => Ok(()),
-            released => released,
+            Err(error) if StoreReopening::caused(&error) => Ok(Response::Done),
+            released => released.map(|(response, _)| response),
         }
     }
 
-    fn begin_read(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<Located> {
-        self.call_catalog(|catalog| catalog.begin_read(scope, keys))
-    }
-
-    fn exists(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<Vec<bool>> {
-        self.call_catalog(|catalog| catalog.exists(scope, keys))
-    }
-
-    fn reserve(
-        &self,
-        scope: ScopeRef,
-        keys: &[&[u8]],
-        parent: Option<&[u8]>,
-        reserve_request: &ReserveRequest,
-    ) -> Result<Reserved> {
+    fn reserve_space(&self, request: &Request<'_>, timeout: Duration) -> Result<Response> {
         self.process.check()?;
         if !self.reservations.begin() {
             return Err(self.refusal());
         }
-        let called = self.call_on(
-            CALL_TIMEOUT + reserve_request.timeout.min(RESERVE_TIMEOUT_MAX),
-            |catalog| catalog.reserve(scope, keys, parent, reserve_request),
-            Arc::clone,
-        );
-        let granted = called.as_ref().ok().filter(|(reserved, _)| !reserved.runs.is_empty());
-        self.reservations
-            .complete(granted.map(|(reserved, issuer)| (reserved.id, Arc::clone(issuer))));
-        let (reserved, issuer) = called?;
+        let called = self.call_owner(request, CALL_TIMEOUT + timeout.min(RESERVE_TIMEOUT_MAX));
+        let granted = match &called {
+            Ok((Response::Reserved(reserved), issuer)) if !reserved.runs.is_empty() => {
+                Some((reserved.id, Arc::clone(issuer)))
+            }
+            _ => None,
+        };
+        let is_granted = granted.is_some();
+        self.reservations.complete(granted);
+        let (response, issuer) = called?;
         // No commit follows: the put is acknowledged with the pages that this owner reports. These
         // pages may belong to another client and may not be durable.
-        if reserved.runs.is_empty()
-            && reserved.present > 0
-            && let Some(epoch) = issuer.epoch()
+        if !is_granted && matches!(&response, Response::Reserved(reserved) if reserved.present > 0)
         {
-            self.unflushed.note(epoch);
+            self.note_unflushed(&issuer);
         }
-        Ok(reserved)
+        Ok(response)
     }
 
     /// Sent once, and only to the owner that issued the reservation: the reservation's number means
     /// nothing to another owner. If the issuing owner has died, the pages are not stored and may be
     /// put again.
-    fn commit(&self, reservation: u64, written: &[Option<u64>]) -> Result<Committed> {
+    fn commit_once(&self, request: &Request<'_>, reservation: u64) -> Result<Response> {
         self.process.check()?;
         let issuer = self.reservations.issuer(reservation).ok_or_else(|| {
             Error::invalid("this reservation was committed or aborted")
                 .with("reservation", reservation)
         })?;
         let committed = match &*issuer {
-            Membership::Owner(owner) => owner.catalog().commit(reservation, written),
+            Membership::Owner(owner) => owner.catalog().call(request),
             Membership::Client(client) => {
-                SocketCatalog::new(client, Instant::now() + DISK_CALL_TIMEOUT)
-                    .commit(reservation, written)
+                SocketCatalog::new(client, Instant::now() + DISK_CALL_TIMEOUT).call(request)
             }
             Membership::Reopening(reopening) => Err(reopening.error()),
             Membership::Leaving(_) | Membership::Closed => Err(closed()),
         }?;
         self.reservations.remove(reservation);
-        if let Some(epoch) = issuer.epoch() {
-            self.unflushed.note(epoch);
-        }
+        self.note_unflushed(&issuer);
         Ok(committed)
     }
 
     /// Sent to the issuer if it is alive, otherwise to the current owner, which found the
     /// reservation in the log.
-    fn abort(&self, reservation: u64) -> Result<()> {
+    fn abort_reservation(&self, request: &Request<'_>, reservation: u64) -> Result<Response> {
         self.process.check()?;
-        let Some(issuer) = self.reservations.remove(reservation) else { return Ok(()) };
-        let aborted = self.call_catalog(|catalog| catalog.abort(reservation));
+        let Some(issuer) = self.reservations.remove(reservation) else {
+            return Ok(Response::Done);
+        };
+        let aborted = self.call_owner(request, CALL_TIMEOUT);
         if aborted.as_ref().is_err_and(OwnerSilent::caused)
             && let Membership::Client(client) = &*issuer
         {
             client.abort_later(reservation);
         }
-        aborted
+        aborted.map(|(response, _)| response)
     }
 
-    fn report_damage(
-        &self,
-        scope: ScopeRef,
-        key: &[u8],
-        generation: u64,
-        reason: &str,
-    ) -> Result<()> {
-        self.call_catalog(|catalog| catalog.report_damage(scope, key, generation, reason))
-    }
-
-    fn touch(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<usize> {
-        self.call_catalog(|catalog| catalog.touch(scope, keys))
-    }
-
-    fn delete(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<usize> {
-        let called =
-            self.call_on(DISK_CALL_TIMEOUT, |catalog| catalog.delete(scope, keys), Arc::clone);
-        let (deleted, issuer) = called?;
-        if deleted > 0
-            && let Some(epoch) = issuer.epoch()
-        {
-            self.unflushed.note(epoch);
+    fn owner_stats(&self, request: &Request<'_>) -> Result<Response> {
+        if let Membership::Reopening(reopening) = &*self.membership() {
+            return Ok(Response::Stats(Box::new(reopening.stats())));
         }
-        Ok(deleted)
-    }
-
-    fn drop_scope(&self, scope: ScopeRef) -> Result<()> {
-        self.call_disk(|catalog| catalog.drop_scope(scope))
-    }
-
-    fn configure(&self, scope: ScopeRef, settings: &ScopeSettings) -> Result<()> {
-        self.call_disk(|catalog| catalog.configure(scope, settings))
-    }
-
-    fn scopes(&self, from: ScopeSlot) -> Result<Vec<ScopeListing>> {
-        self.call_catalog(|catalog| catalog.scopes(from))
-    }
-
-    fn keys(&self, scope: ScopeRef, after: u64, limit: u32) -> Result<KeyListing> {
-        self.call_catalog(|catalog| catalog.keys(scope, after, limit))
-    }
-
-    fn change_capacity(&self, change: &CapacityChange) -> Result<()> {
-        self.call_disk(|catalog| catalog.change_capacity(change))
-    }
-
-    fn clear(&self) -> Result<()> {
-        self.call_disk(|catalog| catalog.clear())
+        self.call_owner(request, CALL_TIMEOUT).map(|(response, _)| response)
     }
 
     /// Fails with `Miss`, once, if an owner died, or its core failed and was reopened, after it had
     /// acknowledged puts or deletes to this process that no flush has covered, whether the process
     /// wrote the pages or found them present.
-    fn flush(&self) -> Result<()> {
+    fn flush_all(&self, request: &Request<'_>) -> Result<Response> {
         let mark = self.unflushed.mark();
-        let flushed = self.call_on(
-            DISK_CALL_TIMEOUT,
-            |catalog| catalog.flush(),
-            |membership| {
-                mark.owner.is_none_or(|owner| {
-                    membership.epoch().is_some_and(|epoch| epoch.preserves(owner))
-                })
-            },
-        );
-        let ((), kept) = flushed?;
+        let (response, membership) = self.call_owner(request, DISK_CALL_TIMEOUT)?;
+        let is_preserved = mark
+            .owner
+            .is_none_or(|owner| membership.epoch().is_some_and(|epoch| epoch.preserves(owner)));
         self.unflushed.complete_flush(mark);
-        if kept {
-            return Ok(());
+        if is_preserved {
+            return Ok(response);
         }
         Err(Error::miss(
             "the owner died or a write failed since the last flush; puts and deletes since then \
              may be lost: repeat them",
         ))
-    }
-
-    fn stats(&self) -> Result<CatalogStats> {
-        if let Membership::Reopening(reopening) = &*self.membership() {
-            return Ok(reopening.stats());
-        }
-        self.call_catalog(|catalog| catalog.stats())
     }
 }

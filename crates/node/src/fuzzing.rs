@@ -8,15 +8,14 @@
 use crate::answer::answer;
 use crate::channel::decode;
 use crate::greeting::{First, NEWEST, OLDEST};
-use crate::keys::Flattened;
 use crate::owner_epoch::OwnerEpoch;
 use crate::permissions::ClientPermissions;
-use crate::protocol::{Hello, HelloReply, Request, Response};
+use crate::protocol::{Hello, HelloReply};
 use ritornello_format::{Error, Extent, Place, Scope, ScopeSettings, ScopeSlot, SegmentId};
 use ritornello_store::{
-    CapacityChange, Catalog, CatalogStats, Committed, IndexDecision, IndexTuning, KeyListing,
-    LeaseNumber, Leased, Located, LocatedRun, Refusal, ReserveRequest, Reserved, ReservedRun,
-    ScopeListing, ScopeRef, ScopeUsage, VolumeStats,
+    CapacityChange, Catalog, CatalogStats, Committed, IndexDecision, IndexTuning, KeyListing, Keys,
+    LeaseNumber, Leased, Located, LocatedRun, Refusal, Request, ReserveRequest, Reserved,
+    ReservedRun, Response, ScopeListing, ScopeRef, ScopeUsage, VolumeStats,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -105,9 +104,9 @@ pub fn messages(scope: &Scope, known: ScopeRef) -> Vec<Vec<u8>> {
         messages.extend(replies.map(|first| kind(WELCOME, written(&first))));
     }
     let (short, long) = ([1u8; 8], [2u8; 64]);
-    let same = Flattened::new(&[&[1; 16], &[2; 16], &[3; 16]]).unwrap();
-    let mixed = Flattened::new(&[&short, &long]).unwrap();
-    let requests = questions(scope, known, [&same, &mixed], &long);
+    let (same, mixed) = ([&[1; 16][..], &[2; 16], &[3; 16]], [&short[..], &long]);
+    let keys = [Keys::Listed(&same), Keys::Listed(&mixed)];
+    let requests = questions(scope, known, keys, &long);
     messages.extend(requests.iter().map(|request| kind(REQUEST, written(request))));
     messages.extend(answers(known).iter().map(|response| kind(RESPONSE, written(response))));
     messages
@@ -126,10 +125,9 @@ fn replies() -> [HelloReply; 3] {
 fn questions<'a>(
     about: &'a Scope,
     scope: ScopeRef,
-    [same, mixed]: [&'a Flattened; 2],
+    [keys, mixed]: [Keys<'a>; 2],
     key: &'a [u8],
 ) -> Vec<Request<'a>> {
-    let keys = same.as_keys();
     let second = Duration::from_secs(1);
     let reserve_request =
         ReserveRequest { slices_per_page: 2, timeout: second, ..ReserveRequest::default() };
@@ -153,18 +151,18 @@ fn questions<'a>(
         Request::Lease { scopes: Cow::Owned(vec![scope]), keys, ttl: second },
         Request::Release { lease: LeaseNumber(1) },
         Request::BeginRead { scope, keys },
-        Request::Exists { scope, keys: mixed.as_keys() },
+        Request::Exists { scope, keys: mixed },
         Request::Lease { scopes: Cow::Owned(vec![scope; 3]), keys, ttl: Duration::MAX },
         Request::Reserve { scope, keys, parent: None, reserve_request: Cow::Owned(greedy) },
         Request::Reserve {
             scope,
-            keys: mixed.as_keys(),
+            keys: mixed,
             parent: Some(key),
             reserve_request: Cow::Owned(reserve_request),
         },
         Request::Commit { reservation: 1, written: Cow::Owned(vec![Some(u64::MAX), None]) },
         Request::Abort { reservation: 1 },
-        Request::ReportCorruption { scope, key, generation: 1, reason: "checksum" },
+        Request::ReportDamage { scope, key, generation: 1, reason: "checksum" },
         Request::Touch { scope, keys },
         Request::Delete { scope, keys },
         Request::DropScope { scope },

@@ -56,7 +56,6 @@ mod failover_catalog;
 pub mod fuzzing;
 mod greeting;
 mod heal;
-mod keys;
 mod liveness;
 mod lock;
 mod membership;

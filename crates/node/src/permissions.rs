@@ -1,8 +1,7 @@
 //! The calls that an owner permits to its clients, from the store's policy file.
 
-use crate::protocol::Request;
 use ritornello_format::Result;
-use ritornello_store::{ClientCall, StorePolicy};
+use ritornello_store::{ClientCall, Request, StorePolicy};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The policy that this process read when it opened the store.

@@ -1,17 +1,13 @@
-//! The messages on the socket of a store.
+//! The first messages on the socket of a store; [`ritornello_store::Request`] and
+//! [`ritornello_store::Response`] follow.
 //!
 //! The first message in each direction follows a [`crate::greeting`]. All messages are the same in
 //! the versions that this build speaks. Payload never passes through the socket.
 
-use crate::keys::{Keys, as_bytes, as_optional_bytes};
 use crate::owner_epoch::OwnerEpoch;
-use ritornello_format::{Error, ErrorKind, FORMAT_VERSION, Scope, ScopeSettings, ScopeSlot};
-use ritornello_store::{
-    CapacityChange, CatalogStats, Committed, KeyListing, LeaseNumber, Leased, Located,
-    ReserveRequest, Reserved, ScopeListing, ScopeRef, StoreReopening,
-};
+use ritornello_format::FORMAT_VERSION;
+use ritornello_store::WireError;
 use serde::{Deserialize, Serialize};
-use std::borrow::Cow;
 use std::time::Duration;
 
 /// Maximum time that an owner lets a request wait for space.
@@ -51,192 +47,14 @@ pub(crate) enum HelloReply {
     Refused(WireError),
 }
 
-/// A request, with one variant for each call of [`ritornello_store::Catalog`].
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) enum Request<'a> {
-    Resolve {
-        scope: Cow<'a, Scope>,
-        create: bool,
-    },
-    Probe {
-        scope: ScopeRef,
-        #[serde(borrow)]
-        keys: Keys<'a>,
-    },
-    Lease {
-        scopes: Cow<'a, [ScopeRef]>,
-        #[serde(borrow)]
-        keys: Keys<'a>,
-        ttl: Duration,
-    },
-    /// Has no response: a client does not wait when it releases a lease.
-    Release {
-        lease: LeaseNumber,
-    },
-    BeginRead {
-        scope: ScopeRef,
-        #[serde(borrow)]
-        keys: Keys<'a>,
-    },
-    Exists {
-        scope: ScopeRef,
-        #[serde(borrow)]
-        keys: Keys<'a>,
-    },
-    Reserve {
-        scope: ScopeRef,
-        #[serde(borrow)]
-        keys: Keys<'a>,
-        #[serde(borrow, serialize_with = "as_optional_bytes")]
-        parent: Option<&'a [u8]>,
-        reserve_request: Cow<'a, ReserveRequest>,
-    },
-    Commit {
-        reservation: u64,
-        written: Cow<'a, [Option<u64>]>,
-    },
-    Abort {
-        reservation: u64,
-    },
-    ReportCorruption {
-        scope: ScopeRef,
-        #[serde(borrow, serialize_with = "as_bytes")]
-        key: &'a [u8],
-        generation: u64,
-        #[serde(borrow)]
-        reason: &'a str,
-    },
-    Touch {
-        scope: ScopeRef,
-        #[serde(borrow)]
-        keys: Keys<'a>,
-    },
-    Delete {
-        scope: ScopeRef,
-        #[serde(borrow)]
-        keys: Keys<'a>,
-    },
-    DropScope {
-        scope: ScopeRef,
-    },
-    Configure {
-        scope: ScopeRef,
-        settings: ScopeSettings,
-    },
-    Scopes {
-        from: ScopeSlot,
-    },
-    Keys {
-        scope: ScopeRef,
-        after: u64,
-        limit: u32,
-    },
-    ChangeCapacity {
-        change: Cow<'a, CapacityChange>,
-    },
-    Clear,
-    Flush,
-    Stats,
-}
-
-/// A response.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) enum Response {
-    /// Answers `Resolve`.
-    Scope(Option<ScopeRef>),
-    /// A number of pages.
-    Count(usize),
-    /// Answers `Lease`.
-    Leased(Leased),
-    /// Answers `BeginRead`.
-    Located(Located),
-    /// Answers `Exists`.
-    Exists(Vec<bool>),
-    /// Answers `Reserve`.
-    Reserved(Reserved),
-    /// Answers `Commit`.
-    Committed(Committed),
-    /// Answers `Scopes`.
-    Scopes(Vec<ScopeListing>),
-    /// Answers `Keys`.
-    Keys(KeyListing),
-    /// Answers requests that have no other response.
-    Done,
-    /// Answers `Stats`.
-    Stats(Box<CatalogStats>),
-    /// The call failed.
-    Failed(WireError),
-}
-
-/// An error on the wire.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct WireError {
-    kind: Kind,
-    text: String,
-}
-
-/// [`ErrorKind`] on the wire.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-enum Kind {
-    Invalid,
-    Retry,
-    Miss,
-    Fatal,
-    Closed,
-}
-
-impl WireError {
-    /// Whether the error says that the owner is closing.
-    pub(crate) fn is_closed(&self) -> bool {
-        self.kind == Kind::Closed
-    }
-
-    /// Returns the error for a refused hello.
-    pub(crate) fn refusal(self) -> Error {
-        if self.kind == Kind::Miss { StoreReopening::error(&self.text) } else { self.into() }
-    }
-}
-
-impl WireError {
-    /// The wire form of `error`.
-    pub(crate) fn about(error: &Error) -> Self {
-        let kind = match error.kind() {
-            ErrorKind::Invalid => Kind::Invalid,
-            ErrorKind::Retry => Kind::Retry,
-            ErrorKind::Miss => Kind::Miss,
-            ErrorKind::Fatal => Kind::Fatal,
-            ErrorKind::Closed => Kind::Closed,
-        };
-        Self { kind, text: error.to_string() }
-    }
-}
-
-impl From<Error> for WireError {
-    fn from(error: Error) -> Self {
-        Self::about(&error)
-    }
-}
-
-impl From<WireError> for Error {
-    fn from(fault: WireError) -> Self {
-        let kind = match fault.kind {
-            Kind::Invalid => ErrorKind::Invalid,
-            Kind::Retry => ErrorKind::Retry,
-            Kind::Miss => ErrorKind::Miss,
-            Kind::Fatal => ErrorKind::Fatal,
-            Kind::Closed => ErrorKind::Closed,
-        };
-        Self::new(kind, fault.text)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::channel::decode;
     use crate::greeting::{First, NEWEST, OLDEST};
-    use crate::keys::Flattened;
-    use ritornello_format::ScopeId;
+    use ritornello_format::{Error, ErrorKind, ScopeId, ScopeSlot};
+    use ritornello_store::{Keys, Request, ReserveRequest, Response, ScopeRef};
+    use std::borrow::Cow;
 
     const SCOPE: ScopeRef = ScopeRef {
         id: ScopeId([3; 16]),
@@ -253,10 +71,9 @@ mod tests {
     #[test]
     fn damaged_requests_never_panic() {
         let (short, long) = ([1u8; 8], [2u8; 64]);
-        let flat = Flattened::new(&[&short, &long]).unwrap();
         let good = encoded(&Request::Reserve {
             scope: SCOPE,
-            keys: flat.as_keys(),
+            keys: Keys::Listed(&[&short, &long]),
             parent: Some(&long),
             reserve_request: Cow::Owned(ReserveRequest {
                 timeout: Duration::from_secs(1),
@@ -269,7 +86,7 @@ mod tests {
                 let mut bad = good.clone();
                 bad[at] ^= 1 << bit;
                 if let Ok(Request::Reserve { keys, .. }) = decode(&bad) {
-                    let _ = keys.split();
+                    let _ = keys.list();
                 }
             }
         }
@@ -292,6 +109,17 @@ mod tests {
             assert_eq!(encoded(&decode::<Response>(message).unwrap()), *message);
         }
         assert!(client.len() > 20 && owner.len() > 15);
+    }
+
+    #[test]
+    fn keys_of_any_lengths_round_trip() {
+        let (short, long) = ([1u8; 8], [2u8; 64]);
+        for keys in [vec![], vec![&long[..]; 3], vec![&short[..], &long[..], &short[..]]] {
+            let bytes = encoded(&Keys::Listed(&keys));
+            let back: Keys<'_> = decode(&bytes).unwrap();
+            assert_eq!(encoded(&back), bytes);
+            assert_eq!(*back.list().unwrap(), keys);
+        }
     }
 
     fn messages(mut recorded: &[u8]) -> Vec<&[u8]> {

@@ -158,7 +158,7 @@ fn copy_all(
     let copied = copy(old, new, &|| Ok(()), &mut |runs| progress(runs, before.runs));
     let Copied { runs, pages, dropped } = copied.map_err(|error| match error.kind() {
         ErrorKind::Retry if new.stats().memory_percent > 0 => Error::invalid(
-            "the catalogue does not fit the memory ceiling of `run`: raise it (`--to run:8GiB`, or \
+            "the index does not fit the memory ceiling of `run`: raise it (`--to run:8GiB`, or \
              index=\"run:8GiB\")",
         )
         .because(error),

@@ -47,8 +47,9 @@ mod volumes;
 
 pub use budget::Budget;
 pub use catalog::{
-    Catalog, Committed, KeyListing, LEASE_PAGES_MAX, LeaseNumber, Leased, Located, LocatedRun,
-    Refusal, ReserveRequest, Reserved, ReservedRun, ScopeListing, ScopeRef,
+    Catalog, Committed, KeyListing, Keys, LEASE_PAGES_MAX, LeaseNumber, Leased, Located,
+    LocatedRun, PackedKeys, Refusal, Request, ReserveRequest, Reserved, ReservedRun, Response,
+    ScopeListing, ScopeRef, WireError,
 };
 pub use conversion::{Conversion, convert_index};
 pub use core::{

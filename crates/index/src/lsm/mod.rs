@@ -1,4 +1,4 @@
-//! The `lsm` backend: RocksDB, for catalogues larger than memory.
+//! The `lsm` backend: RocksDB, for indexes larger than memory.
 //!
 //! | module | noun |
 //! |---|---|

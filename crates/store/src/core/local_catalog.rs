@@ -1,17 +1,15 @@
 //! The owner's [`Catalog`] for one client.
 
 use super::reservations::Abandoned;
-use super::{CapacityChange, ClientId, State, StoreCore};
+use super::{ClientId, State, StoreCore};
 use crate::catalog::{
-    Catalog, Committed, KeyListing, LEASE_PAGES_MAX, LeaseNumber, Leased, Located, LocatedRun,
-    ReserveRequest, Reserved, ScopeListing, ScopeRef,
+    Catalog, LEASE_PAGES_MAX, LeaseNumber, Leased, Located, LocatedRun, Request, Response, ScopeRef,
 };
 use crate::eviction::{Demand, Used};
-use crate::stats::CatalogStats;
 use parking_lot::MutexGuard;
 use ritornello_format::{
     Error, ErrorKind, PageHash, Place, RUN_HEADER_UNITS_MAX, Result, Scope, ScopeSettings,
-    ScopeSlot, ScopedKeys, UNIT, check_keys,
+    ScopedKeys, UNIT, check_keys,
 };
 use ritornello_index::{MatchedRun, RunId};
 use std::sync::Arc;
@@ -156,6 +154,68 @@ fn leading(steps: &[MatchedRun]) -> usize {
 }
 
 impl Catalog for LocalCatalog {
+    fn call(&self, request: &Request<'_>) -> Result<Response> {
+        let done = |()| Response::Done;
+        match *request {
+            Request::Resolve { ref scope, create } => {
+                self.resolve(scope, create).map(Response::Scope)
+            }
+            Request::Probe { scope, keys } => self.probe(scope, &keys.list()?).map(Response::Count),
+            Request::Lease { ref scopes, keys, ttl } => {
+                self.lease(scopes, &keys.list()?, ttl).map(Response::Leased)
+            }
+            Request::Release { lease } => {
+                self.release(lease);
+                Ok(Response::Done)
+            }
+            Request::BeginRead { scope, keys } => {
+                self.begin_read(scope, &keys.list()?).map(Response::Located)
+            }
+            Request::Exists { scope, keys } => {
+                self.exists(scope, &keys.list()?).map(Response::Exists)
+            }
+            Request::Reserve { scope, keys, parent, ref reserve_request } => {
+                let keys = keys.list()?;
+                let reserved =
+                    self.core.reserve(self.client, scope, &keys, parent, reserve_request);
+                reserved.map(Response::Reserved).map_err(|error| self.core.retryable(error))
+            }
+            Request::Commit { reservation, ref written } => {
+                let committed = self.core.commit(self.client, reservation, written);
+                committed.map(Response::Committed).map_err(|error| self.core.retryable(error))
+            }
+            Request::Abort { reservation } => self.abort(reservation).map(done),
+            Request::ReportDamage { scope, key, generation, reason } => {
+                self.report_damage(scope, key, generation, reason).map(done)
+            }
+            Request::Touch { scope, keys } => self.touch(scope, &keys.list()?).map(Response::Count),
+            Request::Delete { scope, keys } => {
+                self.delete(scope, &keys.list()?).map(Response::Count)
+            }
+            Request::DropScope { scope } => self.drop_scope(scope).map(done),
+            Request::Configure { scope, settings } => self.configure(scope, &settings).map(done),
+            Request::Scopes { from } => {
+                self.core.check_open()?;
+                Ok(Response::Scopes(self.core.list_scopes(from)))
+            }
+            Request::Keys { scope, after, limit } => {
+                self.core.check_open()?;
+                self.core.scopes.check(scope)?;
+                Ok(Response::Keys(self.core.list_keys(scope, after, limit)))
+            }
+            Request::ChangeCapacity { ref change } => {
+                let changed = self.core.change_capacity(change, CAPACITY_CHANGE_TIMEOUT);
+                changed.map(done).map_err(|error| self.core.retryable(error))
+            }
+            Request::Clear => self.clear().map(done),
+            Request::Flush => self.flush().map(done),
+            Request::Stats => self.core.stats().map(Box::new).map(Response::Stats),
+        }
+    }
+}
+
+/// The answers.
+impl LocalCatalog {
     fn resolve(&self, scope: &Scope, create: bool) -> Result<Option<ScopeRef>> {
         self.core.check_open()?;
         match self.core.scopes.find(scope)? {
@@ -225,7 +285,7 @@ impl Catalog for LocalCatalog {
         self.lease_leading(state, &runs, pages, ttl)
     }
 
-    fn release(&self, lease: LeaseNumber) -> Result<()> {
+    fn release(&self, lease: LeaseNumber) {
         let mut state = self.core.state.lock();
         // Lease numbers can be guessed, and ending another client's lease would fail its reads.
         if state.leases.holder(lease.0).is_some_and(|holder| holder != self.client) {
@@ -240,11 +300,10 @@ impl Catalog for LocalCatalog {
                 );
             }
             foreign.add(1);
-            return Ok(());
+            return;
         }
         let freed = state.leases.release(lease.0);
         state.add_to_limbo(freed);
-        Ok(())
     }
 
     fn begin_read(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<Located> {
@@ -285,22 +344,6 @@ impl Catalog for LocalCatalog {
         Ok(present)
     }
 
-    fn reserve(
-        &self,
-        scope: ScopeRef,
-        keys: &[&[u8]],
-        parent: Option<&[u8]>,
-        request: &ReserveRequest,
-    ) -> Result<Reserved> {
-        let reserved = self.core.reserve(self.client, scope, keys, parent, request);
-        reserved.map_err(|error| self.core.retryable(error))
-    }
-
-    fn commit(&self, reservation: u64, written: &[Option<u64>]) -> Result<Committed> {
-        let committed = self.core.commit(self.client, reservation, written);
-        committed.map_err(|error| self.core.retryable(error))
-    }
-
     fn abort(&self, reservation: u64) -> Result<()> {
         self.core.state.lock().check_reservation_owner(self.client, reservation)?;
         self.core.abandon(reservation, Abandoned::ByCall);
@@ -339,7 +382,7 @@ impl Catalog for LocalCatalog {
 
     fn touch(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<usize> {
         let (lease, steps) = self.lease_for_call(scope, keys, READ_LEASE)?;
-        self.release(lease)?;
+        self.release(lease);
         Ok(leading(&steps))
     }
 
@@ -369,22 +412,6 @@ impl Catalog for LocalCatalog {
         dropped.map_err(|error| self.core.retryable(error))
     }
 
-    fn scopes(&self, from: ScopeSlot) -> Result<Vec<ScopeListing>> {
-        self.core.check_open()?;
-        Ok(self.core.list_scopes(from))
-    }
-
-    fn keys(&self, scope: ScopeRef, after: u64, limit: u32) -> Result<KeyListing> {
-        self.core.check_open()?;
-        self.core.scopes.check(scope)?;
-        Ok(self.core.list_keys(scope, after, limit))
-    }
-
-    fn change_capacity(&self, change: &CapacityChange) -> Result<()> {
-        let changed = self.core.change_capacity(change, CAPACITY_CHANGE_TIMEOUT);
-        changed.map_err(|error| self.core.retryable(error))
-    }
-
     fn clear(&self) -> Result<()> {
         self.core.check_writable()?;
         let cleared = self.core.drop_scopes(|_| true).and_then(|()| self.core.make_durable());
@@ -394,10 +421,6 @@ impl Catalog for LocalCatalog {
     fn flush(&self) -> Result<()> {
         self.core.check_writable()?;
         self.core.make_durable().map_err(|error| self.core.retryable(error))
-    }
-
-    fn stats(&self) -> Result<CatalogStats> {
-        self.core.stats()
     }
 }
 

@@ -1,8 +1,6 @@
-//! The calls that the owner of a store answers. Payload never passes through here.
+//! What requests and responses carry.
 
-use crate::core::CapacityChange;
-use crate::stats::CatalogStats;
-use ritornello_format::{Place, Result, Scope, ScopeId, ScopeSettings, ScopeSlot};
+use ritornello_format::{Place, Scope, ScopeId, ScopeSlot};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
@@ -173,88 +171,4 @@ impl Refusal {
             Self::Absent => "absent_space",
         }
     }
-}
-
-/// The owner's calls, made in its own process or through a socket.
-///
-/// Keys are the inference engine's block hashes in sequence order. A stale [`ScopeRef`] fails with
-/// `Retry`: resolve the scope again.
-pub trait Catalog: Send + Sync {
-    /// Returns the scope's reference, or `None` if it is unknown and `create` is false.
-    ///
-    /// # Errors
-    /// `Fatal` if another scope with the same digest is stored; `Miss` if the scope is new and the
-    /// registry is full of scopes that hold pages.
-    fn resolve(&self, scope: &Scope, create: bool) -> Result<Option<ScopeRef>>;
-    /// Changes the settings of a scope, durably; fields not given return to the default. A quota
-    /// below the scope's size evicts immediately. References go stale if the codec changes.
-    ///
-    /// # Errors
-    /// `Invalid` for a codec that does not suit the scope's numbers, or more retention than quota.
-    fn configure(&self, scope: ScopeRef, settings: &ScopeSettings) -> Result<()>;
-    /// Returns the number of leading pages present.
-    fn probe(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<usize>;
-    /// Like `probe`, with a lease for `ttl`; counts as a use of the pages. With several scopes: the
-    /// leading pages present in all of them. In a single unchained scope the lease covers every
-    /// page present. The lease ends before the first page that exceeds the client's share of the
-    /// store.
-    ///
-    /// # Errors
-    /// `Retry` if the first page exceeds the share, or there are too many leases. `Invalid` for
-    /// more than [`LEASE_PAGES_MAX`] pages, counted in every scope.
-    fn lease(&self, scopes: &[ScopeRef], keys: &[&[u8]], ttl: Duration) -> Result<Leased>;
-    /// Ends a lease. Unknown leases (expired, or another owner's) are ignored.
-    fn release(&self, lease: LeaseNumber) -> Result<()>;
-    /// Returns the places of the leading pages (in an unchained scope, of all pages present), under
-    /// a short lease that does not count towards the client's share.
-    fn begin_read(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<Located>;
-    /// Returns for each page whether it is present.
-    fn exists(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<Vec<bool>>;
-    /// Reserves space for the missing pages.
-    ///
-    /// # Errors
-    /// `Invalid` for malformed or duplicate keys.
-    fn reserve(
-        &self,
-        scope: ScopeRef,
-        keys: &[&[u8]],
-        parent: Option<&[u8]>,
-        request: &ReserveRequest,
-    ) -> Result<Reserved>;
-    /// Makes runs visible. `written` has one entry per reserved run: its header checksum, or `None`
-    /// if it could not be written.
-    fn commit(&self, reservation: u64, written: &[Option<u64>]) -> Result<Committed>;
-    /// Releases a reservation unwritten. Unknown reservations are ignored.
-    fn abort(&self, reservation: u64) -> Result<()>;
-    /// Reports that page `key` of the run of `generation` failed verification. If the owner
-    /// confirms it, the page is removed and its space quarantined.
-    fn report_damage(
-        &self,
-        scope: ScopeRef,
-        key: &[u8],
-        generation: u64,
-        reason: &str,
-    ) -> Result<()>;
-    /// Records a use of the leading pages. Returns their number.
-    fn touch(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<usize>;
-    /// Removes pages (in chained scopes with all pages after them). Returns how many of `keys` were
-    /// present.
-    fn delete(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<usize>;
-    /// Drops a scope and its pages; the drop is durable when the call returns. The bytes stay on
-    /// disk until overwritten.
-    fn drop_scope(&self, scope: ScopeRef) -> Result<()>;
-    /// Lists scopes in slot order, starting at `from`, up to the maximum of one answer; an empty
-    /// list ends the listing.
-    fn scopes(&self, from: ScopeSlot) -> Result<Vec<ScopeListing>>;
-    /// Lists keys of whole runs with a generation above `after`, until there are `limit` keys.
-    /// Reads run headers, and skips runs whose header cannot be read.
-    fn keys(&self, scope: ScopeRef, after: u64, limit: u32) -> Result<KeyListing>;
-    /// Changes capacity or directories; see [`StoreCore::change_capacity`](crate::StoreCore::change_capacity).
-    fn change_capacity(&self, change: &CapacityChange) -> Result<()>;
-    /// Drops all scopes.
-    fn clear(&self) -> Result<()>;
-    /// Makes everything committed before durable.
-    fn flush(&self) -> Result<()>;
-    /// Returns the owner's statistics.
-    fn stats(&self) -> Result<CatalogStats>;
 }

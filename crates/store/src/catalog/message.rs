@@ -1,0 +1,228 @@
+//! Requests and responses. The order of variants and fields is the wire format: what is added comes
+//! last.
+
+use super::keys::{Keys, as_bytes, as_optional_bytes};
+use super::types::{
+    Committed, KeyListing, LeaseNumber, Leased, Located, ReserveRequest, Reserved, ScopeListing,
+    ScopeRef,
+};
+use crate::core::CapacityChange;
+use crate::owner_silent::StoreReopening;
+use crate::stats::CatalogStats;
+use ritornello_format::{Error, ErrorKind, Scope, ScopeSettings, ScopeSlot};
+use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
+use std::time::Duration;
+
+/// A request; the method of [`Catalog`](super::Catalog) with its name describes it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "the fields are the parameters of the methods")]
+pub enum Request<'a> {
+    Resolve {
+        scope: Cow<'a, Scope>,
+        create: bool,
+    },
+    Probe {
+        scope: ScopeRef,
+        #[serde(borrow)]
+        keys: Keys<'a>,
+    },
+    Lease {
+        scopes: Cow<'a, [ScopeRef]>,
+        #[serde(borrow)]
+        keys: Keys<'a>,
+        ttl: Duration,
+    },
+    /// Has no response on a socket: a client does not wait when it releases a lease.
+    Release {
+        lease: LeaseNumber,
+    },
+    BeginRead {
+        scope: ScopeRef,
+        #[serde(borrow)]
+        keys: Keys<'a>,
+    },
+    Exists {
+        scope: ScopeRef,
+        #[serde(borrow)]
+        keys: Keys<'a>,
+    },
+    Reserve {
+        scope: ScopeRef,
+        #[serde(borrow)]
+        keys: Keys<'a>,
+        #[serde(borrow, serialize_with = "as_optional_bytes")]
+        parent: Option<&'a [u8]>,
+        reserve_request: Cow<'a, ReserveRequest>,
+    },
+    Commit {
+        reservation: u64,
+        written: Cow<'a, [Option<u64>]>,
+    },
+    Abort {
+        reservation: u64,
+    },
+    ReportDamage {
+        scope: ScopeRef,
+        #[serde(borrow, serialize_with = "as_bytes")]
+        key: &'a [u8],
+        generation: u64,
+        #[serde(borrow)]
+        reason: &'a str,
+    },
+    Touch {
+        scope: ScopeRef,
+        #[serde(borrow)]
+        keys: Keys<'a>,
+    },
+    Delete {
+        scope: ScopeRef,
+        #[serde(borrow)]
+        keys: Keys<'a>,
+    },
+    DropScope {
+        scope: ScopeRef,
+    },
+    Configure {
+        scope: ScopeRef,
+        settings: ScopeSettings,
+    },
+    Scopes {
+        from: ScopeSlot,
+    },
+    Keys {
+        scope: ScopeRef,
+        after: u64,
+        limit: u32,
+    },
+    ChangeCapacity {
+        change: Cow<'a, CapacityChange>,
+    },
+    Clear,
+    Flush,
+    Stats,
+}
+
+impl<'a> Request<'a> {
+    /// The keys that the request is about.
+    #[must_use]
+    pub fn keys(&self) -> Option<Keys<'a>> {
+        match self {
+            Self::Probe { keys, .. }
+            | Self::Lease { keys, .. }
+            | Self::BeginRead { keys, .. }
+            | Self::Exists { keys, .. }
+            | Self::Reserve { keys, .. }
+            | Self::Touch { keys, .. }
+            | Self::Delete { keys, .. } => Some(*keys),
+            _ => None,
+        }
+    }
+
+    /// Whether the owner may wait for its disk before it answers.
+    #[must_use]
+    pub fn waits_for_disk(&self) -> bool {
+        matches!(
+            self,
+            Self::Commit { .. }
+                | Self::Delete { .. }
+                | Self::DropScope { .. }
+                | Self::Configure { .. }
+                | Self::ChangeCapacity { .. }
+                | Self::Clear
+                | Self::Flush
+        )
+    }
+}
+
+/// A response.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Response {
+    /// Answers `Resolve`.
+    Scope(Option<ScopeRef>),
+    /// A number of pages.
+    Count(usize),
+    /// Answers `Lease`.
+    Leased(Leased),
+    /// Answers `BeginRead`.
+    Located(Located),
+    /// Answers `Exists`.
+    Exists(Vec<bool>),
+    /// Answers `Reserve`.
+    Reserved(Reserved),
+    /// Answers `Commit`.
+    Committed(Committed),
+    /// Answers `Scopes`.
+    Scopes(Vec<ScopeListing>),
+    /// Answers `Keys`.
+    Keys(KeyListing),
+    /// Answers requests that have no other response.
+    Done,
+    /// Answers `Stats`.
+    Stats(Box<CatalogStats>),
+    /// The call failed; only on a socket.
+    Failed(WireError),
+}
+
+/// An error on the wire.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WireError {
+    kind: Kind,
+    text: String,
+}
+
+/// [`ErrorKind`] on the wire.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+enum Kind {
+    Invalid,
+    Retry,
+    Miss,
+    Fatal,
+    Closed,
+}
+
+impl WireError {
+    /// The wire form of `error`.
+    #[must_use]
+    pub fn about(error: &Error) -> Self {
+        let kind = match error.kind() {
+            ErrorKind::Invalid => Kind::Invalid,
+            ErrorKind::Retry => Kind::Retry,
+            ErrorKind::Miss => Kind::Miss,
+            ErrorKind::Fatal => Kind::Fatal,
+            ErrorKind::Closed => Kind::Closed,
+        };
+        Self { kind, text: error.to_string() }
+    }
+
+    /// Whether the error says that the owner is closing.
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        self.kind == Kind::Closed
+    }
+
+    /// Returns the error for a client that was not admitted.
+    #[must_use]
+    pub fn refusal(self) -> Error {
+        if self.kind == Kind::Miss { StoreReopening::error(&self.text) } else { self.into() }
+    }
+}
+
+impl From<Error> for WireError {
+    fn from(error: Error) -> Self {
+        Self::about(&error)
+    }
+}
+
+impl From<WireError> for Error {
+    fn from(fault: WireError) -> Self {
+        let kind = match fault.kind {
+            Kind::Invalid => ErrorKind::Invalid,
+            Kind::Retry => ErrorKind::Retry,
+            Kind::Miss => ErrorKind::Miss,
+            Kind::Fatal => ErrorKind::Fatal,
+            Kind::Closed => ErrorKind::Closed,
+        };
+        Self::new(kind, fault.text)
+    }
+}

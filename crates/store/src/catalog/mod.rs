@@ -1,0 +1,203 @@
+//! The calls that the owner of a store answers. Payload never passes through here.
+//!
+//! A catalog has one call with many requests, so that what carries requests (a socket, the failover
+//! to another owner) knows none of them. A new request is a variant of [`Request`], a method of
+//! [`Catalog`] that sends it, and a method of [`LocalCatalog`](crate::LocalCatalog) that answers it.
+
+mod keys;
+mod message;
+mod types;
+
+pub use keys::{Keys, PackedKeys};
+pub use message::{Request, Response, WireError};
+pub use types::{
+    Committed, KeyListing, LEASE_PAGES_MAX, LeaseNumber, Leased, Located, LocatedRun, Refusal,
+    ReserveRequest, Reserved, ReservedRun, ScopeListing, ScopeRef,
+};
+
+use crate::core::CapacityChange;
+use crate::stats::CatalogStats;
+use ritornello_format::{Error, Result, Scope, ScopeSettings, ScopeSlot};
+use std::borrow::Cow;
+use std::time::Duration;
+
+/// Extracts the answer from the one kind of response that fits a request.
+macro_rules! expect {
+    ($response:expr, $pattern:pat => $answer:expr) => {
+        match $response? {
+            $pattern => Ok($answer),
+            _ => Err(out_of_place()),
+        }
+    };
+}
+
+fn out_of_place() -> Error {
+    Error::fatal("the store's owner answered another request: report this")
+}
+
+/// The owner's calls, made in its own process or through a socket.
+///
+/// Keys are the inference engine's block hashes in sequence order. A stale [`ScopeRef`] fails with
+/// `Retry`: resolve the scope again.
+pub trait Catalog: Send + Sync {
+    /// Answers `request`, with the response that [`Response`] names for it.
+    ///
+    /// # Errors
+    /// As of the method with the request's name.
+    fn call(&self, request: &Request<'_>) -> Result<Response>;
+
+    /// Returns the scope's reference, or `None` if it is unknown and `create` is false.
+    ///
+    /// # Errors
+    /// `Fatal` if another scope with the same digest is stored; `Miss` if the scope is new and the
+    /// registry is full of scopes that hold pages.
+    fn resolve(&self, scope: &Scope, create: bool) -> Result<Option<ScopeRef>> {
+        let request = Request::Resolve { scope: Cow::Borrowed(scope), create };
+        expect!(self.call(&request), Response::Scope(scope) => scope)
+    }
+
+    /// Changes the settings of a scope, durably; fields not given return to the default. A quota
+    /// below the scope's size evicts immediately. References go stale if the codec changes.
+    ///
+    /// # Errors
+    /// `Invalid` for a codec that does not suit the scope's numbers, or more retention than quota.
+    fn configure(&self, scope: ScopeRef, settings: &ScopeSettings) -> Result<()> {
+        let request = Request::Configure { scope, settings: *settings };
+        expect!(self.call(&request), Response::Done => ())
+    }
+
+    /// Returns the number of leading pages present.
+    fn probe(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<usize> {
+        let request = Request::Probe { scope, keys: Keys::Listed(keys) };
+        expect!(self.call(&request), Response::Count(pages) => pages)
+    }
+
+    /// Like `probe`, with a lease for `ttl`; counts as a use of the pages. With several scopes: the
+    /// leading pages present in all of them. In a single unchained scope the lease covers every
+    /// page present. The lease ends before the first page that exceeds the client's share of the
+    /// store.
+    ///
+    /// # Errors
+    /// `Retry` if the first page exceeds the share, or there are too many leases. `Invalid` for
+    /// more than [`LEASE_PAGES_MAX`] pages, counted in every scope.
+    fn lease(&self, scopes: &[ScopeRef], keys: &[&[u8]], ttl: Duration) -> Result<Leased> {
+        let (scopes, keys) = (Cow::Borrowed(scopes), Keys::Listed(keys));
+        let request = Request::Lease { scopes, keys, ttl };
+        expect!(self.call(&request), Response::Leased(leased) => leased)
+    }
+
+    /// Ends a lease. Unknown leases (expired, or another owner's) are ignored.
+    fn release(&self, lease: LeaseNumber) -> Result<()> {
+        expect!(self.call(&Request::Release { lease }), Response::Done => ())
+    }
+
+    /// Returns the places of the leading pages (in an unchained scope, of all pages present), under
+    /// a short lease that does not count towards the client's share.
+    fn begin_read(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<Located> {
+        let request = Request::BeginRead { scope, keys: Keys::Listed(keys) };
+        expect!(self.call(&request), Response::Located(located) => located)
+    }
+
+    /// Returns for each page whether it is present.
+    fn exists(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<Vec<bool>> {
+        let request = Request::Exists { scope, keys: Keys::Listed(keys) };
+        match self.call(&request)? {
+            Response::Exists(present) if present.len() == keys.len() => Ok(present),
+            _ => Err(out_of_place()),
+        }
+    }
+
+    /// Reserves space for the missing pages.
+    ///
+    /// # Errors
+    /// `Invalid` for malformed or duplicate keys.
+    fn reserve(
+        &self,
+        scope: ScopeRef,
+        keys: &[&[u8]],
+        parent: Option<&[u8]>,
+        request: &ReserveRequest,
+    ) -> Result<Reserved> {
+        let (keys, reserve_request) = (Keys::Listed(keys), Cow::Borrowed(request));
+        let request = Request::Reserve { scope, keys, parent, reserve_request };
+        expect!(self.call(&request), Response::Reserved(reserved) => reserved)
+    }
+
+    /// Makes runs visible. `written` has one entry per reserved run: its header checksum, or `None`
+    /// if it could not be written.
+    fn commit(&self, reservation: u64, written: &[Option<u64>]) -> Result<Committed> {
+        let request = Request::Commit { reservation, written: Cow::Borrowed(written) };
+        expect!(self.call(&request), Response::Committed(committed) => committed)
+    }
+
+    /// Releases a reservation unwritten. Unknown reservations are ignored.
+    fn abort(&self, reservation: u64) -> Result<()> {
+        expect!(self.call(&Request::Abort { reservation }), Response::Done => ())
+    }
+
+    /// Reports that page `key` of the run of `generation` failed verification. If the owner
+    /// confirms it, the page is removed and its space quarantined.
+    fn report_damage(
+        &self,
+        scope: ScopeRef,
+        key: &[u8],
+        generation: u64,
+        reason: &str,
+    ) -> Result<()> {
+        let request = Request::ReportDamage { scope, key, generation, reason };
+        expect!(self.call(&request), Response::Done => ())
+    }
+
+    /// Records a use of the leading pages. Returns their number.
+    fn touch(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<usize> {
+        let request = Request::Touch { scope, keys: Keys::Listed(keys) };
+        expect!(self.call(&request), Response::Count(pages) => pages)
+    }
+
+    /// Removes pages (in chained scopes with all pages after them). Returns how many of `keys` were
+    /// present.
+    fn delete(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<usize> {
+        let request = Request::Delete { scope, keys: Keys::Listed(keys) };
+        expect!(self.call(&request), Response::Count(pages) => pages)
+    }
+
+    /// Drops a scope and its pages; the drop is durable when the call returns. The bytes stay on
+    /// disk until overwritten.
+    fn drop_scope(&self, scope: ScopeRef) -> Result<()> {
+        expect!(self.call(&Request::DropScope { scope }), Response::Done => ())
+    }
+
+    /// Lists scopes in slot order, starting at `from`, up to the maximum of one answer; an empty
+    /// list ends the listing.
+    fn scopes(&self, from: ScopeSlot) -> Result<Vec<ScopeListing>> {
+        expect!(self.call(&Request::Scopes { from }), Response::Scopes(scopes) => scopes)
+    }
+
+    /// Lists keys of whole runs with a generation above `after`, until there are `limit` keys.
+    /// Reads run headers, and skips runs whose header cannot be read.
+    fn keys(&self, scope: ScopeRef, after: u64, limit: u32) -> Result<KeyListing> {
+        let request = Request::Keys { scope, after, limit };
+        expect!(self.call(&request), Response::Keys(keys) => keys)
+    }
+
+    /// Changes capacity or directories; see [`StoreCore::change_capacity`](crate::StoreCore::change_capacity).
+    fn change_capacity(&self, change: &CapacityChange) -> Result<()> {
+        let request = Request::ChangeCapacity { change: Cow::Borrowed(change) };
+        expect!(self.call(&request), Response::Done => ())
+    }
+
+    /// Drops all scopes.
+    fn clear(&self) -> Result<()> {
+        expect!(self.call(&Request::Clear), Response::Done => ())
+    }
+
+    /// Makes everything committed before durable.
+    fn flush(&self) -> Result<()> {
+        expect!(self.call(&Request::Flush), Response::Done => ())
+    }
+
+    /// Returns the owner's statistics.
+    fn stats(&self) -> Result<CatalogStats> {
+        expect!(self.call(&Request::Stats), Response::Stats(stats) => *stats)
+    }
+}
