@@ -117,8 +117,13 @@ $(STAMPS)/build: $(STAMPS)/wheel
 	$(BIN)/python -m pip install --quiet --no-deps --force-reinstall $(WHEEL)
 	@touch $@
 
+# Its packages are fetched while the wheel is compiled, where make may run two jobs.
 vllm: $(STAMPS)/vllm ## a real vLLM for CPUs with the package, in build/env/vllm
-$(STAMPS)/vllm: $(STAMPS)/wheel $(wildcard engines/vllm/*) engines/environment.sh
+$(STAMPS)/vllm-packages: $(wildcard engines/vllm/*) engines/environment.sh
+	@mkdir -p $(STAMPS)
+	engines/vllm/build.sh
+	@touch $@
+$(STAMPS)/vllm: $(STAMPS)/vllm-packages $(STAMPS)/wheel
 	engines/vllm/build.sh --wheel $(WHEEL)
 	@touch $@
 
@@ -260,7 +265,8 @@ format: $(STAMPS)/venv ## what `lint` can repair by itself
 
 # ---- to look at
 
-demo: $(STAMPS)/build $(STAMPS)/vllm ## a real vLLM answers long prompts cold, warm, and without us
+demo: ## a real vLLM answers long prompts cold, warm, and without us
+	@$(MAKE) --no-print-directory --jobs 2 $(STAMPS)/build $(STAMPS)/vllm
 	$(BIN)/python -m demo
 
 demo-lmcache: $(STAMPS)/build $(STAMPS)/lmcache ## a real LMCache server is restarted, and what it had stored is a hit

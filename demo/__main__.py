@@ -150,7 +150,7 @@ def make_model(folder: Path) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m demo", description=__doc__.split("\n")[0])
-    parser.add_argument("--documents", type=int, default=5, help="per length (default: 5)")
+    parser.add_argument("--documents", type=int, default=3, help="per length (default: 3)")
     options = parser.parse_args()
     console = Console()
     folder = ROOT / "build/demo"
