@@ -2,38 +2,23 @@
 //! which pages are evicted.
 
 mod absence;
-mod allocator_stats;
-mod capacity;
 mod commit;
-mod drain;
-mod grouping;
-mod hidden;
-mod index_memory;
-mod limbo;
+mod durability;
+mod limits;
 mod listing;
 mod local_catalog;
-mod numbers;
-mod open;
-mod periodic;
-mod poisoned;
-mod put_admission;
-mod quota;
-mod reclaim;
-mod relocate;
+mod maintenance;
+mod plan;
+mod recovery;
 mod reservations;
 mod reserve;
-mod retention;
-mod scope_arrangements;
-mod scope_limit;
 mod scopes;
-mod scrub;
-mod space_maintenance;
-mod validate;
-mod verify;
+mod space;
+mod stats;
 
-pub use capacity::CapacityChange;
 pub use local_catalog::LocalCatalog;
-pub use verify::{DamagedPage, Verification};
+pub use maintenance::verify::{DamagedPage, Verification};
+pub use space::capacity::CapacityChange;
 
 use crate::admission::{Admission, WriteBudget};
 use crate::budget::Budget;
@@ -44,13 +29,13 @@ use crate::options::{Durability, Options};
 use crate::rounds::Rounds;
 use crate::stats::{AdmissionStats, CatalogStats, Counters, IoStats, LsmEstimate, VolumeStats};
 use absence::Absence;
-use drain::Draining;
-use hidden::Hidden;
-use limbo::Limbo;
+use absence::hidden::Hidden;
+use limits::quota::Usage;
+use limits::retention::{Retention, StoreClock};
+use maintenance::space::SpaceMaintenance;
 use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
-use quota::Usage;
+use recovery::drain::Draining;
 use reservations::{ReservationLog, Reservations};
-use retention::{Retention, StoreClock};
 use ritornello_format::{
     Error, ErrorKind, Extent, Manifest, PageHash, Place, Result, ScopeSlot, SegmentId, UNIT,
 };
@@ -60,7 +45,7 @@ use ritornello_volume::ForkSafeLock;
 use ritornello_volume::segments::Segments;
 use ritornello_volume::space::Space;
 use scopes::Scopes;
-use space_maintenance::SpaceMaintenance;
+use space::limbo::Limbo;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -133,7 +118,7 @@ pub struct StoreCore {
 
 /// State that must change together: space, eviction, leases, reservations. Never locked across I/O,
 /// and not taken by a probe.
-struct State {
+pub(crate) struct State {
     space: Space,
     eviction: Box<dyn Eviction>,
     retention: Retention,
@@ -168,7 +153,7 @@ struct State {
 
 /// A background thread and its wake-up flag.
 #[derive(Default)]
-struct BackgroundThread {
+pub(crate) struct BackgroundThread {
     wakeup: ForkSafeLock<WakeState>,
     thread: Mutex<Option<std::thread::JoinHandle<()>>>,
 }
@@ -339,7 +324,7 @@ impl StoreCore {
         self.check_open()?;
         match self.rounds.cause() {
             None => Ok(()),
-            Some(cause) => Err(poisoned::refusal(cause)),
+            Some(cause) => Err(durability::poisoned::refusal(cause)),
         }
     }
 

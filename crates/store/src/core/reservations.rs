@@ -4,8 +4,8 @@
 //! still land, and a new owner must not reuse that space before the process is dead and the segment
 //! is drained. The log needs no sync: a power loss ends the clients, too.
 
+use super::{ClientId, StoreCore};
 use crate::catalog::{LeaseNumber, ScopeRef};
-use crate::core::{ClientId, StoreCore};
 use crate::directory::Directory;
 use ritornello_format::{Extent, PageHash, Place, ReservationRecord, Result};
 use ritornello_medium::MediumFile;

@@ -1,6 +1,6 @@
 //! Reserving space for a put: groups the missing pages into runs and places each of them.
 
-use super::grouping::check_lengths;
+use super::plan::check_lengths;
 use super::reservations::{PlannedRun, Reservation};
 use super::{ClientId, StoreCore};
 use crate::budget::Budget;

@@ -37,7 +37,7 @@ class Mutation(NamedTuple):
 MUTATIONS = [
     Mutation(
         "freed space reused before the record that frees it is durable",
-        f"{CORE}/limbo.rs",
+        f"{CORE}/space/limbo.rs",
         "        self.limbo.add(extents);\n",
         "        for extent in &extents {\n"
         "            let _ = self.space.free(std::slice::from_ref(extent));\n"
@@ -128,13 +128,13 @@ MUTATIONS = [
     ),
     Mutation(
         "space that a living client reserved not withheld by the next owner",
-        f"{CORE}/open.rs",
+        f"{CORE}/recovery/open.rs",
         "            let lives = alive(&held.client);\n",
         "            let lives = alive(&held.client) && held.client.is_empty();\n",
     ),
     Mutation(
         "space of a client that left reused while its process lives",
-        f"{CORE}/periodic.rs",
+        f"{CORE}/maintenance/periodic.rs",
         "            if !(self.alive)(&name) {\n",
         "            if !(self.alive)(&name) || !name.is_empty() {\n",
     ),
@@ -146,7 +146,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a dropped scope removed from memory only",
-        f"{CORE}/scopes.rs",
+        f"{CORE}/scopes/mod.rs",
         "            self.drop_durably(&mut registry, &slots)?;\n",
         "",
     ),
@@ -181,7 +181,7 @@ MUTATIONS = [
     ),
     Mutation(
         "space of a dead owner reused before it is drained",
-        f"{CORE}/open.rs",
+        f"{CORE}/recovery/open.rs",
         "        if !clean {\n            let holes",
         "        if clean && !clean {\n            let holes",
     ),
@@ -199,13 +199,13 @@ MUTATIONS = [
     ),
     Mutation(
         "runs of an absent volume dropped",
-        f"{CORE}/validate.rs",
+        f"{CORE}/recovery/validate.rs",
         "            let here = extents.iter().copied().filter(|e| !absence.covers(e.segment));\n",
         "            let here = extents.iter().copied();\n",
     ),
     Mutation(
         "runs of a segment that cannot be opened dropped",
-        f"{CORE}/validate.rs",
+        f"{CORE}/recovery/validate.rs",
         "                    absence.segments.insert(id, error.to_string());\n",
         "                    drop(error);\n",
     ),
@@ -218,7 +218,7 @@ MUTATIONS = [
     ),
     Mutation(
         "hidden runs found by lookups",
-        f"{CORE}/hidden.rs",
+        f"{CORE}/absence/hidden.rs",
         "            steps.truncate(end);\n",
         "            let _ = end;\n",
     ),

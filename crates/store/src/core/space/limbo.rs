@@ -1,6 +1,6 @@
 //! Space whose freeing record is not durable yet.
 
-use super::State;
+use crate::core::State;
 use ritornello_format::{Extent, SegmentId};
 use std::collections::HashMap;
 
@@ -9,7 +9,7 @@ use std::collections::HashMap;
 /// Invariant: `by_segment` sums the extents added and not removed, by segment, without zeroes;
 /// `units` is its sum.
 #[derive(Debug, Default)]
-pub(super) struct Limbo {
+pub(crate) struct Limbo {
     /// Not in any sync round yet.
     waiting: Vec<Extent>,
     units: u64,
@@ -17,7 +17,7 @@ pub(super) struct Limbo {
 }
 
 impl Limbo {
-    pub(super) fn add(&mut self, extents: impl IntoIterator<Item = Extent>) {
+    pub(crate) fn add(&mut self, extents: impl IntoIterator<Item = Extent>) {
         for extent in extents {
             self.units += u64::from(extent.units);
             *self.by_segment.entry(extent.segment).or_default() += u64::from(extent.units);
@@ -27,17 +27,17 @@ impl Limbo {
 
     /// Takes the extents that the next sync round covers. The extents count until
     /// [`Limbo::remove`].
-    pub(super) fn take(&mut self) -> Vec<Extent> {
+    pub(crate) fn take(&mut self) -> Vec<Extent> {
         std::mem::take(&mut self.waiting)
     }
 
     /// Returns extents whose sync round failed.
-    pub(super) fn put_back(&mut self, extents: Vec<Extent>) {
+    pub(crate) fn put_back(&mut self, extents: Vec<Extent>) {
         self.waiting.extend(extents);
     }
 
     /// Removes extents that are free now.
-    pub(super) fn remove(&mut self, extents: &[Extent]) {
+    pub(crate) fn remove(&mut self, extents: &[Extent]) {
         for extent in extents {
             let units = u64::from(extent.units);
             self.units -= units;
@@ -51,7 +51,7 @@ impl Limbo {
     }
 
     /// Total units.
-    pub(super) fn units(&self) -> u64 {
+    pub(crate) fn units(&self) -> u64 {
         self.units
     }
 
@@ -60,25 +60,25 @@ impl Limbo {
     }
 
     /// Whether extents wait for the next sync round.
-    pub(super) fn has_waiting(&self) -> bool {
+    pub(crate) fn has_waiting(&self) -> bool {
         !self.waiting.is_empty()
     }
 }
 
 impl State {
     /// Units in limbo that will not be reused, because their segments are sealed.
-    pub(super) fn sealed_limbo_units(&self) -> u64 {
+    pub(crate) fn sealed_limbo_units(&self) -> u64 {
         let sealed = self.space.sealed();
         sealed.into_iter().map(|segment| self.limbo.units_in(segment)).sum()
     }
 
     /// Units that a put may use soon.
-    pub(super) fn reclaimable(&self) -> u64 {
+    pub(crate) fn reclaimable(&self) -> u64 {
         self.space.free_units() + self.limbo.units() - self.sealed_limbo_units()
     }
 
     /// Adds released space to the limbo, because the record that frees it may not be durable.
-    pub(super) fn add_to_limbo(&mut self, extents: Vec<Extent>) {
+    pub(crate) fn add_to_limbo(&mut self, extents: Vec<Extent>) {
         self.limbo.add(extents);
     }
 }

@@ -1,6 +1,6 @@
 //! Unique numbers for runs and reservations, across all owners of a store.
 
-use super::StoreCore;
+use crate::core::StoreCore;
 use ritornello_format::{Error, Manifest, Result};
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -10,12 +10,12 @@ use std::time::Instant;
 const MARGIN: u64 = 1 << 26;
 
 /// The first number with the upper half `generations`.
-pub(super) fn first(generations: u32) -> u64 {
+pub(crate) fn first(generations: u32) -> u64 {
     (u64::from(generations) << 32) | 1
 }
 
 impl StoreCore {
-    pub(super) fn unique_number(&self) -> u64 {
+    pub(crate) fn unique_number(&self) -> u64 {
         self.next_generation.fetch_add(1, Ordering::Relaxed)
     }
 
@@ -25,7 +25,7 @@ impl StoreCore {
     /// # Errors
     /// File-system errors; `Retry` if few numbers are left and another thread changes the manifest
     /// until `deadline`.
-    pub(super) fn ensure_numbers(&self, deadline: Instant) -> Result<()> {
+    pub(crate) fn ensure_numbers(&self, deadline: Instant) -> Result<()> {
         let left = || (1 << 32) - (self.next_generation.load(Ordering::Relaxed) & 0xffff_ffff);
         if left() >= MARGIN {
             return Ok(());

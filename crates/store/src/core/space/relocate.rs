@@ -5,10 +5,10 @@
 //! with the journal record that replaces it, or waits for its leases. Until the switch no record
 //! names the new place, which is free again if the process ends.
 
-use super::reserve::SpaceDeadline;
-use super::verify::Unreadable;
-use super::{State, StoreCore};
 use crate::catalog::Refusal;
+use crate::core::maintenance::verify::Unreadable;
+use crate::core::reserve::SpaceDeadline;
+use crate::core::{State, StoreCore};
 use parking_lot::MutexGuard;
 use ritornello_format::{Error, ErrorKind, Extent, PageHash, Place, Result, SegmentId, UNIT};
 use ritornello_index::{RunId, RunView};
@@ -31,11 +31,11 @@ struct Copied {
 
 /// Result of a relocation.
 #[derive(Debug, Default)]
-pub(super) struct Moving {
+pub(crate) struct Moving {
     /// Runs moved.
-    pub(super) moved: u64,
+    pub(crate) moved: u64,
     /// Runs for which no space was found, or that cannot be read now.
-    pub(super) stuck: Vec<RunId>,
+    pub(crate) stuck: Vec<RunId>,
 }
 
 impl StoreCore {
@@ -45,7 +45,7 @@ impl StoreCore {
     /// # Errors
     /// `Retry` if `control` stopped the work or the file system failed: runs not moved keep their
     /// place. `Fatal` if a sync failed: the store is poisoned.
-    pub(super) fn relocate(&self, runs: &[RunId], control: &Control) -> Result<Moving> {
+    pub(crate) fn relocate(&self, runs: &[RunId], control: &Control) -> Result<Moving> {
         let mut moving = Moving::default();
         let mut batch: Vec<Copied> = Vec::new();
         let mut bytes = 0;
@@ -109,7 +109,7 @@ impl StoreCore {
                 match error.kind() {
                     // Removes pages that fail verification, and copies the remaining pages.
                     ErrorKind::Miss => {
-                        let mut report = super::Verification::default();
+                        let mut report = crate::core::Verification::default();
                         self.verify_run(run, &view, &mut report, Unreadable::Keep, control);
                         if self.is_still(run, &view) { Err(error) } else { self.copy(run, control) }
                     }

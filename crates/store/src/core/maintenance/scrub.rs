@@ -1,7 +1,7 @@
 //! Scrubbing: reads stored pages in the background, so that damage is found early.
 
-use super::verify::Unreadable;
-use super::{StoreCore, Verification};
+use crate::core::maintenance::verify::Unreadable;
+use crate::core::{StoreCore, Verification};
 use ritornello_format::UNIT;
 use ritornello_index::RunId;
 use std::sync::atomic::Ordering;
@@ -16,7 +16,7 @@ const QUIET: Duration = Duration::from_secs(1);
 
 /// Progress of scrubbing.
 #[derive(Debug)]
-pub(super) struct Scrub {
+pub(crate) struct Scrub {
     /// Remaining runs of this pass, by descending generation: the next run is last.
     left: Vec<(u64, RunId)>,
     due: Instant,
@@ -35,7 +35,7 @@ impl StoreCore {
     /// Verifies the next run, if it is due. A pass goes through all runs in the order of their
     /// puts, so the run verified longest ago comes first; after a restart it begins anywhere.
     /// Returns how long to wait.
-    pub(super) fn scrub_next(&self) -> Duration {
+    pub(crate) fn scrub_next(&self) -> Duration {
         let rate = self.options.scrub_rate;
         if rate == 0 || self.rounds.cause().is_some() {
             return NOTHING;

@@ -5,9 +5,11 @@
 //! them in chained scopes: lookups miss them, and puts of their pages are refused as
 //! `absent_space`. Eviction skips runs in absent space, because evicting them would free nothing.
 
-use super::capacity::share_out;
-use super::hidden::{Cause, Hidden};
-use super::{State, StoreCore};
+pub(crate) mod hidden;
+
+use crate::core::absence::hidden::{Cause, Hidden};
+use crate::core::space::capacity::share_out;
+use crate::core::{State, StoreCore};
 use crate::stats::AbsentSpace;
 use crate::volumes::VolumeState;
 use ritornello_format::{Error, Extent, Manifest, Result, SegmentId};
@@ -17,7 +19,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// Interval of checks for absent volumes and segments.
-pub(super) const ABSENT_INTERVAL: Duration = Duration::from_secs(2);
+pub(crate) const ABSENT_INTERVAL: Duration = Duration::from_secs(2);
 /// Maximum reasons per answer.
 const REASONS_MAX: usize = 64;
 /// Maximum time that reattaching waits for a capacity change.
@@ -25,17 +27,17 @@ const SHAPE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Absent volumes and segments, with the reasons.
 #[derive(Debug, Default)]
-pub(super) struct Absence {
-    pub(super) volumes: BTreeMap<u8, String>,
+pub(crate) struct Absence {
+    pub(crate) volumes: BTreeMap<u8, String>,
     /// Absent segments of present volumes.
-    pub(super) segments: BTreeMap<SegmentId, String>,
+    pub(crate) segments: BTreeMap<SegmentId, String>,
     /// Segments of absent volumes that the index names: the budget counts them.
-    pub(super) known: BTreeMap<u8, BTreeSet<SegmentId>>,
+    pub(crate) known: BTreeMap<u8, BTreeSet<SegmentId>>,
 }
 
 impl Absence {
     /// Returns the volumes of `manifest` that `found` reports as absent.
-    pub(super) fn of(manifest: &Manifest, found: &[VolumeState]) -> Self {
+    pub(crate) fn of(manifest: &Manifest, found: &[VolumeState]) -> Self {
         let mut absence = Self::default();
         for (number, at) in (0..=u8::MAX).zip(found) {
             if let Some(why) = at.absence() {
@@ -51,21 +53,21 @@ impl Absence {
         absence
     }
 
-    pub(super) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.volumes.is_empty() && self.segments.is_empty()
     }
 
-    pub(super) fn covers(&self, segment: SegmentId) -> bool {
+    pub(crate) fn covers(&self, segment: SegmentId) -> bool {
         self.volumes.contains_key(&segment.volume()) || self.segments.contains_key(&segment)
     }
 
     /// Whether any of `extents` is in absent space.
-    pub(super) fn hides(&self, extents: &[Extent]) -> bool {
+    pub(crate) fn hides(&self, extents: &[Extent]) -> bool {
         !self.is_empty() && extents.iter().any(|extent| self.covers(extent.segment))
     }
 
     /// Records the segments of a hidden run, so that the budget counts them.
-    pub(super) fn note(&mut self, extents: &[Extent]) {
+    pub(crate) fn note(&mut self, extents: &[Extent]) {
         for segment in extents.iter().map(|extent| extent.segment) {
             if self.volumes.contains_key(&segment.volume()) {
                 self.known.entry(segment.volume()).or_default().insert(segment);
@@ -74,14 +76,14 @@ impl Absence {
     }
 
     /// Lower bound of the absent segments of volume `number`.
-    pub(super) fn segments_of(&self, number: u8) -> u32 {
+    pub(crate) fn segments_of(&self, number: u8) -> u32 {
         let known = self.known.get(&number).map_or(0, BTreeSet::len);
         let single = self.segments.keys().filter(|id| id.volume() == number).count();
         (known + single) as u32
     }
 
     /// Removes a retired volume.
-    pub(super) fn retire(&mut self, number: u8) {
+    pub(crate) fn retire(&mut self, number: u8) {
         self.volumes.remove(&number);
         self.known.remove(&number);
         self.segments.retain(|id, _| id.volume() != number);
@@ -99,7 +101,7 @@ impl Absence {
 
 impl StoreCore {
     /// Describes the absent space, for `stat`.
-    pub(super) fn absent_space(&self, state: &State) -> AbsentSpace {
+    pub(crate) fn absent_space(&self, state: &State) -> AbsentSpace {
         let manifest = self.manifest();
         let dir = |volume: u8| {
             manifest.volumes.get(usize::from(volume)).map_or("", |v| v.dir.as_str()).to_owned()
@@ -117,7 +119,7 @@ impl StoreCore {
     }
 
     /// Whether any volume or segment is absent.
-    pub(super) fn is_degraded(&self) -> bool {
+    pub(crate) fn is_degraded(&self) -> bool {
         !self.state.lock().absence.is_empty()
     }
 
@@ -126,7 +128,7 @@ impl StoreCore {
     ///
     /// # Errors
     /// File-system errors: volumes and segments that were not reattached stay absent.
-    pub(super) fn reattach_absent(&self) -> Result<()> {
+    pub(crate) fn reattach_absent(&self) -> Result<()> {
         if !self.is_degraded() {
             return Ok(());
         }
@@ -215,7 +217,7 @@ impl StoreCore {
     }
 
     /// Whether the directory of a volume carries its marker now.
-    pub(super) fn is_volume_present(&self, number: u8) -> bool {
+    pub(crate) fn is_volume_present(&self, number: u8) -> bool {
         self.directory().is_volume_present(&self.manifest(), number)
     }
 
@@ -324,7 +326,7 @@ impl StoreCore {
     ///
     /// # Errors
     /// `Fatal` if a sync failed: the store is poisoned.
-    pub(super) fn retire_absent_volume(&self, number: u8) -> Result<()> {
+    pub(crate) fn retire_absent_volume(&self, number: u8) -> Result<()> {
         // Excludes `reattach_absent`, because both replace the hidden runs.
         let _shape = self.shape.lock();
         let is_in_volume =
@@ -359,7 +361,7 @@ impl State {
     }
 
     /// Keeps only extents in present segments: no other space is ever freed.
-    pub(super) fn in_present_segments(&self, mut extents: Vec<Extent>) -> Vec<Extent> {
+    pub(crate) fn in_present_segments(&self, mut extents: Vec<Extent>) -> Vec<Extent> {
         extents.retain(|extent| self.space.has_segment(extent.segment));
         extents
     }

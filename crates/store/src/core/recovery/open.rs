@@ -1,22 +1,22 @@
 //! Opening a store as its owner: reads the files, keeps the runs that pass validation and drops all
 //! others.
 
-use super::absence::Absence;
-use super::capacity::{CapacityChange, share_out};
-use super::drain::{Draining, withhold};
-use super::hidden::Hidden;
-use super::limbo::Limbo;
-use super::numbers;
-use super::quota::Usage;
-use super::reservations::{ReservationLog, Reservations};
-use super::retention::StoreClock;
-use super::scopes::Scopes;
-use super::space_maintenance::SpaceMaintenance;
-use super::validate::{find_segments, restore, validate_runs};
-use super::{BackgroundThread, ClientAlive, ClientId, OpenReport, State, StoreCore};
 use crate::admission::Admission;
 use crate::budget::Budget;
 use crate::conversion::{convert, open_index, remove_leftovers};
+use crate::core::absence::Absence;
+use crate::core::absence::hidden::Hidden;
+use crate::core::durability::numbers;
+use crate::core::limits::quota::Usage;
+use crate::core::limits::retention::StoreClock;
+use crate::core::maintenance::space::SpaceMaintenance;
+use crate::core::recovery::drain::{Draining, withhold};
+use crate::core::recovery::validate::{find_segments, restore, validate_runs};
+use crate::core::reservations::{ReservationLog, Reservations};
+use crate::core::scopes::Scopes;
+use crate::core::space::capacity::{CapacityChange, share_out};
+use crate::core::space::limbo::Limbo;
+use crate::core::{BackgroundThread, ClientAlive, ClientId, OpenReport, State, StoreCore};
 use crate::directory::Directory;
 use crate::eviction::RecencyClock;
 use crate::lease::LeaseTable;

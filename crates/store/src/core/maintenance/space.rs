@@ -1,8 +1,8 @@
 //! Space maintenance: a thread that empties sealed segments, and scrubs.
 
-use super::absence::ABSENT_INTERVAL;
-use super::scrub::Scrub;
-use super::{BackgroundThread, StoreCore};
+use crate::core::absence::ABSENT_INTERVAL;
+use crate::core::maintenance::scrub::Scrub;
+use crate::core::{BackgroundThread, StoreCore};
 use parking_lot::{Condvar, Mutex};
 use ritornello_format::{Error, ErrorKind, Manifest, Result, SegmentId};
 use ritornello_index::RunId;
@@ -22,22 +22,22 @@ const SYNC_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// The maintenance thread and its progress.
 #[derive(Default)]
-pub(super) struct SpaceMaintenance {
+pub(crate) struct SpaceMaintenance {
     thread: Arc<BackgroundThread>,
     stopped: Arc<AtomicBool>,
     /// Completed passes.
     passes: Mutex<u64>,
     pass_ended: Condvar,
-    pub(super) scrub: Mutex<Scrub>,
+    pub(crate) scrub: Mutex<Scrub>,
 }
 
 impl SpaceMaintenance {
-    pub(super) fn wake(&self) {
+    pub(crate) fn wake(&self) {
         self.thread.wake();
     }
 
     /// Stops the thread and joins it.
-    pub(super) fn stop(&self) {
+    pub(crate) fn stop(&self) {
         self.stopped.store(true, Ordering::Release);
         self.thread.stop();
         self.note_pass();
@@ -45,7 +45,7 @@ impl SpaceMaintenance {
 
     /// Waits until a pass after the `seen`th has ended, at most until `deadline`. Returns the
     /// number of passes.
-    pub(super) fn wait(&self, seen: u64, deadline: Instant) -> u64 {
+    pub(crate) fn wait(&self, seen: u64, deadline: Instant) -> u64 {
         let mut passes = self.passes.lock();
         while *passes == seen && !self.stopped.load(Ordering::Acquire) {
             if self.pass_ended.wait_until(&mut passes, deadline).timed_out() {
@@ -61,14 +61,14 @@ impl SpaceMaintenance {
     }
 
     /// Returns the control that cancels the thread's transfers when the thread must end.
-    pub(super) fn control(&self) -> Control {
+    pub(crate) fn control(&self) -> Control {
         Control { cancelled: Some(Arc::clone(&self.stopped)), ..Control::default() }
     }
 }
 
 impl StoreCore {
     /// Starts the thread, which ends when the core is closed or dropped.
-    pub(super) fn start_maintenance(self: &Arc<Self>) -> Result<()> {
+    pub(crate) fn start_maintenance(self: &Arc<Self>) -> Result<()> {
         let (core, thread) = (Arc::downgrade(self), Arc::clone(&self.maintenance.thread));
         let thread = std::thread::Builder::new()
             .name("ritornello-maintenance".to_owned())
@@ -83,7 +83,7 @@ impl StoreCore {
     ///
     /// # Errors
     /// File-system errors; the caller may retry.
-    pub(super) fn maintain_space(&self, control: &Control) -> Result<bool> {
+    pub(crate) fn maintain_space(&self, control: &Control) -> Result<bool> {
         self.state.lock().release_quarantined();
         self.remove_empty_segments()?;
         let mut left = false;
@@ -249,7 +249,7 @@ impl StoreCore {
     }
 
     /// Returns whether segments, directories or the index exceed their target.
-    pub(super) fn needs_maintenance(&self) -> bool {
+    pub(crate) fn needs_maintenance(&self) -> bool {
         !self.state.lock().space.sealed().is_empty()
             || self.is_draining_volumes()
             || self.index.stats().disk_bytes > self.budget().index_bytes

@@ -1,8 +1,8 @@
 //! Periodic maintenance: expired leases, dead clients, background syncs.
 
-use super::StoreCore;
-use super::reclaim::PENDING_BYTES_MAX;
-use super::reservations::Abandoned;
+use crate::core::StoreCore;
+use crate::core::durability::PENDING_BYTES_MAX;
+use crate::core::reservations::Abandoned;
 use ritornello_format::{Error, Result};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -15,7 +15,7 @@ const RECENCY_INTERVAL: Duration = Duration::from_secs(60);
 impl StoreCore {
     /// Starts the thread that syncs, ends expired leases and drains the space of dead clients. It
     /// ends when the core is closed or dropped.
-    pub(super) fn start_periodic(self: &Arc<Self>) -> Result<()> {
+    pub(crate) fn start_periodic(self: &Arc<Self>) -> Result<()> {
         let core = Arc::downgrade(self);
         let thread = std::thread::Builder::new()
             .name("ritornello-periodic".to_owned())

@@ -1,7 +1,7 @@
 //! The memory ceiling of the index: at the ceiling puts are refused, and eviction frees memory.
 
-use super::StoreCore;
-use super::reclaim::STEP_UNITS;
+use crate::core::StoreCore;
+use crate::core::durability::STEP_UNITS;
 use parking_lot::MutexGuard;
 use ritornello_format::PageHash;
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ const EVICTED_SHARE: u64 = 16;
 
 impl StoreCore {
     /// Returns whether the index has memory for a run. If not, schedules an eviction.
-    pub(super) fn index_takes(&self, pages: &[PageHash]) -> bool {
+    pub(crate) fn index_takes(&self, pages: &[PageHash]) -> bool {
         if self.index.has_memory_for(pages) {
             return true;
         }
@@ -40,7 +40,7 @@ impl StoreCore {
     }
 
     /// Evicts a part of the index if it refused a run since the last call.
-    pub(super) fn maintain_index_memory(&self) {
+    pub(crate) fn maintain_index_memory(&self) {
         let mut state = self.state.lock();
         if !std::mem::take(&mut state.index_full) {
             return;

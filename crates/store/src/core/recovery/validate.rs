@@ -1,11 +1,11 @@
-//! Validates the index against the segments that exist: part of recovery, after `core/open.rs` has
+//! Validates the index against the segments that exist: part of recovery, after `open.rs` has
 //! read the files and `index::run::recovery` the index.
 
-use super::absence::Absence;
-use super::quota::Usage;
-use super::resident;
-use super::retention::{RETENTION_MAX, Retention};
-use super::scopes::Scopes;
+use crate::core::absence::Absence;
+use crate::core::limits::quota::Usage;
+use crate::core::limits::retention::{RETENTION_MAX, Retention};
+use crate::core::resident;
+use crate::core::scopes::Scopes;
 use crate::eviction::{Eviction, Resident};
 use ritornello_format::{Extent, Manifest, PageHash, ScopeSlot, SegmentId, UNIT, units_of};
 use ritornello_index::{PrefixIndex, RunId, RunView};
@@ -14,10 +14,10 @@ use ritornello_volume::space::Space;
 use std::collections::{BTreeMap, HashSet};
 
 /// A run that passed validation.
-pub(super) struct RecoveredRun {
-    pub(super) scope: ScopeSlot,
-    pub(super) resident: Resident,
-    pub(super) recency: u64,
+pub(crate) struct RecoveredRun {
+    pub(crate) scope: ScopeSlot,
+    pub(crate) resident: Resident,
+    pub(crate) recency: u64,
     pages: u64,
     units: u64,
     generation: u64,
@@ -26,7 +26,7 @@ pub(super) struct RecoveredRun {
 
 /// Adds the segments of all present volumes to `space`. A segment that cannot be opened is absent:
 /// its pages are misses, not lost. Returns the usable segments.
-pub(super) fn find_segments(
+pub(crate) fn find_segments(
     segments: &Segments,
     space: &mut Space,
     manifest: &Manifest,
@@ -76,7 +76,7 @@ pub(super) fn find_segments(
 
 /// Marks the space of every valid run, and removes invalid runs from the index. Returns the valid
 /// runs, and which of them are in absent space: the index keeps these, lookups skip them.
-pub(super) fn validate_runs(
+pub(crate) fn validate_runs(
     index: &dyn PrefixIndex,
     scopes: &Scopes,
     space: &mut Space,
@@ -148,7 +148,7 @@ fn rejection(view: &RunView, scopes: &Scopes, segment_units: u32) -> Option<&'st
 }
 
 /// Adds the recovered runs to eviction, quotas and retention.
-pub(super) fn restore(
+pub(crate) fn restore(
     eviction: &mut dyn Eviction,
     usage: &mut Usage,
     now: u64,

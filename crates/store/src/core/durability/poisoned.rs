@@ -1,7 +1,7 @@
 //! A store poisoned by a failed write or sync: it refuses changes, still serves lookups and reads,
 //! and its owner reopens it when the disks accept writes.
 
-use super::StoreCore;
+use crate::core::StoreCore;
 use crate::rounds::OnPoison;
 use ritornello_format::{Error, ErrorKind, Result, VolumeMarker};
 
@@ -53,7 +53,7 @@ impl StoreCore {
 
     /// Converts a `Fatal` error of a poisoned store into a retryable one: the same call may succeed
     /// after the store is reopened.
-    pub(super) fn retryable(&self, error: Error) -> Error {
+    pub(crate) fn retryable(&self, error: Error) -> Error {
         match self.rounds.cause() {
             Some(cause) if error.kind() == ErrorKind::Fatal => refusal(cause).because(error),
             _ => error,
@@ -62,7 +62,7 @@ impl StoreCore {
 }
 
 /// Returns the error of a call that would change a poisoned store.
-pub(super) fn refusal(cause: &str) -> Error {
+pub(crate) fn refusal(cause: &str) -> Error {
     Error::retry(
         "a write or sync failed, and writes since the last flush may be lost: writes are refused \
          until the owner reopens the store",

@@ -7,7 +7,7 @@
 //! free space is withheld, because the owner's reservations are in no log; after the death of a
 //! client, the client's reservations.
 
-use super::{State, StoreCore};
+use crate::core::{State, StoreCore};
 use ritornello_format::{Extent, SegmentId};
 use ritornello_volume::space::Space;
 use std::collections::BTreeMap;
@@ -22,7 +22,7 @@ const RETRY_PAUSE: Duration = Duration::from_secs(10);
 ///
 /// Invariant: no withheld extent is free or named by a run; `units` is their sum.
 #[derive(Debug, Default)]
-pub(super) struct Draining {
+pub(crate) struct Draining {
     waiting: BTreeMap<SegmentId, Vec<Extent>>,
     /// Extents to drain after the next sync round: a durable record may name a part of them whose
     /// removal is not durable yet.
@@ -31,7 +31,7 @@ pub(super) struct Draining {
 }
 
 impl Draining {
-    pub(super) fn add(&mut self, extents: impl IntoIterator<Item = Extent>) {
+    pub(crate) fn add(&mut self, extents: impl IntoIterator<Item = Extent>) {
         for extent in extents {
             self.units += u64::from(extent.units);
             self.waiting.entry(extent.segment).or_default().push(extent);
@@ -39,13 +39,13 @@ impl Draining {
     }
 
     /// Takes the extents that the next sync round covers.
-    pub(super) fn take_undurable(&mut self) -> Vec<Extent> {
+    pub(crate) fn take_undurable(&mut self) -> Vec<Extent> {
         std::mem::take(&mut self.undurable)
     }
 
     /// Returns extents after their sync round: to the drain queue if `durable`, otherwise to the
     /// next round.
-    pub(super) fn put_back(&mut self, extents: Vec<Extent>, durable: bool) {
+    pub(crate) fn put_back(&mut self, extents: Vec<Extent>, durable: bool) {
         if durable {
             for extent in extents {
                 self.waiting.entry(extent.segment).or_default().push(extent);
@@ -67,22 +67,22 @@ impl Draining {
         taken
     }
 
-    pub(super) fn units(&self) -> u64 {
+    pub(crate) fn units(&self) -> u64 {
         self.units
     }
 
-    pub(super) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.units == 0
     }
 
     /// Whether any extent of `segment` is withheld.
-    pub(super) fn holds(&self, segment: SegmentId) -> bool {
+    pub(crate) fn holds(&self, segment: SegmentId) -> bool {
         self.waiting.contains_key(&segment) || self.undurable.iter().any(|e| e.segment == segment)
     }
 }
 
 /// Marks `holes` as in use. Returns the holes that could be marked.
-pub(super) fn withhold(space: &mut Space, holes: Vec<Extent>) -> Vec<Extent> {
+pub(crate) fn withhold(space: &mut Space, holes: Vec<Extent>) -> Vec<Extent> {
     let withheld = |hole: &Extent| {
         let marked = space.mark(std::slice::from_ref(hole));
         if let Err(error) = &marked {
@@ -95,7 +95,7 @@ pub(super) fn withhold(space: &mut Space, holes: Vec<Extent>) -> Vec<Extent> {
 
 impl State {
     /// Withholds all free space of a segment until the next sync round and a drain after it.
-    pub(super) fn withhold_for_drain(&mut self, id: SegmentId) {
+    pub(crate) fn withhold_for_drain(&mut self, id: SegmentId) {
         let holes = self.space.holes_in(id);
         let withheld = withhold(&mut self.space, holes);
         self.draining.units += withheld.iter().map(|e| u64::from(e.units)).sum::<u64>();
@@ -106,7 +106,7 @@ impl State {
 impl StoreCore {
     /// Starts draining withheld space, unless a drain runs: in background threads, one per volume,
     /// or in the calling thread if the store has no background threads.
-    pub(super) fn start_drain(self: &Arc<Self>) {
+    pub(crate) fn start_drain(self: &Arc<Self>) {
         if self.state.lock().draining.waiting.is_empty()
             || self.is_draining.swap(true, Ordering::AcqRel)
         {
@@ -189,7 +189,7 @@ impl StoreCore {
     }
 
     /// Retries a failed drain after a pause.
-    pub(super) fn retry_drain(self: &Arc<Self>) {
+    pub(crate) fn retry_drain(self: &Arc<Self>) {
         let paused = self.drain_failed.lock().is_some_and(|at| at.elapsed() < RETRY_PAUSE);
         if !paused {
             self.start_drain();
@@ -197,13 +197,13 @@ impl StoreCore {
     }
 
     /// Waits until no space is withheld, at most until `until`.
-    pub(super) fn finish_drain(self: &Arc<Self>, until: Instant) {
+    pub(crate) fn finish_drain(self: &Arc<Self>, until: Instant) {
         self.start_drain();
         while self.await_drain(until) {}
     }
 
     /// Blocks until withheld space is freed. Returns `false` on timeout, or if no drain runs.
-    pub(super) fn await_drain(&self, until: Instant) -> bool {
+    pub(crate) fn await_drain(&self, until: Instant) -> bool {
         let mut state = self.state.lock();
         let drains = !state.draining.is_empty() && self.is_draining.load(Ordering::Acquire);
         drains && !self.drained.wait_until(&mut state, until).timed_out()

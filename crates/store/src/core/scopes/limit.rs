@@ -1,8 +1,8 @@
 //! Limits of the scope registry. Requests can create scopes (salts, epochs), so the registry is
 //! bounded; at the limit, empty scopes are dropped, least recently used first.
 
-use super::State;
-use super::scopes::{Live, Registry, SCOPES_MAX, Scopes};
+use crate::core::State;
+use crate::core::scopes::{Live, Registry, SCOPES_MAX, Scopes};
 use parking_lot::Mutex;
 use ritornello_format::{Error, Result, ScopeRegistry, ScopeSettings, ScopeSlot};
 use std::collections::HashSet;
@@ -45,7 +45,7 @@ impl Scopes {
     ///
     /// # Errors
     /// `Miss` if too few scopes are empty; file-system errors. After an error, no scope is dropped.
-    pub(super) fn drop_empty_scopes(
+    pub(crate) fn drop_empty_scopes(
         &self,
         registry: &mut Registry,
         added: u64,

@@ -13,23 +13,23 @@ const LINES_MAX: u32 = 64;
 
 /// The registered scopes, by a digest of everything but the arrangement.
 #[derive(Debug, Default)]
-pub(super) struct Arrangements {
+pub(crate) struct Arrangements {
     slots: BTreeSet<([u8; 16], ScopeSlot)>,
     lines: u32,
 }
 
 impl Arrangements {
-    pub(super) fn note(&mut self, slot: ScopeSlot, scope: &Scope) {
+    pub(crate) fn note(&mut self, slot: ScopeSlot, scope: &Scope) {
         self.slots.insert((scope.content_digest(), slot));
     }
 
-    pub(super) fn drop_scope(&mut self, slot: ScopeSlot, scope: &Scope) {
+    pub(crate) fn drop_scope(&mut self, slot: ScopeSlot, scope: &Scope) {
         self.slots.remove(&(scope.content_digest(), slot));
     }
 
     /// Warns if `scope`, before its registration, differs from a registered scope only in
     /// arrangement.
-    pub(super) fn warn(&mut self, stored: &BTreeMap<ScopeSlot, Arc<Scope>>, scope: &Scope) {
+    pub(crate) fn warn(&mut self, stored: &BTreeMap<ScopeSlot, Arc<Scope>>, scope: &Scope) {
         let Some((other, differences)) = self.newest(stored, scope) else { return };
         if self.lines >= LINES_MAX {
             return;

@@ -5,9 +5,9 @@
 //! shares are sealed, and the maintenance thread empties and removes them. If the owner ends
 //! half-way, the next owner continues from the manifest.
 
-use super::absence::Absence;
-use super::{State, StoreCore};
 use crate::budget::Budget;
+use crate::core::absence::Absence;
+use crate::core::{State, StoreCore};
 use crate::directory::{Directory, LOST_AND_FOUND, VOLUMES_MAX};
 use crate::volumes::VolumeState;
 use ritornello_format::{Error, Manifest, Result, UNIT, VolumeMarker, VolumeRecord};
@@ -141,7 +141,7 @@ impl StoreCore {
     }
 
     /// Whether a directory is being drained and not absent.
-    pub(super) fn is_draining_volumes(&self) -> bool {
+    pub(crate) fn is_draining_volumes(&self) -> bool {
         let manifest = self.manifest();
         let state = self.state.lock();
         (0..=u8::MAX).zip(&manifest.volumes).any(|(number, volume)| {
@@ -149,7 +149,7 @@ impl StoreCore {
         })
     }
 
-    pub(super) fn directory(&self) -> Directory {
+    pub(crate) fn directory(&self) -> Directory {
         self.directory.clone()
     }
 
@@ -335,7 +335,7 @@ impl StoreCore {
     }
 
     /// Removes the marker from the directory of a volume that is no longer used.
-    pub(super) fn remove_marker(&self, number: u8) {
+    pub(crate) fn remove_marker(&self, number: u8) {
         let marker = VolumeMarker { store: self.manifest().uuid, volume: number };
         if let Ok(dir) = self.segments.dir(number)
             && self.directory().has_marker(&dir, marker)
@@ -357,7 +357,7 @@ fn check_not_last(manifest: &Manifest, dir: &str) -> Result<()> {
 }
 
 /// Divides the budget between the volumes. An absent volume keeps its segments and does not grow.
-pub(super) fn share_out(
+pub(crate) fn share_out(
     space: &mut Space,
     absence: &Absence,
     manifest: &Manifest,
@@ -387,7 +387,7 @@ pub(super) fn share_out(
 
 impl State {
     /// Releases quarantined space of sealed segments, which is not reused anyway.
-    pub(super) fn release_quarantined(&mut self) {
+    pub(crate) fn release_quarantined(&mut self) {
         let (gone, kept): (Vec<_>, Vec<_>) = std::mem::take(&mut self.quarantine)
             .into_iter()
             .partition(|extent| self.space.is_sealed(extent.segment));

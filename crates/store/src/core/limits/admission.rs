@@ -1,17 +1,17 @@
 //! Decides which missing pages of a put may be written, before any space is allocated.
 
-use super::StoreCore;
-use super::reservations::PlannedRun;
 use crate::admission::AdmissionRefusal;
 use crate::catalog::{Refusal, ReserveRequest, ScopeRef};
+use crate::core::StoreCore;
+use crate::core::reservations::PlannedRun;
 use ritornello_format::{PageHash, RUN_HEADER_UNITS_MAX, UNIT, units_of};
 
 /// The part of a put that quota and admission allow.
-pub(super) struct Admitted {
+pub(crate) struct Admitted {
     /// One past the last key that may be placed.
-    pub(super) end: usize,
+    pub(crate) end: usize,
     /// Why later missing pages may not be placed.
-    pub(super) refused: Option<Refusal>,
+    pub(crate) refused: Option<Refusal>,
     /// Missing pages before `end`.
     pages: usize,
     /// Missing pages at `end` and after it.
@@ -24,14 +24,14 @@ pub(super) struct Admitted {
 
 impl Admitted {
     /// Maximum units of a run of `pages` pages.
-    pub(super) fn run_units(&self, pages: usize) -> u64 {
+    pub(crate) fn run_units(&self, pages: usize) -> u64 {
         u64::from(RUN_HEADER_UNITS_MAX) + u64::from(self.page_units) * pages as u64
     }
 }
 
 impl StoreCore {
     /// Applies the quota, then admission, and charges the write budget.
-    pub(super) fn admit(
+    pub(crate) fn admit(
         &self,
         scope: ScopeRef,
         hashes: &[PageHash],
@@ -67,7 +67,7 @@ impl StoreCore {
 
     /// Counts refused pages by reason. `last` is the reason for pages before `end` that were not
     /// planned.
-    pub(super) fn count_refused(&self, admitted: &Admitted, planned: usize, last: Option<Refusal>) {
+    pub(crate) fn count_refused(&self, admitted: &Admitted, planned: usize, last: Option<Refusal>) {
         let unplaced = admitted.pages - planned;
         for (reason, pages) in [(admitted.refused, admitted.behind), (last, unplaced)] {
             let Some(reason) = reason else { continue };
@@ -87,7 +87,7 @@ impl StoreCore {
     }
 
     /// Refunds the charge for pages that will not be written.
-    pub(super) fn give_back(&self, admitted: &Admitted, runs: &[PlannedRun]) {
+    pub(crate) fn give_back(&self, admitted: &Admitted, runs: &[PlannedRun]) {
         let planned: u64 = runs.iter().map(|run| run.place.units() * UNIT).sum();
         self.admission.lock().give_back(admitted.charged.saturating_sub(planned));
     }

@@ -1,6 +1,6 @@
 //! Runs hidden from lookups: runs with extents in absent space, and the runs after them.
 
-use super::StoreCore;
+use crate::core::StoreCore;
 use parking_lot::RwLock;
 use ritornello_format::{PageHash, ScopeSlot};
 use ritornello_index::{MatchedRun, RunId};
@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Why a run is hidden.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Cause {
+pub(crate) enum Cause {
     /// Some extents of the run are in absent space.
     Absent,
     /// An ancestor of the run is hidden.
@@ -19,7 +19,7 @@ pub(super) enum Cause {
 /// The runs hidden from lookups. Its lock is the last in the lock order, and is held for a single
 /// lookup.
 #[derive(Debug, Default)]
-pub(super) struct Hidden {
+pub(crate) struct Hidden {
     any: AtomicBool,
     runs: RwLock<HashMap<RunId, Cause>>,
 }
@@ -27,7 +27,7 @@ pub(super) struct Hidden {
 impl Hidden {
     /// Hides the `absent` runs, and the keys of `parents` (run to parent) that have an absent
     /// ancestor.
-    pub(super) fn new(absent: &HashSet<RunId>, parents: &HashMap<RunId, RunId>) -> Self {
+    pub(crate) fn new(absent: &HashSet<RunId>, parents: &HashMap<RunId, RunId>) -> Self {
         let mut runs: HashMap<RunId, Cause> =
             absent.iter().map(|run| (*run, Cause::Absent)).collect();
         if !absent.is_empty() {
@@ -50,29 +50,29 @@ impl Hidden {
     }
 
     /// Whether some extents of `run` are in absent space.
-    pub(super) fn is_absent(&self, run: RunId) -> bool {
+    pub(crate) fn is_absent(&self, run: RunId) -> bool {
         !self.is_empty() && self.runs.read().get(&run) == Some(&Cause::Absent)
     }
 
     /// Returns whether no run is hidden. Lookups check this flag before they take the lock.
-    pub(super) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         !self.any.load(Ordering::Acquire)
     }
 
-    pub(super) fn contains(&self, run: RunId) -> bool {
+    pub(crate) fn contains(&self, run: RunId) -> bool {
         !self.is_empty() && self.runs.read().contains_key(&run)
     }
 
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.runs.read().len()
     }
 
-    pub(super) fn list(&self, cause: Cause) -> Vec<RunId> {
+    pub(crate) fn list(&self, cause: Cause) -> Vec<RunId> {
         let runs = self.runs.read();
         runs.iter().filter(|(_, why)| **why == cause).map(|(run, _)| *run).collect()
     }
 
-    pub(super) fn replace(&self, other: Self) {
+    pub(crate) fn replace(&self, other: Self) {
         let runs = other.runs.into_inner();
         let any = !runs.is_empty();
         *self.runs.write() = runs;
@@ -83,7 +83,7 @@ impl Hidden {
 impl StoreCore {
     /// Removes the steps that a reader cannot follow: steps in hidden runs, and in a chained scope
     /// all steps after them.
-    pub(super) fn visible(&self, chained: bool, mut steps: Vec<MatchedRun>) -> Vec<MatchedRun> {
+    pub(crate) fn visible(&self, chained: bool, mut steps: Vec<MatchedRun>) -> Vec<MatchedRun> {
         if self.hidden.is_empty() {
             return steps;
         }
@@ -98,7 +98,7 @@ impl StoreCore {
     }
 
     /// Whether a page is in a hidden run.
-    pub(super) fn is_hidden(&self, slot: ScopeSlot, page: PageHash) -> bool {
+    pub(crate) fn is_hidden(&self, slot: ScopeSlot, page: PageHash) -> bool {
         !self.hidden.is_empty()
             && self.index.locate(slot, page).is_some_and(|(run, _)| self.hidden.contains(run))
     }

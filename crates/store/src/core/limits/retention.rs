@@ -8,8 +8,8 @@
 //! Retention prevents eviction only. Deleting pages, dropping scopes and removing damaged pages end
 //! a retention.
 
-use super::reclaim::PENDING_BYTES_MAX;
-use super::{STEP_RUNS, State, StoreCore};
+use crate::core::durability::PENDING_BYTES_MAX;
+use crate::core::{STEP_RUNS, State, StoreCore};
 use parking_lot::{Mutex, MutexGuard};
 use ritornello_format::{PageHash, ScopeSlot, UNIT};
 use ritornello_index::RunId;
@@ -18,7 +18,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use std::time::{Duration, Instant};
 
 /// Maximum retention in seconds: a year.
-pub(super) const RETENTION_MAX: u64 = 366 * 86_400;
+pub(crate) const RETENTION_MAX: u64 = 366 * 86_400;
 /// By default a scope retains at most 1/`DEFAULT_SHARE` of its quota, or of the store.
 const DEFAULT_SHARE: u64 = 4;
 /// All scopes together retain at most 1/`STORE_SHARE` of the store, independent of their settings,
@@ -31,7 +31,7 @@ const CLOCK_INTERVAL: Duration = Duration::from_secs(600);
 /// before. If the system clock is set back, the store's clock continues by elapsed time; if it is
 /// set forward, the store's clock follows and ends retentions early.
 #[derive(Debug)]
-pub(super) struct StoreClock {
+pub(crate) struct StoreClock {
     wall: fn() -> u64,
     /// Seconds that the system clock lagged the recorded time when the store was opened.
     skew: u64,
@@ -42,13 +42,13 @@ pub(super) struct StoreClock {
 
 impl StoreClock {
     /// Continues at `mark`, the latest recorded time.
-    pub(super) fn starting_at(mark: u64, wall: fn() -> u64) -> Self {
+    pub(crate) fn starting_at(mark: u64, wall: fn() -> u64) -> Self {
         let now = wall();
         let base = now.max(mark);
         Self { wall, skew: base - now, base, started: Instant::now(), latest: Mutex::new(base) }
     }
 
-    pub(super) fn now(&self) -> u64 {
+    pub(crate) fn now(&self) -> u64 {
         let by_wall = (self.wall)().saturating_add(self.skew);
         let by_time = self.base.saturating_add(self.started.elapsed().as_secs());
         let mut latest = self.latest.lock();
@@ -83,7 +83,7 @@ impl Retained {
 
 /// The retained runs.
 #[derive(Debug, Default)]
-pub(super) struct Retention {
+pub(crate) struct Retention {
     runs: HashMap<RunId, Retained>,
     ends: BTreeSet<End>,
     scopes: HashMap<ScopeSlot, (u64, BTreeSet<End>)>,
@@ -94,22 +94,22 @@ pub(super) struct Retention {
 }
 
 impl Retention {
-    pub(super) fn is_retained(&self, run: RunId) -> bool {
+    pub(crate) fn is_retained(&self, run: RunId) -> bool {
         self.runs.contains_key(&run)
     }
 
     /// Total retained units.
-    pub(super) fn units(&self) -> u64 {
+    pub(crate) fn units(&self) -> u64 {
         self.units
     }
 
     /// Retained units of a scope.
-    pub(super) fn units_of(&self, slot: ScopeSlot) -> u64 {
+    pub(crate) fn units_of(&self, slot: ScopeSlot) -> u64 {
         self.scopes.get(&slot).map_or(0, |(units, _)| *units)
     }
 
     /// Scopes with retained runs.
-    pub(super) fn scopes(&self) -> Vec<ScopeSlot> {
+    pub(crate) fn scopes(&self) -> Vec<ScopeSlot> {
         self.scopes.keys().copied().collect()
     }
 
@@ -118,7 +118,7 @@ impl Retention {
     }
 
     /// Retains a run, or changes its end.
-    pub(super) fn retain(&mut self, run: RunId, slot: ScopeSlot, units: u64, end: u64) {
+    pub(crate) fn retain(&mut self, run: RunId, slot: ScopeSlot, units: u64, end: u64) {
         self.release(run);
         self.order += 1;
         let held = Retained { slot, end, order: self.order, units };
@@ -131,7 +131,7 @@ impl Retention {
     }
 
     /// Ends the retention of a run.
-    pub(super) fn release(&mut self, run: RunId) {
+    pub(crate) fn release(&mut self, run: RunId) {
         let Some(held) = self.runs.remove(&run) else { return };
         self.ends.remove(&held.key(run));
         self.units -= held.units;
@@ -145,7 +145,7 @@ impl Retention {
     }
 
     /// Subtracts the tail that a run lost.
-    pub(super) fn shrink(&mut self, run: RunId, gone: u64) {
+    pub(crate) fn shrink(&mut self, run: RunId, gone: u64) {
         let Some(held) = self.runs.get_mut(&run) else { return };
         let gone = gone.min(held.units);
         held.units -= gone;
@@ -193,7 +193,7 @@ impl Retention {
 
 impl StoreCore {
     /// Maximum units that a scope may retain.
-    pub(super) fn retained_units_max(&self, slot: ScopeSlot, state: &State) -> u64 {
+    pub(crate) fn retained_units_max(&self, slot: ScopeSlot, state: &State) -> u64 {
         let settings = self.scopes.settings(slot);
         let store = state.space.capacity_units();
         let share = settings.quota_bytes.map_or(store, |quota| store.min(quota / UNIT));
@@ -203,7 +203,7 @@ impl StoreCore {
 
     /// Retains the runs of the stored pages among `pages`, and their ancestors, until the system
     /// clock shows `until`.
-    pub(super) fn retain(&self, slot: ScopeSlot, pages: &[PageHash], until: u64) {
+    pub(crate) fn retain(&self, slot: ScopeSlot, pages: &[PageHash], until: u64) {
         let Some(end) = self.time.end(until) else { return };
         let mut state = self.state.lock();
         let mut last = None;
@@ -223,7 +223,7 @@ impl StoreCore {
     /// Extends the retention of a newly linked child's ancestors to its own end. Returns whether
     /// further runs were retained; the caller then trims.
     #[must_use]
-    pub(super) fn retain_parents(&self, state: &mut State, slot: ScopeSlot, child: RunId) -> bool {
+    pub(crate) fn retain_parents(&self, state: &mut State, slot: ScopeSlot, child: RunId) -> bool {
         let Some(held) = state.retention.runs.get(&child).copied() else { return false };
         let parent = self.index.run(child).and_then(|view| view.parent);
         let grew = self.retain_path(state, slot, parent.map(|(parent, _)| parent), held.end);
@@ -271,7 +271,7 @@ impl StoreCore {
     }
 
     /// Releases retentions above the limits of the scope and of the store.
-    pub(super) fn trim_retention(&self, slot: ScopeSlot) {
+    pub(crate) fn trim_retention(&self, slot: ScopeSlot) {
         self.in_steps(|state| {
             let most = self.retained_units_max(slot, state);
             let mut released = state.retention.trim_scope(slot, most);
@@ -286,7 +286,7 @@ impl StoreCore {
 
     /// Releases ended retentions, records the clock, and releases retentions above the limit of a
     /// store that has shrunk.
-    pub(super) fn maintain_retention(&self) {
+    pub(crate) fn maintain_retention(&self) {
         let now = self.time.now();
         self.in_steps(|state| {
             let expired = state.retention.expire(now);

@@ -1,7 +1,7 @@
 //! Reads and verifies every page, for `fsck`, and salvages runs that the index has lost.
 
-use super::{StoreCore, resident};
 use crate::catalog::ScopeRef;
+use crate::core::{StoreCore, resident};
 use ritornello_format::{ErrorKind, PageHash, Place, Result, UNIT};
 use ritornello_index::{NewRun, RunId, RunView};
 use ritornello_volume::transfer::{
@@ -18,7 +18,7 @@ const DRAIN_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// How a verification treats pages that the disk cannot read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Unreadable {
+pub(crate) enum Unreadable {
     /// Keep them: the fault may be temporary.
     Keep,
     /// Remove them: an operator requested it.
@@ -109,7 +109,7 @@ impl StoreCore {
         Ok(report)
     }
 
-    pub(super) fn verify_run(
+    pub(crate) fn verify_run(
         &self,
         run: RunId,
         view: &RunView,
@@ -195,7 +195,7 @@ impl StoreCore {
 
     /// Whether page `page` of the run in `place` is damaged on disk, or missing from the run. A
     /// page that cannot be read does not count as damaged: the disk may recover.
-    pub(super) fn is_damaged(&self, place: &Place, page: u32) -> bool {
+    pub(crate) fn is_damaged(&self, place: &Place, page: u32) -> bool {
         match self.segments.verify_run(place, &Control::default()) {
             Ok(run) => match run.pages.get(page as usize) {
                 Some(PageOutcome::Missed(why)) => why.is_damage(),

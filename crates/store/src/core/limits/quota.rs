@@ -4,9 +4,9 @@
 //! used first, and leaves before their ancestors. A put within the quota therefore never evicts
 //! pages of another scope.
 
-use super::reclaim::{ProtectedRuns, STEP_UNITS};
-use super::{STEP_RUNS, State, StoreCore};
 use crate::catalog::{Refusal, ScopeRef};
+use crate::core::durability::{ProtectedRuns, STEP_UNITS};
+use crate::core::{STEP_RUNS, State, StoreCore};
 use crate::eviction::{Eviction, PolicyKind, Resident, Used};
 use crate::stats::{SCOPES_SHOWN, ScopeUsage};
 use parking_lot::MutexGuard;
@@ -18,7 +18,7 @@ use std::time::Instant;
 
 /// The holdings of all scopes.
 #[derive(Debug, Default)]
-pub(super) struct Usage {
+pub(crate) struct Usage {
     scopes: HashMap<ScopeSlot, Holding>,
 }
 
@@ -48,14 +48,14 @@ impl Holding {
 
 impl Usage {
     /// Creates empty holdings; the scopes in `limited` have a quota.
-    pub(super) fn new(limited: Vec<ScopeSlot>) -> Self {
+    pub(crate) fn new(limited: Vec<ScopeSlot>) -> Self {
         let eviction = || Some(PolicyKind::Lru.build());
         let empty = |slot| (slot, Holding { eviction: eviction(), ..Holding::default() });
         Self { scopes: limited.into_iter().map(empty).collect() }
     }
 
     /// Adds a run.
-    pub(super) fn admit(&mut self, slot: ScopeSlot, resident: &Resident, pages: u64, units: u64) {
+    pub(crate) fn admit(&mut self, slot: ScopeSlot, resident: &Resident, pages: u64, units: u64) {
         let holding = self.scopes.entry(slot).or_default();
         holding.units += units;
         holding.pages += pages;
@@ -66,7 +66,7 @@ impl Usage {
         }
     }
 
-    pub(super) fn link(&mut self, slot: ScopeSlot, child: RunId, parent: RunId, page: u32) {
+    pub(crate) fn link(&mut self, slot: ScopeSlot, child: RunId, parent: RunId, page: u32) {
         let Some(holding) = self.scopes.get_mut(&slot) else { return };
         if holding.applies_now(child)
             && let Some(eviction) = &mut holding.eviction
@@ -75,7 +75,7 @@ impl Usage {
         }
     }
 
-    pub(super) fn hit(&mut self, slot: ScopeSlot, path: &[Used]) {
+    pub(crate) fn hit(&mut self, slot: ScopeSlot, path: &[Used]) {
         let Some(holding) = self.scopes.get_mut(&slot) else { return };
         match (&mut holding.pending, &mut holding.eviction) {
             (Some(pending), _) => pending.extend(path.iter().map(|used| used.run)),
@@ -85,7 +85,7 @@ impl Usage {
     }
 
     /// Subtracts removed pages. A moved run takes the same units as before.
-    pub(super) fn remove(&mut self, gone: &Removed) {
+    pub(crate) fn remove(&mut self, gone: &Removed) {
         if gone.pages == 0 && !gone.whole {
             return;
         }
@@ -108,24 +108,24 @@ impl Usage {
     }
 
     /// Removes a victim that the index does not know from the scope's policy.
-    pub(super) fn remove_run(&mut self, slot: ScopeSlot, run: RunId) {
+    pub(crate) fn remove_run(&mut self, slot: ScopeSlot, run: RunId) {
         if let Some(eviction) = self.eviction(slot) {
             eviction.remove(run);
         }
     }
 
     /// Removes a dropped scope.
-    pub(super) fn drop_scope(&mut self, slot: ScopeSlot) {
+    pub(crate) fn drop_scope(&mut self, slot: ScopeSlot) {
         self.scopes.remove(&slot);
     }
 
     /// Pages and units of a scope.
-    pub(super) fn held(&self, slot: ScopeSlot) -> (u64, u64) {
+    pub(crate) fn held(&self, slot: ScopeSlot) -> (u64, u64) {
         self.scopes.get(&slot).map_or((0, 0), |holding| (holding.pages, holding.units))
     }
 
     /// Whether a scope holds no page, and no put was promised space in it.
-    pub(super) fn is_empty(&self, slot: ScopeSlot) -> bool {
+    pub(crate) fn is_empty(&self, slot: ScopeSlot) -> bool {
         let held = self.scopes.get(&slot);
         held.is_none_or(|held| held.pages == 0 && held.units == 0 && held.promised == 0)
     }
@@ -153,7 +153,7 @@ impl State {
     }
 
     /// Ends a promise of [`StoreCore::make_quota_space`], kept or not.
-    pub(super) fn release_promise(&mut self, slot: ScopeSlot, units: u64) {
+    pub(crate) fn release_promise(&mut self, slot: ScopeSlot, units: u64) {
         if let Some(holding) = self.usage.scopes.get_mut(&slot) {
             holding.promised = holding.promised.saturating_sub(units);
         }
@@ -162,7 +162,7 @@ impl State {
 
 impl StoreCore {
     /// Maximum pages of a put that the scope's quota can hold.
-    pub(super) fn pages_within_quota(&self, scope: ScopeRef, page_units: u32) -> usize {
+    pub(crate) fn pages_within_quota(&self, scope: ScopeRef, page_units: u32) -> usize {
         let Some(quota) = self.scopes.settings(scope.slot).quota_bytes else { return usize::MAX };
         let units = (quota / UNIT).saturating_sub(u64::from(RUN_HEADER_UNITS_MAX));
         usize::try_from(units / u64::from(page_units.max(1))).unwrap_or(usize::MAX)
@@ -170,7 +170,7 @@ impl StoreCore {
 
     /// Promises `units` to a scope. If the scope has a quota, first evicts within the quota, in
     /// steps. The caller ends the promise with [`State::release_promise`].
-    pub(super) fn make_quota_space(
+    pub(crate) fn make_quota_space(
         &self,
         slot: ScopeSlot,
         units: u64,
@@ -210,7 +210,7 @@ impl StoreCore {
 
     /// Builds the scope's own policy if the scope has a quota, otherwise drops the policy. Evicts
     /// pages above the quota.
-    pub(super) fn apply_quota(&self, slot: ScopeSlot) {
+    pub(crate) fn apply_quota(&self, slot: ScopeSlot) {
         let _quotas = self.quotas.lock();
         let Some(quota) = self.scopes.settings(slot).quota_bytes else {
             let eviction =
@@ -263,7 +263,7 @@ impl StoreCore {
             for run in next {
                 match self.index.run(run) {
                     Some(view) => {
-                        eviction.admit(&super::resident(
+                        eviction.admit(&crate::core::resident(
                             run,
                             view.parent,
                             &view.pages,
@@ -283,7 +283,7 @@ impl StoreCore {
 
     /// Applies all quotas after opening: the capacity may have changed, or a crash may have undone
     /// an eviction.
-    pub(super) fn enforce_quotas(&self) {
+    pub(crate) fn enforce_quotas(&self) {
         for slot in self.scopes.with_quota() {
             self.apply_quota(slot);
         }
@@ -292,7 +292,7 @@ impl StoreCore {
     }
 
     /// The scopes that hold most units.
-    pub(super) fn largest_scopes(&self, state: &State) -> Vec<ScopeUsage> {
+    pub(crate) fn largest_scopes(&self, state: &State) -> Vec<ScopeUsage> {
         let mut scopes: Vec<(&ScopeSlot, &Holding)> = state.usage.scopes.iter().collect();
         let most = |held: &(&ScopeSlot, &Holding)| (std::cmp::Reverse(held.1.units), *held.0);
         if scopes.len() > SCOPES_SHOWN {

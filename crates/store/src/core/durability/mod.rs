@@ -4,9 +4,12 @@
 //! Otherwise a crash could revive entries whose place holds another run: the checksums would catch
 //! that, but a probe would have promised a hit.
 
-use super::hidden::Hidden;
-use super::retention::Retention;
-use super::{STEP_RUNS, State, StoreCore};
+pub(crate) mod numbers;
+pub(crate) mod poisoned;
+
+use crate::core::absence::hidden::Hidden;
+use crate::core::limits::retention::Retention;
+use crate::core::{STEP_RUNS, State, StoreCore};
 use crate::eviction::{EvictionContext, Victim};
 use crate::lease::LeaseTable;
 use parking_lot::MutexGuard;
@@ -16,19 +19,19 @@ use std::time::{Duration, Instant};
 
 /// Maximum units evicted under one hold of the owner's lock, which bounds the delay of waiting
 /// threads.
-pub(super) const STEP_UNITS: u64 = (16 << 20) / UNIT;
+pub(crate) const STEP_UNITS: u64 = (16 << 20) / UNIT;
 /// Maximum time that a sync waits for earlier syncs.
 const SYNC_TIMEOUT: Duration = Duration::from_secs(300);
 /// Unsynced bytes of the index journal that trigger a sync.
-pub(super) const PENDING_BYTES_MAX: u64 = 16 << 20;
+pub(crate) const PENDING_BYTES_MAX: u64 = 16 << 20;
 
 /// Answers an eviction policy's queries about runs.
-pub(super) struct ProtectedRuns<'a> {
-    pub(super) leases: &'a LeaseTable,
-    pub(super) retention: &'a Retention,
+pub(crate) struct ProtectedRuns<'a> {
+    pub(crate) leases: &'a LeaseTable,
+    pub(crate) retention: &'a Retention,
     /// Runs in absent space: evicting them would free no usable space.
-    pub(super) hidden: &'a Hidden,
-    pub(super) index: &'a dyn PrefixIndex,
+    pub(crate) hidden: &'a Hidden,
+    pub(crate) index: &'a dyn PrefixIndex,
 }
 
 impl EvictionContext for ProtectedRuns<'_> {
@@ -43,7 +46,7 @@ impl EvictionContext for ProtectedRuns<'_> {
 impl StoreCore {
     /// Evicts about `units` from segments that are not sealed, leaves first, and passes the lock on
     /// between steps. Returns whether any page was evicted.
-    pub(super) fn evict(&self, state: &mut MutexGuard<'_, State>, units: u64) -> bool {
+    pub(crate) fn evict(&self, state: &mut MutexGuard<'_, State>, units: u64) -> bool {
         let (mut left, mut any) = (units, false);
         while left > 0 {
             if any {
@@ -67,7 +70,7 @@ impl StoreCore {
 
     /// Removes the victims chosen by the store's eviction policy, or by the policy of the scope in
     /// `slot`. Returns whether any page was removed.
-    pub(super) fn remove_victims(
+    pub(crate) fn remove_victims(
         &self,
         state: &mut State,
         victims: &[Victim],
@@ -91,7 +94,7 @@ impl StoreCore {
         pages > 0
     }
 
-    pub(super) fn wake_if_limbo_is_large(&self, state: &State) {
+    pub(crate) fn wake_if_limbo_is_large(&self, state: &State) {
         if state.limbo.units() * 2 > state.space.reserve_units() {
             self.periodic.wake();
         }
@@ -103,7 +106,7 @@ impl StoreCore {
     ///
     /// # Errors
     /// `Fatal`: the store is poisoned. `Retry` if no round could begin.
-    pub(super) fn make_durable(&self) -> Result<()> {
+    pub(crate) fn make_durable(&self) -> Result<()> {
         self.make_durable_by(Instant::now() + SYNC_TIMEOUT)
     }
 
@@ -111,7 +114,7 @@ impl StoreCore {
     ///
     /// # Errors
     /// `Retry` if earlier rounds have not ended by `deadline`.
-    pub(super) fn make_durable_by(&self, deadline: Instant) -> Result<()> {
+    pub(crate) fn make_durable_by(&self, deadline: Instant) -> Result<()> {
         self.rounds.join(deadline, || self.sync_all())
     }
 
@@ -159,7 +162,7 @@ impl StoreCore {
     ///
     /// # Errors
     /// `Fatal` if the sync failed: the store is poisoned. `Retry` if earlier rounds have not ended.
-    pub(super) fn sync_segments(&self, segments: &[SegmentId]) -> Result<()> {
+    pub(crate) fn sync_segments(&self, segments: &[SegmentId]) -> Result<()> {
         let _paused = self.rounds.between(Instant::now() + SYNC_TIMEOUT)?;
         self.rounds.check()?;
         self.segments.sync(segments).inspect_err(|error| self.rounds.poison(error))
@@ -167,7 +170,7 @@ impl StoreCore {
 
     /// Returns extents to the allocator. A double free is a bug: the space is leaked rather than
     /// allocated twice.
-    pub(super) fn free(&self, state: &mut State, extents: &[Extent]) {
+    pub(crate) fn free(&self, state: &mut State, extents: &[Extent]) {
         for extent in extents {
             if let Err(error) = state.space.free(std::slice::from_ref(extent)) {
                 tracing::error!(%error, "freed twice: the extent is left out of use until reopened");
@@ -177,7 +180,7 @@ impl StoreCore {
 
     /// Quarantines space whose bytes failed verification. Above one sixteenth of the store, the
     /// oldest extents go into limbo.
-    pub(super) fn quarantine(&self, state: &mut State, extents: Vec<Extent>) {
+    pub(crate) fn quarantine(&self, state: &mut State, extents: Vec<Extent>) {
         let bound = state.space.capacity_units() / 16;
         state.quarantine_units += extents.iter().map(|e| u64::from(e.units)).sum::<u64>();
         state.quarantine.extend(extents);

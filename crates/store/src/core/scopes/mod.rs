@@ -1,8 +1,11 @@
 //! The scopes of a store: registered durably, looked up without disk I/O.
 
-use super::State;
-use super::scope_arrangements::Arrangements;
+mod arrangements;
+mod limit;
+
 use crate::catalog::ScopeRef;
+use crate::core::State;
+use crate::core::scopes::arrangements::Arrangements;
 use crate::directory::Directory;
 use crate::encode;
 use crate::registry_file::RegistryFile;
@@ -17,7 +20,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Maximum live scopes: epochs and salts create scopes on request.
-pub(super) const SCOPES_MAX: usize = 65_536;
+pub(crate) const SCOPES_MAX: usize = 65_536;
 
 /// The scope table. `registry` is the state on disk, changed under its own lock because a change
 /// does I/O; `live` serves lookups.
@@ -37,25 +40,25 @@ pub(crate) struct Scopes {
 
 /// The state on disk, and the arrangements that registrations compare.
 #[derive(Debug)]
-pub(super) struct Registry {
-    pub(super) table: ScopeRegistry,
-    pub(super) file: RegistryFile,
+pub(crate) struct Registry {
+    pub(crate) table: ScopeRegistry,
+    pub(crate) file: RegistryFile,
     arrangements: Arrangements,
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Live {
+pub(crate) struct Live {
     by_id: HashMap<ScopeId, (ScopeRef, Arc<Scope>)>,
-    pub(super) by_slot: HashMap<ScopeSlot, LiveScope>,
-    pub(super) settings: HashMap<ScopeSlot, ScopeSettings>,
+    pub(crate) by_slot: HashMap<ScopeSlot, LiveScope>,
+    pub(crate) settings: HashMap<ScopeSlot, ScopeSettings>,
 }
 
 /// A live scope.
 #[derive(Debug)]
-pub(super) struct LiveScope {
+pub(crate) struct LiveScope {
     reference: ScopeRef,
     /// Value of [`Scopes::registrations`] at the last use.
-    pub(super) used: AtomicU64,
+    pub(crate) used: AtomicU64,
 }
 
 impl LiveScope {
@@ -97,16 +100,16 @@ impl Scopes {
     }
 
     /// Maximum bytes of the live scopes' records.
-    pub(super) fn bytes_max(&self) -> u64 {
+    pub(crate) fn bytes_max(&self) -> u64 {
         self.bytes_max.load(Ordering::Relaxed)
     }
 
-    pub(super) fn live(&self) -> &RwLock<Live> {
+    pub(crate) fn live(&self) -> &RwLock<Live> {
         &self.live
     }
 
     /// The codec of scopes without a codec setting.
-    pub(super) fn codec(&self) -> Codec {
+    pub(crate) fn codec(&self) -> Codec {
         self.codec
     }
 
@@ -132,7 +135,7 @@ impl Scopes {
     ///
     /// # Errors
     /// `Miss` if the registry is full of scopes in use; file-system errors.
-    pub(super) fn register(
+    pub(crate) fn register(
         &self,
         scope: &Scope,
         state: &Mutex<State>,
@@ -230,7 +233,7 @@ impl Scopes {
     }
 
     /// Removes `slots` from the registry, durably; the caller updates `live`.
-    pub(super) fn drop_durably(&self, registry: &mut Registry, slots: &[ScopeSlot]) -> Result<()> {
+    pub(crate) fn drop_durably(&self, registry: &mut Registry, slots: &[ScopeSlot]) -> Result<()> {
         let Registry { table, file, arrangements } = registry;
         let mut changed = table.clone();
         let (mut gone, mut freed) = (Vec::with_capacity(slots.len()), 0);
@@ -250,7 +253,7 @@ impl Scopes {
     }
 
     /// Rewrites the registry without history, for the next owner.
-    pub(super) fn compact(&self) {
+    pub(crate) fn compact(&self) {
         let mut registry = self.registry.lock();
         let Registry { table, file, .. } = &mut *registry;
         if let Err(error) = file.compact(table) {
@@ -294,7 +297,7 @@ impl Scopes {
 
 impl Live {
     /// Adds a scope, or replaces it.
-    pub(super) fn add(
+    pub(crate) fn add(
         &mut self,
         slot: ScopeSlot,
         scope: &Arc<Scope>,
@@ -317,7 +320,7 @@ impl Live {
         Ok(reference)
     }
 
-    pub(super) fn drop_scope(&mut self, slot: ScopeSlot) {
+    pub(crate) fn drop_scope(&mut self, slot: ScopeSlot) {
         self.settings.remove(&slot);
         if let Some(known) = self.by_slot.remove(&slot) {
             self.by_id.remove(&known.reference.id);
