@@ -1,40 +1,8 @@
 //! Orders the commits of a put's parts, of which two are written at a time.
 
-use crate::outcome::Outcome;
+use crate::put::PutProgress;
 use parking_lot::{Condvar, Mutex};
 use ritornello_format::{Error, Result};
-
-/// The result of a put, or of a part of it.
-#[derive(Default)]
-pub(crate) struct PutProgress {
-    /// Leading pages that are stored.
-    pub(crate) stored: usize,
-    /// Payload bytes written, and their bytes on disk.
-    pub(crate) bytes: u64,
-    pub(crate) disk_bytes: u64,
-    pub(crate) reason: &'static str,
-    /// Whether the put is acknowledged only after a flush.
-    pub(crate) unflushed: bool,
-}
-
-impl PutProgress {
-    /// Adds the result of the next part.
-    fn add(&mut self, part: &Self) {
-        self.stored += part.stored;
-        self.bytes += part.bytes;
-        self.disk_bytes += part.disk_bytes;
-        self.reason = part.reason;
-        self.unflushed |= part.unflushed;
-    }
-
-    /// Returns the outcome. Only leading pages count as stored, not pages after a gap.
-    pub(crate) fn outcome(&self, requested: usize) -> Outcome {
-        let mut ok = vec![false; requested];
-        ok[..self.stored].fill(true);
-        let reason = if self.stored == requested { "" } else { self.reason };
-        Outcome { pages: self.stored, bytes: self.bytes, seconds: 0.0, reason, ok }
-    }
-}
 
 /// The commit order of parts: each part follows the pages of the previous part.
 pub(crate) struct CommitOrder {

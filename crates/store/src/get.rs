@@ -4,13 +4,35 @@ use crate::catalog::{Located, ScopeRef};
 use crate::encode::Decoder;
 use crate::outcome::Outcome;
 use crate::store::Store;
-use ritornello_format::Result;
+use ritornello_format::{Result, Scope};
 use ritornello_volume::page_memory::PageTarget;
 use ritornello_volume::transfer::{Control, Encoded, MissReason, PageOutcome, RunRead};
 use std::time::Instant;
 
 impl Store {
-    pub(crate) fn get(
+    /// Reads the leading pages (in an unchained scope, every page present) into `target`, one page
+    /// per key. Only verified pages count.
+    ///
+    /// # Errors
+    /// Like `put_batch`.
+    pub fn get_batch(
+        &self,
+        scope: &Scope,
+        keys: &[&[u8]],
+        target: &dyn PageTarget,
+        control: &Control,
+    ) -> Result<Outcome> {
+        self.check_batch(keys, target.len())?;
+        let started = Instant::now();
+        let unknown = || Outcome::none(keys.len(), if keys.is_empty() { "" } else { "not_found" });
+        let outcome =
+            self.with_scope(scope, None, |scope| self.get(scope, keys, target, control).map(Some));
+        let outcome = outcome.map(|outcome| outcome.unwrap_or_else(unknown));
+        let outcome = self.or_miss(outcome, |reason| Outcome::none(keys.len(), reason))?;
+        Ok(outcome.timed(started.elapsed()))
+    }
+
+    fn get(
         &self,
         scope: ScopeRef,
         keys: &[&[u8]],

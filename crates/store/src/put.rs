@@ -1,14 +1,14 @@
 //! Puts: reserve, write, commit; in parts if the pages are encoded.
 
 use crate::catalog::{Refusal, ReserveRequest, Reserved, ReservedRun, ScopeRef};
-use crate::commit_order::{CommitOrder, PutProgress};
+use crate::commit_order::CommitOrder;
 use crate::encode::{Encoder, raw_slices};
 use crate::outcome::Outcome;
 use crate::parts::{Part, Parts};
 use crate::store::{DEFAULT_TIMEOUT, PutOptions, Store};
 use parking_lot::Mutex;
-use ritornello_format::{Result, RunHeader, Scope, UNIT};
-use ritornello_volume::page_memory::PageSource;
+use ritornello_format::{ErrorKind, Result, RunHeader, Scope, UNIT};
+use ritornello_volume::page_memory::{BorrowedPages, OffsetPages, PageSource};
 use ritornello_volume::transfer::{Control, RunWrite};
 use std::thread;
 use std::time::Instant;
@@ -26,6 +26,38 @@ pub(crate) struct PutBytes<'a> {
     pub(crate) without_bytes: usize,
 }
 
+/// The result of a put, or of a part of it.
+#[derive(Default)]
+pub(crate) struct PutProgress {
+    /// Leading pages that are stored.
+    pub(crate) stored: usize,
+    /// Payload bytes written, and their bytes on disk.
+    pub(crate) bytes: u64,
+    pub(crate) disk_bytes: u64,
+    pub(crate) reason: &'static str,
+    /// Whether the put is acknowledged only after a flush.
+    pub(crate) unflushed: bool,
+}
+
+impl PutProgress {
+    /// Adds the result of the next part.
+    pub(crate) fn add(&mut self, part: &Self) {
+        self.stored += part.stored;
+        self.bytes += part.bytes;
+        self.disk_bytes += part.disk_bytes;
+        self.reason = part.reason;
+        self.unflushed |= part.unflushed;
+    }
+
+    /// Returns the outcome. Only leading pages count as stored, not pages after a gap.
+    fn outcome(&self, requested: usize) -> Outcome {
+        let mut ok = vec![false; requested];
+        ok[..self.stored].fill(true);
+        let reason = if self.stored == requested { "" } else { self.reason };
+        Outcome { pages: self.stored, bytes: self.bytes, seconds: 0.0, reason, ok }
+    }
+}
+
 /// The state shared by all parts of a put.
 struct Put<'a> {
     store: &'a Store,
@@ -40,7 +72,64 @@ struct Put<'a> {
 }
 
 impl Store {
-    pub(crate) fn put(
+    /// Stores pages, and skips pages already present. `source` has one page per key.
+    ///
+    /// # Errors
+    /// `Invalid` for malformed keys, sizes or scopes; the outcome has other reasons why pages were
+    /// not stored.
+    pub fn put_batch(
+        &self,
+        scope: &Scope,
+        keys: &[&[u8]],
+        source: &dyn PageSource,
+        options: &PutOptions,
+        control: &Control,
+    ) -> Result<Outcome> {
+        self.put_pages(scope, keys, PutBytes { source, without_bytes: 0 }, options, control)
+    }
+
+    /// Acknowledges stored pages as a put of them does, without their bytes: in `durable` mode they
+    /// are durable on return, and the next `flush` covers them. Returns the number of leading pages
+    /// stored.
+    ///
+    /// # Errors
+    /// Like `put_batch`.
+    pub fn put_stored(
+        &self,
+        scope: &Scope,
+        keys: &[&[u8]],
+        options: &PutOptions,
+        control: &Control,
+    ) -> Result<usize> {
+        let none = BorrowedPages::new(&[]);
+        let source = &OffsetPages::new(&none, keys.len());
+        let bytes = PutBytes { source, without_bytes: keys.len() };
+        Ok(self.put_pages(scope, keys, bytes, options, control)?.pages)
+    }
+
+    pub(crate) fn put_pages(
+        &self,
+        scope: &Scope,
+        keys: &[&[u8]],
+        bytes: PutBytes<'_>,
+        options: &PutOptions,
+        control: &Control,
+    ) -> Result<Outcome> {
+        self.check_batch(keys, bytes.source.len())?;
+        let started = Instant::now();
+        let outcome = self.retry_stale(&[scope], || match self.registered(scope) {
+            // The registry is full, so pages of a new scope cannot be put.
+            Err(error) if error.kind() == ErrorKind::Miss => {
+                tracing::debug!(%error, "a put of a new scope was refused");
+                Ok(Outcome::none(keys.len(), "scopes"))
+            }
+            scope_ref => self.put(scope_ref?, scope, keys, bytes, options, control),
+        });
+        let outcome = self.or_miss(outcome, |reason| Outcome::none(keys.len(), reason))?;
+        Ok(outcome.timed(started.elapsed()))
+    }
+
+    fn put(
         &self,
         reference: ScopeRef,
         scope: &Scope,

@@ -3,14 +3,11 @@
 
 use crate::catalog::{Catalog, KeyListing, LeaseNumber, Leased, ScopeListing, ScopeRef};
 use crate::core::CapacityChange;
-use crate::outcome::Outcome;
 use crate::owner_silent;
-use crate::put::PutBytes;
 use crate::resolved::Resolved;
 use crate::ticket::IoThreads;
 use crate::transfer_stats::{StoreStats, TransferCounters};
 use ritornello_format::{Error, ErrorKind, Result, Scope, ScopeSettings, ScopeSlot, check_keys};
-use ritornello_volume::page_memory::{BorrowedPages, OffsetPages, PageSource, PageTarget};
 use ritornello_volume::process_id;
 use ritornello_volume::segments::Segments;
 use ritornello_volume::staging::Staging;
@@ -198,85 +195,6 @@ impl Store {
         self.or_miss(answer, |_| none())
     }
 
-    /// Stores pages, and skips pages already present. `source` has one page per key.
-    ///
-    /// # Errors
-    /// `Invalid` for malformed keys, sizes or scopes; the outcome has other reasons why pages were
-    /// not stored.
-    pub fn put_batch(
-        &self,
-        scope: &Scope,
-        keys: &[&[u8]],
-        source: &dyn PageSource,
-        options: &PutOptions,
-        control: &Control,
-    ) -> Result<Outcome> {
-        self.put_pages(scope, keys, PutBytes { source, without_bytes: 0 }, options, control)
-    }
-
-    /// Acknowledges stored pages as a put of them does, without their bytes: in `durable` mode they
-    /// are durable on return, and the next `flush` covers them. Returns the number of leading pages
-    /// stored.
-    ///
-    /// # Errors
-    /// Like `put_batch`.
-    pub fn put_stored(
-        &self,
-        scope: &Scope,
-        keys: &[&[u8]],
-        options: &PutOptions,
-        control: &Control,
-    ) -> Result<usize> {
-        let none = BorrowedPages::new(&[]);
-        let source = &OffsetPages::new(&none, keys.len());
-        let bytes = PutBytes { source, without_bytes: keys.len() };
-        Ok(self.put_pages(scope, keys, bytes, options, control)?.pages)
-    }
-
-    pub(crate) fn put_pages(
-        &self,
-        scope: &Scope,
-        keys: &[&[u8]],
-        bytes: PutBytes<'_>,
-        options: &PutOptions,
-        control: &Control,
-    ) -> Result<Outcome> {
-        self.check_batch(keys, bytes.source.len())?;
-        let started = Instant::now();
-        let outcome = self.retry_stale(&[scope], || match self.registered(scope) {
-            // The registry is full, so pages of a new scope cannot be put.
-            Err(error) if error.kind() == ErrorKind::Miss => {
-                tracing::debug!(%error, "a put of a new scope was refused");
-                Ok(Outcome::none(keys.len(), "scopes"))
-            }
-            scope_ref => self.put(scope_ref?, scope, keys, bytes, options, control),
-        });
-        let outcome = self.or_miss(outcome, |reason| Outcome::none(keys.len(), reason))?;
-        Ok(outcome.timed(started.elapsed()))
-    }
-
-    /// Reads the leading pages (in an unchained scope, every page present) into `target`, one page
-    /// per key. Only verified pages count.
-    ///
-    /// # Errors
-    /// Like `put_batch`.
-    pub fn get_batch(
-        &self,
-        scope: &Scope,
-        keys: &[&[u8]],
-        target: &dyn PageTarget,
-        control: &Control,
-    ) -> Result<Outcome> {
-        self.check_batch(keys, target.len())?;
-        let started = Instant::now();
-        let unknown = || Outcome::none(keys.len(), if keys.is_empty() { "" } else { "not_found" });
-        let outcome =
-            self.with_scope(scope, None, |scope| self.get(scope, keys, target, control).map(Some));
-        let outcome = outcome.map(|outcome| outcome.unwrap_or_else(unknown));
-        let outcome = self.or_miss(outcome, |reason| Outcome::none(keys.len(), reason))?;
-        Ok(outcome.timed(started.elapsed()))
-    }
-
     /// Records a use of the leading pages. Returns their number.
     ///
     /// # Errors
@@ -378,7 +296,11 @@ impl Store {
     }
 
     /// Replaces the error of a silent owner by `miss`, which receives the reason.
-    fn or_miss<T>(&self, answer: Result<T>, miss: impl FnOnce(&'static str) -> T) -> Result<T> {
+    pub(crate) fn or_miss<T>(
+        &self,
+        answer: Result<T>,
+        miss: impl FnOnce(&'static str) -> T,
+    ) -> Result<T> {
         match answer.as_ref().err().and_then(owner_silent::reason) {
             None => answer,
             Some(reason) => {
@@ -388,7 +310,7 @@ impl Store {
         }
     }
 
-    fn with_scope<T>(
+    pub(crate) fn with_scope<T>(
         &self,
         scope: &Scope,
         unknown: T,
@@ -402,7 +324,11 @@ impl Store {
     /// Calls `ask`, which resolves scopes and makes a call. `Retry` may mean that another process
     /// dropped a scope, or that the owner changed during a put: invalidates the references and
     /// retries, at most [`ATTEMPTS`] times within [`RETRY_FOR`].
-    fn retry_stale<T>(&self, scopes: &[&Scope], mut ask: impl FnMut() -> Result<T>) -> Result<T> {
+    pub(crate) fn retry_stale<T>(
+        &self,
+        scopes: &[&Scope],
+        mut ask: impl FnMut() -> Result<T>,
+    ) -> Result<T> {
         self.check_process()?;
         // Read at the first failure only: a clock costs as much as a probe.
         let (mut refused, mut attempts) = (None, 0);
@@ -434,7 +360,7 @@ impl Store {
         Ok(found)
     }
 
-    fn registered(&self, scope: &Scope) -> Result<ScopeRef> {
+    pub(crate) fn registered(&self, scope: &Scope) -> Result<ScopeRef> {
         let dropped = || Error::retry("the scope was dropped during the call");
         self.resolve(scope, true)?.ok_or_else(dropped)
     }
