@@ -1,14 +1,12 @@
 //! Committing a put: its runs become visible if the pages they follow still exist.
 
 use super::reservations::{PlannedRun, Reservation};
-use super::{ClientId, State, StoreCore, resident};
+use super::residents::resident;
+use super::state::State;
+use super::{ClientId, StoreCore};
 use crate::catalog::{Committed, Refusal};
 use ritornello_format::{Error, ErrorKind, Extent, PageHash, Result, ScopeSlot, UNIT};
 use ritornello_index::{NewRun, RunId};
-
-/// Maximum runs remembered while the page that they follow is not committed. Runs above the limit
-/// are linked by the next put that covers both pages.
-const WAITING_MAX: usize = 4096;
 
 impl StoreCore {
     pub(super) fn commit(
@@ -17,15 +15,10 @@ impl StoreCore {
         id: u64,
         written: &[Option<u64>],
     ) -> Result<Committed> {
-        self.check_writable()?;
+        self.lifecycle.check_writable()?;
         let mut state = self.state.lock();
-        state.check_reservation_owner(client, id)?;
-        let Some(reservation) = state.reservations.open.remove(&id) else {
-            return Err(Error::retry("this reservation is not known here: put again")
-                .with("reservation", id));
-        };
         let Reservation { client, scope, hashes, runs, retain_until, flushed_later, lease } =
-            reservation;
+            state.reservations.take(client, id)?;
         let mut unused: Vec<Extent> = Vec::new();
         let (mut refused_pages, mut retained) = (0, false);
         for (at, run) in runs.iter().enumerate() {
@@ -50,32 +43,30 @@ impl StoreCore {
                 parent: run.parent.filter(|_| found.is_some() || run.parent_present),
                 pages,
                 place: &place,
-                recency: self.clock.tick(),
+                recency: state.residents.clock.tick(),
             };
             match self.insert(&new) {
                 Ok(run_id) => {
                     let resident = resident(run_id, found, pages, &place);
-                    state.eviction.admit(&resident);
-                    let units = place.units();
-                    state.usage.admit(scope.slot, &resident, u64::from(run.pages), units);
+                    let stored = u64::from(run.pages);
+                    state.residents.admit(scope.slot, &resident, stored, place.units());
                     // A concurrent put of the pages before this run has not committed yet.
                     if found.is_none()
                         && let Some(parent) = run.parent
-                        && state.waiting_children.len() < WAITING_MAX
                     {
-                        state.waiting_children.insert((scope.slot, parent), pages[0]);
+                        state.residents.await_parent(scope.slot, parent, pages[0]);
                     }
                     retained |= self.link_waiting_children(&mut state, scope.slot, run_id, pages);
-                    state.dirty.extend(place.extents.iter().map(|e| e.segment));
-                    self.counters.stored_pages.add(u64::from(run.pages));
-                    self.counters.bytes_admitted.add(u64::from(run.pages) * scope.page_bytes);
+                    state.unsynced.note(&place.extents);
+                    self.counters.stored_pages.add(stored);
+                    self.counters.bytes_admitted.add(stored * scope.page_bytes);
                 }
                 Err(error) => {
                     if error.kind() == ErrorKind::Retry {
                         refused_pages += u64::from(run.pages);
                     }
                     // A failed index accepts no further records.
-                    self.rounds.poison_if_fatal(&error);
+                    self.lifecycle.rounds().poison_if_fatal(&error);
                     tracing::debug!(%error, "a run was not taken at commit");
                     unused.extend(&run.place.extents);
                     self.counters.runs_abandoned.add(1);
@@ -90,15 +81,14 @@ impl StoreCore {
             let units = runs.iter().map(|run: &PlannedRun| run.place.units()).sum();
             self.evict(&mut state, units);
         }
-        let freed = state.leases.release(lease.0);
-        state.add_to_limbo(freed);
+        state.release_lease(lease.0);
         drop(state);
         // The end is logged before the space is freed: a later record could withhold space that has
         // a new user.
         if client != ClientId::LOCAL {
-            self.log.lock().note_ended(id);
+            self.reservation_log.lock().note_ended(id);
         }
-        self.free(&mut self.state.lock(), &unused);
+        self.state.lock().space.free(&unused);
         if retained {
             self.trim_retention(scope.slot);
         }
@@ -122,16 +112,10 @@ impl StoreCore {
         pages: &[PageHash],
     ) -> bool {
         let mut retained = false;
-        if state.waiting_children.is_empty() {
-            return retained;
-        }
-        for (at, page) in (0u32..).zip(pages) {
-            if let Some(child) = state.waiting_children.remove(&(slot, *page))
-                && let Some((child_run, 0)) = self.index.locate(slot, child)
-            {
-                self.index.link(slot, *page, child);
-                state.eviction.link(child_run, run, at);
-                state.usage.link(slot, child_run, run, at);
+        for (at, child) in state.residents.take_waiting_children(slot, pages) {
+            if let Some((child_run, 0)) = self.index.locate(slot, child) {
+                self.index.link(slot, pages[at as usize], child);
+                state.residents.link(slot, child_run, run, at);
                 retained |= self.retain_parents(state, slot, child_run);
             }
         }
@@ -164,12 +148,11 @@ impl StoreCore {
                 let first = pair[1].at as usize;
                 if pair[1].first == 0 {
                     let parent_page = pair[0].first + pair[0].pages - 1;
-                    // Index, eviction and usage record the link under one lock; otherwise a run
+                    // Index and residents record the link under one lock; otherwise a run
                     // with a child could become a victim.
                     let mut state = self.state.lock();
                     self.index.link(slot, hashes[first - 1], hashes[first]);
-                    state.eviction.link(pair[1].run, pair[0].run, parent_page);
-                    state.usage.link(slot, pair[1].run, pair[0].run, parent_page);
+                    state.residents.link(slot, pair[1].run, pair[0].run, parent_page);
                     retained |= self.retain_parents(&mut state, slot, pair[1].run);
                 }
             }

@@ -3,8 +3,8 @@
 
 use super::StoreCore;
 use crate::catalog::{KeyListing, ScopeListing, ScopeRef};
-use ritornello_format::{PageHash, Scope, ScopeSlot, ScopedKeys, UNIT};
-use ritornello_index::{MatchedRun, RunId};
+use ritornello_format::{PageHash, Result, Scope, ScopeSlot, UNIT};
+use ritornello_index::RunId;
 
 /// Maximum scopes per answer: their descriptions must fit a message.
 const SCOPES_AT_ONCE: usize = 256;
@@ -12,44 +12,21 @@ const SCOPES_AT_ONCE: usize = 256;
 const KEYS_AT_ONCE: u32 = 16_384;
 
 impl StoreCore {
-    /// Walks `keys`: the leading pages, or, in an unchained scope, all pages present.
-    pub(super) fn walk(&self, scope: ScopeRef, keys: &[&[u8]]) -> Vec<MatchedRun> {
-        let walk = |from: usize| {
-            let keys = &keys[from..];
-            self.index.walk(scope.slot, &ScopedKeys { scope: &scope.id, keys })
-        };
-        let mut steps = walk(0);
-        if scope.chained {
-            return self.visible(true, steps);
-        }
-        let after = |steps: &[MatchedRun], from: usize| {
-            steps.last().map_or(from, |step| from + (step.at + step.pages) as usize)
-        };
-        // Continues after the first missing key.
-        let mut from = after(&steps, 0) + 1;
-        while from < keys.len() {
-            let further = walk(from);
-            let next = after(&further, from) + 1;
-            steps.extend(
-                further.into_iter().map(|step| MatchedRun { at: step.at + from as u32, ..step }),
-            );
-            from = next;
-        }
-        self.visible(false, steps)
-    }
-
-    pub(super) fn list_scopes(&self, from: ScopeSlot) -> Vec<ScopeListing> {
+    pub(super) fn list_scopes(&self, from: ScopeSlot) -> Result<Vec<ScopeListing>> {
+        self.lifecycle.check_open()?;
         let scopes = self.scopes.from(from, SCOPES_AT_ONCE);
         let state = self.state.lock();
         let held = scopes.into_iter().map(|(slot, scope)| {
-            let (pages, units) = state.usage.held(slot);
+            let (pages, units) = state.residents.usage.held(slot);
             let scope = Scope::clone(&scope);
             ScopeListing { slot, scope, pages, bytes: units * UNIT }
         });
-        held.collect()
+        Ok(held.collect())
     }
 
-    pub(super) fn list_keys(&self, scope: ScopeRef, after: u64, limit: u32) -> KeyListing {
+    pub(super) fn list_keys(&self, scope: ScopeRef, after: u64, limit: u32) -> Result<KeyListing> {
+        self.lifecycle.check_open()?;
+        self.scopes.check(scope)?;
         let limit = limit.min(KEYS_AT_ONCE) as usize;
         let mut runs: Vec<(u64, RunId)> = Vec::new();
         self.index.for_each(&mut |run, view| {
@@ -70,7 +47,7 @@ impl StoreCore {
         if runs.len() == 0 {
             held.last = 0;
         }
-        held
+        Ok(held)
     }
 
     /// Adds the keys of a run's pages, unless the run was removed concurrently.

@@ -1,9 +1,7 @@
 //! Groups the missing pages of a put into runs.
 
-use super::StoreCore;
-use super::reserve::SpaceDeadline;
-use crate::catalog::{Refusal, ReserveRequest, ScopeRef};
-use ritornello_format::{Error, KEY_BYTES_MAX, Place, Result, RunHeader, UNIT, units_of};
+use crate::catalog::{ReserveRequest, ScopeRef};
+use ritornello_format::{Error, KEY_BYTES_MAX, Result, RunHeader, UNIT, units_of};
 use std::ops::Range;
 
 /// Maximum payload of a run, which keeps eviction and reads fine-grained.
@@ -15,56 +13,44 @@ const PADDING_SHARE: u64 = 32;
 /// reader.
 const PADDING_UNITS: u64 = 8;
 
-impl StoreCore {
-    /// Returns the missing pages as (position, count). Each run's header holds its keys and slices,
-    /// its payload is bounded, and padding is small where pages differ in length on disk.
-    pub(super) fn missing_runs(
-        &self,
-        scope: ScopeRef,
-        keys: &[&[u8]],
-        present: &[bool],
-        request: &ReserveRequest,
-    ) -> Vec<(usize, usize)> {
-        let most = RUN_BYTES_MAX.min(self.budget().segment_bytes / 2) / UNIT;
-        let mut runs = Vec::new();
-        let mut at: usize = 0;
-        while at < keys.len() {
-            if present[at] {
-                at += 1;
-                continue;
-            }
-            let gap = present[at..].iter().take_while(|present| !**present).count();
-            let lengths = keys[at..at + gap].iter().map(|key| key.len());
-            let fit = RunHeader::pages_that_fit(lengths, request.slices_per_page.max(1)).max(1);
-            let pages = pages_alike(scope, request, at..at + gap.min(fit), most);
-            runs.push((at, pages));
-            at += pages;
+/// Returns the missing pages as (position, count). Each run's header holds its keys and slices, its
+/// payload is bounded, and padding is small where pages differ in length on disk.
+pub(super) fn missing_runs(
+    scope: ScopeRef,
+    keys: &[&[u8]],
+    present: &[bool],
+    request: &ReserveRequest,
+    segment_bytes: u64,
+) -> Vec<(usize, usize)> {
+    let most = RUN_BYTES_MAX.min(segment_bytes / 2) / UNIT;
+    let mut runs = Vec::new();
+    let mut at: usize = 0;
+    while at < keys.len() {
+        if present[at] {
+            at += 1;
+            continue;
         }
-        runs
+        let gap = present[at..].iter().take_while(|present| !**present).count();
+        let lengths = keys[at..at + gap].iter().map(|key| key.len());
+        let fit = RunHeader::pages_that_fit(lengths, request.slices_per_page.max(1)).max(1);
+        let pages = pages_alike(scope, request, at..at + gap.min(fit), most);
+        runs.push((at, pages));
+        at += pages;
     }
+    runs
+}
 
-    /// Finds space for one run: by growth, eviction and reclaim, in that order.
-    pub(super) fn place_run(
-        &self,
-        scope: ScopeRef,
-        keys: &[&[u8]],
-        pages: Range<usize>,
-        request: &ReserveRequest,
-        until: SpaceDeadline,
-    ) -> std::result::Result<Place, Refusal> {
-        let lengths = keys[pages.clone()].iter().map(|key| key.len());
-        let header_units = RunHeader::units(lengths, request.slices_per_page.max(1));
-        let longest = pages.clone().map(|page| length_of(scope, request, page)).max();
-        let page_units = longest.unwrap_or(1);
-        let extents = self.find_space(header_units, page_units, pages.len() as u32, until)?;
-        Ok(Place {
-            generation: self.unique_number(),
-            header_checksum: 0,
-            header_units,
-            page_units,
-            extents,
-        })
-    }
+/// Units of the header and of each page of a run.
+pub(super) fn run_lengths(
+    scope: ScopeRef,
+    keys: &[&[u8]],
+    pages: Range<usize>,
+    request: &ReserveRequest,
+) -> (u32, u32) {
+    let lengths = keys[pages.clone()].iter().map(|key| key.len());
+    let header_units = RunHeader::units(lengths, request.slices_per_page.max(1));
+    let longest = pages.map(|page| length_of(scope, request, page)).max();
+    (header_units, longest.unwrap_or(1))
 }
 
 /// Units of page `page` on disk.

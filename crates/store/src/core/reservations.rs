@@ -7,9 +7,11 @@
 use super::{ClientId, StoreCore};
 use crate::catalog::{LeaseNumber, ScopeRef};
 use crate::directory::Directory;
-use ritornello_format::{Extent, PageHash, Place, ReservationRecord, Result};
+use ritornello_format::{
+    Error, Extent, PageHash, Place, ReservationRecord, Result, ScopeSlot, SegmentId,
+};
 use ritornello_medium::MediumFile;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 /// The log is rewritten when it is longer than this and mostly consists of ended reservations.
@@ -28,6 +30,16 @@ pub(crate) struct Reservation {
     pub(crate) flushed_later: bool,
     /// Lease on the runs that this put follows.
     pub(crate) lease: LeaseNumber,
+}
+
+impl Reservation {
+    fn units(&self) -> u64 {
+        self.runs.iter().map(|run| run.place.units()).sum()
+    }
+
+    fn into_extents(self) -> Vec<Extent> {
+        self.runs.into_iter().flat_map(|run| run.place.extents).collect()
+    }
 }
 
 /// A planned run with its space.
@@ -52,30 +64,146 @@ pub(crate) struct Withheld {
     pub(crate) absent: Vec<Extent>,
 }
 
-/// Reservations in progress, and those withheld for former owners' clients.
+/// Reservations in progress, those withheld for former owners' clients, and the connected clients.
 #[derive(Debug)]
 pub(crate) struct Reservations {
-    pub(crate) open: HashMap<u64, Reservation>,
-    pub(crate) withheld: HashMap<u64, Withheld>,
+    open: HashMap<u64, Reservation>,
+    withheld: HashMap<u64, Withheld>,
+    /// The lock file's name of each connected client; empty for the owner's process.
+    clients: HashMap<ClientId, String>,
 }
 
 impl Reservations {
+    /// No open reservations; only the owner's process is connected.
+    pub(super) fn new(withheld: HashMap<u64, Withheld>) -> Self {
+        let clients = HashMap::from([(ClientId::LOCAL, String::new())]);
+        Self { open: HashMap::new(), withheld, clients }
+    }
+
+    pub(super) fn connect(&mut self, client: ClientId, name: &str) {
+        self.clients.insert(client, name.to_owned());
+    }
+
+    /// Removes a client. Its reservations are withheld until the process is proven dead or a client
+    /// with its name aborts them.
+    pub(super) fn disconnect(&mut self, client: ClientId) {
+        let name = self.clients.remove(&client).unwrap_or_default();
+        for (id, reservation) in self.open.extract_if(|_, open| open.client == client) {
+            let withheld = Withheld {
+                client: name.clone(),
+                extents: reservation.into_extents(),
+                absent: Vec::new(),
+            };
+            self.withheld.insert(id, withheld);
+        }
+    }
+
+    /// The name of a connected client.
+    pub(super) fn client_name(&self, client: ClientId) -> String {
+        self.clients.get(&client).cloned().unwrap_or_default()
+    }
+
+    /// Number of connected clients.
+    pub(super) fn clients(&self) -> usize {
+        self.clients.keys().filter(|client| **client != ClientId::LOCAL).count()
+    }
+
+    pub(super) fn insert(&mut self, id: u64, reservation: Reservation) {
+        self.open.insert(id, reservation);
+    }
+
+    /// Takes an open reservation to commit it.
+    ///
+    /// # Errors
+    /// `Invalid` if the reservation is another client's; `Retry` if it is not open.
+    pub(super) fn take(&mut self, client: ClientId, id: u64) -> Result<Reservation> {
+        self.check_client(client, id)?;
+        self.open.remove(&id).ok_or_else(|| {
+            Error::retry("this reservation is not known here: put again").with("reservation", id)
+        })
+    }
+
+    /// Refuses a commit or abort of another client's reservation. A withheld reservation may be
+    /// aborted by a client with the name that made it, and by the owner, which may have been that
+    /// client at the time.
+    pub(super) fn check_client(&self, client: ClientId, id: u64) -> Result<()> {
+        let theirs = match self.open.get(&id) {
+            Some(reservation) => reservation.client == client,
+            None => self.withheld.get(&id).is_none_or(|withheld| {
+                let name = self.clients.get(&client);
+                client == ClientId::LOCAL || name == Some(&withheld.client)
+            }),
+        };
+        if theirs {
+            return Ok(());
+        }
+        Err(Error::invalid("this reservation is another client's: commit or abort your own")
+            .with("reservation", id))
+    }
+
     /// Returns whether `client` may reserve `more` of `total` units: at most the units left for
     /// other clients, which cannot use the space of a hung process.
-    pub(crate) fn allow(&self, client: ClientId, more: u64, total: u64) -> bool {
+    pub(super) fn allow(&self, client: ClientId, more: u64, total: u64) -> bool {
         let own = self.open.values().filter(|reservation| reservation.client == client);
-        let own: u64 = own.flat_map(|r| &r.runs).map(|run| run.place.units()).sum();
+        let own: u64 = own.map(Reservation::units).sum();
         own + more <= total.saturating_sub(self.units() + more)
     }
 
-    pub(crate) fn units(&self) -> u64 {
-        let open = self.open.values().flat_map(|r| &r.runs).map(|run| run.place.units());
+    /// Units reserved and withheld.
+    pub(super) fn units(&self) -> u64 {
+        let open = self.open.values().map(Reservation::units);
         let withheld = self.withheld.values().flat_map(|w| &w.extents).map(|e| u64::from(e.units));
-        open.chain(withheld).sum()
+        open.sum::<u64>() + withheld.sum::<u64>()
+    }
+
+    /// Units of open reservations in a scope.
+    pub(super) fn units_of_scope(&self, slot: ScopeSlot) -> u64 {
+        let open = self.open.values().filter(|open| open.scope.slot == slot);
+        open.map(Reservation::units).sum()
+    }
+
+    /// Number of open reservations.
+    pub(super) fn len(&self) -> usize {
+        self.open.len()
+    }
+
+    /// Whether a client has open reservations.
+    pub(super) fn has_open_of(&self, client: ClientId) -> bool {
+        self.open.values().any(|open| open.client == client)
+    }
+
+    /// The scopes of open reservations.
+    pub(super) fn scopes(&self) -> HashSet<ScopeSlot> {
+        self.open.values().map(|open| open.scope.slot).collect()
+    }
+
+    /// The withheld reservations, and the names of their clients.
+    pub(super) fn withheld_clients(&self) -> Vec<(u64, String)> {
+        self.withheld.iter().map(|(id, withheld)| (*id, withheld.client.clone())).collect()
+    }
+
+    /// Adds the withheld extents of a returned segment for which `mark` succeeds.
+    pub(super) fn restore_segment(&mut self, id: SegmentId, mut mark: impl FnMut(&Extent) -> bool) {
+        for withheld in self.withheld.values_mut() {
+            let (back, absent): (Vec<_>, Vec<_>) =
+                std::mem::take(&mut withheld.absent).into_iter().partition(|e| e.segment == id);
+            withheld.absent = absent;
+            withheld.extents.extend(back.into_iter().filter(&mut mark));
+        }
     }
 }
 
 impl StoreCore {
+    /// Frees the space of a reservation that its client aborts, and has no write in flight to.
+    ///
+    /// # Errors
+    /// `Invalid` if the reservation is another client's.
+    pub(super) fn abort(&self, client: ClientId, id: u64) -> Result<()> {
+        self.state.lock().reservations.check_client(client, id)?;
+        self.abandon(id, Abandoned::ByCall);
+        Ok(())
+    }
+
     /// Frees the space of a reservation that will not be written: immediately, or after a drain if
     /// its client died.
     pub(super) fn abandon(&self, id: u64, by: Abandoned) {
@@ -85,10 +213,9 @@ impl StoreCore {
                 (withheld.extents, true)
             } else if let Some(reservation) = state.reservations.open.remove(&id) {
                 self.counters.runs_abandoned.add(reservation.runs.len() as u64);
-                let freed = state.leases.release(reservation.lease.0);
-                state.add_to_limbo(freed);
-                let extents = reservation.runs.into_iter().flat_map(|run| run.place.extents);
-                (extents.collect(), reservation.client != ClientId::LOCAL)
+                state.release_lease(reservation.lease.0);
+                let logged = reservation.client != ClientId::LOCAL;
+                (reservation.into_extents(), logged)
             } else {
                 return;
             }
@@ -96,13 +223,13 @@ impl StoreCore {
         // The end is logged before the space is freed: a later record could withhold space that has
         // a new user.
         if logged {
-            self.log.lock().note_ended(id);
+            self.reservation_log.lock().note_ended(id);
         }
-        let mut state = self.state.lock();
+        let space = &mut self.state.lock().space;
         match by {
             // No run and no journal record ever named this space, so it skips limbo.
-            Abandoned::ByCall => self.free(&mut state, &extents),
-            Abandoned::ByDeath => state.draining.add(extents),
+            Abandoned::ByCall => space.free(&extents),
+            Abandoned::ByDeath => space.withhold(extents),
         }
     }
 }
@@ -209,7 +336,7 @@ impl ReservationLog {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ritornello_format::{ScopeId, ScopeSlot, SegmentId};
+    use ritornello_format::ScopeId;
 
     fn reservation(client: u64, units: u32) -> Reservation {
         let extents = vec![Extent { segment: SegmentId::new(0, 0), start: 0, units }];
@@ -229,7 +356,7 @@ mod tests {
 
     #[test]
     fn client_reserves_at_most_half() {
-        let mut all = Reservations { open: HashMap::new(), withheld: HashMap::new() };
+        let mut all = Reservations::new(HashMap::new());
         let (one, two) = (ClientId(1), ClientId(2));
         assert!(all.allow(one, 50, 100) && !all.allow(one, 51, 100));
         all.open.insert(1, reservation(1, 30));
@@ -240,5 +367,22 @@ mod tests {
         let absent = Vec::new();
         all.withheld.insert(3, Withheld { client: "gone".to_owned(), extents, absent });
         assert!(all.allow(two, 5, 100) && !all.allow(two, 6, 100));
+    }
+
+    #[test]
+    fn reservation_of_a_lost_client_is_aborted_by_its_name() {
+        let mut all = Reservations::new(HashMap::new());
+        let (gone, other, back) = (ClientId(1), ClientId(2), ClientId(3));
+        all.connect(gone, "a");
+        all.connect(other, "b");
+        all.insert(7, reservation(1, 30));
+        assert!(all.check_client(other, 7).is_err() && all.take(other, 7).is_err());
+        all.disconnect(gone);
+        assert_eq!((all.len(), all.units(), all.clients()), (0, 30, 1));
+        assert_eq!(all.withheld_clients(), [(7, "a".to_owned())]);
+        all.connect(back, "a");
+        assert!(all.check_client(back, 7).is_ok() && all.check_client(ClientId::LOCAL, 7).is_ok());
+        assert!(all.check_client(other, 7).is_err());
+        assert!(all.take(back, 7).is_err(), "a withheld reservation cannot be committed");
     }
 }

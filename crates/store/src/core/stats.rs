@@ -1,8 +1,11 @@
-//! Statistics of the allocator: padding, fragmentation, bytes written.
+//! Statistics of the owner: of the store, and of the allocator (padding, fragmentation, bytes written).
 
 use super::StoreCore;
-use crate::stats::{PiecePercentiles, SpaceHealth};
-use ritornello_format::{PageHash, UNIT, WHOLE_PAGE_UNITS, units_of};
+use super::state::State;
+use crate::stats::{
+    CatalogStats, IoStats, LsmEstimate, PiecePercentiles, SpaceHealth, VolumeStats,
+};
+use ritornello_format::{Manifest, PageHash, Result, UNIT, WHOLE_PAGE_UNITS, units_of};
 use ritornello_index::RunView;
 
 /// Highest number of pieces per page that is counted separately.
@@ -35,8 +38,88 @@ impl Histogram {
 }
 
 impl StoreCore {
+    /// The owner's statistics.
+    ///
+    /// # Errors
+    /// File-system errors.
+    pub fn stats(&self) -> Result<CatalogStats> {
+        let index = self.index.stats();
+        let existing = self.segments.listable().len() as u64;
+        let allocated = self.segments.allocated_bytes() + index.disk_bytes;
+        let report = self.segments.report();
+        let (manifest, budget) = (self.shape.manifest(), self.shape.budget());
+        let admission = self.admission.stats();
+        let mut health = self.health();
+        let state = self.state.lock();
+        let allocator = state.space.allocator();
+        let space = allocator.stats();
+        health.reserve_bytes = space.reserve_units * UNIT;
+        health.sealed_bytes = allocator.sealed().len() as u64 * budget.segment_bytes;
+        let paths = paths(&manifest, &state);
+        let absent_space = state.absence.describe(&manifest, self.hidden.len() as u64);
+        let (limbo, quarantined) = (state.space.limbo_units(), state.space.quarantined_units());
+        let reserved = state.reservations.units() + state.space.withheld_units();
+        Ok(CatalogStats {
+            uuid: manifest.uuid.iter().map(|byte| format!("{byte:02x}")).collect(),
+            owner_epoch: manifest.owner_epoch,
+            owner_pid: std::process::id(),
+            durability: self.options.durability.word().to_owned(),
+            index: manifest.index.clone(),
+            capacity_bytes: budget.capacity,
+            allocated_bytes: allocated,
+            segment_bytes: budget.segment_bytes,
+            segments: existing,
+            segments_max: u64::from(budget.segments_max),
+            files: existing + index.files + 5 + manifest.volumes.len() as u64,
+            used_bytes: (allocator.total_units()
+                - allocator.free_units()
+                - allocator.sealed_units())
+            .saturating_sub(limbo + quarantined + reserved)
+                * UNIT,
+            free_bytes: allocator.free_units() * UNIT,
+            limbo_bytes: limbo * UNIT,
+            deferred_bytes: state.leases.deferred_units() * UNIT,
+            reserved_bytes: reserved * UNIT,
+            quarantined_bytes: quarantined * UNIT,
+            free_extents: space.free_extents.clone(),
+            extents_per_run: space.extents_per_run(),
+            eviction: state.residents.eviction_stats(),
+            health,
+            paths,
+            scopes: self.scopes.len() as u64,
+            largest_scopes: self.largest_scopes(&state),
+            retained_bytes: state.residents.retention.units() * UNIT,
+            admission,
+            runs: index.runs,
+            pages: index.pages,
+            index_memory_bytes: index.memory_bytes,
+            index_memory_max_bytes: index.memory_bytes_max,
+            index_memory_percent: index.memory_percent,
+            index_as_lsm: (manifest.index != "lsm")
+                .then(|| LsmEstimate::of(index.runs, index.pages, budget.index_bytes)),
+            index_disk_bytes: index.disk_bytes,
+            index_written_bytes: index.written_bytes,
+            index_tuning: self.index.tuning().map(Into::into),
+            leases: state.leases.len() as u64,
+            clients: state.reservations.clients() as u64,
+            reservations: state.reservations.len() as u64,
+            io: IoStats {
+                mode: report.mode.word().to_owned(),
+                direct: report.direct,
+                huge_pages: report.backing.is_huge(),
+                file_system: report.file_systems.join(", "),
+                warnings: report.advice(),
+            },
+            poisoned: self.poisoned(),
+            absent_space,
+            counters: self.counters.snapshot(),
+            open_ms: self.lifecycle.opened.millis,
+            dropped_at_open: self.lifecycle.opened.dropped.clone(),
+        })
+    }
+
     /// Visits every run one by one, without holding a lock for longer than one run.
-    pub(super) fn health(&self) -> SpaceHealth {
+    fn health(&self) -> SpaceHealth {
         let mut health = SpaceHealth::default();
         let (mut runs, mut extents) = (0u64, 0u64);
         let mut small = Histogram([0; PIECES_MAX + 1]);
@@ -73,6 +156,25 @@ impl StoreCore {
         let live = view.pages.iter().filter(|page| **page != PageHash::NONE).count() as u64;
         live * (u64::from(view.place.page_units) * UNIT - scope.page_bytes)
     }
+}
+
+/// Statistics of the directories in use.
+fn paths(manifest: &Manifest, state: &State) -> Vec<VolumeStats> {
+    let allocator = state.space.allocator();
+    let (segments, used) = (allocator.segments_by_volume(), allocator.used_by_volume());
+    let there = (0..=u8::MAX).zip(&manifest.volumes).filter(|(_, volume)| !volume.is_retired());
+    there
+        .map(|(number, volume)| {
+            let at = usize::from(number);
+            VolumeStats {
+                dir: volume.dir.clone(),
+                draining: volume.draining,
+                segments: segments.get(at).copied().unwrap_or(0).into(),
+                used_bytes: used.get(at).copied().unwrap_or(0) * UNIT,
+                absent: state.absence.why(number).map(str::to_owned),
+            }
+        })
+        .collect()
 }
 
 fn count_pieces(view: &RunView, histogram: &mut Histogram) {

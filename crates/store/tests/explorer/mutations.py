@@ -37,11 +37,9 @@ class Mutation(NamedTuple):
 MUTATIONS = [
     Mutation(
         "freed space reused before the record that frees it is durable",
-        f"{CORE}/space/limbo.rs",
+        f"{CORE}/space/mod.rs",
         "        self.limbo.add(extents);\n",
-        "        for extent in &extents {\n"
-        "            let _ = self.space.free(std::slice::from_ref(extent));\n"
-        "        }\n",
+        "        self.free(&extents);\n",
     ),
     Mutation(
         "segments not synced",
@@ -123,20 +121,20 @@ MUTATIONS = [
     Mutation(
         "a client's reservation not logged",
         f"{CORE}/reserve.rs",
-        "        self.log.lock().reserved(id, &name, runs)\n",
+        "        self.reservation_log.lock().reserved(id, &name, runs)\n",
         "        let _ = (id, name, runs);\n        Ok(())\n",
     ),
     Mutation(
         "space that a living client reserved not withheld by the next owner",
         f"{CORE}/recovery/open.rs",
-        "            let lives = alive(&held.client);\n",
-        "            let lives = alive(&held.client) && held.client.is_empty();\n",
+        "        let lives = alive(&held.client);\n",
+        "        let lives = alive(&held.client) && held.client.is_empty();\n",
     ),
     Mutation(
         "space of a client that left reused while its process lives",
         f"{CORE}/maintenance/periodic.rs",
-        "            if !(self.alive)(&name) {\n",
-        "            if !(self.alive)(&name) || !name.is_empty() {\n",
+        "            if !(self.maintenance.alive)(&name) {\n",
+        "            if !(self.maintenance.alive)(&name) || !name.is_empty() {\n",
     ),
     Mutation(
         "a failed sync does not poison the store",
@@ -175,21 +173,21 @@ MUTATIONS = [
     ),
     Mutation(
         "a deletion not recorded",
-        f"{CORE}/local_catalog.rs",
-        "        let removed = core.index.remove(scope.slot, &scoped);\n",
+        f"{CORE}/removal.rs",
+        "        let removed = self.index.remove(scope.slot, &scoped);\n",
         "        let removed = Vec::new();\n        drop(scoped);\n",
     ),
     Mutation(
         "space of a dead owner reused before it is drained",
         f"{CORE}/recovery/open.rs",
-        "        if !clean {\n            let holes",
-        "        if clean && !clean {\n            let holes",
+        "        if !clean {\n            // The last",
+        "        if clean && !clean {\n            // The last",
     ),
     Mutation(
         "space of a dead client reused before it is drained",
         f"{CORE}/reservations.rs",
-        "            Abandoned::ByDeath => state.draining.add(extents),\n",
-        "            Abandoned::ByDeath => self.free(&mut state, &extents),\n",
+        "            Abandoned::ByDeath => space.withhold(extents),\n",
+        "            Abandoned::ByDeath => space.free(&extents),\n",
     ),
     Mutation(
         "the index used as read after an unclean end",
@@ -206,7 +204,7 @@ MUTATIONS = [
     Mutation(
         "runs of a segment that cannot be opened dropped",
         f"{CORE}/recovery/validate.rs",
-        "                    absence.segments.insert(id, error.to_string());\n",
+        "                    absence.add_segment(id, error.to_string());\n",
         "                    drop(error);\n",
     ),
     Mutation(

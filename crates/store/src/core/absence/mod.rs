@@ -6,33 +6,27 @@
 //! `absent_space`. Eviction skips runs in absent space, because evicting them would free nothing.
 
 pub(crate) mod hidden;
+mod reattach;
 
-use crate::core::absence::hidden::{Cause, Hidden};
-use crate::core::space::capacity::share_out;
-use crate::core::{State, StoreCore};
 use crate::stats::AbsentSpace;
 use crate::volumes::VolumeState;
-use ritornello_format::{Error, Extent, Manifest, Result, SegmentId};
-use ritornello_index::{Removed, RunId, RunView};
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
-use std::path::Path;
-use std::time::{Duration, Instant};
+use ritornello_format::{Extent, Manifest, SegmentId};
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 /// Interval of checks for absent volumes and segments.
 pub(crate) const ABSENT_INTERVAL: Duration = Duration::from_secs(2);
 /// Maximum reasons per answer.
 const REASONS_MAX: usize = 64;
-/// Maximum time that reattaching waits for a capacity change.
-const SHAPE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Absent volumes and segments, with the reasons.
 #[derive(Debug, Default)]
 pub(crate) struct Absence {
-    pub(crate) volumes: BTreeMap<u8, String>,
+    volumes: BTreeMap<u8, String>,
     /// Absent segments of present volumes.
-    pub(crate) segments: BTreeMap<SegmentId, String>,
+    segments: BTreeMap<SegmentId, String>,
     /// Segments of absent volumes that the index names: the budget counts them.
-    pub(crate) known: BTreeMap<u8, BTreeSet<SegmentId>>,
+    known: BTreeMap<u8, BTreeSet<SegmentId>>,
 }
 
 impl Absence {
@@ -55,6 +49,34 @@ impl Absence {
 
     pub(crate) fn is_empty(&self) -> bool {
         self.volumes.is_empty() && self.segments.is_empty()
+    }
+
+    /// Why a volume is absent; `None` if it is present.
+    pub(crate) fn why(&self, volume: u8) -> Option<&str> {
+        self.volumes.get(&volume).map(String::as_str)
+    }
+
+    /// The absent volumes.
+    pub(crate) fn volumes(&self) -> Vec<u8> {
+        self.volumes.keys().copied().collect()
+    }
+
+    /// The absent segments of present volumes.
+    pub(crate) fn segments(&self) -> impl Iterator<Item = SegmentId> + '_ {
+        self.segments.keys().copied()
+    }
+
+    pub(crate) fn add_volume(&mut self, volume: u8, why: String) {
+        self.volumes.insert(volume, why);
+    }
+
+    /// Removes a volume that is in use.
+    pub(crate) fn remove_volume(&mut self, volume: u8) {
+        self.volumes.remove(&volume);
+    }
+
+    pub(crate) fn add_segment(&mut self, segment: SegmentId, why: String) {
+        self.segments.insert(segment, why);
     }
 
     pub(crate) fn covers(&self, segment: SegmentId) -> bool {
@@ -89,6 +111,22 @@ impl Absence {
         self.segments.retain(|id, _| id.volume() != number);
     }
 
+    /// Describes the absent space of the store with this manifest.
+    pub(crate) fn describe(&self, manifest: &Manifest, hidden_runs: u64) -> AbsentSpace {
+        let dir = |volume: u8| {
+            manifest.volumes.get(usize::from(volume)).map_or("", |v| v.dir.as_str()).to_owned()
+        };
+        let volumes = self.volumes.iter().map(|(at, why)| format!("{}: {why}", dir(*at)));
+        let segments = self
+            .segments
+            .iter()
+            .map(|(id, why)| format!("{}, segment {}: {why}", dir(id.volume()), id.number()));
+        AbsentSpace {
+            reasons: volumes.chain(segments).take(REASONS_MAX).collect(),
+            runs: hidden_runs,
+        }
+    }
+
     /// Replaces an absent volume that has returned by its segments, each absent until it is
     /// restored.
     fn list(&mut self, number: u8, segments: &[SegmentId]) {
@@ -96,273 +134,5 @@ impl Absence {
         self.known.remove(&number);
         let listed = segments.iter().map(|id| (*id, "it is being restored".to_owned()));
         self.segments.extend(listed);
-    }
-}
-
-impl StoreCore {
-    /// Describes the absent space, for `stat`.
-    pub(crate) fn absent_space(&self, state: &State) -> AbsentSpace {
-        let manifest = self.manifest();
-        let dir = |volume: u8| {
-            manifest.volumes.get(usize::from(volume)).map_or("", |v| v.dir.as_str()).to_owned()
-        };
-        let absence = &state.absence;
-        let volumes = absence.volumes.iter().map(|(at, why)| format!("{}: {why}", dir(*at)));
-        let segments = absence
-            .segments
-            .iter()
-            .map(|(id, why)| format!("{}, segment {}: {why}", dir(id.volume()), id.number()));
-        AbsentSpace {
-            reasons: volumes.chain(segments).take(REASONS_MAX).collect(),
-            runs: self.hidden.len() as u64,
-        }
-    }
-
-    /// Whether any volume or segment is absent.
-    pub(crate) fn is_degraded(&self) -> bool {
-        !self.state.lock().absence.is_empty()
-    }
-
-    /// Checks absent volumes and segments, and reattaches returned volumes and segments: lookups
-    /// find their runs again, except runs whose space was removed.
-    ///
-    /// # Errors
-    /// File-system errors: volumes and segments that were not reattached stay absent.
-    pub(crate) fn reattach_absent(&self) -> Result<()> {
-        if !self.is_degraded() {
-            return Ok(());
-        }
-        let mut volumes = self.attach_volumes();
-        let Some(_shape) = self.shape.try_lock_until(Instant::now() + SHAPE_TIMEOUT) else {
-            return Ok(());
-        };
-        // Another caller may have reattached or retired a volume.
-        volumes.retain(|(number, _)| self.state.lock().absence.volumes.contains_key(number));
-        for (number, volume) in (0..=u8::MAX).zip(&self.manifest().volumes) {
-            if volume.is_retired() {
-                self.segments.retire_volume(number);
-            }
-        }
-        for (number, segments) in &volumes {
-            self.state.lock().absence.list(*number, segments);
-        }
-        let (mut restored, mut vanished) = (Vec::new(), 0);
-        let absent: Vec<SegmentId> = self.state.lock().absence.segments.keys().copied().collect();
-        for id in absent {
-            match self.segments.restore_length(id) {
-                Ok(_) => restored.push(id),
-                Err(error) => {
-                    let listed = self.segments.list(id.volume());
-                    let is_retired = listed.is_ok_and(|listed| !listed.contains(&id))
-                        && self.is_volume_present(id.volume());
-                    let mut state = self.state.lock();
-                    if is_retired {
-                        state.absence.segments.remove(&id);
-                        vanished += 1;
-                    } else if let Some(reason) = state.absence.segments.get_mut(&id) {
-                        *reason = error.to_string();
-                    }
-                }
-            }
-        }
-        if volumes.is_empty() && restored.is_empty() && vanished == 0 {
-            return Ok(());
-        }
-        let unmarked = self.restore(&restored);
-        {
-            let mut state = self.state.lock();
-            let budget = self.budget();
-            let State { space, absence, .. } = &mut *state;
-            share_out(space, absence, &self.manifest(), &budget);
-            volumes.iter().for_each(|(volume, _)| state.space.resume_growth(*volume));
-        }
-        let (shown, dropped) = self.unhide_returned(&unmarked);
-        tracing::warn!(
-            volumes = volumes.len(),
-            segments = restored.len(),
-            runs = shown,
-            pages_dropped = dropped,
-            "absent space has returned"
-        );
-        // Free space in the restored segments is reused after this round and a drain.
-        self.make_durable()
-    }
-
-    /// Attaches absent volumes that have returned. Returns them with their segments.
-    fn attach_volumes(&self) -> Vec<(u8, Vec<SegmentId>)> {
-        let absent: Vec<u8> = self.state.lock().absence.volumes.keys().copied().collect();
-        let manifest = self.manifest();
-        let found = self.directory().volume_states(&manifest);
-        // Markers are repaired before a segment is opened: without its marker a volume cannot be
-        // used.
-        self.directory().repair_markers(&mut manifest.as_ref().clone(), &found);
-        let mut here = Vec::new();
-        for number in absent {
-            let at = found.get(usize::from(number)).cloned().unwrap_or(VolumeState::Retired);
-            let attached = match at.absence() {
-                Some(why) => Err(why.to_owned()),
-                None => self.attach(number, &at.dir()).map_err(|error| error.to_string()),
-            };
-            match attached {
-                Ok(segments) => here.push((number, segments)),
-                Err(why) => {
-                    // The volume may have been retired concurrently.
-                    if let Some(reason) = self.state.lock().absence.volumes.get_mut(&number) {
-                        *reason = why;
-                    }
-                }
-            }
-        }
-        here
-    }
-
-    /// Whether the directory of a volume carries its marker now.
-    pub(crate) fn is_volume_present(&self, number: u8) -> bool {
-        self.directory().is_volume_present(&self.manifest(), number)
-    }
-
-    fn attach(&self, number: u8, dir: &Path) -> Result<Vec<SegmentId>> {
-        let candidate = self.segments.examine(dir)?;
-        if !candidate.is_trusted() {
-            return Err(Error::invalid("its file system cannot be trusted"));
-        }
-        self.segments.attach(number, candidate)?;
-        let listed = self.segments.list_durably(number)?;
-        // The marker is checked after the list and its sync, because an empty mount point lists no
-        // files.
-        if !self.is_volume_present(number) {
-            return Err(Error::retry("it became absent again"));
-        }
-        Ok(listed)
-    }
-
-    /// Adds returned segments to the space. Extents of hidden runs and of living clients are in
-    /// use. All other extents are withheld until the removals made during the absence are durable
-    /// and the segments are drained. Returns the extents that could not be marked.
-    fn restore(&self, segments: &[SegmentId]) -> HashSet<Extent> {
-        let mut runs: HashMap<SegmentId, Vec<RunId>> = HashMap::new();
-        for run in self.hidden.list(Cause::Absent) {
-            let Some(view) = self.index.run(run) else { continue };
-            let within: BTreeSet<SegmentId> =
-                view.live_extents().iter().map(|extent| extent.segment).collect();
-            for id in within {
-                runs.entry(id).or_default().push(run);
-            }
-        }
-        let mut unmarked = HashSet::new();
-        for &id in segments {
-            // The lock is held until all extents are marked, so that no put is placed in the
-            // segment before. Pending removals are applied first: the segment returns with their
-            // extents as free space, so a later removal would free them a second time.
-            let mut state = self.state.lock();
-            while state.removals_under_way + state.dropping > 0 {
-                self.removals_applied.wait(&mut state);
-            }
-            state.absence.segments.remove(&id);
-            if state.space.restore_segment(id).is_err() {
-                continue;
-            }
-            for run in runs.remove(&id).into_iter().flatten() {
-                let extents = self.index.run(run).map_or_else(Vec::new, |view| view.live_extents());
-                for extent in extents.into_iter().filter(|e| e.segment == id) {
-                    if state.space.mark(&[extent]).is_err() {
-                        unmarked.insert(extent);
-                    }
-                }
-            }
-            state.restore_withheld(id);
-            state.withhold_for_drain(id);
-            state.dirty.insert(id);
-        }
-        unmarked
-    }
-
-    /// Unhides the runs whose space has returned completely, and removes the runs whose space
-    /// differs from the index. Returns the number of runs unhidden and of pages dropped.
-    fn unhide_returned(&self, unmarked: &HashSet<Extent>) -> (usize, u64) {
-        let mut still = HashSet::new();
-        let (mut shown, mut dropped) = (0, 0);
-        for run in self.hidden.list(Cause::Absent) {
-            let mut state = self.state.lock();
-            let Some(view) = self.index.run(run) else { continue };
-            let extents = view.live_extents();
-            if state.absence.hides(&extents) {
-                still.insert(run);
-                continue;
-            }
-            let is_restored = |extent: &Extent| {
-                !unmarked.contains(extent) && state.space.has_segment(extent.segment)
-            };
-            if extents.iter().all(is_restored) {
-                shown += 1;
-            } else {
-                dropped += self.drop_unmarked(&mut state, run, unmarked);
-            }
-        }
-        self.hide(still);
-        (shown, dropped)
-    }
-
-    /// Hides the `absent` runs and the runs after them, and unhides all other runs.
-    fn hide(&self, mut absent: HashSet<RunId>) {
-        absent.retain(|run| self.index.place(*run).is_some());
-        let behind = self.hidden.list(Cause::Behind);
-        let parent = |run: &RunId| Some((*run, self.index.run(*run)?.parent?.0));
-        let parents = behind.iter().chain(&absent).filter_map(parent).collect();
-        self.hidden.replace(Hidden::new(&absent, &parents));
-    }
-
-    /// Removes a run whose space was removed, with all runs after it. Returns the number of pages
-    /// removed.
-    fn drop_unmarked(&self, state: &mut State, run: RunId, unmarked: &HashSet<Extent>) -> u64 {
-        let mut removed = self.index.truncate(run, 0);
-        for Removed { extents, .. } in &mut removed {
-            extents.retain(|e| !unmarked.contains(e) && state.space.has_segment(e.segment));
-        }
-        state.apply_removals(removed, None).0
-    }
-
-    /// Retires an absent volume: removes its runs from the index, durably.
-    ///
-    /// # Errors
-    /// `Fatal` if a sync failed: the store is poisoned.
-    pub(crate) fn retire_absent_volume(&self, number: u8) -> Result<()> {
-        // Excludes `reattach_absent`, because both replace the hidden runs.
-        let _shape = self.shape.lock();
-        let is_in_volume =
-            |view: &RunView| view.live_extents().iter().any(|e| e.segment.volume() == number);
-        let mut lost = Vec::new();
-        self.index.for_each(&mut |run, view| {
-            if is_in_volume(&view) {
-                lost.push(run);
-            }
-        });
-        for run in lost {
-            let mut state = self.state.lock();
-            let removed = self.index.truncate(run, 0);
-            let (pages, _) = state.apply_removals(removed, None);
-            self.counters.deleted_pages.add(pages);
-        }
-        self.hide(self.hidden.list(Cause::Absent).into_iter().collect());
-        self.make_durable()
-    }
-}
-
-impl State {
-    /// Marks the extents that living clients of former owners hold in a returned segment.
-    fn restore_withheld(&mut self, id: SegmentId) {
-        for withheld in self.reservations.withheld.values_mut() {
-            let (back, absent): (Vec<_>, Vec<_>) =
-                std::mem::take(&mut withheld.absent).into_iter().partition(|e| e.segment == id);
-            withheld.absent = absent;
-            let marked = |extent: &Extent| self.space.mark(std::slice::from_ref(extent)).is_ok();
-            withheld.extents.extend(back.into_iter().filter(marked));
-        }
-    }
-
-    /// Keeps only extents in present segments: no other space is ever freed.
-    pub(crate) fn in_present_segments(&self, mut extents: Vec<Extent>) -> Vec<Extent> {
-        extents.retain(|extent| self.space.has_segment(extent.segment));
-        extents
     }
 }

@@ -1,10 +1,61 @@
 //! Decides which missing pages of a put may be written, before any space is allocated.
 
-use crate::admission::AdmissionRefusal;
+use crate::admission::{
+    Admission, AdmissionDecision, AdmissionMode, AdmissionRefusal, WriteBudget,
+};
 use crate::catalog::{Refusal, ReserveRequest, ScopeRef};
 use crate::core::StoreCore;
 use crate::core::reservations::PlannedRun;
+use crate::options::Options;
+use crate::stats::AdmissionStats;
+use parking_lot::Mutex;
 use ritornello_format::{PageHash, RUN_HEADER_UNITS_MAX, UNIT, units_of};
+use std::time::Instant;
+
+/// The ghost list holds as many pages as a store full of pages of this length.
+const GHOST_PAGE_BYTES: u64 = 64 << 10;
+
+/// Admission, under its own lock, which is never taken together with another lock.
+pub(crate) struct PutAdmission {
+    mode: AdmissionMode,
+    started: Instant,
+    policy: Mutex<Admission>,
+}
+
+impl PutAdmission {
+    /// The admission that `options` choose, for a store of `capacity` bytes.
+    pub(crate) fn new(options: &Options, capacity: u64, started: Instant) -> Self {
+        let ghosts = usize::try_from(capacity / GHOST_PAGE_BYTES).unwrap_or(usize::MAX);
+        let policy = Admission::new(options.admission, options.write_budget, ghosts);
+        Self { mode: options.admission, started, policy: Mutex::new(policy) }
+    }
+
+    /// Returns how many of the leading `pages` may be written, and charges the write budget for them.
+    fn decide(
+        &self,
+        pages: impl ExactSizeIterator<Item = PageHash>,
+        page_bytes: u64,
+    ) -> AdmissionDecision {
+        self.policy.lock().decide(pages, page_bytes, self.started.elapsed())
+    }
+
+    /// Refunds bytes that will not be written.
+    fn give_back(&self, bytes: u64) {
+        self.policy.lock().give_back(bytes);
+    }
+
+    pub(crate) fn stats(&self) -> AdmissionStats {
+        let policy = self.policy.lock();
+        let a_day = |budget: WriteBudget| (budget.bytes_per_second() * 86_400.0).round() as u64;
+        AdmissionStats {
+            mode: self.mode.word().to_owned(),
+            policy: policy.policy().word().to_owned(),
+            budget_bytes_per_day: policy.budget().map(a_day),
+            available_bytes: policy.available_bytes(),
+            ghost_pages: policy.ghost_pages() as u64,
+        }
+    }
+}
 
 /// The part of a put that quota and admission allow.
 pub(crate) struct Admitted {
@@ -43,11 +94,8 @@ impl StoreCore {
         let missing: Vec<usize> = (0..hashes.len()).filter(|&at| !present[at]).collect();
         let allowed = missing.len().min(self.pages_within_quota(scope, page_units));
         let page_bytes = u64::from(page_units) * UNIT;
-        let decision = self.admission.lock().decide(
-            missing[..allowed].iter().map(|&at| hashes[at]),
-            page_bytes,
-            self.started.elapsed(),
-        );
+        let allowed_pages = missing[..allowed].iter().map(|&at| hashes[at]);
+        let decision = self.admission.decide(allowed_pages, page_bytes);
         let over_quota = (allowed < missing.len()).then_some(Refusal::Quota);
         let refused = decision.refused.map_or(over_quota, |refused| {
             Some(match refused {
@@ -89,6 +137,6 @@ impl StoreCore {
     /// Refunds the charge for pages that will not be written.
     pub(crate) fn give_back(&self, admitted: &Admitted, runs: &[PlannedRun]) {
         let planned: u64 = runs.iter().map(|run| run.place.units() * UNIT).sum();
-        self.admission.lock().give_back(admitted.charged.saturating_sub(planned));
+        self.admission.give_back(admitted.charged.saturating_sub(planned));
     }
 }

@@ -1,7 +1,7 @@
 //! The memory ceiling of the index: at the ceiling puts are refused, and eviction frees memory.
 
 use crate::core::StoreCore;
-use crate::core::durability::STEP_UNITS;
+use crate::core::eviction::STEP_UNITS;
 use parking_lot::MutexGuard;
 use ritornello_format::PageHash;
 use std::time::{Duration, Instant};
@@ -11,18 +11,34 @@ const LOG_INTERVAL: Duration = Duration::from_secs(3600);
 /// Evicts 1/`EVICTED_SHARE` of the index per pass.
 const EVICTED_SHARE: u64 = 16;
 
+/// Refusals of the index at its memory ceiling.
+#[derive(Debug, Default)]
+pub(crate) struct IndexMemory {
+    /// Whether the index refused a run, and no eviction has followed.
+    is_full: bool,
+    logged_at: Option<Instant>,
+}
+
+impl IndexMemory {
+    /// Records a refusal. Returns whether it is to be logged.
+    fn note_refusal(&mut self) -> bool {
+        self.is_full = true;
+        let log = self.logged_at.is_none_or(|at| at.elapsed() >= LOG_INTERVAL);
+        if log {
+            self.logged_at = Some(Instant::now());
+        }
+        log
+    }
+}
+
 impl StoreCore {
     /// Returns whether the index has memory for a run. If not, schedules an eviction.
     pub(crate) fn index_takes(&self, pages: &[PageHash]) -> bool {
         if self.index.has_memory_for(pages) {
             return true;
         }
-        let mut state = self.state.lock();
-        state.index_full = true;
-        let logged = state.index_full_logged_at;
-        if logged.is_none_or(|at| at.elapsed() >= LOG_INTERVAL) {
-            state.index_full_logged_at = Some(Instant::now());
-            drop(state);
+        let log = self.state.lock().index_memory.note_refusal();
+        if log {
             let index = self.index.stats();
             tracing::warn!(
                 dir = %self.options.dir.display(),
@@ -35,14 +51,14 @@ impl StoreCore {
                  --to lsm`)"
             );
         }
-        self.periodic.wake();
+        self.maintenance.wake_periodic();
         false
     }
 
     /// Evicts a part of the index if it refused a run since the last call.
     pub(crate) fn maintain_index_memory(&self) {
         let mut state = self.state.lock();
-        if !std::mem::take(&mut state.index_full) {
+        if !std::mem::take(&mut state.index_memory.is_full) {
             return;
         }
         // Pages and run records take the memory; a page takes a quarter of a record.
@@ -51,7 +67,8 @@ impl StoreCore {
             index.pages + 4 * index.runs
         };
         let enough = weight() / EVICTED_SHARE * (EVICTED_SHARE - 1);
-        let held = state.space.total_units() - state.space.free_units();
+        let allocator = state.space.allocator();
+        let held = allocator.total_units() - allocator.free_units();
         let step = (held / (4 * EVICTED_SHARE)).clamp(1, STEP_UNITS);
         while weight() > enough && self.evict(&mut state, step) {
             MutexGuard::bump(&mut state);

@@ -5,11 +5,12 @@
 //! pages of another scope.
 
 use crate::catalog::{Refusal, ScopeRef};
-use crate::core::durability::{ProtectedRuns, STEP_UNITS};
-use crate::core::{STEP_RUNS, State, StoreCore};
+use crate::core::StoreCore;
+use crate::core::residents::resident;
+use crate::core::state::{STEP_RUNS, State};
 use crate::eviction::{Eviction, PolicyKind, Resident, Used};
 use crate::stats::{SCOPES_SHOWN, ScopeUsage};
-use parking_lot::MutexGuard;
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use ritornello_codec::Codec;
 use ritornello_format::{RUN_HEADER_UNITS_MAX, ScopeSlot, UNIT};
 use ritornello_index::{Removed, RunId};
@@ -107,13 +108,6 @@ impl Usage {
         }
     }
 
-    /// Removes a victim that the index does not know from the scope's policy.
-    pub(crate) fn remove_run(&mut self, slot: ScopeSlot, run: RunId) {
-        if let Some(eviction) = self.eviction(slot) {
-            eviction.remove(run);
-        }
-    }
-
     /// Removes a dropped scope.
     pub(crate) fn drop_scope(&mut self, slot: ScopeSlot) {
         self.scopes.remove(&slot);
@@ -130,8 +124,13 @@ impl Usage {
         held.is_none_or(|held| held.pages == 0 && held.units == 0 && held.promised == 0)
     }
 
-    fn eviction(&mut self, slot: ScopeSlot) -> Option<&mut Box<dyn Eviction>> {
+    /// The policy of a scope with a quota.
+    pub(crate) fn eviction(&mut self, slot: ScopeSlot) -> Option<&mut Box<dyn Eviction>> {
         self.scopes.get_mut(&slot)?.eviction.as_mut()
+    }
+
+    fn take_eviction(&mut self, slot: ScopeSlot) -> Option<Box<dyn Eviction>> {
+        self.scopes.get_mut(&slot)?.eviction.take()
     }
 
     /// Whether the scope's policy knows all runs of the scope.
@@ -142,21 +141,46 @@ impl Usage {
     fn units(&self, slot: ScopeSlot) -> u64 {
         self.scopes.get(&slot).map_or(0, |holding| holding.units + holding.promised)
     }
+
+    /// Promises units to a scope.
+    fn promise(&mut self, slot: ScopeSlot, units: u64) {
+        self.scopes.entry(slot).or_default().promised += units;
+    }
+
+    /// Ends a promise of [`StoreCore::make_quota_space`], kept or not.
+    pub(crate) fn release_promise(&mut self, slot: ScopeSlot, units: u64) {
+        if let Some(holding) = self.scopes.get_mut(&slot) {
+            holding.promised = holding.promised.saturating_sub(units);
+        }
+    }
+
+    /// The scopes that hold most units, with their pages and units.
+    fn largest(&self, count: usize) -> Vec<(ScopeSlot, u64, u64)> {
+        let held = self.scopes.iter().map(|(slot, held)| (*slot, held.pages, held.units));
+        let mut scopes: Vec<_> = held.collect();
+        let most = |held: &(ScopeSlot, u64, u64)| (std::cmp::Reverse(held.2), held.0);
+        if scopes.len() > count {
+            scopes.select_nth_unstable_by_key(count, most);
+            scopes.truncate(count);
+        }
+        scopes.sort_unstable_by_key(most);
+        scopes
+    }
+}
+
+/// Builds of scopes' own policies, one at a time.
+#[derive(Default)]
+pub(crate) struct QuotaBuilds {
+    /// Before the state in the lock order.
+    one_at_a_time: Mutex<()>,
+    /// Signals that a policy is complete, or removed.
+    ended: Condvar,
 }
 
 impl State {
     /// Returns the units of a scope: stored, promised and reserved.
     fn units_of_scope(&self, slot: ScopeSlot) -> u64 {
-        let open = self.reservations.open.values().filter(|open| open.scope.slot == slot);
-        let writing: u64 = open.flat_map(|open| &open.runs).map(|run| run.place.units()).sum();
-        self.usage.units(slot) + writing
-    }
-
-    /// Ends a promise of [`StoreCore::make_quota_space`], kept or not.
-    pub(crate) fn release_promise(&mut self, slot: ScopeSlot, units: u64) {
-        if let Some(holding) = self.usage.scopes.get_mut(&slot) {
-            holding.promised = holding.promised.saturating_sub(units);
-        }
+        self.residents.usage.units(slot) + self.reservations.units_of_scope(slot)
     }
 }
 
@@ -169,7 +193,7 @@ impl StoreCore {
     }
 
     /// Promises `units` to a scope. If the scope has a quota, first evicts within the quota, in
-    /// steps. The caller ends the promise with [`State::release_promise`].
+    /// steps. The caller ends the promise with [`Usage::release_promise`].
     pub(crate) fn make_quota_space(
         &self,
         slot: ScopeSlot,
@@ -184,46 +208,35 @@ impl StoreCore {
                 self.scopes.settings(slot).quota_bytes.map_or(u64::MAX, |quota| quota / UNIT);
             let over = (state.units_of_scope(slot) + units).saturating_sub(most);
             if over == 0 {
-                state.usage.scopes.entry(slot).or_default().promised += units;
+                state.residents.usage.promise(slot, units);
                 return Ok(());
             }
-            if self.evict_from(&mut state, slot, over.min(STEP_UNITS)) {
+            if self.evict_from(&mut state, slot, over) {
                 MutexGuard::bump(&mut state);
-            } else if state.usage.is_built(slot) {
+            } else if state.residents.usage.is_built(slot) {
                 return Err(Refusal::Quota);
-            } else if self.scope_eviction_built.wait_until(&mut state, deadline).timed_out() {
+            } else if self.quota_builds.ended.wait_until(&mut state, deadline).timed_out() {
                 return Err(Refusal::Deadline);
             }
         }
     }
 
-    /// Evicts about `units` from a scope with a quota, leaves first. Returns whether any page was
-    /// evicted.
-    fn evict_from(&self, state: &mut State, slot: ScopeSlot, units: u64) -> bool {
-        let State { usage, leases, retention, .. } = state;
-        let Some(eviction) = usage.eviction(slot) else { return false };
-        let held =
-            ProtectedRuns { leases, retention, hidden: &self.hidden, index: self.index.as_ref() };
-        let victims = eviction.victims(units, &held);
-        self.remove_victims(state, &victims, Some(slot))
-    }
-
     /// Builds the scope's own policy if the scope has a quota, otherwise drops the policy. Evicts
     /// pages above the quota.
     pub(crate) fn apply_quota(&self, slot: ScopeSlot) {
-        let _quotas = self.quotas.lock();
+        let builds = &self.quota_builds;
+        let _build = builds.one_at_a_time.lock();
         let Some(quota) = self.scopes.settings(slot).quota_bytes else {
-            let eviction =
-                self.state.lock().usage.scopes.get_mut(&slot).and_then(|h| h.eviction.take());
+            let eviction = self.state.lock().residents.usage.take_eviction(slot);
             // Dropping a large policy takes time, so it happens outside the lock.
             drop(eviction);
-            self.scope_eviction_built.notify_all();
+            builds.ended.notify_all();
             return;
         };
         self.build_scope_eviction(slot);
-        self.in_steps(|state| {
+        self.state.in_steps(|state| {
             let over = state.units_of_scope(slot).saturating_sub(quota / UNIT);
-            over > 0 && self.evict_from(state, slot, over.min(STEP_UNITS))
+            over > 0 && self.evict_from(state, slot, over)
         });
     }
 
@@ -232,7 +245,7 @@ impl StoreCore {
     fn build_scope_eviction(&self, slot: ScopeSlot) {
         {
             let mut state = self.state.lock();
-            let holding = state.usage.scopes.entry(slot).or_default();
+            let holding = state.residents.usage.scopes.entry(slot).or_default();
             if holding.eviction.is_some() {
                 return;
             }
@@ -247,9 +260,9 @@ impl StoreCore {
         });
         runs.sort_unstable();
         let mut runs = runs.into_iter().map(|(_, run)| run);
-        self.in_steps(|state| {
+        self.state.in_steps(|state| {
             // The scope was dropped concurrently.
-            let Some(holding) = state.usage.scopes.get_mut(&slot) else { return false };
+            let Some(holding) = state.residents.usage.scopes.get_mut(&slot) else { return false };
             let (Some(eviction), Some(pending)) = (&mut holding.eviction, &mut holding.pending)
             else {
                 return false;
@@ -259,16 +272,11 @@ impl StoreCore {
                 next.extend(pending.drain(..pending.len().min(STEP_RUNS)));
             }
             // During a pending removal the index and the events recorded disagree.
-            let whole = next.is_empty() && state.removals_under_way == 0;
+            let whole = next.is_empty() && state.removals.in_steps == 0;
             for run in next {
                 match self.index.run(run) {
                     Some(view) => {
-                        eviction.admit(&crate::core::resident(
-                            run,
-                            view.parent,
-                            &view.pages,
-                            &view.place,
-                        ));
+                        eviction.admit(&resident(run, view.parent, &view.pages, &view.place));
                     }
                     None => eviction.remove(run),
                 }
@@ -278,7 +286,7 @@ impl StoreCore {
             }
             !whole
         });
-        self.scope_eviction_built.notify_all();
+        self.quota_builds.ended.notify_all();
     }
 
     /// Applies all quotas after opening: the capacity may have changed, or a crash may have undone
@@ -287,33 +295,26 @@ impl StoreCore {
         for slot in self.scopes.with_quota() {
             self.apply_quota(slot);
         }
-        let retaining = self.state.lock().retention.scopes();
+        let retaining = self.state.lock().residents.retention.scopes();
         retaining.into_iter().for_each(|slot| self.trim_retention(slot));
     }
 
     /// The scopes that hold most units.
     pub(crate) fn largest_scopes(&self, state: &State) -> Vec<ScopeUsage> {
-        let mut scopes: Vec<(&ScopeSlot, &Holding)> = state.usage.scopes.iter().collect();
-        let most = |held: &(&ScopeSlot, &Holding)| (std::cmp::Reverse(held.1.units), *held.0);
-        if scopes.len() > SCOPES_SHOWN {
-            scopes.select_nth_unstable_by_key(SCOPES_SHOWN, most);
-            scopes.truncate(SCOPES_SHOWN);
-        }
-        scopes.sort_unstable_by_key(most);
-        let shown = scopes.into_iter();
+        let shown = state.residents.usage.largest(SCOPES_SHOWN).into_iter();
         shown
-            .filter_map(|(slot, holding)| {
-                let scope = self.scopes.by_slot(*slot)?;
+            .filter_map(|(slot, pages, units)| {
+                let scope = self.scopes.by_slot(slot)?;
                 let codec = Codec::from_number(scope.codec).map_or("unknown", Codec::word);
                 Some(ScopeUsage {
                     id: scope.id.to_string(),
-                    model: self.scopes.model(*slot),
+                    model: self.scopes.model(slot),
                     codec: codec.to_owned(),
-                    pages: holding.pages,
-                    bytes: holding.units * UNIT,
-                    quota_bytes: self.scopes.settings(*slot).quota_bytes,
-                    retained_bytes: state.retention.units_of(*slot) * UNIT,
-                    retained_bytes_max: self.retained_units_max(*slot, state) * UNIT,
+                    pages,
+                    bytes: units * UNIT,
+                    quota_bytes: self.scopes.settings(slot).quota_bytes,
+                    retained_bytes: state.residents.retention.units_of(slot) * UNIT,
+                    retained_bytes_max: self.retained_units_max(slot, state) * UNIT,
                 })
             })
             .collect()

@@ -8,17 +8,17 @@
 //! Retention prevents eviction only. Deleting pages, dropping scopes and removing damaged pages end
 //! a retention.
 
+use super::store_clock::{RETENTION_MAX, StoreClock};
+use crate::core::StoreCore;
 use crate::core::durability::PENDING_BYTES_MAX;
-use crate::core::{STEP_RUNS, State, StoreCore};
-use parking_lot::{Mutex, MutexGuard};
+use crate::core::state::{STEP_RUNS, State};
+use parking_lot::MutexGuard;
 use ritornello_format::{PageHash, ScopeSlot, UNIT};
 use ritornello_index::RunId;
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::time::{Duration, Instant};
 
-/// Maximum retention in seconds: a year.
-pub(crate) const RETENTION_MAX: u64 = 366 * 86_400;
 /// By default a scope retains at most 1/`DEFAULT_SHARE` of its quota, or of the store.
 const DEFAULT_SHARE: u64 = 4;
 /// All scopes together retain at most 1/`STORE_SHARE` of the store, independent of their settings,
@@ -26,43 +26,6 @@ const DEFAULT_SHARE: u64 = 4;
 const STORE_SHARE: u64 = 2;
 /// Interval of durable clock records while runs are retained.
 const CLOCK_INTERVAL: Duration = Duration::from_secs(600);
-
-/// The store's clock: the system's seconds since 1970, but never earlier than a time recorded
-/// before. If the system clock is set back, the store's clock continues by elapsed time; if it is
-/// set forward, the store's clock follows and ends retentions early.
-#[derive(Debug)]
-pub(crate) struct StoreClock {
-    wall: fn() -> u64,
-    /// Seconds that the system clock lagged the recorded time when the store was opened.
-    skew: u64,
-    base: u64,
-    started: Instant,
-    latest: Mutex<u64>,
-}
-
-impl StoreClock {
-    /// Continues at `mark`, the latest recorded time.
-    pub(crate) fn starting_at(mark: u64, wall: fn() -> u64) -> Self {
-        let now = wall();
-        let base = now.max(mark);
-        Self { wall, skew: base - now, base, started: Instant::now(), latest: Mutex::new(base) }
-    }
-
-    pub(crate) fn now(&self) -> u64 {
-        let by_wall = (self.wall)().saturating_add(self.skew);
-        let by_time = self.base.saturating_add(self.started.elapsed().as_secs());
-        let mut latest = self.latest.lock();
-        *latest = by_wall.max(by_time).max(*latest);
-        *latest
-    }
-
-    /// Converts `until` of the system clock to this clock by its distance from now, which is
-    /// correct even if the two clocks differ. `None` if it has passed.
-    fn end(&self, until: u64) -> Option<u64> {
-        let remaining = until.checked_sub((self.wall)()).filter(|remaining| *remaining > 0)?;
-        Some(self.now().saturating_add(remaining.min(RETENTION_MAX)))
-    }
-}
 
 /// End, reversed order of arrival, and run: the smallest is released first.
 type End = (u64, Reverse<u64>, RunId);
@@ -82,8 +45,9 @@ impl Retained {
 }
 
 /// The retained runs.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Retention {
+    clock: StoreClock,
     runs: HashMap<RunId, Retained>,
     ends: BTreeSet<End>,
     scopes: HashMap<ScopeSlot, (u64, BTreeSet<End>)>,
@@ -94,6 +58,24 @@ pub(crate) struct Retention {
 }
 
 impl Retention {
+    pub(crate) fn new(clock: StoreClock) -> Self {
+        Self {
+            clock,
+            runs: HashMap::new(),
+            ends: BTreeSet::new(),
+            scopes: HashMap::new(),
+            units: 0,
+            order: 0,
+            noted: None,
+        }
+    }
+
+    /// Retains a run that a former owner retained until `end`.
+    pub(crate) fn restore(&mut self, run: RunId, slot: ScopeSlot, units: u64, end: u64) {
+        let end = end.min(self.clock.now().saturating_add(RETENTION_MAX));
+        self.retain(run, slot, units, end);
+    }
+
     pub(crate) fn is_retained(&self, run: RunId) -> bool {
         self.runs.contains_key(&run)
     }
@@ -118,7 +100,7 @@ impl Retention {
     }
 
     /// Retains a run, or changes its end.
-    pub(crate) fn retain(&mut self, run: RunId, slot: ScopeSlot, units: u64, end: u64) {
+    fn retain(&mut self, run: RunId, slot: ScopeSlot, units: u64, end: u64) {
         self.release(run);
         self.order += 1;
         let held = Retained { slot, end, order: self.order, units };
@@ -195,7 +177,7 @@ impl StoreCore {
     /// Maximum units that a scope may retain.
     pub(crate) fn retained_units_max(&self, slot: ScopeSlot, state: &State) -> u64 {
         let settings = self.scopes.settings(slot);
-        let store = state.space.capacity_units();
+        let store = state.space.allocator().capacity_units();
         let share = settings.quota_bytes.map_or(store, |quota| store.min(quota / UNIT));
         let own = settings.retained_bytes.map_or(share / DEFAULT_SHARE, |bytes| bytes / UNIT);
         own.min(store / STORE_SHARE)
@@ -204,8 +186,8 @@ impl StoreCore {
     /// Retains the runs of the stored pages among `pages`, and their ancestors, until the system
     /// clock shows `until`.
     pub(crate) fn retain(&self, slot: ScopeSlot, pages: &[PageHash], until: u64) {
-        let Some(end) = self.time.end(until) else { return };
         let mut state = self.state.lock();
+        let Some(end) = state.residents.retention.clock.end(until) else { return };
         let mut last = None;
         for (at, page) in (1..).zip(pages) {
             if at % STEP_RUNS == 0 {
@@ -224,13 +206,13 @@ impl StoreCore {
     /// further runs were retained; the caller then trims.
     #[must_use]
     pub(crate) fn retain_parents(&self, state: &mut State, slot: ScopeSlot, child: RunId) -> bool {
-        let Some(held) = state.retention.runs.get(&child).copied() else { return false };
+        let Some(held) = state.residents.retention.runs.get(&child).copied() else { return false };
         let parent = self.index.run(child).and_then(|view| view.parent);
         let grew = self.retain_path(state, slot, parent.map(|(parent, _)| parent), held.end);
         if grew {
             // The ancestors were just added, so the child is added again to follow them in the
             // order.
-            state.retention.retain(child, slot, held.units, held.end);
+            state.residents.retention.retain(child, slot, held.units, held.end);
         }
         grew
     }
@@ -250,7 +232,7 @@ impl StoreCore {
         let mut seen = HashSet::new();
         let mut next = run;
         while let Some(run) = next.filter(|run| seen.insert(*run))
-            && state.retention.end_of(run).is_none_or(|known| known < end)
+            && state.residents.retention.end_of(run).is_none_or(|known| known < end)
             && let Some(view) = self.index.run(run)
         {
             let units = view.live_extents().iter().map(|extent| u64::from(extent.units)).sum();
@@ -259,26 +241,28 @@ impl StoreCore {
         }
         let mut changes = Vec::with_capacity(path.len());
         for (run, units) in path.into_iter().rev() {
-            state.retention.retain(run, slot, units, end);
+            state.residents.retention.retain(run, slot, units, end);
             changes.push((run, end));
         }
         self.counters.runs_retained.add(changes.len() as u64);
         if !changes.is_empty() {
-            self.index.retain(&changes, self.time.now());
-            state.retention.noted = Some(Instant::now());
+            let retention = &mut state.residents.retention;
+            self.index.retain(&changes, retention.clock.now());
+            retention.noted = Some(Instant::now());
         }
         !changes.is_empty()
     }
 
     /// Releases retentions above the limits of the scope and of the store.
     pub(crate) fn trim_retention(&self, slot: ScopeSlot) {
-        self.in_steps(|state| {
+        self.state.in_steps(|state| {
             let most = self.retained_units_max(slot, state);
-            let mut released = state.retention.trim_scope(slot, most);
-            released.extend(state.retention.trim(state.space.capacity_units() / STORE_SHARE));
+            let retention = &mut state.residents.retention;
+            let mut released = retention.trim_scope(slot, most);
+            released.extend(retention.trim(state.space.allocator().capacity_units() / STORE_SHARE));
             if !released.is_empty() {
                 self.counters.retentions_displaced.add(released.len() as u64);
-                self.unretain(&released);
+                self.unretain(retention, &released);
             }
             !released.is_empty()
         });
@@ -287,18 +271,19 @@ impl StoreCore {
     /// Releases ended retentions, records the clock, and releases retentions above the limit of a
     /// store that has shrunk.
     pub(crate) fn maintain_retention(&self) {
-        let now = self.time.now();
-        self.in_steps(|state| {
-            let expired = state.retention.expire(now);
-            let most = state.space.capacity_units() / STORE_SHARE;
-            let mut released = state.retention.trim(most);
+        let now = self.state.lock().residents.retention.clock.now();
+        self.state.in_steps(|state| {
+            let retention = &mut state.residents.retention;
+            let expired = retention.expire(now);
+            let most = state.space.allocator().capacity_units() / STORE_SHARE;
+            let mut released = retention.trim(most);
             self.counters.retentions_lapsed.add(expired.len() as u64);
             self.counters.retentions_displaced.add(released.len() as u64);
             released.extend(expired);
-            let due = state.retention.noted.is_none_or(|noted| noted.elapsed() > CLOCK_INTERVAL);
-            if !released.is_empty() || (due && state.retention.units > 0) {
-                state.retention.noted = Some(Instant::now());
-                self.unretain(&released);
+            let due = retention.noted.is_none_or(|noted| noted.elapsed() > CLOCK_INTERVAL);
+            if !released.is_empty() || (due && retention.units > 0) {
+                retention.noted = Some(Instant::now());
+                self.unretain(retention, &released);
             }
             // Inserts are refused while much of the journal is unsynced, so further releases wait
             // for a sync.
@@ -306,16 +291,16 @@ impl StoreCore {
         });
     }
 
-    fn unretain(&self, runs: &[RunId]) {
+    /// Records the end of retentions, and the clock.
+    fn unretain(&self, retention: &mut Retention, runs: &[RunId]) {
         let changes: Vec<(RunId, u64)> = runs.iter().map(|run| (*run, 0)).collect();
-        self.index.retain(&changes, self.time.now());
+        self.index.retain(&changes, retention.clock.now());
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::atomic::{AtomicU64, Ordering};
 
     fn names(runs: &[RunId]) -> Vec<u64> {
         runs.iter().map(|run| run.0).collect()
@@ -324,7 +309,7 @@ mod tests {
     #[test]
     fn earliest_end_is_released_first_leaves_before_roots() {
         let (a, b) = (ScopeSlot(1), ScopeSlot(2));
-        let mut retention = Retention::default();
+        let mut retention = Retention::new(StoreClock::starting_at(0, || 0));
         // A root and two leaves that end together, a run that ends later, and a run of a different
         // scope.
         for (run, slot, end) in [(1, a, 50), (2, a, 50), (3, a, 50), (4, a, 90), (5, b, 40)] {
@@ -345,38 +330,12 @@ mod tests {
 
     #[test]
     fn expiry_works_in_steps() {
-        let mut retention = Retention::default();
+        let mut retention = Retention::new(StoreClock::starting_at(0, || 0));
         let many = 3 * STEP_RUNS as u64;
         (0..many).for_each(|run| retention.retain(RunId(run), ScopeSlot(1), 1, 50));
         assert_eq!(retention.expire(50).len(), STEP_RUNS);
         assert_eq!(retention.trim_scope(ScopeSlot(1), 0).len(), STEP_RUNS);
         assert_eq!(retention.trim(10).len(), STEP_RUNS - 10);
         assert_eq!(retention.units(), 10);
-    }
-
-    static WALL: AtomicU64 = AtomicU64::new(0);
-
-    #[test]
-    fn clock_never_decreases() {
-        let set = |seconds| WALL.store(seconds, Ordering::Relaxed);
-        // Real time passes during a test.
-        let near = |time: u64, expected: u64| (expected..expected + 100).contains(&time);
-        let is_near = |time: Option<u64>, expected| time.is_some_and(|time| near(time, expected));
-        set(1000);
-        let clock = StoreClock::starting_at(0, || WALL.load(Ordering::Relaxed));
-        assert!(near(clock.now(), 1000) && is_near(clock.end(1600), 1600));
-        assert_eq!((clock.end(1000), clock.end(10)), (None, None));
-        assert!(is_near(clock.end(u64::MAX), 1000 + RETENTION_MAX));
-        set(2000);
-        assert!(near(clock.now(), 2000));
-        set(500);
-        assert!(near(clock.now(), 2000), "set back");
-        assert!(is_near(clock.end(1100), 2600), "and ten minutes are still ten minutes");
-        // A restart with a system clock at zero.
-        set(0);
-        let clock = StoreClock::starting_at(2000, || WALL.load(Ordering::Relaxed));
-        assert!(near(clock.now(), 2000) && is_near(clock.end(600), 2600));
-        set(1000);
-        assert!(near(clock.now(), 3000), "it runs on");
     }
 }

@@ -1,6 +1,94 @@
-//! Background work: periodic passes, emptying segments, scrubbing.
+//! Background work: the periodic thread, the thread that keeps the store at its capacity, drains.
 
 mod periodic;
-mod scrub;
-pub(crate) mod space;
+pub(crate) mod scrub;
+pub(crate) mod space_thread;
 pub(crate) mod verify;
+
+use crate::core::ClientAlive;
+use crate::core::space::drain::Drain;
+use parking_lot::Mutex;
+use ritornello_volume::ForkSafeLock;
+use space_thread::SpaceThread;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// The background threads of a core.
+pub(crate) struct Maintenance {
+    periodic: BackgroundThread,
+    pub(super) space: SpaceThread,
+    pub(super) drain: Drain,
+    /// Whether a client may still be writing.
+    alive: ClientAlive,
+}
+
+impl Maintenance {
+    pub(super) fn new(alive: ClientAlive) -> Self {
+        Self {
+            periodic: BackgroundThread::default(),
+            space: SpaceThread::default(),
+            drain: Drain::default(),
+            alive,
+        }
+    }
+
+    /// Starts a pass of the periodic thread now.
+    pub(super) fn wake_periodic(&self) {
+        self.periodic.wake();
+    }
+
+    /// Stops the threads and joins them. A running drain ends with its device.
+    pub(super) fn stop(&self) {
+        self.space.stop();
+        self.periodic.stop();
+    }
+}
+
+/// A background thread and its wake-up flag.
+#[derive(Default)]
+pub(crate) struct BackgroundThread {
+    wakeup: ForkSafeLock<WakeState>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+#[derive(Default)]
+struct WakeState {
+    woken: bool,
+    stopping: bool,
+}
+
+impl BackgroundThread {
+    /// Sets the thread, which [`BackgroundThread::stop`] joins.
+    fn set(&self, thread: JoinHandle<()>) {
+        *self.thread.lock() = Some(thread);
+    }
+
+    fn wake(&self) {
+        self.wakeup.lock().woken = true;
+        self.wakeup.wake_one();
+    }
+
+    /// Sleeps until woken, at most `long`. Returns whether the thread must end. May wake
+    /// spuriously.
+    fn sleep(&self, long: Duration) -> bool {
+        let mut wakeup = self.wakeup.lock();
+        if !wakeup.woken && !wakeup.stopping {
+            wakeup = self.wakeup.wait_for(wakeup, long);
+        }
+        wakeup.woken = false;
+        wakeup.stopping
+    }
+
+    /// Stops the thread and joins it, unless it is the calling thread.
+    fn stop(&self) {
+        self.wakeup.lock().stopping = true;
+        self.wakeup.wake_one();
+        let thread = self.thread.lock().take();
+        if let Some(thread) = thread
+            && thread.thread().id() != std::thread::current().id()
+        {
+            // A panic of that thread was reported where it happened.
+            let _ = thread.join();
+        }
+    }
+}

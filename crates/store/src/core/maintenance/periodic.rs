@@ -23,7 +23,7 @@ impl StoreCore {
             .map_err(|e| {
                 Error::retry("no thread for the store's periodic maintenance").because(e)
             })?;
-        *self.periodic.thread.lock() = Some(thread);
+        self.maintenance.periodic.set(thread);
         Ok(())
     }
 
@@ -36,7 +36,7 @@ impl StoreCore {
         }
         self.start_drain();
         if self.needs_maintenance()
-            && let Err(error) = self.maintain_space(&self.maintenance.control())
+            && let Err(error) = self.maintain_space(&self.maintenance.space.control())
         {
             tracing::warn!(%error, "sealed segments could not be emptied");
         }
@@ -45,28 +45,23 @@ impl StoreCore {
     fn run_periodic_once(self: &Arc<Self>, last_sync: &mut Instant) {
         let mut state = self.state.lock();
         let (freed, expired) = state.leases.expire();
-        state.add_to_limbo(freed);
+        state.space.add_to_limbo(freed);
         self.counters.leases_expired.add(expired);
-        let names: Vec<(u64, String)> = state
-            .reservations
-            .withheld
-            .iter()
-            .map(|(id, withheld)| (*id, withheld.client.clone()))
-            .collect();
-        let pressing = state.limbo.units() * 2 > state.space.reserve_units();
-        let busy = !state.dirty.is_empty() || state.limbo.has_waiting();
-        let touched = state.touched && last_sync.elapsed() >= RECENCY_INTERVAL;
+        let names = state.reservations.withheld_clients();
+        let pressing = state.space.is_limbo_large();
+        let busy = !state.unsynced.segments.is_empty() || state.space.has_limbo_waiting();
+        let touched = state.unsynced.uses && last_sync.elapsed() >= RECENCY_INTERVAL;
         // With other work pending, its sync records the uses, too.
-        state.touched &= !(busy || touched);
+        state.unsynced.uses &= !(busy || touched);
         drop(state);
         for (id, name) in names {
-            if !(self.alive)(&name) {
+            if !(self.maintenance.alive)(&name) {
                 tracing::info!(client = %name, "a client died while writing: its space is drained");
                 self.abandon(id, Abandoned::ByDeath);
             }
         }
         self.retry_drain();
-        if self.rounds.cause().is_some() {
+        if self.lifecycle.is_poisoned() {
             return;
         }
         self.maintain_retention();
@@ -80,7 +75,7 @@ impl StoreCore {
             *last_sync = Instant::now();
         }
         if let Err(error) = self.index.maintain_after(&|| self.make_durable()) {
-            self.rounds.poison_if_fatal(&error);
+            self.lifecycle.rounds().poison_if_fatal(&error);
             tracing::error!(%error, "the index could not be maintained");
         }
     }
@@ -96,7 +91,7 @@ fn run_periodically(core: &Weak<StoreCore>) {
     let mut last_sync = Instant::now();
     loop {
         let Some(core) = core.upgrade() else { return };
-        if core.periodic.sleep(PERIODIC_INTERVAL) {
+        if core.maintenance.periodic.sleep(PERIODIC_INTERVAL) {
             return;
         }
         core.run_periodic_once(&mut last_sync);

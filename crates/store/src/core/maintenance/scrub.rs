@@ -1,10 +1,9 @@
 //! Scrubbing: reads stored pages in the background, so that damage is found early.
 
-use crate::core::maintenance::verify::Unreadable;
-use crate::core::{StoreCore, Verification};
+use super::verify::{Unreadable, Verification};
+use crate::core::StoreCore;
 use ritornello_format::UNIT;
 use ritornello_index::RunId;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// Slow-down factor while the store is in use.
@@ -37,12 +36,13 @@ impl StoreCore {
     /// Returns how long to wait.
     pub(crate) fn scrub_next(&self) -> Duration {
         let rate = self.options.scrub_rate;
-        if rate == 0 || self.rounds.cause().is_some() {
+        if rate == 0 || self.lifecycle.is_poisoned() {
             return NOTHING;
         }
-        let mut scrub = self.maintenance.scrub.lock();
+        let last_use = self.state.lock().residents.clock.now();
+        let uses = last_use.wrapping_add(self.shape.next_number());
+        let mut scrub = self.maintenance.space.scrub.lock();
         let now = Instant::now();
-        let uses = self.clock.now().wrapping_add(self.next_generation.load(Ordering::Relaxed));
         if uses != scrub.seen.0 {
             scrub.seen = (uses, now);
         }
@@ -59,11 +59,17 @@ impl StoreCore {
         scrub.due = now + if busy { wait * YIELD } else { wait };
         drop(scrub);
         let mut report = Verification::default();
-        self.verify_run(run, &view, &mut report, Unreadable::Keep, &self.maintenance.control());
+        self.verify_run(
+            run,
+            &view,
+            &mut report,
+            Unreadable::Keep,
+            &self.maintenance.space.control(),
+        );
         self.counters.scrubbed_runs.add(report.runs);
         self.counters.scrubbed_bytes.add(report.bytes);
         self.counters.scrub_damaged_pages.add(report.findings.len() as u64);
-        self.maintenance.scrub.lock().due.saturating_duration_since(Instant::now())
+        self.maintenance.space.scrub.lock().due.saturating_duration_since(Instant::now())
     }
 
     fn next_to_scrub(&self, scrub: &mut Scrub) -> Option<(RunId, ritornello_index::RunView)> {
@@ -80,7 +86,7 @@ impl StoreCore {
             scrub.left.sort_unstable_by(|a, b| b.cmp(a));
             if first && !scrub.left.is_empty() {
                 // The epoch changes with each restart, which makes it a good enough random start.
-                let skip = self.manifest().owner_epoch as usize * 7919 % scrub.left.len();
+                let skip = self.shape.manifest().owner_epoch as usize * 7919 % scrub.left.len();
                 scrub.left.rotate_right(skip);
             }
         }

@@ -1,7 +1,8 @@
 //! Reads and verifies every page, for `fsck`, and salvages runs that the index has lost.
 
 use crate::catalog::ScopeRef;
-use crate::core::{StoreCore, resident};
+use crate::core::StoreCore;
+use crate::core::residents::resident;
 use ritornello_format::{ErrorKind, PageHash, Place, Result, UNIT};
 use ritornello_index::{NewRun, RunId, RunView};
 use ritornello_volume::transfer::{
@@ -69,7 +70,7 @@ impl StoreCore {
         salvage: bool,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Verification> {
-        self.check_writable()?;
+        self.lifecycle.check_writable()?;
         let started = Instant::now();
         // Salvage uses space that no run has, so no space may be withheld.
         self.finish_drain(started + DRAIN_TIMEOUT);
@@ -78,9 +79,9 @@ impl StoreCore {
         self.index.for_each(&mut |run, view| runs.push((run, view)));
         let used: u64 = runs.iter().map(|(_, view)| view.place.units() * UNIT).sum();
         let segments = if salvage { self.segments.listable() } else { Vec::new() };
-        let total = used + segments.len() as u64 * self.budget().segment_bytes;
+        let total = used + segments.len() as u64 * self.shape.budget().segment_bytes;
         for (run, view) in runs {
-            if !self.is_running() {
+            if self.lifecycle.is_closed() {
                 break;
             }
             if !self.hidden.is_absent(run) {
@@ -97,7 +98,7 @@ impl StoreCore {
             {
                 tracing::warn!(%error, segment = segment.number(), "a segment cannot be searched");
             }
-            progress(used + (at as u64 + 1) * self.budget().segment_bytes, total);
+            progress(used + (at as u64 + 1) * self.shape.budget().segment_bytes, total);
         }
         // Parents were written before their children, so they are salvaged first and found.
         lost.sort_by_key(|run: &SalvagedRun| run.place.generation);
@@ -210,7 +211,7 @@ impl StoreCore {
     fn salvage_run(&self, found: SalvagedRun) -> u64 {
         let SalvagedRun { mut place, header, .. } = found;
         let Some(scope) = self.scopes.by_slot(header.slot) else { return 0 };
-        let ours = header.store == self.manifest().uuid
+        let ours = header.store == self.shape.manifest().uuid
             && header.scope == scope.id
             && header.page_bytes == scope.page_bytes;
         if !ours {
@@ -225,7 +226,7 @@ impl StoreCore {
         }
         place.truncate(good as u32);
         let mut state = self.state.lock();
-        if !self.scopes.is_live(scope.slot) || state.space.mark(&place.extents).is_err() {
+        if !self.scopes.is_live(scope.slot) || !state.space.mark(&place.extents) {
             return 0;
         }
         let parent = header.parent.as_deref().map(|key| PageHash::of(&scope.id, key));
@@ -236,19 +237,18 @@ impl StoreCore {
             parent: parent.filter(|_| found.is_some()),
             pages: &hashes,
             place: &place,
-            recency: self.clock.tick(),
+            recency: state.residents.clock.tick(),
         };
         match self.index.insert(&new) {
             Ok(run) => {
                 let resident = resident(run, found, &hashes, &place);
-                state.eviction.admit(&resident);
-                state.usage.admit(scope.slot, &resident, good as u64, place.units());
+                state.residents.admit(scope.slot, &resident, good as u64, place.units());
                 // The run's writer may not have synced it.
-                state.dirty.extend(place.extents.iter().map(|extent| extent.segment));
+                state.unsynced.note(&place.extents);
                 good as u64
             }
             Err(_) => {
-                self.free(&mut state, &place.extents);
+                state.space.free(&place.extents);
                 0
             }
         }

@@ -1,6 +1,5 @@
-//! Opening a store after any end of its last owner: read the files, validate the runs, drain the
-//! space to which dead processes may still write.
+//! Opening a store after any end of its last owner: read the files, keep the runs that validation
+//! passes, withhold the space to which dead processes may still write until it is drained.
 
-pub(crate) mod drain;
 mod open;
 mod validate;

@@ -1,22 +1,27 @@
 //! Opening a store as its owner: reads the files, keeps the runs that pass validation and drops all
 //! others.
 
-use crate::admission::Admission;
+use super::validate::{find_segments, restore, validate_runs};
 use crate::budget::Budget;
 use crate::conversion::{convert, open_index, remove_leftovers};
 use crate::core::absence::Absence;
 use crate::core::absence::hidden::Hidden;
-use crate::core::durability::numbers;
-use crate::core::limits::quota::Usage;
-use crate::core::limits::retention::StoreClock;
-use crate::core::maintenance::space::SpaceMaintenance;
-use crate::core::recovery::drain::{Draining, withhold};
-use crate::core::recovery::validate::{find_segments, restore, validate_runs};
-use crate::core::reservations::{ReservationLog, Reservations};
+use crate::core::durability::Unsynced;
+use crate::core::lifecycle::{Lifecycle, OpenReport};
+use crate::core::limits::admission::PutAdmission;
+use crate::core::limits::index_memory::IndexMemory;
+use crate::core::limits::quota::{QuotaBuilds, Usage};
+use crate::core::limits::retention::Retention;
+use crate::core::limits::store_clock::StoreClock;
+use crate::core::maintenance::Maintenance;
+use crate::core::reservations::{ReservationLog, Reservations, Withheld};
+use crate::core::residents::Residents;
 use crate::core::scopes::Scopes;
-use crate::core::space::capacity::{CapacityChange, share_out};
-use crate::core::space::limbo::Limbo;
-use crate::core::{BackgroundThread, ClientAlive, ClientId, OpenReport, State, StoreCore};
+use crate::core::shape::Shape;
+use crate::core::space::StoreSpace;
+use crate::core::space::capacity::CapacityChange;
+use crate::core::state::{PendingRemovals, State, StateLock};
+use crate::core::{ClientAlive, StoreCore};
 use crate::directory::Directory;
 use crate::eviction::RecencyClock;
 use crate::lease::LeaseTable;
@@ -24,27 +29,24 @@ use crate::options::{IndexKind, Options};
 use crate::rounds::Rounds;
 use crate::stats::Counters;
 use crate::volumes::VolumeState;
-use parking_lot::{Condvar, Mutex, RwLock};
+use parking_lot::Mutex;
 use ritornello_format::{
-    Error, ErrorKind, Extent, Manifest, Result, ScopeRegistry, ScopeSettings, ScopeSlot,
-    StoredRegistry, UNIT, VolumeMarker,
+    Error, ErrorKind, Manifest, Result, ScopeRegistry, ScopeSettings, ScopeSlot, StoredRegistry,
+    UNIT, VolumeMarker,
 };
 use ritornello_index::PrefixIndex;
 use ritornello_medium::Medium;
 use ritornello_volume::segments::Segments;
 use ritornello_volume::space::{Space, SpaceConfig};
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::{Duration, Instant};
 
 /// Above this number of scopes, scopes without pages are dropped at open, because every epoch of an
 /// engine creates a scope. Up to this number they are kept, because a lost index leaves all scopes
 /// without pages and salvage needs them.
 const EMPTY_SCOPES_MAX: usize = 1024;
-/// The ghost list holds as many pages as a store full of pages of this length.
-const GHOST_PAGE_BYTES: u64 = 64 << 10;
 /// Percentage of the space that is kept free.
 const RESERVE_PERCENT: u8 = 5;
 
@@ -86,7 +88,7 @@ impl StoreCore {
                     .with("dir", options.dir.display())
                     .with("why", why));
             }
-            absence.volumes.insert(number, why);
+            absence.add_volume(number, why);
         }
         let clean = manifest.clean;
         let kind = resolve_index(&medium, &directory, &mut manifest, &absence, options)?;
@@ -103,19 +105,9 @@ impl StoreCore {
         let index =
             open_index(&medium, &directory.index(), kind, &budget, options.index_memory, clean)?;
         let mut dropped = BTreeMap::new();
-        let unmarked: Vec<u8> = (0..=u8::MAX)
-            .zip(&found)
-            .filter(|(_, at)| matches!(at, VolumeState::Absent(_)))
-            .map(|(number, _)| number)
-            .collect();
-        if mark_empty_volumes(
-            &directory,
-            &mut manifest,
-            &segments,
-            index.as_ref(),
-            &mut absence,
-            unmarked,
-        ) {
+        let index_ref = index.as_ref();
+        if mark_empty_volumes(&directory, &mut manifest, &segments, index_ref, &mut absence, &found)
+        {
             directory.write_manifest(&manifest)?;
         }
         let mut registry = directory.registry()?.unwrap_or_else(|| {
@@ -159,97 +151,50 @@ impl StoreCore {
             scopes.drop_selected(|slot| !used.contains(&slot) && !set(slot))?;
         }
         let clock = RecencyClock::starting_after(kept.iter().map(|run| run.recency).max());
-        let mut eviction = options.eviction.build();
-        let mut usage = Usage::new(scopes.with_quota());
         let time = StoreClock::starting_at(index.clock(), options.wall_clock);
-        let retention = restore(eviction.as_mut(), &mut usage, time.now(), kept);
+        let (eviction, usage) = (options.eviction.build(), Usage::new(scopes.with_quota()));
+        let mut residents = Residents::new(clock, eviction, usage, Retention::new(time));
+        restore(&mut residents, kept);
         let mut withheld = ReservationLog::outstanding(&directory.reservation_log()?);
-        for held in withheld.values_mut() {
-            let logged = std::mem::take(&mut held.extents);
-            (held.absent, held.extents) =
-                logged.into_iter().partition(|e| absence.covers(e.segment));
-            // Each extent is marked separately: if one extent conflicts with a committed run, the
-            // other extents are still withheld.
-            held.extents.retain(|extent| space.mark(std::slice::from_ref(extent)).is_ok());
-        }
-        // Writes of dead clients, and after an unclean end writes of the last owner to any free
-        // space, may still be in flight.
-        let mut draining = Draining::default();
-        withheld.retain(|_, held| {
-            let lives = alive(&held.client);
-            if !lives {
-                draining.add(std::mem::take(&mut held.extents));
-            }
-            lives
-        });
+        let mut space = StoreSpace::new(space);
+        withhold_reserved(&mut space, &absence, &mut withheld, &alive);
         // The fill of each volume is known only now.
-        share_out(&mut space, &absence, &manifest, &budget);
+        space.share_out(&absence, &manifest, &budget);
         if !clean {
-            let holes: Vec<Extent> = space.holes().collect();
-            draining.add(withhold(&mut space, holes));
+            // The last owner's own reservations are in no log.
+            space.withhold_free();
         }
         let log = ReservationLog::restart(directory.clone(), withheld.clone())?;
         for (reason, count) in &dropped {
             tracing::warn!(reason, count, dir = %options.dir.display(), "dropped at open");
         }
         let core = Arc::new(Self {
-            directory,
-            options: options.clone(),
-            next_generation: AtomicU64::new(numbers::first(manifest.generations)),
-            manifest: RwLock::new(Arc::new(manifest)),
-            budget: RwLock::new(budget),
-            shape: Mutex::new(()),
-            medium,
-            segments,
             index,
+            segments,
+            options: options.clone(),
             scopes,
-            clock,
-            time,
-            admission: Mutex::new(Admission::new(
-                options.admission,
-                options.write_budget,
-                usize::try_from(budget.capacity / GHOST_PAGE_BYTES).unwrap_or(usize::MAX),
-            )),
-            started,
-            state: Mutex::new(State {
+            admission: PutAdmission::new(options, budget.capacity, started),
+            quota_builds: QuotaBuilds::default(),
+            shape: Shape::new(directory, Arc::clone(&rounds), manifest, budget),
+            state: StateLock::new(State {
                 space,
-                eviction,
-                retention,
-                usage,
+                residents,
                 leases: LeaseTable::new(),
-                reservations: Reservations { open: HashMap::new(), withheld },
-                clients: HashMap::from([(ClientId::LOCAL, String::new())]),
-                limbo: Limbo::default(),
-                draining,
+                reservations: Reservations::new(withheld),
                 absence,
-                removals_under_way: 0,
-                dropping: 0,
-                touched: false,
-                waiting_children: HashMap::new(),
                 // A former owner's last writes may not be durable.
-                dirty: existing.into_iter().collect(),
-                quarantine: VecDeque::new(),
-                quarantine_units: 0,
-                growth_paused: Vec::new(),
-                index_full: false,
-                index_full_logged_at: None,
+                unsynced: Unsynced { segments: existing.into_iter().collect(), uses: false },
+                removals: PendingRemovals::default(),
+                index_memory: IndexMemory::default(),
             }),
-            log: Mutex::new(log),
-            growing: Mutex::new(()),
-            quotas: Mutex::new(()),
-            scope_eviction_built: Condvar::new(),
-            removals_applied: Condvar::new(),
-            drained: Condvar::new(),
-            is_draining: AtomicBool::new(false),
-            drain_failed: Mutex::new(None),
+            reservation_log: Mutex::new(log),
             hidden,
-            rounds,
-            periodic: BackgroundThread::default(),
-            maintenance: SpaceMaintenance::default(),
-            alive,
-            closed: AtomicBool::new(false),
+            lifecycle: Lifecycle::new(
+                rounds,
+                OpenReport { millis: started.elapsed().as_secs_f64() * 1e3, dropped },
+            ),
+            maintenance: Maintenance::new(alive),
             counters: Counters::default(),
-            opened: OpenReport { millis: started.elapsed().as_secs_f64() * 1e3, dropped },
         });
         core.start_drain();
         core.enforce_quotas();
@@ -265,6 +210,30 @@ impl StoreCore {
     }
 }
 
+/// Withholds the space of logged reservations: of living clients until they abort, of dead clients
+/// until it is drained, because their last writes may still be in flight.
+fn withhold_reserved(
+    space: &mut StoreSpace,
+    absence: &Absence,
+    withheld: &mut HashMap<u64, Withheld>,
+    alive: &ClientAlive,
+) {
+    for held in withheld.values_mut() {
+        let logged = std::mem::take(&mut held.extents);
+        (held.absent, held.extents) = logged.into_iter().partition(|e| absence.covers(e.segment));
+        // Each extent is marked separately: if one extent conflicts with a committed run, the
+        // other extents are still withheld.
+        held.extents.retain(|extent| space.mark(std::slice::from_ref(extent)));
+    }
+    withheld.retain(|_, held| {
+        let lives = alive(&held.client);
+        if !lives {
+            space.withhold(std::mem::take(&mut held.extents));
+        }
+        lives
+    });
+}
+
 impl StoreCore {
     /// Resizes the store to the capacity given at open; long work runs in the background. If the
     /// capacity is impossible, logs a warning and keeps the current capacity.
@@ -272,7 +241,7 @@ impl StoreCore {
     /// # Errors
     /// Errors that leave the core unusable; it is closed.
     fn apply_capacity(&self) -> Result<()> {
-        let stored = self.budget().capacity;
+        let stored = self.shape.budget().capacity;
         let Some(capacity) = self.options.capacity.filter(|given| *given != stored) else {
             return Ok(());
         };
@@ -354,8 +323,8 @@ fn never_reuse_slots(registry: &mut ScopeRegistry, index: &dyn PrefixIndex) {
     });
 }
 
-/// Marks empty volumes among `candidates`, volumes of a store from an earlier build. A volume is
-/// marked if its directory is empty and inside the store's directory, and if the index names no
+/// Marks empty volumes of a store from an earlier build, which `found` reports as absent. A volume
+/// is marked if its directory is empty and inside the store's directory, and if the index names no
 /// segment of the volume. Any other empty directory may be a mount point. Returns whether any
 /// volume was empty.
 fn mark_empty_volumes(
@@ -364,15 +333,17 @@ fn mark_empty_volumes(
     segments: &Segments,
     index: &dyn PrefixIndex,
     absence: &mut Absence,
-    candidates: Vec<u8>,
+    found: &[VolumeState],
 ) -> bool {
+    let absent = (0..=u8::MAX).zip(found).filter(|(_, at)| matches!(at, VolumeState::Absent(_)));
+    let candidates = absent.map(|(number, _)| number);
     let is_empty = |number: &u8| {
         let volume = &manifest.volumes[usize::from(*number)];
         let dir = directory.path().join(&volume.dir);
         let inside = Path::new(&volume.dir).is_relative();
         inside && !volume.marked && directory.medium.list(&dir).is_ok_and(|names| names.is_empty())
     };
-    let mut empty: BTreeSet<u8> = candidates.into_iter().filter(is_empty).collect();
+    let mut empty: BTreeSet<u8> = candidates.filter(is_empty).collect();
     if !empty.is_empty() {
         index.for_each(&mut |_, view| {
             view.place.extents.iter().for_each(|extent| {
@@ -391,7 +362,7 @@ fn mark_empty_volumes(
         match attached {
             Ok(()) => {
                 volume.marked = true;
-                absence.volumes.remove(&number);
+                absence.remove_volume(number);
             }
             Err(error) => tracing::warn!(%error, dir = volume.dir, "a volume stays unmarked"),
         }

@@ -2,11 +2,9 @@
 //! read the files and `index::run::recovery` the index.
 
 use crate::core::absence::Absence;
-use crate::core::limits::quota::Usage;
-use crate::core::limits::retention::{RETENTION_MAX, Retention};
-use crate::core::resident;
+use crate::core::residents::{Residents, resident};
 use crate::core::scopes::Scopes;
-use crate::eviction::{Eviction, Resident};
+use crate::eviction::Resident;
 use ritornello_format::{Extent, Manifest, PageHash, ScopeSlot, SegmentId, UNIT, units_of};
 use ritornello_index::{PrefixIndex, RunId, RunView};
 use ritornello_volume::segments::Segments;
@@ -36,7 +34,7 @@ pub(crate) fn find_segments(
 ) -> Vec<SegmentId> {
     let mut usable = Vec::new();
     for (number, volume) in (0..=u8::MAX).zip(&manifest.volumes) {
-        if volume.is_retired() || absence.volumes.contains_key(&number) {
+        if volume.is_retired() || absence.why(number).is_some() {
             continue;
         }
         let listed = segments.list_durably(number).map_err(|error| error.to_string());
@@ -50,7 +48,7 @@ pub(crate) fn find_segments(
             Ok(listed) => listed,
             Err(why) => {
                 tracing::warn!(dir = volume.dir, why, "a volume is absent: its pages are misses");
-                absence.volumes.insert(number, why);
+                absence.add_volume(number, why);
                 continue;
             }
         };
@@ -61,7 +59,7 @@ pub(crate) fn find_segments(
                 Err(error) => {
                     let segment = id.number();
                     tracing::warn!(%error, segment, "a segment is absent: its pages are misses");
-                    absence.segments.insert(id, error.to_string());
+                    absence.add_segment(id, error.to_string());
                     continue;
                 }
             }
@@ -147,27 +145,18 @@ fn rejection(view: &RunView, scopes: &Scopes, segment_units: u32) -> Option<&'st
     if metadata_only || adds_up { None } else { Some("place") }
 }
 
-/// Adds the recovered runs to eviction, quotas and retention.
-pub(crate) fn restore(
-    eviction: &mut dyn Eviction,
-    usage: &mut Usage,
-    now: u64,
-    mut kept: Vec<RecoveredRun>,
-) -> Retention {
+/// Adds the recovered runs to `residents`.
+pub(super) fn restore(residents: &mut Residents, mut kept: Vec<RecoveredRun>) {
     // Admission counts as a use, so the least recently used run is admitted first.
     kept.sort_by_key(|kept| kept.recency);
     for kept in &kept {
-        eviction.admit(&kept.resident);
-        usage.admit(kept.scope, &kept.resident, kept.pages, kept.units);
+        residents.admit(kept.scope, &kept.resident, kept.pages, kept.units);
     }
     // Runs are retained in the order of their puts, so that a root precedes its descendants.
-    let mut retained: Vec<RecoveredRun> =
-        kept.into_iter().filter(|kept| kept.retain_until > 0).collect();
-    retained.sort_by_key(|kept| kept.generation);
-    let mut retention = Retention::default();
-    for kept in retained {
-        let end = kept.retain_until.min(now.saturating_add(RETENTION_MAX));
-        retention.retain(kept.resident.run, kept.scope, kept.units, end);
+    kept.retain(|kept| kept.retain_until > 0);
+    kept.sort_by_key(|kept| kept.generation);
+    for kept in kept {
+        let retention = &mut residents.retention;
+        retention.restore(kept.resident.run, kept.scope, kept.units, kept.retain_until);
     }
-    retention
 }

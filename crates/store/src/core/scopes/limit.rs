@@ -1,11 +1,9 @@
 //! Limits of the scope registry. Requests can create scopes (salts, epochs), so the registry is
 //! bounded; at the limit, empty scopes are dropped, least recently used first.
 
-use crate::core::State;
-use crate::core::scopes::{Live, Registry, SCOPES_MAX, Scopes};
-use parking_lot::Mutex;
+use super::{Live, Registry, SCOPES_MAX, Scopes};
+use crate::core::state::StateLock;
 use ritornello_format::{Error, Result, ScopeRegistry, ScopeSettings, ScopeSlot};
-use std::collections::HashSet;
 use std::sync::atomic::Ordering;
 
 /// Maximum scopes examined under one hold of the owner's lock.
@@ -49,7 +47,7 @@ impl Scopes {
         &self,
         registry: &mut Registry,
         added: u64,
-        state: &Mutex<State>,
+        state: &StateLock,
     ) -> Result<usize> {
         let limits = Limits { scopes: SCOPES_MAX as u64, bytes: self.bytes_max() };
         let (scopes, bytes) =
@@ -97,26 +95,25 @@ impl Scopes {
     fn choose_empty(
         &self,
         registry: &Registry,
-        state: &Mutex<State>,
+        state: &StateLock,
         chosen: &mut ChosenScopes,
         is_enough: impl Fn(&ChosenScopes) -> bool,
     ) {
         let oldest_first = oldest_first(&self.live().read());
         for step in oldest_first.chunks(STEP_SCOPES) {
             let mut state = state.lock();
-            let open = state.reservations.open.values();
-            let written: HashSet<ScopeSlot> = open.map(|open| open.scope.slot).collect();
+            let written = state.reservations.scopes();
             let mut live = self.live().write();
             for slot in step {
                 if is_enough(chosen) {
                     return;
                 }
-                if written.contains(slot) || !state.usage.is_empty(*slot) {
+                if written.contains(slot) || !state.residents.usage.is_empty(*slot) {
                     continue;
                 }
                 if let Some(scope) = registry.table.scopes.get(slot) {
                     live.drop_scope(*slot);
-                    state.usage.drop_scope(*slot);
+                    state.residents.usage.drop_scope(*slot);
                     chosen.bytes += ScopeRegistry::registration(*slot, scope).len() as u64;
                     chosen.slots.push(*slot);
                 }

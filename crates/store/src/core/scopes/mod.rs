@@ -2,14 +2,15 @@
 
 mod arrangements;
 mod limit;
+mod registration;
 
 use crate::catalog::ScopeRef;
-use crate::core::State;
-use crate::core::scopes::arrangements::Arrangements;
+use crate::core::state::StateLock;
 use crate::directory::Directory;
 use crate::encode;
 use crate::registry_file::RegistryFile;
 use crate::rounds::Rounds;
+use arrangements::Arrangements;
 use parking_lot::{Mutex, RwLock};
 use ritornello_codec::Codec;
 use ritornello_format::{
@@ -135,11 +136,7 @@ impl Scopes {
     ///
     /// # Errors
     /// `Miss` if the registry is full of scopes in use; file-system errors.
-    pub(crate) fn register(
-        &self,
-        scope: &Scope,
-        state: &Mutex<State>,
-    ) -> Result<(ScopeRef, usize)> {
+    pub(crate) fn register(&self, scope: &Scope, state: &StateLock) -> Result<(ScopeRef, usize)> {
         scope.resolved_page_bytes()?;
         let mut registry = self.registry.lock();
         if let Some(found) = self.find(scope)? {

@@ -1,6 +1,5 @@
 //! Space whose freeing record is not durable yet.
 
-use crate::core::State;
 use ritornello_format::{Extent, SegmentId};
 use std::collections::HashMap;
 
@@ -9,7 +8,7 @@ use std::collections::HashMap;
 /// Invariant: `by_segment` sums the extents added and not removed, by segment, without zeroes;
 /// `units` is its sum.
 #[derive(Debug, Default)]
-pub(crate) struct Limbo {
+pub(super) struct Limbo {
     /// Not in any sync round yet.
     waiting: Vec<Extent>,
     units: u64,
@@ -17,7 +16,7 @@ pub(crate) struct Limbo {
 }
 
 impl Limbo {
-    pub(crate) fn add(&mut self, extents: impl IntoIterator<Item = Extent>) {
+    pub(super) fn add(&mut self, extents: impl IntoIterator<Item = Extent>) {
         for extent in extents {
             self.units += u64::from(extent.units);
             *self.by_segment.entry(extent.segment).or_default() += u64::from(extent.units);
@@ -27,17 +26,17 @@ impl Limbo {
 
     /// Takes the extents that the next sync round covers. The extents count until
     /// [`Limbo::remove`].
-    pub(crate) fn take(&mut self) -> Vec<Extent> {
+    pub(super) fn take(&mut self) -> Vec<Extent> {
         std::mem::take(&mut self.waiting)
     }
 
     /// Returns extents whose sync round failed.
-    pub(crate) fn put_back(&mut self, extents: Vec<Extent>) {
+    pub(super) fn put_back(&mut self, extents: Vec<Extent>) {
         self.waiting.extend(extents);
     }
 
     /// Removes extents that are free now.
-    pub(crate) fn remove(&mut self, extents: &[Extent]) {
+    pub(super) fn remove(&mut self, extents: &[Extent]) {
         for extent in extents {
             let units = u64::from(extent.units);
             self.units -= units;
@@ -51,34 +50,17 @@ impl Limbo {
     }
 
     /// Total units.
-    pub(crate) fn units(&self) -> u64 {
+    pub(super) fn units(&self) -> u64 {
         self.units
     }
 
-    fn units_in(&self, segment: SegmentId) -> u64 {
+    /// Units of one segment.
+    pub(super) fn units_in(&self, segment: SegmentId) -> u64 {
         self.by_segment.get(&segment).copied().unwrap_or(0)
     }
 
     /// Whether extents wait for the next sync round.
-    pub(crate) fn has_waiting(&self) -> bool {
+    pub(super) fn has_waiting(&self) -> bool {
         !self.waiting.is_empty()
-    }
-}
-
-impl State {
-    /// Units in limbo that will not be reused, because their segments are sealed.
-    pub(crate) fn sealed_limbo_units(&self) -> u64 {
-        let sealed = self.space.sealed();
-        sealed.into_iter().map(|segment| self.limbo.units_in(segment)).sum()
-    }
-
-    /// Units that a put may use soon.
-    pub(crate) fn reclaimable(&self) -> u64 {
-        self.space.free_units() + self.limbo.units() - self.sealed_limbo_units()
-    }
-
-    /// Adds released space to the limbo, because the record that frees it may not be durable.
-    pub(crate) fn add_to_limbo(&mut self, extents: Vec<Extent>) {
-        self.limbo.add(extents);
     }
 }

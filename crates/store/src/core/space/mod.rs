@@ -1,5 +1,209 @@
-//! The space of a store: what is free soon, how much there may be, and moving runs within it.
+//! The space of a store: which extents are free, and which become free when.
+//!
+//! Space freed by an eviction is not reused before the journal record that frees it is durable.
+//! Otherwise a crash could revive entries whose place holds another run: the checksums would catch
+//! that, but a probe would have promised a hit. Until then the space is in *limbo*. Space whose bytes
+//! failed verification is *quarantined*, and space to which a dead process may be writing is
+//! *withheld*.
 
 pub(crate) mod capacity;
-pub(crate) mod limbo;
+pub(crate) mod drain;
+mod limbo;
+mod placement;
+mod quarantine;
 mod relocate;
+mod sealed;
+mod volumes;
+
+pub(crate) use placement::SpaceDeadline;
+
+use drain::Draining;
+use limbo::Limbo;
+use placement::GrowthPauses;
+use quarantine::Quarantine;
+use ritornello_format::{Extent, SegmentId};
+use ritornello_volume::space::Space;
+
+/// All space of the store.
+///
+/// Invariant: an extent is free in the allocator, or named by a run or a reservation, deferred by a
+/// lease, in limbo, quarantined or withheld: exactly one of these.
+pub(crate) struct StoreSpace {
+    allocator: Space,
+    limbo: Limbo,
+    quarantine: Quarantine,
+    draining: Draining,
+    growth: GrowthPauses,
+}
+
+/// Space that one sync round makes reusable.
+pub(crate) struct RoundSpace {
+    limbo: Vec<Extent>,
+    withheld: Vec<Extent>,
+}
+
+impl StoreSpace {
+    /// The space of a store at open: `allocator` knows the extents that are in use.
+    pub(crate) fn new(allocator: Space) -> Self {
+        Self {
+            allocator,
+            limbo: Limbo::default(),
+            quarantine: Quarantine::default(),
+            draining: Draining::default(),
+            growth: GrowthPauses::default(),
+        }
+    }
+
+    /// Free and used units, and the segments.
+    pub(crate) fn allocator(&self) -> &Space {
+        &self.allocator
+    }
+
+    /// Marks free extents as in use. Returns whether all of them were free; otherwise marks none.
+    pub(crate) fn mark(&mut self, extents: &[Extent]) -> bool {
+        self.allocator.mark(extents).is_ok()
+    }
+
+    /// Returns extents that no journal record names to the allocator. A double free is a bug: the
+    /// space is leaked rather than allocated twice.
+    pub(crate) fn free(&mut self, extents: &[Extent]) {
+        for extent in extents {
+            if let Err(error) = self.allocator.free(std::slice::from_ref(extent)) {
+                tracing::error!(%error, "freed twice: the extent is left out of use until reopened");
+            }
+        }
+    }
+
+    /// Adds released space to the limbo, because the record that frees it may not be durable.
+    pub(crate) fn add_to_limbo(&mut self, extents: Vec<Extent>) {
+        self.limbo.add(extents);
+    }
+
+    /// Withholds extents until the writes of a dead process to them have ended.
+    pub(crate) fn withhold(&mut self, extents: Vec<Extent>) {
+        self.draining.add(extents);
+    }
+
+    /// Quarantines space whose bytes failed verification. Above one sixteenth of the store, the
+    /// oldest extents go into limbo.
+    pub(crate) fn quarantine(&mut self, extents: Vec<Extent>) {
+        let released = self.quarantine.add(extents, self.allocator.capacity_units() / 16);
+        self.limbo.add(released);
+    }
+
+    /// Keeps only extents in present segments: no other space is ever freed.
+    pub(crate) fn only_present(&self, mut extents: Vec<Extent>) -> Vec<Extent> {
+        extents.retain(|extent| self.allocator.has_segment(extent.segment));
+        extents
+    }
+
+    /// Adds a segment that was absent; all of it is free. Returns whether it was added.
+    pub(crate) fn restore_segment(&mut self, id: SegmentId) -> bool {
+        self.allocator.restore_segment(id).is_ok()
+    }
+
+    /// Lets a volume grow again that has returned.
+    pub(crate) fn resume_growth(&mut self, volume: u8) {
+        self.allocator.resume_growth(volume);
+    }
+
+    /// Whether so much space is in limbo that a sync round should not wait for its interval.
+    pub(crate) fn is_limbo_large(&self) -> bool {
+        self.limbo.units() * 2 > self.allocator.reserve_units()
+    }
+
+    /// Whether extents wait for the next sync round.
+    pub(crate) fn has_limbo_waiting(&self) -> bool {
+        self.limbo.has_waiting()
+    }
+
+    /// Units in limbo.
+    pub(crate) fn limbo_units(&self) -> u64 {
+        self.limbo.units()
+    }
+
+    /// Units in limbo that will not be reused, because their segments are sealed.
+    pub(crate) fn sealed_limbo_units(&self) -> u64 {
+        let sealed = self.allocator.sealed();
+        sealed.into_iter().map(|segment| self.limbo.units_in(segment)).sum()
+    }
+
+    /// Units that a put may use soon.
+    fn reclaimable(&self) -> u64 {
+        self.allocator.free_units() + self.limbo.units() - self.sealed_limbo_units()
+    }
+
+    /// Units in quarantine.
+    pub(crate) fn quarantined_units(&self) -> u64 {
+        self.quarantine.units()
+    }
+
+    /// Units withheld.
+    pub(crate) fn withheld_units(&self) -> u64 {
+        self.draining.units()
+    }
+
+    /// Takes the space that the next sync round makes reusable. It counts as before until the round
+    /// ends.
+    pub(crate) fn begin_round(&mut self) -> RoundSpace {
+        RoundSpace { limbo: self.limbo.take(), withheld: self.draining.take_undurable() }
+    }
+
+    /// Ends a round. Returns the extents to [`free`](Self::free_from_limbo) if it succeeded.
+    pub(crate) fn end_round(&mut self, space: RoundSpace, synced: bool) -> Vec<Extent> {
+        // If the removals of this space are durable, it may be drained.
+        self.draining.put_back(space.withheld, synced);
+        if synced {
+            return space.limbo;
+        }
+        self.limbo.put_back(space.limbo);
+        Vec::new()
+    }
+
+    /// Frees extents of the limbo whose round has ended.
+    pub(crate) fn free_from_limbo(&mut self, extents: &[Extent]) {
+        self.free(extents);
+        self.limbo.remove(extents);
+    }
+}
+
+const _: () = assert!(ritornello_format::UNIT == 4096, "the arithmetic above counts 4 KiB units");
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ritornello_volume::space::{Reserve, SpaceConfig};
+
+    /// A segment of 64 units, of which a run takes all.
+    fn full() -> (StoreSpace, Vec<Extent>) {
+        let config = SpaceConfig { segment_units: 64, volumes: vec![1], reserve_percent: 0 };
+        let mut space = StoreSpace::new(Space::new(config).unwrap());
+        space.allocator.add_segment(SegmentId::new(0, 0)).unwrap();
+        let run = space.allocator.allocate(1, 1, 63, Reserve::Keep).unwrap();
+        (space, run)
+    }
+
+    #[test]
+    fn limbo_is_reusable_after_a_successful_round() {
+        let (mut space, run) = full();
+        space.add_to_limbo(run);
+        assert_eq!((space.allocator.free_units(), space.reclaimable()), (0, 64));
+        let round = space.begin_round();
+        assert!(space.end_round(round, false).is_empty() && space.has_limbo_waiting());
+        let round = space.begin_round();
+        assert_eq!((space.limbo_units(), space.has_limbo_waiting()), (64, false));
+        let reusable = space.end_round(round, true);
+        space.free_from_limbo(&reusable);
+        assert_eq!((space.allocator.free_units(), space.limbo_units()), (64, 0));
+    }
+
+    #[test]
+    fn quarantined_space_goes_into_limbo_above_its_bound() {
+        let (mut space, run) = full();
+        let part = |start, units| Extent { start, units, ..run[0] };
+        space.quarantine(vec![part(0, 3)]);
+        assert_eq!((space.quarantined_units(), space.limbo_units()), (3, 0));
+        space.quarantine(vec![part(3, 2)]);
+        assert_eq!((space.quarantined_units(), space.limbo_units()), (2, 3));
+    }
+}

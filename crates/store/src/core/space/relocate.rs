@@ -5,10 +5,11 @@
 //! with the journal record that replaces it, or waits for its leases. Until the switch no record
 //! names the new place, which is free again if the process ends.
 
+use super::SpaceDeadline;
 use crate::catalog::Refusal;
-use crate::core::maintenance::verify::Unreadable;
-use crate::core::reserve::SpaceDeadline;
-use crate::core::{State, StoreCore};
+use crate::core::StoreCore;
+use crate::core::maintenance::verify::{Unreadable, Verification};
+use crate::core::state::State;
 use parking_lot::MutexGuard;
 use ritornello_format::{Error, ErrorKind, Extent, PageHash, Place, Result, SegmentId, UNIT};
 use ritornello_index::{RunId, RunView};
@@ -95,7 +96,7 @@ impl StoreCore {
         let mut place = Place { extents, ..view.place.clone() };
         // Eviction for the new place may have removed the run, or its tail.
         if !self.is_still(run, &view) {
-            self.free(&mut self.state.lock(), &place.extents);
+            self.state.lock().space.free(&place.extents);
             return self.copy(run, control);
         }
         let live: Vec<bool> = view.pages.iter().map(|page| *page != PageHash::NONE).collect();
@@ -105,11 +106,11 @@ impl StoreCore {
                 Ok(Some(Copied { run, view, place }))
             }
             Err(error) => {
-                self.free(&mut self.state.lock(), &place.extents);
+                self.state.lock().space.free(&place.extents);
                 match error.kind() {
                     // Removes pages that fail verification, and copies the remaining pages.
                     ErrorKind::Miss => {
-                        let mut report = crate::core::Verification::default();
+                        let mut report = Verification::default();
                         self.verify_run(run, &view, &mut report, Unreadable::Keep, control);
                         if self.is_still(run, &view) { Err(error) } else { self.copy(run, control) }
                     }
@@ -149,18 +150,18 @@ impl StoreCore {
         let Copied { run, view, place } = copied;
         let same = self.is_still(*run, view);
         let Some(gone) = same.then(|| self.index.relocate(*run, place)).flatten() else {
-            self.free(state, &place.extents);
+            state.space.free(&place.extents);
             return false;
         };
         let free = state.leases.defer(*run, gone.extents);
-        state.add_to_limbo(free);
+        state.space.add_to_limbo(free);
         // No record names the space of removed pages, so it is freed immediately.
         let holes: Vec<Extent> = (0u32..)
             .zip(&view.pages)
             .filter(|(_, page)| **page == PageHash::NONE)
             .flat_map(|(page, _)| place.page(page))
             .collect();
-        self.free(state, &holes);
+        state.space.free(&holes);
         self.counters.runs_moved.add(1);
         self.counters.bytes_moved.add(place.units() * UNIT);
         true
@@ -170,7 +171,7 @@ impl StoreCore {
     fn forget_copies(&self, batch: Vec<Copied>) {
         let mut state = self.state.lock();
         for copied in batch {
-            self.free(&mut state, &copied.place.extents);
+            state.space.free(&copied.place.extents);
         }
     }
 }

@@ -7,12 +7,13 @@
 //! free space is withheld, because the owner's reservations are in no log; after the death of a
 //! client, the client's reservations.
 
-use crate::core::{State, StoreCore};
+use super::StoreSpace;
+use crate::core::StoreCore;
+use parking_lot::{Condvar, Mutex};
 use ritornello_format::{Extent, SegmentId};
-use ritornello_volume::space::Space;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// The pause before a failed drain is retried.
@@ -22,7 +23,7 @@ const RETRY_PAUSE: Duration = Duration::from_secs(10);
 ///
 /// Invariant: no withheld extent is free or named by a run; `units` is their sum.
 #[derive(Debug, Default)]
-pub(crate) struct Draining {
+pub(super) struct Draining {
     waiting: BTreeMap<SegmentId, Vec<Extent>>,
     /// Extents to drain after the next sync round: a durable record may name a part of them whose
     /// removal is not durable yet.
@@ -31,7 +32,7 @@ pub(crate) struct Draining {
 }
 
 impl Draining {
-    pub(crate) fn add(&mut self, extents: impl IntoIterator<Item = Extent>) {
+    pub(super) fn add(&mut self, extents: impl IntoIterator<Item = Extent>) {
         for extent in extents {
             self.units += u64::from(extent.units);
             self.waiting.entry(extent.segment).or_default().push(extent);
@@ -39,13 +40,13 @@ impl Draining {
     }
 
     /// Takes the extents that the next sync round covers.
-    pub(crate) fn take_undurable(&mut self) -> Vec<Extent> {
+    pub(super) fn take_undurable(&mut self) -> Vec<Extent> {
         std::mem::take(&mut self.undurable)
     }
 
     /// Returns extents after their sync round: to the drain queue if `durable`, otherwise to the
     /// next round.
-    pub(crate) fn put_back(&mut self, extents: Vec<Extent>, durable: bool) {
+    pub(super) fn put_back(&mut self, extents: Vec<Extent>, durable: bool) {
         if durable {
             for extent in extents {
                 self.waiting.entry(extent.segment).or_default().push(extent);
@@ -67,48 +68,64 @@ impl Draining {
         taken
     }
 
-    pub(crate) fn units(&self) -> u64 {
+    pub(super) fn units(&self) -> u64 {
         self.units
     }
 
-    pub(crate) fn is_empty(&self) -> bool {
+    pub(super) fn is_empty(&self) -> bool {
         self.units == 0
     }
 
     /// Whether any extent of `segment` is withheld.
-    pub(crate) fn holds(&self, segment: SegmentId) -> bool {
+    pub(super) fn holds(&self, segment: SegmentId) -> bool {
         self.waiting.contains_key(&segment) || self.undurable.iter().any(|e| e.segment == segment)
     }
 }
 
-/// Marks `holes` as in use. Returns the holes that could be marked.
-pub(crate) fn withhold(space: &mut Space, holes: Vec<Extent>) -> Vec<Extent> {
-    let withheld = |hole: &Extent| {
-        let marked = space.mark(std::slice::from_ref(hole));
-        if let Err(error) = &marked {
-            tracing::error!(%error, "free space could not be withheld: report this");
-        }
-        marked.is_ok()
-    };
-    holes.into_iter().filter(withheld).collect()
-}
+impl StoreSpace {
+    /// Withholds all free space until it is drained.
+    pub(crate) fn withhold_free(&mut self) {
+        let holes = self.allocator.holes().collect();
+        let withheld = self.mark_holes(holes);
+        self.draining.add(withheld);
+    }
 
-impl State {
     /// Withholds all free space of a segment until the next sync round and a drain after it.
     pub(crate) fn withhold_for_drain(&mut self, id: SegmentId) {
-        let holes = self.space.holes_in(id);
-        let withheld = withhold(&mut self.space, holes);
+        let withheld = self.mark_holes(self.allocator.holes_in(id));
         self.draining.units += withheld.iter().map(|e| u64::from(e.units)).sum::<u64>();
         self.draining.undurable.extend(withheld);
     }
+
+    /// Marks `holes` as in use. Returns the holes that could be marked.
+    fn mark_holes(&mut self, mut holes: Vec<Extent>) -> Vec<Extent> {
+        holes.retain(|hole| {
+            let marked = self.allocator.mark(std::slice::from_ref(hole));
+            if let Err(error) = &marked {
+                tracing::error!(%error, "free space could not be withheld: report this");
+            }
+            marked.is_ok()
+        });
+        holes
+    }
+}
+
+/// The drain in progress. The extents that it drains are in [`Draining`].
+#[derive(Default)]
+pub(crate) struct Drain {
+    is_running: AtomicBool,
+    /// When a drain last failed.
+    failed: Mutex<Option<Instant>>,
+    /// Signals that withheld space was freed.
+    drained: Condvar,
 }
 
 impl StoreCore {
     /// Starts draining withheld space, unless a drain runs: in background threads, one per volume,
     /// or in the calling thread if the store has no background threads.
     pub(crate) fn start_drain(self: &Arc<Self>) {
-        if self.state.lock().draining.waiting.is_empty()
-            || self.is_draining.swap(true, Ordering::AcqRel)
+        if self.state.lock().space.draining.waiting.is_empty()
+            || self.maintenance.drain.is_running.swap(true, Ordering::AcqRel)
         {
             return;
         }
@@ -123,7 +140,7 @@ impl StoreCore {
         if let Err(error) = started {
             // The periodic thread retries.
             tracing::warn!(%error, "no thread to wait for writes of a dead process");
-            self.is_draining.store(false, Ordering::Release);
+            self.maintenance.drain.is_running.store(false, Ordering::Release);
         }
     }
 
@@ -131,7 +148,7 @@ impl StoreCore {
     fn drain_all(&self) {
         let work: Vec<(SegmentId, usize)> = {
             let state = self.state.lock();
-            state.draining.waiting.iter().map(|(id, extents)| (*id, extents.len())).collect()
+            state.space.draining.waiting.iter().map(|(id, extents)| (*id, extents.len())).collect()
         };
         // One thread per volume, because a drain waits for its device.
         std::thread::scope(|scope| {
@@ -150,24 +167,24 @@ impl StoreCore {
         // The notification is sent under the lock, so that a caller between its check and its wait
         // is woken.
         let _state = self.state.lock();
-        self.is_draining.store(false, Ordering::Release);
-        self.drained.notify_all();
+        self.maintenance.drain.is_running.store(false, Ordering::Release);
+        self.maintenance.drain.drained.notify_all();
     }
 
     fn drain_one(&self, id: SegmentId, count: usize) {
         // The space stays withheld, so the close records an unclean end.
-        if self.closed.load(Ordering::Acquire) {
+        if self.lifecycle.is_closed() {
             return;
         }
         let started = Instant::now();
         match self.segments.drain(id) {
             Ok(()) => {
                 let mut state = self.state.lock();
-                let extents = state.draining.take(id, count);
+                let extents = state.space.draining.take(id, count);
                 // No run and no journal record names this space, so it skips limbo.
-                self.free(&mut state, &extents);
+                state.space.free(&extents);
                 drop(state);
-                self.drained.notify_all();
+                self.maintenance.drain.drained.notify_all();
                 if started.elapsed() > Duration::from_secs(1) {
                     tracing::info!(
                         segment = id.number(),
@@ -177,7 +194,7 @@ impl StoreCore {
                 }
             }
             Err(error) => {
-                let first = self.drain_failed.lock().replace(Instant::now()).is_none();
+                let first = self.maintenance.drain.failed.lock().replace(Instant::now()).is_none();
                 if first {
                     tracing::warn!(
                         %error,
@@ -190,7 +207,8 @@ impl StoreCore {
 
     /// Retries a failed drain after a pause.
     pub(crate) fn retry_drain(self: &Arc<Self>) {
-        let paused = self.drain_failed.lock().is_some_and(|at| at.elapsed() < RETRY_PAUSE);
+        let paused =
+            self.maintenance.drain.failed.lock().is_some_and(|at| at.elapsed() < RETRY_PAUSE);
         if !paused {
             self.start_drain();
         }
@@ -205,7 +223,8 @@ impl StoreCore {
     /// Blocks until withheld space is freed. Returns `false` on timeout, or if no drain runs.
     pub(crate) fn await_drain(&self, until: Instant) -> bool {
         let mut state = self.state.lock();
-        let drains = !state.draining.is_empty() && self.is_draining.load(Ordering::Acquire);
-        drains && !self.drained.wait_until(&mut state, until).timed_out()
+        let drains = !state.space.draining.is_empty()
+            && self.maintenance.drain.is_running.load(Ordering::Acquire);
+        drains && !self.maintenance.drain.drained.wait_until(&mut state, until).timed_out()
     }
 }

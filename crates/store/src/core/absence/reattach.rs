@@ -1,0 +1,244 @@
+//! Reattaching absent space that has returned, and giving up space that will not.
+
+use super::hidden::{Cause, Hidden};
+use crate::core::StoreCore;
+use crate::core::state::State;
+use crate::volumes::VolumeState;
+use ritornello_format::{Error, Extent, Result, SegmentId};
+use ritornello_index::{Removed, RunId, RunView};
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// Maximum time that reattaching waits for a capacity change.
+const SHAPE_TIMEOUT: Duration = Duration::from_secs(10);
+
+impl StoreCore {
+    /// Whether any volume or segment is absent.
+    pub(crate) fn is_degraded(&self) -> bool {
+        !self.state.lock().absence.is_empty()
+    }
+
+    /// Checks absent volumes and segments, and reattaches returned volumes and segments: lookups
+    /// find their runs again, except runs whose space was removed.
+    ///
+    /// # Errors
+    /// File-system errors: volumes and segments that were not reattached stay absent.
+    pub(crate) fn reattach_absent(&self) -> Result<()> {
+        if !self.is_degraded() {
+            return Ok(());
+        }
+        let mut volumes = self.attach_volumes();
+        let Some(_change) = self.shape.change_by(Instant::now() + SHAPE_TIMEOUT) else {
+            return Ok(());
+        };
+        // Another caller may have reattached or retired a volume.
+        volumes.retain(|(number, _)| self.state.lock().absence.why(*number).is_some());
+        for (number, volume) in (0..=u8::MAX).zip(&self.shape.manifest().volumes) {
+            if volume.is_retired() {
+                self.segments.retire_volume(number);
+            }
+        }
+        for (number, segments) in &volumes {
+            self.state.lock().absence.list(*number, segments);
+        }
+        let (mut restored, mut vanished) = (Vec::new(), 0);
+        let absent: Vec<SegmentId> = self.state.lock().absence.segments().collect();
+        for id in absent {
+            match self.segments.restore_length(id) {
+                Ok(_) => restored.push(id),
+                Err(error) => {
+                    let listed = self.segments.list(id.volume());
+                    let is_retired = listed.is_ok_and(|listed| !listed.contains(&id))
+                        && self.is_volume_present(id.volume());
+                    let mut state = self.state.lock();
+                    if is_retired {
+                        state.absence.segments.remove(&id);
+                        vanished += 1;
+                    } else if let Some(reason) = state.absence.segments.get_mut(&id) {
+                        *reason = error.to_string();
+                    }
+                }
+            }
+        }
+        if volumes.is_empty() && restored.is_empty() && vanished == 0 {
+            return Ok(());
+        }
+        let unmarked = self.restore(&restored);
+        {
+            let mut state = self.state.lock();
+            let (manifest, budget) = (self.shape.manifest(), self.shape.budget());
+            let State { space, absence, .. } = &mut *state;
+            space.share_out(absence, &manifest, &budget);
+            volumes.iter().for_each(|(volume, _)| state.space.resume_growth(*volume));
+        }
+        let (shown, dropped) = self.unhide_returned(&unmarked);
+        tracing::warn!(
+            volumes = volumes.len(),
+            segments = restored.len(),
+            runs = shown,
+            pages_dropped = dropped,
+            "absent space has returned"
+        );
+        // Free space in the restored segments is reused after this round and a drain.
+        self.make_durable()
+    }
+
+    /// Attaches absent volumes that have returned. Returns them with their segments.
+    fn attach_volumes(&self) -> Vec<(u8, Vec<SegmentId>)> {
+        let absent = self.state.lock().absence.volumes();
+        let manifest = self.shape.manifest();
+        let found = self.directory().volume_states(&manifest);
+        // Markers are repaired before a segment is opened: without its marker a volume cannot be
+        // used.
+        self.directory().repair_markers(&mut manifest.as_ref().clone(), &found);
+        let mut here = Vec::new();
+        for number in absent {
+            let at = found.get(usize::from(number)).cloned().unwrap_or(VolumeState::Retired);
+            let attached = match at.absence() {
+                Some(why) => Err(why.to_owned()),
+                None => self.attach(number, &at.dir()).map_err(|error| error.to_string()),
+            };
+            match attached {
+                Ok(segments) => here.push((number, segments)),
+                Err(why) => {
+                    // The volume may have been retired concurrently.
+                    if let Some(reason) = self.state.lock().absence.volumes.get_mut(&number) {
+                        *reason = why;
+                    }
+                }
+            }
+        }
+        here
+    }
+
+    /// Whether the directory of a volume carries its marker now.
+    pub(crate) fn is_volume_present(&self, number: u8) -> bool {
+        self.directory().is_volume_present(&self.shape.manifest(), number)
+    }
+
+    fn attach(&self, number: u8, dir: &Path) -> Result<Vec<SegmentId>> {
+        let candidate = self.segments.examine(dir)?;
+        if !candidate.is_trusted() {
+            return Err(Error::invalid("its file system cannot be trusted"));
+        }
+        self.segments.attach(number, candidate)?;
+        let listed = self.segments.list_durably(number)?;
+        // The marker is checked after the list and its sync, because an empty mount point lists no
+        // files.
+        if !self.is_volume_present(number) {
+            return Err(Error::retry("it became absent again"));
+        }
+        Ok(listed)
+    }
+
+    /// Adds returned segments to the space. Extents of hidden runs and of living clients are in
+    /// use. All other extents are withheld until the removals made during the absence are durable
+    /// and the segments are drained. Returns the extents that could not be marked.
+    fn restore(&self, segments: &[SegmentId]) -> HashSet<Extent> {
+        let mut runs: HashMap<SegmentId, Vec<RunId>> = HashMap::new();
+        for run in self.hidden.list(Cause::Absent) {
+            let Some(view) = self.index.run(run) else { continue };
+            let within: BTreeSet<SegmentId> =
+                view.live_extents().iter().map(|extent| extent.segment).collect();
+            for id in within {
+                runs.entry(id).or_default().push(run);
+            }
+        }
+        let mut unmarked = HashSet::new();
+        for &id in segments {
+            // The lock is held until all extents are marked, so that no put is placed in the
+            // segment before. Pending removals are applied first: the segment returns with their
+            // extents as free space, so a later removal would free them a second time.
+            let mut state = self.state.lock_without_removals();
+            state.absence.segments.remove(&id);
+            if !state.space.restore_segment(id) {
+                continue;
+            }
+            for run in runs.remove(&id).into_iter().flatten() {
+                let extents = self.index.run(run).map_or_else(Vec::new, |view| view.live_extents());
+                for extent in extents.into_iter().filter(|e| e.segment == id) {
+                    if !state.space.mark(&[extent]) {
+                        unmarked.insert(extent);
+                    }
+                }
+            }
+            let State { space, reservations, unsynced, .. } = &mut *state;
+            reservations.restore_segment(id, |extent| space.mark(std::slice::from_ref(extent)));
+            space.withhold_for_drain(id);
+            unsynced.segments.insert(id);
+        }
+        unmarked
+    }
+
+    /// Unhides the runs whose space has returned completely, and removes the runs whose space
+    /// differs from the index. Returns the number of runs unhidden and of pages dropped.
+    fn unhide_returned(&self, unmarked: &HashSet<Extent>) -> (usize, u64) {
+        let mut still = HashSet::new();
+        let (mut shown, mut dropped) = (0, 0);
+        for run in self.hidden.list(Cause::Absent) {
+            let mut state = self.state.lock();
+            let Some(view) = self.index.run(run) else { continue };
+            let extents = view.live_extents();
+            if state.absence.hides(&extents) {
+                still.insert(run);
+                continue;
+            }
+            let is_restored = |extent: &Extent| {
+                !unmarked.contains(extent) && state.space.allocator().has_segment(extent.segment)
+            };
+            if extents.iter().all(is_restored) {
+                shown += 1;
+            } else {
+                dropped += self.drop_unmarked(&mut state, run, unmarked);
+            }
+        }
+        self.hide(still);
+        (shown, dropped)
+    }
+
+    /// Hides the `absent` runs and the runs after them, and unhides all other runs.
+    fn hide(&self, mut absent: HashSet<RunId>) {
+        absent.retain(|run| self.index.place(*run).is_some());
+        let behind = self.hidden.list(Cause::Behind);
+        let parent = |run: &RunId| Some((*run, self.index.run(*run)?.parent?.0));
+        let parents = behind.iter().chain(&absent).filter_map(parent).collect();
+        self.hidden.replace(Hidden::new(&absent, &parents));
+    }
+
+    /// Removes a run whose space was removed, with all runs after it. Returns the number of pages
+    /// removed.
+    fn drop_unmarked(&self, state: &mut State, run: RunId, unmarked: &HashSet<Extent>) -> u64 {
+        let mut removed = self.index.truncate(run, 0);
+        for Removed { extents, .. } in &mut removed {
+            let allocator = state.space.allocator();
+            extents.retain(|e| !unmarked.contains(e) && allocator.has_segment(e.segment));
+        }
+        state.apply_removals(removed, None).0
+    }
+
+    /// Retires an absent volume: removes its runs from the index, durably.
+    ///
+    /// # Errors
+    /// `Fatal` if a sync failed: the store is poisoned.
+    pub(crate) fn retire_absent_volume(&self, number: u8) -> Result<()> {
+        // Excludes `reattach_absent`, because both replace the hidden runs.
+        let _change = self.shape.change();
+        let is_in_volume =
+            |view: &RunView| view.live_extents().iter().any(|e| e.segment.volume() == number);
+        let mut lost = Vec::new();
+        self.index.for_each(&mut |run, view| {
+            if is_in_volume(&view) {
+                lost.push(run);
+            }
+        });
+        for run in lost {
+            let mut state = self.state.lock();
+            let removed = self.index.truncate(run, 0);
+            let (pages, _) = state.apply_removals(removed, None);
+            self.counters.deleted_pages.add(pages);
+        }
+        self.hide(self.hidden.list(Cause::Absent).into_iter().collect());
+        self.make_durable()
+    }
+}

@@ -1,0 +1,106 @@
+//! Durability: the sync rounds, which write the data before the index that names it.
+
+use super::StoreCore;
+use super::state::STEP_RUNS;
+use crate::options::Durability;
+use ritornello_format::{Extent, Result, SegmentId};
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+/// Maximum time that a sync waits for earlier syncs.
+pub(super) const SYNC_TIMEOUT: Duration = Duration::from_secs(300);
+/// Unsynced bytes of the index journal that trigger a sync.
+pub(super) const PENDING_BYTES_MAX: u64 = 16 << 20;
+
+/// Changes that the next sync round covers.
+#[derive(Debug, Default)]
+pub(super) struct Unsynced {
+    /// Segments with writes.
+    pub(super) segments: BTreeSet<SegmentId>,
+    /// Whether pages were used.
+    pub(super) uses: bool,
+}
+
+impl Unsynced {
+    /// Records writes to `extents`.
+    pub(super) fn note(&mut self, extents: &[Extent]) {
+        self.segments.extend(extents.iter().map(|extent| extent.segment));
+    }
+}
+
+impl StoreCore {
+    /// Syncs the data, then the index, then frees the limbo. Requests that arrive during a round
+    /// share the next round. Puts continue during a round; commits made after the data sync began
+    /// belong to the next round.
+    ///
+    /// # Errors
+    /// `Fatal`: the store is poisoned. `Retry` if no round could begin.
+    pub(super) fn make_durable(&self) -> Result<()> {
+        self.make_durable_by(Instant::now() + SYNC_TIMEOUT)
+    }
+
+    /// Like [`StoreCore::make_durable`], if earlier rounds end by `deadline`.
+    ///
+    /// # Errors
+    /// `Retry` if earlier rounds have not ended by `deadline`.
+    pub(super) fn make_durable_by(&self, deadline: Instant) -> Result<()> {
+        self.lifecycle.rounds().join(deadline, || self.sync_all())
+    }
+
+    /// Makes all changes durable, on request.
+    ///
+    /// # Errors
+    /// `Closed`; `Retry` if the store is poisoned; like [`StoreCore::make_durable`].
+    pub(super) fn flush(&self) -> Result<()> {
+        self.lifecycle.check_writable()?;
+        self.make_durable()
+    }
+
+    /// Whether puts and deletes wait until they are durable.
+    pub(super) fn durable_puts(&self) -> bool {
+        self.options.durability == Durability::Durable
+    }
+
+    /// Runs one sync round.
+    fn sync_all(&self) -> Result<()> {
+        let started = Instant::now();
+        // The limbo is taken before the index seals its records, so that the sealed records include
+        // the records which free this space.
+        let space = self.state.lock().space.begin_round();
+        let synced = self.index.sync_after(&|| self.sync_dirty());
+        let reusable = self.state.lock().space.end_round(space, synced.is_ok());
+        synced.map_err(|error| error.with("store", self.options.dir.display()))?;
+        let mut reusable = reusable.chunks(STEP_RUNS);
+        self.state.in_steps(|state| {
+            let Some(extents) = reusable.next() else { return false };
+            state.space.free_from_limbo(extents);
+            true
+        });
+        self.counters.syncs.add(1);
+        self.counters.sync_micros.add(started.elapsed().as_micros() as u64);
+        Ok(())
+    }
+
+    /// Syncs the data of all runs in the index. At most one thread may do this at a time: segments
+    /// that another thread took are no longer dirty, and not durable either.
+    fn sync_dirty(&self) -> Result<()> {
+        let dirty = std::mem::take(&mut self.state.lock().unsynced.segments);
+        let segments: Vec<_> = dirty.iter().copied().collect();
+        let synced = self.segments.sync(&segments);
+        if synced.is_err() {
+            self.state.lock().unsynced.segments.extend(dirty);
+        }
+        synced
+    }
+
+    /// Syncs `segments` between two rounds.
+    ///
+    /// # Errors
+    /// `Fatal` if the sync failed: the store is poisoned. `Retry` if earlier rounds have not ended.
+    pub(super) fn sync_segments(&self, segments: &[SegmentId]) -> Result<()> {
+        let rounds = self.lifecycle.rounds();
+        let _paused = rounds.between(Instant::now() + SYNC_TIMEOUT)?;
+        rounds.check()?;
+        self.segments.sync(segments).inspect_err(|error| rounds.poison(error))
+    }
+}

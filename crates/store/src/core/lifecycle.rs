@@ -1,0 +1,171 @@
+//! The life of a core: open, perhaps poisoned by a failed write or sync, closed.
+//!
+//! A poisoned store refuses changes and still serves lookups and reads, and its owner reopens it when
+//! the disks accept writes.
+
+use super::{ClientId, StoreCore};
+use crate::rounds::{OnPoison, Rounds};
+use ritornello_format::{Error, ErrorKind, Manifest, Result, VolumeMarker};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// Maximum time that closing waits for a change of the manifest.
+const SHAPE_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Whether the core answers, and whether it takes changes.
+pub(crate) struct Lifecycle {
+    /// Sync rounds, which a failed write poisons.
+    rounds: Arc<Rounds>,
+    closed: AtomicBool,
+    pub(super) opened: OpenReport,
+}
+
+/// Duration and dropped pages of the opening.
+#[derive(Default)]
+pub(crate) struct OpenReport {
+    pub(super) millis: f64,
+    pub(super) dropped: BTreeMap<String, u64>,
+}
+
+impl Lifecycle {
+    pub(super) fn new(rounds: Arc<Rounds>, opened: OpenReport) -> Self {
+        Self { rounds, closed: AtomicBool::new(false), opened }
+    }
+
+    pub(super) fn rounds(&self) -> &Rounds {
+        &self.rounds
+    }
+
+    /// Whether the core was closed; checked in long loops.
+    pub(super) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
+    }
+
+    /// Whether a failed write or sync has poisoned the store.
+    pub(super) fn is_poisoned(&self) -> bool {
+        self.rounds.cause().is_some()
+    }
+
+    pub(super) fn check_open(&self) -> Result<()> {
+        if self.is_closed() {
+            return Err(Error::new(ErrorKind::Closed, "the store is closed: open it again"));
+        }
+        Ok(())
+    }
+
+    pub(super) fn check_writable(&self) -> Result<()> {
+        self.check_open()?;
+        self.rounds.cause().map_or(Ok(()), |cause| Err(refusal(cause)))
+    }
+
+    /// Converts a `Fatal` error of a poisoned store into a retryable one: the same call may succeed
+    /// after the store is reopened.
+    pub(super) fn retryable(&self, error: Error) -> Error {
+        match self.rounds.cause() {
+            Some(cause) if error.kind() == ErrorKind::Fatal => refusal(cause).because(error),
+            _ => error,
+        }
+    }
+}
+
+/// Returns the error of a call that would change a poisoned store.
+fn refusal(cause: &str) -> Error {
+    Error::retry(
+        "a write or sync failed, and writes since the last flush may be lost: writes are refused \
+         until the owner reopens the store",
+    )
+    .with("cause", cause)
+}
+
+impl StoreCore {
+    /// The failed write or sync that poisoned the store, if any.
+    #[must_use]
+    pub fn poisoned(&self) -> Option<String> {
+        self.lifecycle.rounds.cause().map(str::to_owned)
+    }
+
+    /// Sets the callback for poisoning, which replaces the log line; calls it immediately if
+    /// already poisoned. Only the first call has an effect.
+    pub fn on_poison(&self, callback: OnPoison) {
+        self.lifecycle.rounds.on_poison(callback);
+    }
+
+    /// Adds to the count of reopenings by this process.
+    pub fn note_reopenings(&self, times: u64) {
+        self.counters.reopenings.add(times);
+    }
+
+    /// Checks whether the disks of a poisoned store accept writes: rewrites the manifest, the
+    /// volume markers and the reservation log with their current contents, and syncs the files that
+    /// must be durable.
+    ///
+    /// The log is rewritten because the next owner reads it, and the page cache may hold a copy
+    /// whose write failed.
+    ///
+    /// # Errors
+    /// File-system errors; `Retry` while the capacity or the directories change.
+    pub fn check_disks_writable(&self) -> Result<()> {
+        let change = self.shape.change_by(Instant::now());
+        let _change =
+            change.ok_or_else(|| Error::retry("the store's directories are being changed"))?;
+        let (manifest, directory) = (self.shape.manifest(), self.directory());
+        directory.write_manifest(&manifest)?;
+        let absent = self.state.lock().absence.volumes();
+        for (number, volume) in (0..=u8::MAX).zip(&manifest.volumes) {
+            let dir = self.options.dir.join(&volume.dir);
+            let marker = VolumeMarker { store: manifest.uuid, volume: number };
+            // Another file system may have been mounted over the directory.
+            let is_present = !volume.is_retired() && !absent.contains(&number);
+            if is_present && volume.marked && directory.has_marker(&dir, marker) {
+                directory.write_marker(&dir, marker)?;
+            }
+        }
+        self.reservation_log.lock().rewrite()
+    }
+
+    /// Makes everything durable, stops the background threads and refuses later calls.
+    ///
+    /// # Errors
+    /// `Fatal` if the last sync failed; `Retry` if an earlier sync has not ended; file-system
+    /// errors of the manifest.
+    pub fn close(&self) -> Result<()> {
+        if !self.lifecycle.closed.swap(true, Ordering::AcqRel) {
+            self.maintenance.stop();
+        }
+        match self.make_durable() {
+            // An earlier close has completed.
+            Err(error) if error.kind() == ErrorKind::Closed => self.lifecycle.rounds.check(),
+            durable => durable.and_then(|()| self.note_clean()),
+        }
+    }
+
+    /// Records a clean end in the manifest, unless a write of this owner may be in flight.
+    fn note_clean(&self) -> Result<()> {
+        let until = Instant::now() + SHAPE_TIMEOUT;
+        let Some(_change) = self.shape.change_by(until) else { return Ok(()) };
+        // A call made before the close may still lead a round. If the round fails, the end is not
+        // clean.
+        match self.lifecycle.rounds.end(until) {
+            Err(error) if error.kind() == ErrorKind::Retry => return Ok(()),
+            ended => ended?,
+        }
+        if !self.is_at_rest() {
+            return Ok(());
+        }
+        self.scopes.compact();
+        let manifest = Manifest { clean: true, ..Manifest::clone(&self.shape.manifest()) };
+        self.directory().write_manifest(&manifest)
+    }
+
+    /// Returns whether no write of this owner, or of a dead process, may be in flight. The store is
+    /// closed, so no new reservation is made.
+    fn is_at_rest(&self) -> bool {
+        let state = self.state.lock();
+        // An absent segment has not been drained.
+        state.space.withheld_units() == 0
+            && state.absence.is_empty()
+            && !state.reservations.has_open_of(ClientId::LOCAL)
+    }
+}

@@ -1,0 +1,74 @@
+//! The clock that ends retentions.
+
+use std::time::Instant;
+
+/// Maximum retention in seconds: a year.
+pub(super) const RETENTION_MAX: u64 = 366 * 86_400;
+
+/// The store's clock: the system's seconds since 1970, but never earlier than a time recorded
+/// before. If the system clock is set back, the store's clock continues by elapsed time; if it is
+/// set forward, the store's clock follows and ends retentions early.
+#[derive(Debug)]
+pub(crate) struct StoreClock {
+    wall: fn() -> u64,
+    /// Seconds that the system clock lagged the recorded time when the store was opened.
+    skew: u64,
+    base: u64,
+    started: Instant,
+    latest: u64,
+}
+
+impl StoreClock {
+    /// Continues at `mark`, the latest recorded time.
+    pub(crate) fn starting_at(mark: u64, wall: fn() -> u64) -> Self {
+        let now = wall();
+        let base = now.max(mark);
+        Self { wall, skew: base - now, base, started: Instant::now(), latest: base }
+    }
+
+    pub(crate) fn now(&mut self) -> u64 {
+        let by_wall = (self.wall)().saturating_add(self.skew);
+        let by_time = self.base.saturating_add(self.started.elapsed().as_secs());
+        self.latest = by_wall.max(by_time).max(self.latest);
+        self.latest
+    }
+
+    /// Converts `until` of the system clock to this clock by its distance from now, which is
+    /// correct even if the two clocks differ. `None` if it has passed.
+    pub(super) fn end(&mut self, until: u64) -> Option<u64> {
+        let remaining = until.checked_sub((self.wall)()).filter(|remaining| *remaining > 0)?;
+        Some(self.now().saturating_add(remaining.min(RETENTION_MAX)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    static WALL: AtomicU64 = AtomicU64::new(0);
+
+    #[test]
+    fn clock_never_decreases() {
+        let set = |seconds| WALL.store(seconds, Ordering::Relaxed);
+        // Real time passes during a test.
+        let near = |time: u64, expected: u64| (expected..expected + 100).contains(&time);
+        let is_near = |time: Option<u64>, expected| time.is_some_and(|time| near(time, expected));
+        set(1000);
+        let mut clock = StoreClock::starting_at(0, || WALL.load(Ordering::Relaxed));
+        assert!(near(clock.now(), 1000) && is_near(clock.end(1600), 1600));
+        assert_eq!((clock.end(1000), clock.end(10)), (None, None));
+        assert!(is_near(clock.end(u64::MAX), 1000 + RETENTION_MAX));
+        set(2000);
+        assert!(near(clock.now(), 2000));
+        set(500);
+        assert!(near(clock.now(), 2000), "set back");
+        assert!(is_near(clock.end(1100), 2600), "and ten minutes are still ten minutes");
+        // A restart with a system clock at zero.
+        set(0);
+        let mut clock = StoreClock::starting_at(2000, || WALL.load(Ordering::Relaxed));
+        assert!(near(clock.now(), 2000) && is_near(clock.end(600), 2600));
+        set(1000);
+        assert!(near(clock.now(), 3000), "it runs on");
+    }
+}

@@ -1,0 +1,173 @@
+//! The stored runs, as eviction, quotas and retention count them.
+
+use super::absence::hidden::Hidden;
+use super::limits::quota::Usage;
+use super::limits::retention::Retention;
+use crate::eviction::{
+    Demand, Eviction, EvictionContext, EvictionStats, RecencyClock, Resident, Used, Victim,
+};
+use crate::lease::LeaseTable;
+use ritornello_format::{PageHash, Place, ScopeSlot};
+use ritornello_index::{PrefixIndex, Removed, RunId};
+use std::collections::HashMap;
+
+/// Maximum runs remembered while the page that they follow is not committed. Runs above the limit
+/// are linked by the next put that covers both pages.
+const WAITING_MAX: usize = 4096;
+
+/// The stored runs, and the order of their eviction.
+///
+/// Invariant: the store's eviction policy and the usage of scopes know the same runs; `retention`
+/// knows some of them.
+pub(crate) struct Residents {
+    /// Orders uses of pages.
+    pub(super) clock: RecencyClock,
+    eviction: Box<dyn Eviction>,
+    pub(super) usage: Usage,
+    pub(super) retention: Retention,
+    /// Runs committed before the page they follow, by that page: the hash of the run's first page.
+    waiting_children: HashMap<(ScopeSlot, PageHash), PageHash>,
+}
+
+impl Residents {
+    pub(super) fn new(
+        clock: RecencyClock,
+        eviction: Box<dyn Eviction>,
+        usage: Usage,
+        retention: Retention,
+    ) -> Self {
+        Self { clock, eviction, usage, retention, waiting_children: HashMap::new() }
+    }
+
+    /// Adds a run of `pages` stored pages in `units`.
+    pub(super) fn admit(&mut self, slot: ScopeSlot, resident: &Resident, pages: u64, units: u64) {
+        self.eviction.admit(resident);
+        self.usage.admit(slot, resident, pages, units);
+    }
+
+    /// Records that the run `child` follows page `page` of the run `parent`.
+    pub(super) fn link(&mut self, slot: ScopeSlot, child: RunId, parent: RunId, page: u32) {
+        self.eviction.link(child, parent, page);
+        self.usage.link(slot, child, parent, page);
+    }
+
+    /// Records a use of the pages of `path`.
+    pub(super) fn hit(&mut self, slot: ScopeSlot, path: &[Used]) {
+        self.eviction.hit(path);
+        self.usage.hit(slot, path);
+    }
+
+    /// Reports pages that were read or put to the eviction policy, which measures other policies
+    /// with them.
+    pub(super) fn demanded(
+        &mut self,
+        demand: Demand,
+        after: Option<u64>,
+        pages: &mut dyn Iterator<Item = u64>,
+    ) {
+        self.eviction.demanded(demand, after, pages);
+    }
+
+    /// Subtracts removed pages.
+    pub(super) fn remove(&mut self, gone: &Removed) {
+        self.usage.remove(gone);
+        if gone.whole {
+            self.eviction.remove(gone.run);
+            self.retention.release(gone.run);
+        } else {
+            self.eviction.shrink(gone.run, gone.pages);
+            let units = gone.extents.iter().map(|extent| u64::from(extent.units)).sum();
+            self.retention.shrink(gone.run, if gone.pages > 0 { units } else { 0 });
+        }
+    }
+
+    /// Chooses victims of about `units`: of the store, or of the scope in `slot`, which has none
+    /// unless it has a quota.
+    pub(super) fn victims(
+        &mut self,
+        slot: Option<ScopeSlot>,
+        units: u64,
+        leases: &LeaseTable,
+        hidden: &Hidden,
+        index: &dyn PrefixIndex,
+    ) -> Vec<Victim> {
+        let Self { eviction, usage, retention, .. } = self;
+        let eviction = match slot {
+            None => Some(eviction),
+            Some(slot) => usage.eviction(slot),
+        };
+        let held = ProtectedRuns { leases, retention, hidden, index };
+        eviction.map_or_else(Vec::new, |eviction| eviction.victims(units, &held))
+    }
+
+    /// Removes a victim that the index does not know from the policy that chose it, which would
+    /// choose it again.
+    pub(super) fn forget_victim(&mut self, slot: Option<ScopeSlot>, run: RunId) {
+        let eviction = match slot {
+            None => Some(&mut self.eviction),
+            Some(slot) => self.usage.eviction(slot),
+        };
+        eviction.into_iter().for_each(|eviction| eviction.remove(run));
+    }
+
+    /// Remembers a run whose parent page is not committed yet: `child` is the run's first page.
+    pub(super) fn await_parent(&mut self, slot: ScopeSlot, parent: PageHash, child: PageHash) {
+        if self.waiting_children.len() < WAITING_MAX {
+            self.waiting_children.insert((slot, parent), child);
+        }
+    }
+
+    /// Takes the runs that wait for one of `pages`: the number of the page, and the run's first page.
+    pub(super) fn take_waiting_children(
+        &mut self,
+        slot: ScopeSlot,
+        pages: &[PageHash],
+    ) -> Vec<(u32, PageHash)> {
+        let waiting = &mut self.waiting_children;
+        if waiting.is_empty() {
+            return Vec::new();
+        }
+        let each = (0u32..).zip(pages);
+        each.filter_map(|(at, page)| Some((at, waiting.remove(&(slot, *page))?))).collect()
+    }
+
+    /// Statistics of the store's eviction policy.
+    pub(super) fn eviction_stats(&self) -> EvictionStats {
+        self.eviction.measured()
+    }
+}
+
+/// Answers an eviction policy's queries about runs.
+struct ProtectedRuns<'a> {
+    leases: &'a LeaseTable,
+    retention: &'a Retention,
+    /// Runs in absent space: evicting them would free no usable space.
+    hidden: &'a Hidden,
+    index: &'a dyn PrefixIndex,
+}
+
+impl EvictionContext for ProtectedRuns<'_> {
+    fn is_protected(&self, run: RunId) -> bool {
+        self.leases.is_leased(run) || self.retention.is_retained(run) || self.hidden.is_absent(run)
+    }
+    fn page_key(&self, run: RunId, page: u32) -> u64 {
+        self.index.page(run, page).map_or(0, |page| page.low())
+    }
+}
+
+/// Describes a run to an eviction policy.
+pub(super) fn resident(
+    run: RunId,
+    parent: Option<(RunId, u32)>,
+    pages: &[PageHash],
+    place: &Place,
+) -> Resident {
+    Resident {
+        run,
+        key: pages.first().map_or(0, |page| page.low()),
+        parent,
+        pages: pages.len() as u32,
+        page_units: place.page_units,
+        header_units: place.header_units,
+    }
+}

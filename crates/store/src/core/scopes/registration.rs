@@ -1,0 +1,59 @@
+//! Resolving, registering and configuring scopes.
+
+use crate::catalog::ScopeRef;
+use crate::core::StoreCore;
+use ritornello_format::{
+    Error, ErrorKind, RUN_HEADER_UNITS_MAX, Result, Scope, ScopeSettings, UNIT,
+};
+
+impl StoreCore {
+    pub(crate) fn resolve(&self, scope: &Scope, create: bool) -> Result<Option<ScopeRef>> {
+        self.lifecycle.check_open()?;
+        match self.scopes.find(scope)? {
+            None if create => {
+                self.check_fits(scope)?;
+                self.register(scope).map(Some)
+            }
+            found => Ok(found),
+        }
+    }
+
+    pub(crate) fn configure(&self, scope: ScopeRef, settings: &ScopeSettings) -> Result<()> {
+        self.lifecycle.check_writable()?;
+        self.scopes.configure(scope, *settings)?;
+        self.apply_quota(scope.slot);
+        self.trim_retention(scope.slot);
+        Ok(())
+    }
+
+    /// Checks that a page and its run header fit into one segment.
+    fn check_fits(&self, scope: &Scope) -> Result<()> {
+        let page_bytes = scope.resolved_page_bytes()?;
+        let most = self.shape.budget().segment_bytes - u64::from(RUN_HEADER_UNITS_MAX) * UNIT;
+        if page_bytes <= most {
+            return Ok(());
+        }
+        Err(Error::invalid("a page is too large for the segments of this store")
+            .with("page_bytes", page_bytes)
+            .with("at_most", most))
+    }
+
+    fn register(&self, scope: &Scope) -> Result<ScopeRef> {
+        match self.scopes.register(scope, &self.state) {
+            Ok((reference, dropped)) => {
+                self.counters.scopes_dropped.add(dropped as u64);
+                Ok(reference)
+            }
+            Err(error) => {
+                if error.kind() == ErrorKind::Miss {
+                    let refused = &self.counters.refused_scopes;
+                    if refused.get() == 0 {
+                        tracing::warn!(%error, "a new scope was refused; more are only counted");
+                    }
+                    refused.add(1);
+                }
+                Err(self.lifecycle.retryable(error))
+            }
+        }
+    }
+}

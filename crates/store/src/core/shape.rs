@@ -1,0 +1,183 @@
+//! The shape of a store: its capacity and directories, as the manifest records them, and the numbers
+//! that the manifest makes unique across owners.
+
+use crate::budget::Budget;
+use crate::directory::Directory;
+use crate::rounds::Rounds;
+use parking_lot::{Mutex, MutexGuard, RwLock};
+use ritornello_format::{Error, Manifest, Result};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+/// A new upper half is taken when fewer numbers than this are left of the lower half. Half of the
+/// margin bounds the numbers that concurrent calls take between two checks.
+const MARGIN: u64 = 1 << 26;
+
+/// The manifest and the budget in use.
+pub(crate) struct Shape {
+    directory: Directory,
+    /// Poisoned by a failed change that may be on disk.
+    rounds: Arc<Rounds>,
+    manifest: RwLock<Arc<Manifest>>,
+    budget: RwLock<Budget>,
+    /// Locked while the capacity or the directories change. First in the lock order.
+    changing: Mutex<()>,
+    /// Locked while a segment file is created.
+    growing: Mutex<()>,
+    next_number: AtomicU64,
+}
+
+/// Allows to change the shape while held.
+pub(crate) struct ShapeChange<'a> {
+    shape: &'a Shape,
+    _changing: MutexGuard<'a, ()>,
+}
+
+impl Shape {
+    pub(super) fn new(
+        directory: Directory,
+        rounds: Arc<Rounds>,
+        manifest: Manifest,
+        budget: Budget,
+    ) -> Self {
+        Self {
+            directory,
+            rounds,
+            next_number: AtomicU64::new(first(manifest.generations)),
+            manifest: RwLock::new(Arc::new(manifest)),
+            budget: RwLock::new(budget),
+            changing: Mutex::new(()),
+            growing: Mutex::new(()),
+        }
+    }
+
+    /// The files of the store.
+    pub(super) fn directory(&self) -> &Directory {
+        &self.directory
+    }
+
+    /// The current manifest.
+    pub(super) fn manifest(&self) -> Arc<Manifest> {
+        Arc::clone(&self.manifest.read())
+    }
+
+    /// The division of the capacity.
+    pub(super) fn budget(&self) -> Budget {
+        *self.budget.read()
+    }
+
+    /// Excludes other changes while the result is held; `None` if another change has not ended by
+    /// `deadline`.
+    pub(super) fn change_by(&self, deadline: Instant) -> Option<ShapeChange<'_>> {
+        let changing = self.changing.try_lock_until(deadline)?;
+        Some(ShapeChange { shape: self, _changing: changing })
+    }
+
+    /// Like [`Shape::change_by`], without a deadline.
+    pub(super) fn change(&self) -> ShapeChange<'_> {
+        ShapeChange { shape: self, _changing: self.changing.lock() }
+    }
+
+    /// Excludes the creation of segment files by others while the result is held; `None` if one has
+    /// not ended by `deadline`.
+    pub(super) fn pause_growth(&self, deadline: Instant) -> Option<MutexGuard<'_, ()>> {
+        self.growing.try_lock_until(deadline)
+    }
+
+    /// A number for a run or a reservation, unique across all owners.
+    pub(super) fn unique_number(&self) -> u64 {
+        self.next_number.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// The next unique number.
+    pub(super) fn next_number(&self) -> u64 {
+        self.next_number.load(Ordering::Relaxed)
+    }
+
+    /// Takes the next upper half, durably, before the lower half could carry into it: the next
+    /// owner begins after the manifest's upper half.
+    ///
+    /// # Errors
+    /// File-system errors; `Retry` if few numbers are left and another thread changes the manifest
+    /// until `deadline`.
+    pub(super) fn ensure_numbers(&self, deadline: Instant) -> Result<()> {
+        let left = || (1 << 32) - (self.next_number() & 0xffff_ffff);
+        if left() >= MARGIN {
+            return Ok(());
+        }
+        let Some(change) = self.change_by(deadline) else {
+            if left() >= MARGIN / 2 {
+                return Ok(());
+            }
+            return Err(Error::retry("the store's manifest is being changed: put again"));
+        };
+        if left() < MARGIN {
+            let mut manifest = Manifest::clone(&self.manifest());
+            manifest.generations += 1;
+            change.write(&manifest)?;
+            self.next_number.store(first(manifest.generations), Ordering::Relaxed);
+            change.publish(manifest);
+        }
+        Ok(())
+    }
+}
+
+impl ShapeChange<'_> {
+    /// Replaces the manifest on disk.
+    ///
+    /// # Errors
+    /// File-system errors. After a `Fatal` error the next owner may read either manifest: the store
+    /// is poisoned, so that no acknowledgement depends on one of the two.
+    pub(super) fn write(&self, manifest: &Manifest) -> Result<()> {
+        let written = self.shape.directory.write_manifest(manifest);
+        written.inspect_err(|error| self.shape.rounds.poison_if_fatal(error))
+    }
+
+    /// Replaces the manifest in use.
+    pub(super) fn publish(&self, manifest: Manifest) {
+        *self.shape.manifest.write() = Arc::new(manifest);
+    }
+
+    /// Replaces the budget in use.
+    pub(super) fn set_budget(&self, budget: Budget) {
+        *self.shape.budget.write() = budget;
+    }
+}
+
+/// The first number with the upper half `generations`.
+fn first(generations: u32) -> u64 {
+    (u64::from(generations) << 32) | 1
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::StoreCore;
+    use crate::options::Options;
+    use ritornello_medium::SimDisk;
+    use std::path::Path;
+
+    #[test]
+    fn numbers_never_reach_the_next_owners() {
+        let disk = SimDisk::new(64 << 20);
+        let open = |capacity| {
+            let options = Options {
+                capacity,
+                segment_bytes: Some(1 << 20),
+                background_threads: false,
+                ..Options::new(Path::new("/store"))
+            };
+            StoreCore::open(Arc::new(disk.clone()), &options, Arc::new(|_| false)).unwrap()
+        };
+        let core = open(Some(16 << 20));
+        let upper = core.shape.unique_number() >> 32;
+        core.shape.next_number.store((upper << 32) + (1 << 32) - 10, Ordering::Relaxed);
+        core.shape.ensure_numbers(Instant::now()).unwrap();
+        assert_eq!(core.shape.unique_number(), first(upper as u32 + 1));
+        // An unclean end: the new upper half is in the manifest nevertheless.
+        drop(core);
+        let next = open(None);
+        assert_eq!(next.shape.unique_number(), first(upper as u32 + 2));
+    }
+}

@@ -1,0 +1,188 @@
+//! Finding extents for a run: free space, else growth, eviction and reclaim, in that order.
+
+use super::StoreSpace;
+use crate::budget::Budget;
+use crate::catalog::Refusal;
+use crate::core::StoreCore;
+use crate::machine_memory::check_memory;
+use ritornello_format::{Extent, Result, SegmentId};
+use ritornello_volume::space::{Reserve, Space};
+use std::time::{Duration, Instant};
+
+/// Maximum time that a put waits for withheld space before it grows the store or evicts.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
+/// The pause before failed growth is retried.
+const GROWTH_PAUSE: Duration = Duration::from_secs(10);
+/// Maximum evict-and-sync rounds for one run.
+const RECLAIM_ROUNDS: u32 = 16;
+
+/// Deadlines of a put for its space.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SpaceDeadline {
+    /// For withheld space, over all runs of the put.
+    drain: Instant,
+    /// For any space.
+    space: Instant,
+}
+
+impl SpaceDeadline {
+    /// Deadlines of a put that ends at `space`, with a shorter deadline for withheld space.
+    pub(crate) fn until(space: Instant) -> Self {
+        Self { drain: space.min(Instant::now() + DRAIN_TIMEOUT), space }
+    }
+}
+
+/// The reason why a run cannot be placed.
+enum Obstacle {
+    /// Space is withheld until a dead process's writes have ended.
+    Drain,
+    Grow(SegmentId),
+    Sync,
+    Full,
+}
+
+/// Volumes whose growth failed, with the time of the next attempt.
+#[derive(Debug, Default)]
+pub(super) struct GrowthPauses(Vec<(u8, Instant)>);
+
+impl GrowthPauses {
+    /// Stops the growth of a volume for [`GROWTH_PAUSE`].
+    fn pause(&mut self, allocator: &mut Space, volume: u8) {
+        allocator.stop_growth(volume);
+        self.0.push((volume, Instant::now() + GROWTH_PAUSE));
+    }
+
+    /// Resumes growth of volumes whose pause has ended.
+    fn end(&mut self, allocator: &mut Space) {
+        let now = Instant::now();
+        self.0.retain(|(volume, until)| {
+            if now >= *until {
+                allocator.resume_growth(*volume);
+            }
+            now < *until
+        });
+    }
+}
+
+impl StoreCore {
+    /// Finds extents for a header and pages.
+    pub(crate) fn find_space(
+        &self,
+        header_units: u32,
+        page_units: u32,
+        pages: u32,
+        until: SpaceDeadline,
+    ) -> std::result::Result<Vec<Extent>, Refusal> {
+        let SpaceDeadline { drain: drain_until, space: deadline } = until;
+        let (mut round, mut drains) = (0, true);
+        while round < RECLAIM_ROUNDS {
+            let obstacle = match self.try_place(header_units, page_units, pages, round, drains) {
+                Ok(extents) => return Ok(extents),
+                Err(obstacle) => obstacle,
+            };
+            if let Obstacle::Drain = obstacle {
+                drains = self.await_drain(drain_until);
+                continue;
+            }
+            round += 1;
+            match obstacle {
+                Obstacle::Drain => {}
+                Obstacle::Full => return Err(Refusal::NoSpace),
+                Obstacle::Grow(segment) => self.grow(segment, deadline)?,
+                Obstacle::Sync => {
+                    if Instant::now() >= deadline {
+                        return Err(Refusal::Deadline);
+                    }
+                    self.counters.reclaim_waits.add(1);
+                    if self.make_durable_by(deadline).is_err() {
+                        let late = Instant::now() >= deadline;
+                        return Err(if late { Refusal::Deadline } else { Refusal::NoSpace });
+                    }
+                }
+            }
+        }
+        Err(Refusal::NoSpace)
+    }
+
+    fn try_place(
+        &self,
+        header_units: u32,
+        page_units: u32,
+        pages: u32,
+        round: u32,
+        drains: bool,
+    ) -> std::result::Result<Vec<Extent>, Obstacle> {
+        let mut state = self.state.lock();
+        let StoreSpace { allocator, growth, .. } = &mut state.space;
+        growth.end(allocator);
+        if let Some(extents) = allocator.allocate(header_units, page_units, pages, Reserve::Keep) {
+            return Ok(extents);
+        }
+        if drains && !state.space.draining.is_empty() {
+            return Err(Obstacle::Drain);
+        }
+        if let Some(segment) = state.space.allocator.next_segment() {
+            return Err(Obstacle::Grow(segment));
+        }
+        let run = u64::from(header_units) + u64::from(page_units) * u64::from(pages);
+        let needed = state.space.allocator.reserve_units() + run;
+        let have = state.space.reclaimable();
+        if have < needed {
+            self.evict(&mut state, needed - have);
+        }
+        let allocator = &mut state.space.allocator;
+        if let Some(extents) = allocator.allocate(header_units, page_units, pages, Reserve::Use) {
+            return Ok(extents);
+        }
+        // Enough space is reclaimable, but fragmented or not durably free: each round evicts more.
+        let more = (round > 0 || state.space.limbo_units() == 0) && self.evict(&mut state, run);
+        if more || state.space.limbo_units() > 0 {
+            Err(Obstacle::Sync)
+        } else {
+            Err(Obstacle::Full)
+        }
+    }
+
+    /// Adds a segment file, unless the free-space floor or the file system prevents it. Threads
+    /// take turns: the next thread finds the new segment.
+    fn grow(&self, segment: SegmentId, deadline: Instant) -> std::result::Result<(), Refusal> {
+        let _growing = self.shape.pause_growth(deadline).ok_or(Refusal::Deadline)?;
+        if self.state.lock().space.allocator.next_segment() != Some(segment) {
+            return Ok(());
+        }
+        let segment_bytes = self.shape.budget().segment_bytes;
+        let manifest = self.shape.manifest();
+        let volume = manifest.volumes.get(usize::from(segment.volume()));
+        let volume = volume.map_or("", |volume| volume.dir.as_str());
+        let refused = match self.directory().medium.room(&self.options.dir.join(volume)) {
+            Ok(room) if room.available < segment_bytes + Budget::floor(room.total) => {
+                Some(format!("the free-space floor is reached ({} bytes left)", room.available))
+            }
+            // The file system may promise memory that the machine does not have, and using it would
+            // kill a process.
+            Ok(room) => check_memory(&room, segment_bytes)
+                .and_then(|()| self.create(segment))
+                .err()
+                .map(|error| error.to_string()),
+            Err(error) => Some(error.to_string()),
+        };
+        let mut state = self.state.lock();
+        let space = &mut state.space;
+        let refused = refused
+            .or_else(|| space.allocator.add_segment(segment).err().map(|error| error.to_string()));
+        if let Some(reason) = refused {
+            tracing::warn!(%reason, segment = segment.number(), "growth stops temporarily");
+            space.growth.pause(&mut space.allocator, segment.volume());
+        }
+        Ok(())
+    }
+
+    /// Creates the file. A file that a failed creation left blocks its number until the next
+    /// opening.
+    fn create(&self, segment: SegmentId) -> Result<()> {
+        self.segments.create(segment).inspect_err(|_| {
+            let mut state = self.state.lock();
+            state.space.allocator.start_numbers_at(segment.volume(), segment.number() + 1);
+        })
+    }
+}

@@ -1,0 +1,136 @@
+//! The state that must change together, under one lock.
+//!
+//! Each component keeps its own invariants; the functions here change several of them in one step.
+
+use super::absence::Absence;
+use super::durability::Unsynced;
+use super::limits::index_memory::IndexMemory;
+use super::reservations::Reservations;
+use super::residents::Residents;
+use super::space::StoreSpace;
+use crate::lease::LeaseTable;
+use parking_lot::{Condvar, Mutex, MutexGuard};
+use ritornello_format::Extent;
+use ritornello_index::{Removed, RunId};
+
+/// Maximum runs handled under one hold of the owner's lock. A waiting thread is delayed by at most
+/// one step, independent of the store's size.
+pub(crate) const STEP_RUNS: usize = 1024;
+
+/// State that must change together: finding a run, pinning it and freeing its space exclude one
+/// another. Never locked across I/O, and not taken by a probe.
+pub(crate) struct State {
+    pub(super) space: StoreSpace,
+    pub(super) residents: Residents,
+    pub(super) leases: LeaseTable,
+    pub(super) reservations: Reservations,
+    pub(super) absence: Absence,
+    pub(super) unsynced: Unsynced,
+    pub(super) removals: PendingRemovals,
+    pub(super) index_memory: IndexMemory,
+}
+
+/// Removals made by the index and not completely applied to the other components.
+#[derive(Debug, Default)]
+pub(crate) struct PendingRemovals {
+    /// Removals being applied in steps.
+    pub(super) in_steps: usize,
+    /// Scopes whose runs the index is removing.
+    pub(super) dropping: usize,
+}
+
+impl State {
+    /// Applies removals from the index. Extents go into limbo, or are deferred while leased. Returns
+    /// the pages removed, and instead of freeing them the extents of the run `damaged_run`, whose
+    /// bytes failed verification.
+    pub(super) fn apply_removals(
+        &mut self,
+        removed: Vec<Removed>,
+        damaged_run: Option<RunId>,
+    ) -> (u64, Vec<Extent>) {
+        let (mut pages, mut damaged_extents) = (0, Vec::new());
+        for gone in removed {
+            pages += u64::from(gone.pages);
+            self.residents.remove(&gone);
+            // No space in an absent segment is ever freed.
+            let extents = self.space.only_present(gone.extents);
+            if damaged_run == Some(gone.run) {
+                damaged_extents.extend(extents);
+            } else {
+                let free = self.leases.defer(gone.run, extents);
+                self.space.add_to_limbo(free);
+            }
+        }
+        (pages, damaged_extents)
+    }
+
+    /// Ends a lease, and adds the space that it deferred to the limbo.
+    pub(super) fn release_lease(&mut self, lease: u64) {
+        let freed = self.leases.release(lease);
+        self.space.add_to_limbo(freed);
+    }
+}
+
+/// The lock of the state.
+pub(crate) struct StateLock {
+    state: Mutex<State>,
+    /// Signals that a removal is completely applied.
+    removals_applied: Condvar,
+}
+
+impl StateLock {
+    pub(super) fn new(state: State) -> Self {
+        Self { state: Mutex::new(state), removals_applied: Condvar::new() }
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock()
+    }
+
+    /// Calls `step` under the lock until it returns false, and passes the lock to waiting threads
+    /// in between.
+    pub(super) fn in_steps(&self, mut step: impl FnMut(&mut State) -> bool) {
+        loop {
+            let mut state = self.state.lock();
+            let more = step(&mut state);
+            MutexGuard::unlock_fair(state);
+            if !more {
+                return;
+            }
+        }
+    }
+
+    /// Applies removals from the index, as [`State::apply_removals`] does, and passes the lock on
+    /// between steps of [`STEP_RUNS`]. Keeps the given order, because leaves come first.
+    pub(super) fn apply_removals(
+        &self,
+        state: &mut MutexGuard<'_, State>,
+        removed: Vec<Removed>,
+        damaged_run: Option<RunId>,
+    ) -> (u64, Vec<Extent>) {
+        let (mut pages, mut damaged_extents) = (0, Vec::new());
+        let mut removed = removed.into_iter().peekable();
+        state.removals.in_steps += 1;
+        while removed.peek().is_some() {
+            let (more, found) =
+                state.apply_removals(removed.by_ref().take(STEP_RUNS).collect(), damaged_run);
+            pages += more;
+            damaged_extents.extend(found);
+            if removed.peek().is_some() {
+                MutexGuard::bump(state);
+            }
+        }
+        state.removals.in_steps -= 1;
+        self.removals_applied.notify_all();
+        (pages, damaged_extents)
+    }
+
+    /// Locks the state when no removal is pending.
+    pub(super) fn lock_without_removals(&self) -> MutexGuard<'_, State> {
+        let mut state = self.state.lock();
+        while state.removals.in_steps + state.removals.dropping > 0 {
+            self.removals_applied.wait(&mut state);
+        }
+        state
+    }
+}
