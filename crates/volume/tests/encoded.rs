@@ -10,6 +10,7 @@ use ritornello_format::{Slice, UNIT};
 use ritornello_volume::*;
 use std::fs;
 use std::os::unix::fs::FileExt;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Drops every other byte, if all of those are zero.
@@ -161,6 +162,31 @@ fn mixed_encodings_round_trip_in_every_io_mode() {
                 let seen = rig.segments.verify_run(&run.place, &Control::default()).unwrap();
                 assert!(seen.pages.iter().all(|outcome| outcome.is_verified()), "{:?}", seen.pages);
             }
+        }
+    }
+}
+
+/// The slices before the raw one take whole units on disk, so that the raw one is aligned there.
+#[test]
+fn raw_slice_after_shorter_slices_is_read_to_its_own_offset() {
+    for rig in rigs() {
+        let length = 16 * UNIT as usize;
+        let mut contents: Vec<Vec<u8>> = (0..3).map(|n| bytes(6, n, length)).collect();
+        for page in &mut contents {
+            page[..length / 2].iter_mut().skip(1).step_by(2).for_each(|byte| *byte = 0);
+        }
+        let run = encoded_run(&rig, 1, 2, contents, &[]);
+        let mut memory: Vec<Memory> = (0..3).map(|_| Memory::new(length, 0)).collect();
+        let mut pages: Vec<&mut [u8]> = memory.iter_mut().map(Memory::slice_mut).collect();
+        let target = BorrowedPagesMut::new(&mut pages);
+        let sections = Arc::new(Sections::new(vec![length as u64 / 2, length as u64]).unwrap());
+        let control = Control { sections: Some(Arc::clone(&sections)), ..Control::default() };
+        let outcomes = read(&rig, &run, 0, &target, Encoded::Unpack(&EveryOther), &control);
+        drop(target);
+        assert_eq!(outcomes, [PageOutcome::Verified; 3]);
+        assert_eq!(sections.arrived(), 2);
+        for (memory, page) in memory.iter().zip(&run.pages) {
+            assert!(memory.slice() == page, "wrong bytes");
         }
     }
 }

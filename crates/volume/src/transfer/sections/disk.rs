@@ -194,7 +194,10 @@ impl<'a> GroupReads<'a> {
         };
         let (cover, page) = (self.plan.cover(&group), &self.plan.pages[group.page]);
         let aligned = |at: u64| at.is_multiple_of(UNIT);
-        let in_place = aligned(group.stored.start)
+        // Slices before the group that are shorter on disk than in the page move the group to a
+        // different offset of the target.
+        let in_place = group.stored.start == page.part(group.slices.start).start
+            && aligned(group.stored.start)
             && aligned(group.stored.end)
             && group.stored.end <= page.memory.in_place() as u64
             && group.slices.clone().all(|number| self.plan.is_plain(group.page, number));
