@@ -1,21 +1,17 @@
 //! Moves runs between the caller's memory and the segments, and checksums every byte on the way.
 
+mod check;
 mod chunk;
 mod copy;
-mod in_flight;
+mod disk;
 mod mapped;
 mod pack;
 mod page;
-mod page_check;
 mod read;
-mod read_state;
 mod salvage;
 mod sections;
-mod slices;
 mod verify_run;
 mod write;
-mod write_error;
-mod write_state;
 
 pub(crate) use mapped::copy_threads;
 pub use pack::{Pack, PackedPage, PackedPages, Packing, Unpack};
@@ -24,8 +20,7 @@ pub use sections::Sections;
 pub use verify_run::{VerifiedRun, is_unreadable_on_disk};
 
 use crate::page_memory::{PageSource, PageTarget};
-use crate::segments::Segments;
-use ritornello_format::{Place, Result, RunHeader, ScopeId};
+use ritornello_format::{Place, RunHeader, ScopeId};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -198,40 +193,5 @@ impl MissReason {
             self,
             Self::Place | Self::Header | Self::Scope | Self::Key | Self::Frame | Self::Checksum
         )
-    }
-}
-
-impl Segments {
-    /// Writes runs, and returns for each the header checksum that the index must keep. The runs are
-    /// durable only after [`Segments::sync`].
-    ///
-    /// The header of a run is submitted after its pages, because it holds their checksums. Pages
-    /// are padded with zeroes. If any operation of a run fails, the run fails.
-    ///
-    /// # Errors
-    /// For each run: `Invalid` if place, header and source do not match; `Retry` if the file system
-    /// failed, staging memory ran out, or `control` stopped the call (context `reason`).
-    pub fn write_runs(&self, runs: &[RunWrite<'_>], control: &Control) -> Vec<Result<u64>> {
-        if self.is_mapped() {
-            return mapped::write(self, runs, control);
-        }
-        write::WriteJob::run(self, runs, control)
-    }
-
-    /// Reads pages, and returns for each read the outcome of each of its pages. A run header is read
-    /// at the same time as the pages, which saves a round trip to the disk.
-    ///
-    /// If `control` names sections, the call reads section by section, each for all pages of all
-    /// reads, and does not write sections that arrived in an earlier call ([`Sections::arrived`]).
-    /// The caller ensures that waiters on the sections need no page outside this call.
-    pub fn read_runs(&self, reads: &[RunRead<'_>], control: &Control) -> Vec<Vec<PageOutcome>> {
-        if let Some(sections) = control.sections.as_deref().filter(|all| all.fit(reads)) {
-            let read = if self.is_mapped() { sections::read_mapped } else { sections::read };
-            return read(self, reads, sections, control);
-        }
-        if self.is_mapped() {
-            return mapped::read(self, reads, control);
-        }
-        read::ReadJob::run(self, reads, control)
     }
 }

@@ -24,6 +24,9 @@ pub(super) struct RunLayout {
 }
 
 impl RunLayout {
+    /// The layout of a run of which nothing is read or written.
+    pub(super) const EMPTY: Self = Self { op: 1, header: 0, page: 1 };
+
     /// The layout of `place` for pages of `page_bytes`, encoded or not. `None` if the place is
     /// inconsistent, outside the segments, or does not hold pages `pages`.
     pub(super) fn new(
@@ -78,7 +81,7 @@ impl RunLayout {
     pub(super) fn parts(
         &self,
         logical: &Range<u64>,
-    ) -> impl Iterator<Item = (usize, Range<usize>)> {
+    ) -> impl Iterator<Item = (usize, Range<usize>)> + Clone + use<> {
         let (layout, end) = (*self, logical.end);
         let mut at = logical.start.max(self.header);
         std::iter::from_fn(move || {

@@ -3,7 +3,7 @@
 use super::Control;
 use super::chunk::RunLayout;
 use super::verify_run::{SingleOp, is_unreadable_on_disk};
-use super::write_error::stopped;
+use super::write::stopped;
 use crate::io_engine::{IoVec, Op};
 use crate::memory_block::Block;
 use crate::segments::Segments;
@@ -60,7 +60,7 @@ impl Segments {
         let mut first = 0;
         while first < live.len() {
             if let Some(reason) = control.stop() {
-                return Err(super::write_error::stopped(reason));
+                return Err(super::write::stopped(reason));
             }
             let pages = (live.len() - first).min(at_once as usize);
             let bytes = &mut memory.bytes_mut()[..pages * page_bytes as usize];

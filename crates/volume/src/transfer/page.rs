@@ -2,7 +2,6 @@
 //! staging.
 
 use super::Control;
-use super::slices::SliceSums;
 use crate::io_engine::IoVec;
 use crate::memory_block::Block;
 use crate::page_memory::{PageSource, PageTarget};
@@ -219,15 +218,6 @@ impl PageMemory {
         // SAFETY: promised by the caller.
         unsafe { self.gather(0..bytes, &mut block.bytes_mut()[..bytes]) };
         block
-    }
-
-    /// Updates the checksums `sums` with bytes `range` of the page.
-    ///
-    /// # Safety
-    /// The conditions of [`PageMemory::gather`] apply.
-    pub(super) unsafe fn digest(&self, range: Range<usize>, sums: &mut SliceSums<'_>) {
-        // SAFETY: promised by the caller.
-        unsafe { self.for_each(range, |bytes| sums.update(bytes)) };
     }
 
     /// The address of bytes `range` of the page, if they are contiguous in memory.

@@ -1,300 +1,311 @@
-//! Reads runs: headers and pages at the same time, each page verified once both are in memory.
+//! Reads runs.
+//!
+//! Pages are read in parts: a part is the slices of one page that one section needs, and the whole
+//! page if the call names no sections. The segments, on disk ([`disk::read`]) or mapped
+//! ([`mapped::read`]), bring the parts to memory in the order of their sections and verify each
+//! against the header of its run. [`ReadJob`] keeps what the two have in common: what is expected of
+//! each part, the outcome of each page, and the sections that have arrived.
+//!
+//! A slice is the smallest part of a page that can be verified. Each slice is read with the first
+//! section that needs one of its bytes, so that no slice is read twice, for any division of the run
+//! into slices.
 
-use super::chunk::Chunk;
-use super::in_flight::{InFlight, OpBuffers};
-use super::page::Direct;
-use super::page_check::PageCheck;
-use super::read_state::{Header, Page, ReadState};
-use super::{Control, MissReason, PageOutcome, RunRead};
-use crate::io_engine::{Op, Work};
+use super::check::{Expected, decode_header, slices_of, total};
+use super::chunk::RunLayout;
+use super::page::{Direct, PageMemory};
+use super::sections::Arrivals;
+use super::{Control, Encoded, MissReason, PageOutcome, RunRead, Sections, disk, mapped};
 use crate::segments::Segments;
-use crate::staging::StagingBuffer;
-use std::collections::VecDeque;
-use std::io;
-use std::sync::Arc;
+use ritornello_format::{RunHeader, Slice, UNIT};
+use std::ops::Range;
 
-/// Bytes checksummed per step; between steps the engine collects completions and submits
-/// operations.
-const STEP: usize = 1 << 20;
+impl Segments {
+    /// Reads pages, and returns for each read the outcome of each of its pages.
+    ///
+    /// If `control` names sections, the call reads section by section, each for all pages of all
+    /// reads, and does not write sections that arrived in an earlier call ([`Sections::arrived`]).
+    /// The caller ensures that waiters on the sections need no page outside this call.
+    pub fn read_runs(&self, reads: &[RunRead<'_>], control: &Control) -> Vec<Vec<PageOutcome>> {
+        let sections = control.sections.as_deref().filter(|sections| sections.fit(reads));
+        let read = if self.is_mapped() { mapped::read } else { disk::read };
+        read(self, reads, control, sections)
+    }
+}
 
 /// The state of one [`Segments::read_runs`] call.
 pub(super) struct ReadJob<'a> {
-    segments: &'a Segments,
-    reads: &'a [RunRead<'a>],
-    control: &'a Control,
-    /// The reads that have begun; only the last read has chunks to submit.
-    runs: Vec<ReadState>,
-    in_flight: InFlight<PendingOp>,
-    /// Pages that are in memory and whose header is known, as run and page.
-    to_check: VecDeque<(usize, usize)>,
-    checking: Option<(usize, PageCheck<'a>)>,
-    /// Bytes in staging that are read and not yet verified. Their memory stays in use, so this
-    /// counts against the limit of bytes in flight.
-    unchecked_bytes: u64,
-    /// Holds slices that decode into several fragments.
-    scratch: Vec<u8>,
+    pub(super) segments: &'a Segments,
+    pub(super) reads: &'a [RunRead<'a>],
+    pub(super) control: &'a Control,
+    /// `None` if pages are read as a whole.
+    pub(super) arrivals: Option<Arrivals<'a>>,
+    /// The reads that have begun.
+    pub(super) runs: Vec<RunState>,
+    pub(super) parts: Vec<Part>,
     stopped: Option<MissReason>,
 }
 
-struct PendingOp {
-    run: usize,
-    chunk: Chunk,
-    buffers: OpBuffers,
-    /// Staging memory of pages, held until the operation has completed: the kernel writes to it
-    /// even if the page has already missed.
-    _staging_buffers: Vec<Arc<StagingBuffer>>,
+/// A run that is being read.
+pub(super) struct RunState {
+    pub(super) layout: RunLayout,
+    pub(super) header: Header,
+    pages: Vec<Page>,
+    /// Pages without an outcome.
+    undecided: usize,
 }
 
-enum NextOp {
-    Ready(Op),
-    Wait,
-    Fail(MissReason),
+pub(super) enum Header {
+    Awaited,
+    Valid(Box<RunHeader>),
+    /// The header is wrong, or all pages have their outcome.
+    Done,
+}
+
+struct Page {
+    memory: PageMemory,
+    /// Parts that are not verified.
+    open: usize,
+    outcome: Option<PageOutcome>,
+}
+
+/// Slices of one page that are read together.
+pub(super) struct Part {
+    pub(super) run: usize,
+    /// The page, counted in the read.
+    pub(super) page: usize,
+    pub(super) section: usize,
+    pub(super) slices: Range<u16>,
+    /// Their bytes in the page as stored on disk.
+    pub(super) stored: Range<u64>,
 }
 
 impl<'a> ReadJob<'a> {
-    pub(super) fn run(
+    pub(super) fn new(
         segments: &'a Segments,
         reads: &'a [RunRead<'a>],
         control: &'a Control,
-    ) -> Vec<Vec<PageOutcome>> {
-        let mut job = Self {
+        sections: Option<&'a Sections>,
+    ) -> Self {
+        Self {
             segments,
             reads,
             control,
+            arrivals: sections.map(Arrivals::new),
             runs: Vec::with_capacity(reads.len()),
-            in_flight: InFlight::new(segments.in_flight_bytes()),
-            to_check: VecDeque::new(),
-            checking: None,
-            unchecked_bytes: 0,
-            scratch: Vec::new(),
+            parts: Vec::new(),
             stopped: segments.is_inherited().then_some(MissReason::Io),
-        };
-        if job.stopped.is_some() {
-            return job.outcomes();
-        }
-        segments.engine().run(&mut job);
-        job.outcomes()
-    }
-
-    /// The outcome of every page. A page without an outcome was not begun, or its header was not
-    /// read.
-    fn outcomes(self) -> Vec<Vec<PageOutcome>> {
-        let rest = PageOutcome::Missed(self.stopped.unwrap_or(MissReason::Io));
-        let mut outcomes: Vec<Vec<PageOutcome>> = self
-            .runs
-            .iter()
-            .map(|run| run.pages.iter().map(|page| page.outcome.unwrap_or(rest)).collect())
-            .collect();
-        outcomes
-            .extend(self.reads[outcomes.len()..].iter().map(|read| vec![rest; read.keys.len()]));
-        outcomes
-    }
-
-    /// The run with a chunk to submit, begun if necessary. `None` if all are submitted.
-    fn current(&mut self) -> Option<usize> {
-        loop {
-            if let Some(run) = self.runs.last_mut() {
-                if run.issued < run.chunks.len() {
-                    return Some(self.runs.len() - 1);
-                }
-                run.chunks = Vec::new();
-                run.issued = 0;
-            }
-            let read = self.reads.get(self.runs.len())?;
-            self.runs.push(ReadState::begin(
-                self.segments,
-                read,
-                Direct::of(self.segments, self.control),
-            ));
         }
     }
 
-    fn next_op(&mut self, at: usize) -> NextOp {
-        let run = &mut self.runs[at];
-        if let Header::Invalid(reason) = run.header {
-            return NextOp::Fail(reason);
+    /// Whether nothing more may be read.
+    pub(super) fn is_stopped(&mut self) -> bool {
+        if self.stopped.is_none() {
+            self.stopped = self.control.stop();
         }
-        let mut chunk = run.chunks[run.issued].clone();
-        let file = match self.segments.file(chunk.segment) {
-            Ok(file) => file,
-            Err(error) => {
-                tracing::debug!(%error, segment = chunk.segment.0, "a segment cannot be opened");
-                return NextOp::Fail(MissReason::Io);
-            }
+        self.stopped.is_some()
+    }
+
+    /// Begins the next read. Returns its layout and the numbers of its pages in the run; `None` if
+    /// place or memory are unusable, so that all its pages miss.
+    pub(super) fn begin(&mut self, direct: Direct) -> Option<(RunLayout, Range<u64>)> {
+        let read = &self.reads[self.runs.len()];
+        let first = u64::from(read.first);
+        let pages = first..first + read.keys.len() as u64;
+        let layout = RunLayout::new(read.place, read.page_bytes, pages.clone(), self.segments);
+        let page = |page| {
+            let memory = layout.and_then(|layout| {
+                let as_stored = matches!(read.encoded, Encoded::AsStored);
+                let bytes = if as_stored { layout.page } else { read.page_bytes } as usize;
+                PageMemory::of_target(read.target, read.target_first + page, bytes, direct)
+            });
+            let reason = if layout.is_some() { MissReason::Memory } else { MissReason::Place };
+            let outcome = memory.is_none().then_some(PageOutcome::Missed(reason));
+            Page { memory: memory.unwrap_or_else(PageMemory::empty), open: 0, outcome }
         };
-        let first = self.reads[at].first as usize;
-        // A call waits for staging memory only while it holds no staging memory: two calls that
-        // each hold some and wait for more would wait for each other. With operations in flight,
-        // their completion frees memory.
-        let idle = self.in_flight.is_idle() && self.checking.is_none() && self.to_check.is_empty();
-        let arena = self.segments.arena();
-        let take = |bytes| match arena.try_take(bytes) {
-            None if idle => arena.take(bytes, self.control),
-            buffer => buffer,
-        };
-        let mut has_room = run.stage(&chunk, first, |bytes| arena.try_take(bytes));
-        if !has_room && idle {
-            // Little memory is free: continue page by page. The remainder of a page that has memory
-            // is read first: its memory must not be held while the call waits for memory of another
-            // page.
-            chunk = run.split_next_chunk();
-            has_room = run.stage(&chunk, first, take);
-        }
-        let buffers = has_room.then(|| {
-            let memory = |page: usize| run.pages[page - first].memory();
-            OpBuffers::prepare(&chunk, run.layout, run.header_block.as_ref(), memory, take)
+        let states: Vec<Page> = (0..read.keys.len()).map(page).collect();
+        let undecided = states.iter().filter(|page| page.outcome.is_none()).count();
+        self.runs.push(RunState {
+            layout: layout.unwrap_or(RunLayout::EMPTY),
+            header: if undecided > 0 { Header::Awaited } else { Header::Done },
+            pages: states,
+            undecided,
         });
-        let Some((buffers, iovecs)) = buffers.flatten() else {
-            let reason = self.control.stop().unwrap_or(MissReason::Staging);
-            return if idle { NextOp::Fail(reason) } else { NextOp::Wait };
+        layout.filter(|_| undecided > 0).map(|layout| (layout, pages))
+    }
+
+    /// Decodes the header of a run, given its bytes or why it cannot be read.
+    pub(super) fn set_header(&mut self, run: usize, bytes: Result<&[u8], MissReason>) {
+        match bytes.and_then(|bytes| decode_header(&self.reads[run], bytes)) {
+            Ok(header) => self.runs[run].header = Header::Valid(Box::new(header)),
+            Err(reason) => {
+                self.runs[run].header = Header::Done;
+                for page in 0..self.runs[run].pages.len() {
+                    self.decide(run, page, PageOutcome::Missed(reason));
+                }
+            }
+        }
+    }
+
+    /// Cuts all pages of the runs that have begun into parts, in the order of their sections. Pages
+    /// whose header is not known miss.
+    pub(super) fn cut_pages(&mut self) {
+        let mut are_all_expected = self.runs.len() == self.reads.len();
+        for run in 0..self.runs.len() {
+            for page in 0..self.runs[run].pages.len() {
+                let before = self.parts.len();
+                let cut = self.cut_page(run, page);
+                self.runs[run].pages[page].open = self.parts.len() - before;
+                let outcome = match cut {
+                    Err(reason) => PageOutcome::Missed(reason),
+                    // All its sections arrived in an earlier call.
+                    Ok(()) if self.parts.len() == before => PageOutcome::Verified,
+                    Ok(()) => continue,
+                };
+                are_all_expected &= outcome.is_verified();
+                self.decide(run, page, outcome);
+            }
+        }
+        if let Some(arrivals) = &mut self.arrivals {
+            self.parts.sort_by_key(|part| part.section);
+            arrivals.begin(self.parts.iter().map(|part| part.section), are_all_expected);
+        }
+    }
+
+    fn cut_page(&mut self, run: usize, page: usize) -> Result<(), MissReason> {
+        if let Some(PageOutcome::Missed(reason)) = self.runs[run].pages[page].outcome {
+            return Err(reason);
+        }
+        let Some(arrivals) = &self.arrivals else {
+            let whole = self.whole(run, page)?;
+            self.parts.push(whole);
+            return Ok(());
         };
-        let (offset, bytes) = (chunk.offset, chunk.logical.end - chunk.logical.start);
-        let staging_buffers = run.staging_buffers(&chunk, first);
-        let pending = PendingOp { run: at, chunk, buffers, _staging_buffers: staging_buffers };
-        let tag = self.in_flight.insert(bytes, pending);
-        // SAFETY: the target's memory is exclusive until `run` returns (`PageTarget`), `pending`
-        // holds the buffers until the operation completes, the header block stays until
-        // its last chunk completes, and the engine does not return before all operations complete.
-        NextOp::Ready(unsafe { Op::new(tag, file, false, offset, iovecs) })
-    }
-
-    /// Accounts for a chunk that was read, or failed with a reason.
-    fn complete_chunk(&mut self, at: usize, chunk: &Chunk, failure: Option<MissReason>) {
-        let first = self.reads[at].first as usize;
-        let run = &mut self.runs[at];
-        if chunk.logical.start < run.layout.header {
-            run.header_chunks -= 1;
-            if matches!(run.header, Header::Awaited) {
-                if let Some(reason) = failure {
-                    run.header = Header::Invalid(reason);
-                } else if run.header_chunks == 0 {
-                    run.read_header(&self.reads[at]);
+        let page_bytes = self.reads[run].page_bytes;
+        let slices = self.runs[run].slices_of(&self.reads[run], page)?;
+        let (before, mut to) = (self.parts.len(), 0);
+        for (number, slice) in (0..).zip(slices) {
+            let from = to;
+            to += u64::from(slice.bytes);
+            let decoded = Slice::part(number, slices.len() as u16, page_bytes);
+            let Some(section) = arrivals.section_of(&decoded) else { continue };
+            match self.parts[before..].last_mut() {
+                Some(last) if last.section == section => {
+                    last.slices.end = number + 1;
+                    last.stored.end = to;
                 }
-            }
-            if run.header_chunks == 0 {
-                run.header_block = None;
-            }
-            if !matches!(run.header, Header::Awaited) {
-                let complete = (0..run.pages.len()).filter(|&page| run.pages[page].chunks == 0);
-                for page in complete.collect::<Vec<_>>() {
-                    self.complete_page(at, page);
+                _ => {
+                    let slices = number..number + 1;
+                    self.parts.push(Part { run, page, section, slices, stored: from..to });
                 }
             }
         }
-        let layout = self.runs[at].layout;
-        for (page, _) in layout.parts(&chunk.logical) {
-            let page = page - first;
-            let run = &mut self.runs[at];
-            run.pages[page].chunks -= 1;
-            if let Some(reason) = failure {
-                run.set_outcome(page, PageOutcome::Missed(reason));
-            }
-            if run.pages[page].chunks == 0 {
-                self.complete_page(at, page);
-            }
+        Ok(())
+    }
+
+    /// A whole page as one part.
+    ///
+    /// # Errors
+    /// The reason for which the header rules the page out.
+    pub(super) fn whole(&self, run: usize, page: usize) -> Result<Part, MissReason> {
+        let slices = self.runs[run].slices_of(&self.reads[run], page)?;
+        let numbers = 0..slices.len() as u16;
+        Ok(Part { run, page, section: 0, slices: numbers, stored: 0..total(slices) })
+    }
+
+    /// Adds a whole page of which only the length on disk is known, while its header is being read:
+    /// [`ReadJob::whole`] replaces it.
+    pub(super) fn push_unknown(&mut self, run: usize, page: usize) {
+        self.runs[run].pages[page].open = 1;
+        let stored = 0..self.runs[run].layout.page;
+        self.parts.push(Part { run, page, section: 0, slices: 0..0, stored });
+    }
+
+    /// What the header says about a part; `None` if the header is not known, or not any longer.
+    pub(super) fn expected(&self, part: usize) -> Option<Expected<'_, 'a>> {
+        let Part { run, page, slices, stored, .. } = &self.parts[part];
+        let (state, read) = (&self.runs[*run], &self.reads[*run]);
+        let Header::Valid(header) = &state.header else { return None };
+        Some(Expected {
+            read,
+            key: read.keys[*page],
+            slices: header.slices_of(read.first as usize + page),
+            numbers: slices.clone(),
+            stored: stored.clone(),
+            target: &state.pages[*page].memory,
+            arrived_bytes: self.arrivals.as_ref().map_or(0, |arrivals| arrivals.arrived_bytes),
+        })
+    }
+
+    /// Records that a part is verified, or why it is not. Called at most once for each part.
+    pub(super) fn complete(&mut self, part: usize, result: Result<(), MissReason>) {
+        let Part { run, page, section, .. } = self.parts[part];
+        let open = &mut self.runs[run].pages[page].open;
+        *open -= 1;
+        match result {
+            Err(reason) => self.decide(run, page, PageOutcome::Missed(reason)),
+            Ok(()) if *open == 0 => self.decide(run, page, PageOutcome::Verified),
+            Ok(()) => {}
+        }
+        if let Some(arrivals) = &mut self.arrivals {
+            arrivals.complete(section, result.is_ok());
         }
     }
 
-    /// Queues a page that is in memory for its check, unless its header is not known yet: then
-    /// `complete_chunk` calls again once the header is known.
-    fn complete_page(&mut self, at: usize, page: usize) {
-        let run = &mut self.runs[at];
-        if run.pages[page].outcome.is_some() {
-            return;
+    /// Sets the outcome of a page, unless it has one.
+    pub(super) fn decide(&mut self, run: usize, page: usize, outcome: PageOutcome) {
+        let run = &mut self.runs[run];
+        if run.pages[page].outcome.is_none() {
+            run.pages[page].outcome = Some(outcome);
+            run.undecided -= 1;
         }
-        match &run.header {
-            Header::Awaited => {}
-            Header::Invalid(reason) => run.set_outcome(page, PageOutcome::Missed(*reason)),
-            Header::Valid(_) => {
-                self.unchecked_bytes += if run.is_staged { run.layout.page } else { 0 };
-                self.to_check.push_back((at, page));
-            }
+        // Thousands of runs may be read in one call: free the headers of finished ones. In sections, a
+        // page that missed may have parts that are still to be verified, for earlier sections.
+        if run.undecided == 0 && self.arrivals.is_none() {
+            run.header = Header::Done;
         }
     }
 
-    /// Takes the next page to verify. Pages that the header rules out get their outcome here.
-    fn check_next(&mut self) -> Option<(usize, PageCheck<'a>)> {
-        loop {
-            let (at, page) = self.to_check.pop_front()?;
-            let (run, read) = (&mut self.runs[at], &self.reads[at]);
-            let Page { target, staged, .. } = &mut run.pages[page];
-            let staged = staged.take().map(|staged| (staged.buffer, staged.at));
-            let Header::Valid(header) = &run.header else { continue };
-            // SAFETY: the page has been read to the target, which is exclusive until `run` returns.
-            let copy = |bytes| unsafe { target.to_block(bytes) };
-            match PageCheck::open(read, header, page, staged, copy) {
-                Ok(check) => return Some((at, check)),
-                Err(reason) => self.finish_check(at, page, PageOutcome::Missed(reason)),
-            }
-        }
+    /// Whether the page of a part has its outcome.
+    pub(super) fn is_decided(&self, part: usize) -> bool {
+        let Part { run, page, .. } = self.parts[part];
+        self.runs[run].pages[page].outcome.is_some()
     }
 
-    /// Sets the outcome of a page that waited for its check.
-    fn finish_check(&mut self, at: usize, page: usize, outcome: PageOutcome) {
-        let run = &mut self.runs[at];
-        self.unchecked_bytes -= if run.is_staged { run.layout.page } else { 0 };
-        run.set_outcome(page, outcome);
+    /// The memory of a part's page.
+    pub(super) fn target(&self, part: usize) -> &PageMemory {
+        let Part { run, page, .. } = self.parts[part];
+        &self.runs[run].pages[page].memory
+    }
+
+    /// Offset in the run of the first byte of a part's page.
+    pub(super) fn page_start(&self, part: usize) -> u64 {
+        let Part { run, page, .. } = self.parts[part];
+        self.runs[run].layout.pages(0..u64::from(self.reads[run].first) + page as u64).end
+    }
+
+    /// The whole units of the run that hold a part.
+    pub(super) fn cover(&self, part: usize) -> Range<u64> {
+        let (start, stored) = (self.page_start(part), &self.parts[part].stored);
+        start + stored.start / UNIT * UNIT..start + stored.end.next_multiple_of(UNIT)
+    }
+
+    /// The outcome of every page. A page without an outcome was not read completely.
+    pub(super) fn outcomes(&self) -> Vec<Vec<PageOutcome>> {
+        let rest = PageOutcome::Missed(self.stopped.unwrap_or(MissReason::Io));
+        let of =
+            |run: &RunState| run.pages.iter().map(|page| page.outcome.unwrap_or(rest)).collect();
+        let mut outcomes: Vec<Vec<PageOutcome>> = self.runs.iter().map(of).collect();
+        let unbegun = self.reads[outcomes.len()..].iter();
+        outcomes.extend(unbegun.map(|read| vec![rest; read.keys.len()]));
+        outcomes
     }
 }
 
-impl Work for ReadJob<'_> {
-    fn next(&mut self) -> Option<Op> {
-        loop {
-            if self.stopped.is_none() {
-                self.stopped = self.control.stop();
-            }
-            let is_behind = self.unchecked_bytes >= self.segments.in_flight_bytes() as u64;
-            if self.stopped.is_some() || is_behind || !self.in_flight.has_room() {
-                return None;
-            }
-            let at = self.current()?;
-            match self.next_op(at) {
-                NextOp::Wait => return None,
-                NextOp::Ready(op) => {
-                    self.runs[at].issued += 1;
-                    return Some(op);
-                }
-                NextOp::Fail(reason) => {
-                    let run = &mut self.runs[at];
-                    let chunk = run.chunks[run.issued].clone();
-                    run.issued += 1;
-                    self.complete_chunk(at, &chunk, Some(reason));
-                }
-            }
+impl RunState {
+    fn slices_of(&self, read: &RunRead<'_>, page: usize) -> Result<&[Slice], MissReason> {
+        match &self.header {
+            Header::Valid(header) => slices_of(read, header, page),
+            Header::Awaited | Header::Done => Err(MissReason::Io),
         }
-    }
-
-    fn done(&mut self, tag: u64, result: io::Result<()>) {
-        let Some(pending) = self.in_flight.complete(tag) else { return };
-        let PendingOp { run: at, chunk, buffers, .. } = pending;
-        let failure = result.err().map(|error| {
-            let (segment, offset) = (chunk.segment.0, chunk.offset);
-            tracing::debug!(%error, segment, offset, "a read failed");
-            MissReason::Io
-        });
-        if failure.is_none() {
-            let first = self.reads[at].first as usize;
-            for bounce in &buffers.bounces {
-                let memory = self.runs[at].pages[bounce.page - first].memory();
-                // SAFETY: the operation that moved these bytes has completed; the target is
-                // exclusive.
-                unsafe { memory.scatter(bounce.range.clone(), buffers.bytes(bounce)) };
-            }
-        }
-        drop(buffers);
-        self.complete_chunk(at, &chunk, failure);
-    }
-
-    fn compute(&mut self) -> bool {
-        let Some((at, mut check)) = self.checking.take().or_else(|| self.check_next()) else {
-            return false;
-        };
-        let target = &self.runs[at].pages[check.page()].target;
-        // SAFETY: all operations on this page have completed, and the target is exclusive.
-        match unsafe { check.step(target, &mut self.scratch, STEP) } {
-            None => self.checking = Some((at, check)),
-            Some(outcome) => self.finish_check(at, check.page(), outcome),
-        }
-        true
     }
 }

@@ -1,20 +1,10 @@
-//! Reads pages section by section: the parts of the pages that are needed first are read first, and
-//! waiters are notified when all pages have them.
-//!
-//! A slice is the smallest part of a page that can be verified. Each slice is read with the first
-//! section that needs one of its bytes, so that no slice is read twice, for any division of the run
-//! into slices.
-
-mod disk;
-mod mapped;
-mod plan;
-
-pub(super) use disk::read;
-pub(super) use mapped::read as read_mapped;
+//! Sections of pages: the parts of the pages that are needed first are read first, and waiters are
+//! notified when all pages have them.
 
 use super::{Encoded, RunRead};
 use crate::fork_safe_lock::ForkSafeLock;
 use ritornello_format::{Error, PAGE_BYTES_MAX, Result};
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 /// The sections of a page, in the order in which they are needed and equal for all pages of a read,
@@ -102,6 +92,59 @@ impl Sections {
     /// The section that needs byte `at` of a page.
     fn section_of(&self, at: u64) -> usize {
         self.ends.partition_point(|end| *end <= at)
+    }
+}
+
+/// Counts the parts of pages in one call, and records the sections that have arrived.
+pub(super) struct Arrivals<'a> {
+    sections: &'a Sections,
+    /// Leading bytes of each page that arrived in an earlier call.
+    pub(super) arrived_bytes: u64,
+    /// For each section, the parts that are not complete.
+    pending: Vec<usize>,
+    /// Sections below this number can still arrive. A page that misses limits it: a section arrives
+    /// only if every page has it.
+    deliverable: usize,
+}
+
+impl<'a> Arrivals<'a> {
+    pub(super) fn new(sections: &'a Sections) -> Self {
+        let last = sections.arrived().checked_sub(1);
+        Self {
+            sections,
+            arrived_bytes: last.map_or(0, |last| sections.ends[last]),
+            pending: vec![0; sections.ends.len()],
+            deliverable: 0,
+        }
+    }
+
+    /// The section with which bytes `part` of a page are read: the first that needs one of them and
+    /// has not arrived; `None` if all have arrived.
+    pub(super) fn section_of(&self, part: &Range<u64>) -> Option<usize> {
+        (part.end > self.arrived_bytes)
+            .then(|| self.sections.section_of(part.start.max(self.arrived_bytes)))
+    }
+
+    /// Begins with one part for each number in `parts`, the number of its section. No section can
+    /// arrive unless all pages are expected.
+    pub(super) fn begin(&mut self, parts: impl Iterator<Item = usize>, are_all_expected: bool) {
+        parts.for_each(|section| self.pending[section] += 1);
+        self.deliverable = if are_all_expected { self.pending.len() } else { 0 };
+        self.publish();
+    }
+
+    /// Records that a part of section `section` is complete: delivered, or missed.
+    pub(super) fn complete(&mut self, section: usize, is_delivered: bool) {
+        if !is_delivered {
+            self.deliverable = self.deliverable.min(section);
+        }
+        self.pending[section] -= 1;
+        self.publish();
+    }
+
+    fn publish(&self) {
+        let complete = self.pending.iter().take_while(|parts| **parts == 0).count();
+        self.sections.set_arrived(complete.min(self.deliverable));
     }
 }
 

@@ -1,6 +1,12 @@
-//! Operations in flight, and their memory.
+//! Transfers from and to files: operations in flight, and their memory.
 
-use super::chunk::{Chunk, RunLayout};
+mod read;
+mod write;
+
+pub(super) use read::read;
+pub(super) use write::write;
+
+use super::chunk::Chunk;
 use super::page::PageMemory;
 use crate::io_engine::IoVec;
 use crate::memory_block::Block;
@@ -9,7 +15,7 @@ use ritornello_format::UNIT;
 use std::ops::Range;
 
 /// The operations in flight, each with the value that its completion needs.
-pub(super) struct InFlight<T> {
+struct InFlight<T> {
     slots: Vec<Option<(u64, T)>>,
     vacant: Vec<usize>,
     bytes: u64,
@@ -17,19 +23,19 @@ pub(super) struct InFlight<T> {
 }
 
 impl<T> InFlight<T> {
-    pub(super) fn new(limit: usize) -> Self {
+    fn new(limit: usize) -> Self {
         Self { slots: Vec::new(), vacant: Vec::new(), bytes: 0, limit: limit as u64 }
     }
     /// Whether another operation may start. If no operation is in flight, an operation of any
     /// length may start.
-    pub(super) fn has_room(&self) -> bool {
+    fn has_room(&self) -> bool {
         self.bytes < self.limit
     }
-    pub(super) fn is_idle(&self) -> bool {
+    fn is_idle(&self) -> bool {
         self.vacant.len() == self.slots.len()
     }
     /// Adds an operation of `bytes` and returns its tag.
-    pub(super) fn insert(&mut self, bytes: u64, what: T) -> u64 {
+    fn insert(&mut self, bytes: u64, what: T) -> u64 {
         self.bytes += bytes;
         let slot = self.vacant.pop().unwrap_or_else(|| {
             self.slots.push(None);
@@ -39,7 +45,7 @@ impl<T> InFlight<T> {
         slot as u64
     }
     /// Removes the completed operation `tag` and returns its value; `None` for an unknown tag.
-    pub(super) fn complete(&mut self, tag: u64) -> Option<T> {
+    fn complete(&mut self, tag: u64) -> Option<T> {
         let (bytes, what) = self.slots.get_mut(tag as usize)?.take()?;
         self.vacant.push(tag as usize);
         self.bytes -= bytes;
@@ -47,12 +53,17 @@ impl<T> InFlight<T> {
     }
 }
 
+/// A part of the memory of a page that an operation covers: a number that the caller chooses, the
+/// bytes of the memory, and the memory.
+type Piece<'m> = (usize, Range<usize>, &'m PageMemory);
+
 /// Bytes of a page that move through a buffer rather than in place.
-pub(super) struct Bounce {
-    pub(super) page: usize,
-    pub(super) range: Range<usize>,
+struct Bounce {
+    /// The number of the piece.
+    piece: usize,
+    range: Range<usize>,
     /// Whether the whole page goes through staging, rather than its last unit only.
-    pub(super) staged: bool,
+    staged: bool,
     /// Offset of the bytes in the staging buffer or in the block.
     at: usize,
 }
@@ -60,53 +71,44 @@ pub(super) struct Bounce {
 /// The buffers of one chunk. The kernel uses them until the operation completes, so the job keeps them
 /// with the operation.
 #[derive(Default)]
-pub(super) struct OpBuffers {
-    pub(super) bounces: Vec<Bounce>,
+struct OpBuffers {
+    bounces: Vec<Bounce>,
     /// Holds pages that go through staging.
     staging_buffer: Option<StagingBuffer>,
     /// Holds last units that are not full: `O_DIRECT` moves whole units only.
     block: Option<Block>,
 }
 
-/// Bytes of a chunk that go through staging, and bytes that go through a block.
-fn bounce_bytes<'m>(
-    chunk: &Chunk,
-    layout: RunLayout,
-    memory: impl Fn(usize) -> &'m PageMemory,
-) -> (usize, usize) {
-    layout.parts(&chunk.logical).fold((0, 0), |(staged, tails), (page, range)| {
-        let memory = memory(page);
-        let bytes = range.end - memory.in_place().clamp(range.start, range.end);
-        if memory.is_in_place() { (staged, tails + bytes) } else { (staged + bytes, tails) }
-    })
-}
-
 impl OpBuffers {
-    /// Builds the iovecs of `chunk`: the run header from `header`, pages in place or through
-    /// buffers, which it allocates. `None` if `staging` has no room.
-    pub(super) fn prepare<'m>(
+    /// Builds the iovecs of `chunk`: the run header, `header_bytes` long, from `header`; then
+    /// `pieces` of pages, in place or through buffers, which it allocates. `None` if `staging` has
+    /// no room.
+    fn prepare<'m>(
         chunk: &Chunk,
-        layout: RunLayout,
         header: Option<&Block>,
-        memory: impl Fn(usize) -> &'m PageMemory,
+        header_bytes: u64,
+        pieces: impl Iterator<Item = Piece<'m>> + Clone,
         staging: impl FnOnce(usize) -> Option<StagingBuffer>,
     ) -> Option<(Self, Vec<IoVec>)> {
-        let (staged, tails) = bounce_bytes(chunk, layout, &memory);
+        let (mut staged, mut tails) = (0, 0);
+        for (_, range, memory) in pieces.clone() {
+            let bytes = range.end - memory.in_place().clamp(range.start, range.end);
+            *if memory.is_in_place() { &mut tails } else { &mut staged } += bytes;
+        }
         let staging_buffer = if staged > 0 { Some(staging(staged)?) } else { None };
         let block = (tails > 0).then(|| Block::new(tails));
         let mut buffers = Self { bounces: Vec::new(), staging_buffer, block };
         let mut iovecs = Vec::new();
         let Range { start, end } = chunk.logical;
         if let Some(header) = header
-            && start < layout.header
+            && start < header_bytes
         {
-            let length = end.min(layout.header) - start;
+            let length = end.min(header_bytes) - start;
             IoVec::new(header.as_ptr().wrapping_add(start as usize), length as usize)
                 .push_to(&mut iovecs);
         }
         let (mut in_staging, mut in_block) = (0, 0);
-        for (page, range) in layout.parts(&chunk.logical) {
-            let memory = memory(page);
+        for (piece, range, memory) in pieces {
             let split = memory.in_place().clamp(range.start, range.end);
             memory.iovecs(range.start..split, &mut iovecs);
             if split == range.end {
@@ -114,7 +116,7 @@ impl OpBuffers {
             }
             let staged = !memory.is_in_place();
             let at = if staged { &mut in_staging } else { &mut in_block };
-            let bounce = Bounce { page, range: split..range.end, staged, at: *at };
+            let bounce = Bounce { piece, range: split..range.end, staged, at: *at };
             *at += bounce.range.len();
             IoVec::new(buffers.address(&bounce), bounce.range.len()).push_to(&mut iovecs);
             buffers.bounces.push(bounce);
@@ -139,7 +141,7 @@ impl OpBuffers {
     ///
     /// # Safety
     /// `bounce` is one of [`OpBuffers::bounces`], and no operation is in flight on it.
-    pub(super) unsafe fn bytes(&self, bounce: &Bounce) -> &[u8] {
+    unsafe fn bytes(&self, bounce: &Bounce) -> &[u8] {
         // SAFETY: inside the staging buffer or block, which `self` owns, and which is initialised.
         unsafe { std::slice::from_raw_parts(self.address(bounce), bounce.range.len()) }
     }
@@ -149,7 +151,7 @@ impl OpBuffers {
     /// # Safety
     /// The conditions of [`OpBuffers::bytes`] apply.
     #[allow(clippy::mut_from_ref)] // Callers hold one bounce at a time, and do not share `self`.
-    pub(super) unsafe fn bytes_mut(&self, bounce: &Bounce) -> &mut [u8] {
+    unsafe fn bytes_mut(&self, bounce: &Bounce) -> &mut [u8] {
         // SAFETY: as in `bytes`.
         unsafe { std::slice::from_raw_parts_mut(self.address(bounce), bounce.range.len()) }
     }

@@ -1,15 +1,12 @@
 //! Writes runs to mapped segments: page by page, and the header last.
 
-use super::PIECE;
 use super::copy_threads::map_pages;
-use super::mapped_run::MappedRun;
+use super::{MappedRun, PIECE};
 use crate::segments::Segments;
 use crate::transfer::page::Direct;
-use crate::transfer::write::WriteJob;
-use crate::transfer::write_error::{inherited, stopped};
-use crate::transfer::write_state::WriteState;
-use crate::transfer::{Control, MissReason, RunWrite};
-use ritornello_format::{Error, Result, SegmentId};
+use crate::transfer::write::{self, NewRun, stopped};
+use crate::transfer::{Control, MissReason, RunWrite, disk};
+use ritornello_format::{Error, Result, SegmentId, Slice};
 use std::io;
 
 /// See [`Segments::write_runs`].
@@ -22,30 +19,27 @@ pub(in crate::transfer) fn write(
 }
 
 fn write_run(segments: &Segments, write: &RunWrite<'_>, control: &Control) -> Result<u64> {
-    if segments.is_inherited() {
-        return Err(inherited());
-    }
     if let Some(reason) = control.stop() {
         return Err(stopped(reason));
     }
-    let mut run = WriteState::begin(segments, write, Direct::Any)?;
+    let mut run = NewRun::new(segments, write, Direct::Any)?;
     let count = run.pages.len();
     let end = run.layout.pages(0..count as u64).end;
     let Some(mapped) = MappedRun::new(segments, write.place, 0..end).map_err(failed)? else {
-        let results = WriteJob::run(segments, std::slice::from_ref(write), control);
+        let results = disk::write(segments, std::slice::from_ref(write), control);
         return results.into_iter().next().unwrap_or_else(|| Err(stopped(MissReason::Io)));
     };
-    let sums = map_pages(count, end, |page| match control.stop() {
+    let slices = map_pages(count, end, |page| match control.stop() {
         Some(reason) => Err(stopped(reason)),
-        None => put(&run, write, &mapped, page),
+        None => copy(&run, &mapped, page),
     });
-    for (page, sums) in run.pages.iter_mut().zip(sums) {
-        page.set_checksums(&sums?);
+    for (page, slices) in run.pages.iter_mut().zip(slices) {
+        page.slices = slices?;
     }
-    let space = run.layout.header;
-    let mut from = run.encode_header(write)?;
+    let (header, checksum) = run.encode_header()?;
+    let mut from = header.as_slice();
     mapped
-        .for_each(0..space, |to, length| {
+        .for_each(0..run.layout.header, |to, length| {
             let (now, rest) = from.split_at(length.min(from.len()));
             // SAFETY: `for_each` faulted the mapped bytes in, they are reserved for this run, and
             // the header is memory of this crate.
@@ -56,26 +50,21 @@ fn write_run(segments: &Segments, write: &RunWrite<'_>, control: &Control) -> Re
             from = rest;
         })
         .map_err(failed)?;
-    let sealed = run.encoded_header.as_ref().map(|(_, checksum)| *checksum);
-    sealed.ok_or_else(|| stopped(MissReason::Io))
+    Ok(checksum)
 }
 
-/// Copies a page to its place, padded with zeroes, and returns the checksums of its slices.
-fn put(
-    run: &WriteState<'_>,
-    write: &RunWrite<'_>,
-    mapped: &MappedRun,
-    page: usize,
-) -> Result<Vec<u64>> {
-    let mut sums = run.sums_of(write, page);
+/// Copies a page to its place, padded with zeroes, and returns its slices with their checksums.
+fn copy(run: &NewRun<'_>, mapped: &MappedRun, page: usize) -> Result<Vec<Slice>> {
+    let mut sums = run.sums_of(page);
     let length = run.layout.page as usize;
     let start = run.layout.pages(0..page as u64).end;
     let page = &run.pages[page];
+    let mut slices = page.slices.clone();
     let mut at = 0;
     while at < length {
         let piece = PIECE.min(length - at);
         // SAFETY: a source's memory is readable (`PageSource`).
-        unsafe { page.memory.digest(at..at + piece, &mut sums) };
+        unsafe { page.memory.for_each(at..at + piece, |bytes| sums.fill(bytes, &mut slices)) };
         let mut done = at;
         let from = start + at as u64;
         let copied = mapped.for_each(from..from + piece as u64, |to, length| {
@@ -92,12 +81,9 @@ fn put(
         copied.map_err(failed)?;
         at += piece;
     }
-    Ok(sums.done().to_vec())
+    Ok(slices)
 }
 
 fn failed((segment, error): (SegmentId, io::Error)) -> Error {
-    Error::retry("a run could not be written")
-        .with("reason", MissReason::Io.word())
-        .with("segment", segment.0)
-        .because(error)
+    write::failed("a run could not be written", segment, error)
 }
