@@ -9,8 +9,9 @@ use crate::store::{DEFAULT_TIMEOUT, PutOptions, Store};
 use parking_lot::Mutex;
 use ritornello_format::{ErrorKind, Result, RunHeader, Scope, UNIT};
 use ritornello_volume::page_memory::{BorrowedPages, OffsetPages, PageSource};
+use ritornello_volume::run_on_threads;
 use ritornello_volume::transfer::{Control, RunWrite};
-use std::thread;
+use std::panic::resume_unwind;
 use std::time::Instant;
 
 /// Reason of a put that ends at a page which was evicted after the put began.
@@ -179,16 +180,9 @@ impl Put<'_> {
         let in_parts = !parts.is_one();
         let put = Put { in_parts, ..*self };
         let (parts, turns) = (Mutex::new((0, parts)), CommitOrder::new());
-        if !in_parts {
-            put.write_parts(&parts, &turns);
-        } else {
-            thread::scope(|threads| {
-                let other = thread::Builder::new().name("ritornello-put".to_owned());
-                // If the helper thread fails to start, the parts are written sequentially.
-                let _ = other.spawn_scoped(threads, || put.write_parts(&parts, &turns));
-                put.write_parts(&parts, &turns);
-            });
-        }
+        let threads = if in_parts { 2 } else { 1 };
+        let written = run_on_threads(threads, "ritornello-put", || put.write_parts(&parts, &turns));
+        written.into_iter().for_each(|part| part.unwrap_or_else(|panic| resume_unwind(panic)));
         let mut all = turns.into_written()?;
         if all.unflushed {
             self.store.catalog.flush()?;

@@ -22,6 +22,7 @@ mod memory_block;
 mod open_files;
 pub mod page_memory;
 mod process;
+mod scoped_threads;
 pub mod segments;
 pub mod space;
 pub mod staging;
@@ -33,6 +34,7 @@ pub use page_memory::{
     BorrowedPages, BorrowedPagesMut, Fragment, FragmentMut, OwnedPages, PageSource, PageTarget,
 };
 pub use process::{heap_bytes, process_id};
+pub use scoped_threads::run_on_threads;
 pub use segments::{IoChoice, IoMode, IoReport, Segments, SegmentsConfig};
 pub use staging::{Backing, StagedPages, Staging, StagingBuffer, StagingStats};
 pub use transfer::{

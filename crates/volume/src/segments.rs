@@ -17,6 +17,7 @@ use volumes::Volume;
 use crate::io_engine::IoEngine;
 use crate::map::Map;
 use crate::open_files;
+use crate::run_on_threads;
 use crate::staging::{Staging, StagingStats};
 use maps::Maps;
 use parking_lot::{Mutex, RwLock};
@@ -372,23 +373,14 @@ impl Segments {
                 file.sync_data().map_err(|error| failed_sync(name(), error))?;
             }
         };
-        std::thread::scope(|scope| {
-            // Sync simulated files in order, so that a test is repeatable.
-            let mode = self.report.read().mode;
-            // A sync of mapped segments has no work to share between threads.
-            let one = matches!(mode, IoMode::Simulated | IoMode::Mapped);
-            let threads = if one { 1 } else { SYNCS_MAX };
-            let helpers: Vec<_> = (1..ids.len().min(threads))
-                .filter_map(|_| std::thread::Builder::new().spawn_scoped(scope, work).ok())
-                .collect();
-            let mine = work();
-            helpers.into_iter().fold(mine, |sum, helper| {
-                let theirs = helper.join().unwrap_or_else(|_| {
-                    Err(Error::fatal("a thread that synced segments panicked"))
-                });
-                sum.and(theirs)
-            })
-        })
+        // Sync simulated files in order, so that a test is repeatable.
+        let mode = self.report.read().mode;
+        // A sync of mapped segments has no work to share between threads.
+        let one = matches!(mode, IoMode::Simulated | IoMode::Mapped);
+        let threads = if one { 1 } else { SYNCS_MAX };
+        let synced = run_on_threads(ids.len().min(threads), "ritornello-sync", work);
+        let panicked = || Err(Error::fatal("a thread that synced segments panicked"));
+        synced.into_iter().try_for_each(|part| part.unwrap_or_else(|_| panicked()))
     }
 
     /// Bytes of the blocks that all segments take, without files that cannot be read now.

@@ -1,6 +1,8 @@
 //! Threads that share a large batch of copies: one thread does not saturate the memory channels of
 //! a server.
 
+use crate::run_on_threads;
+use std::panic::resume_unwind;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -47,20 +49,9 @@ fn map_on_threads<T: Send>(
             done.push((number, work(number)));
         }
     };
-    let mut done = std::thread::scope(|scope| {
-        // If a helper thread fails to start, continue with fewer.
-        let helpers: Vec<_> = (1..threads)
-            .filter_map(|_| std::thread::Builder::new().spawn_scoped(scope, some).ok())
-            .collect();
-        let mut done = some();
-        for helper in helpers {
-            match helper.join() {
-                Ok(theirs) => done.extend(theirs),
-                Err(panic) => std::panic::resume_unwind(panic),
-            }
-        }
-        done
-    });
+    let done = run_on_threads(threads, "ritornello-copy", some);
+    let done = done.into_iter().map(|part| part.unwrap_or_else(|panic| resume_unwind(panic)));
+    let mut done: Vec<_> = done.flatten().collect();
     done.sort_unstable_by_key(|(number, _)| *number);
     done.into_iter().map(|(_, result)| result).collect()
 }
