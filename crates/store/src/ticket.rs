@@ -193,7 +193,8 @@ struct Queues {
     closing: bool,
 }
 
-/// The threads that work on tickets, gets before puts.
+/// The threads that work on tickets, gets before puts. Not a `ThreadPool`: gets and puts share the
+/// threads and not their queues, and closing waits for running tickets and reports waiting ones.
 pub(crate) struct IoThreads {
     shared: Arc<ForkSafeLock<Queues>>,
     threads: Mutex<Vec<std::thread::JoinHandle<()>>>,

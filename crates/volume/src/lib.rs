@@ -26,6 +26,7 @@ mod scoped_threads;
 pub mod segments;
 pub mod space;
 pub mod staging;
+mod thread_pool;
 pub mod transfer;
 
 pub use fork_safe_lock::ForkSafeLock;
@@ -37,6 +38,7 @@ pub use process::{heap_bytes, process_id};
 pub use scoped_threads::run_on_threads;
 pub use segments::{IoChoice, IoMode, IoReport, Segments, SegmentsConfig};
 pub use staging::{Backing, StagedPages, Staging, StagingBuffer, StagingStats};
+pub use thread_pool::{Job, ThreadPool};
 pub use transfer::{
     Control, Encoded, MissReason, Pack, PackedPages, Packing, PageOutcome, RunRead, RunWrite,
     SalvagedRun, Sections, Unpack, VerifiedRun,

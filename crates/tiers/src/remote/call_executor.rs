@@ -8,11 +8,10 @@ use super::backend::Backend;
 use super::breaker::{Breaker, CallKind, CallOutcome};
 use parking_lot::Mutex;
 use ritornello_format::{Error, ErrorKind, Result};
-use std::collections::VecDeque;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use ritornello_volume::ThreadPool;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
-use std::sync::{Arc, Condvar, Mutex as StdMutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -54,28 +53,23 @@ struct Counters {
     spared: AtomicU64,
 }
 
-type Job = Box<dyn FnOnce(&Shared) + Send>;
-
-#[derive(Default)]
-struct Queue {
-    jobs: VecDeque<Job>,
-    threads: usize,
-    idle: usize,
-    closed: bool,
-}
-
+/// What the calls of one backend share.
+#[derive(Debug)]
 struct Shared {
     backend: Arc<dyn Backend>,
-    // Threads wait on this lock for a long time. A fork during the wait leaves a standard mutex
-    // usable.
-    queue: StdMutex<Queue>,
-    wake: Condvar,
     breaker: Mutex<Breaker>,
     counts: Counters,
 }
 
-/// Executes calls of one backend.
-pub(super) struct CallExecutor(Arc<Shared>);
+/// Executes calls of one backend. Threads that hang when it is dropped are abandoned: they hold only
+/// the backend.
+#[derive(Debug)]
+pub(super) struct CallExecutor {
+    shared: Arc<Shared>,
+    /// A panic of the backend fails only its call: the sender is dropped, which closes the caller's
+    /// channel.
+    threads: ThreadPool<Box<dyn FnOnce() + Send>>,
+}
 
 /// A call in progress.
 pub(super) struct PendingCall<T> {
@@ -85,21 +79,13 @@ pub(super) struct PendingCall<T> {
     deadline: Instant,
 }
 
-impl std::fmt::Debug for CallExecutor {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_tuple("CallExecutor").field(&self.0.backend).finish()
-    }
-}
-
 impl CallExecutor {
     pub(super) fn new(backend: Arc<dyn Backend>) -> Self {
-        Self(Arc::new(Shared {
-            backend,
-            queue: StdMutex::default(),
-            wake: Condvar::new(),
-            breaker: Mutex::default(),
-            counts: Counters::default(),
-        }))
+        let (breaker, counts) = (Mutex::default(), Counters::default());
+        Self {
+            shared: Arc::new(Shared { backend, breaker, counts }),
+            threads: ThreadPool::new("ritornello-remote", THREADS, MAX_QUEUED),
+        }
     }
 
     /// Starts `call`, which is retried while the remote does not answer and time is left.
@@ -111,14 +97,15 @@ impl CallExecutor {
         deadline: Instant,
         call: impl Fn(&dyn Backend) -> Result<T> + Send + 'static,
     ) -> Result<PendingCall<T>> {
-        let shared = &self.0;
+        let shared = &self.shared;
         let Some(kind) = shared.breaker.lock().admit(Instant::now()) else {
             shared.counts.spared.fetch_add(1, Relaxed);
             return Err(Error::retry("the remote has failed too often: calls are paused"));
         };
         let (answered, answer) = sync_channel(1);
-        let job = Box::new(move |shared: &Shared| shared.run(kind, deadline, &answered, &call));
-        if !self.enqueue(job) {
+        let caller = Arc::clone(shared);
+        let job = Box::new(move || caller.run(kind, deadline, &answered, &call));
+        if self.threads.submit(job).is_err() {
             shared.counts.spared.fetch_add(1, Relaxed);
             shared.record(kind, CallOutcome::Failed, "all threads are waiting for answers");
             return Err(Error::retry(
@@ -138,41 +125,15 @@ impl CallExecutor {
     }
 
     pub(super) fn calls(&self) -> RemoteCalls {
-        let counts = &self.0.counts;
+        let counts = &self.shared.counts;
         RemoteCalls {
             calls: counts.calls.load(Relaxed),
             retries: counts.retries.load(Relaxed),
             failures: counts.failures.load(Relaxed),
             late: counts.late.load(Relaxed),
             spared: counts.spared.load(Relaxed),
-            open: self.0.breaker.lock().is_open(),
+            open: self.shared.breaker.lock().is_open(),
         }
-    }
-
-    fn enqueue(&self, job: Job) -> bool {
-        let mut queue = self.0.queue.lock().unwrap_or_else(PoisonError::into_inner);
-        if queue.idle <= queue.jobs.len() && queue.threads < THREADS {
-            let shared = Arc::clone(&self.0);
-            let thread = thread::Builder::new().name("ritornello-remote".to_owned());
-            if thread.spawn(move || shared.work()).is_ok() {
-                queue.threads += 1;
-            }
-        }
-        if queue.threads == 0 || queue.jobs.len() >= MAX_QUEUED {
-            return false;
-        }
-        queue.jobs.push_back(job);
-        self.0.wake.notify_one();
-        true
-    }
-}
-
-impl Drop for CallExecutor {
-    /// Threads that hang are abandoned: they hold only the backend.
-    fn drop(&mut self) {
-        let mut queue = self.0.queue.lock().unwrap_or_else(PoisonError::into_inner);
-        queue.closed = true;
-        self.0.wake.notify_all();
     }
 }
 
@@ -197,28 +158,6 @@ impl<T> PendingCall<T> {
 }
 
 impl Shared {
-    fn work(self: Arc<Self>) {
-        loop {
-            let job = {
-                let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
-                loop {
-                    if let Some(job) = queue.jobs.pop_front() {
-                        break job;
-                    }
-                    if queue.closed {
-                        return;
-                    }
-                    queue.idle += 1;
-                    queue = self.wake.wait(queue).unwrap_or_else(PoisonError::into_inner);
-                    queue.idle -= 1;
-                }
-            };
-            // A panic of the backend fails only its call: the sender is dropped, which closes the
-            // caller's channel.
-            let _ = catch_unwind(AssertUnwindSafe(|| job(&self)));
-        }
-    }
-
     /// Calls until there is an answer, the deadline passes, or no retry is left. A late answer is
     /// discarded.
     fn run<T>(
