@@ -1,24 +1,29 @@
 //! The cache: tiers of one list, opened together.
 
 use super::local_tier::{self, LocalTier};
+use super::lookup::{Lookup, LookupOptions, TierLease};
+use super::lookups::Lookups;
+use super::lower_tiers::LowerTiers;
+use super::pending_put::Spilled;
+use super::prefetcher::Prefetcher;
+use super::promotion::Promotions;
 use super::prompt::PromptPages;
 use super::rate::RateLimiter;
-use super::shared::{RemoteHandle, Shared};
+use super::read::Read;
 use super::spec::{TierLocation, TierSpec, host_dir};
-use super::spill::Spilled;
-use super::stats::{CacheStats, snapshot};
+use super::stats::{CacheStats, Counter};
 use super::tier_policies::{PrefetchPolicy, WritePolicy};
-use super::write_queue::PendingPut;
+use super::tier_set::{RemoteHandle, TierSet};
+use super::tier_writer::TierWriter;
 use crate::remote::RemoteTier;
 use ritornello_format::residency::Tier;
-use ritornello_format::{Error, ErrorKind, PageHash, Result, Scope};
+use ritornello_format::{Error, ErrorKind, PageHash, Result, Scope, check_keys};
 use ritornello_store::{PutOptions, StorePolicy, Ticket, check_sections};
 use ritornello_volume::page_memory::{PageSource, PageTarget};
 use ritornello_volume::process_id;
 use ritornello_volume::transfer::Control;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
-use std::thread;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// Default limit of the bytes that may wait to be written to one tier.
@@ -27,7 +32,6 @@ const WRITE_QUEUE_BYTES: u64 = 512 << 20;
 /// that hang in a backend are abandoned.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(60);
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
-const CLOSE_POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// Settings of a cache.
 #[derive(Clone, Debug, PartialEq)]
@@ -47,7 +51,12 @@ impl Default for Settings {
 /// See the [module](super).
 #[derive(Debug)]
 pub struct Cache {
-    pub(super) shared: Arc<Shared>,
+    tiers: Arc<TierSet>,
+    pub(super) lower: Arc<LowerTiers>,
+    promotions: Arc<Promotions>,
+    prefetcher: Arc<Prefetcher>,
+    lookups: Lookups,
+    closing: AtomicBool,
     process: u32,
 }
 
@@ -67,11 +76,7 @@ impl Cache {
             let (dir, capacity) = match &spec.location {
                 TierLocation::Remote(address) => {
                     let tier = open_remote(address.expose())?;
-                    remote = Some(RemoteHandle {
-                        tier,
-                        write: spec.write,
-                        rate: RateLimiter::new(spec.rate),
-                    });
+                    remote = Some(RemoteHandle { tier, rate: RateLimiter::new(spec.rate) });
                     continue;
                 }
                 TierLocation::Host { dir, capacity } => {
@@ -83,22 +88,30 @@ impl Cache {
             let node = local_tier::open(spec.tier(), dir, capacity, below)?;
             let rate = RateLimiter::new(spec.rate);
             let capacity = capacity.unwrap_or(u64::MAX);
-            local_tiers.push(LocalTier {
-                kind: spec.tier(),
-                node,
-                capacity,
-                write: spec.write,
-                rate,
-            });
+            local_tiers.push(LocalTier { kind: spec.tier(), node, capacity, rate });
         }
         if local_tiers.is_empty() {
             return TierSpec::list::<&str>(&[]).and(Err(Error::invalid("a cache has tiers")));
         }
-        let shared = Shared::new(local_tiers, remote, settings.prefetch, settings.write_queue);
+        let tiers = Arc::new(TierSet::new(local_tiers, remote));
         for (spec, cap) in list.iter().filter_map(|spec| Some((spec, spec.rate?))) {
-            shared.gate(|gate| gate.set_cap(spec.tier(), cap));
+            tiers.gate.set_cap(spec.tier(), cap);
         }
-        Ok(Self { shared: Arc::new(shared), process: process_id() })
+        let policies: Vec<_> = list.iter().map(|spec| (spec.tier(), spec.write)).collect();
+        let lower = Arc::new(LowerTiers::new(&tiers, &policies, settings.write_queue));
+        let promotions = Arc::new(Promotions::new(&tiers, settings.write_queue));
+        let prefetcher = Prefetcher::new(&tiers, &lower);
+        let lookups = Lookups {
+            tiers: Arc::clone(&tiers),
+            lower: Arc::clone(&lower),
+            promotions: Arc::clone(&promotions),
+            prefetcher: Arc::clone(&prefetcher),
+            policy: settings.prefetch,
+            probed: Counter::default(),
+            missed: Counter::default(),
+        };
+        let (closing, process) = (AtomicBool::new(false), process_id());
+        Ok(Self { tiers, lower, promotions, prefetcher, lookups, closing, process })
     }
 
     /// The policy of the lowest local tier, which keeps pages longest.
@@ -107,8 +120,66 @@ impl Cache {
     /// `Closed` in a forked child, and once the cache is closed.
     pub fn policy(&self) -> Result<StorePolicy> {
         self.check()?;
-        let lowest = self.shared.local_tiers.last();
+        let lowest = self.tiers.local.last();
         Ok(lowest.map(|tier| tier.node.policy().clone()).unwrap_or_default())
+    }
+
+    /// Looks up a prompt, starting at its first page. Pages to load are leased for `ttl`, and pages
+    /// to load from disk are promoted to host memory in the background. The call never waits for a
+    /// remote: while the remote is queried or pages are fetched, the result is
+    /// [`Querying`](super::Readiness::Querying) or [`Loading`](super::Readiness::Loading), for as
+    /// long as the prefetch policy allows, and the caller should repeat the lookup.
+    ///
+    /// # Errors
+    /// `Invalid` for an invalid key; `Closed`.
+    pub fn lookup(
+        &self,
+        scope: &Arc<Scope>,
+        keys: &[&[u8]],
+        ttl: Duration,
+        options: &LookupOptions,
+    ) -> Result<Lookup> {
+        self.check()?;
+        check_keys(keys)?;
+        self.lookups.lookup(scope, keys, ttl, options)
+    }
+
+    /// Ends a lease of this process or another.
+    ///
+    /// # Errors
+    /// `Closed`; errors of the connection to the tier's owner.
+    pub fn release(&self, lease: TierLease) -> Result<()> {
+        self.check()?;
+        self.tiers.release(lease)
+    }
+
+    /// Whether each page is on a local tier, also after a missing page.
+    ///
+    /// # Errors
+    /// `Invalid` for an invalid key; `Closed`; errors of a tier's store.
+    pub fn exists(&self, scope: &Scope, keys: &[&[u8]]) -> Result<Vec<bool>> {
+        self.check()?;
+        check_keys(keys)?;
+        let mut present = vec![false; keys.len()];
+        for tier in &self.tiers.local {
+            let found = tier.store().exists(scope, keys)?;
+            present.iter_mut().zip(found).for_each(|(present, found)| *present |= found);
+        }
+        Ok(present)
+    }
+
+    /// Cancels prefetches and promotions of a prompt whose request has ended. Returns whether any
+    /// were queued or running.
+    ///
+    /// # Errors
+    /// `Invalid` for an invalid key; `Closed`.
+    pub fn cancel(&self, scope: &Scope, keys: &[&[u8]]) -> Result<bool> {
+        self.check()?;
+        check_keys(keys)?;
+        let Some(last) = keys.last() else { return Ok(false) };
+        let name = PageHash::of(&scope.id(), last);
+        let promotions_cancelled = self.promotions.cancel_prompt(name);
+        Ok(self.prefetcher.cancel(name) || promotions_cancelled)
     }
 
     /// Starts to read pages, each from the fastest local tier that has it. The cache owns `target`
@@ -129,17 +200,16 @@ impl Cache {
     ) -> Result<Ticket> {
         self.check()?;
         check_sections(&scope, &control)?;
-        let (shared, first_tier) = (Arc::clone(&self.shared), self.shared.first_tier());
+        let (tiers, first_tier) = (Arc::clone(&self.tiers), self.tiers.first());
         let bytes = keys.len() as u64 * scope.resolved_page_bytes()?;
-        let loading = shared.loads.begin(shared.slowest_of(&scope, &keys), bytes);
+        let loading = tiers.loads.begin(tiers.slowest_of(&scope, &keys), bytes);
         if let Some(last) = keys.last() {
-            let last = PageHash::of(&scope.id(), last);
-            shared.cancel_promotions(|pages, range| {
-                range.end.checked_sub(1).is_some_and(|end| pages.hashes[end] == last)
-            });
+            self.promotions.cancel_last(PageHash::of(&scope.id(), last));
         }
         first_tier.store().submit_read(keys, target.len(), control, move |keys, control| {
-            let outcome = shared.read(&scope, parent.as_deref(), keys, target.as_ref(), control);
+            let (parent, target) = (parent.as_deref(), target.as_ref());
+            let read = Read { tiers: &tiers, scope: &scope, parent, keys, target, control };
+            let outcome = read.run();
             drop(loading);
             Ok(outcome)
         })
@@ -171,48 +241,36 @@ impl Cache {
                 .with("first", first)
                 .with("keys", keys.len()));
         }
-        let (shared, first_tier) = (&self.shared, self.shared.first_tier());
+        let first_tier = self.tiers.first();
         let pages = PromptPages::new(Arc::clone(&scope), keys, options.parent)?;
         let range = first..pages.len();
         let options = PutOptions { parent: pages.before(first).map(Into::into), ..options };
         let requested = pages.keys[range.clone()].to_vec();
         let spilled = Arc::<Spilled>::default();
         let keep = {
-            let (shared, pages, spilled) =
-                (Arc::clone(shared), pages.clone(), Arc::clone(&spilled));
-            move |at, staged| shared.spill(&spilled, &pages, first + at, staged)
+            let (lower, pages, spilled) =
+                (Arc::clone(&self.lower), pages.clone(), Arc::clone(&spilled));
+            move |at, staged| lower.spill(&spilled, &pages, first + at, staged)
         };
         let ticket = first_tier
             .store()
             .submit_put_copy_or(scope, requested, source, options, control, keep)?;
         first_tier.rate.reserve(pages.bytes(range.len()));
-        shared.record_arrival(first_tier.kind, &pages, range.clone());
-        for queue in shared.write_queues.iter().filter(|queue| queue.to != first_tier.kind) {
-            // The engine lacked these pages, so a lower tier may have evicted pages that the table
-            // lists as present.
-            shared.table.forget(queue.to, &pages.hashes, range.clone());
-            if queue.policy == WritePolicy::WriteThrough {
-                let put = PendingPut {
-                    ticket: Some(ticket.clone()),
-                    spilled: Some(Arc::clone(&spilled)),
-                };
-                shared.queue_write(queue, &pages, range.clone(), put);
-            }
-        }
+        self.lower.put(&pages, range, &ticket, &spilled);
         Ok(ticket)
     }
 
     /// Records that computing `tokens` tokens after `before` earlier tokens took `took`: a sample
     /// for the gate.
     pub fn record_prefill(&self, before: u64, tokens: u64, took: Duration) {
-        self.shared.gate(|gate| gate.record_prefill(before, tokens, took));
+        self.tiers.gate.record_prefill(before, tokens, took);
     }
 
     /// Records that another process loaded `bytes` bytes from `tier` in `took`: a sample for the
     /// gate.
     pub fn record_load(&self, tier: Tier, bytes: u64, took: Duration) {
         if bytes > 0 {
-            self.shared.gate(|gate| gate.record_load(tier, bytes, took, self.shared.clock()));
+            self.tiers.gate.record_other_load(tier, bytes, took);
         }
     }
 
@@ -220,7 +278,7 @@ impl Cache {
     /// [record](Self::record_load).
     #[must_use]
     pub fn take_loads(&self) -> Vec<(Tier, u64, f64)> {
-        let measured = self.shared.take_measured();
+        let measured = self.tiers.gate.take_measured();
         let loads = Tier::ALL.into_iter().zip(measured).filter(|(_, (bytes, _))| *bytes > 0);
         loads.map(|(tier, (bytes, seconds))| (tier, bytes, seconds)).collect()
     }
@@ -228,7 +286,7 @@ impl Cache {
     /// Records the duration of a load that the gate decided on. `compute` and `recompute` are the
     /// estimates of that decision.
     pub fn record_outcome(&self, load: Duration, compute: Duration, recompute: Duration) {
-        self.shared.counts.gate.record_outcome(load, compute, recompute);
+        self.tiers.gate.counts.record_outcome(load, compute, recompute);
     }
 
     /// Statistics of the cache.
@@ -237,7 +295,20 @@ impl Cache {
     /// `Closed`.
     pub fn stats(&self) -> Result<CacheStats> {
         self.check()?;
-        Ok(snapshot(&self.shared))
+        let queued_bytes = |tier: Tier| {
+            let writer = self.writers().find(|writer| writer.to == tier);
+            writer.map_or(0, |writer| writer.queue.queued_bytes())
+        };
+        let table = self.tiers.table.stats();
+        Ok(CacheStats {
+            tiers: self.tiers.stats(queued_bytes),
+            probed_pages: self.lookups.probed.get(),
+            missed_pages: self.lookups.missed.get(),
+            prefetch: self.prefetcher.stats(),
+            gate: self.tiers.gate.counts.stats(),
+            table_nodes: table.nodes,
+            table_pages: table.pages,
+        })
     }
 
     /// Waits for all queued writes to lower tiers, then makes the local tiers durable.
@@ -246,17 +317,8 @@ impl Cache {
     /// `Retry` if a tier does not finish its writes in time; errors of flushing a store.
     pub fn flush(&self) -> Result<()> {
         self.check()?;
-        let until = Instant::now() + FLUSH_TIMEOUT;
-        let first_tier = self.shared.first_tier().kind;
-        for queue in self.shared.write_queues.iter().filter(|queue| queue.to != first_tier) {
-            if queue.policy == WritePolicy::WriteBack {
-                while self.shared.write_back_batch(queue, false) && queue.wait_until_empty(until) {}
-            }
-            if !queue.wait_until_empty(until) {
-                return Err(Error::retry("a tier does not finish its queued writes in time"));
-            }
-        }
-        self.shared.local_tiers.iter().try_for_each(|tier| tier.store().flush())
+        self.lower.flush(Instant::now() + FLUSH_TIMEOUT)?;
+        self.tiers.local.iter().try_for_each(|tier| tier.store().flush())
     }
 
     /// Stops background work and closes the tiers. Queued writes are discarded: call `flush` first.
@@ -264,33 +326,32 @@ impl Cache {
     /// # Errors
     /// Errors of the stores.
     pub fn close(&self) -> Result<()> {
-        if process_id() != self.process || self.shared.closing.swap(true, Ordering::AcqRel) {
+        if process_id() != self.process || self.closing.swap(true, Ordering::AcqRel) {
             return Ok(());
         }
-        let shared = &self.shared;
-        shared.prefetches.close();
-        shared.write_queues.iter().for_each(super::write_queue::WriteQueue::close);
-        let until = Instant::now() + CLOSE_TIMEOUT;
-        let running = || {
-            shared.prefetches.is_running()
-                || shared.write_queues.iter().any(|queue| queue.is_running())
-        };
-        while running() && Instant::now() < until {
-            thread::sleep(CLOSE_POLL_INTERVAL);
-        }
+        let queues: Vec<_> = self.writers().map(|writer| &writer.queue).collect();
+        self.prefetcher.close();
+        queues.iter().for_each(|queue| queue.close());
+        let deadline = Instant::now() + CLOSE_TIMEOUT;
+        self.prefetcher.wait_ended(deadline);
+        queues.iter().for_each(|queue| queue.wait_ended(deadline));
         let closed: Vec<Result<()>> =
-            shared.local_tiers.iter().map(|tier| tier.node.close()).collect();
+            self.tiers.local.iter().map(|tier| tier.node.close()).collect();
         closed.into_iter().collect()
+    }
+
+    fn writers(&self) -> impl Iterator<Item = &Arc<TierWriter>> {
+        self.lower.writers.iter().chain(&self.promotions.writer)
     }
 
     /// Fails if the cache is closed, was opened before a fork, or another store replaced one of its
     /// tiers.
-    pub(super) fn check(&self) -> Result<()> {
+    fn check(&self) -> Result<()> {
         let why = if process_id() != self.process {
             "this cache was opened before a fork: open it again in the child"
-        } else if self.shared.is_closing() {
+        } else if self.closing.load(Ordering::Acquire) {
             "the cache is closed: open it again"
-        } else if self.shared.local_tiers.iter().any(|tier| tier.node.is_replaced()) {
+        } else if self.tiers.local.iter().any(|tier| tier.node.is_replaced()) {
             "another store has taken the place of a tier: open the cache again"
         } else {
             return Ok(());
@@ -312,8 +373,9 @@ impl Drop for Cache {
                 tracing::error!(%error, "a cache was dropped and could not be closed");
             }
         } else {
-            // A forked child has neither the threads nor the locks that closing relies on.
-            std::mem::forget(Arc::clone(&self.shared));
+            // A forked child has neither the threads nor the locks that closing relies on. The
+            // prefetcher and the promotions hold all parts.
+            std::mem::forget((Arc::clone(&self.prefetcher), Arc::clone(&self.promotions)));
         }
     }
 }

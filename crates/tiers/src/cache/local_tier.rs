@@ -1,7 +1,6 @@
 //! A tier of this machine: a store in memory or on disk, shared by all its processes.
 
 use super::rate::RateLimiter;
-use super::tier_policies::WritePolicy;
 use ritornello_format::residency::Tier;
 use ritornello_format::{Error, Result};
 use ritornello_node::{Node, Options};
@@ -21,7 +20,6 @@ pub(super) struct LocalTier {
     pub(super) node: Arc<Node>,
     /// Capacity in bytes from the tier list; `u64::MAX` if the list does not give a capacity.
     pub(super) capacity: u64,
-    pub(super) write: WritePolicy,
     pub(super) rate: RateLimiter,
 }
 

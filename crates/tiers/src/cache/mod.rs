@@ -9,22 +9,42 @@
 //! **Promises.** No lookup, read or put waits for the remote or for background work. Background
 //! work that exceeds its bounds is dropped and counted. A faulty tier costs hits; delivered bytes
 //! are the bytes that were put.
+//!
+//! **Parts**, each with its own state, lock and threads; a part knows the parts below it only:
+//!
+//! ```text
+//! Cache
+//! ├─ Lookups       answers lookups: leases local pages, asks the gate
+//! ├─ Prefetcher    fetches pages of prompts from the remote to the first tier
+//! ├─ Promotions    copies pages from the disk tier to the host tier before a load
+//! ├─ LowerTiers    passes pages of puts, fetches and lookups to the writers of lower tiers
+//! │  └─ TierWriter the writes to one tier: a WriteQueue with its worker, and a WriteBack
+//! └─ TierSet       the stores, the remote, the page table, the load gate, the counters
+//! ```
 
 #[allow(clippy::module_inception, reason = "one noun a file")]
 mod cache;
+mod dirty_pages;
+mod fetch;
+mod load_gate;
 mod load_tracker;
+mod local_prefix;
 mod local_tier;
 mod lookup;
+mod lookups;
+mod lower_tiers;
+mod pending_put;
 mod prefetch;
+mod prefetcher;
 mod promotion;
 mod prompt;
 mod rate;
 mod read;
-mod shared;
 mod spec;
-mod spill;
 mod stats;
 mod tier_policies;
+mod tier_set;
+mod tier_writer;
 mod write_back;
 mod write_queue;
 

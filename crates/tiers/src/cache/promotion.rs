@@ -6,10 +6,13 @@
 //! remaining promotion jobs are cancelled: otherwise pages would be read twice, because loaded
 //! pages are stored in the first tier from the loader's buffer.
 
+use super::pending_put::PendingPut;
 use super::prompt::PromptPages;
-use super::shared::Shared;
-use super::write_queue::PendingPut;
+use super::tier_policies::WritePolicy;
+use super::tier_set::TierSet;
+use super::tier_writer::TierWriter;
 use crate::gate::TierSpan;
+use ritornello_format::PageHash;
 use ritornello_format::residency::Tier;
 use std::ops::Range;
 use std::sync::Arc;
@@ -18,18 +21,24 @@ use std::time::Duration;
 /// Pause of promotions after the first tier did not store all pages of a job.
 const RETRY_AFTER: Duration = Duration::from_secs(5);
 
-impl Shared {
+/// Promotions to the first tier.
+#[derive(Debug)]
+pub(super) struct Promotions {
+    /// `None` without a second local tier, from which pages could be promoted.
+    pub(super) writer: Option<Arc<TierWriter>>,
+}
+
+impl Promotions {
+    /// At most `max_bytes` wait to be promoted.
+    pub(super) fn new(tiers: &Arc<TierSet>, max_bytes: u64) -> Self {
+        let to = (tiers.first().kind, WritePolicy::Never);
+        let writer = || TierWriter::new(tiers, to, max_bytes, None);
+        Self { writer: (tiers.local.len() > 1).then(writer) }
+    }
+
     /// Queues promotions of the pages in `requested` that were found on disk.
-    pub(super) fn promote(
-        self: &Arc<Self>,
-        pages: &PromptPages,
-        found: &[TierSpan],
-        requested: Range<usize>,
-    ) {
-        let first_tier = self.first_tier().kind;
-        let Some(queue) = self.write_queue(first_tier).filter(|_| pages.scope.chained) else {
-            return;
-        };
+    pub(super) fn promote(&self, pages: &PromptPages, found: &[TierSpan], requested: Range<usize>) {
+        let Some(writer) = self.writer.as_ref().filter(|_| pages.scope.chained) else { return };
         let mut end = 0;
         for span in found {
             let start = end.max(requested.start);
@@ -38,26 +47,29 @@ impl Shared {
             if span.tier != Tier::Disk || range.is_empty() {
                 continue;
             }
-            if queue.failed_at().is_some_and(|since| since.elapsed() < RETRY_AFTER) {
+            if writer.queue.failed_at().is_some_and(|since| since.elapsed() < RETRY_AFTER) {
                 return;
             }
             // A page found on disk was missed on the first tier, so the table's entry for that tier
             // is stale.
-            self.table.forget(first_tier, &pages.hashes, range.clone());
-            self.queue_write(queue, pages, range, PendingPut::default());
+            writer.forget(pages, range.clone());
+            writer.write(pages, range, PendingPut::default());
         }
     }
 
-    /// Cancels promotions of pages that match `filter`. Returns whether any were queued or running.
-    pub(super) fn cancel_promotions(
-        &self,
-        filter: impl Fn(&PromptPages, &Range<usize>) -> bool,
-    ) -> bool {
-        let Some(queue) = self.write_queue(self.first_tier().kind) else { return false };
-        let (cancelled, any) = queue.cancel(filter);
-        for (pages, range) in cancelled {
-            self.table.abandon(queue.to, &pages.hashes, range);
-        }
-        any
+    /// Cancels promotions of pages whose last is `page`: the cache loads the pages now.
+    pub(super) fn cancel_last(&self, page: PageHash) {
+        self.cancel(|pages, range| {
+            range.end.checked_sub(1).is_some_and(|end| pages.hashes[end] == page)
+        });
+    }
+
+    /// Cancels promotions of a prompt. Returns whether any were queued or running.
+    pub(super) fn cancel_prompt(&self, name: PageHash) -> bool {
+        self.cancel(|pages, _| pages.name() == Some(name))
+    }
+
+    fn cancel(&self, filter: impl Fn(&PromptPages, &Range<usize>) -> bool) -> bool {
+        self.writer.as_ref().is_some_and(|writer| writer.cancel(filter))
     }
 }

@@ -1,5 +1,6 @@
 //! A prompt whose keys background threads own.
 
+use crate::remote::Prompt;
 use ritornello_format::{PageHash, Scope, ScopeId};
 use std::ops::Range;
 use std::sync::Arc;
@@ -35,6 +36,12 @@ impl PromptPages {
     /// The keys of `pages`.
     pub(super) fn refs(&self, pages: Range<usize>) -> Vec<&[u8]> {
         self.keys[pages].iter().map(AsRef::as_ref).collect()
+    }
+
+    /// Lends the first `end` pages as a prompt of the remote tier.
+    pub(super) fn lend<T>(&self, end: usize, run: impl FnOnce(&Prompt<'_>) -> T) -> T {
+        let keys = self.refs(0..end);
+        run(&Prompt { scope: &self.id, page_bytes: self.page_bytes, keys: &keys })
     }
 
     /// The key of the page before `page`.

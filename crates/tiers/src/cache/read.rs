@@ -2,7 +2,7 @@
 
 use super::local_tier::LocalTier;
 use super::prompt::PromptPages;
-use super::shared::Shared;
+use super::tier_set::TierSet;
 use ritornello_format::residency::Tier;
 use ritornello_format::{Error, Scope};
 use ritornello_store::{Outcome, PutOptions};
@@ -18,72 +18,60 @@ const MAX_ROUNDS: usize = 4;
 /// Default reason for pages that were not read.
 const NOT_FOUND: &str = "not_found";
 
-impl Shared {
-    /// Reads the available pages into `target`, and stores pages from lower tiers in the first
+/// One read of pages, each from the fastest local tier that has it.
+pub(super) struct Read<'a> {
+    pub(super) tiers: &'a TierSet,
+    pub(super) scope: &'a Arc<Scope>,
+    /// The key of the page before the first page, if any.
+    pub(super) parent: Option<&'a [u8]>,
+    pub(super) keys: &'a [&'a [u8]],
+    pub(super) target: &'a dyn PageTarget,
+    pub(super) control: &'a Control,
+}
+
+impl Read<'_> {
+    /// Reads the available pages into the target, and stores pages from lower tiers in the first
     /// tier.
-    pub(super) fn read(
-        self: &Arc<Self>,
-        scope: &Arc<Scope>,
-        parent: Option<&[u8]>,
-        keys: &[&[u8]],
-        target: &dyn PageTarget,
-        control: &Control,
-    ) -> Outcome {
+    pub(super) fn run(&self) -> Outcome {
+        let Self { tiers, scope, keys, target, control, .. } = *self;
+        let page_bytes = scope.resolved_page_bytes().unwrap_or(0);
         let mut read = PartialRead::new(keys.len());
         for _ in 0..MAX_ROUNDS {
             let before = read.missing.len();
-            for (at, tier) in self.local_tiers.iter().enumerate() {
+            for (at, tier) in tiers.local.iter().enumerate() {
                 let Some((loaded, took)) = read.read_tier(tier, scope, keys, target, control)
                 else {
                     continue;
                 };
-                let page_bytes = scope.resolved_page_bytes().unwrap_or(0);
-                let bytes = loaded.len() as u64 * page_bytes;
-                self.record_load(tier.kind, loaded.len() as u64, bytes, took);
+                let pages = loaded.len() as u64;
+                tiers.record_load(tier.kind, pages, pages * page_bytes, took);
                 if at > 0 && control.stop().is_none() {
-                    self.store_loaded(scope, parent, keys, target, &loaded);
+                    self.store(&loaded);
                 }
             }
             if read.missing.is_empty() || read.missing.len() == before || !scope.chained {
                 break;
             }
         }
-        read.outcome(keys.len(), scope.resolved_page_bytes().unwrap_or(0))
+        read.outcome(keys.len(), page_bytes)
     }
 
-    /// The slowest tier needed to read these pages.
-    pub(super) fn slowest_of(&self, scope: &Scope, keys: &[Box<[u8]>]) -> Tier {
-        let (last, faster) =
-            self.local_tiers.split_last().map_or((self.first_tier(), &[][..]), |split| split);
-        let keys: Vec<&[u8]> = keys.iter().map(AsRef::as_ref).collect();
-        let has_all =
-            |tier: &&LocalTier| tier.store().probe(scope, &keys).is_ok_and(|n| n == keys.len());
-        faster.iter().find(has_all).unwrap_or(last).kind
-    }
-
-    /// Stores the pages `loaded` in the first tier, from the read buffer `target`. Pages for which
-    /// staging has no space are skipped.
-    fn store_loaded(
-        &self,
-        scope: &Arc<Scope>,
-        parent: Option<&[u8]>,
-        keys: &[&[u8]],
-        target: &dyn PageTarget,
-        loaded: &[usize],
-    ) {
-        let first_tier = self.first_tier();
+    /// Stores the pages `loaded` in the first tier, from the target. Pages for which staging has no
+    /// space are skipped.
+    fn store(&self, loaded: &[usize]) {
+        let first_tier = self.tiers.first();
+        let counts = self.tiers.counts(first_tier.kind);
         for run in loaded.chunk_by(|a, b| a + 1 == *b) {
-            let source = SelectedPages::new(target, run).filled();
-            let before = run[0].checked_sub(1).map(|before| keys[before]).or(parent);
-            let keys: Vec<Box<[u8]>> = run.iter().map(|page| keys[*page].into()).collect();
+            let source = SelectedPages::new(self.target, run).filled();
+            let before = run[0].checked_sub(1).map(|before| self.keys[before]).or(self.parent);
+            let keys: Vec<Box<[u8]>> = run.iter().map(|page| self.keys[*page].into()).collect();
             let requested = first_tier.store().submit_put_copy(
-                Arc::clone(scope),
+                Arc::clone(self.scope),
                 keys,
                 &source,
                 PutOptions::after(before),
                 Control::default(),
             );
-            let counts = self.counts_of(first_tier.kind);
             match requested {
                 Ok(_) => counts.promoted.add(run.len() as u64),
                 Err(error) => {
@@ -93,45 +81,45 @@ impl Shared {
             }
         }
     }
+}
 
-    /// Copies pages to `buffer`, one after another, from the tiers above `to`, or from the tiers
-    /// below if `to` is the first tier. Returns the number of leading pages copied.
-    pub(super) fn copy(
-        &self,
-        to: Tier,
-        pages: &PromptPages,
-        range: Range<usize>,
-        buffer: &mut [u8],
-        control: &Control,
-    ) -> usize {
-        let page_bytes = pages.page_bytes as usize;
-        let keys = pages.refs(range.clone());
-        let mut copied = 0;
-        let is_source =
-            |tier: &&LocalTier| tier.kind != to && (tier.kind < to || to == self.first_tier().kind);
-        for _ in 0..MAX_ROUNDS {
-            let before = copied;
-            for tier in self.local_tiers.iter().filter(is_source) {
-                let rest = &mut buffer[copied * page_bytes..range.len() * page_bytes];
-                let mut slices: Vec<&mut [u8]> = rest.chunks_exact_mut(page_bytes).collect();
-                let target = BorrowedPagesMut::new(&mut slices);
-                let all: Vec<usize> = (0..range.len() - copied).collect();
-                let mut read = PartialRead { missing: all, ..PartialRead::new(0) };
-                if let Some((got, _)) =
-                    read.read_tier(tier, &pages.scope, &keys[copied..], &target, control)
-                {
-                    copied += got.iter().enumerate().take_while(|(at, page)| at == *page).count();
-                }
-                if copied == range.len() {
-                    return copied;
-                }
+/// Copies pages to `buffer`, one after another, from the tiers above `to`, or from the tiers
+/// below if `to` is the first tier. Returns the number of leading pages copied.
+pub(super) fn copy_for(
+    tiers: &TierSet,
+    to: Tier,
+    pages: &PromptPages,
+    range: Range<usize>,
+    buffer: &mut [u8],
+    control: &Control,
+) -> usize {
+    let page_bytes = pages.page_bytes as usize;
+    let keys = pages.refs(range.clone());
+    let mut copied = 0;
+    let is_source =
+        |tier: &&LocalTier| tier.kind != to && (tier.kind < to || to == tiers.first().kind);
+    for _ in 0..MAX_ROUNDS {
+        let before = copied;
+        for tier in tiers.local.iter().filter(is_source) {
+            let rest = &mut buffer[copied * page_bytes..range.len() * page_bytes];
+            let mut slices: Vec<&mut [u8]> = rest.chunks_exact_mut(page_bytes).collect();
+            let target = BorrowedPagesMut::new(&mut slices);
+            let all: Vec<usize> = (0..range.len() - copied).collect();
+            let mut read = PartialRead { missing: all, ..PartialRead::new(0) };
+            if let Some((got, _)) =
+                read.read_tier(tier, &pages.scope, &keys[copied..], &target, control)
+            {
+                copied += got.iter().enumerate().take_while(|(at, page)| at == *page).count();
             }
-            if copied == before {
-                break;
+            if copied == range.len() {
+                return copied;
             }
         }
-        copied
+        if copied == before {
+            break;
+        }
     }
+    copied
 }
 
 /// A read in progress: the missing pages, and the reason.

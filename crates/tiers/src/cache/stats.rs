@@ -1,6 +1,5 @@
 //! Statistics of a cache.
 
-use super::shared::Shared;
 use crate::gate::LoadDecision;
 use crate::remote::RemoteStats;
 use ritornello_format::residency::Tier;
@@ -52,18 +51,28 @@ impl TierCounters {
         self.loaded_bytes.add(bytes);
         self.load_micros.add(took.as_micros() as u64);
     }
+
+    /// The counters as statistics of `tier`; other fields are zero.
+    pub(super) fn stats(&self, tier: Tier) -> TierStats {
+        TierStats {
+            tier: tier_name(tier),
+            found_pages: self.found.get(),
+            loaded_pages: self.loaded.get(),
+            loaded_bytes: self.loaded_bytes.get(),
+            load_seconds: self.load_micros.get() as f64 / 1e6,
+            written_pages: self.written.get(),
+            written_bytes: self.written_bytes.get(),
+            queued_bytes: 0,
+            loading_bytes: 0,
+            dropped_pages: self.dropped.get(),
+            lost_pages: self.lost.get(),
+            promoted_pages: self.promoted.get(),
+            remote: None,
+        }
+    }
 }
 
-/// Counters of a cache.
-#[derive(Debug, Default)]
-pub(super) struct Counters {
-    pub(super) tiers: [TierCounters; 4],
-    pub(super) probed: Counter,
-    pub(super) missed: Counter,
-    pub(super) prefetch: PrefetchCounters,
-    pub(super) gate: GateCounters,
-}
-
+/// Counters of prefetching.
 #[derive(Debug, Default)]
 pub(super) struct PrefetchCounters {
     pub(super) started: Counter,
@@ -74,6 +83,23 @@ pub(super) struct PrefetchCounters {
     pub(super) queue_full: Counter,
     pub(super) pages: Counter,
     pub(super) bytes: Counter,
+}
+
+impl PrefetchCounters {
+    /// The counters as statistics, with `running` prefetches queued or running.
+    pub(super) fn stats(&self, running: u64) -> PrefetchStats {
+        PrefetchStats {
+            started: self.started.get(),
+            completed: self.completed.get(),
+            cancelled: self.cancelled.get(),
+            not_worthwhile: self.not_worthwhile.get(),
+            failed: self.failed.get(),
+            queue_full: self.queue_full.get(),
+            pages: self.pages.get(),
+            bytes: self.bytes.get(),
+            running,
+        }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -87,6 +113,7 @@ pub(super) struct GateCounters {
 }
 
 impl GateCounters {
+    /// Counts a decision on `found` pages that a lookup returns.
     pub(super) fn decided(&self, found: usize, decision: &LoadDecision) {
         let count = match decision.pages {
             0 => &self.none,
@@ -103,6 +130,17 @@ impl GateCounters {
         if !recompute.is_zero() {
             let regret = (load + compute).saturating_sub(recompute);
             self.regret_micros.add(regret.as_micros() as u64);
+        }
+    }
+
+    pub(super) fn stats(&self) -> GateStats {
+        GateStats {
+            all: self.all.get(),
+            some: self.some.get(),
+            none: self.none.get(),
+            judged: self.judged.get(),
+            load_seconds: self.load_micros.get() as f64 / 1e6,
+            regret_seconds: self.regret_micros.get() as f64 / 1e6,
         }
     }
 }
@@ -229,70 +267,21 @@ pub struct GateStats {
     pub regret_seconds: f64,
 }
 
-pub(super) fn snapshot(shared: &Shared) -> CacheStats {
-    let queued = shared.loads.queued();
-    let counts = &shared.counts;
-    let tiers = shared.tiers().map(|tier| {
-        let of = &counts.tiers[tier as usize];
-        let remote = shared.remote.as_ref().filter(|_| tier == Tier::Remote);
-        TierStats {
-            tier: tier_name(tier),
-            found_pages: of.found.get(),
-            loaded_pages: of.loaded.get(),
-            loaded_bytes: of.loaded_bytes.get(),
-            load_seconds: of.load_micros.get() as f64 / 1e6,
-            written_pages: of.written.get(),
-            written_bytes: of.written_bytes.get(),
-            queued_bytes: shared.write_queue(tier).map_or(0, |queue| queue.queued_bytes()),
-            loading_bytes: queued[tier as usize],
-            dropped_pages: of.dropped.get(),
-            lost_pages: of.lost.get(),
-            promoted_pages: of.promoted.get(),
-            remote: remote.map(|remote| calls(&remote.tier.stats())),
+impl From<RemoteStats> for CallStats {
+    fn from(stats: RemoteStats) -> Self {
+        Self {
+            calls: stats.calls.calls,
+            retries: stats.calls.retries,
+            failures: stats.calls.failures,
+            late: stats.calls.late,
+            spared: stats.calls.spared,
+            open: stats.calls.open,
+            pages_lost: stats.pages_lost,
+            pages_present: stats.pages_present,
+            damaged: stats.rejected.damaged,
+            unsealed: stats.rejected.unsealed,
+            unknown_key: stats.rejected.unknown_key,
+            wrong_tag: stats.rejected.wrong_tag,
         }
-    });
-    let (prefetch, gate, table) = (&counts.prefetch, &counts.gate, shared.table.stats());
-    CacheStats {
-        tiers: tiers.collect(),
-        probed_pages: counts.probed.get(),
-        missed_pages: counts.missed.get(),
-        prefetch: PrefetchStats {
-            started: prefetch.started.get(),
-            completed: prefetch.completed.get(),
-            cancelled: prefetch.cancelled.get(),
-            not_worthwhile: prefetch.not_worthwhile.get(),
-            failed: prefetch.failed.get(),
-            queue_full: prefetch.queue_full.get(),
-            pages: prefetch.pages.get(),
-            bytes: prefetch.bytes.get(),
-            running: shared.prefetches.running(),
-        },
-        gate: GateStats {
-            all: gate.all.get(),
-            some: gate.some.get(),
-            none: gate.none.get(),
-            judged: gate.judged.get(),
-            load_seconds: gate.load_micros.get() as f64 / 1e6,
-            regret_seconds: gate.regret_micros.get() as f64 / 1e6,
-        },
-        table_nodes: table.nodes,
-        table_pages: table.pages,
-    }
-}
-
-fn calls(stats: &RemoteStats) -> CallStats {
-    CallStats {
-        calls: stats.calls.calls,
-        retries: stats.calls.retries,
-        failures: stats.calls.failures,
-        late: stats.calls.late,
-        spared: stats.calls.spared,
-        open: stats.calls.open,
-        pages_lost: stats.pages_lost,
-        pages_present: stats.pages_present,
-        damaged: stats.rejected.damaged,
-        unsealed: stats.rejected.unsealed,
-        unknown_key: stats.rejected.unknown_key,
-        wrong_tag: stats.rejected.wrong_tag,
     }
 }

@@ -53,7 +53,7 @@ struct Counters {
     spared: AtomicU64,
 }
 
-/// What the calls of one backend share.
+/// State shared by the calls of one backend.
 #[derive(Debug)]
 struct Shared {
     backend: Arc<dyn Backend>,

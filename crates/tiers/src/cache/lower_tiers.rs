@@ -1,0 +1,141 @@
+//! The tiers below the first: which of them receive which pages, by their write policies.
+
+use super::pending_put::{PendingPut, Spilled};
+use super::prompt::PromptPages;
+use super::tier_policies::WritePolicy;
+use super::tier_set::TierSet;
+use super::tier_writer::TierWriter;
+use crate::gate::TierSpan;
+use ritornello_format::residency::Tier;
+use ritornello_format::{Error, Result};
+use ritornello_store::Ticket;
+use ritornello_volume::staging::StagedPages;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// See the [module](self).
+#[derive(Debug)]
+pub(super) struct LowerTiers {
+    tiers: Arc<TierSet>,
+    /// The writers, fastest tier first.
+    pub(super) writers: Vec<Arc<TierWriter>>,
+}
+
+impl LowerTiers {
+    /// `policies` gives the write policy of each tier; at most `max_bytes` wait to be written to one
+    /// tier.
+    pub(super) fn new(
+        tiers: &Arc<TierSet>,
+        policies: &[(Tier, WritePolicy)],
+        max_bytes: u64,
+    ) -> Self {
+        let lower: Vec<Tier> = tiers.kinds().skip(1).collect();
+        let mut writers = Vec::<Arc<TierWriter>>::new();
+        // The lowest tier first, because each writer passes pages on to the writer below it.
+        for to in lower.into_iter().rev() {
+            let policy = policies.iter().find(|(tier, _)| *tier == to);
+            let policy = policy.map_or(WritePolicy::Never, |(_, policy)| *policy);
+            let below = writers.last().cloned();
+            writers.push(TierWriter::new(tiers, (to, policy), max_bytes, below));
+        }
+        writers.reverse();
+        Self { tiers: Arc::clone(tiers), writers }
+    }
+
+    /// Writes the pages of a put to the first tier, after `ticket`, according to the policies.
+    pub(super) fn put(
+        &self,
+        pages: &PromptPages,
+        range: Range<usize>,
+        ticket: &Ticket,
+        spilled: &Arc<Spilled>,
+    ) {
+        if let Some(below) = self.writers.first() {
+            below.arrived_above(pages, range.clone());
+        }
+        for writer in &self.writers {
+            // The engine lacked these pages, so a lower tier may have evicted them too.
+            writer.forget(pages, range.clone());
+            if writer.policy == WritePolicy::WriteThrough {
+                let put =
+                    PendingPut { ticket: Some(ticket.clone()), spilled: Some(Arc::clone(spilled)) };
+                writer.write(pages, range.clone(), put);
+            }
+        }
+    }
+
+    /// Spills pages `first..` of a prompt, for which the first tier has no space: the pages stay in
+    /// staging until the lower tiers have written them. If more than half of staging is in use, the
+    /// pages are dropped instead, because new puts need the memory more.
+    pub(super) fn spill(
+        &self,
+        spilled: &Arc<Spilled>,
+        pages: &PromptPages,
+        first: usize,
+        staged: StagedPages,
+    ) {
+        let staging = self.tiers.first().store().staging().stats();
+        if staging.in_use > staging.capacity / 2 {
+            return;
+        }
+        spilled.keep(first, staged);
+        // A write-back tier is written when pages leave the tier above; spilled pages leave it now.
+        // The writers of tiers with other policies already wait for the put.
+        if let Some(writer) =
+            self.writers.first().filter(|writer| writer.policy == WritePolicy::WriteBack)
+        {
+            let range = first..pages.len();
+            writer.forget(pages, range.clone());
+            let put = PendingPut { ticket: None, spilled: Some(Arc::clone(spilled)) };
+            writer.write(pages, range, put);
+        }
+    }
+
+    /// Writes pages that were fetched from the remote to the first tier, to the local tiers below
+    /// it, like pages of a put.
+    pub(super) fn fetched(&self, pages: &PromptPages, range: &Range<usize>) {
+        for writer in self.writers.iter().filter(|writer| writer.to != Tier::Remote) {
+            if writer.policy == WritePolicy::WriteThrough {
+                writer.forget(pages, range.clone());
+                writer.write(pages, range.clone(), PendingPut::default());
+            }
+        }
+    }
+
+    /// Records the tiers on which a lookup found the leading pages, and writes pages that were found
+    /// often enough.
+    pub(super) fn found(&self, pages: &PromptPages, spans: &[TierSpan]) {
+        let by_use = |policy| matches!(policy, WritePolicy::Selective(_) | WritePolicy::WriteBack);
+        if !self.writers.iter().any(|writer| by_use(writer.policy)) {
+            return;
+        }
+        let mut at = 0;
+        for span in spans {
+            self.tiers.mark_present(span.tier, pages, at..at + span.pages);
+            at += span.pages;
+        }
+        let _ = self.tiers.table.walk(&pages.hashes);
+        for writer in &self.writers {
+            if let WritePolicy::Selective(times) = writer.policy {
+                let often = self.tiers.table.hot_prefix(&pages.hashes, times);
+                writer.write(pages, 0..often.min(at), PendingPut::default());
+            }
+        }
+        self.tiers.trim_table();
+    }
+
+    /// Writes all dirty pages, and waits for all queued writes.
+    ///
+    /// # Errors
+    /// `Retry` if a tier does not finish its writes until `deadline`.
+    pub(super) fn flush(&self, deadline: Instant) -> Result<()> {
+        for writer in &self.writers {
+            while writer.write_back_batch(false) && writer.queue.wait_until_empty(deadline) {}
+            if !writer.queue.wait_until_empty(deadline) {
+                return Err(Error::retry("a tier does not finish its queued writes in time"));
+            }
+        }
+        Ok(())
+    }
+}

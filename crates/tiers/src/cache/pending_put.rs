@@ -1,0 +1,31 @@
+//! A put to the first tier whose pages are also to be written to lower tiers.
+
+use ritornello_store::Ticket;
+use ritornello_volume::staging::StagedPages;
+use std::sync::{Arc, OnceLock};
+
+/// A put in progress and the pages it spilled.
+#[derive(Clone, Debug, Default)]
+pub(super) struct PendingPut {
+    pub(super) ticket: Option<Ticket>,
+    pub(super) spilled: Option<Arc<Spilled>>,
+}
+
+/// Pages of one put for which the first tier had no space, kept in staging until the lower tiers
+/// have them; empty if the first tier took all pages. Each queued write that may need spilled pages
+/// holds a reference.
+#[derive(Debug, Default)]
+pub(super) struct Spilled(OnceLock<(usize, StagedPages)>);
+
+impl Spilled {
+    /// Keeps `staged`, the pages of the prompt from page `first`.
+    pub(super) fn keep(&self, first: usize, staged: StagedPages) {
+        let _ = self.0.set((first, staged));
+    }
+
+    /// The bytes of page `page` of the prompt, if it was spilled.
+    pub(super) fn page(&self, page: usize) -> Option<&[u8]> {
+        let (first, pages) = self.0.get()?;
+        pages.bytes(page.checked_sub(*first)?)
+    }
+}

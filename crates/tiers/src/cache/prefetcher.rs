@@ -1,0 +1,234 @@
+//! Prefetch: fetches pages of a prompt from the remote before its request is computed.
+//!
+//! A few threads run prefetches, each thread one prompt at a time. A thread probes the remote for
+//! the number of leading pages, lets the gate decide how many of them are worth fetching, and
+//! fetches these pages front to back until a page fails or the prefetch is cancelled. No caller
+//! waits: repeated lookups report the progress.
+
+use super::fetch::Fetch;
+use super::lookup::LookupOptions;
+use super::lower_tiers::LowerTiers;
+use super::prefetch::{Prefetch, Stage};
+use super::prompt::PromptPages;
+use super::stats::{PrefetchCounters, PrefetchStats};
+use super::tier_set::{RemoteHandle, TierSet};
+use crate::gate::TierSpan;
+use parking_lot::Mutex;
+use ritornello_format::PageHash;
+use ritornello_format::residency::Tier;
+use ritornello_volume::{Job, ThreadPool};
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Maximum prefetches that run concurrently, and maximum queued prefetches.
+const THREADS: usize = 4;
+const MAX_QUEUED: usize = 256;
+/// Maximum tracked prefetches, and the number of tracked prefetches that starts a sweep of stale
+/// prefetches.
+const MAX_TRACKED: usize = 2048;
+const STALE_SWEEP_AT: usize = 128;
+/// Timeout of one query of the remote.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The prefetches of a cache and their threads.
+#[derive(Debug)]
+pub(super) struct Prefetcher {
+    tiers: Arc<TierSet>,
+    lower: Arc<LowerTiers>,
+    /// Tracked prefetches by the hash of the last page of the prompt.
+    known: Mutex<HashMap<PageHash, Arc<Prefetch>>>,
+    /// A prefetch holds this lock while it decides how much to fetch, so that two prefetches do not
+    /// count on the same space.
+    deciding: Mutex<()>,
+    threads: ThreadPool<PrefetchJob>,
+    counts: PrefetchCounters,
+}
+
+struct PrefetchJob {
+    prefetcher: Arc<Prefetcher>,
+    prefetch: Arc<Prefetch>,
+}
+
+impl Job for PrefetchJob {
+    fn run(self) {
+        if let Some(remote) = &self.prefetcher.tiers.remote {
+            self.prefetcher.run(remote, &self.prefetch);
+        }
+    }
+}
+
+impl Prefetcher {
+    pub(super) fn new(tiers: &Arc<TierSet>, lower: &Arc<LowerTiers>) -> Arc<Self> {
+        Arc::new(Self {
+            tiers: Arc::clone(tiers),
+            lower: Arc::clone(lower),
+            known: Mutex::default(),
+            deciding: Mutex::default(),
+            threads: ThreadPool::new("ritornello-prefetch", THREADS, MAX_QUEUED),
+            counts: PrefetchCounters::default(),
+        })
+    }
+
+    pub(super) fn get(&self, name: PageHash) -> Option<Arc<Prefetch>> {
+        self.known.lock().get(&name).cloned()
+    }
+
+    /// Starts the prefetch of a prompt. `None` if the limits do not allow it.
+    pub(super) fn start(
+        self: &Arc<Self>,
+        pages: &PromptPages,
+        options: LookupOptions,
+        local: Vec<TierSpan>,
+    ) -> Option<Arc<Prefetch>> {
+        let name = pages.name()?;
+        for stale in self.sweep_stale() {
+            self.take_fetched(&stale);
+        }
+        let prefetch = Arc::new(Prefetch::new(pages.clone(), options, local));
+        let mut known = self.known.lock();
+        let job = PrefetchJob { prefetcher: Arc::clone(self), prefetch: Arc::clone(&prefetch) };
+        if known.len() >= MAX_TRACKED || self.threads.submit(job).is_err() {
+            self.counts.queue_full.add(1);
+            return None;
+        }
+        known.insert(name, Arc::clone(&prefetch));
+        self.counts.started.add(1);
+        Some(prefetch)
+    }
+
+    /// Cancels the prefetch of a prompt; releases the leases of a complete prefetch. Returns whether
+    /// it was queued or running. The thread of a running prefetch counts the cancellation.
+    pub(super) fn cancel(&self, name: PageHash) -> bool {
+        let mut known = self.known.lock();
+        let Some(found) = known.get(&name).cloned() else { return false };
+        if matches!(found.stage(), Stage::Done { .. }) {
+            drop(known);
+            self.take_fetched(&found);
+            return false;
+        }
+        known.remove(&name);
+        found.cancel();
+        if !self.threads.remove(|job| Arc::ptr_eq(&job.prefetch, &found)).is_empty() {
+            self.counts.cancelled.add(1);
+        }
+        true
+    }
+
+    /// Takes the number of pages fetched, which is reported once, and releases the leases on them.
+    pub(super) fn take_fetched(&self, job: &Prefetch) -> usize {
+        let (fetched, leases) = job.take_fetched();
+        for lease in leases {
+            // An error is harmless: the lease expires.
+            let _ = self.tiers.first().store().release(lease);
+        }
+        fetched
+    }
+
+    /// Cancels all prefetches and stops the threads.
+    pub(super) fn close(&self) {
+        let known = self.known.lock();
+        known.values().for_each(|prefetch| prefetch.cancel());
+        self.threads.close();
+    }
+
+    /// Waits until the threads of a closed prefetcher have ended, at most until `deadline`.
+    pub(super) fn wait_ended(&self, deadline: Instant) {
+        self.threads.wait_ended(deadline);
+    }
+
+    pub(super) fn stats(&self) -> PrefetchStats {
+        self.counts.stats(self.threads.pending() as u64)
+    }
+
+    /// Removes stale prefetches and returns them, so that their leases can be released.
+    fn sweep_stale(&self) -> Vec<Arc<Prefetch>> {
+        let mut known = self.known.lock();
+        if known.len() < STALE_SWEEP_AT {
+            return Vec::new();
+        }
+        known.extract_if(|_, job| job.is_stale()).map(|(_, job)| job).collect()
+    }
+
+    /// Returns the bytes reserved for other prompts, and the bytes still to fetch for `prompt`.
+    fn usage_beside(&self, prompt: &PromptPages) -> (u64, u64) {
+        let (mut others, mut own) = (HashMap::<&[u8], u64>::new(), 0);
+        let known = self.known.lock();
+        for job in known.values() {
+            match job.pages.keys.last() {
+                key if key == prompt.keys.last() => own += job.remaining_bytes(),
+                Some(key) => {
+                    let most = others.entry(key).or_default();
+                    *most = job.reserved_bytes().max(*most);
+                }
+                None => {}
+            }
+        }
+        (others.into_values().fold(0, u64::saturating_add), own)
+    }
+
+    fn run(&self, remote: &RemoteHandle, job: &Prefetch) {
+        let (tiers, counts) = (&*self.tiers, &self.counts);
+        let (pages, local) = (&job.pages, job.local_pages());
+        let answer = pages
+            .lend(pages.len(), |prompt| remote.tier.probe(prompt, Instant::now() + PROBE_TIMEOUT));
+        let known = *answer.as_ref().unwrap_or(&0);
+        let worthwhile = {
+            let _alone = self.deciding.lock();
+            let worthwhile = self.pages_worth_fetching(job, known);
+            if worthwhile > local {
+                job.set_stage(Stage::Fetching { fetched: 0, of: worthwhile - local });
+            }
+            worthwhile
+        };
+        let (fetched, count) = if answer.is_err() {
+            (0, &counts.failed)
+        } else if worthwhile <= local {
+            (0, &counts.not_worthwhile)
+        } else {
+            tiers.mark_present(Tier::Remote, pages, 0..known);
+            let fetch = Fetch { tiers, lower: &self.lower, remote, job, counts };
+            match fetch.run(local..worthwhile) {
+                fetched if fetched == worthwhile - local => (fetched, &counts.completed),
+                fetched if job.is_cancelled() => (fetched, &counts.cancelled),
+                fetched => (fetched, &counts.failed),
+            }
+        };
+        job.set_stage(Stage::Done { at: Instant::now(), known, fetched });
+        count.add(1);
+        if job.is_cancelled() {
+            // No lookup will take the result of a cancelled prefetch.
+            self.take_fetched(job);
+        }
+        tiers.trim_table();
+    }
+
+    /// Returns the number of leading pages worth having on this machine; only the local pages if
+    /// the first tier has no space for all remaining pages.
+    fn pages_worth_fetching(&self, job: &Prefetch, known: usize) -> usize {
+        let local = job.local_pages();
+        if known <= local {
+            return local;
+        }
+        let mut found = job.local.clone();
+        found.push(TierSpan { tier: Tier::Remote, pages: known - local });
+        let (others, own) = self.usage_beside(&job.pages);
+        let mut queued = self.tiers.pending_load_bytes();
+        // The estimate already counts all objects of a page.
+        let remote = &mut queued[Tier::Remote as usize];
+        *remote = remote.saturating_sub(own);
+        let (page_bytes, gate) = (job.pages.page_bytes, &self.tiers.gate);
+        let worthwhile = match gate.decide(page_bytes, &found, &job.options, queued) {
+            Some((pages, decision)) => {
+                job.set_expected(decision.load);
+                pages
+            }
+            None => known,
+        };
+        // Concurrent prompts that evict each other's pages would all be fetched without any
+        // benefit.
+        let room = (self.tiers.first().capacity / 4 * 3).saturating_sub(others);
+        let needs = (worthwhile.saturating_sub(local) as u64).saturating_mul(job.page_bytes());
+        if needs > room { local } else { worthwhile }
+    }
+}

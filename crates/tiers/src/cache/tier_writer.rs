@@ -1,0 +1,382 @@
+//! The background writes to one tier: claims pages, queues them, and writes them.
+
+use super::local_tier::LocalTier;
+use super::pending_put::PendingPut;
+use super::prompt::PromptPages;
+use super::read::copy_for;
+use super::stats::tier_name;
+use super::tier_policies::WritePolicy;
+use super::tier_set::{RemoteHandle, TierSet};
+use super::write_back::WriteBack;
+use super::write_queue::{Next, WriteJob, WriteQueue};
+use crate::Residence;
+use crate::remote::RemoteTier;
+use ritornello_format::residency::Tier;
+use ritornello_store::PutOptions;
+use ritornello_volume::page_memory::BorrowedPages;
+use ritornello_volume::transfer::Control;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Maximum time that a job waits for loads; then the job runs concurrently with loads, because a
+/// busy cache would otherwise never write.
+const YIELD_TO_LOADS: Duration = Duration::from_secs(1);
+/// Maximum time that a job waits for the put that stores its pages.
+const PUT_TIMEOUT: Duration = Duration::from_secs(30);
+/// Deadline of one write to a tier, or one query of a remote.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
+/// Maximum bytes copied to a local tier, and maximum objects written to a remote, in one step.
+const COPY_BYTES: u64 = 8 << 20;
+const OBJECTS_AT_ONCE: usize = 4;
+/// Interval at which the worker of a write-back tier checks the used space of the tier above.
+const WATCH_INTERVAL: Duration = Duration::from_millis(500);
+
+/// The writer of one tier. Pages that it cannot queue or write are dropped and counted.
+#[derive(Debug)]
+pub(super) struct TierWriter {
+    pub(super) to: Tier,
+    pub(super) policy: WritePolicy,
+    pub(super) queue: WriteQueue,
+    /// The dirty pages of the tier above, if the tier is written back.
+    pub(super) write_back: Option<WriteBack>,
+    tiers: Arc<TierSet>,
+    /// The writer of the next lower tier, which learns which pages arrive on this tier.
+    below: Option<Arc<TierWriter>>,
+}
+
+impl TierWriter {
+    pub(super) fn new(
+        tiers: &Arc<TierSet>,
+        (to, policy): (Tier, WritePolicy),
+        max_bytes: u64,
+        below: Option<Arc<Self>>,
+    ) -> Arc<Self> {
+        let write_back = policy == WritePolicy::WriteBack;
+        Arc::new(Self {
+            to,
+            policy,
+            queue: WriteQueue::new(tier_name(to), max_bytes),
+            write_back: write_back.then(|| WriteBack::new(Arc::clone(tiers), to)),
+            tiers: Arc::clone(tiers),
+            below,
+        })
+    }
+
+    /// Whether the tier accepts these pages: a remote accepts only scopes whose keys chain.
+    fn accepts(&self, pages: &PromptPages) -> bool {
+        pages.scope.chained || self.to != Tier::Remote
+    }
+
+    /// Removes pages from the page table's entries of the tier, so that they are written again: the
+    /// tier may have evicted pages that the table lists as present.
+    pub(super) fn forget(&self, pages: &PromptPages, range: Range<usize>) {
+        self.tiers.table.forget(self.to, &pages.hashes, range);
+    }
+
+    /// Queues writes of pages that are on the tier above, or will be stored on it by `put`, unless
+    /// the pages are already stored or queued.
+    pub(super) fn write(
+        self: &Arc<Self>,
+        pages: &PromptPages,
+        range: Range<usize>,
+        put: PendingPut,
+    ) {
+        self.queue(pages, range, put, false);
+    }
+
+    /// Like [`write`](Self::write); with `evict_source` the tier above evicts the pages after the
+    /// write.
+    fn queue(
+        self: &Arc<Self>,
+        pages: &PromptPages,
+        range: Range<usize>,
+        put: PendingPut,
+        evict_source: bool,
+    ) {
+        if !self.accepts(pages) {
+            return;
+        }
+        // Claims rely on chained hashes: without a chain, an equal last page does not prove that
+        // the earlier pages are equal.
+        let claimed = if pages.scope.chained {
+            self.tiers.table.claim(self.to, Residence::Storing, &pages.hashes, range)
+        } else {
+            vec![range]
+        };
+        for range in claimed {
+            let job = WriteJob {
+                pages: pages.clone(),
+                range: range.clone(),
+                puts: vec![put.clone()],
+                evict_source,
+            };
+            let fitting = if self.start_worker() { self.queue.push(job) } else { 0 };
+            let taken = range.start + fitting;
+            self.tiers.counts(self.to).dropped.add((range.end - taken) as u64);
+            self.tiers.table.abandon(self.to, &pages.hashes, taken..range.end);
+        }
+    }
+
+    /// Records pages that arrived on the tier above as dirty, if this tier is written back.
+    pub(super) fn arrived_above(self: &Arc<Self>, pages: &PromptPages, range: Range<usize>) {
+        if let Some(write_back) = &self.write_back
+            && self.accepts(pages)
+            && !range.is_empty()
+        {
+            write_back.add(pages, range);
+            // The worker checks how full the tier above is.
+            self.start_worker();
+        }
+    }
+
+    /// Queues writes of one batch of dirty pages; with `evict_source` the tier above then evicts
+    /// them. Returns whether dirty pages remain.
+    pub(super) fn write_back_batch(self: &Arc<Self>, evict_source: bool) -> bool {
+        let Some(write_back) = &self.write_back else { return false };
+        for (pages, range) in write_back.take_batch() {
+            self.forget(&pages, range.clone());
+            self.queue(&pages, range, PendingPut::default(), evict_source);
+        }
+        write_back.dirty_bytes() > 0
+    }
+
+    /// Removes queued jobs that match `filter`, and stops the current job if it matches. Returns
+    /// whether any job matched.
+    pub(super) fn cancel(&self, filter: impl Fn(&PromptPages, &Range<usize>) -> bool) -> bool {
+        let (cancelled, any) = self.queue.cancel(filter);
+        for job in cancelled {
+            self.tiers.table.abandon(self.to, &job.pages.hashes, job.range);
+        }
+        any
+    }
+
+    fn start_worker(self: &Arc<Self>) -> bool {
+        let writer = Arc::clone(self);
+        self.queue.start_worker(move || writer.work())
+    }
+
+    fn work(self: Arc<Self>) {
+        let watch = self.write_back.as_ref().map(|_| WATCH_INTERVAL);
+        loop {
+            match self.queue.next(watch) {
+                Next::Closed => return,
+                Next::Idle => self.write_back_if_full(),
+                Next::Job(job) => {
+                    let whole = self.run(&job);
+                    self.queue.finish(job.pages.bytes(job.range.len()), whole);
+                }
+            }
+        }
+    }
+
+    /// Writes dirty pages to the tier while the tier above is nearly full and too many of its pages
+    /// are dirty.
+    fn write_back_if_full(self: &Arc<Self>) {
+        let Some(write_back) = &self.write_back else { return };
+        let Some(max) = write_back.max_dirty_bytes() else { return };
+        while write_back.dirty_bytes() > max && self.queue.has_room() && self.write_back_batch(true)
+        {
+        }
+    }
+
+    /// Returns whether all pages of the job are now on the tier.
+    fn run(&self, job: &WriteJob) -> bool {
+        let until = Instant::now() + PUT_TIMEOUT;
+        for ticket in job.puts.iter().filter_map(|put| put.ticket.as_ref()) {
+            let _ = ticket.wait(Some(until.saturating_duration_since(Instant::now())));
+        }
+        self.tiers.loads.wait(YIELD_TO_LOADS);
+        let (pages, range) = (&job.pages, job.range.clone());
+        let written = match (self.tiers.local_tier(self.to), &self.tiers.remote) {
+            (Some(tier), _) => self.write_local(tier, job),
+            (None, Some(remote)) => self.write_remote(remote, job),
+            (None, None) => 0,
+        };
+        let arrived = range.start..range.start + written;
+        let table = &self.tiers.table;
+        table.mark_present(self.to, &pages.hashes, arrived.clone(), &[]);
+        table.abandon(self.to, &pages.hashes, arrived.end..range.end);
+        if let Some(below) = &self.below {
+            below.arrived_above(pages, arrived.clone());
+        }
+        if let Some(write_back) = self.write_back.as_ref().filter(|_| job.evict_source) {
+            write_back.evict_source(pages, arrived);
+        }
+        self.tiers.trim_table();
+        written == range.len()
+    }
+
+    /// Copies pages to `buffer`, from the tiers above or from the spilled pages. Returns the number
+    /// of leading pages copied.
+    fn gather(
+        &self,
+        job: &WriteJob,
+        range: Range<usize>,
+        buffer: &mut [u8],
+        control: &Control,
+    ) -> usize {
+        let (pages, size) = (&job.pages, job.pages.page_bytes as usize);
+        let mut at = range.start;
+        while at < range.end {
+            let before = at;
+            let rest = &mut buffer[(at - range.start) * size..];
+            at += copy_for(&self.tiers, self.to, pages, at..range.end, rest, control);
+            while at < range.end
+                && let Some(page) = job.spilled(at).filter(|page| page.len() == size)
+            {
+                buffer[(at - range.start) * size..][..size].copy_from_slice(page);
+                at += 1;
+            }
+            if at == before {
+                break;
+            }
+        }
+        at - range.start
+    }
+
+    /// Writes a job to a local tier. Returns the number of leading pages of the job that are now on
+    /// the tier.
+    fn write_local(&self, tier: &LocalTier, job: &WriteJob) -> usize {
+        let (pages, range) = (&job.pages, job.range.clone());
+        let counts = self.tiers.counts(self.to);
+        let at_once = (COPY_BYTES / pages.page_bytes).max(1) as usize;
+        let mut buffer = Vec::new();
+        let mut at = range.start;
+        let promotes = self.to == self.tiers.first().kind;
+        while at < range.end && !self.queue.is_closing() {
+            if promotes {
+                self.tiers.loads.wait(YIELD_TO_LOADS);
+                if !self.queue.is_job_current() {
+                    break;
+                }
+            }
+            let end = range.end.min(at + at_once);
+            let keys = pages.refs(at..end);
+            let control = control_within(WRITE_TIMEOUT);
+            // Pages that the tier already has are not read.
+            let present = tier.store().exists(&pages.scope, &keys).unwrap_or_default();
+            let mut present = present.iter().take_while(|present| **present).count();
+            if present > 0 && !promotes {
+                // Another process may have written the pages: `put_stored` makes the tier's `flush`
+                // cover them.
+                let (stored, options) = (&keys[..present], PutOptions::after(pages.before(at)));
+                let stored = tier.store().put_stored(&pages.scope, stored, &options, &control);
+                present = stored.unwrap_or(0);
+            }
+            at += present;
+            if at == end {
+                continue;
+            }
+            let bytes = pages.bytes(end - at);
+            buffer.resize(bytes as usize, 0);
+            let copied = self.gather(job, at..end, &mut buffer, &control);
+            if copied < end - at {
+                counts.lost.add((range.end - at - copied) as u64);
+            }
+            if copied == 0 {
+                break;
+            }
+            if !tier.rate.wait_to_write(pages.bytes(copied), &control) {
+                counts.dropped.add(copied as u64);
+                break;
+            }
+            let slices: Vec<&[u8]> =
+                buffer.chunks_exact(pages.page_bytes as usize).take(copied).collect();
+            let written = tier.store().put_batch(
+                &pages.scope,
+                &keys[present..present + copied],
+                &BorrowedPages::new(&slices),
+                &PutOptions::after(pages.before(at)),
+                &control,
+            );
+            let written = match written {
+                Ok(outcome) => outcome.pages,
+                Err(error) => {
+                    tracing::debug!(%error, to = ?self.to, "pages could not be written to a lower tier");
+                    0
+                }
+            };
+            if promotes {
+                counts.promoted.add(written as u64);
+            } else {
+                counts.written.add(written as u64);
+                counts.written_bytes.add(pages.bytes(written));
+            }
+            at += written;
+            if written < copied {
+                counts.dropped.add((range.end - at) as u64);
+            }
+            if at < end {
+                break;
+            }
+        }
+        at.max(range.start) - range.start
+    }
+
+    /// Writes a job to the remote. Returns the number of leading pages of the job that are now on
+    /// the remote. Objects hold groups of pages counted from the start of the prompt, so missing
+    /// pages before the range are written too: without these pages no lookup reaches the range.
+    fn write_remote(&self, remote: &RemoteHandle, job: &WriteJob) -> usize {
+        let (pages, range) = (&job.pages, job.range.clone());
+        let counts = self.tiers.counts(Tier::Remote);
+        if pages.parent.is_some() {
+            // The object of a page depends on its position in the prompt, which is unknown here.
+            counts.dropped.add(range.len() as u64);
+            return 0;
+        }
+        let max_bytes = OBJECTS_AT_ONCE * RemoteTier::object_pages(pages.page_bytes);
+        let (mut at, mut buffer) = (0, Vec::new());
+        while at < range.end && !self.queue.is_closing() {
+            let missing = pages.lend(range.end, |prompt| {
+                remote.tier.missing(prompt, at, deadline_in(WRITE_TIMEOUT))
+            });
+            let Ok(missing) = missing else {
+                counts.dropped.add((range.end - at.max(range.start)) as u64);
+                break;
+            };
+            at = missing.start;
+            let end = missing.end.min(at + max_bytes);
+            if at == end {
+                break;
+            }
+            buffer.resize(pages.bytes(end - at) as usize, 0);
+            let copied = self.gather(job, at..end, &mut buffer, &control_within(WRITE_TIMEOUT));
+            if at + copied < end {
+                counts.lost.add((range.end - range.start.max(at + copied)) as u64);
+            }
+            if !remote.rate.wait_to_write(pages.bytes(copied), &control_within(WRITE_TIMEOUT)) {
+                counts.dropped.add(copied as u64);
+                break;
+            }
+            let page = |page: usize| {
+                let from = (page - at) * pages.page_bytes as usize;
+                &buffer[from..from + pages.page_bytes as usize]
+            };
+            let before = remote.tier.stats();
+            let present = pages
+                .lend(at + copied, |prompt| {
+                    remote.tier.put(prompt, at..at + copied, page, deadline_in(WRITE_TIMEOUT))
+                })
+                .unwrap_or(0);
+            let after = remote.tier.stats();
+            let written = after.pages_written - before.pages_written;
+            counts.written.add(written);
+            counts.written_bytes.add(pages.bytes(written as usize));
+            counts.dropped.add(after.pages_dropped - before.pages_dropped);
+            at += present;
+            if at < end {
+                break;
+            }
+        }
+        at.max(range.start) - range.start
+    }
+}
+
+fn deadline_in(timeout: Duration) -> Instant {
+    Instant::now() + timeout
+}
+
+fn control_within(timeout: Duration) -> Control {
+    Control { deadline: Some(deadline_in(timeout)), ..Control::default() }
+}
