@@ -8,9 +8,9 @@
 //! enough bytes in its first request.
 
 use super::keyring::KeyRing;
+use super::options::RemoteOptions;
 use super::packing::{self, Form};
 use super::rejected::{RejectReason, Verified};
-use super::remote_tier::RemoteOptions;
 use super::seal::{self, Seal, Sealer};
 use blake3::Hash;
 use ritornello_format::{

@@ -41,6 +41,29 @@ impl Form {
     }
 }
 
+/// Leading pages of a prompt in one scope, by their keys.
+#[derive(Clone, Copy, Debug)]
+pub struct Prompt<'a> {
+    /// The scope.
+    pub scope: &'a ScopeId,
+    /// Bytes per page.
+    pub page_bytes: u64,
+    /// The key of each page.
+    pub keys: &'a [&'a [u8]],
+}
+
+impl Prompt<'_> {
+    /// Pages of a full object with pages of this prompt.
+    pub(super) fn group(&self) -> usize {
+        group_pages(self.page_bytes)
+    }
+
+    /// The name of the object that holds the pages of `span`.
+    pub(super) fn object_name(&self, form: Form, span: &Range<usize>) -> String {
+        name(form, self.scope, self.keys[span.end - 1], span.len())
+    }
+}
+
 /// Pages of a full group, a power of two.
 pub(super) fn group_pages(page_bytes: u64) -> usize {
     let fitting = (OBJECT_BYTES / page_bytes.max(1)).clamp(1, PAGES_MAX);

@@ -2,50 +2,21 @@
 
 use super::backend::Backend;
 use super::call_executor::{CallExecutor, PendingCall, RemoteCalls};
-use super::existence_cache::ExistenceCache;
-use super::keyring::KeyRing;
-use super::object::{self, Contents, ObjectBytes};
-use super::packing::{self, Form};
+use super::object;
+use super::object_finder::ObjectFinder;
+use super::object_read::ObjectRead;
+use super::options::RemoteOptions;
+use super::packing::{self, Prompt};
 use super::rejected::{RejectReason, RejectedCounters, RejectedObjects};
-use ritornello_format::{Result, ScopeId, check_keys};
+use ritornello_format::{Result, check_keys};
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
 
-/// Objects read or written concurrently, and names per query of a writer.
+/// Objects read or written concurrently.
 const OBJECTS_AT_ONCE: usize = 4;
-const NAMES_PER_QUERY: usize = 16;
-
-/// Leading pages of a prompt in one scope, by their keys.
-#[derive(Clone, Copy, Debug)]
-pub struct Prompt<'a> {
-    /// The scope.
-    pub scope: &'a ScopeId,
-    /// Bytes per page.
-    pub page_bytes: u64,
-    /// The key of each page.
-    pub keys: &'a [&'a [u8]],
-}
-
-/// How pages are written to a remote, and which objects are accepted.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct RemoteOptions {
-    /// Compresses each page with Zstandard at this level, from 1 to 19. Reading accepts any
-    /// compression.
-    pub zstd: Option<i32>,
-    /// Seals written objects, and accepts only objects sealed with one of these keys.
-    pub keys: Option<Arc<KeyRing>>,
-}
-
-impl RemoteOptions {
-    /// The form of the objects that are read and written.
-    #[must_use]
-    pub fn form(&self) -> Form {
-        if self.keys.is_some() { Form::Sealed } else { Form::Plain }
-    }
-}
 
 /// Statistics of a remote.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -80,9 +51,9 @@ struct Counters {
 /// deliver in time are misses, and objects that it does not accept in time are dropped.
 #[derive(Debug)]
 pub struct RemoteTier {
-    executor: CallExecutor,
+    executor: Arc<CallExecutor>,
+    finder: ObjectFinder,
     options: RemoteOptions,
-    existence: ExistenceCache,
     counts: Counters,
 }
 
@@ -96,8 +67,9 @@ impl RemoteTier {
     /// A tier over `backend`.
     #[must_use]
     pub fn with_options(backend: Arc<dyn Backend>, options: RemoteOptions) -> Self {
-        let (existence, counts) = (ExistenceCache::default(), Counters::default());
-        Self { executor: CallExecutor::new(backend), options, existence, counts }
+        let executor = Arc::new(CallExecutor::new(backend));
+        let finder = ObjectFinder::new(Arc::clone(&executor), options.form());
+        Self { executor, finder, options, counts: Counters::default() }
     }
 
     /// Pages of a full object with pages of this length; full objects begin at multiples of it.
@@ -113,8 +85,8 @@ impl RemoteTier {
     /// `Invalid` for an invalid key; `Retry` if the remote does not answer until `deadline`.
     pub fn probe(&self, prompt: &Prompt<'_>, deadline: Instant) -> Result<usize> {
         check_keys(prompt.keys)?;
-        let groups = self.groups_before_hole(prompt, deadline)?;
-        Ok(self.find_objects(prompt, groups, deadline)?.last().map_or(0, |span| span.end))
+        let groups = self.finder.groups_before_hole(prompt, deadline)?;
+        Ok(self.finder.find(prompt, groups, deadline)?.last().map_or(0, |span| span.end))
     }
 
     /// Copies pages `range` of a prompt that was probed before to `out`, one after another. Returns
@@ -139,7 +111,7 @@ impl RemoteTier {
         if range.is_empty() {
             return Ok(0);
         }
-        let Ok(found) = self.find_objects(prompt, usize::MAX, deadline) else { return Ok(0) };
+        let Ok(found) = self.finder.find(prompt, usize::MAX, deadline) else { return Ok(0) };
         let objects: Vec<_> = found
             .into_iter()
             .filter(|span| span.end > range.start && span.start < range.end)
@@ -148,27 +120,27 @@ impl RemoteTier {
         let mut copied = 0;
         let mut left = objects.into_iter().map(|span| {
             let pages = range.start.max(span.start)..range.end.min(span.end);
-            let call = self.fetch(prompt, &span, &pages, deadline);
-            (span, pages, call)
+            let read = ObjectRead { options: &self.options, prompt, span, pages };
+            let call = read.start(&self.executor, deadline);
+            (read, call)
         });
         let mut pending: VecDeque<_> = left.by_ref().take(OBJECTS_AT_ONCE).collect();
-        while let Some((span, pages, answer)) = pending.pop_front() {
+        while let Some((read, answer)) = pending.pop_front() {
+            let pages = &read.pages;
             let at = (pages.start - range.start) * page;
             let out = &mut out[at..at + pages.len() * page];
-            let read = answer.and_then(PendingCall::wait).ok().flatten();
+            let fetched = answer.and_then(PendingCall::wait).ok().flatten();
             // The next object is fetched while the current object is verified.
             pending.extend(left.next());
-            let (whole, rejection) = read.map_or((0, None), |read| {
-                let inside = pages.start - span.start..pages.end - span.start;
-                self.unpack(&read, prompt, &span, inside, out)
-            });
+            let (whole, rejection) =
+                fetched.map_or((0, None), |fetched| read.unpack(&fetched, out));
             copied += whole;
-            let (name, now) = (self.name_of(prompt, &span), Instant::now());
+            let (name, now) = (read.name(), Instant::now());
             if whole == pages.len() {
                 // A partial read does not clear a rejection, because the rejected bytes may be
                 // outside the range read.
-                if pages == span && self.existence.is_rejected(&name) {
-                    self.existence.mark_verified(&name, now);
+                if *pages == read.span && self.finder.existence.is_rejected(&name) {
+                    self.finder.existence.mark_verified(&name, now);
                 }
                 continue;
             }
@@ -176,11 +148,11 @@ impl RemoteTier {
                 Some(why) => {
                     self.counts.rejected.add(&name, &why);
                     let is_damaged = matches!(why, RejectReason::Damaged(_));
-                    self.existence.mark_rejected(&name, is_damaged, now);
+                    self.finder.existence.mark_rejected(&name, is_damaged, now);
                 }
                 None => {
                     tracing::debug!(name, "an object that was found could not be read");
-                    self.existence.mark_lost(&name, now);
+                    self.finder.existence.mark_lost(&name, now);
                 }
             }
             break;
@@ -206,12 +178,13 @@ impl RemoteTier {
         deadline: Instant,
     ) -> Result<usize> {
         check_keys(prompt.keys)?;
-        let group = packing::group_pages(prompt.page_bytes);
         let end = have.end.min(prompt.keys.len());
         let spans: Vec<_> =
-            packing::spans(end, group).filter(|span| span.start >= have.start).collect();
-        let names: Vec<_> = spans.iter().map(|span| self.name_of(prompt, span)).collect();
-        let exists = self.readable(&names, deadline).unwrap_or_else(|_| vec![false; names.len()]);
+            packing::spans(end, prompt.group()).filter(|span| span.start >= have.start).collect();
+        let names: Vec<_> =
+            spans.iter().map(|span| prompt.object_name(self.options.form(), span)).collect();
+        let exists =
+            self.finder.readable(&names, deadline).unwrap_or_else(|_| vec![false; names.len()]);
         let mut missing = Vec::new();
         for ((span, name), exists) in spans.iter().zip(names).zip(exists) {
             if exists {
@@ -263,20 +236,7 @@ impl RemoteTier {
         deadline: Instant,
     ) -> Result<Range<usize>> {
         check_keys(prompt.keys)?;
-        let group = packing::group_pages(prompt.page_bytes);
-        let all: Vec<_> =
-            packing::spans(prompt.keys.len(), group).filter(|span| span.start >= from).collect();
-        for spans in all.chunks(NAMES_PER_QUERY) {
-            let names: Vec<_> = spans.iter().map(|span| self.name_of(prompt, span)).collect();
-            let exists = self.readable(&names, deadline)?;
-            let mut missing = spans.iter().zip(exists).skip_while(|(_, exists)| *exists);
-            if let Some((first, _)) = missing.next() {
-                let last = missing.take_while(|(_, exists)| !exists).last();
-                return Ok(first.start..last.map_or(first.end, |(last, _)| last.end));
-            }
-        }
-        let end = prompt.keys.len();
-        Ok(end..end)
+        self.finder.missing(prompt, from, deadline)
     }
 
     /// Records the outcome of writing the object of `span`. Returns whether it was written.
@@ -285,7 +245,7 @@ impl RemoteTier {
         let count = if written { &self.counts.written } else { &self.counts.dropped };
         count.fetch_add(span.len() as u64, Relaxed);
         if written {
-            self.existence.mark_verified(name, Instant::now());
+            self.finder.existence.mark_verified(name, Instant::now());
         }
         written
     }
@@ -303,198 +263,14 @@ impl RemoteTier {
             rejected: self.counts.rejected.get(),
         }
     }
-
-    /// The objects that hold the leading pages: full groups, the last of which is found by ternary
-    /// search, followed by smaller objects. Considers only the first `groups_before_hole` groups.
-    fn find_objects(
-        &self,
-        prompt: &Prompt<'_>,
-        groups_before_hole: usize,
-        deadline: Instant,
-    ) -> Result<Vec<Range<usize>>> {
-        let group = packing::group_pages(prompt.page_bytes);
-        let pages = prompt.keys.len();
-        let name = |end: usize| self.name_of(prompt, &((end - 1) * group..end * group));
-        // Bounds of the number of leading groups that exist.
-        let (mut least, mut most) = (0, pages / group);
-        while least < most {
-            let third = (most - least).div_ceil(3);
-            let (low, high) = (least + third, (least + 2 * third).min(most));
-            let queried = if low == high { &[low][..] } else { &[low, high] };
-            let is_before_hole = |end: &&usize| **end <= groups_before_hole;
-            let names: Vec<_> = queried.iter().filter(is_before_hole).copied().map(name).collect();
-            let mut exists = self.query_existence(&names, deadline)?;
-            exists.resize(queried.len(), false);
-            match exists.as_slice() {
-                [true, true] => least = high,
-                [true, false] => (least, most) = (low, high - 1),
-                [true] => least = low,
-                // Later groups do not matter: a prompt ends at the first missing group.
-                _ => most = low - 1,
-            }
-        }
-        let mut found: Vec<_> = (0..least).map(|at| at * group..(at + 1) * group).collect();
-        let (mut at, mut size) = (least * group, group / 2);
-        while size > 0 {
-            if at + size <= pages {
-                let span = at..at + size;
-                if self.query_existence(&[self.name_of(prompt, &span)], deadline)? == [true] {
-                    at = span.end;
-                    found.push(span);
-                }
-            }
-            size /= 2;
-        }
-        Ok(found)
-    }
-
-    /// The number of full groups before the first group that is cached as missing, or that could
-    /// not be read when last found and is still missing. The ternary search in
-    /// [`find_objects`](Self::find_objects) may skip over this hole.
-    fn groups_before_hole(&self, prompt: &Prompt<'_>, deadline: Instant) -> Result<usize> {
-        let group = packing::group_pages(prompt.page_bytes);
-        let mut groups_before_hole = 0;
-        for end in 1..=prompt.keys.len() / group {
-            let name = self.name_of(prompt, &((end - 1) * group..end * group));
-            let exists = match self.existence.get(&name, Instant::now()) {
-                None if self.existence.is_lost(&name) => {
-                    self.query_existence(&[name], deadline)? == [true]
-                }
-                known => known != Some(false),
-            };
-            if !exists {
-                break;
-            }
-            groups_before_hole += 1;
-        }
-        Ok(groups_before_hole)
-    }
-
-    /// Which of these objects exist and were not lost or rejected when last read. Writers write all
-    /// other objects, and so replace damaged and forged objects.
-    fn readable(&self, names: &[String], deadline: Instant) -> Result<Vec<bool>> {
-        let fails =
-            |name: &String| self.existence.is_lost(name) || self.existence.is_rejected(name);
-        let lost: Vec<_> = names.iter().map(fails).collect();
-        let queried = names.iter().zip(&lost).filter(|(_, lost)| !**lost);
-        let queried: Vec<_> = queried.map(|(name, _)| name.clone()).collect();
-        let mut answers = self.query_existence(&queried, deadline)?.into_iter();
-        Ok(lost.into_iter().map(|lost| !lost && answers.next() == Some(true)).collect())
-    }
-
-    fn query_existence(&self, names: &[String], deadline: Instant) -> Result<Vec<bool>> {
-        let now = Instant::now();
-        let mut exists: Vec<_> = names.iter().map(|name| self.existence.get(name, now)).collect();
-        let unknown: Vec<String> = names
-            .iter()
-            .zip(&exists)
-            .filter(|(_, exists)| exists.is_none())
-            .map(|(name, _)| name.clone())
-            .collect();
-        if !unknown.is_empty() {
-            let queried = unknown.clone();
-            let answers = self.executor.call(deadline, move |remote| {
-                let names: Vec<&str> = queried.iter().map(String::as_str).collect();
-                remote.exists_batch(&names).into_iter().collect::<Result<Vec<bool>>>()
-            })?;
-            for (name, answer) in unknown.iter().zip(&answers) {
-                self.existence.record(name, *answer, now);
-            }
-            let mut answers = answers.into_iter();
-            for exists in exists.iter_mut().filter(|exists| exists.is_none()) {
-                *exists = answers.next();
-            }
-        }
-        Ok(exists.into_iter().map(|exists| exists == Some(true)).collect())
-    }
-
-    fn name_of(&self, prompt: &Prompt<'_>, span: &Range<usize>) -> String {
-        let last = prompt.keys[span.end - 1];
-        packing::name(self.options.form(), prompt.scope, last, span.len())
-    }
-
-    /// Copies pages `requested` of the object of `span` to `out`. Returns the number of pages
-    /// copied, and the reason if a page was rejected.
-    fn unpack(
-        &self,
-        read: &FetchedObject,
-        prompt: &Prompt<'_>,
-        span: &Range<usize>,
-        requested: Range<usize>,
-        out: &mut [u8],
-    ) -> (usize, Option<RejectReason>) {
-        let verify = self.options.keys.as_deref().map(|keys| (keys, prompt.scope));
-        let checked =
-            Contents::read(&read.head, self.options.form(), verify).and_then(|contents| {
-                contents.check(prompt.scope, &prompt.keys[span.clone()], prompt.page_bytes)?;
-                Ok(contents)
-            });
-        let part = match &read.body {
-            None => ObjectBytes { at: 0, bytes: &read.head },
-            Some((at, bytes)) => ObjectBytes { at: *at, bytes },
-        };
-        match checked {
-            Ok(contents) => contents.unpack(&part, requested, out),
-            Err(why) => (0, Some(why)),
-        }
-    }
-
-    /// Fetches the header of an object and the bytes of `pages`, which are a part of `span`; in one
-    /// request if header and bytes are adjacent.
-    fn fetch(
-        &self,
-        prompt: &Prompt<'_>,
-        span: &Range<usize>,
-        pages: &Range<usize>,
-        deadline: Instant,
-    ) -> Result<PendingCall<Option<FetchedObject>>> {
-        let name = self.name_of(prompt, span);
-        let (form, keys, scope) = (self.options.form(), self.options.keys.clone(), *prompt.scope);
-        let (page_bytes, pages_in) = (prompt.page_bytes, span.len());
-        let begin =
-            object::first_page_offset(form, prompt.keys[span.clone()].iter().map(|k| k.len()));
-        let place = |page: usize| begin + (page - span.start) as u64 * prompt.page_bytes;
-        let (from, to) = (place(pages.start), place(pages.end));
-        let inside = pages.start - span.start..pages.end - span.start;
-        self.executor.start(deadline, move |remote| {
-            if from == begin {
-                let head = remote.get(&name, Some(0..to))?;
-                return Ok(head.map(|head| FetchedObject { head, body: None }));
-            }
-            let requests = [(name.as_str(), Some(0..begin)), (name.as_str(), Some(from..to))];
-            let mut answers = remote.get_batch(&requests).into_iter();
-            let (Some(head), Some(body)) = (answers.next(), answers.next()) else {
-                return Ok(None);
-            };
-            let (Some(head), Some(body)) = (head?, body?) else { return Ok(None) };
-            // Compressed pages start at smaller offsets than computed. The header's page length and
-            // count must equal the prompt's, or a forged header could cause fetches of any length.
-            let verify = keys.as_deref().map(|keys| (keys, &scope));
-            let actual = Contents::read(&head, form, verify).ok().filter(|contents| {
-                contents.header.page_bytes == page_bytes && contents.header.keys.len() == pages_in
-            });
-            let actual = actual.map(|contents| contents.stored_range(inside.clone()));
-            match actual.filter(|actual| *actual != (from..to)) {
-                None => Ok(Some(FetchedObject { head, body: Some((from, body)) })),
-                Some(actual) => {
-                    let body = remote.get(&name, Some(actual.clone()))?;
-                    Ok(body.map(|body| FetchedObject { head, body: Some((actual.start, body)) }))
-                }
-            }
-        })
-    }
-}
-
-/// The fetched bytes of an object: from its beginning, or its header and a separate range.
-struct FetchedObject {
-    head: Vec<u8>,
-    body: Option<(u64, Vec<u8>)>,
 }
 
 #[cfg(test)]
 mod tests {
     use super::super::memory::MemoryBackend;
+    use super::super::packing::Form;
     use super::*;
+    use ritornello_format::ScopeId;
     use std::time::Duration;
 
     const SCOPE: ScopeId = ScopeId([9; 16]);
@@ -542,7 +318,7 @@ mod tests {
         /// Lets the cached entry of a missing object expire.
         fn expire_missing(&self, name: &str) {
             let Some(past) = Instant::now().checked_sub(Duration::from_secs(60)) else { return };
-            self.tier.existence.record(name, false, past);
+            self.tier.finder.existence.record(name, false, past);
         }
     }
 

@@ -1,0 +1,164 @@
+//! Finds which objects of a prompt exist on a remote, with as few queries as possible.
+
+use super::call_executor::CallExecutor;
+use super::existence_cache::ExistenceCache;
+use super::packing::{self, Form, Prompt};
+use ritornello_format::Result;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Names per query of a writer.
+const NAMES_PER_QUERY: usize = 16;
+
+/// See the [module](self). Calls fail with `Retry` if the remote does not answer until their
+/// deadline.
+#[derive(Debug)]
+pub(super) struct ObjectFinder {
+    executor: Arc<CallExecutor>,
+    form: Form,
+    /// What is known about objects from earlier queries, reads and writes.
+    pub(super) existence: ExistenceCache,
+}
+
+impl ObjectFinder {
+    pub(super) fn new(executor: Arc<CallExecutor>, form: Form) -> Self {
+        Self { executor, form, existence: ExistenceCache::default() }
+    }
+
+    /// The objects that hold the leading pages: full groups, the last of which is found by ternary
+    /// search, followed by smaller objects. Considers only the first `groups_before_hole` groups.
+    pub(super) fn find(
+        &self,
+        prompt: &Prompt<'_>,
+        groups_before_hole: usize,
+        deadline: Instant,
+    ) -> Result<Vec<Range<usize>>> {
+        let group = prompt.group();
+        let pages = prompt.keys.len();
+        let name = |end: usize| prompt.object_name(self.form, &((end - 1) * group..end * group));
+        // Bounds of the number of leading groups that exist.
+        let (mut least, mut most) = (0, pages / group);
+        while least < most {
+            let third = (most - least).div_ceil(3);
+            let (low, high) = (least + third, (least + 2 * third).min(most));
+            let queried = if low == high { &[low][..] } else { &[low, high] };
+            let is_before_hole = |end: &&usize| **end <= groups_before_hole;
+            let names: Vec<_> = queried.iter().filter(is_before_hole).copied().map(name).collect();
+            let mut exists = self.query_existence(&names, deadline)?;
+            exists.resize(queried.len(), false);
+            match exists.as_slice() {
+                [true, true] => least = high,
+                [true, false] => (least, most) = (low, high - 1),
+                [true] => least = low,
+                // Later groups do not matter: a prompt ends at the first missing group.
+                _ => most = low - 1,
+            }
+        }
+        let mut found: Vec<_> = (0..least).map(|at| at * group..(at + 1) * group).collect();
+        let (mut at, mut size) = (least * group, group / 2);
+        while size > 0 {
+            if at + size <= pages {
+                let span = at..at + size;
+                if self.query_existence(&[prompt.object_name(self.form, &span)], deadline)?
+                    == [true]
+                {
+                    at = span.end;
+                    found.push(span);
+                }
+            }
+            size /= 2;
+        }
+        Ok(found)
+    }
+
+    /// The number of full groups before the first group that is cached as missing, or that could
+    /// not be read when last found and is still missing. The ternary search in
+    /// [`find`](Self::find) may skip over this hole.
+    pub(super) fn groups_before_hole(
+        &self,
+        prompt: &Prompt<'_>,
+        deadline: Instant,
+    ) -> Result<usize> {
+        let group = prompt.group();
+        let mut groups_before_hole = 0;
+        for end in 1..=prompt.keys.len() / group {
+            let name = prompt.object_name(self.form, &((end - 1) * group..end * group));
+            let exists = match self.existence.get(&name, Instant::now()) {
+                None if self.existence.is_lost(&name) => {
+                    self.query_existence(&[name], deadline)? == [true]
+                }
+                known => known != Some(false),
+            };
+            if !exists {
+                break;
+            }
+            groups_before_hole += 1;
+        }
+        Ok(groups_before_hole)
+    }
+
+    /// Which of these objects exist and were not lost or rejected when last read. Writers write all
+    /// other objects, and so replace damaged and forged objects.
+    pub(super) fn readable(&self, names: &[String], deadline: Instant) -> Result<Vec<bool>> {
+        let fails =
+            |name: &String| self.existence.is_lost(name) || self.existence.is_rejected(name);
+        let lost: Vec<_> = names.iter().map(fails).collect();
+        let queried = names.iter().zip(&lost).filter(|(_, lost)| !**lost);
+        let queried: Vec<_> = queried.map(|(name, _)| name.clone()).collect();
+        let mut answers = self.query_existence(&queried, deadline)?.into_iter();
+        Ok(lost.into_iter().map(|lost| !lost && answers.next() == Some(true)).collect())
+    }
+
+    fn query_existence(&self, names: &[String], deadline: Instant) -> Result<Vec<bool>> {
+        let now = Instant::now();
+        let mut exists: Vec<_> = names.iter().map(|name| self.existence.get(name, now)).collect();
+        let unknown: Vec<String> = names
+            .iter()
+            .zip(&exists)
+            .filter(|(_, exists)| exists.is_none())
+            .map(|(name, _)| name.clone())
+            .collect();
+        if !unknown.is_empty() {
+            let queried = unknown.clone();
+            let answers = self.executor.call(deadline, move |remote| {
+                let names: Vec<&str> = queried.iter().map(String::as_str).collect();
+                remote.exists_batch(&names).into_iter().collect::<Result<Vec<bool>>>()
+            })?;
+            for (name, answer) in unknown.iter().zip(&answers) {
+                self.existence.record(name, *answer, now);
+            }
+            let mut answers = answers.into_iter();
+            for exists in exists.iter_mut().filter(|exists| exists.is_none()) {
+                *exists = answers.next();
+            }
+        }
+        Ok(exists.into_iter().map(|exists| exists == Some(true)).collect())
+    }
+
+    /// The first range of consecutive pages whose objects are missing, starting at or after `from`,
+    /// which must be the start of an object; the empty range at the end of the prompt if no object
+    /// is missing. Queries every object.
+    pub(super) fn missing(
+        &self,
+        prompt: &Prompt<'_>,
+        from: usize,
+        deadline: Instant,
+    ) -> Result<Range<usize>> {
+        let all: Vec<_> = packing::spans(prompt.keys.len(), prompt.group())
+            .filter(|span| span.start >= from)
+            .collect();
+        for spans in all.chunks(NAMES_PER_QUERY) {
+            let names: Vec<_> =
+                spans.iter().map(|span| prompt.object_name(self.form, span)).collect();
+            let exists = self.readable(&names, deadline)?;
+            let mut missing = spans.iter().zip(exists).skip_while(|(_, exists)| *exists);
+            if let Some((first, _)) = missing.next() {
+                let last = missing.take_while(|(_, exists)| !exists).last();
+                return Ok(first.start..last.map_or(first.end, |(last, _)| last.end));
+            }
+        }
+        let end = prompt.keys.len();
+        Ok(end..end)
+    }
+}

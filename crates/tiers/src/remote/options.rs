@@ -1,0 +1,23 @@
+//! The options of a remote tier.
+
+use super::keyring::KeyRing;
+use super::packing::Form;
+use std::sync::Arc;
+
+/// How pages are written to a remote, and which objects are accepted.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RemoteOptions {
+    /// Compresses each page with Zstandard at this level, from 1 to 19. Reading accepts any
+    /// compression.
+    pub zstd: Option<i32>,
+    /// Seals written objects, and accepts only objects sealed with one of these keys.
+    pub keys: Option<Arc<KeyRing>>,
+}
+
+impl RemoteOptions {
+    /// The form of the objects that are read and written.
+    #[must_use]
+    pub fn form(&self) -> Form {
+        if self.keys.is_some() { Form::Sealed } else { Form::Plain }
+    }
+}
