@@ -82,39 +82,28 @@ impl TierWriter {
         range: Range<usize>,
         put: PendingPut,
     ) {
-        self.queue(pages, range, put, false);
+        let (pages, puts) = (pages.clone(), vec![put]);
+        self.enqueue(&WriteJob { pages, range, puts, evict_source: false });
     }
 
-    /// Like [`write`](Self::write); with `evict_source` the tier above evicts the pages after the
-    /// write.
-    fn queue(
-        self: &Arc<Self>,
-        pages: &PromptPages,
-        range: Range<usize>,
-        put: PendingPut,
-        evict_source: bool,
-    ) {
+    fn enqueue(self: &Arc<Self>, job: &WriteJob) {
+        let (table, pages) = (&self.tiers.table, &job.pages);
         if !self.accepts(pages) {
             return;
         }
         // Claims rely on chained hashes: without a chain, an equal last page does not prove that
         // the earlier pages are equal.
         let claimed = if pages.scope.chained {
-            self.tiers.table.claim(self.to, Residence::Storing, &pages.hashes, range)
+            table.claim(self.to, Residence::Storing, &pages.hashes, job.range.clone())
         } else {
-            vec![range]
+            vec![job.range.clone()]
         };
         for range in claimed {
-            let job = WriteJob {
-                pages: pages.clone(),
-                range: range.clone(),
-                puts: vec![put.clone()],
-                evict_source,
-            };
+            let job = WriteJob { range: range.clone(), ..job.clone() };
             let fitting = if self.start_worker() { self.queue.push(job) } else { 0 };
             let taken = range.start + fitting;
             self.tiers.counts(self.to).dropped.add((range.end - taken) as u64);
-            self.tiers.table.abandon(self.to, &pages.hashes, taken..range.end);
+            table.abandon(self.to, &pages.hashes, taken..range.end);
         }
     }
 
@@ -136,7 +125,7 @@ impl TierWriter {
         let Some(write_back) = &self.write_back else { return false };
         for (pages, range) in write_back.take_batch() {
             self.forget(&pages, range.clone());
-            self.queue(&pages, range, PendingPut::default(), evict_source);
+            self.enqueue(&WriteJob { pages, range, puts: Vec::new(), evict_source });
         }
         write_back.dirty_bytes() > 0
     }

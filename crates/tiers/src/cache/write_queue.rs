@@ -34,7 +34,7 @@ struct State {
 }
 
 /// Pages to write.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct WriteJob {
     pub(super) pages: PromptPages,
     pub(super) range: Range<usize>,
