@@ -248,10 +248,11 @@ test-sglang: $(STAMPS)/sglang
 test-sglang-long: $(STAMPS)/sglang
 	$(SGLANG)/bin/python -m pytest tests/engines/sglang -q -m long || [ $$? -eq 5 ]
 
-lint: $(STAMPS)/venv $(LSM)/env ## formatting, words, clippy, ruff and mypy; warnings are errors
+lint: $(STAMPS)/venv $(LSM)/env ## formatting, words, imports, clippy, ruff and mypy; warnings are errors
 	$(CARGO) fmt --all --check
 	$(BIN)/python crates/store/tests/explorer/mutations.py --check
 	$(BIN)/python tests/python/words.py
+	$(BIN)/python tests/python/imports.py
 	. $(LSM)/env && $(CARGO) clippy --workspace --all-targets $(FEATURES),ritornello-remote/servers --locked --quiet \
 		-- --deny warnings
 	$(BIN)/ruff check .
