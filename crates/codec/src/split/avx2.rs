@@ -2,7 +2,7 @@
 //! so codes are reordered once, before they are stored or after they are loaded.
 
 use super::codebook::{Codebook, ESCAPE, Lookup};
-use super::window::{self, Numbers, list_escapes, patch_escapes};
+use super::strip::{self, Numbers, list_escapes, patch_escapes};
 use super::{GROUP, scalar};
 use std::arch::x86_64::*;
 
@@ -178,7 +178,7 @@ fn spread_shifts() -> __m256i {
 }
 
 #[target_feature(enable = "avx2")]
-fn load_codes(bytes: &[u8; window::CODES]) -> __m256i {
+fn load_codes(bytes: &[u8; strip::CODES]) -> __m256i {
     // SAFETY: the array is 16 and 8 bytes long.
     unsafe {
         let (front, back) = (bytes.as_ptr().cast(), bytes.as_ptr().add(16).cast());
@@ -187,7 +187,7 @@ fn load_codes(bytes: &[u8; window::CODES]) -> __m256i {
 }
 
 #[target_feature(enable = "avx2")]
-fn store_codes(bytes: &mut [u8; window::CODES], value: __m256i) {
+fn store_codes(bytes: &mut [u8; strip::CODES], value: __m256i) {
     // SAFETY: the array is 16 and 8 bytes long.
     unsafe {
         _mm_storeu_si128(bytes.as_mut_ptr().cast(), _mm256_castsi256_si128(value));
@@ -226,13 +226,13 @@ fn escapes_of(pairs: __m256i) -> u64 {
     back << 32 | front
 }
 
-/// See [`window::encode_strip`](super::window).
+/// See [`strip::encode_strip`].
 #[target_feature(enable = "avx2,bmi1,popcnt")]
 pub fn encode_strip(
     first: u8,
     groups: &[Numbers],
     planes: &mut [[u8; GROUP]],
-    codes: &mut [[u8; window::CODES]],
+    codes: &mut [[u8; strip::CODES]],
     escapes: &mut [u8],
 ) -> Option<usize> {
     let (first, escape) = (_mm256_set1_epi8(first.cast_signed()), _mm256_set1_epi8(7));
@@ -256,12 +256,12 @@ pub fn encode_strip(
     Some(escaped)
 }
 
-/// See [`window::decode_strip`](super::window).
+/// See [`strip::decode_strip`].
 #[target_feature(enable = "avx2,bmi1,popcnt")]
 pub fn decode_strip<'e>(
     first: u8,
     planes: &[[u8; GROUP]],
-    codes: &[[u8; window::CODES]],
+    codes: &[[u8; strip::CODES]],
     mut escapes: &'e [u8],
     groups: &mut [Numbers],
 ) -> Option<&'e [u8]> {

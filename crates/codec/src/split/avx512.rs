@@ -3,7 +3,7 @@
 
 use super::avx2::{pack, prefetch, unpack};
 use super::codebook::{Codebook, ESCAPE, Lookup};
-use super::window::{self, Numbers};
+use super::strip::{self, Numbers};
 use super::{GROUP, scalar};
 use std::arch::x86_64::*;
 
@@ -159,15 +159,15 @@ pub fn decode(
 }
 
 /// The mask of the bytes that the codes of a group take.
-const CODES: u32 = (1 << window::CODES) - 1;
+const CODES: u32 = (1 << strip::CODES) - 1;
 
-/// See [`window::encode_strip`](super::window).
+/// See [`strip::encode_strip`].
 #[target_feature(enable = "avx2,avx512f,avx512bw,avx512vl,avx512vbmi,avx512vbmi2")]
 pub fn encode_strip(
     first: u8,
     groups: &[Numbers],
     planes: &mut [[u8; GROUP]],
-    codes: &mut [[u8; window::CODES]],
+    codes: &mut [[u8; strip::CODES]],
     escapes: &mut [u8],
 ) -> Option<usize> {
     let (even, odd) = (load(&EVEN), load(&ODD));
@@ -205,12 +205,12 @@ pub fn encode_strip(
     Some(escaped)
 }
 
-/// See [`window::decode_strip`](super::window).
+/// See [`strip::decode_strip`].
 #[target_feature(enable = "avx2,avx512f,avx512bw,avx512vl,avx512vbmi,avx512vbmi2")]
 pub fn decode_strip<'e>(
     first: u8,
     planes: &[[u8; GROUP]],
-    codes: &[[u8; window::CODES]],
+    codes: &[[u8; strip::CODES]],
     mut escapes: &'e [u8],
     groups: &mut [Numbers],
 ) -> Option<&'e [u8]> {

@@ -11,6 +11,7 @@ mod fp16;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod scalar;
+mod strip;
 mod window;
 
 use crate::Dtype;

@@ -1,34 +1,25 @@
 //! `split` for bfloat16 with neighbouring exponents, as most keys and values have: seven of them
-//! get a code of three bits. Plain byte arithmetic, which the compiler vectorises.
+//! get a code of three bits.
 
+use super::strip::{CODES, Numbers, decode_strip, encode_strip, rotated};
 use super::{GROUP, WINDOWED};
 #[cfg(target_arch = "x86_64")]
 use super::{avx2, avx512};
 use crate::frame::{FrameReader, damaged};
 use crate::kernel::{Instructions, Kernel};
 use ritornello_format::Result;
-use std::hint::select_unpredictable;
 
 /// Groups that share one window of exponents; fewer at the end of a block. Small, because keys and
 /// values differ in magnitude, and short pages have few groups of either.
 const STRIP: usize = 16;
 /// Neighbouring exponents that have a code.
 const WINDOW: u8 = 7;
-/// The code of an escape: the exponent is the next in the list after the codes.
-pub const ESCAPE: u8 = 7;
-/// Bytes of the codes of a group.
-pub const CODES: usize = GROUP / 8 * 3;
 /// Kind, number of escapes.
 const HEAD_BYTES: usize = 1 + 4;
 /// Minimum count of numbers per escape: with more escapes, 4-bit codes are shorter.
 const ESCAPES: usize = 8;
 /// Groups sampled before the window of a strip is chosen.
 const SAMPLE: usize = 8;
-/// Escapes per group that are handled without a branch; more are rare.
-const BRANCHLESS_ESCAPES: usize = 4;
-
-/// The bytes of a group.
-pub type Numbers = [u8; 2 * GROUP];
 
 /// Encodes a block: head, first exponent of each strip's window, plane of mantissas and signs,
 /// codes, escapes, and the raw numbers after the last full group. `None` if a codebook is shorter.
@@ -104,160 +95,6 @@ pub fn decode(kernel: Kernel, reader: &mut FrameReader<'_>, block: &mut [u8]) ->
         .ok_or_else(|| damaged("number of escapes"))?;
     }
     if escapes.is_empty() { Ok(()) } else { Err(damaged("number of escapes")) }
-}
-
-/// Encodes the groups of a strip. Returns how many exponents were written to `escapes`; `None` if
-/// they did not fit.
-#[inline(always)]
-fn encode_strip(
-    first: u8,
-    groups: &[Numbers],
-    planes: &mut [[u8; GROUP]],
-    codes: &mut [[u8; CODES]],
-    escapes: &mut [u8],
-) -> Option<usize> {
-    let mut escaped = 0;
-    for ((numbers, plane), packed) in groups.iter().zip(planes).zip(codes) {
-        let (mut exponents, mut code) = ([0; GROUP], [0; GROUP]);
-        for at in 0..GROUP {
-            let rotated = rotated(numbers, at);
-            plane[at] = rotated as u8;
-            exponents[at] = (rotated >> 8) as u8;
-            code[at] = exponents[at].wrapping_sub(first).min(ESCAPE);
-        }
-        pack(&code, packed);
-        escaped += list_escapes(escapes_of(&code), &exponents, escapes.get_mut(escaped..)?)?;
-    }
-    Some(escaped)
-}
-
-/// Writes the exponents in the mask `missing` to `room`; `None` if there is not enough space.
-#[inline(always)]
-pub fn list_escapes(mut missing: u64, exponents: &[u8; GROUP], room: &mut [u8]) -> Option<usize> {
-    let count = missing.count_ones() as usize;
-    let mut at = 0;
-    if let Some(few) = room.first_chunk_mut::<BRANCHLESS_ESCAPES>() {
-        // Entries beyond the last escape are overwritten by the next group.
-        for escape in few {
-            *escape = exponents[missing.trailing_zeros() as usize % GROUP];
-            missing &= missing.wrapping_sub(1);
-        }
-        at = BRANCHLESS_ESCAPES;
-    }
-    while missing != 0 {
-        *room.get_mut(at)? = exponents[missing.trailing_zeros() as usize % GROUP];
-        missing &= missing - 1;
-        at += 1;
-    }
-    Some(count)
-}
-
-/// Decodes what [`encode_strip`] wrote. Returns the remaining escapes; `None` if there were too
-/// few.
-#[inline(always)]
-fn decode_strip<'e>(
-    first: u8,
-    planes: &[[u8; GROUP]],
-    codes: &[[u8; CODES]],
-    mut escapes: &'e [u8],
-    groups: &mut [Numbers],
-) -> Option<&'e [u8]> {
-    for ((plane, packed), numbers) in planes.iter().zip(codes).zip(groups) {
-        let code = unpack(packed);
-        for at in 0..GROUP {
-            let number = number(code[at].wrapping_add(first), plane[at]);
-            [numbers[2 * at], numbers[2 * at + 1]] = number.to_le_bytes();
-        }
-        escapes = patch_escapes(escapes_of(&code), escapes, plane, numbers)?;
-    }
-    Some(escapes)
-}
-
-/// Inserts the listed exponents into the numbers in the mask `missing`. Returns the remaining
-/// escapes.
-#[inline(always)]
-pub fn patch_escapes<'e>(
-    mut missing: u64,
-    escapes: &'e [u8],
-    plane: &[u8; GROUP],
-    numbers: &mut Numbers,
-) -> Option<&'e [u8]> {
-    let (listed, rest) = escapes.split_at_checked(missing.count_ones() as usize)?;
-    let mut listed = listed;
-    if let Some(few) = escapes.first_chunk::<BRANCHLESS_ESCAPES>() {
-        listed = listed.get(BRANCHLESS_ESCAPES..).unwrap_or_default();
-        // Once no escape is left, the last number is rewritten unchanged; initially that is the
-        // first.
-        let (mut at, mut right) = (0, u16::from_le_bytes([numbers[0], numbers[1]]));
-        for &exponent in few {
-            let next = missing.trailing_zeros() as usize % GROUP;
-            at = select_unpredictable(missing != 0, next, at);
-            right = select_unpredictable(missing != 0, number(exponent, plane[next]), right);
-            numbers[2 * at..2 * at + 2].copy_from_slice(&right.to_le_bytes());
-            missing &= missing.wrapping_sub(1);
-        }
-    }
-    for &exponent in listed {
-        let at = missing.trailing_zeros() as usize % GROUP;
-        numbers[2 * at..2 * at + 2].copy_from_slice(&number(exponent, plane[at]).to_le_bytes());
-        missing &= missing - 1;
-    }
-    Some(rest)
-}
-
-/// Number `at` rotated by one bit: exponent above mantissa and sign.
-#[inline(always)]
-fn rotated(numbers: &Numbers, at: usize) -> u16 {
-    u16::from_le_bytes([numbers[2 * at], numbers[2 * at + 1]]).rotate_left(1)
-}
-
-#[inline(always)]
-fn number(exponent: u8, rest: u8) -> u16 {
-    (u16::from(exponent) << 8 | u16::from(rest)).rotate_right(1)
-}
-
-/// Packs two codes per byte into six bits; the last eight of these sextets fill the top bits of the
-/// first 24.
-#[inline(always)]
-fn pack(code: &[u8; GROUP], packed: &mut [u8; CODES]) {
-    let sextets: [u8; GROUP / 2] = std::array::from_fn(|at| code[at] | code[GROUP / 2 + at] << 3);
-    for at in 0..8 {
-        let last = sextets[CODES + at];
-        packed[at] = sextets[at] | last << 6;
-        packed[8 + at] = sextets[8 + at] | last >> 2 << 6;
-        packed[16 + at] = sextets[16 + at] | last >> 4 << 6;
-    }
-}
-
-#[inline(always)]
-fn unpack(packed: &[u8; CODES]) -> [u8; GROUP] {
-    let mut sextets = [0; GROUP / 2];
-    for at in 0..8 {
-        let [a, b, c] = [packed[at], packed[8 + at], packed[16 + at]];
-        sextets[at] = a & 63;
-        sextets[8 + at] = b & 63;
-        sextets[16 + at] = c & 63;
-        sextets[24 + at] = a >> 6 | b >> 6 << 2 | c >> 6 << 4;
-    }
-    let mut code = [0; GROUP];
-    let (front, back) = code.split_at_mut(GROUP / 2);
-    for ((front, back), pair) in front.iter_mut().zip(back).zip(sextets) {
-        (*front, *back) = (pair & 7, pair >> 3);
-    }
-    code
-}
-
-/// The mask of the escapes among the codes of a group.
-#[inline(always)]
-fn escapes_of(code: &[u8; GROUP]) -> u64 {
-    const ONES: u64 = 0x0101_0101_0101_0101;
-    // Gathers the lowest bits of eight bytes.
-    const GATHER: u64 = 0x0102_0408_1020_4080;
-    code.as_chunks::<8>().0.iter().zip(0..).fold(0, |mask, (eight, at)| {
-        // Only the code seven carries into bit 3 when one is added.
-        let bits = (u64::from_le_bytes(*eight) + ONES) >> 3 & ONES;
-        mask | (bits.wrapping_mul(GATHER) >> 56) << (8 * at)
-    })
 }
 
 /// Whether most exponents of the strip's middle group are in the given window.
