@@ -6,7 +6,7 @@
 
 use ritornello_format::{Error, Result};
 use std::collections::BTreeSet;
-use std::fs;
+use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
@@ -20,10 +20,11 @@ static OPEN: Mutex<BTreeSet<(u64, u64)>> = Mutex::new(BTreeSet::new());
 pub(super) struct Claim((u64, u64));
 
 impl Claim {
+    /// Claims `dir`, which `found` describes.
+    ///
     /// # Errors
-    /// `Retry` if this process has the index open; any error of `stat(2)`.
-    pub(super) fn take(dir: &Path) -> Result<Self> {
-        let found = fs::metadata(dir).map_err(|error| super::recovery::refused(dir, error))?;
+    /// `Retry` if this process has the index open.
+    pub(super) fn take(dir: &Path, found: &Metadata) -> Result<Self> {
         let identity = (found.dev(), found.ino());
         if OPEN.lock().unwrap_or_else(PoisonError::into_inner).insert(identity) {
             return Ok(Self(identity));

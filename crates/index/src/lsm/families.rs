@@ -1,47 +1,15 @@
-//! The database: its column families, and typed reads.
+//! The database, and typed reads of its column families.
 
-use super::keys;
+use super::controller::Controller;
+use super::keys::{self, Family};
+use super::meter::Meter;
 use super::options::LsmOptions;
 use super::record::{Counts, Record, Sum, Use};
-use super::tuner::Tuner;
 use crate::RunId;
 use crate::sync::{AtomicBool, Ordering};
 use ritornello_format::{Error, PageHash, Result, ScopeSlot};
 use rocksdb::{Cache, ColumnFamily, ColumnFamilyDescriptor, DB, DBPinnableSlice, Options};
 use std::path::{Path, PathBuf};
-
-/// The column families. `default` holds the [`Counts`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Family {
-    /// `scope | run | page` → hash, without holes.
-    Path,
-    /// `scope | hash` → run and page.
-    Page,
-    /// run → [`Record`].
-    Run,
-    /// run → [`Use`].
-    Use,
-    /// `parent | page | child` → nothing.
-    Child,
-}
-
-impl Family {
-    pub(super) const ALL: [Self; 5] = [Self::Path, Self::Page, Self::Run, Self::Use, Self::Child];
-
-    pub(super) const fn name(self) -> &'static str {
-        match self {
-            Self::Path => "path",
-            Self::Page => "page",
-            Self::Run => "run",
-            Self::Use => "use",
-            Self::Child => "child",
-        }
-    }
-
-    const fn is_filtered(self) -> bool {
-        matches!(self, Self::Page | Self::Run | Self::Use)
-    }
-}
 
 /// RocksDB's default family.
 const DEFAULT: &str = "default";
@@ -75,7 +43,8 @@ pub(super) struct Families {
     pub(super) db: DB,
     pub(super) cache: Cache,
     pub(super) options: Options,
-    pub(super) tuner: Tuner,
+    pub(super) controller: Controller,
+    pub(super) meter: Meter,
     names: Names,
     poisoned: AtomicBool,
 }
@@ -123,8 +92,15 @@ impl Families {
         let plain = ColumnFamilyDescriptor::new(DEFAULT, choices.family(&cache, false));
         let all = families.into_iter().chain([plain]);
         let db = DB::open_cf_descriptors(&options, path, all)?;
-        let (names, tuner) = (names.clone(), Tuner::new(choices));
-        Ok(Self { db, cache, options, tuner, names, poisoned: AtomicBool::new(false) })
+        Ok(Self {
+            db,
+            cache,
+            options,
+            controller: Controller::new(choices.mode),
+            meter: Meter::new(choices),
+            names: names.clone(),
+            poisoned: AtomicBool::new(false),
+        })
     }
 
     /// The handle of a family.
@@ -213,7 +189,7 @@ impl Families {
     }
 
     pub(super) fn find(&self, scope: ScopeSlot, hash: PageHash) -> Option<(RunId, u16)> {
-        let Tuner { controller, meter, .. } = &self.tuner;
+        let Self { controller, meter, .. } = self;
         let key = keys::page(scope, hash);
         let found = meter.lookup(|| self.get(Family::Page, &key), Option::is_some);
         controller.looked_up(u64::from(found.is_some()), u64::from(found.is_none()));
@@ -265,8 +241,8 @@ impl Families {
     ) -> bool {
         let Ok(handle) = self.handle(family) else { return false };
         let mut iterator = self.db.raw_iterator_cf(handle);
-        self.tuner.controller.ranged(1);
-        self.tuner.meter.seek(|| iterator.seek(start));
+        self.controller.ranged(1);
+        self.meter.seek(|| iterator.seek(start));
         while let Some((key, value)) = iterator.item() {
             if !visit(key, value) {
                 return true;

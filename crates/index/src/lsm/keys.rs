@@ -1,8 +1,41 @@
-//! Keys and small values. Numbers are big-endian, so that bytes sort like numbers, and keys like
-//! prefixes.
+//! Column families, their keys and small values. Numbers are big-endian, so that bytes sort like
+//! numbers, and keys like prefixes.
 
 use crate::RunId;
 use ritornello_format::{PageHash, ScopeSlot};
+
+/// The column families. `default` holds the [`Counts`](super::record::Counts).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Family {
+    /// `scope | run | page` → hash, without holes.
+    Path,
+    /// `scope | hash` → run and page.
+    Page,
+    /// run → [`Record`](super::record::Record).
+    Run,
+    /// run → [`Use`](super::record::Use).
+    Use,
+    /// `parent | page | child` → nothing.
+    Child,
+}
+
+impl Family {
+    pub(super) const ALL: [Self; 5] = [Self::Path, Self::Page, Self::Run, Self::Use, Self::Child];
+
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Self::Path => "path",
+            Self::Page => "page",
+            Self::Run => "run",
+            Self::Use => "use",
+            Self::Child => "child",
+        }
+    }
+
+    pub(super) const fn is_filtered(self) -> bool {
+        matches!(self, Self::Page | Self::Run | Self::Use)
+    }
+}
 
 /// `scope | run | page`: the pages of a run are adjacent, and so are the runs of a sequence that
 /// were put in succession.

@@ -2,9 +2,9 @@
 //!
 //! | module | noun |
 //! |---|---|
-//! | `keys` | keys and their order |
+//! | `keys` | column families, keys and their order |
 //! | `record` | the stored records |
-//! | `families` | the database: column families, and typed reads |
+//! | `families` | the database, and typed reads of its column families |
 //! | `probe` | the two methods that find the longest prefix |
 //! | `write` | changes, as atomic batches |
 //! | `options` | options, at open and while open |
@@ -89,18 +89,21 @@ use crate::sync::{Mutex, Ordering};
 use crate::{
     IndexStats, MatchedRun, NewRun, PrefixIndex, Removed, RunId, RunView, SyncData, Tuning,
 };
-use families::{Families, Family};
+use families::Families;
 use gauges::Gauges;
+use keys::Family;
 use record::{Record, Use};
 use ritornello_format::{Error, PageHash, PageHashes, Place, Result, ScopeSlot};
 use rocksdb::FlushOptions;
 use std::collections::HashMap;
 use std::path::Path;
+use tuner::Tuner;
 
 /// See the [module](self) and `trait` [`PrefixIndex`].
 #[derive(Debug)]
 pub struct LsmIndex {
     db: Families,
+    tuner: Tuner,
     probe: ProbeMethod,
     writer: Mutex<write::Writer>,
     /// Runs used since their recency was last written, and their new recency.
@@ -136,7 +139,7 @@ impl LsmIndex {
     /// Takes effect step by step, with flushes, when [`PrefixIndex::maintain`] is called, without
     /// additional rewrites.
     pub fn set_mode(&self, mode: Mode) {
-        self.db.set_mode(mode);
+        self.db.controller.set_mode(mode);
     }
 
     fn probe_with(&self, method: ProbeMethod, scope: ScopeSlot, pages: &dyn PageHashes) -> usize {
@@ -342,7 +345,7 @@ impl PrefixIndex for LsmIndex {
     /// the structure that it had when it was opened.
     fn maintain_after(&self, sync_data: SyncData<'_>) -> Result<()> {
         if !self.db.is_poisoned() {
-            self.db.tune()?;
+            self.tuner.tune(&self.db)?;
         }
         let Some(mut last) = self.compacting.try_lock() else { return Ok(()) };
         let budget = self.gauges.budget.load(Ordering::Relaxed);
@@ -373,6 +376,6 @@ impl PrefixIndex for LsmIndex {
     }
 
     fn tuning(&self) -> Option<Tuning> {
-        Some(self.db.tuning())
+        Some(self.tuner.tuning(&self.db))
     }
 }

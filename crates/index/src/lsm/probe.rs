@@ -4,7 +4,7 @@
 //! pages of its result were present at some moment of the probe, because a chained run is never
 //! removed before the runs attached to it.
 
-use super::families::{Families, Family};
+use super::families::Families;
 use super::keys;
 use crate::{MatchedRun, RunId};
 use ritornello_format::{PageHashes, ScopeSlot};
@@ -90,8 +90,8 @@ pub(super) fn scan(
     while at < keys.len() {
         let Some((run, first)) = db.find(scope, keys.at(at)) else { break };
         let (start, mut page) = (at, first);
-        db.tuner.controller.ranged(1);
-        db.tuner.meter.seek(|| iterator.seek(keys::path(scope, run, first)));
+        db.controller.ranged(1);
+        db.meter.seek(|| iterator.seek(keys::path(scope, run, first)));
         // The iterator does not show runs inserted after it was made.
         if iterator.key().is_none_or(|key| keys::read_path(key) != Some((scope, run, first))) {
             iterator = db.db.raw_iterator_cf(handle);

@@ -1,6 +1,6 @@
 //! The stored records: of one run, without its pages, and of the whole index.
 
-use super::families::Family;
+use super::keys::Family;
 use crate::RunId;
 use ritornello_format::wire::{Reader, Writer};
 use ritornello_format::{Error, Extent, Place, Result, ScopeSlot, SegmentId};

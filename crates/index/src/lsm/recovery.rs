@@ -16,11 +16,12 @@
 
 use super::LsmIndex;
 use super::claim::Claim;
-use super::families::{Families, Family, Names};
+use super::families::{Families, Names};
 use super::gauges::Gauges;
-use super::keys;
+use super::keys::{self, Family};
 use super::options::LsmOptions;
 use super::record::{Counts, Record};
+use super::tuner::Tuner;
 use super::write::Writer;
 use super::{seal, wal_corruption};
 use crate::sync::Mutex;
@@ -54,7 +55,8 @@ pub(super) fn open(dir: &Path, options: &LsmOptions) -> Result<LsmIndex> {
     // RocksDB would create the directory readable by all users.
     let mut private = fs::DirBuilder::new();
     private.recursive(true).mode(0o700).create(dir).map_err(|error| refused(dir, error))?;
-    let claim = Claim::take(dir)?;
+    let identity = fs::metadata(dir).map_err(|error| refused(dir, error))?;
+    let claim = Claim::take(dir, &identity)?;
     let mut index = open_claimed(dir, &names, options)?;
     index.claim = Some(claim);
     Ok(index)
@@ -176,6 +178,7 @@ fn index(db: Families, counts: Counts, options: &LsmOptions, recovered: LsmRecov
     LsmIndex {
         gauges: Gauges::new(options.budget, &counts),
         db,
+        tuner: Tuner::new(options),
         probe: options.probe,
         writer: Mutex::new(Writer { counts }),
         touched: Mutex::new(HashMap::new()),
@@ -249,10 +252,7 @@ fn classify(path: &Path, error: rocksdb::Error) -> OpenFailure {
     OpenFailure::Damage(Box::new(error))
 }
 
-pub(super) fn refused(
-    path: &Path,
-    error: impl Into<Box<dyn std::error::Error + Send + Sync>>,
-) -> Error {
+fn refused(path: &Path, error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
     Error::fatal("the index cannot be opened").with("dir", path.display()).because(error)
 }
 

@@ -2,7 +2,7 @@
 //! so the index is closed for every reader and after every crash.
 
 use super::LsmIndex;
-use super::families::{COUNTS, Families, Family};
+use super::families::{COUNTS, Families};
 use super::keys;
 use super::record::{Counts, Record, Use};
 use crate::live_extents::held;
@@ -69,7 +69,7 @@ impl LsmIndex {
         })?;
         writer.counts = change.counts;
         self.gauges.record(&writer.counts, bytes);
-        self.db.tuner.controller.wrote(entries);
+        self.db.controller.wrote(entries);
         Ok(())
     }
 
