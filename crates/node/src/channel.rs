@@ -3,7 +3,6 @@
 
 use crate::memory_budget::Grant;
 use crate::owner_lost::owner_lost;
-use crate::socket::shut_down;
 use ritornello_format::{Error, Result};
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
@@ -204,6 +203,12 @@ impl Channel {
         }
         Ok(Some(PREFIX + length))
     }
+}
+
+/// Ends one or both directions of a connection, also for threads blocked on it.
+pub(crate) fn shut_down(stream: &UnixStream, how: Shutdown) {
+    // Fails if the peer closed it first.
+    let _ = rustix::net::shutdown(stream, how);
 }
 
 /// Reads a message that borrows from its bytes.

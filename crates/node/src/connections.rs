@@ -6,9 +6,9 @@
 //! client, names per process and memory for long messages are bounded.
 
 use crate::authority::Authority;
+use crate::channel::shut_down;
 use crate::client;
 use crate::memory_budget::{Grant, MemoryBudget};
-use crate::socket::shut_down;
 use parking_lot::{Condvar, Mutex};
 use ritornello_format::{Error, Result};
 use ritornello_store::{Catalog, ClientId};

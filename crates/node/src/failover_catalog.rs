@@ -1,7 +1,8 @@
 //! The catalog of a process that has the store open. Calls go to the core while this process owns
 //! the store, otherwise to the owning process. The catalog fails over when the owner dies.
 
-use crate::membership::{Membership, OpenContext, closed};
+use crate::membership::{Membership, closed};
+use crate::open_context::OpenContext;
 use crate::owner_epoch::Unflushed;
 use crate::owner_lost::is_owner_lost;
 use crate::pending_reservations::PendingReservations;
@@ -71,10 +72,9 @@ impl FailoverCatalog {
     /// Becomes owner or client.
     ///
     /// # Errors
-    /// Any error of [`OpenContext::join`].
+    /// Any error of [`Membership::join`].
     pub(crate) fn open(mut opening: OpenContext, until: Instant) -> Result<Self> {
-        let membership = opening
-            .join(until, REOPENING_TIMEOUT, false)
+        let membership = Membership::join(&opening, until, REOPENING_TIMEOUT, false)
             .inspect_err(|_| opening.directory.lock.close())?;
         // A later takeover opens the store with its settings at that time: it may have been
         // resized.
@@ -190,7 +190,7 @@ impl FailoverCatalog {
     ///
     /// # Errors
     /// [`OwnerSilent`] if the owner does not respond; `Closed` if the store is closed or being
-    /// left; any error of [`OpenContext::join`].
+    /// left; any error of [`Membership::join`].
     pub(crate) fn ensure_owner(&self) -> Result<()> {
         self.process.check()?;
         if self.is_leaving() {
@@ -303,7 +303,7 @@ impl FailoverCatalog {
             None => until,
         };
         let began = Instant::now();
-        let taken = self.opening.join(until, Duration::ZERO, true);
+        let taken = Membership::join(&self.opening, until, Duration::ZERO, true);
         let reopening = taken.as_ref().is_err_and(StoreReopening::caused);
         let failed = reopening || taken.as_ref().is_err_and(OwnerSilent::caused);
         // A store that takes long to fail to open is tried less often, so that it delays few calls.
@@ -316,7 +316,7 @@ impl FailoverCatalog {
             let _ = membership.close();
             return Err(self.close_as_replaced());
         }
-        let role = if matches!(membership, Membership::Owner(_)) { "owner" } else { "client" };
+        let role = membership.role().word();
         let dir = self.opening.directory.path().display();
         tracing::info!(role, %dir, "the store's owner has ended");
         self.close_segments();

@@ -18,13 +18,13 @@
 //! its caller opens the path again.
 
 use crate::failover_catalog::FailoverCatalog;
+use crate::heal_signal::HealSignal;
 use crate::membership::Membership;
 use crate::node_directory::Departure;
 use crate::owner::Owner;
 use crate::reopening::Reopening;
 use ritornello_format::{Error, Result};
 use ritornello_store::{CatalogStats, Directory};
-use ritornello_volume::ForkSafeLock;
 use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
@@ -44,59 +44,6 @@ const CALLS_TIMEOUT: Duration = Duration::from_millis(200);
 const PATH_PERIOD: Duration = Duration::from_secs(2);
 /// Shortest interval between log lines about a store that fails or cannot be reopened.
 const LOG_PERIOD: Duration = Duration::from_secs(60);
-
-/// Wakes the heal thread.
-#[derive(Debug, Default)]
-pub(crate) struct HealSignal(ForkSafeLock<HealState>);
-
-#[derive(Debug, Default)]
-struct HealState {
-    poisoned: bool,
-    stopped: bool,
-}
-
-impl HealSignal {
-    /// Reports a poisoned core. Never waits.
-    pub(crate) fn notify(&self) {
-        self.0.lock().poisoned = true;
-        self.0.wake_all();
-    }
-
-    /// Ends the thread, because the store is being closed.
-    pub(crate) fn stop(&self) {
-        self.0.lock().stopped = true;
-        self.0.wake_all();
-    }
-
-    /// Waits for a notification, at most `period`. Returns `false` if the thread must end.
-    fn wait(&self, period: Duration) -> bool {
-        let until = Instant::now() + period;
-        let mut state = self.0.lock();
-        while !state.poisoned && !state.stopped {
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                break;
-            }
-            state = self.0.wait_for(state, left);
-        }
-        state.poisoned = false;
-        !state.stopped
-    }
-
-    /// Sleeps for `pause` whether notified or not. Returns `false` if the thread must end.
-    fn sleep(&self, pause: Duration) -> bool {
-        let until = Instant::now() + pause;
-        let mut state = self.0.lock();
-        while !state.stopped {
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                break;
-            }
-            state = self.0.wait_for(state, left);
-        }
-        !state.stopped
-    }
-}
 
 /// Pauses between attempts. A store that fails again soon after it was reopened continues the
 /// sequence.
@@ -283,8 +230,7 @@ impl FailoverCatalog {
             }
             let stats = core.stats().unwrap_or_else(|_| CatalogStats::default());
             let stats = CatalogStats { poisoned: Some(cause), ..stats };
-            let reopening =
-                Arc::new(Membership::Reopening(Reopening::new(self.membership(), core, stats)));
+            let reopening = Arc::new(Membership::Reopening(Reopening::new(owner, stats)));
             *self.membership.try_write_for(CALLS_TIMEOUT).ok_or_else(busy)? = reopening;
         }
         let membership = self.membership();
@@ -303,7 +249,7 @@ impl FailoverCatalog {
         self.close_segments();
         owner.core().note_reopenings(self.reopenings.fetch_add(1, Ordering::AcqRel) + 1);
         self.reservations.reopen(&self.opening.closing);
-        *self.membership.write() = Arc::new(Membership::Owner(owner));
+        *self.membership.write() = Arc::new(Membership::Owner(Arc::new(owner)));
         reopening.stop_refusing();
         Ok(true)
     }
@@ -334,22 +280,5 @@ mod tests {
         let (mut throttle, now) = (LogThrottle::default(), Instant::now());
         assert!(throttle.is_due(now) && !throttle.is_due(now + Duration::from_secs(59)));
         assert!(throttle.is_due(now + LOG_PERIOD));
-    }
-
-    #[test]
-    fn stop_ends_a_sleep_and_notify_does_not() {
-        const HOUR: Duration = Duration::from_secs(3600);
-        let heal_signal = HealSignal::default();
-        assert!(heal_signal.wait(Duration::from_millis(1)), "the period has ended");
-        heal_signal.notify();
-        assert!(heal_signal.wait(HOUR) && heal_signal.sleep(Duration::from_millis(1)));
-        heal_signal.notify();
-        assert!(heal_signal.sleep(Duration::from_millis(1)));
-        std::thread::scope(|scope| {
-            let sleeper = scope.spawn(|| heal_signal.sleep(HOUR));
-            heal_signal.stop();
-            assert!(!sleeper.join().unwrap());
-        });
-        assert!(!heal_signal.wait(HOUR), "stopped");
     }
 }

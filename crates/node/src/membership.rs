@@ -1,18 +1,15 @@
 //! The role of this process: owner, client, reopening, leaving or closed.
 
 use crate::client::Client;
-use crate::heal::HealSignal;
-use crate::node_directory::NodeDirectory;
+use crate::open_context::OpenContext;
 use crate::owner::Owner;
 use crate::owner_epoch::OwnerEpoch;
 use crate::owner_lost::is_owner_lost;
-use crate::permissions::ClientPermissions;
 use crate::reopening::Reopening;
 use ritornello_format::{Error, ErrorKind, Result};
-use ritornello_medium::Medium;
-use ritornello_store::{Options, OwnerSilent, StoreReopening};
+use ritornello_store::{OwnerSilent, StoreCore, StoreReopening};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// First and longest pause between attempts: neither a released lock nor an owner that has
@@ -22,7 +19,7 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(1), Duration::from_m
 /// The role of this process.
 pub(crate) enum Membership {
     /// This process owns the store.
-    Owner(Owner),
+    Owner(Arc<Owner>),
     /// Another process owns the store.
     Client(Arc<Client>),
     /// This process owns the store, whose core failed, and opens a new core.
@@ -34,20 +31,27 @@ pub(crate) enum Membership {
     Closed,
 }
 
-/// Arguments of open, reused after a failover.
-pub(crate) struct OpenContext {
-    pub(crate) directory: Arc<NodeDirectory>,
-    pub(crate) medium: Arc<dyn Medium>,
-    pub(crate) options: Options,
-    /// The calls that clients may make while this process is the owner.
-    pub(crate) permissions: Arc<ClientPermissions>,
-    /// Ends the attempts of [`OpenContext::join`].
-    pub(crate) closing: AtomicBool,
-    /// Notified when a core is poisoned.
-    pub(crate) heal_signal: Arc<HealSignal>,
+/// The role of this process. A client may become the owner when the owner dies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Role {
+    /// This process holds the index and answers the other processes.
+    Owner,
+    /// Another process is the owner.
+    Client,
 }
 
-impl OpenContext {
+impl Role {
+    /// The role in one lower-case word.
+    #[must_use]
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Owner => "owner",
+            Self::Client => "client",
+        }
+    }
+}
+
+impl Membership {
     /// Takes the lock and opens the store as its owner, or connects to the owner. Retries until
     /// `until` if both fail because an owner starts or ends; for at most `reopening` if the owner
     /// reopens the store. `known` says that this process has used the store already.
@@ -57,31 +61,34 @@ impl OpenContext {
     /// owner of another user; `Retry` for an owner that does not listen, has no common protocol
     /// version, or reopens the store.
     pub(crate) fn join(
-        &self,
+        opening: &OpenContext,
         until: Instant,
         reopening: Duration,
         known: bool,
-    ) -> Result<Membership> {
+    ) -> Result<Self> {
+        let directory = &opening.directory;
         let mut pause = PAUSES.0;
         let reopened = until.min(Instant::now() + reopening);
         loop {
-            if self.directory.try_own()? {
-                let owner = Owner::open(self);
+            if directory.try_own()? {
+                let owner = Owner::open(opening);
                 if owner.is_err() {
-                    self.directory.lock.release();
+                    directory.lock.release();
                 }
-                return owner.map(Membership::Owner).map_err(|error| match error.kind() {
-                    // The disk failed before the previous owner died: treated as if that owner were
-                    // reopening the store.
-                    ErrorKind::Fatal | ErrorKind::Retry if known => {
-                        tracing::debug!(%error, "the store cannot be taken over yet");
-                        StoreReopening::error(&error.to_string())
-                    }
-                    _ => error,
-                });
+                return owner.map(|owner| Self::Owner(Arc::new(owner))).map_err(
+                    |error| match error.kind() {
+                        // The disk failed before the previous owner died: treated as if that owner were
+                        // reopening the store.
+                        ErrorKind::Fatal | ErrorKind::Retry if known => {
+                            tracing::debug!(%error, "the store cannot be taken over yet");
+                            StoreReopening::error(&error.to_string())
+                        }
+                        _ => error,
+                    },
+                );
             }
-            let error = match Client::connect(&self.directory, until) {
-                Ok(client) => return Ok(Membership::Client(client)),
+            let error = match Client::connect(directory, until) {
+                Ok(client) => return Ok(Self::Client(client)),
                 Err(error) if is_owner_lost(&error) || OwnerSilent::caused(&error) => error,
                 Err(error)
                     if StoreReopening::caused(&error) && Instant::now() + pause <= reopened =>
@@ -90,27 +97,19 @@ impl OpenContext {
                 }
                 Err(error) => return Err(error),
             };
-            if self.closing.load(Ordering::Acquire) {
+            if opening.closing.load(Ordering::Acquire) {
                 return Err(closed());
             }
             if Instant::now() + pause > until {
-                let owner =
-                    self.directory.lock.holder().ok().flatten().map_or(0, |holder| holder.0);
+                let owner = directory.lock.holder().ok().flatten().map_or(0, |holder| holder.0);
                 tracing::debug!(%error, "no owner listens");
-                return Err(OwnerSilent::error(owner).with("dir", self.directory.path().display()));
+                return Err(OwnerSilent::error(owner).with("dir", directory.path().display()));
             }
             std::thread::sleep(pause);
             pause = (2 * pause).min(PAUSES.1);
         }
     }
-}
 
-/// Returns the error for calls on a closed store.
-pub(crate) fn closed() -> Error {
-    Error::new(ErrorKind::Closed, "the store is closed: open it again")
-}
-
-impl Membership {
     /// Returns the owner's epoch if the process is owner or client.
     pub(crate) fn epoch(&self) -> Option<&OwnerEpoch> {
         match self {
@@ -118,6 +117,19 @@ impl Membership {
             Self::Client(client) => Some(client.epoch()),
             Self::Reopening(_) | Self::Leaving(_) | Self::Closed => None,
         }
+    }
+
+    /// Returns the role of this process.
+    pub(crate) fn role(&self) -> Role {
+        match self {
+            Self::Owner(_) | Self::Reopening(_) => Role::Owner,
+            Self::Client(_) | Self::Leaving(_) | Self::Closed => Role::Client,
+        }
+    }
+
+    /// Returns the store's core if this process owns the store.
+    pub(crate) fn core(&self) -> Option<&Arc<StoreCore>> {
+        if let Self::Owner(owner) = self { Some(owner.core()) } else { None }
     }
 
     /// Ends an ownership that other processes may wait for; see [`Owner::close`].
@@ -132,4 +144,9 @@ impl Membership {
             Self::Client(_) | Self::Closed => Ok(Ok(())),
         }
     }
+}
+
+/// Returns the error for calls on a closed store.
+pub(crate) fn closed() -> Error {
+    Error::new(ErrorKind::Closed, "the store is closed: open it again")
 }

@@ -1,5 +1,6 @@
 //! Opening a store, and the handle on an open store.
 
+use crate::membership::Role;
 use crate::mounts;
 use crate::node_directory::{Identity, NodeDirectory, unusable};
 use crate::open_stores::{self, Slot};
@@ -16,26 +17,6 @@ use std::{fmt, fs, io};
 
 /// Maximum time that opening waits for an owner that is starting, stopping or recovering.
 const CALL_TIMEOUT: Duration = Duration::from_secs(60);
-
-/// The role of this process. A client may become the owner when the owner dies.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Role {
-    /// This process holds the index and answers the other processes.
-    Owner,
-    /// Another process is the owner.
-    Client,
-}
-
-impl Role {
-    /// The role in one lower-case word.
-    #[must_use]
-    pub const fn word(self) -> &'static str {
-        match self {
-            Self::Owner => "owner",
-            Self::Client => "client",
-        }
-    }
-}
 
 /// A handle on an open store. The store is closed when its last handle in this process is closed
 /// or dropped.
@@ -160,14 +141,14 @@ impl Node {
     /// The current role of this process.
     #[must_use]
     pub fn role(&self) -> Role {
-        self.shared.role()
+        self.shared.catalog().membership().role()
     }
 
     /// Returns whether this process owns the store, and a call that needs no disk waits for nothing:
     /// the store is not being reopened or closed. Never waits.
     #[must_use]
     pub fn answers_at_once(&self) -> bool {
-        self.shared.answers_at_once()
+        self.shared.catalog().answers_at_once()
     }
 
     /// Takes over if the owner has died, as any other call would, and returns the resulting role.
@@ -177,7 +158,7 @@ impl Node {
     /// `Retry` if the owner lives and does not answer, or the next owner does not listen; `Closed`
     /// if the store is closed, or left because its path no longer leads to it.
     pub fn ensure_owner(&self) -> Result<Role> {
-        self.shared.ensure_owner()?;
+        self.shared.catalog().ensure_owner()?;
         Ok(self.role())
     }
 
@@ -185,7 +166,7 @@ impl Node {
     /// again finds the new store. Costs one load from memory.
     #[must_use]
     pub fn is_replaced(&self) -> bool {
-        self.shared.is_replaced()
+        self.shared.catalog().is_replaced()
     }
 
     /// Returns the problem that prevents full use of the store, if any: its owner's last write or
@@ -193,7 +174,7 @@ impl Node {
     /// its owner.
     #[must_use]
     pub fn problem(&self) -> Option<String> {
-        self.shared.problem()
+        self.shared.catalog().problem()
     }
 
     /// The store's core, while this process owns the store: for operations of the owner only, such
@@ -201,7 +182,7 @@ impl Node {
     /// reopened before all references are dropped.
     #[must_use]
     pub fn core(&self) -> Option<Arc<StoreCore>> {
-        self.shared.core()
+        self.shared.catalog().membership().core().cloned()
     }
 
     /// The canonical path of the directory.

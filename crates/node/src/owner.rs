@@ -4,7 +4,7 @@
 //! file therefore says that its owner died, and that the puts of its last seconds may be lost.
 
 use crate::authority::Authority;
-use crate::membership::OpenContext;
+use crate::open_context::OpenContext;
 use crate::owner_epoch::OwnerEpoch;
 use crate::presence;
 use crate::server::Server;

@@ -5,9 +5,8 @@
 //! Connections of clients are closed, and a connecting client receives the reason for its refusal.
 
 use crate::authority::Authority;
-use crate::membership::Membership;
 use crate::node_directory::NodeDirectory;
-use crate::owner_epoch::OwnerEpoch;
+use crate::owner::Owner;
 use crate::server::Server;
 use parking_lot::Mutex;
 use ritornello_format::{Error, Result};
@@ -19,8 +18,8 @@ pub(crate) struct Reopening {
     cause: String,
     /// The last figures of the poisoned core, including the cause.
     stats: Box<CatalogStats>,
-    /// The membership with the poisoned core, until it is closed.
-    former: Mutex<Option<Arc<Membership>>>,
+    /// The owner with the poisoned core, until it is closed.
+    former: Mutex<Option<Arc<Owner>>>,
     core: Weak<StoreCore>,
     refusing: Mutex<Option<Server>>,
 }
@@ -41,10 +40,11 @@ impl Authority for RefusingAuthority {
 }
 
 impl Reopening {
-    /// Replaces `former`, whose `core` is poisoned. No reservation of this process is pending.
-    pub(crate) fn new(former: Arc<Membership>, core: &Arc<StoreCore>, stats: CatalogStats) -> Self {
+    /// Replaces `former`, whose core is poisoned. No reservation of this process is pending.
+    pub(crate) fn new(former: &Arc<Owner>, stats: CatalogStats) -> Self {
         let cause = stats.poisoned.clone().unwrap_or_default();
-        let (former, core) = (Mutex::new(Some(former)), Arc::downgrade(core));
+        let core = Arc::downgrade(former.core());
+        let former = Mutex::new(Some(Arc::clone(former)));
         Self { cause, stats: Box::new(stats), former, core, refusing: Mutex::new(None) }
     }
 
@@ -70,10 +70,10 @@ impl Reopening {
     /// `Retry` if a call or a drain does not end.
     pub(crate) fn end_former(&self, directory: &Arc<NodeDirectory>) -> Result<()> {
         let mut former = self.former.lock();
-        if let Some(membership) = &*former {
-            self.refuse(directory, membership.epoch());
+        if let Some(owner) = &*former {
+            self.refuse(directory, owner);
             // The inner result is the result of the last sync, which is known to have failed.
-            drop(membership.close()?);
+            drop(owner.close()?);
         }
         *former = None;
         if self.core.strong_count() > 0 {
@@ -84,12 +84,14 @@ impl Reopening {
 
     /// Listens in place of the server that is about to stop. Without this server clients wait, as
     /// for an owner that recovers.
-    fn refuse(&self, directory: &Arc<NodeDirectory>, epoch: Option<&OwnerEpoch>) {
+    fn refuse(&self, directory: &Arc<NodeDirectory>, former: &Owner) {
         let mut refusing = self.refusing.lock();
-        let Some(epoch) = epoch.filter(|_| refusing.is_none()) else { return };
+        if refusing.is_some() {
+            return;
+        }
         let authority = Arc::new(RefusingAuthority(self.cause.clone()));
         // Permissions do not matter, because no client is admitted.
-        match Server::start(directory, authority, &Arc::default(), *epoch) {
+        match Server::start(directory, authority, &Arc::default(), *former.epoch()) {
             Ok(server) => *refusing = Some(server),
             Err(error) => {
                 tracing::debug!(%error, "no server reports to clients that the store is reopened")
@@ -110,8 +112,8 @@ impl Reopening {
     /// # Errors
     /// As of [`Reopening::end_former`]. The inner error is the failure that poisoned the store.
     pub(crate) fn close(&self) -> Result<Result<()>> {
-        if let Some(membership) = &*self.former.lock() {
-            drop(membership.close()?);
+        if let Some(owner) = &*self.former.lock() {
+            drop(owner.close()?);
         }
         self.stop_refusing();
         Ok(Err(Error::fatal(

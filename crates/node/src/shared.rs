@@ -2,14 +2,14 @@
 
 use crate::failover_catalog::FailoverCatalog;
 use crate::heal;
-use crate::membership::{Membership, OpenContext};
-use crate::node::Role;
+use crate::membership::Membership;
 use crate::node_directory::{NodeDirectory, unusable};
+use crate::open_context::OpenContext;
 use crate::permissions::ClientPermissions;
 use parking_lot::Mutex;
 use ritornello_format::{Error, Result};
 use ritornello_medium::Medium;
-use ritornello_store::{Catalog, Directory, Options, Store, StoreCore, StorePolicy, open_segments};
+use ritornello_store::{Catalog, Directory, Options, Store, StorePolicy, open_segments};
 use ritornello_volume::staging::Staging;
 use std::path::Path;
 use std::sync::Arc;
@@ -80,7 +80,7 @@ impl Shared {
     pub(crate) fn add_handle(&self, options: &Options) -> Result<Option<StorePolicy>> {
         let mut phase = self.phase.lock();
         let Phase::Open(handles) = &mut *phase else { return Ok(None) };
-        if self.is_replaced() {
+        if self.catalog.is_replaced() {
             return Ok(None);
         }
         if self.catalog.is_leaving() {
@@ -141,41 +141,8 @@ impl Shared {
         self.directory.path()
     }
 
-    pub(crate) fn core(&self) -> Option<Arc<StoreCore>> {
-        match &*self.catalog.membership() {
-            Membership::Owner(owner) => Some(Arc::clone(owner.core())),
-            Membership::Client(_)
-            | Membership::Reopening(_)
-            | Membership::Leaving(_)
-            | Membership::Closed => None,
-        }
-    }
-
-    /// See [`FailoverCatalog::ensure_owner`].
-    pub(crate) fn ensure_owner(&self) -> Result<()> {
-        self.catalog.ensure_owner()
-    }
-
-    /// See [`FailoverCatalog::is_replaced`].
-    pub(crate) fn is_replaced(&self) -> bool {
-        self.catalog.is_replaced()
-    }
-
-    /// See [`FailoverCatalog::problem`].
-    pub(crate) fn problem(&self) -> Option<String> {
-        self.catalog.problem()
-    }
-
-    /// See [`FailoverCatalog::answers_at_once`].
-    pub(crate) fn answers_at_once(&self) -> bool {
-        self.catalog.answers_at_once()
-    }
-
-    pub(crate) fn role(&self) -> Role {
-        match &*self.catalog.membership() {
-            Membership::Owner(_) | Membership::Reopening(_) => Role::Owner,
-            Membership::Client(_) | Membership::Leaving(_) | Membership::Closed => Role::Client,
-        }
+    pub(crate) fn catalog(&self) -> &FailoverCatalog {
+        &self.catalog
     }
 }
 
@@ -186,12 +153,9 @@ fn store_over(
     options: &Options,
 ) -> Result<(Arc<FailoverCatalog>, Arc<Store>)> {
     let made = (|| {
-        let segments = match &*catalog.membership() {
-            Membership::Owner(owner) => owner.core().segments(),
-            Membership::Client(_)
-            | Membership::Reopening(_)
-            | Membership::Leaving(_)
-            | Membership::Closed => {
+        let segments = match catalog.membership().core() {
+            Some(core) => core.segments(),
+            None => {
                 Directory::new(Arc::clone(medium), &options.dir).manifest_for(options)?;
                 let (manifest, segments) =
                     open_segments(Arc::clone(medium), &options.dir, options.io)?;

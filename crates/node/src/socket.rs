@@ -150,12 +150,6 @@ fn address(directory: &NodeDirectory, name: &str) -> io::Result<SocketAddrUnix> 
     Ok(SocketAddrUnix::new(dir.join(name))?)
 }
 
-/// Ends one or both directions of a connection, also for threads blocked on it.
-pub(crate) fn shut_down(stream: &UnixStream, how: rustix::net::Shutdown) {
-    // Fails if the peer closed it first.
-    let _ = rustix::net::shutdown(stream, how);
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

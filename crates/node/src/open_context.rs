@@ -1,0 +1,22 @@
+//! The arguments of open.
+
+use crate::heal_signal::HealSignal;
+use crate::node_directory::NodeDirectory;
+use crate::permissions::ClientPermissions;
+use ritornello_medium::Medium;
+use ritornello_store::Options;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+/// Arguments of open, reused after a failover.
+pub(crate) struct OpenContext {
+    pub(crate) directory: Arc<NodeDirectory>,
+    pub(crate) medium: Arc<dyn Medium>,
+    pub(crate) options: Options,
+    /// The calls that clients may make while this process is the owner.
+    pub(crate) permissions: Arc<ClientPermissions>,
+    /// Ends the attempts of [`Membership::join`](crate::membership::Membership::join).
+    pub(crate) closing: AtomicBool,
+    /// Notified when a core is poisoned.
+    pub(crate) heal_signal: Arc<HealSignal>,
+}
