@@ -11,8 +11,9 @@ use crate::protocol::{Hello, HelloReply};
 use crate::record_lock::LockHolder;
 use crate::socket::{self, SocketFile};
 use parking_lot::{Condvar, Mutex};
-use ritornello_format::{Error, ErrorKind, Result};
-use ritornello_store::{LeaseNumber, OwnerSilent, Request, Response};
+use ritornello_format::{Error, ErrorKind, Result, check_keys};
+use ritornello_store::rule::LaterCall;
+use ritornello_store::{Keys, OwnerSilent, Request, Response};
 use std::io;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -100,43 +101,36 @@ impl Client {
         &self.epoch
     }
 
-    /// Sends a request and waits for its response.
+    /// Sends a request, and waits for its response if it has one.
     ///
     /// # Errors
-    /// The error that the owner returned; lost if it died; [`OwnerSilent`] if it does not respond;
-    /// `Retry` if the response did not arrive in time.
+    /// `Invalid` for malformed keys; the error that the owner returned; lost if it died;
+    /// [`OwnerSilent`] if it does not respond; `Retry` if the response did not arrive in time.
     pub(crate) fn call(
         self: &Arc<Self>,
         request: &Request<'_>,
         until: Instant,
     ) -> Result<Response> {
-        let response = self.exchange(request, until, |channel, check_wait| {
-            match channel.receive(check_wait)? {
-                None => Err(owner_lost(io::ErrorKind::UnexpectedEof.into())),
-                Some(bytes) => Ok(Some(response(bytes)?)),
-            }
-        })?;
-        match response {
-            Some(Response::Failed(fault)) => Err(fault.into()),
-            Some(response) => Ok(response),
-            None => Err(unexpected()),
+        if let Some(Keys::Listed(keys)) = request.keys() {
+            check_keys(keys)?;
         }
-    }
-
-    /// Sends a request that has no response.
-    ///
-    /// # Errors
-    /// As of [`Client::call`].
-    pub(crate) fn notify(self: &Arc<Self>, request: &Request<'_>, until: Instant) -> Result<()> {
-        self.exchange(request, until, |_, _| Ok(None)).map(drop)
+        let has_response = request.rule().has_response;
+        let response = self.exchange(request, until, |channel, check_wait| {
+            if !has_response {
+                return Ok(Response::Done);
+            }
+            let bytes = channel.receive(check_wait)?;
+            response(bytes.ok_or_else(|| owner_lost(io::ErrorKind::UnexpectedEof.into()))?)
+        })?;
+        if let Response::Failed(fault) = response { Err(fault.into()) } else { Ok(response) }
     }
 
     fn exchange(
         self: &Arc<Self>,
         request: &Request<'_>,
         until: Instant,
-        read_reply: impl FnOnce(&mut Channel, WaitCheck<'_>) -> Result<Option<Response>>,
-    ) -> Result<Option<Response>> {
+        read_reply: impl FnOnce(&mut Channel, WaitCheck<'_>) -> Result<Response>,
+    ) -> Result<Response> {
         let mut channel = self.check_out(until)?;
         if let Err(error) = channel.stage(request) {
             self.check_in(channel);
@@ -157,9 +151,7 @@ impl Client {
         match (exchanged, last) {
             // The response arrived while the wait was abandoned, or this process itself was
             // stopped.
-            (Err(error), Some(Ok(response))) if error.kind() == ErrorKind::Retry => {
-                Ok(Some(response))
-            }
+            (Err(error), Some(Ok(response))) if error.kind() == ErrorKind::Retry => Ok(response),
             (Err(error), _) => Err(error),
             (Ok(_), _) => Err(unexpected()),
         }
@@ -216,35 +208,21 @@ impl Client {
         }
     }
 
-    /// Releases a lease as soon as the silent owner responds.
-    pub(crate) fn release_later(self: &Arc<Self>, lease: LeaseNumber) {
-        if self.liveness.defer_release(lease) {
+    /// Makes a call as soon as the silent owner responds.
+    pub(crate) fn call_later(self: &Arc<Self>, call: LaterCall) {
+        if self.liveness.defer(call) {
             self.send_deferred();
         }
     }
 
-    /// Aborts a reservation as soon as the silent owner responds.
-    pub(crate) fn abort_later(self: &Arc<Self>, reservation: u64) {
-        if self.liveness.defer_abort(reservation) {
-            self.send_deferred();
-        }
-    }
-
-    /// Sends the calls that were deferred during a silence.
+    /// Makes the calls that were deferred during a silence.
     fn send_deferred(self: &Arc<Self>) {
-        let deferred = self.liveness.take_deferred();
-        let leases = deferred.leases.into_iter().map(|lease| Request::Release { lease });
-        for request in leases {
-            // If the call fails, the lease expires.
-            let _ = self.notify(&request, Instant::now() + DEFERRED_TIMEOUT);
-        }
-        for reservation in deferred.reservations {
-            let request = Request::Abort { reservation };
-            if let Err(error) = self.call(&request, Instant::now() + DEFERRED_TIMEOUT) {
+        for call in self.liveness.take_deferred() {
+            if let Err(error) = self.call(&call.request(), Instant::now() + DEFERRED_TIMEOUT) {
                 if OwnerSilent::caused(&error) {
-                    self.abort_later(reservation);
+                    self.call_later(call);
                 }
-                tracing::debug!(%error, reservation, "space stays withheld");
+                tracing::debug!(%error, ?call, "a deferred call failed");
             }
         }
     }

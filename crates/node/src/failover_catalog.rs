@@ -3,15 +3,15 @@
 
 use crate::membership::{Membership, closed};
 use crate::open_context::OpenContext;
-use crate::owner_epoch::Unflushed;
+use crate::owner_epoch::{FlushMark, Unflushed};
 use crate::owner_lost::is_owner_lost;
 use crate::pending_reservations::PendingReservations;
 use crate::process::Process;
 use crate::protocol::RESERVE_TIMEOUT_MAX;
-use crate::socket_catalog::SocketCatalog;
 use parking_lot::{Mutex, RwLock};
 use ritornello_format::{Error, Result};
-use ritornello_store::{Catalog, LeaseNumber, OwnerSilent, Request, Response, StoreReopening};
+use ritornello_store::rule::{CallRule, CallWait, Effect, Reservation, Unanswered};
+use ritornello_store::{Catalog, OwnerSilent, Request, Response, StoreReopening};
 use ritornello_volume::Segments;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
@@ -141,14 +141,13 @@ impl FailoverCatalog {
         closed
     }
 
-    /// Sends `request` to the owner, and to the next owner if the owner dies; only for idempotent
-    /// requests. Returns the response and the membership that answered.
+    /// Sends `request` to the owner, and to the next owner if the owner dies. Returns the response
+    /// and the membership that answered.
     fn call_owner(
         &self,
         request: &Request<'_>,
-        timeout: Duration,
+        rule: &CallRule,
     ) -> Result<(Response, Arc<Membership>)> {
-        self.process.check()?;
         let mut until = None;
         let mut losses = 0;
         loop {
@@ -165,13 +164,17 @@ impl FailoverCatalog {
             drop(held);
             let client = match &*membership {
                 Membership::Client(client) => client,
+                Membership::Reopening(reopening) if rule.unanswered == Unanswered::LastFigures => {
+                    let stats = Response::Stats(Box::new(reopening.stats()));
+                    return Ok((stats, membership));
+                }
                 Membership::Reopening(reopening) => return Err(reopening.error()),
                 Membership::Owner(_) | Membership::Leaving(_) | Membership::Closed => {
                     return Err(closed());
                 }
             };
-            let until = *until.get_or_insert_with(|| Instant::now() + timeout);
-            let error = match SocketCatalog::new(client, until).call(request) {
+            let until = *until.get_or_insert_with(|| Instant::now() + timeout_of(rule));
+            let error = match client.call(request, until) {
                 Ok(response) => return Ok((response, membership)),
                 Err(error) => error,
             };
@@ -328,140 +331,119 @@ impl FailoverCatalog {
     }
 }
 
-/// Every request may be repeated except `Commit`. A repeated `Reserve` strands space under the name
-/// of a dropped client; the space is freed with the name (see [`crate::client::Client`]).
 impl Catalog for FailoverCatalog {
     fn call(&self, request: &Request<'_>) -> Result<Response> {
-        match request {
-            Request::Release { lease } => self.release_lease(request, *lease),
-            Request::Reserve { reserve_request, .. } => {
-                self.reserve_space(request, reserve_request.timeout)
-            }
-            Request::Commit { reservation, .. } => self.commit_once(request, *reservation),
-            Request::Abort { reservation } => self.abort_reservation(request, *reservation),
-            Request::Delete { .. } => {
-                let (response, issuer) = self.call_owner(request, timeout_of(request))?;
-                if !matches!(response, Response::Count(0)) {
-                    self.note_unflushed(&issuer);
+        self.process.check()?;
+        let rule = &request.rule();
+        let mark = (rule.effect == Effect::Flushes).then(|| self.unflushed.mark());
+        let called = match rule.reservation {
+            Reservation::Unrelated => self.call_owner(request, rule),
+            Reservation::Begins => self.reserve_space(request, rule),
+            Reservation::Commits(number) => self.commit_once(request, rule, number),
+            Reservation::Aborts(number) => match self.reservations.remove(number) {
+                Some(_) => self.call_owner(request, rule),
+                None => return Ok(Response::Done),
+            },
+        };
+        let (response, issuer) = match (called, rule.unanswered) {
+            (Err(error), Unanswered::Later(call)) if OwnerSilent::caused(&error) => {
+                if let Membership::Client(client) = &*self.membership() {
+                    client.call_later(call);
                 }
-                Ok(response)
+                return Ok(Response::Done);
             }
-            Request::Flush => self.flush_all(request),
-            Request::Stats => self.owner_stats(request),
-            _ => self.call_owner(request, timeout_of(request)).map(|(response, _)| response),
+            // Leases and reservations end with the core that granted them.
+            (Err(error), Unanswered::Later(_)) if StoreReopening::caused(&error) => {
+                return Ok(Response::Done);
+            }
+            (called, _) => called?,
+        };
+        if let Some(mark) = mark {
+            self.complete_flush(mark, &issuer)?;
         }
+        if rule.effect == Effect::Acknowledges
+            && acknowledges(&response)
+            && let Some(epoch) = issuer.epoch()
+        {
+            self.unflushed.note(epoch);
+        }
+        Ok(response)
     }
 }
 
 /// Maximum duration of the call, including a takeover.
-fn timeout_of(request: &Request<'_>) -> Duration {
-    if request.waits_for_disk() { DISK_CALL_TIMEOUT } else { CALL_TIMEOUT }
+fn timeout_of(rule: &CallRule) -> Duration {
+    match rule.wait {
+        CallWait::Nothing => CALL_TIMEOUT,
+        CallWait::Disk => DISK_CALL_TIMEOUT,
+        CallWait::Space(timeout) => CALL_TIMEOUT + timeout.min(RESERVE_TIMEOUT_MAX),
+    }
+}
+
+/// Whether the response to a request that may acknowledge pages does so.
+fn acknowledges(response: &Response) -> bool {
+    match response {
+        // The commit of granted runs acknowledges them. Without such runs no commit follows: the
+        // put is acknowledged with the pages that this owner reports, which may belong to another
+        // client and may not be durable.
+        Response::Reserved(reserved) => reserved.runs.is_empty() && reserved.present > 0,
+        Response::Count(pages) => *pages > 0,
+        _ => true,
+    }
 }
 
 /// Requests that need more than an answer.
 impl FailoverCatalog {
-    /// Records that `issuer` acknowledged a change that no flush has covered.
-    fn note_unflushed(&self, issuer: &Membership) {
-        if let Some(epoch) = issuer.epoch() {
-            self.unflushed.note(epoch);
-        }
-    }
-
-    fn release_lease(&self, request: &Request<'_>, lease: LeaseNumber) -> Result<Response> {
-        match self.call_owner(request, CALL_TIMEOUT) {
-            Err(error) if OwnerSilent::caused(&error) => {
-                if let Membership::Client(client) = &*self.membership() {
-                    client.release_later(lease);
-                }
-                Ok(Response::Done)
-            }
-            // Leases end with the core that granted them.
-            Err(error) if StoreReopening::caused(&error) => Ok(Response::Done),
-            released => released.map(|(response, _)| response),
-        }
-    }
-
-    fn reserve_space(&self, request: &Request<'_>, timeout: Duration) -> Result<Response> {
-        self.process.check()?;
+    fn reserve_space(
+        &self,
+        request: &Request<'_>,
+        rule: &CallRule,
+    ) -> Result<(Response, Arc<Membership>)> {
         if !self.reservations.begin() {
             return Err(self.refusal());
         }
-        let called = self.call_owner(request, CALL_TIMEOUT + timeout.min(RESERVE_TIMEOUT_MAX));
+        let called = self.call_owner(request, rule);
         let granted = match &called {
             Ok((Response::Reserved(reserved), issuer)) if !reserved.runs.is_empty() => {
                 Some((reserved.id, Arc::clone(issuer)))
             }
             _ => None,
         };
-        let is_granted = granted.is_some();
         self.reservations.complete(granted);
-        let (response, issuer) = called?;
-        // No commit follows: the put is acknowledged with the pages that this owner reports. These
-        // pages may belong to another client and may not be durable.
-        if !is_granted && matches!(&response, Response::Reserved(reserved) if reserved.present > 0)
-        {
-            self.note_unflushed(&issuer);
-        }
-        Ok(response)
+        called
     }
 
-    /// Sent once, and only to the owner that issued the reservation: the reservation's number means
-    /// nothing to another owner. If the issuing owner has died, the pages are not stored and may be
-    /// put again.
-    fn commit_once(&self, request: &Request<'_>, reservation: u64) -> Result<Response> {
-        self.process.check()?;
+    /// Sends the request to the issuer of the reservation, once.
+    fn commit_once(
+        &self,
+        request: &Request<'_>,
+        rule: &CallRule,
+        reservation: u64,
+    ) -> Result<(Response, Arc<Membership>)> {
         let issuer = self.reservations.issuer(reservation).ok_or_else(|| {
             Error::invalid("this reservation was committed or aborted")
                 .with("reservation", reservation)
         })?;
         let committed = match &*issuer {
             Membership::Owner(owner) => owner.catalog().call(request),
-            Membership::Client(client) => {
-                SocketCatalog::new(client, Instant::now() + DISK_CALL_TIMEOUT).call(request)
-            }
+            Membership::Client(client) => client.call(request, Instant::now() + timeout_of(rule)),
             Membership::Reopening(reopening) => Err(reopening.error()),
             Membership::Leaving(_) | Membership::Closed => Err(closed()),
         }?;
         self.reservations.remove(reservation);
-        self.note_unflushed(&issuer);
-        Ok(committed)
-    }
-
-    /// Sent to the issuer if it is alive, otherwise to the current owner, which found the
-    /// reservation in the log.
-    fn abort_reservation(&self, request: &Request<'_>, reservation: u64) -> Result<Response> {
-        self.process.check()?;
-        let Some(issuer) = self.reservations.remove(reservation) else {
-            return Ok(Response::Done);
-        };
-        let aborted = self.call_owner(request, CALL_TIMEOUT);
-        if aborted.as_ref().is_err_and(OwnerSilent::caused)
-            && let Membership::Client(client) = &*issuer
-        {
-            client.abort_later(reservation);
-        }
-        aborted.map(|(response, _)| response)
-    }
-
-    fn owner_stats(&self, request: &Request<'_>) -> Result<Response> {
-        if let Membership::Reopening(reopening) = &*self.membership() {
-            return Ok(Response::Stats(Box::new(reopening.stats())));
-        }
-        self.call_owner(request, CALL_TIMEOUT).map(|(response, _)| response)
+        Ok((committed, issuer))
     }
 
     /// Fails with `Miss`, once, if an owner died, or its core failed and was reopened, after it had
     /// acknowledged puts or deletes to this process that no flush has covered, whether the process
     /// wrote the pages or found them present.
-    fn flush_all(&self, request: &Request<'_>) -> Result<Response> {
-        let mark = self.unflushed.mark();
-        let (response, membership) = self.call_owner(request, DISK_CALL_TIMEOUT)?;
+    fn complete_flush(&self, mark: FlushMark, flushed: &Membership) -> Result<()> {
         let is_preserved = mark
             .owner
-            .is_none_or(|owner| membership.epoch().is_some_and(|epoch| epoch.preserves(owner)));
+            .is_none_or(|owner| flushed.epoch().is_some_and(|epoch| epoch.preserves(owner)));
         self.unflushed.complete_flush(mark);
         if is_preserved {
-            return Ok(response);
+            return Ok(());
         }
         Err(Error::miss(
             "the owner died or a write failed since the last flush; puts and deletes since then \

@@ -5,12 +5,12 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a fuzzer fails by panicking")]
 
-use crate::answer::answer;
 use crate::channel::decode;
 use crate::greeting::{First, NEWEST, OLDEST};
 use crate::owner_epoch::OwnerEpoch;
 use crate::permissions::ClientPermissions;
 use crate::protocol::{Hello, HelloReply};
+use crate::server::answer;
 use ritornello_format::{Error, Extent, Place, Scope, ScopeSettings, ScopeSlot, SegmentId};
 use ritornello_store::{
     CapacityChange, Catalog, CatalogStats, Committed, IndexDecision, IndexTuning, KeyListing, Keys,

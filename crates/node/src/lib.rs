@@ -5,9 +5,9 @@
 //!
 //! ```text
 //!   Node ── Store ── FailoverCatalog ──┬── LocalCatalog of the core      this process owns the store
-//!                                      └── SocketCatalog ─ Client ─╮     another process owns it
-//!                                                                  │ owner.sock
-//!                                         Connections ── Server ───╯     in the owning process
+//!                                      └── Client ─╮                    another process owns it
+//!                                                  │ owner.sock
+//!                         Connections ── Server ───╯                    in the owning process
 //! ```
 //!
 //! **Ownership.** The owner is the process that holds the POSIX record lock on `LOCK`
@@ -24,7 +24,7 @@
 //! reconnects under a *new* name and releases the old name when no reservation is left under it;
 //! reservations that the client never received return to the store with the name. Leases of a
 //! former owner are void. Every call is retried automatically except `commit`, which fails with
-//! `Retry`; the pages may be put again. The first `flush` after the death of an owner fails if that
+//! `Retry`; the pages may be put again ([`ritornello_store::rule`]). The first `flush` after the death of an owner fails if that
 //! owner had acknowledged puts to this process that no flush has covered, including pages that
 //! another process wrote: they may be lost.
 //!
@@ -43,7 +43,6 @@
 
 #![forbid(unsafe_code)]
 
-mod answer;
 mod authority;
 mod channel;
 mod client;
@@ -80,7 +79,6 @@ mod reopening;
 mod server;
 mod shared;
 mod socket;
-mod socket_catalog;
 
 pub use convert::convert_index;
 pub use destroy::destroy;

@@ -9,7 +9,7 @@
 //! waits for a reply, then marks the owner responsive.
 
 use parking_lot::Mutex;
-use ritornello_store::LeaseNumber;
+use ritornello_store::rule::LaterCall;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -17,15 +17,17 @@ use std::time::{Duration, Instant};
 pub(crate) const PROBE_AFTER: Duration = Duration::from_secs(1);
 /// Minimum time from an answered probe to the next probe of a responsive owner.
 const PROBE_PAUSE: Duration = Duration::from_secs(5);
-/// Maximum releases deferred while the owner is silent; further leases are left to expire.
-const DEFERRED_LEASES_MAX: usize = 4096;
+/// Maximum calls deferred while the owner is silent, beyond which further leases are left to
+/// expire. Aborts need no limit: reservations are bounded by space.
+const DEFERRED_MAX: usize = 4096;
 
 /// One client's view of its owner's liveness.
 #[derive(Debug, Default)]
 pub(crate) struct OwnerLiveness {
     silent: AtomicBool,
     probe: Mutex<ProbeState>,
-    deferred: Mutex<Deferred>,
+    /// Calls to make once the owner responds again.
+    deferred: Mutex<Vec<LaterCall>>,
 }
 
 #[derive(Debug, Default)]
@@ -33,15 +35,6 @@ struct ProbeState {
     /// Whether a probe thread is running.
     running: bool,
     answered: Option<Instant>,
-}
-
-/// Calls to send once the owner responds again.
-#[derive(Debug, Default)]
-pub(crate) struct Deferred {
-    /// Leases to release.
-    pub(crate) leases: Vec<LeaseNumber>,
-    /// Reservations to abort.
-    pub(crate) reservations: Vec<u64>,
 }
 
 impl OwnerLiveness {
@@ -75,28 +68,19 @@ impl OwnerLiveness {
         self.silent.swap(false, Ordering::AcqRel)
     }
 
-    /// Defers the release of `lease`. Returns whether the caller must send all deferred calls now:
-    /// the silence has ended, and the thread that ended it may have missed this call.
+    /// Defers a call. Returns whether the caller must make all deferred calls now: the silence has
+    /// ended, and the thread that ended it may have missed this call.
     #[must_use]
-    pub(crate) fn defer_release(&self, lease: LeaseNumber) -> bool {
+    pub(crate) fn defer(&self, call: LaterCall) -> bool {
         let mut deferred = self.deferred.lock();
-        if deferred.leases.len() < DEFERRED_LEASES_MAX {
-            deferred.leases.push(lease);
+        if deferred.len() < DEFERRED_MAX || matches!(call, LaterCall::Abort(_)) {
+            deferred.push(call);
         }
         !self.is_silent()
     }
 
-    /// Defers the abort of `reservation`, as [`Self::defer_release`] does for a lease. Needs no
-    /// limit: reservations are bounded by space.
-    #[must_use]
-    pub(crate) fn defer_abort(&self, reservation: u64) -> bool {
-        let mut deferred = self.deferred.lock();
-        deferred.reservations.push(reservation);
-        !self.is_silent()
-    }
-
     /// Takes all deferred calls.
-    pub(crate) fn take_deferred(&self) -> Deferred {
+    pub(crate) fn take_deferred(&self) -> Vec<LaterCall> {
         std::mem::take(&mut *self.deferred.lock())
     }
 }
@@ -104,6 +88,7 @@ impl OwnerLiveness {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use ritornello_store::LeaseNumber;
 
     #[test]
     fn one_probe_runs_until_answered() {
@@ -117,23 +102,28 @@ mod tests {
         assert!(liveness.begin_probe());
     }
 
+    fn release(lease: u64) -> LaterCall {
+        LaterCall::Release(LeaseNumber(lease))
+    }
+
     #[test]
     fn deferred_calls_are_bounded() {
         let liveness = OwnerLiveness::default();
         assert!(liveness.mark_silent());
-        assert!((0..5000).all(|lease| !liveness.defer_release(LeaseNumber(lease))));
-        assert!(!liveness.defer_abort(9));
+        assert!((0..5000).all(|lease| !liveness.defer(release(lease))));
+        assert!(!liveness.defer(LaterCall::Abort(9)));
         let deferred = liveness.take_deferred();
-        assert_eq!((deferred.leases.len(), deferred.reservations), (DEFERRED_LEASES_MAX, vec![9]));
-        assert!(liveness.take_deferred().leases.is_empty());
+        assert_eq!(deferred[..DEFERRED_MAX].last(), Some(&release(DEFERRED_MAX as u64 - 1)));
+        assert_eq!(deferred[DEFERRED_MAX..], [LaterCall::Abort(9)]);
+        assert!(liveness.take_deferred().is_empty());
     }
 
     #[test]
     fn call_deferred_after_silence_is_sent_now() {
         let liveness = OwnerLiveness::default();
         assert!(liveness.mark_silent() && liveness.end_probe(true));
-        assert!(liveness.take_deferred().reservations.is_empty());
-        assert!(liveness.defer_abort(9) && liveness.defer_release(LeaseNumber(7)));
-        assert_eq!(liveness.take_deferred().reservations, [9]);
+        assert!(liveness.take_deferred().is_empty());
+        assert!(liveness.defer(LaterCall::Abort(9)) && liveness.defer(release(7)));
+        assert_eq!(liveness.take_deferred(), [LaterCall::Abort(9), release(7)]);
     }
 }

@@ -1,7 +1,8 @@
 //! The calls that an owner permits to its clients, from the store's policy file.
 
 use ritornello_format::Result;
-use ritornello_store::{ClientCall, Request, StorePolicy};
+use ritornello_store::StorePolicy;
+use ritornello_store::rule::CallRule;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The policy that this process read when it opened the store.
@@ -17,18 +18,12 @@ impl ClientPermissions {
         Self { policy, logged: AtomicBool::new(false) }
     }
 
-    /// Checks that a client may send `request`.
+    /// Checks that a client may send a request with this rule.
     ///
     /// # Errors
     /// As of [`StorePolicy::check_client`].
-    pub(crate) fn check(&self, request: &Request<'_>) -> Result<()> {
-        let call = match request {
-            Request::Clear => ClientCall::Clear,
-            Request::DropScope { .. } => ClientCall::DropScope,
-            Request::ChangeCapacity { .. } => ClientCall::ChangeCapacity,
-            Request::Configure { .. } => ClientCall::Configure,
-            _ => return Ok(()),
-        };
+    pub(crate) fn check(&self, rule: &CallRule) -> Result<()> {
+        let Some(call) = rule.permission else { return Ok(()) };
         self.policy.check_client(call).inspect_err(|error| {
             if !self.logged.swap(true, Ordering::Relaxed) {
                 tracing::warn!(%error, "a client's call was denied; later denials are not logged");

@@ -1,7 +1,6 @@
 //! The owner's side of the socket: a thread that accepts connections, and one thread for each of
 //! them.
 
-use crate::answer::answer;
 use crate::authority::Authority;
 use crate::channel::{Channel, decode};
 use crate::connections::{ConnectionGuard, Connections};
@@ -12,10 +11,10 @@ use crate::owner_epoch::OwnerEpoch;
 use crate::owner_lost::{is_owner_lost, owner_lost};
 use crate::permissions::ClientPermissions;
 use crate::presence;
-use crate::protocol::{Hello, HelloReply};
+use crate::protocol::{Hello, HelloReply, RESERVE_TIMEOUT_MAX};
 use crate::socket::{self, Listener};
 use ritornello_format::{Error, FORMAT_VERSION, Result};
-use ritornello_store::{Catalog, Leased, Located, Response, WireError};
+use ritornello_store::{Catalog, Leased, Located, Request, Response, WireError};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::net::{Shutdown, SocketFlags, accept_with};
 use std::io;
@@ -281,6 +280,23 @@ fn serve(
             return Err(owner_lost(io::Error::other(error)));
         }
     }
+}
+
+/// Calls `catalog`, if `permissions` allow the request to a client. Returns `None` for requests
+/// without a response.
+pub(crate) fn answer(
+    catalog: &dyn Catalog,
+    permissions: &ClientPermissions,
+    mut request: Request<'_>,
+) -> Option<Response> {
+    if let Request::Reserve { reserve_request, .. } = &mut request
+        && reserve_request.timeout > RESERVE_TIMEOUT_MAX
+    {
+        reserve_request.to_mut().timeout = RESERVE_TIMEOUT_MAX;
+    }
+    let rule = request.rule();
+    let called = permissions.check(&rule).and_then(|()| catalog.call(&request));
+    rule.has_response.then(|| called.unwrap_or_else(|error| Response::Failed(error.into())))
 }
 
 /// Releases space and leases that the client does not know about.

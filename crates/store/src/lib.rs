@@ -49,7 +49,7 @@ pub use budget::Budget;
 pub use catalog::{
     Catalog, Committed, KeyListing, Keys, LEASE_PAGES_MAX, LeaseNumber, Leased, Located,
     LocatedRun, PackedKeys, Refusal, Request, ReserveRequest, Reserved, ReservedRun, Response,
-    ScopeListing, ScopeRef, WireError,
+    ScopeListing, ScopeRef, WireError, rule,
 };
 pub use conversion::{Conversion, convert_index};
 pub use core::{

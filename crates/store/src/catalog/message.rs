@@ -33,7 +33,6 @@ pub enum Request<'a> {
         keys: Keys<'a>,
         ttl: Duration,
     },
-    /// Has no response on a socket: a client does not wait when it releases a lease.
     Release {
         lease: LeaseNumber,
     },
@@ -117,21 +116,6 @@ impl<'a> Request<'a> {
             | Self::Delete { keys, .. } => Some(*keys),
             _ => None,
         }
-    }
-
-    /// Whether the owner may wait for its disk before it answers.
-    #[must_use]
-    pub fn waits_for_disk(&self) -> bool {
-        matches!(
-            self,
-            Self::Commit { .. }
-                | Self::Delete { .. }
-                | Self::DropScope { .. }
-                | Self::Configure { .. }
-                | Self::ChangeCapacity { .. }
-                | Self::Clear
-                | Self::Flush
-        )
     }
 }
 

@@ -1,0 +1,158 @@
+//! How each request is carried to an owner that may wait for a disk, die, fall silent, or refuse
+//! its clients.
+//!
+//! This is the only table of that: what carries requests reads the rule, and knows no request. A
+//! request whose reservation is `Unrelated`, `Begins` or `Aborts` is repeated if the owner changes
+//! during the call.
+
+use super::message::Request;
+use super::types::LeaseNumber;
+use crate::permissions::ClientCall;
+use std::time::Duration;
+
+/// The rule of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CallRule {
+    /// The longest wait of the owner.
+    pub wait: CallWait,
+    /// The part of the request in the life of a reservation.
+    pub reservation: Reservation,
+    /// The meaning of the response for pages that are not durable.
+    pub effect: Effect,
+    /// The result while the owner is silent or reopens the store.
+    pub unanswered: Unanswered,
+    /// Whether a client waits for a response.
+    pub has_response: bool,
+    /// The call that an operator may deny to clients.
+    pub permission: Option<ClientCall>,
+}
+
+/// The longest wait of an owner before it answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CallWait {
+    /// Waits for nothing.
+    Nothing,
+    /// Waits for its disk.
+    Disk,
+    /// Waits for space, for this time.
+    Space(Duration),
+}
+
+/// The part of a request in the life of a reservation. A reservation belongs to one owner epoch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reservation {
+    /// Concerns no reservation.
+    Unrelated,
+    /// Begins a reservation. A repeated request strands space under the name of a dropped client; the space
+    /// is freed with the name.
+    Begins,
+    /// Commits the reservation: sent once, and only to the owner that issued it. If that owner has died, the
+    /// pages are not stored and may be put again.
+    Commits(u64),
+    /// Aborts the reservation: sent to the issuer if it is alive, otherwise to the next owner, which found the
+    /// reservation in the log.
+    Aborts(u64),
+}
+
+/// The meaning of a response for pages that are not durable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Effect {
+    /// Acknowledges nothing.
+    Nothing,
+    /// May acknowledge a put or delete that no flush has covered.
+    Acknowledges,
+    /// Covers everything that the same owner acknowledged before.
+    Flushes,
+}
+
+/// The result of a call while the owner is silent or reopens the store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unanswered {
+    /// The error that says so.
+    Error,
+    /// Success: the call is made when the owner answers, and a reopened core has nothing to undo.
+    Later(LaterCall),
+    /// The figures of the failed core, in the process that reopens the store; otherwise the error.
+    LastFigures,
+}
+
+/// A call that is made when a silent owner answers again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LaterCall {
+    /// Releases a lease, which expires otherwise.
+    Release(LeaseNumber),
+    /// Aborts a reservation, whose space is withheld until then.
+    Abort(u64),
+}
+
+impl LaterCall {
+    /// The request to send.
+    #[must_use]
+    pub const fn request(self) -> Request<'static> {
+        match self {
+            Self::Release(lease) => Request::Release { lease },
+            Self::Abort(reservation) => Request::Abort { reservation },
+        }
+    }
+}
+
+impl CallRule {
+    /// Answered from memory, by any owner, and without effect on durability.
+    const QUESTION: Self = Self {
+        wait: CallWait::Nothing,
+        reservation: Reservation::Unrelated,
+        effect: Effect::Nothing,
+        unanswered: Unanswered::Error,
+        has_response: true,
+        permission: None,
+    };
+
+    const fn denied_as(call: ClientCall) -> Self {
+        Self { wait: CallWait::Disk, permission: Some(call), ..Self::QUESTION }
+    }
+}
+
+impl Request<'_> {
+    /// The rule of this request.
+    #[must_use]
+    pub fn rule(&self) -> CallRule {
+        const QUESTION: CallRule = CallRule::QUESTION;
+        let wait = CallWait::Disk;
+        match *self {
+            Self::Resolve { .. }
+            | Self::Probe { .. }
+            | Self::Lease { .. }
+            | Self::BeginRead { .. }
+            | Self::Exists { .. }
+            | Self::ReportDamage { .. }
+            | Self::Touch { .. }
+            | Self::Scopes { .. }
+            | Self::Keys { .. } => QUESTION,
+            Self::Release { lease } => {
+                let unanswered = Unanswered::Later(LaterCall::Release(lease));
+                CallRule { unanswered, has_response: false, ..QUESTION }
+            }
+            Self::Reserve { ref reserve_request, .. } => {
+                let wait = CallWait::Space(reserve_request.timeout);
+                let (reservation, effect) = (Reservation::Begins, Effect::Acknowledges);
+                CallRule { wait, reservation, effect, ..QUESTION }
+            }
+            Self::Commit { reservation, .. } => {
+                let reservation = Reservation::Commits(reservation);
+                CallRule { wait, reservation, effect: Effect::Acknowledges, ..QUESTION }
+            }
+            Self::Abort { reservation } => {
+                let unanswered = Unanswered::Later(LaterCall::Abort(reservation));
+                let reservation = Reservation::Aborts(reservation);
+                CallRule { reservation, unanswered, ..QUESTION }
+            }
+            Self::Delete { .. } => CallRule { wait, effect: Effect::Acknowledges, ..QUESTION },
+            Self::DropScope { .. } => CallRule::denied_as(ClientCall::DropScope),
+            Self::Configure { .. } => CallRule::denied_as(ClientCall::Configure),
+            Self::ChangeCapacity { .. } => CallRule::denied_as(ClientCall::ChangeCapacity),
+            Self::Clear => CallRule::denied_as(ClientCall::Clear),
+            Self::Flush => CallRule { wait, effect: Effect::Flushes, ..QUESTION },
+            Self::Stats => CallRule { unanswered: Unanswered::LastFigures, ..QUESTION },
+        }
+    }
+}
