@@ -5,28 +5,26 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a fuzzer fails by panicking")]
 
+mod generator;
+
 use crate::channel::decode;
 use crate::greeting::{First, NEWEST, OLDEST};
-use crate::owner_epoch::OwnerEpoch;
 use crate::permissions::ClientPermissions;
 use crate::protocol::{Hello, HelloReply};
 use crate::server::answer;
-use ritornello_format::{Error, Extent, Place, Scope, ScopeSettings, ScopeSlot, SegmentId};
-use ritornello_store::{
-    CapacityChange, Catalog, CatalogStats, Committed, IndexDecision, IndexTuning, KeyListing, Keys,
-    LeaseNumber, Leased, Located, LocatedRun, Refusal, Request, ReserveRequest, Reserved,
-    ReservedRun, Response, ScopeListing, ScopeRef, ScopeUsage, VolumeStats,
-};
-use serde::Serialize;
+use generator::Generator;
+use ritornello_format::Scope;
+use ritornello_store::{Catalog, Keys, Request, Response, ScopeRef};
 use serde::de::DeserializeOwned;
-use std::borrow::Cow;
+use serde::{Deserialize, Serialize};
 use std::fmt::Debug;
-use std::time::Duration;
 
 const HELLO: u8 = 0;
 const WELCOME: u8 = 1;
 const REQUEST: u8 = 2;
 const RESPONSE: u8 = 3;
+/// Messages of each variant.
+const EACH: usize = 4;
 
 /// Returns whether `bytes` decode as this kind of message. If so, asserts that encoding and
 /// decoding again gives the same bytes, no longer than the input. (Bytes are compared, because a
@@ -65,7 +63,12 @@ pub fn parse(message: &[u8]) -> bool {
     match *kind {
         HELLO => is_first::<Hello>(bytes),
         WELCOME => is_first::<HelloReply>(bytes),
-        REQUEST => is_message!(Request<'_>, bytes),
+        REQUEST => {
+            if let Ok(request) = decode::<Request<'_>>(bytes) {
+                let _ = request.keys().map(|keys| keys.list().map(|keys| keys.len()));
+            }
+            is_message!(Request<'_>, bytes)
+        }
         RESPONSE => is_message!(Response, bytes),
         _ => false,
     }
@@ -89,26 +92,37 @@ pub fn ask(catalog: &dyn Catalog, message: &[u8]) -> bool {
     }
 }
 
-/// Every kind of message; the requests are about `scope`, whose reference is `known`.
+/// Messages of every variant; the requests are about `scope`, whose reference is `known`.
 ///
 /// # Panics
 /// Never: all of them can be encoded.
 #[must_use]
 pub fn messages(scope: &Scope, known: ScopeRef) -> Vec<Vec<u8>> {
-    let kind = |kind: u8, message: Vec<u8>| [vec![kind], message].concat();
+    let keys: [&[&[u8]]; 2] = [&[&[1; 16], &[2; 16], &[3; 16]], &[&[1; 8], &[2; 64]]];
+    let known = [
+        ("Scope", vec![written(scope)]),
+        ("ScopeRef", vec![written(&known)]),
+        ("PackedKeys", keys.iter().map(|keys| written(&Keys::Listed(keys))).collect()),
+    ];
     let mut messages = Vec::new();
+    let mut add = |kind: u8, message: Vec<u8>| messages.push([vec![kind], message].concat());
+    let mut generator = Generator::new(&known);
     for version in [OLDEST, NEWEST] {
-        let hello = First { version, body: Hello::new("0123456789abcdef", true) };
-        messages.push(kind(HELLO, written(&hello)));
-        let replies = replies().into_iter().map(|body| First { version, body });
-        messages.extend(replies.map(|first| kind(WELCOME, written(&first))));
+        let body = Hello::new("0123456789abcdef", true);
+        add(HELLO, written(&First { version, body }));
+        let make = |from: &mut Generator<'_>| HelloReply::deserialize(from).ok();
+        generator.each_variant(EACH, make, |body| add(WELCOME, written(&First { version, body })));
     }
-    let (short, long) = ([1u8; 8], [2u8; 64]);
-    let (same, mixed) = ([&[1; 16][..], &[2; 16], &[3; 16]], [&short[..], &long]);
-    let keys = [Keys::Listed(&same), Keys::Listed(&mixed)];
-    let requests = questions(scope, known, keys, &long);
-    messages.extend(requests.iter().map(|request| kind(REQUEST, written(request))));
-    messages.extend(answers(known).iter().map(|response| kind(RESPONSE, written(response))));
+    generator.each_variant(
+        EACH,
+        |from| Request::deserialize(from).ok(),
+        |request| add(REQUEST, written(&request)),
+    );
+    generator.each_variant(
+        EACH,
+        |from| Response::deserialize(from).ok(),
+        |response| add(RESPONSE, written(&response)),
+    );
     messages
 }
 
@@ -116,106 +130,44 @@ fn written(message: &impl Serialize) -> Vec<u8> {
     postcard::to_stdvec(message).unwrap()
 }
 
-fn replies() -> [HelloReply; 3] {
-    let epoch = OwnerEpoch { store: [7; 16], owner: 3, clean: true, durable: false };
-    let error = Error::retry("the client's name is not locked").with("pid", 7);
-    [HelloReply::Granted(epoch), HelloReply::Gone, HelloReply::Refused(error.into())]
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ritornello_format::{ScopeId, ScopeSlot};
+    use std::collections::BTreeSet;
 
-fn questions<'a>(
-    about: &'a Scope,
-    scope: ScopeRef,
-    [keys, mixed]: [Keys<'a>; 2],
-    key: &'a [u8],
-) -> Vec<Request<'a>> {
-    let second = Duration::from_secs(1);
-    let reserve_request =
-        ReserveRequest { slices_per_page: 2, timeout: second, ..ReserveRequest::default() };
-    // Values that a fuzzer does not reach by small mutations of small numbers.
-    let greedy = ReserveRequest {
-        flushed_later: true,
-        page_units: vec![18; 3],
-        retain_until: u64::MAX,
-        timeout: Duration::MAX,
-        ..reserve_request.clone()
-    };
-    let settings = ScopeSettings { quota_bytes: Some(1 << 20), ..ScopeSettings::default() };
-    let most = ScopeSettings {
-        codec: Some(u8::MAX),
-        quota_bytes: Some(u64::MAX),
-        retained_bytes: Some(u64::MAX),
-    };
-    vec![
-        Request::Resolve { scope: Cow::Borrowed(about), create: true },
-        Request::Probe { scope, keys },
-        Request::Lease { scopes: Cow::Owned(vec![scope]), keys, ttl: second },
-        Request::Release { lease: LeaseNumber(1) },
-        Request::BeginRead { scope, keys },
-        Request::Exists { scope, keys: mixed },
-        Request::Lease { scopes: Cow::Owned(vec![scope; 3]), keys, ttl: Duration::MAX },
-        Request::Reserve { scope, keys, parent: None, reserve_request: Cow::Owned(greedy) },
-        Request::Reserve {
-            scope,
-            keys: mixed,
-            parent: Some(key),
-            reserve_request: Cow::Owned(reserve_request),
-        },
-        Request::Commit { reservation: 1, written: Cow::Owned(vec![Some(u64::MAX), None]) },
-        Request::Abort { reservation: 1 },
-        Request::ReportDamage { scope, key, generation: 1, reason: "checksum" },
-        Request::Touch { scope, keys },
-        Request::Delete { scope, keys },
-        Request::DropScope { scope },
-        Request::Configure { scope, settings },
-        Request::Configure { scope, settings: most },
-        Request::Scopes { from: ScopeSlot(0) },
-        Request::Keys { scope, after: 0, limit: 2 },
-        Request::ChangeCapacity {
-            change: Cow::Owned(CapacityChange::AddVolume("/more".to_owned())),
-        },
-        Request::Clear,
-        Request::Flush,
-        Request::Stats,
-    ]
-}
+    fn all() -> Vec<Vec<u8>> {
+        let (id, slot) = (ScopeId([3; 16]), ScopeSlot(1));
+        let known = ScopeRef { id, slot, page_bytes: 4096, chained: true, codec: 0 };
+        messages(&Scope::opaque("a", 4096, true), known)
+    }
 
-fn answers(scope: ScopeRef) -> Vec<Response> {
-    let place = Place {
-        generation: 1 << 33,
-        header_checksum: 77,
-        header_units: 1,
-        page_units: 4,
-        extents: vec![Extent { segment: SegmentId::new(0, 1), start: 8, units: 13 }],
-    };
-    let located = LocatedRun { place: place.clone(), first: 0, pages: 3, at: 0 };
-    let reserved = Reserved {
-        id: 9,
-        store: [7; 16],
-        runs: vec![ReservedRun { place, at: 0, pages: 3 }],
-        present: 0,
-        refused: Some(Refusal::Quota),
-        durable: true,
-    };
-    let described = Scope::opaque("a", scope.page_bytes, false);
-    let held = ScopeListing { slot: scope.slot, scope: described, pages: 3, bytes: 1 << 20 };
-    let mut stats = CatalogStats { open_ms: 0.5, ..CatalogStats::default() };
-    stats.paths = vec![VolumeStats { dir: "/a".to_owned(), ..VolumeStats::default() }];
-    stats.largest_scopes = vec![ScopeUsage::default()];
-    let decisions = vec![IndexDecision { cost_ns: 1.5, ..IndexDecision::default() }];
-    stats.index_tuning = Some(IndexTuning { decisions, ..IndexTuning::default() });
-    stats.dropped_at_open.insert("scope".to_owned(), 3);
-    vec![
-        Response::Scope(Some(scope)),
-        Response::Count(3),
-        Response::Leased(Leased { pages: 3, lease: LeaseNumber(1) }),
-        Response::Located(Located { lease: LeaseNumber(1), runs: vec![located] }),
-        Response::Exists(vec![true, false]),
-        Response::Reserved(reserved),
-        Response::Committed(Committed { stored: 3, refused: Some(Refusal::Metadata) }),
-        Response::Scopes(vec![held]),
-        Response::Keys(KeyListing { keys: vec![vec![1; 8], vec![2; 64]], last: 1 << 33 }),
-        Response::Done,
-        Response::Stats(Box::new(stats)),
-        Response::Failed(Error::miss("gone").into()),
-    ]
+    #[test]
+    fn every_variant_is_made() {
+        let made = |kind: u8| -> BTreeSet<u8> {
+            all().iter().filter(|message| message[0] == kind).map(|message| message[1]).collect()
+        };
+        // The last variants: a variant is encoded as its number and its fields.
+        let last_request = written(&Request::Stats)[0];
+        let last_response =
+            written(&Response::Failed(ritornello_format::Error::miss("").into()))[0];
+        assert_eq!(made(REQUEST), (0..=last_request).collect());
+        assert_eq!(made(RESPONSE), (0..=last_response).collect());
+    }
+
+    #[test]
+    fn cut_and_longer_messages_are_refused_and_damaged_ones_never_panic() {
+        for message in all() {
+            assert!(parse(&message));
+            assert!(!parse(&[&message[..], &[0]].concat()), "trailing byte: {message:?}");
+            for at in 0..message.len() {
+                assert!(!parse(&message[..at]), "cut at {at}: {message:?}");
+                for bit in 0..8 {
+                    let mut bad = message.clone();
+                    bad[at] ^= 1 << bit;
+                    let _ = parse(&bad);
+                }
+            }
+        }
+    }
 }

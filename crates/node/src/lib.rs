@@ -51,7 +51,7 @@ mod convert;
 mod destroy;
 mod exclusive;
 mod failover_catalog;
-#[cfg(feature = "fuzzing")]
+#[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
 mod greeting;
 mod heal;

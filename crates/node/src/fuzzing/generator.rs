@@ -1,0 +1,273 @@
+//! Makes values of any type that can be deserialized, from its shape alone: a new request is fuzzed
+//! without being listed.
+
+use serde::de::value::{Error, U32Deserializer};
+use serde::de::{
+    DeserializeSeed, Deserializer, EnumAccess, Error as _, IntoDeserializer, MapAccess, SeqAccess,
+    VariantAccess, Visitor,
+};
+use serde::forward_to_deserialize_any;
+
+type Result<T> = std::result::Result<T, Error>;
+
+/// Numbers that a fuzzer does not reach by small mutations of small numbers, among small ones.
+const NUMBERS: [u64; 10] = [0, 1, 1, 2, 3, 18, 1 << 20, 1 << 33, u64::MAX - 1, u64::MAX];
+/// Lengths of bytes.
+const LENGTHS: [usize; 5] = [0, 8, 16, 16, 64];
+/// Maximum length of a list.
+const LIST_MAX: u64 = 3;
+static BYTES: [u8; 64] = [2; 64];
+
+/// Structures that are not invented, by name: their encoded values, of which one is used.
+pub(super) type Known<'a> = &'a [(&'a str, Vec<Vec<u8>>)];
+
+/// A deserializer without input.
+pub(super) struct Generator<'a> {
+    known: Known<'a>,
+    dice: u64,
+    /// The variant of the outermost enum, until it is made.
+    variant: Option<u32>,
+    /// Number of variants of the outermost enum.
+    variants: usize,
+}
+
+impl<'a> Generator<'a> {
+    pub(super) fn new(known: Known<'a>) -> Self {
+        Self { known, dice: 1, variant: None, variants: 0 }
+    }
+
+    /// Passes at least `count` values of each variant of an enum to `each`. `make` deserializes a
+    /// value, and returns `None` for a combination that its type refuses.
+    pub(super) fn each_variant<T>(
+        &mut self,
+        count: usize,
+        make: impl Fn(&mut Self) -> Option<T>,
+        mut each: impl FnMut(T),
+    ) {
+        let mut variant = 0;
+        loop {
+            let mut made = 0;
+            while made < count {
+                self.variant = Some(variant);
+                if let Some(value) = make(self) {
+                    made += 1;
+                    each(value);
+                }
+            }
+            variant += 1;
+            if variant as usize >= self.variants {
+                return;
+            }
+        }
+    }
+
+    /// A number below `bound`, from the high bits of a linear congruential generator.
+    fn roll(&mut self, bound: u64) -> u64 {
+        self.dice = self.dice.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
+        (self.dice >> 33) % bound
+    }
+
+    fn number(&mut self) -> u64 {
+        NUMBERS[self.roll(NUMBERS.len() as u64) as usize]
+    }
+}
+
+macro_rules! numbers {
+    ($($method:ident $visit:ident $type:ty,)*) => {
+        $(fn $method<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value> {
+            visitor.$visit(self.number() as $type)
+        })*
+    };
+}
+
+impl<'de> Deserializer<'de> for &mut Generator<'de> {
+    type Error = Error;
+
+    fn is_human_readable(&self) -> bool {
+        false
+    }
+
+    numbers! {
+        deserialize_u8 visit_u8 u8,
+        deserialize_u16 visit_u16 u16,
+        deserialize_u32 visit_u32 u32,
+        deserialize_u64 visit_u64 u64,
+        deserialize_u128 visit_u128 u128,
+        deserialize_i8 visit_i8 i8,
+        deserialize_i16 visit_i16 i16,
+        deserialize_i32 visit_i32 i32,
+        deserialize_i64 visit_i64 i64,
+        deserialize_i128 visit_i128 i128,
+        deserialize_f32 visit_f32 f32,
+        deserialize_f64 visit_f64 f64,
+    }
+
+    fn deserialize_bool<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value> {
+        visitor.visit_bool(self.roll(2) == 1)
+    }
+
+    fn deserialize_char<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value> {
+        visitor.visit_char('c')
+    }
+
+    fn deserialize_str<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value> {
+        visitor.visit_borrowed_str("/a word")
+    }
+
+    fn deserialize_string<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value> {
+        self.deserialize_str(visitor)
+    }
+
+    fn deserialize_bytes<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value> {
+        let length = LENGTHS[self.roll(LENGTHS.len() as u64) as usize];
+        visitor.visit_borrowed_bytes(&BYTES[..length])
+    }
+
+    fn deserialize_byte_buf<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value> {
+        self.deserialize_bytes(visitor)
+    }
+
+    fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value> {
+        if self.roll(2) == 0 { visitor.visit_none() } else { visitor.visit_some(self) }
+    }
+
+    fn deserialize_unit<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value> {
+        visitor.visit_unit()
+    }
+
+    fn deserialize_unit_struct<V: Visitor<'de>>(self, _: &str, visitor: V) -> Result<V::Value> {
+        visitor.visit_unit()
+    }
+
+    fn deserialize_newtype_struct<V: Visitor<'de>>(self, _: &str, visitor: V) -> Result<V::Value> {
+        visitor.visit_newtype_struct(self)
+    }
+
+    fn deserialize_seq<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value> {
+        let left = self.roll(LIST_MAX + 1) as usize;
+        visitor.visit_seq(Elements { generator: self, left })
+    }
+
+    fn deserialize_tuple<V: Visitor<'de>>(self, left: usize, visitor: V) -> Result<V::Value> {
+        visitor.visit_seq(Elements { generator: self, left })
+    }
+
+    fn deserialize_tuple_struct<V: Visitor<'de>>(
+        self,
+        _: &'static str,
+        left: usize,
+        visitor: V,
+    ) -> Result<V::Value> {
+        visitor.visit_seq(Elements { generator: self, left })
+    }
+
+    fn deserialize_map<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value> {
+        let left = self.roll(LIST_MAX + 1) as usize;
+        visitor.visit_map(Elements { generator: self, left })
+    }
+
+    fn deserialize_struct<V: Visitor<'de>>(
+        self,
+        name: &'static str,
+        fields: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value> {
+        let known = self.known.iter().find(|known| known.0 == name);
+        let Some((_, values)) = known else { return self.deserialize_tuple(fields.len(), visitor) };
+        let value = &values[self.roll(values.len() as u64) as usize];
+        let mut input = postcard::Deserializer::from_bytes(value);
+        input.deserialize_struct(name, fields, visitor).map_err(Error::custom)
+    }
+
+    fn deserialize_enum<V: Visitor<'de>>(
+        self,
+        _: &'static str,
+        variants: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value> {
+        if self.variant.is_some() {
+            self.variants = variants.len();
+        }
+        visitor.visit_enum(Variant { count: variants.len() as u64, generator: self })
+    }
+
+    fn deserialize_any<V: Visitor<'de>>(self, _: V) -> Result<V::Value> {
+        Err(Error::custom("the wire format names no types"))
+    }
+
+    forward_to_deserialize_any! { identifier ignored_any }
+}
+
+/// The elements of a list or a map.
+struct Elements<'g, 'de> {
+    generator: &'g mut Generator<'de>,
+    left: usize,
+}
+
+impl<'de> SeqAccess<'de> for Elements<'_, 'de> {
+    type Error = Error;
+
+    fn next_element_seed<T: DeserializeSeed<'de>>(&mut self, seed: T) -> Result<Option<T::Value>> {
+        let Some(left) = self.left.checked_sub(1) else { return Ok(None) };
+        self.left = left;
+        seed.deserialize(&mut *self.generator).map(Some)
+    }
+
+    fn size_hint(&self) -> Option<usize> {
+        Some(self.left)
+    }
+}
+
+impl<'de> MapAccess<'de> for Elements<'_, 'de> {
+    type Error = Error;
+
+    fn next_key_seed<K: DeserializeSeed<'de>>(&mut self, seed: K) -> Result<Option<K::Value>> {
+        self.next_element_seed(seed)
+    }
+
+    fn next_value_seed<V: DeserializeSeed<'de>>(&mut self, seed: V) -> Result<V::Value> {
+        seed.deserialize(&mut *self.generator)
+    }
+}
+
+/// One variant of an enum.
+struct Variant<'g, 'de> {
+    generator: &'g mut Generator<'de>,
+    count: u64,
+}
+
+impl<'g, 'de> EnumAccess<'de> for Variant<'g, 'de> {
+    type Error = Error;
+    type Variant = Self;
+
+    fn variant_seed<V: DeserializeSeed<'de>>(self, seed: V) -> Result<(V::Value, Self)> {
+        let wanted = self.generator.variant.take();
+        let number = wanted.unwrap_or_else(|| self.generator.roll(self.count) as u32);
+        let number: U32Deserializer<Error> = number.into_deserializer();
+        Ok((seed.deserialize(number)?, self))
+    }
+}
+
+impl<'de> VariantAccess<'de> for Variant<'_, 'de> {
+    type Error = Error;
+
+    fn unit_variant(self) -> Result<()> {
+        Ok(())
+    }
+
+    fn newtype_variant_seed<T: DeserializeSeed<'de>>(self, seed: T) -> Result<T::Value> {
+        seed.deserialize(self.generator)
+    }
+
+    fn tuple_variant<V: Visitor<'de>>(self, length: usize, visitor: V) -> Result<V::Value> {
+        self.generator.deserialize_tuple(length, visitor)
+    }
+
+    fn struct_variant<V: Visitor<'de>>(
+        self,
+        fields: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value> {
+        self.generator.deserialize_tuple(fields.len(), visitor)
+    }
+}
