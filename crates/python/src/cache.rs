@@ -1,15 +1,14 @@
 //! The Python class of a cache over several tiers.
 
+use crate::arguments::{Submission, ask, bytes_of, duration, put_options};
 use crate::error::{OrRaise, as_setting, invalid, raise};
-use crate::keys;
+use crate::exit::close_cache_at_exit;
 use crate::log;
 use crate::outcome::Ticket;
 use crate::policy::StorePolicy;
 use crate::scope::Scope;
-use crate::store::{bytes_of, stats_of};
-use crate::submission::{Submission, put_options};
-use crate::time::duration;
-use parking_lot::{Mutex, RwLock};
+use crate::store::stats_of;
+use parking_lot::RwLock;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use ritornello_format::residency::Tier;
@@ -19,11 +18,8 @@ use ritornello_tiers::cache::{
     self, LookupOptions, PrefetchPolicy, Settings, TierLease, TierSpec, tier_name,
 };
 use ritornello_tiers::gate::LoadMode;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::Duration;
-
-/// Caches to close at exit.
-static OPEN: Mutex<Vec<Weak<cache::Cache>>> = Mutex::new(Vec::new());
 
 /// A cache over several tiers: pages are looked up, loaded and put as in a store.
 #[pyclass(frozen, module = "ritornello._core")]
@@ -65,9 +61,7 @@ impl Cache {
             })
             .or_raise(py)?;
         let cache = Arc::new(cache);
-        let mut open = OPEN.lock();
-        open.retain(|cache| cache.strong_count() > 0);
-        open.push(Arc::downgrade(&cache));
+        close_cache_at_exit(&cache);
         let tiers = tiers.iter().map(|tier| TierSpec::shown(tier)).collect();
         Ok(Self { tiers, cache: RwLock::new(Some(cache)) })
     }
@@ -94,7 +88,7 @@ impl Cache {
         let (cache, ttl) = (self.cache(py)?, duration(py, "ttl", ttl)?);
         let mode = LoadMode::parse(gate).or_raise(py)?;
         let options = LookupOptions { mode, page_tokens, page_bytes, computed, tokens };
-        keys::ask(keys, |keys| cache.lookup(&scope.inner, keys, ttl, &options)).map(Lookup)
+        ask(keys, |keys| cache.lookup(&scope.inner, keys, ttl, &options)).map(Lookup)
     }
 
     /// Ends a lease, of this process or another. An unknown lease is ignored.
@@ -112,13 +106,13 @@ impl Cache {
         keys: &Bound<'_, PyAny>,
     ) -> PyResult<Vec<bool>> {
         let cache = self.cache(py)?;
-        keys::ask(keys, |keys| cache.exists(&scope.inner, keys))
+        ask(keys, |keys| cache.exists(&scope.inner, keys))
     }
 
     /// Cancels the fetch of a prompt whose request has ended.
     fn cancel(&self, py: Python<'_>, scope: &Scope, keys: &Bound<'_, PyAny>) -> PyResult<bool> {
         let cache = self.cache(py)?;
-        keys::ask(keys, |keys| cache.cancel(&scope.inner, keys))
+        ask(keys, |keys| cache.cancel(&scope.inner, keys))
     }
 
     /// Starts to read pages. `out` belongs to the cache until the ticket is done.
@@ -283,16 +277,6 @@ impl Drop for Cache {
     fn drop(&mut self) {
         // At the interpreter's end attaching fails; the system cleans up.
         let _ = Python::try_attach(|py| self.close(py));
-    }
-}
-
-/// Closes all open caches, before the stores.
-pub(crate) fn close_all() {
-    let open = std::mem::take(&mut *OPEN.lock());
-    for cache in open.iter().filter_map(Weak::upgrade) {
-        if let Err(error) = cache.close() {
-            tracing::error!(%error, "a cache could not be closed at exit");
-        }
     }
 }
 

@@ -10,24 +10,20 @@
 //!
 //! `unsafe` here is of one kind: making fragments of buffers that Python keeps exported.
 
+mod arguments;
 mod backend;
-mod batch;
-mod buffer;
 mod cache;
 mod completions;
 mod error;
-mod handle;
-mod keys;
+mod exit;
+mod lease;
 mod log;
+mod memory;
 mod outcome;
-mod overlap;
-mod pages;
 mod policy;
 mod pool;
 mod scope;
 mod store;
-mod submission;
-mod time;
 
 use error::OrRaise;
 use pyo3::prelude::*;
@@ -36,7 +32,7 @@ use std::path::PathBuf;
 /// The compiled core. Calls release the GIL while they wait or move bytes.
 #[pymodule]
 mod _core {
-    use super::{PyModule, PyResult, backend, error, handle};
+    use super::{PyModule, PyResult, backend, error, exit};
     use pyo3::prelude::*;
 
     #[pymodule_export]
@@ -45,6 +41,8 @@ mod _core {
     use super::completions::Completions;
     #[pymodule_export]
     use super::destroy;
+    #[pymodule_export]
+    use super::lease::LeasedPrefix;
     #[pymodule_export]
     use super::outcome::{Outcome, Ticket};
     #[pymodule_export]
@@ -56,14 +54,14 @@ mod _core {
     #[pymodule_export]
     use super::scope::Scope;
     #[pymodule_export]
-    use super::store::{LeasedPrefix, Store};
+    use super::store::Store;
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
         module.add("__version__", env!("CARGO_PKG_VERSION"))?;
         error::export(module)?;
         backend::export(module)?;
-        handle::close_at_exit(module)
+        exit::register(module)
     }
 }
 

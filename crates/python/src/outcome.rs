@@ -1,8 +1,7 @@
 //! Tickets and their outcomes.
 
-use crate::batch::BatchMemory;
+use crate::arguments::{BatchMemory, deadline};
 use crate::error::raise;
-use crate::time::deadline;
 use pyo3::prelude::*;
 use ritornello_format::{Error, ErrorKind};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};

@@ -1,9 +1,7 @@
 //! An engine's registered memory: bases and strides once, page numbers afterwards.
 
-use crate::buffer::{Access, BufferGuard, Chunk};
 use crate::error::invalid;
-use crate::overlap::MemoryRange;
-use crate::pages::check_disjoint;
+use crate::memory::{Access, BufferGuard, Chunk, MemoryRange, check_disjoint, overlap};
 use pyo3::prelude::*;
 use ritornello_volume::page_memory::{Fragment, FragmentMut, PageSource, PageTarget};
 use std::sync::Arc;
@@ -166,7 +164,7 @@ fn buffers_disjoint(parts: &[Part], pages: usize) -> bool {
         bytes: used(part),
         page,
     });
-    crate::overlap::overlap(ranges.collect()).is_none()
+    overlap(ranges.collect()).is_none()
 }
 
 /// Some pages of a pool, in the order of the ids; accepted wherever a list of pages is accepted.

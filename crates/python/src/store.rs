@@ -1,33 +1,36 @@
 //! The Python class of stores.
 
-use crate::batch::BatchMemory;
-use crate::error::{OrRaise, as_setting, invalid, invalid_argument};
-use crate::handle::Handle;
-use crate::keys::{self, Keys};
+use crate::arguments::{
+    BatchMemory, Keys, Submission, ask, budget_of, bytes_of, control, duration, io_choice,
+    put_options,
+};
+use crate::error::{OrRaise, as_setting, raise};
+use crate::exit::{CloseGate, close_node_at_exit};
+use crate::lease::LeasedPrefix;
 use crate::log;
 use crate::outcome::Ticket;
 use crate::policy::StorePolicy;
 use crate::scope::Scope;
-use crate::submission::{Submission, put_options};
-use crate::time::{control, duration};
+use parking_lot::RwLock;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
-use ritornello_format::{Error, ErrorKind, ScopeSettings, parse_bytes};
+use ritornello_format::{Error, ErrorKind, Result, ScopeSettings};
 use ritornello_node::Node;
-use ritornello_store::admission::{AdmissionMode, WriteBudget};
+use ritornello_store::admission::AdmissionMode;
 use ritornello_store::eviction::PolicyKind;
 use ritornello_store::{Durability, LeaseNumber, Options, parse_codec, parse_index};
-use ritornello_volume::segments::IoChoice;
 use ritornello_volume::transfer::Control;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 /// A store: the owner of its directory, or a client of the process that owns it.
 #[pyclass(frozen, module = "ritornello._core")]
 pub(crate) struct Store {
     path: PathBuf,
-    handle: Handle,
+    /// `None` once the store is closed.
+    node: RwLock<Option<Arc<Node>>>,
+    process: u32,
+    gate: Arc<CloseGate>,
 }
 
 #[pymethods]
@@ -82,7 +85,8 @@ impl Store {
         };
         let options = read().map_err(|error| as_setting(py, error))?;
         let node = py.detach(|| ritornello_node::open(&options)).or_raise(py)?;
-        Ok(Self { path, handle: Handle::new(node) })
+        let (process, gate) = (std::process::id(), close_node_at_exit(&node));
+        Ok(Self { path, node: RwLock::new(Some(node)), process, gate })
     }
 
     /// Stores pages and returns the number of leading pages now stored, including pages stored
@@ -101,7 +105,7 @@ impl Store {
         timeout: Option<f64>,
     ) -> PyResult<usize> {
         let terms = put_options(parent, retain_until.as_ref())?;
-        let (node, control) = (self.handle.node(py)?, control(py, timeout)?);
+        let (node, control) = (self.node(py)?, control(py, timeout)?);
         let held = Keys::of(keys)?;
         let keys = held.slices();
         let batch = BatchMemory::source(pages, keys.len(), scope.page_bytes)?;
@@ -127,19 +131,18 @@ impl Store {
             quota_bytes: quota.map(|given| bytes_of("quota", &given)).transpose()?,
             retained_bytes: retained.map(|given| bytes_of("retained", &given)).transpose()?,
         };
-        let node = self.handle.node(py)?;
-        py.detach(|| node.store().configure(&scope.inner, &settings)).or_raise(py)
+        self.call(py, |store| store.configure(&scope.inner, &settings))
     }
 
     /// Returns the number of leading pages available.
     fn probe(&self, py: Python<'_>, scope: &Scope, keys: &Bound<'_, PyAny>) -> PyResult<usize> {
-        let node = self.handle.node(py)?;
+        let node = self.node(py)?;
         let held = Keys::of(keys)?;
         let keys = held.slices();
         let probe = || node.store().probe(&scope.inner, &keys);
         // Probing in memory takes a microsecond, less than detaching costs while other threads run.
         // An attached call never waits: neither for another process nor for a closing store.
-        let open = self.handle.unless_closing();
+        let open = self.gate.try_read();
         let attached = open.is_some() && node.answers_at_once();
         let hit = if attached {
             probe()
@@ -160,24 +163,18 @@ impl Store {
         keys: &Bound<'_, PyAny>,
         ttl: f64,
     ) -> PyResult<LeasedPrefix> {
-        let (node, ttl) = (self.handle.node(py)?, duration(py, "ttl", ttl)?);
+        let (node, ttl) = (self.node(py)?, duration(py, "ttl", ttl)?);
         let held = Keys::of(keys)?;
         let keys = held.slices();
         let scopes = Scope::some(scope)?;
         let scopes: Vec<_> = scopes.iter().map(|scope| scope.get().inner.as_ref()).collect();
         let leased = py.detach(|| node.store().lease_all(&scopes, &keys, ttl)).or_raise(py)?;
-        Ok(LeasedPrefix {
-            pages: leased.pages,
-            lease: leased.lease,
-            node: Arc::downgrade(&node),
-            released: AtomicBool::new(false),
-        })
+        Ok(LeasedPrefix::new(leased, &node))
     }
 
     /// Ends a lease of this process by its number. An unknown one is ignored.
     fn release(&self, py: Python<'_>, lease: u64) -> PyResult<()> {
-        let node = self.handle.node(py)?;
-        py.detach(|| node.store().release(LeaseNumber(lease))).or_raise(py)
+        self.call(py, |store| store.release(LeaseNumber(lease)))
     }
 
     /// Returns, for each page separately, whether it is stored.
@@ -187,8 +184,8 @@ impl Store {
         scope: &Scope,
         keys: &Bound<'_, PyAny>,
     ) -> PyResult<Vec<bool>> {
-        let node = self.handle.node(py)?;
-        keys::ask(keys, |keys| node.store().exists(&scope.inner, keys))
+        let node = self.node(py)?;
+        ask(keys, |keys| node.store().exists(&scope.inner, keys))
     }
 
     /// Fills `out` and returns the number of leading pages filled and verified. `out` may be longer
@@ -202,7 +199,7 @@ impl Store {
         out: &Bound<'_, PyAny>,
         timeout: Option<f64>,
     ) -> PyResult<usize> {
-        let (node, control) = (self.handle.node(py)?, control(py, timeout)?);
+        let (node, control) = (self.node(py)?, control(py, timeout)?);
         let held = Keys::of(keys)?;
         let keys = held.slices();
         let batch = BatchMemory::target(out, keys.len(), scope.page_bytes)?;
@@ -234,7 +231,7 @@ impl Store {
         timeout: Option<f64>,
     ) -> PyResult<Ticket> {
         let terms = put_options(parent, retain_until.as_ref())?;
-        let node = self.handle.node(py)?;
+        let node = self.node(py)?;
         let (put, store) = (Submission::put(scope, keys, pages, 0, timeout)?, node.store());
         let (scope, keys, control) = (put.scope, put.keys, put.control);
         if copy {
@@ -264,7 +261,7 @@ impl Store {
         sections: Option<Vec<u64>>,
         timeout: Option<f64>,
     ) -> PyResult<Ticket> {
-        let node = self.handle.node(py)?;
+        let node = self.node(py)?;
         let get = Submission::get(scope, keys, out, sections, timeout)?;
         let (store, target) = (node.store(), get.batch.to_target());
         let control = Control { through_staging: staged, ..get.control };
@@ -274,28 +271,26 @@ impl Store {
 
     /// Marks the leading pages as used; returns their number.
     fn touch(&self, py: Python<'_>, scope: &Scope, keys: &Bound<'_, PyAny>) -> PyResult<usize> {
-        let node = self.handle.node(py)?;
-        keys::ask(keys, |keys| node.store().touch(&scope.inner, keys))
+        let node = self.node(py)?;
+        ask(keys, |keys| node.store().touch(&scope.inner, keys))
     }
 
     /// Removes pages, in chained scopes with all pages after them; returns how many of `keys` were
     /// removed.
     fn delete(&self, py: Python<'_>, scope: &Scope, keys: &Bound<'_, PyAny>) -> PyResult<usize> {
-        let node = self.handle.node(py)?;
-        keys::ask(keys, |keys| node.store().delete(&scope.inner, keys))
+        let node = self.node(py)?;
+        ask(keys, |keys| node.store().delete(&scope.inner, keys))
     }
 
     /// Drops a scope and its pages, durably on return. The bytes stay on disk until overwritten.
     fn drop_scope(&self, py: Python<'_>, scope: &Scope) -> PyResult<()> {
-        let node = self.handle.node(py)?;
-        py.detach(|| node.store().drop_scope(&scope.inner)).or_raise(py)
+        self.call(py, |store| store.drop_scope(&scope.inner))
     }
 
     /// Returns the scopes of the store in order of registration: each with its number of pages and
     /// their bytes on disk.
     fn scopes(&self, py: Python<'_>) -> PyResult<Vec<(Scope, u64, u64)>> {
-        let node = self.handle.node(py)?;
-        let held = py.detach(|| node.store().scopes()).or_raise(py)?;
+        let held = self.call(py, |store| store.scopes())?;
         let each = held.into_iter();
         each.map(|held| Ok((Scope::of(py, held.scope)?, held.pages, held.bytes))).collect()
     }
@@ -310,47 +305,42 @@ impl Store {
         after: u64,
         limit: u32,
     ) -> PyResult<(Vec<Bound<'py, PyBytes>>, u64)> {
-        let node = self.handle.node(py)?;
-        let held = py.detach(|| node.store().keys(&scope.inner, after, limit)).or_raise(py)?;
+        let held = self.call(py, |store| store.keys(&scope.inner, after, limit))?;
         Ok((held.keys.iter().map(|key| PyBytes::new(py, key)).collect(), held.last))
     }
 
     /// Makes all earlier puts survive power loss.
     fn flush(&self, py: Python<'_>) -> PyResult<()> {
-        let node = self.handle.node(py)?;
-        py.detach(|| node.store().flush()).or_raise(py)
+        self.call(py, |store| store.flush())
     }
 
     /// Sets the capacity of the store while it is in use.
     fn resize(&self, py: Python<'_>, capacity: &Bound<'_, PyAny>) -> PyResult<()> {
-        let (node, capacity) = (self.handle.node(py)?, bytes_of("capacity", capacity)?);
+        let (node, capacity) = (self.node(py)?, bytes_of("capacity", capacity)?);
         py.detach(|| node.store().resize(capacity)).or_raise(py)
     }
 
     /// Drops every scope.
     fn clear(&self, py: Python<'_>) -> PyResult<()> {
-        let node = self.handle.node(py)?;
-        py.detach(|| node.store().clear()).or_raise(py)
+        self.call(py, |store| store.clear())
     }
 
     /// Returns figures of the store, and of the transfers of this process.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let node = self.handle.node(py)?;
-        let stats = py.detach(|| node.store().stats()).or_raise(py)?;
-        stats_of(py, &stats)
+        stats_of(py, &self.call(py, |store| store.stats())?)
     }
 
     /// Finishes running tickets, cancels queued tickets, makes all puts durable, and releases the
     /// directory. A second call does nothing. After a `RetryError` writes of this process are in
     /// flight: close again.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
-        self.handle.close(py).or_raise(py)
+        self.close_node(py).or_raise(py)
     }
 
     /// Whether the store was closed, or opened before a fork.
     #[getter]
     fn closed(&self) -> bool {
-        self.handle.closed()
+        self.node.read().is_none() || std::process::id() != self.process
     }
 
     /// The directory, as given.
@@ -362,13 +352,13 @@ impl Store {
     /// The permissions of the store when it was opened.
     #[getter]
     fn policy(&self, py: Python<'_>) -> PyResult<StorePolicy> {
-        Ok(StorePolicy(self.handle.node(py)?.policy().clone()))
+        Ok(StorePolicy(self.node(py)?.policy().clone()))
     }
 
     /// "owner" or "client" at present: a client takes over when the owner dies.
     #[getter]
     fn role(&self, py: Python<'_>) -> PyResult<&'static str> {
-        let node = self.handle.node(py)?;
+        let node = self.node(py)?;
         Ok(py.detach(|| node.role().word()))
     }
 
@@ -376,7 +366,7 @@ impl Store {
     /// owner.
     #[getter]
     fn problem(&self, py: Python<'_>) -> PyResult<String> {
-        let node = self.handle.node(py)?;
+        let node = self.node(py)?;
         Ok(py.detach(|| node.problem()).unwrap_or_default())
     }
 
@@ -395,8 +385,65 @@ impl Store {
     }
 
     fn __repr__(&self, py: Python<'_>) -> String {
-        let state = self.handle.node(py).map_or("closed", |node| py.detach(|| node.role().word()));
+        let state = self.node(py).map_or("closed", |node| py.detach(|| node.role().word()));
         format!("Store({:?}, {state})", self.path)
+    }
+}
+
+impl Store {
+    /// Runs `action` on the store, detached from the interpreter.
+    fn call<T: Send>(
+        &self,
+        py: Python<'_>,
+        action: impl FnOnce(&ritornello_store::Store) -> Result<T> + Send,
+    ) -> PyResult<T> {
+        let node = self.node(py)?;
+        py.detach(|| action(node.store())).or_raise(py)
+    }
+
+    /// Returns the node. Fails if all calls of the node would fail, so that a ticket is refused at
+    /// its submission.
+    fn node(&self, py: Python<'_>) -> PyResult<Arc<Node>> {
+        let message = if std::process::id() != self.process {
+            "this store was opened before a fork: open it again in the child"
+        } else if let Some(node) = self.node.read().as_ref() {
+            if !node.is_replaced() {
+                return Ok(Arc::clone(node));
+            }
+            "another store has replaced this store: open it again"
+        } else {
+            "the store is closed: open it again"
+        };
+        Err(raise(py, &Error::new(ErrorKind::Closed, message)))
+    }
+
+    /// Closes the node once, detached from the interpreter, because running tickets are waited for.
+    ///
+    /// # Errors
+    /// Errors of [`Node::close`]; after `Retry` the node must be closed again.
+    fn close_node(&self, py: Python<'_>) -> Result<()> {
+        let node = self.node.write().take();
+        let Some(node) = node else { return Ok(()) };
+        let closed = py.detach(|| {
+            // In the child of a fork a thread of the parent may hold the gate forever.
+            let is_opener = self.process == std::process::id();
+            let _closing = is_opener.then(|| self.gate.write());
+            node.close()
+        });
+        if matches!(&closed, Err(error) if error.kind() == ErrorKind::Retry) {
+            *self.node.write() = Some(node);
+        } else {
+            py.detach(|| drop(node));
+        }
+        closed
+    }
+}
+
+impl Drop for Store {
+    fn drop(&mut self) {
+        // At the interpreter's end attaching fails; the system cleans up. The node has logged a
+        // failure.
+        let _ = Python::try_attach(|py| self.close_node(py));
     }
 }
 
@@ -409,93 +456,4 @@ pub(crate) fn stats_of<'py>(
         .map_err(|error| Error::fatal("the figures cannot be written as JSON").because(error))
         .or_raise(py)?;
     Ok(py.import("json")?.call_method1("loads", (text,))?.cast_into()?)
-}
-
-/// Parses a number of bytes: an integer, or text with a unit. `what` names the argument.
-pub(crate) fn bytes_of(what: &str, given: &Bound<'_, PyAny>) -> PyResult<u64> {
-    let py = given.py();
-    if let Ok(text) = given.extract::<String>() {
-        return parse_bytes(&text).or_raise(py);
-    }
-    given.extract().map_err(|_| invalid_argument(what, given, "bytes, or text such as \"200GiB\""))
-}
-
-/// Parses a write budget: bytes per day, or text with a time span.
-fn budget_of(given: &Bound<'_, PyAny>) -> PyResult<WriteBudget> {
-    let py = given.py();
-    if let Ok(text) = given.extract::<String>() {
-        return WriteBudget::parse(&text).or_raise(py);
-    }
-    let advice = "bytes per day, or text such as \"2TB/day\"";
-    given
-        .extract()
-        .map(WriteBudget::per_day)
-        .map_err(|_| invalid_argument("write_budget", given, advice))
-}
-
-fn io_choice(py: Python<'_>, word: &str) -> PyResult<IoChoice> {
-    Ok(match word {
-        "auto" => IoChoice::Auto,
-        "uring" => IoChoice::Uring,
-        "pool" => IoChoice::Pool,
-        "buffered" => IoChoice::Buffered,
-        _ => {
-            let choices = "io is \"auto\", \"uring\", \"pool\" or \"buffered\"";
-            return Err(invalid(py, format!("{choices}, not {word:?}")));
-        }
-    })
-}
-
-/// The longest reusable prefix, kept readable until `release()` or the end of its time.
-#[pyclass(frozen, module = "ritornello._core")]
-pub(crate) struct LeasedPrefix {
-    pages: usize,
-    lease: LeaseNumber,
-    node: Weak<Node>,
-    released: AtomicBool,
-}
-
-#[pymethods]
-impl LeasedPrefix {
-    /// Number of leading pages.
-    #[getter]
-    fn pages(&self) -> usize {
-        self.pages
-    }
-
-    /// The lease's number, which `Store.release` takes in any process; zero if no page was found.
-    #[getter]
-    fn lease(&self) -> u64 {
-        self.lease.0
-    }
-
-    /// Ends the lease. A second call, or one after the store was closed, does nothing.
-    fn release(&self, py: Python<'_>) -> PyResult<()> {
-        if self.released.swap(true, Ordering::AcqRel) {
-            return Ok(());
-        }
-        let Some(node) = self.node.upgrade() else { return Ok(()) };
-        match py.detach(|| node.store().release(self.lease)) {
-            Err(error) if error.kind() == ErrorKind::Closed => Ok(()),
-            answer => answer.or_raise(py),
-        }
-    }
-
-    fn __enter__(this: Py<Self>) -> Py<Self> {
-        this
-    }
-
-    fn __exit__(
-        &self,
-        py: Python<'_>,
-        _kind: &Bound<'_, PyAny>,
-        _error: &Bound<'_, PyAny>,
-        _trace: &Bound<'_, PyAny>,
-    ) -> PyResult<()> {
-        self.release(py)
-    }
-
-    fn __repr__(&self) -> String {
-        format!("LeasedPrefix(pages={}, lease={})", self.pages, self.lease.0)
-    }
 }

@@ -1,0 +1,259 @@
+//! Arguments of Python as values of the core: keys, memory, times, sizes, and what a put or a get
+//! needs of them.
+
+use crate::error::{OrRaise, invalid, invalid_argument};
+use crate::memory::{Access, Buffers, release_dropped};
+use crate::pool::{PoolPages, Selection};
+use crate::scope::Scope;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyList};
+use ritornello_format::parse_bytes;
+use ritornello_store::PutOptions;
+use ritornello_store::admission::WriteBudget;
+use ritornello_volume::page_memory::{PageSource, PageTarget};
+use ritornello_volume::segments::IoChoice;
+use ritornello_volume::transfer::{Control, Sections};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Keys, memory and deadline of a put or a get.
+pub(crate) struct Submission {
+    pub(crate) scope: Arc<ritornello_format::Scope>,
+    pub(crate) keys: Vec<Box<[u8]>>,
+    pub(crate) batch: BatchMemory,
+    pub(crate) control: Control,
+}
+
+impl Submission {
+    /// Returns a get into `out`, in consecutive sections with these ends.
+    pub(crate) fn get(
+        scope: &Scope,
+        keys: &Bound<'_, PyAny>,
+        out: &Bound<'_, PyAny>,
+        sections: Option<Vec<u64>>,
+        timeout: Option<f64>,
+    ) -> PyResult<Self> {
+        let control = control(keys.py(), timeout)?;
+        let sections = sections.map(Sections::new).transpose().or_raise(keys.py())?;
+        let control = Control { sections: sections.map(Arc::new), ..control };
+        let keys = Keys::of(keys)?.boxed();
+        let batch = BatchMemory::target(out, keys.len(), scope.page_bytes)?;
+        Ok(Self { scope: Arc::clone(&scope.inner), keys, batch, control })
+    }
+
+    /// Returns a put of `pages`, the pages of all keys except the first `first` keys.
+    pub(crate) fn put(
+        scope: &Scope,
+        keys: &Bound<'_, PyAny>,
+        pages: &Bound<'_, PyAny>,
+        first: usize,
+        timeout: Option<f64>,
+    ) -> PyResult<Self> {
+        let control = control(keys.py(), timeout)?;
+        let keys = Keys::of(keys)?.boxed();
+        let batch = BatchMemory::source(pages, keys.len().saturating_sub(first), scope.page_bytes)?;
+        Ok(Self { scope: Arc::clone(&scope.inner), keys, batch, control })
+    }
+}
+
+/// Returns the options of a put.
+pub(crate) fn put_options(
+    parent: Option<&[u8]>,
+    retain_until: Option<&Bound<'_, PyAny>>,
+) -> PyResult<PutOptions> {
+    let retain_until = retain_until.map(seconds_since_1970).transpose()?.unwrap_or_default();
+    Ok(PutOptions { retain_until, ..PutOptions::after(parent) })
+}
+
+/// Keys kept alive by separate references: another thread may change the list while the interpreter
+/// is detached.
+pub(crate) struct Keys<'py>(Vec<Bound<'py, PyBytes>>);
+
+impl<'py> Keys<'py> {
+    /// Takes references to the elements of a list or another iterable.
+    pub(crate) fn of(keys: &Bound<'py, PyAny>) -> PyResult<Self> {
+        if let Ok(list) = keys.cast::<PyList>() {
+            return list.iter().enumerate().map(|(at, key)| key_bytes(at, key)).collect();
+        }
+        keys.try_iter()
+            .map_err(|_| invalid(keys.py(), "keys is a list of bytes objects"))?
+            .enumerate()
+            .map(|(at, key)| key_bytes(at, key?))
+            .collect()
+    }
+
+    /// Returns the keys' bytes without a copy.
+    pub(crate) fn slices(&self) -> Vec<&[u8]> {
+        self.0.iter().map(|key| key.as_bytes()).collect()
+    }
+
+    /// Returns copies of the keys' bytes.
+    pub(crate) fn boxed(&self) -> Vec<Box<[u8]>> {
+        self.0.iter().map(|key| Box::from(key.as_bytes())).collect()
+    }
+}
+
+impl<'py> FromIterator<Bound<'py, PyBytes>> for Keys<'py> {
+    fn from_iter<I: IntoIterator<Item = Bound<'py, PyBytes>>>(keys: I) -> Self {
+        Self(keys.into_iter().collect())
+    }
+}
+
+/// Runs `action` on the keys, detached from the interpreter.
+pub(crate) fn ask<T: Send>(
+    keys: &Bound<'_, PyAny>,
+    action: impl FnOnce(&[&[u8]]) -> ritornello_format::Result<T> + Send,
+) -> PyResult<T> {
+    let (py, held) = (keys.py(), Keys::of(keys)?);
+    let keys = held.slices();
+    py.detach(|| action(&keys)).or_raise(py)
+}
+
+fn key_bytes<'py>(at: usize, key: Bound<'py, PyAny>) -> PyResult<Bound<'py, PyBytes>> {
+    key.cast_into::<PyBytes>().map_err(|error| {
+        let key = error.into_inner();
+        let given = key.get_type().name().map(|name| name.to_string()).unwrap_or_default();
+        invalid(
+            key.py(),
+            format!("key {at} is of type {given}: pass the engine's block hash as bytes"),
+        )
+    })
+}
+
+/// The memory of a batch.
+pub(crate) enum BatchMemory {
+    Buffers(Arc<Buffers>),
+    Pool(Selection),
+}
+
+impl BatchMemory {
+    /// Takes memory to write `keys` pages from; the number of pages must match.
+    pub(crate) fn source(pages: &Bound<'_, PyAny>, keys: usize, page_bytes: u64) -> PyResult<Self> {
+        if let Ok(given) = pages.len()
+            && given != keys
+        {
+            return Err(invalid(pages.py(), format!("{keys} keys, but {given} pages")));
+        }
+        Self::of(pages, keys, page_bytes, Access::Read)
+    }
+
+    /// Takes memory to read `keys` pages into; pages beyond that number stay unused.
+    pub(crate) fn target(pages: &Bound<'_, PyAny>, keys: usize, page_bytes: u64) -> PyResult<Self> {
+        Self::of(pages, keys, page_bytes, Access::Write)
+    }
+
+    fn of(
+        pages: &Bound<'_, PyAny>,
+        keys: usize,
+        page_bytes: u64,
+        purpose: Access,
+    ) -> PyResult<Self> {
+        release_dropped(pages.py());
+        match pages.cast::<PoolPages>() {
+            Ok(pool) => pool.get().select(pages.py(), keys, page_bytes, purpose).map(Self::Pool),
+            Err(_) => Buffers::of(pages, keys, page_bytes, purpose)
+                .map(|pages| Self::Buffers(Arc::new(pages))),
+        }
+    }
+
+    pub(crate) fn as_source(&self) -> &dyn PageSource {
+        match self {
+            Self::Buffers(pages) => pages.as_ref(),
+            Self::Pool(selection) => selection,
+        }
+    }
+
+    pub(crate) fn as_target(&self) -> &dyn PageTarget {
+        match self {
+            Self::Buffers(pages) => pages.as_ref(),
+            Self::Pool(selection) => selection,
+        }
+    }
+
+    pub(crate) fn to_source(&self) -> Arc<dyn PageSource> {
+        match self {
+            Self::Buffers(pages) => Arc::clone(pages) as Arc<dyn PageSource>,
+            Self::Pool(selection) => Arc::new(selection.clone()),
+        }
+    }
+
+    pub(crate) fn to_target(&self) -> Arc<dyn PageTarget> {
+        match self {
+            Self::Buffers(pages) => Arc::clone(pages) as Arc<dyn PageTarget>,
+            Self::Pool(selection) => Arc::new(selection.clone()),
+        }
+    }
+
+    /// Releases the memory. No operation may use the memory after this call.
+    pub(crate) fn release(&self, py: Python<'_>) {
+        if let Self::Buffers(pages) = self {
+            pages.release();
+        }
+        release_dropped(py);
+    }
+}
+
+/// Returns a duration of `seconds`; `what` names the argument. Too large a number saturates.
+pub(crate) fn duration(py: Python<'_>, what: &str, seconds: f64) -> PyResult<Duration> {
+    if seconds.is_nan() || seconds < 0.0 {
+        return Err(invalid(py, format!("{what} is {seconds}: pass seconds, zero or more")));
+    }
+    Ok(Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX))
+}
+
+/// Returns a time as seconds since 1970; takes a number or a `datetime`. Times before 1970 become
+/// 1, which has passed as well.
+fn seconds_since_1970(given: &Bound<'_, PyAny>) -> PyResult<u64> {
+    let seconds = given.extract::<f64>().or_else(|_| given.call_method0("timestamp")?.extract());
+    match seconds {
+        // The cast saturates numbers that are too large or too small.
+        Ok(seconds) if !f64::is_nan(seconds) => Ok((seconds.ceil() as u64).max(1)),
+        _ => Err(invalid_argument("retain_until", given, "seconds since 1970 or a datetime")),
+    }
+}
+
+/// Returns the time `timeout` seconds from now; `None` for no limit.
+pub(crate) fn deadline(py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<Instant>> {
+    let Some(seconds) = timeout else { return Ok(None) };
+    Ok(Instant::now().checked_add(duration(py, "timeout", seconds)?))
+}
+
+/// Returns a control that stops an operation after `timeout` seconds.
+pub(crate) fn control(py: Python<'_>, timeout: Option<f64>) -> PyResult<Control> {
+    Ok(Control { deadline: deadline(py, timeout)?, ..Control::default() })
+}
+
+/// Parses a number of bytes: an integer, or text with a unit. `what` names the argument.
+pub(crate) fn bytes_of(what: &str, given: &Bound<'_, PyAny>) -> PyResult<u64> {
+    let py = given.py();
+    if let Ok(text) = given.extract::<String>() {
+        return parse_bytes(&text).or_raise(py);
+    }
+    given.extract().map_err(|_| invalid_argument(what, given, "bytes, or text such as \"200GiB\""))
+}
+
+/// Parses a write budget: bytes per day, or text with a time span.
+pub(crate) fn budget_of(given: &Bound<'_, PyAny>) -> PyResult<WriteBudget> {
+    let py = given.py();
+    if let Ok(text) = given.extract::<String>() {
+        return WriteBudget::parse(&text).or_raise(py);
+    }
+    let advice = "bytes per day, or text such as \"2TB/day\"";
+    given
+        .extract()
+        .map(WriteBudget::per_day)
+        .map_err(|_| invalid_argument("write_budget", given, advice))
+}
+
+pub(crate) fn io_choice(py: Python<'_>, word: &str) -> PyResult<IoChoice> {
+    Ok(match word {
+        "auto" => IoChoice::Auto,
+        "uring" => IoChoice::Uring,
+        "pool" => IoChoice::Pool,
+        "buffered" => IoChoice::Buffered,
+        _ => {
+            let choices = "io is \"auto\", \"uring\", \"pool\" or \"buffered\"";
+            return Err(invalid(py, format!("{choices}, not {word:?}")));
+        }
+    })
+}

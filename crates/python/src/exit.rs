@@ -1,0 +1,83 @@
+//! Closes the stores and caches that are open when the interpreter exits.
+
+use parking_lot::{Mutex, RwLock};
+use pyo3::prelude::*;
+use ritornello_node::Node;
+use ritornello_tiers::cache::Cache;
+use std::mem;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+/// Maximum time that the interpreter's exit waits for stores that other threads are closing: a hung
+/// disk may keep a store from being closed.
+const EXIT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Nodes to close at exit.
+static NODES: Mutex<Vec<OpenNode>> = Mutex::new(Vec::new());
+/// Caches to close at exit, before the nodes.
+static CACHES: Mutex<Vec<Weak<Cache>>> = Mutex::new(Vec::new());
+
+/// A node that may still be open, and the process that opened it.
+struct OpenNode {
+    process: u32,
+    node: Weak<Node>,
+    gate: Arc<CloseGate>,
+}
+
+/// Held for writing while a node is closed, and for reading by calls that stay attached to the
+/// interpreter: such a call never waits for a closing store, which may take seconds.
+pub(crate) type CloseGate = RwLock<()>;
+
+/// Closes `node` at exit, unless it is dropped before. Returns its gate.
+pub(crate) fn close_node_at_exit(node: &Arc<Node>) -> Arc<CloseGate> {
+    let gate = Arc::new(CloseGate::new(()));
+    let mut nodes = NODES.lock();
+    nodes.retain(|open_node| open_node.node.strong_count() > 0);
+    let (process, node) = (std::process::id(), Arc::downgrade(node));
+    nodes.push(OpenNode { process, node, gate: Arc::clone(&gate) });
+    gate
+}
+
+/// Closes `cache` at exit, unless it is dropped before.
+pub(crate) fn close_cache_at_exit(cache: &Arc<Cache>) {
+    let mut caches = CACHES.lock();
+    caches.retain(|cache| cache.strong_count() > 0);
+    caches.push(Arc::downgrade(cache));
+}
+
+/// Closes all open nodes: the last writes become durable before the threads are stopped. Waits at
+/// most [`EXIT_TIMEOUT`] for nodes that other threads are closing.
+#[pyfunction]
+fn _close_all(py: Python<'_>) {
+    let open = mem::take(&mut *NODES.lock());
+    let process = std::process::id();
+    let own = open.into_iter().filter(|open_node| open_node.process == process);
+    let nodes: Vec<_> =
+        own.filter_map(|open_node| Some((open_node.node.upgrade()?, open_node.gate))).collect();
+    py.detach(|| {
+        let caches = mem::take(&mut *CACHES.lock());
+        for cache in caches.iter().filter_map(Weak::upgrade) {
+            if let Err(error) = cache.close() {
+                tracing::error!(%error, "a cache could not be closed at exit");
+            }
+        }
+        let until = Instant::now() + EXIT_TIMEOUT;
+        for (node, gate) in &nodes {
+            let Some(_closing) = gate.try_write_until(until) else {
+                let dir = node.path().display();
+                tracing::error!(%dir, "a store is still being closed at exit: its disk does not answer");
+                continue;
+            };
+            if let Err(error) = node.close() {
+                tracing::error!(%error, "a store could not be closed at exit");
+            }
+        }
+    });
+}
+
+/// Registers `_close_all` with `atexit`.
+pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    let close_all = wrap_pyfunction!(_close_all, module)?;
+    module.py().import("atexit")?.call_method1("register", (close_all,))?;
+    Ok(())
+}

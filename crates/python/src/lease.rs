@@ -1,0 +1,71 @@
+//! The Python class of a lease on a prefix.
+
+use crate::error::OrRaise;
+use pyo3::prelude::*;
+use ritornello_format::ErrorKind;
+use ritornello_node::Node;
+use ritornello_store::{LeaseNumber, Leased};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+
+/// The longest reusable prefix, kept readable until `release()` or the end of its time.
+#[pyclass(frozen, module = "ritornello._core")]
+pub(crate) struct LeasedPrefix {
+    pages: usize,
+    lease: LeaseNumber,
+    node: Weak<Node>,
+    released: AtomicBool,
+}
+
+impl LeasedPrefix {
+    /// The prefix that `node` has leased.
+    pub(crate) fn new(leased: Leased, node: &Arc<Node>) -> Self {
+        let Leased { pages, lease } = leased;
+        Self { pages, lease, node: Arc::downgrade(node), released: AtomicBool::new(false) }
+    }
+}
+
+#[pymethods]
+impl LeasedPrefix {
+    /// Number of leading pages.
+    #[getter]
+    fn pages(&self) -> usize {
+        self.pages
+    }
+
+    /// The lease's number, which `Store.release` takes in any process; zero if no page was found.
+    #[getter]
+    fn lease(&self) -> u64 {
+        self.lease.0
+    }
+
+    /// Ends the lease. A second call, or one after the store was closed, does nothing.
+    fn release(&self, py: Python<'_>) -> PyResult<()> {
+        if self.released.swap(true, Ordering::AcqRel) {
+            return Ok(());
+        }
+        let Some(node) = self.node.upgrade() else { return Ok(()) };
+        match py.detach(|| node.store().release(self.lease)) {
+            Err(error) if error.kind() == ErrorKind::Closed => Ok(()),
+            answer => answer.or_raise(py),
+        }
+    }
+
+    fn __enter__(this: Py<Self>) -> Py<Self> {
+        this
+    }
+
+    fn __exit__(
+        &self,
+        py: Python<'_>,
+        _kind: &Bound<'_, PyAny>,
+        _error: &Bound<'_, PyAny>,
+        _trace: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        self.release(py)
+    }
+
+    fn __repr__(&self) -> String {
+        format!("LeasedPrefix(pages={}, lease={})", self.pages, self.lease.0)
+    }
+}
