@@ -1,6 +1,6 @@
 //! A client of one owner: a name, and a small pool of connections.
 
-use crate::channel::{Channel, WaitCheck, decode_owned};
+use crate::channel::{Channel, decode_owned};
 use crate::greeting::{First, NEWEST, OWNER, OtherVersion};
 use crate::liveness::{OwnerLiveness, PROBE_AFTER};
 use crate::node_directory::NodeDirectory;
@@ -114,23 +114,13 @@ impl Client {
         if let Some(Keys::Listed(keys)) = request.keys() {
             check_keys(keys)?;
         }
-        let has_response = request.rule().has_response;
-        let response = self.exchange(request, until, |channel, check_wait| {
-            if !has_response {
-                return Ok(Response::Done);
-            }
-            let bytes = channel.receive(check_wait)?;
-            response(bytes.ok_or_else(|| owner_lost(io::ErrorKind::UnexpectedEof.into()))?)
-        })?;
-        if let Response::Failed(fault) = response { Err(fault.into()) } else { Ok(response) }
+        match self.exchange(request, until)? {
+            Response::Failed(fault) => Err(fault.into()),
+            response => Ok(response),
+        }
     }
 
-    fn exchange(
-        self: &Arc<Self>,
-        request: &Request<'_>,
-        until: Instant,
-        read_reply: impl FnOnce(&mut Channel, WaitCheck<'_>) -> Result<Response>,
-    ) -> Result<Response> {
+    fn exchange(self: &Arc<Self>, request: &Request<'_>, until: Instant) -> Result<Response> {
         let mut channel = self.check_out(until)?;
         if let Err(error) = channel.stage(request) {
             self.check_in(channel);
@@ -138,8 +128,13 @@ impl Client {
         }
         let asked = Instant::now();
         let mut check_wait = |_| self.check_wait(asked, until);
-        let exchanged =
-            channel.send(&mut check_wait).and_then(|()| read_reply(&mut channel, &mut check_wait));
+        let exchanged = channel.send(&mut check_wait).and_then(|()| {
+            if !request.rule().has_response {
+                return Ok(Response::Done);
+            }
+            let bytes = channel.receive(&mut check_wait)?;
+            response(bytes.ok_or_else(|| owner_lost(io::ErrorKind::UnexpectedEof.into()))?)
+        });
         if exchanged.is_ok() && !channel.has_more() {
             self.check_in(channel);
             return exchanged;
