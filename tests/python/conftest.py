@@ -10,8 +10,8 @@ from real_device import Disk, require_disks, require_throttle
 from support import open_small
 
 import ritornello as rt
-from ritornello.fail_safe import FailSafeStore
-from ritornello.settings import StoreSettings
+from ritornello.connector.fail_safe import FailSafeStore
+from ritornello.connector.settings import StoreSettings
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ import pytest
 from support import keys_of, pages_of
 
 import ritornello as rt
+from ritornello.connector.fail_safe import FailSafeStore
 from ritornello.errors import FatalError, InvalidError
-from ritornello.fail_safe import FailSafeStore
 from ritornello.lmcache.settings import Settings as LMCacheSettings
 from ritornello.lmcache.store import LMCacheStore
 from ritornello.sglang.meter import Meter as SGLangMeter
@@ -104,20 +104,20 @@ def lmcache_store(path: Path) -> FailSafeStore:
 
 PREAMBLE = """
 import os, sys, threading, time
-import ritornello.fail_safe
+import ritornello.connector.fail_safe
 from logging import getLogger
 from pathlib import Path
-from ritornello.settings import StoreSettings
+from ritornello.connector.settings import StoreSettings
 
-ritornello.fail_safe.RETRY_SECONDS = 0.05
-ritornello.fail_safe.RETRY_SECONDS_MAX = 0.1
+ritornello.connector.fail_safe.RETRY_SECONDS = 0.05
+ritornello.connector.fail_safe.RETRY_SECONDS_MAX = 0.1
 path = Path(sys.argv[1])
 settings = StoreSettings(str(path), capacity="1GiB")
-store = ritornello.fail_safe.FailSafeStore(settings, getLogger(), lambda _: None)
+store = ritornello.connector.fail_safe.FailSafeStore(settings, getLogger(), lambda _: None)
 """
 
 EXIT_WHILE_OPENING = f"""{PREAMBLE}
-open_store, attempts, begun = ritornello.fail_safe.open_store, [], threading.Event()
+open_store, attempts, begun = ritornello.connector.fail_safe.open_store, [], threading.Event()
 
 def opened(*settings):
     attempts.append(1)
@@ -127,7 +127,7 @@ def opened(*settings):
         begun.set()
     return open_store(*settings)
 
-ritornello.fail_safe.open_store = opened
+ritornello.connector.fail_safe.open_store = opened
 assert not store.open()
 begun.wait()
 # Let it come to where it waits for the owner.
@@ -208,7 +208,7 @@ class FailingStore:
 
 
 def replace_open(open_core: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ritornello.fail_safe.open_store", lambda *_: open_core())
+    monkeypatch.setattr("ritornello.connector.fail_safe.open_store", lambda *_: open_core())
 
 
 def assert_fails(fail_safe: FailSafeStore) -> None:

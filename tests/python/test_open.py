@@ -9,9 +9,9 @@ import pytest
 from support import SMALL, keys_of, open_small, pages_of
 
 import ritornello as rt
+from ritornello.connector.opening import open_store
+from ritornello.connector.settings import StoreSettings
 from ritornello.errors import InvalidError, RitornelloError
-from ritornello.opening import open_store
-from ritornello.settings import StoreSettings
 
 
 def test_new_store_requires_capacity(where: Path) -> None:

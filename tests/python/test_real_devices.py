@@ -18,11 +18,11 @@ from real_device import Disk, Throttle, command, require_io_uring
 from support import blank, keys_of, pages_of
 
 import ritornello as rt
+from ritornello.connector.fail_safe import FailSafeStore
+from ritornello.connector.settings import StoreSettings
 from ritornello.errors import FatalError, RetryError, RitornelloError
-from ritornello.fail_safe import FailSafeStore
 from ritornello.lmcache.settings import Settings
 from ritornello.lmcache.store import LMCacheStore
-from ritornello.settings import StoreSettings
 
 PAGE_BYTES = 256 << 10
 # Keys do not chain: a lost page hides no other.

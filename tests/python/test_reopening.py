@@ -37,11 +37,11 @@ from reopening_stores import (
     wait_until,
 )
 
+from ritornello.connector.fail_safe import REOPENING, RETRY_SECONDS_MAX, FailSafeStore
+from ritornello.connector.opening import open_store
+from ritornello.connector.settings import StoreSettings
 from ritornello.errors import InvalidError, RetryError
-from ritornello.fail_safe import REOPENING, RETRY_SECONDS_MAX, FailSafeStore
 from ritornello.lmcache import NativeClient
-from ritornello.opening import open_store
-from ritornello.settings import StoreSettings
 from ritornello.vllm.cache_store import CacheStore
 from ritornello.vllm.meter import Meter as VllmMeter
 from ritornello.vllm.settings import Settings as VllmSettings
@@ -53,7 +53,7 @@ LOGGER = logging.getLogger("ritornello.test")
 
 @pytest.fixture(autouse=True)
 def fast_retries(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ritornello.fail_safe.RETRY_SECONDS", 0.05)
+    monkeypatch.setattr("ritornello.connector.fail_safe.RETRY_SECONDS", 0.05)
 
 
 @pytest.fixture
@@ -254,7 +254,7 @@ def test_resumed_owner_is_opened(
         begun.set()
         return open_store(*settings)
 
-    monkeypatch.setattr("ritornello.fail_safe.open_store", open_core)
+    monkeypatch.setattr("ritornello.connector.fail_safe.open_store", open_core)
     fail_safe = FailSafeStore(StoreSettings(str(link)), LOGGER, lambda _: None)
     try:
         assert not can_serve(fail_safe)
@@ -350,7 +350,7 @@ def test_failing_store_is_reopened_with_back_off(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr("ritornello.fail_safe.RETRY_SECONDS_MAX", 0.2)
+    monkeypatch.setattr("ritornello.connector.fail_safe.RETRY_SECONDS_MAX", 0.2)
     stores: list[FailingStore] = []
 
     def open_core() -> FailingStore:

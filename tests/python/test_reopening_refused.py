@@ -20,9 +20,9 @@ from reopening_stores import (
     wait_until,
 )
 
-from ritornello.fail_safe import CLOSING_MAX, REOPENING, FailSafeStore
-from ritornello.opening import open_store
-from ritornello.settings import StoreSettings
+from ritornello.connector.fail_safe import CLOSING_MAX, REOPENING, FailSafeStore
+from ritornello.connector.opening import open_store
+from ritornello.connector.settings import StoreSettings
 from ritornello.vllm.settings import Settings as VllmSettings
 from ritornello.vllm.tier.counts import Counts
 from ritornello.vllm.tier.store import TierStore
@@ -32,7 +32,7 @@ LOGGER = logging.getLogger("ritornello.test")
 
 @pytest.fixture(autouse=True)
 def fast_retries(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ritornello.fail_safe.RETRY_SECONDS", 0.05)
+    monkeypatch.setattr("ritornello.connector.fail_safe.RETRY_SECONDS", 0.05)
 
 
 def test_refused_hash_is_not_used_after_reopening(
@@ -102,7 +102,7 @@ def test_refusing_store_is_opened_rarely(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr("ritornello.fail_safe.RETRY_SECONDS_MAX", 0.1)
+    monkeypatch.setattr("ritornello.connector.fail_safe.RETRY_SECONDS_MAX", 0.1)
     stores: list[FailingStore] = []
 
     def open_core() -> FailingStore:
@@ -140,7 +140,7 @@ def test_store_that_cannot_be_closed_is_replaced(
 def test_number_of_closing_stores_is_limited(
     make_store: Callable[..., FailSafeStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ritornello.fail_safe.RETRY_SECONDS_MAX", 0.05)
+    monkeypatch.setattr("ritornello.connector.fail_safe.RETRY_SECONDS_MAX", 0.05)
     stores: list[FailingStore] = []
 
     def open_core() -> FailingStore:
@@ -164,7 +164,7 @@ def test_number_of_closing_stores_is_limited(
 def test_close_does_not_wait_for_hung_disk(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("ritornello.fail_safe.CLOSE_SECONDS", 0.1)
+    monkeypatch.setattr("ritornello.connector.fail_safe.CLOSE_SECONDS", 0.1)
     stuck = FailingStore()
     stuck.closable.clear()
     replace_open(lambda: stuck, monkeypatch)

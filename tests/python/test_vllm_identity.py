@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from ritornello.model import canonical_config, model_name
+from ritornello.connector.identity import canonical_config, model_name
+from ritornello.connector.weight_fingerprint import fingerprint
 from ritornello.vllm.cache_groups import ALL, ObjectId, object_ids, trailing
 from ritornello.vllm.handshake import GroupMemory, ShardFacts, WorkerRank, group_layouts
 from ritornello.vllm.identity import Identity, identity_of
@@ -18,7 +19,6 @@ from ritornello.vllm.support import (
     startup_warnings,
     unsupported_reason,
 )
-from ritornello.weight_fingerprint import fingerprint
 
 
 def safetensors(path: Path, tensors: dict[str, bytes]) -> Path:

@@ -5,7 +5,7 @@ from math import prod
 
 import pytest
 
-from ritornello.strided_blocks import Span
+from ritornello.connector.strided_blocks import Span
 from ritornello.vllm.handshake import GroupMemory
 from ritornello.vllm.layout import LayoutError, group_memory, spans
 

@@ -144,7 +144,7 @@ def fail(*_: object, **__: object) -> Any:
 @pytest.fixture
 def broken_core(monkeypatch: pytest.MonkeyPatch, meter: Meter) -> Iterator[VllmStore]:
     core = SimpleNamespace(release=fail, close=fail)
-    monkeypatch.setattr("ritornello.fail_safe.open_store", lambda *_: core)
+    monkeypatch.setattr("ritornello.connector.fail_safe.open_store", lambda *_: core)
     store = VllmStore(Settings("/kv", read_only=False), meter)
     yield store
     store.close()

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ritornello.settings import StoreSettings, check
+from ritornello.connector.settings import StoreSettings, check
 
 PLACE = "adapter_params"
 

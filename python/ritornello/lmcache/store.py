@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from ritornello.fail_safe import FailSafeStore
+from ritornello.connector.fail_safe import FailSafeStore
 from ritornello.lmcache.settings import Settings
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ritornello.model import dtype_name
+from ritornello.connector.identity import dtype_name
 
 if TYPE_CHECKING:
     from ritornello._core import Scope

@@ -8,7 +8,7 @@ checks it on the first two pages and the last page.
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ritornello.strided_blocks import Span, page_pool
+from ritornello.connector.strided_blocks import Span, page_pool
 
 if TYPE_CHECKING:
     from ritornello._core import PagePool

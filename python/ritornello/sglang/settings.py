@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from ritornello.settings import StoreSettings, check
+from ritornello.connector.settings import StoreSettings, check
 
 FLAG = "--hicache-storage-backend-extra-config"
 # SGLang's own keys in the same JSON object.

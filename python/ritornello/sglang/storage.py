@@ -25,7 +25,8 @@ from sglang.srt.model_executor.model_runner_components.weight_updater import Wei
 from sglang.srt.observability.metrics_collector import StorageMetrics
 from sglang.version import __version__
 
-from ritornello.model import dtype_name, model_name, new_epoch
+from ritornello.connector.identity import dtype_name, model_name, new_epoch
+from ritornello.connector.weight_fingerprint import fingerprint_of
 from ritornello.sglang.hits import Presence, restorable_prefixes
 from ritornello.sglang.identity import (
     KV,
@@ -43,7 +44,6 @@ from ritornello.sglang.pools import LogicalPool, Pool
 from ritornello.sglang.settings import Settings
 from ritornello.sglang.store import SGLangStore
 from ritornello.sglang.updates import updates
-from ritornello.weight_fingerprint import fingerprint_of
 
 logger = logging.getLogger("ritornello.sglang")
 

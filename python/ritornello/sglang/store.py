@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from ritornello.fail_safe import FailSafeStore
+from ritornello.connector.fail_safe import FailSafeStore
 from ritornello.sglang.meter import Meter
 from ritornello.sglang.settings import Settings
 

@@ -14,7 +14,7 @@ import functools
 import logging
 from typing import Any
 
-from ritornello.model import new_epoch
+from ritornello.connector.identity import new_epoch
 from ritornello.sglang.interface import RECORDER, UPDATE_METHODS
 
 logger = logging.getLogger("ritornello.sglang")

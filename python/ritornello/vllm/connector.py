@@ -24,7 +24,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.distributed.parallel_state import get_pp_group, get_tp_group
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
-from ritornello.model import dtype_name
+from ritornello.connector.identity import dtype_name
 from ritornello.vllm import composition
 from ritornello.vllm.cache_store import CacheStore
 from ritornello.vllm.handshake import ShardFacts, group_layouts

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from math import lcm
 from typing import TYPE_CHECKING, Any
 
-from ritornello import weight_fingerprint
-from ritornello.model import canonical_config, dtype_name, model_name, new_epoch
+from ritornello.connector import weight_fingerprint
+from ritornello.connector.identity import canonical_config, dtype_name, model_name, new_epoch
 from ritornello.vllm.cache_groups import ALL, CacheGroup, ObjectId, Rule, head_ranges_of, trailing
 from ritornello.vllm.handshake import GroupLayout
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 from typing import Any, Protocol
 
-from ritornello.strided_blocks import Span
+from ritornello.connector.strided_blocks import Span
 from ritornello.vllm.handshake import GroupMemory
 
 

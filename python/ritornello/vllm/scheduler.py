@@ -21,7 +21,7 @@ from dataclasses import replace
 from time import monotonic
 from typing import Any
 
-from ritornello.model import new_epoch
+from ritornello.connector.identity import new_epoch
 from ritornello.vllm.deferred import DeferredSaves, StepSaves, stale_blocks
 from ritornello.vllm.identity import Identity
 from ritornello.vllm.matching import Lease, Matcher, PrefixMatch, PromptLength

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from ritornello.settings import StoreSettings, check
+from ritornello.connector.settings import StoreSettings, check
 
 if TYPE_CHECKING:
     from ritornello._core import Gate

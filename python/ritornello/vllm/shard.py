@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ritornello.strided_blocks import page_pool
+from ritornello.connector.strided_blocks import page_pool
 from ritornello.vllm.cache_groups import ObjectId, heads_of, held_head_ranges, is_writer
 from ritornello.vllm.handshake import GroupMemory, ShardFacts, WorkerRank
 from ritornello.vllm.identity import Identity

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ritornello.fail_safe import FailSafeStore
+from ritornello.connector.fail_safe import FailSafeStore
 from ritornello.vllm.cache_groups import ObjectId
 from ritornello.vllm.identity import Identity
 from ritornello.vllm.matching import Lease, PromptLength, StoreHit

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ritornello.model import canonical_config, dtype_name, model_name, new_epoch
+from ritornello.connector.identity import canonical_config, dtype_name, model_name, new_epoch
 from ritornello.vllm.identity import fingerprint_of
 from ritornello.vllm.tier.sequence import Group
 

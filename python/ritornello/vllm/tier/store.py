@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from ritornello.fail_safe import FailSafeStore
+from ritornello.connector.fail_safe import FailSafeStore
 from ritornello.vllm.settings import Settings
 from ritornello.vllm.tier.counts import Counts
 from ritornello.vllm.tier.host_rows import HostRows

@@ -15,9 +15,9 @@ from time import monotonic
 from typing import TYPE_CHECKING, TypeVar
 from weakref import finalize, ref
 
+from ritornello.connector.opening import open_store
+from ritornello.connector.settings import StoreSettings
 from ritornello.errors import InvalidError, RetryError, RitornelloError, SettingError
-from ritornello.opening import open_store
-from ritornello.settings import StoreSettings
 
 if TYPE_CHECKING:
     from ritornello._core import Store

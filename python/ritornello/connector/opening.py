@@ -5,7 +5,7 @@ from logging import Logger
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ritornello.settings import StoreSettings
+from ritornello.connector.settings import StoreSettings
 from ritornello.staging_choice import nearest
 
 if TYPE_CHECKING:
