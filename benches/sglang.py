@@ -44,6 +44,7 @@ import torch  # noqa: E402
 from hosts import config, controller, fill, mha, operation, slots  # noqa: E402
 from sglang.srt.mem_cache.hicache_storage import HiCacheFile  # noqa: E402
 
+from ritornello.connector.identity import ModelIdentity  # noqa: E402
 from ritornello.sglang import RitornelloStorage, storage  # noqa: E402
 from ritornello.sglang.identity import Engine  # noqa: E402
 
@@ -302,7 +303,7 @@ def main() -> None:
     logging.disable(logging.WARNING)
     # No engine runs here to be described.
     storage.engine_of = lambda said: Engine(  # type: ignore[assignment]
-        "bench", "bench", b"bench", 0, (0, 1), (0, 1), (0, 1), False
+        "bench", ModelIdentity("bench", b"bench"), 0, (0, 1), (0, 1), (0, 1), False
     )
     folder = Path(tempfile.mkdtemp(prefix="bench-sglang-", dir=options.dir))
     try:

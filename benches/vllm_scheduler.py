@@ -22,6 +22,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from ritornello._core import Store
+from ritornello.connector.identity import ModelIdentity
 from ritornello.vllm.cache_groups import ALL, CacheGroup, object_ids, trailing
 from ritornello.vllm.identity import Identity
 from ritornello.vllm.meter import Meter
@@ -45,7 +46,8 @@ def model(block: int, *, head_ranges: int = 1, stages: int = 1, windows: int = 0
         )
         for rule in rules
     )
-    return Identity("bench", b"w", "none", "sha256", block, block, (), groups)
+    model = ModelIdentity("bench", b"w", hash_algorithm="sha256")
+    return Identity(model, block, block, groups)
 
 
 MODELS: dict[str, dict[str, int]] = {

@@ -82,6 +82,12 @@ def test_scope_contains_family_format_and_namespace() -> None:
     assert parse_scope(rt.Scope.opaque("other", 4096).describe(), "") is None
 
 
+def test_stored_objects_keep_their_scopes() -> None:
+    """Changes of this id lose the objects that earlier versions stored."""
+    scope = scope_of(FAMILY, ObjectFormat(4096, "bfloat16[2,16,64]@KV_2LTD"), "v2")
+    assert scope.id.hex() == "72b6642b5e2e5da729e49db414d89474"
+
+
 def test_scope_has_common_dtype() -> None:
     layouts = {
         "bfloat16[2,8]@KV_2LTD": "bfloat16",

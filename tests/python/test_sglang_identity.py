@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from ritornello import Scope
+from ritornello.connector.identity import ModelIdentity
 from ritornello.sglang.identity import (
     Engine,
     PoolLayout,
@@ -17,7 +18,8 @@ from ritornello.sglang.identity import (
     split_factor,
 )
 
-ENGINE = Engine("0.5.23", "llama:0", b"weights", 8, (0, 1), (0, 1), (0, 1), False)
+MODEL = ModelIdentity("llama:0", b"weights", hash_algorithm="sglang-sha256")
+ENGINE = Engine("0.5.23", MODEL, 8, (0, 1), (0, 1), (0, 1), False)
 SHAPE = PoolLayout(
     "kv", "MHATokenToKVPoolHost", "page_first", "bfloat16", 16, (0, 4), 8, 64, (("layer_num", "4"),)
 )
@@ -92,15 +94,20 @@ def test_other_layout_makes_other_scope(others: dict[str, Any]) -> None:
     "others",
     [
         {"version": "0.5.24"},
-        {"model": "llama:1"},
-        {"weights": b"other"},
-        {"epoch": b"1" * 16},
+        {"model": replace(MODEL, name="llama:1")},
+        {"model": replace(MODEL, weights=b"other")},
+        {"model": replace(MODEL, epoch=b"1" * 16)},
         {"cp": (0, 2)},
-        {"extra": (("quantization", "fp8"),)},
+        {"model": replace(MODEL, options=(("quantization", "fp8"),))},
     ],
 )
 def test_other_engine_makes_other_scope(others: dict[str, Any]) -> None:
     assert scope(replace(ENGINE, **others)).id != scope().id
+
+
+def test_stored_pages_keep_their_scopes() -> None:
+    """Changes of this id lose the pages that earlier versions stored."""
+    assert of_rank(1, 2).id.hex() == "0d1c6fc2ed6af672a61c9b2cff73e304"
 
 
 def test_other_page_size_makes_other_scope() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ritornello.connector.identity import ModelIdentity
 from ritornello.sglang.identity import Engine
 from ritornello.sglang.meter import RATES_MAX, Meter
 from ritornello.sglang.pages import PagesError, page_ids, spans
@@ -14,7 +15,7 @@ from ritornello.sglang.pools import Pool
 from ritornello.sglang.settings import Settings
 from ritornello.sglang.store import SGLangStore
 
-ENGINE = Engine("0.5.23", "m", b"w", 2, (0, 1), (0, 1), (0, 1), False)
+ENGINE = Engine("0.5.23", ModelIdentity("m", b"w"), 2, (0, 1), (0, 1), (0, 1), False)
 TOKENS, PAGES, PIECE = 4, 8, 4096
 
 

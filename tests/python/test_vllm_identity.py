@@ -195,12 +195,19 @@ def scope_ids(identity: Identity) -> set[bytes]:
 def test_same_engine_has_same_identity(model: Path) -> None:
     one = identify(model)
     assert one == identify(model)
-    assert one.epoch == b""
+    assert one.model.epoch == b""
     (group,) = one.groups
     assert group.layout == "vllm-0.32.0/cpu/amx/heads"
     assert group.head_ranges == ((0, 1), (1, 2))
     assert group.object_bytes(0, 0) == 2 * 32768
     assert one.scope(ObjectId(0, 0, 1)).describe()["kv_heads"] == (1, 2)
+
+
+def test_stored_pages_keep_their_scopes(model: Path) -> None:
+    """Changes of this id lose the pages that earlier versions stored."""
+    window = attention(SlidingWindowSpec, sliding_window=128)
+    one = identify(model, attention(), window, cache_config__cache_dtype="fp8")
+    assert one.scope(ObjectId(1, 0, 0)).id.hex() == "4c76f7fd47b4313796ed1aa6659cc1cb"
 
 
 @pytest.mark.parametrize(
@@ -225,8 +232,8 @@ def test_isa_version_and_spec_are_in_identity(model: Path) -> None:
 
 def test_weights_without_files_get_random_epoch(model: Path) -> None:
     one, two = (identify(model, load_config__load_format="dummy") for _ in range(2))
-    assert len(one.epoch) == 16
-    assert one.epoch != two.epoch
+    assert len(one.model.epoch) == 16
+    assert one.model.epoch != two.model.epoch
     assert "weights were not loaded from files" in startup_warnings(one)[0]
 
 

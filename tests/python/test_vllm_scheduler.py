@@ -183,8 +183,8 @@ def test_reset_changes_epoch(side: SchedulerSide, store: FakeStore) -> None:
     assert not store.leases
     assert side.matched_tokens(asked, 0)[0] == 0
     metadata = run(side, asked)
-    assert len(metadata.identity.epoch) == 16
-    assert metadata.identity.model == identity().model
+    assert len(metadata.identity.model.epoch) == 16
+    assert metadata.identity.model.name == identity().model.name
 
 
 def test_reset_with_used_blocks_stops_serving(
@@ -219,7 +219,7 @@ def test_clean_reset_keeps_worker_refusal(
     for free in (49, 40, 49):
         blocks.free = free
         assert side.reset() == (free == 49)
-        keep(store, asked, 3, side._identity.epoch)
+        keep(store, asked, 3, side._identity.model.epoch)
         assert run(side, asked) is IDLE
     assert store.lookups == 0
 
@@ -235,7 +235,7 @@ def test_identity_is_sent_first_and_after_change(side: SchedulerSide) -> None:
     assert run(side, request(300)).identity is not None
     assert run(side, request(300, name="q")).identity is None
     assert side.reset()
-    assert len(run(side, request(300, name="s")).identity.epoch) == 16
+    assert len(run(side, request(300, name="s")).identity.model.epoch) == 16
 
 
 def test_large_load_is_asynchronous(store: FakeStore, blocks: Blocks) -> None:

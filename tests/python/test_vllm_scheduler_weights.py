@@ -52,13 +52,13 @@ def test_emptied_engine_begins_epoch(store: FakeStore, blocks: Blocks) -> None:
     guard, counters = watched(changes=3)
     side = side_of(store, blocks, identity(), guard=guard)
     metadata = run(side, request(200))
-    assert (metadata.identity.epoch, metadata.covered) == (b"", counters.read())
+    assert (metadata.identity.model.epoch, metadata.covered) == (b"", counters.read())
     side.on_caches_reset()
     assert run(side, request(200, name="s")).identity is None, "the weights are the same"
     counters.add(0)
     side.on_caches_reset()
     metadata = run(side, request(200, name="t"))
-    assert metadata.identity.epoch != b""
+    assert metadata.identity.model.epoch != b""
     assert metadata.covered == counters.read()
 
 

@@ -13,6 +13,7 @@ import pytest
 from vllm_shapes import TOKENS, Tensor
 
 from ritornello import Store
+from ritornello.connector.identity import ModelIdentity
 from ritornello.vllm.cache_groups import (
     ALL,
     CacheGroup,
@@ -96,9 +97,8 @@ class Cluster:
                     group.stages,
                 )
             )
-        self.identity = Identity(
-            "m", b"w", "none", "sha256", TOKENS, TOKENS, (), tuple(cache_groups), ranks
-        )
+        model = ModelIdentity("m", b"w", hash_algorithm="sha256")
+        self.identity = Identity(model, TOKENS, TOKENS, tuple(cache_groups), ranks)
         self.side = SchedulerSide(self._store(path), self.identity, Meter(), asynchronous=True)
         self.blocks = tuple(list(range(1 + 7 * g, 7 + 7 * g)) for g in range(len(rules)))
         pool: Any = SimpleNamespace(null_block=SimpleNamespace(block_id=0))

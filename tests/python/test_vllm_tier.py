@@ -8,11 +8,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support import SMALL, open_small
-from tier_support import ROW, TOKENS, Request, TierHarness, namespace, offload_keys
+from tier_support import MODEL, ROW, TOKENS, Request, TierHarness, namespace, offload_keys
 
 from ritornello.vllm.tier.sequence import Group, KeySequence, consecutive_runs
 from ritornello.vllm.tier.settings import TierSettings
@@ -217,8 +219,13 @@ def test_other_weights_make_other_namespace(where: Path) -> None:
     rig = TierHarness(where)
     rig.save(rig.begin("r", KEYS), KEYS)
     rig.tier.close()
-    for changed in ({"weights": b"v"}, {"extra": (("ranks", "tp 2"),)}, {"epoch": b"e" * 16}):
-        rig = TierHarness(where, namespace(**changed))
+    changes: list[dict[str, Any]] = [
+        {"weights": b"v"},
+        {"options": (("ranks", "tp 2"),)},
+        {"epoch": b"e" * 16},
+    ]
+    for changed in changes:
+        rig = TierHarness(where, namespace(model=replace(MODEL, **changed)))
         assert rig.hits(rig.begin("s", KEYS), KEYS) == 0
         rig.tier.close()
 

@@ -89,7 +89,13 @@ def test_same_engine_has_same_scope(model: Path) -> None:
     one, two = of(model), of(model)
     assert one == two
     assert one.scope(one.groups[0]).id == two.scope(two.groups[0]).id
-    assert one.epoch == b""
+    assert one.model.epoch == b""
+
+
+def test_stored_chunks_keep_their_scope(model: Path) -> None:
+    """Changes of this id lose the chunks that earlier versions stored."""
+    one = of(model, tp_size=2, cache_config__cache_dtype="fp8")
+    assert one.scope(one.groups[0]).id.hex() == "5ae477d26f2bb26aa651a9c00bbc6e51"
 
 
 @pytest.mark.parametrize(
@@ -130,8 +136,8 @@ def test_other_weights_make_other_scopes(model: Path) -> None:
 
 def test_weights_without_files_get_random_epoch(model: Path) -> None:
     one, two = (of(model, load_config__load_format="dummy") for _ in range(2))
-    assert one.epoch != two.epoch
-    assert one.with_new_epoch().epoch != one.epoch
+    assert one.model.epoch != two.model.epoch
+    assert one.with_new_epoch().model.epoch != one.model.epoch
 
 
 def test_parallel_sizes_share_rank_free_rows_only(model: Path) -> None:

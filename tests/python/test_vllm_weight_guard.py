@@ -247,7 +247,7 @@ def test_change_during_reset_is_not_covered() -> None:
     counters.counts = True
     side.on_caches_reset()
     assert guard.changed()
-    assert not side._identity.epoch
+    assert not side._identity.model.epoch
     side.on_caches_reset()
     assert not guard.changed()
-    assert side._identity.epoch
+    assert side._identity.model.epoch

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from support import Bytes, pages_of
 
+from ritornello.connector.identity import ModelIdentity
 from ritornello.vllm.tier.counts import Counts
 from ritornello.vllm.tier.host_rows import HostRows
 from ritornello.vllm.tier.jobs import FinishedJob
@@ -26,19 +27,18 @@ FULL = Group(0, TOKENS, chained=True)
 WINDOW = Group(1, TOKENS, chained=False)
 
 
+MODEL = ModelIdentity("test", b"w", hash_algorithm="sha256", options=(("ranks", "tp 1"),))
+
+
 def namespace(**changes: Any) -> Namespace:
     fields: dict[str, Any] = {
-        "model": "test",
+        "model": MODEL,
         "dtype": "bfloat16",
-        "weights": b"w",
-        "kv_scale": "none",
-        "hash_algorithm": "sha256",
         "layers": 2,
         "kv_heads": 2,
         "head_dim": 64,
         "row_bytes": ROW,
         "groups": (FULL, WINDOW),
-        "extra": (("ranks", "tp 1"),),
     }
     return Namespace(**(fields | changes))
 

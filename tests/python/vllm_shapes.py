@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ritornello.connector.identity import ModelIdentity
 from ritornello.vllm.cache_groups import ALL, CacheGroup, Heads, ObjectId, Rule
 from ritornello.vllm.identity import Identity
 from ritornello.vllm.matching import PromptLength, StoreHit
@@ -39,7 +40,8 @@ def cache_group(
 def identity(*groups: CacheGroup, ranks: int = 1, hash_tokens: int = TOKENS) -> Identity:
     made = groups or (cache_group(),)
     alignment = max(one.page_tokens for one in made)
-    return Identity("m", b"w", "none", "sha256", hash_tokens, alignment, (), made, ranks)
+    model = ModelIdentity("m", b"w", hash_algorithm="sha256")
+    return Identity(model, hash_tokens, alignment, made, ranks)
 
 
 @dataclass
@@ -88,7 +90,7 @@ class FakeStore:
         return self.permits
 
     def exists(self, identity: Identity, object_id: ObjectId, keys: Sequence[bytes]) -> list[bool]:
-        return [(identity.epoch, object_id, key) in self.pages for key in keys]
+        return [(identity.model.epoch, object_id, key) in self.pages for key in keys]
 
     def release(self, lease: int) -> None:
         self.leases.remove(lease)

@@ -1,16 +1,104 @@
-"""Description of a model in the scopes of its pages, common to all connectors."""
+"""What decides, besides tokens, whether the bytes of a page may be reused: rules that follow from
+the model and the options of an engine. Adapters supply the facts, and add what they alone know: the
+layout of a page, layers and heads.
+"""
 
 import hashlib
 import json
 import os
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ritornello._core import Scope
 
 EPOCH_BYTES = 16
 
 # Fields that describe the origin of a configuration or how the model is run, not the computed
 # values.
 IGNORED_FIELDS = frozenset({"_name_or_path", "name_or_path", "transformers_version", "use_cache"})
+# Speculation methods that draft from the tokens and keep no separate KV.
+DRAFTS_WITHOUT_KV = ("ngram", "suffix")
+# A rotary embedding that chooses its factors by the configured maximum length.
+LONGROPE = "longrope"
+
+# Logged if an epoch is random; with the word for what is stored.
+EPOCH_WARNING = "the weights were not loaded from files; nothing %s now is found after a restart"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelIdentity:
+    """The common part of an engine's scopes; can be pickled. `options`: options of the engine that
+    affect the computation or the layout of memory. `epoch`: empty for weights that were loaded from
+    files (their fingerprint identifies them), random otherwise and after every change.
+    """
+
+    name: str
+    weights: bytes = b""
+    kv_scale: str = "none"
+    hash_algorithm: str = ""
+    options: tuple[tuple[str, str], ...] = ()
+    epoch: bytes = b""
+
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        fingerprint: bytes | None,
+        options: Mapping[str, str],
+        *,
+        hash_algorithm: str,
+        kv_scale: str = "none",
+    ) -> "ModelIdentity":
+        """`fingerprint`: of the weights, None if they were not loaded from files."""
+        return cls(
+            name=name,
+            weights=fingerprint or b"",
+            kv_scale=kv_scale,
+            hash_algorithm=hash_algorithm,
+            options=tuple(sorted(options.items())),
+            epoch=b"" if fingerprint else new_epoch(),
+        )
+
+    def at(self, epoch: bytes) -> "ModelIdentity":
+        """Returns a copy with the weights of `epoch`; unchanged if it is empty."""
+        return replace(self, epoch=epoch) if epoch else self
+
+    def scope(
+        self,
+        dtype: str,
+        page_tokens: int,
+        *,
+        layers: tuple[int, int],
+        kv_heads: tuple[int, int],
+        head_dim: int,
+        layout: str,
+        chained: bool,
+        page_bytes: int,
+        part: int = 0,
+        options: Mapping[str, str] | None = None,
+    ) -> "Scope":
+        """Returns the scope of a kind of pages. `options`: in addition to the common options."""
+        from ritornello._core import Scope
+
+        return Scope(
+            self.name,
+            dtype,
+            page_tokens,
+            layers=layers,
+            kv_heads=kv_heads,
+            head_dim=head_dim,
+            layout=layout,
+            weights=self.weights,
+            kv_scale=self.kv_scale,
+            hash_algorithm=self.hash_algorithm,
+            epoch=self.epoch,
+            part=part,
+            extra={**dict(self.options), **(options or {})},
+            chained=chained,
+            page_bytes=page_bytes,
+        )
 
 
 def new_epoch() -> bytes:
@@ -39,3 +127,40 @@ def model_name(config: Mapping[str, Any]) -> str:
 def dtype_name(dtype: object) -> str:
     """Returns the name of a torch dtype, as in "bfloat16"."""
     return str(dtype).removeprefix("torch.")
+
+
+def depends_on_maximum_length(config: str) -> bool:
+    """Returns whether KV depends on the configured maximum length, which is then an option.
+    `config`: the configuration of the model as text.
+    """
+    return LONGROPE in config
+
+
+def draft_option(fingerprint: bytes | None) -> dict[str, str]:
+    """Returns the option that identifies a draft model whose KV is stored with the pages, by the
+    fingerprint of its weights; a random value if they were not loaded from files.
+    """
+    return {"draft": (fingerprint or new_epoch()).hex()}
+
+
+def kv_scale_of(cache_dtype: str, dtypes: Collection[str]) -> str:
+    """Returns the origin of KV scales: KV of another dtype than the model's `dtypes` is scaled by
+    values in the checkpoint.
+    """
+    return "none" if cache_dtype in ("auto", *dtypes) else "checkpoint"
+
+
+def ambiguity(*, scales_at_run_time: bool, hash_algorithm: str, speculation: str | None) -> str:
+    """Returns why equal keys do not imply equal pages, so that an engine must not be served; "" if
+    they do. `speculation`: the method of speculative decoding, None without it.
+    """
+    if scales_at_run_time:
+        return "KV scales calculated at run time are not part of a block's bytes"
+    if hash_algorithm.startswith("xxhash") and "PYTHONHASHSEED" not in os.environ:
+        return (
+            f"{hash_algorithm} block hashes start from a random seed in every process; "
+            "use sha256, or set PYTHONHASHSEED"
+        )
+    if speculation is not None and speculation not in DRAFTS_WITHOUT_KV:
+        return f"speculative decoding by {speculation} keeps KV of a second model"
+    return ""

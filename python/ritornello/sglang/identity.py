@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ritornello.connector.identity import dtype_name
+from ritornello.connector.identity import ModelIdentity, dtype_name
 
 if TYPE_CHECKING:
     from ritornello._core import Scope
@@ -42,29 +42,26 @@ DETAILS = (
     "v_head_dim",
 )
 DIGEST_BYTES = 32
+HASH_ALGORITHM = "sglang-sha256"
 
 
 @dataclass(frozen=True, slots=True)
 class Engine:
     """The engine of this process. `kv_heads`: of the whole model, 0 if unknown. `tp`, `pp`, `cp`:
-    rank and size. `replicated`: every tensor-parallel rank holds the same KV (MLA). `epoch`: empty
-    for weights loaded from files (their fingerprint identifies them), random otherwise.
+    rank and size. `replicated`: every tensor-parallel rank holds the same KV (MLA).
     """
 
     version: str
-    model: str
-    weights: bytes
+    model: ModelIdentity
     kv_heads: int
     tp: tuple[int, int]
     pp: tuple[int, int]
     cp: tuple[int, int]
     replicated: bool
-    extra: tuple[tuple[str, str], ...] = ()
-    epoch: bytes = b""
 
     def at(self, epoch: bytes) -> "Engine":
         """Returns a copy with the weights of `epoch`; unchanged if it is empty."""
-        return replace(self, epoch=epoch) if epoch else self
+        return replace(self, model=self.model.at(epoch))
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +144,7 @@ def scopes_of(
     for a layout that the core does not support.
     """
     heads = None
-    extra = dict(engine.extra)
+    options = {**dict(shape.details), "pool": shape.pool}
     if is_replicated(engine, shape):
         heads = (0, 1)
     elif shape.pool == KV:
@@ -155,15 +152,15 @@ def scopes_of(
     if heads is None:
         # Ranks by number, if their heads are unknown.
         heads = (0, max(shape.heads, 1))
-        extra["tp"] = f"{engine.tp[0]}/{engine.tp[1]}"
+        options["tp"] = f"{engine.tp[0]}/{engine.tp[1]}"
     if engine.pp[1] > 1 and not names_its_layers(shape, engine.pp[0]):
-        extra["pp"] = f"{engine.pp[0]}/{engine.pp[1]}"
+        options["pp"] = f"{engine.pp[0]}/{engine.pp[1]}"
     if engine.cp[1] > 1:
-        extra["cp"] = f"{engine.cp[0]}/{engine.cp[1]}"
+        options["cp"] = f"{engine.cp[0]}/{engine.cp[1]}"
     first, last = heads
     width = (last - first) // split
     ranges = [(first + i * width, first + (i + 1) * width) for i in range(split)]
-    return [_scope(engine, shape, page_bytes, copied, extra, heads) for heads in ranges]
+    return [_scope(engine, shape, page_bytes, copied, options, heads) for heads in ranges]
 
 
 def split_factor(engine: Engine, shape: PoolLayout, factor: int) -> int:
@@ -179,24 +176,18 @@ def _scope(
     shape: PoolLayout,
     page_bytes: int,
     copied: bool,
-    extra: Mapping[str, str],
+    options: Mapping[str, str],
     heads: tuple[int, int],
 ) -> "Scope":
-    from ritornello._core import Scope
-
     layout = f"sglang-{engine.version}/{shape.kind}/{shape.layout}/{shape.order(copied)}"
-    return Scope(
-        engine.model,
+    return engine.model.scope(
         shape.dtype,
         shape.page_tokens,
         layers=shape.layers,
         kv_heads=heads,
         head_dim=shape.head_dim,
         layout=layout,
-        weights=engine.weights,
-        hash_algorithm="sglang-sha256",
-        epoch=engine.epoch,
-        extra={**extra, **dict(shape.details), "pool": shape.pool},
+        options=options,
         # Side pools store windows and states, at some boundaries only.
         chained=shape.pool == KV,
         page_bytes=page_bytes,

@@ -25,15 +25,10 @@ from sglang.srt.model_executor.model_runner_components.weight_updater import Wei
 from sglang.srt.observability.metrics_collector import StorageMetrics
 from sglang.version import __version__
 
-from ritornello.connector.identity import dtype_name, model_name, new_epoch
-from ritornello.connector.weight_fingerprint import fingerprint_of
+from ritornello.connector.identity import EPOCH_WARNING
+from ritornello.sglang.engine import engine_of
 from ritornello.sglang.hits import Presence, restorable_prefixes
-from ritornello.sglang.identity import (
-    KV,
-    Engine,
-    file_digest,
-    keys_of,
-)
+from ritornello.sglang.identity import KV, keys_of
 from ritornello.sglang.interface import (
     interface_difference,
     require_tested_interface,
@@ -83,11 +78,8 @@ class RitornelloStorage(HiCacheStorage):
         self._store.open()
         self._engine = engine_of(storage_config).at(self._epoch)
         self._pools: dict[str, Pool | LogicalPool] = {}
-        if self._engine.epoch:
-            logger.warning(
-                "ritornello: the weights were not loaded from files; "
-                "nothing saved now is found after a restart"
-            )
+        if self._engine.model.epoch:
+            logger.warning(f"ritornello: {EPOCH_WARNING}", "saved")
 
     # Attach and detach.
 
@@ -332,72 +324,6 @@ class RitornelloStorage(HiCacheStorage):
         except Exception as error:
             self._store.record_failure(operation, error)
             return default
-
-
-def engine_of(config: HiCacheStorageConfig) -> Engine:
-    """Returns the engine of this process, from SGLang's published configuration."""
-    from sglang.srt.runtime_context import get_model, get_server_args, process_model_config
-
-    facts: dict[str, str] = {}
-    model_text, weights, heads = str(config.model_name), None, 0
-    try:
-        args, model = get_server_args(), process_model_config()
-        model_text, heads = model_name(model.hf_config.to_dict()), _kv_heads(model)
-        facts = _facts(args, model)
-        # A version that differs from the version at the start means weights from elsewhere.
-        if str(args.load_format) != "dummy" and _weight_version() == str(args.weight_version):
-            path = str(get_model().model_path)
-            weights = fingerprint_of(path, args.revision, args.download_dir)
-        if args.speculative_draft_model_path:
-            draft = fingerprint_of(
-                str(args.speculative_draft_model_path), args.speculative_draft_model_revision, None
-            )
-            facts["draft"] = (draft or new_epoch()).hex()
-    except Exception as error:
-        # Outside an engine, or in one that publishes its configuration differently.
-        logger.warning("ritornello: SGLang does not describe the model that it runs (%s)", error)
-        weights = None
-    return Engine(
-        version=__version__,
-        model=model_text,
-        weights=weights or b"",
-        kv_heads=heads,
-        tp=(config.tp_rank, config.tp_size),
-        pp=(config.pp_rank, config.pp_size),
-        cp=(config.attn_cp_rank, config.attn_cp_size),
-        replicated=bool(config.is_mla_model),
-        extra=tuple(sorted(facts.items())),
-        epoch=b"" if weights else new_epoch(),
-    )
-
-
-def _facts(args: Any, model: Any) -> dict[str, str]:
-    """Returns options that affect the computation or the memory layout."""
-    from sglang.srt.runtime_context import attention_backends
-
-    names = ("device", "kv_cache_dtype", "load_format", "quantization", "speculative_algorithm")
-    facts = {name: str(getattr(args, name)) for name in names}
-    facts["attention_backends"] = "/".join(map(str, attention_backends()))
-    facts["compute_dtype"] = dtype_name(model.dtype)
-    facts["kv_scales"] = file_digest(args.quantization_param_path)
-    if "longrope" in str(model.hf_config):
-        # This rotary embedding chooses its factors by the configured maximum length.
-        facts["context_len"] = str(model.context_len)
-    return facts
-
-
-def _kv_heads(model: Any) -> int:
-    """Returns the K/V heads of the whole model, 0 if layers differ."""
-    try:
-        return int(model.get_total_num_kv_heads())
-    except (RuntimeError, ValueError, AttributeError):
-        return 0
-
-
-def _weight_version() -> str:
-    from sglang.srt.runtime_context import get_serving
-
-    return str(get_serving().weight_version)
 
 
 def _storage_named_at_start() -> bool:

@@ -24,8 +24,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.distributed.parallel_state import get_pp_group, get_tp_group
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
-from ritornello.connector.identity import dtype_name
-from ritornello.vllm import composition
+from ritornello.vllm import composition, kernels
 from ritornello.vllm.cache_store import CacheStore
 from ritornello.vllm.handshake import ShardFacts, group_layouts
 from ritornello.vllm.identity import identity_of
@@ -161,7 +160,7 @@ class RitornelloConnector(KVConnectorBase_V1, SupportsHMA):
         parallel = config.parallel_config
         stages, ranks = parallel.pipeline_parallel_size, parallel.tensor_parallel_size
         found = group_layouts(metadata, stages, ranks, len(caches.kv_cache_groups))
-        identity = identity_of(config, caches, found, partial(_block_layout, config))
+        identity = identity_of(config, caches, found, partial(kernels.block_layout, config))
         for line in startup_warnings(identity):
             logger.warning("ritornello: %s", line)
         side = SchedulerSide(
@@ -380,15 +379,3 @@ composition.register(KVConnectorFactory, RitornelloConnector.__name__, "ritornel
 def _is_outermost(connector: RitornelloConnector) -> bool:
     """Returns whether vLLM's worker calls `connector` directly, not through MultiConnector."""
     return not has_kv_transfer_group() or get_kv_transfer_group() is connector
-
-
-def _block_layout(vllm_config: "VllmConfig", spec: Any) -> str:
-    """Returns how vLLM lays out the blocks of a group. Its CPU kernels pack keys by instruction
-    set, and two versions may pack differently.
-    """
-    from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
-
-    model, cache = vllm_config.model_config, vllm_config.cache_config
-    isa = _get_attn_isa(model.dtype, spec.block_size, spec.head_size, cache.cache_dtype)
-    version = str(vllm.__version__).partition("+")[0]
-    return f"vllm-{version}/cpu/{isa}/{spec.block_size}/{dtype_name(spec.dtype)}"

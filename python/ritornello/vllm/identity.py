@@ -7,14 +7,14 @@ disagree. vLLM's block hashes cover tokens, LoRA adapters, images and cache salt
 import hashlib
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import lcm
 from typing import TYPE_CHECKING, Any
 
-from ritornello.connector import weight_fingerprint
-from ritornello.connector.identity import canonical_config, dtype_name, model_name, new_epoch
+from ritornello.connector.identity import ModelIdentity, dtype_name, new_epoch
 from ritornello.vllm.cache_groups import ALL, CacheGroup, ObjectId, Rule, head_ranges_of, trailing
 from ritornello.vllm.handshake import GroupLayout
+from ritornello.vllm.model import model_identity
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -28,48 +28,38 @@ SHARDED = frozenset({"num_kv_heads", "num_head_slots", "max_tp_shards", "dcp_sha
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The common part of the scopes of a model's pages, and the KV cache groups; can be pickled.
-    `hash_tokens`: tokens that a block hash covers. `alignment`: a prefix is resumed at multiples of
-    this number of tokens. `ranks`: tensor-parallel workers of a stage. `epoch`: empty for weights
-    that were loaded from files (their fingerprint identifies them), random otherwise and after
-    every reset.
+    """The model, and its KV cache groups; can be pickled. `hash_tokens`: tokens that a block hash
+    covers. `alignment`: a prefix is resumed at multiples of this number of tokens. `ranks`:
+    tensor-parallel workers of a stage.
     """
 
-    model: str
-    weights: bytes
-    kv_scale: str
-    hash_algorithm: str
+    model: ModelIdentity
     hash_tokens: int
     alignment: int
-    extra: tuple[tuple[str, str], ...]
     groups: tuple[CacheGroup, ...]
     ranks: int = 1
-    epoch: bytes = b""
+
+    def with_new_epoch(self) -> "Identity":
+        """Returns a copy under which no page stored before is found."""
+        return replace(self, model=self.model.at(new_epoch()))
 
     def scope(self, object_id: ObjectId) -> "Scope":
         """Returns the scope of an object. It names layers and heads, not workers: every worker that
         holds the same bytes finds them.
         """
-        from ritornello._core import Scope
-
         group = self.groups[object_id.group]
         layers = group.stages[object_id.stage]
         numbers = [_number(name) for name in layers]
         digest = hashlib.sha256("\n".join(layers).encode()).hexdigest()[:32]
-        return Scope(
-            self.model,
+        return self.model.scope(
             group.dtype,
             group.page_tokens,
             layers=(min(numbers), max(numbers) + 1),
             kv_heads=group.head_ranges[object_id.head_range],
             head_dim=group.head_dim,
             layout=group.layout,
-            weights=self.weights,
-            kv_scale=self.kv_scale,
-            hash_algorithm=self.hash_algorithm,
-            epoch=self.epoch,
             part=object_id.group,
-            extra={**dict(self.extra), "kv_spec": group.spec, "layer_names": digest},
+            options={"kv_spec": group.spec, "layer_names": digest},
             # Pages of a window are useful without the pages before the window.
             chained=group.rule.reach is None,
             page_bytes=group.object_bytes(object_id.stage, object_id.head_range),
@@ -92,37 +82,19 @@ def identity_of(
     `group_layouts`: from the workers' reports. `layout` names how a group's blocks are laid out.
     ValueError names the configuration that cannot be distinguished.
     """
-    model, cache = vllm_config.model_config, vllm_config.cache_config
     ranks = vllm_config.parallel_config.tensor_parallel_size
-    config = model.hf_config.to_dict()
-    weights = fingerprint_of(vllm_config)
-    extra = {
-        "cache_dtype": str(cache.cache_dtype),
-        "compute_dtype": dtype_name(model.dtype),
-        "load_format": str(vllm_config.load_config.load_format),
-        "quantization": str(model.quantization or "none"),
-    }
-    if "longrope" in canonical_config(config):
-        # This rotary embedding chooses its factors by the configured maximum length.
-        extra["max_model_len"] = str(model.max_model_len)
     specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
-    total = int(model.get_total_num_kv_heads())
+    total = int(vllm_config.model_config.get_total_num_kv_heads())
     groups = tuple(
         _cache_group(spec, shape, kv_heads_of(spec, total, ranks), ranks, layout(spec))
         for spec, shape in zip(specs, group_layouts, strict=True)
     )
-    plain_scale = str(cache.cache_dtype) in ("auto", *(group.dtype for group in groups))
     return Identity(
-        model=model_name(config),
-        weights=weights or b"",
-        kv_scale="none" if plain_scale else "checkpoint",
-        hash_algorithm=str(cache.prefix_caching_hash_algo),
+        model=model_identity(vllm_config, [group.dtype for group in groups], {}),
         hash_tokens=hash_tokens_of(vllm_config, kv_cache_config),
         alignment=lcm(*(group.page_tokens for group in groups)),
-        extra=tuple(sorted(extra.items())),
         groups=groups,
         ranks=ranks,
-        epoch=b"" if weights else new_epoch(),
     )
 
 
@@ -187,13 +159,3 @@ def hash_tokens_of(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") 
     """Returns the tokens that one block hash of a request covers."""
     found = getattr(kv_cache_config, "hash_block_size", None)
     return int(found or vllm_config.cache_config.block_size)
-
-
-def fingerprint_of(vllm_config: "VllmConfig") -> bytes | None:
-    """Returns the fingerprint of the weights that this engine loaded from files; None for dummy
-    weights and weights streamed from elsewhere.
-    """
-    model, load = vllm_config.model_config, vllm_config.load_config
-    if str(load.load_format) == "dummy":
-        return None
-    return weight_fingerprint.fingerprint_of(model.model, model.revision, load.download_dir)

@@ -17,11 +17,9 @@ Invariants:
 
 import logging
 from collections.abc import Collection, Sequence
-from dataclasses import replace
 from time import monotonic
 from typing import Any
 
-from ritornello.connector.identity import new_epoch
 from ritornello.vllm.deferred import DeferredSaves, StepSaves, stale_blocks
 from ritornello.vllm.identity import Identity
 from ritornello.vllm.matching import Lease, Matcher, PrefixMatch, PromptLength
@@ -281,7 +279,7 @@ class SchedulerSide:
         hits and saves stop until a reset finds all blocks free. Returns whether all blocks were
         free.
         """
-        self._set_identity(replace(self._identity, epoch=new_epoch()))
+        self._set_identity(self._identity.with_new_epoch())
         for state in self._requests.values():
             self._drop_match(state)
         if self._deferred is not None:

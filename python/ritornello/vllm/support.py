@@ -2,17 +2,16 @@
 parallelism is refused at start-up, all other unsupported engines get neither hits nor saves.
 """
 
-import os
 from typing import TYPE_CHECKING
 
+from ritornello.connector.identity import EPOCH_WARNING
 from ritornello.vllm.identity import Identity, hash_tokens_of
+from ritornello.vllm.model import ambiguity
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
-# Speculation methods that draft from the tokens and keep no separate KV.
-DRAFTS_WITHOUT_KV = ("ngram", "suffix")
 # vLLM's kinds of KV cache groups whose blocks contain only the KV of their tokens.
 SERVED = ("FullAttentionSpec", "MLAAttentionSpec", "SlidingWindowSpec")
 
@@ -34,8 +33,8 @@ def unsupported_reason(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfi
     """Returns why this engine gets neither hits nor saves; "" if it is served."""
     return (
         _device(vllm_config)
+        or ambiguity(vllm_config)
         or _keys(vllm_config, kv_cache_config)
-        or _speculation(vllm_config)
         or _attention(vllm_config, kv_cache_config)
     )
 
@@ -48,27 +47,11 @@ def _device(vllm_config: "VllmConfig") -> str:
 
 
 def _keys(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> str:
-    cache = vllm_config.cache_config
-    if getattr(cache, "calculate_kv_scales", False) or "per_token" in str(cache.cache_dtype):
-        return "KV scales calculated at run time are not part of a block's bytes"
-    algorithm = str(cache.prefix_caching_hash_algo)
-    if algorithm.startswith("xxhash") and "PYTHONHASHSEED" not in os.environ:
-        return (
-            f"{algorithm} block hashes start from a random seed in every process; "
-            "use sha256, or set PYTHONHASHSEED"
-        )
     hash_tokens = hash_tokens_of(vllm_config, kv_cache_config)
     for group in kv_cache_config.kv_cache_groups:
         tokens = group.kv_cache_spec.block_size
         if tokens % hash_tokens:
             return f"block hashes cover {hash_tokens} tokens, blocks {tokens}"
-    return ""
-
-
-def _speculation(vllm_config: "VllmConfig") -> str:
-    speculation = vllm_config.speculative_config
-    if speculation is not None and speculation.method not in DRAFTS_WITHOUT_KV:
-        return f"speculative decoding by {speculation.method} keeps KV of a second model"
     return ""
 
 
@@ -102,10 +85,8 @@ def requires_async_loads(vllm_config: "VllmConfig", kv_cache_config: "KVCacheCon
 def startup_warnings(identity: Identity) -> list[str]:
     """Returns what users should know about which pages will be found again."""
     warnings = []
-    if identity.epoch:
-        warnings.append(
-            "the weights were not loaded from files; nothing saved now is found after a restart"
-        )
+    if identity.model.epoch:
+        warnings.append(EPOCH_WARNING % "saved")
     if identity.ranks > 1 and not all(group.shared for group in identity.groups):
         warnings.append(
             "a page's KV heads cannot be stored apart here: pages are not found at another tensor "

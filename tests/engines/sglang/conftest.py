@@ -20,6 +20,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parent), str(ROOT)]
 
 from hosts import config  # noqa: E402
 
+from ritornello.connector.identity import ModelIdentity  # noqa: E402
 from ritornello.sglang import RitornelloStorage, storage  # noqa: E402
 from ritornello.sglang.identity import Engine  # noqa: E402
 
@@ -52,8 +53,7 @@ def attach(
     def engine_of(said: Any) -> Engine:
         return Engine(
             version="0.5.23",
-            model=name,
-            weights=b"weights",
+            model=ModelIdentity(name, b"weights"),
             kv_heads=2,
             tp=(said.tp_rank, said.tp_size),
             pp=(said.pp_rank, said.pp_size),

@@ -40,7 +40,7 @@ def test_sglang_factory_constructs_storage(tmp_path: Path) -> None:
     made = StorageBackendFactory.create_backend("dynamic", config(extra), None)
     assert isinstance(made, RitornelloStorage)
     # No engine runs here: no page may be found by another process.
-    assert made._engine.epoch
+    assert made._engine.model.epoch
     made.close()
 
 

@@ -20,6 +20,8 @@ from vllm.v1.kv_offload.base import (
 from vllm.v1.kv_offload.tiering.async_lookup import AsyncLookupManager
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob
 
+from ritornello.connector.identity import EPOCH_WARNING
+from ritornello.vllm import kernels
 from ritornello.vllm.tier.counts import COUNTERS, PREFIX, Counts
 from ritornello.vllm.tier.host_rows import HostRows
 from ritornello.vllm.tier.interface import require_tested_interface
@@ -110,13 +112,10 @@ class RitornelloTier(SecondaryTierManager):
             row_bytes,
             platform_of(vllm_config, offloading_spec),
         )
-        if namespace.epoch:
-            logger.warning(
-                "ritornello: the weights were not loaded from files; "
-                "nothing stored now is found after a restart"
-            )
+        if namespace.model.epoch:
+            logger.warning(f"ritornello: {EPOCH_WARNING}", "stored")
         rows = HostRows(primary_kv_view, row_bytes, settings.store.path)
-        store = TierStore(settings.store, self._counts, namespace.hash_algorithm)
+        store = TierStore(settings.store, self._counts, namespace.model.hash_algorithm)
         guard = guard_of_engine()
         self._tier = Tier(store, namespace, rows, settings, self._counts, guard)
         guard.begin_epoch = self._tier.on_caches_reset
@@ -372,26 +371,4 @@ def platform_of(vllm_config: "VllmConfig", spec: "OffloadingSpec") -> KernelPlat
 
     config = spec.config
     canonical = canonical_format_id(config.kv_cache_layout) if config.canonical_layout else ""
-    version = str(vllm.__version__).partition("+")[0]
-    return KernelPlatform(version, kernel_packing(vllm_config), str(canonical))
-
-
-def kernel_packing(vllm_config: "VllmConfig") -> str:
-    """Returns the device, and the properties by which vLLM chooses kernels. Workers choose the
-    attention backend; whether named here or not, it follows from the configuration and the device.
-    """
-    device = str(vllm_config.device_config.device_type)
-    backend = str(getattr(vllm_config.attention_config, "backend", None))
-    runner = f"v2={getattr(vllm_config, 'use_v2_model_runner', None)}"
-    if device == "cpu":
-        from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
-
-        model, cache = vllm_config.model_config, vllm_config.cache_config
-        chosen = _get_attn_isa(
-            model.dtype, cache.block_size, model.get_head_size(), cache.cache_dtype
-        )
-    else:
-        from vllm.platforms import current_platform
-
-        chosen = current_platform.get_device_capability()
-    return f"{device} {chosen} {backend} {runner}"
+    return KernelPlatform(kernels.version(), kernels.packing(vllm_config), str(canonical))

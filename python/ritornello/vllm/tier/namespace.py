@@ -10,13 +10,12 @@ vLLM's block hashes cover tokens, LoRA adapters, images and cache salts.
 """
 
 import dataclasses
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ritornello.connector.identity import canonical_config, dtype_name, model_name, new_epoch
-from ritornello.vllm.identity import fingerprint_of
+from ritornello.connector.identity import ModelIdentity, new_epoch
+from ritornello.vllm.model import ambiguity, model_identity
 from ritornello.vllm.tier.sequence import Group
 
 if TYPE_CHECKING:
@@ -28,8 +27,6 @@ if TYPE_CHECKING:
 
 # Maximum page size of a store.
 ROW_BYTES_MAX = 64 << 20
-# Speculation methods that draft from the tokens and keep no KV of a second model.
-DRAFTS_WITHOUT_KV = ("ngram", "suffix")
 # Fields of a cache's description that depend on the number of ranks.
 RANK_FIELDS = ("num_kv_heads",)
 
@@ -48,47 +45,32 @@ class KernelPlatform:
 
 @dataclass(frozen=True, slots=True)
 class Namespace:
-    """A scope for each KV group. `epoch`: empty for weights loaded from files, random otherwise and
-    after every reset.
-    """
+    """A scope for each KV group."""
 
-    model: str
+    model: ModelIdentity
     dtype: str
-    weights: bytes
-    kv_scale: str
-    hash_algorithm: str
     layers: int
     kv_heads: int
     head_dim: int
     row_bytes: int
     groups: tuple[Group, ...]
-    extra: tuple[tuple[str, str], ...]
-    epoch: bytes = b""
 
     def scope(self, group: Group) -> "Scope":
-        from ritornello._core import Scope
-
-        return Scope(
-            self.model,
+        return self.model.scope(
             self.dtype,
             group.chunk_tokens,
             layers=(0, self.layers),
             kv_heads=(0, self.kv_heads),
             head_dim=self.head_dim,
             layout="vllm-row",
-            weights=self.weights,
-            kv_scale=self.kv_scale,
-            hash_algorithm=self.hash_algorithm,
-            epoch=self.epoch,
             part=group.number,
-            extra=dict(self.extra),
             chained=group.chained,
             page_bytes=self.row_bytes,
         )
 
     def with_new_epoch(self) -> "Namespace":
         """Returns a copy in which no chunk stored before is found."""
-        return replace(self, epoch=new_epoch())
+        return replace(self, model=self.model.at(new_epoch()))
 
 
 def unsupported_reason(
@@ -97,18 +79,9 @@ def unsupported_reason(
     """Returns why this engine gets neither hits nor stores; "" if it is served."""
     if vllm_config is None:
         return "vLLM's configuration was not found, so the model of these bytes is unknown"
-    cache = vllm_config.cache_config
-    if getattr(cache, "calculate_kv_scales", False) or "per_token" in str(cache.cache_dtype):
-        return "KV scales calculated at run time are not part of a block's bytes"
-    algorithm = str(cache.prefix_caching_hash_algo)
-    if algorithm.startswith("xxhash") and "PYTHONHASHSEED" not in os.environ:
-        return (
-            f"{algorithm} block hashes start from a random seed in every process; "
-            "use sha256, or set PYTHONHASHSEED"
-        )
-    speculation = vllm_config.speculative_config
-    if speculation is not None and speculation.method not in DRAFTS_WITHOUT_KV:
-        return f"speculative decoding by {speculation.method} keeps KV of a second model"
+    reason = ambiguity(vllm_config)
+    if reason:
+        return reason
     if row_bytes > ROW_BYTES_MAX:
         return (
             f"a chunk of {row_bytes} bytes is larger than a page of the store may be "
@@ -129,43 +102,29 @@ def namespace_of(
     """Returns the namespace of an engine that `unsupported_reason` accepted. `row_bytes`: one chunk
     in the host tier, including padding.
     """
-    model, cache = vllm_config.model_config, vllm_config.cache_config
-    parallel = offloading.parallel
-    config = model.hf_config.to_dict()
-    weights = fingerprint_of(vllm_config)
+    model, parallel = vllm_config.model_config, offloading.parallel
     rank_free = offloading.replicated_layout or (
         offloading.canonical_layout and parallel.is_parallelism_agnostic
     )
     specs = {g.group_id: kv_cache_config.kv_cache_groups[g.group_id] for g in offloading.groups}
-    extra = {
+    options = {
         "vllm": machine.version,
         "packing": machine.packing,
         "kv_cache_layout": str(offloading.kv_cache_layout),
         "canonical": machine.canonical,
         "blocks_per_chunk": str(offloading.cache.blocks_per_chunk),
         "tokens_per_hash": str(offloading.cache.tokens_per_hash),
-        "cache_dtype": str(cache.cache_dtype),
-        "compute_dtype": dtype_name(model.dtype),
-        "load_format": str(vllm_config.load_config.load_format),
-        "quantization": str(model.quantization or "none"),
         "replicated": str(offloading.replicated_layout),
         "ranks": "any" if rank_free else ranks(parallel),
     }
     for group in offloading.groups:
-        extra[f"group {group.group_id}"] = (
+        options[f"group {group.group_id}"] = (
             f"{group.tokens_per_block} tokens of {','.join(group.layer_names)}: "
             f"{spec_text(specs[group.group_id].kv_cache_spec, rank_free)}"
         )
-    if "longrope" in canonical_config(config):
-        # This rotary embedding chooses its factors by the configured maximum length.
-        extra["max_model_len"] = str(model.max_model_len)
-    dtype = offloading.model.dtype
     return Namespace(
-        model=model_name(config),
-        dtype=dtype,
-        weights=weights or b"",
-        kv_scale="none" if cache.cache_dtype in ("auto", dtype) else "checkpoint",
-        hash_algorithm=str(cache.prefix_caching_hash_algo),
+        model=model_identity(vllm_config, (offloading.model.dtype,), options),
+        dtype=offloading.model.dtype,
         layers=sum(len(group.layer_names) for group in offloading.groups),
         kv_heads=max(int(model.get_total_num_kv_heads()), 1),
         head_dim=max(int(model.get_head_size()), 1),
@@ -178,8 +137,6 @@ def namespace_of(
             )
             for group in offloading.groups
         ),
-        extra=tuple(sorted(extra.items())),
-        epoch=b"" if weights else new_epoch(),
     )
 
 

@@ -1,0 +1,83 @@
+"""The engine of this process, from SGLang's published configuration."""
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from sglang.version import __version__
+
+from ritornello.connector.identity import (
+    ModelIdentity,
+    depends_on_maximum_length,
+    draft_option,
+    dtype_name,
+    model_name,
+)
+from ritornello.connector.weight_fingerprint import fingerprint_of
+from ritornello.sglang.identity import HASH_ALGORITHM, Engine, file_digest
+
+if TYPE_CHECKING:
+    from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig
+
+logger = logging.getLogger("ritornello.sglang")
+
+
+def engine_of(config: "HiCacheStorageConfig") -> Engine:
+    from sglang.srt.runtime_context import get_model, get_server_args, process_model_config
+
+    options: dict[str, str] = {}
+    name, fingerprint, heads = str(config.model_name), None, 0
+    try:
+        args, model = get_server_args(), process_model_config()
+        name, heads = model_name(model.hf_config.to_dict()), _kv_heads(model)
+        options = _options(args, model)
+        # A version that differs from the version at the start means weights from elsewhere.
+        if str(args.load_format) != "dummy" and _weight_version() == str(args.weight_version):
+            path = str(get_model().model_path)
+            fingerprint = fingerprint_of(path, args.revision, args.download_dir)
+        if args.speculative_draft_model_path:
+            draft = str(args.speculative_draft_model_path)
+            revision = args.speculative_draft_model_revision
+            options |= draft_option(fingerprint_of(draft, revision, None))
+    except Exception as error:
+        # Outside an engine, or in one that publishes its configuration differently.
+        logger.warning("ritornello: SGLang does not describe the model that it runs (%s)", error)
+        fingerprint = None
+    return Engine(
+        version=__version__,
+        model=ModelIdentity.of(name, fingerprint, options, hash_algorithm=HASH_ALGORITHM),
+        kv_heads=heads,
+        tp=(config.tp_rank, config.tp_size),
+        pp=(config.pp_rank, config.pp_size),
+        cp=(config.attn_cp_rank, config.attn_cp_size),
+        replicated=bool(config.is_mla_model),
+    )
+
+
+def _options(args: Any, model: Any) -> dict[str, str]:
+    """Returns options that affect the computation or the memory layout."""
+    from sglang.srt.runtime_context import attention_backends
+
+    names = ("device", "kv_cache_dtype", "load_format", "quantization", "speculative_algorithm")
+    options = {
+        **{name: str(getattr(args, name)) for name in names},
+        "attention_backends": "/".join(map(str, attention_backends())),
+        "compute_dtype": dtype_name(model.dtype),
+        "kv_scales": file_digest(args.quantization_param_path),
+    }
+    if depends_on_maximum_length(str(model.hf_config)):
+        options["context_len"] = str(model.context_len)
+    return options
+
+
+def _kv_heads(model: Any) -> int:
+    """Returns the K/V heads of the whole model, 0 if layers differ."""
+    try:
+        return int(model.get_total_num_kv_heads())
+    except (RuntimeError, ValueError, AttributeError):
+        return 0
+
+
+def _weight_version() -> str:
+    from sglang.srt.runtime_context import get_serving
+
+    return str(get_serving().weight_version)

@@ -1,0 +1,57 @@
+"""The model that vLLM runs, as the connector and the tier identify it."""
+
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING
+
+from ritornello.connector import identity, weight_fingerprint
+from ritornello.connector.identity import ModelIdentity, canonical_config, dtype_name
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+
+def model_identity(
+    vllm_config: "VllmConfig", dtypes: Collection[str], options: Mapping[str, str]
+) -> ModelIdentity:
+    """Returns the identity of the model. `dtypes`: of its KV without scales. `options`: in addition
+    to the options that are named here.
+    """
+    model, cache = vllm_config.model_config, vllm_config.cache_config
+    config = model.hf_config.to_dict()
+    all_options = {
+        "cache_dtype": str(cache.cache_dtype),
+        "compute_dtype": dtype_name(model.dtype),
+        "load_format": str(vllm_config.load_config.load_format),
+        "quantization": str(model.quantization or "none"),
+        **options,
+    }
+    if identity.depends_on_maximum_length(canonical_config(config)):
+        all_options["max_model_len"] = str(model.max_model_len)
+    return ModelIdentity.of(
+        identity.model_name(config),
+        fingerprint_of(vllm_config),
+        all_options,
+        kv_scale=identity.kv_scale_of(str(cache.cache_dtype), dtypes),
+        hash_algorithm=str(cache.prefix_caching_hash_algo),
+    )
+
+
+def fingerprint_of(vllm_config: "VllmConfig") -> bytes | None:
+    """Returns the fingerprint of the weights that this engine loaded from files; None for dummy
+    weights and weights streamed from elsewhere.
+    """
+    model, load = vllm_config.model_config, vllm_config.load_config
+    if str(load.load_format) == "dummy":
+        return None
+    return weight_fingerprint.fingerprint_of(model.model, model.revision, load.download_dir)
+
+
+def ambiguity(vllm_config: "VllmConfig") -> str:
+    """Returns why the keys of this engine do not determine its pages; "" if they do."""
+    cache, speculation = vllm_config.cache_config, vllm_config.speculative_config
+    at_run_time = getattr(cache, "calculate_kv_scales", False)
+    return identity.ambiguity(
+        scales_at_run_time=at_run_time or "per_token" in str(cache.cache_dtype),
+        hash_algorithm=str(cache.prefix_caching_hash_algo),
+        speculation=None if speculation is None else str(speculation.method),
+    )
