@@ -9,7 +9,7 @@ import pytest
 import ritornello as rt
 from ritornello.lmcache.executor import LookupExecutor
 from ritornello.lmcache.formats import REFRESH_SECONDS, FormatCatalog
-from ritornello.lmcache.interface import interface_difference, require_tested_interface
+from ritornello.lmcache.interface import INTERFACE, interface_difference
 from ritornello.lmcache.listing import list_objects
 from ritornello.lmcache.lmcache_objects import fits
 from ritornello.lmcache.locks import Locks
@@ -427,5 +427,5 @@ def test_unknown_interface_fails_in_one_line() -> None:
 
     assert "abstract methods differ" in interface_difference(Stranger, Family)
     with pytest.raises(ImportError, match=r"LMCache 0\.9\.9 differs") as refused:
-        require_tested_interface(Stranger, Family, "0.9.9")
+        INTERFACE.require(interface_difference(Stranger, Family), "0.9.9")
     assert "\n" not in str(refused.value)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from ritornello.sglang import interface
-from ritornello.sglang.interface import interface_difference, require_tested_interface
+from ritornello.sglang.interface import INTERFACE, interface_difference
 from ritornello.sglang.settings import ENGINE, Settings
 
 
@@ -86,6 +86,6 @@ def test_tested_interface_is_accepted() -> None:
 def test_unknown_interface_fails_in_one_line(classes: Any, problem: str) -> None:
     storage, config, transfer, result = classes
     with pytest.raises(ImportError, match=problem) as raised:
-        require_tested_interface(interface_difference(storage, config, transfer, result), "9.9")
+        INTERFACE.require(interface_difference(storage, config, transfer, result), "9.9")
     assert "SGLang 9.9" in str(raised.value)
     assert "\n" not in str(raised.value)

@@ -241,16 +241,17 @@ class Answers(Enum):
 
 def test_unknown_interface_fails_in_one_line() -> None:
     assert interface.interface_difference(base(), Job, Result, Answers) == ""
-    interface.require_tested_interface(base(), Job, Result, Answers, "0.33.0")
+    interface.INTERFACE.require("", "0.33.0")
     abstract = base(__abstractmethods__=interface.ABSTRACT | {"submit_delete"})
     assert "take_events" in interface.interface_difference(
         base(take_events="gone"), Job, Result, Answers
     )
-    assert "submit_delete" in interface.interface_difference(abstract, Job, Result, Answers)
+    difference = interface.interface_difference(abstract, Job, Result, Answers)
+    assert "submit_delete" in difference
     other = base(__init__=lambda self, config: None)
     assert "takes config" in interface.interface_difference(other, Job, Result, Answers)
     assert "Result has" in interface.interface_difference(base(), Result, Result, Answers)
     assert "RETRY" in interface.interface_difference(base(), Job, Result, Enum("Few", "HIT MISS"))
     with pytest.raises(ImportError, match=r"0\.34\.0 differs") as raised:
-        interface.require_tested_interface(abstract, Job, Result, Answers, "0.34.0")
+        interface.INTERFACE.require(difference, "0.34.0")
     assert "\n" not in str(raised.value)

@@ -1,8 +1,9 @@
 """Common parts of the adapters for vLLM, SGLang and LMCache. An adapter supplies how its engine
 states a fact; the rule that follows from the fact is here.
 
-    identity            the description of a model in the scopes of its pages
+    identity            what decides, besides tokens, whether the bytes of a page may be reused
     weight_fingerprint  the digest by which weights are recognised
+    interface           checks that an installed engine has the interface that was tested
     settings            the user's settings of a store
     opening             opens a store by its settings
     fail_safe           the store whose failures are misses, and which reopens itself

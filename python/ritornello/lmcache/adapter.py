@@ -22,7 +22,7 @@ from lmcache.v1.distributed.l2_adapters.base import AdapterUsage, L2AdapterInter
 
 from ritornello._core import Completions
 from ritornello.lmcache.executor import LookupExecutor
-from ritornello.lmcache.interface import require_tested_interface
+from ritornello.lmcache.interface import INTERFACE, interface_difference
 from ritornello.lmcache.listing import list_objects
 from ritornello.lmcache.lmcache_objects import Item, Job, ObjectStore
 from ritornello.lmcache.locks import Locks
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from lmcache.v1.distributed.internal_api import L1MemoryDesc, L2AdapterListener
     from lmcache.v1.memory_management import MemoryObj
 
-require_tested_interface(L2AdapterInterface, ObjectKey, lmcache.__version__)
+INTERFACE.require(interface_difference(L2AdapterInterface, ObjectKey), lmcache.__version__)
 
 # Locks end when a load or its request ends; LMCache's own locks expire after this time.
 LEASE_SECONDS = 300.0

@@ -1,9 +1,15 @@
 """Checks that the installed LMCache has the tested adapter interface."""
 
-import inspect
 from typing import Any
 
-TESTED = "0.5.6"
+from ritornello.connector.interface import (
+    EngineInterface,
+    abstract_difference,
+    field_difference,
+    method_difference,
+)
+
+INTERFACE = EngineInterface("ritornello.lmcache", "LMCache", "0.5.6", "adapter interface")
 
 ABSTRACT = frozenset(
     {
@@ -22,19 +28,19 @@ ABSTRACT = frozenset(
 )
 # Further methods that are called or overridden: their parameters show whether they are unchanged.
 PARAMETERS = {
-    "__init__": ("self", "max_capacity_bytes"),
-    "_notify_keys_accessed": ("self", "keys"),
-    "_notify_keys_deleted": ("self", "keys", "sizes"),
-    "_notify_keys_stored": ("self", "keys", "sizes"),
-    "delete": ("self", "keys"),
-    "get_usage": ("self",),
-    "list_l2_keys": ("self", "model_name", "page_size", "cursor"),
-    "register_listener": ("self", "listener"),
-    "report_status": ("self",),
-    "submit_load_task": ("self", "keys", "objects"),
-    "submit_lookup_and_lock_task": ("self", "keys", "group_layout_descs"),
-    "submit_store_task": ("self", "keys", "objects"),
-    "submit_unlock": ("self", "keys"),
+    "__init__": ("max_capacity_bytes",),
+    "_notify_keys_accessed": ("keys",),
+    "_notify_keys_deleted": ("keys", "sizes"),
+    "_notify_keys_stored": ("keys", "sizes"),
+    "delete": ("keys",),
+    "get_usage": (),
+    "list_l2_keys": ("model_name", "page_size", "cursor"),
+    "register_listener": ("listener",),
+    "report_status": (),
+    "submit_load_task": ("keys", "objects"),
+    "submit_lookup_and_lock_task": ("keys", "group_layout_descs"),
+    "submit_store_task": ("keys", "objects"),
+    "submit_unlock": ("keys",),
 }
 KEY_FIELDS = ("chunk_hash", "model_name", "kv_rank", "object_group_id", "cache_salt")
 
@@ -43,27 +49,8 @@ def interface_difference(base: Any, key: Any) -> str:
     """Returns how LMCache's adapter base class and object key differ from the tested interface; ""
     if they are equal.
     """
-    abstract = frozenset(base.__abstractmethods__)
-    if abstract != ABSTRACT:
-        return f"abstract methods differ: {', '.join(sorted(abstract ^ ABSTRACT))}"
-    for name, expected in PARAMETERS.items():
-        method = getattr(base, name, None)
-        if method is None:
-            return f"{name} is missing"
-        parameters = tuple(inspect.signature(method).parameters)
-        if parameters != expected:
-            return f"{name} takes {', '.join(parameters[1:]) or 'nothing'}"
-    fields = tuple(inspect.signature(key).parameters)
-    if fields != KEY_FIELDS:
-        return f"an object key has {', '.join(fields)}"
-    return ""
-
-
-def require_tested_interface(base: Any, key: Any, version: str) -> None:
-    """Raises ImportError, in one line, for an untested interface."""
-    problem = interface_difference(base, key)
-    if problem:
-        raise ImportError(
-            f"ritornello.lmcache was written for LMCache {TESTED}; the adapter interface of "
-            f"LMCache {version} differs ({problem}): use that version, or a newer ritornello"
-        )
+    return (
+        abstract_difference(base, ABSTRACT)
+        or method_difference(base, PARAMETERS)
+        or field_difference("an object key", key, KEY_FIELDS)
+    )

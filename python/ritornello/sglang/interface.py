@@ -3,7 +3,13 @@
 import inspect
 from typing import Any
 
-TESTED = "0.5.23"
+from ritornello.connector.interface import (
+    EngineInterface,
+    abstract_difference,
+    method_difference,
+)
+
+INTERFACE = EngineInterface("ritornello.sglang", "SGLang", "0.5.23", "storage interface")
 
 ABSTRACT = frozenset({"batch_get", "batch_set", "exists", "get", "set"})
 # Methods, with the parameters that SGLang passes. A missing or changed method would go unnoticed:
@@ -68,16 +74,9 @@ def interface_difference(base: Any, config: Any, transfer: Any, result: Any) -> 
     """Returns how SGLang's storage classes (`HiCacheStorage`, `HiCacheStorageConfig`,
     `PoolTransfer`, `PoolTransferResult`) differ from the tested classes; "" if they are equal.
     """
-    abstract = frozenset(base.__abstractmethods__)
-    if abstract != ABSTRACT:
-        return f"abstract methods differ: {', '.join(sorted(abstract ^ ABSTRACT))}"
-    for name, expected in METHODS.items():
-        method = getattr(base, name, None)
-        if method is None:
-            return f"{name} is missing"
-        parameters = tuple(inspect.signature(method).parameters)[1:]
-        if parameters != expected:
-            return f"{name} takes {', '.join(parameters) or 'nothing'}"
+    difference = abstract_difference(base, ABSTRACT) or method_difference(base, METHODS)
+    if difference:
+        return difference
     for kind, fields in ((config, CONFIG), (transfer, TRANSFER), (result, RESULT)):
         missing = sorted(fields - set(kind.__dataclass_fields__))
         if missing:
@@ -100,12 +99,3 @@ def watch_obstacle(updater: Any, manager: Any, controller: Any) -> str:
         if not inspect.isfunction(getattr(kind, name, None)):
             return f"{kind.__name__} has no {name}"
     return ""
-
-
-def require_tested_interface(problem: str, version: str) -> None:
-    """Raises ImportError, in one line, if there is a `problem`: the interface was not tested."""
-    if problem:
-        raise ImportError(
-            f"ritornello.sglang was written for SGLang {TESTED}; the storage interface of SGLang "
-            f"{version} differs ({problem}): use that version, or a newer ritornello"
-        )

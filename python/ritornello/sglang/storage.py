@@ -29,11 +29,7 @@ from ritornello.connector.identity import EPOCH_WARNING
 from ritornello.sglang.engine import engine_of
 from ritornello.sglang.hits import Presence, restorable_prefixes
 from ritornello.sglang.identity import KV, keys_of
-from ritornello.sglang.interface import (
-    interface_difference,
-    require_tested_interface,
-    watch_obstacle,
-)
+from ritornello.sglang.interface import INTERFACE, interface_difference, watch_obstacle
 from ritornello.sglang.meter import Meter
 from ritornello.sglang.pools import LogicalPool, Pool
 from ritornello.sglang.settings import Settings
@@ -44,7 +40,7 @@ logger = logging.getLogger("ritornello.sglang")
 
 WATCHED = (WeightUpdater, SchedulerWeightUpdaterManager, HiCacheController)
 
-require_tested_interface(
+INTERFACE.require(
     interface_difference(HiCacheStorage, HiCacheStorageConfig, PoolTransfer, PoolTransferResult)
     or watch_obstacle(*WATCHED),
     __version__,

@@ -28,7 +28,7 @@ from ritornello.vllm import composition, kernels
 from ritornello.vllm.cache_store import CacheStore
 from ritornello.vllm.handshake import ShardFacts, group_layouts
 from ritornello.vllm.identity import identity_of
-from ritornello.vllm.interface import require_tested_interface
+from ritornello.vllm.interface import INTERFACE, interface_difference
 from ritornello.vllm.metadata import IDLE, StepMetadata, WorkerReport
 from ritornello.vllm.meter import Meter
 from ritornello.vllm.metrics import RitornelloPromMetrics, RitornelloStats, stats_of
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("vllm.ritornello")
 
-require_tested_interface(KVConnectorBase_V1, vllm.__version__)
+INTERFACE.require(interface_difference(KVConnectorBase_V1), vllm.__version__)
 # vLLM has no name for a remote.
 SOURCES = {
     "host": CacheHitSource.HOST,
@@ -95,6 +95,8 @@ class RitornelloConnector(KVConnectorBase_V1, SupportsHMA):
         self._meter = Meter()
         kind = CacheStore if self._settings.tiers else VllmStore
         self._store: VllmStore = kind(self._settings, self._meter)
+        if not reason:
+            self._store.expect_hash(str(vllm_config.cache_config.prefix_caching_hash_algo))
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
         self._unsupported_reason = reason
@@ -112,13 +114,11 @@ class RitornelloConnector(KVConnectorBase_V1, SupportsHMA):
             if reason:
                 logger.warning("ritornello: %s; neither hits nor saves", reason)
             else:
-                self._store.expect_hash(str(vllm_config.cache_config.prefix_caching_hash_algo))
                 # Opened here, not at the first request: the process that makes most calls becomes
                 # the owner.
                 self._store.open()
                 self._guard = guard_of_engine()
         elif not reason:
-            self._store.expect_hash(str(vllm_config.cache_config.prefix_caching_hash_algo))
             self._worker = WorkerSide(
                 self._store,
                 kv_cache_config.num_blocks,

@@ -1,9 +1,15 @@
 """Checks that the installed vLLM has the tested connector interface."""
 
-import inspect
 from typing import Any
 
-TESTED = "0.32 and 0.33"
+from ritornello.connector.interface import (
+    EngineInterface,
+    abstract_difference,
+    constructor_difference,
+    missing_hooks,
+)
+
+INTERFACE = EngineInterface("ritornello.vllm", "vLLM", "0.32 and 0.33", "connector interface")
 
 ABSTRACT = frozenset(
     {
@@ -40,31 +46,15 @@ HOOKS = frozenset(
         "update_connector_output",
     }
 )
-PARAMETERS = ("self", "vllm_config", "role", "kv_cache_config")
+PARAMETERS = ("vllm_config", "role", "kv_cache_config")
 
 
 def interface_difference(base: Any) -> str:
     """Returns how vLLM's connector base class differs from the tested class; "" if they are
     equal.
     """
-    abstract = frozenset(base.__abstractmethods__)
-    if abstract != ABSTRACT:
-        return f"abstract methods differ: {', '.join(sorted(abstract ^ ABSTRACT))}"
-    missing = sorted(name for name in HOOKS if not hasattr(base, name))
-    if missing:
-        return f"hooks are missing: {', '.join(missing)}"
-    parameters = tuple(inspect.signature(base.__init__).parameters)
-    if parameters != PARAMETERS:
-        return f"the constructor takes {', '.join(parameters[1:])}"
-    return ""
-
-
-def require_tested_interface(base: Any, version: str) -> None:
-    """Raises ImportError, in one line, for an untested interface."""
-    problem = interface_difference(base)
-    if problem:
-        raise ImportError(
-            f"ritornello.vllm was written for vLLM {TESTED}; the connector interface of "
-            f"vLLM {version} differs ({problem}): use one of those versions, or a newer "
-            "ritornello"
-        )
+    return (
+        abstract_difference(base, ABSTRACT)
+        or missing_hooks(base, HOOKS)
+        or constructor_difference(base, PARAMETERS)
+    )

@@ -9,12 +9,12 @@ from lmcache.v1.distributed.l2_adapters.base import L2AdapterInterface
 from lmcache.v1.distributed.l2_adapters.native_connector_l2_adapter import _object_key_to_string
 
 from ritornello.lmcache import NativeClient, RitornelloL2Adapter
-from ritornello.lmcache.interface import TESTED, interface_difference, require_tested_interface
+from ritornello.lmcache.interface import INTERFACE, interface_difference
 from ritornello.lmcache.naming import Family, ObjectName, page_key, parse_name
 
 
 def test_interface_is_the_tested_one() -> None:
-    assert lmcache.__version__ == TESTED
+    assert lmcache.__version__ == INTERFACE.tested
     assert interface_difference(L2AdapterInterface, ObjectKey) == ""
 
 
@@ -60,4 +60,4 @@ def test_unknown_interface_fails_in_one_line() -> None:
 
     Another.__abstractmethods__ = L2AdapterInterface.__abstractmethods__
     with pytest.raises(ImportError, match=r"LMCache 0\.6\.0 differs \(submit_store_task"):
-        require_tested_interface(Another, ObjectKey, "0.6.0")
+        INTERFACE.require(interface_difference(Another, ObjectKey), "0.6.0")

@@ -65,7 +65,7 @@ def test_base_class_is_the_tested_one(sources: Path) -> None:
     base = methods(class_of(sources, BASE, "KVConnectorBase_V1"))
     assert {name for name, method in base.items() if is_abstract(method)} == ABSTRACT
     assert not HOOKS - set(base)
-    assert tuple(argument.arg for argument in base["__init__"].args.args) == PARAMETERS
+    assert tuple(argument.arg for argument in base["__init__"].args.args) == ("self", *PARAMETERS)
 
 
 def test_overrides_take_vllm_arguments(sources: Path) -> None:

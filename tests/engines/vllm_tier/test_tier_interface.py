@@ -75,7 +75,7 @@ def test_tier_class_is_the_tested_one(sources: Path) -> None:
     base = methods(class_of(sources, BASE, "SecondaryTierManager"))
     assert {name for name, method in base.items() if is_abstract(method)} == ABSTRACT
     assert not HOOKS - set(base)
-    assert tuple(parameters(base["__init__"])) == PARAMETERS
+    assert tuple(parameters(base["__init__"])) == ("self", *PARAMETERS)
     assert fields(class_of(sources, BASE, "TransferJob")) == JOB
     assert fields(class_of(sources, BASE, "JobResult")) == RESULT
 

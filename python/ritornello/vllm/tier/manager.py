@@ -24,7 +24,7 @@ from ritornello.connector.identity import EPOCH_WARNING
 from ritornello.vllm import kernels
 from ritornello.vllm.tier.counts import COUNTERS, PREFIX, Counts
 from ritornello.vllm.tier.host_rows import HostRows
-from ritornello.vllm.tier.interface import require_tested_interface
+from ritornello.vllm.tier.interface import INTERFACE, interface_difference
 from ritornello.vllm.tier.jobs import FinishedJob
 from ritornello.vllm.tier.namespace import KernelPlatform, namespace_of, unsupported_reason
 from ritornello.vllm.tier.settings import TierSettings
@@ -49,8 +49,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("vllm.ritornello")
 
-require_tested_interface(
-    SecondaryTierManager, TransferJob, JobResult, LookupResult, vllm.__version__
+INTERFACE.require(
+    interface_difference(SecondaryTierManager, TransferJob, JobResult, LookupResult),
+    vllm.__version__,
 )
 
 RESULTS = {
