@@ -25,7 +25,7 @@ from ritornello._core import Store
 from ritornello.connector.identity import ModelIdentity
 from ritornello.vllm.cache_groups import ALL, CacheGroup, object_ids, trailing
 from ritornello.vllm.identity import Identity
-from ritornello.vllm.meter import Meter
+from ritornello.vllm.meter import StepMeter
 from ritornello.vllm.scheduler import SchedulerSide
 from ritornello.vllm.settings import Settings
 from ritornello.vllm.store import VllmStore
@@ -62,7 +62,7 @@ class Engine:
     """The part of vLLM's scheduler that its connector uses."""
 
     def __init__(self, identity: Identity, folder: str, tokens: int) -> None:
-        meter = Meter()
+        meter = StepMeter()
         self.identity = identity
         self.tokens = tokens
         self.block = identity.alignment

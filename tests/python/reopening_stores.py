@@ -12,17 +12,17 @@ from support import keys_of, pages_of
 
 import ritornello as rt
 from ritornello.connector.fail_safe import FailSafeStore
+from ritornello.connector.meter import Meter
 from ritornello.errors import FatalError, InvalidError
 from ritornello.lmcache.settings import Settings as LMCacheSettings
 from ritornello.lmcache.store import LMCacheStore
-from ritornello.sglang.meter import Meter as SGLangMeter
+from ritornello.sglang.meter import RateMeter
 from ritornello.sglang.settings import Settings as SGLangSettings
 from ritornello.sglang.store import SGLangStore
 from ritornello.vllm.cache_store import CacheStore
-from ritornello.vllm.meter import Meter as VllmMeter
+from ritornello.vllm.meter import StepMeter
 from ritornello.vllm.settings import Settings as VllmSettings
 from ritornello.vllm.store import VllmStore
-from ritornello.vllm.tier.counts import Counts
 from ritornello.vllm.tier.store import TierStore
 
 SCOPE = rt.Scope.opaque("reopening", 4096)
@@ -83,19 +83,19 @@ def holding_foreign_files(path: Path) -> Callable[[], object]:
 
 
 def vllm_store(path: Path) -> FailSafeStore:
-    return VllmStore(VllmSettings.parse({"path": str(path), "capacity": "1GiB"}), VllmMeter())
+    return VllmStore(VllmSettings.parse({"path": str(path), "capacity": "1GiB"}), StepMeter())
 
 
 def vllm_cache_store(path: Path) -> FailSafeStore:
-    return CacheStore(VllmSettings.parse({"tiers": [f"host 64MiB {path}"]}), VllmMeter())
+    return CacheStore(VllmSettings.parse({"tiers": [f"host 64MiB {path}"]}), StepMeter())
 
 
 def vllm_tier_store(path: Path) -> FailSafeStore:
-    return TierStore(VllmSettings.parse({"path": str(path), "capacity": "1GiB"}), Counts())
+    return TierStore(VllmSettings.parse({"path": str(path), "capacity": "1GiB"}), Meter())
 
 
 def sglang_store(path: Path) -> FailSafeStore:
-    return SGLangStore(SGLangSettings.parse({"path": str(path), "capacity": "1GiB"}), SGLangMeter())
+    return SGLangStore(SGLangSettings.parse({"path": str(path), "capacity": "1GiB"}), RateMeter())
 
 
 def lmcache_store(path: Path) -> FailSafeStore:

@@ -6,7 +6,7 @@ from typing import Any, cast
 from vllm_shapes import TOKENS, FakeStore
 
 from ritornello.vllm.identity import Identity
-from ritornello.vllm.meter import Meter
+from ritornello.vllm.meter import StepMeter
 from ritornello.vllm.scheduler import SchedulerSide
 from ritornello.vllm.store import VllmStore
 
@@ -53,7 +53,7 @@ def keep(store: FakeStore, asked: Any, pages: int, epoch: bytes = b"") -> None:
 
 
 def side_of(store: FakeStore, blocks: Blocks, model: Identity, **options: Any) -> SchedulerSide:
-    made = SchedulerSide(cast(VllmStore, store), model, Meter(), **options)
+    made = SchedulerSide(cast(VllmStore, store), model, StepMeter(), **options)
     made.bind_cache(blocks)
     return made
 

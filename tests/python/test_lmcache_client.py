@@ -317,6 +317,6 @@ def test_failures_are_logged_once(where: Path, caplog: pytest.LogCaptureFixture)
     bad = rt.Scope.opaque("bad", 4096)
     for _ in range(3):
         assert store.submit_get(bad, [b"short"], [bytearray(4096)], staged=False) is None
-    assert store.counts["errors"] == 3
+    assert store.meter.counts()["errors"] == 3
     assert len(caplog.records) == 1
     store.close()

@@ -38,14 +38,14 @@ from reopening_stores import (
 )
 
 from ritornello.connector.fail_safe import REOPENING, RETRY_SECONDS_MAX, FailSafeStore
+from ritornello.connector.meter import Meter
 from ritornello.connector.opening import open_store
 from ritornello.connector.settings import StoreSettings
 from ritornello.errors import InvalidError, RetryError
 from ritornello.lmcache import NativeClient
 from ritornello.vllm.cache_store import CacheStore
-from ritornello.vllm.meter import Meter as VllmMeter
+from ritornello.vllm.meter import StepMeter
 from ritornello.vllm.settings import Settings as VllmSettings
-from ritornello.vllm.tier.counts import Counts
 from ritornello.vllm.tier.store import TierStore
 
 LOGGER = logging.getLogger("ritornello.test")
@@ -203,7 +203,7 @@ def test_cache_with_replaced_tier_is_reopened(
 ) -> None:
     replace = start_replaceable_owner()
     fail_safe = CacheStore(
-        VllmSettings.parse({"tiers": [f"disk {tmp_path}/kv 64MiB"]}), VllmMeter()
+        VllmSettings.parse({"tiers": [f"disk {tmp_path}/kv 64MiB"]}), StepMeter()
     )
 
     def missed_why() -> str:
@@ -387,7 +387,7 @@ def test_interrupted_open_is_retried_by_next_call(monkeypatch: pytest.MonkeyPatc
 def test_owner_reopened_as_client_waits_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     stores = [FailingStore("owner"), FailingStore("client")]
     replace_open(lambda: stores.pop(0), monkeypatch)
-    store = TierStore(VllmSettings("/kv", read_only=False), Counts())
+    store = TierStore(VllmSettings("/kv", read_only=False), Meter())
     try:
         assert store.answers_at_once()
         assert_fails(store)

@@ -21,10 +21,10 @@ from reopening_stores import (
 )
 
 from ritornello.connector.fail_safe import CLOSING_MAX, REOPENING, FailSafeStore
+from ritornello.connector.meter import Meter
 from ritornello.connector.opening import open_store
 from ritornello.connector.settings import StoreSettings
 from ritornello.vllm.settings import Settings as VllmSettings
-from ritornello.vllm.tier.counts import Counts
 from ritornello.vllm.tier.store import TierStore
 
 LOGGER = logging.getLogger("ritornello.test")
@@ -87,7 +87,7 @@ def test_permitting_store_at_path_ends_refusal(
 
 def test_refused_tier_serves_once_permitted(tmp_path: Path) -> None:
     store = TierStore(
-        VllmSettings.parse({"path": str(tmp_path / "kv"), "capacity": "1GiB"}), Counts(), "xxhash"
+        VllmSettings.parse({"path": str(tmp_path / "kv"), "capacity": "1GiB"}), Meter(), "xxhash"
     )
     try:
         assert not can_store(store)

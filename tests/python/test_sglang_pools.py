@@ -9,7 +9,7 @@ import pytest
 
 from ritornello.connector.identity import ModelIdentity
 from ritornello.sglang.identity import Engine
-from ritornello.sglang.meter import RATES_MAX, Meter
+from ritornello.sglang.meter import RATES_MAX, RateMeter
 from ritornello.sglang.pages import PagesError, page_ids, spans
 from ritornello.sglang.pools import Pool
 from ritornello.sglang.settings import Settings
@@ -70,19 +70,19 @@ def keys(pages: int) -> list[bytes]:
 
 
 @pytest.fixture
-def meter() -> Meter:
-    return Meter()
+def meter() -> RateMeter:
+    return RateMeter()
 
 
 @pytest.fixture
-def quiet(tmp_path: Path, meter: Meter) -> Any:
+def quiet(tmp_path: Path, meter: RateMeter) -> Any:
     store = SGLangStore(Settings(str(tmp_path / "store"), "640MiB"), meter)
     assert store.open()
     yield store
     store.close()
 
 
-def pool_of(host: Host, quiet: SGLangStore, meter: Meter) -> Pool:
+def pool_of(host: Host, quiet: SGLangStore, meter: RateMeter) -> Pool:
     made = Pool("kv", host, np.arange, quiet, meter, in_place=True, split=1)
     made.describe(ENGINE)
     return made
@@ -120,7 +120,7 @@ def test_partial_pages_are_refused() -> None:
 
 @pytest.mark.parametrize("named", [True, False], ids=["in place", "copied"])
 def test_pages_round_trip_in_place_and_copied(
-    quiet: SGLangStore, meter: Meter, named: bool
+    quiet: SGLangStore, meter: RateMeter, named: bool
 ) -> None:
     host = Host(named=named)
     pool = pool_of(host, quiet, meter)
@@ -135,20 +135,20 @@ def test_pages_round_trip_in_place_and_copied(
     assert meter.counts()["missed_pages:not_found"] == 2
 
 
-def test_compacting_pool_is_copied(quiet: SGLangStore, meter: Meter) -> None:
+def test_compacting_pool_is_copied(quiet: SGLangStore, meter: RateMeter) -> None:
     host = Host()
     vars(host)["shared_allocation_domain"] = object()
     assert not pool_of(host, quiet, meter).in_place
 
 
-def test_copies_in_different_order_are_refused(quiet: SGLangStore, meter: Meter) -> None:
+def test_copies_in_different_order_are_refused(quiet: SGLangStore, meter: RateMeter) -> None:
     host = Host()
     pool = pool_of(host, quiet, meter)
     assert pool.put_flat(keys(1), [host.get_data_page(0)], None) == 0
     assert meter.counts() == {"refused_pages:order": 1}
 
 
-def test_page_of_different_size_ends_batch(quiet: SGLangStore, meter: Meter) -> None:
+def test_page_of_different_size_ends_batch(quiet: SGLangStore, meter: RateMeter) -> None:
     host = Host(named=False)
     pool = pool_of(host, quiet, meter)
     pages = [host.get_data_page(0), host.get_data_page(4)[1:], host.get_data_page(8)]
@@ -157,7 +157,7 @@ def test_page_of_different_size_ends_batch(quiet: SGLangStore, meter: Meter) -> 
     assert meter.counts()["refused_pages:size"] == 2
 
 
-def test_closed_store_is_not_called(quiet: SGLangStore, meter: Meter) -> None:
+def test_closed_store_is_not_called(quiet: SGLangStore, meter: RateMeter) -> None:
     pool = pool_of(Host(), quiet, meter)
     quiet.close()
     assert pool.put(keys(1), slots(0), None) == 0
@@ -168,7 +168,7 @@ def test_closed_store_is_not_called(quiet: SGLangStore, meter: Meter) -> None:
 
 
 def test_rates_are_bounded_and_taken_once() -> None:
-    meter = Meter()
+    meter = RateMeter()
     for _ in range(RATES_MAX + 5):
         meter.prefetched(2, 500, 0.001)
     meter.backed_up(0, 500, 1.0)

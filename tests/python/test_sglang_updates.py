@@ -8,7 +8,7 @@ from support import blank, keys_of, pages_of
 
 import ritornello as rt
 from ritornello.sglang.interface import HARMLESS_METHODS, RECORDER, UPDATE_METHODS, watch_obstacle
-from ritornello.sglang.meter import Meter
+from ritornello.sglang.meter import RateMeter
 from ritornello.sglang.settings import Settings
 from ritornello.sglang.store import SGLangStore
 from ritornello.sglang.updates import WeightUpdates
@@ -93,7 +93,7 @@ def test_classes_are_wrapped_once() -> None:
 def test_updated_weights_miss_until_flush(
     tmp_path: Path,
 ) -> None:
-    updates, meter = WeightUpdates(), Meter()
+    updates, meter = WeightUpdates(), RateMeter()
     store = SGLangStore(
         Settings(str(tmp_path / "store"), "640MiB"), meter, lambda: updates.epoch != b""
     )

@@ -12,7 +12,7 @@ from vllm_shapes import cache_group, identity
 from ritornello.vllm.cache_groups import ObjectId
 from ritornello.vllm.cache_store import CacheStore
 from ritornello.vllm.matching import PromptLength, StoreHit
-from ritornello.vllm.meter import Meter
+from ritornello.vllm.meter import StepMeter
 from ritornello.vllm.settings import Settings
 
 WAIT = 60.0
@@ -31,7 +31,8 @@ def elsewhere(tmp_path: Path) -> Iterator[CacheStore]:
     def machine(name: str) -> CacheStore:
         tiers = [f"host 64MiB {tmp_path}/{name}", f"file://{tmp_path}/far"]
         return CacheStore(
-            Settings.parse({"tiers": tiers, "gate": "always", "prefetch": "wait_complete"}), Meter()
+            Settings.parse({"tiers": tiers, "gate": "always", "prefetch": "wait_complete"}),
+            StepMeter(),
         )
 
     (tmp_path / "far").mkdir()
@@ -51,7 +52,7 @@ def elsewhere(tmp_path: Path) -> Iterator[CacheStore]:
 
 
 def test_written_pages_are_counted_once(elsewhere: CacheStore) -> None:
-    meter = Meter()
+    meter = StepMeter()
     elsewhere._meter = meter
     keys = keys_of("other", 3)
 

@@ -13,7 +13,7 @@ from ritornello.vllm.cache_groups import trailing
 from ritornello.vllm.composition import REQUEST_FACTS, FactsCollector
 from ritornello.vllm.handshake import ShardFacts
 from ritornello.vllm.metadata import IDLE, WorkerReport
-from ritornello.vllm.meter import Meter
+from ritornello.vllm.meter import StepMeter
 from ritornello.vllm.scheduler import SchedulerSide
 from ritornello.vllm.store import VllmStore
 
@@ -42,10 +42,10 @@ def side(blocks: Shared) -> SchedulerSide:
 
 
 def side_of(
-    blocks: Shared, *groups: Any, store: FakeStore | None = None, meter: Meter | None = None
+    blocks: Shared, *groups: Any, store: FakeStore | None = None, meter: StepMeter | None = None
 ) -> SchedulerSide:
     used = cast(VllmStore, store or FakeStore())
-    made = SchedulerSide(used, identity(*groups), meter or Meter(), composed=True)
+    made = SchedulerSide(used, identity(*groups), meter or StepMeter(), composed=True)
     made.bind_cache(blocks)
     return made
 
@@ -245,7 +245,7 @@ def test_late_failure_drops_released_saves(side: SchedulerSide) -> None:
 
 
 def test_pages_loaded_elsewhere_are_not_counted_absent(blocks: Shared) -> None:
-    store, meter = FakeStore(), Meter()
+    store, meter = FakeStore(), StepMeter()
     side, asked = side_of(blocks, store=store, meter=meter), request(300)
     store.keep(asked.block_hashes[:3])
     assert side.matched_tokens(asked, 0)[0] == 3 * TOKENS

@@ -11,7 +11,7 @@ from vllm_shapes import Tensor, cache_group, identity
 
 from ritornello.vllm.cache_store import CacheStore
 from ritornello.vllm.metadata import Load, PageBlocks, Save, StepMetadata
-from ritornello.vllm.meter import Meter
+from ritornello.vllm.meter import StepMeter
 from ritornello.vllm.settings import Settings
 from ritornello.vllm.store import VllmStore
 from ritornello.vllm.worker import WorkerSide
@@ -28,7 +28,7 @@ IDENTITY = identity(
 
 
 class Machine:
-    def __init__(self, store: VllmStore, meter: Meter) -> None:
+    def __init__(self, store: VllmStore, meter: StepMeter) -> None:
         self.meter = meter
         self.memory = {
             name: numpy.random.default_rng(seed).integers(0, 256, (BLOCKS, BYTES), numpy.uint8)
@@ -59,7 +59,7 @@ class Machine:
 
 @pytest.fixture(params=["path", "tiers"])
 def machine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Machine]:
-    meter, place = Meter(), str(tmp_path / "disk")
+    meter, place = StepMeter(), str(tmp_path / "disk")
     store: VllmStore
     if request.param == "path":
         store = VllmStore(Settings(place, "1GiB"), meter)

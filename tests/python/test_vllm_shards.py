@@ -25,7 +25,7 @@ from ritornello.vllm.cache_groups import (
 )
 from ritornello.vllm.handshake import ShardFacts, group_layouts
 from ritornello.vllm.identity import Identity
-from ritornello.vllm.meter import Meter
+from ritornello.vllm.meter import StepMeter
 from ritornello.vllm.scheduler import SchedulerSide
 from ritornello.vllm.settings import Settings
 from ritornello.vllm.store import VllmStore
@@ -69,7 +69,7 @@ class Cluster:
                     self._store(path),
                     BLOCKS,
                     [(layers, share) for layers in names],
-                    Meter(),
+                    StepMeter(),
                     (stage, rank),
                 )
                 worker.register({name: Tensor(array) for name, array in held.items()})
@@ -99,7 +99,7 @@ class Cluster:
             )
         model = ModelIdentity("m", b"w", hash_algorithm="sha256")
         self.identity = Identity(model, TOKENS, TOKENS, tuple(cache_groups), ranks)
-        self.side = SchedulerSide(self._store(path), self.identity, Meter(), asynchronous=True)
+        self.side = SchedulerSide(self._store(path), self.identity, StepMeter(), asynchronous=True)
         self.blocks = tuple(list(range(1 + 7 * g, 7 + 7 * g)) for g in range(len(rules)))
         pool: Any = SimpleNamespace(null_block=SimpleNamespace(block_id=0))
         self.side.bind_cache(
@@ -112,7 +112,7 @@ class Cluster:
 
     @staticmethod
     def _store(path: Path) -> VllmStore:
-        store = VllmStore(Settings(str(path), "1GiB"), Meter())
+        store = VllmStore(Settings(str(path), "1GiB"), StepMeter())
         assert store.open()
         return store
 

@@ -11,7 +11,7 @@ from worker_support import KEYS, FakeStore, held_object, loading, outcome, ready
 
 from ritornello.vllm.cache_groups import ObjectId
 from ritornello.vllm.metadata import Load, PageBlocks, StepMetadata
-from ritornello.vllm.meter import Meter
+from ritornello.vllm.meter import StepMeter
 from ritornello.vllm.settings import Settings
 from ritornello.vllm.shard import PageObject
 from ritornello.vllm.store import VllmStore
@@ -24,16 +24,18 @@ def store() -> FakeStore:
 
 
 @pytest.fixture
-def meter() -> Meter:
-    return Meter()
+def meter() -> StepMeter:
+    return StepMeter()
 
 
 @pytest.fixture
-def side(store: FakeStore, meter: Meter) -> WorkerSide:
+def side(store: FakeStore, meter: StepMeter) -> WorkerSide:
     return ready(store, meter)
 
 
-def test_complete_load_reports_nothing(side: WorkerSide, store: FakeStore, meter: Meter) -> None:
+def test_complete_load_reports_nothing(
+    side: WorkerSide, store: FakeStore, meter: StepMeter
+) -> None:
     store.outcomes = [outcome(True, True, True), outcome(True)]
     side.load(loading("a"))
     side.save(loading("a"))
@@ -53,7 +55,7 @@ def test_only_failed_pages_are_reported(side: WorkerSide, store: FakeStore) -> N
 
 
 def test_failed_load_cancels_saves_of_step(
-    side: WorkerSide, store: FakeStore, meter: Meter
+    side: WorkerSide, store: FakeStore, meter: StepMeter
 ) -> None:
     store.outcomes = [outcome(True, True, True), outcome(False, False, False, reason="io")]
     metadata = loading("a", "b")
@@ -142,7 +144,7 @@ def fail(*_: object, **__: object) -> Any:
 
 
 @pytest.fixture
-def broken_core(monkeypatch: pytest.MonkeyPatch, meter: Meter) -> Iterator[VllmStore]:
+def broken_core(monkeypatch: pytest.MonkeyPatch, meter: StepMeter) -> Iterator[VllmStore]:
     core = SimpleNamespace(release=fail, close=fail)
     monkeypatch.setattr("ritornello.connector.fail_safe.open_store", lambda *_: core)
     store = VllmStore(Settings("/kv", read_only=False), meter)
@@ -167,7 +169,7 @@ def test_tickets_complete_when_store_is_broken(broken_core: VllmStore, closed: b
     assert broken_core.wait(cast(Any, ticket), 0.0) is not None
 
 
-def test_breaking_store_strands_no_load(broken_core: VllmStore, meter: Meter) -> None:
+def test_breaking_store_strands_no_load(broken_core: VllmStore, meter: StepMeter) -> None:
     tickets = [UnfinishedTicket(), UnfinishedTicket()]
     waiting = iter(tickets)
     side = ready(broken_core, meter)
@@ -180,7 +182,7 @@ def test_breaking_store_strands_no_load(broken_core: VllmStore, meter: Meter) ->
 
 
 def test_failing_ticket_is_logged_once(
-    broken_core: VllmStore, meter: Meter, caplog: pytest.LogCaptureFixture
+    broken_core: VllmStore, meter: StepMeter, caplog: pytest.LogCaptureFixture
 ) -> None:
     for _ in range(3):
         assert broken_core.wait(cast(Any, FailingTicket()), 0.0) is None
@@ -210,7 +212,7 @@ def test_full_staging_is_retried_full_store_is_not(side: WorkerSide, store: Fake
     assert report.unsaved == [("a", 0, 1)]
 
 
-def test_save_counts_shortest_object(store: FakeStore, meter: Meter) -> None:
+def test_save_counts_shortest_object(store: FakeStore, meter: StepMeter) -> None:
     side = ready(store, meter, held_object(ObjectId(0, 0, 0)), held_object(ObjectId(0, 0, 1)))
     store.outcomes = [
         outcome(True, True, True),
@@ -227,7 +229,7 @@ def test_save_counts_shortest_object(store: FakeStore, meter: Meter) -> None:
     assert counts["skipped_pages:staging_full"] == 2
 
 
-def test_shared_heads_are_stored_by_one_worker(store: FakeStore, meter: Meter) -> None:
+def test_shared_heads_are_stored_by_one_worker(store: FakeStore, meter: StepMeter) -> None:
     mine, theirs = ObjectId(0, 0, 0), ObjectId(0, 0, 1)
     side = ready(store, meter, held_object(mine), held_object(theirs, is_writer=False))
     store.outcomes = [outcome(True)]
@@ -236,7 +238,7 @@ def test_shared_heads_are_stored_by_one_worker(store: FakeStore, meter: Meter) -
 
 
 def test_mismatched_memory_is_refused(
-    store: FakeStore, meter: Meter, monkeypatch: pytest.MonkeyPatch
+    store: FakeStore, meter: StepMeter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import numpy
 
@@ -255,13 +257,13 @@ def test_mismatched_memory_is_refused(
     assert side.take_report() is None
 
 
-def test_worker_without_caches_refuses(store: FakeStore, meter: Meter) -> None:
+def test_worker_without_caches_refuses(store: FakeStore, meter: StepMeter) -> None:
     side = WorkerSide(cast(VllmStore, store), 8, [(["l.0"], 2)], meter)
     side.register({})
     assert "no KV cache was registered" in side.facts().unsupported_reason
 
 
-def test_close_waits_for_saves(side: WorkerSide, store: FakeStore, meter: Meter) -> None:
+def test_close_waits_for_saves(side: WorkerSide, store: FakeStore, meter: StepMeter) -> None:
     store.outcomes = [outcome(True)]
     side.save(saving("a", KEYS[0]))
     side.close()
@@ -270,7 +272,7 @@ def test_close_waits_for_saves(side: WorkerSide, store: FakeStore, meter: Meter)
     assert counts["saved_pages"] == 1
 
 
-def test_async_load_ends_with_last_read(store: FakeStore, meter: Meter) -> None:
+def test_async_load_ends_with_last_read(store: FakeStore, meter: StepMeter) -> None:
     side = ready(store, meter, held_object(ObjectId(0, 0, 0)), held_object(ObjectId(0, 0, 1)))
     slow: Any = outcome(True, True, True)
     store.outcomes = ["late", slow]
@@ -308,7 +310,7 @@ def test_failed_async_load_cancels_no_save(side: WorkerSide, store: FakeStore) -
     assert report.failed == {"a"}
 
 
-def test_blocks_of_several_groups_are_not_named(store: FakeStore, meter: Meter) -> None:
+def test_blocks_of_several_groups_are_not_named(store: FakeStore, meter: StepMeter) -> None:
     side = ready(
         store, meter, held_object(ObjectId(0, 0, 0)), held_object(ObjectId(1, 0, 0)), groups=2
     )
@@ -333,7 +335,7 @@ def test_late_async_load_is_cancelled_once(
     assert store.events == ["wait", "cancel"]
 
 
-def test_worker_without_memory_fails_async_loads(store: FakeStore, meter: Meter) -> None:
+def test_worker_without_memory_fails_async_loads(store: FakeStore, meter: StepMeter) -> None:
     side = WorkerSide(cast(VllmStore, store), 8, [([], 2)], meter)
     side.load(loading("a", asynchronous=True))
     assert side.take_completed_loads() == ({"a"}, {"a"})
@@ -347,7 +349,7 @@ def test_close_waits_for_async_reads(side: WorkerSide, store: FakeStore) -> None
     assert store.events == ["cancel", "close"]
 
 
-def test_failing_pool_fails_load_only(broken_core: VllmStore, meter: Meter) -> None:
+def test_failing_pool_fails_load_only(broken_core: VllmStore, meter: StepMeter) -> None:
     pool: Any = SimpleNamespace(page_bytes=4096, pages=fail)
     side = ready(broken_core, meter, PageObject(FIRST, pool, True))
     side.load(loading("a"))

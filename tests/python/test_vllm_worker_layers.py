@@ -9,7 +9,7 @@ from vllm_shapes import FIRST
 from worker_support import FakeStore, loading, outcome, ready
 
 from ritornello.vllm.metadata import StepMetadata
-from ritornello.vllm.meter import Meter
+from ritornello.vllm.meter import StepMeter
 from ritornello.vllm.shard import PageObject
 from ritornello.vllm.worker import WorkerSide
 
@@ -20,15 +20,15 @@ def store() -> FakeStore:
 
 
 @pytest.fixture
-def meter() -> Meter:
-    return Meter()
+def meter() -> StepMeter:
+    return StepMeter()
 
 
 LAYERS = {"l.0": 0, "l.1": 0, "l.2": 1, "l.3": 2}
 
 
 @pytest.fixture
-def layered(store: FakeStore, meter: Meter) -> WorkerSide:
+def layered(store: FakeStore, meter: StepMeter) -> WorkerSide:
     """Returns a worker whose pages have three groups of layers, all of which the engine
     announces.
     """
@@ -44,7 +44,9 @@ def run(side: WorkerSide, *layers: str) -> None:
         side.await_layer(name)
 
 
-def test_layers_wait_for_their_group(layered: WorkerSide, store: FakeStore, meter: Meter) -> None:
+def test_layers_wait_for_their_group(
+    layered: WorkerSide, store: FakeStore, meter: StepMeter
+) -> None:
     store.outcomes = [outcome(True, True, True), outcome(True, True, True), outcome(True)]
     layered.load(StepMetadata(None, loading("a", "b").loads))
     assert store.sections == [(2048, 3072, 4096)] * 2
@@ -74,7 +76,7 @@ def test_unknown_layer_waits_for_all_groups(layered: WorkerSide, store: FakeStor
 
 
 def test_failed_layer_group_fails_page_once(
-    layered: WorkerSide, store: FakeStore, meter: Meter
+    layered: WorkerSide, store: FakeStore, meter: StepMeter
 ) -> None:
     store.outcomes = [outcome(True, False, True, reason="checksum")]
     layered.load(loading("a"))
@@ -132,7 +134,7 @@ def test_unannounced_layer_disables_layer_loads(
     assert layered.take_failed_blocks() == set()
 
 
-def test_loads_are_whole_until_layers_are_known(store: FakeStore, meter: Meter) -> None:
+def test_loads_are_whole_until_layers_are_known(store: FakeStore, meter: StepMeter) -> None:
     pool: Any = SimpleNamespace(page_bytes=4096, pages=list)
     side = ready(store, meter, PageObject(FIRST, pool, True, (2048, 3072, 4096)))
     side._layer_group_of, side._unannounced = LAYERS, {*LAYERS}
@@ -154,7 +156,7 @@ def test_unfinished_step_is_recorded_in_next(layered: WorkerSide, store: FakeSto
     assert layered.take_failed_blocks() == {10, 11, 12}
 
 
-def test_async_loads_are_whole(layered: WorkerSide, store: FakeStore, meter: Meter) -> None:
+def test_async_loads_are_whole(layered: WorkerSide, store: FakeStore, meter: StepMeter) -> None:
     store.outcomes = [outcome(True, True, True)]
     layered.load(StepMetadata(None, loading("a", asynchronous=True).loads))
     run(layered, *LAYERS)

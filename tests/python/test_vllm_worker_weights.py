@@ -3,7 +3,7 @@
 import pytest
 from worker_support import KEYS, FakeStore, loading, outcome, ready, saving
 
-from ritornello.vllm.meter import Meter
+from ritornello.vllm.meter import StepMeter
 from ritornello.vllm.weights import watch
 from ritornello.vllm.worker import WorkerSide
 
@@ -14,12 +14,12 @@ def store() -> FakeStore:
 
 
 @pytest.fixture
-def meter() -> Meter:
-    return Meter()
+def meter() -> StepMeter:
+    return StepMeter()
 
 
 @pytest.fixture
-def side(store: FakeStore, meter: Meter) -> WorkerSide:
+def side(store: FakeStore, meter: StepMeter) -> WorkerSide:
     return ready(store, meter)
 
 
@@ -47,7 +47,7 @@ def watching(side: WorkerSide, monkeypatch: pytest.MonkeyPatch) -> Watching:
 
 
 def test_changed_weights_refuse_loads_and_saves(
-    side: WorkerSide, store: FakeStore, meter: Meter, watching: Watching
+    side: WorkerSide, store: FakeStore, meter: StepMeter, watching: Watching
 ) -> None:
     watching.counted = b"changed"
     side.begin_step(loading("a"))

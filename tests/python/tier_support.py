@@ -11,7 +11,7 @@ import numpy as np
 from support import Bytes, pages_of
 
 from ritornello.connector.identity import ModelIdentity
-from ritornello.vllm.tier.counts import Counts
+from ritornello.connector.meter import Meter
 from ritornello.vllm.tier.host_rows import HostRows
 from ritornello.vllm.tier.jobs import FinishedJob
 from ritornello.vllm.tier.namespace import Namespace
@@ -89,7 +89,7 @@ class TierHarness:
         self.host: Bytes = np.frombuffer(self.memory, np.uint8).reshape(ROWS, ROW)
         self.host[:] = 0xA5
         parsed = TierSettings.parse({"path": str(path), "capacity": "1GiB"} | settings)
-        self.counts = Counts()
+        self.counts = Meter()
         self.store = TierStore(parsed.store, self.counts)
         rows = HostRows(self.host.data, ROW, str(path))
         self.tier = Tier(self.store, spaces or namespace(), rows, parsed, self.counts)

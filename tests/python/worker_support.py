@@ -10,7 +10,7 @@ from vllm_shapes import FIRST, identity
 from ritornello.vllm.cache_groups import ObjectId
 from ritornello.vllm.identity import Identity
 from ritornello.vllm.metadata import Load, PageBlocks, Save, StepMetadata
-from ritornello.vllm.meter import Meter
+from ritornello.vllm.meter import StepMeter
 from ritornello.vllm.shard import PageObject
 from ritornello.vllm.worker import WorkerSide
 
@@ -94,7 +94,7 @@ class FakeStore:
         return found and SimpleNamespace(outcome=found)
 
 
-def ready(store: Any, meter: Meter, *objects: PageObject, groups: int = 1) -> WorkerSide:
+def ready(store: Any, meter: StepMeter, *objects: PageObject, groups: int = 1) -> WorkerSide:
     """Returns a worker that knows its objects of a page, without memory."""
     made = WorkerSide(store, 8, [([], 2)] * groups, meter)
     made._identity = identity()

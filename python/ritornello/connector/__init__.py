@@ -7,5 +7,6 @@ states a fact; the rule that follows from the fact is here.
     settings            the user's settings of a store
     opening             opens a store by its settings
     fail_safe           the store whose failures are misses, and which reopens itself
+    meter               counters
     strided_blocks      an engine's memory as pages
 """

@@ -252,7 +252,7 @@ class RitornelloL2Adapter(L2AdapterInterface):
             "is_owner": store.is_owner(),
             "problem": problem,
             "locked_objects": len(self._locks),
-            "counts": dict(store.counts),
+            "counts": store.meter.counts(),
         }
 
     def close(self) -> None:

@@ -98,10 +98,11 @@ class ObjectStore:
             for index, ok in zip(part.indices, outcome.ok, strict=True):
                 part.job.ok[index] = ok
             stored = sum(outcome.ok)
-            self.store.count("objects_stored" if part.is_put else "objects_loaded", stored)
+            meter = self.store.meter
+            meter.add_all({"objects_stored" if part.is_put else "objects_loaded": stored})
             if stored < len(part.indices):
                 operation = "put" if part.is_put else "get"
-                self.store.count(f"{operation}_missed:{outcome.reason}", len(part.indices) - stored)
+                meter.add(f"{operation}_missed:{outcome.reason}", len(part.indices) - stored)
             part.job.pending -= 1
             if part.job.pending == 0:
                 finished.append(part.job)
@@ -131,7 +132,7 @@ class ObjectStore:
             else:
                 for index, is_present in zip(group.indices, present, strict=True):
                     found[index] = is_present
-        self.store.count_all(objects_asked=count, objects_found=found.count(True))
+        self.store.meter.add_all({"objects_asked": count, "objects_found": found.count(True)})
         return found, leases
 
     def delete(self, groups: Sequence[Group], count: int) -> list[bool]:
@@ -145,7 +146,7 @@ class ObjectStore:
                     self.store.delete(scope, group.keys)
                 for index, was_present in zip(group.indices, present, strict=True):
                     deleted[index] = deleted[index] or was_present
-        self.store.count("objects_deleted", sum(deleted))
+        self.store.meter.add_all({"objects_deleted": sum(deleted)})
         return deleted
 
     def usage(self) -> dict[str, int]:

@@ -1,12 +1,11 @@
 """Calls of LMCache's adapters to the store. All calls have deadlines."""
 
 import logging
-from collections import Counter
 from collections.abc import Sequence
-from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from ritornello.connector.fail_safe import FailSafeStore
+from ritornello.connector.meter import Meter
 from ritornello.lmcache.settings import Settings
 
 if TYPE_CHECKING:
@@ -20,12 +19,11 @@ PUT_SECONDS = 60.0
 
 
 class LMCacheStore(FailSafeStore):
-    """The store of an adapter, opened at construction. `counts`: events by name."""
+    """The store of an adapter, opened at construction."""
 
     def __init__(self, settings: Settings) -> None:
-        super().__init__(settings, logger, lambda _: self.count("errors", 1))
-        self._counting = Lock()
-        self.counts: Counter[str] = Counter()
+        super().__init__(settings, logger, lambda _: self.meter.add("errors"))
+        self.meter = Meter()
         self._owned: Store | None = None
         self.open()
 
@@ -95,11 +93,3 @@ class LMCacheStore(FailSafeStore):
     def capacity(self) -> int:
         """Returns the capacity in bytes; 0 if no store is in use."""
         return self.call("stats", lambda store: int(store.stats()["capacity_bytes"]), 0)
-
-    def count(self, name: str, number: int) -> None:
-        self.count_all(**{name: number})
-
-    def count_all(self, **numbers: int) -> None:
-        with self._counting:
-            for name, number in numbers.items():
-                self.counts[name] += number

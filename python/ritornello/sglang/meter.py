@@ -1,7 +1,8 @@
-"""Counters for several of SGLang's threads, and the rates that SGLang collects."""
+"""Counters, and the rates that SGLang collects."""
 
 from dataclasses import dataclass, field
-from threading import Lock
+
+from ritornello.connector.meter import Meter
 
 GB = 1e9
 # Maximum number of entries. SGLang's scheduler collects them at every step.
@@ -18,28 +19,18 @@ class Rates:
     backup_bandwidth: list[float] = field(default_factory=list)
 
 
-class Meter:
+class RateMeter(Meter):
     """Counts and rates. Thread-safe."""
 
     def __init__(self) -> None:
-        self._lock = Lock()
-        self._counts: dict[str, float] = {}
+        super().__init__()
         self._rates = Rates()
-
-    def add(self, name: str, amount: float) -> None:
-        if amount:
-            with self._lock:
-                self._counts[name] = self._counts.get(name, 0) + amount
 
     def prefetched(self, pages: int, page_bytes: int, seconds: float) -> None:
         self._moved("loaded", pages, page_bytes, seconds)
 
     def backed_up(self, pages: int, page_bytes: int, seconds: float) -> None:
         self._moved("saved", pages, page_bytes, seconds)
-
-    def counts(self) -> dict[str, float]:
-        with self._lock:
-            return dict(self._counts)
 
     def take_rates(self) -> Rates:
         """Returns the rates since the last call."""
@@ -50,10 +41,11 @@ class Meter:
     def _moved(self, what: str, pages: int, page_bytes: int, seconds: float) -> None:
         if not pages:
             return
+        moved_bytes = pages * page_bytes
         self.add(f"{what}_pages", pages)
-        self.add(f"{what}_bytes", pages * page_bytes)
+        self.add(f"{what}_bytes", moved_bytes)
         self.add(f"{what}_seconds", seconds)
-        rate = pages * page_bytes / GB / max(seconds, 1e-9)
+        rate = moved_bytes / GB / max(seconds, 1e-9)
         with self._lock:
             loads = what == "loaded"
             moved = self._rates.prefetch_pages if loads else self._rates.backup_pages

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ritornello.sglang.identity import Engine, PoolLayout, is_replicated, scopes_of, split_factor
-from ritornello.sglang.meter import Meter
+from ritornello.sglang.meter import RateMeter
 from ritornello.sglang.pages import Meta, PagesError, page_ids, pools
 from ritornello.sglang.store import SGLangStore
 
@@ -69,7 +69,7 @@ class Pool:
         host: Any,
         slots: SlotRange,
         store: SGLangStore,
-        meter: Meter,
+        meter: RateMeter,
         *,
         in_place: bool,
         split: int,

@@ -30,7 +30,7 @@ from ritornello.sglang.engine import engine_of
 from ritornello.sglang.hits import Presence, restorable_prefixes
 from ritornello.sglang.identity import KV, keys_of
 from ritornello.sglang.interface import INTERFACE, interface_difference, watch_obstacle
-from ritornello.sglang.meter import Meter
+from ritornello.sglang.meter import RateMeter
 from ritornello.sglang.pools import LogicalPool, Pool
 from ritornello.sglang.settings import Settings
 from ritornello.sglang.store import SGLangStore
@@ -68,7 +68,7 @@ class RitornelloStorage(HiCacheStorage):
         self._split = 1
         if storage_config.should_split_heads and storage_config.tp_lcm_size:
             self._split = storage_config.tp_lcm_size // storage_config.tp_size
-        self._meter = Meter()
+        self._meter = RateMeter()
         self._epoch = updates.flushed
         self._store = SGLangStore(settings, self._meter, lambda: self._epoch != updates.epoch)
         self._store.open()

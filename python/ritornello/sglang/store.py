@@ -6,7 +6,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from ritornello.connector.fail_safe import FailSafeStore
-from ritornello.sglang.meter import Meter
+from ritornello.sglang.meter import RateMeter
 from ritornello.sglang.settings import Settings
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ class SGLangStore(FailSafeStore):
     """
 
     def __init__(
-        self, settings: Settings, meter: Meter, stale: Callable[[], bool] = lambda: False
+        self, settings: Settings, meter: RateMeter, stale: Callable[[], bool] = lambda: False
     ) -> None:
         super().__init__(settings, logger, lambda _: meter.add("errors", 1))
         self._meter = meter

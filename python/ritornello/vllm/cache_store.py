@@ -4,11 +4,12 @@ from collections.abc import Mapping, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from ritornello.connector.meter import Counts, Meter
 from ritornello.vllm.cache_groups import ObjectId
 from ritornello.vllm.identity import Identity
 from ritornello.vllm.matching import Lease, PromptLength, StoreHit
 from ritornello.vllm.metadata import PageBlocks, WorkerReport
-from ritornello.vllm.meter import REPORT_SECONDS, Counts, Meter
+from ritornello.vllm.meter import REPORT_SECONDS
 from ritornello.vllm.settings import Settings
 from ritornello.vllm.store import VllmStore
 

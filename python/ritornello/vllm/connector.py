@@ -30,7 +30,7 @@ from ritornello.vllm.handshake import ShardFacts, group_layouts
 from ritornello.vllm.identity import identity_of
 from ritornello.vllm.interface import INTERFACE, interface_difference
 from ritornello.vllm.metadata import IDLE, StepMetadata, WorkerReport
-from ritornello.vllm.meter import Meter
+from ritornello.vllm.meter import StepMeter
 from ritornello.vllm.metrics import RitornelloPromMetrics, RitornelloStats, stats_of
 from ritornello.vllm.scheduler import SchedulerSide
 from ritornello.vllm.settings import Settings
@@ -92,7 +92,7 @@ class RitornelloConnector(KVConnectorBase_V1, SupportsHMA):
         reason = unsupported_reason(vllm_config, kv_cache_config) or composition.unsupported_reason(
             self._engine
         )
-        self._meter = Meter()
+        self._meter = StepMeter()
         kind = CacheStore if self._settings.tiers else VllmStore
         self._store: VllmStore = kind(self._settings, self._meter)
         if not reason:
@@ -342,7 +342,7 @@ class RitornelloConnector(KVConnectorBase_V1, SupportsHMA):
     # Both sides.
 
     def get_kv_connector_stats(self) -> RitornelloStats | None:
-        return stats_of(self._meter.take())
+        return stats_of(self._meter.take_report())
 
     def shutdown(self) -> None:
         if self._worker is not None:

@@ -1,6 +1,8 @@
-"""Counters on the engine's own threads: additions to a dictionary, reported at intervals."""
+"""Counters of the connector, and the time of its hooks and of the engine's steps."""
 
 from time import perf_counter
+
+from ritornello.connector.meter import Counts, Meter
 
 # Minimum time between reports of times alone: each report is a message between processes.
 REPORT_SECONDS = 0.1
@@ -17,55 +19,42 @@ BY_REASON = (
     "remote_calls",
 )
 
-Counts = dict[str, float]
 
-
-class Meter:
-    """Counts since the last `take`. Not thread-safe: each side of the connector has its own meter
-    and uses it from one thread.
+class StepMeter(Meter):
+    """Counts of one side of the connector, which are reported after each step: counts of pages and
+    calls at once, times alone at intervals. One thread takes them and measures steps.
     """
 
     def __init__(self) -> None:
-        self._counts: Counts = {}
+        super().__init__()
         self._news = False
         self._taken = perf_counter()
         self._step = 0.0
 
-    def add(self, name: str, amount: float) -> None:
-        """Adds to a counter of pages or calls, which is reported at the end of this step."""
+    def add(self, name: str, amount: float = 1) -> None:
         if amount:
-            self._counts[name] = self._counts.get(name, 0.0) + amount
+            self.add_all({name: amount})
             self._news = True
-
-    def missed(self, reason: str, pages: int) -> None:
-        """Counts pages that were requested and not loaded."""
-        self.add(f"missed_pages:{reason}", pages)
-
-    def skipped(self, reason: str, pages: int) -> None:
-        """Counts pages that were offered and not stored."""
-        self.add(f"skipped_pages:{reason}", pages)
 
     def hook(self, started: float) -> None:
         """Records the duration of a connector hook that began at `started` (perf_counter)."""
-        self._time("hook_seconds", perf_counter() - started)
+        self.add_all({"hook_seconds": perf_counter() - started})
 
     def begin_step(self) -> None:
         self._step = perf_counter()
 
     def end_step(self) -> None:
         if self._step:
-            self._time("step_seconds", perf_counter() - self._step)
-            self._time("steps", 1)
+            self.add_all({"step_seconds": perf_counter() - self._step, "steps": 1})
             self._step = 0.0
 
-    def take(self) -> Counts | None:
+    def take_report(self) -> Counts | None:
         """Returns the counts and resets them; None if there is nothing to report yet."""
         now = perf_counter()
-        if not self._counts or not (self._news or now - self._taken >= REPORT_SECONDS):
+        if not (self._news or now - self._taken >= REPORT_SECONDS):
             return None
-        counts, self._counts = self._counts, {}
+        counts = self.take()
+        if not counts:
+            return None
         self._news, self._taken = False, now
         return counts
-
-    def _time(self, name: str, amount: float) -> None:
-        self._counts[name] = self._counts.get(name, 0.0) + amount

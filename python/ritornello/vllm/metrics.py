@@ -10,7 +10,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
     KVConnectorStats,
 )
 
-from ritornello.vllm.meter import BY_REASON, Counts
+from ritornello.connector.meter import Counts
+from ritornello.vllm.meter import BY_REASON
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig

@@ -20,11 +20,11 @@ from collections.abc import Collection, Sequence
 from time import monotonic
 from typing import Any
 
+from ritornello.connector.meter import Meter
 from ritornello.vllm.deferred import DeferredSaves, StepSaves, stale_blocks
 from ritornello.vllm.identity import Identity
 from ritornello.vllm.matching import Lease, Matcher, PrefixMatch, PromptLength
 from ritornello.vllm.metadata import IDLE, Load, PageBlocks, Save, StepMetadata, WorkerReport
-from ritornello.vllm.meter import Meter
 from ritornello.vllm.request_state import CacheManager, LeasedMatch, Request, RequestState, Step
 from ritornello.vllm.save_plan import SavePlan
 from ritornello.vllm.settings import RequestOptions

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ritornello.connector.fail_safe import FailSafeStore
+from ritornello.connector.meter import Meter
 from ritornello.vllm.cache_groups import ObjectId
 from ritornello.vllm.identity import Identity
 from ritornello.vllm.matching import Lease, PromptLength, StoreHit
 from ritornello.vllm.metadata import PageBlocks, WorkerReport
-from ritornello.vllm.meter import Meter
 from ritornello.vllm.settings import Settings
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from ritornello.vllm.handshake import ShardFacts, WorkerRank
 from ritornello.vllm.identity import Identity
 from ritornello.vllm.layout import CacheTensor, LayoutError
 from ritornello.vllm.metadata import IDLE, Load, Save, StepMetadata, WorkerReport
-from ritornello.vllm.meter import Meter
+from ritornello.vllm.meter import StepMeter
 from ritornello.vllm.shard import PageObject, Shard
 from ritornello.vllm.store import VllmStore
 from ritornello.vllm.transfer import LoadResult, PendingLoad
@@ -64,7 +64,7 @@ class WorkerSide:
         store: VllmStore,
         blocks: int,
         groups: list[tuple[list[str], int]],
-        meter: Meter,
+        meter: StepMeter,
         worker_rank: WorkerRank = (0, 0),
     ) -> None:
         self._store = store

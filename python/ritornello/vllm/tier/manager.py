@@ -21,8 +21,9 @@ from vllm.v1.kv_offload.tiering.async_lookup import AsyncLookupManager
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob
 
 from ritornello.connector.identity import EPOCH_WARNING
+from ritornello.connector.meter import Meter
 from ritornello.vllm import kernels
-from ritornello.vllm.tier.counts import COUNTERS, PREFIX, Counts
+from ritornello.vllm.tier.counts import COUNTERS, PREFIX
 from ritornello.vllm.tier.host_rows import HostRows
 from ritornello.vllm.tier.interface import INTERFACE, interface_difference
 from ritornello.vllm.tier.jobs import FinishedJob
@@ -80,7 +81,7 @@ class RitornelloTier(SecondaryTierManager):
         settings = TierSettings.parse(tier_config)
         self._settings = settings
         self.locality = None if settings.locality is None else Locality(settings.locality)
-        self._counts = Counts()
+        self._meter = Meter()
         self._logged: set[str] = set()
         self._results: list[JobResult] = []
         # Requests with a load that could not be started: a second load would fail as well.
@@ -116,9 +117,9 @@ class RitornelloTier(SecondaryTierManager):
         if namespace.model.epoch:
             logger.warning(f"ritornello: {EPOCH_WARNING}", "stored")
         rows = HostRows(primary_kv_view, row_bytes, settings.store.path)
-        store = TierStore(settings.store, self._counts, namespace.model.hash_algorithm)
+        store = TierStore(settings.store, self._meter, namespace.model.hash_algorithm)
         guard = guard_of_engine()
-        self._tier = Tier(store, namespace, rows, settings, self._counts, guard)
+        self._tier = Tier(store, namespace, rows, settings, self._meter, guard)
         guard.begin_epoch = self._tier.on_caches_reset
 
     # Requests.
@@ -246,15 +247,16 @@ class RitornelloTier(SecondaryTierManager):
         return events
 
     def get_stats(self) -> "OffloadingConnectorStats | None":
-        amounts = self._counts.take()
-        if not amounts:
+        counts = self._meter.take()
+        if not counts:
             return None
         from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import (
             OffloadingConnectorStats,
         )
 
         stats = OffloadingConnectorStats()
-        for (name, reason), amount in amounts.items():
+        for counter, amount in counts.items():
+            name, _, reason = counter.partition(":")
             labels = (reason,) if COUNTERS[name][1] else ()
             stats.increase_counter(PREFIX + name, amount, labels)
         return stats
@@ -313,7 +315,7 @@ class RitornelloTier(SecondaryTierManager):
 
     def _failed(self, operation: str, error: Exception) -> None:
         """Counts and logs a failure. A failure of the tier must not fail a request."""
-        self._counts.add("errors", operation)
+        self._meter.add(f"errors:{operation}")
         if operation not in self._logged:
             self._logged.add(operation)
             logger.exception("ritornello: %s failed (%s); counted as a miss", operation, error)

@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from ritornello.connector.fail_safe import FailSafeStore
+from ritornello.connector.meter import Meter
 from ritornello.vllm.settings import Settings
-from ritornello.vllm.tier.counts import Counts
 from ritornello.vllm.tier.host_rows import HostRows
 
 if TYPE_CHECKING:
@@ -32,9 +32,9 @@ class TierStore(FailSafeStore):
     not used.
     """
 
-    def __init__(self, settings: Settings, counts: Counts, hash_algorithm: str = "") -> None:
-        super().__init__(settings, logger, lambda operation: counts.add("errors", operation))
-        self._counts = counts
+    def __init__(self, settings: Settings, meter: Meter, hash_algorithm: str = "") -> None:
+        super().__init__(settings, logger, lambda operation: meter.add(f"errors:{operation}"))
+        self._meter = meter
         self._is_owner: bool | None = None
         self._role_of: Store | None = None
         self._deferred_calls: queue.Queue[Callable[[], object] | None] | None = None
@@ -140,7 +140,7 @@ class TierStore(FailSafeStore):
         try:
             self._deferred_calls.put_nowait(deferred_call)
         except queue.Full:
-            self._counts.add("errors", operation)
+            self._meter.add(f"errors:{operation}")
 
 
 def run_deferred_calls(calls: "queue.Queue[Callable[[], object] | None]") -> None:

@@ -21,8 +21,8 @@ from enum import Enum, auto
 from time import perf_counter, time
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ritornello.connector.meter import Meter
 from ritornello.vllm.settings import RequestOptions
-from ritornello.vllm.tier.counts import Counts
 from ritornello.vllm.tier.host_rows import HostRows
 from ritornello.vllm.tier.jobs import FinishedJob, Job, Jobs, TicketPart
 from ritornello.vllm.tier.namespace import Namespace
@@ -90,14 +90,14 @@ class Tier:
         namespace: Namespace,
         rows: HostRows,
         settings: TierSettings,
-        counts: Counts,
+        meter: Meter,
         guard: WeightGuard | None = None,
     ) -> None:
         self._store = store
         self._guard = guard
         self._rows: HostRows | None = rows
         self._read_only = settings.store.read_only
-        self._counts = counts
+        self._meter = meter
         self._namespace = namespace
         self._scopes: dict[int, tuple[Group, Scope]] = {}
         self._set_namespace(namespace)
@@ -189,8 +189,8 @@ class Tier:
         """Returns the number of leading keys that are stored, and leases them for the request."""
         started = perf_counter()
         match = self._store.lease_prefix(scope, keys, LEASE_SECONDS)
-        self._counts.add("lookups")
-        self._counts.add("lookup_seconds", amount=perf_counter() - started)
+        self._meter.add("lookups")
+        self._meter.add("lookup_seconds", perf_counter() - started)
         if match is None or not match.pages:
             return 0
         state = self._requests.get(request)
@@ -292,7 +292,7 @@ class Tier:
                 self._store.release(lease)
             counter = "failed_chunks" if finished.job.load else "skipped_chunks"
             for reason, chunks in finished.reasons.items():
-                self._counts.add(counter, reason, chunks)
+                self._meter.add(f"{counter}:{reason}", chunks)
             state = self._requests.get(finished.job.request)
             if finished.job.load and state is not None:
                 state.failed.update(
@@ -387,7 +387,7 @@ class Tier:
     def _permitted(self, options: RequestOptions) -> RequestOptions:
         if not options.retain or self._store.permits_retention():
             return options
-        self._counts.add("ignored_retentions")
+        self._meter.add("ignored_retentions")
         return options.without_retention()
 
     def _release(self, state: RequestState) -> None:
