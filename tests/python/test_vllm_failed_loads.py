@@ -11,8 +11,8 @@ from test_vllm_composition import side_of as composed
 from vllm_shapes import TOKENS, FakeStore, cache_group, identity
 
 from ritornello.vllm.cache_groups import trailing
+from ritornello.vllm.load_plan import ASYNC_LOAD_BYTES
 from ritornello.vllm.metadata import WorkerReport
-from ritornello.vllm.scheduler import ASYNC_LOAD_BYTES
 
 WINDOW = cache_group(rule=trailing(2 * TOKENS))
 

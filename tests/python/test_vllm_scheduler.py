@@ -8,8 +8,9 @@ from scheduler_support import BLOCKS, Blocks, keep, request, run, side_of, step
 from vllm_shapes import TOKENS, FakeStore, cache_group, identity
 
 from ritornello.vllm.cache_groups import ObjectId, trailing
+from ritornello.vllm.load_plan import ASYNC_LOAD_BYTES
 from ritornello.vllm.metadata import IDLE, WorkerReport
-from ritornello.vllm.scheduler import ASYNC_LOAD_BYTES, SchedulerSide
+from ritornello.vllm.scheduler import SchedulerSide
 
 
 @pytest.fixture
@@ -102,7 +103,7 @@ def test_old_lease_is_renewed(
     asked = request(300)
     keep(store, asked, 2)
     side.matched_tokens(asked, 0)
-    monkeypatch.setattr("ritornello.vllm.scheduler.monotonic", lambda: 1e12)
+    monkeypatch.setattr("ritornello.vllm.load_plan.monotonic", lambda: 1e12)
     side.matched_tokens(asked, 0)
     assert store.lookups == 2
     assert store.leases == {2}

@@ -52,7 +52,7 @@ def test_pending_lookup_times_out(
     asked = request(300)
     store.pending = True
     assert side.matched_tokens(asked, 0) == (None, False)
-    monkeypatch.setattr("ritornello.vllm.scheduler.WAIT_SECONDS", 0.0)
+    monkeypatch.setattr("ritornello.vllm.load_plan.WAIT_SECONDS", 0.0)
     assert side.matched_tokens(asked, 0) == (0, False)
 
 

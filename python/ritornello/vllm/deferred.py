@@ -10,29 +10,14 @@ scheduler's side sees the reports of all connectors and workers. Invariants:
 """
 
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any, Protocol
 
 from ritornello.vllm.metadata import Save
+from ritornello.vllm.request_state import CacheManager, Step
 
 Table = Sequence[Sequence[int]]
-
-
-class Tables(Protocol):
-    """The used part of vLLM's KV cache manager."""
-
-    @property
-    def block_pool(self) -> Any: ...
-
-    def get_block_ids(self, request_id: str, /) -> Table: ...
-
-
-class Step(Protocol):
-    """The used part of a SchedulerOutput."""
-
-    num_scheduled_tokens: Mapping[str, int]
 
 
 @dataclass(slots=True)
@@ -79,7 +64,7 @@ class DeferredSaves:
         self._leaving: set[str] = set()
         self._null = -1
 
-    def plan(self, step: Step, saves: Sequence[Save], tables: Tables) -> StepSaves:
+    def plan(self, step: Step, saves: Sequence[Save], tables: CacheManager) -> StepSaves:
         """Returns the saves to execute with a step that fills the pages of `saves`."""
         ready, self._ready = self._ready, []
         self._null = tables.block_pool.null_block.block_id
@@ -111,7 +96,7 @@ class DeferredSaves:
             self._ready += self._steps.popleft().saves
         return result
 
-    def keeps_blocks(self, request_id: str, tables: Tables) -> bool:
+    def keeps_blocks(self, request_id: str, tables: CacheManager) -> bool:
         """Returns whether vLLM must keep the blocks of a finished request for its saves."""
         saves = [save for save in (*self._pending(), *self._ready) if save.request == request_id]
         if all(_current(save, tables) is None for save in saves):
@@ -132,7 +117,7 @@ class DeferredSaves:
         for step in self._steps:
             yield from step.saves
 
-    def _filter(self, keep: "Predicate") -> None:
+    def _filter(self, keep: Callable[[Save], bool]) -> None:
         self._ready = [save for save in self._ready if keep(save)]
         for step in self._steps:
             step.saves = [save for save in step.saves if keep(save)]
@@ -170,11 +155,7 @@ def stale_blocks(tables: Sequence[Table], invalid: Collection[int], null: int) -
     return stale
 
 
-class Predicate(Protocol):
-    def __call__(self, save: Save, /) -> bool: ...
-
-
-def _current(save: Save, tables: Tables) -> Save | None:
+def _current(save: Save, tables: CacheManager) -> Save | None:
     """Returns the part of a save whose blocks the request still holds. A sliding window replaces
     its first blocks by null blocks; any other difference means preemption, and nothing is left.
     """

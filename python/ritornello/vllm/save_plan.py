@@ -2,21 +2,40 @@
 
 With one token per step, a request fills a page at predictable steps: it is examined at those steps
 only, and in steps that compute several of its tokens.
+
+Invariants:
+* The first `RequestState.saved` pages of each group of a request are stored or being saved. The
+  number only grows within an admission, unless a worker reports a save that failed.
+* Inside MultiConnector a page is saved only after the outcome of the loads it rests on is known
+  (`deferred`).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from time import time
 
+from ritornello.vllm.deferred import DeferredSaves, StepSaves
 from ritornello.vllm.identity import Identity
 from ritornello.vllm.matching import Matcher
 from ritornello.vllm.metadata import PageBlocks, Save
-from ritornello.vllm.request_state import CacheManager, RequestState
+from ritornello.vllm.request_state import CacheManager, LeasedMatch, RequestState, Step
 
 
 class SavePlan:
-    """The requests to examine, by step. Advances `RequestState.saved`."""
+    """The requests to examine, by step. Advances `RequestState.saved` of `requests`, the requests
+    of the scheduler's side. `composed`: other connectors fill blocks too.
+    """
 
-    def __init__(self, identity: Identity, matcher: Matcher) -> None:
+    def __init__(
+        self,
+        identity: Identity,
+        matcher: Matcher,
+        requests: Mapping[str, RequestState],
+        *,
+        composed: bool,
+    ) -> None:
+        self._requests = requests
+        self._cache: CacheManager | None = None
+        self._deferred = DeferredSaves() if composed else None
         self._step = 0
         self._wakes: dict[int, list[str]] = {}
         # Examined in the next step in any case.
@@ -29,23 +48,75 @@ class SavePlan:
         self._identity = identity
         self._matcher = matcher
 
-    def set_null_block(self, block: int) -> None:
-        self._null_block = block
+    def bind_cache(self, cache: CacheManager) -> None:
+        self._cache = cache
+        self._null_block = cache.block_pool.null_block.block_id
 
-    def add_due(self, request_id: str) -> None:
-        """Examines the request in the next step."""
+    def add_request(self, request_id: str) -> None:
+        """Examines a request in the next step, because its blocks changed."""
         self._due_requests.append(request_id)
+        if self._deferred is not None:
+            self._deferred.drop_request(request_id)
 
-    def clear_due(self) -> None:
-        self._due_requests.clear()
+    def set_stored(self, state: RequestState, match: LeasedMatch | None) -> None:
+        """Sets the pages of a request that are stored. Pages that the engine has and the store
+        lacks are saved with the request's new pages.
+        """
+        state.saved = list(match.found.stored) if match else [0] * len(self._identity.groups)
+        if state.options.retain:
+            # A put of the last stored page retains all pages before it.
+            state.saved = [max(pages - 1, 0) for pages in state.saved]
 
-    def plan(
-        self,
-        scheduled: Mapping[str, int],
-        requests: Mapping[str, RequestState],
-        cache: CacheManager | None,
-    ) -> Sequence[Save]:
-        """Returns the saves of a step that computes `scheduled` tokens of each request."""
+    def plan(self, step: Step, *, paused: bool, read_only: bool) -> StepSaves:
+        """Returns the saves that execute with a step: saves of the step, and of earlier steps.
+        `paused`: no page that was computed so far may be saved.
+        """
+        if paused or read_only:
+            self._due_requests.clear()
+            saves: list[Save] = []
+        else:
+            saves = self._full_pages(step.num_scheduled_tokens)
+        if self._deferred is None or self._cache is None:
+            return StepSaves(saves)
+        if paused:
+            self._deferred.clear()
+        return self._deferred.plan(step, saves, self._cache)
+
+    def complete_step(self, step: int, invalid: set[int], failed: Collection[str]) -> None:
+        """Takes the outcome of the steps up to number `step`. `invalid`: blocks that failed to
+        load; `failed`: requests whose load failed, where vLLM cannot name blocks.
+        """
+        if self._deferred is None:
+            return
+        result = self._deferred.complete_steps(step, invalid, failed)
+        for save in result.dropped:
+            self.mark_unsaved(save.request, save.pages.group, save.pages.first)
+        if result.stale and self._cache is not None:
+            self._cache.evict_blocks(result.stale)
+
+    def mark_unsaved(self, request_id: str, group: int, first: int) -> None:
+        """Marks the pages of a group, starting at `first`, as unsaved."""
+        state = self._requests.get(request_id)
+        if state is not None and state.saved:
+            state.saved[group] = min(state.saved[group], first)
+            self._due_requests.append(request_id)
+
+    def keeps_blocks(self, request_id: str) -> bool:
+        """Returns whether vLLM must keep the blocks of a finished request until a worker reports
+        the request as sent.
+        """
+        if self._deferred is None or self._cache is None:
+            return False
+        return self._deferred.keeps_blocks(request_id, self._cache)
+
+    def drop_deferred(self) -> None:
+        if self._deferred is not None:
+            self._deferred.clear()
+
+    def _full_pages(self, scheduled: Mapping[str, int]) -> list[Save]:
+        """Returns saves of the pages that a step fills, which computes `scheduled` tokens of each
+        request.
+        """
         self._step += 1
         due, self._due_requests = self._due_requests, []
         due += self._wakes.pop(self._step, ())
@@ -53,11 +124,11 @@ class SavePlan:
             due += [request_id for request_id, tokens in scheduled.items() if tokens != 1]
         saves: list[Save] = []
         for request_id in dict.fromkeys(due):
-            state = requests.get(request_id)
+            state = self._requests.get(request_id)
             if state is None or state.shares_failed_block:
                 continue
-            if state.options.stores and cache is not None:
-                self._add_saves(saves, state, scheduled.get(request_id, 0), cache)
+            if state.options.stores and self._cache is not None:
+                self._add_saves(saves, state, scheduled.get(request_id, 0), self._cache)
         return saves
 
     def _add_saves(

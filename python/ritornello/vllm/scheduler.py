@@ -1,31 +1,23 @@
-"""The scheduler's side: pages that a request may load, and pages that are ready to be saved.
+"""The scheduler's side: requests and steps of one engine, and the epoch of its pages.
 
+`LoadPlan` decides which pages a request may load, `SavePlan` which pages are ready to be saved.
 Invariants:
-* A page is claimed only under a lease. Leases are held until the workers have reported the load, or
-  released if it does not happen; without a report they expire.
-* The last token of a request is never claimed: the engine must compute one token to answer.
-* The first `RequestState.saved` pages of each group of a request are stored or being saved. The
-  number only grows within an admission, unless a worker reports a save that failed.
 * A load that a step waits for (not `asynchronous`) happens only with one computing worker and one
   step in flight: a failure is then known before anything computed on top of it can be saved.
-* A request whose load failed computes the remaining tokens without a further lookup.
-* Inside MultiConnector a page is saved only after the outcome of the loads it rests on is known
-  (`deferred`).
 * No page is claimed or saved while the weights differ from the weights at the beginning of the
   epoch.
 """
 
 import logging
 from collections.abc import Collection, Sequence
-from time import monotonic
-from typing import Any
 
 from ritornello.connector.meter import Meter
-from ritornello.vllm.deferred import DeferredSaves, StepSaves, stale_blocks
+from ritornello.vllm.deferred import stale_blocks
 from ritornello.vllm.identity import Identity
-from ritornello.vllm.matching import Lease, Matcher, PrefixMatch, PromptLength
-from ritornello.vllm.metadata import IDLE, Load, PageBlocks, Save, StepMetadata, WorkerReport
-from ritornello.vllm.request_state import CacheManager, LeasedMatch, Request, RequestState, Step
+from ritornello.vllm.load_plan import LEASE_SECONDS, LoadPlan
+from ritornello.vllm.matching import Matcher
+from ritornello.vllm.metadata import IDLE, StepMetadata, WorkerReport
+from ritornello.vllm.request_state import CacheManager, Request, RequestState, Step
 from ritornello.vllm.save_plan import SavePlan
 from ritornello.vllm.settings import RequestOptions
 from ritornello.vllm.store import VllmStore
@@ -33,20 +25,11 @@ from ritornello.vllm.weights.guard import WeightGuard
 
 logger = logging.getLogger("vllm.ritornello")
 
-# Covers the step that claims the pages, and the load's own deadline. A waiting request is looked up
-# again when half of this time has passed.
-LEASE_SECONDS = 60.0
-# A load of more bytes per worker is asynchronous: it would delay the other requests of its step by
-# more than the time of a step.
-ASYNC_LOAD_BYTES = 16 << 20
-# Maximum time a request waits for its pages; the tiers' own limits are expected to end earlier.
-WAIT_SECONDS = 60.0
-
 
 class SchedulerSide:
-    """Claims and saves of one engine. `asynchronous`: all loads are asynchronous, even small loads.
-    `has_remote`: the store needs all keys of a prompt. `composed`: other connectors fill blocks
-    too. `guard`: knows whether the weights changed.
+    """One engine. `asynchronous`: all loads are asynchronous, even small loads. `has_remote`: the
+    store needs all keys of a prompt. `composed`: other connectors fill blocks too. `guard`: knows
+    whether the weights changed.
     """
 
     def __init__(
@@ -66,37 +49,26 @@ class SchedulerSide:
         self._meter = meter
         self._read_only = read_only
         self._has_remote = has_remote
-        self._deferred = DeferredSaves() if composed else None
         self._requests: dict[str, RequestState] = {}
-        self._loads: list[Load] = []
-        # Leases of loads in progress: leases of the last step, and leases of asynchronous loads by
-        # request.
-        self._step_leases: list[Lease] = []
-        self._async_leases: dict[str, list[Lease]] = {}
-        # The gate's decisions on loads in progress, by request.
-        self._decisions: dict[str, Any] = {}
         self._cache: CacheManager | None = None
         # Block tables of a step that waits for loads: vLLM ends aborted requests before it reports
         # the outcome of their step, and leaves their blocks in its prefix cache.
         self._step_tables: list[Sequence[Sequence[int]]] = []
-        # Block number that vLLM puts in place of blocks outside a window.
-        self._null_block = -1
         # Each flag stops hits and saves: an unsupported worker permanently, an unclean reset until
         # a clean reset.
         self._worker_unsupported = False
         self._reset_unclean = False
-        self._tokens = identity.alignment
+        self._identity = identity
         self._identity_sent = False
-        self._async_load_tokens = (
-            0 if asynchronous else ASYNC_LOAD_BYTES // _bytes_per_token(identity)
+        matcher = self._make_matcher()
+        self._load_plan = LoadPlan(
+            store, identity, matcher, meter, asynchronous=asynchronous, composed=composed
         )
-        self._save_plan = SavePlan(identity, self._make_matcher(identity))
-        self._set_identity(identity)
+        self._save_plan = SavePlan(identity, matcher, self._requests, composed=composed)
 
     def bind_cache(self, cache: CacheManager) -> None:
         self._cache = cache
-        self._null_block = cache.block_pool.null_block.block_id
-        self._save_plan.set_null_block(self._null_block)
+        self._save_plan.bind_cache(cache)
 
     def matched_tokens(self, request: Request, computed: int) -> tuple[int | None, bool]:
         """Returns the tokens that can be loaded beyond the first `computed`, and whether
@@ -122,15 +94,9 @@ class SchedulerSide:
             )
             self._requests[request.request_id] = state
         state.loading = False
-        if self._is_paused() or computed % self._tokens:
+        if self._is_paused() or computed % self._identity.alignment:
             return 0, False
-        match = self._match_prefix(state, self._claimable_tokens(request), computed)
-        if match is None:
-            return (0 if state.waiting_since is None else None), False
-        tokens = max(match.found.tokens - computed, 0) if state.loads else 0
-        slow = tokens > 0 and _loads_slower_than_computing(match.found)
-        match.local_tokens, match.asynchronous = computed, slow or tokens > self._async_load_tokens
-        return tokens, match.asynchronous
+        return self._load_plan.claim(state, computed)
 
     def _permitted_options(self, options: RequestOptions) -> RequestOptions:
         if not options.retain or self._store.permits_retention():
@@ -156,50 +122,22 @@ class SchedulerSide:
         state = self._requests.get(request.request_id)
         if state is None:
             return
-        self._save_plan.add_due(request.request_id)
+        self._save_plan.add_request(request.request_id)
         # After an asynchronous load vLLM calls again with the same blocks.
         if not request.num_computed_tokens:
             state.shares_failed_block = False
-        if self._deferred is not None:
-            self._deferred.drop_request(request.request_id)
         if state.loading and not external:
             state.loading = False
             return
         match, state.match = state.match, None
-        # Pages that the engine has and the store lacks are saved with the request's new pages.
-        state.saved = list(match.found.stored) if match else [0] * len(self._groups)
-        if state.options.retain:
-            # A put of the last stored page retains all pages before it.
-            state.saved = [max(pages - 1, 0) for pages in state.saved]
-        if match is None:
-            return
-        self._count_hits(state, match, external)
-        if not external:
-            self._release(match.found.leases)
-            return
-        pages = self._pages_to_load(
-            request, blocks, match.local_tokens, match.local_tokens + external
-        )
-        state.sources = _tokens_by_tier(
-            match.found, match.local_tokens, match.local_tokens + external
-        )
-        if self._store.wants_timings:
-            self._decisions[request.request_id] = match.found.decision
-        self._loads.append(Load(request.request_id, pages, match.asynchronous))
-        if match.asynchronous:
-            state.loading = True
-            self._async_leases[request.request_id] = match.found.leases
-        else:
-            self._step_leases += match.found.leases
+        self._save_plan.set_stored(state, match)
+        if match is not None:
+            self._load_plan.admit(state, match, blocks, external)
 
     def plan(self, step: Step) -> StepMetadata:
         """Returns the loads and saves of the step that is about to run."""
-        loads, self._loads = self._loads, []
-        if self._read_only or self._is_paused():
-            saves: Sequence[Save] = ()
-            self._save_plan.clear_due()
-        else:
-            saves = self._save_plan.plan(step.num_scheduled_tokens, self._requests, self._cache)
+        loads = self._load_plan.take_loads()
+        work = self._save_plan.plan(step, paused=self._is_paused(), read_only=self._read_only)
         waits = self._cache is not None and any(not load.asynchronous for load in loads)
         self._step_tables = (
             [self._cache.get_block_ids(name) for name in step.num_scheduled_tokens]
@@ -207,7 +145,6 @@ class SchedulerSide:
             else []
         )
         prefill = self._measured_prefill(step) if self._store.wants_timings else None
-        work = self._plan_deferred(step, saves)
         if not loads and not work.saves and prefill is None:
             if not work.number and not work.finished_sending:
                 return IDLE
@@ -234,15 +171,8 @@ class SchedulerSide:
         state = self._requests.pop(request_id, None)
         if state is None:
             return False
-        self._drop_match(state)
-        self._decisions.pop(request_id, None)
-        if state.waiting_since is not None:
-            self._matcher.cancel_lookup(
-                state.request.block_hashes, self._claimable_tokens(state.request)
-            )
-        if self._deferred is None or self._cache is None:
-            return False
-        return self._deferred.keeps_blocks(request_id, self._cache)
+        self._load_plan.end_request(state)
+        return self._save_plan.keeps_blocks(request_id)
 
     def complete_step(
         self,
@@ -254,22 +184,19 @@ class SchedulerSide:
         """Takes the result of a step. `loaded`: requests whose asynchronous load ended on all
         workers. `failed`: loaded requests whose load failed, if vLLM cannot name the blocks.
         """
-        self._release(self._step_leases)
-        for request_id in loaded:
-            self._release(self._async_leases.pop(request_id, []))
+        self._load_plan.complete_step(report, loaded)
         if report is not None:
             if self._guard is not None:
                 self._guard.merge_counts(report.changes)
             if report.unsupported_reason:
                 self._set_unsupported(report.unsupported_reason)
-            if self._store.wants_timings:
-                self._store.record_timings(report, self._decisions)
             for request_id, group, first in report.unsaved:
-                self._mark_unsaved(request_id, group, first)
+                self._save_plan.mark_unsaved(request_id, group, first)
             for request_id in report.failed:
                 if request_id in self._requests:
                     self._requests[request_id].failed = True
-        self._complete_deferred(report.step if report is not None else 0, invalid_blocks, failed)
+        step = report.step if report is not None else 0
+        self._save_plan.complete_step(step, invalid_blocks, failed)
         if invalid_blocks:
             self._evict_failed(invalid_blocks)
 
@@ -281,9 +208,8 @@ class SchedulerSide:
         """
         self._set_identity(self._identity.with_new_epoch())
         for state in self._requests.values():
-            self._drop_match(state)
-        if self._deferred is not None:
-            self._deferred.clear()
+            self._load_plan.drop_match(state)
+        self._save_plan.drop_deferred()
         pool = self._cache.block_pool if self._cache is not None else None
         # vLLM's null block is never free.
         clean = pool is None or pool.get_num_free_blocks() >= pool.num_gpu_blocks - 1
@@ -307,100 +233,18 @@ class SchedulerSide:
 
     def close(self) -> None:
         for state in self._requests.values():
-            self._drop_match(state)
-        for leases in (self._step_leases, *self._async_leases.values()):
-            self._release(leases)
+            self._load_plan.drop_match(state)
+        self._load_plan.close()
         self._store.close()
 
-    def _make_matcher(self, identity: Identity) -> Matcher:
-        return Matcher(self._store, identity, LEASE_SECONDS, has_remote=self._has_remote)
+    def _make_matcher(self) -> Matcher:
+        return Matcher(self._store, self._identity, LEASE_SECONDS, has_remote=self._has_remote)
 
     def _set_identity(self, identity: Identity) -> None:
-        self._identity = identity
-        self._groups = identity.groups
-        self._matcher = self._make_matcher(identity)
-        self._save_plan.set_identity(identity, self._matcher)
-        self._identity_sent = False
-
-    def _claimable_tokens(self, request: Request) -> int:
-        return min(request.num_tokens - 1, len(request.block_hashes) * self._identity.hash_tokens)
-
-    def _match_prefix(
-        self, state: RequestState, claimable: int, computed: int
-    ) -> LeasedMatch | None:
-        """Looks up the request starting at its first page, including the engine's pages: one call
-        finds the pages to load and the pages that are not stored, and counts as a use of the
-        prefix.
-        """
-        match = state.match
-        if match is not None and match.looked_up == claimable and monotonic() < match.valid_until:
-            return match
-        self._drop_match(state)
-        if claimable < self._tokens:
-            return None
-        now = monotonic()
-        prompt = PromptLength(computed, state.request.num_tokens, state.loads)
-        found = self._matcher.lookup(state.request.block_hashes, claimable, prompt)
-        waiting_since, state.waiting_since = state.waiting_since, None
-        if found is None:
-            return None
-        if found.pending:
-            waiting_since = now if waiting_since is None else waiting_since
-            if state.loads and now - waiting_since < WAIT_SECONDS:
-                state.waiting_since = waiting_since
-                return None
-        state.match = LeasedMatch(found, claimable, now + LEASE_SECONDS / 2)
-        return state.match
-
-    def _drop_match(self, state: RequestState) -> None:
-        match, state.match = state.match, None
-        if match is not None:
-            self._release(match.found.leases)
-
-    def _release(self, leases: list[Lease]) -> None:
-        while leases:
-            self._store.release(leases.pop())
-
-    def _pages_to_load(
-        self, request: Request, blocks: Sequence[Sequence[int]], local: int, end: int
-    ) -> list[PageBlocks]:
-        """Returns the pages from `local` to `end` tokens; of a window only the pages that are still
-        needed.
-        """
-        loads = []
-        for number, group in enumerate(self._groups):
-            needed = group.needed(end)
-            first = max(needed.start, local // group.page_tokens)
-            if first < needed.stop:
-                keys = self._matcher.keys(number, request.block_hashes, range(first, needed.stop))
-                loaded = tuple(blocks[number][first : needed.stop])
-                before = self._matcher.keys_before(number, request.block_hashes, first)
-                loads.append(PageBlocks(number, first, keys, loaded, before))
-        return loads
-
-    def _plan_deferred(self, step: Step, saves: Sequence[Save]) -> StepSaves:
-        """Returns the saves of this step and of earlier steps that execute with this step."""
-        if self._deferred is None or self._cache is None:
-            return StepSaves(list(saves))
-        if self._is_paused():
-            self._deferred.clear()
-        return self._deferred.plan(step, saves, self._cache)
-
-    def _complete_deferred(self, step: int, invalid: set[int], failed: Collection[str]) -> None:
-        if self._deferred is None:
-            return
-        result = self._deferred.complete_steps(step, invalid, failed)
-        for save in result.dropped:
-            self._mark_unsaved(save.request, save.pages.group, save.pages.first)
-        if result.stale and self._cache is not None:
-            self._cache.evict_blocks(result.stale)
-
-    def _mark_unsaved(self, request_id: str, group: int, first: int) -> None:
-        """Marks the pages of a group, starting at `first`, as unsaved."""
-        state = self._requests.get(request_id)
-        if state is not None and state.saved:
-            state.saved[group] = min(state.saved[group], first)
-            self._save_plan.add_due(request_id)
+        self._identity, self._identity_sent = identity, False
+        matcher = self._make_matcher()
+        self._load_plan.set_identity(identity, matcher)
+        self._save_plan.set_identity(identity, matcher)
 
     def _measured_prefill(self, step: Step) -> tuple[int, int] | None:
         """Returns tokens before and tokens of the step's prefill, if exactly one request computes
@@ -423,7 +267,9 @@ class SchedulerSide:
             return
         tables = {name: self._cache.get_block_ids(name) for name in self._requests}
         stale = stale_blocks(
-            [*self._step_tables, *tables.values()], invalid_blocks, self._null_block
+            [*self._step_tables, *tables.values()],
+            invalid_blocks,
+            self._cache.block_pool.null_block.block_id,
         )
         self._cache.evict_blocks(stale)
         for request_id, state in self._requests.items():
@@ -431,23 +277,8 @@ class SchedulerSide:
             index = next((i for i, block in enumerate(blocks) if block in stale), None)
             if index is not None:
                 computed = state.request.num_computed_tokens
-                shared = computed > index * self._groups[0].page_tokens
+                shared = computed > index * self._identity.groups[0].page_tokens
                 state.shares_failed_block = state.shares_failed_block or shared
-
-    def _count_hits(self, state: RequestState, match: LeasedMatch, external: int) -> None:
-        probed = max(match.looked_up - match.local_tokens, 0) // self._tokens
-        hits = external // self._tokens
-        self._meter.add("probed_pages", probed)
-        self._meter.add("hit_pages", hits)
-        if probed > hits:
-            reason = "not_found" if state.loads else "opted_out"
-            if (
-                self._deferred is not None
-                and not external
-                and match.found.tokens > match.local_tokens
-            ):
-                reason = "other_connector"  # earlier in MultiConnector's order
-            self._meter.missed(reason, probed - hits)
 
     def _set_unsupported(self, reason: str) -> None:
         if not self._worker_unsupported:
@@ -457,37 +288,3 @@ class SchedulerSide:
     def _is_paused(self) -> bool:
         changed = self._guard is not None and self._guard.changed()
         return changed or self._worker_unsupported or self._reset_unclean
-
-
-def _bytes_per_token(identity: Identity) -> int:
-    """Returns the approximate bytes that a worker reads to load one token."""
-    total = sum(
-        len(layers)
-        * max(group.kv_heads // identity.ranks, 1)
-        * group.head_bytes
-        // group.page_tokens
-        for group in identity.groups
-        for layers in group.stages[:1]
-    )
-    return max(total, 1)
-
-
-def _loads_slower_than_computing(found: PrefixMatch) -> bool:
-    """Returns whether loading is estimated to take longer than computing; False without an
-    estimate.
-    """
-    estimate = getattr(found.decision, "estimate", None)
-    return estimate is not None and estimate[0] > estimate[1]
-
-
-def _tokens_by_tier(found: PrefixMatch, start: int, end: int) -> dict[str, int]:
-    """Returns how many of the tokens from `start` to `end` are stored on each tier."""
-    counts: dict[str, int] = {}
-    at = 0
-    for tier, pages in found.tiers:
-        past = at + pages * found.page_tokens
-        tokens = min(past, end) - max(at, start)
-        if tokens > 0:
-            counts[tier] = counts.get(tier, 0) + tokens
-        at = past
-    return counts

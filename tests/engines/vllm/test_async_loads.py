@@ -16,11 +16,11 @@ CLAIMED = 299 // BLOCK * BLOCK
 def async_engine(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
     """An engine in which every load is asynchronous, however small."""
     side = engine.scheduler.connector._scheduler
-    monkeypatch.setattr(side, "_async_load_tokens", 0)
+    monkeypatch.setattr(side._load_plan, "_async_load_tokens", 0)
     yield engine
     # After every test, no load is pending and no lease is held.
-    assert not side._async_leases
-    assert not side._step_leases
+    assert not side._load_plan._async_leases
+    assert not side._load_plan._step_leases
 
 
 def record_async_loads(monkeypatch: pytest.MonkeyPatch) -> list[bool]:

@@ -1,0 +1,233 @@
+"""Plans the loads of each step: which stored pages a request may load, and the leases on them.
+
+Invariants:
+* A page is claimed only under a lease. Leases are held until the workers have reported the load, or
+  released if it does not happen; without a report they expire.
+* The last token of a request is never claimed: the engine must compute one token to answer.
+* A request whose load failed computes the remaining tokens without a further lookup.
+"""
+
+from collections.abc import Iterable, Sequence
+from time import monotonic
+from typing import Any
+
+from ritornello.connector.meter import Meter
+from ritornello.vllm.identity import Identity
+from ritornello.vllm.matching import Lease, Matcher, PrefixMatch, PromptLength
+from ritornello.vllm.metadata import Load, PageBlocks, WorkerReport
+from ritornello.vllm.request_state import LeasedMatch, Request, RequestState
+from ritornello.vllm.store import VllmStore
+
+# Covers the step that claims the pages, and the load's own deadline. A waiting request is looked up
+# again when half of this time has passed.
+LEASE_SECONDS = 60.0
+# A load of more bytes per worker is asynchronous: it would delay the other requests of its step by
+# more than the time of a step.
+ASYNC_LOAD_BYTES = 16 << 20
+# Maximum time a request waits for its pages; the tiers' own limits are expected to end earlier.
+WAIT_SECONDS = 60.0
+
+
+class LoadPlan:
+    """Claims and loads of one engine. `asynchronous`: all loads are asynchronous, even small loads.
+    `composed`: other connectors load too.
+    """
+
+    def __init__(
+        self,
+        store: VllmStore,
+        identity: Identity,
+        matcher: Matcher,
+        meter: Meter,
+        *,
+        asynchronous: bool,
+        composed: bool,
+    ) -> None:
+        self._store = store
+        self._meter = meter
+        self._composed = composed
+        self._async_load_tokens = (
+            0 if asynchronous else ASYNC_LOAD_BYTES // _bytes_per_token(identity)
+        )
+        self._loads: list[Load] = []
+        # Leases of loads in progress: leases of the last step, and leases of asynchronous loads by
+        # request.
+        self._step_leases: list[Lease] = []
+        self._async_leases: dict[str, list[Lease]] = {}
+        # The gate's decisions on loads in progress, by request.
+        self._decisions: dict[str, Any] = {}
+        self.set_identity(identity, matcher)
+
+    def set_identity(self, identity: Identity, matcher: Matcher) -> None:
+        self._identity = identity
+        self._matcher = matcher
+
+    def claim(self, state: RequestState, computed: int) -> tuple[int | None, bool]:
+        """Returns the tokens that can be loaded beyond the first `computed`, and whether
+        asynchronously. None instead of a number: pages are on their way to a tier that can be
+        loaded from.
+        """
+        match = self._match_prefix(state, computed)
+        if match is None:
+            return (0 if state.waiting_since is None else None), False
+        tokens = max(match.found.tokens - computed, 0) if state.loads else 0
+        slow = tokens > 0 and _loads_slower_than_computing(match.found)
+        match.local_tokens, match.asynchronous = computed, slow or tokens > self._async_load_tokens
+        return tokens, match.asynchronous
+
+    def admit(
+        self,
+        state: RequestState,
+        match: LeasedMatch,
+        blocks: Sequence[Sequence[int]],
+        external: int,
+    ) -> None:
+        """Adds the load of `external` claimed tokens into `blocks` (by group); releases the claim
+        if there are none.
+        """
+        self._count_hits(state, match, external)
+        if not external:
+            self._release(match.found.leases)
+            return
+        start, end = match.local_tokens, match.local_tokens + external
+        name = state.request.request_id
+        pages = self._pages_to_load(state.request, blocks, start, end)
+        state.sources = _tokens_by_tier(match.found, start, end)
+        if self._store.wants_timings:
+            self._decisions[name] = match.found.decision
+        self._loads.append(Load(name, pages, match.asynchronous))
+        if match.asynchronous:
+            state.loading = True
+            self._async_leases[name] = match.found.leases
+        else:
+            self._step_leases += match.found.leases
+
+    def take_loads(self) -> list[Load]:
+        """Returns the loads of the step that is about to run."""
+        loads, self._loads = self._loads, []
+        return loads
+
+    def complete_step(self, report: WorkerReport | None, loaded: Iterable[str]) -> None:
+        """Releases the leases of ended loads. `loaded`: requests whose asynchronous load ended on
+        all workers.
+        """
+        self._release(self._step_leases)
+        for request_id in loaded:
+            self._release(self._async_leases.pop(request_id, []))
+        if report is not None and self._store.wants_timings:
+            self._store.record_timings(report, self._decisions)
+
+    def drop_match(self, state: RequestState) -> None:
+        match, state.match = state.match, None
+        if match is not None:
+            self._release(match.found.leases)
+
+    def end_request(self, state: RequestState) -> None:
+        """Ends the claims of a request. A load in progress keeps its leases, because it still
+        reads.
+        """
+        self.drop_match(state)
+        self._decisions.pop(state.request.request_id, None)
+        if state.waiting_since is not None:
+            self._matcher.cancel_lookup(
+                state.request.block_hashes, self._claimable_tokens(state.request)
+            )
+
+    def close(self) -> None:
+        for leases in (self._step_leases, *self._async_leases.values()):
+            self._release(leases)
+
+    def _claimable_tokens(self, request: Request) -> int:
+        return min(request.num_tokens - 1, len(request.block_hashes) * self._identity.hash_tokens)
+
+    def _match_prefix(self, state: RequestState, computed: int) -> LeasedMatch | None:
+        """Looks up the request starting at its first page, including the engine's pages: one call
+        finds the pages to load and the pages that are not stored, and counts as a use of the
+        prefix.
+        """
+        claimable, match = self._claimable_tokens(state.request), state.match
+        if match is not None and match.looked_up == claimable and monotonic() < match.valid_until:
+            return match
+        self.drop_match(state)
+        if claimable < self._identity.alignment:
+            return None
+        now = monotonic()
+        prompt = PromptLength(computed, state.request.num_tokens, state.loads)
+        found = self._matcher.lookup(state.request.block_hashes, claimable, prompt)
+        waiting_since, state.waiting_since = state.waiting_since, None
+        if found is None:
+            return None
+        if found.pending:
+            waiting_since = now if waiting_since is None else waiting_since
+            if state.loads and now - waiting_since < WAIT_SECONDS:
+                state.waiting_since = waiting_since
+                return None
+        state.match = LeasedMatch(found, claimable, now + LEASE_SECONDS / 2)
+        return state.match
+
+    def _release(self, leases: list[Lease]) -> None:
+        while leases:
+            self._store.release(leases.pop())
+
+    def _pages_to_load(
+        self, request: Request, blocks: Sequence[Sequence[int]], local: int, end: int
+    ) -> list[PageBlocks]:
+        """Returns the pages from `local` to `end` tokens; of a window only the pages that are still
+        needed.
+        """
+        loads = []
+        for number, group in enumerate(self._identity.groups):
+            needed = group.needed(end)
+            first = max(needed.start, local // group.page_tokens)
+            if first < needed.stop:
+                keys = self._matcher.keys(number, request.block_hashes, range(first, needed.stop))
+                loaded = tuple(blocks[number][first : needed.stop])
+                before = self._matcher.keys_before(number, request.block_hashes, first)
+                loads.append(PageBlocks(number, first, keys, loaded, before))
+        return loads
+
+    def _count_hits(self, state: RequestState, match: LeasedMatch, external: int) -> None:
+        page = self._identity.alignment
+        probed = max(match.looked_up - match.local_tokens, 0) // page
+        hits = external // page
+        self._meter.add("probed_pages", probed)
+        self._meter.add("hit_pages", hits)
+        if probed > hits:
+            reason = "not_found" if state.loads else "opted_out"
+            if self._composed and not external and match.found.tokens > match.local_tokens:
+                reason = "other_connector"  # earlier in MultiConnector's order
+            self._meter.missed(reason, probed - hits)
+
+
+def _bytes_per_token(identity: Identity) -> int:
+    """Returns the approximate bytes that a worker reads to load one token."""
+    total = sum(
+        len(layers)
+        * max(group.kv_heads // identity.ranks, 1)
+        * group.head_bytes
+        // group.page_tokens
+        for group in identity.groups
+        for layers in group.stages[:1]
+    )
+    return max(total, 1)
+
+
+def _loads_slower_than_computing(found: PrefixMatch) -> bool:
+    """Returns whether loading is estimated to take longer than computing; False without an
+    estimate.
+    """
+    estimate = getattr(found.decision, "estimate", None)
+    return estimate is not None and estimate[0] > estimate[1]
+
+
+def _tokens_by_tier(found: PrefixMatch, start: int, end: int) -> dict[str, int]:
+    """Returns how many of the tokens from `start` to `end` are stored on each tier."""
+    counts: dict[str, int] = {}
+    at = 0
+    for tier, pages in found.tiers:
+        past = at + pages * found.page_tokens
+        tokens = min(past, end) - max(at, start)
+        if tokens > 0:
+            counts[tier] = counts.get(tier, 0) + tokens
+        at = past
+    return counts
