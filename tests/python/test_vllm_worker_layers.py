@@ -34,7 +34,7 @@ def layered(store: FakeStore, meter: StepMeter) -> WorkerSide:
     """
     pool: Any = SimpleNamespace(page_bytes=4096, pages=list)
     side = ready(store, meter, PageObject(FIRST, pool, True, (2048, 3072, 4096)))
-    side._layer_group_of, side._unannounced = LAYERS, {*LAYERS}
+    side._layer_groups.set(LAYERS)
     run(side, *LAYERS)
     return side
 
@@ -137,7 +137,7 @@ def test_unannounced_layer_disables_layer_loads(
 def test_loads_are_whole_until_layers_are_known(store: FakeStore, meter: StepMeter) -> None:
     pool: Any = SimpleNamespace(page_bytes=4096, pages=list)
     side = ready(store, meter, PageObject(FIRST, pool, True, (2048, 3072, 4096)))
-    side._layer_group_of, side._unannounced = LAYERS, {*LAYERS}
+    side._layer_groups.set(LAYERS)
     for announced in (["l.0"], ["l.1", "l.2", "l.3"]):
         store.outcomes = [outcome(True, True, True)]
         side.load(StepMetadata(None, loading("a").loads))

@@ -1,4 +1,4 @@
-"""Loads in progress: one read for every object of their pages."""
+"""Loads and saves in progress: one read or write for every object of their pages."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -6,12 +6,15 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from ritornello.vllm.identity import Identity
-from ritornello.vllm.metadata import Load, PageBlocks
+from ritornello.vllm.metadata import Load, PageBlocks, Save
 from ritornello.vllm.shard import PageObject
 from ritornello.vllm.store import VllmStore
 
 if TYPE_CHECKING:
     from ritornello._core import Outcome, Ticket
+
+# Reasons that allow a save to be repeated: the next step may have room.
+TRANSIENT = frozenset({"staging_full"})
 
 
 @dataclass(slots=True)
@@ -139,3 +142,59 @@ class PendingLoad:
                 outcome = self._store.cancel_and_wait(ticket)
         self._reads.pop()
         self._result.add(pages, outcome)
+
+
+@dataclass(slots=True)
+class SaveResult:
+    """Outcome of a save. `pages`: leading pages of which all objects are stored. `reason`: why a
+    page was not stored; "" if all are. `again`: the save may be repeated.
+    """
+
+    pages: int
+    bytes: int = 0
+    reason: str = ""
+    again: bool = False
+
+
+class PendingSave:
+    """A save in progress: `tickets` of the objects that this worker stores. `failed`: a write could
+    not be started.
+    """
+
+    def __init__(
+        self,
+        store: VllmStore,
+        identity: Identity,
+        objects: Sequence[PageObject],
+        save: Save,
+    ) -> None:
+        self.save = save
+        self.tickets: list[Ticket] = []
+        self.failed = False
+        self._store = store
+        for obj in objects:
+            if not obj.is_writer:
+                continue
+            ticket = store.submit_put(
+                identity, obj.object_id, obj.pool, save.pages, save.retain_until
+            )
+            if ticket is None:
+                self.failed = True
+                break
+            self.tickets.append(ticket)
+
+    def poll(self) -> SaveResult | None:
+        """Returns the result once all writes are done, else None; never blocks."""
+        if not all(map(self._store.is_done, self.tickets)):
+            return None
+        count = len(self.save.pages.keys)
+        result = SaveResult(count)
+        for ticket in self.tickets:
+            outcome = self._store.wait(ticket, 0.0)
+            stored = outcome.pages if outcome is not None else 0
+            result.bytes += outcome.bytes if outcome is not None else 0
+            if stored < count:
+                result.reason = (outcome.reason if outcome is not None else "") or "error"
+                result.again = result.again or result.reason in TRANSIENT
+                result.pages = min(result.pages, stored)
+        return result

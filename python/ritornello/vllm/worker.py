@@ -16,22 +16,18 @@ Invariants:
 import logging
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
 from time import monotonic, perf_counter
-from typing import TYPE_CHECKING
 
 from ritornello.vllm.handshake import ShardFacts, WorkerRank
 from ritornello.vllm.identity import Identity
+from ritornello.vllm.layer_groups import LayerGroups
 from ritornello.vllm.layout import CacheTensor, LayoutError
 from ritornello.vllm.metadata import IDLE, Load, Save, StepMetadata, WorkerReport
 from ritornello.vllm.meter import StepMeter
 from ritornello.vllm.shard import PageObject, Shard
 from ritornello.vllm.store import VllmStore
-from ritornello.vllm.transfer import LoadResult, PendingLoad
+from ritornello.vllm.transfer import LoadResult, PendingLoad, PendingSave
 from ritornello.vllm.weights import watch
-
-if TYPE_CHECKING:
-    from ritornello._core import Ticket
 
 logger = logging.getLogger("vllm.ritornello")
 
@@ -40,18 +36,8 @@ logger = logging.getLogger("vllm.ritornello")
 LOAD_SECONDS = 10.0
 # Maximum time a stopping engine waits for its last saves.
 CLOSE_SECONDS = 10.0
-# Reasons that allow a save to be repeated: the next step may have room.
-TRANSIENT = frozenset({"staging_full"})
 WEIGHTS_CHANGED = "weights_changed"
 EMPTY_REPORT = WorkerReport()
-
-
-@dataclass(slots=True)
-class PendingSave:
-    """A save in progress: one ticket for each object that this worker stores."""
-
-    save: Save
-    tickets: list["Ticket"]
 
 
 class WorkerSide:
@@ -78,14 +64,9 @@ class WorkerSide:
         # The weight changes that the identity's epoch covers.
         self._covered = b""
         self._objects: list[list[PageObject]] | None = None
-        # Loads that this step waits for, and the number of their layer groups that have arrived.
+        # Loads that this step waits for.
         self._step_loads: list[PendingLoad] = []
-        self._layer_groups_ready = 0
-        # Group of each layer, if there are several groups; layers that were never announced; layers
-        # that this step has yet to announce.
-        self._layer_group_of: dict[str, int] = {}
-        self._unannounced: set[str] = set()
-        self._layers_due: set[str] = set()
+        self._layer_groups = LayerGroups()
         self._async_loads: list[PendingLoad] = []
         self._pending_saves: deque[PendingSave] = deque()
         self._failed: set[int] = set()
@@ -131,15 +112,14 @@ class WorkerSide:
         if not metadata.loads:
             return
         started = perf_counter()
-        self._layer_groups_ready = 0
-        self._layers_due = set(self._layer_group_of)
+        self._layer_groups.begin_step()
         for load in metadata.loads:
             pending = self._start_load(load)
             (self._async_loads if load.asynchronous else self._step_loads).append(pending)
             mode = "apart" if load.asynchronous else "layer" if pending.by_layer else "step"
             self._meter.add(f"{mode}_loads", 1 if self._counts_pages else 0)
         self._record_wait(started)
-        if not self._by_layer:
+        if not self._layer_groups.announced:
             self._finish_step_loads()
 
     def await_layer(self, name: str) -> None:
@@ -147,25 +127,17 @@ class WorkerSide:
         step.
         """
         if not self._step_loads:
-            self._unannounced.discard(name)
+            self._layer_groups.note(name)
             return
-        self._layers_due.discard(name)
-        layer_group = self._layer_group_of.get(name, len(self._layer_group_of))
-        if layer_group < self._layer_groups_ready:
+        layer_group = self._layer_groups.reach(name)
+        if layer_group is None:
             return
         started = perf_counter()
         for pending in self._step_loads:
             pending.wait_layer_group(layer_group)
-        self._layer_groups_ready = layer_group + 1
+        self._layer_groups.set_arrived(layer_group)
         self._meter.add("layer_wait_seconds", self._record_wait(started))
         self._meter.hook(started)
-
-    @property
-    def _by_layer(self) -> bool:
-        """Whether loads arrive layer by layer: there are several groups, and the engine announces
-        every layer before it runs. A layer that runs unannounced would read unfilled blocks.
-        """
-        return bool(self._layer_group_of) and not self._unannounced
 
     def take_completed_loads(self) -> tuple[set[str], set[str]]:
         """Returns requests whose asynchronous load ended, and the requests among them whose load
@@ -220,20 +192,11 @@ class WorkerSide:
             return
         started = perf_counter()
         for save in metadata.saves:
-            pages = save.pages
-            tickets = []
-            for obj in objects[pages.group]:
-                if not obj.is_writer:
-                    continue
-                ticket = self._store.submit_put(
-                    identity, obj.object_id, obj.pool, pages, save.retain_until
-                )
-                if ticket is None:
-                    self._record_skipped(save, 0, "error")
-                    break
-                tickets.append(ticket)
-            if tickets:
-                self._pending_saves.append(PendingSave(save, tickets))
+            pending = PendingSave(self._store, identity, objects[save.pages.group], save)
+            if pending.failed:
+                self._record_skipped(save, 0, "error")
+            if pending.tickets:
+                self._pending_saves.append(pending)
         self._meter.add("save_seconds", perf_counter() - started)
 
     def take_failed_blocks(self) -> set[int]:
@@ -275,7 +238,8 @@ class WorkerSide:
         """
         if metadata.identity is None:
             return
-        self._identity, self._objects, self._layer_group_of = metadata.identity, None, {}
+        self._identity, self._objects = metadata.identity, None
+        self._layer_groups.set({})
         self._covered = metadata.covered
         if self._shard is None:
             return
@@ -283,9 +247,7 @@ class WorkerSide:
             self._objects = self._shard.objects(metadata.identity)
             # With several KV cache groups, all loads are asynchronous.
             if len(self._objects) == 1:
-                layer_groups = self._shard.layer_groups(metadata.identity, 0)
-                self._layer_group_of = layer_groups if len({*layer_groups.values()}) > 1 else {}
-            self._unannounced = set(self._layer_group_of)
+                self._layer_groups.set(self._shard.layer_groups(metadata.identity, 0))
         except Exception as error:  # the core may refuse the memory
             self._set_unsupported(str(error))
 
@@ -311,7 +273,7 @@ class WorkerSide:
             load,
             monotonic(),
             LOAD_SECONDS,
-            by_layer=self._by_layer and not load.asynchronous,
+            by_layer=self._layer_groups.announced and not load.asynchronous,
             skip_reason=WEIGHTS_CHANGED if self._weights_changed() else "",
         )
 
@@ -320,7 +282,7 @@ class WorkerSide:
         started = perf_counter()
         while self._step_loads:
             pending = self._step_loads[0]
-            if pending.by_layer and self._layers_due:
+            if pending.by_layer and self._layer_groups.skipped:
                 self._disable_layer_loads(pending)
             result = pending.wait()
             load = self._step_loads.pop(0).load
@@ -336,12 +298,11 @@ class WorkerSide:
         loads end before the first layer.
         """
         pending.mark_missed("unannounced")
-        if self._layer_group_of:
+        name = self._layer_groups.disable()
+        if name:
             logger.warning(
-                "ritornello: %s ran unannounced; later loads end before the first layer",
-                min(self._layers_due),
+                "ritornello: %s ran unannounced; later loads end before the first layer", name
             )
-        self._layer_group_of = {}
 
     def _record_wait(self, started: float) -> float:
         waited = perf_counter() - started
@@ -375,20 +336,15 @@ class WorkerSide:
 
     def _complete_saves(self) -> None:
         """Counts the saves that are done. Saves end nearly in order."""
-        while self._pending_saves and all(map(self._store.is_done, self._pending_saves[0].tickets)):
-            pending = self._pending_saves.popleft()
-            pages, again, reason = len(pending.save.pages.keys), False, ""
-            for ticket in pending.tickets:
-                outcome = self._store.wait(ticket, 0.0)
-                stored = outcome.pages if outcome is not None else 0
-                self._meter.add("saved_bytes", outcome.bytes if outcome is not None else 0)
-                if stored < len(pending.save.pages.keys):
-                    reason = (outcome.reason if outcome is not None else "") or "error"
-                    again = again or reason in TRANSIENT
-                    pages = min(pages, stored)
-            self._meter.add("saved_pages", pages if self._counts_pages else 0)
-            if reason:
-                self._record_skipped(pending.save, pages, reason, again=again)
+        while self._pending_saves:
+            result = self._pending_saves[0].poll()
+            if result is None:
+                return
+            save = self._pending_saves.popleft().save
+            self._meter.add("saved_bytes", result.bytes)
+            self._meter.add("saved_pages", result.pages if self._counts_pages else 0)
+            if result.reason:
+                self._record_skipped(save, result.pages, result.reason, again=result.again)
 
     def _record_skipped(self, save: Save, stored: int, reason: str, *, again: bool = False) -> None:
         """Counts pages of a save that were not stored. If `again`, the scheduler offers them

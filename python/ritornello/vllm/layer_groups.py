@@ -1,0 +1,57 @@
+"""Groups of layers that a load delivers in order, and which of them a step has reached."""
+
+from collections.abc import Mapping
+
+
+class LayerGroups:
+    """The groups of one worker's layers. A load may arrive layer by layer only if there are several
+    groups and the engine announces every layer before it runs: a layer that runs unannounced would
+    read unfilled blocks.
+    """
+
+    def __init__(self) -> None:
+        self._group_of: dict[str, int] = {}
+        # Layers that were never announced, and layers that this step has yet to announce.
+        self._unannounced: set[str] = set()
+        self._due: set[str] = set()
+        # Groups that this step no longer waits for.
+        self._arrived = 0
+
+    def set(self, group_of: Mapping[str, int]) -> None:
+        """Takes the index of each layer's group; none if all layers are one group."""
+        self._group_of = dict(group_of) if len({*group_of.values()}) > 1 else {}
+        self._unannounced = set(self._group_of)
+
+    @property
+    def announced(self) -> bool:
+        """Whether loads may arrive layer by layer."""
+        return bool(self._group_of) and not self._unannounced
+
+    def begin_step(self) -> None:
+        self._arrived, self._due = 0, set(self._group_of)
+
+    def note(self, name: str) -> None:
+        """Notes that the engine announced a layer."""
+        self._unannounced.discard(name)
+
+    def reach(self, name: str) -> int | None:
+        """Returns the group that must have arrived before a layer runs, None if it has."""
+        self._due.discard(name)
+        group = self._group_of.get(name, len(self._group_of))
+        return group if group >= self._arrived else None
+
+    def set_arrived(self, group: int) -> None:
+        self._arrived = group + 1
+
+    @property
+    def skipped(self) -> bool:
+        """Whether layers of this step ran unannounced, if all its layers have run."""
+        return bool(self._due)
+
+    def disable(self) -> str:
+        """Stops loads layer by layer. Returns a layer that ran unannounced, "" if they were stopped
+        before.
+        """
+        name = min(self._due) if self._group_of else ""
+        self._group_of = {}
+        return name
