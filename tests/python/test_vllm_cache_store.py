@@ -11,9 +11,9 @@ from vllm_shapes import cache_group, identity
 
 from ritornello.vllm.cache_groups import ObjectId
 from ritornello.vllm.cache_store import CacheStore
-from ritornello.vllm.matching import PromptLength, StoreHit
 from ritornello.vllm.meter import StepMeter
 from ritornello.vllm.settings import Settings
+from ritornello.vllm.store import PromptLength, StoreHit
 
 WAIT = 60.0
 PAGE = 64 << 10

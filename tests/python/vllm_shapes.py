@@ -7,8 +7,8 @@ from typing import Any
 from ritornello.connector.identity import ModelIdentity
 from ritornello.vllm.cache_groups import ALL, CacheGroup, Heads, ObjectId, Rule
 from ritornello.vllm.identity import Identity
-from ritornello.vllm.matching import PromptLength, StoreHit
 from ritornello.vllm.metadata import WorkerReport
+from ritornello.vllm.store import PromptLength, StoreHit
 
 TOKENS = 64
 FIRST = ObjectId(0, 0, 0)

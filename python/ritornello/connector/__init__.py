@@ -1,7 +1,7 @@
-"""Common parts of the adapters for vLLM, SGLang and LMCache. An adapter supplies how its engine
-states a fact; the rule that follows from the fact is here.
+"""Common parts of the adapters for vLLM, SGLang and LMCache. An adapter supplies the facts in the
+words of its engine; the rules that follow from them are here.
 
-    identity            what decides, besides tokens, whether the bytes of a page may be reused
+    identity            the rules that decide whether the bytes of a page may be reused
     weight_fingerprint  the digest by which weights are recognised
     interface           checks that an installed engine has the interface that was tested
     settings            the user's settings of a store

@@ -1,6 +1,5 @@
-"""What decides, besides tokens, whether the bytes of a page may be reused: rules that follow from
-the model and the options of an engine. Adapters supply the facts, and add what they alone know: the
-layout of a page, layers and heads.
+"""The identity of a page besides its tokens: the rules by which model and options of an engine
+decide whether bytes may be reused. Adapters supply the facts, and add layout, layers and heads.
 """
 
 import hashlib
@@ -52,14 +51,9 @@ class ModelIdentity:
         kv_scale: str = "none",
     ) -> "ModelIdentity":
         """`fingerprint`: of the weights, None if they were not loaded from files."""
-        return cls(
-            name=name,
-            weights=fingerprint or b"",
-            kv_scale=kv_scale,
-            hash_algorithm=hash_algorithm,
-            options=tuple(sorted(options.items())),
-            epoch=b"" if fingerprint else new_epoch(),
-        )
+        weights, epoch = (fingerprint, b"") if fingerprint else (b"", new_epoch())
+        sorted_options = tuple(sorted(options.items()))
+        return cls(name, weights, kv_scale, hash_algorithm, sorted_options, epoch)
 
     def at(self, epoch: bytes) -> "ModelIdentity":
         """Returns a copy with the weights of `epoch`; unchanged if it is empty."""
@@ -144,8 +138,8 @@ def draft_option(fingerprint: bytes | None) -> dict[str, str]:
 
 
 def kv_scale_of(cache_dtype: str, dtypes: Collection[str]) -> str:
-    """Returns the origin of KV scales: KV of another dtype than the model's `dtypes` is scaled by
-    values in the checkpoint.
+    """Returns the origin of KV scales. Values in the checkpoint scale KV whose dtype is none of the
+    model's `dtypes`.
     """
     return "none" if cache_dtype in ("auto", *dtypes) else "checkpoint"
 

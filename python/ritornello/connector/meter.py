@@ -19,7 +19,7 @@ class Meter:
             self.add_all({name: amount})
 
     def add_all(self, amounts: Counts) -> None:
-        """Adds several amounts at once; a zero makes its counter known."""
+        """Adds several amounts together. Counters with a zero become known."""
         with self._lock:
             for name, amount in amounts.items():
                 self._counts[name] = self._counts.get(name, 0) + amount

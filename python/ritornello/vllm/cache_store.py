@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from ritornello.connector.meter import Counts, Meter
 from ritornello.vllm.cache_groups import ObjectId
 from ritornello.vllm.identity import Identity
-from ritornello.vllm.matching import Lease, PromptLength, StoreHit
 from ritornello.vllm.metadata import PageBlocks, WorkerReport
 from ritornello.vllm.meter import REPORT_SECONDS
 from ritornello.vllm.settings import Settings
-from ritornello.vllm.store import VllmStore
+from ritornello.vllm.store import Lease, PromptLength, StoreHit, VllmStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -1,5 +1,5 @@
-"""How vLLM's kernels lay out the bytes of a block. Two versions of vLLM may differ, and its CPU
-kernels pack keys by instruction set.
+"""The layout of a block's bytes by vLLM's kernels. Versions of vLLM may differ, and CPU kernels
+pack keys by instruction set.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -1,4 +1,4 @@
-"""Plans the loads of each step: which stored pages a request may load, and the leases on them.
+"""Plans the loads of each step: the stored pages that a request may load, and leases on them.
 
 Invariants:
 * A page is claimed only under a lease. Leases are held until the workers have reported the load, or
@@ -13,10 +13,10 @@ from typing import Any
 
 from ritornello.connector.meter import Meter
 from ritornello.vllm.identity import Identity
-from ritornello.vllm.matching import Lease, Matcher, PrefixMatch, PromptLength
+from ritornello.vllm.matching import Matcher, PrefixMatch
 from ritornello.vllm.metadata import Load, PageBlocks, WorkerReport
 from ritornello.vllm.request_state import LeasedMatch, Request, RequestState
-from ritornello.vllm.store import VllmStore
+from ritornello.vllm.store import Lease, PromptLength, VllmStore
 
 # Covers the step that claims the pages, and the load's own deadline. A waiting request is looked up
 # again when half of this time has passed.

@@ -9,58 +9,11 @@ are under leases.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
-from ritornello.vllm.cache_groups import Bundle, ObjectId, bundles, longest_resumable
+from ritornello.vllm.cache_groups import Bundle, bundles, longest_resumable
 from ritornello.vllm.identity import Identity
-
-# Protects pages from eviction. Opaque: only the store that issued a lease can interpret it.
-Lease = Any
-
-
-class PromptLength(NamedTuple):
-    """`computed`: leading tokens that the engine has, of `tokens`. `loads`: whether pages may be
-    loaded for the prompt.
-    """
-
-    computed: int
-    tokens: int
-    loads: bool = True
-
-
-class StoreHit(NamedTuple):
-    """Result of a lookup. `pages`: leading pages to load, protected by `lease`. `present`: leading
-    pages that are known to be stored. `pending`: the lookup must be repeated, and holds no lease.
-    `tiers`: the tiers of the stored pages, in order. `decision`: the lookup that the gate decided
-    on.
-    """
-
-    pages: int
-    present: int
-    lease: Lease = None
-    pending: bool = False
-    tiers: Sequence[tuple[str, int]] = ()
-    decision: Any = None
-
-
-class PageStore(Protocol):
-    """The calls that `Matcher` makes; None means that the store failed."""
-
-    def lookup(
-        self,
-        identity: Identity,
-        object_ids: Sequence[ObjectId],
-        keys: Sequence[bytes],
-        ttl: float,
-        prompt: PromptLength,
-    ) -> StoreHit | None: ...
-    def exists(
-        self, identity: Identity, object_id: ObjectId, keys: Sequence[bytes]
-    ) -> list[bool] | None: ...
-    def release(self, lease: Lease) -> None: ...
-    def cancel_lookup(
-        self, identity: Identity, object_ids: Sequence[ObjectId], keys: Sequence[bytes]
-    ) -> None: ...
+from ritornello.vllm.store import Lease, PromptLength, StoreHit, VllmStore
 
 
 @dataclass(slots=True)
@@ -85,7 +38,7 @@ class Matcher:
     """
 
     def __init__(
-        self, store: PageStore, identity: Identity, ttl: float, *, has_remote: bool = False
+        self, store: VllmStore, identity: Identity, ttl: float, *, has_remote: bool = False
     ) -> None:
         self._has_remote = has_remote
         self._store = store

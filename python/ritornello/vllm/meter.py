@@ -21,8 +21,8 @@ BY_REASON = (
 
 
 class StepMeter(Meter):
-    """Counts of one side of the connector, which are reported after each step: counts of pages and
-    calls at once, times alone at intervals. One thread takes them and measures steps.
+    """Counts of one side of the connector. Counts of pages and calls are reported after each step,
+    times alone at intervals. A single thread reports, and measures steps.
     """
 
     def __init__(self) -> None:

@@ -1,6 +1,6 @@
 """The scheduler's side: requests and steps of one engine, and the epoch of its pages.
 
-`LoadPlan` decides which pages a request may load, `SavePlan` which pages are ready to be saved.
+`LoadPlan` selects the pages that a request may load, `SavePlan` the pages that can be saved.
 Invariants:
 * A load that a step waits for (not `asynchronous`) happens only with one computing worker and one
   step in flight: a failure is then known before anything computed on top of it can be saved.
@@ -89,20 +89,13 @@ class SchedulerSide:
         state = self._requests.get(request.request_id)
         if state is None or state.request is not request:
             self.request_finished(request.request_id)
-            state = RequestState(
-                request, self._permitted_options(RequestOptions.parse(request.kv_transfer_params))
-            )
+            options = RequestOptions.parse(request.kv_transfer_params)
+            state = RequestState(request, options.permitted(self._store, self._meter))
             self._requests[request.request_id] = state
         state.loading = False
         if self._is_paused() or computed % self._identity.alignment:
             return 0, False
         return self._load_plan.claim(state, computed)
-
-    def _permitted_options(self, options: RequestOptions) -> RequestOptions:
-        if not options.retain or self._store.permits_retention():
-            return options
-        self._meter.add("ignored_retentions", 1)
-        return options.without_retention()
 
     def sources(self, request: Request, tokens: int) -> dict[str, int]:
         """Returns the tiers of the `tokens` claimed last, with their numbers of tokens; empty if

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from ritornello.connector.fail_safe import FailSafeStore
+from ritornello.connector.meter import Meter
 from ritornello.connector.settings import StoreSettings, check
 
 if TYPE_CHECKING:
@@ -107,7 +109,11 @@ class RequestOptions:
             retain=_seconds(params.get(RETAIN)),
         )
 
-    def without_retention(self) -> "RequestOptions":
+    def permitted(self, store: FailSafeStore, meter: Meter) -> "RequestOptions":
+        """Returns the options that the store's policy permits, and counts ignored options."""
+        if not self.retain or store.permits_retention():
+            return self
+        meter.add("ignored_retentions")
         return replace(self, retain=0.0)
 
 

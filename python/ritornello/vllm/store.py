@@ -2,13 +2,12 @@
 
 import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ritornello.connector.fail_safe import FailSafeStore
 from ritornello.connector.meter import Meter
 from ritornello.vllm.cache_groups import ObjectId
 from ritornello.vllm.identity import Identity
-from ritornello.vllm.matching import Lease, PromptLength, StoreHit
 from ritornello.vllm.metadata import PageBlocks, WorkerReport
 from ritornello.vllm.settings import Settings
 
@@ -16,6 +15,34 @@ if TYPE_CHECKING:
     from ritornello._core import Outcome, PagePool, Scope, Store, Ticket
 
 logger = logging.getLogger("vllm.ritornello")
+
+# Protects pages from eviction. Opaque: only the store that issued a lease can interpret it.
+Lease = Any
+
+
+class PromptLength(NamedTuple):
+    """`computed`: leading tokens that the engine has, of `tokens`. `loads`: whether pages may be
+    loaded for the prompt.
+    """
+
+    computed: int
+    tokens: int
+    loads: bool = True
+
+
+class StoreHit(NamedTuple):
+    """Result of a lookup. `pages`: leading pages to load, protected by `lease`. `present`: leading
+    pages that are known to be stored. `pending`: the lookup must be repeated, and holds no lease.
+    `tiers`: the tiers of the stored pages, in order. `decision`: the lookup that the gate decided
+    on.
+    """
+
+    pages: int
+    present: int
+    lease: Lease = None
+    pending: bool = False
+    tiers: Sequence[tuple[str, int]] = ()
+    decision: Any = None
 
 
 class VllmStore(FailSafeStore):

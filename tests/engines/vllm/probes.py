@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from ritornello.vllm.matching import PromptLength
 from ritornello.vllm.metadata import Load, PageBlocks, StepMetadata
-from ritornello.vllm.store import VllmStore
+from ritornello.vllm.store import PromptLength, VllmStore
 from ritornello.vllm.transfer import LoadResult, PendingLoad
 from ritornello.vllm.worker import LOAD_SECONDS, WorkerSide
 

@@ -379,16 +379,9 @@ class Tier:
         state = self._requests.get(context.req_id)
         if state is None:
             sequences = {number: KeySequence(group) for number, (group, _) in self._scopes.items()}
-            state = RequestState(
-                self._permitted(RequestOptions.parse(context.kv_transfer_params)), sequences
-            )
+            options = RequestOptions.parse(context.kv_transfer_params)
+            state = RequestState(options.permitted(self._store, self._meter), sequences)
         return state
-
-    def _permitted(self, options: RequestOptions) -> RequestOptions:
-        if not options.retain or self._store.permits_retention():
-            return options
-        self._meter.add("ignored_retentions")
-        return options.without_retention()
 
     def _release(self, state: RequestState) -> None:
         while state.leases:
