@@ -7,7 +7,7 @@ layers and heads, not by ranks, if these are known.
 
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -159,8 +159,21 @@ def scopes_of(
         options["cp"] = f"{engine.cp[0]}/{engine.cp[1]}"
     first, last = heads
     width = (last - first) // split
-    ranges = [(first + i * width, first + (i + 1) * width) for i in range(split)]
-    return [_scope(engine, shape, page_bytes, copied, options, heads) for heads in ranges]
+    return [
+        engine.model.scope(
+            shape.dtype,
+            shape.page_tokens,
+            layers=shape.layers,
+            kv_heads=(first + at * width, first + (at + 1) * width),
+            head_dim=shape.head_dim,
+            layout=f"sglang-{engine.version}/{shape.kind}/{shape.layout}/{shape.order(copied)}",
+            options=options,
+            # Side pools store windows and states, at some boundaries only.
+            chained=shape.pool == KV,
+            page_bytes=page_bytes,
+        )
+        for at in range(split)
+    ]
 
 
 def split_factor(engine: Engine, shape: PoolLayout, factor: int) -> int:
@@ -169,29 +182,6 @@ def split_factor(engine: Engine, shape: PoolLayout, factor: int) -> int:
     if heads is None or factor < 1 or (heads[1] - heads[0]) % factor:
         return 1
     return factor
-
-
-def _scope(
-    engine: Engine,
-    shape: PoolLayout,
-    page_bytes: int,
-    copied: bool,
-    options: Mapping[str, str],
-    heads: tuple[int, int],
-) -> "Scope":
-    layout = f"sglang-{engine.version}/{shape.kind}/{shape.layout}/{shape.order(copied)}"
-    return engine.model.scope(
-        shape.dtype,
-        shape.page_tokens,
-        layers=shape.layers,
-        kv_heads=heads,
-        head_dim=shape.head_dim,
-        layout=layout,
-        options=options,
-        # Side pools store windows and states, at some boundaries only.
-        chained=shape.pool == KV,
-        page_bytes=page_bytes,
-    )
 
 
 def keys_of(page_hashes: Sequence[str]) -> list[bytes]:

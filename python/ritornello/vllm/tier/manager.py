@@ -5,8 +5,8 @@
 
 import logging
 import sys
-from collections.abc import Collection, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import vllm
 from vllm.v1.kv_offload.base import (
@@ -54,6 +54,8 @@ INTERFACE.require(
     interface_difference(SecondaryTierManager, TransferJob, JobResult, LookupResult),
     vllm.__version__,
 )
+
+T = TypeVar("T")
 
 RESULTS = {
     LookupAnswer.HIT: LookupResult.HIT,
@@ -125,23 +127,17 @@ class RitornelloTier(SecondaryTierManager):
     # Requests.
 
     def on_new_request(self, req_context: "ReqContext") -> RequestOffloadingContext:
-        if self._tier is not None:
-            try:
-                self._tier.begin_request(req_context)
-            except Exception as error:
-                self._failed("on_new_request", error)
+        self._attempt("on_new_request", lambda tier: tier.begin_request(req_context), None)
         return RequestOffloadingContext()
 
     def on_request_finished(self, req_context: "ReqContext") -> None:
-        if self._tier is None:
-            return
-        self._failed_requests.discard(req_context.req_id)
-        try:
-            self._tier.end_request(req_context)
+        def action(tier: Tier) -> None:
+            tier.end_request(req_context)
             if self._async_lookups is not None:
                 self._async_lookups.cleanup(req_context.req_id)
-        except Exception as error:
-            self._failed("on_request_finished", error)
+
+        self._failed_requests.discard(req_context.req_id)
+        self._attempt("on_request_finished", action, None)
 
     def lookup(self, key: "OffloadKey", req_context: "ReqContext") -> LookupResult:
         tier = self._tier
@@ -161,12 +157,7 @@ class RitornelloTier(SecondaryTierManager):
             return LookupResult.MISS
 
     def touch(self, keys: "Collection[OffloadKey]", req_context: "ReqContext") -> None:
-        if self._tier is None:
-            return
-        try:
-            self._tier.touch(keys)
-        except Exception as error:
-            self._failed("touch", error)
+        self._attempt("touch", lambda tier: tier.touch(keys), None)
 
     # Jobs.
 
@@ -192,14 +183,8 @@ class RitornelloTier(SecondaryTierManager):
 
     def get_finished_jobs(self) -> Iterable[JobResult]:
         results, self._results = self._results, []
-        if self._tier is None:
-            return results
-        try:
-            finished_jobs = self._tier.take_finished()
-        except Exception as error:
-            self._failed("get_finished_jobs", error)
-            return results
-        for finished in finished_jobs:
+        none: list[FinishedJob] = []
+        for finished in self._attempt("get_finished_jobs", lambda tier: tier.take_finished(), none):
             try:
                 results.append(self._result(finished))
             except Exception as error:
@@ -208,22 +193,15 @@ class RitornelloTier(SecondaryTierManager):
         return results
 
     def on_schedule_end(self, context: "ScheduleEndContext") -> None:
-        if self._tier is None:
-            return
-        try:
-            self._tier.end_step()
+        def action(tier: Tier) -> None:
+            tier.end_step()
             if self._async_lookups is not None:
                 self._async_lookups.flush()
-        except Exception as error:
-            self._failed("on_schedule_end", error)
+
+        self._attempt("on_schedule_end", action, None)
 
     def drain_jobs(self) -> None:
-        if self._tier is None:
-            return
-        try:
-            self._tier.reset()
-        except Exception as error:
-            self._failed("drain_jobs", error)
+        self._attempt("drain_jobs", lambda tier: tier.reset(), None)
 
     def shutdown(self) -> None:
         """Raises on failure: vLLM then keeps the host tier's memory, which may still be in use."""
@@ -312,6 +290,16 @@ class RitornelloTier(SecondaryTierManager):
                     locality=self.locality,
                 )
             )
+
+    def _attempt(self, operation: str, action: Callable[[Tier], T], default: T) -> T:
+        """Returns `action(tier)`, or `default` without a tier or if it fails."""
+        if self._tier is None:
+            return default
+        try:
+            return action(self._tier)
+        except Exception as error:
+            self._failed(operation, error)
+            return default
 
     def _failed(self, operation: str, error: Exception) -> None:
         """Counts and logs a failure. A failure of the tier must not fail a request."""
