@@ -7,12 +7,12 @@ and logged once per kind.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from logging import Logger
 from threading import Event, Lock, Thread
 from time import monotonic
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import finalize, ref
 
 from ritornello.connector.opening import open_store
@@ -20,7 +20,7 @@ from ritornello.connector.settings import StoreSettings
 from ritornello.errors import InvalidError, RetryError, RitornelloError, SettingError
 
 if TYPE_CHECKING:
-    from ritornello._core import Store
+    from ritornello._core import LeasedPrefix, Scope, Store
 
 T = TypeVar("T")
 D = TypeVar("D")
@@ -123,6 +123,17 @@ class FailSafeStore:
             else:
                 self.record_failure(operation, error)
             return default
+
+    def lease_prefix(
+        self, scope: "Scope", keys: Sequence[bytes], ttl: float
+    ) -> "LeasedPrefix | None":
+        """May wait for the process that owns the store."""
+        return self.call(
+            "lease_prefix", lambda store: store.lease_prefix(scope, keys, ttl=ttl), None
+        )
+
+    def release(self, lease: Any) -> None:
+        self.call("release", lambda store: store.release(lease), None)
 
     def hash_refusal(self, algorithm: str) -> str:
         """Returns why the store's policy refuses keys that `algorithm` made; "" if it accepts them

@@ -9,7 +9,7 @@ from ritornello.connector.meter import Meter
 from ritornello.lmcache.settings import Settings
 
 if TYPE_CHECKING:
-    from ritornello._core import LeasedPrefix, Scope, Store, Ticket
+    from ritornello._core import Scope, Store, Ticket
 
 logger = logging.getLogger("ritornello.lmcache")
 
@@ -46,17 +46,6 @@ class LMCacheStore(FailSafeStore):
     def problem(self) -> str:
         """Returns the reason why the store is not fully usable, "" if it is fully usable."""
         return self.broken or self.call("problem", lambda store: store.problem, "") or self.broken
-
-    def lease_prefix(
-        self, scope: "Scope", keys: Sequence[bytes], seconds: float
-    ) -> "LeasedPrefix | None":
-        """Leases every page that is stored."""
-        return self.call(
-            "lease_prefix", lambda store: store.lease_prefix(scope, keys, ttl=seconds), None
-        )
-
-    def release(self, lease: int) -> None:
-        self.call("release", lambda store: store.release(lease), None)
 
     def exists(self, scope: "Scope", keys: Sequence[bytes]) -> list[bool]:
         return self.call("exists", lambda store: store.exists(scope, keys), [False] * len(keys))

@@ -80,9 +80,6 @@ class VllmStore(FailSafeStore):
             "exists", lambda store: store.exists(self._scope_for(identity, object_id), keys), None
         )
 
-    def release(self, lease: Lease) -> None:
-        self.call("release", lambda store: store.release(lease), None)
-
     def cancel_lookup(
         self, identity: Identity, object_ids: Sequence[ObjectId], keys: Sequence[bytes]
     ) -> None:

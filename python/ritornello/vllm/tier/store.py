@@ -18,7 +18,7 @@ from ritornello.vllm.settings import Settings
 from ritornello.vllm.tier.host_rows import HostRows
 
 if TYPE_CHECKING:
-    from ritornello._core import LeasedPrefix, Scope, Store, Ticket
+    from ritornello._core import Scope, Store, Ticket
 
 logger = logging.getLogger("vllm.ritornello")
 
@@ -54,14 +54,6 @@ class TierStore(FailSafeStore):
         """
         if not self._is_owner:
             self._is_owner = None
-
-    def lease_prefix(
-        self, scope: "Scope", keys: Sequence[bytes], ttl: float
-    ) -> "LeasedPrefix | None":
-        """May wait for another process; see `answers_at_once`."""
-        return self.call(
-            "lease_prefix", lambda store: store.lease_prefix(scope, keys, ttl=ttl), None
-        )
 
     def release(self, lease: int) -> None:
         self._call_deferred("release", lambda store: store.release(lease))
