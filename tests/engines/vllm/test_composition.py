@@ -10,7 +10,7 @@ import pytest
 from ask_composed import composed
 from harness import prompt
 
-from demo.server import Server
+from servers.vllm import VLLMServer
 
 LENGTH = 300
 CLAIMED = (LENGTH - 1) // 32 * 32
@@ -58,7 +58,7 @@ def test_answers_survive_failed_foreign_load(tmp_path: Path, model: Path, order:
 @pytest.mark.parametrize("order", [["ritornello", "nixl"], ["nixl", "ritornello"]])
 def test_vllm_serves_with_nixl(tmp_path: Path, model: Path, order: list[str]) -> None:
     pytest.importorskip("nixl", reason="`pip install nixl nixl-cu13` has not been run")
-    server = Server(
+    server = VLLMServer(
         name="beside nixl",
         program=Path(sys.executable).with_name("vllm"),
         model=model,

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import ROOT, prompt
+from harness import prompt
 
-from demo.server import Server
+from servers.environment import program
+from servers.vllm import VLLMServer, connector, tokens_by_source
 
 LENGTH = 700
 BLOCK = 64
@@ -17,29 +18,24 @@ CLAIMED = (LENGTH - 1) // BLOCK * BLOCK
 
 
 @pytest.fixture
-def serve(model: Path, tmp_path: Path) -> Callable[..., Server]:
-    def start(name: str, **settings: Any) -> Server:
+def serve(model: Path, tmp_path: Path) -> Callable[..., VLLMServer]:
+    def start(name: str, **settings: Any) -> VLLMServer:
         extra = {"path": str(tmp_path / "store"), "capacity": "1GiB", **settings}
-        return Server(
+        return VLLMServer(
             name=name,
-            program=ROOT / "build/env/vllm/bin/vllm",
+            program=program("vllm", "vllm"),
             model=model,
             log=tmp_path / f"{name}.log",
             max_tokens=1024,
-            connector={
-                "kv_connector": "RitornelloConnector",
-                "kv_connector_module_path": "ritornello.vllm",
-                "kv_role": "kv_both",
-                "kv_connector_extra_config": extra,
-            },
+            connector=connector(**extra),
         )
 
     return start
 
 
-def cached(server: Server, asked: list[int], params: dict[str, bool] | None = None) -> int:
+def cached(server: VLLMServer, asked: list[int], params: dict[str, bool] | None = None) -> int:
     """Returns the prompt tokens that came from the store, for one question."""
-    before = server.counters().tokens()
+    before = tokens_by_source(server.counters())
     body = {"model": "demo", "prompt": asked, "max_tokens": 4, "kv_transfer_params": params or {}}
     request = urllib.request.Request(
         f"http://127.0.0.1:{server.port}/v1/completions",
@@ -48,11 +44,11 @@ def cached(server: Server, asked: list[int], params: dict[str, bool] | None = No
     )
     with urllib.request.urlopen(request, timeout=60) as response:
         assert response.status == 200
-    after = server.settled(sum(before.values()) + len(asked)).tokens()
+    after = tokens_by_source(server.settled(sum(before.values()) + len(asked)))
     return after["external"] - before["external"]
 
 
-def test_new_process_answers_from_store(serve: Callable[..., Server]) -> None:
+def test_new_process_answers_from_store(serve: Callable[..., VLLMServer]) -> None:
     first, second, third = (prompt(seed, LENGTH) for seed in (31, 32, 33))
     with serve("cold") as server:
         assert cached(server, first) == 0
@@ -65,9 +61,9 @@ def test_new_process_answers_from_store(serve: Callable[..., Server]) -> None:
         assert counters.total("vllm:ritornello_errors_total") == 0
     with serve("warm", read_only=True) as server:
         assert cached(server, first) == CLAIMED
-        before = server.counters().tokens()
+        before = tokens_by_source(server.counters())
         warm = server.ask(second, 24)
-        moved = server.settled(sum(before.values()) + LENGTH).tokens()
+        moved = tokens_by_source(server.settled(sum(before.values()) + LENGTH))
         assert moved["external"] - before["external"] == CLAIMED
         assert moved["local"] == before["local"]
         assert cached(server, third) == 0

@@ -22,7 +22,7 @@ ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
 }
 os.environ.update(ENVIRONMENT)
-# Makes the connector tests' helpers and the demonstration's server importable.
+# Makes the connector tests' helpers and the servers importable.
 sys.path[:0] = [str(HERE), str(HERE.parent / "vllm"), str(HERE.parents[2])]
 
 from harness import ROOT, prompt  # noqa: E402

@@ -14,8 +14,8 @@ from types import TracebackType
 from typing import Self
 
 
-class DemoError(Exception):
-    """A part of the demonstration failed; the message says which, and where to look."""
+class ServerError(Exception):
+    """A server or a request to it failed; the message says which, and where to look."""
 
 
 class Started(ABC):
@@ -62,13 +62,13 @@ class Process(Started):
         deadline = time.monotonic() + self.start_seconds
         while time.monotonic() < deadline:
             if self.process.poll() is not None:
-                raise DemoError(f"{self.name} did not start: it ended; see {self.log}")
+                raise ServerError(f"{self.name} did not start: it ended; see {self.log}")
             with suppress(OSError):
                 if self._is_up():
                     return
             time.sleep(0.25)
         seconds = f"{self.start_seconds:.0f} s"
-        raise DemoError(f"{self.name} did not start: not up after {seconds}; see {self.log}")
+        raise ServerError(f"{self.name} did not start: not up after {seconds}; see {self.log}")
 
     def stop(self, sign: signal.Signals = signal.SIGTERM) -> None:
         """Ends the server with SIGTERM, so that writes finish, and after a timeout with SIGKILL."""
@@ -112,6 +112,7 @@ def request(
 
 
 def free_port() -> int:
+    """Returns a port that is free unless another process takes it before its use."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

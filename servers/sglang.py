@@ -1,17 +1,19 @@
 """An SGLang server process on CPUs, with Ritornello under its hierarchical cache."""
 
-import http.client
 import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from demo.process import DemoError, request
-from demo.server import ANSWER_SECONDS, COUNTERS_SECONDS, JSON, THREADS, Answer, Server
+import ritornello
+from servers.engine import ANSWER_SECONDS, COUNTERS_SECONDS, JSON, Answer, Engine
+from servers.process import ServerError, request
 
 PAGE = 32
 ADMIN = "demo"
+STORED_SECONDS = 60.0
 # SGLang's metric of the sources of a prompt's cached tokens.
 SOURCES = ("device", "host", "storage")
 
@@ -31,6 +33,20 @@ def storage(path: str, capacity: str, **settings: Any) -> dict[str, Any]:
     }
 
 
+def wait_until_stored(path: Path, pages: int) -> None:
+    """Waits until SGLang, which stores after its answers, when its scheduler has time, has stored
+    `pages` pages.
+    """
+    deadline = time.monotonic() + STORED_SECONDS
+    with ritornello.Store.open(path) as store:
+        while (found := store.stats()["pages"]) < pages:
+            if time.monotonic() > deadline:
+                raise ServerError(
+                    f"not all pages were stored within {STORED_SECONDS:.0f} s: {found} of {pages}"
+                )
+            time.sleep(0.2)
+
+
 @dataclass(frozen=True)
 class Told:
     """An answer, and the prompt's tokens by the source of their KV."""
@@ -40,7 +56,7 @@ class Told:
 
 
 @dataclass
-class SGLangServer(Server):
+class SGLangServer(Engine):
     """`connector` is the extra configuration of the storage; None means no storage."""
 
     layout: str = "page_first_direct"
@@ -50,30 +66,16 @@ class SGLangServer(Server):
         """Streams a greedy answer."""
         sampling = {"temperature": 0, "max_new_tokens": answer_tokens, "ignore_eos": True}
         body = {"input_ids": prompt, "sampling_params": sampling, "stream": True}
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=ANSWER_SECONDS)
         began, first = time.perf_counter(), 0.0
         last: dict[str, Any] = {}
-        try:
-            connection.request("POST", "/generate", json.dumps(body), JSON)
-            response = connection.getresponse()
-            if response.status != 200:
-                raise DemoError(f"{self.name}: {response.status} {response.read()[:300]!r}")
-            for line in response:
-                if line.startswith(b"data: {"):
-                    first = first or time.perf_counter() - began
-                    last = json.loads(line[6:])
-        except OSError as error:
-            raise DemoError(f"{self.name}: no answer ({error}); see {self.log}") from error
-        finally:
-            connection.close()
-        tokens = last.get("output_ids", [])
-        if len(tokens) != answer_tokens:
-            raise DemoError(f"{self.name}: {len(tokens)} tokens instead of {answer_tokens}")
+        for told in self._stream("/generate", body):
+            first, last = first or time.perf_counter() - began, told
+        answer = self._answer(first, last.get("output_ids", []), answer_tokens)
         meta = last["meta_info"]
         details = meta.get("cached_tokens_details") or {}
         came = {source: int(details.get(source) or 0) for source in SOURCES}
         came["computed"] = len(prompt) - int(meta["cached_tokens"])
-        return Told(Answer(first, tuple(tokens)), came)
+        return Told(answer, came)
 
     def forget(self) -> None:
         """Empties SGLang's caches in memory; the storage keeps everything."""
@@ -84,7 +86,7 @@ class SGLangServer(Server):
         deadline = time.monotonic() + COUNTERS_SECONDS
         while (reply := self._administer(method, path, body))[0] != 200:
             if time.monotonic() > deadline:
-                raise DemoError(f"{self.name}: {path}: {reply[0]} {reply[1][:300]!r}")
+                raise ServerError(f"{self.name}: {path}: {reply[0]} {reply[1][:300]!r}")
             time.sleep(0.2)
 
     def _administer(
@@ -127,8 +129,7 @@ class SGLangServer(Server):
 
     def _environment(self) -> dict[str, str]:
         return {
-            "HF_HUB_OFFLINE": "1",
-            "OMP_NUM_THREADS": THREADS,
+            **super()._environment(),
             "SGLANG_USE_CPU_ENGINE": "1",
             **self.extra_environment,
         }

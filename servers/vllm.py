@@ -1,0 +1,97 @@
+"""A `vllm serve` process, and requests to it."""
+
+import json
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from ritornello.bench.metrics import Metrics
+from servers.engine import ANSWER_SECONDS, COUNTERS_SECONDS, Answer, Engine
+from servers.process import ServerError, request
+
+DRAIN_SECONDS = 20
+
+# vLLM's counter of the source of each prompt token's KV.
+TOKENS_BY_SOURCE = "vllm:prompt_tokens_by_source_total"
+SOURCES = {
+    "local_compute": "computed",
+    "local_cache_hit": "local",
+    "external_kv_transfer": "external",
+}
+
+
+def connector(**extra: Any) -> dict[str, Any]:
+    """Returns vLLM's configuration of Ritornello with these settings."""
+    return {
+        "kv_connector": "RitornelloConnector",
+        "kv_connector_module_path": "ritornello.vllm",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": extra,
+    }
+
+
+def tokens_by_source(counters: Metrics) -> dict[str, int]:
+    """Returns prompt tokens so far: computed, from vLLM's own cache, from the connector."""
+    counted = counters.by(TOKENS_BY_SOURCE, "source")
+    return {told: int(counted.get(source, 0)) for source, told in SOURCES.items()}
+
+
+@dataclass
+class VLLMServer(Engine):
+    def ask(self, prompt: list[int], answer_tokens: int, remember: bool = True) -> Answer:
+        """Streams a greedy answer. `remember=False` keeps the prompt out of the store."""
+        body: dict[str, Any] = {
+            "model": "demo",
+            "prompt": prompt,
+            "max_tokens": answer_tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+            "return_token_ids": True,
+        }
+        if not remember:
+            body["kv_transfer_params"] = {"ritornello.no_load": True, "ritornello.no_store": True}
+        began, first = time.perf_counter(), 0.0
+        tokens: list[int] = []
+        for told in self._stream("/v1/completions", body):
+            got = told["choices"][0].get("token_ids") or []
+            if got and not first:
+                first = time.perf_counter() - began
+            tokens += got
+        return self._answer(first, tokens, answer_tokens)
+
+    def counters(self) -> Metrics:
+        return Metrics.parse(request(self.port, "/metrics", timeout=ANSWER_SECONDS)[1].decode())
+
+    def settled(self, prompt_tokens: int) -> Metrics:
+        """Returns `/metrics` once it accounts for `prompt_tokens` in all: vLLM writes it after the
+        answer has been sent.
+        """
+        deadline = time.monotonic() + COUNTERS_SECONDS
+        while True:
+            counters = self.counters()
+            if sum(tokens_by_source(counters).values()) >= prompt_tokens:
+                return counters
+            if time.monotonic() > deadline:
+                raise ServerError(f"{self.name}: /metrics does not account for the last answer")
+            time.sleep(0.05)
+
+    def _command(self) -> list[str]:
+        command = [str(self.program), "serve", str(self.model), "--served-model-name", "demo"]
+        command += ["--host", "127.0.0.1", "--port", str(self.port), "--dtype", "bfloat16"]
+        command += ["--enforce-eager", "--block-size", "64", "--disable-uvicorn-access-log"]
+        command += ["--max-model-len", str(self.max_tokens), "--max-num-batched-tokens", "2048"]
+        # Without this timeout vLLM kills its processes immediately, before pending work ends.
+        command += ["--shutdown-timeout", str(DRAIN_SECONDS)]
+        if self.connector is not None:
+            command += ["--kv-transfer-config", json.dumps(self.connector)]
+        return command
+
+    def _environment(self) -> dict[str, str]:
+        return {
+            **super()._environment(),
+            "VLLM_CPU_KVCACHE_SPACE": "2",
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "VLLM_LOG_STATS_INTERVAL": "1",
+            "VLLM_NO_USAGE_STATS": "1",
+        }
