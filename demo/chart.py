@@ -3,19 +3,15 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("Agg")
-
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch, Rectangle
 
 from demo.report import Row
+from ritornello.bench.chart import COLOURS, GRID, INK, MUTED, subplots
 
-INK, QUIET, GRID = "#1d2433", "#6b7489", "#e6e9f0"
-OFF, COLD, WARM = "#c3cad8", "#8fa3c9", "#e2572b"
+OFF, COLD, WARM, *_ = COLOURS
 BAR, GAP = 0.24, 0.035
 LEGEND = (
     (OFF, "vLLM without Ritornello"),
@@ -57,7 +53,7 @@ def bar(axes: Axes, left: float, height: float, top: float, colour: str, strong:
         va="bottom",
         fontsize=13 if strong else 11.5,
         fontweight="bold" if strong else "normal",
-        color=WARM if strong else QUIET,
+        color=WARM if strong else MUTED,
     )
 
 
@@ -71,8 +67,7 @@ def legend(figure: Figure) -> None:
 
 
 def draw(found: Sequence[Row], targets: Sequence[Path]) -> None:
-    plt.rcParams.update({"font.family": "DejaVu Sans", "svg.fonttype": "path"})
-    figure, axes = plt.subplots(figsize=(12.8, 7.2), dpi=150)
+    figure, axes = subplots(12.8, 7.2, dpi=150)
     figure.subplots_adjust(left=0.06, right=0.97, top=0.765, bottom=0.13)
     longest = found[-1]
     top = max(max(r.ttft_off_s, r.ttft_cold_s) for r in found) * 1.14
@@ -95,13 +90,13 @@ def draw(found: Sequence[Row], targets: Sequence[Path]) -> None:
     axes.set_ylim(0, top)
     axes.set_xticks(range(len(found)), [f"{r.prompt_tokens:,} tokens" for r in found])
     axes.tick_params(axis="x", length=0, pad=10, labelsize=14, labelcolor=INK)
-    axes.tick_params(axis="y", length=0, labelsize=11, labelcolor=QUIET)
+    axes.tick_params(axis="y", length=0, labelsize=11, labelcolor=MUTED)
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g} s")
     axes.grid(axis="y", color=GRID, linewidth=1)
     axes.set_axisbelow(True)
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
-    axes.spines["bottom"].set_color(QUIET)
+    axes.spines["bottom"].set_color(MUTED)
 
     longest_told = (
         f"First token about a {longest.prompt_tokens:,}-token document from a new vLLM process: "
@@ -110,9 +105,9 @@ def draw(found: Sequence[Row], targets: Sequence[Path]) -> None:
     )
     title = "The prompt comes back. The prefill does not."
     figure.text(0.06, 0.925, title, fontsize=25, fontweight="bold", color=INK)
-    figure.text(0.06, 0.872, longest_told, fontsize=13, color=QUIET)
+    figure.text(0.06, 0.872, longest_told, fontsize=13, color=MUTED)
     legend(figure)
-    figure.text(0.06, 0.025, FOOTNOTE, fontsize=10.5, color=QUIET)
+    figure.text(0.06, 0.025, FOOTNOTE, fontsize=10.5, color=MUTED)
     for target in targets:
         figure.savefig(target, facecolor="white")
     plt.close(figure)

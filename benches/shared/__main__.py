@@ -38,6 +38,7 @@ from benches.shared.setups import (
     refusals,
     short_plan,
 )
+from ritornello.bench.show import wide_console
 from servers.environment import ROOT, make_model, program, vllm_versions
 from servers.process import ServerError
 from servers.s3 import KINDS, S3Server
@@ -188,9 +189,7 @@ def main() -> int:
     add("--s3", choices=KINDS, default=KINDS[0], help="which S3 server (versitygw)")
     add("--setups", nargs="+", metavar="NAME", help='only those whose title has it: "host + disk"')
     given = parser.parse_args()
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=COLUMNS)
+    console = wide_console(COLUMNS)
     try:
         report = run(given, console)
     except (ServerError, OSError) as error:

@@ -5,15 +5,9 @@ alone and the host tier for comparison.
 from collections.abc import Sequence
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("Agg")
-
-import matplotlib.pyplot as plt
-
 from benches.shared.report import Row
 from benches.shared.setups import ALONE, HOST, HOST_DISK, HOST_S3, STORE
-from ritornello.bench.chart import GRID, INK, MUTED
+from ritornello.bench.chart import INK, MUTED, save, subplots
 
 LEVELS = {ALONE: "#8b93a5", HOST: "#8fa3c9", STORE: "#c9a227"}
 LINES = {HOST_DISK: "#e2572b", HOST_S3: "#2f7f6f"}
@@ -22,7 +16,6 @@ DASHES = {"auto": "-", "always": ":"}
 
 def draw(rows: Sequence[Row], folder: Path) -> list[Path]:
     """Draws one SVG for each length of history; returns their paths."""
-    plt.rcParams.update({"font.family": "DejaVu Sans", "svg.fonttype": "path"})
     paths = []
     for history in sorted({r.history_tokens for r in rows}):
         target = folder / f"ttft-{history}.svg"
@@ -32,7 +25,7 @@ def draw(rows: Sequence[Row], folder: Path) -> list[Path]:
 
 
 def _one(rows: Sequence[Row], target: Path, history: int) -> None:
-    figure, axes = plt.subplots(figsize=(8.4, 5))
+    figure, axes = subplots(8.4, 5)
     for r in rows:
         if r.setup in LEVELS:
             axes.axhline(r.ttft_mean_s, color=LEVELS[r.setup], label=r.setup, linewidth=2)
@@ -50,15 +43,7 @@ def _one(rows: Sequence[Row], target: Path, history: int) -> None:
                 rates = [rate for rate, _ in line]
                 axes.set_xticks(rates, [f"{rate:g}x" for rate in rates])
     axes.minorticks_off()
-    axes.set_ylim(bottom=0)
     axes.set_xlabel("rate of the lowest tier, in multiples of break-even", color=MUTED)
     axes.set_ylabel("mean time to first token, s", color=MUTED)
     axes.set_title(f"{history:,} tokens of history", color=INK, loc="left")
-    axes.grid(axis="y", color=GRID)
-    axes.set_axisbelow(True)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    axes.tick_params(colors=MUTED)
-    axes.legend(frameon=False, labelcolor=INK)
-    figure.savefig(target, facecolor="white", bbox_inches="tight")
-    plt.close(figure)
+    save(figure, axes, target)

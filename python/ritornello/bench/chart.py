@@ -8,6 +8,8 @@ import matplotlib
 matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from ritornello.bench.summary import Row
 
@@ -15,10 +17,15 @@ INK, MUTED, GRID = "#1d2433", "#6b7489", "#e6e9f0"
 COLOURS = ("#c3cad8", "#8fa3c9", "#e2572b", "#2f7f6f", "#8a5fb0", "#c9a227", "#3b6fb6", "#b04a6f")
 
 
+def subplots(width: float, height: float, dpi: float | None = None) -> tuple[Figure, Axes]:
+    """Returns an empty figure of this size in inches."""
+    plt.rcParams.update({"font.family": "DejaVu Sans", "svg.fonttype": "path"})
+    return plt.subplots(figsize=(width, height), dpi=dpi)
+
+
 def plot_by_history(runs: Mapping[str, Sequence[Row]], target: Path) -> None:
     """Draws means with their 95 % intervals."""
-    plt.rcParams.update({"font.family": "DejaVu Sans", "svg.fonttype": "path"})
-    figure, axes = plt.subplots(figsize=(9, 5.2))
+    figure, axes = subplots(9, 5.2)
     for colour, (name, found) in zip(COLOURS * len(runs), runs.items(), strict=False):
         ranked = sorted(found, key=lambda r: r.history_tokens)
         means = [r.ttft_mean_s for r in ranked]
@@ -28,9 +35,14 @@ def plot_by_history(runs: Mapping[str, Sequence[Row]], target: Path) -> None:
         axes.errorbar(
             positions, means, [below, above], label=name, color=colour, marker="o", capsize=3
         )
-    axes.set_ylim(bottom=0)
     axes.set_xlabel("tokens of history", color=MUTED)
     axes.set_ylabel("time to first token, s", color=MUTED)
+    save(figure, axes, target)
+
+
+def save(figure: Figure, axes: Axes, target: Path) -> None:
+    """Draws the axes from zero, with a grid and a legend, and writes the figure."""
+    axes.set_ylim(bottom=0)
     axes.grid(axis="y", color=GRID)
     axes.set_axisbelow(True)
     for side in ("top", "right"):

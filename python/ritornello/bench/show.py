@@ -15,9 +15,9 @@ from ritornello.bench.summary import Row, Total
 COLUMNS = 140
 
 
-def wide_console() -> Console:
+def wide_console(columns: int = COLUMNS) -> Console:
     console = Console()
-    return console if console.is_terminal else Console(width=COLUMNS)
+    return console if console.is_terminal else Console(width=columns)
 
 
 @contextmanager
