@@ -23,7 +23,6 @@ import os
 import resource
 import shutil
 import statistics
-import subprocess
 import sys
 import time
 import uuid
@@ -34,6 +33,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from servers.child import owner_of
 
 MIB = 1 << 20
 HUGE = 2 * MIB
@@ -211,15 +214,6 @@ def fs(folder: Path, host: Host) -> Any:
     return FileSystemTierManager(spec_of({}), host.view, "fs", root_dir=str(folder / "fs"))
 
 
-OWNER = """
-import sys
-import ritornello as rt
-store = rt.Store.open(sys.argv[1])
-print(store.role, flush=True)
-sys.stdin.read()
-"""
-
-
 class Bench:
     def __init__(self, host: Host) -> None:
         self.host = host
@@ -365,23 +359,12 @@ def lookups_elsewhere(folder: Path, host: Host, rounds: int) -> list[dict[str, A
     path = tier._settings.store.path
     namespace = tier._tier._namespace
     tier.shutdown()
-    owner = subprocess.Popen(
-        [sys.executable, "-c", OWNER, path],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert owner.stdout is not None
-        assert owner.stdout.readline() == "owner\n"
+    with owner_of(path):
         tier = ours(folder, host)
         # Dummy weights have a random epoch: the keys were stored under the previous epoch.
         tier._tier._set_namespace(namespace)
         row("ritornello, as client", tier, bench.lookup)
         tier.shutdown()
-    finally:
-        owner.kill()
-        owner.wait()
     return rows
 
 

@@ -54,15 +54,6 @@ def can_store(fail_safe: FailSafeStore) -> bool:
     return outcome is not None and outcome.pages == len(KEYS)
 
 
-OWNER = """
-import sys
-import ritornello as rt
-store = rt.Store.open(sys.argv[1], "64MiB", segment_bytes=4 << 20)
-print(store.role, flush=True)
-sys.stdin.read()
-"""
-
-
 def occupied_by_file(path: Path) -> Callable[[], object]:
     path.write_text("a file")
     return path.unlink

@@ -21,6 +21,7 @@ from real_device import Disk, Throttle, require_io_uring
 from test_sigkill import PAGE_BYTES, SCOPE, keys_of, page_of
 
 import ritornello as rt
+from servers.child import owner_of
 
 SECONDS = float(os.environ.get("RITORNELLO_KILL_SECONDS", "4"))
 SEED = int(os.environ.get("RITORNELLO_KILL_SEED", "0"))
@@ -463,15 +464,6 @@ def test_kill_during_capacity_changes(tmp_path: Path) -> None:
 
 
 # Owns the store, and makes no calls.
-OWNER = """
-import sys
-import ritornello as rt
-with rt.Store.open(sys.argv[1], capacity="64MiB", segment_bytes=4 << 20) as store:
-    print(store.role, flush=True)
-    sys.stdin.read()
-"""
-
-
 def read(store: rt.Store, names: range) -> int:
     """Returns how many pages of these sequences, of six each, are stored, and checks their
     bytes.
@@ -497,11 +489,8 @@ def write(store: rt.Store, name: int) -> None:
 def test_client_survives_drain_and_resize(tmp_path: Path) -> None:
     """The client reads and writes through its first session, in whichever segment the pages are."""
     root, other = tmp_path / "store", tmp_path / "other"
-    line = [sys.executable, "-c", OWNER, str(root)]
     names = range(120)
-    with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as owner:
-        assert owner.stdout is not None
-        assert owner.stdout.readline() == "owner\n"
+    with owner_of(root, capacity="64MiB", segment_bytes=4 << 20) as owner:
         with rt.Store.open(root) as client:
             assert client.role == "client"
             for name in names:

@@ -3,8 +3,6 @@
 import os
 import select
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +17,7 @@ from ritornello.lmcache import NativeClient
 from ritornello.lmcache.client import Completion
 from ritornello.lmcache.settings import Settings
 from ritornello.lmcache.store import LMCacheStore
+from servers.child import Child
 
 KIB = 1 << 10
 
@@ -208,16 +207,10 @@ sys.stdin.read()
 """
 
 
-def owner_of(where: Path) -> "subprocess.Popen[str]":
-    process = subprocess.Popen(
-        [sys.executable, "-c", OWNER, where],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "open\n"
-    return process
+def owner_of(where: Path) -> Child:
+    child = Child(OWNER, where)
+    assert child.read() == "open"
+    return child
 
 
 def test_client_survives_killed_owner(where: Path) -> None:

@@ -1,40 +1,33 @@
 """One directory and many processes; forks; the end of a process."""
 
 import os
-import subprocess
-import sys
 import textwrap
 import time
 from pathlib import Path
+from subprocess import PIPE
 
 import pytest
 from support import SMALL, blank, keys_of, open_small, pages_of
 
 import ritornello as rt
 from ritornello.errors import ClosedError
+from servers.child import Child
 
 PAGE = 5000
 SCOPE = rt.Scope.opaque("processes", PAGE, chained=True)
 
-PRELUDE = f"""
+PRELUDE = """
 import sys, time
-sys.path.insert(0, {str(Path(__file__).parent)!r})
 from test_processes import *
 """
 
 
-def start(code: str, *arguments: str | Path) -> subprocess.Popen[str]:
+def start(code: str, *arguments: str | Path) -> Child:
     """Starts a process that runs `code` with this module's names."""
-    return subprocess.Popen(
-        [sys.executable, "-c", PRELUDE + textwrap.dedent(code), *map(str, arguments)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    return Child(PRELUDE + textwrap.dedent(code), *arguments, stderr=PIPE)
 
 
-def end(process: subprocess.Popen[str]) -> str:
+def end(process: Child) -> str:
     """Returns the output of a process that must succeed without standard error."""
     out, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (0, "")
@@ -90,9 +83,7 @@ def test_racing_processes_elect_one_owner(where: Path) -> None:
         """
     children = [start(code, where, str(n)) for n in range(4)]
     for child in children:
-        assert child.stdin is not None
-        child.stdin.write("go\n")
-        child.stdin.flush()
+        child.send("go")
     assert [end(child) for child in children] == ["done\n"] * 4
     with rt.Store.open(where) as store:
         assert all(holds(store, str(n)) for n in range(4))

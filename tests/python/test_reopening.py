@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from threading import Event, Thread
 from types import SimpleNamespace
@@ -18,7 +19,6 @@ from reopening_stores import (
     EXIT_WHILE_OPENING,
     FORK_WHILE_OPENING,
     KEYS,
-    OWNER,
     SCOPE,
     FailingStore,
     assert_fails,
@@ -36,6 +36,7 @@ from reopening_stores import (
     vllm_tier_store,
     wait_until,
 )
+from support import SMALL
 
 from ritornello.connector.fail_safe import REOPENING, RETRY_SECONDS_MAX, FailSafeStore
 from ritornello.connector.meter import Meter
@@ -47,6 +48,7 @@ from ritornello.vllm.cache_store import CacheStore
 from ritornello.vllm.meter import StepMeter
 from ritornello.vllm.settings import Settings as VllmSettings
 from ritornello.vllm.tier.store import TierStore
+from servers.child import Child, owner_of
 
 LOGGER = logging.getLogger("ritornello.test")
 
@@ -57,26 +59,10 @@ def fast_retries(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def start_owner(tmp_path: Path) -> Iterator[Callable[[], "subprocess.Popen[str]"]]:
+def start_owner(tmp_path: Path) -> Iterator[Callable[[], Child]]:
     """Starts a process that owns the store."""
-    processes: list[subprocess.Popen[str]] = []
-
-    def start() -> "subprocess.Popen[str]":
-        process = subprocess.Popen(
-            [sys.executable, "-c", OWNER, str(tmp_path / "kv")],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        processes.append(process)
-        assert process.stdout is not None
-        assert process.stdout.readline() == "owner\n"
-        return process
-
-    yield start
-    for process in processes:
-        process.kill()
-        process.communicate(timeout=60)
+    with ExitStack() as children:
+        yield lambda: children.enter_context(owner_of(tmp_path / "kv", **SMALL))
 
 
 @pytest.mark.parametrize("fault", [occupied_by_file, owned_by_other_user, holding_foreign_files])
@@ -154,7 +140,7 @@ def test_client_with_another_capacity_serves(
 
 @pytest.fixture
 def start_replaceable_owner(
-    start_owner: Callable[[], "subprocess.Popen[str]"], tmp_path: Path
+    start_owner: Callable[[], Child], tmp_path: Path
 ) -> Callable[[], Callable[[], object]]:
     """Starts an owner, and returns a function that replaces its store by another store, with
     an owner.
@@ -240,7 +226,7 @@ def test_every_connector_reopens_its_store(
 
 
 def test_resumed_owner_is_opened(
-    start_owner: Callable[[], "subprocess.Popen[str]"],
+    start_owner: Callable[[], Child],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -271,23 +257,17 @@ def test_resumed_owner_is_opened(
 
 
 def test_process_exits_while_opening_store(
-    start_owner: Callable[[], "subprocess.Popen[str]"], tmp_path: Path
+    start_owner: Callable[[], Child], tmp_path: Path
 ) -> None:
     link = tmp_path / "link"
     repair = occupied_by_file(link)
     # An owner that does not answer: an attempt to open waits a minute for it.
     start_owner().send_signal(signal.SIGSTOP)
-    command = [sys.executable, "-c", EXIT_WHILE_OPENING, str(link)]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        assert process.stdout.readline() == "failed\n"
+    with Child(EXIT_WHILE_OPENING, link) as process:
+        assert process.read() == "failed"
         repair()
         link.symlink_to(tmp_path / "kv")
-        process.stdin.write("\n")
-        process.stdin.flush()
+        process.send()
         assert process.wait(30) == 0
 
 

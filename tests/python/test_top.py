@@ -9,7 +9,6 @@ import struct
 import subprocess
 import sys
 import termios
-import textwrap
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,17 +18,9 @@ import pytest
 from support import SMALL, keys_of, open_small, pages_of
 
 import ritornello as rt
+from servers.child import owner_of
 
 SCOPE = rt.Scope.opaque("m", 4096)
-OWNER = textwrap.dedent(
-    """
-    import sys, time
-    import ritornello as rt
-    store = rt.Store.open(sys.argv[1])
-    print("open", flush=True)
-    time.sleep(60)
-    """
-)
 
 
 def drawn(written: str) -> str:
@@ -139,21 +130,17 @@ def test_top_fits_any_terminal_size(
 def test_top_survives_owner_death(tmp_path: Path) -> None:
     path = str(tmp_path / "store")
     rt.Store.open(path, **SMALL).close()
-    owner = subprocess.Popen([sys.executable, "-c", OWNER, path], stdout=subprocess.PIPE, text=True)
-    assert owner.stdout is not None
-    assert owner.stdout.readline() == "open\n"
-    screen = Screen("top", path)
-    try:
-        assert screen.shows(f"client of process {owner.pid}"), screen.written
-        owner.kill()
-        owner.wait()
-        assert screen.shows(f"owner of process {screen.process.pid}"), screen.written
-        screen.press("q")
-        assert screen.end() == 0
-    finally:
-        owner.kill()
-        owner.stdout.close()
-        screen.close()
+    with owner_of(path) as owner:
+        screen = Screen("top", path)
+        try:
+            assert screen.shows(f"client of process {owner.pid}"), screen.written
+            owner.kill()
+            owner.wait()
+            assert screen.shows(f"owner of process {screen.process.pid}"), screen.written
+            screen.press("q")
+            assert screen.end() == 0
+        finally:
+            screen.close()
 
 
 def test_top_without_store_fails(tmp_path: Path) -> None:

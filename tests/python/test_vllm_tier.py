@@ -4,8 +4,6 @@ to another process, or were removed.
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -21,6 +19,7 @@ from ritornello.vllm.tier.settings import TierSettings
 from ritornello.vllm.tier.tier import LookupAnswer
 from ritornello.vllm.weights.counters import ChangeCounters
 from ritornello.vllm.weights.guard import WeightGuard
+from servers.child import Child, owner_of
 
 KEYS = offload_keys("a", 12)
 
@@ -349,29 +348,11 @@ def test_closed_store_costs_hits_only(rig: TierHarness) -> None:
     assert rig.store.broken
 
 
-OWNER = """
-import sys
-import ritornello as rt
-with rt.Store.open(sys.argv[1], **eval(sys.argv[2])) as store:
-    print(store.role, flush=True)
-    sys.stdin.read()
-"""
-
-
 @pytest.fixture
-def owner(where: Path) -> Iterator[subprocess.Popen[str]]:
+def owner(where: Path) -> Iterator[Child]:
     """Another process that owns the store, so that this process is a client."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", OWNER, str(where), repr(SMALL)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "owner\n"
-    yield process
-    process.kill()
-    process.communicate(timeout=60)
+    with owner_of(where, **SMALL) as child:
+        yield child
 
 
 def client(where: Path) -> TierHarness:
@@ -380,7 +361,7 @@ def client(where: Path) -> TierHarness:
     return rig
 
 
-def test_client_lookups_run_on_lookup_thread(where: Path, owner: subprocess.Popen[str]) -> None:
+def test_client_lookups_run_on_lookup_thread(where: Path, owner: Child) -> None:
     rig = client(where)
     request = rig.begin("r", KEYS)
     rig.save(request, KEYS[:9])
@@ -395,7 +376,7 @@ def test_client_lookups_run_on_lookup_thread(where: Path, owner: subprocess.Pope
     rig.tier.close()
 
 
-def test_stopped_owner_does_not_block_scheduler(where: Path, owner: subprocess.Popen[str]) -> None:
+def test_stopped_owner_does_not_block_scheduler(where: Path, owner: Child) -> None:
     rig = client(where)
     request = rig.begin("r", KEYS)
     rig.save(request, KEYS)
@@ -421,7 +402,7 @@ def test_stopped_owner_does_not_block_scheduler(where: Path, owner: subprocess.P
     rig.tier.close()
 
 
-def test_killed_owner_costs_delay(where: Path, owner: subprocess.Popen[str]) -> None:
+def test_killed_owner_costs_delay(where: Path, owner: Child) -> None:
     rig = client(where)
     request = rig.begin("r", KEYS)
     rig.save(request, KEYS)

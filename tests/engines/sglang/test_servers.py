@@ -1,17 +1,16 @@
 """Real SGLang servers in succession, on one store: identical tokens, under every fault."""
 
 import json
-import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from servers.child import owner_of
 from servers.sglang import PAGE, SGLangServer, Told, storage, wait_until_stored
 
 pytestmark = pytest.mark.long
@@ -19,13 +18,6 @@ pytestmark = pytest.mark.long
 LENGTH, ANSWER = 300, 24
 # SGLang never takes the page of a prompt's last token from a cache.
 CLAIMED = (LENGTH - 1) // PAGE * PAGE
-HOLDER = """
-import sys
-from ritornello import Store
-with Store.open(sys.argv[1]) as store:
-    print(store.role, flush=True)
-    sys.stdin.read()
-"""
 
 Start = Callable[..., SGLangServer]
 
@@ -86,18 +78,6 @@ def raised(log: str) -> list[str]:
     return [line for line in log.splitlines() if "File " in line and "/ritornello/" in line]
 
 
-@contextmanager
-def holder(path: Path) -> Iterator[subprocess.Popen[str]]:
-    """A process that only owns the store."""
-    command = [sys.executable, "-c", HOLDER, str(path)]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline().strip() == "owner"
-        yield process
-        process.kill()
-
-
 @pytest.fixture(scope="module")
 def reference(start: Start, where: Path) -> Reference:
     """The first server: it computes, stores, and loses its storage for a while."""
@@ -131,7 +111,7 @@ def reference(start: Start, where: Path) -> Reference:
 
 
 def test_new_server_hits_pages_of_previous(reference: Reference, start: Start, where: Path) -> None:
-    with holder(where / "store") as owner, start("warm") as server:
+    with owner_of(where / "store") as owner, start("warm") as server:
         for place in (0, 1):
             told = ask(server, place)
             assert told.tokens["storage"] == CLAIMED

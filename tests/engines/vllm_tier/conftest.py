@@ -29,51 +29,32 @@ from harness import ROOT, prompt  # noqa: E402
 from tier_harness import REPLY, TierEngine, ritornello_tier  # noqa: E402
 
 import ritornello as rt  # noqa: E402
+from servers.child import Child, owner_of  # noqa: E402
 
 # Small, so that tests fill it.
 STORE: dict[str, Any] = {"capacity": "64MiB", "segment_bytes": 4 << 20}
 # Prompts of the other process; the second does not fit in addition to the first.
 FIRST, SECOND = prompt(1), prompt(2, 500)
 
-OWNER = """
-import sys
-import ritornello as rt
-store = rt.Store.open(sys.argv[1])
-print(store.role, flush=True)
-sys.stdin.read()
-"""
 
-
-class Other:
+class Other(Child):
     """The same engine in another process, controlled line by line."""
 
     def __init__(self, model: Path, store_path: Path) -> None:
         asked = {"model": str(model), "tiers": [ritornello_tier(store_path)]}
-        self._process = subprocess.Popen(
-            [sys.executable, HERE / "tier_harness.py", json.dumps(asked)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-        )
+        super().__init__(HERE / "tier_harness.py", json.dumps(asked))
 
     def __call__(self, order: str, **words: Any) -> Any:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps({"do": order} | words) + "\n")
-        self._process.stdin.flush()
-        for line in self._process.stdout:
+        self.send(json.dumps({"do": order} | words))
+        assert self.stdout is not None
+        for line in self.stdout:
             if line.startswith(REPLY):
                 return json.loads(line.removeprefix(REPLY))
         raise AssertionError("the other engine has ended")
 
     def end(self) -> None:
-        self._process.communicate(timeout=120)
-        assert self._process.returncode == 0
-
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.wait(60)
+        self.communicate(timeout=120)
+        assert self.returncode == 0
 
 
 @pytest.fixture(scope="session")
@@ -96,16 +77,7 @@ def told(model: Path, store_path: Path) -> dict[str, Any]:
     """Answers of another engine. It was a client of the process that owned the store, which was
     killed before the last answers.
     """
-    owner = subprocess.Popen(
-        [sys.executable, "-c", OWNER, store_path],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert owner.stdout is not None
-    assert owner.stdout.readline() == "owner\n"
-    other = Other(model, store_path)
-    try:
+    with owner_of(store_path) as owner, Other(model, store_path) as other:
         said = {"cold": [other("ask", prompt=asked) for asked in (FIRST, SECOND)]}
         other("forget")
         said["client"] = [other("ask", prompt=FIRST), other("ask", prompt=SECOND)]
@@ -118,9 +90,6 @@ def told(model: Path, store_path: Path) -> dict[str, Any]:
         said["killed_counts"] = other("counts")
         other("stop")
         other.end()
-    finally:
-        other.kill()
-        owner.kill()
     return said
 
 

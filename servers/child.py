@@ -1,0 +1,69 @@
+"""A Python program in another process, to which this process talks line by line."""
+
+import json
+import os
+import sys
+from pathlib import Path
+from subprocess import PIPE, Popen
+from types import TracebackType
+from typing import IO, Any
+
+# Owns the store at its first argument until its input ends; its second: options of `Store.open`.
+OWNER = """
+import json, sys
+import ritornello as rt
+with rt.Store.open(sys.argv[1], **json.loads(sys.argv[2])) as store:
+    print(store.role, flush=True)
+    sys.stdin.read()
+"""
+
+
+class Child(Popen[str]):
+    """Runs code or, given a path, a script, which finds the modules that this process finds. As a
+    context manager it kills the process at the end.
+    """
+
+    def __init__(self, code: str | Path, *words: str | Path, stderr: int | None = None) -> None:
+        program = [code] if isinstance(code, Path) else ["-c", code]
+        super().__init__(
+            [sys.executable, *program, *words],
+            stdin=PIPE,
+            stdout=PIPE,
+            stderr=stderr,
+            text=True,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        )
+
+    def read(self) -> str:
+        """Returns the next line of output without its end; nothing after the last line."""
+        return _open(self.stdout).readline().rstrip("\n")
+
+    def ask(self, line: str = "") -> str:
+        """Sends a line, and returns the next line of output."""
+        self.send(line)
+        return self.read()
+
+    def send(self, line: str = "") -> None:
+        print(line, file=_open(self.stdin), flush=True)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.kill()
+        super().__exit__(kind, value, traceback)
+
+
+def owner_of(store: str | Path, **options: Any) -> Child:
+    """Starts a process that only owns the store."""
+    child = Child(OWNER, store, json.dumps(options))
+    role = child.read()
+    assert role == "owner", f"the process is {role or 'gone'}"
+    return child
+
+
+def _open(stream: IO[str] | None) -> IO[str]:
+    assert stream is not None
+    return stream

@@ -1,0 +1,57 @@
+"""Pages of stores on loop devices: large ones, and small ones whose index records are long."""
+
+import time
+from collections.abc import Sequence
+
+from support import blank, keys_of, pages_of
+
+import ritornello as rt
+from ritornello.errors import RetryError
+
+PAGE_BYTES = 256 << 10
+# Keys do not chain: a lost page hides no other.
+SCOPE = rt.Scope.opaque("device", PAGE_BYTES)
+SMALL_PAGE = 4096
+SMALL_SCOPE = rt.Scope.opaque("index", SMALL_PAGE)
+
+
+def read(store: rt.Store, keys: Sequence[bytes]) -> list[bytes]:
+    """Returns the keys whose pages are hits, and checks the bytes of each."""
+    found: list[bytes] = []
+    for first in range(0, len(keys), 16):
+        some = keys[first : first + 16]
+        out = blank(len(some), PAGE_BYTES)
+        outcome = store.submit_get(SCOPE, some, list(out)).wait()
+        assert outcome is not None
+        right = pages_of(some, PAGE_BYTES)
+        for at, ok in enumerate(outcome.ok):
+            if ok:
+                assert (out[at] == right[at]).all(), "wrong bytes"
+                found.append(some[at])
+    return found
+
+
+def put(store: rt.Store, keys: Sequence[bytes], seconds: float = 20) -> None:
+    """Puts pages, and retries for `seconds` while the store has no space for them."""
+    pages = pages_of(keys, PAGE_BYTES)
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            if store.put_batch(SCOPE, keys, list(pages)) == len(keys):
+                return
+        except RetryError:
+            pass
+        assert time.monotonic() < deadline, "no space for a put"
+        time.sleep(0.05)
+
+
+def put_small(store: rt.Store, name: str, runs: int) -> list[bytes]:
+    """Puts runs of 200 small pages. The record of a run is longer than 3 KiB, so that several of
+    them fill blocks of the journal that no later record writes again.
+    """
+    keys = []
+    for n in range(runs):
+        some = keys_of(f"{name} {n}", 200)
+        assert store.put_batch(SMALL_SCOPE, some, list(pages_of(some, SMALL_PAGE))) == 200
+        keys += some
+    return keys
