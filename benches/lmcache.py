@@ -30,8 +30,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-# With its own folder on the path, this file would be the package `lmcache`.
-BESIDE = sys.path.pop(0)
+# Replaces this folder on the path, whose `lmcache` is this file.
+sys.path[0] = str(Path(__file__).resolve().parents[1])
 os.environ.setdefault("LMCACHE_TRACK_USAGE", "false")
 os.environ.setdefault("LMCACHE_DISABLE_BANNER", "1")
 os.environ.setdefault("LMCACHE_LOG_LEVEL", "WARNING")
@@ -51,6 +51,9 @@ from lmcache.cli.commands.bench.l2_adapter_bench.runner import (
 from lmcache.v1.distributed.api import ObjectKey
 from lmcache.v1.distributed.l2_adapters import create_l2_adapter
 from lmcache.v1.distributed.l2_adapters.config import parse_args_to_l2_adapters_config
+
+from benches.engines import table
+from servers.lmcache import adapter_of
 
 KIB, MIB = 1 << 10, 1 << 20
 ALIGN = 4096
@@ -132,25 +135,20 @@ def huge(nbytes: int) -> memoryview:
     return view
 
 
-def adapter_of(spec: dict[str, Any], desc: Any) -> Any:
+def open_adapter(spec: dict[str, Any], desc: Any) -> Any:
     arguments = argparse.Namespace(l2_adapter=[json.dumps(spec)])
     config = parse_args_to_l2_adapters_config(arguments)
     return create_l2_adapter(config.adapters[0], l1_memory_desc=desc)
 
 
 def specs(folder: Path) -> dict[str, dict[str, Any]]:
-    def ours(kind: str, name: str, folder_name: str, **more: str) -> dict[str, Any]:
+    def ours(kind: str, name: str, **more: str) -> dict[str, Any]:
         # The hashes of LMCache's benchmark have 16 bytes, which a store refuses without a
         # permission.
-        path = folder / folder_name
+        path = folder / name
         path.mkdir()
         (path / "policy.toml").write_text("allow_weak_hashes = true")
-        return {
-            "type": kind,
-            "module_path": "ritornello.lmcache",
-            "class_name": name,
-            "adapter_params": {"path": str(path), "capacity": CAPACITY, **more},
-        }
+        return adapter_of(path, kind, capacity=CAPACITY, **more)
 
     return {
         "fs_native": {
@@ -158,10 +156,10 @@ def specs(folder: Path) -> dict[str, dict[str, Any]]:
             "base_path": str(folder / "files"),
             "use_odirect": True,
         },
-        "ritornello": ours("plugin", "RitornelloL2Adapter", "plugin"),
+        "ritornello": ours("plugin", "plugin"),
         # Evicts objects that were requested once in the order in which they were stored.
-        FULL: ours("plugin", "RitornelloL2Adapter", "full", eviction="lru"),
-        "ritornello (native_plugin)": ours("native_plugin", "NativeClient", "native"),
+        FULL: ours("plugin", "full", eviction="lru"),
+        "ritornello (native_plugin)": ours("native_plugin", "native"),
     }
 
 
@@ -209,7 +207,7 @@ def measure(folder: Path, nbytes: int, count: int, rounds: int) -> list[dict[str
     buffer = make_aligned_tensor(2 * count * nbytes, ALIGN)
     buffer.zero_()
     desc = create_l1_memory_desc(buffer, align_bytes=ALIGN)
-    systems = [System(name, adapter_of(spec, desc)) for name, spec in specs(folder).items()]
+    systems = [System(name, open_adapter(spec, desc)) for name, spec in specs(folder).items()]
     moved = count * nbytes
     memory = {
         "disk, in place": memoryview(buffer.numpy())[:moved],
@@ -267,9 +265,6 @@ def main() -> int:
             shutil.rmtree(folder, ignore_errors=True)
     if given.json:
         given.json.write_text(json.dumps(rows) + "\n")
-    sys.path.append(BESIDE)
-    from engines import table
-
     print(table(rows))
     return 0
 

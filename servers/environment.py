@@ -1,6 +1,7 @@
 """The environments of engines that `make` builds in build/env, and the models that they serve."""
 
 import subprocess
+import sys
 from pathlib import Path
 
 from servers.process import ServerError
@@ -25,6 +26,13 @@ def make_model(shape: str, folder: Path, python: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     if done.returncode:
         raise ServerError(f"the model could not be made: {done.stderr[-500:]}")
+
+
+def shared_model(shape: str) -> Path:
+    """Returns the folder of a model for tests, made by the engine of this process."""
+    folder = ROOT / "build/models" / shape
+    make_model(shape, folder, Path(sys.executable))
+    return folder
 
 
 def vllm_versions() -> str:

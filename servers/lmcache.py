@@ -91,12 +91,13 @@ class LMCacheServer(Process):
         return request(self.http, "/healthcheck")[0] == 200
 
 
-def adapter_of(path: Path, kind: str = "plugin") -> dict[str, Any]:
+def adapter_of(path: Path, kind: str = "plugin", **params: Any) -> dict[str, Any]:
+    """Returns LMCache's `--l2-adapter` of one of its two kinds. `params`: further settings."""
     return {
         "type": kind,
         "module_path": "ritornello.lmcache",
         "class_name": {"plugin": "RitornelloL2Adapter", "native_plugin": "NativeClient"}[kind],
-        "adapter_params": {"path": str(path), "capacity": CAPACITY},
+        "adapter_params": {"path": str(path), "capacity": CAPACITY, **params},
     }
 
 

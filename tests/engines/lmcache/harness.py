@@ -19,11 +19,10 @@ from lmcache.v1.distributed.l2_adapters.config import parse_args_to_l2_adapters_
 from lmcache.v1.memory_management import MemoryFormat, MemoryObjMetadata, TensorMemoryObj
 from lmcache.v1.platform import consume_fd
 
-ROOT = Path(__file__).resolve().parents[3]
+from servers.lmcache import adapter_of
+
 MIB = 1 << 20
-CAPACITY = "1GiB"
 WAIT_SECONDS = 60.0
-CLASSES = {"plugin": "RitornelloL2Adapter", "native_plugin": "NativeClient"}
 
 
 @dataclass(frozen=True)
@@ -37,14 +36,8 @@ class AdapterKind:
         """Returns the value of `--l2-adapter`. `further`: keys in addition to the parameters,
         `params` among them.
         """
-        params = {"path": str(self.path), "capacity": CAPACITY, **further.pop("params", {})}
-        return {
-            "type": self.kind,
-            "module_path": "ritornello.lmcache",
-            "class_name": CLASSES[self.kind],
-            "adapter_params": params,
-            **further,
-        }
+        params = further.pop("params", {})
+        return {**adapter_of(self.path, self.kind, **params), **further}
 
     def json(self, **further: Any) -> str:
         return json.dumps(self.spec(**further))

@@ -6,11 +6,11 @@ from pathlib import Path
 
 from harness import AdapterKind
 
-from servers.lmcache import LMCacheServer, adapter_of, broken_claims
+from servers.lmcache import LMCacheServer, broken_claims
 
 
 def test_killed_server_finds_everything_again(adapter_kind: AdapterKind, tmp_path: Path) -> None:
-    adapter = adapter_of(adapter_kind.path, adapter_kind.kind)
+    adapter = adapter_kind.spec()
     with LMCacheServer(adapter, tmp_path / "cold.log") as server:
         cold = server.ask(2)
         # Longer than the store takes to make visible puts durable.

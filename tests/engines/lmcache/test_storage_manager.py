@@ -3,6 +3,7 @@ after any end.
 """
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,13 +12,18 @@ from typing import Any
 import pytest
 from harness import AdapterKind
 
+from servers.environment import ROOT
+
 DRIVER = Path(__file__).with_name("driver.py")
 OBJECT = 2 * 4 * 256 * 64 * 2
 
 
 def driver(adapter_kind: AdapterKind, *arguments: str, **further: Any) -> dict[str, Any]:
     command = [sys.executable, DRIVER, adapter_kind.json(**further), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=environment, timeout=600, check=False
+    )
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     assert lines and done.returncode in (0, -9), done.stdout + done.stderr
     said: dict[str, Any] = json.loads(lines[-1])

@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -11,6 +10,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+
+from servers.process import free_port
 
 HERE = Path(__file__).parent
 DEBIAN = Path(sys.prefix) / "debian"
@@ -65,14 +66,6 @@ class Process:
         """Kills the process without warning, like a failed machine."""
         self.process.kill()
         self.process.communicate()
-
-
-def free_port() -> int:
-    """Returns a port that is free unless another process takes it before its use."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
 
 
 Start = Callable[..., Process]

@@ -4,7 +4,6 @@ session.
 
 import logging
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,25 +13,22 @@ import pytest
 
 os.environ.update(HF_HUB_OFFLINE="1", OMP_NUM_THREADS="2", SGLANG_USE_CPU_ENGINE="1")
 
-ROOT = Path(__file__).resolve().parents[3]
 # Makes the helpers in this file's directory, and the servers, importable.
-sys.path[:0] = [str(Path(__file__).resolve().parent), str(ROOT)]
+sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parents[3])]
 
 from hosts import config  # noqa: E402
 
 from ritornello.connector.identity import ModelIdentity  # noqa: E402
 from ritornello.sglang import RitornelloStorage, storage  # noqa: E402
 from ritornello.sglang.identity import Engine  # noqa: E402
+from servers.environment import shared_model  # noqa: E402
 
 Attach = Callable[..., RitornelloStorage]
 
 
 @pytest.fixture(scope="session")
 def model() -> Path:
-    folder = ROOT / "build/models/tiny"
-    maker = ROOT / "engines/vllm/make_model.py"
-    subprocess.run([sys.executable, maker, "tiny", folder], check=True, timeout=300)
-    return folder
+    return shared_model("tiny")
 
 
 @pytest.fixture(scope="session")

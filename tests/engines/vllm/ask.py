@@ -1,17 +1,17 @@
 """One vLLM that answers a few prompts and exits: `ask.py QUESTION_JSON`, see `Question`.
 
-Prints a line of JSON. The result, by prompt: the tokens of the `first` answer, of an answer from
-the store alone (`stored`) and, if pages are made to fail, of an answer whose load had `broken`
-pages; the tokens of the prompt that came from the store each time (`first_hits`, ...); and `counts`
-of the connector.
+Replies, by prompt: the tokens of the `first` answer, of an answer from the store alone (`stored`)
+and, if pages are made to fail, of an answer whose load had `broken` pages; the tokens of the prompt
+that came from the store each time (`first_hits`, ...); and `counts` of the connector.
 """
 
 import json
-import os
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from harness import Engine, prompt, reply, set_environment
 
 LENGTH = 300
 COUNTED = (
@@ -52,7 +52,6 @@ def make_room_between_stages(worker: Any) -> None:
 
 def answer(engine: Any, seed: int, bad: list[int]) -> dict[str, Any]:
     import pytest
-    from harness import prompt
     from probes import fail_loads
 
     said: dict[str, Any] = {}
@@ -69,24 +68,17 @@ def answer(engine: Any, seed: int, bad: list[int]) -> dict[str, Any]:
 
 
 def main(asked: Question) -> None:
-    os.environ.update(
-        HF_HUB_OFFLINE="1",
-        OMP_NUM_THREADS="1",
+    set_environment(
         VLLM_ALLOW_INSECURE_SERIALIZATION="1",
-        VLLM_CPU_KVCACHE_SPACE="1",
-        VLLM_CPU_OMP_THREADS_BIND="nobind",
         VLLM_ENABLE_V1_MULTIPROCESSING="0" if asked.bad else "1",
-        VLLM_NO_USAGE_STATS="1",
     )
-    from harness import Engine
-
     engine = Engine(Path(asked.model), Path(asked.store), **asked.options)
     engine.llm.collective_rpc(make_room_between_stages)
     answers = [answer(engine, seed, asked.bad) for seed in asked.seeds]
     counts = {name: engine.count(f"vllm:ritornello_{name}") for name in COUNTED}
     for source in ("host", "disk", "external_unspecified"):
         counts[source] = engine.tokens_from(source)
-    print("ANSWERS", json.dumps({"answers": answers, "counts": counts}), flush=True)
+    reply({"answers": answers, "counts": counts})
     engine.llm.llm_engine.engine_core.shutdown()
 
 

@@ -1,14 +1,17 @@
 """One vLLM with two connectors inside MultiConnector: `ask_composed.py QUESTION_JSON`.
 
-Prints a line of JSON: the tokens of each answer by name, and how many of its prompt's tokens came
-from a connector.
+Replies with the tokens of each answer by name, and how many of its prompt's tokens came from a
+connector.
 """
 
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Any
+
+from harness import Engine, prompt, reply, set_environment
+
+from servers.vllm import connector
 
 LENGTH = 300
 NO_STORE = {"ritornello.no_store": True}
@@ -17,12 +20,7 @@ NO_STORE = {"ritornello.no_store": True}
 def composed(store: str, order: list[str]) -> dict[str, Any]:
     """Returns a user's configuration, without kv_load_failure_policy."""
     children = {
-        "ritornello": {
-            "kv_connector": "RitornelloConnector",
-            "kv_connector_module_path": "ritornello.vllm",
-            "kv_role": "kv_both",
-            "kv_connector_extra_config": {"path": store, "capacity": "1GiB"},
-        },
+        "ritornello": connector(path=store, capacity="1GiB"),
         "lender": {
             "kv_connector": "LenderConnector",
             "kv_connector_module_path": "lender",
@@ -57,7 +55,6 @@ class Conversation:
 
 def talk(engine: Any) -> Conversation:
     import pytest
-    from harness import prompt
     from lender import MODE
     from probes import fail_loads
 
@@ -89,24 +86,14 @@ def talk(engine: Any) -> Conversation:
 
 
 def main(store: str, model: str, order: list[str]) -> None:
-    os.environ.update(
-        HF_HUB_OFFLINE="1",
-        OMP_NUM_THREADS="1",
-        VLLM_ALLOW_INSECURE_SERIALIZATION="1",
-        VLLM_CPU_KVCACHE_SPACE="1",
-        VLLM_CPU_OMP_THREADS_BIND="nobind",
-        VLLM_ENABLE_V1_MULTIPROCESSING="0",
-        VLLM_NO_USAGE_STATS="1",
-    )
-    from harness import Engine
-
+    set_environment(VLLM_ALLOW_INSECURE_SERIALIZATION="1")
     engine = Engine(Path(model), Path(store), kv_transfer_config=composed(store, order))
     talked = talk(engine)
     from lender import LENT
 
     found = {"said": talked.said, "hits": talked.hits, "lent": LENT}
     found["errors"] = engine.count("vllm:ritornello_errors")
-    print("FOUND", json.dumps(found), flush=True)
+    reply(found)
     engine.llm.llm_engine.engine_core.shutdown()
 
 

@@ -3,8 +3,6 @@ session.
 """
 
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,33 +10,21 @@ from typing import Any
 
 import pytest
 
-os.environ.update(
-    HF_HUB_OFFLINE="1",
-    OMP_NUM_THREADS="2",
-    VLLM_CPU_KVCACHE_SPACE="1",
-    VLLM_CPU_OMP_THREADS_BIND="nobind",
-    VLLM_ENABLE_V1_MULTIPROCESSING="0",
-    VLLM_NO_USAGE_STATS="1",
-)
-
 # Makes the helpers in this file's directory, and the servers, importable.
 sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parents[3])]
 
-from harness import ROOT, Engine  # noqa: E402
+from harness import Engine, ask_program, set_environment  # noqa: E402
+
+from servers.environment import shared_model  # noqa: E402
+
+set_environment(OMP_NUM_THREADS="2")
 
 Ask = Callable[..., dict[str, Any]]
 
 
-def made(shape: str) -> Path:
-    folder = ROOT / "build/models" / shape
-    maker = ROOT / "engines/vllm/make_model.py"
-    subprocess.run([sys.executable, maker, shape, folder], check=True, timeout=120)
-    return folder
-
-
 @pytest.fixture(scope="session")
 def model() -> Path:
-    return made("tiny")
+    return shared_model("tiny")
 
 
 @pytest.fixture
@@ -51,28 +37,17 @@ def ask(tmp_path: Path) -> Ask:
     ) -> dict[str, Any]:
         nonlocal asked
         asked += 1
-        log, where = tmp_path / f"{asked}.log", Path(__file__).parent
+        log = tmp_path / f"{asked}.log"
         question = {
-            "model": str(made(shape)),
+            "model": str(shared_model(shape)),
             "store": str(tmp_path / "store"),
             "seeds": seeds,
             "options": options,
             "bad": bad or [],
         }
-        with log.open("w") as output:
-            subprocess.run(
-                [sys.executable, str(where / "ask.py"), json.dumps(question)],
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                timeout=900,
-                check=False,
-            )
-        text = log.read_text()
-        line = next((line for line in text.splitlines() if line.startswith("ANSWERS ")), None)
-        assert line is not None, f"no answer; the end of its log:\n{text[-3000:]}"
-        found: dict[str, Any] = json.loads(line.removeprefix("ANSWERS "))
+        found = ask_program("ask.py", json.dumps(question), log=log, timeout=900)
         assert found["counts"]["errors"] == 0
-        return {**found, "log": text}
+        return {**found, "log": log.read_text()}
 
     return answers
 

@@ -1,9 +1,15 @@
-"""vLLM in this process, and prompts for it."""
+"""vLLM in this process, prompts for it, and programs that run another vLLM."""
 
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[3]
+from servers.vllm import connector
+
+REPLY = "reply: "
 BLOCK = 32
 # Too few for the requests of the preemption test together.
 BLOCKS = 40
@@ -19,12 +25,7 @@ class Engine:
             "max_model_len": 1024,
             "num_gpu_blocks_override": BLOCKS,
             "disable_log_stats": False,
-            "kv_transfer_config": {
-                "kv_connector": "RitornelloConnector",
-                "kv_connector_module_path": "ritornello.vllm",
-                "kv_role": "kv_both",
-                "kv_connector_extra_config": {"path": str(store_path), "capacity": "1GiB"},
-            },
+            "kv_transfer_config": connector(path=str(store_path), capacity="1GiB"),
         }
         self.llm = LLM(str(model), **(options | changes))
 
@@ -102,3 +103,38 @@ class Engine:
 def prompt(seed: int, length: int = 300) -> list[int]:
     """Returns token ids that no other seed's prompt begins with."""
     return [3 + (seed * 31 + place * (7 + seed)) % 290 for place in range(length)]
+
+
+def set_environment(**changes: str) -> None:
+    """Sets vLLM up for CPUs, with its engine in this process; must precede the import of vLLM."""
+    os.environ.update(
+        HF_HUB_OFFLINE="1",
+        OMP_NUM_THREADS="1",
+        VLLM_CPU_KVCACHE_SPACE="1",
+        VLLM_CPU_OMP_THREADS_BIND="nobind",
+        VLLM_ENABLE_V1_MULTIPROCESSING="0",
+        VLLM_NO_USAGE_STATS="1",
+    )
+    os.environ.update(changes)
+
+
+def ask_program(name: str, *words: str | Path, log: Path, timeout: float) -> Any:
+    """Runs a program of this folder, whose output goes to `log`, and returns its reply."""
+    with log.open("w") as output:
+        subprocess.run(
+            [sys.executable, Path(__file__).with_name(name), *words],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            timeout=timeout,
+            check=False,
+        )
+    text = log.read_text()
+    line = next((line for line in text.splitlines() if line.startswith(REPLY)), None)
+    assert line is not None, f"no answer; the end of its log:\n{text[-3000:]}"
+    return json.loads(line.removeprefix(REPLY))
+
+
+def reply(found: Any) -> None:
+    """Replies to the process that started this program."""
+    print(REPLY + json.dumps(found), flush=True)

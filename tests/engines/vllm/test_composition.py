@@ -1,14 +1,13 @@
 """Ritornello and another connector inside vLLM's MultiConnector."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from ask_composed import composed
-from harness import prompt
+from harness import ask_program, prompt
 
 from servers.vllm import VLLMServer
 
@@ -18,20 +17,9 @@ CLAIMED = (LENGTH - 1) // 32 * 32
 
 def found(tmp_path: Path, model: Path, order: list[str]) -> dict[str, Any]:
     asked = {"store": str(tmp_path / "store"), "model": str(model), "order": order}
-    script, log = Path(__file__).with_name("ask_composed.py"), tmp_path / "vllm.log"
-    with log.open("w") as output:
-        subprocess.run(
-            [sys.executable, str(script), json.dumps(asked)],
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            timeout=600,
-            check=False,
-        )
-    text = log.read_text()
-    line = next((line for line in text.splitlines() if line.startswith("FOUND ")), None)
-    assert line is not None, f"no answer; the end of its log:\n{text[-3000:]}"
-    answers: dict[str, Any] = json.loads(line.removeprefix("FOUND "))
-    return {**answers, "log": text}
+    log = tmp_path / "vllm.log"
+    answers = ask_program("ask_composed.py", json.dumps(asked), log=log, timeout=600)
+    return {**answers, "log": log.read_text()}
 
 
 @pytest.mark.parametrize("order", [["ritornello", "lender"], ["lender", "ritornello"]])

@@ -10,6 +10,8 @@ import pytest
 from conftest import Ask
 from harness import BLOCK
 
+from servers.vllm import connector
+
 CLAIMED = 299 // BLOCK * BLOCK
 SEEDS = [301, 302]
 
@@ -24,14 +26,7 @@ def remote_folder(tmp_path: Path) -> Path:
 
 
 def over(*tiers: str, **settings: Any) -> dict[str, Any]:
-    return {
-        "kv_transfer_config": {
-            "kv_connector": "RitornelloConnector",
-            "kv_connector_module_path": "ritornello.vllm",
-            "kv_role": "kv_both",
-            "kv_connector_extra_config": {"tiers": list(tiers), **settings},
-        }
-    }
+    return {"kv_transfer_config": connector(tiers=list(tiers), **settings)}
 
 
 def hits(answers: dict[str, Any], name: str) -> list[float]:

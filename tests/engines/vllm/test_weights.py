@@ -2,35 +2,20 @@
 them.
 """
 
-import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import BLOCK
-from weights import REPLY
+from harness import BLOCK, ask_program
 
 CLAIMED = 299 // BLOCK
 Said = dict[str, dict[str, Any]]
 
 
 def run(scenario: str, model: Path, store: Path) -> Said:
-    log, program = store.parent / f"{scenario}.log", Path(__file__).parent / "weights.py"
-    with log.open("w") as output:
-        subprocess.run(
-            [sys.executable, program, scenario, model, store],
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            timeout=600,
-            check=False,
-        )
-    text = log.read_text()
-    line = next((line for line in text.splitlines() if line.startswith(REPLY)), None)
-    assert line is not None, f"no answer; the end of its log:\n{text[-3000:]}"
-    found: Said = json.loads(line.removeprefix(REPLY))
+    log = store.parent / f"{scenario}.log"
+    found: Said = ask_program("weights.py", scenario, model, store, log=log, timeout=600)
     return found
 
 

@@ -2,12 +2,11 @@
 
 The scenario `change` changes the weights in every possible way; `restart` is the next engine, with
 the weights of the files; `ranks` is an engine of two workers, one of which changes its weights.
-Prints a line of JSON: by question the tokens of the answer, the pages loaded from and saved to the
-store for it, and the tokens that vLLM computes itself (`expected`).
+Replies with an answer by question: its tokens, the pages loaded from and saved to the store for it,
+and the tokens that vLLM computes itself (`expected`).
 """
 
 import json
-import os
 import shutil
 import sys
 from pathlib import Path
@@ -15,10 +14,9 @@ from time import sleep
 from typing import Any
 
 from ask import make_room_between_stages
-from harness import Engine, prompt
+from harness import Engine, prompt, reply, set_environment
 
 SAMPLE_SECONDS = 0.5
-REPLY = "ANSWERS "
 
 
 def flip(worker: Any) -> None:
@@ -224,20 +222,15 @@ def ranks(model: str, store: str) -> WeightScenario:
 
 def main() -> None:
     scenario, model, store = sys.argv[1:]
-    os.environ.update(
-        HF_HUB_OFFLINE="1",
-        OMP_NUM_THREADS="1",
+    set_environment(
         VLLM_ALLOW_INSECURE_SERIALIZATION="1",
-        VLLM_CPU_KVCACHE_SPACE="1",
-        VLLM_CPU_OMP_THREADS_BIND="nobind",
         VLLM_ENABLE_V1_MULTIPROCESSING="1" if scenario == "ranks" else "0",
-        VLLM_NO_USAGE_STATS="1",
     )
     from ritornello.vllm.weights import watch
 
     watch.SAMPLE_SECONDS = SAMPLE_SECONDS
     engine = {"change": change, "restart": restart, "ranks": ranks}[scenario](model, store)
-    print(REPLY + json.dumps(engine.said), flush=True)
+    reply(engine.said)
     engine.engine.llm.llm_engine.engine_core.shutdown()
 
 

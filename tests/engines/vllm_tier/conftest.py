@@ -3,8 +3,6 @@ process has filled. Has its own folder, because a process holds one connector.
 """
 
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,23 +11,17 @@ from typing import Any
 import pytest
 
 HERE = Path(__file__).resolve().parent
-ENVIRONMENT = {
-    "HF_HUB_OFFLINE": "1",
-    "OMP_NUM_THREADS": "2",
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "VLLM_NO_USAGE_STATS": "1",
-}
-os.environ.update(ENVIRONMENT)
 # Makes the connector tests' helpers and the servers importable.
 sys.path[:0] = [str(HERE), str(HERE.parent / "vllm"), str(HERE.parents[2])]
 
-from harness import ROOT, prompt  # noqa: E402
-from tier_harness import REPLY, TierEngine, ritornello_tier  # noqa: E402
+from harness import REPLY, prompt, set_environment  # noqa: E402
+from tier_harness import TierEngine, ritornello_tier  # noqa: E402
 
 import ritornello as rt  # noqa: E402
 from servers.child import Child, owner_of  # noqa: E402
+from servers.environment import shared_model  # noqa: E402
+
+set_environment(OMP_NUM_THREADS="2")
 
 # Small, so that tests fill it.
 STORE: dict[str, Any] = {"capacity": "64MiB", "segment_bytes": 4 << 20}
@@ -59,10 +51,7 @@ class Other(Child):
 
 @pytest.fixture(scope="session")
 def model() -> Path:
-    folder = ROOT / "build/models/tiny"
-    maker = ROOT / "engines/vllm/make_model.py"
-    subprocess.run([sys.executable, maker, "tiny", folder], check=True, timeout=120)
-    return folder
+    return shared_model("tiny")
 
 
 @pytest.fixture(scope="session")

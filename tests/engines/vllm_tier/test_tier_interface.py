@@ -10,46 +10,20 @@ import inspect
 from pathlib import Path
 
 import pytest
-from harness import ROOT
+from vllm_sources import class_of, downloaded, installed, is_abstract, methods
 
 from ritornello.vllm import RitornelloTier
 from ritornello.vllm.tier.interface import ABSTRACT, HOOKS, JOB, PARAMETERS, RESULT
 from ritornello.vllm.tier.manager import AsyncLookups
 
-NEXT = "0.33.0"
 OFFLOAD = "vllm/v1/kv_offload"
 CONNECTOR = "vllm/distributed/kv_transfer/kv_connector/v1/offloading"
 BASE = f"{OFFLOAD}/tiering/base.py"
 
 
-def installed() -> Path:
-    import vllm
-
-    return Path(vllm.__file__).parent.parent
-
-
-def downloaded() -> Path:
-    folder = ROOT / f"build/env/vllm-{NEXT}-sources"
-    if not folder.is_dir():
-        pytest.skip(f"engines/vllm/sources.sh {NEXT} has not been run")
-    return folder
-
-
 @pytest.fixture(params=["installed", "next"])
 def sources(request: pytest.FixtureRequest) -> Path:
     return installed() if request.param == "installed" else downloaded()
-
-
-def class_of(sources: Path, file: str, name: str) -> ast.ClassDef:
-    tree = ast.parse((sources / file).read_text())
-    for node in tree.body:
-        if isinstance(node, ast.ClassDef) and node.name == name:
-            return node
-    raise AssertionError(f"{file} has no class {name}")
-
-
-def methods(node: ast.ClassDef) -> dict[str, ast.FunctionDef]:
-    return {item.name: item for item in node.body if isinstance(item, ast.FunctionDef)}
 
 
 def fields(node: ast.ClassDef) -> tuple[str, ...]:
@@ -65,10 +39,6 @@ def fields(node: ast.ClassDef) -> tuple[str, ...]:
 
 def parameters(method: ast.FunctionDef) -> list[str]:
     return [argument.arg for argument in method.args.args]
-
-
-def is_abstract(method: ast.FunctionDef) -> bool:
-    return any(getattr(mark, "id", "") == "abstractmethod" for mark in method.decorator_list)
 
 
 def test_tier_class_is_the_tested_one(sources: Path) -> None:

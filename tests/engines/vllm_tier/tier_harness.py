@@ -7,13 +7,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from harness import BLOCK, BLOCKS, Engine, prompt
+from harness import BLOCK, BLOCKS, Engine, prompt, reply
 
 # Chunks in vLLM's host tier: the chunks of the longest prompt, so that the previous prompt is only
 # in the store.
 HOST_CHUNKS = 16
 PREFIX = "vllm:kv_offload_"
-REPLY = "reply: "
 # The seed of a prompt that no test uses.
 FILLER = 251
 
@@ -138,7 +137,7 @@ def main() -> None:
     engine = TierEngine(Path(asked["model"]), asked["tiers"])
     for line in sys.stdin:
         order = json.loads(line)
-        print(REPLY + json.dumps(obey(engine, order)), flush=True)
+        reply(obey(engine, order))
         if order["do"] == "stop":
             break
 
