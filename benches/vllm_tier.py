@@ -16,9 +16,7 @@ memory in huge pages, which a host tier could use).
 """
 
 import argparse
-import ctypes
 import json
-import mmap
 import os
 import resource
 import shutil
@@ -27,7 +25,6 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -36,148 +33,21 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benches.host_memory import Host
+from benches.tier_stand_ins import (
+    CHUNK_TOKENS,
+    FullAttentionSpec,
+    Request,
+    engine_of,
+    sequence,
+    spec_of,
+)
 from servers.child import owner_of
 
 MIB = 1 << 20
-HUGE = 2 * MIB
-MADV_COLLAPSE = 25
-CHUNK_TOKENS = 256
 # Chunks of one store or load request, and keys of one lookup.
 JOB_CHUNKS = 16
 LOOKUP_KEYS = 256
-LAYERS = ("model.layers.0", "model.layers.1")
-
-
-@dataclass
-class Request:
-    """The part of vLLM's `ReqContext` that tiers use."""
-
-    req_id: str
-    kv_transfer_params: dict[str, Any] | None = None
-    _offload_key_positions: dict[bytes, int] = field(default_factory=dict)
-
-    def get_offload_key_position(self, key: bytes) -> int | None:
-        return self._offload_key_positions.get(key)
-
-
-def sequence(name: str, keys: int) -> tuple[Request, list[bytes]]:
-    seed = np.random.default_rng(abs(hash(name)) % (1 << 32))
-    made = [seed.bytes(32) + b"\0\0\0\0" for _ in range(keys)]
-    ends = {key: (place + 1) * CHUNK_TOKENS for place, key in enumerate(made)}
-    return Request(f"{name}-{uuid.uuid4().hex}", None, ends), made
-
-
-class Host:
-    """The host tier: `rows` rows of `row_bytes`, in memory of one kind."""
-
-    def __init__(self, kind: str, rows: int, row_bytes: int) -> None:
-        size = rows * row_bytes
-        self.kind = kind
-        if kind == "huge":
-            self._map = mmap.mmap(-1, size + HUGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-            start = -address(self._map) % HUGE
-            self._map.madvise(mmap.MADV_HUGEPAGE)
-        else:
-            path = f"/dev/shm/ritornello_bench_{os.getpid()}"
-            fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
-            Path(path).unlink()
-            start = 0
-            os.ftruncate(fd, size)
-            self._map = mmap.mmap(fd, size, flags=mmap.MAP_SHARED)
-        flat = np.frombuffer(self._map, np.int8, size, start)
-        self.rows = flat.reshape(rows, row_bytes)
-        self.rows[:] = np.random.default_rng(1).integers(-128, 127, row_bytes, np.int8)
-        self.rows[:, :8] = np.arange(rows, dtype=np.int64)[:, None].view(np.int8)
-        if kind == "collapsed":
-            collapse(fd, size)
-        if kind == "huge" and (found := huge_bytes(self._map)) < size - 2 * HUGE:
-            print(f"huge: only {found / MIB:.0f} of {size / MIB:.0f} MiB", file=sys.stderr)
-
-    @property
-    def view(self) -> memoryview:
-        return self.rows.data
-
-
-def address(memory: mmap.mmap) -> int:
-    return ctypes.addressof(ctypes.c_char.from_buffer(memory))
-
-
-def huge_bytes(memory: mmap.mmap) -> int:
-    """Returns the bytes of an anonymous mapping that are in huge pages."""
-    start, found, inside = address(memory), 0, False
-    for line in Path("/proc/self/smaps").read_text().splitlines():
-        first = line.split()[0]
-        if "-" in first:
-            low, high = (int(end, 16) for end in first.split("-"))
-            inside = low <= start < high
-        elif inside and first == "AnonHugePages:":
-            found += int(line.split()[1]) << 10
-    return found
-
-
-def collapse(fd: int, size: int) -> None:
-    """Makes the file's pages huge through an aligned mapping: the kernel collapses pages through a
-    mapping that begins at a multiple of 2 MiB, and vLLM's mapping may begin elsewhere.
-    """
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.mmap.restype = ctypes.c_void_p
-    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
-    libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-    reserved = libc.mmap(None, size + HUGE, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
-    aligned = reserved + -reserved % HUGE
-    fixed = mmap.MAP_SHARED | 0x10
-    libc.mmap(aligned, size, mmap.PROT_READ | mmap.PROT_WRITE, fixed, fd, 0)
-    begun = time.perf_counter()
-    if libc.madvise(aligned, size - size % HUGE, MADV_COLLAPSE):
-        raise OSError(ctypes.get_errno(), "MADV_COLLAPSE: " + os.strerror(ctypes.get_errno()))
-    seconds = time.perf_counter() - begun
-    print(f"collapsed {size / MIB:.0f} MiB in {seconds:.2f} s", file=sys.stderr)
-    libc.munmap(reserved, size + HUGE)
-
-
-def spec_of(settings: dict[str, Any]) -> Any:
-    """Returns the part of vLLM's `OffloadingSpec` that tiers use."""
-    group = SimpleNamespace(group_id=0, tokens_per_block=CHUNK_TOKENS, layer_names=LAYERS)
-    config = SimpleNamespace(
-        groups=(group,),
-        cache=SimpleNamespace(tokens_per_hash=CHUNK_TOKENS, blocks_per_chunk=1),
-        model=SimpleNamespace(name="bench", dtype="bfloat16"),
-        parallel=SimpleNamespace(
-            rank=0, tp_size=1, pp_size=1, pcp_size=1, dcp_size=1, is_parallelism_agnostic=False
-        ),
-        replicated_layout=False,
-        canonical_layout=False,
-        kv_cache_layout="LBHNC",
-    )
-    events = SimpleNamespace(enable_kv_cache_events=False)
-    return SimpleNamespace(
-        config=config, extra_config=settings, kv_events_config=events, blocks_per_chunk=1
-    )
-
-
-def engine_of(settings: dict[str, Any]) -> Any:
-    """Returns the part of vLLM's configuration that our tier uses."""
-    return SimpleNamespace(
-        kv_transfer_config=SimpleNamespace(kv_connector_extra_config=settings),
-        model_config=SimpleNamespace(
-            model="bench",
-            hf_config=SimpleNamespace(to_dict=lambda: {"model_type": "bench"}),
-            dtype="torch.bfloat16",
-            quantization=None,
-            get_total_num_kv_heads=lambda: 8,
-            get_head_size=lambda: 128,
-        ),
-        cache_config=SimpleNamespace(cache_dtype="auto", prefix_caching_hash_algo="sha256"),
-        load_config=SimpleNamespace(load_format="dummy"),
-        attention_config=SimpleNamespace(backend=None),
-        device_config=SimpleNamespace(device_type="bench"),
-        speculative_config=None,
-    )
-
-
-class FullAttentionSpec:
-    """Recognised by its name, as vLLM's class is."""
 
 
 def ours(folder: Path, host: Host) -> Any:

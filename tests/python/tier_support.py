@@ -3,13 +3,14 @@
 import hashlib
 import mmap
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from support import Bytes, pages_of
 
+from benches import tier_stand_ins
 from ritornello.connector.identity import ModelIdentity
 from ritornello.connector.meter import Meter
 from ritornello.vllm.tier.host_rows import HostRows
@@ -52,16 +53,8 @@ def offload_keys(name: str, chunks: int, group: int = 0) -> list[bytes]:
     return keys
 
 
-@dataclass
-class Request:
-    """Stand-in for a vLLM `ReqContext`."""
-
-    req_id: str
-    kv_transfer_params: dict[str, Any] | None = None
-    _offload_key_positions: dict[bytes, int] = field(default_factory=dict)
-
-    def get_offload_key_position(self, key: bytes) -> int | None:
-        return self._offload_key_positions.get(key)
+class Request(tier_stand_ins.Request):
+    """A request whose keys are those of sequences."""
 
     def over(self, *sequences: Sequence[bytes]) -> "Request":
         """Adds the keys of sequences, each from the first token, and returns the request."""

@@ -13,7 +13,8 @@ import pytest
 from vllm.v1.kv_offload.base import LookupResult, Medium
 from vllm.v1.kv_offload.tiering.base import TransferJob
 
-from benches.vllm_tier import FullAttentionSpec, Host, Request, engine_of, sequence, spec_of
+from benches.host_memory import Host
+from benches.tier_stand_ins import FullAttentionSpec, Request, engine_of, sequence, spec_of
 from ritornello.vllm import RitornelloTier
 from ritornello.vllm.tier.counts import PREFIX
 from ritornello.vllm.tier.tier import Tier
