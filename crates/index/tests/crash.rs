@@ -6,7 +6,7 @@
 
 mod common;
 
-use common::watched::{Pause, Watched};
+use common::recorder::{Pause, Recorder};
 use common::{Op, Pair, op, open, shape};
 use proptest::prelude::*;
 use ritornello_format::ScopeSlot;
@@ -34,13 +34,13 @@ fn single(op: Op) -> Op {
 /// Runs `meanwhile` while a checkpoint is written, one operation before each write.
 fn checkpoint_while(
     pair: &mut Pair,
-    watched: &Watched,
+    recorder: &Recorder,
     meanwhile: &[Op],
     mut after: impl FnMut(&Pair),
 ) {
     let (about, paused) = channel();
     let (word, go) = channel();
-    *watched.pause.lock() = Some(Pause { about, go });
+    *recorder.pause.lock() = Some(Pause { about, go });
     let run = Arc::clone(&pair.run);
     let thread = std::thread::spawn(move || run.checkpoint());
     let mut meanwhile = meanwhile.iter();
@@ -55,12 +55,12 @@ fn checkpoint_while(
     }
     drop((paused, word));
     thread.join().unwrap().unwrap();
-    *watched.pause.lock() = None;
+    *recorder.pause.lock() = None;
 }
 
 /// Every disk that a power loss may leave recovers a past state, and accepts changes.
-fn check_crashes(watched: &Watched, past: &[Moment], what: &dyn Debug) {
-    for disk in watched.crashes.lock().drain(..) {
+fn check_crashes(recorder: &Recorder, past: &[Moment], what: &dyn Debug) {
+    for disk in recorder.crashes.lock().drain(..) {
         let index = open(&disk);
         assert!(!index.recovered().damaged);
         let now = shape(&contents(&*index));
@@ -78,11 +78,11 @@ fn shapes(history: &[Moment]) -> Vec<Moment> {
     history.iter().map(shape).collect()
 }
 
-fn watched() -> (Watched, Pair) {
+fn recorded() -> (Recorder, Pair) {
     let disk = SimDisk::new(1 << 30);
-    let watched = Watched::over(disk.clone());
-    let medium = watched.clone();
-    (watched, Pair::on(disk, move |_| Arc::new(medium.clone())))
+    let recorder = Recorder::over(disk.clone());
+    let medium = recorder.medium();
+    (recorder, Pair::on(disk, move |_| Arc::new(medium.clone())))
 }
 
 proptest! {
@@ -92,11 +92,11 @@ proptest! {
         ops in prop::collection::vec(op().prop_map(single), 1..40),
         meanwhile in prop::collection::vec(op().prop_map(single), 0..12),
     ) {
-        let (watched, mut pair) = watched();
+        let (recorder, mut pair) = recorded();
         for op in &ops {
             let mut past = pair.history.clone();
             if matches!(op, Op::Checkpoint) {
-                checkpoint_while(&mut pair, &watched, &meanwhile, |pair| {
+                checkpoint_while(&mut pair, &recorder, &meanwhile, |pair| {
                     past.push(contents(&*pair.run));
                 });
             } else {
@@ -109,7 +109,7 @@ proptest! {
                 // Changes after its last journal sync are not durable.
                 pair.history.clone_from(&past);
             }
-            check_crashes(&watched, &shapes(&past), op);
+            check_crashes(&recorder, &shapes(&past), op);
         }
     }
 
@@ -123,14 +123,14 @@ proptest! {
         end in prop::collection::vec(op().prop_map(single), 0..10),
         cut in 0.0..1.0f64,
     ) {
-        let (watched, mut pair) = watched();
+        let (recorder, mut pair) = recorded();
         let mut all: Vec<Moment> = vec![BTreeMap::new()];
         for (before, meanwhile, reopen) in &rounds {
             for op in before {
                 pair.apply(op);
                 all.push(contents(&*pair.run));
             }
-            checkpoint_while(&mut pair, &watched, meanwhile, |pair| {
+            checkpoint_while(&mut pair, &recorder, meanwhile, |pair| {
                 all.push(contents(&*pair.run));
             });
             if *reopen {
@@ -168,7 +168,7 @@ proptest! {
 /// Neither the journal nor a checkpoint shows a run whose data is not durable.
 #[test]
 fn records_become_durable_after_their_data() {
-    let (watched, pair) = watched();
+    let (recorder, pair) = recorded();
     let index = Arc::clone(&pair.run);
     let generation = Cell::new(0);
     let insert = || {
@@ -180,7 +180,7 @@ fn records_become_durable_after_their_data() {
     };
     let synced_data = Cell::new(0);
     let judge = || {
-        for disk in watched.crashes.lock().drain(..) {
+        for disk in recorder.crashes.lock().drain(..) {
             let newest = contents(&*open(&disk)).into_keys().next_back().unwrap_or(0);
             assert!(
                 newest <= synced_data.get(),
@@ -205,6 +205,6 @@ fn records_become_durable_after_their_data() {
         judge();
         assert!(synced_data.get() > round, "every round syncs data");
     }
-    let newest = contents(&*open(&watched.disk.crash(1))).into_keys().next_back();
+    let newest = contents(&*open(&recorder.disk.crash(1))).into_keys().next_back();
     assert_eq!(newest, Some(synced_data.get()), "the synced data is durable");
 }

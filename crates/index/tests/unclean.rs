@@ -7,7 +7,7 @@ mod chains;
 mod common;
 
 use chains::insert;
-use common::watched::Watched;
+use common::recorder::Recorder;
 use ritornello_format::{Error, ErrorKind};
 use ritornello_index::conformance::{Content, contents, pages};
 use ritornello_index::{Backend, OpenOptions, PrefixIndex, RunIndex, RunOptions};
@@ -113,9 +113,9 @@ fn synced_runs_survive_a_predecessors_failed_sync() {
 
 /// Opens an index that was not closed cleanly, and checks it after a power loss at every change.
 fn check_power_losses(disk: &SimDisk, depth: u32, judge: &dyn Fn(&RunIndex)) {
-    let watched = Watched::over(disk.clone());
-    drop(open(watched.clone(), false));
-    let crashes: Vec<SimDisk> = watched.crashes.lock().drain(..).collect();
+    let recorder = Recorder::over(disk.clone());
+    drop(open(recorder.medium(), false));
+    let crashes: Vec<SimDisk> = recorder.crashes.lock().drain(..).collect();
     assert!(!crashes.is_empty());
     for (moment, crash) in crashes.iter().enumerate() {
         let twin = crash.crash(0);

@@ -4,7 +4,7 @@
 //! Ritornello uses, so that tests can run all code on a faulty or a simulated disk.
 //!
 //! **Promises.** [`Host`] is the machine's own file system, unchanged. [`Faulty`] fails on
-//! schedule; [`Anchored`] keeps using a directory that is moved or hidden by a mount; [`SimDisk`]
+//! schedule; [`Watched`] reports every change; [`Anchored`] keeps using a directory that is moved or hidden by a mount; [`SimDisk`]
 //! loses and tears unsynced data when it crashes. A [`SimProcess`] on it can be killed with writes
 //! in flight, and directories of it can be unmounted.
 //!
@@ -28,6 +28,7 @@ mod schedule;
 mod sim;
 mod sparse;
 mod tree;
+mod watched;
 
 pub use anchored::Anchored;
 pub use faulty::Faulty;
@@ -35,6 +36,7 @@ pub use file_owner::FileOwner;
 pub use host::Host;
 pub use schedule::{MediumFault, Op, Rule, Schedule};
 pub use sim::{SimDisk, SimProcess};
+pub use watched::{DiskChange, Watch, Watched};
 
 /// How to open a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]

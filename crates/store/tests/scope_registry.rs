@@ -7,13 +7,10 @@ mod common;
 use common::*;
 use ritornello_format::{ErrorKind, Scope, ScopeSlot};
 use ritornello_medium::{
-    Access, Faulty, Medium, MediumFault, MediumFile, Op, Room, Rule, Schedule, SimDisk,
+    Access, DiskChange, Faulty, Medium, MediumFault, Op, Rule, Schedule, SimDisk, Watch, Watched,
 };
 use ritornello_store::{Catalog, ClientId, Directory};
 use std::collections::BTreeMap;
-use std::ffi::OsString;
-use std::io;
-use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -22,10 +19,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 const BYTES_MAX: u64 = 256 << 10;
 const FILE_MAX: u64 = 2 * BYTES_MAX + (64 << 10);
 
-/// A disk that counts the bytes written to the registry, and records at each change of the registry
-/// the disk's states after a power loss.
+/// Counts the bytes written to the registry, and records at each change of the registry the disk's
+/// states after a power loss.
 #[derive(Clone, Debug)]
-struct RecordingDisk {
+struct Recorder {
     disk: SimDisk,
     written: Arc<AtomicU64>,
     /// Seeds of the states recorded for each change.
@@ -33,78 +30,34 @@ struct RecordingDisk {
     crash_states: Arc<parking_lot::Mutex<Vec<SimDisk>>>,
 }
 
-#[derive(Debug)]
-struct RecordingFile(Arc<dyn MediumFile>, RecordingDisk);
-
-impl RecordingDisk {
+impl Recorder {
     fn new(disk: &SimDisk, seeds: std::ops::Range<u64>) -> Self {
         let (written, crash_states) = Default::default();
         Self { disk: disk.clone(), written, seeds, crash_states }
     }
 
-    fn record<T>(&self, change: impl FnOnce() -> T) -> T {
-        let changed = change();
+    fn medium(&self) -> Watched {
+        Watched::new(Arc::new(self.disk.clone()), Arc::new(self.clone()))
+    }
+}
+
+impl Watch for Recorder {
+    fn after(&self, change: &DiskChange<'_>) {
+        match change {
+            DiskChange::Rename(..) | DiskChange::SyncDir(_) => {}
+            DiskChange::Write(path, _, length) if is_registry(path) => {
+                self.written.fetch_add(*length as u64, Ordering::Relaxed);
+            }
+            DiskChange::SyncData(path) | DiskChange::SetLen(path, _) if is_registry(path) => {}
+            _ => return,
+        }
         let states = self.seeds.clone().map(|seed| self.disk.crash(seed));
         self.crash_states.lock().extend(states);
-        changed
     }
 }
 
-impl Medium for RecordingDisk {
-    fn create_dir(&self, path: &Path) -> io::Result<()> {
-        self.disk.create_dir(path)
-    }
-    fn open(&self, path: &Path, access: Access) -> io::Result<Arc<dyn MediumFile>> {
-        let file = self.disk.open(path, access)?;
-        let recorded = access.write && path.to_string_lossy().contains("SCOPES");
-        Ok(if recorded { Arc::new(RecordingFile(file, self.clone())) } else { file })
-    }
-    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
-        self.record(|| self.disk.rename(from, to))
-    }
-    fn remove(&self, path: &Path) -> io::Result<()> {
-        self.disk.remove(path)
-    }
-    fn list(&self, dir: &Path) -> io::Result<Vec<OsString>> {
-        self.disk.list(dir)
-    }
-    fn sync_dir(&self, dir: &Path) -> io::Result<()> {
-        self.record(|| self.disk.sync_dir(dir))
-    }
-    fn room(&self, dir: &Path) -> io::Result<Room> {
-        self.disk.room(dir)
-    }
-}
-
-impl MediumFile for RecordingFile {
-    fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
-        self.0.read_at(buffer, offset)
-    }
-    fn write_at(&self, buffer: &[u8], offset: u64) -> io::Result<()> {
-        self.1.written.fetch_add(buffer.len() as u64, Ordering::Relaxed);
-        self.1.record(|| self.0.write_at(buffer, offset))
-    }
-    fn sync_data(&self) -> io::Result<()> {
-        self.1.record(|| self.0.sync_data())
-    }
-    fn allocate(&self, length: u64) -> io::Result<()> {
-        self.0.allocate(length)
-    }
-    fn set_len(&self, length: u64) -> io::Result<()> {
-        self.1.record(|| self.0.set_len(length))
-    }
-    fn drain(&self) -> io::Result<()> {
-        self.0.drain()
-    }
-    fn length(&self) -> io::Result<u64> {
-        self.0.length()
-    }
-    fn allocated(&self) -> io::Result<u64> {
-        self.0.allocated()
-    }
-    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
-        self.0.descriptor()
-    }
+fn is_registry(path: &Path) -> bool {
+    path.to_string_lossy().contains("SCOPES")
 }
 
 fn open_with(medium: impl Medium + 'static) -> Open {
@@ -146,18 +99,18 @@ fn is_head(disk: &SimDisk) -> bool {
 
 #[test]
 fn registration_appends_one_description() {
-    let medium = RecordingDisk::new(&SimDisk::new(64 * MIB), 0..0);
-    let open = open_with(medium.clone());
+    let recorder = Recorder::new(&SimDisk::new(64 * MIB), 0..0);
+    let open = open_with(recorder.medium());
     for salt in 0..1000 {
         register(&open, &salted(salt)).unwrap();
     }
-    let first = medium.written.swap(0, Ordering::Relaxed);
-    let length = file_bytes(&medium.disk);
+    let first = recorder.written.swap(0, Ordering::Relaxed);
+    let length = file_bytes(&recorder.disk);
     assert!(first < 2 * length, "{first} bytes written for {length}");
     open.close();
-    let open = open_with(medium.clone());
+    let open = open_with(recorder.medium());
     assert!((0..1000).all(|salt| known(&open, &salted(salt)).is_some()));
-    let reopened = medium.written.swap(0, Ordering::Relaxed);
+    let reopened = recorder.written.swap(0, Ordering::Relaxed);
     assert!(reopened < 2 * length, "{reopened} bytes written to open {length}");
     open.close();
 }
@@ -285,8 +238,8 @@ fn scope_with_quota_or_reservation_is_kept() {
 #[test]
 fn crash_at_any_change_keeps_registrations() {
     let disk = SimDisk::new(64 * MIB);
-    let medium = RecordingDisk::new(&disk, 0..3);
-    let open = open_with(medium.clone());
+    let recorder = Recorder::new(&disk, 0..3);
+    let open = open_with(recorder.medium());
     let (kept, keys) = (long(1000, 3000), sequence(1, 3));
     put(&open.store, &kept, &keys, None);
     open.store.flush().unwrap();
@@ -294,7 +247,7 @@ fn crash_at_any_change_keeps_registrations() {
     let mut checked = 0;
     for salt in 0..150 {
         let before = slots.clone();
-        medium.crash_states.lock().clear();
+        recorder.crash_states.lock().clear();
         if salt % 5 == 4 {
             open.store.drop_scope(&long(salt - 2, 3000)).unwrap();
             slots.remove(&(salt - 2));
@@ -311,8 +264,8 @@ fn crash_at_any_change_keeps_registrations() {
             assert!(before.values().all(|slot| *slot < next), "{next:?} was given before");
         };
         // All crash moments of some registrations; the registrations in between are alike.
-        if salt % 10 == 4 || salt % 10 == 5 || medium.crash_states.lock().len() > 6 {
-            for state in std::mem::take(&mut *medium.crash_states.lock()) {
+        if salt % 10 == 4 || salt % 10 == 5 || recorder.crash_states.lock().len() > 6 {
+            for state in std::mem::take(&mut *recorder.crash_states.lock()) {
                 let state = open_with(state);
                 check(&state);
                 state.forget();

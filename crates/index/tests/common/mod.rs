@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 #![allow(dead_code, reason = "each test file uses its own part")]
 
-pub mod watched;
+pub mod recorder;
 
 use proptest::prelude::*;
 use ritornello_format::{PageHash, Result, ScopeSlot};

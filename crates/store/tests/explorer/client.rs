@@ -56,7 +56,7 @@ impl Client {
     ) -> Self {
         let (id, name) = (ClientId(number), format!("client-{number}"));
         names.add(&name);
-        let medium = Arc::new(recording.clone());
+        let medium = Arc::new(recording.medium());
         let (_, segments) = open_segments(medium, Path::new("/store"), IoChoice::Auto).unwrap();
         let link = Arc::new(ClientCatalog::new(recording.clone(), owner.catalog_for(id, &name)));
         let catalog: Arc<dyn Catalog> = Arc::clone(&link) as _;

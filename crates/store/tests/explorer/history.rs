@@ -156,7 +156,7 @@ impl History {
 
     /// Opens the store in the owner's process, and connects the clients.
     fn open(&mut self) -> Open {
-        let medium = Arc::new(self.recording.clone());
+        let medium = Arc::new(self.recording.medium());
         let open = open_beside(medium, &self.options, self.names.alive()).unwrap();
         self.connect(&open);
         open

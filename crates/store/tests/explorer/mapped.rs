@@ -16,11 +16,9 @@ use crate::rng::Rng;
 use crate::unfinished_put::UnfinishedPut;
 use crate::workload::Workload;
 use parking_lot::Mutex;
-use ritornello_medium::{Access, Host, Medium, MediumFile, Room};
+use ritornello_medium::{DiskChange, Host, Medium, Watch, Watched};
 use ritornello_store::{ClientId, Options};
-use std::ffi::OsString;
 use std::io;
-use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -58,74 +56,12 @@ impl Process {
     }
 }
 
-impl Medium for Process {
-    fn create_dir(&self, path: &Path) -> io::Result<()> {
-        Host.create_dir(path)
-    }
-    fn open(&self, path: &Path, access: Access) -> io::Result<Arc<dyn MediumFile>> {
-        if access.create {
-            self.change()?;
+impl Watch for Process {
+    fn before(&self, change: &DiskChange<'_>) -> io::Result<()> {
+        match change {
+            DiskChange::Open(_, access) if !access.create => Ok(()),
+            _ => self.change(),
         }
-        let file = Host.open(path, access)?;
-        Ok(Arc::new(ProcessFile { file, process: self.clone() }))
-    }
-    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
-        self.change()?;
-        Host.rename(from, to)
-    }
-    fn remove(&self, path: &Path) -> io::Result<()> {
-        self.change()?;
-        Host.remove(path)
-    }
-    fn list(&self, dir: &Path) -> io::Result<Vec<OsString>> {
-        Host.list(dir)
-    }
-    fn sync_dir(&self, dir: &Path) -> io::Result<()> {
-        self.change()?;
-        Host.sync_dir(dir)
-    }
-    fn room(&self, dir: &Path) -> io::Result<Room> {
-        Host.room(dir)
-    }
-}
-
-#[derive(Debug)]
-struct ProcessFile {
-    file: Arc<dyn MediumFile>,
-    process: Process,
-}
-
-impl MediumFile for ProcessFile {
-    fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
-        self.file.read_at(buffer, offset)
-    }
-    fn write_at(&self, buffer: &[u8], offset: u64) -> io::Result<()> {
-        self.process.change()?;
-        self.file.write_at(buffer, offset)
-    }
-    fn sync_data(&self) -> io::Result<()> {
-        self.process.change()?;
-        self.file.sync_data()
-    }
-    fn allocate(&self, length: u64) -> io::Result<()> {
-        self.process.change()?;
-        self.file.allocate(length)
-    }
-    fn set_len(&self, length: u64) -> io::Result<()> {
-        self.process.change()?;
-        self.file.set_len(length)
-    }
-    fn drain(&self) -> io::Result<()> {
-        self.file.drain()
-    }
-    fn length(&self) -> io::Result<u64> {
-        self.file.length()
-    }
-    fn allocated(&self) -> io::Result<u64> {
-        self.file.allocated()
-    }
-    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
-        self.file.descriptor()
     }
 }
 
@@ -154,7 +90,8 @@ impl MappedHistory {
     fn open(&self) -> Open {
         let options =
             Options { background_threads: false, ..options(self.dir.path(), CAPACITY_MIB) };
-        let open = open_on(Arc::new(self.process.clone()), &options).unwrap();
+        let medium = Watched::new(Arc::new(Host), Arc::new(self.process.clone()));
+        let open = open_on(Arc::new(medium), &options).unwrap();
         assert_eq!(stats(&open).io.mode, "mapped");
         open
     }

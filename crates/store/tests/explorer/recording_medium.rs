@@ -2,11 +2,9 @@
 
 use crate::rng::Rng;
 use parking_lot::Mutex;
-use ritornello_medium::{Access, Medium, MediumFault, MediumFile, Room, SimDisk, SimProcess};
-use std::ffi::OsString;
+use ritornello_medium::{DiskChange, MediumFault, SimDisk, SimProcess, Watch, Watched};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
-use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -73,6 +71,11 @@ impl RecordingMedium {
     /// Creates a process on the same disk.
     pub fn new_process(&self) -> Self {
         self.on_disk(self.disk())
+    }
+
+    /// The file system of the process.
+    pub fn medium(&self) -> Watched {
+        Watched::new(Arc::new(self.process.clone()), Arc::new(self.clone()))
     }
 
     pub fn disk(&self) -> &SimDisk {
@@ -185,94 +188,31 @@ impl RecordingMedium {
     }
 }
 
-impl Medium for RecordingMedium {
-    fn create_dir(&self, path: &Path) -> io::Result<()> {
-        self.process.create_dir(path)
-    }
-    fn open(&self, path: &Path, access: Access) -> io::Result<Arc<dyn MediumFile>> {
-        if self.open_fails(path) {
-            return Err(MediumFault::NoSystemFiles.error());
+impl Watch for RecordingMedium {
+    fn before(&self, change: &DiskChange<'_>) -> io::Result<()> {
+        if let DiskChange::Open(path, access) = change {
+            if self.open_fails(path) {
+                return Err(MediumFault::NoSystemFiles.error());
+            }
+            if !access.create {
+                return Ok(());
+            }
         }
-        if access.create {
-            self.before_change();
-        }
-        let file = self.process.open(path, access)?;
-        if access.create {
-            self.record((0, path.extension()));
-        }
-        Ok(Arc::new(RecordingFile { file, recording: self.clone() }))
-    }
-    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
         self.before_change();
-        self.process.rename(from, to)?;
-        self.record((1, from, to));
         Ok(())
     }
-    fn remove(&self, path: &Path) -> io::Result<()> {
-        self.before_change();
-        self.process.remove(path)?;
-        self.record(2);
-        Ok(())
-    }
-    fn list(&self, dir: &Path) -> io::Result<Vec<OsString>> {
-        self.process.list(dir)
-    }
-    fn sync_dir(&self, dir: &Path) -> io::Result<()> {
-        self.before_change();
-        self.process.sync_dir(dir)?;
-        self.record((3, dir));
-        Ok(())
-    }
-    fn room(&self, dir: &Path) -> io::Result<Room> {
-        self.process.room(dir)
-    }
-}
 
-#[derive(Debug)]
-struct RecordingFile {
-    file: Arc<dyn MediumFile>,
-    recording: RecordingMedium,
-}
-
-impl MediumFile for RecordingFile {
-    fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
-        self.file.read_at(buffer, offset)
-    }
-    fn write_at(&self, buffer: &[u8], offset: u64) -> io::Result<()> {
-        self.recording.before_change();
-        self.file.write_at(buffer, offset)?;
-        self.recording.record((4, offset, buffer.len()));
-        Ok(())
-    }
-    fn sync_data(&self) -> io::Result<()> {
-        self.recording.before_change();
-        self.file.sync_data()?;
-        self.recording.record(5);
-        Ok(())
-    }
-    fn allocate(&self, length: u64) -> io::Result<()> {
-        self.recording.before_change();
-        self.file.allocate(length)?;
-        self.recording.record((6, length));
-        Ok(())
-    }
-    fn set_len(&self, length: u64) -> io::Result<()> {
-        self.recording.before_change();
-        self.file.set_len(length)?;
-        self.recording.record((7, length));
-        Ok(())
-    }
-    fn drain(&self) -> io::Result<()> {
-        // A drain changes no stored bytes, so no moment is recorded.
-        self.file.drain()
-    }
-    fn length(&self) -> io::Result<u64> {
-        self.file.length()
-    }
-    fn allocated(&self) -> io::Result<u64> {
-        self.file.allocated()
-    }
-    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
-        None
+    fn after(&self, change: &DiskChange<'_>) {
+        match *change {
+            DiskChange::Open(_, access) if !access.create => {}
+            DiskChange::Open(path, _) => self.record((0, path.extension())),
+            DiskChange::Rename(from, to) => self.record((1, from, to)),
+            DiskChange::Remove(_) => self.record(2),
+            DiskChange::SyncDir(dir) => self.record((3, dir)),
+            DiskChange::Write(_, offset, length) => self.record((4, offset, length)),
+            DiskChange::SyncData(_) => self.record(5),
+            DiskChange::Allocate(_, length) => self.record((6, length)),
+            DiskChange::SetLen(_, length) => self.record((7, length)),
+        }
     }
 }

@@ -110,7 +110,7 @@ impl History {
             Some(mib) => {
                 self.bounds.ceiling = self.bounds.ceiling.max(mib * MIB);
                 let options = Options { capacity: Some(mib * MIB), ..self.options.clone() };
-                open_on(Arc::new(self.recording.clone()), &options).unwrap_or_else(|error| {
+                open_on(Arc::new(self.recording.medium()), &options).unwrap_or_else(|error| {
                     assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
                     self.open()
                 })
@@ -146,7 +146,7 @@ impl History {
             open.store.close();
             let _ = open.core.close();
             drop(open);
-            let _ = open_on(Arc::new(self.recording.clone()), &self.options);
+            let _ = open_on(Arc::new(self.recording.medium()), &self.options);
         } else {
             let done = self.attempt(&open, operation).is_ok();
             if let Operation::Put { .. } = operation {
