@@ -34,8 +34,8 @@ def storage(path: str, capacity: str, **settings: Any) -> dict[str, Any]:
 
 
 def wait_until_stored(path: Path, pages: int) -> None:
-    """Waits until SGLang, which stores after its answers, when its scheduler has time, has stored
-    `pages` pages.
+    """Waits until `pages` pages are stored: SGLang stores after its answers, when its scheduler has
+    time.
     """
     deadline = time.monotonic() + STORED_SECONDS
     with ritornello.Store.open(path) as store:
