@@ -1,12 +1,36 @@
 //! `ritornello convert-index`.
 
-use crate::args::ConvertArgs;
 use crate::exit::{Failure, Status};
 use crate::print::{bytes, count, json, print_stdout};
 use crate::{Context, open, progress};
+use clap::Args;
 use ritornello_store::{Conversion, parse_index};
 use serde::Serialize;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+
+/// Arguments of `convert-index`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+run keeps the index in memory, with a journal and checkpoints on disk; its memory has a ceiling,
+which `ritornello stat` shows. lsm keeps the index in RocksDB, for catalogs larger than memory; it
+needs a build with the cargo feature `lsm`. The new index keeps all pages, places, recency and
+retentions. Afterwards open the store with index=\"lsm\" or without naming an index.
+
+The new index is built beside the old index, so the disk holds both until one rename switches to the
+new index. After a kill the store has one complete index: run the command again. Refuses while a
+process owns the store.
+
+Examples:
+  ritornello convert-index /nvme/kv --to lsm
+  ritornello convert-index /nvme/kv --to run:8GiB
+  ritornello convert-index /nvme/kv --to run --json | jq .pages")]
+pub struct ConvertArgs {
+    /// The store's directory
+    pub dir: PathBuf,
+    /// run, lsm, or run with a memory ceiling
+    #[arg(long)]
+    pub to: String,
+}
 
 #[derive(Serialize)]
 struct Answer<'a> {

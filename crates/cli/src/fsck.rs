@@ -1,14 +1,35 @@
 //! `ritornello fsck`.
 
 use crate::Context;
-use crate::args::FsckArgs;
 use crate::exit::{Failure, Status};
 use crate::print::{bytes, count, json, print_stdout, table};
 use crate::{open, progress};
+use clap::Args;
 use ritornello_store::Verification;
 use serde::Serialize;
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+
+/// Arguments of `fsck`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Pages that fail verification are removed from the index and listed; a get would have missed them.
+Nothing else changes. Exit code 0: every page verified; 1: some pages failed verification.
+
+--salvage then searches all segments for pages missing in the index (because it was damaged or
+deleted) and restores the pages that verify. Dropped scopes stay dropped.
+
+Examples:
+  ritornello fsck /nvme/kv
+  ritornello fsck /nvme/kv --salvage
+  ritornello fsck /nvme/kv --json | jq '.findings[] | .reason'")]
+pub struct FsckArgs {
+    /// The store's directory
+    pub dir: PathBuf,
+    /// Restore pages that are in the segments but not in the index, after the verification
+    #[arg(long)]
+    pub salvage: bool,
+}
 
 /// Findings in text output; `--json` lists all.
 const FINDINGS_SHOWN: usize = 20;

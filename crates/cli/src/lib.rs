@@ -22,6 +22,7 @@ mod open;
 mod plot;
 mod print;
 mod progress;
+mod random;
 mod remote;
 mod scratch;
 mod serve;
@@ -30,6 +31,7 @@ mod soak;
 mod space;
 mod stat;
 mod top;
+mod value;
 
 use args::{Cli, Command};
 use clap::Parser;

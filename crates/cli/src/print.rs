@@ -1,13 +1,8 @@
 //! Standard output, and formats of numbers.
 
 use comfy_table::{ContentArrangement, Table, TableComponent, presets};
-use ritornello_store::eviction::EvictionStats;
 use serde::Serialize;
 use std::io::Write;
-
-/// Advice for a poisoned store.
-pub const REOPENS: &str =
-    "check the disk (dmesg); the owner reopens the store automatically when it takes writes again";
 
 /// Writes lines to standard output. Ignores a closed pipe.
 pub fn print_stdout(text: &str) {
@@ -79,23 +74,6 @@ pub fn count(number: u64) -> String {
 #[must_use]
 pub fn percent(share: f64) -> String {
     format!("{:.1} %", share * 100.0)
-}
-
-/// Formats the eviction policy and the shadow hit rates of the policies compared.
-#[must_use]
-pub fn eviction(stats: &EvictionStats) -> String {
-    let mut text = stats.policy.clone();
-    if !stats.following.is_empty() {
-        text += &format!(" follows {} ({} changes)", stats.following, stats.switches);
-    }
-    let requested = stats.shadows.iter().filter(|shadow| shadow.requested > 0);
-    let rates: Vec<String> = requested
-        .map(|s| format!("{} {}", s.name, percent(s.hits as f64 / s.requested as f64)))
-        .collect();
-    if !rates.is_empty() {
-        text += &format!("; would hit: {}", rates.join(", "));
-    }
-    text
 }
 
 #[cfg(test)]

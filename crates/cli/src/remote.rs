@@ -1,8 +1,8 @@
 //! `ritornello remote`: statistics, verification and garbage collection of a remote.
 
-use crate::args::size;
 use crate::exit::{Failure, Status};
 use crate::print::{bytes, count, json, print_stdout, table};
+use crate::value::size;
 use crate::{Context, progress};
 use clap::{Args, Subcommand};
 use ritornello_format::{Error, ErrorKind};

@@ -1,19 +1,59 @@
 //! `ritornello serve`: a process that owns a store for others.
 
-use crate::args::ServeArgs;
 use crate::exit::{Failure, Status};
 use crate::print::{bytes, print_stdout};
+use crate::value::{codec, size};
 use crate::{Context, open};
+use clap::Args;
+use ritornello_codec::Codec;
 use ritornello_format::{Error, ErrorKind};
 use ritornello_node::{Node, Role};
 use ritornello_store::{CatalogStats, Durability, Options, parse_index};
 use serde::Serialize;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::Duration;
+
+/// Arguments of `serve`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+A store needs no service: the first process that opens it owns it, and when the owner ends another
+process takes over. With this command the owner is a process that outlives engines, with separate
+memory and limits.
+
+If another process owns the store, this command waits, and takes over when the owner ends; with
+--must-own it fails instead, with exit code 2. SIGTERM, SIGINT and SIGHUP end the command: clients'
+calls finish, all puts are made durable, and a client takes over. If a disk is mounted over the
+directory, or the directory is replaced by another store's, this command opens the directory at the
+path again. Each change of its role is a line on standard output: `ready`, `waiting`, `failed`,
+`reopening`, `closed`; with --json one object per line.
+
+Examples:
+  ritornello serve /nvme/kv --capacity 200GiB
+  ritornello serve /nvme/kv --must-own
+  ritornello serve /nvme/kv --json")]
+pub struct ServeArgs {
+    /// The store's directory
+    pub dir: PathBuf,
+    /// The store's capacity: creates a missing store, resizes an existing store
+    #[arg(long, value_parser = size)]
+    pub capacity: Option<u64>,
+    /// When a put is complete: cache (once visible) or durable
+    #[arg(long, default_value = "cache")]
+    pub durability: String,
+    /// The index: run, lsm, or run with a memory ceiling, such as run:8GiB
+    #[arg(long)]
+    pub index: Option<String>,
+    /// Codec of pages: raw, split, zstd, int8 or int4
+    #[arg(long, default_value = "raw", value_parser = codec)]
+    pub codec: Codec,
+    /// Fail if another process owns the store
+    #[arg(long)]
+    pub must_own: bool,
+}
 
 /// Interval at which a client checks whether the owner has ended.
 const OWNER_CHECK: Duration = Duration::from_millis(100);

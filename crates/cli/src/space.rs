@@ -1,15 +1,110 @@
 //! `ritornello resize`, `paths` and `destroy`: the space of a store.
 
-use crate::args::{DestroyArgs, PathsArgs, PathsCommand, ResizeArgs};
 use crate::exit::{Failure, Status};
 use crate::print::{bytes, json, print_stderr, print_stdout, table};
+use crate::value::size;
 use crate::{Context, open};
+use clap::{Args, Subcommand};
 use ritornello_format::{Error, ErrorKind};
 use ritornello_node::Node;
 use ritornello_store::{CapacityChange, VolumeStats};
 use serde::Serialize;
 use std::io::{IsTerminal, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
+
+/// Arguments of `resize`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+A smaller store keeps the most recently used pages: they are moved out of the segments to be
+removed, and all other pages are evicted. Leased and retained pages must fit. The command ends when
+the files are removed; if it is interrupted, the store's owner continues.
+
+Pass the new capacity to Store.open too, or no capacity: an owner resizes the store to the capacity
+that it is given.
+
+Examples:
+  ritornello resize /nvme/kv 400GiB
+  ritornello resize /nvme/kv 100GiB --json | jq .allocated_bytes")]
+pub struct ResizeArgs {
+    /// The store's directory
+    pub dir: PathBuf,
+    /// The store's new capacity
+    #[arg(value_parser = size)]
+    pub capacity: u64,
+}
+
+/// Arguments of `paths`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  ritornello paths list /nvme/kv
+  ritornello paths add /nvme/kv /nvme2/kv-segments
+  ritornello paths drain /nvme/kv segments
+  ritornello paths forget /nvme/kv /nvme3/dead-disk")]
+pub struct PathsArgs {
+    /// The operation.
+    #[command(subcommand)]
+    pub what: PathsCommand,
+}
+
+/// Operations on directories.
+#[derive(Debug, Subcommand)]
+pub enum PathsCommand {
+    /// Show the directories and their segments
+    #[command(after_help = "Examples:\n  ritornello paths list /nvme/kv --json")]
+    List {
+        /// The store's directory
+        dir: PathBuf,
+    },
+    /// Add a directory; the capacity does not change, so resize the store as well
+    #[command(after_help = "Examples:\n  ritornello paths add /nvme/kv /nvme2/kv-segments")]
+    Add {
+        /// The store's directory
+        dir: PathBuf,
+        /// The directory to add: new or empty; or one of this store that lost its marker VOLUME
+        path: PathBuf,
+    },
+    /// Remove a directory: its pages are moved or evicted, and its files removed
+    #[command(after_help = "Examples:\n  ritornello paths drain /nvme/kv /nvme2/kv-segments")]
+    Drain {
+        /// The store's directory
+        dir: PathBuf,
+        /// The directory to drain, as `paths list` shows it
+        path: PathBuf,
+    },
+    /// Give up a directory that is lost, and its pages
+    #[command(after_help = "\
+A directory whose file system is not mounted is absent: its pages are misses until it is mounted
+again, and no page is lost. Forget a directory whose disk is dead. Drain a directory that is
+present.
+
+Examples:
+  ritornello paths list /nvme/kv
+  ritornello paths forget /nvme/kv /nvme2/kv-segments")]
+    Forget {
+        /// The store's directory
+        dir: PathBuf,
+        /// The directory to give up, as `paths list` shows it
+        path: PathBuf,
+    },
+}
+
+/// Arguments of `destroy`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Removes the files of the store in all its directories, and no other file. Refuses while a process
+owns the store.
+
+Examples:
+  ritornello destroy /nvme/kv
+  ritornello destroy /nvme/kv --yes")]
+pub struct DestroyArgs {
+    /// The store's directory
+    pub dir: PathBuf,
+    /// Skip the confirmation
+    #[arg(long)]
+    pub yes: bool,
+}
 
 #[derive(Serialize)]
 struct Answer<'a> {

@@ -1,15 +1,33 @@
 //! `ritornello stat`.
 
 use crate::Context;
-use crate::args::StatArgs;
 use crate::exit::{Failure, Status};
-use crate::print::{bytes, count, json, print_stdout, table};
-use crate::{open, print};
+use crate::open;
+use crate::print::{bytes, count, json, percent, print_stdout, table};
+use clap::Args;
+use ritornello_store::eviction::EvictionStats;
 use ritornello_store::{CatalogStats, IndexDecision, IndexTuning, PiecePercentiles, StoreStats};
 use serde::Serialize;
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
+/// Arguments of `stat`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+If a running process owns the store, the command asks it through its socket. Otherwise the command
+opens the store for a moment; it must run as the user that created the store.
+
+Examples:
+  ritornello stat /nvme/kv
+  ritornello stat /nvme/kv --json | jq .pages")]
+pub struct StatArgs {
+    /// The store's directory
+    pub dir: PathBuf,
+}
+
+/// Advice for a poisoned store.
+pub const REOPENS: &str =
+    "check the disk (dmesg); the owner reopens the store automatically when it takes writes again";
 /// Decisions about the index's shape in text output; `--json` has more.
 const DECISIONS: usize = 8;
 
@@ -97,6 +115,23 @@ fn shape(tuning: &IndexTuning) -> String {
     )
 }
 
+/// Formats the eviction policy and the shadow hit rates of the policies compared.
+#[must_use]
+pub fn eviction(stats: &EvictionStats) -> String {
+    let mut text = stats.policy.clone();
+    if !stats.following.is_empty() {
+        text += &format!(" follows {} ({} changes)", stats.following, stats.switches);
+    }
+    let requested = stats.shadows.iter().filter(|shadow| shadow.requested > 0);
+    let rates: Vec<String> = requested
+        .map(|s| format!("{} {}", s.name, percent(s.hits as f64 / s.requested as f64)))
+        .collect();
+    if !rates.is_empty() {
+        text += &format!("; would hit: {}", rates.join(", "));
+    }
+    text
+}
+
 /// Formats the latest decisions, newest first.
 fn decisions(decided: &[IndexDecision]) -> impl std::fmt::Display {
     let header =
@@ -127,7 +162,7 @@ fn describe(dir: &Path, role: &str, stats: &StoreStats) -> String {
         "client" => format!("process {}, {} clients", s.owner_pid, s.clients),
         _ => "none (opened by this command)".to_owned(),
     };
-    let mut out = print::table(&[]);
+    let mut out = table(&[]);
     let mut row = |name: &str, value: String| {
         out.add_row([name.to_owned(), value]);
     };
@@ -233,14 +268,14 @@ fn describe(dir: &Path, role: &str, stats: &StoreStats) -> String {
         format!(", budget {} per day, {left} of it available now", bytes(bytes_a_day))
     });
     row("admission", format!("{}{}", s.admission.policy, budget.unwrap_or_default()));
-    row("eviction", print::eviction(&s.eviction));
+    row("eviction", eviction(&s.eviction));
     row("retained", bytes(s.retained_bytes));
     row("opened in", format!("{:.1} ms, epoch {}", s.open_ms, s.owner_epoch));
     for (reason, pages) in &s.dropped_at_open {
         row("repaired at open", format!("{reason}: {}", count(*pages)));
     }
     if let Some(cause) = &s.poisoned {
-        row("POISONED", format!("{cause}: {}", print::REOPENS));
+        row("POISONED", format!("{cause}: {}", REOPENS));
     }
     for reason in &s.absent_space.reasons {
         row("DEGRADED", reason.clone());

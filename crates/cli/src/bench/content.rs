@@ -1,5 +1,7 @@
 //! Page contents and keys from a seed; each block is distinct, and every byte can be checked.
 
+use crate::random::mix;
+
 /// Bytes of a block, the unit of contents.
 const BLOCK: usize = 4096;
 /// Random bytes that blocks are cut from.
@@ -8,14 +10,6 @@ const PATTERN: usize = 1 << 20;
 const STAMP: usize = 16;
 /// Length of a key: the length of SHA-256 block hashes.
 pub const KEY_BYTES: usize = 32;
-
-/// One of the finalisers of `SplitMix64` (Steele, Lea, Flood, 2014).
-pub(super) fn mix(mut x: u64) -> u64 {
-    x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    x ^ (x >> 31)
-}
 
 /// Identifies a page; `set` separates the sequences of one measurement from another's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,6 +55,13 @@ impl Keys {
     pub fn slices(&self) -> Vec<&[u8]> {
         self.0.iter().map(<[u8; KEY_BYTES]>::as_slice).collect()
     }
+}
+
+/// Returns a sequence far from its neighbours: the order of cold probes.
+#[must_use]
+pub fn scattered(at: usize, sequences: u32) -> u32 {
+    let mixed = (at as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+    (mixed % u64::from(sequences.max(1))) as u32
 }
 
 /// Makes and checks page contents.

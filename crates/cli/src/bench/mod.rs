@@ -1,36 +1,82 @@
 //! `ritornello bench`.
+//!
+//! Measurements are folders and files with the names of their commands; `part` is the hidden command of
+//! their separate processes. They share:
+//!
+//! | module | noun |
+//! |---|---|
+//! | `child` | another process of this command |
+//! | `content` | keys and bytes of pages |
+//! | `disk` | the measured directory |
+//! | `driver` | puts and gets of many pages |
+//! | `quantile` | medians |
+//! | `shape` | the pages of a measurement |
 
-pub mod adaptive;
-mod capacity_gain;
-pub mod clients;
+mod adaptive;
+mod child;
+mod clients;
 mod codec;
 mod content;
-mod data;
 mod disk;
 mod driver;
 mod host;
-pub mod index;
-mod metadata;
-mod metadata_store;
-mod parts;
-pub mod remote;
-mod report;
+mod index;
+mod part;
+mod quantile;
+mod remote;
 mod shape;
-mod show;
-mod steady;
+mod store;
 mod table;
 
-use crate::args::{BenchArgs, BenchCommand, Part, StoreArgs};
+use crate::Context;
 use crate::exit::{Failure, Status};
-use crate::print::{json, print_stdout};
-use crate::scratch::Scratch;
-use crate::{Context, progress};
-use clap::ValueEnum;
-use report::Report;
-use ritornello_codec::Codec;
-use ritornello_store::SEGMENT_BYTES;
-use shape::Shape;
-use std::time::Instant;
+use adaptive::args::AdaptiveArgs;
+use clap::{Args, Subcommand};
+use clients::ClientsArgs;
+use codec::CodecArgs;
+use host::HostArgs;
+use index::IndexArgs;
+use part::PartArgs;
+use remote::RemoteArgs;
+use store::args::StoreArgs;
+use table::TableArgs;
+
+/// Arguments of `bench`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  ritornello bench store --dir /nvme
+  ritornello bench codec
+  ritornello bench store --help")]
+pub struct BenchArgs {
+    /// The measurement.
+    #[command(subcommand)]
+    pub what: BenchCommand,
+}
+
+/// The measurements.
+#[derive(Debug, Subcommand)]
+pub enum BenchCommand {
+    /// Writes, reads, probes and restarts, against the raw limits of the disk
+    Store(StoreArgs),
+    /// A store in memory against memcpy
+    Host(HostArgs),
+    /// Walks of the page table against reads of memory
+    Table(TableArgs),
+    /// Size and speed of the codecs, and the effect of the lossy ones on attention
+    Codec(CodecArgs),
+    /// Index backends, measured under equal conditions
+    Index(IndexArgs),
+    /// The same store from another process, against the owner's own calls
+    Clients(ClientsArgs),
+    /// The controller of the index `lsm` over ten stages, against fixed settings
+    Adaptive(AdaptiveArgs),
+    /// The remote tier, against the plain client of its object store
+    Remote(RemoteArgs),
+    /// One part of a measurement, in a separate process
+    #[command(hide = true)]
+    Part(PartArgs),
+}
 
 /// Runs a measurement.
 ///
@@ -38,9 +84,8 @@ use std::time::Instant;
 /// If space is missing, a call fails, or wrong bytes are read.
 pub fn run(context: &Context, args: &BenchArgs) -> Result<Status, Failure> {
     match &args.what {
-        BenchCommand::Part(part) => parts::run(&part.part),
-        BenchCommand::Store(args) if args.steady => steady::run(context, args),
-        BenchCommand::Store(args) => store(context, args),
+        BenchCommand::Part(part) => part::run(&part.part),
+        BenchCommand::Store(args) => store::run(context, args),
         BenchCommand::Index(args) => index::run(context, args),
         BenchCommand::Adaptive(args) => adaptive::run(context, args),
         BenchCommand::Clients(args) => clients::run(context, args),
@@ -49,47 +94,4 @@ pub fn run(context: &Context, args: &BenchArgs) -> Result<Status, Failure> {
         BenchCommand::Codec(args) => codec::run(context, args),
         BenchCommand::Remote(args) => remote::run(context, args),
     }
-}
-
-fn store(context: &Context, args: &StoreArgs) -> Result<Status, Failure> {
-    let started = Instant::now();
-    let shape = Shape::from_args(args)?;
-    let segment_bytes = args.segment_bytes.unwrap_or(SEGMENT_BYTES);
-    let (data, index) = (args.only != Some(Part::Index), args.only != Some(Part::Data));
-    let data_needs = if data { data::needed(&shape, segment_bytes)? } else { 0 };
-    let index_needs = if index { args.entries * metadata::DISK_BYTES_PER_PAGE } else { 0 };
-    let dir = disk::choose(args.dir.as_deref(), data_needs.max(index_needs))?;
-    let scratch = Scratch::new(&dir, "bench")?;
-    let name = args.shape.to_possible_value();
-    let mut report = Report {
-        shape: name.map_or_else(String::new, |name| name.get_name().to_owned()),
-        page_tokens: args.page_tokens,
-        page_bytes: shape.page_bytes,
-        call_pages: shape.sequence_pages,
-        runs: args.runs,
-        ..Report::default()
-    };
-    report.machine.dir = dir.display().to_string();
-    let stores = if shape.codec == Codec::Raw { 1 } else { 2 };
-    let data_steps = if data { 1 + stores * data::STEPS * u64::from(args.runs) } else { 0 };
-    let index_steps = if index { metadata::STEPS } else { 0 };
-    let steps = progress::steps(data_steps + index_steps);
-    if data {
-        data::measure(&shape, segment_bytes, args.runs, scratch.path(), &steps, &mut report)?;
-    }
-    if index {
-        let python = args.python.clone().or_else(|| context.python.clone());
-        let context =
-            Context { json: context.json, python, self_command: context.self_command.clone() };
-        metadata::measure(&context, args.entries, args.runs, scratch.path(), &steps, &mut report)?;
-    }
-    steps.finish_and_clear();
-    drop(scratch);
-    report.seconds = started.elapsed().as_secs_f64();
-    if context.json {
-        json(&report);
-    } else {
-        print_stdout(&show::tables(&report));
-    }
-    Ok(Status::Fine)
 }

@@ -1,9 +1,10 @@
 //! `ritornello bench remote`: the remote tier against the plain client of its object store.
 
-use crate::args::size;
+use super::quantile::median;
 use crate::exit::{Failure, Status};
 use crate::print::{bytes, json, print_stdout, table};
 use crate::remote::{failure, open};
+use crate::value::size;
 use crate::{Context, progress};
 use bytes::Bytes;
 use clap::Args;
@@ -207,17 +208,11 @@ fn measure_both(
 fn compare(total: f64, rounds: &[(f64, f64)]) -> Comparison {
     let ratios: Vec<f64> = rounds.iter().map(|(plain, tier)| plain / tier).collect();
     Comparison {
-        tier: total / median(rounds.iter().map(|(_, tier)| *tier)),
-        plain: total / median(rounds.iter().map(|(plain, _)| *plain)),
-        ratio: median(ratios.iter().copied()),
+        tier: total / median(&rounds.iter().map(|(_, tier)| *tier).collect::<Vec<_>>()),
+        plain: total / median(&rounds.iter().map(|(plain, _)| *plain).collect::<Vec<_>>()),
+        ratio: median(&ratios),
         ratios,
     }
-}
-
-fn median(of: impl Iterator<Item = f64>) -> f64 {
-    let mut all: Vec<f64> = of.collect();
-    all.sort_by(f64::total_cmp);
-    all.get(all.len() / 2).copied().unwrap_or(0.0)
 }
 
 /// Returns the maximum requests of a tier without prior knowledge, for 256 pages.

@@ -1,10 +1,10 @@
 //! `ritornello bench table`: walks of the page table, against dependent reads of memory.
 
-use super::report::quantile;
-use crate::args::TableArgs;
+use super::quantile::quantile;
 use crate::exit::{Failure, Status};
 use crate::print::{count, json, print_stdout, table};
 use crate::{Context, progress};
+use clap::Args;
 use ritornello_format::PageHash;
 use ritornello_index::synthetic::mix;
 use ritornello_tiers::{PageTable, Residence, Tier};
@@ -12,6 +12,34 @@ use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 use std::hint::black_box;
 use std::time::{Duration, Instant};
+
+/// Arguments of `bench table`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+How it measures. Walks visit prompts of 256 pages in a page table of --nodes nodes: warm, four prompts
+in turn; cold, another prompt each time. A node is a span of pages in one state; the worst case is
+one page. Each walk is compared with dependent reads of memory, as many as the nodes it visits: of
+the same lines repeatedly, and of all lines.
+
+Examples:
+  ritornello bench table
+  ritornello bench table --nodes 100000 --json | jq '.rows[] | {pages_per_node, walk_p50_us}'")]
+pub struct TableArgs {
+    /// Nodes of the page table
+    #[arg(long, default_value_t = 1_000_000,
+          value_parser = clap::value_parser!(u64).range(1024..=4_000_000))]
+    pub nodes: u64,
+    /// Pages per node, powers of two
+    #[arg(long, value_delimiter = ',', default_value = "32,16,8,4,2,1", value_parser = node_pages)]
+    pub pages_per_node: Vec<u64>,
+}
+
+fn node_pages(text: &str) -> Result<u64, String> {
+    match text.parse() {
+        Ok(pages @ 1..=256_u64) if pages.is_power_of_two() => Ok(pages),
+        _ => Err("a power of two up to 256".to_owned()),
+    }
+}
 
 /// Pages per prompt.
 const PAGES: usize = 256;

@@ -6,14 +6,47 @@ mod finding;
 mod limits;
 mod trial;
 
-use crate::args::DoctorArgs;
 use crate::exit::{Failure, Status};
 use crate::print::{json, print_stdout, table};
+use crate::value::size;
 use crate::{Context, open, progress};
+use clap::Args;
 use finding::{Finding, Level};
+use ritornello_tiers::remote::RemoteAddress;
 use serde::Serialize;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
+
+/// Arguments of `doctor`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Writes pages, reads them back and compares every byte: in a temporary store inside DIR, or, if DIR
+holds a store, in that store under a separate scope, which is dropped afterwards. Then examines
+the I/O mode, huge pages, the file system, free space and limits, and recommends changes. Exit code
+0: no fault, perhaps advice; 1: a fault.
+
+With --backend it checks the requirements of a remote backend, and the tier over it under faults:
+refusals, silence, truncated values, wrong bytes. It writes some MiB under separate object names.
+
+Examples:
+  ritornello doctor /nvme/kv
+  ritornello doctor --backend s3://bucket/kv
+  ritornello doctor /nvme --capacity 200GiB
+  ritornello doctor /nvme/kv --json | jq '.findings[] | select(.level != \"fine\")'")]
+pub struct DoctorArgs {
+    /// A directory of a store, or for a future store
+    #[arg(required_unless_present = "backend")]
+    pub dir: Option<PathBuf>,
+    /// Check a remote backend instead: its address, or MODULE:CLASS under Python
+    #[arg(long, conflicts_with_all = ["dir", "capacity"])]
+    pub backend: Option<RemoteAddress>,
+    /// With --backend: timeout of each check in seconds
+    #[arg(long, default_value_t = 120, requires = "backend", value_parser = clap::value_parser!(u64).range(1..=3600))]
+    pub timeout: u64,
+    /// Check whether a store of this capacity fits
+    #[arg(long, value_parser = size)]
+    pub capacity: Option<u64>,
+}
 
 #[derive(Serialize)]
 struct Answer<'a> {

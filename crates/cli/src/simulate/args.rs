@@ -1,6 +1,6 @@
 //! Arguments of `ritornello simulate`.
 
-use crate::args::picture;
+use crate::value::picture;
 use clap::{Args, ValueEnum};
 use ritornello_format::parse_bytes;
 use ritornello_sim::{SimPolicy, TracePart};

@@ -1,13 +1,14 @@
 //! `ritornello simulate`.
 
 pub mod args;
-mod show;
+mod report;
 
 use crate::Context;
 use crate::exit::{Failure, Status};
 use crate::print::{json, print_stderr, print_stdout};
 use crate::progress;
 use args::{SimulateArgs, Workload};
+use report::Summary;
 use ritornello_format::{Error, Result};
 use ritornello_sim::generate::{MultiRoundQa, TenStage};
 use ritornello_sim::{BadLines, Row, Trace, chart, read, simulate};
@@ -25,17 +26,6 @@ const LINES_NAMED: usize = 10;
 struct Answer {
     traces: Vec<Summary>,
     rows: Vec<Row>,
-}
-
-#[derive(Serialize)]
-struct Summary {
-    trace: String,
-    requests: usize,
-    block_references: usize,
-    footprint_blocks: usize,
-    block_bytes: u64,
-    skipped_lines: Vec<u64>,
-    clock_jumps: u64,
 }
 
 /// Replays traces through eviction policies.
@@ -77,7 +67,7 @@ pub fn run(context: &Context, args: &SimulateArgs) -> std::result::Result<Status
     if context.json {
         json(&answer);
     } else {
-        print_stdout(&show::tables(&answer.traces, &answer.rows));
+        print_stdout(&report::tables(&answer.traces, &answer.rows));
     }
     Ok(Status::Fine)
 }
@@ -130,7 +120,7 @@ fn rows(trace: &Trace, args: &SimulateArgs, block_bytes: u64) -> Result<Vec<Row>
                 "requests: {}, {} at {} %",
                 trace.name(),
                 policy.word(),
-                show::percent(capacity)
+                report::percent(capacity)
             ));
             let mut tell = |at| bar.set_position(done + at);
             rows.push(simulate(trace, policy, capacity, block_bytes, args.warm_up, &mut tell)?);

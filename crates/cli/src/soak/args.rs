@@ -1,9 +1,12 @@
 //! Arguments of `soak`.
 
+use crate::value::size;
 use clap::Args;
-use ritornello_format::parse_bytes;
 use ritornello_store::IndexKind;
 use std::path::PathBuf;
+
+/// Bytes per segment: small, so that a small store has several.
+pub const SEGMENT_BYTES: u64 = 4 << 20;
 
 /// Arguments of `soak`.
 #[derive(Debug, Args)]
@@ -87,8 +90,4 @@ fn client(text: &str) -> Result<(u64, u64), String> {
 
 fn index(text: &str) -> Result<IndexKind, String> {
     IndexKind::parse(text).map_err(|error| error.to_string())
-}
-
-fn size(text: &str) -> Result<u64, String> {
-    parse_bytes(text).map_err(|error| error.to_string())
 }

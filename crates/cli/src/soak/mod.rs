@@ -10,7 +10,7 @@ mod work;
 use crate::exit::{Failure, Status};
 use crate::scratch::Scratch;
 use crate::{Context, open, print, progress};
-use args::SoakArgs;
+use args::{SEGMENT_BYTES, SoakArgs};
 use peer::Peer;
 use reconfigurer::Reconfigurer;
 use resources::Resources;
@@ -22,16 +22,12 @@ use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
-use work::{Totals, Workers};
+use work::{CALL_TIMEOUT, Totals, Workers};
 
-/// Maximum duration of a call; a longer call counts as hung.
-const CALL_TIMEOUT: Duration = Duration::from_secs(120);
 /// Maximum time between two restarts.
 const CYCLE_MAX: Duration = Duration::from_secs(20);
 /// Minimum time between two restarts.
 const CYCLE_MIN: Duration = Duration::from_millis(700);
-/// Bytes per segment: small, so that a small store has several.
-const SEGMENT_BYTES: u64 = 4 << 20;
 /// Bytes scrubbed per second; an eighth of it under load.
 const SCRUB_RATE: u64 = 128 << 20;
 

@@ -1,6 +1,7 @@
 //! Changes of the store's space and settings under load.
 
-use super::work::{NUMERIC_SCOPE, Totals, mix, scopes};
+use super::work::{NUMERIC_SCOPE, Totals, scopes};
+use crate::random::mix;
 use ritornello_codec::Codec;
 use ritornello_format::{Error, ErrorKind, Result, ScopeSettings};
 use ritornello_store::{CapacityChange, Store};

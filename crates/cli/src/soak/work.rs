@@ -1,5 +1,6 @@
 //! The calls of the worker threads, and their counts.
 
+use crate::random::mix;
 use ritornello_format::{ErrorKind, Result, Scope};
 use ritornello_store::{PutOptions, Store};
 use ritornello_volume::transfer::Control;
@@ -8,6 +9,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
+/// Maximum duration of a call; a longer call counts as hung.
+pub const CALL_TIMEOUT: Duration = Duration::from_secs(120);
 /// Pages of the longest sequence.
 const PAGES: u64 = 16;
 /// Bytes of all sequences together, in capacities of the store.
@@ -36,14 +39,6 @@ pub fn scopes() -> [Scope; 4] {
             ..Scope::opaque("soak numbers", 1, true)
         },
     ]
-}
-
-/// The finaliser of `SplitMix64` (Steele, Lea, Flood, 2014).
-pub fn mix(mut x: u64) -> u64 {
-    x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    x ^ (x >> 31)
 }
 
 /// Counts of all threads of one process.

@@ -4,12 +4,31 @@ mod screen;
 mod snapshot;
 
 use crate::Context;
-use crate::args::TopArgs;
 use crate::exit::{Failure, Status};
 use crate::open;
 use crate::print::{json, print_stdout, table};
+use clap::Args;
 use snapshot::{Sample, Snapshot};
 use std::io::IsTerminal;
+use std::path::PathBuf;
+
+/// Arguments of `top`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Refreshes each second until q, Esc or Ctrl-C. Prints once if standard output is not a terminal. If
+no process owns the store, this command owns it until it ends.
+
+Examples:
+  ritornello top /nvme/kv
+  ritornello top /nvme/kv --once
+  ritornello top /nvme/kv --json | jq .hit_rate")]
+pub struct TopArgs {
+    /// The store's directory
+    pub dir: PathBuf,
+    /// Print once and end; implied by --json
+    #[arg(long)]
+    pub once: bool,
+}
 
 /// Shows the figures of a store, refreshed each second on a terminal.
 ///

@@ -1,7 +1,8 @@
 //! The figures of `top` at one moment.
 
 use crate::exit::Failure;
-use crate::print::{bytes, count, eviction, percent};
+use crate::print::{bytes, count, percent};
+use crate::stat::{REOPENS, eviction};
 use ritornello_node::Node;
 use ritornello_store::StoreStats;
 use ritornello_store::eviction::EvictionStats;
@@ -248,7 +249,7 @@ impl Snapshot {
             );
         }
         if let Some(cause) = &self.poisoned {
-            line("POISONED", format!("{cause}: {}", crate::print::REOPENS));
+            line("POISONED", format!("{cause}: {}", REOPENS));
         }
         for reason in &self.unavailable {
             line("DEGRADED", reason.clone());

@@ -1,15 +1,15 @@
 //! Charts of the tree's shape, its cost and its effect on latencies.
 
-use super::report::{Row, Sample, Stage};
+use super::report::{ADAPTIVE, Row, Sample, Stage};
 use crate::plot::{Join, Line, Panel};
 
 /// Settings whose shapes are drawn besides the controller's.
-const SHAPES: [&str; 3] = [super::ADAPTIVE, "12/1", "12/11"];
+const SHAPES: [&str; 3] = [ADAPTIVE, "12/1", "12/11"];
 
 /// Returns the panels for the rows of one memtable.
 #[must_use]
 pub fn panels(rows: &[&Row]) -> Vec<Panel> {
-    let adaptive = rows.iter().find(|row| row.name == super::ADAPTIVE);
+    let adaptive = rows.iter().find(|row| row.name == ADAPTIVE);
     let samples = adaptive.map_or(&[][..], |row| &row.samples[..]);
     let decided = samples.iter().filter(|sample| sample.decided);
     let marks: Vec<f64> = decided.map(|sample| sample.request as f64).collect();
@@ -28,7 +28,7 @@ pub fn panels(rows: &[&Row]) -> Vec<Panel> {
         shape("levels L", samples, |at| f64::from(at.levels)),
     ];
     let bound = vec![
-        shape(super::ADAPTIVE, samples, |at| at.sorted_runs as f64),
+        shape(ADAPTIVE, samples, |at| at.sorted_runs as f64),
         shape("K L", samples, |at| f64::from(at.runs * at.levels)),
     ];
     let by_stage = |title: &str, value: &dyn Fn(&Stage) -> f64| Panel {

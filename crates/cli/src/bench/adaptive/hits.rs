@@ -3,8 +3,7 @@
 
 use super::args::AdaptiveArgs;
 use super::report::HitRate;
-use crate::bench::index::Workload;
-use crate::bench::index::load::Load;
+use crate::bench::index::load::{Load, Workload};
 use crate::exit::Failure;
 use ritornello_format::{UNIT, units_of};
 use ritornello_sim::{ReplayCounts, Sizes, Trace, TracePart, replay};

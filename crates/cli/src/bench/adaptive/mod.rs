@@ -18,21 +18,19 @@ mod report;
 #[cfg(feature = "lsm")]
 pub use part::run as run_part;
 
+use super::child::self_command;
 use super::disk;
-use super::parts;
-use super::report::median;
+use super::quantile::median;
 use crate::exit::{Failure, Status};
 use crate::print::{json, print_stdout};
 use crate::scratch::Scratch;
 use crate::{Context, plot, progress};
 use args::{AdaptiveArgs, SettingArg};
-use report::{Answer, Puts, Report, Row, Stage, Switch};
+use report::{ADAPTIVE, Answer, Puts, Report, Row, Stage, Switch};
 use ritornello_index::tuning::Setting;
 use std::path::Path;
 use std::process::Stdio;
 
-/// The name of the variant whose controller is on.
-const ADAPTIVE: &str = "adaptive";
 /// Charts in one row.
 const CHARTS_ABREAST: usize = 2;
 /// Settings between which the target alternates.
@@ -135,7 +133,7 @@ impl Bench<'_> {
         swing: Option<SettingArg>,
     ) -> Result<Answer, Failure> {
         let dir = self.dir.join("index");
-        let mut command = parts::self_command(self.context)?;
+        let mut command = self_command(self.context)?;
         command.arg("adaptive").arg(&dir);
         let mut word = |name: &str, value: String| {
             command.args([name, &value]);

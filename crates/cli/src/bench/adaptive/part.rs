@@ -2,9 +2,9 @@
 
 use super::args::AdaptivePart;
 use super::report::{Answer, Prices, Puts, Sample, Stage};
-use crate::bench::index::load::{Load, SLOT};
-use crate::bench::index::{Workload, part};
-use crate::bench::report::{median, quantile};
+use crate::bench::index::load::{Load, SLOT, Workload};
+use crate::bench::index::part;
+use crate::bench::quantile::{median, quantile};
 use crate::exit::{Failure, Status};
 use ritornello_format::{PageHash, Place};
 use ritornello_index::lsm::{LsmIndex, LsmOptions, Mode};

@@ -4,6 +4,9 @@ use crate::print::{bytes, count, table};
 use ritornello_store::IndexDecision;
 use serde::{Deserialize, Serialize};
 
+/// The name of the variant whose controller is on.
+pub const ADAPTIVE: &str = "adaptive";
+
 /// The report of `bench adaptive`.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Report {
@@ -234,7 +237,7 @@ pub fn show(report: &Report) -> String {
     }
     let mut decisions =
         table(&["memtable", "operations", "because", "writes", "T/K", "ns before", "ns"]);
-    for row in report.rows.iter().filter(|row| row.name == super::ADAPTIVE) {
+    for row in report.rows.iter().filter(|row| row.name == ADAPTIVE) {
         for made in &row.decisions {
             decisions.add_row([
                 bytes(row.memtable),

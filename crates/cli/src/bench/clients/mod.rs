@@ -2,61 +2,76 @@
 //!
 //! | module | noun |
 //! |---|---|
-//! | `part` | a client: a separate process, which reads one command per line |
+//! | `client` | a client: a separate process, which reads one command per line |
+//! | `pages` | the pages of owner and clients |
 //! | `report` | the figures |
 
-pub mod part;
+pub mod client;
+mod pages;
 mod report;
 
-use super::data::capacity;
+use super::child::self_command;
+use super::disk;
 use super::driver::LoadDriver;
-use super::parts::self_command;
-use super::report::median;
-use super::{disk, shape::Shape};
-use crate::args::ClientsArgs;
+use super::quantile::median;
+use super::shape::Shape;
 use crate::exit::{Failure, Status};
 use crate::print::{json, print_stdout};
 use crate::scratch::Scratch;
+use crate::value::size;
 use crate::{Context, open, progress};
-use part::{Latencies, Transferred};
+use clap::Args;
+use client::{Latencies, Transferred, latencies};
+use pages::{LONG_PAGES, LONG_SET, MATCH_PAGES, MATCH_SEQUENCES, MATCH_SET, data, short};
 use report::{Report, Row};
-use ritornello_codec::Codec;
-use ritornello_format::Scope;
 use ritornello_store::{Options, SEGMENT_BYTES};
 use ritornello_volume::baseline::Rate;
 use serde::de::DeserializeOwned;
 use std::io::{BufRead, BufReader, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
-/// Sequences of 256 short pages, for probes and leases: only their keys matter.
-const MATCH_SEQUENCES: u32 = 64;
-/// Pages per question.
-const MATCH_PAGES: u32 = 256;
-/// Pages of a long question, as sixteen requests would ask together.
-const LONG_PAGES: u32 = 4096;
-/// Sets of sequences, distinguished by their keys.
-const MATCH_SET: u32 = 10;
-const LONG_SET: u32 = 11;
+/// Arguments of `bench clients`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+How it measures. This process owns a store; clients are separate processes. Each of --runs rounds
+puts and flushes --total bytes and gets them back, once here and once in a client, in alternating
+order; ratios are taken by round, and the median is printed. Every byte is compared, outside the time.
+
+Questions are about 256 stored pages (4,096 in the last row, as sixteen requests would ask together),
+4,000 times each: in this process, from a single client, and from a client while --clients other
+clients lease, put and get without pause.
+
+Examples:
+  ritornello bench clients
+  ritornello bench clients --dir /nvme --clients 8 --page-bytes 2MiB --total 1GiB
+  ritornello bench clients --json | jq '.crowded.lease.p99_us'")]
+pub struct ClientsArgs {
+    /// Busy clients
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub clients: u32,
+    /// Bytes per page put and read
+    #[arg(long, default_value = "192KiB", value_parser = size)]
+    pub page_bytes: u64,
+    /// Bytes put and read each time
+    #[arg(long, default_value = "256MiB", value_parser = size)]
+    pub total: u64,
+    /// Rounds; the median counts
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub runs: u32,
+    /// A directory on the disk to measure [default: the current directory, or a temporary
+    /// directory if the current one is in memory]
+    #[arg(long)]
+    pub dir: Option<PathBuf>,
+    /// Bytes per segment file
+    #[arg(long, hide = true, value_parser = size)]
+    pub segment_bytes: Option<u64>,
+}
+
 /// First set that is put and read, two per round.
 const DATA_SET: u32 = 100;
 /// First set of the busy clients.
 const BUSY_SET: u32 = 1000;
-
-fn short(sequence_pages: u32, sequences: u32) -> Shape {
-    shape("ritornello bench match", 4096, sequence_pages, sequences)
-}
-
-fn shape(name: &str, page_bytes: u64, sequence_pages: u32, sequences: u32) -> Shape {
-    let scope = Scope::opaque(name, page_bytes, true);
-    Shape { scope, codec: Codec::Raw, page_bytes, sequence_pages, sequences }
-}
-
-/// Returns the shape of the pages that are put and read: sequences of 64 pages.
-fn data(page_bytes: u64, total: u64) -> Shape {
-    let sequences = (total / page_bytes / 64).clamp(1, 1 << 20);
-    shape("ritornello bench data", page_bytes, 64, sequences as u32)
-}
 
 /// Measures and prints the report.
 ///
@@ -68,7 +83,7 @@ pub fn run(context: &Context, args: &ClientsArgs) -> Result<Status, Failure> {
     let sets = 2 * args.runs + args.clients + 1;
     let all = Shape { sequences: shape.sequences * sets, ..shape.clone() };
     let segment_bytes = args.segment_bytes.unwrap_or(SEGMENT_BYTES);
-    let bytes = capacity(&all, segment_bytes)? + (128 << 20);
+    let bytes = all.capacity(segment_bytes)? + (128 << 20);
     let dir = disk::choose(args.dir.as_deref(), bytes)?;
     let scratch = Scratch::new(&dir, "clients")?;
     let steps = progress::steps(4);
@@ -88,7 +103,7 @@ pub fn run(context: &Context, args: &ClientsArgs) -> Result<Status, Failure> {
 
     let processes = Processes { context, store_dir: &store_dir, args };
     let mut client = processes.start()?;
-    let own = part::latencies(store)?;
+    let own = latencies(store)?;
     let alone: Latencies = client.ask("match")?;
     steps.inc(1);
 

@@ -1,7 +1,7 @@
 //! The figures and their table.
 
-use super::super::report::quantile;
-use super::part::{Latencies, Latency};
+use super::client::{Latencies, Latency};
+use crate::bench::quantile::quantile;
 use crate::print::{bytes, table};
 use serde::Serialize;
 

@@ -1,8 +1,8 @@
 //! Keys, values and queries: of real forward passes, and synthetic.
 
-use super::super::content::mix;
 use super::safetensors::Tensors;
 use crate::exit::Failure;
+use crate::random::mix;
 use ritornello_codec::{Codec, Dtype, SliceKind, SliceShape, decode};
 use std::collections::BTreeSet;
 use std::path::Path;

@@ -6,15 +6,53 @@ mod data;
 mod rates;
 mod safetensors;
 
-use crate::args::CodecArgs;
 use crate::exit::{Failure, Status};
 use crate::print::{bytes, json, print_stdout, table};
+use crate::value::size;
 use crate::{Context, progress};
+use clap::Args;
 use data::DataSet;
 use rates::Buffers;
 use ritornello_codec::{Codec, Kernel};
 use serde::Serialize;
+use std::path::PathBuf;
 use std::time::Instant;
+
+/// Arguments of `bench codec`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+How it measures. A slice holds one layer's keys and values of --page-tokens tokens and is encoded
+separately. The slices of a set are repeated until they fill --total bytes, which should exceed the
+caches; every round copies, encodes and decodes them. Rates are medians of bytes of numbers per
+processor time of one thread. Lossless codecs are compared bit by bit.
+
+The error of a lossy codec is the norm of the difference of softmax(QK/sqrt d)V over its norm, with
+the keys and values of all tokens encoded and decoded: the mean of the layers, and the worst.
+
+Without --kv, keys and values are a small sample of the demonstration's model after some training. A
+synthetic set whose keys have outlier channels is always measured as well.
+
+Examples:
+  ritornello bench codec
+  ritornello bench codec --kv FILE.safetensors --json | jq '.rows[] | {codec, size_ratio}'
+  build/env/vllm/bin/python engines/vllm/make_kv.py demo FILE.safetensors")]
+pub struct CodecArgs {
+    /// Keys, values and queries to use, as engines/vllm/make_kv.py writes them
+    #[arg(long)]
+    pub kv: Option<PathBuf>,
+    /// Bytes of numbers per rate and thread
+    #[arg(long, default_value = "256MiB", value_parser = size)]
+    pub total: u64,
+    /// Tokens per slice
+    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    pub page_tokens: u32,
+    /// Concurrent threads
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
+    pub threads: u32,
+    /// Rounds; the median counts
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub runs: u32,
+}
 
 /// The report of `bench codec`.
 #[derive(Debug, Serialize)]

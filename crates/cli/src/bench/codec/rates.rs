@@ -1,6 +1,6 @@
 //! Rates from memory to memory, compared with the rate of copying.
 
-use super::super::report::median;
+use crate::bench::quantile::median;
 use crate::exit::Failure;
 use ritornello_codec::{Codec, Kernel, SliceShape, decode_with};
 use ritornello_format::Error;

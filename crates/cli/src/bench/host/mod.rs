@@ -2,21 +2,49 @@
 
 mod report;
 
-use super::data::capacity;
 use super::disk::in_memory;
 use super::driver::LoadDriver;
-use super::report::median;
+use super::quantile::median;
 use super::shape::Shape;
-use crate::args::HostArgs;
 use crate::exit::{Failure, Status};
 use crate::print::{json, print_stdout};
 use crate::scratch::Scratch;
+use crate::value::size;
 use crate::{Context, open, progress};
+use clap::Args;
 use report::{Machine, Report, Row};
 use ritornello_codec::Codec;
 use ritornello_format::Scope;
 use ritornello_store::{Options, SEGMENT_BYTES};
 use ritornello_volume::baseline::{Rate, copy_threads};
+use std::path::PathBuf;
+
+/// Arguments of `bench host`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+How it measures. Each of --runs rounds creates a store in memory, puts --total bytes into it, clears
+it, puts --total bytes again over the same memory, reopens it and gets them twice; and copies --total
+bytes with memcpy, page by page, from private memory in huge pages to the target of the gets, with as
+many threads as a get. The order alternates; ratios are taken by round; the median is printed. A call
+is 64 pages. Every byte read is compared with the byte put, outside the time.
+
+Examples:
+  ritornello bench host
+  ritornello bench host --page-bytes 192KiB --total 1GiB --json | jq '.get.ratio'")]
+pub struct HostArgs {
+    /// A directory in memory
+    #[arg(long, default_value = "/dev/shm")]
+    pub dir: PathBuf,
+    /// Bytes per page
+    #[arg(long, default_value = "2MiB", value_parser = size)]
+    pub page_bytes: u64,
+    /// Bytes put, read and copied each time
+    #[arg(long, default_value = "512MiB", value_parser = size)]
+    pub total: u64,
+    /// Rounds; the median counts
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub runs: u32,
+}
 
 /// Pages per put and per get.
 const CALL_PAGES: u32 = 64;
@@ -60,7 +88,7 @@ pub fn run(context: &Context, args: &HostArgs) -> Result<Status, Failure> {
         let before = (round % 2 == 0).then(|| driver.copy(&from));
         let scratch = Scratch::new(&args.dir, "host")?;
         let mut options = Options::new(scratch.path().join("store"));
-        options.capacity = Some(capacity(&shape, SEGMENT_BYTES)?);
+        options.capacity = Some(shape.capacity(SEGMENT_BYTES)?);
         let node = open::with(&options)?;
         let fresh = driver.put(node.store(), 0, shape.sequences)?;
         node.store().clear()?;

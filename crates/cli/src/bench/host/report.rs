@@ -1,6 +1,6 @@
 //! The figures and their tables.
 
-use super::super::report::quantile;
+use crate::bench::quantile::quantile;
 use crate::print::{bytes, table};
 use serde::Serialize;
 

@@ -1,6 +1,6 @@
 //! Lower bounds for any index on this machine.
 
-use crate::bench::report::median;
+use crate::bench::quantile::median;
 use crate::exit::Failure;
 use ritornello_index::synthetic::mix;
 use serde::Serialize;

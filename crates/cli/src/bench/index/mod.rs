@@ -14,22 +14,64 @@ pub mod load;
 pub mod part;
 mod report;
 
-pub use load::Workload;
-pub use part::{IndexPart, run as run_part};
-
+use super::child::self_command;
 use super::disk::{self, Footprint, drop_page_cache};
-use super::parts;
-use super::report::median;
-use crate::args::IndexArgs;
+use super::quantile::median;
 use crate::exit::{Failure, Status};
 use crate::print::{json, print_stdout};
 use crate::scratch::Scratch;
+use crate::value::{picture, size};
 use crate::{Context, plot, progress};
+use clap::Args;
+use load::Workload;
 use part::{Answer, IndexSpec};
 use report::{Report, Row, Sync};
 use ritornello_index::Backend;
 use std::io::{BufRead, BufReader};
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
+
+/// Arguments of `bench index`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+How it measures. Every backend is filled in a separate process, probed there, and killed; then other
+processes reopen it: after the kill, after a clean close, and with its files out of the page cache. A
+last process removes old sequences, leaf first, while it inserts new sequences.
+
+Rates are pages per second. Write amplification is the kernel's count of bytes the process wrote to
+storage, after a sync, per 40 bytes of a page; the next column has the backend's count. Each backend
+is measured with only a final sync, and with a sync after every 65,536 pages; --durable adds a
+measurement with a sync after every run.
+
+Examples:
+  ritornello bench index --entries 100000,1000000
+  ritornello bench index --backends run,memory --entries 1000000 --durable
+  ritornello bench index --workload kv-events --json | jq '.rows[] | {backend, ingest_per_s}'")]
+pub struct IndexArgs {
+    /// Backends to measure [default: all that are compiled in]
+    #[arg(long, value_delimiter = ',')]
+    pub backends: Vec<String>,
+    /// Numbers of pages
+    #[arg(long, value_delimiter = ',', default_value = "100000",
+          value_parser = clap::value_parser!(u64).range(1000..=100_000_000))]
+    pub entries: Vec<u64>,
+    /// Add a measurement with a sync after every run
+    #[arg(long)]
+    pub durable: bool,
+    /// Source of the pages
+    #[arg(long, value_enum, default_value = "chains")]
+    pub workload: Workload,
+    /// Memory for a backend's cache of its files
+    #[arg(long, default_value = "128MiB", value_parser = size)]
+    pub cache: u64,
+    /// Write a chart: an SVG file
+    #[arg(long, value_parser = picture)]
+    pub chart: Option<PathBuf>,
+    /// A directory on the disk to measure [default: the current directory, or a temporary
+    /// directory if the current one is in memory]
+    #[arg(long)]
+    pub dir: Option<PathBuf>,
+}
 
 /// Bytes of a page's record, the divisor of write amplification.
 const RECORD_BYTES: u64 = 40;
@@ -147,7 +189,7 @@ fn run_part_process(
     spec: &IndexSpec,
     kill: bool,
 ) -> Result<Answer, Failure> {
-    let mut command: Command = parts::self_command(context)?;
+    let mut command: Command = self_command(context)?;
     command.arg("index-backend").args(part::part_args(part, spec));
     command.stdin(if kill { Stdio::piped() } else { Stdio::null() }).stdout(Stdio::piped());
     let mut child = command.spawn()?;

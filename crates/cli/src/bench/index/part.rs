@@ -3,10 +3,10 @@
 
 use super::load::{Load, SLOT, Workload};
 use super::report::{Method, Sync};
-use crate::bench::metadata_store::scattered;
-use crate::bench::report::{median, quantile};
+use crate::bench::content::scattered;
+use crate::bench::quantile::{median, quantile};
 use crate::exit::{Failure, Status};
-use clap::Subcommand;
+use clap::{Args, Subcommand};
 use ritornello_index::{Backend, OpenOptions, PrefixIndex, RunOptions};
 use ritornello_medium::Host;
 use serde::{Deserialize, Serialize};
@@ -15,6 +15,14 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+/// Arguments of the parts of `bench index`.
+#[derive(Debug, Args)]
+pub struct IndexPartArgs {
+    /// The part.
+    #[command(subcommand)]
+    pub part: IndexPart,
+}
 
 /// Sequences that warm probes alternate between.
 const WARM_SEQUENCES: u32 = 4;

@@ -18,10 +18,10 @@ mod sequence;
 
 pub use client::run as client;
 
-use super::args::SoakArgs;
-use super::work::mix;
-use super::{CALL_TIMEOUT, SEGMENT_BYTES};
+use super::args::{SEGMENT_BYTES, SoakArgs};
+use super::work::CALL_TIMEOUT;
 use crate::exit::{Failure, Status};
+use crate::random::mix;
 use crate::scratch::Scratch;
 use crate::{Context, open, print, progress};
 use kind::{Cluster, Fault, FaultKind};

@@ -1,9 +1,10 @@
 //! A client: a separate process, which reads one command per line.
 
-use super::super::content::Keys;
-use super::super::driver::LoadDriver;
-use super::super::report::{median, quantile};
-use super::{LONG_PAGES, LONG_SET, MATCH_PAGES, MATCH_SEQUENCES, MATCH_SET, data, short};
+use super::pages::{LONG_PAGES, LONG_SET, MATCH_PAGES, MATCH_SEQUENCES, MATCH_SET, data, short};
+use crate::bench::content::Keys;
+use crate::bench::driver::LoadDriver;
+use crate::bench::quantile::{median, quantile};
+use crate::bench::shape::Shape;
 use crate::exit::{Failure, Status};
 use crate::open;
 use crate::print::print_stdout;
@@ -100,7 +101,7 @@ fn answer(what: &impl Serialize) {
 }
 
 /// Leases, puts and gets without pause, until the process is killed.
-fn work(store: &Store, shape: &super::Shape, set: u32) -> Result<(), Failure> {
+fn work(store: &Store, shape: &Shape, set: u32) -> Result<(), Failure> {
     let mut driver = LoadDriver::new(shape)?;
     let data = Keys::of(set, 0, shape.sequence_pages);
     let matched = Keys::of(MATCH_SET, set % MATCH_SEQUENCES, MATCH_PAGES);

@@ -1,15 +1,16 @@
 //! Writes and reads: the store against the raw disk, round by round.
 
 use super::capacity_gain;
-use super::disk::{Footprint, capacity_for, drop_page_cache};
-use super::driver::LoadDriver;
-use super::report::{CapacityGain, EncodedRates, Machine, Moved, Raw, Report, median};
-use super::shape::Shape;
+use super::report::{CapacityGain, EncodedRates, Machine, Moved, Raw, Report};
+use crate::bench::disk::{Footprint, drop_page_cache};
+use crate::bench::driver::LoadDriver;
+use crate::bench::quantile::median;
+use crate::bench::shape::Shape;
 use crate::exit::Failure;
 use crate::open;
 use indicatif::ProgressBar;
 use ritornello_codec::Codec;
-use ritornello_format::{Error, UNIT, WHOLE_PAGE_UNITS};
+use ritornello_format::Error;
 use ritornello_medium::Host;
 use ritornello_node::Node;
 use ritornello_store::{Budget, Options};
@@ -23,9 +24,6 @@ pub const STEPS: u64 = 3;
 const FRESH: u32 = 1;
 const FILL: u32 = 2;
 const STEADY: u32 = 3;
-
-/// Maximum bytes of a run header with its padding.
-const HEADER_BYTES: u64 = 32 << 10;
 
 /// A rate of the store and the raw limit of the same round.
 #[derive(Clone, Copy, Debug)]
@@ -47,9 +45,9 @@ struct Round {
 /// Returns the bytes of disk that [`measure`] needs.
 ///
 /// # Errors
-/// Errors of [`capacity`].
+/// Errors of [`Shape::capacity`].
 pub fn needed(shape: &Shape, segment_bytes: u64) -> Result<u64, Failure> {
-    Ok(capacity(shape, segment_bytes)? + shape.total())
+    Ok(shape.capacity(segment_bytes)? + shape.total())
 }
 
 /// Measures in `dir`, `runs` times, and fills in the report.
@@ -159,7 +157,7 @@ impl Bench<'_> {
 
     fn options(&self) -> Result<Options, Failure> {
         let mut options = Options::new(self.store_dir);
-        options.capacity = Some(capacity(self.shape, self.segment_bytes)?);
+        options.capacity = Some(self.shape.capacity(self.segment_bytes)?);
         options.segment_bytes = Some(self.segment_bytes);
         options.codec = self.codec;
         Ok(options)
@@ -181,7 +179,7 @@ impl Bench<'_> {
 
     /// Puts until every block of the store has been written.
     fn fill(&self, driver: &mut LoadDriver, node: &Node) -> Result<(), Failure> {
-        let budget = Budget::divide(capacity(self.shape, self.segment_bytes)?, self.segment_bytes)?;
+        let budget = Budget::divide(self.shape.capacity(self.segment_bytes)?, self.segment_bytes)?;
         let all = u64::from(budget.segments_max) * self.segment_bytes;
         let sequence = u64::from(self.shape.sequence_pages) * self.shape.page_bytes;
         // Missing are all blocks but those written already, and a tenth more, because part of the
@@ -210,20 +208,6 @@ impl Bench<'_> {
         *io_why = stats.io.warnings.join("; ");
         Ok(())
     }
-}
-
-/// Returns a capacity that holds the whole set, the free reserve and the headers.
-///
-/// # Errors
-/// `Unusable` if no capacity fits.
-pub fn capacity(shape: &Shape, segment_bytes: u64) -> Result<u64, Failure> {
-    let stored = u64::from(shape.sequences) * shape.sequence_bytes() as u64;
-    // Small pages are never split, so the end of a segment may stay unused; headers take space too.
-    let unused = (shape.stride() as u64).min(u64::from(WHOLE_PAGE_UNITS) * UNIT) + HEADER_BYTES;
-    let usable = segment_bytes.saturating_sub(unused).max(segment_bytes / 4);
-    let segments = (stored + stored / 10).div_ceil(usable) + 1;
-    let pages = u64::from(shape.sequences) * u64::from(shape.sequence_pages);
-    capacity_for(segments, segment_bytes, pages * 512)
 }
 
 fn summarise(rounds: &[Round], report: &mut Report) {

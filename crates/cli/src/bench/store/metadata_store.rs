@@ -1,7 +1,7 @@
 //! A store with an index and no payload: many sequences of 256 pages.
 
-use super::content::{KEY_BYTES, PageName};
-use super::disk::capacity_for;
+use crate::bench::content::{KEY_BYTES, PageName};
+use crate::bench::disk::capacity_for;
 use crate::exit::Failure;
 use ritornello_format::{PageHash, Place, Scope, ScopeId, ScopeRegistry, ScopeSlot};
 use ritornello_index::{NewRun, PrefixIndex, RunIndex, RunOptions};
@@ -32,13 +32,6 @@ pub fn scope() -> Scope {
 #[must_use]
 pub fn sequences(entries: u64) -> u32 {
     u32::try_from((entries / u64::from(PROBE_PAGES)).max(1)).unwrap_or(u32::MAX)
-}
-
-/// Returns a sequence far from its neighbours: the order of cold probes.
-#[must_use]
-pub fn scattered(at: usize, sequences: u32) -> u32 {
-    let mixed = (at as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
-    (mixed % u64::from(sequences.max(1))) as u32
 }
 
 /// Creates a store in `dir` that knows `entries` pages in runs of `run_pages`, and returns its

@@ -1,13 +1,14 @@
 //! `bench store --steady`: a full store that evicts, against fresh stores in the same run.
 
-use super::content::{Keys, PageName};
-use super::disk::{self, Footprint};
-use super::driver::LoadDriver;
-use super::report::{median, quantile};
-use super::shape::Shape;
-use crate::args::StoreArgs;
+use super::args::StoreArgs;
+use crate::bench::content::{Keys, PageName};
+use crate::bench::disk::{self, Footprint};
+use crate::bench::driver::LoadDriver;
+use crate::bench::quantile::{median, quantile};
+use crate::bench::shape::Shape;
 use crate::exit::{Failure, Status};
 use crate::print::{bytes, json, print_stdout, table};
+use crate::random::mix;
 use crate::scratch::Scratch;
 use crate::{Context, open, progress};
 use ritornello_codec::Codec;
@@ -313,7 +314,7 @@ impl Bench {
         let sets = (self.capacity * (CAPACITIES_WRITTEN + 1)).div_ceil(self.set_bytes()) as u32;
         for set in 0..sets {
             put(movers, store, set)?;
-            let older = set - (super::content::mix(u64::from(set)) % 6).min(u64::from(set)) as u32;
+            let older = set - (mix(u64::from(set)) % 6).min(u64::from(set)) as u32;
             for shape in &self.shapes {
                 for (set, sequence) in [(older, 0), (u32::MAX - set, 0)] {
                     let keys = Keys::of(set, sequence, shape.sequence_pages);
@@ -409,7 +410,7 @@ impl Reader {
         set: u32,
         turn: u64,
     ) -> Result<Option<f64>, Failure> {
-        let chance = super::content::mix(turn);
+        let chance = mix(turn);
         let Some(shape) = shapes.get((chance % shapes.len() as u64) as usize) else {
             return Ok(None);
         };

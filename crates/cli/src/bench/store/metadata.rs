@@ -1,11 +1,12 @@
 //! Probes, restart and memory of a store without payload.
 
-use super::content::Keys;
-use super::disk::drop_page_cache;
 use super::metadata_store::{self, PROBE_PAGES, SET};
-use super::parts::{Answer, ask, run_in_child};
-use super::report::{MemoryMore, Probe, Report, median, quantile};
+use super::part::{Answer, ask, run_in_child};
+use super::report::{MemoryMore, Probe, Report};
 use crate::Context;
+use crate::bench::content::{Keys, scattered};
+use crate::bench::disk::drop_page_cache;
+use crate::bench::quantile::{median, quantile};
 use crate::exit::Failure;
 use crate::open;
 use crate::print::print_stderr;
@@ -219,7 +220,7 @@ fn time_warm(ask: Ask<'_>, sequences: u32) -> Result<Vec<f64>, Failure> {
 fn time_cold(ask: Ask<'_>, sequences: u32) -> Result<Vec<f64>, Failure> {
     (0..PROBES)
         .map(|at| {
-            let keys = Keys::of(SET, metadata_store::scattered(at, sequences), PROBE_PAGES);
+            let keys = Keys::of(SET, scattered(at, sequences), PROBE_PAGES);
             time(ask, &keys.slices())
         })
         .collect()

@@ -1,8 +1,20 @@
-//! Tables of the rows: a policy per line, a capacity per column.
+//! Traces and tables of their rows: a policy per line, a capacity per column.
 
-use super::Summary;
 use crate::print::{bytes, count, table};
 use ritornello_sim::Row;
+use serde::Serialize;
+
+/// A replayed trace.
+#[derive(Serialize)]
+pub struct Summary {
+    pub trace: String,
+    pub requests: usize,
+    pub block_references: usize,
+    pub footprint_blocks: usize,
+    pub block_bytes: u64,
+    pub skipped_lines: Vec<u64>,
+    pub clock_jumps: u64,
+}
 
 /// Formats a table for each trace; `rows` holds equally many rows for each, in order.
 #[must_use]

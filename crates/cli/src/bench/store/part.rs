@@ -1,13 +1,12 @@
 //! Parts in a separate process: the command starts itself and reads one line of JSON.
 
-use super::content::Keys;
 use super::metadata_store;
-use super::report::median;
-use crate::Context;
-use crate::args::PartCommand;
+use crate::bench::child::self_command;
+use crate::bench::content::{Keys, scattered};
+use crate::bench::quantile::median;
 use crate::exit::{Failure, Status};
-use crate::print::print_stdout;
-use crate::{open, print};
+use crate::print::{print_stderr, print_stdout};
+use crate::{Context, open};
 use serde::{Deserialize, Serialize};
 use std::ffi::OsStr;
 use std::path::Path;
@@ -33,54 +32,55 @@ pub struct Answer {
     pub found: usize,
 }
 
-/// The hidden command: runs a part and prints its answer on one line.
+/// Creates a metadata-only store.
 ///
 /// # Errors
-/// Errors of the part.
-pub fn run(part: &PartCommand) -> Result<Status, Failure> {
-    let answer = match part {
-        PartCommand::IndexBackend(part) => return super::index::run_part(&part.part),
-        PartCommand::Adaptive(part) => return super::adaptive::run_part(part),
-        PartCommand::Client(part) => return super::clients::part::run(part),
-        PartCommand::Fill { dir, entries, run_pages } => {
-            let before = resident()?;
-            let index = metadata_store::fill(dir, *entries, *run_pages)?;
-            let resident = resident()? - before;
-            drop(index);
-            Answer { resident, ..Answer::default() }
-        }
-        PartCommand::OpenIndex { dir, entries, run_pages } => {
-            let (before, started) = (resident()?, Instant::now());
-            let index = metadata_store::index(dir, *entries, *run_pages)?;
-            let millis = started.elapsed().as_secs_f64() * 1e3;
-            let resident = resident()? - before;
-            drop(index);
-            Answer { resident, millis, ..Answer::default() }
-        }
-        PartCommand::Resident { dir } => {
-            let before = resident()?;
-            let node = open::existing(dir)?;
-            let resident = resident()? - before;
-            node.close()?;
-            Answer { resident, ..Answer::default() }
-        }
-        PartCommand::Probe { dir, entries } => probe(dir, *entries)?,
-    };
-    match serde_json::to_string(&answer) {
-        Ok(line) => print_stdout(&line),
-        Err(error) => print::print_stderr(&error.to_string()),
-    }
-    Ok(Status::Fine)
+/// File system errors and index errors.
+pub fn fill(dir: &Path, entries: u64, run_pages: u32) -> Result<Status, Failure> {
+    let before = resident_bytes()?;
+    let index = metadata_store::fill(dir, entries, run_pages)?;
+    let resident = resident_bytes()? - before;
+    drop(index);
+    answer(&Answer { resident, ..Answer::default() })
 }
 
-fn probe(dir: &Path, entries: u64) -> Result<Answer, Failure> {
+/// Opens the index of a metadata-only store.
+///
+/// # Errors
+/// File system errors and index errors.
+pub fn open_index(dir: &Path, entries: u64, run_pages: u32) -> Result<Status, Failure> {
+    let (before, started) = (resident_bytes()?, Instant::now());
+    let index = metadata_store::index(dir, entries, run_pages)?;
+    let millis = started.elapsed().as_secs_f64() * 1e3;
+    let resident = resident_bytes()? - before;
+    drop(index);
+    answer(&Answer { resident, millis, ..Answer::default() })
+}
+
+/// Opens a store.
+///
+/// # Errors
+/// If the store cannot be opened.
+pub fn resident(dir: &Path) -> Result<Status, Failure> {
+    let before = resident_bytes()?;
+    let node = open::existing(dir)?;
+    let resident = resident_bytes()? - before;
+    node.close()?;
+    answer(&Answer { resident, ..Answer::default() })
+}
+
+/// Probes as a client.
+///
+/// # Errors
+/// Store errors.
+pub fn probe(dir: &Path, entries: u64) -> Result<Status, Failure> {
     let node = open::existing(dir)?;
     let scope = metadata_store::scope();
     let sequences = metadata_store::sequences(entries);
     let mut times = Vec::with_capacity(PROBES);
     let mut found = 0;
     for at in 0..WARM_UP + PROBES {
-        let sequence = metadata_store::scattered(at, sequences);
+        let sequence = scattered(at, sequences);
         let keys = Keys::of(metadata_store::SET, sequence, metadata_store::PROBE_PAGES);
         let keys = keys.slices();
         let started = Instant::now();
@@ -90,11 +90,19 @@ fn probe(dir: &Path, entries: u64) -> Result<Answer, Failure> {
         }
     }
     node.close()?;
-    Ok(Answer { p50_us: median(&times), found, ..Answer::default() })
+    answer(&Answer { p50_us: median(&times), found, ..Answer::default() })
+}
+
+fn answer(answer: &Answer) -> Result<Status, Failure> {
+    match serde_json::to_string(answer) {
+        Ok(line) => print_stdout(&line),
+        Err(error) => print_stderr(&error.to_string()),
+    }
+    Ok(Status::Fine)
 }
 
 /// Returns the resident bytes of this process.
-fn resident() -> Result<i64, Failure> {
+fn resident_bytes() -> Result<i64, Failure> {
     let text = std::fs::read_to_string("/proc/self/statm")?;
     let pages = text.split_ascii_whitespace().nth(1).and_then(|pages| pages.parse::<i64>().ok());
     let pages = pages.ok_or_else(|| Failure::failed("/proc/self/statm is not readable", ""))?;
@@ -109,22 +117,6 @@ pub fn run_in_child(context: &Context, words: &[&OsStr]) -> Result<Answer, Failu
     let mut command = self_command(context)?;
     command.args(words);
     ask(command, None)
-}
-
-/// Returns the command line that starts this program, up to the name of a part.
-///
-/// # Errors
-/// If the program does not know its path.
-pub fn self_command(context: &Context) -> Result<Command, Failure> {
-    let Some((program, first)) = context.self_command.split_first() else {
-        return Err(Failure::failed(
-            "the path of this program is unknown",
-            "this program by its full path",
-        ));
-    };
-    let mut command = Command::new(program);
-    command.args(first).args(["bench", "part"]);
-    Ok(command)
 }
 
 /// Runs a command that answers with one line of JSON.

@@ -1,9 +1,9 @@
 //! Pages kept by a store that is too small for all pages, raw and encoded.
 
-use super::disk::capacity_for;
-use super::driver::LoadDriver;
 use super::report::CapacityGain;
-use super::shape::Shape;
+use crate::bench::disk::capacity_for;
+use crate::bench::driver::LoadDriver;
+use crate::bench::shape::Shape;
 use crate::exit::Failure;
 use crate::open;
 use ritornello_codec::Codec;

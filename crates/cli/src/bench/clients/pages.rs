@@ -1,0 +1,31 @@
+//! Pages that the owner and clients put, read and ask for.
+
+use crate::bench::shape::Shape;
+use ritornello_codec::Codec;
+use ritornello_format::Scope;
+
+/// Sequences of 256 short pages, for probes and leases: only their keys matter.
+pub const MATCH_SEQUENCES: u32 = 64;
+/// Pages per question.
+pub const MATCH_PAGES: u32 = 256;
+/// Pages of a long question, as sixteen requests would ask together.
+pub const LONG_PAGES: u32 = 4096;
+/// Sets of sequences, distinguished by their keys.
+pub const MATCH_SET: u32 = 10;
+pub const LONG_SET: u32 = 11;
+
+/// Returns the shape of pages of which only the keys matter.
+pub fn short(sequence_pages: u32, sequences: u32) -> Shape {
+    shape("ritornello bench match", 4096, sequence_pages, sequences)
+}
+
+fn shape(name: &str, page_bytes: u64, sequence_pages: u32, sequences: u32) -> Shape {
+    let scope = Scope::opaque(name, page_bytes, true);
+    Shape { scope, codec: Codec::Raw, page_bytes, sequence_pages, sequences }
+}
+
+/// Returns the shape of the pages that are put and read: sequences of 64 pages.
+pub fn data(page_bytes: u64, total: u64) -> Shape {
+    let sequences = (total / page_bytes / 64).clamp(1, 1 << 20);
+    shape("ritornello bench data", page_bytes, 64, sequences as u32)
+}

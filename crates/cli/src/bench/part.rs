@@ -1,0 +1,81 @@
+//! `ritornello bench part`, hidden: a part of a measurement, in a separate process.
+
+use super::adaptive::{self, args::AdaptivePart};
+use super::clients::client::{self, ClientPart};
+use super::index::part::{self as index, IndexPartArgs};
+use super::store::part as store;
+use crate::exit::{Failure, Status};
+use clap::{Args, Subcommand};
+use std::path::PathBuf;
+
+/// Arguments of the hidden command that measures in a separate process.
+#[derive(Debug, Args)]
+pub struct PartArgs {
+    /// The part.
+    #[command(subcommand)]
+    pub part: PartCommand,
+}
+
+/// The parts that need a separate process.
+#[derive(Debug, Subcommand)]
+pub enum PartCommand {
+    /// Fills a metadata-only store
+    Fill {
+        /// Directory of the store
+        dir: PathBuf,
+        /// Pages
+        #[arg(long)]
+        entries: u64,
+        /// Pages per run
+        #[arg(long)]
+        run_pages: u32,
+    },
+    /// Opens a store and prints its resident memory
+    Resident {
+        /// Directory of the store
+        dir: PathBuf,
+    },
+    /// Opens the index of a metadata-only store and prints its memory and time
+    OpenIndex {
+        /// Directory of the store
+        dir: PathBuf,
+        /// Pages
+        #[arg(long)]
+        entries: u64,
+        /// Pages per run
+        #[arg(long)]
+        run_pages: u32,
+    },
+    /// Fills, opens or churns an index backend
+    IndexBackend(IndexPartArgs),
+    /// Runs the ten stages on the index `lsm`
+    Adaptive(AdaptivePart),
+    /// Runs a client that reads commands from standard input
+    Client(ClientPart),
+    /// Probes as a client
+    Probe {
+        /// Directory of the store
+        dir: PathBuf,
+        /// Pages in the store
+        #[arg(long)]
+        entries: u64,
+    },
+}
+
+/// Runs a part and prints its answer on one line.
+///
+/// # Errors
+/// Errors of the part.
+pub fn run(part: &PartCommand) -> Result<Status, Failure> {
+    match part {
+        PartCommand::Fill { dir, entries, run_pages } => store::fill(dir, *entries, *run_pages),
+        PartCommand::Resident { dir } => store::resident(dir),
+        PartCommand::OpenIndex { dir, entries, run_pages } => {
+            store::open_index(dir, *entries, *run_pages)
+        }
+        PartCommand::IndexBackend(part) => index::run(&part.part),
+        PartCommand::Adaptive(part) => adaptive::run_part(part),
+        PartCommand::Client(part) => client::run(part),
+        PartCommand::Probe { dir, entries } => store::probe(dir, *entries),
+    }
+}

@@ -1,0 +1,237 @@
+//! Arguments of `bench store`, and the pages that they ask for.
+
+use crate::bench::shape::Shape;
+use crate::exit::Failure;
+use crate::value::{codec, size};
+use clap::{Args, ValueEnum};
+use ritornello_codec::Codec;
+use ritornello_format::Scope;
+use std::path::PathBuf;
+
+/// Tokens of a sequence, within the limits below.
+const SEQUENCE_TOKENS: u64 = 4096;
+/// Maximum pages per sequence.
+const SEQUENCE_PAGES_MAX: u64 = 256;
+/// Maximum bytes per sequence.
+const SEQUENCE_BYTES_MAX: u64 = 512 << 20;
+
+/// Arguments of `bench store`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+How it measures. Each of --runs rounds measures the raw limit and the store, in alternating order:
+O_DIRECT writes (fdatasync included) of --total bytes into blocks never written against put_batch +
+flush into a new store; writes over written blocks against put_batch + flush into a store that was
+filled and cleared; O_DIRECT reads against get_batch from a reopened store. The raw side uses the best
+operation size and depth of a small sweep; both sides use huge-page buffers. Ratios are taken by
+round; the median is printed. Every byte read is compared with the byte put, outside the time;
+bfloat16 pages hold normal noise, which lossless codecs can shorten. Bytes of lossy codecs differ and
+are not compared.
+
+A put or get is one sequence of 4,096 tokens, limited to 256 pages and to 512 MiB; calls are blocking,
+from one thread. Processor seconds count the whole process.
+
+Probes ask for 256 pages in an index of --entries pages in 32-page runs, without payload: warm, the
+same few sequences; cold, a random sequence each time. Reopening is timed for the whole store. Memory
+per page is the resident memory of a fresh process with that index open, less the memory with an
+empty index; the next row has the memory of the whole store, which also keeps the order of eviction.
+
+The measurement needs about three times --total on the disk, and 1 GiB for the index; all files are
+removed.
+
+--steady fills a store of --total bytes and writes four times as much again, with evictions, while
+half of the gets hit; then measures it and fresh stores, in alternating order. It measures once with
+pages of 192 KiB, and once with pages of 16 KiB, 64 KiB, 192 KiB and 8 MiB mixed.
+
+Examples:
+  ritornello bench store --dir /nvme --shape llama3-8b --page-tokens 64 --total 2GiB
+  ritornello bench store --dir /nvme --steady --total 1GiB --json
+  ritornello bench store --dir /nvme --shape qwen2.5-0.5b --page-tokens 16 --json
+  ritornello bench store --shape custom --layers 80 --kv-heads 8 --head-dim 128 --dtype fp8
+  ritornello bench store --shape custom --page-bytes 1MiB --only data --runs 3")]
+pub struct StoreArgs {
+    /// The model whose pages are moved
+    #[arg(long, value_enum, default_value = "llama3-8b")]
+    pub shape: ShapeName,
+    /// Tokens per page
+    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    pub page_tokens: u32,
+    /// Bytes moved by each measurement
+    #[arg(long, default_value = "2GiB", value_parser = size)]
+    pub total: u64,
+    /// A directory on the disk to measure [default: the current directory, or a temporary
+    /// directory if the current one is in memory]
+    #[arg(long)]
+    pub dir: Option<PathBuf>,
+    /// Rounds; the median counts
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub runs: u32,
+    /// Codec of pages: split, zstd, int8 or int4. A store of raw pages is measured in the same rounds
+    #[arg(long, default_value = "raw", value_parser = codec)]
+    pub codec: Codec,
+    /// Measure a full store that evicts against a fresh store, with a capacity of --total
+    #[arg(long, conflicts_with_all = ["only", "runs", "shape", "page_tokens", "codec"])]
+    pub steady: bool,
+    /// The only part to measure
+    #[arg(long, value_enum)]
+    pub only: Option<Part>,
+    /// Pages in the probed index
+    #[arg(long, default_value_t = 1_000_000,
+          value_parser = clap::value_parser!(u64).range(256..=100_000_000))]
+    pub entries: u64,
+    /// An interpreter that has the ritornello package, for the probe from Python
+    #[arg(long)]
+    pub python: Option<PathBuf>,
+    /// Custom shape: layers
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub layers: Option<u32>,
+    /// Custom shape: KV heads
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub kv_heads: Option<u32>,
+    /// Custom shape: numbers per head
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    pub head_dim: Option<u32>,
+    /// Custom shape: number format
+    #[arg(long)]
+    pub dtype: Option<String>,
+    /// Custom shape: bytes per page, instead of the above
+    #[arg(long, value_parser = size,
+          conflicts_with_all = ["layers", "kv_heads", "head_dim", "dtype"])]
+    pub page_bytes: Option<u64>,
+    /// Bytes per segment file
+    #[arg(long, hide = true, value_parser = size)]
+    pub segment_bytes: Option<u64>,
+}
+
+/// A part of `bench store`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Part {
+    /// Writes and reads
+    Data,
+    /// Probes, restart, memory
+    Index,
+}
+
+/// Shapes by name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ShapeName {
+    /// 32 layers, 8 KV heads of 128, bfloat16: 8 MiB at 64 tokens
+    #[value(name = "llama3-8b")]
+    Llama3,
+    /// 24 layers, 2 KV heads of 64, bfloat16: 192 KiB at 16 tokens
+    #[value(name = "qwen2.5-0.5b")]
+    Qwen25,
+    /// Dimensions from the other options
+    Custom,
+}
+
+impl StoreArgs {
+    /// Returns the shape that the arguments ask for.
+    ///
+    /// # Errors
+    /// `Unusable` for a shape without a valid page.
+    pub fn shape(&self) -> Result<Shape, Failure> {
+        let scope = self.scope()?;
+        let page_bytes = scope.resolved_page_bytes()?;
+        let by_tokens = (SEQUENCE_TOKENS / u64::from(self.page_tokens)).max(8);
+        let by_bytes = (SEQUENCE_BYTES_MAX / page_bytes).max(1);
+        // A small total still makes two sequences, so that there is more than one call.
+        let by_total = (self.total / page_bytes / 2).max(1);
+        let pages = by_tokens.min(by_bytes).min(SEQUENCE_PAGES_MAX).min(by_total);
+        let sequences = self.total.div_ceil(pages * page_bytes).max(2);
+        let fits = u32::try_from(sequences).ok().filter(|_| self.total >= page_bytes);
+        let sequences = fits.ok_or_else(|| {
+            Failure::unusable(
+                "the total is less than a page, or exceeds the largest number",
+                "--total 2GiB",
+            )
+        })?;
+        // At most 256.
+        let codec = self.codec;
+        Ok(Shape { scope, codec, page_bytes, sequence_pages: pages as u32, sequences })
+    }
+
+    fn scope(&self) -> Result<Scope, Failure> {
+        let custom = self.shape == ShapeName::Custom;
+        let given = self.layers.is_some()
+            || self.kv_heads.is_some()
+            || self.head_dim.is_some()
+            || self.dtype.is_some()
+            || self.page_bytes.is_some();
+        if given && !custom {
+            return Err(Failure::unusable(
+                "the layers, heads, dtype and page bytes belong to a custom shape",
+                "--shape custom, or leave them out",
+            ));
+        }
+        let dtype = self.dtype.clone().unwrap_or_else(|| "bfloat16".to_owned());
+        let (name, layers, heads, dim) = match self.shape {
+            ShapeName::Llama3 => ("llama3-8b", 32, 8, 128),
+            ShapeName::Qwen25 => ("qwen2.5-0.5b", 24, 2, 64),
+            ShapeName::Custom => {
+                if let Some(bytes) = self.page_bytes {
+                    return Ok(Scope::opaque("ritornello bench", bytes, true));
+                }
+                let (Some(layers), Some(heads), Some(dim)) =
+                    (self.layers, self.kv_heads, self.head_dim)
+                else {
+                    return Err(Failure::unusable(
+                        "a custom shape needs its dimensions",
+                        "--layers 32 --kv-heads 8 --head-dim 128, or --page-bytes 8MiB",
+                    ));
+                };
+                ("custom", layers, heads, dim)
+            }
+        };
+        Ok(Scope {
+            dtype,
+            kv_scale: "none".to_owned(),
+            page_tokens: self.page_tokens,
+            layers: (0, layers),
+            kv_heads: (0, heads),
+            head_dim: dim,
+            layout: "page_first".to_owned(),
+            page_bytes: None,
+            ..Scope::opaque(&format!("ritornello bench {name}"), 1, true)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: StoreArgs,
+    }
+
+    fn shape(text: &str) -> Result<Shape, Failure> {
+        let words = "store ".to_owned() + text;
+        Line::try_parse_from(words.split_whitespace()).unwrap().args.shape()
+    }
+
+    #[test]
+    fn known_shapes_have_documented_sizes() {
+        let llama = shape("").unwrap();
+        assert_eq!((llama.page_bytes, llama.sequence_pages, llama.sequences), (8 << 20, 64, 4));
+        assert_eq!(llama.total(), 2 << 30);
+        let qwen = shape("--shape qwen2.5-0.5b --page-tokens 16").unwrap();
+        assert_eq!((qwen.page_bytes, qwen.sequence_pages), (192 << 10, 256));
+        assert!(qwen.total() >= 2 << 30 && qwen.total() < (2 << 30) + (48 << 20));
+        let long = shape("--page-tokens 256 --total 64MiB").unwrap();
+        assert_eq!((long.page_bytes, long.sequence_pages, long.sequences), (32 << 20, 1, 2));
+    }
+
+    #[test]
+    fn invalid_shapes_are_refused() {
+        for bad in
+            ["--shape custom", "--layers 3", "--total 1MiB", "--shape custom --page-bytes 1GiB"]
+        {
+            assert_eq!(shape(bad).unwrap_err().status, crate::exit::Status::Unusable, "{bad}");
+        }
+        let odd = shape("--shape custom --page-bytes 5000 --total 1MiB").unwrap();
+        assert_eq!((odd.page_bytes, odd.stride()), (5000, 8192));
+    }
+}
