@@ -196,8 +196,8 @@ test-lsm: $(LSM)/env
 # Models are crates/*/tests/loom_*.rs. In release: they visit millions of interleavings. What speaks HTTP
 # has none, and is not made for that flag.
 test-loom:
-	RUSTFLAGS="--cfg loom" $(CARGO_TEST) --workspace --exclude ritornello-python \
-		--exclude ritornello-cli --exclude ritornello-remote --locked --quiet \
+	RUSTFLAGS="--cfg loom" $(CARGO_TEST) --workspace --locked --quiet \
+		$(addprefix --exclude ritornello-,python cli terminal remote) \
 		--release --target-dir target/loom --test 'loom_*'
 
 # Every parser with broken input, so many seconds each.

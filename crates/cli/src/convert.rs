@@ -1,10 +1,10 @@
 //! `ritornello convert-index`.
 
-use crate::exit::{Failure, Status};
-use crate::print::{bytes, count, json, print_stdout};
-use crate::{Context, open, progress};
 use clap::Args;
 use ritornello_store::{Conversion, parse_index};
+use ritornello_terminal::exit::{Failure, Status};
+use ritornello_terminal::print::{bytes, count, json, print_stdout};
+use ritornello_terminal::{Context, open, progress};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 

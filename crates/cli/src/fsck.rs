@@ -1,11 +1,11 @@
 //! `ritornello fsck`.
 
-use crate::Context;
-use crate::exit::{Failure, Status};
-use crate::print::{bytes, count, json, print_stdout, table};
-use crate::{open, progress};
 use clap::Args;
 use ritornello_store::Verification;
+use ritornello_terminal::Context;
+use ritornello_terminal::exit::{Failure, Status};
+use ritornello_terminal::print::{bytes, count, json, print_stdout, table};
+use ritornello_terminal::{open, progress};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

@@ -16,38 +16,23 @@ mod args;
 mod bench;
 mod convert;
 mod doctor;
-pub mod exit;
 mod fsck;
-mod open;
 mod plot;
-mod print;
-mod progress;
 mod random;
 mod remote;
-mod scratch;
 mod serve;
 mod simulate;
 mod soak;
 mod space;
 mod stat;
 mod top;
-mod value;
 
 use args::{Cli, Command};
 use clap::Parser;
-use exit::{Failure, Status};
+use ritornello_terminal::exit::{Failure, Status};
+use ritornello_terminal::{Context, print};
 use std::io::IsTerminal;
 use std::path::PathBuf;
-
-/// Context of every command.
-struct Context {
-    /// Print one JSON object instead of tables.
-    json: bool,
-    /// An interpreter for measurements that need Python.
-    python: Option<PathBuf>,
-    /// Program and first arguments that start this command in another process.
-    self_command: Vec<PathBuf>,
-}
 
 /// Runs the command: `args` is its name and its arguments, `python` the interpreter for
 /// measurements that need Python. Returns the exit status.

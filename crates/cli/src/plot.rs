@@ -1,10 +1,10 @@
 //! Line charts over a common axis: SVG, with a panel for each figure.
 
-use crate::exit::Failure;
 use plotters::chart::ChartContext;
 use plotters::coord::Shift;
 use plotters::coord::ranged1d::{Ranged, ValueFormatter};
 use plotters::prelude::*;
+use ritornello_terminal::exit::Failure;
 use std::error::Error;
 use std::path::Path;
 

@@ -1,12 +1,10 @@
 //! `ritornello remote`: statistics, verification and garbage collection of a remote.
 
-use crate::exit::{Failure, Status};
-use crate::print::{bytes, count, json, print_stdout, table};
-use crate::value::size;
-use crate::{Context, progress};
 use clap::{Args, Subcommand};
-use ritornello_format::{Error, ErrorKind};
-use ritornello_remote::ConfiguredBackend;
+use ritornello_terminal::exit::{Failure, Status};
+use ritornello_terminal::print::{bytes, count, json, print_stdout, table};
+use ritornello_terminal::value::size;
+use ritornello_terminal::{Context, open, progress};
 use ritornello_tiers::remote::{CollectOptions, Form, Inventory, RemoteAddress, collect, fsck};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -132,27 +130,6 @@ pub fn run(context: &Context, args: &RemoteArgs) -> Result<Status, Failure> {
     }
 }
 
-/// Opens a remote.
-///
-/// # Errors
-/// If the address is invalid.
-pub fn open(address: &RemoteAddress) -> Result<ConfiguredBackend, Failure> {
-    ritornello_remote::open(address.expose()).map_err(failure)
-}
-
-/// Converts an error of a remote to a failure of the command.
-#[must_use]
-pub fn failure(error: Error) -> Failure {
-    match error.kind() {
-        ErrorKind::Retry => Failure::failed(
-            error.to_string(),
-            "again; `ritornello doctor --backend ADDRESS` shows details",
-        ),
-        // The message names the remedy.
-        _ => Failure::unusable(error.to_string(), ""),
-    }
-}
-
 #[derive(Serialize)]
 struct StatReport<'a> {
     address: &'a RemoteAddress,
@@ -173,8 +150,8 @@ struct StatReport<'a> {
 }
 
 fn stat(context: &Context, args: &StatArgs) -> Result<Status, Failure> {
-    let remote = open(&args.address)?;
-    let inventory = Inventory::take(remote.backend.as_ref()).map_err(failure)?;
+    let remote = open::remote(&args.address)?;
+    let inventory = Inventory::take(remote.backend.as_ref()).map_err(Failure::from_remote)?;
     let written = || inventory.objects.iter().map(|object| object.written);
     let answer = StatReport {
         address: &args.address,
@@ -259,14 +236,14 @@ struct FsckReport<'a> {
 }
 
 fn check(context: &Context, args: &FsckArgs) -> Result<Status, Failure> {
-    let remote = open(&args.address)?;
+    let remote = open::remote(&args.address)?;
     let (backend, keys) = (remote.backend.as_ref(), remote.options.keys.as_deref());
-    let inventory = Inventory::take(backend).map_err(failure)?;
+    let inventory = Inventory::take(backend).map_err(Failure::from_remote)?;
     let bar = progress::bar("verifying");
     bar.set_length(inventory.bytes());
     let found = fsck(backend, &inventory, keys, args.repair, &mut |object| bar.inc(object.bytes));
     bar.finish_and_clear();
-    let found = found.map_err(failure)?;
+    let found = found.map_err(Failure::from_remote)?;
     let clean = found.damaged.is_empty() && found.unreadable.is_empty();
     if context.json {
         json(&FsckReport {
@@ -351,7 +328,7 @@ struct GcReport<'a> {
 }
 
 fn gc(context: &Context, args: &GcArgs) -> Result<Status, Failure> {
-    let remote = open(&args.address)?;
+    let remote = open::remote(&args.address)?;
     let (backend, keys) = (remote.backend.as_ref(), remote.options.keys.as_deref());
     let options = CollectOptions {
         max_age: args.max_age,
@@ -362,7 +339,7 @@ fn gc(context: &Context, args: &GcArgs) -> Result<Status, Failure> {
     let bar = progress::bar("removing");
     let done = collect(backend, &options, keys, &mut |object| bar.inc(object.bytes));
     bar.finish_and_clear();
-    let done = done.map_err(failure)?;
+    let done = done.map_err(Failure::from_remote)?;
     if context.json {
         json(&GcReport {
             address: &args.address,

@@ -1,14 +1,14 @@
 //! `ritornello serve`: a process that owns a store for others.
 
-use crate::exit::{Failure, Status};
-use crate::print::{bytes, print_stdout};
-use crate::value::{codec, size};
-use crate::{Context, open};
 use clap::Args;
 use ritornello_codec::Codec;
 use ritornello_format::{Error, ErrorKind};
 use ritornello_node::{Node, Role};
 use ritornello_store::{CatalogStats, Durability, Options, parse_index};
+use ritornello_terminal::exit::{Failure, Status};
+use ritornello_terminal::print::{bytes, print_stdout};
+use ritornello_terminal::value::{codec, size};
+use ritornello_terminal::{Context, open};
 use serde::Serialize;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;

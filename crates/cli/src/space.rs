@@ -1,13 +1,13 @@
 //! `ritornello resize`, `paths` and `destroy`: the space of a store.
 
-use crate::exit::{Failure, Status};
-use crate::print::{bytes, json, print_stderr, print_stdout, table};
-use crate::value::size;
-use crate::{Context, open};
 use clap::{Args, Subcommand};
 use ritornello_format::{Error, ErrorKind};
 use ritornello_node::Node;
 use ritornello_store::{CapacityChange, VolumeStats};
+use ritornello_terminal::exit::{Failure, Status};
+use ritornello_terminal::print::{bytes, json, print_stderr, print_stdout, table};
+use ritornello_terminal::value::size;
+use ritornello_terminal::{Context, open};
 use serde::Serialize;
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};

@@ -1,12 +1,12 @@
 //! `ritornello stat`.
 
-use crate::Context;
-use crate::exit::{Failure, Status};
-use crate::open;
-use crate::print::{bytes, count, json, percent, print_stdout, table};
 use clap::Args;
 use ritornello_store::eviction::EvictionStats;
 use ritornello_store::{CatalogStats, IndexDecision, IndexTuning, PiecePercentiles, StoreStats};
+use ritornello_terminal::Context;
+use ritornello_terminal::exit::{Failure, Status};
+use ritornello_terminal::open;
+use ritornello_terminal::print::{bytes, count, json, percent, print_stdout, table};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

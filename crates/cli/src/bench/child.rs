@@ -1,7 +1,7 @@
 //! Another process of this command, which runs a part of a measurement.
 
-use crate::Context;
-use crate::exit::Failure;
+use ritornello_terminal::Context;
+use ritornello_terminal::exit::Failure;
 use std::process::Command;
 
 /// Returns the command line that starts this program, up to the name of a part.

@@ -1,9 +1,9 @@
 //! The directory of a measurement and its use of the disk.
 
-use crate::exit::Failure;
-use crate::print::{bytes, print_stderr};
 use ritornello_medium::{Host, Medium};
 use ritornello_store::Budget;
+use ritornello_terminal::exit::Failure;
+use ritornello_terminal::print::{bytes, print_stderr};
 use rustix::fs::Advice;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};

@@ -3,8 +3,8 @@
 
 use super::content::{Content, Keys, PageName};
 use super::shape::Shape;
-use crate::exit::Failure;
 use ritornello_store::{Outcome, PutOptions, Store, memory_left};
+use ritornello_terminal::exit::Failure;
 use ritornello_volume::baseline::{Rate, copy_threads, cpu_seconds};
 use ritornello_volume::staging::{Backing, Staging, StagingBuffer};
 use ritornello_volume::transfer::Control;

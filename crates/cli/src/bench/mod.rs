@@ -28,8 +28,6 @@ mod shape;
 mod store;
 mod table;
 
-use crate::Context;
-use crate::exit::{Failure, Status};
 use adaptive::args::AdaptiveArgs;
 use clap::{Args, Subcommand};
 use clients::ClientsArgs;
@@ -38,6 +36,8 @@ use host::HostArgs;
 use index::IndexArgs;
 use part::PartArgs;
 use remote::RemoteArgs;
+use ritornello_terminal::Context;
+use ritornello_terminal::exit::{Failure, Status};
 use store::args::StoreArgs;
 use table::TableArgs;
 

@@ -4,8 +4,8 @@ use super::adaptive::{self, args::AdaptivePart};
 use super::clients::client::{self, ClientPart};
 use super::index::part::{self as index, IndexPartArgs};
 use super::store::part as store;
-use crate::exit::{Failure, Status};
 use clap::{Args, Subcommand};
+use ritornello_terminal::exit::{Failure, Status};
 use std::path::PathBuf;
 
 /// Arguments of the hidden command that measures in a separate process.

@@ -1,15 +1,14 @@
 //! `ritornello bench remote`: the remote tier against the plain client of its object store.
 
 use super::quantile::median;
-use crate::exit::{Failure, Status};
-use crate::print::{bytes, json, print_stdout, table};
-use crate::remote::{failure, open};
-use crate::value::size;
-use crate::{Context, progress};
 use bytes::Bytes;
 use clap::Args;
 use ritornello_format::ScopeId;
 use ritornello_remote::{BaselineClient, ConfiguredBackend};
+use ritornello_terminal::exit::{Failure, Status};
+use ritornello_terminal::print::{bytes, json, print_stdout, table};
+use ritornello_terminal::value::size;
+use ritornello_terminal::{Context, open, progress};
 use ritornello_tiers::remote::{Backend, FaultyBackend, Prompt, RemoteAddress, RemoteTier};
 use serde::Serialize;
 use std::sync::Arc;
@@ -85,8 +84,8 @@ pub fn run(context: &Context, args: &RemoteArgs) -> Result<Status, Failure> {
     let (front, query) = given.split_once('?').unwrap_or((given, ""));
     let address = format!("{}/ritornello-bench-{nanos}?{query}", front.trim_end_matches('/'));
     let address = RemoteAddress::from(address.as_str());
-    let plain = BaselineClient::open(address.expose()).map_err(failure)?;
-    let remote = open(&address)?;
+    let plain = BaselineClient::open(address.expose()).map_err(Failure::from_remote)?;
+    let remote = open::remote(&address)?;
     let measured = measure(args, &plain, &remote);
     remove_all(remote.backend.as_ref());
     let answer = measured?;
@@ -132,10 +131,10 @@ fn measure<'a>(
         steps.set_message("writing");
         puts.push(measure_both(
             round,
-            || plain.put(&values, CONCURRENCY).map_err(failure),
+            || plain.put(&values, CONCURRENCY).map_err(Failure::from_remote),
             || match tier
                 .put(&prompt, 0..refs.len(), |at| side.page(at), deadline())
-                .map_err(failure)?
+                .map_err(Failure::from_remote)?
             {
                 came if came == refs.len() => Ok(()),
                 came => Err(incomplete("written", came, refs.len())),
@@ -144,7 +143,7 @@ fn measure<'a>(
         steps.inc(1);
         steps.set_message("reading");
         let reader = remote.clone().tier();
-        match reader.probe(&prompt, deadline()).map_err(failure)? {
+        match reader.probe(&prompt, deadline()).map_err(Failure::from_remote)? {
             found if found == refs.len() => {}
             found => return Err(incomplete("found", found, refs.len())),
         }
@@ -153,8 +152,11 @@ fn measure<'a>(
         let range = 0..object_bytes as u64;
         gets.push(measure_both(
             round,
-            || plain.get(&names, &range, CONCURRENCY).map(drop).map_err(failure),
-            || match reader.get(&prompt, 0..refs.len(), &mut out, deadline()).map_err(failure)? {
+            || plain.get(&names, &range, CONCURRENCY).map(drop).map_err(Failure::from_remote),
+            || match reader
+                .get(&prompt, 0..refs.len(), &mut out, deadline())
+                .map_err(Failure::from_remote)?
+            {
                 came if came == refs.len() => Ok(()),
                 came => Err(incomplete("read", came, refs.len())),
             },
@@ -227,7 +229,7 @@ fn probe(remote: &ConfiguredBackend) -> Result<u64, Failure> {
         let counting = Arc::new(FaultyBackend::new(Arc::clone(&remote.backend)));
         let backend = Arc::clone(&counting) as Arc<dyn Backend>;
         let tier = RemoteTier::with_options(backend, remote.options.clone());
-        let found = tier.probe(&prompt, Instant::now() + TIMEOUT).map_err(failure)?;
+        let found = tier.probe(&prompt, Instant::now() + TIMEOUT).map_err(Failure::from_remote)?;
         if found != fork / PAGES_PER_OBJECT * PAGES_PER_OBJECT {
             return Err(incomplete("found", found, fork));
         }

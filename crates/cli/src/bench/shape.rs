@@ -1,9 +1,9 @@
 //! The pages of a measurement, and the number of pages per call.
 
 use super::disk::capacity_for;
-use crate::exit::Failure;
 use ritornello_codec::{Codec, Dtype};
 use ritornello_format::{Scope, UNIT, WHOLE_PAGE_UNITS, units_of};
+use ritornello_terminal::exit::Failure;
 
 /// Maximum bytes of a run header with its padding.
 const HEADER_BYTES: u64 = 32 << 10;

@@ -1,12 +1,12 @@
 //! `ritornello bench table`: walks of the page table, against dependent reads of memory.
 
 use super::quantile::quantile;
-use crate::exit::{Failure, Status};
-use crate::print::{count, json, print_stdout, table};
-use crate::{Context, progress};
 use clap::Args;
 use ritornello_format::PageHash;
 use ritornello_index::synthetic::mix;
+use ritornello_terminal::exit::{Failure, Status};
+use ritornello_terminal::print::{count, json, print_stdout, table};
+use ritornello_terminal::{Context, progress};
 use ritornello_tiers::{PageTable, Residence, Tier};
 use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;

@@ -1,8 +1,8 @@
 //! `ritornello doctor --backend`: conformance checks of a remote's backend.
 
-use crate::exit::{Failure, Status};
-use crate::print::{json, print_stdout, table};
-use crate::{Context, progress, remote};
+use ritornello_terminal::exit::{Failure, Status};
+use ritornello_terminal::print::{json, print_stdout, table};
+use ritornello_terminal::{Context, open, progress};
 use ritornello_tiers::remote::{Check, Inventory, RemoteAddress, check_backend};
 use serde::Serialize;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -30,7 +30,7 @@ pub fn run(
     address: &RemoteAddress,
     timeout: Duration,
 ) -> Result<Status, Failure> {
-    let backend = remote::open(address)?.backend;
+    let backend = open::remote(address)?.backend;
     let bar = progress::steps(1);
     bar.set_message("writing, reading, breaking");
     let nanos = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos());

@@ -1,10 +1,10 @@
 //! The file system of a store, and its I/O mode.
 
 use super::finding::Finding;
-use crate::print::bytes;
 use ritornello_format::Manifest;
 use ritornello_medium::{Host, Medium};
 use ritornello_store::{Budget, SEGMENT_BYTES, check_memory};
+use ritornello_terminal::print::bytes;
 use ritornello_volume::segments::{IoChoice, IoMode, IoReport, Segments, SegmentsConfig};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -1,8 +1,8 @@
 //! Limits of the kernel and the container for this process.
 
 use super::finding::Finding;
-use crate::print::bytes;
 use ritornello_store::{ControlGroup, control_group};
+use ritornello_terminal::print::bytes;
 use ritornello_volume::OTHER_FILES;
 use rustix::process::{Resource, getrlimit};
 

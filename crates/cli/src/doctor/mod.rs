@@ -6,12 +6,12 @@ mod finding;
 mod limits;
 mod trial;
 
-use crate::exit::{Failure, Status};
-use crate::print::{json, print_stdout, table};
-use crate::value::size;
-use crate::{Context, open, progress};
 use clap::Args;
 use finding::{Finding, Level};
+use ritornello_terminal::exit::{Failure, Status};
+use ritornello_terminal::print::{json, print_stdout, table};
+use ritornello_terminal::value::size;
+use ritornello_terminal::{Context, open, progress};
 use ritornello_tiers::remote::RemoteAddress;
 use serde::Serialize;
 use std::path::{Path, PathBuf};

@@ -1,13 +1,13 @@
 //! A trial of the store: put, read back, compare.
 
 use super::finding::Finding;
-use crate::exit::Failure;
-use crate::open;
-use crate::scratch::Scratch;
 use ritornello_format::Scope;
 use ritornello_medium::{Host, Medium};
 use ritornello_node::{Node, Role};
 use ritornello_store::{CatalogStats, Options, Outcome, PutOptions, Store};
+use ritornello_terminal::exit::Failure;
+use ritornello_terminal::open;
+use ritornello_terminal::scratch::Scratch;
 use ritornello_volume::baseline::{Limit, Rate};
 use ritornello_volume::staging::Staging;
 use ritornello_volume::transfer::Control;
@@ -107,7 +107,7 @@ fn condition(stats: &CatalogStats) -> Vec<Finding> {
     if stats.quarantined_bytes > 0 {
         let found = format!(
             "{} hold bytes that failed verification",
-            crate::print::bytes(stats.quarantined_bytes)
+            ritornello_terminal::print::bytes(stats.quarantined_bytes)
         );
         findings.push(Finding::advice("store", found, "check the disk, then `ritornello fsck`"));
     }

@@ -1,9 +1,9 @@
 //! Arguments of `ritornello simulate`.
 
-use crate::value::picture;
 use clap::{Args, ValueEnum};
 use ritornello_format::parse_bytes;
 use ritornello_sim::{SimPolicy, TracePart};
+use ritornello_terminal::value::picture;
 use std::path::PathBuf;
 
 /// Arguments of `simulate`.

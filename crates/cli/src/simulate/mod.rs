@@ -3,15 +3,15 @@
 pub mod args;
 mod report;
 
-use crate::Context;
-use crate::exit::{Failure, Status};
-use crate::print::{json, print_stderr, print_stdout};
-use crate::progress;
 use args::{SimulateArgs, Workload};
 use report::Summary;
 use ritornello_format::{Error, Result};
 use ritornello_sim::generate::{MultiRoundQa, TenStage};
 use ritornello_sim::{BadLines, Row, Trace, chart, read, simulate};
+use ritornello_terminal::Context;
+use ritornello_terminal::exit::{Failure, Status};
+use ritornello_terminal::print::{json, print_stderr, print_stdout};
+use ritornello_terminal::progress;
 use serde::Serialize;
 use std::path::Path;
 

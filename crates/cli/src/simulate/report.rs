@@ -1,7 +1,7 @@
 //! Traces and tables of their rows: a policy per line, a capacity per column.
 
-use crate::print::{bytes, count, table};
 use ritornello_sim::Row;
+use ritornello_terminal::print::{bytes, count, table};
 use serde::Serialize;
 
 /// A replayed trace.

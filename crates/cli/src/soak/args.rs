@@ -1,8 +1,8 @@
 //! Arguments of `soak`.
 
-use crate::value::size;
 use clap::Args;
 use ritornello_store::IndexKind;
+use ritornello_terminal::value::size;
 use std::path::PathBuf;
 
 /// Bytes per segment: small, so that a small store has several.

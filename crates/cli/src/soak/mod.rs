@@ -7,15 +7,15 @@ mod reconfigurer;
 mod resources;
 mod work;
 
-use crate::exit::{Failure, Status};
-use crate::scratch::Scratch;
-use crate::{Context, open, print, progress};
 use args::{SEGMENT_BYTES, SoakArgs};
 use peer::Peer;
 use reconfigurer::Reconfigurer;
 use resources::Resources;
 use ritornello_node::Node;
 use ritornello_store::Options;
+use ritornello_terminal::exit::{Failure, Status};
+use ritornello_terminal::scratch::Scratch;
+use ritornello_terminal::{Context, open, print, progress};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde::Serialize;
 use std::path::Path;

@@ -1,9 +1,9 @@
 //! The peer process, a child on the same store.
 
 use super::work::{Totals, Workers};
-use crate::exit::{Failure, Status};
-use crate::{Context, open, print};
 use ritornello_store::Options;
+use ritornello_terminal::exit::{Failure, Status};
+use ritornello_terminal::{Context, open, print};
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 use std::process::{Child, ChildStdin, Command, Stdio};

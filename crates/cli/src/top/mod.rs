@@ -3,11 +3,11 @@
 mod screen;
 mod snapshot;
 
-use crate::Context;
-use crate::exit::{Failure, Status};
-use crate::open;
-use crate::print::{json, print_stdout, table};
 use clap::Args;
+use ritornello_terminal::Context;
+use ritornello_terminal::exit::{Failure, Status};
+use ritornello_terminal::open;
+use ritornello_terminal::print::{json, print_stdout, table};
 use snapshot::{Sample, Snapshot};
 use std::io::IsTerminal;
 use std::path::PathBuf;

@@ -1,14 +1,14 @@
 //! The live view.
 
 use super::snapshot::{Sample, Snapshot};
-use crate::exit::Failure;
-use crate::print::percent;
 use ratatui::Frame;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
 use ratatui::layout::{Constraint, Layout};
 use ratatui::style::{Color, Style, Stylize};
 use ratatui::text::Line;
 use ratatui::widgets::{Gauge, Row, Table};
+use ritornello_terminal::exit::Failure;
+use ritornello_terminal::print::percent;
 use signal_hook::consts::{SIGHUP, SIGTERM};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

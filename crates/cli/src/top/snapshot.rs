@@ -1,11 +1,11 @@
 //! The figures of `top` at one moment.
 
-use crate::exit::Failure;
-use crate::print::{bytes, count, percent};
 use crate::stat::{REOPENS, eviction};
 use ritornello_node::Node;
 use ritornello_store::StoreStats;
 use ritornello_store::eviction::EvictionStats;
+use ritornello_terminal::exit::Failure;
+use ritornello_terminal::print::{bytes, count, percent};
 use serde::Serialize;
 use std::path::PathBuf;
 use std::time::Instant;

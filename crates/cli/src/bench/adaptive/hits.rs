@@ -4,10 +4,10 @@
 use super::args::AdaptiveArgs;
 use super::report::HitRate;
 use crate::bench::index::load::{Load, Workload};
-use crate::exit::Failure;
 use ritornello_format::{UNIT, units_of};
 use ritornello_sim::{ReplayCounts, Sizes, Trace, TracePart, replay};
 use ritornello_store::eviction::PolicyKind;
+use ritornello_terminal::exit::Failure;
 use std::collections::BTreeMap;
 
 /// Bytes that a file takes besides its blocks: an inode on ext4.

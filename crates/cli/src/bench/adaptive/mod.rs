@@ -21,13 +21,14 @@ pub use part::run as run_part;
 use super::child::self_command;
 use super::disk;
 use super::quantile::median;
-use crate::exit::{Failure, Status};
-use crate::print::{json, print_stdout};
-use crate::scratch::Scratch;
-use crate::{Context, plot, progress};
+use crate::plot;
 use args::{AdaptiveArgs, SettingArg};
 use report::{ADAPTIVE, Answer, Puts, Report, Row, Stage, Switch};
 use ritornello_index::tuning::Setting;
+use ritornello_terminal::exit::{Failure, Status};
+use ritornello_terminal::print::{json, print_stdout};
+use ritornello_terminal::scratch::Scratch;
+use ritornello_terminal::{Context, progress};
 use std::path::Path;
 use std::process::Stdio;
 

@@ -1,7 +1,7 @@
 //! Answers of the variants and the report.
 
-use crate::print::{bytes, count, table};
 use ritornello_store::IndexDecision;
+use ritornello_terminal::print::{bytes, count, table};
 use serde::{Deserialize, Serialize};
 
 /// The name of the variant whose controller is on.

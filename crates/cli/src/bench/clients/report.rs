@@ -2,7 +2,7 @@
 
 use super::client::{Latencies, Latency};
 use crate::bench::quantile::quantile;
-use crate::print::{bytes, table};
+use ritornello_terminal::print::{bytes, table};
 use serde::Serialize;
 
 /// The report of `bench clients`.

@@ -1,8 +1,8 @@
 //! The effect of lossy keys and values on attention.
 
 use super::data::Layer;
-use crate::exit::Failure;
 use ritornello_codec::Dtype;
+use ritornello_terminal::exit::Failure;
 
 /// Returns the norm of the difference over the norm of the layer's attention output, over all its
 /// queries. A query sees the tokens up to its own.

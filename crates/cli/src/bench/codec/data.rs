@@ -1,9 +1,9 @@
 //! Keys, values and queries: of real forward passes, and synthetic.
 
 use super::safetensors::Tensors;
-use crate::exit::Failure;
 use crate::random::mix;
 use ritornello_codec::{Codec, Dtype, SliceKind, SliceShape, decode};
+use ritornello_terminal::exit::Failure;
 use std::collections::BTreeSet;
 use std::path::Path;
 

@@ -6,14 +6,14 @@ mod data;
 mod rates;
 mod safetensors;
 
-use crate::exit::{Failure, Status};
-use crate::print::{bytes, json, print_stdout, table};
-use crate::value::size;
-use crate::{Context, progress};
 use clap::Args;
 use data::DataSet;
 use rates::Buffers;
 use ritornello_codec::{Codec, Kernel};
+use ritornello_terminal::exit::{Failure, Status};
+use ritornello_terminal::print::{bytes, json, print_stdout, table};
+use ritornello_terminal::value::size;
+use ritornello_terminal::{Context, progress};
 use serde::Serialize;
 use std::path::PathBuf;
 use std::time::Instant;

@@ -1,9 +1,9 @@
 //! Rates from memory to memory, compared with the rate of copying.
 
 use crate::bench::quantile::median;
-use crate::exit::Failure;
 use ritornello_codec::{Codec, Kernel, SliceShape, decode_with};
 use ritornello_format::Error;
+use ritornello_terminal::exit::Failure;
 use rustix::time::{ClockId, clock_gettime};
 use std::sync::Barrier;
 

@@ -1,7 +1,7 @@
 //! The figures and their tables.
 
 use crate::bench::quantile::quantile;
-use crate::print::{bytes, table};
+use ritornello_terminal::print::{bytes, table};
 use serde::Serialize;
 
 /// The report of `bench host`.

@@ -1,8 +1,8 @@
 //! Lower bounds for any index on this machine.
 
 use crate::bench::quantile::median;
-use crate::exit::Failure;
 use ritornello_index::synthetic::mix;
+use ritornello_terminal::exit::Failure;
 use serde::Serialize;
 use std::fs::File;
 use std::hint::black_box;

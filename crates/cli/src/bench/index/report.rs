@@ -2,8 +2,8 @@
 
 use super::limit::Limits;
 use super::load::Workload;
-use crate::print::{bytes, count, table};
 use clap::ValueEnum;
+use ritornello_terminal::print::{bytes, count, table};
 use serde::{Deserialize, Serialize};
 
 /// When an index is synced.

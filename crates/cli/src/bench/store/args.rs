@@ -1,11 +1,11 @@
 //! Arguments of `bench store`, and the pages that they ask for.
 
 use crate::bench::shape::Shape;
-use crate::exit::Failure;
-use crate::value::{codec, size};
 use clap::{Args, ValueEnum};
 use ritornello_codec::Codec;
 use ritornello_format::Scope;
+use ritornello_terminal::exit::Failure;
+use ritornello_terminal::value::{codec, size};
 use std::path::PathBuf;
 
 /// Tokens of a sequence, within the limits below.
@@ -229,7 +229,11 @@ mod tests {
         for bad in
             ["--shape custom", "--layers 3", "--total 1MiB", "--shape custom --page-bytes 1GiB"]
         {
-            assert_eq!(shape(bad).unwrap_err().status, crate::exit::Status::Unusable, "{bad}");
+            assert_eq!(
+                shape(bad).unwrap_err().status,
+                ritornello_terminal::exit::Status::Unusable,
+                "{bad}"
+            );
         }
         let odd = shape("--shape custom --page-bytes 5000 --total 1MiB").unwrap();
         assert_eq!((odd.page_bytes, odd.stride()), (5000, 8192));

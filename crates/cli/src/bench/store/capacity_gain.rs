@@ -4,11 +4,11 @@ use super::report::CapacityGain;
 use crate::bench::disk::capacity_for;
 use crate::bench::driver::LoadDriver;
 use crate::bench::shape::Shape;
-use crate::exit::Failure;
-use crate::open;
 use ritornello_codec::Codec;
 use ritornello_format::{RUN_HEADER_UNITS_MAX, UNIT};
 use ritornello_store::{Budget, Options};
+use ritornello_terminal::exit::Failure;
+use ritornello_terminal::open;
 use std::path::Path;
 
 /// Divisor of the raw bytes put: the store's capacity is this part. Even at a third of the raw size,

@@ -2,11 +2,11 @@
 
 use crate::bench::content::{KEY_BYTES, PageName};
 use crate::bench::disk::capacity_for;
-use crate::exit::Failure;
 use ritornello_format::{PageHash, Place, Scope, ScopeId, ScopeRegistry, ScopeSlot};
 use ritornello_index::{NewRun, PrefixIndex, RunIndex, RunOptions};
 use ritornello_medium::{Host, Medium};
 use ritornello_store::{Budget, Directory, Options};
+use ritornello_terminal::exit::Failure;
 use std::path::Path;
 use std::sync::Arc;
 

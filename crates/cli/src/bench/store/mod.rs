@@ -23,15 +23,15 @@ mod show;
 mod steady;
 
 use super::disk;
-use crate::exit::{Failure, Status};
-use crate::print::{json, print_stdout};
-use crate::scratch::Scratch;
-use crate::{Context, progress};
 use args::{Part, StoreArgs};
 use clap::ValueEnum;
 use report::Report;
 use ritornello_codec::Codec;
 use ritornello_store::SEGMENT_BYTES;
+use ritornello_terminal::exit::{Failure, Status};
+use ritornello_terminal::print::{json, print_stdout};
+use ritornello_terminal::scratch::Scratch;
+use ritornello_terminal::{Context, progress};
 use std::time::Instant;
 
 /// Measures and prints the report.
@@ -69,8 +69,7 @@ pub fn run(context: &Context, args: &StoreArgs) -> Result<Status, Failure> {
     }
     if index {
         let python = args.python.clone().or_else(|| context.python.clone());
-        let context =
-            Context { json: context.json, python, self_command: context.self_command.clone() };
+        let context = Context { python, ..context.clone() };
         metadata::measure(&context, args.entries, args.runs, scratch.path(), &steps, &mut report)?;
     }
     steps.finish_and_clear();

@@ -1,7 +1,7 @@
 //! Tables of the report, with the targets next to the figures.
 
 use super::report::{Moved, Report};
-use crate::print::{bytes, count, table};
+use ritornello_terminal::print::{bytes, count, table};
 
 /// Page size from which the targets are the raw limits.
 const LARGE: u64 = 2 << 20;

@@ -3,11 +3,11 @@
 
 use super::message::{Answer, InjectedError, Order, State, clock, receive, send};
 use super::sequence::{PAGE_BYTES, PAGES, SALTED_BYTES, Sequence, salted, scope};
-use crate::exit::Status;
 use ritornello_format::{Error, ErrorKind, Result};
 use ritornello_medium::{Faulty, Host, MediumFault, Op, Rule, Schedule};
 use ritornello_node::Node;
 use ritornello_store::{Options, PutOptions, Store};
+use ritornello_terminal::exit::Status;
 use ritornello_volume::transfer::Control;
 use ritornello_volume::{BorrowedPages, BorrowedPagesMut};
 use std::collections::VecDeque;

@@ -1,7 +1,7 @@
 //! An owner of an unknown protocol version, which holds the directory's lock and refuses every
 //! client.
 
-use crate::exit::Failure;
+use ritornello_terminal::exit::Failure;
 use rustix::fs::{AtFlags, FlockOperation, fcntl_lock, unlinkat};
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};

@@ -3,7 +3,7 @@
 use super::foreign::ForeignOwner;
 use super::message::{InjectedError, Order};
 use super::process::Process;
-use crate::exit::Failure;
+use ritornello_terminal::exit::Failure;
 use rustix::process::Signal;
 use serde::Serialize;
 use std::io::ErrorKind;

@@ -20,14 +20,14 @@ pub use client::run as client;
 
 use super::args::{SEGMENT_BYTES, SoakArgs};
 use super::work::CALL_TIMEOUT;
-use crate::exit::{Failure, Status};
 use crate::random::mix;
-use crate::scratch::Scratch;
-use crate::{Context, open, print, progress};
 use kind::{Cluster, Fault, FaultKind};
 use message::{Order, State, clock};
 use process::{POLL_INTERVAL, Process};
 use ritornello_store::Options;
+use ritornello_terminal::exit::{Failure, Status};
+use ritornello_terminal::scratch::Scratch;
+use ritornello_terminal::{Context, open, print, progress};
 use serde::Serialize;
 use std::ffi::OsString;
 use std::time::{Duration, Instant};

@@ -2,8 +2,8 @@
 
 use super::client::UNREPORTED_MAX;
 use super::message::{Answer, Order, State, receive, send};
-use crate::Context;
-use crate::exit::Failure;
+use ritornello_terminal::Context;
+use ritornello_terminal::exit::Failure;
 use rustix::process::{Pid, Signal, kill_process};
 use std::collections::BTreeSet;
 use std::ffi::OsString;

@@ -1,10 +1,12 @@
-//! Opening existing stores.
+//! Opening stores and remotes.
 
 use crate::exit::Failure;
 use ritornello_format::Manifest;
 use ritornello_medium::Host;
 use ritornello_node::Node;
+use ritornello_remote::ConfiguredBackend;
 use ritornello_store::{Directory, Options};
+use ritornello_tiers::remote::RemoteAddress;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -43,4 +45,12 @@ pub fn existing(dir: &Path) -> Result<Arc<Node>, Failure> {
 /// `Unusable` if the store cannot be opened.
 pub fn with(options: &Options) -> Result<Arc<Node>, Failure> {
     ritornello_node::open(options).map_err(|error| Failure::unopened(&error))
+}
+
+/// Opens a remote.
+///
+/// # Errors
+/// If the address is invalid.
+pub fn remote(address: &RemoteAddress) -> Result<ConfiguredBackend, Failure> {
+    ritornello_remote::open(address.expose()).map_err(Failure::from_remote)
 }

@@ -72,6 +72,19 @@ impl Failure {
         }
         failure
     }
+
+    /// Returns the failure of a call to a remote.
+    #[must_use]
+    pub fn from_remote(error: Error) -> Self {
+        match error.kind() {
+            ErrorKind::Retry => Self::failed(
+                error.to_string(),
+                "again; `ritornello doctor --backend ADDRESS` shows details",
+            ),
+            // The message names the remedy.
+            _ => Self::unusable(error.to_string(), ""),
+        }
+    }
 }
 
 /// Returns whether the disk refused a read, a write or a sync.

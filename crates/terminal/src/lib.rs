@@ -1,0 +1,31 @@
+//! # ritornello-terminal
+//!
+//! The parts that all commands of `ritornello` share: opening stores and remotes with advice for a
+//! failure, progress, tables and JSON, temporary directories, and exit codes.
+//!
+//! **Promises.** Standard output carries the result only; progress and warnings go to standard
+//! error. A temporary directory is removed when its command ends, also by Ctrl-C.
+//!
+//! **May not know** any command.
+
+#![forbid(unsafe_code)]
+
+pub mod exit;
+pub mod open;
+pub mod print;
+pub mod progress;
+pub mod scratch;
+pub mod value;
+
+use std::path::PathBuf;
+
+/// Context of every command.
+#[derive(Clone, Debug)]
+pub struct Context {
+    /// Print one JSON object instead of tables.
+    pub json: bool,
+    /// An interpreter for measurements that need Python.
+    pub python: Option<PathBuf>,
+    /// Program and first arguments that start this command in another process.
+    pub self_command: Vec<PathBuf>,
+}
