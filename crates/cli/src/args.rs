@@ -1,17 +1,17 @@
 //! The command line.
 
-use crate::bench::BenchArgs;
 use crate::convert::ConvertArgs;
 use crate::doctor::DoctorArgs;
 use crate::fsck::FsckArgs;
 use crate::remote::RemoteArgs;
 use crate::serve::ServeArgs;
 use crate::simulate::args::SimulateArgs;
-use crate::soak::args::SoakArgs;
 use crate::space::{DestroyArgs, PathsArgs, ResizeArgs};
 use crate::stat::StatArgs;
 use crate::top::TopArgs;
 use clap::{Parser, Subcommand};
+use ritornello_lab::bench::BenchArgs;
+use ritornello_lab::soak::args::SoakArgs;
 
 /// The command line.
 #[derive(Debug, Parser)]

@@ -13,16 +13,12 @@
 #![forbid(unsafe_code)]
 
 mod args;
-mod bench;
 mod convert;
 mod doctor;
 mod fsck;
-mod plot;
-mod random;
 mod remote;
 mod serve;
 mod simulate;
-mod soak;
 mod space;
 mod stat;
 mod top;
@@ -66,8 +62,8 @@ pub fn run(args: Vec<String>, python: Option<PathBuf>) -> i32 {
         Command::ConvertIndex(args) => convert::run(&context, args),
         Command::Destroy(args) => space::destroy(&context, args),
         Command::Doctor(args) => doctor::run(&context, args),
-        Command::Bench(args) => bench::run(&context, args),
-        Command::Soak(args) => soak::run(&context, args),
+        Command::Bench(args) => ritornello_lab::bench::run(&context, args),
+        Command::Soak(args) => ritornello_lab::soak::run(&context, args),
         Command::Simulate(args) => simulate::run(&context, args),
         Command::Remote(args) => remote::run(&context, args),
         Command::Top(args) => top::run(&context, args),

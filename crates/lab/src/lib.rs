@@ -1,0 +1,17 @@
+//! # ritornello-lab
+//!
+//! The laboratory of the command `ritornello`: `bench` measures the store and its parts against the
+//! limits of the machine and against each other, and `soak` loads, faults and kills a small store
+//! for a long time.
+//!
+//! **Promises.** Every byte read is compared with the byte put. Files of a measurement are removed
+//! when it ends, also by Ctrl-C.
+//!
+//! **May not know** the operations of the command.
+
+#![forbid(unsafe_code)]
+
+pub mod bench;
+mod plot;
+mod random;
+pub mod soak;
