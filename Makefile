@@ -197,7 +197,7 @@ test-lsm: $(LSM)/env
 # has none, and is not made for that flag.
 test-loom:
 	RUSTFLAGS="--cfg loom" $(CARGO_TEST) --workspace --locked --quiet \
-		$(addprefix --exclude ritornello-,python cli lab terminal remote) \
+		$(addprefix --exclude ritornello-,python cli operations lab terminal remote) \
 		--release --target-dir target/loom --test 'loom_*'
 
 # Every parser with broken input, so many seconds each.

@@ -1,34 +1,93 @@
 //! # ritornello-cli
 //!
-//! The `ritornello` command: `stat`, `top`, `serve`, `fsck`, `resize`, `paths`, `convert-index`,
-//! `destroy`, `doctor`, `bench`, `soak`, `simulate` and `remote`, for people at a terminal and,
-//! with `--json`, for programs.
-//!
-//! **Promises.** Standard output carries the result only; progress and warnings go to standard
-//! error. [`exit::Status`] lists the exit codes. Files of a measurement are removed when it
-//! ends, also by Ctrl-C.
-//!
-//! **May not know** how a store works: it opens stores and prints their answers.
+//! The `ritornello` command: `stat`, `fsck`, `serve`, `resize`, `paths`, `convert-index`, `destroy`,
+//! `doctor`, `simulate`, `remote` and `top` of [`ritornello_operations`], and `bench` and `soak` of
+//! [`ritornello_lab`], for people at a terminal and, with `--json`, for programs.
 
 #![forbid(unsafe_code)]
 
-mod args;
-mod convert;
-mod doctor;
-mod fsck;
-mod remote;
-mod serve;
-mod simulate;
-mod space;
-mod stat;
-mod top;
-
-use args::{Cli, Command};
-use clap::Parser;
+use clap::{Parser, Subcommand};
+use ritornello_lab::bench::{self, BenchArgs};
+use ritornello_lab::soak::{self, args::SoakArgs};
+use ritornello_operations::convert::{self, ConvertArgs};
+use ritornello_operations::doctor::{self, DoctorArgs};
+use ritornello_operations::fsck::{self, FsckArgs};
+use ritornello_operations::remote::{self, RemoteArgs};
+use ritornello_operations::serve::{self, ServeArgs};
+use ritornello_operations::simulate::{self, args::SimulateArgs};
+use ritornello_operations::space::{self, DestroyArgs, PathsArgs, ResizeArgs};
+use ritornello_operations::stat::{self, StatArgs};
+use ritornello_operations::top::{self, TopArgs};
 use ritornello_terminal::exit::{Failure, Status};
 use ritornello_terminal::{Context, print};
 use std::io::IsTerminal;
 use std::path::PathBuf;
+
+/// The command line.
+#[derive(Debug, Parser)]
+#[command(
+    name = "ritornello",
+    version,
+    about = "The command of the Ritornello KV-cache store",
+    after_help = "\
+Exit codes:
+  0  the command found no problem
+  1  the command succeeded and found a problem
+  2  the command line is invalid, or the store cannot be opened
+  3  the command failed
+
+Examples:
+  ritornello stat /nvme/kv
+  ritornello fsck /nvme/kv --salvage
+  ritornello serve /nvme/kv --capacity 200GiB
+  ritornello doctor /nvme/kv --capacity 200GiB
+  ritornello bench store --dir /nvme --shape llama3-8b --page-tokens 64
+  ritornello soak --minutes 10 --dir /nvme
+  ritornello simulate traces/mooncake_conversation.jsonl.gz --chart hit-rates.svg
+  ritornello top /nvme/kv
+  ritornello remote stat s3://bucket/kv
+
+RUST_LOG=info prints more on standard error."
+)]
+struct Cli {
+    /// Print one JSON object on standard output instead of tables
+    #[arg(long, global = true)]
+    json: bool,
+    /// The command.
+    #[command(subcommand)]
+    command: Command,
+}
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Show the contents, the resources and the state of a store
+    Stat(StatArgs),
+    /// Read and verify every page of a store that no process uses
+    Fsck(FsckArgs),
+    /// Own a store for other processes until a signal ends the command
+    Serve(ServeArgs),
+    /// Make a store larger or smaller while it is in use
+    Resize(ResizeArgs),
+    /// List, add or drain the directories of a store while it is in use
+    Paths(PathsArgs),
+    /// Convert the index of a store that no process uses
+    ConvertIndex(ConvertArgs),
+    /// Remove a store that no process uses
+    Destroy(DestroyArgs),
+    /// Test a directory, and recommend changes of this machine
+    Doctor(DoctorArgs),
+    /// Measure the store against the limits of this machine
+    Bench(BenchArgs),
+    /// Load a small store for a long time, kill and restart it, and check every byte
+    Soak(SoakArgs),
+    /// Replay request traces through eviction policies: hit rates, writes, the bound
+    Simulate(SimulateArgs),
+    /// Inspect, verify or clean up a remote
+    Remote(RemoteArgs),
+    /// Watch a store: hit rate, space, eviction, leases
+    Top(TopArgs),
+}
 
 /// Runs the command: `args` is its name and its arguments, `python` the interpreter for
 /// measurements that need Python. Returns the exit status.
@@ -62,8 +121,8 @@ pub fn run(args: Vec<String>, python: Option<PathBuf>) -> i32 {
         Command::ConvertIndex(args) => convert::run(&context, args),
         Command::Destroy(args) => space::destroy(&context, args),
         Command::Doctor(args) => doctor::run(&context, args),
-        Command::Bench(args) => ritornello_lab::bench::run(&context, args),
-        Command::Soak(args) => ritornello_lab::soak::run(&context, args),
+        Command::Bench(args) => bench::run(&context, args),
+        Command::Soak(args) => soak::run(&context, args),
         Command::Simulate(args) => simulate::run(&context, args),
         Command::Remote(args) => remote::run(&context, args),
         Command::Top(args) => top::run(&context, args),
@@ -97,4 +156,22 @@ fn report(context: &Context, failure: &Failure) -> Status {
         }));
     }
     failure.status
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn command_definitions_are_valid_and_have_examples() {
+        Cli::command().debug_assert();
+        let mut waiting = vec![Cli::command()];
+        while let Some(mut command) = waiting.pop() {
+            let help = command.render_help().to_string();
+            assert!(help.contains("Examples:"), "{}", command.get_name());
+            let inner = command.get_subcommands();
+            waiting.extend(inner.filter(|c| !c.is_hide_set() && c.get_name() != "help").cloned());
+        }
+    }
 }

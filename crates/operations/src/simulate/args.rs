@@ -63,8 +63,10 @@ pub struct SimulateArgs {
     /// Seed of generated workloads
     #[arg(long, default_value_t = 0)]
     pub seed: u64,
+    /// Numbers of the workload `multi-round-qa`.
     #[command(flatten)]
     pub multi_round_qa: MultiRoundQaArgs,
+    /// Numbers of the workload `ten-stage`.
     #[command(flatten)]
     pub ten_stage: TenStageArgs,
 }

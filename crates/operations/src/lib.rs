@@ -1,0 +1,18 @@
+//! # ritornello-operations
+//!
+//! The operations of the command `ritornello` on stores and remotes: one module for each, with its
+//! arguments and a function `run`.
+//!
+//! **May not know** how a store works: operations open stores and print their answers.
+
+#![forbid(unsafe_code)]
+
+pub mod convert;
+pub mod doctor;
+pub mod fsck;
+pub mod remote;
+pub mod serve;
+pub mod simulate;
+pub mod space;
+pub mod stat;
+pub mod top;
