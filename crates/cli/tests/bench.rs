@@ -73,6 +73,27 @@ fn text_report_shows_figures_and_targets() {
 }
 
 #[test]
+fn steady_report_has_every_documented_key() {
+    let dir = scratch();
+    let words = ["bench", "store", "--steady", "--dir", text(dir.path()), "--total", "640MiB"];
+    let answer = ritornello(&[&words[..], &["--segment-bytes", "16MiB", "--json"]].concat());
+    assert_eq!(answer.code, 0, "{}{}", answer.out, answer.err);
+    let json = answer.json();
+    for case in ["one_size", "mixed"] {
+        let figures = &json[case];
+        for name in ["put_ratio", "get_ratio", "get16_p99_ratio", "extents_per_run"] {
+            assert!(figures[name].as_f64().unwrap() > 0.0, "{case} {name}: {figures:#}");
+        }
+        let number = |name: &str| figures[name].as_u64().unwrap();
+        assert!(number("pages_evicted") > 0);
+        assert!(number("allocated_bytes_max") <= number("budget_bytes"));
+        assert!(figures["small_pages"]["max"].as_u64().unwrap() == 1);
+        assert!(figures["write_amplification"].as_f64().unwrap() < 1.05);
+    }
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "something was left");
+}
+
+#[test]
 fn clients_report_has_every_figure() {
     let dir = scratch();
     let words = ["bench", "clients", "--dir", text(dir.path()), "--runs", "1", "--clients", "2"];
