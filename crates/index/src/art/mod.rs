@@ -1,5 +1,8 @@
 //! The `art` backend: Holt, a persistent adaptive radix tree, with path-ordered keys.
 //!
+//! **Off by default.** The cargo feature `art` compiles it, and `ritornello bench index --backends
+//! art` opens it, for comparison. A store cannot have it as its index.
+//!
 //! | module | noun |
 //! |---|---|
 //! | `key` | keys and their order |

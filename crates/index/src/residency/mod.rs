@@ -10,6 +10,9 @@
 //! | [`MemoryResidency`] | a plain map: the oracle | nothing |
 //! | `LsmResidency` | RocksDB, for more pages than memory holds (feature `lsm`) | what was synced |
 //!
+//! **Off by default.** No store opens a residency: a router turns it on when it opens one of these
+//! backends itself, as `examples/residency.rs` does.
+//!
 //! **A hint.** Events come late, twice, out of order, or not at all. None of this is an error, and
 //! readers of pages do not rely on the answers: a wrong answer costs a hit. Events that cannot be
 //! applied and damaged records on disk are therefore dropped.
