@@ -1,4 +1,7 @@
-//! `bench store --steady`: a full store that evicts, against fresh stores in the same run.
+//! `bench store --steady`: a full store that evicts, against fresh stores in the same run. Its figures
+//! are in `report`.
+
+mod report;
 
 use super::args::StoreArgs;
 use crate::bench::content::{Keys, PageName};
@@ -7,18 +10,18 @@ use crate::bench::driver::LoadDriver;
 use crate::bench::quantile::{median, quantile};
 use crate::bench::shape::Shape;
 use crate::random::mix;
+use report::{Figures, Report};
 use ritornello_codec::Codec;
 use ritornello_format::{Scope, ScopeSettings};
 use ritornello_node::Node;
-use ritornello_store::{CatalogStats, Options, PiecePercentiles, SEGMENT_BYTES, Store};
+use ritornello_store::{Options, SEGMENT_BYTES, Store};
 use ritornello_terminal::exit::{Failure, Status};
-use ritornello_terminal::print::{bytes, json, print_stdout, table};
+use ritornello_terminal::print::{json, print_stdout};
 use ritornello_terminal::scratch::Scratch;
 use ritornello_terminal::{Context, open, progress};
 use ritornello_volume::BorrowedPagesMut;
 use ritornello_volume::staging::Staging;
 use ritornello_volume::transfer::Control;
-use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
@@ -81,49 +84,6 @@ impl PageKind {
     }
 }
 
-#[derive(Serialize)]
-struct Report {
-    capacity_bytes: u64,
-    segment_bytes: u64,
-    dir: String,
-    one_size: Figures,
-    mixed: Figures,
-    seconds: f64,
-}
-
-/// Figures of one mix of page sizes. Ratios are of the full store to a fresh store.
-#[derive(Default, Serialize)]
-struct Figures {
-    page_bytes: Vec<u64>,
-    put_gib_s: f64,
-    put_ratio: f64,
-    get_gib_s: f64,
-    get_ratio: f64,
-    /// Ratio of reading whole sequences, by bytes per page.
-    long_read_ratio: BTreeMap<u64, f64>,
-    /// 99th percentile of 16-page gets: idle, during puts into free space, during puts that evict.
-    get16_p99_us_idle: f64,
-    get16_p99_us_writing: f64,
-    get16_p99_us_evicting: f64,
-    /// Ratio of the last two.
-    get16_p99_ratio: f64,
-    gets: u64,
-    gets_hit: u64,
-    reserve_share: f64,
-    padding_share: f64,
-    reserve_padding_share: f64,
-    extents_per_run: f64,
-    small_pages: PiecePercentiles,
-    large_pages: PiecePercentiles,
-    allocated_bytes_max: u64,
-    allocated_samples: u64,
-    budget_bytes: u64,
-    files: u64,
-    write_amplification: f64,
-    index_written_bytes: u64,
-    pages_evicted: u64,
-}
-
 /// Measures and prints the report.
 ///
 /// # Errors
@@ -156,7 +116,7 @@ pub fn run(context: &Context, args: &StoreArgs) -> Result<Status, Failure> {
     if context.json {
         json(&report);
     } else {
-        print_stdout(&show(&report));
+        print_stdout(&report.show());
     }
     Ok(Status::Fine)
 }
@@ -434,62 +394,4 @@ impl Reader {
         // A get of evicted pages is not counted.
         Ok((outcome.pages == keys.len()).then_some(took.as_secs_f64() * 1e6))
     }
-}
-
-impl Figures {
-    fn describe(&mut self, stats: &CatalogStats) {
-        let health = &stats.health;
-        let space = (stats.segments_max * stats.segment_bytes).max(1) as f64;
-        self.reserve_share = health.reserve_bytes as f64 / space;
-        self.padding_share = health.padding_bytes as f64 / space;
-        self.reserve_padding_share = self.reserve_share + self.padding_share;
-        self.extents_per_run = health.extents_per_run;
-        self.small_pages = health.small_pages;
-        self.large_pages = health.large_pages;
-        self.budget_bytes = stats.capacity_bytes;
-        self.files = stats.files;
-        self.write_amplification = health.write_amplification;
-        self.index_written_bytes = stats.index_written_bytes;
-        self.pages_evicted = stats.counters.get("evicted_pages").copied().unwrap_or(0);
-    }
-}
-
-fn show(report: &Report) -> String {
-    let mut rows = table(&["full and evicting", "one size", "mixed"]);
-    let mut row = |name: &str, of: &dyn Fn(&Figures) -> String| {
-        rows.add_row([name.to_owned(), of(&report.one_size), of(&report.mixed)]);
-    };
-    row("put, relative to a fresh store", &|f| {
-        format!("{:.2}  ({:.2} GiB/s)", f.put_ratio, f.put_gib_s)
-    });
-    row("get, relative to a fresh store", &|f| {
-        format!("{:.2}  ({:.2} GiB/s)", f.get_ratio, f.get_gib_s)
-    });
-    row("long sequences, by page", &|f| {
-        let each = f.long_read_ratio.iter().map(|(size, r)| format!("{}: {r:.2}", bytes(*size)));
-        each.collect::<Vec<_>>().join(", ")
-    });
-    row("16-page get, p99: idle", &|f| format!("{:.0} us", f.get16_p99_us_idle));
-    row("  during puts", &|f| format!("{:.0} us", f.get16_p99_us_writing));
-    row("  during puts that evict", &|f| {
-        format!("{:.0} us  ({:.2} times)", f.get16_p99_us_evicting, f.get16_p99_ratio)
-    });
-    row("reserve and padding", &|f| format!("{:.1} %", 100.0 * f.reserve_padding_share));
-    row("extents per run", &|f| format!("{:.2}", f.extents_per_run));
-    row("pieces per page, to 256 KiB", &|f| {
-        format!("p99 {}, max {}", f.small_pages.p99, f.small_pages.max)
-    });
-    row("pieces per page, longer", &|f| {
-        format!("p99 {}, max {}", f.large_pages.p99, f.large_pages.max)
-    });
-    row("maximum blocks, of the budget", &|f| {
-        format!(
-            "{} of {}, {} samples",
-            bytes(f.allocated_bytes_max),
-            bytes(f.budget_bytes),
-            f.allocated_samples
-        )
-    });
-    row("written / admitted", &|f| format!("{:.3}", f.write_amplification));
-    format!("{rows}\n{} in {}, {:.0} s", bytes(report.capacity_bytes), report.dir, report.seconds)
 }
