@@ -5,7 +5,7 @@
 //! removed before the runs attached to it.
 
 use super::families::Families;
-use super::keys;
+use super::keys::{self, Family};
 use crate::{MatchedRun, RunId};
 use ritornello_format::{PageHashes, ScopeSlot};
 

@@ -3,7 +3,7 @@
 
 use super::LsmIndex;
 use super::families::{COUNTS, Families};
-use super::keys;
+use super::keys::{self, Family};
 use super::record::{Counts, Record, Use};
 use crate::live_extents::held;
 use crate::run::{check, check_place};

@@ -3,7 +3,7 @@
 use super::chains::{SCOPE, insert};
 use super::{fill, open};
 use ritornello_format::ErrorKind;
-use ritornello_index::conformance::{contents, page, pages};
+use ritornello_index::conformance::{contents, pages};
 use ritornello_index::{LsmIndex, PrefixIndex};
 use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;
