@@ -138,7 +138,7 @@ fn has_valid_length(header: &RunHeader, number: u16, slice: &Slice) -> bool {
     bytes > 0 && if slice.codec == Slice::RAW { bytes == most } else { bytes <= most }
 }
 
-/// What the header says about slices of one page that are read together, and where they go.
+/// Slices of one page that are read together, as the header describes them, and their target.
 pub(super) struct Expected<'e, 'a> {
     pub(super) read: &'a RunRead<'a>,
     pub(super) key: &'a [u8],
@@ -146,7 +146,7 @@ pub(super) struct Expected<'e, 'a> {
     pub(super) slices: &'e [Slice],
     /// The slices that are read together.
     pub(super) numbers: Range<u16>,
-    /// Their bytes in the page as stored on disk.
+    /// Byte range of these slices in the page as stored on disk.
     pub(super) stored: Range<u64>,
     /// Memory of the whole page.
     pub(super) target: &'e PageMemory,
@@ -249,7 +249,7 @@ pub(super) struct PartCheck<'a> {
 enum Work<'a> {
     /// The bytes are in the target: only checksums are computed.
     InPlace(SliceSums<'a>),
-    /// The bytes are copied or decoded to the target. The number is that of the next slice.
+    /// The bytes are verified here, and copied or decoded to the target; with the next slice's number.
     Deliver(StoredBytes, u16),
 }
 
@@ -259,7 +259,7 @@ impl<'a> PartCheck<'a> {
     /// called with their number and returns a copy of them.
     ///
     /// # Errors
-    /// The error of `copy`.
+    /// A failure of `copy`.
     pub(super) fn open(
         expected: &Expected<'_, 'a>,
         staged: Option<StoredBytes>,

@@ -75,7 +75,7 @@ pub(super) struct Part {
     pub(super) page: usize,
     pub(super) section: usize,
     pub(super) slices: Range<u16>,
-    /// Their bytes in the page as stored on disk.
+    /// Byte range of these slices in the page as stored on disk.
     pub(super) stored: Range<u64>,
 }
 
@@ -220,7 +220,7 @@ impl<'a> ReadJob<'a> {
         self.parts.push(Part { run, page, section: 0, slices: 0..0, stored });
     }
 
-    /// What the header says about a part; `None` if the header is not known, or not any longer.
+    /// A part as the header describes it; `None` if the header is not known, or already freed.
     pub(super) fn expected(&self, part: usize) -> Option<Expected<'_, 'a>> {
         let Part { run, page, slices, stored, .. } = &self.parts[part];
         let (state, read) = (&self.runs[*run], &self.reads[*run]);

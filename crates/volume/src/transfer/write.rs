@@ -105,7 +105,7 @@ impl<'a> NewRun<'a> {
     }
 }
 
-/// The error of a run that the file system did not take.
+/// Error for a failed write to `segment`.
 pub(super) fn failed(what: &str, segment: SegmentId, error: io::Error) -> Error {
     Error::retry(what)
         .with("reason", MissReason::Io.word())
