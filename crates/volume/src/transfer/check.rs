@@ -248,8 +248,9 @@ pub(super) struct PartCheck<'a> {
 
 enum Work<'a> {
     /// The bytes are in the target: only checksums are computed.
-    InPlace(SliceSums<'a>),
-    /// The bytes are verified here, and copied or decoded to the target; with the next slice's number.
+    InPlace(Box<SliceSums<'a>>),
+    /// The bytes are verified here, and copied or decoded to the target. With the number of the next
+    /// slice.
     Deliver(StoredBytes, u16),
 }
 
@@ -271,7 +272,7 @@ impl<'a> PartCheck<'a> {
             None if expected.is_in_place() => {
                 let length = expected.slices[usize::from(first)].bytes;
                 let generation = expected.read.place.generation;
-                Work::InPlace(SliceSums::new(expected.key, generation, first, length))
+                Work::InPlace(Box::new(SliceSums::new(expected.key, generation, first, length)))
             }
             None => Work::Deliver(StoredBytes::Block(copy(bytes as usize)?), first),
             Some(staged) => Work::Deliver(staged, first),

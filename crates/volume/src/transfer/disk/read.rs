@@ -336,7 +336,8 @@ impl<'a> DiskRead<'a> {
     /// Splits the first chunk after its first part.
     fn split_front(&mut self) {
         let Some(Span { run, chunk, parts }) = self.queue.front_mut() else { return };
-        let border = if parts.is_empty() { u64::MAX } else { self.job.cover(parts.start).end };
+        let border =
+            if Range::is_empty(parts) { u64::MAX } else { self.job.cover(parts.start).end };
         if border < chunk.logical.end {
             let rest = Chunk {
                 segment: chunk.segment,
