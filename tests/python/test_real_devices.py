@@ -19,8 +19,6 @@ from real_device import Disk, Throttle, command, require_io_uring
 from support import blank, keys_of, pages_of
 
 import ritornello as rt
-from ritornello.connector.fail_safe import FailSafeStore
-from ritornello.connector.settings import StoreSettings
 from ritornello.errors import FatalError, RetryError, RitornelloError
 from ritornello.lmcache.settings import Settings
 from ritornello.lmcache.store import LMCacheStore

@@ -19,9 +19,9 @@ from real_device import Disk, command
 from support import keys_of, pages_of
 
 import ritornello as rt
+from ritornello.connector.fail_safe import FailSafeStore
+from ritornello.connector.settings import StoreSettings
 from ritornello.errors import FatalError, RetryError
-from ritornello.fail_safe import FailSafeStore
-from ritornello.settings import StoreSettings
 from servers.child import Child
 
 
