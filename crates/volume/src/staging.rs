@@ -6,7 +6,6 @@ mod arena;
 pub use arena::Backing;
 
 use crate::page_memory::{Fragment, PageSource};
-use crate::transfer::Control;
 use arena::Arena;
 use parking_lot::{Condvar, Mutex};
 use ritornello_format::{Result, UNIT};
@@ -82,12 +81,18 @@ impl Staging {
         self.carve(&mut self.state.lock(), bytes)
     }
 
-    /// Memory for `bytes`, rounded up to a multiple of 4 KiB; waits until `control` stops the call,
-    /// at most 30 seconds. `None` if no span became free in time, or the arena is smaller.
+    /// Memory for `bytes`, rounded up to a multiple of 4 KiB; waits until `deadline`, at most 30
+    /// seconds, or until `is_stopped` returns true. `None` if no span became free in time, or the
+    /// arena is smaller.
     #[must_use]
-    pub fn take(self: &Arc<Self>, bytes: usize, control: &Control) -> Option<StagingBuffer> {
+    pub fn take(
+        self: &Arc<Self>,
+        bytes: usize,
+        deadline: Option<Instant>,
+        is_stopped: &dyn Fn() -> bool,
+    ) -> Option<StagingBuffer> {
         let limit = Instant::now() + WAIT_MAX;
-        let deadline = control.deadline.map_or(limit, |deadline| deadline.min(limit));
+        let deadline = deadline.map_or(limit, |deadline| deadline.min(limit));
         let mut state = self.state.lock();
         loop {
             if bytes > self.arena.len() {
@@ -95,7 +100,7 @@ impl Staging {
             }
             let buffer = self.carve(&mut state, bytes);
             let now = Instant::now();
-            if buffer.is_some() || now >= deadline || control.stop().is_some() {
+            if buffer.is_some() || now >= deadline || is_stopped() {
                 return buffer;
             }
             self.freed.wait_until(&mut state, deadline.min(now + CANCEL_CHECK));

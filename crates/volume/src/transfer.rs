@@ -20,6 +20,7 @@ pub use sections::Sections;
 pub use verify_run::{VerifiedRun, is_unreadable_on_disk};
 
 use crate::page_memory::{PageSource, PageTarget};
+use crate::staging::{Staging, StagingBuffer};
 use ritornello_format::{Place, RunHeader, ScopeId};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -53,6 +54,12 @@ impl Control {
         } else {
             None
         }
+    }
+
+    /// Staging memory for `bytes`, as of [`Staging::take`]; waits until the call stops.
+    #[must_use]
+    pub fn stage(&self, staging: &Arc<Staging>, bytes: usize) -> Option<StagingBuffer> {
+        staging.take(bytes, self.deadline, &|| self.stop().is_some())
     }
 }
 

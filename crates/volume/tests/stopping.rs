@@ -166,12 +166,12 @@ fn deadline_is_kept_while_waiting_for_staging() {
         ..Control::default()
     };
     let start = Instant::now();
-    assert!(staging.take(4096, &control).is_none());
+    assert!(control.stage(&staging, 4096).is_none());
     assert!(start.elapsed() < Duration::from_secs(5));
     let flag = Arc::new(AtomicBool::new(false));
     let control = Control { cancelled: Some(flag.clone()), ..Control::default() };
     std::thread::scope(|scope| {
-        let waiter = scope.spawn(|| staging.take(4096, &control).is_none());
+        let waiter = scope.spawn(|| control.stage(&staging, 4096).is_none());
         std::thread::sleep(Duration::from_millis(10));
         flag.store(true, Ordering::Release);
         assert!(waiter.join().unwrap());

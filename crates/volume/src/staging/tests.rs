@@ -1,5 +1,6 @@
 use super::*;
 use crate::page_memory::{BorrowedPages, OwnedPages};
+use crate::transfer::Control;
 
 #[test]
 fn pieces_are_aligned_and_freed_whole() {
@@ -25,9 +26,9 @@ fn waiter_gets_freed_memory_or_stops_at_deadline() {
         deadline: Some(Instant::now() + Duration::from_millis(30)),
         ..Control::default()
     };
-    assert!(staging.take(1, &soon).is_none());
+    assert!(soon.stage(&staging, 1).is_none());
     let other = Arc::clone(&staging);
-    let waiter = std::thread::spawn(move || other.take(4096, &Control::default()).is_some());
+    let waiter = std::thread::spawn(move || Control::default().stage(&other, 4096).is_some());
     std::thread::sleep(Duration::from_millis(20));
     drop(all);
     assert!(waiter.join().unwrap());

@@ -81,7 +81,7 @@ impl Segments {
         let arena = self.arena();
         let buffer = match control {
             None => arena.try_take(length),
-            Some(control) => arena.take(length, control),
+            Some(control) => control.stage(arena, length),
         };
         let Some(mut buffer) = buffer else { return Packing::NoMemory };
         let (mut scratch, mut packed, mut at) = (Vec::new(), Vec::new(), 0);

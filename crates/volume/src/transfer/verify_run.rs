@@ -86,7 +86,7 @@ impl Segments {
         let padded = place.page_units as usize * UNIT as usize;
         let at_once = (WINDOW / padded).clamp(1, keys.len().max(1));
         let mut pages = Vec::with_capacity(keys.len());
-        if let Some(memory) = self.arena().take(at_once * padded, control) {
+        if let Some(memory) = control.stage(self.arena(), at_once * padded) {
             let target = WindowTarget { memory, padded };
             for keys in keys.chunks(at_once) {
                 let read = RunRead {

@@ -272,7 +272,7 @@ impl<'a> DiskRead<'a> {
         let idle = self.in_flight.is_idle() && self.unverified.is_empty();
         let arena = segments.arena();
         let take = |bytes| match arena.try_take(bytes) {
-            None if idle => arena.take(bytes, control),
+            None if idle => control.stage(arena, bytes),
             buffer => buffer,
         };
         let mut has_room = self.stage_front(|bytes| arena.try_take(bytes));

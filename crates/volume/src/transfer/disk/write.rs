@@ -174,7 +174,7 @@ impl<'a> DiskWrite<'a> {
         // Waits for staging memory only if no operation is in flight: another call may wait for the
         // memory that this call holds.
         let take = |bytes| match self.segments.arena().try_take(bytes) {
-            None if idle => self.segments.arena().take(bytes, self.control),
+            None if idle => self.control.stage(self.segments.arena(), bytes),
             buffer => buffer,
         };
         let pages = &run.new.pages;
