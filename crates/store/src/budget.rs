@@ -1,9 +1,10 @@
 //! Division of the capacity between whole segments and the worst case of the metadata.
 
 use crate::options::SEGMENT_BYTES_MIN;
-use crate::registry_file::RegistryFile;
 use ritornello_format::{Error, Result};
 
+/// Dead bytes that the registry file may hold beyond the number of its live bytes.
+pub(crate) const REGISTRY_DEAD_BYTES: u64 = 64 << 10;
 /// Bytes of the manifest, the reservation log, lock and client files, and the scope registry files
 /// while their records take [`REGISTRY_MIN`].
 const FIXED_METADATA: u64 = 1 << 20;
@@ -68,8 +69,8 @@ impl Budget {
         let segments_max = segments.min((1 << 24) - 1) as u32;
         let registry_bytes = (capacity / REGISTRY_SHARE).clamp(REGISTRY_MIN, REGISTRY_MAX);
         // A larger registry reduces the share of the index, not the number of segments.
-        let index_bytes = index_share
-            - (RegistryFile::bytes_max(registry_bytes) - RegistryFile::bytes_max(REGISTRY_MIN));
+        let index_bytes =
+            index_share - (registry_bytes_max(registry_bytes) - registry_bytes_max(REGISTRY_MIN));
         Ok(Self { capacity, segment_bytes, segments_max, index_bytes, registry_bytes })
     }
 
@@ -114,6 +115,11 @@ impl Budget {
     }
 }
 
+/// Maximum bytes of the registry file and of its replacement while live scopes take `live` bytes.
+const fn registry_bytes_max(live: u64) -> u64 {
+    3 * live + REGISTRY_DEAD_BYTES
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -125,8 +131,8 @@ mod tests {
                 let Ok(budget) = Budget::divide(capacity, segment_bytes) else { continue };
                 let used = u64::from(budget.segments_max) * segment_bytes
                     + budget.index_bytes
-                    + RegistryFile::bytes_max(budget.registry_bytes)
-                    + (FIXED_METADATA - RegistryFile::bytes_max(REGISTRY_MIN));
+                    + registry_bytes_max(budget.registry_bytes)
+                    + (FIXED_METADATA - registry_bytes_max(REGISTRY_MIN));
                 assert!(used <= capacity, "{budget:?}");
                 let shares = budget.shares(&[Some(0); 3]);
                 assert_eq!(shares.iter().sum::<u32>(), budget.segments_max);

@@ -1,6 +1,6 @@
 //! Orders the commits of a put's parts, of which two are written at a time.
 
-use crate::put::PutProgress;
+use crate::outcome::PutProgress;
 use parking_lot::{Condvar, Mutex};
 use ritornello_format::{Error, Result};
 

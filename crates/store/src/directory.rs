@@ -13,7 +13,6 @@
 use crate::budget::Budget;
 use crate::machine_memory::check_memory;
 use crate::options::{IndexKind, Options, SEGMENT_BYTES};
-use crate::permissions::POLICY_FILE;
 use ritornello_format::{
     Error, ErrorKind, Manifest, Result, ScopeRegistry, StoredRegistry, VolumeMarker, VolumeRecord,
 };
@@ -51,6 +50,8 @@ const MANIFEST: &str = "MANIFEST";
 /// copy does not reuse an epoch.
 const MANIFEST_COPY: &str = "MANIFEST.copy";
 
+/// Name of the policy file in the store's directory.
+pub const POLICY_FILE: &str = "policy.toml";
 pub(crate) const SCOPES: &str = "SCOPES";
 const RESERVATIONS: &str = "RESERVATIONS";
 

@@ -19,7 +19,7 @@
 //! units, and a client can lease what another has leased already. Leases of reads and of puts in
 //! progress do not count: the I/O in flight bounds them, and they end with it.
 
-use crate::ClientId;
+use crate::client_id::ClientId;
 use ritornello_format::{Error, Extent, Result, UNIT};
 use ritornello_index::RunId;
 use std::collections::{BTreeMap, BTreeSet, HashMap};

@@ -18,6 +18,7 @@
 pub mod admission;
 mod budget;
 mod catalog;
+mod client_id;
 mod commit_order;
 mod conversion;
 mod core;
@@ -51,11 +52,10 @@ pub use catalog::{
     LocatedRun, PackedKeys, Refusal, Request, ReserveRequest, Reserved, ReservedRun, Response,
     ScopeListing, ScopeRef, WireError, rule,
 };
+pub use client_id::ClientId;
 pub use conversion::{Conversion, convert_index};
-pub use core::{
-    CapacityChange, ClientAlive, ClientId, DamagedPage, LocalCatalog, StoreCore, Verification,
-};
-pub use directory::Directory;
+pub use core::{CapacityChange, ClientAlive, DamagedPage, LocalCatalog, StoreCore, Verification};
+pub use directory::{Directory, POLICY_FILE};
 pub use machine_memory::{ControlGroup, check_memory, control_group, memory_left};
 pub use options::{
     Durability, IndexKind, Options, SEGMENT_BYTES, SEGMENT_BYTES_MIN, parse_codec, parse_index,
@@ -63,7 +63,7 @@ pub use options::{
 pub use outcome::Outcome;
 pub use owner_silent::{OwnerSilent, StoreReopening};
 pub use ownership::foreign_directory;
-pub use permissions::{ClientCall, POLICY_FILE, StorePolicy};
+pub use permissions::{ClientCall, StorePolicy};
 pub use stats::{
     AbsentSpace, AdmissionStats, CatalogStats, Counter, Counters, IndexDecision, IndexTuning,
     IoStats, LsmEstimate, PiecePercentiles, SCOPES_SHOWN, ScopeUsage, SpaceHealth, VolumeStats,

@@ -29,3 +29,35 @@ impl Outcome {
         self
     }
 }
+
+/// The result of a put, or of a part of it.
+#[derive(Default)]
+pub(crate) struct PutProgress {
+    /// Leading pages that are stored.
+    pub(crate) stored: usize,
+    /// Payload bytes written, and their bytes on disk.
+    pub(crate) bytes: u64,
+    pub(crate) disk_bytes: u64,
+    pub(crate) reason: &'static str,
+    /// Whether the put is acknowledged only after a flush.
+    pub(crate) unflushed: bool,
+}
+
+impl PutProgress {
+    /// Adds the result of the next part.
+    pub(crate) fn add(&mut self, part: &Self) {
+        self.stored += part.stored;
+        self.bytes += part.bytes;
+        self.disk_bytes += part.disk_bytes;
+        self.reason = part.reason;
+        self.unflushed |= part.unflushed;
+    }
+
+    /// Returns the outcome. Only leading pages count as stored, not pages after a gap.
+    pub(crate) fn outcome(&self, requested: usize) -> Outcome {
+        let mut ok = vec![false; requested];
+        ok[..self.stored].fill(true);
+        let reason = if self.stored == requested { "" } else { self.reason };
+        Outcome { pages: self.stored, bytes: self.bytes, seconds: 0.0, reason, ok }
+    }
+}

@@ -3,14 +3,11 @@
 //! A file rather than an option, because a permission belongs to the stored data, applies to every
 //! process that opens the store, and is given by users with write access to the store's directory.
 
-use crate::directory::Directory;
+use crate::directory::{Directory, POLICY_FILE};
 use ritornello_format::{Error, Result};
 use serde::Deserialize;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
-
-/// Name of the policy file in the store's directory.
-pub const POLICY_FILE: &str = "policy.toml";
 
 /// Hash algorithms for which no collisions can be made.
 const COLLISION_RESISTANT: [&str; 4] = ["sha256", "sha256_cbor", "sglang-sha256", "blake3"];

@@ -3,7 +3,7 @@
 use crate::catalog::{Refusal, ReserveRequest, Reserved, ReservedRun, ScopeRef};
 use crate::commit_order::CommitOrder;
 use crate::encode::{Encoder, raw_slices};
-use crate::outcome::Outcome;
+use crate::outcome::{Outcome, PutProgress};
 use crate::parts::{Part, Parts};
 use crate::store::{DEFAULT_TIMEOUT, PutOptions, Store};
 use parking_lot::Mutex;
@@ -25,38 +25,6 @@ pub(crate) struct PutBytes<'a> {
     /// Leading pages without bytes, which were stored when the put began. The put acknowledges them
     /// only if the owner still reports them as present.
     pub(crate) without_bytes: usize,
-}
-
-/// The result of a put, or of a part of it.
-#[derive(Default)]
-pub(crate) struct PutProgress {
-    /// Leading pages that are stored.
-    pub(crate) stored: usize,
-    /// Payload bytes written, and their bytes on disk.
-    pub(crate) bytes: u64,
-    pub(crate) disk_bytes: u64,
-    pub(crate) reason: &'static str,
-    /// Whether the put is acknowledged only after a flush.
-    pub(crate) unflushed: bool,
-}
-
-impl PutProgress {
-    /// Adds the result of the next part.
-    pub(crate) fn add(&mut self, part: &Self) {
-        self.stored += part.stored;
-        self.bytes += part.bytes;
-        self.disk_bytes += part.disk_bytes;
-        self.reason = part.reason;
-        self.unflushed |= part.unflushed;
-    }
-
-    /// Returns the outcome. Only leading pages count as stored, not pages after a gap.
-    fn outcome(&self, requested: usize) -> Outcome {
-        let mut ok = vec![false; requested];
-        ok[..self.stored].fill(true);
-        let reason = if self.stored == requested { "" } else { self.reason };
-        Outcome { pages: self.stored, bytes: self.bytes, seconds: 0.0, reason, ok }
-    }
 }
 
 /// The state shared by all parts of a put.

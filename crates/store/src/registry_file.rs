@@ -1,13 +1,11 @@
 //! The file of the scope registry: records are appended, and the file is replaced when most of its
 //! bytes are dead.
 
+use crate::budget::REGISTRY_DEAD_BYTES;
 use crate::directory::{Directory, SCOPES};
 use ritornello_format::{Result, ScopeRegistry, StoredRegistry};
 use ritornello_medium::MediumFile;
 use std::sync::Arc;
-
-/// Dead bytes that the file may hold beyond the number of its live bytes.
-const DEAD_BYTES: u64 = 64 << 10;
 
 /// The owner's file `SCOPES`.
 #[derive(Debug)]
@@ -36,11 +34,6 @@ impl RegistryFile {
             opened.replace(&stored.registry)?;
         }
         Ok(opened)
-    }
-
-    /// Maximum bytes of the file and of its replacement while live scopes take `live` bytes.
-    pub(crate) const fn bytes_max(live: u64) -> u64 {
-        3 * live + DEAD_BYTES
     }
 
     /// Bytes of the file that live scopes take.
@@ -130,7 +123,7 @@ impl RegistryFile {
     /// Takes the file for an append of `added` bytes, or `None` if it must be replaced. `live` is
     /// the number of its live bytes afterwards.
     fn appendable(&mut self, added: u64, live: u64) -> Option<Arc<dyn MediumFile>> {
-        if self.length + added > 2 * live + DEAD_BYTES {
+        if self.length + added > 2 * live + REGISTRY_DEAD_BYTES {
             return None;
         }
         self.file.take()

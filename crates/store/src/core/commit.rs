@@ -1,10 +1,11 @@
 //! Committing a put: its runs become visible if the pages they follow still exist.
 
+use super::StoreCore;
 use super::reservations::{PlannedRun, Reservation};
 use super::residents::resident;
 use super::state::State;
-use super::{ClientId, StoreCore};
 use crate::catalog::{Committed, Refusal};
+use crate::client_id::ClientId;
 use ritornello_format::{Error, ErrorKind, Extent, PageHash, Result, ScopeSlot, UNIT};
 use ritornello_index::{NewRun, RunId};
 

@@ -1,32 +1,15 @@
 //! Durability: the sync rounds, which write the data before the index that names it.
 
 use super::StoreCore;
-use super::state::STEP_RUNS;
+use super::step::STEP_RUNS;
 use crate::options::Durability;
-use ritornello_format::{Extent, Result, SegmentId};
-use std::collections::BTreeSet;
+use ritornello_format::{Result, SegmentId};
 use std::time::{Duration, Instant};
 
 /// Maximum time that a sync waits for earlier syncs.
 pub(super) const SYNC_TIMEOUT: Duration = Duration::from_secs(300);
 /// Unsynced bytes of the index journal that trigger a sync.
 pub(super) const PENDING_BYTES_MAX: u64 = 16 << 20;
-
-/// Changes that the next sync round covers.
-#[derive(Debug, Default)]
-pub(super) struct Unsynced {
-    /// Segments with writes.
-    pub(super) segments: BTreeSet<SegmentId>,
-    /// Whether pages were used.
-    pub(super) uses: bool,
-}
-
-impl Unsynced {
-    /// Records writes to `extents`.
-    pub(super) fn note(&mut self, extents: &[Extent]) {
-        self.segments.extend(extents.iter().map(|extent| extent.segment));
-    }
-}
 
 impl StoreCore {
     /// Syncs the data, then the index, then frees the limbo. Requests that arrive during a round

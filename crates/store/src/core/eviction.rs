@@ -2,13 +2,10 @@
 
 use super::StoreCore;
 use super::state::State;
+use super::step::STEP_UNITS;
 use crate::eviction::Victim;
 use parking_lot::MutexGuard;
-use ritornello_format::{ScopeSlot, UNIT};
-
-/// Maximum units evicted under one hold of the owner's lock, which bounds the delay of waiting
-/// threads.
-pub(crate) const STEP_UNITS: u64 = (16 << 20) / UNIT;
+use ritornello_format::ScopeSlot;
 
 impl StoreCore {
     /// Evicts about `units` from segments that are not sealed, leaves first, and passes the lock on

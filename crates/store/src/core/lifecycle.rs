@@ -3,7 +3,8 @@
 //! A poisoned store refuses changes and still serves lookups and reads, and its owner reopens it when
 //! the disks accept writes.
 
-use super::{ClientId, StoreCore};
+use super::StoreCore;
+use crate::client_id::ClientId;
 use crate::rounds::{OnPoison, Rounds};
 use ritornello_format::{Error, ErrorKind, Manifest, Result, VolumeMarker};
 use std::collections::BTreeMap;

@@ -1,7 +1,8 @@
 //! The owner's [`Catalog`] for one client.
 
-use super::{ClientId, StoreCore};
+use super::StoreCore;
 use crate::catalog::{Catalog, Request, Response};
+use crate::client_id::ClientId;
 use ritornello_format::{Error, Result};
 use std::sync::Arc;
 use std::time::Duration;

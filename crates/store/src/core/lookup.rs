@@ -1,8 +1,9 @@
 //! Lookups of leading pages: to count, to lease, or to read them.
 
+use super::StoreCore;
 use super::state::State;
-use super::{ClientId, StoreCore};
 use crate::catalog::{LEASE_PAGES_MAX, LeaseNumber, Leased, Located, LocatedRun, ScopeRef};
+use crate::client_id::ClientId;
 use crate::eviction::{Demand, Used};
 use parking_lot::MutexGuard;
 use ritornello_format::{Error, PageHash, Result, ScopedKeys, check_keys};

@@ -26,6 +26,7 @@ mod shape;
 mod space;
 mod state;
 mod stats;
+mod step;
 
 pub use local_catalog::LocalCatalog;
 pub use maintenance::verify::{DamagedPage, Verification};
@@ -47,16 +48,6 @@ use scopes::Scopes;
 use shape::Shape;
 use state::StateLock;
 use std::sync::Arc;
-
-/// Identifies the calling process: the owner, or a connected client.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct ClientId(pub u64);
-
-impl ClientId {
-    /// The owner's own process. Its reservations are not logged: after an unclean end the next
-    /// owner drains all free space.
-    pub const LOCAL: Self = Self(0);
-}
 
 /// Returns whether the client process with this name may still be writing.
 pub type ClientAlive = Arc<dyn Fn(&str) -> bool + Send + Sync>;

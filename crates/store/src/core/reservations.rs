@@ -4,8 +4,9 @@
 //! still land, and a new owner must not reuse that space before the process is dead and the segment
 //! is drained. The log needs no sync: a power loss ends the clients, too.
 
-use super::{ClientId, StoreCore};
+use super::StoreCore;
 use crate::catalog::{LeaseNumber, ScopeRef};
+use crate::client_id::ClientId;
 use crate::directory::Directory;
 use ritornello_format::{
     Error, Extent, PageHash, Place, ReservationRecord, Result, ScopeSlot, SegmentId,

@@ -1,10 +1,11 @@
 //! Reserving space for a put: groups the missing pages into runs and places each of them.
 
+use super::StoreCore;
 use super::plan::{check_lengths, missing_runs, run_lengths};
 use super::reservations::{PlannedRun, Reservation};
 use super::space::SpaceDeadline;
-use super::{ClientId, StoreCore};
 use crate::catalog::{LeaseNumber, Refusal, ReserveRequest, Reserved, ReservedRun, ScopeRef};
+use crate::client_id::ClientId;
 use crate::eviction::Demand;
 use ritornello_format::{Error, PageHash, Place, Result, UNIT, check_keys};
 use ritornello_index::RunId;

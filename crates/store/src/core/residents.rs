@@ -1,8 +1,8 @@
 //! The stored runs, as eviction, quotas and retention count them.
 
 use super::absence::hidden::Hidden;
-use super::limits::quota::Usage;
-use super::limits::retention::Retention;
+use super::limits::retained_runs::Retention;
+use super::limits::usage::Usage;
 use crate::eviction::{
     Demand, Eviction, EvictionContext, EvictionStats, RecencyClock, Resident, Used, Victim,
 };

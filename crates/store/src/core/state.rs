@@ -3,19 +3,16 @@
 //! Each component keeps its own invariants; the functions here change several of them in one step.
 
 use super::absence::Absence;
-use super::durability::Unsynced;
 use super::limits::index_memory::IndexMemory;
 use super::reservations::Reservations;
 use super::residents::Residents;
 use super::space::StoreSpace;
+use super::step::STEP_RUNS;
 use crate::lease::LeaseTable;
 use parking_lot::{Condvar, Mutex, MutexGuard};
-use ritornello_format::Extent;
+use ritornello_format::{Extent, SegmentId};
 use ritornello_index::{Removed, RunId};
-
-/// Maximum runs handled under one hold of the owner's lock. A waiting thread is delayed by at most
-/// one step, independent of the store's size.
-pub(crate) const STEP_RUNS: usize = 1024;
+use std::collections::BTreeSet;
 
 /// State that must change together: finding a run, pinning it and freeing its space exclude one
 /// another. Never locked across I/O, and not taken by a probe.
@@ -37,6 +34,22 @@ pub(crate) struct PendingRemovals {
     pub(super) in_steps: usize,
     /// Scopes whose runs the index is removing.
     pub(super) dropping: usize,
+}
+
+/// Changes that the next sync round covers.
+#[derive(Debug, Default)]
+pub(super) struct Unsynced {
+    /// Segments with writes.
+    pub(super) segments: BTreeSet<SegmentId>,
+    /// Whether pages were used.
+    pub(super) uses: bool,
+}
+
+impl Unsynced {
+    /// Records writes to `extents`.
+    pub(super) fn note(&mut self, extents: &[Extent]) {
+        self.segments.extend(extents.iter().map(|extent| extent.segment));
+    }
 }
 
 impl State {

@@ -1,7 +1,7 @@
 //! The memory ceiling of the index: at the ceiling puts are refused, and eviction frees memory.
 
 use crate::core::StoreCore;
-use crate::core::eviction::STEP_UNITS;
+use crate::core::step::STEP_UNITS;
 use parking_lot::MutexGuard;
 use ritornello_format::PageHash;
 use std::time::{Duration, Instant};

@@ -3,5 +3,7 @@
 pub(crate) mod admission;
 pub(crate) mod index_memory;
 pub(crate) mod quota;
+pub(crate) mod retained_runs;
 pub(crate) mod retention;
 pub(crate) mod store_clock;
+pub(crate) mod usage;

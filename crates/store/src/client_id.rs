@@ -1,0 +1,11 @@
+//! The identity of a process that calls the owner.
+
+/// Identifies the calling process: the owner, or a connected client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ClientId(pub u64);
+
+impl ClientId {
+    /// The owner's own process. Its reservations are not logged: after an unclean end the next
+    /// owner drains all free space.
+    pub const LOCAL: Self = Self(0);
+}
