@@ -141,6 +141,6 @@ def main(console: Console, per_length: int) -> list[str]:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m demo", description=__doc__.split("\n")[0])
-    parser.add_argument("--documents", type=int, default=3, help="per length (default: 3)")
+    parser.add_argument("--documents", type=int, default=2, help="per length (default: 2)")
     options = parser.parse_args()
     sys.exit(demonstrate(lambda console: main(console, options.documents)))
