@@ -6,7 +6,8 @@ mod common;
 
 use common::*;
 use proptest::prelude::*;
-use ritornello_format::{Slice, UNIT};
+use ritornello_format::{SegmentId, Slice, UNIT};
+use ritornello_medium::Host;
 use ritornello_volume::*;
 use std::fs;
 use std::os::unix::fs::FileExt;
@@ -282,6 +283,44 @@ fn unknown_codec_is_not_damage_but_invalid_frame_is() {
         assert_eq!(outcomes, [PageOutcome::Missed(reason), PageOutcome::Verified]);
     }
     assert!(!MissReason::Codec.is_damage() && MissReason::Frame.is_damage());
+}
+
+/// Pages that their header rules out make room for the reads behind them, also when no other page is
+/// in flight.
+#[test]
+fn unknown_codec_does_not_end_the_reads_behind_it() {
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let config = SegmentsConfig {
+        dirs: vec![dir.path().into()],
+        segment_bytes: SEGMENT_BYTES,
+        io: IoChoice::Buffered,
+        in_flight_bytes: 16 << 10,
+    };
+    let segments = Segments::open(Arc::new(Host), config).unwrap();
+    segments.create(SegmentId::new(0, 0)).unwrap();
+    let rig = Rig { dir, segments };
+    let encoded = encoded_run(&rig, 1, 4, (0..6).map(|n| page(9, n, 100_000, 0)).collect(), &[]);
+    let mut plain = Run::at(2, 2, 100_000, &[], 1000);
+    plain.write(&rig.segments);
+    let mut memory = vec![vec![0; 100_000]; 8];
+    let mut pages: Vec<&mut [u8]> = memory.iter_mut().map(Vec::as_mut_slice).collect();
+    let target = BorrowedPagesMut::new(&mut pages);
+    let keys = [encoded.keys(), plain.keys()];
+    let reads = [(&encoded, 0), (&plain, 6)].map(|(run, target_first)| RunRead {
+        place: &run.place,
+        scope: SCOPE,
+        page_bytes: run.header.page_bytes,
+        keys: &keys[target_first / 6],
+        first: 0,
+        target: &target,
+        target_first,
+        encoded: Encoded::Unpack(&Ignorant),
+    });
+    let outcomes = rig.segments.read_runs(&reads, &Control::default());
+    drop(target);
+    assert_eq!(outcomes[0], [PageOutcome::Missed(MissReason::Codec); 6]);
+    assert_eq!(outcomes[1], [PageOutcome::Verified; 2]);
+    assert!(memory[6..] == plain.pages, "wrong bytes");
 }
 
 /// Takes all staging memory in buffers of these lengths, and keeps them as encoded pages.

@@ -257,6 +257,9 @@ impl<'a> DiskRead<'a> {
             // All pages of the run have missed, so this reason replaces none.
             return NextOp::Fail(MissReason::Header);
         }
+        if let Some(reason) = self.front_failure() {
+            return NextOp::Fail(reason);
+        }
         let (segments, control) = (self.job.segments, self.job.control);
         let file = match segments.file(span.chunk.segment) {
             Ok(file) => file,
@@ -281,6 +284,9 @@ impl<'a> DiskRead<'a> {
             // is read first: its memory must not be held while the call waits for memory of another
             // part.
             self.split_front();
+            if let Some(reason) = self.front_failure() {
+                return NextOp::Fail(reason);
+            }
             has_room = self.stage_front(take);
         }
         let prepared = self.queue.front().filter(|_| has_room).and_then(|span| {
@@ -304,6 +310,17 @@ impl<'a> DiskRead<'a> {
         // holds the buffers until the operation completes, the header block stays until its last
         // chunk completes, and the engine does not return before all operations complete.
         NextOp::Ready(unsafe { Op::new(tag, file, false, offset, iovecs) })
+    }
+
+    /// Why all parts of the first chunk have failed already: their other bytes are not worth a read,
+    /// nor a wait for memory. `None` if the chunk holds bytes of the header, or any part may be
+    /// delivered.
+    fn front_failure(&self) -> Option<MissReason> {
+        let Span { run, chunk, parts } = self.queue.front()?;
+        let has_header = chunk.logical.start < self.job.runs[*run].layout.header;
+        let mut failures = parts.clone().map(|part| self.fetches[part].failure);
+        let first = failures.next().filter(|_| !has_header)??;
+        failures.all(|failure| failure.is_some()).then_some(first)
     }
 
     /// Allocates staging memory with `take` for the parts of the first chunk that need it, in one
@@ -506,9 +523,11 @@ impl Work for DiskRead<'_> {
     }
 
     fn compute(&mut self) -> bool {
+        let waiting = self.unverified.parts.len();
         let Some((part, mut check)) = self.unverified.checking.take().or_else(|| self.next_check())
         else {
-            return false;
+            // Parts that their header ruled out are complete, and made room for the next reads.
+            return waiting > 0;
         };
         let result = match self.job.expected(part) {
             // SAFETY: all operations on this part have completed, the target is exclusive except
