@@ -68,11 +68,18 @@ impl WriteQueue {
         self.queued_bytes() < self.max_bytes / 2
     }
 
-    /// Closes the queue: the worker ends after its current job.
+    /// Closes the queue: the worker ends after its current job, and the other jobs are dropped, also
+    /// if the worker never began.
     pub(super) fn close(&self) {
-        self.state.lock().closing = true;
+        let mut state = self.state.lock();
+        state.closing = true;
+        let dropped = std::mem::take(&mut state.jobs);
+        state.bytes -= dropped.iter().map(WriteJob::bytes).sum::<u64>();
+        drop(state);
         self.state.wake_all();
         self.thread.close();
+        // A dropped job releases staging memory and completes tickets.
+        drop(dropped);
     }
 
     pub(super) fn is_closing(&self) -> bool {
@@ -122,9 +129,6 @@ impl WriteQueue {
         let mut has_waited = false;
         loop {
             if state.closing {
-                state.jobs.clear();
-                state.bytes = 0;
-                self.state.wake_all();
                 return Next::Closed;
             }
             if let Some(job) = state.jobs.pop_front() {
@@ -163,7 +167,7 @@ impl WriteQueue {
         let (cancelled, kept): (Vec<WriteJob>, _) =
             state.jobs.drain(..).partition(|job| filter(&job.pages, &job.range));
         state.jobs = kept.into();
-        state.bytes -= cancelled.iter().map(|job| job.pages.bytes(job.range.len())).sum::<u64>();
+        state.bytes -= cancelled.iter().map(WriteJob::bytes).sum::<u64>();
         let stopped = state.running.take_if(|(pages, range)| filter(pages, range)).is_some();
         let any = stopped || !cancelled.is_empty();
         (cancelled, any)
@@ -195,6 +199,11 @@ impl WriteQueue {
 }
 
 impl WriteJob {
+    /// The bytes to write.
+    fn bytes(&self) -> u64 {
+        self.pages.bytes(self.range.len())
+    }
+
     /// Whether this job continues `last`: in a chained scope an equal last page proves equal pages
     /// before it.
     fn follows(&self, last: &Self) -> bool {
