@@ -9,7 +9,7 @@ use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
+use std::sync::{Arc, MutexGuard};
 use std::thread;
 use std::time::Instant;
 
@@ -63,13 +63,17 @@ impl<J> ThreadPool<J> {
     /// Jobs that are queued or running.
     #[must_use]
     pub fn pending(&self) -> usize {
-        let state = self.shared.lock();
-        state.jobs.len() + state.running
+        self.lock().map_or(0, |state| state.jobs.len() + state.running)
+    }
+
+    /// The state; `None` in a forked child.
+    fn lock(&self) -> Option<MutexGuard<'_, State<J>>> {
+        (process_id() == self.process).then(|| self.shared.lock())
     }
 
     /// Takes back the queued jobs that match `filter`.
     pub fn remove(&self, mut filter: impl FnMut(&J) -> bool) -> Vec<J> {
-        let mut state = self.shared.lock();
+        let Some(mut state) = self.lock() else { return Vec::new() };
         let (removed, kept): (Vec<J>, Vec<J>) = state.jobs.drain(..).partition(|job| filter(job));
         state.jobs = kept.into();
         removed
@@ -77,7 +81,7 @@ impl<J> ThreadPool<J> {
 
     /// Refuses further jobs, discards the queued jobs, and ends each thread after its current job.
     pub fn close(&self) {
-        let mut state = self.shared.lock();
+        let Some(mut state) = self.lock() else { return };
         state.closed = true;
         let discarded = std::mem::take(&mut state.jobs);
         drop(state);
@@ -87,9 +91,9 @@ impl<J> ThreadPool<J> {
     }
 
     /// Waits until the threads of a closed pool have ended. Returns false at `deadline`: the
-    /// remaining threads are abandoned.
+    /// remaining threads are abandoned. A forked child has no threads to wait for.
     pub fn wait_ended(&self, deadline: Instant) -> bool {
-        let mut state = self.shared.lock();
+        let Some(mut state) = self.lock() else { return true };
         while state.threads > 0 {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
@@ -108,10 +112,7 @@ impl<J: Job> ThreadPool<J> {
     /// Returns the job if the queue is full, if the pool is closed or belongs to the parent of this
     /// forked process, or if no thread could be started.
     pub fn submit(&self, job: J) -> Result<(), J> {
-        if process_id() != self.process {
-            return Err(job);
-        }
-        let mut state = self.shared.lock();
+        let Some(mut state) = self.lock() else { return Err(job) };
         if state.closed {
             return Err(job);
         }
@@ -155,8 +156,9 @@ fn work<J: Job>(shared: &ForkSafeLock<State<J>>) {
 
 impl<J> Drop for ThreadPool<J> {
     fn drop(&mut self) {
-        if process_id() == self.process {
-            self.shared.lock().closed = true;
+        if let Some(mut state) = self.lock() {
+            state.closed = true;
+            drop(state);
             self.shared.wake_all();
         }
     }
@@ -276,6 +278,10 @@ mod tests {
     fn pool_refuses_jobs_in_another_process() {
         let mut all = Fixture::new(1, 9);
         all.pool.process = 0;
-        assert!(!all.submit(0));
+        let held = all.pool.shared.lock();
+        assert!(!all.submit(0) && all.pool.pending() == 0 && all.pool.remove(|_| true).is_empty());
+        all.pool.close();
+        assert!(all.pool.wait_ended(Instant::now() + LONG));
+        drop(held);
     }
 }
