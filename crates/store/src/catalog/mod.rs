@@ -1,7 +1,7 @@
 //! The calls that the owner of a store answers. Payload never passes through here.
 //!
-//! A catalog has one call with many requests, so that what carries requests (a socket, the failover
-//! to another owner) knows none of them. A new request is a variant of [`Request`] with its
+//! A catalog has one call with many requests, so that sockets and the failover to another owner carry
+//! a new request without a change. A new request is a variant of [`Request`] with its
 //! [rule](rule::CallRule), a method of [`Catalog`] that sends it, and a method of
 //! [`LocalCatalog`](crate::LocalCatalog) that answers it.
 

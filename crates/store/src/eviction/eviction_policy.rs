@@ -10,10 +10,12 @@ pub(super) enum Arrival {
     New {
         /// The policy remembers its eviction, by [`EvictionPolicy::recall`].
         known: bool,
-        /// No other piece follows the used pages before it, as when a conversation continues.
+        /// Whether the pages before the piece were used, and no other piece follows them: a
+        /// conversation continues.
         continues: bool,
     },
-    /// The piece comes from another policy, and is older than all inherited so far.
+    /// The piece comes from the policy that this one replaces. Pieces are handed over from the most
+    /// recently used to the least.
     Inherited,
 }
 

@@ -37,8 +37,9 @@ pub(super) struct Node {
     pub(super) hits: AtomicU32,
     pub(super) residences: [Residence; TIERS],
     pub(super) parent: Option<Id>,
-    /// Number of children, and the exclusive or of their ids: the id of an only child.
+    /// Number of children.
     pub(super) children: u32,
+    /// The exclusive or of the children's ids: the id itself if there is one child.
     pub(super) child_xor: u32,
     pub(super) locks: [u32; TIERS],
     /// Children that are on a tier or in transfer to it.
