@@ -133,8 +133,9 @@ impl Restored {
 }
 
 /// Builds tables of the restored runs. Returns them and the names of runs that had to be dropped.
-/// With `overlaps`, two runs that claim the same space are both dropped: they were recorded by
-/// owners that did not know of each other's records, so neither is known to hold its bytes.
+/// With `overlaps`, two runs that claim the same space are both dropped: their records
+/// belong to two histories of the store that exclude each other, so neither is known to hold its
+/// bytes.
 pub(super) fn finish(mut restored: Restored, overlaps: bool) -> (Tables, Vec<RunId>) {
     let mut invalid = restored.attach();
     let mut runs = restored.runs;

@@ -1,8 +1,8 @@
 //! How each request is carried to an owner that may wait for a disk, die, fall silent, or refuse
 //! its clients.
 //!
-//! This is the only such table: sockets and the failover read a request's rule. A request whose reservation is `Unrelated`, `Begins` or `Aborts` is repeated if the owner changes
-//! during the call.
+//! This is the only such table: sockets and the failover read a request's rule. A request whose
+//! reservation is `Unrelated`, `Begins` or `Aborts` is repeated if the owner changes during the call.
 
 use super::message::Request;
 use super::types::LeaseNumber;
