@@ -3,6 +3,10 @@
 With one token per step, a request fills a page at predictable steps: it is examined at those steps
 only, and in steps that compute several of its tokens.
 
+The saves travel to the workers with the step's metadata. After the forward pass a worker's `save`
+(`worker`) submits one put for each object of its pages; it drops all saves of a step if the
+weights changed or a load failed, and the scheduler plans them again after a failed load.
+
 Invariants:
 * The first `RequestState.saved` pages of each group of a request are stored or being saved. The
   number only grows within an admission, unless a worker reports a save that failed.

@@ -21,6 +21,13 @@
 //! │  └─ TierWriter the writes to one tier: a WriteQueue with its worker, and a WriteBack
 //! └─ TierSet       the stores, the remote, the page table, the load gate, the counters
 //! ```
+//!
+//! **A read from a remote** begins in `Lookups`, which answers that the remote is being asked, and
+//! hands the prompt to `Prefetcher`. A thread of it asks the remote which pages exist and the gate
+//! which of them are worth loading, then fetches those (`Fetch`): `RemoteTier` reads objects, each
+//! verified by `ObjectRead`, with calls that have a deadline, retries and a breaker
+//! (`remote::call_executor`), and the pages are put into the first tier. A later lookup leases them
+//! there. The requests to an object store are made in `ritornello_remote`.
 
 #[allow(clippy::module_inception, reason = "one noun a file")]
 mod cache;
