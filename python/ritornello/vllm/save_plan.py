@@ -1,15 +1,17 @@
 """Plans the saves of each step: which pages of which requests are full and unsaved.
 
-With one token per step, a request fills a page at predictable steps: it is examined at those steps
-only, and in steps that compute several of its tokens.
+With one token per step, a request fills a page at predictable steps: it is examined at those steps,
+in steps that compute several of its tokens, and after its blocks changed.
 
 The saves travel to the workers with the step's metadata. After the forward pass a worker's `save`
-(`worker`) submits one put for each object of its pages; it drops all saves of a step if the
-weights changed or a load failed, and the scheduler plans them again after a failed load.
+(`worker`) submits one put for each object that this worker writes. It drops all saves of a step if
+the weights changed, the layout is not supported, or a synchronous load of the step failed; only the
+last are planned again.
 
 Invariants:
-* The first `RequestState.saved` pages of each group of a request are stored or being saved. The
-  number only grows within an admission, unless a worker reports a save that failed.
+* The first `RequestState.saved` pages of each group of a request are stored, being saved, or given
+  up. The number only grows within an admission, unless a worker reports a failed load, or a save to
+  repeat.
 * Inside MultiConnector a page is saved only after the outcome of the loads it rests on is known
   (`deferred`).
 """

@@ -2,7 +2,7 @@
 //!
 //! The host and disk tiers are stores that all processes of this machine share; the remote tier is
 //! shared by several machines. A **lookup** finds a prompt on every tier and prefetches pages from
-//! the remote in the background; a **read** takes each page from the fastest tier that has it; a
+//! the remote in the background; a **read** takes each page from the fastest local tier that has it; a
 //! **put** writes to the first tier, and each lower tier receives the pages according to its write
 //! policy. The load gate decides how many of the found pages are worth loading.
 //!
@@ -22,8 +22,9 @@
 //! └─ TierSet       the stores, the remote, the page table, the load gate, the counters
 //! ```
 //!
-//! **A read from a remote** begins in `Lookups`, which answers that the remote is being asked, and
-//! hands the prompt to `Prefetcher`. A thread of it asks the remote which pages exist and the gate
+//! **A read from a remote** begins in `Lookups`: if the local pages of a chained scope end before the
+//! prompt does, it hands the prompt to `Prefetcher`, and asks the caller to come again for as long as
+//! the prefetch policy waits. A thread of it asks the remote which pages exist and the gate
 //! which of them are worth loading, then fetches those (`Fetch`): `RemoteTier` reads objects, each
 //! verified by `ObjectRead`, with calls that have a deadline, retries and a breaker
 //! (`remote::call_executor`), and the pages are put into the first tier. A later lookup leases them
