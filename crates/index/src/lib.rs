@@ -43,8 +43,10 @@ pub use tuning::Tuning;
 
 use ritornello_format::{PageHash, PageHashes, Place, Result, ScopeSlot};
 
-/// Makes durable the data of all runs that are in the index at the time of the call. May be called
-/// several times, from any thread that syncs, without any lock that a writer or a probe takes.
+/// Makes the page data of all runs durable that are in the index when it is called. An index calls
+/// it before it makes its own records durable, so that no durable record names data that a power
+/// loss can take. The index may call it several times, from any thread that syncs, and holds no
+/// lock during the call that a writer or a probe needs.
 pub type SyncData<'a> = &'a dyn Fn() -> Result<()>;
 
 /// The name of a run. Unique while the index is open, and not reused in that time. The name may

@@ -23,9 +23,10 @@
 //! order of prefixes; `page` holds `scope | hash → run, page`; `run` holds the record of a run,
 //! `use` its recency and the end of its retention, `child` the runs attached to a page.
 //!
-//! **Durable form.** RocksDB's log. A batch is in the log's buffer when a method returns, and on
-//! the disk after [`PrefixIndex::sync_after`]; concurrent syncs share one sync of the log, before
-//! which the data is made durable. Names of runs last until the index is repaired.
+//! **Durable form.** RocksDB's write-ahead log. A method returns when its batch is in the log's
+//! buffer. [`PrefixIndex::sync_after`] first makes the data of the runs durable, then syncs the
+//! log; concurrent calls share one sync. A [`crate::RunId`] stays valid across opens, until a repair
+//! renumbers the runs.
 //!
 //! **Records that become durable early.** A batch is appended to the log immediately, and may
 //! become durable before the data that it names: when full memtables are flushed, when the kernel

@@ -73,7 +73,7 @@ pub enum BenchCommand {
     Adaptive(AdaptiveArgs),
     /// The remote tier, against the plain client of its object store
     Remote(RemoteArgs),
-    /// One part of a measurement, in a separate process
+    /// Runs one part of a measurement; `bench` starts it as a separate process
     #[command(hide = true)]
     Part(PartArgs),
 }

@@ -198,8 +198,9 @@ impl RunResidency {
         self.disk_bytes.store(journal.length + older, Ordering::Relaxed);
     }
 
-    /// Copies runs, starting at number `run`. Writers wait during the copy, so that it has its
-    /// position in the order of changes. Returns `false` at the end.
+    /// Appends one batch of runs to the journal, starting at number `run`, and advances `run` past
+    /// the batch. Returns `false` if no run is left. Holds the writers' lock, so that a run's copy
+    /// precedes every later change of the run in the journal.
     fn copy(&self, run: &mut Number) -> bool {
         let mut pending = self.pending.lock();
         let runs = self.runs.read();
