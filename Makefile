@@ -1,18 +1,19 @@
-# Everything starts here. Each target sets up what it needs, and does nothing twice.
+# Builds, tests and measures Ritornello. Each target first builds what it needs, and rebuilds only
+# what has changed.
 #
 # .venv               Python 3.11 or later with the package, NumPy and the tools
 # build/env/ENGINE    a serving engine's environment
 # build/s3            S3 servers for tests
 # build/emulators     emulators of Google Cloud Storage and Azure Blob Storage for tests
-# build/rocksdb       RocksDB, and how to find it, for what is built with the feature `lsm`
-# build/stamps        when what was last done
-# target              Rust
+# build/rocksdb       RocksDB for the feature `lsm`, and the variables with which cargo finds it
+# build/stamps        one file per built target, touched when it was built
+# target              cargo's build folder
 
 PYTHON ?= $(firstword $(shell command -v python3.11 python3.12 python3.13 python3))
 CARGO ?= cargo
-# Which part of `test-all`: SHARD=2/3 is the second of three.
+# The part of the suites that `test-all` runs: SHARD=2/3 is the second of three parts.
 SHARD ?= 1/1
-# Where `bench` and `demo` write.
+# Folder in which `bench` creates its stores: on the disk to measure.
 DIR ?= build
 
 VENV := .venv
@@ -23,31 +24,35 @@ LMCACHE := build/env/lmcache
 SGLANG := build/env/sglang
 MOONCAKE := build/env/mooncake
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
-# Engines import thousands of modules in each of their processes: these are compiled once.
+# Lets Python keep compiled modules, also if the caller's environment forbids it: each process of an
+# engine imports thousands of modules.
 export PYTHONDONTWRITEBYTECODE :=
 
 RUST_SOURCES := Cargo.toml Cargo.lock $(shell find crates -name '*.rs' -not -path '*/tests/*' -o -name Cargo.toml)
 PYTHON_SOURCES := pyproject.toml README.md $(shell find python -name '*.py' -o -name '*.pyi' -o -name py.typed)
-# RocksDB as its authors build it for another language: one shared library that exports all of its C
-# interface. The version is that of the crate `rocksdb` in Cargo.toml. Where it cannot be fetched, and
-# with `ROCKSDB=source`, it is compiled instead, which takes tens of minutes.
+# RocksDB's own build for Java, of the version that the crate `rocksdb` in Cargo.toml expects: one
+# shared library, which also exports the whole C interface. If it cannot be fetched, or with
+# `ROCKSDB=source`, cargo compiles RocksDB, which takes tens of minutes.
 LSM := build/rocksdb$(if $(filter source,$(ROCKSDB)),-source)
 ROCKSDB_ARTIFACT := org.rocksdb:rocksdbjni:11.8.1
 ROCKSDB_SHA256 := 265c656af5c6502cb8d71db1a74858509f706cc47f1a5b6f603c736d11ce677d
-# What the crate's build reads C headers with; it brings none of the compiler's own.
+# The crate's build script reads C headers with libclang. This package of libclang lacks the
+# compiler's own headers, so gcc's headers are used.
 LIBCLANG := libclang==18.1.1
-# One set of features for every check, so that nothing is compiled twice; the wheel is made without them.
+# All checks use the same features, so that cargo compiles each crate once; the wheel is built
+# without features.
 FEATURES := --features ritornello-python/lsm
 
-# One, whatever its version; the shell finds it.
+# The wheel, expanded by the shell: there is one, whose name contains the version.
 WHEEL := build/wheels/ritornello-*.whl
 
-# A test binary that prints nothing for ten minutes is ended, and its running tests named.
+# Runs test binaries through .cargo/run_test.py, which ends a binary that prints nothing for ten
+# minutes, and names the tests that it was running.
 CARGO_TEST := $(CARGO) --config .cargo/tests.toml test
 test-rust-long test-loom test-remote: export TEST_SILENCE := 1800
 
-# Tests by what they need; `test` runs the first line and vLLM's, `test-all` all, or its shard of them. Those of the
-# last line mostly keep one core busy, and two of them run at a time.
+# `test` runs SUITES and test-vllm; `test-all` runs all suites, or its shard of them. A paired suite
+# mostly keeps one core busy, so two of them run at a time.
 SUITES := test-python test-rust test-lsm test-loom
 LONG_SUITES := test-rust-long test-python-long
 PAIRED_SUITES := test-vllm-long test-shared test-vllm test-lmcache test-sglang test-fuzz test-remote test-sglang-long test-mooncake
@@ -59,7 +64,7 @@ shard = $(shell echo $(1) | tr ' ' '\n' | awk -v shard=$(SHARD) \
 .PHONY: help venv rocksdb build wheel wheel-lsm binary-lsm vllm sglang lmcache s3 emulators mooncake test test-all \
 	$(SUITES) $(LONG_SUITES) $(PAIRED_SUITES) lint format demo demo-sglang demo-lmcache bench bench-shared clean
 
-help: ## this list
+help: ## prints this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
 
 # ---- set-up
@@ -71,7 +76,7 @@ $(STAMPS)/venv: requirements-dev.txt
 	$(BIN)/python -m pip install --quiet -r requirements-dev.txt
 	@touch $@
 
-rocksdb: $(LSM)/env ## RocksDB in build/rocksdb, for the feature `lsm`; ROCKSDB=source compiles it
+rocksdb: $(LSM)/env ## RocksDB in build/rocksdb, for the feature `lsm`; with ROCKSDB=source cargo compiles it
 $(LSM)/env: $(STAMPS)/venv
 	rm -rf $(LSM)
 	mkdir -p $(LSM)
@@ -86,7 +91,7 @@ ifneq ($(ROCKSDB),source)
 		&& echo "$(ROCKSDB_SHA256)  $(LSM)/librocksdb.so" | sha256sum --check --quiet \
 		&& echo 'export ROCKSDB_LIB_DIR=$(CURDIR)/$(LSM) LD_LIBRARY_PATH=$(CURDIR)/$(LSM)' >> $(LSM)/variables; \
 	else \
-		echo "RocksDB cannot be fetched (it takes mvn and x86-64): compiling it, which takes long" >&2; \
+		echo "RocksDB cannot be fetched (that needs mvn and x86-64): cargo will compile it, in tens of minutes" >&2; \
 	fi
 endif
 	mv $(LSM)/variables $@
@@ -98,7 +103,7 @@ $(STAMPS)/wheel: $(STAMPS)/venv $(RUST_SOURCES) $(PYTHON_SOURCES) packaging/stri
 	$(BIN)/python packaging/strip_wheel.py $(WHEEL) build/symbols
 	@touch $@
 
-# The library lies in the wheel, and the package finds it there.
+# maturin copies RocksDB's library into the wheel, from where the installed package loads it.
 wheel-lsm: $(STAMPS)/wheel-lsm ## the package with the index `lsm` in it, in build/wheels-lsm
 $(STAMPS)/wheel-lsm: $(LSM)/env $(RUST_SOURCES) $(PYTHON_SOURCES)
 	rm -rf build/wheels-lsm
@@ -106,7 +111,7 @@ $(STAMPS)/wheel-lsm: $(LSM)/env $(RUST_SOURCES) $(PYTHON_SOURCES)
 		--out build/wheels-lsm --interpreter $(BIN)/python
 	@touch $@
 
-# It finds the library where it was linked.
+# The program loads RocksDB's library from the folder in which it was linked.
 binary-lsm: $(LSM)/env ## `ritornello` with all indexes, for `ritornello bench index`
 	. $(LSM)/env && $(CARGO) rustc --release --locked --quiet \
 		-p ritornello-cli --bin ritornello --features lsm,art -- -C link-arg=-Wl,-rpath,$(CURDIR)/$(LSM)
@@ -117,7 +122,7 @@ $(STAMPS)/build: $(STAMPS)/wheel
 	$(BIN)/python -m pip install --quiet --no-deps --force-reinstall $(WHEEL)
 	@touch $@
 
-# Its packages are fetched while the wheel is compiled, where make may run two jobs.
+# Two steps, so that with `make --jobs 2` the packages are fetched while the wheel is compiled.
 vllm: $(STAMPS)/vllm ## a real vLLM for CPUs with the package, in build/env/vllm
 $(STAMPS)/vllm-packages: $(wildcard engines/vllm/*) engines/environment.sh
 	@mkdir -p $(STAMPS)
@@ -137,13 +142,13 @@ $(STAMPS)/sglang: $(STAMPS)/wheel $(shell find engines/sglang -type f) engines/e
 	engines/sglang/build.sh --wheel $(WHEEL)
 	@touch $@
 
-s3: $(STAMPS)/s3 ## S3 servers to test against, VersityGW and MinIO, in build/s3; takes go
+s3: $(STAMPS)/s3 ## S3 servers for tests, VersityGW and MinIO, in build/s3; needs go
 $(STAMPS)/s3: engines/s3/build.sh
 	@mkdir -p $(STAMPS)
 	engines/s3/build.sh
 	@touch $@
 
-emulators: $(STAMPS)/emulators ## emulators of Google's and Azure's storage, in build/emulators; takes go and npm
+emulators: $(STAMPS)/emulators ## emulators of Google's and Azure's storage, in build/emulators; needs go and npm
 $(STAMPS)/emulators: engines/emulators/build.sh
 	@mkdir -p $(STAMPS)
 	engines/emulators/build.sh
@@ -156,21 +161,24 @@ $(STAMPS)/mooncake: $(STAMPS)/wheel $(wildcard engines/mooncake/*) engines/envir
 
 # ---- checks
 
-# All suites run, so that one failure does not hide another. The last lines say how long each took.
+# Runs a suite, and records its result and duration. All suites run, also after a failure; their
+# results are printed at the end.
 TIMES := $(STAMPS)/times
 timed-%:
 	@began=$$(date +%s); $(MAKE) --no-print-directory $* && result=passed || result=FAILED; \
 	echo "$* $$result after $$(($$(date +%s) - began)) s" | tee -a $(TIMES); test $$result = passed
 
-# Runs the suites $(2), $(1) at a time. Of several, a suite's output comes when it ends.
+# Runs the suites $(2), $(1) at a time. If several run at a time, the output of each is printed when
+# it ends.
 run_suites = $(MAKE) --no-print-directory --keep-going --jobs $(1) --output-sync=target $(addprefix timed-,$(2))
 
-test: ## all tests but the long ones
+test: ## all tests of the core, of Python and of vLLM, except long tests
 	@mkdir -p $(STAMPS) && : >$(TIMES)
 	@status=0; $(call run_suites,1,$(SUITES) test-vllm) || status=1; cat $(TIMES); exit $$status
 
-# Two suites may need the same environment: all are made before.
-test-all: ## all tests; SHARD=2/3 runs the second third
+# Builds the environments before the paired suites: two suites that run at a time may need the same
+# environment.
+test-all: ## all tests, also of SGLang, LMCache, Mooncake and remotes; SHARD=2/3 runs the second third
 	@mkdir -p $(STAMPS) && : >$(TIMES)
 	@status=0; $(call run_suites,1,$(call shard,$(SUITES) $(LONG_SUITES))) || status=1; \
 	$(MAKE) --no-print-directory --keep-going --jobs 2 vllm lmcache sglang s3 emulators mooncake || status=1; \
@@ -179,34 +187,36 @@ test-all: ## all tests; SHARD=2/3 runs the second third
 test-rust: $(LSM)/env
 	. $(LSM)/env && $(CARGO_TEST) --workspace $(FEATURES) --locked --quiet --no-fail-fast
 
-# A measurement that asserts nothing is left out.
+# Skips `a_million_holes`, a measurement that asserts nothing.
 test-rust-long: $(LSM)/env
 	. $(LSM)/env && $(CARGO_TEST) --workspace $(FEATURES) --locked --quiet --no-fail-fast --lib --tests -- --ignored \
 		--skip a_million_holes
 
-# With `lsm` as the index: the store's own tests, those with several processes, and the command, whose
-# soak kills the store's owner. Not those that have no index, a disk that is simulated, past which
-# RocksDB writes, or a store too small and full for its files.
+# The tests of store, node and cli, with `lsm` as the index; a soak among them kills the store's
+# owner. Left out are tests without an index, tests on a simulated disk (RocksDB writes past it),
+# and tests with a store that is too small or too full for RocksDB's files.
 LSM_TESTS := $(filter-out bench bench_codec bench_index faults fixtures full loom_% mapped remote simulate usage,$(sort $(basename $(notdir \
 	$(wildcard crates/store/tests/*.rs crates/node/tests/*.rs crates/cli/tests/*.rs)))))
 test-lsm: $(LSM)/env
 	. $(LSM)/env && RITORNELLO_TEST_INDEX=lsm $(CARGO_TEST) --workspace $(FEATURES) --locked --quiet --no-fail-fast \
 		$(addprefix --test ,$(LSM_TESTS))
 
-# Models are crates/*/tests/loom_*.rs. In release: they visit millions of interleavings. What speaks HTTP
-# has none, and is not made for that flag.
+# Models are crates/*/tests/loom_*.rs. They visit millions of interleavings, so they are built in
+# release mode. The excluded crates have no models, and depend on HTTP libraries, which are not
+# meant to be compiled with `--cfg loom`.
 test-loom:
 	RUSTFLAGS="--cfg loom" $(CARGO_TEST) --workspace --locked --quiet \
 		$(addprefix --exclude ritornello-,python cli operations lab terminal remote) \
 		--release --target-dir target/loom --test 'loom_*'
 
-# Every parser with broken input, so many seconds each.
+# Runs every parser on broken input, each for FUZZ_SECONDS seconds.
 FUZZ_SECONDS ?= 5
 test-fuzz: $(LSM)/env
 	. $(LSM)/env && $(CARGO) build --workspace --bins $(FEATURES) --locked --quiet \
 		&& target/debug/ritornello-fuzz $(FUZZ_SECONDS)
 
-# The remote tier over real servers, and over a proxy that breaks them. The key is the one that Azurite comes with.
+# The remote tier over real servers, and over a proxy that injects faults. The key is Azurite's
+# published key.
 test-remote: $(STAMPS)/s3 $(STAMPS)/emulators $(LSM)/env
 	. $(LSM)/env && AWS_SHARED_CREDENTIALS_FILE=$(CURDIR)/crates/remote/tests/credentials \
 		AZURE_STORAGE_ACCOUNT_KEY=Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw== \
@@ -217,7 +227,7 @@ test-remote: $(STAMPS)/s3 $(STAMPS)/emulators $(LSM)/env
 test-mooncake: $(STAMPS)/mooncake
 	$(MOONCAKE)/bin/python -m pytest tests/engines/mooncake -q || [ $$? -eq 5 ]
 
-# A warning is an error; a test that finds nothing to do (exit code 5) is not.
+# Warnings are errors. Exit code 5 (no test was selected) is not an error.
 PYTEST := $(BIN)/python -m pytest tests/python -q -W error --timeout 120
 test-python: $(STAMPS)/build
 	$(PYTEST) -m "not long"
@@ -235,7 +245,7 @@ test-vllm-long: $(STAMPS)/vllm
 	$(VLLM)/bin/python -m pytest tests/engines/vllm -q -m long || [ $$? -eq 5 ]
 	$(VLLM)/bin/python -m pytest tests/engines/vllm_tier -q -m long || [ $$? -eq 5 ]
 
-# The shared benchmark's short form: hits by tier and equal answers, no times.
+# The short form of `bench-shared`: checks hits by tier and equal answers, and measures no times.
 test-shared: $(STAMPS)/build $(STAMPS)/vllm $(STAMPS)/s3
 	$(BIN)/python -m benches.shared --short
 
@@ -259,29 +269,29 @@ lint: $(STAMPS)/venv $(LSM)/env ## formatting, words, imports, clippy, ruff and 
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-format: $(STAMPS)/venv ## what `lint` can repair by itself
+format: $(STAMPS)/venv ## repairs what tools can repair of the findings of `lint`
 	$(CARGO) fmt --all
 	$(BIN)/ruff check --fix --quiet .
 	$(BIN)/ruff format .
 
-# ---- to look at
+# ---- demonstrations and benchmarks
 
-demo: ## a real vLLM answers long prompts cold, warm, and without us
+demo: ## a real vLLM answers long prompts with an empty store, with the filled store, and without Ritornello
 	@$(MAKE) --no-print-directory --jobs 2 $(STAMPS)/build $(STAMPS)/vllm
 	$(BIN)/python -m demo
 
-demo-lmcache: $(STAMPS)/build $(STAMPS)/lmcache ## a real LMCache server is restarted, and what it had stored is a hit
+demo-lmcache: $(STAMPS)/build $(STAMPS)/lmcache ## a real LMCache server is restarted, and finds the objects that it stored before
 	$(BIN)/python -m demo.lmcache
 
-demo-sglang: $(STAMPS)/build $(STAMPS)/sglang ## two real SGLangs, one after the other: the second finds what the first stored
+demo-sglang: $(STAMPS)/build $(STAMPS)/sglang ## two real SGLang servers, one after the other: the second finds the pages that the first stored
 	$(BIN)/python -m demo.sglang
 
-bench: $(STAMPS)/build ## this disk's limits, and how close the store comes
+bench: $(STAMPS)/build ## the disk's limits, and the store's rates relative to them; DIR is on the disk to measure
 	$(BIN)/ritornello bench store --shape llama3-8b --page-tokens 64 --total 2GiB --dir $(DIR)
 	$(BIN)/ritornello bench store --shape qwen2.5-0.5b --page-tokens 16 --total 2GiB --dir $(DIR)
 
-bench-shared: $(STAMPS)/build $(STAMPS)/vllm $(STAMPS)/s3 ## two real vLLMs that share tiers, under multi-round QA: 30 minutes
+bench-shared: $(STAMPS)/build $(STAMPS)/vllm $(STAMPS)/s3 ## two real vLLM servers that share tiers, under multi-round QA: 30 minutes
 	$(BIN)/python -m benches.shared
 
-clean: ## removes everything that was built, engines included
+clean: ## removes everything that was built, engine environments included
 	rm -rf $(VENV) build target .mypy_cache .pytest_cache .ruff_cache
