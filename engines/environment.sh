@@ -1,9 +1,10 @@
-# The environment of an engine, build/env/ENGINE: sourced by engines/ENGINE/build.sh, which then has
+# Builds the environment of an engine, build/env/ENGINE. Sourced by engines/ENGINE/build.sh, for
+# which it defines the functions below, and
 #
-#   target   where it is, and `site`, where its packages are
-#   uv       what installs them, in an environment of its own, build/env/uv
+#   target   the folder of the environment
+#   site     the folder of its packages
+#   uv       the program that installs packages, from a separate environment, build/env/uv
 #
-# and the functions below.
 # shellcheck shell=bash
 
 here=$(cd "$(dirname "${BASH_SOURCE[1]}")" && pwd)
@@ -23,8 +24,8 @@ while (($#)); do
     esac
 done
 
-# One builder of uv's environment and of this one at a time: `make test` and `make demo` may run side
-# by side.
+# At a time, one process builds uv's environment, and one process this engine's: `make test` and
+# `make demo` may run concurrently.
 mkdir -p "$envs"
 exec 8>"$envs/.uv.lock" 9>"$envs/.$engine.lock"
 flock 9
@@ -38,12 +39,13 @@ flock -u 8
 
 stamp=$(cat "$here"/build.sh "$here"/*.txt "${BASH_SOURCE[0]}" "$stubs" | sha256sum)
 
-# Whether it has to be built (again).
+# Succeeds if the environment must be built, or built again.
 changed() {
     [[ $(cat "$target/.stamp" 2>/dev/null) != "$stamp" ]]
 }
 
-# Begins it, with the packages that are asked for. $1: what it takes; the rest is for uv.
+# Creates the environment and installs requirements.txt. $1: its size and duration, for a message;
+# further arguments are passed to uv.
 create() {
     local takes=$1 kind
     shift
@@ -56,17 +58,17 @@ create() {
     "$uv" pip install --quiet --python "$target/bin/python" --requirements "$here/requirements.txt" "$@"
 }
 
-# Puts libraries that do nothing where packages want CUDA's.
+# Adds stubs of the CUDA libraries against which packages are linked.
 stub_cuda() {
     "$target/bin/python" "$stubs" "$site" >"$target/stubs.log"
 }
 
-# Ends what `create` began: until its inputs change it is not built again.
+# Records that the environment is complete, so that it is not built again until its inputs change.
 finish() {
     echo "$stamp" >"$target/.stamp"
 }
 
-# (Re)installs the ritornello wheel, if one was given.
+# Installs the wheel of `--wheel`, if given, in place of an installed wheel.
 install_wheel() {
     [[ -z $wheel ]] || "$uv" pip install --quiet --python "$target/bin/python" --no-deps --reinstall "$wheel"
 }

@@ -2,9 +2,9 @@
 
     python packaging/strip_wheel.py WHEEL SYMBOLS
 
-Strips every `*.so` in WHEEL and writes its symbols to `SYMBOLS/NAME.so.debug`. The stripped file
-names that file in its section `.gnu_debuglink`: gdb and Rust's backtraces read it if it lies beside
-the installed module.
+Strips every `*.so` in WHEEL and writes its symbols to `SYMBOLS/NAME.so.debug`. The section
+`.gnu_debuglink` of the stripped module names this file: gdb and Rust's backtraces read the symbols
+if the file is in the folder of the installed module.
 """
 
 import base64
@@ -20,7 +20,7 @@ from pathlib import Path
 
 def strip(module: Path, symbols: Path) -> None:
     """Strips `module` and writes its symbols to `symbols`."""
-    # objcopy writes the last component of the path into the link, and a checksum of the file.
+    # Into the link objcopy writes the last component of `symbols`, and a checksum of this file.
     for arguments in (
         ["--only-keep-debug", "--compress-debug-sections", module, symbols],
         ["--strip-all", f"--add-gnu-debuglink={symbols}", module],

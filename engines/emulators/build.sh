@@ -1,19 +1,20 @@
 #!/usr/bin/env bash
-# Emulators of clouds to test against: build/emulators/fake-gcs-server and build/emulators/node_modules/.bin/azurite-blob.
+# Builds emulators of cloud storage for tests: build/emulators/fake-gcs-server and
+# build/emulators/node_modules/.bin/azurite-blob.
 #
-#   engines/emulators/build.sh    build those that are not there, or are of another version
+#   engines/emulators/build.sh    builds each emulator that is missing or has another version
 #
-# Needs go 1.26 or later, and npm with node 20 or later, which fetch them. Two minutes.
+# Needs go 1.26 or later, and npm with node 20 or later, which fetch the sources. Takes two minutes.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 target=$root/build/emulators
 gcs=github.com/fsouza/fake-gcs-server@v1.56.1
-# The last one that runs on node 20; what it needs is as it was on this day.
+# The last version that runs on node 20, with its dependencies as they were published on `day`.
 azure=azurite@3.35.0
 day=2026-11-01
 
-# One builder at a time.
+# Concurrent runs wait for each other.
 mkdir -p "$target"
 exec 9>"$target/.lock"
 flock 9

@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
-# The environment of LMCache: build/env/lmcache (Python 3.11, lmcache and a torch without CUDA, 1.6 GB).
+# Builds the environment of LMCache: build/env/lmcache (Python 3.11, lmcache and torch without CUDA,
+# 1.6 GB).
 #
-#   engines/lmcache/build.sh                  build it, or do nothing if its inputs have not changed
-#   engines/lmcache/build.sh --wheel PATH     then (re)install this ritornello wheel into it
+#   engines/lmcache/build.sh                  builds it, unless its inputs are unchanged
+#   engines/lmcache/build.sh --wheel PATH     then installs this ritornello wheel into it
 #
-# Needs python3.11 with venv, gcc and readelf. uv comes into its own environment, build/env/uv.
+# Needs python3.11 with venv, gcc and readelf. uv is installed into a separate environment,
+# build/env/uv.
 set -euo pipefail
 
 source "$(dirname "${BASH_SOURCE[0]}")/../environment.sh"

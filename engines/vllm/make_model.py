@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""A model with fixed random weights and a byte-level tokenizer, made in seconds: no download.
+"""Makes a model with fixed random weights and a byte-level tokenizer in seconds, without downloads.
 
     build/env/vllm/bin/python engines/vllm/make_model.py {tiny,demo,windows,latent} FOLDER
 
-`tiny` and `demo` are Llamas, `windows` a Gemma 3 (two layers in three see the last 128 tokens
-only), `latent` a DeepSeek V2 without experts (latent attention: one KV vector for all heads).
+`tiny` and `demo` are Llama models. `windows` is a Gemma 3, in which two layers of three attend to
+the last 128 tokens only. `latent` is a DeepSeek V2 without experts (latent attention: one KV vector
+for all heads).
 
-The weights depend on the shape alone (fixed seed). They are spread wide enough that greedy answers
-depend on the whole prompt.
+The weights depend on the shape alone (fixed seed). Their standard deviation is large enough that
+greedy answers depend on the whole prompt.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "max_position_embeddings": 4096,
         "initializer_range": 0.2,
     },
-    # 36.5 M parameters, for the demonstration: long prompts cost seconds on two cores.
+    # 36.5 M parameters, for the demonstration: prefilling a long prompt takes seconds on two cores.
     "demo": {
         "hidden_size": 512,
         "intermediate_size": 1536,
@@ -108,7 +109,7 @@ def make_tokenizer(folder: Path) -> None:
 
 def make_model(shape: str, folder: Path) -> int:
     """Writes model and tokenizer; returns the number of parameters."""
-    # Imported here: for an existing model the stamp is checked without these imports.
+    # Imported here, because these imports take long, and an existing model does not need them.
     import torch
     import transformers
 
@@ -128,7 +129,7 @@ def main(arguments: list[str]) -> int:
     description = json.dumps(COMMON | SHAPES[shape], sort_keys=True)
     stamp = folder / ".stamp"
     folder.mkdir(parents=True, exist_ok=True)
-    # Suites that run side by side share models.
+    # Suites that run concurrently share models.
     with (folder / ".lock").open("w") as lock:
         flock(lock, LOCK_EX)
         if stamp.is_file() and stamp.read_text() == description:

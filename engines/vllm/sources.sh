@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# The Python sources of a vLLM release that is not installed here, for tests of its interface:
+# Downloads the Python sources of a vLLM release, for tests that read its interface:
 #
 #   engines/vllm/sources.sh 0.33.0        into build/env/vllm-0.33.0-sources (a 340 MB download)
 #
-# Nothing of it is imported or run.
+# The sources are parsed, and never imported or run, so the release need not be installable.
 set -euo pipefail
 
 version=${1:?usage: $0 VERSION}

@@ -1,6 +1,6 @@
-"""Replaces SGLang's compiled kernels on a machine without a GPU: enough for its CPU path with
-attention by torch. It exercises SGLang's control path, host pools and storage interface, but not
-its kernels, pinned memory and overlap.
+"""Replaces SGLang's compiled kernels on a machine without a GPU, as far as its CPU path with
+torch's attention needs them. Tests with this package exercise SGLang's control path, host pools and
+storage interface, but not its kernels, pinned memory, and the overlap of copies and computation.
 """
 
 import builtins
@@ -11,7 +11,8 @@ import torch
 
 from . import kvcacheio
 
-# SGLang's host pools import these on CUDA only, but call them whenever `direct` is chosen.
+# SGLang's host pools import these names on CUDA only, but call them whenever the I/O backend
+# `direct` is chosen. As builtins they are found without an import.
 for name in (
     "transfer_kv_direct",
     "transfer_kv_all_layer_direct_lf_pf",
@@ -21,7 +22,7 @@ for name in (
 
 
 def __getattr__(name: str) -> Callable[..., Any]:
-    """All other kernels can be imported but not called."""
+    """Returns a kernel that can be imported, and fails when it is called."""
     if name.startswith("__"):
         raise AttributeError(name)
 

@@ -1,4 +1,4 @@
-"""Copies between a device's KV pool and a host pool, both in CPU memory, by torch."""
+"""Copies between SGLang's device pool and host pool by torch. Both pools are in CPU memory here."""
 
 from collections.abc import Sequence
 
@@ -16,7 +16,7 @@ def transfer_kv_direct(
     dst_indices: Tensor,
     page_size: int,
 ) -> None:
-    """Copies token rows of every layer, in either direction."""
+    """Copies rows of tokens in every layer, between pools of equal layout, in either direction."""
     src, dst = src_indices.cpu(), dst_indices.cpu()
     for source, target in zip(src_layers, dst_layers, strict=True):
         target[dst] = source[src]
@@ -29,8 +29,8 @@ def transfer_kv_all_layer_direct_lf_pf(
     dst_indices: Tensor,
     page_size: int,
 ) -> None:
-    """Copies from the device, a tensor [token, head, dim] for each layer, to the host, [page,
-    layer, token, head, dim].
+    """Copies all layers of tokens from the device pool, a tensor [token, head, dim] for each layer,
+    to the host pool, a tensor [page, layer, token, head, dim].
     """
     layers = len(src_ptrs) // len(dst_ptrs)
     rows, to = src_indices.cpu(), pages(dst_indices.cpu(), page_size)
@@ -48,7 +48,7 @@ def transfer_kv_per_layer_direct_pf_lf(
     layer_id: int,
     page_size: int,
 ) -> None:
-    """Copies one layer of host pages to rows of the device."""
+    """Copies one layer of pages from the host pool to rows of tokens in the device pool."""
     at, rows = pages(src_indices.cpu(), page_size), dst_indices.cpu()
     for source, target in zip(src_ptrs, dst_ptrs, strict=True):
         target[rows] = source[at, layer_id].reshape(len(rows), *target.shape[1:])
