@@ -9,8 +9,9 @@ use std::sync::Arc;
 
 /// Everything besides tokens that decides whether bytes may be reused. `layers` and `kv_heads` are
 /// first and one past the last. `page_bytes` follows from the shape if dtype and layout are known;
-/// otherwise it must be given. Every field is part of the `id`: another `layout` or `page_bytes` is
-/// another scope. `layer_first` and `page_first` name the same bytes.
+/// otherwise it must be given. Every field is part of the `id`, so a different `layout` or
+/// `page_bytes` makes a different scope. Except: `layer_first` and `page_first` arrange a page's
+/// bytes equally, and make the same scope.
 #[pyclass(frozen, module = "ritornello._core")]
 pub(crate) struct Scope {
     pub(crate) inner: Arc<ritornello_format::Scope>,
@@ -36,7 +37,7 @@ impl Scope {
         scopes.ok_or_else(|| invalid(given.py(), "scope is a Scope, or a sequence of them"))
     }
 
-    /// Adds the arguments that make this scope; all but `model` are optional keywords.
+    /// Adds to `fields` the arguments of `new` that make an equal scope, by name.
     fn fill(&self, fields: &Bound<'_, PyDict>) -> PyResult<()> {
         let (py, scope) = (fields.py(), &self.inner);
         fields.set_item("model", &scope.model)?;
@@ -117,7 +118,7 @@ impl Scope {
         Self::of(py, scope)
     }
 
-    /// Returns a scope for callers that only have bytes.
+    /// Returns a scope of which only a name, the bytes per page and the chaining of keys are known.
     #[staticmethod]
     #[pyo3(signature = (name, page_bytes, *, chained=false))]
     fn opaque(py: Python<'_>, name: &str, page_bytes: u64, chained: bool) -> PyResult<Self> {
