@@ -5,7 +5,7 @@ use ritornello_format::{Error, Result};
 
 /// The version of frames that is written.
 pub const VERSION: u8 = 1;
-/// Version, number format, two zero bytes, length of the slice.
+/// Length of a frame's head: version, number format, two zero bytes, length of the slice (4 bytes).
 pub const HEAD_BYTES: usize = 8;
 
 /// The error for a damaged frame.
@@ -20,7 +20,8 @@ pub struct FrameWriter<'a> {
 }
 
 impl<'a> FrameWriter<'a> {
-    /// A writer that has written the head of a frame. `slice` must fit 32 bits.
+    /// Writes the head of a frame for a slice of `slice` bytes. `None` if `slice` does not fit 32
+    /// bits, or `out` is too short.
     pub fn open(out: &'a mut [u8], dtype: Dtype, slice: usize) -> Option<Self> {
         let mut writer = Self { rest: out, written: 0 };
         let slice = u32::try_from(slice).ok()?.to_le_bytes();

@@ -1,8 +1,8 @@
-//! The instruction sets of this processor.
+//! Kernels: implementations of the codecs, each for one instruction set.
 
 use std::sync::OnceLock;
 
-/// An instruction set. Only instruction sets that this processor has can be constructed.
+/// A kernel. Only kernels whose instructions this processor has can be constructed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Kernel(pub(crate) Instructions);
 
@@ -21,7 +21,7 @@ impl Kernel {
     /// The portable kernel. All other kernels must write the same frames.
     pub const SCALAR: Self = Self(Instructions::Scalar);
 
-    /// All kernels that this processor has, the fastest last.
+    /// All kernels that this processor can run, the fastest last.
     #[must_use]
     pub fn available() -> &'static [Self] {
         static AVAILABLE: OnceLock<Vec<Kernel>> = OnceLock::new();
@@ -52,7 +52,7 @@ impl Kernel {
         })
     }
 
-    /// The fastest kernel that this processor has.
+    /// The fastest kernel that this processor can run.
     #[must_use]
     pub fn best() -> Self {
         Self::available().last().copied().unwrap_or(Self::SCALAR)

@@ -32,13 +32,15 @@ use ritornello_format::{Error, Result};
 pub enum Codec {
     /// Raw bytes.
     Raw = 0,
-    /// Lossless: exponents through a codebook of 4 bits (bfloat16) or 3 bits (float16).
+    /// Lossless: frequent exponents get codes of 3 or 4 bits (bfloat16), or of 3 bits (float16).
     Split = 1,
     /// Lossless: Zstandard, level 1, over two planes of bytes. Smaller and slower than `split`.
     Zstd = 2,
-    /// Lossy: 8 bits per number, keys scaled per channel, values per token.
+    /// Lossy: 8 bits per number, scaled in groups: 64 tokens of a channel of keys, 128 channels of
+    /// a token of values.
     Int8 = 3,
-    /// Lossy: 4 bits per number, scaled in groups of 32 (KIVI, <https://arxiv.org/abs/2402.02750>).
+    /// Lossy: 4 bits per number, scaled in groups of 32 tokens (keys) or 32 channels (values), as
+    /// in KIVI (<https://arxiv.org/abs/2402.02750>).
     Int4 = 4,
 }
 
@@ -93,8 +95,8 @@ impl Codec {
     /// would not make the slice shorter, or if a lossy codec met a number that is not finite.
     ///
     /// # Errors
-    /// `Invalid` if `out` is too short, if `input` is longer than 4 GiB, or if a lossy codec lacks
-    /// the meaning of the numbers.
+    /// `Invalid` if `out` is too short, if `input` is longer than 4 GiB, or if `self` is lossy and
+    /// `shape` does not tell which numbers are keys and which are values.
     pub fn encode(self, shape: &SliceShape, input: &[u8], out: &mut [u8]) -> Result<(Self, usize)> {
         self.encode_with(Kernel::best(), shape, input, out)
     }

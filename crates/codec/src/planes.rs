@@ -1,5 +1,5 @@
-//! `zstd`: the bytes of numbers are separated into two planes, mantissas and exponents, which are
-//! compressed each.
+//! `zstd`: the two bytes of each number go to two planes, one with the exponents and one with the
+//! mantissas. Each plane is compressed on its own.
 
 use crate::Dtype;
 use crate::frame::{FrameReader, FrameWriter, damaged};
@@ -7,7 +7,7 @@ use ritornello_format::Result;
 use std::cell::RefCell;
 use zstd::bulk::{Compressor, Decompressor};
 
-/// Numbers per block, except the last: bounds the memory of encoding and decoding.
+/// Numbers per block; the last block may be shorter. Bounds the memory of encoding and decoding.
 const BLOCK: usize = 1 << 18;
 const LEVEL: i32 = 1;
 /// Kind of a plane that is stored raw.
@@ -16,7 +16,7 @@ const STORED: u8 = 0;
 const COMPRESSED: u8 = 1;
 
 thread_local! {
-    /// Creating a context takes longer than processing a small slice.
+    /// Kept by each thread, because creating a context takes longer than processing a small slice.
     static COMPRESSOR: RefCell<Option<Compressor<'static>>> = const { RefCell::new(None) };
     static DECOMPRESSOR: RefCell<Option<Decompressor<'static>>> = const { RefCell::new(None) };
 }

@@ -5,7 +5,7 @@
 
 mod common;
 
-use common::{FrameReader, numbers};
+use common::{Random, numbers};
 use proptest::prelude::*;
 use ritornello_codec::{Codec, Dtype, Kernel, SliceKind, SliceShape, decode, decode_with};
 use ritornello_format::ErrorKind;
@@ -13,8 +13,8 @@ use ritornello_format::ErrorKind;
 const ENCODED: [Codec; 4] = [Codec::Split, Codec::Zstd, Codec::Int8, Codec::Int4];
 const GUARD: usize = 64;
 
-/// Decodes with every kernel from a buffer that ends with the frame, into the middle of a buffer
-/// whose ends must not change.
+/// Decodes a frame with every kernel, and returns whether it was accepted. The input buffer ends
+/// with the frame; the output is the middle of a buffer whose ends must not change.
 fn attempt(codec: u8, frame: &[u8], bytes: usize) -> bool {
     let frame: Box<[u8]> = frame.into();
     let mut answers = Kernel::available().iter().map(|&kernel| {
@@ -38,7 +38,7 @@ fn attempt(codec: u8, frame: &[u8], bytes: usize) -> bool {
 /// A slice that every codec makes shorter, with a few numbers that need an escape.
 fn slice(dtype: Dtype, tokens: u32, seed: u64) -> (SliceShape, Vec<u8>) {
     let kind = SliceKind::KeysValues { tokens, channels: 64, layers: 1 };
-    let mut input = numbers(dtype, tokens as usize * 128, &mut FrameReader(seed));
+    let mut input = numbers(dtype, tokens as usize * 128, &mut Random(seed));
     for at in (0..input.len()).step_by(230) {
         input[at..at + 2].copy_from_slice(&[0x12, 0x03]);
     }
@@ -107,9 +107,9 @@ proptest! {
         let dtype = if half { Dtype::Fp16 } else { Dtype::Bf16 };
         let (shape, input) = slice(dtype, tokens, seed);
         let mut frame = frame(ENCODED[codec], &shape, &input);
-        let mut random = FrameReader(seed);
+        let mut random = Random(seed);
         for _ in 0..changes {
-            // Most fields are in the head, at the front.
+            // Most fields of a frame are in its first 48 bytes.
             let end = if front { 48 } else { frame.len() };
             let at = random.next() as usize % end;
             frame[at] = if random.next().is_multiple_of(2) { 0xff } else { random.next() as u8 };

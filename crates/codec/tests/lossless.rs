@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{FrameReader, bf16, numbers};
+use common::{Random, bf16, numbers};
 use proptest::prelude::*;
 use ritornello_codec::{Codec, Dtype, Kernel, SliceKind, SliceShape, decode_with};
 
@@ -54,7 +54,7 @@ fn every_number_roundtrips() {
 /// NaNs with payloads, denormals and signed zeros among numbers that get codes.
 #[test]
 fn special_numbers_roundtrip() {
-    let mut random = FrameReader(7);
+    let mut random = Random(7);
     for dtype in [Dtype::Bf16, Dtype::Fp16] {
         let mut input = numbers(dtype, 70_000, &mut random);
         let odd: &[u16] = match dtype {
@@ -74,7 +74,7 @@ fn special_numbers_roundtrip() {
 
 #[test]
 fn model_like_numbers_shrink_by_a_quarter() {
-    let mut random = FrameReader(8);
+    let mut random = Random(8);
     let input = numbers(Dtype::Bf16, 300_000, &mut random);
     let (used, split) = round_trip(Codec::Split, Dtype::Bf16, &input);
     assert_eq!(used, Codec::Split);
@@ -91,7 +91,7 @@ fn model_like_numbers_shrink_by_a_quarter() {
 /// Alternating keys and values, a strip and a half at a time, of very different magnitudes.
 #[test]
 fn windows_follow_changing_magnitudes() {
-    let mut random = FrameReader(12);
+    let mut random = Random(12);
     let input: Vec<u8> = (0..100_000)
         .flat_map(|at| bf16(random.normal() * [1e4, 1e-3][at / 1536 % 2]).to_le_bytes())
         .collect();
@@ -103,7 +103,7 @@ fn windows_follow_changing_magnitudes() {
 /// A page whose end is still zero, numbers of two very different magnitudes, and a single exponent.
 #[test]
 fn codebooks_adapt_to_the_block() {
-    let mut random = FrameReader(9);
+    let mut random = Random(9);
     let mut halves = numbers(Dtype::Bf16, 4096, &mut random);
     halves.extend([0; 8192]);
     assert!(round_trip(Codec::Split, Dtype::Bf16, &halves).1 <= halves.len() * 76 / 100);
@@ -117,7 +117,7 @@ fn codebooks_adapt_to_the_block() {
 
 #[test]
 fn noise_and_odd_lengths_are_stored_raw() {
-    let mut random = FrameReader(10);
+    let mut random = Random(10);
     let noise: Vec<u8> = (0..200_001).map(|_| random.next() as u8).collect();
     for codec in LOSSLESS {
         for length in [0, 1, 2, 3, 63, 200_000, 200_001] {
@@ -129,7 +129,7 @@ fn noise_and_odd_lengths_are_stored_raw() {
 
 #[test]
 fn noise_block_does_not_affect_others() {
-    let mut random = FrameReader(11);
+    let mut random = Random(11);
     let mut input = numbers(Dtype::Bf16, 3 << 16, &mut random);
     input[1 << 17..1 << 18].fill_with(|| random.next() as u8);
     let (used, length) = round_trip(Codec::Split, Dtype::Bf16, &input);
@@ -182,7 +182,7 @@ proptest! {
         scale in -30i32..30,
         half in any::<bool>(),
     ) {
-        let mut random = FrameReader(seed);
+        let mut random = Random(seed);
         let dtype = if half { Dtype::Fp16 } else { Dtype::Bf16 };
         let mut input = numbers(dtype, length, &mut random);
         for number in input.chunks_exact_mut(2) {

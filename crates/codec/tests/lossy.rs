@@ -5,7 +5,7 @@
 
 mod common;
 
-use common::{FrameReader, bf16, fp16, from_bf16, from_fp16, numbers};
+use common::{Random, bf16, fp16, from_bf16, from_fp16, numbers};
 use proptest::prelude::*;
 use ritornello_codec::{Codec, Dtype, Kernel, SliceKind, SliceShape, decode_with};
 use ritornello_format::ErrorKind;
@@ -42,8 +42,8 @@ fn widen(dtype: Dtype, bytes: &[u8]) -> Vec<f32> {
 }
 
 /// Checks that every number is within half a step of the original; a step is the span of its group
-/// over the number of codes, rounded up to a bfloat16. The number itself is then rounded to its
-/// format.
+/// divided by the largest code, rounded up to a bfloat16. The bound also admits the rounding of the
+/// decoded number to its format.
 fn check_bounds(codec: Codec, dtype: Dtype, keys: bool, channels: usize, a: &[f32], b: &[f32]) {
     let (codes, key_group, value_group) =
         if codec == Codec::Int8 { (255.0, 64, 128) } else { (15.0, 32, 32) };
@@ -67,7 +67,7 @@ fn check_bounds(codec: Codec, dtype: Dtype, keys: bool, channels: usize, a: &[f3
 
 #[test]
 fn numbers_stay_within_half_a_step() {
-    let mut random = FrameReader(1);
+    let mut random = Random(1);
     for (tokens, channels) in [(64, 128), (16, 1024), (100, 130), (33, 64), (7, 63), (200, 1)] {
         for dtype in [Dtype::Bf16, Dtype::Fp16] {
             let matrix = numbers(dtype, (tokens * channels) as usize, &mut random);
@@ -89,7 +89,7 @@ fn numbers_stay_within_half_a_step() {
 
 #[test]
 fn sizes_match_codes_and_scales() {
-    let mut random = FrameReader(2);
+    let mut random = Random(2);
     let kind = SliceKind::KeysValues { tokens: 64, channels: 1024, layers: 3 };
     let input = numbers(Dtype::Bf16, 64 * 1024 * 2 * 3, &mut random);
     for (codec, ratio) in [(Codec::Int8, 0.53), (Codec::Int4, 0.32)] {
@@ -104,7 +104,7 @@ fn sizes_match_codes_and_scales() {
 fn layers_are_encoded_one_after_another() {
     let (tokens, channels) = (40, 96);
     let bytes = 2 * (tokens * channels) as usize;
-    let mut random = FrameReader(3);
+    let mut random = Random(3);
     let input = numbers(Dtype::Bf16, bytes * 2, &mut random);
     for codec in LOSSY {
         let both = SliceKind::KeysValues { tokens, channels, layers: 2 };
@@ -120,7 +120,7 @@ fn layers_are_encoded_one_after_another() {
 
 #[test]
 fn slice_with_infinite_numbers_stays_raw() {
-    let mut random = FrameReader(4);
+    let mut random = Random(4);
     let kind = SliceKind::KeysValues { tokens: 32, channels: 64, layers: 1 };
     for (dtype, odd) in [
         (Dtype::Bf16, [0x7f80, 0xff80, 0x7fc0, 0xffff]),
@@ -193,7 +193,7 @@ proptest! {
         half in any::<bool>(),
     ) {
         let dtype = if half { Dtype::Fp16 } else { Dtype::Bf16 };
-        let mut random = FrameReader(seed);
+        let mut random = Random(seed);
         let count = (tokens * channels) as usize;
         let mut input = numbers(dtype, count, &mut random);
         if wild {

@@ -1,6 +1,7 @@
-//! Quantises one matrix. A group of numbers has an exact smallest number and a step; a code counts
-//! steps. Keys are grouped along a channel, because channels with large values are large in every
-//! token; values are grouped within a token.
+//! Quantises one matrix. For each group of numbers, the exact smallest number and a step are
+//! stored; a number's code is its distance from the smallest number, in steps. Keys are grouped
+//! along a channel, because channels with large values are large in every token; values are grouped
+//! within a token.
 
 use super::number::{Number, ordered};
 
@@ -9,7 +10,8 @@ use super::number::{Number, ordered};
 pub enum Bits {
     /// One code per byte.
     Eight,
-    /// Two codes per byte: the first half of a row in the low bits.
+    /// Two codes per byte: the low bits hold the first half of a row, the high bits the second
+    /// half.
     Four,
 }
 
@@ -34,8 +36,8 @@ impl Bits {
 /// Bytes of the smallest number and the step of a group.
 pub const SCALE_BYTES: usize = 4;
 
-/// Smallest usable step: the inverse of a smaller step would not be finite. Below it the step is
-/// zero.
+/// Smallest usable step; smaller steps are stored as zero. The inverse of a step below about 3e-39
+/// would be infinite.
 const STEP_MIN: f32 = 1e-37;
 /// 2^23: adding a number to it rounds the number to an integer, which the low bits then hold.
 const TO_INTEGER: f32 = 8_388_608.0;
@@ -46,9 +48,10 @@ const LANES: usize = 32;
 pub struct Row {
     least: Vec<i16>,
     most: Vec<i16>,
-    /// Smallest number of each channel's group, or of each group.
+    /// Smallest number of each group. A row of keys has one group per channel, a row of values one
+    /// per `group` channels.
     base: Vec<f32>,
-    /// Step, or its inverse.
+    /// Step of each group while decoding, its inverse while encoding.
     step: Vec<f32>,
     codes: Vec<u8>,
 }
@@ -71,8 +74,9 @@ fn u16_of(bytes: &[u8; 2]) -> u16 {
     u16::from_le_bytes(*bytes)
 }
 
-/// Encodes `tokens` rows of keys that share their groups. `out` receives the smallest numbers of
-/// all channels, their steps, then the codes row by row. `None` if a number is not finite.
+/// Encodes rows of keys, one row per token, that share their groups. `out` receives the smallest
+/// numbers of all channels, their steps, then the codes row by row. `None` if a number is not
+/// finite.
 #[inline(always)]
 pub fn encode_keys<N: Number>(
     bits: Bits,
@@ -205,8 +209,9 @@ fn range(numbers: &[[u8; 2]]) -> (i16, i16) {
     (least.into_iter().fold(first, i16::min), most.into_iter().fold(first, i16::max))
 }
 
-/// Computes the smallest number and the inverse of the step of a group, for quantising and as
-/// stored. Returns false if the group is not finite.
+/// Computes a group's smallest number and step: as `f32`, with the step inverted, for quantising;
+/// and in their stored form, with the step itself. Returns false if a number of the group, or the
+/// difference between its largest and smallest number, is not finite.
 #[inline(always)]
 fn scale<N: Number>(
     bits: Bits,
@@ -219,7 +224,7 @@ fn scale<N: Number>(
         [least, most].map(|number| ordered(number.cast_unsigned()).cast_unsigned());
     *base = N::widen(least_bits);
     let span = N::widen(most_bits) - *base;
-    // Rounded up to a bfloat16, so that the largest number still has a code.
+    // The step is rounded up to a bfloat16, so that the largest number still has a code.
     let step = (span / bits.largest()).to_bits().wrapping_add(0xffff) & 0xffff_0000;
     let usable = f32::from_bits(step) >= STEP_MIN;
     let step = if usable { step } else { 0 };

@@ -1,4 +1,5 @@
-//! `int8` and `int4`: quantised numbers, grouped by the axis along which outliers occur.
+//! `int8` and `int4`: numbers quantised in groups. A group of keys is in one channel, a group of
+//! values in one token, so that outlier channels of keys share no group with other channels.
 
 mod matrix;
 mod number;

@@ -36,15 +36,15 @@ impl Number for Bf16 {
 /// IEEE 754 binary16.
 pub struct Fp16;
 
-/// 2^112: the ratio of the smallest exponents of `f32` and float16.
+/// 2^112: the smallest normal float16 divided by the smallest normal `f32` (biases 127 and 15).
 const SHIFT: f32 = f32::from_bits((127 + 112) << 23);
 
 impl Number for Fp16 {
     const LARGEST: f32 = 65504.0;
     const INFINITY: u16 = 0x7c00;
 
-    /// Moves the fields to their positions in `f32`; the product adjusts the exponent, also of
-    /// denormals.
+    /// Moves exponent and mantissa to their positions in `f32`. Multiplying by `SHIFT` then
+    /// corrects the exponent's bias, for denormals too.
     #[inline(always)]
     fn widen(bits: u16) -> f32 {
         let magnitude = f32::from_bits(u32::from(bits & 0x7fff) << 13) * SHIFT;
@@ -60,8 +60,8 @@ impl Number for Fp16 {
     }
 }
 
-/// Maps bits to integers with the same order as the numbers: inverts all bits but the sign of
-/// negative numbers. Its own inverse.
+/// Maps bits to integers with the same order as the numbers: if the number is negative, inverts all
+/// its bits except the sign. The function is its own inverse.
 #[inline(always)]
 pub fn ordered(bits: u16) -> i16 {
     let bits = bits.cast_signed();
@@ -82,7 +82,7 @@ mod tests {
         all.sort_by_key(|&bits| ordered(bits));
         assert!(all.windows(2).all(|pair| N::widen(pair[0]) <= N::widen(pair[1])));
         assert_eq!(N::widen(N::narrow(f32::MAX)), N::LARGEST);
-        // Between two neighbours, the nearer one.
+        // A number between two neighbours is rounded to the nearer neighbour.
         for pair in all.windows(2).filter(|pair| pair[0] & 0x7fff != 0 && pair[1] & 0x7fff != 0) {
             let (low, high) = (N::widen(pair[0]), N::widen(pair[1]));
             assert_eq!(N::narrow(low + (high - low) * 0.25), pair[0]);

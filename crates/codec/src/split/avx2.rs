@@ -12,7 +12,8 @@ const IN_ORDER: i32 = 0b11_01_10_00;
 /// Shuffle that gathers the low bytes of eight numbers, then the high ones.
 const SORTED: [u8; 16] = [0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15];
 
-/// Prefetch distance in bytes. The processor's own prefetcher stops at the end of a page.
+/// Prefetch distance in bytes. The processor's own prefetcher stops at the end of a 4 KiB page of
+/// memory.
 const AHEAD: usize = 2048;
 
 /// Prefetches the cache lines [`AHEAD`] bytes after `bytes`, which may be outside the slice.
@@ -68,7 +69,8 @@ pub fn encode(
     escapes: &mut [u8],
 ) -> Option<usize> {
     let (zero, half) = (_mm256_setzero_si256(), _mm256_set1_epi8(15));
-    // Codes are looked up with their four bits inverted, so that an escape is zero until they are stored.
+    // The tables hold codes with their four bits inverted, so that an escape is zero; the bits are
+    // inverted back before they are stored.
     let tables =
         |lookup: &Lookup| (table(&lookup.exponents), _mm256_xor_si256(table(&lookup.codes), half));
     let ((exponents, codes), (exponents2, codes2)) = (tables(&book.first), tables(&book.second));
@@ -118,7 +120,8 @@ pub fn encode(
     Some(escaped + rest)
 }
 
-/// Combines 32 exponents and remainders into numbers, at byte `at` of a group.
+/// Combines 32 exponents and 32 bytes of mantissa and sign (`rest`) into numbers, at byte `at` of a
+/// group.
 #[target_feature(enable = "avx2")]
 fn join(exponent: __m256i, rest: __m256i, numbers: &mut Numbers, at: usize) {
     let turn = |v| _mm256_or_si256(_mm256_srli_epi16::<1>(v), _mm256_slli_epi16::<15>(v));
@@ -171,7 +174,8 @@ pub fn decode(
     scalar::decode(exponents, plane_tail, nibble_tail, escapes, tail)
 }
 
-/// Shifts that move the last eight of 32 code pairs above the first 24, eight bytes each.
+/// Shift counts of the four 64-bit lanes. They move two bits of each of the last eight code pairs
+/// into the unused top bits of each group of eight pairs before them.
 #[target_feature(enable = "avx2")]
 fn spread_shifts() -> __m256i {
     _mm256_set_epi64x(64, 2, 4, 6)
@@ -196,7 +200,7 @@ fn store_codes(bytes: &mut [u8; strip::CODES], value: __m256i) {
     }
 }
 
-/// Packs 32 code pairs into 24 bytes.
+/// Packs 32 code pairs, two codes of three bits in each byte, into 24 bytes.
 #[target_feature(enable = "avx2")]
 pub fn pack(pairs: __m256i) -> __m256i {
     let last = _mm256_sllv_epi64(_mm256_permute4x64_epi64::<0xff>(pairs), spread_shifts());
@@ -207,7 +211,7 @@ pub fn pack(pairs: __m256i) -> __m256i {
 #[target_feature(enable = "avx2")]
 pub fn unpack(packed: __m256i) -> __m256i {
     let top = _mm256_and_si256(packed, _mm256_set1_epi8(-64));
-    // Each eight bytes hold two bits of the last eight pairs.
+    // Each of the first three 64-bit lanes holds two bits of each of the last eight pairs.
     let bits = _mm256_srlv_epi64(top, spread_shifts());
     let halves = _mm256_or_si256(bits, _mm256_permute4x64_epi64::<0b01_00_11_10>(bits));
     let last = _mm256_or_si256(halves, _mm256_shuffle_epi32::<0b01_00_11_10>(halves));

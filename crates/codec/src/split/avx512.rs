@@ -7,7 +7,8 @@ use super::strip::{self, Numbers};
 use super::{GROUP, scalar};
 use std::arch::x86_64::*;
 
-/// Indices that gather the even bytes of two registers, then the odd ones; and the inverse.
+/// Indices for permuting the bytes of two registers. `EVEN` and `ODD` gather the even and the odd
+/// bytes; `FRONT` and `BACK` are the inverse.
 const EVEN: [u8; 64] = sequence(0, 2);
 const ODD: [u8; 64] = sequence(1, 2);
 const FRONT: [u8; 64] = interleaved(0);

@@ -25,8 +25,8 @@ pub struct Codebook {
 /// Exponents and codes, indexed by the low half of an exponent.
 #[derive(Clone, Copy, Debug)]
 pub struct Lookup {
-    /// The exponent that has a code; if no exponent has a code, an exponent with a different low
-    /// half, which never matches.
+    /// The exponent with this low half that has a code; if none has a code, an exponent with a
+    /// different low half, which never matches.
     pub exponents: [u8; 16],
     /// The code of that exponent.
     pub codes: [u8; 16],
@@ -55,8 +55,9 @@ impl Codebook {
         let counts = count(block);
         let sampled: u32 = counts.iter().sum();
         let least = counts.iter().position(|&seen| seen > 0).unwrap_or(0);
-        // Likelier exponents first; of exponents not in the sample, those just below the smallest
-        // in the sample. Counts of a sample are far below 2^16.
+        // Likelier exponents rank first. Exponents that are not in the sample follow: first the
+        // exponents below the smallest sampled exponent, in descending order. Counts of a sample
+        // are far below 2^16.
         let rank = |exponent: usize| {
             let below = if exponent < least { exponent as u32 } else { 0 };
             counts[exponent] << 16 | below << 8 | exponent as u32

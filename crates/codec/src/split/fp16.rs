@@ -12,7 +12,7 @@ const WINDOW: u8 = 7;
 const ESCAPE: u8 = 7;
 /// Bytes of the codes of a group: three bits of code and three of mantissa per number.
 const CODES: usize = GROUP / 4 * 3;
-/// Kind, first exponent of the window, number of escapes.
+/// Length of a block's head: kind, first exponent of the window, number of escapes.
 const HEAD_BYTES: usize = 1 + 1 + 4;
 /// Groups sampled before the window is chosen.
 const SAMPLE: usize = 32;

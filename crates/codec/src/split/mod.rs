@@ -20,8 +20,8 @@ use crate::kernel::{Instructions, Kernel};
 use codebook::{CODES, Codebook};
 use ritornello_format::Result;
 
-/// Numbers per block, except the last: 128 KiB, which stay in the second-level cache between
-/// choosing the codebook and encoding.
+/// Numbers per block; the last block may be shorter. A block is 128 KiB, which stay in the
+/// second-level cache between choosing the codebook and encoding.
 const BLOCK: usize = 1 << 16;
 /// Numbers whose codes are packed together, except the last group of a block.
 const GROUP: usize = 64;
@@ -29,7 +29,7 @@ const GROUP: usize = 64;
 const STORED: u8 = 0;
 /// Kind of a block with codebook codes.
 const CODED: u8 = 1;
-/// Kind of a block with shorter codes, for neighbouring exponents.
+/// Kind of a block with 3-bit codes, for neighbouring exponents.
 const WINDOWED: u8 = 2;
 
 /// Encodes into at most `out.len() - 1` bytes; `None` if that is impossible.

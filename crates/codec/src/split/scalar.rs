@@ -1,4 +1,5 @@
-//! `split` for bfloat16, one number at a time: the reference, and the remainders of blocks.
+//! `split` for bfloat16, one number at a time: the reference for the other kernels, which use it
+//! for the last, partial group of a block.
 
 use super::GROUP;
 use super::codebook::{Codebook, ESCAPE, exponent};

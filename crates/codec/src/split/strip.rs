@@ -1,5 +1,5 @@
-//! The groups of a strip with one window of exponents. Plain byte arithmetic, which the compiler
-//! vectorises.
+//! Encodes and decodes a strip: consecutive groups that share one window of exponents. Plain byte
+//! arithmetic, which the compiler vectorises.
 
 use super::GROUP;
 use std::hint::select_unpredictable;
@@ -94,8 +94,8 @@ pub fn patch_escapes<'e>(
     let mut listed = listed;
     if let Some(few) = escapes.first_chunk::<BRANCHLESS_ESCAPES>() {
         listed = listed.get(BRANCHLESS_ESCAPES..).unwrap_or_default();
-        // Once no escape is left, the last number is rewritten unchanged; initially that is the
-        // first.
+        // Without a branch, every iteration writes a number. If no escape is left, it rewrites the
+        // number of the last escape, or the group's first number if there was none, unchanged.
         let (mut at, mut right) = (0, u16::from_le_bytes([numbers[0], numbers[1]]));
         for &exponent in few {
             let next = missing.trailing_zeros() as usize % GROUP;
@@ -124,8 +124,8 @@ fn number(exponent: u8, rest: u8) -> u16 {
     (u16::from(exponent) << 8 | u16::from(rest)).rotate_right(1)
 }
 
-/// Packs two codes per byte into six bits; the last eight of these sextets fill the top bits of the
-/// first 24.
+/// Packs pairs of codes into sextets of six bits, one per byte; the bits of the last eight sextets
+/// fill the top bits of the first 24 bytes.
 #[inline(always)]
 fn pack(code: &[u8; GROUP], packed: &mut [u8; CODES]) {
     let sextets: [u8; GROUP / 2] = std::array::from_fn(|at| code[at] | code[GROUP / 2 + at] << 3);

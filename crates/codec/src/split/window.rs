@@ -14,7 +14,7 @@ use ritornello_format::Result;
 const STRIP: usize = 16;
 /// Neighbouring exponents that have a code.
 const WINDOW: u8 = 7;
-/// Kind, number of escapes.
+/// Length of a block's head: kind, number of escapes.
 const HEAD_BYTES: usize = 1 + 4;
 /// Minimum count of numbers per escape: with more escapes, 4-bit codes are shorter.
 const ESCAPES: usize = 8;
@@ -22,7 +22,8 @@ const ESCAPES: usize = 8;
 const SAMPLE: usize = 8;
 
 /// Encodes a block: head, first exponent of each strip's window, plane of mantissas and signs,
-/// codes, escapes, and the raw numbers after the last full group. `None` if a codebook is shorter.
+/// codes, escapes, and the raw numbers after the last full group. `None` if that would not be
+/// shorter than the block, or if more than one number in [`ESCAPES`] needs an escape.
 pub fn encode(kernel: Kernel, block: &[u8], out: &mut [u8]) -> Option<usize> {
     let (groups, tail) = block.as_chunks::<{ 2 * GROUP }>();
     let strips = groups.len().div_ceil(STRIP);

@@ -1,13 +1,13 @@
-//! Numbers to encode.
+//! Pseudo-random numbers, to be encoded.
 
 #![allow(dead_code, reason = "each test binary needs some of it")]
 
 use ritornello_codec::Dtype;
 
 /// SplitMix64: the same numbers on every machine.
-pub struct FrameReader(pub u64);
+pub struct Random(pub u64);
 
-impl FrameReader {
+impl Random {
     pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut word = self.0;
@@ -36,7 +36,7 @@ pub fn from_bf16(bytes: [u8; 2]) -> f32 {
     f32::from_bits(u32::from(u16::from_le_bytes(bytes)) << 16)
 }
 
-/// A float16 near `number`, which must be normal in it.
+/// A float16 near `number`, which must be in the range of normal float16s.
 pub fn fp16(number: f32) -> u16 {
     let bits = number.to_bits();
     let exponent = ((bits >> 23) & 255).saturating_sub(112).min(30);
@@ -44,7 +44,7 @@ pub fn fp16(number: f32) -> u16 {
 }
 
 /// `count` normally distributed numbers as bytes.
-pub fn numbers(dtype: Dtype, count: usize, random: &mut FrameReader) -> Vec<u8> {
+pub fn numbers(dtype: Dtype, count: usize, random: &mut Random) -> Vec<u8> {
     (0..count)
         .flat_map(|_| {
             let number = random.normal();
