@@ -96,7 +96,7 @@ impl Eq for Runs<'_> {}
 impl Iterator for Runs<'_> {
     type Item = Result<RunImage<'static>>;
 
-    /// The iteration ends after an error.
+    /// After an error no further run is returned.
     fn next(&mut self) -> Option<Self::Item> {
         if self.0.remaining() == 0 {
             return None;

@@ -13,7 +13,7 @@ pub enum ErrorKind {
     Retry,
     /// The requested bytes are not available. Compute them.
     Miss,
-    /// The handle cannot continue. The message names the steps before it is opened again.
+    /// The handle cannot continue. The message names the steps that must precede a reopening.
     Fatal,
     /// The handle was closed, or belongs to another process (after a fork).
     Closed,
@@ -130,8 +130,8 @@ impl StdError for Error {
     }
 }
 
-/// The default for a failed system call is a retry. Code that knows better makes an error of
-/// another kind.
+/// A failed system call is a `Retry` by default. Code that knows that a retry cannot succeed makes
+/// an error of another kind instead.
 impl From<std::io::Error> for Error {
     fn from(error: std::io::Error) -> Self {
         Self::retry("the file system refused").because(error)

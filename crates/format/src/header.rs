@@ -13,7 +13,7 @@ pub const RUN_MAGIC: [u8; 8] = *b"RITORUN\0";
 pub const RUN_HEADER_UNITS_MAX: u32 = 4;
 
 /// Minimum number of extents that a header has room for. Further extents are listed while they fit;
-/// only salvage needs them.
+/// only salvage (`fsck --salvage`) reads the list.
 const EXTENT_ROOM: usize = 32;
 /// Magic, version, length, store, scope, slot, slices per page, units of header and page,
 /// generation, page bytes, extents in all, extents listed, pages, parent length.
@@ -48,15 +48,16 @@ impl Slice {
     }
 }
 
-/// A run header. The index keeps its checksum ([`RunHeader::encode`]), and so is the root of a
-/// two-level checksum tree over all pages.
+/// A run header. The index keeps the checksum of every run header ([`RunHeader::encode`]); index
+/// and run headers are a two-level checksum tree over all pages.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct RunHeader {
     /// The store that holds the run.
     pub store: [u8; 16],
-    /// The scope of all its keys.
+    /// The scope of all keys of the run.
     pub scope: ScopeId,
-    /// The scope's slot when the run was written. Salvage uses it to skip runs of dropped scopes.
+    /// The scope's slot when the run was written. Salvage (`fsck --salvage`) uses it to skip runs
+    /// of dropped scopes.
     pub slot: ScopeSlot,
     /// See [`crate::Place::generation`].
     pub generation: u64,
@@ -82,8 +83,8 @@ pub struct RunHeader {
 }
 
 impl RunHeader {
-    /// The store that a unit of a segment names, if the unit begins with a run header of this
-    /// version. Does not verify the header.
+    /// The store that a run header at the start of `unit` names. `None` if `unit` does not begin
+    /// with a run header of this version. Does not verify the header.
     #[must_use]
     pub fn store_of(unit: &[u8]) -> Option<[u8; 16]> {
         let version = unit.get(8..12)?;
@@ -91,8 +92,8 @@ impl RunHeader {
         is_header.then(|| unit.get(16..32)?.try_into().ok()).flatten()
     }
 
-    /// Number of units that a header takes whose pages have keys of these lengths. If it exceeds
-    /// [`RUN_HEADER_UNITS_MAX`], split the batch: see [`RunHeader::pages_that_fit`].
+    /// Number of units that the header of a run takes, given the lengths of the keys of its pages.
+    /// If it exceeds [`RUN_HEADER_UNITS_MAX`], split the batch: see [`RunHeader::pages_that_fit`].
     #[must_use]
     pub fn units(key_lengths: impl IntoIterator<Item = usize>, slices_per_page: u16) -> u32 {
         let bytes = key_lengths
@@ -197,7 +198,7 @@ impl RunHeader {
     pub fn decode(bytes: &[u8]) -> Result<(Self, u64)> {
         let mut reader = Reader::new(bytes);
         if reader.array()? != RUN_MAGIC {
-            return Err(Error::miss("no run header here"));
+            return Err(Error::miss("the bytes do not begin with a run header"));
         }
         let version = reader.u32()?;
         if version != FORMAT_VERSION {
@@ -378,10 +379,10 @@ mod tests {
     }
 
     proptest! {
-        /// Fields may be wrong even under a right checksum: they cause no panic and no large
-        /// allocation.
+        /// A header may have wrong fields and a matching checksum. Decoding such a header causes no
+        /// panic and no large allocation.
         #[test]
-        fn lies_under_a_right_checksum_do_no_harm(
+        fn wrong_fields_under_valid_checksum_do_no_harm(
             at in 16usize..400, value in any::<[u8; 4]>(), pages in 0usize..8
         ) {
             let (mut bytes, _) = header(pages, 2).encode().unwrap();
@@ -394,7 +395,7 @@ mod tests {
         }
 
         #[test]
-        fn noise_is_no_header(noise in proptest::collection::vec(any::<u8>(), 0..600)) {
+        fn noise_is_not_a_header(noise in proptest::collection::vec(any::<u8>(), 0..600)) {
             let mut bytes = RUN_MAGIC.to_vec();
             bytes.extend(FORMAT_VERSION.to_le_bytes());
             bytes.extend(noise);

@@ -14,9 +14,9 @@
 //! | n - 9 | body |
 //! | 8 | CRC-64/NVME of all preceding bytes of the frame, the length included |
 //!
-//! Replay is idempotent: to replay a record twice has the effect of once, and a record about a
-//! removed run (or about a number that a later run has) has no effect. A checkpoint can therefore
-//! be copied while the index changes.
+//! Replay is idempotent: replaying a record a second time changes nothing. A record about a removed
+//! run has no effect, even if a later run has the same number, because the reuse counts differ. A
+//! checkpoint can therefore be copied while the index changes.
 
 use crate::wire::{Reader, Writer};
 use crate::{
@@ -147,7 +147,7 @@ pub(crate) fn read_header<const N: usize>(
 pub struct JournalHeader {
     /// The file's number. Numbers are consecutive and never reused.
     pub number: u64,
-    /// Sequence number of its first frame.
+    /// Sequence number of the file's first frame.
     pub first: u64,
 }
 
@@ -204,7 +204,7 @@ pub struct RunImage<'a> {
     pub recency: u64,
     /// The run's location.
     pub place: Cow<'a, Place>,
-    /// Hashes of its pages: at least one, at most 65,535.
+    /// Hashes of the run's pages: at least one, at most 65,535.
     pub pages: Cow<'a, [PageHash]>,
 }
 
@@ -285,7 +285,7 @@ impl RunImage<'_> {
 
 /// Decodes `count` extents. Checks that their bytes exist before it allocates.
 fn read_extents(reader: &mut Reader<'_>, count: usize) -> Result<Vec<Extent>> {
-    let bytes = count.checked_mul(12).ok_or_else(|| Error::miss("absurd number of extents"))?;
+    let bytes = count.checked_mul(12).ok_or_else(|| Error::miss("impossible number of extents"))?;
     let mut reader = Reader::new(reader.raw(bytes)?);
     (0..count)
         .map(|_| {
@@ -314,9 +314,9 @@ pub enum JournalRecord<'a> {
     Link {
         /// The run whose parent became known.
         child: u64,
-        /// The run it follows.
+        /// The parent run, which the child follows.
         parent: u64,
-        /// The page of the parent that it follows.
+        /// The page of the parent run that precedes the child.
         page: u16,
     },
     /// Kind 5: a run moved. Body: run `u64`, generation `u64`, header checksum `u64`, header units
@@ -493,7 +493,7 @@ impl JournalRecord<'_> {
 /// Reads a `u32` count, and returns the bytes of `count` entries of `size` bytes.
 fn counted<'a>(reader: &mut Reader<'a>, size: usize) -> Result<&'a [u8]> {
     let count = reader.u32()? as usize;
-    reader.raw(count.checked_mul(size).ok_or_else(|| Error::miss("absurd number of entries"))?)
+    reader.raw(count.checked_mul(size).ok_or_else(|| Error::miss("impossible number of entries"))?)
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ pub const KEY_BYTES_MAX: usize = 64;
 /// Checks that all keys have a length in [`KEY_BYTES_MIN`]`..=`[`KEY_BYTES_MAX`].
 ///
 /// # Errors
-/// `Invalid`, with the number of the first key that is shorter or longer.
+/// `Invalid` if a key is shorter or longer, with the position of the first such key.
 pub fn check_keys(keys: &[&[u8]]) -> Result<()> {
     match keys.iter().position(|key| !(KEY_BYTES_MIN..=KEY_BYTES_MAX).contains(&key.len())) {
         None => Ok(()),

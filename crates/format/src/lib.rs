@@ -1,7 +1,9 @@
 //! # ritornello-format
 //!
-//! Every persistent byte, and the types that all crates share: scopes, page keys, places, run
-//! headers, journal, checkpoint, manifest. `docs/format.md` specifies the bytes.
+//! The bytes of the store's own files (run headers, journal, checkpoint, manifest and others), and
+//! the types that all crates share: scopes, page keys, places. `docs/format.md` specifies the
+//! bytes. The bytes of codecs, remote objects, and the indexes `lsm` and `art` are defined beside
+//! their code.
 //!
 //! **Promises.** Decoding never panics, and never returns bytes whose checksum disagrees. Encoding
 //! is canonical: equal values encode to equal bytes.
@@ -38,5 +40,6 @@ pub use reservation::ReservationRecord;
 pub use scope::{PAGE_BYTES_MAX, Scope, ScopeId, ScopeSlot};
 pub use size::parse_bytes;
 
-/// The version of everything on disk. Zero may still change; another version is refused.
+/// The version of a store's files. The bytes of version zero may still change; files of other
+/// versions are refused.
 pub const FORMAT_VERSION: u32 = 0;

@@ -53,9 +53,9 @@ pub struct Manifest {
     /// Upper half of the next owner's generations, minus one. Increases with every owner, and
     /// whenever an owner has used up the lower half, so that no generation is used twice.
     pub generations: u32,
-    /// The last owner closed the store, and all changes were durable then. If not, its files may
-    /// read back from the page cache bytes that never reach the disk, and its writes may still be
-    /// in flight.
+    /// The last owner closed the store, and all changes were durable then. If not, reads of the
+    /// store's files may return bytes that are in the page cache and never reach the disk, and
+    /// writes of that owner may still be in flight.
     pub clean: bool,
     /// Length of a segment file in bytes.
     pub segment_bytes: u64,
@@ -63,7 +63,7 @@ pub struct Manifest {
     pub capacity: u64,
     /// Name of the index backend.
     pub index: String,
-    /// The volumes. Their position is their number.
+    /// The volumes. A volume's position in this list is its number.
     pub volumes: Vec<VolumeRecord>,
     /// Host and boot of the last owner, for diagnostics.
     pub owner: String,

@@ -57,8 +57,8 @@ impl ScopeSettings {
     }
 }
 
-/// The registered scopes and the next free slot. The scope of a slot that is not listed has been
-/// dropped, and so have all runs that name the slot.
+/// The registered scopes and the next free slot. If a slot below `next` is not listed, its scope
+/// was dropped, and runs that name the slot are dropped too.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ScopeRegistry {
     /// The slot of the next registration. The slot only increases, so that no slot is assigned
@@ -80,7 +80,7 @@ pub struct StoredRegistry {
     /// Length of the records after the head.
     pub appended_bytes: usize,
     /// Whether all bytes belong to intact records. If not, the last append was torn or records are
-    /// damaged, and `next` may be lower than it was.
+    /// damaged, and `registry.next` may be lower than before the damage.
     pub is_whole: bool,
 }
 
@@ -129,8 +129,8 @@ impl ScopeRegistry {
     ///
     /// # Errors
     /// `Invalid` or `Fatal` if the head is refused by [`unseal`]; `Miss` if its scopes have ids of
-    /// another identity version: no page that names them can be found, and no header of them
-    /// verifies.
+    /// another identity version: pages of these scopes are not found under their present ids, and
+    /// their run headers do not verify.
     pub fn decode(bytes: &[u8]) -> Result<StoredRegistry> {
         let body = unseal(MAGIC, "scope registry", bytes)?;
         let mut registry = Self::decode_head(body)?;
@@ -162,13 +162,14 @@ impl ScopeRegistry {
         // Registries of identity version 0 end here.
         let identity = if reader.remaining() > 0 { reader.u8()? } else { 0 };
         if identity != Scope::IDENTITY && !registry.scopes.is_empty() {
-            return Err(Error::miss("its scopes have ids that another version of Ritornello made")
+            return Err(Error::miss("the scopes have ids that another version of Ritornello made")
                 .with("scopes", registry.scopes.len()));
         }
         Ok(registry)
     }
 
-    /// Reads the next appended record and applies it: all of it, or nothing after an error.
+    /// Reads the next appended record and applies it: the whole record, or nothing if it returns an
+    /// error.
     fn replay(&mut self, reader: &mut Reader<'_>) -> Result<()> {
         let damaged = || Error::miss("a record of the scope registry is damaged");
         let whole = reader.rest();

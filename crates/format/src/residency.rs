@@ -1,4 +1,4 @@
-//! Residency records: on which workers and tiers pages are present, as a log.
+//! Residency records: a log of the workers and tiers on which pages are present.
 //!
 //! **File.** A [`ResidencyHeader`] (40 bytes), then frames as in the [journal](crate::journal);
 //! sequence numbers increase by one across files. A file begins with a copy of the whole state at
@@ -101,7 +101,7 @@ pub struct Holder {
 pub struct ResidencyHeader {
     /// The file's number. Numbers are consecutive and never reused.
     pub number: u64,
-    /// Sequence number of its first frame.
+    /// Sequence number of the file's first frame.
     pub first: u64,
 }
 
@@ -156,7 +156,7 @@ pub enum ResidencyRecord<'a> {
     ClearedWorker(Worker),
     /// Kind 4: no worker holds any page of a scope. Body: scope `u32`.
     ClearedScope(ScopeSlot),
-    /// Kind 5: the file now has all that existed when it was begun. No body.
+    /// Kind 5: the copy of the state with which the file begins is complete. No body.
     Complete,
 }
 

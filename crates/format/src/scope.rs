@@ -67,7 +67,7 @@ pub struct Scope {
     pub salt: Vec<u8>,
     /// Distinguishes versions of weights that are changed in place.
     pub epoch: Vec<u8>,
-    /// The pool of a hybrid model.
+    /// Number of the KV cache group that the pages belong to, if a model has several.
     pub part: u32,
     /// Other properties that decide about reuse, for example the instruction set for vLLM on CPUs.
     pub extra: BTreeMap<String, String>,
@@ -85,9 +85,10 @@ pub struct Scope {
     pub chained: bool,
 }
 
-/// Compares all fields, as a derived comparison would, but does not call `memcmp` on empty fields:
-/// for an empty string's dangling address its vector loads fault and are suppressed in microcode,
-/// which was measured at 130 ns per field, most of a probe's time.
+/// Compares all fields, as a derived comparison would, but does not call `memcmp` on empty fields.
+/// The address of an empty string is dangling: `memcmp`'s vector loads from it fault, and the
+/// processor suppresses the faults in microcode, which was measured at 130 ns per field, most of a
+/// probe's time.
 ///
 /// Two descriptions of one scope may differ: to compare identity, compare [`Scope::id`].
 impl PartialEq for Scope {
@@ -223,9 +224,9 @@ impl Scope {
         Err(Error::fatal("two scopes share a digest: report this").with("scope", self.id()))
     }
 
-    /// How two scopes differ that differ only in the arrangement of pages: both values of `layout`,
-    /// `page_bytes` and `chained` where they differ. `None` for the same scope, and for scopes that
-    /// differ in other fields.
+    /// Tells how the arrangement of pages differs, if the scopes differ in nothing else: names
+    /// `layout`, `page_bytes` and `chained`, where they differ, with both values. `None` for the
+    /// same scope, and for scopes that differ in other fields.
     #[must_use]
     pub fn rearranged(&self, other: &Self) -> Option<String> {
         if !self.has_same_content(other) {
@@ -246,8 +247,8 @@ impl Scope {
         (!differences.is_empty()).then(|| differences.join(", "))
     }
 
-    /// A digest of all fields except the fields that arrange pages: equal for all scopes between
-    /// which [`Scope::rearranged`] finds differences.
+    /// A digest of all fields except the fields that arrange pages: equal for scopes that differ
+    /// only in the arrangement of pages (see [`Scope::rearranged`]).
     #[must_use]
     pub fn content_digest(&self) -> [u8; 16] {
         let mut writer = Writer::new();
@@ -467,7 +468,8 @@ mod tests {
         ];
         let mut ids: Vec<ScopeId> = unresolved.iter().map(Scope::id).collect();
         assert!(unresolved.iter().all(|scope| scope.resolved_page_bytes().is_err()));
-        // The same number, as a resolved length.
+        // A scope whose resolved length has the same value as the given length of an unresolved
+        // scope.
         ids.push(Scope { page_bytes: Some(1), layout: "mine".into(), ..llama() }.id());
         ids.push(llama().id());
         let all = ids.len();
