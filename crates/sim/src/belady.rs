@@ -8,15 +8,15 @@ use std::collections::BinaryHeap;
 /// Never used again.
 const NEVER: u32 = u32::MAX;
 
-/// Replays `trace` through the optimal policy: of the stored blocks and a request's blocks, it
-/// keeps the blocks that are used again soonest, and does not write blocks that are never used
-/// again.
+/// Replays `trace` through the optimal policy. After each request the policy keeps the blocks that
+/// are used again soonest, among the stored blocks and the request's blocks. Blocks that are never
+/// used again are not written.
 ///
 /// No policy has more hits (Belady, "A study of replacement algorithms for a virtual-storage
-/// computer", 1966, with bypass). A prefix is used again at least as soon as its extensions, and is
-/// evicted after them if both are used at the same time, so that the stored blocks are always
-/// closed and every stored block is a hit. Blocks are evicted one by one here; the store's policies
-/// cut runs.
+/// computer", 1966, with bypass). A block is used again at least as soon as the blocks that
+/// continue it, and is evicted after them if both are used again by the same request. The blocks
+/// before a stored block are therefore always stored, and every stored block is a hit. Unlike the
+/// store's policies, which cut runs, this policy evicts single blocks.
 ///
 /// # Errors
 /// `Invalid` if `sizes` cannot be simulated.
@@ -89,8 +89,9 @@ mod tests {
     use ritornello_store::eviction::PolicyKind;
     use std::collections::HashMap;
 
-    /// Maximum number of hits from request `at` on if the blocks in the set `held` are stored.
-    /// Tries every set of maximal size that can be kept after each request, closed or not.
+    /// Maximum number of hits of request `at` and later requests if the blocks in the set `held`
+    /// are stored. Tries every set of maximal size that can be kept after each request, including
+    /// sets in which a block's predecessor is missing.
     fn best(
         trace: &Trace,
         capacity: u32,

@@ -14,7 +14,7 @@ const BOTTOM: f64 = 44.0;
 /// Height of the legend.
 const LEGEND: f64 = 22.0;
 
-/// Colours that are distinguishable with colour blindness (Okabe and Ito, "Color Universal Design",
+/// Colours that colour-blind readers can distinguish (Okabe and Ito, "Color Universal Design",
 /// 2008).
 const COLOURS: [&str; 7] =
     ["#000000", "#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00"];
@@ -118,13 +118,13 @@ fn stroke(policy: &str, at: usize) -> String {
     if policy == "belady" {
         return format!("stroke=\"{GREY}\" stroke-width=\"2\" stroke-dasharray=\"5 4\"");
     }
-    // The first policy is emphasised.
+    // The first policy has a wider line.
     let width = if at == 0 { 3 } else { 2 };
     format!("stroke=\"{}\" stroke-width=\"{width}\"", COLOURS[at % COLOURS.len()])
 }
 
 fn percent(share: f64) -> String {
-    // Capacities have at most four digits of a percentage.
+    // Capacities are shown with at most four decimal places of a percent.
     let rounded = (share * 1e6).round() / 1e4;
     format!("{rounded} %")
 }

@@ -1,13 +1,13 @@
 //! # ritornello-sim
 //!
 //! Replays request traces through the store's eviction policies, to measure the hit rate and the
-//! writes at a capacity. A replay moves no bytes and needs no files or clocks, so that hours of
-//! requests take seconds.
+//! bytes written at a given capacity. A block is a page of a trace. A replay moves no bytes and
+//! needs no files or clocks, so that hours of requests take seconds.
 //!
 //! A [`Trace`] is [`read`] from a file or made by a [generator](generate). [`replay`] runs it
 //! against any `dyn Eviction` in the protocol of the store's engine; [`belady`] against an optimal
-//! policy, which knows the future. [`simulate`] does both and returns [`Row`]s, which [`chart`]
-//! draws.
+//! policy, which knows the future. [`simulate`] runs either of them and returns a [`Row`];
+//! [`chart`] draws rows.
 //!
 //! **Promises.** The same trace, policy and capacity always give the same results. Writes are
 //! counted, not estimated: the bytes include the padded pages and headers that the store would

@@ -18,7 +18,7 @@ pub enum BadLines {
     Skip,
 }
 
-/// A line of the file. Other fields are ignored.
+/// A line of the file. Fields not listed here are ignored.
 #[derive(Debug, Deserialize)]
 struct Line {
     /// Milliseconds since an arbitrary start.

@@ -1,4 +1,4 @@
-//! Replays a trace through an eviction policy with the calls that the store's engine makes.
+//! Replays a trace through an eviction policy with the calls that the store makes.
 
 use crate::Trace;
 use crate::sim_index::SimIndex;
@@ -84,10 +84,10 @@ impl ReplayCounts {
 /// Replays `trace` through `policy`, which must be empty. `progress` periodically receives the
 /// number of completed requests.
 ///
-/// A request reads its leading stored blocks and puts the missing blocks: `hit`, `demanded` for
-/// both, `victims` until there is space, and `admit` for each run as the store forms runs. The runs
-/// on the request's path are protected during the request. A run that finds no space is refused,
-/// and so are all runs after it.
+/// A request reads its leading stored blocks and puts its missing blocks. The policy receives `hit`
+/// for the blocks read, `demanded` for all blocks, `victims` until there is space, and `admit` for
+/// each new run. Runs are formed as in the store. The runs on the request's path are protected
+/// during the request. A run that finds no space is refused, and so are all runs after it.
 ///
 /// # Errors
 /// `Invalid` if `sizes` cannot be simulated; `Fatal` if the policy violates its contract.
@@ -193,7 +193,7 @@ fn evict(
     Ok(evicted)
 }
 
-/// Length of a run's header by its number of pages, up to the longest run.
+/// Length of a run's header in units, indexed by the run's number of pages, up to the longest run.
 fn header_units(block_bytes: u64) -> Vec<u32> {
     let keys = |pages: u64| (0..pages).map(|_| KEY_BYTES);
     let by_size = (RUN_BYTES_MAX / block_bytes).clamp(1, 65_535);
@@ -223,11 +223,11 @@ mod tests {
 
     #[test]
     fn hits_and_writes_match_manual_count() {
-        // With pages of 64 MiB every block is a run, so that no more blocks are evicted than
-        // needed.
+        // With pages of 64 MiB every block is a separate run, so that no more blocks are evicted
+        // than needed.
         let trace = trace_of(&[&[1, 2, 3], &[1, 2, 4], &[5], &[1, 2, 3], &[1, 9, 3]]);
-        // 1 2 3 | 4 replaces 3 | 5 replaces 4 | 3 replaces 5 | 9 replaces 3, and 3', which follows
-        // 9, replaces 2.
+        // By request: 1, 2 and 3 are stored; 4 replaces 3; 5 replaces 4; 3 replaces 5; 9 replaces
+        // 3, and then another block 3, which follows 9, replaces 2.
         let counts = lru(&trace, sizes(3, 64 << 20));
         assert_eq!((counts.references, counts.hits), (13, 2 + 2 + 1));
         assert_eq!((counts.admitted, counts.refused), (3 + 1 + 1 + 1 + 2, 0));

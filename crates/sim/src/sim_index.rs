@@ -1,5 +1,5 @@
-//! The index of a simulation: which blocks are stored, in which runs. The store's index without
-//! scopes.
+//! The index of a simulation: which blocks are stored, in which runs. Corresponds to the store's
+//! index with a single scope.
 
 use crate::Trace;
 use ritornello_format::{Error, Result};
@@ -11,13 +11,14 @@ const NONE: u32 = u32::MAX;
 
 /// The stored blocks.
 ///
-/// Invariant: the predecessor of a stored block is stored (closure). [`SimIndex::cut`] refuses what
-/// would break it, which exposes a policy that does not evict leaves first.
+/// Invariant: the predecessor of a stored block is stored (closure). [`SimIndex::cut`] refuses to
+/// remove a block that precedes a stored block, which exposes a policy that does not evict leaves
+/// first.
 pub(crate) struct SimIndex<'t> {
     trace: &'t Trace,
-    /// The run, or [`NONE`], and the page in the run of every block.
+    /// For every block: its run, or [`NONE`] if the block is not stored, and its page in the run.
     locations: Vec<(u32, u32)>,
-    /// The number of child runs of every block.
+    /// For every block: the number of runs that follow it.
     children: Vec<u32>,
     /// Runs by number; numbers are not reused.
     runs: Vec<Run>,
@@ -31,7 +32,7 @@ struct Run {
     pages: u32,
     /// Whether a block precedes the run.
     has_parent: bool,
-    /// The last round that protected the run.
+    /// The number (`round`) of the walk that last protected the run.
     protected_in: u64,
 }
 
@@ -80,7 +81,7 @@ impl<'t> SimIndex<'t> {
         pages: u32,
         predecessor: Option<u32>,
     ) -> (RunId, Option<(RunId, u32)>) {
-        // Memory ends before four billion runs.
+        // The cast is safe: memory would be exhausted before there were four billion runs.
         let run = self.runs.len() as u32;
         self.runs.push(Run { first, pages, has_parent: predecessor.is_some(), protected_in: 0 });
         for (page, block) in (0..).zip(&self.trace.blocks()[first..first + pages as usize]) {
@@ -115,7 +116,8 @@ impl<'t> SimIndex<'t> {
             self.locations[block as usize].0 = NONE;
         }
         if keep == 0 && has_parent {
-            // The request that inserted the run has the parent block just before it.
+            // `first - 1` is the parent block: the run was inserted by a request in which the
+            // parent precedes the run.
             self.children[self.trace.blocks()[first - 1] as usize] -= 1;
         }
         Ok(pages - keep)

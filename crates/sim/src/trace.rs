@@ -12,7 +12,7 @@ pub struct Trace {
     /// End of each request's blocks in `blocks`.
     ends: Vec<usize>,
     blocks: Vec<u32>,
-    /// The stable key of every block: see `Resident::key`.
+    /// The stable key of every block, which policies see as `Resident::key`.
     keys: Vec<u64>,
     skipped: Vec<u64>,
     clock_jumps: u64,
@@ -143,8 +143,8 @@ impl TraceBuilder {
         Self { trace: Trace { name: name.into(), ..Trace::default() }, ..Self::default() }
     }
 
-    /// Adds a request. Requests keep the order of the calls; times (milliseconds) before the
-    /// preceding request's are counted, not corrected.
+    /// Adds a request. Requests keep the order of the calls; a time (in milliseconds) before the
+    /// preceding request's time is counted, not corrected.
     pub fn request(&mut self, time_ms: f64, ids: impl IntoIterator<Item = u64>) {
         self.trace.clock_jumps += u64::from(time_ms < self.last_time);
         self.last_time = time_ms;
@@ -155,7 +155,8 @@ impl TraceBuilder {
                 Entry::Occupied(known) => *known.get(),
                 Entry::Vacant(new) => {
                     let chain = keys.get(before as usize).copied().unwrap_or(0);
-                    // Memory ends before four billion blocks.
+                    // The cast is safe: memory would be exhausted before there were four billion
+                    // blocks.
                     let block = keys.len() as u32;
                     keys.push(mix64(chain ^ mix64(id.wrapping_add(1))));
                     *new.insert(block)

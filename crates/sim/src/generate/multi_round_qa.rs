@@ -11,15 +11,16 @@ use std::collections::BinaryHeap;
 /// (`benchmarks/multi_round_qa/multi-round-qa.py` in LMCache/LMCache).
 ///
 /// A prompt consists of the shared system prompt, the user's own history, and the questions and
-/// answers of earlier rounds. A user asks `users / qps` seconds after the last question, and leaves
-/// after `rounds` questions. A session thus lasts `(rounds - 1) * users / qps`, and a new user
-/// joins every `(rounds - 1) / qps` seconds, so that there are always `users`. The ramp-up starts
-/// with users in the middle of their sessions: they have fewer rounds left, but no earlier
-/// questions and answers in their prompts. An answer is complete before the next question.
+/// answers of earlier rounds. A user asks the next question `users / qps` seconds after the
+/// previous question, and leaves after `rounds` questions. A session thus lasts `(rounds - 1) *
+/// users / qps`, and a new user joins every `(rounds - 1) / qps` seconds, so that there are always
+/// `users` concurrent users. The ramp-up starts with users in the middle of their sessions: they
+/// have fewer rounds left, but no earlier questions and answers in their prompts. Each answer is
+/// complete before its user's next question.
 ///
 /// The benchmark has equal pauses. Here each pause is `users / qps` times a number drawn uniformly
-/// from `1 - jitter` to `1 + jitter`; zero jitter is the benchmark itself. Only full blocks of a
-/// prompt count.
+/// from `1 - jitter` to `1 + jitter`; zero jitter is the benchmark itself. A partial block at the
+/// end of a prompt is left out.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MultiRoundQa {
     /// Concurrent users.
@@ -57,7 +58,8 @@ impl Default for MultiRoundQa {
             question_tokens: 20,
             answer_tokens: 100,
             jitter: 0.5,
-            // The concurrent users then need a little more than 10 % of all blocks.
+            // With this number of requests, the concurrent users need a little more than 10 % of
+            // all blocks at any time.
             requests: 14_000,
             block_tokens: 64,
             seed: 0,
@@ -71,7 +73,7 @@ struct User {
     number: u64,
     /// Questions asked, including assumed questions before the trace begins.
     asked: u32,
-    /// Rounds that are in the prompt.
+    /// Earlier rounds whose questions and answers are in the prompt.
     in_prompt: u32,
 }
 
@@ -104,7 +106,8 @@ impl MultiRoundQa {
         let mut builder = TraceBuilder::new(format!("multi-round-qa-{}", self.history_tokens));
         let pause = f64::from(self.users) / self.qps;
         let join = pause * f64::from(self.rounds - 1) / f64::from(self.users);
-        // By time, then by user. Times are not negative, so their bits have the same order.
+        // Ordered by time, then by user. Times are not negative, so their bits have the same order
+        // as the times.
         let mut waiting = BinaryHeap::new();
         let mut users = Vec::new();
         for number in 0..self.users {
@@ -193,7 +196,7 @@ mod tests {
         let workload = MultiRoundQa { users: 50, rounds: 10, jitter: 0.0, ..Default::default() };
         let trace = MultiRoundQa { requests: 9000, ..workload }.generate().unwrap();
         assert_eq!(trace.clock_jumps(), 0);
-        // 50 users at a time with 10 questions each: 9,000 questions are of 900 users.
+        // 50 users at a time, each with 10 questions: 9,000 questions come from about 900 users.
         let own = |at: usize| trace.request(at)[20];
         let mut users: Vec<u32> = (0..9000).map(own).collect();
         let mut window = users[5000..5050].to_vec();

@@ -13,11 +13,12 @@ pub const EXPECTED_HIT_RATES: [f64; 10] = [0.2, 0.3, 0.5, 0.7, 0.5, 0.3, 0.1, 0.
 ///
 /// All prompts have the same length of `n` blocks. In a stage with expected hit rate `h` a prompt
 /// begins with the first `k` blocks of an earlier prompt and continues with new blocks. `k / n` is
-/// drawn uniformly from the widest interval with mean `h` between 0 and 1; fractions of a block are
-/// rounded up with the probability that preserves the mean. An unbounded store thus hits `k`
-/// blocks, and the stage's rate on average. The earlier prompt is number `m * u^(1 / (1 - skew))`
-/// of the `m` so far, for a uniform `u`: number `i` is chosen about in proportion to `i^-skew`, and
-/// without skew all prompts are equally likely.
+/// drawn uniformly from the widest interval between 0 and 1 whose mean is `h`. A fraction of a
+/// block is rounded up with a probability equal to the fraction, which preserves the mean. An
+/// unbounded store thus hits `k` blocks of the prompt, and on average a share `h` of the stage's
+/// blocks. The earlier prompt is number `m * u^(1 / (1 - skew))` of the `m` so far, for a uniform
+/// `u`: number `i` is chosen about in proportion to `i^-skew`, and without skew all prompts are
+/// equally likely.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TenStage {
     /// Tokens of new prompts before the first stage.
@@ -95,7 +96,7 @@ impl TenStage {
     }
 }
 
-/// A share with mean `mean`, for a uniform `unit`.
+/// Maps `unit`, a uniform number from 0 to 1, to a share between 0 and 1 with mean `mean`.
 fn spread(mean: f64, unit: f64) -> f64 {
     let reach = mean.min(1.0 - mean);
     mean - reach + 2.0 * reach * unit
