@@ -35,8 +35,9 @@ impl BaselineClient {
         }
         let factory = builders::factory(address)?;
         let runtime = Builder::new_multi_thread().enable_all().build();
-        let runtime =
-            runtime.map_err(|error| Error::retry("no threads for the client").because(error))?;
+        let runtime = runtime.map_err(|error| {
+            Error::retry("threads for the client cannot be started").because(error)
+        })?;
         Ok(Self { store: factory.build()?, factory, runtime })
     }
 

@@ -11,7 +11,7 @@ use ritornello_format::{Error, Result};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Limits of a request, its body included, and of making a connection.
+/// Time limits: of a request with its body, and of making a connection.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -33,7 +33,8 @@ impl ClientFactory {
     /// # Errors
     /// `Invalid` if the client cannot be built from the configuration.
     pub(crate) fn build(&self) -> Result<Store> {
-        // Fails if the process has already installed a provider, which then stays.
+        // This call fails if the process has already installed a provider; that provider stays in
+        // use.
         let _ = rustls::crypto::ring::default_provider().install_default();
         (self.build)().map_err(|error| {
             Error::invalid("the remote's client cannot be built from this configuration")

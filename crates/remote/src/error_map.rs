@@ -7,7 +7,7 @@ use ritornello_format::{Error, ErrorKind};
 /// Maximum length of a server's message that is passed on; servers answer with whole documents.
 const MESSAGE_CHARS_MAX: usize = 400;
 
-/// Advice by patterns in the answer, as S3, GCS and Azure word them.
+/// Advice by patterns in a server's answer, as S3, GCS and Azure word them.
 const ADVICE: [(&[&str], &str); 6] = [
     (
         &["NoSuchBucket", "ContainerNotFound", "bucket does not exist"],
@@ -47,10 +47,10 @@ const ADVICE: [(&[&str], &str); 6] = [
     ),
 ];
 
-/// Whether the error means that only the object is missing. The answer to an existence query has no
-/// body; every other answer names the missing resource.
+/// Whether the error means that the bucket exists and the object does not. An answer without a body
+/// counts as that: existence queries get no body. Every other answer names the missing resource.
 pub(crate) fn is_not_found(error: &ClientError) -> bool {
-    // An archived object cannot be read within any deadline.
+    // An archived object counts as missing, because it cannot be read within any deadline.
     if contains_any(&error.to_string(), &["<Code>InvalidObjectState</Code>"]) {
         return true;
     }
@@ -96,7 +96,8 @@ pub(crate) fn to_error(error: ClientError, remote: &str) -> Error {
     Error::new(kind, message).with("remote", remote).because(summary(&text))
 }
 
-/// The message without the document in it, except for the error code.
+/// `text` without the document (XML, HTML or JSON) that a server sent, except for the document's
+/// error code.
 fn summary(text: &str) -> String {
     let (front, body) = text.split_at(text.find(['<', '{', '\n']).unwrap_or(text.len()));
     let front = front.split_once("Server returned").map_or(front, |(_, rest)| rest.trim());

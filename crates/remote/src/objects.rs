@@ -75,7 +75,9 @@ impl ObjectBackend {
             .thread_name("ritornello-http")
             .enable_all()
             .build()
-            .map_err(|error| Error::retry("no threads for the remote").because(error))?;
+            .map_err(|error| {
+                Error::retry("threads for the remote cannot be started").because(error)
+            })?;
         let made = Arc::new(Client {
             process: process::id(),
             store: self.factory.build()?,
@@ -85,7 +87,8 @@ impl ObjectBackend {
         Ok(made)
     }
 
-    /// Runs the future that `request` returns for the client, on this thread and the runtime's.
+    /// Runs the future that `request` returns for the client, on this thread and the threads of the
+    /// runtime.
     fn run<T, F: Future<Output = T>>(
         &self,
         request: impl FnOnce(Arc<dyn ObjectStore>) -> F,
@@ -203,7 +206,8 @@ impl Backend for ObjectBackend {
     }
 
     fn list(&self, prefix: &str, each: &mut dyn FnMut(Listed)) -> Result<()> {
-        // The client lists by whole path segments of names.
+        // The client lists only whole path segments, so `prefix` may match a part of the names
+        // listed.
         let parent = self.path(prefix.rsplit_once('/').map_or("", |(parent, _)| parent));
         let root = self.factory.prefix.as_ref();
         let answer = self.run(|store| async move {
@@ -278,8 +282,9 @@ mod tests {
 
     const SENT_MAX: usize = 256 << 20;
 
-    /// Serves one range request with a body that ends only with the connection. Returns its port,
-    /// and the number of bytes it could send.
+    /// Starts a server that answers one range request with a body that ends only when the client
+    /// closes the connection. Returns the server's port, and the thread, which returns the number
+    /// of bytes sent.
     fn endless_server() -> (u16, thread::JoinHandle<usize>) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();

@@ -26,7 +26,7 @@ impl ConfiguredBackend {
     }
 }
 
-/// Opens addresses of other schemes: `module:Class?argument=value`.
+/// Opens addresses whose scheme is not built in: `module:Class?argument=value`.
 pub type Opener = Arc<dyn Fn(&ParsedAddress) -> Result<Arc<dyn Backend>> + Send + Sync>;
 
 static OPENER: RwLock<Option<Opener>> = RwLock::new(None);
@@ -105,8 +105,8 @@ pub fn open(address: &str) -> Result<ConfiguredBackend> {
 fn open_registered(address: &ParsedAddress) -> Result<Arc<dyn Backend>> {
     let opener = OPENER.read().clone();
     match opener {
-        // A module path has no slashes; the scheme of any other address is unknown or not compiled
-        // in.
+        // The address of a registered backend (MODULE:CLASS) has no `//`. The scheme of any other
+        // address is unknown or not compiled in.
         Some(opener) if address.authority.is_empty() && !address.path.is_empty() => opener(address),
         _ => Err(Error::invalid(format!(
             "the remote's scheme is unknown; type one of {}",
@@ -116,7 +116,7 @@ fn open_registered(address: &ParsedAddress) -> Result<Arc<dyn Backend>> {
     }
 }
 
-/// Removes the options of every scheme from the address.
+/// Takes the options that every scheme has out of the address.
 fn options(address: &mut ParsedAddress) -> Result<RemoteOptions> {
     Ok(RemoteOptions {
         zstd: address.take("zstd").map(|level| zstd(&level)).transpose()?,
@@ -124,7 +124,7 @@ fn options(address: &mut ParsedAddress) -> Result<RemoteOptions> {
     })
 }
 
-/// Removes the options of every scheme from an address, for clients that do not use them.
+/// Removes the options that every scheme has from an address, for clients that do not use them.
 #[cfg(feature = "clients")]
 pub(crate) fn without_options(address: &mut ParsedAddress) {
     for option in ["zstd", "key"] {
@@ -137,7 +137,7 @@ fn keys(path: &str) -> Result<KeyRing> {
     if path.is_absolute() {
         return KeyRing::read(path);
     }
-    // The value may be the key itself: it is not quoted.
+    // The error does not quote the value, which may be the key itself.
     Err(Error::invalid("key is the absolute path of a key file, as in ?key=/etc/ritornello/key"))
 }
 
@@ -217,7 +217,7 @@ mod tests {
         let remote = open(&address).unwrap();
         assert_eq!(remote.options.keys.as_ref().unwrap().ids(), ["new", "old"]);
         assert!(!format!("{remote:?}").contains("5a5a"));
-        // A key is not accepted as a path, and is not shown.
+        // A key in place of the key file's path is refused, and is not shown.
         let direct = open(&format!("memory:?key={hex}")).unwrap_err().to_string();
         assert!(direct.contains("absolute path") && !direct.contains("5a5a"), "{direct}");
     }

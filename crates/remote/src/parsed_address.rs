@@ -18,8 +18,8 @@ pub struct ParsedAddress {
     pub scheme: String,
     /// The text between `//` and the next `/`: the bucket. Empty for `file`.
     pub authority: String,
-    /// The text after that, without surrounding slashes (except for `file`, whose paths are
-    /// absolute).
+    /// The text after the authority, without surrounding slashes (except for `file`, whose paths
+    /// are absolute).
     pub path: String,
     /// The options, in order.
     pub options: Vec<(String, String)>,
@@ -41,7 +41,7 @@ impl ParsedAddress {
             Some(rest) => rest.split_once('/').unwrap_or((rest, "")),
             None => ("", rest),
         };
-        // No bucket has a colon in its name: text after one is a password, which may contain a
+        // No bucket has a colon in its name: text after a colon is a password, which may contain a
         // slash.
         if authority.contains(['@', ':']) {
             return Err(Error::invalid(
@@ -91,7 +91,7 @@ impl ParsedAddress {
     /// Checks that no option is left.
     ///
     /// # Errors
-    /// `Invalid`, with the known options.
+    /// `Invalid` if an option is left. The error lists the options in `known`.
     pub fn finish(&self, known: &str) -> Result<()> {
         match self.options.first() {
             None => Ok(()),

@@ -53,8 +53,8 @@ fn answer(mut client: TcpStream, dir: &Path, seen: &Mutex<Vec<String>>) -> std::
     )
 }
 
-/// Runs a test of this file in a process whose profile is in the directory. Returns the key ids
-/// seen.
+/// Runs the test `name` of this file in another process, whose profile is in a temporary directory.
+/// Returns the key ids that the server received.
 fn with_files(name: &str) -> Vec<String> {
     let dir = tempfile::tempdir().unwrap();
     let (port, seen) = serve(dir.path().to_owned());

@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Pages of a prompt: groups of 64, and a remainder.
+/// Pages of a prompt: two objects of 64 pages, and a remainder of 22.
 const PAGES: usize = 150;
 /// Upper bound of any call with a deadline, on a busy machine.
 const FAR_TOO_LONG: Duration = Duration::from_secs(60);
@@ -79,12 +79,12 @@ fn network_faults_cost_hits_and_little_time() {
         proxy.set(fault);
         for _ in 0..4 {
             let began = Instant::now();
-            // Compares every page read.
+            // `get` compares every page that it reads.
             let read = get(&reader, &all, 0..PAGES, in_a_moment(1_000));
             assert!(read < PAGES, "{fault:?}");
             assert!(began.elapsed() < FAR_TOO_LONG, "{fault:?}: {:?}", began.elapsed());
         }
-        // Pages of other prompts are not found, or the call fails.
+        // A put of another prompt stores nothing, unless the fault only changes bodies of answers.
         let others = keys(2, PAGES);
         let dropped = put(&reader, &others, in_a_moment(300));
         assert!(
@@ -228,7 +228,7 @@ fn foreign_and_damaged_objects_are_reported() {
         value[at] ^= 64;
         std::fs::write(&file, value).unwrap();
     }
-    // Groups of 64, 64 and 16 pages, 4 and 2.
+    // The objects of the prompt have 64, 64, 16, 4 and 2 pages.
     assert_eq!(get(&tier(server.port, ""), &all, 0..PAGES, patient()), 128);
     let found = fsck(backend.as_ref(), &inventory, None, true, &mut |_| {}).unwrap();
     assert_eq!((found.damaged.len(), found.removed), (2, 2));
@@ -265,7 +265,8 @@ fn second_writer_writes_nothing_and_gc_removes_ends() {
     assert_eq!(collect(backend.as_ref(), &young, None, &mut |_| {}).unwrap().removed_objects, 0);
 }
 
-/// An object in which a writer of the bucket without the key replaced a page, with valid checksums.
+/// Replaces a page of an object and makes the checksums valid, as a writer of the bucket without
+/// the key can do. Returns the forged object.
 fn forged(mut object: Vec<u8>, page: usize) -> Vec<u8> {
     let at = object.windows(8).position(|eight| eight == RUN_MAGIC).unwrap();
     let (mut header, _) = RunHeader::decode(&object[at..]).unwrap();
@@ -290,7 +291,7 @@ fn forged_object_is_rejected_and_rewritten() {
     assert_eq!(put(&keyed().tier(), &all, patient()), PAGES);
     assert_eq!(probe(&open(&address).unwrap().tier(), &all, patient()).unwrap(), 0);
 
-    // Groups of 64, 64 and 16 pages, 4 and 2.
+    // The objects of the prompt have 64, 64, 16, 4 and 2 pages.
     let backend = open(&address).unwrap().backend;
     let inventory = Inventory::take(backend.as_ref()).unwrap();
     let name = &inventory.objects.iter().find(|object| object.pages == 16).unwrap().name;

@@ -16,7 +16,7 @@ pub fn patient() -> Instant {
     Instant::now() + Duration::from_secs(120)
 }
 
-/// The keys of a unique prompt.
+/// The keys of prompt `number`, which no other prompt has.
 pub fn keys(number: u8, pages: usize) -> Vec<Vec<u8>> {
     (0..pages).map(|at| [vec![number; 28], (at as u32).to_le_bytes().to_vec()].concat()).collect()
 }
@@ -29,7 +29,7 @@ pub fn page(key: &[u8]) -> Vec<u8> {
     (0..PAGE as u64 / 8).flat_map(word).collect()
 }
 
-/// Writes a prompt. Returns the pages then present.
+/// Writes a prompt. Returns the number of its pages that are present afterwards.
 pub fn put(tier: &RemoteTier, keys: &[Vec<u8>], deadline: Instant) -> usize {
     let refs: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
     let pages: Vec<Vec<u8>> = keys.iter().map(|key| page(key)).collect();
@@ -37,7 +37,7 @@ pub fn put(tier: &RemoteTier, keys: &[Vec<u8>], deadline: Instant) -> usize {
     tier.put(&prompt, 0..keys.len(), |at| &pages[at], deadline).unwrap()
 }
 
-/// Reads a prompt and checks every page. Returns the pages read.
+/// Reads a prompt and checks every page. Returns the number of pages read.
 pub fn get(tier: &RemoteTier, keys: &[Vec<u8>], range: Range<usize>, deadline: Instant) -> usize {
     let refs: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
     let prompt = Prompt { scope: &SCOPE, page_bytes: PAGE as u64, keys: &refs };
@@ -49,7 +49,7 @@ pub fn get(tier: &RemoteTier, keys: &[Vec<u8>], range: Range<usize>, deadline: I
     read
 }
 
-/// Probes a prompt. Returns the pages found.
+/// Probes a prompt. Returns the number of pages found.
 pub fn probe(
     tier: &RemoteTier,
     keys: &[Vec<u8>],

@@ -1,4 +1,5 @@
-//! A proxy before a real server that injects faults of networks and servers into its answers.
+//! A proxy in front of a real server, which injects faults of networks and servers into the
+//! server's answers.
 
 use super::server::BUCKET;
 use parking_lot::Mutex;
@@ -13,17 +14,17 @@ use std::time::Duration;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProxyFault {
     Nothing,
-    /// This status instead of an answer.
+    /// Every answer has this status.
     Status(u16),
     /// Answers are delayed.
     Slow(Duration),
-    /// Half of the body, then the connection closes.
+    /// Half of the body is sent, then the connection is closed.
     Cut,
-    /// Half of the body, with a matching length.
+    /// Half of the body is sent, and its length as the answer's length.
     Half,
     /// One byte in the middle of the body is changed.
     Flipped,
-    /// The connection closes before an answer.
+    /// The connection is closed before an answer.
     Reset,
     /// Requests carry a date of hours ago.
     Skewed,
@@ -43,9 +44,9 @@ impl Proxy {
         Self::with(server, false)
     }
 
-    /// A proxy before fake-gcs-server, whose XML interface has gaps: it accepts values only under
-    /// signed names and returns no tag for them, its errors do not name the missing resource, and
-    /// it accepts every token.
+    /// A proxy in front of fake-gcs-server, which fills gaps of the server's XML interface: the
+    /// server accepts values only at signed URLs and returns no ETag for them, its errors do not
+    /// name the missing resource, and it accepts every token.
     pub fn before_gcs(server: u16) -> Self {
         Self::with(server, true)
     }
@@ -56,7 +57,7 @@ impl Proxy {
         let fault = Arc::new(Mutex::new(ProxyFault::Nothing));
         let requests = Arc::new(AtomicU64::new(0));
         let (shared, count) = (Arc::clone(&fault), Arc::clone(&requests));
-        // Ends with the test process.
+        // The thread runs until the test process ends.
         thread::spawn(move || {
             for client in listener.incoming().flatten() {
                 let (shared, count) = (Arc::clone(&shared), Arc::clone(&count));
@@ -134,7 +135,7 @@ impl Head {
     }
 }
 
-/// A body with chunked length.
+/// Reads a body in chunked transfer encoding.
 fn chunks(from: &mut impl BufRead) -> std::io::Result<Vec<u8>> {
     let mut body = Vec::new();
     loop {
@@ -151,7 +152,7 @@ fn chunks(from: &mut impl BufRead) -> std::io::Result<Vec<u8>> {
     }
 }
 
-/// An answer in the format of S3 and Google's service.
+/// Writes an error in the format of S3 and Google Cloud Storage.
 fn refuse(to: &mut impl Write, request: &Head, status: u16, code: &str) -> std::io::Result<()> {
     let text = format!("<Error><Code>{code}</Code><Message>made up</Message></Error>");
     let shown = if request.is("HEAD") { "" } else { &text };

@@ -15,10 +15,11 @@ pub const BUCKET: &str = "bucket";
 pub const ACCOUNT: &str = "devstoreaccount1";
 pub const ACCOUNT_KEY: &str =
     "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw==";
-/// The same account with a different key: the base64 of "something-else".
+/// A second account, whose key is the base64 of "something-else".
 pub const OTHER_ACCOUNT: &str = "other";
 const OTHER_KEY: &str = "c29tZXRoaW5nLWVsc2U=";
-/// A signature for that account until 2100 with that key, which permits creating the container.
+/// A shared access signature of [`ACCOUNT`], valid until 2100, which permits creating the
+/// container.
 const SIGNED: &str = "sv=2019-12-12&ss=b&srt=sco&sp=rwdlac&se=2100-01-01T00%3A00%3A00Z&spr=https%2Chttp\
                       &sig=ZzTGeLMtwFb7xV2LYRu4iwPNIt0Vgyfl2vsiEbW%2F0c4%3D";
 
@@ -121,7 +122,7 @@ impl Server {
             .unwrap();
         self.process = Some(process);
         let until = Instant::now() + Duration::from_secs(120);
-        // Whether the server answers and is ready.
+        // A server that is not ready answers with status 503, or not at all.
         while status("GET", &format!("/{BUCKET}"), self.port).is_none_or(|status| status == 503) {
             assert!(Instant::now() < until, "{:?} does not start", self.kind);
             sleep(Duration::from_millis(100));

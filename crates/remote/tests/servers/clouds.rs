@@ -1,4 +1,4 @@
-//! The same scenarios over emulators of Google Cloud Storage and Azure Blob Storage.
+//! The scenarios of `servers.rs` over emulators of Google Cloud Storage and Azure Blob Storage.
 
 use super::common::proxy::{Proxy, TOKEN};
 use super::common::server::{
