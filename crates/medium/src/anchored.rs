@@ -10,9 +10,10 @@ use std::sync::Arc;
 
 /// Reaches all paths below one directory through that directory's descriptor.
 ///
-/// A file system can be mounted over a directory in use, and the directory can be moved. Its path
-/// then leads to another directory, possibly of another store, where nothing may be written. The
-/// descriptor keeps referring to the directory that was opened. Other paths are unchanged.
+/// A file system can be mounted over a directory in use, and the directory can be moved. The path
+/// of the directory then leads to another directory, possibly of another store, where nothing may
+/// be written. The descriptor keeps referring to the directory that was opened. Paths outside the
+/// directory are used as they are.
 #[derive(Clone, Debug)]
 pub struct Anchored {
     inner: Arc<dyn Medium>,

@@ -28,8 +28,8 @@ impl Faulty {
     }
 
     /// Exposes the descriptors of `inner`'s files: transfers through descriptors never fail, all
-    /// other calls may fail. For faults under a process that otherwise uses the host's I/O,
-    /// `io_uring` included.
+    /// other calls may fail. For a process whose transfers use the host's I/O, `io_uring` included,
+    /// while its other calls may fail.
     #[must_use]
     pub fn with_descriptors(mut self) -> Self {
         self.descriptors = true;
@@ -198,7 +198,8 @@ impl MediumFile for FaultyFile {
         self.inner.allocated()
     }
 
-    /// `None` unless enabled: I/O through the descriptor cannot fail on schedule.
+    /// `None` unless `with_descriptors` was called, because I/O through the descriptor cannot fail
+    /// on schedule.
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         self.inner.descriptor().filter(|_| self.descriptors)
     }

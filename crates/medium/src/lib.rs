@@ -4,9 +4,10 @@
 //! Ritornello uses, so that tests can run all code on a faulty or a simulated disk.
 //!
 //! **Promises.** [`Host`] is the machine's own file system, unchanged. [`Faulty`] fails on
-//! schedule; [`Watched`] reports every change; [`Anchored`] keeps using a directory that is moved or hidden by a mount; [`SimDisk`]
-//! loses and tears unsynced data when it crashes. A [`SimProcess`] on it can be killed with writes
-//! in flight, and directories of it can be unmounted.
+//! schedule; [`Watched`] reports every change; [`Anchored`] keeps using a directory that is moved
+//! or hidden by a mount; [`SimDisk`] loses and tears unsynced data when it crashes. A
+//! [`SimProcess`] on a simulated disk can be killed with writes in flight, and directories of the
+//! disk can be unmounted.
 //!
 //! **May not know** the meaning of stored bytes: this crate handles bytes and paths.
 

@@ -85,9 +85,9 @@ pub struct Rule {
     pub op: Option<Op>,
     /// Matches only paths that contain this; empty matches any.
     pub path: String,
-    /// Fails at this match, counted from 1 since the rule was added.
+    /// Number of the match at which the fault is injected, counted from 1 since the rule was added.
     pub nth: u64,
-    /// Whether every later match fails too.
+    /// Whether the fault is injected at every later match too.
     pub onward: bool,
     /// The injected fault.
     pub fault: MediumFault,

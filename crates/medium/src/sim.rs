@@ -20,7 +20,7 @@ use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::sync::Arc;
 
-/// `f_type` of a simulated disk: ext4's, so that it counts as trusted.
+/// `f_type` of a simulated disk: the value of ext4, a file system on which stores are permitted.
 const KIND: u64 = 0xef53;
 
 /// A file system in memory that tracks which changes are durable.
@@ -43,15 +43,15 @@ struct State {
     failing_sync: Option<FailingSync>,
 }
 
-/// The next sync of a file whose path contains `part` fails.
+/// A planned fault: the next sync of a file whose path contains `part` fails.
 #[derive(Debug)]
 struct FailingSync {
     part: String,
     seed: u64,
 }
 
-/// `now` is `durable` with all of `pending` applied, plus the writes that a failed sync dropped,
-/// without `in_flight`.
+/// A file. `now` holds what reads return: `durable` with all of `pending` applied, and with the
+/// writes that a failed sync dropped. `in_flight` is not applied yet.
 #[derive(Clone, Debug, Default)]
 struct File {
     now: Sparse,
@@ -61,7 +61,8 @@ struct File {
 }
 
 impl File {
-    /// Applies writes that were in flight: readers see them, and a crash may still undo them.
+    /// Applies writes that were in flight. After that, readers see these writes, but a crash may
+    /// still undo them.
     fn land(&mut self, landed: Vec<Change>) {
         for change in landed {
             change.apply(&mut self.now);
@@ -120,7 +121,7 @@ impl SimDisk {
             let file = File { now: left.clone(), durable: left, ..File::default() };
             files.insert(inode, file);
         }
-        // Files without a name are removed.
+        // Files that have lost their last name are removed.
         let named: BTreeSet<Inode> = tree.files().chain(mounts.files()).collect();
         files.retain(|inode, _| named.contains(inode));
         let (next, capacity) = (state.next, state.capacity);
@@ -130,11 +131,11 @@ impl SimDisk {
 
     /// Makes the next [`MediumFile::sync_data`] of a file whose path contains `part` fail with
     /// `EIO` and drop the file's dirty pages, as Linux does: written data stays readable, later
-    /// syncs report success, and a crash loses it. `seed` decides which sectors reached the disk
-    /// nevertheless, from none to all of them.
+    /// syncs report success, and a crash loses the data. `seed` decides which sectors reached the
+    /// disk nevertheless, from none to all of them.
     ///
-    /// Stricter than Linux in one respect: a later write to a dropped page does not write the rest
-    /// of the page.
+    /// Stricter than Linux in one respect: a later write to a dropped page of the page cache does
+    /// not write the rest of that page.
     pub fn fail_next_sync(&self, part: impl Into<String>, seed: u64) {
         self.state.lock().failing_sync = Some(FailingSync { part: part.into(), seed });
     }
@@ -202,7 +203,7 @@ impl State {
         Some(seed)
     }
 
-    /// Applies `change`, which takes `blocks` more, if the disk has space.
+    /// Applies `change`, which needs `blocks` further blocks, if the disk has space.
     fn change(&mut self, inode: Inode, blocks: u64, change: Change) -> io::Result<()> {
         if blocks > 0 && self.used().saturating_add(blocks * BLOCK) > self.capacity {
             return Err(io::ErrorKind::StorageFull.into());
@@ -253,7 +254,7 @@ impl Medium for SimDisk {
     }
 }
 
-/// Stays usable after its name is removed, as on any Unix.
+/// An open file. It stays usable after its name is removed, as on any Unix.
 #[derive(Debug)]
 struct SimFile {
     state: Arc<Mutex<State>>,

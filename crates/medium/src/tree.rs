@@ -15,8 +15,8 @@ pub(crate) enum Entry {
     File(Inode),
 }
 
-/// A change to a directory. Refers to the named file or directory, so that any ordered subset of
-/// changes is meaningful.
+/// A change to a directory. Refers to a file by its inode, so that any subset of the changes, in
+/// order, is meaningful.
 #[derive(Clone, Debug)]
 enum Link {
     Dir(PathBuf),
@@ -62,7 +62,7 @@ impl Link {
 pub(crate) struct Tree {
     now: BTreeMap<PathBuf, Entry>,
     durable: BTreeMap<PathBuf, Entry>,
-    /// In order; not applied to `durable` yet.
+    /// Changes not applied to `durable` yet, oldest first.
     pending: Vec<Link>,
 }
 
@@ -121,7 +121,7 @@ impl Tree {
         Ok(())
     }
 
-    /// The caller has checked that `path` is free and its directory exists.
+    /// Creates a file. The caller has checked that `path` is free and its directory exists.
     pub(crate) fn create(&mut self, path: &Path, inode: Inode) {
         self.link(Link::Create(path.to_owned(), inode));
     }
@@ -141,8 +141,8 @@ impl Tree {
         Ok(())
     }
 
-    /// Makes the changes in `dir` durable, and the changes on the path to it (as the journaling
-    /// file systems of Linux do).
+    /// Makes the changes in `dir` durable, and the changes to the directories on the path to `dir`
+    /// (as the journaling file systems of Linux do).
     pub(crate) fn sync_dir(&mut self, dir: &Path) -> io::Result<()> {
         if !self.is_dir(dir) {
             return Err(io::ErrorKind::NotFound.into());

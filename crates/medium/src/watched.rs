@@ -29,7 +29,8 @@ pub enum DiskChange<'a> {
     SetLen(&'a Path, u64),
 }
 
-/// The receiver of a [`Watched`] medium's reports. It may wait, and use the inner medium.
+/// The receiver of a [`Watched`] medium's reports. A receiver may wait, and may use the inner
+/// medium.
 pub trait Watch: Send + Sync + Debug {
     /// Called before a change.
     ///

@@ -3,8 +3,8 @@
 use crate::change::{Chance, Change};
 use crate::sparse::{BLOCK, SECTOR, Sparse};
 
-/// Writes to one file that the device has accepted and not performed, in the order in which they
-/// were begun.
+/// Writes to one file that the device has accepted and not yet performed, oldest first. A write
+/// lands when the device performs it.
 #[derive(Clone, Debug, Default)]
 pub(super) struct InFlight(Vec<Change>);
 
@@ -54,7 +54,7 @@ impl InFlight {
     }
 }
 
-/// The blocks of a write, some of them as single sectors.
+/// Splits a write into blocks, and some of the blocks into sectors.
 fn parts(change: &Change, chance: &mut Chance) -> Vec<Change> {
     let Change::Write { offset, bytes } = change else { return vec![change.clone()] };
     let end = offset + bytes.len() as u64;

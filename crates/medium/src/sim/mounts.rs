@@ -14,10 +14,11 @@ pub(super) struct Mounts(BTreeMap<PathBuf, Mount>);
 #[derive(Clone, Debug, Default)]
 struct Mount {
     unmounted: bool,
-    /// The names of the file system while it is unmounted; the names that it hides while it is
-    /// mounted.
+    /// While the file system is unmounted, the names in it; while it is mounted, the names under
+    /// the mount point that it hides.
     unseen: Tree,
-    /// Paths created under the mount point while the file system was unmounted, removed or not.
+    /// Paths created under the mount point while the file system was unmounted, including paths
+    /// that were removed again.
     created: Vec<PathBuf>,
 }
 
@@ -87,7 +88,7 @@ impl SimDisk {
     }
 
     /// Unmounts the file system as `umount --lazy` does while files are open: no change becomes
-    /// durable, and no path leads to it.
+    /// durable, and no path leads to the file system any longer.
     ///
     /// # Errors
     /// Errors of [`SimDisk::unmount`].

@@ -9,8 +9,8 @@ use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::sync::Arc;
 
-/// A process's view of a [`SimDisk`]. After its death every change fails with `BrokenPipe`; reads,
-/// which change nothing, still work.
+/// A process's view of a [`SimDisk`]. After the process is killed, every change fails with
+/// `BrokenPipe`; reads, which change nothing, still work.
 #[derive(Clone, Debug)]
 pub struct SimProcess {
     disk: SimDisk,
@@ -30,7 +30,7 @@ struct Life {
 
 impl SimDisk {
     /// Creates a process on this disk. Writes to files for which `asynchronous` returns true can
-    /// outlive it.
+    /// outlive the process.
     #[must_use]
     pub fn process(&self, asynchronous: fn(&Path) -> bool) -> SimProcess {
         SimProcess { disk: self.clone(), asynchronous, life: Arc::default() }
@@ -44,9 +44,9 @@ impl SimProcess {
         &self.disk
     }
 
-    /// Kills the process after `changes` more changes. At most `in_flight` asynchronous writes that
-    /// the process attempts next, before any other change, begin without being waited for: they
-    /// report success, readers do not see them, and they land with [`SimDisk::land`] or a
+    /// Kills the process after `changes` more changes. After that, at most `in_flight` asynchronous
+    /// writes still begin, if the process attempts no other change before them. These writes report
+    /// success but stay in flight: readers do not see them until [`SimDisk::land`] or a
     /// [`MediumFile::drain`] of their file. A power loss may tear them.
     pub fn kill(&self, changes: u64, in_flight: usize) {
         *self.life.lock() = Life { changes: Some(changes), in_flight, dead: false };
@@ -57,7 +57,7 @@ impl SimProcess {
         *self.life.lock() = Life { changes: Some(0), in_flight: 0, dead: true };
     }
 
-    /// Whether the process was killed: a change of it failed, or a write of it is in flight.
+    /// Whether the process is dead: after the kill, a change failed or a write was left in flight.
     #[must_use]
     pub fn is_dead(&self) -> bool {
         self.life.lock().dead

@@ -28,7 +28,7 @@ fn get(disk: &SimDisk, path: &str) -> Option<Vec<u8>> {
 }
 
 #[test]
-fn what_is_synced_survives_every_crash() {
+fn synced_data_survives_every_crash() {
     let disk = disk();
     put(&disk, "/s/v/a", b"contents").sync_data().unwrap();
     disk.sync_dir(Path::new("/s/v")).unwrap();

@@ -80,7 +80,7 @@ fn sync_ignores_writes_in_flight() {
     let file = disk.open(Path::new("/s/v/a.seg"), WRITE).unwrap();
     file.sync_data().unwrap();
     assert_eq!(disk.in_flight(), 2);
-    // Writes in flight land over data that is written and synced later.
+    // A write in flight lands over data that was written and synced after the write began.
     file.write_at(&[9; 4096], 12288).unwrap();
     file.sync_data().unwrap();
     file.drain().unwrap();
