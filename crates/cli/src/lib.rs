@@ -1,8 +1,8 @@
 //! # ritornello-cli
 //!
-//! The `ritornello` command: `stat`, `fsck`, `serve`, `resize`, `paths`, `convert-index`, `destroy`,
-//! `doctor`, `simulate`, `remote` and `top` of [`ritornello_operations`], and `bench` and `soak` of
-//! [`ritornello_lab`], for people at a terminal and, with `--json`, for programs.
+//! The `ritornello` command: `stat`, `fsck`, `serve`, `resize`, `paths`, `convert-index`,
+//! `destroy`, `doctor`, `simulate`, `remote` and `top` of [`ritornello_operations`], and `bench`
+//! and `soak` of [`ritornello_lab`], for people at a terminal and, with `--json`, for programs.
 
 #![forbid(unsafe_code)]
 
@@ -101,7 +101,7 @@ pub fn run(args: Vec<String>, python: Option<PathBuf>) -> i32 {
             return if error.use_stderr() { Status::Unusable.code() } else { Status::Fine.code() };
         }
     };
-    // Warnings of other commands are findings of `doctor`.
+    // `doctor` reports as findings what other commands log as warnings.
     log_to_stderr(match cli.command {
         Command::Doctor(_) => "error",
         Command::Serve(_) => "info",
@@ -130,7 +130,8 @@ pub fn run(args: Vec<String>, python: Option<PathBuf>) -> i32 {
     result.unwrap_or_else(|failure| report(&context, &failure)).code()
 }
 
-/// Logs `level` and above, or as `RUST_LOG` requires. Keeps the process's logger if it has a logger.
+/// Logs `level` and above, or as `RUST_LOG` requires. If the process already has a logger, that
+/// logger stays in use.
 fn log_to_stderr(level: &str) {
     let filter = tracing_subscriber::EnvFilter::try_from_default_env()
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(level));

@@ -1,4 +1,4 @@
-//! `serve`: as the owner, and waiting for another owner.
+//! `serve` as the owner, and while it waits for another owner to end.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod common;
@@ -100,7 +100,7 @@ fn unservable_store_fails_with_reason() {
 }
 
 #[test]
-fn serve_opens_store_that_took_its_place() {
+fn serve_opens_store_moved_to_its_path() {
     for waits in [false, true] {
         let root = scratch();
         let [dir, next, away] = ["kv", "next", "away"].map(|name| root.path().join(name));
@@ -116,7 +116,8 @@ fn serve_opens_store_that_took_its_place() {
         std::fs::rename(&next, &dir).unwrap();
         let mut reopening = event();
         if waits && reopening["event"] == "ready" {
-            // The owner left first, and this process took the store over to close it.
+            // The owner noticed first that the path had changed, and closed its store; `serve` then
+            // took that store over, in order to close it.
             reopening = event();
         }
         assert_eq!(reopening["event"], "reopening", "{reopening}");

@@ -25,8 +25,8 @@ fn short_soak_passes_and_leaves_no_files() {
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
 }
 
-/// With `run` only; the store's own tests cover `lsm`, whose opening takes RocksDB long on a busy
-/// machine.
+/// Only with the index `run`. The store's own tests cover `lsm`, which RocksDB opens too slowly on
+/// a busy machine.
 #[test]
 fn clients_recover_from_every_fault() {
     let dir = scratch();

@@ -13,7 +13,8 @@ fn segments(dir: &Path) -> Vec<PathBuf> {
     files.map(|file| file.unwrap().path()).collect()
 }
 
-/// Flips a byte in the middle of the first page-sized span of pattern bytes of `page`.
+/// Damages page `page`: flips a byte of the first unit in the segments whose bytes all have the
+/// page's value.
 fn damage(dir: &Path, page: u8) {
     for path in segments(dir) {
         let bytes = std::fs::read(&path).unwrap();
@@ -76,7 +77,7 @@ fn fsck_drops_damaged_page_and_descendants() {
     assert_eq!(json["clean"], false);
     let finding = &json["findings"][0];
     assert_eq!((&finding["page"], &finding["reason"]), (&3.into(), &"checksum".into()), "{json}");
-    // Pages after it in the chain are unreachable.
+    // Pages after the damaged page in the chain are unreachable.
     assert_eq!(json["pages_dropped"], PAGES - 19, "{json}");
     assert_eq!(probe(dir.path()), 19);
     let again = ritornello(&["fsck", text(dir.path())]);

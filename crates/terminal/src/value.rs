@@ -7,7 +7,7 @@ use std::path::PathBuf;
 /// Parses the name of a codec.
 ///
 /// # Errors
-/// The names that exist.
+/// If no codec has this name; the error lists the names.
 pub fn codec(word: &str) -> Result<Codec, String> {
     ritornello_store::parse_codec(word).map_err(|error| error.to_string())
 }
@@ -27,7 +27,7 @@ pub fn picture(text: &str) -> Result<PathBuf, String> {
 /// Parses a size in bytes.
 ///
 /// # Errors
-/// How a size is written.
+/// If `text` is not a size; the error says how a size is written.
 pub fn size(text: &str) -> Result<u64, String> {
     parse_bytes(text).map_err(|error| error.to_string())
 }
