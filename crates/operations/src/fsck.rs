@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 /// Arguments of `fsck`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Pages that fail verification are removed from the index and listed; a get would have missed them.
+Pages that fail verification are removed from the index and listed; gets never deliver them.
 Nothing else changes. Exit code 0: every page verified; 1: some pages failed verification.
 
 --salvage then searches all segments for pages missing in the index (because it was damaged or
@@ -31,7 +31,7 @@ pub struct FsckArgs {
     pub salvage: bool,
 }
 
-/// Findings in text output; `--json` lists all.
+/// Maximum number of findings in text output; `--json` lists all.
 const FINDINGS_SHOWN: usize = 20;
 /// A reason that is not damage: runs of scopes that were dropped just before a crash.
 const HARMLESS: &str = "dropped_scope";

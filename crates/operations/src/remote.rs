@@ -10,7 +10,7 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// Findings in text output; `--json` lists all.
+/// Maximum number of findings in text output; `--json` lists all.
 const FINDINGS_SHOWN: usize = 20;
 
 /// Arguments of `remote`.
@@ -43,8 +43,8 @@ pub enum RemoteCommand {
 /// Arguments of `remote stat`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Lists the remote, and reads no object. Pages in two objects, because a prompt was continued, count
-twice.
+Lists the remote, and reads no object. A page that is in two objects, because its prompt was
+continued, counts twice.
 
 Examples:
   ritornello remote stat s3://bucket/kv --json | jq .bytes")]
@@ -56,9 +56,10 @@ pub struct StatArgs {
 /// Arguments of `remote fsck`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Reads all objects. Damaged pages are never delivered, repaired or not; after their removal an engine
-that has the pages writes them again with its next put of their prompt or a continuation. With
-?key=/FILE seals are verified; a wrong seal counts as damage. Exit code 1: an object was damaged.
+Reads all objects. Damaged pages are never delivered, with or without --repair; after their removal
+an engine that has the pages writes them again with its next put of their prompt or a continuation.
+With ?key=/FILE seals are verified; a wrong seal counts as damage. Exit code 1: an object was
+damaged.
 
 Examples:
   ritornello remote fsck s3://bucket/kv
@@ -134,7 +135,7 @@ pub fn run(context: &Context, args: &RemoteArgs) -> Result<Status, Failure> {
 struct StatReport<'a> {
     address: &'a RemoteAddress,
     objects: usize,
-    /// Objects that are sealed, by their names.
+    /// Number of objects that are sealed, as their names tell.
     sealed_objects: u64,
     pages: u64,
     bytes: u64,
@@ -144,7 +145,7 @@ struct StatReport<'a> {
     youngest: Option<u64>,
     /// Number and bytes of objects of other format versions, by version.
     other_versions: &'a BTreeMap<String, (u64, u64)>,
-    /// First names that belong to no format version, and their total.
+    /// The first names that belong to no format version; `strange_names` counts all of them.
     strange: &'a [String],
     strange_names: u64,
 }
@@ -226,11 +227,11 @@ struct FsckReport<'a> {
     bytes: u64,
     damaged: &'a [(String, String)],
     removed: u64,
-    /// Sealed objects whose key the key file does not hold.
+    /// Sealed objects whose key is not in the key file, and the reason.
     unknown_key: &'a [(String, String)],
     /// Objects that could not be read, and the error.
     unreadable: &'a [(String, String)],
-    /// Objects whose checksums only were verified.
+    /// Number of objects of which only the checksums were verified, not the seals.
     unauthenticated: u64,
     gone: u64,
 }

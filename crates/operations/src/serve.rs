@@ -57,13 +57,14 @@ pub struct ServeArgs {
 
 /// Interval at which a client checks whether the owner has ended.
 const OWNER_CHECK: Duration = Duration::from_millis(100);
-/// Interval at which the owner checks whether its last write or sync failed, and whether the store's
-/// path leads to another place.
+/// Interval at which the owner checks whether its last write or sync failed, and whether the
+/// store's path leads to another place.
 const HEALTH_CHECK: Duration = Duration::from_secs(1);
 /// First and longest pause between attempts to open the path again.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(4));
-/// Maximum number of stores that are being left, each with its memory and files: a hung disk may keep
-/// a store from being closed. The path is not opened while the number is reached.
+/// Maximum number of stores that the path no longer leads to and that are still being closed, each
+/// with its memory and files: a hung disk may keep a store from being closed. At this number the
+/// path is not opened again.
 const LEFT_MAX: usize = 4;
 
 /// A line of output.
@@ -143,8 +144,8 @@ impl Served {
         Self { node, announced: None }
     }
 
-    /// Takes over if the owner has ended, and prints the role of this process if it changed. Returns
-    /// the time until the next check; `None` if the store's path leads to another place.
+    /// Takes over if the owner has ended, and prints the role of this process if it changed.
+    /// Returns the time until the next check; `None` if the store's path leads to another place.
     fn check(&mut self, context: &Context, must_own: bool) -> Result<Option<Duration>, Failure> {
         let node = &self.node;
         let is_left = |error: &Error| error.kind() == ErrorKind::Closed || node.is_replaced();
@@ -152,7 +153,7 @@ impl Served {
             Ok(_) if node.is_replaced() => return Ok(None),
             Ok(role) => role,
             Err(error) if is_left(&error) => return Ok(None),
-            // The owner does not respond: keep waiting; the log names it.
+            // The owner does not respond: this process keeps waiting. The log names the owner.
             Err(error) if error.kind() == ErrorKind::Retry => Role::Client,
             Err(error) => return Err(error.into()),
         };
@@ -171,7 +172,7 @@ impl Served {
             Ok(_) => {}
             Err(error) if is_left(&error) => return Ok(None),
             Err(error) if must_own && is_news => return Err(Failure::unopened(&error)),
-            // The owner did not answer.
+            // The owner did not answer: the next check asks it again.
             Err(_) => {}
         }
         Ok(Some(pause))
@@ -184,7 +185,7 @@ struct Reopening {
     /// Stores that the path no longer leads to. Their heal threads close them, through the
     /// descriptors of their directories.
     left: Vec<Arc<Node>>,
-    /// Pause after the last attempt, and why it failed.
+    /// After a failed attempt, the pause until the next attempt, and the reason for the failure.
     failed: Option<(Duration, String)>,
 }
 

@@ -148,8 +148,8 @@ pub fn paths(context: &Context, args: &PathsArgs) -> Result<Status, Failure> {
     }
 }
 
-/// Returns the name of a directory of the store in `dir`, as `paths list` shows it, or else the
-/// absolute path.
+/// Returns the name under which the store in `dir` lists the directory `path` (see `paths list`),
+/// or the absolute path if the store does not list it.
 fn resolve_listed(dir: &Path, path: &Path) -> Result<String, Failure> {
     let manifest = open::manifest(dir)?;
     let resolve_listed = path.to_str().filter(|given| {

@@ -28,7 +28,7 @@ pub struct StatArgs {
 /// Advice for a poisoned store.
 pub const REOPENS: &str =
     "check the disk (dmesg); the owner reopens the store automatically when it takes writes again";
-/// Decisions about the index's shape in text output; `--json` has more.
+/// Maximum number of decisions about the index's shape in text output; `--json` has more.
 const DECISIONS: usize = 8;
 
 #[derive(Serialize)]

@@ -102,7 +102,7 @@ fn io(report: &IoReport) -> Vec<Finding> {
             "as root: echo madvise > /sys/kernel/mm/transparent_hugepage/enabled",
         )
     });
-    // Findings above cover huge pages and the page cache.
+    // Leaves out warnings about huge pages and the page cache, which the findings above cover.
     let reported =
         |warning: &&String| !warning.contains("huge pages") && !warning.contains("page cache");
     findings.extend(

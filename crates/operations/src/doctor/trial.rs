@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 /// Bytes per page of the trial.
 const PAGE: usize = 256 << 10;
-/// Pages of the trial if space allows; a full store takes fewer.
+/// Maximum pages of the trial; if space is short, the trial has fewer.
 const PAGES_MAX: u64 = 256;
 /// Bytes per segment of a temporary store.
 const SEGMENT_BYTES: u64 = 16 << 20;
@@ -41,7 +41,7 @@ pub struct Rates {
 /// Runs a trial in the store in `dir`, or in a temporary store.
 ///
 /// # Errors
-/// Any fault, which becomes a finding.
+/// Any fault of the store or the disk; the caller reports it as a finding.
 pub fn run(dir: &Path, is_store: bool) -> Result<(Rates, Vec<Finding>), Failure> {
     let scratch = Scratch::new(dir, "doctor")?;
     let pages = pages(dir)?;

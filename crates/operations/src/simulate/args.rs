@@ -96,7 +96,7 @@ pub struct MultiRoundQaArgs {
     /// Tokens of an answer [default: 100]
     #[arg(long)]
     pub answer_tokens: Option<u64>,
-    /// Variation of the pauses between a user's questions; 0 is LMCache's clock [default: 0.5]
+    /// Variation of the pauses between a user's questions; 0: equal, as in LMCache [default: 0.5]
     #[arg(long)]
     pub jitter: Option<f64>,
     /// Requests [default: 14000]

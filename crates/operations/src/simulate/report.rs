@@ -67,7 +67,7 @@ fn one(trace: &Summary, rows: &[Row]) -> String {
     )
 }
 
-/// Rounds a share to the digits that it has, in percent.
+/// Converts a share to percent, rounded to four decimal places.
 #[must_use]
 pub fn percent(share: f64) -> f64 {
     (share * 1e6).round() / 1e4

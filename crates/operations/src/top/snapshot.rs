@@ -69,9 +69,9 @@ struct Tier {
 struct Space {
     allocated_bytes: u64,
     free_bytes: u64,
-    /// Freed, but not durably yet.
+    /// Bytes of space that is freed, but not yet durably.
     limbo_bytes: u64,
-    /// Removed while leased, to be freed with the lease.
+    /// Bytes of pages removed while leased; their space is freed when the lease ends.
     deferred_bytes: u64,
     reserved_bytes: u64,
     quarantined_bytes: u64,
