@@ -1,5 +1,5 @@
-//! The same operations on every index, read from bytes: each index must return the results of
-//! `memory`, and keep its contents across a reopening.
+//! Reads operations from the bytes of an input, and applies them to every index. Each index must
+//! return the same results as the index `memory`, and keep its contents across a reopening.
 
 use ritornello_format::{ErrorKind, PageHash, ScopeSlot};
 use ritornello_index::conformance::{contents, page, place, sum};
@@ -13,10 +13,10 @@ use std::sync::Arc;
 /// Bytes of an operation: its kind, scope, path, first page, number of pages, and an operand.
 const OP_BYTES: usize = 6;
 const OPS_MAX: usize = 100;
-/// The first half of the scopes is chained.
+/// Number of scopes. The first half of them is chained.
 const SCOPES: u8 = 4;
 
-/// Runs inserts and all other operations on a few paths.
+/// Returns inputs with inserts and all other operations, on a few paths.
 pub fn operations() -> Vec<Vec<u8>> {
     let put = |path: u8, first: u8| [0, path, path, first, 9, 1];
     let puts = (0..8).flat_map(|path| [put(path, 0), put(path, 9)]);
@@ -51,7 +51,8 @@ fn open(disk: &SimDisk, dir: &Path) -> Vec<Box<dyn PrefixIndex>> {
     vec![Box::new(run), Box::new(ArtIndex::open(&dir.join("art"), options).unwrap())]
 }
 
-/// Page `at` of a path. Paths branch at 4 and at 12; some pages share their first eight bytes.
+/// Returns the hash of page `at` of a path. Paths branch at pages 4 and 12; some hashes share their
+/// first eight bytes.
 fn key(path: u8, at: u64) -> PageHash {
     let family = u64::from(path % 16) & [0, 3, 15][usize::from(at >= 4) + usize::from(at >= 12)];
     let mut hash = page(family, at);
@@ -83,7 +84,8 @@ impl All {
         self.others = open(disk, dir);
     }
 
-    /// Calls `f` with each index, the run that holds a page there, and the run's pages.
+    /// Calls `f` with each index that has `page`, the run that holds the page in that index, and
+    /// the number of the run's pages.
     fn on_run<T: PartialEq + std::fmt::Debug>(
         &self,
         scope: ScopeSlot,

@@ -1,4 +1,4 @@
-//! Inputs that are nearly valid.
+//! Makes inputs that are nearly valid.
 
 /// The longest input.
 const BYTES_MAX: usize = 1 << 16;
@@ -16,7 +16,7 @@ impl<'a> Mutator<'a> {
         Self { dice: seed ^ 0x9e37_79b9_7f4a_7c15, seeds }
     }
 
-    /// A finaliser of `SplitMix64`.
+    /// Returns a random number below `bound` (SplitMix64).
     fn roll(&mut self, bound: usize) -> usize {
         self.dice = self.dice.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut x = self.dice;

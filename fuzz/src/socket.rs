@@ -1,4 +1,4 @@
-//! A store that answers every message on its socket.
+//! Sends messages of the socket to a small store, without a socket.
 
 use ritornello_format::Scope;
 use ritornello_medium::SimDisk;
@@ -52,7 +52,8 @@ pub fn send(message: &[u8]) -> bool {
         });
         let is_request = fuzzing::ask(catalog, message);
         *sent += 1;
-        // Without the scope that the requests name, all requests would get the same response.
+        // A store that lost the scope that all requests name is replaced: it would give every
+        // request the same response.
         if *sent == REQUESTS_MAX || catalog.probe(*known, &[]).is_err() {
             *store = None;
         }

@@ -309,10 +309,10 @@ fn run_header() -> RunHeader {
     }
 }
 
-/// The numbers of a codec's frames.
+/// Count of numbers in the slice that every frame encodes.
 const NUMBERS: usize = 64 * 32;
 
-/// The codec's number, then its frame.
+/// Returns an input for each codec: the codec's number, then a frame.
 fn codec_frames() -> Vec<Vec<u8>> {
     let value = |at: usize| {
         let x = ((at * 37 % 101) as f32 - 50.0) * (1.0 + (at % 32) as f32) / 99.0;
@@ -340,7 +340,7 @@ fn key_files() -> Vec<Vec<u8>> {
     vec![key("2026a").into_bytes(), format!("# keys\n{}\n{}", key("b"), key("a")).into_bytes()]
 }
 
-/// The text of a remote's key file. Errors must not quote any part of a key.
+/// Parses the text of a remote's key file. Errors must not quote any part of a key.
 fn key_file(bytes: &[u8]) -> bool {
     let Ok(text) = std::str::from_utf8(bytes) else { return false };
     match KeyRing::parse(text) {
