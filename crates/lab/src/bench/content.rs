@@ -57,7 +57,8 @@ impl Keys {
     }
 }
 
-/// Returns a sequence far from its neighbours: the order of cold probes.
+/// Returns the sequence that cold probe `at` asks for. Consecutive probes get sequences far from
+/// each other.
 #[must_use]
 pub fn scattered(at: usize, sequences: u32) -> u32 {
     let mixed = (at as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;

@@ -14,7 +14,7 @@ const IN_MEMORY: [u64; 2] = [ritornello_medium::TMPFS, 0x8584_58f6];
 /// Number of files and the bytes of their blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Footprint {
-    /// Everything that is not a directory.
+    /// Number of files, and of everything else that is not a directory.
     pub files: u64,
     /// Allocated blocks, in bytes.
     pub bytes: u64,

@@ -12,8 +12,8 @@ use ritornello_volume::{BorrowedPages, BorrowedPagesMut};
 use std::ops::Range;
 use std::time::Instant;
 
-/// Maximum bytes of a window: sequences are timed window by window, and only store calls run within
-/// a window.
+/// Maximum bytes of a window. A window is the sequences that are in memory together; contents are
+/// made and checked between the timed calls on two windows.
 const WINDOW_BYTES_MAX: u64 = 1 << 30;
 /// Divisor of the available memory: the quotient is the maximum size of a window.
 const MEMORY_SHARE: u64 = 4;
@@ -28,7 +28,7 @@ pub struct LoadDriver {
 }
 
 impl LoadDriver {
-    /// Allocates the memory and touches it.
+    /// Allocates the memory of a window and touches it, so that timed calls cause no page faults.
     ///
     /// # Errors
     /// If the memory does not suffice for one sequence.
@@ -43,7 +43,7 @@ impl LoadDriver {
             Failure::failed("no memory for the buffers", "a smaller --total or smaller pages")
         })?;
         memory.bytes_mut().fill(1);
-        // At most `sequences`, which is a `u32`.
+        // The cast is safe: `window` is at most `shape.sequences`, a `u32`.
         let window = window as u32;
         let content = if shape.is_bfloat16() { Content::numbers(0) } else { Content::new(0) };
         Ok(Self { shape: shape.clone(), content, memory, backing, window })
@@ -75,7 +75,7 @@ impl LoadDriver {
     }
 
     /// Copies a whole set of sequences from `from`, which is as long as a window: page by page, and
-    /// each sequence with as many threads as a get of one has.
+    /// each sequence with as many threads as a get of one sequence uses.
     pub fn copy(&mut self, from: &StagingBuffer) -> Rate {
         let (stride, page_bytes) = (self.shape.stride(), self.shape.page_bytes as usize);
         let sequence = self.shape.sequence_bytes();

@@ -1,9 +1,9 @@
 //! `ritornello bench`.
 //!
-//! Measurements are folders and files with the names of their commands; `part` is the hidden command of
-//! their separate processes. They share:
+//! Measurements are folders and files with the names of their commands; `part` is the hidden
+//! command of their separate processes. They share:
 //!
-//! | module | noun |
+//! | module | contents |
 //! |---|---|
 //! | `child` | another process of this command |
 //! | `content` | keys and bytes of pages |

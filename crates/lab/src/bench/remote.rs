@@ -17,7 +17,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 /// Bytes per page. [`PAGES_PER_OBJECT`] pages make an object of 8 MiB.
 const PAGE_BYTES: usize = 256 << 10;
 const PAGES_PER_OBJECT: usize = 32;
-/// Concurrent objects, on both sides.
+/// Objects that the tier, or the plain client, transfers concurrently.
 const CONCURRENCY: usize = 4;
 /// Pages per probe.
 const PROBE_PAGES: usize = 256;
@@ -217,7 +217,8 @@ fn compare(total: f64, rounds: &[(f64, f64)]) -> Comparison {
     }
 }
 
-/// Returns the maximum requests of a tier without prior knowledge, for 256 pages.
+/// Returns the maximum number of requests that a probe for 256 pages makes, in a tier that knows no
+/// object yet.
 fn probe(remote: &ConfiguredBackend) -> Result<u64, Failure> {
     let there = Round::new(0, PROBE_PAGES / PAGES_PER_OBJECT);
     let other = Round::new(u32::MAX, PROBE_PAGES / PAGES_PER_OBJECT);

@@ -141,7 +141,7 @@ fn measure(nodes: usize, pages_per_node: usize) -> Result<Row, Failure> {
     let warm: Vec<Vec<PageHash>> =
         (0..WARM).map(|number| prompt(number * 7919 % prompts)).collect();
     let walks = times(|at| walk(&table, &warm[at % WARM]))?;
-    // A large odd step visits all prompts before it repeats a prompt.
+    // A large step, so that consecutive walks visit prompts far from each other.
     let cold = |at: usize| prompt(at.wrapping_mul(0x9e37_79b9_7f4a_7c15) % prompts);
     let cold = times(|at| walk(&table, &cold(at)))?;
     drop(table);
@@ -181,7 +181,7 @@ fn prompt(number: usize) -> Vec<PageHash> {
     (0..PAGES).map(page).collect()
 }
 
-/// Times each kind of walk; the first walks warm up.
+/// Returns the microseconds of [`WALKS`] calls of `one`, after uncounted calls that warm up.
 fn times(mut one: impl FnMut(usize) -> Result<f64, Failure>) -> Result<Vec<f64>, Failure> {
     let times: Vec<f64> = (0..WALKS + WALKS / 10).map(&mut one).collect::<Result<_, _>>()?;
     Ok(times[WALKS / 10..].to_vec())

@@ -28,7 +28,7 @@ use work::{CALL_TIMEOUT, Totals, Workers};
 const CYCLE_MAX: Duration = Duration::from_secs(20);
 /// Minimum time between two restarts.
 const CYCLE_MIN: Duration = Duration::from_millis(700);
-/// Bytes scrubbed per second; an eighth of it under load.
+/// Bytes scrubbed per second; under load the store scrubs at an eighth of this rate.
 const SCRUB_RATE: u64 = 128 << 20;
 
 /// The end of the peer process in a cycle.
@@ -108,7 +108,7 @@ pub fn run(context: &Context, args: &SoakArgs) -> Result<Status, Failure> {
     let total = Duration::from_secs_f64(args.minutes * 60.0);
     let cycle = (total / 9).clamp(CYCLE_MIN, CYCLE_MAX);
     let bar = progress::steps(total.as_secs());
-    // Allocated in full, so that its own growth is not measured.
+    // `history` is allocated in full, so that its own growth does not count as growth of memory.
     let mut history = Vec::with_capacity((total.as_secs() / 20) as usize + 64);
     let started = Instant::now();
     let kinds = [Cycle::Clean, Cycle::ClientKilled, Cycle::OwnerKilled];

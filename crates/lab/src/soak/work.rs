@@ -162,7 +162,7 @@ struct Worker {
     store: Arc<Store>,
     totals: Arc<Totals>,
     scopes: [Scope; 4],
-    /// By scope: number of sequences.
+    /// Number of sequences of each scope.
     sequence_counts: [u64; 4],
     random: u64,
     pages: Vec<Vec<u8>>,
@@ -190,7 +190,8 @@ impl Worker {
         self.random % bound
     }
 
-    /// Picks a sequence and some of its leading pages. A sixteenth of the sequences gets half of the picks.
+    /// Picks a sequence and some of its leading pages. A sixteenth of the sequences gets half of
+    /// the picks.
     fn pick(&mut self) -> (usize, Vec<[u8; 24]>) {
         let at = self.random_below(PAGE_BYTES.len() as u64) as usize;
         let few = self.random_below(2) == 0;
@@ -295,7 +296,8 @@ fn now() -> u64 {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
-/// Writes the only correct bytes for `key`. Every third page of numbers is plain noise.
+/// Fills `page` with the bytes that `key` implies. If `numbers` is set, two of three pages hold
+/// bfloat16 numbers, and every third page holds random bytes.
 pub(super) fn fill(page: &mut Vec<u8>, bytes: usize, key: &[u8], numbers: bool) {
     let word = |word: &[u8]| word.iter().rev().fold(0, |sum, byte| sum << 8 | u64::from(*byte));
     let seed = key.chunks(8).fold(0, |seed, part| mix(seed ^ word(part)));

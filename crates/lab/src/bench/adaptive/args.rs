@@ -46,7 +46,7 @@ pub struct AdaptiveArgs {
     /// Bytes of the memtables [default: 512 bytes per page, and 2 MiB]
     #[arg(long, value_delimiter = ',', value_parser = size)]
     pub memtable: Vec<u64>,
-    /// Settings to compare with, as T/K
+    /// Settings to compare with, as T/K: size ratio and runs per level
     #[arg(long, value_delimiter = ',', default_value = "12/1,12/11,4/1,8/3,8/7")]
     pub settings: Vec<SettingArg>,
     /// Probes per request
@@ -92,7 +92,7 @@ pub struct AdaptivePart {
     pub swing: Option<SettingArg>,
 }
 
-/// A setting on the command line: `4/3`.
+/// A setting on the command line, as size ratio/runs per level: `4/3`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SettingArg(pub Setting);
 

@@ -1,9 +1,9 @@
-//! Charts of the tree's shape, its cost and its effect on latencies.
+//! Charts of the LSM-tree's shape, its cost, and its effect on latencies.
 
 use super::report::{ADAPTIVE, Row, Sample, Stage};
 use crate::plot::{Join, Line, Panel};
 
-/// Settings whose shapes are drawn besides the controller's.
+/// Variants whose shapes are drawn: the controller, and two fixed settings.
 const SHAPES: [&str; 3] = [ADAPTIVE, "12/1", "12/11"];
 
 /// Returns the panels for the rows of one memtable.

@@ -25,7 +25,7 @@ pub fn measure(args: &AdaptiveArgs) -> Result<Vec<HitRate>, Failure> {
     let counted_from = load.stages()[0].start;
     let budget = (trace.footprint() as f64 * args.page_bytes as f64 * BUDGET_SHARE) as u64;
     let page = units_of(args.page_bytes) * UNIT;
-    // The size of headers depends on the number of runs, which only a trial run shows.
+    // The size of headers depends on the number of runs, which only a trial replay shows.
     let tried = store(trace, budget / page, args.page_bytes, counted_from)?;
     let with_header = tried.bytes_written as f64 / tried.admitted.max(1) as f64;
     let pages = (budget as f64 / with_header) as u64;

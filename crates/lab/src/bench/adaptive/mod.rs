@@ -1,6 +1,7 @@
-//! `ritornello bench adaptive`: the controller of the index `lsm` against fixed settings.
+//! `ritornello bench adaptive`: the controller of the index `lsm`, which adapts the shape of the
+//! LSM-tree (size ratio T, runs per level K) to the load, against fixed settings.
 //!
-//! | module | noun |
+//! | module | contents |
 //! |---|---|
 //! | `args` | command-line arguments |
 //! | `part` | one variant, in a separate process |
@@ -41,7 +42,7 @@ const SWING_SETTINGS: [SettingArg; 2] =
 const MEMTABLE_BYTES_PER_PAGE: u64 = 512;
 /// Bytes of the second memtable.
 const SMALL_MEMTABLE_BYTES: u64 = 2 << 20;
-/// Bytes of disk per page.
+/// Bytes of disk per page that must be free.
 const DISK_BYTES_PER_PAGE: u64 = 2048;
 
 /// Refuses to run a part, because the index is not compiled in.

@@ -21,8 +21,8 @@ const MAINTAIN_EVERY: Duration = Duration::from_millis(20);
 const SYNC_EVERY: Duration = Duration::from_secs(2);
 /// Approximate number of samples of the shape.
 const SAMPLES: usize = 400;
-/// Interval, and maximum processor time of the process in it, in seconds: below this maximum all
-/// compactions have ended.
+/// Interval, and processor seconds: if the process uses less processor time within the interval,
+/// all compactions have ended.
 const IDLE: (Duration, f64) = (Duration::from_millis(250), 0.01);
 /// Maximum wait for compactions to end.
 const TIMEOUT: Duration = Duration::from_secs(60);

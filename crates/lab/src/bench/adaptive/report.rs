@@ -29,7 +29,8 @@ pub struct Row {
     pub name: String,
     /// Bytes of the memtable.
     pub memtable: u64,
-    /// Processor seconds of the stages and of the compactions they owed.
+    /// Processor seconds of the stages, and of the compactions that were still due after the last
+    /// stage.
     pub cost_s: f64,
     /// Processor seconds of each round.
     pub costs_s: Vec<f64>,
@@ -53,9 +54,9 @@ pub struct Row {
     pub stages: Vec<Stage>,
     /// Samples of the shape, of the round with the median cost.
     pub samples: Vec<Sample>,
-    /// The decisions of that round.
+    /// The decisions of the round with the median cost.
     pub decisions: Vec<IndexDecision>,
-    /// Costs that the index measured in that round.
+    /// Costs that the index measured in the round with the median cost.
     pub prices: Prices,
 }
 
@@ -142,7 +143,8 @@ pub struct Answer {
 }
 
 impl Answer {
-    /// Returns the processor seconds of the stages and of the compactions they owed.
+    /// Returns the processor seconds of the stages, and of the compactions that were still due
+    /// after the last stage.
     #[must_use]
     pub fn cost(&self) -> f64 {
         self.stages.iter().map(|stage| stage.cpu_s).sum::<f64>() + self.owed_s
@@ -167,14 +169,14 @@ pub struct Switch {
     pub moving: Puts,
     /// Puts while the tree has its target setting.
     pub resting: Puts,
-    /// Ratio of the two 99th percentiles, by round.
+    /// 99th percentile while the tree moves, divided by the 99th percentile otherwise, by round.
     pub p99_ratio: f64,
 }
 
 /// Hit rate of one way to keep pages.
 #[derive(Clone, Debug, Serialize)]
 pub struct HitRate {
-    /// Name of the way.
+    /// Name of this way to keep pages.
     pub name: &'static str,
     /// Pages that fit.
     pub pages: u64,

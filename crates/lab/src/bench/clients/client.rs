@@ -52,7 +52,7 @@ pub struct Latencies {
     pub long_probe: Latency,
 }
 
-/// Payload moved and its time.
+/// Rate at which payload was put or read.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Transferred {
     pub gib_s: f64,

@@ -1,6 +1,6 @@
 //! `ritornello bench clients`: one store from another process, against the owner's own calls.
 //!
-//! | module | noun |
+//! | module | contents |
 //! |---|---|
 //! | `client` | a client: a separate process, which reads one command per line |
 //! | `pages` | the pages of owner and clients |

@@ -7,7 +7,7 @@ use ritornello_terminal::exit::Failure;
 use std::collections::BTreeSet;
 use std::path::Path;
 
-/// Written by `engines/vllm/make_kv.py`; the command is in `docs/codecs.md`.
+/// The built-in sample. `engines/vllm/make_kv.py` wrote it; the command is in `docs/codecs.md`.
 static SAMPLE: &[u8] = include_bytes!("../../../fixtures/kv.safetensors");
 
 /// Heads of keys, heads of queries, numbers per head, and tokens of the synthetic data.
@@ -38,8 +38,8 @@ pub struct Layer {
     pub values: Vec<u8>,
 }
 
-/// Returns the sets of `file`, or of the built-in sample, then a synthetic set; and the source of
-/// the sets before it.
+/// Returns the sets of `file` or of the built-in sample, followed by a synthetic set, and the
+/// source of the sets that are not synthetic.
 pub fn sets(file: Option<&Path>) -> Result<(String, Vec<DataSet>), Failure> {
     let (source, mut sets) = match file {
         None => {
@@ -110,7 +110,8 @@ fn read(file: &[u8], source: &str) -> Result<Vec<DataSet>, Failure> {
 }
 
 impl DataSet {
-    /// Returns all slices: a layer's keys and values of `tokens` tokens, the last slices of fewer.
+    /// Returns all slices. A slice is the keys and values of `tokens` tokens of one layer; the last
+    /// slice of a layer may have fewer.
     pub fn slices(&self, tokens: u32) -> Vec<(SliceShape, Vec<u8>)> {
         self.layers.iter().flat_map(|layer| layer.slices(tokens)).collect()
     }
@@ -149,8 +150,9 @@ impl Layer {
     }
 }
 
-/// Returns normally distributed numbers. One channel of keys in 32 is an outlier: ten times as
-/// wide, around a centre as far off zero, as the keys of large models have them.
+/// Returns normally distributed numbers. One in 32 channels of keys is an outlier, as in large
+/// models: its standard deviation is ten times as large as in other channels, and its mean is equal
+/// to its standard deviation.
 fn synthetic() -> Layer {
     let (heads, query_heads, head_dim, tokens) = SYNTHETIC;
     let mut random = Random(1);
@@ -193,7 +195,7 @@ impl Random {
         (mix(self.0) >> 40) as f32 / (1u32 << 24) as f32
     }
 
-    /// Uses the method of Box and Muller.
+    /// Returns a normally distributed number, by the method of Box and Muller.
     fn normal(&mut self) -> f32 {
         let radius = (-2.0 * (1.0 - self.unit()).ln()).sqrt();
         radius * (std::f32::consts::TAU * self.unit()).cos()

@@ -40,7 +40,7 @@ pub struct CodecArgs {
     /// Keys, values and queries to use, as engines/vllm/make_kv.py writes them
     #[arg(long)]
     pub kv: Option<PathBuf>,
-    /// Bytes of numbers per rate and thread
+    /// Bytes of numbers that each thread encodes and decodes per round
     #[arg(long, default_value = "256MiB", value_parser = size)]
     pub total: u64,
     /// Tokens per slice
@@ -61,7 +61,7 @@ struct Report {
     rows: Vec<Row>,
     /// Source of the keys and values of the first sets.
     source: String,
-    /// Bytes of numbers per rate and thread.
+    /// Bytes of numbers that each thread encodes and decodes per round.
     total_bytes: u64,
     /// Tokens per slice.
     page_tokens: u32,

@@ -15,7 +15,8 @@ pub struct Rates {
     pub memcpy_gb_s: f64,
 }
 
-/// Copies of the same slices, one share per thread, each larger than any cache.
+/// Buffers with copies of the same slices, one share per thread. A share should be larger than the
+/// caches.
 pub struct Buffers(Vec<Share>);
 
 struct Share {
@@ -30,7 +31,8 @@ struct Share {
 }
 
 impl Buffers {
-    /// Allocates at least one slice and `total` bytes for each of `threads`.
+    /// Fills the buffers of each of `threads` threads with at least one slice, and at least `total`
+    /// bytes.
     pub fn new(slices: &[(SliceShape, Vec<u8>)], total: u64, threads: u32) -> Self {
         let share = || {
             let mut share = Share {

@@ -1,4 +1,4 @@
-//! `ritornello bench host`: a store in memory against memcpy. Its figures are in `report`.
+//! `ritornello bench host`: a store in memory against memcpy. The module `report` has its figures.
 
 mod report;
 

@@ -21,7 +21,8 @@ pub struct Report {
     pub memcpy: Row,
     /// Get from segments that the process has mapped and read before.
     pub get: Row,
-    /// Get from a newly opened store: the kernel makes page tables during it, once per process.
+    /// Get from a newly opened store: the kernel makes page tables during this get, once per
+    /// process.
     pub get_first: Row,
     /// Put and flush over memory that was used before.
     pub put: Row,

@@ -166,8 +166,8 @@ impl Load {
         ((0..SEQUENCE).map(page).collect(), if number == first { 0 } else { HEAD })
     }
 
-    /// Inserts the new pages of a sequence, at most `left`, run by run, and calls `done` after
-    /// each. Returns the number of pages.
+    /// Inserts the new pages of a sequence, at most `left`, run by run. Calls `done` with the
+    /// number of pages after each run. Returns the number of inserted pages.
     ///
     /// # Errors
     /// Index errors, and errors of `done`.

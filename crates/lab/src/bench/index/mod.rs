@@ -1,6 +1,6 @@
 //! `ritornello bench index`: index backends, measured under equal conditions.
 //!
-//! | module | noun |
+//! | module | contents |
 //! |---|---|
 //! | `limit` | lower bounds for any index |
 //! | `load` | contents of an index |
@@ -183,7 +183,8 @@ fn reopen(context: &Context, spec: &IndexSpec) -> Result<f64, Failure> {
     Err(Failure::failed(line, "report this"))
 }
 
-/// Runs a part in a separate process, which is killed after its answer if `kill`, or exits.
+/// Runs a part in a separate process. After its answer the process is killed if `kill` is set;
+/// otherwise it exits.
 fn run_part_process(
     context: &Context,
     part: &str,

@@ -28,7 +28,7 @@ pub struct IndexPartArgs {
 const WARM_SEQUENCES: u32 = 4;
 /// Pages between two syncs of [`Sync::Group`].
 const GROUP_SYNC_PAGES: u64 = 1 << 16;
-/// Unsynced bytes of `run` at which it is synced in any mode.
+/// Unsynced bytes at which the index `run` is synced, in every mode.
 const PENDING_BYTES_MAX: u64 = 32 << 20;
 /// Probes by each method, and probes before them that are not counted.
 const PROBES: usize = 4000;
@@ -101,8 +101,8 @@ pub fn run(part: &IndexPart) -> Result<Status, Failure> {
         IndexPart::Fill(spec) => {
             let (index, answer) = fill(spec)?;
             answer.print_stdout()?;
-            // The parent kills the process here, with the index open; if it ends instead, the index
-            // is closed.
+            // The parent kills the process here, with the index open. If the parent ends instead,
+            // the index is closed.
             let _ = std::io::stdin().read_line(&mut String::new());
             drop(index);
         }
@@ -277,7 +277,8 @@ fn range(index: &dyn PrefixIndex, load: &Load) -> f64 {
     median(&times)
 }
 
-/// In a full catalog: for every new sequence an old sequence is removed, leaf first, run by run.
+/// Measures removals from a full index: for every new sequence an old sequence is removed, leaf
+/// first, run by run.
 fn churn(spec: &IndexSpec) -> Result<Answer, Failure> {
     let load = Load::new(spec.workload, spec.entries)?;
     let index = open(spec, load.run_pages())?;

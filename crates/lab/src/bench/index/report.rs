@@ -18,10 +18,10 @@ pub enum Sync {
     Every,
 }
 
-/// A probe method.
+/// A method by which the backend probes, and its latencies.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Method {
-    /// The backend's name for it.
+    /// The backend's name for the method.
     pub method: String,
     /// Median in microseconds.
     pub p50_us: f64,

@@ -65,7 +65,8 @@ pub struct StoreArgs {
     /// Rounds; the median counts
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub runs: u32,
-    /// Codec of pages: split, zstd, int8 or int4. A store of raw pages is measured in the same rounds
+    /// Codec of pages: split, zstd, int8 or int4. A store of raw pages is measured in the same
+    /// rounds
     #[arg(long, default_value = "raw", value_parser = codec)]
     pub codec: Codec,
     /// Measure a full store that evicts against a fresh store, with a capacity of --total
@@ -145,7 +146,7 @@ impl StoreArgs {
                 "--total 2GiB",
             )
         })?;
-        // At most 256.
+        // The cast is safe: `pages` is at most 256.
         let codec = self.codec;
         Ok(Shape { scope, codec, page_bytes, sequence_pages: pages as u32, sequences })
     }

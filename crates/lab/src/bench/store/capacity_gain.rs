@@ -11,12 +11,13 @@ use ritornello_terminal::exit::Failure;
 use ritornello_terminal::open;
 use std::path::Path;
 
-/// Divisor of the raw bytes put: the store's capacity is this part. Even at a third of the raw size,
-/// not all pages fit.
+/// Raw bytes put, divided by the store's capacity. Even if a codec shortens pages to a third, not
+/// all of them fit.
 const CAPACITY_SHARE: u64 = 4;
-/// Puts that fit into the store, at least, so that it evicts gradually.
+/// Minimum number of puts that fit into the store, so that it evicts gradually.
 const PUTS_MIN: u64 = 8;
-/// Approximate number of segments, so that the unused end of a segment is a small part of the store.
+/// Approximate number of segments, so that the unused end of a segment is a small part of the
+/// store.
 const SEGMENTS: u64 = 8;
 
 /// Puts the whole set into a store of a quarter of its size in `dir`, raw and encoded.

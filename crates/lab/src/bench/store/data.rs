@@ -18,7 +18,8 @@ use ritornello_volume::baseline::{Limit, Rate};
 use std::path::Path;
 use std::sync::Arc;
 
-/// Progress steps of [`measure`] per round; the sweep is one more.
+/// Progress steps of [`measure`] per round. The sweep of operation sizes and depths is one further
+/// step.
 pub const STEPS: u64 = 3;
 /// Sets of sequences, distinguished by their keys and contents.
 const FRESH: u32 = 1;
@@ -182,8 +183,8 @@ impl Bench<'_> {
         let budget = Budget::divide(self.shape.capacity(self.segment_bytes)?, self.segment_bytes)?;
         let all = u64::from(budget.segments_max) * self.segment_bytes;
         let sequence = u64::from(self.shape.sequence_pages) * self.shape.page_bytes;
-        // Missing are all blocks but those written already, and a tenth more, because part of the
-        // space is always free.
+        // Bytes of the blocks that were not written yet, and a tenth of all blocks more, because
+        // part of the space is always free.
         let missing = (all + all / 10).saturating_sub(self.shape.total());
         let sequences = u32::try_from(missing / sequence + 1).unwrap_or(u32::MAX);
         driver.put(node.store(), FILL, sequences)?;

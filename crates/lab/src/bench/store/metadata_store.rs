@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 /// Pages per sequence, and per probe.
 pub const PROBE_PAGES: u32 = 256;
-/// Separates these sequences from others.
+/// The set of these sequences; sequences of other sets have other keys.
 pub const SET: u32 = 4;
 /// Runs between two syncs.
 const RUNS_A_SYNC: u32 = 1 << 14;

@@ -1,6 +1,7 @@
-//! `ritornello bench store`: writes, reads, probes and restarts, against the raw limits of the disk.
+//! `ritornello bench store`: writes, reads, probes and restarts, against the raw limits of the
+//! disk.
 //!
-//! | module | noun |
+//! | module | contents |
 //! |---|---|
 //! | `args` | command-line arguments |
 //! | `data` | writes and reads, against the raw disk |

@@ -131,7 +131,7 @@ pub fn ask(mut command: Command, input: Option<&[u8]>) -> Result<Answer, Failure
     command.stdout(Stdio::piped());
     let mut child = command.spawn().map_err(|error| failed(format!("{name}: {error}")))?;
     if let (Some(input), Some(mut pipe)) = (input, child.stdin.take()) {
-        // If the child does not read its input, its exit status shows details.
+        // An error is ignored: if the child does not read its input, its exit status says why.
         let _ = pipe.write_all(input);
     }
     let output = child.wait_with_output()?;

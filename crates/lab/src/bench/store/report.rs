@@ -32,9 +32,9 @@ pub struct Report {
     pub probe: Option<Probe>,
     /// Time to open the store of `probe.entries` pages, files in the page cache.
     pub reopen_ms: Option<f64>,
-    /// Time to open it, files not in the page cache.
+    /// Time to open the store of `probe.entries` pages, files not in the page cache.
     pub reopen_cold_ms: Option<f64>,
-    /// Time to open its index alone, files in the page cache.
+    /// Time to open only the index of the store of `probe.entries` pages, files in the page cache.
     pub reopen_index_ms: Option<f64>,
     /// Resident memory of the index per page, in runs of 32.
     pub memory_bytes_per_page: Option<f64>,
@@ -42,11 +42,11 @@ pub struct Report {
     pub memory_bytes_per_page_single: Option<f64>,
     /// Other figures of resident memory.
     pub memory_more: Option<MemoryMore>,
-    /// Files of the store that holds `bytes_put`.
+    /// Number of files of the store into which `bytes_put` bytes were put.
     pub files: Option<u64>,
-    /// Bytes of blocks of these files.
+    /// Allocated bytes of the files that `files` counts.
     pub bytes_on_disk: Option<u64>,
-    /// Payload bytes put into that store.
+    /// Payload bytes put into the store whose files `files` counts.
     pub bytes_put: Option<u64>,
     /// Bytes per segment file.
     pub segment_bytes: Option<u64>,

@@ -3,7 +3,7 @@
 use super::report::{Moved, Report};
 use ritornello_terminal::print::{bytes, count, table};
 
-/// Page size from which the targets are the raw limits.
+/// Minimum page size for which the targets are the raw limits of the disk.
 const LARGE: u64 = 2 << 20;
 
 /// Formats the report as tables.

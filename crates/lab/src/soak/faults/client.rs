@@ -22,7 +22,7 @@ const LIVE_SEQUENCES: usize = 32;
 pub const UNREPORTED_MAX: u64 = 2_000;
 /// Rounds between two flushes.
 const FLUSH_EVERY: u64 = 8;
-/// Maximum number of unflushed sequences; at it a round only flushes.
+/// Maximum number of unflushed sequences. At this number a round flushes before it puts.
 const UNFLUSHED_MAX: usize = 16;
 /// Retention of pages, longer than the soak: an evicted page would count as lost. With the limits
 /// above, all pages together stay below the retention limit of a scope.
@@ -81,7 +81,8 @@ pub fn run(options: Options, number: u64, from: u64) -> Status {
 struct Client {
     options: Options,
     schedule: Schedule,
-    /// In this process `present` is the start of the current call.
+    /// The state that is reported. Unlike in reports, its `present` is the start of the current
+    /// call.
     state: Arc<Mutex<State>>,
     number: u64,
     /// Number of the next sequence.
@@ -237,8 +238,8 @@ impl Client {
         Ok(())
     }
 
-    /// After a flush that fails with `Miss`, earlier puts may be lost; after another failure the
-    /// next flush must cover them.
+    /// Flushes, and reports the sequences covered. If the flush fails with `Miss`, earlier puts may
+    /// be lost; after another failure the next flush must cover them.
     fn flush(&mut self, store: &Store) -> Result<()> {
         let put = std::mem::take(&mut self.put);
         match self.timed(|| store.flush()) {
@@ -306,7 +307,8 @@ impl Client {
         send(&mut stdout().lock(), &Answer::Checked { lost, why });
     }
 
-    /// Refused puts are ignored: the store may be full of scopes.
+    /// Registers `count` new scopes, by putting a page into each. Refused puts are ignored: the
+    /// store may be full of scopes.
     fn register(&mut self, count: u64) {
         let page = vec![0; SALTED_BYTES];
         for salt in 0..count {
@@ -336,7 +338,8 @@ impl Client {
         Ok(self.node.insert(node))
     }
 
-    /// Marks unflushed puts as orphans: a later handle's flush does not cover them.
+    /// Closes the store. Marks unflushed puts as orphans, because flushes after a reopening do not
+    /// cover them.
     fn close(&mut self) {
         self.orphans.append(&mut self.put);
         if let Some(node) = self.node.take()

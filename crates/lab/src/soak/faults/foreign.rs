@@ -19,7 +19,7 @@ const SOCKET: &str = "owner.sock";
 
 /// Holds a store's directory until dropped.
 pub struct ForeignOwner {
-    /// Closing it frees the lock.
+    /// Holds the lock of the directory, until the file is closed.
     _lock: File,
     dir: File,
     ended: Arc<AtomicBool>,
@@ -55,8 +55,8 @@ impl ForeignOwner {
     }
 }
 
-/// The first eight bytes of a first message are the same in all versions: a magic word and the
-/// version.
+/// Answers a client's first message with a message of version [`VERSION`]. The first eight bytes of
+/// such a message have the same meaning in all versions: a magic word and the version.
 fn refuse(mut stream: UnixStream) {
     let _ = stream.set_nonblocking(false);
     let _ = stream.set_read_timeout(Some(Duration::from_secs(1)));

@@ -80,7 +80,7 @@ pub struct Cluster<'a> {
     pub clients: Vec<Process<'a>>,
 }
 
-/// The state that ends a fault.
+/// A fault in progress, and the state that its end must restore.
 pub enum Fault {
     /// The fault has ended: no state must be restored.
     Passed,
@@ -88,7 +88,8 @@ pub enum Fault {
     Stopped(usize),
     /// Operations of all clients fail.
     Broken,
-    /// The directory is at `away`; the directory in its place is moved to `aside`.
+    /// The directory was moved to `away`. The directory that takes its place is moved to `aside` at
+    /// the end of the fault.
     Moved { away: PathBuf, aside: PathBuf },
     /// The directory had this mode and user before.
     Permitted { mode: u32, user: u32 },
@@ -130,7 +131,8 @@ impl Cluster<'_> {
                 self.clients.iter_mut().for_each(Process::kill);
                 let _ = std::fs::remove_dir_all(&aside);
                 std::fs::rename(&self.store, &away)?;
-                // The clients create a store in its place, which they must leave later.
+                // The clients create a store in the place of the moved directory, and must leave
+                // that store later.
                 self.start_all()?;
                 return Ok(Fault::Moved { away, aside });
             }

@@ -7,8 +7,9 @@ use std::io::{BufRead, Write};
 /// A message from the command to a client.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Order {
-    /// Continue the work of an earlier client: the sequences `live` are in the store of the soak.
-    /// The store may have other sequences before this client's first sequence: delete them.
+    /// Continue the work of an earlier process of this client, whose sequences `live` are in the
+    /// store of the soak. The store may also have sequences that the earlier process did not
+    /// report: delete them.
     Adopt {
         /// Identity of the store. Sequences put into another store are not checked.
         store: String,
@@ -85,7 +86,8 @@ pub struct State {
     pub trouble: String,
 }
 
-/// Writes one message on a line. Ignores a closed pipe: the process ends with its peer.
+/// Writes one message on a line. Ignores a closed pipe, because this process ends when its peer has
+/// ended.
 pub fn send(to: &mut impl Write, message: &impl Serialize) {
     if let Ok(mut line) = serde_json::to_string(message) {
         line.push('\n');

@@ -6,8 +6,8 @@
 //!      ╰─────────────▶ client 1 ─╯
 //! ```
 //!
-//! A fault begins, lasts for some seconds, and ends. Afterwards every client must complete a put and
-//! a get that began after the end, and all flushed sequences must be found with their bytes.
+//! A fault begins, lasts for some seconds, and ends. Afterwards every client must complete a put
+//! and a get that began after the end, and all flushed sequences must be found with their bytes.
 
 mod client;
 mod foreign;
@@ -36,7 +36,8 @@ use std::time::{Duration, Instant};
 const FAULT_MS: (u64, u64) = (300, 4_000);
 /// Deadline for a client to serve again.
 const TIMEOUT: Duration = Duration::from_secs(120);
-/// Failed checks in a row after which a sequence counts as lost: its client may be deleting it.
+/// Failed checks in a row after which a sequence counts as lost. A single failed check does not
+/// suffice, because the client may be deleting the sequence.
 const CHECK_ATTEMPTS: u32 = 5;
 /// Pause between these checks.
 const RECHECK_AFTER: Duration = Duration::from_millis(300);
@@ -108,7 +109,7 @@ pub fn run(context: &Context, args: &SoakArgs) -> Result<Status, Failure> {
     soak.cluster.start_all()?;
     soak.recover(clock())?;
     let (mut late, mut at) = (0, 0);
-    // Every kind at least once.
+    // The soak ends after its time, if every kind of fault was injected at least once.
     while soak.trouble.is_empty() && (started.elapsed() < total || at < outcomes.len()) {
         if at % outcomes.len() == 0 {
             soak.shuffle(&mut outcomes);
@@ -211,7 +212,10 @@ impl Soak<'_> {
         let works_below = |state: &State| state.rounds > 0 && !state.is_soak_store;
         while !self.cluster.clients.iter().all(|client| works_below(&client.reports().state)) {
             if Instant::now() > until {
-                return Err(Failure::failed("no store was made where the disk is late", ""));
+                return Err(Failure::failed(
+                    "no store was created in the place of the moved directory",
+                    "",
+                ));
             }
             std::thread::sleep(POLL_INTERVAL);
         }

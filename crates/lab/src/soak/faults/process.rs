@@ -37,7 +37,7 @@ pub struct Reports {
 /// One client, restarted after each end.
 pub struct Process<'a> {
     context: &'a Context,
-    /// Distinguishes its sequences from others'.
+    /// The client's number, which distinguishes its sequences from the sequences of other clients.
     pub number: u64,
     /// Identity of the store.
     store: String,

@@ -17,7 +17,7 @@ pub fn scope() -> Scope {
 /// Bytes per page of [`salted`].
 pub const SALTED_BYTES: usize = 4 << 10;
 
-/// Returns a scope as derived from the salt of a request.
+/// Returns a scope such as an engine derives from the salt of a request.
 pub fn salted(salt: u64) -> Scope {
     Scope {
         salt: salt.to_le_bytes().to_vec(),
@@ -49,7 +49,7 @@ impl Sequence {
         self.keys.each_ref().map(<[u8; 24]>::as_slice)
     }
 
-    /// Writes the only correct bytes of the pages.
+    /// Fills the pages with the bytes that their keys imply.
     pub fn fill(&self, pages: &mut [Vec<u8>]) {
         for (page, key) in pages.iter_mut().zip(&self.keys) {
             fill(page, PAGE_BYTES, key, false);

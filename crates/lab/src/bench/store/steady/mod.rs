@@ -1,5 +1,5 @@
-//! `bench store --steady`: a full store that evicts, against fresh stores in the same run. Its figures
-//! are in `report`.
+//! `bench store --steady`: a full store that evicts, against fresh stores in the same run. The
+//! module `report` has its figures.
 
 mod report;
 
@@ -30,10 +30,10 @@ use std::time::{Duration, Instant};
 
 /// Bytes written to the full store, in capacities.
 const CAPACITIES_WRITTEN: u64 = 4;
-/// Divisor of the capacity: the bytes of one set of sequences.
+/// Divisor of the capacity: the quotient is the bytes of one set of sequences.
 const SET_SHARE: u64 = 16;
-/// Divisor of the capacity: the maximum bytes of a sequence. In a production store it is a
-/// thousandth or less.
+/// Divisor of the capacity: the quotient is the maximum bytes of a sequence. In a production store
+/// a sequence takes a thousandth of the capacity or less.
 const SEQUENCE_SHARE: u64 = 64;
 /// Sets put into a fresh store: few enough that it evicts nothing.
 const FRESH_SETS: u32 = 8;
@@ -144,7 +144,7 @@ impl Bench {
             let longest = share.min(capacity / SEQUENCE_SHARE);
             let pages = u64::from(page_kind.pages).min(longest / page_bytes).max(1);
             let sequences = (share / (pages * page_bytes)).max(1);
-            // Both numbers are at most a few hundred.
+            // The casts are safe: both numbers are at most a few hundred.
             Shape {
                 scope: page_kind.scope(),
                 codec: page_kind.codec,
@@ -227,7 +227,7 @@ impl Bench {
             put(movers, fresh.store(), set)?;
         }
         figures.get16_p99_us_idle = self.latency(fresh.store(), FRESH_SETS - 1, None, movers, 0)?.0;
-        // As many sets as fit without an eviction.
+        // The number of further sets that fit into the fresh store without an eviction.
         let room = (self.capacity / 20 * 3 / self.set_bytes()) as u32;
         let beside = Some(FRESH_SETS);
         let (writing, _) = self.latency(fresh.store(), FRESH_SETS - 1, beside, movers, room)?;
@@ -268,8 +268,8 @@ impl Bench {
         Ok(figures)
     }
 
-    /// Fills the store and writes more capacities. After each set, an older set and one that was
-    /// never put are requested. Returns the last set.
+    /// Fills the store, then writes [`CAPACITIES_WRITTEN`] times its capacity. After each set,
+    /// requests an older set, and a set that was never put. Returns the last set.
     fn age(&self, store: &Store, movers: &mut Movers, out: &mut Figures) -> Result<u32, Failure> {
         let sets = (self.capacity * (CAPACITIES_WRITTEN + 1)).div_ceil(self.set_bytes()) as u32;
         for set in 0..sets {
@@ -287,7 +287,8 @@ impl Bench {
     }
 
     /// Returns the 99th percentile of 16-page gets from the latest set, in microseconds, and the
-    /// last set. At the same time at most `sets` sets are put, starting at `beside`.
+    /// number of the latest set. If `beside` is given, another thread puts at most `sets` sets
+    /// during the gets, starting with set `beside`.
     fn latency(
         &self,
         store: &Store,

@@ -30,7 +30,7 @@ pub struct Figures {
     pub get16_p99_us_idle: f64,
     pub get16_p99_us_writing: f64,
     pub get16_p99_us_evicting: f64,
-    /// Ratio of the last two.
+    /// `get16_p99_us_evicting` divided by `get16_p99_us_writing`.
     pub get16_p99_ratio: f64,
     pub gets: u64,
     pub gets_hit: u64,
