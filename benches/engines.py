@@ -4,7 +4,7 @@ that are built here, in one table.
     python3 benches/engines.py [--json [FILE]] [--dir DIR] [ENGINE...]
 
 Each benchmark runs in its engine's own environment (`make sglang`, `make lmcache`) and prints rows
-with `system`, `object_bytes`, `op`, `mb_s`, `p50_us`; `engine` is added here.
+with `system`, `object_bytes`, `op`, `mb_s`, `p50_us`; this script adds `engine`.
 """
 
 import argparse
@@ -35,7 +35,8 @@ def rows_of(engine: str, folder: str) -> list[dict[str, Any]]:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Returns the rows in Markdown, compared systems side by side."""
+    """Returns the rows as a table in Markdown, in which the rows of compared systems are adjacent.
+    """
     columns = [name for name in COLUMNS if name in rows[0]]
     order = sorted(rows, key=lambda row: (row.get("engine", ""), row["object_bytes"], row["op"]))
     cells = [columns, ["---"] * len(columns)]

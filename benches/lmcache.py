@@ -30,7 +30,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-# Replaces this folder on the path, whose `lmcache` is this file.
+# Replaces this folder on the module path, where `lmcache` would be this file instead of the
+# package.
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 os.environ.setdefault("LMCACHE_TRACK_USAGE", "false")
 os.environ.setdefault("LMCACHE_DISABLE_BANNER", "1")
@@ -62,7 +63,7 @@ SHAPES = ((256 * KIB, 64), (8 * MIB, 16))
 FULL = "ritornello, full"
 # Consecutive lookups, as in LMCache's benchmark.
 LOOKUPS = 10
-# Capacity of a store, and bytes that fill the full one before it is measured.
+# Capacity of each store, and bytes that are put into `ritornello, full` before it is measured.
 CAPACITY, FILLING = "4GiB", 5 << 30
 OPERATIONS = ("put", "lookup", "load")
 DISK_THREADS = 4
@@ -82,7 +83,7 @@ class System:
 
 
 class Disk:
-    """One file, moved to and from memory without anything else."""
+    """The limit: one file, written from memory and read into memory by plain system calls."""
 
     def __init__(self, path: Path, nbytes: int, memory: dict[str, memoryview]) -> None:
         self.path = path
@@ -157,14 +158,14 @@ def specs(folder: Path) -> dict[str, dict[str, Any]]:
             "use_odirect": True,
         },
         "ritornello": ours("plugin", "plugin"),
-        # Evicts objects that were requested once in the order in which they were stored.
+        # LRU, so that objects requested once are evicted in put order.
         FULL: ours("plugin", "full", eviction="lru"),
         "ritornello (native_plugin)": ours("native_plugin", "native"),
     }
 
 
 def fill(system: System, nbytes: int, count: int, buffer: torch.Tensor) -> None:
-    """Puts unused objects until all space was written once."""
+    """Puts objects that no round uses, until all space of the store was written once."""
     objects = make_memory_objects(buffer, count, nbytes, 0, fill_offset=0)
     rounds = FILLING // (count * nbytes)
 
@@ -230,7 +231,7 @@ def measure(folder: Path, nbytes: int, count: int, rounds: int) -> list[dict[str
         for operation in OPERATIONS:
             if not system.seconds[operation]:
                 continue
-            # The first round created files and scopes.
+            # The first round is not counted, because it creates files and scopes.
             warm_up = LOOKUPS if operation == "lookup" else 1
             median = statistics.median(system.seconds[operation][warm_up:])
             rate = None if operation == "lookup" else round(count * nbytes / median / 1e6, 1)

@@ -3,7 +3,7 @@
     build/env/sglang/bin/python benches/sglang.py [--json FILE] [--dir DIR] [--total 1GiB]
 
 Pages of a real host pool, 128 for each call, as SGLang writes and reads them. The file backend gets
-copies of pages (`_generic_page_set/get`), Ritornello their memory (`_page_set/get_zero_copy`).
+copies of pages (`_generic_page_set/get`), Ritornello the pool's memory (`_page_set/get_zero_copy`).
 Rows: `system`, `object_bytes`, `op`, `mb_s`, `p50_us` (of a call), `cpu_s_gb` (seconds of processor
 time for a GB: 1000 divided by it is the MB/s that one idle core allows). Operations:
 
@@ -37,7 +37,7 @@ from typing import Any
 
 os.environ.update(SGLANG_USE_CPU_ENGINE="1", HF_HUB_OFFLINE="1")
 ROOT = Path(__file__).resolve().parents[1]
-# Replaces this folder on the path, whose `sglang` is this file.
+# Replaces this folder on the module path, where `sglang` would be this file instead of the package.
 sys.path[0] = str(ROOT / "tests/engines/sglang")
 
 import torch  # noqa: E402
@@ -301,7 +301,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     logging.disable(logging.WARNING)
-    # No engine runs here to be described.
+    # No engine runs here, so this description of one takes the place of SGLang's.
     storage.engine_of = lambda said: Engine(  # type: ignore[assignment]
         "bench", ModelIdentity("bench", b"bench"), 0, (0, 1), (0, 1), (0, 1), False
     )

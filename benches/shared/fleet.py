@@ -78,8 +78,8 @@ class Fleet(Started):
         cores: int,
         environment: Mapping[str, str],
     ) -> "Fleet":
-        """`extras`: the connector's configuration of each engine; None for an engine without a
-        connector.
+        """Returns a fleet that is not started yet. `extras`: the connector's configuration of each
+        engine; None for an engine without a connector.
         """
         name = "".join(c if c.isalnum() else "-" for c in title)
         engines = [
@@ -108,7 +108,9 @@ class Fleet(Started):
             list(pool.map(Engine.stop, self.engines))
 
     def _warm_up(self) -> None:
-        """Sends first requests: a process builds some parts lazily."""
+        """Sends requests that are not measured, because a process builds some parts at its first
+        request.
+        """
         source = Source(0)
         for number, engine in enumerate(self.engines):
             prompt = [int(t) for t in source.piece(f"warm-up {number}", 4 * self.scale.block)]
@@ -127,7 +129,9 @@ class Fleet(Started):
         return asyncio.run(run())
 
     def speed(self, history: int) -> "Speed":
-        """Lets both engines compute new prompts of this history length, one at a time each."""
+        """Lets both engines compute new prompts of this history length, each engine one prompt at a
+        time.
+        """
         scale = self.scale
         documents = LongContext(
             source=Source(history + 1),
@@ -205,8 +209,8 @@ class Speed:
     gap_s: float
 
     def qps(self, scale: Scale, history: int) -> float:
-        """Returns the questions per second that keep the engines alone busy for `scale.load` of the
-        time.
+        """Returns the questions per second that would keep two engines without tiers busy for
+        `scale.load` of the time.
         """
         said = scale.rounds / 2 * (scale.question + scale.answer)
         prompt = scale.system + history + said
@@ -217,8 +221,8 @@ class Speed:
 
 def equal_answer_share(mine: Sequence[Record], reference: Sequence[Record]) -> float | None:
     """Returns the share of answers equal to the reference run's answers, among equal prompts: a
-    session's prompts are equal while its answers are equal. Other requests in a batch may change
-    rounding.
+    session's prompts are equal while its answers are equal. Answers may differ, because other
+    requests in a batch change rounding.
     """
     told = {(r.session, r.round): r.answer for r in reference if not r.error}
     equal, compared = 0, 0

@@ -11,14 +11,15 @@ RATES = (2.0, 0.5, 10.0, 1.0)
 ALONE, HOST, STORE = "engine alone", "host", "disk, one tier"
 HOST_DISK, HOST_S3 = "host + disk", "host + s3"
 LOWER = {HOST_DISK: "disk {folder}/disk {capacity}", HOST_S3: "{s3}"}
-# The tier that each set-up tests. A host tier that is too small may have no hits.
+# The tier from which each set-up must have hits. A set-up with only a host tier is not listed: the
+# tier may be too small for hits.
 EXPECTED = {STORE: "disk", HOST_DISK: "disk", HOST_S3: "remote"}
 
 
 @dataclass(frozen=True)
 class Scale:
-    """Scale of the load, in tokens except for `host_mib`. `load`: share of the time that the
-    engines alone would compute, which determines the rate of questions, up to `most_qps`.
+    """Scale of the load, in tokens except for `host_mib`. `load`: share of the time for which
+    engines without tiers would be busy; it determines the rate of questions, up to `most_qps`.
     """
 
     model: str
@@ -48,7 +49,8 @@ class Scale:
 
 FULL = Scale(model="demo", histories=(1152, 1664), users=10, rounds=3, host_mib=40, load=0.65)
 # Facts only: hits by tier, equal answers. A second round goes to the other engine, whose host tier
-# cannot have it; it comes late enough that a busy machine has stored the first.
+# cannot have the pages of the first round; it comes so late that even a busy machine has stored
+# these pages.
 SHORT = Scale(
     model="tiny", histories=(704,), users=4, rounds=2, device=2048, host_mib=16, most_qps=0.4
 )
@@ -69,15 +71,16 @@ class Setup:
     history: int | None = None
 
     def histories(self, scale: Scale) -> tuple[int, ...]:
-        """Returns the lengths measured: all lengths if other set-ups are compared with it."""
+        """Returns the lengths measured: all lengths if other set-ups are compared with this set-up.
+        """
         if self.name in (ALONE, HOST):
             return scale.histories
         return (self.history or max(scale.histories),)
 
     @property
     def has_answers(self) -> bool:
-        """Whether its answers are compared with the answers of the engine alone: once for the same
-        tiers, and only if all stored pages are loaded.
+        """Whether the answers of this set-up are compared with the answers of the engine alone.
+        Only set-ups that load all stored pages are compared, at one rate for the same tiers.
         """
         return self.gate != "never" and self.rate_x in (None, max(RATES))
 
@@ -147,7 +150,7 @@ def short_plan() -> list[Setup]:
 
 def fixed_gate_setups(setup: Setup, among: Iterable[Setup]) -> list[Setup]:
     """Returns the set-ups that always and never load from the same tiers, if both are present. The
-    rate of the latter does not matter.
+    rate of the set-up that never loads does not matter.
     """
     found = {
         other.gate: other
