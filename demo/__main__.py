@@ -3,7 +3,7 @@
 1. a cold process with Ritornello on an empty store: everything is prefilled, and saved;
 2. a *new* process on the same store: vLLM's own prefix cache is empty, the store is not empty;
 3. a new process without Ritornello: the price of prefilling; then the same questions again, now
-   served from vLLM's own prefix cache, which is what answers of the second process must equal.
+   served from vLLM's own prefix cache. The answers of the second process must equal these answers.
 
 Exit code 0 where every claim held, 1 where one did not, 2 where the engine did not run.
 """
@@ -73,7 +73,7 @@ def ask_all(server: VLLMServer, asked: list[Prompt], progress: Progress, title: 
 
 
 def warm_up(server: VLLMServer) -> None:
-    """Sends one request that is not measured: it pays for lazy initialization."""
+    """Sends one request that is not measured, because it includes lazy initialization."""
     server.ask(server.tokenize(text(0, 3 * WARM_UP_TOKENS))[:WARM_UP_TOKENS], 4, remember=False)
     server.settled(WARM_UP_TOKENS)
 

@@ -21,7 +21,7 @@ QUESTION = "\nQuestion: what does the archive say?\nAnswer:"
 
 @dataclass(frozen=True)
 class Prompt:
-    """Returns one document with its first question, exactly `length` tokens."""
+    """One document with its first question, exactly `length` tokens."""
 
     document: int
     length: int

@@ -11,7 +11,9 @@ from rich.table import Table
 
 @dataclass(frozen=True)
 class Sample:
-    """One prompt in the three processes. Tokens of the prompt by where their KV came from."""
+    """One prompt in the three processes. `cold`, `warm`, `local`: the prompt's tokens by the source
+    of their KV.
+    """
 
     length: int
     ttft_cold_s: float
@@ -83,7 +85,7 @@ def broken_claims(samples: Sequence[Sample]) -> list[str]:
 
 
 def write_report(path: Path, found: Sequence[Row], hook_share: float, versions: str) -> None:
-    """Returns the fields of the longest documents, and all lengths in `rows`."""
+    """Writes the figures of the longest documents, and in `rows` the figures of all lengths."""
     longest = found[-1]
     path.write_text(
         json.dumps(
