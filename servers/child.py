@@ -8,7 +8,8 @@ from subprocess import PIPE, Popen
 from types import TracebackType
 from typing import IO, Any
 
-# Owns the store at its first argument until its input ends; its second: options of `Store.open`.
+# A program that owns a store until its input ends. Its arguments: the path of the store, and
+# options of `Store.open` as JSON.
 OWNER = """
 import json, sys
 import ritornello as rt
@@ -35,7 +36,9 @@ class Child(Popen[str]):
         )
 
     def read(self) -> str:
-        """Returns the next line of output without its end; nothing after the last line."""
+        """Returns the next line of output without its line break; an empty string after the last
+        line.
+        """
         return _open(self.stdout).readline().rstrip("\n")
 
     def ask(self, line: str = "") -> str:

@@ -23,7 +23,9 @@ class Answer:
 
 @dataclass
 class Engine(Process):
-    """`connector`: the configuration of the engine's KV storage; None means no storage."""
+    """An engine's server. `connector`: the configuration of the engine's KV storage; None means no
+    storage.
+    """
 
     name: str
     program: Path

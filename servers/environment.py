@@ -19,7 +19,9 @@ def program(engine: str, name: str) -> Path:
 
 
 def make_model(shape: str, folder: Path, python: Path) -> None:
-    """Makes a model with random weights, unless `folder` has it. `python`: an engine's."""
+    """Makes a model with random weights, unless `folder` has it. `python`: the interpreter of an
+    engine's environment.
+    """
     if not python.exists():
         raise ServerError(f"there is no engine: make {python.parents[1].name}")
     command = [str(python), str(ROOT / "engines/vllm/make_model.py"), shape, str(folder)]

@@ -92,7 +92,9 @@ class LMCacheServer(Process):
 
 
 def adapter_of(path: Path, kind: str = "plugin", **params: Any) -> dict[str, Any]:
-    """Returns LMCache's `--l2-adapter` of one of its two kinds. `params`: further settings."""
+    """Returns the value of LMCache's `--l2-adapter` for an adapter of one of its two kinds.
+    `params`: further settings of the adapter.
+    """
     return {
         "type": kind,
         "module_path": "ritornello.lmcache",

@@ -45,7 +45,7 @@ class Started(ABC):
 
 
 class Process(Started):
-    """Starts the process and its children as one process group."""
+    """A server's process, started with its children as one process group."""
 
     name: str
     log: Path

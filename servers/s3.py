@@ -12,7 +12,9 @@ KINDS = ("versitygw", "minio")
 
 @dataclass
 class S3Server(Process):
-    """`program` is one of `KINDS`; `folder` stores the objects."""
+    """An S3 server. `program`: its path, whose name is in `KINDS`; `folder`: where it stores
+    objects.
+    """
 
     program: Path
     folder: Path
@@ -33,7 +35,7 @@ class S3Server(Process):
         super().start()
 
     def address(self, prefix: str) -> str:
-        """Returns a prefix as a tier."""
+        """Returns the address of a remote tier on this server, under `prefix`."""
         return f"s3://{BUCKET}/{prefix}?endpoint=http://127.0.0.1:{self.port}"
 
     @staticmethod

@@ -14,12 +14,12 @@ from servers.process import ServerError, request
 PAGE = 32
 ADMIN = "demo"
 STORED_SECONDS = 60.0
-# SGLang's metric of the sources of a prompt's cached tokens.
+# The sources of a prompt's cached tokens, as SGLang's metric names them.
 SOURCES = ("device", "host", "storage")
 
 
 def storage(path: str, capacity: str, **settings: Any) -> dict[str, Any]:
-    """SGLang's extra configuration for Ritornello."""
+    """Returns SGLang's extra configuration for Ritornello."""
     return {
         "backend_name": "ritornello",
         "module_path": "ritornello.sglang",
@@ -57,7 +57,8 @@ class Told:
 
 @dataclass
 class SGLangServer(Engine):
-    """`connector` is the extra configuration of the storage; None means no storage."""
+    """An SGLang server. `connector`: the extra configuration of its storage; None means no storage.
+    """
 
     layout: str = "page_first_direct"
     extra_environment: Mapping[str, str] = field(default_factory=dict)
