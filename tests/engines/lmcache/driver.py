@@ -54,7 +54,7 @@ def put(manager: StorageManager, count: int) -> dict[str, Any]:
     for key, obj in reserved.items():
         obj.tensor.copy_(expected_of(key))
     manager.finish_write(list(reserved))
-    # A minimum: a serde makes fewer bytes of it.
+    # A lower bound: if a serde encodes the objects, L2 holds fewer bytes than L1.
     nbytes = count * LAYOUT.shapes[0].numel()
     until = time.monotonic() + WAIT_SECONDS
     used = 0

@@ -21,7 +21,7 @@ from ritornello.sglang.updates import updates as known
 
 MHA = ("layer_first", "page_first", "page_first_direct", "page_head")
 MLA = ("layer_first", "page_first", "page_first_direct")
-# Out of order, and then at other slots.
+# Pages are stored from `FROM`, out of order, and loaded into other slots, `TO`.
 FROM, TO = [3, 1, 4, 2, 0], [5, 11, 6, 8, 7]
 
 
@@ -382,7 +382,7 @@ def test_updated_weights_load_and_store_nothing_old(attach: Attach, updates: Any
     keys, later = hashes("weights"), hashes("later")
     assert all(held.batch_set_v1(keys, slots(host, FROM)))
     with pytest.raises(AttributeError):
-        # Only the updater's call, which begins an update.
+        # The method fails on this object, after its wrapper has recorded that an update begins.
         WeightUpdater.update_weights_from_tensor(object(), [])
     assert held.batch_exists(keys) == 0
     assert held.batch_get_v1(keys, slots(host, TO)) == [False] * len(keys)

@@ -127,7 +127,8 @@ def test_new_server_hits_pages_of_previous(reference: Reference, start: Start, w
             told = ask(server, place)
             assert told.tokens["storage"] == CLAIMED
             assert reference.right(place, told)
-        # Weights that were changed while serving, in the same folder: no stored page is theirs.
+        # After an update of the weights no stored page is found, even if the new weights are in the
+        # same folder.
         server.admin("POST", "/update_weights_from_disk", {"model_path": str(server.model)})
         server.forget()
         told = ask(server, 0)

@@ -48,7 +48,8 @@ class Conversation:
         self.hits[name] = self.engine.external_tokens() - before
 
     def forget(self) -> None:
-        # vLLM in one process runs no idle steps: the last request's saves leave with these.
+        # vLLM in one process runs no idle steps. The steps of this short prompt send the last
+        # request's saves.
         self.engine.ask([5, 6, 7], answer=4)
         self.engine.forget()
 

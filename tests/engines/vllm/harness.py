@@ -37,7 +37,7 @@ class Engine:
     def ask(
         self, *prompts: list[int], answer: int = 24, params: dict[str, Any] | None = None
     ) -> list[Any]:
-        """Returns greedy answers to all prompts of one call; an output has its
+        """Returns greedy answers to all prompts of one call; each output has a field
         `num_cached_tokens`.
         """
         from vllm import SamplingParams

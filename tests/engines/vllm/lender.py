@@ -2,7 +2,7 @@
 and lends them to the next request with the same prompt, before the step that computes the remaining
 tokens.
 
-As NIXL it sends a handshake, and takes no other connector's for its own.
+Like NIXL's connector, it sends a handshake, and does not accept the handshake of another connector.
 """
 
 # mypy: allow-subclassing-any
@@ -41,7 +41,9 @@ class Facts(KVConnectorHandshakeMetadata):
 
 @dataclass
 class Work(KVConnectorMetadata):
-    """Prompts and their blocks; of blocks to fill, the first."""
+    """Prompts with the blocks to fill (and the position of the first of them), and with the blocks
+    to remember.
+    """
 
     fill: list[tuple[tuple[int, ...], int, list[int]]] = field(default_factory=list)
     remember: list[tuple[tuple[int, ...], list[int]]] = field(default_factory=list)

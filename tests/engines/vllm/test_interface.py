@@ -113,7 +113,8 @@ def test_used_parts_of_vllm_exist(sources: Path, file: str, name: str, used: set
             ["def has_unfinished_requests(self)", "def schedule(self"],
         ),
         ("vllm/v1/engine/core.py", [".set_xfer_handshake_metadata_pp_aware("]),
-        # Resets are observed where all of them pass, and requested under these names.
+        # All resets pass through this method, where they are observed; these are the names by which
+        # they are requested.
         (
             "vllm/v1/engine/core.py",
             [
@@ -122,7 +123,7 @@ def test_used_parts_of_vllm_exist(sources: Path, file: str, name: str, used: set
                 "if not self.reset_prefix_cache(",
             ],
         ),
-        # Adapters are loaded only there.
+        # vLLM loads adapters only in this file.
         ("vllm/lora/worker_manager.py", ["lora = self._load_adapter(lora_request)"]),
         ("vllm/lora/request.py", ["load_inplace: bool = False"]),
         ("vllm/v1/core/sched/output.py", ["total_num_scheduled_tokens: int"]),
@@ -155,7 +156,7 @@ def test_failure_policy_is_read_after_constructor(sources: Path) -> None:
 def test_multi_connector_has_used_names(sources: Path) -> None:
     folder = "vllm/distributed/kv_transfer/kv_connector"
     multi = methods(class_of(sources, f"{folder}/v1/multi_connector.py", "MultiConnector"))
-    # `composition.engine_config` reads it where children are constructed.
+    # `composition.engine_config` reads `vllm_config` where children are constructed.
     assert "vllm_config" in [argument.arg for argument in multi["__init__"].args.args]
     assert "connector_cls(temp_config" in ast.unparse(multi["__init__"])
     factory = methods(class_of(sources, f"{folder}/factory.py", "KVConnectorFactory"))

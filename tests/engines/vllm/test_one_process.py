@@ -163,7 +163,7 @@ def test_request_can_retain_pages(engine: Engine, store_path: Path) -> None:
             return int(store.stats()["retained_bytes"])
 
     def grown(before: int) -> int:
-        """The figure is written in the background."""
+        """Returns the figure when it has grown; the store updates it in the background."""
         deadline = monotonic() + 30
         while (now := retained()) <= before and monotonic() < deadline:
             sleep(0.05)

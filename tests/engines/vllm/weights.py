@@ -20,7 +20,7 @@ SAMPLE_SECONDS = 0.5
 
 
 def flip(worker: Any) -> None:
-    """Reverses every tensor of the model. Twice: the weights of the files again."""
+    """Reverses every tensor of the model. A second call restores the weights of the files."""
     import torch
 
     with torch.no_grad():
@@ -29,7 +29,7 @@ def flip(worker: Any) -> None:
 
 
 def flip_data(worker: Any) -> None:
-    """Reverses every tensor past PyTorch's version counters."""
+    """Reverses every tensor without an effect on PyTorch's version counters."""
     for parameter in worker.model_runner.get_model().parameters():
         parameter.data.copy_(parameter.data.flip(0))
 
@@ -60,7 +60,7 @@ def make_adapter(folder: Path, seed: int) -> None:
 
 
 def make_other(model: str, folder: Path) -> str:
-    """Makes the model with different weights."""
+    """Makes a copy of the model with different weights. Returns its folder."""
     from safetensors.torch import load_file, save_file
 
     shutil.copytree(model, folder)
@@ -91,7 +91,9 @@ class WeightScenario:
         self.reset()
 
     def forget(self) -> None:
-        """Removes the prompts' blocks from vLLM's cache, although blocks are in use."""
+        """Removes the prompts' blocks from vLLM's cache, and computes a short prompt, so that the
+        engine does not count as empty.
+        """
         self.engine.forget()
         self.engine.tokens([1, 2, 3], answer=2)
 
@@ -156,7 +158,7 @@ def change(model: str, store: str) -> WeightScenario:
     engine.engine.forget()
     engine.compare("again in the new epoch", 3)
     engine.forget()
-    # The weights of the files again, without a reset: computed pages are not kept.
+    # Restores the weights of the files, without a reset: computed pages are not saved.
     engine.call(flip_data)
     engine.ask("no reset", 4)
     engine.reset()
@@ -176,7 +178,8 @@ def change(model: str, store: str) -> WeightScenario:
     engine.compare("adapter replaced", 5, adapter)
     engine.ask("adapter replaced, base", 5)
     engine.engine.forget()
-    # Unannounced changes: versions of parameters, and a sample of their bytes.
+    # Changes that no call announces are detected by the parameters' versions, and by a sample of
+    # their bytes.
     engine.unseen(flip)
     engine.compare("unannounced", 5)
     engine.ask("unannounced, new epoch", 5)

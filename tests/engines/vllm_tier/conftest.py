@@ -1,5 +1,6 @@
 """One vLLM with its own offloading in this process, our tier below it, and a store that another
-process has filled. Has its own folder, because a process holds one connector.
+process has filled. These tests have a separate folder, because a process can have a single
+connector.
 """
 
 import json
@@ -63,8 +64,8 @@ def store_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def told(model: Path, store_path: Path) -> dict[str, Any]:
-    """Answers of another engine. It was a client of the process that owned the store, which was
-    killed before the last answers.
+    """Answers of another engine. This engine was a client of the process that owned the store. The
+    owner was killed before the last answers.
     """
     with owner_of(store_path) as owner, Other(model, store_path) as other:
         said = {"cold": [other("ask", prompt=asked) for asked in (FIRST, SECOND)]}

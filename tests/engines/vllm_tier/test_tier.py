@@ -63,7 +63,8 @@ def test_chunks_of_other_process_are_found(engine: TierEngine, told: dict[str, A
     assert ask(engine, SECOND) == {"tokens": told["cold"][1]["tokens"], "cached": cached(SECOND)}
     after = engine.offloaded()
     assert after["disk"] - before["disk"] == cached(FIRST) + cached(SECOND)
-    # Includes the last puts of the other process, after its store had lost its owner.
+    # The last puts of the other process, which it made after the owner of the store had died, are
+    # found too.
     assert ask(engine, prompt(3, 400))["cached"] == cached(prompt(3, 400))
 
 
@@ -71,7 +72,7 @@ def test_request_needs_one_lookup(engine: TierEngine) -> None:
     before = engine.offloaded()
     ask(engine, SECOND)
     after = engine.offloaded()
-    # One for the prompt, and one for the short prompt that reports counts, if it has a chunk.
+    # One lookup for the prompt. The short prompt that reports the counts has no full chunk.
     assert after["ritornello_lookups"] - before["ritornello_lookups"] == 1
     assert after["tiering_chunk_hits"] - before["tiering_chunk_hits"] == len(SECOND) // BLOCK
 
@@ -134,7 +135,8 @@ def test_aborted_requests_leave_no_state(engine: TierEngine) -> None:
 
     llm = engine.llm.llm_engine
     sampling = SamplingParams(max_tokens=8, temperature=0)
-    # After no step, during the load, and after it; one more request is not aborted.
+    # Requests are aborted after no step, during the load, and after it. One further request is not
+    # aborted.
     for steps in (0, 1, 2, 6):
         llm.add_request(f"gone-{steps}", {"prompt_token_ids": SECOND}, sampling)
         for _ in range(steps):
@@ -169,7 +171,7 @@ def test_chunks_of_earlier_weights_are_not_stored(engine: TierEngine) -> None:
     expected = ask(engine, known)
     engine.forget_all()
     engine.llm.collective_rpc(flip)
-    # Only vLLM's own cache: its host tier may have chunks of earlier weights.
+    # Empties only vLLM's own cache: vLLM's host tier may have chunks of earlier weights.
     engine.forget()
     changed = ask(engine, known)
     assert changed["cached"] == 0

@@ -80,8 +80,8 @@ def test_async_lookups_are_batched(sources: Path) -> None:
 
 
 def test_engine_configuration_is_on_stack(sources: Path) -> None:
-    """The configuration of the caller that constructs the tier, with the same settings object as
-    the summary.
+    """The tier finds vLLM's configuration in the stack frame of the caller that constructs it, and
+    checks that its settings are the same object as in the tier's own configuration.
     """
     scheduler = class_of(sources, f"{CONNECTOR}/scheduler.py", "OffloadingConnectorScheduler")
     init = methods(scheduler)["__init__"]
@@ -94,7 +94,9 @@ def test_engine_configuration_is_on_stack(sources: Path) -> None:
 
 
 def test_only_cache_reset_drains_jobs(sources: Path) -> None:
-    """Therefore `drain_jobs` begins an epoch."""
+    """vLLM calls `drain_jobs` only when it resets its cache; therefore the tier begins an epoch in
+    it.
+    """
     manager = class_of(sources, f"{OFFLOAD}/tiering/manager.py", "TieringOffloadingManager")
     drains = [name for name, m in methods(manager).items() if ".drain_jobs()" in ast.unparse(m)]
     assert drains == ["reset_cache"]

@@ -67,7 +67,7 @@ class TierEngine(Engine):
     def forget_all(self) -> None:
         """Empties vLLM's prefix cache, and its host tier by a prompt that fills it; the store keeps
         everything. Chunks are pinned while they are stored: older pinned chunks would leave no room
-        for the filler's, and the filler's could not be replaced by loads.
+        for the filler's chunks, and loads could not replace the filler's chunks.
         """
         self.forget()
         self._unpin()
