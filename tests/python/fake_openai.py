@@ -15,9 +15,9 @@ Told = TypeVar("Told")
 
 @dataclass
 class FakeOpenAI:
-    """`prefill_s`: delay of the first token, `gap_s` of each other. An answer's tokens depend on
-    the prompt only. `ids`: return token ids. `breaks_after`: tokens after which the connection is
-    cut. `fails`: the status of every completion instead of an answer.
+    """`prefill_s`: delay of the first token; `gap_s`: delay of each further token. An answer's
+    tokens depend on the prompt only. `ids`: return token ids. `breaks_after`: tokens after which
+    the connection is cut. `fails`: the status of every completion instead of an answer.
     """
 
     prefill_s: float = 0.0

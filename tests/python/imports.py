@@ -2,9 +2,9 @@
 """Finds circles of files that import each other, within each crate and the Python package.
 
 A file imports the files that define the names in its code. Names are followed through re-exports:
-neither `mod child;` nor a re-export that its file does not use is an import. Code of tests does
-not count. A module may use what its ancestors define, as Rust shows them to it: such imports do
-not count either, unless with `--ancestors`.
+neither `mod child;` nor a re-export that its file does not use is an import. Code of tests does not
+count. Rust lets a module use what its ancestors define: without `--ancestors` such imports do not
+count either.
 
     python3 tests/python/imports.py                # circles between siblings and across folders
     python3 tests/python/imports.py --ancestors    # circles of a module with its ancestors as well
@@ -118,7 +118,9 @@ def use_tree(tree: str) -> Iterator[tuple[Name, str]]:
 
 
 def absolute(path: Name, module: Name) -> Name:
-    """A Rust path from the crate's root, if it names its start; as it is otherwise."""
+    """Returns a Rust path as a path from the crate's root, if it begins with `self` or `super`;
+    otherwise unchanged.
+    """
     if path[0] in ("self", "super"):
         while path and path[0] in ("self", "super"):
             module = module[:-1] if path[0] == "super" else module
@@ -207,7 +209,9 @@ OUTSIDE = Found((), "")
 
 
 def step(modules: Modules, at: Name, part: str, last: bool, seen: set[Name]) -> Found | None:
-    """Finds a name in a module: an item rather than a module if it ends its path."""
+    """Finds a name in a module. If the name is the last of its path, an item is preferred to a
+    module.
+    """
     module, child = modules[at], (*at, part)
     if child in seen:
         return None

@@ -83,7 +83,8 @@ class Disk:
                 pytest.skip(f"{make} is not installed")
             command(make, "-q", backing)
         self.attach()
-        # Start of the data area. Later, each processor's files begin elsewhere.
+        # Start of the data area, found while the file system is empty: later, ext4 places new files
+        # depending on the processor.
         self.data = self._first_free() if file_system == "ext4" else 0
 
     def attach(self) -> None:

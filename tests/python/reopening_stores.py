@@ -121,7 +121,7 @@ def opened(*settings):
 ritornello.connector.fail_safe.open_store = opened
 assert not store.open()
 begun.wait()
-# Let it come to where it waits for the owner.
+# Gives the opening time to begin its wait for the owner.
 time.sleep(0.3)
 """
 

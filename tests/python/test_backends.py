@@ -34,7 +34,7 @@ class Memory:
         self.values[name] = value
 
 class Views(Memory):
-    """Other buffers than bytes, and everything that is optional."""
+    """Returns buffers other than bytes, and has all optional methods."""
     def get(self, name, start, stop):
         value = super().get(name, start, stop)
         return None if value is None else memoryview(bytearray(value))

@@ -50,7 +50,9 @@ def place(tmp_path: Path) -> Place:
 
 
 def measured(ttft_s: float, failed: int = 0, **hits: int) -> Measured:
-    """Three users with a first question of one second and two further of `ttft_s`."""
+    """Returns the records of three users. The TTFT of a user's first question is one second, the
+    TTFT of two further questions is `ttft_s`.
+    """
     records = [
         Record(
             session=user,

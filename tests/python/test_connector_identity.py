@@ -1,4 +1,4 @@
-"""Rules of identity that the adapters share, each apart from any engine."""
+"""Rules of identity that the adapters share, tested without an engine."""
 
 from dataclasses import replace
 

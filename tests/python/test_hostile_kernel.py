@@ -143,7 +143,7 @@ def check(path: Path, said: dict[str, Any]) -> None:
         store.flush()
 
 
-# Opening a new store makes the first ten calls.
+# Opening a new store makes the first ten calls of `fdatasync`.
 @pytest.mark.parametrize("nth", [12, 16, 20, 24])
 def test_store_reopens_after_failed_fdatasync(tmp_path: Path, nth: int) -> None:
     path = tmp_path / "kv"

@@ -91,7 +91,9 @@ class Loop:
         return subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
 
     def wait(self, at: int, delay: float, *, opened: bool) -> None:
-        """Lets a child work for `delay` seconds from the opening of its store."""
+        """Lets a child work for `delay` seconds; with `opened`, counted from the opening of its
+        store.
+        """
         stdout = self.children[at].stdout
         assert stdout is not None
         if opened and not self.opened[at]:
@@ -134,7 +136,7 @@ def run(loop: Loop, rng: random.Random, *, evicts: bool) -> tuple[int, int]:
     flushed = 0
     while True:
         at = rng.randrange(2)
-        # Sometimes during the opening.
+        # Sometimes the kill comes while the child opens the store.
         loop.wait(at, rng.uniform(0.0, 0.3), opened=rng.random() < 0.8)
         loop.kill(at)
         loop.children[at], loop.opened[at] = loop.start(), False
@@ -463,7 +465,6 @@ def test_kill_during_capacity_changes(tmp_path: Path) -> None:
     print(f"{loop.kills} kills of workers; {cut} changes of shape cut off, {shaped} not")
 
 
-# Owns the store, and makes no calls.
 def read(store: rt.Store, names: range) -> int:
     """Returns how many pages of these sequences, of six each, are stored, and checks their
     bytes.

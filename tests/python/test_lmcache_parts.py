@@ -185,7 +185,9 @@ def test_formats_are_read_at_intervals() -> None:
 
 
 def test_put_does_not_wait_for_formats() -> None:
-    """The store's owner may not answer, and a put knows its format without it."""
+    """A put does not wait for the owner's answer, because it knows its format without asking the
+    owner.
+    """
 
     def ask() -> list[tuple[rt.Scope, int, int]]:
         put = Thread(

@@ -11,7 +11,7 @@ from support import Bytes, blank, keys_of, pages_of
 import ritornello as rt
 
 COUNT = 5
-# Whole units, more than a piece, and neither.
+# Pages of whole units, pages longer than a piece, and pages that are neither.
 SIZES = [196_608, 1_048_576, 5_000, 1]
 
 
@@ -50,7 +50,7 @@ def tensors(array: Bytes) -> Any:
 
 
 def fragments(array: Bytes) -> Any:
-    """Splits a page into uneven pieces, one piece is empty, one piece is a tensor."""
+    """Splits each page into uneven pieces. One piece is empty, and one is a tensor."""
     third = array.shape[1] // 3
     return [
         [row[:third], row[:0], Tensor(row[third : 2 * third]), row[2 * third :]] for row in array

@@ -28,7 +28,7 @@ from servers.child import Child
 SLOW = 4 << 20
 IN_FLIGHT = 48
 FILE_SYSTEMS = pytest.mark.parametrize("slow_disk", ["ext4", "xfs"], indirect=True)
-# Submits its put when it reads a line, and waits for its end.
+# A program that submits a put when it reads a line, and then waits for the put's end.
 WRITER = """
 import sys
 from device_pages import PAGE_BYTES, SCOPE
@@ -186,7 +186,8 @@ def test_flush_survives_earlier_failed_sync(tmp_path: Path, make_disk: Callable[
         copy.detach()
 
 
-# Puts a page for every line it reads, and prints the number of stored pages or the error.
+# A program that puts a page for every line it reads, and prints the number of stored pages or the
+# error.
 CLIENT = """
 import sys
 from device_pages import SMALL_PAGE, SMALL_SCOPE

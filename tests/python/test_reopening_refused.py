@@ -1,4 +1,6 @@
-"""A connector's store that refuses its keys, or cannot be closed, does not keep it from another."""
+"""A store that refuses a connector's keys, or that cannot be closed, does not keep the connector
+from another store.
+"""
 
 import logging
 import subprocess

@@ -137,7 +137,8 @@ def test_ranks_with_unknown_heads_are_numbered() -> None:
 def test_pipeline_stages_have_separate_scopes() -> None:
     second = replace(ENGINE, pp=(1, 2))
     assert "pp" not in scope(second, replace(SHAPE, layers=(4, 8))).describe()["extra"]
-    # Numbered from the first layer of the pool's stage, or a side pool: layers are unknown.
+    # In these pools the layers are unknown: layer numbers begin at the pool's own first layer, or
+    # the pool is a side pool.
     assert scope(second).describe()["extra"]["pp"] == "1/2"
     state = replace(SHAPE, pool="mamba", layers=(4, 8))
     assert scope(second, state).describe()["extra"]["pp"] == "1/2"
@@ -188,5 +189,5 @@ def test_keys_are_decoded_hex_digests() -> None:
     assert keys == [digest, *(keys_of([name])[0] for name in odd)]
     assert len(set(keys)) == len(keys)
     assert {len(key) for key in keys} == {32}
-    # Together as long as two of SGLang's.
+    # The two names, joined, have the length of two hex digests of SGLang.
     assert len(keys_of([digest.hex()[1:], digest.hex() + "0"])) == 2

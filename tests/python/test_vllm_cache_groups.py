@@ -26,8 +26,8 @@ STATE = Rule(1)
     [
         (ALL, range(5)),
         (STATE, range(4, 5)),
-        # The next token sees itself and zero tokens, one token, a page, and a page and one token
-        # before it.
+        # Besides itself, the next token sees zero tokens, one token, a page, a page and one token,
+        # and many pages before it.
         (trailing(1), range(5, 5)),
         (trailing(2), range(4, 5)),
         (trailing(TOKENS + 1), range(4, 5)),
@@ -49,11 +49,12 @@ def present(pages: str) -> list[bool]:
         ("xxxxx", "xxxxx", 5),
         # The state is stored at some boundaries only.
         ("xxxxx", "..x..", 3),
-        # Two pages of the window: at 2, and at 5.
+        # The window needs the last two pages of a prefix: the prefixes of 2 and of 5 pages have
+        # them.
         ("xx.xx", "xxxxx", 5),
         ("xx.x.", "xxxxx", 2),
         ("xx.xx", "xxx..", 2),
-        # Any single page starts the sequence.
+        # A prefix of one page needs only the first page.
         ("x.x.x", "xxxxx", 1),
         (".x.x.", "xxxxx", 0),
     ],

@@ -51,7 +51,9 @@ def side_of(
 
 
 def admit(side: SchedulerSide, asked: Any, foreign: int = 0) -> None:
-    """The engine has nothing; another connector fills the first `foreign` tokens."""
+    """Admits a request: vLLM's cache has none of its pages, and another connector fills its first
+    `foreign` tokens.
+    """
     assert side.matched_tokens(asked, 0) == (0, False)
     side.request_admitted(asked, BLOCKS, 0)
     asked.num_computed_tokens = foreign

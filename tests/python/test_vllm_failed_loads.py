@@ -45,7 +45,8 @@ def test_window_hides_no_failed_block() -> None:
     other.num_computed_tokens = 6 * TOKENS
     metadata = plan(side, r=4 * TOKENS, s=2 * TOKENS)
     lent.num_computed_tokens, other.num_computed_tokens = TOKENS, 8 * TOKENS
-    # The worker skips the saves of such a step; they are offered again.
+    # The worker skips the saves of a step whose load failed; the scheduler's side offers them
+    # again.
     unsaved = [(save.request, 0, save.pages.first) for save in metadata.saves]
     side.complete_step(WorkerReport(failed={"r"}, unsaved=unsaved), {101}, set())
     second = plan(side, r=5 * TOKENS, s=1)
@@ -68,8 +69,9 @@ def test_window_hides_no_foreign_failed_block() -> None:
 
 @pytest.mark.parametrize("beside", [False, True])
 def test_finished_load_keeps_shared_failure(beside: bool) -> None:
-    """Request "r" loads 101 for the step; "a" and "b" have it from vLLM's cache and load more,
-    asynchronously. vLLM recomputes it in "a", which still waits, and considers it valid in "b".
+    """Request "r" loads block 101 for the step. "a" and "b" have this block from vLLM's cache, and
+    load further blocks asynchronously. vLLM recomputes block 101 in "a", which still waits, and
+    considers it valid in "b".
     """
     store, blocks = FakeStore(), Shared()
     model = cache_group(head_bytes=ASYNC_LOAD_BYTES // 8)
@@ -105,7 +107,7 @@ def test_finished_load_keeps_shared_failure(beside: bool) -> None:
 
 
 def test_abort_evicts_failed_blocks() -> None:
-    """VLLM ends aborted requests before it reports the outcome of their last step."""
+    """vLLM ends aborted requests before it reports the outcome of their last step."""
     store, blocks = FakeStore(), Blocks()
     side = alone(store, blocks, identity())
     asked = request(300)

@@ -1,4 +1,6 @@
-"""The scheduler's side neither claims nor saves while the weights differ from its epoch's."""
+"""The scheduler's side neither claims nor saves while the weights differ from the weights of its
+epoch.
+"""
 
 import pytest
 from scheduler_support import Blocks, keep, request, run, side_of, step

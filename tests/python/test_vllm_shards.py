@@ -117,7 +117,9 @@ class Cluster:
         return store
 
     def fill(self, seed: int) -> None:
-        """Computes: each head of each layer and block has distinct bytes, on every worker."""
+        """Plays the engine's computation: fills each head of each layer and block with distinct
+        bytes, on every worker.
+        """
         for (_, rank), held in self.memory.items():
             for name, array in held.items():
                 array[:] = expected(array.shape, name, rank, self.ranks, seed)

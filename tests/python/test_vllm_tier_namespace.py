@@ -141,8 +141,8 @@ def test_weights_without_files_get_random_epoch(model: Path) -> None:
 
 
 def test_parallel_sizes_share_rank_free_rows_only(model: Path) -> None:
-    """By vLLM's guarantee these rows have no ranks: one copy for all, or canonical and
-    portable.
+    """vLLM guarantees that two kinds of rows do not depend on the rank: rows of which all ranks
+    have one copy, and rows that are canonical and portable.
     """
 
     def at(ranks: int, **layout: bool) -> Namespace:

@@ -54,7 +54,7 @@ def offload_keys(name: str, chunks: int, group: int = 0) -> list[bytes]:
 
 
 class Request(tier_stand_ins.Request):
-    """A request whose keys are those of sequences."""
+    """A request with the keys of given sequences."""
 
     def over(self, *sequences: Sequence[bytes]) -> "Request":
         """Adds the keys of sequences, each from the first token, and returns the request."""
