@@ -1,10 +1,10 @@
 //! The load gate: decides how many of the found pages to load and how many to recompute.
 //!
 //! Loading takes time in proportion to bytes. Computing a token takes longer the more tokens
-//! precede it, because of attention. The time saved therefore grows with every page loaded, and the
-//! best number of pages is the end of a tier's span: all of the span or nothing. Both speeds are
-//! learned from measured loads and prefills. The estimate of a slow tier improves with time, so
-//! that the tier is tried again and can be seen to have recovered.
+//! precede it, because of attention. Within a tier's span, the time saved by loading one more page
+//! therefore grows from page to page, so it is best to load either the whole span or nothing of it.
+//! Both speeds are learned from measured loads and prefills. The estimate of a slow tier is raised
+//! as time passes, so that the tier is tried again and its recovery is noticed.
 
 use crate::Tier;
 use ritornello_format::{Error, Result};
@@ -14,13 +14,13 @@ use std::time::Duration;
 const OBSERVATION_WEIGHT: f64 = 0.2;
 /// Assumed bytes per second of an unused tier: about the rate of an NVMe drive.
 const INITIAL_BYTES_PER_SECOND: f64 = 2e9;
-/// Confidence in that assumption, in long loads; low, so that the first measured load has more
-/// weight.
+/// Weight of [`INITIAL_BYTES_PER_SECOND`], in units of one long load. It is low, so that the first
+/// measured load has more weight.
 const INITIAL_CONFIDENCE: f64 = 0.1;
 /// Factor per second by which an old estimate is assumed to have recovered.
 const RECOVERY_PER_SECOND: f64 = 1.02;
-/// Minimum gain of loading, as a share of the time to compute. Estimates are not more precise than
-/// this share, and the alternative to a load is never measured.
+/// Minimum gain of loading, as a share of the time to compute. Estimates are less precise than this
+/// share, and whether computing would have been faster than a load is never measured.
 const MIN_GAIN: f64 = 0.05;
 
 /// The decisions that the gate may make.
@@ -85,14 +85,14 @@ pub struct LoadDecision {
     pub pages: usize,
     /// Estimated time to load them.
     pub load: Duration,
-    /// Estimated time to compute the rest of the prompt.
+    /// Estimated time to compute the tokens after the loaded pages.
     pub compute: Duration,
     /// Estimated time to compute the whole prompt.
     pub recompute: Duration,
 }
 
-/// Estimates prefill seconds as a cost per token plus a cost per pair of a token and one before it.
-/// A least-squares fit over exponentially weighted observations.
+/// Estimates prefill seconds as a cost per token plus a cost per pair of a token and a token before
+/// it. A least-squares fit over exponentially weighted observations.
 #[derive(Clone, Copy, Debug, Default)]
 struct PrefillModel {
     // Weighted sums of products of tokens, pairs and seconds.
@@ -147,7 +147,7 @@ struct TierSpeed {
     latency: f64,
     /// Configured limit in bytes per second.
     cap: f64,
-    /// Weight of the current rate, in long loads.
+    /// Weight of the current rate, in units of one long load.
     confidence: f64,
     /// Time of the last observation, in seconds of the caller's clock.
     observed_at: f64,
@@ -190,7 +190,8 @@ impl Gate {
         // The size of the load determines how the error of the estimate is split between rate and
         // latency: a small load mostly measures the latency, a large load the rate.
         let share = bytes / (bytes + speed.rate * 0.01);
-        // Averaged in seconds per byte, because the estimate sought is a time.
+        // The average is over seconds per byte, not bytes per second, because the gate estimates
+        // times.
         let each = (took - speed.latency).max(took / 2.0) / bytes.max(1.0);
         let gain = (share / (speed.confidence + share)).max(OBSERVATION_WEIGHT * share);
         speed.confidence += share;

@@ -7,8 +7,9 @@
 //! beginnings. [`remote`] is the slowest tier, shared by several machines. [`cache`] combines all
 //! tiers.
 //!
-//! **Promises.** A walk waits for no lock that is held while bytes move, or for longer than some
-//! hundred table entries take to change. A page locked on a tier is not evicted from it.
+//! **Promises.** A walk waits for no lock that is held while bytes move, and for no lock that is
+//! held longer than it takes to change some hundred table entries. A page locked on a tier is not
+//! evicted from it.
 //!
 //! **Must not know** sockets and engines. The page table identifies a page by its hash, in a scope
 //! whose keys chain: pages with equal hashes have equal pages before them.

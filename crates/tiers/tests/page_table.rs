@@ -6,7 +6,8 @@ use ritornello_format::PageHash;
 use ritornello_tiers::{PageTable, Residence, Tier};
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-/// The pages of a prompt that forks from prompt 0 at page `fork`, and again by its own number.
+/// The pages of a prompt that forks from prompt 0 at page `fork`. Prompts with the same fork differ
+/// by `number`.
 fn prompt(number: usize, fork: usize, pages: usize) -> Vec<PageHash> {
     let page = |at: usize| {
         let own = if at < fork { 0 } else { number as u64 };

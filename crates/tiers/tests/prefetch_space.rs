@@ -1,5 +1,5 @@
-//! Prefetched pages need space on the first tier before a request can use them: in time, and
-//! without being evicted for another prompt.
+//! Prefetched pages get space on the first tier in time, and are not evicted for another prompt
+//! before a request uses them.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;

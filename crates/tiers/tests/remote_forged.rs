@@ -91,7 +91,7 @@ fn get(tier: &RemoteTier, scope: &ScopeId, range: Range<usize>) -> usize {
     read
 }
 
-/// An object, parsed like a writer without the key can parse it.
+/// An object, parsed into its parts, as a writer without the key can do.
 struct Apart {
     object: Vec<u8>,
     header: RunHeader,
@@ -244,7 +244,7 @@ fn swapped_pages_are_rejected() {
             assert_eq!(rejected(&remote, &SCOPE, &name, &apart.object), WRONG_TAG);
         }
 
-        // Compressed and not: the codec is bound as well.
+        // Stored bytes with another codec: the tag covers the codec too.
         let mut apart = Apart::new(good);
         apart.header.slices[0].codec ^= 128;
         let form = rejected(&remote, &SCOPE, &name, &apart.assemble());
@@ -300,8 +300,8 @@ fn unsealed_object_under_sealed_name_is_rejected() {
 fn rotation_reads_older_keys_until_they_are_removed() {
     let remote = TestRemote::new();
     put(&remote.tier("a"), &SCOPE);
-    // First all processes read the new key, then the new key becomes the first of the file, then
-    // the old key is removed.
+    // A rotation in steps: the new key is added to the file of every process, then becomes the
+    // first key of the file, then the old key is removed.
     assert_eq!(get(&remote.tier("ab"), &SCOPE, 0..PAGES), PAGES);
     put(&remote.tier("ba"), &OTHER);
     for ids in ["ab", "ba"] {

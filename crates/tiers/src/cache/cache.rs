@@ -61,8 +61,8 @@ pub struct Cache {
 }
 
 impl Cache {
-    /// Opens the tiers of a list. `open_remote` opens a remote by its address and must not send a
-    /// request: a remote that is down now costs hits, like one that fails later.
+    /// Opens the tiers of a list. `open_remote` opens a remote by its address. It must not send a
+    /// request, because a remote that is down must not fail the opening, only cost hits.
     ///
     /// # Errors
     /// Errors of opening a store, and of `open_remote`; `Invalid` if the list has no local tier.
@@ -144,7 +144,7 @@ impl Cache {
         self.lookups.lookup(scope, keys, ttl, options)
     }
 
-    /// Ends a lease of this process or another.
+    /// Ends a lease of this or of another process.
     ///
     /// # Errors
     /// `Closed`; errors of the connection to the tier's owner.

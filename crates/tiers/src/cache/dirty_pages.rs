@@ -26,8 +26,8 @@ struct PageRecord {
     page_bytes: u64,
     key: Box<[u8]>,
     parent: Option<PageHash>,
-    /// The key of the preceding page, for the first known page of a prompt whose beginning is
-    /// unknown.
+    /// The key of the preceding page, if that page is not recorded: set for the first known page of
+    /// a prompt whose beginning is unknown.
     parent_key: Option<Box<[u8]>>,
     dirty: bool,
     /// Number of recorded pages whose parent is this page.
@@ -82,8 +82,8 @@ impl DirtyPages {
     }
 
     /// Takes the prompt that ends with the last recorded page of `victim`. Returns the prompt, and
-    /// the range of pages to write, which starts at the first dirty page: of the pages of `victim`,
-    /// or with `whole` of the entire prompt. Pages in the range are marked clean.
+    /// the range of pages to write. The range starts at the first dirty page of `victim`, or with
+    /// `whole` at the first dirty page of the prompt. Pages in the range are marked clean.
     pub(super) fn take_prompt(
         &self,
         victim: &[PageHash],

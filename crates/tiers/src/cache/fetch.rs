@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 /// Timeout of one read from the remote.
 const READ_TIMEOUT: Duration = Duration::from_secs(10);
-/// Time within which fetched pages must find space on the first tier.
+/// Timeout of a put of fetched pages to the first tier.
 const STORE_TIMEOUT: Duration = Duration::from_secs(1);
 /// Objects read concurrently.
 const OBJECTS_AT_ONCE: usize = 4;

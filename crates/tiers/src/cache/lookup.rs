@@ -1,4 +1,4 @@
-//! Question and answer of a lookup.
+//! Parameters and result of a lookup.
 
 use crate::gate::{LoadDecision, LoadMode, TierSpan};
 use ritornello_format::residency::Tier;
@@ -7,7 +7,7 @@ use ritornello_store::LeaseNumber;
 /// Properties of a prompt besides its keys, supplied by the engine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LookupOptions {
-    /// Whether the gate decides how much to load.
+    /// Which decisions the gate may make.
     pub mode: LoadMode,
     /// Tokens per page. Zero skips the gate: all pages found are loaded, unless the mode forbids
     /// it.
@@ -70,8 +70,8 @@ pub struct Lookup {
     /// Leading pages on this machine.
     pub local: usize,
     /// Leading pages that the engine should have after the load, leased by `leases`; the engine
-    /// loads the pages that it lacks. If the engine already has that number of pages, no load is
-    /// worthwhile.
+    /// loads the pages that it lacks. If the engine already has `load` pages, there is nothing to
+    /// load.
     pub load: usize,
     /// Pages fetched from the remote for this prompt; reported once.
     pub fetched: usize,

@@ -32,7 +32,7 @@ impl LowerTiers {
     ) -> Self {
         let lower: Vec<Tier> = tiers.kinds().skip(1).collect();
         let mut writers = Vec::<Arc<TierWriter>>::new();
-        // The lowest tier first, because each writer passes pages on to the writer below it.
+        // Begins with the lowest tier, because each writer holds the writer below it.
         for to in lower.into_iter().rev() {
             let policy = policies.iter().find(|(tier, _)| *tier == to);
             let policy = policy.map_or(WritePolicy::Never, |(_, policy)| *policy);
@@ -43,7 +43,8 @@ impl LowerTiers {
         Self { tiers: Arc::clone(tiers), writers }
     }
 
-    /// Writes the pages of a put to the first tier, after `ticket`, according to the policies.
+    /// Writes the pages of a put to the lower tiers according to their policies, after `ticket`,
+    /// which puts the pages to the first tier, is done.
     pub(super) fn put(
         &self,
         pages: &PromptPages,
@@ -80,8 +81,9 @@ impl LowerTiers {
             return;
         }
         spilled.keep(first, staged);
-        // A write-back tier is written when pages leave the tier above; spilled pages leave it now.
-        // The writers of tiers with other policies already wait for the put.
+        // A write-back tier is written when pages leave the tier above. Spilled pages never entered
+        // that tier, so they are written now. The writers of tiers with other policies already wait
+        // for the put.
         if let Some(writer) =
             self.writers.first().filter(|writer| writer.policy == WritePolicy::WriteBack)
         {

@@ -4,7 +4,7 @@ use ritornello_store::Ticket;
 use ritornello_volume::staging::StagedPages;
 use std::sync::{Arc, OnceLock};
 
-/// A put in progress and the pages it spilled.
+/// A put to the first tier in progress, and the pages that it spilled.
 #[derive(Clone, Debug, Default)]
 pub(super) struct PendingPut {
     pub(super) ticket: Option<Ticket>,

@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 
 /// Time for which a reported outcome stays valid; then the remote is queried again.
 const REPORTED_VALID_FOR: Duration = Duration::from_secs(5);
-/// Time for which fetched pages count as reserved, and an unreported outcome stays valid.
+/// Time for which fetched pages that no lookup has taken count as reserved, and for which an
+/// unreported outcome stays valid.
 const KEEP_FOR: Duration = Duration::from_secs(10);
 
 /// The prefetch of one prompt.

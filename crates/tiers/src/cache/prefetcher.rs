@@ -24,8 +24,8 @@ use std::time::{Duration, Instant};
 /// Maximum prefetches that run concurrently, and maximum queued prefetches.
 const THREADS: usize = 4;
 const MAX_QUEUED: usize = 256;
-/// Maximum tracked prefetches, and the number of tracked prefetches that starts a sweep of stale
-/// prefetches.
+/// Maximum tracked prefetches. From `STALE_SWEEP_AT` tracked prefetches, stale prefetches are
+/// removed before a prefetch starts.
 const MAX_TRACKED: usize = 2048;
 const STALE_SWEEP_AT: usize = 128;
 /// Timeout of one query of the remote.
@@ -197,7 +197,7 @@ impl Prefetcher {
         job.set_stage(Stage::Done { at: Instant::now(), known, fetched });
         count.add(1);
         if job.is_cancelled() {
-            // No lookup will take the result of a cancelled prefetch.
+            // No lookup takes the result of a cancelled prefetch, so its leases are released here.
             self.take_fetched(job);
         }
         tiers.trim_table();
@@ -214,7 +214,7 @@ impl Prefetcher {
         found.push(TierSpan { tier: Tier::Remote, pages: known - local });
         let (others, own) = self.usage_beside(&job.pages);
         let mut queued = self.tiers.pending_load_bytes();
-        // The estimate already counts all objects of a page.
+        // The estimate counts the bytes of this prompt already, in all its objects.
         let remote = &mut queued[Tier::Remote as usize];
         *remote = remote.saturating_sub(own);
         let (page_bytes, gate) = (job.pages.page_bytes, &self.tiers.gate);
@@ -225,8 +225,8 @@ impl Prefetcher {
             }
             None => known,
         };
-        // Concurrent prompts that evict each other's pages would all be fetched without any
-        // benefit.
+        // Without this limit, concurrent prompts would evict each other's fetched pages, and none
+        // would benefit.
         let room = (self.tiers.first().capacity / 4 * 3).saturating_sub(others);
         let needs = (worthwhile.saturating_sub(local) as u64).saturating_mul(job.page_bytes());
         if needs > room { local } else { worthwhile }

@@ -57,7 +57,8 @@ impl Promotions {
         }
     }
 
-    /// Cancels promotions of pages whose last is `page`: the cache loads the pages now.
+    /// Cancels promotions of ranges of pages that end with `page`, because the cache is loading
+    /// these pages.
     pub(super) fn cancel_last(&self, page: PageHash) {
         self.cancel(|pages, range| {
             range.end.checked_sub(1).is_some_and(|end| pages.hashes[end] == page)

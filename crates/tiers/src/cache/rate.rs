@@ -42,8 +42,9 @@ impl RateLimiter {
         Some(begin..end)
     }
 
-    /// Waits until the reserved time of `bytes` has passed. Returns the delay caused by earlier
-    /// transfers; `None`, without a reservation, if `control` stops the wait first.
+    /// Reserves the time that `bytes` take, and waits until it has passed. Returns the delay caused
+    /// by earlier transfers. If `control` stops the wait first, cancels the reservation and returns
+    /// `None`.
     pub(super) fn wait(&self, bytes: u64, control: &Control) -> Option<Duration> {
         let requested_at = Instant::now();
         let Some(reserved) = self.reserve(bytes) else { return Some(Duration::ZERO) };

@@ -83,8 +83,9 @@ impl Read<'_> {
     }
 }
 
-/// Copies pages to `buffer`, one after another, from the tiers above `to`, or from the tiers
-/// below if `to` is the first tier. Returns the number of leading pages copied.
+/// Copies pages to `buffer`, one after another, for a write to the tier `to`: from the tiers above
+/// it, or from the tiers below it if `to` is the first tier. Returns the number of leading pages
+/// copied.
 pub(super) fn copy_for(
     tiers: &TierSet,
     to: Tier,
@@ -122,7 +123,7 @@ pub(super) fn copy_for(
     copied
 }
 
-/// A read in progress: the missing pages, and the reason.
+/// A read in progress: the pages still missing, and the reason for the miss.
 struct PartialRead {
     missing: Vec<usize>,
     reason: &'static str,

@@ -1,5 +1,5 @@
-//! The tiers of a cache, and what this process knows about them: the assumptions about their
-//! pages, the loads in progress, the measured loads, and the counters.
+//! The tiers of a cache, and the state of this process: the page table, the loads in progress, the
+//! load gate, and the counters.
 
 use super::load_gate::LoadGate;
 use super::load_tracker::LoadTracker;

@@ -63,7 +63,7 @@ impl TierWriter {
         })
     }
 
-    /// Whether the tier accepts these pages: a remote accepts only scopes whose keys chain.
+    /// Whether the tier accepts these pages: a remote accepts only chained scopes.
     fn accepts(&self, pages: &PromptPages) -> bool {
         pages.scope.chained || self.to != Tier::Remote
     }
@@ -114,7 +114,7 @@ impl TierWriter {
             && !range.is_empty()
         {
             write_back.add(pages, range);
-            // The worker checks how full the tier above is.
+            // The worker must run, because it checks how full the tier above is.
             self.start_worker();
         }
     }
@@ -169,7 +169,7 @@ impl TierWriter {
         }
     }
 
-    /// Returns whether all pages of the job are now on the tier.
+    /// Runs a job. Returns whether all pages of the job are now on the tier.
     fn run(&self, job: &WriteJob) -> bool {
         let until = Instant::now() + PUT_TIMEOUT;
         for ticket in job.puts.iter().filter_map(|put| put.ticket.as_ref()) {

@@ -14,9 +14,9 @@ use ritornello_format::residency::Tier;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Used quarters of the tier above at which the tier counts as nearly full.
+/// The tier above counts as nearly full when `FULL_QUARTERS` quarters of it are used.
 const FULL_QUARTERS: u64 = 3;
-/// Quarters of a nearly full tier that may be dirty.
+/// Quarters of a nearly full tier that dirty pages may use.
 const DIRTY_QUARTERS: u64 = 1;
 /// Pages per write-back batch.
 const BATCH_PAGES: usize = 64;
@@ -68,7 +68,7 @@ impl WriteBack {
             .iter()
             .filter_map(|victim| self.dirty.take_prompt(&victim.pages, false))
             .collect();
-        // Dirty pages that are no longer in the page table are not in any victim.
+        // Dirty pages that the page table no longer knows are in no victim: they are written too.
         let forgotten =
             if victims.is_empty() { self.dirty.sample(BATCH_PAGES) } else { Vec::new() };
         for page in forgotten {
@@ -81,9 +81,9 @@ impl WriteBack {
     }
 
     /// Evicts pages that were written to the lower tier, and their descendants, from the tier
-    /// above. The pages stay if further pages of the prompt were put since, because the further
-    /// pages are on no other tier, or if the pages were found or put again, because a load will
-    /// follow.
+    /// above. The pages stay in two cases: later pages of the prompt were put since, which are on
+    /// no other tier and would be evicted too; or the pages were found or put again, so that a load
+    /// will follow.
     pub(super) fn evict_source(&self, pages: &PromptPages, range: Range<usize>) {
         let Some(above) = self.above().filter(|_| !range.is_empty()) else { return };
         let (table, first) = (&self.tiers.table, range.start..range.start + 1);

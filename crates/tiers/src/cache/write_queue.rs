@@ -47,7 +47,7 @@ pub(super) struct WriteJob {
 /// The next step of the worker.
 pub(super) enum Next {
     Job(WriteJob),
-    /// No job has come within the interval.
+    /// No job was queued within the interval.
     Idle,
     Closed,
 }
@@ -68,8 +68,8 @@ impl WriteQueue {
         self.queued_bytes() < self.max_bytes / 2
     }
 
-    /// Closes the queue: the worker ends after its current job, and the other jobs are dropped, also
-    /// if the worker never began.
+    /// Closes the queue: the worker, if it was started, ends after its current job, and all other
+    /// jobs are dropped.
     pub(super) fn close(&self) {
         let mut state = self.state.lock();
         state.closing = true;

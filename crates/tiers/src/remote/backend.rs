@@ -18,15 +18,16 @@ pub struct Listed {
 
 /// A store of named values shared by several machines: an object store, or a mounted file system.
 ///
-/// Values have at least one byte. A name is written once, or again with the same bytes, so
-/// concurrent and interrupted writers leave the same value. A value becomes visible whole or not at
-/// all. Names consist of `a-z`, `0-9`, `.`, `-` and `/`, at most 200 characters.
+/// Values have at least one byte. A name may be written again, with the same pages but not always
+/// with the same bytes: the compression and the seal depend on the writer's settings. The last
+/// complete write wins. A value becomes visible whole or not at all. Names consist of `a-z`, `0-9`,
+/// `.`, `-` and `/`, at most 200 characters.
 ///
 /// Calls may come from many threads concurrently and take any time: the tier waits for a call at
 /// most until the deadline.
 pub trait Backend: Send + Sync + fmt::Debug {
-    /// The value of `name`, or the part of it in `range`, cut at the end of the value. `None` if
-    /// there is no value.
+    /// The value of `name`, or the bytes of it in `range`; a range beyond the end of the value is
+    /// cut there. `None` if there is no value.
     ///
     /// # Errors
     /// `Retry` if the remote cannot be reached or does not answer, `Fatal` if it refuses and will

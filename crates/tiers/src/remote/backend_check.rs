@@ -14,11 +14,11 @@ use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Pages of the test prompt, and their length: several full groups and a remainder.
+/// Pages of the test prompt, and bytes per page: several full objects and a remainder.
 const PAGES: usize = 41;
 const PAGE_BYTES: usize = 256 << 10;
-/// Deadline of a call during a fault, and the tolerance for exceeding it, because the machine may
-/// be busy.
+/// Deadline of a call during a fault, and the time by which a call may exceed its deadline on a
+/// busy machine.
 const DEADLINE: Duration = Duration::from_millis(300);
 const DEADLINE_MARGIN: Duration = Duration::from_secs(20);
 /// Deadline of transfers without a fault.

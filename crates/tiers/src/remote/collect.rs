@@ -10,10 +10,11 @@
 //! is then removed, the read is a miss, and the request is computed. A writer that found the
 //! removed object does not write it again until the writer's cached entry expires after ten
 //! minutes; until then, later objects that it writes are orphans. Both cases cost hits but deliver
-//! no wrong byte: names are derived from contents, so an object that is written again has the same
-//! contents. Objects younger than the grace period stay. Two concurrent collectors remove the same
-//! objects. Ages are measured by the remote's clock, which is read by writing an object. Unfinished
-//! files of killed writers are removed after a day.
+//! no wrong byte: names are derived from the keys of the pages, so an object that is written again
+//! has the same pages (possibly with other compression or another seal). Objects younger than the
+//! grace period stay. Two concurrent collectors remove the same objects. Ages are measured by the
+//! remote's clock, which is read by writing an object. Unfinished files of killed writers are
+//! removed after a day.
 
 use super::backend::Backend;
 use super::inventory::{CLOCK, Inventory, Object};
@@ -180,7 +181,8 @@ fn object_states<'a>(
     let mut youngest_first: Vec<usize> = (0..objects.len()).collect();
     youngest_first.sort_by_key(|&at| std::cmp::Reverse(objects[at].written));
     for at in youngest_first {
-        // Propagates upwards until an ancestor is as recent: its own ancestors are then up to date.
+        // Propagates upwards until an ancestor is as recent as `written`: the time of this ancestor
+        // was then propagated before.
         let written = objects[at].written;
         let mut left: Vec<usize> = found(at).to_vec();
         while let Some(above) = left.pop() {
@@ -197,8 +199,9 @@ fn object_states<'a>(
     Ok((states, unreadable))
 }
 
-/// The number of objects before each, where `above` returns the preceding one; each is visited
-/// once. Forged headers may form a cycle: the object at which it closes counts as a beginning.
+/// Returns for each object the number of objects before it in its prompt; `above` returns the
+/// preceding object. Visits each object once. Forged headers may form a cycle: the object that
+/// closes the cycle counts as the beginning of a prompt.
 fn depths(objects: usize, above: impl Fn(usize) -> Option<usize>) -> Vec<usize> {
     let mut depths: Vec<Option<usize>> = vec![None; objects];
     let mut path = Vec::new();

@@ -86,8 +86,8 @@ impl DirectoryBackend {
         Ok(file)
     }
 
-    /// Returns `None` only while the directory exists: a file system that is not mounted must not
-    /// look empty.
+    /// Returns `None` for a missing value only if the remote's directory exists: a file system that
+    /// is not mounted must not look empty.
     fn not_found_if_mounted<T>(&self, result: io::Result<Option<T>>) -> Result<Option<T>> {
         match result {
             Ok(Some(value)) => Ok(Some(value)),
@@ -111,15 +111,14 @@ impl DirectoryBackend {
         let parent = path.parent().unwrap_or(&self.root);
         self.make_dirs(parent)?;
         let number = self.next.fetch_add(1, Ordering::Relaxed);
-        // Host, process id and number can be guessed by other writers. With a random part, a file
-        // they created beforehand, or a link out of the remote, is neither opened nor blocks the
-        // next attempt.
+        // Other writers can guess host, process id and number, and could create a file of this
+        // name, or a link out of the remote, beforehand. The random part prevents this.
         let random = RandomState::new().build_hasher().finish();
         let unfinished = parent.join(format!("{UNFINISHED}{}-{number}-{random:016x}", self.writer));
         let mut file = self.create(&unfinished)?;
         let written = (|| {
             file.write_all(value)?;
-            // A full or lost server may report its error only here.
+            // A server that is full or lost may report errors of earlier writes only at this sync.
             file.sync_all()?;
             fs::rename(&unfinished, &path)
         })();

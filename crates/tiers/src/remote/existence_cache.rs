@@ -10,8 +10,9 @@ const NOT_FOUND_FOR: Duration = Duration::from_secs(5);
 /// Time for which an existing object is not queried again. If the object is removed within this
 /// time, a read fails and updates the cache.
 const PRESENT_FOR: Duration = Duration::from_secs(600);
-/// Time for which an unauthentic object is not queried again; a shorter time would fetch the object
-/// repeatedly.
+/// Time for which an object without a valid seal is not queried again. It is longer than
+/// [`NOT_FOUND_FOR`], because the object still exists, and would be found and fetched in vain after
+/// each query.
 const REJECTED_FOR: Duration = Duration::from_secs(60);
 /// Names per generation; two generations are kept.
 const GENERATION_NAMES: usize = 32 << 10;
@@ -56,7 +57,7 @@ impl ExistenceCache {
         });
     }
 
-    /// The object was found and could not be read.
+    /// Records that the object was found and could not be read.
     pub(super) fn mark_lost(&self, name: &str, now: Instant) {
         self.update(name, |before| Entry {
             exists: false,
@@ -66,14 +67,14 @@ impl ExistenceCache {
         });
     }
 
-    /// The object was read and rejected: damaged, or not authentic.
+    /// Records that the object was read and rejected: damaged, or not authentic.
     pub(super) fn mark_rejected(&self, name: &str, is_damaged: bool, now: Instant) {
         let long = if is_damaged { NOT_FOUND_FOR } else { REJECTED_FOR };
         let until = now + long;
         self.update(name, |_| Entry { exists: false, until, lost: true, rejected: true });
     }
 
-    /// The object was written by this process, or read and verified.
+    /// Records that the object was written by this process, or read and verified.
     pub(super) fn mark_verified(&self, name: &str, now: Instant) {
         let until = now + PRESENT_FOR;
         self.update(name, |_| Entry { exists: true, until, lost: false, rejected: false });

@@ -2,7 +2,8 @@
 //! `fuzzing`.
 //!
 //! The first byte of an input of [`object`] selects the form of the object; the bytes of the object
-//! follow. [`seal`] makes the checksums valid, and the seal in one of two inputs.
+//! follow. [`seal`] makes the checksums of an input valid, and for about half of the inputs the
+//! seal too.
 
 #![allow(clippy::unwrap_used, reason = "a fuzzer fails by panicking")]
 
@@ -51,7 +52,7 @@ pub fn objects() -> Vec<Vec<u8>> {
     all
 }
 
-/// Corrects the checksum of the header, and in one of two inputs the seal.
+/// Corrects the checksum of the header, and for about half of the inputs the seal.
 pub fn seal(input: &mut [u8]) {
     let Some((&mut what, object)) = input.split_first_mut() else { return };
     let Some(at) = object.windows(8).position(|eight| eight == RUN_MAGIC) else { return };

@@ -114,7 +114,7 @@ impl<'a> ObjectBytes<'a> {
 pub(super) struct Contents {
     pub(super) header: RunHeader,
     form: Form,
-    /// Verifies the pages, with their authenticators.
+    /// For a sealed object: verifies the pages, by the authenticators of its seal.
     seal: Option<(Sealer, Vec<Hash>)>,
 }
 

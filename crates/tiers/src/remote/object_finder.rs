@@ -17,7 +17,7 @@ const NAMES_PER_QUERY: usize = 16;
 pub(super) struct ObjectFinder {
     executor: Arc<CallExecutor>,
     form: Form,
-    /// What is known about objects from earlier queries, reads and writes.
+    /// The existence of objects, as known from earlier queries, reads and writes.
     pub(super) existence: ExistenceCache,
 }
 
@@ -98,8 +98,8 @@ impl ObjectFinder {
         Ok(groups_before_hole)
     }
 
-    /// Which of these objects exist and were not lost or rejected when last read. Writers write all
-    /// other objects, and so replace damaged and forged objects.
+    /// Which of these objects exist, and could be read when they were last read. Writers write all
+    /// other objects, which replaces damaged and forged objects.
     pub(super) fn readable(&self, names: &[String], deadline: Instant) -> Result<Vec<bool>> {
         let fails =
             |name: &String| self.existence.is_lost(name) || self.existence.is_rejected(name);

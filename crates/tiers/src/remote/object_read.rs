@@ -29,7 +29,7 @@ impl ObjectRead<'_> {
         self.prompt.object_name(self.options.form(), &self.span)
     }
 
-    /// The pages, counted from the first page of the object.
+    /// The range of the pages, counted from the first page of the object.
     fn inside(&self) -> Range<usize> {
         self.pages.start - self.span.start..self.pages.end - self.span.start
     }
@@ -61,8 +61,9 @@ impl ObjectRead<'_> {
                 return Ok(None);
             };
             let (Some(head), Some(body)) = (head?, body?) else { return Ok(None) };
-            // Compressed pages start at smaller offsets than computed. The header's page length and
-            // count must equal the prompt's, or a forged header could cause fetches of any length.
+            // The offsets were computed for pages without compression; compressed pages start at
+            // smaller offsets. The header's page length and count must equal the prompt's, or a
+            // forged header could cause fetches of any length.
             let verify = keys.as_deref().map(|keys| (keys, &scope));
             let actual = Contents::read(&head, form, verify).ok().filter(|contents| {
                 contents.header.page_bytes == page_bytes && contents.header.keys.len() == pages_in

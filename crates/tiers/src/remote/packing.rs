@@ -2,8 +2,9 @@
 //!
 //! Pages are packed by their position in the prompt, so that all writers pack alike: in groups of a
 //! power of two, with the number of pages that fills an object of [`OBJECT_BYTES`]. The remaining
-//! pages are packed in halves of a group, quarters and so on, largest first. When a prompt grows,
-//! the group that becomes full holds those pages a second time.
+//! pages are packed in halves of a group, quarters and so on, largest first. When a prompt grows
+//! and a group becomes full, the object of this group repeats the pages that the smaller objects
+//! hold.
 //!
 //! The name of an object consists of its scope, the hash of its *last* page, which commits to all
 //! pages before it, and its number of pages: writers of the same pages, and only they, write the

@@ -72,7 +72,8 @@ impl RemoteTier {
         Self { executor, finder, options, counts: Counters::default() }
     }
 
-    /// Pages of a full object with pages of this length; full objects begin at multiples of it.
+    /// Pages of a full object with pages of this length. Full objects begin at multiples of this
+    /// number.
     #[must_use]
     pub fn object_pages(page_bytes: u64) -> usize {
         packing::group_pages(page_bytes)

@@ -17,7 +17,7 @@ use ritornello_format::{RUN_HEADER_UNITS_MAX, RUN_MAGIC, RunHeader, ScopeId, Sli
 const MAGIC: [u8; 8] = *b"RTRNSEAL";
 const VERSION: u32 = 1;
 const TAG_BYTES: usize = 32;
-/// Magic, version, bytes of the header, pages, key id.
+/// Bytes of the fixed fields: magic, version, length of the header, number of pages, key id.
 const FIXED_BYTES: usize = 8 + 4 + 4 + 4 + ID_BYTES;
 /// Bytes before the run header.
 const FRONT_BYTES: usize = FIXED_BYTES + TAG_BYTES;
@@ -60,8 +60,8 @@ impl Sealer {
         Self { id: key.id, scope: *scope, headers: derived(HEADERS), pages: derived(PAGES) }
     }
 
-    /// The authenticator of a page's stored bytes. Every field before them has a fixed length or a
-    /// length prefix, so that no two pages have the same input.
+    /// The authenticator of a page's stored bytes. Every field hashed before these bytes has a
+    /// fixed length or a length prefix, so that two different pages never have the same input.
     pub(super) fn page(&self, at: &Position<'_>, stored: &[u8]) -> Hash {
         let mut front = Writer::new();
         front

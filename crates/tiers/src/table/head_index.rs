@@ -12,7 +12,7 @@ const INITIAL_SLOTS: usize = 64;
 /// Slots of the old array that each insertion empties: enough to empty the old array before the new
 /// array is full.
 const MOVES_PER_INSERTION: usize = 8;
-/// Never used; and tombstone: used before.
+/// Values of unused slots: `EMPTY` was never used; `TOMBSTONE` was used before.
 const EMPTY: u64 = 0;
 const TOMBSTONE: u64 = u32::MAX as u64;
 
@@ -68,7 +68,8 @@ impl Slots {
         self.0[at] = word;
     }
 
-    /// Empties a slot, and moves later entries up that a probe would no longer reach.
+    /// Empties a slot, and moves up the later entries that a probe would no longer reach across the
+    /// gap.
     fn remove_at(&mut self, mut gap: usize) {
         let mut at = gap;
         loop {
@@ -102,7 +103,8 @@ impl HeadIndex {
     /// Adds a node that is not in the index.
     pub(super) fn add(&mut self, head: PageHash, id: Id) {
         if 2 * (self.len + 1) > self.now.0.len() {
-            // `old` is already empty: each insertion emptied `MOVES_PER_INSERTION` of its slots.
+            // `old` is already empty, because each insertion since the last growth emptied
+            // `MOVES_PER_INSERTION` of its slots.
             let size = (2 * self.now.0.len()).max(INITIAL_SLOTS);
             self.old = std::mem::replace(&mut self.now, Slots(vec![EMPTY; size].into()));
             self.moved = 0;
@@ -151,7 +153,7 @@ mod tests {
     use super::*;
     use std::collections::HashMap;
 
-    /// Hashes that collide often, also at the end of the array.
+    /// Returns hashes many of which select the same slot, also the last slot of the array.
     fn head(number: u64) -> PageHash {
         let low = if number.is_multiple_of(3) {
             u64::MAX - number % 7

@@ -2,13 +2,13 @@
 //!
 //! A node holds consecutive pages with the same state on every tier. A node is split where a state
 //! starts to differ, and merged when the states agree again. Since the hash of a page commits to
-//! all pages before it, a node is found by the hash of its first page, and compared by its last
-//! page alone unless the last page differs.
+//! all pages before it, a node is found by the hash of its first page, and compared with a prompt
+//! by its last page; only if the last page differs are other pages compared.
 //!
-//! **Locks.** One read-write lock. Walks hold it for reading. A writer holds it for at most
-//! [`NODE_PAGES_MAX`] pages, after descending to them from the first page of their prompt.
-//! Structures that grow with the table grow in steps: nodes in blocks (`arena`), heads a few at a
-//! time (`head_index`). Fields that a walk updates (age, hits) are atomic.
+//! **Locks.** One read-write lock. Walks hold it for reading. A writer descends from the first page
+//! of a prompt to the pages to change, and changes at most [`NODE_PAGES_MAX`] pages under one hold
+//! of the lock. Structures that grow with the table grow in steps: nodes in blocks (`arena`), heads
+//! a few at a time (`head_index`). Fields that a walk updates (age, hits) are atomic.
 
 mod arena;
 mod eviction_queue;
@@ -90,8 +90,8 @@ impl PageTable {
         Self::default()
     }
 
-    /// Returns the states of the leading pages that any tier has or is receiving, and marks these
-    /// pages as used.
+    /// Returns the states of the leading pages that are present on a tier or in transfer to a tier,
+    /// and marks these pages as used.
     pub fn walk(&self, pages: &impl PageHashes) -> Vec<TableSpan> {
         let mut spans = Vec::with_capacity(SPANS_CAPACITY);
         self.tree.read().walk(pages, |span| spans.push(span));
@@ -104,7 +104,7 @@ impl PageTable {
         self.tree.read().hot_prefix(pages, times)
     }
 
-    /// Claims the transfer of `pages[range]` to `tier`, in the direction that `how` names. Returns
+    /// Claims the transfer of `pages[range]` to `tier`; `how` is `Loading` or `Storing`. Returns
     /// the ranges the caller must transfer and then [mark present](Self::mark_present) or
     /// [abandon](Self::abandon): pages that were neither present nor in transfer. These are marked
     /// as used.
@@ -192,8 +192,8 @@ impl PageTable {
     #[must_use]
     pub fn evict(&self, tier: Tier, requested: usize) -> Vec<EvictedPages> {
         let (mut victims, mut taken) = (Vec::new(), 0);
-        // Concurrent walks keep making entries stale: after one round over the entries, stale
-        // entries are evicted too.
+        // Concurrent walks may make entries of the queue stale as fast as they are requeued. After
+        // one round over the entries, stale entries are therefore evicted too.
         let mut relists_left = self.tree.read().evictable(tier);
         while taken < requested {
             let most = (requested - taken).min(NODE_PAGES_MAX);

@@ -39,7 +39,7 @@ pub(super) struct Node {
     pub(super) parent: Option<Id>,
     /// Number of children.
     pub(super) children: u32,
-    /// The exclusive or of the children's ids: the id itself if there is one child.
+    /// The exclusive or of the children's ids: the id of the child if there is one child.
     pub(super) child_xor: u32,
     pub(super) locks: [u32; TIERS],
     /// Children that are on a tier or in transfer to it.
@@ -83,8 +83,8 @@ impl Node {
 
     pub(super) fn touch(&self, now: u64) {
         self.age.store(now, Relaxed);
-        // Not an atomic addition: two concurrent walks may count as a single hit, but a locked
-        // instruction would double the cost of each walk.
+        // Load and store, not an atomic addition: two concurrent walks may then count as a single
+        // hit, but an atomic addition would double the cost of each walk.
         self.hits.store(self.hits.load(Relaxed).saturating_add(1), Relaxed);
     }
 

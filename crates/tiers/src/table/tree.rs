@@ -38,9 +38,9 @@ impl Tree {
         let now = self.clock.fetch_add(1, Relaxed) + 1;
         let (mut at, all) = (0, pages.len());
         let mut open: Option<TableSpan> = None;
-        // Most nodes are as long as their parent. A branch on this length lets the processor fetch
-        // the next node speculatively while the current node is still being loaded; a computed
-        // index would have to wait for the current node.
+        // Most nodes have as many pages as their parent. `usual` is the length of the last node: a
+        // branch on it lets the processor speculatively fetch the next node while the current node
+        // is still being loaded. An index computed from the current node would have to wait for it.
         let mut usual = 1;
         while at < all {
             let Some(id) = self.node_starting_with(pages.at(at)) else { break };
@@ -304,7 +304,8 @@ impl Tree {
     }
 
     /// Splits a node at page `at`. The node keeps its id and its later pages; the earlier pages
-    /// become a new node, whose id is returned. So ids of children and queue entries stay valid.
+    /// become a new node, whose id is returned. The ids in the node's children and in queue entries
+    /// thus stay valid.
     fn split(&mut self, id: Id, at: usize) -> Id {
         let node = self.nodes.at_mut(id);
         let mut front = node.split_front(at);
@@ -328,8 +329,8 @@ impl Tree {
         front
     }
 
-    /// Removes a node without information, and ancestors without information; merges the remaining
-    /// node with its neighbours in the same state.
+    /// Removes the node if it is on no tier and has no children, then each ancestor for which this
+    /// holds. Merges the first remaining node with neighbours in the same state.
     fn compact(&mut self, id: Id) {
         let mut left = id;
         while self.node(left).is_removable() {
