@@ -74,17 +74,17 @@ impl Reason {
 /// A decision. If `from` equals `to`, the gain was too small for a change.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TuningDecision {
-    /// Operations counted before it.
+    /// Operations counted before the decision.
     pub at: u64,
-    /// The reason for it.
+    /// The reason for the decision.
     pub reason: Reason,
-    /// The normalised mix that it is based on.
+    /// The normalised mix on which the decision is based.
     pub mix: Mix,
-    /// The tree that it is based on.
+    /// The tree on which the decision is based.
     pub tree: TreeSize,
-    /// The target before it.
+    /// The target before the decision.
     pub from: Setting,
-    /// The target after it.
+    /// The target after the decision.
     pub to: Setting,
     /// Predicted nanoseconds per operation with `from`.
     pub cost_from: f64,

@@ -116,8 +116,8 @@ fn inflict(disk: &SimDisk, damage: &Damage) {
     }
 }
 
-/// Checks that every run existed before, at most with fewer pages, that the index is closed, and
-/// that no unit is claimed twice.
+/// Checks that every run existed before, with the same or fewer pages, that no parent is missing,
+/// and that no two runs claim the same unit.
 fn assert_intact(index: &RunIndex, ever: &BTreeMap<u64, Content>) {
     let now = contents(index);
     let mut units = BTreeSet::new();

@@ -22,7 +22,7 @@ pub(super) struct Record {
     /// Number of pages that were not removed from the middle.
     pub(super) live: u16,
     /// Hash of the run's last page. If it equals the prompt's page at that position, the prompt
-    /// contains the whole run, and a probe need not compare the run's other pages.
+    /// contains the whole run, and a probe does not compare the run's other pages.
     pub(super) last: PageHash,
     pub(super) recency: u64,
     pub(super) parent: Option<(RunId, u32)>,

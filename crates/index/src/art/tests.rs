@@ -302,7 +302,8 @@ fn durable_index_needs_no_sync() {
     assert_eq!(index.stats().checkpoints, 0);
 }
 
-/// Checks that every run existed before, at most with fewer pages, and that the index is closed.
+/// Checks that every run existed before, with the same or fewer pages, and that no parent is
+/// missing.
 fn assert_intact(index: &ArtIndex, before: &BTreeMap<u64, Content>) {
     let mut views = BTreeMap::new();
     index.for_each(&mut |run, view| drop(views.insert(run, view)));

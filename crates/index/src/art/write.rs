@@ -84,8 +84,8 @@ impl ArtIndex {
         Ok(run)
     }
 
-    /// The next run number. The tree's record is ahead of it, so that no number is assigned twice,
-    /// and a number that is assigned has no keys left.
+    /// Returns the next run number. The limit that the tree records is always above it, so that
+    /// after a crash no number is assigned again: the tree may still hold keys of its run.
     fn number(&self, numbers: &mut Numbers) -> Result<RunId> {
         if numbers.next >= numbers.reserved {
             let reserved = numbers.next + NUMBERS;
@@ -166,8 +166,8 @@ impl ArtIndex {
     }
 
     /// Cuts a run. Removes the descendants of the pages after the cut first, leaves before their
-    /// parents. The index is therefore closed at every moment. Stops if Holt fails; the index is
-    /// then poisoned.
+    /// parents. No page is therefore ever without the pages before it. Stops if Holt fails; the
+    /// index is then poisoned.
     pub(super) fn cut(&self, run: RunId, keep: u32) -> Vec<Removed> {
         let removals = self.or_miss(self.closure(run, keep)).unwrap_or_default();
         let mut removed = Vec::with_capacity(removals.len());

@@ -1,5 +1,5 @@
 //! A suite of the guarantees of every [`Residency`]: `conformance::run_residency(&
-//! Box::new(MyResidency::new()))` panics, naming the scenario, where one is broken.
+//! Box::new(MyResidency::new()))` panics if a guarantee is broken, and names the scenario.
 
 use super::pages;
 use crate::residency::{Holder, Prefix, Residency, Tier, Tiers, Worker};

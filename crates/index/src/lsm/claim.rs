@@ -1,8 +1,8 @@
 //! The indexes that this process has open, by the identity of their directories.
 //!
-//! RocksDB refuses to open a database twice in one process, but knows it by its path: a directory
-//! that is reached through `/proc/self/fd/N` has another path at each opening. Its lock on a file
-//! does not exclude the process that holds it.
+//! RocksDB refuses to open a database twice in one process, but compares paths, and a directory
+//! that is reached through `/proc/self/fd/N` has another path at each opening. RocksDB's file lock
+//! excludes only other processes.
 
 use ritornello_format::{Error, Result};
 use std::collections::BTreeSet;
@@ -11,7 +11,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
-/// Device and inode of each directory. A forked child does not get as far as this, see
+/// Device and inode of each directory. Never reached in a forked child: see
 /// [`super::recovery::refuse_in_forked_child`].
 static OPEN: Mutex<BTreeSet<(u64, u64)>> = Mutex::new(BTreeSet::new());
 

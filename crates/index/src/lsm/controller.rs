@@ -160,7 +160,7 @@ impl Controller {
         }
         let reason = state.reason(&tree)?;
         if reason == Reason::Shift {
-            // Earlier windows belong to another workload.
+            // Windows before the shift belong to another workload.
             let keep = state.differing.min(state.windows.len());
             let old = state.windows.len() - keep;
             state.windows.drain(..old);

@@ -88,8 +88,8 @@ impl Gauges {
         (files, 0)
     }
 
-    /// Maximum bytes of files without another insert: memtables become tables, and compaction holds
-    /// tables twice.
+    /// Maximum bytes that the files may take if nothing more is inserted: memtables become tables,
+    /// and a compaction holds tables twice.
     pub(super) fn worst_bytes(&self, db: &Families) -> u64 {
         let (files, since) = self.files(db);
         files.bytes + files.tables + 3 * since

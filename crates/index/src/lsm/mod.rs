@@ -12,7 +12,7 @@
 //! | `controller` | selects the setting that suits the operations |
 //! | `meter` | prices, measured in the running index |
 //! | `shape` | maps a setting to RocksDB's options |
-//! | `tuner` | puts the four above to work |
+//! | `tuner` | applies `cost`, `controller`, `meter` and `shape` to the open database |
 //! | `gauges` | sizes and write statistics |
 //! | `recovery` | opens, repairs, and starts over |
 //! | `claim` | opens each database once per process |
@@ -36,9 +36,9 @@
 //! until their data is durable. This backend never makes a record durable itself without its data:
 //! neither by a sync, nor by [`PrefixIndex::maintain_after`], nor when it is closed.
 //!
-//! **After a failed sync** the pages that it dropped still read back, but are not on the disk
-//! ([`crate::RunOptions::clean`]). Every open rewrites all data that may have been lost, so the
-//! failure does not have to be recorded:
+//! **After a failed sync** the kernel may have dropped dirty pages of its cache: their bytes still
+//! read back, but are not on the disk ([`crate::RunOptions::clean`]). Every open rewrites all data
+//! that may have been lost, so the failure does not have to be recorded:
 //!
 //! * The log: its records are read into memtables, and flushed to new, synced tables before the
 //!   open returns (`avoid_flush_during_recovery` is off). No record is appended to the old log.
@@ -111,11 +111,12 @@ pub struct LsmIndex {
     touched: Mutex<HashMap<RunId, u64>>,
     /// Syncs hold this lock, so that concurrent syncs share one.
     syncing: Mutex<()>,
-    /// [`Gauges::appended`] at the last compaction of the whole database, which holds the lock.
+    /// [`Gauges::appended`] at the last compaction of the whole database. A compaction holds this
+    /// lock.
     compacting: Mutex<u64>,
     gauges: Gauges,
     recovered: LsmRecovered,
-    /// The last field: released when the database is closed.
+    /// Declared last, so that it is dropped after the database is closed.
     claim: Option<claim::Claim>,
 }
 

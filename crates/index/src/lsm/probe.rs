@@ -61,7 +61,7 @@ fn last_found(db: &Families, scope: ScopeSlot, keys: &dyn PageHashes) -> Option<
     };
     let (mut known, mut missing) = (0, keys.len());
     let mut found = None;
-    // Look up the first page first: most probes of a cold cache end with it.
+    // Looks up the first page first: most probes of a cold cache find that it is missing.
     let mut next = 0;
     while known < missing {
         match find(next) {

@@ -276,7 +276,7 @@ fn save(names: &Names, options: &LsmOptions) -> Result<LsmIndex> {
     }
     let new =
         Families::open(&names.new, names, options).map_err(|error| refused(&names.new, error))?;
-    // Without a budget: the runs fitted it before.
+    // Without a budget, because the runs fitted the budget before.
     let unbounded = LsmOptions { budget: u64::MAX, ..options.clone() };
     let mut saved = index(new, Counts::default(), &unbounded, recovered);
     if let Some(old) = old {
@@ -317,7 +317,8 @@ fn save(names: &Names, options: &LsmOptions) -> Result<LsmIndex> {
 fn open_damaged(names: &Names, options: &LsmOptions) -> Result<Option<Families>> {
     let path = &names.database;
     let open = || Families::open(path, names, options).map_err(|error| classify(path, error));
-    // Opening it unrepaired would delete the files that the manifest does not name.
+    // Opening a damaged database without a repair would delete the files that its manifest does not
+    // name.
     let is_listed = !is_unfinished(path) && !is_manifest_broken(names);
     match if is_listed { open() } else { Err(OpenFailure::Damage("unlisted files".into())) } {
         Ok(db) => return Ok(Some(db)),

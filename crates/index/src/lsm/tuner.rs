@@ -18,11 +18,12 @@ pub(super) struct Tuner {
     memtable: f64,
 }
 
-/// The options that RocksDB was given last. The bound of all runs cannot be given at open.
+/// The options that RocksDB was given last. One of them, the maximum number of runs
+/// (`max_read_amp`), cannot be given at open.
 #[derive(Debug, Default)]
 struct Applied {
     shape: Option<TreeShape>,
-    /// Number of flushes at that time.
+    /// Number of flushes when the options were given.
     flushes: u64,
 }
 

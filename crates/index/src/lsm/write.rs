@@ -1,5 +1,6 @@
 //! Changes of the index. The lock of [`Writer`] serialises writers. A change is one atomic batch,
-//! so the index is closed for every reader and after every crash.
+//! so no reader, and no recovery after a crash, finds a page of a chained scope without the pages
+//! before it.
 
 use super::LsmIndex;
 use super::families::{COUNTS, Families};
@@ -259,8 +260,8 @@ impl LsmIndex {
 
     pub(super) fn remove_runs_of(&self, scope: ScopeSlot) -> Vec<Removed> {
         let mut removed = Vec::new();
-        // Release the writer's lock after each batch, so that inserts make progress. Runs that they
-        // add have later names than all that existed before.
+        // Releases the writer's lock after each batch, so that inserts make progress. Runs that
+        // they add have names after `last`, and are not visited.
         let last = self.writer.lock().counts.last;
         let mut next = RunId(0);
         loop {

@@ -1,9 +1,9 @@
 //! The `lsm` backend: RocksDB, for more pages than memory holds.
 //!
-//! **Column families.** `page` holds `scope | hash` → holders; `default` holds the epoch of every
-//! worker that was cleared. A holder counts if it was written in its worker's current epoch. So
-//! clearing a worker is one small write, and a compaction drops the pages that have no holders
-//! left. Clearing a scope is one range deletion.
+//! **Column families.** `page` holds `scope | hash` → holders; `default` holds the *epoch* of each
+//! worker: the number of times that the worker was cleared. A holder counts only if it was written
+//! in its worker's current epoch. Clearing a worker is thus one small write, and a compaction drops
+//! the pages that have no holders left. Clearing a scope is one range deletion.
 //!
 //! **Durable form.** RocksDB's log: in its buffer when a method returns, on the disk after a sync.
 //! Every block has a checksum that is verified when it is read. A page that cannot be read counts
@@ -430,7 +430,8 @@ impl Residency for LsmResidency {
             let mut iterator = self.db.raw_iterator_cf(pages);
             iterator.seek(first);
             let mut batch = WriteBatch::default();
-            // Until a compaction, a range deletion makes every read a little slower.
+            // Written only if the scope has entries: until a compaction, a range deletion makes
+            // every read a little slower.
             if iterator.key().is_some_and(|key| key.starts_with(&end[..4])) {
                 batch.delete_range_cf(pages, &first[..], &end[..]);
             }

@@ -391,7 +391,8 @@ impl Runs {
         self.orphans > 0 || self.sets.waiting() > 0
     }
 
-    /// Removes cleared pages from the next `count` runs, or from fewer if that is much work.
+    /// Removes cleared pages from the next `count` runs, or from fewer runs if they have many
+    /// cleared pages.
     pub(super) fn reclaim(&mut self, count: usize) {
         let mut changed = 0;
         for _ in 0..count {

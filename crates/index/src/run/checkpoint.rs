@@ -40,8 +40,8 @@ pub(super) fn path(dir: &Path, slot: usize) -> PathBuf {
     dir.join(format!("checkpoint-{slot}"))
 }
 
-/// The checkpoint of a rewriting open, before it is renamed to one of the two. Never read: after a
-/// crash, the next open removes it.
+/// The checkpoint that a rewriting open writes, before it is renamed to one of the two checkpoint
+/// files. It is never read: after a crash, the next open removes it.
 pub(super) fn path_of_new(dir: &Path) -> PathBuf {
     dir.join("checkpoint-new")
 }

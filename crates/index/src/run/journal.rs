@@ -97,9 +97,9 @@ fn finish_file(medium: &dyn Medium, dir: &Path, file: &dyn MediumFile) -> io::Re
 }
 
 impl RunIndex {
-    /// Makes the data durable that records up to `last`, the end of a batch, name, and then these
-    /// records. Concurrent callers share one write and one sync: the caller that gets the lock
-    /// writes all records that may be written at that time.
+    /// First makes durable the data that the records up to `last` name, then these records. `last`
+    /// must be the end of a batch. Concurrent callers share one write and one sync: the caller that
+    /// gets the lock writes all records that may be written at that time.
     pub(super) fn commit(&self, last: u64, sync_data: SyncData<'_>) -> Result<()> {
         sync_data()?;
         self.pending.lock().allow_write_through(last);
@@ -122,7 +122,8 @@ impl RunIndex {
         };
         let offset = journal.current().bytes;
         if let Err(error) = journal.file.write_at(&records, offset) {
-            // A part that was written is overwritten later with the same bytes.
+            // Part of the records may have been written: a later call writes the same bytes to the
+            // same place.
             let mut pending = self.pending.lock();
             pending.put_back(records, last);
             self.gauges.pending.store(pending.bytes(), Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! What an opening finds after damage: what it repairs, what it drops, and that it says so.
+//! Openings after damage: they repair or drop, and report the damage.
 
 use super::chains::{SCOPE, insert};
 use super::{fill, open};

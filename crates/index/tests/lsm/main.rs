@@ -37,7 +37,7 @@ fn fill(index: &dyn PrefixIndex, families: std::ops::Range<u64>) {
     }
 }
 
-/// RocksDB's own guard goes by the path.
+/// RocksDB's own guard against a second opening compares paths only.
 #[test]
 fn index_opens_once_by_whichever_path() {
     let dir = tempfile::tempdir().unwrap();

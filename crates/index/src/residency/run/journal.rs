@@ -128,7 +128,8 @@ impl RunResidency {
         }
         let (records, first) = self.pending.lock().take();
         if let Err(error) = journal.file.write_at(&records, journal.length) {
-            // A part that was written is overwritten later with the same bytes.
+            // Part of the records may have been written: a later call writes the same bytes to the
+            // same place.
             self.pending.lock().put_back(&records, first);
             return self.or_poison(Err(error));
         }
@@ -157,7 +158,7 @@ impl RunResidency {
         self.write(&mut journal)?;
         let synced = journal.file.sync_data();
         self.or_poison(synced)?;
-        // Records appended since then go to the next file.
+        // Records appended since the write above go to the next file.
         let header =
             ResidencyHeader { number: journal.number + 1, first: self.pending.lock().first };
         let created = create(self.medium.as_ref(), &self.dir, header);

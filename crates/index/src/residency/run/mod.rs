@@ -34,7 +34,8 @@ use std::sync::Arc;
 /// Maximum pages of a record, and maximum pages changed under one hold of the lock that a probe
 /// takes.
 const LOCK_BATCH: usize = 256;
-/// Runs per change that are searched for cleared pages, under one hold of that lock.
+/// Number of runs that each change searches for cleared pages, under one hold of the lock that a
+/// probe takes.
 const SWEPT: usize = 16;
 
 /// Options of a [`RunResidency`].
@@ -202,7 +203,8 @@ impl Residency for RunResidency {
 
     fn sync(&self) -> Result<()> {
         self.write_out()?;
-        // The file can no longer wait for `maintain`.
+        // The file is replaced here if it is twice as long as the length at which `maintain`
+        // replaces it.
         if self.is_due(2) { self.rewrite() } else { Ok(()) }
     }
 

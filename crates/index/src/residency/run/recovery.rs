@@ -1,10 +1,11 @@
 //! Opens the index from its files.
 //!
 //! **Undamaged**: one file that is complete and ends at most in a torn frame, which is truncated. A
-//! crash while a file is being filled leaves the older files, which it continues. Damage can leave
-//! a file that does not continue an older file: if it is complete it counts alone, otherwise it is
-//! dropped. Unless the files are undamaged, the recovered state is written to a new file, and all
-//! other files are removed, before the index is used.
+//! crash before the copy in the newest file is complete leaves the older files too, and the newest
+//! file continues them. After damage a file may continue no older file: it is then used alone if
+//! its copy of the state is complete, otherwise dropped. Unless the files are undamaged, the
+//! recovered state is written to a new file, and all other files are removed, before the index is
+//! used.
 
 use super::journal::{self, Journal, Pending};
 use super::{ResidencyRecovered, RunResidency, RunResidencyOptions, SWEPT};
