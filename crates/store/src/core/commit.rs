@@ -84,8 +84,8 @@ impl StoreCore {
         }
         state.release_lease(lease.0);
         drop(state);
-        // The end is logged before the space is freed: a later record could withhold space that has
-        // a new user.
+        // The end is logged before the space is freed. If the order were reversed, a crash between
+        // the two could leave a log that withholds space of another put.
         if client != ClientId::LOCAL {
             self.reservation_log.lock().note_ended(id);
         }
@@ -103,8 +103,8 @@ impl StoreCore {
         Ok(Committed { stored, refused })
     }
 
-    /// Links runs that were committed before the page they follow, if `pages` contains it. Returns
-    /// whether more is retained now.
+    /// Links runs that were committed before the page they follow, if `pages` contains that page.
+    /// Returns whether further runs are retained because of this.
     fn link_waiting_children(
         &self,
         state: &mut State,

@@ -33,7 +33,7 @@ impl StoreCore {
     /// Makes all changes durable, on request.
     ///
     /// # Errors
-    /// `Closed`; `Retry` if the store is poisoned; like [`StoreCore::make_durable`].
+    /// `Closed`; `Retry` if the store is poisoned; the errors of [`StoreCore::make_durable`].
     pub(super) fn flush(&self) -> Result<()> {
         self.lifecycle.check_writable()?;
         self.make_durable()

@@ -100,7 +100,8 @@ impl StoreCore {
         }
         let mut runs = Vec::with_capacity(steps.len());
         for step in steps {
-            // If the run was deleted or truncated after the walk, the prefix ends at the cut.
+            // The run may have been deleted or truncated after the walk: the prefix then ends where
+            // the run ends now.
             let place = self.index.place(step.run);
             let pages = place.as_ref().map_or(0, |place| place.holds().saturating_sub(step.first));
             let pages = pages.min(step.pages);
@@ -142,9 +143,10 @@ impl StoreCore {
         state.release_lease(lease.0);
     }
 
-    /// Walks the leading pages (in an unchained scope, all pages present) and leases their runs. No
-    /// eviction comes between. The lease ends with the call that it serves, so it does not count for
-    /// the client's share; it is the null lease if no page is present.
+    /// Walks the leading pages (in an unchained scope, all pages present) and leases their runs.
+    /// Both happen under one lock, so no eviction comes between. The lease ends with the call that
+    /// it serves, so it does not count towards the client's share. Returns the null lease if no
+    /// page is present.
     fn lease_for_call(
         &self,
         client: ClientId,

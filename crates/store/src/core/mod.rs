@@ -2,8 +2,8 @@
 //! which pages are evicted.
 //!
 //! [`StoreCore`] holds the components. Components that must change together are in
-//! [`state::State`], under one lock; the other components have their own. A put passes `reserve` and
-//! `commit`, a get `lookup`.
+//! [`state::State`], under one lock; each other component has its own lock. A put calls `reserve`
+//! and `commit`, a get calls `lookup`.
 
 mod absence;
 mod commit;

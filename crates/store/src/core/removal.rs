@@ -46,11 +46,12 @@ impl StoreCore {
     /// scope.
     fn drop_scopes(&self, which: impl Fn(ScopeSlot) -> bool) -> Result<()> {
         let gone = self.scopes.drop_selected(which)?;
-        // A commit that still saw one of the scopes has inserted its runs after this.
+        // Waits for commits that found a scope live: they insert their runs under this lock. Later
+        // commits find the scope dropped.
         drop(self.state.lock());
         for slot in gone {
-            // From here on a removal is pending: the index may have dropped runs that `state` still
-            // counts.
+            // Marks a removal as pending: until it is applied, `state` counts runs that the index
+            // has dropped.
             self.state.lock().removals.dropping += 1;
             let removed = self.index.drop_scope(slot);
             let mut state = self.state.lock();
@@ -93,8 +94,8 @@ impl StoreCore {
         Ok(())
     }
 
-    /// Locates a page, if it is in the run of `generation`. Otherwise the reader's lease had
-    /// expired, and the bytes were another run's.
+    /// Locates a page, if it is still in the run with this generation. If not, the reader's lease
+    /// had expired, and the reader may have read the bytes of another run.
     fn placed(
         &self,
         scope: ScopeRef,

@@ -1,8 +1,8 @@
 //! Reservations: the space of puts in progress.
 //!
-//! A client's reservation is logged before its extents are granted: the I/O of a dead client may
-//! still land, and a new owner must not reuse that space before the process is dead and the segment
-//! is drained. The log needs no sync: a power loss ends the clients, too.
+//! A client's reservation is logged before its extents are granted: the I/O of a client that died
+//! may still be in flight, and a new owner must not reuse that space before the process is proven
+//! dead and the segment is drained. The log needs no sync: a power loss ends the clients, too.
 
 use super::StoreCore;
 use crate::catalog::{LeaseNumber, ScopeRef};
@@ -65,7 +65,8 @@ pub(crate) struct Withheld {
     pub(crate) absent: Vec<Extent>,
 }
 
-/// Reservations in progress, those withheld for former owners' clients, and the connected clients.
+/// Open reservations, reservations withheld for disconnected clients and for clients of former
+/// owners, and the connected clients.
 #[derive(Debug)]
 pub(crate) struct Reservations {
     open: HashMap<u64, Reservation>,
@@ -75,7 +76,7 @@ pub(crate) struct Reservations {
 }
 
 impl Reservations {
-    /// No open reservations; only the owner's process is connected.
+    /// Creates the table without open reservations; only the owner's process is connected.
     pub(super) fn new(withheld: HashMap<u64, Withheld>) -> Self {
         let clients = HashMap::from([(ClientId::LOCAL, String::new())]);
         Self { open: HashMap::new(), withheld, clients }
@@ -142,8 +143,8 @@ impl Reservations {
             .with("reservation", id))
     }
 
-    /// Returns whether `client` may reserve `more` of `total` units: at most the units left for
-    /// other clients, which cannot use the space of a hung process.
+    /// Returns whether `client` may reserve `more` of `total` units: at most as many units as
+    /// remain for other clients, because space reserved by a hung process is lost to them.
     pub(super) fn allow(&self, client: ClientId, more: u64, total: u64) -> bool {
         let own = self.open.values().filter(|reservation| reservation.client == client);
         let own: u64 = own.map(Reservation::units).sum();
@@ -195,7 +196,8 @@ impl Reservations {
 }
 
 impl StoreCore {
-    /// Frees the space of a reservation that its client aborts, and has no write in flight to.
+    /// Frees the space of a reservation that its client aborts. The client has no write to it in
+    /// flight.
     ///
     /// # Errors
     /// `Invalid` if the reservation is another client's.
@@ -221,8 +223,8 @@ impl StoreCore {
                 return;
             }
         };
-        // The end is logged before the space is freed: a later record could withhold space that has
-        // a new user.
+        // The end is logged before the space is freed. If the order were reversed, a crash between
+        // the two could leave a log that withholds space of another put.
         if logged {
             self.reservation_log.lock().note_ended(id);
         }
@@ -300,8 +302,8 @@ impl ReservationLog {
         }
     }
 
-    /// Rewrites a log that is mostly history: both records of a reservation take about a hundred
-    /// bytes.
+    /// Rewrites a log that consists mostly of ended reservations. (The two records of a reservation
+    /// take about a hundred bytes.)
     fn shorten(&mut self) -> Result<()> {
         let live = 512 * self.outstanding.len() as u64;
         if self.length > LOG_BYTES_MAX + 2 * live {

@@ -10,8 +10,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-/// A new upper half is taken when fewer numbers than this are left of the lower half. Half of the
-/// margin bounds the numbers that concurrent calls take between two checks.
+/// A unique number is an upper half, from the manifest, and a lower half of 32 bits, counted. When
+/// fewer than this are left in the lower half, the next upper half is taken. Calls fail when half
+/// of the margin is left, so concurrent calls may take the other half between two checks.
 const MARGIN: u64 = 1 << 26;
 
 /// The manifest and the budget in use.
@@ -28,7 +29,7 @@ pub(crate) struct Shape {
     next_number: AtomicU64,
 }
 
-/// Allows to change the shape while held.
+/// The exclusive right to change the shape, until it is dropped.
 pub(crate) struct ShapeChange<'a> {
     shape: &'a Shape,
     _changing: MutexGuard<'a, ()>,
@@ -79,8 +80,8 @@ impl Shape {
         ShapeChange { shape: self, _changing: self.changing.lock() }
     }
 
-    /// Excludes the creation of segment files by others while the result is held; `None` if one has
-    /// not ended by `deadline`.
+    /// Excludes the creation of segment files by other threads while the result is held; `None` if
+    /// a creation has not ended by `deadline`.
     pub(super) fn pause_growth(&self, deadline: Instant) -> Option<MutexGuard<'_, ()>> {
         self.growing.try_lock_until(deadline)
     }

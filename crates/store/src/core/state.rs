@@ -27,7 +27,8 @@ pub(crate) struct State {
     pub(super) index_memory: IndexMemory,
 }
 
-/// Removals made by the index and not completely applied to the other components.
+/// Numbers of removals that the index has made and that are not completely applied to the other
+/// components.
 #[derive(Debug, Default)]
 pub(crate) struct PendingRemovals {
     /// Removals being applied in steps.
@@ -53,9 +54,9 @@ impl Unsynced {
 }
 
 impl State {
-    /// Applies removals from the index. Extents go into limbo, or are deferred while leased. Returns
-    /// the pages removed, and instead of freeing them the extents of the run `damaged_run`, whose
-    /// bytes failed verification.
+    /// Applies removals from the index. Extents go into limbo, or are deferred while their run is
+    /// leased. Returns the number of removed pages, and the extents of `damaged_run`. Its bytes
+    /// failed verification, so these extents are not freed: the caller quarantines them.
     pub(super) fn apply_removals(
         &mut self,
         removed: Vec<Removed>,

@@ -1,4 +1,4 @@
-//! The most that one hold of the state's lock handles.
+//! Limits of the work under one hold of the owner's lock.
 
 use ritornello_format::UNIT;
 

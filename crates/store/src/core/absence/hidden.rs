@@ -25,8 +25,8 @@ pub(crate) struct Hidden {
 }
 
 impl Hidden {
-    /// Hides the `absent` runs, and the keys of `parents` (run to parent) that have an absent
-    /// ancestor.
+    /// Hides the `absent` runs, and each run in `parents` (a map of runs to their parents) that has
+    /// an absent ancestor.
     pub(crate) fn new(absent: &HashSet<RunId>, parents: &HashMap<RunId, RunId>) -> Self {
         let mut runs: HashMap<RunId, Cause> =
             absent.iter().map(|run| (*run, Cause::Absent)).collect();
@@ -81,8 +81,8 @@ impl Hidden {
 }
 
 impl StoreCore {
-    /// Removes the steps that a reader cannot follow: steps in hidden runs, and in a chained scope
-    /// all steps after them.
+    /// Removes from a walk's `steps` the parts in hidden runs, and in a chained scope all parts
+    /// after them, because a reader cannot use these.
     pub(crate) fn visible(&self, chained: bool, mut steps: Vec<MatchedRun>) -> Vec<MatchedRun> {
         if self.hidden.is_empty() {
             return steps;

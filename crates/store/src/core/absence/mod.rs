@@ -1,9 +1,10 @@
 //! Absent volumes and segments, and the runs stored in them.
 //!
-//! A late mount, a file limit or a failing disk must not cost pages: the index keeps their runs and
-//! journals nothing about them. Until the space returns, the runs are *hidden*, with all runs after
-//! them in chained scopes: lookups miss them, and puts of their pages are refused as
-//! `absent_space`. Eviction skips runs in absent space, because evicting them would free nothing.
+//! A late mount, a file limit or a failing disk must not cost pages: the index keeps the runs in
+//! absent space and journals nothing about them. Until the space returns, the runs are *hidden*,
+//! with all runs after them in chained scopes: lookups miss them, and puts of their pages are
+//! refused as `absent_space`. Eviction skips runs in absent space, because evicting them would free
+//! nothing.
 
 pub(crate) mod hidden;
 mod reattach;

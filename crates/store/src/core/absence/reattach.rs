@@ -1,4 +1,4 @@
-//! Reattaching absent space that has returned, and giving up space that will not.
+//! Reattaching absent space that has returned, and giving up absent space that will not return.
 
 use super::hidden::{Cause, Hidden};
 use crate::core::StoreCore;
@@ -206,8 +206,8 @@ impl StoreCore {
         self.hidden.replace(Hidden::new(&absent, &parents));
     }
 
-    /// Removes a run whose space was removed, with all runs after it. Returns the number of pages
-    /// removed.
+    /// Removes a run with extents that were removed or could not be marked as in use, and all runs
+    /// after it. Returns the number of pages removed.
     fn drop_unmarked(&self, state: &mut State, run: RunId, unmarked: &HashSet<Extent>) -> u64 {
         let mut removed = self.index.truncate(run, 0);
         for Removed { extents, .. } in &mut removed {

@@ -1,8 +1,9 @@
 //! Quotas: eviction within a scope.
 //!
 //! A scope with a quota has its own eviction policy, in addition to the store's: least recently
-//! used first, and leaves before their ancestors. A put within the quota therefore never evicts
-//! pages of another scope.
+//! used first, and leaves before their ancestors. A put that would exceed the quota therefore
+//! evicts pages of the same scope. In a full store, however, a put may evict pages of any scope to
+//! find space, even within its quota.
 
 use crate::catalog::{Refusal, ScopeRef};
 use crate::core::StoreCore;
@@ -19,7 +20,7 @@ use std::time::Instant;
 /// Builds of scopes' own policies, one at a time.
 #[derive(Default)]
 pub(crate) struct QuotaBuilds {
-    /// Before the state in the lock order.
+    /// Taken before the state's lock.
     one_at_a_time: Mutex<()>,
     /// Signals that a policy is complete, or removed.
     ended: Condvar,
@@ -108,7 +109,7 @@ impl StoreCore {
             if next.is_empty() {
                 next.extend(pending.drain(..pending.len().min(STEP_RUNS)));
             }
-            // During a pending removal the index and the events recorded disagree.
+            // While a removal is pending, the index lacks runs whose removal is not recorded yet.
             let whole = next.is_empty() && state.removals.in_steps == 0;
             for run in next {
                 match self.index.run(run) {

@@ -2,8 +2,8 @@
 //!
 //! The ancestors of a retained run are retained with it, and count towards the limits. A run's
 //! retention ends no earlier than the retention of its descendants. Above the limit, the retention
-//! that ends first is released; if several end at the same time, the latest is released first, so
-//! that leaves precede their ancestors.
+//! that ends first is released. If several end at the same time, the run retained last is released
+//! first, so that leaves precede their ancestors.
 //!
 //! Retention prevents eviction only. Deleting pages, dropping scopes and removing damaged pages end
 //! a retention.
@@ -56,8 +56,8 @@ impl StoreCore {
         self.trim_retention(slot);
     }
 
-    /// Extends the retention of a newly linked child's ancestors to its own end. Returns whether
-    /// further runs were retained; the caller then trims.
+    /// Extends the retention of a newly linked child's ancestors to the end of the child's
+    /// retention. Returns whether further runs were retained; the caller then trims.
     #[must_use]
     pub(crate) fn retain_parents(&self, state: &mut State, slot: ScopeSlot, child: RunId) -> bool {
         let Some(held) = state.residents.retention.get(child) else { return false };
@@ -82,7 +82,7 @@ impl StoreCore {
         end: u64,
     ) -> bool {
         let mut path = Vec::new();
-        // Links may form a ring.
+        // Terminates even if parents form a ring.
         let mut seen = HashSet::new();
         let mut next = run;
         while let Some(run) = next.filter(|run| seen.insert(*run))
@@ -145,7 +145,7 @@ impl StoreCore {
         });
     }
 
-    /// Records the end of retentions, and the clock.
+    /// Records in the index that `runs` are no longer retained, and the time of the store's clock.
     fn unretain(&self, retention: &mut Retention, runs: &[RunId]) {
         let changes: Vec<(RunId, u64)> = runs.iter().map(|run| (*run, 0)).collect();
         self.index.retain(&changes, retention.clock.now());

@@ -63,12 +63,12 @@ mod tests {
         assert!(near(clock.now(), 2000));
         set(500);
         assert!(near(clock.now(), 2000), "set back");
-        assert!(is_near(clock.end(1100), 2600), "and ten minutes are still ten minutes");
+        assert!(is_near(clock.end(1100), 2600), "an end keeps its distance from now");
         // A restart with a system clock at zero.
         set(0);
         let mut clock = StoreClock::starting_at(2000, || WALL.load(Ordering::Relaxed));
         assert!(near(clock.now(), 2000) && is_near(clock.end(600), 2600));
         set(1000);
-        assert!(near(clock.now(), 3000), "it runs on");
+        assert!(near(clock.now(), 3000), "the clock continues by elapsed time");
     }
 }

@@ -1,11 +1,11 @@
-//! What each scope holds, and the eviction policies of scopes with a quota.
+//! The pages and space of each scope, and the eviction policies of scopes with a quota.
 
 use crate::eviction::{Eviction, PolicyKind, Resident, Used};
 use ritornello_format::ScopeSlot;
 use ritornello_index::{Removed, RunId};
 use std::collections::HashMap;
 
-/// The holdings of all scopes.
+/// The pages and space of all scopes.
 #[derive(Debug, Default)]
 pub(crate) struct Usage {
     scopes: HashMap<ScopeSlot, Holding>,
@@ -15,7 +15,7 @@ pub(crate) struct Usage {
 struct Holding {
     units: u64,
     pages: u64,
-    /// Units promised to puts that are in no reservation yet.
+    /// Units promised to puts that have no reservation yet.
     promised: u64,
     /// The scope's own policy, if it has a quota.
     eviction: Option<Box<dyn Eviction>>,
@@ -73,7 +73,7 @@ impl Usage {
         }
     }
 
-    /// Subtracts removed pages. A moved run takes the same units as before.
+    /// Subtracts removed pages. Does nothing for a moved run, which takes the same units as before.
     pub(crate) fn remove(&mut self, gone: &Removed) {
         if gone.pages == 0 && !gone.whole {
             return;
@@ -176,7 +176,7 @@ impl Usage {
         holding.eviction.as_mut().zip(holding.pending.as_mut())
     }
 
-    /// Ends a build: from now on the policy applies each event at once.
+    /// Ends a build: the policy applies each later event immediately.
     pub(super) fn end_build(&mut self, slot: ScopeSlot) {
         if let Some(holding) = self.scopes.get_mut(&slot) {
             holding.pending = None;

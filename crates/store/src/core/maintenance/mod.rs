@@ -1,4 +1,5 @@
-//! Background work: the periodic thread, the thread that keeps the store at its capacity, drains.
+//! Background work: the periodic thread, the thread that keeps the store at its capacity, and
+//! drains.
 
 mod periodic;
 pub(crate) mod scrub;
@@ -37,7 +38,8 @@ impl Maintenance {
         self.periodic.wake();
     }
 
-    /// Stops the threads and joins them. A running drain ends with its device.
+    /// Stops the threads and joins them. Does not wait for a running drain, which ends when its
+    /// device has completed the writes.
     pub(super) fn stop(&self) {
         self.space.stop();
         self.periodic.stop();

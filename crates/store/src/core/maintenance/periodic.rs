@@ -51,7 +51,7 @@ impl StoreCore {
         let pressing = state.space.is_limbo_large();
         let busy = !state.unsynced.segments.is_empty() || state.space.has_limbo_waiting();
         let touched = state.unsynced.uses && last_sync.elapsed() >= RECENCY_INTERVAL;
-        // With other work pending, its sync records the uses, too.
+        // If a sync is due anyway, it records the uses too.
         state.unsynced.uses &= !(busy || touched);
         drop(state);
         for (id, name) in names {
@@ -70,7 +70,7 @@ impl StoreCore {
         let (pending, most) = (index.pending_bytes, pending_max(index.memory_bytes_max));
         let due = last_sync.elapsed() >= self.options.sync_interval || pending > most;
         if touched || ((busy || pending > 0) && (pressing || due)) {
-            // An error has poisoned the store, and its next writer receives it.
+            // After an error the store is poisoned, and the next change returns the error.
             let _ = self.make_durable();
             *last_sync = Instant::now();
         }

@@ -85,7 +85,7 @@ impl StoreCore {
             self.index.for_each(&mut |run, view| scrub.left.push((view.place.generation, run)));
             scrub.left.sort_unstable_by(|a, b| b.cmp(a));
             if first && !scrub.left.is_empty() {
-                // The epoch changes with each restart, which makes it a good enough random start.
+                // The owner epoch changes with each restart, so passes begin at different runs.
                 let skip = self.shape.manifest().owner_epoch as usize * 7919 % scrub.left.len();
                 scrub.left.rotate_right(skip);
             }

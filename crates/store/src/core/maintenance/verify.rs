@@ -60,8 +60,8 @@ pub struct Verification {
 
 impl StoreCore {
     /// Reads and verifies every page, and removes damaged pages. With `salvage`, then searches all
-    /// segments for runs that the index does not know, and inserts those whose scope is live, whose
-    /// place is free and whose pages verify.
+    /// segments for runs that the index does not know, and inserts the runs whose scope is live,
+    /// whose place is free and whose pages pass verification.
     ///
     /// # Errors
     /// `Closed`; `Fatal` if the result could not be made durable.
@@ -72,7 +72,7 @@ impl StoreCore {
     ) -> Result<Verification> {
         self.lifecycle.check_writable()?;
         let started = Instant::now();
-        // Salvage uses space that no run has, so no space may be withheld.
+        // Salvage looks for runs in free space, so no space may be withheld.
         self.finish_drain(started + DRAIN_TIMEOUT);
         let mut report = Verification::default();
         let mut runs: Vec<(RunId, RunView)> = Vec::new();
@@ -100,7 +100,8 @@ impl StoreCore {
             }
             progress(used + (at as u64 + 1) * self.shape.budget().segment_bytes, total);
         }
-        // Parents were written before their children, so they are salvaged first and found.
+        // In the order of generations, parents precede their children and are already salvaged when
+        // the children are linked to them.
         lost.sort_by_key(|run: &SalvagedRun| run.place.generation);
         for run in lost {
             report.pages_salvaged += self.salvage_run(run);
@@ -207,7 +208,8 @@ impl StoreCore {
         }
     }
 
-    /// Inserts the leading pages of a lost run that verify. Returns the number of pages salvaged.
+    /// Inserts the leading pages of a lost run that pass verification. Returns the number of pages
+    /// salvaged.
     fn salvage_run(&self, found: SalvagedRun) -> u64 {
         let SalvagedRun { mut place, header, .. } = found;
         let Some(scope) = self.scopes.by_slot(header.slot) else { return 0 };

@@ -201,7 +201,8 @@ impl StoreCore {
         if options.background_threads {
             core.start_periodic()?;
         }
-        // Before the maintenance thread starts, which may move runs of a former owner.
+        // The capacity is applied before the maintenance thread starts, because that thread moves
+        // runs.
         core.apply_capacity()?;
         if options.background_threads {
             core.start_maintenance()?;

@@ -93,7 +93,7 @@ pub(crate) fn validate_runs(
             let extents: Vec<Extent> = view.live_extents();
             let is_hidden = absence.hides(&extents);
             let here = extents.iter().copied().filter(|e| !absence.covers(e.segment));
-            // The extents are beyond the segments, or claimed by a run visited before.
+            // An extent is outside the segments, or belongs to a run visited before.
             if space.mark(&here.collect::<Vec<_>>()).is_err() {
                 rejected.push((run, "space"));
                 return;

@@ -63,7 +63,8 @@ pub(crate) struct LiveScope {
 }
 
 impl LiveScope {
-    /// Writes only once between two registrations.
+    /// Records a use. Stores at most once between two registrations, so that lookups by many
+    /// threads rarely write to the shared cache line.
     fn note_use(&self, now: u64) {
         if self.used.load(Ordering::Relaxed) != now {
             self.used.store(now, Ordering::Relaxed);
@@ -72,8 +73,8 @@ impl LiveScope {
 }
 
 impl Scopes {
-    /// Loads the scopes of `stored`, the contents of the directory. The records of live scopes may
-    /// take `bytes_max`.
+    /// Loads the scopes of `stored`, which was read from the directory. The records of live scopes
+    /// may take `bytes_max`.
     pub(crate) fn new(
         directory: Directory,
         rounds: Arc<Rounds>,
@@ -249,7 +250,7 @@ impl Scopes {
         Ok(())
     }
 
-    /// Rewrites the registry without history, for the next owner.
+    /// Rewrites the registry's file without appended records, for the next owner.
     pub(crate) fn compact(&self) {
         let mut registry = self.registry.lock();
         let Registry { table, file, .. } = &mut *registry;
@@ -329,8 +330,8 @@ fn gone(scope: ScopeRef) -> Error {
     Error::retry("the scope was dropped or configured: resolve it again").with("scope", scope.id)
 }
 
-/// The default codec for a scope. The default was not chosen for this scope, so a lossy codec gives
-/// way to raw where it does not know the numbers.
+/// Returns the codec of a scope without a codec setting: the store's default, or raw if the default
+/// is lossy and cannot encode the scope's numbers. (An explicit setting would be refused instead.)
 fn suited(default: Codec, scope: &Scope) -> Codec {
     if encode::suits(default, scope) { default } else { Codec::Raw }
 }

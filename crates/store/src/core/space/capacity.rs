@@ -1,9 +1,9 @@
 //! Changing the capacity and the directories of a store in use.
 //!
 //! The manifest records the target durably before any action. A larger capacity is available
-//! immediately. After a smaller capacity, or for a drained directory, the segments beyond the
-//! shares are sealed, and the maintenance thread empties and removes them. If the owner ends
-//! half-way, the next owner continues from the manifest.
+//! immediately. If the capacity shrinks or a directory is drained, the segments beyond each
+//! directory's share are sealed, and the maintenance thread empties and removes them. If the owner
+//! ends half-way, the next owner continues from the manifest.
 
 use super::StoreSpace;
 use crate::budget::Budget;
@@ -142,7 +142,8 @@ impl StoreCore {
             if before.disk_bytes <= most || control.stop().is_some() {
                 return Ok(());
             }
-            // The minimum size of the files is known only after both were rewritten.
+            // There are two checkpoint files. After both were rewritten they contain no removed
+            // runs, so only evictions can shrink them further.
             if before.checkpoints >= written + 2 {
                 let mut state = self.state.lock();
                 let units = state.space.allocator.total_units() / 16;
@@ -230,7 +231,7 @@ impl StoreSpace {
         self.start_numbers(manifest);
     }
 
-    /// Reuses no number of a removed segment.
+    /// Starts segment numbers above the numbers of removed segments, so that none is reused.
     pub(super) fn start_numbers(&mut self, manifest: &Manifest) {
         for (at, volume) in (0..=u8::MAX).zip(&manifest.volumes) {
             self.allocator.start_numbers_at(at, volume.first_segment);

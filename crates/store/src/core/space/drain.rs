@@ -44,8 +44,8 @@ impl Draining {
         std::mem::take(&mut self.undurable)
     }
 
-    /// Returns extents after their sync round: to the drain queue if `durable`, otherwise to the
-    /// next round.
+    /// Takes extents back after their sync round: queues them for a drain if the round succeeded
+    /// (`durable`), otherwise for the next round.
     pub(super) fn put_back(&mut self, extents: Vec<Extent>, durable: bool) {
         if durable {
             for extent in extents {

@@ -91,7 +91,7 @@ impl StoreSpace {
         self.limbo.add(released);
     }
 
-    /// Keeps only extents in present segments: no other space is ever freed.
+    /// Removes extents in absent segments, whose space is never freed.
     pub(crate) fn only_present(&self, mut extents: Vec<Extent>) -> Vec<Extent> {
         extents.retain(|extent| self.allocator.has_segment(extent.segment));
         extents
@@ -167,14 +167,15 @@ impl StoreSpace {
     }
 }
 
-const _: () = assert!(ritornello_format::UNIT == 4096, "the arithmetic above counts 4 KiB units");
+const _: () =
+    assert!(ritornello_format::UNIT == 4096, "the arithmetic of space counts 4 KiB units");
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use ritornello_volume::space::{Reserve, SpaceConfig};
 
-    /// A segment of 64 units, of which a run takes all.
+    /// A segment of 64 units, all of them in use by one run.
     fn full() -> (StoreSpace, Vec<Extent>) {
         let config = SpaceConfig { segment_units: 64, volumes: vec![1], reserve_percent: 0 };
         let mut space = StoreSpace::new(Space::new(config).unwrap());

@@ -26,7 +26,7 @@ pub(crate) struct SpaceDeadline {
 }
 
 impl SpaceDeadline {
-    /// Deadlines of a put that ends at `space`, with a shorter deadline for withheld space.
+    /// Deadlines of a put: at `space` for any space, and earlier for withheld space.
     pub(crate) fn until(space: Instant) -> Self {
         Self { drain: space.min(Instant::now() + DRAIN_TIMEOUT), space }
     }

@@ -92,7 +92,7 @@ impl StoreCore {
             return Ok(empty);
         }
         self.record_used_numbers(&change, &sealed)?;
-        // A sync would reopen segments that it finds dirty.
+        // Syncs are paused, because a sync would reopen a dirty segment that is being removed.
         let _paused = self.lifecycle.rounds().between(until)?;
         for &id in &empty {
             let mut state = self.state.lock();
